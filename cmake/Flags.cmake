@@ -1,0 +1,13 @@
+# Warnings, sanitizers and the arithmetic rules, in one interface target that every target links.
+add_library(molen_flags INTERFACE)
+target_include_directories(molen_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+# -ffp-contract=off: a value must not depend on whether the compiler chose to fuse a multiply and an add; kernels that want
+# fused multiply-adds ask for them by name.
+target_compile_options(molen_flags INTERFACE -Wall -Wextra -Wno-unused-parameter -Wno-restrict -ffp-contract=off)
+if(MOLEN_SANITIZE)
+  target_compile_options(molen_flags INTERFACE -fsanitize=${MOLEN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(molen_flags INTERFACE -fsanitize=${MOLEN_SANITIZE})
+endif()
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()

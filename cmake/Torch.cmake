@@ -1,0 +1,55 @@
+# molen_torch: libtorch from the pip wheel, as imported libraries. The wheel's own TorchConfig.cmake wants a CUDA toolkit
+# for a CUDA wheel even where only the libraries are needed, so the few lines are written here.
+if(MOLEN_TORCH STREQUAL "OFF")
+  message(STATUS "libtorch: left out (MOLEN_TORCH=OFF)")
+  return()
+endif()
+
+# MOLEN_PYTHON, then a CUDA build of the system's Python, then the tree's own environment: tools/setup.sh decides the same way.
+set(pythons ${MOLEN_PYTHON} ${CMAKE_SOURCE_DIR}/.venv/bin/python python3)
+foreach(python ${pythons})
+  execute_process(
+    COMMAND ${python} -c "import torch,os;print(os.path.dirname(torch.__file__)+';'+torch.__version__)"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+  if(NOT failed)
+    list(GET found 0 TORCH_DIR)
+    list(GET found 1 TORCH_VERSION)
+    break()
+  endif()
+endforeach()
+if(NOT TORCH_DIR)
+  if(MOLEN_TORCH STREQUAL "ON")
+    message(FATAL_ERROR "libtorch: no Python with torch found; run `make setup` or pass -DMOLEN_PYTHON=...")
+  endif()
+  message(STATUS "libtorch: not found; planner, data tools and reports only")
+  return()
+endif()
+
+set(torch_libs ${TORCH_DIR}/lib/libc10.so ${TORCH_DIR}/lib/libtorch_cpu.so)
+set(MOLEN_CUDA OFF)
+if(EXISTS ${TORCH_DIR}/lib/libtorch_cuda.so)
+  set(MOLEN_CUDA ON)
+  list(APPEND torch_libs ${TORCH_DIR}/lib/libc10_cuda.so ${TORCH_DIR}/lib/libtorch_cuda.so)
+endif()
+# The wheel brings its own OpenMP runtime; linking the system's too would give two thread pools.
+file(GLOB torch_gomp ${TORCH_DIR}/lib/libgomp*.so* ${TORCH_DIR}/../torch.libs/libgomp*.so*)
+
+add_library(molen_torch INTERFACE)
+target_include_directories(molen_torch SYSTEM INTERFACE ${TORCH_DIR}/include)
+target_compile_definitions(molen_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=1 MOLEN_HAS_TORCH=1)
+target_compile_options(molen_torch INTERFACE -fopenmp)
+# --no-as-needed: the CUDA library registers its kernels when loaded, and nothing of ours names a symbol in it.
+target_link_libraries(molen_torch INTERFACE -Wl,--no-as-needed ${torch_libs} ${torch_gomp} -Wl,--as-needed -Wl,-rpath,${TORCH_DIR}/lib)
+if(torch_gomp)
+  get_filename_component(gomp_dir ${torch_gomp} DIRECTORY)
+  target_link_options(molen_torch INTERFACE -Wl,-rpath,${gomp_dir})
+else()
+  target_link_libraries(molen_torch INTERFACE gomp)
+endif()
+
+# One precompiled header for all ATen users: including ATen afresh costs some 8 s a file.
+file(WRITE ${CMAKE_BINARY_DIR}/molen_torch_pch.cpp "")
+add_library(molen_torch_pch OBJECT ${CMAKE_BINARY_DIR}/molen_torch_pch.cpp)
+target_link_libraries(molen_torch_pch PUBLIC molen_flags molen_torch)
+target_precompile_headers(molen_torch_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/torch_pch.h)
+message(STATUS "libtorch: ${TORCH_VERSION} (CUDA ${MOLEN_CUDA}) in ${TORCH_DIR}")

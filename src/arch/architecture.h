@@ -1,0 +1,60 @@
+// What a model is, without tensors: the sizes and choices from which parameters, FLOPs, bytes and programs follow.
+// Names follow the configuration table [model] and Hugging Face's config.json.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace molen::arch {
+
+enum class Family { kLlama, kGpt };
+enum class Norm { kRms, kLayer, kLayerPlain };      // kLayerPlain: LayerNorm without weight and bias (OLMo 1)
+enum class Position { kRope, kLearned, kAlibi };
+enum class Activation { kSwiGlu, kGeluTanh };       // kGeluTanh: Hugging Face's "gelu_new"
+
+// Llama 3.1's change of the RoPE frequencies (reference: transformers, modeling_rope_utils, "llama3").
+struct RopeScaling {
+  double factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
+  std::int64_t original_max_sequence = 8192;
+  bool operator==(const RopeScaling&) const = default;
+};
+
+struct Architecture {
+  std::string name;                 // preset's name, or "custom"
+  Family family = Family::kLlama;
+  std::int64_t layers = 0;          // L
+  std::int64_t hidden = 0;          // d
+  std::int64_t ffn = 0;             // f
+  std::int64_t heads = 0;           // h
+  std::int64_t kv_heads = 0;        // k, divides heads
+  std::int64_t head_dim = 0;        // D
+  std::int64_t vocabulary = 0;      // V
+  std::int64_t max_sequence = 0;
+  double rope_theta = 10000.0;
+  std::optional<RopeScaling> rope_scaling;
+  bool tied = false;                // the head shares the embedding table
+  bool biases = false;              // on all linear layers but the head
+  double norm_eps = 1e-5;
+  Norm norm = Norm::kRms;
+  Position position = Position::kRope;
+  Activation activation = Activation::kSwiGlu;
+  double init_std = 0.02;
+  bool operator==(const Architecture&) const = default;
+
+  std::int64_t query_size() const { return heads * head_dim; }
+  std::int64_t kv_size() const { return kv_heads * head_dim; }
+  std::int64_t qkv_size() const { return query_size() + 2 * kv_size(); }
+  bool gated() const { return activation == Activation::kSwiGlu; }
+  std::int64_t up_size() const { return gated() ? 2 * ffn : ffn; }  // columns of the fused gate|up product
+};
+
+// Throws UsageError naming the [model] key that cannot be (not positive, heads % kv_heads != 0, odd head_dim under RoPE, ...).
+void validate(const Architecture& arch);
+
+// Named architectures in the order of `molen model list`. `preset` throws UsageError with the nearest name.
+const std::vector<Architecture>& presets();
+const Architecture& preset(const std::string& name);
+
+}  // namespace molen::arch

@@ -1,0 +1,77 @@
+// The unit of compute: a part of a layer that contains no collective. What each part costs is a function of sizes alone, so
+// planner and simulator need no tensor, and the executor's kernels are held to it.
+//
+// Letters: B sequences of a micro-batch, S positions, N = B*S tokens, d hidden, h query heads, k KV heads, D head size,
+// f FFN, V vocabulary, C tokens of one head chunk.
+//
+//   part           reads                       writes                     saved for backward
+//   kEmbed         ids_N                       x_Nd                       ids_N
+//   kNormQkv       x_Nd                        qkv_N(h+2k)D (after RoPE)  x_Nd, rstd_N [mean_N: LayerNorm]
+//   kAttention     qkv                         o_NhD, lse_BhS (fp32+)     qkv, o, lse
+//   kOutProjection o_NhD, x_Nd                 mid_Nd = x + o Wo^T        o
+//   kNormUp        mid_Nd                      up_N(2f|f)  (gate|up)      mid_Nd, rstd_N [mean_N]
+//   kActivation    up                          a_Nf                       up
+//   kDown          a_Nf, mid_Nd                y_Nd = mid + a Wd^T        a
+//   kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N]
+//   kHead          y_Cd, labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk
+//
+// Backward runs the parts in reverse on one residual gradient d_x_Nd, which each part reads and adds to in place:
+//   kDown          d_x, a          -> d_a ; d_Wd
+//   kActivation    d_a, up         -> d_up
+//   kNormUp        d_up, mid, rstd -> d_x += ; d_W, d_norm      (the norm's output is computed again, not saved)
+//   kOutProjection d_x, o          -> d_o ; d_Wo
+//   kAttention     d_o, qkv, o, lse-> d_qkv
+//   kNormQkv       d_qkv, x, rstd  -> d_x += ; d_W, d_norm
+//   kEmbed         d_x, ids        -> d_table
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "arch/architecture.h"
+#include "base/dtype.h"
+#include "base/units.h"
+
+namespace molen::arch {
+
+enum class Part { kEmbed, kNormQkv, kAttention, kOutProjection, kNormUp, kActivation, kDown, kFinalNorm, kHead };
+inline constexpr std::array kAllParts{Part::kEmbed,  Part::kNormQkv,    Part::kAttention, Part::kOutProjection, Part::kNormUp,
+                                      Part::kActivation, Part::kDown, Part::kFinalNorm, Part::kHead};
+std::string_view name_of(Part part);  // "embed", "norm_qkv", "attention", ...
+
+enum class Pass { kForward, kBackward };
+
+// Which implementation runs a part: its scratch differs, its result does not (within rounding).
+//   kReference  plain templates over the element type, no ATen
+//   kFused      this CPU's fast path
+//   kAten       device-generic ATen operators: CUDA, and bf16 on the CPU
+enum class Kernels { kReference, kFused, kAten };
+
+// The sizes one op of a part sees.
+struct PartShape {
+  std::int64_t batch = 1;      // B
+  std::int64_t sequence = 1;   // S
+  std::int64_t chunk = 0;      // C, kHead only: tokens of this chunk
+  DType compute = DType::kF32;
+  int threads = 1;
+  Kernels kernels = Kernels::kFused;
+  std::int64_t tokens() const { return batch * sequence; }
+};
+
+struct PartCost {
+  Flops flops;          // multiply and add count as two; attention counts the causal half only
+  Bytes moved;          // bytes read and written if every operand crosses memory once
+  Bytes scratch;        // what the kernel takes from the op's scratch, exactly, for kReference and kFused; a bound for kAten
+};
+PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape);
+
+// Tokens of one head chunk: the largest that keeps logits of a chunk small, a choice of the program builder.
+inline constexpr std::int64_t kHeadChunk = 256;
+
+// Model FLOPs of one optimizer step over `tokens` tokens in sequences of S: forward + backward with causal attention at half
+// (Megatron-LM since 2025), or PaLM's 6N + 12LhDS (appendix B of arXiv 2204.02311).
+enum class FlopsConvention { kCausal, kPalm };
+Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t sequence, FlopsConvention convention);
+
+}  // namespace molen::arch

@@ -1,0 +1,23 @@
+// Time: a steady clock for durations, wall time for records.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "base/units.h"
+
+namespace molen {
+
+inline std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+inline Seconds now() { return Seconds(static_cast<double>(now_ns()) * 1e-9); }
+
+// Seconds since 1970-01-01 UTC.
+inline double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+// "2026-11-21T04:02:00Z".
+std::string utc_timestamp(double wall);
+
+}  // namespace molen

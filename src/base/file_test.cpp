@@ -1,0 +1,59 @@
+#include "base/file.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/error.h"
+
+namespace molen {
+namespace {
+
+class File : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = fs::temp_directory_path() / fmt::format("molen_file_test_{}", ::getpid());
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+  fs::path dir_;
+};
+
+TEST_F(File, WritesAndReadsBack) {
+  write_file_atomic(dir_ / "a", std::string("x\0y", 3));
+  EXPECT_EQ(read_file(dir_ / "a"), std::string("x\0y", 3));
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir_), {}), 1) << "a part file was left behind";
+}
+
+TEST_F(File, NamesTheMissingFile) {
+  try {
+    read_file(dir_ / "nowhere");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("nowhere"), std::string::npos);
+  }
+}
+
+TEST_F(File, RefusesAboveTheLimit) {
+  write_file_atomic(dir_ / "big", std::string(100, 'x'));
+  EXPECT_THROW(read_file(dir_ / "big", 99), UsageError);
+  EXPECT_EQ(read_file(dir_ / "big", 100).size(), 100u);
+}
+
+TEST_F(File, FullDiskLeavesTheOldFile) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  // /dev/full takes the open and fails the write, as a full disk does.
+  EXPECT_THROW(
+      {
+        fs::create_directory_symlink("/dev", dir_ / "dev");
+        write_file_atomic(dir_ / "dev" / "full" / "x", "content");
+      },
+      Error);
+}
+
+TEST(Hash, Sha256KnownAnswer) {
+  EXPECT_EQ(sha256_hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+}  // namespace
+}  // namespace molen

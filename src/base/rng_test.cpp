@@ -1,0 +1,48 @@
+#include "base/rng.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+#include <set>
+
+namespace molen {
+namespace {
+
+// Known answers of the Random123 distribution (kat_vectors, philox4x32 10).
+TEST(Rng, PhiloxKnownAnswers) {
+  EXPECT_EQ(philox(0, 0, 0), (Philox4{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox(~0ull, ~0ull, ~0ull), (Philox4{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox(0x299f31d0a4093822ull, 0x85a308d3243f6a88ull, 0x0370734413198a2eull),
+            (Philox4{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(Rng, NormalMoments) {
+  constexpr int kCount = 200000;
+  double sum = 0, squares = 0;
+  for (int i = 0; i < kCount; ++i) {
+    const double x = normal_at(stream_key(7, "w"), static_cast<std::uint64_t>(i));
+    sum += x;
+    squares += x * x;
+  }
+  // Five standard errors of the mean and of the variance of kCount standard normals.
+  EXPECT_LT(std::abs(sum / kCount), 5 / std::sqrt(kCount));
+  EXPECT_LT(std::abs(squares / kCount - 1), 5 * std::sqrt(2.0 / kCount));
+}
+
+TEST(Rng, NamesGiveDifferentStreams) { EXPECT_NE(stream_key(1, "a"), stream_key(1, "b")); }
+
+RC_GTEST_PROP(Rng, PermutationIsABijection, ()) {
+  const auto n = *rc::gen::inRange<std::uint64_t>(1, 600);
+  const auto key = *rc::gen::arbitrary<std::uint64_t>();
+  std::set<std::uint64_t> seen;
+  for (std::uint64_t i = 0; i < n; ++i) {
+    const auto p = permute_at(key, i, n);
+    RC_ASSERT(p < n);
+    seen.insert(p);
+  }
+  RC_ASSERT(seen.size() == n);
+}
+
+}  // namespace
+}  // namespace molen

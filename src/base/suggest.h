@@ -1,0 +1,17 @@
+// "did you mean": the nearest valid name for a misspelt one.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace molen {
+
+// Edit distance with transpositions (optimal string alignment).
+int edit_distance(std::string_view a, std::string_view b);
+// The nearest of `valid`, or "" where nothing is near (more than a third of the letters, at least 2, differ).
+std::string nearest(std::string_view name, std::span<const std::string> valid);
+// "; did you mean 'x'?" or "".
+std::string did_you_mean(std::string_view name, std::span<const std::string> valid);
+
+}  // namespace molen
