@@ -1,0 +1,41 @@
+// Scratch: the memory an op may use while it runs, cut from one block that the memory plan has placed. Kernels allocate
+// nothing; what they take is counted, and taking more than the plan gave is an error, not a reallocation.
+#pragma once
+
+#include <cstdint>
+
+#include "base/error.h"
+
+namespace molen::math {
+
+class Scratch {
+ public:
+  static constexpr std::int64_t kAlignment = 64;
+  static constexpr std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+  Scratch() = default;
+  Scratch(void* base, std::int64_t capacity) : base_(static_cast<char*>(base)), capacity_(capacity) {}
+
+  // 64-byte aligned, uninitialised, valid until `reset`.
+  void* take_bytes(std::int64_t bytes) {
+    const std::int64_t begin = used_;
+    used_ += aligned(bytes);
+    if (used_ > high_water_) high_water_ = used_;
+    MOLEN_CHECK(used_ <= capacity_, "an op asks for {} bytes of scratch where its program gives {}", used_, capacity_);
+    return base_ + begin;
+  }
+  template <class T>
+  T* take(std::int64_t count) {
+    return static_cast<T*>(take_bytes(count * static_cast<std::int64_t>(sizeof(T))));
+  }
+  void reset() { used_ = 0; }
+  std::int64_t used() const { return used_; }
+  std::int64_t high_water() const { return high_water_; }
+  std::int64_t capacity() const { return capacity_; }
+
+ private:
+  char* base_ = nullptr;
+  std::int64_t capacity_ = 0, used_ = 0, high_water_ = 0;
+};
+
+}  // namespace molen::math
