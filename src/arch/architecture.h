@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace molen::arch {
@@ -49,6 +50,13 @@ struct Architecture {
   bool gated() const { return activation == Activation::kSwiGlu; }
   std::int64_t up_size() const { return gated() ? 2 * ffn : ffn; }  // columns of the fused gate|up product
 };
+
+// The names configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "rope", "learned", "alibi";
+// "swiglu", "gelu_tanh".
+std::string_view name_of(Family family);
+std::string_view name_of(Norm norm);
+std::string_view name_of(Position position);
+std::string_view name_of(Activation activation);
 
 // Throws UsageError naming the [model] key that cannot be (not positive, heads % kv_heads != 0, odd head_dim under RoPE, ...).
 void validate(const Architecture& arch);

@@ -35,7 +35,8 @@ struct Parameter {
   std::int64_t layer = -1;          // -1: outside the layers
   Init init = Init::kNormal;
   double init_std = 0.0;            // for kNormal; output projections are scaled by 1/sqrt(2 L)
-  bool decay = false;               // weight decay applies (matrices that multiply; not embeddings of GPT positions, norms, biases)
+  bool decay = false;               // weight decay applies: every matrix with embedding and head (as Megatron-LM);
+                                    // not learned positions, norms, biases
   ShardDim shard = ShardDim::kNone;
   std::int64_t elements() const;
 };

@@ -1,0 +1,115 @@
+// Which architectures can be built, and the names of their choices.
+#include "arch/architecture.h"
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace molen::arch {
+namespace {
+
+// Bounds beyond which nothing real lies, low enough that no count or byte size below overflows 64 bits.
+constexpr std::int64_t kMaxLayers = 1 << 14;
+constexpr std::int64_t kMaxWidth = 1 << 20;
+constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 28;
+constexpr std::int64_t kMaxSequence = std::int64_t{1} << 31;
+
+void check_count(const char* key, std::int64_t value, std::int64_t limit) {
+  if (value < 1) throw UsageError("model.{}: must be positive, is {}", key, value);
+  if (value > limit) throw UsageError("model.{}: {} is beyond the largest size, {}", key, value, limit);
+}
+
+void check_positive(const char* key, double value) {
+  if (!(std::isfinite(value) && value > 0.0)) throw UsageError("model.{}: must be positive and finite, is {}", key, value);
+}
+
+void check_counts(const Architecture& a) {
+  check_count("layers", a.layers, kMaxLayers);
+  check_count("hidden", a.hidden, kMaxWidth);
+  check_count("ffn", a.ffn, kMaxWidth);
+  check_count("heads", a.heads, kMaxWidth);
+  check_count("kv_heads", a.kv_heads, kMaxWidth);
+  check_count("head_dim", a.head_dim, kMaxWidth);
+  check_count("vocabulary", a.vocabulary, kMaxVocabulary);
+  check_count("max_sequence", a.max_sequence, kMaxSequence);
+}
+
+void check_heads(const Architecture& a) {
+  if (a.kv_heads > a.heads || a.heads % a.kv_heads != 0) {
+    throw UsageError("model.kv_heads: {} must divide model.heads = {}", a.kv_heads, a.heads);
+  }
+  if (a.query_size() > kMaxWidth) {
+    throw UsageError("model.head_dim: {} heads of {} are {} wide, beyond the largest width, {}", a.heads, a.head_dim,
+                     a.query_size(), kMaxWidth);
+  }
+  if (a.position == Position::kRope && a.head_dim % 2 != 0) {
+    throw UsageError("model.head_dim: {} must be even: RoPE turns pairs of dimensions", a.head_dim);
+  }
+}
+
+void check_rope(const Architecture& a) {
+  if (a.position == Position::kRope) check_positive("rope_theta", a.rope_theta);
+  if (!a.rope_scaling) return;
+  if (a.position != Position::kRope) {
+    throw UsageError("model.rope_scaling: needs rotary positions, these are {}", name_of(a.position));
+  }
+  const RopeScaling& r = *a.rope_scaling;
+  check_positive("rope_scaling.factor", r.factor);
+  check_positive("rope_scaling.low_freq_factor", r.low_freq_factor);
+  check_positive("rope_scaling.high_freq_factor", r.high_freq_factor);
+  check_count("rope_scaling.original_max_sequence", r.original_max_sequence, kMaxSequence);
+  // Between the two the factor is interpolated over their difference.
+  if (!(r.high_freq_factor > r.low_freq_factor)) {
+    throw UsageError("model.rope_scaling.high_freq_factor: {} must be above low_freq_factor = {}", r.high_freq_factor,
+                     r.low_freq_factor);
+  }
+}
+
+}  // namespace
+
+void validate(const Architecture& a) {
+  check_counts(a);
+  check_heads(a);
+  check_rope(a);
+  check_positive("norm_eps", a.norm_eps);
+  check_positive("init_std", a.init_std);
+  if (a.biases && a.gated()) {
+    throw UsageError("model.biases: a gated MLP (SwiGLU) has none here; use the gpt family, or model.biases = false");
+  }
+}
+
+std::string_view name_of(Family family) {
+  switch (family) {
+    case Family::kLlama: return "llama";
+    case Family::kGpt: return "gpt";
+  }
+  return "?";
+}
+
+std::string_view name_of(Norm norm) {
+  switch (norm) {
+    case Norm::kRms: return "rms";
+    case Norm::kLayer: return "layer";
+    case Norm::kLayerPlain: return "layer_plain";
+  }
+  return "?";
+}
+
+std::string_view name_of(Position position) {
+  switch (position) {
+    case Position::kRope: return "rope";
+    case Position::kLearned: return "learned";
+    case Position::kAlibi: return "alibi";
+  }
+  return "?";
+}
+
+std::string_view name_of(Activation activation) {
+  switch (activation) {
+    case Activation::kSwiGlu: return "swiglu";
+    case Activation::kGeluTanh: return "gelu_tanh";
+  }
+  return "?";
+}
+
+}  // namespace molen::arch

@@ -1,0 +1,99 @@
+// The parameter list of both families, in storage order.
+#include "arch/parameters.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace molen::arch {
+namespace {
+
+class Builder {
+ public:
+  explicit Builder(const Architecture& arch) : arch_(arch) {
+    residual_std_ = arch.init_std / std::sqrt(2.0 * static_cast<double>(arch.layers));
+  }
+
+  std::vector<Parameter> build() {
+    matrix("model.embed_tokens.weight", Role::kEmbedding, arch_.vocabulary, arch_.hidden, ShardDim::kRows);
+    if (arch_.position == Position::kLearned) {
+      matrix("model.embed_positions.weight", Role::kPositions, arch_.max_sequence, arch_.hidden, ShardDim::kNone);
+      list_.back().decay = false;  // a table of offsets, not a matrix that multiplies
+    }
+    for (layer_ = 0; layer_ < arch_.layers; ++layer_) layer();
+    layer_ = -1;
+    norm("model.norm", Role::kFinalNorm, Role::kFinalNormBias);
+    if (!arch_.tied) matrix("lm_head.weight", Role::kHead, arch_.vocabulary, arch_.hidden, ShardDim::kRows);
+    return std::move(list_);
+  }
+
+ private:
+  // Weights of a fused product stand side by side, then their biases: q|k|v and gate|up are one matrix (and vector) each.
+  void layer() {
+    const std::string prefix = fmt::format("model.layers.{}.", layer_);
+    const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+    norm(prefix + "input_layernorm", Role::kAttentionNorm, Role::kAttentionNormBias);
+    matrix(attention + "q_proj.weight", Role::kQuery, arch_.query_size(), arch_.hidden, ShardDim::kRows);
+    matrix(attention + "k_proj.weight", Role::kKey, arch_.kv_size(), arch_.hidden, ShardDim::kRows);
+    matrix(attention + "v_proj.weight", Role::kValue, arch_.kv_size(), arch_.hidden, ShardDim::kRows);
+    bias(attention + "q_proj.bias", Role::kQueryBias, arch_.query_size(), ShardDim::kRows);
+    bias(attention + "k_proj.bias", Role::kKeyBias, arch_.kv_size(), ShardDim::kRows);
+    bias(attention + "v_proj.bias", Role::kValueBias, arch_.kv_size(), ShardDim::kRows);
+    matrix(attention + "o_proj.weight", Role::kOutput, arch_.hidden, arch_.query_size(), ShardDim::kColumns);
+    list_.back().init_std = residual_std_;
+    bias(attention + "o_proj.bias", Role::kOutputBias, arch_.hidden, ShardDim::kNone);
+    norm(prefix + "post_attention_layernorm", Role::kMlpNorm, Role::kMlpNormBias);
+    if (arch_.gated()) matrix(mlp + "gate_proj.weight", Role::kGate, arch_.ffn, arch_.hidden, ShardDim::kRows);
+    matrix(mlp + "up_proj.weight", Role::kUp, arch_.ffn, arch_.hidden, ShardDim::kRows);
+    bias(mlp + "up_proj.bias", Role::kUpBias, arch_.ffn, ShardDim::kRows);
+    matrix(mlp + "down_proj.weight", Role::kDown, arch_.hidden, arch_.ffn, ShardDim::kColumns);
+    list_.back().init_std = residual_std_;
+    bias(mlp + "down_proj.bias", Role::kDownBias, arch_.hidden, ShardDim::kNone);
+  }
+
+  void matrix(std::string name, Role role, std::int64_t rows, std::int64_t columns, ShardDim shard) {
+    list_.push_back({.name = std::move(name), .role = role, .shape = {rows, columns}, .layer = layer_,
+                     .init = Init::kNormal, .init_std = arch_.init_std, .decay = true, .shard = shard});
+  }
+
+  void vector(std::string name, Role role, std::int64_t size, Init init, ShardDim shard) {
+    list_.push_back({.name = std::move(name), .role = role, .shape = {size}, .layer = layer_, .init = init,
+                     .init_std = 0.0, .decay = false, .shard = shard});
+  }
+
+  void bias(std::string name, Role role, std::int64_t size, ShardDim shard) {
+    if (arch_.biases) vector(std::move(name), role, size, Init::kZeros, shard);
+  }
+
+  void norm(const std::string& name, Role weight, Role bias_role) {
+    if (arch_.norm == Norm::kLayerPlain) return;
+    vector(name + ".weight", weight, arch_.hidden, Init::kOnes, ShardDim::kNone);
+    if (arch_.norm == Norm::kLayer) vector(name + ".bias", bias_role, arch_.hidden, Init::kZeros, ShardDim::kNone);
+  }
+
+  const Architecture& arch_;
+  double residual_std_ = 0.0;
+  std::int64_t layer_ = -1;
+  std::vector<Parameter> list_;
+};
+
+}  // namespace
+
+std::int64_t Parameter::elements() const {
+  std::int64_t product = 1;
+  for (const std::int64_t size : shape) product *= size;
+  return product;
+}
+
+std::vector<Parameter> parameters(const Architecture& arch) {
+  validate(arch);
+  return Builder(arch).build();
+}
+
+std::int64_t num_parameters(const Architecture& arch) {
+  std::int64_t total = 0;
+  for (const Parameter& parameter : parameters(arch)) total += parameter.elements();
+  return total;
+}
+
+}  // namespace molen::arch

@@ -1,0 +1,125 @@
+// The named architectures. Sizes are the published ones; where a source prints none, the comment says what we chose.
+#include <string>
+#include <vector>
+
+#include "arch/architecture.h"
+#include "base/error.h"
+#include "base/suggest.h"
+
+namespace molen::arch {
+namespace {
+
+struct Sizes {
+  std::int64_t layers, hidden, ffn, heads, kv_heads, vocabulary, max_sequence;
+};
+
+Architecture sized(const char* name, const Sizes& s) {
+  Architecture a;
+  a.name = name;
+  a.layers = s.layers;
+  a.hidden = s.hidden;
+  a.ffn = s.ffn;
+  a.heads = s.heads;
+  a.kv_heads = s.kv_heads;
+  a.head_dim = s.hidden / s.heads;
+  a.vocabulary = s.vocabulary;
+  a.max_sequence = s.max_sequence;
+  return a;
+}
+
+Architecture llama(const char* name, const Sizes& sizes, double rope_theta) {
+  Architecture a = sized(name, sizes);
+  a.rope_theta = rope_theta;
+  return a;
+}
+
+// Llama 3.1 and later: positions beyond 8192 by rescaled frequencies.
+Architecture scaled(Architecture a, double factor) {
+  a.rope_scaling = RopeScaling{.factor = factor};
+  return a;
+}
+
+Architecture tied(Architecture a) {
+  a.tied = true;
+  return a;
+}
+
+Architecture with_init(Architecture a, double init_std) {
+  a.init_std = init_std;
+  return a;
+}
+
+// GPT-2's layer: LayerNorm, biases, GELU of 4d, learned positions, tied head, as many KV heads as heads.
+Architecture gpt(const char* name, std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocabulary,
+                 std::int64_t max_sequence) {
+  Architecture a = sized(name, {layers, hidden, 4 * hidden, heads, heads, vocabulary, max_sequence});
+  a.family = Family::kGpt;
+  a.tied = true;
+  a.biases = true;
+  a.norm = Norm::kLayer;
+  a.position = Position::kLearned;
+  a.activation = Activation::kGeluTanh;
+  return a;
+}
+
+// BLOOM's form (Poro): ALiBi instead of positions. BLOOM's extra norm after the embedding is left out (2d parameters).
+Architecture alibi(Architecture a) {
+  a.position = Position::kAlibi;
+  return a;
+}
+
+// OLMo 1: a Llama with LayerNorm without weight and bias.
+Architecture plain_norm(Architecture a) {
+  a.norm = Norm::kLayerPlain;
+  return a;
+}
+
+std::vector<Architecture> make_presets() {
+  return {
+      // Ours, for the demo: 8.6 M parameters, trained by two CPU cores within minutes.
+      tied(llama("llama-tiny", {6, 256, 704, 4, 2, 16384, 1024}, 10000.0)),
+      // Ours, for the benchmarks: 56.4 M.
+      llama("llama-60m", {8, 512, 1408, 8, 4, 32000, 2048}, 10000.0),
+      // The shape of TinyLlama 1.1B (GPT-NL's scaling runs name a 1.1 B model without sizes).
+      llama("llama-1.1b", {22, 2048, 5632, 32, 4, 32000, 2048}, 10000.0),
+      llama("llama3-8b", {32, 4096, 14336, 32, 8, 128256, 8192}, 500000.0),
+      // GPT-NL's 30B; vocabulary derived (Llama 3's).
+      llama("llama3-30b", {60, 6656, 17920, 52, 13, 128256, 8192}, 500000.0),
+      llama("llama3-70b", {80, 8192, 28672, 64, 8, 128256, 8192}, 500000.0),
+      scaled(llama("llama3-405b", {126, 16384, 53248, 128, 8, 128256, 131072}, 500000.0), 8.0),
+      tied(scaled(llama("llama3.2-1b", {16, 2048, 8192, 32, 8, 128256, 131072}, 500000.0), 32.0)),
+      gpt("gpt2", 12, 768, 12, 50257, 1024),
+      // Frontier's family; 1.4B is printed with hidden 2114, which 24 heads do not divide.
+      gpt("gpt-1.4b", 24, 2112, 24, 51200, 2048),
+      gpt("gpt-22b", 48, 6144, 48, 51200, 2048),
+      gpt("gpt-175b", 96, 12288, 96, 51200, 2048),
+      gpt("gpt-1t", 128, 25600, 128, 51200, 2048),
+      // GPT-3's 13B shape (OpenGPT-X prints no sizes).
+      gpt("gpt-13b", 40, 5120, 40, 51200, 2048),
+      alibi(gpt("poro-34b", 54, 7168, 56, 128000, 2048)),
+      with_init(llama("viking-7b", {32, 4096, 11008, 32, 32, 131072, 4096}, 10000.0), 0.0048),
+      with_init(llama("viking-33b", {56, 7168, 20480, 56, 8, 131072, 4096}, 10000.0), 0.0048),
+      with_init(plain_norm(llama("olmo-7b", {32, 4096, 11008, 32, 32, 50304, 2048}, 10000.0)), 1.0 / 64.0),
+      // LUMI's 140B is named without sizes: ours is 140.7 B with 128-wide heads, divisible by TP 8 and PP 4.
+      gpt("gpt-140b", 92, 11264, 88, 51200, 2048),
+  };
+}
+
+}  // namespace
+
+const std::vector<Architecture>& presets() {
+  static const std::vector<Architecture> all = make_presets();
+  return all;
+}
+
+const Architecture& preset(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Architecture& a : presets()) {
+    if (a.name == name) return a;
+    names.push_back(a.name);
+  }
+  throw UsageError("model.preset: no model is named \"{}\"{} (`molen model list` shows all)", name,
+                   did_you_mean(name, names));
+}
+
+}  // namespace molen::arch
