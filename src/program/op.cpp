@@ -1,0 +1,60 @@
+#include "program/op.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/match.h"
+
+namespace molen::program {
+
+std::string_view name_of(Phase phase) {
+  switch (phase) {
+    case Phase::kData: return "data";
+    case Phase::kForward: return "forward";
+    case Phase::kHead: return "head";
+    case Phase::kBackward: return "backward";
+    case Phase::kRecompute: return "recompute";
+    case Phase::kGradientReduce: return "gradient_reduce";
+    case Phase::kClip: return "clip";
+    case Phase::kOptimizer: return "optimizer";
+    case Phase::kParameterGather: return "parameter_gather";
+  }
+  throw Error("unknown phase {}", static_cast<int>(phase));
+}
+
+std::string_view name_of(Stream stream) { return stream == Stream::kCompute ? "compute" : "comm.dp"; }
+std::string_view name_of(Axis axis) { return axis == Axis::kDp ? "dp" : "world"; }
+std::string_view name_of(Flag) { return "non_finite"; }
+
+std::string_view name_of(ComputePass pass) {
+  switch (pass) {
+    case ComputePass::kForward: return "forward";
+    case ComputePass::kBackward: return "backward";
+    case ComputePass::kRecompute: return "recompute";
+  }
+  throw Error("unknown pass {}", static_cast<int>(pass));
+}
+
+std::string kind_of(const Op& op) {
+  return std::visit(Match{
+                        [](const Compute& c) { return fmt::format("{} {}", name_of(c.pass), arch::name_of(c.part)); },
+                        [](const LoadBatch&) { return std::string("load_batch"); },
+                        [](const ZeroFill&) { return std::string("zero_fill"); },
+                        [](const SumSquares&) { return std::string("sum_squares"); },
+                        [](const ClipScale&) { return std::string("clip_scale"); },
+                        [](const OptimizerStep&) { return std::string("optimizer_step"); },
+                        [](const AllReduce&) { return std::string("all_reduce"); },
+                        [](const ReduceScatter&) { return std::string("reduce_scatter"); },
+                        [](const AllGather&) { return std::string("all_gather"); },
+                        [](const ReduceScalars&) { return std::string("reduce_scalars"); },
+                        [](const Agree&) { return std::string("agree"); },
+                    },
+                    op);
+}
+
+bool is_communication(const Op& op) {
+  return std::holds_alternative<AllReduce>(op) || std::holds_alternative<ReduceScatter>(op) ||
+         std::holds_alternative<AllGather>(op) || std::holds_alternative<ReduceScalars>(op);
+}
+
+}  // namespace molen::program

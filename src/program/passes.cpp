@@ -1,0 +1,254 @@
+// The lowering passes after the micro-batch itself. Each takes a program and returns one.
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/match.h"
+#include "program/build.h"
+#include "program/build_detail.h"
+
+namespace molen::program::pass {
+namespace {
+
+const Compute* compute_of(const Step& step) { return std::get_if<Compute>(&step.op); }
+
+bool in_layer(const Compute& c) { return c.layer >= 0; }
+
+void drop_unused_buffers(Program& p) {
+  std::vector<bool> used(p.buffers.size(), false);
+  const auto each_use = [&](const std::function<void(Use&)>& f) {
+    for (auto& body : p.bodies)
+      for (auto& step : body.steps) {
+        for (auto& use : step.reads) f(use);
+        for (auto& use : step.writes) f(use);
+      }
+  };
+  each_use([&](Use& use) { used[static_cast<std::size_t>(use.buffer)] = true; });
+  std::vector<int> renumbered(p.buffers.size(), -1);
+  std::vector<Buffer> kept;
+  for (std::size_t i = 0; i < p.buffers.size(); ++i)
+    if (used[i]) {
+      renumbered[i] = static_cast<int>(kept.size());
+      kept.push_back(p.buffers[i]);
+    }
+  p.buffers = std::move(kept);
+  each_use([&](Use& use) { use.buffer = renumbered[static_cast<std::size_t>(use.buffer)]; });
+}
+
+void set_accumulate(Program& p, Body& body, bool first_micro_batch) {
+  for (Step& step : body.steps)
+    if (auto* c = std::get_if<Compute>(&step.op)) {
+      if (c->pass != ComputePass::kBackward) continue;
+      // The head's chunks share one gradient; a tied embedding adds to what the head left there.
+      const bool earlier_writer = (c->part == arch::Part::kHead && c->chunk > 0) ||
+                                  (p.arch.tied && (c->part == arch::Part::kHead || c->part == arch::Part::kEmbed));
+      c->accumulate = !first_micro_batch || earlier_writer;
+    }
+}
+
+Body without_zero_fill(Body body) {
+  std::erase_if(body.steps, [](const Step& s) { return std::holds_alternative<ZeroFill>(s.op); });
+  return body;
+}
+
+}  // namespace
+
+Program recompute(Program p) {
+  Body& body = p.bodies.at(0);
+  std::vector<Step> steps;
+  std::int64_t recomputed = -1;
+  for (const Step& step : body.steps) {
+    const Compute* c = compute_of(step);
+    if (!c || !in_layer(*c)) {
+      steps.push_back(step);
+      continue;
+    }
+    if (c->pass == ComputePass::kBackward && c->layer != recomputed) {
+      recomputed = c->layer;
+      // `down` is left out: its result is the next layer's input, which was kept.
+      for (const arch::Part part : detail::kLayerParts)
+        if (part != arch::Part::kDown) steps.push_back(detail::compute_step(p, part, ComputePass::kRecompute, c->layer, -1, "re"));
+    }
+    steps.push_back(detail::compute_step(p, c->part, c->pass, c->layer, c->chunk, c->pass == ComputePass::kForward ? "fwd" : "re"));
+  }
+  body.steps = std::move(steps);
+  drop_unused_buffers(p);
+  return p;
+}
+
+Program micro_batch_loop(Program p) {
+  const std::int64_t count = p.setting.micro_batches();
+  Body first = p.bodies.at(0);
+  first.name = "first";
+  set_accumulate(p, first, true);
+  if (p.arch.tied) {
+    const int embed = unit_of_part(p, arch::Part::kEmbed, -1);
+    first.steps.insert(first.steps.begin(), detail::make_step(p, ZeroFill{}, embed, Phase::kBackward, Stream::kCompute));
+  }
+  Body later = without_zero_fill(p.bodies.at(0));
+  set_accumulate(p, later, false);
+
+  p.bodies = {first};
+  p.schedule = {{0, 0}};
+  if (count > 2) {
+    later.name = "middle";
+    p.bodies.push_back(later);
+    for (std::int64_t m = 1; m + 1 < count; ++m) p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, m});
+  }
+  if (count > 1) {
+    later.name = "last";
+    p.bodies.push_back(later);
+    p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, count - 1});
+  }
+  return p;
+}
+
+Program reduce_gradients(Program p) {
+  if (p.setting.data_ranks == 1) return p;
+  Body& body = p.bodies.at(static_cast<std::size_t>(p.schedule.back().body));
+  const bool shard = p.setting.zero >= 1;
+  // The last writer of each unit's gradient in this body.
+  std::map<std::size_t, int> unit_after_step;
+  for (std::size_t u = 0; u < p.units.size(); ++u) {
+    const int grad = p.buffer("grad." + p.units[u].name);
+    std::size_t last = body.steps.size();
+    for (std::size_t k = 0; k < body.steps.size(); ++k)
+      for (const Use& use : body.steps[k].writes)
+        if (use.buffer == grad) last = k;
+    MOLEN_CHECK(last < body.steps.size(), "no op writes the gradient of unit {}", p.units[u].name);
+    unit_after_step[last] = static_cast<int>(u);
+  }
+  std::vector<Step> steps;
+  for (std::size_t k = 0; k < body.steps.size(); ++k) {
+    steps.push_back(body.steps[k]);
+    const auto found = unit_after_step.find(k);
+    if (found == unit_after_step.end()) continue;
+    const Op op = shard ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp});
+    steps.push_back(detail::make_step(p, op, found->second, Phase::kGradientReduce, Stream::kDpComm));
+  }
+  body.steps = std::move(steps);
+  return p;
+}
+
+Program update(Program p) {
+  const bool reduce = p.setting.data_ranks > 1, shard = reduce && p.setting.zero >= 1;
+  const int units = static_cast<int>(p.units.size());
+  Body body{"update", {}};
+  const auto add = [&](Op op, int unit, Phase phase, Stream stream) -> Step& {
+    body.steps.push_back(detail::make_step(p, std::move(op), unit, phase, stream));
+    return body.steps.back();
+  };
+  // Backward order: the gradients that were reduced first are read first.
+  for (int u = units - 1; u >= 0; --u) add(SumSquares{}, u, Phase::kClip, Stream::kCompute);
+  // Under ZeRO-0 every rank holds the whole reduced gradient, so its sum of squares is already the same everywhere.
+  if (reduce) add(ReduceScalars{Axis::kDp, shard ? kSumSquares + 1 : kValidTokens + 1}, -1, Phase::kClip, Stream::kDpComm);
+  add(ClipScale{}, -1, Phase::kClip, Stream::kCompute);
+  add(Agree{Flag::kNonFinite}, -1, Phase::kClip, Stream::kCompute);
+  for (int u = 0; u < units; ++u) {
+    add(OptimizerStep{}, u, Phase::kOptimizer, Stream::kCompute).unless = Flag::kNonFinite;
+    if (shard) add(AllGather{Axis::kDp}, u, Phase::kParameterGather, Stream::kDpComm).unless = Flag::kNonFinite;
+  }
+  p.bodies.push_back(std::move(body));
+  p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, -1});
+  return p;
+}
+
+namespace {
+
+std::int64_t used_elements(const Program& p, const Use& use) {
+  const Buffer& buffer = p.buffers.at(static_cast<std::size_t>(use.buffer));
+  if (use.range == Range::kAll) return buffer.elements;
+  const auto [first, last] = owned_range(buffer.elements, 0, p.setting.data_ranks);
+  return last - first;
+}
+
+std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses) {
+  std::int64_t bytes = 0;
+  for (const Use& use : uses) bytes += used_elements(p, use) * size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
+  return bytes;
+}
+
+void cost_compute(const Program& p, const Compute& c, Step& step) {
+  const Setting& s = p.setting;
+  arch::PartShape shape{s.micro_batch, s.sequence, 0, s.compute, s.threads, s.kernels};
+  if (c.part == arch::Part::kHead)
+    shape.chunk = std::min(arch::kHeadChunk, s.tokens() - c.chunk * arch::kHeadChunk);
+  const auto cost = arch::part_cost(p.arch, c.part, c.pass == ComputePass::kBackward ? arch::Pass::kBackward : arch::Pass::kForward, shape);
+  step.scratch = cost.scratch;
+  step.moved = cost.moved;
+  step.hardware_flops = cost.flops;
+  // Recomputation is work of the hardware, not of the model.
+  step.model_flops = c.pass == ComputePass::kRecompute ? Flops(0) : cost.flops;
+}
+
+}  // namespace
+
+Program costs(Program p) {
+  for (Body& body : p.bodies)
+    for (Step& step : body.steps) {
+      const Bytes touched(used_bytes(p, step.reads) + used_bytes(p, step.writes));
+      std::visit(Match{
+                     [&](const Compute& c) { cost_compute(p, c, step); },
+                     [&](const LoadBatch&) { step.moved = touched; },
+                     [&](const ZeroFill&) { step.moved = touched; },
+                     [&](const SumSquares&) { step.moved = Bytes(used_bytes(p, step.reads)); },
+                     [&](const ClipScale&) { step.moved = touched; },
+                     // Parameters, moments and master weights are read and written, the gradient is read.
+                     [&](const OptimizerStep&) { step.moved = Bytes(used_bytes(p, step.reads) + 2 * used_bytes(p, step.writes)); },
+                     [&](const AllReduce&) { step.moved = Bytes(used_bytes(p, step.writes)); },
+                     [&](const ReduceScatter&) { step.moved = Bytes(used_bytes(p, step.reads)); },
+                     [&](const AllGather&) { step.moved = Bytes(used_bytes(p, step.writes)); },
+                     [&](const ReduceScalars& r) { step.moved = Bytes(r.count * size_of(DType::kF64)); },
+                     [&](const Agree&) { step.moved = touched; },
+                 },
+                 step.op);
+    }
+  return p;
+}
+
+Program order_streams(Program p) {
+  for (Body& body : p.bodies)
+    for (Step& step : body.steps) step.after.clear();
+  const std::vector<Expanded> all = expand(p);
+  // Latest reader and writer of each buffer on each stream so far; and for each stream, how far into every other stream its
+  // next op is already known to be (index of the last op that has ended).
+  using PerStream = std::array<int, kNumStreams>;
+  constexpr PerStream kNone = [] { PerStream a{}; a.fill(-1); return a; }();
+  std::vector<PerStream> reader(p.buffers.size(), kNone), writer(p.buffers.size(), kNone);
+  std::array<PerStream, kNumStreams> known;
+  known.fill(kNone);
+  std::vector<PerStream> at_end(all.size(), kNone);  // what is known to have ended once op i has
+
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Step& step = *all[i].step;
+    const auto own = static_cast<std::size_t>(step.stream);
+    PerStream need = kNone;
+    const auto want = [&](const PerStream& ops) {
+      for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
+    };
+    for (const Use& use : step.reads) want(writer[static_cast<std::size_t>(use.buffer)]);
+    for (const Use& use : step.writes) {
+      want(writer[static_cast<std::size_t>(use.buffer)]);
+      want(reader[static_cast<std::size_t>(use.buffer)]);
+    }
+    for (std::size_t s = 0; s < kNumStreams; ++s) {
+      if (s == own || need[s] <= known[own][s]) continue;
+      const Expanded& from = all[static_cast<std::size_t>(need[s])];
+      Step& target = p.bodies[static_cast<std::size_t>(all[i].body)].steps[static_cast<std::size_t>(all[i].op)];
+      const OpRef ref{from.instance == all[i].instance ? -1 : from.body, from.op};
+      if (std::find(target.after.begin(), target.after.end(), ref) == target.after.end()) target.after.push_back(ref);
+      for (std::size_t t = 0; t < kNumStreams; ++t) known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(need[s])][t]);
+    }
+    known[own][own] = static_cast<int>(i);
+    at_end[i] = known[own];
+    for (const Use& use : step.reads) reader[static_cast<std::size_t>(use.buffer)][own] = static_cast<int>(i);
+    for (const Use& use : step.writes) writer[static_cast<std::size_t>(use.buffer)][own] = static_cast<int>(i);
+  }
+  for (Body& body : p.bodies)
+    for (Step& step : body.steps) std::sort(step.after.begin(), step.after.end());
+  return p;
+}
+
+}  // namespace molen::program::pass

@@ -1,0 +1,58 @@
+#include "program/program.h"
+
+#include "base/error.h"
+
+namespace molen::program {
+
+int Program::find_buffer(const std::string& name) const {
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    if (buffers[i].name == name) return static_cast<int>(i);
+  return -1;
+}
+
+int Program::buffer(const std::string& name) const {
+  const int id = find_buffer(name);
+  MOLEN_CHECK(id >= 0, "the program has no buffer '{}'", name);
+  return id;
+}
+
+int Program::unit_of_buffer(int id) const {
+  const std::string& name = buffers.at(static_cast<std::size_t>(id)).name;
+  const auto dot = name.find('.');
+  if (dot == std::string::npos) return -1;
+  const std::string family = name.substr(0, dot), rest = name.substr(dot + 1);
+  if (family != "param" && family != "grad" && family != "m" && family != "v" && family != "master") return -1;
+  for (std::size_t u = 0; u < units.size(); ++u)
+    if (units[u].name == rest) return static_cast<int>(u);
+  return -1;
+}
+
+int Program::num_ops() const {
+  std::size_t count = 0;
+  for (const auto& i : schedule) count += bodies.at(static_cast<std::size_t>(i.body)).steps.size();
+  return static_cast<int>(count);
+}
+
+std::vector<Expanded> expand(const Program& program) {
+  std::vector<Expanded> all;
+  all.reserve(static_cast<std::size_t>(program.num_ops()));
+  // Start of the latest instance of each body, -1 before the first.
+  std::vector<int> latest(program.bodies.size(), -1);
+  for (std::size_t i = 0; i < program.schedule.size(); ++i) {
+    const Instance& instance = program.schedule[i];
+    const Body& body = program.bodies.at(static_cast<std::size_t>(instance.body));
+    const int start = static_cast<int>(all.size());
+    for (std::size_t k = 0; k < body.steps.size(); ++k) {
+      Expanded e{static_cast<int>(i), instance.body, static_cast<int>(k), instance.micro_batch, &body.steps[k], {}};
+      for (const OpRef& ref : body.steps[k].after) {
+        const int base = ref.body < 0 ? start : latest.at(static_cast<std::size_t>(ref.body));
+        if (base >= 0) e.after.push_back(base + ref.op);
+      }
+      all.push_back(std::move(e));
+    }
+    latest[static_cast<std::size_t>(instance.body)] = start;
+  }
+  return all;
+}
+
+}  // namespace molen::program

@@ -1,0 +1,56 @@
+// What each op reads and writes, in order: the positional operands, as values of the model's computation. The builder makes
+// buffers from it, the verifier follows the values through a program, the executor binds operands by position.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "program/program.h"
+
+namespace molen::program {
+
+// Letters as in arch/parts.h. `layer` of an operand is the layer l, or the unit's index for kParam .. kMaster.
+enum class Value {
+  kIds, kLabels,      // i32 [N]
+  kResidual,          // x_Nd: input of layer l; l = L is the input of the final norm
+  kStats1, kQkv, kLse, kAttention, kMid, kStats2, kUp, kActivation,
+  kStatsFinal, kNormed,
+  kDNormed,           // complete once every chunk of the head has written its part
+  kLosses,            // one per token
+  kDResidual,         // gradient of kResidual of layer l
+  kDMid, kDActivation, kDUp, kDAttention, kDQkv,
+  kParam, kGrad, kMoment1, kMoment2, kMaster,
+  kScalars,
+};
+std::string_view name_of(Value value);
+
+struct Operand {
+  Value value{};
+  std::int64_t layer = -1;
+  Range range = Range::kAll;
+  bool operator==(const Operand&) const = default;
+};
+
+struct Signature {
+  std::vector<Operand> reads, writes;
+};
+
+// The operands of `op` in a program of this architecture and setting. `unit` is the unit an OptimizerStep, SumSquares or
+// collective works on (it follows from the buffer that the step names).
+Signature signature(const Program& program, const Op& op, int unit);
+
+// Unit whose parameters a part reads; -1 where it has none.
+int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
+
+std::int64_t elements_of(const Program& program, const Operand& operand);
+DType dtype_of(const Program& program, Value value);
+Lifetime lifetime_of(Value value);
+
+// Chunks of the head for one micro-batch.
+std::int64_t num_head_chunks(const Setting& setting);
+
+// Which unit a step's operands belong to, from the first of its buffers that is a unit's; -1 if none is.
+int unit_of_step(const Program& program, const Step& step);
+
+}  // namespace molen::program

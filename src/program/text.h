@@ -1,0 +1,19 @@
+// The text form of a program (docs/formats/program.md): one op a line. parse(print(p)) == p, and what is edited there and
+// loaded again is what runs.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "program/memory.h"
+#include "program/program.h"
+
+namespace molen::program {
+
+std::string print(const Program& program);
+// With each buffer's and scratch's place in the arena and each op's high-water mark, as comments.
+std::string print(const Program& program, const MemoryPlan& plan);
+// Throws UsageError with `origin`, the line and what was expected.
+Program parse(std::string_view text, std::string_view origin);
+
+}  // namespace molen::program

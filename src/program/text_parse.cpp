@@ -1,0 +1,277 @@
+#include <charconv>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/suggest.h"
+#include "program/signature.h"
+#include "program/text.h"
+#include "program/text_detail.h"
+
+namespace molen::program {
+namespace {
+
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 50;
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  std::string part;
+  for (const char c : text) {
+    if (c == separator) {
+      parts.push_back(part);
+      part.clear();
+    } else {
+      part += c;
+    }
+  }
+  parts.push_back(part);
+  return parts;
+}
+
+std::vector<std::string> words(std::string_view line) {
+  std::vector<std::string> found;
+  std::istringstream in{std::string(line)};
+  for (std::string word; in >> word;) found.push_back(word);
+  return found;
+}
+
+class Parser {
+ public:
+  Parser(std::string_view text, std::string_view origin) : origin_(origin) {
+    for (std::string& line : split(text, '\n')) lines_.push_back(std::move(line));
+  }
+
+  Program run() {
+    bool versioned = false;
+    for (number_ = 1; number_ <= lines_.size(); ++number_) {
+      std::string line = lines_[number_ - 1];
+      // '#' starts a comment; names hold none.
+      if (line.rfind("arch ", 0) != 0) line = line.substr(0, line.find('#'));
+      const auto w = words(line);
+      if (w.empty()) continue;
+      if (!versioned) {
+        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "1") fail("expected 'molen-program 1'");
+        versioned = true;
+      } else {
+        statement(line, w);
+      }
+    }
+    finish();
+    return std::move(program_);
+  }
+
+ private:
+  struct PendingRef {
+    std::size_t body, step;
+    std::string text;
+    std::size_t line;
+  };
+
+  [[noreturn]] void fail(const std::string& what) const { throw UsageError("{}:{}: {}", origin_, number_, what); }
+  std::string where() const { return fmt::format("{}:{}", origin_, number_); }
+
+  void statement(const std::string& line, const std::vector<std::string>& w) {
+    if (w[0] == "arch") {
+      program_.arch = detail::arch_from_json(parse_json(std::string_view(line).substr(5), where()), where());
+      arch::validate(program_.arch);
+      have_arch_ = true;
+    } else if (w[0] == "setting") {
+      program_.setting = detail::setting_from_text(pairs(w, 1), where());
+      have_setting_ = true;
+    } else if (w[0] == "buffer") {
+      buffer(w);
+    } else if (w[0] == "body") {
+      if (w.size() != 2) fail("expected 'body NAME'");
+      if (body_index(w[1]) >= 0) fail("body '" + w[1] + "' stands twice");
+      program_.bodies.push_back({w[1], {}});
+      labels_.emplace_back();
+    } else if (w[0][0] == '%') {
+      step(w);
+    } else if (w[0] == "schedule") {
+      schedule(w);
+    } else {
+      fail("unknown statement '" + w[0] + "'");
+    }
+  }
+
+  std::map<std::string, std::string> pairs(const std::vector<std::string>& w, std::size_t first) const {
+    std::map<std::string, std::string> result;
+    for (std::size_t i = first; i < w.size(); ++i) {
+      const auto equals = w[i].find('=');
+      if (equals == std::string::npos) fail("expected key=value, got '" + w[i] + "'");
+      if (!result.emplace(w[i].substr(0, equals), w[i].substr(equals + 1)).second)
+        fail("'" + w[i].substr(0, equals) + "' stands twice");
+    }
+    return result;
+  }
+
+  template <class T>
+  T number(const std::string& text, T low, T high) const {
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || !(value >= low) || !(value <= high))
+      fail("'" + text + "' is not a number in the allowed range");
+    return value;
+  }
+
+  void buffer(const std::vector<std::string>& w) {
+    if (w.size() != 5) fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient'");
+    if (program_.find_buffer(w[1]) >= 0) fail("buffer '" + w[1] + "' stands twice");
+    if (w[4] != "persistent" && w[4] != "transient") fail("expected persistent or transient, got '" + w[4] + "'");
+    program_.buffers.push_back({w[1], dtype_from_name(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
+                                w[4] == "persistent" ? Lifetime::kPersistent : Lifetime::kTransient});
+  }
+
+  int body_index(const std::string& name) const {
+    for (std::size_t b = 0; b < program_.bodies.size(); ++b)
+      if (program_.bodies[b].name == name) return static_cast<int>(b);
+    return -1;
+  }
+
+  std::vector<Use> uses(const std::string& text) const {
+    std::vector<Use> result;
+    for (std::string name : split(text, ',')) {
+      Use use;
+      if (name.size() > 5 && name.substr(name.size() - 5) == "[own]") {
+        use.range = Range::kOwn;
+        name.resize(name.size() - 5);
+      }
+      use.buffer = program_.find_buffer(name);
+      if (use.buffer < 0) {
+        std::vector<std::string> names;
+        for (const auto& b : program_.buffers) names.push_back(b.name);
+        fail("no buffer '" + name + "'" + did_you_mean(name, names));
+      }
+      result.push_back(use);
+    }
+    return result;
+  }
+
+  template <class E, class Names>
+  E choice(const std::string& text, Names values, const char* what) const {
+    for (const E e : values)
+      if (name_of(e) == text) return e;
+    fail(fmt::format("unknown {} '{}'", what, text));
+  }
+
+  static std::string take(std::map<std::string, std::string>& values, const std::string& key, const std::string& fallback) {
+    const auto found = values.find(key);
+    if (found == values.end()) return fallback;
+    std::string value = found->second;
+    values.erase(found);
+    return value;
+  }
+
+  Axis axis(std::map<std::string, std::string>& v) const {
+    return choice<Axis>(take(v, "axis", ""), std::array{Axis::kDp, Axis::kWorld}, "axis");
+  }
+
+  Op compute(ComputePass pass, std::map<std::string, std::string>& v) const {
+    Compute c;
+    c.pass = pass;
+    const std::string part = take(v, "part", "");
+    bool known = false;
+    for (const arch::Part p : arch::kAllParts)
+      if (arch::name_of(p) == part) {
+        c.part = p;
+        known = true;
+      }
+    if (!known) fail("unknown part '" + part + "'");
+    const bool in_layer = c.part != arch::Part::kEmbed && c.part != arch::Part::kFinalNorm && c.part != arch::Part::kHead;
+    if (in_layer)
+      c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
+    if (c.part == arch::Part::kHead)
+      c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, num_head_chunks(program_.setting) - 1);
+    c.accumulate = number<int>(take(v, "accumulate", "0"), 0, 1) == 1;
+    return c;
+  }
+
+  Op op(const std::string& name, std::map<std::string, std::string>& v) const {
+    for (const ComputePass pass : {ComputePass::kForward, ComputePass::kBackward, ComputePass::kRecompute})
+      if (name_of(pass) == name) return compute(pass, v);
+    if (name == "load_batch") return LoadBatch{};
+    if (name == "zero_fill") return ZeroFill{};
+    if (name == "sum_squares") return SumSquares{};
+    if (name == "clip_scale") return ClipScale{};
+    if (name == "optimizer_step") return OptimizerStep{};
+    if (name == "all_reduce") return AllReduce{axis(v)};
+    if (name == "reduce_scatter") return ReduceScatter{axis(v)};
+    if (name == "all_gather") return AllGather{axis(v)};
+    if (name == "reduce_scalars") {
+      const Axis a = axis(v);
+      return ReduceScalars{a, number<std::int64_t>(take(v, "count", ""), 1, kNumScalars)};
+    }
+    if (name == "agree") return Agree{choice<Flag>(take(v, "flag", ""), std::array{Flag::kNonFinite}, "flag")};
+    fail("unknown op '" + name + "'");
+  }
+
+  void step(const std::vector<std::string>& w) {
+    if (!have_arch_ || !have_setting_) fail("an op before the arch and setting lines");
+    if (program_.bodies.empty()) fail("an op outside of a body");
+    if (w.size() < 2) fail("expected '%N OP key=value ...'");
+    auto values = pairs(w, 2);
+    Body& body = program_.bodies.back();
+    if (!labels_.back().emplace(w[0], static_cast<int>(body.steps.size())).second) fail("label " + w[0] + " stands twice in this body");
+    Step s{op(w[1], values), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+    if (const std::string t = take(values, "reads", ""); !t.empty()) s.reads = uses(t);
+    if (const std::string t = take(values, "writes", ""); !t.empty()) s.writes = uses(t);
+    if (const std::string t = take(values, "after", ""); !t.empty())
+      for (const std::string& ref : split(t, ',')) pending_.push_back({program_.bodies.size() - 1, body.steps.size(), ref, number_});
+    s.stream = choice<Stream>(take(values, "stream", ""), std::array{Stream::kCompute, Stream::kDpComm}, "stream");
+    std::vector<Phase> phases;
+    for (int i = 0; i < kNumPhases; ++i) phases.push_back(static_cast<Phase>(i));
+    s.phase = choice<Phase>(take(values, "phase", ""), phases, "phase");
+    if (const std::string t = take(values, "unless", ""); !t.empty()) s.unless = choice<Flag>(t, std::array{Flag::kNonFinite}, "flag");
+    s.scratch = Bytes(number<std::int64_t>(take(values, "scratch", "0"), 0, kMaxElements));
+    s.model_flops = Flops(number<double>(take(values, "model_flops", "0"), 0.0, 1e40));
+    s.hardware_flops = Flops(number<double>(take(values, "hardware_flops", "0"), 0.0, 1e40));
+    s.moved = Bytes(number<std::int64_t>(take(values, "moved", "0"), 0, std::int64_t{1} << 60));
+    if (!values.empty()) fail("unknown key '" + values.begin()->first + "' for " + w[1]);
+    body.steps.push_back(std::move(s));
+  }
+
+  void schedule(const std::vector<std::string>& w) {
+    if (!program_.schedule.empty()) fail("a second schedule");
+    for (std::size_t i = 1; i < w.size(); ++i) {
+      const auto colon = w[i].find(':');
+      Instance instance{body_index(w[i].substr(0, colon)), -1};
+      if (instance.body < 0) fail("the schedule names an unknown body '" + w[i] + "'");
+      if (colon != std::string::npos) instance.micro_batch = number<std::int64_t>(w[i].substr(colon + 1), 0, std::int64_t{1} << 40);
+      program_.schedule.push_back(instance);
+    }
+  }
+
+  void finish() {
+    number_ = lines_.size();
+    if (!have_arch_ || !have_setting_) fail("no arch or no setting line");
+    if (program_.schedule.empty()) fail("no schedule");
+    program_.units = make_units(program_.arch, arch::parameters(program_.arch));
+    for (const PendingRef& ref : pending_) {
+      number_ = ref.line;
+      const auto dot = ref.text.find(".%");
+      const int body = dot == std::string::npos ? -1 : body_index(ref.text.substr(0, dot));
+      if (dot != std::string::npos && body < 0) fail("'after' names an unknown body in '" + ref.text + "'");
+      const std::string label = dot == std::string::npos ? ref.text : ref.text.substr(dot + 1);
+      const auto& labels = labels_[body < 0 ? ref.body : static_cast<std::size_t>(body)];
+      const auto found = labels.find(label);
+      if (found == labels.end()) fail("'after' names an op that is not there: " + ref.text);
+      program_.bodies[ref.body].steps[ref.step].after.push_back({body, found->second});
+    }
+  }
+
+  std::string origin_;
+  std::vector<std::string> lines_;
+  std::size_t number_ = 0;
+  Program program_;
+  bool have_arch_ = false, have_setting_ = false;
+  std::vector<std::map<std::string, int>> labels_;
+  std::vector<PendingRef> pending_;
+};
+
+}  // namespace
+
+Program parse(std::string_view text, std::string_view origin) { return Parser(text, origin).run(); }
+
+}  // namespace molen::program

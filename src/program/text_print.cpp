@@ -1,0 +1,98 @@
+#include <fmt/format.h>
+
+#include "base/json.h"
+#include "base/match.h"
+#include "program/text.h"
+#include "program/text_detail.h"
+
+namespace molen::program {
+namespace {
+
+std::string uses_text(const Program& p, const std::vector<Use>& uses) {
+  std::string text;
+  for (const Use& use : uses) {
+    if (!text.empty()) text += ',';
+    text += p.buffers.at(static_cast<std::size_t>(use.buffer)).name;
+    if (use.range == Range::kOwn) text += "[own]";
+  }
+  return text;
+}
+
+std::string op_text(const Op& op) {
+  return std::visit(
+      Match{
+          [](const Compute& c) {
+            std::string text = fmt::format("{} part={}", name_of(c.pass), arch::name_of(c.part));
+            if (c.layer >= 0) text += fmt::format(" layer={}", c.layer);
+            if (c.chunk >= 0) text += fmt::format(" chunk={}", c.chunk);
+            if (c.accumulate) text += " accumulate=1";
+            return text;
+          },
+          [](const LoadBatch&) { return std::string("load_batch"); },
+          [](const ZeroFill&) { return std::string("zero_fill"); },
+          [](const SumSquares&) { return std::string("sum_squares"); },
+          [](const ClipScale&) { return std::string("clip_scale"); },
+          [](const OptimizerStep&) { return std::string("optimizer_step"); },
+          [](const AllReduce& o) { return fmt::format("all_reduce axis={}", name_of(o.axis)); },
+          [](const ReduceScatter& o) { return fmt::format("reduce_scatter axis={}", name_of(o.axis)); },
+          [](const AllGather& o) { return fmt::format("all_gather axis={}", name_of(o.axis)); },
+          [](const ReduceScalars& o) { return fmt::format("reduce_scalars axis={} count={}", name_of(o.axis), o.count); },
+          [](const Agree& o) { return fmt::format("agree flag={}", name_of(o.flag)); },
+      },
+      op);
+}
+
+std::string step_text(const Program& p, const Step& step, std::size_t index) {
+  std::string text = fmt::format("  %{} {}", index, op_text(step.op));
+  if (!step.reads.empty()) text += " reads=" + uses_text(p, step.reads);
+  if (!step.writes.empty()) text += " writes=" + uses_text(p, step.writes);
+  if (!step.after.empty()) {
+    text += " after=";
+    for (std::size_t i = 0; i < step.after.size(); ++i) {
+      const OpRef& ref = step.after[i];
+      if (i > 0) text += ',';
+      if (ref.body >= 0) text += p.bodies.at(static_cast<std::size_t>(ref.body)).name + ".";
+      text += fmt::format("%{}", ref.op);
+    }
+  }
+  text += fmt::format(" stream={} phase={}", name_of(step.stream), name_of(step.phase));
+  if (step.unless) text += fmt::format(" unless={}", name_of(*step.unless));
+  text += fmt::format(" scratch={} model_flops={:.17g} hardware_flops={:.17g} moved={}", step.scratch.value, step.model_flops.value,
+                      step.hardware_flops.value, step.moved.value);
+  return text;
+}
+
+std::string print_all(const Program& p, const MemoryPlan* plan) {
+  std::string text = "molen-program 1\n";
+  text += "arch " + detail::arch_to_json(p.arch).dump() + "\n";
+  text += "setting " + detail::setting_to_text(p.setting) + "\n";
+  for (std::size_t i = 0; i < p.buffers.size(); ++i) {
+    const Buffer& b = p.buffers[i];
+    text += fmt::format("buffer {} {} {} {}", b.name, name_of(b.dtype), b.elements, b.lifetime == Lifetime::kPersistent ? "persistent" : "transient");
+    if (plan) text += fmt::format("  # at {}, {}", plan->buffer_offset[i], human(b.bytes()));
+    text += '\n';
+  }
+  for (std::size_t b = 0; b < p.bodies.size(); ++b) {
+    text += "body " + p.bodies[b].name + "\n";
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
+      text += step_text(p, p.bodies[b].steps[k], k);
+      if (plan) text += fmt::format("  # memory {}", plan->high_water[b][k]);
+      text += '\n';
+    }
+  }
+  text += "schedule";
+  for (const Instance& i : p.schedule) {
+    text += " " + p.bodies.at(static_cast<std::size_t>(i.body)).name;
+    if (i.micro_batch >= 0) text += fmt::format(":{}", i.micro_batch);
+  }
+  text += '\n';
+  if (plan) text += fmt::format("# planned peak {} bytes ({}), of which persistent {}\n", plan->peak.value, human(plan->peak), human(plan->persistent));
+  return text;
+}
+
+}  // namespace
+
+std::string print(const Program& program) { return print_all(program, nullptr); }
+std::string print(const Program& program, const MemoryPlan& plan) { return print_all(program, &plan); }
+
+}  // namespace molen::program

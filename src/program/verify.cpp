@@ -1,0 +1,385 @@
+#include "program/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "base/error.h"
+#include "base/match.h"
+#include "program/build.h"
+#include "program/signature.h"
+
+namespace molen::program {
+namespace {
+
+constexpr std::size_t kMaxFindings = 20;
+
+std::string where(const Program& p, const Expanded& e) {
+  std::string text = fmt::format("body {}, op %{} ({}", p.bodies[static_cast<std::size_t>(e.body)].name, e.op, kind_of(e.step->op));
+  if (const auto* c = std::get_if<Compute>(&e.step->op); c && c->layer >= 0) text += fmt::format(", layer {}", c->layer);
+  if (e.micro_batch >= 0) text += fmt::format(", micro-batch {}", e.micro_batch);
+  return text + ")";
+}
+
+// What a buffer holds: a value of a layer and micro-batch, or nothing.
+struct Held {
+  bool defined = false;
+  Value value{};
+  std::int64_t layer = -1;
+  std::int64_t micro_batch = -1;
+  std::string text() const {
+    if (!defined) return "nothing";
+    std::string t(name_of(value));
+    if (layer >= 0) t += fmt::format(" of layer {}", layer);
+    return t + fmt::format(", micro-batch {}", micro_batch);
+  }
+};
+
+// What has happened to a unit in this step.
+struct UnitState {
+  std::multiset<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>> contributions;  // part, layer, chunk, micro-batch
+  int reduced = 0, counted = 0, updated = 0, gathered = 0;
+};
+
+class Verifier {
+ public:
+  explicit Verifier(const Program& p) : p_(p), ops_(expand(p)), held_(p.buffers.size()), units_(p.units.size()) {}
+
+  std::vector<Finding> run() {
+    structure();
+    if (!findings_.empty()) return findings_;
+    int instance = -1;
+    for (const Expanded& e : ops_) {
+      if (e.instance != instance) {
+        instance = e.instance;
+        for (std::size_t b = 0; b < held_.size(); ++b)
+          if (p_.buffers[b].lifetime == Lifetime::kTransient) held_[b] = {};
+        chunks_.clear();
+      }
+      operands(e);
+      semantics(e);
+      if (findings_.size() >= kMaxFindings) return findings_;
+    }
+    totals();
+    races();
+    return findings_;
+  }
+
+ private:
+  template <class... Args>
+  void report(const Expanded& e, fmt::format_string<Args...> format, Args&&... args) {
+    findings_.push_back({where(p_, e) + ": " + fmt::format(format, std::forward<Args>(args)...)});
+  }
+  template <class... Args>
+  void report_all(fmt::format_string<Args...> format, Args&&... args) {
+    findings_.push_back({fmt::format(format, std::forward<Args>(args)...)});
+  }
+
+  void structure() {
+    if (p_.setting.purpose == Purpose::kTrain && p_.setting.data_ranks < 1) report_all("no ranks");
+    for (std::size_t b = 0; b < p_.bodies.size(); ++b)
+      for (std::size_t k = 0; k < p_.bodies[b].steps.size(); ++k)
+        for (const OpRef& ref : p_.bodies[b].steps[k].after) {
+          const bool same = ref.body < 0;
+          const auto& steps = p_.bodies[same ? b : static_cast<std::size_t>(ref.body)].steps;
+          if (ref.op < 0 || ref.op >= static_cast<int>(steps.size()) || (same && ref.op >= static_cast<int>(k)))
+            report_all("body {}, op %{}: waits for %{}, which does not run before it", p_.bodies[b].name, k, ref.op);
+        }
+    const Program costed = pass::costs(p_);
+    for (const Expanded& e : ops_) {
+      const Step& want = costed.bodies[static_cast<std::size_t>(e.body)].steps[static_cast<std::size_t>(e.op)];
+      if (e.step->scratch != want.scratch || e.step->model_flops != want.model_flops || e.step->hardware_flops != want.hardware_flops ||
+          e.step->moved != want.moved)
+        report(e, "its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)", e.step->scratch.value,
+               want.scratch.value);
+      if (is_communication(e.step->op) != (e.step->stream == Stream::kDpComm))
+        report(e, "communication belongs on the stream comm.dp, everything else on compute");
+      if (findings_.size() >= kMaxFindings) return;
+    }
+  }
+
+  static bool of_unit(Value v) { return v >= Value::kParam && v <= Value::kMaster; }
+
+  // Types, sizes and values of an op's operands, by position.
+  void operands(const Expanded& e) {
+    const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
+    if (e.step->reads.size() != want.reads.size() || e.step->writes.size() != want.writes.size()) {
+      report(e, "has {} + {} operands where it needs {} + {}", e.step->reads.size(), e.step->writes.size(), want.reads.size(),
+             want.writes.size());
+      return;
+    }
+    aliases(e, want);
+    for (std::size_t i = 0; i < want.reads.size(); ++i) read(e, e.step->reads[i], want.reads[i]);
+    for (std::size_t i = 0; i < want.writes.size(); ++i) write(e, e.step->writes[i], want.writes[i]);
+  }
+
+  // The residual gradient is added to in place; nothing else may be written where an op still reads.
+  void aliases(const Expanded& e, const Signature& want) {
+    for (std::size_t w = 0; w < want.writes.size(); ++w)
+      for (std::size_t r = 0; r < want.reads.size(); ++r) {
+        const bool residual = (want.writes[w].value == Value::kDMid && want.reads[r].value == Value::kDResidual) ||
+                              (want.writes[w].value == Value::kDResidual && want.reads[r].value == Value::kDMid);
+        const bool collective = is_communication(e.step->op);
+        const bool same = e.step->writes[w].buffer == e.step->reads[r].buffer;
+        const std::string& name = p_.buffers[static_cast<std::size_t>(e.step->writes[w].buffer)].name;
+        if (same && !residual && !collective && want.writes[w].value != Value::kScalars) report(e, "writes {} while it reads it", name);
+        if (!same && (residual || collective)) report(e, "must write {} in place", p_.buffers[static_cast<std::size_t>(e.step->reads[r].buffer)].name);
+      }
+  }
+
+  bool fits(const Expanded& e, const Use& use, const Operand& want) {
+    const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
+    if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) || b.lifetime != lifetime_of(want.value)) {
+      report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype), name_of(want.value),
+             elements_of(p_, want), name_of(dtype_of(p_, want.value)));
+      return false;
+    }
+    if (use.range != want.range) {
+      report(e, "operand {} must be {}", b.name, want.range == Range::kOwn ? "the owned range: write " + b.name + "[own]" : "the whole buffer");
+      return false;
+    }
+    if (of_unit(want.value)) {
+      const std::string name = std::string(name_of(want.value)) + "." +
+                               (want.layer >= 0 ? p_.units[static_cast<std::size_t>(want.layer)].name : "?");
+      if (b.name != name) {
+        report(e, "names {} where it needs {}", b.name, name);
+        return false;
+      }
+    } else if (want.value == Value::kScalars && b.name != "scalars") {
+      report(e, "names {} where it needs scalars", b.name);
+      return false;
+    }
+    return true;
+  }
+
+  void read(const Expanded& e, const Use& use, const Operand& want) {
+    if (!fits(e, use, want) || lifetime_of(want.value) == Lifetime::kPersistent) return;
+    const Held& held = held_[static_cast<std::size_t>(use.buffer)];
+    const bool right = held.defined && held.value == want.value && held.layer == want.layer && held.micro_batch == e.micro_batch;
+    if (!right) {
+      report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name, held.text(),
+             Held{true, want.value, want.layer, e.micro_batch}.text());
+    } else if (want.value == Value::kDNormed && static_cast<std::int64_t>(chunks_.size()) != num_head_chunks(p_.setting)) {
+      report(e, "reads the head's gradient with {} of {} chunks written", chunks_.size(), num_head_chunks(p_.setting));
+    }
+  }
+
+  void write(const Expanded& e, const Use& use, const Operand& want) {
+    if (!fits(e, use, want) || lifetime_of(want.value) == Lifetime::kPersistent) return;
+    held_[static_cast<std::size_t>(use.buffer)] = {true, want.value, want.layer, e.micro_batch};
+  }
+
+  UnitState* unit(const Expanded& e) {
+    const int u = unit_of_step(p_, *e.step);
+    if (u >= 0) return &units_[static_cast<std::size_t>(u)];
+    report(e, "names no parameter unit");
+    return nullptr;
+  }
+
+  void semantics(const Expanded& e) {
+    std::visit(Match{
+                   [&](const Compute& c) { contribution(e, c); },
+                   [&](const LoadBatch&) {
+                     if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
+                     if (e.micro_batch < 0 || !loaded_.insert(e.micro_batch).second) report(e, "a micro-batch is loaded twice, or none is named");
+                   },
+                   [&](const ZeroFill&) { zero_fill(e); },
+                   [&](const SumSquares&) { count(e); },
+                   [&](const ClipScale&) { clip(e); },
+                   [&](const OptimizerStep&) { update(e); },
+                   [&](const AllReduce& o) { reduce(e, o.axis, false); },
+                   [&](const ReduceScatter& o) { reduce(e, o.axis, true); },
+                   [&](const AllGather&) { gather(e); },
+                   [&](const ReduceScalars& o) { reduce_scalars(e, o); },
+                   [&](const Agree&) {
+                     if (!clipped_) report(e, "decides before the sums are known");
+                     agreed_ = true;
+                   },
+               },
+               e.step->op);
+  }
+
+  void contribution(const Expanded& e, const Compute& c) {
+    if (c.part == arch::Part::kHead && !chunks_.insert(c.chunk).second) report(e, "chunk {} of the head runs twice", c.chunk);
+    if (c.pass != ComputePass::kBackward) {
+      if (c.accumulate) report(e, "accumulate is for backward ops");
+      return;
+    }
+    const int u = unit_of_part(p_, c.part, c.layer);
+    if (u < 0) return;
+    UnitState& state = units_[static_cast<std::size_t>(u)];
+    if (state.reduced > 0) report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
+    // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
+    const auto same_target = [&](int part, std::int64_t layer) {
+      const bool shared = c.part == arch::Part::kHead || (p_.arch.tied && c.part == arch::Part::kEmbed);
+      const bool also = part == static_cast<int>(arch::Part::kHead) || (p_.arch.tied && part == static_cast<int>(arch::Part::kEmbed));
+      return (part == static_cast<int>(c.part) && layer == c.layer) || (shared && also);
+    };
+    bool earlier = zeroed_.count(u) > 0;
+    for (const auto& [part, layer, chunk, micro] : state.contributions) earlier = earlier || same_target(part, layer);
+    if (c.accumulate && !earlier) report(e, "adds to a gradient that still holds the last step's");
+    if (!c.accumulate && earlier) report(e, "overwrites what was accumulated before");
+    state.contributions.emplace(static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch);
+  }
+
+  void zero_fill(const Expanded& e) {
+    const int u = unit_of_step(p_, *e.step);
+    if (u >= 0) {
+      if (!units_[static_cast<std::size_t>(u)].contributions.empty()) report(e, "clears a gradient that is already in use");
+      zeroed_.insert(u);
+    } else {
+      if (!loaded_.empty() && p_.setting.purpose == Purpose::kTrain) report(e, "clears the step's sums in the middle of it");
+      scalars_zeroed_ = true;
+    }
+  }
+
+  bool sharded() const { return p_.setting.zero >= 1 && p_.setting.data_ranks > 1; }
+
+  void reduce(const Expanded& e, Axis axis, bool scatter) {
+    UnitState* s = unit(e);
+    if (!s) return;
+    if (axis != Axis::kDp) report(e, "gradients are reduced over the axis dp");
+    if (p_.setting.data_ranks == 1) report(e, "there is nobody to reduce with");
+    if (scatter != sharded()) report(e, "ZeRO-{} wants {}", p_.setting.zero, sharded() ? "reduce_scatter" : "all_reduce");
+    if (s->contributions.size() != expected_contributions(unit_of_step(p_, *e.step)))
+      report(e, "reduces with {} of {} contributions made", s->contributions.size(), expected_contributions(unit_of_step(p_, *e.step)));
+    ++s->reduced;
+  }
+
+  std::size_t expected_contributions(int unit) const {
+    std::size_t parts = 0;
+    const auto add = [&](arch::Part part, std::int64_t layer, std::size_t n) {
+      if (unit_of_part(p_, part, layer) == unit) parts += n;
+    };
+    add(arch::Part::kEmbed, -1, 1);
+    add(arch::Part::kFinalNorm, -1, 1);
+    add(arch::Part::kHead, -1, static_cast<std::size_t>(num_head_chunks(p_.setting)));
+    const std::int64_t layer = p_.units[static_cast<std::size_t>(unit)].layer;
+    if (layer >= 0) parts += 4;  // norm_qkv, output_projection, norm_up, down
+    return parts * static_cast<std::size_t>(p_.setting.micro_batches());
+  }
+
+  void count(const Expanded& e) {
+    UnitState* s = unit(e);
+    if (!s) return;
+    if (p_.setting.data_ranks > 1 && s->reduced != 1) report(e, "counts a gradient that is not reduced");
+    if (clipped_ || scalars_reduced_) report(e, "comes too late for the gradient norm");
+    ++s->counted;
+  }
+
+  void reduce_scalars(const Expanded& e, const ReduceScalars& o) {
+    const std::int64_t want = (sharded() ? kSumSquares : kValidTokens) + 1;
+    if (o.count != want) report(e, "reduces {} sums where this layout needs {}", o.count, want);
+    if (o.axis != Axis::kDp) report(e, "sums are reduced over the axis dp");
+    if (scalars_reduced_) report(e, "reduces the sums a second time");
+    if (clipped_) report(e, "comes after the sums were used");
+    scalars_reduced_ = true;
+  }
+
+  void clip(const Expanded& e) {
+    if (clipped_) report(e, "runs a second time");
+    if (p_.setting.data_ranks > 1 && !scalars_reduced_) report(e, "uses sums that are not reduced over the ranks");
+    for (std::size_t u = 0; u < units_.size(); ++u)
+      if (units_[u].counted != 1) report(e, "the norm counts gradient {} {} times", p_.units[u].name, units_[u].counted);
+    clipped_ = true;
+  }
+
+  void update(const Expanded& e) {
+    UnitState* s = unit(e);
+    if (!s) return;
+    if (!clipped_) report(e, "runs before the clipping scale is known");
+    if (!agreed_) report(e, "runs before the ranks have agreed that the gradient is finite");
+    if (!e.step->unless) report(e, "would update from a non-finite gradient: unless=non_finite is missing");
+    if (s->contributions.size() != expected_contributions(unit_of_step(p_, *e.step))) report(e, "updates from an incomplete gradient");
+    ++s->updated;
+  }
+
+  void gather(const Expanded& e) {
+    UnitState* s = unit(e);
+    if (!s) return;
+    if (!sharded()) report(e, "parameters are whole on every rank; there is nothing to gather");
+    if (s->updated != 1) report(e, "gathers parameters that are not updated yet");
+    if (!e.step->unless) report(e, "unless=non_finite is missing");
+    ++s->gathered;
+  }
+
+  void totals() {
+    if (static_cast<std::int64_t>(loaded_.size()) != (p_.setting.purpose == Purpose::kTrain ? p_.setting.micro_batches() : 1))
+      report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), p_.setting.micro_batches());
+    if (p_.setting.purpose == Purpose::kEvaluate) {
+      if (static_cast<std::int64_t>(chunks_.size()) != num_head_chunks(p_.setting)) report_all("the head leaves out chunks");
+      return;
+    }
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      const std::string& name = p_.units[u].name;
+      const UnitState& s = units_[u];
+      const std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>> distinct(s.contributions.begin(), s.contributions.end());
+      if (s.contributions.size() != distinct.size() || distinct.size() != expected_contributions(static_cast<int>(u)))
+        report_all("gradient {} has {} contributions ({} distinct) where {} are needed", name, s.contributions.size(), distinct.size(),
+                   expected_contributions(static_cast<int>(u)));
+      if (p_.setting.data_ranks > 1 && s.reduced != 1) report_all("gradient {} is reduced {} times", name, s.reduced);
+      if (s.updated != 1) report_all("unit {} is updated {} times", name, s.updated);
+      if (sharded() && s.gathered != 1) report_all("unit {} is gathered {} times after its update", name, s.gathered);
+    }
+  }
+
+  // Every pair of ops that touch one buffer on two streams, one of them writing, must be ordered: the edges that the
+  // ordering pass finds must follow from the edges that are there.
+  void races() {
+    const std::size_t n = ops_.size();
+    std::vector<std::array<int, kNumStreams>> known(n);
+    std::array<std::array<int, kNumStreams>, kNumStreams> now;
+    for (auto& k : now) k.fill(-1);
+    for (std::size_t i = 0; i < n; ++i) {
+      auto& mine = now[static_cast<std::size_t>(ops_[i].step->stream)];
+      for (const int a : ops_[i].after) {
+        mine[static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)] =
+            std::max(mine[static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)], a);
+        for (std::size_t s = 0; s < kNumStreams; ++s) mine[s] = std::max(mine[s], known[static_cast<std::size_t>(a)][s]);
+      }
+      known[i] = mine;
+      mine[static_cast<std::size_t>(ops_[i].step->stream)] = static_cast<int>(i);
+      known[i][static_cast<std::size_t>(ops_[i].step->stream)] = static_cast<int>(i);
+    }
+    const Program ordered = pass::order_streams(p_);
+    const std::vector<Expanded> wanted = expand(ordered);
+    for (std::size_t i = 0; i < n && findings_.size() < kMaxFindings; ++i)
+      for (const int a : wanted[i].after)
+        if (known[i][static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)] < a)
+          report(ops_[i], "does not wait for {}, which uses the same buffer on another stream", where(p_, ops_[static_cast<std::size_t>(a)]));
+  }
+
+  const Program& p_;
+  std::vector<Expanded> ops_;
+  std::vector<Held> held_;
+  std::vector<UnitState> units_;
+  std::set<std::int64_t> chunks_, loaded_;
+  std::set<int> zeroed_;
+  bool scalars_zeroed_ = false, scalars_reduced_ = false, clipped_ = false, agreed_ = false;
+  std::vector<Finding> findings_;
+};
+
+}  // namespace
+
+std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_memory) {
+  std::vector<Finding> findings = Verifier(program).run();
+  if (findings.empty() && device_memory) {
+    const MemoryPlan plan = plan_memory(program);
+    if (plan.peak > *device_memory)
+      findings.push_back({fmt::format("needs {} of memory where the device has {}", human(plan.peak), human(*device_memory))});
+  }
+  return findings;
+}
+
+void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory) {
+  const auto findings = verify(program, device_memory);
+  if (findings.empty()) return;
+  std::string text = fmt::format("{}: the step program is refused:", origin);
+  for (const Finding& f : findings) text += "\n  " + f.text;
+  throw UsageError(text);
+}
+
+}  // namespace molen::program

@@ -1,0 +1,30 @@
+// The verifier: follows the values through a program and refuses it where it would not compute one optimizer step of its
+// model. Runs before every training, on programs from any source.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "program/memory.h"
+#include "program/program.h"
+
+namespace molen::program {
+
+struct Finding {
+  std::string text;      // "body last, op %12 (backward down, layer 3): reads ... where it needs ..."
+};
+
+// Empty: the program is sound. At most the first 20 findings.
+//   - every operand exists, has the type and size its op needs, and holds the value its op needs: nothing is read before it
+//     is written or after its slot was given to something else
+//   - each micro-batch contributes once to each gradient; each unit is reduced exactly once after its last contribution
+//     (dp > 1), updated exactly once from the reduced, counted gradient, and gathered once (ZeRO-1)
+//   - ops that touch one buffer on two streams are ordered by `after`; `after` points backwards only
+//   - FLOPs, scratch and bytes are what the costs pass gives; planned memory fits `device_memory`
+std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_memory = std::nullopt);
+
+// Throws UsageError with all findings.
+void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory = std::nullopt);
+
+}  // namespace molen::program
