@@ -35,9 +35,9 @@ endif()
 file(GLOB torch_gomp ${TORCH_DIR}/lib/libgomp*.so* ${TORCH_DIR}/../torch.libs/libgomp*.so*)
 
 add_library(molen_torch INTERFACE)
-target_include_directories(molen_torch SYSTEM INTERFACE ${TORCH_DIR}/include)
+# -idirafter: the wheel bundles headers of a newer fmt, which must not shadow the one we link.
 target_compile_definitions(molen_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=1 MOLEN_HAS_TORCH=1)
-target_compile_options(molen_torch INTERFACE -fopenmp)
+target_compile_options(molen_torch INTERFACE -fopenmp -idirafter${TORCH_DIR}/include)
 # --no-as-needed: the CUDA library registers its kernels when loaded, and nothing of ours names a symbol in it.
 target_link_libraries(molen_torch INTERFACE -Wl,--no-as-needed ${torch_libs} ${torch_gomp} -Wl,--as-needed -Wl,-rpath,${TORCH_DIR}/lib)
 if(torch_gomp)

@@ -1,0 +1,92 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "base/rng.h"
+#include "optim/adamw.h"
+#include "optim/schedule.h"
+
+namespace molen::optim {
+namespace {
+
+std::vector<double> normals(std::uint64_t key, std::int64_t n) {
+  std::vector<double> x(static_cast<std::size_t>(n));
+  for (std::int64_t i = 0; i < n; ++i) x[static_cast<std::size_t>(i)] = normal_at(key, static_cast<std::uint64_t>(i));
+  return x;
+}
+
+// Oracle: ATen's fused AdamW on the same numbers.
+template <class T>
+void against_aten(double tolerance) {
+  c10::InferenceMode guard;
+  constexpr std::int64_t n = 40009;
+  const auto start = normals(1, n), gradient = normals(2, n);
+  std::vector<T> p(start.begin(), start.end()), m(n, 0), v(n, 0);
+  const auto type = sizeof(T) == 4 ? at::kFloat : at::kDouble;
+  at::Tensor tp = at::from_blob(p.data(), {n}, type).clone(), tm = at::zeros({n}, type), tv = at::zeros({n}, type);
+  AdamW o;
+  o.lr = 0.01;
+  for (int step = 1; step <= 5; ++step) {
+    std::vector<T> g(gradient.begin(), gradient.end());
+    for (auto& x : g) x *= static_cast<T>(step);
+    at::Tensor tg = at::from_blob(g.data(), {n}, type).mul(0.25);
+    at::Tensor count = at::full({}, step, at::kFloat);
+    at::_fused_adamw_({tp}, {tg}, {tm}, {tv}, {}, {count}, o.lr, o.beta1, o.beta2, o.weight_decay, o.eps, false, false);
+    adamw_update<T>(o, step, true, 0.25, n, 2, g.data(), p.data(), m.data(), v.data());
+  }
+  const double error = (at::from_blob(p.data(), {n}, type) - tp).abs().max().template item<double>();
+  EXPECT_TRUE(error <= tolerance) << error;
+}
+
+// Five updates of a few roundings each on values up to about 5: 32 half-ulps of 5.
+TEST(AdamW, EqualsAtenInDouble) { against_aten<double>(32 * 5 * 0x1p-53); }
+TEST(AdamW, EqualsAtenInFloat) { against_aten<float>(32 * 5 * 0x1p-24); }
+
+TEST(AdamW, SplitsGiveTheSameBits) {
+  constexpr std::int64_t n = 5003, cut = 777;
+  const auto start = normals(3, n), gradient = normals(4, n);
+  std::vector<float> g(gradient.begin(), gradient.end());
+  std::vector<float> a(start.begin(), start.end()), b = a, m1(n), v1(n), m2(n), v2(n);
+  adamw_update<float>({}, 1, true, 1.0, n, 2, g.data(), a.data(), m1.data(), v1.data());
+  adamw_update<float>({}, 1, true, 1.0, cut, 1, g.data(), b.data(), m2.data(), v2.data());
+  adamw_update<float>({}, 1, true, 1.0, n - cut, 2, g.data() + cut, b.data() + cut, m2.data() + cut, v2.data() + cut);
+  EXPECT_EQ(a, b);
+  EXPECT_EQ(m1, m2);
+  EXPECT_EQ(v1, v2);
+}
+
+TEST(SumSquares, IsExactEnoughAndThreadIndependent) {
+  constexpr std::int64_t n = 100003;
+  const auto x = normals(5, n);
+  std::vector<float> f(x.begin(), x.end());
+  long double want = 0;
+  for (const float value : f) want += static_cast<long double>(value) * value;
+  const double one = sum_squares(f.data(), n, 1), two = sum_squares(f.data(), n, 2);
+  EXPECT_EQ(one, two);
+  EXPECT_TRUE(std::abs(one - static_cast<double>(want)) <= n * 0x1p-53 * static_cast<double>(want));
+  f[77] = NAN;
+  EXPECT_TRUE(std::isnan(sum_squares(f.data(), n, 2)));
+}
+
+TEST(Schedule, Shapes) {
+  Schedule s{ScheduleKind::kCosine, 1.0, 0.1, 10, 110, 0};
+  EXPECT_DOUBLE_EQ(s.lr(1), 0.1);
+  EXPECT_DOUBLE_EQ(s.lr(10), 1.0);
+  EXPECT_NEAR(s.lr(60), 0.55, 1e-12);
+  EXPECT_NEAR(s.lr(110), 0.1, 1e-12);
+  EXPECT_NEAR(s.lr(500), 0.1, 1e-12);
+  s.kind = ScheduleKind::kLinear;
+  EXPECT_NEAR(s.lr(60), 0.55, 1e-12);
+  s.kind = ScheduleKind::kWsd;
+  s.decay_steps = 20;
+  EXPECT_DOUBLE_EQ(s.lr(90), 1.0);
+  EXPECT_NEAR(s.lr(100), 0.55, 1e-12);
+  EXPECT_NEAR(s.lr(110), 0.1, 1e-12);
+  s.kind = ScheduleKind::kConstant;
+  EXPECT_DOUBLE_EQ(s.lr(110), 1.0);
+}
+
+}  // namespace
+}  // namespace molen::optim
