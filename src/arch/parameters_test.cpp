@@ -1,0 +1,127 @@
+#include "arch/parameters.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+
+namespace molen::arch {
+namespace {
+
+std::int64_t count(const char* name) { return num_parameters(preset(name)); }
+
+TEST(Parameters, ExactCounts) {
+  EXPECT_EQ(count("llama3-8b"), 8'030'261'248);
+  EXPECT_EQ(count("llama3-70b"), 70'553'706'496);
+  EXPECT_EQ(count("llama3-405b"), 405'853'388'800);
+  EXPECT_EQ(count("llama3.2-1b"), 1'235'814'400);
+  EXPECT_EQ(count("gpt2"), 124'439'808);
+  EXPECT_EQ(count("llama-60m"), 56'369'664);
+  EXPECT_EQ(count("llama-1.1b"), 1'100'048'384);  // TinyLlama's
+  EXPECT_EQ(count("olmo-7b"), 6'888'095'744);     // OLMo-7B-hf's
+  EXPECT_EQ(count("llama-tiny"), 8'621'312);
+}
+
+TEST(Parameters, Gpt3ShapeWithGpt2Vocabulary) {
+  Architecture a = preset("gpt-175b");
+  a.vocabulary = 50257;
+  EXPECT_EQ(num_parameters(a), 174'604'259'328);
+}
+
+TEST(Parameters, Llama32With3B) {
+  Architecture a = preset("llama3.2-1b");
+  a.layers = 28, a.hidden = 3072, a.heads = 24, a.head_dim = 128;
+  EXPECT_EQ(num_parameters(a), 3'212'749'824);
+}
+
+// Sizes as their sources print them, or as the shape works out (Viking 7B has 7.55 B).
+TEST(Parameters, CountsAgreeWithTheNames) {
+  const std::map<std::string, double> billions{{"llama3-30b", 29.8}, {"gpt-1.4b", 1.4}, {"gpt-22b", 22},   {"gpt-175b", 175},
+                                               {"gpt-1t", 1008},     {"gpt-13b", 13},   {"poro-34b", 34.2}, {"viking-7b", 7.55},
+                                               {"viking-33b", 33.1}, {"gpt-140b", 140}};
+  for (const auto& [name, expected] : billions) {
+    EXPECT_NEAR(static_cast<double>(count(name.c_str())) * 1e-9, expected, 0.02 * expected) << name;
+  }
+}
+
+std::vector<std::string> layer_names(const Architecture& a, std::int64_t layer) {
+  std::vector<std::string> names;
+  for (const Parameter& p : parameters(a)) {
+    if (p.layer == layer) names.push_back(p.name);
+  }
+  return names;
+}
+
+TEST(Parameters, LlamaStorageOrder) {
+  Architecture a = preset("llama-60m");
+  const std::string l = "model.layers.7.";
+  EXPECT_EQ(layer_names(a, 7),
+            (std::vector<std::string>{l + "input_layernorm.weight", l + "self_attn.q_proj.weight",
+                                      l + "self_attn.k_proj.weight", l + "self_attn.v_proj.weight",
+                                      l + "self_attn.o_proj.weight", l + "post_attention_layernorm.weight",
+                                      l + "mlp.gate_proj.weight", l + "mlp.up_proj.weight", l + "mlp.down_proj.weight"}));
+  EXPECT_EQ(layer_names(a, -1), (std::vector<std::string>{"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}));
+}
+
+TEST(Parameters, GptStorageOrder) {
+  const Architecture& a = preset("gpt2");
+  const std::string l = "model.layers.0.";
+  EXPECT_EQ(layer_names(a, 0),
+            (std::vector<std::string>{
+                l + "input_layernorm.weight", l + "input_layernorm.bias", l + "self_attn.q_proj.weight",
+                l + "self_attn.k_proj.weight", l + "self_attn.v_proj.weight", l + "self_attn.q_proj.bias",
+                l + "self_attn.k_proj.bias", l + "self_attn.v_proj.bias", l + "self_attn.o_proj.weight",
+                l + "self_attn.o_proj.bias", l + "post_attention_layernorm.weight", l + "post_attention_layernorm.bias",
+                l + "mlp.up_proj.weight", l + "mlp.up_proj.bias", l + "mlp.down_proj.weight", l + "mlp.down_proj.bias"}));
+  EXPECT_EQ(layer_names(a, -1),
+            (std::vector<std::string>{"model.embed_tokens.weight", "model.embed_positions.weight", "model.norm.weight",
+                                      "model.norm.bias"}));
+}
+
+TEST(Parameters, AlibiHasNoPositionsAndPlainNormNoParameters) {
+  for (const Parameter& p : parameters(preset("poro-34b"))) EXPECT_NE(p.role, Role::kPositions);
+  for (const Parameter& p : parameters(preset("olmo-7b"))) EXPECT_EQ(p.shape.size(), 2u) << p.name;
+}
+
+// What the optimizer, the initialiser and tensor parallelism rely on, for every preset.
+TEST(Parameters, EachIsNamedOnceAndFollowsTheRules) {
+  for (const Architecture& a : presets()) {
+    std::set<std::string> names;
+    std::int64_t previous = -1;
+    for (const Parameter& p : parameters(a)) {
+      EXPECT_TRUE(names.insert(p.name).second) << p.name;
+      EXPECT_EQ(p.decay, p.shape.size() == 2 && p.role != Role::kPositions) << p.name;
+      EXPECT_EQ(p.init == Init::kNormal, p.shape.size() == 2) << p.name;
+      const bool residual = p.role == Role::kOutput || p.role == Role::kDown;
+      if (p.init == Init::kNormal) {
+        const double depth = residual ? std::sqrt(2.0 * static_cast<double>(a.layers)) : 1.0;
+        EXPECT_DOUBLE_EQ(p.init_std * depth, a.init_std) << p.name;
+      }
+      EXPECT_EQ(p.shard == ShardDim::kColumns, residual) << p.name;
+      if (p.layer >= 0) {
+        EXPECT_GE(p.layer, previous) << p.name;
+        previous = p.layer;
+      }
+    }
+    EXPECT_EQ(previous, a.layers - 1);
+  }
+}
+
+TEST(Parameters, ShapesAreOutByIn) {
+  Architecture a = preset("llama-60m");
+  a.layers = 1, a.hidden = 30, a.ffn = 77, a.heads = 6, a.kv_heads = 2, a.head_dim = 10, a.vocabulary = 101;
+  std::map<Role, std::vector<std::int64_t>> shapes;
+  for (const Parameter& p : parameters(a)) shapes[p.role] = p.shape;
+  EXPECT_EQ(shapes[Role::kQuery], (std::vector<std::int64_t>{60, 30}));
+  EXPECT_EQ(shapes[Role::kValue], (std::vector<std::int64_t>{20, 30}));
+  EXPECT_EQ(shapes[Role::kOutput], (std::vector<std::int64_t>{30, 60}));
+  EXPECT_EQ(shapes[Role::kGate], (std::vector<std::int64_t>{77, 30}));
+  EXPECT_EQ(shapes[Role::kDown], (std::vector<std::int64_t>{30, 77}));
+  EXPECT_EQ(shapes[Role::kHead], (std::vector<std::int64_t>{101, 30}));
+}
+
+}  // namespace
+}  // namespace molen::arch
