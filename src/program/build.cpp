@@ -51,7 +51,7 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
     name += "." + (suffix.empty() || operand.value == Value::kResidual ? std::to_string(operand.layer) : suffix);
   }
   if (const int found = p.find_buffer(name); found >= 0) return found;
-  p.buffers.push_back({name, dtype_of(p, operand.value), elements_of(p, operand), lifetime_of(operand.value)});
+  p.buffers.push_back({name, dtype_of(p, operand.value), elements_of(p, operand), lifetime_of(p, operand.value)});
   return static_cast<int>(p.buffers.size()) - 1;
 }
 

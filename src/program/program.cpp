@@ -4,6 +4,15 @@
 
 namespace molen::program {
 
+std::string_view name_of(Lifetime lifetime) {
+  switch (lifetime) {
+    case Lifetime::kPersistent: return "persistent";
+    case Lifetime::kTransient: return "transient";
+    case Lifetime::kExternal: return "external";
+  }
+  throw Error("unknown lifetime {}", static_cast<int>(lifetime));
+}
+
 int Program::find_buffer(const std::string& name) const {
   for (std::size_t i = 0; i < buffers.size(); ++i)
     if (buffers[i].name == name) return static_cast<int>(i);

@@ -14,8 +14,9 @@
 namespace molen::program {
 
 // Persistent buffers live from start to end of the run; transient ones are undefined when an instance starts and dead when
-// it ends.
-enum class Lifetime { kPersistent, kTransient };
+// it ends; external ones belong to another program (an evaluation reads the weights of the training beside it).
+enum class Lifetime { kPersistent, kTransient, kExternal };
+std::string_view name_of(Lifetime lifetime);
 
 struct Buffer {
   std::string name;            // unique; the text form refers to buffers by it

@@ -192,7 +192,8 @@ DType dtype_of(const Program& program, Value value) {
   }
 }
 
-Lifetime lifetime_of(Value value) {
+Lifetime lifetime_of(const Program& program, Value value) {
+  if (value == Value::kParam && program.setting.purpose == Purpose::kEvaluate) return Lifetime::kExternal;
   const bool persistent = (value >= Value::kParam && value <= Value::kMaster) || value == Value::kScalars;
   return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
 }

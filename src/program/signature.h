@@ -45,7 +45,7 @@ int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
 
 std::int64_t elements_of(const Program& program, const Operand& operand);
 DType dtype_of(const Program& program, Value value);
-Lifetime lifetime_of(Value value);
+Lifetime lifetime_of(const Program& program, Value value);
 
 // Chunks of the head for one micro-batch.
 std::int64_t num_head_chunks(const Setting& setting);

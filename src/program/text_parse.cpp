@@ -117,11 +117,10 @@ class Parser {
   }
 
   void buffer(const std::vector<std::string>& w) {
-    if (w.size() != 5) fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient'");
+    if (w.size() != 5) fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external'");
     if (program_.find_buffer(w[1]) >= 0) fail("buffer '" + w[1] + "' stands twice");
-    if (w[4] != "persistent" && w[4] != "transient") fail("expected persistent or transient, got '" + w[4] + "'");
     program_.buffers.push_back({w[1], dtype_from_name(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
-                                w[4] == "persistent" ? Lifetime::kPersistent : Lifetime::kTransient});
+                                choice<Lifetime>(w[4], std::array{Lifetime::kPersistent, Lifetime::kTransient, Lifetime::kExternal}, "lifetime")});
   }
 
   int body_index(const std::string& name) const {

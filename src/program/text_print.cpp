@@ -68,8 +68,8 @@ std::string print_all(const Program& p, const MemoryPlan* plan) {
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];
-    text += fmt::format("buffer {} {} {} {}", b.name, name_of(b.dtype), b.elements, b.lifetime == Lifetime::kPersistent ? "persistent" : "transient");
-    if (plan) text += fmt::format("  # at {}, {}", plan->buffer_offset[i], human(b.bytes()));
+    text += fmt::format("buffer {} {} {} {}", b.name, name_of(b.dtype), b.elements, name_of(b.lifetime));
+    if (plan && b.lifetime != Lifetime::kExternal) text += fmt::format("  # at {}, {}", plan->buffer_offset[i], human(b.bytes()));
     text += '\n';
   }
   for (std::size_t b = 0; b < p.bodies.size(); ++b) {

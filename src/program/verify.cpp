@@ -132,7 +132,7 @@ class Verifier {
 
   bool fits(const Expanded& e, const Use& use, const Operand& want) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
-    if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) || b.lifetime != lifetime_of(want.value)) {
+    if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) || b.lifetime != lifetime_of(p_, want.value)) {
       report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype), name_of(want.value),
              elements_of(p_, want), name_of(dtype_of(p_, want.value)));
       return false;
@@ -156,7 +156,7 @@ class Verifier {
   }
 
   void read(const Expanded& e, const Use& use, const Operand& want) {
-    if (!fits(e, use, want) || lifetime_of(want.value) == Lifetime::kPersistent) return;
+    if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     const Held& held = held_[static_cast<std::size_t>(use.buffer)];
     const bool right = held.defined && held.value == want.value && held.layer == want.layer && held.micro_batch == e.micro_batch;
     if (!right) {
@@ -168,7 +168,7 @@ class Verifier {
   }
 
   void write(const Expanded& e, const Use& use, const Operand& want) {
-    if (!fits(e, use, want) || lifetime_of(want.value) == Lifetime::kPersistent) return;
+    if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     held_[static_cast<std::size_t>(use.buffer)] = {true, want.value, want.layer, e.micro_batch};
   }
 

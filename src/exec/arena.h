@@ -1,0 +1,48 @@
+// The arena: one block of memory per rank in which the plan has placed every buffer and every op's scratch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/units.h"
+
+namespace molen::exec {
+
+at::ScalarType to_aten(DType dtype);
+
+class Arena {
+ public:
+  // Zero-filled. Throws Error with the size if the device has no such memory.
+  Arena(Bytes size, at::Device device);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  Bytes size() const { return size_; }
+  at::Device device() const { return device_; }
+  void* at(std::int64_t offset) const { return static_cast<char*>(base_) + offset; }
+  // A view of `elements` elements; the arena outlives it.
+  at::Tensor view(std::int64_t offset, DType dtype, at::IntArrayRef shape) const;
+
+ private:
+  Bytes size_;
+  at::Device device_;
+  void* base_ = nullptr;
+  at::Tensor device_block_;   // owns the memory on an accelerator
+};
+
+// While one of these lives on a thread, ATen allocations made by that thread are served from `scratch` (a block of the arena)
+// and fail loudly beyond it. Outside, ATen allocates as always. CPU only.
+class AllocationGuard {
+ public:
+  AllocationGuard(void* scratch, std::int64_t capacity);
+  ~AllocationGuard();
+  AllocationGuard(const AllocationGuard&) = delete;
+  AllocationGuard& operator=(const AllocationGuard&) = delete;
+  std::int64_t high_water() const;
+  static void install();   // once per process
+};
+
+}  // namespace molen::exec

@@ -1,0 +1,39 @@
+// Binding: a step of a program becomes a callable on tensors in the arena. Operands are bound by position (program/signature.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "exec/executor.h"
+#include "math/scratch.h"
+#include "model/parts.h"
+#include "program/program.h"
+
+namespace molen::exec {
+
+// What ops of one step share besides buffers.
+struct RunState {
+  const StepInput* input = nullptr;
+  bool non_finite = false;
+  std::vector<std::int32_t> ids, labels;   // staging where the device is not the host
+};
+
+struct BindContext {
+  const program::Program& program;
+  int dp_rank = 0;
+  comm::Communicator* dp = nullptr;
+  std::function<at::Tensor(int buffer)> flat;   // the whole buffer, one-dimensional
+  const model::RopeTable& rope;
+  const std::vector<arch::Parameter>& parameters;
+};
+
+using Kernel = std::function<void(RunState&, math::Scratch&)>;
+Kernel bind(const BindContext& context, const program::Step& step);
+
+// Range of elements that `use` names in its buffer on this rank.
+std::pair<std::int64_t, std::int64_t> range_of(const program::Program& program, const program::Use& use, int dp_rank);
+
+}  // namespace molen::exec

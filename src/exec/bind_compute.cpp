@@ -1,0 +1,239 @@
+// Compute ops: operands by position to the functions of model/parts.h.
+#include "exec/bind_compute.h"
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "program/signature.h"
+
+namespace molen::exec {
+namespace {
+
+using arch::Part;
+using arch::Role;
+
+// The operands of one step as tensors of the shapes that model/parts.h names.
+class Operands {
+ public:
+  Operands(const BindContext& context, const program::Step& step) : c_(context), step_(step) {}
+
+  std::int64_t tokens() const { return c_.program.setting.tokens(); }
+  at::Tensor read(std::size_t i, at::IntArrayRef shape) const { return c_.flat(step_.reads.at(i).buffer).view(shape); }
+  at::Tensor write(std::size_t i, at::IntArrayRef shape) const { return c_.flat(step_.writes.at(i).buffer).view(shape); }
+  at::Tensor read_rows(std::size_t i) const { return read(i, {tokens(), -1}); }
+  at::Tensor write_rows(std::size_t i) const { return write(i, {tokens(), -1}); }
+
+  model::NormSaved stats(int buffer) const {
+    const at::Tensor flat = c_.flat(buffer);
+    model::NormSaved saved;
+    saved.rstd_N = flat.narrow(0, 0, tokens());
+    if (c_.program.arch.norm != arch::Norm::kRms) saved.mean_N = flat.narrow(0, tokens(), tokens());
+    return saved;
+  }
+  model::NormSaved read_stats(std::size_t i) const { return stats(step_.reads.at(i).buffer); }
+  model::NormSaved write_stats(std::size_t i) const { return stats(step_.writes.at(i).buffer); }
+
+  // The weight of a role in the unit that operand `buffer` holds; undefined where the architecture has none. `rows` > 0 widens
+  // it over the parameters that lie behind it (q|k|v, gate|up).
+  at::Tensor weight(int buffer, Role role, std::int64_t rows = 0) const {
+    const int unit = c_.program.unit_of_buffer(buffer);
+    MOLEN_CHECK(unit >= 0, "operand {} is no unit", c_.program.buffers[static_cast<std::size_t>(buffer)].name);
+    for (const auto& entry : c_.program.units[static_cast<std::size_t>(unit)].entries) {
+      const auto& parameter = c_.parameters[static_cast<std::size_t>(entry.parameter)];
+      if (parameter.role != role) continue;
+      std::vector<std::int64_t> shape = parameter.shape;
+      if (rows > 0) shape[0] = rows;
+      std::int64_t elements = 1;
+      for (const std::int64_t n : shape) elements *= n;
+      return c_.flat(buffer).narrow(0, entry.offset, elements).view(shape);
+    }
+    return {};
+  }
+
+  model::Linear linear(int buffer, Role weight_role, Role bias_role, std::int64_t rows = 0) const {
+    return {weight(buffer, weight_role, rows), has_bias() ? weight(buffer, bias_role, rows) : at::Tensor()};
+  }
+  model::NormWeights norm(int buffer, Role weight_role, Role bias_role) const {
+    if (c_.program.arch.norm == arch::Norm::kLayerPlain) return {};
+    return {weight(buffer, weight_role), c_.program.arch.norm == arch::Norm::kLayer ? weight(buffer, bias_role) : at::Tensor()};
+  }
+  bool has_bias() const { return c_.program.arch.biases; }
+  int read_id(std::size_t i) const { return step_.reads.at(i).buffer; }
+  int write_id(std::size_t i) const { return step_.writes.at(i).buffer; }
+  const arch::Architecture& arch() const { return c_.program.arch; }
+
+  model::Linear qkv(int buffer) const { return linear(buffer, Role::kQuery, Role::kQueryBias, arch().qkv_size()); }
+  model::Linear up(int buffer) const {
+    return arch().gated() ? linear(buffer, Role::kGate, Role::kUpBias, arch().up_size()) : linear(buffer, Role::kUp, Role::kUpBias);
+  }
+  model::NormWeights norm1(int buffer) const { return norm(buffer, Role::kAttentionNorm, Role::kAttentionNormBias); }
+  model::NormWeights norm2(int buffer) const { return norm(buffer, Role::kMlpNorm, Role::kMlpNormBias); }
+  model::NormWeights final_norm(int buffer) const { return norm(buffer, Role::kFinalNorm, Role::kFinalNormBias); }
+
+ private:
+  const BindContext& c_;
+  const program::Step& step_;
+};
+
+struct Common {
+  arch::Architecture arch;
+  arch::PartShape shape;
+  bool accumulate;
+  model::Context context(math::Scratch& scratch) const { return {arch, shape, scratch, accumulate}; }
+};
+
+Kernel bind_forward(const Operands& o, const Common& common, const program::Compute& op, const model::RopeTable& rope) {
+  const std::int64_t n = o.tokens();
+  switch (op.part) {
+    case Part::kEmbed: {
+      auto ids = o.read(0, {n}), table = o.weight(o.read_id(1), Role::kEmbedding), positions = o.weight(o.read_id(1), Role::kPositions);
+      auto x = o.write_rows(0);
+      return [=](RunState&, math::Scratch& s) mutable { model::embed_forward(common.context(s), ids, table, positions, x); };
+    }
+    case Part::kNormQkv: {
+      auto x = o.read_rows(0), out = o.write_rows(0);
+      auto norm = o.norm1(o.read_id(1));
+      auto qkv = o.qkv(o.read_id(1));
+      auto stats = o.write_stats(1);
+      return [=, &rope](RunState&, math::Scratch& s) mutable { model::norm_qkv_forward(common.context(s), x, norm, qkv, rope, stats, out); };
+    }
+    case Part::kAttention: {
+      auto qkv = o.read_rows(0), out = o.write_rows(0);
+      auto lse = o.write(1, {common.shape.batch, common.arch.heads, common.shape.sequence});
+      return [=](RunState&, math::Scratch& s) mutable { model::attention_forward(common.context(s), qkv, out, lse); };
+    }
+    case Part::kOutProjection: {
+      auto attention = o.read_rows(0), x = o.read_rows(1), mid = o.write_rows(0);
+      auto output = o.linear(o.read_id(2), Role::kOutput, Role::kOutputBias);
+      return [=](RunState&, math::Scratch& s) mutable { model::output_projection_forward(common.context(s), attention, x, output, mid); };
+    }
+    case Part::kNormUp: {
+      auto mid = o.read_rows(0), out = o.write_rows(0);
+      auto norm = o.norm2(o.read_id(1));
+      auto up = o.up(o.read_id(1));
+      auto stats = o.write_stats(1);
+      return [=](RunState&, math::Scratch& s) mutable { model::norm_up_forward(common.context(s), mid, norm, up, stats, out); };
+    }
+    case Part::kActivation: {
+      auto up = o.read_rows(0), a = o.write_rows(0);
+      return [=](RunState&, math::Scratch& s) mutable { model::activation_forward(common.context(s), up, a); };
+    }
+    case Part::kDown: {
+      auto a = o.read_rows(0), mid = o.read_rows(1), y = o.write_rows(0);
+      auto down = o.linear(o.read_id(2), Role::kDown, Role::kDownBias);
+      return [=](RunState&, math::Scratch& s) mutable { model::down_forward(common.context(s), a, mid, down, y); };
+    }
+    case Part::kFinalNorm: {
+      auto x = o.read_rows(0), y = o.write_rows(0);
+      auto norm = common.arch.norm == arch::Norm::kLayerPlain ? model::NormWeights{} : o.final_norm(o.read_id(1));
+      auto stats = o.write_stats(1);
+      return [=](RunState&, math::Scratch& s) mutable { model::final_norm_forward(common.context(s), x, norm, stats, y); };
+    }
+    case Part::kHead: break;
+  }
+  throw Error("the head is bound apart");
+}
+
+Kernel bind_backward(const Operands& o, const Common& common, const program::Compute& op, const model::RopeTable& rope) {
+  const std::int64_t n = o.tokens();
+  switch (op.part) {
+    case Part::kEmbed: {
+      auto ids = o.read(0, {n}), d_x = o.read_rows(1);
+      auto d_table = o.weight(o.write_id(0), Role::kEmbedding), d_positions = o.weight(o.write_id(0), Role::kPositions);
+      return [=](RunState&, math::Scratch& s) mutable { model::embed_backward(common.context(s), ids, d_x, d_table, d_positions); };
+    }
+    case Part::kNormQkv: {
+      auto d_qkv = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
+      auto stats = o.read_stats(2);
+      auto norm = o.norm1(o.read_id(3)), d_norm = o.norm1(o.write_id(1));
+      auto qkv = o.qkv(o.read_id(3)), d_w = o.qkv(o.write_id(1));
+      return [=, &rope](RunState&, math::Scratch& s) mutable {
+        model::norm_qkv_backward(common.context(s), d_qkv, x, stats, norm, qkv, rope, d_x, d_norm, d_w);
+      };
+    }
+    case Part::kAttention: {
+      auto d_o = o.read_rows(0), qkv = o.read_rows(1), out = o.read_rows(2), d_qkv = o.write_rows(0);
+      auto lse = o.read(3, {common.shape.batch, common.arch.heads, common.shape.sequence});
+      return [=](RunState&, math::Scratch& s) mutable { model::attention_backward(common.context(s), d_o, qkv, out, lse, d_qkv); };
+    }
+    case Part::kOutProjection: {
+      auto d_x = o.read_rows(0), attention = o.read_rows(1), d_o = o.write_rows(0);
+      auto output = o.linear(o.read_id(2), Role::kOutput, Role::kOutputBias), d_w = o.linear(o.write_id(1), Role::kOutput, Role::kOutputBias);
+      return [=](RunState&, math::Scratch& s) mutable { model::output_projection_backward(common.context(s), d_x, attention, output, d_o, d_w); };
+    }
+    case Part::kNormUp: {
+      auto d_up = o.read_rows(0), mid = o.read_rows(1), d_x = o.write_rows(0);
+      auto stats = o.read_stats(2);
+      auto norm = o.norm2(o.read_id(3)), d_norm = o.norm2(o.write_id(1));
+      auto up = o.up(o.read_id(3)), d_w = o.up(o.write_id(1));
+      return [=](RunState&, math::Scratch& s) mutable { model::norm_up_backward(common.context(s), d_up, mid, stats, norm, up, d_x, d_norm, d_w); };
+    }
+    case Part::kActivation: {
+      auto d_a = o.read_rows(0), up = o.read_rows(1), d_up = o.write_rows(0);
+      return [=](RunState&, math::Scratch& s) mutable { model::activation_backward(common.context(s), d_a, up, d_up); };
+    }
+    case Part::kDown: {
+      auto d_x = o.read_rows(0), a = o.read_rows(1), d_a = o.write_rows(0);
+      auto down = o.linear(o.read_id(2), Role::kDown, Role::kDownBias), d_w = o.linear(o.write_id(1), Role::kDown, Role::kDownBias);
+      return [=](RunState&, math::Scratch& s) mutable { model::down_backward(common.context(s), d_x, a, down, d_a, d_w); };
+    }
+    case Part::kFinalNorm: {
+      auto d_y = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
+      auto stats = o.read_stats(2);
+      const bool plain = common.arch.norm == arch::Norm::kLayerPlain;
+      auto norm = plain ? model::NormWeights{} : o.final_norm(o.read_id(3)), d_norm = plain ? model::NormWeights{} : o.final_norm(o.write_id(1));
+      return [=](RunState&, math::Scratch& s) mutable { model::final_norm_backward(common.context(s), d_y, x, stats, norm, d_x, d_norm); };
+    }
+    case Part::kHead: break;
+  }
+  throw Error("the head is bound apart");
+}
+
+void add_losses(const at::Tensor& losses, at::Tensor& scalars) {
+  if (!losses.device().is_cpu()) {
+    scalars.select(0, program::kLossSum).add_(losses.sum(at::kDouble));
+    return;
+  }
+  // In order and in double, without ATen: its sum would allocate.
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < losses.numel(); ++i)
+    sum += losses.scalar_type() == at::kDouble ? losses.data_ptr<double>()[i] : static_cast<double>(losses.data_ptr<float>()[i]);
+  scalars.data_ptr<double>()[program::kLossSum] += sum;
+}
+
+Kernel bind_head(const Operands& o, const Common& common, const program::Compute& op, double grad_scale) {
+  const std::int64_t first = op.chunk * arch::kHeadChunk, count = common.shape.chunk;
+  const Role role = common.arch.tied ? Role::kEmbedding : Role::kHead;
+  auto y = o.read_rows(0).narrow(0, first, count), labels = o.read(1, {o.tokens()}).narrow(0, first, count);
+  auto head = o.weight(o.read_id(2), role);
+  auto losses = o.write(0, {o.tokens()}).narrow(0, first, count);
+  auto scalars = o.write(1, {program::kNumScalars});
+  if (op.pass == program::ComputePass::kForward)
+    return [=](RunState&, math::Scratch& s) mutable {
+      model::head_loss_forward(common.context(s), y, labels, head, losses);
+      add_losses(losses, scalars);
+    };
+  auto d_y = o.write_rows(2).narrow(0, first, count), d_head = o.weight(o.write_id(3), role);
+  return [=](RunState&, math::Scratch& s) mutable {
+    model::head_loss(common.context(s), y, labels, head, grad_scale, losses, d_y, d_head);
+    add_losses(losses, scalars);
+  };
+}
+
+}  // namespace
+
+Kernel bind_compute(const BindContext& context, const program::Step& step, const program::Compute& op) {
+  const auto& setting = context.program.setting;
+  Common common{context.program.arch, {setting.micro_batch, setting.sequence, 0, setting.compute, setting.threads, setting.kernels}, op.accumulate};
+  const Operands operands(context, step);
+  if (op.part == Part::kHead) {
+    common.shape.chunk = std::min(arch::kHeadChunk, setting.tokens() - op.chunk * arch::kHeadChunk);
+    // Gradients are of the mean over all places of the global batch; ClipScale corrects for places without a label.
+    const double scale = 1.0 / (static_cast<double>(setting.global_batch) * static_cast<double>(setting.sequence));
+    return bind_head(operands, common, op, scale);
+  }
+  return op.pass == program::ComputePass::kBackward ? bind_backward(operands, common, op, context.rope)
+                                                    : bind_forward(operands, common, op, context.rope);
+}
+
+}  // namespace molen::exec

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "exec/bind.h"
+
+namespace molen::exec {
+
+// The compute ops of bind(); apart because each part binds its own operands.
+Kernel bind_compute(const BindContext& context, const program::Step& step, const program::Compute& op);
+
+}  // namespace molen::exec

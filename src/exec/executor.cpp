@@ -1,0 +1,258 @@
+#include "exec/executor.h"
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "exec/bind.h"
+#include "program/signature.h"
+
+namespace molen::exec {
+namespace {
+
+// Which ops have ended, across the rank's threads. Waiting ends early when any thread of the rank has failed.
+class Progress {
+ public:
+  explicit Progress(std::size_t ops) : done_(ops) {}
+
+  void reset() {
+    for (auto& d : done_) d.store(0, std::memory_order_relaxed);
+    failed_.store(false, std::memory_order_relaxed);
+  }
+  void mark(std::size_t op) {
+    done_[op].store(1, std::memory_order_release);
+    done_[op].notify_all();
+  }
+  // False if another thread of the rank has failed.
+  bool wait(std::size_t op) {
+    done_[op].wait(0, std::memory_order_acquire);
+    return !failed_.load(std::memory_order_acquire);
+  }
+  void fail() {
+    failed_.store(true, std::memory_order_release);
+    for (auto& d : done_) {
+      d.store(1, std::memory_order_release);
+      d.notify_all();
+    }
+  }
+
+ private:
+  std::vector<std::atomic<std::uint32_t>> done_;
+  std::atomic<bool> failed_{false};
+};
+
+constexpr unsigned char kPoison = 0xff;   // every floating type reads it as NaN
+
+}  // namespace
+
+class Executor::Impl {
+ public:
+  Impl(program::Program program, int dp_rank, comm::Communicator* dp, Options options, const Executor* owner)
+      : program_(std::move(program)), dp_rank_(dp_rank), dp_(dp), options_(options), plan_(program::plan_memory(program_)),
+        ops_(program::expand(program_)), parameters_(arch::parameters(program_.arch)), progress_(ops_.size()) {
+    AllocationGuard::install();
+    place(owner);
+    const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
+    rope_ = model::make_rope_table(program_.arch, program_.setting.sequence, table, options_.device);
+    const BindContext context{program_, dp_rank_, dp_, [this](int buffer) { return flat(buffer); }, rope_, parameters_};
+    for (std::size_t b = 0; b < program_.bodies.size(); ++b) {
+      bound_.emplace_back();
+      for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k) bound_[b].push_back(bind(context, program_.bodies[b].steps[k]));
+    }
+    find_deaths();
+    measured_.assign(ops_.size(), 0);
+    for (const auto& e : ops_) has_comm_ = has_comm_ || e.step->stream != program::Stream::kCompute;
+  }
+
+  StepResult run(const StepInput& input) {
+    RunState state;
+    state.input = &input;
+    StepResult result;
+    result.timeline.ops.assign(ops_.size(), {});
+    progress_.reset();
+    start_ns_ = now_ns();
+    std::exception_ptr comm_error;
+    std::thread comm;
+    if (has_comm_)
+      comm = std::thread([&] {
+        at::set_num_threads(1);
+        comm_error = run_stream(program::Stream::kDpComm, state, result.timeline);
+      });
+    const std::exception_ptr compute_error = run_stream(program::Stream::kCompute, state, result.timeline);
+    if (comm.joinable()) comm.join();
+    if (compute_error) std::rethrow_exception(compute_error);
+    if (comm_error) std::rethrow_exception(comm_error);
+    result.timeline.total_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+    read_scalars(state, result);
+    return result;
+  }
+
+  at::Tensor flat(int buffer) const {
+    const auto& b = program_.buffers.at(static_cast<std::size_t>(buffer));
+    if (b.lifetime == program::Lifetime::kExternal) {
+      MOLEN_CHECK(owner_ != nullptr, "external buffer {} without an owner", b.name);
+      return owner_->flat(owner_->program_.buffer(b.name));
+    }
+    return arena_->view(base_ + plan_.buffer_offset[static_cast<std::size_t>(buffer)], b.dtype, {b.elements});
+  }
+
+  program::Program program_;
+  int dp_rank_;
+  comm::Communicator* dp_;
+  Options options_;
+  program::MemoryPlan plan_;
+  std::vector<program::Expanded> ops_;
+  std::vector<arch::Parameter> parameters_;
+  std::vector<std::int64_t> measured_;
+
+ private:
+  // A program that borrows another's weights also runs in its transient space where it fits: the two never run at once.
+  void place(const Executor* owner) {
+    if (owner) {
+      owner_ = owner->impl_.get();
+      const std::int64_t space = owner_->plan_.peak.value - owner_->plan_.persistent.value;
+      if (plan_.peak.value <= space) {
+        arena_ = owner_->arena_;
+        base_ = owner_->base_ + owner_->plan_.persistent.value;
+        return;
+      }
+    }
+    arena_ = std::make_shared<Arena>(plan_.peak, options_.device);
+  }
+
+  // For each op of each body: the transient buffers whose lifetime ends with it.
+  void find_deaths() {
+    for (std::size_t b = 0; b < program_.bodies.size(); ++b) {
+      deaths_.emplace_back(program_.bodies[b].steps.size());
+      for (std::size_t i = 0; i < program_.buffers.size(); ++i)
+        if (program_.buffers[i].lifetime == program::Lifetime::kTransient && plan_.live[b][i].first >= 0)
+          deaths_[b][static_cast<std::size_t>(plan_.live[b][i].last)].push_back(static_cast<int>(i));
+    }
+  }
+
+  std::exception_ptr run_stream(program::Stream stream, RunState& state, program::Timeline& timeline) {
+    const c10::InferenceMode inference;
+    try {
+      for (std::size_t i = 0; i < ops_.size(); ++i) {
+        const auto& e = ops_[i];
+        if (e.step->stream != stream) continue;
+        for (const int a : e.after)
+          if (ops_[static_cast<std::size_t>(a)].step->stream != stream && !progress_.wait(static_cast<std::size_t>(a))) return nullptr;
+        run_op(i, state, timeline);
+        progress_.mark(i);
+      }
+    } catch (...) {
+      progress_.fail();
+      if (dp_) dp_->abort("a rank failed");
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+
+  void run_op(std::size_t i, RunState& state, program::Timeline& timeline) {
+    const auto& e = ops_[i];
+    auto& time = timeline.ops[i];
+    time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+    if (!(e.step->unless && state.non_finite)) {
+      const auto body = static_cast<std::size_t>(e.body), op = static_cast<std::size_t>(e.op);
+      const std::int64_t offset = plan_.scratch_offset[body][op];
+      void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;
+      math::Scratch scratch(base, e.step->scratch.value);
+      const bool guarded = e.step->stream == program::Stream::kCompute && options_.device.is_cpu();
+      std::int64_t aten = 0;
+      try {
+        if (guarded) {
+          // ATen may allocate only where the op's kernels are ATen's; elsewhere scratch belongs to our own kernels.
+          const bool serve = program_.setting.kernels == arch::Kernels::kAten;
+          const AllocationGuard guard(base, serve ? e.step->scratch.value : 0);
+          bound_[body][op](state, scratch);
+          aten = guard.high_water();
+        } else {
+          bound_[body][op](state, scratch);
+          if (!options_.device.is_cpu()) at::accelerator::synchronizeDevice(options_.device.index());
+        }
+      } catch (const std::exception& error) {
+        throw Error("{}\n  in op %{} of body {}: {}  <-- here", error.what(), e.op, program_.bodies[body].name, program::kind_of(e.step->op));
+      }
+      record_memory(i, offset, std::max(scratch.high_water(), aten));
+      if (options_.poison_dead) poison(e);
+    }
+    time.end_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+  }
+
+  void record_memory(std::size_t i, std::int64_t scratch_offset, std::int64_t scratch_used) {
+    const auto& e = ops_[i];
+    std::int64_t top = plan_.persistent.value;
+    for (std::size_t b = 0; b < program_.buffers.size(); ++b) {
+      const auto& buffer = program_.buffers[b];
+      if (buffer.lifetime == program::Lifetime::kTransient && plan_.live[static_cast<std::size_t>(e.body)][b].live(e.op))
+        top = std::max(top, plan_.buffer_offset[b] + math::Scratch::aligned(buffer.bytes().value));
+    }
+    if (scratch_offset >= 0) top = std::max(top, scratch_offset + math::Scratch::aligned(scratch_used));
+    measured_[i] = top;
+  }
+
+  void poison(const program::Expanded& e) {
+    if (!options_.device.is_cpu() || e.step->stream != program::Stream::kCompute) return;
+    for (const int buffer : deaths_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)]) {
+      at::Tensor t = flat(buffer);
+      std::memset(t.data_ptr(), kPoison, t.nbytes());
+    }
+  }
+
+  void read_scalars(const RunState& state, StepResult& result) const {
+    const at::Tensor host = flat(program_.buffer("scalars")).to(at::kCPU);
+    const double* s = host.data_ptr<double>();
+    result.loss_sum = s[program::kLossSum];
+    result.valid_tokens = s[program::kValidTokens];
+    result.grad_norm = s[program::kGradNorm];
+    result.non_finite = state.non_finite;
+  }
+
+  Impl* owner_ = nullptr;
+  std::shared_ptr<Arena> arena_;
+  std::int64_t base_ = 0;
+  model::RopeTable rope_;
+  std::vector<std::vector<Kernel>> bound_;
+  std::vector<std::vector<std::vector<int>>> deaths_;
+  Progress progress_;
+  std::int64_t start_ns_ = 0;
+  bool has_comm_ = false;
+};
+
+Executor::Executor(program::Program program, int dp_rank, comm::Communicator* dp, Options options, const Executor* weights)
+    : impl_(std::make_unique<Impl>(std::move(program), dp_rank, dp, options, weights)) {}
+Executor::~Executor() = default;
+
+StepResult Executor::run(const StepInput& input) { return impl_->run(input); }
+const program::Program& Executor::program() const { return impl_->program_; }
+const program::MemoryPlan& Executor::memory() const { return impl_->plan_; }
+const std::vector<program::Expanded>& Executor::ops() const { return impl_->ops_; }
+const std::vector<std::int64_t>& Executor::measured_high_water() const { return impl_->measured_; }
+at::Tensor Executor::losses() const { return impl_->flat(impl_->program_.buffer("losses")); }
+
+at::Tensor Executor::state(const std::string& family, int unit) const {
+  const auto& name = impl_->program_.units.at(static_cast<std::size_t>(unit)).name;
+  const auto [first, last] = state_range(family, unit);
+  return impl_->flat(impl_->program_.buffer(family + "." + name)).narrow(0, 0, last - first);
+}
+
+bool Executor::has_state(const std::string& family) const {
+  return impl_->program_.find_buffer(family + "." + impl_->program_.units.at(0).name) >= 0;
+}
+
+std::pair<std::int64_t, std::int64_t> Executor::state_range(const std::string& family, int unit) const {
+  const auto& p = impl_->program_;
+  const std::int64_t elements = p.units.at(static_cast<std::size_t>(unit)).elements;
+  const bool sharded = family == "m" || family == "v" || family == "master";
+  if (!sharded || p.setting.zero == 0) return {0, elements};
+  return program::owned_range(elements, impl_->dp_rank_, p.setting.data_ranks);
+}
+
+}  // namespace molen::exec
