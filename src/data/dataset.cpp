@@ -1,0 +1,203 @@
+#include "data/dataset.h"
+
+#include <algorithm>
+#include <limits>
+#include <numbers>
+#include <set>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/rng.h"
+#include "base/suggest.h"
+
+namespace molen::data {
+namespace {
+
+// Sizes against the manifest, then hashes where the shard is small, else 16 stretches of tokens.
+void check_shard(const ShardReader& reader, const ShardRecord& record, std::int64_t vocabulary, std::int64_t hash_limit) {
+  const std::string prefix = reader.prefix().string();
+  if (reader.bin_bytes() != record.bin.bytes || reader.tokens() != record.tokens ||
+      reader.index().document_count() != record.documents)
+    throw UsageError("{}: {} documents, {} tokens, {} bytes; its manifest says {}, {}, {}: truncated or altered, run "
+                     "`molen data prepare` again",
+                     prefix, reader.index().document_count(), reader.tokens(), reader.bin_bytes(), record.documents,
+                     record.tokens, record.bin.bytes);
+  if (record.bin.bytes + record.idx.bytes <= hash_limit) {
+    for (const auto& [file, expected] : {std::pair{prefix + ".bin", record.bin.sha256}, {prefix + ".idx", record.idx.sha256}})
+      if (sha256_file(file) != expected)
+        throw UsageError("{}: its SHA-256 is not the one in the manifest: altered; run `molen data prepare` again", file);
+  }
+  std::vector<std::int32_t> sample(static_cast<std::size_t>(std::min<std::int64_t>(4096, reader.tokens())));
+  for (std::int64_t i = 0; i < 16; ++i)
+    reader.read((reader.tokens() - static_cast<std::int64_t>(sample.size())) / 15 * i, sample, vocabulary);
+}
+
+void check_options(const OpenOptions& options) {
+  if (options.sequence_length < 1) throw UsageError("data.sequence_length: {} must be at least 1", options.sequence_length);
+  if (options.vocabulary < 1 || options.vocabulary > std::numeric_limits<std::int32_t>::max())
+    throw UsageError("model.vocabulary: {} is impossible", options.vocabulary);
+}
+
+std::string join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
+  return text;
+}
+
+}  // namespace
+
+TokenStream::TokenStream(const fs::path& path, const std::vector<std::string>& languages, const OpenOptions& options)
+    : vocabulary_(options.vocabulary) {
+  check_options(options);
+  const Manifest manifest = read_manifest(path);
+  const fs::path folder = manifest_folder(path);
+  check_tokenizer(manifest, path.string(), options.tokenizer_fingerprint, options.vocabulary);
+  std::set<std::string> present;
+  for (const ShardRecord& shard : manifest.shards) present.insert(shard.language);
+  const std::vector<std::string> names(present.begin(), present.end());
+  for (const std::string& language : languages)
+    if (!present.contains(language))
+      throw UsageError("{}: no shard in language '{}' (there are: {}){}", path.string(), language, join(names),
+                       did_you_mean(language, names));
+  end_of_text_ = manifest.tokenizer.end_of_text;
+  Sha256 hash;
+  for (const ShardRecord& record : manifest.shards) {
+    if (!languages.empty() && std::find(languages.begin(), languages.end(), record.language) == languages.end()) continue;
+    auto reader = std::make_unique<ShardReader>(folder / record.name);
+    // Tokens beyond the tokenizer's own vocabulary are damage even where the model's is larger.
+    check_shard(*reader, record, manifest.tokenizer.vocabulary, options.hash_limit);
+    hash.update(record.bin.sha256.data(), record.bin.sha256.size());
+    text_bytes_ += record.text_bytes;
+    if (reader->tokens() == 0) continue;
+    starts_.push_back(starts_.back() + reader->tokens());
+    shards_.push_back(std::move(reader));
+  }
+  digest_ = hash.hex();
+  if (tokens() == 0) throw UsageError("{}: holds no tokens", path.string());
+}
+
+void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
+  MOLEN_CHECK(first >= 0 && first < tokens(), "token {} of {}", first, tokens());
+  auto shard = static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin() - 1);
+  std::int64_t at = first - starts_[shard];
+  while (!out.empty()) {
+    const std::int64_t left = shards_[shard]->tokens() - at;
+    const auto take = static_cast<std::size_t>(std::min<std::int64_t>(left, static_cast<std::int64_t>(out.size())));
+    shards_[shard]->read(at, out.first(take), vocabulary_);
+    out = out.subspan(take);
+    shard = (shard + 1) % shards_.size();
+    at = 0;
+  }
+}
+
+Dataset::Dataset(const std::vector<DataEntry>& entries, std::uint64_t seed, const OpenOptions& options)
+    : seed_(seed), options_(options) {
+  check_options(options);
+  const auto weighted = std::count_if(entries.begin(), entries.end(), [](const DataEntry& e) { return e.weight.has_value(); });
+  if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(entries.size()))
+    throw UsageError("data.train: {} of {} entries have a weight; give one to each or to none", weighted, entries.size());
+  for (const DataEntry& entry : entries) {
+    Component component{entry, std::make_unique<TokenStream>(entry.path, entry.languages, options), 0, 0};
+    component.windows = component.stream->tokens() / options.sequence_length;
+    if (component.stream->tokens() < options.sequence_length + 1)
+      throw UsageError("{}: {} tokens, fewer than one sequence of {} and its next token; lower data.sequence_length",
+                       entry.path.string(), component.stream->tokens(), options.sequence_length);
+    component.key = stream_key(seed, fmt::format("data.train[{}]", components_.size()));
+    weights_.push_back(entry.weight.value_or(static_cast<double>(component.stream->tokens())));
+    components_.push_back(std::move(component));
+  }
+  mixture_.emplace(weights_);
+}
+
+std::int64_t Dataset::tokens() const {
+  std::int64_t sum = 0;
+  for (const Component& component : components_) sum += component.stream->tokens();
+  return sum;
+}
+
+std::int64_t Dataset::sequences() const {
+  std::int64_t sum = 0;
+  for (const Component& component : components_) sum += component.windows;
+  return sum;
+}
+
+Dataset::Origin Dataset::origin(std::int64_t global_sample) const {
+  const Mixture::Place place = mixture_->at(global_sample);
+  const Component& c = components_[static_cast<std::size_t>(place.component)];
+  const std::int64_t epoch = place.index / c.windows;
+  const auto tokens = static_cast<std::uint64_t>(c.stream->tokens());
+  const std::uint64_t key = philox(c.key, static_cast<std::uint64_t>(epoch))[0] |
+                            static_cast<std::uint64_t>(philox(c.key, static_cast<std::uint64_t>(epoch))[1]) << 32;
+  const std::uint64_t offset = permute_at(key, 0, tokens);
+  const std::uint64_t window = permute_at(~key, static_cast<std::uint64_t>(place.index % c.windows),
+                                          static_cast<std::uint64_t>(c.windows));
+  const std::uint64_t first = (offset + window * static_cast<std::uint64_t>(options_.sequence_length)) % tokens;
+  return {place.component, epoch, static_cast<std::int64_t>(first)};
+}
+
+void Dataset::read(std::int64_t global_sample, std::span<std::int32_t> out) const {
+  MOLEN_CHECK(static_cast<std::int64_t>(out.size()) == options_.sequence_length + 1, "{} tokens asked", out.size());
+  const Origin from = origin(global_sample);
+  components_[static_cast<std::size_t>(from.component)].stream->read(from.first_token, out);
+}
+
+std::string Dataset::describe(std::int64_t global_sample) const {
+  const Origin from = origin(global_sample);
+  const DataEntry& entry = components_[static_cast<std::size_t>(from.component)].entry;
+  return fmt::format("{}{}, epoch {}, token {}", entry.path.string(),
+                     entry.languages.empty() ? "" : " (" + join(entry.languages) + ")", from.epoch, from.first_token);
+}
+
+std::string Dataset::digest() const {
+  std::string all = fmt::format("window-1 seed {} length {}\n", seed_, options_.sequence_length);
+  for (std::size_t i = 0; i < components_.size(); ++i)
+    all += fmt::format("{} {:a}\n", components_[i].stream->digest(), weights_[i]);
+  return sha256_hex(all);
+}
+
+std::vector<double> Dataset::shares() const {
+  double sum = 0;
+  for (double weight : weights_) sum += weight;
+  std::vector<double> shares;
+  for (double weight : weights_) shares.push_back(weight / sum);
+  return shares;
+}
+
+ValidationSet::ValidationSet(const fs::path& path, const OpenOptions& options) : options_(options) {
+  check_options(options);
+  std::set<std::string> names;
+  for (const ShardRecord& shard : read_manifest(path).shards)
+    if (shard.tokens > 0) names.insert(shard.language);
+  if (names.empty()) throw UsageError("{}: holds no tokens", path.string());
+  for (const std::string& name : names) {
+    streams_.push_back(std::make_unique<TokenStream>(path, std::vector{name}, options));
+    const std::int64_t tokens = streams_.back()->tokens();
+    const std::int64_t windows = (tokens + options.sequence_length - 1) / options.sequence_length;
+    languages_.push_back({name, tokens, streams_.back()->text_bytes(), windows});
+  }
+}
+
+std::int64_t ValidationSet::read(int language, std::int64_t window, std::span<std::int32_t> ids,
+                                 std::span<std::int32_t> labels) const {
+  const Language& info = languages_.at(static_cast<std::size_t>(language));
+  const TokenStream& stream = *streams_.at(static_cast<std::size_t>(language));
+  const std::int64_t length = options_.sequence_length;
+  MOLEN_CHECK(window >= 0 && window < info.windows, "window {} of {}", window, info.windows);
+  MOLEN_CHECK(static_cast<std::int64_t>(ids.size()) == length && ids.size() == labels.size(), "{} ids", ids.size());
+  const std::int64_t first = window * length, valid = std::min(length, info.tokens - first);
+  stream.read(first, labels.first(static_cast<std::size_t>(valid)));
+  std::fill(labels.begin() + valid, labels.end(), -1);
+  std::fill(ids.begin() + valid, ids.end(), stream.end_of_text());
+  std::copy(labels.begin(), labels.begin() + valid - 1, ids.begin() + 1);
+  ids[0] = stream.end_of_text();
+  if (first > 0) stream.read(first - 1, ids.first(1));
+  return valid;
+}
+
+double ValidationSet::bits_per_byte(int language, double loss_sum, std::int64_t tokens) const {
+  const Language& info = languages_.at(static_cast<std::size_t>(language));
+  const double bytes = static_cast<double>(info.text_bytes) * static_cast<double>(tokens) / static_cast<double>(info.tokens);
+  return loss_sum / std::numbers::ln2 / bytes;
+}
+
+}  // namespace molen::data

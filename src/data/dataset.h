@@ -1,0 +1,134 @@
+// From shards to sequences of S + 1 tokens, in an order that is a pure function of (seed, global sample index).
+//
+// Each entry of `data.train` is a component: its shards (of the chosen languages), one after another, as a circle of T
+// tokens; every document in it ends with the end-of-text token. In epoch e the circle is cut into n = floor(T / S) windows
+// that start at an offset drawn from (seed, component, e), and the windows are read in an order permuted by the same key.
+// Window w holds inputs [o + wS, o + wS + S) and labels one further, so an epoch uses each token at most once as a
+// label and leaves out T mod S < S of them, others each time. No index files, no tables, no dependence on ranks.
+// Which component the g-th global sample comes from is in data/mixture.h.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/manifest.h"
+#include "data/mixture.h"
+#include "data/shard.h"
+
+namespace molen::data {
+
+// One entry of `data.train`: a folder with a manifest.json. Weights are in any unit; left out on all entries, each
+// entry's share is its share of the tokens. No languages = all.
+struct DataEntry {
+  fs::path path;
+  std::optional<double> weight;
+  std::vector<std::string> languages;
+};
+
+// What opening checks, for training and validation data.
+struct OpenOptions {
+  std::int64_t sequence_length = 0;
+  std::int64_t vocabulary = 0;        // of the model
+  std::string tokenizer_fingerprint;  // "" = not compared
+  // Shards up to this size are hashed at open; beyond, sizes and sampled tokens are checked and `molen data verify` does
+  // the rest.
+  std::int64_t hash_limit = std::int64_t{256} << 20;
+};
+
+// Shards one after another, read as one row of tokens.
+class TokenStream {
+ public:
+  // Opens and checks each shard of `path` (all of them where `languages` is empty). Throws UsageError: no such folder,
+  // language without shards, wrong tokenizer, size or hash that differs from the manifest, token beyond the vocabulary.
+  TokenStream(const fs::path& path, const std::vector<std::string>& languages, const OpenOptions& options);
+
+  std::int64_t tokens() const { return starts_.back(); }
+  std::int64_t text_bytes() const { return text_bytes_; }
+  std::int32_t end_of_text() const { return end_of_text_; }
+  // Tokens [first, first + out.size()), past the end from the start again.
+  void read(std::int64_t first, std::span<std::int32_t> out) const;
+  // Changes when any token of any shard does.
+  const std::string& digest() const { return digest_; }
+
+ private:
+  std::int64_t vocabulary_;
+  std::int64_t text_bytes_ = 0;
+  std::int32_t end_of_text_ = 0;
+  std::vector<std::unique_ptr<ShardReader>> shards_;
+  std::vector<std::int64_t> starts_{0};
+  std::string digest_;
+};
+
+class Dataset {
+ public:
+  Dataset(const std::vector<DataEntry>& entries, std::uint64_t seed, const OpenOptions& options);
+
+  std::int64_t sequence_length() const { return options_.sequence_length; }
+  std::int64_t tokens() const;     // of all components
+  std::int64_t sequences() const;  // of one pass over all components
+
+  // Fills `out` (S + 1 tokens) with the sequence at `global_sample` >= 0. Threads may call it at the same time.
+  void read(std::int64_t global_sample, std::span<std::int32_t> out) const;
+
+  struct Origin {
+    int component;
+    std::int64_t epoch;
+    std::int64_t first_token;  // position in the component's circle
+  };
+  // Where a sample comes from; the loop names it when a loss is not finite.
+  Origin origin(std::int64_t global_sample) const;
+  // "nl,en from data/train, epoch 0, token 81920".
+  std::string describe(std::int64_t global_sample) const;
+
+  // Changes when the order or any token changes; a resumed run compares it.
+  std::string digest() const;
+  // Share of each entry, in the order given; sums to 1.
+  std::vector<double> shares() const;
+
+ private:
+  struct Component {
+    DataEntry entry;
+    std::unique_ptr<TokenStream> stream;
+    std::int64_t windows;
+    std::uint64_t key;
+  };
+  std::uint64_t seed_;
+  OpenOptions options_;
+  std::vector<Component> components_;
+  std::vector<double> weights_;
+  std::optional<Mixture> mixture_;
+};
+
+// Held-out text, one stream per language. Its windows do not overlap: the input row is the stream behind one end-of-text
+// token, so that each of its tokens (end-of-text included) is a label exactly once; the last window is filled up with
+// labels of -1.
+class ValidationSet {
+ public:
+  ValidationSet(const fs::path& path, const OpenOptions& options);
+
+  struct Language {
+    std::string name;
+    std::int64_t tokens;      // labels
+    std::int64_t text_bytes;  // UTF-8
+    std::int64_t windows;
+  };
+  const std::vector<Language>& languages() const { return languages_; }
+  // Window `window` of language number `language`: ids and labels of S elements each. Returns the count of valid labels.
+  std::int64_t read(int language, std::int64_t window, std::span<std::int32_t> ids, std::span<std::int32_t> labels) const;
+
+  // Bits per UTF-8 byte from the summed loss (nats) of `tokens` labels. Where only some windows were read, the bytes are
+  // counted in proportion.
+  double bits_per_byte(int language, double loss_sum, std::int64_t tokens) const;
+
+ private:
+  OpenOptions options_;
+  std::vector<Language> languages_;
+  std::vector<std::unique_ptr<TokenStream>> streams_;
+};
+
+}  // namespace molen::data

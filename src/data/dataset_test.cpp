@@ -1,0 +1,184 @@
+#include "data/dataset.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <numeric>
+#include <set>
+
+#include "base/error.h"
+#include "data/test_folder.h"
+
+namespace molen::data {
+namespace {
+
+// Tokens that say where they stand: 1, 2, 3, ... cut into documents of 13 that end with 0.
+TestShard counted(const std::string& name, const std::string& language, int first, int count) {
+  TestShard shard{name, language, {}};
+  for (int i = 0; i < count; ++i) {
+    if (i % 13 == 0) shard.documents.emplace_back();
+    shard.documents.back().push_back(i % 13 == 12 || i == count - 1 ? 0 : first + i);
+  }
+  return shard;
+}
+
+std::string reason(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+RC_GTEST_PROP(Mixture, CountsStayNearTheExactShares, ()) {
+  const auto parts = *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 1000));
+  RC_PRE(!parts.empty() && parts.size() < 20);
+  const std::vector<double> weights(parts.begin(), parts.end());
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const Mixture mixture(weights);
+  std::vector<std::int64_t> seen(weights.size(), 0);
+  const double bound = std::ceil(std::log2(static_cast<double>(weights.size()))) + 1e-3;
+  for (std::int64_t n = 0; n < 500; ++n) {
+    const Mixture::Place place = mixture.at(n);
+    RC_ASSERT(place.index == seen[static_cast<std::size_t>(place.component)]++);
+    for (std::size_t c = 0; c < weights.size(); ++c)
+      RC_ASSERT(std::abs(static_cast<double>(seen[c]) - static_cast<double>(n + 1) * weights[c] / sum) <= bound);
+  }
+}
+
+TEST(Mixture, LargePositionsDoNotOverflow) {
+  const Mixture mixture(std::vector<double>{0.3, 0.7});
+  const std::int64_t far = std::int64_t{1} << 61;
+  const auto place = mixture.at(far);
+  const double share = place.component == 0 ? 0.3 : 0.7;
+  EXPECT_NEAR(static_cast<double>(place.index) / static_cast<double>(far), share, 1e-9);
+}
+
+TEST(Mixture, RefusesImpossibleWeights) {
+  EXPECT_THROW(Mixture(std::vector<double>{}), UsageError);
+  EXPECT_THROW(Mixture(std::vector<double>{1, 0}), UsageError);
+  EXPECT_THROW(Mixture(std::vector<double>{-1}), UsageError);
+  EXPECT_THROW(Mixture(std::vector<double>{NAN}), UsageError);
+}
+
+TEST(Dataset, AnEpochUsesEachTokenAtMostOnceAndOrderDependsOnTheSeedOnly) {
+  const TestFolder folder;
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 101), counted("b", "en", 200, 47)}, 300);
+  const OpenOptions options{7, 300, "test"};
+  const Dataset data({{folder.path(), {}, {}}}, 5, options);
+  const Dataset again({{folder.path(), 2.5, {}}}, 5, options);
+  const Dataset other({{folder.path(), {}, {}}}, 6, options);
+  EXPECT_EQ(data.tokens(), 148);
+  EXPECT_EQ(data.sequences(), 21);
+  std::vector<std::int32_t> x(8), y(8);
+  bool differs = false;
+  std::set<std::int64_t> offsets;
+  for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+    std::multiset<std::int32_t> labels;
+    for (std::int64_t i = 0; i < 21; ++i) {
+      data.read(epoch * 21 + i, x);
+      again.read(epoch * 21 + i, y);
+      EXPECT_EQ(x, y);
+      other.read(epoch * 21 + i, y);
+      differs |= x != y;
+      EXPECT_EQ(data.origin(epoch * 21 + i).epoch, epoch);
+      offsets.insert(data.origin(epoch * 21 + i).first_token);
+      for (std::size_t k = 1; k < x.size(); ++k) {
+        if (x[k] != 0) labels.insert(x[k]);
+        // Neighbours in the text are neighbours here.
+        EXPECT_TRUE(x[k] == 0 || x[k - 1] == 0 || x[k] == x[k - 1] + 1) << x[k - 1] << " then " << x[k];
+      }
+    }
+    for (std::int32_t label : labels) EXPECT_EQ(labels.count(label), 1u) << label;
+    EXPECT_GE(labels.size(), 148u - 13 - 7);
+  }
+  EXPECT_TRUE(differs);
+  EXPECT_GT(offsets.size(), 21u) << "windows move from epoch to epoch";
+  EXPECT_NE(data.digest(), other.digest());
+}
+
+TEST(Dataset, LanguagesAndWeights) {
+  const TestFolder folder;
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 60), counted("b", "en", 100, 120)}, 300);
+  const OpenOptions options{5, 300, "test"};
+  const Dataset data({{folder.path(), 0.75, {"nl"}}, {folder.path(), 0.25, {"en"}}}, 1, options);
+  std::vector<std::int32_t> x(6);
+  int dutch = 0;
+  for (std::int64_t i = 0; i < 400; ++i) {
+    data.read(i, x);
+    const auto highest = *std::max_element(x.begin(), x.end());
+    dutch += highest < 100;
+    EXPECT_EQ(data.origin(i).component, highest < 100 ? 0 : 1);
+  }
+  EXPECT_EQ(dutch, 300);
+  const Dataset natural({{folder.path(), {}, {"nl"}}, {folder.path(), {}, {"en"}}}, 1, options);
+  EXPECT_DOUBLE_EQ(natural.shares()[0], 60.0 / 180.0);
+}
+
+TEST(Dataset, BadInputGetsOneClearError) {
+  const TestFolder folder;
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 200)}, 300);
+  const auto open = [&](const OpenOptions& options, std::vector<std::string> languages = {}) {
+    return reason([&] { Dataset({{folder.path(), {}, languages}}, 0, options); });
+  };
+  EXPECT_EQ(open({8, 300, "test"}), "");
+  EXPECT_NE(open({0, 300, "test"}).find("data.sequence_length"), std::string::npos);
+  EXPECT_NE(open({200, 300, "test"}).find("fewer than one sequence"), std::string::npos);
+  EXPECT_NE(open({8, 299, "test"}).find("model.vocabulary"), std::string::npos);
+  EXPECT_NE(open({8, 300, "other"}).find("made with tokenizer test"), std::string::npos);
+  EXPECT_NE(open({8, 300, "test"}, {"nk"}).find("did you mean 'nl'"), std::string::npos);
+  EXPECT_NE(reason([&] { Dataset({}, 0, {8, 300, "test"}); }).find("no entry"), std::string::npos);
+  EXPECT_NE(reason([&] {
+              Dataset({{folder.path(), 1.0, {}}, {folder.path(), {}, {}}}, 0, {8, 300, "test"});
+            }).find("weight"),
+            std::string::npos);
+
+  // One altered token: the hash tells; without the hash, a token beyond the vocabulary does.
+  std::string bin = read_file(folder.path() / "a.bin");
+  bin[11] = '\x7f';
+  write_file_atomic(folder.path() / "a.bin", bin);
+  EXPECT_NE(open({8, 300, "test"}).find("SHA-256"), std::string::npos);
+  EXPECT_NE(open({8, 300, "test", 0}).find("outside the vocabulary"), std::string::npos);
+  fs::resize_file(folder.path() / "a.bin", 100);
+  EXPECT_NE(open({8, 300, "test"}).find("truncated"), std::string::npos);
+  fs::remove(folder.path() / "a.bin");
+  EXPECT_NE(open({8, 300, "test"}).find("cannot be read"), std::string::npos);
+}
+
+TEST(Validation, EachTokenIsALabelOnce) {
+  const TestFolder folder;
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 50), counted("b", "nl", 100, 23), counted("c", "en", 200, 14)}, 300);
+  const ValidationSet set(folder.path(), {7, 300, "test"});
+  ASSERT_EQ(set.languages().size(), 2u);
+  EXPECT_EQ(set.languages()[0].name, "en");
+  EXPECT_EQ(set.languages()[0].windows, 2);
+  EXPECT_EQ(set.languages()[1].tokens, 73);
+  EXPECT_EQ(set.languages()[1].windows, 11);
+  EXPECT_EQ(set.languages()[1].text_bytes, 73 * 4);
+  std::vector<std::int32_t> ids(7), labels(7), all;
+  std::int32_t previous = 0;
+  for (std::int64_t w = 0; w < 11; ++w) {
+    const std::int64_t valid = set.read(1, w, ids, labels);
+    EXPECT_EQ(valid, w < 10 ? 7 : 3);
+    for (std::int64_t k = 0; k < 7; ++k) {
+      if (k >= valid) {
+        EXPECT_EQ(labels[static_cast<std::size_t>(k)], -1);
+        continue;
+      }
+      EXPECT_EQ(ids[static_cast<std::size_t>(k)], previous) << "the input is the token before the label";
+      previous = labels[static_cast<std::size_t>(k)];
+      all.push_back(previous);
+    }
+  }
+  std::vector<std::int32_t> expected(73);
+  TokenStream(folder.path(), {"nl"}, {7, 300, "test"}).read(0, expected);
+  EXPECT_EQ(all, expected);
+  EXPECT_DOUBLE_EQ(set.bits_per_byte(1, 73 * 4 * 2 * std::numbers::ln2, 73), 2.0);
+}
+
+}  // namespace
+}  // namespace molen::data

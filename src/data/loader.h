@@ -1,0 +1,73 @@
+// Batches for one rank: which samples a rank holds in a step, and a thread that reads them ahead.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "data/dataset.h"
+
+namespace molen::data {
+
+// Samples [first, first + count) of the global order; count may be less than the micro-batch, or 0.
+struct MicroBatch {
+  std::int64_t first;
+  std::int64_t count;
+  bool operator==(const MicroBatch&) const = default;
+};
+
+// A step covers the global samples [start, start + global). It is dealt in slots of `micro` samples: slot m * ranks + rank
+// is micro-batch m of `rank`, so any number of ranks makes the same step from the same samples. Every rank has the same
+// number of micro-batches, ceil(global / (ranks * micro)); where `global` does not divide, the last slots hold fewer
+// samples or none. Throws UsageError when a size is not positive.
+std::vector<MicroBatch> samples_of(std::int64_t start, int rank, int ranks, std::int64_t global, std::int64_t micro);
+
+// One micro-batch as two arrays [micro, S], row-major. Rows beyond `count` are end-of-row padding: ids 0, labels -1.
+struct Batch {
+  std::int64_t first_sample = 0;
+  std::int64_t count = 0;  // rows that hold a sample
+  std::vector<std::int32_t> ids, labels;  // labels: the next token of each id, -1 = not counted
+  double wait_s = 0;       // how long `next` had to wait for it
+};
+
+struct LoaderOptions {
+  std::int64_t first_sample = 0;  // of the first step; a resumed run passes the position it reached
+  std::int64_t global = 1, micro = 1;
+  int rank = 0, ranks = 1;
+  int depth = 4;  // micro-batches read ahead
+};
+
+// Reads ahead in a thread of its own. `next` gives the rank's micro-batches in order, step after step, without end.
+class Loader {
+ public:
+  // `dataset` must outlive the loader.
+  Loader(const Dataset& dataset, const LoaderOptions& options);
+  ~Loader();  // stops the thread, whatever it is doing
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  // Blocks until the next micro-batch is there. An error of the reading thread is thrown here, at the batch it belongs to,
+  // and again by every later call.
+  Batch next();
+  std::int64_t micro_batches_per_step() const { return per_step_; }
+
+ private:
+  void run(const std::stop_token& stop);
+  Batch make(const MicroBatch& samples) const;
+
+  const Dataset& dataset_;
+  LoaderOptions options_;
+  std::int64_t per_step_;
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::deque<Batch> ready_;
+  std::exception_ptr error_;
+  std::jthread thread_;  // last: it ends before what it uses
+};
+
+}  // namespace molen::data

@@ -1,0 +1,76 @@
+// manifest.json: what stands beside shards. It says where each shard's text came from and under which licence, with
+// which tokenizer it was made, how much it holds, and the SHA-256 of each file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+
+namespace molen::data {
+
+namespace fs = std::filesystem;
+
+// The licence of a text and what shows it.
+struct Licence {
+  std::string spdx;             // "MPL-2.0", "LicenseRef-..." where there is no SPDX identifier
+  std::string declared;         // as the source writes it
+  std::string evidence;         // licence file, relative to the folder of the source
+  std::string evidence_sha256;  // of that file; "" where there is no file
+  std::string rule;             // how `spdx` follows from the evidence: "DEP-5 Files: *", "reviewed", "given by the user"
+  bool operator==(const Licence&) const = default;
+};
+
+struct FileRecord {
+  std::string path;  // relative to the manifest's folder; a plain file name
+  std::int64_t bytes = 0;
+  std::string sha256;
+  bool operator==(const FileRecord&) const = default;
+};
+
+// One `.idx/.bin` pair.
+struct ShardRecord {
+  std::string name;      // of the pair, without `.idx`
+  std::string source;    // what it was made from: a package set or the files given
+  std::string package;   // "" where the source is no package
+  std::string version;
+  Licence licence;
+  std::string language;  // ISO 639-1
+  std::int64_t documents = 0, tokens = 0;
+  std::int64_t text_bytes = 0;  // UTF-8 bytes of the text, the denominator of bits per byte
+  FileRecord bin, idx;
+  bool operator==(const ShardRecord&) const = default;
+};
+
+struct TokenizerRecord {
+  std::string fingerprint;
+  std::int64_t vocabulary = 0;
+  std::int32_t end_of_text = 0;  // id that ends every document
+  bool operator==(const TokenizerRecord&) const = default;
+};
+
+struct Manifest {
+  std::string split;  // "train" or "heldout"
+  TokenizerRecord tokenizer;
+  std::vector<ShardRecord> shards;
+  bool operator==(const Manifest&) const = default;
+};
+
+// Throw UsageError naming `origin` and the key: missing, unknown or mistyped keys, negative counts, names that leave the
+// folder or stand twice.
+Manifest parse_manifest(std::string_view text, std::string_view origin);
+// `path` is a folder with a manifest.json or that file itself.
+Manifest read_manifest(const fs::path& path);
+fs::path manifest_folder(const fs::path& path);
+std::string format_manifest(const Manifest& manifest);
+// Checks what a consumer relies on; throws UsageError that says which side differs. An empty `fingerprint` is not compared.
+void check_tokenizer(const Manifest& manifest, std::string_view origin, std::string_view fingerprint,
+                     std::int64_t vocabulary);
+
+Json to_json(const Licence& licence);
+Licence licence_from_json(const Json& json, const std::string& origin);
+
+}  // namespace molen::data
