@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "exec/weights.h"
 #include "program/signature.h"
 
 namespace molen::exec {
@@ -33,42 +34,14 @@ class Operands {
   model::NormSaved read_stats(std::size_t i) const { return stats(step_.reads.at(i).buffer); }
   model::NormSaved write_stats(std::size_t i) const { return stats(step_.writes.at(i).buffer); }
 
-  // The weight of a role in the unit that operand `buffer` holds; undefined where the architecture has none. `rows` > 0 widens
-  // it over the parameters that lie behind it (q|k|v, gate|up).
-  at::Tensor weight(int buffer, Role role, std::int64_t rows = 0) const {
-    const int unit = c_.program.unit_of_buffer(buffer);
-    MOLEN_CHECK(unit >= 0, "operand {} is no unit", c_.program.buffers[static_cast<std::size_t>(buffer)].name);
-    for (const auto& entry : c_.program.units[static_cast<std::size_t>(unit)].entries) {
-      const auto& parameter = c_.parameters[static_cast<std::size_t>(entry.parameter)];
-      if (parameter.role != role) continue;
-      std::vector<std::int64_t> shape = parameter.shape;
-      if (rows > 0) shape[0] = rows;
-      std::int64_t elements = 1;
-      for (const std::int64_t n : shape) elements *= n;
-      return c_.flat(buffer).narrow(0, entry.offset, elements).view(shape);
-    }
-    return {};
+  // The weights (or gradients) of the unit that a buffer holds.
+  UnitWeights unit(int buffer) const {
+    const int u = c_.program.unit_of_buffer(buffer);
+    MOLEN_CHECK(u >= 0, "operand {} is no unit", c_.program.buffers[static_cast<std::size_t>(buffer)].name);
+    return {c_.program.arch, c_.parameters, c_.program.units[static_cast<std::size_t>(u)], c_.flat(buffer)};
   }
-
-  model::Linear linear(int buffer, Role weight_role, Role bias_role, std::int64_t rows = 0) const {
-    return {weight(buffer, weight_role, rows), has_bias() ? weight(buffer, bias_role, rows) : at::Tensor()};
-  }
-  model::NormWeights norm(int buffer, Role weight_role, Role bias_role) const {
-    if (c_.program.arch.norm == arch::Norm::kLayerPlain) return {};
-    return {weight(buffer, weight_role), c_.program.arch.norm == arch::Norm::kLayer ? weight(buffer, bias_role) : at::Tensor()};
-  }
-  bool has_bias() const { return c_.program.arch.biases; }
-  int read_id(std::size_t i) const { return step_.reads.at(i).buffer; }
-  int write_id(std::size_t i) const { return step_.writes.at(i).buffer; }
-  const arch::Architecture& arch() const { return c_.program.arch; }
-
-  model::Linear qkv(int buffer) const { return linear(buffer, Role::kQuery, Role::kQueryBias, arch().qkv_size()); }
-  model::Linear up(int buffer) const {
-    return arch().gated() ? linear(buffer, Role::kGate, Role::kUpBias, arch().up_size()) : linear(buffer, Role::kUp, Role::kUpBias);
-  }
-  model::NormWeights norm1(int buffer) const { return norm(buffer, Role::kAttentionNorm, Role::kAttentionNormBias); }
-  model::NormWeights norm2(int buffer) const { return norm(buffer, Role::kMlpNorm, Role::kMlpNormBias); }
-  model::NormWeights final_norm(int buffer) const { return norm(buffer, Role::kFinalNorm, Role::kFinalNormBias); }
+  UnitWeights read_unit(std::size_t i) const { return unit(step_.reads.at(i).buffer); }
+  UnitWeights write_unit(std::size_t i) const { return unit(step_.writes.at(i).buffer); }
 
  private:
   const BindContext& c_;
@@ -86,14 +59,14 @@ Kernel bind_forward(const Operands& o, const Common& common, const program::Comp
   const std::int64_t n = o.tokens();
   switch (op.part) {
     case Part::kEmbed: {
-      auto ids = o.read(0, {n}), table = o.weight(o.read_id(1), Role::kEmbedding), positions = o.weight(o.read_id(1), Role::kPositions);
+      auto ids = o.read(0, {n}), table = o.read_unit(1).weight(Role::kEmbedding), positions = o.read_unit(1).weight(Role::kPositions);
       auto x = o.write_rows(0);
       return [=](RunState&, math::Scratch& s) mutable { model::embed_forward(common.context(s), ids, table, positions, x); };
     }
     case Part::kNormQkv: {
       auto x = o.read_rows(0), out = o.write_rows(0);
-      auto norm = o.norm1(o.read_id(1));
-      auto qkv = o.qkv(o.read_id(1));
+      auto norm = o.read_unit(1).attention_norm();
+      auto qkv = o.read_unit(1).qkv();
       auto stats = o.write_stats(1);
       return [=, &rope](RunState&, math::Scratch& s) mutable { model::norm_qkv_forward(common.context(s), x, norm, qkv, rope, stats, out); };
     }
@@ -104,13 +77,13 @@ Kernel bind_forward(const Operands& o, const Common& common, const program::Comp
     }
     case Part::kOutProjection: {
       auto attention = o.read_rows(0), x = o.read_rows(1), mid = o.write_rows(0);
-      auto output = o.linear(o.read_id(2), Role::kOutput, Role::kOutputBias);
+      auto output = o.read_unit(2).output();
       return [=](RunState&, math::Scratch& s) mutable { model::output_projection_forward(common.context(s), attention, x, output, mid); };
     }
     case Part::kNormUp: {
       auto mid = o.read_rows(0), out = o.write_rows(0);
-      auto norm = o.norm2(o.read_id(1));
-      auto up = o.up(o.read_id(1));
+      auto norm = o.read_unit(1).mlp_norm();
+      auto up = o.read_unit(1).up();
       auto stats = o.write_stats(1);
       return [=](RunState&, math::Scratch& s) mutable { model::norm_up_forward(common.context(s), mid, norm, up, stats, out); };
     }
@@ -120,12 +93,12 @@ Kernel bind_forward(const Operands& o, const Common& common, const program::Comp
     }
     case Part::kDown: {
       auto a = o.read_rows(0), mid = o.read_rows(1), y = o.write_rows(0);
-      auto down = o.linear(o.read_id(2), Role::kDown, Role::kDownBias);
+      auto down = o.read_unit(2).down();
       return [=](RunState&, math::Scratch& s) mutable { model::down_forward(common.context(s), a, mid, down, y); };
     }
     case Part::kFinalNorm: {
       auto x = o.read_rows(0), y = o.write_rows(0);
-      auto norm = common.arch.norm == arch::Norm::kLayerPlain ? model::NormWeights{} : o.final_norm(o.read_id(1));
+      auto norm = common.arch.norm == arch::Norm::kLayerPlain ? model::NormWeights{} : o.read_unit(1).final_norm();
       auto stats = o.write_stats(1);
       return [=](RunState&, math::Scratch& s) mutable { model::final_norm_forward(common.context(s), x, norm, stats, y); };
     }
@@ -139,14 +112,14 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
   switch (op.part) {
     case Part::kEmbed: {
       auto ids = o.read(0, {n}), d_x = o.read_rows(1);
-      auto d_table = o.weight(o.write_id(0), Role::kEmbedding), d_positions = o.weight(o.write_id(0), Role::kPositions);
+      auto d_table = o.write_unit(0).weight(Role::kEmbedding), d_positions = o.write_unit(0).weight(Role::kPositions);
       return [=](RunState&, math::Scratch& s) mutable { model::embed_backward(common.context(s), ids, d_x, d_table, d_positions); };
     }
     case Part::kNormQkv: {
       auto d_qkv = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
       auto stats = o.read_stats(2);
-      auto norm = o.norm1(o.read_id(3)), d_norm = o.norm1(o.write_id(1));
-      auto qkv = o.qkv(o.read_id(3)), d_w = o.qkv(o.write_id(1));
+      auto norm = o.read_unit(3).attention_norm(), d_norm = o.write_unit(1).attention_norm();
+      auto qkv = o.read_unit(3).qkv(), d_w = o.write_unit(1).qkv();
       return [=, &rope](RunState&, math::Scratch& s) mutable {
         model::norm_qkv_backward(common.context(s), d_qkv, x, stats, norm, qkv, rope, d_x, d_norm, d_w);
       };
@@ -158,14 +131,14 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
     }
     case Part::kOutProjection: {
       auto d_x = o.read_rows(0), attention = o.read_rows(1), d_o = o.write_rows(0);
-      auto output = o.linear(o.read_id(2), Role::kOutput, Role::kOutputBias), d_w = o.linear(o.write_id(1), Role::kOutput, Role::kOutputBias);
+      auto output = o.read_unit(2).output(), d_w = o.write_unit(1).output();
       return [=](RunState&, math::Scratch& s) mutable { model::output_projection_backward(common.context(s), d_x, attention, output, d_o, d_w); };
     }
     case Part::kNormUp: {
       auto d_up = o.read_rows(0), mid = o.read_rows(1), d_x = o.write_rows(0);
       auto stats = o.read_stats(2);
-      auto norm = o.norm2(o.read_id(3)), d_norm = o.norm2(o.write_id(1));
-      auto up = o.up(o.read_id(3)), d_w = o.up(o.write_id(1));
+      auto norm = o.read_unit(3).mlp_norm(), d_norm = o.write_unit(1).mlp_norm();
+      auto up = o.read_unit(3).up(), d_w = o.write_unit(1).up();
       return [=](RunState&, math::Scratch& s) mutable { model::norm_up_backward(common.context(s), d_up, mid, stats, norm, up, d_x, d_norm, d_w); };
     }
     case Part::kActivation: {
@@ -174,14 +147,14 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
     }
     case Part::kDown: {
       auto d_x = o.read_rows(0), a = o.read_rows(1), d_a = o.write_rows(0);
-      auto down = o.linear(o.read_id(2), Role::kDown, Role::kDownBias), d_w = o.linear(o.write_id(1), Role::kDown, Role::kDownBias);
+      auto down = o.read_unit(2).down(), d_w = o.write_unit(1).down();
       return [=](RunState&, math::Scratch& s) mutable { model::down_backward(common.context(s), d_x, a, down, d_a, d_w); };
     }
     case Part::kFinalNorm: {
       auto d_y = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
       auto stats = o.read_stats(2);
       const bool plain = common.arch.norm == arch::Norm::kLayerPlain;
-      auto norm = plain ? model::NormWeights{} : o.final_norm(o.read_id(3)), d_norm = plain ? model::NormWeights{} : o.final_norm(o.write_id(1));
+      auto norm = plain ? model::NormWeights{} : o.read_unit(3).final_norm(), d_norm = plain ? model::NormWeights{} : o.write_unit(1).final_norm();
       return [=](RunState&, math::Scratch& s) mutable { model::final_norm_backward(common.context(s), d_y, x, stats, norm, d_x, d_norm); };
     }
     case Part::kHead: break;
@@ -205,7 +178,7 @@ Kernel bind_head(const Operands& o, const Common& common, const program::Compute
   const std::int64_t first = op.chunk * arch::kHeadChunk, count = common.shape.chunk;
   const Role role = common.arch.tied ? Role::kEmbedding : Role::kHead;
   auto y = o.read_rows(0).narrow(0, first, count), labels = o.read(1, {o.tokens()}).narrow(0, first, count);
-  auto head = o.weight(o.read_id(2), role);
+  auto head = o.read_unit(2).weight(role);
   auto losses = o.write(0, {o.tokens()}).narrow(0, first, count);
   auto scalars = o.write(1, {program::kNumScalars});
   if (op.pass == program::ComputePass::kForward)
@@ -213,7 +186,7 @@ Kernel bind_head(const Operands& o, const Common& common, const program::Compute
       model::head_loss_forward(common.context(s), y, labels, head, losses);
       add_losses(losses, scalars);
     };
-  auto d_y = o.write_rows(2).narrow(0, first, count), d_head = o.weight(o.write_id(3), role);
+  auto d_y = o.write_rows(2).narrow(0, first, count), d_head = o.write_unit(3).weight(role);
   return [=](RunState&, math::Scratch& s) mutable {
     model::head_loss(common.context(s), y, labels, head, grad_scale, losses, d_y, d_head);
     add_losses(losses, scalars);

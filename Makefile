@@ -1,0 +1,39 @@
+# The few commands of molen; `make help` lists them. Everything else is CMake (CMakePresets.json).
+.DEFAULT_GOAL := help
+JOBS ?= $(shell nproc)
+PRESET ?= release
+
+.PHONY: help setup build demo test bench nightly lint clean
+
+help:            ## this list
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | column -t -s:
+
+setup:           ## Debian packages and the Python environment with libtorch
+	@tools/setup.sh
+
+build: setup     ## the program, at build/molen
+	@cmake --preset $(PRESET) $(CMAKE_ARGS) >build-$(PRESET).log 2>&1 || { cat build-$(PRESET).log; exit 1; }
+	@mkdir -p build && mv build-$(PRESET).log build/configure.log
+	@cmake --build --preset $(PRESET) -j $(JOBS)
+	@ln -sfn $(PRESET)/src/apps/molen build/molen
+
+demo: build      ## train, resume, generate and export a small Llama on Dutch and English
+	@demo/run.sh
+
+test: build      ## every test; the last lines are ctest's summary
+	@tools/setup.sh test
+	@tools/test.sh
+
+bench: build     ## this trainer beside PyTorch, tokenizer beside its peers
+	@tools/setup.sh test
+	@bench/run.sh
+
+nightly: build   ## long checks: fuzzing, TSan, exhaustive matrices; records in docs/results
+	@tools/setup.sh test
+	@tools/nightly.sh
+
+lint:            ## formatter, layers, headers
+	@tools/lint.sh
+
+clean:           ## removes build/ and runs of the demo
+	@rm -rf build demo/work

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""The PyTorch peer: trains the same Llama from the same weights on the same batches, as an expert would write it in plain
+PyTorch (scaled_dot_product_attention, fused AdamW, optional torch.compile, optional DDP over gloo).
+
+Weights and sizes come from a Hugging Face directory (`molen checkpoint export`), batches from a file of int32 tokens
+[steps, global batch, S + 1]. Prints one JSON line a step: {"step", "loss", "grad_norm", "seconds"}, then a summary line
+with the median step time after the warm-up steps and the peak resident memory.
+"""
+import argparse
+import json
+import math
+import os
+import resource
+import statistics
+import time
+
+import numpy
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x):
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+def rotate_half(x):
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((-b, a), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.h, self.k, self.d = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+        hidden = c["hidden_size"]
+        self.q_proj = nn.Linear(hidden, self.h * self.d, bias=False)
+        self.k_proj = nn.Linear(hidden, self.k * self.d, bias=False)
+        self.v_proj = nn.Linear(hidden, self.k * self.d, bias=False)
+        self.o_proj = nn.Linear(self.h * self.d, hidden, bias=False)
+
+    def forward(self, x, cos, sin):
+        b, s, _ = x.shape
+        q = self.q_proj(x).view(b, s, self.h, self.d).transpose(1, 2)
+        k = self.k_proj(x).view(b, s, self.k, self.d).transpose(1, 2)
+        v = self.v_proj(x).view(b, s, self.k, self.d).transpose(1, 2)
+        q = q * cos + rotate_half(q) * sin
+        k = k * cos + rotate_half(k) * sin
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.h != self.k)
+        return self.o_proj(o.transpose(1, 2).reshape(b, s, self.h * self.d))
+
+
+class Mlp(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.gate_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=False)
+        self.up_proj = nn.Linear(c["hidden_size"], c["intermediate_size"], bias=False)
+        self.down_proj = nn.Linear(c["intermediate_size"], c["hidden_size"], bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.input_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+        self.self_attn = Attention(c)
+        self.post_attention_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+        self.mlp = Mlp(c)
+
+    def forward(self, x, cos, sin):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nn.Module):
+    """Names as in Hugging Face's LlamaForCausalLM, so that its safetensors load as they are."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.c = c
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
+        self.model.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
+        self.model.norm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
+        self.lm_head = nn.Linear(c["hidden_size"], c["vocab_size"], bias=False)
+        if c.get("tie_word_embeddings"):
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, ids, labels):
+        s, d = ids.shape[1], self.c["head_dim"]
+        dtype = self.lm_head.weight.dtype
+        # Angles in double: the proof run compares in fp64.
+        inv = self.c["rope_theta"] ** (-torch.arange(0, d, 2, dtype=torch.float64, device=ids.device) / d)
+        angle = torch.outer(torch.arange(s, dtype=torch.float64, device=ids.device), inv)
+        angle = torch.cat((angle, angle), dim=-1)
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        x = self.model.embed_tokens(ids)
+        for layer in self.model.layers:
+            x = layer(x, cos, sin)
+        logits = self.lm_head(self.model.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def learning_rate(a, step):
+    """The same warm-up and cosine as molen's optim/schedule.h."""
+    if a.warmup > 0 and step <= a.warmup:
+        return a.lr * step / a.warmup
+    if a.schedule == "constant":
+        return a.lr
+    fraction = (min(step, a.horizon) - a.warmup) / max(1, a.horizon - a.warmup)
+    return a.min_lr + 0.5 * (a.lr - a.min_lr) * (1 + math.cos(math.pi * fraction))
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--model", required=True, help="Hugging Face directory with config.json and model.safetensors")
+    p.add_argument("--tokens", required=True, help="int32 file [steps, global, S+1]")
+    p.add_argument("--sequence", type=int, required=True)
+    p.add_argument("--global-batch", type=int, required=True)
+    p.add_argument("--micro", type=int, required=True)
+    p.add_argument("--steps", type=int, required=True)
+    p.add_argument("--horizon", type=int, help="steps of the schedule (default: --steps)")
+    p.add_argument("--dtype", choices=["fp64", "fp32", "bf16"], default="fp32")
+    p.add_argument("--lr", type=float, default=3e-4)
+    p.add_argument("--min-lr", type=float, default=3e-5)
+    p.add_argument("--warmup", type=int, default=0)
+    p.add_argument("--schedule", choices=["cosine", "constant"], default="cosine")
+    p.add_argument("--clip", type=float, default=1.0)
+    p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--compile", action="store_true")
+    p.add_argument("--warmup-steps", type=int, default=2, help="left out of the median")
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--quiet", action="store_true")
+    a = p.parse_args()
+    a.horizon = a.horizon or a.steps
+
+    ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+    if a.threads:
+        torch.set_num_threads(a.threads)
+    with open(os.path.join(a.model, "config.json")) as f:
+        c = json.load(f)
+    c.setdefault("head_dim", c["hidden_size"] // c["num_attention_heads"])
+    dtype = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[a.dtype]
+    net = Llama(c)
+    missing, unexpected = net.load_state_dict(load_file(os.path.join(a.model, "model.safetensors")), strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    net.to(dtype=dtype, device=a.device)
+    decay = [w for w in net.parameters() if w.dim() >= 2]
+    plain = [w for w in net.parameters() if w.dim() < 2]
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    opt = torch.optim.AdamW(groups, lr=a.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    run = torch.compile(net) if a.compile else net
+    if ranks > 1:
+        run = nn.parallel.DistributedDataParallel(run)
+
+    tokens = numpy.memmap(a.tokens, dtype=numpy.int32, mode="r").reshape(-1, a.global_batch, a.sequence + 1)
+    rounds = a.global_batch // (a.micro * ranks)
+    assert rounds * a.micro * ranks == a.global_batch
+    times = []
+    for step in range(1, a.steps + 1):
+        start = time.perf_counter()
+        for group in opt.param_groups:
+            group["lr"] = learning_rate(a, step)
+        batch = torch.from_numpy(tokens[(step - 1) % len(tokens)].astype(numpy.int64)).to(a.device)
+        total = 0.0
+        for m in range(rounds):
+            first = (m * ranks + rank) * a.micro
+            part = batch[first : first + a.micro]
+            loss = run(part[:, :-1], part[:, 1:].contiguous()) / rounds
+            loss.backward()
+            total += loss.item()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), a.clip)
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+        if ranks > 1:
+            t = torch.tensor(total, dtype=torch.float64)
+            dist.all_reduce(t)
+            total = t.item() / ranks
+        seconds = time.perf_counter() - start
+        times.append(seconds)
+        if rank == 0 and not a.quiet:
+            print(json.dumps({"step": step, "loss": total, "grad_norm": norm.item(), "seconds": seconds}), flush=True)
+    if rank == 0:
+        timed = times[a.warmup_steps :] or times
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"median_s": statistics.median(timed), "min_s": min(timed), "max_s": max(timed), "peak_rss_bytes": peak}), flush=True)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+#include "exec/weights.h"
+
+#include <ATen/ATen.h>
+
+namespace molen::exec {
+
+at::Tensor UnitWeights::weight(arch::Role role, std::int64_t rows) const {
+  for (const auto& entry : unit_.entries) {
+    const auto& parameter = parameters_[static_cast<std::size_t>(entry.parameter)];
+    if (parameter.role != role) continue;
+    std::vector<std::int64_t> shape = parameter.shape;
+    if (rows > 0) shape[0] = rows;
+    std::int64_t elements = 1;
+    for (const std::int64_t n : shape) elements *= n;
+    return flat_.narrow(0, entry.offset, elements).view(shape);
+  }
+  return {};
+}
+
+}  // namespace molen::exec

@@ -1,0 +1,48 @@
+// A unit's flat parameters (or gradients) as the weights that model/parts.h asks for.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "arch/parameters.h"
+#include "model/parts.h"
+#include "program/layout.h"
+
+namespace molen::exec {
+
+class UnitWeights {
+ public:
+  // `flat` has unit.elements elements and is viewed, not copied.
+  UnitWeights(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters, const program::Unit& unit, at::Tensor flat)
+      : arch_(arch), parameters_(parameters), unit_(unit), flat_(std::move(flat)) {}
+
+  // Undefined where the architecture has no such parameter. `rows` > 0 widens it over the parameters behind it (q|k|v, gate|up).
+  at::Tensor weight(arch::Role role, std::int64_t rows = 0) const;
+
+  model::Linear qkv() const { return linear(arch::Role::kQuery, arch::Role::kQueryBias, arch_.qkv_size()); }
+  model::Linear output() const { return linear(arch::Role::kOutput, arch::Role::kOutputBias); }
+  model::Linear up() const {
+    return arch_.gated() ? linear(arch::Role::kGate, arch::Role::kUpBias, arch_.up_size()) : linear(arch::Role::kUp, arch::Role::kUpBias);
+  }
+  model::Linear down() const { return linear(arch::Role::kDown, arch::Role::kDownBias); }
+  model::NormWeights attention_norm() const { return norm(arch::Role::kAttentionNorm, arch::Role::kAttentionNormBias); }
+  model::NormWeights mlp_norm() const { return norm(arch::Role::kMlpNorm, arch::Role::kMlpNormBias); }
+  model::NormWeights final_norm() const { return norm(arch::Role::kFinalNorm, arch::Role::kFinalNormBias); }
+
+ private:
+  model::Linear linear(arch::Role weight_role, arch::Role bias_role, std::int64_t rows = 0) const {
+    return {weight(weight_role, rows), arch_.biases ? weight(bias_role, rows) : at::Tensor()};
+  }
+  model::NormWeights norm(arch::Role weight_role, arch::Role bias_role) const {
+    if (arch_.norm == arch::Norm::kLayerPlain) return {};
+    return {weight(weight_role), arch_.norm == arch::Norm::kLayer ? weight(bias_role) : at::Tensor()};
+  }
+
+  const arch::Architecture& arch_;
+  const std::vector<arch::Parameter>& parameters_;
+  const program::Unit& unit_;
+  at::Tensor flat_;
+};
+
+}  // namespace molen::exec

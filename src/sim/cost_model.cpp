@@ -1,0 +1,113 @@
+#include "sim/cost_model.h"
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace molen::sim {
+namespace {
+
+// Weight of the prior that time is proportional to work, against one sample of relative error 1.
+constexpr double kRidge = 0.02;
+
+Eigen::VectorXd prior(std::size_t features) {
+  Eigen::VectorXd w = Eigen::VectorXd::Zero(static_cast<Eigen::Index>(features));
+  if (features > 1) w[1] = 1.0;
+  return w;
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+Fit fit_kind(const std::vector<const Sample*>& samples) {
+  const auto n = static_cast<Eigen::Index>(samples.size());
+  const auto k = static_cast<Eigen::Index>(samples[0]->features.size());
+  Eigen::MatrixXd x(n, k);
+  Eigen::VectorXd y(n);
+  std::vector<double> seconds;
+  for (Eigen::Index i = 0; i < n; ++i) {
+    const Sample& s = *samples[static_cast<std::size_t>(i)];
+    MOLEN_CHECK(static_cast<Eigen::Index>(s.features.size()) == k, "samples of {} differ in features", s.kind);
+    for (Eigen::Index j = 0; j < k; ++j) x(i, j) = s.features[static_cast<std::size_t>(j)];
+    y[i] = std::log(std::max(s.seconds, 1e-9));
+    seconds.push_back(s.seconds);
+  }
+  // Centred, so that the ridge pulls exponents and not the level.
+  const Eigen::RowVectorXd center = x.colwise().mean();
+  Eigen::MatrixXd xc = x.rowwise() - center;
+  xc.col(0).setOnes();
+  const Eigen::VectorXd w0 = prior(static_cast<std::size_t>(k));
+  const Eigen::VectorXd target = y - xc * w0;
+  Eigen::MatrixXd a = xc.transpose() * xc;
+  for (Eigen::Index j = 1; j < k; ++j) a(j, j) += kRidge * static_cast<double>(n);
+  a(0, 0) += 1e-12;
+  const Eigen::VectorXd w = w0 + a.ldlt().solve(xc.transpose() * target);
+  Fit fit;
+  fit.weights.assign(w.data(), w.data() + k);
+  fit.center.assign(center.data(), center.data() + k);
+  fit.residual = std::sqrt((y - xc * w).squaredNorm() / static_cast<double>(n));
+  fit.samples = static_cast<int>(n);
+  fit.typical_s = median(seconds);
+  return fit;
+}
+
+}  // namespace
+
+std::vector<double> features_of(const program::Program& p, const program::Step& step) {
+  const auto log1 = [](double v) { return std::log(std::max(v, 1.0)); };
+  if (std::holds_alternative<program::Compute>(step.op))
+    return {1.0, step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),
+            log1(static_cast<double>(step.moved.value)), log1(static_cast<double>(p.setting.tokens())),
+            log1(static_cast<double>(p.setting.sequence))};
+  return {1.0, log1(static_cast<double>(step.moved.value))};
+}
+
+CostModel CostModel::fit(const std::vector<Sample>& samples) {
+  std::map<std::string, std::vector<const Sample*>> by_kind;
+  for (const Sample& s : samples) by_kind[s.kind].push_back(&s);
+  CostModel model;
+  for (const auto& [kind, of_kind] : by_kind) model.fits_[kind] = fit_kind(of_kind);
+  return model;
+}
+
+double CostModel::seconds(const program::Program& p, const program::Step& step) const {
+  const std::string kind = program::kind_of(step.op);
+  auto found = fits_.find(kind);
+  // Recomputation runs the forward kernels.
+  if (found == fits_.end() && kind.rfind("recompute ", 0) == 0) found = fits_.find("forward " + kind.substr(10));
+  if (found == fits_.end()) throw UsageError("the calibration has no measurement of '{}': run `molen calibrate` again", kind);
+  const Fit& fit = found->second;
+  const auto features = features_of(p, step);
+  MOLEN_CHECK(features.size() == fit.weights.size(), "calibration of another version for {}", kind);
+  double log_t = fit.weights[0];
+  for (std::size_t j = 1; j < features.size(); ++j) log_t += fit.weights[j] * (features[j] - fit.center[j]);
+  return std::exp(log_t);
+}
+
+Json CostModel::to_json() const {
+  Json j = Json::object();
+  for (const auto& [kind, f] : fits_)
+    j[kind] = {{"weights", f.weights}, {"center", f.center}, {"residual", f.residual}, {"samples", f.samples}, {"typical_s", f.typical_s}};
+  return j;
+}
+
+CostModel CostModel::from_json(const Json& json, std::string_view origin) {
+  CostModel model;
+  try {
+    for (const auto& [kind, f] : json.items()) {
+      Fit fit{f.at("weights").get<std::vector<double>>(), f.at("center").get<std::vector<double>>(), f.at("residual").get<double>(),
+              f.at("samples").get<int>(), f.at("typical_s").get<double>()};
+      if (fit.weights.empty() || fit.weights.size() != fit.center.size()) throw UsageError("{}: damaged fit of '{}'", origin, kind);
+      model.fits_[kind] = std::move(fit);
+    }
+  } catch (const Json::exception& e) {
+    throw UsageError("{}: not a calibration: {}", origin, e.what());
+  }
+  return model;
+}
+
+}  // namespace molen::sim

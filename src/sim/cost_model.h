@@ -1,0 +1,49 @@
+// What an op costs on a machine: fitted to measured op times (exec's Timelines of calibration programs), asked for any shape.
+//
+// Per kind of op:  log t = w . features,  features = (1, log FLOPs, log bytes, log tokens, log sequence) as far as the kind has
+// them, by ridge regression in relative error, towards t proportional to FLOPs (or bytes where there are none). A power law in the sizes holds well
+// over the ranges one machine is used in, needs few samples, and extrapolates without surprises.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "program/program.h"
+
+namespace molen::sim {
+
+struct Sample {
+  std::string kind;                  // program::kind_of
+  std::vector<double> features;      // features_of
+  double seconds = 0.0;
+};
+
+// Features of a step in the order above.
+std::vector<double> features_of(const program::Program& program, const program::Step& step);
+
+struct Fit {
+  std::vector<double> weights, center;
+  double residual = 0.0;             // root mean square of log(measured / fitted) over the samples
+  int samples = 0;
+  double typical_s = 0.0;            // median measured seconds
+};
+
+class CostModel {
+ public:
+  // At least one sample of every kind that will be asked for.
+  static CostModel fit(const std::vector<Sample>& samples);
+
+  double seconds(const program::Program& program, const program::Step& step) const;   // throws UsageError for an unmeasured kind
+  bool knows(const std::string& kind) const { return fits_.count(kind) > 0; }
+  const std::map<std::string, Fit>& fits() const { return fits_; }
+
+  Json to_json() const;
+  static CostModel from_json(const Json& json, std::string_view origin);
+
+ private:
+  std::map<std::string, Fit> fits_;
+};
+
+}  // namespace molen::sim

@@ -1,0 +1,16 @@
+// Initial weights: a pure function of (seed, parameter name, global element index), so every layout starts from the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "exec/executor.h"
+
+namespace molen::train {
+
+// Fills "param" (and "master" where there is one) of every unit; moments and gradients are zero from the start.
+void initialize_parameters(exec::Executor& executor, std::uint64_t seed, int threads);
+
+// A parameter's view in the executor's "param" storage.
+at::Tensor parameter_view(const exec::Executor& executor, int parameter);
+
+}  // namespace molen::train

@@ -1,0 +1,236 @@
+#include "train/resolve.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace molen::train {
+namespace {
+
+using config::Config;
+using config::Horizon;
+
+template <class T>
+void override_with(const std::optional<T>& value, T& target) {
+  if (value) target = *value;
+}
+
+template <class E>
+E choice(const Config& config, const std::string& key, const std::string& value, std::initializer_list<std::pair<const char*, E>> known) {
+  for (const auto& [name, e] : known)
+    if (value == name) return e;
+  throw UsageError("{}: unknown value '{}'", config.where(key), value);
+}
+
+void family_defaults(arch::Architecture& a) {
+  if (a.family == arch::Family::kLlama) return;
+  a.norm = arch::Norm::kLayer;
+  a.position = arch::Position::kLearned;
+  a.activation = arch::Activation::kGeluTanh;
+  a.biases = true;
+}
+
+void require_sizes(const Config& config) {
+  const auto& m = config.model;
+  const std::pair<const char*, bool> needed[] = {{"model.layers", m.layers.has_value()},         {"model.hidden", m.hidden.has_value()},
+                                                 {"model.heads", m.heads.has_value()},           {"model.vocabulary", m.vocabulary.has_value()},
+                                                 {"model.max_sequence", m.max_sequence.has_value()}};
+  for (const auto& [key, given] : needed)
+    if (!given) throw UsageError("{}: needed where model.preset is not given (`molen model list` shows the presets)", key);
+}
+
+void not_built(const Config& config, bool wanted, const std::string& key, const std::string& built) {
+  if (wanted) throw UsageError("{}: only {} is built yet", config.where(key), built);
+}
+
+void refuse_unbuilt(const Config& c) {
+  const auto& p = c.parallel;
+  not_built(c, p.tensor != 1, "parallel.tensor", "1");
+  not_built(c, p.sequence, "parallel.sequence", "false");
+  not_built(c, p.pipeline != 1, "parallel.pipeline", "1");
+  not_built(c, p.virtual_stages != 1, "parallel.virtual_stages", "1");
+  not_built(c, p.context != 1, "parallel.context", "1");
+  not_built(c, !p.offload.empty(), "parallel.offload", "an empty list");
+  not_built(c, p.recompute.mode != config::Recompute::Mode::kNone && p.recompute.mode != config::Recompute::Mode::kFull, "parallel.recompute",
+            "\"none\" or \"full\"");
+  not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
+  not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "measuring");
+}
+
+int zero_stage(const Config& c) {
+  const auto& p = c.parallel;
+  if (p.sharding) not_built(c, *p.sharding != "NO_SHARD", "parallel.sharding", "NO_SHARD (and parallel.zero = 1)");
+  if (!p.zero) return 0;
+  not_built(c, *p.zero > 1, "parallel.zero", "0 and 1");
+  return static_cast<int>(*p.zero);
+}
+
+DType resolve_precision(Config& c, const Machine& machine, int threads) {
+  std::string name = c.precision.compute;
+  if (name == "auto") {
+    if (machine.cuda) {
+      name = "bf16";
+    } else {
+      const PrecisionRates rates = measure_precision(threads);
+      name = rates.bf16 > rates.fp32 ? "bf16" : "fp32";
+      config::assign(c, "precision.compute", name, {config::Origin::Kind::kOther, fmt::format("measured: fp32 {:.0f}, bf16 {:.0f} GFLOP/s", rates.fp32, rates.bf16)});
+      return dtype_from_name(name);
+    }
+    config::assign(c, "precision.compute", name, {config::Origin::Kind::kOther, "derived"});
+  }
+  return dtype_from_name(name);
+}
+
+}  // namespace
+
+arch::Architecture resolve_architecture(const Config& config) {
+  const auto& m = config.model;
+  arch::Architecture a;
+  if (m.preset) {
+    a = arch::preset(*m.preset);
+  } else {
+    if (!m.family) throw UsageError("model.preset: a preset, or model.family with its sizes, is needed");
+    require_sizes(config);
+    a.name = "custom";
+  }
+  if (m.family) {
+    a.family = choice<arch::Family>(config, "model.family", *m.family, {{"llama", arch::Family::kLlama}, {"gpt", arch::Family::kGpt}});
+    if (!m.preset) family_defaults(a);
+  }
+  const arch::Architecture before = a;
+  override_with(m.layers, a.layers);
+  override_with(m.hidden, a.hidden);
+  override_with(m.heads, a.heads);
+  override_with(m.vocabulary, a.vocabulary);
+  override_with(m.max_sequence, a.max_sequence);
+  override_with(m.kv_heads, a.kv_heads);
+  override_with(m.head_dim, a.head_dim);
+  override_with(m.ffn, a.ffn);
+  // Sizes that follow from others where they are not said.
+  if (!m.kv_heads && (a.kv_heads == 0 || (m.heads && before.kv_heads == before.heads))) a.kv_heads = a.heads;
+  if (!m.head_dim && (a.head_dim == 0 || m.hidden || m.heads) && a.heads > 0) a.head_dim = a.hidden / a.heads;
+  if (!m.ffn && a.ffn == 0) a.ffn = 4 * a.hidden;
+  override_with(m.rope_theta, a.rope_theta);
+  override_with(m.tied, a.tied);
+  override_with(m.biases, a.biases);
+  override_with(m.norm_eps, a.norm_eps);
+  override_with(m.init_std, a.init_std);
+  if (m.rope_scaling)
+    a.rope_scaling = arch::RopeScaling{m.rope_scaling->factor, m.rope_scaling->low_freq_factor, m.rope_scaling->high_freq_factor,
+                                       m.rope_scaling->original_max_sequence};
+  if (m.norm)
+    a.norm = choice<arch::Norm>(config, "model.norm", *m.norm,
+                                {{"rms", arch::Norm::kRms}, {"layer", arch::Norm::kLayer}, {"layer_plain", arch::Norm::kLayerPlain}});
+  if (m.position)
+    a.position = choice<arch::Position>(config, "model.position", *m.position,
+                                        {{"rope", arch::Position::kRope}, {"learned", arch::Position::kLearned}, {"alibi", arch::Position::kAlibi}});
+  if (m.activation)
+    a.activation = choice<arch::Activation>(config, "model.activation", *m.activation,
+                                            {{"swiglu", arch::Activation::kSwiGlu}, {"gelu_tanh", arch::Activation::kGeluTanh}});
+  if (m.preset && !(a == before)) a.name += "*";   // a preset with changes
+  arch::validate(a);
+  return a;
+}
+
+int auto_threads(int local_ranks) {
+  cpu_set_t mask;
+  int cores = at::get_num_threads();
+  if (::sched_getaffinity(0, sizeof mask, &mask) == 0) cores = CPU_COUNT(&mask);
+  return std::max(1, cores / std::max(1, local_ranks));
+}
+
+PrecisionRates measure_precision(int threads) {
+  const c10::InferenceMode inference;
+  at::set_num_threads(threads);
+  constexpr std::int64_t m = 1024, k = 512, n = 1408;
+  const auto rate = [&](at::ScalarType type) {
+    const at::Tensor a = at::ones({m, k}, type), b = at::ones({n, k}, type);
+    at::Tensor out = at::empty({m, n}, type);
+    double best = 0.0;
+    for (int i = 0; i < 6; ++i) {
+      const double start = now().value;
+      at::mm_out(out, a, b.t());
+      const double seconds = now().value - start;
+      if (i > 0) best = std::max(best, 2.0 * m * k * n / seconds * 1e-9);
+    }
+    return best;
+  };
+  return {rate(at::kFloat), rate(at::kBFloat16)};
+}
+
+program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
+  refuse_unbuilt(c);
+  program::Setting s;
+  s.data_ranks = machine.ranks;
+  const std::int64_t replicate = c.parallel.data_replicate, shard = c.parallel.data_shard.value_or(0);
+  if (shard > 0 && shard * replicate != machine.ranks)
+    throw UsageError("{}: data_replicate {} x data_shard {} is not the world of {} ranks", c.where("parallel.data_shard"), replicate, shard, machine.ranks);
+  s.zero = zero_stage(c);
+  s.recompute = c.parallel.recompute.mode == config::Recompute::Mode::kFull;
+  s.global_batch = c.batch.global;
+  s.micro_batch = c.batch.micro;
+  s.sequence = c.data.sequence_length;
+  if (s.sequence > arch.max_sequence)
+    throw UsageError("{}: {} is more than model.max_sequence {}", c.where("data.sequence_length"), s.sequence, arch.max_sequence);
+  s.threads = static_cast<int>(c.math.threads);
+  if (s.threads == 0) {
+    s.threads = auto_threads(machine.local_ranks);
+    config::assign(c, "math.threads", s.threads, {config::Origin::Kind::kOther, "derived"});
+  }
+  s.compute = resolve_precision(c, machine, s.threads);
+  s.kernels = c.math.kernels == "reference" ? arch::Kernels::kReference : arch::Kernels::kFused;
+  if (s.kernels == arch::Kernels::kFused && (machine.cuda || s.compute == DType::kBF16 || s.compute == DType::kF16)) s.kernels = arch::Kernels::kAten;
+  if (s.compute == DType::kF64) s.kernels = arch::Kernels::kReference;
+  s.master = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
+  const auto typed = [&](const std::string& text, const char* key, DType fallback) {
+    if (text == "auto") return fallback;
+    const DType wanted = dtype_from_name(text);
+    not_built(c, wanted != fallback, key, std::string(name_of(fallback)) + " with this compute precision");
+    return wanted;
+  };
+  s.master = typed(c.precision.master, "precision.master", s.master);
+  s.reduce = typed(c.precision.reduce, "precision.reduce", s.compute == DType::kF64 ? DType::kF64 : DType::kF32);
+  return s;
+}
+
+std::int64_t steps_of(const Config& c, const Horizon& horizon, std::string_view key, double sequences_per_epoch) {
+  const double per_step = static_cast<double>(c.batch.global);
+  switch (horizon.unit) {
+    case Horizon::Unit::kSteps: return horizon.count();
+    case Horizon::Unit::kTokens:
+      return static_cast<std::int64_t>(std::ceil(horizon.value / (per_step * static_cast<double>(c.data.sequence_length))));
+    case Horizon::Unit::kEpochs: return static_cast<std::int64_t>(std::ceil(horizon.value * sequences_per_epoch / per_step));
+    case Horizon::Unit::kSeconds: return -1;
+  }
+  throw Error("{}: unknown unit", key);
+}
+
+optim::Schedule resolve_schedule(const Config& c, std::int64_t total_steps, double sequences_per_epoch) {
+  optim::Schedule s;
+  s.kind = choice<optim::ScheduleKind>(c, "schedule.kind", c.schedule.kind,
+                                       {{"cosine", optim::ScheduleKind::kCosine},
+                                        {"linear", optim::ScheduleKind::kLinear},
+                                        {"wsd", optim::ScheduleKind::kWsd},
+                                        {"constant", optim::ScheduleKind::kConstant}});
+  s.peak_lr = c.optimizer.lr;
+  s.min_lr = c.min_lr();
+  s.total_steps = total_steps;
+  s.warmup_steps = steps_of(c, c.schedule.warmup, "schedule.warmup", sequences_per_epoch);
+  if (s.warmup_steps < 0) throw UsageError("{}: a time cannot be a warm-up; give steps or tokens", c.where("schedule.warmup"));
+  if (s.warmup_steps > total_steps)
+    throw UsageError("{}: {} steps of warm-up are more than the {} steps of train.until", c.where("schedule.warmup"), s.warmup_steps, total_steps);
+  if (c.schedule.decay) s.decay_steps = steps_of(c, *c.schedule.decay, "schedule.decay", sequences_per_epoch);
+  return s;
+}
+
+optim::AdamW resolve_optimizer(const Config& c) {
+  return {c.optimizer.lr, c.optimizer.beta1, c.optimizer.beta2, c.optimizer.eps, c.optimizer.weight_decay};
+}
+
+}  // namespace molen::train

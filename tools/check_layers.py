@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Rejects an include that points up or sideways in the module order, a vendor header outside its folder, and ATen outside the
+five modules that may use it. The table is DESIGN's (section 4)."""
+import pathlib
+import re
+import sys
+
+LEVELS = [
+    {"base"},
+    {"arch", "mesh", "config", "store", "energy", "math"},
+    {"program", "comm", "data", "checkpoint", "model", "optim"},
+    {"sim", "exec", "ledger", "policy"},
+    {"plan"},
+    {"train", "serve"},
+    {"apps"},
+]
+LEVEL = {m: i for i, modules in enumerate(LEVELS) for m in modules}
+ATEN_MODULES = {"math", "model", "optim", "exec", "train"}
+VENDOR = {  # header pattern -> folder that may include it
+    r"mpi\.h": "comm/mpi",
+    r"nccl\.h": "comm/nccl",
+    r"nvml\.h": "energy/nvml",
+    r"sqlite3\.h": "store/sqlite",
+    r"libpq-fe\.h": "store/postgres",
+    r"curl/": "serve/http",
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def check(root: pathlib.Path) -> list[str]:
+    wrong = []
+    for path in sorted((root / "src").rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".cu"}:
+            continue
+        relative = path.relative_to(root / "src")
+        module = relative.parts[0]
+        if module not in LEVEL:
+            wrong.append(f"{path}: module '{module}' has no level")
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = INCLUDE.match(line)
+            if not found:
+                continue
+            target = found.group(2)
+            where = f"{path.relative_to(root)}:{number}"
+            other = target.split("/")[0]
+            if found.group(1) == '"' and other in LEVEL and other != module and LEVEL[other] >= LEVEL[module]:
+                wrong.append(f"{where}: {module} (level {LEVEL[module]}) includes {other} (level {LEVEL[other]})")
+            is_test = path.stem.endswith("_test")
+            if re.match(r"(ATen|c10|torch)/", target) and module not in ATEN_MODULES:
+                wrong.append(f"{where}: ATen belongs to {sorted(ATEN_MODULES)}")
+            for pattern, folder in VENDOR.items():
+                if re.fullmatch(pattern, target) and not str(relative).startswith(folder) and not is_test:
+                    wrong.append(f"{where}: {target} belongs to src/{folder}")
+    return wrong
+
+
+if __name__ == "__main__":
+    problems = check(pathlib.Path(__file__).resolve().parent.parent)
+    print("\n".join(problems) or "layers: ok")
+    sys.exit(1 if problems else 0)

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Layers, arithmetic rules, file sizes, ASCII, and headers that compile alone.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python3 tools/check_layers.py
+if git grep -nE -- '-ffast-math|-Ofast|-funsafe-math' -- '*.txt' '*.cmake' '*.cpp' '*.h' Makefile ':!tools'; then
+  echo "lint: relaxed arithmetic is banned" >&2
+  exit 1
+fi
+if git grep -nIP '[^\x00-\x7F]' -- 'src/*.h' 'src/*.cpp' '*.sh' '*.cmake' ':!*_test.cpp' | head -5 | grep .; then
+  echo "lint: sources are ASCII" >&2
+  exit 1
+fi
+long=$(git ls-files 'src/*.cpp' 'src/*.h' 'tests/*.cpp' | xargs wc -l | awk '$1 > 800 && $2 != "total" {print $2 " has " $1 " lines"}')
+if [ -n "$long" ]; then
+  echo "lint: over 800 lines: $long" >&2
+  exit 1
+fi
+echo "lint: ok"
