@@ -1,0 +1,207 @@
+// The configuration of a run: typed tables, their one field list, and what is made from that list (the reader, `--set`,
+// errors with the nearest key, the reference page, the resolved TOML, JSON, and the comparison on resume).
+//
+// A file is TOML with these tables; `extends = "base.toml"` (relative to the file) is read first and overridden. Then
+// come `--set table.key=value` in their order. A key that may be absent is reset by the value "none".
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/units.h"
+#include "config/values.h"
+
+namespace molen::config {
+
+struct RopeScaling {
+  double factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
+  std::int64_t original_max_sequence = 8192;
+  bool operator==(const RopeScaling&) const = default;
+};
+
+// Every member but `preset` and `family` overrides the preset's value, or gives the family's size.
+struct ModelTable {
+  std::optional<std::string> preset, family;
+  std::optional<std::int64_t> layers, hidden, ffn, heads, kv_heads, head_dim, vocabulary, max_sequence;
+  std::optional<double> rope_theta;
+  std::optional<RopeScaling> rope_scaling;
+  std::optional<bool> tied, biases;
+  std::optional<double> norm_eps;
+  std::optional<std::string> norm, position, activation;
+  std::optional<double> init_std;
+};
+
+struct DataSource {
+  std::string path;
+  double weight = 1.0;
+  std::vector<std::string> languages;  // empty: all
+  bool operator==(const DataSource&) const = default;
+};
+
+struct DataTable {
+  std::vector<DataSource> train, validation;
+  std::optional<std::string> tokenizer;
+  std::int64_t sequence_length = 512;
+  std::int64_t seed = 0;
+};
+
+struct BatchTable {
+  std::int64_t global = 8, micro = 1;
+};
+
+struct ParallelTable {
+  std::int64_t tensor = 1;
+  bool sequence = false;
+  std::int64_t pipeline = 1, virtual_stages = 1;
+  std::string schedule = "1f1b";
+  std::int64_t context = 1, data_replicate = 1;
+  std::optional<std::int64_t> data_shard;  // nothing: "auto", all ranks that the other axes leave
+  std::optional<std::string> sharding;
+  std::optional<std::int64_t> zero;
+  std::vector<std::string> order{"pp", "dp-replicate", "dp-shard", "cp", "tp"};
+  std::int64_t prefetch = 1;
+  std::vector<std::string> offload;
+  Recompute recompute;
+};
+
+struct PrecisionTable {
+  std::string compute = "auto", reduce = "auto", master = "auto";
+};
+
+struct MathTable {
+  std::string kernels = "fused";
+  std::int64_t threads = 0;
+  bool flash_attention = true;
+};
+
+struct OptimizerTable {
+  double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
+};
+
+struct ScheduleTable {
+  std::string kind = "cosine";
+  Horizon warmup = steps(2000);
+  std::optional<double> min_lr;
+  std::optional<Horizon> decay;
+};
+
+struct TrainTable {
+  Horizon until = steps(10000);
+  std::optional<Horizon> stop_after;
+  std::int64_t seed = 0;
+  Horizon validate_every = steps(500);
+  std::optional<std::int64_t> validate_batches;
+  bool deterministic = true;
+  std::vector<std::int64_t> trace_steps;
+};
+
+struct CheckpointTable {
+  Horizon every = steps(1000);
+  std::int64_t keep = 3;
+  std::optional<std::string> dir;
+};
+
+struct EnergyTable {
+  std::string policy = "none";
+  double slowdown = 0.0;
+  std::optional<Watts> power_budget;
+  Seconds sample_every{0.1};
+  std::vector<std::string> meters{"auto"};
+};
+
+struct RunTable {
+  std::optional<std::string> name;
+  std::string dir = "runs";
+  std::vector<std::string> tags;
+};
+
+struct DeviceTable {
+  std::string kind = "auto", communicator = "auto";
+};
+
+// Where a value comes from.
+struct Origin {
+  enum class Kind { kDefault, kFile, kSet, kOther };
+  Kind kind = Kind::kDefault;
+  std::string text;  // kFile: "run.toml:12"; kOther: what the caller says ("preset llama3-8b", "measured")
+  std::string describe() const;  // "default", "run.toml:12", "--set", text
+};
+
+struct Config {
+  ModelTable model;
+  DataTable data;
+  BatchTable batch;
+  ParallelTable parallel;
+  PrecisionTable precision;
+  MathTable math;
+  OptimizerTable optimizer;
+  ScheduleTable schedule;
+  TrainTable train;
+  CheckpointTable checkpoint;
+  EnergyTable energy;
+  RunTable run;
+  DeviceTable device;
+  std::map<std::string, Origin> origins;  // by "table.key"; keys at their default are absent
+
+  // schedule.min_lr, or a tenth of optimizer.lr.
+  double min_lr() const { return schedule.min_lr.value_or(0.1 * optimizer.lr); }
+  // "run.toml:12: train.until", "--set train.until" or "train.until": the head of an error about a key.
+  std::string where(std::string_view key) const;
+};
+
+// Does a field decide the numbers? Those must not change on resume (DESIGN section 5).
+enum class Effect { kNumbers, kRun };
+
+struct Field {
+  std::string key;                   // "model.layers"
+  std::string type;                  // "a positive integer"
+  std::vector<std::string> choices;  // empty: free
+  std::string meaning;
+  Effect effect = Effect::kRun;
+  bool textual = false;              // its values are strings, so `--set run.name=7` is the name "7"
+  std::function<void(Config&, const Json&)> read;   // throws UsageError without the key: "expected ..., got ..."
+  std::function<Json(const Config&)> write;         // null: not set
+};
+
+// The one list, in the order of the reference page.
+const std::vector<Field>& fields();
+// Throws UsageError with the nearest key.
+const Field& field(std::string_view key);
+
+// Reads, merges and checks. Throws UsageError: "run.toml:12: model.layers: expected a positive integer, got \"twelve\"".
+Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets = {});
+// A document without `extends`; `name` stands for the file in errors and origins.
+Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets = {});
+// One more value, of a resolved choice or a preset; `value` as in the file. Throws UsageError.
+void assign(Config& config, std::string_view key, const Json& value, const Origin& origin);
+// What arithmetic alone can refuse across keys: divisibility, contradictions, lengths. `load` and `parse` call it.
+void check(const Config& config);
+
+// The resolved configuration, each line with its origin; parse(to_toml(c)) has the same values.
+std::string to_toml(const Config& config);
+// {"model": {"layers": 12, ...}, ...}: unset keys are absent. from_json(to_json(c)) has the same values.
+Json to_json(const Config& config);
+Config from_json(const Json& json, std::string_view name);
+
+struct Difference {
+  std::string key;
+  std::string before, after;  // TOML values; "none" where not set
+  Effect effect = Effect::kRun;
+};
+std::vector<Difference> diff(const Config& before, const Config& after);
+
+// The text of `molen config reference`, and the same as JSON for programs.
+std::string reference();
+Json reference_json();
+
+// The text of a value in TOML.
+std::string toml_value(const Json& value);
+
+}  // namespace molen::config
