@@ -1,0 +1,321 @@
+// Save and load over any cut into slices and ranks, damage of every kind, full disks, pruning.
+#include "checkpoint/checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <barrier>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "base/error.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/test_folder.h"
+
+namespace molen::checkpoint {
+namespace {
+
+// A tensor whose elements all differ.
+std::vector<float> ramp(std::int64_t count, float first = 0.5f) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+Span whole(const std::string& name, const std::vector<float>& values, std::vector<std::int64_t> shape) {
+  return {name, DType::kF32, std::move(shape), 0, static_cast<std::int64_t>(values.size()), values.data(), {}};
+}
+
+Span part(const std::string& name, const std::vector<float>& values, std::int64_t offset, std::int64_t count) {
+  return {name, DType::kF32, {static_cast<std::int64_t>(values.size())}, offset, count, values.data() + offset, {}};
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+    return "";
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+}
+
+// All ranks of a save, as threads that agree at a barrier. Returns each rank's error, or "".
+std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>& spans, const fs::path& directory, std::int64_t step) {
+  const int ranks = static_cast<int>(spans.size());
+  std::barrier barrier(ranks);
+  std::atomic<int> failures = 0;
+  std::vector<std::string> errors(spans.size());
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Agree agree = [&](bool ok) {
+        if (!ok) ++failures;
+        barrier.arrive_and_wait();
+        const bool all = failures == 0;
+        barrier.arrive_and_wait();
+        return all;
+      };
+      try {
+        save(spans[static_cast<std::size_t>(rank)],
+             {.directory = directory, .step = step, .rank = rank, .ranks = ranks, .agree = agree, .state = {{"step", step}},
+              .attachments = {}, .keep = 0});
+      } catch (const Error& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+fs::path save_one(const fs::path& directory, std::int64_t step, const std::vector<float>& values, int keep = 0) {
+  return save({whole("w", values, {static_cast<std::int64_t>(values.size())})},
+              {.directory = directory, .step = step, .rank = 0, .ranks = 1, .agree = {}, .state = {{"tokens", step * 10}},
+               .attachments = {{"tokenizer.json", "{}"}}, .keep = keep});
+}
+
+TEST(Checkpoint, ReturnsStateTensorsAndAttachments) {
+  const TestFolder folder;
+  const auto values = ramp(35);
+  const fs::path path = save_one(folder.path(), 12, values);
+  EXPECT_EQ(path.filename(), "step-000000012");
+  const Checkpoint checkpoint(path);
+  EXPECT_EQ(checkpoint.step(), 12);
+  EXPECT_EQ(checkpoint.state()["tokens"], 120);
+  EXPECT_EQ(checkpoint.attachment("tokenizer.json"), "{}");
+  std::vector<float> got(35);
+  checkpoint.read("w", 0, 35, got.data());
+  EXPECT_EQ(got, values);
+  EXPECT_THROW(checkpoint.read("v", 0, 1, got.data()), UsageError);
+  EXPECT_THROW(checkpoint.read("w", 30, 6, got.data()), Error);
+  EXPECT_EQ(verify(path).bytes, 140);
+  // A whole tensor keeps its name and shape in the data file: other safetensors readers can open it.
+  EXPECT_EQ(SafetensorsFile(path / "rank-00000.safetensors").at("w").shape, std::vector<std::int64_t>{35});
+}
+
+// The law of the module: however the tensors are cut and spread over ranks, any range reads back the same bits, and the
+// digest does not change.
+RC_GTEST_PROP(Checkpoint, AnyCutReadsBackTheSame, ()) {
+  const TestFolder folder;
+  const int ranks = *rc::gen::inRange(1, 5);
+  const std::int64_t size = *rc::gen::inRange(1, 300);
+  const auto a = ramp(size), b = ramp(size * 2, -7.0f);
+  std::vector<std::vector<Span>> spans(static_cast<std::size_t>(ranks));
+  StateDigest in_parts, at_once;
+  for (const auto& [name, values] : {std::pair("a", &a), std::pair("b", &b)}) {
+    const auto total = static_cast<std::int64_t>(values->size());
+    for (std::int64_t at = 0; at < total;) {
+      const std::int64_t count = std::min<std::int64_t>(total - at, *rc::gen::inRange(1, 120));
+      const int rank = *rc::gen::inRange(0, ranks);
+      spans[static_cast<std::size_t>(rank)].push_back(part(name, *values, at, count));
+      in_parts.add(name, DType::kF32, {total}, at, count, values->data() + at);
+      at += count;
+    }
+    at_once.add(name, DType::kF32, {total}, 0, total, values->data());
+  }
+  for (const auto& error : save_ranks(spans, folder.path(), 3)) RC_ASSERT(error == "");
+  const Checkpoint checkpoint(*latest(folder.path()));
+  const std::int64_t offset = *rc::gen::inRange<std::int64_t>(0, 2 * size), count = *rc::gen::inRange<std::int64_t>(0, 2 * size - offset + 1);
+  std::vector<float> got(static_cast<std::size_t>(count));
+  checkpoint.read("b", offset, count, got.data());
+  RC_ASSERT(std::equal(got.begin(), got.end(), b.begin() + offset));
+  RC_ASSERT(in_parts.hex() == at_once.hex());
+  RC_ASSERT(state_digest(checkpoint).hex() == at_once.hex());
+}
+
+TEST(Checkpoint, SpansSeveralHashBlocks) {
+  const TestFolder folder;
+  const std::int64_t count = 2 * kBlockBytes / 4 + 5001;
+  const auto values = ramp(count);
+  // One slice from memory, the other through the reading callback, cut off every block border.
+  Span second = part("w", values, 4001, count - 4001);
+  second.data = nullptr;
+  second.read = [&](std::int64_t offset, std::int64_t n, void* out) { std::memcpy(out, values.data() + 4001 + offset, static_cast<std::size_t>(n) * 4); };
+  save({part("w", values, 0, 4001), second}, {.directory = folder.path(), .step = 1, .rank = 0, .ranks = 1, .agree = {}, .state = {}, .attachments = {}, .keep = 0});
+  const Checkpoint checkpoint(*latest(folder.path()));
+  std::vector<float> got(static_cast<std::size_t>(count));
+  checkpoint.read("w", 0, count, got.data());
+  EXPECT_EQ(got, values);
+  const std::int64_t offset = kBlockBytes / 4 - 3, length = kBlockBytes / 4 + 7;
+  got.assign(static_cast<std::size_t>(length), 0.0f);
+  checkpoint.read("w", offset, length, got.data());
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), values.begin() + offset));
+  EXPECT_EQ(verify(checkpoint.path()).blocks, 4);
+}
+
+TEST(Checkpoint, DigestSeesEveryChange) {
+  const auto values = ramp(10);
+  const auto digest = [](const std::string& name, DType dtype, std::vector<std::int64_t> shape, std::int64_t offset, std::vector<float> v) {
+    StateDigest d;
+    d.add(name, dtype, shape, offset, 5, v.data());
+    return d.hex();
+  };
+  auto other = values;
+  std::swap(other[0], other[1]);
+  const std::string base = digest("w", DType::kF32, {10}, 0, values);
+  EXPECT_NE(base, digest("v", DType::kF32, {10}, 0, values));
+  EXPECT_NE(base, digest("w", DType::kI32, {10}, 0, values));
+  EXPECT_NE(base, digest("w", DType::kF32, {2, 5}, 0, values));
+  EXPECT_NE(base, digest("w", DType::kF32, {10}, 5, values));
+  EXPECT_NE(base, digest("w", DType::kF32, {10}, 0, other));
+  EXPECT_NE(digest("w", DType::kF32, {10}, 0, std::vector<float>(10, 0.0f)), StateDigest().hex());
+}
+
+TEST(Checkpoint, RefusesSlicesThatDoNotTile) {
+  const auto values = ramp(20);
+  const auto errors_of = [&](std::vector<std::vector<Span>> spans) {
+    const TestFolder folder;
+    const auto errors = save_ranks(spans, folder.path(), 1);
+    EXPECT_TRUE(fs::is_empty(folder.path())) << "nothing may be left";
+    for (const auto& error : errors) EXPECT_NE(error, "");
+    return errors[0];
+  };
+  EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {part("w", values, 11, 9)}}).find("expected element 10"), std::string::npos);
+  EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {part("w", values, 9, 11)}}).find("expected element 10"), std::string::npos);
+  EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {}}).find("to element 10 of 20"), std::string::npos);
+  Span shaped = part("w", values, 10, 10);
+  shaped.shape = {4, 5};
+  EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {shaped}}).find("disagree"), std::string::npos);
+}
+
+TEST(Checkpoint, NamesFileAndTensorOfEveryDamage) {
+  const auto values = ramp(1000);
+  const auto damage = [&](const std::function<void(const fs::path&)>& harm) {
+    const TestFolder folder;
+    const fs::path path = save_one(folder.path(), 1, values);
+    harm(path);
+    return message_of([&] { verify(path); });
+  };
+  const auto alter = [](const fs::path& file, std::int64_t from_end) {
+    std::string content = read_file(file);
+    content[content.size() - static_cast<std::size_t>(from_end)] ^= 1;
+    write_file_atomic(file, content);
+  };
+  const std::string data = "rank-00000.safetensors";
+  const std::string flipped = damage([&](const fs::path& p) { alter(p / data, 77); });
+  EXPECT_NE(flipped.find(data), std::string::npos);
+  EXPECT_NE(flipped.find("tensor 'w' does not match its hash"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) { fs::resize_file(p / data, 2000); }).find("truncated"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) { fs::remove(p / data); }).find("rank-00000.safetensors: cannot be read"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) { alter(p / "index.json", 40); }).find("index.json: does not match"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) { fs::resize_file(p / "state.json", 50); }).find("state.json: not valid JSON"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) {
+              std::string text = read_file(p / "state.json");
+              text.replace(text.find("\"tokens\": 10"), 12, "\"tokens\": 11");
+              write_file_atomic(p / "state.json", text);
+            }).find("'state' does not match"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) { fs::remove(p / "state.json"); }).find("state.json"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) { write_file_atomic(p / "tokenizer.json", "[]"); }).find("tokenizer.json: does not match"), std::string::npos);
+}
+
+TEST(Checkpoint, FallsBackToTheNewestCompleteOneAndSaysSo) {
+  const TestFolder folder;
+  const auto values = ramp(10);
+  EXPECT_EQ(latest(folder.path()), std::nullopt);
+  save_one(folder.path(), 1, values);
+  save_one(folder.path(), 2, values);
+  save_one(folder.path(), 3, values);
+  fs::remove(folder / "step-000000003/state.json");
+  fs::create_directory(folder / "step-000000004.partial");
+  fs::create_directory(folder / "step-5");
+  std::vector<std::string> skipped;
+  EXPECT_EQ(latest(folder.path(), &skipped), folder / "step-000000002");
+  EXPECT_EQ(skipped.size(), 2u);
+  EXPECT_EQ(list(folder.path()).size(), 3u);
+  EXPECT_EQ(resolve(folder.path()), folder / "step-000000002");
+  EXPECT_EQ(resolve(folder / "step-000000001"), folder / "step-000000001");
+  EXPECT_THROW(resolve(folder / "absent"), UsageError);
+}
+
+TEST(Checkpoint, PrunesTheOldestAndCountsOnlyGoodOnes) {
+  const TestFolder folder;
+  const auto values = ramp(10);
+  for (int step = 1; step <= 4; ++step) save_one(folder.path(), step, values);
+  fs::remove(folder / "step-000000004/index.json");
+  fs::create_directory(folder / "step-000000002.removing");
+  save_one(folder.path(), 5, values, 2);
+  std::vector<std::int64_t> good;
+  for (const Listed& listed : list(folder.path()))
+    if (listed.problem.empty()) good.push_back(listed.step);
+  EXPECT_EQ(good, (std::vector<std::int64_t>{3, 5}));
+  EXPECT_FALSE(fs::exists(folder / "step-000000002.removing"));
+}
+
+TEST(Checkpoint, ReplacesTheSameStep) {
+  const TestFolder folder;
+  save_one(folder.path(), 1, ramp(10));
+  save_one(folder.path(), 1, ramp(10, 100.0f));
+  float first = 0;
+  Checkpoint(folder / "step-000000001").read("w", 0, 1, &first);
+  EXPECT_EQ(first, 100.0f);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1);
+}
+
+TEST(Checkpoint, AFullDiskLeavesOldCheckpointsAndNothingElse) {
+  const TestFolder folder;
+  const fs::path old = save_one(folder.path(), 1, ramp(100));
+  const auto values = ramp(1'000'000);
+  std::vector<std::string> errors;
+  {
+    // Rank 1's part fits, rank 0's does not: both must learn of it.
+    const ScopedFileLimit limit(1'000'000);
+    errors = save_ranks({{part("w", values, 0, 999'000)}, {part("w", values, 999'000, 1000)}}, folder.path(), 2);
+  }
+  EXPECT_NE(errors[0].find("cannot be written"), std::string::npos);
+  EXPECT_NE(errors[1].find("another rank failed"), std::string::npos);
+  EXPECT_EQ(verify(old).bytes, 400);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1);
+}
+
+TEST(Checkpoint, RefusesAnIndexThatPointsElsewhere) {
+  const TestFolder folder;
+  const fs::path path = save_one(folder.path(), 1, ramp(10));
+  const std::string index = read_file(path / "index.json"), state = read_file(path / "state.json");
+  const auto with = [&](std::string from, std::string to) {
+    std::string changed = index;
+    changed.replace(changed.find(from), from.size(), to);
+    std::string sealed = state;
+    sealed.replace(sealed.find(sha256_hex(index)), 64, sha256_hex(changed));
+    write_file_atomic(path / "index.json", changed);
+    write_file_atomic(path / "state.json", sealed);
+    return message_of([&] { verify(path); });
+  };
+  EXPECT_EQ(with("\"fp32\"", "\"fp32\""), "");
+  EXPECT_NE(with("rank-00000.safetensors", "../../etc/passwd"), "");
+  EXPECT_NE(with("rank-00000.safetensors", "rank-00001.safetensors"), "");
+  EXPECT_NE(with("\"shape\":[10]", "\"shape\":[11]"), "");
+  EXPECT_NE(with("\"shape\":[10]", "\"shape\":[-10]"), "");
+  EXPECT_NE(with("\"shape\":[10]", "\"shape\":[9223372036854775807]"), "");
+  EXPECT_NE(with("\"offset\":0", "\"offset\":1"), "");
+  EXPECT_NE(with("\"count\":10", "\"count\":9223372036854775807"), "");
+  EXPECT_NE(with("\"fp32\"", "\"fp64\""), "");
+  EXPECT_NE(with("\"fp32\"", "\"f32\""), "");
+  EXPECT_NE(with("\"format_version\":1", "\"format_version\":2"), "");
+}
+
+TEST(Checkpoint, PrintsItsBandwidth) {
+  const TestFolder folder;
+  const std::int64_t count = std::int64_t{1} << 26;  // 256 MiB
+  const std::vector<float> values(static_cast<std::size_t>(count), 1.5f);
+  auto seconds = [start = std::chrono::steady_clock::now()] () mutable {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration<double>(now - std::exchange(start, now)).count();
+  };
+  const double mib = static_cast<double>(count) * 4 / (1 << 20);
+  const fs::path path = save_one(folder.path(), 1, values);
+  const double saving = seconds();
+  std::vector<float> got(values.size());
+  Checkpoint(path).read("w", 0, count, got.data());
+  const double loading = seconds();
+  const StateDigest digest = state_digest(Checkpoint(path));
+  const double digesting = seconds();
+  fmt::print("save {:.0f} MiB/s (with fsync), load and compare {:.0f} MiB/s, digest {:.0f} MiB/s\n", mib / saving, mib / loading, mib / digesting);
+  EXPECT_EQ(got, values);
+  EXPECT_NE(digest.hex(), StateDigest().hex());
+}
+
+}  // namespace
+}  // namespace molen::checkpoint
