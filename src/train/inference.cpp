@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "arch/alibi.h"
 #include "base/error.h"
 #include "base/rng.h"
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "arch/parameters.h"
+#include "base/error.h"
 #include "base/rng.h"
 
 namespace molen::train {

@@ -7,13 +7,13 @@
 
 #include "comm/communicator.h"
 #include "config/config.h"
-#include "train/resolve.h"
+#include "plan/resolve.h"
 
 namespace molen::train {
 
 struct Launch {
   std::string communicator;   // "self", "threads", "mpi"
-  Machine machine;
+  plan::Machine machine;
 };
 
 // Decides how ranks talk. `thread_ranks`: --ranks N outside of a launcher. Throws UsageError where device.communicator cannot be

@@ -1,16 +1,14 @@
-#include "train/resolve.h"
+#include "plan/resolve.h"
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "base/clock.h"
 #include "base/error.h"
 
-namespace molen::train {
+namespace molen::plan {
 namespace {
 
 using config::Config;
@@ -74,15 +72,14 @@ int zero_stage(const Config& c) {
 DType resolve_precision(Config& c, const Machine& machine, int threads) {
   std::string name = c.precision.compute;
   if (name == "auto") {
-    if (machine.cuda) {
-      name = "bf16";
-    } else {
-      const PrecisionRates rates = measure_precision(threads);
+    std::string why = machine.cuda ? "derived: bf16 on CUDA" : "derived: not measured on this machine";
+    name = machine.cuda ? "bf16" : "fp32";
+    if (!machine.cuda && machine.measure_precision) {
+      const PrecisionRates rates = machine.measure_precision(threads);
       name = rates.bf16 > rates.fp32 ? "bf16" : "fp32";
-      config::assign(c, "precision.compute", name, {config::Origin::Kind::kOther, fmt::format("measured: fp32 {:.0f}, bf16 {:.0f} GFLOP/s", rates.fp32, rates.bf16)});
-      return dtype_from_name(name);
+      why = fmt::format("measured: fp32 {:.0f}, bf16 {:.0f} GFLOP/s", rates.fp32, rates.bf16);
     }
-    config::assign(c, "precision.compute", name, {config::Origin::Kind::kOther, "derived"});
+    config::assign(c, "precision.compute", name, {config::Origin::Kind::kOther, why});
   }
   return dtype_from_name(name);
 }
@@ -140,28 +137,9 @@ arch::Architecture resolve_architecture(const Config& config) {
 
 int auto_threads(int local_ranks) {
   cpu_set_t mask;
-  int cores = at::get_num_threads();
+  int cores = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   if (::sched_getaffinity(0, sizeof mask, &mask) == 0) cores = CPU_COUNT(&mask);
   return std::max(1, cores / std::max(1, local_ranks));
-}
-
-PrecisionRates measure_precision(int threads) {
-  const c10::InferenceMode inference;
-  at::set_num_threads(threads);
-  constexpr std::int64_t m = 1024, k = 512, n = 1408;
-  const auto rate = [&](at::ScalarType type) {
-    const at::Tensor a = at::ones({m, k}, type), b = at::ones({n, k}, type);
-    at::Tensor out = at::empty({m, n}, type);
-    double best = 0.0;
-    for (int i = 0; i < 6; ++i) {
-      const double start = now().value;
-      at::mm_out(out, a, b.t());
-      const double seconds = now().value - start;
-      if (i > 0) best = std::max(best, 2.0 * m * k * n / seconds * 1e-9);
-    }
-    return best;
-  };
-  return {rate(at::kFloat), rate(at::kBFloat16)};
 }
 
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
@@ -211,26 +189,4 @@ std::int64_t steps_of(const Config& c, const Horizon& horizon, std::string_view 
   throw Error("{}: unknown unit", key);
 }
 
-optim::Schedule resolve_schedule(const Config& c, std::int64_t total_steps, double sequences_per_epoch) {
-  optim::Schedule s;
-  s.kind = choice<optim::ScheduleKind>(c, "schedule.kind", c.schedule.kind,
-                                       {{"cosine", optim::ScheduleKind::kCosine},
-                                        {"linear", optim::ScheduleKind::kLinear},
-                                        {"wsd", optim::ScheduleKind::kWsd},
-                                        {"constant", optim::ScheduleKind::kConstant}});
-  s.peak_lr = c.optimizer.lr;
-  s.min_lr = c.min_lr();
-  s.total_steps = total_steps;
-  s.warmup_steps = steps_of(c, c.schedule.warmup, "schedule.warmup", sequences_per_epoch);
-  if (s.warmup_steps < 0) throw UsageError("{}: a time cannot be a warm-up; give steps or tokens", c.where("schedule.warmup"));
-  if (s.warmup_steps > total_steps)
-    throw UsageError("{}: {} steps of warm-up are more than the {} steps of train.until", c.where("schedule.warmup"), s.warmup_steps, total_steps);
-  if (c.schedule.decay) s.decay_steps = steps_of(c, *c.schedule.decay, "schedule.decay", sequences_per_epoch);
-  return s;
-}
-
-optim::AdamW resolve_optimizer(const Config& c) {
-  return {c.optimizer.lr, c.optimizer.beta1, c.optimizer.beta2, c.optimizer.eps, c.optimizer.weight_decay};
-}
-
-}  // namespace molen::train
+}  // namespace molen::plan

@@ -1,0 +1,52 @@
+// molen <verb>: exit codes 0 ok, 1 failed, 2 usage or configuration error; errors on stderr.
+#include <cstdio>
+#include <exception>
+
+#include "apps/cli.h"
+#include "base/error.h"
+
+namespace {
+
+int run(int argc, char** argv) {
+  using namespace molen::apps;
+  CLI::App app{"molen: scalable, energy-aware pre-training of large language models"};
+  app.set_version_flag("--version", std::string("molen " MOLEN_VERSION));
+  app.require_subcommand(1);
+  Chosen chosen;
+  add_train_verbs(app, chosen);
+  add_model_verb(app, chosen);
+  add_program_verbs(app, chosen);
+  add_data_verbs(app, chosen);
+  add_checkpoint_verb(app, chosen);
+  add_inference_verbs(app, chosen);
+  add_energy_verb(app, chosen);
+  add_report_verbs(app, chosen);
+  add_config_verb(app, chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::CallForAllHelp& help) {
+    return app.exit(help);
+  } catch (const CLI::CallForVersion& version) {
+    return app.exit(version);
+  } catch (const CLI::ParseError& error) {
+    app.exit(error);
+    return kUsage;
+  }
+  return chosen.action();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const molen::UsageError& error) {
+    std::fprintf(stderr, "molen: %s\n", error.what());
+    return molen::apps::kUsage;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "molen: %s\n", error.what());
+    return molen::apps::kFailed;
+  }
+}

@@ -1,0 +1,13 @@
+// The optimizer's part of a configuration as optim takes it.
+#pragma once
+
+#include "config/config.h"
+#include "optim/adamw.h"
+#include "optim/schedule.h"
+
+namespace molen::train {
+
+optim::Schedule resolve_schedule(const config::Config& config, std::int64_t total_steps, double sequences_per_epoch);
+optim::AdamW resolve_optimizer(const config::Config& config);
+
+}  // namespace molen::train
