@@ -20,7 +20,8 @@ void check_count(const char* key, std::int64_t value, std::int64_t limit) {
 }
 
 void check_positive(const char* key, double value) {
-  if (!(std::isfinite(value) && value > 0.0)) throw UsageError("model.{}: must be positive and finite, is {}", key, value);
+  if (!(std::isfinite(value) && value > 0.0))
+    throw UsageError("model.{}: must be positive and finite, is {}", key, value);
 }
 
 void check_counts(const Architecture& a) {
@@ -80,34 +81,44 @@ void validate(const Architecture& a) {
 
 std::string_view name_of(Family family) {
   switch (family) {
-    case Family::kLlama: return "llama";
-    case Family::kGpt: return "gpt";
+    case Family::kLlama:
+      return "llama";
+    case Family::kGpt:
+      return "gpt";
   }
   return "?";
 }
 
 std::string_view name_of(Norm norm) {
   switch (norm) {
-    case Norm::kRms: return "rms";
-    case Norm::kLayer: return "layer";
-    case Norm::kLayerPlain: return "layer_plain";
+    case Norm::kRms:
+      return "rms";
+    case Norm::kLayer:
+      return "layer";
+    case Norm::kLayerPlain:
+      return "layer_plain";
   }
   return "?";
 }
 
 std::string_view name_of(Position position) {
   switch (position) {
-    case Position::kRope: return "rope";
-    case Position::kLearned: return "learned";
-    case Position::kAlibi: return "alibi";
+    case Position::kRope:
+      return "rope";
+    case Position::kLearned:
+      return "learned";
+    case Position::kAlibi:
+      return "alibi";
   }
   return "?";
 }
 
 std::string_view name_of(Activation activation) {
   switch (activation) {
-    case Activation::kSwiGlu: return "swiglu";
-    case Activation::kGeluTanh: return "gelu_tanh";
+    case Activation::kSwiGlu:
+      return "swiglu";
+    case Activation::kGeluTanh:
+      return "gelu_tanh";
   }
   return "?";
 }

@@ -103,10 +103,11 @@ RC_GTEST_PROP(Validate, AcceptedSizesNeverOverflow, ()) {
   if (!reason(a).empty()) return;
   const std::int64_t count = num_parameters(a);
   RC_ASSERT(count > 0);
-  const double expected = static_cast<double>(a.layers) * static_cast<double>(a.hidden) *
-                              (2.0 * static_cast<double>(a.query_size()) + 2.0 * static_cast<double>(a.kv_size()) +
-                               3.0 * static_cast<double>(a.ffn) + 2.0) +
-                          static_cast<double>(a.hidden) * (1.0 + static_cast<double>(a.vocabulary) * (a.tied ? 1.0 : 2.0));
+  const double expected =
+      static_cast<double>(a.layers) * static_cast<double>(a.hidden) *
+          (2.0 * static_cast<double>(a.query_size()) + 2.0 * static_cast<double>(a.kv_size()) +
+           3.0 * static_cast<double>(a.ffn) + 2.0) +
+      static_cast<double>(a.hidden) * (1.0 + static_cast<double>(a.vocabulary) * (a.tied ? 1.0 : 2.0));
   RC_ASSERT(std::abs(static_cast<double>(count) - expected) <= 1e-12 * expected);
 }
 

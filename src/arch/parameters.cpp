@@ -28,7 +28,8 @@ class Builder {
   }
 
  private:
-  // Weights of a fused product stand side by side, then their biases: q|k|v and gate|up are one matrix (and vector) each.
+  // Weights of a fused product stand side by side, then their biases: q|k|v and gate|up are one matrix (and vector)
+  // each.
   void layer() {
     const std::string prefix = fmt::format("model.layers.{}.", layer_);
     const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
@@ -52,13 +53,25 @@ class Builder {
   }
 
   void matrix(std::string name, Role role, std::int64_t rows, std::int64_t columns, ShardDim shard) {
-    list_.push_back({.name = std::move(name), .role = role, .shape = {rows, columns}, .layer = layer_,
-                     .init = Init::kNormal, .init_std = arch_.init_std, .decay = true, .shard = shard});
+    list_.push_back({.name = std::move(name),
+                     .role = role,
+                     .shape = {rows, columns},
+                     .layer = layer_,
+                     .init = Init::kNormal,
+                     .init_std = arch_.init_std,
+                     .decay = true,
+                     .shard = shard});
   }
 
   void vector(std::string name, Role role, std::int64_t size, Init init, ShardDim shard) {
-    list_.push_back({.name = std::move(name), .role = role, .shape = {size}, .layer = layer_, .init = init,
-                     .init_std = 0.0, .decay = false, .shard = shard});
+    list_.push_back({.name = std::move(name),
+                     .role = role,
+                     .shape = {size},
+                     .layer = layer_,
+                     .init = init,
+                     .init_std = 0.0,
+                     .decay = false,
+                     .shard = shard});
   }
 
   void bias(std::string name, Role role, std::int64_t size, ShardDim shard) {

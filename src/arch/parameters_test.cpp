@@ -11,7 +11,9 @@
 namespace molen::arch {
 namespace {
 
-std::int64_t count(const char* name) { return num_parameters(preset(name)); }
+std::int64_t count(const char* name) {
+  return num_parameters(preset(name));
+}
 
 TEST(Parameters, ExactCounts) {
   EXPECT_EQ(count("llama3-8b"), 8'030'261'248);
@@ -39,9 +41,9 @@ TEST(Parameters, Llama32With3B) {
 
 // Sizes as their sources print them, or as the shape works out (Viking 7B has 7.55 B).
 TEST(Parameters, CountsAgreeWithTheNames) {
-  const std::map<std::string, double> billions{{"llama3-30b", 29.8}, {"gpt-1.4b", 1.4}, {"gpt-22b", 22},   {"gpt-175b", 175},
-                                               {"gpt-1t", 1008},     {"gpt-13b", 13},   {"poro-34b", 34.2}, {"viking-7b", 7.55},
-                                               {"viking-33b", 33.1}, {"gpt-140b", 140}};
+  const std::map<std::string, double> billions{
+      {"llama3-30b", 29.8}, {"gpt-1.4b", 1.4},  {"gpt-22b", 22},     {"gpt-175b", 175},    {"gpt-1t", 1008},
+      {"gpt-13b", 13},      {"poro-34b", 34.2}, {"viking-7b", 7.55}, {"viking-33b", 33.1}, {"gpt-140b", 140}};
   for (const auto& [name, expected] : billions) {
     EXPECT_NEAR(static_cast<double>(count(name.c_str())) * 1e-9, expected, 0.02 * expected) << name;
   }
@@ -59,26 +61,27 @@ TEST(Parameters, LlamaStorageOrder) {
   Architecture a = preset("llama-60m");
   const std::string l = "model.layers.7.";
   EXPECT_EQ(layer_names(a, 7),
-            (std::vector<std::string>{l + "input_layernorm.weight", l + "self_attn.q_proj.weight",
-                                      l + "self_attn.k_proj.weight", l + "self_attn.v_proj.weight",
-                                      l + "self_attn.o_proj.weight", l + "post_attention_layernorm.weight",
-                                      l + "mlp.gate_proj.weight", l + "mlp.up_proj.weight", l + "mlp.down_proj.weight"}));
-  EXPECT_EQ(layer_names(a, -1), (std::vector<std::string>{"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}));
+            (std::vector<std::string>{
+                l + "input_layernorm.weight", l + "self_attn.q_proj.weight", l + "self_attn.k_proj.weight",
+                l + "self_attn.v_proj.weight", l + "self_attn.o_proj.weight", l + "post_attention_layernorm.weight",
+                l + "mlp.gate_proj.weight", l + "mlp.up_proj.weight", l + "mlp.down_proj.weight"}));
+  EXPECT_EQ(layer_names(a, -1),
+            (std::vector<std::string>{"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}));
 }
 
 TEST(Parameters, GptStorageOrder) {
   const Architecture& a = preset("gpt2");
   const std::string l = "model.layers.0.";
-  EXPECT_EQ(layer_names(a, 0),
-            (std::vector<std::string>{
-                l + "input_layernorm.weight", l + "input_layernorm.bias", l + "self_attn.q_proj.weight",
-                l + "self_attn.k_proj.weight", l + "self_attn.v_proj.weight", l + "self_attn.q_proj.bias",
-                l + "self_attn.k_proj.bias", l + "self_attn.v_proj.bias", l + "self_attn.o_proj.weight",
-                l + "self_attn.o_proj.bias", l + "post_attention_layernorm.weight", l + "post_attention_layernorm.bias",
-                l + "mlp.up_proj.weight", l + "mlp.up_proj.bias", l + "mlp.down_proj.weight", l + "mlp.down_proj.bias"}));
-  EXPECT_EQ(layer_names(a, -1),
-            (std::vector<std::string>{"model.embed_tokens.weight", "model.embed_positions.weight", "model.norm.weight",
-                                      "model.norm.bias"}));
+  EXPECT_EQ(
+      layer_names(a, 0),
+      (std::vector<std::string>{
+          l + "input_layernorm.weight", l + "input_layernorm.bias", l + "self_attn.q_proj.weight",
+          l + "self_attn.k_proj.weight", l + "self_attn.v_proj.weight", l + "self_attn.q_proj.bias",
+          l + "self_attn.k_proj.bias", l + "self_attn.v_proj.bias", l + "self_attn.o_proj.weight",
+          l + "self_attn.o_proj.bias", l + "post_attention_layernorm.weight", l + "post_attention_layernorm.bias",
+          l + "mlp.up_proj.weight", l + "mlp.up_proj.bias", l + "mlp.down_proj.weight", l + "mlp.down_proj.bias"}));
+  EXPECT_EQ(layer_names(a, -1), (std::vector<std::string>{"model.embed_tokens.weight", "model.embed_positions.weight",
+                                                          "model.norm.weight", "model.norm.bias"}));
 }
 
 TEST(Parameters, AlibiHasNoPositionsAndPlainNormNoParameters) {

@@ -50,8 +50,8 @@ Architecture with_init(Architecture a, double init_std) {
 }
 
 // GPT-2's layer: LayerNorm, biases, GELU of 4d, learned positions, tied head, as many KV heads as heads.
-Architecture gpt(const char* name, std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocabulary,
-                 std::int64_t max_sequence) {
+Architecture gpt(const char* name, std::int64_t layers, std::int64_t hidden, std::int64_t heads,
+                 std::int64_t vocabulary, std::int64_t max_sequence) {
   Architecture a = sized(name, {layers, hidden, 4 * hidden, heads, heads, vocabulary, max_sequence});
   a.family = Family::kGpt;
   a.tied = true;

@@ -11,18 +11,19 @@ namespace {
 void check_model(const Config& c) {
   const ModelTable& m = c.model;
   if (m.preset && m.family) {
-    throw UsageError("{}: a preset ({}) has its family; drop one of the two, or set it to \"none\"", c.where("model.family"),
-                     *m.preset);
+    throw UsageError("{}: a preset ({}) has its family; drop one of the two, or set it to \"none\"",
+                     c.where("model.family"), *m.preset);
   }
   if (m.heads && m.kv_heads && *m.heads % *m.kv_heads != 0) {
     throw UsageError("{}: {} does not divide model.heads = {}", c.where("model.kv_heads"), *m.kv_heads, *m.heads);
   }
   if (m.hidden && m.heads && !m.head_dim && *m.hidden % *m.heads != 0) {
-    throw UsageError("{}: {} does not divide model.hidden = {}; or set model.head_dim", c.where("model.heads"), *m.heads, *m.hidden);
+    throw UsageError("{}: {} does not divide model.hidden = {}; or set model.head_dim", c.where("model.heads"),
+                     *m.heads, *m.hidden);
   }
   if (m.max_sequence && c.data.sequence_length > *m.max_sequence) {
-    throw UsageError("{}: {} is longer than model.max_sequence = {}", c.where("data.sequence_length"), c.data.sequence_length,
-                     *m.max_sequence);
+    throw UsageError("{}: {} is longer than model.max_sequence = {}", c.where("data.sequence_length"),
+                     c.data.sequence_length, *m.max_sequence);
   }
 }
 
@@ -34,8 +35,8 @@ void check_batch(const Config& c) {
   const std::int64_t data_ranks = p.data_replicate * p.data_shard.value_or(1);
   const std::int64_t micros = c.batch.global / c.batch.micro;
   if (micros % data_ranks != 0) {
-    throw UsageError("{}: {} sequences in micro-batches of {} do not divide over {} data-parallel ranks", c.where("batch.global"),
-                     c.batch.global, c.batch.micro, data_ranks);
+    throw UsageError("{}: {} sequences in micro-batches of {} do not divide over {} data-parallel ranks",
+                     c.where("batch.global"), c.batch.global, c.batch.micro, data_ranks);
   }
 }
 
@@ -49,18 +50,19 @@ std::int64_t stage_of(const std::string& sharding) {
 void check_parallel(const Config& c) {
   const ParallelTable& p = c.parallel;
   if (p.sharding && p.zero && stage_of(*p.sharding) != *p.zero) {
-    throw UsageError("{}: {} contradicts parallel.sharding = {}, which is stage {}", c.where("parallel.zero"), *p.zero, *p.sharding,
-                     stage_of(*p.sharding));
+    throw UsageError("{}: {} contradicts parallel.sharding = {}, which is stage {}", c.where("parallel.zero"), *p.zero,
+                     *p.sharding, stage_of(*p.sharding));
   }
   if (p.virtual_stages > 1 && p.pipeline == 1) {
     throw UsageError("{}: {} needs parallel.pipeline above 1", c.where("parallel.virtual_stages"), p.virtual_stages);
   }
   if (p.virtual_stages > 1 && (p.schedule == "gpipe" || p.schedule == "1f1b" || p.schedule == "zb-h1")) {
-    throw UsageError("{}: {} needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"{}\"", c.where("parallel.virtual_stages"),
-                     p.virtual_stages, p.schedule);
+    throw UsageError("{}: {} needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"{}\"",
+                     c.where("parallel.virtual_stages"), p.virtual_stages, p.schedule);
   }
   if (c.model.heads && *c.model.heads % p.tensor != 0) {
-    throw UsageError("{}: {} ranks do not divide model.heads = {}", c.where("parallel.tensor"), p.tensor, *c.model.heads);
+    throw UsageError("{}: {} ranks do not divide model.heads = {}", c.where("parallel.tensor"), p.tensor,
+                     *c.model.heads);
   }
 }
 
@@ -72,7 +74,9 @@ void check_precision(const Config& c) {
 }
 
 // Only lengths of one unit compare.
-bool longer(const Horizon& a, const Horizon& b) { return a.unit == b.unit && a.value > b.value; }
+bool longer(const Horizon& a, const Horizon& b) {
+  return a.unit == b.unit && a.value > b.value;
+}
 
 void check_lengths(const Config& c) {
   const Horizon& until = c.train.until;
@@ -81,7 +85,8 @@ void check_lengths(const Config& c) {
                      print(c.schedule.warmup), print(until));
   }
   if (c.train.stop_after && longer(*c.train.stop_after, until)) {
-    throw UsageError("{}: {} is after train.until = {}", c.where("train.stop_after"), print(*c.train.stop_after), print(until));
+    throw UsageError("{}: {} is after train.until = {}", c.where("train.stop_after"), print(*c.train.stop_after),
+                     print(until));
   }
   if (!c.schedule.decay) return;
   if (c.schedule.kind != "wsd") {
@@ -90,14 +95,15 @@ void check_lengths(const Config& c) {
   Horizon both = *c.schedule.decay;
   if (both.unit == c.schedule.warmup.unit) both.value += c.schedule.warmup.value;
   if (longer(both, until)) {
-    throw UsageError("{}: {} with warm-up is longer than train.until = {}", c.where("schedule.decay"), print(*c.schedule.decay),
-                     print(until));
+    throw UsageError("{}: {} with warm-up is longer than train.until = {}", c.where("schedule.decay"),
+                     print(*c.schedule.decay), print(until));
   }
 }
 
 void check_rates(const Config& c) {
   if (c.schedule.min_lr && *c.schedule.min_lr > c.optimizer.lr) {
-    throw UsageError("{}: {} is above optimizer.lr = {}", c.where("schedule.min_lr"), *c.schedule.min_lr, c.optimizer.lr);
+    throw UsageError("{}: {} is above optimizer.lr = {}", c.where("schedule.min_lr"), *c.schedule.min_lr,
+                     c.optimizer.lr);
   }
 }
 

@@ -130,7 +130,7 @@ struct DeviceTable {
 struct Origin {
   enum class Kind { kDefault, kFile, kSet, kOther };
   Kind kind = Kind::kDefault;
-  std::string text;  // kFile: "run.toml:12"; kOther: what the caller says ("preset llama3-8b", "measured")
+  std::string text;              // kFile: "run.toml:12"; kOther: what the caller says ("preset llama3-8b", "measured")
   std::string describe() const;  // "default", "run.toml:12", "--set", text
 };
 
@@ -165,9 +165,9 @@ struct Field {
   std::vector<std::string> choices;  // empty: free
   std::string meaning;
   Effect effect = Effect::kRun;
-  bool textual = false;              // its values are strings, so `--set run.name=7` is the name "7"
-  std::function<void(Config&, const Json&)> read;   // throws UsageError without the key: "expected ..., got ..."
-  std::function<Json(const Config&)> write;         // null: not set
+  bool textual = false;                            // its values are strings, so `--set run.name=7` is the name "7"
+  std::function<void(Config&, const Json&)> read;  // throws UsageError without the key: "expected ..., got ..."
+  std::function<Json(const Config&)> write;        // null: not set
 };
 
 // The one list, in the order of the reference page.
@@ -175,7 +175,8 @@ const std::vector<Field>& fields();
 // Throws UsageError with the nearest key.
 const Field& field(std::string_view key);
 
-// Reads, merges and checks. Throws UsageError: "run.toml:12: model.layers: expected a positive integer, got \"twelve\"".
+// Reads, merges and checks. Throws UsageError: "run.toml:12: model.layers: expected a positive integer, got
+// \"twelve\"".
 Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets = {});
 // A document without `extends`; `name` stands for the file in errors and origins.
 Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets = {});

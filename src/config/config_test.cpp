@@ -117,7 +117,8 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
       {"[model]\nlayers = \"twelve\"", "run.toml:2: model.layers: expected a positive integer, got \"twelve\""},
       {"[model]\nlayers = 0", "run.toml:2: model.layers: expected a positive integer, got 0"},
       {"[model]\nlayers = 1.5", "run.toml:2: model.layers: expected a positive integer, got 1.5"},
-      {"[model]\nlayers = 9223372036854775807", "run.toml:2: model.layers: expected at most 2147483648, got 9223372036854775807"},
+      {"[model]\nlayers = 9223372036854775807",
+       "run.toml:2: model.layers: expected at most 2147483648, got 9223372036854775807"},
       {"[model]\n\nlayer = 3", "run.toml:3: unknown key model.layer; did you mean 'model.layers'?"},
       {"[train]\nlr = 3", "run.toml:2: unknown key train.lr; did you mean 'optimizer.lr'?"},
       {"lr = 3", "run.toml:1: unknown key lr; did you mean 'optimizer.lr'?"},
@@ -127,7 +128,9 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
       {"[optimizer]\nlr = inf", "run.toml:2: optimizer.lr: expected a positive number, got inf"},
       {"[optimizer]\nbeta1 = 1.0", "run.toml:2: optimizer.beta1: expected a number from 0 to below 1, got 1.0"},
       {"[optimizer]\nlr = true", "run.toml:2: optimizer.lr: expected a positive number, got true"},
-      {"[precision]\ncompute = \"fp23\"", "run.toml:2: precision.compute: expected one of auto, fp64, fp32, bf16, fp16, got \"fp23\"; did you mean 'fp32'?"},
+      {"[precision]\ncompute = \"fp23\"",
+       "run.toml:2: precision.compute: expected one of auto, fp64, fp32, bf16, fp16, got \"fp23\"; did you mean "
+       "'fp32'?"},
       {"[train]\nuntil = 2000", "run.toml:2: train.until: expected a length such as \"2000 steps\""},
       {"[train]\nuntil = \"0 steps\"", "above zero, got \"0 steps\""},
       {"[train]\nuntil = \"2000\"", "run.toml:2: train.until: expected a length"},
@@ -182,11 +185,12 @@ TEST(Config, ContradictionsAreRefused) {
 }
 
 TEST(Config, SetsComeLastAndInOrder) {
-  const Config c = parse("[optimizer]\nlr = 1e-3\n[batch]\nglobal = 4", "run.toml",
-                         {"optimizer.lr=2e-3", "optimizer.lr = 4e-3", "train.until=3000 steps", "run.name=7", "data.train=a",
-                          "run.tags=x, y", "parallel.offload=[\"optimizer\",\"gradients\"]", "energy.slowdown=5%",
-                          "train.deterministic=false", "precision.compute=fp64", "parallel.recompute=attention,norm_up",
-                          "data.tokenizer=\"with space\"", "train.trace_steps=[2,3]"});
+  const Config c =
+      parse("[optimizer]\nlr = 1e-3\n[batch]\nglobal = 4", "run.toml",
+            {"optimizer.lr=2e-3", "optimizer.lr = 4e-3", "train.until=3000 steps", "run.name=7", "data.train=a",
+             "run.tags=x, y", "parallel.offload=[\"optimizer\",\"gradients\"]", "energy.slowdown=5%",
+             "train.deterministic=false", "precision.compute=fp64", "parallel.recompute=attention,norm_up",
+             "data.tokenizer=\"with space\"", "train.trace_steps=[2,3]"});
   EXPECT_EQ(c.optimizer.lr, 4e-3);
   EXPECT_EQ(c.batch.global, 4);
   EXPECT_EQ(c.train.until, steps(3000));
@@ -282,14 +286,17 @@ TEST(Config, AssignRecordsItsOrigin) {
   assign(c, "precision.compute", "bf16", {Origin::Kind::kOther, "measured"});
   EXPECT_EQ(c.precision.compute, "bf16");
   EXPECT_NE(to_toml(c).find("# measured"), std::string::npos);
-  EXPECT_EQ(reason([&] { assign(c, "math.threads", -1, {Origin::Kind::kOther, "measured"}); }),
+  EXPECT_EQ(reason([&] {
+              assign(c, "math.threads", -1, {Origin::Kind::kOther, "measured"});
+            }),
             "measured: math.threads: expected an integer of 0 or more, got -1");
   EXPECT_NE(reason([&] { assign(c, "math.thread", 1, {}); }).find("did you mean 'math.threads'?"), std::string::npos);
 }
 
 TEST(Config, DiffSaysWhatDecidesTheNumbers) {
   const Config a = load(std::nullopt);
-  const Config b = load(std::nullopt, {"optimizer.lr=1e-3", "parallel.zero=1", "precision.reduce=bf16", "train.seed=3"});
+  const Config b =
+      load(std::nullopt, {"optimizer.lr=1e-3", "parallel.zero=1", "precision.reduce=bf16", "train.seed=3"});
   const auto changes = diff(a, b);
   ASSERT_EQ(changes.size(), 4u);
   EXPECT_EQ(changes[0].key, "parallel.zero");
@@ -336,7 +343,8 @@ TEST(Config, ReferenceIsFrozen) {
 // A configuration with random values in many keys.
 Config any_config() {
   const auto maybe = [](auto gen) { return *rc::gen::maybe(gen); };
-  const auto word = rc::gen::map(rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::element('a', ',', '"', '\\', '#', ' ', '=', '[', '\'', 'z', '.', '-'))),
+  const auto word = rc::gen::map(rc::gen::nonEmpty(rc::gen::container<std::string>(
+                                     rc::gen::element('a', ',', '"', '\\', '#', ' ', '=', '[', '\'', 'z', '.', '-'))),
                                  [](const std::string& s) { return "w" + s; });
   Config c;
   if (const auto preset = maybe(word)) c.model.preset = *preset;
@@ -345,14 +353,17 @@ Config any_config() {
   if (*rc::gen::arbitrary<bool>()) c.model.rope_scaling = RopeScaling{.factor = 1.0 / *rc::gen::inRange(1, 1000)};
   const int sources = *rc::gen::inRange(0, 4);
   for (int i = 0; i < sources; ++i) {
-    c.data.train.push_back({*word, *rc::gen::inRange(1, 1000) / 7.0, *rc::gen::container<std::vector<std::string>>(word)});
+    c.data.train.push_back(
+        {*word, *rc::gen::inRange(1, 1000) / 7.0, *rc::gen::container<std::vector<std::string>>(word)});
   }
   c.data.seed = *rc::gen::inRange<std::int64_t>(0, 1 << 30);
   c.batch.micro = *rc::gen::inRange<std::int64_t>(1, 9);
   c.batch.global = c.batch.micro * *rc::gen::inRange<std::int64_t>(1, 9);
   c.optimizer.lr = *rc::gen::inRange(1, 1 << 30) / 7.3e9;
-  c.train.until = {Horizon::Unit::kTokens, static_cast<double>(*rc::gen::inRange<std::int64_t>(1, std::int64_t{1} << 50))};
-  if (*rc::gen::arbitrary<bool>()) c.train.stop_after = Horizon{Horizon::Unit::kSeconds, *rc::gen::inRange(1, 1 << 30) / 9.0};
+  c.train.until = {Horizon::Unit::kTokens,
+                   static_cast<double>(*rc::gen::inRange<std::int64_t>(1, std::int64_t{1} << 50))};
+  if (*rc::gen::arbitrary<bool>())
+    c.train.stop_after = Horizon{Horizon::Unit::kSeconds, *rc::gen::inRange(1, 1 << 30) / 9.0};
   c.train.trace_steps = *rc::gen::container<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(1, 1000));
   if (*rc::gen::arbitrary<bool>()) c.energy.power_budget = Watts(*rc::gen::inRange(1, 1 << 30) / 3.0);
   c.energy.slowdown = *rc::gen::inRange(0, 1000) / 1001.0;

@@ -13,19 +13,22 @@ std::vector<Field> model_fields() {
   constexpr auto e = Effect::kNumbers;
   const auto m = &C::model;
   return {
-      make("model.preset", m, &T::preset, text(), e, "named architecture (`molen model list`); the keys below override it"),
+      make("model.preset", m, &T::preset, text(), e,
+           "named architecture (`molen model list`); the keys below override it"),
       make("model.family", m, &T::family, choice({"llama", "gpt"}), e,
            "instead of a preset: llama (RMSNorm, SwiGLU, RoPE) or gpt (LayerNorm, GELU, learned positions, biases)"),
       make("model.layers", m, &T::layers, positive(), e, "transformer layers"),
       make("model.hidden", m, &T::hidden, positive(), e, "width of the residual stream"),
       make("model.ffn", m, &T::ffn, positive(), e, "width of one MLP matrix"),
       make("model.heads", m, &T::heads, positive(), e, "query heads"),
-      make("model.kv_heads", m, &T::kv_heads, positive(), e, "key and value heads, a divisor of heads; heads where not set"),
+      make("model.kv_heads", m, &T::kv_heads, positive(), e,
+           "key and value heads, a divisor of heads; heads where not set"),
       make("model.head_dim", m, &T::head_dim, positive(), e, "width of a head; hidden / heads where not set"),
       make("model.vocabulary", m, &T::vocabulary, positive(), e, "token ids; the tokenizer's must fit in"),
       make("model.max_sequence", m, &T::max_sequence, positive(), e, "longest sequence the model is made for"),
       make("model.rope_theta", m, &T::rope_theta, positive_number(), e, "base of the rotary frequencies"),
-      make("model.rope_scaling", m, &T::rope_scaling, rope_scaling(), e, "Llama 3.1's rescaled frequencies for long sequences"),
+      make("model.rope_scaling", m, &T::rope_scaling, rope_scaling(), e,
+           "Llama 3.1's rescaled frequencies for long sequences"),
       make("model.tied", m, &T::tied, boolean(), e, "the head shares the embedding table"),
       make("model.biases", m, &T::biases, boolean(), e, "biases on all linear layers but the head"),
       make("model.norm_eps", m, &T::norm_eps, positive_number(), e, "added to the variance in norms"),
@@ -45,7 +48,8 @@ std::vector<Field> data_fields() {
   return {
       make("data.train", m, &T::train, sources(), e,
            "prepared data sets, mixed by weight; languages keeps only documents tagged so"),
-      make("data.validation", m, &T::validation, sources(), e, "held-out data sets; loss is reported for each and by language"),
+      make("data.validation", m, &T::validation, sources(), e,
+           "held-out data sets; loss is reported for each and by language"),
       make("data.tokenizer", m, &T::tokenizer, path(), e, "tokenizer.json; must be the one that prepared the data"),
       make("data.sequence_length", m, &T::sequence_length, positive(), e, "tokens of a training sequence"),
       make("data.seed", m, &T::seed, natural(std::int64_t{1} << 53), e, "seed of the order of samples"),
@@ -69,13 +73,16 @@ std::vector<Field> parallel_fields() {
   const auto m = &C::parallel;
   return {
       make("parallel.tensor", m, &T::tensor, positive(kRanks), e, "ranks that share each layer's matrices"),
-      make("parallel.sequence", m, &T::sequence, boolean(), e, "cut norms and residuals along the sequence over the tensor ranks"),
+      make("parallel.sequence", m, &T::sequence, boolean(), e,
+           "cut norms and residuals along the sequence over the tensor ranks"),
       make("parallel.pipeline", m, &T::pipeline, positive(kRanks), e, "pipeline stages"),
-      make("parallel.virtual_stages", m, &T::virtual_stages, positive(kRanks), e, "model chunks of a stage (interleaved)"),
+      make("parallel.virtual_stages", m, &T::virtual_stages, positive(kRanks), e,
+           "model chunks of a stage (interleaved)"),
       make("parallel.schedule", m, &T::schedule, choice_or_file({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}), e,
            "order of forward and backward of micro-batches; a file is PyTorch's CSV form"),
       make("parallel.context", m, &T::context, positive(kRanks), e, "ranks that share each sequence"),
-      make("parallel.data_replicate", m, &T::data_replicate, positive(kRanks), e, "groups that hold whole copies of the state"),
+      make("parallel.data_replicate", m, &T::data_replicate, positive(kRanks), e,
+           "groups that hold whole copies of the state"),
       make("parallel.data_shard", m, &T::data_shard, positive_or_auto(), e,
            "data-parallel ranks of a group, which sharding divides the state over; auto takes all that are left"),
       make("parallel.sharding", m, &T::sharding,
@@ -106,7 +113,8 @@ std::vector<Field> numeric_fields() {
            "type of the weights the optimizer updates; auto is fp32, or fp64 with fp64 compute"),
       make("math.kernels", m, &M::kernels, choice({"fused", "reference"}), Effect::kRun,
            "fused: this device's fast kernels; reference: the plain ones they are tested against"),
-      make("math.threads", m, &M::threads, natural(4096), Effect::kRun, "CPU threads of a rank; 0 divides the machine's cores"),
+      make("math.threads", m, &M::threads, natural(4096), Effect::kRun,
+           "CPU threads of a rank; 0 divides the machine's cores"),
       make("math.flash_attention", m, &M::flash_attention, boolean(), Effect::kRun,
            "attention that never holds the matrix of scores"),
   };
@@ -128,8 +136,10 @@ std::vector<Field> optimizer_fields() {
       make("schedule.kind", s, &S::kind, choice({"cosine", "linear", "wsd", "constant"}), e,
            "course of the learning rate after warm-up; wsd is warm-up, stable, decay"),
       make("schedule.warmup", s, &S::warmup, horizon_or_zero(), e, "straight rise from 0 to the peak"),
-      make("schedule.min_lr", s, &S::min_lr, natural_number(), e, "learning rate at the end; a tenth of optimizer.lr where not set"),
-      make("schedule.decay", s, &S::decay, horizon(), e, "wsd: length of the last decline; a tenth of train.until where not set"),
+      make("schedule.min_lr", s, &S::min_lr, natural_number(), e,
+           "learning rate at the end; a tenth of optimizer.lr where not set"),
+      make("schedule.decay", s, &S::decay, horizon(), e,
+           "wsd: length of the last decline; a tenth of train.until where not set"),
   };
 }
 
@@ -142,16 +152,20 @@ std::vector<Field> train_fields() {
       make("train.until", t, &T::until, horizon(), Effect::kNumbers, "the end of training, and the schedule's horizon"),
       make("train.stop_after", t, &T::stop_after, horizon(), Effect::kRun,
            "stop this early: save and exit; a later run continues"),
-      make("train.seed", t, &T::seed, natural(std::int64_t{1} << 53), Effect::kNumbers, "seed of the initial parameters"),
-      make("train.validate_every", t, &T::validate_every, horizon(), Effect::kRun, "between validations, where data.validation is set"),
+      make("train.seed", t, &T::seed, natural(std::int64_t{1} << 53), Effect::kNumbers,
+           "seed of the initial parameters"),
+      make("train.validate_every", t, &T::validate_every, horizon(), Effect::kRun,
+           "between validations, where data.validation is set"),
       make("train.validate_batches", t, &T::validate_batches, positive(), Effect::kRun,
            "most global batches of a validation; all where not set"),
       make("train.deterministic", t, &T::deterministic, boolean(), Effect::kRun,
            "the same layout on the same machine repeats bit for bit"),
       make("train.trace_steps", t, &T::trace_steps, step_list(), Effect::kRun, "steps written to trace.json, op by op"),
-      make("checkpoint.every", k, &K::every, horizon(), Effect::kRun, "between checkpoints; the last step is always saved"),
+      make("checkpoint.every", k, &K::every, horizon(), Effect::kRun,
+           "between checkpoints; the last step is always saved"),
       make("checkpoint.keep", k, &K::keep, natural(), Effect::kRun, "newest checkpoints kept; 0 keeps all"),
-      make("checkpoint.dir", k, &K::dir, path(), Effect::kRun, "where checkpoints go; checkpoints/ in the run directory where not set"),
+      make("checkpoint.dir", k, &K::dir, path(), Effect::kRun,
+           "where checkpoints go; checkpoints/ in the run directory where not set"),
   };
 }
 
@@ -163,7 +177,8 @@ std::vector<Field> outer_fields() {
   return {
       make("energy.policy", &C::energy, &E::policy, text(), e, "what sets clocks and power limits; none leaves them"),
       make("energy.slowdown", &C::energy, &E::slowdown, share(), e, "time a policy may cost"),
-      make("energy.power_budget", &C::energy, &E::power_budget, power(), e, "mean power of the whole job to stay below"),
+      make("energy.power_budget", &C::energy, &E::power_budget, power(), e,
+           "mean power of the whole job to stay below"),
       make("energy.sample_every", &C::energy, &E::sample_every, time(), e, "between readings of the meters"),
       make("energy.meters", &C::energy, &E::meters, names(), e, "meters to read; auto takes those this machine has"),
       make("run.name", &C::run, &R::name, run_name(), e, "name of the run's directory; model and time where not set"),
@@ -180,8 +195,8 @@ std::vector<Field> outer_fields() {
 const std::vector<Field>& fields() {
   static const std::vector<Field> all = [] {
     std::vector<Field> list;
-    for (auto part : {model_fields, data_fields, batch_fields, parallel_fields, numeric_fields, optimizer_fields, train_fields,
-                      outer_fields}) {
+    for (auto part : {model_fields, data_fields, batch_fields, parallel_fields, numeric_fields, optimizer_fields,
+                      train_fields, outer_fields}) {
       for (Field& f : part()) list.push_back(std::move(f));
     }
     return list;

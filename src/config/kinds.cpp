@@ -11,7 +11,7 @@
 namespace molen::config::kinds {
 namespace {
 
-constexpr std::size_t kShown = 60;      // characters of a rejected value in its error
+constexpr std::size_t kShown = 60;  // characters of a rejected value in its error
 constexpr std::size_t kLongText = 4096;
 constexpr std::size_t kMostItems = 4096;
 
@@ -54,7 +54,8 @@ Kind<std::int64_t> integer(std::string expected, std::int64_t least, std::int64_
   return {.type = expected, .read = [=](const Json& value) {
             if (!value.is_number_integer() || value.is_number_unsigned()) {
               // Documents hold signed integers; an unsigned one is what a program wrote.
-              if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::uint64_t(INT64_MAX)) reject(expected, value);
+              if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::uint64_t(INT64_MAX))
+                reject(expected, value);
             }
             const std::int64_t n = value.get<std::int64_t>();
             if (n < least) reject(expected, value);
@@ -95,13 +96,14 @@ void reject_unknown_members(const Json& value, const std::vector<std::string>& k
 template <class Unit>
 Kind<Unit> quantity(std::string type, Result<Unit> (*parse)(std::string_view), bool zero) {
   return {.type = std::move(type),
-          .read = [=](const Json& value) {
-            if (!value.is_string()) reject(parse("").reason(), value);
-            const Result<Unit> parsed = parse(value.get<std::string>());
-            if (!parsed) reject(parsed.reason(), value);
-            if (!zero && !(parsed.value().value > 0)) reject(parse("").reason() + ", above zero", value);
-            return parsed.value();
-          },
+          .read =
+              [=](const Json& value) {
+                if (!value.is_string()) reject(parse("").reason(), value);
+                const Result<Unit> parsed = parse(value.get<std::string>());
+                if (!parsed) reject(parsed.reason(), value);
+                if (!zero && !(parsed.value().value > 0)) reject(parse("").reason() + ", above zero", value);
+                return parsed.value();
+              },
           .write = [](const Unit& value) { return Json(print(value)); },
           .textual = true};
 }
@@ -119,7 +121,8 @@ DataSource source_of(const Json& value) {
   if (!value.contains("path")) reject(kExpected, value, "; path is missing");
   source.path = string_of(value["path"], "path to be a string");
   if (value.contains("weight")) source.weight = positive_number().read(value["weight"]);
-  if (value.contains("languages")) source.languages = words_of(value["languages"], "languages such as [\"nl\", \"en\"]");
+  if (value.contains("languages"))
+    source.languages = words_of(value["languages"], "languages such as [\"nl\", \"en\"]");
   return source;
 }
 
@@ -141,8 +144,12 @@ void reject(std::string_view expected, const Json& got, std::string_view hint) {
   throw UsageError("expected {}, got {}{}", expected, shown, hint);
 }
 
-Kind<std::int64_t> positive(std::int64_t most) { return integer("a positive integer", 1, most); }
-Kind<std::int64_t> natural(std::int64_t most) { return integer("an integer of 0 or more", 0, most); }
+Kind<std::int64_t> positive(std::int64_t most) {
+  return integer("a positive integer", 1, most);
+}
+Kind<std::int64_t> natural(std::int64_t most) {
+  return integer("an integer of 0 or more", 0, most);
+}
 
 Kind<double> positive_number() {
   return number("a positive number", [](double v) { return v > 0.0; });
@@ -179,7 +186,8 @@ Kind<bool> boolean() {
 }
 
 Kind<std::string> text() {
-  return {.type = "a string", .read = [](const Json& value) { return string_of(value, "a string of printable characters"); },
+  return {.type = "a string",
+          .read = [](const Json& value) { return string_of(value, "a string of printable characters"); },
           .textual = true};
 }
 
@@ -190,23 +198,27 @@ Kind<std::string> path() {
 Kind<std::string> run_name() {
   static const std::string kExpected = "a directory name without '/'";
   return {.type = "a name",
-          .read = [](const Json& value) {
-            std::string name = string_of(value, kExpected);
-            if (name.find('/') != std::string::npos || name == "." || name == ".." || name.size() > 200) reject(kExpected, value);
-            return name;
-          },
+          .read =
+              [](const Json& value) {
+                std::string name = string_of(value, kExpected);
+                if (name.find('/') != std::string::npos || name == "." || name == ".." || name.size() > 200)
+                  reject(kExpected, value);
+                return name;
+              },
           .textual = true};
 }
 
 Kind<std::string> choice(std::vector<std::string> choices) {
   const std::string expected = "one of " + joined(choices, ", ");
   return {.type = "a choice",
-          .read = [=](const Json& value) {
-            if (!value.is_string()) reject(expected, value);
-            const std::string word = value.get<std::string>();
-            if (std::find(choices.begin(), choices.end(), word) == choices.end()) reject(expected, value, suggestion(word, choices));
-            return word;
-          },
+          .read =
+              [=](const Json& value) {
+                if (!value.is_string()) reject(expected, value);
+                const std::string word = value.get<std::string>();
+                if (std::find(choices.begin(), choices.end(), word) == choices.end())
+                  reject(expected, value, suggestion(word, choices));
+                return word;
+              },
           .choices = choices,
           .textual = true};
 }
@@ -228,12 +240,19 @@ Kind<Horizon> horizon() {
   Kind<Horizon> kind = quantity<Horizon>("a length of training", parse_horizon, false);
   return kind;
 }
-Kind<Horizon> horizon_or_zero() { return quantity<Horizon>("a length of training", parse_horizon, true); }
-Kind<Seconds> time() { return quantity<Seconds>("a time", parse_seconds, false); }
-Kind<Watts> power() { return quantity<Watts>("a power", parse_watts, false); }
+Kind<Horizon> horizon_or_zero() {
+  return quantity<Horizon>("a length of training", parse_horizon, true);
+}
+Kind<Seconds> time() {
+  return quantity<Seconds>("a time", parse_seconds, false);
+}
+Kind<Watts> power() {
+  return quantity<Watts>("a power", parse_watts, false);
+}
 
 Kind<Recompute> recompute() {
-  static const std::string kExpected = "none, full, a list of parts such as [\"attention\"], or a size such as \"8 GiB\"";
+  static const std::string kExpected =
+      "none, full, a list of parts such as [\"attention\"], or a size such as \"8 GiB\"";
   return {.type = "none, full, a list of layer parts, or a size",
           .read = [](const Json& value) -> Recompute {
             if (value == "none") return {};
@@ -255,10 +274,14 @@ Kind<Recompute> recompute() {
           },
           .write = [](const Recompute& r) -> Json {
             switch (r.mode) {
-              case Recompute::Mode::kNone: return "none";
-              case Recompute::Mode::kFull: return "full";
-              case Recompute::Mode::kParts: return r.parts;
-              case Recompute::Mode::kBudget: return print(r.budget);
+              case Recompute::Mode::kNone:
+                return "none";
+              case Recompute::Mode::kFull:
+                return "full";
+              case Recompute::Mode::kParts:
+                return r.parts;
+              case Recompute::Mode::kBudget:
+                return print(r.budget);
             }
             return {};
           },
@@ -269,20 +292,28 @@ Kind<RopeScaling> rope_scaling() {
   static const std::string kExpected =
       "a table such as { factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0, original_max_sequence = 8192 }";
   return {.type = "a table of Llama 3.1's RoPE scaling",
-          .read = [](const Json& value) {
-            if (!value.is_object()) reject(kExpected, value);
-            reject_unknown_members(value, {"factor", "low_freq_factor", "high_freq_factor", "original_max_sequence"}, kExpected);
-            RopeScaling r;
-            if (value.contains("factor")) r.factor = positive_number().read(value["factor"]);
-            if (value.contains("low_freq_factor")) r.low_freq_factor = positive_number().read(value["low_freq_factor"]);
-            if (value.contains("high_freq_factor")) r.high_freq_factor = positive_number().read(value["high_freq_factor"]);
-            if (value.contains("original_max_sequence")) r.original_max_sequence = positive().read(value["original_max_sequence"]);
-            return r;
-          },
-          .write = [](const RopeScaling& r) {
-            return Json{{"factor", r.factor}, {"low_freq_factor", r.low_freq_factor},
-                        {"high_freq_factor", r.high_freq_factor}, {"original_max_sequence", r.original_max_sequence}};
-          }};
+          .read =
+              [](const Json& value) {
+                if (!value.is_object()) reject(kExpected, value);
+                reject_unknown_members(
+                    value, {"factor", "low_freq_factor", "high_freq_factor", "original_max_sequence"}, kExpected);
+                RopeScaling r;
+                if (value.contains("factor")) r.factor = positive_number().read(value["factor"]);
+                if (value.contains("low_freq_factor"))
+                  r.low_freq_factor = positive_number().read(value["low_freq_factor"]);
+                if (value.contains("high_freq_factor"))
+                  r.high_freq_factor = positive_number().read(value["high_freq_factor"]);
+                if (value.contains("original_max_sequence"))
+                  r.original_max_sequence = positive().read(value["original_max_sequence"]);
+                return r;
+              },
+          .write =
+              [](const RopeScaling& r) {
+                return Json{{"factor", r.factor},
+                            {"low_freq_factor", r.low_freq_factor},
+                            {"high_freq_factor", r.high_freq_factor},
+                            {"original_max_sequence", r.original_max_sequence}};
+              }};
 }
 
 Kind<std::optional<std::int64_t>> positive_or_auto() {
@@ -299,15 +330,18 @@ Kind<std::optional<std::int64_t>> positive_or_auto() {
 Kind<std::vector<std::string>> names(std::vector<std::string> choices) {
   const std::string expected = choices.empty() ? "a list of names" : "a list of " + joined(choices, ", ");
   return {.type = "a list of names",
-          .read = [=](const Json& value) {
-            std::vector<std::string> words = words_of(value, expected);
-            for (const std::string& word : words) {
-              if (choices.empty()) continue;
-              if (std::find(choices.begin(), choices.end(), word) == choices.end()) reject(expected, value, suggestion(word, choices));
-            }
-            if (std::set<std::string>(words.begin(), words.end()).size() != words.size()) reject(expected, value, "; a name stands twice");
-            return words;
-          },
+          .read =
+              [=](const Json& value) {
+                std::vector<std::string> words = words_of(value, expected);
+                for (const std::string& word : words) {
+                  if (choices.empty()) continue;
+                  if (std::find(choices.begin(), choices.end(), word) == choices.end())
+                    reject(expected, value, suggestion(word, choices));
+                }
+                if (std::set<std::string>(words.begin(), words.end()).size() != words.size())
+                  reject(expected, value, "; a name stands twice");
+                return words;
+              },
           .choices = choices,
           .textual = true};
 }
@@ -337,18 +371,20 @@ Kind<std::vector<std::int64_t>> step_list() {
 Kind<std::vector<DataSource>> sources() {
   static const std::string kExpected = "a path, or a list of paths or { path, weight, languages } tables";
   return {.type = "a path, or a list of { path, weight, languages }",
-          .read = [](const Json& value) {
-            if (value.is_string() || value.is_object()) return std::vector{source_of(value)};
-            if (!value.is_array() || value.size() > kMostItems) reject(kExpected, value);
-            std::vector<DataSource> list;
-            for (const Json& item : value) list.push_back(source_of(item));
-            return list;
-          },
-          .write = [](const std::vector<DataSource>& list) {
-            Json json = Json::array();
-            for (const DataSource& source : list) json.push_back(json_of(source));
-            return json;
-          },
+          .read =
+              [](const Json& value) {
+                if (value.is_string() || value.is_object()) return std::vector{source_of(value)};
+                if (!value.is_array() || value.size() > kMostItems) reject(kExpected, value);
+                std::vector<DataSource> list;
+                for (const Json& item : value) list.push_back(source_of(item));
+                return list;
+              },
+          .write =
+              [](const std::vector<DataSource>& list) {
+                Json json = Json::array();
+                for (const DataSource& source : list) json.push_back(json_of(source));
+                return json;
+              },
           .textual = true};
 }
 

@@ -29,18 +29,18 @@ struct Kind {
 inline constexpr std::int64_t kManyMost = std::int64_t{1} << 31;
 
 Kind<std::int64_t> positive(std::int64_t most = kManyMost);
-Kind<std::int64_t> natural(std::int64_t most = kManyMost);         // 0 and up
+Kind<std::int64_t> natural(std::int64_t most = kManyMost);  // 0 and up
 Kind<double> positive_number();
 Kind<double> natural_number();
-Kind<double> below_one();                                          // [0, 1)
-Kind<double> share();                                              // 0.05 or "5 %"
+Kind<double> below_one();  // [0, 1)
+Kind<double> share();      // 0.05 or "5 %"
 Kind<bool> boolean();
 Kind<std::string> text();
 Kind<std::string> path();
-Kind<std::string> run_name();                                      // one path component
+Kind<std::string> run_name();  // one path component
 Kind<std::string> choice(std::vector<std::string> choices);
 Kind<std::string> choice_or_file(std::vector<std::string> choices);
-Kind<Horizon> horizon();                                           // above zero
+Kind<Horizon> horizon();  // above zero
 Kind<Horizon> horizon_or_zero();
 Kind<Seconds> time();
 Kind<Watts> power();
@@ -54,27 +54,39 @@ Kind<std::vector<DataSource>> sources();
 
 // A field of a member that is always there.
 template <class Table, class T>
-Field make(std::string key, Table Config::* table, T Table::* member, Kind<T> kind, Effect effect, std::string meaning) {
-  return {.key = std::move(key), .type = kind.type, .choices = kind.choices, .meaning = std::move(meaning),
-          .effect = effect, .textual = kind.textual,
+Field make(std::string key, Table Config::*table, T Table::*member, Kind<T> kind, Effect effect, std::string meaning) {
+  return {.key = std::move(key),
+          .type = kind.type,
+          .choices = kind.choices,
+          .meaning = std::move(meaning),
+          .effect = effect,
+          .textual = kind.textual,
           .read = [=](Config& c, const Json& value) { (c.*table).*member = kind.read(value); },
           .write = [=](const Config& c) { return kind.write((c.*table).*member); }};
 }
 
 // A field that may be absent: "none" resets it.
 template <class Table, class T>
-Field make(std::string key, Table Config::* table, std::optional<T> Table::* member, Kind<T> kind, Effect effect,
+Field make(std::string key, Table Config::*table, std::optional<T> Table::*member, Kind<T> kind, Effect effect,
            std::string meaning) {
-  return {.key = std::move(key), .type = kind.type, .choices = kind.choices, .meaning = std::move(meaning),
-          .effect = effect, .textual = kind.textual,
-          .read = [=](Config& c, const Json& value) {
-            if (value == "none") ((c.*table).*member).reset();
-            else (c.*table).*member = kind.read(value);
-          },
-          .write = [=](const Config& c) {
-            const std::optional<T>& value = (c.*table).*member;
-            return value ? kind.write(*value) : Json();
-          }};
+  return {.key = std::move(key),
+          .type = kind.type,
+          .choices = kind.choices,
+          .meaning = std::move(meaning),
+          .effect = effect,
+          .textual = kind.textual,
+          .read =
+              [=](Config& c, const Json& value) {
+                if (value == "none")
+                  ((c.*table).*member).reset();
+                else
+                  (c.*table).*member = kind.read(value);
+              },
+          .write =
+              [=](const Config& c) {
+                const std::optional<T>& value = (c.*table).*member;
+                return value ? kind.write(*value) : Json();
+              }};
 }
 
 }  // namespace molen::config::kinds

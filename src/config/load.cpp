@@ -1,8 +1,8 @@
 // Reading: TOML files with `extends`, `--set`, and JSON, merged key by key and then read by the field list.
+#include <toml++/toml.h>
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <toml++/toml.h>
 
 #include "base/error.h"
 #include "base/suggest.h"
@@ -105,8 +105,10 @@ Json json_of(const toml::node& node, const Origin& origin, int depth = 0) {
 void refuse_long_dotted_keys(std::string_view text, std::string_view name) {
   int line = 1, dots = 0;
   for (const char c : text) {
-    if (c == '\n') ++line, dots = 0;
-    else if (c == '.' && ++dots > 10000) throw UsageError("{}:{}: line has too many dots", name, line);
+    if (c == '\n')
+      ++line, dots = 0;
+    else if (c == '.' && ++dots > 10000)
+      throw UsageError("{}:{}: line has too many dots", name, line);
   }
 }
 
@@ -226,10 +228,13 @@ Config resolved(const Entries& entries) {
 
 std::string Origin::describe() const {
   switch (kind) {
-    case Kind::kDefault: return "default";
-    case Kind::kSet: return "--set";
+    case Kind::kDefault:
+      return "default";
+    case Kind::kSet:
+      return "--set";
     case Kind::kFile:
-    case Kind::kOther: return text;
+    case Kind::kOther:
+      return text;
   }
   return text;
 }
@@ -256,7 +261,8 @@ Config load(const std::optional<fs::path>& file, const std::vector<std::string>&
 }
 
 Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets) {
-  if (static_cast<std::int64_t>(toml.size()) > kLargestFile) throw UsageError("{}: larger than {} bytes", name, kLargestFile);
+  if (static_cast<std::int64_t>(toml.size()) > kLargestFile)
+    throw UsageError("{}: larger than {} bytes", name, kLargestFile);
   const toml::table document = parse_toml(toml, name);
   if (const toml::node* extends = document.get("extends")) {
     throw UsageError("{}: extends: only a file can extend another", file_origin(name, *extends).text);

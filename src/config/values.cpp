@@ -16,13 +16,33 @@ constexpr double kLargest = 9007199254740992.0;  // 2^53: every whole number up 
 constexpr std::size_t kLongest = 64;             // characters of a value with a unit
 
 using Units = std::pair<std::string_view, double>;
-constexpr std::array<Units, 17> kTimes{{{"s", 1},        {"sec", 1},      {"second", 1},  {"seconds", 1},   {"min", 60},
-                                        {"minute", 60},  {"minutes", 60}, {"h", 3600},    {"hour", 3600},   {"hours", 3600},
-                                        {"d", 86400},    {"day", 86400},  {"days", 86400}, {"ms", 1e-3},    {"us", 1e-6},
-                                        {"millisecond", 1e-3}, {"milliseconds", 1e-3}}};
+constexpr std::array<Units, 17> kTimes{{{"s", 1},
+                                        {"sec", 1},
+                                        {"second", 1},
+                                        {"seconds", 1},
+                                        {"min", 60},
+                                        {"minute", 60},
+                                        {"minutes", 60},
+                                        {"h", 3600},
+                                        {"hour", 3600},
+                                        {"hours", 3600},
+                                        {"d", 86400},
+                                        {"day", 86400},
+                                        {"days", 86400},
+                                        {"ms", 1e-3},
+                                        {"us", 1e-6},
+                                        {"millisecond", 1e-3},
+                                        {"milliseconds", 1e-3}}};
 constexpr std::array<Units, 4> kPowers{{{"mW", 1e-3}, {"W", 1}, {"kW", 1e3}, {"MW", 1e6}}};
-constexpr std::array<Units, 9> kSizes{{{"B", 1}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"KiB", 1024.0},
-                                       {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}}};
+constexpr std::array<Units, 9> kSizes{{{"B", 1},
+                                       {"kB", 1e3},
+                                       {"MB", 1e6},
+                                       {"GB", 1e9},
+                                       {"TB", 1e12},
+                                       {"KiB", 1024.0},
+                                       {"MiB", 1048576.0},
+                                       {"GiB", 1073741824.0},
+                                       {"TiB", 1099511627776.0}}};
 constexpr std::array<Units, 6> kMagnitudes{{{"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"G", 1e9}, {"T", 1e12}}};
 
 template <std::size_t N>
@@ -39,7 +59,9 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-bool digit(char c) { return c >= '0' && c <= '9'; }
+bool digit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 // The leading number and what follows it.
 std::optional<std::pair<double, std::string>> split(std::string_view text) {
@@ -93,10 +115,12 @@ Result<double> scaled(std::string_view text, const std::array<Units, N>& units, 
 
 // The value in the largest unit that divides it, else in the base unit.
 template <std::size_t N>
-std::string in_largest(double value, const std::array<Units, N>& units, std::string_view base, std::string_view separator = " ") {
+std::string in_largest(double value, const std::array<Units, N>& units, std::string_view base,
+                       std::string_view separator = " ") {
   const Units* best = nullptr;
   for (const Units& unit : units) {
-    if (unit.second > 1 && value >= unit.second && std::fmod(value, unit.second) == 0.0 && (!best || unit.second > best->second)) {
+    if (unit.second > 1 && value >= unit.second && std::fmod(value, unit.second) == 0.0 &&
+        (!best || unit.second > best->second)) {
       best = &unit;
     }
   }
@@ -146,10 +170,14 @@ Result<Bytes> parse_bytes(std::string_view text) {
 std::string print(const Horizon& h) {
   static constexpr std::array<Units, 3> kLetters{{{"M", 1e6}, {"B", 1e9}, {"T", 1e12}}};
   switch (h.unit) {
-    case Horizon::Unit::kSteps: return fmt::format("{} steps", h.count());
-    case Horizon::Unit::kTokens: return in_largest(h.value, kLetters, "", "") + " tokens";
-    case Horizon::Unit::kSeconds: return print(Seconds(h.value));
-    case Horizon::Unit::kEpochs: return fmt::format("{} epochs", h.value);
+    case Horizon::Unit::kSteps:
+      return fmt::format("{} steps", h.count());
+    case Horizon::Unit::kTokens:
+      return in_largest(h.value, kLetters, "", "") + " tokens";
+    case Horizon::Unit::kSeconds:
+      return print(Seconds(h.value));
+    case Horizon::Unit::kEpochs:
+      return fmt::format("{} epochs", h.value);
   }
   return "";
 }
@@ -159,10 +187,13 @@ std::string print(Seconds seconds) {
   return in_largest(seconds.value, kLong, "s");
 }
 
-std::string print(Watts watts) { return fmt::format("{} W", watts.value); }
+std::string print(Watts watts) {
+  return fmt::format("{} W", watts.value);
+}
 
 std::string print(Bytes bytes) {
-  static constexpr std::array<std::pair<const char*, int>, 4> kBinary{{{"TiB", 40}, {"GiB", 30}, {"MiB", 20}, {"KiB", 10}}};
+  static constexpr std::array<std::pair<const char*, int>, 4> kBinary{
+      {{"TiB", 40}, {"GiB", 30}, {"MiB", 20}, {"KiB", 10}}};
   for (const auto& [unit, shift] : kBinary) {
     const std::int64_t size = std::int64_t{1} << shift;
     if (bytes.value >= size && bytes.value % size == 0) return fmt::format("{} {}", bytes.value / size, unit);

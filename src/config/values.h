@@ -20,8 +20,12 @@ struct Horizon {
   std::int64_t count() const { return static_cast<std::int64_t>(value); }
   bool operator==(const Horizon&) const = default;
 };
-constexpr Horizon steps(std::int64_t n) { return {Horizon::Unit::kSteps, static_cast<double>(n)}; }
-constexpr Horizon tokens(std::int64_t n) { return {Horizon::Unit::kTokens, static_cast<double>(n)}; }
+constexpr Horizon steps(std::int64_t n) {
+  return {Horizon::Unit::kSteps, static_cast<double>(n)};
+}
+constexpr Horizon tokens(std::int64_t n) {
+  return {Horizon::Unit::kTokens, static_cast<double>(n)};
+}
 
 // What activations are computed again in backward.
 struct Recompute {
@@ -34,10 +38,10 @@ struct Recompute {
 
 // Numbers: decimals with optional underscores and exponent. Magnitudes of counts: k, M, B (or G), T, powers of 1000.
 // Failures say what was expected; values are finite and not negative.
-Result<Horizon> parse_horizon(std::string_view text);   // step(s), token(s), epoch(s), s, min, h, d
-Result<Seconds> parse_seconds(std::string_view text);   // us, ms, s, min, h, d
-Result<Watts> parse_watts(std::string_view text);       // mW, W, kW, MW
-Result<Bytes> parse_bytes(std::string_view text);       // B, kB, MB, GB, TB (1000), KiB, MiB, GiB, TiB (1024)
+Result<Horizon> parse_horizon(std::string_view text);  // step(s), token(s), epoch(s), s, min, h, d
+Result<Seconds> parse_seconds(std::string_view text);  // us, ms, s, min, h, d
+Result<Watts> parse_watts(std::string_view text);      // mW, W, kW, MW
+Result<Bytes> parse_bytes(std::string_view text);      // B, kB, MB, GB, TB (1000), KiB, MiB, GiB, TiB (1024)
 
 std::string print(const Horizon& horizon);
 std::string print(Seconds seconds);

@@ -11,16 +11,24 @@ namespace {
 using Unit = Horizon::Unit;
 
 TEST(Values, Horizons) {
-  const std::vector<std::pair<const char*, Horizon>> cases{
-      {"2000 steps", steps(2000)},         {"1 step", steps(1)},
-      {"2_000 steps", steps(2000)},        {"10k steps", steps(10000)},
-      {"450B tokens", tokens(450'000'000'000)}, {"8.39 B tokens", tokens(8'390'000'000)},
-      {"0.3B tokens", tokens(300'000'000)}, {"15T tokens", tokens(15'000'000'000'000)},
-      {"1e9 tokens", tokens(1'000'000'000)}, {"2.5M tokens", tokens(2'500'000)},
-      {"12 h", {Unit::kSeconds, 43200}},   {"12h", {Unit::kSeconds, 43200}},
-      {"30 min", {Unit::kSeconds, 1800}},  {"1.5 d", {Unit::kSeconds, 129600}},
-      {"3 epochs", {Unit::kEpochs, 3}},    {"0.5 epochs", {Unit::kEpochs, 0.5}},
-      {"  7 tokens ", tokens(7)},          {"0 steps", steps(0)}};
+  const std::vector<std::pair<const char*, Horizon>> cases{{"2000 steps", steps(2000)},
+                                                           {"1 step", steps(1)},
+                                                           {"2_000 steps", steps(2000)},
+                                                           {"10k steps", steps(10000)},
+                                                           {"450B tokens", tokens(450'000'000'000)},
+                                                           {"8.39 B tokens", tokens(8'390'000'000)},
+                                                           {"0.3B tokens", tokens(300'000'000)},
+                                                           {"15T tokens", tokens(15'000'000'000'000)},
+                                                           {"1e9 tokens", tokens(1'000'000'000)},
+                                                           {"2.5M tokens", tokens(2'500'000)},
+                                                           {"12 h", {Unit::kSeconds, 43200}},
+                                                           {"12h", {Unit::kSeconds, 43200}},
+                                                           {"30 min", {Unit::kSeconds, 1800}},
+                                                           {"1.5 d", {Unit::kSeconds, 129600}},
+                                                           {"3 epochs", {Unit::kEpochs, 3}},
+                                                           {"0.5 epochs", {Unit::kEpochs, 0.5}},
+                                                           {"  7 tokens ", tokens(7)},
+                                                           {"0 steps", steps(0)}};
   for (const auto& [text, expected] : cases) {
     const auto got = parse_horizon(text);
     ASSERT_TRUE(got.ok()) << text << ": " << got.reason();
@@ -29,9 +37,10 @@ TEST(Values, Horizons) {
 }
 
 TEST(Values, RefusedHorizons) {
-  for (const char* text : {"", " ", "steps", "12", "450B", "12 m", "-5 steps", "+5 steps", "nan steps", "inf tokens", "1.5 steps",
-                           "1e400 tokens", "1e18 tokens", "10 parsecs", "3M epochs", "5 5 steps", "1__0 steps", "_1 steps",
-                           "0x10 steps", "5 steps x", "1e steps"}) {
+  for (const char* text :
+       {"",          " ",         "steps",      "12",        "450B",         "12 m",        "-5 steps",
+        "+5 steps",  "nan steps", "inf tokens", "1.5 steps", "1e400 tokens", "1e18 tokens", "10 parsecs",
+        "3M epochs", "5 5 steps", "1__0 steps", "_1 steps",  "0x10 steps",   "5 steps x",   "1e steps"}) {
     EXPECT_FALSE(parse_horizon(text).ok()) << text;
   }
   EXPECT_FALSE(parse_horizon(std::string(100000, '9') + " steps").ok());
@@ -69,8 +78,9 @@ RC_GTEST_PROP(Values, RoundTrip, ()) {
   const double factor = *rc::gen::element(1.0, 60.0, 1e3, 1e6, 3600.0, 86400.0);
   const double rounded = std::floor(whole / factor) * factor;  // often a multiple of a unit
   const double fraction = whole / 1048573.0;
-  for (const Horizon& h : {Horizon{Unit::kSteps, rounded}, Horizon{Unit::kTokens, rounded}, Horizon{Unit::kSeconds, rounded},
-                           Horizon{Unit::kSeconds, fraction}, Horizon{Unit::kEpochs, fraction}}) {
+  for (const Horizon& h :
+       {Horizon{Unit::kSteps, rounded}, Horizon{Unit::kTokens, rounded}, Horizon{Unit::kSeconds, rounded},
+        Horizon{Unit::kSeconds, fraction}, Horizon{Unit::kEpochs, fraction}}) {
     const auto again = parse_horizon(print(h));
     RC_ASSERT(again.ok());
     RC_ASSERT(again.value() == h);
@@ -83,8 +93,10 @@ RC_GTEST_PROP(Values, RoundTrip, ()) {
 
 // No text crashes a parser, and what one accepts is finite and not negative.
 RC_GTEST_PROP(Values, AnyTextIsAcceptedOrRefused, ()) {
-  const auto number = *rc::gen::element<std::string>("", "1", "1.5", ".", "1e", "9e999", "1_0", "_", "-1", "0x1", "nan");
-  const auto unit = *rc::gen::element<std::string>("steps", "B tokens", "B", "h", " ", "k", "GiB", "W", "\xff", "kk steps");
+  const auto number =
+      *rc::gen::element<std::string>("", "1", "1.5", ".", "1e", "9e999", "1_0", "_", "-1", "0x1", "nan");
+  const auto unit =
+      *rc::gen::element<std::string>("steps", "B tokens", "B", "h", " ", "k", "GiB", "W", "\xff", "kk steps");
   const std::string text = number + *rc::gen::element<std::string>("", " ", "\t", "\n") + unit;
   if (const auto h = parse_horizon(text)) RC_ASSERT(std::isfinite(h.value().value) && h.value().value >= 0.0);
   if (const auto b = parse_bytes(text)) RC_ASSERT(b.value().value >= 0);

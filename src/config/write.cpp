@@ -1,4 +1,5 @@
-// Writing: the resolved configuration as TOML with origins and as JSON, what differs between two, and the reference page.
+// Writing: the resolved configuration as TOML with origins and as JSON, what differs between two, and the reference
+// page.
 #include <algorithm>
 #include <cmath>
 
@@ -10,19 +11,28 @@ namespace {
 
 constexpr std::size_t kCommentColumn = 48;
 
-std::string table_of(const Field& f) { return f.key.substr(0, f.key.find('.')); }
-std::string name_of(const Field& f) { return f.key.substr(f.key.find('.') + 1); }
+std::string table_of(const Field& f) {
+  return f.key.substr(0, f.key.find('.'));
+}
+std::string name_of(const Field& f) {
+  return f.key.substr(f.key.find('.') + 1);
+}
 
 // A basic string: JSON's escapes, and DEL, which TOML does not take raw.
 std::string toml_string(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') out += '\\', out += c;
-    else if (c == '\n') out += "\\n";
-    else if (c == '\t') out += "\\t";
-    else if (byte < 0x20 || byte == 0x7f) out += fmt::format("\\u{:04x}", byte);
-    else out += c;
+    if (c == '"' || c == '\\')
+      out += '\\', out += c;
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '\t')
+      out += "\\t";
+    else if (byte < 0x20 || byte == 0x7f)
+      out += fmt::format("\\u{:04x}", byte);
+    else
+      out += c;
   }
   return out + "\"";
 }
@@ -35,10 +45,13 @@ std::string toml_number(double value) {
 }
 
 bool bare(const std::string& key) {
-  return !key.empty() && std::all_of(key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
+  return !key.empty() &&
+         std::all_of(key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
 }
 
-bool list_of_tables(const Json& value) { return value.is_array() && value.size() > 1 && value[0].is_object(); }
+bool list_of_tables(const Json& value) {
+  return value.is_array() && value.size() > 1 && value[0].is_object();
+}
 
 std::string value_lines(const Json& value) {
   if (!list_of_tables(value)) return toml_value(value);
@@ -71,11 +84,16 @@ std::string without_article(const std::string& type) {
 
 std::string toml_value(const Json& value) {
   switch (value.type()) {
-    case Json::value_t::string: return toml_string(value.get<std::string>());
-    case Json::value_t::boolean: return value.get<bool>() ? "true" : "false";
-    case Json::value_t::number_float: return toml_number(value.get<double>());
-    case Json::value_t::number_integer: return std::to_string(value.get<std::int64_t>());
-    case Json::value_t::number_unsigned: return std::to_string(value.get<std::uint64_t>());
+    case Json::value_t::string:
+      return toml_string(value.get<std::string>());
+    case Json::value_t::boolean:
+      return value.get<bool>() ? "true" : "false";
+    case Json::value_t::number_float:
+      return toml_number(value.get<double>());
+    case Json::value_t::number_integer:
+      return std::to_string(value.get<std::int64_t>());
+    case Json::value_t::number_unsigned:
+      return std::to_string(value.get<std::uint64_t>());
     case Json::value_t::array: {
       std::vector<std::string> items;
       for (const Json& item : value) items.push_back(toml_value(item));
@@ -88,7 +106,8 @@ std::string toml_value(const Json& value) {
       }
       return items.empty() ? "{}" : fmt::format("{{ {} }}", fmt::join(items, ", "));
     }
-    default: return "none";
+    default:
+      return "none";
   }
 }
 
@@ -136,7 +155,8 @@ std::string reference() {
       "Configuration of molen: one TOML file, `extends = \"base.toml\"`, then `--set table.key=value`.\n"
       "Keys marked * decide the numbers: they must not change on resume unless --allow-change names them.\n"
       "A key that is \"not set\" by default is reset by \"none\".\n"
-      "Lengths of training: \"2000 steps\", \"450B tokens\", \"12 h\", \"3 epochs\". Times: \"100 ms\", \"30 s\", \"12 h\".\n"
+      "Lengths of training: \"2000 steps\", \"450B tokens\", \"12 h\", \"3 epochs\". Times: \"100 ms\", \"30 s\", \"12 "
+      "h\".\n"
       "Powers: \"300 W\", \"1.2 MW\". Sizes: \"40 GB\", \"512 MiB\".\n";
   std::string table;
   for (const Field& f : fields()) {
@@ -156,8 +176,12 @@ Json reference_json() {
   static const Config defaults;
   Json list = Json::array();
   for (const Field& f : fields()) {
-    list.push_back({{"key", f.key}, {"type", without_article(f.type)}, {"default", f.write(defaults)}, {"meaning", f.meaning},
-                    {"choices", f.choices}, {"decides_numbers", f.effect == Effect::kNumbers}});
+    list.push_back({{"key", f.key},
+                    {"type", without_article(f.type)},
+                    {"default", f.write(defaults)},
+                    {"meaning", f.meaning},
+                    {"choices", f.choices},
+                    {"decides_numbers", f.effect == Effect::kNumbers}});
   }
   return list;
 }
