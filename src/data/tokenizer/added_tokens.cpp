@@ -1,0 +1,119 @@
+#include "data/tokenizer/added_tokens.h"
+
+#include <algorithm>
+
+#include "data/tokenizer/unicode.h"
+
+namespace molen::data {
+namespace {
+
+const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
+
+// Start of the character that ends at text[end); end > 0.
+std::size_t previous_char(std::string_view text, std::size_t end) {
+  do --end;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80);
+  return end;
+}
+
+bool is_space(std::uint32_t c) { return ClassTable::get().of(c) == kSpace; }
+
+bool word_before(std::string_view text, std::size_t at) {
+  unsigned length;
+  return at > 0 && is_word_char(decode_utf8(bytes_of(text) + previous_char(text, at), length));
+}
+bool word_after(std::string_view text, std::size_t at) {
+  unsigned length;
+  return at < text.size() && is_word_char(decode_utf8(bytes_of(text) + at, length));
+}
+
+std::size_t skip_spaces_back(std::string_view text, std::size_t at) {
+  while (at > 0) {
+    const std::size_t start = previous_char(text, at);
+    unsigned length;
+    if (!is_space(decode_utf8(bytes_of(text) + start, length))) break;
+    at = start;
+  }
+  return at;
+}
+std::size_t skip_spaces(std::string_view text, std::size_t at) {
+  while (at < text.size()) {
+    unsigned length;
+    if (!is_space(decode_utf8(bytes_of(text) + at, length))) break;
+    at += length;
+  }
+  return at;
+}
+
+}  // namespace
+
+AddedTokenMatcher::AddedTokenMatcher(std::span<const AddedToken> tokens, bool normalized) {
+  nodes_.emplace_back();
+  for (const AddedToken& token : tokens) {
+    flags_.push_back({token.single_word, token.lstrip, token.rstrip, token.special});
+    if (token.normalized != normalized || token.content.empty()) continue;
+    std::int32_t node = 0;
+    for (const char c : token.content) {
+      const auto byte = static_cast<unsigned char>(c);
+      auto& children = nodes_[node].children;
+      const auto at = std::lower_bound(children.begin(), children.end(), byte,
+                                       [](const auto& child, unsigned char b) { return child.first < b; });
+      if (at != children.end() && at->first == byte) {
+        node = at->second;
+        continue;
+      }
+      const auto fresh = static_cast<std::int32_t>(nodes_.size());
+      children.insert(at, {byte, fresh});
+      nodes_.emplace_back();
+      node = fresh;
+    }
+    nodes_[node].token = static_cast<std::int32_t>(flags_.size() - 1);
+    starts_[static_cast<unsigned char>(token.content[0])] = true;
+    any_ = true;
+    any_plain_ = any_plain_ || !token.special;
+  }
+}
+
+std::int32_t AddedTokenMatcher::longest(std::string_view text, std::size_t at, std::size_t& length) const {
+  std::int32_t node = 0, found = -1;
+  for (std::size_t i = at; i < text.size(); ++i) {
+    const auto& children = nodes_[node].children;
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto child = std::lower_bound(children.begin(), children.end(), byte,
+                                        [](const auto& c, unsigned char b) { return c.first < b; });
+    if (child == children.end() || child->first != byte) break;
+    node = child->second;
+    if (nodes_[node].token < 0) continue;
+    found = nodes_[node].token;
+    length = i + 1 - at;
+  }
+  return found;
+}
+
+void AddedTokenMatcher::find(std::string_view whole, std::size_t first, std::size_t last, bool allow_special,
+                             std::vector<Part>& out) const {
+  const std::string_view text = whole.substr(first, last - first);
+  std::size_t done = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t length = 0;
+    const std::int32_t token = starts_[static_cast<unsigned char>(text[at])] ? longest(text, at, length) : -1;
+    if (token < 0) {
+      ++at;
+      continue;
+    }
+    std::size_t start = at, stop = at + length;
+    at = stop;
+    const Flags& flags = flags_[token];
+    if (flags.special && !allow_special) continue;
+    if (flags.single_word && (word_before(text, start) || word_after(text, stop))) continue;
+    // A token that an earlier one's white space already covered still counts, as there.
+    if (flags.lstrip) start = std::max(skip_spaces_back(text, start), done);
+    if (flags.rstrip) stop = skip_spaces(text, stop);
+    if (done < start) out.push_back({-1, first + done, first + start});
+    out.push_back({token, first + start, first + stop});
+    done = stop;
+  }
+  if (done < text.size()) out.push_back({-1, first + done, first + text.size()});
+}
+
+}  // namespace molen::data

@@ -1,0 +1,48 @@
+// Finds added tokens in text, as Hugging Face does: leftmost, then longest.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "data/tokenizer/spec.h"
+
+namespace molen::data {
+
+class AddedTokenMatcher {
+ public:
+  // A part of a text: an added token, or (token < 0) text between them. Offsets in bytes.
+  struct Part {
+    std::int32_t token;  // index into the tokens given to the constructor
+    std::size_t first, last;
+  };
+
+  AddedTokenMatcher() = default;
+  // Of `tokens`, those whose `normalized` flag is as given.
+  AddedTokenMatcher(std::span<const AddedToken> tokens, bool normalized);
+
+  // Whether a search can find anything.
+  bool active(bool allow_special) const { return allow_special ? any_ : any_plain_; }
+  // Appends the parts of text[first, last) to `out`. Special tokens count only with allow_special, but (as in Hugging Face)
+  // what they cover is not searched for others.
+  void find(std::string_view text, std::size_t first, std::size_t last, bool allow_special, std::vector<Part>& out) const;
+
+ private:
+  struct Node {
+    std::vector<std::pair<unsigned char, std::int32_t>> children;  // sorted by byte
+    std::int32_t token = -1;
+  };
+  struct Flags {
+    bool single_word, lstrip, rstrip, special;
+  };
+  // Longest token that starts at text[at], or -1; its length in `length`.
+  std::int32_t longest(std::string_view text, std::size_t at, std::size_t& length) const;
+
+  std::vector<Node> nodes_;
+  std::array<bool, 256> starts_{};
+  std::vector<Flags> flags_;
+  bool any_ = false, any_plain_ = false;
+};
+
+}  // namespace molen::data

@@ -1,0 +1,130 @@
+// Files that must be refused: each by a change to a good one, with an error that names the file and the key.
+#include "data/tokenizer/spec.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace molen::data {
+namespace {
+
+using Change = std::function<void(Json&)>;
+
+std::string error_of(const std::string& text) {
+  try {
+    Tokenizer::parse(text, "file.json");
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expect_refused(const char* base, const char* key, const Change& change) {
+  Json root = read_json(std::string("tests/golden/tokenizer/") + base + ".json");
+  change(root);
+  const std::string error = error_of(root.dump());
+  EXPECT_NE(error.find("file.json"), std::string::npos) << key << ": " << error;
+  EXPECT_NE(error.find(key), std::string::npos) << error;
+}
+
+TEST(Spec, RefusesWhatItCannotHonour) {
+  const auto gpt2 = [](const char* key, const Change& change) { expect_refused("gpt2", key, change); };
+  gpt2("normalizer", [](Json& j) { j["normalizer"] = {{"type", "NFC"}}; });
+  gpt2("truncation", [](Json& j) { j["truncation"] = {{"max_length", 5}}; });
+  gpt2("padding", [](Json& j) { j["padding"] = Json::object(); });
+  gpt2("dropout", [](Json& j) { j["model"]["dropout"] = 0.1; });
+  gpt2("byte_fallback", [](Json& j) { j["model"]["byte_fallback"] = true; });
+  gpt2("Unigram", [](Json& j) { j["model"]["type"] = "Unigram"; });
+  gpt2("end_of_word_suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; });
+  gpt2("Whitespace", [](Json& j) { j["pre_tokenizer"] = {{"type", "Whitespace"}}; });
+  gpt2("use_regex", [](Json& j) { j["pre_tokenizer"]["use_regex"] = false; });
+  gpt2("pre_tokenizer", [](Json& j) { j["pre_tokenizer"] = nullptr; });
+  gpt2("decoder", [](Json& j) { j["decoder"] = {{"type", "WordPiece"}}; });
+  gpt2("decoder", [](Json& j) { j.erase("decoder"); });
+  gpt2("post_processor", [](Json& j) { j["post_processor"] = {{"type", "BertProcessing"}}; });
+  const auto llama3 = [](const char* key, const Change& change) { expect_refused("llama3", key, change); };
+  const auto split = [](Json& j) -> Json& { return j["pre_tokenizer"]["pretokenizers"][0]; };
+  llama3("Isolated", [&](Json& j) { split(j)["behavior"] = "Removed"; });
+  llama3("inverted", [&](Json& j) { split(j)["invert"] = true; });
+  llama3("Regex", [&](Json& j) { split(j)["pattern"] = {{"String", " "}}; });
+  llama3("pattern", [&](Json& j) { split(j)["pattern"]["Regex"] = "(?<=a)b"; });
+  llama3("patterns in a row", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["use_regex"] = true; });
+  llama3("A once", [](Json& j) { j["post_processor"]["processors"][1]["single"].erase(1); });
+  llama3("no token", [](Json& j) {
+    j["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {99999};
+  });
+}
+
+TEST(Spec, RefusesInconsistentVocabularies) {
+  const auto refused = [](const char* key, const Change& change) { expect_refused("gpt2", key, change); };
+  refused("model.vocab", [](Json& j) { j["model"]["vocab"] = Json::object(); });
+  refused("byte 0x61", [](Json& j) { j["model"]["vocab"].erase("a"); j["model"]["merges"] = Json::array(); });
+  refused("id 5", [](Json& j) { j["model"]["vocab"]["zzz"] = 5; });
+  refused("-1", [](Json& j) { j["model"]["vocab"]["zzz"] = -1; });
+  refused("1.5", [](Json& j) { j["model"]["vocab"]["zzz"] = 1.5; });
+  refused("4294967296", [](Json& j) { j["model"]["vocab"]["zzz"] = 4294967296; });
+  refused("\"7\"", [](Json& j) { j["model"]["vocab"]["zzz"] = "7"; });
+  refused("merge 0", [](Json& j) { j["model"]["merges"][0] = {"qqq", "a"}; });
+  refused("merge 0", [](Json& j) { j["model"]["merges"][0] = "ab"; });
+  refused("merge 0", [](Json& j) { j["model"]["merges"][0] = "a b c"; });
+  refused("merge 0", [](Json& j) { j["model"]["merges"][0] = {"a", "b", "c"}; });
+  refused("merge 0", [](Json& j) { j["model"]["merges"][0] = 3; });
+  refused("stands twice", [](Json& j) { j["model"]["merges"].push_back(j["model"]["merges"][0]); });
+  refused("merges", [](Json& j) { j["model"]["merges"] = 1; });
+  refused("model", [](Json& j) { j.erase("model"); });
+  refused("has id 5", [](Json& j) { j["added_tokens"][0]["id"] = 5; });
+  refused("stands twice", [](Json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); });
+  refused("empty", [](Json& j) { j["added_tokens"][0]["content"] = ""; });
+  refused("content", [](Json& j) { j["added_tokens"][0].erase("content"); });
+  refused("special", [](Json& j) { j["added_tokens"][0]["special"] = "yes"; });
+  // Ordinary text must not be able to make a special token.
+  refused("special token", [](Json& j) {
+    auto& vocabulary = j["model"]["vocab"];
+    const std::string made = j["model"]["merges"][0][0].get<std::string>() + j["model"]["merges"][0][1].get<std::string>();
+    Json token = j["added_tokens"][0];
+    token["content"] = made;
+    token["id"] = vocabulary[made];
+    j["added_tokens"].push_back(token);
+  });
+}
+
+TEST(Spec, RefusesBrokenFiles) {
+  for (const char* text : {"", "{", "[]", "null", "{}", "{\"model\": 1}", "{\"model\":{},\"model\":{}}", "\xff"})
+    EXPECT_NE(error_of(text), "") << text;
+  EXPECT_THROW(Tokenizer::load("tests/golden/tokenizer/none.json"), UsageError);
+  EXPECT_NE(error_of(std::string(100000, '[')), "");
+}
+
+// Any single damage is refused or gives a tokenizer that still works; nothing crashes.
+TEST(Spec, SurvivesRandomDamage) {
+  const std::string good = read_file("tests/golden/tokenizer/llama3.json");
+  std::mt19937_64 random(5);
+  int loaded = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::string text = good;
+    for (std::uint64_t n = 1 + random() % 3; n > 0; --n) {
+      const std::size_t at = random() % text.size();
+      if (random() % 2 == 0) {
+        text[at] = static_cast<char>(random());
+      } else {
+        text.erase(at, random() % 40);
+      }
+    }
+    try {
+      const Tokenizer tokenizer = Tokenizer::parse(text, "damaged");
+      tokenizer.encode("The quick brown fox, 12345 times.", {true, true});
+      ++loaded;
+    } catch (const UsageError&) {
+    }
+  }
+  EXPECT_LT(loaded, 400);
+}
+
+}  // namespace
+}  // namespace molen::data

@@ -1,0 +1,150 @@
+#include "data/tokenizer/train.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace molen::data {
+namespace {
+
+std::vector<std::string> corpus() {
+  std::vector<std::string> texts;
+  for (const char* file : {"LICENSE", "tests/golden/make_tokenizer_golden.py"}) {
+    const std::string all = read_file(file);
+    for (std::size_t at = 0; at < all.size(); at += 997) texts.push_back(all.substr(at, 997));
+  }
+  return texts;
+}
+
+Tokenizer trained(const TrainOptions& options, const std::vector<std::string>& texts) {
+  Trainer trainer(options);
+  trainer.add(std::vector<std::string_view>(texts.begin(), texts.end()));
+  return trainer.train();
+}
+
+// The definition, word by word, without any bookkeeping: what the fast trainer must equal where no token has two
+// derivations.
+std::vector<std::string> plain_training(const std::vector<std::vector<std::string>>& start, std::size_t merges,
+                                        std::vector<std::string> vocabulary) {
+  auto words = start;
+  const auto id = [&](const std::string& token) {
+    return std::find(vocabulary.begin(), vocabulary.end(), token) - vocabulary.begin();
+  };
+  std::vector<std::string> made;
+  while (made.size() < merges) {
+    std::map<std::pair<std::ptrdiff_t, std::ptrdiff_t>, int> counts;
+    for (const auto& word : words)
+      for (std::size_t i = 0; i + 1 < word.size(); ++i) ++counts[{id(word[i]), id(word[i + 1])}];
+    if (counts.empty()) break;
+    const auto best = std::max_element(counts.begin(), counts.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });  // first of equals
+    if (best->second < 2) break;
+    const std::string left = vocabulary[best->first.first], right = vocabulary[best->first.second];
+    made.push_back(left + " " + right);
+    vocabulary.push_back(left + right);
+    for (auto& word : words)
+      for (std::size_t i = 0; i + 1 < word.size(); ++i)
+        if (word[i] == left && word[i + 1] == right) {
+          word[i] += right;
+          word.erase(word.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        }
+  }
+  return made;
+}
+
+TEST(Train, FollowsTheDefinition) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::string> texts;
+    std::vector<std::vector<std::string>> words;
+    for (int w = 0; w < 60; ++w) {
+      std::string word;
+      // Different letters in turn: no overlaps (aaa) and no token with two derivations.
+      for (std::uint64_t n = 1 + random() % 6; n > 0; --n) word.push_back(static_cast<char>('a' + random() % 20));
+      if (std::adjacent_find(word.begin(), word.end()) != word.end()) continue;
+      texts.push_back(word);
+      auto& symbols = words.emplace_back();
+      for (const char c : word) symbols.emplace_back(1, c);
+    }
+    TrainOptions options;
+    options.vocabulary = 257 + 12;
+    const Tokenizer tokenizer = trained(options, texts);
+    const auto& spec = tokenizer.spec();
+    std::vector<std::string> got;
+    for (const auto& [left, right] : spec.merges) got.push_back(spec.vocabulary[left] + " " + spec.vocabulary[right]);
+    EXPECT_EQ(got, plain_training(words, 12, {spec.vocabulary.begin(), spec.vocabulary.begin() + 257}));
+  }
+}
+
+TEST(Train, ThreadsAndOrderDoNotMatter) {
+  auto texts = corpus();
+  TrainOptions options;
+  options.vocabulary = 700;
+  options.threads = 1;
+  const std::string first = trained(options, texts).json();
+  options.threads = 4;
+  EXPECT_EQ(trained(options, texts).json(), first);
+  std::shuffle(texts.begin(), texts.end(), std::mt19937_64(1));
+  EXPECT_EQ(trained(options, texts).json(), first);
+}
+
+TEST(Train, ShapesRoundTrip) {
+  for (const char* shape : {"gpt2", "llama3"}) {
+    TrainOptions options;
+    options.shape = shape;
+    options.vocabulary = 600;
+    options.special_tokens = {"<|begin_of_text|>", "<|end_of_text|>"};
+    options.bos = "<|begin_of_text|>";
+    const Tokenizer tokenizer = trained(options, corpus());
+    EXPECT_EQ(tokenizer.vocab_size(), 600u);
+    EXPECT_EQ(tokenizer.bos_id(), 0u);
+    EXPECT_EQ(tokenizer.eos_id(), 1u);
+    EXPECT_EQ(tokenizer.encode("", {.add_template = true}), std::vector<TokenId>{0});
+    const Tokenizer again = Tokenizer::parse(tokenizer.json(), "again");
+    EXPECT_EQ(again.fingerprint(), tokenizer.fingerprint());
+    for (const std::string& text : corpus()) EXPECT_EQ(again.decode(again.encode(text)), text);
+  }
+}
+
+// Text full of a special token's characters must not make the token.
+TEST(Train, TextCannotMakeASpecialToken) {
+  TrainOptions options;
+  options.vocabulary = 300;
+  options.special_tokens = {"stop"};
+  const Tokenizer tokenizer = trained(options, {"stop stop stop stop", "stop", "stop"});
+  for (const TokenId id : tokenizer.encode("stop")) EXPECT_FALSE(tokenizer.is_special(id));
+  EXPECT_EQ(tokenizer.encode("stop", {.allow_special = true}), std::vector<TokenId>{0});
+}
+
+TEST(Train, PairsThatRunOutEndIt) {
+  TrainOptions options;
+  options.vocabulary = 5000;
+  EXPECT_EQ(trained(options, {"abc abc"}).vocab_size(), 257u + 2u + 1u - 1u);  // ab, abc
+  options.min_frequency = 1;
+  EXPECT_GT(trained(options, {"abc abc"}).vocab_size(), 259u);
+}
+
+TEST(Train, RefusesWrongOptions) {
+  const auto refused = [](auto&& change) {
+    TrainOptions options;
+    change(options);
+    EXPECT_THROW(Trainer{options}, UsageError);
+  };
+  refused([](TrainOptions& o) { o.vocabulary = 256; });
+  refused([](TrainOptions& o) { o.vocabulary = 1u << 30; });
+  refused([](TrainOptions& o) { o.shape = "bert"; });
+  refused([](TrainOptions& o) { o.special_tokens = {"a", "bb"}; });
+  refused([](TrainOptions& o) { o.special_tokens = {"bb", "bb"}; });
+  refused([](TrainOptions& o) { o.special_tokens = {""}; });
+  refused([](TrainOptions& o) { o.special_tokens = {"\xff\xff"}; });
+  refused([](TrainOptions& o) { o.bos = "<none>"; });
+  EXPECT_THROW(Trainer(TrainOptions{}).train(), UsageError);
+}
+
+}  // namespace
+}  // namespace molen::data
