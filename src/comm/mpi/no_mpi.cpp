@@ -1,0 +1,9 @@
+#include "base/error.h"
+#include "comm/mpi/mpi.h"
+
+namespace molen::comm {
+
+bool mpi_available() { return false; }
+std::unique_ptr<Communicator> mpi_world() { throw Error("this build has no MPI"); }
+
+}  // namespace molen::comm

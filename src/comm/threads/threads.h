@@ -1,0 +1,34 @@
+// N ranks as threads of one process. Deterministic; with injected delay, disorder and failure for tests.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "comm/communicator.h"
+
+namespace molen::comm {
+
+struct ThreadOptions {
+  int delay_us = 0;              // each call first sleeps a random time up to this: delays, and disorder of arrival
+  std::uint64_t seed = 0;
+  int fail_rank = -1;            // this rank throws ...
+  std::int64_t fail_call = -1;   // ... at its call of this number (from 0)
+};
+
+class ThreadWorld {
+ public:
+  explicit ThreadWorld(int ranks, ThreadOptions options = {});
+  ~ThreadWorld();
+  ThreadWorld(const ThreadWorld&) = delete;
+  ThreadWorld& operator=(const ThreadWorld&) = delete;
+
+  // To be called once per rank. When a communicator is destroyed while others wait for it, they throw Error.
+  std::unique_ptr<Communicator> communicator(int rank);
+
+  struct Shared;
+
+ private:
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace molen::comm
