@@ -1,0 +1,234 @@
+// config.json <-> Architecture. Fields and defaults: transformers, configuration_llama.py and configuration_gpt2.py.
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/fields.h"
+#include "checkpoint/huggingface.h"
+
+namespace molen::checkpoint {
+namespace {
+
+using arch::Architecture;
+
+// The form we write is that of transformers 4, which 5 reads too.
+constexpr std::string_view kTransformersVersion = "4.46.0";
+
+void require(bool condition, const Fields& f, std::string_view key, std::string_view why) {
+  if (!condition) throw UsageError("{}: '{}': {}", f.origin(), key, why);
+}
+
+void check_class(const Fields& f, std::string_view expected) {
+  const Json* classes = f.find("architectures");
+  if (!classes) return;
+  require(classes->is_array() && classes->size() == 1 && classes->front() == Json(expected), f, "architectures",
+          fmt::format("only [\"{}\"] is known for this model_type", expected));
+}
+
+// rope_theta and rope_scaling (transformers 4), or rope_parameters (5), which holds both.
+void parse_rope(const Fields& f, Architecture& a) {
+  a.rope_theta = f.number("rope_theta", 10000.0);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const Json* json = f.find(key);
+    if (!json) continue;
+    const Fields s(*json, fmt::format("{}: {}", f.origin(), key));
+    a.rope_theta = s.number("rope_theta", a.rope_theta);
+    const std::string type = s.text("rope_type", s.text("type", "default"));
+    require(s.number("partial_rotary_factor", 1.0) == 1.0, s, "partial_rotary_factor", "only 1 is implemented");
+    if (type == "default") continue;
+    require(type == "llama3", s, "rope_type", fmt::format("'{}' is not implemented; known: default, llama3", type.substr(0, 40)));
+    a.rope_scaling = arch::RopeScaling{s.number("factor"), s.number("low_freq_factor"), s.number("high_freq_factor"),
+                                       s.integer("original_max_position_embeddings")};
+  }
+}
+
+Architecture parse_llama(const Fields& f) {
+  check_class(f, "LlamaForCausalLM");
+  Architecture a;
+  a.family = arch::Family::kLlama;
+  a.layers = f.integer("num_hidden_layers");
+  a.hidden = f.integer("hidden_size");
+  a.ffn = f.integer("intermediate_size");
+  a.heads = f.integer("num_attention_heads");
+  a.kv_heads = f.integer("num_key_value_heads", a.heads);
+  require(a.heads > 0 && (f.find("head_dim") || a.hidden % a.heads == 0), f, "num_attention_heads", "must divide hidden_size");
+  a.head_dim = f.integer("head_dim", a.hidden / a.heads);
+  a.vocabulary = f.integer("vocab_size");
+  a.max_sequence = f.integer("max_position_embeddings", 2048);
+  a.tied = f.boolean("tie_word_embeddings", false);
+  a.norm_eps = f.number("rms_norm_eps", 1e-6);
+  a.init_std = f.number("initializer_range", 0.02);
+  parse_rope(f, a);
+  require(f.text("hidden_act", "silu") == "silu", f, "hidden_act", "only silu is implemented");
+  require(!f.boolean("attention_bias", false), f, "attention_bias", "biases in a Llama are not implemented");
+  require(!f.boolean("mlp_bias", false), f, "mlp_bias", "biases in a Llama are not implemented");
+  return a;
+}
+
+Architecture parse_gpt2(const Fields& f) {
+  check_class(f, "GPT2LMHeadModel");
+  Architecture a;
+  a.family = arch::Family::kGpt;
+  a.norm = arch::Norm::kLayer;
+  a.position = arch::Position::kLearned;
+  a.activation = arch::Activation::kGeluTanh;
+  a.biases = true;
+  a.layers = f.integer("n_layer");
+  a.hidden = f.integer("n_embd");
+  a.heads = a.kv_heads = f.integer("n_head");
+  require(a.heads > 0 && a.hidden % a.heads == 0, f, "n_head", "must divide n_embd");
+  a.head_dim = a.hidden / a.heads;
+  require(a.hidden < (std::int64_t{1} << 40), f, "n_embd", "too large");
+  a.ffn = f.integer("n_inner", 4 * a.hidden);
+  a.vocabulary = f.integer("vocab_size");
+  a.max_sequence = f.integer("n_positions", 1024);
+  a.tied = f.boolean("tie_word_embeddings", true);
+  a.norm_eps = f.number("layer_norm_epsilon", 1e-5);
+  a.init_std = f.number("initializer_range", 0.02);
+  const std::string act = f.text("activation_function", "gelu_new");
+  require(act == "gelu_new" || act == "gelu_pytorch_tanh", f, "activation_function", "only gelu_new is implemented");
+  require(f.boolean("scale_attn_weights", true), f, "scale_attn_weights", "only true is implemented");
+  require(!f.boolean("scale_attn_by_inverse_layer_idx", false), f, "scale_attn_by_inverse_layer_idx", "only false is implemented");
+  require(!f.boolean("add_cross_attention", false), f, "add_cross_attention", "only false is implemented");
+  return a;
+}
+
+TokenIds parse_tokens(const Fields& f, std::int64_t vocabulary) {
+  TokenIds ids;
+  // Some published files hold ids beyond the table (-1, or a default of another size): those name no token.
+  const auto valid = [&](const Json& value) {
+    return value.is_number_unsigned() && value.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary);
+  };
+  if (const Json* bos = f.find("bos_token_id"); bos && valid(*bos)) ids.bos = bos->get<std::int64_t>();
+  if (const Json* pad = f.find("pad_token_id"); pad && valid(*pad)) ids.pad = pad->get<std::int64_t>();
+  if (const Json* eos = f.find("eos_token_id")) {
+    for (const Json& id : eos->is_array() ? *eos : Json::array({*eos}))
+      if (valid(id)) ids.eos.push_back(id.get<std::int64_t>());
+  }
+  return ids;
+}
+
+const std::set<std::string_view>& known_keys() {
+  static const std::set<std::string_view> keys{
+      "architectures", "model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+      "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps",
+      "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "mlp_bias", "n_layer",
+      "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_weights",
+      "scale_attn_by_inverse_layer_idx", "add_cross_attention", "bos_token_id", "eos_token_id", "pad_token_id",
+      // without effect on the result: rounding, dropout (pre-training uses none), caching, records of who wrote the file
+      "torch_dtype", "dtype", "use_cache", "transformers_version", "pretraining_tp", "attention_dropout", "attn_pdrop",
+      "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
+      "summary_proj_to_labels", "summary_type", "summary_use_proj", "n_ctx", "task_specific_params", "_name_or_path"};
+  return keys;
+}
+
+Json ids_json(const std::vector<std::int64_t>& ids) {
+  if (ids.empty()) return nullptr;
+  return ids.size() == 1 ? Json(ids.front()) : Json(ids);
+}
+
+Json id_json(const std::optional<std::int64_t>& id) { return id ? Json(*id) : Json(nullptr); }
+
+std::string_view torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF64: return "float64";
+    case DType::kF32: return "float32";
+    case DType::kBF16: return "bfloat16";
+    case DType::kF16: return "float16";
+    default: break;
+  }
+  throw UsageError("weights of type {} have no Hugging Face form", name_of(dtype));
+}
+
+Json llama_config(const Architecture& a) {
+  Json scaling = nullptr;
+  if (a.rope_scaling) {
+    scaling = {{"rope_type", "llama3"},
+               {"factor", a.rope_scaling->factor},
+               {"low_freq_factor", a.rope_scaling->low_freq_factor},
+               {"high_freq_factor", a.rope_scaling->high_freq_factor},
+               {"original_max_position_embeddings", a.rope_scaling->original_max_sequence}};
+  }
+  return {{"architectures", Json::array({"LlamaForCausalLM"})}, {"model_type", "llama"}, {"hidden_size", a.hidden},
+          {"intermediate_size", a.ffn}, {"num_hidden_layers", a.layers}, {"num_attention_heads", a.heads},
+          {"num_key_value_heads", a.kv_heads}, {"head_dim", a.head_dim}, {"hidden_act", "silu"}, {"rms_norm_eps", a.norm_eps},
+          {"rope_theta", a.rope_theta}, {"rope_scaling", scaling}, {"max_position_embeddings", a.max_sequence},
+          {"vocab_size", a.vocabulary}, {"tie_word_embeddings", a.tied}, {"attention_bias", false}, {"mlp_bias", false},
+          {"attention_dropout", 0.0}, {"initializer_range", a.init_std}, {"pretraining_tp", 1}, {"use_cache", true}};
+}
+
+Json gpt2_config(const Architecture& a) {
+  return {{"architectures", Json::array({"GPT2LMHeadModel"})}, {"model_type", "gpt2"}, {"vocab_size", a.vocabulary},
+          {"n_positions", a.max_sequence}, {"n_embd", a.hidden}, {"n_layer", a.layers}, {"n_head", a.heads}, {"n_inner", a.ffn},
+          {"activation_function", "gelu_new"}, {"layer_norm_epsilon", a.norm_eps}, {"initializer_range", a.init_std},
+          {"attn_pdrop", 0.0}, {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"scale_attn_weights", true},
+          {"scale_attn_by_inverse_layer_idx", false}, {"reorder_and_upcast_attn", false}, {"tie_word_embeddings", a.tied},
+          {"use_cache", true}};
+}
+
+bool is_llama(const Architecture& a) {
+  return a.norm == arch::Norm::kRms && a.position == arch::Position::kRope && a.gated() && !a.biases;
+}
+
+bool is_gpt2(const Architecture& a) {
+  return a.norm == arch::Norm::kLayer && a.position == arch::Position::kLearned && !a.gated() && a.biases &&
+         a.heads == a.kv_heads && a.query_size() == a.hidden;
+}
+
+}  // namespace
+
+void refuse_code(const Json& json, const std::string& origin) {
+  static const std::set<std::string_view> code{"auto_map", "trust_remote_code", "custom_pipelines", "custom_generate"};
+  if (json.is_array())
+    for (const Json& item : json) refuse_code(item, origin);
+  if (!json.is_object()) return;
+  for (const auto& [key, value] : json.items()) {
+    const bool off = value.is_null() || value == Json(false);
+    const bool names_code = code.contains(key) || (key.find("implementation") != std::string::npos && value.is_string());
+    if (names_code && !off) {
+      throw UsageError("{}: '{}' names code to run, which molen never does; remove the key if the weights are a plain model", origin, key);
+    }
+    refuse_code(value, origin);
+  }
+}
+
+HfConfig parse_hf_config(const Json& json, const std::string& origin) {
+  const Fields f(json, origin);
+  refuse_code(json, origin);
+  require(!f.find("quantization_config"), f, "quantization_config", "quantised weights are not implemented");
+  const std::string type = f.text("model_type");
+  require(type == "llama" || type == "gpt2", f, "model_type",
+          fmt::format("'{}' is not implemented; known: llama, gpt2", type.substr(0, 40)));
+  HfConfig config;
+  config.arch = type == "llama" ? parse_llama(f) : parse_gpt2(f);
+  config.arch.name = "custom";
+  try {
+    arch::validate(config.arch);
+  } catch (const UsageError& error) {
+    throw UsageError("{}: {}", origin, error.what());
+  }
+  config.tokens = parse_tokens(f, config.arch.vocabulary);
+  for (const auto& [key, value] : json.items())
+    if (!known_keys().contains(key)) config.ignored.push_back(key);
+  return config;
+}
+
+Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
+  if (!is_llama(a) && !is_gpt2(a)) {
+    throw UsageError(
+        "model '{}' ({} norm, {} positions, {}{}) has no Hugging Face form that molen writes; known: Llama (rms, rope, swiglu, no biases) "
+        "and GPT-2 (layer, learned, gelu_tanh, biases, as many KV heads as heads)",
+        a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation), a.biases ? ", biases" : "");
+  }
+  Json json = is_llama(a) ? llama_config(a) : gpt2_config(a);
+  // Always written: the defaults of missing fields are ids of other models.
+  json["bos_token_id"] = id_json(tokens.bos);
+  json["eos_token_id"] = ids_json(tokens.eos);
+  json["pad_token_id"] = id_json(tokens.pad);
+  json["torch_dtype"] = torch_name(dtype);
+  json["transformers_version"] = kTransformersVersion;
+  return json;
+}
+
+}  // namespace molen::checkpoint

@@ -1,0 +1,109 @@
+// Hugging Face model directories, in and out: LlamaForCausalLM and GPT2LMHeadModel.
+//
+// Weights keep their bits; only GPT-2's are rearranged, because its Conv1D stores [in, out] and one matrix for q, k and v.
+// What a directory names as code (auto_map, ...) is refused, never followed; pickled weights are refused.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arch/architecture.h"
+#include "base/dtype.h"
+#include "base/file.h"
+#include "base/json.h"
+
+namespace molen::checkpoint {
+
+class Checkpoint;
+class SafetensorsFile;
+
+// Where weights come from, by our parameter names (arch/parameters.h): their type, and any flat range of them in that type.
+struct TensorSource {
+  std::function<DType(const std::string& name)> dtype;
+  std::function<void(const std::string& name, std::int64_t offset, std::int64_t count, void* destination)> read;
+};
+TensorSource source_of(const Checkpoint& checkpoint);  // the checkpoint must outlive it
+
+struct TokenIds {
+  std::optional<std::int64_t> bos, pad;
+  std::vector<std::int64_t> eos;
+};
+
+// --- config.json ----------------------------------------------------------------------------------------------------
+
+struct HfConfig {
+  arch::Architecture arch;
+  TokenIds tokens;
+  std::vector<std::string> ignored;  // keys that change nothing here
+};
+// Throws UsageError naming the key: code, other models, options that would change the result and are not implemented.
+HfConfig parse_hf_config(const Json& json, const std::string& origin);
+// Throws UsageError where the architecture has no form in transformers that molen writes.
+Json hf_config(const arch::Architecture& arch, const TokenIds& tokens, DType dtype);
+// Throws UsageError at any key, at any depth, whose value names code to run.
+void refuse_code(const Json& json, const std::string& origin);
+
+// --- names ----------------------------------------------------------------------------------------------------------
+
+// One tensor of the directory: our tensors `parts`, stacked along their first dimension; `transposed` swaps its two dimensions.
+struct HfTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;  // as it stands in the directory
+  bool transposed = false;
+  std::vector<std::string> parts;
+};
+std::vector<HfTensor> hf_tensors(const arch::Architecture& arch);
+
+// --- directories ----------------------------------------------------------------------------------------------------
+
+// An opened directory: all names, shapes and types were checked, the data is read on demand. Safe to share by threads.
+class HfModel {
+ public:
+  explicit HfModel(fs::path directory);  // throws UsageError
+  ~HfModel();
+  HfModel(const HfModel&) = delete;
+  HfModel& operator=(const HfModel&) = delete;
+
+  const arch::Architecture& arch() const { return config_.arch; }
+  const HfConfig& config() const { return config_; }
+  std::optional<fs::path> tokenizer() const;  // tokenizer.json, if there is one
+  DType dtype(const std::string& parameter) const;
+  void read(const std::string& parameter, std::int64_t offset, std::int64_t count, void* destination) const;
+  TensorSource source() const;  // must not outlive this
+
+ private:
+  struct Place;
+  struct Stored;
+  void open_files();
+  void add_file(const std::string& name, const Json* weight_map);
+  void check_complete();
+  void check_tied_head() const;
+  const Place& place(const std::string& parameter) const;
+
+  fs::path directory_;
+  HfConfig config_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<std::unique_ptr<Stored>> stored_;              // by position in hf_tensors()
+  std::vector<std::pair<std::string, Place>> places_;        // sorted by our name
+  std::optional<std::pair<std::size_t, std::string>> head_;  // file and name of a stored head that the embedding table replaces
+  mutable std::mutex mutex_;
+  mutable const Stored* turned_of_ = nullptr;                // the last transposed tensor, kept for the next range of it
+  mutable std::vector<char> turned_;
+};
+
+struct HfExport {
+  std::optional<DType> dtype;                          // absent: as the source has them
+  std::int64_t max_shard_bytes = 5'000'000'000;
+  std::optional<std::string> tokenizer;                // content of tokenizer.json
+  TokenIds tokens;                                     // where empty, looked up in the tokenizer's special tokens
+};
+// Writes config.json, generation_config.json, model.safetensors (or shards and their index), tokenizer.json and
+// tokenizer_config.json. `directory` must be absent or empty; it appears whole or not at all. Throws UsageError, Error.
+void export_hf(const arch::Architecture& arch, const TensorSource& source, const fs::path& directory, const HfExport& options);
+
+}  // namespace molen::checkpoint
