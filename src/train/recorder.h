@@ -1,0 +1,52 @@
+// What a run leaves behind: the run directory, metrics, events, TensorBoard, Prometheus, traces and the console. Rank 0 only.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "program/timeline.h"
+#include "train/trainer.h"
+#include "train/validation.h"
+
+namespace molen::train {
+
+// One step as the loop knows it; sums and means over ranks are done.
+struct StepRecord {
+  std::int64_t step = 0;
+  double loss = 0, grad_norm = 0, lr = 0;
+  std::int64_t tokens_total = 0;
+  double step_s = 0, data_wait_s = 0;
+  std::map<std::string, double> phase_s;    // with "bubble"; sums to step_s
+  std::int64_t memory_peak = 0, memory_planned = 0;
+  std::int64_t first_sample = 0, last_sample = 0;
+};
+
+class Recorder {
+ public:
+  // Creates or reopens the run directory.
+  Recorder(const Job& job, std::int64_t total_steps, std::int64_t stop_step);
+  ~Recorder();
+
+  void begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash);
+  void before_step();                       // energy counters are read here and in `step`
+  void step(const StepRecord& record);
+  void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
+  void validation(std::int64_t step, const ValidationResult& result);
+  void checkpoint(std::int64_t step, const std::string& path, double seconds);
+  // Predicted beside measured, where a calibration of this machine is there.
+  void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t measured_rss);
+  void note(const std::string& text);       // a line for people, also an event
+  void end(std::int64_t step, const std::string& reason);
+
+  // Totals that a checkpoint carries on.
+  Json totals() const;
+  void restore_totals(const Json& totals);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace molen::train
