@@ -19,11 +19,24 @@ Enum choice(const Fields& fields, std::string_view key, const std::array<Enum, N
 }  // namespace
 
 Json to_json(const arch::Architecture& a) {
-  Json json{{"name", a.name}, {"family", arch::name_of(a.family)}, {"layers", a.layers}, {"hidden", a.hidden}, {"ffn", a.ffn},
-            {"heads", a.heads}, {"kv_heads", a.kv_heads}, {"head_dim", a.head_dim}, {"vocabulary", a.vocabulary},
-            {"max_sequence", a.max_sequence}, {"rope_theta", a.rope_theta}, {"tied", a.tied}, {"biases", a.biases},
-            {"norm_eps", a.norm_eps}, {"norm", arch::name_of(a.norm)}, {"position", arch::name_of(a.position)},
-            {"activation", arch::name_of(a.activation)}, {"init_std", a.init_std}};
+  Json json{{"name", a.name},
+            {"family", arch::name_of(a.family)},
+            {"layers", a.layers},
+            {"hidden", a.hidden},
+            {"ffn", a.ffn},
+            {"heads", a.heads},
+            {"kv_heads", a.kv_heads},
+            {"head_dim", a.head_dim},
+            {"vocabulary", a.vocabulary},
+            {"max_sequence", a.max_sequence},
+            {"rope_theta", a.rope_theta},
+            {"tied", a.tied},
+            {"biases", a.biases},
+            {"norm_eps", a.norm_eps},
+            {"norm", arch::name_of(a.norm)},
+            {"position", arch::name_of(a.position)},
+            {"activation", arch::name_of(a.activation)},
+            {"init_std", a.init_std}};
   if (a.rope_scaling) {
     json["rope_scaling"] = {{"factor", a.rope_scaling->factor},
                             {"low_freq_factor", a.rope_scaling->low_freq_factor},

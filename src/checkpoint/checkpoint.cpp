@@ -28,7 +28,8 @@ std::int64_t count_member(const Json& object, std::string_view key, std::string_
 }
 
 void check_format(const Json& document, const std::string& origin) {
-  if (text_member(document, "format", origin) != "molen-checkpoint") throw UsageError("{}: not a molen checkpoint", origin);
+  if (text_member(document, "format", origin) != "molen-checkpoint")
+    throw UsageError("{}: not a molen checkpoint", origin);
   const std::int64_t version = count_member(document, "format_version", origin);
   if (version != kFormatVersion) {
     throw UsageError("{}: format version {}, this program reads {}", origin, version, kFormatVersion);
@@ -50,8 +51,11 @@ std::vector<std::int64_t> parse_shape(const Json& tensor, DType dtype, const std
 }
 
 Slice parse_slice(const Json& json, std::int64_t size, const std::string& origin) {
-  Slice slice{text_member(json, "file", origin), text_member(json, "entry", origin), count_member(json, "offset", origin),
-              count_member(json, "count", origin), {}};
+  Slice slice{text_member(json, "file", origin),
+              text_member(json, "entry", origin),
+              count_member(json, "offset", origin),
+              count_member(json, "count", origin),
+              {}};
   if (slice.file.find('/') != std::string::npos || !slice.file.starts_with("rank-")) {
     throw UsageError("{}: file name '{}' is not one of a checkpoint", origin, slice.file);
   }
@@ -84,7 +88,8 @@ StoredTensor parse_tensor(const Json& json, const std::string& origin) {
     }
     position += tensor.slices.back().count;
   }
-  if (position != tensor.elements()) throw UsageError("{}: the slices end at element {} of {}", origin, position, tensor.elements());
+  if (position != tensor.elements())
+    throw UsageError("{}: the slices end at element {} of {}", origin, position, tensor.elements());
   return tensor;
 }
 
@@ -98,7 +103,9 @@ std::int64_t StoredTensor::elements() const {
 
 Checkpoint::~Checkpoint() = default;
 
-Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) { read_state(); }
+Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) {
+  read_state();
+}
 
 void Checkpoint::read_state() {
   const std::string origin = (path_ / "state.json").string(), index_origin = (path_ / "index.json").string();
@@ -126,7 +133,8 @@ void Checkpoint::read_index(const std::string& text) {
   const std::string origin = (path_ / "index.json").string();
   const Json document = parse_json(text, origin);
   check_format(document, origin);
-  if (count_member(document, "block_bytes", origin) != kBlockBytes) throw UsageError("{}: 'block_bytes' must be {}", origin, kBlockBytes);
+  if (count_member(document, "block_bytes", origin) != kBlockBytes)
+    throw UsageError("{}: 'block_bytes' must be {}", origin, kBlockBytes);
   const Json& tensors = json_member(document, "tensors", origin);
   if (!tensors.is_object()) throw UsageError("{}: 'tensors' must be an object", origin);
   for (const auto& [name, tensor] : tensors.items()) {
@@ -155,7 +163,8 @@ void Checkpoint::read_slice(const std::string& name, const StoredTensor& tensor,
   const SafetensorsFile& source = file(slice.file);
   const TensorInfo& entry = source.at(slice.entry);
   if (entry.dtype != tensor.dtype || entry.elements() != slice.count) {
-    throw UsageError("{}: entry '{}' is not what index.json says of tensor '{}'", source.path().string(), slice.entry, name);
+    throw UsageError("{}: entry '{}' is not what index.json says of tensor '{}'", source.path().string(), slice.entry,
+                     name);
   }
   const std::int64_t size = size_of(tensor.dtype), per_block = kBlockBytes / size;
   std::vector<char> copy;
@@ -165,9 +174,10 @@ void Checkpoint::read_slice(const std::string& name, const StoredTensor& tensor,
     if (!whole) copy.resize(static_cast<std::size_t>((end - begin) * size));
     char* place = whole ? destination + (begin - first) * size : copy.data();
     source.read(entry, begin, end - begin, place);
-    if (xxh3_hex(place, static_cast<std::size_t>((end - begin) * size)) != slice.hashes[static_cast<std::size_t>(block)]) {
-      throw UsageError("{}: tensor '{}' does not match its hash: the file is damaged; use another checkpoint", source.path().string(),
-                       name);
+    if (xxh3_hex(place, static_cast<std::size_t>((end - begin) * size)) !=
+        slice.hashes[static_cast<std::size_t>(block)]) {
+      throw UsageError("{}: tensor '{}' does not match its hash: the file is damaged; use another checkpoint",
+                       source.path().string(), name);
     }
     if (whole) continue;
     const std::int64_t from = std::max(begin, first), to = std::min(end, last);
@@ -194,7 +204,8 @@ std::string Checkpoint::attachment(const std::string& name) const {
   const auto found = attachments_.find(name);
   if (found == attachments_.end()) throw UsageError("{}: no attached file '{}'", path_.string(), name);
   std::string content = read_file(path_ / name);
-  if (sha256_hex(content) != found->second) throw UsageError("{}: does not match its hash: the file was altered", (path_ / name).string());
+  if (sha256_hex(content) != found->second)
+    throw UsageError("{}: does not match its hash: the file was altered", (path_ / name).string());
   return content;
 }
 
@@ -221,7 +232,8 @@ std::vector<Listed> list(const fs::path& directory, std::vector<std::string>* sk
     Listed listed{it->path(), *step, ""};
     try {
       const Checkpoint checkpoint(it->path());
-      if (checkpoint.step() != *step) listed.problem = fmt::format("{}: holds step {}", it->path().string(), checkpoint.step());
+      if (checkpoint.step() != *step)
+        listed.problem = fmt::format("{}: holds step {}", it->path().string(), checkpoint.step());
     } catch (const UsageError& problem) {
       listed.problem = problem.what();
     }

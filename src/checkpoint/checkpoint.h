@@ -1,15 +1,16 @@
-// Layout-free checkpoints: what is stored knows tensors by their global names and flattened positions, and nothing of ranks.
+// Layout-free checkpoints: what is stored knows tensors by their global names and flattened positions, and nothing of
+// ranks.
 //
 //   step-%09d/
-//     rank-%05d.safetensors   the slices one rank gave, under "<tensor>" (the whole tensor) or "<tensor>@<offset>" (a flat slice)
-//     index.json              tensor -> dtype, shape, slices {file, entry, offset, count, xxh3 of each block}
-//     state.json              step, format, digests of index and attachments, and the caller's own state; written last
-//     <attachment>            whole files given by the caller (tokenizer.json, config.toml)
+//     rank-%05d.safetensors   the slices one rank gave, under "<tensor>" (the whole tensor) or "<tensor>@<offset>" (a
+//     flat slice) index.json              tensor -> dtype, shape, slices {file, entry, offset, count, xxh3 of each
+//     block} state.json              step, format, digests of index and attachments, and the caller's own state;
+//     written last <attachment>            whole files given by the caller (tokenizer.json, config.toml)
 //
-// Protocol: everything is written and flushed under "step-%09d.partial"; once all ranks agree, rank 0 checks that the slices
-// tile each tensor exactly once, writes index and state, and renames the directory. A directory under its final name is
-// complete. Weights stand under their parameter names (arch/parameters.h), so that an export finds them; all else (optimizer
-// moments, ...) under names of the caller's choice.
+// Protocol: everything is written and flushed under "step-%09d.partial"; once all ranks agree, rank 0 checks that the
+// slices tile each tensor exactly once, writes index and state, and renames the directory. A directory under its final
+// name is complete. Weights stand under their parameter names (arch/parameters.h), so that an export finds them; all
+// else (optimizer moments, ...) under names of the caller's choice.
 #pragma once
 
 #include <cstdint>
@@ -39,27 +40,29 @@ struct Span {
   std::vector<std::int64_t> shape;  // of the whole tensor
   std::int64_t offset = 0;          // elements, in the flattened tensor
   std::int64_t count = 0;
-  const void* data = nullptr;       // `count` elements on the host; or null, and then
+  const void* data = nullptr;  // `count` elements on the host; or null, and then
   // fills `count` elements from position `offset` of the slice: for what is elsewhere (a device, another file).
   std::function<void(std::int64_t offset, std::int64_t count, void* destination)> read;
 };
 
-// True on every rank if `ok` was true on every rank; no rank returns before all have called. One rank alone: the identity.
+// True on every rank if `ok` was true on every rank; no rank returns before all have called. One rank alone: the
+// identity.
 using Agree = std::function<bool(bool ok)>;
 
 struct SaveOptions {
-  fs::path directory;              // of all checkpoints of a run; created where absent
+  fs::path directory;  // of all checkpoints of a run; created where absent
   std::int64_t step = 0;
   int rank = 0;
   int ranks = 1;
-  Agree agree;                     // may be empty where ranks == 1
-  Json state;                      // rank 0: the caller's own, returned by Checkpoint::state()
+  Agree agree;                                     // may be empty where ranks == 1
+  Json state;                                      // rank 0: the caller's own, returned by Checkpoint::state()
   std::map<std::string, std::string> attachments;  // rank 0: file name -> content
-  int keep = 0;                    // newest complete checkpoints left after this one is saved; 0: all
+  int keep = 0;                                    // newest complete checkpoints left after this one is saved; 0: all
 };
 
-// Collective over the ranks. Returns the checkpoint's path. Throws Error on every rank if any rank fails (disk full, ...): then nothing
-// new stands under a final name and older checkpoints are untouched. An existing checkpoint of the same step is replaced at once.
+// Collective over the ranks. Returns the checkpoint's path. Throws Error on every rank if any rank fails (disk full,
+// ...): then nothing new stands under a final name and older checkpoints are untouched. An existing checkpoint of the
+// same step is replaced at once.
 fs::path save(const std::vector<Span>& spans, const SaveOptions& options);
 
 struct Slice {
@@ -71,7 +74,7 @@ struct Slice {
 struct StoredTensor {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
-  std::vector<Slice> slices;           // by offset, without gap or overlap
+  std::vector<Slice> slices;  // by offset, without gap or overlap
   std::int64_t elements() const;
 };
 
@@ -89,13 +92,13 @@ class Checkpoint {
   const Json& state() const { return state_; }  // as given to save()
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
   const StoredTensor& tensor(const std::string& name) const;  // throws UsageError with the nearest name
-  // `count` elements from flattened position `offset`. Throws UsageError naming file and tensor where a file is missing, short or
-  // altered.
+  // `count` elements from flattened position `offset`. Throws UsageError naming file and tensor where a file is
+  // missing, short or altered.
   void read(const std::string& name, std::int64_t offset, std::int64_t count, void* destination) const;
   bool has_attachment(const std::string& name) const { return attachments_.contains(name); }
   std::string attachment(const std::string& name) const;  // throws UsageError if it was altered
   std::vector<std::string> attachment_names() const;
-  std::int64_t bytes() const;                             // of all tensors
+  std::int64_t bytes() const;  // of all tensors
 
  private:
   void read_state();

@@ -43,7 +43,8 @@ std::string message_of(const std::function<void()>& action) {
 }
 
 // All ranks of a save, as threads that agree at a barrier. Returns each rank's error, or "".
-std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>& spans, const fs::path& directory, std::int64_t step) {
+std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>& spans, const fs::path& directory,
+                                    std::int64_t step) {
   const int ranks = static_cast<int>(spans.size());
   std::barrier barrier(ranks);
   std::atomic<int> failures = 0;
@@ -59,9 +60,14 @@ std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>& spans,
         return all;
       };
       try {
-        save(spans[static_cast<std::size_t>(rank)],
-             {.directory = directory, .step = step, .rank = rank, .ranks = ranks, .agree = agree, .state = {{"step", step}},
-              .attachments = {}, .keep = 0});
+        save(spans[static_cast<std::size_t>(rank)], {.directory = directory,
+                                                     .step = step,
+                                                     .rank = rank,
+                                                     .ranks = ranks,
+                                                     .agree = agree,
+                                                     .state = {{"step", step}},
+                                                     .attachments = {},
+                                                     .keep = 0});
       } catch (const Error& error) {
         errors[static_cast<std::size_t>(rank)] = error.what();
       }
@@ -73,8 +79,14 @@ std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>& spans,
 
 fs::path save_one(const fs::path& directory, std::int64_t step, const std::vector<float>& values, int keep = 0) {
   return save({whole("w", values, {static_cast<std::int64_t>(values.size())})},
-              {.directory = directory, .step = step, .rank = 0, .ranks = 1, .agree = {}, .state = {{"tokens", step * 10}},
-               .attachments = {{"tokenizer.json", "{}"}}, .keep = keep});
+              {.directory = directory,
+               .step = step,
+               .rank = 0,
+               .ranks = 1,
+               .agree = {},
+               .state = {{"tokens", step * 10}},
+               .attachments = {{"tokenizer.json", "{}"}},
+               .keep = keep});
 }
 
 TEST(Checkpoint, ReturnsStateTensorsAndAttachments) {
@@ -118,7 +130,8 @@ RC_GTEST_PROP(Checkpoint, AnyCutReadsBackTheSame, ()) {
   }
   for (const auto& error : save_ranks(spans, folder.path(), 3)) RC_ASSERT(error == "");
   const Checkpoint checkpoint(*latest(folder.path()));
-  const std::int64_t offset = *rc::gen::inRange<std::int64_t>(0, 2 * size), count = *rc::gen::inRange<std::int64_t>(0, 2 * size - offset + 1);
+  const std::int64_t offset = *rc::gen::inRange<std::int64_t>(0, 2 * size),
+                     count = *rc::gen::inRange<std::int64_t>(0, 2 * size - offset + 1);
   std::vector<float> got(static_cast<std::size_t>(count));
   checkpoint.read("b", offset, count, got.data());
   RC_ASSERT(std::equal(got.begin(), got.end(), b.begin() + offset));
@@ -133,8 +146,17 @@ TEST(Checkpoint, SpansSeveralHashBlocks) {
   // One slice from memory, the other through the reading callback, cut off every block border.
   Span second = part("w", values, 4001, count - 4001);
   second.data = nullptr;
-  second.read = [&](std::int64_t offset, std::int64_t n, void* out) { std::memcpy(out, values.data() + 4001 + offset, static_cast<std::size_t>(n) * 4); };
-  save({part("w", values, 0, 4001), second}, {.directory = folder.path(), .step = 1, .rank = 0, .ranks = 1, .agree = {}, .state = {}, .attachments = {}, .keep = 0});
+  second.read = [&](std::int64_t offset, std::int64_t n, void* out) {
+    std::memcpy(out, values.data() + 4001 + offset, static_cast<std::size_t>(n) * 4);
+  };
+  save({part("w", values, 0, 4001), second}, {.directory = folder.path(),
+                                              .step = 1,
+                                              .rank = 0,
+                                              .ranks = 1,
+                                              .agree = {},
+                                              .state = {},
+                                              .attachments = {},
+                                              .keep = 0});
   const Checkpoint checkpoint(*latest(folder.path()));
   std::vector<float> got(static_cast<std::size_t>(count));
   checkpoint.read("w", 0, count, got.data());
@@ -148,7 +170,8 @@ TEST(Checkpoint, SpansSeveralHashBlocks) {
 
 TEST(Checkpoint, DigestSeesEveryChange) {
   const auto values = ramp(10);
-  const auto digest = [](const std::string& name, DType dtype, std::vector<std::int64_t> shape, std::int64_t offset, std::vector<float> v) {
+  const auto digest = [](const std::string& name, DType dtype, std::vector<std::int64_t> shape, std::int64_t offset,
+                         std::vector<float> v) {
     StateDigest d;
     d.add(name, dtype, shape, offset, 5, v.data());
     return d.hex();
@@ -173,8 +196,10 @@ TEST(Checkpoint, RefusesSlicesThatDoNotTile) {
     for (const auto& error : errors) EXPECT_NE(error, "");
     return errors[0];
   };
-  EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {part("w", values, 11, 9)}}).find("expected element 10"), std::string::npos);
-  EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {part("w", values, 9, 11)}}).find("expected element 10"), std::string::npos);
+  EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {part("w", values, 11, 9)}}).find("expected element 10"),
+            std::string::npos);
+  EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {part("w", values, 9, 11)}}).find("expected element 10"),
+            std::string::npos);
   EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {}}).find("to element 10 of 20"), std::string::npos);
   Span shaped = part("w", values, 10, 10);
   shaped.shape = {4, 5};
@@ -199,16 +224,24 @@ TEST(Checkpoint, NamesFileAndTensorOfEveryDamage) {
   EXPECT_NE(flipped.find(data), std::string::npos);
   EXPECT_NE(flipped.find("tensor 'w' does not match its hash"), std::string::npos);
   EXPECT_NE(damage([&](const fs::path& p) { fs::resize_file(p / data, 2000); }).find("truncated"), std::string::npos);
-  EXPECT_NE(damage([&](const fs::path& p) { fs::remove(p / data); }).find("rank-00000.safetensors: cannot be read"), std::string::npos);
-  EXPECT_NE(damage([&](const fs::path& p) { alter(p / "index.json", 40); }).find("index.json: does not match"), std::string::npos);
-  EXPECT_NE(damage([&](const fs::path& p) { fs::resize_file(p / "state.json", 50); }).find("state.json: not valid JSON"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) { fs::remove(p / data); }).find("rank-00000.safetensors: cannot be read"),
+            std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) { alter(p / "index.json", 40); }).find("index.json: does not match"),
+            std::string::npos);
+  EXPECT_NE(
+      damage([&](const fs::path& p) { fs::resize_file(p / "state.json", 50); }).find("state.json: not valid JSON"),
+      std::string::npos);
   EXPECT_NE(damage([&](const fs::path& p) {
               std::string text = read_file(p / "state.json");
               text.replace(text.find("\"tokens\": 10"), 12, "\"tokens\": 11");
               write_file_atomic(p / "state.json", text);
-            }).find("'state' does not match"), std::string::npos);
+            }).find("'state' does not match"),
+            std::string::npos);
   EXPECT_NE(damage([&](const fs::path& p) { fs::remove(p / "state.json"); }).find("state.json"), std::string::npos);
-  EXPECT_NE(damage([&](const fs::path& p) { write_file_atomic(p / "tokenizer.json", "[]"); }).find("tokenizer.json: does not match"), std::string::npos);
+  EXPECT_NE(damage([&](const fs::path& p) {
+              write_file_atomic(p / "tokenizer.json", "[]");
+            }).find("tokenizer.json: does not match"),
+            std::string::npos);
 }
 
 TEST(Checkpoint, FallsBackToTheNewestCompleteOneAndSaysSo) {
@@ -300,19 +333,21 @@ TEST(Checkpoint, PrintsItsBandwidth) {
   const TestFolder folder;
   const std::int64_t count = std::int64_t{1} << 26;  // 256 MiB
   const std::vector<float> values(static_cast<std::size_t>(count), 1.5f);
-  auto seconds = [start = std::chrono::steady_clock::now()] () mutable {
+  auto seconds = [start = std::chrono::steady_clock::now()]() mutable {
     const auto now = std::chrono::steady_clock::now();
     return std::chrono::duration<double>(now - std::exchange(start, now)).count();
   };
   const double mib = static_cast<double>(count) * 4 / (1 << 20);
+  std::vector<float> got(values.size());
+  seconds();
   const fs::path path = save_one(folder.path(), 1, values);
   const double saving = seconds();
-  std::vector<float> got(values.size());
   Checkpoint(path).read("w", 0, count, got.data());
   const double loading = seconds();
   const StateDigest digest = state_digest(Checkpoint(path));
   const double digesting = seconds();
-  fmt::print("save {:.0f} MiB/s (with fsync), load and compare {:.0f} MiB/s, digest {:.0f} MiB/s\n", mib / saving, mib / loading, mib / digesting);
+  fmt::print("save {:.0f} MiB/s (with fsync), load and compare {:.0f} MiB/s, digest {:.0f} MiB/s\n", mib / saving,
+             mib / loading, mib / digesting);
   EXPECT_EQ(got, values);
   EXPECT_NE(digest.hex(), StateDigest().hex());
 }

@@ -28,13 +28,16 @@ arch::Architecture architecture_of(const Checkpoint& checkpoint) {
 }
 
 Json to_json(const TokenIds& ids) {
-  return {{"bos", ids.bos ? Json(*ids.bos) : Json(nullptr)}, {"eos", ids.eos}, {"pad", ids.pad ? Json(*ids.pad) : Json(nullptr)}};
+  return {{"bos", ids.bos ? Json(*ids.bos) : Json(nullptr)},
+          {"eos", ids.eos},
+          {"pad", ids.pad ? Json(*ids.pad) : Json(nullptr)}};
 }
 
 TokenIds tokens_of(const Checkpoint& checkpoint) {
   TokenIds ids;
   if (!checkpoint.state().contains("special_tokens")) return ids;
-  const Fields f(checkpoint.state()["special_tokens"], (checkpoint.path() / "state.json").string() + ": special_tokens");
+  const Fields f(checkpoint.state()["special_tokens"],
+                 (checkpoint.path() / "state.json").string() + ": special_tokens");
   if (f.find("bos")) ids.bos = f.integer("bos");
   if (f.find("pad")) ids.pad = f.integer("pad");
   if (const Json* eos = f.find("eos"); eos && eos->is_array()) {
@@ -49,8 +52,9 @@ void check_weights(const Checkpoint& checkpoint, const arch::Architecture& arch)
   for (const arch::Parameter& p : arch::parameters(arch)) {
     const StoredTensor& stored = checkpoint.tensor(p.name);
     if (stored.shape != p.shape || !is_floating(stored.dtype)) {
-      throw UsageError("{}: tensor '{}' is {} [{}], the model needs [{}] of a floating type", checkpoint.path().string(), p.name,
-                       name_of(stored.dtype), fmt::join(stored.shape, ", "), fmt::join(p.shape, ", "));
+      throw UsageError("{}: tensor '{}' is {} [{}], the model needs [{}] of a floating type",
+                       checkpoint.path().string(), p.name, name_of(stored.dtype), fmt::join(stored.shape, ", "),
+                       fmt::join(p.shape, ", "));
     }
   }
 }
@@ -71,9 +75,13 @@ void list_command(const ListOptions& options, std::ostream& out, std::ostream& e
       continue;
     }
     const Checkpoint checkpoint(listed.path);
-    rows.push_back({{"path", listed.path.string()}, {"step", listed.step}, {"tensors", checkpoint.tensors().size()}, {"bytes", checkpoint.bytes()}});
+    rows.push_back({{"path", listed.path.string()},
+                    {"step", listed.step},
+                    {"tensors", checkpoint.tensors().size()},
+                    {"bytes", checkpoint.bytes()}});
     if (!options.json) {
-      out << fmt::format("{:>10}  {:>8}  {:>12}  {}\n", listed.step, checkpoint.tensors().size(), checkpoint.bytes(), listed.path.string());
+      out << fmt::format("{:>10}  {:>8}  {:>12}  {}\n", listed.step, checkpoint.tensors().size(), checkpoint.bytes(),
+                         listed.path.string());
     }
   }
   if (options.json) out << rows.dump(2) << '\n';
@@ -87,26 +95,33 @@ void verify_command(const VerifyOptions& options, std::ostream& out, std::ostrea
   const Verified result = verify(path);
   const std::string digest = options.digest ? state_digest(Checkpoint(path)).hex() : "";
   if (options.json) {
-    Json json{{"path", path.string()}, {"tensors", result.tensors}, {"bytes", result.bytes}, {"seconds", result.seconds}};
+    Json json{
+        {"path", path.string()}, {"tensors", result.tensors}, {"bytes", result.bytes}, {"seconds", result.seconds}};
     if (options.digest) json["digest"] = digest;
     out << json.dump(2) << '\n';
     return;
   }
-  out << fmt::format("{}: {} tensors, {} bytes, every block equals its hash ({:.2f} s, {:.0f} MiB/s)\n", path.string(), result.tensors,
-                     result.bytes, result.seconds, static_cast<double>(result.bytes) / (1 << 20) / result.seconds);
+  out << fmt::format("{}: {} tensors, {} bytes, every block equals its hash ({:.2f} s, {:.0f} MiB/s)\n", path.string(),
+                     result.tensors, result.bytes, result.seconds,
+                     static_cast<double>(result.bytes) / (1 << 20) / result.seconds);
   if (options.digest) out << "digest " << digest << '\n';
 }
 
 void export_command(const ExportOptions& options, std::ostream& out, std::ostream& err) {
-  if (options.max_shard_bytes < 1) throw UsageError("the largest size of a shard must be positive, is {}", options.max_shard_bytes);
+  if (options.max_shard_bytes < 1)
+    throw UsageError("the largest size of a shard must be positive, is {}", options.max_shard_bytes);
   std::vector<std::string> notes;
   const Checkpoint checkpoint(resolve(options.source, &notes));
   print_notes(notes, err);
   const arch::Architecture arch = architecture_of(checkpoint);
   check_weights(checkpoint, arch);
-  HfExport hf{.dtype = std::nullopt, .max_shard_bytes = options.max_shard_bytes, .tokenizer = std::nullopt, .tokens = tokens_of(checkpoint)};
+  HfExport hf{.dtype = std::nullopt,
+              .max_shard_bytes = options.max_shard_bytes,
+              .tokenizer = std::nullopt,
+              .tokens = tokens_of(checkpoint)};
   if (!options.dtype.empty()) hf.dtype = dtype_from_name(options.dtype);
-  if (hf.dtype && !is_floating(*hf.dtype)) throw UsageError("weights cannot be exported as {}; known: fp32, bf16, fp16, fp64", options.dtype);
+  if (hf.dtype && !is_floating(*hf.dtype))
+    throw UsageError("weights cannot be exported as {}; known: fp32, bf16, fp16, fp64", options.dtype);
   if (options.tokenizer) {
     hf.tokenizer = read_file(*options.tokenizer);
   } else if (checkpoint.has_attachment("tokenizer.json")) {
@@ -117,27 +132,39 @@ void export_command(const ExportOptions& options, std::ostream& out, std::ostrea
   export_hf(arch, source_of(checkpoint), options.destination, hf);
   const std::int64_t parameters = arch::num_parameters(arch);
   if (options.json) {
-    out << Json{{"checkpoint", checkpoint.path().string()}, {"directory", options.destination.string()}, {"parameters", parameters}}.dump(2) << '\n';
+    out << Json{{"checkpoint", checkpoint.path().string()},
+                {"directory", options.destination.string()},
+                {"parameters", parameters}}
+               .dump(2)
+        << '\n';
   } else {
-    out << fmt::format("{}: {} parameters of {} written to {}\n", checkpoint.path().string(), parameters, arch.name, options.destination.string());
+    out << fmt::format("{}: {} parameters of {} written to {}\n", checkpoint.path().string(), parameters, arch.name,
+                       options.destination.string());
   }
 }
 
 void import_command(const ImportOptions& options, std::ostream& out, std::ostream& err) {
   const HfModel model(options.source);
   for (const std::string& key : model.config().ignored) err << fmt::format("config.json: '{}' is not used\n", key);
-  if (fs::is_directory(options.destination) && (!list(options.destination).empty() || fs::exists(options.destination / "state.json"))) {
+  if (fs::is_directory(options.destination) &&
+      (!list(options.destination).empty() || fs::exists(options.destination / "state.json"))) {
     throw UsageError("{}: holds checkpoints already; nothing is written over", options.destination.string());
   }
   std::vector<Span> spans;
   for (const arch::Parameter& p : arch::parameters(model.arch())) {
     spans.push_back({p.name, model.dtype(p.name), p.shape, 0, p.elements(), nullptr,
-                     [&model, name = p.name](std::int64_t offset, std::int64_t count, void* to) { model.read(name, offset, count, to); }});
+                     [&model, name = p.name](std::int64_t offset, std::int64_t count, void* to) {
+                       model.read(name, offset, count, to);
+                     }});
   }
   SaveOptions save_options;
   save_options.directory = options.destination;
-  save_options.state = {{"step", 0}, {"arch", to_json(model.arch())}, {"special_tokens", to_json(model.config().tokens)}, {"imported", true}};
-  if (const auto tokenizer = model.tokenizer()) save_options.attachments["tokenizer.json"] = read_file(*tokenizer, 1 << 30);
+  save_options.state = {{"step", 0},
+                        {"arch", to_json(model.arch())},
+                        {"special_tokens", to_json(model.config().tokens)},
+                        {"imported", true}};
+  if (const auto tokenizer = model.tokenizer())
+    save_options.attachments["tokenizer.json"] = read_file(*tokenizer, 1 << 30);
   const fs::path path = save(spans, save_options);
   const std::int64_t parameters = arch::num_parameters(model.arch());
   if (options.json) {

@@ -12,12 +12,15 @@
 namespace molen::checkpoint {
 namespace {
 
-float from_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+float from_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 
 std::uint16_t to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet = (bits >> 16) | 0x40u;  // a NaN whose payload lies in the bits cut off would become infinity
+  const std::uint32_t quiet =
+      (bits >> 16) | 0x40u;  // a NaN whose payload lies in the bits cut off would become infinity
   return static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
 }
 
@@ -63,7 +66,8 @@ void each(const void* source, void* destination, std::int64_t count, F&& functio
 void to_float(DType from, const void* source, float* destination, std::int64_t count, bool odd) {
   if (from == DType::kBF16) return each<std::uint16_t, float>(source, destination, count, from_bf16);
   if (from == DType::kF16) return each<std::uint16_t, float>(source, destination, count, from_fp16);
-  if (from == DType::kF32) return static_cast<void>(std::memcpy(destination, source, static_cast<std::size_t>(count) * 4));
+  if (from == DType::kF32)
+    return static_cast<void>(std::memcpy(destination, source, static_cast<std::size_t>(count) * 4));
   if (odd) return each<double, float>(source, destination, count, narrow_to_odd);
   each<double, float>(source, destination, count, [](double x) { return static_cast<float>(x); });
 }
@@ -71,7 +75,8 @@ void to_float(DType from, const void* source, float* destination, std::int64_t c
 void from_float(const float* source, DType to, void* destination, std::int64_t count) {
   if (to == DType::kBF16) return each<float, std::uint16_t>(source, destination, count, to_bf16);
   if (to == DType::kF16) return each<float, std::uint16_t>(source, destination, count, to_fp16);
-  if (to == DType::kF64) return each<float, double>(source, destination, count, [](float x) { return static_cast<double>(x); });
+  if (to == DType::kF64)
+    return each<float, double>(source, destination, count, [](float x) { return static_cast<double>(x); });
   std::memcpy(destination, source, static_cast<std::size_t>(count) * 4);
 }
 
@@ -84,7 +89,8 @@ bool is_floating(DType dtype) {
 void convert(DType from, const void* source, DType to, void* destination, std::int64_t count) {
   MOLEN_CHECK(is_floating(from) && is_floating(to), "conversion from {} to {}", name_of(from), name_of(to));
   if (count == 0) return;
-  if (from == to) return static_cast<void>(std::memcpy(destination, source, static_cast<std::size_t>(count * size_of(from))));
+  if (from == to)
+    return static_cast<void>(std::memcpy(destination, source, static_cast<std::size_t>(count * size_of(from))));
   if (to == DType::kF32) return to_float(from, source, static_cast<float*>(destination), count, false);
   if (from == DType::kF32) return from_float(static_cast<const float*>(source), to, destination, count);
   constexpr std::int64_t kChunk = 4096;  // floats in between stay in the cache

@@ -1,4 +1,5 @@
-// Conversion between floating element types, rounded once to nearest, ties to even; NaN stays NaN, overflow gives infinity.
+// Conversion between floating element types, rounded once to nearest, ties to even; NaN stays NaN, overflow gives
+// infinity.
 #pragma once
 
 #include <cstdint>

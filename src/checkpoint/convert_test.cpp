@@ -84,7 +84,8 @@ TEST(Convert, RoundsEveryBorderToEven) {
       for (const double x : {middle, std::nextafter(middle, 0.0), std::nextafter(middle, 1e300), -middle}) {
         // A double just beside the border rounds wrongly if it goes through a rounded float.
         ASSERT_EQ(one<std::uint16_t>(DType::kF64, x, dtype), nearest(values, x)) << x;
-        ASSERT_EQ(one<std::uint16_t>(DType::kF32, static_cast<float>(x), dtype), nearest(values, static_cast<float>(x))) << x;
+        ASSERT_EQ(one<std::uint16_t>(DType::kF32, static_cast<float>(x), dtype), nearest(values, static_cast<float>(x)))
+            << x;
       }
     }
   }
@@ -117,12 +118,14 @@ TEST(Convert, KeepsSpecialValues) {
 }
 
 RC_GTEST_PROP(Transpose, IsItsOwnInverse, ()) {
-  const std::int64_t rows = *rc::gen::inRange(1, 80), columns = *rc::gen::inRange(1, 80), size = std::int64_t{1} << *rc::gen::inRange(0, 4);
+  const std::int64_t rows = *rc::gen::inRange(1, 80), columns = *rc::gen::inRange(1, 80),
+                     size = std::int64_t{1} << *rc::gen::inRange(0, 4);
   std::vector<char> in(static_cast<std::size_t>(rows * columns * size)), turned(in.size()), back(in.size());
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<char>(i * 37 + i / 251);
   transpose(in.data(), rows, columns, size, turned.data());
   const std::int64_t i = *rc::gen::inRange<std::int64_t>(0, rows), j = *rc::gen::inRange<std::int64_t>(0, columns);
-  RC_ASSERT(std::equal(in.begin() + (i * columns + j) * size, in.begin() + (i * columns + j + 1) * size, turned.begin() + (j * rows + i) * size));
+  RC_ASSERT(std::equal(in.begin() + (i * columns + j) * size, in.begin() + (i * columns + j + 1) * size,
+                       turned.begin() + (j * rows + i) * size));
   transpose(turned.data(), columns, rows, size, back.data());
   RC_ASSERT(back == in);
 }

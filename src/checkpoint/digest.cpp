@@ -19,7 +19,8 @@ inline std::uint64_t mix(std::uint64_t x) {
 }
 
 template <class Word>
-void add_words(std::array<std::uint64_t, 2>& lanes, std::uint64_t key, std::int64_t offset, std::int64_t count, const void* data) {
+void add_words(std::array<std::uint64_t, 2>& lanes, std::uint64_t key, std::int64_t offset, std::int64_t count,
+               const void* data) {
   const auto* bytes = static_cast<const char*>(data);
   std::uint64_t first = 0, second = 0;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -41,10 +42,14 @@ void StateDigest::add(std::string_view tensor, DType dtype, const std::vector<st
   const std::string identity = fmt::format("{}|{}|{}", tensor, name_of(dtype), fmt::join(shape, ","));
   const std::uint64_t key = XXH3_64bits(identity.data(), identity.size());
   switch (size_of(dtype)) {
-    case 1: return add_words<std::uint8_t>(lanes_, key, offset, count, data);
-    case 2: return add_words<std::uint16_t>(lanes_, key, offset, count, data);
-    case 4: return add_words<std::uint32_t>(lanes_, key, offset, count, data);
-    default: return add_words<std::uint64_t>(lanes_, key, offset, count, data);
+    case 1:
+      return add_words<std::uint8_t>(lanes_, key, offset, count, data);
+    case 2:
+      return add_words<std::uint16_t>(lanes_, key, offset, count, data);
+    case 4:
+      return add_words<std::uint32_t>(lanes_, key, offset, count, data);
+    default:
+      return add_words<std::uint64_t>(lanes_, key, offset, count, data);
   }
 }
 
@@ -59,7 +64,9 @@ StateDigest StateDigest::from_lanes(const std::array<std::uint64_t, 2>& lanes) {
   return digest;
 }
 
-std::string StateDigest::hex() const { return fmt::format("{:016x}{:016x}", lanes_[0], lanes_[1]); }
+std::string StateDigest::hex() const {
+  return fmt::format("{:016x}{:016x}", lanes_[0], lanes_[1]);
+}
 
 StateDigest state_digest(const Checkpoint& checkpoint) {
   StateDigest digest;

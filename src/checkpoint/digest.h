@@ -1,7 +1,8 @@
-// A digest of tensors that depends on their contents alone: not on the order in which parts are added, nor on how they were cut.
+// A digest of tensors that depends on their contents alone: not on the order in which parts are added, nor on how they
+// were cut.
 //
-// Each element gives mix(key(name, dtype, shape), position, bits); the digest is the sum of these modulo 2^64, in two lanes. A sum
-// commutes, so ranks digest what they hold and add the results. It finds errors, not forgeries.
+// Each element gives mix(key(name, dtype, shape), position, bits); the digest is the sum of these modulo 2^64, in two
+// lanes. A sum commutes, so ranks digest what they hold and add the results. It finds errors, not forgeries.
 #pragma once
 
 #include <array>
@@ -17,8 +18,8 @@ namespace molen::checkpoint {
 class StateDigest {
  public:
   // `count` elements from flattened position `offset` of the tensor.
-  void add(std::string_view tensor, DType dtype, const std::vector<std::int64_t>& shape, std::int64_t offset, std::int64_t count,
-           const void* data);
+  void add(std::string_view tensor, DType dtype, const std::vector<std::int64_t>& shape, std::int64_t offset,
+           std::int64_t count, const void* data);
   void merge(const StateDigest& other);
   // The lanes, for a reduction over ranks by addition modulo 2^64.
   const std::array<std::uint64_t, 2>& lanes() const { return lanes_; }

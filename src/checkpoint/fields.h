@@ -55,7 +55,8 @@ class Fields {
  private:
   UsageError wrong(std::string_view key, std::string_view kind, const Json* value) const {
     if (!value) return UsageError("{}: '{}' is missing", origin_, key);
-    return UsageError("{}: '{}' must be {}, is {}", origin_, key, kind, value->dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60));
+    return UsageError("{}: '{}' must be {}, is {}", origin_, key, kind,
+                      value->dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60));
   }
 
   const Json& object_;

@@ -37,7 +37,8 @@ void parse_rope(const Fields& f, Architecture& a) {
     const std::string type = s.text("rope_type", s.text("type", "default"));
     require(s.number("partial_rotary_factor", 1.0) == 1.0, s, "partial_rotary_factor", "only 1 is implemented");
     if (type == "default") continue;
-    require(type == "llama3", s, "rope_type", fmt::format("'{}' is not implemented; known: default, llama3", type.substr(0, 40)));
+    require(type == "llama3", s, "rope_type",
+            fmt::format("'{}' is not implemented; known: default, llama3", type.substr(0, 40)));
     a.rope_scaling = arch::RopeScaling{s.number("factor"), s.number("low_freq_factor"), s.number("high_freq_factor"),
                                        s.integer("original_max_position_embeddings")};
   }
@@ -52,7 +53,8 @@ Architecture parse_llama(const Fields& f) {
   a.ffn = f.integer("intermediate_size");
   a.heads = f.integer("num_attention_heads");
   a.kv_heads = f.integer("num_key_value_heads", a.heads);
-  require(a.heads > 0 && (f.find("head_dim") || a.hidden % a.heads == 0), f, "num_attention_heads", "must divide hidden_size");
+  require(a.heads > 0 && (f.find("head_dim") || a.hidden % a.heads == 0), f, "num_attention_heads",
+          "must divide hidden_size");
   a.head_dim = f.integer("head_dim", a.hidden / a.heads);
   a.vocabulary = f.integer("vocab_size");
   a.max_sequence = f.integer("max_position_embeddings", 2048);
@@ -89,7 +91,8 @@ Architecture parse_gpt2(const Fields& f) {
   const std::string act = f.text("activation_function", "gelu_new");
   require(act == "gelu_new" || act == "gelu_pytorch_tanh", f, "activation_function", "only gelu_new is implemented");
   require(f.boolean("scale_attn_weights", true), f, "scale_attn_weights", "only true is implemented");
-  require(!f.boolean("scale_attn_by_inverse_layer_idx", false), f, "scale_attn_by_inverse_layer_idx", "only false is implemented");
+  require(!f.boolean("scale_attn_by_inverse_layer_idx", false), f, "scale_attn_by_inverse_layer_idx",
+          "only false is implemented");
   require(!f.boolean("add_cross_attention", false), f, "add_cross_attention", "only false is implemented");
   return a;
 }
@@ -113,10 +116,12 @@ const std::set<std::string_view>& known_keys() {
   static const std::set<std::string_view> keys{
       "architectures", "model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
       "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps",
-      "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "mlp_bias", "n_layer",
-      "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_weights",
-      "scale_attn_by_inverse_layer_idx", "add_cross_attention", "bos_token_id", "eos_token_id", "pad_token_id",
-      // without effect on the result: rounding, dropout (pre-training uses none), caching, records of who wrote the file
+      "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "mlp_bias",
+      "n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon", "activation_function",
+      "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention", "bos_token_id", "eos_token_id",
+      "pad_token_id",
+      // without effect on the result: rounding, dropout (pre-training uses none), caching, records of who wrote the
+      // file
       "torch_dtype", "dtype", "use_cache", "transformers_version", "pretraining_tp", "attention_dropout", "attn_pdrop",
       "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
       "summary_proj_to_labels", "summary_type", "summary_use_proj", "n_ctx", "task_specific_params", "_name_or_path"};
@@ -128,15 +133,22 @@ Json ids_json(const std::vector<std::int64_t>& ids) {
   return ids.size() == 1 ? Json(ids.front()) : Json(ids);
 }
 
-Json id_json(const std::optional<std::int64_t>& id) { return id ? Json(*id) : Json(nullptr); }
+Json id_json(const std::optional<std::int64_t>& id) {
+  return id ? Json(*id) : Json(nullptr);
+}
 
 std::string_view torch_name(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return "float64";
-    case DType::kF32: return "float32";
-    case DType::kBF16: return "bfloat16";
-    case DType::kF16: return "float16";
-    default: break;
+    case DType::kF64:
+      return "float64";
+    case DType::kF32:
+      return "float32";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kF16:
+      return "float16";
+    default:
+      break;
   }
   throw UsageError("weights of type {} have no Hugging Face form", name_of(dtype));
 }
@@ -150,20 +162,48 @@ Json llama_config(const Architecture& a) {
                {"high_freq_factor", a.rope_scaling->high_freq_factor},
                {"original_max_position_embeddings", a.rope_scaling->original_max_sequence}};
   }
-  return {{"architectures", Json::array({"LlamaForCausalLM"})}, {"model_type", "llama"}, {"hidden_size", a.hidden},
-          {"intermediate_size", a.ffn}, {"num_hidden_layers", a.layers}, {"num_attention_heads", a.heads},
-          {"num_key_value_heads", a.kv_heads}, {"head_dim", a.head_dim}, {"hidden_act", "silu"}, {"rms_norm_eps", a.norm_eps},
-          {"rope_theta", a.rope_theta}, {"rope_scaling", scaling}, {"max_position_embeddings", a.max_sequence},
-          {"vocab_size", a.vocabulary}, {"tie_word_embeddings", a.tied}, {"attention_bias", false}, {"mlp_bias", false},
-          {"attention_dropout", 0.0}, {"initializer_range", a.init_std}, {"pretraining_tp", 1}, {"use_cache", true}};
+  return {{"architectures", Json::array({"LlamaForCausalLM"})},
+          {"model_type", "llama"},
+          {"hidden_size", a.hidden},
+          {"intermediate_size", a.ffn},
+          {"num_hidden_layers", a.layers},
+          {"num_attention_heads", a.heads},
+          {"num_key_value_heads", a.kv_heads},
+          {"head_dim", a.head_dim},
+          {"hidden_act", "silu"},
+          {"rms_norm_eps", a.norm_eps},
+          {"rope_theta", a.rope_theta},
+          {"rope_scaling", scaling},
+          {"max_position_embeddings", a.max_sequence},
+          {"vocab_size", a.vocabulary},
+          {"tie_word_embeddings", a.tied},
+          {"attention_bias", false},
+          {"mlp_bias", false},
+          {"attention_dropout", 0.0},
+          {"initializer_range", a.init_std},
+          {"pretraining_tp", 1},
+          {"use_cache", true}};
 }
 
 Json gpt2_config(const Architecture& a) {
-  return {{"architectures", Json::array({"GPT2LMHeadModel"})}, {"model_type", "gpt2"}, {"vocab_size", a.vocabulary},
-          {"n_positions", a.max_sequence}, {"n_embd", a.hidden}, {"n_layer", a.layers}, {"n_head", a.heads}, {"n_inner", a.ffn},
-          {"activation_function", "gelu_new"}, {"layer_norm_epsilon", a.norm_eps}, {"initializer_range", a.init_std},
-          {"attn_pdrop", 0.0}, {"embd_pdrop", 0.0}, {"resid_pdrop", 0.0}, {"scale_attn_weights", true},
-          {"scale_attn_by_inverse_layer_idx", false}, {"reorder_and_upcast_attn", false}, {"tie_word_embeddings", a.tied},
+  return {{"architectures", Json::array({"GPT2LMHeadModel"})},
+          {"model_type", "gpt2"},
+          {"vocab_size", a.vocabulary},
+          {"n_positions", a.max_sequence},
+          {"n_embd", a.hidden},
+          {"n_layer", a.layers},
+          {"n_head", a.heads},
+          {"n_inner", a.ffn},
+          {"activation_function", "gelu_new"},
+          {"layer_norm_epsilon", a.norm_eps},
+          {"initializer_range", a.init_std},
+          {"attn_pdrop", 0.0},
+          {"embd_pdrop", 0.0},
+          {"resid_pdrop", 0.0},
+          {"scale_attn_weights", true},
+          {"scale_attn_by_inverse_layer_idx", false},
+          {"reorder_and_upcast_attn", false},
+          {"tie_word_embeddings", a.tied},
           {"use_cache", true}};
 }
 
@@ -185,9 +225,12 @@ void refuse_code(const Json& json, const std::string& origin) {
   if (!json.is_object()) return;
   for (const auto& [key, value] : json.items()) {
     const bool off = value.is_null() || value == Json(false);
-    const bool names_code = code.contains(key) || (key.find("implementation") != std::string::npos && value.is_string());
+    const bool names_code =
+        code.contains(key) || (key.find("implementation") != std::string::npos && value.is_string());
     if (names_code && !off) {
-      throw UsageError("{}: '{}' names code to run, which molen never does; remove the key if the weights are a plain model", origin, key);
+      throw UsageError(
+          "{}: '{}' names code to run, which molen never does; remove the key if the weights are a plain model", origin,
+          key);
     }
     refuse_code(value, origin);
   }
@@ -217,9 +260,11 @@ HfConfig parse_hf_config(const Json& json, const std::string& origin) {
 Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
   if (!is_llama(a) && !is_gpt2(a)) {
     throw UsageError(
-        "model '{}' ({} norm, {} positions, {}{}) has no Hugging Face form that molen writes; known: Llama (rms, rope, swiglu, no biases) "
+        "model '{}' ({} norm, {} positions, {}{}) has no Hugging Face form that molen writes; known: Llama (rms, rope, "
+        "swiglu, no biases) "
         "and GPT-2 (layer, learned, gelu_tanh, biases, as many KV heads as heads)",
-        a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation), a.biases ? ", biases" : "");
+        a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),
+        a.biases ? ", biases" : "");
   }
   Json json = is_llama(a) ? llama_config(a) : gpt2_config(a);
   // Always written: the defaults of missing fields are ids of other models.

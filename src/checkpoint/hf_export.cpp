@@ -56,7 +56,8 @@ class Exporter {
     Json weight_map = Json::object();
     std::int64_t total = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const std::string name = all.size() == 1 ? "model.safetensors" : fmt::format("model-{:05d}-of-{:05d}.safetensors", i + 1, all.size());
+      const std::string name =
+          all.size() == 1 ? "model.safetensors" : fmt::format("model-{:05d}-of-{:05d}.safetensors", i + 1, all.size());
       std::vector<TensorSpec> specs;
       for (const HfTensor* tensor : all[i]) {
         specs.push_back({tensor->name, dtype_of(*tensor), tensor->shape});
@@ -143,8 +144,11 @@ TokenIds complete_ids(TokenIds ids, const std::map<std::string, std::int64_t>& t
   return ids;
 }
 
-Json tokenizer_config(const arch::Architecture& arch, const TokenIds& ids, const std::map<std::string, std::int64_t>& tokens) {
-  Json json{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", arch.max_sequence}, {"clean_up_tokenization_spaces", false}};
+Json tokenizer_config(const arch::Architecture& arch, const TokenIds& ids,
+                      const std::map<std::string, std::int64_t>& tokens) {
+  Json json{{"tokenizer_class", "PreTrainedTokenizerFast"},
+            {"model_max_length", arch.max_sequence},
+            {"clean_up_tokenization_spaces", false}};
   for (const auto& [content, id] : tokens) {
     if (id == ids.bos) json["bos_token"] = content;
     if (!ids.eos.empty() && id == ids.eos.front()) json["eos_token"] = content;
@@ -165,7 +169,8 @@ Json generation_config(const arch::Architecture& arch, const Json& config) {
   return json;
 }
 
-void write_all(const arch::Architecture& arch, const TensorSource& source, const fs::path& folder, const HfExport& options) {
+void write_all(const arch::Architecture& arch, const TensorSource& source, const fs::path& folder,
+               const HfExport& options) {
   Exporter exporter(arch, source, folder, options);
   const auto tokens = options.tokenizer ? special_tokens(*options.tokenizer) : std::map<std::string, std::int64_t>{};
   const TokenIds ids = complete_ids(options.tokens, tokens);
@@ -184,10 +189,13 @@ void write_all(const arch::Architecture& arch, const TensorSource& source, const
 
 TensorSource source_of(const Checkpoint& checkpoint) {
   return {[&](const std::string& name) { return checkpoint.tensor(name).dtype; },
-          [&](const std::string& name, std::int64_t offset, std::int64_t count, void* out) { checkpoint.read(name, offset, count, out); }};
+          [&](const std::string& name, std::int64_t offset, std::int64_t count, void* out) {
+            checkpoint.read(name, offset, count, out);
+          }};
 }
 
-void export_hf(const arch::Architecture& arch, const TensorSource& source, const fs::path& directory, const HfExport& options) {
+void export_hf(const arch::Architecture& arch, const TensorSource& source, const fs::path& directory,
+               const HfExport& options) {
   hf_config(arch, {}, DType::kF32);  // refuses an architecture without a form before anything is written
   MOLEN_CHECK(options.max_shard_bytes > 0, "shards of {} bytes", options.max_shard_bytes);
   std::error_code error;

@@ -12,34 +12,51 @@ using arch::Parameter;
 using arch::Role;
 
 struct Gpt2Name {
-  std::string_view name;   // after "transformer." or "transformer.h.N."
+  std::string_view name;  // after "transformer." or "transformer.h.N."
   bool transposed = false;
 };
 
 Gpt2Name gpt2_name(Role role) {
   switch (role) {
-    case Role::kEmbedding: return {"wte.weight"};
-    case Role::kPositions: return {"wpe.weight"};
-    case Role::kAttentionNorm: return {"ln_1.weight"};
-    case Role::kAttentionNormBias: return {"ln_1.bias"};
+    case Role::kEmbedding:
+      return {"wte.weight"};
+    case Role::kPositions:
+      return {"wpe.weight"};
+    case Role::kAttentionNorm:
+      return {"ln_1.weight"};
+    case Role::kAttentionNormBias:
+      return {"ln_1.bias"};
     case Role::kQuery:
     case Role::kKey:
-    case Role::kValue: return {"attn.c_attn.weight", true};
+    case Role::kValue:
+      return {"attn.c_attn.weight", true};
     case Role::kQueryBias:
     case Role::kKeyBias:
-    case Role::kValueBias: return {"attn.c_attn.bias"};
-    case Role::kOutput: return {"attn.c_proj.weight", true};
-    case Role::kOutputBias: return {"attn.c_proj.bias"};
-    case Role::kMlpNorm: return {"ln_2.weight"};
-    case Role::kMlpNormBias: return {"ln_2.bias"};
-    case Role::kUp: return {"mlp.c_fc.weight", true};
-    case Role::kUpBias: return {"mlp.c_fc.bias"};
-    case Role::kDown: return {"mlp.c_proj.weight", true};
-    case Role::kDownBias: return {"mlp.c_proj.bias"};
-    case Role::kFinalNorm: return {"ln_f.weight"};
-    case Role::kFinalNormBias: return {"ln_f.bias"};
+    case Role::kValueBias:
+      return {"attn.c_attn.bias"};
+    case Role::kOutput:
+      return {"attn.c_proj.weight", true};
+    case Role::kOutputBias:
+      return {"attn.c_proj.bias"};
+    case Role::kMlpNorm:
+      return {"ln_2.weight"};
+    case Role::kMlpNormBias:
+      return {"ln_2.bias"};
+    case Role::kUp:
+      return {"mlp.c_fc.weight", true};
+    case Role::kUpBias:
+      return {"mlp.c_fc.bias"};
+    case Role::kDown:
+      return {"mlp.c_proj.weight", true};
+    case Role::kDownBias:
+      return {"mlp.c_proj.bias"};
+    case Role::kFinalNorm:
+      return {"ln_f.weight"};
+    case Role::kFinalNormBias:
+      return {"ln_f.bias"};
     case Role::kGate:
-    case Role::kHead: break;
+    case Role::kHead:
+      break;
   }
   throw Error("no GPT-2 name for this parameter");
 }
@@ -54,7 +71,8 @@ std::vector<HfTensor> gpt2_tensors(const std::vector<Parameter>& parameters) {
       continue;
     }
     const auto [suffix, transposed] = gpt2_name(p.role);
-    const std::string name = p.layer < 0 ? fmt::format("transformer.{}", suffix) : fmt::format("transformer.h.{}.{}", p.layer, suffix);
+    const std::string name =
+        p.layer < 0 ? fmt::format("transformer.{}", suffix) : fmt::format("transformer.h.{}.{}", p.layer, suffix);
     const auto [found, is_new] = by_name.emplace(name, tensors.size());
     if (is_new) tensors.push_back({name, p.shape, transposed, {p.name}});
     if (is_new && transposed) std::swap(tensors.back().shape[0], tensors.back().shape[1]);

@@ -26,7 +26,8 @@ std::string canonical(const std::string& name, bool gpt2) {
 
 // Buffers that older versions of transformers stored among the weights.
 bool is_buffer(std::string_view name, bool gpt2) {
-  return gpt2 ? name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") : name.ends_with(".rotary_emb.inv_freq");
+  return gpt2 ? name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")
+              : name.ends_with(".rotary_emb.inv_freq");
 }
 
 bool is_shard_name(const std::string& name) {
@@ -36,11 +37,13 @@ bool is_shard_name(const std::string& name) {
 
 // The index's files, each name checked.
 std::set<std::string> shard_names(const Json& weight_map, const std::string& origin) {
-  if (!weight_map.is_object() || weight_map.empty()) throw UsageError("{}: 'weight_map' must name files by tensor", origin);
+  if (!weight_map.is_object() || weight_map.empty())
+    throw UsageError("{}: 'weight_map' must name files by tensor", origin);
   std::set<std::string> files;
   for (const auto& [tensor, file] : weight_map.items()) {
     if (!file.is_string() || !is_shard_name(file.get_ref<const std::string&>())) {
-      throw UsageError("{}: 'weight_map' of '{}' must be the plain name of a .safetensors file in this directory", origin, tensor);
+      throw UsageError("{}: 'weight_map' of '{}' must be the plain name of a .safetensors file in this directory",
+                       origin, tensor);
     }
     files.insert(file.get<std::string>());
   }
@@ -75,7 +78,8 @@ HfModel::~HfModel() = default;
 HfModel::HfModel(fs::path directory) : directory_(std::move(directory)) {
   if (!fs::is_directory(directory_)) throw UsageError("{}: no such directory", directory_.string());
   const fs::path config = directory_ / "config.json";
-  if (!fs::exists(config)) throw UsageError("{}: not a Hugging Face model directory: no config.json", directory_.string());
+  if (!fs::exists(config))
+    throw UsageError("{}: not a Hugging Face model directory: no config.json", directory_.string());
   config_ = parse_hf_config(read_json(config, 1 << 24), config.string());
   for (const char* name : {"generation_config.json", "tokenizer_config.json"}) {
     const fs::path side = directory_ / name;
@@ -95,7 +99,9 @@ void HfModel::open_files() {
   const fs::path index = directory_ / kIndex;
   if (!fs::exists(index)) {
     if (holds_pickle(directory_)) {
-      throw UsageError("{}: holds pickled weights only, which can run code when loaded; convert them to safetensors first", directory_.string());
+      throw UsageError(
+          "{}: holds pickled weights only, which can run code when loaded; convert them to safetensors first",
+          directory_.string());
     }
     throw UsageError("{}: holds neither {} nor {}", directory_.string(), kSingle, kIndex);
   }
@@ -140,7 +146,8 @@ void HfModel::add_file(const std::string& name, const Json* weight_map) {
                        fmt::join(info.shape, ", "), fmt::join(stored.tensor.shape, ", "));
     }
     if (!info.dtype || !is_floating(*info.dtype)) {
-      throw UsageError("{}: tensor '{}' has dtype {}; weights must be F64, F32, BF16 or F16", file.path().string(), info.name, info.dtype_name);
+      throw UsageError("{}: tensor '{}' has dtype {}; weights must be F64, F32, BF16 or F16", file.path().string(),
+                       info.name, info.dtype_name);
     }
     stored.file = &file;
     stored.info = &info;
@@ -166,7 +173,8 @@ void HfModel::check_complete() {
   std::sort(places_.begin(), places_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
 }
 
-// A tied model may store its head all the same. transformers replaces it by the embedding table; a different one would be lost.
+// A tied model may store its head all the same. transformers replaces it by the embedding table; a different one would
+// be lost.
 void HfModel::check_tied_head() const {
   if (!head_) return;
   const SafetensorsFile& file = *files_[head_->first];
@@ -186,7 +194,8 @@ void HfModel::check_tied_head() const {
     return false;
   };
   if (differs()) {
-    throw UsageError("{}: tensor '{}' differs from the embedding table, but config.json ties them", file.path().string(), head_->second);
+    throw UsageError("{}: tensor '{}' differs from the embedding table, but config.json ties them",
+                     file.path().string(), head_->second);
   }
 }
 
@@ -196,12 +205,15 @@ std::optional<fs::path> HfModel::tokenizer() const {
 }
 
 const HfModel::Place& HfModel::place(const std::string& parameter) const {
-  const auto found = std::lower_bound(places_.begin(), places_.end(), parameter, [](const auto& p, const std::string& n) { return p.first < n; });
+  const auto found = std::lower_bound(places_.begin(), places_.end(), parameter,
+                                      [](const auto& p, const std::string& n) { return p.first < n; });
   MOLEN_CHECK(found != places_.end() && found->first == parameter, "parameter '{}' is not of this model", parameter);
   return found->second;
 }
 
-DType HfModel::dtype(const std::string& parameter) const { return *place(parameter).stored->info->dtype; }
+DType HfModel::dtype(const std::string& parameter) const {
+  return *place(parameter).stored->info->dtype;
+}
 
 void HfModel::read(const std::string& parameter, std::int64_t offset, std::int64_t count, void* destination) const {
   const Place& at = place(parameter);
@@ -222,7 +234,9 @@ void HfModel::read(const std::string& parameter, std::int64_t offset, std::int64
 
 TensorSource HfModel::source() const {
   return {[this](const std::string& name) { return dtype(name); },
-          [this](const std::string& name, std::int64_t offset, std::int64_t count, void* out) { read(name, offset, count, out); }};
+          [this](const std::string& name, std::int64_t offset, std::int64_t count, void* out) {
+            read(name, offset, count, out);
+          }};
 }
 
 }  // namespace molen::checkpoint

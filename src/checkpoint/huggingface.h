@@ -1,7 +1,7 @@
 // Hugging Face model directories, in and out: LlamaForCausalLM and GPT2LMHeadModel.
 //
-// Weights keep their bits; only GPT-2's are rearranged, because its Conv1D stores [in, out] and one matrix for q, k and v.
-// What a directory names as code (auto_map, ...) is refused, never followed; pickled weights are refused.
+// Weights keep their bits; only GPT-2's are rearranged, because its Conv1D stores [in, out] and one matrix for q, k and
+// v. What a directory names as code (auto_map, ...) is refused, never followed; pickled weights are refused.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ namespace molen::checkpoint {
 class Checkpoint;
 class SafetensorsFile;
 
-// Where weights come from, by our parameter names (arch/parameters.h): their type, and any flat range of them in that type.
+// Where weights come from, by our parameter names (arch/parameters.h): their type, and any flat range of them in that
+// type.
 struct TensorSource {
   std::function<DType(const std::string& name)> dtype;
   std::function<void(const std::string& name, std::int64_t offset, std::int64_t count, void* destination)> read;
@@ -50,7 +51,8 @@ void refuse_code(const Json& json, const std::string& origin);
 
 // --- names ----------------------------------------------------------------------------------------------------------
 
-// One tensor of the directory: our tensors `parts`, stacked along their first dimension; `transposed` swaps its two dimensions.
+// One tensor of the directory: our tensors `parts`, stacked along their first dimension; `transposed` swaps its two
+// dimensions.
 struct HfTensor {
   std::string name;
   std::vector<std::int64_t> shape;  // as it stands in the directory
@@ -88,22 +90,24 @@ class HfModel {
   fs::path directory_;
   HfConfig config_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::vector<std::unique_ptr<Stored>> stored_;              // by position in hf_tensors()
-  std::vector<std::pair<std::string, Place>> places_;        // sorted by our name
-  std::optional<std::pair<std::size_t, std::string>> head_;  // file and name of a stored head that the embedding table replaces
+  std::vector<std::unique_ptr<Stored>> stored_;        // by position in hf_tensors()
+  std::vector<std::pair<std::string, Place>> places_;  // sorted by our name
+  std::optional<std::pair<std::size_t, std::string>>
+      head_;  // file and name of a stored head that the embedding table replaces
   mutable std::mutex mutex_;
-  mutable const Stored* turned_of_ = nullptr;                // the last transposed tensor, kept for the next range of it
+  mutable const Stored* turned_of_ = nullptr;  // the last transposed tensor, kept for the next range of it
   mutable std::vector<char> turned_;
 };
 
 struct HfExport {
-  std::optional<DType> dtype;                          // absent: as the source has them
+  std::optional<DType> dtype;  // absent: as the source has them
   std::int64_t max_shard_bytes = 5'000'000'000;
-  std::optional<std::string> tokenizer;                // content of tokenizer.json
-  TokenIds tokens;                                     // where empty, looked up in the tokenizer's special tokens
+  std::optional<std::string> tokenizer;  // content of tokenizer.json
+  TokenIds tokens;                       // where empty, looked up in the tokenizer's special tokens
 };
 // Writes config.json, generation_config.json, model.safetensors (or shards and their index), tokenizer.json and
 // tokenizer_config.json. `directory` must be absent or empty; it appears whole or not at all. Throws UsageError, Error.
-void export_hf(const arch::Architecture& arch, const TensorSource& source, const fs::path& directory, const HfExport& options);
+void export_hf(const arch::Architecture& arch, const TensorSource& source, const fs::path& directory,
+               const HfExport& options);
 
 }  // namespace molen::checkpoint

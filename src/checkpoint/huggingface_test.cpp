@@ -24,7 +24,8 @@ using arch::Architecture;
 Architecture tiny_llama(bool tied) {
   Architecture a;
   a.name = "tiny";
-  a.layers = 2, a.hidden = 18, a.ffn = 26, a.heads = 6, a.kv_heads = 2, a.head_dim = 4, a.vocabulary = 37, a.max_sequence = 50;
+  a.layers = 2, a.hidden = 18, a.ffn = 26, a.heads = 6, a.kv_heads = 2, a.head_dim = 4, a.vocabulary = 37,
+  a.max_sequence = 50;
   a.tied = tied;
   a.rope_theta = 500000.0;
   a.rope_scaling = arch::RopeScaling{8.0, 1.0, 4.0, 16};
@@ -36,7 +37,8 @@ Architecture tiny_gpt2() {
   a.name = "tiny";
   a.family = arch::Family::kGpt;
   a.norm = arch::Norm::kLayer, a.position = arch::Position::kLearned, a.activation = arch::Activation::kGeluTanh;
-  a.layers = 2, a.hidden = 15, a.ffn = 22, a.heads = a.kv_heads = 3, a.head_dim = 5, a.vocabulary = 37, a.max_sequence = 20;
+  a.layers = 2, a.hidden = 15, a.ffn = 22, a.heads = a.kv_heads = 3, a.head_dim = 5, a.vocabulary = 37,
+  a.max_sequence = 20;
   a.tied = a.biases = true;
   return a;
 }
@@ -60,7 +62,8 @@ void expect_synthetic(const TensorSource& source, const Architecture& arch) {
     const std::int64_t half = p.elements() / 2;
     source.read(p.name, 0, half, got.data());
     source.read(p.name, half, p.elements() - half, got.data() + half);
-    for (std::int64_t i = 0; i < p.elements(); ++i) ASSERT_EQ(got[static_cast<std::size_t>(i)], weight(p.name, i)) << p.name << i;
+    for (std::int64_t i = 0; i < p.elements(); ++i)
+      ASSERT_EQ(got[static_cast<std::size_t>(i)], weight(p.name, i)) << p.name << i;
   }
 }
 
@@ -73,10 +76,10 @@ std::string refusal(const std::function<void()>& action) {
   }
 }
 
-#define EXPECT_REFUSED(action, why)                                                                     \
-  do {                                                                                                  \
-    const std::string text = refusal([&] { action; });                                                  \
-    EXPECT_NE(text.find(why), std::string::npos) << "got: " << text << "\nexpected: " << (why);         \
+#define EXPECT_REFUSED(action, why)                                                             \
+  do {                                                                                          \
+    const std::string text = refusal([&] { action; });                                          \
+    EXPECT_NE(text.find(why), std::string::npos) << "got: " << text << "\nexpected: " << (why); \
   } while (0)
 
 TEST(HuggingFace, OutAndInAgainKeepsEveryBit) {
@@ -165,10 +168,12 @@ TEST(HuggingFace, WritesNothingOver) {
 
 // config.json as transformers 5 writes it: rope_parameters instead of rope_theta and rope_scaling, dtype, an id list.
 TEST(HuggingFace, ReadsTheNewFormOfConfig) {
-  const Json json = parse_json(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "intermediate_size": 40,
-    "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 97, "dtype": "float32", "eos_token_id": [2, 3, 500], "bos_token_id": -1,
-    "rope_parameters": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 16,
-    "rope_theta": 250000.0, "rope_type": "llama3"}, "_attn_implementation_autoset": true, "some_new_key": 1})", "x");
+  const std::string text = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24,
+    "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 97, "dtype": "float32",
+    "eos_token_id": [2, 3, 500], "bos_token_id": -1, "rope_parameters": {"factor": 8.0, "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0, "original_max_position_embeddings": 16, "rope_theta": 250000.0, "rope_type": "llama3"},
+    "_attn_implementation_autoset": true, "some_new_key": 1})";
+  const Json json = parse_json(text, "x");
   const HfConfig config = parse_hf_config(json, "config.json");
   EXPECT_EQ(config.arch.rope_theta, 250000.0);
   EXPECT_EQ(config.arch.rope_scaling, (arch::RopeScaling{8.0, 1.0, 4.0, 16}));
@@ -221,7 +226,8 @@ TEST(HuggingFace, RefusesConfigsItCannotHonour) {
 // A directory with one tensor added, replaced or left out.
 class Rewritten {
  public:
-  explicit Rewritten(const fs::path& directory) : file_(directory / "model.safetensors"), path_(directory / "model.safetensors") {
+  explicit Rewritten(const fs::path& directory)
+      : file_(directory / "model.safetensors"), path_(directory / "model.safetensors") {
     for (const TensorInfo& info : file_.tensors()) {
       specs_.push_back({info.name, *info.dtype, info.shape});
       bytes_[info.name].resize(info.end - info.begin);
@@ -246,7 +252,8 @@ class Rewritten {
   const std::string& bytes(const std::string& name) { return bytes_[name]; }
   void write() {
     SafetensorsWriter writer(path_, specs_);
-    for (const TensorSpec& spec : specs_) writer.write(spec.name, 0, bytes_[spec.name].data(), bytes_[spec.name].size());
+    for (const TensorSpec& spec : specs_)
+      writer.write(spec.name, 0, bytes_[spec.name].data(), bytes_[spec.name].size());
     writer.finish();
   }
 
@@ -280,19 +287,26 @@ TEST(HuggingFace, RefusesWrongTensors) {
   const std::string down = "model.layers.1.mlp.down_proj.weight";
   EXPECT_EQ(with([](Rewritten&) {}), "accepted");
   EXPECT_NE(with([&](Rewritten& f) { f.drop(down); }).find("'" + down + "' is missing (1 of"), std::string::npos);
-  EXPECT_NE(with([&](Rewritten& f) { f.add({"extra", DType::kF32, {1}}, "abcd"); }).find("'extra' does not belong"), std::string::npos);
+  EXPECT_NE(with([&](Rewritten& f) {
+              f.add({"extra", DType::kF32, {1}}, "abcd");
+            }).find("'extra' does not belong"),
+            std::string::npos);
   EXPECT_NE(with([&](Rewritten& f) {
               const std::string content = f.bytes(down);
               f.drop(down);
               f.add({down, DType::kF32, {26, 18}}, content);
-            }).find("has shape [26, 18], config.json implies [18, 26]"), std::string::npos);
+            }).find("has shape [26, 18], config.json implies [18, 26]"),
+            std::string::npos);
   EXPECT_NE(with([&](Rewritten& f) {
               const std::string content = f.bytes(down);
               f.drop(down);
               f.add({down, DType::kI32, {18, 26}}, content);
-            }).find("weights must be"), std::string::npos);
-  EXPECT_NE(with([&](Rewritten& f) { f.add({"lm_head.weight", DType::kF32, {37, 18}}, std::string(37 * 18 * 4, 'x')); })
-                .find("differs from the embedding table"), std::string::npos);
+            }).find("weights must be"),
+            std::string::npos);
+  EXPECT_NE(with([&](Rewritten& f) {
+              f.add({"lm_head.weight", DType::kF32, {37, 18}}, std::string(37 * 18 * 4, 'x'));
+            }).find("differs from the embedding table"),
+            std::string::npos);
 }
 
 TEST(HuggingFace, RefusesBadDirectories) {
@@ -312,12 +326,14 @@ TEST(HuggingFace, RefusesBadDirectories) {
   };
   const std::string norm = "model.norm.weight";
   EXPECT_EQ(with(norm, good["weight_map"][norm]), "accepted");
-  for (const Json& bad : {Json("../model.safetensors"), Json("/etc/passwd"), Json("a\\b.safetensors"), Json(""), Json("x.bin"), Json(3)}) {
+  for (const Json& bad : {Json("../model.safetensors"), Json("/etc/passwd"), Json("a\\b.safetensors"), Json(""),
+                          Json("x.bin"), Json(3)}) {
     EXPECT_NE(with(norm, bad).find("plain name"), std::string::npos) << bad;
   }
   EXPECT_NE(with(norm, "absent.safetensors").find("absent.safetensors: cannot be read"), std::string::npos);
   EXPECT_NE(with(norm, "model-00001-of-00099.safetensors").find("cannot be read"), std::string::npos);
-  EXPECT_NE(with(norm, good["weight_map"]["model.embed_tokens.weight"]).find("is not listed for this file"), std::string::npos);
+  EXPECT_NE(with(norm, good["weight_map"]["model.embed_tokens.weight"]).find("is not listed for this file"),
+            std::string::npos);
   EXPECT_NE(with("extra", good["weight_map"][norm]).find("tensor 'extra' is not in"), std::string::npos);
   for (const auto& entry : fs::directory_iterator(folder / "hf"))
     if (entry.path().filename().string().starts_with("model")) fs::remove(entry.path());
@@ -336,14 +352,16 @@ TEST(HuggingFace, CommandsImportVerifyListAndExport) {
   options.tokens = {1, std::nullopt, {5}};
   export_hf(tiny_gpt2(), synthetic(), folder / "hf", options);
   import_command({folder / "hf", folder / "run/checkpoints", false}, out, err);
-  EXPECT_REFUSED(import_command({folder / "hf", folder / "run/checkpoints", false}, out, err), "nothing is written over");
+  EXPECT_REFUSED(import_command({folder / "hf", folder / "run/checkpoints", false}, out, err),
+                 "nothing is written over");
   list_command({folder / "run", false}, out, err);
   verify_command({folder / "run", false, true}, out, err);
   ExportOptions again;
   again.source = folder / "run";
   again.destination = folder / "again/";
   export_command(again, out, err);
-  for (const char* name : {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}) {
+  for (const char* name :
+       {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}) {
     EXPECT_EQ(read_file(folder / "again" / name), read_file(folder / "hf" / name)) << name;
   }
   EXPECT_NE(out.str().find("step-000000000"), std::string::npos);

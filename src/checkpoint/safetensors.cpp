@@ -13,25 +13,36 @@
 namespace molen::checkpoint {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "safetensors are little-endian; add byte swaps for this machine");
+static_assert(std::endian::native == std::endian::little,
+              "safetensors are little-endian; add byte swaps for this machine");
 
 struct Format {
   std::string_view name;
   std::uint64_t bits;
   std::optional<DType> dtype;
 };
-constexpr std::array kFormats{
-    Format{"BOOL", 8, DType::kBool},          Format{"F4", 4, std::nullopt},
-    Format{"F6_E2M3", 6, std::nullopt},       Format{"F6_E3M2", 6, std::nullopt},
-    Format{"U8", 8, DType::kU8},              Format{"I8", 8, DType::kI8},
-    Format{"F8_E5M2", 8, std::nullopt},       Format{"F8_E4M3", 8, std::nullopt},
-    Format{"F8_E8M0", 8, std::nullopt},       Format{"F8_E4M3FNUZ", 8, std::nullopt},
-    Format{"F8_E5M2FNUZ", 8, std::nullopt},   Format{"I16", 16, DType::kI16},
-    Format{"U16", 16, DType::kU16},           Format{"F16", 16, DType::kF16},
-    Format{"BF16", 16, DType::kBF16},         Format{"I32", 32, DType::kI32},
-    Format{"U32", 32, DType::kU32},           Format{"F32", 32, DType::kF32},
-    Format{"C64", 64, std::nullopt},          Format{"F64", 64, DType::kF64},
-    Format{"I64", 64, DType::kI64},           Format{"U64", 64, DType::kU64}};
+constexpr std::array kFormats{Format{"BOOL", 8, DType::kBool},
+                              Format{"F4", 4, std::nullopt},
+                              Format{"F6_E2M3", 6, std::nullopt},
+                              Format{"F6_E3M2", 6, std::nullopt},
+                              Format{"U8", 8, DType::kU8},
+                              Format{"I8", 8, DType::kI8},
+                              Format{"F8_E5M2", 8, std::nullopt},
+                              Format{"F8_E4M3", 8, std::nullopt},
+                              Format{"F8_E8M0", 8, std::nullopt},
+                              Format{"F8_E4M3FNUZ", 8, std::nullopt},
+                              Format{"F8_E5M2FNUZ", 8, std::nullopt},
+                              Format{"I16", 16, DType::kI16},
+                              Format{"U16", 16, DType::kU16},
+                              Format{"F16", 16, DType::kF16},
+                              Format{"BF16", 16, DType::kBF16},
+                              Format{"I32", 32, DType::kI32},
+                              Format{"U32", 32, DType::kU32},
+                              Format{"F32", 32, DType::kF32},
+                              Format{"C64", 64, std::nullopt},
+                              Format{"F64", 64, DType::kF64},
+                              Format{"I64", 64, DType::kI64},
+                              Format{"U64", 64, DType::kU64}};
 
 const Format* find_format(std::string_view name) {
   const auto* found = std::find_if(kFormats.begin(), kFormats.end(), [&](const Format& f) { return f.name == name; });
@@ -81,7 +92,8 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   bool number_unsigned(number_unsigned_t value) override {
     if (where_ == Where::kShape) {
       if (tensor_.shape.size() == kMaxRank) fail("more than {} dimensions in tensor '{}'", kMaxRank, tensor_.name);
-      if (value > static_cast<std::uint64_t>(INT64_MAX)) fail("a dimension of tensor '{}' overflows: {}", tensor_.name, value);
+      if (value > static_cast<std::uint64_t>(INT64_MAX))
+        fail("a dimension of tensor '{}' overflows: {}", tensor_.name, value);
       tensor_.shape.push_back(static_cast<std::int64_t>(value));
       return true;
     }
@@ -155,7 +167,8 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   }
 
   bool end_array() override {
-    if (where_ == Where::kOffsets && offsets_ != 2) fail("data_offsets of tensor '{}' are not two numbers", tensor_.name);
+    if (where_ == Where::kOffsets && offsets_ != 2)
+      fail("data_offsets of tensor '{}' are not two numbers", tensor_.name);
     where_ = Where::kTensor;
     return true;
   }
@@ -172,7 +185,9 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     throw UsageError("{}: not a valid safetensors file: {}", origin_, fmt::format(format, std::forward<Args>(args)...));
   }
 
-  bool unexpected(std::string_view what) const { fail("unexpected {} in the header, at key '{}'", what, key_.substr(0, 80)); }
+  bool unexpected(std::string_view what) const {
+    fail("unexpected {} in the header, at key '{}'", what, key_.substr(0, 80));
+  }
 
   void check_name(const std::string& name) const {
     if (name.size() > kMaxNameBytes) fail("a name of {} bytes, the limit is {}", name.size(), kMaxNameBytes);
@@ -216,20 +231,22 @@ void check_layout(SafetensorsHeader& header, std::uint64_t file_size, std::strin
   std::uint64_t position = 0;
   for (const TensorInfo& tensor : header.tensors) {
     if (tensor.begin != position || tensor.end < tensor.begin) {
-      throw UsageError("{}: not a valid safetensors file: data_offsets of tensor '{}' are [{}, {}], expected to begin at {}", origin,
-                       tensor.name, tensor.begin, tensor.end, position);
+      throw UsageError(
+          "{}: not a valid safetensors file: data_offsets of tensor '{}' are [{}, {}], expected to begin at {}", origin,
+          tensor.name, tensor.begin, tensor.end, position);
     }
     const std::uint64_t bytes = checked_bytes(tensor, origin);
     if (bytes != tensor.end - tensor.begin) {
-      throw UsageError("{}: not a valid safetensors file: tensor '{}' has {} bytes by its shape, {} by its data_offsets", origin,
-                       tensor.name, bytes, tensor.end - tensor.begin);
+      throw UsageError(
+          "{}: not a valid safetensors file: tensor '{}' has {} bytes by its shape, {} by its data_offsets", origin,
+          tensor.name, bytes, tensor.end - tensor.begin);
     }
     position = tensor.end;
   }
   const std::uint64_t available = file_size - header.buffer_begin;
   if (position != available) {
-    throw UsageError("{}: not a valid safetensors file: the header promises {} bytes of tensors, the file holds {}{}", origin,
-                     position, available, available < position ? " (truncated?)" : "");
+    throw UsageError("{}: not a valid safetensors file: the header promises {} bytes of tensors, the file holds {}{}",
+                     origin, position, available, available < position ? " (truncated?)" : "");
   }
 }
 
@@ -253,8 +270,11 @@ std::int64_t TensorInfo::elements() const {
 }
 
 SafetensorsHeader parse_safetensors(std::string_view bytes, std::uint64_t file_size, std::string_view origin) {
-  const auto fail = [&](const std::string& why) { throw UsageError("{}: not a valid safetensors file: {}", origin, why); };
-  if (file_size < 8 || bytes.size() < 8) fail(fmt::format("{} bytes, fewer than the 8 of the header's length", file_size));
+  const auto fail = [&](const std::string& why) {
+    throw UsageError("{}: not a valid safetensors file: {}", origin, why);
+  };
+  if (file_size < 8 || bytes.size() < 8)
+    fail(fmt::format("{} bytes, fewer than the 8 of the header's length", file_size));
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
   if (length > kMaxHeaderBytes) fail(fmt::format("a header of {} bytes, the limit is {}", length, kMaxHeaderBytes));

@@ -1,11 +1,12 @@
 // safetensors files: a reader that trusts nothing it reads, and a streaming writer.
 //
 //   offset 0    u64 N, little-endian            length of the header
-//   offset 8    N bytes of JSON                 {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets"}, ...}
-//   offset 8+N  the tensors, back to back       row-major, little-endian; data_offsets count from here
+//   offset 8    N bytes of JSON                 {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets"},
+//   ...} offset 8+N  the tensors, back to back       row-major, little-endian; data_offsets count from here
 //
-// Format: https://github.com/huggingface/safetensors. Beyond the reference reader, duplicate keys, unknown keys, names with
-// control characters or "..", and sizes beyond the caps below are refused: two readers must not disagree on one file.
+// Format: https://github.com/huggingface/safetensors. Beyond the reference reader, duplicate keys, unknown keys, names
+// with control characters or "..", and sizes beyond the caps below are refused: two readers must not disagree on one
+// file.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +34,10 @@ std::string_view safetensors_name(DType dtype);
 
 struct TensorInfo {
   std::string name;
-  std::string dtype_name;        // as written in the file
-  std::optional<DType> dtype;    // absent: valid, but not a type molen reads
+  std::string dtype_name;      // as written in the file
+  std::optional<DType> dtype;  // absent: valid, but not a type molen reads
   std::vector<std::int64_t> shape;
-  std::uint64_t begin = 0;       // bytes from the buffer's start
+  std::uint64_t begin = 0;  // bytes from the buffer's start
   std::uint64_t end = 0;
   std::int64_t elements() const;
 };
@@ -51,7 +52,8 @@ struct SafetensorsHeader {
 // UsageError naming `origin`, the rule broken and the tensor.
 SafetensorsHeader parse_safetensors(std::string_view bytes, std::uint64_t file_size, std::string_view origin);
 
-// An open file. Reads go through pread: a file cut short underneath gives an error, not SIGBUS. Safe to share by threads.
+// An open file. Reads go through pread: a file cut short underneath gives an error, not SIGBUS. Safe to share by
+// threads.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& path);  // throws UsageError
@@ -88,8 +90,9 @@ struct WriterOptions {
   bool hashes = false;  // "xxh3:<name>" in "__metadata__"; the parts of a tensor must then come in order
 };
 
-// The header is known ahead, the tensors come in parts of any size. Nothing stands under `path` before finish(). Tensors are laid
-// out as the reference writer does: widest dtype first, then by name; the header is padded to a multiple of 8 bytes.
+// The header is known ahead, the tensors come in parts of any size. Nothing stands under `path` before finish().
+// Tensors are laid out as the reference writer does: widest dtype first, then by name; the header is padded to a
+// multiple of 8 bytes.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(fs::path path, std::vector<TensorSpec> tensors, WriterOptions options = {});

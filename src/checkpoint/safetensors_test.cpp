@@ -25,7 +25,8 @@ std::string file_of(std::string_view header, std::size_t buffer) {
   return file + std::string(header) + std::string(buffer, '\1');
 }
 
-std::string entry(std::string_view name, std::string_view dtype, std::string_view shape, std::uint64_t begin, std::uint64_t end) {
+std::string entry(std::string_view name, std::string_view dtype, std::string_view shape, std::uint64_t begin,
+                  std::uint64_t end) {
   return fmt::format(R"("{}":{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})", name, dtype, shape, begin, end);
 }
 
@@ -49,10 +50,10 @@ void expect_header_refused(std::string_view header, std::string_view why, std::s
 }
 
 constexpr unsigned char kGolden[72] = {
-    0x38, 0, 0, 0, 0, 0, 0, 0, 0x7b, 0x22, 0x61, 0x22, 0x3a, 0x7b, 0x22, 0x64, 0x74, 0x79, 0x70, 0x65, 0x22, 0x3a, 0x22, 0x46,
-    0x33, 0x32, 0x22, 0x2c, 0x22, 0x73, 0x68, 0x61, 0x70, 0x65, 0x22, 0x3a, 0x5b, 0x32, 0x5d, 0x2c, 0x22, 0x64, 0x61, 0x74, 0x61,
-    0x5f, 0x6f, 0x66, 0x66, 0x73, 0x65, 0x74, 0x73, 0x22, 0x3a, 0x5b, 0x30, 0x2c, 0x38, 0x5d, 0x7d, 0x7d, 0x20, 0x20, 0, 0, 0x80,
-    0x3f, 0, 0, 0, 0x40};
+    0x38, 0,    0,    0,    0,    0,    0,    0,    0x7b, 0x22, 0x61, 0x22, 0x3a, 0x7b, 0x22, 0x64, 0x74, 0x79,
+    0x70, 0x65, 0x22, 0x3a, 0x22, 0x46, 0x33, 0x32, 0x22, 0x2c, 0x22, 0x73, 0x68, 0x61, 0x70, 0x65, 0x22, 0x3a,
+    0x5b, 0x32, 0x5d, 0x2c, 0x22, 0x64, 0x61, 0x74, 0x61, 0x5f, 0x6f, 0x66, 0x66, 0x73, 0x65, 0x74, 0x73, 0x22,
+    0x3a, 0x5b, 0x30, 0x2c, 0x38, 0x5d, 0x7d, 0x7d, 0x20, 0x20, 0,    0,    0x80, 0x3f, 0,    0,    0,    0x40};
 
 TEST(Safetensors, WritesTheGoldenFileByteForByte) {
   const TestFolder folder;
@@ -111,8 +112,10 @@ TEST(Safetensors, RefusesBadHeaders) {
 }
 
 TEST(Safetensors, RefusesWhatTwoReadersWouldReadDifferently) {
-  expect_header_refused("{" + entry("a", "U8", "[8]", 0, 8) + "," + entry("a", "I8", "[8]", 0, 8) + "}", "stands twice");
-  expect_header_refused(R"({"a":{"dtype":"U8","dtype":"I8","shape":[8],"data_offsets":[0,8]}})", "stands twice in tensor");
+  expect_header_refused("{" + entry("a", "U8", "[8]", 0, 8) + "," + entry("a", "I8", "[8]", 0, 8) + "}",
+                        "stands twice");
+  expect_header_refused(R"({"a":{"dtype":"U8","dtype":"I8","shape":[8],"data_offsets":[0,8]}})",
+                        "stands twice in tensor");
   expect_header_refused(R"({"__metadata__":{"k":"1","k":"2"}})", "stands twice in __metadata__");
   expect_header_refused(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8],"x":1}})", "unknown key 'x'");
 }
@@ -167,7 +170,8 @@ TEST(Safetensors, AcceptsTheEdgesOfTheFormat) {
   EXPECT_EQ(verdict(file_of("{}  \n ", 0)), "accepted");
   EXPECT_EQ(verdict(file_of(R"({"__metadata__":{}})", 0)), "accepted");
   EXPECT_EQ(verdict(file_of("{" + entry("a", "F64", "[]", 0, 8) + "}", 8)), "accepted");
-  EXPECT_EQ(verdict(file_of("{" + entry("a", "F64", "[0,7]", 0, 0) + "," + entry("b", "BF16", "[4]", 0, 8) + "}", 8)), "accepted");
+  EXPECT_EQ(verdict(file_of("{" + entry("a", "F64", "[0,7]", 0, 0) + "," + entry("b", "BF16", "[4]", 0, 8) + "}", 8)),
+            "accepted");
   EXPECT_EQ(verdict(file_of("{" + entry("a", "F8_E4M3", "[8]", 0, 8) + "}", 8)), "accepted");
 }
 
@@ -199,7 +203,8 @@ TEST(Safetensors, RefusesWhatIsNoFile) {
 TEST(Safetensors, FindsAlteredBytesByTheirHash) {
   const TestFolder folder;
   const std::vector<std::int32_t> values(1000, 7);
-  SafetensorsWriter writer(folder / "a", {{"a", DType::kI32, {10, 100}}, {"b", DType::kI32, {}}}, {.metadata = {}, .hashes = true});
+  SafetensorsWriter writer(folder / "a", {{"a", DType::kI32, {10, 100}}, {"b", DType::kI32, {}}},
+                           {.metadata = {}, .hashes = true});
   writer.write("b", 0, values.data(), 4);
   writer.write("a", 0, values.data(), 1000);
   writer.write("a", 1000, values.data(), 3000);
@@ -234,7 +239,8 @@ RC_GTEST_PROP(Safetensors, ReadsWhatItWrote, (std::uint64_t seed)) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const auto dtype = static_cast<DType>((seed + i) % 13);
     specs.push_back({fmt::format("tensor \"{}\" \\ {}", i, "\xc3\xa9"), dtype, {sizes[i] % 7, sizes[i] % 5}});
-    contents.emplace_back(static_cast<std::size_t>((sizes[i] % 7) * (sizes[i] % 5) * size_of(dtype)), static_cast<char>(i));
+    contents.emplace_back(static_cast<std::size_t>((sizes[i] % 7) * (sizes[i] % 5) * size_of(dtype)),
+                          static_cast<char>(i));
   }
   SafetensorsWriter writer(folder / "a", specs, {.metadata = {{"key", "value"}}, .hashes = seed % 2 == 0});
   for (std::size_t i = specs.size(); i-- > 0;) writer.write(specs[i].name, 0, contents[i].data(), contents[i].size());
@@ -252,7 +258,8 @@ RC_GTEST_PROP(Safetensors, ReadsWhatItWrote, (std::uint64_t seed)) {
   }
 }
 
-// Any one changed byte of the header's part gives an error or a file whose tensors still cover the buffer; never a crash.
+// Any one changed byte of the header's part gives an error or a file whose tensors still cover the buffer; never a
+// crash.
 RC_GTEST_PROP(Safetensors, MutatedHeadersAreRefusedOrConsistent, (std::uint32_t position, char byte)) {
   std::string file = file_of("{" + entry("a", "F32", "[3,2]", 0, 24) + "," + entry("b", "U8", "[]", 24, 25) + "}", 25);
   file[position % (file.size() - 25)] = byte;

@@ -21,7 +21,9 @@ std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
   return product;
 }
 
-bool is_whole(const Span& span) { return span.offset == 0 && span.count == elements_of(span.shape); }
+bool is_whole(const Span& span) {
+  return span.offset == 0 && span.count == elements_of(span.shape);
+}
 
 std::string entry_name(const Span& span) {
   return is_whole(span) ? span.tensor : fmt::format("{}@{}", span.tensor, span.offset);
@@ -61,7 +63,8 @@ void write_rank(const fs::path& folder, const std::vector<Span>& spans, int rank
     check_span(span);
     // A tensor without elements has no slice to hold; rank 0 still learns its shape from the entry below.
     if (span.count > 0) {
-      specs.push_back({entry_name(span), span.dtype, is_whole(span) ? span.shape : std::vector<std::int64_t>{span.count}});
+      specs.push_back(
+          {entry_name(span), span.dtype, is_whole(span) ? span.shape : std::vector<std::int64_t>{span.count}});
     }
   }
   Json slices = Json::array();
@@ -71,8 +74,12 @@ void write_rank(const fs::path& folder, const std::vector<Span>& spans, int rank
   if (any) writer.emplace(folder / file, std::move(specs), WriterOptions{{{"format", "molen"}}, false});
   for (const Span& span : spans) {
     if (span.count == 0 && elements_of(span.shape) > 0) continue;
-    slices.push_back({{"tensor", span.tensor}, {"dtype", name_of(span.dtype)}, {"shape", span.shape}, {"entry", entry_name(span)},
-                      {"offset", span.offset}, {"count", span.count},
+    slices.push_back({{"tensor", span.tensor},
+                      {"dtype", name_of(span.dtype)},
+                      {"shape", span.shape},
+                      {"entry", entry_name(span)},
+                      {"offset", span.offset},
+                      {"count", span.count},
                       {"xxh3", any ? write_span(*writer, span, buffer) : Json::array()}});
   }
   if (writer) writer->finish();
@@ -86,13 +93,17 @@ Json merge_fragments(const fs::path& folder, int ranks) {
     for (const Json& slice : read_json(folder / fragment_file(rank))) {
       const auto& name = slice.at("tensor").get_ref<const std::string&>();
       Json& tensor = tensors[name];
-      if (tensor.is_null()) tensor = {{"dtype", slice.at("dtype")}, {"shape", slice.at("shape")}, {"slices", Json::array()}};
+      if (tensor.is_null())
+        tensor = {{"dtype", slice.at("dtype")}, {"shape", slice.at("shape")}, {"slices", Json::array()}};
       if (tensor["dtype"] != slice.at("dtype") || tensor["shape"] != slice.at("shape")) {
         throw Error("checkpoint: ranks disagree on dtype or shape of tensor '{}'", name);
       }
       if (slice.at("count") == 0) continue;
-      tensor["slices"].push_back({{"file", rank_file(rank)}, {"entry", slice.at("entry")}, {"offset", slice.at("offset")},
-                                  {"count", slice.at("count")}, {"xxh3", slice.at("xxh3")}});
+      tensor["slices"].push_back({{"file", rank_file(rank)},
+                                  {"entry", slice.at("entry")},
+                                  {"offset", slice.at("offset")},
+                                  {"count", slice.at("count")},
+                                  {"xxh3", slice.at("xxh3")}});
     }
   }
   Json sorted = Json::object();
@@ -102,23 +113,26 @@ Json merge_fragments(const fs::path& folder, int ranks) {
     std::int64_t position = 0;
     for (const Json& slice : slices) {
       if (slice["offset"] != position) {
-        throw Error("checkpoint: the slices of tensor '{}' do not tile it: expected element {}, the next slice begins at {}", name,
-                    position, slice["offset"].get<std::int64_t>());
+        throw Error(
+            "checkpoint: the slices of tensor '{}' do not tile it: expected element {}, the next slice begins at {}",
+            name, position, slice["offset"].get<std::int64_t>());
       }
       position += slice["count"].get<std::int64_t>();
     }
     const std::int64_t elements = elements_of(tensor["shape"].get<std::vector<std::int64_t>>());
-    if (position != elements) throw Error("checkpoint: tensor '{}' is saved to element {} of {}", name, position, elements);
+    if (position != elements)
+      throw Error("checkpoint: tensor '{}' is saved to element {} of {}", name, position, elements);
     sorted.get_ref<Json::object_t&>().emplace_back(name, std::move(tensor));
   }
   return sorted;
 }
 
 void write_state(const fs::path& folder, const SaveOptions& options) {
-  const std::string index =
-      Json{{"format", "molen-checkpoint"}, {"format_version", kFormatVersion}, {"block_bytes", kBlockBytes},
-           {"tensors", merge_fragments(folder, options.ranks)}}
-          .dump();
+  const std::string index = Json{{"format", "molen-checkpoint"},
+                                 {"format_version", kFormatVersion},
+                                 {"block_bytes", kBlockBytes},
+                                 {"tensors", merge_fragments(folder, options.ranks)}}
+                                .dump();
   write_file_atomic(folder / "index.json", index);
   Json attachments = Json::object();
   for (const auto& [name, content] : options.attachments) {
@@ -153,8 +167,8 @@ void replace_directory(const fs::path& from, const fs::path& to) {
   fs::remove_all(from);
 }
 
-// Removes the oldest beyond `keep` complete ones, and what interrupted saves and removals left. The checkpoint just saved is
-// complete and the newest kept, so at least one always stays.
+// Removes the oldest beyond `keep` complete ones, and what interrupted saves and removals left. The checkpoint just
+// saved is complete and the newest kept, so at least one always stays.
 void prune(const fs::path& directory, const fs::path& saved, int keep) {
   for (const auto& entry : fs::directory_iterator(directory)) {
     if (is_leftover(entry.path().filename().string())) fs::remove_all(entry.path());

@@ -25,11 +25,16 @@ void transpose_words(const void* source, std::int64_t rows, std::int64_t columns
 
 void transpose(const void* source, std::int64_t rows, std::int64_t columns, std::int64_t size, void* destination) {
   switch (size) {
-    case 1: return transpose_words<std::uint8_t>(source, rows, columns, destination);
-    case 2: return transpose_words<std::uint16_t>(source, rows, columns, destination);
-    case 4: return transpose_words<std::uint32_t>(source, rows, columns, destination);
-    case 8: return transpose_words<std::uint64_t>(source, rows, columns, destination);
-    default: throw Error("transposition of elements of {} bytes", size);
+    case 1:
+      return transpose_words<std::uint8_t>(source, rows, columns, destination);
+    case 2:
+      return transpose_words<std::uint16_t>(source, rows, columns, destination);
+    case 4:
+      return transpose_words<std::uint32_t>(source, rows, columns, destination);
+    case 8:
+      return transpose_words<std::uint64_t>(source, rows, columns, destination);
+    default:
+      throw Error("transposition of elements of {} bytes", size);
   }
 }
 

@@ -1,4 +1,5 @@
-// libFuzzer target: any bytes as a safetensors file give a UsageError or a header whose tensors cover the buffer exactly.
+// libFuzzer target: any bytes as a safetensors file give a UsageError or a header whose tensors cover the buffer
+// exactly.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
