@@ -1,7 +1,7 @@
 // libFuzzer target: the tokenizer.json loader, and encoding and decoding of arbitrary bytes.
 //
-// Input: a first byte chooses. Even: the rest is a tokenizer.json, which must load or be refused. Odd: the rest is text for
-// a fixed tokenizer; its laws are checked.
+// Input: a first byte chooses. Even: the rest is a tokenizer.json, which must load or be refused. Odd: the rest is text
+// for a fixed tokenizer; its laws are checked.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -31,7 +31,8 @@ const Tokenizer& tokenizer(bool llama3) {
     options.special_tokens = {"<|endoftext|>", "<s>"};
     options.bos = "<s>";
     Trainer trainer(options);
-    const std::string_view texts[] = {"the mill turns, the mill's wheel turned 1234 times\n\n  the end. de molen draait"};
+    const std::string_view texts[] = {
+        "the mill turns, the mill's wheel turned 1234 times\n\n  the end. de molen draait"};
     for (int i = 0; i < 3; ++i) trainer.add(texts);
     TokenizerSpec spec = trainer.train().spec();
     AddedToken token;

@@ -1,7 +1,8 @@
 // `molen tokenizer` alone, for tokenizer tests and benchmarks before or without the whole program:
-//   tokenizer_tool encode|decode --tokenizer FILE [--jsonl] [--allow-special] [--template] [--skip-special] [--threads N]
-//   tokenizer_tool train --output FILE [--vocab N] [--shape gpt2|llama3] [--bos TOKEN] [--special TOKEN]... [--min N] INPUT...
-//   tokenizer_tool bench --tokenizer FILE [--jsonl] < TEXT     MB/s of one thread, one line for each repetition
+//   tokenizer_tool encode|decode --tokenizer FILE [--jsonl] [--allow-special] [--template] [--skip-special] [--threads
+//   N] tokenizer_tool train --output FILE [--vocab N] [--shape gpt2|llama3] [--bos TOKEN] [--special TOKEN]... [--min
+//   N] INPUT... tokenizer_tool bench --tokenizer FILE [--jsonl] < TEXT     MB/s of one thread, one line for each
+//   repetition
 #include <chrono>
 #include <cstring>
 #include <iostream>
@@ -54,29 +55,47 @@ int run(int argc, char** argv) {
       if (i + 1 >= argc) throw UsageError("{} needs a value", flag);
       return argv[++i];
     };
-    if (flag == "--tokenizer") encode.tokenizer = decode.tokenizer = value();
-    else if (flag == "--jsonl") encode.jsonl = decode.jsonl = train.jsonl = true;
-    else if (flag == "--allow-special") encode.allow_special = true;
-    else if (flag == "--template") encode.add_template = true;
-    else if (flag == "--skip-special") decode.skip_special = true;
-    else if (flag == "--threads") encode.threads = train.options.threads = std::stoi(value());
-    else if (flag == "--output") train.output = value();
-    else if (flag == "--vocab") train.options.vocabulary = static_cast<std::uint32_t>(std::stoul(value()));
-    else if (flag == "--shape") train.options.shape = value();
-    else if (flag == "--min") train.options.min_frequency = std::stoul(value());
-    else if (flag == "--bos") train.options.bos = value();
+    if (flag == "--tokenizer")
+      encode.tokenizer = decode.tokenizer = value();
+    else if (flag == "--jsonl")
+      encode.jsonl = decode.jsonl = train.jsonl = true;
+    else if (flag == "--allow-special")
+      encode.allow_special = true;
+    else if (flag == "--template")
+      encode.add_template = true;
+    else if (flag == "--skip-special")
+      decode.skip_special = true;
+    else if (flag == "--threads")
+      encode.threads = train.options.threads = std::stoi(value());
+    else if (flag == "--output")
+      train.output = value();
+    else if (flag == "--vocab")
+      train.options.vocabulary = static_cast<std::uint32_t>(std::stoul(value()));
+    else if (flag == "--shape")
+      train.options.shape = value();
+    else if (flag == "--min")
+      train.options.min_frequency = std::stoul(value());
+    else if (flag == "--bos")
+      train.options.bos = value();
     else if (flag == "--special") {
       if (default_specials) train.options.special_tokens.clear();
       default_specials = false;
       train.options.special_tokens.push_back(value());
-    } else if (flag.starts_with("--")) throw UsageError("unknown flag {}", flag);
-    else train.inputs.push_back(flag);
+    } else if (flag.starts_with("--"))
+      throw UsageError("unknown flag {}", flag);
+    else
+      train.inputs.push_back(flag);
   }
-  if (verb == "encode") encode_command(encode, std::cin, std::cout);
-  else if (verb == "decode") decode_command(decode, std::cin, std::cout);
-  else if (verb == "train") train_command(train, std::cin, std::cerr);
-  else if (verb == "bench") bench(encode);
-  else throw UsageError("unknown verb {}", verb);
+  if (verb == "encode")
+    encode_command(encode, std::cin, std::cout);
+  else if (verb == "decode")
+    decode_command(decode, std::cin, std::cout);
+  else if (verb == "train")
+    train_command(train, std::cin, std::cerr);
+  else if (verb == "bench")
+    bench(encode);
+  else
+    throw UsageError("unknown verb {}", verb);
   return 0;
 }
 

@@ -7,7 +7,9 @@
 namespace molen::data {
 namespace {
 
-const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
+const unsigned char* bytes_of(std::string_view text) {
+  return reinterpret_cast<const unsigned char*>(text.data());
+}
 
 // Start of the character that ends at text[end); end > 0.
 std::size_t previous_char(std::string_view text, std::size_t end) {
@@ -16,7 +18,9 @@ std::size_t previous_char(std::string_view text, std::size_t end) {
   return end;
 }
 
-bool is_space(std::uint32_t c) { return ClassTable::get().of(c) == kSpace; }
+bool is_space(std::uint32_t c) {
+  return ClassTable::get().of(c) == kSpace;
+}
 
 bool word_before(std::string_view text, std::size_t at) {
   unsigned length;

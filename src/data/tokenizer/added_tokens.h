@@ -24,9 +24,10 @@ class AddedTokenMatcher {
 
   // Whether a search can find anything.
   bool active(bool allow_special) const { return allow_special ? any_ : any_plain_; }
-  // Appends the parts of text[first, last) to `out`. Special tokens count only with allow_special, but (as in Hugging Face)
-  // what they cover is not searched for others.
-  void find(std::string_view text, std::size_t first, std::size_t last, bool allow_special, std::vector<Part>& out) const;
+  // Appends the parts of text[first, last) to `out`. Special tokens count only with allow_special, but (as in Hugging
+  // Face) what they cover is not searched for others.
+  void find(std::string_view text, std::size_t first, std::size_t last, bool allow_special,
+            std::vector<Part>& out) const;
 
  private:
   struct Node {

@@ -37,8 +37,8 @@ int unit_at(std::string_view raw, std::size_t at) {
   return value;
 }
 
-// A JSON string without its quotes. A surrogate without its other half becomes U+FFFD, where strict readers give up: such
-// lines stand in real corpora. False for a wrong escape or a control character.
+// A JSON string without its quotes. A surrogate without its other half becomes U+FFFD, where strict readers give up:
+// such lines stand in real corpora. False for a wrong escape or a control character.
 bool unescape(std::string_view raw, std::string& out) {
   out.clear();
   for (std::size_t i = 0; i < raw.size();) {
@@ -64,7 +64,8 @@ bool unescape(std::string_view raw, std::string& out) {
     }
     const int low = unit <= 0xdbff ? unit_at(raw, i) : -1;
     if (low >= 0xdc00 && low <= 0xdfff) {
-      append_utf8(out, 0x10000u + (static_cast<std::uint32_t>(unit - 0xd800) << 10) + static_cast<std::uint32_t>(low - 0xdc00));
+      append_utf8(
+          out, 0x10000u + (static_cast<std::uint32_t>(unit - 0xd800) << 10) + static_cast<std::uint32_t>(low - 0xdc00));
       i += 6;
     } else {
       out.append("\xef\xbf\xbd");
@@ -145,7 +146,9 @@ class JsonLines {
   simdjson::ondemand::parser parser_;
 };
 
-std::string whole(std::istream& in) { return {std::istreambuf_iterator<char>(in), {}}; }
+std::string whole(std::istream& in) {
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 void put_ids(std::string& out, std::span<const TokenId> ids, char separator) {
   char digits[16];

@@ -44,14 +44,21 @@ TEST(Commands, LinesThereAndBack) {
 TEST(Commands, EveryWayToWriteAString) {
   const std::string want = encoded("{\"text\": \"\xc3\xa9/\xf0\x9f\x98\x80\"}\n");
   EXPECT_EQ(encoded("{\"text\":\"\\u00e9\\/\\ud83d\\uDE00\"}"), want);
-  EXPECT_EQ(encoded("\n  {\"id\": [1, {\"text\": 2}], \"t\\u0065xt\" : \"\xc3\xa9/\\uD83D\\ude00\" , \"x\": null}\r\n\n"), want);
+  EXPECT_EQ(
+      encoded("\n  {\"id\": [1, {\"text\": 2}], \"t\\u0065xt\" : \"\xc3\xa9/\\uD83D\\ude00\" , \"x\": null}\r\n\n"),
+      want);
   EXPECT_EQ(encoded("\xef\xbb\xbf{\"text\": \"a\"}"), encoded("{\"text\": \"a\"}"));
   // Half a surrogate pair and broken UTF-8 count as U+FFFD.
-  const std::string replaced = encoded("{\"text\": \"a\xef\xbf\xbd" "b\"}");
+  const std::string replaced = encoded(
+      "{\"text\": \"a\xef\xbf\xbd"
+      "b\"}");
   EXPECT_EQ(encoded("{\"text\": \"a\\ud800b\"}"), replaced);
   EXPECT_EQ(encoded("{\"text\": \"a\\udc00b\"}"), replaced);
-  EXPECT_EQ(encoded("{\"text\": \"a\xff" "b\"}"), replaced);
-  EXPECT_EQ(encoded("{\"text\": \"\\ud800\\u0061\"}"), encoded("{\"text\": \"\xef\xbf\xbd" "a\"}"));
+  EXPECT_EQ(encoded("{\"text\": \"a\xff"
+                    "b\"}"),
+            replaced);
+  EXPECT_EQ(encoded("{\"text\": \"\\ud800\\u0061\"}"), encoded("{\"text\": \"\xef\xbf\xbd"
+                                                               "a\"}"));
 }
 
 TEST(Commands, PlainText) {
@@ -61,9 +68,10 @@ TEST(Commands, PlainText) {
 
 TEST(Commands, BadLinesAreNamed) {
   const std::string good = "{\"text\": \"a\"}\n";
-  for (const char* bad : {"{", "[]", "{}", "1", "{\"text\": 1}", "{\"text\": \"a}", "{\"text\": \"a\"} x", "{\"text\": \"\\q\"}",
-                          "{\"text\": \"\\u12\"}", "{\"text\": \"a\",\"text\": \"b\"}", "{\"text\": \"a\tb\"}", "nonsense",
-                          "{\"ids\": [1]}", "{\"text\": \"a\"", "{\"text\" \"a\"}", "{\"text\": \"a\"}{\"text\": \"a\"}"}) {
+  for (const char* bad :
+       {"{", "[]", "{}", "1", "{\"text\": 1}", "{\"text\": \"a}", "{\"text\": \"a\"} x", "{\"text\": \"\\q\"}",
+        "{\"text\": \"\\u12\"}", "{\"text\": \"a\",\"text\": \"b\"}", "{\"text\": \"a\tb\"}", "nonsense",
+        "{\"ids\": [1]}", "{\"text\": \"a\"", "{\"text\" \"a\"}", "{\"text\": \"a\"}{\"text\": \"a\"}"}) {
     try {
       encoded(good + bad + "\n");
       ADD_FAILURE() << bad;
@@ -71,8 +79,8 @@ TEST(Commands, BadLinesAreNamed) {
       EXPECT_NE(std::string(error.what()).find("line 2"), std::string::npos) << error.what();
     }
   }
-  for (const char* bad : {"{\"ids\": 1}", "{\"ids\": [-1]}", "{\"ids\": [99999999]}", "{\"ids\": [1.5]}", "{\"ids\": [\"1\"]}",
-                          "{\"ids\": [4294967296]}", "{\"text\": \"a\"}", "{\"ids\": [1}"})
+  for (const char* bad : {"{\"ids\": 1}", "{\"ids\": [-1]}", "{\"ids\": [99999999]}", "{\"ids\": [1.5]}",
+                          "{\"ids\": [\"1\"]}", "{\"ids\": [4294967296]}", "{\"text\": \"a\"}", "{\"ids\": [1}"})
     EXPECT_THROW(decoded(bad), UsageError) << bad;
   EXPECT_THROW(decoded("1 x", false), UsageError);
   EXPECT_THROW(decoded("99999999999", false), UsageError);

@@ -89,7 +89,7 @@ class Translator {
   void emit(const std::vector<CharRange>& ranges, bool negated, bool in_class, std::size_t length) {
     if (!in_class) out_.append(negated ? "[^" : "[");
     // Outside a class the negation is the class's own; inside, the complement is written out.
-    for (const CharRange& range : negated && in_class ? complement(ranges) : ranges)
+    for (const CharRange& range : negated&& in_class ? complement(ranges) : ranges)
       out_.append(fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last));
     if (!in_class) out_.push_back(']');
     at_ += length;

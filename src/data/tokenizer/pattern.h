@@ -7,8 +7,8 @@
 namespace molen::data {
 
 // The pattern with \p{..}, \s, \d and their negations written out as explicit classes of the pinned Unicode version.
-// Throws UsageError (naming `origin`, the pattern's element and its position) for whatever is not surely the same in both
-// engines: look-behind, back-references, anchors, \w, \h, \b, nested classes and the like.
+// Throws UsageError (naming `origin`, the pattern's element and its position) for whatever is not surely the same in
+// both engines: look-behind, back-references, anchors, \w, \h, \b, nested classes and the like.
 std::string translate_pattern(std::string_view pattern, std::string_view origin);
 
 }  // namespace molen::data

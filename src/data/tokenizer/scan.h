@@ -1,14 +1,13 @@
 // Hand-written scanners for the two split patterns that almost every byte-level tokenizer uses. Each returns the end of
-// the piece that starts at p (p < end, valid UTF-8) and equals the regular expression on all input (scan_test.cpp against
-// PCRE2, tests/oracle/tokenizer_parity.py against Hugging Face), at about ten times its speed.
+// the piece that starts at p (p < end, valid UTF-8) and equals the regular expression on all input (scan_test.cpp
+// against PCRE2, tests/oracle/tokenizer_parity.py against Hugging Face), at about ten times its speed.
 #pragma once
 
 #include "data/tokenizer/unicode.h"
 
 namespace molen::data {
 
-inline constexpr char kGpt2Pattern[] =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+inline constexpr char kGpt2Pattern[] = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 inline constexpr char kLlama3Pattern[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 

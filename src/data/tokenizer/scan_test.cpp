@@ -26,7 +26,7 @@ struct Both {
 };
 
 TEST(Scan, EqualsTheRegexOnAllShortStrings) {
-  const std::vector<std::string> symbols = {"a", "1",  "s", "l", "L",        "'",    " ",
+  const std::vector<std::string> symbols = {"a",  "1",  "s",  "l", "L",        "'",        " ",
                                             "\n", "\r", "\t", ".", "\xc2\xa0", "\xc5\xbf", "\xcc\x81"};
   for (const char* pattern : {kGpt2Pattern, kLlama3Pattern}) {
     const Both both(pattern);
@@ -58,8 +58,9 @@ TEST(Scan, EqualsTheRegexOnEveryCodePoint) {
 }
 
 TEST(Scan, EqualsTheRegexOnRandomStrings) {
-  static const char* const kPieces[] = {"a",  "B",    "'s", "'LL", "'\xc5\xbf", "'v", "1",  "22", "\xc2\xb2",         " ",
-                                        "  ", "\n",   "\r\n", "\t", "\xe3\x80\x80", ".", "!!", "_",  "\xf0\x9f\x98\x80", "\xe6\x97\xa5"};
+  static const char* const kPieces[] = {
+      "a",  "B",  "'s",   "'LL", "'\xc5\xbf",    "'v", "1",  "22", "\xc2\xb2",         " ",
+      "  ", "\n", "\r\n", "\t",  "\xe3\x80\x80", ".",  "!!", "_",  "\xf0\x9f\x98\x80", "\xe6\x97\xa5"};
   std::mt19937_64 random(11);
   for (const char* pattern : {kGpt2Pattern, kLlama3Pattern}) {
     const Both both(pattern);
@@ -83,11 +84,14 @@ TEST(Scan, LongRunsAreLinear) {
 }
 
 TEST(Pattern, RefusesWhatEnginesReadDifferently) {
-  for (const char* pattern :
-       {"", "a(", "a)", "[a", "[", "(?<=a)b", "(?<n>a)", "(a)\\1", "\\w+", "\\h", "\\bx", "^a", "a$", ".", "[[:alpha:]]", "[a&&b]",
-        "\\p{Greek}", "\\pL", "\\p{^L}", "\\p{", "(?i:ss)", "(?i:\\p{Lu})", "(?i:[a-z])", "a{2}+", "a{2}?", "a{,3}", "a{3,2}",
-        "a{99999}", "*a", "a**b(", "(?>a)", "\\x41", "\\", "[]a]", "[\\s-z]", "\\K", "\\R", "\\X", "\\u0041", "(*FAIL)", "(?R)", "a|",
-        "x*", "\xff", "(?i:\xc3\x9f)"})
+  for (const char* pattern : {"",        "a(",     "a)",           "[a",           "[",          "(?<=a)b",
+                              "(?<n>a)", "(a)\\1", "\\w+",         "\\h",          "\\bx",       "^a",
+                              "a$",      ".",      "[[:alpha:]]",  "[a&&b]",       "\\p{Greek}", "\\pL",
+                              "\\p{^L}", "\\p{",   "(?i:ss)",      "(?i:\\p{Lu})", "(?i:[a-z])", "a{2}+",
+                              "a{2}?",   "a{,3}",  "a{3,2}",       "a{99999}",     "*a",         "a**b(",
+                              "(?>a)",   "\\x41",  "\\",           "[]a]",         "[\\s-z]",    "\\K",
+                              "\\R",     "\\X",    "\\u0041",      "(*FAIL)",      "(?R)",       "a|",
+                              "x*",      "\xff",   "(?i:\xc3\x9f)"})
     EXPECT_THROW(Splitter(pattern, "test"), UsageError) << pattern;
   EXPECT_THROW(Splitter(std::string(100, '(') + "a" + std::string(100, ')'), "test"), UsageError);
   EXPECT_THROW(Splitter(std::string(5000, 'a'), "test"), UsageError);

@@ -1,7 +1,10 @@
 #include "data/tokenizer/spec.h"
 
+#include <simdjson.h>
+
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -16,9 +19,93 @@ constexpr TokenId kMaxId = 1 << 24;
 constexpr std::size_t kMaxTokenBytes = 1 << 16;
 constexpr std::size_t kMaxAdded = 1 << 16;
 
+// The file, with its two long parts apart: Json's objects keep order by being lists, which 100,000 keys do not bear.
+struct Document {
+  Json root;
+  std::vector<std::pair<std::string, Json>> vocabulary;
+  std::vector<Json> merges;
+};
+
+class DocumentReader {
+ public:
+  DocumentReader(std::string_view text, std::string_view origin) : origin_(origin) {
+    simdjson::dom::parser parser;
+    simdjson::dom::element root;
+    auto error = parser.allocate(std::max<std::size_t>(text.size(), 64), kMaxDepth);
+    if (!error) error = parser.parse(text.data(), text.size()).get(root);
+    if (error) {
+      // The other parser says where, but takes its time.
+      if (text.size() < (1 << 20)) parse_json(text, origin);
+      throw UsageError("{}: not valid JSON: {}", origin, simdjson::error_message(error));
+    }
+    document_.root = convert(root, "");
+  }
+  Document take() { return std::move(document_); }
+
+ private:
+  static constexpr std::size_t kMaxDepth = 64, kMaxMembers = 4096;
+
+  Json convert(simdjson::dom::element element, std::string_view path) {
+    using Type = simdjson::dom::element_type;
+    switch (element.type()) {
+      case Type::OBJECT:
+        return convert_object(element, path);
+      case Type::ARRAY: {
+        Json array = Json::array();
+        const bool is_merges = path == ".model.merges";
+        for (const simdjson::dom::element item : simdjson::dom::array(element)) {
+          if (is_merges) {
+            document_.merges.push_back(convert(item, "-"));
+          } else {
+            array.push_back(convert(item, "-"));
+          }
+        }
+        return array;
+      }
+      case Type::STRING:
+        return std::string(std::string_view(element));
+      case Type::INT64:
+        return std::int64_t(element) < 0 ? Json(std::int64_t(element)) : Json(std::uint64_t(element));
+      case Type::UINT64:
+        return std::uint64_t(element);
+      case Type::DOUBLE:
+        return double(element);
+      case Type::BOOL:
+        return bool(element);
+      case Type::NULL_VALUE:
+        break;
+    }
+    return nullptr;
+  }
+
+  Json convert_object(simdjson::dom::object object, std::string_view path) {
+    Json result = Json::object();
+    std::set<std::string_view> keys;
+    const bool is_vocabulary = path == ".model.vocab";
+    for (const auto [key, value] : object) {
+      if (is_vocabulary) {  // the reader finds what stands twice
+        document_.vocabulary.emplace_back(std::string(key), convert(value, "-"));
+        continue;
+      }
+      if (!keys.insert(key).second) throw UsageError("{}: JSON key '{}' stands twice in one object", origin_, key);
+      if (keys.size() > kMaxMembers) throw UsageError("{}: an object with more than {} members", origin_, kMaxMembers);
+      std::string_view inner = "-";  // paths matter only down to the long parts
+      if (path.empty() && key == "model") inner = ".model";
+      if (path == ".model" && key == "vocab") inner = ".model.vocab";
+      if (path == ".model" && key == "merges") inner = ".model.merges";
+      result[std::string(key)] = convert(value, inner);
+    }
+    return result;
+  }
+
+  std::string_view origin_;
+  Document document_;
+};
+
 class Reader {
  public:
-  Reader(const Json& root, std::string_view origin) : root_(root), origin_(origin) {}
+  Reader(const Document& document, std::string_view origin)
+      : document_(document), root_(document.root), origin_(origin) {}
 
   TokenizerSpec read() {
     if (!root_.is_object()) fail("", "not a JSON object");
@@ -73,13 +160,14 @@ class Reader {
     const Json& normalizer = root_.at("normalizer");
     const std::string kind = type(normalizer, "normalizer");
     if (kind == "Sequence" && array(normalizer, "normalizers").empty()) return;
-    fail("normalizer", fmt::format("'{}' is not supported; only null is (byte-level models of the GPT-2 and Llama-3 kind)",
-                                   kind));
+    fail("normalizer",
+         fmt::format("'{}' is not supported; only null is (byte-level models of the GPT-2 and Llama-3 kind)", kind));
   }
 
   void read_pre_tokenizer() {
     const char* const kShapes =
-        "supported are ByteLevel with use_regex (GPT-2) and Sequence[Split(Regex, Isolated), ByteLevel without use_regex] "
+        "supported are ByteLevel with use_regex (GPT-2) and Sequence[Split(Regex, Isolated), ByteLevel without "
+        "use_regex] "
         "(Llama-3)";
     const Json& pre = object(root_, "pre_tokenizer");
     const std::string kind = type(pre, "pre_tokenizer");
@@ -91,7 +179,8 @@ class Reader {
     }
     if (kind != "Sequence") fail("pre_tokenizer", fmt::format("'{}' is not supported; {}", kind, kShapes));
     const Json& parts = array(pre, "pretokenizers");
-    if (parts.size() != 2 || type(parts[0], "pretokenizers") != "Split" || type(parts[1], "pretokenizers") != "ByteLevel")
+    if (parts.size() != 2 || type(parts[0], "pretokenizers") != "Split" ||
+        type(parts[1], "pretokenizers") != "ByteLevel")
       fail("pre_tokenizer", kShapes);
     const Json& pattern = object(parts[0], "pattern");
     if (!pattern.contains("Regex")) fail("pre_tokenizer", fmt::format("Split needs a Regex; {}", kShapes));
@@ -125,21 +214,23 @@ class Reader {
       fail("model.byte_fallback", "is not supported: a byte-level vocabulary needs no fallback");
     if (!null(model, "unk_token")) text(model, "unk_token");  // never used: all 256 bytes are demanded below
     spec_.ignore_merges = flag(model, "ignore_merges", false);
-    read_vocabulary(object(model, "vocab"));
-    read_merges(array(model, "merges"));
+    object(model, "vocab");
+    array(model, "merges");
+    read_vocabulary(document_.vocabulary);
+    read_merges(document_.merges);
   }
 
-  void read_vocabulary(const Json& vocabulary) {
+  void read_vocabulary(const std::vector<std::pair<std::string, Json>>& vocabulary) {
     if (vocabulary.empty() || vocabulary.size() > kMaxId) fail("model.vocab", "is empty or too large");
     ids_.reserve(vocabulary.size());
-    for (const auto& [token, value] : vocabulary.items()) {
+    for (const auto& [token, value] : vocabulary) {
       const TokenId at = id(value, "model.vocab");
       if (token.empty() || token.size() > kMaxTokenBytes) fail("model.vocab", "a token is empty or longer than 64 KiB");
       if (at >= spec_.vocabulary.size()) spec_.vocabulary.resize(at + 1);
       if (!spec_.vocabulary[at].empty())
         fail("model.vocab", fmt::format("id {} stands for '{}' and for '{}'", at, spec_.vocabulary[at], token));
       spec_.vocabulary[at] = token;
-      ids_.emplace(token, at);
+      if (!ids_.emplace(token, at).second) fail("model.vocab", fmt::format("'{}' stands twice", token.substr(0, 100)));
     }
     vocabulary_size_ = vocabulary.size();
     for (unsigned byte = 0; byte < 256; ++byte) {
@@ -157,7 +248,7 @@ class Reader {
     return found->second;
   }
 
-  void read_merges(const Json& merges) {
+  void read_merges(const std::vector<Json>& merges) {
     if (merges.size() > kMaxId) fail("model.merges", "too many");
     spec_.merges.reserve(merges.size());
     for (const Json& merge : merges) {
@@ -202,17 +293,16 @@ class Reader {
     }
   }
 
-  // Hugging Face does not believe the file's ids: a token of the vocabulary keeps that id, another gets the next free one.
-  void check_added(const AddedToken& token, std::optional<TokenId> highest) const {
+  // Hugging Face does not believe the file's ids: a token of the vocabulary keeps that id, another gets the next free
+  // one.
+  void check_added(const AddedToken& token, std::optional<TokenId> highest) {
     const std::string shown = token.content.substr(0, 100);
     if (token.content.empty() || token.content.size() > kMaxTokenBytes)
       fail("added_tokens", fmt::format("token {} is empty or longer than 64 KiB", token.id));
-    for (const AddedToken& other : spec_.added)
-      if (other.content == token.content) fail("added_tokens", fmt::format("'{}' stands twice", shown));
+    if (!added_.insert(token.content).second) fail("added_tokens", fmt::format("'{}' stands twice", shown));
     const auto found = ids_.find(token.content);
     const auto size = static_cast<TokenId>(vocabulary_size_);
-    const TokenId expected =
-        found != ids_.end() ? found->second : highest && *highest >= size ? *highest + 1 : size;
+    const TokenId expected = found != ids_.end() ? found->second : highest && *highest >= size ? *highest + 1 : size;
     if (token.id != expected)
       fail("added_tokens", fmt::format("'{}' has id {}, but the vocabulary and the tokens before it make it {}", shown,
                                        token.id, expected));
@@ -247,10 +337,10 @@ class Reader {
         const TokenId token = id(value, "post_processor");
         if (!known(token)) fail("post_processor", fmt::format("'{}' has id {}, which is no token", name, token));
         (seen ? after : before).push_back(token);
+        if (before.size() + after.size() > 64) fail("post_processor", "more than 64 tokens around a text");
       }
     }
     if (!seen) fail("post_processor", "'single' must hold A once");
-    if (before.size() + after.size() > 64) fail("post_processor", "more than 64 tokens around a text");
     spec_.before.insert(spec_.before.begin(), before.begin(), before.end());
     spec_.after.insert(spec_.after.end(), after.begin(), after.end());
   }
@@ -260,26 +350,24 @@ class Reader {
     return std::any_of(spec_.added.begin(), spec_.added.end(), [&](const AddedToken& a) { return a.id == token; });
   }
 
+  const Document& document_;
   const Json& root_;
   std::string_view origin_;
   TokenizerSpec spec_;
+  std::set<std::string> added_;
   std::unordered_map<std::string, TokenId> ids_;
   std::size_t vocabulary_size_ = 0;
 };
 
 Json byte_level(bool add_prefix_space, bool use_regex) {
-  return {{"type", "ByteLevel"},
-          {"add_prefix_space", add_prefix_space},
-          {"trim_offsets", true},
-          {"use_regex", use_regex}};
+  return {
+      {"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", true}, {"use_regex", use_regex}};
 }
 
 Json pre_tokenizer_json(const TokenizerSpec& spec) {
   if (!spec.split_sequence) return byte_level(spec.add_prefix_space, true);
-  const Json split = {{"type", "Split"},
-                      {"pattern", {{"Regex", spec.pattern}}},
-                      {"behavior", "Isolated"},
-                      {"invert", false}};
+  const Json split = {
+      {"type", "Split"}, {"pattern", {{"Regex", spec.pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
   return {{"type", "Sequence"}, {"pretokenizers", Json::array({split, byte_level(spec.add_prefix_space, false)})}};
 }
 
@@ -309,9 +397,9 @@ Json model_json(const TokenizerSpec& spec) {
 }  // namespace
 
 TokenizerSpec parse_tokenizer_json(std::string_view text, std::string_view origin) {
-  const Json root = parse_json(text, origin);
+  const Document document = DocumentReader(text, origin).take();
   try {
-    return Reader(root, origin).read();
+    return Reader(document, origin).read();
   } catch (const Json::exception& error) {  // a shape that no check above foresaw
     throw UsageError("{}: not a tokenizer.json: {}", origin, error.what());
   }

@@ -27,11 +27,11 @@ struct TokenizerSpec {
   bool split_sequence = false;
   bool add_prefix_space = false;
   bool ignore_merges = false;
-  std::vector<std::string> vocabulary;               // by id, in the byte alphabet; empty = no such id
-  std::vector<std::pair<TokenId, TokenId>> merges;   // by rank
-  std::vector<AddedToken> added;                     // in the file's order
-  std::vector<TokenId> before, after;                // what the post-processor puts around a text
-  std::string post_processor;                        // its JSON as it stood in the file; "" = none
+  std::vector<std::string> vocabulary;              // by id, in the byte alphabet; empty = no such id
+  std::vector<std::pair<TokenId, TokenId>> merges;  // by rank
+  std::vector<AddedToken> added;                    // in the file's order
+  std::vector<TokenId> before, after;               // what the post-processor puts around a text
+  std::string post_processor;                       // its JSON as it stood in the file; "" = none
 };
 
 // Throws UsageError naming `origin` and the key for anything malformed, inconsistent or not supported.

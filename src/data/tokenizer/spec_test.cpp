@@ -56,15 +56,17 @@ TEST(Spec, RefusesWhatItCannotHonour) {
   llama3("pattern", [&](Json& j) { split(j)["pattern"]["Regex"] = "(?<=a)b"; });
   llama3("patterns in a row", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["use_regex"] = true; });
   llama3("A once", [](Json& j) { j["post_processor"]["processors"][1]["single"].erase(1); });
-  llama3("no token", [](Json& j) {
-    j["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {99999};
-  });
+  llama3("no token",
+         [](Json& j) { j["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"] = {99999}; });
 }
 
 TEST(Spec, RefusesInconsistentVocabularies) {
   const auto refused = [](const char* key, const Change& change) { expect_refused("gpt2", key, change); };
   refused("model.vocab", [](Json& j) { j["model"]["vocab"] = Json::object(); });
-  refused("byte 0x61", [](Json& j) { j["model"]["vocab"].erase("a"); j["model"]["merges"] = Json::array(); });
+  refused("byte 0x61", [](Json& j) {
+    j["model"]["vocab"].erase("a");
+    j["model"]["merges"] = Json::array();
+  });
   refused("id 5", [](Json& j) { j["model"]["vocab"]["zzz"] = 5; });
   refused("-1", [](Json& j) { j["model"]["vocab"]["zzz"] = -1; });
   refused("1.5", [](Json& j) { j["model"]["vocab"]["zzz"] = 1.5; });
@@ -86,7 +88,8 @@ TEST(Spec, RefusesInconsistentVocabularies) {
   // Ordinary text must not be able to make a special token.
   refused("special token", [](Json& j) {
     auto& vocabulary = j["model"]["vocab"];
-    const std::string made = j["model"]["merges"][0][0].get<std::string>() + j["model"]["merges"][0][1].get<std::string>();
+    const std::string made =
+        j["model"]["merges"][0][0].get<std::string>() + j["model"]["merges"][0][1].get<std::string>();
     Json token = j["added_tokens"][0];
     token["content"] = made;
     token["id"] = vocabulary[made];

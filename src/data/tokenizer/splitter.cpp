@@ -25,9 +25,8 @@ std::shared_ptr<const void> compile(const std::string& pattern, std::string_view
   pcre2_code* compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
                                        PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &offset, nullptr);
   if (compiled == nullptr) throw UsageError("{}: the split pattern does not compile: {}", origin, message_of(code));
-  std::shared_ptr<const void> owner(compiled, [](const void* p) {
-    pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p)));
-  });
+  std::shared_ptr<const void> owner(
+      compiled, [](const void* p) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p))); });
   std::uint32_t empty = 0;
   pcre2_pattern_info(compiled, PCRE2_INFO_MATCHEMPTY, &empty);
   if (empty != 0) throw UsageError("{}: the split pattern can match nothing at all, which is not supported", origin);
@@ -45,7 +44,7 @@ RegexScratch::~RegexScratch() {
 }
 
 Splitter::Splitter(std::string pattern, std::string_view origin, bool force_regex) : pattern_(std::move(pattern)) {
-  rule_ = force_regex                 ? Rule::kRegex
+  rule_ = force_regex                  ? Rule::kRegex
           : pattern_ == kGpt2Pattern   ? Rule::kGpt2
           : pattern_ == kLlama3Pattern ? Rule::kLlama3
                                        : Rule::kRegex;

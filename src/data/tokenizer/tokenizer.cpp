@@ -302,11 +302,17 @@ Tokenizer Tokenizer::parse(std::string_view json, std::string_view origin) {
   return Tokenizer(parse_tokenizer_json(json, origin), origin);
 }
 
-Tokenizer Tokenizer::load(const std::filesystem::path& path) { return parse(read_file(path, kMaxFile), path.string()); }
+Tokenizer Tokenizer::load(const std::filesystem::path& path) {
+  return parse(read_file(path, kMaxFile), path.string());
+}
 
-std::string Tokenizer::json() const { return tokenizer_json(state_->spec); }
+std::string Tokenizer::json() const {
+  return tokenizer_json(state_->spec);
+}
 
-void Tokenizer::save(const std::filesystem::path& path) const { write_file_atomic(path, json()); }
+void Tokenizer::save(const std::filesystem::path& path) const {
+  write_file_atomic(path, json());
+}
 
 void Tokenizer::encode_to(std::string_view text, EncodeOptions options, std::vector<TokenId>& out) const {
   std::unique_ptr<Scratch> scratch = state_->borrow();
@@ -376,12 +382,26 @@ std::optional<TokenId> Tokenizer::find(std::string_view token) const {
   return static_cast<TokenId>(found - vocabulary.begin());
 }
 
-bool Tokenizer::is_special(TokenId id) const { return id < vocab_size() && state_->special[id]; }
-std::uint32_t Tokenizer::vocab_size() const { return static_cast<std::uint32_t>(state_->special.size()); }
-std::optional<TokenId> Tokenizer::bos_id() const { return state_->bos; }
-std::optional<TokenId> Tokenizer::eos_id() const { return state_->eos; }
-const std::string& Tokenizer::pattern() const { return state_->spec.pattern; }
-const TokenizerSpec& Tokenizer::spec() const { return state_->spec; }
-const std::string& Tokenizer::fingerprint() const { return state_->fingerprint; }
+bool Tokenizer::is_special(TokenId id) const {
+  return id < vocab_size() && state_->special[id];
+}
+std::uint32_t Tokenizer::vocab_size() const {
+  return static_cast<std::uint32_t>(state_->special.size());
+}
+std::optional<TokenId> Tokenizer::bos_id() const {
+  return state_->bos;
+}
+std::optional<TokenId> Tokenizer::eos_id() const {
+  return state_->eos;
+}
+const std::string& Tokenizer::pattern() const {
+  return state_->spec.pattern;
+}
+const TokenizerSpec& Tokenizer::spec() const {
+  return state_->spec;
+}
+const std::string& Tokenizer::fingerprint() const {
+  return state_->fingerprint;
+}
 
 }  // namespace molen::data

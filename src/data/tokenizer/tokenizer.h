@@ -15,8 +15,8 @@
 namespace molen::data {
 
 struct EncodeOptions {
-  // Match special tokens in the text. Off for anything from outside: a document that contains "<|endoftext|>" must not be
-  // able to end itself. Off equals Hugging Face's `encode_special_tokens = True`, on equals its default.
+  // Match special tokens in the text. Off for anything from outside: a document that contains "<|endoftext|>" must not
+  // be able to end itself. Off equals Hugging Face's `encode_special_tokens = True`, on equals its default.
   bool allow_special = false;
   // Put the post-processor's tokens (begin of text, say) around it.
   bool add_template = false;

@@ -18,13 +18,38 @@ namespace {
 const fs::path kGolden = "tests/golden/tokenizer";
 const char* const kModels[] = {"gpt2", "gpt2_strings", "gpt2_added", "llama3", "cased"};
 
-Tokenizer load(const std::string& name) { return Tokenizer::load(kGolden / (name + ".json")); }
+Tokenizer load(const std::string& name) {
+  return Tokenizer::load(kGolden / (name + ".json"));
+}
 
 // Text that visits every branch of the splitters, and now and then broken UTF-8.
 std::string random_text(std::mt19937_64& random, int pieces, bool broken) {
-  static const char* const kPieces[] = {"'s",  "'LL", "'\xc5\xbf", " ",    "  ",   "\n",   "\r\n", "\t",  "\xc2\xa0", "\xe3\x80\x80",
-                                        "the", " de", "W",         "\xc3\xa9", "1",    "234",  "\xc2\xb2", ".",   "!?",
-                                        "_",   "\xf0\x9f\x98\x80", "\xe2\x80\x8d", "\xcc\x81", "<|endoftext|>", "<pad>", "Wor"};
+  static const char* const kPieces[] = {"'s",
+                                        "'LL",
+                                        "'\xc5\xbf",
+                                        " ",
+                                        "  ",
+                                        "\n",
+                                        "\r\n",
+                                        "\t",
+                                        "\xc2\xa0",
+                                        "\xe3\x80\x80",
+                                        "the",
+                                        " de",
+                                        "W",
+                                        "\xc3\xa9",
+                                        "1",
+                                        "234",
+                                        "\xc2\xb2",
+                                        ".",
+                                        "!?",
+                                        "_",
+                                        "\xf0\x9f\x98\x80",
+                                        "\xe2\x80\x8d",
+                                        "\xcc\x81",
+                                        "<|endoftext|>",
+                                        "<pad>",
+                                        "Wor"};
   std::string text;
   for (int i = 0; i < pieces; ++i) {
     if (broken && random() % 7 == 0) {
@@ -40,7 +65,9 @@ std::string random_text(std::mt19937_64& random, int pieces, bool broken) {
   return text;
 }
 
-std::vector<TokenId> ids_of(const Json& array) { return array.get<std::vector<TokenId>>(); }
+std::vector<TokenId> ids_of(const Json& array) {
+  return array.get<std::vector<TokenId>>();
+}
 
 TEST(Tokenizer, GivesTheIdsOfHuggingFace) {
   for (const char* name : kModels) {

@@ -61,9 +61,9 @@ class PairIndex {
   std::size_t used_ = 0;
 };
 
-// The merge loop. Keeps the books of Hugging Face's trainer, quirks included, because the ids must be the same: a merged
-// pair keeps its count, and a pair that comes up again (its token had another derivation) queues a second time, with the
-// words of that time only.
+// The merge loop. Keeps the books of Hugging Face's trainer, quirks included, because the ids must be the same: a
+// merged pair keeps its count, and a pair that comes up again (its token had another derivation) queues a second time,
+// with the words of that time only.
 class MergeLoop {
  public:
   MergeLoop(const WordCounts& words, TokenizerSpec& spec, const TrainOptions& options)
@@ -235,7 +235,9 @@ void check(const TrainOptions& options) {
 // Puts `bos` before each text.
 std::string template_json(const std::string& bos, TokenId id) {
   const auto token = [&](int type) { return Json{{"SpecialToken", {{"id", bos}, {"type_id", type}}}}; };
-  const auto sequence = [&](const char* name, int type) { return Json{{"Sequence", {{"id", name}, {"type_id", type}}}}; };
+  const auto sequence = [&](const char* name, int type) {
+    return Json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+  };
   const Json entry = {{"id", bos}, {"ids", Json::array({id})}, {"tokens", Json::array({bos})}};
   Json specials = Json::object();
   specials[bos] = entry;
@@ -326,7 +328,9 @@ void Trainer::add(std::span<const std::string_view> texts) {
   for (const std::string_view text : texts) state_->bytes += text.size();
 }
 
-std::uint64_t Trainer::bytes() const { return state_->bytes; }
+std::uint64_t Trainer::bytes() const {
+  return state_->bytes;
+}
 
 std::size_t Trainer::words() const {
   state_->gather();

@@ -1,5 +1,6 @@
-// Trains byte-level BPE tokenizers. The result is that of Hugging Face's BpeTrainer on the same texts: the most frequent
-// pair merges first, on a tie the one with the smaller ids; it does not depend on threads or on the order of the texts.
+// Trains byte-level BPE tokenizers. The result is that of Hugging Face's BpeTrainer on the same texts: the most
+// frequent pair merges first, on a tie the one with the smaller ids; it does not depend on threads or on the order of
+// the texts.
 #pragma once
 
 #include <cstdint>

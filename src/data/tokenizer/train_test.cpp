@@ -41,8 +41,9 @@ std::vector<std::string> plain_training(const std::vector<std::vector<std::strin
     for (const auto& word : words)
       for (std::size_t i = 0; i + 1 < word.size(); ++i) ++counts[{id(word[i]), id(word[i + 1])}];
     if (counts.empty()) break;
-    const auto best = std::max_element(counts.begin(), counts.end(),
-                                       [](const auto& a, const auto& b) { return a.second < b.second; });  // first of equals
+    const auto best = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
+      return a.second < b.second;
+    });  // first of equals
     if (best->second < 2) break;
     const std::string left = vocabulary[best->first.first], right = vocabulary[best->first.second];
     made.push_back(left + " " + right);

@@ -104,9 +104,9 @@ ClassTable::ClassTable() {
   fill(category_ranges("N"), kNumber);
   fill(space_ranges(), kSpace);
   std::copy_n(all.begin(), low_.size(), low_.begin());
-  std::map<std::vector<std::uint8_t>, std::uint16_t> seen;
+  std::map<std::string, std::uint16_t> seen;
   for (std::size_t block = 0; block < stage1_.size(); ++block) {
-    const std::vector<std::uint8_t> content(all.begin() + block * 256, all.begin() + (block + 1) * 256);
+    const std::string content(all.begin() + block * 256, all.begin() + (block + 1) * 256);
     const auto [at, fresh] = seen.try_emplace(content, static_cast<std::uint16_t>(seen.size()));
     if (fresh) blocks_.insert(blocks_.end(), content.begin(), content.end());
     stage1_[block] = at->second;
@@ -134,7 +134,9 @@ void append_utf8(std::string& out, std::uint32_t c) {
   put(0x80 | (c & 0x3f));
 }
 
-bool valid_utf8(std::string_view text) { return simdjson::validate_utf8(text.data(), text.size()); }
+bool valid_utf8(std::string_view text) {
+  return simdjson::validate_utf8(text.data(), text.size());
+}
 
 std::string replace_invalid_utf8(std::string_view text) {
   std::string out;
@@ -173,7 +175,9 @@ const ByteAlphabet& byte_alphabet() {
 }
 }  // namespace
 
-std::uint32_t byte_to_char(std::uint8_t byte) { return byte_alphabet().to_char[byte]; }
+std::uint32_t byte_to_char(std::uint8_t byte) {
+  return byte_alphabet().to_char[byte];
+}
 
 int char_to_byte(std::uint32_t c) {
   const auto& table = byte_alphabet().to_byte;

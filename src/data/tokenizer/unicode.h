@@ -1,7 +1,7 @@
 // What the splitter needs to know of Unicode: UTF-8, and the class of each code point.
 //
-// The tables are our own (unicode_table.inc), pinned to one Unicode version: a library's newer or older tables would split
-// newly assigned letters differently, and the same text would get other ids on another machine.
+// The tables are our own (unicode_table.inc), pinned to one Unicode version: a library's newer or older tables would
+// split newly assigned letters differently, and the same text would get other ids on another machine.
 #pragma once
 
 #include <array>

@@ -7,7 +7,9 @@
 
 namespace molen::data {
 
-std::uint64_t WordCache::hash_long(std::string_view piece) { return XXH3_64bits(piece.data(), piece.size()); }
+std::uint64_t WordCache::hash_long(std::string_view piece) {
+  return XXH3_64bits(piece.data(), piece.size());
+}
 
 std::span<const TokenId> WordCache::find_long(std::string_view piece, std::uint64_t hash) const {
   for (std::size_t i = hash & (kLongSlots - 1);; i = (i + 1) & (kLongSlots - 1)) {

@@ -1,7 +1,7 @@
 // Remembers the tokens of pieces. A text has few different words, so that most pieces are answered from here.
 //
-// Two levels: pieces of at most 16 bytes and 3 tokens stand in 32-byte slots, two to a cache line, compared as two words
-// without touching anything else; the rest (up to 64 bytes) in a table with an arena, emptied when it is full.
+// Two levels: pieces of at most 16 bytes and 3 tokens stand in 32-byte slots, two to a cache line, compared as two
+// words without touching anything else; the rest (up to 64 bytes) in a table with an arena, emptied when it is full.
 // Not thread-safe: each thread has its own.
 #pragma once
 

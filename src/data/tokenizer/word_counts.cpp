@@ -10,7 +10,9 @@
 
 namespace molen::data {
 
-std::uint64_t WordCounts::hash_of(std::string_view word) { return XXH3_64bits(word.data(), word.size()); }
+std::uint64_t WordCounts::hash_of(std::string_view word) {
+  return XXH3_64bits(word.data(), word.size());
+}
 
 void WordCounts::add(std::string_view word, std::uint64_t hash, std::uint64_t count) {
   const std::size_t mask = slots_.size() - 1;
