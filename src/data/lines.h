@@ -1,0 +1,43 @@
+// Text files of any size as lines: plain, gzip or zstd, told apart by their first bytes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace molen::data {
+
+class LineReader {
+ public:
+  // Throws UsageError when the file cannot be opened.
+  explicit LineReader(const std::filesystem::path& path, std::int64_t line_limit = std::int64_t{256} << 20);
+  ~LineReader();
+  LineReader(const LineReader&) = delete;
+  LineReader& operator=(const LineReader&) = delete;
+
+  // The next line without its end (LF or CR LF), valid until the next call; false at the end. Throws UsageError with file
+  // and line for damaged or truncated compression and for a line beyond the limit.
+  bool next(std::string_view& line);
+  std::int64_t line_number() const { return line_number_; }
+
+ private:
+  struct Source;
+  struct Plain;
+  struct Gzip;
+  struct Zstd;
+  bool fill();
+
+  std::string path_;
+  std::int64_t line_limit_, line_number_ = 0;
+  std::unique_ptr<Source> source_;
+  std::string buffer_;
+  std::size_t at_ = 0;
+  bool ended_ = false;
+};
+
+// The whole of a file, decompressed; at most `limit` bytes.
+std::string read_text_file(const std::filesystem::path& path, std::int64_t limit = std::int64_t{1} << 31);
+
+}  // namespace molen::data

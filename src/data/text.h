@@ -1,0 +1,49 @@
+// Text as blocks (headings, paragraphs, list items, code), and what holds for any text whatever it was extracted from:
+// strict UTF-8, white space, the join of blocks to a document.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace molen::data {
+
+struct Block {
+  enum class Kind { kParagraph, kItem, kVerbatim };
+  Kind kind = Kind::kParagraph;
+  std::string text;
+  bool operator==(const Block&) const = default;
+};
+
+// Valid UTF-8 (no overlong forms, surrogates or values beyond U+10FFFF) and no NUL.
+bool is_clean_utf8(std::string_view text);
+// Appends a code point; false (and nothing appended) for one that no text may hold: surrogates, controls but tab and
+// newline, beyond U+10FFFF.
+bool append_code_point(std::string& out, std::uint32_t code_point);
+
+// Builds blocks from runs of inline text: white space (no-break space included) folds to one space, save in verbatim
+// blocks, where lines stay.
+class BlockBuilder {
+ public:
+  void text(std::string_view raw);  // folds white space unless verbatim
+  void line_break();                // stays a newline
+  void end_block(Block::Kind next = Block::Kind::kParagraph);
+  void verbatim(bool on);
+  bool is_verbatim() const { return verbatim_ > 0; }
+  std::vector<Block> take();
+
+ private:
+  std::vector<Block> blocks_;
+  std::string current_;
+  Block::Kind kind_ = Block::Kind::kParagraph;
+  bool space_ = false;
+  int verbatim_ = 0;
+};
+
+// Blocks apart by an empty line, items of a list by a newline; ends with a newline. Empty for no blocks.
+std::string join_blocks(const std::vector<Block>& blocks);
+// The reverse for plain text: cut at empty lines. CR LF becomes LF, other controls but tab go.
+std::vector<Block> split_plain(std::string_view text);
+
+}  // namespace molen::data
