@@ -1,0 +1,79 @@
+// Costs of parts against hand-worked figures and against the model's FLOPs.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "arch/parameters.h"
+#include "arch/parts.h"
+
+namespace molen::arch {
+namespace {
+
+// The 56.4M Llama of the benchmarks.
+Architecture bench_llama() {
+  Architecture a;
+  a.name = "custom";
+  a.layers = 8, a.hidden = 512, a.ffn = 1408, a.heads = 8, a.kv_heads = 4, a.head_dim = 64, a.vocabulary = 32000, a.max_sequence = 512;
+  return a;
+}
+
+TEST(PartCost, NamesAreDistinct) {
+  std::set<std::string_view> names;
+  for (const Part part : kAllParts) EXPECT_TRUE(names.insert(name_of(part)).second) << name_of(part);
+}
+
+TEST(PartCost, StepOfTheBenchmarkIs517GigaFlop) {
+  // reference: 6 x 40.0M parameters without the input embedding x 2048 tokens, causal attention at half
+  EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kCausal).value, 517e9, 1e9);
+  const double n = 56.4e6, attention = 12.0 * 8 * 8 * 64 * 512;
+  EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kPalm).value, 2048 * (6 * n + attention), 2048 * 6 * 0.1e6);
+}
+
+TEST(PartCost, PartsAddUpToTheModel) {
+  for (const char* name : {"llama-60m", "llama3-8b", "gpt2", "poro-34b", "gpt-1.4b", "olmo-7b"}) {
+    const Architecture& a = preset(name);
+    PartShape shape{3, 128, 0, DType::kF32, 2, Kernels::kFused};
+    double sum = 0;
+    for (const Part part : kAllParts)
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        if (part == Part::kHead && pass == Pass::kForward) continue;  // the backward op holds it
+        shape.chunk = part == Part::kHead ? shape.tokens() : 0;
+        const bool in_layer = part != Part::kEmbed && part != Part::kFinalNorm && part != Part::kHead;
+        sum += part_cost(a, part, pass, shape).flops.value * (in_layer ? static_cast<double>(a.layers) : 1.0);
+      }
+    const double want = model_flops(a, shape.tokens(), shape.sequence, FlopsConvention::kCausal).value;
+    EXPECT_NEAR(sum / want, 1.0, 1e-12) << name;
+  }
+}
+
+TEST(PartCost, BytesOfOneDownProjection) {
+  const auto a = bench_llama();
+  const PartShape shape{4, 512, 0, DType::kBF16, 2, Kernels::kAten};
+  EXPECT_EQ(part_cost(a, Part::kDown, Pass::kForward, shape).moved.value, 2 * (2048 * 1408 + 1408 * 512 + 2 * 2048 * 512));
+  EXPECT_EQ(part_cost(a, Part::kDown, Pass::kBackward, shape).moved.value,
+            2 * (2048 * 512 + 2 * 2048 * 1408 + 1408 * 512) + 2 * 4 * 1408 * 512);
+}
+
+TEST(PartCost, ScratchOfTheHeadIsOneChunkOfLogits) {
+  const auto a = bench_llama();
+  const PartShape shape{4, 512, kHeadChunk, DType::kF32, 2, Kernels::kFused};
+  EXPECT_EQ(part_cost(a, Part::kHead, Pass::kBackward, shape).scratch.value, 256 * 32000 * 4);
+  EXPECT_EQ(part_cost(a, Part::kNormQkv, Pass::kForward, shape).scratch.value, 2048 * 512 * 4);
+  EXPECT_EQ(part_cost(a, Part::kNormQkv, Pass::kBackward, shape).scratch.value, 2048 * 512 * 4 + 2 * 512 * 4);
+}
+
+TEST(PartCost, LargeModelsDoNotOverflow) {
+  const auto& a = preset("gpt-1t");
+  for (const Part part : kAllParts)
+    for (const Pass pass : {Pass::kForward, Pass::kBackward})
+      for (const Kernels kernels : {Kernels::kReference, Kernels::kFused, Kernels::kAten}) {
+        const PartShape shape{16, 2048, part == Part::kHead ? 256 : 0, DType::kBF16, 64, kernels};
+        const PartCost cost = part_cost(a, part, pass, shape);
+        EXPECT_GE(cost.flops.value, 0);
+        EXPECT_GT(cost.moved.value, 0);
+        EXPECT_GE(cost.scratch.value, 0);
+      }
+}
+
+}  // namespace
+}  // namespace molen::arch
