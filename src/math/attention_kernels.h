@@ -1,0 +1,49 @@
+// What attention.cpp (which splits the work over threads) asks of the kernels (which do one piece of it). Plain
+// declarations only: the kernel files are compiled with flags of their own, and an inline function from a shared header
+// could then run on a processor that lacks the instructions.
+#pragma once
+
+#include <cstdint>
+
+namespace molen::math::attention_detail {
+
+using i64 = std::int64_t;
+
+enum Tile : i64 {
+  kTileColumns = 128,  // keys a tile holds
+  kForwardRows = 288,  // query rows, over the heads that share the keys, that one forward piece holds
+  kBackwardRows = 96,  // query rows of one head that meet a tile of keys at a time
+  kMaxHeadsPerPiece = 8,
+  kMaxD = 256,
+};
+
+struct Forward {
+  i64 B, S, h, k, D;
+  const float* alibi;
+  const float* qkv;
+  float* o;
+  float* lse;
+};
+
+struct Backward {
+  i64 B, S, h, k, D;
+  const float* alibi;
+  const float *d_o, *qkv, *o, *lse;
+  float* d_qkv;
+};
+
+// Each writes outputs that no other piece writes.
+struct Kernels {
+  // Rows i0..i0+n of `heads` query heads from `head`, all reading one key/value head; heads * n <= kForwardRows.
+  void (*forward_rows)(const Forward&, i64 b, i64 head, i64 heads, i64 i0, i64 n, float* scratch);
+  // dk, dv of the tile of keys that starts at j0; with_dq: adds its part of dq too (tiles in rising order, from 0).
+  void (*backward_columns)(const Backward&, i64 b, i64 kv, i64 j0, bool with_dq, float* scratch);
+  // dq alone, of rows i0..i0+n of one query head, n <= kBackwardRows.
+  void (*backward_rows)(const Backward&, i64 b, i64 head, i64 i0, i64 n, float* scratch);
+};
+
+extern const Kernels kGenericKernels;
+extern const Kernels kAvx2Kernels;    // x86-64 only
+extern const Kernels kAvx512Kernels;  // x86-64 only
+
+}  // namespace molen::math::attention_detail

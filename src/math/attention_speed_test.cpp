@@ -1,0 +1,81 @@
+// GFLOP/s of attention beside ATen's fused CPU op. Not a test: run it alone on an idle machine with
+//   math_test --gtest_also_run_disabled_tests --gtest_filter='AttentionSpeed.*'
+// Causal FLOPs, halved: 2 B h S^2 D forward (two products), 5/2 of it backward (five products).
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+
+#include "math/attention.h"
+
+namespace molen::math {
+namespace {
+
+double best_seconds(const std::function<void()>& f) {
+  f();
+  double best = 1e9;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int n = 0; n < 3 || (n < 40 && std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(300)); ++n) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+void measure(std::int64_t B, std::int64_t h, std::int64_t k, std::int64_t S, std::int64_t D, int threads, AttentionIsa isa, bool aten) {
+  at::set_num_threads(threads);
+  const AttentionShape shape{B, S, h, k, D, threads, nullptr, isa};
+  const at::Tensor qkv = at::randn({B * S, (h + 2 * k) * D}), d_o = at::randn({B * S, h * D});
+  at::Tensor o = at::empty_like(d_o), lse = at::empty({B, h, S}), d_qkv = at::empty_like(qkv);
+  at::Tensor scratch = at::empty({std::max(attention_forward_scratch(shape), attention_backward_scratch(shape))}, at::kByte);
+  const double forward = best_seconds([&] {
+    attention_forward(shape, qkv.const_data_ptr<float>(), o.data_ptr<float>(), lse.data_ptr<float>(), scratch.data_ptr());
+  });
+  const double backward = best_seconds([&] {
+    attention_backward(shape, d_o.const_data_ptr<float>(), qkv.const_data_ptr<float>(), o.const_data_ptr<float>(),
+                       lse.const_data_ptr<float>(), d_qkv.data_ptr<float>(), scratch.data_ptr());
+  });
+  const double flops = 2e-9 * static_cast<double>(B * h * S * S * D);
+  std::printf("%-8s B%ld h%ld k%ld S%-5ld D%-4ld threads %d | forward %6.1f  backward %6.1f", name_of(isa), B, h, k, S, D, threads, flops / forward,
+              2.5 * flops / backward);
+  if (aten) {
+    const auto part = [&](std::int64_t first, std::int64_t n) {
+      return qkv.view({B, S, h + 2 * k, D}).slice(2, first, first + n).transpose(1, 2);
+    };
+    const at::Tensor q = part(0, h), kk = part(h, k), v = part(h + k, k), g = d_o.view({B, S, h, D}).transpose(1, 2);
+    const auto [o2, lse2] = at::_scaled_dot_product_flash_attention_for_cpu(q, kk, v, 0.0, true);
+    const double f = best_seconds([&] { at::_scaled_dot_product_flash_attention_for_cpu(q, kk, v, 0.0, true); });
+    const at::Tensor out = o2, l = lse2;
+    const double b = best_seconds([&] { at::_scaled_dot_product_flash_attention_for_cpu_backward(g, q, kk, v, out, l, 0.0, true); });
+    std::printf(" | ATen %6.1f %6.1f", flops / f, 2.5 * flops / b);
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+TEST(AttentionSpeed, DISABLED_Table) {
+  for (int threads : {1, 2}) {
+    const at::Tensor a = at::randn({2048, 2048});
+    at::set_num_threads(threads);
+    std::printf("sgemm 2048, threads %d: %.1f GFLOP/s\n", threads, 2e-9 * 2048 * 2048 * 2048 / best_seconds([&] { at::mm(a, a); }));
+    measure(4, 8, 4, 512, 64, threads, AttentionIsa::kBest, true);
+    measure(4, 8, 4, 1024, 64, threads, AttentionIsa::kBest, true);
+    measure(4, 8, 4, 2048, 64, threads, AttentionIsa::kBest, true);
+    measure(4, 8, 4, 512, 128, threads, AttentionIsa::kBest, true);
+    measure(4, 8, 4, 2048, 128, threads, AttentionIsa::kBest, true);
+  }
+}
+
+TEST(AttentionSpeed, DISABLED_Quick) {
+  for (std::int64_t D : {64, 128})
+    for (std::int64_t S : {512, 2048}) measure(4, 8, 4, S, D, 1, AttentionIsa::kBest, false);
+  measure(1, 8, 4, 512, 64, 1, AttentionIsa::kAvx2, false);
+  measure(1, 8, 4, 512, 64, 1, AttentionIsa::kGeneric, false);
+}
+
+}  // namespace
+}  // namespace molen::math

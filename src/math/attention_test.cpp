@@ -1,0 +1,293 @@
+// Attention against a plain double loop, against ATen, and against itself (threads, instruction sets, repeats).
+#include "math/attention.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace molen::math {
+namespace {
+
+using i64 = std::int64_t;
+using Floats = std::vector<float>;
+using Doubles = std::vector<double>;
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+struct Inputs {
+  AttentionShape shape;
+  Floats qkv, d_o, slopes;
+  i64 row() const { return (shape.h + 2 * shape.k) * shape.D; }
+};
+
+Inputs make_inputs(i64 B, i64 S, i64 h, i64 k, i64 D, bool alibi = false, unsigned seed = 1) {
+  Inputs in;
+  in.shape = {B, S, h, k, D};
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal;
+  in.qkv.resize(static_cast<std::size_t>(B * S * in.row()));
+  in.d_o.resize(static_cast<std::size_t>(B * S * h * D));
+  for (float& x : in.qkv) x = normal(engine);
+  for (float& x : in.d_o) x = normal(engine);
+  for (i64 j = 0; alibi && j < h; ++j) in.slopes.push_back(std::exp2(-8.0f * static_cast<float>(j + 1) / static_cast<float>(h)));
+  return in;
+}
+
+// Each value comes with the sum of the absolute values of its terms: what rounding is relative to.
+struct Sums {
+  Doubles value, magnitude;
+  explicit Sums(std::size_t n) : value(n), magnitude(n) {}
+  void add(i64 at, double term, double size) { value[static_cast<std::size_t>(at)] += term, magnitude[static_cast<std::size_t>(at)] += size; }
+};
+
+struct Truth {
+  Sums o, lse, d_qkv;
+  double largest_score = 0;  // sum of |terms| of a score, at most
+};
+
+Truth truth(const Inputs& in) {
+  const auto [B, S, h, k, D, threads, alibi, isa] = in.shape;
+  const i64 ld = in.row();
+  Truth t{Sums(in.d_o.size()), Sums(static_cast<std::size_t>(B * h * S)), Sums(in.qkv.size())};
+  const double scale = 1 / std::sqrt(static_cast<double>(D));
+  Doubles p(static_cast<std::size_t>(S)), dp(p), dp_size(p);
+  for (i64 b = 0; b < B; ++b)
+    for (i64 head = 0; head < h; ++head)
+      for (i64 i = 0; i < S; ++i) {
+        const i64 q = (b * S + i) * ld + head * D, o = ((b * S + i) * h + head) * D;
+        const auto key = [&](i64 j) { return (b * S + j) * ld + (h + head / (h / k)) * D; };
+        double most = -INFINITY, total = 0;
+        for (i64 j = 0; j <= i; ++j) {
+          double s = 0, size = 0;
+          for (i64 d = 0; d < D; ++d) s += scale * in.qkv[q + d] * in.qkv[key(j) + d], size += scale * std::abs(in.qkv[q + d] * in.qkv[key(j) + d]);
+          if (!in.slopes.empty()) s += in.slopes[head] * static_cast<double>(j - i), size += in.slopes[head] * static_cast<double>(i - j);
+          p[j] = s, most = std::max(most, s), t.largest_score = std::max(t.largest_score, size);
+        }
+        for (i64 j = 0; j <= i; ++j) total += std::exp(p[j] - most);
+        const double lse = most + std::log(total);
+        t.lse.add((b * h + head) * S + i, lse, 1 + std::abs(lse));
+        double delta = 0, delta_size = 0;
+        for (i64 j = 0; j <= i; ++j) {
+          p[j] = std::exp(p[j] - lse), dp[j] = dp_size[j] = 0;
+          const i64 v = key(j) + k * D;
+          for (i64 d = 0; d < D; ++d) {
+            const double x = in.qkv[v + d], g = in.d_o[o + d];
+            t.o.add(o + d, p[j] * x, p[j] * std::abs(x));
+            dp[j] += x * g, dp_size[j] += std::abs(x * g);
+            t.d_qkv.add(v + d, p[j] * g, p[j] * std::abs(g));
+          }
+          delta += p[j] * dp[j], delta_size += p[j] * dp_size[j];
+        }
+        for (i64 j = 0; j <= i; ++j) {
+          const double ds = scale * p[j] * (dp[j] - delta), size = scale * p[j] * (dp_size[j] + delta_size);
+          for (i64 d = 0; d < D; ++d) {
+            t.d_qkv.add(q + d, ds * in.qkv[key(j) + d], size * std::abs(in.qkv[key(j) + d]));
+            t.d_qkv.add(key(j) + d, ds * in.qkv[q + d], size * std::abs(in.qkv[q + d]));
+          }
+        }
+      }
+  return t;
+}
+
+struct Result {
+  Floats o, lse, d_qkv;
+};
+
+// Runs both directions with outputs and scratch full of NaN and guard bytes behind each of them.
+Result run(const Inputs& in, int threads = 1, AttentionIsa isa = AttentionIsa::kBest) {
+  AttentionShape shape = in.shape;
+  shape.threads = threads, shape.isa = isa, shape.alibi = in.slopes.empty() ? nullptr : in.slopes.data();
+  constexpr std::size_t kGuard = 64;
+  constexpr float kCanary = 12345.0f;
+  const auto guarded = [&](std::size_t n) {
+    Floats x(n + kGuard, kNaN);
+    std::fill(x.begin() + static_cast<std::ptrdiff_t>(n), x.end(), kCanary);
+    return x;
+  };
+  const auto unguard = [&](Floats x, const char* name) {
+    for (std::size_t g = x.size() - kGuard; g < x.size(); ++g) EXPECT_EQ(x[g], kCanary) << name << " written past its end";
+    x.resize(x.size() - kGuard);
+    return x;
+  };
+  Result r{guarded(in.d_o.size()), guarded(static_cast<std::size_t>(shape.B * shape.h * shape.S)), guarded(in.qkv.size())};
+  Floats scratch = guarded(static_cast<std::size_t>(attention_forward_scratch(shape)) / 4);
+  attention_forward(shape, in.qkv.data(), r.o.data(), r.lse.data(), scratch.data());
+  unguard(std::move(scratch), "forward scratch");
+  scratch = guarded(static_cast<std::size_t>(attention_backward_scratch(shape)) / 4);
+  attention_backward(shape, in.d_o.data(), in.qkv.data(), r.o.data(), r.lse.data(), r.d_qkv.data(), scratch.data());
+  unguard(std::move(scratch), "backward scratch");
+  return {unguard(r.o, "o"), unguard(r.lse, "lse"), unguard(r.d_qkv, "d_qkv")};
+}
+
+// Shares below 2^-100 are zero; inputs and slopes of these tests are below 1e3.
+constexpr double kVanishing = 1e-24;
+
+// |got - want| <= factor * eps * magnitude, and not all zeros.
+void expect_close(const Floats& got, const Sums& want, double factor, const char* name) {
+  ASSERT_EQ(got.size(), want.value.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = std::abs(got[i] - want.value[i]), bound = factor * FLT_EPSILON * want.magnitude[i] + kVanishing;
+    if (!(error <= bound)) {
+      FAIL() << name << "[" << i << "] = " << got[i] << ", expected " << want.value[i] << " within " << bound;
+    }
+    if (bound > 0) worst = std::max(worst, error / bound);
+  }
+  if (got.size() > 1000) {
+    EXPECT_GT(worst, 1e-3) << name << ": a bound that rounding never comes near proves nothing";
+  }
+}
+
+// A score whose terms sum to M in absolute value has a rounding error of at most (D + 3) M eps. Terms here have random signs, so
+// partial sums stay near sqrt(D) terms while M is D of them: the standard deviation is below M eps. It becomes the relative
+// error of p, with 2 more for exp and for lse; the sums that follow add as little again. 6 standard deviations: the worst of up
+// to a million elements.
+double error_factor(const Truth& t) { return 6 * (t.largest_score + 3); }
+
+void expect_true(const Inputs& in, int threads = 1, AttentionIsa isa = AttentionIsa::kBest) {
+  SCOPED_TRACE(testing::Message() << "B=" << in.shape.B << " S=" << in.shape.S << " h=" << in.shape.h << " k=" << in.shape.k
+                                  << " D=" << in.shape.D << " alibi=" << !in.slopes.empty() << " threads=" << threads << " " << name_of(isa));
+  const Truth t = truth(in);
+  const Result r = run(in, threads, isa);
+  const double factor = error_factor(t);
+  expect_close(r.o, t.o, factor, "o");
+  expect_close(r.lse, t.lse, factor, "lse");
+  expect_close(r.d_qkv, t.d_qkv, factor, "d_qkv");
+}
+
+std::vector<AttentionIsa> available() {
+  std::vector<AttentionIsa> all;
+  for (auto isa : {AttentionIsa::kGeneric, AttentionIsa::kAvx2, AttentionIsa::kAvx512})
+    if (attention_isa_available(isa)) all.push_back(isa);
+  return all;
+}
+
+bool same_bits(const Floats& a, const Floats& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0; }
+bool same_bits(const Result& a, const Result& b) { return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.d_qkv, b.d_qkv); }
+
+TEST(Attention, AwkwardSizesOnEveryInstructionSet) {
+  for (AttentionIsa isa : available())
+    for (i64 S : {1, 7, 63, 129})
+      for (i64 D : {8, 20, 64, 80, 128}) expect_true(make_inputs(2, S, 2, 1, D, S == 63), 2, isa);
+}
+
+TEST(Attention, LongerThanSeveralTiles) {
+  for (AttentionIsa isa : available()) expect_true(make_inputs(1, 513, 2, 1, 64), 1, isa);
+  expect_true(make_inputs(1, 513, 1, 1, 128, true));
+  expect_true(make_inputs(1, 400, 1, 1, 256));
+  expect_true(make_inputs(1, 400, 1, 1, 33));
+}
+
+TEST(Attention, GroupedHeads) {
+  expect_true(make_inputs(2, 150, 3, 3, 16));
+  expect_true(make_inputs(2, 150, 4, 2, 16, true));
+  expect_true(make_inputs(1, 301, 6, 2, 16));
+  expect_true(make_inputs(1, 150, 11, 1, 8, true));  // more heads on one key head than a piece takes
+}
+
+RC_GTEST_PROP(Attention, AnyShape, ()) {
+  const i64 k = *rc::gen::inRange(1, 3), h = k * *rc::gen::inRange(1, 4);
+  const Inputs in = make_inputs(*rc::gen::inRange(1, 3), *rc::gen::inRange(1, 200), h, k, *rc::gen::inRange(1, 70), *rc::gen::arbitrary<bool>());
+  expect_true(in, *rc::gen::inRange(1, 4), *rc::gen::elementOf(available()));
+  RC_ASSERT(!testing::Test::HasFailure());
+}
+
+TEST(Attention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
+  // B*k = 2: on three threads and more the backward is split by tiles.
+  const Inputs in = make_inputs(1, 300, 4, 2, 64);
+  for (AttentionIsa isa : available()) {
+    const Result one = run(in, 1, isa);
+    for (int threads : {1, 2, 3, 5}) EXPECT_TRUE(same_bits(one, run(in, threads, isa))) << threads << " threads, " << name_of(isa);
+  }
+}
+
+TEST(Attention, SplitBackwardIsTrueToo) { expect_true(make_inputs(1, 300, 4, 2, 20, true), 5); }
+
+TEST(Attention, LaterTokensNeverReachEarlierOnes) {
+  Inputs in = make_inputs(1, 200, 2, 1, 32);
+  const Result before = run(in);
+  const i64 changed = 150;
+  for (i64 at = changed * in.row(); at < 200 * in.row(); ++at) in.qkv[at] = kNaN;
+  const Result after = run(in);
+  const auto o_size = static_cast<std::size_t>(changed * 2 * 32);
+  EXPECT_EQ(std::memcmp(before.o.data(), after.o.data(), o_size * 4), 0);
+  for (std::size_t i = o_size; i < after.o.size(); ++i) ASSERT_TRUE(std::isnan(after.o[i])) << i;
+}
+
+TEST(Attention, NanAndInfinityShow) {
+  for (AttentionIsa isa : available())
+    for (float bad : {kNaN, std::numeric_limits<float>::infinity()})
+      for (i64 column : {3, 64 + 3, 128 + 3}) {  // in q, k, v of one token
+        Inputs in = make_inputs(1, 140, 1, 1, 64);
+        in.qkv[100 * in.row() + column] = bad;
+        const Result r = run(in, 1, isa);
+        for (i64 i = 0; i < 140; ++i) {
+          const bool hit = column < 64 ? i == 100 : i >= 100;
+          if (i >= 95 && !hit) continue;  // rows share a block of 6, where 0 * NaN is NaN
+          const float o = r.o[i * 64 + 3];
+          if (hit && !(std::isinf(bad) && column == 67)) {
+            EXPECT_FALSE(std::isfinite(o)) << i << " column " << column << " " << bad;
+          }
+          if (!hit) {
+            EXPECT_TRUE(std::isfinite(o)) << i << " column " << column << " " << bad;
+          }
+        }
+        EXPECT_TRUE(std::any_of(r.d_qkv.begin(), r.d_qkv.end(), [](float x) { return !std::isfinite(x); }));
+      }
+}
+
+TEST(Attention, SharpAndFlatSoftmax) {
+  Inputs sharp = make_inputs(1, 140, 1, 1, 16);
+  for (i64 n = 0; n < 140; ++n)
+    for (i64 d = 0; d < 16; ++d) sharp.qkv[n * sharp.row() + d] *= 100;  // scores of hundreds: most shares vanish
+  expect_true(sharp);
+  Inputs flat = make_inputs(1, 140, 1, 1, 16);
+  for (i64 n = 0; n < 140; ++n)
+    for (i64 d = 0; d < 16; ++d) flat.qkv[n * flat.row() + d] = 0;  // every share of row i is 1/(i+1)
+  const Result r = run(flat);
+  for (i64 i = 0; i < 140; ++i) EXPECT_NEAR(r.lse[i], std::log(static_cast<double>(i + 1)), 4 * FLT_EPSILON * (1 + std::log(i + 1.0)));
+}
+
+TEST(Attention, AgreesWithAten) {
+  const i64 B = 2, S = 200, h = 4, D = 64;
+  const Inputs in = make_inputs(B, S, h, h, D);
+  const Result ours = run(in, 2);
+  const auto qkv = at::from_blob(const_cast<float*>(in.qkv.data()), {B, S, 3, h, D}, at::kFloat);
+  const auto heads = [&](i64 i) { return qkv.select(2, i).transpose(1, 2); };
+  const auto d_o = at::from_blob(const_cast<float*>(in.d_o.data()), {B, S, h, D}, at::kFloat).transpose(1, 2);
+  const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(heads(0), heads(1), heads(2), 0.0, true);
+  const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(d_o, heads(0), heads(1), heads(2), o, lse, 0.0, true);
+  const Truth t = truth(in);
+  const double factor = 2 * error_factor(t);  // both round
+  const auto compare = [&](const at::Tensor& theirs, const Floats& got, const Doubles& magnitude, const char* name) {
+    const at::Tensor flat = theirs.contiguous();
+    ASSERT_EQ(flat.numel(), static_cast<i64>(got.size()));
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const float x = flat.const_data_ptr<float>()[i];
+      if (!(std::abs(x - got[i]) <= factor * FLT_EPSILON * magnitude[i])) FAIL() << name << "[" << i << "] " << got[i] << ", ATen " << x;
+    }
+  };
+  compare(o.transpose(1, 2), ours.o, t.o.magnitude, "o");
+  compare(lse, ours.lse, t.lse.magnitude, "lse");
+  compare(at::stack({dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)}, 2), ours.d_qkv, t.d_qkv.magnitude, "d_qkv");
+}
+
+TEST(Attention, ImpossibleShapesAreRefused) {
+  float x = 0;
+  const auto refused = [&](AttentionShape s) { EXPECT_ANY_THROW(attention_forward(s, &x, &x, &x, &x)); };
+  refused({1, 1, 3, 2, 8});
+  refused({1, 1, 1, 0, 8});
+  refused({1, 1, 1, 1, 257});
+  refused({1, 1, 1, 1, 8, 0});
+  attention_forward({0, 5, 1, 1, 8}, &x, &x, &x, &x);
+  attention_forward({5, 0, 1, 1, 8}, &x, &x, &x, &x);
+}
+
+}  // namespace
+}  // namespace molen::math
