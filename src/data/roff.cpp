@@ -168,6 +168,8 @@ class Page {
         case 'A': case 'B': case 'R': case 'S': case 'H': case 'Z': delimited(s, i); break;
         default: break;  // \& \, \/ \^ \| \: \% \c \{ \} and unknown ones stand for nothing
       }
+      // An escape that ended inside a character of several bytes takes all of it.
+      while (i < s.size() && (s[i] & 0xc0) == 0x80) ++i;
     }
     return out;
   }

@@ -1,0 +1,23 @@
+// Token indexes: refused with a UsageError, or consistent. The first byte of the input is the size of the .bin file.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <numeric>
+#include <string_view>
+
+#include "base/error.h"
+#include "data/shard.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace molen;
+  if (size == 0) return 0;
+  try {
+    const molen::data::ShardIndex index =
+        molen::data::parse_index(std::string_view(reinterpret_cast<const char*>(data) + 1, size - 1), data[0], "fuzz");
+    const std::int64_t tokens = std::accumulate(index.lengths.begin(), index.lengths.end(), std::int64_t{0});
+    if (tokens != index.tokens || tokens * size_of(index.dtype) != data[0]) std::abort();
+    if (index.documents.back() != static_cast<std::int64_t>(index.lengths.size())) std::abort();
+  } catch (const UsageError&) {
+  }
+  return 0;
+}
