@@ -119,8 +119,16 @@ class Parser {
   void buffer(const std::vector<std::string>& w) {
     if (w.size() != 5) fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external'");
     if (program_.find_buffer(w[1]) >= 0) fail("buffer '" + w[1] + "' stands twice");
-    program_.buffers.push_back({w[1], dtype_from_name(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
+    program_.buffers.push_back({w[1], dtype(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
                                 choice<Lifetime>(w[4], std::array{Lifetime::kPersistent, Lifetime::kTransient, Lifetime::kExternal}, "lifetime")});
+  }
+
+  DType dtype(const std::string& name) const {
+    try {
+      return dtype_from_name(name);
+    } catch (const UsageError& error) {
+      fail(error.what());
+    }
   }
 
   int body_index(const std::string& name) const {

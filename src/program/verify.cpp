@@ -58,6 +58,7 @@ class Verifier {
         for (std::size_t b = 0; b < held_.size(); ++b)
           if (p_.buffers[b].lifetime == Lifetime::kTransient) held_[b] = {};
         chunks_.clear();
+        chunks_in_.clear();
       }
       operands(e);
       semantics(e);
@@ -162,14 +163,17 @@ class Verifier {
     if (!right) {
       report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name, held.text(),
              Held{true, want.value, want.layer, e.micro_batch}.text());
-    } else if (want.value == Value::kDNormed && static_cast<std::int64_t>(chunks_.size()) != num_head_chunks(p_.setting)) {
-      report(e, "reads the head's gradient with {} of {} chunks written", chunks_.size(), num_head_chunks(p_.setting));
+    } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != num_head_chunks(p_.setting)) {
+      report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer], num_head_chunks(p_.setting));
     }
   }
 
   void write(const Expanded& e, const Use& use, const Operand& want) {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
-    held_[static_cast<std::size_t>(use.buffer)] = {true, want.value, want.layer, e.micro_batch};
+    Held& held = held_[static_cast<std::size_t>(use.buffer)];
+    // Each chunk of the head writes its part of one buffer; anything else in between would start it over.
+    if (want.value == Value::kDNormed) chunks_in_[use.buffer] = held.defined && held.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
+    held = {true, want.value, want.layer, e.micro_batch};
   }
 
   UnitState* unit(const Expanded& e) {
@@ -357,6 +361,7 @@ class Verifier {
   std::vector<Held> held_;
   std::vector<UnitState> units_;
   std::set<std::int64_t> chunks_, loaded_;
+  std::map<int, std::int64_t> chunks_in_;   // chunks of the head's gradient that a buffer holds
   std::set<int> zeroed_;
   bool scalars_zeroed_ = false, scalars_reduced_ = false, clipped_ = false, agreed_ = false;
   std::vector<Finding> findings_;

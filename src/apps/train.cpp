@@ -1,0 +1,157 @@
+// molen train, simulate, calibrate, doctor
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "apps/cli.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "plan/resolve.h"
+#include "program/build.h"
+#include "program/memory.h"
+#include "sim/calibration.h"
+#include "sim/simulate.h"
+#ifdef MOLEN_HAS_TORCH
+#include "train/calibrate.h"
+#include "train/doctor.h"
+#include "train/trainer.h"
+#include "train/world.h"
+#endif
+
+namespace molen::apps {
+namespace {
+
+int run_simulate(const ConfigOptions& options, const std::string& cluster, const std::string& communicator, const std::string& format) {
+  config::Config c = load_config(options);
+  const auto a = plan::resolve_architecture(c);
+  plan::Machine machine;
+  machine.ranks = machine.local_ranks = options.ranks.value_or(1);
+  const auto p = program::build(a, plan::resolve_setting(c, a, machine));
+  const auto ops = program::expand(p);
+  const auto calibration = sim::read_calibration(cluster);
+  const std::string comm = !communicator.empty() ? communicator : machine.ranks == 1 ? "self" : "threads";
+  const auto timeline = sim::simulate(p, ops, calibration.costs(sim::conditions_of(p.setting, comm), cluster));
+  const auto phases = program::phase_seconds(ops, timeline);
+  const auto memory = program::plan_memory(p);
+  const double tokens = static_cast<double>(p.setting.global_batch * p.setting.sequence);
+  if (format == "json") {
+    Json by_phase;
+    for (int i = 0; i < program::kNumPhases; ++i) by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] = phases.phase_s[static_cast<std::size_t>(i)];
+    by_phase["bubble"] = phases.bubble_s;
+    fmt::print("{}\n", Json{{"step_s", timeline.total_s}, {"tokens_per_s", tokens / timeline.total_s}, {"memory_bytes", memory.peak.value}, {"phase_s", by_phase}}.dump(2));
+    return kOk;
+  }
+  fmt::print("predicted step {} ({:.0f} tokens/s), memory of a rank {}\n", human(Seconds(timeline.total_s)), tokens / timeline.total_s, human(memory.peak));
+  for (int i = 0; i < program::kNumPhases; ++i)
+    if (phases.phase_s[static_cast<std::size_t>(i)] > 0)
+      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", program::name_of(static_cast<program::Phase>(i)), human(Seconds(phases.phase_s[static_cast<std::size_t>(i)])),
+                 100.0 * phases.phase_s[static_cast<std::size_t>(i)] / timeline.total_s);
+  fmt::print("  {:<18} {:>10} {:>6.1f}%\n", "bubble", human(Seconds(phases.bubble_s)), 100.0 * phases.bubble_s / timeline.total_s);
+  return kOk;
+}
+
+void add_simulate(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb = app.add_subcommand("simulate", "predicted Timeline of one layout");
+  auto options = add_config_options(*verb);
+  auto cluster = std::make_shared<std::string>(), communicator = std::make_shared<std::string>();
+  verb->add_option("--cluster", *cluster, "what `molen calibrate` wrote")->required();
+  verb->add_option("--communicator", *communicator, "as calibrated: self, threads, mpi");
+  auto format = add_format_option(*verb);
+  verb->callback([&chosen, options, cluster, communicator, format] { chosen.action = [=] { return run_simulate(*options, *cluster, *communicator, *format); }; });
+}
+
+#ifdef MOLEN_HAS_TORCH
+
+int run_train(const ConfigOptions& options, const train::TrainOptions& train_options) {
+  config::Config c = load_config(options);
+  const auto launch = train::resolve_launch(c, options.ranks);
+  train::run_ranks(launch, [&](comm::Communicator& world) {
+    const auto job = train::prepare_job(c, launch.machine, launch.communicator, train_options, world);
+    train::run_job(job, world);
+  });
+  return kOk;
+}
+
+int run_calibrate(const std::string& output, std::optional<int> ranks, int threads, const std::string& compute) {
+  const auto launch = train::resolve_launch({}, ranks);
+  train::CalibrateOptions o;
+  o.threads = threads > 0 ? threads : plan::auto_threads(launch.machine.local_ranks);
+  o.compute = dtype_from_name(compute);
+  o.kernels = o.compute == DType::kF32 ? arch::Kernels::kFused : o.compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kAten;
+  train::run_ranks(launch, [&](comm::Communicator& world) {
+    auto entry = train::calibrate(o, launch.communicator, world, [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
+    if (world.rank() != 0) return;
+    sim::Calibration all;
+    if (fs::exists(output)) all = sim::read_calibration(output);
+    char host[256] = "";
+    ::gethostname(host, sizeof host - 1);
+    all.host = host;
+    all.cpu = train::cpu_model();
+    all.created = utc_timestamp(wall_time());
+    fmt::print("calibrated {}: {} kinds of op\n", entry.conditions.text(), entry.costs.fits().size());
+    for (const auto& [kind, fit] : entry.costs.fits())
+      fmt::print("  {:<28} {:>4} samples, typical {:>10}, spread {:>5.1f}%\n", kind, fit.samples, human(Seconds(fit.typical_s)), 100.0 * fit.residual);
+    all.replace(std::move(entry));
+    sim::write_calibration(output, all);
+  });
+  return kOk;
+}
+
+void add_train(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb = app.add_subcommand("train", "trains; under mpirun, srun, with --ranks threads, or alone");
+  auto options = add_config_options(*verb);
+  auto o = std::make_shared<train::TrainOptions>();
+  auto program = std::make_shared<std::string>(), cluster = std::make_shared<std::string>();
+  verb->add_option("--resume", o->resume, "auto (continue where a checkpoint is), never, or a step")->capture_default_str();
+  verb->add_option("--allow-change", o->allow_change, "a key that may differ from the checkpoint's run; may be repeated")->take_all()->expected(1)->allow_extra_args(false);
+  verb->add_option("--program", *program, "a step program in text form (`molen program`), in the place of the built one");
+  verb->add_option("--cluster", *cluster, "what `molen calibrate` wrote: the run's report then has predicted beside measured");
+  verb->add_flag("--dry-run", o->dry_run, "builds and verifies, prints what would run, writes nothing");
+  verb->callback([&chosen, options, o, program, cluster] {
+    chosen.action = [=] {
+      if (!program->empty()) o->program_file = *program;
+      if (!cluster->empty()) o->cluster = *cluster;
+      return run_train(*options, *o);
+    };
+  });
+}
+
+void add_calibrate(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb = app.add_subcommand("calibrate", "measures this machine into a cluster description");
+  auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("fp32");
+  auto ranks = std::make_shared<std::optional<int>>();
+  auto threads = std::make_shared<int>(0);
+  verb->add_option("--output", *output, "file; other conditions in it are kept")->capture_default_str();
+  verb->add_option("--ranks", *ranks, "thread-ranks at once (under mpirun: its ranks)")->check(CLI::PositiveNumber);
+  verb->add_option("--threads", *threads, "per rank; 0: the cores over the ranks");
+  verb->add_option("--compute", *compute, "fp32, bf16 or fp64")->capture_default_str();
+  verb->callback([&chosen, output, compute, ranks, threads] { chosen.action = [=] { return run_calibrate(*output, *ranks, *threads, *compute); }; });
+}
+
+void add_doctor(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb = app.add_subcommand("doctor", "what this machine can and cannot do, and why");
+  auto format = add_format_option(*verb);
+  verb->callback([&chosen, format] { chosen.action = [format] { return train::doctor(*format == "json"); }; });
+}
+#endif
+
+}  // namespace
+
+void add_train_verbs(CLI::App& app, Chosen& chosen) {
+#ifdef MOLEN_HAS_TORCH
+  add_train(app, chosen);
+  add_calibrate(app, chosen);
+  add_doctor(app, chosen);
+#else
+  for (const char* name : {"train", "calibrate", "doctor"}) {
+    CLI::App* verb = app.add_subcommand(name, "needs libtorch, which this build lacks");
+    verb->allow_extras();
+    verb->callback([&chosen] { chosen.action = []() -> int { throw UsageError("this build has no libtorch: run `make setup build`"); }; });
+  }
+#endif
+  add_simulate(app, chosen);
+}
+
+}  // namespace molen::apps

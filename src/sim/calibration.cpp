@@ -1,0 +1,65 @@
+#include "sim/calibration.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace molen::sim {
+
+std::string Conditions::text() const { return fmt::format("{} rank(s) x {} thread(s), {}, {} kernels, {}", ranks, threads, compute, kernels, communicator); }
+
+Conditions conditions_of(const program::Setting& s, const std::string& communicator) {
+  const char* kernels = s.kernels == arch::Kernels::kReference ? "reference" : s.kernels == arch::Kernels::kFused ? "fused" : "aten";
+  return {s.data_ranks, s.threads, std::string(name_of(s.compute)), kernels, communicator};
+}
+
+const CostModel& Calibration::costs(const Conditions& wanted, std::string_view origin) const {
+  std::string known;
+  for (const Entry& e : entries) {
+    if (e.conditions == wanted) return e.costs;
+    known += "\n  " + e.conditions.text();
+  }
+  throw UsageError("{}: no measurement with {}; it has:{}\nrun `molen calibrate` under these conditions", origin, wanted.text(), known.empty() ? " nothing" : known);
+}
+
+bool Calibration::has(const Conditions& wanted) const {
+  for (const Entry& e : entries)
+    if (e.conditions == wanted) return true;
+  return false;
+}
+
+void Calibration::replace(Entry entry) {
+  std::erase_if(entries, [&](const Entry& e) { return e.conditions == entry.conditions; });
+  entries.push_back(std::move(entry));
+}
+
+Calibration read_calibration(const fs::path& path) {
+  const std::string origin = path.string();
+  const Json j = read_json(path);
+  Calibration c;
+  try {
+    if (j.at("format").get<int>() != 1) throw UsageError("{}: a calibration of another version", origin);
+    c.host = j.at("host").get<std::string>();
+    c.cpu = j.at("cpu").get<std::string>();
+    c.created = j.at("created").get<std::string>();
+    for (const auto& e : j.at("entries"))
+      c.entries.push_back({{e.at("ranks").get<int>(), e.at("threads").get<int>(), e.at("compute").get<std::string>(), e.at("kernels").get<std::string>(),
+                            e.at("communicator").get<std::string>()},
+                           CostModel::from_json(e.at("costs"), origin)});
+  } catch (const Json::exception& e) {
+    throw UsageError("{}: not a calibration: {}", origin, e.what());
+  }
+  return c;
+}
+
+void write_calibration(const fs::path& path, const Calibration& c) {
+  Json entries = Json::array();
+  for (const auto& e : c.entries)
+    entries.push_back({{"ranks", e.conditions.ranks}, {"threads", e.conditions.threads}, {"compute", e.conditions.compute}, {"kernels", e.conditions.kernels},
+                       {"communicator", e.conditions.communicator}, {"costs", e.costs.to_json()}});
+  const Json j{{"format", 1}, {"host", c.host}, {"cpu", c.cpu}, {"created", c.created}, {"entries", entries}};
+  if (path.has_parent_path()) fs::create_directories(path.parent_path());
+  write_file_atomic(path, j.dump(1) + "\n");
+}
+
+}  // namespace molen::sim

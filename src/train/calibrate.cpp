@@ -1,0 +1,120 @@
+#include "train/calibrate.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/rng.h"
+#include "exec/executor.h"
+#include "program/build.h"
+#include "program/verify.h"
+#include "train/init.h"
+
+namespace molen::train {
+namespace {
+
+struct Shape {
+  std::int64_t hidden, ffn, heads, kv_heads, head_dim, vocabulary, batch, sequence, layers;
+};
+
+// Spread over the sizes that a CPU machine trains; pairwise different, so that no two exponents move together.
+constexpr Shape kShapes[] = {
+    {128, 352, 4, 2, 32, 2048, 2, 128, 2},   {128, 512, 2, 1, 64, 8192, 8, 128, 2},   {192, 512, 6, 2, 32, 4096, 4, 256, 2},
+    {256, 704, 4, 2, 64, 16384, 4, 256, 2},  {256, 1024, 8, 8, 32, 4096, 1, 512, 2},  {256, 640, 4, 4, 64, 12000, 8, 256, 1},
+    {320, 896, 5, 5, 64, 6000, 2, 384, 2},   {384, 1024, 6, 2, 64, 16384, 2, 512, 2}, {384, 1536, 12, 4, 32, 24000, 4, 128, 2},
+    {512, 1408, 8, 4, 64, 32000, 4, 256, 2}, {512, 1408, 8, 4, 64, 16384, 4, 512, 4}, {512, 2048, 8, 8, 64, 8192, 1, 768, 2},
+    {640, 1728, 10, 5, 64, 20000, 2, 512, 1}, {768, 2048, 12, 4, 64, 16384, 2, 256, 2}, {768, 3072, 12, 12, 64, 8192, 1, 1024, 1},
+};
+
+arch::Architecture architecture(const Shape& s) {
+  arch::Architecture a = arch::preset("llama-tiny");
+  a.name = "calibration";
+  a.hidden = s.hidden;
+  a.ffn = s.ffn;
+  a.heads = s.heads;
+  a.kv_heads = s.kv_heads;
+  a.head_dim = s.head_dim;
+  a.vocabulary = s.vocabulary;
+  a.layers = s.layers;
+  a.max_sequence = 2048;
+  a.tied = false;
+  return a;
+}
+
+double median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+}  // namespace
+
+std::string cpu_model() {
+  const std::string info = read_file("/proc/cpuinfo");
+  const auto at = info.find("model name");
+  if (at == std::string::npos) return "unknown";
+  const auto colon = info.find(':', at), end = info.find('\n', at);
+  return info.substr(colon + 2, end - colon - 2);
+}
+
+std::vector<program::Timeline> run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {
+  exec::Executor executor(p, world.rank(), &world, {});
+  initialize_parameters(executor, 1, p.setting.threads);
+  std::uint64_t position = 0;
+  exec::StepInput input;
+  input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+    const std::int64_t n = p.setting.tokens();
+    for (std::int64_t i = 0; i < n; ++i) ids[i] = static_cast<std::int32_t>(uniform_at(9, position++) * static_cast<double>(p.arch.vocabulary));
+    for (std::int64_t i = 0; i < n; ++i) labels[i] = ids[(i + 1) % n];
+    return n;
+  };
+  std::vector<program::Timeline> timelines;
+  for (int i = 0; i <= repeats; ++i) {
+    input.step = i + 1;
+    world.barrier();
+    auto result = executor.run(input);
+    if (i > 0) timelines.push_back(std::move(result.timeline));
+  }
+  return timelines;
+}
+
+sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
+                                  const std::function<void(const std::string&)>& progress) {
+  at::set_num_threads(o.threads);
+  std::vector<sim::Sample> samples;
+  program::Setting setting;
+  for (const Shape& shape : kShapes) {
+    for (const int zero : {0, 1}) {
+      // One micro-batch, or two: an accumulating backward adds where the first one overwrites.
+      if (zero == 1 && (world.size() == 1 || shape.layers > 2)) continue;
+      setting = {};
+      setting.data_ranks = world.size();
+      setting.zero = zero;
+      setting.micro_batch = shape.batch;
+      setting.global_batch = shape.batch * world.size() * (zero == 0 ? 2 : 1);
+      setting.sequence = shape.sequence;
+      setting.compute = o.compute;
+      setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
+      setting.reduce = setting.master;
+      setting.kernels = o.kernels;
+      setting.threads = o.threads;
+      const auto p = program::build(architecture(shape), setting);
+      program::require_sound(p, "calibration");
+      const double start = now().value;
+      const auto timelines = run_synthetic(p, world, o.repeats);
+      const auto ops = program::expand(p);
+      for (std::size_t i = 0; i < ops.size(); ++i) {
+        std::vector<double> seconds;
+        for (const auto& t : timelines) seconds.push_back(t.ops[i].seconds());
+        samples.push_back({program::kind_of(ops[i].step->op), sim::features_of(p, *ops[i].step), median(seconds)});
+      }
+      if (progress && world.rank() == 0)
+        progress(fmt::format("d {} ffn {} vocabulary {} batch {} x {}: {}", shape.hidden, shape.ffn, shape.vocabulary, shape.batch, shape.sequence, human(now() - Seconds(start))));
+    }
+  }
+  return {sim::conditions_of(setting, communicator), sim::CostModel::fit(samples)};
+}
+
+}  // namespace molen::train

@@ -1,0 +1,34 @@
+// molen calibrate: runs small step programs of many shapes with the executor itself and fits a cost model to the measured ops.
+// The samples run under the conditions of a training (same ranks at once, threads, communicator, order of ops), so what they
+// cost here is what they cost there.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "plan/resolve.h"
+#include "program/timeline.h"
+#include "sim/calibration.h"
+
+namespace molen::train {
+
+struct CalibrateOptions {
+  DType compute = DType::kF32;
+  arch::Kernels kernels = arch::Kernels::kFused;
+  int threads = 1;
+  int repeats = 3;
+};
+
+// Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0.
+sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::string& communicator, comm::Communicator& world,
+                                  const std::function<void(const std::string&)>& progress);
+
+// Steps of `p` on synthetic tokens, timed; for calibration, comparison and benchmarks. Returns the Timeline of each repeat on this
+// rank after one warm-up.
+std::vector<program::Timeline> run_synthetic(const program::Program& p, comm::Communicator& world, int repeats);
+
+std::string cpu_model();
+
+}  // namespace molen::train

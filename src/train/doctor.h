@@ -1,0 +1,9 @@
+// molen doctor: what this machine can and cannot do, and why.
+#pragma once
+
+namespace molen::train {
+
+// Prints a table, or JSON. Returns the exit status.
+int doctor(bool json);
+
+}  // namespace molen::train
