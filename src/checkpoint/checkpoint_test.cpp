@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <sys/wait.h>
 
 #include <barrier>
 #include <chrono>
@@ -301,6 +302,33 @@ TEST(Checkpoint, AFullDiskLeavesOldCheckpointsAndNothingElse) {
   EXPECT_NE(errors[1].find("another rank failed"), std::string::npos);
   EXPECT_EQ(verify(old).bytes, 400);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1);
+}
+
+TEST(Checkpoint, AProcessKilledWhileSavingLosesNothing) {
+  const TestFolder folder;
+  const auto values = ramp(100);
+  const fs::path old = save_one(folder.path(), 1, values);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    Span killer = whole("w", values, {100});
+    killer.data = nullptr;
+    killer.read = [](std::int64_t, std::int64_t, void*) { ::kill(::getpid(), SIGKILL); };
+    SaveOptions options;
+    options.directory = folder.path();
+    options.step = 2;
+    save({part("a", values, 0, 100), killer}, options);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_TRUE(fs::exists(folder / "step-000000002.partial"));
+  std::vector<std::string> skipped;
+  EXPECT_EQ(latest(folder.path(), &skipped), old);
+  EXPECT_EQ(skipped.size(), 1u);
+  EXPECT_EQ(verify(save_one(folder.path(), 2, values)).bytes, 400);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 2);
 }
 
 TEST(Checkpoint, RefusesAnIndexThatPointsElsewhere) {

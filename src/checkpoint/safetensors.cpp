@@ -190,10 +190,8 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   }
 
   void check_name(const std::string& name) const {
-    if (name.size() > kMaxNameBytes) fail("a name of {} bytes, the limit is {}", name.size(), kMaxNameBytes);
-    const auto control = [](unsigned char c) { return c < 0x20 || c == 0x7F; };
-    if (std::any_of(name.begin(), name.end(), control)) fail("a name with control characters");
-    if (name.find("..") != std::string::npos) fail("the name '{}' contains '..'", name);
+    const std::string problem = name_problem(name);
+    if (!problem.empty()) fail("{}", problem);
   }
 
   SafetensorsHeader& header_;
@@ -261,6 +259,15 @@ std::string_view safetensors_name(DType dtype) {
   for (const Format& format : kFormats)
     if (format.dtype == dtype) return format.name;
   throw Error("no safetensors name for {}", name_of(dtype));
+}
+
+std::string name_problem(std::string_view name) {
+  if (name.size() > kMaxNameBytes)
+    return fmt::format("a name of {} bytes, the limit is {}", name.size(), kMaxNameBytes);
+  const auto control = [](unsigned char c) { return c < 0x20 || c == 0x7F; };
+  if (std::any_of(name.begin(), name.end(), control)) return "a name with control characters";
+  if (name.find("..") != std::string_view::npos) return fmt::format("the name '{}' contains '..'", name);
+  return "";
 }
 
 std::int64_t TensorInfo::elements() const {

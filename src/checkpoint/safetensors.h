@@ -32,6 +32,9 @@ inline constexpr std::size_t kMaxNameBytes = 4096;
 std::optional<DType> dtype_from_safetensors(std::string_view name);
 std::string_view safetensors_name(DType dtype);
 
+// Why a tensor may not have this name, or "". The writer is held to it as the reader is.
+std::string name_problem(std::string_view name);
+
 struct TensorInfo {
   std::string name;
   std::string dtype_name;      // as written in the file

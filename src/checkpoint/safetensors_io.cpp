@@ -169,6 +169,9 @@ SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<TensorSpec> tens
     return left != right ? left > right : a.dtype != b.dtype ? a.dtype < b.dtype : a.name < b.name;
   });
   for (TensorSpec& spec : tensors) {
+    const std::string problem = name_problem(spec.name);
+    MOLEN_CHECK(problem.empty() && spec.shape.size() <= kMaxRank, "tensor '{}' cannot be stored: {}", spec.name,
+                problem.empty() ? "too many dimensions" : problem);
     auto slot = std::make_unique<Slot>();
     slot->begin = buffer_size_;
     slot->size = bytes_of(spec);

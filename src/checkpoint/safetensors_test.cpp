@@ -227,6 +227,9 @@ TEST(Safetensors, AnAbandonedWriterLeavesNothing) {
   const TestFolder folder;
   { const SafetensorsWriter writer(folder / "a", {{"a", DType::kU8, {10}}}); }
   EXPECT_TRUE(fs::is_empty(folder.path()));
+  // What the reader would refuse is not written.
+  EXPECT_THROW(SafetensorsWriter(folder / "c", {{"a..b", DType::kU8, {1}}}), Error);
+  EXPECT_THROW(SafetensorsWriter(folder / "c", {{"a", DType::kU8, std::vector<std::int64_t>(kMaxRank + 1, 1)}}), Error);
   SafetensorsWriter unfinished(folder / "b", {{"a", DType::kU8, {10}}});
   EXPECT_THROW(unfinished.finish(), Error);
 }

@@ -86,11 +86,20 @@ void write_rank(const fs::path& folder, const std::vector<Span>& spans, int rank
   write_file_atomic(folder / fragment_file(rank), slices.dump());
 }
 
+Json read_fragment(const fs::path& folder, int rank) {
+  try {
+    return read_json(folder / fragment_file(rank));
+  } catch (const UsageError& error) {
+    throw Error("checkpoint: what rank {} wrote is not seen by rank 0; is the directory on a shared file system? ({})",
+                rank, error.what());
+  }
+}
+
 // The index from all ranks' fragments. A tensor that is not covered exactly once must never become a checkpoint.
 Json merge_fragments(const fs::path& folder, int ranks) {
   std::map<std::string, Json> tensors;
   for (int rank = 0; rank < ranks; ++rank) {
-    for (const Json& slice : read_json(folder / fragment_file(rank))) {
+    for (const Json& slice : read_fragment(folder, rank)) {
       const auto& name = slice.at("tensor").get_ref<const std::string&>();
       Json& tensor = tensors[name];
       if (tensor.is_null())
@@ -170,18 +179,20 @@ void replace_directory(const fs::path& from, const fs::path& to) {
 // Removes the oldest beyond `keep` complete ones, and what interrupted saves and removals left. The checkpoint just
 // saved is complete and the newest kept, so at least one always stays.
 void prune(const fs::path& directory, const fs::path& saved, int keep) {
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    if (is_leftover(entry.path().filename().string())) fs::remove_all(entry.path());
+  std::error_code error;
+  std::vector<fs::path> leftovers, complete;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (is_leftover(it->path().filename().string())) leftovers.push_back(it->path());
   }
+  for (const fs::path& path : leftovers) fs::remove_all(path, error);
   if (keep <= 0) return;
-  std::vector<fs::path> complete;
   for (const Listed& listed : list(directory))
     if (listed.problem.empty() && listed.path != saved) complete.push_back(listed.path);
   for (std::size_t i = 0; i + static_cast<std::size_t>(keep) <= complete.size(); ++i) {
     // Renamed first: a removal cut short leaves nothing that looks like a checkpoint.
     const fs::path aside = complete[i].string() + ".removing";
-    fs::rename(complete[i], aside);
-    fs::remove_all(aside);
+    fs::rename(complete[i], aside, error);
+    if (!error) fs::remove_all(aside, error);
   }
 }
 
@@ -236,13 +247,7 @@ fs::path save(const std::vector<Span>& spans, const SaveOptions& options) {
     if (dynamic_cast<const Error*>(&error)) throw;
     throw Error("{}: checkpoint not saved: {}", target.string(), error.what());
   }
-  if (first) {
-    try {
-      prune(options.directory, target, options.keep);
-    } catch (const fs::filesystem_error& error) {
-      throw Error("{}: saved, but older checkpoints cannot be removed: {}", target.string(), error.what());
-    }
-  }
+  if (first) prune(options.directory, target, options.keep);
   return target;
 }
 
