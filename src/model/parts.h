@@ -1,5 +1,7 @@
 // The parts of a layer (arch/parts.h) on tensors: what the executor calls for each compute op. Nothing here allocates:
-// results and saved tensors are views into the plan's arena, workspace comes from Context::scratch.
+// results and saved tensors are views into the plan's arena, workspace comes from Context::scratch (Kernels::kAten: ATen's
+// allocator, which exec serves from the same bytes). Products run with at::get_num_threads() threads, the rest with
+// PartShape::threads.
 //
 // Dtypes: activations and weights have the compute dtype (fp64, fp32, bf16); lse, rstd and mean are fp32 (fp64 in fp64);
 // weight gradients `d_*` of parameters have the main-gradient dtype (fp32; fp64 in fp64). Biases and norm weights that a model
@@ -43,6 +45,7 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence,
 void embed_forward(const Context&, const at::Tensor& ids_N, const at::Tensor& table_Vd, const at::Tensor& positions_Sd, at::Tensor& x_Nd);
 void embed_backward(const Context&, const at::Tensor& ids_N, const at::Tensor& d_x_Nd, at::Tensor& d_table_Vd, at::Tensor& d_positions_Sd);
 
+// `backward` rotates d_qkv back in place (RoPE): what is in d_qkv_NQ afterwards is the gradient before RoPE.
 void norm_qkv_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&, const Linear& qkv, const RopeTable&, NormSaved&, at::Tensor& qkv_NQ);
 void norm_qkv_backward(const Context&, const at::Tensor& d_qkv_NQ, const at::Tensor& x_Nd, const NormSaved&, const NormWeights&, const Linear& qkv,
                        const RopeTable&, at::Tensor& d_x_Nd, NormWeights& d_norm, Linear& d_qkv);

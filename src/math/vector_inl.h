@@ -1,0 +1,441 @@
+// The vector kernels, written once over `Simd` (lanes, F, I, fma) and compiled by vector_<isa>.cpp. Everything is in an unnamed
+// namespace, so that nothing here can be merged with another file's copy.
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "math/vector_kernels.h"
+
+namespace {
+
+using F = Simd::F;
+using I = Simd::I;
+constexpr int64_t kLanes = Simd::kLanes;
+
+#define MOLEN_INLINE inline __attribute__((always_inline))
+
+// A whole vector, or the first `count` lanes of one (loads give zeros behind them, stores leave memory behind them alone).
+struct Whole {};
+struct Part {
+  int64_t count;
+};
+MOLEN_INLINE F load(const float* p, Whole) {
+  F v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+MOLEN_INLINE F load(const float* p, Part part) {
+  F v = {};
+  memcpy(&v, p, static_cast<size_t>(part.count) * sizeof(float));
+  return v;
+}
+MOLEN_INLINE void store(float* p, F v, Whole) { memcpy(p, &v, sizeof v); }
+MOLEN_INLINE void store(float* p, F v, Part part) { memcpy(p, &v, static_cast<size_t>(part.count) * sizeof(float)); }
+// Lanes beyond the part as zero, for sums.
+MOLEN_INLINE F only(F v, Whole) { return v; }
+MOLEN_INLINE F only(F v, Part part) {
+  for (int64_t i = part.count; i < kLanes; ++i) v[i] = 0.0f;
+  return v;
+}
+
+// body(column, Whole or Part) over `count` columns.
+template <class Body>
+MOLEN_INLINE void columns(int64_t count, const Body& body) {
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) body(c, Whole{});
+  if (c < count) body(c, Part{count - c});
+}
+
+MOLEN_INLINE F splat(float x) { return F{} + x; }
+
+// Lane sums in double: one rounding at the end of a row.
+MOLEN_INLINE double total(F v) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < kLanes; ++i) sum += static_cast<double>(v[i]);
+  return sum;
+}
+
+// Comparisons leave NaN in place.
+MOLEN_INLINE F clamp(F x, float low, float high) {
+  x = x < splat(low) ? splat(low) : x;
+  return x > splat(high) ? splat(high) : x;
+}
+
+// exp(x) for x clamped to [-87, 88]: 2^n e^r, |r| <= ln(2)/2, and a polynomial of degree 6 for e^r whose truncation error
+// (|r|^7/7!) is below 2^-23.9 relative; the coefficients are those of a minimax fit as in Cephes' expf. About 1.5 units in the
+// last place with fused multiply-adds. NaN stays NaN.
+MOLEN_INLINE F exponential(F x) {
+  x = clamp(x, -87.0f, 88.0f);
+  const F shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer, kept in the low bits
+  const F shifted = Simd::fma(x, splat(1.44269504088896341f), shift);
+  const F n = shifted - shift;
+  F r = Simd::fma(n, splat(-0.693359375f), x);
+  r = Simd::fma(n, splat(2.12194440e-4f), r);
+  F p = splat(1.9875691500e-4f);
+  p = Simd::fma(p, r, splat(1.3981999507e-3f));
+  p = Simd::fma(p, r, splat(8.3334519073e-3f));
+  p = Simd::fma(p, r, splat(4.1665795894e-2f));
+  p = Simd::fma(p, r, splat(1.6666665459e-1f));
+  p = Simd::fma(p, r, splat(5.0000001201e-1f));
+  p = Simd::fma(p * r, r, r) + splat(1.0f);
+  I bits, zero_bits;
+  memcpy(&bits, &shifted, sizeof bits);
+  memcpy(&zero_bits, &shift, sizeof zero_bits);
+  bits = (bits - zero_bits + 127) << 23;
+  F scale;
+  memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
+
+MOLEN_INLINE F sigmoid(F x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }
+
+// [first, last) of the calling thread's share of `total`, cut at multiples of `grain`.
+struct Range {
+  int64_t first, last;
+};
+MOLEN_INLINE Range share(int64_t total, int64_t grain = 1) {
+  const int64_t threads = omp_get_num_threads(), t = omp_get_thread_num();
+  const int64_t blocks = (total + grain - 1) / grain, base = blocks / threads, more = blocks % threads;
+  const int64_t first = (base * t + (t < more ? t : more)) * grain;
+  const int64_t last = first + (base + (t < more ? 1 : 0)) * grain;
+  return {first < total ? first : total, last < total ? last : total};
+}
+constexpr int64_t kLine = 16;  // floats of a cache line
+
+// --- norms ------------------------------------------------------------------------------------------------------------------
+
+MOLEN_INLINE void apply_row(int64_t d, const float* x, float rstd, float mean, const float* w, const float* b, float* y) {
+  const F s = splat(rstd), m = splat(mean);
+  columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+    F u = (load(x + c, k) - m) * s;
+    if (w) u = u * load(w + c, k);
+    if (b) u = u + load(b + c, k);
+    store(y + c, u, k);
+  });
+}
+
+MOLEN_INLINE double sum_of_squares(int64_t d, const float* x, float mean) {
+  F sum = {};
+  const F m = splat(mean);
+  columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+    const F u = only(load(x + c, k) - m, k);
+    sum = Simd::fma(u, u, sum);
+  });
+  return total(sum);
+}
+
+void norm_forward(int threads, int64_t rows, int64_t d, double eps, const float* x, const float* w, const float* b, float* rstd, float* mean,
+                  float* y) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      const float* row = x + r * d;
+      float m = 0.0f;
+      if (mean) {
+        F sum = {};
+        columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) { sum += load(row + c, k); });
+        mean[r] = m = static_cast<float>(total(sum) / static_cast<double>(d));
+      }
+      rstd[r] = static_cast<float>(1.0 / sqrt(sum_of_squares(d, row, m) / static_cast<double>(d) + eps));
+      apply_row(d, row, rstd[r], m, w, b, y + r * d);
+    }
+  }
+}
+
+void norm_apply(int threads, int64_t rows, int64_t d, const float* x, const float* rstd, const float* mean, const float* w, const float* b, float* y) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) apply_row(d, x + r * d, rstd[r], mean ? mean[r] : 0.0f, w, b, y + r * d);
+  }
+}
+
+struct NormRow {
+  const float *d_y, *x, *w;
+  float rstd, mean;
+  bool centred, add;
+  float *d_x, *d_w, *d_b;
+};
+
+MOLEN_INLINE void norm_backward_row(int64_t d, const NormRow& n) {
+  const F s = splat(n.rstd), m = splat(n.mean);
+  F sum_g = {}, sum_gu = {};
+  columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+    F g = load(n.d_y + c, k);
+    if (n.w) g = g * load(n.w + c, k);
+    sum_g += g;
+    sum_gu = Simd::fma(g, (load(n.x + c, k) - m) * s, sum_gu);
+  });
+  const F mean_gu = splat(static_cast<float>(total(sum_gu) / static_cast<double>(d)));
+  const F mean_g = n.centred ? splat(static_cast<float>(total(sum_g) / static_cast<double>(d))) : F{};
+  columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+    const F d_y = load(n.d_y + c, k), u = (load(n.x + c, k) - m) * s;
+    const F g = n.w ? d_y * load(n.w + c, k) : d_y;
+    const F value = s * (g - mean_g - u * mean_gu);
+    store(n.d_x + c, n.add ? load(n.d_x + c, k) + value : value, k);
+    if (n.d_w) store(n.d_w + c, Simd::fma(d_y, u, load(n.d_w + c, k)), k);
+    if (n.d_b) store(n.d_b + c, load(n.d_b + c, k) + d_y, k);
+  });
+}
+
+// out (+)= the sum of `count` rows of d floats, in order, over the columns of this thread.
+MOLEN_INLINE void add_partials(int64_t count, int64_t d, const float* partial, bool accumulate, float* out) {
+  const Range range = share(d, kLine);
+  columns(range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+    const int64_t c = range.first + i;
+    F sum = load(partial + c, k);
+    for (int64_t t = 1; t < count; ++t) sum += load(partial + t * d + c, k);
+    store(out + c, accumulate ? load(out + c, k) + sum : sum, k);
+  });
+}
+
+void norm_backward(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd, const float* mean, const float* w,
+                   bool add_to_d_x, float* d_x, bool accumulate, float* d_w, float* d_b, float* partial) {
+  float* partial_w = partial;
+  float* partial_b = partial + (d_w ? threads * d : 0);
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t t = omp_get_thread_num();
+    float* own_w = d_w ? partial_w + t * d : nullptr;
+    float* own_b = d_b ? partial_b + t * d : nullptr;
+    if (own_w) memset(own_w, 0, static_cast<size_t>(d) * sizeof(float));
+    if (own_b) memset(own_b, 0, static_cast<size_t>(d) * sizeof(float));
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r)
+      norm_backward_row(d, {d_y + r * d, x + r * d, w, rstd[r], mean ? mean[r] : 0.0f, mean != nullptr, add_to_d_x, d_x + r * d, own_w, own_b});
+    if (d_w || d_b) {
+#pragma omp barrier
+      if (d_w) add_partials(omp_get_num_threads(), d, partial_w, accumulate, d_w);
+      if (d_b) add_partials(omp_get_num_threads(), d, partial_b, accumulate, d_b);
+    }
+  }
+}
+
+// --- RoPE, activations ------------------------------------------------------------------------------------------------------
+
+void rope(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width, const float* cos_SD2, const float* sin_SD2,
+          bool inverse, float* qkv) {
+  const int64_t half = head_dim / 2;
+  const F sign = splat(inverse ? -1.0f : 1.0f);
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t n = range.first; n < range.last; ++n) {
+      const float *cosine = cos_SD2 + (n % sequence) * half, *sine = sin_SD2 + (n % sequence) * half;
+      for (int64_t head = 0; head < heads; ++head) {
+        float* p = qkv + n * width + head * head_dim;
+        columns(half, [&](int64_t i, auto k) __attribute__((always_inline)) {
+          const F c = load(cosine + i, k), s = load(sine + i, k) * sign, a = load(p + i, k), b = load(p + half + i, k);
+          store(p + i, a * c - b * s, k);
+          store(p + half + i, b * c + a * s, k);
+        });
+      }
+    }
+  }
+}
+
+void swiglu_forward(int threads, int64_t rows, int64_t f, const float* up, float* a) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      const float *gate = up + r * 2 * f, *linear = gate + f;
+      columns(f, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        const F g = load(gate + c, k);
+        store(a + r * f + c, g * sigmoid(g) * load(linear + c, k), k);
+      });
+    }
+  }
+}
+
+void swiglu_backward(int threads, int64_t rows, int64_t f, const float* d_a, const float* up, float* d_up) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      const float *gate = up + r * 2 * f, *linear = gate + f;
+      float *d_gate = d_up + r * 2 * f, *d_linear = d_gate + f;
+      columns(f, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        const F g = load(gate + c, k), u = load(linear + c, k), d = load(d_a + r * f + c, k), s = sigmoid(g);
+        const F silu = g * s;
+        store(d_gate + c, d * u * (s + silu * (splat(1.0f) - s)), k);
+        store(d_linear + c, d * silu, k);
+      });
+    }
+  }
+}
+
+// (1 + tanh(u))/2 = sigmoid(2u), so GELU's tanh form is x sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
+constexpr float kTwoScale = 1.59576912160573071f, kCubic = 0.044715f;
+
+void gelu_tanh_forward(int threads, int64_t count, const float* x, float* y) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(count, kLine);
+    columns(range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+      const F v = load(x + range.first + i, k);
+      const F u = splat(kTwoScale) * v * Simd::fma(v * v, splat(kCubic), splat(1.0f));
+      store(y + range.first + i, v * sigmoid(u), k);
+    });
+  }
+}
+
+void gelu_tanh_backward(int threads, int64_t count, const float* d_y, const float* x, float* d_x) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(count, kLine);
+    columns(range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+      const F v = load(x + range.first + i, k), square = v * v;
+      const F s = sigmoid(splat(kTwoScale) * v * Simd::fma(square, splat(kCubic), splat(1.0f)));
+      const F inner = splat(kTwoScale) * Simd::fma(square, splat(3.0f * kCubic), splat(1.0f));
+      // At large |x| the polynomial overflows where s (1 - s) is zero; d_x is d_y or 0 there.
+      const F slope = s * (splat(1.0f) - s);
+      const F bend = slope == F{} ? F{} : v * slope * inner;
+      store(d_x + range.first + i, load(d_y + range.first + i, k) * (s + bend), k);
+    });
+  }
+}
+
+// --- rows and columns -------------------------------------------------------------------------------------------------------
+
+void fill_rows(int threads, int64_t rows, int64_t width, const float* source, const float* bias, float* out) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r)
+      columns(width, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        F v = source ? load(source + r * width + c, k) : F{};
+        if (bias) v = v + load(bias + c, k);
+        store(out + r * width + c, v, k);
+      });
+  }
+}
+
+void column_sums(int threads, int64_t rows, int64_t width, const float* d_y, bool accumulate, float* d_bias) {
+  constexpr int64_t kRun = 64;  // rows added in one vector before it is added to the whole: short sums lose less
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(width, kLine);
+    columns(range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+      const int64_t c = range.first + i;
+      F sum = accumulate ? load(d_bias + c, k) : F{};
+      for (int64_t first = 0; first < rows; first += kRun) {
+        F run = {};
+        for (int64_t r = first; r < rows && r < first + kRun; ++r) run += load(d_y + r * width + c, k);
+        sum += run;
+      }
+      store(d_bias + c, sum, k);
+    });
+  }
+}
+
+void embedding_forward(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* table, const float* positions,
+                       float* x) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t n = range.first; n < range.last; ++n) {
+      const float* row = table + static_cast<int64_t>(ids[n]) * d;
+      const float* position = positions ? positions + (n % sequence) * d : nullptr;
+      columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        F v = load(row + c, k);
+        if (position) v = v + load(position + c, k);
+        store(x + n * d + c, v, k);
+      });
+    }
+  }
+}
+
+void embedding_backward(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* d_x, float* d_table,
+                        float* d_positions) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(d, kLine);
+    for (int64_t n = 0; n < rows; ++n) {
+      float* row = d_table + static_cast<int64_t>(ids[n]) * d + range.first;
+      float* position = d_positions ? d_positions + (n % sequence) * d + range.first : nullptr;
+      const float* g = d_x + n * d + range.first;
+      columns(range.last - range.first, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        store(row + c, load(row + c, k) + load(g + c, k), k);
+        if (position) store(position + c, load(position + c, k) + load(g + c, k), k);
+      });
+    }
+  }
+}
+
+void fill_zero(int threads, int64_t count, float* out) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(count, kLine);
+    memset(out + range.first, 0, static_cast<size_t>(range.last - range.first) * sizeof(float));
+  }
+}
+
+// --- cross entropy ----------------------------------------------------------------------------------------------------------
+
+// One row: from memory once, back once; the three sweeps in between run in the second cache.
+MOLEN_INLINE float cross_entropy_row(int64_t vocabulary, int32_t label, bool gradient, double grad_scale, float* row) {
+  float most = row[0];
+  {
+    F m[2] = {splat(row[0]), splat(row[0])};
+    int64_t c = 0;
+    for (; c + 2 * kLanes <= vocabulary; c += 2 * kLanes) {
+      const F a = load(row + c, Whole{}), b = load(row + c + kLanes, Whole{});
+      m[0] = a > m[0] ? a : m[0];
+      m[1] = b > m[1] ? b : m[1];
+    }
+    for (; c < vocabulary; ++c) most = row[c] > most ? row[c] : most;
+    for (int64_t i = 0; i < kLanes; ++i) {
+      most = m[0][i] > most ? m[0][i] : most;
+      most = m[1][i] > most ? m[1][i] : most;
+    }
+  }
+  const double at_label = static_cast<double>(row[label]) - static_cast<double>(most);
+  // Sums of short runs are added in double, so that the error does not grow with the vocabulary.
+  constexpr int64_t kRun = 32 * kLanes;
+  double sum = 0.0;
+  for (int64_t first = 0; first < vocabulary; first += kRun) {
+    F run = {};
+    const int64_t count = vocabulary - first < kRun ? vocabulary - first : kRun;
+    columns(count, [&](int64_t c, auto k) __attribute__((always_inline)) {
+      const F e = only(exponential(load(row + first + c, k) - splat(most)), k);
+      if (gradient) store(row + first + c, e, k);
+      run += e;
+    });
+    sum += total(run);
+  }
+  if (gradient) {
+    const F scale = splat(static_cast<float>(grad_scale / sum));
+    columns(vocabulary, [&](int64_t c, auto k) __attribute__((always_inline)) { store(row + c, load(row + c, k) * scale, k); });
+    row[label] -= static_cast<float>(grad_scale);
+  }
+  return static_cast<float>(log(sum) - at_label);
+}
+
+void cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient, double grad_scale, float* logits,
+                   float* losses) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      float* row = logits + r * vocabulary;
+      if (labels[r] >= 0) {
+        losses[r] = cross_entropy_row(vocabulary, labels[r], gradient, grad_scale, row);
+      } else {
+        losses[r] = 0.0f;
+        if (gradient) memset(row, 0, static_cast<size_t>(vocabulary) * sizeof(float));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+namespace molen::math {
+extern const VectorKernels MOLEN_VECTOR_TABLE;
+const VectorKernels MOLEN_VECTOR_TABLE = {MOLEN_VECTOR_NAME,     norm_forward,      norm_apply,         norm_backward, rope,
+                                          swiglu_forward,        swiglu_backward,   gelu_tanh_forward,  gelu_tanh_backward,
+                                          fill_rows,             column_sums,       embedding_forward,  embedding_backward,
+                                          cross_entropy,         fill_zero};
+}  // namespace molen::math
