@@ -1,5 +1,5 @@
 // The one comparison of the kernels' tests: bound = c * unit_roundoff * sqrt(n) * scale, where n is the length of the longest
-// sum behind an element and scale the largest magnitude that was wanted. What proves nothing fails: NaN, infinity, nothing but
+// sum behind an element and scale the largest magnitude that was wanted (or that of the terms, where the formula cancels). What proves nothing fails: NaN, infinity, nothing but
 // zeros, a constant where there is more than one element, empty or differently sized data.
 #pragma once
 
@@ -15,6 +15,7 @@ struct Bound {
   double unit_roundoff = 0x1p-53;
   std::int64_t length = 1;   // n: terms of the longest sum
   double c = 8.0;            // roundings per term, a small number that follows from the formula
+  double terms = 0.0;        // magnitude of the terms that cancel, where the formula has such
   double relative() const { return c * unit_roundoff * std::sqrt(static_cast<double>(length)); }
 };
 
@@ -43,6 +44,7 @@ inline ::testing::AssertionResult close(const std::vector<double>& got, const st
   std::size_t at = 0;
   for (std::size_t i = 0; i < got.size(); ++i)
     if (const double error = std::abs(got[i] - want[i]); error > worst) worst = error, at = i;
+  scale = std::max(scale, bound.terms);
   if (worst <= bound.relative() * scale) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "element " << at << " of " << got.size() << " is " << got[at] << " instead of " << want[at] << ": error "
                                        << worst / scale << " of the largest value, bound " << bound.relative();
