@@ -44,7 +44,7 @@ void add_checkpoint_verb(CLI::App& app, Chosen& chosen) {
     out->add_option("RUN_OR_CHECKPOINT", o->source, "what to export")->required();
     out->add_option("DIR", o->destination, "new or empty directory")->required();
     out->add_option("--dtype", o->dtype, "fp32, bf16, fp16 or fp64 (default: as stored)");
-    out->add_option("--max-shard-bytes", o->max_shard_bytes, "largest safetensors file");
+    out->add_option("--max-shard-size", o->max_shard_bytes, "bytes of the largest safetensors file");
     out->add_option("--tokenizer", *tokenizer, "tokenizer.json (default: the checkpoint's)");
     auto format = add_format_option(*out);
     out->callback([&chosen, o, tokenizer, format] {

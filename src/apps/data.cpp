@@ -4,11 +4,14 @@
 #include <iostream>
 
 #include "apps/cli.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/units.h"
 #include "data/baseline.h"
 #include "data/commands.h"
+#include "data/dataset.h"
 #include "data/tokenizer/commands.h"
+#include "plan/resolve.h"
 
 namespace molen::apps {
 namespace {
@@ -101,6 +104,39 @@ void add_baseline(CLI::App& verb, Chosen& chosen) {
   baseline->callback([&chosen, path, format] { chosen.action = [=] { return baselines(*path, *format); }; });
 }
 
+// The batches a training reads, as it reads them: for peers that must see the same, and for eyes.
+int write_batches(const ConfigOptions& options, std::int64_t first_step, std::int64_t steps, const std::string& output) {
+  const config::Config c = load_config(options);
+  std::vector<data::DataEntry> entries;
+  for (const auto& e : c.data.train) entries.push_back({e.path, e.weight, e.languages});
+  if (entries.empty()) throw UsageError("data.train: at least one entry is needed");
+  data::OpenOptions open;
+  open.sequence_length = c.data.sequence_length;
+  open.vocabulary = plan::resolve_architecture(c).vocabulary;
+  const data::Dataset dataset(entries, static_cast<std::uint64_t>(c.data.seed), open);
+  std::string bytes;
+  std::vector<std::int32_t> row(static_cast<std::size_t>(c.data.sequence_length) + 1);
+  const std::int64_t first = (first_step - 1) * c.batch.global;
+  for (std::int64_t s = first; s < first + steps * c.batch.global; ++s) {
+    dataset.read(s, row);
+    bytes.append(reinterpret_cast<const char*>(row.data()), row.size() * sizeof(std::int32_t));
+  }
+  write_file_atomic(output, bytes);
+  std::cout << fmt::format("{} steps x {} sequences x {} tokens, int32: {}\n", steps, c.batch.global, row.size(), output);
+  return kOk;
+}
+
+void add_batches(CLI::App& verb, Chosen& chosen) {
+  CLI::App* batches = verb.add_subcommand("batches", "the token batches of a training, as int32 [steps, global batch, sequence + 1]");
+  auto options = add_config_options(*batches, false);
+  auto first = std::make_shared<std::int64_t>(1), steps = std::make_shared<std::int64_t>(1);
+  auto output = std::make_shared<std::string>();
+  batches->add_option("--first", *first, "first step")->capture_default_str()->check(CLI::PositiveNumber);
+  batches->add_option("--steps", *steps, "how many")->capture_default_str()->check(CLI::PositiveNumber);
+  batches->add_option("--output", *output, "file")->required();
+  batches->callback([&chosen, options, first, steps, output] { chosen.action = [=] { return write_batches(*options, *first, *steps, *output); }; });
+}
+
 void add_tokenizer(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("tokenizer", "byte-level BPE in the tokenizer.json form");
   verb->require_subcommand(1);
@@ -152,6 +188,7 @@ void add_data_verbs(CLI::App& app, Chosen& chosen) {
   add_prepare(*verb, chosen);
   add_inspect_and_verify(*verb, chosen);
   add_baseline(*verb, chosen);
+  add_batches(*verb, chosen);
   add_tokenizer(app, chosen);
 }
 

@@ -108,6 +108,7 @@ void add_train(CLI::App& app, Chosen& chosen) {
   verb->add_option("--allow-change", o->allow_change, "a key that may differ from the checkpoint's run; may be repeated")->take_all()->expected(1)->allow_extra_args(false);
   verb->add_option("--program", *program, "a step program in text form (`molen program`), in the place of the built one");
   verb->add_option("--cluster", *cluster, "what `molen calibrate` wrote: the run's report then has predicted beside measured");
+  verb->add_flag("--save-initial", o->save_initial, "saves a checkpoint of step 0 too");
   verb->add_flag("--dry-run", o->dry_run, "builds and verifies, prints what would run, writes nothing");
   verb->callback([&chosen, options, o, program, cluster] {
     chosen.action = [=] {

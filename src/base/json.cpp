@@ -9,6 +9,8 @@
 namespace molen {
 
 Json parse_json(std::string_view text, std::string_view origin, int max_depth) {
+  // The parser takes a NUL for the end of its input and would leave what follows unread.
+  if (text.find('\0') != std::string_view::npos) throw UsageError("{}: not valid JSON: a NUL byte", origin);
   // The callback sees keys as they come, before the parser folds duplicates into one.
   std::vector<std::set<std::string>> keys;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {

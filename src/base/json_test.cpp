@@ -14,6 +14,7 @@ TEST(Json, RefusesDuplicateKeys) {
 TEST(Json, RefusesDepth) { EXPECT_THROW(parse_json(std::string(100, '[') + std::string(100, ']'), "x"), UsageError); }
 TEST(Json, RefusesTrailingText) { EXPECT_THROW(parse_json("{} {}", "x"), UsageError); }
 TEST(Json, RefusesInvalidUtf8) { EXPECT_THROW(parse_json("\"\xff\"", "x"), UsageError); }
+TEST(Json, RefusesNul) { EXPECT_THROW(parse_json(std::string("{}\0x", 4), "x"), UsageError); }
 TEST(Json, KeepsOrder) { EXPECT_EQ(parse_json(R"({"b":1,"a":2})", "x").dump(), R"({"b":1,"a":2})"); }
 
 }  // namespace

@@ -16,10 +16,6 @@ namespace {
 using program::Program;
 using program::Step;
 
-void host_only(const at::Tensor& t, std::string_view what) {
-  MOLEN_CHECK(t.device().is_cpu(), "{} is built for host memory", what);
-}
-
 Kernel bind_load(const BindContext& c, const Step& step) {
   auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer), scalars = c.flat(step.writes.at(2).buffer);
   const std::size_t count = static_cast<std::size_t>(ids.numel());

@@ -149,7 +149,6 @@ class Executor::Impl {
       }
     } catch (...) {
       progress_.fail();
-      if (dp_) dp_->abort("a rank failed");
       return std::current_exception();
     }
     return nullptr;

@@ -81,6 +81,7 @@ class Loop {
     catch_stop_signals();
     data::Loader loader(data_, {next_sample_, job_.setting.global_batch, job_.setting.micro_batch, world_.rank(), world_.size(), 4});
     loader_ = &loader;
+    if (job_.options.save_initial && step_ == 0) save();
     const double begun = now().value;
     std::string reason = fmt::format("reached train.until ({} steps)", total_steps_);
     while (step_ < total_steps_) {

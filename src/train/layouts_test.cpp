@@ -1,0 +1,283 @@
+// Layouts compute the same model: ranks x ZeRO x recompute x micro-batches on thread-ranks, from the same start on the same data.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+#include <thread>
+
+#include "base/rng.h"
+#include "comm/self/self.h"
+#include "comm/threads/threads.h"
+#include "exec/executor.h"
+#include "program/build.h"
+#include "program/text.h"
+#include "program/verify.h"
+#include "train/checkpointing.h"
+#include "train/init.h"
+
+namespace molen::train {
+namespace {
+
+arch::Architecture llama(bool tied) {
+  auto a = arch::preset("llama-tiny");
+  a.name = "test";
+  a.layers = 2;
+  a.hidden = 30;
+  a.ffn = 44;
+  a.heads = 6;
+  a.kv_heads = 3;
+  a.head_dim = 10;
+  a.vocabulary = 71;
+  a.max_sequence = 64;
+  a.tied = tied;
+  return a;
+}
+
+arch::Architecture gpt() {
+  auto a = arch::preset("gpt2");
+  a.name = "test";
+  a.layers = 2;
+  a.hidden = 30;
+  a.ffn = 50;
+  a.heads = a.kv_heads = 3;
+  a.head_dim = 10;
+  a.vocabulary = 71;
+  a.max_sequence = 64;
+  return a;
+}
+
+program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
+  program::Setting s;
+  s.data_ranks = ranks;
+  s.zero = zero;
+  s.recompute = recompute;
+  s.global_batch = 12;
+  s.micro_batch = micro;
+  s.sequence = 23;
+  s.compute = compute;
+  s.master = compute == DType::kF64 ? DType::kF64 : DType::kF32;
+  s.reduce = s.master;
+  s.kernels = compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
+  return s;
+}
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> tensors;   // weights, and gradients as "grad/..." of the last step, in double
+  std::string hash;
+};
+
+// A micro-batch of the global order: slot m of rank r, as data::samples_of deals them. Every fifth label is left out in odd samples.
+std::int64_t fill(const program::Setting& s, const arch::Architecture& a, std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels) {
+  std::int64_t valid = 0;
+  for (std::int64_t row = 0; row < s.micro_batch; ++row)
+    for (std::int64_t t = 0; t < s.sequence; ++t) {
+      const std::int64_t at = row * s.sequence + t, sample = first + row;
+      const auto token = [&](std::int64_t i) {
+        // Each sample counts up from a random start: something to learn.
+        return static_cast<std::int32_t>((static_cast<std::int64_t>(uniform_at(11, static_cast<std::uint64_t>(sample)) * 1000.0) + i) % a.vocabulary);
+      };
+      ids[at] = row < count ? token(t) : 0;
+      labels[at] = row < count && !(sample % 2 == 1 && t % 5 == 0) ? token(t + 1) : -1;
+      valid += labels[at] >= 0;
+    }
+  return valid;
+}
+
+void train_rank(const program::Program& p, comm::Communicator& world, int steps, exec::Options options, Outcome& out, std::mutex& mutex) {
+  const c10::InferenceMode inference;
+  exec::Executor executor(p, world.rank(), &world, options);
+  initialize_parameters(executor, 5, 1);
+  const auto& s = p.setting;
+  for (int step = 1; step <= steps; ++step) {
+    std::int64_t m = 0;
+    exec::StepInput input;
+    input.step = step;
+    input.optimizer.lr = 3e-3;
+    input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+      const std::int64_t slot = (m++ * s.data_ranks + world.rank()) * s.micro_batch;
+      const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
+      return fill(s, p.arch, (step - 1) * s.global_batch + slot, count, ids, labels);
+    };
+    const auto result = executor.run(input);
+    EXPECT_FALSE(result.non_finite);
+    const auto& plan = executor.memory();
+    for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+      const auto& e = executor.ops()[i];
+      EXPECT_EQ(executor.measured_high_water()[i], plan.high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)])
+          << program::kind_of(e.step->op);
+    }
+    if (world.rank() == 0) {
+      out.losses.push_back(result.mean_loss());
+      out.norms.push_back(result.grad_norm);
+    }
+  }
+  const std::string hash = state_hash(executor, world);
+  const std::lock_guard lock(mutex);
+  if (world.rank() == 0) {
+    out.hash = hash;
+    for (std::size_t i = 0; i < arch::parameters(p.arch).size(); ++i)
+      out.tensors[arch::parameters(p.arch)[i].name] = parameter_view(executor, static_cast<int>(i)).to(at::kDouble).clone();
+  }
+  // Under ZeRO-1 each rank holds its part of the reduced gradient.
+  for (std::size_t u = 0; u < p.units.size(); ++u) {
+    const auto [first, last] = s.zero >= 1 ? program::owned_range(p.units[u].elements, world.rank(), s.data_ranks) : std::pair<std::int64_t, std::int64_t>{0, p.units[u].elements};
+    auto& whole = out.tensors["grad/" + p.units[u].name];
+    if (!whole.defined()) whole = at::zeros({p.units[u].elements}, at::kDouble);
+    whole.narrow(0, first, last - first).copy_(executor.state("grad", static_cast<int>(u)).narrow(0, first, last - first));
+  }
+}
+
+Outcome train(const arch::Architecture& a, const program::Setting& s, int steps, exec::Options options = {}, const program::Program* program = nullptr) {
+  const program::Program p = program ? *program : program::build(a, s);
+  program::require_sound(p, "test");
+  Outcome out;
+  std::mutex mutex;
+  comm::ThreadWorld world(s.data_ranks);
+  std::vector<std::unique_ptr<comm::Communicator>> ranks;
+  for (int r = 0; r < s.data_ranks; ++r) ranks.push_back(world.communicator(r));
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < s.data_ranks; ++r) threads.emplace_back([&, r] { train_rank(p, *ranks[static_cast<std::size_t>(r)], steps, options, out, mutex); });
+  threads.clear();
+  return out;
+}
+
+// Largest difference over the tensor's largest value; NaN counts as infinite.
+double worst(const Outcome& a, const Outcome& b, const std::string& prefix = "") {
+  double most = 0.0;
+  for (const auto& [name, x] : a.tensors) {
+    if (prefix.empty() ? name.rfind("grad/", 0) == 0 : name.rfind(prefix, 0) != 0) continue;
+    // A key's bias moves all scores of a query alike, so its gradient is zero but for rounding, which AdamW then amplifies: it is
+    // held to the query's bias instead of to itself.
+    std::string of = name;
+    if (const auto at = of.find("k_proj.bias"); at != std::string::npos) of.replace(at, 1, "q");
+    const double scale = a.tensors.at(of).abs().max().item<double>(), error = (x - b.tensors.at(name)).abs().max().item<double>();
+    const double relative = error / scale;
+    if (!(relative <= most)) most = std::isnan(relative) ? INFINITY : relative;
+  }
+  return most;
+}
+
+class Layouts : public ::testing::TestWithParam<std::tuple<int, int, bool, std::int64_t>> {};
+
+// The proof run of DESIGN section 3: fp64, reference kernels, ten optimizer steps.
+TEST_P(Layouts, SameModelInDouble) {
+  const auto [ranks, zero, recompute, micro] = GetParam();
+  for (const auto& a : {llama(false), llama(true), gpt()}) {
+    const Outcome one = train(a, setting_of(1, 0, false, DType::kF64, 3), 10);
+    const Outcome many = train(a, setting_of(ranks, zero, recompute, DType::kF64, micro), 10);
+    EXPECT_LE(worst(one, many), 1e-9) << a.name << " tied " << a.tied;
+    for (int i = 0; i < 10; ++i) EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
+    EXPECT_LT(many.losses.back(), many.losses.front()) << "it does not learn";
+  }
+}
+
+// One step in fp32 from identical state. Gradients are sums over 12 x 23 tokens through two layers: rounding grows with the
+// square root of the longest reduction (tokens x sizes), a few ulps each.
+TEST_P(Layouts, OneStepInFloatWithinTheBound) {
+  const auto [ranks, zero, recompute, micro] = GetParam();
+  const Outcome one = train(llama(false), setting_of(1, 0, false, DType::kF32, 3), 1);
+  const Outcome many = train(llama(false), setting_of(ranks, zero, recompute, DType::kF32, micro), 1);
+  const double bound = 8 * std::sqrt(12.0 * 23.0 * 71.0) * 0x1p-24;
+  EXPECT_LE(std::abs(one.losses[0] - many.losses[0]), bound * one.losses[0]);
+  EXPECT_LE(worst(one, many, "grad/"), bound);
+}
+
+TEST_P(Layouts, SameLayoutTwiceIsIdentical) {
+  const auto [ranks, zero, recompute, micro] = GetParam();
+  const auto s = setting_of(ranks, zero, recompute, DType::kF32, micro);
+  const Outcome a = train(llama(false), s, 5), b = train(llama(false), s, 5);
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  EXPECT_EQ(a.hash, b.hash);
+}
+
+// What is dead is never read: filling it with NaN changes no bit.
+TEST_P(Layouts, DeadBuffersAreDead) {
+  const auto [ranks, zero, recompute, micro] = GetParam();
+  const auto s = setting_of(ranks, zero, recompute, DType::kF32, micro);
+  EXPECT_EQ(train(llama(true), s, 3).hash, train(llama(true), s, 3, {at::kCPU, true}).hash);
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, Layouts,
+                         ::testing::Values(std::tuple{1, 0, true, 2}, std::tuple{1, 0, false, 12}, std::tuple{2, 0, false, 2}, std::tuple{2, 1, false, 3},
+                                           std::tuple{3, 0, true, 2}, std::tuple{3, 1, false, 1}, std::tuple{4, 0, false, 3}, std::tuple{4, 1, true, 2},
+                                           std::tuple{4, 1, false, 5}));
+
+TEST(Recompute, ChangesNoBit) {
+  EXPECT_EQ(train(llama(false), setting_of(1, 0, false, DType::kF32), 4).hash, train(llama(false), setting_of(1, 0, true, DType::kF32), 4).hash);
+}
+
+// The text is what runs: an accepted edit changes the run as it says.
+TEST(EditedProgram, RunsAsTheTextSays) {
+  const auto a = llama(false);
+  auto s = setting_of(1, 0, false, DType::kF32);
+  s.sequence = 40;
+  s.micro_batch = 12;   // 480 tokens: two chunks of the head
+  const auto built = program::build(a, s);
+  const Outcome plain = train(a, s, 3);
+  // Read back from text: the same bits.
+  const auto same = program::parse(program::print(built), "text");
+  EXPECT_EQ(train(a, s, 3, {}, &same).hash, plain.hash);
+  // The optimizer's units in another order: the same bits, for they are independent.
+  auto swapped = built;
+  auto& update = swapped.bodies.back().steps;
+  for (std::size_t k = 0; k + 1 < update.size(); ++k)
+    if (std::holds_alternative<program::OptimizerStep>(update[k].op) && std::holds_alternative<program::OptimizerStep>(update[k + 1].op)) {
+      std::swap(update[k], update[k + 1]);
+      break;
+    }
+  EXPECT_FALSE(swapped == built);
+  EXPECT_EQ(train(a, s, 3, {}, &swapped).hash, plain.hash);
+  // The gradient norm summed in another order of units: other roundings of the norm at most.
+  auto reordered = built;
+  auto& steps = reordered.bodies.back().steps;
+  std::swap(steps[0], steps[1]);
+  const Outcome summed = train(a, s, 3, {}, &reordered);
+  EXPECT_NEAR(summed.norms[0], plain.norms[0], 1e-12 * plain.norms[0]);
+}
+
+TEST(Checkpoint, MovesBetweenLayouts) {
+  const auto a = llama(true);
+  const fs::path dir = fs::temp_directory_path() / fmt::format("molen_layouts_{}", ::getpid());
+  fs::remove_all(dir);
+  const auto from = program::build(a, setting_of(3, 1, false, DType::kF32)), to = program::build(a, setting_of(2, 0, true, DType::kF32));
+  std::string saved, loaded;
+  const auto run = [&](const program::Program& p, auto&& body) {
+    comm::ThreadWorld world(p.setting.data_ranks);
+    std::vector<std::unique_ptr<comm::Communicator>> ranks;
+    for (int r = 0; r < p.setting.data_ranks; ++r) ranks.push_back(world.communicator(r));
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < p.setting.data_ranks; ++r)
+      threads.emplace_back([&, r] {
+        exec::Executor executor(p, r, ranks[static_cast<std::size_t>(r)].get(), {});
+        body(executor, *ranks[static_cast<std::size_t>(r)]);
+      });
+  };
+  run(from, [&](exec::Executor& executor, comm::Communicator& world) {
+    initialize_parameters(executor, 9, 1);
+    for (const char* family : {"m", "v"})
+      for (std::size_t u = 0; u < from.units.size(); ++u) {
+        at::Tensor t = executor.state(family, static_cast<int>(u));
+        const std::int64_t first = executor.state_range(family, static_cast<int>(u)).first;
+        for (std::int64_t i = 0; i < t.numel(); ++i) t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
+      }
+    const std::string hash = state_hash(executor, world);
+    checkpoint::save(spans_of(executor, world.rank(), world.size()), {dir, 4, world.rank(), world.size(), agree_over(world), Json{{"x", 1}}, {}, 0});
+    if (world.rank() == 0) saved = hash;
+  });
+  run(to, [&](exec::Executor& executor, comm::Communicator& world) {
+    const checkpoint::Checkpoint stored(*checkpoint::latest(dir));
+    load_state(stored, executor, false);
+    const std::string hash = state_hash(executor, world);
+    if (world.rank() == 0) loaded = hash;
+  });
+  EXPECT_FALSE(saved.empty());
+  EXPECT_EQ(saved, loaded);
+  fs::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace molen::train
