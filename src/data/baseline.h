@@ -9,15 +9,15 @@
 namespace molen::data {
 
 struct Baseline {
-  int order;             // 3: byte trigram
+  int order;  // 3: byte trigram
   std::string language;
-  std::int64_t bytes;    // of held-out text
+  std::int64_t bytes;  // of held-out text
   double bits_per_byte;
 };
 
 // Trains one model per order on all training texts of `prepared` (the folder given to `prepare` as output), of every
-// language together as the trained model sees them, and scores the held-out texts by language. Throws UsageError when there
-// is no text.
+// language together as the trained model sees them, and scores the held-out texts by language. Throws UsageError when
+// there is no text.
 std::vector<Baseline> ngram_baselines(const std::filesystem::path& prepared, const std::vector<int>& orders);
 
 }  // namespace molen::data

@@ -10,7 +10,9 @@
 namespace molen::data {
 
 std::int64_t count_addresses(std::string_view text) {
-  const auto is_name = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-' || c == '_' || c == '+'; };
+  const auto is_name = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-' || c == '_' || c == '+';
+  };
   std::int64_t count = 0;
   for (std::size_t at = text.find('@'); at != std::string_view::npos; at = text.find('@', at + 1)) {
     std::size_t end = at + 1;

@@ -14,22 +14,22 @@
 namespace molen::data {
 
 struct CleanCounts {
-  std::int64_t documents = 0;         // kept
-  std::int64_t bytes = 0;             // of their text, UTF-8
+  std::int64_t documents = 0;  // kept
+  std::int64_t bytes = 0;      // of their text, UTF-8
   std::int64_t blocks_repeated = 0, blocks_foreign = 0;
-  std::int64_t addresses = 0;         // e-mail addresses left in the text, example.* not counted
+  std::int64_t addresses = 0;                   // e-mail addresses left in the text, example.* not counted
   std::map<std::string, std::int64_t> dropped;  // documents by reason
 };
 
 struct CleanRules {
-  std::int64_t min_block_bytes = 80;   // shorter blocks repeat with good reason (headings)
-  std::int64_t min_characters = 200;   // of a document
+  std::int64_t min_block_bytes = 80;  // shorter blocks repeat with good reason (headings)
+  std::int64_t min_characters = 200;  // of a document
   bool filter_language = true;
   bool deduplicate_blocks = true;
 };
 
-// Exact de-duplication over everything that one cleaner sees: a block of `min_block_bytes` or more, or a whole document,
-// is kept where it comes first. It holds 16 bytes a block.
+// Exact de-duplication over everything that one cleaner sees: a block of `min_block_bytes` or more, or a whole
+// document, is kept where it comes first. It holds 16 bytes a block.
 class Cleaner {
  public:
   // The document's text; nullopt where it is dropped (counted by reason).

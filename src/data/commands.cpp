@@ -32,7 +32,8 @@ class Table {
       std::string line;
       for (std::size_t c = 0; c < row.size(); ++c) {
         const bool number = rows_.size() > 1 && c < rows_.back().size() && is_number(rows_.back()[c]);
-        line += (c == 0 ? "" : "  ") + (number ? fmt::format("{:>{}}", row[c], widths[c]) : fmt::format("{:<{}}", row[c], widths[c]));
+        line += (c == 0 ? "" : "  ") +
+                (number ? fmt::format("{:>{}}", row[c], widths[c]) : fmt::format("{:<{}}", row[c], widths[c]));
       }
       while (!line.empty() && line.back() == ' ') line.pop_back();
       out << line << "\n";
@@ -88,7 +89,8 @@ void verify_shard(const fs::path& folder, const Manifest& manifest, const ShardR
     if (!fs::is_regular_file(path)) {
       findings.push_back(path.string() + ": missing");
     } else if (static_cast<std::int64_t>(fs::file_size(path)) != file->bytes) {
-      findings.push_back(fmt::format("{}: {} bytes, its manifest says {}", path.string(), fs::file_size(path), file->bytes));
+      findings.push_back(
+          fmt::format("{}: {} bytes, its manifest says {}", path.string(), fs::file_size(path), file->bytes));
     } else if (sha256_file(path) != file->sha256) {
       findings.push_back(path.string() + ": its SHA-256 is not the one in the manifest");
     }
@@ -161,17 +163,20 @@ int prepare_command(const PrepareOptions& options, std::ostream& out, const Prog
     for (const ShardRecord& shard : manifest.shards) tokens[manifest.split + "/" + shard.name] = shard.tokens;
   if (options.json) {
     Json json = Json::array();
-    for (const Manifest& manifest : manifests) json.push_back({{"split", manifest.split}, {"languages", totals(manifest)}});
+    for (const Manifest& manifest : manifests)
+      json.push_back({{"split", manifest.split}, {"languages", totals(manifest)}});
     out << Json{{"text", Json::parse(format_text_manifest(texts))}, {"shards", json}}.dump(1) << "\n";
     return 0;
   }
-  Table table({"split", "language", "source", "licence", "documents", "dropped", "repeated", "foreign", "bytes", "tokens"});
+  Table table(
+      {"split", "language", "source", "licence", "documents", "dropped", "repeated", "foreign", "bytes", "tokens"});
   for (const TextRecord& t : texts.texts) {
     std::int64_t dropped = 0;
     for (const auto& [reason, count] : t.counts.dropped) dropped += count;
     const auto found = tokens.find(t.split + "/" + t.name);
-    table.add({t.split, t.language, t.package.empty() ? t.source : t.package, t.licence.spdx, grouped(t.counts.documents),
-               grouped(dropped), grouped(t.counts.blocks_repeated), grouped(t.counts.blocks_foreign), grouped(t.counts.bytes),
+    table.add({t.split, t.language, t.package.empty() ? t.source : t.package, t.licence.spdx,
+               grouped(t.counts.documents), grouped(dropped), grouped(t.counts.blocks_repeated),
+               grouped(t.counts.blocks_foreign), grouped(t.counts.bytes),
                found == tokens.end() ? "-" : grouped(found->second)});
   }
   table.print(out);
@@ -190,7 +195,8 @@ int inspect_command(const InspectOptions& options, std::ostream& out) {
       continue;
     }
     out << manifest_folder(folder).string() << " (" << manifest.split << "), tokenizer "
-        << manifest.tokenizer.fingerprint.substr(0, 16) << ", " << grouped(manifest.tokenizer.vocabulary) << " entries\n";
+        << manifest.tokenizer.fingerprint.substr(0, 16) << ", " << grouped(manifest.tokenizer.vocabulary)
+        << " entries\n";
     Table table({"shard", "language", "licence", "version", "documents", "tokens", "bytes", "bytes/token"});
     const auto row = [&](const std::string& name, const std::string& language, const std::string& licence,
                          const std::string& version, std::int64_t documents, std::int64_t tokens, std::int64_t bytes) {
@@ -235,11 +241,13 @@ int verify_command(const VerifyOptions& options, std::ostream& out) {
         findings.push_back(entry.path().string() + ": not in the manifest");
   }
   if (options.json) {
-    out << Json{{"ok", findings.empty()}, {"shards", shards}, {"tokens", tokens}, {"findings", findings}}.dump(1) << "\n";
+    out << Json{{"ok", findings.empty()}, {"shards", shards}, {"tokens", tokens}, {"findings", findings}}.dump(1)
+        << "\n";
   } else {
     for (const std::string& finding : findings) out << finding << "\n";
-    out << (findings.empty() ? fmt::format("{} shards, {} tokens: every hash, count and token is right", shards, grouped(tokens))
-                             : fmt::format("{} findings in {} shards", findings.size(), shards))
+    out << (findings.empty()
+                ? fmt::format("{} shards, {} tokens: every hash, count and token is right", shards, grouped(tokens))
+                : fmt::format("{} findings in {} shards", findings.size(), shards))
         << "\n";
   }
   return findings.empty() ? 0 : 1;

@@ -17,9 +17,9 @@ namespace fs = std::filesystem;
 using ProgressLine = std::function<void(const std::string&)>;
 
 struct FetchOptions {
-  std::string set;            // "demo"
-  fs::path folder;            // where to put it
-  bool list = false;          // show the known sets instead
+  std::string set;    // "demo"
+  fs::path folder;    // where to put it
+  bool list = false;  // show the known sets instead
   bool json = false;
 };
 int fetch_command(const FetchOptions& options, std::ostream& out, const ProgressLine& progress);
@@ -31,19 +31,20 @@ int fetch_command(const FetchOptions& options, std::ostream& out, const Progress
 //   <split>/<name>.idx, .bin, <split>/manifest.json      token shards; <split> is "train" or "heldout"
 // Text and shards whose inputs have not changed are reused.
 struct PrepareOptions {
-  std::vector<fs::path> sources;  // folders made by `fetch`; .jsonl, .jsonl.gz, .jsonl.zst; plain text files, folders of them
+  std::vector<fs::path>
+      sources;  // folders made by `fetch`; .jsonl, .jsonl.gz, .jsonl.zst; plain text files, folders of them
   fs::path output;
-  std::string language;           // of files; "" = the line's own, else by vote
-  std::string licence;            // SPDX, compulsory for files
-  std::string split = "train";    // of files; packages have theirs
-  fs::path tokenizer;             // "" = text only
-  int threads = 0;                // 0 = all cores
+  std::string language;         // of files; "" = the line's own, else by vote
+  std::string licence;          // SPDX, compulsory for files
+  std::string split = "train";  // of files; packages have theirs
+  fs::path tokenizer;           // "" = text only
+  int threads = 0;              // 0 = all cores
   bool json = false;
 };
 int prepare_command(const PrepareOptions& options, std::ostream& out, const ProgressLine& progress);
 
 struct InspectOptions {
-  fs::path path;             // a folder with a manifest.json, that file, or what `prepare` wrote (all splits)
+  fs::path path;  // a folder with a manifest.json, that file, or what `prepare` wrote (all splits)
   bool json = false;
 };
 int inspect_command(const InspectOptions& options, std::ostream& out);

@@ -14,18 +14,22 @@ namespace molen::data {
 namespace {
 
 // Sizes against the manifest, then hashes where the shard is small, else 16 stretches of tokens.
-void check_shard(const ShardReader& reader, const ShardRecord& record, std::int64_t vocabulary, std::int64_t hash_limit) {
+void check_shard(const ShardReader& reader, const ShardRecord& record, std::int64_t vocabulary,
+                 std::int64_t hash_limit) {
   const std::string prefix = reader.prefix().string();
   if (reader.bin_bytes() != record.bin.bytes || reader.tokens() != record.tokens ||
       reader.index().document_count() != record.documents)
-    throw UsageError("{}: {} documents, {} tokens, {} bytes; its manifest says {}, {}, {}: truncated or altered, run "
-                     "`molen data prepare` again",
-                     prefix, reader.index().document_count(), reader.tokens(), reader.bin_bytes(), record.documents,
-                     record.tokens, record.bin.bytes);
+    throw UsageError(
+        "{}: {} documents, {} tokens, {} bytes; its manifest says {}, {}, {}: truncated or altered, run "
+        "`molen data prepare` again",
+        prefix, reader.index().document_count(), reader.tokens(), reader.bin_bytes(), record.documents, record.tokens,
+        record.bin.bytes);
   if (record.bin.bytes + record.idx.bytes <= hash_limit) {
-    for (const auto& [file, expected] : {std::pair{prefix + ".bin", record.bin.sha256}, {prefix + ".idx", record.idx.sha256}})
+    for (const auto& [file, expected] :
+         {std::pair{prefix + ".bin", record.bin.sha256}, {prefix + ".idx", record.idx.sha256}})
       if (sha256_file(file) != expected)
-        throw UsageError("{}: its SHA-256 is not the one in the manifest: altered; run `molen data prepare` again", file);
+        throw UsageError("{}: its SHA-256 is not the one in the manifest: altered; run `molen data prepare` again",
+                         file);
   }
   std::vector<std::int32_t> sample(static_cast<std::size_t>(std::min<std::int64_t>(4096, reader.tokens())));
   for (std::int64_t i = 0; i < 16; ++i)
@@ -33,7 +37,8 @@ void check_shard(const ShardReader& reader, const ShardRecord& record, std::int6
 }
 
 void check_options(const OpenOptions& options) {
-  if (options.sequence_length < 1) throw UsageError("data.sequence_length: {} must be at least 1", options.sequence_length);
+  if (options.sequence_length < 1)
+    throw UsageError("data.sequence_length: {} must be at least 1", options.sequence_length);
   if (options.vocabulary < 1 || options.vocabulary > std::numeric_limits<std::int32_t>::max())
     throw UsageError("model.vocabulary: {} is impossible", options.vocabulary);
 }
@@ -62,7 +67,8 @@ TokenStream::TokenStream(const fs::path& path, const std::vector<std::string>& l
   end_of_text_ = manifest.tokenizer.end_of_text;
   Sha256 hash;
   for (const ShardRecord& record : manifest.shards) {
-    if (!languages.empty() && std::find(languages.begin(), languages.end(), record.language) == languages.end()) continue;
+    if (!languages.empty() && std::find(languages.begin(), languages.end(), record.language) == languages.end())
+      continue;
     auto reader = std::make_unique<ShardReader>(folder / record.name);
     // Tokens beyond the tokenizer's own vocabulary are damage even where the model's is larger.
     check_shard(*reader, record, manifest.tokenizer.vocabulary, options.hash_limit);
@@ -93,9 +99,11 @@ void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
 Dataset::Dataset(const std::vector<DataEntry>& entries, std::uint64_t seed, const OpenOptions& options)
     : seed_(seed), options_(options) {
   check_options(options);
-  const auto weighted = std::count_if(entries.begin(), entries.end(), [](const DataEntry& e) { return e.weight.has_value(); });
+  const auto weighted =
+      std::count_if(entries.begin(), entries.end(), [](const DataEntry& e) { return e.weight.has_value(); });
   if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(entries.size()))
-    throw UsageError("data.train: {} of {} entries have a weight; give one to each or to none", weighted, entries.size());
+    throw UsageError("data.train: {} of {} entries have a weight; give one to each or to none", weighted,
+                     entries.size());
   for (const DataEntry& entry : entries) {
     Component component{entry, std::make_unique<TokenStream>(entry.path, entry.languages, options), 0, 0};
     component.windows = component.stream->tokens() / options.sequence_length;
@@ -129,8 +137,8 @@ Dataset::Origin Dataset::origin(std::int64_t global_sample) const {
   const std::uint64_t key = philox(c.key, static_cast<std::uint64_t>(epoch))[0] |
                             static_cast<std::uint64_t>(philox(c.key, static_cast<std::uint64_t>(epoch))[1]) << 32;
   const std::uint64_t offset = permute_at(key, 0, tokens);
-  const std::uint64_t window = permute_at(~key, static_cast<std::uint64_t>(place.index % c.windows),
-                                          static_cast<std::uint64_t>(c.windows));
+  const std::uint64_t window =
+      permute_at(~key, static_cast<std::uint64_t>(place.index % c.windows), static_cast<std::uint64_t>(c.windows));
   const std::uint64_t first = (offset + window * static_cast<std::uint64_t>(options_.sequence_length)) % tokens;
   return {place.component, epoch, static_cast<std::int64_t>(first)};
 }
@@ -196,7 +204,8 @@ std::int64_t ValidationSet::read(int language, std::int64_t window, std::span<st
 
 double ValidationSet::bits_per_byte(int language, double loss_sum, std::int64_t tokens) const {
   const Language& info = languages_.at(static_cast<std::size_t>(language));
-  const double bytes = static_cast<double>(info.text_bytes) * static_cast<double>(tokens) / static_cast<double>(info.tokens);
+  const double bytes =
+      static_cast<double>(info.text_bytes) * static_cast<double>(tokens) / static_cast<double>(info.tokens);
   return loss_sum / std::numbers::ln2 / bytes;
 }
 

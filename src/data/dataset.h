@@ -1,10 +1,10 @@
 // From shards to sequences of S + 1 tokens, in an order that is a pure function of (seed, global sample index).
 //
 // Each entry of `data.train` is a component: its shards (of the chosen languages), one after another, as a circle of T
-// tokens; every document in it ends with the end-of-text token. In epoch e the circle is cut into n = floor(T / S) windows
-// that start at an offset drawn from (seed, component, e), and the windows are read in an order permuted by the same key.
-// Window w holds inputs [o + wS, o + wS + S) and labels one further, so an epoch uses each token at most once as a
-// label and leaves out T mod S < S of them, others each time. No index files, no tables, no dependence on ranks.
+// tokens; every document in it ends with the end-of-text token. In epoch e the circle is cut into n = floor(T / S)
+// windows that start at an offset drawn from (seed, component, e), and the windows are read in an order permuted by the
+// same key. Window w holds inputs [o + wS, o + wS + S) and labels one further, so an epoch uses each token at most once
+// as a label and leaves out T mod S < S of them, others each time. No index files, no tables, no dependence on ranks.
 // Which component the g-th global sample comes from is in data/mixture.h.
 #pragma once
 
@@ -35,8 +35,8 @@ struct OpenOptions {
   std::int64_t sequence_length = 0;
   std::int64_t vocabulary = 0;        // of the model
   std::string tokenizer_fingerprint;  // "" = not compared
-  // Shards up to this size are hashed at open; beyond, sizes and sampled tokens are checked and `molen data verify` does
-  // the rest.
+  // Shards up to this size are hashed at open; beyond, sizes and sampled tokens are checked and `molen data verify`
+  // does the rest.
   std::int64_t hash_limit = std::int64_t{256} << 20;
 };
 
@@ -104,9 +104,9 @@ class Dataset {
   std::optional<Mixture> mixture_;
 };
 
-// Held-out text, one stream per language. Its windows do not overlap: the input row is the stream behind one end-of-text
-// token, so that each of its tokens (end-of-text included) is a label exactly once; the last window is filled up with
-// labels of -1.
+// Held-out text, one stream per language. Its windows do not overlap: the input row is the stream behind one
+// end-of-text token, so that each of its tokens (end-of-text included) is a label exactly once; the last window is
+// filled up with labels of -1.
 class ValidationSet {
  public:
   ValidationSet(const fs::path& path, const OpenOptions& options);
@@ -118,11 +118,13 @@ class ValidationSet {
     std::int64_t windows;
   };
   const std::vector<Language>& languages() const { return languages_; }
-  // Window `window` of language number `language`: ids and labels of S elements each. Returns the count of valid labels.
-  std::int64_t read(int language, std::int64_t window, std::span<std::int32_t> ids, std::span<std::int32_t> labels) const;
+  // Window `window` of language number `language`: ids and labels of S elements each. Returns the count of valid
+  // labels.
+  std::int64_t read(int language, std::int64_t window, std::span<std::int32_t> ids,
+                    std::span<std::int32_t> labels) const;
 
-  // Bits per UTF-8 byte from the summed loss (nats) of `tokens` labels. Where only some windows were read, the bytes are
-  // counted in proportion.
+  // Bits per UTF-8 byte from the summed loss (nats) of `tokens` labels. Where only some windows were read, the bytes
+  // are counted in proportion.
   double bits_per_byte(int language, double loss_sum, std::int64_t tokens) const;
 
  private:

@@ -151,7 +151,8 @@ TEST(Dataset, BadInputGetsOneClearError) {
 
 TEST(Validation, EachTokenIsALabelOnce) {
   const TestFolder folder;
-  write_test_shards(folder.path(), {counted("a", "nl", 1, 50), counted("b", "nl", 100, 23), counted("c", "en", 200, 14)}, 300);
+  write_test_shards(folder.path(),
+                    {counted("a", "nl", 1, 50), counted("b", "nl", 100, 23), counted("c", "en", 200, 14)}, 300);
   const ValidationSet set(folder.path(), {7, 300, "test"});
   ASSERT_EQ(set.languages().size(), 2u);
   EXPECT_EQ(set.languages()[0].name, "en");

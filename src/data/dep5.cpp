@@ -22,8 +22,8 @@ std::string lower(std::string_view s) {
 }
 
 struct Field {
-  std::string name, first;   // lower-case name, text behind the colon
-  std::string rest;          // continuation lines
+  std::string name, first;  // lower-case name, text behind the colon
+  std::string rest;         // continuation lines
 };
 
 // Paragraphs of fields; comments and lines that are neither field nor continuation are passed over.
@@ -48,24 +48,58 @@ std::vector<std::vector<Field>> paragraphs(std::string_view text) {
 }
 
 constexpr std::array<std::pair<std::string_view, std::string_view>, 52> kSpdx{{
-    {"gpl-1", "GPL-1.0-only"},         {"gpl-1+", "GPL-1.0-or-later"},     {"gpl-2", "GPL-2.0-only"},
-    {"gpl-2.0", "GPL-2.0-only"},       {"gpl-2+", "GPL-2.0-or-later"},     {"gpl-2.0+", "GPL-2.0-or-later"},
-    {"gpl-3", "GPL-3.0-only"},         {"gpl-3.0", "GPL-3.0-only"},        {"gpl-3+", "GPL-3.0-or-later"},
-    {"gpl-3.0+", "GPL-3.0-or-later"},  {"lgpl-2", "LGPL-2.0-only"},        {"lgpl-2+", "LGPL-2.0-or-later"},
-    {"lgpl-2.1", "LGPL-2.1-only"},     {"lgpl-2.1+", "LGPL-2.1-or-later"}, {"lgpl-3", "LGPL-3.0-only"},
-    {"lgpl-3+", "LGPL-3.0-or-later"},  {"agpl-3", "AGPL-3.0-only"},        {"agpl-3+", "AGPL-3.0-or-later"},
-    {"expat", "MIT"},                  {"mit", "MIT"},                     {"x11", "X11"},
-    {"isc", "ISC"},                    {"zlib", "Zlib"},                   {"apache-2", "Apache-2.0"},
-    {"apache-2.0", "Apache-2.0"},      {"mpl-1.1", "MPL-1.1"},             {"mpl-2.0", "MPL-2.0"},
-    {"mpl-2", "MPL-2.0"},              {"bsd-2-clause", "BSD-2-Clause"},   {"bsd-3-clause", "BSD-3-Clause"},
-    {"bsd-4-clause", "BSD-4-Clause"},  {"go", "BSD-3-Clause"},             {"postgresql", "PostgreSQL"},
-    {"artistic", "Artistic-1.0"},      {"artistic-2.0", "Artistic-2.0"},   {"cc0", "CC0-1.0"},
-    {"cc0-1.0", "CC0-1.0"},            {"cc-by-3.0", "CC-BY-3.0"},         {"cc-by-4.0", "CC-BY-4.0"},
-    {"cc-by-sa-3.0", "CC-BY-SA-3.0"},  {"cc-by-sa-4.0", "CC-BY-SA-4.0"},   {"gfdl-1.2", "GFDL-1.2-only"},
-    {"gfdl-1.2+", "GFDL-1.2-or-later"}, {"gfdl-1.3", "GFDL-1.3-only"},     {"gfdl-1.3+", "GFDL-1.3-or-later"},
-    {"python-2.0", "Python-2.0"},      {"psf-2", "PSF-2.0"},               {"unlicense", "Unlicense"},
-    {"wtfpl", "WTFPL"},                {"linux-man-pages-copyleft", "Linux-man-pages-copyleft"},
-    {"openldap-2.8", "OLDAP-2.8"},     {"epl-2.0", "EPL-2.0"},
+    {"gpl-1", "GPL-1.0-only"},
+    {"gpl-1+", "GPL-1.0-or-later"},
+    {"gpl-2", "GPL-2.0-only"},
+    {"gpl-2.0", "GPL-2.0-only"},
+    {"gpl-2+", "GPL-2.0-or-later"},
+    {"gpl-2.0+", "GPL-2.0-or-later"},
+    {"gpl-3", "GPL-3.0-only"},
+    {"gpl-3.0", "GPL-3.0-only"},
+    {"gpl-3+", "GPL-3.0-or-later"},
+    {"gpl-3.0+", "GPL-3.0-or-later"},
+    {"lgpl-2", "LGPL-2.0-only"},
+    {"lgpl-2+", "LGPL-2.0-or-later"},
+    {"lgpl-2.1", "LGPL-2.1-only"},
+    {"lgpl-2.1+", "LGPL-2.1-or-later"},
+    {"lgpl-3", "LGPL-3.0-only"},
+    {"lgpl-3+", "LGPL-3.0-or-later"},
+    {"agpl-3", "AGPL-3.0-only"},
+    {"agpl-3+", "AGPL-3.0-or-later"},
+    {"expat", "MIT"},
+    {"mit", "MIT"},
+    {"x11", "X11"},
+    {"isc", "ISC"},
+    {"zlib", "Zlib"},
+    {"apache-2", "Apache-2.0"},
+    {"apache-2.0", "Apache-2.0"},
+    {"mpl-1.1", "MPL-1.1"},
+    {"mpl-2.0", "MPL-2.0"},
+    {"mpl-2", "MPL-2.0"},
+    {"bsd-2-clause", "BSD-2-Clause"},
+    {"bsd-3-clause", "BSD-3-Clause"},
+    {"bsd-4-clause", "BSD-4-Clause"},
+    {"go", "BSD-3-Clause"},
+    {"postgresql", "PostgreSQL"},
+    {"artistic", "Artistic-1.0"},
+    {"artistic-2.0", "Artistic-2.0"},
+    {"cc0", "CC0-1.0"},
+    {"cc0-1.0", "CC0-1.0"},
+    {"cc-by-3.0", "CC-BY-3.0"},
+    {"cc-by-4.0", "CC-BY-4.0"},
+    {"cc-by-sa-3.0", "CC-BY-SA-3.0"},
+    {"cc-by-sa-4.0", "CC-BY-SA-4.0"},
+    {"gfdl-1.2", "GFDL-1.2-only"},
+    {"gfdl-1.2+", "GFDL-1.2-or-later"},
+    {"gfdl-1.3", "GFDL-1.3-only"},
+    {"gfdl-1.3+", "GFDL-1.3-or-later"},
+    {"python-2.0", "Python-2.0"},
+    {"psf-2", "PSF-2.0"},
+    {"unlicense", "Unlicense"},
+    {"wtfpl", "WTFPL"},
+    {"linux-man-pages-copyleft", "Linux-man-pages-copyleft"},
+    {"openldap-2.8", "OLDAP-2.8"},
+    {"epl-2.0", "EPL-2.0"},
 }};
 
 std::string spdx_name(std::string_view name) {
@@ -87,7 +121,8 @@ bool glob_match(std::string_view pattern, std::string_view path) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
       mark = s;
-    } else if (p < pattern.size() && (escaped ? pattern[p + 1] == path[s] : pattern[p] == '?' || pattern[p] == path[s])) {
+    } else if (p < pattern.size() &&
+               (escaped ? pattern[p + 1] == path[s] : pattern[p] == '?' || pattern[p] == path[s])) {
       p += escaped ? 2 : 1;
       ++s;
     } else if (star != std::string_view::npos) {

@@ -28,8 +28,8 @@ std::optional<Dep5> parse_dep5(std::string_view text);
 // Shell-style match with `*`, `?` and a backslash that takes the next character as it stands.
 bool glob_match(std::string_view pattern, std::string_view path);
 
-// "GPL-2+" -> "GPL-2.0-or-later", "Expat" -> "MIT"; expressions with `and` and `or` part by part; a name without a known
-// SPDX identifier -> "LicenseRef-<name>".
+// "GPL-2+" -> "GPL-2.0-or-later", "Expat" -> "MIT"; expressions with `and` and `or` part by part; a name without a
+// known SPDX identifier -> "LicenseRef-<name>".
 std::string spdx_of(std::string_view declared);
 
 }  // namespace molen::data

@@ -46,7 +46,8 @@ TEST(Dep5, LastMatchingStanzaWins) {
 TEST(Dep5, FreeTextIsNotGuessed) {
   EXPECT_FALSE(parse_dep5("This package is free.\nLicense: GPL\n"));
   EXPECT_FALSE(parse_dep5(""));
-  const auto partial = parse_dep5("Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: a\nLicense: MIT\n");
+  const auto partial = parse_dep5(
+      "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: a\nLicense: MIT\n");
   ASSERT_TRUE(partial);
   EXPECT_FALSE(partial->package_default());
   EXPECT_FALSE(partial->match("b"));

@@ -24,7 +24,8 @@ std::string last_lines(const std::string& output) {
   std::istringstream lines(output);
   std::vector<std::string> errors;
   for (std::string line; std::getline(lines, line);)
-    if (line.starts_with("E:") || line.starts_with("Err") || line.find("error") != std::string::npos) errors.push_back(line);
+    if (line.starts_with("E:") || line.starts_with("Err") || line.find("error") != std::string::npos)
+      errors.push_back(line);
   std::string text;
   for (std::size_t i = errors.size() > 2 ? errors.size() - 2 : 0; i < errors.size(); ++i)
     text += (text.empty() ? "" : " / ") + errors[i];
@@ -34,7 +35,8 @@ std::string last_lines(const std::string& output) {
 // Value of a control field: `dpkg-deb -f FILE Field`.
 std::string control_field(const fs::path& deb, const std::string& field) {
   const ProcessResult result = run_process({"dpkg-deb", "-f", deb.string(), field}, ".");
-  if (result.status == 127) throw Error("dpkg-deb is not installed: packages can only be unpacked on Debian and its kin");
+  if (result.status == 127)
+    throw Error("dpkg-deb is not installed: packages can only be unpacked on Debian and its kin");
   if (result.status != 0) throw Error("{}: not a readable Debian package: {}", deb.string(), last_lines(result.output));
   std::string value = result.output;
   while (!value.empty() && value.back() == '\n') value.pop_back();
@@ -66,10 +68,12 @@ void download(const std::string& package, const fs::path& archives, const Progre
   std::string why;
   bool updated = false;
   for (int attempt = 1; attempt <= kAttempts; ++attempt) {
-    const ProcessResult result = run_process({"apt-get", "download", "-q", "-o", "Acquire::Retries=2", package}, archives);
+    const ProcessResult result =
+        run_process({"apt-get", "download", "-q", "-o", "Acquire::Retries=2", package}, archives);
     if (result.status == 0 && !find_archive(archives, package).empty()) return;
     if (result.status == 127)
-      throw Error("apt-get is not installed: put the .deb files of the set into {} and run this again", archives.string());
+      throw Error("apt-get is not installed: put the .deb files of the set into {} and run this again",
+                  archives.string());
     why = last_lines(result.output);
     const bool no_index = result.output.find("Unable to locate package") != std::string::npos ||
                           result.output.find("No packages found") != std::string::npos ||
@@ -79,17 +83,18 @@ void download(const std::string& package, const fs::path& archives, const Progre
       progress("the package index lacks " + package + " or is old: apt-get update");
       const ProcessResult update = run_process({"apt-get", "update", "-q"}, archives);
       if (update.status != 0)
-        throw Error("{}: not in the package index, and apt-get update failed ({}): run `sudo apt-get update`, or put its .deb "
-                    "file into {} and run this again",
-                    package, last_lines(update.output), archives.string());
+        throw Error(
+            "{}: not in the package index, and apt-get update failed ({}): run `sudo apt-get update`, or put its .deb "
+            "file into {} and run this again",
+            package, last_lines(update.output), archives.string());
       updated = true;
     } else if (attempt < kAttempts) {
       progress(fmt::format("{}: attempt {} failed, trying again", package, attempt));
       std::this_thread::sleep_for(std::chrono::seconds(2 * attempt));
     }
   }
-  throw Error("{}: cannot be downloaded ({}): check the network; or put its .deb file into {} and run this again", package, why,
-              archives.string());
+  throw Error("{}: cannot be downloaded ({}): check the network; or put its .deb file into {} and run this again",
+              package, why, archives.string());
 }
 
 // Unpacks beside the target and renames, so that a half-unpacked package is never taken for a whole one.
@@ -97,7 +102,8 @@ void unpack(const fs::path& deb, const fs::path& target) {
   const fs::path part = target.string() + ".part";
   fs::remove_all(part);
   fs::create_directories(part);
-  const ProcessResult result = run_process({"dpkg-deb", "-x", fs::absolute(deb).string(), fs::absolute(part).string()}, ".");
+  const ProcessResult result =
+      run_process({"dpkg-deb", "-x", fs::absolute(deb).string(), fs::absolute(part).string()}, ".");
   if (result.status != 0) throw Error("{}: cannot be unpacked: {}", deb.string(), last_lines(result.output));
   fs::remove_all(target);
   fs::rename(part, target);
@@ -175,8 +181,9 @@ FetchRecord parse_fetch_record(std::string_view text, std::string_view origin) {
   for (std::size_t i = 0; i < packages.size(); ++i) {
     const Json& entry = packages[i];
     const std::string where = fmt::format("{}: packages[{}]", at, i);
-    known_fields(entry, {"package", "version", "architecture", "archive", "archive_bytes", "archive_sha256", "checked",
-                         "retrieved", "licence"},
+    known_fields(entry,
+                 {"package", "version", "architecture", "archive", "archive_bytes", "archive_sha256", "checked",
+                  "retrieved", "licence"},
                  where);
     FetchedPackage p;
     p.package = string_field(entry, "package", where);
@@ -236,7 +243,8 @@ FetchRecord fetch_packages(const std::string& set, const fs::path& folder, const
   std::error_code error;
   fs::create_directories(archives, error);
   fs::create_directories(root, error);
-  if (!fs::is_directory(archives) || !fs::is_directory(root)) throw Error("{}: cannot be made: {}", folder.string(), error.message());
+  if (!fs::is_directory(archives) || !fs::is_directory(root))
+    throw Error("{}: cannot be made: {}", folder.string(), error.message());
   FetchRecord before;
   if (fs::exists(folder / "fetch.json")) before = read_fetch_record(folder);
   FetchRecord record{set, {}};

@@ -14,37 +14,44 @@ namespace {
 constexpr std::size_t kMaxDepth = 2000;
 
 constexpr std::array<std::pair<std::string_view, std::uint32_t>, 56> kEntities{{
-    {"amp", '&'},       {"lt", '<'},        {"gt", '>'},        {"quot", '"'},      {"apos", '\''},     {"nbsp", 0xa0},
-    {"copy", 0xa9},     {"reg", 0xae},      {"trade", 0x2122},  {"hellip", 0x2026}, {"mdash", 0x2014},  {"ndash", 0x2013},
-    {"lsquo", 0x2018},  {"rsquo", 0x2019},  {"sbquo", 0x201a},  {"ldquo", 0x201c},  {"rdquo", 0x201d},  {"bdquo", 0x201e},
-    {"laquo", 0xab},    {"raquo", 0xbb},    {"times", 0xd7},    {"divide", 0xf7},   {"deg", 0xb0},      {"plusmn", 0xb1},
-    {"sect", 0xa7},     {"para", 0xb6},     {"middot", 0xb7},   {"bull", 0x2022},   {"euro", 0x20ac},   {"pound", 0xa3},
-    {"eacute", 0xe9},   {"egrave", 0xe8},   {"euml", 0xeb},     {"ecirc", 0xea},    {"aacute", 0xe1},   {"agrave", 0xe0},
-    {"auml", 0xe4},     {"aring", 0xe5},    {"iuml", 0xef},     {"iacute", 0xed},   {"oacute", 0xf3},   {"ouml", 0xf6},
-    {"uuml", 0xfc},     {"uacute", 0xfa},   {"ccedil", 0xe7},   {"ntilde", 0xf1},   {"szlig", 0xdf},    {"Auml", 0xc4},
-    {"Ouml", 0xd6},     {"Uuml", 0xdc},     {"Eacute", 0xc9},   {"larr", 0x2190},   {"rarr", 0x2192},   {"le", 0x2264},
-    {"ge", 0x2265},     {"shy", 0xad},
+    {"amp", '&'},      {"lt", '<'},       {"gt", '>'},       {"quot", '"'},      {"apos", '\''},    {"nbsp", 0xa0},
+    {"copy", 0xa9},    {"reg", 0xae},     {"trade", 0x2122}, {"hellip", 0x2026}, {"mdash", 0x2014}, {"ndash", 0x2013},
+    {"lsquo", 0x2018}, {"rsquo", 0x2019}, {"sbquo", 0x201a}, {"ldquo", 0x201c},  {"rdquo", 0x201d}, {"bdquo", 0x201e},
+    {"laquo", 0xab},   {"raquo", 0xbb},   {"times", 0xd7},   {"divide", 0xf7},   {"deg", 0xb0},     {"plusmn", 0xb1},
+    {"sect", 0xa7},    {"para", 0xb6},    {"middot", 0xb7},  {"bull", 0x2022},   {"euro", 0x20ac},  {"pound", 0xa3},
+    {"eacute", 0xe9},  {"egrave", 0xe8},  {"euml", 0xeb},    {"ecirc", 0xea},    {"aacute", 0xe1},  {"agrave", 0xe0},
+    {"auml", 0xe4},    {"aring", 0xe5},   {"iuml", 0xef},    {"iacute", 0xed},   {"oacute", 0xf3},  {"ouml", 0xf6},
+    {"uuml", 0xfc},    {"uacute", 0xfa},  {"ccedil", 0xe7},  {"ntilde", 0xf1},   {"szlig", 0xdf},   {"Auml", 0xc4},
+    {"Ouml", 0xd6},    {"Uuml", 0xdc},    {"Eacute", 0xc9},  {"larr", 0x2190},   {"rarr", 0x2192},  {"le", 0x2264},
+    {"ge", 0x2265},    {"shy", 0xad},
 }};
 
 const std::unordered_set<std::string_view>& void_elements() {
-  static const std::unordered_set<std::string_view> names{"area", "base", "br",   "col",   "embed",  "hr",    "img",
+  static const std::unordered_set<std::string_view> names{"area",  "base", "br",   "col",   "embed",  "hr",    "img",
                                                           "input", "link", "meta", "param", "source", "track", "wbr"};
   return names;
 }
 
 const std::unordered_set<std::string_view>& block_elements() {
   static const std::unordered_set<std::string_view> names{
-      "address", "article", "blockquote", "body",   "caption", "center", "dd",    "details", "div",     "dl",   "dt",
-      "fieldset", "figcaption", "figure", "form",   "h1",      "h2",     "h3",    "h4",      "h5",      "h6",   "hr",
-      "li",      "main",    "ol",         "option", "p",       "pre",    "section", "summary", "table", "tbody", "tfoot",
-      "thead",   "title",   "tr",         "ul",     "page",    "item",   "note",  "steps",   "list",    "terms"};
+      "address", "article", "blockquote", "body",       "caption", "center", "dd",    "details", "div",
+      "dl",      "dt",      "fieldset",   "figcaption", "figure",  "form",   "h1",    "h2",      "h3",
+      "h4",      "h5",      "h6",         "hr",         "li",      "main",   "ol",    "option",  "p",
+      "pre",     "section", "summary",    "table",      "tbody",   "tfoot",  "thead", "title",   "tr",
+      "ul",      "page",    "item",       "note",       "steps",   "list",   "terms"};
   return names;
 }
 
-bool is_item(std::string_view name) { return name == "li" || name == "dt" || name == "dd" || name == "tr" || name == "item"; }
-bool is_verbatim(std::string_view name) { return name == "pre" || name == "textarea" || name == "screen"; }
+bool is_item(std::string_view name) {
+  return name == "li" || name == "dt" || name == "dd" || name == "tr" || name == "item";
+}
+bool is_verbatim(std::string_view name) {
+  return name == "pre" || name == "textarea" || name == "screen";
+}
 
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f'; }
+bool is_space(char c) {
+  return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f';
+}
 
 struct Tag {
   std::string name;  // lower case
@@ -154,7 +161,8 @@ class Reader {
     while (i < tag.classes.size()) {
       const std::size_t end = std::min(tag.classes.find(' ', i), tag.classes.size());
       const std::string_view name = std::string_view(tag.classes).substr(i, end - i);
-      if (std::find(rules_.drop_classes.begin(), rules_.drop_classes.end(), name) != rules_.drop_classes.end()) return true;
+      if (std::find(rules_.drop_classes.begin(), rules_.drop_classes.end(), name) != rules_.drop_classes.end())
+        return true;
       i = end + 1;
     }
     return false;
@@ -266,6 +274,8 @@ std::size_t decode_entity(std::string_view text, std::string& out) {
   return 0;
 }
 
-std::vector<Block> html_blocks(std::string_view html, const HtmlRules& rules) { return Reader(html, rules).run(); }
+std::vector<Block> html_blocks(std::string_view html, const HtmlRules& rules) {
+  return Reader(html, rules).run();
+}
 
 }  // namespace molen::data

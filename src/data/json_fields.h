@@ -23,7 +23,8 @@ inline std::string string_field(const Json& object, std::string_view key, std::s
 // A count: an integer in [0, 2^62].
 inline std::int64_t count_field(const Json& object, std::string_view key, std::string_view origin) {
   const Json& value = json_member(object, key, origin);
-  if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > (std::uint64_t{1} << 62)) ||
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() && value.get<std::uint64_t>() > (std::uint64_t{1} << 62)) ||
       value.get<std::int64_t>() < 0)
     throw UsageError("{}: '{}' is not a count", origin, key);
   return value.get<std::int64_t>();

@@ -15,24 +15,37 @@ struct StopWords {
 
 // Frequent function words; a word may vote for several languages.
 constexpr std::array<StopWords, 8> kStopWords{{
-    {"nl", "de het een en van in is dat op te voor met zijn niet aan door als dit om ook bij naar uit wordt worden of deze "
-           "kan kunt u er maar dan wanneer heeft geen wel moet meer alle over indien hebben uw welke wat nog zie onder tot"},
-    {"en", "the of and to in is that for it with as be on by this are or from an at which not can you if will when has have "
-           "was all but your more there their these its may must should into than use used using see other only any"},
-    {"de", "der die das und in zu den mit ist von f\xc3\xbcr auf ein eine nicht des im dem als auch werden wird oder sie an es "
-           "bei kann aus sind einer einen nach durch zum zur wenn diese dieser dieses k\xc3\xb6nnen wie \xc3\xbc" "ber nur eines einem "
-           "haben noch sich"},
-    {"fi", "ja on ei ett\xc3\xa4 se voi kun ovat my\xc3\xb6s tai jos sen mutta joka niin ole t\xc3\xa4m\xc3\xa4n t\xc3\xa4m\xc3\xa4 voit jotka kuin sek\xc3\xa4 "
-           "t\xc3\xa4ss\xc3\xa4 siihen jossa mukaan ennen kaikki valitse valitun napsauta k\xc3\xa4yt\xc3\xa4 avulla k\xc3\xa4ytet\xc3\xa4\xc3\xa4n on ei ole "
-           "olla vain kanssa jonka sit\xc3\xa4 ne"},
-    {"fr", "le la les de des et est un une dans pour que qui sur pas par avec ce cette sont au aux ou vous du ne se en il "
-           "plus peut \xc3\xaatre comme si"},
-    {"sv", "och att det som en f\xc3\xb6r \xc3\xa4r p\xc3\xa5 av med inte till den har de ett om kan du eller fr\xc3\xa5n var s\xc3\xa5 ska vid "
-           "n\xc3\xa4r alla"},
-    {"es", "el la los las de que en un una para con por es no se del al lo su como m\xc3\xa1s o este esta puede si son "
-           "est\xc3\xa1"},
-    {"it", "il lo la gli le di che un una per con non \xc3\xa8 del della in si da sono al dei delle come pu\xc3\xb2 questo "
-           "questa se nel"},
+    {"nl",
+     "de het een en van in is dat op te voor met zijn niet aan door als dit om ook bij naar uit wordt worden of deze "
+     "kan kunt u er maar dan wanneer heeft geen wel moet meer alle over indien hebben uw welke wat nog zie onder tot"},
+    {"en",
+     "the of and to in is that for it with as be on by this are or from an at which not can you if will when has have "
+     "was all but your more there their these its may must should into than use used using see other only any"},
+    {"de",
+     "der die das und in zu den mit ist von f\xc3\xbcr auf ein eine nicht des im dem als auch werden wird oder sie an "
+     "es "
+     "bei kann aus sind einer einen nach durch zum zur wenn diese dieser dieses k\xc3\xb6nnen wie \xc3\xbc"
+     "ber nur eines einem "
+     "haben noch sich"},
+    {"fi",
+     "ja on ei ett\xc3\xa4 se voi kun ovat my\xc3\xb6s tai jos sen mutta joka niin ole t\xc3\xa4m\xc3\xa4n "
+     "t\xc3\xa4m\xc3\xa4 voit jotka kuin sek\xc3\xa4 "
+     "t\xc3\xa4ss\xc3\xa4 siihen jossa mukaan ennen kaikki valitse valitun napsauta k\xc3\xa4yt\xc3\xa4 avulla "
+     "k\xc3\xa4ytet\xc3\xa4\xc3\xa4n on ei ole "
+     "olla vain kanssa jonka sit\xc3\xa4 ne"},
+    {"fr",
+     "le la les de des et est un une dans pour que qui sur pas par avec ce cette sont au aux ou vous du ne se en il "
+     "plus peut \xc3\xaatre comme si"},
+    {"sv",
+     "och att det som en f\xc3\xb6r \xc3\xa4r p\xc3\xa5 av med inte till den har de ett om kan du eller fr\xc3\xa5n "
+     "var s\xc3\xa5 ska vid "
+     "n\xc3\xa4r alla"},
+    {"es",
+     "el la los las de que en un una para con por es no se del al lo su como m\xc3\xa1s o este esta puede si son "
+     "est\xc3\xa1"},
+    {"it",
+     "il lo la gli le di che un una per con non \xc3\xa8 del della in si da sono al dei delle come pu\xc3\xb2 questo "
+     "questa se nel"},
 }};
 
 // Bit l: votes for kStopWords[l].
@@ -48,7 +61,9 @@ const std::unordered_map<std::string, std::uint32_t>& votes_by_word() {
   return map;
 }
 
-bool is_word_byte(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) >= 0x80; }
+bool is_word_byte(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) >= 0x80;
+}
 
 }  // namespace
 

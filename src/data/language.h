@@ -11,10 +11,10 @@ namespace molen::data {
 const std::vector<std::string>& known_languages();
 
 struct LanguageVote {
-  std::string language;    // "" where nothing was recognised
-  int words = 0;           // words of the text
-  int votes = 0;           // of `language`
-  int own = 0;             // of the language asked for
+  std::string language;  // "" where nothing was recognised
+  int words = 0;         // words of the text
+  int votes = 0;         // of `language`
+  int own = 0;           // of the language asked for
 };
 LanguageVote vote_language(std::string_view text, std::string_view own = "");
 

@@ -170,7 +170,8 @@ std::string read_text_file(const std::filesystem::path& path, std::int64_t limit
   for (std::string_view line; reader.next(line);) {
     text.append(line);
     text.push_back('\n');
-    if (static_cast<std::int64_t>(text.size()) > limit) throw UsageError("{}: more than {} bytes", path.string(), limit);
+    if (static_cast<std::int64_t>(text.size()) > limit)
+      throw UsageError("{}: more than {} bytes", path.string(), limit);
   }
   return text;
 }

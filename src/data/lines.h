@@ -17,8 +17,8 @@ class LineReader {
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  // The next line without its end (LF or CR LF), valid until the next call; false at the end. Throws UsageError with file
-  // and line for damaged or truncated compression and for a line beyond the limit.
+  // The next line without its end (LF or CR LF), valid until the next call; false at the end. Throws UsageError with
+  // file and line for damaged or truncated compression and for a line beyond the limit.
   bool next(std::string_view& line);
   std::int64_t line_number() const { return line_number_; }
 

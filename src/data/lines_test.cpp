@@ -64,7 +64,8 @@ TEST(Lines, PlainGzipZstd) {
 RC_GTEST_PROP(Lines, LongTextsSurviveCompression, ()) {
   const int count = *rc::gen::inRange(0, 2000);
   std::string text;
-  for (int i = 0; i < count; ++i) text += std::string(static_cast<std::size_t>(i * 7919 % 977), static_cast<char>('a' + i % 26)) + "\n";
+  for (int i = 0; i < count; ++i)
+    text += std::string(static_cast<std::size_t>(i * 7919 % 977), static_cast<char>('a' + i % 26)) + "\n";
   const auto expected = lines_of(text);
   RC_ASSERT(expected.size() == static_cast<std::size_t>(count));
   RC_ASSERT(lines_of(gzip(text)) == expected);
@@ -77,10 +78,12 @@ TEST(Lines, DamageNamesFileAndLine) {
   for (const std::string& whole : {gzip(text), zstd(text)}) {
     EXPECT_NE(reason([&] { lines_of(whole.substr(0, whole.size() / 2)); }).find("truncated"), std::string::npos);
     std::string damaged = whole;
-    for (std::size_t i = damaged.size() / 2; i < damaged.size() / 2 + 40; ++i) damaged[i] = static_cast<char>(damaged[i] ^ 0x5a);
+    for (std::size_t i = damaged.size() / 2; i < damaged.size() / 2 + 40; ++i)
+      damaged[i] = static_cast<char>(damaged[i] ^ 0x5a);
     EXPECT_NE(reason([&] { lines_of(damaged); }).find("damaged"), std::string::npos);
   }
-  EXPECT_NE(reason([&] { lines_of("short\n" + std::string(5000, 'x'), 1000); }).find("t:2: a line of more"), std::string::npos);
+  EXPECT_NE(reason([&] { lines_of("short\n" + std::string(5000, 'x'), 1000); }).find("t:2: a line of more"),
+            std::string::npos);
   EXPECT_NE(reason([&] { LineReader("/nonexistent/x"); }).find("cannot be read"), std::string::npos);
   EXPECT_NE(reason([&] { LineReader("/tmp"); }).find("is a directory"), std::string::npos);
 }
@@ -92,8 +95,8 @@ TEST(Jsonl, ReadsAndRefuses) {
   EXPECT_EQ(record.id, "a");
   EXPECT_EQ(record.language, "nl");
   EXPECT_EQ(parser.parse(format_jsonl(record), "f:1").text, record.text);
-  for (const char* bad : {"", "{", "[]", "3", "{}", R"({"text":3})", R"({"text":"a","text":"b"})", "{\"text\":\"\xff\"}",
-                          R"({"text":"a"} {"text":"b"})", R"({"text":"\ud800"})"}) {
+  for (const char* bad : {"", "{", "[]", "3", "{}", R"({"text":3})", R"({"text":"a","text":"b"})",
+                          "{\"text\":\"\xff\"}", R"({"text":"a"} {"text":"b"})", R"({"text":"\ud800"})"}) {
     const std::string why = reason([&] { parser.parse(bad, "f:7"); });
     EXPECT_EQ(why.find("f:7: "), 0u) << bad << " -> " << why;
   }

@@ -58,7 +58,8 @@ void Loader::run(const std::stop_token& stop) {
   const auto depth = static_cast<std::size_t>(options_.depth);
   try {
     for (std::int64_t start = options_.first_sample;; start += options_.global) {
-      for (const MicroBatch& samples : samples_of(start, options_.rank, options_.ranks, options_.global, options_.micro)) {
+      for (const MicroBatch& samples :
+           samples_of(start, options_.rank, options_.ranks, options_.global, options_.micro)) {
         if (stop.stop_requested()) return;
         Batch batch = make(samples);
         std::unique_lock lock(mutex_);

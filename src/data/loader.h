@@ -21,18 +21,18 @@ struct MicroBatch {
   bool operator==(const MicroBatch&) const = default;
 };
 
-// A step covers the global samples [start, start + global). It is dealt in slots of `micro` samples: slot m * ranks + rank
-// is micro-batch m of `rank`, so any number of ranks makes the same step from the same samples. Every rank has the same
-// number of micro-batches, ceil(global / (ranks * micro)); where `global` does not divide, the last slots hold fewer
-// samples or none. Throws UsageError when a size is not positive.
+// A step covers the global samples [start, start + global). It is dealt in slots of `micro` samples: slot m * ranks +
+// rank is micro-batch m of `rank`, so any number of ranks makes the same step from the same samples. Every rank has the
+// same number of micro-batches, ceil(global / (ranks * micro)); where `global` does not divide, the last slots hold
+// fewer samples or none. Throws UsageError when a size is not positive.
 std::vector<MicroBatch> samples_of(std::int64_t start, int rank, int ranks, std::int64_t global, std::int64_t micro);
 
 // One micro-batch as two arrays [micro, S], row-major. Rows beyond `count` are end-of-row padding: ids 0, labels -1.
 struct Batch {
   std::int64_t first_sample = 0;
-  std::int64_t count = 0;  // rows that hold a sample
+  std::int64_t count = 0;                 // rows that hold a sample
   std::vector<std::int32_t> ids, labels;  // labels: the next token of each id, -1 = not counted
-  double wait_s = 0;       // how long `next` had to wait for it
+  double wait_s = 0;                      // how long `next` had to wait for it
 };
 
 struct LoaderOptions {
@@ -51,8 +51,8 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // Blocks until the next micro-batch is there. An error of the reading thread is thrown here, at the batch it belongs to,
-  // and again by every later call.
+  // Blocks until the next micro-batch is there. An error of the reading thread is thrown here, at the batch it belongs
+  // to, and again by every later call.
   Batch next();
   std::int64_t micro_batches_per_step() const { return per_step_; }
 

@@ -12,7 +12,8 @@ namespace molen::data {
 namespace {
 
 RC_GTEST_PROP(SamplesOf, AnyRanksMakeTheSameStep, ()) {
-  const std::int64_t global = *rc::gen::inRange(1, 40), micro = *rc::gen::inRange(1, 9), start = *rc::gen::inRange(0, 100);
+  const std::int64_t global = *rc::gen::inRange(1, 40), micro = *rc::gen::inRange(1, 9),
+                     start = *rc::gen::inRange(0, 100);
   const int ranks = *rc::gen::inRange(1, 9);
   std::multiset<std::int64_t> seen;
   std::set<std::size_t> counts;

@@ -52,8 +52,9 @@ Json to_json(const ShardRecord& s) {
 }
 
 ShardRecord shard_from_json(const Json& json, const std::string& origin) {
-  known_fields(json, {"name", "source", "package", "version", "licence", "language", "documents", "tokens", "text_bytes",
-                      "bin", "idx"},
+  known_fields(json,
+               {"name", "source", "package", "version", "licence", "language", "documents", "tokens", "text_bytes",
+                "bin", "idx"},
                origin);
   ShardRecord s;
   s.name = string_field(json, "name", origin);
@@ -112,7 +113,8 @@ Manifest parse_manifest(std::string_view text, std::string_view origin) {
   if (manifest.tokenizer.vocabulary < 1 || manifest.tokenizer.vocabulary > std::numeric_limits<std::int32_t>::max())
     throw UsageError("{}: a vocabulary of {} entries is impossible", t, manifest.tokenizer.vocabulary);
   if (end >= manifest.tokenizer.vocabulary)
-    throw UsageError("{}: end_of_text {} is outside the vocabulary of {} entries", t, end, manifest.tokenizer.vocabulary);
+    throw UsageError("{}: end_of_text {} is outside the vocabulary of {} entries", t, end,
+                     manifest.tokenizer.vocabulary);
   manifest.tokenizer.end_of_text = static_cast<std::int32_t>(end);
   const Json& shards = json_member(json, "shards", at);
   if (!shards.is_array()) throw UsageError("{}: 'shards' is not a list", at);
@@ -156,13 +158,15 @@ void check_tokenizer(const Manifest& manifest, std::string_view origin, std::str
                      std::int64_t vocabulary) {
   const TokenizerRecord& made = manifest.tokenizer;
   if (!fingerprint.empty() && made.fingerprint != fingerprint)
-    throw UsageError("{}: the shards were made with tokenizer {}, but data.tokenizer is {}: use the same tokenizer, or run "
-                     "`molen data prepare` again with this one",
-                     origin, made.fingerprint, fingerprint);
+    throw UsageError(
+        "{}: the shards were made with tokenizer {}, but data.tokenizer is {}: use the same tokenizer, or run "
+        "`molen data prepare` again with this one",
+        origin, made.fingerprint, fingerprint);
   if (made.vocabulary > vocabulary)
-    throw UsageError("{}: the shards hold token ids up to {}, but the model's vocabulary has {} entries: set "
-                     "model.vocabulary to at least {}",
-                     origin, made.vocabulary - 1, vocabulary, made.vocabulary);
+    throw UsageError(
+        "{}: the shards hold token ids up to {}, but the model's vocabulary has {} entries: set "
+        "model.vocabulary to at least {}",
+        origin, made.vocabulary - 1, vocabulary, made.vocabulary);
 }
 
 }  // namespace molen::data

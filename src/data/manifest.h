@@ -20,7 +20,7 @@ struct Licence {
   std::string declared;         // as the source writes it
   std::string evidence;         // licence file, relative to the folder of the source
   std::string evidence_sha256;  // of that file; "" where there is no file
-  std::string rule;             // how `spdx` follows from the evidence: "DEP-5 Files: *", "reviewed", "given by the user"
+  std::string rule;  // how `spdx` follows from the evidence: "DEP-5 Files: *", "reviewed", "given by the user"
   bool operator==(const Licence&) const = default;
 };
 
@@ -33,9 +33,9 @@ struct FileRecord {
 
 // One `.idx/.bin` pair.
 struct ShardRecord {
-  std::string name;      // of the pair, without `.idx`
-  std::string source;    // what it was made from: a package set or the files given
-  std::string package;   // "" where the source is no package
+  std::string name;     // of the pair, without `.idx`
+  std::string source;   // what it was made from: a package set or the files given
+  std::string package;  // "" where the source is no package
   std::string version;
   Licence licence;
   std::string language;  // ISO 639-1
@@ -59,14 +59,15 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
-// Throw UsageError naming `origin` and the key: missing, unknown or mistyped keys, negative counts, names that leave the
-// folder or stand twice.
+// Throw UsageError naming `origin` and the key: missing, unknown or mistyped keys, negative counts, names that leave
+// the folder or stand twice.
 Manifest parse_manifest(std::string_view text, std::string_view origin);
 // `path` is a folder with a manifest.json or that file itself.
 Manifest read_manifest(const fs::path& path);
 fs::path manifest_folder(const fs::path& path);
 std::string format_manifest(const Manifest& manifest);
-// Checks what a consumer relies on; throws UsageError that says which side differs. An empty `fingerprint` is not compared.
+// Checks what a consumer relies on; throws UsageError that says which side differs. An empty `fingerprint` is not
+// compared.
 void check_tokenizer(const Manifest& manifest, std::string_view origin, std::string_view fingerprint,
                      std::int64_t vocabulary);
 

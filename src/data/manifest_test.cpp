@@ -14,8 +14,17 @@ Manifest sample() {
   const std::string hash(64, 'a');
   return {"train",
           {"fp", 300, 0},
-          {{"nl-help", "demo", "libreoffice-help-nl", "4:7.4", {"MPL-2.0", "MPL-2.0", "copyright", hash, "DEP-5 Files: *"},
-            "nl", 2, 30, 90, {"nl-help.bin", 60, hash}, {"nl-help.idx", 82, hash}}}};
+          {{"nl-help",
+            "demo",
+            "libreoffice-help-nl",
+            "4:7.4",
+            {"MPL-2.0", "MPL-2.0", "copyright", hash, "DEP-5 Files: *"},
+            "nl",
+            2,
+            30,
+            90,
+            {"nl-help.bin", 60, hash},
+            {"nl-help.idx", 82, hash}}}};
 }
 
 std::string reason(const std::string& text) {
@@ -33,7 +42,9 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
-TEST(Manifest, ParseOfFormatIsIdentity) { EXPECT_EQ(parse_manifest(format_manifest(sample()), "x"), sample()); }
+TEST(Manifest, ParseOfFormatIsIdentity) {
+  EXPECT_EQ(parse_manifest(format_manifest(sample()), "x"), sample());
+}
 
 TEST(Manifest, DamageNamesFileAndKey) {
   const std::string good = format_manifest(sample());

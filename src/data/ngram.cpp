@@ -14,7 +14,9 @@ std::uint64_t context_key(std::uint64_t history, int length) {
   return (history & mask) | (std::uint64_t{1} << (9 * length));
 }
 
-std::uint64_t gram_key(std::uint64_t context, int symbol) { return context << 9 | static_cast<std::uint64_t>(symbol); }
+std::uint64_t gram_key(std::uint64_t context, int symbol) {
+  return context << 9 | static_cast<std::uint64_t>(symbol);
+}
 
 }  // namespace
 
@@ -43,7 +45,9 @@ bool NgramModel::Counts::add(std::uint64_t key) {
   return fresh;
 }
 
-std::uint32_t NgramModel::Counts::get(std::uint64_t key) const { return slots_[find(key)].count; }
+std::uint32_t NgramModel::Counts::get(std::uint64_t key) const {
+  return slots_[find(key)].count;
+}
 
 NgramModel::NgramModel(int order) : order_(order) {
   // 9 bits a symbol, and the mark above them, in 64 bits.

@@ -1,9 +1,9 @@
 // Byte n-gram language models with Witten-Bell smoothing: the baselines that a trained model has to beat.
 //
 //   P(c | h) = (count(h c) + T(h) P(c | h')) / (count(h) + T(h)),  h' = h without its oldest byte,
-// T(h) = number of different symbols seen after h; a context never seen passes on to h', the empty context to the uniform
-// distribution over 257 symbols (Witten and Bell 1991; as in Chen and Goodman 1998, eq. 10-11). The 257th symbol ends a
-// document, like the end-of-text token, and documents do not see each other.
+// T(h) = number of different symbols seen after h; a context never seen passes on to h', the empty context to the
+// uniform distribution over 257 symbols (Witten and Bell 1991; as in Chen and Goodman 1998, eq. 10-11). The 257th
+// symbol ends a document, like the end-of-text token, and documents do not see each other.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,7 @@ TEST(Ngram, ProbabilitiesSumToOne) {
 
 TEST(Ngram, WittenBellByHand) {
   NgramModel model(2);
-  model.train("aab");  // symbols a a b end
+  model.train("aab");                                  // symbols a a b end
   const double unigram_a = (2 + 3.0 / 257) / (4 + 3);  // 4 symbols, 3 kinds
   EXPECT_NEAR(model.probability("", 'a'), unigram_a, 1e-15);
   EXPECT_NEAR(model.probability("a", 'a'), (1 + 2 * unigram_a) / (2 + 2), 1e-15);  // after a: a, b

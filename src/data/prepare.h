@@ -15,19 +15,19 @@ namespace molen::data {
 
 // One text file: the documents of one source in one language.
 struct TextRecord {
-  std::string name;      // of the file, without .jsonl, and of the shard made from it
-  std::string split;     // "train" or "heldout"
-  std::string source;    // package set or file
-  std::string package;   // "" for files
+  std::string name;     // of the file, without .jsonl, and of the shard made from it
+  std::string split;    // "train" or "heldout"
+  std::string source;   // package set or file
+  std::string package;  // "" for files
   std::string version;
   Licence licence;
   std::string language;
   CleanCounts counts;
-  FileRecord file;       // path relative to the text folder's split
+  FileRecord file;  // path relative to the text folder's split
 };
 
 struct TextManifest {
-  std::string inputs;    // fingerprint of what the text was made from and how
+  std::string inputs;  // fingerprint of what the text was made from and how
   std::vector<TextRecord> texts;
 };
 
@@ -38,6 +38,7 @@ std::string format_text_manifest(const TextManifest& manifest);
 // have no recipe, no licence or no text.
 TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& progress);
 // Writes output/<split>; reuses a split whose texts and tokenizer are unchanged.
-std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextManifest& texts, const ProgressLine& progress);
+std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextManifest& texts,
+                                     const ProgressLine& progress);
 
 }  // namespace molen::data

@@ -15,8 +15,8 @@ namespace {
 // Text held at a time: enough to keep all cores busy, little beside any model.
 constexpr std::size_t kBatchBytes = 16 << 20;
 
-ShardRecord make_shard(const TextRecord& text, const fs::path& jsonl, const fs::path& folder, const Tokenizer& tokenizer,
-                       std::int32_t end_of_text, int threads) {
+ShardRecord make_shard(const TextRecord& text, const fs::path& jsonl, const fs::path& folder,
+                       const Tokenizer& tokenizer, std::int32_t end_of_text, int threads) {
   ShardWriter writer(folder / text.name, tokenizer.vocab_size());
   LineReader lines(jsonl);
   JsonlParser parser;
@@ -42,8 +42,16 @@ ShardRecord make_shard(const TextRecord& text, const fs::path& jsonl, const fs::
   }
   flush();
   const ShardWriter::Written done = writer.finish();
-  return {text.name,      text.source, text.package, text.version, text.licence, text.language, done.documents, done.tokens,
-          text_bytes,     {text.name + ".bin", done.bin_bytes, done.bin_sha256},
+  return {text.name,
+          text.source,
+          text.package,
+          text.version,
+          text.licence,
+          text.language,
+          done.documents,
+          done.tokens,
+          text_bytes,
+          {text.name + ".bin", done.bin_bytes, done.bin_sha256},
           {text.name + ".idx", done.idx_bytes, done.idx_sha256}};
 }
 
@@ -66,7 +74,8 @@ bool is_reusable(const fs::path& folder, const std::vector<const TextRecord*>& t
 
 }  // namespace
 
-std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextManifest& texts, const ProgressLine& progress) {
+std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextManifest& texts,
+                                     const ProgressLine& progress) {
   const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
   const auto end = tokenizer.eos_id();
   if (!end)
@@ -96,8 +105,8 @@ std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextMa
       fs::remove(folder / "manifest.json");  // no manifest stands beside shards that it does not describe
       for (const TextRecord* text : members) {
         if (progress) progress("tokenising " + text->name);
-        manifest.shards.push_back(make_shard(*text, options.output / "text" / split / text->file.path, folder, tokenizer,
-                                             record.end_of_text, options.threads));
+        manifest.shards.push_back(make_shard(*text, options.output / "text" / split / text->file.path, folder,
+                                             tokenizer, record.end_of_text, options.threads));
       }
       write_file_atomic(folder / "inputs", inputs);
       write_file_atomic(folder / "manifest.json", format_manifest(manifest));

@@ -30,24 +30,38 @@ void write_tokenizer(const fs::path& path) {
     append_code_point(name, plain ? static_cast<std::uint32_t>(byte) : 256u + static_cast<std::uint32_t>(next++));
     vocabulary[name] = byte;
   }
-  const Json json{{"version", "1.0"},
-                  {"truncation", nullptr},
-                  {"padding", nullptr},
-                  {"added_tokens",
-                   Json::array({{{"id", 256}, {"content", "<|endoftext|>"}, {"single_word", false}, {"lstrip", false},
-                                 {"rstrip", false}, {"normalized", false}, {"special", true}}})},
-                  {"normalizer", nullptr},
-                  {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
-                  {"post_processor", nullptr},
-                  {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}},
-                  {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
-                             {"end_of_word_suffix", nullptr}, {"fuse_unk", false}, {"byte_fallback", false},
-                             {"vocab", vocabulary}, {"merges", Json::array()}}}};
+  const Json json{
+      {"version", "1.0"},
+      {"truncation", nullptr},
+      {"padding", nullptr},
+      {"added_tokens", Json::array({{{"id", 256},
+                                     {"content", "<|endoftext|>"},
+                                     {"single_word", false},
+                                     {"lstrip", false},
+                                     {"rstrip", false},
+                                     {"normalized", false},
+                                     {"special", true}}})},
+      {"normalizer", nullptr},
+      {"pre_tokenizer",
+       {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+      {"post_processor", nullptr},
+      {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}},
+      {"model",
+       {{"type", "BPE"},
+        {"dropout", nullptr},
+        {"unk_token", nullptr},
+        {"continuing_subword_prefix", nullptr},
+        {"end_of_word_suffix", nullptr},
+        {"fuse_unk", false},
+        {"byte_fallback", false},
+        {"vocab", vocabulary},
+        {"merges", Json::array()}}}};
   write_file_atomic(path, json.dump());
 }
 
 std::string sentence(const std::string& words, int n) {
-  return words + " Nummer " + std::to_string(n) + " van de reeks, en dat is een zin die lang genoeg is om een eigen blok te zijn.";
+  return words + " Nummer " + std::to_string(n) +
+         " van de reeks, en dat is een zin die lang genoeg is om een eigen blok te zijn.";
 }
 
 class PrepareTest : public ::testing::Test {
@@ -79,21 +93,26 @@ class PrepareTest : public ::testing::Test {
       write_file_atomic(root / path, text);
     };
     std::string dutch, held;
-    for (int i = 0; i < 4; ++i) dutch += "<p>" + sentence("De eerste tekst staat op de pagina van het pakket.", i) + "</p>";
+    for (int i = 0; i < 4; ++i)
+      dutch += "<p>" + sentence("De eerste tekst staat op de pagina van het pakket.", i) + "</p>";
     held = "<p>" + sentence("De eerste tekst staat op de pagina van het pakket.", 0) + "</p>";
-    for (int i = 10; i < 13; ++i) held += "<p>" + sentence("Hier staat een andere tekst die voor de toets is.", i) + "</p>";
-    const std::string english = "<p>This is an English paragraph that has been left in the page by the translators of it.</p>";
+    for (int i = 10; i < 13; ++i)
+      held += "<p>" + sentence("Hier staat een andere tekst die voor de toets is.", i) + "</p>";
+    const std::string english =
+        "<p>This is an English paragraph that has been left in the page by the translators of it.</p>";
     put("aptitude-doc-nl/usr/share/doc/aptitude/html/nl/a.html", page(held));
     put("libreoffice-help-nl/usr/share/libreoffice/help/nl/text/a.html",
         page("<header>menu</header><div id='DisplayArea'>" + dutch + english + "</div>"));
-    put("libreoffice-help-nl/usr/share/libreoffice/help/nl/text/b.html", page("<div id='DisplayArea'>" + dutch + "</div>"));
+    put("libreoffice-help-nl/usr/share/libreoffice/help/nl/text/b.html",
+        page("<div id='DisplayArea'>" + dutch + "</div>"));
     put("libreoffice-help-nl/usr/share/libreoffice/help/nl/text/c.html", page("<div id='DisplayArea'>\xff\xfe</div>"));
     FetchRecord record{"demo", {}};
     for (const std::string package : {"libreoffice-help-nl", "aptitude-doc-nl"}) {
       put(package + "/usr/share/doc/" + package + "/copyright",
-          "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: X\nLicense: GPL-2+\n");
-      record.packages.push_back({package, "1.0", "all", package + ".deb", 1, std::string(64, 'a'), "", "2026-01-01T00:00:00Z",
-                                 licence_of_package(at("fetch"), package)});
+          "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: "
+          "X\nLicense: GPL-2+\n");
+      record.packages.push_back({package, "1.0", "all", package + ".deb", 1, std::string(64, 'a'), "",
+                                 "2026-01-01T00:00:00Z", licence_of_package(at("fetch"), package)});
     }
     write_file_atomic(at("fetch") / "fetch.json", format_fetch_record(record));
   }
@@ -168,12 +187,16 @@ TEST_F(PrepareTest, VerifyFindsEveryKindOfDamage) {
   EXPECT_NE(findings([&] { edit("a.bin", "\x03", "\x04"); }).find("SHA-256"), std::string::npos);
   EXPECT_NE(findings([&] { fs::resize_file(at("s") / "a.bin", 4); }).find("4 bytes"), std::string::npos);
   EXPECT_NE(findings([&] { fs::remove(at("s") / "a.idx"); }).find("missing"), std::string::npos);
-  EXPECT_NE(findings([&] { edit("manifest.json", "\"tokens\": 5", "\"tokens\": 6"); }).find("5 tokens"), std::string::npos);
-  EXPECT_NE(findings([&] { edit("manifest.json", "\"vocabulary\": 10", "\"vocabulary\": 3"); }).find("outside the vocabulary"),
+  EXPECT_NE(findings([&] { edit("manifest.json", "\"tokens\": 5", "\"tokens\": 6"); }).find("5 tokens"),
+            std::string::npos);
+  EXPECT_NE(findings([&] {
+              edit("manifest.json", "\"vocabulary\": 10", "\"vocabulary\": 3");
+            }).find("outside the vocabulary"),
             std::string::npos);
   EXPECT_NE(findings([&] { edit("manifest.json", "\"end_of_text\": 0", "\"end_of_text\": 2"); }).find("end-of-text"),
             std::string::npos);
-  EXPECT_NE(findings([&] { write_file_atomic(at("s") / "extra.bin", "x"); }).find("not in the manifest"), std::string::npos);
+  EXPECT_NE(findings([&] { write_file_atomic(at("s") / "extra.bin", "x"); }).find("not in the manifest"),
+            std::string::npos);
   write_tokenizer(at("tokenizer.json"));
   fs::remove(at("s") / "extra.bin");
   std::ostringstream out;
@@ -184,7 +207,8 @@ TEST_F(PrepareTest, VerifyFindsEveryKindOfDamage) {
 TEST_F(PrepareTest, FilesOfEveryForm) {
   fs::create_directories(at("in"));
   write_file_atomic(at("in") / "a.txt", sentence("De tekst van het eerste bestand is in het Nederlands.", 1));
-  write_file_atomic(at("in") / "b.jsonl", format_jsonl({sentence("Het tweede bestand van de map.", 2), "id1", ""}) + "\n" +
+  write_file_atomic(at("in") / "b.jsonl", format_jsonl({sentence("Het tweede bestand van de map.", 2), "id1", ""}) +
+                                              "\n" +
                                               format_jsonl({"Only a line of the English text in it.", "", "en"}));
   std::ostringstream out;
   EXPECT_EQ(prepare_command(options({at("in")}), out, {}), 0);

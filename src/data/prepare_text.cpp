@@ -27,7 +27,8 @@ constexpr int kExtractorVersion = 1;
 // A text file under construction, renamed into place when complete.
 class TextWriter {
  public:
-  TextWriter(const fs::path& folder, std::string name) : target_(folder / (name + ".jsonl")), part_(target_.string() + ".part") {
+  TextWriter(const fs::path& folder, std::string name)
+      : target_(folder / (name + ".jsonl")), part_(target_.string() + ".part") {
     out_.open(part_, std::ios::binary | std::ios::trunc);
     if (!out_) throw Error("{}: cannot be written", target_.string());
   }
@@ -80,21 +81,30 @@ void add_packages(const fs::path& folder, std::vector<Job>& jobs) {
   for (const FetchedPackage& p : fetched.packages) {
     for (const Recipe& recipe : recipes_of(p.package)) {
       Job job;
-      job.record = {recipe.language + "-" + p.package, recipe.held_out ? "heldout" : "train", fetched.set, p.package, p.version,
-                    p.licence, recipe.language, {}, {}};
+      job.record = {recipe.language + "-" + p.package,
+                    recipe.held_out ? "heldout" : "train",
+                    fetched.set,
+                    p.package,
+                    p.version,
+                    p.licence,
+                    recipe.language,
+                    {},
+                    {}};
       job.recipe = {recipe};
       job.root = folder / "root" / p.package;
       job.files = files_below(job.root / recipe.folder, recipe.ending);
       if (job.files.empty())
-        throw UsageError("{}: no *{} below {}: the package is not what its recipe expects; run `molen data fetch` again",
-                         job.root.string(), recipe.ending, recipe.folder);
+        throw UsageError(
+            "{}: no *{} below {}: the package is not what its recipe expects; run `molen data fetch` again",
+            job.root.string(), recipe.ending, recipe.folder);
       jobs.push_back(std::move(job));
     }
   }
 }
 
 bool is_jsonl(const std::string& name) {
-  return name.ends_with(".jsonl") || name.ends_with(".jsonl.gz") || name.ends_with(".jsonl.zst") || name.ends_with(".json.gz");
+  return name.ends_with(".jsonl") || name.ends_with(".jsonl.gz") || name.ends_with(".jsonl.zst") ||
+         name.ends_with(".json.gz");
 }
 
 // A shard's name from a file's: what may stand in file names everywhere.
@@ -108,12 +118,20 @@ std::string safe_name(const fs::path& path) {
 
 void add_files(const fs::path& path, const PrepareOptions& options, std::vector<Job>& jobs) {
   if (options.licence.empty())
-    throw UsageError("{}: --licence is missing: give the SPDX identifier of the text's licence (LicenseRef-... where it has "
-                     "none)",
-                     path.string());
+    throw UsageError(
+        "{}: --licence is missing: give the SPDX identifier of the text's licence (LicenseRef-... where it has "
+        "none)",
+        path.string());
   Job job;
-  job.record = {safe_name(path), options.split, path.filename().string(), "", "",
-                {options.licence, options.licence, "", "", "given by the user"}, options.language, {}, {}};
+  job.record = {safe_name(path),
+                options.split,
+                path.filename().string(),
+                "",
+                "",
+                {options.licence, options.licence, "", "", "given by the user"},
+                options.language,
+                {},
+                {}};
   job.root = fs::is_directory(path) ? path : path.parent_path();
   job.files = fs::is_directory(path) ? files_below(path, "") : std::vector{path};
   if (job.files.empty()) throw UsageError("{}: an empty folder", path.string());
@@ -133,7 +151,8 @@ std::vector<Job> find_jobs(const PrepareOptions& options) {
       add_files(source, options, jobs);
   }
   // Training text comes first, so that what it shares with held-out text is kept there and dropped here.
-  std::stable_sort(jobs.begin(), jobs.end(), [](const Job& a, const Job& b) { return a.record.split > b.record.split; });
+  std::stable_sort(jobs.begin(), jobs.end(),
+                   [](const Job& a, const Job& b) { return a.record.split > b.record.split; });
   std::set<std::string> names;
   for (Job& job : jobs) {
     const std::string base = job.record.name;
@@ -151,8 +170,8 @@ std::string fingerprint(const PrepareOptions& options, const std::vector<Job>& j
     if (fs::is_regular_file(source / "fetch.json"))
       for (const FetchedPackage& p : read_fetch_record(source).packages) add(p.package + " " + p.archive_sha256);
   for (const Job& job : jobs) {
-    add(fmt::format("{} {} {} {} {} {}", job.record.name, job.record.split, job.record.language, job.record.licence.spdx,
-                    job.record.licence.evidence_sha256, job.files.size()));
+    add(fmt::format("{} {} {} {} {} {}", job.record.name, job.record.split, job.record.language,
+                    job.record.licence.spdx, job.record.licence.evidence_sha256, job.files.size()));
     if (job.recipe.empty())
       for (const fs::path& file : job.files) add(sha256_file(file));
   }
@@ -163,13 +182,16 @@ std::vector<Block> extract(const Recipe& recipe, const std::string& raw) {
   HtmlRules rules;
   rules.root_id = recipe.root_id;
   switch (recipe.markup) {
-    case Recipe::Markup::kHtml: return html_blocks(raw, rules);
-    case Recipe::Markup::kRoff: return roff_blocks(raw);
+    case Recipe::Markup::kHtml:
+      return html_blocks(raw, rules);
+    case Recipe::Markup::kRoff:
+      return roff_blocks(raw);
     case Recipe::Markup::kMallard:
       rules.xml = true;
       rules.drop_tags = {"info", "links"};
       return html_blocks(raw, rules);
-    case Recipe::Markup::kCode: return {{Block::Kind::kVerbatim, raw}};
+    case Recipe::Markup::kCode:
+      return {{Block::Kind::kVerbatim, raw}};
   }
   return {};
 }
@@ -211,7 +233,8 @@ class FileJob {
         if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
         const std::string origin = fmt::format("{}:{}", file.string(), lines.line_number());
         JsonlRecord record = parser.parse(line, origin);
-        add(record.text, record.id.empty() ? fmt::format("{}:{}", id, lines.line_number()) : record.id, record.language);
+        add(record.text, record.id.empty() ? fmt::format("{}:{}", id, lines.line_number()) : record.id,
+            record.language);
       }
     }
     std::vector<TextRecord> records;
@@ -242,8 +265,9 @@ class FileJob {
   void add(const std::string& raw, const std::string& id, const std::string& own_language) {
     std::string language = !options_.language.empty() ? options_.language : own_language;
     if (language.empty()) language = vote_language(raw).language;
-    const bool plain = !language.empty() && language.size() <= 8 &&
-                       std::all_of(language.begin(), language.end(), [](unsigned char c) { return std::isalnum(c) || c == '-'; });
+    const bool plain =
+        !language.empty() && language.size() <= 8 &&
+        std::all_of(language.begin(), language.end(), [](unsigned char c) { return std::isalnum(c) || c == '-'; });
     if (!plain) language = "und";  // undetermined
     CleanRules rules;
     rules.filter_language = false;  // the user knows what these files hold
@@ -300,8 +324,9 @@ Json to_json(const TextRecord& t) {
 }
 
 TextRecord text_from_json(const Json& json, const std::string& at) {
-  known_fields(json, {"name", "split", "source", "package", "version", "licence", "language", "documents", "text_bytes",
-                      "blocks_repeated", "blocks_foreign", "addresses", "dropped", "file"},
+  known_fields(json,
+               {"name", "split", "source", "package", "version", "licence", "language", "documents", "text_bytes",
+                "blocks_repeated", "blocks_foreign", "addresses", "dropped", "file"},
                at);
   TextRecord t;
   t.name = string_field(json, "name", at);
@@ -367,7 +392,8 @@ TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& pro
   for (Job& job : jobs) {
     if (progress) progress("extracting " + job.record.name);
     if (job.recipe.empty()) {
-      for (TextRecord& record : FileJob(job, options, folder, cleaner).run()) manifest.texts.push_back(std::move(record));
+      for (TextRecord& record : FileJob(job, options, folder, cleaner).run())
+        manifest.texts.push_back(std::move(record));
     } else {
       run_package(job, folder, cleaner);
       manifest.texts.push_back(job.record);

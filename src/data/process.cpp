@@ -35,7 +35,8 @@ std::string read_all(int fd) {
 
 ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& folder) {
   std::array<int, 2> pipe;
-  if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw Error("{}: cannot be started: {}", arguments[0], std::strerror(errno));
+  if (::pipe2(pipe.data(), O_CLOEXEC) != 0)
+    throw Error("{}: cannot be started: {}", arguments[0], std::strerror(errno));
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);

@@ -9,11 +9,12 @@ using Markup = Recipe::Markup;
 
 const std::vector<PackageSet>& package_sets() {
   static const std::vector<PackageSet> sets = [] {
-    const std::vector<std::string> demo{"libreoffice-help-nl", "libreoffice-help-en-us", "postgresql-doc-15", "manpages-nl",
-                                        "aptitude-doc-nl",     "debian-faq-nl",          "debian-reference-en"};
+    const std::vector<std::string> demo{"libreoffice-help-nl", "libreoffice-help-en-us", "postgresql-doc-15",
+                                        "manpages-nl",         "aptitude-doc-nl",        "debian-faq-nl",
+                                        "debian-reference-en"};
     std::vector<std::string> mix = demo;
-    for (const char* package : {"libreoffice-help-de", "libreoffice-help-fi", "manpages-de", "manpages-fi", "aptitude-doc-fi",
-                                "gnome-user-docs", "libpython3.11-stdlib", "libpython3.11-minimal"})
+    for (const char* package : {"libreoffice-help-de", "libreoffice-help-fi", "manpages-de", "manpages-fi",
+                                "aptitude-doc-fi", "gnome-user-docs", "libpython3.11-stdlib", "libpython3.11-minimal"})
       mix.emplace_back(package);
     return std::vector<PackageSet>{
         {"demo", "Dutch and English manuals, 10 MB to download, about 3 million tokens", demo},
@@ -36,12 +37,12 @@ std::vector<Recipe> recipes_of(std::string_view package) {
   if (package.starts_with("libreoffice-help-")) {
     const std::string name = after("libreoffice-help-");
     const std::string folder = name == "en-us" ? "en-US" : name;
-    return {{Markup::kHtml, "usr/share/libreoffice/help/" + folder + "/text", ".html", name.substr(0, 2), "DisplayArea"}};
+    return {
+        {Markup::kHtml, "usr/share/libreoffice/help/" + folder + "/text", ".html", name.substr(0, 2), "DisplayArea"}};
   }
   if (package.starts_with("postgresql-doc-"))
     return {{Markup::kHtml, "usr/share/doc/" + std::string(package) + "/html", ".html", "en", ""}};
-  if (package == "manpages" || package == "manpages-dev")
-    return {{Markup::kRoff, "usr/share/man", ".gz", "en", ""}};
+  if (package == "manpages" || package == "manpages-dev") return {{Markup::kRoff, "usr/share/man", ".gz", "en", ""}};
   if (package.starts_with("manpages-")) {
     const std::string language = after("manpages-");
     return {{Markup::kRoff, "usr/share/man/" + language, ".gz", language.substr(0, 2), ""}};
@@ -73,7 +74,8 @@ std::optional<ReviewedLicence> reviewed_licence(std::string_view package, std::s
     ReviewedLicence licence;
   };
   static const std::vector<Entry> entries{
-      {"debian-faq-nl", "3e3f5048f552288c1c7d3c304563e1bb0d0bc71c2acf0fb4933b07267c7c5c42",
+      {"debian-faq-nl",
+       "3e3f5048f552288c1c7d3c304563e1bb0d0bc71c2acf0fb4933b07267c7c5c42",
        {"LicenseRef-Debian-FAQ", "verbatim and modified copies under an identical permission notice"}}};
   for (const Entry& entry : entries)
     if (entry.package == package && entry.sha256 == copyright_sha256) return entry.licence;

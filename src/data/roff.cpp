@@ -14,46 +14,137 @@ using Names = std::unordered_set<std::string_view>;
 
 // Headings of the sections left out, upper-cased in ASCII.
 const Names& dropped_sections() {
-  static const Names names{
-      "AUTHOR", "AUTHORS", "COPYRIGHT", "COLOPHON", "REPORTING BUGS", "LICENSE", "LICENCE", "TRANSLATION", "BUG REPORTS",
-      "AUTEUR", "AUTEURS", "VERTALING", "RAPPORTEREN VAN BUGS", "BUG RAPPORTEN", "BUGS RAPPORTEREN", "LICENTIE",
-      "AUTEURSRECHT", "AUTEURSRECHTEN",
-      "AUTOR", "AUTOREN", "\xc3\x9c" "BERSETZUNG", "FEHLER MELDEN", "FEHLER BERICHTEN", "LIZENZ", "KOLOPHON", "URHEBERRECHT",
-      "TEKIJ\xc3\x84", "TEKIJ\xc3\x84T", "K\xc3\x84\xc3\x84NN\xc3\x96S", "TEKIJ\xc3\x84NOIKEUDET", "LISENSSI",
-      "VIRHEIST\xc3\x84 ILMOITTAMINEN", "VIRHEIDEN ILMOITTAMINEN", "KOLOFONI"};
+  static const Names names{"AUTHOR",
+                           "AUTHORS",
+                           "COPYRIGHT",
+                           "COLOPHON",
+                           "REPORTING BUGS",
+                           "LICENSE",
+                           "LICENCE",
+                           "TRANSLATION",
+                           "BUG REPORTS",
+                           "AUTEUR",
+                           "AUTEURS",
+                           "VERTALING",
+                           "RAPPORTEREN VAN BUGS",
+                           "BUG RAPPORTEN",
+                           "BUGS RAPPORTEREN",
+                           "LICENTIE",
+                           "AUTEURSRECHT",
+                           "AUTEURSRECHTEN",
+                           "AUTOR",
+                           "AUTOREN",
+                           "\xc3\x9c"
+                           "BERSETZUNG",
+                           "FEHLER MELDEN",
+                           "FEHLER BERICHTEN",
+                           "LIZENZ",
+                           "KOLOPHON",
+                           "URHEBERRECHT",
+                           "TEKIJ\xc3\x84",
+                           "TEKIJ\xc3\x84T",
+                           "K\xc3\x84\xc3\x84NN\xc3\x96S",
+                           "TEKIJ\xc3\x84NOIKEUDET",
+                           "LISENSSI",
+                           "VIRHEIST\xc3\x84 ILMOITTAMINEN",
+                           "VIRHEIDEN ILMOITTAMINEN",
+                           "KOLOFONI"};
   return names;
 }
 
 const std::unordered_map<std::string_view, std::string_view>& glyphs() {
-  static const std::unordered_map<std::string_view, std::string_view> map{
-      {"aq", "'"},  {"dq", "\""}, {"lq", "\xe2\x80\x9c"}, {"rq", "\xe2\x80\x9d"}, {"oq", "\xe2\x80\x98"},
-      {"cq", "\xe2\x80\x99"}, {"co", "\xc2\xa9"}, {"rg", "\xc2\xae"}, {"tm", "\xe2\x84\xa2"}, {"hy", "-"}, {"mi", "-"},
-      {"en", "\xe2\x80\x93"}, {"em", "\xe2\x80\x94"}, {"bu", "\xe2\x80\xa2"}, {"ti", "~"}, {"ha", "^"}, {"at", "@"},
-      {"sh", "#"},  {"Do", "$"}, {"rs", "\\"}, {"sl", "/"}, {"ba", "|"}, {"or", "|"}, {"br", "|"}, {"ga", "`"}, {"aa", "\xc2\xb4"},
-      {"la", "<"},  {"ra", ">"}, {"lt", "<"}, {"gt", ">"}, {"<=", "\xe2\x89\xa4"}, {">=", "\xe2\x89\xa5"}, {"!=", "\xe2\x89\xa0"},
-      {"->", "\xe2\x86\x92"}, {"<-", "\xe2\x86\x90"}, {"+-", "\xc2\xb1"}, {"mu", "\xc3\x97"}, {"de", "\xc2\xb0"}, {"ss", "\xc3\x9f"},
-      {"Fo", "\xc2\xab"}, {"Fc", "\xc2\xbb"}, {"pl", "+"}, {"eq", "="}, {"lB", "["}, {"rB", "]"}, {"lC", "{"}, {"rC", "}"},
-      {"ul", "_"},  {"'e", "\xc3\xa9"}, {"`e", "\xc3\xa8"}, {":e", "\xc3\xab"}, {"'a", "\xc3\xa1"}, {":a", "\xc3\xa4"},
-      {":o", "\xc3\xb6"}, {":u", "\xc3\xbc"}, {":i", "\xc3\xaf"}, {":A", "\xc3\x84"}, {":O", "\xc3\x96"}, {":U", "\xc3\x9c"},
-      {"oa", "\xc3\xa5"}, {"<<", "\xc2\xab"}, {"Eu", "\xe2\x82\xac"}};
+  static const std::unordered_map<std::string_view, std::string_view> map{{"aq", "'"},
+                                                                          {"dq", "\""},
+                                                                          {"lq", "\xe2\x80\x9c"},
+                                                                          {"rq", "\xe2\x80\x9d"},
+                                                                          {"oq", "\xe2\x80\x98"},
+                                                                          {"cq", "\xe2\x80\x99"},
+                                                                          {"co", "\xc2\xa9"},
+                                                                          {"rg", "\xc2\xae"},
+                                                                          {"tm", "\xe2\x84\xa2"},
+                                                                          {"hy", "-"},
+                                                                          {"mi", "-"},
+                                                                          {"en", "\xe2\x80\x93"},
+                                                                          {"em", "\xe2\x80\x94"},
+                                                                          {"bu", "\xe2\x80\xa2"},
+                                                                          {"ti", "~"},
+                                                                          {"ha", "^"},
+                                                                          {"at", "@"},
+                                                                          {"sh", "#"},
+                                                                          {"Do", "$"},
+                                                                          {"rs", "\\"},
+                                                                          {"sl", "/"},
+                                                                          {"ba", "|"},
+                                                                          {"or", "|"},
+                                                                          {"br", "|"},
+                                                                          {"ga", "`"},
+                                                                          {"aa", "\xc2\xb4"},
+                                                                          {"la", "<"},
+                                                                          {"ra", ">"},
+                                                                          {"lt", "<"},
+                                                                          {"gt", ">"},
+                                                                          {"<=", "\xe2\x89\xa4"},
+                                                                          {">=", "\xe2\x89\xa5"},
+                                                                          {"!=", "\xe2\x89\xa0"},
+                                                                          {"->", "\xe2\x86\x92"},
+                                                                          {"<-", "\xe2\x86\x90"},
+                                                                          {"+-", "\xc2\xb1"},
+                                                                          {"mu", "\xc3\x97"},
+                                                                          {"de", "\xc2\xb0"},
+                                                                          {"ss", "\xc3\x9f"},
+                                                                          {"Fo", "\xc2\xab"},
+                                                                          {"Fc", "\xc2\xbb"},
+                                                                          {"pl", "+"},
+                                                                          {"eq", "="},
+                                                                          {"lB", "["},
+                                                                          {"rB", "]"},
+                                                                          {"lC", "{"},
+                                                                          {"rC", "}"},
+                                                                          {"ul", "_"},
+                                                                          {"'e", "\xc3\xa9"},
+                                                                          {"`e", "\xc3\xa8"},
+                                                                          {":e", "\xc3\xab"},
+                                                                          {"'a", "\xc3\xa1"},
+                                                                          {":a", "\xc3\xa4"},
+                                                                          {":o", "\xc3\xb6"},
+                                                                          {":u", "\xc3\xbc"},
+                                                                          {":i", "\xc3\xaf"},
+                                                                          {":A", "\xc3\x84"},
+                                                                          {":O", "\xc3\x96"},
+                                                                          {":U", "\xc3\x9c"},
+                                                                          {"oa", "\xc3\xa5"},
+                                                                          {"<<", "\xc2\xab"},
+                                                                          {"Eu", "\xe2\x82\xac"}};
   return map;
 }
 
-bool is_space(char c) { return c == ' ' || c == '\t'; }
+bool is_space(char c) {
+  return c == ' ' || c == '\t';
+}
 
 // mdoc macros that may stand among another macro's arguments.
 const Names& callable() {
-  static const Names names{"Ar", "Ad", "Aq", "Ac", "Ao", "Bq", "Cm", "Dq", "Do", "Dc", "Dv", "Em", "Er", "Ev", "Fa", "Fl",
-                           "Fn", "Ic", "Li", "Nm", "No", "Ns", "Op", "Oo", "Oc", "Pa", "Pf", "Pq", "Po", "Pc", "Ql", "Qq",
-                           "Sq", "So", "Sc", "Sx", "Sy", "Tn", "Va", "Vt", "Xr", "In", "Lk", "Xo", "Xc", "Bx", "Nx", "Fx"};
+  static const Names names{"Ar", "Ad", "Aq", "Ac", "Ao", "Bq", "Cm", "Dq", "Do", "Dc", "Dv", "Em",
+                           "Er", "Ev", "Fa", "Fl", "Fn", "Ic", "Li", "Nm", "No", "Ns", "Op", "Oo",
+                           "Oc", "Pa", "Pf", "Pq", "Po", "Pc", "Ql", "Qq", "Sq", "So", "Sc", "Sx",
+                           "Sy", "Tn", "Va", "Vt", "Xr", "In", "Lk", "Xo", "Xc", "Bx", "Nx", "Fx"};
   return names;
 }
 
 class Page {
  public:
   explicit Page(std::string_view text) : text_(text) {
-    strings_ = {{"lq", "\xe2\x80\x9c"}, {"rq", "\xe2\x80\x9d"}, {"Gt", ">"}, {"Lt", "<"}, {"Am", "&"}, {"R", "\xc2\xae"},
-                {"Tm", "\xe2\x84\xa2"}, {"Ba", "|"}, {"q", "\""}, {"Le", "<="}, {"Ge", ">="}};
+    strings_ = {{"lq", "\xe2\x80\x9c"},
+                {"rq", "\xe2\x80\x9d"},
+                {"Gt", ">"},
+                {"Lt", "<"},
+                {"Am", "&"},
+                {"R", "\xc2\xae"},
+                {"Tm", "\xe2\x84\xa2"},
+                {"Ba", "|"},
+                {"q", "\""},
+                {"Le", "<="},
+                {"Ge", ">="}};
   }
 
   std::vector<Block> run() {
@@ -154,19 +245,71 @@ class Page {
       if (++i >= s.size()) break;
       const char c = s[i++];
       switch (c) {
-        case '"': return out;
-        case '-': out.push_back('-'); break;
-        case 'e': case '\\': out.push_back('\\'); break;
-        case '\'': case '`': case '.': out.push_back(c); break;
-        case ' ': case '~': case '0': case 't': out.push_back(' '); break;
-        case '(': --i; glyph(name_at(s, i), out); break;
-        case '[': --i; glyph(name_at(s, i), out); break;
-        case '*': string(name_at(s, i), out, depth); break;
-        case 'f': case 'F': case 'm': case 'M': case 'n': case 'g': case 'k': case 'Y': name_at(s, i); break;
-        case 's': size_change(s, i); break;
-        case 'h': case 'v': case 'w': case 'N': case 'o': case 'b': case 'l': case 'L': case 'D': case 'x': case 'X':
-        case 'A': case 'B': case 'R': case 'S': case 'H': case 'Z': delimited(s, i); break;
-        default: break;  // \& \, \/ \^ \| \: \% \c \{ \} and unknown ones stand for nothing
+        case '"':
+          return out;
+        case '-':
+          out.push_back('-');
+          break;
+        case 'e':
+        case '\\':
+          out.push_back('\\');
+          break;
+        case '\'':
+        case '`':
+        case '.':
+          out.push_back(c);
+          break;
+        case ' ':
+        case '~':
+        case '0':
+        case 't':
+          out.push_back(' ');
+          break;
+        case '(':
+          --i;
+          glyph(name_at(s, i), out);
+          break;
+        case '[':
+          --i;
+          glyph(name_at(s, i), out);
+          break;
+        case '*':
+          string(name_at(s, i), out, depth);
+          break;
+        case 'f':
+        case 'F':
+        case 'm':
+        case 'M':
+        case 'n':
+        case 'g':
+        case 'k':
+        case 'Y':
+          name_at(s, i);
+          break;
+        case 's':
+          size_change(s, i);
+          break;
+        case 'h':
+        case 'v':
+        case 'w':
+        case 'N':
+        case 'o':
+        case 'b':
+        case 'l':
+        case 'L':
+        case 'D':
+        case 'x':
+        case 'X':
+        case 'A':
+        case 'B':
+        case 'R':
+        case 'S':
+        case 'H':
+        case 'Z':
+          delimited(s, i);
+          break;
+        default:
+          break;  // \& \, \/ \^ \| \: \% \c \{ \} and unknown ones stand for nothing
       }
       // An escape that ended inside a character of several bytes takes all of it.
       while (i < s.size() && (s[i] & 0xc0) == 0x80) ++i;
@@ -342,7 +485,8 @@ class Page {
     std::string out, open, close;
     if (name == "Nm" && (args.empty() || callable().contains(args[0]))) out = name_;
     if (name == "Nm" && !args.empty() && name_.empty()) name_ = expand(args[0]);
-    if (name == "Dq" || name == "Qq" || name == "Sq" || name == "Ql") open = close = name[0] == 'S' || name == "Ql" ? "'" : "\"";
+    if (name == "Dq" || name == "Qq" || name == "Sq" || name == "Ql")
+      open = close = name[0] == 'S' || name == "Ql" ? "'" : "\"";
     if (name == "Op" || name == "Bq") open = "[", close = "]";
     if (name == "Aq" || name == "In") open = "<", close = ">";
     if (name == "Pq") open = "(", close = ")";
@@ -350,7 +494,8 @@ class Page {
     if (name == "Fl") out = "-";
     for (std::size_t i = 0; i < args.size(); ++i) {
       if (callable().contains(args[i]) && depth < 8) {
-        const std::string inner = mdoc_text(args[i], {args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end()}, depth + 1);
+        const std::string inner =
+            mdoc_text(args[i], {args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end()}, depth + 1);
         if (!out.empty() && !inner.empty() && args[i] != "Ns" && !glue) out += " ";
         out += inner;
         break;
@@ -387,6 +532,8 @@ class Page {
 
 }  // namespace
 
-std::vector<Block> roff_blocks(std::string_view page) { return Page(page).run(); }
+std::vector<Block> roff_blocks(std::string_view page) {
+  return Page(page).run();
+}
 
 }  // namespace molen::data

@@ -36,13 +36,20 @@ void append(std::string& out, T value) {
 
 std::optional<DType> dtype_of_code(int code) {
   switch (code) {
-    case 1: return DType::kU8;
-    case 2: return DType::kI8;
-    case 3: return DType::kI16;
-    case 4: return DType::kI32;
-    case 5: return DType::kI64;
-    case 8: return DType::kU16;
-    default: return std::nullopt;
+    case 1:
+      return DType::kU8;
+    case 2:
+      return DType::kI8;
+    case 3:
+      return DType::kI16;
+    case 4:
+      return DType::kI32;
+    case 5:
+      return DType::kI64;
+    case 8:
+      return DType::kU16;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -51,7 +58,9 @@ int code_of_dtype(DType dtype) {
   return dtype == DType::kU16 ? 8 : 4;
 }
 
-std::string why() { return std::strerror(errno); }
+std::string why() {
+  return std::strerror(errno);
+}
 
 // Sequence lengths and byte pointers: lengths are not negative, pointers are the running sum of lengths x element size.
 void read_sequences(ShardIndex& index, const char* lengths, const char* pointers, std::int64_t count,
@@ -68,13 +77,14 @@ void read_sequences(ShardIndex& index, const char* lengths, const char* pointers
     index.lengths[static_cast<std::size_t>(i)] = length;
     bytes += length * width;  // count <= 2^32 or so and length < 2^31: far from overflow for any file that exists
     if (bytes > bin_bytes)
-      throw UsageError("{}: sequence {} ends at byte {}, but the .bin file has {} bytes: it is truncated or does not "
-                       "belong to this index; restore the pair or run `molen data prepare` again",
-                       origin, i, bytes, bin_bytes);
+      throw UsageError(
+          "{}: sequence {} ends at byte {}, but the .bin file has {} bytes: it is truncated or does not "
+          "belong to this index; restore the pair or run `molen data prepare` again",
+          origin, i, bytes, bin_bytes);
   }
   if (bytes != bin_bytes)
-    throw UsageError("{}: the sequences end at byte {}, but the .bin file has {} bytes: the pair does not match", origin,
-                     bytes, bin_bytes);
+    throw UsageError("{}: the sequences end at byte {}, but the .bin file has {} bytes: the pair does not match",
+                     origin, bytes, bin_bytes);
   index.tokens = bytes / width;
 }
 
@@ -85,8 +95,8 @@ void read_documents(ShardIndex& index, const char* at, std::int64_t count, std::
   for (std::int64_t i = 0; i < count; ++i) {
     const auto first = load<std::int64_t>(at + 8 * i);
     if ((i == 0 && first != 0) || first < last || first > sequences)
-      throw UsageError("{}: document {} starts at sequence {}: document starts must begin at 0 and never fall", origin, i,
-                       first);
+      throw UsageError("{}: document {} starts at sequence {}: document starts must begin at 0 and never fall", origin,
+                       i, first);
     index.documents[static_cast<std::size_t>(i)] = last = first;
   }
   if (last != sequences) throw UsageError("{}: the last document ends at sequence {} of {}", origin, last, sequences);
@@ -94,11 +104,14 @@ void read_documents(ShardIndex& index, const char* at, std::int64_t count, std::
 
 }  // namespace
 
-DType token_dtype(std::int64_t vocabulary) { return vocabulary < 65500 ? DType::kU16 : DType::kI32; }
+DType token_dtype(std::int64_t vocabulary) {
+  return vocabulary < 65500 ? DType::kU16 : DType::kI32;
+}
 
 ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::string_view origin) {
   const auto size = static_cast<std::int64_t>(bytes.size());
-  if (size < kHeaderBytes) throw UsageError("{}: {} bytes, shorter than the header of a token index (34)", origin, size);
+  if (size < kHeaderBytes)
+    throw UsageError("{}: {} bytes, shorter than the header of a token index (34)", origin, size);
   if (bytes.substr(0, kMagic.size()) != kMagic)
     throw UsageError("{}: not a Megatron token index (no MMIDIDX at its start)", origin);
   const auto version = load<std::uint64_t>(bytes.data() + 9);
@@ -110,7 +123,8 @@ ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::stri
   const auto documents = load<std::uint64_t>(bytes.data() + 26);
   const auto rest = static_cast<std::uint64_t>(size - kHeaderBytes);
   if (sequences > rest / 12 || documents > rest / 8 || documents < 1)
-    throw UsageError("{}: {} sequences and {} document marks do not fit in {} bytes", origin, sequences, documents, size);
+    throw UsageError("{}: {} sequences and {} document marks do not fit in {} bytes", origin, sequences, documents,
+                     size);
   const std::uint64_t expected = 12 * sequences + 8 * documents;
   if (rest != expected && rest != expected + sequences)
     throw UsageError("{}: {} bytes, but {} sequences and {} document marks need {}: truncated or damaged", origin, size,
@@ -159,7 +173,9 @@ ShardReader::ShardReader(fs::path prefix) : prefix_(std::move(prefix)) {
   }
 }
 
-ShardReader::~ShardReader() { ::close(fd_); }
+ShardReader::~ShardReader() {
+  ::close(fd_);
+}
 
 namespace {
 
@@ -185,13 +201,20 @@ std::int64_t widen(const char* raw, std::span<std::int32_t> out, std::int64_t vo
 
 std::int64_t widen(DType dtype, const char* raw, std::span<std::int32_t> out, std::int64_t vocabulary) {
   switch (dtype) {
-    case DType::kU8: return widen<std::uint8_t>(raw, out, vocabulary);
-    case DType::kI8: return widen<std::int8_t>(raw, out, vocabulary);
-    case DType::kI16: return widen<std::int16_t>(raw, out, vocabulary);
-    case DType::kU16: return widen<std::uint16_t>(raw, out, vocabulary);
-    case DType::kI32: return widen<std::int32_t>(raw, out, vocabulary);
-    case DType::kI64: return widen<std::int64_t>(raw, out, vocabulary);
-    default: MOLEN_CHECK(false, "token type {}", name_of(dtype));
+    case DType::kU8:
+      return widen<std::uint8_t>(raw, out, vocabulary);
+    case DType::kI8:
+      return widen<std::int8_t>(raw, out, vocabulary);
+    case DType::kI16:
+      return widen<std::int16_t>(raw, out, vocabulary);
+    case DType::kU16:
+      return widen<std::uint16_t>(raw, out, vocabulary);
+    case DType::kI32:
+      return widen<std::int32_t>(raw, out, vocabulary);
+    case DType::kI64:
+      return widen<std::int64_t>(raw, out, vocabulary);
+    default:
+      MOLEN_CHECK(false, "token type {}", name_of(dtype));
   }
   return -1;
 }
@@ -215,9 +238,10 @@ void ShardReader::read(std::int64_t first, std::span<std::int32_t> out, std::int
   }
   const std::int64_t bad = widen(index_.dtype, raw.data(), out, vocabulary);
   if (bad >= 0)
-    throw UsageError("{}.bin: token {} is outside the vocabulary of {} entries: the shard is damaged or was made with "
-                     "another tokenizer",
-                     prefix_.string(), first + bad, vocabulary);
+    throw UsageError(
+        "{}.bin: token {} is outside the vocabulary of {} entries: the shard is damaged or was made with "
+        "another tokenizer",
+        prefix_.string(), first + bad, vocabulary);
 }
 
 struct ShardWriter::State {
@@ -292,7 +316,7 @@ ShardWriter::Written ShardWriter::finish() {
   if (::rename(s.part.c_str(), bin.c_str()) != 0) throw Error("{}: cannot be replaced: {}", bin, why());
   s.part.clear();
   write_file_atomic(idx, index);
-  return {static_cast<std::int64_t>(s.lengths.size()), s.tokens,    s.tokens * size_of(s.dtype),
+  return {static_cast<std::int64_t>(s.lengths.size()), s.tokens,     s.tokens * size_of(s.dtype),
           static_cast<std::int64_t>(index.size()),     s.hash.hex(), sha256_hex(index)};
 }
 

@@ -32,7 +32,8 @@ struct ShardIndex {
   std::int64_t document_count() const { return static_cast<std::int64_t>(documents.size()) - 1; }
 };
 
-// Parses and validates the bytes of an `.idx`; `bin_bytes` is the size of its `.bin`. Throws UsageError naming `origin`.
+// Parses and validates the bytes of an `.idx`; `bin_bytes` is the size of its `.bin`. Throws UsageError naming
+// `origin`.
 ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::string_view origin);
 // The bytes of an `.idx` whose documents have one sequence each.
 std::string format_index(DType dtype, std::span<const std::int32_t> lengths);

@@ -16,8 +16,18 @@ namespace {
 
 // u16, lengths 3 and 2, two documents: reference/ecosystem, section 2.
 const std::string kGolden = from_hex(
-    "4d4d49444944580000" "0100000000000000" "08" "0200000000000000" "0300000000000000" "03000000" "02000000"
-    "0000000000000000" "0600000000000000" "0000000000000000" "0100000000000000" "0200000000000000");
+    "4d4d49444944580000"
+    "0100000000000000"
+    "08"
+    "0200000000000000"
+    "0300000000000000"
+    "03000000"
+    "02000000"
+    "0000000000000000"
+    "0600000000000000"
+    "0000000000000000"
+    "0100000000000000"
+    "0200000000000000");
 
 TEST(ShardIndex, GoldenBytes) {
   const std::vector<std::int32_t> lengths{3, 2};
@@ -31,7 +41,9 @@ TEST(ShardIndex, GoldenBytes) {
   EXPECT_EQ(index.document_count(), 2);
 }
 
-TEST(ShardIndex, ModesAreAllowed) { EXPECT_EQ(parse_index(kGolden + std::string(2, '\0'), 10, "x").tokens, 5); }
+TEST(ShardIndex, ModesAreAllowed) {
+  EXPECT_EQ(parse_index(kGolden + std::string(2, '\0'), 10, "x").tokens, 5);
+}
 
 TEST(ShardIndex, HostileBytesGetAReason) {
   const auto changed = [](std::size_t at, char byte) {
@@ -54,9 +66,9 @@ TEST(ShardIndex, HostileBytesGetAReason) {
   refused(changed(9, 2), 10, "version 2");
   refused(changed(17, 7), 10, "code 7");
   refused(changed(17, 0), 10, "code 0");
-  refused(changed(25, '\x7f'), 10, "do not fit");          // sequences near 2^63
-  refused(changed(33, '\x7f'), 10, "do not fit");          // documents near 2^63
-  refused(changed(26, 0), 10, "do not fit");               // no document mark
+  refused(changed(25, '\x7f'), 10, "do not fit");  // sequences near 2^63
+  refused(changed(33, '\x7f'), 10, "do not fit");  // documents near 2^63
+  refused(changed(26, 0), 10, "do not fit");       // no document mark
   refused(kGolden.substr(0, 81), 10, "truncated");
   refused(kGolden + "x", 10, "truncated");
   refused(changed(37, '\x80'), 10, "negative length");

@@ -55,8 +55,15 @@ inline void write_test_shards(const fs::path& folder, const std::vector<TestShar
     ShardWriter writer(folder / shard.name, vocabulary);
     for (const auto& document : shard.documents) writer.add(document);
     const auto done = writer.finish();
-    manifest.shards.push_back({shard.name, "test", "", "1", {"CC0-1.0", "CC0", "", "", "given by the user"}, shard.language,
-                               done.documents, done.tokens, done.tokens * 4,
+    manifest.shards.push_back({shard.name,
+                               "test",
+                               "",
+                               "1",
+                               {"CC0-1.0", "CC0", "", "", "given by the user"},
+                               shard.language,
+                               done.documents,
+                               done.tokens,
+                               done.tokens * 4,
                                {shard.name + ".bin", done.bin_bytes, done.bin_sha256},
                                {shard.name + ".idx", done.idx_bytes, done.idx_sha256}});
   }

@@ -5,7 +5,9 @@
 namespace molen::data {
 namespace {
 
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v'; }
+bool is_space(char c) {
+  return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v';
+}
 
 // Trailing white space of each line and empty lines at both ends go.
 std::string trimmed_lines(std::string_view text) {
@@ -98,8 +100,7 @@ std::vector<Block> BlockBuilder::take() {
 std::string join_blocks(const std::vector<Block>& blocks) {
   std::string out;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (i > 0)
-      out += blocks[i].kind == Block::Kind::kItem && blocks[i - 1].kind == Block::Kind::kItem ? "\n" : "\n\n";
+    if (i > 0) out += blocks[i].kind == Block::Kind::kItem && blocks[i - 1].kind == Block::Kind::kItem ? "\n" : "\n\n";
     out += blocks[i].text;
   }
   if (!out.empty()) out.push_back('\n');

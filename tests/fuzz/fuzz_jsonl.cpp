@@ -1,5 +1,5 @@
-// Lines of corpora, plain text and copyright files: refused with a UsageError, or read; what is read survives its written
-// form.
+// Lines of corpora, plain text and copyright files: refused with a UsageError, or read; what is read survives its
+// written form.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
