@@ -1,0 +1,153 @@
+#include "store/metrics.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace molen::store {
+namespace {
+
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+Json number(const std::optional<double>& value) { return value ? number(*value) : Json(nullptr); }
+
+template <class T>
+T get(const Json& j, const char* key, std::string_view origin) {
+  try {
+    const Json& value = json_member(j, key, origin);
+    if constexpr (std::is_same_v<T, double>) {
+      if (value.is_null()) return std::nan("");
+    }
+    return value.get<T>();
+  } catch (const Json::exception& e) {
+    throw UsageError("{}: {}: {}", origin, key, e.what());
+  }
+}
+
+std::optional<double> optional_number(const Json& j, const char* key, std::string_view origin) {
+  if (json_member(j, key, origin).is_null()) return std::nullopt;
+  return get<double>(j, key, origin);
+}
+
+}  // namespace
+
+std::string to_line(const StepMetrics& m) {
+  Json phases = Json::object(), energy = Json::object(), source = Json::object();
+  for (const auto& [phase, s] : m.phase_s) phases[phase] = number(s);
+  for (const auto& [scope, joules] : m.energy_j) energy[scope] = number(joules);
+  for (const auto& [scope, kind] : m.energy_source) source[scope] = kind;
+  const Json j{{"step", m.step}, {"attempt", m.attempt}, {"wall_time_s", number(m.wall_time_s)}, {"loss", number(m.loss)}, {"grad_norm", number(m.grad_norm)},
+               {"lr", number(m.lr)}, {"tokens_total", m.tokens_total}, {"step_s", number(m.step_s)}, {"tokens_per_s", number(m.tokens_per_s)},
+               {"tokens_per_s_per_device", number(m.tokens_per_s_per_device)}, {"model_tflops_per_device", number(m.model_tflops_per_device)},
+               {"mfu", number(m.mfu)}, {"hfu", number(m.hfu)}, {"memory_peak_bytes", m.memory_peak_bytes}, {"memory_planned_bytes", m.memory_planned_bytes},
+               {"data_wait_s", number(m.data_wait_s)}, {"phase_s", phases}, {"energy_j", energy}, {"energy_source", source},
+               {"j_per_token", number(m.j_per_token)}, {"samples", {m.samples[0], m.samples[1]}}};
+  return j.dump();
+}
+
+StepMetrics from_line(std::string_view line, std::string_view origin) {
+  const Json j = parse_json(line, origin);
+  StepMetrics m;
+  m.step = get<std::int64_t>(j, "step", origin);
+  m.attempt = get<std::int64_t>(j, "attempt", origin);
+  m.wall_time_s = get<double>(j, "wall_time_s", origin);
+  m.loss = get<double>(j, "loss", origin);
+  m.grad_norm = get<double>(j, "grad_norm", origin);
+  m.lr = get<double>(j, "lr", origin);
+  m.tokens_total = get<std::int64_t>(j, "tokens_total", origin);
+  m.step_s = get<double>(j, "step_s", origin);
+  m.tokens_per_s = get<double>(j, "tokens_per_s", origin);
+  m.tokens_per_s_per_device = get<double>(j, "tokens_per_s_per_device", origin);
+  m.model_tflops_per_device = optional_number(j, "model_tflops_per_device", origin);
+  m.mfu = optional_number(j, "mfu", origin);
+  m.hfu = optional_number(j, "hfu", origin);
+  m.memory_peak_bytes = get<std::int64_t>(j, "memory_peak_bytes", origin);
+  m.memory_planned_bytes = get<std::int64_t>(j, "memory_planned_bytes", origin);
+  m.data_wait_s = get<double>(j, "data_wait_s", origin);
+  m.j_per_token = optional_number(j, "j_per_token", origin);
+  m.samples = get<std::array<std::int64_t, 2>>(j, "samples", origin);
+  try {
+    for (const auto& [phase, s] : json_member(j, "phase_s", origin).items()) m.phase_s[phase] = s.is_null() ? std::nan("") : s.get<double>();
+    for (const auto& [scope, joules] : json_member(j, "energy_j", origin).items())
+      m.energy_j[scope] = joules.is_null() ? std::nullopt : std::optional<double>(joules.get<double>());
+    for (const auto& [scope, kind] : json_member(j, "energy_source", origin).items()) m.energy_source[scope] = kind.get<std::string>();
+  } catch (const Json::exception& e) {
+    throw UsageError("{}: {}", origin, e.what());
+  }
+  return m;
+}
+
+LineWriter::LineWriter(const fs::path& path) : path_(path) {
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (fd_ < 0) throw Error("{}: cannot be written: {}", path.string(), std::strerror(errno));
+  const off_t size = ::lseek(fd_, 0, SEEK_END);
+  char last = '\n';
+  if (size > 0 && ::pread(fd_, &last, 1, size - 1) == 1 && last != '\n') {
+    mended_ = true;
+    append("");
+  }
+}
+
+LineWriter::~LineWriter() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void LineWriter::append(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t wrote = ::write(fd_, text.data() + done, text.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) throw Error("{}: cannot be written: {}", path_.string(), std::strerror(errno));
+    done += static_cast<std::size_t>(wrote);
+  }
+}
+
+MetricsFile read_metrics(const fs::path& path) {
+  MetricsFile file;
+  if (!fs::exists(path)) return file;
+  std::map<std::int64_t, StepMetrics> by_step;
+  const std::string text = read_file(path, std::int64_t{1} << 34);
+  std::int64_t number = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = std::string_view(text).substr(at, end - at);
+    at = end + 1;
+    ++number;
+    if (line.empty()) continue;
+    if (!Json::accept(line)) {
+      ++file.torn_lines;
+      continue;
+    }
+    StepMetrics m = from_line(line, fmt::format("{}:{}", path.string(), number));
+    file.last_attempt = std::max(file.last_attempt, m.attempt);
+    auto& held = by_step[m.step];
+    if (held.step == 0 || m.attempt >= held.attempt) held = std::move(m);
+  }
+  for (auto& [step, m] : by_step) file.steps.push_back(std::move(m));
+  return file;
+}
+
+std::string first_difference(const std::vector<StepMetrics>& a, const std::vector<StepMetrics>& b) {
+  const auto same = [](double x, double y) { return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y); };
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const StepMetrics &x = a[i], &y = b[i];
+    if (x.step != y.step) return fmt::format("one has step {} where the other has step {}", x.step, y.step);
+    if (!same(x.loss, y.loss)) return fmt::format("step {}: loss {} and {}", x.step, x.loss, y.loss);
+    if (!same(x.grad_norm, y.grad_norm)) return fmt::format("step {}: grad_norm {} and {}", x.step, x.grad_norm, y.grad_norm);
+    if (!same(x.lr, y.lr)) return fmt::format("step {}: lr {} and {}", x.step, x.lr, y.lr);
+    if (x.tokens_total != y.tokens_total) return fmt::format("step {}: tokens_total {} and {}", x.step, x.tokens_total, y.tokens_total);
+    if (x.samples != y.samples) return fmt::format("step {}: other samples", x.step);
+  }
+  if (a.size() != b.size()) return fmt::format("one has {} steps, the other {}", a.size(), b.size());
+  return "";
+}
+
+}  // namespace molen::store

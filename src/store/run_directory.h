@@ -1,0 +1,44 @@
+// runs/<name>/: what a run leaves behind, and where (DESIGN section 5).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "store/metrics.h"
+
+namespace molen::store {
+
+class RunDirectory {
+ public:
+  // Creates what is missing; keeps what is there.
+  explicit RunDirectory(fs::path path);
+
+  const fs::path& path() const { return path_; }
+  fs::path metrics() const { return path_ / "metrics.jsonl"; }
+  fs::path events() const { return path_ / "events.jsonl"; }
+  fs::path tensorboard() const { return path_ / "tensorboard"; }
+  fs::path checkpoints() const { return path_ / "checkpoints"; }
+
+  // Number of this attempt: one more than the last in metrics.jsonl and events.jsonl.
+  std::int64_t attempt() const { return attempt_; }
+
+  void write_config(std::string_view toml) const;
+  void write_environment(const Json& environment) const;
+  void write_program(std::string_view text) const;
+  void write_trace(std::string_view json) const;
+  void write_prediction(const Json& json) const;
+
+  void append(const StepMetrics& metrics) { metrics_.append(to_line(metrics)); }
+  // {"event": name, "wall_time_s": ..., "attempt": ..., fields...}
+  void event(const std::string& name, const Json& fields);
+  void energy(const Json& line) { energy_.append(line.dump()); }
+
+ private:
+  fs::path path_;
+  std::int64_t attempt_ = 1;
+  LineWriter metrics_, events_, energy_;
+};
+
+}  // namespace molen::store
