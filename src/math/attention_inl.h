@@ -71,10 +71,9 @@ inline float max_of(F x) {
 
 // ---- matrix products ----
 
-enum Mode { kStore, kAdd, kScaleAdd };  // C = AB, C += AB, C = diag(alpha) C + AB
-
+// C = A B, or where `scale` is given C = diag(scale) C + A B. Blocks of 6 rows and 4 vectors do nearly all the work.
 template <int R, int NV, bool kTransposed>
-[[gnu::noinline]] void block(const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c, i64 ldc, Mode mode, const float* alpha) {
+[[gnu::noinline]] void block(const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c, i64 ldc, const float* scale) {
   F acc[R][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -93,19 +92,23 @@ template <int R, int NV, bool kTransposed>
     a += kTransposed ? lda : 1;
     b += ldb;
   }
+  if (scale) {
+    const float* from = c;
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r, from += ldc) {
+      const F factor = Simd::set1(scale[r]);
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) {
-      float* at = c + r * ldc + v * kL;
-      if (mode == kAdd) acc[r][v] = load(at) + acc[r][v];
-      if (mode == kScaleAdd) acc[r][v] = Simd::fma(Simd::set1(alpha[r]), load(at), acc[r][v]);
-      store(at, acc[r][v]);
+      for (int v = 0; v < NV; ++v) acc[r][v] = Simd::fma(factor, load(from + v * kL), acc[r][v]);
     }
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r, c += ldc)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) store(c + v * kL, acc[r][v]);
 }
+constexpr float kOnes[kRowsPerBlock] = {1, 1, 1, 1, 1, 1};  // scale of C += A B
 
-typedef void (*Block)(const float*, i64, const float*, i64, i64, float*, i64, Mode, const float*);
+typedef void (*Block)(const float*, i64, const float*, i64, i64, float*, i64, const float*);
 
 template <int NV, bool kTransposed>
 constexpr Block kBlocks[kRowsPerBlock + 1] = {nullptr, block<1, NV, kTransposed>, block<2, NV, kTransposed>, block<3, NV, kTransposed>,
@@ -113,15 +116,14 @@ constexpr Block kBlocks[kRowsPerBlock + 1] = {nullptr, block<1, NV, kTransposed>
 
 // C [rows <= 6, columns, a multiple of kL] from A [rows, depth] (or its transpose in memory) and B [depth, columns].
 template <bool kTransposed>
-inline void product(i64 rows, i64 columns, const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c, i64 ldc, Mode mode,
-                    const float* alpha = nullptr) {
+inline void product(i64 rows, i64 columns, const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c, i64 ldc, const float* scale = nullptr) {
   i64 at = 0;
-  for (; at + kV * kL <= columns; at += kV * kL) kBlocks<kV, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, mode, alpha);
+  for (; at + kV * kL <= columns; at += kV * kL) kBlocks<kV, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
   if constexpr (kV > 2) {
-    if (columns - at == 3 * kL) return kBlocks<3, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, mode, alpha);
-    if (columns - at == 2 * kL) return kBlocks<2, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, mode, alpha);
+    if (columns - at == 3 * kL) return kBlocks<3, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
+    if (columns - at == 2 * kL) return kBlocks<2, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
   }
-  if (columns - at == kL) kBlocks<1, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, mode, alpha);
+  if (columns - at == kL) kBlocks<1, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
 }
 
 // ---- packing ----
@@ -135,6 +137,17 @@ void pack_rows(float* to, i64 ld, const float* from, i64 ld_from, i64 n, i64 D) 
     for (; d < round16(D); ++d) to[d] = 0;
   }
 }
+
+// Rows of D elements that the next tile will read: they lie far apart in qkv, where the processor does not foresee them.
+// Fetched a few at a time while products run.
+struct Prefetch {
+  const float* row = nullptr;
+  i64 ld = 0, rows = 0, D = 0;
+  void step(i64 n) {
+    for (; n > 0 && rows > 0; --n, --rows, row += ld)
+      for (i64 d = 0; d < D; d += 16) __builtin_prefetch(row + d, 0, 2);
+  }
+};
 
 // A square of vectors transposed by a perfect-shuffle network: log2(kL) rounds of interleaving row i with row i + kL/2.
 inline void transpose_square(F (&x)[kL]) {
@@ -180,7 +193,7 @@ void pack_transposed(float* to, const float* from, i64 ld_from, i64 n, i64 D, fl
 // scores [rows, kLdP], columns [strip begin, columns) += A [rows, D] times one strip of packed_transposed.
 inline void product_strip(i64 rows, i64 columns, i64 strip, const float* a, i64 lda, const float* packed, i64 D, float* scores) {
   const i64 begin = strip * kStrip, n = smaller(columns - begin, kStrip);
-  if (n > 0) product<false>(rows, n, a, lda, packed + begin * D, kStrip, D, scores + begin, kLdP, kStore);
+  if (n > 0) product<false>(rows, n, a, lda, packed + begin * D, kStrip, D, scores + begin, kLdP);
 }
 
 // x[c] += slope * (j0 + c - i), in units of log2.
@@ -255,7 +268,7 @@ inline void for_each_block(i64 heads, i64 n, i64 i0, i64 j0, Function f) {
 
 // One tile of keys into the output so far of all rows that see it.
 void forward_tile(const Forward& f, i64 head0, i64 heads, i64 i0, i64 n, i64 j0, const float* q, const float* k_transposed, const float* v,
-                  float* p, float* acc, const Statistics& s) {
+                  float* p, float* acc, const Statistics& s, Prefetch next_k, Prefetch next_v) {
   const i64 D = f.D, W = width(D), keys = smaller(kTileColumns, f.S - j0);
   const auto seen = [&](i64 i, i64 rows) { return smaller(keys, i + rows - j0); };  // columns that a block's last row sees
   const auto softmax = [&](i64 head, i64 r, i64 rows, i64 i) {
@@ -267,18 +280,21 @@ void forward_tile(const Forward& f, i64 head0, i64 heads, i64 i0, i64 n, i64 j0,
       for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip)
         product_strip(rows, round16(seen(i, rows)), strip, q + r * W, W, k_transposed, D, p + r * kLdP);
       softmax(head, r, rows, i);
+      next_k.step(3);
     });
   } else {
     for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip)
       for_each_block(heads, n, i0, j0, [&](i64, i64 r, i64 rows, i64 i) {
         product_strip(rows, round16(seen(i, rows)), strip, q + r * W, W, k_transposed, D, p + r * kLdP);
+        next_k.step(2);
       });
     for_each_block(heads, n, i0, j0, softmax);
   }
   for (i64 d = 0; d < round16(D); d += kStrip)
     for_each_block(heads, n, i0, j0, [&](i64, i64 r, i64 rows, i64 i) {
       product<false>(rows, smaller(kStrip, round16(D) - d), p + r * kLdP, kLdP, v + d, W, seen(i, rows), acc + r * W + d, W,
-                     j0 == 0 ? kStore : kScaleAdd, s.scale + r);
+                     j0 == 0 ? nullptr : s.scale + r);
+      next_v.step(3);
     });
 }
 
@@ -302,7 +318,9 @@ void forward_rows(const Forward& f, i64 b, i64 head0, i64 heads, i64 i0, i64 n, 
     const i64 keys = smaller(kTileColumns, i0 + n - j0);
     pack_transposed(k_transposed, base + j0 * ld + (f.h + kv) * D, ld, keys, D, scale);
     pack_rows(v, W, base + j0 * ld + (f.h + f.k + kv) * D, ld, keys, D);
-    forward_tile(f, head0, heads, i0, n, j0, q, k_transposed, v, p, acc, s);
+    const i64 next = j0 + keys, n_next = smaller(kTileColumns, i0 + n - next);
+    const float* k = base + next * ld + (f.h + kv) * D;
+    forward_tile(f, head0, heads, i0, n, j0, q, k_transposed, v, p, acc, s, {k, ld, n_next, D}, {k + f.k * D, ld, n_next, D});
   }
   for (i64 head = 0; head < heads; ++head) {
     const i64 r = head * n;
@@ -350,6 +368,22 @@ void load_keys(const Backward& g, const KeyTile& t) {
   pack_rows(t.k, width(D), k, ld, t.keys, D);
 }
 
+// What the products on a tile of queries fetch meanwhile: its dq, then the rows that the next tile packs.
+struct PrefetchQueue {
+  Prefetch part[4];
+  int at = 0;
+  void step() {
+    while (at < 4 && part[at].rows <= 0) ++at;
+    if (at < 4) part[at].step(3);
+  }
+};
+void queue_queries(const Backward& g, i64 b, i64 head, i64 i0, PrefetchQueue& queue) {
+  const i64 first = b * g.S + i0, n = smaller(kBackwardRows, g.S - i0), ld = (g.h + 2 * g.k) * g.D, at = (first * g.h + head) * g.D;
+  queue.part[1] = {g.qkv + first * ld + head * g.D, ld, n, g.D};
+  queue.part[2] = {g.d_o + at, g.h * g.D, n, g.D};
+  queue.part[3] = {g.o + at, g.h * g.D, n, g.D};
+}
+
 void load_queries(const Backward& g, i64 b, const QueryTile& u) {
   const i64 D = g.D, W = width(D), ld = (g.h + 2 * g.k) * D, first = b * g.S + u.i0;
   pack_rows(u.q, W, g.qkv + first * ld + u.head * D, ld, u.n, D);
@@ -368,15 +402,17 @@ void load_queries(const Backward& g, i64 b, const QueryTile& u) {
 }
 
 // p and ds of a tile, ds times 1/sqrt(D). Columns that a row does not see are 0, up to the tile's last.
-void scores_tile(const Backward& g, const KeyTile& t, const QueryTile& u) {
+void scores_tile(const Backward& g, const KeyTile& t, const QueryTile& u, PrefetchQueue& next) {
   const i64 D = g.D, W = width(D), all = round16(t.keys);
   const auto seen = [&](i64 i, i64 rows) { return round16(smaller(t.keys, i + rows - t.j0)); };
   for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip) {
     for_each_block(1, u.n, u.i0, t.j0, [&](i64, i64 r, i64 rows, i64 i) {
       product_strip(rows, seen(i, rows), strip, u.q + r * W, W, t.k_transposed, D, u.p + r * kLdP);
+      next.step();
     });
     for_each_block(1, u.n, u.i0, t.j0, [&](i64, i64 r, i64 rows, i64 i) {
       product_strip(rows, seen(i, rows), strip, u.d_o + r * W, W, t.v_transposed, D, u.ds + r * kLdP);
+      next.step();
     });
   }
   const F scale = Simd::set1(1.0f / sqrtf((float)D));
@@ -396,14 +432,15 @@ void scores_tile(const Backward& g, const KeyTile& t, const QueryTile& u) {
 }
 
 // dv += p^T d_o or dk += ds^T q, blocks of keys; rows above the diagonal are left out.
-void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const float* weights, const float* rows, float* sums) {
+void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const float* weights, const float* rows, float* sums, PrefetchQueue& next) {
   const i64 W = width(D);
   for (i64 d = 0; d < round16(D); d += kStrip)
     for (i64 j = 0; j < t.keys; j += kRowsPerBlock) {
       const i64 begin = larger(0, t.j0 + j - u.i0);
       if (begin >= u.n) break;
       product<true>(smaller(kRowsPerBlock, t.keys - j), smaller(kStrip, round16(D) - d), weights + begin * kLdP + j, kLdP, rows + begin * W + d, W,
-                    u.n - begin, sums + j * W + d, W, kAdd);
+                    u.n - begin, sums + j * W + d, W, kOnes);
+      next.step();
     }
 }
 
@@ -414,8 +451,8 @@ void add_to_queries(const Backward& g, const KeyTile& t, const QueryTile& u) {
   for (i64 d = 0; d < round16(D); d += kStrip)
     for_each_block(1, u.n, u.i0, t.j0, [&](i64, i64 r, i64 rows, i64 i) {
       const i64 columns = smaller(kStrip, round16(D) - d), depth = smaller(t.keys, i + rows - t.j0);
-      if (D % 16 == 0) return product<false>(rows, columns, u.ds + r * kLdP, kLdP, t.k + d, W, depth, dq + r * ld + d, ld, t.j0 == 0 ? kStore : kAdd);
-      product<false>(rows, columns, u.ds + r * kLdP, kLdP, t.k + d, W, depth, u.bounce, W, kStore);
+      if (D % 16 == 0) return product<false>(rows, columns, u.ds + r * kLdP, kLdP, t.k + d, W, depth, dq + r * ld + d, ld, t.j0 == 0 ? nullptr : kOnes);
+      product<false>(rows, columns, u.ds + r * kLdP, kLdP, t.k + d, W, depth, u.bounce, W);
       for (i64 row = 0; row < rows; ++row)
         for (i64 c = 0; c < smaller(columns, D - d); ++c) {
           float& at = dq[(r + row) * ld + d + c];
@@ -435,9 +472,16 @@ void backward_columns(const Backward& g, i64 b, i64 kv, i64 j0, bool with_dq, fl
     for (u.i0 = j0; u.i0 < g.S; u.i0 += kBackwardRows) {
       u.n = smaller(kBackwardRows, g.S - u.i0);
       load_queries(g, b, u);
-      scores_tile(g, t, u);
-      add_to_keys(t, u, D, u.p, u.d_o, t.dv);
-      add_to_keys(t, u, D, u.ds, u.q, t.dk);
+      PrefetchQueue next;
+      if (u.i0 + u.n < g.S) {
+        queue_queries(g, b, u.head, u.i0 + u.n, next);
+      } else if (u.head + 1 < (kv + 1) * group) {
+        queue_queries(g, b, u.head + 1, j0, next);
+      }
+      if (with_dq) next.part[0] = {g.d_qkv + (b * g.S + u.i0) * ld + u.head * D, ld, u.n, D};
+      scores_tile(g, t, u, next);
+      add_to_keys(t, u, D, u.p, u.d_o, t.dv, next);
+      add_to_keys(t, u, D, u.ds, u.q, t.dk, next);
       if (with_dq) add_to_queries(g, t, u);
     }
   float* dk = g.d_qkv + (b * g.S + j0) * ld + (g.h + kv) * D;
@@ -455,7 +499,8 @@ void backward_rows(const Backward& g, i64 b, i64 head, i64 i0, i64 n, float* scr
   for (t.j0 = 0; t.j0 < i0 + n; t.j0 += kTileColumns) {
     t.keys = smaller(kTileColumns, g.S - t.j0);
     load_keys(g, t);
-    scores_tile(g, t, u);
+    PrefetchQueue none;
+    scores_tile(g, t, u, none);
     add_to_queries(g, t, u);
   }
 }

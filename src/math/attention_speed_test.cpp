@@ -4,9 +4,11 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 
 #include "math/attention.h"
@@ -26,12 +28,24 @@ double best_seconds(const std::function<void()>& f) {
   return best;
 }
 
+// On huge pages, as an arena of the executor may be: rows of qkv lie a page or more apart.
+at::Tensor huge(at::IntArrayRef sizes, bool random) {
+  constexpr std::size_t kPage = 2 << 20;
+  std::size_t bytes = sizeof(float);
+  for (auto n : sizes) bytes *= static_cast<std::size_t>(n);
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  void* at = std::aligned_alloc(kPage, bytes);
+  if (!std::getenv("SMALL_PAGES")) madvise(at, bytes, MADV_HUGEPAGE);
+  at::Tensor t = at::from_blob(at, sizes, [](void* p) { std::free(p); }, at::kFloat);
+  return random ? t.normal_() : t.zero_();
+}
+
 void measure(std::int64_t B, std::int64_t h, std::int64_t k, std::int64_t S, std::int64_t D, int threads, AttentionIsa isa, bool aten) {
   at::set_num_threads(threads);
   const AttentionShape shape{B, S, h, k, D, threads, nullptr, isa};
-  const at::Tensor qkv = at::randn({B * S, (h + 2 * k) * D}), d_o = at::randn({B * S, h * D});
-  at::Tensor o = at::empty_like(d_o), lse = at::empty({B, h, S}), d_qkv = at::empty_like(qkv);
-  at::Tensor scratch = at::empty({std::max(attention_forward_scratch(shape), attention_backward_scratch(shape))}, at::kByte);
+  const at::Tensor qkv = huge({B * S, (h + 2 * k) * D}, true), d_o = huge({B * S, h * D}, true);
+  at::Tensor o = huge({B * S, h * D}, false), lse = at::empty({B, h, S}), d_qkv = huge({B * S, (h + 2 * k) * D}, false);
+  at::Tensor scratch = huge({std::max(attention_forward_scratch(shape), attention_backward_scratch(shape)) / 4}, false);
   const double forward = best_seconds([&] {
     attention_forward(shape, qkv.const_data_ptr<float>(), o.data_ptr<float>(), lse.data_ptr<float>(), scratch.data_ptr());
   });
