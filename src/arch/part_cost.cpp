@@ -92,7 +92,7 @@ i64 fused_scratch(const Sizes& s, Part part, bool backward, i64 threads) {
     case Part::kFinalNorm: return partials;
     case Part::kAttention: {
       const i64 w = (s.D + 15) / 16 * 16 + 16;
-      return aligned(threads * 4 * (backward ? 96 * (2 * w + 290) + 640 * w + 1024 : 288 * (2 * w + 162) + 256 * w));
+      return aligned(threads * 4 * (backward ? 96 * (2 * w + 290) + 646 * w : 288 * (2 * w + 162) + 256 * w));
     }
     case Part::kHead: return aligned(4 * s.C * s.V);
     default: return 0;
