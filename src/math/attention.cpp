@@ -23,26 +23,38 @@ AttentionIsa resolve(AttentionIsa isa) {
 const Kernels& kernels(AttentionIsa isa) {
 #if defined(__x86_64__)
   switch (resolve(isa)) {
-    case AttentionIsa::kAvx512: return kAvx512Kernels;
-    case AttentionIsa::kAvx2: return kAvx2Kernels;
-    default: break;
+    case AttentionIsa::kAvx512:
+      return kAvx512Kernels;
+    case AttentionIsa::kAvx2:
+      return kAvx2Kernels;
+    default:
+      break;
   }
 #endif
   return kGenericKernels;
 }
 
 void check(const AttentionShape& s) {
-  MOLEN_CHECK(s.B >= 0 && s.S >= 0 && s.h > 0 && s.k > 0 && s.h % s.k == 0, "attention of B={} S={} with {} query heads on {} key heads", s.B,
-              s.S, s.h, s.k);
-  MOLEN_CHECK(s.D > 0 && s.D <= kMaxD, "attention with a head of {} elements; 1 to {} are possible", s.D, static_cast<i64>(kMaxD));
+  MOLEN_CHECK(s.B >= 0 && s.S >= 0 && s.h > 0 && s.k > 0 && s.h % s.k == 0,
+              "attention of B={} S={} with {} query heads on {} key heads", s.B, s.S, s.h, s.k);
+  MOLEN_CHECK(s.D > 0 && s.D <= kMaxD, "attention with a head of {} elements; 1 to {} are possible", s.D,
+              static_cast<i64>(kMaxD));
   MOLEN_CHECK(s.threads > 0, "attention on {} threads", s.threads);
   MOLEN_CHECK(attention_isa_available(s.isa), "this processor lacks {}", name_of(s.isa));
 }
 
-i64 padded_width(i64 D) { return (D + 15) / 16 * 16 + 16; }
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
-i64 forward_floats(i64 D) { return kForwardRows * (2 * padded_width(D) + 162) + 2 * kTileColumns * padded_width(D); }
-i64 backward_floats(i64 D) { return kBackwardRows * (2 * padded_width(D) + 290) + (5 * kTileColumns + 6) * padded_width(D); }
+i64 padded_width(i64 D) {
+  return (D + 15) / 16 * 16 + 16;
+}
+i64 ceil_div(i64 a, i64 b) {
+  return (a + b - 1) / b;
+}
+i64 forward_floats(i64 D) {
+  return kForwardRows * (2 * padded_width(D) + 162) + 2 * kTileColumns * padded_width(D);
+}
+i64 backward_floats(i64 D) {
+  return kBackwardRows * (2 * padded_width(D) + 290) + (5 * kTileColumns + 6) * padded_width(D);
+}
 
 // The five matrix products of a tile are done once if a piece is a whole key/value head, but then there are only B*k
 // pieces. Splitting by key tiles and by query tiles gives many pieces and seven products. Both give the same bits.
@@ -51,8 +63,8 @@ bool split_finely(const AttentionShape& s) {
   return static_cast<double>(pieces) / static_cast<double>(rounds * s.threads) < 5.0 / 7.0 && s.S > kTileColumns;
 }
 
-// Runs piece(index, scratch of the thread) for all pieces. Pieces are handed out as threads become free: nothing depends on
-// which thread takes which.
+// Runs piece(index, scratch of the thread) for all pieces. Pieces are handed out as threads become free: nothing
+// depends on which thread takes which.
 template <class Piece>
 void for_each_piece(const AttentionShape& s, i64 pieces, float* scratch, i64 floats_each, Piece piece) {
 #pragma omp parallel num_threads(s.threads)
@@ -75,14 +87,21 @@ bool attention_isa_available(AttentionIsa isa) {
 
 const char* name_of(AttentionIsa isa) {
   switch (resolve(isa)) {
-    case AttentionIsa::kAvx512: return "avx512";
-    case AttentionIsa::kAvx2: return "avx2";
-    default: return "generic";
+    case AttentionIsa::kAvx512:
+      return "avx512";
+    case AttentionIsa::kAvx2:
+      return "avx2";
+    default:
+      return "generic";
   }
 }
 
-i64 attention_forward_scratch(const AttentionShape& s) { return s.threads * 4 * forward_floats(s.D); }
-i64 attention_backward_scratch(const AttentionShape& s) { return s.threads * 4 * backward_floats(s.D); }
+i64 attention_forward_scratch(const AttentionShape& s) {
+  return s.threads * 4 * forward_floats(s.D);
+}
+i64 attention_backward_scratch(const AttentionShape& s) {
+  return s.threads * 4 * backward_floats(s.D);
+}
 
 void attention_forward(const AttentionShape& s, const float* qkv, float* o, float* lse, void* scratch) {
   check(s);
@@ -94,7 +113,8 @@ void attention_forward(const AttentionShape& s, const float* qkv, float* o, floa
   for_each_piece(s, blocks * columns, static_cast<float*>(scratch), forward_floats(s.D), [&](i64 index, float* mine) {
     // The last rows see the most keys: longest pieces first, so that threads finish together.
     const i64 i0 = (blocks - 1 - index / columns) * rows;
-    const i64 part = index % head_parts, kv = index % columns / head_parts % s.k, b = index % columns / head_parts / s.k;
+    const i64 part = index % head_parts, kv = index % columns / head_parts % s.k,
+              b = index % columns / head_parts / s.k;
     const i64 first = part * heads, last = std::min(group, first + heads);
     if (first < last) f.forward_rows(args, b, kv * group + first, last - first, i0, std::min(rows, s.S - i0), mine);
   });

@@ -4,16 +4,18 @@
 //   dv_j  = sum_i p_ij do_i             delta_i = do_i . o_i            ds_ij = p_ij (do_i . v_j - delta_i)
 //   dq_i  = sum_j ds_ij k_j / sqrt(D)   dk_j = sum_i ds_ij q_i / sqrt(D)
 //
-// The online softmax and the recomputation of p from lse are FlashAttention-2's (Dao, arXiv 2307.08691). Letters: B sequences
-// of S tokens, N = B*S rows, h query heads, k key/value heads, D elements a head; query head j reads key/value head j/(h/k).
+// The online softmax and the recomputation of p from lse are FlashAttention-2's (Dao, arXiv 2307.08691). Letters: B
+// sequences of S tokens, N = B*S rows, h query heads, k key/value heads, D elements a head; query head j reads
+// key/value head j/(h/k).
 //
 //   qkv, d_qkv [N, (h+2k)*D]   row-major: query heads, then key heads, then value heads; RoPE already applied
 //   o, d_o     [N, h*D]
 //   lse        [B, h, S]       natural logarithm of the softmax's denominator, ALiBi included
 //
-// Results are the same bits for any number of threads: which thread computes a tile never changes how. They differ between
-// instruction sets (AVX-512, AVX2, any). NaN in what a row may see is NaN out; NaN in the five tokens behind a row may reach it
-// too (0 * NaN in a block of six rows), no other number ever does. Shares below 2^-100 of the largest are zero.
+// Results are the same bits for any number of threads: which thread computes a tile never changes how. They differ
+// between instruction sets (AVX-512, AVX2, any). NaN in what a row may see is NaN out; NaN in the five tokens behind a
+// row may reach it too (0 * NaN in a block of six rows), no other number ever does. Shares below 2^-100 of the largest
+// are zero.
 //
 // Scratch, in bytes, with W = D rounded up to a multiple of 16, plus 16:
 //   forward   threads * 4 * (288 * (2 W + 162) + 256 W)
@@ -29,7 +31,7 @@ enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512 };
 struct AttentionShape {
   std::int64_t B = 0, S = 0, h = 0, k = 0, D = 0;  // h a multiple of k; 1 <= D <= 256; S any
   int threads = 1;
-  const float* alibi = nullptr;           // h slopes, or none
+  const float* alibi = nullptr;            // h slopes, or none
   AttentionIsa isa = AttentionIsa::kBest;  // the fastest that this processor has; tests force the others
 };
 
@@ -39,11 +41,12 @@ const char* name_of(AttentionIsa isa);  // "avx512"; kBest gives the name of wha
 std::int64_t attention_forward_scratch(const AttentionShape& shape);
 std::int64_t attention_backward_scratch(const AttentionShape& shape);
 
-// Overwrites o and lse. `scratch`: attention_forward_scratch bytes, aligned to 64 for speed. No two arguments may overlap.
+// Overwrites o and lse. `scratch`: attention_forward_scratch bytes, aligned to 64 for speed. No two arguments may
+// overlap.
 void attention_forward(const AttentionShape& shape, const float* qkv, float* o, float* lse, void* scratch);
 
 // Overwrites all of d_qkv. `scratch`: attention_backward_scratch bytes.
-void attention_backward(const AttentionShape& shape, const float* d_o, const float* qkv, const float* o, const float* lse,
-                        float* d_qkv, void* scratch);
+void attention_backward(const AttentionShape& shape, const float* d_o, const float* qkv, const float* o,
+                        const float* lse, float* d_qkv, void* scratch);
 
 }  // namespace molen::math

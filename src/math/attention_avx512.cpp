@@ -12,7 +12,9 @@ struct Simd {
   typedef int I __attribute__((vector_size(64)));
   static F set1(float x) { return (F)_mm512_set1_ps(x); }
   static F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-  static F max(F a, F b) { return (F)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b); }  // gcc 12 warns of the plain one
+  static F max(F a, F b) {
+    return (F)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b);
+  }  // gcc 12 warns of the plain one
   static F zero_below(F value, F x, F limit) {
     return (F)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)limit, _CMP_NLT_UQ), (__m512)value);
   }

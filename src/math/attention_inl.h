@@ -1,12 +1,12 @@
-// The attention kernels, written once over a vector type `Simd` that the including file defines for its instruction set.
-// Everything is in an anonymous namespace: each including file has its own copy, compiled with its own flags.
+// The attention kernels, written once over a vector type `Simd` that the including file defines for its instruction
+// set. Everything is in an anonymous namespace: each including file has its own copy, compiled with its own flags.
 //
-// All matrix products are one kernel: a block of up to 6 rows by kVectors vectors of C stays in registers while the loop runs
-// over the depth, multiplying a broadcast element of A with a vector of B. So B needs its columns contiguous (K^T and V^T are
-// packed, in strips of 64 columns that fit L1), A may be read along rows or columns (P and P^T alike).
+// All matrix products are one kernel: a block of up to 6 rows by kVectors vectors of C stays in registers while the
+// loop runs over the depth, multiplying a broadcast element of A with a vector of B. So B needs its columns contiguous
+// (K^T and V^T are packed, in strips of 64 columns that fit L1), A may be read along rows or columns (P and P^T alike).
 // Row-major tiles have rows of D rounded up to 16, plus 16: rows a power of two apart would share few cache sets.
-// Causality at the level of blocks: a block of 6 rows stops at the vector that holds its last visible column; within it,
-// hidden elements are set to -inf or 0.
+// Causality at the level of blocks: a block of 6 rows stops at the vector that holds its last visible column; within
+// it, hidden elements are set to -inf or 0.
 #include <math.h>
 #include <string.h>
 
@@ -22,17 +22,30 @@ constexpr i64 kStrip = 64;
 constexpr float kLog2e = 1.44269504088896340736f, kLn2 = 0.693147180559945309417f;
 constexpr i64 kLdP = kTileColumns + 16;
 
-inline F load(const float* p) { return (F) * reinterpret_cast<const Unaligned*>(p); }
-inline void store(float* p, F x) { *reinterpret_cast<Unaligned*>(p) = (Unaligned)x; }
-inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
-inline i64 larger(i64 a, i64 b) { return a > b ? a : b; }
-inline i64 round16(i64 n) { return (n + 15) / 16 * 16; }
-inline i64 width(i64 D) { return round16(D) + 16; }
+inline F load(const float* p) {
+  return (F) * reinterpret_cast<const Unaligned*>(p);
+}
+inline void store(float* p, F x) {
+  *reinterpret_cast<Unaligned*>(p) = (Unaligned)x;
+}
+inline i64 smaller(i64 a, i64 b) {
+  return a < b ? a : b;
+}
+inline i64 larger(i64 a, i64 b) {
+  return a > b ? a : b;
+}
+inline i64 round16(i64 n) {
+  return (n + 15) / 16 * 16;
+}
+inline i64 width(i64 D) {
+  return round16(D) + 16;
+}
 
 // ---- elementary functions ----
 
-// 2^x for x <= about 0, error 1 ulp; 0 below -100 (a share of 1e-30 of a sum that is at least 1). x = n + f, n an integer,
-// |f| <= 1/2; n is added to the exponent by way of a sum with 1.5*2^23. Coefficients: minimax of relative error.
+// 2^x for x <= about 0, error 1 ulp; 0 below -100 (a share of 1e-30 of a sum that is at least 1). x = n + f, n an
+// integer, |f| <= 1/2; n is added to the exponent by way of a sum with 1.5*2^23. Coefficients: minimax of relative
+// error.
 inline F exp2_vector(F x) {
   const F magic = Simd::set1(12582912.0f + 127.0f);
   const F t = x + magic;
@@ -73,7 +86,8 @@ inline float max_of(F x) {
 
 // C = A B, or where `scale` is given C = diag(scale) C + A B. Blocks of 6 rows and 4 vectors do nearly all the work.
 template <int R, int NV, bool kTransposed>
-[[gnu::noinline]] void block(const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c, i64 ldc, const float* scale) {
+[[gnu::noinline]] void block(const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c, i64 ldc,
+                             const float* scale) {
   F acc[R][NV];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -111,14 +125,21 @@ constexpr float kOnes[kRowsPerBlock] = {1, 1, 1, 1, 1, 1};  // scale of C += A B
 typedef void (*Block)(const float*, i64, const float*, i64, i64, float*, i64, const float*);
 
 template <int NV, bool kTransposed>
-constexpr Block kBlocks[kRowsPerBlock + 1] = {nullptr, block<1, NV, kTransposed>, block<2, NV, kTransposed>, block<3, NV, kTransposed>,
-                                              block<4, NV, kTransposed>, block<5, NV, kTransposed>, block<6, NV, kTransposed>};
+constexpr Block kBlocks[kRowsPerBlock + 1] = {nullptr,
+                                              block<1, NV, kTransposed>,
+                                              block<2, NV, kTransposed>,
+                                              block<3, NV, kTransposed>,
+                                              block<4, NV, kTransposed>,
+                                              block<5, NV, kTransposed>,
+                                              block<6, NV, kTransposed>};
 
 // C [rows <= 6, columns, a multiple of kL] from A [rows, depth] (or its transpose in memory) and B [depth, columns].
 template <bool kTransposed>
-inline void product(i64 rows, i64 columns, const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c, i64 ldc, const float* scale = nullptr) {
+inline void product(i64 rows, i64 columns, const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c,
+                    i64 ldc, const float* scale = nullptr) {
   i64 at = 0;
-  for (; at + kV * kL <= columns; at += kV * kL) kBlocks<kV, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
+  for (; at + kV * kL <= columns; at += kV * kL)
+    kBlocks<kV, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
   if constexpr (kV > 2) {
     if (columns - at == 3 * kL) return kBlocks<3, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
     if (columns - at == 2 * kL) return kBlocks<2, kTransposed>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
@@ -138,8 +159,8 @@ void pack_rows(float* to, i64 ld, const float* from, i64 ld_from, i64 n, i64 D) 
   }
 }
 
-// Rows of D elements that the next tile will read: they lie far apart in qkv, where the processor does not foresee them.
-// Fetched a few at a time while products run.
+// Rows of D elements that the next tile will read: they lie far apart in qkv, where the processor does not foresee
+// them. Fetched a few at a time while products run.
 struct Prefetch {
   const float* row = nullptr;
   i64 ld = 0, rows = 0, D = 0;
@@ -191,7 +212,8 @@ void pack_transposed(float* to, const float* from, i64 ld_from, i64 n, i64 D, fl
 }
 
 // scores [rows, kLdP], columns [strip begin, columns) += A [rows, D] times one strip of packed_transposed.
-inline void product_strip(i64 rows, i64 columns, i64 strip, const float* a, i64 lda, const float* packed, i64 D, float* scores) {
+inline void product_strip(i64 rows, i64 columns, i64 strip, const float* a, i64 lda, const float* packed, i64 D,
+                          float* scores) {
   const i64 begin = strip * kStrip, n = smaller(columns - begin, kStrip);
   if (n > 0) product<false>(rows, n, a, lda, packed + begin * D, kStrip, D, scores + begin, kLdP);
 }
@@ -252,7 +274,8 @@ void finish_rows(const Forward& f, i64 b, i64 head, i64 i0, i64 n, const float* 
     i64 d = 0;
     for (; d + kL <= f.D; d += kL) store(o + d, load(from + d) * Simd::set1(inverse));
     for (; d < f.D; ++d) o[d] = from[d] * inverse;
-    f.lse[(b * f.h + head) * f.S + i0 + r] = (float)((double)s.largest[r] * 0.69314718055994530942 + (double)logf(total));
+    f.lse[(b * f.h + head) * f.S + i0 + r] =
+        (float)((double)s.largest[r] * 0.69314718055994530942 + (double)logf(total));
   }
 }
 
@@ -267,13 +290,17 @@ inline void for_each_block(i64 heads, i64 n, i64 i0, i64 j0, Function f) {
 }
 
 // One tile of keys into the output so far of all rows that see it.
-void forward_tile(const Forward& f, i64 head0, i64 heads, i64 i0, i64 n, i64 j0, const float* q, const float* k_transposed, const float* v,
-                  float* p, float* acc, const Statistics& s, Prefetch next_k, Prefetch next_v) {
+void forward_tile(const Forward& f, i64 head0, i64 heads, i64 i0, i64 n, i64 j0, const float* q,
+                  const float* k_transposed, const float* v, float* p, float* acc, const Statistics& s, Prefetch next_k,
+                  Prefetch next_v) {
   const i64 D = f.D, W = width(D), keys = smaller(kTileColumns, f.S - j0);
-  const auto seen = [&](i64 i, i64 rows) { return smaller(keys, i + rows - j0); };  // columns that a block's last row sees
+  const auto seen = [&](i64 i, i64 rows) {
+    return smaller(keys, i + rows - j0);
+  };  // columns that a block's last row sees
   const auto softmax = [&](i64 head, i64 r, i64 rows, i64 i) {
     const Statistics at{s.largest + r, s.scale + r, s.sums + 16 * r};
-    softmax_block(p + r * kLdP, rows, round16(seen(i, rows)), i, j0, f.alibi ? f.alibi[head0 + head] * kLog2e : 0.0f, at);
+    softmax_block(p + r * kLdP, rows, round16(seen(i, rows)), i, j0, f.alibi ? f.alibi[head0 + head] * kLog2e : 0.0f,
+                  at);
   };
   if (D <= 64) {  // all keys of the tile stay in L1: scores are used while they are there too
     for_each_block(heads, n, i0, j0, [&](i64 head, i64 r, i64 rows, i64 i) {
@@ -292,8 +319,8 @@ void forward_tile(const Forward& f, i64 head0, i64 heads, i64 i0, i64 n, i64 j0,
   }
   for (i64 d = 0; d < round16(D); d += kStrip)
     for_each_block(heads, n, i0, j0, [&](i64, i64 r, i64 rows, i64 i) {
-      product<false>(rows, smaller(kStrip, round16(D) - d), p + r * kLdP, kLdP, v + d, W, seen(i, rows), acc + r * W + d, W,
-                     j0 == 0 ? nullptr : s.scale + r);
+      product<false>(rows, smaller(kStrip, round16(D) - d), p + r * kLdP, kLdP, v + d, W, seen(i, rows),
+                     acc + r * W + d, W, j0 == 0 ? nullptr : s.scale + r);
       next_v.step(3);
     });
 }
@@ -311,7 +338,8 @@ void forward_rows(const Forward& f, i64 b, i64 head0, i64 heads, i64 i0, i64 n, 
   const Statistics s{largest, largest + kForwardRows, sums};
   const float scale = kLog2e / sqrtf((float)D);
 
-  for (i64 head = 0; head < heads; ++head) pack_rows(q + head * n * W, W, base + i0 * ld + (head0 + head) * D, ld, n, D);
+  for (i64 head = 0; head < heads; ++head)
+    pack_rows(q + head * n * W, W, base + i0 * ld + (head0 + head) * D, ld, n, D);
   for (i64 r = 0; r < heads * n; ++r) largest[r] = -INFINITY;
   for (i64 r = 0; r < heads * n * 16; ++r) sums[r] = 0;
   for (i64 j0 = 0; j0 < i0 + n; j0 += kTileColumns) {
@@ -320,7 +348,8 @@ void forward_rows(const Forward& f, i64 b, i64 head0, i64 heads, i64 i0, i64 n, 
     pack_rows(v, W, base + j0 * ld + (f.h + f.k + kv) * D, ld, keys, D);
     const i64 next = j0 + keys, n_next = smaller(kTileColumns, i0 + n - next);
     const float* k = base + next * ld + (f.h + kv) * D;
-    forward_tile(f, head0, heads, i0, n, j0, q, k_transposed, v, p, acc, s, {k, ld, n_next, D}, {k + f.k * D, ld, n_next, D});
+    forward_tile(f, head0, heads, i0, n, j0, q, k_transposed, v, p, acc, s, {k, ld, n_next, D},
+                 {k + f.k * D, ld, n_next, D});
   }
   for (i64 head = 0; head < heads; ++head) {
     const i64 r = head * n;
@@ -378,7 +407,8 @@ struct PrefetchQueue {
   }
 };
 void queue_queries(const Backward& g, i64 b, i64 head, i64 i0, PrefetchQueue& queue) {
-  const i64 first = b * g.S + i0, n = smaller(kBackwardRows, g.S - i0), ld = (g.h + 2 * g.k) * g.D, at = (first * g.h + head) * g.D;
+  const i64 first = b * g.S + i0, n = smaller(kBackwardRows, g.S - i0), ld = (g.h + 2 * g.k) * g.D,
+            at = (first * g.h + head) * g.D;
   queue.part[1] = {g.qkv + first * ld + head * g.D, ld, n, g.D};
   queue.part[2] = {g.d_o + at, g.h * g.D, n, g.D};
   queue.part[3] = {g.o + at, g.h * g.D, n, g.D};
@@ -432,14 +462,15 @@ void scores_tile(const Backward& g, const KeyTile& t, const QueryTile& u, Prefet
 }
 
 // dv += p^T d_o or dk += ds^T q, blocks of keys; rows above the diagonal are left out.
-void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const float* weights, const float* rows, float* sums, PrefetchQueue& next) {
+void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const float* weights, const float* rows, float* sums,
+                 PrefetchQueue& next) {
   const i64 W = width(D);
   for (i64 d = 0; d < round16(D); d += kStrip)
     for (i64 j = 0; j < t.keys; j += kRowsPerBlock) {
       const i64 begin = larger(0, t.j0 + j - u.i0);
       if (begin >= u.n) break;
-      product<true>(smaller(kRowsPerBlock, t.keys - j), smaller(kStrip, round16(D) - d), weights + begin * kLdP + j, kLdP, rows + begin * W + d, W,
-                    u.n - begin, sums + j * W + d, W, kOnes);
+      product<true>(smaller(kRowsPerBlock, t.keys - j), smaller(kStrip, round16(D) - d), weights + begin * kLdP + j,
+                    kLdP, rows + begin * W + d, W, u.n - begin, sums + j * W + d, W, kOnes);
       next.step();
     }
 }
@@ -451,7 +482,9 @@ void add_to_queries(const Backward& g, const KeyTile& t, const QueryTile& u) {
   for (i64 d = 0; d < round16(D); d += kStrip)
     for_each_block(1, u.n, u.i0, t.j0, [&](i64, i64 r, i64 rows, i64 i) {
       const i64 columns = smaller(kStrip, round16(D) - d), depth = smaller(t.keys, i + rows - t.j0);
-      if (D % 16 == 0) return product<false>(rows, columns, u.ds + r * kLdP, kLdP, t.k + d, W, depth, dq + r * ld + d, ld, t.j0 == 0 ? nullptr : kOnes);
+      if (D % 16 == 0)
+        return product<false>(rows, columns, u.ds + r * kLdP, kLdP, t.k + d, W, depth, dq + r * ld + d, ld,
+                              t.j0 == 0 ? nullptr : kOnes);
       product<false>(rows, columns, u.ds + r * kLdP, kLdP, t.k + d, W, depth, u.bounce, W);
       for (i64 row = 0; row < rows; ++row)
         for (i64 c = 0; c < smaller(columns, D - d); ++c) {

@@ -36,26 +36,29 @@ at::Tensor huge(at::IntArrayRef sizes, bool random) {
   bytes = (bytes + kPage - 1) / kPage * kPage;
   void* at = std::aligned_alloc(kPage, bytes);
   if (!std::getenv("SMALL_PAGES")) madvise(at, bytes, MADV_HUGEPAGE);
-  at::Tensor t = at::from_blob(at, sizes, [](void* p) { std::free(p); }, at::kFloat);
+  at::Tensor t = at::from_blob(
+      at, sizes, [](void* p) { std::free(p); }, at::kFloat);
   return random ? t.normal_() : t.zero_();
 }
 
-void measure(std::int64_t B, std::int64_t h, std::int64_t k, std::int64_t S, std::int64_t D, int threads, AttentionIsa isa, bool aten) {
+void measure(std::int64_t B, std::int64_t h, std::int64_t k, std::int64_t S, std::int64_t D, int threads,
+             AttentionIsa isa, bool aten) {
   at::set_num_threads(threads);
   const AttentionShape shape{B, S, h, k, D, threads, nullptr, isa};
   const at::Tensor qkv = huge({B * S, (h + 2 * k) * D}, true), d_o = huge({B * S, h * D}, true);
   at::Tensor o = huge({B * S, h * D}, false), lse = at::empty({B, h, S}), d_qkv = huge({B * S, (h + 2 * k) * D}, false);
   at::Tensor scratch = huge({std::max(attention_forward_scratch(shape), attention_backward_scratch(shape)) / 4}, false);
   const double forward = best_seconds([&] {
-    attention_forward(shape, qkv.const_data_ptr<float>(), o.data_ptr<float>(), lse.data_ptr<float>(), scratch.data_ptr());
+    attention_forward(shape, qkv.const_data_ptr<float>(), o.data_ptr<float>(), lse.data_ptr<float>(),
+                      scratch.data_ptr());
   });
   const double backward = best_seconds([&] {
     attention_backward(shape, d_o.const_data_ptr<float>(), qkv.const_data_ptr<float>(), o.const_data_ptr<float>(),
                        lse.const_data_ptr<float>(), d_qkv.data_ptr<float>(), scratch.data_ptr());
   });
   const double flops = 2e-9 * static_cast<double>(B * h * S * S * D);
-  std::printf("%-8s B%ld h%ld k%ld S%-5ld D%-4ld threads %d | forward %6.1f  backward %6.1f", name_of(isa), B, h, k, S, D, threads, flops / forward,
-              2.5 * flops / backward);
+  std::printf("%-8s B%ld h%ld k%ld S%-5ld D%-4ld threads %d | forward %6.1f  backward %6.1f", name_of(isa), B, h, k, S,
+              D, threads, flops / forward, 2.5 * flops / backward);
   if (aten) {
     const auto part = [&](std::int64_t first, std::int64_t n) {
       return qkv.view({B, S, h + 2 * k, D}).slice(2, first, first + n).transpose(1, 2);
@@ -64,7 +67,8 @@ void measure(std::int64_t B, std::int64_t h, std::int64_t k, std::int64_t S, std
     const auto [o2, lse2] = at::_scaled_dot_product_flash_attention_for_cpu(q, kk, v, 0.0, true);
     const double f = best_seconds([&] { at::_scaled_dot_product_flash_attention_for_cpu(q, kk, v, 0.0, true); });
     const at::Tensor out = o2, l = lse2;
-    const double b = best_seconds([&] { at::_scaled_dot_product_flash_attention_for_cpu_backward(g, q, kk, v, out, l, 0.0, true); });
+    const double b =
+        best_seconds([&] { at::_scaled_dot_product_flash_attention_for_cpu_backward(g, q, kk, v, out, l, 0.0, true); });
     std::printf(" | ATen %6.1f %6.1f", flops / f, 2.5 * flops / b);
   }
   std::printf("\n");
@@ -75,7 +79,8 @@ TEST(AttentionSpeed, DISABLED_Table) {
   for (int threads : {1, 2}) {
     const at::Tensor a = at::randn({2048, 2048});
     at::set_num_threads(threads);
-    std::printf("sgemm 2048, threads %d: %.1f GFLOP/s\n", threads, 2e-9 * 2048 * 2048 * 2048 / best_seconds([&] { at::mm(a, a); }));
+    std::printf("sgemm 2048, threads %d: %.1f GFLOP/s\n", threads,
+                2e-9 * 2048 * 2048 * 2048 / best_seconds([&] { at::mm(a, a); }));
     measure(4, 8, 4, 512, 64, threads, AttentionIsa::kBest, true);
     measure(4, 8, 4, 1024, 64, threads, AttentionIsa::kBest, true);
     measure(4, 8, 4, 2048, 64, threads, AttentionIsa::kBest, true);

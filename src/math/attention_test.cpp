@@ -35,7 +35,8 @@ Inputs make_inputs(i64 B, i64 S, i64 h, i64 k, i64 D, bool alibi = false, unsign
   in.d_o.resize(static_cast<std::size_t>(B * S * h * D));
   for (float& x : in.qkv) x = normal(engine);
   for (float& x : in.d_o) x = normal(engine);
-  for (i64 j = 0; alibi && j < h; ++j) in.slopes.push_back(std::exp2(-8.0f * static_cast<float>(j + 1) / static_cast<float>(h)));
+  for (i64 j = 0; alibi && j < h; ++j)
+    in.slopes.push_back(std::exp2(-8.0f * static_cast<float>(j + 1) / static_cast<float>(h)));
   return in;
 }
 
@@ -43,7 +44,9 @@ Inputs make_inputs(i64 B, i64 S, i64 h, i64 k, i64 D, bool alibi = false, unsign
 struct Sums {
   Doubles value, magnitude;
   explicit Sums(std::size_t n) : value(n), magnitude(n) {}
-  void add(i64 at, double term, double size) { value[static_cast<std::size_t>(at)] += term, magnitude[static_cast<std::size_t>(at)] += size; }
+  void add(i64 at, double term, double size) {
+    value[static_cast<std::size_t>(at)] += term, magnitude[static_cast<std::size_t>(at)] += size;
+  }
 };
 
 struct Truth {
@@ -65,8 +68,11 @@ Truth truth(const Inputs& in) {
         double most = -INFINITY, total = 0;
         for (i64 j = 0; j <= i; ++j) {
           double s = 0, size = 0;
-          for (i64 d = 0; d < D; ++d) s += scale * in.qkv[q + d] * in.qkv[key(j) + d], size += scale * std::abs(in.qkv[q + d] * in.qkv[key(j) + d]);
-          if (!in.slopes.empty()) s += in.slopes[head] * static_cast<double>(j - i), size += in.slopes[head] * static_cast<double>(i - j);
+          for (i64 d = 0; d < D; ++d)
+            s += scale * in.qkv[q + d] * in.qkv[key(j) + d],
+                size += scale * std::abs(in.qkv[q + d] * in.qkv[key(j) + d]);
+          if (!in.slopes.empty())
+            s += in.slopes[head] * static_cast<double>(j - i), size += in.slopes[head] * static_cast<double>(i - j);
           p[j] = s, most = std::max(most, s), t.largest_score = std::max(t.largest_score, size);
         }
         for (i64 j = 0; j <= i; ++j) total += std::exp(p[j] - most);
@@ -111,11 +117,13 @@ Result run(const Inputs& in, int threads = 1, AttentionIsa isa = AttentionIsa::k
     return x;
   };
   const auto unguard = [&](Floats x, const char* name) {
-    for (std::size_t g = x.size() - kGuard; g < x.size(); ++g) EXPECT_EQ(x[g], kCanary) << name << " written past its end";
+    for (std::size_t g = x.size() - kGuard; g < x.size(); ++g)
+      EXPECT_EQ(x[g], kCanary) << name << " written past its end";
     x.resize(x.size() - kGuard);
     return x;
   };
-  Result r{guarded(in.d_o.size()), guarded(static_cast<std::size_t>(shape.B * shape.h * shape.S)), guarded(in.qkv.size())};
+  Result r{guarded(in.d_o.size()), guarded(static_cast<std::size_t>(shape.B * shape.h * shape.S)),
+           guarded(in.qkv.size())};
   Floats scratch = guarded(static_cast<std::size_t>(attention_forward_scratch(shape)) / 4);
   attention_forward(shape, in.qkv.data(), r.o.data(), r.lse.data(), scratch.data());
   unguard(std::move(scratch), "forward scratch");
@@ -133,7 +141,8 @@ void expect_close(const Floats& got, const Sums& want, double factor, const char
   ASSERT_EQ(got.size(), want.value.size());
   double worst = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
-    const double error = std::abs(got[i] - want.value[i]), bound = factor * FLT_EPSILON * want.magnitude[i] + kVanishing;
+    const double error = std::abs(got[i] - want.value[i]),
+                 bound = factor * FLT_EPSILON * want.magnitude[i] + kVanishing;
     if (!(error <= bound)) {
       FAIL() << name << "[" << i << "] = " << got[i] << ", expected " << want.value[i] << " within " << bound;
     }
@@ -144,15 +153,18 @@ void expect_close(const Floats& got, const Sums& want, double factor, const char
   }
 }
 
-// A score whose terms sum to M in absolute value has a rounding error of at most (D + 3) M eps. Terms here have random signs, so
-// partial sums stay near sqrt(D) terms while M is D of them: the standard deviation is below M eps. It becomes the relative
-// error of p, with 2 more for exp and for lse; the sums that follow add as little again. 6 standard deviations: the worst of up
-// to a million elements.
-double error_factor(const Truth& t) { return 6 * (t.largest_score + 3); }
+// A score whose terms sum to M in absolute value has a rounding error of at most (D + 3) M eps. Terms here have random
+// signs, so partial sums stay near sqrt(D) terms while M is D of them: the standard deviation is below M eps. It
+// becomes the relative error of p, with 2 more for exp and for lse; the sums that follow add as little again. 6
+// standard deviations: the worst of up to a million elements.
+double error_factor(const Truth& t) {
+  return 6 * (t.largest_score + 3);
+}
 
 void expect_true(const Inputs& in, int threads = 1, AttentionIsa isa = AttentionIsa::kBest) {
-  SCOPED_TRACE(testing::Message() << "B=" << in.shape.B << " S=" << in.shape.S << " h=" << in.shape.h << " k=" << in.shape.k
-                                  << " D=" << in.shape.D << " alibi=" << !in.slopes.empty() << " threads=" << threads << " " << name_of(isa));
+  SCOPED_TRACE(testing::Message() << "B=" << in.shape.B << " S=" << in.shape.S << " h=" << in.shape.h
+                                  << " k=" << in.shape.k << " D=" << in.shape.D << " alibi=" << !in.slopes.empty()
+                                  << " threads=" << threads << " " << name_of(isa));
   const Truth t = truth(in);
   const Result r = run(in, threads, isa);
   const double factor = error_factor(t);
@@ -168,8 +180,12 @@ std::vector<AttentionIsa> available() {
   return all;
 }
 
-bool same_bits(const Floats& a, const Floats& b) { return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0; }
-bool same_bits(const Result& a, const Result& b) { return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.d_qkv, b.d_qkv); }
+bool same_bits(const Floats& a, const Floats& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+}
+bool same_bits(const Result& a, const Result& b) {
+  return same_bits(a.o, b.o) && same_bits(a.lse, b.lse) && same_bits(a.d_qkv, b.d_qkv);
+}
 
 TEST(Attention, AwkwardSizesOnEveryInstructionSet) {
   for (AttentionIsa isa : available())
@@ -193,7 +209,8 @@ TEST(Attention, GroupedHeads) {
 
 RC_GTEST_PROP(Attention, AnyShape, ()) {
   const i64 k = *rc::gen::inRange(1, 3), h = k * *rc::gen::inRange(1, 4);
-  const Inputs in = make_inputs(*rc::gen::inRange(1, 3), *rc::gen::inRange(1, 200), h, k, *rc::gen::inRange(1, 70), *rc::gen::arbitrary<bool>());
+  const Inputs in = make_inputs(*rc::gen::inRange(1, 3), *rc::gen::inRange(1, 200), h, k, *rc::gen::inRange(1, 70),
+                                *rc::gen::arbitrary<bool>());
   expect_true(in, *rc::gen::inRange(1, 4), *rc::gen::elementOf(available()));
   RC_ASSERT(!testing::Test::HasFailure());
 }
@@ -203,21 +220,27 @@ TEST(Attention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
   const Inputs in = make_inputs(1, 300, 4, 2, 64);
   for (AttentionIsa isa : available()) {
     const Result one = run(in, 1, isa);
-    for (int threads : {1, 2, 3, 5}) EXPECT_TRUE(same_bits(one, run(in, threads, isa))) << threads << " threads, " << name_of(isa);
+    for (int threads : {1, 2, 3, 5})
+      EXPECT_TRUE(same_bits(one, run(in, threads, isa))) << threads << " threads, " << name_of(isa);
   }
 }
 
-TEST(Attention, SplitBackwardIsTrueToo) { expect_true(make_inputs(1, 300, 4, 2, 20, true), 5); }
+TEST(Attention, SplitBackwardIsTrueToo) {
+  expect_true(make_inputs(1, 300, 4, 2, 20, true), 5);
+}
 
 TEST(Attention, LaterTokensNeverReachEarlierOnes) {
-  Inputs in = make_inputs(1, 200, 2, 1, 32);
-  const Result before = run(in);
-  const i64 changed = 150;
-  for (i64 at = changed * in.row(); at < 200 * in.row(); ++at) in.qkv[at] = kNaN;
-  const Result after = run(in);
-  const auto o_size = static_cast<std::size_t>(changed * 2 * 32);
-  EXPECT_EQ(std::memcmp(before.o.data(), after.o.data(), o_size * 4), 0);
-  for (std::size_t i = o_size; i < after.o.size(); ++i) ASSERT_TRUE(std::isnan(after.o[i])) << i;
+  const i64 S = 200, h = 2, D = 32;
+  for (AttentionIsa isa : available())
+    for (i64 changed : {1, 127, 128, 151}) {
+      Inputs in = make_inputs(1, S, h, 1, D);
+      const Result before = run(in, 1, isa);
+      for (i64 at = changed * in.row(); at < S * in.row(); ++at) in.qkv[at] *= -3;
+      const Result after = run(in, 1, isa);
+      EXPECT_EQ(std::memcmp(before.o.data(), after.o.data(), static_cast<std::size_t>(changed * h * D) * 4), 0)
+          << changed;
+      EXPECT_NE(before.o[changed * h * D], after.o[changed * h * D]) << changed;
+    }
 }
 
 TEST(Attention, NanAndInfinityShow) {
@@ -251,7 +274,8 @@ TEST(Attention, SharpAndFlatSoftmax) {
   for (i64 n = 0; n < 140; ++n)
     for (i64 d = 0; d < 16; ++d) flat.qkv[n * flat.row() + d] = 0;  // every share of row i is 1/(i+1)
   const Result r = run(flat);
-  for (i64 i = 0; i < 140; ++i) EXPECT_NEAR(r.lse[i], std::log(static_cast<double>(i + 1)), 4 * FLT_EPSILON * (1 + std::log(i + 1.0)));
+  for (i64 i = 0; i < 140; ++i)
+    EXPECT_NEAR(r.lse[i], std::log(static_cast<double>(i + 1)), 4 * FLT_EPSILON * (1 + std::log(i + 1.0)));
 }
 
 TEST(Attention, AgreesWithAten) {
@@ -262,7 +286,8 @@ TEST(Attention, AgreesWithAten) {
   const auto heads = [&](i64 i) { return qkv.select(2, i).transpose(1, 2); };
   const auto d_o = at::from_blob(const_cast<float*>(in.d_o.data()), {B, S, h, D}, at::kFloat).transpose(1, 2);
   const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(heads(0), heads(1), heads(2), 0.0, true);
-  const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(d_o, heads(0), heads(1), heads(2), o, lse, 0.0, true);
+  const auto [dq, dk, dv] =
+      at::_scaled_dot_product_flash_attention_for_cpu_backward(d_o, heads(0), heads(1), heads(2), o, lse, 0.0, true);
   const Truth t = truth(in);
   const double factor = 2 * error_factor(t);  // both round
   const auto compare = [&](const at::Tensor& theirs, const Floats& got, const Doubles& magnitude, const char* name) {
@@ -270,12 +295,26 @@ TEST(Attention, AgreesWithAten) {
     ASSERT_EQ(flat.numel(), static_cast<i64>(got.size()));
     for (std::size_t i = 0; i < got.size(); ++i) {
       const float x = flat.const_data_ptr<float>()[i];
-      if (!(std::abs(x - got[i]) <= factor * FLT_EPSILON * magnitude[i])) FAIL() << name << "[" << i << "] " << got[i] << ", ATen " << x;
+      if (!(std::abs(x - got[i]) <= factor * FLT_EPSILON * magnitude[i]))
+        FAIL() << name << "[" << i << "] " << got[i] << ", ATen " << x;
     }
   };
   compare(o.transpose(1, 2), ours.o, t.o.magnitude, "o");
   compare(lse, ours.lse, t.lse.magnitude, "lse");
-  compare(at::stack({dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)}, 2), ours.d_qkv, t.d_qkv.magnitude, "d_qkv");
+  compare(at::stack({dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)}, 2), ours.d_qkv, t.d_qkv.magnitude,
+          "d_qkv");
+}
+
+TEST(Attention, ScratchIsTheFormulaOfTheHeader) {  // which the memory plan restates
+  for (i64 D : {1, 16, 20, 64, 128, 256})
+    for (int threads : {1, 7}) {
+      const AttentionShape shape{3, 100, 4, 2, D, threads};
+      const i64 W = (D + 15) / 16 * 16 + 16;
+      EXPECT_EQ(attention_forward_scratch(shape), threads * 4 * (288 * (2 * W + 162) + 256 * W));
+      EXPECT_EQ(attention_backward_scratch(shape), threads * 4 * (96 * (2 * W + 290) + 646 * W));
+      EXPECT_EQ(attention_forward_scratch(shape) % 64, 0);
+      EXPECT_EQ(attention_backward_scratch(shape) % 64, 0);
+    }
 }
 
 TEST(Attention, ImpossibleShapesAreRefused) {
