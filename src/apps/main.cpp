@@ -19,8 +19,8 @@ int run(int argc, char** argv) {
   add_data_verbs(app, chosen);
   add_checkpoint_verb(app, chosen);
   add_inference_verbs(app, chosen);
-  add_energy_verb(app, chosen);
-  add_report_verbs(app, chosen);
+  //ENERGY
+  //REPORT
   add_config_verb(app, chosen);
   try {
     app.parse(argc, argv);

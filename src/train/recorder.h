@@ -36,7 +36,8 @@ class Recorder {
   void validation(std::int64_t step, const ValidationResult& result);
   void checkpoint(std::int64_t step, const std::string& path, double seconds);
   // Predicted beside measured, where a calibration of this machine is there.
-  void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t measured_rss);
+  void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak, std::int64_t measured_peak,
+                  std::int64_t measured_rss);
   void note(const std::string& text);       // a line for people, also an event
   void end(std::int64_t step, const std::string& reason);
 

@@ -19,6 +19,8 @@
 #include "data/tokenizer/tokenizer.h"
 #include "exec/executor.h"
 #include "program/build.h"
+#include "sim/calibration.h"
+#include "sim/simulate.h"
 #include "train/checkpointing.h"
 #include "train/init.h"
 #include "train/optimizer_config.h"
@@ -198,7 +200,10 @@ class Loop {
     next_sample_ += job_.setting.global_batch;
     tokens_total_ += static_cast<std::int64_t>(result.valid_tokens);
     record(result, input.optimizer.lr, wait);
-    last_timeline_ = result.timeline;
+    if (recorder_ && job_.options.cluster) {
+      timelines_.push_back(result.timeline);
+      if (timelines_.size() > kKeptTimelines) timelines_.erase(timelines_.begin());
+    }
   }
 
   [[noreturn]] void refuse_non_finite(const exec::StepResult& result) {
@@ -287,8 +292,25 @@ class Loop {
     if (recorder_) recorder_->checkpoint(step_, path.string(), now().value - start);
   }
 
+  // The same program through the other consumer: simulated with what `molen calibrate` measured, beside the median step measured.
+  void compare_with_prediction(std::int64_t rss) {
+    const auto calibration = sim::read_calibration(*job_.options.cluster);
+    const auto conditions = sim::conditions_of(job_.setting, job_.communicator);
+    if (!calibration.has(conditions)) {
+      recorder_->note(fmt::format("no prediction: {} has no measurement with {}", *job_.options.cluster, conditions.text()));
+      return;
+    }
+    if (timelines_.empty()) return;
+    std::sort(timelines_.begin(), timelines_.end(), [](const auto& a, const auto& b) { return a.total_s < b.total_s; });
+    const auto predicted = sim::simulate(executor_.program(), executor_.ops(), calibration.costs(conditions, *job_.options.cluster));
+    const auto& high = executor_.measured_high_water();
+    recorder_->prediction(program::compare(executor_.ops(), predicted, timelines_[timelines_.size() / 2]), memory_, executor_.memory().peak.value,
+                          *std::max_element(high.begin(), high.end()), rss);
+  }
+
   void finish(const std::string& reason) {
-    std::int64_t rss = peak_resident().value;
+    const std::int64_t rss = peak_resident().value;
+    if (recorder_ && job_.options.cluster) compare_with_prediction(rss);
     if (recorder_) recorder_->end(step_, fmt::format("{}; peak resident memory {} where {} was predicted ({:+.1f}%)", reason, human(Bytes(rss)), human(memory_.total()),
                                                      100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
   }
@@ -306,7 +328,8 @@ class Loop {
   optim::AdamW optimizer_;
   Period save_every_, validate_every_;
   MemoryPrediction memory_;
-  program::Timeline last_timeline_;
+  static constexpr std::size_t kKeptTimelines = 51;
+  std::vector<program::Timeline> timelines_;   // of the last steps, for the comparison with the prediction
   std::int64_t total_steps_ = 0, stop_step_ = 0, step_ = 0, next_sample_ = 0, tokens_total_ = 0, saved_step_ = -1;
   double stop_seconds_ = 0.0;
 };

@@ -1,0 +1,12 @@
+// What a run ran on: host, processor, build, libraries. For environment.json and `molen doctor`.
+#pragma once
+
+#include "base/json.h"
+#include "train/trainer.h"
+
+namespace molen::train {
+
+Json describe_environment(const Job& job);
+Json describe_machine();
+
+}  // namespace molen::train
