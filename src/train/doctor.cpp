@@ -20,7 +20,7 @@ int doctor(bool json) {
   const bool bf16 = rates.bf16 > rates.fp32;
   j["precision_auto"] = at::hasCUDA() ? "bf16" : bf16 ? "bf16" : "fp32";
   j["precision_reason"] = at::hasCUDA() ? "bf16 on CUDA"
-                                        : fmt::format("a layer's GEMM runs at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} thread(s) here: bf16 is {:.2f}x", rates.fp32,
+                                        : fmt::format("a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} thread(s) here: bf16 is {:.2f}x", rates.fp32,
                                                       rates.bf16, threads, rates.bf16 / rates.fp32);
   const auto launched = comm::launch_environment();
   j["launcher"] = launched.size > 0 ? Json(fmt::format("{}: rank {} of {}", launched.source, launched.rank, launched.size)) : Json(nullptr);
