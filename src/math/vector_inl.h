@@ -374,6 +374,8 @@ void fill_zero(int threads, int64_t count, float* out) {
 
 // --- cross entropy ----------------------------------------------------------------------------------------------------------
 
+constexpr float kNothing = 1e-30f;
+
 // One row: from memory once, back once; the three sweeps in between run in the second cache.
 MOLEN_INLINE float cross_entropy_row(int64_t vocabulary, int32_t label, bool gradient, double grad_scale, float* row) {
   float most = row[0];
@@ -407,7 +409,12 @@ MOLEN_INLINE float cross_entropy_row(int64_t vocabulary, int32_t label, bool gra
   }
   if (gradient) {
     const F scale = splat(static_cast<float>(grad_scale / sum));
-    columns(vocabulary, [&](int64_t c, auto k) __attribute__((always_inline)) { store(row + c, load(row + c, k) * scale, k); });
+    // Below kNothing a gradient is zero: products with subnormal numbers run a hundred times slower, and nobody sees 1e-30.
+    const F nothing = splat(kNothing);
+    columns(vocabulary, [&](int64_t c, auto k) __attribute__((always_inline)) {
+      const F p = load(row + c, k) * scale;
+      store(row + c, (p < nothing) & (p > -nothing) ? F{} : p, k);
+    });
     row[label] -= static_cast<float>(grad_scale);
   }
   return static_cast<float>(log(sum) - at_label);
