@@ -1,5 +1,5 @@
 // The vector kernels, written once over `Simd` (lanes, F, I, fma) and compiled by vector_<isa>.cpp. Everything is in an unnamed
-// namespace, so that nothing here can be merged with another file's copy.
+// namespace, so that nothing here can be merged with another file's copy. No header of its own: include it after `Simd`.
 #include <math.h>
 #include <omp.h>
 #include <string.h>

@@ -324,7 +324,10 @@ at::Tensor wide_logits(const at::Tensor& y, const at::Tensor& head) {
 // Losses; logits become (softmax - onehot) * scale where `gradient`.
 void cross_entropy(const Context& c, bool gradient, double scale, const at::Tensor& labels, at::Tensor& logits, at::Tensor& losses) {
   if (own_kernels(logits)) {
-    math::vector_kernels().cross_entropy(std::max(c.shape.threads, 1), logits.size(0), logits.size(1), labels.data_ptr<std::int32_t>(), gradient, scale,
+    const auto* label = labels.data_ptr<std::int32_t>();
+    for (i64 i = 0; i < labels.numel(); ++i)
+      MOLEN_CHECK(label[i] >= -1 && label[i] < logits.size(1), "label {} at place {} is not in the vocabulary of {}", label[i], i, logits.size(1));
+    math::vector_kernels().cross_entropy(std::max(c.shape.threads, 1), logits.size(0), logits.size(1), label, gradient, scale,
                                          logits.data_ptr<float>(), losses.data_ptr<float>());
     return;
   }
