@@ -13,7 +13,8 @@ namespace {
 Architecture bench_llama() {
   Architecture a;
   a.name = "custom";
-  a.layers = 8, a.hidden = 512, a.ffn = 1408, a.heads = 8, a.kv_heads = 4, a.head_dim = 64, a.vocabulary = 32000, a.max_sequence = 512;
+  a.layers = 8, a.hidden = 512, a.ffn = 1408, a.heads = 8, a.kv_heads = 4, a.head_dim = 64, a.vocabulary = 32000,
+  a.max_sequence = 512;
   return a;
 }
 
@@ -26,7 +27,8 @@ TEST(PartCost, StepOfTheBenchmarkIs517GigaFlop) {
   // reference: 6 x 40.0M parameters without the input embedding x 2048 tokens, causal attention at half
   EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kCausal).value, 517e9, 1e9);
   const double n = 56.4e6, attention = 12.0 * 8 * 8 * 64 * 512;
-  EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kPalm).value, 2048 * (6 * n + attention), 2048 * 6 * 0.1e6);
+  EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kPalm).value, 2048 * (6 * n + attention),
+              2048 * 6 * 0.1e6);
 }
 
 TEST(PartCost, PartsAddUpToTheModel) {
@@ -49,7 +51,8 @@ TEST(PartCost, PartsAddUpToTheModel) {
 TEST(PartCost, BytesOfOneDownProjection) {
   const auto a = bench_llama();
   const PartShape shape{4, 512, 0, DType::kBF16, 2, Kernels::kAten};
-  EXPECT_EQ(part_cost(a, Part::kDown, Pass::kForward, shape).moved.value, 2 * (2048 * 1408 + 1408 * 512 + 2 * 2048 * 512));
+  EXPECT_EQ(part_cost(a, Part::kDown, Pass::kForward, shape).moved.value,
+            2 * (2048 * 1408 + 1408 * 512 + 2 * 2048 * 512));
   EXPECT_EQ(part_cost(a, Part::kDown, Pass::kBackward, shape).moved.value,
             2 * (2048 * 512 + 2 * 2048 * 1408 + 1408 * 512) + 2 * 4 * 1408 * 512);
 }

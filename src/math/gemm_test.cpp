@@ -1,5 +1,5 @@
-// The fp32 products against the double reference, in the shapes that take each way, one thread and two; repeated calls give the
-// same bits.
+// The fp32 products against the double reference, in the shapes that take each way, one thread and two; repeated calls
+// give the same bits.
 #include "math/gemm.h"
 
 #include <ATen/Parallel.h>
@@ -20,7 +20,9 @@ std::vector<float> random(std::int64_t count, unsigned seed) {
   for (float& x : v) x = normal(engine);
   return v;
 }
-std::vector<double> wide(const std::vector<float>& v) { return {v.begin(), v.end()}; }
+std::vector<double> wide(const std::vector<float>& v) {
+  return {v.begin(), v.end()};
+}
 
 using Fast = void (*)(std::int64_t, std::int64_t, std::int64_t, const float*, const float*, bool, float*);
 using Plain = void (*)(int, std::int64_t, std::int64_t, std::int64_t, const double*, const double*, bool, double*);
@@ -46,7 +48,8 @@ TEST(Gemm, AllForms) {
   const int before = at::get_num_threads();
   for (const int threads : {1, 2}) {
     at::set_num_threads(threads);
-    for (const auto& [m, n, k] : {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 7, 5}, {17, 3, 29}, {31, 4099, 37}, {67, 61, 257}}) {
+    for (const auto& [m, n, k] :
+         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 7, 5}, {17, 3, 29}, {31, 4099, 37}, {67, 61, 257}}) {
       check(matmul_nt, reference::matmul_nt<double>, m, n, k);
       check(matmul_nn, reference::matmul_nn<double>, m, n, k);
       check(matmul_tn, reference::matmul_tn<double>, m, n, k);

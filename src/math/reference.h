@@ -1,9 +1,9 @@
-// The reference of every layer part: plain loops over the element type, no ATen, nothing fused. T is double (the proof runs),
-// float (sums kept in double) or std::complex<double> (forward only: the complex step proves the backward of the others).
-// Maxima and comparisons use real parts, so each forward stays analytic in its inputs.
+// The reference of every layer part: plain loops over the element type, no ATen, nothing fused. T is double (the proof
+// runs), float (sums kept in double) or std::complex<double> (forward only: the complex step proves the backward of the
+// others). Maxima and comparisons use real parts, so each forward stays analytic in its inputs.
 //
-// Letters as in arch/parts.h; matrices are row-major and contiguous. "accumulate" adds to the result, otherwise it is overwritten.
-// `threads` splits independent rows only, so results do not depend on it.
+// Letters as in arch/parts.h; matrices are row-major and contiguous. "accumulate" adds to the result, otherwise it is
+// overwritten. `threads` splits independent rows only, so results do not depend on it.
 #pragma once
 
 #include <cmath>
@@ -20,14 +20,22 @@
 namespace molen::math::reference {
 
 template <class T>
-struct AccumOf { using type = T; };
+struct AccumOf {
+  using type = T;
+};
 template <>
-struct AccumOf<float> { using type = double; };
+struct AccumOf<float> {
+  using type = double;
+};
 template <class T>
 using Accum = typename AccumOf<T>::type;
 
-inline double real_of(double x) { return x; }
-inline double real_of(const std::complex<double>& x) { return x.real(); }
+inline double real_of(double x) {
+  return x;
+}
+inline double real_of(const std::complex<double>& x) {
+  return x.real();
+}
 
 inline int thread_index() {
 #ifdef _OPENMP
@@ -37,11 +45,13 @@ inline int thread_index() {
 #endif
 }
 
-// --- products: the three that a linear layer y = x W^T needs, W [out, in] -------------------------------------------------
+// --- products: the three that a linear layer y = x W^T needs, W [out, in]
+// -------------------------------------------------
 
 // C_mn (+)= A_mk B_nk^T
 template <class T>
-void matmul_nt(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, bool accumulate, T* c) {
+void matmul_nt(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, bool accumulate,
+               T* c) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t i = 0; i < m; ++i)
     for (std::int64_t j = 0; j < n; ++j) {
@@ -71,18 +81,22 @@ void combine_rows(std::int64_t n, std::int64_t k, const Row& a, const T* b, bool
 
 // C_mn (+)= A_mk B_kn
 template <class T>
-void matmul_nn(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, bool accumulate, T* c) {
+void matmul_nn(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, bool accumulate,
+               T* c) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t i = 0; i < m; ++i)
-    detail::combine_rows(n, k, [&](std::int64_t l) { return a[i * k + l]; }, b, accumulate, c + i * n);
+    detail::combine_rows(
+        n, k, [&](std::int64_t l) { return a[i * k + l]; }, b, accumulate, c + i * n);
 }
 
 // C_mn (+)= A_km^T B_kn
 template <class T>
-void matmul_tn(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, bool accumulate, T* c) {
+void matmul_tn(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, bool accumulate,
+               T* c) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t i = 0; i < m; ++i)
-    detail::combine_rows(n, k, [&](std::int64_t l) { return a[l * m + i]; }, b, accumulate, c + i * n);
+    detail::combine_rows(
+        n, k, [&](std::int64_t l) { return a[l * m + i]; }, b, accumulate, c + i * n);
 }
 
 // out_rc = rows_rc + bias_c, either of which may be null; what a product then adds to.
@@ -105,24 +119,28 @@ void column_sums(int threads, std::int64_t rows, std::int64_t columns, const T* 
   }
 }
 
-// --- norms ------------------------------------------------------------------------------------------------------------------
+// --- norms
+// ------------------------------------------------------------------------------------------------------------------
 
 // RMSNorm (arXiv 1910.07467): rstd = 1/sqrt(mean(x^2) + eps), y = x rstd w.
 template <class T>
-void rms_norm_forward(int threads, std::int64_t rows, std::int64_t d, double eps, const T* x, const T* w, T* rstd, T* y) {
+void rms_norm_forward(int threads, std::int64_t rows, std::int64_t d, double eps, const T* x, const T* w, T* rstd,
+                      T* y) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t r = 0; r < rows; ++r) {
     Accum<T> sum(0);
     for (std::int64_t c = 0; c < d; ++c) sum += Accum<T>(x[r * d + c]) * Accum<T>(x[r * d + c]);
     const Accum<T> s = Accum<T>(1) / std::sqrt(sum / static_cast<double>(d) + eps);
     rstd[r] = T(s);
-    for (std::int64_t c = 0; c < d; ++c) y[r * d + c] = T(Accum<T>(x[r * d + c]) * s * (w ? Accum<T>(w[c]) : Accum<T>(1)));
+    for (std::int64_t c = 0; c < d; ++c)
+      y[r * d + c] = T(Accum<T>(x[r * d + c]) * s * (w ? Accum<T>(w[c]) : Accum<T>(1)));
   }
 }
 
 // LayerNorm (arXiv 1607.06450): rstd = 1/sqrt(var(x) + eps), y = (x - mean) rstd w + b; w and b may be null.
 template <class T>
-void layer_norm_forward(int threads, std::int64_t rows, std::int64_t d, double eps, const T* x, const T* w, const T* b, T* rstd, T* mean, T* y) {
+void layer_norm_forward(int threads, std::int64_t rows, std::int64_t d, double eps, const T* x, const T* w, const T* b,
+                        T* rstd, T* mean, T* y) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t r = 0; r < rows; ++r) {
     Accum<T> sum(0), square(0);
@@ -133,26 +151,29 @@ void layer_norm_forward(int threads, std::int64_t rows, std::int64_t d, double e
     mean[r] = T(m);
     rstd[r] = T(s);
     for (std::int64_t c = 0; c < d; ++c)
-      y[r * d + c] = T((Accum<T>(x[r * d + c]) - m) * s * (w ? Accum<T>(w[c]) : Accum<T>(1)) + (b ? Accum<T>(b[c]) : Accum<T>(0)));
+      y[r * d + c] =
+          T((Accum<T>(x[r * d + c]) - m) * s * (w ? Accum<T>(w[c]) : Accum<T>(1)) + (b ? Accum<T>(b[c]) : Accum<T>(0)));
   }
 }
 
 // The norm's output again from its saved statistics. mean null: RMSNorm.
 template <class T>
-void norm_apply(int threads, std::int64_t rows, std::int64_t d, const T* x, const T* rstd, const T* mean, const T* w, const T* b, T* y) {
+void norm_apply(int threads, std::int64_t rows, std::int64_t d, const T* x, const T* rstd, const T* mean, const T* w,
+                const T* b, T* y) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t r = 0; r < rows; ++r) {
     const Accum<T> m = mean ? Accum<T>(mean[r]) : Accum<T>(0), s(rstd[r]);
     for (std::int64_t c = 0; c < d; ++c)
-      y[r * d + c] = T((Accum<T>(x[r * d + c]) - m) * s * (w ? Accum<T>(w[c]) : Accum<T>(1)) + (b ? Accum<T>(b[c]) : Accum<T>(0)));
+      y[r * d + c] =
+          T((Accum<T>(x[r * d + c]) - m) * s * (w ? Accum<T>(w[c]) : Accum<T>(1)) + (b ? Accum<T>(b[c]) : Accum<T>(0)));
   }
 }
 
-// With u = (x - mean) rstd and g = d_y w:  d_x (+)= rstd (g - [mean(g)] - u mean(g u)),  d_w (+)= sum_r d_y u,  d_b (+)= sum_r d_y.
-// The bracket is LayerNorm's alone (mean null: RMSNorm). d_w and d_b may be null.
+// With u = (x - mean) rstd and g = d_y w:  d_x (+)= rstd (g - [mean(g)] - u mean(g u)),  d_w (+)= sum_r d_y u,  d_b
+// (+)= sum_r d_y. The bracket is LayerNorm's alone (mean null: RMSNorm). d_w and d_b may be null.
 template <class T>
-void norm_backward(int threads, std::int64_t rows, std::int64_t d, const T* d_y, const T* x, const T* rstd, const T* mean, const T* w,
-                   bool add_to_d_x, T* d_x, bool accumulate, T* d_w, T* d_b) {
+void norm_backward(int threads, std::int64_t rows, std::int64_t d, const T* d_y, const T* x, const T* rstd,
+                   const T* mean, const T* w, bool add_to_d_x, T* d_x, bool accumulate, T* d_w, T* d_b) {
   const auto unit = [&](std::int64_t r, std::int64_t c) {
     return (Accum<T>(x[r * d + c]) - (mean ? Accum<T>(mean[r]) : Accum<T>(0))) * Accum<T>(rstd[r]);
   };
@@ -173,7 +194,8 @@ void norm_backward(int threads, std::int64_t rows, std::int64_t d, const T* d_y,
       sum_g += g;
       sum_gu += g * unit(r, c);
     }
-    const Accum<T> mean_g = mean ? sum_g / static_cast<double>(d) : Accum<T>(0), mean_gu = sum_gu / static_cast<double>(d);
+    const Accum<T> mean_g = mean ? sum_g / static_cast<double>(d) : Accum<T>(0),
+                   mean_gu = sum_gu / static_cast<double>(d);
     for (std::int64_t c = 0; c < d; ++c) {
       const Accum<T> g = Accum<T>(d_y[r * d + c]) * (w ? Accum<T>(w[c]) : Accum<T>(1));
       const Accum<T> value = Accum<T>(rstd[r]) * (g - mean_g - unit(r, c) * mean_gu);
@@ -182,28 +204,31 @@ void norm_backward(int threads, std::int64_t rows, std::int64_t d, const T* d_y,
   }
 }
 
-// --- RoPE -------------------------------------------------------------------------------------------------------------------
+// --- RoPE
+// -------------------------------------------------------------------------------------------------------------------
 
-// RoFormer's rotation (arXiv 2104.09864) in Hugging Face's rotate-half pairing (i, i + D/2), in place on the first `heads` heads
-// (queries, then keys) of each row of `width` elements. Row n stands at position n % sequence of the tables [S, D/2].
-// `inverse` rotates back, which is the backward.
+// RoFormer's rotation (arXiv 2104.09864) in Hugging Face's rotate-half pairing (i, i + D/2), in place on the first
+// `heads` heads (queries, then keys) of each row of `width` elements. Row n stands at position n % sequence of the
+// tables [S, D/2]. `inverse` rotates back, which is the backward.
 template <class T, class Table>
-void rope(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t heads, std::int64_t head_dim, std::int64_t width,
-          const Table* cos_SD2, const Table* sin_SD2, bool inverse, T* qkv) {
+void rope(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t heads, std::int64_t head_dim,
+          std::int64_t width, const Table* cos_SD2, const Table* sin_SD2, bool inverse, T* qkv) {
   const std::int64_t half = head_dim / 2;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t n = 0; n < rows; ++n)
     for (std::int64_t head = 0; head < heads; ++head)
       for (std::int64_t i = 0; i < half; ++i) {
         T* p = qkv + n * width + head * head_dim + i;
-        const Accum<T> c(cos_SD2[(n % sequence) * half + i]), s(inverse ? -sin_SD2[(n % sequence) * half + i] : sin_SD2[(n % sequence) * half + i]);
+        const Accum<T> c(cos_SD2[(n % sequence) * half + i]),
+            s(inverse ? -sin_SD2[(n % sequence) * half + i] : sin_SD2[(n % sequence) * half + i]);
         const Accum<T> a(p[0]), b(p[half]);
         p[0] = T(a * c - b * s);
         p[half] = T(b * c + a * s);
       }
 }
 
-// --- attention --------------------------------------------------------------------------------------------------------------
+// --- attention
+// --------------------------------------------------------------------------------------------------------------
 
 struct AttentionSizes {
   std::int64_t batch, sequence, heads, kv_heads, head_dim;
@@ -227,8 +252,13 @@ template <class T>
 Head<T> head_of(const AttentionSizes& a, const double* slopes, const T* qkv, std::int64_t b, std::int64_t h) {
   const std::int64_t group = a.heads / a.kv_heads, kv = h / group;
   const T* row = qkv + b * a.sequence * a.width();
-  return {row + h * a.head_dim, row + (a.heads + kv) * a.head_dim, row + (a.heads + a.kv_heads + kv) * a.head_dim, a.width(), a.head_dim,
-          1.0 / std::sqrt(static_cast<double>(a.head_dim)), slopes ? slopes[h] : 0.0};
+  return {row + h * a.head_dim,
+          row + (a.heads + kv) * a.head_dim,
+          row + (a.heads + a.kv_heads + kv) * a.head_dim,
+          a.width(),
+          a.head_dim,
+          1.0 / std::sqrt(static_cast<double>(a.head_dim)),
+          slopes ? slopes[h] : 0.0};
 }
 // sum_c a_c b_c
 template <class T>
@@ -239,10 +269,11 @@ Accum<T> dot(std::int64_t n, const T* a, const T* b) {
 }
 }  // namespace detail
 
-// Causal attention over rows q|k|v of the packed matrix: o_i = sum_{j<=i} softmax_j(q_i k_j / sqrt(D) + slope_h (j - i)) v_j,
-// lse_i = log sum exp of the scores. slopes_h null: no ALiBi. Takes threads * (S + D) accumulators of scratch.
+// Causal attention over rows q|k|v of the packed matrix: o_i = sum_{j<=i} softmax_j(q_i k_j / sqrt(D) + slope_h (j -
+// i)) v_j, lse_i = log sum exp of the scores. slopes_h null: no ALiBi. Takes threads * (S + D) accumulators of scratch.
 template <class T>
-void attention_forward(int threads, const AttentionSizes& a, const double* slopes, const T* qkv, T* o_NhD, T* lse_BhS, Scratch& scratch) {
+void attention_forward(int threads, const AttentionSizes& a, const double* slopes, const T* qkv, T* o_NhD, T* lse_BhS,
+                       Scratch& scratch) {
   auto* work = scratch.take<Accum<T>>(threads * (a.sequence + a.head_dim));
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t bh = 0; bh < a.batch * a.heads; ++bh) {
@@ -274,12 +305,13 @@ void attention_forward(int threads, const AttentionSizes& a, const double* slope
 // d_q_i = sum_j ds_ij k_j, d_k_j = sum_i ds_ij q_i, d_v_j = sum_i p_ij d_o_i (sums over the query heads of a KV head).
 // Overwrites all of d_qkv. Takes threads * 2 D accumulators of scratch.
 template <class T>
-void attention_backward(int threads, const AttentionSizes& a, const double* slopes, const T* d_o, const T* qkv, const T* o, const T* lse, T* d_qkv,
-                        Scratch& scratch) {
+void attention_backward(int threads, const AttentionSizes& a, const double* slopes, const T* d_o, const T* qkv,
+                        const T* o, const T* lse, T* d_qkv, Scratch& scratch) {
   const std::int64_t S = a.sequence, D = a.head_dim, group = a.heads / a.kv_heads;
   auto* work = scratch.take<Accum<T>>(threads * 2 * D);
   const auto row_of = [&](std::int64_t b, std::int64_t i, std::int64_t h) { return ((b * S + i) * a.heads + h) * D; };
-  const auto p_and_ds = [&](const detail::Head<T>& head, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, Accum<T>& ds) {
+  const auto p_and_ds = [&](const detail::Head<T>& head, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j,
+                            Accum<T>& ds) {
     const T* g = d_o + row_of(b, i, h);
     const Accum<T> p = std::exp(head.score(i, j) - Accum<T>(lse[(b * a.heads + h) * S + i]));
     ds = p * (detail::dot(D, g, head.v + j * head.step) - detail::dot(D, g, o + row_of(b, i, h))) * head.scale;
@@ -326,7 +358,8 @@ void attention_backward(int threads, const AttentionSizes& a, const double* slop
   }
 }
 
-// --- activations ------------------------------------------------------------------------------------------------------------
+// --- activations
+// ------------------------------------------------------------------------------------------------------------
 
 // SwiGLU (arXiv 2002.05202): a = g sigmoid(g) u for rows gate|up of 2f elements.
 template <class T>
@@ -372,12 +405,13 @@ void gelu_tanh_backward(int threads, std::int64_t count, const T* d_y, const T* 
   }
 }
 
-// --- embedding --------------------------------------------------------------------------------------------------------------
+// --- embedding
+// --------------------------------------------------------------------------------------------------------------
 
 // x_n = table[ids_n] (+ positions[n % S])
 template <class T>
-void embedding_forward(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t d, const std::int32_t* ids, const T* table,
-                       const T* positions, T* x) {
+void embedding_forward(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t d, const std::int32_t* ids,
+                       const T* table, const T* positions, T* x) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t n = 0; n < rows; ++n)
     for (std::int64_t c = 0; c < d; ++c)
@@ -385,8 +419,8 @@ void embedding_forward(int threads, std::int64_t rows, std::int64_t sequence, st
 }
 // d_table[ids_n] += d_x_n and d_positions[n % S] += d_x_n, in token order; the caller has zeroed them or accumulates.
 template <class T>
-void embedding_backward(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t d, const std::int32_t* ids, const T* d_x, T* d_table,
-                        T* d_positions) {
+void embedding_backward(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t d, const std::int32_t* ids,
+                        const T* d_x, T* d_table, T* d_positions) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t c = 0; c < d; ++c)
     for (std::int64_t n = 0; n < rows; ++n) {
@@ -395,13 +429,14 @@ void embedding_backward(int threads, std::int64_t rows, std::int64_t sequence, s
     }
 }
 
-// --- cross entropy ----------------------------------------------------------------------------------------------------------
+// --- cross entropy
+// ----------------------------------------------------------------------------------------------------------
 
-// losses_r = log sum exp(logits_r) - logits_r[label]; with `gradient`, logits become (softmax - onehot) * grad_scale in place.
-// label < 0: loss and gradient are zero.
+// losses_r = log sum exp(logits_r) - logits_r[label]; with `gradient`, logits become (softmax - onehot) * grad_scale in
+// place. label < 0: loss and gradient are zero.
 template <class T>
-void cross_entropy(int threads, std::int64_t rows, std::int64_t vocabulary, const std::int32_t* labels, bool gradient, double grad_scale, T* logits,
-                   T* losses) {
+void cross_entropy(int threads, std::int64_t rows, std::int64_t vocabulary, const std::int32_t* labels, bool gradient,
+                   double grad_scale, T* logits, T* losses) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t r = 0; r < rows; ++r) {
     T* row = logits + r * vocabulary;

@@ -1,5 +1,6 @@
-// The references' backward against the complex step: with inputs x + ih, imag(f)/h is df/dx without subtraction, so h can be
-// 1e-50 and the only error is rounding. Bound: 1e-12 of each tensor's largest gradient. Sizes are distinct primes.
+// The references' backward against the complex step: with inputs x + ih, imag(f)/h is df/dx without subtraction, so h
+// can be 1e-50 and the only error is rounding. Bound: 1e-12 of each tensor's largest gradient. Sizes are distinct
+// primes.
 #include "math/reference.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +27,9 @@ Real random(std::size_t count, unsigned seed, double scale = 1.0) {
   for (double& x : v) x = normal(engine);
   return v;
 }
-Wide widen(const Real& v) { return {v.begin(), v.end()}; }
+Wide widen(const Real& v) {
+  return {v.begin(), v.end()};
+}
 
 // d/dx of sum_i weights_i forward(x)_i, one element of x at a time.
 Real complex_step(const Real& x, const Real& weights, const std::function<Wide(const Wide&)>& forward) {
@@ -55,7 +58,8 @@ void expect_same(const Real& got, const Real& want, const char* what) {
 }
 
 struct Workspace {
-  explicit Workspace(std::int64_t bytes) : memory(static_cast<std::size_t>(bytes) + 64), scratch(memory.data(), bytes) {}
+  explicit Workspace(std::int64_t bytes)
+      : memory(static_cast<std::size_t>(bytes) + 64), scratch(memory.data(), bytes) {}
   std::vector<char> memory;
   Scratch scratch;
 };
@@ -106,7 +110,8 @@ void check_norm(bool layer, bool parameters) {
     return y;
   };
   Real y(x.size()), rstd(rows), mean(rows), again(x.size());
-  const double *wp = parameters ? w.data() : nullptr, *bp = parameters && layer ? b.data() : nullptr, *mp = layer ? mean.data() : nullptr;
+  const double *wp = parameters ? w.data() : nullptr, *bp = parameters && layer ? b.data() : nullptr,
+               *mp = layer ? mean.data() : nullptr;
   if (layer)
     layer_norm_forward(kThreads, rows, d, eps, x.data(), wp, bp, rstd.data(), mean.data(), y.data());
   else
@@ -116,20 +121,28 @@ void check_norm(bool layer, bool parameters) {
   const Real start_x = random(rows * d, 8), start_w = random(d, 9), start_b = random(d, 10);
   for (const bool add : {false, true}) {
     Real d_x = start_x, d_w = start_w, d_b = start_b;
-    norm_backward(kThreads, rows, d, weights.data(), x.data(), rstd.data(), mp, wp, add, d_x.data(), add, parameters ? d_w.data() : nullptr,
-                  parameters && layer ? d_b.data() : nullptr);
+    norm_backward(kThreads, rows, d, weights.data(), x.data(), rstd.data(), mp, wp, add, d_x.data(), add,
+                  parameters ? d_w.data() : nullptr, parameters && layer ? d_b.data() : nullptr);
     if (add) {
       for (std::size_t i = 0; i < d_x.size(); ++i) d_x[i] -= start_x[i];
       for (std::size_t i = 0; i < d_w.size(); ++i) d_w[i] -= start_w[i], d_b[i] -= start_b[i];
     }
     expect_same(d_x, complex_step(x, weights, [&](const Wide& v) { return forward(v, widen(w), widen(b)); }), "d_x");
-    if (parameters) expect_same(d_w, complex_step(w, weights, [&](const Wide& v) { return forward(widen(x), v, widen(b)); }), "d_w");
-    if (parameters && layer) expect_same(d_b, complex_step(b, weights, [&](const Wide& v) { return forward(widen(x), widen(w), v); }), "d_b");
+    if (parameters)
+      expect_same(d_w, complex_step(w, weights, [&](const Wide& v) { return forward(widen(x), v, widen(b)); }), "d_w");
+    if (parameters && layer)
+      expect_same(d_b, complex_step(b, weights, [&](const Wide& v) { return forward(widen(x), widen(w), v); }), "d_b");
   }
 }
-TEST(Reference, RmsNorm) { check_norm(false, true); }
-TEST(Reference, LayerNorm) { check_norm(true, true); }
-TEST(Reference, LayerNormWithoutParameters) { check_norm(true, false); }
+TEST(Reference, RmsNorm) {
+  check_norm(false, true);
+}
+TEST(Reference, LayerNorm) {
+  check_norm(true, true);
+}
+TEST(Reference, LayerNormWithoutParameters) {
+  check_norm(true, false);
+}
 
 TEST(Reference, Linear) {
   const std::int64_t rows = 7, in = 5, out = 11;
@@ -153,14 +166,19 @@ TEST(Reference, Rope) {
   const std::int64_t batch = 2, sequence = 5, heads = 3, head_dim = 6, width = 23, rows = batch * sequence;
   const Real x = random(rows * width, 15), weights = random(rows * width, 16);
   Real cosine(sequence * head_dim / 2), sine(cosine.size());
-  for (std::size_t i = 0; i < cosine.size(); ++i) cosine[i] = std::cos(0.1 * static_cast<double>(i)), sine[i] = std::sin(0.1 * static_cast<double>(i));
+  for (std::size_t i = 0; i < cosine.size(); ++i)
+    cosine[i] = std::cos(0.1 * static_cast<double>(i)), sine[i] = std::sin(0.1 * static_cast<double>(i));
   Real gradient = weights;
   rope(kThreads, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), true, gradient.data());
-  expect_same(gradient, complex_step(x, weights, [&](const Wide& v) {
-                Wide y = v;
-                rope(kThreads, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), false, y.data());
-                return y;
-              }), "rope");
+  expect_same(gradient,
+              complex_step(x, weights,
+                           [&](const Wide& v) {
+                             Wide y = v;
+                             rope(kThreads, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), false,
+                                  y.data());
+                             return y;
+                           }),
+              "rope");
   // Element 0 of the second position by hand.
   Real y = x;
   rope(1, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), false, y.data());
@@ -180,16 +198,25 @@ void check_attention(bool alibi, std::int64_t heads, std::int64_t kv_heads) {
   Workspace f(bytes), g(bytes);
   attention_forward(kThreads, a, sp, qkv.data(), o.data(), lse.data(), f.scratch);
   attention_backward(kThreads, a, sp, weights.data(), qkv.data(), o.data(), lse.data(), d_qkv.data(), g.scratch);
-  expect_same(d_qkv, complex_step(qkv, weights, [&](const Wide& v) {
-                Wide y(weights.size()), l(lse.size());
-                Workspace w(bytes);
-                attention_forward(kThreads, a, sp, v.data(), y.data(), l.data(), w.scratch);
-                return y;
-              }), "attention");
+  expect_same(d_qkv,
+              complex_step(qkv, weights,
+                           [&](const Wide& v) {
+                             Wide y(weights.size()), l(lse.size());
+                             Workspace w(bytes);
+                             attention_forward(kThreads, a, sp, v.data(), y.data(), l.data(), w.scratch);
+                             return y;
+                           }),
+              "attention");
 }
-TEST(Reference, Attention) { check_attention(false, 3, 3); }
-TEST(Reference, AttentionGroupedQueries) { check_attention(false, 6, 2); }
-TEST(Reference, AttentionAlibi) { check_attention(true, 3, 1); }
+TEST(Reference, Attention) {
+  check_attention(false, 3, 3);
+}
+TEST(Reference, AttentionGroupedQueries) {
+  check_attention(false, 6, 2);
+}
+TEST(Reference, AttentionAlibi) {
+  check_attention(true, 3, 1);
+}
 
 TEST(Reference, AttentionOfTheFirstTokenIsItsValue) {
   const AttentionSizes a{1, 3, 2, 1, 5};
@@ -208,17 +235,23 @@ TEST(Reference, Activations) {
   const Real up = random(rows * 2 * f, 20, 2.0), weights = random(rows * 2 * f, 21);
   Real d_up(up.size());
   swiglu_backward(kThreads, rows, f, weights.data(), up.data(), d_up.data());
-  expect_same(d_up, complex_step(up, weights, [&](const Wide& v) {
-                Wide a(rows * f);
-                swiglu_forward(kThreads, rows, f, v.data(), a.data());
-                return a;
-              }), "swiglu");
+  expect_same(d_up,
+              complex_step(up, weights,
+                           [&](const Wide& v) {
+                             Wide a(rows * f);
+                             swiglu_forward(kThreads, rows, f, v.data(), a.data());
+                             return a;
+                           }),
+              "swiglu");
   gelu_tanh_backward(kThreads, static_cast<std::int64_t>(up.size()), weights.data(), up.data(), d_up.data());
-  expect_same(d_up, complex_step(up, weights, [&](const Wide& v) {
-                Wide a(v.size());
-                gelu_tanh_forward(kThreads, static_cast<std::int64_t>(v.size()), v.data(), a.data());
-                return a;
-              }), "gelu");
+  expect_same(d_up,
+              complex_step(up, weights,
+                           [&](const Wide& v) {
+                             Wide a(v.size());
+                             gelu_tanh_forward(kThreads, static_cast<std::int64_t>(v.size()), v.data(), a.data());
+                             return a;
+                           }),
+              "gelu");
 }
 
 TEST(Reference, Embedding) {
@@ -233,8 +266,10 @@ TEST(Reference, Embedding) {
   };
   Real d_table(table.size()), d_positions(positions.size());
   embedding_backward(kThreads, rows, sequence, d, ids.data(), weights.data(), d_table.data(), d_positions.data());
-  expect_same(d_table, complex_step(table, weights, [&](const Wide& v) { return forward(v, widen(positions)); }), "d_table");
-  expect_same(d_positions, complex_step(positions, weights, [&](const Wide& v) { return forward(widen(table), v); }), "d_positions");
+  expect_same(d_table, complex_step(table, weights, [&](const Wide& v) { return forward(v, widen(positions)); }),
+              "d_table");
+  expect_same(d_positions, complex_step(positions, weights, [&](const Wide& v) { return forward(widen(table), v); }),
+              "d_positions");
 }
 
 TEST(Reference, CrossEntropy) {
@@ -246,11 +281,15 @@ TEST(Reference, CrossEntropy) {
   cross_entropy(kThreads, rows, vocabulary, labels.data(), true, scale, gradient.data(), losses.data());
   EXPECT_EQ(losses[1], 0.0);
   EXPECT_EQ(gradient[vocabulary], 0.0);
-  expect_same(gradient, complex_step(logits, Real(rows, scale), [&](const Wide& v) {
-                Wide work = v, l(rows);
-                cross_entropy(kThreads, rows, vocabulary, labels.data(), false, 1.0, work.data(), l.data());
-                return l;
-              }), "cross entropy");
+  expect_same(gradient,
+              complex_step(logits, Real(rows, scale),
+                           [&](const Wide& v) {
+                             Wide work = v, l(rows);
+                             cross_entropy(kThreads, rows, vocabulary, labels.data(), false, 1.0, work.data(),
+                                           l.data());
+                             return l;
+                           }),
+              "cross entropy");
 }
 
 }  // namespace

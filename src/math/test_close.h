@@ -1,6 +1,7 @@
-// The one comparison of the kernels' tests: bound = c * unit_roundoff * sqrt(n) * scale, where n is the length of the longest
-// sum behind an element and scale the largest magnitude that was wanted (or that of the terms, where the formula cancels). What proves nothing fails: NaN, infinity, nothing but
-// zeros, a constant where there is more than one element, empty or differently sized data.
+// The one comparison of the kernels' tests: bound = c * unit_roundoff * sqrt(n) * scale, where n is the length of the
+// longest sum behind an element and scale the largest magnitude that was wanted (or that of the terms, where the
+// formula cancels). What proves nothing fails: NaN, infinity, nothing but zeros, a constant where there is more than
+// one element, empty or differently sized data.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,9 +14,9 @@ namespace molen::math::testing {
 
 struct Bound {
   double unit_roundoff = 0x1p-53;
-  std::int64_t length = 1;   // n: terms of the longest sum
-  double c = 8.0;            // roundings per term, a small number that follows from the formula
-  double terms = 0.0;        // magnitude of the terms that cancel, where the formula has such
+  std::int64_t length = 1;  // n: terms of the longest sum
+  double c = 8.0;           // roundings per term, a small number that follows from the formula
+  double terms = 0.0;       // magnitude of the terms that cancel, where the formula has such
   double relative() const { return c * unit_roundoff * std::sqrt(static_cast<double>(length)); }
 };
 
@@ -30,15 +31,19 @@ inline bool constant(const std::vector<double>& v) {
   return true;
 }
 
-inline ::testing::AssertionResult close(const std::vector<double>& got, const std::vector<double>& want, const Bound& bound) {
-  if (got.size() != want.size()) return ::testing::AssertionFailure() << got.size() << " elements where " << want.size() << " were wanted";
+inline ::testing::AssertionResult close(const std::vector<double>& got, const std::vector<double>& want,
+                                        const Bound& bound) {
+  if (got.size() != want.size())
+    return ::testing::AssertionFailure() << got.size() << " elements where " << want.size() << " were wanted";
   if (want.empty()) return ::testing::AssertionFailure() << "nothing to compare";
-  if (!all_finite(want)) return ::testing::AssertionFailure() << "the wanted values are not finite: this proves nothing";
+  if (!all_finite(want))
+    return ::testing::AssertionFailure() << "the wanted values are not finite: this proves nothing";
   if (!all_finite(got)) return ::testing::AssertionFailure() << "NaN or infinity";
   double scale = 0.0;
   for (const double x : want) scale = std::max(scale, std::abs(x));
   if (scale == 0.0) return ::testing::AssertionFailure() << "nothing but zeros wanted: this proves nothing";
-  if (want.size() > 1 && constant(want)) return ::testing::AssertionFailure() << "a constant wanted: this proves nothing";
+  if (want.size() > 1 && constant(want))
+    return ::testing::AssertionFailure() << "a constant wanted: this proves nothing";
   if (got.size() > 1 && constant(got)) return ::testing::AssertionFailure() << "nothing but " << got[0];
   double worst = 0.0;
   std::size_t at = 0;
@@ -46,8 +51,9 @@ inline ::testing::AssertionResult close(const std::vector<double>& got, const st
     if (const double error = std::abs(got[i] - want[i]); error > worst) worst = error, at = i;
   scale = std::max(scale, bound.terms);
   if (worst <= bound.relative() * scale) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "element " << at << " of " << got.size() << " is " << got[at] << " instead of " << want[at] << ": error "
-                                       << worst / scale << " of the largest value, bound " << bound.relative();
+  return ::testing::AssertionFailure() << "element " << at << " of " << got.size() << " is " << got[at]
+                                       << " instead of " << want[at] << ": error " << worst / scale
+                                       << " of the largest value, bound " << bound.relative();
 }
 
 }  // namespace molen::math::testing

@@ -13,7 +13,9 @@ TEST(Close, AcceptsWhatRoundingExplains) {
   EXPECT_TRUE(close(kWant, kWant, kBound));
   EXPECT_TRUE(close({1.0, -2.0, 0.5 + 0.9 * 4 * kBound.relative(), 4.0}, kWant, kBound));
 }
-TEST(Close, RefusesOneElementBeyondTheBound) { EXPECT_FALSE(close({1.0, -2.0, 0.5 + 1.1 * 4 * kBound.relative(), 4.0}, kWant, kBound)); }
+TEST(Close, RefusesOneElementBeyondTheBound) {
+  EXPECT_FALSE(close({1.0, -2.0, 0.5 + 1.1 * 4 * kBound.relative(), 4.0}, kWant, kBound));
+}
 TEST(Close, RefusesNaNAndInfinity) {
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   EXPECT_FALSE(close({1.0, nan, 0.5, 4.0}, kWant, kBound));

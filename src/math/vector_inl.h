@@ -1,5 +1,6 @@
-// The vector kernels, written once over `Simd` (lanes, F, I, fma) and compiled by vector_<isa>.cpp. Everything is in an unnamed
-// namespace, so that nothing here can be merged with another file's copy. No header of its own: include it after `Simd`.
+// The vector kernels, written once over `Simd` (lanes, F, I, fma) and compiled by vector_<isa>.cpp. Everything is in an
+// unnamed namespace, so that nothing here can be merged with another file's copy. No header of its own: include it
+// after `Simd`.
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -14,7 +15,8 @@ constexpr int64_t kLanes = Simd::kLanes;
 
 #define MOLEN_INLINE inline __attribute__((always_inline))
 
-// A whole vector, or the first `count` lanes of one (loads give zeros behind them, stores leave memory behind them alone).
+// A whole vector, or the first `count` lanes of one (loads give zeros behind them, stores leave memory behind them
+// alone).
 struct Whole {};
 struct Part {
   int64_t count;
@@ -29,10 +31,16 @@ MOLEN_INLINE F load(const float* p, Part part) {
   memcpy(&v, p, static_cast<size_t>(part.count) * sizeof(float));
   return v;
 }
-MOLEN_INLINE void store(float* p, F v, Whole) { memcpy(p, &v, sizeof v); }
-MOLEN_INLINE void store(float* p, F v, Part part) { memcpy(p, &v, static_cast<size_t>(part.count) * sizeof(float)); }
+MOLEN_INLINE void store(float* p, F v, Whole) {
+  memcpy(p, &v, sizeof v);
+}
+MOLEN_INLINE void store(float* p, F v, Part part) {
+  memcpy(p, &v, static_cast<size_t>(part.count) * sizeof(float));
+}
 // Lanes beyond the part as zero, for sums.
-MOLEN_INLINE F only(F v, Whole) { return v; }
+MOLEN_INLINE F only(F v, Whole) {
+  return v;
+}
 MOLEN_INLINE F only(F v, Part part) {
   for (int64_t i = part.count; i < kLanes; ++i) v[i] = 0.0f;
   return v;
@@ -46,7 +54,9 @@ MOLEN_INLINE void columns(int64_t count, const Body& body) {
   if (c < count) body(c, Part{count - c});
 }
 
-MOLEN_INLINE F splat(float x) { return F{} + x; }
+MOLEN_INLINE F splat(float x) {
+  return F{} + x;
+}
 
 // Lane sums in double: one rounding at the end of a row.
 MOLEN_INLINE double total(F v) {
@@ -61,9 +71,10 @@ MOLEN_INLINE F clamp(F x, float low, float high) {
   return x > splat(high) ? splat(high) : x;
 }
 
-// exp(x) for x clamped to [-87, 88]: 2^n e^r, |r| <= ln(2)/2, and a polynomial of degree 6 for e^r whose truncation error
-// (|r|^7/7!) is below 2^-23.9 relative; the coefficients are those of a minimax fit as in Cephes' expf. About 1.5 units in the
-// last place with fused multiply-adds. NaN stays NaN.
+// exp(x) for x clamped to [-87, 88]: 2^n e^r, |r| <= ln(2)/2, and a polynomial of degree 6 for e^r whose truncation
+// error
+// (|r|^7/7!) is below 2^-23.9 relative; the coefficients are those of a minimax fit as in Cephes' expf. About 1.5 units
+// in the last place with fused multiply-adds. NaN stays NaN.
 MOLEN_INLINE F exponential(F x) {
   x = clamp(x, -87.0f, 88.0f);
   const F shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer, kept in the low bits
@@ -87,7 +98,9 @@ MOLEN_INLINE F exponential(F x) {
   return p * scale;
 }
 
-MOLEN_INLINE F sigmoid(F x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }
+MOLEN_INLINE F sigmoid(F x) {
+  return splat(1.0f) / (splat(1.0f) + exponential(-x));
+}
 
 // [first, last) of the calling thread's share of `total`, cut at multiples of `grain`.
 struct Range {
@@ -102,30 +115,34 @@ MOLEN_INLINE Range share(int64_t total, int64_t grain = 1) {
 }
 constexpr int64_t kLine = 16;  // floats of a cache line
 
-// --- norms ------------------------------------------------------------------------------------------------------------------
+// --- norms
+// ------------------------------------------------------------------------------------------------------------------
 
-MOLEN_INLINE void apply_row(int64_t d, const float* x, float rstd, float mean, const float* w, const float* b, float* y) {
+MOLEN_INLINE void apply_row(int64_t d, const float* x, float rstd, float mean, const float* w, const float* b,
+                            float* y) {
   const F s = splat(rstd), m = splat(mean);
-  columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
-    F u = (load(x + c, k) - m) * s;
-    if (w) u = u * load(w + c, k);
-    if (b) u = u + load(b + c, k);
-    store(y + c, u, k);
-  });
+  columns(
+      d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        F u = (load(x + c, k) - m) * s;
+        if (w) u = u * load(w + c, k);
+        if (b) u = u + load(b + c, k);
+        store(y + c, u, k);
+      });
 }
 
 MOLEN_INLINE double sum_of_squares(int64_t d, const float* x, float mean) {
   F sum = {};
   const F m = splat(mean);
-  columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
-    const F u = only(load(x + c, k) - m, k);
-    sum = Simd::fma(u, u, sum);
-  });
+  columns(
+      d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        const F u = only(load(x + c, k) - m, k);
+        sum = Simd::fma(u, u, sum);
+      });
   return total(sum);
 }
 
-void norm_forward(int threads, int64_t rows, int64_t d, double eps, const float* x, const float* w, const float* b, float* rstd, float* mean,
-                  float* y) {
+void norm_forward(int threads, int64_t rows, int64_t d, double eps, const float* x, const float* w, const float* b,
+                  float* rstd, float* mean, float* y) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
@@ -134,7 +151,8 @@ void norm_forward(int threads, int64_t rows, int64_t d, double eps, const float*
       float m = 0.0f;
       if (mean) {
         F sum = {};
-        columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) { sum += load(row + c, k); });
+        columns(
+            d, [&](int64_t c, auto k) __attribute__((always_inline)) { sum += load(row + c, k); });
         mean[r] = m = static_cast<float>(total(sum) / static_cast<double>(d));
       }
       rstd[r] = static_cast<float>(1.0 / sqrt(sum_of_squares(d, row, m) / static_cast<double>(d) + eps));
@@ -143,11 +161,13 @@ void norm_forward(int threads, int64_t rows, int64_t d, double eps, const float*
   }
 }
 
-void norm_apply(int threads, int64_t rows, int64_t d, const float* x, const float* rstd, const float* mean, const float* w, const float* b, float* y) {
+void norm_apply(int threads, int64_t rows, int64_t d, const float* x, const float* rstd, const float* mean,
+                const float* w, const float* b, float* y) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
-    for (int64_t r = range.first; r < range.last; ++r) apply_row(d, x + r * d, rstd[r], mean ? mean[r] : 0.0f, w, b, y + r * d);
+    for (int64_t r = range.first; r < range.last; ++r)
+      apply_row(d, x + r * d, rstd[r], mean ? mean[r] : 0.0f, w, b, y + r * d);
   }
 }
 
@@ -161,37 +181,41 @@ struct NormRow {
 MOLEN_INLINE void norm_backward_row(int64_t d, const NormRow& n) {
   const F s = splat(n.rstd), m = splat(n.mean);
   F sum_g = {}, sum_gu = {};
-  columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
-    F g = load(n.d_y + c, k);
-    if (n.w) g = g * load(n.w + c, k);
-    sum_g += g;
-    sum_gu = Simd::fma(g, (load(n.x + c, k) - m) * s, sum_gu);
-  });
+  columns(
+      d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        F g = load(n.d_y + c, k);
+        if (n.w) g = g * load(n.w + c, k);
+        sum_g += g;
+        sum_gu = Simd::fma(g, (load(n.x + c, k) - m) * s, sum_gu);
+      });
   const F mean_gu = splat(static_cast<float>(total(sum_gu) / static_cast<double>(d)));
   const F mean_g = n.centred ? splat(static_cast<float>(total(sum_g) / static_cast<double>(d))) : F{};
-  columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
-    const F d_y = load(n.d_y + c, k), u = (load(n.x + c, k) - m) * s;
-    const F g = n.w ? d_y * load(n.w + c, k) : d_y;
-    const F value = s * (g - mean_g - u * mean_gu);
-    store(n.d_x + c, n.add ? load(n.d_x + c, k) + value : value, k);
-    if (n.d_w) store(n.d_w + c, Simd::fma(d_y, u, load(n.d_w + c, k)), k);
-    if (n.d_b) store(n.d_b + c, load(n.d_b + c, k) + d_y, k);
-  });
+  columns(
+      d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        const F d_y = load(n.d_y + c, k), u = (load(n.x + c, k) - m) * s;
+        const F g = n.w ? d_y * load(n.w + c, k) : d_y;
+        const F value = s * (g - mean_g - u * mean_gu);
+        store(n.d_x + c, n.add ? load(n.d_x + c, k) + value : value, k);
+        if (n.d_w) store(n.d_w + c, Simd::fma(d_y, u, load(n.d_w + c, k)), k);
+        if (n.d_b) store(n.d_b + c, load(n.d_b + c, k) + d_y, k);
+      });
 }
 
 // out (+)= the sum of `count` rows of d floats, in order, over the columns of this thread.
 MOLEN_INLINE void add_partials(int64_t count, int64_t d, const float* partial, bool accumulate, float* out) {
   const Range range = share(d, kLine);
-  columns(range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
-    const int64_t c = range.first + i;
-    F sum = load(partial + c, k);
-    for (int64_t t = 1; t < count; ++t) sum += load(partial + t * d + c, k);
-    store(out + c, accumulate ? load(out + c, k) + sum : sum, k);
-  });
+  columns(
+      range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+        const int64_t c = range.first + i;
+        F sum = load(partial + c, k);
+        for (int64_t t = 1; t < count; ++t) sum += load(partial + t * d + c, k);
+        store(out + c, accumulate ? load(out + c, k) + sum : sum, k);
+      });
 }
 
-void norm_backward(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd, const float* mean, const float* w,
-                   bool add_to_d_x, float* d_x, bool accumulate, float* d_w, float* d_b, float* partial) {
+void norm_backward(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd,
+                   const float* mean, const float* w, bool add_to_d_x, float* d_x, bool accumulate, float* d_w,
+                   float* d_b, float* partial) {
   float* partial_w = partial;
   float* partial_b = partial + (d_w ? threads * d : 0);
 #pragma omp parallel num_threads(threads)
@@ -203,7 +227,8 @@ void norm_backward(int threads, int64_t rows, int64_t d, const float* d_y, const
     if (own_b) memset(own_b, 0, static_cast<size_t>(d) * sizeof(float));
     const Range range = share(rows);
     for (int64_t r = range.first; r < range.last; ++r)
-      norm_backward_row(d, {d_y + r * d, x + r * d, w, rstd[r], mean ? mean[r] : 0.0f, mean != nullptr, add_to_d_x, d_x + r * d, own_w, own_b});
+      norm_backward_row(d, {d_y + r * d, x + r * d, w, rstd[r], mean ? mean[r] : 0.0f, mean != nullptr, add_to_d_x,
+                            d_x + r * d, own_w, own_b});
     if (d_w || d_b) {
 #pragma omp barrier
       if (d_w) add_partials(omp_get_num_threads(), d, partial_w, accumulate, d_w);
@@ -212,10 +237,11 @@ void norm_backward(int threads, int64_t rows, int64_t d, const float* d_y, const
   }
 }
 
-// --- RoPE, activations ------------------------------------------------------------------------------------------------------
+// --- RoPE, activations
+// ------------------------------------------------------------------------------------------------------
 
-void rope(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width, const float* cos_SD2, const float* sin_SD2,
-          bool inverse, float* qkv) {
+void rope(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width,
+          const float* cos_SD2, const float* sin_SD2, bool inverse, float* qkv) {
   const int64_t half = head_dim / 2;
   const F sign = splat(inverse ? -1.0f : 1.0f);
 #pragma omp parallel num_threads(threads)
@@ -225,11 +251,13 @@ void rope(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t he
       const float *cosine = cos_SD2 + (n % sequence) * half, *sine = sin_SD2 + (n % sequence) * half;
       for (int64_t head = 0; head < heads; ++head) {
         float* p = qkv + n * width + head * head_dim;
-        columns(half, [&](int64_t i, auto k) __attribute__((always_inline)) {
-          const F c = load(cosine + i, k), s = load(sine + i, k) * sign, a = load(p + i, k), b = load(p + half + i, k);
-          store(p + i, a * c - b * s, k);
-          store(p + half + i, b * c + a * s, k);
-        });
+        columns(
+            half, [&](int64_t i, auto k) __attribute__((always_inline)) {
+              const F c = load(cosine + i, k), s = load(sine + i, k) * sign, a = load(p + i, k),
+                      b = load(p + half + i, k);
+              store(p + i, a * c - b * s, k);
+              store(p + half + i, b * c + a * s, k);
+            });
       }
     }
   }
@@ -241,10 +269,11 @@ void swiglu_forward(int threads, int64_t rows, int64_t f, const float* up, float
     const Range range = share(rows);
     for (int64_t r = range.first; r < range.last; ++r) {
       const float *gate = up + r * 2 * f, *linear = gate + f;
-      columns(f, [&](int64_t c, auto k) __attribute__((always_inline)) {
-        const F g = load(gate + c, k);
-        store(a + r * f + c, g * sigmoid(g) * load(linear + c, k), k);
-      });
+      columns(
+          f, [&](int64_t c, auto k) __attribute__((always_inline)) {
+            const F g = load(gate + c, k);
+            store(a + r * f + c, g * sigmoid(g) * load(linear + c, k), k);
+          });
     }
   }
 }
@@ -256,12 +285,13 @@ void swiglu_backward(int threads, int64_t rows, int64_t f, const float* d_a, con
     for (int64_t r = range.first; r < range.last; ++r) {
       const float *gate = up + r * 2 * f, *linear = gate + f;
       float *d_gate = d_up + r * 2 * f, *d_linear = d_gate + f;
-      columns(f, [&](int64_t c, auto k) __attribute__((always_inline)) {
-        const F g = load(gate + c, k), u = load(linear + c, k), d = load(d_a + r * f + c, k), s = sigmoid(g);
-        const F silu = g * s;
-        store(d_gate + c, d * u * (s + silu * (splat(1.0f) - s)), k);
-        store(d_linear + c, d * silu, k);
-      });
+      columns(
+          f, [&](int64_t c, auto k) __attribute__((always_inline)) {
+            const F g = load(gate + c, k), u = load(linear + c, k), d = load(d_a + r * f + c, k), s = sigmoid(g);
+            const F silu = g * s;
+            store(d_gate + c, d * u * (s + silu * (splat(1.0f) - s)), k);
+            store(d_linear + c, d * silu, k);
+          });
     }
   }
 }
@@ -273,11 +303,12 @@ void gelu_tanh_forward(int threads, int64_t count, const float* x, float* y) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(count, kLine);
-    columns(range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
-      const F v = load(x + range.first + i, k);
-      const F u = splat(kTwoScale) * v * Simd::fma(v * v, splat(kCubic), splat(1.0f));
-      store(y + range.first + i, v * sigmoid(u), k);
-    });
+    columns(
+        range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+          const F v = load(x + range.first + i, k);
+          const F u = splat(kTwoScale) * v * Simd::fma(v * v, splat(kCubic), splat(1.0f));
+          store(y + range.first + i, v * sigmoid(u), k);
+        });
   }
 }
 
@@ -285,30 +316,33 @@ void gelu_tanh_backward(int threads, int64_t count, const float* d_y, const floa
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(count, kLine);
-    columns(range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
-      const F v = load(x + range.first + i, k), square = v * v;
-      const F s = sigmoid(splat(kTwoScale) * v * Simd::fma(square, splat(kCubic), splat(1.0f)));
-      const F inner = splat(kTwoScale) * Simd::fma(square, splat(3.0f * kCubic), splat(1.0f));
-      // At large |x| the polynomial overflows where s (1 - s) is zero; d_x is d_y or 0 there.
-      const F slope = s * (splat(1.0f) - s);
-      const F bend = slope == F{} ? F{} : v * slope * inner;
-      store(d_x + range.first + i, load(d_y + range.first + i, k) * (s + bend), k);
-    });
+    columns(
+        range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+          const F v = load(x + range.first + i, k), square = v * v;
+          const F s = sigmoid(splat(kTwoScale) * v * Simd::fma(square, splat(kCubic), splat(1.0f)));
+          const F inner = splat(kTwoScale) * Simd::fma(square, splat(3.0f * kCubic), splat(1.0f));
+          // At large |x| the polynomial overflows where s (1 - s) is zero; d_x is d_y or 0 there.
+          const F slope = s * (splat(1.0f) - s);
+          const F bend = slope == F{} ? F{} : v * slope * inner;
+          store(d_x + range.first + i, load(d_y + range.first + i, k) * (s + bend), k);
+        });
   }
 }
 
-// --- rows and columns -------------------------------------------------------------------------------------------------------
+// --- rows and columns
+// -------------------------------------------------------------------------------------------------------
 
 void fill_rows(int threads, int64_t rows, int64_t width, const float* source, const float* bias, float* out) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
     for (int64_t r = range.first; r < range.last; ++r)
-      columns(width, [&](int64_t c, auto k) __attribute__((always_inline)) {
-        F v = source ? load(source + r * width + c, k) : F{};
-        if (bias) v = v + load(bias + c, k);
-        store(out + r * width + c, v, k);
-      });
+      columns(
+          width, [&](int64_t c, auto k) __attribute__((always_inline)) {
+            F v = source ? load(source + r * width + c, k) : F{};
+            if (bias) v = v + load(bias + c, k);
+            store(out + r * width + c, v, k);
+          });
   }
 }
 
@@ -317,38 +351,40 @@ void column_sums(int threads, int64_t rows, int64_t width, const float* d_y, boo
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(width, kLine);
-    columns(range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
-      const int64_t c = range.first + i;
-      F sum = accumulate ? load(d_bias + c, k) : F{};
-      for (int64_t first = 0; first < rows; first += kRun) {
-        F run = {};
-        for (int64_t r = first; r < rows && r < first + kRun; ++r) run += load(d_y + r * width + c, k);
-        sum += run;
-      }
-      store(d_bias + c, sum, k);
-    });
+    columns(
+        range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+          const int64_t c = range.first + i;
+          F sum = accumulate ? load(d_bias + c, k) : F{};
+          for (int64_t first = 0; first < rows; first += kRun) {
+            F run = {};
+            for (int64_t r = first; r < rows && r < first + kRun; ++r) run += load(d_y + r * width + c, k);
+            sum += run;
+          }
+          store(d_bias + c, sum, k);
+        });
   }
 }
 
-void embedding_forward(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* table, const float* positions,
-                       float* x) {
+void embedding_forward(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* table,
+                       const float* positions, float* x) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
     for (int64_t n = range.first; n < range.last; ++n) {
       const float* row = table + static_cast<int64_t>(ids[n]) * d;
       const float* position = positions ? positions + (n % sequence) * d : nullptr;
-      columns(d, [&](int64_t c, auto k) __attribute__((always_inline)) {
-        F v = load(row + c, k);
-        if (position) v = v + load(position + c, k);
-        store(x + n * d + c, v, k);
-      });
+      columns(
+          d, [&](int64_t c, auto k) __attribute__((always_inline)) {
+            F v = load(row + c, k);
+            if (position) v = v + load(position + c, k);
+            store(x + n * d + c, v, k);
+          });
     }
   }
 }
 
-void embedding_backward(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* d_x, float* d_table,
-                        float* d_positions) {
+void embedding_backward(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* d_x,
+                        float* d_table, float* d_positions) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(d, kLine);
@@ -356,10 +392,11 @@ void embedding_backward(int threads, int64_t rows, int64_t sequence, int64_t d, 
       float* row = d_table + static_cast<int64_t>(ids[n]) * d + range.first;
       float* position = d_positions ? d_positions + (n % sequence) * d + range.first : nullptr;
       const float* g = d_x + n * d + range.first;
-      columns(range.last - range.first, [&](int64_t c, auto k) __attribute__((always_inline)) {
-        store(row + c, load(row + c, k) + load(g + c, k), k);
-        if (position) store(position + c, load(position + c, k) + load(g + c, k), k);
-      });
+      columns(
+          range.last - range.first, [&](int64_t c, auto k) __attribute__((always_inline)) {
+            store(row + c, load(row + c, k) + load(g + c, k), k);
+            if (position) store(position + c, load(position + c, k) + load(g + c, k), k);
+          });
     }
   }
 }
@@ -372,7 +409,8 @@ void fill_zero(int threads, int64_t count, float* out) {
   }
 }
 
-// --- cross entropy ----------------------------------------------------------------------------------------------------------
+// --- cross entropy
+// ----------------------------------------------------------------------------------------------------------
 
 constexpr float kNothing = 1e-30f;
 
@@ -400,28 +438,31 @@ MOLEN_INLINE float cross_entropy_row(int64_t vocabulary, int32_t label, bool gra
   for (int64_t first = 0; first < vocabulary; first += kRun) {
     F run = {};
     const int64_t count = vocabulary - first < kRun ? vocabulary - first : kRun;
-    columns(count, [&](int64_t c, auto k) __attribute__((always_inline)) {
-      const F e = only(exponential(load(row + first + c, k) - splat(most)), k);
-      if (gradient) store(row + first + c, e, k);
-      run += e;
-    });
+    columns(
+        count, [&](int64_t c, auto k) __attribute__((always_inline)) {
+          const F e = only(exponential(load(row + first + c, k) - splat(most)), k);
+          if (gradient) store(row + first + c, e, k);
+          run += e;
+        });
     sum += total(run);
   }
   if (gradient) {
     const F scale = splat(static_cast<float>(grad_scale / sum));
-    // Below kNothing a gradient is zero: products with subnormal numbers run a hundred times slower, and nobody sees 1e-30.
+    // Below kNothing a gradient is zero: products with subnormal numbers run a hundred times slower, and nobody sees
+    // 1e-30.
     const F nothing = splat(kNothing);
-    columns(vocabulary, [&](int64_t c, auto k) __attribute__((always_inline)) {
-      const F p = load(row + c, k) * scale;
-      store(row + c, (p < nothing) & (p > -nothing) ? F{} : p, k);
-    });
+    columns(
+        vocabulary, [&](int64_t c, auto k) __attribute__((always_inline)) {
+          const F p = load(row + c, k) * scale;
+          store(row + c, (p < nothing) & (p > -nothing) ? F{} : p, k);
+        });
     row[label] -= static_cast<float>(grad_scale);
   }
   return static_cast<float>(log(sum) - at_label);
 }
 
-void cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient, double grad_scale, float* logits,
-                   float* losses) {
+void cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
+                   double grad_scale, float* logits, float* losses) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
@@ -441,8 +482,8 @@ void cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t*
 
 namespace molen::math {
 extern const VectorKernels MOLEN_VECTOR_TABLE;
-const VectorKernels MOLEN_VECTOR_TABLE = {MOLEN_VECTOR_NAME,     norm_forward,      norm_apply,         norm_backward, rope,
-                                          swiglu_forward,        swiglu_backward,   gelu_tanh_forward,  gelu_tanh_backward,
-                                          fill_rows,             column_sums,       embedding_forward,  embedding_backward,
-                                          cross_entropy,         fill_zero};
+const VectorKernels MOLEN_VECTOR_TABLE = {
+    MOLEN_VECTOR_NAME, norm_forward,      norm_apply,         norm_backward,      rope,
+    swiglu_forward,    swiglu_backward,   gelu_tanh_forward,  gelu_tanh_backward, fill_rows,
+    column_sums,       embedding_forward, embedding_backward, cross_entropy,      fill_zero};
 }  // namespace molen::math

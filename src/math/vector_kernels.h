@@ -1,9 +1,9 @@
-// The fused fp32 kernels of the layer parts (all but products and attention), one table per instruction set. Formulas and
-// meanings are those of math/reference.h; each makes one pass over its operands. Plain declarations only: the kernel files are
-// compiled with flags of their own and must not share inline code with the rest.
+// The fused fp32 kernels of the layer parts (all but products and attention), one table per instruction set. Formulas
+// and meanings are those of math/reference.h; each makes one pass over its operands. Plain declarations only: the
+// kernel files are compiled with flags of their own and must not share inline code with the rest.
 //
-// All matrices are row-major and contiguous. Work is split over `threads` by fixed ranges: results are the same bits from run
-// to run for a number of threads, and for any number but in norm_backward's d_w and d_b.
+// All matrices are row-major and contiguous. Work is split over `threads` by fixed ranges: results are the same bits
+// from run to run for a number of threads, and for any number but in norm_backward's d_w and d_b.
 #pragma once
 
 #include <stdint.h>
@@ -14,28 +14,29 @@ struct VectorKernels {
   const char* name;  // "avx512", "avx2", "generic"
 
   // mean null: RMSNorm, else LayerNorm. w, b null: none.
-  void (*norm_forward)(int threads, int64_t rows, int64_t d, double eps, const float* x, const float* w, const float* b, float* rstd, float* mean,
-                       float* y);
-  void (*norm_apply)(int threads, int64_t rows, int64_t d, const float* x, const float* rstd, const float* mean, const float* w, const float* b,
-                     float* y);
+  void (*norm_forward)(int threads, int64_t rows, int64_t d, double eps, const float* x, const float* w, const float* b,
+                       float* rstd, float* mean, float* y);
+  void (*norm_apply)(int threads, int64_t rows, int64_t d, const float* x, const float* rstd, const float* mean,
+                     const float* w, const float* b, float* y);
   // partial: threads * d floats for each of d_w and d_b that is given (none for neither).
-  void (*norm_backward)(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd, const float* mean, const float* w,
-                        bool add_to_d_x, float* d_x, bool accumulate, float* d_w, float* d_b, float* partial);
-  void (*rope)(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width, const float* cos_SD2,
-               const float* sin_SD2, bool inverse, float* qkv);
+  void (*norm_backward)(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd,
+                        const float* mean, const float* w, bool add_to_d_x, float* d_x, bool accumulate, float* d_w,
+                        float* d_b, float* partial);
+  void (*rope)(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width,
+               const float* cos_SD2, const float* sin_SD2, bool inverse, float* qkv);
   void (*swiglu_forward)(int threads, int64_t rows, int64_t f, const float* up, float* a);
   void (*swiglu_backward)(int threads, int64_t rows, int64_t f, const float* d_a, const float* up, float* d_up);
   void (*gelu_tanh_forward)(int threads, int64_t count, const float* x, float* y);
   void (*gelu_tanh_backward)(int threads, int64_t count, const float* d_y, const float* x, float* d_x);
   void (*fill_rows)(int threads, int64_t rows, int64_t columns, const float* source, const float* bias, float* out);
   void (*column_sums)(int threads, int64_t rows, int64_t columns, const float* d_y, bool accumulate, float* d_bias);
-  void (*embedding_forward)(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* table, const float* positions,
-                            float* x);
+  void (*embedding_forward)(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids,
+                            const float* table, const float* positions, float* x);
   // Adds in token order; each thread owns a range of columns.
-  void (*embedding_backward)(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* d_x, float* d_table,
-                             float* d_positions);
-  void (*cross_entropy)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient, double grad_scale, float* logits,
-                        float* losses);
+  void (*embedding_backward)(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids,
+                             const float* d_x, float* d_table, float* d_positions);
+  void (*cross_entropy)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
+                        double grad_scale, float* logits, float* losses);
   void (*fill_zero)(int threads, int64_t count, float* out);
 };
 

@@ -1,4 +1,5 @@
-// The vector kernels of every instruction set this processor has, against the double reference; tails, threads, determinism.
+// The vector kernels of every instruction set this processor has, against the double reference; tails, threads,
+// determinism.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -26,8 +27,12 @@ Floats random(std::int64_t count, unsigned seed, double scale = 1.0) {
   for (float& x : v) x = static_cast<float>(normal(engine));
   return v;
 }
-Doubles wide(const Floats& v) { return {v.begin(), v.end()}; }
-Bound bound(std::int64_t length, double c) { return {0x1p-24, length, c, 0.0}; }
+Doubles wide(const Floats& v) {
+  return {v.begin(), v.end()};
+}
+Bound bound(std::int64_t length, double c) {
+  return {0x1p-24, length, c, 0.0};
+}
 
 class Vector : public ::testing::TestWithParam<const VectorKernels*> {
  protected:
@@ -42,7 +47,8 @@ std::vector<const VectorKernels*> tables() {
 #endif
   return list;
 }
-INSTANTIATE_TEST_SUITE_P(Isa, Vector, ::testing::ValuesIn(tables()), [](const auto& info) { return std::string(info.param->name); });
+INSTANTIATE_TEST_SUITE_P(Isa, Vector, ::testing::ValuesIn(tables()),
+                         [](const auto& info) { return std::string(info.param->name); });
 
 TEST_P(Vector, Norms) {
   for (const std::int64_t d : {3, 16, 61, 257})
@@ -53,26 +59,30 @@ TEST_P(Vector, Norms) {
         const Floats start_x = random(rows * d, 5), start_w = random(d, 6), start_b = random(d, 7);
         const bool bias = parameters && layer;
         const Doubles dx = wide(x), dw = wide(w), db = wide(b), dd_y = wide(d_y);
-        Doubles rstd(rows), mean(rows), y(rows * d), want_x = wide(start_x), want_w = wide(start_w), want_b = wide(start_b);
+        Doubles rstd(rows), mean(rows), y(rows * d), want_x = wide(start_x), want_w = wide(start_w),
+                                                     want_b = wide(start_b);
         if (layer)
-          reference::layer_norm_forward(1, rows, d, 1e-5, dx.data(), parameters ? dw.data() : nullptr, bias ? db.data() : nullptr, rstd.data(),
-                                        mean.data(), y.data());
+          reference::layer_norm_forward(1, rows, d, 1e-5, dx.data(), parameters ? dw.data() : nullptr,
+                                        bias ? db.data() : nullptr, rstd.data(), mean.data(), y.data());
         else
-          reference::rms_norm_forward(1, rows, d, 1e-5, dx.data(), parameters ? dw.data() : nullptr, rstd.data(), y.data());
-        reference::norm_backward(1, rows, d, dd_y.data(), dx.data(), rstd.data(), layer ? mean.data() : nullptr, parameters ? dw.data() : nullptr, true,
-                                 want_x.data(), true, parameters ? want_w.data() : nullptr, bias ? want_b.data() : nullptr);
+          reference::rms_norm_forward(1, rows, d, 1e-5, dx.data(), parameters ? dw.data() : nullptr, rstd.data(),
+                                      y.data());
+        reference::norm_backward(1, rows, d, dd_y.data(), dx.data(), rstd.data(), layer ? mean.data() : nullptr,
+                                 parameters ? dw.data() : nullptr, true, want_x.data(), true,
+                                 parameters ? want_w.data() : nullptr, bias ? want_b.data() : nullptr);
         for (const int threads : {1, 2, 5}) {
           Floats got_rstd(rows, kNan), got_mean(rows, kNan), got_y(rows * d, kNan), again(rows * d, kNan);
-          v.norm_forward(threads, rows, d, 1e-5, x.data(), parameters ? w.data() : nullptr, bias ? b.data() : nullptr, got_rstd.data(),
-                         layer ? got_mean.data() : nullptr, got_y.data());
+          v.norm_forward(threads, rows, d, 1e-5, x.data(), parameters ? w.data() : nullptr, bias ? b.data() : nullptr,
+                         got_rstd.data(), layer ? got_mean.data() : nullptr, got_y.data());
           EXPECT_TRUE(close(wide(got_y), y, bound(d, 8))) << d << layer << parameters;
           EXPECT_TRUE(close(wide(got_rstd), rstd, bound(d, 4)));
-          v.norm_apply(threads, rows, d, x.data(), got_rstd.data(), layer ? got_mean.data() : nullptr, parameters ? w.data() : nullptr,
-                       bias ? b.data() : nullptr, again.data());
+          v.norm_apply(threads, rows, d, x.data(), got_rstd.data(), layer ? got_mean.data() : nullptr,
+                       parameters ? w.data() : nullptr, bias ? b.data() : nullptr, again.data());
           EXPECT_EQ(got_y, again);
           Floats got_x = start_x, got_w = start_w, got_b = start_b, partial(2 * threads * d, kNan);
-          v.norm_backward(threads, rows, d, d_y.data(), x.data(), got_rstd.data(), layer ? got_mean.data() : nullptr, parameters ? w.data() : nullptr,
-                          true, got_x.data(), true, parameters ? got_w.data() : nullptr, bias ? got_b.data() : nullptr, partial.data());
+          v.norm_backward(threads, rows, d, d_y.data(), x.data(), got_rstd.data(), layer ? got_mean.data() : nullptr,
+                          parameters ? w.data() : nullptr, true, got_x.data(), true,
+                          parameters ? got_w.data() : nullptr, bias ? got_b.data() : nullptr, partial.data());
           EXPECT_TRUE(close(wide(got_x), want_x, bound(d, 16))) << d << layer << parameters;
           if (parameters) {
             EXPECT_TRUE(close(wide(got_w), want_w, bound(rows, 8)));
@@ -86,7 +96,8 @@ TEST_P(Vector, Norms) {
 
 TEST_P(Vector, Rope) {
   const std::int64_t batch = 3, sequence = 5, heads = 3, head_dim = 38, width = 131, rows = batch * sequence;
-  const Floats x = random(rows * width, 8), cosine = random(sequence * head_dim / 2, 9), sine = random(sequence * head_dim / 2, 10);
+  const Floats x = random(rows * width, 8), cosine = random(sequence * head_dim / 2, 9),
+               sine = random(sequence * head_dim / 2, 10);
   for (const bool inverse : {false, true}) {
     Doubles want = wide(x);
     const Doubles dc = wide(cosine), ds = wide(sine);
@@ -115,13 +126,15 @@ TEST_P(Vector, ActivationsOverTheirWholeRange) {
     EXPECT_TRUE(close(wide(got_a), a, bound(1, 12))) << scale;
     EXPECT_TRUE(close(wide(got_up), d_up, bound(1, 24))) << scale;
     EXPECT_TRUE(close(wide(got_g), g, bound(1, 24))) << scale;
-    EXPECT_TRUE(close(wide(got_d), d_g, bound(1, 96))) << scale;  // a relative error of e^u is one of u times |u|, up to some tens
+    EXPECT_TRUE(close(wide(got_d), d_g, bound(1, 96)))
+        << scale;  // a relative error of e^u is one of u times |u|, up to some tens
   }
 }
 
 TEST_P(Vector, RowsColumnsAndEmbedding) {
   const std::int64_t batch = 7, sequence = 19, d = 53, vocabulary = 31, rows = batch * sequence;
-  const Floats table = random(vocabulary * d, 13), positions = random(sequence * d, 14), d_x = random(rows * d, 15), bias = random(d, 16);
+  const Floats table = random(vocabulary * d, 13), positions = random(sequence * d, 14), d_x = random(rows * d, 15),
+               bias = random(d, 16);
   std::vector<std::int32_t> ids;
   for (std::int64_t n = 0; n < rows; ++n) ids.push_back(static_cast<std::int32_t>(n * n % vocabulary));
   Floats x(rows * d, kNan), sums = bias, filled(rows * d, kNan), zero(rows, kNan);
@@ -139,7 +152,8 @@ TEST_P(Vector, RowsColumnsAndEmbedding) {
   Doubles want_sums = wide(bias), want_table = wide(table), want_positions = wide(positions);
   reference::column_sums(1, rows, d, dd_x.data(), true, want_sums.data());
   EXPECT_TRUE(close(wide(sums), want_sums, bound(rows, 2)));
-  reference::embedding_backward(1, rows, sequence, d, ids.data(), dd_x.data(), want_table.data(), want_positions.data());
+  reference::embedding_backward(1, rows, sequence, d, ids.data(), dd_x.data(), want_table.data(),
+                                want_positions.data());
   Floats one;
   for (const int threads : {1, 2, 5}) {
     Floats d_table = table, d_positions = positions;
@@ -156,7 +170,8 @@ TEST_P(Vector, CrossEntropy) {
     for (const double scale : {0.3, 5.0, 40.0}) {
       const std::int64_t rows = 5;
       const Floats logits = random(rows * vocabulary, 17, scale);
-      const std::vector<std::int32_t> labels{1, 0, -1, static_cast<std::int32_t>(vocabulary - 1), static_cast<std::int32_t>(vocabulary / 2)};
+      const std::vector<std::int32_t> labels{1, 0, -1, static_cast<std::int32_t>(vocabulary - 1),
+                                             static_cast<std::int32_t>(vocabulary / 2)};
       Doubles want = wide(logits), want_losses(rows);
       reference::cross_entropy(1, rows, vocabulary, labels.data(), true, 0.125, want.data(), want_losses.data());
       Floats got = logits, losses(rows, kNan), only(rows, kNan), untouched = logits;

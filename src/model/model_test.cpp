@@ -1,5 +1,6 @@
-// The parts chained into a whole model, forward and backward, against libtorch's autograd on composite operators in float64:
-// loss and the gradient of every parameter, with accumulation over two micro-batches, tied and untied heads, ignored labels.
+// The parts chained into a whole model, forward and backward, against libtorch's autograd on composite operators in
+// float64: loss and the gradient of every parameter, with accumulation over two micro-batches, tied and untied heads,
+// ignored labels.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -33,8 +34,10 @@ Weights make_weights(const arch::Architecture& a) {
   for (std::int64_t l = 0; l < a.layers; ++l) {
     const std::string p = std::to_string(l) + ".";
     norm(p + "norm1"), norm(p + "norm2");
-    for (const auto& [name, out, in] :
-         {std::tuple{"qkv", a.qkv_size(), a.hidden}, {"out", a.hidden, a.query_size()}, {"up", a.up_size(), a.hidden}, {"down", a.hidden, a.ffn}}) {
+    for (const auto& [name, out, in] : {std::tuple{"qkv", a.qkv_size(), a.hidden},
+                                        {"out", a.hidden, a.query_size()},
+                                        {"up", a.up_size(), a.hidden},
+                                        {"down", a.hidden, a.ffn}}) {
       make(p + name + "_w", {out, in}, 0.3);
       if (a.biases) make(p + name + "_b", {out}, 0.3);
     }
@@ -48,15 +51,20 @@ at::Tensor get(const Weights& w, const std::string& name) {
   const auto found = w.find(name);
   return found == w.end() ? at::Tensor() : found->second;
 }
-Linear linear(const Weights& w, const std::string& name) { return {get(w, name + "_w"), get(w, name + "_b")}; }
-NormWeights norm(const Weights& w, const std::string& name) { return {get(w, name + "_w"), get(w, name + "_b")}; }
+Linear linear(const Weights& w, const std::string& name) {
+  return {get(w, name + "_w"), get(w, name + "_b")};
+}
+NormWeights norm(const Weights& w, const std::string& name) {
+  return {get(w, name + "_w"), get(w, name + "_b")};
+}
 
 struct Batch {
   at::Tensor ids, labels;
   std::int64_t B, S;
 };
 
-// --- the oracle: composite operators under autograd -------------------------------------------------------------------------
+// --- the oracle: composite operators under autograd
+// -------------------------------------------------------------------------
 
 at::Tensor oracle_norm(const arch::Architecture& a, const at::Tensor& x, const NormWeights& w) {
   if (a.norm == arch::Norm::kRms) return x * at::rsqrt(x.pow(2).mean(-1, true) + a.norm_eps) * w.weight_d;
@@ -68,18 +76,23 @@ at::Tensor oracle_linear(const at::Tensor& x, const Linear& w) {
   return w.bias_O.defined() ? y + w.bias_O : y;
 }
 at::Tensor oracle_rope(const at::Tensor& x, const RopeTable& t) {  // [B, S, heads, D]
-  const at::Tensor c = at::cat({t.cos_SD2, t.cos_SD2}, 1).unsqueeze(1), s = at::cat({t.sin_SD2, t.sin_SD2}, 1).unsqueeze(1);
+  const at::Tensor c = at::cat({t.cos_SD2, t.cos_SD2}, 1).unsqueeze(1),
+                   s = at::cat({t.sin_SD2, t.sin_SD2}, 1).unsqueeze(1);
   const auto halves = x.chunk(2, -1);
   return x * c + at::cat({-halves[1], halves[0]}, -1) * s;
 }
-at::Tensor oracle_attention(const arch::Architecture& a, const Batch& batch, const at::Tensor& qkv, const RopeTable& rope) {
+at::Tensor oracle_attention(const arch::Architecture& a, const Batch& batch, const at::Tensor& qkv,
+                            const RopeTable& rope) {
   const at::Tensor all = qkv.view({batch.B, batch.S, a.heads + 2 * a.kv_heads, a.head_dim});
-  at::Tensor q = all.narrow(2, 0, a.heads), k = all.narrow(2, a.heads, a.kv_heads), v = all.narrow(2, a.heads + a.kv_heads, a.kv_heads);
+  at::Tensor q = all.narrow(2, 0, a.heads), k = all.narrow(2, a.heads, a.kv_heads),
+             v = all.narrow(2, a.heads + a.kv_heads, a.kv_heads);
   if (a.position == arch::Position::kRope) q = oracle_rope(q, rope), k = oracle_rope(k, rope);
   k = k.repeat_interleave(a.heads / a.kv_heads, 2), v = v.repeat_interleave(a.heads / a.kv_heads, 2);
-  at::Tensor scores = at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(a.head_dim));
+  at::Tensor scores =
+      at::matmul(q.transpose(1, 2), k.permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(a.head_dim));
   const at::Tensor place = at::arange(batch.S, at::kDouble), distance = place.unsqueeze(0) - place.unsqueeze(1);
-  if (a.position == arch::Position::kAlibi) scores = scores + at::tensor(arch::alibi_slopes(a.heads), at::kDouble).view({-1, 1, 1}) * distance;
+  if (a.position == arch::Position::kAlibi)
+    scores = scores + at::tensor(arch::alibi_slopes(a.heads), at::kDouble).view({-1, 1, 1}) * distance;
   scores = scores.masked_fill(distance.gt(0), -INFINITY);
   return at::matmul(at::softmax(scores, -1), v.transpose(1, 2)).transpose(1, 2).reshape({batch.B * batch.S, -1});
 }
@@ -92,37 +105,47 @@ at::Tensor oracle_loss(const arch::Architecture& a, const Weights& w, const Batc
     const at::Tensor qkv = oracle_linear(oracle_norm(a, x, norm(w, p + "norm1")), linear(w, p + "qkv"));
     const at::Tensor mid = x + oracle_linear(oracle_attention(a, batch, qkv, rope), linear(w, p + "out"));
     const at::Tensor up = oracle_linear(oracle_norm(a, mid, norm(w, p + "norm2")), linear(w, p + "up"));
-    const at::Tensor act = a.gated() ? at::silu(up.narrow(1, 0, a.ffn)) * up.narrow(1, a.ffn, a.ffn) : at::gelu(up, "tanh");
+    const at::Tensor act =
+        a.gated() ? at::silu(up.narrow(1, 0, a.ffn)) * up.narrow(1, a.ffn, a.ffn) : at::gelu(up, "tanh");
     x = mid + oracle_linear(act, linear(w, p + "down"));
   }
   const at::Tensor logits = at::matmul(oracle_norm(a, x, norm(w, "final")), w.at(a.tied ? "table" : "head").t());
   return at::nll_loss(at::log_softmax(logits, -1), batch.labels.to(at::kLong), {}, /*reduction sum*/ 2, -1);
 }
 
-// --- ours -------------------------------------------------------------------------------------------------------------------
+// --- ours
+// -------------------------------------------------------------------------------------------------------------------
 
 class Model {
  public:
   Model(const arch::Architecture& a, Kernels kernels, const Weights& weights, const Batch& batch)
-      : a_(a), w_(weights), batch_(batch), shape_{batch.B, batch.S, 0, DType::kF64, 2, kernels}, rope_(make_rope_table(a, batch.S, at::kDouble, at::kCPU)) {}
+      : a_(a),
+        w_(weights),
+        batch_(batch),
+        shape_{batch.B, batch.S, 0, DType::kF64, 2, kernels},
+        rope_(make_rope_table(a, batch.S, at::kDouble, at::kCPU)) {}
 
   // Loss sum, and gradients of loss * scale into `grads`.
   double step(double scale, bool accumulate, Weights& grads) {
     accumulate_ = accumulate;
     at::Tensor x = empty(a_.hidden), y = empty(a_.hidden), d_x = empty(a_.hidden), d_y = empty(a_.hidden);
     at::Tensor positions = get(w_, "positions");
-    with(Part::kEmbed, Pass::kForward, [&](const Context& c) { embed_forward(c, batch_.ids, w_.at("table"), positions, x); });
+    with(Part::kEmbed, Pass::kForward,
+         [&](const Context& c) { embed_forward(c, batch_.ids, w_.at("table"), positions, x); });
     std::vector<Saved> saved;
     for (std::int64_t l = 0; l < a_.layers; ++l) saved.push_back(forward(l, x)), x = saved.back().y;
     NormSaved stats = statistics();
-    with(Part::kFinalNorm, Pass::kForward, [&](const Context& c) { final_norm_forward(c, x, norm(w_, "final"), stats, y); });
+    with(Part::kFinalNorm, Pass::kForward,
+         [&](const Context& c) { final_norm_forward(c, x, norm(w_, "final"), stats, y); });
     const double loss = head(scale, y, d_y, grads);
     NormWeights d_final = norm(grads, "final");
-    with(Part::kFinalNorm, Pass::kBackward, [&](const Context& c) { final_norm_backward(c, d_y, x, stats, norm(w_, "final"), d_x, d_final); });
+    with(Part::kFinalNorm, Pass::kBackward,
+         [&](const Context& c) { final_norm_backward(c, d_y, x, stats, norm(w_, "final"), d_x, d_final); });
     for (std::int64_t l = a_.layers - 1; l >= 0; --l) backward(l, saved[static_cast<std::size_t>(l)], d_x, grads);
     accumulate_ = accumulate || a_.tied;
     at::Tensor d_positions = get(grads, "positions");
-    with(Part::kEmbed, Pass::kBackward, [&](const Context& c) { embed_backward(c, batch_.ids, d_x, grads.at("table"), d_positions); });
+    with(Part::kEmbed, Pass::kBackward,
+         [&](const Context& c) { embed_backward(c, batch_.ids, d_x, grads.at("table"), d_positions); });
     return loss;
   }
 
@@ -147,31 +170,51 @@ class Model {
 
   Saved forward(std::int64_t l, const at::Tensor& x) {
     const std::string p = std::to_string(l) + ".";
-    Saved s{x, empty(a_.qkv_size()), empty(a_.query_size()), at::full({batch_.B, a_.heads, batch_.S}, NAN, at::kDouble), empty(a_.hidden),
-            empty(a_.up_size()), empty(a_.ffn), empty(a_.hidden), statistics(), statistics()};
-    with(Part::kNormQkv, Pass::kForward, [&](const Context& c) { norm_qkv_forward(c, x, norm(w_, p + "norm1"), linear(w_, p + "qkv"), rope_, s.norm1, s.qkv); });
+    Saved s{x,
+            empty(a_.qkv_size()),
+            empty(a_.query_size()),
+            at::full({batch_.B, a_.heads, batch_.S}, NAN, at::kDouble),
+            empty(a_.hidden),
+            empty(a_.up_size()),
+            empty(a_.ffn),
+            empty(a_.hidden),
+            statistics(),
+            statistics()};
+    with(Part::kNormQkv, Pass::kForward, [&](const Context& c) {
+      norm_qkv_forward(c, x, norm(w_, p + "norm1"), linear(w_, p + "qkv"), rope_, s.norm1, s.qkv);
+    });
     with(Part::kAttention, Pass::kForward, [&](const Context& c) { attention_forward(c, s.qkv, s.o, s.lse); });
-    with(Part::kOutProjection, Pass::kForward, [&](const Context& c) { output_projection_forward(c, s.o, x, linear(w_, p + "out"), s.mid); });
-    with(Part::kNormUp, Pass::kForward, [&](const Context& c) { norm_up_forward(c, s.mid, norm(w_, p + "norm2"), linear(w_, p + "up"), s.norm2, s.up); });
+    with(Part::kOutProjection, Pass::kForward,
+         [&](const Context& c) { output_projection_forward(c, s.o, x, linear(w_, p + "out"), s.mid); });
+    with(Part::kNormUp, Pass::kForward, [&](const Context& c) {
+      norm_up_forward(c, s.mid, norm(w_, p + "norm2"), linear(w_, p + "up"), s.norm2, s.up);
+    });
     with(Part::kActivation, Pass::kForward, [&](const Context& c) { activation_forward(c, s.up, s.a); });
-    with(Part::kDown, Pass::kForward, [&](const Context& c) { down_forward(c, s.a, s.mid, linear(w_, p + "down"), s.y); });
+    with(Part::kDown, Pass::kForward,
+         [&](const Context& c) { down_forward(c, s.a, s.mid, linear(w_, p + "down"), s.y); });
     return s;
   }
 
   void backward(std::int64_t l, const Saved& s, at::Tensor& d_x, Weights& grads) {
     const std::string p = std::to_string(l) + ".";
-    at::Tensor d_a = empty(a_.ffn), d_up = empty(a_.up_size()), d_o = empty(a_.query_size()), d_qkv = empty(a_.qkv_size());
-    Linear g_down = linear(grads, p + "down"), g_up = linear(grads, p + "up"), g_out = linear(grads, p + "out"), g_qkv = linear(grads, p + "qkv");
+    at::Tensor d_a = empty(a_.ffn), d_up = empty(a_.up_size()), d_o = empty(a_.query_size()),
+               d_qkv = empty(a_.qkv_size());
+    Linear g_down = linear(grads, p + "down"), g_up = linear(grads, p + "up"), g_out = linear(grads, p + "out"),
+           g_qkv = linear(grads, p + "qkv");
     NormWeights g_norm1 = norm(grads, p + "norm1"), g_norm2 = norm(grads, p + "norm2");
-    with(Part::kDown, Pass::kBackward, [&](const Context& c) { down_backward(c, d_x, s.a, linear(w_, p + "down"), d_a, g_down); });
+    with(Part::kDown, Pass::kBackward,
+         [&](const Context& c) { down_backward(c, d_x, s.a, linear(w_, p + "down"), d_a, g_down); });
     with(Part::kActivation, Pass::kBackward, [&](const Context& c) { activation_backward(c, d_a, s.up, d_up); });
     with(Part::kNormUp, Pass::kBackward, [&](const Context& c) {
       norm_up_backward(c, d_up, s.mid, s.norm2, norm(w_, p + "norm2"), linear(w_, p + "up"), d_x, g_norm2, g_up);
     });
-    with(Part::kOutProjection, Pass::kBackward, [&](const Context& c) { output_projection_backward(c, d_x, s.o, linear(w_, p + "out"), d_o, g_out); });
-    with(Part::kAttention, Pass::kBackward, [&](const Context& c) { attention_backward(c, d_o, s.qkv, s.o, s.lse, d_qkv); });
+    with(Part::kOutProjection, Pass::kBackward,
+         [&](const Context& c) { output_projection_backward(c, d_x, s.o, linear(w_, p + "out"), d_o, g_out); });
+    with(Part::kAttention, Pass::kBackward,
+         [&](const Context& c) { attention_backward(c, d_o, s.qkv, s.o, s.lse, d_qkv); });
     with(Part::kNormQkv, Pass::kBackward, [&](const Context& c) {
-      norm_qkv_backward(c, d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), linear(w_, p + "qkv"), rope_, d_x, g_norm1, g_qkv);
+      norm_qkv_backward(c, d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), linear(w_, p + "qkv"), rope_, d_x, g_norm1,
+                        g_qkv);
     });
   }
 
@@ -184,9 +227,13 @@ class Model {
       const std::int64_t count = std::min(chunk, n - first);
       at::Tensor part = losses.narrow(0, first, count), d_part = d_y.narrow(0, first, count);
       accumulate_ = accumulate || first > 0;
-      with(Part::kHead, Pass::kBackward, [&](const Context& c) {
-        head_loss(c, y.narrow(0, first, count), batch_.labels.narrow(0, first, count), w_.at(name), scale, part, d_part, grads.at(name));
-      }, count);
+      with(
+          Part::kHead, Pass::kBackward,
+          [&](const Context& c) {
+            head_loss(c, y.narrow(0, first, count), batch_.labels.narrow(0, first, count), w_.at(name), scale, part,
+                      d_part, grads.at(name));
+          },
+          count);
     }
     accumulate_ = accumulate;
     return losses.sum().item<double>();
@@ -206,9 +253,11 @@ void check(const arch::Architecture& a, Kernels kernels) {
   for (const auto& [name, tensor] : weights) grads[name] = at::full_like(tensor, NAN);
   std::vector<Batch> batches;
   for (const char* key : {"first", "second"})
-    batches.push_back({random_ids(3 * 7, a.vocabulary, 0, key), random_ids(3 * 7, a.vocabulary, 4, std::string(key) + " labels"), 3, 7});
+    batches.push_back({random_ids(3 * 7, a.vocabulary, 0, key),
+                       random_ids(3 * 7, a.vocabulary, 4, std::string(key) + " labels"), 3, 7});
   double loss = 0.0;
-  for (std::size_t i = 0; i < batches.size(); ++i) loss += Model(a, kernels, weights, batches[i]).step(0.125, i > 0, grads);
+  for (std::size_t i = 0; i < batches.size(); ++i)
+    loss += Model(a, kernels, weights, batches[i]).step(0.125, i > 0, grads);
 
   Weights leaves;
   for (const auto& [name, tensor] : weights) leaves[name] = tensor.clone().requires_grad_(true);
@@ -217,7 +266,8 @@ void check(const arch::Architecture& a, Kernels kernels) {
   EXPECT_NEAR(loss / want.item<double>(), 1.0, 1e-13);
   for (const auto& [name, leaf] : leaves) {
     const at::Tensor& expected = leaf.grad();
-    const double scale = expected.abs().max().item<double>(), error = (grads.at(name) - expected).abs().max().item<double>();
+    const double scale = expected.abs().max().item<double>(),
+                 error = (grads.at(name) - expected).abs().max().item<double>();
     EXPECT_GT(scale, 0.0) << name;
     EXPECT_LE(error, 1e-11 * scale) << name;  // NaN fails
   }
@@ -238,12 +288,15 @@ TEST(Model, AtenAgreesWithAutograd) {
   for (const auto& a : with_tied()) check(a, Kernels::kAten);
 }
 
-// transformers 4.x, modeling_rope_utils._compute_llama3_parameters, for theta 500000, D 128, factor 8, low 1, high 4, original 8192.
+// transformers 4.x, modeling_rope_utils._compute_llama3_parameters, for theta 500000, D 128, factor 8, low 1, high 4,
+// original 8192.
 TEST(Rope, ScalesFrequenciesAsLlama3) {
   arch::Architecture a = test_architectures()[0];
   a.head_dim = 128, a.rope_theta = 500000.0, a.rope_scaling = arch::RopeScaling{};
   const RopeTable t = make_rope_table(a, 2, at::kDouble, at::kCPU);
-  const auto frequency = [&](std::int64_t i) { return std::atan2(t.sin_SD2[1][i].item<double>(), t.cos_SD2[1][i].item<double>()); };
+  const auto frequency = [&](std::int64_t i) {
+    return std::atan2(t.sin_SD2[1][i].item<double>(), t.cos_SD2[1][i].item<double>());
+  };
   const auto plain = [](double i) { return std::pow(500000.0, -i / 64.0); };
   EXPECT_NEAR(frequency(0), 1.0, 1e-12);
   EXPECT_NEAR(frequency(20) / plain(20), 1.0, 1e-12);        // wavelength 380 < 8192/4: kept
@@ -256,7 +309,8 @@ TEST(Process, OneOpenMpRuntime) {
   std::ifstream maps("/proc/self/maps");
   std::map<std::string, int> runtimes;
   for (std::string line; std::getline(maps, line);)
-    if (const auto at = line.find('/'); at != std::string::npos && line.find("gomp", at) != std::string::npos) ++runtimes[line.substr(at)];
+    if (const auto at = line.find('/'); at != std::string::npos && line.find("gomp", at) != std::string::npos)
+      ++runtimes[line.substr(at)];
   EXPECT_EQ(runtimes.size(), 1U) << "two thread pools would fight for the cores";
 }
 

@@ -1,5 +1,5 @@
-// Assembles the parts from kernels on raw pointers: one text for the reference and the fused kernels, which have the same shape.
-// ATen's own way is in parts_aten.cpp.
+// Assembles the parts from kernels on raw pointers: one text for the reference and the fused kernels, which have the
+// same shape. ATen's own way is in parts_aten.cpp.
 #include "model/parts.h"
 
 #include <ATen/ATen.h>
@@ -28,16 +28,23 @@ struct NormPointers {
   const T *w, *b;
 };
 
-// --- the two sets of kernels ------------------------------------------------------------------------------------------------
+// --- the two sets of kernels
+// ------------------------------------------------------------------------------------------------
 
 template <class T>
 struct Reference {
   using Real = T;
   int threads;
 
-  void matmul_nt(i64 m, i64 n, i64 k, const T* a, const T* b, bool add, T* c) const { math::reference::matmul_nt(threads, m, n, k, a, b, add, c); }
-  void matmul_nn(i64 m, i64 n, i64 k, const T* a, const T* b, bool add, T* c) const { math::reference::matmul_nn(threads, m, n, k, a, b, add, c); }
-  void matmul_tn(i64 m, i64 n, i64 k, const T* a, const T* b, bool add, T* c) const { math::reference::matmul_tn(threads, m, n, k, a, b, add, c); }
+  void matmul_nt(i64 m, i64 n, i64 k, const T* a, const T* b, bool add, T* c) const {
+    math::reference::matmul_nt(threads, m, n, k, a, b, add, c);
+  }
+  void matmul_nn(i64 m, i64 n, i64 k, const T* a, const T* b, bool add, T* c) const {
+    math::reference::matmul_nn(threads, m, n, k, a, b, add, c);
+  }
+  void matmul_tn(i64 m, i64 n, i64 k, const T* a, const T* b, bool add, T* c) const {
+    math::reference::matmul_tn(threads, m, n, k, a, b, add, c);
+  }
   void fill_rows(i64 rows, i64 columns, const T* source, const T* bias, T* out) const {
     math::reference::fill_rows(threads, rows, columns, source, bias, out);
   }
@@ -53,34 +60,47 @@ struct Reference {
   void norm_apply(i64 rows, i64 d, const T* x, const NormPointers<T>& p, T* y) const {
     math::reference::norm_apply(threads, rows, d, x, p.rstd, p.mean, p.w, p.b, y);
   }
-  void norm_backward(i64 rows, i64 d, const T* d_y, const T* x, const NormPointers<T>& p, bool add, T* d_x, bool accumulate, T* d_w, T* d_b,
-                     Scratch&) const {
+  void norm_backward(i64 rows, i64 d, const T* d_y, const T* x, const NormPointers<T>& p, bool add, T* d_x,
+                     bool accumulate, T* d_w, T* d_b, Scratch&) const {
     math::reference::norm_backward(threads, rows, d, d_y, x, p.rstd, p.mean, p.w, add, d_x, accumulate, d_w, d_b);
   }
-  void rope(i64 rows, i64 sequence, i64 heads, i64 head_dim, i64 width, const T* cosine, const T* sine, bool inverse, T* qkv) const {
+  void rope(i64 rows, i64 sequence, i64 heads, i64 head_dim, i64 width, const T* cosine, const T* sine, bool inverse,
+            T* qkv) const {
     math::reference::rope(threads, rows, sequence, heads, head_dim, width, cosine, sine, inverse, qkv);
   }
   void attention_forward(const Context& c, const T* qkv, T* o, T* lse, Scratch& scratch) const {
     const std::vector<double> slopes = alibi(c.arch);
-    math::reference::attention_forward(threads, sizes(c), slopes.empty() ? nullptr : slopes.data(), qkv, o, lse, scratch);
+    math::reference::attention_forward(threads, sizes(c), slopes.empty() ? nullptr : slopes.data(), qkv, o, lse,
+                                       scratch);
   }
-  void attention_backward(const Context& c, const T* d_o, const T* qkv, const T* o, const T* lse, T* d_qkv, Scratch& scratch) const {
+  void attention_backward(const Context& c, const T* d_o, const T* qkv, const T* o, const T* lse, T* d_qkv,
+                          Scratch& scratch) const {
     const std::vector<double> slopes = alibi(c.arch);
-    math::reference::attention_backward(threads, sizes(c), slopes.empty() ? nullptr : slopes.data(), d_o, qkv, o, lse, d_qkv, scratch);
+    math::reference::attention_backward(threads, sizes(c), slopes.empty() ? nullptr : slopes.data(), d_o, qkv, o, lse,
+                                        d_qkv, scratch);
   }
-  void swiglu_forward(i64 rows, i64 f, const T* up, T* a) const { math::reference::swiglu_forward(threads, rows, f, up, a); }
+  void swiglu_forward(i64 rows, i64 f, const T* up, T* a) const {
+    math::reference::swiglu_forward(threads, rows, f, up, a);
+  }
   void swiglu_backward(i64 rows, i64 f, const T* d_a, const T* up, T* d_up) const {
     math::reference::swiglu_backward(threads, rows, f, d_a, up, d_up);
   }
-  void gelu_tanh_forward(i64 count, const T* x, T* y) const { math::reference::gelu_tanh_forward(threads, count, x, y); }
-  void gelu_tanh_backward(i64 count, const T* d_y, const T* x, T* d_x) const { math::reference::gelu_tanh_backward(threads, count, d_y, x, d_x); }
-  void embedding_forward(i64 rows, i64 sequence, i64 d, const std::int32_t* ids, const T* table, const T* positions, T* x) const {
+  void gelu_tanh_forward(i64 count, const T* x, T* y) const {
+    math::reference::gelu_tanh_forward(threads, count, x, y);
+  }
+  void gelu_tanh_backward(i64 count, const T* d_y, const T* x, T* d_x) const {
+    math::reference::gelu_tanh_backward(threads, count, d_y, x, d_x);
+  }
+  void embedding_forward(i64 rows, i64 sequence, i64 d, const std::int32_t* ids, const T* table, const T* positions,
+                         T* x) const {
     math::reference::embedding_forward(threads, rows, sequence, d, ids, table, positions, x);
   }
-  void embedding_backward(i64 rows, i64 sequence, i64 d, const std::int32_t* ids, const T* d_x, T* d_table, T* d_positions) const {
+  void embedding_backward(i64 rows, i64 sequence, i64 d, const std::int32_t* ids, const T* d_x, T* d_table,
+                          T* d_positions) const {
     math::reference::embedding_backward(threads, rows, sequence, d, ids, d_x, d_table, d_positions);
   }
-  void cross_entropy(i64 rows, i64 vocabulary, const std::int32_t* labels, bool gradient, double scale, T* logits, T* losses) const {
+  void cross_entropy(i64 rows, i64 vocabulary, const std::int32_t* labels, bool gradient, double scale, T* logits,
+                     T* losses) const {
     math::reference::cross_entropy(threads, rows, vocabulary, labels, gradient, scale, logits, losses);
   }
   void fill_zero(i64 count, T* out) const { std::fill(out, out + count, T(0)); }
@@ -99,9 +119,15 @@ struct Fused {
   int threads;
   const math::VectorKernels& v = math::vector_kernels();
 
-  void matmul_nt(i64 m, i64 n, i64 k, const float* a, const float* b, bool add, float* c) const { math::matmul_nt(m, n, k, a, b, add, c); }
-  void matmul_nn(i64 m, i64 n, i64 k, const float* a, const float* b, bool add, float* c) const { math::matmul_nn(m, n, k, a, b, add, c); }
-  void matmul_tn(i64 m, i64 n, i64 k, const float* a, const float* b, bool add, float* c) const { math::matmul_tn(m, n, k, a, b, add, c); }
+  void matmul_nt(i64 m, i64 n, i64 k, const float* a, const float* b, bool add, float* c) const {
+    math::matmul_nt(m, n, k, a, b, add, c);
+  }
+  void matmul_nn(i64 m, i64 n, i64 k, const float* a, const float* b, bool add, float* c) const {
+    math::matmul_nn(m, n, k, a, b, add, c);
+  }
+  void matmul_tn(i64 m, i64 n, i64 k, const float* a, const float* b, bool add, float* c) const {
+    math::matmul_tn(m, n, k, a, b, add, c);
+  }
   void fill_rows(i64 rows, i64 columns, const float* source, const float* bias, float* out) const {
     v.fill_rows(threads, rows, columns, source, bias, out);
   }
@@ -114,12 +140,13 @@ struct Fused {
   void norm_apply(i64 rows, i64 d, const float* x, const NormPointers<float>& p, float* y) const {
     v.norm_apply(threads, rows, d, x, p.rstd, p.mean, p.w, p.b, y);
   }
-  void norm_backward(i64 rows, i64 d, const float* d_y, const float* x, const NormPointers<float>& p, bool add, float* d_x, bool accumulate,
-                     float* d_w, float* d_b, Scratch& scratch) const {
+  void norm_backward(i64 rows, i64 d, const float* d_y, const float* x, const NormPointers<float>& p, bool add,
+                     float* d_x, bool accumulate, float* d_w, float* d_b, Scratch& scratch) const {
     float* partial = d_w || d_b ? scratch.take<float>(threads * d * ((d_w ? 1 : 0) + (d_b ? 1 : 0))) : nullptr;
     v.norm_backward(threads, rows, d, d_y, x, p.rstd, p.mean, p.w, add, d_x, accumulate, d_w, d_b, partial);
   }
-  void rope(i64 rows, i64 sequence, i64 heads, i64 head_dim, i64 width, const float* cosine, const float* sine, bool inverse, float* qkv) const {
+  void rope(i64 rows, i64 sequence, i64 heads, i64 head_dim, i64 width, const float* cosine, const float* sine,
+            bool inverse, float* qkv) const {
     v.rope(threads, rows, sequence, heads, head_dim, width, cosine, sine, inverse, qkv);
   }
   void attention_forward(const Context& c, const float* qkv, float* o, float* lse, Scratch& scratch) const {
@@ -127,23 +154,31 @@ struct Fused {
     const math::AttentionShape shape = sizes(c, slopes);
     math::attention_forward(shape, qkv, o, lse, scratch.take_bytes(math::attention_forward_scratch(shape)));
   }
-  void attention_backward(const Context& c, const float* d_o, const float* qkv, const float* o, const float* lse, float* d_qkv,
-                          Scratch& scratch) const {
+  void attention_backward(const Context& c, const float* d_o, const float* qkv, const float* o, const float* lse,
+                          float* d_qkv, Scratch& scratch) const {
     const std::vector<float> slopes = alibi(c.arch);
     const math::AttentionShape shape = sizes(c, slopes);
-    math::attention_backward(shape, d_o, qkv, o, lse, d_qkv, scratch.take_bytes(math::attention_backward_scratch(shape)));
+    math::attention_backward(shape, d_o, qkv, o, lse, d_qkv,
+                             scratch.take_bytes(math::attention_backward_scratch(shape)));
   }
   void swiglu_forward(i64 rows, i64 f, const float* up, float* a) const { v.swiglu_forward(threads, rows, f, up, a); }
-  void swiglu_backward(i64 rows, i64 f, const float* d_a, const float* up, float* d_up) const { v.swiglu_backward(threads, rows, f, d_a, up, d_up); }
+  void swiglu_backward(i64 rows, i64 f, const float* d_a, const float* up, float* d_up) const {
+    v.swiglu_backward(threads, rows, f, d_a, up, d_up);
+  }
   void gelu_tanh_forward(i64 count, const float* x, float* y) const { v.gelu_tanh_forward(threads, count, x, y); }
-  void gelu_tanh_backward(i64 count, const float* d_y, const float* x, float* d_x) const { v.gelu_tanh_backward(threads, count, d_y, x, d_x); }
-  void embedding_forward(i64 rows, i64 sequence, i64 d, const std::int32_t* ids, const float* table, const float* positions, float* x) const {
+  void gelu_tanh_backward(i64 count, const float* d_y, const float* x, float* d_x) const {
+    v.gelu_tanh_backward(threads, count, d_y, x, d_x);
+  }
+  void embedding_forward(i64 rows, i64 sequence, i64 d, const std::int32_t* ids, const float* table,
+                         const float* positions, float* x) const {
     v.embedding_forward(threads, rows, sequence, d, ids, table, positions, x);
   }
-  void embedding_backward(i64 rows, i64 sequence, i64 d, const std::int32_t* ids, const float* d_x, float* d_table, float* d_positions) const {
+  void embedding_backward(i64 rows, i64 sequence, i64 d, const std::int32_t* ids, const float* d_x, float* d_table,
+                          float* d_positions) const {
     v.embedding_backward(threads, rows, sequence, d, ids, d_x, d_table, d_positions);
   }
-  void cross_entropy(i64 rows, i64 vocabulary, const std::int32_t* labels, bool gradient, double scale, float* logits, float* losses) const {
+  void cross_entropy(i64 rows, i64 vocabulary, const std::int32_t* labels, bool gradient, double scale, float* logits,
+                     float* losses) const {
     v.cross_entropy(threads, rows, vocabulary, labels, gradient, scale, logits, losses);
   }
   void fill_zero(i64 count, float* out) const { v.fill_zero(threads, count, out); }
@@ -156,14 +191,16 @@ struct Fused {
   }
   math::AttentionShape sizes(const Context& c, const std::vector<float>& slopes) const {
     math::AttentionShape shape;
-    shape.B = c.shape.batch, shape.S = c.shape.sequence, shape.h = c.arch.heads, shape.k = c.arch.kv_heads, shape.D = c.arch.head_dim;
+    shape.B = c.shape.batch, shape.S = c.shape.sequence, shape.h = c.arch.heads, shape.k = c.arch.kv_heads,
+    shape.D = c.arch.head_dim;
     shape.threads = threads;
     shape.alibi = slopes.empty() ? nullptr : slopes.data();
     return shape;
   }
 };
 
-// --- tensors to pointers ----------------------------------------------------------------------------------------------------
+// --- tensors to pointers
+// ----------------------------------------------------------------------------------------------------
 
 // Null for an undefined tensor.
 template <class T>
@@ -181,7 +218,8 @@ NormPointers<T> pointers(const NormWeights& w, const NormSaved& saved) {
 const std::int32_t* indices(const at::Tensor& t, i64 low, i64 vocabulary) {
   const std::int32_t* p = pointer<std::int32_t>(t);
   for (i64 i = 0; i < t.numel(); ++i)
-    MOLEN_CHECK(p[i] >= low && p[i] < vocabulary, "token id {} at place {} is not in the vocabulary of {}", p[i], i, vocabulary);
+    MOLEN_CHECK(p[i] >= low && p[i] < vocabulary, "token id {} at place {} is not in the vocabulary of {}", p[i], i,
+                vocabulary);
   return p;
 }
 
@@ -197,14 +235,16 @@ void run(const Context& c, const With& with, const Aten& aten) {
     case Kernels::kFused:
       if (c.shape.compute == DType::kF32) return with(Fused{threads});
       throw Error("the fused kernels compute in fp32, not in {}", name_of(c.shape.compute));
-    case Kernels::kAten: return aten();
+    case Kernels::kAten:
+      return aten();
   }
 }
 
 template <class K>
 using RealOf = typename K::Real;
 
-// --- pieces that parts share ------------------------------------------------------------------------------------------------
+// --- pieces that parts share
+// ------------------------------------------------------------------------------------------------
 
 // y = [residual] + x W^T [+ b]
 template <class K>
@@ -226,7 +266,8 @@ void linear_weight_gradient(const K& k, bool accumulate, const at::Tensor& d_y, 
 }
 
 template <class K>
-void linear_backward(const K& k, bool accumulate, const at::Tensor& d_y, const at::Tensor& x, const Linear& w, at::Tensor& d_x, Linear& d_w) {
+void linear_backward(const K& k, bool accumulate, const at::Tensor& d_y, const at::Tensor& x, const Linear& w,
+                     at::Tensor& d_x, Linear& d_w) {
   using T = RealOf<K>;
   const i64 out = w.weight_OI.size(0), in = w.weight_OI.size(1);
   k.matmul_nn(d_y.size(0), in, out, pointer<T>(d_y), pointer<T>(w.weight_OI), false, pointer<T>(d_x));
@@ -234,7 +275,8 @@ void linear_backward(const K& k, bool accumulate, const at::Tensor& d_y, const a
 }
 
 template <class K>
-void norm_linear_forward(const K& k, const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& w, NormSaved& saved, at::Tensor& y) {
+void norm_linear_forward(const K& k, const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& w,
+                         NormSaved& saved, at::Tensor& y) {
   using T = RealOf<K>;
   const i64 rows = x.size(0), d = x.size(1);
   T* normed = c.scratch.take<T>(rows * d);
@@ -244,8 +286,9 @@ void norm_linear_forward(const K& k, const Context& c, const at::Tensor& x, cons
 
 // The norm's output is computed again for d_W; its place then takes its gradient.
 template <class K>
-void norm_linear_backward(const K& k, const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved, const NormWeights& norm,
-                          const Linear& w, at::Tensor& d_x, NormWeights& d_norm, Linear& d_w) {
+void norm_linear_backward(const K& k, const Context& c, const at::Tensor& d_y, const at::Tensor& x,
+                          const NormSaved& saved, const NormWeights& norm, const Linear& w, at::Tensor& d_x,
+                          NormWeights& d_norm, Linear& d_w) {
   using T = RealOf<K>;
   const i64 rows = x.size(0), d = x.size(1);
   const auto p = pointers<T>(norm, saved);
@@ -253,23 +296,25 @@ void norm_linear_backward(const K& k, const Context& c, const at::Tensor& d_y, c
   k.norm_apply(rows, d, pointer<T>(x), p, normed);
   linear_weight_gradient(k, c.accumulate, d_y, normed, d_w);
   k.matmul_nn(rows, d, d_y.size(1), pointer<T>(d_y), pointer<T>(w.weight_OI), false, normed);
-  k.norm_backward(rows, d, normed, pointer<T>(x), p, true, pointer<T>(d_x), c.accumulate, pointer<T>(d_norm.weight_d), pointer<T>(d_norm.bias_d),
-                  c.scratch);
+  k.norm_backward(rows, d, normed, pointer<T>(x), p, true, pointer<T>(d_x), c.accumulate, pointer<T>(d_norm.weight_d),
+                  pointer<T>(d_norm.bias_d), c.scratch);
 }
 
 template <class K>
 void rotate(const K& k, const Context& c, const RopeTable& rope, bool inverse, const at::Tensor& qkv) {
   using T = RealOf<K>;
   if (c.arch.position != arch::Position::kRope) return;
-  k.rope(qkv.size(0), c.shape.sequence, c.arch.heads + c.arch.kv_heads, c.arch.head_dim, c.arch.qkv_size(), pointer<T>(rope.cos_SD2),
-         pointer<T>(rope.sin_SD2), inverse, pointer<T>(qkv));
+  k.rope(qkv.size(0), c.shape.sequence, c.arch.heads + c.arch.kv_heads, c.arch.head_dim, c.arch.qkv_size(),
+         pointer<T>(rope.cos_SD2), pointer<T>(rope.sin_SD2), inverse, pointer<T>(qkv));
 }
 
 }  // namespace
 
-// --- RoPE's table -----------------------------------------------------------------------------------------------------------
+// --- RoPE's table
+// -----------------------------------------------------------------------------------------------------------
 
-RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype, at::Device device) {
+RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype,
+                          at::Device device) {
   if (arch.position != arch::Position::kRope) return {};
   const i64 half = arch.head_dim / 2;
   const at::Tensor angles = at::empty({sequence, half}, at::kDouble);
@@ -292,158 +337,216 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence,
   return {angles.cos().to(device, dtype), angles.sin().to(device, dtype)};
 }
 
-// --- the parts --------------------------------------------------------------------------------------------------------------
+// --- the parts
+// --------------------------------------------------------------------------------------------------------------
 
-void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions, at::Tensor& x) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    k.embedding_forward(x.size(0), c.shape.sequence, x.size(1), indices(ids, 0, table.size(0)), pointer<T>(table), pointer<T>(positions), pointer<T>(x));
-  }, [&] { aten::embed_forward(c, ids, table, positions, x); });
+void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions,
+                   at::Tensor& x) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.embedding_forward(x.size(0), c.shape.sequence, x.size(1), indices(ids, 0, table.size(0)), pointer<T>(table),
+                            pointer<T>(positions), pointer<T>(x));
+      },
+      [&] { aten::embed_forward(c, ids, table, positions, x); });
 }
 
-void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table, at::Tensor& d_positions) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    if (!c.accumulate) {
-      k.fill_zero(d_table.numel(), pointer<T>(d_table));
-      if (d_positions.defined()) k.fill_zero(d_positions.numel(), pointer<T>(d_positions));
-    }
-    k.embedding_backward(d_x.size(0), c.shape.sequence, d_x.size(1), indices(ids, 0, d_table.size(0)), pointer<T>(d_x), pointer<T>(d_table),
-                         pointer<T>(d_positions));
-  }, [&] { aten::embed_backward(c, ids, d_x, d_table, d_positions); });
+void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
+                    at::Tensor& d_positions) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        if (!c.accumulate) {
+          k.fill_zero(d_table.numel(), pointer<T>(d_table));
+          if (d_positions.defined()) k.fill_zero(d_positions.numel(), pointer<T>(d_positions));
+        }
+        k.embedding_backward(d_x.size(0), c.shape.sequence, d_x.size(1), indices(ids, 0, d_table.size(0)),
+                             pointer<T>(d_x), pointer<T>(d_table), pointer<T>(d_positions));
+      },
+      [&] { aten::embed_backward(c, ids, d_x, d_table, d_positions); });
 }
 
-void norm_qkv_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& qkv, const RopeTable& rope, NormSaved& saved,
-                      at::Tensor& out) {
-  run(c, [&](const auto& k) {
-    norm_linear_forward(k, c, x, norm, qkv, saved, out);
-    rotate(k, c, rope, false, out);
-  }, [&] {
-    aten::norm_linear_forward(c, x, norm, qkv, saved, out);
-    aten::rope(c, rope, false, out);
-  });
+void norm_qkv_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& qkv,
+                      const RopeTable& rope, NormSaved& saved, at::Tensor& out) {
+  run(
+      c,
+      [&](const auto& k) {
+        norm_linear_forward(k, c, x, norm, qkv, saved, out);
+        rotate(k, c, rope, false, out);
+      },
+      [&] {
+        aten::norm_linear_forward(c, x, norm, qkv, saved, out);
+        aten::rope(c, rope, false, out);
+      });
 }
 
-void norm_qkv_backward(const Context& c, const at::Tensor& d_qkv, const at::Tensor& x, const NormSaved& saved, const NormWeights& norm,
-                       const Linear& qkv, const RopeTable& rope, at::Tensor& d_x, NormWeights& d_norm, Linear& d_w) {
-  run(c, [&](const auto& k) {
-    rotate(k, c, rope, true, d_qkv);
-    norm_linear_backward(k, c, d_qkv, x, saved, norm, qkv, d_x, d_norm, d_w);
-  }, [&] {
-    at::Tensor rotated = d_qkv;
-    aten::rope(c, rope, true, rotated);
-    aten::norm_linear_backward(c, rotated, x, saved, norm, qkv, d_x, d_norm, d_w);
-  });
+void norm_qkv_backward(const Context& c, const at::Tensor& d_qkv, const at::Tensor& x, const NormSaved& saved,
+                       const NormWeights& norm, const Linear& qkv, const RopeTable& rope, at::Tensor& d_x,
+                       NormWeights& d_norm, Linear& d_w) {
+  run(
+      c,
+      [&](const auto& k) {
+        rotate(k, c, rope, true, d_qkv);
+        norm_linear_backward(k, c, d_qkv, x, saved, norm, qkv, d_x, d_norm, d_w);
+      },
+      [&] {
+        at::Tensor rotated = d_qkv;
+        aten::rope(c, rope, true, rotated);
+        aten::norm_linear_backward(c, rotated, x, saved, norm, qkv, d_x, d_norm, d_w);
+      });
 }
 
 void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    k.attention_forward(c, pointer<T>(qkv), pointer<T>(o), pointer<T>(lse), c.scratch);
-  }, [&] { aten::attention_forward(c, qkv, o, lse); });
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.attention_forward(c, pointer<T>(qkv), pointer<T>(o), pointer<T>(lse), c.scratch);
+      },
+      [&] { aten::attention_forward(c, qkv, o, lse); });
 }
 
-void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o, const at::Tensor& lse, at::Tensor& d_qkv) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    k.attention_backward(c, pointer<T>(d_o), pointer<T>(qkv), pointer<T>(o), pointer<T>(lse), pointer<T>(d_qkv), c.scratch);
-  }, [&] { aten::attention_backward(c, d_o, qkv, o, lse, d_qkv); });
+void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
+                        const at::Tensor& lse, at::Tensor& d_qkv) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.attention_backward(c, pointer<T>(d_o), pointer<T>(qkv), pointer<T>(o), pointer<T>(lse), pointer<T>(d_qkv),
+                             c.scratch);
+      },
+      [&] { aten::attention_backward(c, d_o, qkv, o, lse, d_qkv); });
 }
 
-void output_projection_forward(const Context& c, const at::Tensor& o, const at::Tensor& x, const Linear& output, at::Tensor& mid) {
-  run(c, [&](const auto& k) { linear_forward(k, pointer<RealOf<std::decay_t<decltype(k)>>>(o), x, output, mid); },
+void output_projection_forward(const Context& c, const at::Tensor& o, const at::Tensor& x, const Linear& output,
+                               at::Tensor& mid) {
+  run(
+      c, [&](const auto& k) { linear_forward(k, pointer<RealOf<std::decay_t<decltype(k)>>>(o), x, output, mid); },
       [&] { aten::linear_forward(c, o, x, output, mid); });
 }
 
-void output_projection_backward(const Context& c, const at::Tensor& d_x, const at::Tensor& o, const Linear& output, at::Tensor& d_o, Linear& d_output) {
-  run(c, [&](const auto& k) { linear_backward(k, c.accumulate, d_x, o, output, d_o, d_output); },
+void output_projection_backward(const Context& c, const at::Tensor& d_x, const at::Tensor& o, const Linear& output,
+                                at::Tensor& d_o, Linear& d_output) {
+  run(
+      c, [&](const auto& k) { linear_backward(k, c.accumulate, d_x, o, output, d_o, d_output); },
       [&] { aten::linear_backward(c, d_x, o, output, d_o, d_output); });
 }
 
-void norm_up_forward(const Context& c, const at::Tensor& mid, const NormWeights& norm, const Linear& up, NormSaved& saved, at::Tensor& out) {
-  run(c, [&](const auto& k) { norm_linear_forward(k, c, mid, norm, up, saved, out); }, [&] { aten::norm_linear_forward(c, mid, norm, up, saved, out); });
+void norm_up_forward(const Context& c, const at::Tensor& mid, const NormWeights& norm, const Linear& up,
+                     NormSaved& saved, at::Tensor& out) {
+  run(
+      c, [&](const auto& k) { norm_linear_forward(k, c, mid, norm, up, saved, out); },
+      [&] { aten::norm_linear_forward(c, mid, norm, up, saved, out); });
 }
 
-void norm_up_backward(const Context& c, const at::Tensor& d_up, const at::Tensor& mid, const NormSaved& saved, const NormWeights& norm, const Linear& up,
-                      at::Tensor& d_x, NormWeights& d_norm, Linear& d_w) {
-  run(c, [&](const auto& k) { norm_linear_backward(k, c, d_up, mid, saved, norm, up, d_x, d_norm, d_w); },
+void norm_up_backward(const Context& c, const at::Tensor& d_up, const at::Tensor& mid, const NormSaved& saved,
+                      const NormWeights& norm, const Linear& up, at::Tensor& d_x, NormWeights& d_norm, Linear& d_w) {
+  run(
+      c, [&](const auto& k) { norm_linear_backward(k, c, d_up, mid, saved, norm, up, d_x, d_norm, d_w); },
       [&] { aten::norm_linear_backward(c, d_up, mid, saved, norm, up, d_x, d_norm, d_w); });
 }
 
 void activation_forward(const Context& c, const at::Tensor& up, at::Tensor& a) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    if (c.arch.activation == Activation::kSwiGlu)
-      k.swiglu_forward(a.size(0), a.size(1), pointer<T>(up), pointer<T>(a));
-    else
-      k.gelu_tanh_forward(a.numel(), pointer<T>(up), pointer<T>(a));
-  }, [&] { aten::activation_forward(c, up, a); });
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        if (c.arch.activation == Activation::kSwiGlu)
+          k.swiglu_forward(a.size(0), a.size(1), pointer<T>(up), pointer<T>(a));
+        else
+          k.gelu_tanh_forward(a.numel(), pointer<T>(up), pointer<T>(a));
+      },
+      [&] { aten::activation_forward(c, up, a); });
 }
 
 void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tensor& up, at::Tensor& d_up) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    if (c.arch.activation == Activation::kSwiGlu)
-      k.swiglu_backward(d_a.size(0), d_a.size(1), pointer<T>(d_a), pointer<T>(up), pointer<T>(d_up));
-    else
-      k.gelu_tanh_backward(d_a.numel(), pointer<T>(d_a), pointer<T>(up), pointer<T>(d_up));
-  }, [&] { aten::activation_backward(c, d_a, up, d_up); });
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        if (c.arch.activation == Activation::kSwiGlu)
+          k.swiglu_backward(d_a.size(0), d_a.size(1), pointer<T>(d_a), pointer<T>(up), pointer<T>(d_up));
+        else
+          k.gelu_tanh_backward(d_a.numel(), pointer<T>(d_a), pointer<T>(up), pointer<T>(d_up));
+      },
+      [&] { aten::activation_backward(c, d_a, up, d_up); });
 }
 
 void down_forward(const Context& c, const at::Tensor& a, const at::Tensor& mid, const Linear& down, at::Tensor& y) {
   output_projection_forward(c, a, mid, down, y);  // y = residual + x W^T + b, as there
 }
 
-void down_backward(const Context& c, const at::Tensor& d_x, const at::Tensor& a, const Linear& down, at::Tensor& d_a, Linear& d_down) {
+void down_backward(const Context& c, const at::Tensor& d_x, const at::Tensor& a, const Linear& down, at::Tensor& d_a,
+                   Linear& d_down) {
   output_projection_backward(c, d_x, a, down, d_a, d_down);
 }
 
-void final_norm_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, NormSaved& saved, at::Tensor& y) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    k.norm_forward(x.size(0), x.size(1), c.arch.norm_eps, pointer<T>(x), pointers<T>(norm, saved), pointer<T>(y));
-  }, [&] { aten::norm_forward(c, x, norm, saved, y); });
+void final_norm_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, NormSaved& saved,
+                        at::Tensor& y) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.norm_forward(x.size(0), x.size(1), c.arch.norm_eps, pointer<T>(x), pointers<T>(norm, saved), pointer<T>(y));
+      },
+      [&] { aten::norm_forward(c, x, norm, saved, y); });
 }
 
-void final_norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved, const NormWeights& norm, at::Tensor& d_x,
-                         NormWeights& d_norm) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    k.norm_backward(x.size(0), x.size(1), pointer<T>(d_y), pointer<T>(x), pointers<T>(norm, saved), false, pointer<T>(d_x), c.accumulate,
-                    pointer<T>(d_norm.weight_d), pointer<T>(d_norm.bias_d), c.scratch);
-  }, [&] { aten::norm_backward(c, d_y, x, saved, norm, false, d_x, d_norm); });
+void final_norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
+                         const NormWeights& norm, at::Tensor& d_x, NormWeights& d_norm) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.norm_backward(x.size(0), x.size(1), pointer<T>(d_y), pointer<T>(x), pointers<T>(norm, saved), false,
+                        pointer<T>(d_x), c.accumulate, pointer<T>(d_norm.weight_d), pointer<T>(d_norm.bias_d),
+                        c.scratch);
+      },
+      [&] { aten::norm_backward(c, d_y, x, saved, norm, false, d_x, d_norm); });
 }
 
-void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head, double grad_scale, at::Tensor& losses,
-               at::Tensor& d_y, at::Tensor& d_head) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    const i64 rows = y.size(0), d = y.size(1), vocabulary = head.size(0);
-    const std::int32_t* label = indices(labels, -1, vocabulary);
-    T* logits = c.scratch.template take<T>(rows * vocabulary);
-    k.matmul_nt(rows, vocabulary, d, pointer<T>(y), pointer<T>(head), false, logits);
-    k.cross_entropy(rows, vocabulary, label, true, grad_scale, logits, pointer<T>(losses));
-    k.matmul_nn(rows, d, vocabulary, logits, pointer<T>(head), false, pointer<T>(d_y));
-    k.matmul_tn(vocabulary, d, rows, logits, pointer<T>(y), c.accumulate, pointer<T>(d_head));
-  }, [&] { aten::head_loss(c, y, labels, head, grad_scale, losses, d_y, d_head); });
+void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
+               double grad_scale, at::Tensor& losses, at::Tensor& d_y, at::Tensor& d_head) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        const i64 rows = y.size(0), d = y.size(1), vocabulary = head.size(0);
+        const std::int32_t* label = indices(labels, -1, vocabulary);
+        T* logits = c.scratch.template take<T>(rows * vocabulary);
+        k.matmul_nt(rows, vocabulary, d, pointer<T>(y), pointer<T>(head), false, logits);
+        k.cross_entropy(rows, vocabulary, label, true, grad_scale, logits, pointer<T>(losses));
+        k.matmul_nn(rows, d, vocabulary, logits, pointer<T>(head), false, pointer<T>(d_y));
+        k.matmul_tn(vocabulary, d, rows, logits, pointer<T>(y), c.accumulate, pointer<T>(d_head));
+      },
+      [&] { aten::head_loss(c, y, labels, head, grad_scale, losses, d_y, d_head); });
 }
 
-void head_loss_forward(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head, at::Tensor& losses) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    const i64 rows = y.size(0), d = y.size(1), vocabulary = head.size(0);
-    const std::int32_t* label = indices(labels, -1, vocabulary);
-    T* logits = c.scratch.template take<T>(rows * vocabulary);
-    k.matmul_nt(rows, vocabulary, d, pointer<T>(y), pointer<T>(head), false, logits);
-    k.cross_entropy(rows, vocabulary, label, false, 1.0, logits, pointer<T>(losses));
-  }, [&] { aten::head_loss_forward(c, y, labels, head, losses); });
+void head_loss_forward(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
+                       at::Tensor& losses) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        const i64 rows = y.size(0), d = y.size(1), vocabulary = head.size(0);
+        const std::int32_t* label = indices(labels, -1, vocabulary);
+        T* logits = c.scratch.template take<T>(rows * vocabulary);
+        k.matmul_nt(rows, vocabulary, d, pointer<T>(y), pointer<T>(head), false, logits);
+        k.cross_entropy(rows, vocabulary, label, false, 1.0, logits, pointer<T>(losses));
+      },
+      [&] { aten::head_loss_forward(c, y, labels, head, losses); });
 }
 
 void head_logits(const Context& c, const at::Tensor& y, const at::Tensor& head, at::Tensor& logits) {
-  run(c, [&](const auto& k) {
-    using T = RealOf<std::decay_t<decltype(k)>>;
-    k.matmul_nt(y.size(0), head.size(0), y.size(1), pointer<T>(y), pointer<T>(head), false, pointer<T>(logits));
-  }, [&] { aten::head_logits(c, y, head, logits); });
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.matmul_nt(y.size(0), head.size(0), y.size(1), pointer<T>(y), pointer<T>(head), false, pointer<T>(logits));
+      },
+      [&] { aten::head_logits(c, y, head, logits); });
 }
 
 }  // namespace molen::model

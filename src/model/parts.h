@@ -1,13 +1,14 @@
 // The parts of a layer (arch/parts.h) on tensors: what the executor calls for each compute op. Nothing here allocates:
-// results and saved tensors are views into the plan's arena, workspace comes from Context::scratch (Kernels::kAten: ATen's
-// allocator, which exec serves from the same bytes). Products run with at::get_num_threads() threads, the rest with
-// PartShape::threads.
+// results and saved tensors are views into the plan's arena, workspace comes from Context::scratch (Kernels::kAten:
+// ATen's allocator, which exec serves from the same bytes). Products run with at::get_num_threads() threads, the rest
+// with PartShape::threads.
 //
-// Dtypes: activations and weights have the compute dtype (fp64, fp32, bf16); lse, rstd and mean are fp32 (fp64 in fp64);
-// weight gradients `d_*` of parameters have the main-gradient dtype (fp32; fp64 in fp64). Biases and norm weights that a model
-// lacks are undefined tensors. Shapes: the letters of arch/parts.h as suffixes.
-// Rule of accumulation: backward *adds* into parameter gradients when `accumulate`, else overwrites them (norms, matrices,
-// biases) -- the embedding table is zeroed first. Activation gradients are overwritten, but for the residual d_x, which is added to.
+// Dtypes: activations and weights have the compute dtype (fp64, fp32, bf16); lse, rstd and mean are fp32 (fp64 in
+// fp64); weight gradients `d_*` of parameters have the main-gradient dtype (fp32; fp64 in fp64). Biases and norm
+// weights that a model lacks are undefined tensors. Shapes: the letters of arch/parts.h as suffixes. Rule of
+// accumulation: backward *adds* into parameter gradients when `accumulate`, else overwrites them (norms, matrices,
+// biases) -- the embedding table is zeroed first. Activation gradients are overwritten, but for the residual d_x, which
+// is added to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,9 +20,9 @@ namespace molen::model {
 
 struct Context {
   const arch::Architecture& arch;
-  arch::PartShape shape;        // B, S, compute dtype, kernels, threads
+  arch::PartShape shape;  // B, S, compute dtype, kernels, threads
   math::Scratch& scratch;
-  bool accumulate = true;       // see above; backward only
+  bool accumulate = true;  // see above; backward only
 };
 
 struct Linear {
@@ -39,44 +40,57 @@ struct NormSaved {
 struct RopeTable {
   at::Tensor cos_SD2, sin_SD2;
 };
-RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype, at::Device device);
+RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype,
+                          at::Device device);
 
 // ids_N: int32. positions_Sd: learned positions, undefined for RoPE and ALiBi.
-void embed_forward(const Context&, const at::Tensor& ids_N, const at::Tensor& table_Vd, const at::Tensor& positions_Sd, at::Tensor& x_Nd);
-void embed_backward(const Context&, const at::Tensor& ids_N, const at::Tensor& d_x_Nd, at::Tensor& d_table_Vd, at::Tensor& d_positions_Sd);
+void embed_forward(const Context&, const at::Tensor& ids_N, const at::Tensor& table_Vd, const at::Tensor& positions_Sd,
+                   at::Tensor& x_Nd);
+void embed_backward(const Context&, const at::Tensor& ids_N, const at::Tensor& d_x_Nd, at::Tensor& d_table_Vd,
+                    at::Tensor& d_positions_Sd);
 
 // `backward` rotates d_qkv back in place (RoPE): what is in d_qkv_NQ afterwards is the gradient before RoPE.
-void norm_qkv_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&, const Linear& qkv, const RopeTable&, NormSaved&, at::Tensor& qkv_NQ);
-void norm_qkv_backward(const Context&, const at::Tensor& d_qkv_NQ, const at::Tensor& x_Nd, const NormSaved&, const NormWeights&, const Linear& qkv,
-                       const RopeTable&, at::Tensor& d_x_Nd, NormWeights& d_norm, Linear& d_qkv);
+void norm_qkv_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&, const Linear& qkv, const RopeTable&,
+                      NormSaved&, at::Tensor& qkv_NQ);
+void norm_qkv_backward(const Context&, const at::Tensor& d_qkv_NQ, const at::Tensor& x_Nd, const NormSaved&,
+                       const NormWeights&, const Linear& qkv, const RopeTable&, at::Tensor& d_x_Nd, NormWeights& d_norm,
+                       Linear& d_qkv);
 
 void attention_forward(const Context&, const at::Tensor& qkv_NQ, at::Tensor& o_NhD, at::Tensor& lse_BhS);
-void attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ, const at::Tensor& o_NhD, const at::Tensor& lse_BhS, at::Tensor& d_qkv_NQ);
+void attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ, const at::Tensor& o_NhD,
+                        const at::Tensor& lse_BhS, at::Tensor& d_qkv_NQ);
 
-void output_projection_forward(const Context&, const at::Tensor& o_NhD, const at::Tensor& x_Nd, const Linear& output, at::Tensor& mid_Nd);
-void output_projection_backward(const Context&, const at::Tensor& d_x_Nd, const at::Tensor& o_NhD, const Linear& output, at::Tensor& d_o_NhD, Linear& d_output);
+void output_projection_forward(const Context&, const at::Tensor& o_NhD, const at::Tensor& x_Nd, const Linear& output,
+                               at::Tensor& mid_Nd);
+void output_projection_backward(const Context&, const at::Tensor& d_x_Nd, const at::Tensor& o_NhD, const Linear& output,
+                                at::Tensor& d_o_NhD, Linear& d_output);
 
-void norm_up_forward(const Context&, const at::Tensor& mid_Nd, const NormWeights&, const Linear& up, NormSaved&, at::Tensor& up_NU);
-void norm_up_backward(const Context&, const at::Tensor& d_up_NU, const at::Tensor& mid_Nd, const NormSaved&, const NormWeights&, const Linear& up,
-                      at::Tensor& d_x_Nd, NormWeights& d_norm, Linear& d_up);
+void norm_up_forward(const Context&, const at::Tensor& mid_Nd, const NormWeights&, const Linear& up, NormSaved&,
+                     at::Tensor& up_NU);
+void norm_up_backward(const Context&, const at::Tensor& d_up_NU, const at::Tensor& mid_Nd, const NormSaved&,
+                      const NormWeights&, const Linear& up, at::Tensor& d_x_Nd, NormWeights& d_norm, Linear& d_up);
 
 void activation_forward(const Context&, const at::Tensor& up_NU, at::Tensor& a_Nf);
 void activation_backward(const Context&, const at::Tensor& d_a_Nf, const at::Tensor& up_NU, at::Tensor& d_up_NU);
 
-void down_forward(const Context&, const at::Tensor& a_Nf, const at::Tensor& mid_Nd, const Linear& down, at::Tensor& y_Nd);
-void down_backward(const Context&, const at::Tensor& d_x_Nd, const at::Tensor& a_Nf, const Linear& down, at::Tensor& d_a_Nf, Linear& d_down);
+void down_forward(const Context&, const at::Tensor& a_Nf, const at::Tensor& mid_Nd, const Linear& down,
+                  at::Tensor& y_Nd);
+void down_backward(const Context&, const at::Tensor& d_x_Nd, const at::Tensor& a_Nf, const Linear& down,
+                   at::Tensor& d_a_Nf, Linear& d_down);
 
 void final_norm_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&, NormSaved&, at::Tensor& y_Nd);
 // Overwrites d_x: it is the first writer of the residual gradient.
-void final_norm_backward(const Context&, const at::Tensor& d_y_Nd, const at::Tensor& x_Nd, const NormSaved&, const NormWeights&, at::Tensor& d_x_Nd, NormWeights& d_norm);
+void final_norm_backward(const Context&, const at::Tensor& d_y_Nd, const at::Tensor& x_Nd, const NormSaved&,
+                         const NormWeights&, at::Tensor& d_x_Nd, NormWeights& d_norm);
 
-// One chunk of C = y.size(0) tokens. labels_C int32, -1 = ignored. `losses_C` receives each token's loss in fp32 (fp64 in fp64; 0 where ignored).
-// Gradients of sum(losses) * grad_scale: d_y_Cd is overwritten; d_head_Vd as `accumulate` says. grad_scale is 1/(valid tokens of
-// the global batch).
-void head_loss(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_Vd, double grad_scale, at::Tensor& losses_C,
-               at::Tensor& d_y_Cd, at::Tensor& d_head_Vd);
+// One chunk of C = y.size(0) tokens. labels_C int32, -1 = ignored. `losses_C` receives each token's loss in fp32 (fp64
+// in fp64; 0 where ignored). Gradients of sum(losses) * grad_scale: d_y_Cd is overwritten; d_head_Vd as `accumulate`
+// says. grad_scale is 1/(valid tokens of the global batch).
+void head_loss(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_Vd,
+               double grad_scale, at::Tensor& losses_C, at::Tensor& d_y_Cd, at::Tensor& d_head_Vd);
 // Evaluation: losses only.
-void head_loss_forward(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_Vd, at::Tensor& losses_C);
+void head_loss_forward(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_Vd,
+                       at::Tensor& losses_C);
 // Logits in fp32 (fp64 in fp64) for export checks and generation.
 void head_logits(const Context&, const at::Tensor& y_Cd, const at::Tensor& head_Vd, at::Tensor& logits_CV);
 

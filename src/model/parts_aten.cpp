@@ -14,10 +14,16 @@ namespace {
 using i64 = std::int64_t;
 
 // Statistics, losses and sums are at least fp32.
-at::ScalarType accurate(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
-bool low_precision(const at::Tensor& t) { return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf; }
+at::ScalarType accurate(const at::Tensor& t) {
+  return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+bool low_precision(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
+}
 // The widest of our own CPU kernels that fits: fp32 data on the host.
-bool own_kernels(const at::Tensor& t) { return t.device().is_cpu() && t.scalar_type() != at::kDouble; }
+bool own_kernels(const at::Tensor& t) {
+  return t.device().is_cpu() && t.scalar_type() != at::kDouble;
+}
 
 // gradient (+)= value
 void add_into(bool accumulate, at::Tensor& gradient, const at::Tensor& value) {
@@ -48,10 +54,16 @@ void linear_gradient(bool accumulate, const at::Tensor& d_y, const at::Tensor& x
   if (d_linear.bias_O.defined()) add_into(accumulate, d_linear.bias_O, at::sum(d_y, {0}, false, accurate(d_y)));
 }
 
-std::optional<at::Tensor> optional(const at::Tensor& t) { return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt; }
-std::optional<at::Tensor> optional(const at::Tensor& t, at::ScalarType type) { return t.defined() ? std::optional<at::Tensor>(t.to(type)) : std::nullopt; }
+std::optional<at::Tensor> optional(const at::Tensor& t) {
+  return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
+}
+std::optional<at::Tensor> optional(const at::Tensor& t, at::ScalarType type) {
+  return t.defined() ? std::optional<at::Tensor>(t.to(type)) : std::nullopt;
+}
 
-bool rms(const Context& c) { return c.arch.norm == arch::Norm::kRms; }
+bool rms(const Context& c) {
+  return c.arch.norm == arch::Norm::kRms;
+}
 
 // RMSNorm from its saved statistics, in the compute dtype.
 at::Tensor rms_apply(const at::Tensor& x, const at::Tensor& rstd_N, const NormWeights& w) {
@@ -64,7 +76,8 @@ at::Tensor norm_output(const Context& c, const at::Tensor& x, const NormWeights&
   const i64 d = x.size(1);
   if (!rms(c)) {
     const at::ScalarType type = accurate(x);
-    const auto [y, mean, rstd] = at::native_layer_norm(x.to(type), {d}, optional(w.weight_d, type), optional(w.bias_d, type), c.arch.norm_eps);
+    const auto [y, mean, rstd] =
+        at::native_layer_norm(x.to(type), {d}, optional(w.weight_d, type), optional(w.bias_d, type), c.arch.norm_eps);
     saved.mean_N.copy_(mean.view(-1));
     saved.rstd_N.copy_(rstd.view(-1));
     return y.to(x.scalar_type());
@@ -95,8 +108,10 @@ struct Packed {
 };
 Packed unpack(const Context& c, const at::Tensor& qkv) {
   const auto& a = c.arch;
-  const at::Tensor all = qkv.view({c.shape.batch, c.shape.sequence, a.heads + 2 * a.kv_heads, a.head_dim}).transpose(1, 2);
-  return {all.narrow(1, 0, a.heads), all.narrow(1, a.heads, a.kv_heads), all.narrow(1, a.heads + a.kv_heads, a.kv_heads)};
+  const at::Tensor all =
+      qkv.view({c.shape.batch, c.shape.sequence, a.heads + 2 * a.kv_heads, a.head_dim}).transpose(1, 2);
+  return {all.narrow(1, 0, a.heads), all.narrow(1, a.heads, a.kv_heads),
+          all.narrow(1, a.heads + a.kv_heads, a.kv_heads)};
 }
 at::Tensor heads_of(const Context& c, const at::Tensor& rows) {
   return rows.view({c.shape.batch, c.shape.sequence, c.arch.heads, c.arch.head_dim}).transpose(1, 2);
@@ -107,17 +122,24 @@ at::Tensor alibi_mask(const Context& c, at::ScalarType type, at::Device device) 
   const i64 s = c.shape.sequence;
   const at::TensorOptions options = at::TensorOptions().dtype(type).device(device);
   const std::vector<double> slopes = arch::alibi_slopes(c.arch.heads);
-  const at::Tensor slope = at::from_blob(const_cast<double*>(slopes.data()), {c.arch.heads, 1, 1}, at::kDouble).to(options);
+  const at::Tensor slope =
+      at::from_blob(const_cast<double*>(slopes.data()), {c.arch.heads, 1, 1}, at::kDouble).to(options);
   const at::Tensor place = at::arange(s, options);
   at::Tensor mask = slope.mul(place.unsqueeze(0).sub(place.unsqueeze(1)));
   mask.masked_fill_(place.unsqueeze(0).gt(place.unsqueeze(1)), -std::numeric_limits<double>::infinity());
   return mask.unsqueeze(0);
 }
 
-double scale_of(const Context& c) { return 1.0 / std::sqrt(static_cast<double>(c.arch.head_dim)); }
-bool is_alibi(const Context& c) { return c.arch.position == arch::Position::kAlibi; }
+double scale_of(const Context& c) {
+  return 1.0 / std::sqrt(static_cast<double>(c.arch.head_dim));
+}
+bool is_alibi(const Context& c) {
+  return c.arch.position == arch::Position::kAlibi;
+}
 // CUDA's flash attention takes 16-bit types, heads of up to 256 and no bias; the rest is written out.
-bool flash_on_cuda(const Context& c, const at::Tensor& qkv) { return qkv.is_cuda() && low_precision(qkv) && !is_alibi(c) && c.arch.head_dim <= 256; }
+bool flash_on_cuda(const Context& c, const at::Tensor& qkv) {
+  return qkv.is_cuda() && low_precision(qkv) && !is_alibi(c) && c.arch.head_dim <= 256;
+}
 
 // Attention written out, for CUDA where flash attention does not serve: all scores at once, in fp32 or wider.
 struct Scores {
@@ -132,32 +154,38 @@ Scores scores_of(const Context& c, const at::Tensor& qkv) {
   if (is_alibi(c)) {
     bias = alibi_mask(c, type, qkv.device());
   } else {
-    bias = at::full({1, 1, s, s}, -std::numeric_limits<double>::infinity(), at::TensorOptions().dtype(type).device(qkv.device())).triu_(1);
+    bias = at::full({1, 1, s, s}, -std::numeric_limits<double>::infinity(),
+                    at::TensorOptions().dtype(type).device(qkv.device()))
+               .triu_(1);
   }
   return {{p.q.to(type), p.k.to(type).repeat_interleave(group, 1), p.v.to(type).repeat_interleave(group, 1)}, bias};
 }
 
 }  // namespace
 
-void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions, at::Tensor& x) {
+void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions,
+                   at::Tensor& x) {
   at::index_select_out(x, table, 0, ids);
   if (positions.defined()) x.view({c.shape.batch, c.shape.sequence, -1}).add_(positions.narrow(0, 0, c.shape.sequence));
 }
 
-void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table, at::Tensor& d_positions) {
+void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
+                    at::Tensor& d_positions) {
   if (!c.accumulate) {
     d_table.zero_();
     if (d_positions.defined()) d_positions.zero_();
   }
   const at::Tensor wide = d_x.to(d_table.scalar_type());
   if (own_kernels(d_x)) {
-    math::vector_kernels().embedding_backward(std::max(c.shape.threads, 1), d_x.size(0), c.shape.sequence, d_x.size(1), ids.data_ptr<std::int32_t>(),
-                                              wide.data_ptr<float>(), d_table.data_ptr<float>(),
+    math::vector_kernels().embedding_backward(std::max(c.shape.threads, 1), d_x.size(0), c.shape.sequence, d_x.size(1),
+                                              ids.data_ptr<std::int32_t>(), wide.data_ptr<float>(),
+                                              d_table.data_ptr<float>(),
                                               d_positions.defined() ? d_positions.data_ptr<float>() : nullptr);
     return;
   }
   d_table.index_add_(0, ids, wide);
-  if (d_positions.defined()) d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
+  if (d_positions.defined())
+    d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
 }
 
 void linear_forward(const Context&, const at::Tensor& x, const at::Tensor& residual, const Linear& w, at::Tensor& y) {
@@ -172,17 +200,20 @@ void linear_forward(const Context&, const at::Tensor& x, const at::Tensor& resid
   }
 }
 
-void linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const Linear& w, at::Tensor& d_x, Linear& d_linear) {
+void linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const Linear& w, at::Tensor& d_x,
+                     Linear& d_linear) {
   at::mm_out(d_x, d_y, w.weight_OI);
   linear_gradient(c.accumulate, d_y, x, d_linear);
 }
 
-void norm_linear_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& w, NormSaved& saved, at::Tensor& y) {
+void norm_linear_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& w,
+                         NormSaved& saved, at::Tensor& y) {
   linear_forward(c, norm_output(c, x, norm, saved), at::Tensor(), w, y);
 }
 
-void norm_linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved, const NormWeights& norm,
-                          const Linear& w, at::Tensor& d_x, NormWeights& d_norm, Linear& d_linear) {
+void norm_linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
+                          const NormWeights& norm, const Linear& w, at::Tensor& d_x, NormWeights& d_norm,
+                          Linear& d_linear) {
   linear_gradient(c.accumulate, d_y, norm_output_again(c, x, norm, saved), d_linear);
   norm_backward(c, at::mm(d_y, w.weight_OI), x, saved, norm, true, d_x, d_norm);
 }
@@ -191,9 +222,11 @@ void rope(const Context& c, const RopeTable& table, bool inverse, at::Tensor& qk
   if (c.arch.position != arch::Position::kRope) return;
   const auto& a = c.arch;
   const i64 half = a.head_dim / 2;
-  const at::Tensor rotated = qkv.view({c.shape.batch, c.shape.sequence, a.heads + 2 * a.kv_heads, a.head_dim}).narrow(2, 0, a.heads + a.kv_heads);
+  const at::Tensor rotated = qkv.view({c.shape.batch, c.shape.sequence, a.heads + 2 * a.kv_heads, a.head_dim})
+                                 .narrow(2, 0, a.heads + a.kv_heads);
   const at::Tensor first = rotated.narrow(3, 0, half), second = rotated.narrow(3, half, half);
-  const at::Tensor cosine = table.cos_SD2.narrow(0, 0, c.shape.sequence).unsqueeze(1), sine = table.sin_SD2.narrow(0, 0, c.shape.sequence).unsqueeze(1);
+  const at::Tensor cosine = table.cos_SD2.narrow(0, 0, c.shape.sequence).unsqueeze(1),
+                   sine = table.sin_SD2.narrow(0, 0, c.shape.sequence).unsqueeze(1);
   const double sign = inverse ? -1.0 : 1.0;
   const at::Tensor new_first = first.mul(cosine).sub_(second.mul(sine), sign);
   const at::Tensor new_second = second.mul(cosine).add_(first.mul(sine), sign);
@@ -217,7 +250,8 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
     const Packed p = unpack(c, qkv);
     std::optional<at::Tensor> mask;
     if (is_alibi(c)) mask = alibi_mask(c, accurate(qkv), qkv.device()).expand({c.shape.batch, -1, -1, -1});
-    const auto [result, sums] = at::_scaled_dot_product_flash_attention_for_cpu(p.q, p.k, p.v, 0.0, !mask, mask, scale_of(c));
+    const auto [result, sums] =
+        at::_scaled_dot_product_flash_attention_for_cpu(p.q, p.k, p.v, 0.0, !mask, mask, scale_of(c));
     out.copy_(result);
     lse.copy_(sums);
   }
@@ -226,13 +260,16 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
 namespace {
 
 // As the formula in math/attention.h says, for what attention_forward wrote out.
-void attention_backward_written_out(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o, const at::Tensor& lse,
-                                    const Packed& d) {
-  const i64 B = c.shape.batch, S = c.shape.sequence, kv = c.arch.kv_heads, group = c.arch.heads / kv, D = c.arch.head_dim;
+void attention_backward_written_out(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
+                                    const at::Tensor& lse, const Packed& d) {
+  const i64 B = c.shape.batch, S = c.shape.sequence, kv = c.arch.kv_heads, group = c.arch.heads / kv,
+            D = c.arch.head_dim;
   const Scores s = scores_of(c, qkv);
   const at::Tensor g = heads_of(c, d_o).to(accurate(qkv)), out = heads_of(c, o).to(accurate(qkv));
-  const at::Tensor p = at::matmul(s.wide.q, s.wide.k.transpose(2, 3)).mul_(scale_of(c)).add_(s.bias).sub_(lse.unsqueeze(-1)).exp_();
-  const at::Tensor ds = at::matmul(g, s.wide.v.transpose(2, 3)).sub_(g.mul(out).sum(-1, true)).mul_(p).mul_(scale_of(c));
+  const at::Tensor p =
+      at::matmul(s.wide.q, s.wide.k.transpose(2, 3)).mul_(scale_of(c)).add_(s.bias).sub_(lse.unsqueeze(-1)).exp_();
+  const at::Tensor ds =
+      at::matmul(g, s.wide.v.transpose(2, 3)).sub_(g.mul(out).sum(-1, true)).mul_(p).mul_(scale_of(c));
   d.q.copy_(at::matmul(ds, s.wide.k));
   d.k.copy_(at::matmul(ds.transpose(2, 3), s.wide.q).view({B, kv, group, S, D}).sum(2));
   d.v.copy_(at::matmul(p.transpose(2, 3), g).view({B, kv, group, S, D}).sum(2));
@@ -240,20 +277,22 @@ void attention_backward_written_out(const Context& c, const at::Tensor& d_o, con
 
 }  // namespace
 
-void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o, const at::Tensor& lse, at::Tensor& d_qkv) {
+void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
+                        const at::Tensor& lse, at::Tensor& d_qkv) {
   const Packed p = unpack(c, qkv), d = unpack(c, d_qkv);
   const at::Tensor g = heads_of(c, d_o), out = heads_of(c, o);
   std::tuple<at::Tensor, at::Tensor, at::Tensor> grads;
   if (flash_on_cuda(c, qkv)) {
     const at::Tensor none, rng = at::zeros({2}, at::TensorOptions().dtype(at::kLong).device(qkv.device()));
-    grads = at::_scaled_dot_product_flash_attention_backward(g, p.q, p.k, p.v, out, lse, none, none, c.shape.sequence, c.shape.sequence, 0.0, true, rng,
-                                                             rng, scale_of(c));
+    grads = at::_scaled_dot_product_flash_attention_backward(g, p.q, p.k, p.v, out, lse, none, none, c.shape.sequence,
+                                                             c.shape.sequence, 0.0, true, rng, rng, scale_of(c));
   } else if (qkv.is_cuda()) {
     return attention_backward_written_out(c, d_o, qkv, o, lse, d);
   } else {
     std::optional<at::Tensor> mask;
     if (is_alibi(c)) mask = alibi_mask(c, accurate(qkv), qkv.device()).expand({c.shape.batch, -1, -1, -1});
-    grads = at::_scaled_dot_product_flash_attention_for_cpu_backward(g, p.q, p.k, p.v, out, lse, 0.0, !mask, mask, scale_of(c));
+    grads = at::_scaled_dot_product_flash_attention_for_cpu_backward(g, p.q, p.k, p.v, out, lse, 0.0, !mask, mask,
+                                                                     scale_of(c));
   }
   d.q.copy_(std::get<0>(grads));
   d.k.copy_(std::get<1>(grads));
@@ -281,15 +320,18 @@ void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tens
   at::silu_backward_out(d_gate, d_a.mul(linear), gate);
 }
 
-void norm_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, NormSaved& saved, at::Tensor& y) { y.copy_(norm_output(c, x, norm, saved)); }
+void norm_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, NormSaved& saved, at::Tensor& y) {
+  y.copy_(norm_output(c, x, norm, saved));
+}
 
-void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved, const NormWeights& norm, bool add,
-                   at::Tensor& d_x, NormWeights& d_norm) {
+void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
+                   const NormWeights& norm, bool add, at::Tensor& d_x, NormWeights& d_norm) {
   const i64 d = x.size(1);
   const at::ScalarType type = accurate(x);
   at::Tensor value;
   if (rms(c) && x.is_cuda()) {
-    const auto [d_in, d_w] = at::_fused_rms_norm_backward(d_y, x, {d}, saved.rstd_N.unsqueeze(1), optional(norm.weight_d), {true, norm.weight_d.defined()});
+    const auto [d_in, d_w] = at::_fused_rms_norm_backward(d_y, x, {d}, saved.rstd_N.unsqueeze(1),
+                                                          optional(norm.weight_d), {true, norm.weight_d.defined()});
     if (d_norm.weight_d.defined()) add_into(c.accumulate, d_norm.weight_d, d_w);
     value = d_in;
   } else if (rms(c)) {
@@ -300,9 +342,10 @@ void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x,
     const at::Tensor mean = value.mul(unit).mean(1, true);
     value.sub_(unit.mul(mean)).mul_(rstd);
   } else {
-    const auto [d_in, d_w, d_b] =
-        at::native_layer_norm_backward(d_y.to(type), x.to(type), {d}, saved.mean_N.unsqueeze(1), saved.rstd_N.unsqueeze(1), optional(norm.weight_d, type),
-                                       optional(norm.bias_d, type), {true, norm.weight_d.defined(), norm.bias_d.defined()});
+    const auto [d_in, d_w, d_b] = at::native_layer_norm_backward(
+        d_y.to(type), x.to(type), {d}, saved.mean_N.unsqueeze(1), saved.rstd_N.unsqueeze(1),
+        optional(norm.weight_d, type), optional(norm.bias_d, type),
+        {true, norm.weight_d.defined(), norm.bias_d.defined()});
     if (d_norm.weight_d.defined()) add_into(c.accumulate, d_norm.weight_d, d_w);
     if (d_norm.bias_d.defined()) add_into(c.accumulate, d_norm.bias_d, d_b);
     value = d_in;
@@ -322,16 +365,19 @@ at::Tensor wide_logits(const at::Tensor& y, const at::Tensor& head) {
 }
 
 // Losses; logits become (softmax - onehot) * scale where `gradient`.
-void cross_entropy(const Context& c, bool gradient, double scale, const at::Tensor& labels, at::Tensor& logits, at::Tensor& losses) {
+void cross_entropy(const Context& c, bool gradient, double scale, const at::Tensor& labels, at::Tensor& logits,
+                   at::Tensor& losses) {
   if (own_kernels(logits)) {
     const auto* label = labels.data_ptr<std::int32_t>();
     for (i64 i = 0; i < labels.numel(); ++i)
-      MOLEN_CHECK(label[i] >= -1 && label[i] < logits.size(1), "label {} at place {} is not in the vocabulary of {}", label[i], i, logits.size(1));
-    math::vector_kernels().cross_entropy(std::max(c.shape.threads, 1), logits.size(0), logits.size(1), label, gradient, scale,
-                                         logits.data_ptr<float>(), losses.data_ptr<float>());
+      MOLEN_CHECK(label[i] >= -1 && label[i] < logits.size(1), "label {} at place {} is not in the vocabulary of {}",
+                  label[i], i, logits.size(1));
+    math::vector_kernels().cross_entropy(std::max(c.shape.threads, 1), logits.size(0), logits.size(1), label, gradient,
+                                         scale, logits.data_ptr<float>(), losses.data_ptr<float>());
     return;
   }
-  const at::Tensor valid = labels.ge(0).to(logits.scalar_type()), index = labels.clamp_min(0).to(at::kLong).unsqueeze(1);
+  const at::Tensor valid = labels.ge(0).to(logits.scalar_type()),
+                   index = labels.clamp_min(0).to(at::kLong).unsqueeze(1);
   const at::Tensor lse = at::logsumexp(logits, {1}, true);
   losses.copy_(lse.sub(logits.gather(1, index)).squeeze(1).mul_(valid));
   if (!gradient) return;
@@ -342,8 +388,8 @@ void cross_entropy(const Context& c, bool gradient, double scale, const at::Tens
 
 }  // namespace
 
-void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head, double grad_scale, at::Tensor& losses,
-               at::Tensor& d_y, at::Tensor& d_head) {
+void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
+               double grad_scale, at::Tensor& losses, at::Tensor& d_y, at::Tensor& d_head) {
   at::Tensor logits = wide_logits(y, head);
   cross_entropy(c, true, grad_scale, labels, logits, losses);
   const at::Tensor d_logits = logits.to(y.scalar_type());
@@ -351,11 +397,14 @@ void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, 
   weight_gradient(c.accumulate, d_head, d_logits, y);
 }
 
-void head_loss_forward(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head, at::Tensor& losses) {
+void head_loss_forward(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
+                       at::Tensor& losses) {
   at::Tensor logits = wide_logits(y, head);
   cross_entropy(c, false, 1.0, labels, logits, losses);
 }
 
-void head_logits(const Context&, const at::Tensor& y, const at::Tensor& head, at::Tensor& logits) { logits.copy_(wide_logits(y, head)); }
+void head_logits(const Context&, const at::Tensor& y, const at::Tensor& head, at::Tensor& logits) {
+  logits.copy_(wide_logits(y, head));
+}
 
 }  // namespace molen::model::aten

@@ -1,37 +1,44 @@
-// The parts on device-generic ATen operators (Kernels::kAten), same meanings as model/parts.h. Operators allocate; on CPU what they
-// allocate comes from the op's declared scratch (exec's allocation guard), so nothing here touches Context::scratch.
+// The parts on device-generic ATen operators (Kernels::kAten), same meanings as model/parts.h. Operators allocate; on
+// CPU what they allocate comes from the op's declared scratch (exec's allocation guard), so nothing here touches
+// Context::scratch.
 #pragma once
 
 #include "model/parts.h"
 
 namespace molen::model::aten {
 
-void embed_forward(const Context&, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions, at::Tensor& x);
-void embed_backward(const Context&, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table, at::Tensor& d_positions);
+void embed_forward(const Context&, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions,
+                   at::Tensor& x);
+void embed_backward(const Context&, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
+                    at::Tensor& d_positions);
 
 // y = norm(x) W^T + b: what norm_qkv (before RoPE) and norm_up share.
-void norm_linear_forward(const Context&, const at::Tensor& x, const NormWeights&, const Linear&, NormSaved&, at::Tensor& y);
-void norm_linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const NormSaved&, const NormWeights&, const Linear&,
-                          at::Tensor& d_x, NormWeights& d_norm, Linear& d_linear);
+void norm_linear_forward(const Context&, const at::Tensor& x, const NormWeights&, const Linear&, NormSaved&,
+                         at::Tensor& y);
+void norm_linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const NormSaved&,
+                          const NormWeights&, const Linear&, at::Tensor& d_x, NormWeights& d_norm, Linear& d_linear);
 void rope(const Context&, const RopeTable&, bool inverse, at::Tensor& qkv);
 
 void attention_forward(const Context&, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse);
-void attention_backward(const Context&, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o, const at::Tensor& lse, at::Tensor& d_qkv);
+void attention_backward(const Context&, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
+                        const at::Tensor& lse, at::Tensor& d_qkv);
 
 // y = residual + x W^T + b; backward of x W^T + b.
 void linear_forward(const Context&, const at::Tensor& x, const at::Tensor& residual, const Linear&, at::Tensor& y);
-void linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const Linear&, at::Tensor& d_x, Linear& d_linear);
+void linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const Linear&, at::Tensor& d_x,
+                     Linear& d_linear);
 
 void activation_forward(const Context&, const at::Tensor& up, at::Tensor& a);
 void activation_backward(const Context&, const at::Tensor& d_a, const at::Tensor& up, at::Tensor& d_up);
 
 void norm_forward(const Context&, const at::Tensor& x, const NormWeights&, NormSaved&, at::Tensor& y);
-void norm_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const NormSaved&, const NormWeights&, bool add, at::Tensor& d_x,
-                   NormWeights& d_norm);
+void norm_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const NormSaved&, const NormWeights&,
+                   bool add, at::Tensor& d_x, NormWeights& d_norm);
 
-void head_loss(const Context&, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head, double grad_scale, at::Tensor& losses,
-               at::Tensor& d_y, at::Tensor& d_head);
-void head_loss_forward(const Context&, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head, at::Tensor& losses);
+void head_loss(const Context&, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head, double grad_scale,
+               at::Tensor& losses, at::Tensor& d_y, at::Tensor& d_head);
+void head_loss_forward(const Context&, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
+                       at::Tensor& losses);
 void head_logits(const Context&, const at::Tensor& y, const at::Tensor& head, at::Tensor& logits);
 
 }  // namespace molen::model::aten

@@ -1,5 +1,5 @@
-// Every part, forward and backward, on each path against the double reference, within bounds that follow from dtype and length;
-// scratch taken against scratch declared; nothing else allocated.
+// Every part, forward and backward, on each path against the double reference, within bounds that follow from dtype and
+// length; scratch taken against scratch declared; nothing else allocated.
 #include "model/parts.h"
 
 #include <ATen/ATen.h>
@@ -24,8 +24,9 @@ using math::testing::Bound;
 using math::testing::close;
 using Tensors = std::map<std::string, at::Tensor>;
 
-// Counts what the host allocates through ATen while `counting`: `total` on all threads, and `high`, the most that the calling
-// thread has at once when memory is handed out and taken back from the end only, as exec's allocation guard does.
+// Counts what the host allocates through ATen while `counting`: `total` on all threads, and `high`, the most that the
+// calling thread has at once when memory is handed out and taken back from the end only, as exec's allocation guard
+// does.
 class CountingAllocator final : public c10::Allocator {
  public:
   static CountingAllocator& instance() {
@@ -85,9 +86,12 @@ struct Path {
   DType compute;
   int threads;
 };
-const Path kPaths[] = {{"reference_fp32", Kernels::kReference, DType::kF32, 2}, {"fused_fp32", Kernels::kFused, DType::kF32, 2},
-                       {"fused_fp32_1", Kernels::kFused, DType::kF32, 1},       {"aten_fp64", Kernels::kAten, DType::kF64, 2},
-                       {"aten_fp32", Kernels::kAten, DType::kF32, 2},           {"aten_bf16", Kernels::kAten, DType::kBF16, 2},
+const Path kPaths[] = {{"reference_fp32", Kernels::kReference, DType::kF32, 2},
+                       {"fused_fp32", Kernels::kFused, DType::kF32, 2},
+                       {"fused_fp32_1", Kernels::kFused, DType::kF32, 1},
+                       {"aten_fp64", Kernels::kAten, DType::kF64, 2},
+                       {"aten_fp32", Kernels::kAten, DType::kF32, 2},
+                       {"aten_bf16", Kernels::kAten, DType::kBF16, 2},
                        {"aten_fp16", Kernels::kAten, DType::kF16, 2}};
 
 struct Case {
@@ -105,7 +109,9 @@ class Operands {
   void make(const std::string& name, at::IntArrayRef shape, double scale, at::ScalarType rounded, at::ScalarType type) {
     t[name] = random_normal(shape, name, scale).to(rounded).to(type);
   }
-  void input(const std::string& name, at::IntArrayRef shape, double scale = 1.0) { make(name, shape, scale, scalar_type(c_.path.compute), compute_); }
+  void input(const std::string& name, at::IntArrayRef shape, double scale = 1.0) {
+    make(name, shape, scale, scalar_type(c_.path.compute), compute_);
+  }
   // Gradients that are accumulated into, in the main-gradient dtype.
   void gradient(const std::string& name, at::IntArrayRef shape) { make(name, shape, 1.0, at::kFloat, wide_); }
   void output(const std::string& name, at::IntArrayRef shape) { t[name] = at::full(shape, NAN, compute_); }
@@ -118,14 +124,19 @@ class Operands {
   at::ScalarType compute_, wide_;
 };
 
-NormWeights norm_of(Tensors& t, const std::string& prefix) { return {t[prefix + "norm_w"], t[prefix + "norm_b"]}; }
-Linear linear_of(Tensors& t, const std::string& prefix) { return {t[prefix + "w"], t[prefix + "b"]}; }
+NormWeights norm_of(Tensors& t, const std::string& prefix) {
+  return {t[prefix + "norm_w"], t[prefix + "norm_b"]};
+}
+Linear linear_of(Tensors& t, const std::string& prefix) {
+  return {t[prefix + "w"], t[prefix + "b"]};
+}
 
 // Makes the operands of one part.
 Tensors make_operands(const Case& c, bool reference) {
   const auto& a = c.arch;
   const std::int64_t n = c.batch * c.sequence, d = a.hidden, q = a.query_size();
-  Operands o(c, reference ? at::kDouble : scalar_type(c.path.compute), reference || c.path.compute == DType::kF64 ? at::kDouble : at::kFloat);
+  Operands o(c, reference ? at::kDouble : scalar_type(c.path.compute),
+             reference || c.path.compute == DType::kF64 ? at::kDouble : at::kFloat);
   o.t["ids"] = random_ids(n, a.vocabulary, 0, "ids");
   o.t["labels"] = random_ids(n, a.vocabulary, 3, "labels");
   o.input("table", {a.vocabulary, d});
@@ -133,8 +144,10 @@ Tensors make_operands(const Case& c, bool reference) {
   if (a.position != arch::Position::kLearned) o.t["positions"] = at::Tensor();
   o.input("x", {n, d}), o.input("d_x", {n, d}), o.input("d_y", {n, d});
   o.input("o", {n, q}), o.input("d_o", {n, q}), o.input("qkv", {n, a.qkv_size()}), o.input("d_qkv", {n, a.qkv_size()});
-  o.input("up", {n, a.up_size()}), o.input("d_up", {n, a.up_size()}), o.input("a", {n, a.ffn}), o.input("d_a", {n, a.ffn});
-  for (const auto& [name, out, in] : {std::tuple{"qkv_", a.qkv_size(), d}, {"out_", d, q}, {"up_", a.up_size(), d}, {"down_", d, a.ffn}}) {
+  o.input("up", {n, a.up_size()}), o.input("d_up", {n, a.up_size()}), o.input("a", {n, a.ffn}),
+      o.input("d_a", {n, a.ffn});
+  for (const auto& [name, out, in] :
+       {std::tuple{"qkv_", a.qkv_size(), d}, {"out_", d, q}, {"up_", a.up_size(), d}, {"down_", d, a.ffn}}) {
     const std::string p = name;
     o.input(p + "w", {out, in}, 1.0 / std::sqrt(static_cast<double>(in))), o.gradient("d_" + p + "w", {out, in});
     if (a.biases) o.input(p + "b", {out}), o.gradient("d_" + p + "b", {out});
@@ -145,7 +158,8 @@ Tensors make_operands(const Case& c, bool reference) {
   if (a.position == arch::Position::kLearned) o.gradient("d_positions", {a.max_sequence, d});
   o.wide_output("rstd", {n}), o.wide_output("lse", {c.batch, a.heads, c.sequence}), o.wide_output("losses", {n});
   if (a.norm != arch::Norm::kRms) o.wide_output("mean", {n});
-  o.output("y", {n, d}), o.output("y_qkv", {n, a.qkv_size()}), o.output("y_o", {n, q}), o.output("y_up", {n, a.up_size()}), o.output("y_a", {n, a.ffn});
+  o.output("y", {n, d}), o.output("y_qkv", {n, a.qkv_size()}), o.output("y_o", {n, q}),
+      o.output("y_up", {n, a.up_size()}), o.output("y_a", {n, a.ffn});
   o.wide_output("logits", {n, a.vocabulary});
   return o.t;
 }
@@ -173,7 +187,8 @@ std::vector<Output> run_part(const Context& c, Part part, Pass pass, const RopeT
   };
   switch (part) {
     case Part::kEmbed:
-      if (forward) return embed_forward(c, t["ids"], t["table"], t["positions"], t["y"]), std::vector<Output>{{"y", 1, 4}};
+      if (forward)
+        return embed_forward(c, t["ids"], t["table"], t["positions"], t["y"]), std::vector<Output>{{"y", 1, 4}};
       embed_backward(c, t["ids"], t["d_x"], t["d_table"], t["d_positions"]);
       if (t["d_positions"].defined()) return {{"d_table", n, 4}, {"d_positions", n, 4}};
       return {{"d_table", n, 4}};
@@ -187,18 +202,24 @@ std::vector<Output> run_part(const Context& c, Part part, Pass pass, const RopeT
       return with_norm(with_bias({{"d_x", a.qkv_size() + d, 16}, {"d_qkv_w", n + d, 16}}, "d_qkv_b"));
     }
     case Part::kAttention:
-      if (forward) return attention_forward(c, t["qkv"], t["y_o"], t["lse"]), std::vector<Output>{{"y_o", c.shape.sequence + a.head_dim, 16}, {"lse", c.shape.sequence + a.head_dim, 8}};
+      if (forward)
+        return attention_forward(c, t["qkv"], t["y_o"], t["lse"]),
+               std::vector<Output>{{"y_o", c.shape.sequence + a.head_dim, 16},
+                                   {"lse", c.shape.sequence + a.head_dim, 8}};
       attention_backward(c, t["d_o"], t["qkv"], t["o"], t["lse"], t["y_qkv"]);
       return {{"y_qkv", c.shape.sequence + 2 * a.head_dim, 32}};
     case Part::kOutProjection: {
       Linear w = linear_of(t, "out_"), d_w = linear_of(t, "d_out_");
-      if (forward) return output_projection_forward(c, t["o"], t["x"], w, t["y"]), std::vector<Output>{{"y", a.query_size(), 8}};
+      if (forward)
+        return output_projection_forward(c, t["o"], t["x"], w, t["y"]), std::vector<Output>{{"y", a.query_size(), 8}};
       output_projection_backward(c, t["d_x"], t["o"], w, t["y_o"], d_w);
       return with_bias({{"y_o", d, 8}, {"d_out_w", n, 8}}, "d_out_b");
     }
     case Part::kNormUp: {
       Linear w = linear_of(t, "up_"), d_w = linear_of(t, "d_up_");
-      if (forward) return norm_up_forward(c, t["x"], norm, w, saved, t["y_up"]), std::vector<Output>{{"y_up", d, 16}, {"rstd", d, 8}};
+      if (forward)
+        return norm_up_forward(c, t["x"], norm, w, saved, t["y_up"]),
+               std::vector<Output>{{"y_up", d, 16}, {"rstd", d, 8}};
       norm_up_backward(c, t["d_up"], t["x"], saved, norm, w, t["d_x"], d_norm, d_w);
       return with_norm(with_bias({{"d_x", a.up_size() + d, 16}, {"d_up_w", n + d, 16}}, "d_up_b"));
     }
@@ -213,15 +234,18 @@ std::vector<Output> run_part(const Context& c, Part part, Pass pass, const RopeT
       return with_bias({{"y_a", d, 8}, {"d_down_w", n, 8}}, "d_down_b");
     }
     case Part::kFinalNorm:
-      if (forward) return final_norm_forward(c, t["x"], norm, saved, t["y"]), std::vector<Output>{{"y", d, 16}, {"rstd", d, 8}};
+      if (forward)
+        return final_norm_forward(c, t["x"], norm, saved, t["y"]), std::vector<Output>{{"y", d, 16}, {"rstd", d, 8}};
       final_norm_backward(c, t["d_y"], t["x"], saved, norm, t["y"], d_norm);
       return with_norm({{"y", d, 24}});
     case Part::kHead: {
       const std::int64_t first = 2, count = c.shape.chunk;
-      at::Tensor y = t["x"].narrow(0, first, count), labels = t["labels"].narrow(0, first, count), losses = t["losses"].narrow(0, first, count);
+      at::Tensor y = t["x"].narrow(0, first, count), labels = t["labels"].narrow(0, first, count),
+                 losses = t["losses"].narrow(0, first, count);
       at::Tensor d_y = t["y"].narrow(0, first, count);
       t["chunk_losses"] = losses, t["chunk_d_y"] = d_y;
-      if (forward) return head_loss_forward(c, y, labels, t["table"], losses), std::vector<Output>{{"chunk_losses", d, 16}};
+      if (forward)
+        return head_loss_forward(c, y, labels, t["table"], losses), std::vector<Output>{{"chunk_losses", d, 16}};
       head_loss(c, y, labels, t["table"], 1.0 / 64.0, losses, d_y, t["d_table"]);
       // Logits are some sqrt(d) large here, and exp turns their rounding into a relative error that much larger.
       const double c_exp = 16.0 + 8.0 * std::sqrt(static_cast<double>(d));
@@ -250,8 +274,10 @@ void fill_saved(const Context& c, Part part, const RopeTable& rope, Tensors& ref
 
 void check(const Case& c, Part part, Pass pass, bool accumulate) {
   const c10::InferenceMode inference;
-  SCOPED_TRACE(fmt::format("{} {} {} {} accumulate={}", c.arch.name, c.path.name, arch::name_of(part), pass == Pass::kForward ? "forward" : "backward", accumulate));
-  arch::PartShape shape{c.batch, c.sequence, part == Part::kHead ? c.batch * c.sequence - 3 : 0, c.path.compute, c.path.threads, c.path.kernels};
+  SCOPED_TRACE(fmt::format("{} {} {} {} accumulate={}", c.arch.name, c.path.name, arch::name_of(part),
+                           pass == Pass::kForward ? "forward" : "backward", accumulate));
+  arch::PartShape shape{c.batch,        c.sequence,     part == Part::kHead ? c.batch * c.sequence - 3 : 0,
+                        c.path.compute, c.path.threads, c.path.kernels};
   arch::PartShape plain = shape;
   plain.compute = DType::kF64, plain.kernels = Kernels::kReference, plain.threads = 1;
   Workspace exact(arch::part_cost(c.arch, part, pass, shape).scratch.value), ample(std::int64_t{1} << 22);
@@ -259,8 +285,10 @@ void check(const Case& c, Part part, Pass pass, bool accumulate) {
   Tensors got = make_operands(c, false), want = make_operands(c, true);
   const at::ScalarType wide = c.path.compute == DType::kF64 ? at::kDouble : at::kFloat;
   const RopeTable rope = make_rope_table(c.arch, c.sequence, wide, at::kCPU);
-  const RopeTable exact_rope = rope.cos_SD2.defined() ? RopeTable{rope.cos_SD2.to(at::kDouble), rope.sin_SD2.to(at::kDouble)} : RopeTable{};
-  if (pass == Pass::kBackward && part != Part::kHead && part != Part::kEmbed) fill_saved(oracle, part, exact_rope, want, got);
+  const RopeTable exact_rope =
+      rope.cos_SD2.defined() ? RopeTable{rope.cos_SD2.to(at::kDouble), rope.sin_SD2.to(at::kDouble)} : RopeTable{};
+  if (pass == Pass::kBackward && part != Part::kHead && part != Part::kEmbed)
+    fill_saved(oracle, part, exact_rope, want, got);
   const auto outputs = run_part(oracle, part, pass, exact_rope, want);
   auto& counter = CountingAllocator::instance();
   counter.count([&] { run_part(context, part, pass, rope, got); });
@@ -279,7 +307,8 @@ void check(const Case& c, Part part, Pass pass, bool accumulate) {
 }
 
 class Parts : public ::testing::TestWithParam<Path> {};
-INSTANTIATE_TEST_SUITE_P(Paths, Parts, ::testing::ValuesIn(kPaths), [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Paths, Parts, ::testing::ValuesIn(kPaths),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(Parts, AgreeWithTheDoubleReference) {
   for (const auto& a : test_architectures())
@@ -293,15 +322,18 @@ TEST_P(Parts, AgreeWithTheDoubleReference) {
 
 TEST_P(Parts, LongerSequences) {
   for (const auto& a : test_architectures())
-    for (const Pass pass : {Pass::kForward, Pass::kBackward}) check({a, GetParam(), 1, 131}, Part::kAttention, pass, false);
+    for (const Pass pass : {Pass::kForward, Pass::kBackward})
+      check({a, GetParam(), 1, 131}, Part::kAttention, pass, false);
 }
 
 // What ATen takes at sizes where its BLAS blocks and packs, against the declared bound.
 TEST(Scratch, BoundOfAtenHoldsAtLargerSizes) {
   const c10::InferenceMode inference;
   auto llama = test_architectures()[0], gpt = test_architectures()[2];
-  llama.hidden = 256, llama.ffn = 704, llama.heads = 8, llama.kv_heads = 4, llama.head_dim = 32, llama.vocabulary = 3000;
-  gpt.hidden = 320, gpt.ffn = 1280, gpt.heads = 5, gpt.kv_heads = 5, gpt.head_dim = 64, gpt.vocabulary = 3000, gpt.max_sequence = 512;
+  llama.hidden = 256, llama.ffn = 704, llama.heads = 8, llama.kv_heads = 4, llama.head_dim = 32,
+  llama.vocabulary = 3000;
+  gpt.hidden = 320, gpt.ffn = 1280, gpt.heads = 5, gpt.kv_heads = 5, gpt.head_dim = 64, gpt.vocabulary = 3000,
+  gpt.max_sequence = 512;
   for (const auto& a : {llama, gpt})
     for (const Path& path : {kPaths[4], kPaths[5]}) {
       Tensors t = make_operands({a, path, 1, 512}, false);
@@ -315,7 +347,8 @@ TEST(Scratch, BoundOfAtenHoldsAtLargerSizes) {
           auto& counter = CountingAllocator::instance();
           counter.count([&] { run_part({a, shape, none.scratch, true}, part, pass, rope, t); });
           EXPECT_LE(counter.high(), arch::part_cost(a, part, pass, shape).scratch.value)
-              << a.name << " " << path.name << " " << arch::name_of(part) << (pass == Pass::kForward ? " forward" : " backward");
+              << a.name << " " << path.name << " " << arch::name_of(part)
+              << (pass == Pass::kForward ? " forward" : " backward");
         }
     }
 }
@@ -332,8 +365,8 @@ TEST(Head, ChunksAddUpToTheWhole) {
       const arch::PartShape shape{3, 7, count, DType::kF32, 2, Kernels::kFused};
       Workspace w(arch::part_cost(a, Part::kHead, Pass::kBackward, shape).scratch.value);
       at::Tensor part = t["losses"].narrow(0, first, count), d_y = t["y"].narrow(0, first, count);
-      head_loss({a, shape, w.scratch, first > 0}, t["x"].narrow(0, first, count), t["labels"].narrow(0, first, count), t["table"], 0.25, part, d_y,
-                t["d_table"]);
+      head_loss({a, shape, w.scratch, first > 0}, t["x"].narrow(0, first, count), t["labels"].narrow(0, first, count),
+                t["table"], 0.25, part, d_y, t["d_table"]);
     }
     losses.push_back(values(t["losses"])), gradients.push_back(values(t["d_table"]));
   }
@@ -352,7 +385,9 @@ TEST(Head, LogitsAndHostileLabels) {
     const arch::PartShape shape{3, 7, 21, path.compute, 2, path.kernels};
     Workspace w(arch::part_cost(a, Part::kHead, Pass::kForward, shape).scratch.value);
     head_logits({a, shape, w.scratch, false}, t["x"], t["table"], t["logits"]);
-    EXPECT_TRUE(close(values(t["logits"]), values(at::mm(want["x"], want["table"].t())), {unit_roundoff(path.compute), a.hidden, 8, 0})) << path.name;
+    EXPECT_TRUE(close(values(t["logits"]), values(at::mm(want["x"], want["table"].t())),
+                      {unit_roundoff(path.compute), a.hidden, 8, 0}))
+        << path.name;
   }
   const Case c{a, kPaths[1], 3, 7};
   Tensors t = make_operands(c, false);
@@ -369,7 +404,9 @@ TEST(Scratch, TooLittleIsAnError) {
   const arch::PartShape shape{3, 7, 0, DType::kF32, 2, Kernels::kFused};
   Workspace w(arch::part_cost(a, Part::kNormUp, Pass::kForward, shape).scratch.value - 64);
   NormSaved saved{t["rstd"], {}};
-  EXPECT_THROW(norm_up_forward({a, shape, w.scratch, false}, t["x"], {t["norm_w"], {}}, {t["up_w"], {}}, saved, t["y_up"]), Error);
+  EXPECT_THROW(
+      norm_up_forward({a, shape, w.scratch, false}, t["x"], {t["norm_w"], {}}, {t["up_w"], {}}, saved, t["y_up"]),
+      Error);
 }
 
 TEST(Kernels, RunTwiceGiveTheSameBits) {

@@ -1,4 +1,5 @@
-// Small architectures of both families in awkward sizes, random tensors keyed by name, and workspace: for the tests of the parts.
+// Small architectures of both families in awkward sizes, random tensors keyed by name, and workspace: for the tests of
+// the parts.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,15 +15,18 @@
 
 namespace molen::model {
 
-inline arch::Architecture small(const char* name, std::int64_t hidden, std::int64_t ffn, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim) {
+inline arch::Architecture small(const char* name, std::int64_t hidden, std::int64_t ffn, std::int64_t heads,
+                                std::int64_t kv_heads, std::int64_t head_dim) {
   arch::Architecture a;
   a.name = name;
-  a.layers = 2, a.hidden = hidden, a.ffn = ffn, a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim, a.vocabulary = 101;
+  a.layers = 2, a.hidden = hidden, a.ffn = ffn, a.heads = heads, a.kv_heads = kv_heads, a.head_dim = head_dim,
+  a.vocabulary = 101;
   a.max_sequence = 137;
   return a;
 }
 
-// Llama with grouped queries; GPT with learned positions and biases; ALiBi with multi-query groups; LayerNorm without parameters.
+// Llama with grouped queries; GPT with learned positions and biases; ALiBi with multi-query groups; LayerNorm without
+// parameters.
 inline std::vector<arch::Architecture> test_architectures() {
   auto llama = small("llama", 37, 53, 6, 2, 10);
   auto gpt = small("gpt", 43, 59, 3, 3, 14);
@@ -38,10 +42,14 @@ inline std::vector<arch::Architecture> test_architectures() {
 
 inline at::ScalarType scalar_type(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return at::kDouble;
-    case DType::kBF16: return at::kBFloat16;
-    case DType::kF16: return at::kHalf;
-    default: return at::kFloat;
+    case DType::kF64:
+      return at::kDouble;
+    case DType::kBF16:
+      return at::kBFloat16;
+    case DType::kF16:
+      return at::kHalf;
+    default:
+      return at::kFloat;
   }
 }
 
@@ -58,7 +66,9 @@ inline at::Tensor random_ids(std::int64_t count, std::int64_t vocabulary, int ig
   std::mt19937_64 engine(std::hash<std::string>{}(key));
   const at::Tensor t = at::empty({count}, at::kInt);
   for (std::int64_t i = 0; i < count; ++i)
-    t.data_ptr<std::int32_t>()[i] = ignored > 0 && i % ignored == 1 ? -1 : static_cast<std::int32_t>(engine() % static_cast<std::uint64_t>(vocabulary));
+    t.data_ptr<std::int32_t>()[i] = ignored > 0 && i % ignored == 1
+                                        ? -1
+                                        : static_cast<std::int32_t>(engine() % static_cast<std::uint64_t>(vocabulary));
   return t;
 }
 
