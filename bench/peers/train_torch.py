@@ -153,10 +153,10 @@ def main():
         c = json.load(f)
     c.setdefault("head_dim", c["hidden_size"] // c["num_attention_heads"])
     dtype = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[a.dtype]
-    net = Llama(c)
+    net = Llama(c).to(dtype=dtype)   # before loading: fp64 weights must not pass through fp32
     missing, unexpected = net.load_state_dict(load_file(os.path.join(a.model, "model.safetensors")), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
-    net.to(dtype=dtype, device=a.device)
+    net.to(device=a.device)
     decay = [w for w in net.parameters() if w.dim() >= 2]
     plain = [w for w in net.parameters() if w.dim() < 2]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]

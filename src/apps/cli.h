@@ -37,7 +37,8 @@ void add_program_verbs(CLI::App& app, Chosen& chosen);      // program
 void add_data_verbs(CLI::App& app, Chosen& chosen);         // data, tokenizer
 void add_checkpoint_verb(CLI::App& app, Chosen& chosen);
 void add_energy_verb(CLI::App& app, Chosen& chosen);
-void add_report_verbs(CLI::App& app, Chosen& chosen);       // report, runs
+void add_report_verb(CLI::App& app, Chosen& chosen);
+void add_runs_verb(CLI::App& app, Chosen& chosen);
 void add_train_verbs(CLI::App& app, Chosen& chosen);        // train, simulate, calibrate, doctor
 void add_inference_verbs(CLI::App& app, Chosen& chosen);    // generate, eval
 

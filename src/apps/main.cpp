@@ -4,6 +4,7 @@
 
 #include "apps/cli.h"
 #include "base/error.h"
+#include "comm/mpi/mpi.h"
 
 namespace {
 
@@ -19,8 +20,8 @@ int run(int argc, char** argv) {
   add_data_verbs(app, chosen);
   add_checkpoint_verb(app, chosen);
   add_inference_verbs(app, chosen);
-  //ENERGY
-  //REPORT
+
+  add_runs_verb(app, chosen);
   add_config_verb(app, chosen);
   try {
     app.parse(argc, argv);
@@ -43,7 +44,8 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const molen::UsageError& error) {
-    std::fprintf(stderr, "molen: %s\n", error.what());
+    // Wrong input is wrong on every rank alike; one says so.
+    if (molen::comm::launch_environment().rank == 0) std::fprintf(stderr, "molen: %s\n", error.what());
     return molen::apps::kUsage;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "molen: %s\n", error.what());

@@ -10,7 +10,7 @@ namespace molen::sim {
 namespace {
 
 // Weight of the prior that time is proportional to work, against one sample of relative error 1.
-constexpr double kRidge = 0.02;
+constexpr double kRidge = 0.05;
 
 Eigen::VectorXd prior(std::size_t features) {
   Eigen::VectorXd w = Eigen::VectorXd::Zero(static_cast<Eigen::Index>(features));
@@ -59,10 +59,11 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
 
 std::vector<double> features_of(const program::Program& p, const program::Step& step) {
   const auto log1 = [](double v) { return std::log(std::max(v, 1.0)); };
-  if (std::holds_alternative<program::Compute>(step.op))
+  if (const auto* compute = std::get_if<program::Compute>(&step.op))
+    // Adding to a gradient reads it; overwriting may first have to clear it.
     return {1.0, step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),
             log1(static_cast<double>(step.moved.value)), log1(static_cast<double>(p.setting.tokens())),
-            log1(static_cast<double>(p.setting.sequence))};
+            log1(static_cast<double>(p.setting.sequence)), compute->accumulate ? 1.0 : 0.0};
   return {1.0, log1(static_cast<double>(step.moved.value))};
 }
 

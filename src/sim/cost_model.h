@@ -1,6 +1,6 @@
 // What an op costs on a machine: fitted to measured op times (exec's Timelines of calibration programs), asked for any shape.
 //
-// Per kind of op:  log t = w . features,  features = (1, log FLOPs, log bytes, log tokens, log sequence) as far as the kind has
+// Per kind of op:  log t = w . features,  features = (1, log FLOPs, log bytes, log tokens, log sequence, accumulates) as far as the kind has
 // them, by ridge regression in relative error, towards t proportional to FLOPs (or bytes where there are none). A power law in the sizes holds well
 // over the ranges one machine is used in, needs few samples, and extrapolates without surprises.
 #pragma once

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""End to end from the command line: data, tokenizer, training, stop and resume, other rank counts, misuse, generation.
+
+usage: run.py MOLEN   (makes its own small text; needs no network)
+"""
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
+work = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
+ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
+checks = 0
+
+
+def run(*args, code=0, stdin=None, launcher=()):
+    r = subprocess.run([*launcher, MOLEN, *map(str, args)], cwd=work, env=ENV, input=stdin, capture_output=True, text=True, timeout=300)
+    assert r.returncode == code, f"molen {' '.join(map(str, args))}: exit {r.returncode}, expected {code}\n{r.stdout}\n{r.stderr}"
+    return r
+
+
+def ok(name, condition, detail=""):
+    global checks
+    checks += 1
+    assert condition, f"{name}: {detail}"
+    print(f"ok  {name}")
+
+
+def refused(name, *args, says, code=2, launcher=()):
+    before = {p: p.stat().st_mtime_ns for p in work.rglob("*") if p.is_file()}
+    r = run(*args, code=code, launcher=launcher)
+    after = {p: p.stat().st_mtime_ns for p in work.rglob("*") if p.is_file()}
+    ok(name, all(s in r.stderr for s in says) and r.stderr.count("molen:") == 1, r.stderr)
+    ok(name + ": nothing written over", all(after.get(p) == t for p, t in before.items()))
+
+
+def metrics(name):
+    lines = [json.loads(x) for x in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    return {m["step"]: m for m in lines}
+
+
+# --- text, tokenizer, shards -------------------------------------------------------------------------------------------
+rng = random.Random(7)
+words = ["de", "het", "een", "molen", "wind", "water", "land", "the", "mill", "turns", "and", "of", "in", "grain", "naar", "voor", "niet"]
+for split, count in (("train", 260), ("held", 40)):
+    with open(work / f"{split}.jsonl", "w") as f:
+        for i in range(count):
+            f.write(json.dumps({"text": " ".join(rng.choice(words) + ("." if rng.random() < 0.1 else "") for _ in range(120)), "language": "nl"}) + "\n")
+run("tokenizer", "train", "train.jsonl", "--vocabulary", 320, "--output", "tok.json")
+run("data", "prepare", "train.jsonl", "--licence", "CC0-1.0", "--output", "data", "--tokenizer", "tok.json")
+run("data", "prepare", "held.jsonl", "--licence", "CC0-1.0", "--split", "heldout", "--output", "held", "--tokenizer", "tok.json")
+run("data", "verify", "data", "--tokenizer", "tok.json")
+ok("tokenizer round trip", json.loads(run("tokenizer", "decode", "--tokenizer", "tok.json", "--jsonl", stdin=run(
+    "tokenizer", "encode", "--tokenizer", "tok.json", "--jsonl", stdin=json.dumps({"text": "de molen, 42 \u00e9\U0001f600"}) + "\n").stdout).stdout)["text"] == "de molen, 42 \u00e9\U0001f600")
+
+(work / "base.toml").write_text("""
+[model]
+family = "llama"
+layers = 2
+hidden = 48
+ffn = 80
+heads = 4
+kv_heads = 2
+head_dim = 12
+vocabulary = 320
+max_sequence = 64
+[data]
+train = [{ path = "data/train" }]
+validation = [{ path = "held/heldout" }]
+tokenizer = "tok.json"
+sequence_length = 48
+[batch]
+global = 8
+micro = 2
+[schedule]
+warmup = "3 steps"
+[optimizer]
+lr = 3e-3
+[precision]
+compute = "fp32"
+[math]
+threads = 1
+""")
+(work / "run.toml").write_text('extends = "base.toml"\n[train]\nuntil = "24 steps"\nvalidate_every = "12 steps"\n[checkpoint]\nevery = "6 steps"\nkeep = 10\n')
+
+# --- training, stopping, resuming -----------------------------------------------------------------------------------------
+run("train", "run.toml", "--set", "run.name=whole", "--save-initial")
+whole = metrics("whole")
+ok("loss falls", whole[24]["loss"] < 0.8 * whole[1]["loss"], (whole[1]["loss"], whole[24]["loss"]))
+m = whole[24]
+ok("phases sum to the step", abs(sum(m["phase_s"].values()) - m["step_s"]) < 1e-6 + 1e-3 * m["step_s"])
+ok("memory as planned", m["memory_peak_bytes"] == m["memory_planned_bytes"])
+ok("unmeasured is null", m["mfu"] is None and m["j_per_token"] is None or m["j_per_token"] > 0)
+stop = rng.randrange(2, 23)
+run("train", "run.toml", "--set", "run.name=parts", "--set", f'train.stop_after="{stop} steps"')
+run("train", "run.toml", "--set", "run.name=parts")
+out = run("runs", "compare", "runs/whole", "runs/parts").stdout
+ok(f"stopped after {stop} and resumed: identical", "identical" in out, out)
+run("train", "run.toml", "--set", "run.name=again")
+ok("the same layout twice: identical", "identical" in run("runs", "compare", "runs/whole", "runs/again").stdout)
+other = run("train", "run.toml", "--set", "run.name=parts", "--resume", "12", "--ranks", 3, "--set", "parallel.zero=1", "--set", "run.name=moved", "--set", "checkpoint.dir=runs/parts/checkpoints", "--set", 'train.stop_after="18 steps"').stdout
+ok("resumes on 3 ranks with ZeRO-1", "continues after step 12" in other)
+a, b = whole[13], metrics("moved")[13]
+ok("the first step there has the same loss", abs(a["loss"] - b["loss"]) < 1e-5 and a["samples"] == b["samples"], (a["loss"], b["loss"]))
+state = [json.loads(x)["state_hash"] for x in (work / "runs/moved/events.jsonl").read_text().splitlines() if '"resume"' in x][-1]
+digest = run("checkpoint", "verify", "--digest", "runs/whole/checkpoints/step-000000012").stdout
+ok("state hash equal after load on another layout", state in digest, (state, digest))
+if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdout)["mpi"]:
+    mpi = ["mpirun", "-n", "2", "--bind-to", "none"]
+    run("train", "run.toml", "--set", "run.name=mpi", launcher=mpi)
+    run("train", "run.toml", "--set", "run.name=mpi2", launcher=mpi)
+    ok("two MPI ranks, twice: identical", "identical" in run("runs", "compare", "runs/mpi", "runs/mpi2").stdout)
+    ok("and the same losses as one rank", abs(metrics("mpi")[10]["loss"] - whole[10]["loss"]) < 1e-4)
+    refused("an error under MPI is said once, exit 2", "train", "run.toml", "--set", "model.layers=twelve", says=["model.layers"], launcher=mpi)
+
+# --- signals -------------------------------------------------------------------------------------------------------------
+p = subprocess.Popen([MOLEN, "train", "run.toml", "--set", "run.name=term", "--set", 'train.until="100000 steps"'], cwd=work, env=ENV, stdout=subprocess.PIPE, text=True)
+while "step 3/" not in p.stdout.readline():
+    pass
+p.send_signal(signal.SIGTERM)
+rest = p.stdout.read()
+ok("SIGTERM saves and exits 0", p.wait(timeout=60) == 0 and "saved" in rest and "signal" in rest, rest)
+
+# --- misuse ----------------------------------------------------------------------------------------------------------------
+(work / "typo.toml").write_text('extends = "base.toml"\n[model]\nlayer = 3\n')
+refused("misspelt key", "train", "typo.toml", says=["typo.toml:3", "layer", "model.layers"])
+refused("impossible sizes", "train", "run.toml", "--set", "model.kv_heads=3", says=["kv_heads"])
+refused("sequence beyond the model", "train", "run.toml", "--set", "data.sequence_length=65", says=["max_sequence"])
+refused("vocabulary too small", "train", "run.toml", "--set", "run.name=v", "--set", "model.vocabulary=300", says=["vocabulary"])
+refused("different config on resume", "train", "run.toml", "--set", "run.name=parts", "--set", "optimizer.lr=0.5", says=["optimizer.lr", "--allow-change"])
+refused("no such checkpoint", "train", "run.toml", "--set", "run.name=parts", "--resume", "7", says=["7"])
+refused("unbuilt parallelism", "train", "run.toml", "--set", "parallel.tensor=2", says=["parallel.tensor"])
+run("tokenizer", "train", "held.jsonl", "--vocabulary", 310, "--output", "other.json")
+refused("tokenizer that does not match the shards", "train", "run.toml", "--set", "run.name=t", "--set", "data.tokenizer=other.json", says=["tokenizer"])
+shard = next((work / "data/train").glob("*.bin"))
+good = shard.read_bytes()
+shard.write_bytes(good[:-2])
+refused("truncated shard", "train", "run.toml", "--set", "run.name=s", says=[shard.stem])
+shard.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+refused("altered shard", "train", "run.toml", "--set", "run.name=s", says=[shard.stem])
+shard.write_bytes(good)
+ckpt = next((work / "runs/parts/checkpoints/step-000000024").glob("*.safetensors"))
+kept = ckpt.read_bytes()
+ckpt.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+refused("damaged checkpoint", "checkpoint", "verify", "runs/parts/checkpoints/step-000000024", says=[ckpt.name])
+ckpt.write_bytes(kept)
+r = run("train", "run.toml", "--set", "run.name=nan", "--set", "optimizer.lr=1e30", "--set", "optimizer.clip=0", code=1)
+ok("a non-finite loss stops before the optimizer and names the samples", "not finite" in r.stderr and "Samples" in r.stderr, r.stderr)
+
+# --- the program's text ------------------------------------------------------------------------------------------------------
+text = run("program", "run.toml").stdout
+(work / "p.txt").write_text(text)
+run("train", "run.toml", "--set", "run.name=text", "--program", "p.txt")
+ok("the program from its text runs the same bits", "identical" in run("runs", "compare", "runs/whole", "runs/text").stdout)
+lines = text.splitlines()
+drop = next(i for i, l in enumerate(lines) if "backward part=norm_up" in l)
+(work / "bad.txt").write_text("\n".join(lines[:drop] + lines[drop + 1 :]) + "\n")
+refused("a program with an op deleted", "train", "run.toml", "--set", "run.name=bad", "--program", "bad.txt", says=["refused", "d_x"])
+
+# --- what comes out ------------------------------------------------------------------------------------------------------------
+args = ["runs/whole", "--prompt", "de molen", "--max-tokens", 24, "--temperature", "0.9", "--seed", 3]
+ok("generation with and without cache agree", run("generate", *args).stdout == run("generate", *args, "--no-cache").stdout)
+ok("a stop string ends it", "wind" not in run("generate", "runs/whole", "--max-tokens", 50, "--stop", "wind").stdout)
+run("checkpoint", "export", "runs/whole", "hf")
+ok("export has what transformers reads", {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= {p.name for p in (work / "hf").iterdir()})
+run("checkpoint", "import", "hf", "imported")
+ok("generation from the export agrees", run("generate", "hf", *args[1:]).stdout == run("generate", *args).stdout)
+shutil.rmtree(work)
+print(f"end to end: {checks} checks passed")
