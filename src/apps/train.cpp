@@ -1,7 +1,9 @@
 // molen train, simulate, calibrate, doctor
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "apps/cli.h"
@@ -11,11 +13,13 @@
 #include "plan/resolve.h"
 #include "program/build.h"
 #include "program/memory.h"
+#include "program/verify.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"
 #ifdef MOLEN_HAS_TORCH
 #include "train/calibrate.h"
 #include "train/doctor.h"
+#include "train/precision.h"
 #include "train/trainer.h"
 #include "train/world.h"
 #endif
@@ -99,6 +103,43 @@ int run_calibrate(const std::string& output, std::optional<int> ranks, int threa
   return kOk;
 }
 
+// Steps on synthetic tokens, for bench/: the trainer alone, without data or records.
+int run_bench(const ConfigOptions& options, int steps) {
+  const double started = now().value;
+  config::Config c = load_config(options);
+  const auto launch = train::resolve_launch(c, options.ranks);
+  train::run_ranks(launch, [&](comm::Communicator& world) {
+    config::Config mine = c;
+    const auto a = plan::resolve_architecture(mine);
+    const auto p = program::build(a, plan::resolve_setting(mine, a, launch.machine));
+    program::require_sound(p, "the built program");
+    const double ready = now().value;
+    auto timelines = train::run_synthetic(p, world, steps);
+    if (world.rank() != 0) return;
+    std::sort(timelines.begin(), timelines.end(), [](const auto& x, const auto& y) { return x.total_s < y.total_s; });
+    const double median = timelines[timelines.size() / 2].total_s;
+    const double flops = arch::model_flops(a, p.setting.global_batch * p.setting.sequence, p.setting.sequence, arch::FlopsConvention::kCausal).value;
+    struct rusage usage {};
+    ::getrusage(RUSAGE_SELF, &usage);
+    Json by_phase;
+    const auto phases = program::phase_seconds(program::expand(p), timelines[timelines.size() / 2]);
+    for (int i = 0; i < program::kNumPhases; ++i) by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] = phases.phase_s[static_cast<std::size_t>(i)];
+    by_phase["bubble"] = phases.bubble_s;
+    fmt::print("{}\n", Json{{"median_s", median}, {"min_s", timelines.front().total_s}, {"max_s", timelines.back().total_s}, {"gflops", flops / median * 1e-9},
+                            {"gemm_gflops", train::measure_precision(p.setting.threads).fp32}, {"peak_rss_bytes", usage.ru_maxrss * 1024},
+                            {"arena_bytes", program::plan_memory(p).peak.value}, {"startup_s", ready - started}, {"phase_s", by_phase}}.dump());
+  });
+  return kOk;
+}
+
+void add_bench(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb = app.add_subcommand("bench", "times training steps on synthetic tokens; one JSON line (`make bench` compares with peers)");
+  auto options = add_config_options(*verb);
+  auto steps = std::make_shared<int>(7);
+  verb->add_option("--steps", *steps, "timed steps after one warm-up")->capture_default_str()->check(CLI::PositiveNumber);
+  verb->callback([&chosen, options, steps] { chosen.action = [=] { return run_bench(*options, *steps); }; });
+}
+
 void add_train(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("train", "trains; under mpirun, srun, with --ranks threads, or alone");
   auto options = add_config_options(*verb);
@@ -144,9 +185,10 @@ void add_train_verbs(CLI::App& app, Chosen& chosen) {
 #ifdef MOLEN_HAS_TORCH
   add_train(app, chosen);
   add_calibrate(app, chosen);
+  add_bench(app, chosen);
   add_doctor(app, chosen);
 #else
-  for (const char* name : {"train", "calibrate", "doctor"}) {
+  for (const char* name : {"train", "calibrate", "bench", "doctor"}) {
     CLI::App* verb = app.add_subcommand(name, "needs libtorch, which this build lacks");
     verb->allow_extras();
     verb->callback([&chosen] { chosen.action = []() -> int { throw UsageError("this build has no libtorch: run `make setup build`"); }; });

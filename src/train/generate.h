@@ -17,7 +17,7 @@ struct GenerateOptions {
   int threads = 0;                  // 0: the machine's cores
 };
 
-// Continues `prompt`; `emit` gets complete UTF-8 as it comes. Returns the continuation. Ends at the end-of-text token, a stop string,
+// Continues `prompt`; `emit` gets valid UTF-8 as it comes (what is not becomes U+FFFD). Returns the continuation. Ends at the end-of-text token, a stop string,
 // max_tokens or the model's longest sequence.
 std::string generate(const LoadedModel& model, const std::string& prompt, const GenerateOptions& options, const std::function<void(const std::string&)>& emit);
 

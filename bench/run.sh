@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The benchmarks: trainer beside PyTorch, tokenizer beside Hugging Face and tiktoken. Tables here, JSON under build/bench/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p build/bench
+.venv/bin/python bench/step.py build/molen --output build/bench/step.json
+echo
+.venv/bin/python bench/peers/tokenizer.py --tool build/release/tests/tokenizer_tool --json build/bench/tokenizer.json

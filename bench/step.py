@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Step time and memory of molen beside PyTorch on the 56.4M Llama, alternating in one run.
+
+usage: step.py MOLEN [--rounds N] [--output FILE.json] [--no-compile] [--no-ddp]
+Prints a table; --output also writes the figures as JSON.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import numpy
+
+HERE = pathlib.Path(__file__).resolve().parent
+ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+
+
+def last_json(command, cwd):
+    r = subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True)
+    if r.returncode:
+        sys.exit(f"{' '.join(map(str, command))}:\n{r.stdout}\n{r.stderr}")
+    return json.loads([x for x in r.stdout.splitlines() if x.startswith("{")][-1])
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("molen")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--steps", type=int, default=6)
+    p.add_argument("--output")
+    p.add_argument("--no-compile", action="store_true")
+    p.add_argument("--no-ddp", action="store_true")
+    a = p.parse_args()
+    molen = str(pathlib.Path(a.molen).resolve())
+    with tempfile.TemporaryDirectory(prefix="molen_bench_") as folder:
+        sizes = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
+                 "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False}
+        model = pathlib.Path(folder) / "model"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(sizes))
+        make = ("import sys,json,torch; sys.path.insert(0,sys.argv[1]); import train_torch as t; from safetensors.torch import save_file; torch.manual_seed(0);"
+                "c=json.load(open(sys.argv[2]+'/config.json')); n=t.Llama(c); [torch.nn.init.normal_(w,0,0.02) for w in n.parameters() if w.dim()>1];"
+                "save_file({k:v.contiguous() for k,v in n.state_dict().items()}, sys.argv[2]+'/model.safetensors')")
+        subprocess.run([sys.executable, "-c", make, str(HERE / "peers"), str(model)], check=True)
+        numpy.random.default_rng(0).integers(0, 32000, (4, 4, 513), dtype=numpy.int32).tofile(pathlib.Path(folder) / "tokens.bin")
+        torch_args = ["--model", "model", "--tokens", "tokens.bin", "--sequence", "512", "--global-batch", "4", "--steps", str(a.steps + 2), "--quiet"]
+        peer = [sys.executable, str(HERE / "peers/train_torch.py"), *torch_args]
+        ours = [molen, "bench", "--model", "llama-60m", "--set", "data.sequence_length=512", "--set", "batch.global=4", "--set", "precision.compute=fp32",
+                "--steps", str(a.steps)]
+        kinds = {"molen": [*ours, "--set", "batch.micro=4", "--set", "math.threads=2"], "eager": [*peer, "--micro", "4", "--threads", "2"]}
+        if not a.no_compile:
+            kinds["compile"] = [*peer, "--micro", "4", "--threads", "2", "--compile", "--warmup-steps", "3"]
+        if not a.no_ddp:
+            mpirun = ["mpirun", "-n", "2", "--bind-to", "none", "--oversubscribe"]
+            two = [*ours, "--set", "batch.micro=2", "--set", "math.threads=1"]
+            kinds["molen, 2 ranks"] = [*mpirun, *two]
+            kinds["molen, 2 ranks, ZeRO-1"] = [*mpirun, *two, "--set", "parallel.zero=1"]
+            kinds["DDP gloo, 2 ranks"] = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *peer[1:], "--micro", "2", "--threads", "1"]
+        results = {k: [] for k in kinds}
+        for _ in range(a.rounds):
+            for name, command in kinds.items():
+                results[name].append(last_json(command, folder))
+        table(results, a.output)
+
+
+def table(results, output):
+    # 6 x 40.0M parameters (without the input embedding) x 2048 tokens, plus causal attention at half: as docs/formats say.
+    gflop = statistics.median(r["gflops"] * r["median_s"] for r in results["molen"])
+    gemm = max(r["gemm_gflops"] for r in results["molen"])
+    rows = {}
+    print(f"56.4M Llama, fp32, 4 x 512 tokens a step ({gflop:.0f} GFLOP); GEMM rate in this run {gemm:.0f} GFLOP/s (2 threads)")
+    print(f"{'':<26}{'s/step':>8}{'min':>8}{'max':>8}{'GFLOP/s':>9}{'of GEMM':>9}{'peak RSS':>11}")
+    for name, runs in results.items():
+        s = statistics.median(r["median_s"] for r in runs)
+        rows[name] = {"median_s": s, "min_s": min(r["min_s"] for r in runs), "max_s": max(r["max_s"] for r in runs), "gflops": gflop / s, "share_of_gemm": gflop / s / gemm,
+                      "peak_rss_bytes": max(r["peak_rss_bytes"] for r in runs), "rounds": [r["median_s"] for r in runs]}
+        r = rows[name]
+        print(f"{name:<26}{s:>8.3f}{r['min_s']:>8.3f}{r['max_s']:>8.3f}{r['gflops']:>9.0f}{100 * r['share_of_gemm']:>8.0f}%{r['peak_rss_bytes'] / 2**30:>8.2f} GiB")
+    ratios = {}
+    for ours, theirs in (("molen", "eager"), ("molen", "compile"), ("molen, 2 ranks", "DDP gloo, 2 ranks"), ("molen, 2 ranks, ZeRO-1", "DDP gloo, 2 ranks")):
+        if ours in rows and theirs in rows:
+            per_round = [t / o for o, t in zip(rows[ours]["rounds"], rows[theirs]["rounds"])]
+            ratios[f"{theirs} / {ours}"] = statistics.median(per_round)
+            print(f"{ours} is {statistics.median(per_round):.2f}x {theirs} (per round {', '.join(f'{x:.2f}' for x in per_round)}); memory {rows[ours]['peak_rss_bytes'] / rows[theirs]['peak_rss_bytes']:.2f}x")
+    start = statistics.median(r["startup_s"] for r in results["molen"])
+    print(f"molen is ready to step after {start:.2f} s")
+    if output:
+        pathlib.Path(output).write_text(json.dumps({"gemm_gflops": gemm, "rows": rows, "ratios": ratios, "startup_s": start}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
