@@ -1,0 +1,126 @@
+#include "store/console.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace molen::store {
+namespace {
+
+ConsoleStep sample() {
+  ConsoleStep s;
+  s.step = 120;
+  s.steps = 2000;
+  s.loss = 4.12345;
+  s.grad_norm = 0.8123;
+  s.lr = 3e-4;
+  s.tokens_total = 245760;
+  s.step_s = 0.5;
+  s.tokens_per_s = 12345;
+  s.tflops = 0.514;
+  s.mfu = 0.413;
+  s.memory_peak = std::int64_t{1} << 30;
+  s.memory_planned = std::int64_t{3} << 29;
+  s.data_wait_s = 0.005;
+  s.j_per_token = 0.01234;
+  s.watts = 152.4;
+  s.eta_s = 940;
+  return s;
+}
+
+std::string written(bool terminal, auto&& use) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* file = open_memstream(&text, &size);
+  {
+    LiveLine live(file, terminal, 2);
+    use(live);
+  }
+  std::fclose(file);
+  std::string all(text, size);
+  std::free(text);
+  return all;
+}
+
+TEST(Console, SaysAllOfAStep) {
+  EXPECT_EQ(step_line(sample()),
+            "step 120/2000 | loss 4.1235 | gnorm 0.812 | lr 3.00e-04 | 245.76 k tok | 500.0 ms | 12.35 k tok/s | 0.51 TFLOP/s | MFU 41.3% | "
+            "mem 1.00 GiB/1.50 GiB | data 1.0% | 0.0123 J/tok | 152 W | eta 15:40");
+}
+
+TEST(Console, WhatWasNotMeasuredIsADash) {
+  ConsoleStep s = sample();
+  s.tflops = s.mfu = s.j_per_token = s.watts = s.eta_s = std::nullopt;
+  s.memory_peak = s.memory_planned = std::nullopt;
+  s.step_s = 0;
+  s.tokens_per_s = std::numeric_limits<double>::infinity();
+  const std::string line = step_line(s);
+  for (const char* field : {"- TFLOP/s", "MFU -", "mem -/-", "data -", "- J/tok", "| - W", "eta -", "| - tok/s"})
+    EXPECT_NE(line.find(field), std::string::npos) << field << " in " << line;
+  s.mfu = NAN;
+  EXPECT_NE(step_line(s).find("MFU -"), std::string::npos);
+  s.step_s = NAN;
+  s.eta_s = INFINITY;
+  EXPECT_NE(step_line(s).find("eta -"), std::string::npos);
+}
+
+TEST(Console, ABrokenLossStandsOut) {
+  ConsoleStep s = sample();
+  s.loss = NAN;
+  EXPECT_NE(step_line(s).find("loss nan"), std::string::npos);
+  EXPECT_NE(step_line(s, {true, 0}).find("\x1b[1;31mloss nan\x1b[0m"), std::string::npos);
+}
+
+TEST(Console, ColourFollowsTheConventions) {
+  EXPECT_TRUE(console_style(nullptr, "xterm", true, 80).color);
+  EXPECT_TRUE(console_style("", "xterm", true, 80).color);  // no-color.org: set and not empty
+  EXPECT_FALSE(console_style("1", "xterm", true, 80).color);
+  EXPECT_FALSE(console_style(nullptr, "dumb", true, 80).color);
+  EXPECT_FALSE(console_style(nullptr, nullptr, true, 80).color);
+  EXPECT_FALSE(console_style(nullptr, "xterm", false, 80).color);
+  EXPECT_EQ(console_style(nullptr, "xterm", false, 80).width, 0);
+}
+
+RC_GTEST_PROP(Console, FitsAnyWidthAndKeepsTheStep, ()) {
+  const int width = *rc::gen::inRange(1, 300);
+  const ConsoleStep s = sample();
+  const std::string line = step_line(s, {true, width});
+  RC_ASSERT(visible_columns(line) <= width);
+  RC_ASSERT(step_line(s, {false, width}).substr(0, 13) == std::string("step 120/2000").substr(0, static_cast<std::size_t>(width)));
+  RC_ASSERT(visible_columns(line) == static_cast<int>(step_line(s, {false, width}).size()));
+}
+
+TEST(Console, KeepsTheMostNeededFields) { EXPECT_EQ(step_line(sample(), {false, 52}), "step 120/2000 | loss 4.1235 | 12.35 k tok/s"); }
+
+TEST(Console, Durations) {
+  EXPECT_EQ(duration(0), "00:00");
+  EXPECT_EQ(duration(59.6), "01:00");
+  EXPECT_EQ(duration(3661), "01:01:01");
+  EXPECT_EQ(duration(86400 * 3 + 4 * 3600 + 5 * 60), "3 d 04:05");
+  EXPECT_EQ(duration(-1), "-");
+  EXPECT_EQ(duration(NAN), "-");
+  EXPECT_EQ(duration(INFINITY), "-");
+}
+
+TEST(LiveLine, OneLineAStepWithoutATerminal) {
+  EXPECT_EQ(written(false, [](LiveLine& live) { live.step(1, "a"), live.note("n"), live.step(2, "b"); }), "a\nn\nb\n");
+}
+
+TEST(LiveLine, OneLineInPlaceOnATerminal) {
+  EXPECT_EQ(written(true, [](LiveLine& live) { live.step(1, "long line"), live.step(2, "ab"), live.step(3, "c"); }), "\rlong line\rab       \n\rc\n");
+  EXPECT_EQ(written(true, [](LiveLine& live) { live.step(1, "abc"), live.note("n"); }), "\rabc\rn  \nabc\n");
+}
+
+TEST(LiveLine, AClosedReaderEndsNoRun) {
+  std::FILE* full = std::fopen("/dev/full", "w");
+  if (full == nullptr) GTEST_SKIP() << "no /dev/full";
+  LiveLine live(full, false);
+  EXPECT_NO_THROW(live.step(1, "x"));
+  live.finish();
+  std::fclose(full);
+}
+
+}  // namespace
+}  // namespace molen::store
