@@ -1,0 +1,145 @@
+#include "store/tensorboard.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace molen::store {
+namespace {
+
+constexpr std::size_t kFlushBytes = 64 * 1024;
+
+constexpr std::array<std::uint32_t, 256> make_table() {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    std::uint32_t c = i;
+    for (int bit = 0; bit < 8; ++bit) c = (c & 1) != 0 ? (c >> 1) ^ 0x82f63b78u : c >> 1;  // the polynomial, reflected
+    table[i] = c;
+  }
+  return table;
+}
+constexpr auto kTable = make_table();
+
+// Little-endian whatever the host is.
+template <class T>
+void put_fixed(std::string& out, T value) {
+  for (std::size_t i = 0; i < sizeof(T); ++i) out += static_cast<char>((value >> (8 * i)) & 0xff);
+}
+
+void put_varint(std::string& out, std::uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out += static_cast<char>((value & 0x7f) | 0x80);
+  out += static_cast<char>(value);
+}
+
+enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+void put_key(std::string& out, int field, WireType type) { put_varint(out, static_cast<std::uint64_t>(field << 3 | type)); }
+
+void put_bytes(std::string& out, int field, std::string_view bytes) {
+  put_key(out, field, kBytes);
+  put_varint(out, bytes.size());
+  out += bytes;
+}
+
+// Event without its payload: wall_time = 1, step = 2 (absent where 0, as protobuf writes it).
+std::string event_head(std::int64_t step, double wall) {
+  std::string event;
+  put_key(event, 1, kFixed64);
+  put_fixed(event, std::bit_cast<std::uint64_t>(wall));
+  if (step != 0) {
+    put_key(event, 2, kVarint);
+    put_varint(event, static_cast<std::uint64_t>(step));
+  }
+  return event;
+}
+
+std::string frame(std::string_view data) {
+  std::string record;
+  put_fixed(record, static_cast<std::uint64_t>(data.size()));
+  put_fixed(record, masked_crc32c(record));
+  record += data;
+  put_fixed(record, masked_crc32c(data));
+  return record;
+}
+
+}  // namespace
+
+std::uint32_t crc32c(std::string_view data) {
+  std::uint32_t crc = 0xffffffffu;
+  for (const char c : data) crc = kTable[(crc ^ static_cast<unsigned char>(c)) & 0xff] ^ (crc >> 8);
+  return ~crc;
+}
+
+std::uint32_t masked_crc32c(std::string_view data) { return std::rotr(crc32c(data), 15) + 0xa282ead8u; }
+
+std::string file_version_record(double wall) {
+  std::string event = event_head(0, wall);
+  put_bytes(event, 3, "brain.Event:2");
+  return frame(event);
+}
+
+std::string scalar_record(std::string_view tag, float value, std::int64_t step, double wall) {
+  std::string point, summary, event = event_head(step, wall);
+  put_bytes(point, 1, tag);
+  put_key(point, 2, kFixed32);
+  put_fixed(point, std::bit_cast<std::uint32_t>(value));
+  put_bytes(summary, 1, point);
+  put_bytes(event, 5, summary);
+  return frame(event);
+}
+
+std::string session_start_record(std::int64_t step, double wall) {
+  std::string log, event = event_head(step, wall);
+  put_key(log, 1, kVarint);
+  put_varint(log, 1);  // START
+  put_bytes(event, 7, log);
+  return frame(event);
+}
+
+TensorBoardWriter::TensorBoardWriter(const fs::path& dir, const std::string& host, std::int64_t pid, double wall) {
+  if (wall < 0) wall = wall_time();
+  std::error_code failure;
+  fs::create_directories(dir, failure);
+  if (failure) throw Error("{}: cannot create the TensorBoard directory: {}", dir.string(), failure.message());
+  // Two attempts may begin within a second under one process id (in a container each is 1): the number keeps them apart.
+  for (int n = 0; fd_ < 0; ++n) {
+    path_ = dir / fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<std::int64_t>(wall), host, pid, n);
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
+    if (fd_ < 0 && errno != EEXIST) throw Error("{}: cannot create: {}", path_.string(), std::strerror(errno));
+  }
+  buffer_ = file_version_record(wall);
+}
+
+TensorBoardWriter::~TensorBoardWriter() {
+  try {
+    flush();
+  } catch (const Error&) {
+  }
+  ::close(fd_);
+}
+
+void TensorBoardWriter::scalar(std::string_view tag, double value, std::int64_t step, double wall) {
+  buffer_ += scalar_record(tag, static_cast<float>(value), step, wall);
+  if (buffer_.size() >= kFlushBytes) flush();
+}
+
+void TensorBoardWriter::session_start(std::int64_t step, double wall) { buffer_ += session_start_record(step, wall); }
+
+void TensorBoardWriter::flush() {
+  while (!buffer_.empty()) {
+    const ssize_t written = ::write(fd_, buffer_.data(), buffer_.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) throw Error("{}: cannot write: {}", path_.string(), std::strerror(errno));
+    buffer_.erase(0, static_cast<std::size_t>(written));
+  }
+}
+
+}  // namespace molen::store
