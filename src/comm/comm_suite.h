@@ -1,0 +1,240 @@
+// One suite for every communicator: each collective against a plain reference, for types, even, uneven and empty counts. Called on
+// every rank; returns what is wrong, empty if nothing is.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "comm/communicator.h"
+
+namespace molen::comm::suite {
+
+// Element `i` of rank `r`'s data: small integers, which every type holds and sums exactly.
+inline double value(int rank, std::int64_t i) { return static_cast<double>((rank * 7 + i * 3) % 11) - (rank % 2 == 0 ? 0 : 2); }
+
+inline void store(DType t, void* data, std::int64_t i, double x) {
+  const auto float_bits = [](float f) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    return bits;
+  };
+  switch (t) {
+    case DType::kF64: static_cast<double*>(data)[i] = x; return;
+    case DType::kF32: static_cast<float*>(data)[i] = static_cast<float>(x); return;
+    case DType::kI64: static_cast<std::int64_t*>(data)[i] = static_cast<std::int64_t>(x); return;
+    case DType::kI32: static_cast<std::int32_t*>(data)[i] = static_cast<std::int32_t>(x); return;
+    case DType::kU8: static_cast<std::uint8_t*>(data)[i] = static_cast<std::uint8_t>(x + 2); return;
+    case DType::kBF16: static_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(float_bits(static_cast<float>(x)) >> 16); return;
+    case DType::kF16: {
+      const auto half = static_cast<_Float16>(x);
+      std::memcpy(static_cast<std::uint16_t*>(data) + i, &half, 2);
+      return;
+    }
+    default: throw Error("suite: type");
+  }
+}
+
+inline double load(DType t, const void* data, std::int64_t i) {
+  switch (t) {
+    case DType::kF64: return static_cast<const double*>(data)[i];
+    case DType::kF32: return static_cast<const float*>(data)[i];
+    case DType::kI64: return static_cast<double>(static_cast<const std::int64_t*>(data)[i]);
+    case DType::kI32: return static_cast<const std::int32_t*>(data)[i];
+    case DType::kU8: return static_cast<const std::uint8_t*>(data)[i];
+    case DType::kBF16: {
+      const std::uint32_t bits = static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(data)[i]) << 16;
+      float f;
+      std::memcpy(&f, &bits, 4);
+      return f;
+    }
+    case DType::kF16: {
+      _Float16 half;
+      std::memcpy(&half, static_cast<const std::uint16_t*>(data) + i, 2);
+      return static_cast<double>(half);
+    }
+    default: throw Error("suite: type");
+  }
+}
+
+class Suite {
+ public:
+  explicit Suite(Communicator& c) : c_(c) {}
+
+  std::string run() {
+    for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kU8})
+      for (const std::int64_t n : {0, 1, 3, 17, 4096, 70001}) {
+        all_reduce(t, n);
+        broadcast(t, n);
+        for (const int shape : {0, 1, 2}) {
+          gather(t, n, shape);
+          scatter(t, n, shape);
+          exchange(t, n, shape);
+        }
+        if (!wrong_.empty()) return wrong_;
+      }
+    point_to_point();
+    groups();
+    rounding();
+    return wrong_;
+  }
+
+ private:
+  using Bytes = std::vector<char>;
+
+  Bytes filled(DType t, std::int64_t n, int rank) const {
+    Bytes b(static_cast<std::size_t>(n * size_of(t)) + 8, 0x5a);
+    for (std::int64_t i = 0; i < n; ++i) store(t, b.data(), i, value(rank, i));
+    return b;
+  }
+  static double as(DType t, double x) { return t == DType::kU8 ? x + 2 : x; }
+  void expect(bool ok, const std::string& what) {
+    if (!ok && wrong_.empty()) wrong_ = fmt::format("rank {}: {}", c_.rank(), what);
+  }
+  double combined(DType t, std::int64_t i, Reduce op) const {
+    double x = as(t, value(0, i));
+    for (int r = 1; r < c_.size(); ++r) {
+      const double y = as(t, value(r, i));
+      x = op == Reduce::kSum ? x + y : op == Reduce::kMax ? std::max(x, y) : std::min(x, y);
+    }
+    return x;
+  }
+
+  // Counts per rank: even, uneven, everything on the last.
+  std::vector<std::int64_t> counts(std::int64_t n, int shape) const {
+    std::vector<std::int64_t> result;
+    for (int r = 0; r < c_.size(); ++r)
+      result.push_back(shape == 0 ? n : shape == 1 ? (n * (r + 1)) / 3 : r + 1 == c_.size() ? n : 0);
+    return result;
+  }
+  static std::int64_t sum(const std::vector<std::int64_t>& v, int until = -1) {
+    std::int64_t total = 0;
+    for (std::size_t i = 0; i < (until < 0 ? v.size() : static_cast<std::size_t>(until)); ++i) total += v[i];
+    return total;
+  }
+
+  void all_reduce(DType t, std::int64_t n) {
+    for (const Reduce op : {Reduce::kSum, Reduce::kMax, Reduce::kMin}) {
+      Bytes data = filled(t, n, c_.rank());
+      const auto before = c_.traffic();
+      c_.all_reduce(data.data(), n, t, op);
+      expect(c_.traffic().calls == before.calls + 1 && c_.traffic().bytes == before.bytes + n * size_of(t), "all_reduce is counted wrongly");
+      bool ok = true;
+      for (std::int64_t i = 0; i < n; ++i) ok = ok && load(t, data.data(), i) == combined(t, i, op);
+      expect(ok && data[static_cast<std::size_t>(n * size_of(t))] == 0x5a, fmt::format("all_reduce of {} x {} is wrong", n, name_of(t)));
+    }
+  }
+
+  void broadcast(DType t, std::int64_t n) {
+    for (int root = 0; root < c_.size(); ++root) {
+      Bytes data = filled(t, n, c_.rank());
+      c_.broadcast(data.data(), n, t, root);
+      expect(data == filled(t, n, root), fmt::format("broadcast of {} x {} from {} is wrong", n, name_of(t), root));
+    }
+  }
+
+  void gather(DType t, std::int64_t n, int shape) {
+    const auto k = counts(n, shape);
+    const std::int64_t mine = k[static_cast<std::size_t>(c_.rank())], all = sum(k), width = size_of(t);
+    for (const bool in_place : {false, true}) {
+      Bytes send = filled(t, mine, c_.rank()), receive(static_cast<std::size_t>(all * width) + 8, 0x5a);
+      char* place = receive.data() + sum(k, c_.rank()) * width;
+      if (in_place) std::memcpy(place, send.data(), static_cast<std::size_t>(mine * width));
+      c_.all_gather(in_place ? place : send.data(), receive.data(), k, t);
+      bool ok = receive[static_cast<std::size_t>(all * width)] == 0x5a;
+      for (int r = 0; r < c_.size(); ++r)
+        for (std::int64_t i = 0; i < k[static_cast<std::size_t>(r)]; ++i) ok = ok && load(t, receive.data(), sum(k, r) + i) == as(t, value(r, i));
+      expect(ok, fmt::format("all_gather of {} x {}, shape {}, in place {} is wrong", n, name_of(t), shape, in_place));
+    }
+  }
+
+  void scatter(DType t, std::int64_t n, int shape) {
+    const auto k = counts(n, shape);
+    const std::int64_t mine = k[static_cast<std::size_t>(c_.rank())], all = sum(k), width = size_of(t), first = sum(k, c_.rank());
+    for (const bool in_place : {false, true}) {
+      Bytes send = filled(t, all, c_.rank()), receive(static_cast<std::size_t>(mine * width) + 8, 0x5a);
+      char* into = in_place ? send.data() + first * width : receive.data();
+      c_.reduce_scatter(send.data(), into, k, t, Reduce::kSum);
+      bool ok = true;
+      for (std::int64_t i = 0; i < mine; ++i) ok = ok && load(t, into, i) == combined(t, first + i, Reduce::kSum);
+      // What is not ours stays as it was.
+      if (in_place)
+        for (std::int64_t i = 0; i < all; ++i)
+          if (i < first || i >= first + mine) ok = ok && load(t, send.data(), i) == as(t, value(c_.rank(), i));
+      expect(ok, fmt::format("reduce_scatter of {} x {}, shape {}, in place {} is wrong", n, name_of(t), shape, in_place));
+    }
+  }
+
+  void exchange(DType t, std::int64_t n, int shape) {
+    // Rank r sends (base + r) elements to everyone: what arrives from r is as long as r says.
+    const std::int64_t base = shape == 2 ? 0 : n / 4 + shape;
+    const std::vector<std::int64_t> out(static_cast<std::size_t>(c_.size()), base + c_.rank());
+    std::vector<std::int64_t> in;
+    for (int r = 0; r < c_.size(); ++r) in.push_back(base + r);
+    const Bytes send = filled(t, sum(out), c_.rank());
+    Bytes receive(static_cast<std::size_t>(sum(in) * size_of(t)) + 8, 0x5a);
+    c_.all_to_all(send.data(), out, receive.data(), in, t);
+    bool ok = true;
+    for (int r = 0; r < c_.size(); ++r)
+      for (std::int64_t i = 0; i < in[static_cast<std::size_t>(r)]; ++i)
+        ok = ok && load(t, receive.data(), sum(in, r) + i) == as(t, value(r, (base + r) * c_.rank() + i));
+    expect(ok, fmt::format("all_to_all of {} x {}, shape {} is wrong", n, name_of(t), shape));
+  }
+
+  void point_to_point() {
+    // A ring: even ranks send first, so that blocking calls cannot wait for each other.
+    if (c_.size() < 2) return;
+    const int next = (c_.rank() + 1) % c_.size(), before = (c_.rank() + c_.size() - 1) % c_.size();
+    constexpr std::int64_t n = 5003;
+    const Bytes mine = filled(DType::kF32, n, c_.rank());
+    Bytes got(mine.size(), 0x5a);
+    if (c_.rank() % 2 == 0) {
+      c_.send(mine.data(), n, DType::kF32, next);
+      c_.recv(got.data(), n, DType::kF32, before);
+    } else {
+      c_.recv(got.data(), n, DType::kF32, before);
+      c_.send(mine.data(), n, DType::kF32, next);
+    }
+    expect(got == filled(DType::kF32, n, before), "send and receive around the ring is wrong");
+    c_.barrier();
+  }
+
+  void groups() {
+    const auto half = c_.split(c_.rank() % 2, -c_.rank());   // keys turn the order around
+    std::int64_t ranks = c_.rank();
+    half->all_reduce(&ranks, 1, DType::kI64, Reduce::kSum);
+    std::int64_t want = 0;
+    int members = 0, larger = 0;
+    for (int r = c_.rank() % 2; r < c_.size(); r += 2) {
+      want += r;
+      ++members;
+      larger += r > c_.rank();
+    }
+    expect(ranks == want && half->size() == members && half->rank() == larger, "a split group is wrong");
+    c_.barrier();
+  }
+
+  // Sums that do round: the same bits on every rank, and again.
+  void rounding() {
+    std::vector<float> first;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      std::vector<float> x(30011);
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(normal_at(static_cast<std::uint64_t>(c_.rank() + 1), i));
+      c_.all_reduce(x.data(), static_cast<std::int64_t>(x.size()), DType::kF32, Reduce::kSum);
+      std::vector<float> zero = x;
+      c_.broadcast(zero.data(), static_cast<std::int64_t>(zero.size()), DType::kF32, 0);
+      expect(std::memcmp(x.data(), zero.data(), x.size() * 4) == 0, "ranks hold different bits after all_reduce");
+      if (repeat == 0) first = x;
+      else expect(std::memcmp(x.data(), first.data(), x.size() * 4) == 0, "all_reduce repeated gives other bits");
+    }
+  }
+
+  Communicator& c_;
+  std::string wrong_;
+};
+
+}  // namespace molen::comm::suite
