@@ -1,0 +1,31 @@
+// Prometheus text exposition 0.0.4, written whole and renamed, as node_exporter's textfile collector wants it: no open
+// port on a compute node.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+
+namespace molen::store {
+
+enum class PrometheusType { kCounter, kGauge, kUntyped };
+
+struct PrometheusSample {
+  std::string name;  // [a-zA-Z_:][a-zA-Z0-9_:]*; base units in it; a counter ends in _total
+  std::string help;  // one for all samples of a name; any text
+  PrometheusType type = PrometheusType::kGauge;
+  std::map<std::string, std::string> labels;  // names [a-zA-Z_][a-zA-Z0-9_]*, not __...; values any UTF-8
+  double value = 0;                           // NaN and infinities are written as such; leave out what was not measured
+};
+
+// Samples of one name are written together, under one HELP and one TYPE line, in the order in which names first appear.
+// Throws Error for a name or label that Prometheus would refuse, a counter not named _total, two help texts or types of one
+// name, or two samples of one name and labels: one bad line makes the collector drop the whole file.
+std::string prometheus_text(const std::vector<PrometheusSample>& samples);
+
+// Atomic: a scrape sees the old or the new file. The collector reads names that end in .prom only.
+void write_prometheus(const fs::path& path, const std::vector<PrometheusSample>& samples);
+
+}  // namespace molen::store

@@ -1,0 +1,73 @@
+#include "store/trace.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "base/error.h"
+
+namespace molen::store {
+namespace {
+
+Json parsed(const std::vector<TraceSpan>& spans, const std::vector<TraceCounter>& counters = {}) { return parse_json(trace_json(spans, counters), "trace"); }
+
+std::vector<Json> of_kind(const Json& document, const std::string& ph) {
+  std::vector<Json> out;
+  for (const auto& e : document["traceEvents"])
+    if (e["ph"] == ph) out.push_back(e);
+  return out;
+}
+
+TEST(Trace, SpansInMicrosecondsOnNamedThreads) {
+  const Json t = parsed({{"forward \"q\"", "compute", "compute", 100.0, 100.002, {{"bytes", 12}}, 1}, {"all-reduce", "comm", "dp", 100.001, 100.0015, {}, 1}},
+                        {{"watts", 100.0, 250.5, 1}, {"watts", 100.001, NAN, 1}});
+  EXPECT_EQ(t["displayTimeUnit"], "ms");
+  const auto spans = of_kind(t, "X");
+  ASSERT_EQ(spans.size(), 2u);
+  EXPECT_EQ(spans[0]["name"], "forward \"q\"");
+  EXPECT_EQ(spans[0]["ts"], 0.0);
+  EXPECT_EQ(spans[0]["dur"], 2000.0);
+  EXPECT_EQ(spans[0]["args"]["bytes"], 12);
+  EXPECT_EQ(spans[1]["ts"], 1000.0);
+  EXPECT_EQ(spans[1]["dur"], 500.0);
+  EXPECT_EQ(spans[1]["pid"], 1);
+  EXPECT_NE(spans[0]["tid"], spans[1]["tid"]);
+  std::map<std::int64_t, std::string> names;
+  for (const auto& m : of_kind(t, "M"))
+    if (m["name"] == "thread_name") names[m["tid"].get<std::int64_t>()] = m["args"]["name"].get<std::string>();
+  EXPECT_EQ(names[spans[0]["tid"].get<std::int64_t>()], "compute");
+  EXPECT_EQ(names[spans[1]["tid"].get<std::int64_t>()], "dp");
+  ASSERT_EQ(of_kind(t, "C").size(), 1u);  // what is no number is no sample
+  EXPECT_EQ(of_kind(t, "C")[0]["args"]["value"], 250.5);
+}
+
+TEST(Trace, EmptyIsValid) { EXPECT_TRUE(parsed({})["traceEvents"].empty()); }
+
+TEST(Trace, RefusesImpossibleTimes) {
+  EXPECT_THROW(trace_json({{"a", "", "t", 2, 1, {}, 0}}), Error);
+  EXPECT_THROW(trace_json({{"a", "", "t", NAN, 1, {}, 0}}), Error);
+  EXPECT_THROW(trace_json({{"a", "", "t", 0, INFINITY, {}, 0}}), Error);
+}
+
+TEST(Trace, NamesThatAreNoUtf8DoNotLoseTheTrace) { EXPECT_EQ(of_kind(parsed({{"\xff", "", "t", 0, 1, {}, 0}}), "X").size(), 1u); }
+
+// The format's law: X events of one thread nest or are apart.
+RC_GTEST_PROP(Trace, SpansOfAThreadNest, ()) {
+  const auto raw = *rc::gen::container<std::vector<std::pair<int, int>>>(rc::gen::pair(rc::gen::inRange(0, 40), rc::gen::inRange(0, 20)));
+  std::vector<TraceSpan> spans;
+  for (const auto& [start, length] : raw) spans.push_back({"s", "c", "t", start * 1e-3, (start + length) * 1e-3, {}, 0});
+  const auto events = of_kind(parsed(spans), "X");
+  RC_ASSERT(events.size() == spans.size());
+  for (std::size_t i = 0; i < events.size(); ++i)
+    for (std::size_t j = i + 1; j < events.size(); ++j) {
+      if (events[i]["tid"] != events[j]["tid"]) continue;
+      const double a = events[i]["ts"].get<double>(), b = a + events[i]["dur"].get<double>();
+      const double c = events[j]["ts"].get<double>(), d = c + events[j]["dur"].get<double>();
+      RC_ASSERT((b <= c + 1e-6 || d <= a + 1e-6) || (a <= c && d <= b + 1e-6) || (c <= a && b <= d + 1e-6));
+    }
+}
+
+}  // namespace
+}  // namespace molen::store
