@@ -114,7 +114,8 @@ int run_bench(const ConfigOptions& options, int steps) {
     const auto p = program::build(a, plan::resolve_setting(mine, a, launch.machine));
     program::require_sound(p, "the built program");
     const double ready = now().value;
-    auto timelines = train::run_synthetic(p, world, steps);
+    auto run = train::run_synthetic(p, world, steps);
+    auto& timelines = run.timelines;
     if (world.rank() != 0) return;
     std::sort(timelines.begin(), timelines.end(), [](const auto& x, const auto& y) { return x.total_s < y.total_s; });
     const double median = timelines[timelines.size() / 2].total_s;
@@ -127,7 +128,7 @@ int run_bench(const ConfigOptions& options, int steps) {
     by_phase["bubble"] = phases.bubble_s;
     fmt::print("{}\n", Json{{"median_s", median}, {"min_s", timelines.front().total_s}, {"max_s", timelines.back().total_s}, {"gflops", flops / median * 1e-9},
                             {"gemm_gflops", train::measure_precision(p.setting.threads).fp32}, {"peak_rss_bytes", usage.ru_maxrss * 1024},
-                            {"arena_bytes", program::plan_memory(p).peak.value}, {"startup_s", ready - started}, {"phase_s", by_phase}}.dump());
+                            {"arena_bytes", program::plan_memory(p).peak.value}, {"arena_used_bytes", run.used.value}, {"startup_s", ready - started}, {"phase_s", by_phase}}.dump());
   });
   return kOk;
 }

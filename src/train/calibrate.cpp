@@ -58,7 +58,7 @@ std::string cpu_model() {
   return info.substr(colon + 2, end - colon - 2);
 }
 
-std::vector<program::Timeline> run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {
+SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {
   exec::Executor executor(p, world.rank(), &world, {});
   {
     // Speed does not depend on the values as long as they are ordinary numbers; drawing them would take longer than the steps.
@@ -75,14 +75,16 @@ std::vector<program::Timeline> run_synthetic(const program::Program& p, comm::Co
     for (std::int64_t i = 0; i < n; ++i) labels[i] = ids[(i + 1) % n];
     return n;
   };
-  std::vector<program::Timeline> timelines;
+  SyntheticRun run;
   for (int i = 0; i <= repeats; ++i) {
     input.step = i + 1;
     world.barrier();
     auto result = executor.run(input);
-    if (i > 0) timelines.push_back(std::move(result.timeline));
+    if (i > 0) run.timelines.push_back(std::move(result.timeline));
   }
-  return timelines;
+  const auto& high = executor.measured_high_water();
+  run.used = Bytes(*std::max_element(high.begin(), high.end()));
+  return run;
 }
 
 sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
@@ -108,7 +110,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
       const auto p = program::build(architecture(shape), setting);
       program::require_sound(p, "calibration");
       const double start = now().value;
-      const auto timelines = run_synthetic(p, world, o.repeats);
+      const auto timelines = run_synthetic(p, world, o.repeats).timelines;
       const auto ops = program::expand(p);
       for (std::size_t i = 0; i < ops.size(); ++i) {
         std::vector<double> seconds;

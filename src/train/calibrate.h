@@ -26,8 +26,12 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::st
                                   const std::function<void(const std::string&)>& progress);
 
 // Steps of `p` on synthetic tokens, timed; for calibration, comparison and benchmarks. Returns the Timeline of each repeat on this
-// rank after one warm-up.
-std::vector<program::Timeline> run_synthetic(const program::Program& p, comm::Communicator& world, int repeats);
+// rank after one warm-up, and the highest byte of the arena that was in use.
+struct SyntheticRun {
+  std::vector<program::Timeline> timelines;
+  Bytes used;
+};
+SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats);
 
 std::string cpu_model();
 

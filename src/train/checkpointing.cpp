@@ -17,6 +17,8 @@ DType dtype_of(const at::Tensor& t) {
   }
 }
 
+constexpr std::int64_t kPiece = 1 << 18;   // elements read at a time
+
 struct Family {
   std::string storage, prefix;
 };
@@ -74,9 +76,13 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, bo
                  const std::string name = stored_prefix + p.name;
                  const auto& stored = from.tensor(name);
                  if (stored.shape != p.shape) throw UsageError("{}: tensor {} has another shape than the model", from.path().string(), name);
-                 at::Tensor host = at::empty({values.numel()}, exec::to_aten(stored.dtype));
-                 from.read(name, offset, values.numel(), host.data_ptr());
-                 values.copy_(host);
+                 // In pieces: a whole embedding table beside the arena would show in the process's peak.
+                 at::Tensor host = at::empty({std::min(values.numel(), kPiece)}, exec::to_aten(stored.dtype));
+                 for (std::int64_t at = 0; at < values.numel(); at += kPiece) {
+                   const std::int64_t n = std::min(kPiece, values.numel() - at);
+                   from.read(name, offset + at, n, host.data_ptr());
+                   values.narrow(0, at, n).copy_(host.narrow(0, 0, n));
+                 }
                });
     }
   };

@@ -1,25 +1,49 @@
 #include "train/recorder.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 
 #include "arch/parts.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "program/text.h"
+#include "store/console.h"
+#include "store/prometheus.h"
 #include "store/run_directory.h"
+#include "store/tensorboard.h"
+#include "store/trace.h"
 #include "train/environment.h"
 
 namespace molen::train {
 
+namespace {
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+store::ConsoleStyle terminal_style() {
+  struct winsize size {};
+  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  if (terminal) ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
+  return store::console_style(std::getenv("NO_COLOR"), std::getenv("TERM"), terminal, size.ws_col);
+}
+
+}  // namespace
+
 class Recorder::Impl {
  public:
   Impl(const Job& job, std::int64_t total_steps, std::int64_t stop_step)
-      : job_(job), total_steps_(total_steps), stop_step_(stop_step), run_(run_directory(job.config)) {
+      : job_(job), total_steps_(total_steps), stop_step_(stop_step), run_(run_directory(job.config)), style_(terminal_style()),
+        live_(stdout, ::isatty(STDOUT_FILENO) == 1), tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
     tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence, arch::FlopsConvention::kCausal).value;
   }
@@ -39,7 +63,7 @@ class Recorder::Impl {
                human(memory.base), human(memory.other));
     if (start_step > 0) fmt::print("continues after step {} from {} (state {})\n", start_step, *job_.resume_from, state_hash.substr(0, 12));
     std::fflush(stdout);
-    first_step_ = start_step;
+    if (start_step > 0) tensorboard_.session_start(start_step + 1, wall_time());
   }
 
   void before_step() {}
@@ -65,10 +89,22 @@ class Recorder::Impl {
     run_.append(m);
     recent_.push_back(r.step_s);
     if (recent_.size() > 50) recent_.pop_front();
+    to_tensorboard(m);
+    to_prometheus(m);
     line(m);
   }
 
-  void trace(std::int64_t, const std::vector<program::Expanded>&, const program::Timeline&) {}
+  void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
+    const double origin = timeline_end_;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const auto& s = *ops[i].step;
+      spans_.push_back({program::kind_of(s.op), std::string(program::name_of(s.phase)), std::string(program::name_of(s.stream)), origin + timeline.ops[i].start_s,
+                        origin + timeline.ops[i].end_s,
+                        {{"step", step}, {"op", ops[i].op}, {"micro_batch", ops[i].micro_batch}, {"bytes", s.moved.value}, {"flops", s.hardware_flops.value}}, 0});
+    }
+    timeline_end_ = origin + timeline.total_s;
+    run_.write_trace(store::trace_json(spans_));
+  }
 
   void validation(std::int64_t step, const ValidationResult& v) {
     Json bits = Json::object();
@@ -78,14 +114,16 @@ class Recorder::Impl {
       text += fmt::format("  {} {:.3f}", language, b);
     }
     run_.event("validation", {{"step", step}, {"loss", v.loss}, {"tokens", v.tokens}, {"bits_per_byte", bits}});
-    fmt::print("validation after step {}: loss {:.4f} over {} tokens, bits per byte{}\n", step, v.loss, v.tokens, text);
-    std::fflush(stdout);
+    const double wall = wall_time();
+    tensorboard_.scalar("validation_metrics/loss", v.loss, step, wall);
+    for (const auto& [language, b] : v.bits_per_byte) tensorboard_.scalar("validation_metrics/bits_per_byte/" + language, b, step, wall);
+    tensorboard_.flush();
+    live_.note(fmt::format("validation after step {}: loss {:.4f} over {} tokens, bits per byte{}", step, v.loss, v.tokens, text));
   }
 
   void checkpoint(std::int64_t step, const std::string& path, double seconds) {
     run_.event("checkpoint", {{"step", step}, {"path", path}, {"seconds", seconds}});
-    fmt::print("saved {} in {}\n", path, human(Seconds(seconds)));
-    std::fflush(stdout);
+    live_.note(fmt::format("saved {} in {}", path, human(Seconds(seconds))));
   }
 
   void prediction(const program::Comparison& c, const MemoryPrediction& memory, std::int64_t planned, std::int64_t measured_peak, std::int64_t rss) {
@@ -95,16 +133,18 @@ class Recorder::Impl {
     run_.write_prediction({{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
                            {"memory_bytes", {{"planned", planned}, {"measured", measured_peak}, {"process_predicted", memory.total().value}, {"process_measured", rss}}},
                            {"ops", ops}});
+    live_.finish();
     fmt::print("\npredicted beside measured (median step):\n{}", program::to_table(c));
   }
 
   void note(const std::string& text) {
     run_.event("note", {{"text", text}});
-    fmt::print("{}\n", text);
+    live_.note(text);
   }
 
   void end(std::int64_t step, const std::string& reason) {
     run_.event("stop", {{"step", step}, {"reason", reason}});
+    live_.finish();
     fmt::print("stopped after step {}: {}\n", step, reason);
     std::fflush(stdout);
   }
@@ -116,15 +156,63 @@ class Recorder::Impl {
     double mean = 0;
     for (const double s : recent_) mean += s / static_cast<double>(recent_.size());
     const double eta = mean * static_cast<double>(stop_step_ - m.step);
-    fmt::print("step {}/{} | loss {:.4f} | gnorm {:.3f} | lr {:.2e} | {:.0f} tok/s | {:.3f} TFLOP/s | MFU - | mem {}/{} | data {:.1f}% | J/tok - | eta {}\n", m.step, total_steps_, m.loss,
-               m.grad_norm, m.lr, m.tokens_per_s, m.model_tflops_per_device.value_or(0), human(Bytes(m.memory_peak_bytes)), human(Bytes(m.memory_planned_bytes)),
-               100 * m.data_wait_s / m.step_s, human(Seconds(eta)));
-    std::fflush(stdout);
+    store::ConsoleStep c;
+    c.step = m.step;
+    c.steps = total_steps_;
+    c.loss = m.loss;
+    c.grad_norm = m.grad_norm;
+    c.lr = m.lr;
+    c.tokens_total = m.tokens_total;
+    c.step_s = m.step_s;
+    c.tokens_per_s = m.tokens_per_s;
+    c.tflops = m.model_tflops_per_device;
+    c.mfu = m.mfu;
+    c.memory_peak = m.memory_peak_bytes;
+    c.memory_planned = m.memory_planned_bytes;
+    c.data_wait_s = m.data_wait_s;
+    c.j_per_token = m.j_per_token;
+    c.eta_s = eta;
+    live_.step(m.step, store::step_line(c, style_));
+  }
+
+  // torchtitan's names, so that dashboards carry over.
+  void to_tensorboard(const store::StepMetrics& m) {
+    const auto put = [&](const char* tag, double value) { tensorboard_.scalar(tag, value, m.step, m.wall_time_s); };
+    put("loss_metrics/global_avg_loss", m.loss);
+    put("grad_norm", m.grad_norm);
+    put("lr", m.lr);
+    put("throughput(tps)", m.tokens_per_s);
+    if (m.model_tflops_per_device) put("tflops", *m.model_tflops_per_device);
+    if (m.mfu) put("mfu(%)", 100 * *m.mfu);
+    put("time_metrics/end_to_end(s)", m.step_s);
+    put("time_metrics/data_loading(s)", m.data_wait_s);
+    put("memory/max_active(GiB)", static_cast<double>(m.memory_peak_bytes) / (1 << 30));
+    if (m.j_per_token) put("energy/j_per_token", *m.j_per_token);
+    tensorboard_.flush();
+  }
+
+  void to_prometheus(const store::StepMetrics& m) {
+    using store::PrometheusType;
+    const std::map<std::string, std::string> labels{{"run", run_.path().filename().string()}};
+    std::vector<store::PrometheusSample> samples{
+        {"molen_step", "Last finished optimizer step.", PrometheusType::kGauge, labels, static_cast<double>(m.step)},
+        {"molen_loss", "Mean loss of the step in nats per token.", PrometheusType::kGauge, labels, m.loss},
+        {"molen_tokens_total", "Tokens trained on.", PrometheusType::kCounter, labels, static_cast<double>(m.tokens_total)},
+        {"molen_tokens_per_second", "Tokens per second over all ranks.", PrometheusType::kGauge, labels, m.tokens_per_s},
+        {"molen_step_seconds", "Duration of the step.", PrometheusType::kGauge, labels, m.step_s},
+        {"molen_memory_peak_bytes", "Most memory any rank used of its plan.", PrometheusType::kGauge, labels, static_cast<double>(m.memory_peak_bytes)}};
+    if (m.j_per_token) samples.push_back({"molen_joules_per_token", "Energy per token of the step.", PrometheusType::kGauge, labels, *m.j_per_token});
+    store::write_prometheus(run_.path() / "metrics.prom", samples);
   }
 
   const Job& job_;
-  std::int64_t total_steps_, stop_step_, first_step_ = 0;
+  std::int64_t total_steps_, stop_step_;
   store::RunDirectory run_;
+  store::ConsoleStyle style_;
+  store::LiveLine live_;
+  store::TensorBoardWriter tensorboard_;
+  std::vector<store::TraceSpan> spans_;   // of the traced steps, one after another
+  double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
   std::deque<double> recent_;
 };
