@@ -1,5 +1,7 @@
 #include "train/world.h"
 
+#include <ATen/Context.h>
+
 #include <cstdio>
 #include <exception>
 #include <mutex>
@@ -53,7 +55,30 @@ void run_mpi(const std::function<void(comm::Communicator&)>& body) {
 
 }  // namespace
 
+namespace {
+
+bool resolve_cuda(const config::Config& c, int ranks) {
+  const std::string& kind = c.device.kind;
+  if (kind == "cuda" && !at::hasCUDA()) throw UsageError("{}: this libtorch has no CUDA device; `molen doctor` says what is here", c.where("device.kind"));
+  const bool cuda = kind == "cuda" || (kind == "auto" && at::hasCUDA());
+  if (cuda && ranks > 1)
+    throw UsageError("{}: {} ranks on cuda devices are not built yet; use one rank, or device.kind = \"cpu\"", c.where("device.kind"), ranks);
+  return cuda;
+}
+
+Launch resolve_ranks(const config::Config& c, std::optional<int> thread_ranks);
+
+}  // namespace
+
 Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks) {
+  Launch launch = resolve_ranks(c, thread_ranks);
+  launch.machine.cuda = resolve_cuda(c, launch.machine.ranks);
+  return launch;
+}
+
+namespace {
+
+Launch resolve_ranks(const config::Config& c, std::optional<int> thread_ranks) {
   const std::string& wanted = c.device.communicator;
   const auto environment = comm::launch_environment();
   const bool launched = environment.size > 1 || (environment.size == 1 && wanted == "mpi");
@@ -76,6 +101,8 @@ Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks) 
   l.communicator = l.machine.ranks > 1 || wanted == "threads" ? "threads" : "self";
   return l;
 }
+
+}  // namespace
 
 void run_ranks(const Launch& launch, const std::function<void(comm::Communicator&)>& body) {
   if (launch.communicator == "mpi") return run_mpi(body);

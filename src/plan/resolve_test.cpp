@@ -1,0 +1,73 @@
+#include "plan/resolve.h"
+
+#include <gtest/gtest.h>
+
+#include "arch/parameters.h"
+#include "base/error.h"
+
+namespace molen::plan {
+namespace {
+
+config::Config with(const std::vector<std::string>& sets) {
+  std::vector<std::string> all{"schedule.warmup=\"0 steps\""};
+  all.insert(all.end(), sets.begin(), sets.end());
+  return config::load(std::nullopt, all);
+}
+
+program::Setting setting(const std::vector<std::string>& sets, Machine machine = {}) {
+  auto c = with(sets);
+  return resolve_setting(c, resolve_architecture(c), machine);
+}
+
+TEST(Architecture, PresetAndOverrides) {
+  EXPECT_EQ(arch::num_parameters(resolve_architecture(with({"model.preset=llama3-8b"}))), 8030261248);
+  const auto changed = resolve_architecture(with({"model.preset=llama-60m", "model.layers=3"}));
+  EXPECT_EQ(changed.layers, 3);
+  EXPECT_EQ(changed.name, "llama-60m*");
+}
+
+TEST(Architecture, FamiliesFillWhatIsNotSaid) {
+  const auto gpt = resolve_architecture(with({"model.family=gpt", "model.layers=2", "model.hidden=64", "model.heads=4", "model.vocabulary=100", "model.max_sequence=512"}));
+  EXPECT_EQ(gpt.ffn, 256);
+  EXPECT_EQ(gpt.head_dim, 16);
+  EXPECT_EQ(gpt.kv_heads, 4);
+  EXPECT_TRUE(gpt.biases);
+  EXPECT_EQ(gpt.position, arch::Position::kLearned);
+  EXPECT_THROW(resolve_architecture(with({"model.family=gpt", "model.layers=2"})), UsageError);
+}
+
+// Nothing that is asked for and not built runs as something else.
+TEST(Setting, RefusesWhatIsNotBuilt) {
+  for (const char* set : {"parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=2", "parallel.sharding=FULL_SHARD",
+                          "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]", "precision.reduce=bf16", "energy.power_budget=\"300 W\""}) {
+    SCOPED_TRACE(set);
+    Machine two;
+    two.ranks = two.local_ranks = 2;
+    EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=fp32", set}, two), UsageError);
+  }
+}
+
+TEST(Setting, AutoPrecisionIsMeasuredAndRecorded) {
+  Machine machine;
+  machine.measure_precision = [](int) { return PrecisionRates{100.0, 300.0}; };
+  auto c = with({"model.preset=llama-tiny"});
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kBF16);
+  EXPECT_EQ(c.precision.compute, "bf16");
+  machine.measure_precision = [](int) { return PrecisionRates{300.0, 100.0}; };
+  c = with({"model.preset=llama-tiny"});
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kF32);
+  // What is requested is honoured.
+  c = with({"model.preset=llama-tiny", "precision.compute=bf16"});
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kBF16);
+}
+
+TEST(Horizon, StepsTokensEpochs) {
+  const auto c = with({"batch.global=8", "data.sequence_length=100"});
+  EXPECT_EQ(steps_of(c, config::steps(7), "x", 0), 7);
+  EXPECT_EQ(steps_of(c, config::tokens(8001), "x", 0), 11);
+  EXPECT_EQ(steps_of(c, {config::Horizon::Unit::kEpochs, 2.0}, "x", 100), 25);
+  EXPECT_EQ(steps_of(c, {config::Horizon::Unit::kSeconds, 2.0}, "x", 100), -1);
+}
+
+}  // namespace
+}  // namespace molen::plan

@@ -1,0 +1,85 @@
+#include "train/inference.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/rng.h"
+
+namespace molen::train {
+namespace {
+
+arch::Architecture small(const char* preset) {
+  auto a = arch::preset(preset);
+  a.layers = 2;
+  a.hidden = 36;
+  a.ffn = 52;
+  a.heads = 6;
+  a.kv_heads = a.family == arch::Family::kLlama ? 2 : 6;
+  a.head_dim = 6;
+  a.vocabulary = 97;
+  a.max_sequence = 40;
+  return a;
+}
+
+std::shared_ptr<Weights> random_weights(const arch::Architecture& a) {
+  const c10::InferenceMode mode;
+  auto weights = std::make_shared<Weights>(a, DType::kF32);
+  for (std::size_t i = 0; i < weights->parameters().size(); ++i) {
+    at::Tensor t = weights->parameter(i);
+    float* data = t.data_ptr<float>();
+    for (std::int64_t k = 0; k < t.numel(); ++k)
+      data[k] = static_cast<float>((weights->parameters()[i].init == arch::Init::kOnes ? 1.0 : 0.0) + 0.1 * normal_at(i + 1, static_cast<std::uint64_t>(k)));
+  }
+  return weights;
+}
+
+// The cache is another order of the same sums: a few roundings of values of order one.
+TEST(Inference, CacheEqualsNoCache) {
+  for (const char* preset : {"llama-tiny", "gpt2", "poro-34b", "olmo-7b"}) {
+    SCOPED_TRACE(preset);
+    const auto a = small(preset);
+    const auto weights = random_weights(a);
+    std::vector<std::int32_t> ids;
+    for (std::uint64_t i = 0; i < 23; ++i) ids.push_back(static_cast<std::int32_t>(uniform_at(3, i) * 97));
+    Inference whole(weights, 1, 40), stepwise(weights, 1, 40);
+    const c10::InferenceMode mode;
+    const at::Tensor want = whole.logits(ids, 1, 23).select(0, 0);
+    at::Tensor got = stepwise.advance({ids.data(), 9});
+    for (std::int64_t t = 9;; ++t) {
+      const double scale = want.select(0, t - 1).abs().max().item<double>(), error = (got - want.select(0, t - 1)).abs().max().item<double>();
+      EXPECT_TRUE(error <= 64 * 0x1p-24 * scale) << t << ": " << error << " of " << scale;
+      if (t == 23) break;
+      got = stepwise.advance({&ids[static_cast<std::size_t>(t)], 1});
+    }
+  }
+}
+
+TEST(Inference, RefusesWhatDoesNotFit) {
+  Inference inference(random_weights(small("llama-tiny")), 1, 10);
+  const std::vector<std::int32_t> eleven(11, 1), outside{97}, negative{-1};
+  EXPECT_THROW(inference.advance(eleven), UsageError);
+  EXPECT_THROW(inference.advance(outside), UsageError);
+  EXPECT_THROW(inference.advance(negative), UsageError);
+  EXPECT_THROW(inference.advance({}), UsageError);
+}
+
+TEST(Sample, FollowsItsOptions) {
+  const c10::InferenceMode mode;
+  const at::Tensor logits = at::tensor({0.0, 3.0, 2.0, 1.0}, at::kDouble);
+  EXPECT_EQ(sample(logits, {0.0, 0, 1.0, 5}, 1), 1);
+  std::vector<int> seen(4);
+  for (int i = 0; i < 4000; ++i) ++seen[static_cast<std::size_t>(sample(logits, {1.0, 0, 1.0, 7}, i))];
+  // Shares of softmax(0, 3, 2, 1), within five standard deviations of 4000 draws.
+  EXPECT_NEAR(seen[1] / 4000.0, 0.6439, 5 * 0.0076);
+  EXPECT_NEAR(seen[0] / 4000.0, 0.0321, 5 * 0.0028);
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_EQ(sample(logits, {5.0, 1, 1.0, 7}, i), 1);
+    EXPECT_EQ(sample(logits, {1.0, 0, 0.5, 7}, i), 1);
+    EXPECT_NE(sample(logits, {5.0, 2, 1.0, 7}, i), 3);
+  }
+  EXPECT_EQ(sample(logits, {1.0, 0, 1.0, 7}, 3), sample(logits, {1.0, 0, 1.0, 7}, 3));
+}
+
+}  // namespace
+}  // namespace molen::train
