@@ -12,6 +12,7 @@
 #include "arch/parts.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "comm/mpi/mpi.h"
 #include "program/text.h"
 #include "store/console.h"
 #include "store/prometheus.h"
@@ -30,9 +31,12 @@ std::string host_name() {
   return name;
 }
 
+// mpirun hands its ranks a terminal of its own even where its output goes to a file, so under a launcher every step is a plain line.
+bool on_terminal() { return ::isatty(STDOUT_FILENO) == 1 && comm::launch_environment().size == 0; }
+
 store::ConsoleStyle terminal_style() {
   struct winsize size {};
-  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  const bool terminal = on_terminal();
   if (terminal) ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
   return store::console_style(std::getenv("NO_COLOR"), std::getenv("TERM"), terminal, size.ws_col);
 }
@@ -43,7 +47,7 @@ class Recorder::Impl {
  public:
   Impl(const Job& job, std::int64_t total_steps, std::int64_t stop_step)
       : job_(job), total_steps_(total_steps), stop_step_(stop_step), run_(run_directory(job.config)), style_(terminal_style()),
-        live_(stdout, ::isatty(STDOUT_FILENO) == 1), tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
+        live_(stdout, on_terminal()), tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
     tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence, arch::FlopsConvention::kCausal).value;
   }
