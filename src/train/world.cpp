@@ -2,6 +2,9 @@
 
 #include <ATen/Context.h>
 
+#include <unistd.h>
+
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <mutex>
@@ -42,9 +45,14 @@ void run_mpi(const std::function<void(comm::Communicator&)>& body) {
   try {
     body(*world);
   } catch (const UsageError& error) {
-    // Wrong input is wrong on every rank alike: rank 0 says it, and all end with the same code.
-    if (world->rank() == 0) throw;
-    throw UsageError("(as on rank 0)");
+    // Wrong input is wrong on every rank alike: rank 0 says it, and all end with the same code. Should one rank be alone with it (a file
+    // missing on its host), the others would wait for it in MPI_Finalize: it then says so itself and ends the job.
+    std::thread([text = std::string(error.what()), rank = world->rank()] {
+      std::this_thread::sleep_for(std::chrono::seconds(10));
+      std::fprintf(stderr, "molen: rank %d: %s\n", rank, text.c_str());
+      ::_exit(2);
+    }).detach();
+    throw;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "molen: rank %d: %s\n", world->rank(), error.what());
     std::fflush(stderr);
