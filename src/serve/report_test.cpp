@@ -1,13 +1,16 @@
 #include "serve/report.h"
 
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <fstream>
 
 #include "base/error.h"
+#include "serve/assets.h"
 #include "serve/chart.h"
+#include "serve/page.h"
 #include "store/metrics.h"
 
 namespace molen::serve {
@@ -17,53 +20,216 @@ class Report : public ::testing::Test {
  protected:
   void SetUp() override { fs::create_directories(dir_); }
   void TearDown() override { fs::remove_all(dir_); }
+  void write(const char* name, const std::string& text) { std::ofstream(dir_ / name) << text; }
   std::string page() {
     write_report(dir_, dir_ / "report.html");
     return read_file(dir_ / "report.html");
   }
+  // What the page's script reads.
+  static Json data_of(const std::string& html) {
+    const std::string open = "<script type=\"application/json\" id=\"data\">";
+    const auto at = html.find(open) + open.size();
+    return parse_json(html.substr(at, html.find("</script>", at) - at), "data");
+  }
   fs::path dir_ = fs::temp_directory_path() / fmt::format("molen_report_{}", ::getpid());
 };
 
-store::StepMetrics step(std::int64_t s, double loss) {
+std::string step(std::int64_t s, double loss, std::int64_t attempt = 1) {
   store::StepMetrics m;
   m.step = s;
+  m.attempt = attempt;
   m.loss = loss;
+  m.tokens_total = s * 1000;
   m.step_s = 0.5;
-  m.tokens_per_s = 1000;
+  m.tokens_per_s = 2000;
   m.phase_s = {{"forward", 0.2}, {"backward", 0.25}, {"bubble", 0.05}};
-  return m;
+  return store::to_line(m) + "\n";
 }
 
-TEST_F(Report, EmptyOneAndNonFinite) {
-  std::ofstream(dir_ / "metrics.jsonl") << "";
-  EXPECT_NE(page().find("nothing measured"), std::string::npos);
-  std::ofstream(dir_ / "metrics.jsonl") << store::to_line(step(1, 3.0)) << "\n";
-  EXPECT_NE(page().find("<circle"), std::string::npos);
-  std::ofstream(dir_ / "metrics.jsonl") << store::to_line(step(1, 3.0)) << "\n" << store::to_line(step(2, std::nan(""))) << "\n" << store::to_line(step(3, 2.0)).substr(0, 30);
+std::size_t count_of(const std::string& text, const std::string& what) {
+  std::size_t n = 0;
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + what.size())) ++n;
+  return n;
+}
+
+TEST_F(Report, RunsWithoutSteps) {
+  write("metrics.jsonl", "");
+  EXPECT_NE(page().find("Nothing measured."), std::string::npos);
+  EXPECT_EQ(summary(dir_)["steps"], 0);
+  EXPECT_TRUE(summary(dir_)["last"].is_null());
+  fs::remove(dir_ / "metrics.jsonl");
+  write("config.toml", "[model]\n");  // died before its first step
+  EXPECT_EQ(data_of(page())["charts"][0], Json());
+}
+
+TEST_F(Report, OneStepIsAPoint) {
+  write("metrics.jsonl", step(1, 3.0));
   const std::string html = page();
-  for (const char* bad : {"nan ", " nan", ">nan", "inf ", ">inf", "=nan", "=inf"}) EXPECT_EQ(html.find(bad), std::string::npos) << bad;
-  EXPECT_NE(html.find("cut short"), std::string::npos);
+  EXPECT_NE(html.find("<circle"), std::string::npos);
+  EXPECT_EQ(data_of(html)["charts"][0]["series"][0]["y"], Json::array({3.0}));
+}
+
+TEST_F(Report, LastAttemptOfAStepCounts) {
+  write("metrics.jsonl", step(1, 3.0) + step(2, 2.9) + step(2, 2.5, 2) + step(3, 2.25, 2));
+  const Json series = data_of(page())["charts"][0]["series"][0];
+  EXPECT_EQ(series["x"], Json::array({1, 2, 3}));
+  EXPECT_EQ(series["y"], Json::array({3.0, 2.5, 2.25}));
+  EXPECT_EQ(summary(dir_)["attempts"], 2);
+}
+
+TEST_F(Report, TornLineIsLeftOutAndNamed) {
+  write("metrics.jsonl", step(1, 3.0) + step(2, 2.0).substr(0, 30));
+  write("events.jsonl", "{\"event\":\"stop\",\"step\":1}\n{\"event\":\"st");
+  const std::string html = page();
+  EXPECT_NE(html.find("1 line(s) of metrics.jsonl were cut short"), std::string::npos);
+  EXPECT_NE(html.find("1 line(s) of events.jsonl were cut short"), std::string::npos);
+  EXPECT_EQ(summary(dir_)["steps"], 1);
+}
+
+TEST_F(Report, NonFiniteIsAGapAndNamed) {
+  write("metrics.jsonl",
+        step(1, 3.0) + step(2, std::nan("")) + step(3, std::numeric_limits<double>::infinity()) + step(4, 2.0));
+  const std::string html = page();
+  EXPECT_EQ(data_of(html)["charts"][0]["series"][0]["y"], Json::array({3.0, nullptr, nullptr, 2.0}));
+  EXPECT_NE(html.find("not finite at 2 step(s), first at step 2"), std::string::npos);
+  // Our markup, without the scripts, holds no such number.
+  const std::string markup = html.substr(0, html.find("<script"));
+  for (const char* bad : {">nan", ">-nan", ">inf", "nan<", "=nan", "=inf", " nan", "Mnan", "Lnan"})
+    EXPECT_EQ(markup.find(bad), std::string::npos) << bad;
 }
 
 TEST_F(Report, EscapesWhatTheUserWrote) {
-  std::ofstream(dir_ / "metrics.jsonl") << store::to_line(step(1, 3.0)) << "\n";
-  std::ofstream(dir_ / "config.toml") << "name = \"</pre><script>alert(1)</script>\"\n";
-  std::ofstream(dir_ / "events.jsonl") << R"({"event":"note","wall_time_s":1,"text":"<img src=x>"})" << "\n";
+  const std::string evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>";
+  write(
+      "metrics.jsonl",
+      R"({"step":1,"attempt":1,"wall_time_s":0,"loss":3,"grad_norm":1,"lr":1,"tokens_total":1,"step_s":1,"tokens_per_s":1,)"
+      R"("tokens_per_s_per_device":1,"model_tflops_per_device":null,"mfu":null,"hfu":null,"memory_peak_bytes":1,)"
+      R"("memory_planned_bytes":1,"data_wait_s":0,"phase_s":{"</script><img>":1},"energy_j":{"<img>":1},)"
+      R"("energy_source":{"<img>":"<img>"},"j_per_token":1,"samples":[0,1]})"
+      "\n");
+  write("config.toml", "[model]\npreset = \"" + evil + "\"\nx = \"{{data}}\"\n");
+  write("environment.json", Json{{"host", evil}, {evil, evil}}.dump());
+  write("events.jsonl",
+        Json{{"event", evil}, {"step", evil}, {"text", evil}, {evil, evil}}.dump() + "\n" +
+            Json{{"event", "validation"}, {"step", 1}, {"loss", 1}, {"bits_per_byte", {{evil, 1}}}}.dump() + "\n" +
+            Json{{"event", "baseline"}, {"name", evil}, {"bits_per_byte", {{evil, 1}}}}.dump() + "\n" +
+            Json{{"event", "meters"}, {"unavailable", {{evil, evil}}}}.dump() + "\n");
+  write("predicted.json",
+        Json{{"ops", {{{"kind", evil}, {"count", evil}, {"predicted_s", 1}, {"measured_s", 2}, {"bytes", 3}}}}}.dump());
   const std::string html = page();
-  EXPECT_EQ(html.find("<script"), std::string::npos);
+  EXPECT_EQ(count_of(html, "<script"), 3u);  // data, uPlot, ours
+  EXPECT_EQ(count_of(html, "</script"), 3u);
   EXPECT_EQ(html.find("<img"), std::string::npos);
-  EXPECT_NE(html.find("&lt;script&gt;"), std::string::npos);
-  EXPECT_EQ(html.find("http"), std::string::npos) << "the page must need no network";
+  EXPECT_NE(html.find("&lt;script&gt;alert"), std::string::npos);
+  EXPECT_NE(html.find("{{data}}"), std::string::npos) << "a run's text was taken for a placeholder";
+  EXPECT_EQ(data_of(html)["charts"][1]["series"][0]["name"], evil);
 }
 
-TEST_F(Report, RefusesWhatIsNoRun) { EXPECT_THROW(write_report(dir_ / "nowhere", dir_ / "x.html"), UsageError); }
+TEST_F(Report, NeedsNoNetwork) {
+  write("metrics.jsonl", step(1, 3.0));
+  const std::string html = page();
+  for (const char* tag : {"<link", "src=", "@import", "url("}) EXPECT_EQ(html.find(tag), std::string::npos) << tag;
+  EXPECT_NE(html.find("default-src 'none'"), std::string::npos);
+}
+
+TEST_F(Report, DamagedFilesBesideTheMetricsCostTheirPartOnly) {
+  write("metrics.jsonl", step(1, 3.0));
+  for (const char* damage :
+       {"{", "[]", "null", "\"x\"", "{\"step_s\":3,\"memory_bytes\":[],\"ops\":{\"a\":1}}", "{\"ops\":[1,null,{}]}",
+        "{\"step_s\":{\"predicted\":1e999}}", "{\"memory_bytes\":{\"planned\":1e300,\"measured\":-1e300}}"}) {
+    write("predicted.json", damage);
+    write("environment.json", damage);
+    write("events.jsonl",
+          std::string(damage) +
+              "\n{\"event\":7,\"step\":\"x\",\"wall_time_s\":1e300}\n{\"event\":\"resume\",\"step\":null}\n"
+              "{\"event\":\"validation\",\"step\":1e300,\"bits_per_byte\":7}\n");
+    EXPECT_NO_THROW(page()) << damage;
+    EXPECT_NO_THROW(summary(dir_)) << damage;
+  }
+}
+
+TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"package-0", 7.2e6}, {"gpu", std::nullopt}};
+  m.energy_source = {{"package-0", "counter"}, {"gpu", "none"}};
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  write("events.jsonl", R"({"event":"validation","step":1,"loss":2,"bits_per_byte":{"nl":1.5}})"
+                        "\n"
+                        R"({"event":"baseline","name":"5-gram","bits_per_byte":{"nl":2.25}})"
+                        "\n"
+                        R"({"event":"stop","step":1,"reason":"until"})"
+                        "\n"
+                        R"({"event":"resume","step":1})"
+                        "\n");
+  write("predicted.json", R"({"step_s":{"predicted":1.1,"measured":1.0},"ops":[]})");
+  const std::string html = page();
+  EXPECT_NE(html.find("<b>2 kWh"), std::string::npos);
+  EXPECT_NE(html.find("+10.0%"), std::string::npos);
+  const Json bits = data_of(html)["charts"][1];
+  EXPECT_EQ(bits["series"][1]["name"], "5-gram, nl");
+  EXPECT_EQ(bits["series"][1]["y"], Json::array({2.25, 2.25}));
+  EXPECT_EQ(bits["marks"], Json::parse(R"([{"x":1,"name":"stop, resume"}])"));
+  EXPECT_EQ(summary(dir_)["energy_j"]["package-0"], 7.2e6);
+}
+
+TEST_F(Report, RefusesWhatIsNoRun) {
+  EXPECT_THROW(write_report(dir_ / "nowhere", dir_ / "x.html"), UsageError);
+  EXPECT_THROW(summary(dir_ / "nowhere"), UsageError);
+  EXPECT_THROW(write_report(dir_, dir_ / "x.html"), UsageError);  // empty
+  EXPECT_FALSE(fs::exists(dir_ / "x.html"));
+}
+
+TEST(ConfigValues, ReadsWhatAResolvedConfigHolds) {
+  const auto v = config_values(
+      "a = 1\n[model]\nname = \"x # y \\\" z\"  # base.toml:3\n# tied is not set\nlayers = 2 # default\n[broken\n= "
+      "\n\"\n");
+  EXPECT_EQ(v.at("a"), "1");
+  EXPECT_EQ(v.at("model.name"), "x # y \\\" z");
+  EXPECT_EQ(v.at("model.layers"), "2");
+  EXPECT_FALSE(v.contains("model.tied"));
+}
+
+TEST(Asset, UnknownNameThrows) {
+  EXPECT_THROW(asset("nothing"), Error);
+}
 
 TEST(Thin, KeepsTheSpike) {
   Points points;
   for (int i = 0; i < 100000; ++i) points.emplace_back(i, i == 77777 ? 50.0 : 1.0);
   const Points kept = thin(points, 640);
-  EXPECT_LE(kept.size(), 1280u);
+  EXPECT_LE(kept.size(), 1282u);
+  EXPECT_EQ(kept.back().first, 99999);
   EXPECT_TRUE(std::any_of(kept.begin(), kept.end(), [](const auto& p) { return p.second == 50.0; }));
+}
+
+// Whatever the points: a subset of them in order, with the least, the greatest and a sign of each gap, within the
+// limit.
+RC_GTEST_PROP(Thin, KeepsExtremesGapsAndOrder, (const std::vector<int>& values)) {
+  const auto columns = static_cast<std::size_t>(*rc::gen::inRange(1, 20));
+  Points points;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    points.emplace_back(static_cast<double>(i), values[i] % 7 == 0 ? std::nan("") : values[i]);
+  const Points kept = thin(points, columns);
+  RC_ASSERT(kept.size() <= 3 * columns + 2);
+  if (points.empty()) return;  // RC_ASSERT evaluates both sides of ||
+  RC_ASSERT(kept.front().first == points.front().first);
+  RC_ASSERT(kept.back().first == points.back().first);
+  std::pair<double, double> all{1e300, -1e300}, some = all;
+  bool gap = false, kept_gap = false;
+  for (const auto& [x, y] : points) {
+    gap = gap || std::isnan(y);
+    if (!std::isnan(y)) all = {std::min(all.first, y), std::max(all.second, y)};
+  }
+  double before = -1;
+  for (const auto& [x, y] : kept) {
+    RC_ASSERT(x > before);
+    before = x;
+    kept_gap = kept_gap || std::isnan(y);
+    if (!std::isnan(y)) some = {std::min(some.first, y), std::max(some.second, y)};
+  }
+  RC_ASSERT(all == some);
+  RC_ASSERT(gap == kept_gap);
 }
 
 }  // namespace

@@ -1,38 +1,146 @@
 #include "serve/run_data.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
 #include "base/error.h"
 
 namespace molen::serve {
+namespace {
 
-RunData read_run(const fs::path& path) {
-  if (!fs::exists(path / "metrics.jsonl")) throw UsageError("{}: no metrics.jsonl here; is it a run directory?", path.string());
-  RunData run;
-  run.path = path;
-  run.metrics = store::read_metrics(path / "metrics.jsonl");
-  if (fs::exists(path / "config.toml")) run.config = read_file(path / "config.toml");
-  if (fs::exists(path / "environment.json")) run.environment = read_json(path / "environment.json");
-  if (fs::exists(path / "predicted.json")) run.predicted = read_json(path / "predicted.json");
-  if (!fs::exists(path / "events.jsonl")) return run;
-  const std::string text = read_file(path / "events.jsonl");
+std::map<std::string, double> numbers_of(const Json& object, const std::string& key) {
+  std::map<std::string, double> found;
+  if (object.contains(key) && object[key].is_object())
+    for (const auto& [name, value] : object[key].items())
+      if (value.is_number()) found[name] = value.get<double>();
+  return found;
+}
+
+void take_validation(const Json& event, RunData& run) {
+  const double step = number_of(event, "step");
+  if (!(std::abs(step) < 1e15)) return;
+  Validation v{static_cast<std::int64_t>(step), number_of(event, "loss"), numbers_of(event, "bits_per_byte")};
+  // A resumed run validates a step again: the last one counts, as with metrics.
+  std::erase_if(run.validations, [&](const Validation& old) { return old.step == v.step; });
+  run.validations.push_back(std::move(v));
+}
+
+void read_events(const fs::path& path, RunData& run) {
+  const std::string text = read_file(path);
+  std::int64_t unreadable = 0;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = std::string_view(text).substr(at, end - at);
     at = end + 1;
-    if (line.empty() || !Json::accept(line)) continue;   // a line torn by a crash
-    Json event = parse_json(line, (path / "events.jsonl").string());
-    if (!event.is_object()) continue;
-    if (event.value("event", "") == "validation") {
-      Validation v;
-      v.step = event.value("step", std::int64_t{0});
-      v.loss = event.contains("loss") && event["loss"].is_number() ? event["loss"].get<double>() : 0.0;
-      if (event.contains("bits_per_byte") && event["bits_per_byte"].is_object())
-        for (const auto& [language, bits] : event["bits_per_byte"].items())
-          if (bits.is_number()) v.bits_per_byte[language] = bits.get<double>();
-      run.validations.push_back(std::move(v));
+    if (line.empty()) continue;
+    Json event;
+    try {
+      event = parse_json(line, path.string());
+    } catch (const UsageError&) {  // torn by a crash
     }
+    if (!event.is_object()) {
+      ++unreadable;
+      continue;
+    }
+    const std::string name = text_of(event, "event");
+    if (name == "validation") take_validation(event, run);
+    if (name == "baseline") run.baselines[text_of(event, "name", "baseline")] = numbers_of(event, "bits_per_byte");
     run.events.push_back(std::move(event));
   }
+  std::sort(run.validations.begin(), run.validations.end(),
+            [](const auto& a, const auto& b) { return a.step < b.step; });
+  if (unreadable > 0)
+    run.notices.push_back(fmt::format("{} line(s) of events.jsonl were cut short and are left out.", unreadable));
+}
+
+// A file beside the metrics that is damaged costs its part of the page, not the page.
+Json read_beside(const fs::path& path, RunData& run) {
+  if (!fs::exists(path)) return {};
+  try {
+    return read_json(path);
+  } catch (const UsageError& error) {
+    run.notices.push_back(fmt::format("{} could not be read: {}", path.filename().string(), error.what()));
+    return {};
+  }
+}
+
+void note_non_finite(RunData& run) {
+  std::int64_t count = 0, first = 0;
+  for (const auto& m : run.metrics.steps)
+    if (!std::isfinite(m.loss) && ++count == 1) first = m.step;
+  if (count > 0)
+    run.notices.push_back(fmt::format("The loss was not finite at {} step(s), first at step {}.", count, first));
+}
+
+}  // namespace
+
+RunData read_run(const fs::path& path) {
+  if (!fs::is_directory(path))
+    throw UsageError("{}: no such run directory (`molen runs list` shows those there are)", path.string());
+  if (!fs::exists(path / "metrics.jsonl") && !fs::exists(path / "events.jsonl") && !fs::exists(path / "config.toml"))
+    throw UsageError("{}: no metrics.jsonl, events.jsonl or config.toml here; is it a run directory?", path.string());
+  RunData run;
+  run.path = fs::canonical(path);
+  run.metrics = store::read_metrics(path / "metrics.jsonl");
+  if (run.metrics.torn_lines > 0)
+    run.notices.push_back(
+        fmt::format("{} line(s) of metrics.jsonl were cut short and are left out.", run.metrics.torn_lines));
+  note_non_finite(run);
+  if (fs::exists(path / "config.toml")) run.config = read_file(path / "config.toml");
+  run.values = config_values(run.config);
+  run.environment = read_beside(path / "environment.json", run);
+  run.predicted = read_beside(path / "predicted.json", run);
+  if (fs::exists(path / "events.jsonl")) read_events(path / "events.jsonl", run);
   return run;
+}
+
+std::map<std::string, std::string> config_values(const std::string& toml) {
+  const auto trim = [](std::string s) {
+    const auto first = s.find_first_not_of(" \t\r"), last = s.find_last_not_of(" \t\r");
+    return first == std::string::npos ? std::string() : s.substr(first, last - first + 1);
+  };
+  std::map<std::string, std::string> values;
+  std::string table;
+  for (std::size_t at = 0; at < toml.size();) {
+    const std::size_t end = std::min(toml.find('\n', at), toml.size());
+    std::string line = toml.substr(at, end - at);
+    at = end + 1;
+    char open = 0;  // the quote we are in; a # inside one is no comment
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      if (open == '"' && line[i] == '\\') {
+        ++i;
+      } else if (open != 0) {
+        if (line[i] == open) open = 0;
+      } else if (line[i] == '"' || line[i] == '\'') {
+        open = line[i];
+      } else if (line[i] == '#') {
+        line.resize(i);
+      }
+    }
+    line = trim(line);
+    if (line.size() > 1 && line.front() == '[' && line.back() == ']') {
+      table = line.substr(1, line.size() - 2) + ".";
+    } else if (const auto equals = line.find('='); equals != std::string::npos) {
+      std::string value = trim(line.substr(equals + 1));
+      if (value.size() > 1 && (value.front() == '"' || value.front() == '\'') && value.back() == value.front())
+        value = value.substr(1, value.size() - 2);
+      values[table + trim(line.substr(0, equals))] = value;
+    }
+  }
+  return values;
+}
+
+std::string text_of(const Json& object, const std::string& key, const std::string& absent) {
+  if (!object.is_object() || !object.contains(key) || object[key].is_null()) return absent;
+  const Json& member = object[key];
+  return member.is_string() ? member.get<std::string>() : member.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+double number_of(const Json& object, const std::string& key) {
+  return object.is_object() && object.contains(key) && object[key].is_number() ? object[key].get<double>()
+                                                                               : std::nan("");
 }
 
 }  // namespace molen::serve

@@ -1,0 +1,219 @@
+// The charts over steps: loss, held-out text, speed, memory, phases, gradient norm, learning rate, energy.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/units.h"
+#include "serve/page.h"
+
+namespace molen::serve {
+namespace {
+
+template <class F>
+Series over_steps(const RunData& run, const std::string& name, F&& value) {
+  Series s;
+  s.name = name;
+  for (const auto& m : run.metrics.steps) s.points.emplace_back(static_cast<double>(m.step), value(m));
+  return s;
+}
+
+// Where the run was stopped and taken up again.
+std::vector<Mark> marks_of(const RunData& run) {
+  std::vector<Mark> marks;
+  for (const Json& e : run.events) {
+    const std::string name = text_of(e, "event");
+    const double step = number_of(e, "step");
+    if ((name != "resume" && name != "stop") || !std::isfinite(step)) continue;
+    // A stop and the resume after it stand at one step: one line, one name.
+    if (!marks.empty() && marks.back().x == step && marks.back().name == "stop" && name == "resume")
+      marks.back().name = "stop, resume";
+    else
+      marks.push_back({step, name});
+  }
+  return marks;
+}
+
+Chart chart(const RunData& run, const std::string& title, const std::string& y) {
+  Chart c;
+  c.title = title;
+  c.x_name = "step";
+  c.y_name = y;
+  c.marks = marks_of(run);
+  return c;
+}
+
+Chart loss_chart(const RunData& run) {
+  Chart c = chart(run, "Loss", "nats per token");
+  c.series.push_back(over_steps(run, "training", [](const auto& m) { return m.loss; }));
+  Series held{"held out", {}, true};
+  for (const auto& v : run.validations) held.points.emplace_back(static_cast<double>(v.step), v.loss);
+  if (!held.points.empty()) c.series.push_back(held);
+  return c;
+}
+
+// Each language, and in its colour the baselines to beat.
+Chart bits_chart(const RunData& run) {
+  Chart c = chart(run, "Held-out text", "bits per byte");
+  c.empty = "No validation yet (train.validate_every).";
+  std::map<std::string, Series> languages;
+  for (const auto& v : run.validations)
+    for (const auto& [language, bits] : v.bits_per_byte)
+      languages[language].points.emplace_back(static_cast<double>(v.step), bits);
+  int color = 0;
+  const double last = run.metrics.steps.empty() ? 1.0 : static_cast<double>(run.metrics.steps.back().step);
+  for (auto& [language, series] : languages) {
+    series.name = language;
+    series.color = color;
+    c.series.push_back(series);
+    int dash = 0;
+    for (const auto& [name, bits] : run.baselines) {
+      ++dash;  // one pattern a baseline, in all languages
+      if (bits.contains(language))
+        c.series.push_back(
+            {name + ", " + language, {{0.0, bits.at(language)}, {last, bits.at(language)}}, false, dash, color});
+    }
+    ++color;
+  }
+  return c;
+}
+
+Chart memory_chart(const RunData& run) {
+  std::int64_t most = 0;
+  for (const auto& m : run.metrics.steps) most = std::max({most, m.memory_peak_bytes, m.memory_planned_bytes});
+  const bool large = most >= std::int64_t{4} << 30;
+  const double unit = large ? 1024.0 * 1024 * 1024 : 1024.0 * 1024;
+  const auto in_unit = [&](std::int64_t bytes) { return bytes > 0 ? static_cast<double>(bytes) / unit : std::nan(""); };
+  Chart c = chart(run, "Memory of a rank", large ? "GiB, most of all ranks" : "MiB, most of all ranks");
+  c.series.push_back(over_steps(run, "used, peak", [&](const auto& m) { return in_unit(m.memory_peak_bytes); }));
+  c.series.push_back(over_steps(run, "planned", [&](const auto& m) { return in_unit(m.memory_planned_bytes); }));
+  c.series.back().dashed = 1;
+  c.from_zero = true;
+  return c;
+}
+
+Chart phase_chart(const RunData& run) {
+  Chart c = chart(run, "Phases of a step", "seconds, compute stream, mean of ranks");
+  c.stacked = true;
+  std::map<std::string, double> total;
+  for (const auto& m : run.metrics.steps)
+    for (const auto& [phase, seconds] : m.phase_s)
+      if (seconds > 0 && std::isfinite(seconds)) total[phase] += seconds;
+  // The largest lie below, where they read best; idle time always on top, in grey.
+  std::vector<std::string> names;
+  for (const auto& [name, seconds] : total) names.push_back(name);
+  std::sort(names.begin(), names.end(), [&](const auto& a, const auto& b) {
+    return std::pair(a == "bubble", -total[a]) < std::pair(b == "bubble", -total[b]);
+  });
+  int color = 0;
+  for (const std::string& name : names) {
+    c.series.push_back(over_steps(run, name, [&](const auto& m) {
+      const auto at = m.phase_s.find(name);
+      return at == m.phase_s.end() ? std::nan("") : at->second;
+    }));
+    c.series.back().color = name == "bubble" ? 7 : color == 7 ? ++color : color;
+    ++color;
+  }
+  return c;
+}
+
+}  // namespace
+
+std::string Charts::add(const Chart& chart) {
+  charts_.push_back(serve::to_script(chart));
+  return to_html(chart, charts_.size() - 1);
+}
+
+std::string Charts::to_script() const {
+  std::string s = "[";
+  for (std::size_t i = 0; i < charts_.size(); ++i) s += (i ? ",\n" : "") + charts_[i];
+  return s + "]";
+}
+
+std::string course_section(const RunData& run, Charts& charts) {
+  std::string s =
+      "<div class=bar><h2>Course</h2><span class=axis role=group aria-label='x axis'><button data-axis=step "
+      "aria-pressed=true>steps</button>"
+      "<button data-axis=tokens aria-pressed=false>tokens</button></span><span class=hint>Drag to zoom, double click "
+      "for all.</span></div><div class=charts>";
+  // One statement each: the order of the charts is the order of these calls.
+  s += charts.add(loss_chart(run));
+  s += charts.add(bits_chart(run));
+  Chart speed = chart(run, "Speed", "tokens/s, all ranks");
+  speed.series.push_back(over_steps(run, "tokens/s", [](const auto& m) { return m.tokens_per_s; }));
+  speed.from_zero = true;
+  s += charts.add(speed);
+  s += charts.add(phase_chart(run));
+  s += charts.add(memory_chart(run));
+  Chart norm = chart(run, "Gradient norm", "before clipping");
+  norm.series.push_back(over_steps(run, "gradient norm", [](const auto& m) { return m.grad_norm; }));
+  norm.from_zero = true;
+  Chart lr = chart(run, "Learning rate", "of the optimizer step");
+  lr.series.push_back(over_steps(run, "learning rate", [](const auto& m) { return m.lr; }));
+  lr.from_zero = true;
+  s += charts.add(norm);
+  s += charts.add(lr);
+  return s + "</div>";
+}
+
+std::map<std::string, EnergyTotal> energy_totals(const RunData& run) {
+  std::map<std::string, EnergyTotal> totals;
+  std::map<std::string, std::set<std::string>> sources;
+  for (const auto& m : run.metrics.steps)
+    for (const auto& [scope, joules] : m.energy_j) {
+      if (!joules || !std::isfinite(*joules)) continue;
+      totals[scope].joules += *joules;
+      ++totals[scope].steps;
+      const auto at = m.energy_source.find(scope);
+      sources[scope].insert(at == m.energy_source.end() ? "source unknown" : at->second);
+    }
+  for (auto& [scope, total] : totals)
+    for (const std::string& source : sources[scope]) total.source += (total.source.empty() ? "" : " and ") + source;
+  return totals;
+}
+
+std::string energy_section(const RunData& run, Charts& charts) {
+  std::string s = "<h2>Energy</h2>", reasons;
+  for (const Json& e : run.events)
+    if (text_of(e, "event") == "meters" && e.contains("unavailable") && e["unavailable"].is_object()) {
+      reasons.clear();
+      for (const auto& [meter, reason] : e["unavailable"].items())
+        reasons += "<li>" + escape(meter) + ": " + escape(text_of(e["unavailable"], meter));
+    }
+  if (!reasons.empty()) reasons = "<p class=none>Meters that could not be read:</p><ul class=none>" + reasons + "</ul>";
+  const auto totals = energy_totals(run);
+  if (totals.empty()) {
+    std::set<std::string> none;
+    for (const auto& m : run.metrics.steps)
+      for (const auto& [scope, source] : m.energy_source) none.insert(scope + ": " + source);
+    s += "<p class=none>Not measured";
+    if (reasons.empty() && none.empty())
+      s += ": this run recorded no meter (<code>molen doctor</code> says which meters this machine has and why others "
+           "cannot be read)";
+    for (const std::string& n : none) s += "; " + escape(n);
+    return s + ".</p>" + reasons;
+  }
+  Chart joules = chart(run, "Energy of a step", "joules"), per_token = chart(run, "Energy per token", "joules");
+  joules.from_zero = per_token.from_zero = true;
+  s += "<div class=scroll><table><tr><th scope=col>scope<th scope=col>energy<th scope=col>steps with a value<th "
+       "scope=col class=text>source";
+  for (const auto& [scope, total] : totals) {
+    joules.series.push_back(over_steps(run, scope + " (" + total.source + ")", [&scope = scope](const auto& m) {
+      const auto at = m.energy_j.find(scope);
+      return at == m.energy_j.end() ? std::nan("") : at->second.value_or(std::nan(""));
+    }));
+    s += "<tr><th scope=row>" + escape(scope) +
+         fmt::format("<td>{:.4g} kJ<td>{} of {}<td class=text>", total.joules * 1e-3, total.steps,
+                     run.metrics.steps.size()) +
+         escape(total.source);
+  }
+  per_token.series.push_back(
+      over_steps(run, "J/token", [](const auto& m) { return m.j_per_token.value_or(std::nan("")); }));
+  s += "</table></div><div class=charts>";
+  s += charts.add(joules);
+  s += charts.add(per_token);
+  return s + "</div>" + reasons;
+}
+
+}  // namespace molen::serve

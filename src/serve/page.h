@@ -1,0 +1,39 @@
+// The page's sections; each returns HTML with all that came from the run escaped.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "serve/chart.h"
+#include "serve/run_data.h"
+
+namespace molen::serve {
+
+// Charts of the page in order of their index, as the script reads them.
+class Charts {
+ public:
+  std::string add(const Chart& chart);  // the figure
+  std::string to_script() const;        // a JSON array
+
+ private:
+  std::vector<std::string> charts_;
+};
+
+std::string head_section(const RunData& run);  // name, model, layout, host, tiles, notices
+std::string course_section(const RunData& run, Charts& charts);
+std::string energy_section(const RunData& run, Charts& charts);
+std::string predicted_section(const RunData& run);
+std::string events_section(const RunData& run);
+std::string config_section(const RunData& run);
+
+// Median of the finite values; NaN where there are none.
+double median(std::vector<double> values);
+// Joules by scope over all steps that have them, and how they were had ("counter", "power", "model").
+struct EnergyTotal {
+  double joules = 0;
+  std::int64_t steps = 0;
+  std::string source;
+};
+std::map<std::string, EnergyTotal> energy_totals(const RunData& run);
+
+}  // namespace molen::serve

@@ -1,0 +1,112 @@
+// What is shown as tables: predicted beside measured, events, the configuration.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/clock.h"
+#include "base/units.h"
+#include "serve/page.h"
+
+namespace molen::serve {
+namespace {
+
+// The error as a bar from the middle; a bar at the edge is 100% or more.
+std::string error_bar(double error) {
+  const double part = std::clamp(error, -1.0, 1.0) * 68;
+  return fmt::format(
+      "<svg viewBox='0 0 140 12' aria-hidden=true><rect x={:.1f} y=1 width={:.1f} height=10 fill='var(--c{})' /><line "
+      "class=grid x1=70 x2=70 "
+      "y1=0 y2=12 /></svg>",
+      part < 0 ? 70 + part : 70, std::abs(part), error < 0 ? 0 : 1);
+}
+
+std::string row(const std::string& name, const std::string& count, double predicted, double measured,
+                const std::string& p, const std::string& m, const std::string& bytes, const char* kind = "") {
+  const double error = predicted / measured - 1;
+  return fmt::format("<tr{}><th scope=row>", kind) + escape(name) + "<td>" + count + "<td>" + bytes + "<td>" + p +
+         "<td>" + m + "<td>" +
+         (std::isfinite(error) && measured > 0 ? fmt::format("{:+.1f}%<td>", 100 * error) + error_bar(error) : "-<td>");
+}
+
+std::string seconds(double s) {
+  return std::isfinite(s) ? human(Seconds(s)) : "-";
+}
+std::string bytes(double b) {
+  return std::abs(b) < 9e18 ? human(Bytes(static_cast<std::int64_t>(b))) : "-";
+}
+
+std::string member_row(const Json& object, const std::string& name, const char* p, const char* m,
+                       std::string (*show)(double)) {
+  const double predicted = number_of(object, p), measured = number_of(object, m);
+  if (!std::isfinite(predicted) && !std::isfinite(measured)) return "";
+  return row(name, "", predicted, measured, show(predicted), show(measured), "", " class=total");
+}
+
+}  // namespace
+
+std::string predicted_section(const RunData& run) {
+  std::string s = "<h2>Predicted beside measured</h2>";
+  if (!run.predicted.is_object())
+    return s +
+           "<p class=none>No prediction: train with a calibration of this machine (<code>molen calibrate</code>).</p>";
+  const auto part = [&](const char* key) { return run.predicted.contains(key) ? run.predicted[key] : Json(); };
+  s += "<div class=scroll><table><caption>Error: predicted over measured, less one. Right of the middle: predicted too "
+       "much.</caption>"
+       "<tr><th scope=col>what<th scope=col>count<th scope=col>bytes<th scope=col>predicted<th scope=col>measured<th "
+       "scope=col>error<th>";
+  s += member_row(part("step_s"), "step", "predicted", "measured", seconds);
+  const Json memory = part("memory_bytes");
+  s += member_row(memory, "memory: arena of a rank", "planned", "measured", bytes);
+  s += member_row(memory, "memory: whole process", "process_predicted", "process_measured", bytes);
+  const Json ops = part("ops");
+  if (!ops.is_array()) return s + "</table></div>";
+  for (const Json& op : ops) {
+    const double p = number_of(op, "predicted_s"), m = number_of(op, "measured_s");
+    s += row(text_of(op, "kind", "?"), escape(text_of(op, "count")), p, m, seconds(p), seconds(m),
+             bytes(number_of(op, "bytes")));
+  }
+  return s + "</table></div>";
+}
+
+std::string events_section(const RunData& run) {
+  constexpr std::size_t kEnds = 60;
+  std::vector<const Json*> shown;
+  for (const Json& e : run.events)
+    if (text_of(e, "event") != "baseline") shown.push_back(&e);
+  std::string s = "<h2>Events</h2>";
+  if (shown.empty()) return s + "<p class=none>None recorded.</p>";
+  s += "<details><summary>" + fmt::format("{} events", shown.size()) +
+       "</summary><div class=scroll><table><tr><th scope=col>time (UTC)<th scope=col class=text>event<th "
+       "scope=col>step<th scope=col class=text>what";
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    if (shown.size() > 2 * kEnds && i == kEnds) {
+      s += fmt::format("<tr><td>...<td class=text>{} more<td><td>", shown.size() - 2 * kEnds);
+      i = shown.size() - kEnds;
+    }
+    const Json& e = *shown[i];
+    std::string what;
+    for (const auto& [key, value] : e.items())
+      if (key != "event" && key != "wall_time_s" && key != "step" && !text_of(e, key).empty())
+        what += (what.empty() ? "" : "; ") +
+                (key == "text" || key == "reason" ? text_of(e, key) : key + " " + text_of(e, key));
+    const double wall = number_of(e, "wall_time_s");
+    s += "<tr><td>" + escape(wall > 0 && wall < 2e11 ? utc_timestamp(wall) : "-") + "<td class=text>" +
+         escape(text_of(e, "event")) + "<td>" + escape(text_of(e, "step", "-")) + "<td class=text>" + escape(what);
+  }
+  return s + "</table></div></details>";
+}
+
+std::string config_section(const RunData& run) {
+  std::string s = "<h2>Configuration</h2>";
+  if (run.config.empty()) return s + "<p class=none>No config.toml in the run directory.</p>";
+  s += "<details><summary>Resolved, with the origin of each value</summary><pre>" + escape(run.config) +
+       "</pre></details>";
+  if (!run.environment.is_object() || run.environment.empty()) return s;
+  s += "<details><summary>Environment</summary><div class=scroll><table>";
+  for (const auto& [key, value] : run.environment.items())
+    s += "<tr><th scope=row>" + escape(key) + "<td class=text>" + escape(text_of(run.environment, key));
+  return s + "</table></div></details>";
+}
+
+}  // namespace molen::serve
