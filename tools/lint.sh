@@ -11,6 +11,10 @@ if git grep -nIP '[^\x00-\x7F]' -- 'src/*.h' 'src/*.cpp' '*.sh' '*.cmake' ':!*_t
   echo "lint: sources are ASCII" >&2
   exit 1
 fi
+# The map names only what is there.
+for path in $(grep -oE '`src/[a-z/_.]+`' ARCHITECTURE.md | tr -d '`' | sort -u); do
+  [ -e "$path" ] || { echo "lint: ARCHITECTURE.md names $path, which is not there" >&2; exit 1; }
+done
 long=$(git ls-files 'src/*.cpp' 'src/*.h' 'tests/*.cpp' | xargs wc -l | awk '$1 > 800 && $2 != "total" {print $2 " has " $1 " lines"}')
 if [ -n "$long" ]; then
   echo "lint: over 800 lines: $long" >&2
