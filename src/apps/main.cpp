@@ -21,6 +21,7 @@ int run(int argc, char** argv) {
   add_checkpoint_verb(app, chosen);
   add_inference_verbs(app, chosen);
 
+  add_energy_verb(app, chosen);
   add_report_verb(app, chosen);
   add_runs_verb(app, chosen);
   add_config_verb(app, chosen);

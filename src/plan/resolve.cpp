@@ -59,7 +59,6 @@ void refuse_unbuilt(const Config& c) {
             "\"none\" or \"full\"");
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
   not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "no budget");
-  not_built(c, c.energy.meters != std::vector<std::string>{"auto"}, "energy.meters", "\"auto\" (which measures nothing yet: null in the metrics)");
   not_built(c, !c.math.flash_attention, "math.flash_attention", "true");
 }
 

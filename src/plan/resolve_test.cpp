@@ -39,7 +39,7 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
 // Nothing that is asked for and not built runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
   for (const char* set : {"parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=2", "parallel.sharding=FULL_SHARD",
-                          "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]", "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "energy.meters=[\"rapl\"]", "math.flash_attention=false"}) {
+                          "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]", "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;

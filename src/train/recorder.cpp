@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/mpi/mpi.h"
+#include "energy/accountant.h"
+#include "energy/open.h"
 #include "program/text.h"
 #include "store/console.h"
 #include "store/prometheus.h"
@@ -47,7 +49,8 @@ class Recorder::Impl {
  public:
   Impl(const Job& job, std::int64_t total_steps, std::int64_t stop_step)
       : job_(job), total_steps_(total_steps), stop_step_(stop_step), run_(run_directory(job.config)), style_(terminal_style()),
-        live_(stdout, on_terminal()), tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
+        live_(stdout, on_terminal()), tensorboard_(run_.tensorboard(), host_name(), ::getpid()),
+        accountant_(energy::open_meters(job.config.energy.meters)) {
     tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence, arch::FlopsConvention::kCausal).value;
   }
@@ -67,10 +70,11 @@ class Recorder::Impl {
                human(memory.base), human(memory.other));
     if (start_step > 0) fmt::print("continues after step {} from {} (state {})\n", start_step, *job_.resume_from, state_hash.substr(0, 12));
     std::fflush(stdout);
+    run_.event("meters", accountant_.describe());
     if (start_step > 0) tensorboard_.session_start(start_step + 1, wall_time());
   }
 
-  void before_step() {}
+  void before_step() { accountant_.begin_step(); }
 
   void step(const StepRecord& r) {
     store::StepMetrics m;
@@ -90,6 +94,10 @@ class Recorder::Impl {
     m.data_wait_s = r.data_wait_s;
     m.phase_s = r.phase_s;
     m.samples = {r.first_sample, r.last_sample};
+    const energy::StepEnergy used = accountant_.end_step();
+    m.energy_j = used.joules();
+    m.energy_source = used.sources();
+    if (used.total_j) m.j_per_token = *used.total_j / tokens_per_step_;
     run_.append(m);
     recent_.push_back(r.step_s);
     if (recent_.size() > 50) recent_.pop_front();
@@ -175,6 +183,7 @@ class Recorder::Impl {
     c.memory_planned = m.memory_planned_bytes;
     c.data_wait_s = m.data_wait_s;
     c.j_per_token = m.j_per_token;
+    if (m.j_per_token) c.watts = *m.j_per_token * tokens_per_step_ / m.step_s;
     c.eta_s = eta;
     live_.step(m.step, store::step_line(c, style_));
   }
@@ -215,6 +224,7 @@ class Recorder::Impl {
   store::ConsoleStyle style_;
   store::LiveLine live_;
   store::TensorBoardWriter tensorboard_;
+  energy::Accountant accountant_;   // this host's meters
   std::vector<store::TraceSpan> spans_;   // of the traced steps, one after another
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;

@@ -1,0 +1,53 @@
+// molen energy list | live
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "apps/cli.h"
+#include "energy/commands.h"
+#include "energy/open.h"
+
+namespace molen::apps {
+namespace {
+
+int list(const std::vector<std::string>& meters, const std::string& format) {
+  const auto found = energy::open_meters(meters);
+  fmt::print("{}", format == "json" ? energy::list_json(found).dump(2) + "\n" : energy::list_text(found));
+  return kOk;
+}
+
+int live(const std::vector<std::string>& meters, double every_s, int count, const std::string& format) {
+  energy::LiveReading reading(energy::open_meters(meters));
+  for (int i = 0; i < count; ++i) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(every_s));
+    const auto line = reading.next();
+    fmt::print("{}\n", format == "json" ? energy::live_json(line).dump() : energy::live_text(line));
+    std::fflush(stdout);
+  }
+  return reading.measures() ? kOk : kFailed;
+}
+
+}  // namespace
+
+void add_energy_verb(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb = app.add_subcommand("energy", "meters of this machine, and live readings");
+  verb->require_subcommand(1);
+  auto meters = std::make_shared<std::vector<std::string>>(1, "auto");
+  auto format = std::make_shared<std::string>("text");
+  auto every = std::make_shared<double>(1.0);
+  auto count = std::make_shared<int>(5);
+  CLI::App* all = verb->add_subcommand("list", "what can be read here, and why the rest cannot");
+  CLI::App* now = verb->add_subcommand("live", "watts by scope, a line a period (exit 1 where nothing can be read)");
+  for (CLI::App* sub : {all, now}) {
+    sub->add_option("--meters", *meters, "auto, none, rapl, rapl-perf, rapl-powercap, nvml, replay:FILE");
+    sub->add_option("--format", *format, "text or json")->check(CLI::IsMember({"text", "json"}));
+  }
+  now->add_option("--every", *every, "seconds of a period")->capture_default_str()->check(CLI::PositiveNumber);
+  now->add_option("--count", *count, "periods")->capture_default_str()->check(CLI::PositiveNumber);
+  all->callback([&chosen, meters, format] { chosen.action = [=] { return list(*meters, *format); }; });
+  now->callback([&chosen, meters, format, every, count] { chosen.action = [=] { return live(*meters, *every, *count, *format); }; });
+}
+
+}  // namespace molen::apps

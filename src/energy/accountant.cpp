@@ -1,0 +1,109 @@
+#include "energy/accountant.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace molen::energy {
+
+std::map<std::string, std::optional<double>> StepEnergy::joules() const {
+  std::map<std::string, std::optional<double>> map;
+  for (const auto& [scope, e] : scopes) map[scope] = e.joules;
+  return map;
+}
+
+std::map<std::string, std::string> StepEnergy::sources() const {
+  std::map<std::string, std::string> map;
+  for (const auto& [scope, e] : scopes) map[scope] = name_of(e.source);
+  return map;
+}
+
+Accountant::Accountant(Meters meters) : meters_(std::move(meters)) {
+  double every = 0;
+  for (const auto& m : meters_.meters)
+    if (const double e = m->info().read_every.value; e > 0) every = every > 0 ? std::min(every, e) : e;
+  start_ = begin_ = snapshot();
+  if (every > 0) reader_ = std::thread([this, every] { keep_reading(every); });
+}
+
+Accountant::~Accountant() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (reader_.joinable()) reader_.join();
+}
+
+void Accountant::keep_reading(double every_s) {
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, std::chrono::duration<double>(every_s), [this] { return stopping_; }))
+    for (const auto& m : meters_.meters)
+      if (m->info().read_every.value > 0) (void)m->read().ok();  // a gap that this meets shows in the next difference
+}
+
+Accountant::Snapshot Accountant::snapshot() {
+  const std::lock_guard lock(mutex_);
+  Snapshot all;
+  for (const auto& m : meters_.meters) all.push_back(m->read());
+  return all;
+}
+
+void Accountant::begin_step() {
+  begin_ = snapshot();
+}
+
+StepEnergy Accountant::end_step() {
+  Snapshot end = snapshot();
+  StepEnergy step = between(begin_, end);
+  begin_ = std::move(end);
+  return step;
+}
+
+StepEnergy Accountant::since_start() {
+  return between(start_, snapshot());
+}
+
+StepEnergy Accountant::between(const Snapshot& a, const Snapshot& b) const {
+  StepEnergy step;
+  double total = 0;
+  bool any = false;
+  for (std::size_t i = 0; i < meters_.meters.size(); ++i) {
+    const MeterInfo& info = meters_.meters[i]->info();
+    ScopeEnergy& e = step.scopes[info.scope];
+    if (!b[i])
+      e.reason = b[i].reason();
+    else if (!a[i])
+      e.reason = "at the start: " + a[i].reason();
+    else if (a[i].value().gaps != b[i].value().gaps)
+      e.reason = "energy was lost between readings";
+    else if (!(b[i].value().total > a[i].value().total))
+      e.reason = "the counter did not change in this time";
+    else
+      e.joules = (b[i].value().total - a[i].value().total).value;
+    if (e.joules) e.source = info.source;
+    if (!info.counted || info.source == Source::kNone) continue;
+    any = true;
+    if (e.joules)
+      total += *e.joules;
+    else if (step.total_reason.empty())
+      step.total_reason = fmt::format("{}: {}", info.scope, e.reason);
+  }
+  if (!any) step.total_reason = "no meter";
+  if (step.total_reason.empty()) step.total_j = total;
+  return step;
+}
+
+Json Accountant::describe() const {
+  Json available = Json::object(), unavailable = Json::object();
+  for (const auto& m : meters_.meters)
+    if (m->info().source != Source::kNone)
+      available[m->info().scope] = fmt::format("{}: {}", m->info().name, m->info().detail);
+  for (const auto& u : meters_.unavailable) {
+    std::string key = fmt::format("{} {}", u.meter, u.scope);
+    while (unavailable.contains(key)) key += "'";
+    unavailable[key] = u.reason;
+  }
+  return {{"available", available}, {"unavailable", unavailable}};
+}
+
+}  // namespace molen::energy

@@ -1,0 +1,71 @@
+// Joules of each step by scope, from whatever meters there are. A scope without a reading in a step is null with its
+// reason; it is never 0 and never silently missing from a sum.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/json.h"
+#include "energy/meter.h"
+
+namespace molen::energy {
+
+struct ScopeEnergy {
+  std::optional<double> joules;
+  Source source = Source::kNone;  // kNone where there are no joules
+  std::string reason;             // why there are none
+};
+
+struct StepEnergy {
+  std::map<std::string, ScopeEnergy> scopes;
+  // Sum over the counted scopes that have a meter; null where one of them has no reading in this step, or none is
+  // there.
+  std::optional<double> total_j;
+  std::string total_reason;
+
+  // The two maps of metrics.jsonl.
+  std::map<std::string, std::optional<double>> joules() const;
+  std::map<std::string, std::string> sources() const;
+};
+
+class Accountant {
+ public:
+  // Where a meter must be read more often than steps end (a counter that wraps, power that is integrated), a thread
+  // does so.
+  explicit Accountant(Meters meters);
+  ~Accountant();
+  Accountant(const Accountant&) = delete;
+  Accountant& operator=(const Accountant&) = delete;
+
+  void begin_step();
+  // The joules since begin_step (or since the last end_step, where there was none in between). A counter that did not
+  // change within the step gives null: steps shorter than its update period (about 1 ms RAPL, 100 ms NVML) cannot be
+  // told from 0.
+  StepEnergy end_step();
+  // Since construction. Exact where single steps are too short for a counter.
+  StepEnergy since_start();
+
+  // {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.
+  Json describe() const;
+  const Meters& meters() const { return meters_; }
+
+ private:
+  using Snapshot = std::vector<Result<Reading>>;
+  Snapshot snapshot();
+  StepEnergy between(const Snapshot& a, const Snapshot& b) const;
+  void keep_reading(double every_s);
+
+  Meters meters_;
+  std::mutex mutex_;
+  Snapshot begin_, start_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::thread reader_;
+};
+
+}  // namespace molen::energy

@@ -1,0 +1,230 @@
+#include "energy/accountant.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "energy/commands.h"
+#include "energy/open.h"
+#include "energy/replay.h"
+#include "energy/test_machine.h"
+
+namespace molen::energy {
+namespace {
+
+struct Scripted {
+  Result<Reading> reading = Reading{Joules(0), 0};
+  int reads = 0;
+};
+
+class ScriptedMeter : public Meter {
+ public:
+  ScriptedMeter(MeterInfo info, Scripted& script) : Meter(std::move(info)), script_(script) {}
+  Result<Reading> read() override {
+    ++script_.reads;
+    return script_.reading;
+  }
+
+ private:
+  Scripted& script_;
+};
+
+Meters scripted(Scripted& cpu, Scripted& gpu, double read_every = 0) {
+  Meters m;
+  m.meters.push_back(std::make_unique<ScriptedMeter>(
+      MeterInfo{"fake", "cpu-package0", Source::kCounter, "a", Seconds(read_every), true}, cpu));
+  m.meters.push_back(
+      std::make_unique<ScriptedMeter>(MeterInfo{"fake", "gpu0", Source::kPower, "b", Seconds(0), true}, gpu));
+  return m;
+}
+
+TEST(Accountant, StepsAddUp) {
+  Scripted cpu, gpu;
+  Accountant a(scripted(cpu, gpu));
+  a.begin_step();
+  cpu.reading = Reading{Joules(3), 0};
+  gpu.reading = Reading{Joules(40), 0};
+  StepEnergy step = a.end_step();
+  EXPECT_EQ(step.scopes["cpu-package0"].joules, 3.0);
+  EXPECT_EQ(step.total_j, 43.0);
+  EXPECT_EQ(step.sources(), (std::map<std::string, std::string>{{"cpu-package0", "counter"}, {"gpu0", "power"}}));
+  cpu.reading = Reading{Joules(5), 0};
+  gpu.reading = Reading{Joules(41), 0};
+  EXPECT_EQ(a.end_step().total_j, 3.0);
+  EXPECT_EQ(a.since_start().total_j, 46.0);
+}
+
+TEST(Accountant, MissingIsNullNeverZero) {
+  Scripted cpu, gpu;
+  Accountant a(scripted(cpu, gpu));
+  cpu.reading = Reading{Joules(3), 0};
+  gpu.reading = Failure{"gone"};
+  StepEnergy step = a.end_step();
+  EXPECT_EQ(step.scopes["gpu0"].joules, std::nullopt);
+  EXPECT_EQ(step.scopes["gpu0"].reason, "gone");
+  EXPECT_EQ(step.sources()["gpu0"], "none");
+  EXPECT_EQ(step.total_j, std::nullopt) << "a sum without a part is no sum";
+  EXPECT_EQ(step.total_reason, "gpu0: gone");
+  gpu.reading = Reading{Joules(9), 0};
+  step = a.end_step();
+  EXPECT_EQ(step.scopes["gpu0"].joules, std::nullopt) << "the start of this step was not read";
+  EXPECT_EQ(step.scopes["cpu-package0"].joules, std::nullopt)
+      << "a counter that stands still is too slow for this step";
+  gpu.reading = Reading{Joules(10), 1};
+  EXPECT_NE(a.end_step().scopes["gpu0"].reason.find("lost"), std::string::npos);
+}
+
+TEST(Accountant, NoMeterHasNoTotal) {
+  Meters m;
+  m.meters.push_back(std::make_unique<NullMeter>("cpu-package", "none here"));
+  Accountant a(std::move(m));
+  const StepEnergy step = a.end_step();
+  EXPECT_EQ(step.total_j, std::nullopt);
+  EXPECT_EQ(step.joules().at("cpu-package"), std::nullopt);
+  EXPECT_EQ(step.scopes.at("cpu-package").reason, "none here");
+  EXPECT_EQ(step.total_reason, "no meter");
+}
+
+TEST(Accountant, AThreadReadsWhatMustBeReadOften) {
+  Scripted cpu, gpu;
+  int reads = 0;
+  {
+    Accountant a(scripted(cpu, gpu, 0.005));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+  reads = cpu.reads;
+  EXPECT_GE(reads, 5);
+  EXPECT_EQ(gpu.reads, 1);
+}
+
+TEST(Replay, InterpolatesAndEnds) {
+  FakeMachine f;
+  f.write("r.jsonl",
+          "{\"time_s\":10,\"energy_j\":{\"cpu-package0\":100,\"gpu0\":null}}\n{\"time_s\":12,\"energy_j\":{\"cpu-"
+          "package0\":300,\"gpu0\":5}}\n");
+  Accountant a(open_replay(f.machine, f.root() / "r.jsonl"));
+  f.time += 0.5;
+  const StepEnergy step = a.end_step();
+  EXPECT_EQ(step.scopes.at("cpu-package0").joules, 50.0);
+  EXPECT_EQ(step.scopes.at("gpu0").joules, std::nullopt);
+  f.time += 1.5;
+  EXPECT_EQ(a.end_step().scopes.at("cpu-package0").joules, 150.0);
+  f.time += 0.1;
+  EXPECT_NE(a.end_step().scopes.at("cpu-package0").reason.find("ends at 12 s"), std::string::npos);
+}
+
+TEST(Replay, RefusesHostileFiles) {
+  FakeMachine f;
+  const std::string good = "{\"time_s\":1,\"energy_j\":{\"a\":1}}\n";
+  for (const std::string& bad :
+       {std::string(), std::string("x"), std::string("[]"), std::string("{\"time_s\":1}"),
+        std::string("{\"time_s\":\"1\",\"energy_j\":{\"a\":1}}"), std::string("{\"time_s\":1,\"energy_j\":{}}"),
+        std::string("{\"time_s\":1,\"energy_j\":{\"a\":-1}}"), std::string("{\"time_s\":1,\"energy_j\":{\"a\":\"2\"}}"),
+        good + good, good + "{\"time_s\":2,\"energy_j\":{\"a\":0.5}}", good + "{\"time_s\":2,\"energy_j\":{\"b\":2}}",
+        good + "{\"time_s\":2,\"energy_j\":{\"a\":2,\"b\":2}}", good + "{\"time_s\":2,\"ene"}) {
+    f.write("r.jsonl", bad);
+    EXPECT_THROW((void)open_replay(f.machine, f.root() / "r.jsonl"), UsageError) << bad;
+  }
+  EXPECT_THROW((void)open_replay(f.machine, f.root() / "nowhere"), UsageError);
+}
+
+class FrozenPerf : public PerfEvents {
+ public:
+  int open(std::uint32_t, std::uint64_t, int) override { return 3; }
+  int read(int, std::uint64_t& count) override { return count = 0, 0; }
+  void close(int) override {}
+};
+
+OpenOptions bare(const FakeMachine& f) {
+  OpenOptions o;
+  o.machine = f.machine;
+  o.nvml.library = "libno-such-library.so.1";
+  o.perf = std::make_shared<FrozenPerf>();
+  return o;
+}
+
+// As on Firecracker: perf offers energy-psys, which opens and reads 0 for ever.
+TEST(Open, ACounterThatStandsStillIsNotBelieved) {
+  FakeMachine f;
+  const std::string d = "sys/bus/event_source/devices/power/";
+  f.write(d + "type", "9\n");
+  f.write(d + "cpumask", "0\n");
+  f.write(d + "events/energy-psys", "event=0x05\n");
+  f.write(d + "events/energy-psys.scale", "2.3e-10\n");
+  f.write("proc/cpuinfo", "flags : hypervisor\n");
+  Accountant a(open_meters({"auto"}, bare(f)));
+  const StepEnergy step = a.end_step();
+  ASSERT_EQ(step.scopes.size(), 1u);
+  EXPECT_EQ(step.joules().at("cpu-package"), std::nullopt);
+  EXPECT_NE(step.scopes.at("cpu-package").reason.find("virtual machine"), std::string::npos);
+  const Json j = a.describe();
+  EXPECT_TRUE(j["available"].empty());
+  EXPECT_NE(j["unavailable"]["rapl-perf psys"].get<std::string>().find("stood still"), std::string::npos);
+  EXPECT_NE(list_text(a.meters()).find("no energy meter"), std::string::npos);
+}
+
+TEST(Open, FallsBackToPowercapAndCountsPsysOnce) {
+  FakeMachine f;
+  std::uint64_t uj = 1000;
+  const auto grow = [&] {
+    uj += 1000;
+    f.zone("intel-rapl:0", "package-0", uj);
+    f.zone("intel-rapl:0:0", "dram", uj);
+    f.zone("intel-rapl:1", "psys", uj);
+  };
+  grow();
+  f.tick = grow;
+  Accountant a(open_meters({"auto"}, bare(f)));
+  grow();
+  f.time += 0.1;
+  const StepEnergy step = a.end_step();
+  ASSERT_EQ(step.scopes.size(), 3u);
+  EXPECT_NEAR(*step.scopes.at("psys").joules, 0.001, 1e-12);
+  EXPECT_NEAR(*step.total_j, 0.002, 1e-12) << "package and dram; psys holds them";
+  EXPECT_NE(list_text(a.meters()).find("not summed"), std::string::npos);
+}
+
+TEST(Open, NamesAreChecked) {
+  FakeMachine f;
+  EXPECT_TRUE(open_meters({"none"}, bare(f)).meters.empty());
+  EXPECT_THROW((void)open_meters({"none", "auto"}, bare(f)), UsageError);
+  EXPECT_THROW((void)open_meters({"nvml"}, bare(f)), UsageError) << "asked for by name, and not there";
+  EXPECT_THROW((void)open_meters({"rapl"}, bare(f)), UsageError);
+  try {
+    (void)open_meters({"rapl-pref"}, bare(f));
+    FAIL();
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("rapl-perf"), std::string::npos);
+  }
+}
+
+TEST(Live, PrintsWattsOrTheReason) {
+  LiveReading::Line line;
+  line.seconds = 2;
+  line.energy.scopes["gpu0"] = {100.0, Source::kCounter, ""};
+  line.energy.scopes["cpu-package"] = {std::nullopt, Source::kNone, "no permission"};
+  line.energy.total_j = 100.0;
+  EXPECT_EQ(live_text(line), "cpu-package -  gpu0 50.0 W  total 50.0 W");
+  const Json j = live_json(line);
+  EXPECT_TRUE(j["power_w"]["cpu-package"].is_null());
+  EXPECT_EQ(j["reason"]["cpu-package"], "no permission");
+}
+
+// This machine, whatever it is: each scope has joules or a reason.
+TEST(ThisMachine, ReadsOrSaysWhy) {
+  Accountant a(open_meters({"auto"}));
+  volatile double x = 1;
+  for (int i = 0; i < 20000000; ++i) x = x * 1.0000001;
+  const StepEnergy step = a.end_step();
+  EXPECT_FALSE(step.scopes.empty());
+  for (const auto& [scope, e] : step.scopes) {
+    EXPECT_TRUE(e.joules.has_value() != !e.reason.empty()) << scope;
+    if (e.joules) {
+      EXPECT_GT(*e.joules, 0.0) << scope;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace molen::energy

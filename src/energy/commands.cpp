@@ -1,0 +1,71 @@
+#include "energy/commands.h"
+
+#include "base/clock.h"
+
+namespace molen::energy {
+
+std::string list_text(const Meters& meters) {
+  std::string text;
+  for (const auto& m : meters.meters)
+    if (m->info().source != Source::kNone)
+      text += fmt::format("{:<16} {:<14} {:<8} {}{}\n", m->info().scope, m->info().name, name_of(m->info().source),
+                          m->info().detail, m->info().counted ? "" : " (holds other scopes: not summed)");
+  if (text.empty()) text = "no energy meter gives readings on this machine\n";
+  if (!meters.unavailable.empty()) text += "\nnot available:\n";
+  for (const auto& u : meters.unavailable) text += fmt::format("{:<16} {:<14} {}\n", u.scope, u.meter, u.reason);
+  return text;
+}
+
+Json list_json(const Meters& meters) {
+  Json available = Json::array(), unavailable = Json::array();
+  for (const auto& m : meters.meters)
+    if (m->info().source != Source::kNone)
+      available.push_back({{"scope", m->info().scope},
+                           {"meter", m->info().name},
+                           {"source", name_of(m->info().source)},
+                           {"reads", m->info().detail},
+                           {"summed", m->info().counted}});
+  for (const auto& u : meters.unavailable)
+    unavailable.push_back({{"scope", u.scope}, {"meter", u.meter}, {"reason", u.reason}});
+  return {{"available", available}, {"unavailable", unavailable}};
+}
+
+LiveReading::LiveReading(Meters meters) : accountant_(std::move(meters)), last_(now().value) {}
+
+bool LiveReading::measures() const {
+  for (const auto& m : accountant_.meters().meters)
+    if (m->info().source != Source::kNone) return true;
+  return false;
+}
+
+LiveReading::Line LiveReading::next() {
+  Line line;
+  line.energy = accountant_.end_step();
+  const double time = now().value;
+  line.seconds = time - last_;
+  last_ = time;
+  return line;
+}
+
+std::string live_text(const LiveReading::Line& line) {
+  std::string text;
+  for (const auto& [scope, e] : line.energy.scopes)
+    text += e.joules ? fmt::format("{} {:.1f} W  ", scope, *e.joules / line.seconds) : fmt::format("{} -  ", scope);
+  if (line.energy.total_j) return text + fmt::format("total {:.1f} W", *line.energy.total_j / line.seconds);
+  return text + fmt::format("total - ({})", line.energy.total_reason);
+}
+
+Json live_json(const LiveReading::Line& line) {
+  Json joules = Json::object(), watts = Json::object(), source = Json::object(), reason = Json::object();
+  for (const auto& [scope, e] : line.energy.scopes) {
+    joules[scope] = e.joules ? Json(*e.joules) : Json();
+    watts[scope] = e.joules ? Json(*e.joules / line.seconds) : Json();
+    source[scope] = name_of(e.source);
+    if (!e.joules) reason[scope] = e.reason;
+  }
+  return {{"seconds", line.seconds}, {"energy_j", joules},
+          {"power_w", watts},        {"energy_source", source},
+          {"reason", reason},        {"total_j", line.energy.total_j ? Json(*line.energy.total_j) : Json()}};
+}
+
+}  // namespace molen::energy

@@ -1,0 +1,37 @@
+// What `molen energy` shows: the meters of this machine with their reasons, and live readings. Text only; apps prints
+// it.
+#pragma once
+
+#include <string>
+
+#include "energy/accountant.h"
+
+namespace molen::energy {
+
+// One line a meter: scope, meter, source, what is read; then what is not available and why.
+std::string list_text(const Meters& meters);
+Json list_json(const Meters& meters);
+
+// Watts by scope between two calls. The first covers the time since construction.
+class LiveReading {
+ public:
+  explicit LiveReading(Meters meters);
+
+  struct Line {
+    double seconds = 0;  // covered
+    StepEnergy energy;
+  };
+  Line next();
+  StepEnergy since_start() { return accountant_.since_start(); }
+  bool measures() const;  // at least one meter has readings
+
+ private:
+  Accountant accountant_;
+  double last_;
+};
+
+// "cpu-package0 61.2 W  gpu0 -  total - (gpu0: the counter did not change in this time)".
+std::string live_text(const LiveReading::Line& line);
+Json live_json(const LiveReading::Line& line);
+
+}  // namespace molen::energy

@@ -1,0 +1,51 @@
+// A counter that wraps, as a total that does not.
+#pragma once
+
+#include <cstdint>
+
+#include "base/result.h"
+#include "energy/meter.h"
+
+namespace molen::energy {
+
+// `range`: the counter's largest value, after which it starts at 0 again; 0: not known, it must not go back.
+// `wrap_s`: shortest time in which the counter can wrap; after a longer silence the number of wraps is unknown, a gap.
+class Unwrapper {
+ public:
+  Unwrapper(std::uint64_t range, double wrap_s) : range_(range), wrap_s_(wrap_s) {}
+
+  // Adds what was counted since the last call; the first call only sets the start. A reason for a value beyond the
+  // range, or one that goes back without a range: then the total has a gap and goes on from this value.
+  Result<Reading> add(std::uint64_t value, double time_s, double joules_per_count) {
+    if (range_ > 0 && value > range_)
+      return Failure{fmt::format("the counter reads {}, beyond its range {}", value, range_)};
+    const bool started = started_;
+    const std::uint64_t last = last_;
+    const double silence = time_s - time_;
+    started_ = true;
+    last_ = value;
+    time_ = time_s;
+    if (!started) return reading_;
+    if (wrap_s_ > 0 && silence > wrap_s_) {
+      ++reading_.gaps;
+      return Failure{fmt::format(
+          "the counter was not read for {:.0f} s and may have wrapped more than once (possible after {:.0f} s)",
+          silence, wrap_s_)};
+    }
+    if (value < last && range_ == 0) {
+      ++reading_.gaps;
+      return Failure{fmt::format("the counter went back from {} to {}", last, value)};
+    }
+    const std::uint64_t counted = value >= last ? value - last : value + (range_ - last);
+    reading_.total += Joules(static_cast<double>(counted) * joules_per_count);
+    return reading_;
+  }
+
+ private:
+  std::uint64_t range_, last_ = 0;
+  double wrap_s_, time_ = 0;
+  bool started_ = false;
+  Reading reading_;
+};
+
+}  // namespace molen::energy

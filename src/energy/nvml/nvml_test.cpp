@@ -1,0 +1,115 @@
+#include "energy/nvml/nvml.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include "energy/open.h"
+#include "energy/test_machine.h"
+
+namespace molen::energy {
+namespace {
+
+class Nvml : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    handle_ = ::dlopen(MOLEN_FAKE_NVML, RTLD_NOW);
+    ASSERT_NE(handle_, nullptr) << ::dlerror();
+    set = reinterpret_cast<decltype(set)>(::dlsym(handle_, "fake_nvml_set"));
+    reset = reinterpret_cast<decltype(reset)>(::dlsym(handle_, "fake_nvml_reset"));
+    users = reinterpret_cast<decltype(users)>(::dlsym(handle_, "fake_nvml_users"));
+    reset(2, 0);
+    set(0, 1000000, 300000, 0, 0);
+    set(1, 5000, 90000, 3, 0);  // no counter: a virtual GPU
+  }
+  void TearDown() override {
+    EXPECT_EQ(users(), 0) << "nvmlShutdown for each nvmlInit";
+    ::dlclose(handle_);
+  }
+  Meters open(std::optional<std::string> visible = std::nullopt) {
+    return open_nvml(f.machine, {MOLEN_FAKE_NVML, std::move(visible), Seconds(0.1)});
+  }
+
+  void (*set)(unsigned, unsigned long long, unsigned, int, int) = nullptr;
+  void (*reset)(unsigned, int) = nullptr;
+  int (*users)() = nullptr;
+  FakeMachine f;
+  void* handle_ = nullptr;
+};
+
+TEST_F(Nvml, CounterThenPower) {
+  const Meters m = open();
+  ASSERT_EQ(m.meters.size(), 2u);
+  EXPECT_EQ(m.meters[0]->info().source, Source::kCounter);
+  EXPECT_EQ(m.meters[1]->info().source, Source::kPower);
+  set(0, 1250000, 300000, 0, 0);
+  EXPECT_DOUBLE_EQ(m.meters[0]->read().value().total.value, 250.0);
+  f.time += 0.5;
+  set(1, 0, 110000, 3, 0);
+  EXPECT_DOUBLE_EQ(m.meters[1]->read().value().total.value, 0.5 * (90 + 110) / 2) << "trapezoid over the measured time";
+  f.time += 5;
+  const auto gap = m.meters[1]->read();
+  EXPECT_EQ(gap.value().gaps, 1);
+  EXPECT_DOUBLE_EQ(gap.value().total.value, 50.0) << "nothing is made up for the silence";
+}
+
+TEST_F(Nvml, FailuresAreReasons) {
+  Meters m = open();
+  set(0, 0, 0, 9, 9);
+  EXPECT_NE(m.meters[0]->read().reason().find("Driver Not Loaded"), std::string::npos);
+  set(0, 10, 0, 0, 0);  // the counter went back: driver reloaded
+  EXPECT_NE(m.meters[0]->read().reason().find("went back"), std::string::npos);
+  set(1, 0, 0, 3, 4);
+  m = open();
+  ASSERT_EQ(m.meters.size(), 1u);
+  ASSERT_EQ(m.unavailable.size(), 1u);
+  EXPECT_EQ(m.unavailable[0].scope, "gpu1");
+  EXPECT_NE(m.unavailable[0].reason.find("Not Supported"), std::string::npos);
+  EXPECT_NE(m.unavailable[0].reason.find("Insufficient Permissions"), std::string::npos);
+  m = {};
+  reset(2, 9);
+  EXPECT_NE(open().unavailable.at(0).reason.find("nvmlInit: Driver Not Loaded"), std::string::npos);
+  EXPECT_NE(open_nvml(f.machine, {"libno-such-library.so.1", {}, Seconds(0.1)})
+                .unavailable.at(0)
+                .reason.find("libno-such-library"),
+            std::string::npos);
+  reset(0, 0);
+  EXPECT_NE(open().unavailable.at(0).reason.find("no GPU"), std::string::npos);
+}
+
+TEST_F(Nvml, OnlyVisibleDevices) {
+  reset(3, 0);
+  for (unsigned i = 0; i < 3; ++i) set(i, 1, 1, 0, 0);
+  const auto names = [&](const char* visible) {
+    std::string text;
+    const Meters m = open(visible);
+    for (const auto& meter : m.meters) text += meter->info().scope + "=" + meter->info().detail.substr(13, 1) + " ";
+    for (const auto& u : m.unavailable) text += u.scope + "! ";
+    return text;
+  };
+  EXPECT_EQ(names("2,0"), "gpu0=c gpu1=a ");
+  EXPECT_EQ(names("GPU-b"), "gpu0=b ");
+  EXPECT_EQ(names(""), "gpu! ");
+  EXPECT_EQ(names("-1"), "gpu! ");
+  EXPECT_EQ(names("1,-1,2"), "gpu0=b ");
+  EXPECT_EQ(names("7"), "gpu0! ");
+  EXPECT_EQ(names("GPU-"), "gpu0! ") << "ambiguous";
+  EXPECT_EQ(names("MIG-1234,1"), "gpu1=b gpu0! ");
+}
+
+TEST_F(Nvml, AFrozenCounterIsNotBelieved) {
+  OpenOptions o;
+  o.machine = f.machine;
+  o.nvml.library = MOLEN_FAKE_NVML;
+  f.tick = [&] { set(0, static_cast<unsigned long long>(f.time * 1e5), 0, 0, 0); };  // GPU 1 integrates its power
+  const Meters good = open_meters({"nvml"}, o);
+  EXPECT_EQ(good.meters.size(), 2u);
+  f.tick = nullptr;
+  const Meters m = open_meters({"nvml"}, o);
+  ASSERT_EQ(m.meters.size(), 2u);
+  EXPECT_EQ(m.meters[0]->info().scope, "gpu1");
+  EXPECT_EQ(m.meters[1]->info().name, "null");
+  EXPECT_NE(m.meters[1]->read().reason().find("stood still"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace molen::energy

@@ -1,0 +1,132 @@
+#include "energy/open.h"
+
+#include <algorithm>
+
+#include "base/suggest.h"
+#include "energy/rapl_powercap.h"
+#include "energy/replay.h"
+
+namespace molen::energy {
+namespace {
+
+bool has_scope(const Meters& all, const std::string& scope) {
+  return std::any_of(all.meters.begin(), all.meters.end(), [&](const auto& m) { return m->info().scope == scope; });
+}
+
+bool has_scope_like(const Meters& all, const std::string& prefix) {
+  return std::any_of(all.meters.begin(), all.meters.end(), [&](const auto& m) {
+    return m->info().source != Source::kNone && m->info().scope.rfind(prefix, 0) == 0;
+  });
+}
+
+// A virtual machine may show a counter that always reads 0 (seen on Firecracker: energy-psys opens and stands still).
+// Each must advance once within `settle_s`.
+void drop_frozen(Meters& found, const OpenOptions& o) {
+  std::vector<double> first;
+  for (const auto& m : found.meters) {
+    const auto r = m->read();
+    first.push_back(r ? r.value().total.value : -1.0);
+  }
+  std::vector<bool> alive(found.meters.size(), false);
+  const double until = o.machine.clock() + o.settle_s;
+  for (bool waiting = true; waiting;) {
+    waiting = false;
+    const bool late = o.machine.clock() >= until;
+    for (std::size_t i = 0; i < found.meters.size(); ++i) {
+      if (alive[i]) continue;
+      const auto r = found.meters[i]->read();
+      alive[i] = r && r.value().total.value > first[i];
+      waiting = waiting || !alive[i];
+    }
+    if (late) break;
+    if (waiting) o.machine.sleep(0.01);
+  }
+  const std::string vm = is_virtual(o.machine) ? "; this is a virtual machine, whose host keeps the counters" : "";
+  std::vector<std::unique_ptr<Meter>> kept;
+  for (std::size_t i = 0; i < found.meters.size(); ++i) {
+    const MeterInfo& info = found.meters[i]->info();
+    if (alive[i])
+      kept.push_back(std::move(found.meters[i]));
+    else
+      found.unavailable.push_back(
+          {info.name, info.scope, fmt::format("{} stood still for {} s{}", info.detail, o.settle_s, vm)});
+  }
+  found.meters = std::move(kept);
+}
+
+void merge(Meters& all, Meters found) {
+  for (auto& m : found.meters) {
+    if (has_scope(all, m->info().scope))
+      all.unavailable.push_back({m->info().name, m->info().scope, "read by another meter already"});
+    else
+      all.meters.push_back(std::move(m));
+  }
+  for (auto& u : found.unavailable) all.unavailable.push_back(std::move(u));
+}
+
+std::string reasons(const Meters& found, const std::string& scope_prefix) {
+  std::string text;
+  for (const auto& u : found.unavailable)
+    if (u.scope.rfind(scope_prefix, 0) == 0)
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", u.meter, u.reason);
+  return text;
+}
+
+Meters tested(Meters found, const OpenOptions& o) {
+  drop_frozen(found, o);
+  return found;
+}
+
+Meters open_rapl(const OpenOptions& o) {
+  Meters all = tested(open_perf(o.machine, o.perf), o);
+  merge(all, tested(open_powercap(o.machine), o));
+  return all;
+}
+
+Meters open_one(const std::string& name, const OpenOptions& o) {
+  if (name == "rapl") return open_rapl(o);
+  if (name == "rapl-perf") return tested(open_perf(o.machine, o.perf), o);
+  if (name == "rapl-powercap") return tested(open_powercap(o.machine), o);
+  if (name == "nvml") return tested(open_nvml(o.machine, o.nvml), o);
+  if (name.rfind("replay:", 0) == 0) return open_replay(o.machine, name.substr(7));
+  static const std::vector<std::string> valid{"auto",          "none", "rapl",       "rapl-perf",
+                                              "rapl-powercap", "nvml", "replay:FILE"};
+  throw UsageError(
+      "energy.meters: unknown meter '{}'{}; there are auto, none, rapl, rapl-perf, rapl-powercap, nvml, replay:FILE",
+      name, did_you_mean(name, valid));
+}
+
+}  // namespace
+
+Meters open_meters(const std::vector<std::string>& names, const OpenOptions& options) {
+  Meters all;
+  bool automatic = false;
+  for (const std::string& name : names) {
+    if (name == "none") {
+      if (names.size() > 1) throw UsageError("energy.meters: 'none' stands alone");
+      return all;
+    }
+    if (name == "auto") {
+      automatic = true;
+      merge(all, open_rapl(options));
+      merge(all, tested(open_nvml(options.machine, options.nvml), options));
+      continue;
+    }
+    Meters found = open_one(name, options);
+    if (found.meters.empty())
+      throw UsageError("energy.meters asks for '{}', which has no reading here: {}", name, reasons(found, ""));
+    merge(all, std::move(found));
+  }
+  if (automatic && !has_scope_like(all, "cpu-package"))
+    all.meters.push_back(std::make_unique<NullMeter>("cpu-package", reasons(all, "cpu-package")));
+  // psys holds the packages: summed only where they are not read.
+  for (const auto& m : all.meters)
+    if (m->info().scope == "psys") m->set_counted(!has_scope_like(all, "cpu-package"));
+  // A GPU that is there but cannot be read is not nothing: it appears with its reason.
+  for (const auto& u : all.unavailable)
+    if (u.meter == "nvml" && u.scope != "gpu" && !has_scope(all, u.scope))
+      all.meters.push_back(std::make_unique<NullMeter>(u.scope, u.reason));
+  return all;
+}
+
+}  // namespace molen::energy

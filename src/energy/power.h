@@ -1,0 +1,29 @@
+// Joules from power samples: the trapezoid rule over measured times.
+#pragma once
+
+#include "energy/meter.h"
+
+namespace molen::energy {
+
+// `longest_s`: two samples further apart say nothing about the time between them, a gap.
+class PowerIntegral {
+ public:
+  explicit PowerIntegral(double longest_s) : longest_s_(longest_s) {}
+
+  Reading add(double watts, double time_s) {
+    const double silence = time_s - time_;
+    if (started_ && silence > longest_s_) ++reading_.gaps;
+    if (started_ && silence <= longest_s_) reading_.total += Joules(0.5 * (watts_ + watts) * silence);
+    started_ = true;
+    watts_ = watts;
+    time_ = time_s;
+    return reading_;
+  }
+
+ private:
+  double longest_s_, watts_ = 0, time_ = 0;
+  bool started_ = false;
+  Reading reading_;
+};
+
+}  // namespace molen::energy

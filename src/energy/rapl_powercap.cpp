@@ -1,0 +1,123 @@
+#include "energy/rapl_powercap.h"
+
+#include <algorithm>
+#include <set>
+
+#include "energy/counter.h"
+
+namespace molen::energy {
+namespace {
+
+// No package draws more for long; a counter of range R joules therefore takes at least R / this to wrap.
+constexpr double kMostWatts = 1000.0;
+
+class PowercapMeter : public Meter {
+ public:
+  PowercapMeter(MeterInfo info, fs::path file, std::uint64_t range_uj, std::function<double()> clock)
+      : Meter(std::move(info)),
+        file_(std::move(file)),
+        clock_(std::move(clock)),
+        counter_(range_uj, static_cast<double>(range_uj) * 1e-6 / kMostWatts) {}
+
+  Result<Reading> read() override {
+    const auto uj = read_count(file_);
+    if (!uj) return Failure{uj.reason()};
+    return counter_.add(uj.value(), clock_(), 1e-6);
+  }
+
+ private:
+  fs::path file_;
+  std::function<double()> clock_;
+  Unwrapper counter_;
+};
+
+// "package-0" -> "0", "package-0-die-1" -> "0-die1"; "" for another name.
+std::string package_of(const std::string& zone_name) {
+  if (zone_name.rfind("package-", 0) != 0) return "";
+  std::string rest = zone_name.substr(8);
+  if (const auto die = rest.find("-die-"); die != std::string::npos)
+    rest = rest.substr(0, die) + "-die" + rest.substr(die + 5);
+  const bool plain = !rest.empty() && std::all_of(rest.begin(), rest.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '-';
+  });
+  return plain ? rest : "";
+}
+
+// The scope of a zone, or "" for one that is not read.
+std::string scope_of(const fs::path& root, const std::string& zone, const std::string& name) {
+  if (name == "psys") return "psys";
+  if (const std::string package = package_of(name); !package.empty()) return "cpu-package" + package;
+  if (name != "dram") return "";
+  const std::string parent = zone.substr(0, zone.rfind(':'));
+  const auto parent_name = read_small(root / parent / "name");
+  const std::string package = parent_name ? package_of(parent_name.value()) : "";
+  return "dram" + (package.empty() ? parent.substr(parent.find(':') + 1) : package);
+}
+
+std::vector<std::string> zones_in(const fs::path& root) {
+  std::vector<std::string> plain, mmio;
+  std::error_code error;
+  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.rfind("intel-rapl:", 0) == 0) plain.push_back(name);
+    if (name.rfind("intel-rapl-mmio:", 0) == 0) mmio.push_back(name);
+  }
+  std::sort(plain.begin(), plain.end());
+  std::sort(mmio.begin(), mmio.end());
+  plain.insert(plain.end(), mmio.begin(), mmio.end());  // copies come last and lose
+  return plain;
+}
+
+std::string advice(const std::string& reason) {
+  if (reason.find("Permission denied") == std::string::npos) return reason;
+  return reason +
+         " (readable by root only since Linux 5.10; let your group read it with a udev rule, or allow perf: "
+         "kernel.perf_event_paranoid <= 0)";
+}
+
+}  // namespace
+
+Meters open_powercap(const Machine& machine) {
+  Meters found;
+  const fs::path root = machine.sys / "class" / "powercap";
+  const auto zones = zones_in(root);
+  if (zones.empty()) {
+    found.unavailable.push_back(
+        {"rapl-powercap", "cpu-package",
+         fmt::format("no RAPL zones in {}{}", root.string(),
+                     is_virtual(machine) ? "; this is a virtual machine, whose host keeps them"
+                                         : "; the kernel module intel_rapl_msr is not loaded, or this CPU has none")});
+    return found;
+  }
+  std::set<std::string> seen;
+  for (const std::string& zone : zones) {
+    const auto name = read_small(root / zone / "name");
+    if (!name) {
+      found.unavailable.push_back({"rapl-powercap", zone, name.reason()});
+      continue;
+    }
+    const std::string scope = scope_of(root, zone, name.value());
+    if (scope.empty()) continue;
+    if (seen.contains(scope)) {
+      found.unavailable.push_back(
+          {"rapl-powercap", scope, fmt::format("zone {} shows a scope that is read already", zone)});
+      continue;
+    }
+    const auto range = read_count(root / zone / "max_energy_range_uj");
+    const std::uint64_t range_uj = range ? range.value() : 0;
+    const Seconds read_every(range_uj > 0 ? static_cast<double>(range_uj) * 1e-6 / kMostWatts / 2 : 0.0);
+    const fs::path file = root / zone / "energy_uj";
+    auto meter = std::make_unique<PowercapMeter>(
+        MeterInfo{"rapl-powercap", scope, Source::kCounter, file.string(), read_every, true}, file, range_uj,
+        machine.clock);
+    if (const auto first = meter->read(); !first) {
+      found.unavailable.push_back({"rapl-powercap", scope, advice(first.reason())});
+      continue;
+    }
+    seen.insert(scope);
+    found.meters.push_back(std::move(meter));
+  }
+  return found;
+}
+
+}  // namespace molen::energy

@@ -1,0 +1,14 @@
+// RAPL through the powercap files of sysfs (Linux Documentation/power/powercap): zones intel-rapl:P and intel-rapl:P:S
+// with `name`, `energy_uj` and `max_energy_range_uj`. Intel and AMD Zen alike.
+#pragma once
+
+#include "energy/machine.h"
+#include "energy/meter.h"
+
+namespace molen::energy {
+
+// Packages, their DRAM, and psys. `core` and `uncore` are inside the package and left out; a zone that appears twice
+// (intel-rapl-mmio shows the packages of intel-rapl again) is read once and the copy is listed with its reason.
+Meters open_powercap(const Machine& machine);
+
+}  // namespace molen::energy

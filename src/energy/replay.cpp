@@ -1,0 +1,95 @@
+#include "energy/replay.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "base/json.h"
+
+namespace molen::energy {
+namespace {
+
+struct Point {
+  double time_s = 0;
+  std::optional<double> joules;
+};
+
+class ReplayMeter : public Meter {
+ public:
+  ReplayMeter(MeterInfo info, std::vector<Point> points, std::function<double()> clock)
+      : Meter(std::move(info)), points_(std::move(points)), clock_(std::move(clock)), start_(clock_()) {}
+
+  Result<Reading> read() override {
+    const double t = points_.front().time_s + (clock_() - start_);
+    const auto after = std::find_if(points_.begin(), points_.end(), [&](const Point& p) { return p.time_s >= t; });
+    if (after == points_.end())
+      return Failure{fmt::format("{}: the recording ends at {} s", info().detail, points_.back().time_s)};
+    const auto before = after == points_.begin() || after->time_s == t ? after : after - 1;
+    if (!before->joules || !after->joules)
+      return Failure{fmt::format("{}: nothing was recorded at {:.3f} s", info().detail, t)};
+    const double span = after->time_s - before->time_s;
+    const double share = span > 0 ? (t - before->time_s) / span : 0.0;
+    return Reading{Joules(*before->joules + share * (*after->joules - *before->joules)), 0};
+  }
+
+ private:
+  std::vector<Point> points_;
+  std::function<double()> clock_;
+  double start_;
+};
+
+using Recording = std::map<std::string, std::vector<Point>>;
+
+void read_line(const std::string& text, const std::string& origin, Recording& recording, double& last_time) {
+  const Json line = parse_json(text, origin);
+  const Json &time = json_member(line, "time_s", origin), &energy = json_member(line, "energy_j", origin);
+  if (!time.is_number() || !std::isfinite(time.get<double>())) throw UsageError("{}: time_s is no number", origin);
+  if (!energy.is_object() || energy.empty()) throw UsageError("{}: energy_j must name at least one scope", origin);
+  const double t = time.get<double>();
+  if (!(t > last_time)) throw UsageError("{}: time_s {} is not after {}", origin, t, last_time);
+  if (!recording.empty() && energy.size() != recording.size())
+    throw UsageError("{}: energy_j has {} scopes, the lines before have {}", origin, energy.size(), recording.size());
+  const bool first = recording.empty();
+  last_time = t;
+  for (const auto& [scope, joules] : energy.items()) {
+    if (!first && !recording.contains(scope))
+      throw UsageError("{}: energy_j: scope '{}' is not in the lines before", origin, scope);
+    auto& points = recording[scope];
+    Point p{t, std::nullopt};
+    if (!joules.is_null()) {
+      if (!joules.is_number() || !std::isfinite(joules.get<double>()) || joules.get<double>() < 0)
+        throw UsageError("{}: energy_j: {} must be joules >= 0 or null", origin, scope);
+      p.joules = joules.get<double>();
+      const auto earlier =
+          std::find_if(points.rbegin(), points.rend(), [](const Point& q) { return q.joules.has_value(); });
+      if (earlier != points.rend() && *earlier->joules > *p.joules)
+        throw UsageError("{}: energy_j: {} goes back from {} to {}", origin, scope, *earlier->joules, *p.joules);
+    }
+    points.push_back(p);
+  }
+}
+
+}  // namespace
+
+Meters open_replay(const Machine& machine, const fs::path& file) {
+  const std::string text = read_file(file, std::int64_t{1} << 30);
+  Recording recording;
+  double last_time = -std::numeric_limits<double>::infinity();
+  int number = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    ++number;
+    if (end > at)
+      read_line(text.substr(at, end - at), fmt::format("{}:{}", file.string(), number), recording, last_time);
+    at = end + 1;
+  }
+  if (recording.empty()) throw UsageError("{}: no readings", file.string());
+  Meters found;
+  for (auto& [scope, points] : recording)
+    found.meters.push_back(
+        std::make_unique<ReplayMeter>(MeterInfo{"replay", scope, Source::kCounter, file.string(), Seconds(0), true},
+                                      std::move(points), machine.clock));
+  return found;
+}
+
+}  // namespace molen::energy
