@@ -15,6 +15,8 @@ JsonlParser::JsonlParser() : state_(std::make_unique<State>()) {}
 JsonlParser::~JsonlParser() = default;
 
 JsonlRecord JsonlParser::parse(std::string_view line, std::string_view origin) {
+  // simdjson would copy from a null pointer.
+  if (line.empty()) throw UsageError("{}: not valid JSON: an empty line", origin);
   simdjson::dom::element document;
   if (const auto error = state_->parser.parse(line.data(), line.size()).get(document))
     throw UsageError("{}: not valid JSON: {}", origin, simdjson::error_message(error));
