@@ -61,9 +61,15 @@ inline double load(DType t, const void* data, std::int64_t i) {
   }
 }
 
+// What a communicator promises beyond the suite's sums of small integers.
+struct Promises {
+  bool nan_survives = true;   // kMax and kMin of a NaN and a number is NaN
+  bool rounds_once = true;    // bf16 and fp16 sums are kept in fp32 until the end
+};
+
 class Suite {
  public:
-  explicit Suite(Communicator& c) : c_(c) {}
+  explicit Suite(Communicator& c, Promises promises = {}) : c_(c), promises_(promises) {}
 
   std::string run() {
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kU8})
@@ -80,6 +86,9 @@ class Suite {
     point_to_point();
     groups();
     rounding();
+    if (promises_.nan_survives) not_a_number();
+    if (promises_.rounds_once) one_rounding();
+    refusals();
     return wrong_;
   }
 
@@ -120,9 +129,7 @@ class Suite {
   void all_reduce(DType t, std::int64_t n) {
     for (const Reduce op : {Reduce::kSum, Reduce::kMax, Reduce::kMin}) {
       Bytes data = filled(t, n, c_.rank());
-      const auto before = c_.traffic();
-      c_.all_reduce(data.data(), n, t, op);
-      expect(c_.traffic().calls == before.calls + 1 && c_.traffic().bytes == before.bytes + n * size_of(t), "all_reduce is counted wrongly");
+      counted("all_reduce", n * size_of(t), [&] { c_.all_reduce(data.data(), n, t, op); });
       bool ok = true;
       for (std::int64_t i = 0; i < n; ++i) ok = ok && load(t, data.data(), i) == combined(t, i, op);
       expect(ok && data[static_cast<std::size_t>(n * size_of(t))] == 0x5a, fmt::format("all_reduce of {} x {} is wrong", n, name_of(t)));
@@ -132,7 +139,7 @@ class Suite {
   void broadcast(DType t, std::int64_t n) {
     for (int root = 0; root < c_.size(); ++root) {
       Bytes data = filled(t, n, c_.rank());
-      c_.broadcast(data.data(), n, t, root);
+      counted("broadcast", n * size_of(t), [&] { c_.broadcast(data.data(), n, t, root); });
       expect(data == filled(t, n, root), fmt::format("broadcast of {} x {} from {} is wrong", n, name_of(t), root));
     }
   }
@@ -144,7 +151,7 @@ class Suite {
       Bytes send = filled(t, mine, c_.rank()), receive(static_cast<std::size_t>(all * width) + 8, 0x5a);
       char* place = receive.data() + sum(k, c_.rank()) * width;
       if (in_place) std::memcpy(place, send.data(), static_cast<std::size_t>(mine * width));
-      c_.all_gather(in_place ? place : send.data(), receive.data(), k, t);
+      counted("all_gather", all * width, [&] { c_.all_gather(in_place ? place : send.data(), receive.data(), k, t); });
       bool ok = receive[static_cast<std::size_t>(all * width)] == 0x5a;
       for (int r = 0; r < c_.size(); ++r)
         for (std::int64_t i = 0; i < k[static_cast<std::size_t>(r)]; ++i) ok = ok && load(t, receive.data(), sum(k, r) + i) == as(t, value(r, i));
@@ -155,12 +162,14 @@ class Suite {
   void scatter(DType t, std::int64_t n, int shape) {
     const auto k = counts(n, shape);
     const std::int64_t mine = k[static_cast<std::size_t>(c_.rank())], all = sum(k), width = size_of(t), first = sum(k, c_.rank());
-    for (const bool in_place : {false, true}) {
+    for (int form = 0; form < 4; ++form) {
+      const bool in_place = form % 2 == 1;
+      const Reduce op = form < 2 ? Reduce::kSum : in_place ? Reduce::kMax : Reduce::kMin;
       Bytes send = filled(t, all, c_.rank()), receive(static_cast<std::size_t>(mine * width) + 8, 0x5a);
       char* into = in_place ? send.data() + first * width : receive.data();
-      c_.reduce_scatter(send.data(), into, k, t, Reduce::kSum);
-      bool ok = true;
-      for (std::int64_t i = 0; i < mine; ++i) ok = ok && load(t, into, i) == combined(t, first + i, Reduce::kSum);
+      counted("reduce_scatter", all * width, [&] { c_.reduce_scatter(send.data(), into, k, t, op); });
+      bool ok = in_place || receive[static_cast<std::size_t>(mine * width)] == 0x5a;
+      for (std::int64_t i = 0; i < mine; ++i) ok = ok && load(t, into, i) == combined(t, first + i, op);
       // What is not ours stays as it was.
       if (in_place)
         for (std::int64_t i = 0; i < all; ++i)
@@ -177,30 +186,38 @@ class Suite {
     for (int r = 0; r < c_.size(); ++r) in.push_back(base + r);
     const Bytes send = filled(t, sum(out), c_.rank());
     Bytes receive(static_cast<std::size_t>(sum(in) * size_of(t)) + 8, 0x5a);
-    c_.all_to_all(send.data(), out, receive.data(), in, t);
-    bool ok = true;
+    counted("all_to_all", sum(out) * size_of(t), [&] { c_.all_to_all(send.data(), out, receive.data(), in, t); });
+    bool ok = receive[static_cast<std::size_t>(sum(in) * size_of(t))] == 0x5a;
     for (int r = 0; r < c_.size(); ++r)
       for (std::int64_t i = 0; i < in[static_cast<std::size_t>(r)]; ++i)
         ok = ok && load(t, receive.data(), sum(in, r) + i) == as(t, value(r, (base + r) * c_.rank() + i));
     expect(ok, fmt::format("all_to_all of {} x {}, shape {} is wrong", n, name_of(t), shape));
   }
 
+  // A ring: even ranks send first, so that blocking calls cannot wait for each other; the last of an odd number receives first.
   void point_to_point() {
-    // A ring: even ranks send first, so that blocking calls cannot wait for each other.
     if (c_.size() < 2) return;
+    for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kU8})
+      for (const std::int64_t n : {0, 1, 5003}) ring(t, n);
+  }
+
+  void ring(DType t, std::int64_t n) {
     const int next = (c_.rank() + 1) % c_.size(), before = (c_.rank() + c_.size() - 1) % c_.size();
-    constexpr std::int64_t n = 5003;
-    const Bytes mine = filled(DType::kF32, n, c_.rank());
+    const Bytes mine = filled(t, n, c_.rank());
     Bytes got(mine.size(), 0x5a);
-    if (c_.rank() % 2 == 0) {
-      c_.send(mine.data(), n, DType::kF32, next);
-      c_.recv(got.data(), n, DType::kF32, before);
+    const auto send = [&] { counted("send", n * size_of(t), [&] { c_.send(mine.data(), n, t, next); }); };
+    const auto receive = [&] { counted("recv", n * size_of(t), [&] { c_.recv(got.data(), n, t, before); }); };
+    if (c_.rank() % 2 == 0 && c_.rank() + 1 < c_.size()) {
+      send();
+      receive();
     } else {
-      c_.recv(got.data(), n, DType::kF32, before);
-      c_.send(mine.data(), n, DType::kF32, next);
+      receive();
+      send();
     }
-    expect(got == filled(DType::kF32, n, before), "send and receive around the ring is wrong");
+    expect(got == filled(t, n, before), fmt::format("send and receive of {} x {} around the ring is wrong", n, name_of(t)));
+    const Traffic quiet = c_.traffic();
     c_.barrier();
+    expect(c_.traffic().calls == quiet.calls, "barrier is counted");
   }
 
   void groups() {
@@ -214,26 +231,108 @@ class Suite {
       ++members;
       larger += r > c_.rank();
     }
+    expect(half->traffic().calls == 1 && half->traffic().bytes == 8, "a split group's traffic is counted wrongly");
+    // A group of the group: each rank alone.
+    const auto alone = half->split(half->rank(), 0);
+    std::int64_t one = 1;
+    alone->all_reduce(&one, 1, DType::kI64, Reduce::kSum);
+    expect(alone->size() == 1 && alone->rank() == 0 && one == 1, "a group of one is wrong");
     expect(ranks == want && half->size() == members && half->rank() == larger, "a split group is wrong");
     c_.barrier();
   }
 
-  // Sums that do round: the same bits on every rank, and again.
+  // Sums that do round, small and large: the same bits on every rank, and again, and from reduce_scatter.
   void rounding() {
-    std::vector<float> first;
+    for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
+      for (const std::int64_t n : {1, 301, 600011}) same_bits(t, n);
+  }
+
+  void same_bits(DType t, std::int64_t n) {
+    const std::int64_t width = size_of(t);
+    Bytes mine(static_cast<std::size_t>(n * width)), first;
+    for (std::int64_t i = 0; i < n; ++i)
+      store(t, mine.data(), i, normal_at(static_cast<std::uint64_t>(c_.rank() + 1), static_cast<std::uint64_t>(i)));
     for (int repeat = 0; repeat < 2; ++repeat) {
-      std::vector<float> x(30011);
-      for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(normal_at(static_cast<std::uint64_t>(c_.rank() + 1), i));
-      c_.all_reduce(x.data(), static_cast<std::int64_t>(x.size()), DType::kF32, Reduce::kSum);
-      std::vector<float> zero = x;
-      c_.broadcast(zero.data(), static_cast<std::int64_t>(zero.size()), DType::kF32, 0);
-      expect(std::memcmp(x.data(), zero.data(), x.size() * 4) == 0, "ranks hold different bits after all_reduce");
+      Bytes x = mine;
+      c_.all_reduce(x.data(), n, t, Reduce::kSum);
+      Bytes zero = x;
+      c_.broadcast(zero.data(), n, t, 0);
+      expect(x == zero, fmt::format("ranks hold different bits after all_reduce of {} x {}", n, name_of(t)));
       if (repeat == 0) first = x;
-      else expect(std::memcmp(x.data(), first.data(), x.size() * 4) == 0, "all_reduce repeated gives other bits");
+      expect(x == first, fmt::format("all_reduce of {} x {} repeated gives other bits", n, name_of(t)));
     }
+    const auto k = counts(n / c_.size(), 0);
+    const std::int64_t share = n / c_.size(), at = share * c_.rank();
+    Bytes block(static_cast<std::size_t>(share * width));
+    c_.reduce_scatter(mine.data(), block.data(), k, t, Reduce::kSum);
+    expect(std::equal(block.begin(), block.end(), first.begin() + at * width),
+           fmt::format("reduce_scatter and all_reduce of {} x {} give different bits", n, name_of(t)));
+  }
+
+  // Divergence must be seen by all: no reduction may lose a NaN.
+  void not_a_number() {
+    for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
+      for (const Reduce op : {Reduce::kSum, Reduce::kMax, Reduce::kMin})
+        for (int bad = 0; bad < c_.size(); ++bad) {
+          constexpr std::int64_t n = 300;
+          Bytes data = filled(t, n, c_.rank());
+          if (c_.rank() == bad) store(t, data.data(), 7, std::nan(""));
+          c_.all_reduce(data.data(), n, t, op);
+          expect(std::isnan(load(t, data.data(), 7)) && load(t, data.data(), 8) == combined(t, 8, op),
+                 fmt::format("all_reduce loses a NaN of rank {} in {}", bad, name_of(t)));
+        }
+  }
+
+  // 256 + 1 + 1 + ...: bf16 cannot hold 257, so a sum that rounds on the way stays at 256; fp16 likewise at 2048.
+  void one_rounding() {
+    for (const auto& [t, large] : {std::pair{DType::kBF16, 256.0}, std::pair{DType::kF16, 2048.0}})
+      for (const std::int64_t n : {5, 100003}) {
+        Bytes data(static_cast<std::size_t>(n * 2));
+        for (std::int64_t i = 0; i < n; ++i) store(t, data.data(), i, c_.rank() == 0 ? large : 1.0);
+        c_.all_reduce(data.data(), n, t, Reduce::kSum);
+        const int ones = c_.size() - 1;   // large + 1 ties to even: large; + 2 is held; + 3 ties to + 4
+        const double want = large + (ones <= 1 ? 0 : ones == 2 ? 2 : 4);
+        bool ok = c_.size() > 4;
+        if (!ok) {
+          ok = true;
+          for (std::int64_t i = 0; i < n; ++i) ok = ok && load(t, data.data(), i) == want;
+        }
+        expect(ok, fmt::format("all_reduce of {} rounds more than once", name_of(t)));
+      }
+  }
+
+  // What every rank can see for itself is refused before anything is sent, and does no harm.
+  void refusals() {
+    const auto refuse = [&](const char* what, const auto& call) {
+      try {
+        call();
+        expect(false, fmt::format("{} is accepted", what));
+      } catch (const Error&) {
+      }
+    };
+    std::vector<std::int64_t> data(static_cast<std::size_t>(c_.size()) + 2), many(static_cast<std::size_t>(c_.size()) + 1, 1);
+    std::vector<std::int64_t> negative(static_cast<std::size_t>(c_.size()), 1);
+    negative.back() = -1;
+    auto out = data;
+    refuse("a count too many", [&] { c_.all_gather(data.data(), out.data(), many, DType::kI64); });
+    refuse("a negative count", [&] { c_.reduce_scatter(data.data(), out.data(), negative, DType::kI64, Reduce::kSum); });
+    refuse("a sum of u16", [&] { c_.all_reduce(data.data(), 1, DType::kU16, Reduce::kSum); });
+    refuse("a root beyond the group", [&] { c_.broadcast(data.data(), 1, DType::kI64, c_.size()); });
+    refuse("a message to oneself", [&] { c_.send(data.data(), 1, DType::kI64, c_.rank()); });
+    refuse("a message from nobody", [&] { c_.recv(data.data(), 1, DType::kI64, c_.size()); });
+    refuse("a negative color", [&] { (void)c_.split(-1, 0); });
+    c_.barrier();
+  }
+
+  template <class Call>
+  void counted(const char* what, std::int64_t bytes, Call call) {
+    const Traffic before = c_.traffic();
+    call();
+    expect(c_.traffic().calls == before.calls + 1 && c_.traffic().bytes == before.bytes + bytes, fmt::format("{} is counted wrongly", what));
   }
 
   Communicator& c_;
+  Promises promises_;
   std::string wrong_;
 };
 

@@ -88,8 +88,34 @@ void combine(void* out, std::span<const void* const> sources, std::int64_t count
     case DType::kU8: return combine_plain<std::uint8_t>(out, sources, count, op);
     case DType::kBF16: return combine_half<widen_bf16, narrow_bf16>(out, sources, count, op);
     case DType::kF16: return combine_half<widen_f16, narrow_f16>(out, sources, count, op);
+    default: check_reducible(dtype);
+  }
+}
+
+void check_reducible(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kF32:
+    case DType::kI64:
+    case DType::kI32:
+    case DType::kU8:
+    case DType::kBF16:
+    case DType::kF16: return;
     default: throw Error("reduction of {} is not supported", name_of(dtype));
   }
+}
+
+std::int64_t offset_of(std::span<const std::int64_t> counts, int rank) {
+  std::int64_t sum = 0;
+  for (int r = 0; r < rank; ++r) sum += counts[static_cast<std::size_t>(r)];
+  return sum;
+}
+
+std::int64_t total_of(std::span<const std::int64_t> counts, int ranks) {
+  if (static_cast<int>(counts.size()) != ranks) throw Error("{} counts for {} ranks", counts.size(), ranks);
+  for (std::size_t r = 0; r < counts.size(); ++r)
+    if (counts[r] < 0) throw Error("a block of {} elements for rank {}", counts[r], r);
+  return offset_of(counts, ranks);
 }
 
 void accumulate(void* target, const void* source, std::int64_t count, DType dtype, Reduce op) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.h"
 #include "comm/communicator.h"
@@ -14,5 +15,13 @@ void accumulate(void* target, const void* source, std::int64_t count, DType dtyp
 // out[i] = sources[0][i] op sources[1][i] op ..., in this order; bf16 and fp16 are combined in fp32 and rounded once. `out` may
 // be one of the sources.
 void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op);
+
+// Throws Error where elements of `dtype` cannot be reduced.
+void check_reducible(DType dtype);
+
+// Elements before rank `rank`'s block.
+std::int64_t offset_of(std::span<const std::int64_t> counts, int rank);
+// Sum of all blocks; throws Error unless there are `ranks` counts, none negative.
+std::int64_t total_of(std::span<const std::int64_t> counts, int ranks);
 
 }  // namespace molen::comm

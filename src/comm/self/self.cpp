@@ -1,56 +1,88 @@
 #include "comm/self/self.h"
 
 #include <cstring>
+#include <mutex>
 
 #include "base/error.h"
+#include "comm/reduce.h"
 
 namespace molen::comm {
 namespace {
 
+// Shared by what `split` makes, so that an abort reaches all.
+struct Failure {
+  std::mutex mutex;
+  std::string reason;
+};
+
 class Self final : public Communicator {
  public:
+  explicit Self(std::shared_ptr<Failure> failure) : failure_(std::move(failure)) {}
+
   int rank() const override { return 0; }
   int size() const override { return 1; }
   std::string name() const override { return "self"; }
 
-  void all_reduce(void*, std::int64_t count, DType dtype, Reduce) override { note(count, dtype); }
-  void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype, Reduce) override {
+  void all_reduce(void*, std::int64_t count, DType dtype, Reduce) override {
+    check_reducible(dtype);
+    note(count, dtype);
+  }
+  void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
+                      Reduce) override {
+    check_reducible(dtype);
     copy(send, receive, counts, dtype);
   }
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) override {
     copy(send, receive, counts, dtype);
   }
-  void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive, std::span<const std::int64_t> counts_receive,
-                  DType dtype) override {
-    if (counts_receive.size() != 1 || counts_receive[0] != counts_send[0]) throw Error("all_to_all: sends {} and receives another count", counts_send[0]);
+  void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
+                  std::span<const std::int64_t> counts_receive, DType dtype) override {
+    const std::int64_t out = total_of(counts_send, 1), in = total_of(counts_receive, 1);
+    if (out != in) throw Error("all_to_all: rank 0 sends {} elements to rank 0, which expects {}", out, in);
     copy(send, receive, counts_send, dtype);
   }
   void broadcast(void*, std::int64_t count, DType dtype, int root) override {
     if (root != 0) throw Error("broadcast from rank {} of 1", root);
     note(count, dtype);
   }
-  void send(const void*, std::int64_t, DType, int to) override { throw Error("send to rank {} of 1", to); }
-  void recv(void*, std::int64_t, DType, int from) override { throw Error("receive from rank {} of 1", from); }
-  void barrier() override {}
-  std::unique_ptr<Communicator> split(int, int) override { return make_self(); }
-  void abort(const std::string&) noexcept override {}
+  void send(const void*, std::int64_t, DType, int to) override { throw Error("rank 0 of 1 talks to rank {}", to); }
+  void recv(void*, std::int64_t, DType, int from) override { throw Error("rank 0 of 1 talks to rank {}", from); }
+  void barrier() override { check(); }
+  std::unique_ptr<Communicator> split(int color, int) override {
+    check();
+    if (color < 0) throw Error("split: color {} of rank 0; colors are not negative", color);
+    return std::make_unique<Self>(failure_);
+  }
+  void abort(const std::string& reason) noexcept override {
+    try {
+      const std::lock_guard lock(failure_->mutex);
+      if (failure_->reason.empty()) failure_->reason = reason.empty() ? "aborted" : reason;
+    } catch (...) {  // out of memory for the text: nothing more can be done here
+    }
+  }
   Traffic traffic() const override { return traffic_; }
 
  private:
+  void check() const {
+    const std::lock_guard lock(failure_->mutex);
+    if (!failure_->reason.empty()) throw Error(failure_->reason);
+  }
   void note(std::int64_t count, DType dtype) {
+    check();
     ++traffic_.calls;
     traffic_.bytes += count * size_of(dtype);
   }
   void copy(const void* from, void* to, std::span<const std::int64_t> counts, DType dtype) {
-    if (counts.size() != 1) throw Error("{} counts for 1 rank", counts.size());
-    note(counts[0], dtype);
-    if (from != to && counts[0] > 0) std::memmove(to, from, static_cast<std::size_t>(counts[0] * size_of(dtype)));
+    const std::int64_t count = total_of(counts, 1);
+    note(count, dtype);
+    if (from != to && count > 0) std::memcpy(to, from, static_cast<std::size_t>(count * size_of(dtype)));
   }
+  std::shared_ptr<Failure> failure_;
   Traffic traffic_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_self() { return std::make_unique<Self>(); }
+std::unique_ptr<Communicator> make_self() { return std::make_unique<Self>(std::make_shared<Failure>()); }
 
 }  // namespace molen::comm

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
+#include <list>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -17,30 +19,76 @@ namespace {
 // What a rank is doing: published before a collective, compared by all.
 struct Call {
   std::string kind;
-  std::int64_t count = 0;
+  std::int64_t count = 0;  // elements of payload, as Traffic counts them
   DType dtype = DType::kU8;
-  int detail = 0;                      // reduction, root, ...
+  std::string detail;  // reduction or root
   const void* send = nullptr;
   void* receive = nullptr;
-  std::vector<std::int64_t> counts;    // blocks
-  bool same_as(const Call& o) const { return kind == o.kind && count == o.count && dtype == o.dtype && detail == o.detail; }
-  std::string text() const { return fmt::format("{} of {} x {}", kind, count, name_of(dtype)); }
+  std::vector<std::int64_t> counts;  // blocks per rank; {color, key} of a split
+  bool alike = true;                 // count and counts must be the same on all ranks
+
+  bool same_as(const Call& o) const {
+    if (kind != o.kind || dtype != o.dtype || detail != o.detail) return false;
+    return !alike || (count == o.count && counts == o.counts);
+  }
+  std::string text() const {
+    std::string blocks;
+    for (const std::int64_t n : counts) blocks += fmt::format("{}{}", blocks.empty() ? " in blocks of " : ", ", n);
+    return fmt::format("{} of {} x {}{}{}", kind, count, name_of(dtype), detail, alike ? blocks : "");
+  }
 };
+
+struct Waiter {
+  int rank;
+  std::function<bool()> done;
+  std::function<std::string()> text;
+};
+
+const char* text_of(Reduce op) { return op == Reduce::kSum ? ", sum" : op == Reduce::kMax ? ", max" : ", min"; }
 
 }  // namespace
 
-// The world: one failure ends all groups.
+// The world: one failure ends all groups. Everything is guarded by `mutex`.
 struct ThreadWorld::Shared {
   std::mutex mutex;
   std::condition_variable changed;
-  std::string failure;                 // empty: none
+  std::string failure;  // empty: none
   ThreadOptions options;
   int ranks = 1;
+  std::list<Waiter> waiters;
+  std::vector<int> handles;  // communicators alive per rank; -1: none made yet
 
+  void set_failure(const std::string& reason) {
+    if (failure.empty()) failure = reason.empty() ? "aborted" : reason;
+    changed.notify_all();
+  }
   void fail(const std::string& reason) {
     const std::lock_guard lock(mutex);
-    if (failure.empty()) failure = reason;
-    changed.notify_all();
+    set_failure(reason);
+  }
+
+  // Until `done()` or a failure anywhere; `text` says what the rank waits for. A rank uses one thread, so when all wait and
+  // none is done, none ever will be.
+  template <class Done, class Text>
+  void wait(std::unique_lock<std::mutex>& lock, int rank, Done done, Text text) {
+    if (done() || !failure.empty()) return;
+    const auto me = waiters.insert(waiters.end(), Waiter{rank, std::ref(done), std::ref(text)});
+    find_deadlock();
+    changed.wait(lock, [&] { return done() || !failure.empty(); });
+    waiters.erase(me);
+  }
+
+  void find_deadlock() {
+    for (int r = 0; r < ranks; ++r)
+      if (handles[static_cast<std::size_t>(r)] != 0 &&
+          std::none_of(waiters.begin(), waiters.end(), [r](const Waiter& w) { return w.rank == r; }))
+        return;
+    std::string all;
+    for (const Waiter& w : waiters) {
+      if (w.done()) return;
+      all += fmt::format("{}rank {}: {}", all.empty() ? "" : "; ", w.rank, w.text());
+    }
+    if (!all.empty()) set_failure("all ranks wait for each other: " + all);
   }
 };
 
@@ -52,246 +100,290 @@ struct Message {
   const void* data = nullptr;
   std::int64_t count = 0;
   DType dtype{};
-  bool taken = false;
+  enum { kPosted, kCopying, kTaken } state = kPosted;
 };
 
-// A group of ranks. All its state is guarded by the world's mutex; data moves outside of it, between two meetings.
+// A group of ranks. All its state is guarded by the world's mutex, but for `calls` while `moving` > 0: then nobody writes
+// them, and every published buffer stays, for no rank leaves a collective, not even by an exception, before all have moved.
 struct Group {
-  Group(std::shared_ptr<World> w, int n) : world(std::move(w)), size(n), calls(static_cast<std::size_t>(n)), gone(static_cast<std::size_t>(n), false) {}
+  Group(std::shared_ptr<World> w, std::vector<int> world_ranks)
+      : world(std::move(w)), members(std::move(world_ranks)), calls(members.size()), gone(members.size(), false) {}
   std::shared_ptr<World> world;
-  int size;
+  std::vector<int> members;  // world ranks
   std::vector<Call> calls;
   std::vector<bool> gone;
-  int arrived = 0;
+  std::size_t arrived = 0, moving = 0;
   std::int64_t generation = 0;
   std::map<std::pair<int, int>, Message*> mail;
-  std::map<int, std::shared_ptr<Group>> split;   // by color, while a split is under way
+  std::map<int, std::shared_ptr<Group>> split;  // by color, while a split is under way
 };
 
 class Threads final : public Communicator {
  public:
-  Threads(std::shared_ptr<Group> group, int rank, int world_rank) : group_(std::move(group)), rank_(rank), world_rank_(world_rank) {}
+  // With the world's mutex held.
+  Threads(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {
+    int& handles = world().handles[static_cast<std::size_t>(me())];
+    handles = std::max(handles, 0) + 1;
+  }
   ~Threads() override {
-    const std::lock_guard lock(group_->world->mutex);
+    const std::lock_guard lock(world().mutex);
     group_->gone[static_cast<std::size_t>(rank_)] = true;
-    group_->world->changed.notify_all();
+    --world().handles[static_cast<std::size_t>(me())];
+    world().changed.notify_all();
+    try {
+      world().find_deadlock();
+    } catch (...) {  // out of memory for the text: the others find out when they leave
+    }
   }
 
   int rank() const override { return rank_; }
-  int size() const override { return group_->size; }
+  int size() const override { return static_cast<int>(group_->members.size()); }
   std::string name() const override { return "threads"; }
 
   void all_reduce(void* data, std::int64_t count, DType dtype, Reduce op) override {
-    enter({"all_reduce", count, dtype, static_cast<int>(op), data, data, {}});
-    // Each rank reduces one slice of all buffers and writes it to all of them.
-    const std::int64_t first = count * rank_ / size(), last = count * (rank_ + 1) / size();
-    const std::int64_t width = size_of(dtype);
-    constexpr std::int64_t kBlock = 1 << 15;   // keeps the reduced block in cache while it is copied out
-    for (std::int64_t at = first; at < last; at += kBlock) {
-      const std::int64_t n = std::min(kBlock, last - at);
-      std::vector<const void*> sources;
-      for (const Call& c : group_->calls) sources.push_back(static_cast<const char*>(c.send) + at * width);
-      void* mine = static_cast<char*>(data) + at * width;
-      combine(mine, sources, n, dtype, op);
-      for (const Call& c : group_->calls)
-        if (c.receive != data) std::memcpy(static_cast<char*>(c.receive) + at * width, mine, static_cast<std::size_t>(n * width));
-    }
-    leave();
+    check_reducible(dtype);
+    collective({"all_reduce", count, dtype, text_of(op), data, data, {}}, [&] {
+      // Each rank reduces one slice of all buffers and writes it to all of them.
+      const std::int64_t first = count * rank_ / size(), last = count * (rank_ + 1) / size();
+      const std::int64_t width = size_of(dtype);
+      constexpr std::int64_t kBlock = 1 << 15;  // keeps the reduced block in cache while it is copied out
+      std::vector<const void*> sources(group_->calls.size());
+      for (std::int64_t at = first; at < last; at += kBlock) {
+        const std::int64_t n = std::min(kBlock, last - at);
+        for (std::size_t r = 0; r < sources.size(); ++r)
+          sources[r] = static_cast<const char*>(group_->calls[r].send) + at * width;
+        void* mine = static_cast<char*>(data) + at * width;
+        combine(mine, sources, n, dtype, op);
+        for (const Call& c : group_->calls)
+          if (c.receive != data) copy(static_cast<char*>(c.receive) + at * width, mine, n * width);
+      }
+    });
   }
 
-  void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype, Reduce op) override {
-    const std::int64_t first = offset_of(counts, rank_);
-    enter({"reduce_scatter", total(counts), dtype, static_cast<int>(op), send, receive, {counts.begin(), counts.end()}});
-    std::vector<const void*> sources;
-    for (const Call& c : group_->calls) sources.push_back(static_cast<const char*>(c.send) + first * size_of(dtype));
-    combine(receive, sources, counts[static_cast<std::size_t>(rank_)], dtype, op);
-    leave();
+  void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
+                      Reduce op) override {
+    check_reducible(dtype);
+    const std::int64_t all = total_of(counts, size()), first = offset_of(counts, rank_);
+    collective({"reduce_scatter", all, dtype, text_of(op), send, receive, {counts.begin(), counts.end()}}, [&] {
+      std::vector<const void*> sources;
+      for (const Call& c : group_->calls) sources.push_back(static_cast<const char*>(c.send) + first * size_of(dtype));
+      combine(receive, sources, counts[static_cast<std::size_t>(rank_)], dtype, op);
+    });
   }
 
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) override {
-    enter({"all_gather", total(counts), dtype, 0, send, receive, {counts.begin(), counts.end()}});
-    for (int r = 0; r < size(); ++r) {
-      void* target = static_cast<char*>(receive) + offset_of(counts, r) * size_of(dtype);
-      const void* source = group_->calls[static_cast<std::size_t>(r)].send;
-      const std::int64_t n = counts[static_cast<std::size_t>(r)];
-      if (source != target && n > 0) std::memcpy(target, source, static_cast<std::size_t>(n * size_of(dtype)));
-    }
-    leave();
+    const std::int64_t all = total_of(counts, size());
+    collective({"all_gather", all, dtype, "", send, receive, {counts.begin(), counts.end()}}, [&] {
+      for (int r = 0; r < size(); ++r)
+        copy(static_cast<char*>(receive) + offset_of(counts, r) * size_of(dtype),
+             group_->calls[static_cast<std::size_t>(r)].send, counts[static_cast<std::size_t>(r)] * size_of(dtype));
+    });
   }
 
-  void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive, std::span<const std::int64_t> counts_receive,
-                  DType dtype) override {
-    total(counts_receive);
-    enter({"all_to_all", 0, dtype, 0, send, receive, {counts_send.begin(), counts_send.end()}});
-    std::string wrong;
-    for (int r = 0; r < size(); ++r) {
-      const Call& from = group_->calls[static_cast<std::size_t>(r)];
-      const std::int64_t n = from.counts.at(static_cast<std::size_t>(rank_));
-      if (n != counts_receive[static_cast<std::size_t>(r)]) {
-        wrong = fmt::format("all_to_all: rank {} sends {} elements to rank {}, which expects {}", r, n, rank_, counts_receive[static_cast<std::size_t>(r)]);
-        break;
+  void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
+                  std::span<const std::int64_t> counts_receive, DType dtype) override {
+    const std::int64_t all = total_of(counts_send, size());
+    total_of(counts_receive, size());
+    const std::vector<std::int64_t> blocks(counts_send.begin(), counts_send.end());
+    collective({"all_to_all", all, dtype, "", send, receive, blocks, false}, [&] {
+      for (int r = 0; r < size(); ++r) {
+        const Call& from = group_->calls[static_cast<std::size_t>(r)];
+        const std::int64_t n = from.counts[static_cast<std::size_t>(rank_)];
+        const std::int64_t expected = counts_receive[static_cast<std::size_t>(r)];
+        if (n != expected)
+          throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", other(r), n, me(), expected);
+        copy(static_cast<char*>(receive) + offset_of(counts_receive, r) * size_of(dtype),
+             static_cast<const char*>(from.send) + offset_of(from.counts, rank_) * size_of(dtype), n * size_of(dtype));
       }
-      const void* source = static_cast<const char*>(from.send) + offset_of(from.counts, rank_) * size_of(dtype);
-      if (n > 0) std::memcpy(static_cast<char*>(receive) + offset_of(counts_receive, r) * size_of(dtype), source, static_cast<std::size_t>(n * size_of(dtype)));
-    }
-    if (!wrong.empty()) fail(wrong);
-    leave();
+    });
   }
 
   void broadcast(void* data, std::int64_t count, DType dtype, int root) override {
     if (root < 0 || root >= size()) throw Error("broadcast from rank {} of {}", root, size());
-    enter({"broadcast", count, dtype, root, data, data, {}});
-    const void* source = group_->calls[static_cast<std::size_t>(root)].send;
-    if (rank_ != root && count > 0) std::memcpy(data, source, static_cast<std::size_t>(count * size_of(dtype)));
-    leave();
+    collective({"broadcast", count, dtype, fmt::format(" from rank {}", root), data, data, {}}, [&] {
+      if (rank_ != root) copy(data, group_->calls[static_cast<std::size_t>(root)].send, count * size_of(dtype));
+    });
   }
 
   void send(const void* data, std::int64_t count, DType dtype, int to) override {
     check_peer(to);
-    begin(count, dtype);
-    Message message{data, count, dtype, false};
-    std::unique_lock lock(group_->world->mutex);
-    wait(lock, [&] { return !group_->mail.contains({rank_, to}); }, to, "send");
-    group_->mail[{rank_, to}] = &message;
-    group_->world->changed.notify_all();
-    wait(lock, [&] { return message.taken; }, to, "send");
+    begin();
+    Message message{data, count, dtype};
+    std::unique_lock lock(world().mutex);
+    if (!world().failure.empty()) throw Error(world().failure);
+    const std::pair<int, int> box{rank_, to};
+    MOLEN_CHECK(!group_->mail.contains(box), "rank {} sends from two threads", me());
+    group_->mail[box] = &message;
+    world().changed.notify_all();
+    world().wait(lock, me(), [&] { return message.state == Message::kTaken || left(to); },
+                 [&] { return fmt::format("send of {} x {} to rank {}", count, name_of(dtype), other(to)); });
+    // Our buffer is read until the receiver says so, whatever else has failed.
+    world().changed.wait(lock, [&] { return message.state != Message::kCopying; });
+    if (message.state != Message::kTaken) {
+      group_->mail.erase(box);
+      if (world().failure.empty()) world().set_failure(fmt::format("rank {} has left; rank {} sends to it", other(to), me()));
+      throw Error(world().failure);
+    }
+    note(count, dtype);
   }
 
   void recv(void* data, std::int64_t count, DType dtype, int from) override {
     check_peer(from);
-    begin(count, dtype);
-    std::unique_lock lock(group_->world->mutex);
-    wait(lock, [&] { return group_->mail.contains({from, rank_}); }, from, "receive");
-    Message* message = group_->mail.at({from, rank_});
-    if (message->count != count || message->dtype != dtype) {
-      lock.unlock();
-      fail(fmt::format("rank {} sends {} x {} where rank {} receives {} x {}", from, message->count, name_of(message->dtype), rank_, count, name_of(dtype)));
+    begin();
+    std::unique_lock lock(world().mutex);
+    if (!world().failure.empty()) throw Error(world().failure);
+    const std::pair<int, int> box{from, rank_};
+    world().wait(lock, me(), [&] { return group_->mail.contains(box) || left(from); },
+                 [&] { return fmt::format("receive of {} x {} from rank {}", count, name_of(dtype), other(from)); });
+    const auto found = group_->mail.find(box);
+    if (found == group_->mail.end()) {
+      if (world().failure.empty())
+        world().set_failure(fmt::format("rank {} has left; rank {} receives from it", other(from), me()));
+      throw Error(world().failure);
     }
-    // The sender waits for `taken`, so its buffer stays.
+    Message& message = *found->second;
+    if (message.count != count || message.dtype != dtype) {
+      world().set_failure(fmt::format("rank {} sends {} x {} where rank {} receives {} x {}", other(from), message.count,
+                                      name_of(message.dtype), me(), count, name_of(dtype)));
+      throw Error(world().failure);
+    }
+    message.state = Message::kCopying;
     lock.unlock();
-    if (count > 0) std::memcpy(data, message->data, static_cast<std::size_t>(count * size_of(dtype)));
+    copy(data, message.data, count * size_of(dtype));
     lock.lock();
-    group_->mail.erase({from, rank_});
-    message->taken = true;
-    group_->world->changed.notify_all();
+    group_->mail.erase(box);
+    message.state = Message::kTaken;
+    world().changed.notify_all();
+    note(count, dtype);
   }
 
   void barrier() override {
-    enter({"barrier", 0, DType::kU8, 0, nullptr, nullptr, {}});
-    leave();
+    collective({"barrier", 0, DType::kU8, "", nullptr, nullptr, {}}, [] {}, false);
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
-    enter({"split", 0, DType::kI32, 0, nullptr, nullptr, {color, key}});
-    std::vector<std::pair<std::int64_t, int>> members;   // (key, rank)
-    for (int r = 0; r < size(); ++r)
-      if (group_->calls[static_cast<std::size_t>(r)].counts[0] == color) members.emplace_back(group_->calls[static_cast<std::size_t>(r)].counts[1], r);
-    std::sort(members.begin(), members.end());
-    int position = 0;
-    for (std::size_t i = 0; i < members.size(); ++i)
-      if (members[i].second == rank_) position = static_cast<int>(i);
-    std::shared_ptr<Group> mine;
-    {
-      const std::lock_guard lock(group_->world->mutex);
-      auto& made = group_->split[color];
-      if (!made) made = std::make_shared<Group>(group_->world, static_cast<int>(members.size()));
-      mine = made;
-    }
-    leave();
-    {
-      const std::lock_guard lock(group_->world->mutex);
-      group_->split.erase(color);   // all have taken theirs: `leave` met
-    }
-    return std::make_unique<Threads>(mine, position, world_rank_);
+    if (color < 0) throw Error("split: color {} of rank {}; colors are not negative", color, me());
+    std::unique_ptr<Communicator> made;
+    collective({"split", 0, DType::kI32, "", nullptr, nullptr, {color, key}, false}, [&] {
+      std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
+      for (int r = 0; r < size(); ++r) {
+        const auto& theirs = group_->calls[static_cast<std::size_t>(r)].counts;
+        if (theirs[0] == color) members.emplace_back(theirs[1], r);
+      }
+      std::sort(members.begin(), members.end());
+      std::vector<int> ranks;
+      int position = 0;
+      for (const auto& [k, r] : members) {
+        if (r == rank_) position = static_cast<int>(ranks.size());
+        ranks.push_back(other(r));
+      }
+      const std::lock_guard lock(world().mutex);
+      auto& group = group_->split[color];
+      if (!group) group = std::make_shared<Group>(group_->world, ranks);
+      made = std::make_unique<Threads>(group, position);
+    }, false);
+    // All have taken theirs, and none can begin another split before we do.
+    const std::lock_guard lock(world().mutex);
+    group_->split.erase(color);
+    return made;
   }
 
   void abort(const std::string& reason) noexcept override {
     try {
-      group_->world->fail(reason);
+      world().fail(reason);
     } catch (...) {  // out of memory for the text: nothing more can be done here
     }
   }
   Traffic traffic() const override { return traffic_; }
 
  private:
-  static std::int64_t offset_of(std::span<const std::int64_t> counts, int rank) {
-    std::int64_t sum = 0;
-    for (int r = 0; r < rank; ++r) sum += counts[static_cast<std::size_t>(r)];
-    return sum;
-  }
-  std::int64_t total(std::span<const std::int64_t> counts) const {
-    if (static_cast<int>(counts.size()) != size()) throw Error("{} counts for {} ranks", counts.size(), size());
-    return offset_of(counts, size());
+  World& world() const { return *group_->world; }
+  int other(int rank) const { return group_->members[static_cast<std::size_t>(rank)]; }
+  int me() const { return other(rank_); }
+  bool left(int rank) const { return group_->gone[static_cast<std::size_t>(rank)]; }
+  static void copy(void* to, const void* from, std::int64_t bytes) {
+    if (to != from && bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
   void check_peer(int peer) const {
     if (peer < 0 || peer >= size() || peer == rank_) throw Error("rank {} of {} talks to rank {}", rank_, size(), peer);
   }
-
-  [[noreturn]] void fail(const std::string& reason) {
-    group_->world->fail(reason);
-    throw Error(reason);
-  }
-
-  // Counting, and the injected trouble.
-  void begin(std::int64_t count, DType dtype) {
-    const ThreadOptions& o = group_->world->options;
-    if (world_rank_ == o.fail_rank && call_ == o.fail_call) fail(fmt::format("rank {} fails at its call {} (injected)", world_rank_, call_));
-    if (o.delay_us > 0) {
-      const double share = uniform_at(stream_key(o.seed, "delay") + static_cast<std::uint64_t>(world_rank_), static_cast<std::uint64_t>(call_));
-      std::this_thread::sleep_for(std::chrono::microseconds(static_cast<std::int64_t>(share * o.delay_us)));
-    }
-    ++call_;
+  void note(std::int64_t count, DType dtype) {
     ++traffic_.calls;
     traffic_.bytes += count * size_of(dtype);
   }
 
-  template <class Ready>
-  void wait(std::unique_lock<std::mutex>& lock, Ready ready, int peer, const char* what) {
-    World& world = *group_->world;
-    world.changed.wait(lock, [&] { return ready() || !world.failure.empty() || (peer >= 0 && group_->gone[static_cast<std::size_t>(peer)]); });
-    if (ready()) return;
-    if (!world.failure.empty()) throw Error(world.failure);
-    throw Error("{}: rank {} has left", what, peer);
+  // The injected trouble.
+  void begin() {
+    const ThreadOptions& o = world().options;
+    if (me() == o.fail_rank && call_ == o.fail_call) {
+      const std::string reason = fmt::format("rank {} fails at its call {} (injected)", me(), call_);
+      world().fail(reason);
+      throw Error(reason);
+    }
+    if (o.delay_us > 0) {
+      const std::uint64_t key = stream_key(o.seed, "delay") + static_cast<std::uint64_t>(me());
+      const double share = uniform_at(key, static_cast<std::uint64_t>(call_));
+      std::this_thread::sleep_for(std::chrono::microseconds(static_cast<std::int64_t>(share * o.delay_us)));
+    }
+    ++call_;
+  }
+
+  // Publishes `call`, waits for all, compares, runs `move` on all, waits for all.
+  template <class Move>
+  void collective(Call call, Move move, bool counted = true) {
+    begin();
+    const std::int64_t count = call.count;
+    const DType dtype = call.dtype;
+    enter(std::move(call));
+    std::string wrong;
+    try {
+      compare();
+      move();
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
+    std::unique_lock lock(world().mutex);
+    if (!wrong.empty()) world().set_failure(wrong);
+    if (--group_->moving == 0) world().changed.notify_all();
+    world().changed.wait(lock, [&] { return group_->moving == 0; });  // moves are finite: no failure may cut this short
+    if (!wrong.empty()) throw Error(wrong);
+    if (!world().failure.empty()) throw Error(world().failure);
+    if (counted) note(count, dtype);
   }
 
   // All ranks have arrived, or one never will.
-  void meet() {
-    std::unique_lock lock(group_->world->mutex);
-    meet(lock);
-  }
-  void meet(std::unique_lock<std::mutex>& lock) {
-    World& world = *group_->world;
-    if (!world.failure.empty()) throw Error(world.failure);
+  void enter(Call call) {
+    std::unique_lock lock(world().mutex);
+    if (!world().failure.empty()) throw Error(world().failure);
+    Call& mine = group_->calls[static_cast<std::size_t>(rank_)];
+    mine = std::move(call);
     const std::int64_t generation = group_->generation;
-    if (++group_->arrived == group_->size) {
+    if (++group_->arrived == group_->members.size()) {
       group_->arrived = 0;
+      group_->moving = group_->members.size();
       ++group_->generation;
-      world.changed.notify_all();
+      world().changed.notify_all();
       return;
     }
-    const auto left = [&] { return std::find(group_->gone.begin(), group_->gone.end(), true) - group_->gone.begin(); };
-    world.changed.wait(lock, [&] { return group_->generation != generation || !world.failure.empty() || left() < group_->size; });
+    const auto first_gone = [&] { return std::find(group_->gone.begin(), group_->gone.end(), true); };
+    world().wait(lock, me(), [&] { return group_->generation != generation || first_gone() != group_->gone.end(); },
+                 [&] { return mine.text(); });
     if (group_->generation != generation) return;
-    if (!world.failure.empty()) throw Error(world.failure);
-    throw Error("rank {} has left while others wait for it", left());
+    if (world().failure.empty())
+      world().set_failure(fmt::format("rank {} has left while rank {} waits in {}",
+                                      other(static_cast<int>(first_gone() - group_->gone.begin())), me(), mine.text()));
+    throw Error(world().failure);
   }
 
-  void enter(Call call) {
-    begin(call.count, call.dtype);
-    {
-      std::unique_lock lock(group_->world->mutex);
-      group_->calls[static_cast<std::size_t>(rank_)] = std::move(call);
-      meet(lock);
-    }
+  void compare() const {
     const Call& mine = group_->calls[static_cast<std::size_t>(rank_)];
     for (int r = 0; r < size(); ++r)
-      if (const Call& other = group_->calls[static_cast<std::size_t>(r)]; !other.same_as(mine))
-        fail(fmt::format("ranks call different collectives: rank {} {}, rank {} {}", rank_, mine.text(), r, other.text()));
+      if (const Call& theirs = group_->calls[static_cast<std::size_t>(r)]; !theirs.same_as(mine))
+        throw Error("ranks call different collectives: rank {}: {}; rank {}: {}", me(), mine.text(), other(r), theirs.text());
   }
-  void leave() { meet(); }
 
   std::shared_ptr<Group> group_;
-  int rank_, world_rank_;
+  int rank_;
   std::int64_t call_ = 0;
   Traffic traffic_;
 };
@@ -308,8 +400,11 @@ ThreadWorld::ThreadWorld(int ranks, ThreadOptions options) {
   auto world = std::make_shared<WorldGroup>();
   world->options = options;
   world->ranks = ranks;
+  world->handles.assign(static_cast<std::size_t>(ranks), -1);
+  std::vector<int> members(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) members[static_cast<std::size_t>(r)] = r;
   // The group points back at the world; ~ThreadWorld cuts the circle.
-  world->group = std::make_shared<Group>(world, ranks);
+  world->group = std::make_shared<Group>(world, members);
   shared_ = world;
 }
 ThreadWorld::~ThreadWorld() {
@@ -319,7 +414,9 @@ ThreadWorld::~ThreadWorld() {
 
 std::unique_ptr<Communicator> ThreadWorld::communicator(int rank) {
   MOLEN_CHECK(rank >= 0 && rank < shared_->ranks, "rank {} of {}", rank, shared_->ranks);
-  return std::make_unique<Threads>(static_cast<WorldGroup&>(*shared_).group, rank, rank);
+  const std::lock_guard lock(shared_->mutex);
+  MOLEN_CHECK(shared_->handles[static_cast<std::size_t>(rank)] < 0, "a second communicator for rank {}", rank);
+  return std::make_unique<Threads>(static_cast<WorldGroup&>(*shared_).group, rank);
 }
 
 }  // namespace molen::comm

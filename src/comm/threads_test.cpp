@@ -1,0 +1,237 @@
+#include "comm/threads/threads.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "comm/comm_suite.h"
+
+namespace molen::comm {
+namespace {
+
+// What each rank's body threw, "" if nothing.
+template <class Body>
+std::vector<std::string> on_threads(int ranks, ThreadOptions options, Body body) {
+  ThreadWorld world(ranks, options);
+  std::vector<std::unique_ptr<Communicator>> c;
+  for (int r = 0; r < ranks; ++r) c.push_back(world.communicator(r));
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < ranks; ++r)
+      threads.emplace_back([&, r] {
+        try {
+          body(*c[static_cast<std::size_t>(r)]);
+        } catch (const Error& e) {
+          errors[static_cast<std::size_t>(r)] = e.what();
+        }
+        c[static_cast<std::size_t>(r)].reset();
+      });
+  }
+  return errors;
+}
+
+class Threads : public ::testing::TestWithParam<int> {};
+
+TEST_P(Threads, Suite) {
+  for (const std::string& e : on_threads(GetParam(), {}, [](Communicator& c) {
+         if (const std::string wrong = suite::Suite(c).run(); !wrong.empty()) throw Error(wrong);
+       }))
+    EXPECT_EQ(e, "");
+}
+
+TEST_P(Threads, SuiteUnderDelayAndDisorder) {
+  ThreadOptions options;
+  options.delay_us = 50;
+  options.seed = 7;
+  for (const std::string& e : on_threads(GetParam(), options, [](Communicator& c) {
+         if (const std::string wrong = suite::Suite(c).run(); !wrong.empty()) throw Error(wrong);
+       }))
+    EXPECT_EQ(e, "");
+}
+
+TEST_P(Threads, SumsUnderDelayAndDisorder) {
+  ThreadOptions options;
+  options.delay_us = 300;
+  options.seed = 5;
+  for (const std::string& e : on_threads(GetParam(), options, [](Communicator& c) {
+         for (int i = 0; i < 30; ++i) {
+           double x = c.rank() + i;
+           c.all_reduce(&x, 1, DType::kF64, Reduce::kSum);
+           if (x != c.size() * (c.size() - 1) / 2 + i * c.size()) throw Error("a wrong sum");
+         }
+       }))
+    EXPECT_EQ(e, "");
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, Threads, ::testing::Values(1, 2, 3, 4));
+
+TEST(Threads, MismatchedCallsAreNamedOnEveryRank) {
+  const auto errors = on_threads(3, {}, [](Communicator& c) {
+    std::vector<float> x(10);
+    if (c.rank() == 1)
+      c.broadcast(x.data(), 10, DType::kF32, 0);
+    else
+      c.all_reduce(x.data(), 10, DType::kF32, Reduce::kSum);
+  });
+  for (const std::string& e : errors) {
+    EXPECT_NE(e.find("all_reduce of 10 x fp32"), std::string::npos) << e;
+    EXPECT_NE(e.find("broadcast of 10 x fp32"), std::string::npos) << e;
+  }
+}
+
+TEST(Threads, DifferentCountsAreRefused) {
+  for (const std::string& e : on_threads(2, {}, [](Communicator& c) {
+         std::vector<float> x(10);
+         c.all_reduce(x.data(), 5 + c.rank(), DType::kF32, Reduce::kSum);
+       }))
+    EXPECT_NE(e, "");
+}
+
+TEST(Threads, AFailureWakesAll) {
+  ThreadOptions options;
+  options.fail_rank = 2;
+  options.fail_call = 3;
+  const auto errors = on_threads(4, options, [](Communicator& c) {
+    for (int i = 0; i < 10; ++i) c.barrier();
+  });
+  for (const std::string& e : errors) EXPECT_NE(e.find("rank 2 fails at its call 3"), std::string::npos) << e;
+}
+
+TEST(Threads, ARankThatLeavesIsMissed) {
+  const auto errors = on_threads(3, {}, [](Communicator& c) {
+    c.barrier();
+    if (c.rank() == 1) return;
+    c.barrier();
+  });
+  EXPECT_EQ(errors[1], "");
+  EXPECT_NE(errors[0], "");
+  EXPECT_NE(errors[2], "");
+}
+
+TEST(Threads, AbortWakesAReceiver) {
+  const auto errors = on_threads(2, {}, [](Communicator& c) {
+    float x = 0;
+    if (c.rank() == 0) c.recv(&x, 1, DType::kF32, 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    c.abort("enough");
+  });
+  EXPECT_NE(errors[0].find("enough"), std::string::npos) << errors[0];
+}
+
+void expect_on_all(const std::vector<std::string>& errors, const std::vector<std::string>& parts) {
+  for (const std::string& e : errors)
+    for (const std::string& part : parts) EXPECT_NE(e.find(part), std::string::npos) << e << " lacks " << part;
+}
+
+TEST(Threads, BlocksRootAndReductionAreCompared) {
+  expect_on_all(on_threads(2, {}, [](Communicator& c) {
+    std::vector<float> x(4), y(4);
+    const std::vector<std::int64_t> k = c.rank() == 0 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{2, 2};
+    c.all_gather(x.data(), y.data(), k, DType::kF32);
+  }), {"rank 0: all_gather of 4 x fp32 in blocks of 1, 3", "rank 1: all_gather of 4 x fp32 in blocks of 2, 2"});
+  expect_on_all(on_threads(2, {}, [](Communicator& c) {
+    float x = 0;
+    c.broadcast(&x, 1, DType::kF32, c.rank());
+  }), {"from rank 0", "from rank 1"});
+  expect_on_all(on_threads(2, {}, [](Communicator& c) {
+    float x = 0;
+    c.all_reduce(&x, 1, DType::kF32, c.rank() == 0 ? Reduce::kSum : Reduce::kMax);
+  }), {"fp32, sum", "fp32, max"});
+}
+
+TEST(Threads, AllToAllCountsMustMatch) {
+  for (const std::string& e : on_threads(2, {}, [](Communicator& c) {
+         std::vector<float> x(9), y(9);
+         const std::vector<std::int64_t> out{2, 2}, in{2, c.rank() == 0 ? 3 : 2};
+         c.all_to_all(x.data(), out, y.data(), in, DType::kF32);
+       }))
+    EXPECT_NE(e.find("rank 1 sends 2 elements to rank 0, which expects 3"), std::string::npos) << e;
+}
+
+TEST(Threads, ACollectiveAgainstAMessageIsNoHang) {
+  expect_on_all(on_threads(3, {}, [](Communicator& c) {
+    float x = 0;
+    if (c.rank() == 1)
+      c.recv(&x, 1, DType::kF32, 0);
+    else
+      c.all_reduce(&x, 1, DType::kF32, Reduce::kSum);
+  }), {"rank 0: all_reduce of 1 x fp32", "rank 1: receive of 1 x fp32 from rank 0"});
+}
+
+TEST(Threads, TwoSendersWaitingForEachOtherIsNoHang) {
+  expect_on_all(on_threads(2, {}, [](Communicator& c) {
+    float x = 0, y = 0;
+    c.send(&x, 1, DType::kF32, 1 - c.rank());
+    c.recv(&y, 1, DType::kF32, 1 - c.rank());
+  }), {"rank 0: send of 1 x fp32 to rank 1", "rank 1: send of 1 x fp32 to rank 0"});
+}
+
+TEST(Threads, GroupsInDifferentOrderIsNoHang) {
+  // Two groups of the same ranks: the classic deadlock of concurrent communicators.
+  expect_on_all(on_threads(2, {}, [](Communicator& c) {
+    const auto a = c.split(0, 0), b = c.split(0, 0);
+    (c.rank() == 0 ? a : b)->barrier();
+  }), {"all ranks wait for each other", "rank 0: barrier", "rank 1: barrier"});
+}
+
+TEST(Threads, MessagesOfDifferentLengthAreRefused) {
+  expect_on_all(on_threads(2, {}, [](Communicator& c) {
+    std::vector<float> x(5);
+    if (c.rank() == 0)
+      c.send(x.data(), 4, DType::kF32, 1);
+    else
+      c.recv(x.data(), 5, DType::kF32, 0);
+  }), {"rank 0 sends 4 x fp32 where rank 1 receives 5 x fp32"});
+}
+
+TEST(Threads, AFailureReachesOtherGroupsAndLaterCalls) {
+  const auto errors = on_threads(4, {}, [](Communicator& c) {
+    const auto half = c.split(c.rank() / 2, 0);
+    if (c.rank() == 3) {
+      c.abort("rank 3 is on fire");
+      EXPECT_THROW(half->barrier(), Error);
+    }
+    for (int i = 0; i < 1000000; ++i) half->barrier();
+  });
+  expect_on_all(errors, {"rank 3 is on fire"});
+}
+
+TEST(Threads, AfterAMissingRankEveryCallFails) {
+  std::atomic<int> thrown = 0;
+  on_threads(3, {}, [&](Communicator& c) {
+    if (c.rank() == 1) return;
+    for (int i = 0; i < 5; ++i) try {
+        c.barrier();
+      } catch (const Error&) {
+        ++thrown;
+      }
+  });
+  EXPECT_EQ(thrown, 10);
+}
+
+TEST(Threads, BuffersAreNotReadAfterAFailure) {
+  // Each rank frees its buffer as soon as it throws; the sanitizers see a late read.
+  for (int at = 0; at < 40; ++at)
+    on_threads(3, {}, [at](Communicator& c) {
+      for (int i = 0;; ++i) {
+        std::vector<float> x(50000, 1.0f);
+        if (c.rank() == 2 && i == at % 5) {
+          std::this_thread::sleep_for(std::chrono::microseconds(at * 5));
+          c.abort("stop");
+        }
+        if (c.rank() < 2 && at % 2 == 1) {
+          if (c.rank() == 0) c.send(x.data(), 50000, DType::kF32, 1);
+          else c.recv(x.data(), 50000, DType::kF32, 0);
+        } else if (at % 2 == 0) {
+          c.all_reduce(x.data(), 50000, DType::kF32, Reduce::kSum);
+        } else if (i > at % 5) {
+          return;
+        }
+      }
+    });
+}
+
+}  // namespace
+}  // namespace molen::comm

@@ -1,0 +1,132 @@
+#include "mesh/mesh.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+
+namespace molen::mesh {
+namespace {
+
+// Any mesh of up to 3^5 ranks, axes in any order.
+Mesh any_mesh() {
+  PerAxis sizes;
+  int world = 1;
+  for (const Axis axis : kDefaultOrder) world *= sizes[axis] = *rc::gen::inRange(1, 4);
+  auto order = kDefaultOrder;
+  for (std::size_t i = kAxes - 1; i > 0; --i) std::swap(order[i], order[static_cast<std::size_t>(*rc::gen::inRange(0, static_cast<int>(i) + 1))]);
+  return Mesh(sizes, world, order);
+}
+
+Axes any_axes() {
+  Axes axes;
+  std::vector<Axis> chosen;
+  for (const Axis axis : kDefaultOrder)
+    if (*rc::gen::arbitrary<bool>()) chosen.push_back(axis);
+  switch (chosen.size()) {
+    case 0: return {};
+    case 1: return {chosen[0]};
+    case 2: return {chosen[0], chosen[1]};
+    case 3: return {chosen[0], chosen[1], chosen[2]};
+    case 4: return {chosen[0], chosen[1], chosen[2], chosen[3]};
+    default: return Axes{}.complement();
+  }
+}
+
+std::string usage_error(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UsageError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Mesh, TensorParallelIsInnermost) {
+  const Mesh m({{2, 1, 3, 1, 4}}, 24);
+  EXPECT_EQ(m.group(5, Axis::kTp), (std::vector<int>{4, 5, 6, 7}));
+  EXPECT_EQ(m.group(5, Axis::kDpShard), (std::vector<int>{1, 5, 9}));
+  EXPECT_EQ(m.group(5, Axis::kPp), (std::vector<int>{5, 17}));
+  EXPECT_EQ(m.group(17, {Axis::kPp, Axis::kDpShard}), (std::vector<int>{1, 5, 9, 13, 17, 21}));
+  EXPECT_EQ(m.coordinates(23), (PerAxis{{1, 0, 2, 0, 3}}));
+  EXPECT_EQ(m.text(), "pp 2 x dp_shard 3 x tp 4");
+  EXPECT_EQ(Mesh(kOne, 1).text(), "1 rank");
+}
+
+TEST(Mesh, AnotherOrder) {
+  const Mesh m({{2, 1, 3, 1, 1}}, 6, parse_order("dp_shard, pp,dp_replicate,cp,tp"));
+  EXPECT_EQ(m.group(3, Axis::kPp), (std::vector<int>{2, 3}));
+  EXPECT_EQ(m.group(3, Axis::kDpShard), (std::vector<int>{1, 3, 5}));
+}
+
+TEST(Mesh, WrongSizesAreExplained) {
+  EXPECT_NE(usage_error([] { Mesh({{2, 1, 1, 1, 2}}, 12); }).find("with dp_shard 3 it does"), std::string::npos);
+  EXPECT_NE(usage_error([] { Mesh({{2, 1, 1, 1, 2}}, 6); }).find("= 4 does not make 6 ranks"), std::string::npos);
+  EXPECT_NE(usage_error([] { Mesh({{2, 1, 1, 1, 0}}, 2); }).find("tp has size 0"), std::string::npos);
+  EXPECT_NE(usage_error([] { Mesh({{1, -2, 1, 1, 1}}, 2); }).find("dp_replicate has size -2"), std::string::npos);
+  EXPECT_NE(usage_error([] { Mesh({{65536, 65536, 1, 1, 1}}, 1); }), "");  // must not wrap to 0
+  EXPECT_NE(usage_error([] { Mesh({{2147483647, 2147483647, 2147483647, 2147483647, 2147483647}}, 1); }), "");
+  EXPECT_NE(usage_error([] { Mesh(kOne, 0); }), "");
+}
+
+TEST(Mesh, WrongOrdersAreExplained) {
+  EXPECT_NE(usage_error([] { parse_order("pp,dp_replicate,dp_shrd,cp,tp"); }).find("did you mean 'dp_shard'"), std::string::npos);
+  EXPECT_NE(usage_error([] { parse_order("pp,tp"); }).find("names 2 of 5"), std::string::npos);
+  EXPECT_NE(usage_error([] { parse_order("pp,pp,dp_shard,cp,tp"); }).find("once"), std::string::npos);
+  for (const char* bad : {"", ",", "pp,dp_replicate,dp_shard,cp,tp,", ",,,,"}) EXPECT_NE(usage_error([&] { parse_order(bad); }), "") << bad;
+}
+
+RC_GTEST_PROP(Mesh, CoordinatesAndRanksAreInverse, ()) {
+  const Mesh m = any_mesh();
+  RC_ASSERT(m.size(Axes{}.complement()) == m.world());
+  for (int r = 0; r < m.world(); ++r) RC_ASSERT(m.rank_of(m.coordinates(r)) == r);
+}
+
+RC_GTEST_PROP(Mesh, GroupsDivideTheWorld, ()) {
+  const Mesh m = any_mesh();
+  const Axes axes = any_axes();
+  std::map<int, std::vector<int>> by_number;
+  for (int r = 0; r < m.world(); ++r) {
+    const std::vector<int> members = m.group(r, axes);
+    RC_ASSERT(static_cast<int>(members.size()) == m.size(axes));
+    RC_ASSERT(std::is_sorted(members.begin(), members.end()));
+    RC_ASSERT(members[static_cast<std::size_t>(m.position(r, axes))] == r);
+    const int number = m.group_number(r, axes);
+    RC_ASSERT(number >= 0 && number < m.world() / m.size(axes));
+    const auto [known, added] = by_number.emplace(number, members);
+    RC_ASSERT(known->second == members);  // the same number, the same group
+    (void)added;
+  }
+  std::set<int> all;
+  for (const auto& [number, members] : by_number) all.insert(members.begin(), members.end());
+  RC_ASSERT(static_cast<int>(by_number.size()) == m.world() / m.size(axes));  // other numbers, other groups
+  RC_ASSERT(static_cast<int>(all.size()) == m.world());
+}
+
+RC_GTEST_PROP(Mesh, MembersDifferAlongTheAxesOnly, ()) {
+  const Mesh m = any_mesh();
+  const Axes axes = any_axes();
+  const int rank = *rc::gen::inRange(0, m.world());
+  for (const int other : m.group(rank, axes))
+    for (const Axis axis : kDefaultOrder)
+      if (!axes.contains(axis)) RC_ASSERT(m.coordinates(other)[axis] == m.coordinates(rank)[axis]);
+}
+
+RC_GTEST_PROP(Mesh, AGroupAndItsComplementMeetInOneRank, ()) {
+  const Mesh m = any_mesh();
+  const Axes axes = any_axes();
+  const int a = *rc::gen::inRange(0, m.world()), b = *rc::gen::inRange(0, m.world());
+  const auto rows = m.group(a, axes), columns = m.group(b, axes.complement());
+  std::vector<int> both;
+  std::set_intersection(rows.begin(), rows.end(), columns.begin(), columns.end(), std::back_inserter(both));
+  RC_ASSERT(both.size() == 1u);
+}
+
+}  // namespace
+}  // namespace molen::mesh
