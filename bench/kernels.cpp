@@ -74,7 +74,7 @@ class Bench {
     time(Part::kActivation, Pass::kForward, l, [&](auto& c) { model::activation_forward(c, up, act); });
     time(Part::kDown, Pass::kForward, l, [&](auto& c) { model::down_forward(c, act, x, w_down, y); });
     time(Part::kFinalNorm, Pass::kForward, 1, [&](auto& c) { model::final_norm_forward(c, x, norm, saved, y); });
-    const std::int64_t chunk = arch::kHeadChunk;
+    const std::int64_t chunk = arch::head_chunk(table.size(0));
     auto head_y = y.narrow(0, 0, chunk), head_labels = labels.narrow(0, 0, chunk),
          head_losses = losses.narrow(0, 0, chunk), head_d = d_x.narrow(0, 0, chunk);
     shape_.chunk = chunk;

@@ -220,6 +220,11 @@ std::string_view name_of(Part part) {
   throw Error("no such part");
 }
 
+std::int64_t head_chunk(std::int64_t vocabulary) {
+  constexpr std::int64_t kLogits = std::int64_t{1} << 25, kStep = 64, kMost = 1024;
+  return std::clamp(kLogits / std::max<std::int64_t>(1, vocabulary) / kStep * kStep, kStep, kMost);
+}
+
 PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape) {
   const Sizes s(arch, shape);
   const bool backward = pass == Pass::kBackward;

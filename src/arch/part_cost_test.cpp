@@ -59,10 +59,18 @@ TEST(PartCost, BytesOfOneDownProjection) {
 
 TEST(PartCost, ScratchOfTheHeadIsOneChunkOfLogits) {
   const auto a = bench_llama();
-  const PartShape shape{4, 512, kHeadChunk, DType::kF32, 2, Kernels::kFused};
-  EXPECT_EQ(part_cost(a, Part::kHead, Pass::kBackward, shape).scratch.value, 256 * 32000 * 4);
+  const PartShape shape{4, 512, head_chunk(a.vocabulary), DType::kF32, 2, Kernels::kFused};
+  EXPECT_EQ(part_cost(a, Part::kHead, Pass::kBackward, shape).scratch.value, 1024 * 32000 * 4);
   EXPECT_EQ(part_cost(a, Part::kNormQkv, Pass::kForward, shape).scratch.value, 2048 * 512 * 4);
   EXPECT_EQ(part_cost(a, Part::kNormQkv, Pass::kBackward, shape).scratch.value, 2048 * 512 * 4 + 2 * 512 * 4);
+}
+
+TEST(PartCost, HeadChunkBoundsTheLogits) {
+  EXPECT_EQ(head_chunk(32000), 1024);
+  EXPECT_EQ(head_chunk(300), 1024);
+  EXPECT_EQ(head_chunk(50257), 640);
+  EXPECT_EQ(head_chunk(128256), 256);
+  EXPECT_EQ(head_chunk(10'000'000), 64);
 }
 
 TEST(PartCost, LargeModelsDoNotOverflow) {

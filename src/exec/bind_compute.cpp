@@ -174,8 +174,8 @@ void add_losses(const at::Tensor& losses, at::Tensor& scalars) {
   scalars.data_ptr<double>()[program::kLossSum] += sum;
 }
 
-Kernel bind_head(const Operands& o, const Common& common, const program::Compute& op, double grad_scale) {
-  const std::int64_t first = op.chunk * arch::kHeadChunk, count = common.shape.chunk;
+Kernel bind_head(const Operands& o, const Common& common, std::int64_t first, const program::Compute& op, double grad_scale) {
+  const std::int64_t count = common.shape.chunk;
   const Role role = common.arch.tied ? Role::kEmbedding : Role::kHead;
   auto y = o.read_rows(0).narrow(0, first, count), labels = o.read(1, {o.tokens()}).narrow(0, first, count);
   auto head = o.read_unit(2).weight(role);
@@ -200,10 +200,10 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
   Common common{context.program.arch, {setting.micro_batch, setting.sequence, 0, setting.compute, setting.threads, setting.kernels}, op.accumulate};
   const Operands operands(context, step);
   if (op.part == Part::kHead) {
-    common.shape.chunk = std::min(arch::kHeadChunk, setting.tokens() - op.chunk * arch::kHeadChunk);
+    common.shape.chunk = setting.head_chunk_tokens(op.chunk);
     // Gradients are of the mean over all places of the global batch; ClipScale corrects for places without a label.
     const double scale = 1.0 / (static_cast<double>(setting.global_batch) * static_cast<double>(setting.sequence));
-    return bind_head(operands, common, op, scale);
+    return bind_head(operands, common, op.chunk * setting.head_chunk, op, scale);
   }
   return op.pass == program::ComputePass::kBackward ? bind_backward(operands, common, op, context.rope)
                                                     : bind_forward(operands, common, op, context.rope);

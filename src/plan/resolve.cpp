@@ -155,6 +155,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.global_batch = c.batch.global;
   s.micro_batch = c.batch.micro;
   s.sequence = c.data.sequence_length;
+  s.head_chunk = arch::head_chunk(arch.vocabulary);
   if (s.sequence > arch.max_sequence)
     throw UsageError("{}: {} is more than model.max_sequence {}", c.where("data.sequence_length"), s.sequence, arch.max_sequence);
   s.threads = static_cast<int>(c.math.threads);

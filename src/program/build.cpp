@@ -94,7 +94,7 @@ Program micro_batch(const arch::Architecture& arch, const Setting& setting) {
   for (std::int64_t l = 0; l < arch.layers; ++l)
     for (const Part part : detail::kLayerParts) add(part, ComputePass::kForward, l);
   add(Part::kFinalNorm, ComputePass::kForward, -1);
-  for (std::int64_t c = 0; c < num_head_chunks(setting); ++c)
+  for (std::int64_t c = 0; c < setting.head_chunks(); ++c)
     add(Part::kHead, train ? ComputePass::kBackward : ComputePass::kForward, -1, c);
   if (train) {
     add(Part::kFinalNorm, ComputePass::kBackward, -1);

@@ -45,7 +45,7 @@ struct Compute {
   arch::Part part{};
   ComputePass pass{};
   std::int64_t layer = -1;   // -1 outside the layers
-  std::int64_t chunk = -1;   // kHead: which chunk of kHeadChunk tokens
+  std::int64_t chunk = -1;   // kHead: which chunk of Setting::head_chunk tokens
   bool accumulate = false;   // adds into the gradients instead of overwriting them
   bool operator==(const Compute&) const = default;
 };

@@ -174,7 +174,7 @@ void cost_compute(const Program& p, const Compute& c, Step& step) {
   const Setting& s = p.setting;
   arch::PartShape shape{s.micro_batch, s.sequence, 0, s.compute, s.threads, s.kernels};
   if (c.part == arch::Part::kHead)
-    shape.chunk = std::min(arch::kHeadChunk, s.tokens() - c.chunk * arch::kHeadChunk);
+    shape.chunk = s.head_chunk_tokens(c.chunk);
   const auto cost = arch::part_cost(p.arch, c.part, c.pass == ComputePass::kBackward ? arch::Pass::kBackward : arch::Pass::kForward, shape);
   step.scratch = cost.scratch;
   step.moved = cost.moved;

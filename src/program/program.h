@@ -2,6 +2,7 @@
 // executed by exec, predicted by sim, checked by verify.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -55,6 +56,7 @@ struct Setting {
   DType reduce = DType::kF32;        // gradients
   arch::Kernels kernels = arch::Kernels::kFused;
   int threads = 1;                   // per rank
+  std::int64_t head_chunk = 256;     // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;
   // Micro-batches per rank: the most any rank has; ranks with fewer run empty ones.
   std::int64_t micro_batches() const {
@@ -62,6 +64,8 @@ struct Setting {
     return (global_batch + per_round - 1) / per_round;
   }
   std::int64_t tokens() const { return micro_batch * sequence; }
+  std::int64_t head_chunks() const { return (tokens() + head_chunk - 1) / head_chunk; }
+  std::int64_t head_chunk_tokens(std::int64_t chunk) const { return std::min(head_chunk, tokens() - chunk * head_chunk); }
 };
 
 struct Program {

@@ -198,8 +198,6 @@ Lifetime lifetime_of(const Program& program, Value value) {
   return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
 }
 
-std::int64_t num_head_chunks(const Setting& setting) { return (setting.tokens() + arch::kHeadChunk - 1) / arch::kHeadChunk; }
-
 int unit_of_step(const Program& program, const Step& step) {
   for (const auto* uses : {&step.reads, &step.writes})
     for (const Use& use : *uses)

@@ -47,9 +47,6 @@ std::int64_t elements_of(const Program& program, const Operand& operand);
 DType dtype_of(const Program& program, Value value);
 Lifetime lifetime_of(const Program& program, Value value);
 
-// Chunks of the head for one micro-batch.
-std::int64_t num_head_chunks(const Setting& setting);
-
 // Which unit a step's operands belong to, from the first of its buffers that is a unit's; -1 if none is.
 int unit_of_step(const Program& program, const Step& step);
 

@@ -71,10 +71,10 @@ arch::Architecture arch_from_json(const Json& j, std::string_view origin) {
 std::string setting_to_text(const Setting& s) {
   return fmt::format(
       "purpose={} data_ranks={} zero={} recompute={} global_batch={} micro_batch={} sequence={} compute={} master={} reduce={} kernels={} "
-      "threads={}",
+      "threads={} head_chunk={}",
       s.purpose == Purpose::kTrain ? "train" : "evaluate", s.data_ranks, s.zero, s.recompute ? 1 : 0, s.global_batch, s.micro_batch,
       s.sequence, name_of(s.compute), name_of(s.master), name_of(s.reduce),
-      s.kernels == arch::Kernels::kReference ? "reference" : s.kernels == arch::Kernels::kFused ? "fused" : "aten", s.threads);
+      s.kernels == arch::Kernels::kReference ? "reference" : s.kernels == arch::Kernels::kFused ? "fused" : "aten", s.threads, s.head_chunk);
 }
 
 Setting setting_from_text(const std::map<std::string, std::string>& values, const std::string& where) {
@@ -109,6 +109,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   else if (kernels == "aten") s.kernels = arch::Kernels::kAten;
   else throw UsageError("{}: kernels={} must be reference, fused or aten", where, kernels);
   s.threads = static_cast<int>(integer("threads", 1, 1 << 16));
+  s.head_chunk = integer("head_chunk", 1, std::int64_t{1} << 30);
   return s;
 }
 

@@ -190,7 +190,7 @@ class Parser {
     if (in_layer)
       c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
     if (c.part == arch::Part::kHead)
-      c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, num_head_chunks(program_.setting) - 1);
+      c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
     c.accumulate = number<int>(take(v, "accumulate", "0"), 0, 1) == 1;
     return c;
   }

@@ -163,8 +163,8 @@ class Verifier {
     if (!right) {
       report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name, held.text(),
              Held{true, want.value, want.layer, e.micro_batch}.text());
-    } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != num_head_chunks(p_.setting)) {
-      report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer], num_head_chunks(p_.setting));
+    } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != p_.setting.head_chunks()) {
+      report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer], p_.setting.head_chunks());
     }
   }
 
@@ -260,7 +260,7 @@ class Verifier {
     };
     add(arch::Part::kEmbed, -1, 1);
     add(arch::Part::kFinalNorm, -1, 1);
-    add(arch::Part::kHead, -1, static_cast<std::size_t>(num_head_chunks(p_.setting)));
+    add(arch::Part::kHead, -1, static_cast<std::size_t>(p_.setting.head_chunks()));
     const std::int64_t layer = p_.units[static_cast<std::size_t>(unit)].layer;
     if (layer >= 0) parts += 4;  // norm_qkv, output_projection, norm_up, down
     return parts * static_cast<std::size_t>(p_.setting.micro_batches());
@@ -314,7 +314,7 @@ class Verifier {
     if (static_cast<std::int64_t>(loaded_.size()) != (p_.setting.purpose == Purpose::kTrain ? p_.setting.micro_batches() : 1))
       report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), p_.setting.micro_batches());
     if (p_.setting.purpose == Purpose::kEvaluate) {
-      if (static_cast<std::int64_t>(chunks_.size()) != num_head_chunks(p_.setting)) report_all("the head leaves out chunks");
+      if (static_cast<std::int64_t>(chunks_.size()) != p_.setting.head_chunks()) report_all("the head leaves out chunks");
       return;
     }
     for (std::size_t u = 0; u < units_.size(); ++u) {

@@ -107,6 +107,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
       setting.reduce = setting.master;
       setting.kernels = o.kernels;
       setting.threads = o.threads;
+      setting.head_chunk = arch::head_chunk(architecture(shape).vocabulary);
       const auto p = program::build(architecture(shape), setting);
       program::require_sound(p, "calibration");
       const double start = now().value;

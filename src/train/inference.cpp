@@ -51,8 +51,9 @@ class Inference::Impl {
       attend_all(qkv, out, shape);
     });
     at::Tensor result = at::empty({batch * sequence, arch().vocabulary}, type_);
-    for (std::int64_t first = 0; first < y.size(0); first += arch::kHeadChunk) {
-      const std::int64_t n = std::min(arch::kHeadChunk, y.size(0) - first);
+    const std::int64_t chunk = arch::head_chunk(arch().vocabulary);
+    for (std::int64_t first = 0; first < y.size(0); first += chunk) {
+      const std::int64_t n = std::min(chunk, y.size(0) - first);
       at::Tensor part = result.narrow(0, first, n);
       head(y.narrow(0, first, n), part);
     }
