@@ -2,7 +2,10 @@
 // maximum, and have no bf16; ours give the bits of the threads communicator.
 #include <mpi.h>
 
+#include <time.h>
+
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +29,22 @@ void check(int code, const char* what) {
   if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
   throw Error("MPI: {} failed: {}", what, std::string(text, static_cast<std::size_t>(length)));
 }
+
+// MPI's own waits spin. Where ranks fill the cores of a host, a communication thread that spins takes its compute thread's
+// core while it waits for a slower rank, so after a moment ours sleeps between looks.
+class Patience {
+ public:
+  void pause() {
+    if (looks_++ < kSpins) return;
+    const timespec nap{0, kNap.count()};
+    nanosleep(&nap, nullptr);
+  }
+
+ private:
+  static constexpr int kSpins = 200;  // looks before the first nap: about 20 us
+  static constexpr std::chrono::nanoseconds kNap{20'000};
+  int looks_ = 0;
+};
 
 MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
@@ -115,19 +134,25 @@ class Mpi final : public Communicator {
   void send(const void* data, std::int64_t count, DType dtype, int to) override {
     check_peer(to);
     for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany)
-      check(MPI_Send(byte(data, at, dtype), some(count, at), type_of(dtype), to, kTag, comm_), "MPI_Send");
+      wait("MPI_Isend", nullptr, [&](MPI_Request* r) {
+        return MPI_Isend(byte(data, at, dtype), some(count, at), type_of(dtype), to, kTag, comm_, r);
+      });
     note(count, dtype);
   }
   void recv(void* data, std::int64_t count, DType dtype, int from) override {
     check_peer(from);
     for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany) {
       MPI_Status status;
-      check(MPI_Recv(byte(data, at, dtype), some(count, at), type_of(dtype), from, kTag, comm_, &status), "MPI_Recv");
+      wait("MPI_Irecv", &status, [&](MPI_Request* r) {
+        return MPI_Irecv(byte(data, at, dtype), some(count, at), type_of(dtype), from, kTag, comm_, r);
+      });
       check_arrived(status, some(count, at), from, dtype);
     }
     note(count, dtype);
   }
-  void barrier() override { check(MPI_Barrier(comm_), "MPI_Barrier"); }
+  void barrier() override {
+    wait("MPI_Ibarrier", nullptr, [&](MPI_Request* r) { return MPI_Ibarrier(comm_, r); });
+  }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
     if (color < 0) throw Error("split: color {} of rank {}; colors are not negative", color, rank_);
@@ -162,16 +187,32 @@ class Mpi final : public Communicator {
     traffic_.bytes += count * size_of(dtype);
   }
 
+  template <class Start>
+  void wait(const char* what, MPI_Status* status, Start start) {
+    MPI_Request request;
+    check(start(&request), what);
+    Patience patience;
+    for (int done = 0;;) {
+      check(MPI_Test(&request, &done, status ? status : MPI_STATUS_IGNORE), what);
+      if (done) return;
+      patience.pause();
+    }
+  }
+  void send_receive(const void* out, int count_out, int to, void* in, int count_in, int from, DType dtype, MPI_Status* status) {
+    MPI_Request sent;
+    check(MPI_Isend(out, count_out, type_of(dtype), to, kTag, comm_, &sent), "MPI_Isend");
+    wait("MPI_Irecv", status, [&](MPI_Request* r) { return MPI_Irecv(in, count_in, type_of(dtype), from, kTag, comm_, r); });
+    wait("MPI_Isend", nullptr, [&](MPI_Request* r) { return *r = sent, MPI_SUCCESS; });
+  }
+
   void exchange(const void* out, std::int64_t count_out, int to, void* in, std::int64_t count_in, int from, DType dtype) {
     // As many rounds as each pair's own message has: the count of what we send says nothing about what we receive.
     std::int64_t at_out = 0, at_in = 0;
     do {
       const bool sends = at_out == 0 || at_out < count_out, receives = at_in == 0 || at_in < count_in;
       MPI_Status status;
-      check(MPI_Sendrecv(byte(out, at_out, dtype), some(count_out, at_out), type_of(dtype), sends ? to : MPI_PROC_NULL, kTag,
-                         byte(in, at_in, dtype), some(count_in, at_in), type_of(dtype), receives ? from : MPI_PROC_NULL, kTag,
-                         comm_, &status),
-            "MPI_Sendrecv");
+      send_receive(byte(out, at_out, dtype), some(count_out, at_out), sends ? to : MPI_PROC_NULL, byte(in, at_in, dtype),
+                   some(count_in, at_in), receives ? from : MPI_PROC_NULL, dtype, &status);
       if (receives) check_arrived(status, some(count_in, at_in), from, dtype);
       at_out += kMany;
       at_in += kMany;
@@ -180,7 +221,9 @@ class Mpi final : public Communicator {
 
   void broadcast_run(void* data, std::int64_t count, DType dtype, int root) {
     for (std::int64_t at = 0; at < count; at += kMany)
-      check(MPI_Bcast(byte(data, at, dtype), static_cast<int>(std::min(kMany, count - at)), type_of(dtype), root, comm_), "MPI_Bcast");
+      wait("MPI_Ibcast", nullptr, [&](MPI_Request* r) {
+        return MPI_Ibcast(byte(data, at, dtype), some(count, at), type_of(dtype), root, comm_, r);
+      });
   }
 
   // Our block of everyone's `send`, added in rank order. Chunk by chunk, so that what arrived is added while it is in cache.
@@ -192,20 +235,18 @@ class Mpi final : public Communicator {
     };
     const std::int64_t longest = *std::max_element(counts.begin(), counts.end());
     const auto room = static_cast<std::size_t>(std::min(chunk, counts[static_cast<std::size_t>(rank_)]) * width);
-    std::vector<char> arrived(room * static_cast<std::size_t>(size_));
+    if (arrived_.size() < room * static_cast<std::size_t>(size_)) arrived_.resize(room * static_cast<std::size_t>(size_));
     std::vector<const void*> sources(static_cast<std::size_t>(size_));
     for (std::int64_t at = 0; at < longest; at += chunk) {
       const std::int64_t own = part(rank_, at);
       sources[static_cast<std::size_t>(rank_)] = byte(send, offset_of(counts, rank_) + at, dtype);
       for (int shift = 1; shift < size_; ++shift) {
         const int to = (rank_ + shift) % size_, from = (rank_ - shift + size_) % size_;
-        char* buffer = arrived.data() + static_cast<std::size_t>(from) * room;
+        char* buffer = arrived_.data() + static_cast<std::size_t>(from) * room;
         const std::int64_t out = part(to, at);
         if (out > 0 || own > 0)
-          check(MPI_Sendrecv(byte(send, offset_of(counts, to) + at, dtype), static_cast<int>(out), type_of(dtype),
-                             out > 0 ? to : MPI_PROC_NULL, kTag, buffer, static_cast<int>(own), type_of(dtype),
-                             own > 0 ? from : MPI_PROC_NULL, kTag, comm_, MPI_STATUS_IGNORE),
-                "MPI_Sendrecv");
+          send_receive(byte(send, offset_of(counts, to) + at, dtype), static_cast<int>(out), out > 0 ? to : MPI_PROC_NULL,
+                       buffer, static_cast<int>(own), own > 0 ? from : MPI_PROC_NULL, dtype, MPI_STATUS_IGNORE);
         sources[static_cast<std::size_t>(from)] = buffer;
       }
       if (own > 0) combine(byte(receive, at, dtype), sources, own, dtype, op);
@@ -221,16 +262,18 @@ class Mpi final : public Communicator {
     }
     std::vector<int> sizes(counts.begin(), counts.end()), starts;
     for (int r = 0; r < size_; ++r) starts.push_back(static_cast<int>(offset_of(counts, r)));
-    check(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, sizes.data(), starts.data(), type_of(dtype), comm_),
-          "MPI_Allgatherv");
+    wait("MPI_Iallgatherv", nullptr, [&](MPI_Request* r) {
+      return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, sizes.data(), starts.data(), type_of(dtype), comm_, r);
+    });
   }
 
   // Everyone's elements to everyone, then the same sum in rank order everywhere: one round trip.
   void reduce_small(void* data, std::int64_t count, DType dtype, Reduce op) {
     const std::int64_t bytes = count * size_of(dtype);
     std::vector<char> all(static_cast<std::size_t>(bytes * size_));
-    check(MPI_Allgather(data, static_cast<int>(count), type_of(dtype), all.data(), static_cast<int>(count), type_of(dtype), comm_),
-          "MPI_Allgather");
+    wait("MPI_Iallgather", nullptr, [&](MPI_Request* r) {
+      return MPI_Iallgather(data, static_cast<int>(count), type_of(dtype), all.data(), static_cast<int>(count), type_of(dtype), comm_, r);
+    });
     std::vector<const void*> sources;
     for (int r = 0; r < size_; ++r) sources.push_back(all.data() + r * bytes);
     combine(data, sources, count, dtype, op);
@@ -239,6 +282,7 @@ class Mpi final : public Communicator {
   MPI_Comm comm_;
   bool owned_;
   int rank_ = 0, size_ = 1;
+  std::vector<char> arrived_;  // what others sent of our block, one chunk each; grows to the largest
   Traffic traffic_;
 };
 
