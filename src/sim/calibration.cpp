@@ -5,6 +5,11 @@
 #include "base/error.h"
 
 namespace molen::sim {
+namespace {
+
+constexpr int kFormat = 2;  // 2: costs have a pace
+
+}  // namespace
 
 std::string Conditions::text() const { return fmt::format("{} rank(s) x {} thread(s), {}, {} kernels, {}", ranks, threads, compute, kernels, communicator); }
 
@@ -38,7 +43,7 @@ Calibration read_calibration(const fs::path& path) {
   const Json j = read_json(path);
   Calibration c;
   try {
-    if (j.at("format").get<int>() != 1) throw UsageError("{}: a calibration of another version", origin);
+    if (j.at("format").get<int>() != kFormat) throw UsageError("{}: a calibration of another version; run `molen calibrate` again", origin);
     c.host = j.at("host").get<std::string>();
     c.cpu = j.at("cpu").get<std::string>();
     c.created = j.at("created").get<std::string>();
@@ -57,7 +62,7 @@ void write_calibration(const fs::path& path, const Calibration& c) {
   for (const auto& e : c.entries)
     entries.push_back({{"ranks", e.conditions.ranks}, {"threads", e.conditions.threads}, {"compute", e.conditions.compute}, {"kernels", e.conditions.kernels},
                        {"communicator", e.conditions.communicator}, {"costs", e.costs.to_json()}});
-  const Json j{{"format", 1}, {"host", c.host}, {"cpu", c.cpu}, {"created", c.created}, {"entries", entries}};
+  const Json j{{"format", kFormat}, {"host", c.host}, {"cpu", c.cpu}, {"created", c.created}, {"entries", entries}};
   if (path.has_parent_path()) fs::create_directories(path.parent_path());
   write_file_atomic(path, j.dump(1) + "\n");
 }

@@ -86,20 +86,28 @@ double CostModel::seconds(const program::Program& p, const program::Step& step) 
   MOLEN_CHECK(features.size() == fit.weights.size(), "calibration of another version for {}", kind);
   double log_t = fit.weights[0];
   for (std::size_t j = 1; j < features.size(); ++j) log_t += fit.weights[j] * (features[j] - fit.center[j]);
-  return std::exp(log_t);
+  return pace_ * std::exp(log_t);
+}
+
+void CostModel::set_pace(double pace) {
+  MOLEN_CHECK(pace > 0.0 && std::isfinite(pace), "a pace of {}", pace);
+  pace_ = pace;
 }
 
 Json CostModel::to_json() const {
-  Json j = Json::object();
+  Json kinds = Json::object();
   for (const auto& [kind, f] : fits_)
-    j[kind] = {{"weights", f.weights}, {"center", f.center}, {"residual", f.residual}, {"samples", f.samples}, {"typical_s", f.typical_s}};
-  return j;
+    kinds[kind] = {{"weights", f.weights}, {"center", f.center}, {"residual", f.residual}, {"samples", f.samples}, {"typical_s", f.typical_s}};
+  return {{"pace", pace_}, {"kinds", kinds}};
 }
 
 CostModel CostModel::from_json(const Json& json, std::string_view origin) {
   CostModel model;
   try {
-    for (const auto& [kind, f] : json.items()) {
+    const double pace = json.at("pace").get<double>();
+    if (!(pace > 0.0) || !std::isfinite(pace)) throw UsageError("{}: damaged: a pace of {}", origin, pace);
+    model.pace_ = pace;
+    for (const auto& [kind, f] : json.at("kinds").items()) {
       Fit fit{f.at("weights").get<std::vector<double>>(), f.at("center").get<std::vector<double>>(), f.at("residual").get<double>(),
               f.at("samples").get<int>(), f.at("typical_s").get<double>()};
       if (fit.weights.empty() || fit.weights.size() != fit.center.size()) throw UsageError("{}: damaged fit of '{}'", origin, kind);

@@ -39,11 +39,18 @@ class CostModel {
   bool knows(const std::string& kind) const { return fits_.count(kind) > 0; }
   const std::map<std::string, Fit>& fits() const { return fits_; }
 
+  // Seconds of a whole step, measured over simulated, in the calibration's own programs; every op's seconds are scaled by it. It
+  // holds what ops measured one by one leave out: streams that take cores and memory from each other, ranks that wait for a
+  // slower one, and the slow side of each op's distribution (a sum of medians lies below the median of sums).
+  double pace() const { return pace_; }
+  void set_pace(double pace);   // above 0
+
   Json to_json() const;
   static CostModel from_json(const Json& json, std::string_view origin);
 
  private:
   std::map<std::string, Fit> fits_;
+  double pace_ = 1.0;
 };
 
 }  // namespace molen::sim

@@ -52,7 +52,7 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
       s.global_batch = 2;
       programs.push_back(program::build(a, s));
     }
-  const CostModel model = CostModel::fit(samples_from(programs, 0.05));
+  CostModel model = CostModel::fit(samples_from(programs, 0.05));
   auto a = arch::preset("llama-tiny");   // d 256, not among the samples' layer counts
   program::Setting s;
   s.sequence = 160;
@@ -65,7 +65,9 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
     truth += 1e-6 + step.hardware_flops.value / 1e11 + static_cast<double>(step.moved.value) / 1e10;
   }
   EXPECT_NEAR(predicted / truth, 1.0, 0.05);
+  model.set_pace(1.25);
   const CostModel again = CostModel::from_json(model.to_json(), "test");
+  EXPECT_EQ(again.pace(), 1.25);
   EXPECT_DOUBLE_EQ(again.seconds(p, p.bodies[0].steps[5]), model.seconds(p, p.bodies[0].steps[5]));
 }
 

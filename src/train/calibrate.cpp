@@ -11,6 +11,7 @@
 #include "exec/executor.h"
 #include "program/build.h"
 #include "program/verify.h"
+#include "sim/simulate.h"
 
 namespace molen::train {
 namespace {
@@ -87,42 +88,76 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
   return run;
 }
 
-sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
-                                  const std::function<void(const std::string&)>& progress) {
-  at::set_num_threads(o.threads);
-  std::vector<sim::Sample> samples;
-  program::Setting setting;
+namespace {
+
+// One calibration program and what was measured of it.
+struct Trial {
+  program::Program program;
+  std::string name;
+  std::vector<program::Timeline> timelines;
+};
+
+std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
+  std::vector<Trial> trials;
   for (const Shape& shape : kShapes) {
     for (const int zero : {0, 1}) {
       // One micro-batch, or two: an accumulating backward adds where the first one overwrites.
-      if (zero == 1 && (world.size() == 1 || shape.layers > 2)) continue;
-      setting = {};
-      setting.data_ranks = world.size();
+      if (zero == 1 && (ranks == 1 || shape.layers > 2)) continue;
+      program::Setting setting;
+      setting.data_ranks = ranks;
       setting.zero = zero;
       setting.micro_batch = shape.batch;
-      setting.global_batch = shape.batch * world.size() * (zero == 0 ? 2 : 1);
+      setting.global_batch = shape.batch * ranks * (zero == 0 ? 2 : 1);
       setting.sequence = shape.sequence;
       setting.compute = o.compute;
       setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
       setting.reduce = setting.master;
       setting.kernels = o.kernels;
       setting.threads = o.threads;
-      setting.head_chunk = arch::head_chunk(architecture(shape).vocabulary);
-      const auto p = program::build(architecture(shape), setting);
-      program::require_sound(p, "calibration");
-      const double start = now().value;
-      const auto timelines = run_synthetic(p, world, o.repeats).timelines;
-      const auto ops = program::expand(p);
-      for (std::size_t i = 0; i < ops.size(); ++i) {
-        std::vector<double> seconds;
-        for (const auto& t : timelines) seconds.push_back(t.ops[i].seconds());
-        samples.push_back({program::kind_of(ops[i].step->op), sim::features_of(p, *ops[i].step), median(seconds)});
-      }
-      if (progress && world.rank() == 0)
-        progress(fmt::format("d {} ffn {} vocabulary {} batch {} x {}: {}", shape.hidden, shape.ffn, shape.vocabulary, shape.batch, shape.sequence, human(now() - Seconds(start))));
+      setting.head_chunk = arch::head_chunk(shape.vocabulary);
+      trials.push_back({program::build(architecture(shape), setting),
+                        fmt::format("d {} ffn {} vocabulary {} batch {} x {}", shape.hidden, shape.ffn, shape.vocabulary, shape.batch, shape.sequence), {}});
+      program::require_sound(trials.back().program, "calibration");
     }
   }
-  return {sim::conditions_of(setting, communicator), sim::CostModel::fit(samples)};
+  return trials;
+}
+
+void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
+  const auto ops = program::expand(trial.program);
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    std::vector<double> seconds;
+    for (const auto& t : trial.timelines) seconds.push_back(t.ops[i].seconds());
+    samples.push_back({program::kind_of(ops[i].step->op), sim::features_of(trial.program, *ops[i].step), median(seconds)});
+  }
+}
+
+double pace_of(const Trial& trial, const sim::CostModel& costs) {
+  std::vector<double> seconds;
+  for (const auto& t : trial.timelines) seconds.push_back(t.total_s);
+  return median(seconds) / sim::simulate(trial.program, program::expand(trial.program), costs).total_s;
+}
+
+}  // namespace
+
+sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
+                                  const std::function<void(const std::string&)>& progress) {
+  at::set_num_threads(o.threads);
+  std::vector<Trial> trials = make_trials(o, world.size());
+  // In rounds, so that a slow moment of a shared machine falls on no shape alone.
+  for (int round = 0; round < o.rounds; ++round)
+    for (Trial& trial : trials) {
+      const double start = now().value;
+      for (auto& t : run_synthetic(trial.program, world, o.repeats).timelines) trial.timelines.push_back(std::move(t));
+      if (progress && world.rank() == 0) progress(fmt::format("round {} of {}, {}: {}", round + 1, o.rounds, trial.name, human(now() - Seconds(start))));
+    }
+  std::vector<sim::Sample> samples;
+  for (const Trial& trial : trials) add_samples(trial, samples);
+  sim::CostModel costs = sim::CostModel::fit(samples);
+  std::vector<double> paces;
+  for (const Trial& trial : trials) paces.push_back(pace_of(trial, costs));
+  costs.set_pace(median(paces));
+  return {sim::conditions_of(trials.back().program.setting, communicator), costs};
 }
 
 }  // namespace molen::train
