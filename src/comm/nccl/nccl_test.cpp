@@ -1,0 +1,395 @@
+// The NCCL communicator on the fake libraries of nccl/fake: ranks are threads, device memory is host memory.
+#include "comm/nccl/nccl.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+#include "comm/comm_suite.h"
+#include "comm/nccl/api.h"
+#include "comm/nccl/fake/fake.h"
+#include "comm/self/self.h"
+#include "comm/threads/threads.h"
+
+namespace molen::comm {
+namespace {
+
+// A library and what the tests turn in it.
+struct Fake {
+  explicit Fake(const char* file) : handle(::dlopen(file, RTLD_NOW | RTLD_LOCAL)) {
+    if (handle == nullptr) throw Error("{}", ::dlerror());
+  }
+  // The first argument only says what the function looks like.
+  template <class F>
+  F* get(F* /*type*/, const char* name) const {
+    return reinterpret_cast<F*>(::dlsym(handle, name));
+  }
+  void* handle;
+};
+#define FAKE(library, function) (library).get(static_cast<decltype(&function)>(nullptr), #function)
+
+class Nccl : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    FAKE(cudart, fake_cudart_reset)(8);
+    for (const Fake& f : {nccl, no_split, no_send}) FAKE(f, fake_nccl_reset)(22703, 2);
+    alive_before = FAKE(cudart, fake_cudart_state)().alive;
+  }
+  void TearDown() override {
+    EXPECT_EQ(FAKE(nccl, fake_nccl_alive)(), 0) << "communicators left";
+    EXPECT_EQ(FAKE(no_split, fake_nccl_alive)(), 0) << "communicators left";
+    EXPECT_EQ(FAKE(cudart, fake_cudart_state)().alive, alive_before) << "streams or device memory left";
+  }
+  int count(const char* name) const { return FAKE(nccl, fake_nccl_count)(name); }
+
+  static NcclOptions options(const char* library = MOLEN_FAKE_NCCL) {
+    NcclOptions o;
+    o.nccl = {library};
+    o.cudart = {MOLEN_FAKE_CUDART};
+    o.timeout = Seconds(60);  // a hang is a failure with a name
+    return o;
+  }
+
+  // What each rank's body threw, "" if nothing.
+  template <class Body>
+  static std::vector<std::string> on_ranks(int ranks, NcclOptions o, Body body) {
+    return on_ranks(ranks, std::vector<NcclOptions>(static_cast<std::size_t>(ranks), o), body);
+  }
+  template <class Body>
+  static std::vector<std::string> on_ranks(int ranks, std::vector<NcclOptions> o, Body body) {
+    ThreadWorld world(ranks);
+    std::vector<std::unique_ptr<Communicator>> bootstrap;
+    for (int r = 0; r < ranks; ++r) bootstrap.push_back(world.communicator(r));
+    std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < ranks; ++r)
+      threads.emplace_back([&, r] {
+        const auto at = static_cast<std::size_t>(r);
+        try {
+          const auto c = open_nccl(*bootstrap[at], r, o[at]);
+          body(*c);
+        } catch (const Error& e) {
+          errors[at] = e.what();
+        }
+      });
+    threads.clear();
+    return errors;
+  }
+  static void expect_all(const std::vector<std::string>& errors, const std::string& part) {
+    for (const std::string& e : errors) EXPECT_NE(e.find(part), std::string::npos) << "'" << e << "' lacks '" << part << "'";
+  }
+  // What open_nccl says with these options, on one rank.
+  template <class Kind>
+  static std::string refusal(const NcclOptions& o, int device = 0) {
+    const auto self = make_self();
+    try {
+      open_nccl(*self, device, o);
+    } catch (const Kind& e) {
+      return e.what();
+    }
+    return "";
+  }
+
+  Fake cudart{MOLEN_FAKE_CUDART}, nccl{MOLEN_FAKE_NCCL}, no_split{MOLEN_FAKE_NCCL_NO_SPLIT}, no_send{MOLEN_FAKE_NCCL_NO_SEND};
+  int alive_before = 0;
+};
+
+class NcclRanks : public Nccl, public ::testing::WithParamInterface<int> {};
+
+void run_suite(Communicator& c) {
+  if (c.name() != "nccl") throw Error("another communicator");
+  suite::Promises promises;
+  promises.rounds_once = false;  // NCCL's sums; see nccl.h
+  if (const std::string wrong = suite::Suite(c, promises).run(); !wrong.empty()) throw Error("{}", wrong);
+}
+
+TEST_P(NcclRanks, Suite) {
+  for (const std::string& e : on_ranks(GetParam(), options(), run_suite)) EXPECT_EQ(e, "");
+  EXPECT_GT(count("ncclCommSplit"), 0);
+  EXPECT_EQ(count("ncclGetUniqueId"), 1) << "groups are split, not made anew";
+  EXPECT_EQ(count("ncclCommAbort"), 0) << "an orderly end";
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclRanks, ::testing::Values(1, 2, 3, 4));
+
+TEST_F(Nccl, SuiteWithoutSplit) {
+  FAKE(no_split, fake_nccl_reset)(21403, 0);  // a library that is never in progress
+  for (const std::string& e : on_ranks(3, options(MOLEN_FAKE_NCCL_NO_SPLIT), run_suite)) EXPECT_EQ(e, "");
+  EXPECT_GT(FAKE(no_split, fake_nccl_count)("ncclGetUniqueId"), 1);
+}
+
+TEST_F(Nccl, EqualCountsTakeTheNativeCall) {
+  for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
+         std::vector<float> x(6), y(6);
+         const std::vector<std::int64_t> even{3, 3};
+         c.all_gather(x.data(), y.data(), even, DType::kF32);
+         c.reduce_scatter(x.data(), y.data(), even, DType::kF32, Reduce::kSum);
+         c.all_reduce(x.data(), 6, DType::kF32, Reduce::kSum);
+       }))
+    EXPECT_EQ(e, "");
+  EXPECT_EQ(count("ncclAllGather"), 2);
+  EXPECT_EQ(count("ncclReduceScatter"), 2);
+  EXPECT_EQ(count("ncclAllReduce"), 2);
+  EXPECT_EQ(count("ncclReduce") + count("ncclBroadcast") + count("ncclGroupStart"), 0);
+  for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
+         std::vector<float> x(6), y(6);
+         const std::vector<std::int64_t> uneven{2, 4};
+         c.all_gather(x.data(), y.data(), uneven, DType::kF32);
+         c.reduce_scatter(x.data(), y.data(), uneven, DType::kF32, Reduce::kSum);
+       }))
+    EXPECT_EQ(e, "");
+  EXPECT_EQ(count("ncclBroadcast"), 4);
+  EXPECT_EQ(count("ncclReduce"), 4);
+  EXPECT_EQ(count("ncclAllGather") + count("ncclReduceScatter"), 4) << "none more";
+}
+
+// A maximum of several chunks, written over what it reads.
+TEST_F(Nccl, MaximaOfManyElementsKeepNaN) {
+  constexpr std::int64_t n = 1'500'000;
+  for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
+         std::vector<float> x(n);
+         for (std::int64_t i = 0; i < n; ++i) x[static_cast<std::size_t>(i)] = static_cast<float>(c.rank() == i % 2 ? i : -i);
+         x[static_cast<std::size_t>(c.rank() == 0 ? 17 : n - 1)] = std::nanf("");
+         const std::vector<std::int64_t> counts{n / 3, n - n / 3};
+         c.reduce_scatter(x.data(), x.data() + (c.rank() == 0 ? 0 : n / 3), counts, DType::kF32, Reduce::kMax);
+         for (std::int64_t i = c.rank() == 0 ? 0 : n / 3; i < (c.rank() == 0 ? n / 3 : n); ++i) {
+           const float got = x[static_cast<std::size_t>(i)];
+           const bool bad = i == 17 || i == n - 1;
+           if (bad ? !std::isnan(got) : got != static_cast<float>(i)) throw Error("element {} is {}", i, got);
+         }
+       }))
+    EXPECT_EQ(e, "");
+  EXPECT_EQ(count("ncclReduceScatter") + count("ncclReduce") + count("ncclAllReduce"), 0) << "NCCL's own maximum drops a NaN";
+}
+
+TEST_F(Nccl, MissingLibrariesAreNamed) {
+  NcclOptions o = options();
+  o.nccl = {"libno-such-nccl.so.2", "libnot-this-either.so"};
+  const std::string nccl_missing = refusal<UsageError>(o);
+  EXPECT_NE(nccl_missing.find("libno-such-nccl.so.2"), std::string::npos) << nccl_missing;
+  EXPECT_NE(nccl_missing.find("libnot-this-either.so"), std::string::npos) << nccl_missing;
+  o = options();
+  o.cudart = {"libno-such-cudart.so.13"};
+  EXPECT_NE(refusal<UsageError>(o).find("libno-such-cudart.so.13"), std::string::npos);
+  o.cudart = {};
+  EXPECT_NE(refusal<UsageError>(o), "");
+  // The second choice is taken where the first is missing.
+  o.cudart = {"libno-such-cudart.so.13", MOLEN_FAKE_CUDART};
+  EXPECT_EQ(refusal<Error>(o), "");
+}
+
+TEST_F(Nccl, MissingFunctionVersionAndDevice) {
+  EXPECT_NE(refusal<UsageError>(options(MOLEN_FAKE_NCCL_NO_SEND)).find("lacks ncclSend"), std::string::npos);
+  NcclOptions swapped = options();
+  swapped.nccl = {MOLEN_FAKE_CUDART};
+  EXPECT_NE(refusal<UsageError>(swapped).find("lacks ncclGetVersion"), std::string::npos);
+  for (const auto& [version, text] : {std::pair{21304, "2.13.4"}, std::pair{2708, "2.7.8"}, std::pair{30000, "3.0.0"}}) {
+    FAKE(nccl, fake_nccl_reset)(version, 0);
+    const std::string e = refusal<UsageError>(options());
+    EXPECT_NE(e.find(text), std::string::npos) << e;
+  }
+  FAKE(nccl, fake_nccl_reset)(21400, 0);
+  EXPECT_EQ(refusal<Error>(options()), "");
+  EXPECT_NE(refusal<UsageError>(options(), 8).find("CUDA device 8 of 8"), std::string::npos);
+  EXPECT_NE(refusal<UsageError>(options(), -1).find("CUDA device -1 of 8"), std::string::npos);
+  FAKE(cudart, fake_cudart_reset)(0);
+  EXPECT_NE(refusal<Error>(options()).find("cudaGetDeviceCount"), std::string::npos);
+}
+
+TEST_F(Nccl, OneRankThatCannotOpenFailsAll) {
+  NcclOptions bad = options();
+  bad.nccl = {"libno-such-nccl.so.2"};
+  const auto errors = on_ranks(3, {options(), bad, options()}, [](Communicator&) {});
+  EXPECT_NE(errors[1].find("libno-such-nccl.so.2"), std::string::npos) << errors[1];
+  EXPECT_NE(errors[0].find("rank 1 cannot open"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[2].find("rank 1 cannot open"), std::string::npos) << errors[2];
+  FAKE(no_split, fake_nccl_reset)(21803, 0);
+  expect_all(on_ranks(2, {options(), options(MOLEN_FAKE_NCCL_NO_SPLIT)}, [](Communicator&) {}),
+             "rank 0 has NCCL 2.27.3, rank 1 has 2.18.3");
+}
+
+TEST_F(Nccl, AnErrorAtCreationEndsAll) {
+  FAKE(nccl, fake_nccl_fail)("ncclGetUniqueId", 2, -1);
+  expect_all(on_ranks(2, options(), [](Communicator&) {}), "ncclGetUniqueId on rank 0: unhandled system error");
+  FAKE(nccl, fake_nccl_reset)(22703, 2);
+  FAKE(nccl, fake_nccl_fail)("ncclCommInitRankConfig", 2, 1);
+  expect_all(on_ranks(3, options(), [](Communicator&) {}), "creating a communicator on rank 1 of 3: unhandled system error");
+}
+
+TEST_F(Nccl, AnErrorOfACallIsNamedAndEndsAll) {
+  for (const char* name : {"ncclAllReduce", "ncclCommGetAsyncError"}) {
+    FAKE(nccl, fake_nccl_reset)(22703, 2);
+    expect_all(on_ranks(3, options(), [&](Communicator& c) {
+                 std::vector<float> x(10);
+                 c.all_reduce(x.data(), 10, DType::kF32, Reduce::kSum);
+                 if (c.rank() == 1) FAKE(nccl, fake_nccl_fail)(name, 2, 1);
+                 for (int i = 0; i < 3; ++i) c.all_reduce(x.data(), 10, DType::kF32, Reduce::kSum);
+               }),
+               "all_reduce of 10 x fp32 on rank 1 of 3: unhandled system error: the last words");
+  }
+}
+
+// Inside a group: the group is closed, and the next communicator of the thread works.
+TEST_F(Nccl, AnErrorInsideAGroup) {
+  FAKE(nccl, fake_nccl_fail)("ncclSend", 2, 0);
+  expect_all(on_ranks(2, options(), [&](Communicator& c) {
+               std::vector<float> x(4), y(4);
+               const std::vector<std::int64_t> two{2, 2};
+               c.all_to_all(x.data(), two, y.data(), two, DType::kF32);
+             }),
+             "all_to_all of 4 x fp32 on rank 0 of 2: unhandled system error");
+  EXPECT_EQ(count("ncclGroupStart"), count("ncclGroupEnd"));
+}
+
+TEST_F(Nccl, AnAsynchronousErrorWakesAll) {
+  FAKE(nccl, fake_nccl_async)(6, 2);
+  expect_all(on_ranks(4, options(), [](Communicator& c) { c.barrier(); }), "barrier on rank 2 of 4: remote process exited");
+}
+
+TEST_F(Nccl, AnErrorOfTheStreamIsSeen) {
+  expect_all(on_ranks(1, options(), [this](Communicator& c) {
+               FAKE(cudart, fake_cudart_stream_error)(700);
+               double x = 1;
+               c.all_reduce(&x, 1, DType::kF64, Reduce::kSum);
+             }),
+             "CUDA device 0: an illegal memory access");
+}
+
+TEST_F(Nccl, AbortWakesWaitersAndEndsLaterCallsOfEveryGroup) {
+  const auto errors = on_ranks(3, options(), [](Communicator& c) {
+    const auto pair = c.split(c.rank() / 2, 0);
+    if (c.rank() == 0) {
+      float x = 0;
+      EXPECT_THROW(c.recv(&x, 1, DType::kF32, 1), Error);  // rank 1 never sends
+      c.barrier();
+    } else if (c.rank() == 1) {
+      pair->barrier();  // rank 0 never comes
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      c.abort("rank 2 is on fire");
+      EXPECT_THROW(pair->barrier(), Error);
+      c.barrier();
+    }
+  });
+  expect_all(errors, "rank 2 is on fire");
+}
+
+// The buffers are freed as soon as the call throws; the sanitizers see a late use.
+TEST_F(Nccl, AbortFromAnotherThreadLeavesNoUseBehind) {
+  for (int at = 0; at < 20; ++at)
+    expect_all(on_ranks(2, options(), [at](Communicator& c) {
+                 std::jthread other([&, at] {
+                   std::this_thread::sleep_for(std::chrono::microseconds(at * 100));
+                   if (c.rank() == 0) c.abort("stop");
+                 });
+                 for (;;) {
+                   std::vector<float> x(20000, 1.0f);
+                   c.all_reduce(x.data(), 20000, DType::kF32, Reduce::kSum);
+                   if (x[19999] != 2) throw Error("a wrong sum");
+                 }
+               }),
+               "stop");
+}
+
+TEST_F(Nccl, AbortReachesTheBootstrap) {
+  ThreadWorld world(2);
+  const auto a = world.communicator(0), b = world.communicator(1);
+  std::string error;
+  std::thread other([&] {
+    try {
+      const auto c = open_nccl(*b, 1, options());
+      b->barrier();  // waits on the bootstrap, not in NCCL
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  });
+  {
+    const auto c = open_nccl(*a, 0, options());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    c->abort("enough");
+    EXPECT_THROW(c->barrier(), Error);
+    other.join();
+  }
+  EXPECT_EQ(error, "enough");
+}
+
+TEST_F(Nccl, AHangIsNamedAfterTheTimeout) {
+  NcclOptions o = options();
+  o.timeout = Seconds(0.2);
+  const double start = now().value;
+  const auto errors = on_ranks(2, o, [](Communicator& c) {
+    float x = 0;
+    if (c.rank() == 0) c.recv(&x, 1, DType::kF32, 1);
+  });
+  EXPECT_NE(errors[0].find("recv of 1 x fp32, rank 1 on rank 0 of 2: not done after 0.2 s"), std::string::npos) << errors[0];
+  EXPECT_LT(now().value - start, 30);
+}
+
+TEST_F(Nccl, DifferentCollectivesAreNoHang) {
+  expect_all(on_ranks(2, options(), [](Communicator& c) {
+               std::vector<float> x(4);
+               if (c.rank() == 0)
+                 c.all_reduce(x.data(), 4, DType::kF32, Reduce::kSum);
+               else
+                 c.broadcast(x.data(), 4, DType::kF32, 0);
+             }),
+             "fp32");
+}
+
+TEST_F(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
+  double host = 1, foreign = 2, mine = 3;
+  FAKE(cudart, fake_cudart_pointers)(&host, &foreign);
+  for (const std::string& e : on_ranks(1, options(), [&](Communicator& c) {
+         const auto text = [&](double* x) -> std::string {
+           try {
+             c.all_reduce(x, 1, DType::kF64, Reduce::kSum);
+           } catch (const Error& e) {
+             return e.what();
+           }
+           return "";
+         };
+         EXPECT_NE(text(&host).find("plain host memory"), std::string::npos);
+         EXPECT_NE(text(&foreign).find("memory of CUDA device 1; this communicator is on device 0"), std::string::npos);
+         EXPECT_EQ(text(&mine), "") << "and no harm is done";
+         EXPECT_THROW(c.all_reduce(&mine, -1, DType::kF64, Reduce::kSum), Error);
+         EXPECT_EQ(c.traffic().calls, 1);
+       }))
+    EXPECT_EQ(e, "");
+}
+
+// libtorch asks for the thread's last error after each kernel launch.
+TEST_F(Nccl, NoCudaErrorStaysBehind) {
+  for (const std::string& e : on_ranks(2, options(), [this](Communicator& c) {
+         double x = 1;
+         if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // rank 1 sees "not ready"
+         c.all_reduce(&x, 1, DType::kF64, Reduce::kMax);
+         c.barrier();
+         EXPECT_EQ(cudart.get(static_cast<int (*)()>(nullptr), "cudaGetLastError")(), 0);
+       }))
+    EXPECT_EQ(e, "");
+}
+
+TEST_F(Nccl, TheHookComesBeforeEachCall) {
+  int seen = 0;
+  NcclOptions o = options();
+  o.before = [&](void* stream) { seen += stream != nullptr; };
+  for (const std::string& e : on_ranks(1, o, [](Communicator& c) {
+         float x = 1;
+         c.all_reduce(&x, 1, DType::kF32, Reduce::kSum);
+         c.broadcast(&x, 1, DType::kF32, 0);
+         c.barrier();
+       }))
+    EXPECT_EQ(e, "");
+  EXPECT_EQ(seen, 3);
+}
+
+TEST(NcclApi, VersionsAsText) {
+  EXPECT_EQ(nccl::version_text(21403), "2.14.3");
+  EXPECT_EQ(nccl::version_text(22703), "2.27.3");
+  EXPECT_EQ(nccl::version_text(2708), "2.7.8");
+}
+
+}  // namespace
+}  // namespace molen::comm
