@@ -16,119 +16,12 @@
 #include "program/verify.h"
 #include "train/checkpointing.h"
 #include "train/init.h"
+#include "train/layouts_suite.h"
 
 namespace molen::train {
 namespace {
 
-arch::Architecture llama(bool tied) {
-  auto a = arch::preset("llama-tiny");
-  a.name = "test";
-  a.layers = 2;
-  a.hidden = 30;
-  a.ffn = 44;
-  a.heads = 6;
-  a.kv_heads = 3;
-  a.head_dim = 10;
-  a.vocabulary = 71;
-  a.max_sequence = 64;
-  a.tied = tied;
-  return a;
-}
-
-arch::Architecture gpt() {
-  auto a = arch::preset("gpt2");
-  a.name = "test";
-  a.layers = 2;
-  a.hidden = 30;
-  a.ffn = 50;
-  a.heads = a.kv_heads = 3;
-  a.head_dim = 10;
-  a.vocabulary = 71;
-  a.max_sequence = 64;
-  return a;
-}
-
-program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
-  program::Setting s;
-  s.data_ranks = ranks;
-  s.zero = zero;
-  s.recompute = recompute;
-  s.global_batch = 12;
-  s.micro_batch = micro;
-  s.sequence = 23;
-  s.compute = compute;
-  s.master = compute == DType::kF64 ? DType::kF64 : DType::kF32;
-  s.reduce = s.master;
-  s.kernels = compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
-  return s;
-}
-
-struct Outcome {
-  std::vector<double> losses, norms;
-  std::map<std::string, at::Tensor> tensors;   // weights, and gradients as "grad/..." of the last step, in double
-  std::string hash;
-};
-
-// A micro-batch of the global order: slot m of rank r, as data::samples_of deals them. Every fifth label is left out in odd samples.
-std::int64_t fill(const program::Setting& s, const arch::Architecture& a, std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels) {
-  std::int64_t valid = 0;
-  for (std::int64_t row = 0; row < s.micro_batch; ++row)
-    for (std::int64_t t = 0; t < s.sequence; ++t) {
-      const std::int64_t at = row * s.sequence + t, sample = first + row;
-      const auto token = [&](std::int64_t i) {
-        // Each sample counts up from a random start: something to learn.
-        return static_cast<std::int32_t>((static_cast<std::int64_t>(uniform_at(11, static_cast<std::uint64_t>(sample)) * 1000.0) + i) % a.vocabulary);
-      };
-      ids[at] = row < count ? token(t) : 0;
-      labels[at] = row < count && !(sample % 2 == 1 && t % 5 == 0) ? token(t + 1) : -1;
-      valid += labels[at] >= 0;
-    }
-  return valid;
-}
-
-void train_rank(const program::Program& p, comm::Communicator& world, int steps, exec::Options options, Outcome& out, std::mutex& mutex) {
-  const c10::InferenceMode inference;
-  exec::Executor executor(p, world.rank(), &world, options);
-  initialize_parameters(executor, 5, 1);
-  const auto& s = p.setting;
-  for (int step = 1; step <= steps; ++step) {
-    std::int64_t m = 0;
-    exec::StepInput input;
-    input.step = step;
-    input.optimizer.lr = 3e-3;
-    input.load = [&](std::int32_t* ids, std::int32_t* labels) {
-      const std::int64_t slot = (m++ * s.data_ranks + world.rank()) * s.micro_batch;
-      const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
-      return fill(s, p.arch, (step - 1) * s.global_batch + slot, count, ids, labels);
-    };
-    const auto result = executor.run(input);
-    EXPECT_FALSE(result.non_finite);
-    const auto& plan = executor.memory();
-    for (std::size_t i = 0; i < executor.ops().size(); ++i) {
-      const auto& e = executor.ops()[i];
-      EXPECT_EQ(executor.measured_high_water()[i], plan.high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)])
-          << program::kind_of(e.step->op);
-    }
-    if (world.rank() == 0) {
-      out.losses.push_back(result.mean_loss());
-      out.norms.push_back(result.grad_norm);
-    }
-  }
-  const std::string hash = state_hash(executor, world);
-  const std::lock_guard lock(mutex);
-  if (world.rank() == 0) {
-    out.hash = hash;
-    for (std::size_t i = 0; i < arch::parameters(p.arch).size(); ++i)
-      out.tensors[arch::parameters(p.arch)[i].name] = parameter_view(executor, static_cast<int>(i)).to(at::kDouble).clone();
-  }
-  // Under ZeRO-1 each rank holds its part of the reduced gradient.
-  for (std::size_t u = 0; u < p.units.size(); ++u) {
-    const auto [first, last] = s.zero >= 1 ? program::owned_range(p.units[u].elements, world.rank(), s.data_ranks) : std::pair<std::int64_t, std::int64_t>{0, p.units[u].elements};
-    auto& whole = out.tensors["grad/" + p.units[u].name];
-    if (!whole.defined()) whole = at::zeros({p.units[u].elements}, at::kDouble);
-    whole.narrow(0, first, last - first).copy_(executor.state("grad", static_cast<int>(u)).narrow(0, first, last - first));
-  }
-}
+using namespace suite;
 
 Outcome train(const arch::Architecture& a, const program::Setting& s, int steps, exec::Options options = {}, const program::Program* program = nullptr) {
   const program::Program p = program ? *program : program::build(a, s);
@@ -142,22 +35,6 @@ Outcome train(const arch::Architecture& a, const program::Setting& s, int steps,
   for (int r = 0; r < s.data_ranks; ++r) threads.emplace_back([&, r] { train_rank(p, *ranks[static_cast<std::size_t>(r)], steps, options, out, mutex); });
   threads.clear();
   return out;
-}
-
-// Largest difference over the tensor's largest value; NaN counts as infinite.
-double worst(const Outcome& a, const Outcome& b, const std::string& prefix = "") {
-  double most = 0.0;
-  for (const auto& [name, x] : a.tensors) {
-    if (prefix.empty() ? name.rfind("grad/", 0) == 0 : name.rfind(prefix, 0) != 0) continue;
-    // A key's bias moves all scores of a query alike, so its gradient is zero but for rounding, which AdamW then amplifies: it is
-    // held to the query's bias instead of to itself.
-    std::string of = name;
-    if (const auto at = of.find("k_proj.bias"); at != std::string::npos) of.replace(at, 1, "q");
-    const double scale = a.tensors.at(of).abs().max().item<double>(), error = (x - b.tensors.at(name)).abs().max().item<double>();
-    const double relative = error / scale;
-    if (!(relative <= most)) most = std::isnan(relative) ? INFINITY : relative;
-  }
-  return most;
 }
 
 class Layouts : public ::testing::TestWithParam<std::tuple<int, int, bool, std::int64_t>> {};

@@ -1,0 +1,59 @@
+// The layout proof under a launcher: mpirun -n N layouts_mpi. Ten steps in fp64 of every ZeRO stage on N ranks beside one rank, and
+// the same layout twice.
+#include "comm/mpi/mpi.h"
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+
+comm::Communicator& world() {
+  static const std::unique_ptr<comm::Communicator> w = comm::mpi_world();
+  return *w;
+}
+
+Outcome run(comm::Communicator& ranks, const arch::Architecture& a, const program::Setting& s, int steps) {
+  const auto p = program::build(a, s);
+  program::require_sound(p, "test");
+  Outcome out;
+  std::mutex mutex;
+  train_rank(p, ranks, steps, {}, out, mutex);
+  return out;
+}
+
+class LayoutsMpi : public ::testing::TestWithParam<int> {};
+
+TEST_P(LayoutsMpi, SameModelInDouble) {
+  const auto self = comm::make_self();
+  for (const auto& a : {llama(false), llama(true), gpt()}) {
+    const Outcome many = run(world(), a, setting_of(world().size(), GetParam(), false, DType::kF64), 10);
+    if (world().rank() != 0) continue;   // rank 0 holds the losses
+    const Outcome one = run(*self, a, setting_of(1, 0, false, DType::kF64, 3), 10);
+    const double error = worst(one, many);
+    EXPECT_LE(error, 1e-9) << a.name << " tied " << a.tied;
+    for (int i = 0; i < 10; ++i) EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
+    fmt::print("{} tied {}, ZeRO-{} on {} MPI ranks: parameters within {:.1e}\n", a.name, a.tied, GetParam(), world().size(), error);
+  }
+}
+
+TEST_P(LayoutsMpi, SameLayoutTwiceIsIdentical) {
+  const auto s = setting_of(world().size(), GetParam(), false, DType::kF32);
+  const Outcome a = run(world(), llama(false), s, 5), b = run(world(), llama(false), s, 5);
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.hash, b.hash);
+}
+
+INSTANTIATE_TEST_SUITE_P(Zero, LayoutsMpi, ::testing::Values(0, 1));
+
+}  // namespace
+}  // namespace molen::train
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+  if (molen::train::world().rank() != 0) delete listeners.Release(listeners.default_result_printer());
+  const int rc = RUN_ALL_TESTS();
+  if (rc != 0) molen::train::world().abort("the layout proof failed");
+  return rc;
+}
