@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,25 @@ run("train", "run.toml", "--set", "run.name=parts", "--set", f'train.stop_after=
 run("train", "run.toml", "--set", "run.name=parts")
 out = run("runs", "compare", "runs/whole", "runs/parts").stdout
 ok(f"stopped after {stop} and resumed: identical", "identical" in out, out)
+# TensorBoard itself reads the events: every step once, a new session where the run was resumed.
+oracle = pathlib.Path(__file__).resolve().parents[1] / "oracle/tensorboard_read.py"
+python = pathlib.Path(__file__).resolve().parents[2] / ".venv/bin/python"
+r = subprocess.run([python, oracle, work / "runs/parts/tensorboard", "--tag", "loss_metrics/global_avg_loss", "--last", "24", "--resumed", str(stop + 1)], capture_output=True, text=True)
+ok("TensorBoard reads the events", r.returncode == 0, r.stdout + r.stderr)
+
+# A disk that fills while a checkpoint is written (here: a limit on the size of files): one error, the last checkpoint stands.
+def no_room():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+
+run("train", "run.toml", "--set", "run.name=full", "--set", 'train.stop_after="6 steps"')
+r = subprocess.run([MOLEN, "train", "run.toml", "--set", "run.name=full"], cwd=work, env=ENV, preexec_fn=no_room, capture_output=True, text=True, timeout=300)
+ok("no room for a checkpoint: exit 1 and one error", r.returncode == 1 and r.stderr.count("molen:") == 1 and "step-000000012" in r.stderr, f"{r.returncode} {r.stderr}")
+saved = sorted(x.name for x in (work / "runs/full/checkpoints").iterdir())
+ok("no room: only the last whole checkpoint is listed", [x for x in saved if x.startswith("step-") and not x.endswith(".tmp")] == ["step-000000006"], saved)
+run("train", "run.toml", "--set", "run.name=full")
+ok("no room: resumed from it, identical", "identical" in run("runs", "compare", "runs/whole", "runs/full").stdout)
 run("train", "run.toml", "--set", "run.name=again")
 ok("the same layout twice: identical", "identical" in run("runs", "compare", "runs/whole", "runs/again").stdout)
 other = run("train", "run.toml", "--set", "run.name=parts", "--resume", "12", "--ranks", 3, "--set", "parallel.zero=1", "--set", "run.name=moved", "--set", "checkpoint.dir=runs/parts/checkpoints", "--set", 'train.stop_after="18 steps"').stdout
