@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools/lint.sh
+tools/stale_records.py
 cmake --preset asan >build/configure-asan.log 2>&1 || { cat build/configure-asan.log; exit 1; }
 cmake --build --preset asan -j "$(nproc)"
 ctest --test-dir build/asan --output-on-failure -j "$(nproc)"
