@@ -336,6 +336,7 @@ std::unique_ptr<Communicator> open_nccl(Communicator& bootstrap, int device, Ncc
   auto own = bootstrap.split(0, bootstrap.rank());
   const UniqueId id = exchange_id(*own, *gpu->api);
   auto failure = nccl::failure_of(id);
+  own->barrier();  // all hold it: one that fails at once and leaves must not take it along
   auto link = std::make_unique<Link>(gpu, failure, own->rank(), own->size());
   link->init(id);
   return std::make_unique<Nccl>(std::move(gpu), std::move(failure), std::move(own), std::move(link));
