@@ -6,8 +6,13 @@ std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks
   auto o = std::make_shared<ConfigOptions>();
   app.add_option("CONFIG", o->file, "TOML file (docs: `molen config reference`)");
   app.add_option("--model", o->model, "preset, in the place of CONFIG or over its model");
-  app.add_option("--set", o->sets, "key=value, over the file; may be repeated")->take_all()->expected(1)->allow_extra_args(false);
-  if (with_ranks) app.add_option("--ranks", o->ranks, "world size where nothing is launched (train: threads of this process)")->check(CLI::PositiveNumber);
+  app.add_option("--set", o->sets, "key=value, over the file; may be repeated")
+      ->take_all()
+      ->expected(1)
+      ->allow_extra_args(false);
+  if (with_ranks)
+    app.add_option("--ranks", o->ranks, "world size where nothing is launched (train: threads of this process)")
+        ->check(CLI::PositiveNumber);
   return o;
 }
 

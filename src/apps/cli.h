@@ -1,4 +1,5 @@
-// What the verbs of `molen` share: their registration, the configuration options that stand in every CONFIG place, exit codes.
+// What the verbs of `molen` share: their registration, the configuration options that stand in every CONFIG place, exit
+// codes.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -33,13 +34,13 @@ std::shared_ptr<std::string> add_format_option(CLI::App& app);
 
 void add_model_verb(CLI::App& app, Chosen& chosen);
 void add_config_verb(CLI::App& app, Chosen& chosen);
-void add_program_verbs(CLI::App& app, Chosen& chosen);      // program
-void add_data_verbs(CLI::App& app, Chosen& chosen);         // data, tokenizer
+void add_program_verbs(CLI::App& app, Chosen& chosen);  // program
+void add_data_verbs(CLI::App& app, Chosen& chosen);     // data, tokenizer
 void add_checkpoint_verb(CLI::App& app, Chosen& chosen);
 void add_energy_verb(CLI::App& app, Chosen& chosen);
 void add_report_verb(CLI::App& app, Chosen& chosen);
 void add_runs_verb(CLI::App& app, Chosen& chosen);
-void add_train_verbs(CLI::App& app, Chosen& chosen);        // train, simulate, calibrate, doctor
-void add_inference_verbs(CLI::App& app, Chosen& chosen);    // generate, eval
+void add_train_verbs(CLI::App& app, Chosen& chosen);      // train, simulate, calibrate, doctor
+void add_inference_verbs(CLI::App& app, Chosen& chosen);  // generate, eval
 
 }  // namespace molen::apps

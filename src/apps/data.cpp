@@ -16,7 +16,9 @@
 namespace molen::apps {
 namespace {
 
-void progress(const std::string& line) { std::cerr << line << '\n'; }
+void progress(const std::string& line) {
+  std::cerr << line << '\n';
+}
 
 void add_fetch(CLI::App& verb, Chosen& chosen) {
   auto o = std::make_shared<data::FetchOptions>();
@@ -38,8 +40,12 @@ void add_fetch(CLI::App& verb, Chosen& chosen) {
 void add_prepare(CLI::App& verb, Chosen& chosen) {
   auto o = std::make_shared<data::PrepareOptions>();
   auto output = std::make_shared<std::string>(), tokenizer = std::make_shared<std::string>();
-  CLI::App* prepare = verb.add_subcommand("prepare", "clean text, and with a tokenizer token shards with their manifest");
-  prepare->add_option("SOURCE", o->sources, "folders made by `data fetch`; .jsonl, .jsonl.gz, .jsonl.zst or text files, or folders of them")->required();
+  CLI::App* prepare =
+      verb.add_subcommand("prepare", "clean text, and with a tokenizer token shards with their manifest");
+  prepare
+      ->add_option("SOURCE", o->sources,
+                   "folders made by `data fetch`; .jsonl, .jsonl.gz, .jsonl.zst or text files, or folders of them")
+      ->required();
   prepare->add_option("--output", *output, "folder to write to")->required();
   prepare->add_option("--tokenizer", *tokenizer, "tokenizer.json (without: text only)");
   prepare->add_option("--language", o->language, "ISO 639-1, of files (default: each line's own, else detected)");
@@ -84,28 +90,32 @@ void add_inspect_and_verify(CLI::App& verb, Chosen& chosen) {
 int baselines(const std::string& prepared, const std::string& format) {
   Json rows = Json::array();
   for (const auto& b : data::ngram_baselines(prepared, {3, 5}))
-    rows.push_back({{"order", b.order}, {"language", b.language}, {"bytes", b.bytes}, {"bits_per_byte", b.bits_per_byte}});
+    rows.push_back(
+        {{"order", b.order}, {"language", b.language}, {"bytes", b.bytes}, {"bits_per_byte", b.bits_per_byte}});
   if (format == "json") {
     std::cout << rows.dump(2) << '\n';
     return kOk;
   }
   std::cout << fmt::format("{:<18} {:<9} {:>12} {:>14}\n", "byte model", "language", "held-out", "bits per byte");
   for (const auto& r : rows)
-    std::cout << fmt::format("{:<18} {:<9} {:>12} {:>14.3f}\n", fmt::format("{}-gram", r["order"].get<int>()), r["language"].get<std::string>(),
-                             human(Bytes(r["bytes"].get<std::int64_t>())), r["bits_per_byte"].get<double>());
+    std::cout << fmt::format("{:<18} {:<9} {:>12} {:>14.3f}\n", fmt::format("{}-gram", r["order"].get<int>()),
+                             r["language"].get<std::string>(), human(Bytes(r["bytes"].get<std::int64_t>())),
+                             r["bits_per_byte"].get<double>());
   return kOk;
 }
 
 void add_baseline(CLI::App& verb, Chosen& chosen) {
   auto path = std::make_shared<std::string>();
-  CLI::App* baseline = verb.add_subcommand("baseline", "held-out bits per byte of byte 3-gram and 5-gram models (Witten-Bell)");
+  CLI::App* baseline =
+      verb.add_subcommand("baseline", "held-out bits per byte of byte 3-gram and 5-gram models (Witten-Bell)");
   baseline->add_option("PREPARED", *path, "what `data prepare` wrote")->required();
   auto format = add_format_option(*baseline);
   baseline->callback([&chosen, path, format] { chosen.action = [=] { return baselines(*path, *format); }; });
 }
 
 // The batches a training reads, as it reads them: for peers that must see the same, and for eyes.
-int write_batches(const ConfigOptions& options, std::int64_t first_step, std::int64_t steps, const std::string& output) {
+int write_batches(const ConfigOptions& options, std::int64_t first_step, std::int64_t steps,
+                  const std::string& output) {
   const config::Config c = load_config(options);
   std::vector<data::DataEntry> entries;
   for (const auto& e : c.data.train) entries.push_back({e.path, e.weight, e.languages});
@@ -122,19 +132,23 @@ int write_batches(const ConfigOptions& options, std::int64_t first_step, std::in
     bytes.append(reinterpret_cast<const char*>(row.data()), row.size() * sizeof(std::int32_t));
   }
   write_file_atomic(output, bytes);
-  std::cout << fmt::format("{} steps x {} sequences x {} tokens, int32: {}\n", steps, c.batch.global, row.size(), output);
+  std::cout << fmt::format("{} steps x {} sequences x {} tokens, int32: {}\n", steps, c.batch.global, row.size(),
+                           output);
   return kOk;
 }
 
 void add_batches(CLI::App& verb, Chosen& chosen) {
-  CLI::App* batches = verb.add_subcommand("batches", "the token batches of a training, as int32 [steps, global batch, sequence + 1]");
+  CLI::App* batches =
+      verb.add_subcommand("batches", "the token batches of a training, as int32 [steps, global batch, sequence + 1]");
   auto options = add_config_options(*batches, false);
   auto first = std::make_shared<std::int64_t>(1), steps = std::make_shared<std::int64_t>(1);
   auto output = std::make_shared<std::string>();
   batches->add_option("--first", *first, "first step")->capture_default_str()->check(CLI::PositiveNumber);
   batches->add_option("--steps", *steps, "how many")->capture_default_str()->check(CLI::PositiveNumber);
   batches->add_option("--output", *output, "file")->required();
-  batches->callback([&chosen, options, first, steps, output] { chosen.action = [=] { return write_batches(*options, *first, *steps, *output); }; });
+  batches->callback([&chosen, options, first, steps, output] {
+    chosen.action = [=] { return write_batches(*options, *first, *steps, *output); };
+  });
 }
 
 void add_tokenizer(CLI::App& app, Chosen& chosen) {

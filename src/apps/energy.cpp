@@ -47,7 +47,9 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   now->add_option("--every", *every, "seconds of a period")->capture_default_str()->check(CLI::PositiveNumber);
   now->add_option("--count", *count, "periods")->capture_default_str()->check(CLI::PositiveNumber);
   all->callback([&chosen, meters, format] { chosen.action = [=] { return list(*meters, *format); }; });
-  now->callback([&chosen, meters, format, every, count] { chosen.action = [=] { return live(*meters, *every, *count, *format); }; });
+  now->callback([&chosen, meters, format, every, count] {
+    chosen.action = [=] { return live(*meters, *every, *count, *format); };
+  });
 }
 
 }  // namespace molen::apps

@@ -10,9 +10,20 @@ namespace molen::apps {
 namespace {
 
 Json describe(const arch::Architecture& a) {
-  return {{"name", a.name}, {"family", std::string(name_of(a.family))}, {"layers", a.layers}, {"hidden", a.hidden}, {"ffn", a.ffn}, {"heads", a.heads},
-          {"kv_heads", a.kv_heads}, {"head_dim", a.head_dim}, {"vocabulary", a.vocabulary}, {"max_sequence", a.max_sequence}, {"tied", a.tied},
-          {"norm", std::string(name_of(a.norm))}, {"position", std::string(name_of(a.position))}, {"activation", std::string(name_of(a.activation))},
+  return {{"name", a.name},
+          {"family", std::string(name_of(a.family))},
+          {"layers", a.layers},
+          {"hidden", a.hidden},
+          {"ffn", a.ffn},
+          {"heads", a.heads},
+          {"kv_heads", a.kv_heads},
+          {"head_dim", a.head_dim},
+          {"vocabulary", a.vocabulary},
+          {"max_sequence", a.max_sequence},
+          {"tied", a.tied},
+          {"norm", std::string(name_of(a.norm))},
+          {"position", std::string(name_of(a.position))},
+          {"activation", std::string(name_of(a.activation))},
           {"parameters", arch::num_parameters(a)}};
 }
 
@@ -23,10 +34,12 @@ int list(const std::string& format) {
     fmt::print("{}\n", all.dump(2));
     return kOk;
   }
-  fmt::print("{:<14} {:>12} {:>6} {:>7} {:>7} {:>6} {:>5} {:>10}\n", "name", "parameters", "layers", "hidden", "ffn", "heads", "kv", "vocabulary");
+  fmt::print("{:<14} {:>12} {:>6} {:>7} {:>7} {:>6} {:>5} {:>10}\n", "name", "parameters", "layers", "hidden", "ffn",
+             "heads", "kv", "vocabulary");
   for (const auto& a : arch::presets())
-    fmt::print("{:<14} {:>12} {:>6} {:>7} {:>7} {:>6} {:>5} {:>10}\n", a.name, human_count(static_cast<double>(arch::num_parameters(a))), a.layers, a.hidden,
-               a.ffn, a.heads, a.kv_heads, a.vocabulary);
+    fmt::print("{:<14} {:>12} {:>6} {:>7} {:>7} {:>6} {:>5} {:>10}\n", a.name,
+               human_count(static_cast<double>(arch::num_parameters(a))), a.layers, a.hidden, a.ffn, a.heads,
+               a.kv_heads, a.vocabulary);
   return kOk;
 }
 
@@ -40,9 +53,13 @@ int show(const std::string& name, std::int64_t sequence, const std::string& form
   Json parts = Json::array();
   for (const arch::Part part : arch::kAllParts) {
     shape.chunk = part == arch::Part::kHead ? s : 0;
-    const auto f = arch::part_cost(a, part, arch::Pass::kForward, shape), b = arch::part_cost(a, part, arch::Pass::kBackward, shape);
-    parts.push_back({{"part", std::string(arch::name_of(part))}, {"forward_flops", f.flops.value}, {"backward_flops", b.flops.value},
-                     {"forward_bytes", f.moved.value}, {"backward_bytes", b.moved.value}});
+    const auto f = arch::part_cost(a, part, arch::Pass::kForward, shape),
+               b = arch::part_cost(a, part, arch::Pass::kBackward, shape);
+    parts.push_back({{"part", std::string(arch::name_of(part))},
+                     {"forward_flops", f.flops.value},
+                     {"backward_flops", b.flops.value},
+                     {"forward_bytes", f.moved.value},
+                     {"backward_bytes", b.moved.value}});
   }
   Json j = describe(a);
   const double causal = arch::model_flops(a, s, s, arch::FlopsConvention::kCausal).value / static_cast<double>(s);
@@ -55,13 +72,17 @@ int show(const std::string& name, std::int64_t sequence, const std::string& form
     fmt::print("{}\n", j.dump(2));
     return kOk;
   }
-  fmt::print("{}: {} parameters ({})\n", a.name, arch::num_parameters(a), human_count(static_cast<double>(arch::num_parameters(a))));
+  fmt::print("{}: {} parameters ({})\n", a.name, arch::num_parameters(a),
+             human_count(static_cast<double>(arch::num_parameters(a))));
   for (const auto& [key, value] : j.items())
-    if (value.is_primitive() && key != "name" && key != "parameters") fmt::print("  {:<30} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
-  fmt::print("\none sequence of {} tokens in bf16, each part once:\n  {:<16} {:>12} {:>12} {:>12} {:>12}\n", s, "part", "fwd FLOPs", "bwd FLOPs", "fwd bytes", "bwd bytes");
+    if (value.is_primitive() && key != "name" && key != "parameters")
+      fmt::print("  {:<30} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+  fmt::print("\none sequence of {} tokens in bf16, each part once:\n  {:<16} {:>12} {:>12} {:>12} {:>12}\n", s, "part",
+             "fwd FLOPs", "bwd FLOPs", "fwd bytes", "bwd bytes");
   for (const auto& p : parts)
-    fmt::print("  {:<16} {:>12} {:>12} {:>12} {:>12}\n", p["part"].get<std::string>(), human_count(p["forward_flops"].get<double>()),
-               human_count(p["backward_flops"].get<double>()), human(Bytes(p["forward_bytes"].get<std::int64_t>())),
+    fmt::print("  {:<16} {:>12} {:>12} {:>12} {:>12}\n", p["part"].get<std::string>(),
+               human_count(p["forward_flops"].get<double>()), human_count(p["backward_flops"].get<double>()),
+               human(Bytes(p["forward_bytes"].get<std::int64_t>())),
                human(Bytes(p["backward_bytes"].get<std::int64_t>())));
   return kOk;
 }
@@ -80,7 +101,8 @@ void add_model_verb(CLI::App& app, Chosen& chosen) {
   one->add_option("NAME", *name, "preset")->required();
   one->add_option("--sequence", *sequence, "tokens of a sequence (default: the model's, up to 4096)");
   auto show_format = add_format_option(*one);
-  one->callback([&chosen, name, sequence, show_format] { chosen.action = [=] { return show(*name, *sequence, *show_format); }; });
+  one->callback(
+      [&chosen, name, sequence, show_format] { chosen.action = [=] { return show(*name, *sequence, *show_format); }; });
 }
 
 }  // namespace molen::apps

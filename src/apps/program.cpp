@@ -26,8 +26,14 @@ int show(const ConfigOptions& options, int rank, const std::string& format) {
     return kOk;
   }
   const auto s = program::summarize(p, memory);
-  const Json j{{"ops", p.num_ops()}, {"bodies", p.bodies.size()}, {"parameters_bytes", s.parameters.value}, {"gradients_bytes", s.gradients.value},
-               {"optimizer_bytes", s.optimizer.value}, {"transient_bytes", s.transient.value}, {"peak_bytes", s.peak.value}, {"text", program::print(p)}};
+  const Json j{{"ops", p.num_ops()},
+               {"bodies", p.bodies.size()},
+               {"parameters_bytes", s.parameters.value},
+               {"gradients_bytes", s.gradients.value},
+               {"optimizer_bytes", s.optimizer.value},
+               {"transient_bytes", s.transient.value},
+               {"peak_bytes", s.peak.value},
+               {"text", program::print(p)}};
   fmt::print("{}\n", j.dump(2));
   return kOk;
 }

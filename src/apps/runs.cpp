@@ -13,7 +13,8 @@ namespace molen::apps {
 namespace {
 
 std::vector<store::StepMetrics> steps_of(const fs::path& run) {
-  if (!fs::exists(run / "metrics.jsonl")) throw UsageError("{}: no metrics.jsonl here; is it a run directory?", run.string());
+  if (!fs::exists(run / "metrics.jsonl"))
+    throw UsageError("{}: no metrics.jsonl here; is it a run directory?", run.string());
   return store::read_metrics(run / "metrics.jsonl").steps;
 }
 
@@ -27,7 +28,10 @@ int list(const std::string& directory, const std::string& format) {
   for (const auto& run : runs) {
     const auto steps = steps_of(run);
     Json row{{"run", run.filename().string()}, {"steps", steps.empty() ? 0 : steps.back().step}};
-    if (!steps.empty()) row.update({{"loss", steps.back().loss}, {"tokens", steps.back().tokens_total}, {"tokens_per_s", steps.back().tokens_per_s}});
+    if (!steps.empty())
+      row.update({{"loss", steps.back().loss},
+                  {"tokens", steps.back().tokens_total},
+                  {"tokens_per_s", steps.back().tokens_per_s}});
     rows.push_back(row);
   }
   if (format == "json") {
@@ -50,7 +54,8 @@ int show(const std::string& run, const std::string& format) {
     fmt::print("{}\n", store::to_line(steps.back()));
     return kOk;
   }
-  for (const auto& [key, value] : parse_json(store::to_line(steps.back()), run).items()) fmt::print("{:<26} {}\n", key, value.dump());
+  for (const auto& [key, value] : parse_json(store::to_line(steps.back()), run).items())
+    fmt::print("{:<26} {}\n", key, value.dump());
   return kOk;
 }
 

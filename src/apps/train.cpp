@@ -27,7 +27,8 @@
 namespace molen::apps {
 namespace {
 
-int run_simulate(const ConfigOptions& options, const std::string& cluster, const std::string& communicator, const std::string& format) {
+int run_simulate(const ConfigOptions& options, const std::string& cluster, const std::string& communicator,
+                 const std::string& format) {
   config::Config c = load_config(options);
   const auto a = plan::resolve_architecture(c);
   plan::Machine machine;
@@ -42,17 +43,26 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
   const double tokens = static_cast<double>(p.setting.global_batch * p.setting.sequence);
   if (format == "json") {
     Json by_phase;
-    for (int i = 0; i < program::kNumPhases; ++i) by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] = phases.phase_s[static_cast<std::size_t>(i)];
+    for (int i = 0; i < program::kNumPhases; ++i)
+      by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] =
+          phases.phase_s[static_cast<std::size_t>(i)];
     by_phase["bubble"] = phases.bubble_s;
-    fmt::print("{}\n", Json{{"step_s", timeline.total_s}, {"tokens_per_s", tokens / timeline.total_s}, {"memory_bytes", memory.peak.value}, {"phase_s", by_phase}}.dump(2));
+    fmt::print("{}\n", Json{{"step_s", timeline.total_s},
+                            {"tokens_per_s", tokens / timeline.total_s},
+                            {"memory_bytes", memory.peak.value},
+                            {"phase_s", by_phase}}
+                           .dump(2));
     return kOk;
   }
-  fmt::print("predicted step {} ({:.0f} tokens/s), memory of a rank {}\n", human(Seconds(timeline.total_s)), tokens / timeline.total_s, human(memory.peak));
+  fmt::print("predicted step {} ({:.0f} tokens/s), memory of a rank {}\n", human(Seconds(timeline.total_s)),
+             tokens / timeline.total_s, human(memory.peak));
   for (int i = 0; i < program::kNumPhases; ++i)
     if (phases.phase_s[static_cast<std::size_t>(i)] > 0)
-      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", program::name_of(static_cast<program::Phase>(i)), human(Seconds(phases.phase_s[static_cast<std::size_t>(i)])),
+      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", program::name_of(static_cast<program::Phase>(i)),
+                 human(Seconds(phases.phase_s[static_cast<std::size_t>(i)])),
                  100.0 * phases.phase_s[static_cast<std::size_t>(i)] / timeline.total_s);
-  fmt::print("  {:<18} {:>10} {:>6.1f}%\n", "bubble", human(Seconds(phases.bubble_s)), 100.0 * phases.bubble_s / timeline.total_s);
+  fmt::print("  {:<18} {:>10} {:>6.1f}%\n", "bubble", human(Seconds(phases.bubble_s)),
+             100.0 * phases.bubble_s / timeline.total_s);
   return kOk;
 }
 
@@ -63,7 +73,9 @@ void add_simulate(CLI::App& app, Chosen& chosen) {
   verb->add_option("--cluster", *cluster, "what `molen calibrate` wrote")->required();
   verb->add_option("--communicator", *communicator, "as calibrated: self, threads, mpi");
   auto format = add_format_option(*verb);
-  verb->callback([&chosen, options, cluster, communicator, format] { chosen.action = [=] { return run_simulate(*options, *cluster, *communicator, *format); }; });
+  verb->callback([&chosen, options, cluster, communicator, format] {
+    chosen.action = [=] { return run_simulate(*options, *cluster, *communicator, *format); };
+  });
 }
 
 #ifdef MOLEN_HAS_TORCH
@@ -83,9 +95,12 @@ int run_calibrate(const std::string& output, std::optional<int> ranks, int threa
   train::CalibrateOptions o;
   o.threads = threads > 0 ? threads : plan::auto_threads(launch.machine.local_ranks);
   o.compute = dtype_from_name(compute);
-  o.kernels = o.compute == DType::kF32 ? arch::Kernels::kFused : o.compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kAten;
+  o.kernels = o.compute == DType::kF32   ? arch::Kernels::kFused
+              : o.compute == DType::kF64 ? arch::Kernels::kReference
+                                         : arch::Kernels::kAten;
   train::run_ranks(launch, [&](comm::Communicator& world) {
-    auto entry = train::calibrate(o, launch.communicator, world, [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
+    auto entry = train::calibrate(o, launch.communicator, world,
+                                  [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
     if (world.rank() != 0) return;
     sim::Calibration all;
     if (fs::exists(output)) all = sim::read_calibration(output);
@@ -96,7 +111,8 @@ int run_calibrate(const std::string& output, std::optional<int> ranks, int threa
     all.created = utc_timestamp(wall_time());
     fmt::print("calibrated {}: {} kinds of op\n", entry.conditions.text(), entry.costs.fits().size());
     for (const auto& [kind, fit] : entry.costs.fits())
-      fmt::print("  {:<28} {:>4} samples, typical {:>10}, spread {:>5.1f}%\n", kind, fit.samples, human(Seconds(fit.typical_s)), 100.0 * fit.residual);
+      fmt::print("  {:<28} {:>4} samples, typical {:>10}, spread {:>5.1f}%\n", kind, fit.samples,
+                 human(Seconds(fit.typical_s)), 100.0 * fit.residual);
     all.replace(std::move(entry));
     sim::write_calibration(output, all);
   });
@@ -119,25 +135,40 @@ int run_bench(const ConfigOptions& options, int steps) {
     if (world.rank() != 0) return;
     std::sort(timelines.begin(), timelines.end(), [](const auto& x, const auto& y) { return x.total_s < y.total_s; });
     const double median = timelines[timelines.size() / 2].total_s;
-    const double flops = arch::model_flops(a, p.setting.global_batch * p.setting.sequence, p.setting.sequence, arch::FlopsConvention::kCausal).value;
+    const double flops = arch::model_flops(a, p.setting.global_batch * p.setting.sequence, p.setting.sequence,
+                                           arch::FlopsConvention::kCausal)
+                             .value;
     struct rusage usage {};
     ::getrusage(RUSAGE_SELF, &usage);
     Json by_phase;
     const auto phases = program::phase_seconds(program::expand(p), timelines[timelines.size() / 2]);
-    for (int i = 0; i < program::kNumPhases; ++i) by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] = phases.phase_s[static_cast<std::size_t>(i)];
+    for (int i = 0; i < program::kNumPhases; ++i)
+      by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] =
+          phases.phase_s[static_cast<std::size_t>(i)];
     by_phase["bubble"] = phases.bubble_s;
-    fmt::print("{}\n", Json{{"median_s", median}, {"min_s", timelines.front().total_s}, {"max_s", timelines.back().total_s}, {"gflops", flops / median * 1e-9},
-                            {"gemm_gflops", train::measure_precision(p.setting.threads).fp32}, {"peak_rss_bytes", usage.ru_maxrss * 1024},
-                            {"arena_bytes", program::plan_memory(p).peak.value}, {"arena_used_bytes", run.used.value}, {"startup_s", ready - started}, {"phase_s", by_phase}}.dump());
+    fmt::print("{}\n", Json{{"median_s", median},
+                            {"min_s", timelines.front().total_s},
+                            {"max_s", timelines.back().total_s},
+                            {"gflops", flops / median * 1e-9},
+                            {"gemm_gflops", train::measure_precision(p.setting.threads).fp32},
+                            {"peak_rss_bytes", usage.ru_maxrss * 1024},
+                            {"arena_bytes", program::plan_memory(p).peak.value},
+                            {"arena_used_bytes", run.used.value},
+                            {"startup_s", ready - started},
+                            {"phase_s", by_phase}}
+                           .dump());
   });
   return kOk;
 }
 
 void add_bench(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb = app.add_subcommand("bench", "times training steps on synthetic tokens; one JSON line (`make bench` compares with peers)");
+  CLI::App* verb = app.add_subcommand(
+      "bench", "times training steps on synthetic tokens; one JSON line (`make bench` compares with peers)");
   auto options = add_config_options(*verb);
   auto steps = std::make_shared<int>(7);
-  verb->add_option("--steps", *steps, "timed steps after one warm-up")->capture_default_str()->check(CLI::PositiveNumber);
+  verb->add_option("--steps", *steps, "timed steps after one warm-up")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   verb->callback([&chosen, options, steps] { chosen.action = [=] { return run_bench(*options, *steps); }; });
 }
 
@@ -146,10 +177,17 @@ void add_train(CLI::App& app, Chosen& chosen) {
   auto options = add_config_options(*verb);
   auto o = std::make_shared<train::TrainOptions>();
   auto program = std::make_shared<std::string>(), cluster = std::make_shared<std::string>();
-  verb->add_option("--resume", o->resume, "auto (continue where a checkpoint is), never, or a step")->capture_default_str();
-  verb->add_option("--allow-change", o->allow_change, "a key that may differ from the checkpoint's run; may be repeated")->take_all()->expected(1)->allow_extra_args(false);
-  verb->add_option("--program", *program, "a step program in text form (`molen program`), in the place of the built one");
-  verb->add_option("--cluster", *cluster, "what `molen calibrate` wrote: the run's report then has predicted beside measured");
+  verb->add_option("--resume", o->resume, "auto (continue where a checkpoint is), never, or a step")
+      ->capture_default_str();
+  verb->add_option("--allow-change", o->allow_change,
+                   "a key that may differ from the checkpoint's run; may be repeated")
+      ->take_all()
+      ->expected(1)
+      ->allow_extra_args(false);
+  verb->add_option("--program", *program,
+                   "a step program in text form (`molen program`), in the place of the built one");
+  verb->add_option("--cluster", *cluster,
+                   "what `molen calibrate` wrote: the run's report then has predicted beside measured");
   verb->add_flag("--save-initial", o->save_initial, "saves a checkpoint of step 0 too");
   verb->add_flag("--dry-run", o->dry_run, "builds and verifies, prints what would run, writes nothing");
   verb->callback([&chosen, options, o, program, cluster] {
@@ -170,7 +208,9 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
   verb->add_option("--ranks", *ranks, "thread-ranks at once (under mpirun: its ranks)")->check(CLI::PositiveNumber);
   verb->add_option("--threads", *threads, "per rank; 0: the cores over the ranks");
   verb->add_option("--compute", *compute, "fp32, bf16 or fp64")->capture_default_str();
-  verb->callback([&chosen, output, compute, ranks, threads] { chosen.action = [=] { return run_calibrate(*output, *ranks, *threads, *compute); }; });
+  verb->callback([&chosen, output, compute, ranks, threads] {
+    chosen.action = [=] { return run_calibrate(*output, *ranks, *threads, *compute); };
+  });
 }
 
 void add_doctor(CLI::App& app, Chosen& chosen) {
@@ -192,7 +232,9 @@ void add_train_verbs(CLI::App& app, Chosen& chosen) {
   for (const char* name : {"train", "calibrate", "bench", "doctor"}) {
     CLI::App* verb = app.add_subcommand(name, "needs libtorch, which this build lacks");
     verb->allow_extras();
-    verb->callback([&chosen] { chosen.action = []() -> int { throw UsageError("this build has no libtorch: run `make setup build`"); }; });
+    verb->callback([&chosen] {
+      chosen.action = []() -> int { throw UsageError("this build has no libtorch: run `make setup build`"); };
+    });
   }
 #endif
   add_simulate(app, chosen);

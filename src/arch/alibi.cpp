@@ -9,7 +9,8 @@ namespace {
 // 2^(-8/n), 2^(-16/n), ..., 2^-8.
 std::vector<double> geometric(std::int64_t n) {
   std::vector<double> slopes;
-  for (std::int64_t i = 1; i <= n; ++i) slopes.push_back(std::exp2(-8.0 * static_cast<double>(i) / static_cast<double>(n)));
+  for (std::int64_t i = 1; i <= n; ++i)
+    slopes.push_back(std::exp2(-8.0 * static_cast<double>(i) / static_cast<double>(n)));
   return slopes;
 }
 

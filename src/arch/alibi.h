@@ -1,5 +1,5 @@
-// ALiBi's slopes (Press, Smith, Lewis, arXiv 2108.12409, section 3; the rule for head counts that are no power of two is the
-// authors' published code and what BLOOM and Poro use).
+// ALiBi's slopes (Press, Smith, Lewis, arXiv 2108.12409, section 3; the rule for head counts that are no power of two
+// is the authors' published code and what BLOOM and Poro use).
 #pragma once
 
 #include <cstdint>

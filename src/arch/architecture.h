@@ -11,9 +11,9 @@
 namespace molen::arch {
 
 enum class Family { kLlama, kGpt };
-enum class Norm { kRms, kLayer, kLayerPlain };      // kLayerPlain: LayerNorm without weight and bias (OLMo 1)
+enum class Norm { kRms, kLayer, kLayerPlain };  // kLayerPlain: LayerNorm without weight and bias (OLMo 1)
 enum class Position { kRope, kLearned, kAlibi };
-enum class Activation { kSwiGlu, kGeluTanh };       // kGeluTanh: Hugging Face's "gelu_new"
+enum class Activation { kSwiGlu, kGeluTanh };  // kGeluTanh: Hugging Face's "gelu_new"
 
 // Llama 3.1's change of the RoPE frequencies (reference: transformers, modeling_rope_utils, "llama3").
 struct RopeScaling {
@@ -23,20 +23,20 @@ struct RopeScaling {
 };
 
 struct Architecture {
-  std::string name;                 // preset's name, or "custom"
+  std::string name;  // preset's name, or "custom"
   Family family = Family::kLlama;
-  std::int64_t layers = 0;          // L
-  std::int64_t hidden = 0;          // d
-  std::int64_t ffn = 0;             // f
-  std::int64_t heads = 0;           // h
-  std::int64_t kv_heads = 0;        // k, divides heads
-  std::int64_t head_dim = 0;        // D
-  std::int64_t vocabulary = 0;      // V
+  std::int64_t layers = 0;      // L
+  std::int64_t hidden = 0;      // d
+  std::int64_t ffn = 0;         // f
+  std::int64_t heads = 0;       // h
+  std::int64_t kv_heads = 0;    // k, divides heads
+  std::int64_t head_dim = 0;    // D
+  std::int64_t vocabulary = 0;  // V
   std::int64_t max_sequence = 0;
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
-  bool tied = false;                // the head shares the embedding table
-  bool biases = false;              // on all linear layers but the head
+  bool tied = false;    // the head shares the embedding table
+  bool biases = false;  // on all linear layers but the head
   double norm_eps = 1e-5;
   Norm norm = Norm::kRms;
   Position position = Position::kRope;
@@ -58,7 +58,8 @@ std::string_view name_of(Norm norm);
 std::string_view name_of(Position position);
 std::string_view name_of(Activation activation);
 
-// Throws UsageError naming the [model] key that cannot be (not positive, heads % kv_heads != 0, odd head_dim under RoPE, ...).
+// Throws UsageError naming the [model] key that cannot be (not positive, heads % kv_heads != 0, odd head_dim under
+// RoPE, ...).
 void validate(const Architecture& arch);
 
 // Named architectures in the order of `molen model list`. `preset` throws UsageError with the nearest name.

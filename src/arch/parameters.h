@@ -16,33 +16,47 @@ enum class ShardDim { kNone, kRows, kColumns };
 
 // What a parameter is, for the code that finds "the query weight of layer 3" without parsing names.
 enum class Role {
-  kEmbedding, kPositions,
-  kAttentionNorm, kAttentionNormBias,
-  kQuery, kKey, kValue, kQueryBias, kKeyBias, kValueBias,
-  kOutput, kOutputBias,
-  kMlpNorm, kMlpNormBias,
-  kGate, kUp, kUpBias,
-  kDown, kDownBias,
-  kFinalNorm, kFinalNormBias,
+  kEmbedding,
+  kPositions,
+  kAttentionNorm,
+  kAttentionNormBias,
+  kQuery,
+  kKey,
+  kValue,
+  kQueryBias,
+  kKeyBias,
+  kValueBias,
+  kOutput,
+  kOutputBias,
+  kMlpNorm,
+  kMlpNormBias,
+  kGate,
+  kUp,
+  kUpBias,
+  kDown,
+  kDownBias,
+  kFinalNorm,
+  kFinalNormBias,
   kHead,
 };
 
 struct Parameter {
-  std::string name;                 // Hugging Face's Llama naming, both families ("model.layers.0.self_attn.q_proj.weight");
-                                    // GPT adds ".bias" and "model.embed_positions.weight". Export renames to GPT-2's own.
+  std::string name;  // Hugging Face's Llama naming, both families ("model.layers.0.self_attn.q_proj.weight");
+                     // GPT adds ".bias" and "model.embed_positions.weight". Export renames to GPT-2's own.
   Role role{};
   std::vector<std::int64_t> shape;  // Linear weights are [out, in]
   std::int64_t layer = -1;          // -1: outside the layers
   Init init = Init::kNormal;
-  double init_std = 0.0;            // for kNormal; output projections are scaled by 1/sqrt(2 L)
-  bool decay = false;               // weight decay applies: every matrix with embedding and head (as Megatron-LM);
-                                    // not learned positions, norms, biases
+  double init_std = 0.0;  // for kNormal; output projections are scaled by 1/sqrt(2 L)
+  bool decay = false;     // weight decay applies: every matrix with embedding and head (as Megatron-LM);
+                          // not learned positions, norms, biases
   ShardDim shard = ShardDim::kNone;
   std::int64_t elements() const;
 };
 
-// In storage order: embedding, [positions], each layer (norm, q, k, v, o, norm, gate, up, down, biases after all the weights
-// of their group so that q|k|v and gate|up are contiguous matrices and vectors), final norm, head (absent when tied).
+// In storage order: embedding, [positions], each layer (norm, q, k, v, o, norm, gate, up, down, biases after all the
+// weights of their group so that q|k|v and gate|up are contiguous matrices and vectors), final norm, head (absent when
+// tied).
 std::vector<Parameter> parameters(const Architecture& arch);
 std::int64_t num_parameters(const Architecture& arch);
 

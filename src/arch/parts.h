@@ -1,5 +1,5 @@
-// The unit of compute: a part of a layer that contains no collective. What each part costs is a function of sizes alone, so
-// planner and simulator need no tensor, and the executor's kernels are held to it.
+// The unit of compute: a part of a layer that contains no collective. What each part costs is a function of sizes
+// alone, so planner and simulator need no tensor, and the executor's kernels are held to it.
 //
 // Letters: B sequences of a micro-batch, S positions, N = B*S tokens, d hidden, h query heads, k KV heads, D head size,
 // f FFN, V vocabulary, C tokens of one head chunk.
@@ -36,8 +36,9 @@
 namespace molen::arch {
 
 enum class Part { kEmbed, kNormQkv, kAttention, kOutProjection, kNormUp, kActivation, kDown, kFinalNorm, kHead };
-inline constexpr std::array kAllParts{Part::kEmbed,  Part::kNormQkv,    Part::kAttention, Part::kOutProjection, Part::kNormUp,
-                                      Part::kActivation, Part::kDown, Part::kFinalNorm, Part::kHead};
+inline constexpr std::array kAllParts{Part::kEmbed,         Part::kNormQkv,   Part::kAttention,
+                                      Part::kOutProjection, Part::kNormUp,    Part::kActivation,
+                                      Part::kDown,          Part::kFinalNorm, Part::kHead};
 std::string_view name_of(Part part);  // "embed", "norm_qkv", "attention", ...
 
 enum class Pass { kForward, kBackward };
@@ -50,9 +51,9 @@ enum class Kernels { kReference, kFused, kAten };
 
 // The sizes one op of a part sees.
 struct PartShape {
-  std::int64_t batch = 1;      // B
-  std::int64_t sequence = 1;   // S
-  std::int64_t chunk = 0;      // C, kHead only: tokens of this chunk
+  std::int64_t batch = 1;     // B
+  std::int64_t sequence = 1;  // S
+  std::int64_t chunk = 0;     // C, kHead only: tokens of this chunk
   DType compute = DType::kF32;
   int threads = 1;
   Kernels kernels = Kernels::kFused;
@@ -60,19 +61,19 @@ struct PartShape {
 };
 
 struct PartCost {
-  Flops flops;          // multiply and add count as two; attention counts the causal half only
-  Bytes moved;          // bytes read and written if every operand crosses memory once
-  Bytes scratch;        // what the kernel takes from the op's scratch, exactly, for kReference and kFused; a bound for kAten
+  Flops flops;    // multiply and add count as two; attention counts the causal half only
+  Bytes moved;    // bytes read and written if every operand crosses memory once
+  Bytes scratch;  // what the kernel takes from the op's scratch, exactly, for kReference and kFused; a bound for kAten
 };
 PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape);
 
-// Tokens of one head chunk, a choice of the program builder: at most 2^25 logits (128 MiB in fp32), 64 to 1024 tokens in
-// steps of 64. Short and wide products are slower: the head of 2048 tokens x 512 x 32000 takes 0.60 s on two AVX-512 cores
-// in chunks of 256 and 0.54 s in chunks of 1024.
+// Tokens of one head chunk, a choice of the program builder: at most 2^25 logits (128 MiB in fp32), 64 to 1024 tokens
+// in steps of 64. Short and wide products are slower: the head of 2048 tokens x 512 x 32000 takes 0.60 s on two AVX-512
+// cores in chunks of 256 and 0.54 s in chunks of 1024.
 std::int64_t head_chunk(std::int64_t vocabulary);
 
-// Model FLOPs of one optimizer step over `tokens` tokens in sequences of S: forward + backward with causal attention at half
-// (Megatron-LM since 2025), or PaLM's 6N + 12LhDS (appendix B of arXiv 2204.02311).
+// Model FLOPs of one optimizer step over `tokens` tokens in sequences of S: forward + backward with causal attention at
+// half (Megatron-LM since 2025), or PaLM's 6N + 12LhDS (appendix B of arXiv 2204.02311).
 enum class FlopsConvention { kCausal, kPalm };
 Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t sequence, FlopsConvention convention);
 

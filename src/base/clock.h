@@ -9,9 +9,12 @@
 namespace molen {
 
 inline std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
-inline Seconds now() { return Seconds(static_cast<double>(now_ns()) * 1e-9); }
+inline Seconds now() {
+  return Seconds(static_cast<double>(now_ns()) * 1e-9);
+}
 
 // Seconds since 1970-01-01 UTC.
 inline double wall_time() {

@@ -25,8 +25,12 @@ const Entry& entry(DType dtype) {
 }
 }  // namespace
 
-std::int64_t size_of(DType dtype) { return entry(dtype).size; }
-std::string_view name_of(DType dtype) { return entry(dtype).name; }
+std::int64_t size_of(DType dtype) {
+  return entry(dtype).size;
+}
+std::string_view name_of(DType dtype) {
+  return entry(dtype).name;
+}
 
 DType dtype_from_name(std::string_view name) {
   for (const auto& e : kEntries)
@@ -36,11 +40,16 @@ DType dtype_from_name(std::string_view name) {
 
 double unit_roundoff(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return 0x1p-53;
-    case DType::kF32: return 0x1p-24;
-    case DType::kBF16: return 0x1p-8;
-    case DType::kF16: return 0x1p-11;
-    default: break;
+    case DType::kF64:
+      return 0x1p-53;
+    case DType::kF32:
+      return 0x1p-24;
+    case DType::kBF16:
+      return 0x1p-8;
+    case DType::kF16:
+      return 0x1p-11;
+    default:
+      break;
   }
   throw Error("unit round-off of the integer type {}", name_of(dtype));
 }

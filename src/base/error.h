@@ -17,8 +17,7 @@ class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& what) : std::runtime_error(what) {}
   template <class... Args>
-    requires(sizeof...(Args) > 0)
-  explicit Error(fmt::format_string<Args...> format, Args&&... args)
+  requires(sizeof...(Args) > 0) explicit Error(fmt::format_string<Args...> format, Args&&... args)
       : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)) {}
 };
 

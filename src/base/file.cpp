@@ -33,7 +33,9 @@ class Descriptor {
   int fd_;
 };
 
-std::string reason() { return std::strerror(errno); }
+std::string reason() {
+  return std::strerror(errno);
+}
 
 }  // namespace
 
@@ -43,7 +45,8 @@ std::string read_file(const fs::path& path, std::int64_t limit) {
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) throw UsageError("{}: cannot be read: {}", path.string(), reason());
   if (S_ISDIR(status.st_mode)) throw UsageError("{}: is a directory", path.string());
-  if (status.st_size > limit) throw UsageError("{}: {} bytes, more than the limit of {}", path.string(), status.st_size, limit);
+  if (status.st_size > limit)
+    throw UsageError("{}: {} bytes, more than the limit of {}", path.string(), status.st_size, limit);
   std::string content;
   std::array<char, 1 << 16> block;
   while (true) {
@@ -98,7 +101,9 @@ Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
   MOLEN_CHECK(context_ && EVP_DigestInit_ex(static_cast<EVP_MD_CTX*>(context_), EVP_sha256(), nullptr) == 1, "SHA-256");
 }
 
-Sha256::~Sha256() { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context_)); }
+Sha256::~Sha256() {
+  EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context_));
+}
 
 void Sha256::update(const void* data, std::size_t size) {
   const int ok = EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context_), data, size);

@@ -1,5 +1,5 @@
-// Result<T>: a value, or the reason why there is none. For failures that a caller expects and answers (a meter that this
-// machine lacks, a file that may be absent); ignoring one does not compile.
+// Result<T>: a value, or the reason why there is none. For failures that a caller expects and answers (a meter that
+// this machine lacks, a file that may be absent); ignoring one does not compile.
 #pragma once
 
 #include <optional>
@@ -18,8 +18,8 @@ struct Failure {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}               // NOLINT: implicit by intent
-  Result(Failure failure) : state_(std::in_place_index<1>, std::move(failure)) {}     // NOLINT
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}            // NOLINT: implicit by intent
+  Result(Failure failure) : state_(std::in_place_index<1>, std::move(failure)) {}  // NOLINT
 
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }

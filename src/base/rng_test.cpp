@@ -30,7 +30,9 @@ TEST(Rng, NormalMoments) {
   EXPECT_LT(std::abs(squares / kCount - 1), 5 * std::sqrt(2.0 / kCount));
 }
 
-TEST(Rng, NamesGiveDifferentStreams) { EXPECT_NE(stream_key(1, "a"), stream_key(1, "b")); }
+TEST(Rng, NamesGiveDifferentStreams) {
+  EXPECT_NE(stream_key(1, "a"), stream_key(1, "b"));
+}
 
 RC_GTEST_PROP(Rng, PermutationIsABijection, ()) {
   const auto n = *rc::gen::inRange<std::uint64_t>(1, 600);

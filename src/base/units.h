@@ -14,8 +14,14 @@ struct Quantity {
   constexpr Quantity() = default;
   constexpr explicit Quantity(Rep v) : value(v) {}
   constexpr auto operator<=>(const Quantity&) const = default;
-  constexpr Quantity& operator+=(Quantity o) { value += o.value; return *this; }
-  constexpr Quantity& operator-=(Quantity o) { value -= o.value; return *this; }
+  constexpr Quantity& operator+=(Quantity o) {
+    value += o.value;
+    return *this;
+  }
+  constexpr Quantity& operator-=(Quantity o) {
+    value -= o.value;
+    return *this;
+  }
   friend constexpr Quantity operator+(Quantity a, Quantity b) { return Quantity(a.value + b.value); }
   friend constexpr Quantity operator-(Quantity a, Quantity b) { return Quantity(a.value - b.value); }
   friend constexpr Quantity operator*(Quantity a, Rep k) { return Quantity(a.value * k); }
@@ -31,8 +37,12 @@ using Joules = Quantity<struct JoulesTag, double>;
 using Watts = Quantity<struct WattsTag, double>;
 using Flops = Quantity<struct FlopsTag, double>;  // a count of floating-point operations, not a rate
 
-constexpr Watts operator/(Joules e, Seconds t) { return Watts(e.value / t.value); }
-constexpr Joules operator*(Watts p, Seconds t) { return Joules(p.value * t.value); }
+constexpr Watts operator/(Joules e, Seconds t) {
+  return Watts(e.value / t.value);
+}
+constexpr Joules operator*(Watts p, Seconds t) {
+  return Joules(p.value * t.value);
+}
 
 // "1.50 GiB", "312 B"; "2.31 s", "12.3 ms"; "1.2 k", "450 B" (10^9).
 std::string human(Bytes bytes);

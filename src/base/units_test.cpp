@@ -22,7 +22,9 @@ TEST(Units, HumanSeconds) {
   EXPECT_EQ(human(Seconds(125)), "2m05s");
 }
 
-TEST(Units, PowerIsEnergyOverTime) { EXPECT_DOUBLE_EQ((Joules(30) / Seconds(2)).value, 15.0); }
+TEST(Units, PowerIsEnergyOverTime) {
+  EXPECT_DOUBLE_EQ((Joules(30) / Seconds(2)).value, 15.0);
+}
 
 }  // namespace
 }  // namespace molen

@@ -1,5 +1,5 @@
-// One suite for every communicator: each collective against a plain reference, for types, even, uneven and empty counts. Called on
-// every rank; returns what is wrong, empty if nothing is.
+// One suite for every communicator: each collective against a plain reference, for types, even, uneven and empty
+// counts. Called on every rank; returns what is wrong, empty if nothing is.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,9 @@
 namespace molen::comm::suite {
 
 // Element `i` of rank `r`'s data: small integers, which every type holds and sums exactly.
-inline double value(int rank, std::int64_t i) { return static_cast<double>((rank * 7 + i * 3) % 11) - (rank % 2 == 0 ? 0 : 2); }
+inline double value(int rank, std::int64_t i) {
+  return static_cast<double>((rank * 7 + i * 3) % 11) - (rank % 2 == 0 ? 0 : 2);
+}
 
 inline void store(DType t, void* data, std::int64_t i, double x) {
   const auto float_bits = [](float f) {
@@ -24,28 +26,46 @@ inline void store(DType t, void* data, std::int64_t i, double x) {
     return bits;
   };
   switch (t) {
-    case DType::kF64: static_cast<double*>(data)[i] = x; return;
-    case DType::kF32: static_cast<float*>(data)[i] = static_cast<float>(x); return;
-    case DType::kI64: static_cast<std::int64_t*>(data)[i] = static_cast<std::int64_t>(x); return;
-    case DType::kI32: static_cast<std::int32_t*>(data)[i] = static_cast<std::int32_t>(x); return;
-    case DType::kU8: static_cast<std::uint8_t*>(data)[i] = static_cast<std::uint8_t>(x + 2); return;
-    case DType::kBF16: static_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(float_bits(static_cast<float>(x)) >> 16); return;
+    case DType::kF64:
+      static_cast<double*>(data)[i] = x;
+      return;
+    case DType::kF32:
+      static_cast<float*>(data)[i] = static_cast<float>(x);
+      return;
+    case DType::kI64:
+      static_cast<std::int64_t*>(data)[i] = static_cast<std::int64_t>(x);
+      return;
+    case DType::kI32:
+      static_cast<std::int32_t*>(data)[i] = static_cast<std::int32_t>(x);
+      return;
+    case DType::kU8:
+      static_cast<std::uint8_t*>(data)[i] = static_cast<std::uint8_t>(x + 2);
+      return;
+    case DType::kBF16:
+      static_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(float_bits(static_cast<float>(x)) >> 16);
+      return;
     case DType::kF16: {
       const auto half = static_cast<_Float16>(x);
       std::memcpy(static_cast<std::uint16_t*>(data) + i, &half, 2);
       return;
     }
-    default: throw Error("suite: type");
+    default:
+      throw Error("suite: type");
   }
 }
 
 inline double load(DType t, const void* data, std::int64_t i) {
   switch (t) {
-    case DType::kF64: return static_cast<const double*>(data)[i];
-    case DType::kF32: return static_cast<const float*>(data)[i];
-    case DType::kI64: return static_cast<double>(static_cast<const std::int64_t*>(data)[i]);
-    case DType::kI32: return static_cast<const std::int32_t*>(data)[i];
-    case DType::kU8: return static_cast<const std::uint8_t*>(data)[i];
+    case DType::kF64:
+      return static_cast<const double*>(data)[i];
+    case DType::kF32:
+      return static_cast<const float*>(data)[i];
+    case DType::kI64:
+      return static_cast<double>(static_cast<const std::int64_t*>(data)[i]);
+    case DType::kI32:
+      return static_cast<const std::int32_t*>(data)[i];
+    case DType::kU8:
+      return static_cast<const std::uint8_t*>(data)[i];
     case DType::kBF16: {
       const std::uint32_t bits = static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(data)[i]) << 16;
       float f;
@@ -57,14 +77,15 @@ inline double load(DType t, const void* data, std::int64_t i) {
       std::memcpy(&half, static_cast<const std::uint16_t*>(data) + i, 2);
       return static_cast<double>(half);
     }
-    default: throw Error("suite: type");
+    default:
+      throw Error("suite: type");
   }
 }
 
 // What a communicator promises beyond the suite's sums of small integers.
 struct Promises {
-  bool nan_survives = true;   // kMax and kMin of a NaN and a number is NaN
-  bool rounds_once = true;    // bf16 and fp16 sums are kept in fp32 until the end
+  bool nan_survives = true;  // kMax and kMin of a NaN and a number is NaN
+  bool rounds_once = true;   // bf16 and fp16 sums are kept in fp32 until the end
 };
 
 class Suite {
@@ -132,7 +153,8 @@ class Suite {
       counted("all_reduce", n * size_of(t), [&] { c_.all_reduce(data.data(), n, t, op); });
       bool ok = true;
       for (std::int64_t i = 0; i < n; ++i) ok = ok && load(t, data.data(), i) == combined(t, i, op);
-      expect(ok && data[static_cast<std::size_t>(n * size_of(t))] == 0x5a, fmt::format("all_reduce of {} x {} is wrong", n, name_of(t)));
+      expect(ok && data[static_cast<std::size_t>(n * size_of(t))] == 0x5a,
+             fmt::format("all_reduce of {} x {} is wrong", n, name_of(t)));
     }
   }
 
@@ -154,14 +176,16 @@ class Suite {
       counted("all_gather", all * width, [&] { c_.all_gather(in_place ? place : send.data(), receive.data(), k, t); });
       bool ok = receive[static_cast<std::size_t>(all * width)] == 0x5a;
       for (int r = 0; r < c_.size(); ++r)
-        for (std::int64_t i = 0; i < k[static_cast<std::size_t>(r)]; ++i) ok = ok && load(t, receive.data(), sum(k, r) + i) == as(t, value(r, i));
+        for (std::int64_t i = 0; i < k[static_cast<std::size_t>(r)]; ++i)
+          ok = ok && load(t, receive.data(), sum(k, r) + i) == as(t, value(r, i));
       expect(ok, fmt::format("all_gather of {} x {}, shape {}, in place {} is wrong", n, name_of(t), shape, in_place));
     }
   }
 
   void scatter(DType t, std::int64_t n, int shape) {
     const auto k = counts(n, shape);
-    const std::int64_t mine = k[static_cast<std::size_t>(c_.rank())], all = sum(k), width = size_of(t), first = sum(k, c_.rank());
+    const std::int64_t mine = k[static_cast<std::size_t>(c_.rank())], all = sum(k), width = size_of(t),
+                       first = sum(k, c_.rank());
     for (int form = 0; form < 4; ++form) {
       const bool in_place = form % 2 == 1;
       const Reduce op = form < 2 ? Reduce::kSum : in_place ? Reduce::kMax : Reduce::kMin;
@@ -174,7 +198,8 @@ class Suite {
       if (in_place)
         for (std::int64_t i = 0; i < all; ++i)
           if (i < first || i >= first + mine) ok = ok && load(t, send.data(), i) == as(t, value(c_.rank(), i));
-      expect(ok, fmt::format("reduce_scatter of {} x {}, shape {}, in place {} is wrong", n, name_of(t), shape, in_place));
+      expect(ok,
+             fmt::format("reduce_scatter of {} x {}, shape {}, in place {} is wrong", n, name_of(t), shape, in_place));
     }
   }
 
@@ -194,7 +219,8 @@ class Suite {
     expect(ok, fmt::format("all_to_all of {} x {}, shape {} is wrong", n, name_of(t), shape));
   }
 
-  // A ring: even ranks send first, so that blocking calls cannot wait for each other; the last of an odd number receives first.
+  // A ring: even ranks send first, so that blocking calls cannot wait for each other; the last of an odd number
+  // receives first.
   void point_to_point() {
     if (c_.size() < 2) return;
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kU8})
@@ -214,14 +240,15 @@ class Suite {
       receive();
       send();
     }
-    expect(got == filled(t, n, before), fmt::format("send and receive of {} x {} around the ring is wrong", n, name_of(t)));
+    expect(got == filled(t, n, before),
+           fmt::format("send and receive of {} x {} around the ring is wrong", n, name_of(t)));
     const Traffic quiet = c_.traffic();
     c_.barrier();
     expect(c_.traffic().calls == quiet.calls, "barrier is counted");
   }
 
   void groups() {
-    const auto half = c_.split(c_.rank() % 2, -c_.rank());   // keys turn the order around
+    const auto half = c_.split(c_.rank() % 2, -c_.rank());  // keys turn the order around
     std::int64_t ranks = c_.rank();
     half->all_reduce(&ranks, 1, DType::kI64, Reduce::kSum);
     std::int64_t want = 0;
@@ -290,7 +317,7 @@ class Suite {
         Bytes data(static_cast<std::size_t>(n * 2));
         for (std::int64_t i = 0; i < n; ++i) store(t, data.data(), i, c_.rank() == 0 ? large : 1.0);
         c_.all_reduce(data.data(), n, t, Reduce::kSum);
-        const int ones = c_.size() - 1;   // large + 1 ties to even: large; + 2 is held; + 3 ties to + 4
+        const int ones = c_.size() - 1;  // large + 1 ties to even: large; + 2 is held; + 3 ties to + 4
         const double want = large + (ones <= 1 ? 0 : ones == 2 ? 2 : 4);
         bool ok = c_.size() > 4;
         if (!ok) {
@@ -310,12 +337,14 @@ class Suite {
       } catch (const Error&) {
       }
     };
-    std::vector<std::int64_t> data(static_cast<std::size_t>(c_.size()) + 2), many(static_cast<std::size_t>(c_.size()) + 1, 1);
+    std::vector<std::int64_t> data(static_cast<std::size_t>(c_.size()) + 2),
+        many(static_cast<std::size_t>(c_.size()) + 1, 1);
     std::vector<std::int64_t> negative(static_cast<std::size_t>(c_.size()), 1);
     negative.back() = -1;
     auto out = data;
     refuse("a count too many", [&] { c_.all_gather(data.data(), out.data(), many, DType::kI64); });
-    refuse("a negative count", [&] { c_.reduce_scatter(data.data(), out.data(), negative, DType::kI64, Reduce::kSum); });
+    refuse("a negative count",
+           [&] { c_.reduce_scatter(data.data(), out.data(), negative, DType::kI64, Reduce::kSum); });
     refuse("a sum of u16", [&] { c_.all_reduce(data.data(), 1, DType::kU16, Reduce::kSum); });
     refuse("a root beyond the group", [&] { c_.broadcast(data.data(), 1, DType::kI64, c_.size()); });
     refuse("a message to oneself", [&] { c_.send(data.data(), 1, DType::kI64, c_.rank()); });
@@ -328,7 +357,8 @@ class Suite {
   void counted(const char* what, std::int64_t bytes, Call call) {
     const Traffic before = c_.traffic();
     call();
-    expect(c_.traffic().calls == before.calls + 1 && c_.traffic().bytes == before.bytes + bytes, fmt::format("{} is counted wrongly", what));
+    expect(c_.traffic().calls == before.calls + 1 && c_.traffic().bytes == before.bytes + bytes,
+           fmt::format("{} is counted wrongly", what));
   }
 
   Communicator& c_;

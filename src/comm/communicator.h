@@ -1,6 +1,7 @@
-// Communicators: what ranks say to each other, behind one interface (`self`, `threads`, `mpi`, `nccl`). One object stands for
-// one group of ranks. Calls are collective and blocking, and are made from one thread per rank, in the same order on all ranks
-// of the group (the program's launch order). Buffers are host or device memory as the implementation says.
+// Communicators: what ranks say to each other, behind one interface (`self`, `threads`, `mpi`, `nccl`). One object
+// stands for one group of ranks. Calls are collective and blocking, and are made from one thread per rank, in the same
+// order on all ranks of the group (the program's launch order). Buffers are host or device memory as the implementation
+// says.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,8 @@ namespace molen::comm {
 
 enum class Reduce { kSum, kMax, kMin };
 
-// Calls of this communicator that moved data (not barrier and split) and came back, and their payload: all elements of the
-// reduced or gathered buffer (sum of counts), of what all_to_all and send send, recv receives, broadcast fills.
+// Calls of this communicator that moved data (not barrier and split) and came back, and their payload: all elements of
+// the reduced or gathered buffer (sum of counts), of what all_to_all and send send, recv receives, broadcast fills.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;
@@ -30,14 +31,16 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string name() const = 0;  // "self", "threads", "mpi", "nccl"
 
-  // In place over `count` elements (fp64, fp32, bf16, fp16, i64, i32, u8). The order of summation depends on the group's size
-  // only, so the same layout gives the same bits. bf16 and fp16 are summed in fp32 and rounded once. A NaN of any rank stays
-  // NaN under kMax and kMin too. Other element types throw Error.
+  // In place over `count` elements (fp64, fp32, bf16, fp16, i64, i32, u8). The order of summation depends on the
+  // group's size only, so the same layout gives the same bits. bf16 and fp16 are summed in fp32 and rounded once. A NaN
+  // of any rank stays NaN under kMax and kMin too. Other element types throw Error.
   virtual void all_reduce(void* data, std::int64_t count, DType dtype, Reduce op) = 0;
-  // Rank r's `counts[r]` elements of `send` (which holds sum(counts)) reduced into `receive`. Uneven counts are allowed.
-  // `receive` may be this rank's block of `send`, and overlaps it nowhere else.
-  virtual void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype, Reduce op) = 0;
-  // Everyone's `counts[rank]` elements, concatenated in rank order into `receive`. `send` may lie in its place in `receive`.
+  // Rank r's `counts[r]` elements of `send` (which holds sum(counts)) reduced into `receive`. Uneven counts are
+  // allowed. `receive` may be this rank's block of `send`, and overlaps it nowhere else.
+  virtual void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
+                              Reduce op) = 0;
+  // Everyone's `counts[rank]` elements, concatenated in rank order into `receive`. `send` may lie in its place in
+  // `receive`.
   virtual void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) = 0;
   // Block r of `counts_send[r]` elements goes to rank r.
   virtual void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
@@ -50,8 +53,8 @@ class Communicator {
   // A new group of the ranks that pass the same color (>= 0), ordered by key, then rank. Collective over this group.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  // Makes every pending and later call on any rank of the world throw Error, so that a rank that failed does not leave the
-  // others waiting.
+  // Makes every pending and later call on any rank of the world throw Error, so that a rank that failed does not leave
+  // the others waiting.
   virtual void abort(const std::string& reason) noexcept = 0;
 
   virtual Traffic traffic() const = 0;

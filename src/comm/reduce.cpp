@@ -10,9 +10,11 @@
 namespace molen::comm {
 namespace {
 
-constexpr std::int64_t kBlock = 2048;   // elements combined at a time: stays in the first cache
+constexpr std::int64_t kBlock = 2048;  // elements combined at a time: stays in the first cache
 
-float widen_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+float widen_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
 
 // Round to nearest, ties to even; NaN stays NaN.
 std::uint16_t narrow_bf16(float value) {
@@ -41,10 +43,12 @@ void apply(T* __restrict target, const T* __restrict source, std::int64_t n, Red
       for (std::int64_t i = 0; i < n; ++i) target[i] = static_cast<T>(target[i] + source[i]);
       return;
     case Reduce::kMax:
-      for (std::int64_t i = 0; i < n; ++i) target[i] = source[i] <= target[i] ? target[i] : (target[i] != target[i] ? target[i] : source[i]);
+      for (std::int64_t i = 0; i < n; ++i)
+        target[i] = source[i] <= target[i] ? target[i] : (target[i] != target[i] ? target[i] : source[i]);
       return;
     case Reduce::kMin:
-      for (std::int64_t i = 0; i < n; ++i) target[i] = source[i] >= target[i] ? target[i] : (target[i] != target[i] ? target[i] : source[i]);
+      for (std::int64_t i = 0; i < n; ++i)
+        target[i] = source[i] >= target[i] ? target[i] : (target[i] != target[i] ? target[i] : source[i]);
       return;
   }
 }
@@ -66,14 +70,16 @@ void combine_half(void* out, std::span<const void* const> sources, std::int64_t 
   for (std::int64_t at = 0; at < count; at += kBlock) {
     const std::int64_t n = std::min(kBlock, count - at);
     const auto load = [&](const void* from, std::array<float, kBlock>& to) {
-      for (std::int64_t i = 0; i < n; ++i) to[static_cast<std::size_t>(i)] = Widen(static_cast<const std::uint16_t*>(from)[at + i]);
+      for (std::int64_t i = 0; i < n; ++i)
+        to[static_cast<std::size_t>(i)] = Widen(static_cast<const std::uint16_t*>(from)[at + i]);
     };
     load(sources[0], block);
     for (std::size_t s = 1; s < sources.size(); ++s) {
       load(sources[s], other);
       apply(block.data(), other.data(), n, op);
     }
-    for (std::int64_t i = 0; i < n; ++i) static_cast<std::uint16_t*>(out)[at + i] = Narrow(block[static_cast<std::size_t>(i)]);
+    for (std::int64_t i = 0; i < n; ++i)
+      static_cast<std::uint16_t*>(out)[at + i] = Narrow(block[static_cast<std::size_t>(i)]);
   }
 }
 
@@ -81,14 +87,22 @@ void combine_half(void* out, std::span<const void* const> sources, std::int64_t 
 
 void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op) {
   switch (dtype) {
-    case DType::kF64: return combine_plain<double>(out, sources, count, op);
-    case DType::kF32: return combine_plain<float>(out, sources, count, op);
-    case DType::kI64: return combine_plain<std::int64_t>(out, sources, count, op);
-    case DType::kI32: return combine_plain<std::int32_t>(out, sources, count, op);
-    case DType::kU8: return combine_plain<std::uint8_t>(out, sources, count, op);
-    case DType::kBF16: return combine_half<widen_bf16, narrow_bf16>(out, sources, count, op);
-    case DType::kF16: return combine_half<widen_f16, narrow_f16>(out, sources, count, op);
-    default: check_reducible(dtype);
+    case DType::kF64:
+      return combine_plain<double>(out, sources, count, op);
+    case DType::kF32:
+      return combine_plain<float>(out, sources, count, op);
+    case DType::kI64:
+      return combine_plain<std::int64_t>(out, sources, count, op);
+    case DType::kI32:
+      return combine_plain<std::int32_t>(out, sources, count, op);
+    case DType::kU8:
+      return combine_plain<std::uint8_t>(out, sources, count, op);
+    case DType::kBF16:
+      return combine_half<widen_bf16, narrow_bf16>(out, sources, count, op);
+    case DType::kF16:
+      return combine_half<widen_f16, narrow_f16>(out, sources, count, op);
+    default:
+      check_reducible(dtype);
   }
 }
 
@@ -100,8 +114,10 @@ void check_reducible(DType dtype) {
     case DType::kI32:
     case DType::kU8:
     case DType::kBF16:
-    case DType::kF16: return;
-    default: throw Error("reduction of {} is not supported", name_of(dtype));
+    case DType::kF16:
+      return;
+    default:
+      throw Error("reduction of {} is not supported", name_of(dtype));
   }
 }
 

@@ -12,8 +12,8 @@ namespace molen::comm {
 // target[i] = target[i] op source[i]. bf16 and fp16 are combined in fp32 and rounded.
 void accumulate(void* target, const void* source, std::int64_t count, DType dtype, Reduce op);
 
-// out[i] = sources[0][i] op sources[1][i] op ..., in this order; bf16 and fp16 are combined in fp32 and rounded once. `out` may
-// be one of the sources.
+// out[i] = sources[0][i] op sources[1][i] op ..., in this order; bf16 and fp16 are combined in fp32 and rounded once.
+// `out` may be one of the sources.
 void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op);
 
 // Throws Error where elements of `dtype` cannot be reduced.

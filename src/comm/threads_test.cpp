@@ -126,19 +126,27 @@ void expect_on_all(const std::vector<std::string>& errors, const std::vector<std
 }
 
 TEST(Threads, BlocksRootAndReductionAreCompared) {
-  expect_on_all(on_threads(2, {}, [](Communicator& c) {
-    std::vector<float> x(4), y(4);
-    const std::vector<std::int64_t> k = c.rank() == 0 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{2, 2};
-    c.all_gather(x.data(), y.data(), k, DType::kF32);
-  }), {"rank 0: all_gather of 4 x fp32 in blocks of 1, 3", "rank 1: all_gather of 4 x fp32 in blocks of 2, 2"});
-  expect_on_all(on_threads(2, {}, [](Communicator& c) {
-    float x = 0;
-    c.broadcast(&x, 1, DType::kF32, c.rank());
-  }), {"from rank 0", "from rank 1"});
-  expect_on_all(on_threads(2, {}, [](Communicator& c) {
-    float x = 0;
-    c.all_reduce(&x, 1, DType::kF32, c.rank() == 0 ? Reduce::kSum : Reduce::kMax);
-  }), {"fp32, sum", "fp32, max"});
+  expect_on_all(
+      on_threads(2, {},
+                 [](Communicator& c) {
+                   std::vector<float> x(4), y(4);
+                   const std::vector<std::int64_t> k =
+                       c.rank() == 0 ? std::vector<std::int64_t>{1, 3} : std::vector<std::int64_t>{2, 2};
+                   c.all_gather(x.data(), y.data(), k, DType::kF32);
+                 }),
+      {"rank 0: all_gather of 4 x fp32 in blocks of 1, 3", "rank 1: all_gather of 4 x fp32 in blocks of 2, 2"});
+  expect_on_all(on_threads(2, {},
+                           [](Communicator& c) {
+                             float x = 0;
+                             c.broadcast(&x, 1, DType::kF32, c.rank());
+                           }),
+                {"from rank 0", "from rank 1"});
+  expect_on_all(on_threads(2, {},
+                           [](Communicator& c) {
+                             float x = 0;
+                             c.all_reduce(&x, 1, DType::kF32, c.rank() == 0 ? Reduce::kSum : Reduce::kMax);
+                           }),
+                {"fp32, sum", "fp32, max"});
 }
 
 TEST(Threads, AllToAllCountsMustMatch) {
@@ -151,39 +159,47 @@ TEST(Threads, AllToAllCountsMustMatch) {
 }
 
 TEST(Threads, ACollectiveAgainstAMessageIsNoHang) {
-  expect_on_all(on_threads(3, {}, [](Communicator& c) {
-    float x = 0;
-    if (c.rank() == 1)
-      c.recv(&x, 1, DType::kF32, 0);
-    else
-      c.all_reduce(&x, 1, DType::kF32, Reduce::kSum);
-  }), {"rank 0: all_reduce of 1 x fp32", "rank 1: receive of 1 x fp32 from rank 0"});
+  expect_on_all(on_threads(3, {},
+                           [](Communicator& c) {
+                             float x = 0;
+                             if (c.rank() == 1)
+                               c.recv(&x, 1, DType::kF32, 0);
+                             else
+                               c.all_reduce(&x, 1, DType::kF32, Reduce::kSum);
+                           }),
+                {"rank 0: all_reduce of 1 x fp32", "rank 1: receive of 1 x fp32 from rank 0"});
 }
 
 TEST(Threads, TwoSendersWaitingForEachOtherIsNoHang) {
-  expect_on_all(on_threads(2, {}, [](Communicator& c) {
-    float x = 0, y = 0;
-    c.send(&x, 1, DType::kF32, 1 - c.rank());
-    c.recv(&y, 1, DType::kF32, 1 - c.rank());
-  }), {"rank 0: send of 1 x fp32 to rank 1", "rank 1: send of 1 x fp32 to rank 0"});
+  expect_on_all(on_threads(2, {},
+                           [](Communicator& c) {
+                             float x = 0, y = 0;
+                             c.send(&x, 1, DType::kF32, 1 - c.rank());
+                             c.recv(&y, 1, DType::kF32, 1 - c.rank());
+                           }),
+                {"rank 0: send of 1 x fp32 to rank 1", "rank 1: send of 1 x fp32 to rank 0"});
 }
 
 TEST(Threads, GroupsInDifferentOrderIsNoHang) {
   // Two groups of the same ranks: the classic deadlock of concurrent communicators.
-  expect_on_all(on_threads(2, {}, [](Communicator& c) {
-    const auto a = c.split(0, 0), b = c.split(0, 0);
-    (c.rank() == 0 ? a : b)->barrier();
-  }), {"all ranks wait for each other", "rank 0: barrier", "rank 1: barrier"});
+  expect_on_all(on_threads(2, {},
+                           [](Communicator& c) {
+                             const auto a = c.split(0, 0), b = c.split(0, 0);
+                             (c.rank() == 0 ? a : b)->barrier();
+                           }),
+                {"all ranks wait for each other", "rank 0: barrier", "rank 1: barrier"});
 }
 
 TEST(Threads, MessagesOfDifferentLengthAreRefused) {
-  expect_on_all(on_threads(2, {}, [](Communicator& c) {
-    std::vector<float> x(5);
-    if (c.rank() == 0)
-      c.send(x.data(), 4, DType::kF32, 1);
-    else
-      c.recv(x.data(), 5, DType::kF32, 0);
-  }), {"rank 0 sends 4 x fp32 where rank 1 receives 5 x fp32"});
+  expect_on_all(on_threads(2, {},
+                           [](Communicator& c) {
+                             std::vector<float> x(5);
+                             if (c.rank() == 0)
+                               c.send(x.data(), 4, DType::kF32, 1);
+                             else
+                               c.recv(x.data(), 5, DType::kF32, 0);
+                           }),
+                {"rank 0 sends 4 x fp32 where rank 1 receives 5 x fp32"});
 }
 
 TEST(Threads, AFailureReachesOtherGroupsAndLaterCalls) {
@@ -222,8 +238,10 @@ TEST(Threads, BuffersAreNotReadAfterAFailure) {
           c.abort("stop");
         }
         if (c.rank() < 2 && at % 2 == 1) {
-          if (c.rank() == 0) c.send(x.data(), 50000, DType::kF32, 1);
-          else c.recv(x.data(), 50000, DType::kF32, 0);
+          if (c.rank() == 0)
+            c.send(x.data(), 50000, DType::kF32, 1);
+          else
+            c.recv(x.data(), 50000, DType::kF32, 0);
         } else if (at % 2 == 0) {
           c.all_reduce(x.data(), 50000, DType::kF32, Reduce::kSum);
         } else if (i > at % 5) {

@@ -14,15 +14,24 @@ namespace molen::exec {
 
 at::ScalarType to_aten(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return at::kDouble;
-    case DType::kF32: return at::kFloat;
-    case DType::kBF16: return at::kBFloat16;
-    case DType::kF16: return at::kHalf;
-    case DType::kI64: return at::kLong;
-    case DType::kI32: return at::kInt;
-    case DType::kU8: return at::kByte;
-    case DType::kI8: return at::kChar;
-    default: break;
+    case DType::kF64:
+      return at::kDouble;
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kBF16:
+      return at::kBFloat16;
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kI64:
+      return at::kLong;
+    case DType::kI32:
+      return at::kInt;
+    case DType::kU8:
+      return at::kByte;
+    case DType::kI8:
+      return at::kChar;
+    default:
+      break;
   }
   throw Error("tensors of type {} are not used", name_of(dtype));
 }
@@ -34,7 +43,8 @@ Arena::Arena(Bytes size, at::Device device) : size_(size), device_(device) {
     base_ = device_block_.data_ptr();
     return;
   }
-  base_ = ::mmap(nullptr, static_cast<std::size_t>(size.value), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  base_ =
+      ::mmap(nullptr, static_cast<std::size_t>(size.value), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base_ == MAP_FAILED) {
     base_ = nullptr;
     throw Error("the memory plan needs {}, which this machine does not give", human(size));
@@ -49,19 +59,19 @@ Arena::~Arena() {
 at::Tensor Arena::view(std::int64_t offset, DType dtype, at::IntArrayRef shape) const {
   std::int64_t elements = 1;
   for (const std::int64_t n : shape) elements *= n;
-  MOLEN_CHECK(offset >= 0 && offset + elements * size_of(dtype) <= size_.value, "a view of {} bytes at {} beyond the arena of {}",
-              elements * size_of(dtype), offset, size_.value);
+  MOLEN_CHECK(offset >= 0 && offset + elements * size_of(dtype) <= size_.value,
+              "a view of {} bytes at {} beyond the arena of {}", elements * size_of(dtype), offset, size_.value);
   return at::from_blob(at(offset), shape, at::TensorOptions().dtype(to_aten(dtype)).device(device_));
 }
 
 namespace {
 
-// The block that serves this thread, if any. Freed blocks are reused when they lie on top, which is how ATen's temporaries
-// come and go.
+// The block that serves this thread, if any. Freed blocks are reused when they lie on top, which is how ATen's
+// temporaries come and go.
 struct Serving {
   char* base = nullptr;
   std::int64_t capacity = 0, used = 0, high = 0;
-  std::vector<std::pair<char*, std::int64_t>> blocks;   // start and end offset, in order; a freed one has start null
+  std::vector<std::pair<char*, std::int64_t>> blocks;  // start and end offset, in order; a freed one has start null
 };
 thread_local Serving* serving = nullptr;
 
@@ -74,13 +84,15 @@ class ServingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     if (!serving || bytes == 0) return fallback_->allocate(bytes);
     const std::int64_t need = (static_cast<std::int64_t>(bytes) + kAlign - 1) / kAlign * kAlign;
-    MOLEN_CHECK(serving->used + need <= serving->capacity, "ATen asks for {} bytes where {} of the op's {} bytes of scratch are left", bytes,
+    MOLEN_CHECK(serving->used + need <= serving->capacity,
+                "ATen asks for {} bytes where {} of the op's {} bytes of scratch are left", bytes,
                 serving->capacity - serving->used, serving->capacity);
     char* data = serving->base + serving->used;
     serving->used += need;
     serving->high = std::max(serving->high, serving->used);
     serving->blocks.emplace_back(data, serving->used);
-    // raw_allocate wants the context to equal the data pointer, so the deleter tells the two kinds of memory apart itself.
+    // raw_allocate wants the context to equal the data pointer, so the deleter tells the two kinds of memory apart
+    // itself.
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -93,7 +105,7 @@ class ServingAllocator final : public c10::Allocator {
 
  private:
   static void release(void* data) {
-    if (!serving) return;   // the op has ended and its scratch is gone with it
+    if (!serving) return;  // the op has ended and its scratch is gone with it
     auto& blocks = serving->blocks;
     for (auto& block : blocks)
       if (block.first == data) block.first = nullptr;
@@ -129,7 +141,11 @@ AllocationGuard::AllocationGuard(void* scratch, std::int64_t capacity) {
   state = {static_cast<char*>(scratch), capacity, 0, 0, {}};
   serving = &state;
 }
-AllocationGuard::~AllocationGuard() { serving = nullptr; }
-std::int64_t AllocationGuard::high_water() const { return serving->high; }
+AllocationGuard::~AllocationGuard() {
+  serving = nullptr;
+}
+std::int64_t AllocationGuard::high_water() const {
+  return serving->high;
+}
 
 }  // namespace molen::exec

@@ -17,7 +17,8 @@ using program::Program;
 using program::Step;
 
 Kernel bind_load(const BindContext& c, const Step& step) {
-  auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer), scalars = c.flat(step.writes.at(2).buffer);
+  auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
+       scalars = c.flat(step.writes.at(2).buffer);
   const std::size_t count = static_cast<std::size_t>(ids.numel());
   if (ids.device().is_cpu())
     return [=](RunState& run, math::Scratch&) {
@@ -43,15 +44,17 @@ Kernel bind_sum_squares(const BindContext& c, const Step& step) {
       scalars.select(0, program::kSumSquares).add_(grad.to(at::kDouble).square().sum());
       return;
     }
-    const double sum = grad.scalar_type() == at::kDouble ? optim::sum_squares(grad.data_ptr<double>(), grad.numel(), threads)
-                                                         : optim::sum_squares(grad.data_ptr<float>(), grad.numel(), threads);
+    const double sum = grad.scalar_type() == at::kDouble
+                           ? optim::sum_squares(grad.data_ptr<double>(), grad.numel(), threads)
+                           : optim::sum_squares(grad.data_ptr<float>(), grad.numel(), threads);
     scalars.data_ptr<double>()[program::kSumSquares] += sum;
   };
 }
 
 Kernel bind_clip(const BindContext& c, const Step& step) {
   auto scalars = c.flat(step.writes.at(0).buffer);
-  const double places = static_cast<double>(c.program.setting.global_batch) * static_cast<double>(c.program.setting.sequence);
+  const double places =
+      static_cast<double>(c.program.setting.global_batch) * static_cast<double>(c.program.setting.sequence);
   return [=](RunState& run, math::Scratch&) mutable {
     auto host = scalars.device().is_cpu() ? scalars : scalars.to(at::kCPU);
     double* s = host.data_ptr<double>();
@@ -70,15 +73,16 @@ Kernel bind_agree(const BindContext& c, const Step& step) {
   return [=](RunState& run, math::Scratch&) {
     const auto host = scalars.to(at::kCPU);
     const double* s = host.data_ptr<double>();
-    run.non_finite = !std::isfinite(s[program::kLossSum]) || !std::isfinite(s[program::kGradNorm]) || !(s[program::kValidTokens] > 0);
+    run.non_finite = !std::isfinite(s[program::kLossSum]) || !std::isfinite(s[program::kGradNorm]) ||
+                     !(s[program::kValidTokens] > 0);
   };
 }
 
 template <class T>
-void update_entry(const StepInput& input, bool decay, double scale, std::int64_t n, int threads, const at::Tensor& grad, at::Tensor& target,
-                  at::Tensor& m, at::Tensor& v) {
-  optim::adamw_update<T>(input.optimizer, input.step, decay, scale, n, threads, grad.data_ptr<T>(), target.data_ptr<T>(), m.data_ptr<T>(),
-                         v.data_ptr<T>());
+void update_entry(const StepInput& input, bool decay, double scale, std::int64_t n, int threads, const at::Tensor& grad,
+                  at::Tensor& target, at::Tensor& m, at::Tensor& v) {
+  optim::adamw_update<T>(input.optimizer, input.step, decay, scale, n, threads, grad.data_ptr<T>(),
+                         target.data_ptr<T>(), m.data_ptr<T>(), v.data_ptr<T>());
 }
 
 // One run of elements of a unit that this rank updates, all with or all without weight decay.
@@ -97,7 +101,9 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
     const auto& parameter = c.parameters[static_cast<std::size_t>(entry.parameter)];
     const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + parameter.elements());
     if (from >= to) continue;
-    const auto part = [&](int buffer, std::int64_t origin) { return c.flat(buffer).narrow(0, from - origin, to - from); };
+    const auto part = [&](int buffer, std::int64_t origin) {
+      return c.flat(buffer).narrow(0, from - origin, to - from);
+    };
     Run run{parameter.decay, part(step.reads[0].buffer, 0), part(step.writes.at(0).buffer, 0), {}, {}, {}};
     // Moments and master weights hold the owned range only.
     const std::int64_t origin = c.program.setting.zero >= 1 ? first : 0;
@@ -115,8 +121,8 @@ void update_on_device(const StepInput& input, Run& run, const at::Tensor& scalar
   const at::Tensor inverse = scalars.select(0, program::kGradScale).reciprocal().to(at::kFloat);
   const at::Tensor step = at::full({}, static_cast<double>(input.step), run.grad.options().dtype(at::kFloat));
   const double decay = run.decay ? input.optimizer.weight_decay : 0.0;
-  at::_fused_adamw_({target}, {run.grad}, {run.m}, {run.v}, {}, {step}, input.optimizer.lr, input.optimizer.beta1, input.optimizer.beta2, decay,
-                    input.optimizer.eps, false, false, inverse);
+  at::_fused_adamw_({target}, {run.grad}, {run.m}, {run.v}, {}, {step}, input.optimizer.lr, input.optimizer.beta1,
+                    input.optimizer.beta2, decay, input.optimizer.eps, false, false, inverse);
 }
 
 Kernel bind_optimizer(const BindContext& c, const Step& step) {
@@ -144,7 +150,8 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
 std::vector<std::int64_t> owned_counts(const Program& p, int buffer) {
   std::vector<std::int64_t> counts;
   for (int r = 0; r < p.setting.data_ranks; ++r) {
-    const auto [first, last] = program::owned_range(p.buffers[static_cast<std::size_t>(buffer)].elements, r, p.setting.data_ranks);
+    const auto [first, last] =
+        program::owned_range(p.buffers[static_cast<std::size_t>(buffer)].elements, r, p.setting.data_ranks);
     counts.push_back(last - first);
   }
   return counts;

@@ -1,4 +1,5 @@
-// Binding: a step of a program becomes a callable on tensors in the arena. Operands are bound by position (program/signature.h).
+// Binding: a step of a program becomes a callable on tensors in the arena. Operands are bound by position
+// (program/signature.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,14 +19,14 @@ namespace molen::exec {
 struct RunState {
   const StepInput* input = nullptr;
   bool non_finite = false;
-  std::vector<std::int32_t> ids, labels;   // staging where the device is not the host
+  std::vector<std::int32_t> ids, labels;  // staging where the device is not the host
 };
 
 struct BindContext {
   const program::Program& program;
   int dp_rank = 0;
   comm::Communicator* dp = nullptr;
-  std::function<at::Tensor(int buffer)> flat;   // the whole buffer, one-dimensional
+  std::function<at::Tensor(int buffer)> flat;  // the whole buffer, one-dimensional
   const model::RopeTable& rope;
   const std::vector<arch::Parameter>& parameters;
 };

@@ -20,7 +20,9 @@ class Operands {
 
   std::int64_t tokens() const { return c_.program.setting.tokens(); }
   at::Tensor read(std::size_t i, at::IntArrayRef shape) const { return c_.flat(step_.reads.at(i).buffer).view(shape); }
-  at::Tensor write(std::size_t i, at::IntArrayRef shape) const { return c_.flat(step_.writes.at(i).buffer).view(shape); }
+  at::Tensor write(std::size_t i, at::IntArrayRef shape) const {
+    return c_.flat(step_.writes.at(i).buffer).view(shape);
+  }
   at::Tensor read_rows(std::size_t i) const { return read(i, {tokens(), -1}); }
   at::Tensor write_rows(std::size_t i) const { return write(i, {tokens(), -1}); }
 
@@ -59,16 +61,21 @@ Kernel bind_forward(const Operands& o, const Common& common, const program::Comp
   const std::int64_t n = o.tokens();
   switch (op.part) {
     case Part::kEmbed: {
-      auto ids = o.read(0, {n}), table = o.read_unit(1).weight(Role::kEmbedding), positions = o.read_unit(1).weight(Role::kPositions);
+      auto ids = o.read(0, {n}), table = o.read_unit(1).weight(Role::kEmbedding),
+           positions = o.read_unit(1).weight(Role::kPositions);
       auto x = o.write_rows(0);
-      return [=](RunState&, math::Scratch& s) mutable { model::embed_forward(common.context(s), ids, table, positions, x); };
+      return [=](RunState&, math::Scratch& s) mutable {
+        model::embed_forward(common.context(s), ids, table, positions, x);
+      };
     }
     case Part::kNormQkv: {
       auto x = o.read_rows(0), out = o.write_rows(0);
       auto norm = o.read_unit(1).attention_norm();
       auto qkv = o.read_unit(1).qkv();
       auto stats = o.write_stats(1);
-      return [=, &rope](RunState&, math::Scratch& s) mutable { model::norm_qkv_forward(common.context(s), x, norm, qkv, rope, stats, out); };
+      return [=, &rope](RunState&, math::Scratch& s) mutable {
+        model::norm_qkv_forward(common.context(s), x, norm, qkv, rope, stats, out);
+      };
     }
     case Part::kAttention: {
       auto qkv = o.read_rows(0), out = o.write_rows(0);
@@ -78,14 +85,18 @@ Kernel bind_forward(const Operands& o, const Common& common, const program::Comp
     case Part::kOutProjection: {
       auto attention = o.read_rows(0), x = o.read_rows(1), mid = o.write_rows(0);
       auto output = o.read_unit(2).output();
-      return [=](RunState&, math::Scratch& s) mutable { model::output_projection_forward(common.context(s), attention, x, output, mid); };
+      return [=](RunState&, math::Scratch& s) mutable {
+        model::output_projection_forward(common.context(s), attention, x, output, mid);
+      };
     }
     case Part::kNormUp: {
       auto mid = o.read_rows(0), out = o.write_rows(0);
       auto norm = o.read_unit(1).mlp_norm();
       auto up = o.read_unit(1).up();
       auto stats = o.write_stats(1);
-      return [=](RunState&, math::Scratch& s) mutable { model::norm_up_forward(common.context(s), mid, norm, up, stats, out); };
+      return [=](RunState&, math::Scratch& s) mutable {
+        model::norm_up_forward(common.context(s), mid, norm, up, stats, out);
+      };
     }
     case Part::kActivation: {
       auto up = o.read_rows(0), a = o.write_rows(0);
@@ -100,20 +111,25 @@ Kernel bind_forward(const Operands& o, const Common& common, const program::Comp
       auto x = o.read_rows(0), y = o.write_rows(0);
       auto norm = common.arch.norm == arch::Norm::kLayerPlain ? model::NormWeights{} : o.read_unit(1).final_norm();
       auto stats = o.write_stats(1);
-      return [=](RunState&, math::Scratch& s) mutable { model::final_norm_forward(common.context(s), x, norm, stats, y); };
+      return
+          [=](RunState&, math::Scratch& s) mutable { model::final_norm_forward(common.context(s), x, norm, stats, y); };
     }
-    case Part::kHead: break;
+    case Part::kHead:
+      break;
   }
   throw Error("the head is bound apart");
 }
 
-Kernel bind_backward(const Operands& o, const Common& common, const program::Compute& op, const model::RopeTable& rope) {
+Kernel bind_backward(const Operands& o, const Common& common, const program::Compute& op,
+                     const model::RopeTable& rope) {
   const std::int64_t n = o.tokens();
   switch (op.part) {
     case Part::kEmbed: {
       auto ids = o.read(0, {n}), d_x = o.read_rows(1);
       auto d_table = o.write_unit(0).weight(Role::kEmbedding), d_positions = o.write_unit(0).weight(Role::kPositions);
-      return [=](RunState&, math::Scratch& s) mutable { model::embed_backward(common.context(s), ids, d_x, d_table, d_positions); };
+      return [=](RunState&, math::Scratch& s) mutable {
+        model::embed_backward(common.context(s), ids, d_x, d_table, d_positions);
+      };
     }
     case Part::kNormQkv: {
       auto d_qkv = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
@@ -127,19 +143,25 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
     case Part::kAttention: {
       auto d_o = o.read_rows(0), qkv = o.read_rows(1), out = o.read_rows(2), d_qkv = o.write_rows(0);
       auto lse = o.read(3, {common.shape.batch, common.arch.heads, common.shape.sequence});
-      return [=](RunState&, math::Scratch& s) mutable { model::attention_backward(common.context(s), d_o, qkv, out, lse, d_qkv); };
+      return [=](RunState&, math::Scratch& s) mutable {
+        model::attention_backward(common.context(s), d_o, qkv, out, lse, d_qkv);
+      };
     }
     case Part::kOutProjection: {
       auto d_x = o.read_rows(0), attention = o.read_rows(1), d_o = o.write_rows(0);
       auto output = o.read_unit(2).output(), d_w = o.write_unit(1).output();
-      return [=](RunState&, math::Scratch& s) mutable { model::output_projection_backward(common.context(s), d_x, attention, output, d_o, d_w); };
+      return [=](RunState&, math::Scratch& s) mutable {
+        model::output_projection_backward(common.context(s), d_x, attention, output, d_o, d_w);
+      };
     }
     case Part::kNormUp: {
       auto d_up = o.read_rows(0), mid = o.read_rows(1), d_x = o.write_rows(0);
       auto stats = o.read_stats(2);
       auto norm = o.read_unit(3).mlp_norm(), d_norm = o.write_unit(1).mlp_norm();
       auto up = o.read_unit(3).up(), d_w = o.write_unit(1).up();
-      return [=](RunState&, math::Scratch& s) mutable { model::norm_up_backward(common.context(s), d_up, mid, stats, norm, up, d_x, d_norm, d_w); };
+      return [=](RunState&, math::Scratch& s) mutable {
+        model::norm_up_backward(common.context(s), d_up, mid, stats, norm, up, d_x, d_norm, d_w);
+      };
     }
     case Part::kActivation: {
       auto d_a = o.read_rows(0), up = o.read_rows(1), d_up = o.write_rows(0);
@@ -148,16 +170,21 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
     case Part::kDown: {
       auto d_x = o.read_rows(0), a = o.read_rows(1), d_a = o.write_rows(0);
       auto down = o.read_unit(2).down(), d_w = o.write_unit(1).down();
-      return [=](RunState&, math::Scratch& s) mutable { model::down_backward(common.context(s), d_x, a, down, d_a, d_w); };
+      return
+          [=](RunState&, math::Scratch& s) mutable { model::down_backward(common.context(s), d_x, a, down, d_a, d_w); };
     }
     case Part::kFinalNorm: {
       auto d_y = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
       auto stats = o.read_stats(2);
       const bool plain = common.arch.norm == arch::Norm::kLayerPlain;
-      auto norm = plain ? model::NormWeights{} : o.read_unit(3).final_norm(), d_norm = plain ? model::NormWeights{} : o.write_unit(1).final_norm();
-      return [=](RunState&, math::Scratch& s) mutable { model::final_norm_backward(common.context(s), d_y, x, stats, norm, d_x, d_norm); };
+      auto norm = plain ? model::NormWeights{} : o.read_unit(3).final_norm(),
+           d_norm = plain ? model::NormWeights{} : o.write_unit(1).final_norm();
+      return [=](RunState&, math::Scratch& s) mutable {
+        model::final_norm_backward(common.context(s), d_y, x, stats, norm, d_x, d_norm);
+      };
     }
-    case Part::kHead: break;
+    case Part::kHead:
+      break;
   }
   throw Error("the head is bound apart");
 }
@@ -170,11 +197,13 @@ void add_losses(const at::Tensor& losses, at::Tensor& scalars) {
   // In order and in double, without ATen: its sum would allocate.
   double sum = 0.0;
   for (std::int64_t i = 0; i < losses.numel(); ++i)
-    sum += losses.scalar_type() == at::kDouble ? losses.data_ptr<double>()[i] : static_cast<double>(losses.data_ptr<float>()[i]);
+    sum += losses.scalar_type() == at::kDouble ? losses.data_ptr<double>()[i]
+                                               : static_cast<double>(losses.data_ptr<float>()[i]);
   scalars.data_ptr<double>()[program::kLossSum] += sum;
 }
 
-Kernel bind_head(const Operands& o, const Common& common, std::int64_t first, const program::Compute& op, double grad_scale) {
+Kernel bind_head(const Operands& o, const Common& common, std::int64_t first, const program::Compute& op,
+                 double grad_scale) {
   const std::int64_t count = common.shape.chunk;
   const Role role = common.arch.tied ? Role::kEmbedding : Role::kHead;
   auto y = o.read_rows(0).narrow(0, first, count), labels = o.read(1, {o.tokens()}).narrow(0, first, count);
@@ -197,7 +226,9 @@ Kernel bind_head(const Operands& o, const Common& common, std::int64_t first, co
 
 Kernel bind_compute(const BindContext& context, const program::Step& step, const program::Compute& op) {
   const auto& setting = context.program.setting;
-  Common common{context.program.arch, {setting.micro_batch, setting.sequence, 0, setting.compute, setting.threads, setting.kernels}, op.accumulate};
+  Common common{context.program.arch,
+                {setting.micro_batch, setting.sequence, 0, setting.compute, setting.threads, setting.kernels},
+                op.accumulate};
   const Operands operands(context, step);
   if (op.part == Part::kHead) {
     common.shape.chunk = setting.head_chunk_tokens(op.chunk);

@@ -47,15 +47,21 @@ class Progress {
   std::atomic<bool> failed_{false};
 };
 
-constexpr unsigned char kPoison = 0xff;   // every floating type reads it as NaN
+constexpr unsigned char kPoison = 0xff;  // every floating type reads it as NaN
 
 }  // namespace
 
 class Executor::Impl {
  public:
   Impl(program::Program program, int dp_rank, comm::Communicator* dp, Options options, const Executor* owner)
-      : program_(std::move(program)), dp_rank_(dp_rank), dp_(dp), options_(options), plan_(program::plan_memory(program_)),
-        ops_(program::expand(program_)), parameters_(arch::parameters(program_.arch)), progress_(ops_.size()) {
+      : program_(std::move(program)),
+        dp_rank_(dp_rank),
+        dp_(dp),
+        options_(options),
+        plan_(program::plan_memory(program_)),
+        ops_(program::expand(program_)),
+        parameters_(arch::parameters(program_.arch)),
+        progress_(ops_.size()) {
     AllocationGuard::install();
     place(owner);
     const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
@@ -63,7 +69,8 @@ class Executor::Impl {
     const BindContext context{program_, dp_rank_, dp_, [this](int buffer) { return flat(buffer); }, rope_, parameters_};
     for (std::size_t b = 0; b < program_.bodies.size(); ++b) {
       bound_.emplace_back();
-      for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k) bound_[b].push_back(bind(context, program_.bodies[b].steps[k]));
+      for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k)
+        bound_[b].push_back(bind(context, program_.bodies[b].steps[k]));
     }
     find_deaths();
     measured_.assign(ops_.size(), 0);
@@ -143,7 +150,8 @@ class Executor::Impl {
         const auto& e = ops_[i];
         if (e.step->stream != stream) continue;
         for (const int a : e.after)
-          if (ops_[static_cast<std::size_t>(a)].step->stream != stream && !progress_.wait(static_cast<std::size_t>(a))) return nullptr;
+          if (ops_[static_cast<std::size_t>(a)].step->stream != stream && !progress_.wait(static_cast<std::size_t>(a)))
+            return nullptr;
         run_op(i, state, timeline);
         progress_.mark(i);
       }
@@ -177,7 +185,8 @@ class Executor::Impl {
           if (!options_.device.is_cpu()) at::accelerator::synchronizeDevice(options_.device.index());
         }
       } catch (const std::exception& error) {
-        throw Error("{}\n  in op %{} of body {}: {}  <-- here", error.what(), e.op, program_.bodies[body].name, program::kind_of(e.step->op));
+        throw Error("{}\n  in op %{} of body {}: {}  <-- here", error.what(), e.op, program_.bodies[body].name,
+                    program::kind_of(e.step->op));
       }
       record_memory(i, offset, std::max(scratch.high_water(), aten));
       if (options_.poison_dead) poison(e);
@@ -190,7 +199,8 @@ class Executor::Impl {
     std::int64_t top = plan_.persistent.value;
     for (std::size_t b = 0; b < program_.buffers.size(); ++b) {
       const auto& buffer = program_.buffers[b];
-      if (buffer.lifetime == program::Lifetime::kTransient && plan_.live[static_cast<std::size_t>(e.body)][b].live(e.op))
+      if (buffer.lifetime == program::Lifetime::kTransient &&
+          plan_.live[static_cast<std::size_t>(e.body)][b].live(e.op))
         top = std::max(top, plan_.buffer_offset[b] + math::Scratch::aligned(buffer.bytes().value));
     }
     if (scratch_offset >= 0) top = std::max(top, scratch_offset + math::Scratch::aligned(scratch_used));
@@ -225,16 +235,29 @@ class Executor::Impl {
   bool has_comm_ = false;
 };
 
-Executor::Executor(program::Program program, int dp_rank, comm::Communicator* dp, Options options, const Executor* weights)
+Executor::Executor(program::Program program, int dp_rank, comm::Communicator* dp, Options options,
+                   const Executor* weights)
     : impl_(std::make_unique<Impl>(std::move(program), dp_rank, dp, options, weights)) {}
 Executor::~Executor() = default;
 
-StepResult Executor::run(const StepInput& input) { return impl_->run(input); }
-const program::Program& Executor::program() const { return impl_->program_; }
-const program::MemoryPlan& Executor::memory() const { return impl_->plan_; }
-const std::vector<program::Expanded>& Executor::ops() const { return impl_->ops_; }
-const std::vector<std::int64_t>& Executor::measured_high_water() const { return impl_->measured_; }
-at::Tensor Executor::losses() const { return impl_->flat(impl_->program_.buffer("losses")); }
+StepResult Executor::run(const StepInput& input) {
+  return impl_->run(input);
+}
+const program::Program& Executor::program() const {
+  return impl_->program_;
+}
+const program::MemoryPlan& Executor::memory() const {
+  return impl_->plan_;
+}
+const std::vector<program::Expanded>& Executor::ops() const {
+  return impl_->ops_;
+}
+const std::vector<std::int64_t>& Executor::measured_high_water() const {
+  return impl_->measured_;
+}
+at::Tensor Executor::losses() const {
+  return impl_->flat(impl_->program_.buffer("losses"));
+}
 
 at::Tensor Executor::state(const std::string& family, int unit) const {
   const auto& name = impl_->program_.units.at(static_cast<std::size_t>(unit)).name;

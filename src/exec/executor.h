@@ -22,32 +22,34 @@ namespace molen::exec {
 using LoadMicroBatch = std::function<std::int64_t(std::int32_t* ids, std::int32_t* labels)>;
 
 struct StepInput {
-  std::int64_t step = 1;            // counts optimizer steps from 1
-  optim::AdamW optimizer;           // lr of this step
-  double clip = 1.0;                // largest global gradient norm; 0: no clipping
+  std::int64_t step = 1;   // counts optimizer steps from 1
+  optim::AdamW optimizer;  // lr of this step
+  double clip = 1.0;       // largest global gradient norm; 0: no clipping
   LoadMicroBatch load;
 };
 
 struct StepResult {
-  double loss_sum = 0.0;            // over the valid tokens of the global batch (of this rank in evaluation programs)
+  double loss_sum = 0.0;  // over the valid tokens of the global batch (of this rank in evaluation programs)
   double valid_tokens = 0.0;
-  double grad_norm = 0.0;           // before clipping, of the mean loss
-  bool non_finite = false;          // the update was skipped
+  double grad_norm = 0.0;   // before clipping, of the mean loss
+  bool non_finite = false;  // the update was skipped
   program::Timeline timeline;
   double mean_loss() const { return loss_sum / valid_tokens; }
 };
 
 struct Options {
   at::Device device = at::kCPU;
-  bool poison_dead = false;         // fill transient buffers with NaN patterns when their lifetime ends
+  bool poison_dead = false;  // fill transient buffers with NaN patterns when their lifetime ends
 };
 
 class Executor {
  public:
-  // Verifies nothing: callers pass programs that program::require_sound has seen. `dp` is the communicator of the dp axis
-  // (null where data_ranks is 1). `weights` lends its parameters, and its transient space, to a program whose parameters are
-  // external (an evaluation beside a training); it must outlive this one, and the two must not run at once.
-  Executor(program::Program program, int dp_rank, comm::Communicator* dp, Options options, const Executor* weights = nullptr);
+  // Verifies nothing: callers pass programs that program::require_sound has seen. `dp` is the communicator of the dp
+  // axis (null where data_ranks is 1). `weights` lends its parameters, and its transient space, to a program whose
+  // parameters are external (an evaluation beside a training); it must outlive this one, and the two must not run at
+  // once.
+  Executor(program::Program program, int dp_rank, comm::Communicator* dp, Options options,
+           const Executor* weights = nullptr);
   ~Executor();
 
   StepResult run(const StepInput& input);
@@ -56,8 +58,8 @@ class Executor {
   const program::MemoryPlan& memory() const;
   const std::vector<program::Expanded>& ops() const;
 
-  // What this rank holds of a unit's state: "param", "grad", "m", "v", "master"; flat. Moments and master weights are the
-  // owned range where the optimizer is sharded.
+  // What this rank holds of a unit's state: "param", "grad", "m", "v", "master"; flat. Moments and master weights are
+  // the owned range where the optimizer is sharded.
   at::Tensor state(const std::string& family, int unit) const;
   bool has_state(const std::string& family) const;
   // Element range of the unit that `state` of this family covers on this rank.

@@ -14,16 +14,19 @@ namespace molen::exec {
 class UnitWeights {
  public:
   // `flat` has unit.elements elements and is viewed, not copied.
-  UnitWeights(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters, const program::Unit& unit, at::Tensor flat)
+  UnitWeights(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters, const program::Unit& unit,
+              at::Tensor flat)
       : arch_(arch), parameters_(parameters), unit_(unit), flat_(std::move(flat)) {}
 
-  // Undefined where the architecture has no such parameter. `rows` > 0 widens it over the parameters behind it (q|k|v, gate|up).
+  // Undefined where the architecture has no such parameter. `rows` > 0 widens it over the parameters behind it (q|k|v,
+  // gate|up).
   at::Tensor weight(arch::Role role, std::int64_t rows = 0) const;
 
   model::Linear qkv() const { return linear(arch::Role::kQuery, arch::Role::kQueryBias, arch_.qkv_size()); }
   model::Linear output() const { return linear(arch::Role::kOutput, arch::Role::kOutputBias); }
   model::Linear up() const {
-    return arch_.gated() ? linear(arch::Role::kGate, arch::Role::kUpBias, arch_.up_size()) : linear(arch::Role::kUp, arch::Role::kUpBias);
+    return arch_.gated() ? linear(arch::Role::kGate, arch::Role::kUpBias, arch_.up_size())
+                         : linear(arch::Role::kUp, arch::Role::kUpBias);
   }
   model::Linear down() const { return linear(arch::Role::kDown, arch::Role::kDownBias); }
   model::NormWeights attention_norm() const { return norm(arch::Role::kAttentionNorm, arch::Role::kAttentionNormBias); }

@@ -11,7 +11,9 @@ namespace molen::math {
 class Scratch {
  public:
   static constexpr std::int64_t kAlignment = 64;
-  static constexpr std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+  static constexpr std::int64_t aligned(std::int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   Scratch() = default;
   Scratch(void* base, std::int64_t capacity) : base_(static_cast<char*>(base)), capacity_(capacity) {}

@@ -25,13 +25,16 @@ void check_order(const std::array<Axis, kAxes>& order) {
 // "pp 2 x tp 3 = 6".
 std::string product_text(const PerAxis& sizes, std::int64_t product) {
   std::string text;
-  for (const Axis axis : kDefaultOrder) text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(axis), sizes[axis]);
+  for (const Axis axis : kDefaultOrder)
+    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(axis), sizes[axis]);
   return fmt::format("{} = {}", text, product);
 }
 
 }  // namespace
 
-std::string_view name_of(Axis axis) { return kNames[static_cast<std::size_t>(axis)]; }
+std::string_view name_of(Axis axis) {
+  return kNames[static_cast<std::size_t>(axis)];
+}
 
 Axis axis_from_name(std::string_view name) {
   for (const Axis axis : kDefaultOrder)
@@ -48,9 +51,10 @@ std::array<Axis, kAxes> parse_order(std::string_view text) {
     at = comma + 1;
   }
   if (axes.size() != kAxes)
-    throw UsageError(fmt::format("order of mesh axes: '{}' names {} of {}; write all, outermost first, as in "
-                                 "'pp,dp_replicate,dp_shard,cp,tp'",
-                                 text, axes.size(), kAxes));
+    throw UsageError(
+        fmt::format("order of mesh axes: '{}' names {} of {}; write all, outermost first, as in "
+                    "'pp,dp_replicate,dp_shard,cp,tp'",
+                    text, axes.size(), kAxes));
   std::array<Axis, kAxes> order;
   std::copy(axes.begin(), axes.end(), order.begin());
   check_order(order);
@@ -62,7 +66,8 @@ Mesh::Mesh(PerAxis sizes, int world, std::array<Axis, kAxes> order) : sizes_(siz
   if (world < 1) throw UsageError(fmt::format("a world of {} ranks", world));
   std::int64_t product = 1;
   for (const Axis axis : kDefaultOrder) {
-    if (sizes[axis] < 1) throw UsageError(fmt::format("mesh axis {} has size {}; it must be at least 1", name_of(axis), sizes[axis]));
+    if (sizes[axis] < 1)
+      throw UsageError(fmt::format("mesh axis {} has size {}; it must be at least 1", name_of(axis), sizes[axis]));
     // Too large is too large; it must not wrap.
     product = std::min<std::int64_t>(product * sizes[axis], std::numeric_limits<int>::max() + std::int64_t{1});
   }
@@ -87,7 +92,9 @@ int Mesh::size(Axes axes) const {
   return product;
 }
 
-void Mesh::check_rank(int rank) const { MOLEN_CHECK(rank >= 0 && rank < world_, "rank {} of {}", rank, world_); }
+void Mesh::check_rank(int rank) const {
+  MOLEN_CHECK(rank >= 0 && rank < world_, "rank {} of {}", rank, world_);
+}
 
 PerAxis Mesh::coordinates(int rank) const {
   check_rank(rank);
@@ -99,8 +106,8 @@ PerAxis Mesh::coordinates(int rank) const {
 int Mesh::rank_of(const PerAxis& coordinates) const {
   int rank = 0;
   for (const Axis axis : kDefaultOrder) {
-    MOLEN_CHECK(coordinates[axis] >= 0 && coordinates[axis] < sizes_[axis], "coordinate {} along {} of size {}", coordinates[axis],
-                name_of(axis), sizes_[axis]);
+    MOLEN_CHECK(coordinates[axis] >= 0 && coordinates[axis] < sizes_[axis], "coordinate {} along {} of size {}",
+                coordinates[axis], name_of(axis), sizes_[axis]);
     rank += coordinates[axis] * stride_[axis];
   }
   return rank;

@@ -1,7 +1,8 @@
-// The rank grid: how the ranks of a job are arranged along the axes of parallelism. Arithmetic only: no rank talks here.
+// The rank grid: how the ranks of a job are arranged along the axes of parallelism. Arithmetic only: no rank talks
+// here.
 //
-// A rank is a number in mixed radix whose digits are its coordinates. `order` lists the axes from the slowest digit to the
-// fastest; by default tensor parallelism is innermost, so that its ranks, which talk most, share a node.
+// A rank is a number in mixed radix whose digits are its coordinates. `order` lists the axes from the slowest digit to
+// the fastest; by default tensor parallelism is innermost, so that its ranks, which talk most, share a node.
 #pragma once
 
 #include <array>
@@ -15,10 +16,11 @@ namespace molen::mesh {
 
 enum class Axis { kPp, kDpReplicate, kDpShard, kCp, kTp };
 inline constexpr int kAxes = 5;
-inline constexpr std::array<Axis, kAxes> kDefaultOrder{Axis::kPp, Axis::kDpReplicate, Axis::kDpShard, Axis::kCp, Axis::kTp};
+inline constexpr std::array<Axis, kAxes> kDefaultOrder{Axis::kPp, Axis::kDpReplicate, Axis::kDpShard, Axis::kCp,
+                                                       Axis::kTp};
 
-std::string_view name_of(Axis axis);            // "pp", "dp_replicate", "dp_shard", "cp", "tp"
-Axis axis_from_name(std::string_view name);     // throws UsageError with the nearest name
+std::string_view name_of(Axis axis);         // "pp", "dp_replicate", "dp_shard", "cp", "tp"
+Axis axis_from_name(std::string_view name);  // throws UsageError with the nearest name
 // "pp,dp_replicate,dp_shard,cp,tp", outermost first; every axis once. Throws UsageError.
 std::array<Axis, kAxes> parse_order(std::string_view text);
 
@@ -56,8 +58,8 @@ inline constexpr PerAxis kOne{{1, 1, 1, 1, 1}};
 
 class Mesh {
  public:
-  // Throws UsageError when a size is below 1, the product is not `world` (the message says what would fit), or an axis is
-  // missing from `order`.
+  // Throws UsageError when a size is below 1, the product is not `world` (the message says what would fit), or an axis
+  // is missing from `order`.
   Mesh(PerAxis sizes, int world, std::array<Axis, kAxes> order = kDefaultOrder);
 
   int world() const { return world_; }
@@ -70,8 +72,8 @@ class Mesh {
 
   // Ranks that differ from `rank` along `axes` only, ascending; `rank` is among them.
   std::vector<int> group(int rank, Axes axes) const;
-  // Where `rank` stands in that group, and the group's number among the groups along `axes` (0 .. world / size(axes) - 1): key
-  // and color for Communicator::split.
+  // Where `rank` stands in that group, and the group's number among the groups along `axes` (0 .. world / size(axes) -
+  // 1): key and color for Communicator::split.
   int position(int rank, Axes axes) const;
   int group_number(int rank, Axes axes) const { return position(rank, axes.complement()); }
 

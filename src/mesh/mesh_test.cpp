@@ -20,7 +20,8 @@ Mesh any_mesh() {
   int world = 1;
   for (const Axis axis : kDefaultOrder) world *= sizes[axis] = *rc::gen::inRange(1, 4);
   auto order = kDefaultOrder;
-  for (std::size_t i = kAxes - 1; i > 0; --i) std::swap(order[i], order[static_cast<std::size_t>(*rc::gen::inRange(0, static_cast<int>(i) + 1))]);
+  for (std::size_t i = kAxes - 1; i > 0; --i)
+    std::swap(order[i], order[static_cast<std::size_t>(*rc::gen::inRange(0, static_cast<int>(i) + 1))]);
   return Mesh(sizes, world, order);
 }
 
@@ -30,12 +31,18 @@ Axes any_axes() {
   for (const Axis axis : kDefaultOrder)
     if (*rc::gen::arbitrary<bool>()) chosen.push_back(axis);
   switch (chosen.size()) {
-    case 0: return {};
-    case 1: return {chosen[0]};
-    case 2: return {chosen[0], chosen[1]};
-    case 3: return {chosen[0], chosen[1], chosen[2]};
-    case 4: return {chosen[0], chosen[1], chosen[2], chosen[3]};
-    default: return Axes{}.complement();
+    case 0:
+      return {};
+    case 1:
+      return {chosen[0]};
+    case 2:
+      return {chosen[0], chosen[1]};
+    case 3:
+      return {chosen[0], chosen[1], chosen[2]};
+    case 4:
+      return {chosen[0], chosen[1], chosen[2], chosen[3]};
+    default:
+      return Axes{}.complement();
   }
 }
 
@@ -76,10 +83,12 @@ TEST(Mesh, WrongSizesAreExplained) {
 }
 
 TEST(Mesh, WrongOrdersAreExplained) {
-  EXPECT_NE(usage_error([] { parse_order("pp,dp_replicate,dp_shrd,cp,tp"); }).find("did you mean 'dp_shard'"), std::string::npos);
+  EXPECT_NE(usage_error([] { parse_order("pp,dp_replicate,dp_shrd,cp,tp"); }).find("did you mean 'dp_shard'"),
+            std::string::npos);
   EXPECT_NE(usage_error([] { parse_order("pp,tp"); }).find("names 2 of 5"), std::string::npos);
   EXPECT_NE(usage_error([] { parse_order("pp,pp,dp_shard,cp,tp"); }).find("once"), std::string::npos);
-  for (const char* bad : {"", ",", "pp,dp_replicate,dp_shard,cp,tp,", ",,,,"}) EXPECT_NE(usage_error([&] { parse_order(bad); }), "") << bad;
+  for (const char* bad : {"", ",", "pp,dp_replicate,dp_shard,cp,tp,", ",,,,"})
+    EXPECT_NE(usage_error([&] { parse_order(bad); }), "") << bad;
 }
 
 RC_GTEST_PROP(Mesh, CoordinatesAndRanksAreInverse, ()) {

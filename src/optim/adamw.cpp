@@ -23,8 +23,8 @@ struct Coefficients {
 // clang-format on
 
 template <class T>
-inline __attribute__((always_inline)) void update_block(const Coefficients<T>& c, std::int64_t n, const T* __restrict g, T* __restrict p,
-                                                        T* __restrict m, T* __restrict v) {
+inline __attribute__((always_inline)) void update_block(const Coefficients<T>& c, std::int64_t n, const T* __restrict g,
+                                                        T* __restrict p, T* __restrict m, T* __restrict v) {
   for (std::int64_t i = 0; i < n; ++i) {
     const T gi = g[i] * c.grad_scale;
     const T mi = c.beta1 * m[i] + c.one_minus_beta1 * gi;
@@ -36,10 +36,12 @@ inline __attribute__((always_inline)) void update_block(const Coefficients<T>& c
 }
 
 // target_clones does not apply to templates, hence the two plain functions.
-MOLEN_VECTOR_TARGETS void update_f32(const Coefficients<float>& c, std::int64_t n, const float* g, float* p, float* m, float* v) {
+MOLEN_VECTOR_TARGETS void update_f32(const Coefficients<float>& c, std::int64_t n, const float* g, float* p, float* m,
+                                     float* v) {
   update_block(c, n, g, p, m, v);
 }
-MOLEN_VECTOR_TARGETS void update_f64(const Coefficients<double>& c, std::int64_t n, const double* g, double* p, double* m, double* v) {
+MOLEN_VECTOR_TARGETS void update_f64(const Coefficients<double>& c, std::int64_t n, const double* g, double* p,
+                                     double* m, double* v) {
   update_block(c, n, g, p, m, v);
 }
 
@@ -55,19 +57,28 @@ inline __attribute__((always_inline)) double squares_block(const T* x, std::int6
   for (; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
   return sum;
 }
-MOLEN_VECTOR_TARGETS double squares_f32(const float* x, std::int64_t n) { return squares_block(x, n); }
-MOLEN_VECTOR_TARGETS double squares_f64(const double* x, std::int64_t n) { return squares_block(x, n); }
+MOLEN_VECTOR_TARGETS double squares_f32(const float* x, std::int64_t n) {
+  return squares_block(x, n);
+}
+MOLEN_VECTOR_TARGETS double squares_f64(const double* x, std::int64_t n) {
+  return squares_block(x, n);
+}
 
 }  // namespace
 
 template <class T>
-void adamw_update(const AdamW& o, std::int64_t step, bool decay, double grad_scale, std::int64_t count, int threads, const T* grad, T* param,
-                  T* m, T* v) {
+void adamw_update(const AdamW& o, std::int64_t step, bool decay, double grad_scale, std::int64_t count, int threads,
+                  const T* grad, T* param, T* m, T* v) {
   const double correction1 = 1.0 - std::pow(o.beta1, static_cast<double>(step));
   const double correction2 = 1.0 - std::pow(o.beta2, static_cast<double>(step));
   const Coefficients<T> c{static_cast<T>(decay ? 1.0 - o.lr * o.weight_decay : 1.0),
-                          static_cast<T>(o.beta1), static_cast<T>(1.0 - o.beta1), static_cast<T>(o.beta2), static_cast<T>(1.0 - o.beta2),
-                          static_cast<T>(o.lr / correction1), static_cast<T>(1.0 / std::sqrt(correction2)), static_cast<T>(o.eps),
+                          static_cast<T>(o.beta1),
+                          static_cast<T>(1.0 - o.beta1),
+                          static_cast<T>(o.beta2),
+                          static_cast<T>(1.0 - o.beta2),
+                          static_cast<T>(o.lr / correction1),
+                          static_cast<T>(1.0 / std::sqrt(correction2)),
+                          static_cast<T>(o.eps),
                           static_cast<T>(grad_scale)};
   const std::int64_t blocks = (count + kBlock - 1) / kBlock;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
@@ -97,8 +108,10 @@ double sum_squares(const T* values, std::int64_t count, int threads) {
   return sum;
 }
 
-template void adamw_update<float>(const AdamW&, std::int64_t, bool, double, std::int64_t, int, const float*, float*, float*, float*);
-template void adamw_update<double>(const AdamW&, std::int64_t, bool, double, std::int64_t, int, const double*, double*, double*, double*);
+template void adamw_update<float>(const AdamW&, std::int64_t, bool, double, std::int64_t, int, const float*, float*,
+                                  float*, float*);
+template void adamw_update<double>(const AdamW&, std::int64_t, bool, double, std::int64_t, int, const double*, double*,
+                                   double*, double*);
 template double sum_squares<float>(const float*, std::int64_t, int);
 template double sum_squares<double>(const double*, std::int64_t, int);
 

@@ -41,8 +41,12 @@ void against_aten(double tolerance) {
 }
 
 // Five updates of a few roundings each on values up to about 5: 32 half-ulps of 5.
-TEST(AdamW, EqualsAtenInDouble) { against_aten<double>(32 * 5 * 0x1p-53); }
-TEST(AdamW, EqualsAtenInFloat) { against_aten<float>(32 * 5 * 0x1p-24); }
+TEST(AdamW, EqualsAtenInDouble) {
+  against_aten<double>(32 * 5 * 0x1p-53);
+}
+TEST(AdamW, EqualsAtenInFloat) {
+  against_aten<float>(32 * 5 * 0x1p-24);
+}
 
 TEST(AdamW, SplitsGiveTheSameBits) {
   constexpr std::int64_t n = 5003, cut = 777;

@@ -11,14 +11,17 @@ namespace molen::optim {
 double Schedule::lr(std::int64_t step) const {
   MOLEN_CHECK(step >= 1, "learning rate of step {}", step);
   const std::int64_t s = std::min(step, total_steps);
-  if (warmup_steps > 0 && s <= warmup_steps) return peak_lr * static_cast<double>(s) / static_cast<double>(warmup_steps);
+  if (warmup_steps > 0 && s <= warmup_steps)
+    return peak_lr * static_cast<double>(s) / static_cast<double>(warmup_steps);
   // 0 at the end of warm-up, 1 at the horizon.
   const auto fraction = [&](std::int64_t from) {
     return total_steps > from ? static_cast<double>(s - from) / static_cast<double>(total_steps - from) : 1.0;
   };
   switch (kind) {
-    case ScheduleKind::kConstant: return peak_lr;
-    case ScheduleKind::kLinear: return peak_lr + (min_lr - peak_lr) * fraction(warmup_steps);
+    case ScheduleKind::kConstant:
+      return peak_lr;
+    case ScheduleKind::kLinear:
+      return peak_lr + (min_lr - peak_lr) * fraction(warmup_steps);
     case ScheduleKind::kCosine:
       return min_lr + 0.5 * (peak_lr - min_lr) * (1.0 + std::cos(std::numbers::pi * fraction(warmup_steps)));
     case ScheduleKind::kWsd: {

@@ -20,7 +20,8 @@ void override_with(const std::optional<T>& value, T& target) {
 }
 
 template <class E>
-E choice(const Config& config, const std::string& key, const std::string& value, std::initializer_list<std::pair<const char*, E>> known) {
+E choice(const Config& config, const std::string& key, const std::string& value,
+         std::initializer_list<std::pair<const char*, E>> known) {
   for (const auto& [name, e] : known)
     if (value == name) return e;
   throw UsageError("{}: unknown value '{}'", config.where(key), value);
@@ -36,11 +37,14 @@ void family_defaults(arch::Architecture& a) {
 
 void require_sizes(const Config& config) {
   const auto& m = config.model;
-  const std::pair<const char*, bool> needed[] = {{"model.layers", m.layers.has_value()},         {"model.hidden", m.hidden.has_value()},
-                                                 {"model.heads", m.heads.has_value()},           {"model.vocabulary", m.vocabulary.has_value()},
+  const std::pair<const char*, bool> needed[] = {{"model.layers", m.layers.has_value()},
+                                                 {"model.hidden", m.hidden.has_value()},
+                                                 {"model.heads", m.heads.has_value()},
+                                                 {"model.vocabulary", m.vocabulary.has_value()},
                                                  {"model.max_sequence", m.max_sequence.has_value()}};
   for (const auto& [key, given] : needed)
-    if (!given) throw UsageError("{}: needed where model.preset is not given (`molen model list` shows the presets)", key);
+    if (!given)
+      throw UsageError("{}: needed where model.preset is not given (`molen model list` shows the presets)", key);
 }
 
 void not_built(const Config& config, bool wanted, const std::string& key, const std::string& built) {
@@ -55,8 +59,8 @@ void refuse_unbuilt(const Config& c) {
   not_built(c, p.virtual_stages != 1, "parallel.virtual_stages", "1");
   not_built(c, p.context != 1, "parallel.context", "1");
   not_built(c, !p.offload.empty(), "parallel.offload", "an empty list");
-  not_built(c, p.recompute.mode != config::Recompute::Mode::kNone && p.recompute.mode != config::Recompute::Mode::kFull, "parallel.recompute",
-            "\"none\" or \"full\"");
+  not_built(c, p.recompute.mode != config::Recompute::Mode::kNone && p.recompute.mode != config::Recompute::Mode::kFull,
+            "parallel.recompute", "\"none\" or \"full\"");
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
   not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "no budget");
   not_built(c, !c.math.flash_attention, "math.flash_attention", "true");
@@ -98,7 +102,8 @@ arch::Architecture resolve_architecture(const Config& config) {
     a.name = "custom";
   }
   if (m.family) {
-    a.family = choice<arch::Family>(config, "model.family", *m.family, {{"llama", arch::Family::kLlama}, {"gpt", arch::Family::kGpt}});
+    a.family = choice<arch::Family>(config, "model.family", *m.family,
+                                    {{"llama", arch::Family::kLlama}, {"gpt", arch::Family::kGpt}});
     if (!m.preset) family_defaults(a);
   }
   const arch::Architecture before = a;
@@ -120,18 +125,21 @@ arch::Architecture resolve_architecture(const Config& config) {
   override_with(m.norm_eps, a.norm_eps);
   override_with(m.init_std, a.init_std);
   if (m.rope_scaling)
-    a.rope_scaling = arch::RopeScaling{m.rope_scaling->factor, m.rope_scaling->low_freq_factor, m.rope_scaling->high_freq_factor,
-                                       m.rope_scaling->original_max_sequence};
+    a.rope_scaling = arch::RopeScaling{m.rope_scaling->factor, m.rope_scaling->low_freq_factor,
+                                       m.rope_scaling->high_freq_factor, m.rope_scaling->original_max_sequence};
   if (m.norm)
-    a.norm = choice<arch::Norm>(config, "model.norm", *m.norm,
-                                {{"rms", arch::Norm::kRms}, {"layer", arch::Norm::kLayer}, {"layer_plain", arch::Norm::kLayerPlain}});
+    a.norm = choice<arch::Norm>(
+        config, "model.norm", *m.norm,
+        {{"rms", arch::Norm::kRms}, {"layer", arch::Norm::kLayer}, {"layer_plain", arch::Norm::kLayerPlain}});
   if (m.position)
-    a.position = choice<arch::Position>(config, "model.position", *m.position,
-                                        {{"rope", arch::Position::kRope}, {"learned", arch::Position::kLearned}, {"alibi", arch::Position::kAlibi}});
+    a.position = choice<arch::Position>(
+        config, "model.position", *m.position,
+        {{"rope", arch::Position::kRope}, {"learned", arch::Position::kLearned}, {"alibi", arch::Position::kAlibi}});
   if (m.activation)
-    a.activation = choice<arch::Activation>(config, "model.activation", *m.activation,
-                                            {{"swiglu", arch::Activation::kSwiGlu}, {"gelu_tanh", arch::Activation::kGeluTanh}});
-  if (m.preset && !(a == before)) a.name += "*";   // a preset with changes
+    a.activation =
+        choice<arch::Activation>(config, "model.activation", *m.activation,
+                                 {{"swiglu", arch::Activation::kSwiGlu}, {"gelu_tanh", arch::Activation::kGeluTanh}});
+  if (m.preset && !(a == before)) a.name += "*";  // a preset with changes
   arch::validate(a);
   return a;
 }
@@ -149,7 +157,8 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.data_ranks = machine.ranks;
   const std::int64_t replicate = c.parallel.data_replicate, shard = c.parallel.data_shard.value_or(0);
   if (shard > 0 && shard * replicate != machine.ranks)
-    throw UsageError("{}: data_replicate {} x data_shard {} is not the world of {} ranks", c.where("parallel.data_shard"), replicate, shard, machine.ranks);
+    throw UsageError("{}: data_replicate {} x data_shard {} is not the world of {} ranks",
+                     c.where("parallel.data_shard"), replicate, shard, machine.ranks);
   s.zero = zero_stage(c);
   s.recompute = c.parallel.recompute.mode == config::Recompute::Mode::kFull;
   s.global_batch = c.batch.global;
@@ -157,7 +166,8 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.sequence = c.data.sequence_length;
   s.head_chunk = arch::head_chunk(arch.vocabulary);
   if (s.sequence > arch.max_sequence)
-    throw UsageError("{}: {} is more than model.max_sequence {}", c.where("data.sequence_length"), s.sequence, arch.max_sequence);
+    throw UsageError("{}: {} is more than model.max_sequence {}", c.where("data.sequence_length"), s.sequence,
+                     arch.max_sequence);
   s.threads = static_cast<int>(c.math.threads);
   if (s.threads == 0) {
     s.threads = auto_threads(machine.local_ranks);
@@ -165,7 +175,8 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   }
   s.compute = resolve_precision(c, machine, s.threads);
   s.kernels = c.math.kernels == "reference" ? arch::Kernels::kReference : arch::Kernels::kFused;
-  if (s.kernels == arch::Kernels::kFused && (machine.cuda || s.compute == DType::kBF16 || s.compute == DType::kF16)) s.kernels = arch::Kernels::kAten;
+  if (s.kernels == arch::Kernels::kFused && (machine.cuda || s.compute == DType::kBF16 || s.compute == DType::kF16))
+    s.kernels = arch::Kernels::kAten;
   if (s.compute == DType::kF64) s.kernels = arch::Kernels::kReference;
   s.master = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
   const auto typed = [&](const std::string& text, const char* key, DType fallback) {
@@ -182,11 +193,15 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
 std::int64_t steps_of(const Config& c, const Horizon& horizon, std::string_view key, double sequences_per_epoch) {
   const double per_step = static_cast<double>(c.batch.global);
   switch (horizon.unit) {
-    case Horizon::Unit::kSteps: return horizon.count();
+    case Horizon::Unit::kSteps:
+      return horizon.count();
     case Horizon::Unit::kTokens:
-      return static_cast<std::int64_t>(std::ceil(horizon.value / (per_step * static_cast<double>(c.data.sequence_length))));
-    case Horizon::Unit::kEpochs: return static_cast<std::int64_t>(std::ceil(horizon.value * sequences_per_epoch / per_step));
-    case Horizon::Unit::kSeconds: return -1;
+      return static_cast<std::int64_t>(
+          std::ceil(horizon.value / (per_step * static_cast<double>(c.data.sequence_length))));
+    case Horizon::Unit::kEpochs:
+      return static_cast<std::int64_t>(std::ceil(horizon.value * sequences_per_epoch / per_step));
+    case Horizon::Unit::kSeconds:
+      return -1;
   }
   throw Error("{}: unknown unit", key);
 }

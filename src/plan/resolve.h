@@ -1,5 +1,5 @@
-// From a configuration to what runs: architecture, program setting, schedule. Everything that `auto` leaves open is decided
-// here, and what is not built yet is refused here; nothing falls back silently.
+// From a configuration to what runs: architecture, program setting, schedule. Everything that `auto` leaves open is
+// decided here, and what is not built yet is refused here; nothing falls back silently.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct PrecisionRates {
 };
 
 struct Machine {
-  int ranks = 1;          // of the whole job
-  int local_ranks = 1;    // on this host
+  int ranks = 1;        // of the whole job
+  int local_ranks = 1;  // on this host
   bool cuda = false;
   // Measures on so many threads. Without it (planning away from the machine) `auto` is fp32 on a CPU.
   std::function<PrecisionRates(int threads)> measure_precision;
@@ -31,7 +31,8 @@ struct Machine {
 program::Setting resolve_setting(config::Config& config, const arch::Architecture& arch, const Machine& machine);
 
 // Lengths in optimizer steps. `sequences_per_epoch` is needed for epochs only; seconds have no count (returns -1).
-std::int64_t steps_of(const config::Config& config, const config::Horizon& horizon, std::string_view key, double sequences_per_epoch);
+std::int64_t steps_of(const config::Config& config, const config::Horizon& horizon, std::string_view key,
+                      double sequences_per_epoch);
 
 // Threads per rank that this machine gives: its cores (as the affinity mask has them) over the ranks on it, at least 1.
 int auto_threads(int local_ranks);

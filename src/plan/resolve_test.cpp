@@ -27,7 +27,8 @@ TEST(Architecture, PresetAndOverrides) {
 }
 
 TEST(Architecture, FamiliesFillWhatIsNotSaid) {
-  const auto gpt = resolve_architecture(with({"model.family=gpt", "model.layers=2", "model.hidden=64", "model.heads=4", "model.vocabulary=100", "model.max_sequence=512"}));
+  const auto gpt = resolve_architecture(with({"model.family=gpt", "model.layers=2", "model.hidden=64", "model.heads=4",
+                                              "model.vocabulary=100", "model.max_sequence=512"}));
   EXPECT_EQ(gpt.ffn, 256);
   EXPECT_EQ(gpt.head_dim, 16);
   EXPECT_EQ(gpt.kv_heads, 4);
@@ -38,8 +39,10 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
 
 // Nothing that is asked for and not built runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
-  for (const char* set : {"parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=2", "parallel.sharding=FULL_SHARD",
-                          "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]", "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
+  for (const char* set :
+       {"parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=2",
+        "parallel.sharding=FULL_SHARD", "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]",
+        "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;

@@ -14,7 +14,8 @@ void check_setting(const Setting& s) {
   if (s.data_ranks < 1) throw UsageError("the data-parallel degree must be at least 1, is {}", s.data_ranks);
   if (s.zero < 0 || s.zero > 1) throw UsageError("parallel.zero: stages 0 and 1 are built, {} is not yet", s.zero);
   if (s.compute == DType::kF16)
-    throw UsageError("precision.compute: fp16 needs dynamic loss scaling, which is not built yet; use bf16, fp32 or fp64");
+    throw UsageError(
+        "precision.compute: fp16 needs dynamic loss scaling, which is not built yet; use bf16, fp32 or fp64");
   if (size_of(s.reduce) < 4) throw UsageError("precision.reduce: only fp32 (fp64 under fp64 compute) is built yet");
   if (s.compute == DType::kF64 && s.kernels != arch::Kernels::kReference)
     throw UsageError("math.kernels: fp64 runs on the reference kernels; set math.kernels = \"reference\"");
@@ -44,8 +45,8 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
     name += "." + p.units.at(static_cast<std::size_t>(operand.layer)).name;
   } else if (operand.value == Value::kDResidual || operand.value == Value::kDMid) {
     name = "d_x";  // one residual gradient, added to in place from the top of the model to its bottom
-  } else if (operand.value == Value::kDActivation || operand.value == Value::kDUp || operand.value == Value::kDAttention ||
-             operand.value == Value::kDQkv) {
+  } else if (operand.value == Value::kDActivation || operand.value == Value::kDUp ||
+             operand.value == Value::kDAttention || operand.value == Value::kDQkv) {
     // one slot each for all layers: a layer's backward uses them up before the next begins
   } else if (operand.layer >= 0) {
     name += "." + (suffix.empty() || operand.value == Value::kResidual ? std::to_string(operand.layer) : suffix);
@@ -63,8 +64,9 @@ Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const st
   return step;
 }
 
-Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk, const std::string& suffix) {
-  const Phase phase = part == arch::Part::kHead               ? Phase::kHead
+Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
+                  const std::string& suffix) {
+  const Phase phase = part == arch::Part::kHead         ? Phase::kHead
                       : pass == ComputePass::kForward   ? Phase::kForward
                       : pass == ComputePass::kRecompute ? Phase::kRecompute
                                                         : Phase::kBackward;

@@ -1,5 +1,5 @@
-// Builds step programs: pure functions from (architecture, setting). `build` runs the passes below in order; each is small,
-// pure and tested alone.
+// Builds step programs: pure functions from (architecture, setting). `build` runs the passes below in order; each is
+// small, pure and tested alone.
 #pragma once
 
 #include "program/program.h"

@@ -13,10 +13,11 @@ namespace molen::program::detail {
 inline constexpr std::array kLayerParts{arch::Part::kNormQkv, arch::Part::kAttention,  arch::Part::kOutProjection,
                                         arch::Part::kNormUp,  arch::Part::kActivation, arch::Part::kDown};
 
-// The buffer that holds `operand`, made if the program has none. Per-layer values are named "qkv.<layer>", or "qkv.<suffix>"
-// where layers share a slot.
+// The buffer that holds `operand`, made if the program has none. Per-layer values are named "qkv.<layer>", or
+// "qkv.<suffix>" where layers share a slot.
 int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix = "");
 Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const std::string& suffix = "");
-Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk, const std::string& suffix = "");
+Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
+                  const std::string& suffix = "");
 
 }  // namespace molen::program::detail

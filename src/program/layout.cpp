@@ -12,7 +12,8 @@ constexpr std::int64_t kAlign = 16;  // elements: 64 bytes in fp32
 // Parameters that continue the matrix or vector before them.
 bool continues(arch::Role role) {
   using arch::Role;
-  return role == Role::kKey || role == Role::kValue || role == Role::kKeyBias || role == Role::kValueBias || role == Role::kUp;
+  return role == Role::kKey || role == Role::kValue || role == Role::kKeyBias || role == Role::kValueBias ||
+         role == Role::kUp;
 }
 
 bool starts_fused(const std::vector<arch::Parameter>& parameters, std::size_t i) {
@@ -26,7 +27,9 @@ std::string unit_name(const arch::Parameter& p) {
   return p.role == arch::Role::kEmbedding || p.role == arch::Role::kPositions ? "embed" : "final";
 }
 
-std::int64_t align(std::int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+std::int64_t align(std::int64_t n) {
+  return (n + kAlign - 1) / kAlign * kAlign;
+}
 
 }  // namespace
 

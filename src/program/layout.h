@@ -1,5 +1,6 @@
-// Units: the groups of parameters that are stored, reduced, updated and gathered together (embedding, each layer, final norm
-// with the head). A unit is one flat run of elements; q|k|v and gate|up lie side by side so that each is one matrix.
+// Units: the groups of parameters that are stored, reduced, updated and gathered together (embedding, each layer, final
+// norm with the head). A unit is one flat run of elements; q|k|v and gate|up lie side by side so that each is one
+// matrix.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +13,15 @@
 namespace molen::program {
 
 struct UnitEntry {
-  int parameter = -1;        // index in arch::parameters
-  std::int64_t offset = 0;   // elements from the unit's start
+  int parameter = -1;       // index in arch::parameters
+  std::int64_t offset = 0;  // elements from the unit's start
   bool operator==(const UnitEntry&) const = default;
 };
 
 struct Unit {
-  std::string name;          // "embed", "layer.3", "final"
+  std::string name;  // "embed", "layer.3", "final"
   std::int64_t layer = -1;
-  std::int64_t elements = 0; // with the padding that aligns its matrices; padding is zero and stays zero
+  std::int64_t elements = 0;  // with the padding that aligns its matrices; padding is zero and stays zero
   std::vector<UnitEntry> entries;
   bool operator==(const Unit&) const = default;
 };
@@ -28,8 +29,8 @@ struct Unit {
 // In execution order: embed, layer.0 .. layer.L-1, final.
 std::vector<Unit> make_units(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters);
 
-// The element range [first, second) of a unit that rank `rank` of `ranks` owns when its state is sharded. Ranges are aligned to
-// 16 elements, tile the unit, and rank 0's is the largest.
+// The element range [first, second) of a unit that rank `rank` of `ranks` owns when its state is sharded. Ranges are
+// aligned to 16 elements, tile the unit, and rank 0's is the largest.
 std::pair<std::int64_t, std::int64_t> owned_range(std::int64_t elements, int rank, int ranks);
 
 }  // namespace molen::program

@@ -8,7 +8,9 @@ namespace molen::program {
 namespace {
 
 constexpr std::int64_t kAlign = 64;
-std::int64_t align(std::int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+std::int64_t align(std::int64_t n) {
+  return (n + kAlign - 1) / kAlign * kAlign;
+}
 
 // What has to be placed: a transient buffer (its interval in each body), or the scratch of one op.
 struct Item {
@@ -19,7 +21,8 @@ struct Item {
 };
 
 std::vector<std::vector<MemoryPlan::Interval>> find_lifetimes(const Program& p) {
-  std::vector<std::vector<MemoryPlan::Interval>> live(p.bodies.size(), std::vector<MemoryPlan::Interval>(p.buffers.size()));
+  std::vector<std::vector<MemoryPlan::Interval>> live(p.bodies.size(),
+                                                      std::vector<MemoryPlan::Interval>(p.buffers.size()));
   std::vector<bool> on_other_stream(p.buffers.size(), false);
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
@@ -35,7 +38,8 @@ std::vector<std::vector<MemoryPlan::Interval>> find_lifetimes(const Program& p) 
   // List order bounds a lifetime only on the compute stream. What another stream touches keeps its place throughout.
   for (std::size_t i = 0; i < p.buffers.size(); ++i)
     if (on_other_stream[i])
-      for (std::size_t b = 0; b < p.bodies.size(); ++b) live[b][i] = {0, static_cast<int>(p.bodies[b].steps.size()) - 1};
+      for (std::size_t b = 0; b < p.bodies.size(); ++b)
+        live[b][i] = {0, static_cast<int>(p.bodies[b].steps.size()) - 1};
   return live;
 }
 

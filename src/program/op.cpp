@@ -9,28 +9,46 @@ namespace molen::program {
 
 std::string_view name_of(Phase phase) {
   switch (phase) {
-    case Phase::kData: return "data";
-    case Phase::kForward: return "forward";
-    case Phase::kHead: return "head";
-    case Phase::kBackward: return "backward";
-    case Phase::kRecompute: return "recompute";
-    case Phase::kGradientReduce: return "gradient_reduce";
-    case Phase::kClip: return "clip";
-    case Phase::kOptimizer: return "optimizer";
-    case Phase::kParameterGather: return "parameter_gather";
+    case Phase::kData:
+      return "data";
+    case Phase::kForward:
+      return "forward";
+    case Phase::kHead:
+      return "head";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kRecompute:
+      return "recompute";
+    case Phase::kGradientReduce:
+      return "gradient_reduce";
+    case Phase::kClip:
+      return "clip";
+    case Phase::kOptimizer:
+      return "optimizer";
+    case Phase::kParameterGather:
+      return "parameter_gather";
   }
   throw Error("unknown phase {}", static_cast<int>(phase));
 }
 
-std::string_view name_of(Stream stream) { return stream == Stream::kCompute ? "compute" : "comm.dp"; }
-std::string_view name_of(Axis axis) { return axis == Axis::kDp ? "dp" : "world"; }
-std::string_view name_of(Flag) { return "non_finite"; }
+std::string_view name_of(Stream stream) {
+  return stream == Stream::kCompute ? "compute" : "comm.dp";
+}
+std::string_view name_of(Axis axis) {
+  return axis == Axis::kDp ? "dp" : "world";
+}
+std::string_view name_of(Flag) {
+  return "non_finite";
+}
 
 std::string_view name_of(ComputePass pass) {
   switch (pass) {
-    case ComputePass::kForward: return "forward";
-    case ComputePass::kBackward: return "backward";
-    case ComputePass::kRecompute: return "recompute";
+    case ComputePass::kForward:
+      return "forward";
+    case ComputePass::kBackward:
+      return "backward";
+    case ComputePass::kRecompute:
+      return "recompute";
   }
   throw Error("unknown pass {}", static_cast<int>(pass));
 }

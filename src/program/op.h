@@ -1,8 +1,8 @@
-// Ops: all that a rank does in one optimizer step, as plain data in a closed variant. A consumer visits with one lambda per op
-// (base/match.h), so an op that one forgets does not compile.
+// Ops: all that a rank does in one optimizer step, as plain data in a closed variant. A consumer visits with one lambda
+// per op (base/match.h), so an op that one forgets does not compile.
 //
-// Operands are positional: `reads` and `writes` list buffers in the order that signature.h fixes for each op. Retargeting an
-// operand in the text form therefore changes what runs.
+// Operands are positional: `reads` and `writes` list buffers in the order that signature.h fixes for each op.
+// Retargeting an operand in the text form therefore changes what runs.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,18 @@ enum class Axis { kDp, kWorld };
 enum class Stream { kCompute, kDpComm };
 inline constexpr int kNumStreams = 2;
 
-// What an op's seconds and joules are booked under. The bubble is not a phase of any op: it is what a Timeline shows as idle.
+// What an op's seconds and joules are booked under. The bubble is not a phase of any op: it is what a Timeline shows as
+// idle.
 enum class Phase {
-  kData, kForward, kHead, kBackward, kRecompute, kGradientReduce, kClip, kOptimizer, kParameterGather
+  kData,
+  kForward,
+  kHead,
+  kBackward,
+  kRecompute,
+  kGradientReduce,
+  kClip,
+  kOptimizer,
+  kParameterGather
 };
 inline constexpr int kNumPhases = 9;
 
@@ -44,37 +53,64 @@ enum class ComputePass { kForward, kBackward, kRecompute };
 struct Compute {
   arch::Part part{};
   ComputePass pass{};
-  std::int64_t layer = -1;   // -1 outside the layers
-  std::int64_t chunk = -1;   // kHead: which chunk of Setting::head_chunk tokens
-  bool accumulate = false;   // adds into the gradients instead of overwriting them
+  std::int64_t layer = -1;  // -1 outside the layers
+  std::int64_t chunk = -1;  // kHead: which chunk of Setting::head_chunk tokens
+  bool accumulate = false;  // adds into the gradients instead of overwriting them
   bool operator==(const Compute&) const = default;
 };
 // The next micro-batch of this rank from the data loader.
-struct LoadBatch { bool operator==(const LoadBatch&) const = default; };
-struct ZeroFill { bool operator==(const ZeroFill&) const = default; };
+struct LoadBatch {
+  bool operator==(const LoadBatch&) const = default;
+};
+struct ZeroFill {
+  bool operator==(const ZeroFill&) const = default;
+};
 // scalars[kSumSquares] += sum of squares of reads[0].
-struct SumSquares { bool operator==(const SumSquares&) const = default; };
-// scalars[kGradNorm], scalars[kGradScale] from the reduced sums: clipping by global norm and the mean over valid tokens.
-struct ClipScale { bool operator==(const ClipScale&) const = default; };
-struct OptimizerStep { bool operator==(const OptimizerStep&) const = default; };
-struct AllReduce { Axis axis{}; bool operator==(const AllReduce&) const = default; };
+struct SumSquares {
+  bool operator==(const SumSquares&) const = default;
+};
+// scalars[kGradNorm], scalars[kGradScale] from the reduced sums: clipping by global norm and the mean over valid
+// tokens.
+struct ClipScale {
+  bool operator==(const ClipScale&) const = default;
+};
+struct OptimizerStep {
+  bool operator==(const OptimizerStep&) const = default;
+};
+struct AllReduce {
+  Axis axis{};
+  bool operator==(const AllReduce&) const = default;
+};
 // reads [all] of a buffer, leaves the sum in [own] of it.
-struct ReduceScatter { Axis axis{}; bool operator==(const ReduceScatter&) const = default; };
-struct AllGather { Axis axis{}; bool operator==(const AllGather&) const = default; };
+struct ReduceScatter {
+  Axis axis{};
+  bool operator==(const ReduceScatter&) const = default;
+};
+struct AllGather {
+  Axis axis{};
+  bool operator==(const AllGather&) const = default;
+};
 // Sums scalars[0 .. count) over the axis.
-struct ReduceScalars { Axis axis{}; std::int64_t count = 0; bool operator==(const ReduceScalars&) const = default; };
+struct ReduceScalars {
+  Axis axis{};
+  std::int64_t count = 0;
+  bool operator==(const ReduceScalars&) const = default;
+};
 // Sets the flag on all ranks alike: from reduced scalars, so no rank can disagree.
 enum class Flag { kNonFinite };
-struct Agree { Flag flag{}; bool operator==(const Agree&) const = default; };
+struct Agree {
+  Flag flag{};
+  bool operator==(const Agree&) const = default;
+};
 
-using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter, AllGather,
-                        ReduceScalars, Agree>;
+using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
+                        AllGather, ReduceScalars, Agree>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run.
 enum Scalar : std::int64_t { kLossSum, kValidTokens, kSumSquares, kGradNorm, kGradScale, kNumScalars };
 
-// Another op that must have ended before this one starts: in the same instance (body -1), or in the latest earlier instance of
-// a body, if there is one.
+// Another op that must have ended before this one starts: in the same instance (body -1), or in the latest earlier
+// instance of a body, if there is one.
 struct OpRef {
   int body = -1;
   int op = -1;
@@ -88,10 +124,10 @@ struct Step {
   Stream stream{};
   std::vector<OpRef> after;
   std::vector<Use> reads, writes;
-  std::optional<Flag> unless;   // skipped where the flag is set
-  Bytes scratch;                // workspace of the kernel
+  std::optional<Flag> unless;  // skipped where the flag is set
+  Bytes scratch;               // workspace of the kernel
   Flops model_flops, hardware_flops;
-  Bytes moved;                  // memory traffic of a compute op; payload of a collective
+  Bytes moved;  // memory traffic of a compute op; payload of a collective
   bool operator==(const Step&) const = default;
 };
 

@@ -12,9 +12,13 @@
 namespace molen::program::pass {
 namespace {
 
-const Compute* compute_of(const Step& step) { return std::get_if<Compute>(&step.op); }
+const Compute* compute_of(const Step& step) {
+  return std::get_if<Compute>(&step.op);
+}
 
-bool in_layer(const Compute& c) { return c.layer >= 0; }
+bool in_layer(const Compute& c) {
+  return c.layer >= 0;
+}
 
 void drop_unused_buffers(Program& p) {
   std::vector<bool> used(p.buffers.size(), false);
@@ -69,9 +73,11 @@ Program recompute(Program p) {
       recomputed = c->layer;
       // `down` is left out: its result is the next layer's input, which was kept.
       for (const arch::Part part : detail::kLayerParts)
-        if (part != arch::Part::kDown) steps.push_back(detail::compute_step(p, part, ComputePass::kRecompute, c->layer, -1, "re"));
+        if (part != arch::Part::kDown)
+          steps.push_back(detail::compute_step(p, part, ComputePass::kRecompute, c->layer, -1, "re"));
     }
-    steps.push_back(detail::compute_step(p, c->part, c->pass, c->layer, c->chunk, c->pass == ComputePass::kForward ? "fwd" : "re"));
+    steps.push_back(
+        detail::compute_step(p, c->part, c->pass, c->layer, c->chunk, c->pass == ComputePass::kForward ? "fwd" : "re"));
   }
   body.steps = std::move(steps);
   drop_unused_buffers(p);
@@ -85,7 +91,8 @@ Program micro_batch_loop(Program p) {
   set_accumulate(p, first, true);
   if (p.arch.tied) {
     const int embed = unit_of_part(p, arch::Part::kEmbed, -1);
-    first.steps.insert(first.steps.begin(), detail::make_step(p, ZeroFill{}, embed, Phase::kBackward, Stream::kCompute));
+    first.steps.insert(first.steps.begin(),
+                       detail::make_step(p, ZeroFill{}, embed, Phase::kBackward, Stream::kCompute));
   }
   Body later = without_zero_fill(p.bodies.at(0));
   set_accumulate(p, later, false);
@@ -143,7 +150,8 @@ Program update(Program p) {
   // Backward order: the gradients that were reduced first are read first.
   for (int u = units - 1; u >= 0; --u) add(SumSquares{}, u, Phase::kClip, Stream::kCompute);
   // Under ZeRO-0 every rank holds the whole reduced gradient, so its sum of squares is already the same everywhere.
-  if (reduce) add(ReduceScalars{Axis::kDp, shard ? kSumSquares + 1 : kValidTokens + 1}, -1, Phase::kClip, Stream::kDpComm);
+  if (reduce)
+    add(ReduceScalars{Axis::kDp, shard ? kSumSquares + 1 : kValidTokens + 1}, -1, Phase::kClip, Stream::kDpComm);
   add(ClipScale{}, -1, Phase::kClip, Stream::kCompute);
   add(Agree{Flag::kNonFinite}, -1, Phase::kClip, Stream::kCompute);
   for (int u = 0; u < units; ++u) {
@@ -166,16 +174,17 @@ std::int64_t used_elements(const Program& p, const Use& use) {
 
 std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses) {
   std::int64_t bytes = 0;
-  for (const Use& use : uses) bytes += used_elements(p, use) * size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
+  for (const Use& use : uses)
+    bytes += used_elements(p, use) * size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
   return bytes;
 }
 
 void cost_compute(const Program& p, const Compute& c, Step& step) {
   const Setting& s = p.setting;
   arch::PartShape shape{s.micro_batch, s.sequence, 0, s.compute, s.threads, s.kernels};
-  if (c.part == arch::Part::kHead)
-    shape.chunk = s.head_chunk_tokens(c.chunk);
-  const auto cost = arch::part_cost(p.arch, c.part, c.pass == ComputePass::kBackward ? arch::Pass::kBackward : arch::Pass::kForward, shape);
+  if (c.part == arch::Part::kHead) shape.chunk = s.head_chunk_tokens(c.chunk);
+  const auto cost = arch::part_cost(
+      p.arch, c.part, c.pass == ComputePass::kBackward ? arch::Pass::kBackward : arch::Pass::kForward, shape);
   step.scratch = cost.scratch;
   step.moved = cost.moved;
   step.hardware_flops = cost.flops;
@@ -196,7 +205,9 @@ Program costs(Program p) {
                      [&](const SumSquares&) { step.moved = Bytes(used_bytes(p, step.reads)); },
                      [&](const ClipScale&) { step.moved = touched; },
                      // Parameters, moments and master weights are read and written, the gradient is read.
-                     [&](const OptimizerStep&) { step.moved = Bytes(used_bytes(p, step.reads) + 2 * used_bytes(p, step.writes)); },
+                     [&](const OptimizerStep&) {
+                       step.moved = Bytes(used_bytes(p, step.reads) + 2 * used_bytes(p, step.writes));
+                     },
                      [&](const AllReduce&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const ReduceScatter&) { step.moved = Bytes(used_bytes(p, step.reads)); },
                      [&](const AllGather&) { step.moved = Bytes(used_bytes(p, step.writes)); },
@@ -212,10 +223,14 @@ Program order_streams(Program p) {
   for (Body& body : p.bodies)
     for (Step& step : body.steps) step.after.clear();
   const std::vector<Expanded> all = expand(p);
-  // Latest reader and writer of each buffer on each stream so far; and for each stream, how far into every other stream its
-  // next op is already known to be (index of the last op that has ended).
+  // Latest reader and writer of each buffer on each stream so far; and for each stream, how far into every other stream
+  // its next op is already known to be (index of the last op that has ended).
   using PerStream = std::array<int, kNumStreams>;
-  constexpr PerStream kNone = [] { PerStream a{}; a.fill(-1); return a; }();
+  constexpr PerStream kNone = [] {
+    PerStream a{};
+    a.fill(-1);
+    return a;
+  }();
   std::vector<PerStream> reader(p.buffers.size(), kNone), writer(p.buffers.size(), kNone);
   std::array<PerStream, kNumStreams> known;
   known.fill(kNone);
@@ -239,7 +254,8 @@ Program order_streams(Program p) {
       Step& target = p.bodies[static_cast<std::size_t>(all[i].body)].steps[static_cast<std::size_t>(all[i].op)];
       const OpRef ref{from.instance == all[i].instance ? -1 : from.body, from.op};
       if (std::find(target.after.begin(), target.after.end(), ref) == target.after.end()) target.after.push_back(ref);
-      for (std::size_t t = 0; t < kNumStreams; ++t) known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(need[s])][t]);
+      for (std::size_t t = 0; t < kNumStreams; ++t)
+        known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(need[s])][t]);
     }
     known[own][own] = static_cast<int>(i);
     at_end[i] = known[own];

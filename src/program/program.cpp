@@ -6,9 +6,12 @@ namespace molen::program {
 
 std::string_view name_of(Lifetime lifetime) {
   switch (lifetime) {
-    case Lifetime::kPersistent: return "persistent";
-    case Lifetime::kTransient: return "transient";
-    case Lifetime::kExternal: return "external";
+    case Lifetime::kPersistent:
+      return "persistent";
+    case Lifetime::kTransient:
+      return "transient";
+    case Lifetime::kExternal:
+      return "external";
   }
   throw Error("unknown lifetime {}", static_cast<int>(lifetime));
 }

@@ -1,5 +1,5 @@
-// The step program: buffers, bodies, and a schedule of their instances. Built by pure functions from (architecture, strategy),
-// executed by exec, predicted by sim, checked by verify.
+// The step program: buffers, bodies, and a schedule of their instances. Built by pure functions from (architecture,
+// strategy), executed by exec, predicted by sim, checked by verify.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,15 @@
 
 namespace molen::program {
 
-// Persistent buffers live from start to end of the run; transient ones are undefined when an instance starts and dead when
-// it ends; external ones belong to another program (an evaluation reads the weights of the training beside it).
+// Persistent buffers live from start to end of the run; transient ones are undefined when an instance starts and dead
+// when it ends; external ones belong to another program (an evaluation reads the weights of the training beside it).
 enum class Lifetime { kPersistent, kTransient, kExternal };
 std::string_view name_of(Lifetime lifetime);
 
 struct Buffer {
-  std::string name;            // unique; the text form refers to buffers by it
+  std::string name;  // unique; the text form refers to buffers by it
   DType dtype{};
-  std::int64_t elements = 0;   // the largest over the ranks that share the program
+  std::int64_t elements = 0;  // the largest over the ranks that share the program
   Lifetime lifetime{};
   Bytes bytes() const { return Bytes(elements * size_of(dtype)); }
   bool operator==(const Buffer&) const = default;
@@ -36,7 +36,7 @@ struct Body {
 
 struct Instance {
   int body = 0;
-  std::int64_t micro_batch = -1;   // -1: not of one micro-batch
+  std::int64_t micro_batch = -1;  // -1: not of one micro-batch
   bool operator==(const Instance&) const = default;
 };
 
@@ -45,18 +45,18 @@ enum class Purpose { kTrain, kEvaluate };
 // What the program was built for; everything a consumer needs besides the ops.
 struct Setting {
   Purpose purpose = Purpose::kTrain;
-  int data_ranks = 1;                // ranks of the dp axis
-  int zero = 0;                      // ZeRO stage: 0 none, 1 optimizer states
-  bool recompute = false;            // every layer's forward again in backward
-  std::int64_t global_batch = 1;     // sequences
-  std::int64_t micro_batch = 1;      // sequences
-  std::int64_t sequence = 1;         // tokens
+  int data_ranks = 1;             // ranks of the dp axis
+  int zero = 0;                   // ZeRO stage: 0 none, 1 optimizer states
+  bool recompute = false;         // every layer's forward again in backward
+  std::int64_t global_batch = 1;  // sequences
+  std::int64_t micro_batch = 1;   // sequences
+  std::int64_t sequence = 1;      // tokens
   DType compute = DType::kF32;
-  DType master = DType::kF32;        // weights that the optimizer updates; differs from compute in bf16
-  DType reduce = DType::kF32;        // gradients
+  DType master = DType::kF32;  // weights that the optimizer updates; differs from compute in bf16
+  DType reduce = DType::kF32;  // gradients
   arch::Kernels kernels = arch::Kernels::kFused;
-  int threads = 1;                   // per rank
-  std::int64_t head_chunk = 256;     // tokens of one chunk of the head (arch::head_chunk)
+  int threads = 1;                // per rank
+  std::int64_t head_chunk = 256;  // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;
   // Micro-batches per rank: the most any rank has; ranks with fewer run empty ones.
   std::int64_t micro_batches() const {
@@ -65,7 +65,9 @@ struct Setting {
   }
   std::int64_t tokens() const { return micro_batch * sequence; }
   std::int64_t head_chunks() const { return (tokens() + head_chunk - 1) / head_chunk; }
-  std::int64_t head_chunk_tokens(std::int64_t chunk) const { return std::min(head_chunk, tokens() - chunk * head_chunk); }
+  std::int64_t head_chunk_tokens(std::int64_t chunk) const {
+    return std::min(head_chunk, tokens() - chunk * head_chunk);
+  }
 };
 
 struct Program {
@@ -77,20 +79,20 @@ struct Program {
   std::vector<Instance> schedule;
   bool operator==(const Program&) const = default;
 
-  int buffer(const std::string& name) const;          // throws Error if there is none
-  int find_buffer(const std::string& name) const;     // -1 if there is none
-  int unit_of_buffer(int buffer) const;               // of "param.X", "grad.X", "m.X", "v.X", "master.X"; else -1
-  int num_ops() const;                                // expanded
+  int buffer(const std::string& name) const;       // throws Error if there is none
+  int find_buffer(const std::string& name) const;  // -1 if there is none
+  int unit_of_buffer(int buffer) const;            // of "param.X", "grad.X", "m.X", "v.X", "master.X"; else -1
+  int num_ops() const;                             // expanded
 };
 
 // One op of the expanded program.
 struct Expanded {
   int instance = 0;
   int body = 0;
-  int op = 0;                        // index in the body
+  int op = 0;  // index in the body
   std::int64_t micro_batch = -1;
   const Step* step = nullptr;
-  std::vector<int> after;            // indices in the expansion
+  std::vector<int> after;  // indices in the expansion
 };
 // Every op in list order. Ops keep pointing into the program, which must outlive the result.
 std::vector<Expanded> expand(const Program& program);

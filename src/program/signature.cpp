@@ -17,19 +17,25 @@ int unit_named(const Program& program, const std::string& name) {
   return -1;
 }
 
-bool has_norm_weights(const Program& program) { return program.arch.norm != arch::Norm::kLayerPlain; }
+bool has_norm_weights(const Program& program) {
+  return program.arch.norm != arch::Norm::kLayerPlain;
+}
 
 Signature forward(const Program& p, const Compute& c, int unit) {
   const std::int64_t l = c.layer, last = p.arch.layers;
   switch (c.part) {
-    case Part::kEmbed: return {{{Value::kIds}, {Value::kParam, unit}}, {{Value::kResidual, 0}}};
+    case Part::kEmbed:
+      return {{{Value::kIds}, {Value::kParam, unit}}, {{Value::kResidual, 0}}};
     case Part::kNormQkv:
       return {{{Value::kResidual, l}, {Value::kParam, unit}}, {{Value::kQkv, l}, {Value::kStats1, l}}};
-    case Part::kAttention: return {{{Value::kQkv, l}}, {{Value::kAttention, l}, {Value::kLse, l}}};
+    case Part::kAttention:
+      return {{{Value::kQkv, l}}, {{Value::kAttention, l}, {Value::kLse, l}}};
     case Part::kOutProjection:
       return {{{Value::kAttention, l}, {Value::kResidual, l}, {Value::kParam, unit}}, {{Value::kMid, l}}};
-    case Part::kNormUp: return {{{Value::kMid, l}, {Value::kParam, unit}}, {{Value::kUp, l}, {Value::kStats2, l}}};
-    case Part::kActivation: return {{{Value::kUp, l}}, {{Value::kActivation, l}}};
+    case Part::kNormUp:
+      return {{{Value::kMid, l}, {Value::kParam, unit}}, {{Value::kUp, l}, {Value::kStats2, l}}};
+    case Part::kActivation:
+      return {{{Value::kUp, l}}, {{Value::kActivation, l}}};
     case Part::kDown:
       return {{{Value::kActivation, l}, {Value::kMid, l}, {Value::kParam, unit}}, {{Value::kResidual, l + 1}}};
     case Part::kFinalNorm: {
@@ -46,18 +52,23 @@ Signature forward(const Program& p, const Compute& c, int unit) {
 Signature backward(const Program& p, const Compute& c, int unit) {
   const std::int64_t l = c.layer, last = p.arch.layers;
   switch (c.part) {
-    case Part::kEmbed: return {{{Value::kIds}, {Value::kDResidual, 0}}, {{Value::kGrad, unit}}};
+    case Part::kEmbed:
+      return {{{Value::kIds}, {Value::kDResidual, 0}}, {{Value::kGrad, unit}}};
     case Part::kNormQkv:
       return {{{Value::kDQkv, l}, {Value::kResidual, l}, {Value::kStats1, l}, {Value::kParam, unit}, {Value::kDMid, l}},
               {{Value::kDResidual, l}, {Value::kGrad, unit}}};
     case Part::kAttention:
-      return {{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}}, {{Value::kDQkv, l}}};
+      return {{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}},
+              {{Value::kDQkv, l}}};
     case Part::kOutProjection:
-      return {{{Value::kDMid, l}, {Value::kAttention, l}, {Value::kParam, unit}}, {{Value::kDAttention, l}, {Value::kGrad, unit}}};
+      return {{{Value::kDMid, l}, {Value::kAttention, l}, {Value::kParam, unit}},
+              {{Value::kDAttention, l}, {Value::kGrad, unit}}};
     case Part::kNormUp:
-      return {{{Value::kDUp, l}, {Value::kMid, l}, {Value::kStats2, l}, {Value::kParam, unit}, {Value::kDResidual, l + 1}},
-              {{Value::kDMid, l}, {Value::kGrad, unit}}};
-    case Part::kActivation: return {{{Value::kDActivation, l}, {Value::kUp, l}}, {{Value::kDUp, l}}};
+      return {
+          {{Value::kDUp, l}, {Value::kMid, l}, {Value::kStats2, l}, {Value::kParam, unit}, {Value::kDResidual, l + 1}},
+          {{Value::kDMid, l}, {Value::kGrad, unit}}};
+    case Part::kActivation:
+      return {{{Value::kDActivation, l}, {Value::kUp, l}}, {{Value::kDUp, l}}};
     case Part::kDown:
       return {{{Value::kDResidual, l + 1}, {Value::kActivation, l}, {Value::kParam, unit}},
               {{Value::kDActivation, l}, {Value::kGrad, unit}}};
@@ -88,45 +99,66 @@ Signature optimizer(const Program& p, int unit) {
 
 std::string_view name_of(Value value) {
   static constexpr std::array<std::string_view, 26> kNames{
-      "ids", "labels", "x", "stats1", "qkv", "lse", "attn", "mid", "stats2", "up", "act", "stats_final", "normed",
-      "d_normed", "losses", "d_x", "d_mid", "d_act", "d_up", "d_attn", "d_qkv", "param", "grad", "m", "v", "master"};
+      "ids",  "labels", "x",           "stats1", "qkv",      "lse",    "attn", "mid",   "stats2",
+      "up",   "act",    "stats_final", "normed", "d_normed", "losses", "d_x",  "d_mid", "d_act",
+      "d_up", "d_attn", "d_qkv",       "param",  "grad",     "m",      "v",    "master"};
   if (value == Value::kScalars) return "scalars";
   return kNames.at(static_cast<std::size_t>(value));
 }
 
 int unit_of_part(const Program& program, Part part, std::int64_t layer) {
   switch (part) {
-    case Part::kEmbed: return unit_named(program, "embed");
-    case Part::kHead: return unit_named(program, program.arch.tied ? "embed" : "final");
-    case Part::kFinalNorm: return has_norm_weights(program) ? unit_named(program, "final") : -1;
+    case Part::kEmbed:
+      return unit_named(program, "embed");
+    case Part::kHead:
+      return unit_named(program, program.arch.tied ? "embed" : "final");
+    case Part::kFinalNorm:
+      return has_norm_weights(program) ? unit_named(program, "final") : -1;
     case Part::kAttention:
-    case Part::kActivation: return -1;
-    default: return unit_named(program, "layer." + std::to_string(layer));
+    case Part::kActivation:
+      return -1;
+    default:
+      return unit_named(program, "layer." + std::to_string(layer));
   }
 }
 
 Signature signature(const Program& program, const Op& op, int unit) {
   const Range sharded = program.setting.zero >= 1 && program.setting.data_ranks > 1 ? Range::kOwn : Range::kAll;
-  return std::visit(
-      Match{
-          [&](const Compute& c) {
-            const int u = unit_of_part(program, c.part, c.layer);
-            return c.pass == ComputePass::kBackward ? backward(program, c, u) : forward(program, c, u);
-          },
-          [&](const LoadBatch&) { return Signature{{}, {{Value::kIds}, {Value::kLabels}, {Value::kScalars}}}; },
-          [&](const ZeroFill&) {
-            return unit >= 0 ? Signature{{}, {{Value::kGrad, unit}}} : Signature{{}, {{Value::kScalars}}};
-          },
-          [&](const SumSquares&) { return Signature{{{Value::kGrad, unit, sharded}}, {{Value::kScalars}}}; },
-          [&](const ClipScale&) { return Signature{{}, {{Value::kScalars}}}; },
-          [&](const OptimizerStep&) { return optimizer(program, unit); },
-          [&](const AllReduce&) { return Signature{{{Value::kGrad, unit}}, {{Value::kGrad, unit}}}; },
-          [&](const ReduceScatter&) { return Signature{{{Value::kGrad, unit}}, {{Value::kGrad, unit, Range::kOwn}}}; },
-          [&](const AllGather&) { return Signature{{{Value::kParam, unit, Range::kOwn}}, {{Value::kParam, unit}}}; },
-          [&](const ReduceScalars&) { return Signature{{}, {{Value::kScalars}}}; },
-          [&](const Agree&) { return Signature{{{Value::kScalars}}, {}}; },
-      },
-      op);
+  return std::visit(Match{
+                        [&](const Compute& c) {
+                          const int u = unit_of_part(program, c.part, c.layer);
+                          return c.pass == ComputePass::kBackward ? backward(program, c, u) : forward(program, c, u);
+                        },
+                        [&](const LoadBatch&) {
+                          return Signature{{}, {{Value::kIds}, {Value::kLabels}, {Value::kScalars}}};
+                        },
+                        [&](const ZeroFill&) {
+                          return unit >= 0 ? Signature{{}, {{Value::kGrad, unit}}} : Signature{{}, {{Value::kScalars}}};
+                        },
+                        [&](const SumSquares&) {
+                          return Signature{{{Value::kGrad, unit, sharded}}, {{Value::kScalars}}};
+                        },
+                        [&](const ClipScale&) {
+                          return Signature{{}, {{Value::kScalars}}};
+                        },
+                        [&](const OptimizerStep&) { return optimizer(program, unit); },
+                        [&](const AllReduce&) {
+                          return Signature{{{Value::kGrad, unit}}, {{Value::kGrad, unit}}};
+                        },
+                        [&](const ReduceScatter&) {
+                          return Signature{{{Value::kGrad, unit}}, {{Value::kGrad, unit, Range::kOwn}}};
+                        },
+                        [&](const AllGather&) {
+                          return Signature{{{Value::kParam, unit, Range::kOwn}}, {{Value::kParam, unit}}};
+                        },
+                        [&](const ReduceScalars&) {
+                          return Signature{{}, {{Value::kScalars}}};
+                        },
+                        [&](const Agree&) {
+                          return Signature{{{Value::kScalars}}, {}};
+                        },
+                    },
+                    op);
 }
 
 std::int64_t elements_of(const Program& program, const Operand& operand) {
@@ -137,37 +169,47 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
   switch (operand.value) {
     case Value::kIds:
     case Value::kLabels:
-    case Value::kLosses: return n;
+    case Value::kLosses:
+      return n;
     case Value::kResidual:
     case Value::kMid:
     case Value::kNormed:
     case Value::kDNormed:
     case Value::kDResidual:
-    case Value::kDMid: return n * a.hidden;
+    case Value::kDMid:
+      return n * a.hidden;
     case Value::kStats1:
     case Value::kStats2:
-    case Value::kStatsFinal: return stats;
+    case Value::kStatsFinal:
+      return stats;
     case Value::kQkv:
-    case Value::kDQkv: return n * a.qkv_size();
-    case Value::kLse: return n * a.heads;
+    case Value::kDQkv:
+      return n * a.qkv_size();
+    case Value::kLse:
+      return n * a.heads;
     case Value::kAttention:
-    case Value::kDAttention: return n * a.query_size();
+    case Value::kDAttention:
+      return n * a.query_size();
     case Value::kUp:
-    case Value::kDUp: return n * a.up_size();
+    case Value::kDUp:
+      return n * a.up_size();
     case Value::kActivation:
-    case Value::kDActivation: return n * a.ffn;
+    case Value::kDActivation:
+      return n * a.ffn;
     case Value::kParam:
     case Value::kGrad:
     case Value::kMoment1:
     case Value::kMoment2:
     case Value::kMaster: {
       const std::int64_t all = program.units.at(static_cast<std::size_t>(operand.layer)).elements;
-      const bool state = operand.value == Value::kMoment1 || operand.value == Value::kMoment2 || operand.value == Value::kMaster;
+      const bool state =
+          operand.value == Value::kMoment1 || operand.value == Value::kMoment2 || operand.value == Value::kMaster;
       if (!state || s.zero == 0) return all;
       const auto [first, last] = owned_range(all, 0, s.data_ranks);
       return last - first;
     }
-    case Value::kScalars: return kNumScalars;
+    case Value::kScalars:
+      return kNumScalars;
   }
   throw Error("unknown value {}", static_cast<int>(operand.value));
 }
@@ -177,7 +219,8 @@ DType dtype_of(const Program& program, Value value) {
   const DType accurate = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
   switch (value) {
     case Value::kIds:
-    case Value::kLabels: return DType::kI32;
+    case Value::kLabels:
+      return DType::kI32;
     case Value::kStats1:
     case Value::kStats2:
     case Value::kStatsFinal:
@@ -185,10 +228,14 @@ DType dtype_of(const Program& program, Value value) {
     case Value::kLosses:
     case Value::kGrad:
     case Value::kMoment1:
-    case Value::kMoment2: return accurate;
-    case Value::kMaster: return s.master;
-    case Value::kScalars: return DType::kF64;
-    default: return s.compute;
+    case Value::kMoment2:
+      return accurate;
+    case Value::kMaster:
+      return s.master;
+    case Value::kScalars:
+      return DType::kF64;
+    default:
+      return s.compute;
   }
 }
 

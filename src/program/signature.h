@@ -1,5 +1,5 @@
-// What each op reads and writes, in order: the positional operands, as values of the model's computation. The builder makes
-// buffers from it, the verifier follows the values through a program, the executor binds operands by position.
+// What each op reads and writes, in order: the positional operands, as values of the model's computation. The builder
+// makes buffers from it, the verifier follows the values through a program, the executor binds operands by position.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,32 @@ namespace molen::program {
 
 // Letters as in arch/parts.h. `layer` of an operand is the layer l, or the unit's index for kParam .. kMaster.
 enum class Value {
-  kIds, kLabels,      // i32 [N]
-  kResidual,          // x_Nd: input of layer l; l = L is the input of the final norm
-  kStats1, kQkv, kLse, kAttention, kMid, kStats2, kUp, kActivation,
-  kStatsFinal, kNormed,
-  kDNormed,           // complete once every chunk of the head has written its part
-  kLosses,            // one per token
-  kDResidual,         // gradient of kResidual of layer l
-  kDMid, kDActivation, kDUp, kDAttention, kDQkv,
-  kParam, kGrad, kMoment1, kMoment2, kMaster,
+  kIds,
+  kLabels,    // i32 [N]
+  kResidual,  // x_Nd: input of layer l; l = L is the input of the final norm
+  kStats1,
+  kQkv,
+  kLse,
+  kAttention,
+  kMid,
+  kStats2,
+  kUp,
+  kActivation,
+  kStatsFinal,
+  kNormed,
+  kDNormed,    // complete once every chunk of the head has written its part
+  kLosses,     // one per token
+  kDResidual,  // gradient of kResidual of layer l
+  kDMid,
+  kDActivation,
+  kDUp,
+  kDAttention,
+  kDQkv,
+  kParam,
+  kGrad,
+  kMoment1,
+  kMoment2,
+  kMaster,
   kScalars,
 };
 std::string_view name_of(Value value);
@@ -36,8 +53,8 @@ struct Signature {
   std::vector<Operand> reads, writes;
 };
 
-// The operands of `op` in a program of this architecture and setting. `unit` is the unit an OptimizerStep, SumSquares or
-// collective works on (it follows from the buffer that the step names).
+// The operands of `op` in a program of this architecture and setting. `unit` is the unit an OptimizerStep, SumSquares
+// or collective works on (it follows from the buffer that the step names).
 Signature signature(const Program& program, const Op& op, int unit);
 
 // Unit whose parameters a part reads; -1 where it has none.

@@ -1,5 +1,5 @@
-// The text form of a program (docs/formats/program.md): one op a line. parse(print(p)) == p, and what is edited there and
-// loaded again is what runs.
+// The text form of a program (docs/formats/program.md): one op a line. parse(print(p)) == p, and what is edited there
+// and loaded again is what runs.
 #pragma once
 
 #include <string>

@@ -27,13 +27,27 @@ T get(const Json& json, const char* key, std::string_view origin) {
 }  // namespace
 
 Json arch_to_json(const arch::Architecture& a) {
-  Json j{{"name", a.name}, {"family", static_cast<int>(a.family)}, {"layers", a.layers}, {"hidden", a.hidden}, {"ffn", a.ffn},
-         {"heads", a.heads}, {"kv_heads", a.kv_heads}, {"head_dim", a.head_dim}, {"vocabulary", a.vocabulary},
-         {"max_sequence", a.max_sequence}, {"rope_theta", a.rope_theta}, {"tied", a.tied}, {"biases", a.biases},
-         {"norm_eps", a.norm_eps}, {"norm", static_cast<int>(a.norm)}, {"position", static_cast<int>(a.position)},
-         {"activation", static_cast<int>(a.activation)}, {"init_std", a.init_std}};
+  Json j{{"name", a.name},
+         {"family", static_cast<int>(a.family)},
+         {"layers", a.layers},
+         {"hidden", a.hidden},
+         {"ffn", a.ffn},
+         {"heads", a.heads},
+         {"kv_heads", a.kv_heads},
+         {"head_dim", a.head_dim},
+         {"vocabulary", a.vocabulary},
+         {"max_sequence", a.max_sequence},
+         {"rope_theta", a.rope_theta},
+         {"tied", a.tied},
+         {"biases", a.biases},
+         {"norm_eps", a.norm_eps},
+         {"norm", static_cast<int>(a.norm)},
+         {"position", static_cast<int>(a.position)},
+         {"activation", static_cast<int>(a.activation)},
+         {"init_std", a.init_std}};
   if (a.rope_scaling)
-    j["rope_scaling"] = {{"factor", a.rope_scaling->factor}, {"low_freq_factor", a.rope_scaling->low_freq_factor},
+    j["rope_scaling"] = {{"factor", a.rope_scaling->factor},
+                         {"low_freq_factor", a.rope_scaling->low_freq_factor},
                          {"high_freq_factor", a.rope_scaling->high_freq_factor},
                          {"original_max_sequence", a.rope_scaling->original_max_sequence}};
   return j;
@@ -63,18 +77,23 @@ arch::Architecture arch_from_json(const Json& j, std::string_view origin) {
   if (j.contains("rope_scaling")) {
     const Json& s = j.at("rope_scaling");
     a.rope_scaling = arch::RopeScaling{get<double>(s, "factor", origin), get<double>(s, "low_freq_factor", origin),
-                                       get<double>(s, "high_freq_factor", origin), get<std::int64_t>(s, "original_max_sequence", origin)};
+                                       get<double>(s, "high_freq_factor", origin),
+                                       get<std::int64_t>(s, "original_max_sequence", origin)};
   }
   return a;
 }
 
 std::string setting_to_text(const Setting& s) {
   return fmt::format(
-      "purpose={} data_ranks={} zero={} recompute={} global_batch={} micro_batch={} sequence={} compute={} master={} reduce={} kernels={} "
+      "purpose={} data_ranks={} zero={} recompute={} global_batch={} micro_batch={} sequence={} compute={} master={} "
+      "reduce={} kernels={} "
       "threads={} head_chunk={}",
-      s.purpose == Purpose::kTrain ? "train" : "evaluate", s.data_ranks, s.zero, s.recompute ? 1 : 0, s.global_batch, s.micro_batch,
-      s.sequence, name_of(s.compute), name_of(s.master), name_of(s.reduce),
-      s.kernels == arch::Kernels::kReference ? "reference" : s.kernels == arch::Kernels::kFused ? "fused" : "aten", s.threads, s.head_chunk);
+      s.purpose == Purpose::kTrain ? "train" : "evaluate", s.data_ranks, s.zero, s.recompute ? 1 : 0, s.global_batch,
+      s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master), name_of(s.reduce),
+      s.kernels == arch::Kernels::kReference ? "reference"
+      : s.kernels == arch::Kernels::kFused   ? "fused"
+                                             : "aten",
+      s.threads, s.head_chunk);
 }
 
 Setting setting_from_text(const std::map<std::string, std::string>& values, const std::string& where) {
@@ -92,7 +111,8 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
     return value;
   };
   Setting s;
-  if (text("purpose") != "train" && text("purpose") != "evaluate") throw UsageError("{}: purpose must be train or evaluate", where);
+  if (text("purpose") != "train" && text("purpose") != "evaluate")
+    throw UsageError("{}: purpose must be train or evaluate", where);
   s.purpose = text("purpose") == "train" ? Purpose::kTrain : Purpose::kEvaluate;
   s.data_ranks = static_cast<int>(integer("data_ranks", 1, 1 << 24));
   s.zero = static_cast<int>(integer("zero", 0, 3));
@@ -104,10 +124,14 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.master = dtype_from_name(text("master"));
   s.reduce = dtype_from_name(text("reduce"));
   const std::string& kernels = text("kernels");
-  if (kernels == "reference") s.kernels = arch::Kernels::kReference;
-  else if (kernels == "fused") s.kernels = arch::Kernels::kFused;
-  else if (kernels == "aten") s.kernels = arch::Kernels::kAten;
-  else throw UsageError("{}: kernels={} must be reference, fused or aten", where, kernels);
+  if (kernels == "reference")
+    s.kernels = arch::Kernels::kReference;
+  else if (kernels == "fused")
+    s.kernels = arch::Kernels::kFused;
+  else if (kernels == "aten")
+    s.kernels = arch::Kernels::kAten;
+  else
+    throw UsageError("{}: kernels={} must be reference, fused or aten", where, kernels);
   s.threads = static_cast<int>(integer("threads", 1, 1 << 16));
   s.head_chunk = integer("head_chunk", 1, std::int64_t{1} << 30);
   return s;

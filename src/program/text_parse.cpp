@@ -119,8 +119,10 @@ class Parser {
   void buffer(const std::vector<std::string>& w) {
     if (w.size() != 5) fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external'");
     if (program_.find_buffer(w[1]) >= 0) fail("buffer '" + w[1] + "' stands twice");
-    program_.buffers.push_back({w[1], dtype(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
-                                choice<Lifetime>(w[4], std::array{Lifetime::kPersistent, Lifetime::kTransient, Lifetime::kExternal}, "lifetime")});
+    program_.buffers.push_back(
+        {w[1], dtype(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
+         choice<Lifetime>(w[4], std::array{Lifetime::kPersistent, Lifetime::kTransient, Lifetime::kExternal},
+                          "lifetime")});
   }
 
   DType dtype(const std::string& name) const {
@@ -163,7 +165,8 @@ class Parser {
     fail(fmt::format("unknown {} '{}'", what, text));
   }
 
-  static std::string take(std::map<std::string, std::string>& values, const std::string& key, const std::string& fallback) {
+  static std::string take(std::map<std::string, std::string>& values, const std::string& key,
+                          const std::string& fallback) {
     const auto found = values.find(key);
     if (found == values.end()) return fallback;
     std::string value = found->second;
@@ -186,9 +189,9 @@ class Parser {
         known = true;
       }
     if (!known) fail("unknown part '" + part + "'");
-    const bool in_layer = c.part != arch::Part::kEmbed && c.part != arch::Part::kFinalNorm && c.part != arch::Part::kHead;
-    if (in_layer)
-      c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
+    const bool in_layer =
+        c.part != arch::Part::kEmbed && c.part != arch::Part::kFinalNorm && c.part != arch::Part::kHead;
+    if (in_layer) c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
     if (c.part == arch::Part::kHead)
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
     c.accumulate = number<int>(take(v, "accumulate", "0"), 0, 1) == 1;
@@ -220,17 +223,20 @@ class Parser {
     if (w.size() < 2) fail("expected '%N OP key=value ...'");
     auto values = pairs(w, 2);
     Body& body = program_.bodies.back();
-    if (!labels_.back().emplace(w[0], static_cast<int>(body.steps.size())).second) fail("label " + w[0] + " stands twice in this body");
+    if (!labels_.back().emplace(w[0], static_cast<int>(body.steps.size())).second)
+      fail("label " + w[0] + " stands twice in this body");
     Step s{op(w[1], values), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
     if (const std::string t = take(values, "reads", ""); !t.empty()) s.reads = uses(t);
     if (const std::string t = take(values, "writes", ""); !t.empty()) s.writes = uses(t);
     if (const std::string t = take(values, "after", ""); !t.empty())
-      for (const std::string& ref : split(t, ',')) pending_.push_back({program_.bodies.size() - 1, body.steps.size(), ref, number_});
+      for (const std::string& ref : split(t, ','))
+        pending_.push_back({program_.bodies.size() - 1, body.steps.size(), ref, number_});
     s.stream = choice<Stream>(take(values, "stream", ""), std::array{Stream::kCompute, Stream::kDpComm}, "stream");
     std::vector<Phase> phases;
     for (int i = 0; i < kNumPhases; ++i) phases.push_back(static_cast<Phase>(i));
     s.phase = choice<Phase>(take(values, "phase", ""), phases, "phase");
-    if (const std::string t = take(values, "unless", ""); !t.empty()) s.unless = choice<Flag>(t, std::array{Flag::kNonFinite}, "flag");
+    if (const std::string t = take(values, "unless", ""); !t.empty())
+      s.unless = choice<Flag>(t, std::array{Flag::kNonFinite}, "flag");
     s.scratch = Bytes(number<std::int64_t>(take(values, "scratch", "0"), 0, kMaxElements));
     s.model_flops = Flops(number<double>(take(values, "model_flops", "0"), 0.0, 1e40));
     s.hardware_flops = Flops(number<double>(take(values, "hardware_flops", "0"), 0.0, 1e40));
@@ -245,7 +251,8 @@ class Parser {
       const auto colon = w[i].find(':');
       Instance instance{body_index(w[i].substr(0, colon)), -1};
       if (instance.body < 0) fail("the schedule names an unknown body '" + w[i] + "'");
-      if (colon != std::string::npos) instance.micro_batch = number<std::int64_t>(w[i].substr(colon + 1), 0, std::int64_t{1} << 40);
+      if (colon != std::string::npos)
+        instance.micro_batch = number<std::int64_t>(w[i].substr(colon + 1), 0, std::int64_t{1} << 40);
       program_.schedule.push_back(instance);
     }
   }
@@ -279,6 +286,8 @@ class Parser {
 
 }  // namespace
 
-Program parse(std::string_view text, std::string_view origin) { return Parser(text, origin).run(); }
+Program parse(std::string_view text, std::string_view origin) {
+  return Parser(text, origin).run();
+}
 
 }  // namespace molen::program

@@ -19,27 +19,28 @@ std::string uses_text(const Program& p, const std::vector<Use>& uses) {
 }
 
 std::string op_text(const Op& op) {
-  return std::visit(
-      Match{
-          [](const Compute& c) {
-            std::string text = fmt::format("{} part={}", name_of(c.pass), arch::name_of(c.part));
-            if (c.layer >= 0) text += fmt::format(" layer={}", c.layer);
-            if (c.chunk >= 0) text += fmt::format(" chunk={}", c.chunk);
-            if (c.accumulate) text += " accumulate=1";
-            return text;
-          },
-          [](const LoadBatch&) { return std::string("load_batch"); },
-          [](const ZeroFill&) { return std::string("zero_fill"); },
-          [](const SumSquares&) { return std::string("sum_squares"); },
-          [](const ClipScale&) { return std::string("clip_scale"); },
-          [](const OptimizerStep&) { return std::string("optimizer_step"); },
-          [](const AllReduce& o) { return fmt::format("all_reduce axis={}", name_of(o.axis)); },
-          [](const ReduceScatter& o) { return fmt::format("reduce_scatter axis={}", name_of(o.axis)); },
-          [](const AllGather& o) { return fmt::format("all_gather axis={}", name_of(o.axis)); },
-          [](const ReduceScalars& o) { return fmt::format("reduce_scalars axis={} count={}", name_of(o.axis), o.count); },
-          [](const Agree& o) { return fmt::format("agree flag={}", name_of(o.flag)); },
-      },
-      op);
+  return std::visit(Match{
+                        [](const Compute& c) {
+                          std::string text = fmt::format("{} part={}", name_of(c.pass), arch::name_of(c.part));
+                          if (c.layer >= 0) text += fmt::format(" layer={}", c.layer);
+                          if (c.chunk >= 0) text += fmt::format(" chunk={}", c.chunk);
+                          if (c.accumulate) text += " accumulate=1";
+                          return text;
+                        },
+                        [](const LoadBatch&) { return std::string("load_batch"); },
+                        [](const ZeroFill&) { return std::string("zero_fill"); },
+                        [](const SumSquares&) { return std::string("sum_squares"); },
+                        [](const ClipScale&) { return std::string("clip_scale"); },
+                        [](const OptimizerStep&) { return std::string("optimizer_step"); },
+                        [](const AllReduce& o) { return fmt::format("all_reduce axis={}", name_of(o.axis)); },
+                        [](const ReduceScatter& o) { return fmt::format("reduce_scatter axis={}", name_of(o.axis)); },
+                        [](const AllGather& o) { return fmt::format("all_gather axis={}", name_of(o.axis)); },
+                        [](const ReduceScalars& o) {
+                          return fmt::format("reduce_scalars axis={} count={}", name_of(o.axis), o.count);
+                        },
+                        [](const Agree& o) { return fmt::format("agree flag={}", name_of(o.flag)); },
+                    },
+                    op);
 }
 
 std::string step_text(const Program& p, const Step& step, std::size_t index) {
@@ -57,8 +58,8 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
   }
   text += fmt::format(" stream={} phase={}", name_of(step.stream), name_of(step.phase));
   if (step.unless) text += fmt::format(" unless={}", name_of(*step.unless));
-  text += fmt::format(" scratch={} model_flops={:.17g} hardware_flops={:.17g} moved={}", step.scratch.value, step.model_flops.value,
-                      step.hardware_flops.value, step.moved.value);
+  text += fmt::format(" scratch={} model_flops={:.17g} hardware_flops={:.17g} moved={}", step.scratch.value,
+                      step.model_flops.value, step.hardware_flops.value, step.moved.value);
   return text;
 }
 
@@ -69,7 +70,8 @@ std::string print_all(const Program& p, const MemoryPlan* plan) {
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];
     text += fmt::format("buffer {} {} {} {}", b.name, name_of(b.dtype), b.elements, name_of(b.lifetime));
-    if (plan && b.lifetime != Lifetime::kExternal) text += fmt::format("  # at {}, {}", plan->buffer_offset[i], human(b.bytes()));
+    if (plan && b.lifetime != Lifetime::kExternal)
+      text += fmt::format("  # at {}, {}", plan->buffer_offset[i], human(b.bytes()));
     text += '\n';
   }
   for (std::size_t b = 0; b < p.bodies.size(); ++b) {
@@ -86,13 +88,19 @@ std::string print_all(const Program& p, const MemoryPlan* plan) {
     if (i.micro_batch >= 0) text += fmt::format(":{}", i.micro_batch);
   }
   text += '\n';
-  if (plan) text += fmt::format("# planned peak {} bytes ({}), of which persistent {}\n", plan->peak.value, human(plan->peak), human(plan->persistent));
+  if (plan)
+    text += fmt::format("# planned peak {} bytes ({}), of which persistent {}\n", plan->peak.value, human(plan->peak),
+                        human(plan->persistent));
   return text;
 }
 
 }  // namespace
 
-std::string print(const Program& program) { return print_all(program, nullptr); }
-std::string print(const Program& program, const MemoryPlan& plan) { return print_all(program, &plan); }
+std::string print(const Program& program) {
+  return print_all(program, nullptr);
+}
+std::string print(const Program& program, const MemoryPlan& plan) {
+  return print_all(program, &plan);
+}
 
 }  // namespace molen::program

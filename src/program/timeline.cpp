@@ -10,7 +10,8 @@
 namespace molen::program {
 
 PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& timeline) {
-  MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(), ops.size());
+  MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
+              ops.size());
   PhaseSeconds result;
   double busy = 0.0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -24,7 +25,8 @@ PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& tim
 }
 
 Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured) {
-  MOLEN_CHECK(ops.size() == predicted.ops.size() && ops.size() == measured.ops.size(), "timelines of different programs");
+  MOLEN_CHECK(ops.size() == predicted.ops.size() && ops.size() == measured.ops.size(),
+              "timelines of different programs");
   Comparison c;
   std::map<std::string, KindRow> rows;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -37,18 +39,20 @@ Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, 
     row.bytes += ops[i].step->moved.value;
   }
   for (auto& [kind, row] : rows) c.rows.push_back(row);
-  std::stable_sort(c.rows.begin(), c.rows.end(), [](const KindRow& a, const KindRow& b) { return a.measured_s > b.measured_s; });
+  std::stable_sort(c.rows.begin(), c.rows.end(),
+                   [](const KindRow& a, const KindRow& b) { return a.measured_s > b.measured_s; });
   c.predicted_step_s = predicted.total_s;
   c.measured_step_s = measured.total_s;
   return c;
 }
 
 std::string to_table(const Comparison& c) {
-  std::string text = fmt::format("{:<28} {:>6} {:>12} {:>12} {:>8} {:>12}\n", "op", "count", "predicted", "measured", "error", "bytes");
+  std::string text = fmt::format("{:<28} {:>6} {:>12} {:>12} {:>8} {:>12}\n", "op", "count", "predicted", "measured",
+                                 "error", "bytes");
   const auto line = [&](const std::string& name, int count, double predicted, double measured, std::int64_t bytes) {
     const std::string error = measured > 0 ? fmt::format("{:+.1f}%", 100.0 * (predicted - measured) / measured) : "-";
-    text += fmt::format("{:<28} {:>6} {:>12} {:>12} {:>8} {:>12}\n", name, count, human(Seconds(predicted)), human(Seconds(measured)), error,
-                        bytes > 0 ? human(Bytes(bytes)) : "-");
+    text += fmt::format("{:<28} {:>6} {:>12} {:>12} {:>8} {:>12}\n", name, count, human(Seconds(predicted)),
+                        human(Seconds(measured)), error, bytes > 0 ? human(Bytes(bytes)) : "-");
   };
   int count = 0;
   for (const KindRow& row : c.rows) {

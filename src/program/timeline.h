@@ -11,13 +11,13 @@
 namespace molen::program {
 
 struct OpTime {
-  double start_s = 0.0, end_s = 0.0;   // from the step's start
+  double start_s = 0.0, end_s = 0.0;  // from the step's start
   double seconds() const { return end_s - start_s; }
 };
 
 struct Timeline {
-  std::vector<OpTime> ops;             // per op of the expansion
-  double total_s = 0.0;                // the whole step on this rank
+  std::vector<OpTime> ops;  // per op of the expansion
+  double total_s = 0.0;     // the whole step on this rank
 };
 
 // Seconds of the compute stream by phase; `bubble_s` is what is left of the step, so that all sum to total_s.
@@ -32,13 +32,15 @@ struct KindRow {
   std::string kind;
   int count = 0;
   double predicted_s = 0.0, measured_s = 0.0;
-  std::int64_t bytes = 0;              // memory traffic or payload by the program
+  std::int64_t bytes = 0;  // memory traffic or payload by the program
 };
 struct Comparison {
-  std::vector<KindRow> rows;           // by measured seconds, largest first
+  std::vector<KindRow> rows;  // by measured seconds, largest first
   double predicted_step_s = 0.0, measured_step_s = 0.0;
   // (predicted - measured) / measured.
-  double step_error() const { return measured_step_s > 0 ? (predicted_step_s - measured_step_s) / measured_step_s : 0.0; }
+  double step_error() const {
+    return measured_step_s > 0 ? (predicted_step_s - measured_step_s) / measured_step_s : 0.0;
+  }
 };
 Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured);
 std::string to_table(const Comparison& comparison);

@@ -18,8 +18,10 @@ namespace {
 constexpr std::size_t kMaxFindings = 20;
 
 std::string where(const Program& p, const Expanded& e) {
-  std::string text = fmt::format("body {}, op %{} ({}", p.bodies[static_cast<std::size_t>(e.body)].name, e.op, kind_of(e.step->op));
-  if (const auto* c = std::get_if<Compute>(&e.step->op); c && c->layer >= 0) text += fmt::format(", layer {}", c->layer);
+  std::string text =
+      fmt::format("body {}, op %{} ({}", p.bodies[static_cast<std::size_t>(e.body)].name, e.op, kind_of(e.step->op));
+  if (const auto* c = std::get_if<Compute>(&e.step->op); c && c->layer >= 0)
+    text += fmt::format(", layer {}", c->layer);
   if (e.micro_batch >= 0) text += fmt::format(", micro-batch {}", e.micro_batch);
   return text + ")";
 }
@@ -40,7 +42,8 @@ struct Held {
 
 // What has happened to a unit in this step.
 struct UnitState {
-  std::multiset<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>> contributions;  // part, layer, chunk, micro-batch
+  std::multiset<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
+      contributions;  // part, layer, chunk, micro-batch
   int reduced = 0, counted = 0, updated = 0, gathered = 0;
 };
 
@@ -92,10 +95,10 @@ class Verifier {
     const Program costed = pass::costs(p_);
     for (const Expanded& e : ops_) {
       const Step& want = costed.bodies[static_cast<std::size_t>(e.body)].steps[static_cast<std::size_t>(e.op)];
-      if (e.step->scratch != want.scratch || e.step->model_flops != want.model_flops || e.step->hardware_flops != want.hardware_flops ||
-          e.step->moved != want.moved)
-        report(e, "its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)", e.step->scratch.value,
-               want.scratch.value);
+      if (e.step->scratch != want.scratch || e.step->model_flops != want.model_flops ||
+          e.step->hardware_flops != want.hardware_flops || e.step->moved != want.moved)
+        report(e, "its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
+               e.step->scratch.value, want.scratch.value);
       if (is_communication(e.step->op) != (e.step->stream == Stream::kDpComm))
         report(e, "communication belongs on the stream comm.dp, everything else on compute");
       if (findings_.size() >= kMaxFindings) return;
@@ -108,8 +111,8 @@ class Verifier {
   void operands(const Expanded& e) {
     const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
     if (e.step->reads.size() != want.reads.size() || e.step->writes.size() != want.writes.size()) {
-      report(e, "has {} + {} operands where it needs {} + {}", e.step->reads.size(), e.step->writes.size(), want.reads.size(),
-             want.writes.size());
+      report(e, "has {} + {} operands where it needs {} + {}", e.step->reads.size(), e.step->writes.size(),
+             want.reads.size(), want.writes.size());
       return;
     }
     aliases(e, want);
@@ -126,20 +129,24 @@ class Verifier {
         const bool collective = is_communication(e.step->op);
         const bool same = e.step->writes[w].buffer == e.step->reads[r].buffer;
         const std::string& name = p_.buffers[static_cast<std::size_t>(e.step->writes[w].buffer)].name;
-        if (same && !residual && !collective && want.writes[w].value != Value::kScalars) report(e, "writes {} while it reads it", name);
-        if (!same && (residual || collective)) report(e, "must write {} in place", p_.buffers[static_cast<std::size_t>(e.step->reads[r].buffer)].name);
+        if (same && !residual && !collective && want.writes[w].value != Value::kScalars)
+          report(e, "writes {} while it reads it", name);
+        if (!same && (residual || collective))
+          report(e, "must write {} in place", p_.buffers[static_cast<std::size_t>(e.step->reads[r].buffer)].name);
       }
   }
 
   bool fits(const Expanded& e, const Use& use, const Operand& want) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
-    if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) || b.lifetime != lifetime_of(p_, want.value)) {
-      report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype), name_of(want.value),
-             elements_of(p_, want), name_of(dtype_of(p_, want.value)));
+    if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) ||
+        b.lifetime != lifetime_of(p_, want.value)) {
+      report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype),
+             name_of(want.value), elements_of(p_, want), name_of(dtype_of(p_, want.value)));
       return false;
     }
     if (use.range != want.range) {
-      report(e, "operand {} must be {}", b.name, want.range == Range::kOwn ? "the owned range: write " + b.name + "[own]" : "the whole buffer");
+      report(e, "operand {} must be {}", b.name,
+             want.range == Range::kOwn ? "the owned range: write " + b.name + "[own]" : "the whole buffer");
       return false;
     }
     if (of_unit(want.value)) {
@@ -159,12 +166,14 @@ class Verifier {
   void read(const Expanded& e, const Use& use, const Operand& want) {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     const Held& held = held_[static_cast<std::size_t>(use.buffer)];
-    const bool right = held.defined && held.value == want.value && held.layer == want.layer && held.micro_batch == e.micro_batch;
+    const bool right =
+        held.defined && held.value == want.value && held.layer == want.layer && held.micro_batch == e.micro_batch;
     if (!right) {
-      report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name, held.text(),
-             Held{true, want.value, want.layer, e.micro_batch}.text());
+      report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name,
+             held.text(), Held{true, want.value, want.layer, e.micro_batch}.text());
     } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != p_.setting.head_chunks()) {
-      report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer], p_.setting.head_chunks());
+      report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer],
+             p_.setting.head_chunks());
     }
   }
 
@@ -172,7 +181,8 @@ class Verifier {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     Held& held = held_[static_cast<std::size_t>(use.buffer)];
     // Each chunk of the head writes its part of one buffer; anything else in between would start it over.
-    if (want.value == Value::kDNormed) chunks_in_[use.buffer] = held.defined && held.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
+    if (want.value == Value::kDNormed)
+      chunks_in_[use.buffer] = held.defined && held.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
     held = {true, want.value, want.layer, e.micro_batch};
   }
 
@@ -188,7 +198,8 @@ class Verifier {
                    [&](const Compute& c) { contribution(e, c); },
                    [&](const LoadBatch&) {
                      if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
-                     if (e.micro_batch < 0 || !loaded_.insert(e.micro_batch).second) report(e, "a micro-batch is loaded twice, or none is named");
+                     if (e.micro_batch < 0 || !loaded_.insert(e.micro_batch).second)
+                       report(e, "a micro-batch is loaded twice, or none is named");
                    },
                    [&](const ZeroFill&) { zero_fill(e); },
                    [&](const SumSquares&) { count(e); },
@@ -207,7 +218,8 @@ class Verifier {
   }
 
   void contribution(const Expanded& e, const Compute& c) {
-    if (c.part == arch::Part::kHead && !chunks_.insert(c.chunk).second) report(e, "chunk {} of the head runs twice", c.chunk);
+    if (c.part == arch::Part::kHead && !chunks_.insert(c.chunk).second)
+      report(e, "chunk {} of the head runs twice", c.chunk);
     if (c.pass != ComputePass::kBackward) {
       if (c.accumulate) report(e, "accumulate is for backward ops");
       return;
@@ -215,11 +227,13 @@ class Verifier {
     const int u = unit_of_part(p_, c.part, c.layer);
     if (u < 0) return;
     UnitState& state = units_[static_cast<std::size_t>(u)];
-    if (state.reduced > 0) report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
+    if (state.reduced > 0)
+      report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
     // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
     const auto same_target = [&](int part, std::int64_t layer) {
       const bool shared = c.part == arch::Part::kHead || (p_.arch.tied && c.part == arch::Part::kEmbed);
-      const bool also = part == static_cast<int>(arch::Part::kHead) || (p_.arch.tied && part == static_cast<int>(arch::Part::kEmbed));
+      const bool also =
+          part == static_cast<int>(arch::Part::kHead) || (p_.arch.tied && part == static_cast<int>(arch::Part::kEmbed));
       return (part == static_cast<int>(c.part) && layer == c.layer) || (shared && also);
     };
     bool earlier = zeroed_.count(u) > 0;
@@ -232,10 +246,12 @@ class Verifier {
   void zero_fill(const Expanded& e) {
     const int u = unit_of_step(p_, *e.step);
     if (u >= 0) {
-      if (!units_[static_cast<std::size_t>(u)].contributions.empty()) report(e, "clears a gradient that is already in use");
+      if (!units_[static_cast<std::size_t>(u)].contributions.empty())
+        report(e, "clears a gradient that is already in use");
       zeroed_.insert(u);
     } else {
-      if (!loaded_.empty() && p_.setting.purpose == Purpose::kTrain) report(e, "clears the step's sums in the middle of it");
+      if (!loaded_.empty() && p_.setting.purpose == Purpose::kTrain)
+        report(e, "clears the step's sums in the middle of it");
       scalars_zeroed_ = true;
     }
   }
@@ -247,9 +263,11 @@ class Verifier {
     if (!s) return;
     if (axis != Axis::kDp) report(e, "gradients are reduced over the axis dp");
     if (p_.setting.data_ranks == 1) report(e, "there is nobody to reduce with");
-    if (scatter != sharded()) report(e, "ZeRO-{} wants {}", p_.setting.zero, sharded() ? "reduce_scatter" : "all_reduce");
+    if (scatter != sharded())
+      report(e, "ZeRO-{} wants {}", p_.setting.zero, sharded() ? "reduce_scatter" : "all_reduce");
     if (s->contributions.size() != expected_contributions(unit_of_step(p_, *e.step)))
-      report(e, "reduces with {} of {} contributions made", s->contributions.size(), expected_contributions(unit_of_step(p_, *e.step)));
+      report(e, "reduces with {} of {} contributions made", s->contributions.size(),
+             expected_contributions(unit_of_step(p_, *e.step)));
     ++s->reduced;
   }
 
@@ -287,7 +305,8 @@ class Verifier {
     if (clipped_) report(e, "runs a second time");
     if (p_.setting.data_ranks > 1 && !scalars_reduced_) report(e, "uses sums that are not reduced over the ranks");
     for (std::size_t u = 0; u < units_.size(); ++u)
-      if (units_[u].counted != 1) report(e, "the norm counts gradient {} {} times", p_.units[u].name, units_[u].counted);
+      if (units_[u].counted != 1)
+        report(e, "the norm counts gradient {} {} times", p_.units[u].name, units_[u].counted);
     clipped_ = true;
   }
 
@@ -297,7 +316,8 @@ class Verifier {
     if (!clipped_) report(e, "runs before the clipping scale is known");
     if (!agreed_) report(e, "runs before the ranks have agreed that the gradient is finite");
     if (!e.step->unless) report(e, "would update from a non-finite gradient: unless=non_finite is missing");
-    if (s->contributions.size() != expected_contributions(unit_of_step(p_, *e.step))) report(e, "updates from an incomplete gradient");
+    if (s->contributions.size() != expected_contributions(unit_of_step(p_, *e.step)))
+      report(e, "updates from an incomplete gradient");
     ++s->updated;
   }
 
@@ -311,19 +331,23 @@ class Verifier {
   }
 
   void totals() {
-    if (static_cast<std::int64_t>(loaded_.size()) != (p_.setting.purpose == Purpose::kTrain ? p_.setting.micro_batches() : 1))
-      report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), p_.setting.micro_batches());
+    if (static_cast<std::int64_t>(loaded_.size()) !=
+        (p_.setting.purpose == Purpose::kTrain ? p_.setting.micro_batches() : 1))
+      report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(),
+                 p_.setting.micro_batches());
     if (p_.setting.purpose == Purpose::kEvaluate) {
-      if (static_cast<std::int64_t>(chunks_.size()) != p_.setting.head_chunks()) report_all("the head leaves out chunks");
+      if (static_cast<std::int64_t>(chunks_.size()) != p_.setting.head_chunks())
+        report_all("the head leaves out chunks");
       return;
     }
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::string& name = p_.units[u].name;
       const UnitState& s = units_[u];
-      const std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>> distinct(s.contributions.begin(), s.contributions.end());
+      const std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>> distinct(s.contributions.begin(),
+                                                                                         s.contributions.end());
       if (s.contributions.size() != distinct.size() || distinct.size() != expected_contributions(static_cast<int>(u)))
-        report_all("gradient {} has {} contributions ({} distinct) where {} are needed", name, s.contributions.size(), distinct.size(),
-                   expected_contributions(static_cast<int>(u)));
+        report_all("gradient {} has {} contributions ({} distinct) where {} are needed", name, s.contributions.size(),
+                   distinct.size(), expected_contributions(static_cast<int>(u)));
       if (p_.setting.data_ranks > 1 && s.reduced != 1) report_all("gradient {} is reduced {} times", name, s.reduced);
       if (s.updated != 1) report_all("unit {} is updated {} times", name, s.updated);
       if (sharded() && s.gathered != 1) report_all("unit {} is gathered {} times after its update", name, s.gathered);
@@ -342,7 +366,8 @@ class Verifier {
       for (const int a : ops_[i].after) {
         mine[static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)] =
             std::max(mine[static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)], a);
-        for (std::size_t s = 0; s < kNumStreams; ++s) mine[s] = std::max(mine[s], known[static_cast<std::size_t>(a)][s]);
+        for (std::size_t s = 0; s < kNumStreams; ++s)
+          mine[s] = std::max(mine[s], known[static_cast<std::size_t>(a)][s]);
       }
       known[i] = mine;
       mine[static_cast<std::size_t>(ops_[i].step->stream)] = static_cast<int>(i);
@@ -353,7 +378,8 @@ class Verifier {
     for (std::size_t i = 0; i < n && findings_.size() < kMaxFindings; ++i)
       for (const int a : wanted[i].after)
         if (known[i][static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)] < a)
-          report(ops_[i], "does not wait for {}, which uses the same buffer on another stream", where(p_, ops_[static_cast<std::size_t>(a)]));
+          report(ops_[i], "does not wait for {}, which uses the same buffer on another stream",
+                 where(p_, ops_[static_cast<std::size_t>(a)]));
   }
 
   const Program& p_;
@@ -361,7 +387,7 @@ class Verifier {
   std::vector<Held> held_;
   std::vector<UnitState> units_;
   std::set<std::int64_t> chunks_, loaded_;
-  std::map<int, std::int64_t> chunks_in_;   // chunks of the head's gradient that a buffer holds
+  std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds
   std::set<int> zeroed_;
   bool scalars_zeroed_ = false, scalars_reduced_ = false, clipped_ = false, agreed_ = false;
   std::vector<Finding> findings_;
@@ -374,7 +400,8 @@ std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_
   if (findings.empty() && device_memory) {
     const MemoryPlan plan = plan_memory(program);
     if (plan.peak > *device_memory)
-      findings.push_back({fmt::format("needs {} of memory where the device has {}", human(plan.peak), human(*device_memory))});
+      findings.push_back(
+          {fmt::format("needs {} of memory where the device has {}", human(plan.peak), human(*device_memory))});
   }
   return findings;
 }

@@ -1,5 +1,5 @@
-// The verifier: follows the values through a program and refuses it where it would not compute one optimizer step of its
-// model. Runs before every training, on programs from any source.
+// The verifier: follows the values through a program and refuses it where it would not compute one optimizer step of
+// its model. Runs before every training, on programs from any source.
 #pragma once
 
 #include <optional>
@@ -12,11 +12,12 @@
 namespace molen::program {
 
 struct Finding {
-  std::string text;      // "body last, op %12 (backward down, layer 3): reads ... where it needs ..."
+  std::string text;  // "body last, op %12 (backward down, layer 3): reads ... where it needs ..."
 };
 
 // Empty: the program is sound. At most the first 20 findings.
-//   - every operand exists, has the type and size its op needs, and holds the value its op needs: nothing is read before it
+//   - every operand exists, has the type and size its op needs, and holds the value its op needs: nothing is read
+//   before it
 //     is written or after its slot was given to something else
 //   - each micro-batch contributes once to each gradient; each unit is reduced exactly once after its last contribution
 //     (dp > 1), updated exactly once from the reduced, counted gradient, and gathered once (ZeRO-1)

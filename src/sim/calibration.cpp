@@ -11,10 +11,14 @@ constexpr int kFormat = 2;  // 2: costs have a pace
 
 }  // namespace
 
-std::string Conditions::text() const { return fmt::format("{} rank(s) x {} thread(s), {}, {} kernels, {}", ranks, threads, compute, kernels, communicator); }
+std::string Conditions::text() const {
+  return fmt::format("{} rank(s) x {} thread(s), {}, {} kernels, {}", ranks, threads, compute, kernels, communicator);
+}
 
 Conditions conditions_of(const program::Setting& s, const std::string& communicator) {
-  const char* kernels = s.kernels == arch::Kernels::kReference ? "reference" : s.kernels == arch::Kernels::kFused ? "fused" : "aten";
+  const char* kernels = s.kernels == arch::Kernels::kReference ? "reference"
+                        : s.kernels == arch::Kernels::kFused   ? "fused"
+                                                               : "aten";
   return {s.data_ranks, s.threads, std::string(name_of(s.compute)), kernels, communicator};
 }
 
@@ -24,7 +28,8 @@ const CostModel& Calibration::costs(const Conditions& wanted, std::string_view o
     if (e.conditions == wanted) return e.costs;
     known += "\n  " + e.conditions.text();
   }
-  throw UsageError("{}: no measurement with {}; it has:{}\nrun `molen calibrate` under these conditions", origin, wanted.text(), known.empty() ? " nothing" : known);
+  throw UsageError("{}: no measurement with {}; it has:{}\nrun `molen calibrate` under these conditions", origin,
+                   wanted.text(), known.empty() ? " nothing" : known);
 }
 
 bool Calibration::has(const Conditions& wanted) const {
@@ -43,13 +48,14 @@ Calibration read_calibration(const fs::path& path) {
   const Json j = read_json(path);
   Calibration c;
   try {
-    if (j.at("format").get<int>() != kFormat) throw UsageError("{}: a calibration of another version; run `molen calibrate` again", origin);
+    if (j.at("format").get<int>() != kFormat)
+      throw UsageError("{}: a calibration of another version; run `molen calibrate` again", origin);
     c.host = j.at("host").get<std::string>();
     c.cpu = j.at("cpu").get<std::string>();
     c.created = j.at("created").get<std::string>();
     for (const auto& e : j.at("entries"))
-      c.entries.push_back({{e.at("ranks").get<int>(), e.at("threads").get<int>(), e.at("compute").get<std::string>(), e.at("kernels").get<std::string>(),
-                            e.at("communicator").get<std::string>()},
+      c.entries.push_back({{e.at("ranks").get<int>(), e.at("threads").get<int>(), e.at("compute").get<std::string>(),
+                            e.at("kernels").get<std::string>(), e.at("communicator").get<std::string>()},
                            CostModel::from_json(e.at("costs"), origin)});
   } catch (const Json::exception& e) {
     throw UsageError("{}: not a calibration: {}", origin, e.what());
@@ -60,8 +66,12 @@ Calibration read_calibration(const fs::path& path) {
 void write_calibration(const fs::path& path, const Calibration& c) {
   Json entries = Json::array();
   for (const auto& e : c.entries)
-    entries.push_back({{"ranks", e.conditions.ranks}, {"threads", e.conditions.threads}, {"compute", e.conditions.compute}, {"kernels", e.conditions.kernels},
-                       {"communicator", e.conditions.communicator}, {"costs", e.costs.to_json()}});
+    entries.push_back({{"ranks", e.conditions.ranks},
+                       {"threads", e.conditions.threads},
+                       {"compute", e.conditions.compute},
+                       {"kernels", e.conditions.kernels},
+                       {"communicator", e.conditions.communicator},
+                       {"costs", e.costs.to_json()}});
   const Json j{{"format", kFormat}, {"host", c.host}, {"cpu", c.cpu}, {"created", c.created}, {"entries", entries}};
   if (path.has_parent_path()) fs::create_directories(path.parent_path());
   write_file_atomic(path, j.dump(1) + "\n");

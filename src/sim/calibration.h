@@ -10,8 +10,8 @@
 namespace molen::sim {
 
 struct Conditions {
-  int ranks = 1;               // on this machine, all busy at once
-  int threads = 1;             // per rank
+  int ranks = 1;    // on this machine, all busy at once
+  int threads = 1;  // per rank
   std::string compute = "fp32";
   std::string kernels = "fused";
   std::string communicator = "self";
@@ -21,7 +21,7 @@ struct Conditions {
 Conditions conditions_of(const program::Setting& setting, const std::string& communicator);
 
 struct Calibration {
-  std::string host, cpu, created;     // created: UTC
+  std::string host, cpu, created;  // created: UTC
   struct Entry {
     Conditions conditions;
     CostModel costs;

@@ -61,9 +61,13 @@ std::vector<double> features_of(const program::Program& p, const program::Step& 
   const auto log1 = [](double v) { return std::log(std::max(v, 1.0)); };
   if (const auto* compute = std::get_if<program::Compute>(&step.op))
     // Adding to a gradient reads it; overwriting may first have to clear it.
-    return {1.0, step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),
-            log1(static_cast<double>(step.moved.value)), log1(static_cast<double>(p.setting.tokens())),
-            log1(static_cast<double>(p.setting.sequence)), compute->accumulate ? 1.0 : 0.0};
+    return {
+        1.0,
+        step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),
+        log1(static_cast<double>(step.moved.value)),
+        log1(static_cast<double>(p.setting.tokens())),
+        log1(static_cast<double>(p.setting.sequence)),
+        compute->accumulate ? 1.0 : 0.0};
   return {1.0, log1(static_cast<double>(step.moved.value))};
 }
 
@@ -80,7 +84,8 @@ double CostModel::seconds(const program::Program& p, const program::Step& step) 
   auto found = fits_.find(kind);
   // Recomputation runs the forward kernels.
   if (found == fits_.end() && kind.rfind("recompute ", 0) == 0) found = fits_.find("forward " + kind.substr(10));
-  if (found == fits_.end()) throw UsageError("the calibration has no measurement of '{}': run `molen calibrate` again", kind);
+  if (found == fits_.end())
+    throw UsageError("the calibration has no measurement of '{}': run `molen calibrate` again", kind);
   const Fit& fit = found->second;
   const auto features = features_of(p, step);
   MOLEN_CHECK(features.size() == fit.weights.size(), "calibration of another version for {}", kind);
@@ -97,7 +102,11 @@ void CostModel::set_pace(double pace) {
 Json CostModel::to_json() const {
   Json kinds = Json::object();
   for (const auto& [kind, f] : fits_)
-    kinds[kind] = {{"weights", f.weights}, {"center", f.center}, {"residual", f.residual}, {"samples", f.samples}, {"typical_s", f.typical_s}};
+    kinds[kind] = {{"weights", f.weights},
+                   {"center", f.center},
+                   {"residual", f.residual},
+                   {"samples", f.samples},
+                   {"typical_s", f.typical_s}};
   return {{"pace", pace_}, {"kinds", kinds}};
 }
 
@@ -108,9 +117,10 @@ CostModel CostModel::from_json(const Json& json, std::string_view origin) {
     if (!(pace > 0.0) || !std::isfinite(pace)) throw UsageError("{}: damaged: a pace of {}", origin, pace);
     model.pace_ = pace;
     for (const auto& [kind, f] : json.at("kinds").items()) {
-      Fit fit{f.at("weights").get<std::vector<double>>(), f.at("center").get<std::vector<double>>(), f.at("residual").get<double>(),
-              f.at("samples").get<int>(), f.at("typical_s").get<double>()};
-      if (fit.weights.empty() || fit.weights.size() != fit.center.size()) throw UsageError("{}: damaged fit of '{}'", origin, kind);
+      Fit fit{f.at("weights").get<std::vector<double>>(), f.at("center").get<std::vector<double>>(),
+              f.at("residual").get<double>(), f.at("samples").get<int>(), f.at("typical_s").get<double>()};
+      if (fit.weights.empty() || fit.weights.size() != fit.center.size())
+        throw UsageError("{}: damaged fit of '{}'", origin, kind);
       model.fits_[kind] = std::move(fit);
     }
   } catch (const Json::exception& e) {

@@ -1,8 +1,10 @@
-// What an op costs on a machine: fitted to measured op times (exec's Timelines of calibration programs), asked for any shape.
+// What an op costs on a machine: fitted to measured op times (exec's Timelines of calibration programs), asked for any
+// shape.
 //
-// Per kind of op:  log t = w . features,  features = (1, log FLOPs, log bytes, log tokens, log sequence, accumulates) as far as the kind has
-// them, by ridge regression in relative error, towards t proportional to FLOPs (or bytes where there are none). A power law in the sizes holds well
-// over the ranges one machine is used in, needs few samples, and extrapolates without surprises.
+// Per kind of op:  log t = w . features,  features = (1, log FLOPs, log bytes, log tokens, log sequence, accumulates)
+// as far as the kind has them, by ridge regression in relative error, towards t proportional to FLOPs (or bytes where
+// there are none). A power law in the sizes holds well over the ranges one machine is used in, needs few samples, and
+// extrapolates without surprises.
 #pragma once
 
 #include <map>
@@ -15,8 +17,8 @@
 namespace molen::sim {
 
 struct Sample {
-  std::string kind;                  // program::kind_of
-  std::vector<double> features;      // features_of
+  std::string kind;              // program::kind_of
+  std::vector<double> features;  // features_of
   double seconds = 0.0;
 };
 
@@ -25,9 +27,9 @@ std::vector<double> features_of(const program::Program& program, const program::
 
 struct Fit {
   std::vector<double> weights, center;
-  double residual = 0.0;             // root mean square of log(measured / fitted) over the samples
+  double residual = 0.0;  // root mean square of log(measured / fitted) over the samples
   int samples = 0;
-  double typical_s = 0.0;            // median measured seconds
+  double typical_s = 0.0;  // median measured seconds
 };
 
 class CostModel {
@@ -35,15 +37,17 @@ class CostModel {
   // At least one sample of every kind that will be asked for.
   static CostModel fit(const std::vector<Sample>& samples);
 
-  double seconds(const program::Program& program, const program::Step& step) const;   // throws UsageError for an unmeasured kind
+  double seconds(const program::Program& program,
+                 const program::Step& step) const;  // throws UsageError for an unmeasured kind
   bool knows(const std::string& kind) const { return fits_.count(kind) > 0; }
   const std::map<std::string, Fit>& fits() const { return fits_; }
 
-  // Seconds of a whole step, measured over simulated, in the calibration's own programs; every op's seconds are scaled by it. It
-  // holds what ops measured one by one leave out: streams that take cores and memory from each other, ranks that wait for a
-  // slower one, and the slow side of each op's distribution (a sum of medians lies below the median of sums).
+  // Seconds of a whole step, measured over simulated, in the calibration's own programs; every op's seconds are scaled
+  // by it. It holds what ops measured one by one leave out: streams that take cores and memory from each other, ranks
+  // that wait for a slower one, and the slow side of each op's distribution (a sum of medians lies below the median of
+  // sums).
   double pace() const { return pace_; }
-  void set_pace(double pace);   // above 0
+  void set_pace(double pace);  // above 0
 
   Json to_json() const;
   static CostModel from_json(const Json& json, std::string_view origin);

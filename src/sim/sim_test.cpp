@@ -53,7 +53,7 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
       programs.push_back(program::build(a, s));
     }
   CostModel model = CostModel::fit(samples_from(programs, 0.05));
-  auto a = arch::preset("llama-tiny");   // d 256, not among the samples' layer counts
+  auto a = arch::preset("llama-tiny");  // d 256, not among the samples' layer counts
   program::Setting s;
   s.sequence = 160;
   s.micro_batch = 2;
@@ -88,7 +88,7 @@ TEST(Simulate, StreamsOverlapAndEdgesHold) {
     (ops[i].step->stream == program::Stream::kCompute ? compute : comm) += t.ops[i].seconds();
   }
   EXPECT_GE(t.total_s, compute);
-  EXPECT_LT(t.total_s, compute + comm);   // the last layers' reductions run beside the first layers' backward
+  EXPECT_LT(t.total_s, compute + comm);  // the last layers' reductions run beside the first layers' backward
   const auto phases = program::phase_seconds(ops, t);
   double sum = phases.bubble_s;
   for (const double s : phases.phase_s) sum += s;

@@ -6,11 +6,12 @@
 
 namespace molen::sim {
 
-program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops, const CostModel& costs) {
+program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
+                           const CostModel& costs) {
   program::Timeline timeline;
   timeline.ops.resize(ops.size());
   std::array<double, program::kNumStreams> free{};
-  std::map<const program::Step*, double> cost;   // instances of a body share their steps
+  std::map<const program::Step*, double> cost;  // instances of a body share their steps
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const program::Step& step = *ops[i].step;
     auto [found, fresh] = cost.try_emplace(&step, 0.0);

@@ -13,8 +13,8 @@ namespace {
 
 struct Field {
   std::string text;
-  int need;             // the field with the largest goes first where the line is too long
-  bool alarm = false;   // a value that must not be overlooked
+  int need;            // the field with the largest goes first where the line is too long
+  bool alarm = false;  // a value that must not be overlooked
 };
 
 constexpr std::string_view kSeparator = " | ";
@@ -34,7 +34,9 @@ std::string data_wait(const ConsoleStep& s) {
 }
 
 // A rate that is not finite (a step of no duration) was not measured.
-std::string count(double value) { return std::isfinite(value) ? human_count(value) : "-"; }
+std::string count(double value) {
+  return std::isfinite(value) ? human_count(value) : "-";
+}
 
 std::vector<Field> fields_of(const ConsoleStep& s) {
   std::vector<Field> fields;
@@ -105,11 +107,14 @@ int visible_columns(std::string_view line) {
 std::string step_line(const ConsoleStep& step, const ConsoleStyle& style) {
   std::vector<Field> fields = fields_of(step);
   while (style.width > 0 && fields.size() > 1 && width_of(fields) > style.width)
-    fields.erase(std::max_element(fields.begin(), fields.end(), [](const Field& a, const Field& b) { return a.need < b.need; }));
+    fields.erase(
+        std::max_element(fields.begin(), fields.end(), [](const Field& a, const Field& b) { return a.need < b.need; }));
   std::string line;
   for (const Field& field : fields) {
     if (!line.empty()) line += kSeparator;
-    const std::string text = style.width > 0 && fields.size() == 1 ? field.text.substr(0, static_cast<std::size_t>(style.width)) : field.text;
+    const std::string text = style.width > 0 && fields.size() == 1
+                                 ? field.text.substr(0, static_cast<std::size_t>(style.width))
+                                 : field.text;
     if (style.color && field.alarm)
       line += "\x1b[1;31m" + text + "\x1b[0m";
     else if (style.color && field.need == 1)
@@ -120,9 +125,12 @@ std::string step_line(const ConsoleStep& step, const ConsoleStyle& style) {
   return line;
 }
 
-LiveLine::LiveLine(std::FILE* file, bool terminal, std::int64_t keep_every) : file_(file), terminal_(terminal), keep_every_(std::max<std::int64_t>(keep_every, 1)) {}
+LiveLine::LiveLine(std::FILE* file, bool terminal, std::int64_t keep_every)
+    : file_(file), terminal_(terminal), keep_every_(std::max<std::int64_t>(keep_every, 1)) {}
 
-LiveLine::~LiveLine() { finish(); }
+LiveLine::~LiveLine() {
+  finish();
+}
 
 void LiveLine::step(std::int64_t step, const std::string& line) {
   if (!terminal_) return put(file_, line + "\n");

@@ -1,5 +1,5 @@
-// What a person sees of a running job: one line a step, as a pure function of plain numbers, and the writer that keeps it
-// in place on a terminal. No environment is read here: the program that owns the terminal passes what it found.
+// What a person sees of a running job: one line a step, as a pure function of plain numbers, and the writer that keeps
+// it in place on a terminal. No environment is read here: the program that owns the terminal passes what it found.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct ConsoleStep {
   double lr = 0;
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0;
-  std::optional<double> tflops;                           // model TFLOP/s per device
-  std::optional<double> mfu;                              // a fraction, 0 to 1
+  std::optional<double> tflops;                             // model TFLOP/s per device
+  std::optional<double> mfu;                                // a fraction, 0 to 1
   std::optional<std::int64_t> memory_peak, memory_planned;  // bytes, maximum over ranks
   double data_wait_s = 0;
   std::optional<double> j_per_token, watts;
@@ -31,11 +31,13 @@ struct ConsoleStyle {
   int width = 0;  // columns; 0: no limit. Whole fields are left out, the least needed first, until the line fits
 };
 
-// What a terminal's environment asks for. `no_color` and `term` are NO_COLOR and TERM (null: not set): a NO_COLOR that is
-// set and not empty (no-color.org), TERM=dumb, or no terminal mean no colour and no limit of width without a terminal.
+// What a terminal's environment asks for. `no_color` and `term` are NO_COLOR and TERM (null: not set): a NO_COLOR that
+// is set and not empty (no-color.org), TERM=dumb, or no terminal mean no colour and no limit of width without a
+// terminal.
 ConsoleStyle console_style(const char* no_color, const char* term, bool terminal, int columns);
 
-// "step 120/2000 | loss 4.1234 | gnorm 0.812 | lr 3.00e-04 | 12.3 k tok/s | 0.51 TFLOP/s | MFU - | ...", without a newline.
+// "step 120/2000 | loss 4.1234 | gnorm 0.812 | lr 3.00e-04 | 12.3 k tok/s | 0.51 TFLOP/s | MFU - | ...", without a
+// newline.
 std::string step_line(const ConsoleStep& step, const ConsoleStyle& style = {});
 
 // "3 d 04:05", "04:05:06", "05:06"; "-" for what is negative or not finite.
@@ -45,8 +47,8 @@ std::string duration(double seconds);
 int visible_columns(std::string_view line);
 
 // Writes to `file` (kept by the caller). On a terminal the line of the current step overwrites the last one, and every
-// `keep_every`-th one stays; elsewhere each is a line of its own. A file that cannot be written (closed pipe) is ignored:
-// no run ends for want of a reader.
+// `keep_every`-th one stays; elsewhere each is a line of its own. A file that cannot be written (closed pipe) is
+// ignored: no run ends for want of a reader.
 class LiveLine {
  public:
   LiveLine(std::FILE* file, bool terminal, std::int64_t keep_every = 10);

@@ -46,7 +46,8 @@ std::string written(bool terminal, auto&& use) {
 
 TEST(Console, SaysAllOfAStep) {
   EXPECT_EQ(step_line(sample()),
-            "step 120/2000 | loss 4.1235 | gnorm 0.812 | lr 3.00e-04 | 245.76 k tok | 500.0 ms | 12.35 k tok/s | 0.51 TFLOP/s | MFU 41.3% | "
+            "step 120/2000 | loss 4.1235 | gnorm 0.812 | lr 3.00e-04 | 245.76 k tok | 500.0 ms | 12.35 k tok/s | 0.51 "
+            "TFLOP/s | MFU 41.3% | "
             "mem 1.00 GiB/1.50 GiB | data 1.0% | 0.0123 J/tok | 152 W | eta 15:40");
 }
 
@@ -88,11 +89,14 @@ RC_GTEST_PROP(Console, FitsAnyWidthAndKeepsTheStep, ()) {
   const ConsoleStep s = sample();
   const std::string line = step_line(s, {true, width});
   RC_ASSERT(visible_columns(line) <= width);
-  RC_ASSERT(step_line(s, {false, width}).substr(0, 13) == std::string("step 120/2000").substr(0, static_cast<std::size_t>(width)));
+  RC_ASSERT(step_line(s, {false, width}).substr(0, 13) ==
+            std::string("step 120/2000").substr(0, static_cast<std::size_t>(width)));
   RC_ASSERT(visible_columns(line) == static_cast<int>(step_line(s, {false, width}).size()));
 }
 
-TEST(Console, KeepsTheMostNeededFields) { EXPECT_EQ(step_line(sample(), {false, 52}), "step 120/2000 | loss 4.1235 | 12.35 k tok/s"); }
+TEST(Console, KeepsTheMostNeededFields) {
+  EXPECT_EQ(step_line(sample(), {false, 52}), "step 120/2000 | loss 4.1235 | 12.35 k tok/s");
+}
 
 TEST(Console, Durations) {
   EXPECT_EQ(duration(0), "00:00");
@@ -109,7 +113,8 @@ TEST(LiveLine, OneLineAStepWithoutATerminal) {
 }
 
 TEST(LiveLine, OneLineInPlaceOnATerminal) {
-  EXPECT_EQ(written(true, [](LiveLine& live) { live.step(1, "long line"), live.step(2, "ab"), live.step(3, "c"); }), "\rlong line\rab       \n\rc\n");
+  EXPECT_EQ(written(true, [](LiveLine& live) { live.step(1, "long line"), live.step(2, "ab"), live.step(3, "c"); }),
+            "\rlong line\rab       \n\rc\n");
   EXPECT_EQ(written(true, [](LiveLine& live) { live.step(1, "abc"), live.note("n"); }), "\rabc\rn  \nabc\n");
 }
 

@@ -14,8 +14,12 @@
 namespace molen::store {
 namespace {
 
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-Json number(const std::optional<double>& value) { return value ? number(*value) : Json(nullptr); }
+Json number(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
+Json number(const std::optional<double>& value) {
+  return value ? number(*value) : Json(nullptr);
+}
 
 template <class T>
 T get(const Json& j, const char* key, std::string_view origin) {
@@ -42,12 +46,27 @@ std::string to_line(const StepMetrics& m) {
   for (const auto& [phase, s] : m.phase_s) phases[phase] = number(s);
   for (const auto& [scope, joules] : m.energy_j) energy[scope] = number(joules);
   for (const auto& [scope, kind] : m.energy_source) source[scope] = kind;
-  const Json j{{"step", m.step}, {"attempt", m.attempt}, {"wall_time_s", number(m.wall_time_s)}, {"loss", number(m.loss)}, {"grad_norm", number(m.grad_norm)},
-               {"lr", number(m.lr)}, {"tokens_total", m.tokens_total}, {"step_s", number(m.step_s)}, {"tokens_per_s", number(m.tokens_per_s)},
-               {"tokens_per_s_per_device", number(m.tokens_per_s_per_device)}, {"model_tflops_per_device", number(m.model_tflops_per_device)},
-               {"mfu", number(m.mfu)}, {"hfu", number(m.hfu)}, {"memory_peak_bytes", m.memory_peak_bytes}, {"memory_planned_bytes", m.memory_planned_bytes},
-               {"data_wait_s", number(m.data_wait_s)}, {"phase_s", phases}, {"energy_j", energy}, {"energy_source", source},
-               {"j_per_token", number(m.j_per_token)}, {"samples", {m.samples[0], m.samples[1]}}};
+  const Json j{{"step", m.step},
+               {"attempt", m.attempt},
+               {"wall_time_s", number(m.wall_time_s)},
+               {"loss", number(m.loss)},
+               {"grad_norm", number(m.grad_norm)},
+               {"lr", number(m.lr)},
+               {"tokens_total", m.tokens_total},
+               {"step_s", number(m.step_s)},
+               {"tokens_per_s", number(m.tokens_per_s)},
+               {"tokens_per_s_per_device", number(m.tokens_per_s_per_device)},
+               {"model_tflops_per_device", number(m.model_tflops_per_device)},
+               {"mfu", number(m.mfu)},
+               {"hfu", number(m.hfu)},
+               {"memory_peak_bytes", m.memory_peak_bytes},
+               {"memory_planned_bytes", m.memory_planned_bytes},
+               {"data_wait_s", number(m.data_wait_s)},
+               {"phase_s", phases},
+               {"energy_j", energy},
+               {"energy_source", source},
+               {"j_per_token", number(m.j_per_token)},
+               {"samples", {m.samples[0], m.samples[1]}}};
   return j.dump();
 }
 
@@ -73,10 +92,12 @@ StepMetrics from_line(std::string_view line, std::string_view origin) {
   m.j_per_token = optional_number(j, "j_per_token", origin);
   m.samples = get<std::array<std::int64_t, 2>>(j, "samples", origin);
   try {
-    for (const auto& [phase, s] : json_member(j, "phase_s", origin).items()) m.phase_s[phase] = s.is_null() ? std::nan("") : s.get<double>();
+    for (const auto& [phase, s] : json_member(j, "phase_s", origin).items())
+      m.phase_s[phase] = s.is_null() ? std::nan("") : s.get<double>();
     for (const auto& [scope, joules] : json_member(j, "energy_j", origin).items())
       m.energy_j[scope] = joules.is_null() ? std::nullopt : std::optional<double>(joules.get<double>());
-    for (const auto& [scope, kind] : json_member(j, "energy_source", origin).items()) m.energy_source[scope] = kind.get<std::string>();
+    for (const auto& [scope, kind] : json_member(j, "energy_source", origin).items())
+      m.energy_source[scope] = kind.get<std::string>();
   } catch (const Json::exception& e) {
     throw UsageError("{}: {}", origin, e.what());
   }
@@ -136,14 +157,18 @@ MetricsFile read_metrics(const fs::path& path) {
 }
 
 std::string first_difference(const std::vector<StepMetrics>& a, const std::vector<StepMetrics>& b) {
-  const auto same = [](double x, double y) { return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y); };
+  const auto same = [](double x, double y) {
+    return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
+  };
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     const StepMetrics &x = a[i], &y = b[i];
     if (x.step != y.step) return fmt::format("one has step {} where the other has step {}", x.step, y.step);
     if (!same(x.loss, y.loss)) return fmt::format("step {}: loss {} and {}", x.step, x.loss, y.loss);
-    if (!same(x.grad_norm, y.grad_norm)) return fmt::format("step {}: grad_norm {} and {}", x.step, x.grad_norm, y.grad_norm);
+    if (!same(x.grad_norm, y.grad_norm))
+      return fmt::format("step {}: grad_norm {} and {}", x.step, x.grad_norm, y.grad_norm);
     if (!same(x.lr, y.lr)) return fmt::format("step {}: lr {} and {}", x.step, x.lr, y.lr);
-    if (x.tokens_total != y.tokens_total) return fmt::format("step {}: tokens_total {} and {}", x.step, x.tokens_total, y.tokens_total);
+    if (x.tokens_total != y.tokens_total)
+      return fmt::format("step {}: tokens_total {} and {}", x.step, x.tokens_total, y.tokens_total);
     if (x.samples != y.samples) return fmt::format("step {}: other samples", x.step);
   }
   if (a.size() != b.size()) return fmt::format("one has {} steps, the other {}", a.size(), b.size());

@@ -1,5 +1,5 @@
-// metrics.jsonl: the truth of a run, one JSON object per step and attempt, append-only. Keys are a contract (DESIGN section 5);
-// units stand in them. What was not measured is null, never 0.
+// metrics.jsonl: the truth of a run, one JSON object per step and attempt, append-only. Keys are a contract (DESIGN
+// section 5); units stand in them. What was not measured is null, never 0.
 #pragma once
 
 #include <array>
@@ -16,20 +16,20 @@ namespace molen::store {
 
 struct StepMetrics {
   std::int64_t step = 0, attempt = 1;
-  double wall_time_s = 0;               // seconds since 1970
-  double loss = 0;                      // mean over the valid tokens of the global batch
-  double grad_norm = 0;                 // before clipping
+  double wall_time_s = 0;  // seconds since 1970
+  double loss = 0;         // mean over the valid tokens of the global batch
+  double grad_norm = 0;    // before clipping
   double lr = 0;
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0, tokens_per_s_per_device = 0;
   std::optional<double> model_tflops_per_device, mfu, hfu;
-  std::int64_t memory_peak_bytes = 0, memory_planned_bytes = 0;   // maximum over ranks
+  std::int64_t memory_peak_bytes = 0, memory_planned_bytes = 0;  // maximum over ranks
   double data_wait_s = 0;
-  std::map<std::string, double> phase_s;                          // with "bubble" they sum to step_s
-  std::map<std::string, std::optional<double>> energy_j;          // by scope
-  std::map<std::string, std::string> energy_source;               // "counter", "power", "model", "none"
+  std::map<std::string, double> phase_s;                  // with "bubble" they sum to step_s
+  std::map<std::string, std::optional<double>> energy_j;  // by scope
+  std::map<std::string, std::string> energy_source;       // "counter", "power", "model", "none"
   std::optional<double> j_per_token;
-  std::array<std::int64_t, 2> samples{};                          // first and last position in the global order
+  std::array<std::int64_t, 2> samples{};  // first and last position in the global order
 };
 
 // One line without its newline. Doubles round-trip bit for bit; a non-finite one is null.
@@ -37,15 +37,16 @@ std::string to_line(const StepMetrics& metrics);
 // Throws UsageError naming origin and key.
 StepMetrics from_line(std::string_view line, std::string_view origin);
 
-// Appends lines to a file, each by one write. A line torn by a crash is ended first, so that it spoils nothing after it.
+// Appends lines to a file, each by one write. A line torn by a crash is ended first, so that it spoils nothing after
+// it.
 class LineWriter {
  public:
-  explicit LineWriter(const fs::path& path);   // throws Error
+  explicit LineWriter(const fs::path& path);  // throws Error
   ~LineWriter();
   LineWriter(const LineWriter&) = delete;
   LineWriter& operator=(const LineWriter&) = delete;
-  void append(std::string_view line);          // throws Error (disk full)
-  bool mended() const { return mended_; }      // a torn last line was found at open
+  void append(std::string_view line);      // throws Error (disk full)
+  bool mended() const { return mended_; }  // a torn last line was found at open
 
  private:
   fs::path path_;
@@ -54,14 +55,15 @@ class LineWriter {
 };
 
 struct MetricsFile {
-  std::vector<StepMetrics> steps;   // by step; the last attempt of each
-  std::int64_t torn_lines = 0;      // lines that are no JSON: cut short by a crash
+  std::vector<StepMetrics> steps;  // by step; the last attempt of each
+  std::int64_t torn_lines = 0;     // lines that are no JSON: cut short by a crash
   std::int64_t last_attempt = 0;
 };
 // An absent file is empty. Throws UsageError for a line that is JSON but not of this form.
 MetricsFile read_metrics(const fs::path& path);
 
-// DESIGN section 5: step, loss, grad_norm, lr, tokens_total and samples, bit for bit. Empty: identical; else what differs first.
+// DESIGN section 5: step, loss, grad_norm, lr, tokens_total and samples, bit for bit. Empty: identical; else what
+// differs first.
 std::string first_difference(const std::vector<StepMetrics>& a, const std::vector<StepMetrics>& b);
 
 }  // namespace molen::store

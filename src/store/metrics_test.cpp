@@ -53,7 +53,7 @@ TEST_F(Metrics, LastAttemptCountsAndTornLinesAreSkipped) {
     LineWriter w(path_);
     for (int s = 1; s <= 3; ++s) w.append(to_line(at(s, 1, 10.0 + s)));
   }
-  std::ofstream(path_, std::ios::app) << to_line(at(4, 1, 14.0)).substr(0, 40);   // a crash in the middle of a line
+  std::ofstream(path_, std::ios::app) << to_line(at(4, 1, 14.0)).substr(0, 40);  // a crash in the middle of a line
   LineWriter w(path_);
   EXPECT_TRUE(w.mended());
   w.append(to_line(at(3, 2, 23.0)));
@@ -81,7 +81,7 @@ TEST(Identical, SeesOneBit) {
   auto b = at(1, 5, std::nextafter(2.0, 3.0));
   EXPECT_NE(first_difference({a}, {b}), "");
   b.loss = 2.0;
-  EXPECT_EQ(first_difference({a}, {b}), "");   // attempts may differ
+  EXPECT_EQ(first_difference({a}, {b}), "");  // attempts may differ
   EXPECT_NE(first_difference({a, a}, {b}), "");
 }
 

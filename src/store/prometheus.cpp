@@ -10,8 +10,12 @@
 namespace molen::store {
 namespace {
 
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 bool valid_name(std::string_view name, bool colon) {
   if (name.empty() || is_digit(name[0])) return false;
@@ -44,9 +48,12 @@ std::string number(double value) {
 
 std::string_view name_of(PrometheusType type) {
   switch (type) {
-    case PrometheusType::kCounter: return "counter";
-    case PrometheusType::kGauge: return "gauge";
-    case PrometheusType::kUntyped: return "untyped";
+    case PrometheusType::kCounter:
+      return "counter";
+    case PrometheusType::kGauge:
+      return "gauge";
+    case PrometheusType::kUntyped:
+      return "untyped";
   }
   return "untyped";
 }
@@ -56,12 +63,14 @@ void check(const PrometheusSample& s) {
   if (s.type == PrometheusType::kCounter && !s.name.ends_with("_total"))
     throw Error("prometheus: the counter '{}' must end in _total", s.name);
   for (const auto& [label, value] : s.labels)
-    if (!valid_name(label, false) || label.starts_with("__")) throw Error("prometheus: '{}' is no label name (metric {})", label, s.name);
+    if (!valid_name(label, false) || label.starts_with("__"))
+      throw Error("prometheus: '{}' is no label name (metric {})", label, s.name);
 }
 
 std::string line(const PrometheusSample& s) {
   std::string labels;
-  for (const auto& [label, value] : s.labels) labels += fmt::format("{}{}=\"{}\"", labels.empty() ? "" : ",", label, escape(value, true));
+  for (const auto& [label, value] : s.labels)
+    labels += fmt::format("{}{}=\"{}\"", labels.empty() ? "" : ",", label, escape(value, true));
   return s.name + (labels.empty() ? "" : "{" + labels + "}");
 }
 
@@ -84,10 +93,13 @@ std::string prometheus_text(const std::vector<PrometheusSample>& samples) {
   }
   std::string text;
   for (const PrometheusSample* f : families)
-    text += fmt::format("# HELP {} {}\n# TYPE {} {}\n{}", f->name, escape(f->help, false), f->name, name_of(f->type), bodies[f->name]);
+    text += fmt::format("# HELP {} {}\n# TYPE {} {}\n{}", f->name, escape(f->help, false), f->name, name_of(f->type),
+                        bodies[f->name]);
   return text;
 }
 
-void write_prometheus(const fs::path& path, const std::vector<PrometheusSample>& samples) { write_file_atomic(path, prometheus_text(samples)); }
+void write_prometheus(const fs::path& path, const std::vector<PrometheusSample>& samples) {
+  write_file_atomic(path, prometheus_text(samples));
+}
 
 }  // namespace molen::store

@@ -21,8 +21,8 @@ struct PrometheusSample {
 };
 
 // Samples of one name are written together, under one HELP and one TYPE line, in the order in which names first appear.
-// Throws Error for a name or label that Prometheus would refuse, a counter not named _total, two help texts or types of one
-// name, or two samples of one name and labels: one bad line makes the collector drop the whole file.
+// Throws Error for a name or label that Prometheus would refuse, a counter not named _total, two help texts or types of
+// one name, or two samples of one name and labels: one bad line makes the collector drop the whole file.
 std::string prometheus_text(const std::vector<PrometheusSample>& samples);
 
 // Atomic: a scrape sees the old or the new file. The collector reads names that end in .prom only.

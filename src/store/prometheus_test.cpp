@@ -19,12 +19,22 @@ PrometheusSample sample(std::string name, double value, std::map<std::string, st
 
 TEST(Prometheus, GroupsAndEscapes) {
   EXPECT_EQ(prometheus_text({{"molen_tokens_total", "Tokens \\ seen\nso far", PrometheusType::kCounter, {}, 1234},
-                             {"molen_energy_joules_total", "Energy \"so far\"", PrometheusType::kCounter, {{"run", "a\"b\\c\nd"}, {"scope", "package"}}, 0.1},
+                             {"molen_energy_joules_total",
+                              "Energy \"so far\"",
+                              PrometheusType::kCounter,
+                              {{"run", "a\"b\\c\nd"}, {"scope", "package"}},
+                              0.1},
                              {"molen_loss", "Loss", PrometheusType::kGauge, {}, NAN},
-                             {"molen_energy_joules_total", "Energy \"so far\"", PrometheusType::kCounter, {{"scope", "dram"}}, INFINITY}}),
-            "# HELP molen_tokens_total Tokens \\\\ seen\\nso far\n# TYPE molen_tokens_total counter\nmolen_tokens_total 1234\n"
+                             {"molen_energy_joules_total",
+                              "Energy \"so far\"",
+                              PrometheusType::kCounter,
+                              {{"scope", "dram"}},
+                              INFINITY}}),
+            "# HELP molen_tokens_total Tokens \\\\ seen\\nso far\n# TYPE molen_tokens_total "
+            "counter\nmolen_tokens_total 1234\n"
             "# HELP molen_energy_joules_total Energy \"so far\"\n# TYPE molen_energy_joules_total counter\n"
-            "molen_energy_joules_total{run=\"a\\\"b\\\\c\\nd\",scope=\"package\"} 0.1\nmolen_energy_joules_total{scope=\"dram\"} +Inf\n"
+            "molen_energy_joules_total{run=\"a\\\"b\\\\c\\nd\",scope=\"package\"} "
+            "0.1\nmolen_energy_joules_total{scope=\"dram\"} +Inf\n"
             "# HELP molen_loss Loss\n# TYPE molen_loss gauge\nmolen_loss NaN\n");
   EXPECT_EQ(prometheus_text({}), "");
 }

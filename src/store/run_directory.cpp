@@ -24,7 +24,8 @@ std::int64_t last_attempt(const fs::path& events) {
     at = end + 1;
     if (line.empty() || !Json::accept(line)) continue;
     const Json j = Json::parse(line);
-    if (j.is_object() && j.contains("attempt") && j.at("attempt").is_number_integer()) last = std::max(last, j.at("attempt").get<std::int64_t>());
+    if (j.is_object() && j.contains("attempt") && j.at("attempt").is_number_integer())
+      last = std::max(last, j.at("attempt").get<std::int64_t>());
   }
   return last;
 }
@@ -32,14 +33,27 @@ std::int64_t last_attempt(const fs::path& events) {
 }  // namespace
 
 RunDirectory::RunDirectory(fs::path path)
-    : path_(created(std::move(path))), attempt_(std::max(read_metrics(metrics()).last_attempt, last_attempt(events())) + 1), metrics_(metrics()),
-      events_(events()), energy_(path_ / "energy.jsonl") {}
+    : path_(created(std::move(path))),
+      attempt_(std::max(read_metrics(metrics()).last_attempt, last_attempt(events())) + 1),
+      metrics_(metrics()),
+      events_(events()),
+      energy_(path_ / "energy.jsonl") {}
 
-void RunDirectory::write_config(std::string_view toml) const { write_file_atomic(path_ / "config.toml", toml); }
-void RunDirectory::write_environment(const Json& environment) const { write_file_atomic(path_ / "environment.json", environment.dump(2) + "\n"); }
-void RunDirectory::write_program(std::string_view text) const { write_file_atomic(path_ / "program.txt", text); }
-void RunDirectory::write_trace(std::string_view json) const { write_file_atomic(path_ / "trace.json", json); }
-void RunDirectory::write_prediction(const Json& json) const { write_file_atomic(path_ / "predicted.json", json.dump(2) + "\n"); }
+void RunDirectory::write_config(std::string_view toml) const {
+  write_file_atomic(path_ / "config.toml", toml);
+}
+void RunDirectory::write_environment(const Json& environment) const {
+  write_file_atomic(path_ / "environment.json", environment.dump(2) + "\n");
+}
+void RunDirectory::write_program(std::string_view text) const {
+  write_file_atomic(path_ / "program.txt", text);
+}
+void RunDirectory::write_trace(std::string_view json) const {
+  write_file_atomic(path_ / "trace.json", json);
+}
+void RunDirectory::write_prediction(const Json& json) const {
+  write_file_atomic(path_ / "predicted.json", json.dump(2) + "\n");
+}
 
 void RunDirectory::event(const std::string& name, const Json& fields) {
   Json line{{"event", name}, {"wall_time_s", wall_time()}, {"attempt", attempt_}};

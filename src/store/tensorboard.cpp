@@ -41,7 +41,9 @@ void put_varint(std::string& out, std::uint64_t value) {
 
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-void put_key(std::string& out, int field, WireType type) { put_varint(out, static_cast<std::uint64_t>(field << 3 | type)); }
+void put_key(std::string& out, int field, WireType type) {
+  put_varint(out, static_cast<std::uint64_t>(field << 3 | type));
+}
 
 void put_bytes(std::string& out, int field, std::string_view bytes) {
   put_key(out, field, kBytes);
@@ -78,7 +80,9 @@ std::uint32_t crc32c(std::string_view data) {
   return ~crc;
 }
 
-std::uint32_t masked_crc32c(std::string_view data) { return std::rotr(crc32c(data), 15) + 0xa282ead8u; }
+std::uint32_t masked_crc32c(std::string_view data) {
+  return std::rotr(crc32c(data), 15) + 0xa282ead8u;
+}
 
 std::string file_version_record(double wall) {
   std::string event = event_head(0, wall);
@@ -109,7 +113,8 @@ TensorBoardWriter::TensorBoardWriter(const fs::path& dir, const std::string& hos
   std::error_code failure;
   fs::create_directories(dir, failure);
   if (failure) throw Error("{}: cannot create the TensorBoard directory: {}", dir.string(), failure.message());
-  // Two attempts may begin within a second under one process id (in a container each is 1): the number keeps them apart.
+  // Two attempts may begin within a second under one process id (in a container each is 1): the number keeps them
+  // apart.
   for (int n = 0; fd_ < 0; ++n) {
     path_ = dir / fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<std::int64_t>(wall), host, pid, n);
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
@@ -131,7 +136,9 @@ void TensorBoardWriter::scalar(std::string_view tag, double value, std::int64_t 
   if (buffer_.size() >= kFlushBytes) flush();
 }
 
-void TensorBoardWriter::session_start(std::int64_t step, double wall) { buffer_ += session_start_record(step, wall); }
+void TensorBoardWriter::session_start(std::int64_t step, double wall) {
+  buffer_ += session_start_record(step, wall);
+}
 
 void TensorBoardWriter::flush() {
   while (!buffer_.empty()) {

@@ -33,8 +33,10 @@ TEST(TensorBoard, ChecksumsAreCastagnoli) {
 
 // Written by TensorFlow's own record writer.
 TEST(TensorBoard, GoldenRecords) {
-  EXPECT_EQ(hex(file_version_record(1.0)), "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a");
-  EXPECT_EQ(hex(scalar_record("loss", 2.5f, 7, 2.0)), "1a00000000000000129bd82d09000000000000004010072a0d0a0b0a046c6f73731500002040c2dfec60");
+  EXPECT_EQ(hex(file_version_record(1.0)),
+            "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a");
+  EXPECT_EQ(hex(scalar_record("loss", 2.5f, 7, 2.0)),
+            "1a00000000000000129bd82d09000000000000004010072a0d0a0b0a046c6f73731500002040c2dfec60");
   EXPECT_EQ(hex(session_start_record(7, 3.0)), "0f000000000000006d532b0909000000000000084010073a02080167edf0c3");
 }
 

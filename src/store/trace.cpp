@@ -14,8 +14,12 @@ namespace molen::store {
 namespace {
 
 // Whole nanoseconds, so that a span that ends where the next one starts does so in the file as well.
-std::int64_t nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
-double microseconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-3; }
+std::int64_t nanoseconds(double seconds) {
+  return std::llround(seconds * 1e9);
+}
+double microseconds(std::int64_t ns) {
+  return static_cast<double>(ns) * 1e-3;
+}
 
 Json metadata(const char* what, std::int64_t pid, std::int64_t tid, Json args) {
   return {{"name", what}, {"ph", "M"}, {"pid", pid}, {"tid", tid}, {"args", std::move(args)}};
@@ -74,7 +78,8 @@ class Lanes {
 double earliest(const std::vector<TraceSpan>& spans, const std::vector<TraceCounter>& counters) {
   double first = std::numeric_limits<double>::infinity();
   for (const TraceSpan& s : spans) {
-    if (!std::isfinite(s.start_s) || !std::isfinite(s.end_s)) throw Error("trace: the times of '{}' are not finite", s.name);
+    if (!std::isfinite(s.start_s) || !std::isfinite(s.end_s))
+      throw Error("trace: the times of '{}' are not finite", s.name);
     if (s.end_s < s.start_s) throw Error("trace: '{}' ends before it starts ({} s, {} s)", s.name, s.end_s, s.start_s);
     first = std::min(first, s.start_s);
   }
@@ -98,16 +103,29 @@ std::string trace_json(const std::vector<TraceSpan>& spans, const std::vector<Tr
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto start = [&](std::size_t i) { return nanoseconds(spans[i].start_s - zero); };
   const auto end = [&](std::size_t i) { return nanoseconds(spans[i].end_s - zero); };
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return start(a) != start(b) ? start(a) < start(b) : end(a) > end(b); });
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return start(a) != start(b) ? start(a) < start(b) : end(a) > end(b);
+  });
   for (const std::size_t i : order) {
     const TraceSpan& s = spans[i];
     const std::int64_t tid = lanes.place(s.process, s.thread, start(i), end(i));
-    events.push_back({{"name", s.name}, {"cat", s.category}, {"ph", "X"}, {"ts", microseconds(start(i))}, {"dur", microseconds(end(i) - start(i))},
-                      {"pid", s.process}, {"tid", tid}, {"args", s.args}});
+    events.push_back({{"name", s.name},
+                      {"cat", s.category},
+                      {"ph", "X"},
+                      {"ts", microseconds(start(i))},
+                      {"dur", microseconds(end(i) - start(i))},
+                      {"pid", s.process},
+                      {"tid", tid},
+                      {"args", s.args}});
   }
   for (const TraceCounter& c : counters)
     if (std::isfinite(c.value))
-      events.push_back({{"name", c.name}, {"ph", "C"}, {"ts", microseconds(nanoseconds(c.time_s - zero))}, {"pid", c.process}, {"tid", 0}, {"args", {{"value", c.value}}}});
+      events.push_back({{"name", c.name},
+                        {"ph", "C"},
+                        {"ts", microseconds(nanoseconds(c.time_s - zero))},
+                        {"pid", c.process},
+                        {"tid", 0},
+                        {"args", {{"value", c.value}}}});
   const Json document = {{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}};
   // Names may come from anywhere: bytes that are no UTF-8 are replaced rather than losing the trace.
   return document.dump(-1, ' ', false, Json::error_handler_t::replace);

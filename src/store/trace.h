@@ -23,9 +23,10 @@ struct TraceCounter {
   std::int64_t process = 0;
 };
 
-// The whole document. Times become microseconds since the earliest event (doubles of nanosecond grain). Spans of one thread
-// that overlap without nesting would be drawn wrongly: they are moved to further threads "name (2)", so each stays visible.
-// Throws Error for a time that is not finite or a span that ends before it starts. A counter that is not finite is left out.
+// The whole document. Times become microseconds since the earliest event (doubles of nanosecond grain). Spans of one
+// thread that overlap without nesting would be drawn wrongly: they are moved to further threads "name (2)", so each
+// stays visible. Throws Error for a time that is not finite or a span that ends before it starts. A counter that is not
+// finite is left out.
 std::string trace_json(const std::vector<TraceSpan>& spans, const std::vector<TraceCounter>& counters = {});
 
 }  // namespace molen::store

@@ -11,7 +11,9 @@
 namespace molen::store {
 namespace {
 
-Json parsed(const std::vector<TraceSpan>& spans, const std::vector<TraceCounter>& counters = {}) { return parse_json(trace_json(spans, counters), "trace"); }
+Json parsed(const std::vector<TraceSpan>& spans, const std::vector<TraceCounter>& counters = {}) {
+  return parse_json(trace_json(spans, counters), "trace");
+}
 
 std::vector<Json> of_kind(const Json& document, const std::string& ph) {
   std::vector<Json> out;
@@ -21,7 +23,8 @@ std::vector<Json> of_kind(const Json& document, const std::string& ph) {
 }
 
 TEST(Trace, SpansInMicrosecondsOnNamedThreads) {
-  const Json t = parsed({{"forward \"q\"", "compute", "compute", 100.0, 100.002, {{"bytes", 12}}, 1}, {"all-reduce", "comm", "dp", 100.001, 100.0015, {}, 1}},
+  const Json t = parsed({{"forward \"q\"", "compute", "compute", 100.0, 100.002, {{"bytes", 12}}, 1},
+                         {"all-reduce", "comm", "dp", 100.001, 100.0015, {}, 1}},
                         {{"watts", 100.0, 250.5, 1}, {"watts", 100.001, NAN, 1}});
   EXPECT_EQ(t["displayTimeUnit"], "ms");
   const auto spans = of_kind(t, "X");
@@ -43,7 +46,9 @@ TEST(Trace, SpansInMicrosecondsOnNamedThreads) {
   EXPECT_EQ(of_kind(t, "C")[0]["args"]["value"], 250.5);
 }
 
-TEST(Trace, EmptyIsValid) { EXPECT_TRUE(parsed({})["traceEvents"].empty()); }
+TEST(Trace, EmptyIsValid) {
+  EXPECT_TRUE(parsed({})["traceEvents"].empty());
+}
 
 TEST(Trace, RefusesImpossibleTimes) {
   EXPECT_THROW(trace_json({{"a", "", "t", 2, 1, {}, 0}}), Error);
@@ -51,13 +56,17 @@ TEST(Trace, RefusesImpossibleTimes) {
   EXPECT_THROW(trace_json({{"a", "", "t", 0, INFINITY, {}, 0}}), Error);
 }
 
-TEST(Trace, NamesThatAreNoUtf8DoNotLoseTheTrace) { EXPECT_EQ(of_kind(parsed({{"\xff", "", "t", 0, 1, {}, 0}}), "X").size(), 1u); }
+TEST(Trace, NamesThatAreNoUtf8DoNotLoseTheTrace) {
+  EXPECT_EQ(of_kind(parsed({{"\xff", "", "t", 0, 1, {}, 0}}), "X").size(), 1u);
+}
 
 // The format's law: X events of one thread nest or are apart.
 RC_GTEST_PROP(Trace, SpansOfAThreadNest, ()) {
-  const auto raw = *rc::gen::container<std::vector<std::pair<int, int>>>(rc::gen::pair(rc::gen::inRange(0, 40), rc::gen::inRange(0, 20)));
+  const auto raw = *rc::gen::container<std::vector<std::pair<int, int>>>(
+      rc::gen::pair(rc::gen::inRange(0, 40), rc::gen::inRange(0, 20)));
   std::vector<TraceSpan> spans;
-  for (const auto& [start, length] : raw) spans.push_back({"s", "c", "t", start * 1e-3, (start + length) * 1e-3, {}, 0});
+  for (const auto& [start, length] : raw)
+    spans.push_back({"s", "c", "t", start * 1e-3, (start + length) * 1e-3, {}, 0});
   const auto events = of_kind(parsed(spans), "X");
   RC_ASSERT(events.size() == spans.size());
   for (std::size_t i = 0; i < events.size(); ++i)

@@ -22,10 +22,12 @@ struct Shape {
 
 // Spread over the sizes that a CPU machine trains; pairwise different, so that no two exponents move together.
 constexpr Shape kShapes[] = {
-    {128, 352, 4, 2, 32, 2048, 2, 128, 2},   {128, 512, 2, 1, 64, 8192, 8, 128, 2},   {192, 512, 6, 2, 32, 4096, 4, 256, 2},
-    {256, 704, 4, 2, 64, 16384, 4, 256, 2},  {256, 1024, 8, 8, 32, 4096, 1, 512, 2},  {256, 640, 4, 4, 64, 12000, 8, 256, 1},
-    {320, 896, 5, 5, 64, 6000, 2, 384, 2},   {384, 1024, 6, 2, 64, 16384, 2, 512, 2}, {384, 1536, 12, 4, 32, 24000, 8, 128, 1},
-    {512, 1408, 8, 4, 64, 32000, 4, 256, 2}, {512, 1408, 8, 4, 64, 16384, 4, 512, 3}, {512, 2048, 8, 8, 64, 8192, 1, 768, 2},
+    {128, 352, 4, 2, 32, 2048, 2, 128, 2},    {128, 512, 2, 1, 64, 8192, 8, 128, 2},
+    {192, 512, 6, 2, 32, 4096, 4, 256, 2},    {256, 704, 4, 2, 64, 16384, 4, 256, 2},
+    {256, 1024, 8, 8, 32, 4096, 1, 512, 2},   {256, 640, 4, 4, 64, 12000, 8, 256, 1},
+    {320, 896, 5, 5, 64, 6000, 2, 384, 2},    {384, 1024, 6, 2, 64, 16384, 2, 512, 2},
+    {384, 1536, 12, 4, 32, 24000, 8, 128, 1}, {512, 1408, 8, 4, 64, 32000, 4, 256, 2},
+    {512, 1408, 8, 4, 64, 16384, 4, 512, 3},  {512, 2048, 8, 8, 64, 8192, 1, 768, 2},
     {640, 1728, 10, 5, 64, 20000, 2, 512, 1}, {768, 3072, 12, 12, 64, 8192, 1, 1024, 1},
 };
 
@@ -40,7 +42,7 @@ arch::Architecture architecture(const Shape& s) {
   a.vocabulary = s.vocabulary;
   a.layers = s.layers;
   a.max_sequence = 2048;
-  a.tied = s.batch == 2 || s.batch == 8;   // tied models clear their table's gradient, untied ones do not
+  a.tied = s.batch == 2 || s.batch == 8;  // tied models clear their table's gradient, untied ones do not
   return a;
 }
 
@@ -62,7 +64,8 @@ std::string cpu_model() {
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {
   exec::Executor executor(p, world.rank(), &world, {});
   {
-    // Speed does not depend on the values as long as they are ordinary numbers; drawing them would take longer than the steps.
+    // Speed does not depend on the values as long as they are ordinary numbers; drawing them would take longer than the
+    // steps.
     const c10::InferenceMode inference;
     for (std::size_t u = 0; u < p.units.size(); ++u)
       for (const char* family : {"param", "master"})
@@ -72,7 +75,8 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
   exec::StepInput input;
   input.load = [&](std::int32_t* ids, std::int32_t* labels) {
     const std::int64_t n = p.setting.tokens();
-    for (std::int64_t i = 0; i < n; ++i) ids[i] = static_cast<std::int32_t>(uniform_at(9, position++) * static_cast<double>(p.arch.vocabulary));
+    for (std::int64_t i = 0; i < n; ++i)
+      ids[i] = static_cast<std::int32_t>(uniform_at(9, position++) * static_cast<double>(p.arch.vocabulary));
     for (std::int64_t i = 0; i < n; ++i) labels[i] = ids[(i + 1) % n];
     return n;
   };
@@ -116,7 +120,9 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
       setting.threads = o.threads;
       setting.head_chunk = arch::head_chunk(shape.vocabulary);
       trials.push_back({program::build(architecture(shape), setting),
-                        fmt::format("d {} ffn {} vocabulary {} batch {} x {}", shape.hidden, shape.ffn, shape.vocabulary, shape.batch, shape.sequence), {}});
+                        fmt::format("d {} ffn {} vocabulary {} batch {} x {}", shape.hidden, shape.ffn,
+                                    shape.vocabulary, shape.batch, shape.sequence),
+                        {}});
       program::require_sound(trials.back().program, "calibration");
     }
   }
@@ -128,7 +134,8 @@ void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
   for (std::size_t i = 0; i < ops.size(); ++i) {
     std::vector<double> seconds;
     for (const auto& t : trial.timelines) seconds.push_back(t.ops[i].seconds());
-    samples.push_back({program::kind_of(ops[i].step->op), sim::features_of(trial.program, *ops[i].step), median(seconds)});
+    samples.push_back(
+        {program::kind_of(ops[i].step->op), sim::features_of(trial.program, *ops[i].step), median(seconds)});
   }
 }
 
@@ -149,7 +156,8 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
     for (Trial& trial : trials) {
       const double start = now().value;
       for (auto& t : run_synthetic(trial.program, world, o.repeats).timelines) trial.timelines.push_back(std::move(t));
-      if (progress && world.rank() == 0) progress(fmt::format("round {} of {}, {}: {}", round + 1, o.rounds, trial.name, human(now() - Seconds(start))));
+      if (progress && world.rank() == 0)
+        progress(fmt::format("round {} of {}, {}: {}", round + 1, o.rounds, trial.name, human(now() - Seconds(start))));
     }
   std::vector<sim::Sample> samples;
   for (const Trial& trial : trials) add_samples(trial, samples);

@@ -1,6 +1,6 @@
-// molen calibrate: runs small step programs of many shapes with the executor itself and fits a cost model to the measured ops.
-// The samples run under the conditions of a training (same ranks at once, threads, communicator, order of ops), so what they
-// cost here is what they cost there.
+// molen calibrate: runs small step programs of many shapes with the executor itself and fits a cost model to the
+// measured ops. The samples run under the conditions of a training (same ranks at once, threads, communicator, order of
+// ops), so what they cost here is what they cost there.
 #pragma once
 
 #include <functional>
@@ -18,16 +18,16 @@ struct CalibrateOptions {
   DType compute = DType::kF32;
   arch::Kernels kernels = arch::Kernels::kFused;
   int threads = 1;
-  int repeats = 3;   // timed steps of each shape, after a warm-up, in each round
+  int repeats = 3;  // timed steps of each shape, after a warm-up, in each round
   int rounds = 2;
 };
 
 // Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0.
-sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::string& communicator, comm::Communicator& world,
-                                  const std::function<void(const std::string&)>& progress);
+sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::string& communicator,
+                                  comm::Communicator& world, const std::function<void(const std::string&)>& progress);
 
-// Steps of `p` on synthetic tokens, timed; for calibration, comparison and benchmarks. Returns the Timeline of each repeat on this
-// rank after one warm-up, and the highest byte of the arena that was in use.
+// Steps of `p` on synthetic tokens, timed; for calibration, comparison and benchmarks. Returns the Timeline of each
+// repeat on this rank after one warm-up, and the highest byte of the arena that was in use.
 struct SyntheticRun {
   std::vector<program::Timeline> timelines;
   Bytes used;

@@ -10,14 +10,18 @@ namespace {
 
 DType dtype_of(const at::Tensor& t) {
   switch (t.scalar_type()) {
-    case at::kDouble: return DType::kF64;
-    case at::kFloat: return DType::kF32;
-    case at::kBFloat16: return DType::kBF16;
-    default: throw Error("state of an unexpected type");
+    case at::kDouble:
+      return DType::kF64;
+    case at::kFloat:
+      return DType::kF32;
+    case at::kBFloat16:
+      return DType::kBF16;
+    default:
+      throw Error("state of an unexpected type");
   }
 }
 
-constexpr std::int64_t kPiece = 1 << 18;   // elements read at a time
+constexpr std::int64_t kPiece = 1 << 18;  // elements read at a time
 
 struct Family {
   std::string storage, prefix;
@@ -27,14 +31,17 @@ std::vector<Family> families(const exec::Executor& executor) {
   return {{executor.has_state("master") ? "master" : "param", ""}, {"m", "optimizer.m/"}, {"v", "optimizer.v/"}};
 }
 
-// Calls f(name, parameter, offset in the parameter, tensor view of the run) for each run of elements of [first, last) of a unit.
+// Calls f(name, parameter, offset in the parameter, tensor view of the run) for each run of elements of [first, last)
+// of a unit.
 template <class F>
-void each_run(const exec::Executor& executor, const Family& family, int unit, std::int64_t first, std::int64_t last, F&& f) {
+void each_run(const exec::Executor& executor, const Family& family, int unit, std::int64_t first, std::int64_t last,
+              F&& f) {
   const auto& u = executor.program().units[static_cast<std::size_t>(unit)];
   const auto parameters = arch::parameters(executor.program().arch);
   const at::Tensor state = executor.state(family.storage, unit);
   const auto [held_first, held_last] = executor.state_range(family.storage, unit);
-  MOLEN_CHECK(held_first <= first && last <= held_last, "state [{}, {}) asked for [{}, {})", held_first, held_last, first, last);
+  MOLEN_CHECK(held_first <= first && last <= held_last, "state [{}, {}) asked for [{}, {})", held_first, held_last,
+              first, last);
   for (const auto& entry : u.entries) {
     const auto& p = parameters[static_cast<std::size_t>(entry.parameter)];
     const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + p.elements());
@@ -75,7 +82,8 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, bo
                [&](const std::string&, const arch::Parameter& p, std::int64_t offset, at::Tensor values) {
                  const std::string name = stored_prefix + p.name;
                  const auto& stored = from.tensor(name);
-                 if (stored.shape != p.shape) throw UsageError("{}: tensor {} has another shape than the model", from.path().string(), name);
+                 if (stored.shape != p.shape)
+                   throw UsageError("{}: tensor {} has another shape than the model", from.path().string(), name);
                  // In pieces: a whole embedding table beside the arena would show in the process's peak.
                  at::Tensor host = at::empty({std::min(values.numel(), kPiece)}, exec::to_aten(stored.dtype));
                  for (std::int64_t at = 0; at < values.numel(); at += kPiece) {

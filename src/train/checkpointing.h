@@ -1,5 +1,5 @@
-// Between an executor's state and a layout-free checkpoint. Tensors: weights under their parameter names (master weights where
-// there are any), moments under "optimizer.m/<name>" and "optimizer.v/<name>".
+// Between an executor's state and a layout-free checkpoint. Tensors: weights under their parameter names (master
+// weights where there are any), moments under "optimizer.m/<name>" and "optimizer.v/<name>".
 #pragma once
 
 #include <string>
@@ -12,11 +12,12 @@
 
 namespace molen::train {
 
-// What this rank saves: its owned range of every unit, so that the ranks' spans tile each tensor once, whatever the layout.
+// What this rank saves: its owned range of every unit, so that the ranks' spans tile each tensor once, whatever the
+// layout.
 std::vector<checkpoint::Span> spans_of(const exec::Executor& executor, int rank, int ranks);
 
-// Fills the executor from a checkpoint made under any layout. Throws UsageError where tensors are missing or differ in shape.
-// `weights_only`: moments stay zero (an import from elsewhere has none).
+// Fills the executor from a checkpoint made under any layout. Throws UsageError where tensors are missing or differ in
+// shape. `weights_only`: moments stay zero (an import from elsewhere has none).
 void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, bool weights_only);
 
 // Digest of the whole state, the same on every rank and for every layout that holds the same values.

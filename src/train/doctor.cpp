@@ -20,17 +20,24 @@ int doctor(bool json) {
   const bool bf16 = rates.bf16 > rates.fp32;
   j["precision_auto"] = at::hasCUDA() ? "bf16" : bf16 ? "bf16" : "fp32";
   j["precision_reason"] = at::hasCUDA() ? "bf16 on CUDA"
-                                        : fmt::format("a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} thread(s) here: bf16 is {:.2f}x", rates.fp32,
-                                                      rates.bf16, threads, rates.bf16 / rates.fp32);
+                                        : fmt::format(
+                                              "a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} "
+                                              "thread(s) here: bf16 is {:.2f}x",
+                                              rates.fp32, rates.bf16, threads, rates.bf16 / rates.fp32);
   const auto launched = comm::launch_environment();
-  j["launcher"] = launched.size > 0 ? Json(fmt::format("{}: rank {} of {}", launched.source, launched.rank, launched.size)) : Json(nullptr);
+  j["launcher"] = launched.size > 0
+                      ? Json(fmt::format("{}: rank {} of {}", launched.source, launched.rank, launched.size))
+                      : Json(nullptr);
   if (json) {
     fmt::print("{}\n", j.dump(2));
     return 0;
   }
-  for (const auto& [key, value] : j.items()) fmt::print("{:<18} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
-  fmt::print("\nprecision.compute = \"auto\" chooses {}: {}\n", j["precision_auto"].get<std::string>(), j["precision_reason"].get<std::string>());
-  if (!comm::mpi_available()) fmt::print("MPI is not built in: one rank, or --ranks N threads; install libopenmpi-dev and build again\n");
+  for (const auto& [key, value] : j.items())
+    fmt::print("{:<18} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+  fmt::print("\nprecision.compute = \"auto\" chooses {}: {}\n", j["precision_auto"].get<std::string>(),
+             j["precision_reason"].get<std::string>());
+  if (!comm::mpi_available())
+    fmt::print("MPI is not built in: one rank, or --ranks N threads; install libopenmpi-dev and build again\n");
   if (!at::hasCUDA()) fmt::print("no CUDA in this libtorch: cpu devices only\n");
   return 0;
 }

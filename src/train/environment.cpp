@@ -2,8 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/Version.h>
-#include <torch/headeronly/version.h>
 #include <sys/utsname.h>
+#include <torch/headeronly/version.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -17,10 +17,12 @@ Json describe_machine() {
   struct utsname system {};
   ::uname(&system);
   const std::int64_t memory = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
-  return {{"host", system.nodename}, {"system", std::string(system.sysname) + " " + system.release}, {"cpu", cpu_model()},
-          {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)}, {"memory_bytes", memory}, {"cpu_capability", at::get_cpu_capability()},
-          {"libtorch", TORCH_VERSION}, {"cuda", at::hasCUDA()}, {"mpi", comm::mpi_available()}, {"compiler", __VERSION__}, {"molen", MOLEN_VERSION},
-          {"git", MOLEN_GIT}};
+  return {{"host", system.nodename},      {"system", std::string(system.sysname) + " " + system.release},
+          {"cpu", cpu_model()},           {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
+          {"memory_bytes", memory},       {"cpu_capability", at::get_cpu_capability()},
+          {"libtorch", TORCH_VERSION},    {"cuda", at::hasCUDA()},
+          {"mpi", comm::mpi_available()}, {"compiler", __VERSION__},
+          {"molen", MOLEN_VERSION},       {"git", MOLEN_GIT}};
 }
 
 Json describe_environment(const Job& job) {

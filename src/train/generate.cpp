@@ -39,21 +39,25 @@ std::size_t held_back(const std::string& text, const std::vector<std::string>& s
 
 }  // namespace
 
-std::string generate(const LoadedModel& model, const std::string& prompt, const GenerateOptions& o, const std::function<void(const std::string&)>& emit) {
+std::string generate(const LoadedModel& model, const std::string& prompt, const GenerateOptions& o,
+                     const std::function<void(const std::string&)>& emit) {
   if (!model.tokenizer) throw UsageError("{}: no tokenizer.json lies with the model", model.origin);
   for (const auto& stop : o.stops)
     if (stop.empty()) throw UsageError("--stop: an empty string");
   const auto& tokenizer = *model.tokenizer;
   std::vector<std::int32_t> ids;
   // Without a prompt the model starts a document, which in training follows the end of another.
-  if (const auto bos = tokenizer.bos_id() ? tokenizer.bos_id() : tokenizer.eos_id(); bos && prompt.empty()) ids.push_back(static_cast<std::int32_t>(*bos));
+  if (const auto bos = tokenizer.bos_id() ? tokenizer.bos_id() : tokenizer.eos_id(); bos && prompt.empty())
+    ids.push_back(static_cast<std::int32_t>(*bos));
   for (const auto id : tokenizer.encode(prompt)) ids.push_back(static_cast<std::int32_t>(id));
 
   const int threads = o.threads > 0 ? o.threads : plan::auto_threads(1);
   at::set_num_threads(threads);
-  const std::int64_t limit = std::min(model.weights->arch().max_sequence, static_cast<std::int64_t>(ids.size()) + o.max_tokens);
+  const std::int64_t limit =
+      std::min(model.weights->arch().max_sequence, static_cast<std::int64_t>(ids.size()) + o.max_tokens);
   if (static_cast<std::int64_t>(ids.size()) > model.weights->arch().max_sequence)
-    throw UsageError("the prompt has {} tokens; the model's limit is {}", ids.size(), model.weights->arch().max_sequence);
+    throw UsageError("the prompt has {} tokens; the model's limit is {}", ids.size(),
+                     model.weights->arch().max_sequence);
   Inference inference(model.weights, threads, std::max<std::int64_t>(limit, 1));
   const c10::InferenceMode mode;
   std::string text;
@@ -95,25 +99,31 @@ void eval_logits(const EvalLogitsOptions& o) {
   std::int64_t sequence = -1;
   for (const auto& row : json) {
     if (!row.is_array() || row.empty()) throw UsageError("{}: expected an array of token-id arrays", origin);
-    if (sequence >= 0 && static_cast<std::int64_t>(row.size()) != sequence) throw UsageError("{}: the arrays differ in length", origin);
+    if (sequence >= 0 && static_cast<std::int64_t>(row.size()) != sequence)
+      throw UsageError("{}: the arrays differ in length", origin);
     sequence = static_cast<std::int64_t>(row.size());
     for (const auto& id : row) {
-      if (!id.is_number_integer() || id.get<std::int64_t>() < 0 || id.get<std::int64_t>() > INT32_MAX) throw UsageError("{}: {} is not a token id", origin, id.dump());
+      if (!id.is_number_integer() || id.get<std::int64_t>() < 0 || id.get<std::int64_t>() > INT32_MAX)
+        throw UsageError("{}: {} is not a token id", origin, id.dump());
       ids.push_back(id.get<std::int32_t>());
     }
   }
   const LoadedModel model = load_model(o.model);
   if (sequence > model.weights->arch().max_sequence)
-    throw UsageError("{}: {} tokens are more than the model's limit of {}", origin, sequence, model.weights->arch().max_sequence);
+    throw UsageError("{}: {} tokens are more than the model's limit of {}", origin, sequence,
+                     model.weights->arch().max_sequence);
   const int threads = o.threads > 0 ? o.threads : plan::auto_threads(1);
   at::set_num_threads(threads);
   Inference inference(model.weights, threads, sequence);
   const c10::InferenceMode mode;
-  checkpoint::SafetensorsWriter writer(o.output, {{"logits", DType::kF32, {batch, sequence, model.weights->arch().vocabulary}}});
+  checkpoint::SafetensorsWriter writer(o.output,
+                                       {{"logits", DType::kF32, {batch, sequence, model.weights->arch().vocabulary}}});
   const std::int64_t row_bytes = sequence * model.weights->arch().vocabulary * 4;
   for (std::int64_t b = 0; b < batch; ++b) {
-    const at::Tensor logits = inference.logits({ids.data() + b * sequence, static_cast<std::size_t>(sequence)}, 1, sequence).contiguous();
-    writer.write("logits", static_cast<std::uint64_t>(b * row_bytes), logits.data_ptr(), static_cast<std::uint64_t>(row_bytes));
+    const at::Tensor logits =
+        inference.logits({ids.data() + b * sequence, static_cast<std::size_t>(sequence)}, 1, sequence).contiguous();
+    writer.write("logits", static_cast<std::uint64_t>(b * row_bytes), logits.data_ptr(),
+                 static_cast<std::uint64_t>(row_bytes));
   }
   writer.finish();
 }

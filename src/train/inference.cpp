@@ -13,7 +13,10 @@
 namespace molen::train {
 
 Weights::Weights(arch::Architecture arch, DType dtype)
-    : arch_(std::move(arch)), dtype_(dtype), parameters_(arch::parameters(arch_)), units_(program::make_units(arch_, parameters_)) {
+    : arch_(std::move(arch)),
+      dtype_(dtype),
+      parameters_(arch::parameters(arch_)),
+      units_(program::make_units(arch_, parameters_)) {
   for (const auto& unit : units_) flat_.push_back(at::zeros({unit.elements}, exec::to_aten(dtype)));
 }
 
@@ -21,7 +24,8 @@ at::Tensor Weights::parameter(std::size_t index) const {
   const auto& p = parameters_.at(index);
   for (std::size_t u = 0; u < units_.size(); ++u)
     for (const auto& entry : units_[u].entries)
-      if (entry.parameter == static_cast<int>(index)) return flat_[u].narrow(0, entry.offset, p.elements()).view(p.shape);
+      if (entry.parameter == static_cast<int>(index))
+        return flat_[u].narrow(0, entry.offset, p.elements()).view(p.shape);
   throw Error("parameter {} has no unit", p.name);
 }
 
@@ -36,7 +40,10 @@ exec::UnitWeights Weights::unit(const std::string& name) const {
 class Inference::Impl {
  public:
   Impl(std::shared_ptr<const Weights> weights, int threads, std::int64_t max_sequence)
-      : weights_(std::move(weights)), threads_(threads), max_sequence_(max_sequence), type_(exec::to_aten(weights_->dtype())),
+      : weights_(std::move(weights)),
+        threads_(threads),
+        max_sequence_(max_sequence),
+        type_(exec::to_aten(weights_->dtype())),
         rope_(model::make_rope_table(weights_->arch(), max_sequence, type_, at::kCPU)) {
     for (std::int64_t l = 0; l < arch().layers; ++l) layers_.push_back(weights_->unit("layer." + std::to_string(l)));
     cache_k_ = at::zeros({arch().layers, arch().kv_heads, max_sequence, arch().head_dim}, type_);
@@ -46,10 +53,11 @@ class Inference::Impl {
   const arch::Architecture& arch() const { return weights_->arch(); }
 
   at::Tensor logits(std::span<const std::int32_t> ids, std::int64_t batch, std::int64_t sequence) {
-    if (sequence > max_sequence_) throw UsageError("{} tokens are more than the {} this run was set up for", sequence, max_sequence_);
-    const at::Tensor y = forward(ids, batch, sequence, 0, [&](std::int64_t, const at::Tensor& qkv, at::Tensor& out, const Shape& shape) {
-      attend_all(qkv, out, shape);
-    });
+    if (sequence > max_sequence_)
+      throw UsageError("{} tokens are more than the {} this run was set up for", sequence, max_sequence_);
+    const at::Tensor y = forward(
+        ids, batch, sequence, 0,
+        [&](std::int64_t, const at::Tensor& qkv, at::Tensor& out, const Shape& shape) { attend_all(qkv, out, shape); });
     at::Tensor result = at::empty({batch * sequence, arch().vocabulary}, type_);
     const std::int64_t chunk = arch::head_chunk(arch().vocabulary);
     for (std::int64_t first = 0; first < y.size(0); first += chunk) {
@@ -63,13 +71,15 @@ class Inference::Impl {
   at::Tensor advance(std::span<const std::int32_t> ids) {
     const auto count = static_cast<std::int64_t>(ids.size());
     if (count == 0) throw UsageError("nothing to continue from: the prompt is empty");
-    if (length_ + count > max_sequence_) throw UsageError("the sequence would have {} tokens; the model's limit is {}", length_ + count, max_sequence_);
+    if (length_ + count > max_sequence_)
+      throw UsageError("the sequence would have {} tokens; the model's limit is {}", length_ + count, max_sequence_);
     at::Tensor y;
     if (length_ == 0) {
-      y = forward(ids, 1, count, 0, [&](std::int64_t layer, const at::Tensor& qkv, at::Tensor& out, const Shape& shape) {
-        store(layer, qkv, 0);
-        attend_all(qkv, out, shape);
-      });
+      y = forward(ids, 1, count, 0,
+                  [&](std::int64_t layer, const at::Tensor& qkv, at::Tensor& out, const Shape& shape) {
+                    store(layer, qkv, 0);
+                    attend_all(qkv, out, shape);
+                  });
       length_ = count;
     } else {
       for (std::int64_t i = 0; i < count; ++i) {
@@ -96,14 +106,17 @@ class Inference::Impl {
   template <class F>
   void with(arch::Part part, const Shape& shape, F&& call) {
     const std::int64_t bytes = arch::part_cost(arch(), part, arch::Pass::kForward, shape).scratch.value;
-    if (bytes > static_cast<std::int64_t>(workspace_.size()) - 64) workspace_.resize(static_cast<std::size_t>(bytes) + 64);
+    if (bytes > static_cast<std::int64_t>(workspace_.size()) - 64)
+      workspace_.resize(static_cast<std::size_t>(bytes) + 64);
     auto* base = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(workspace_.data()) + 63) / 64 * 64);
     math::Scratch scratch(base, bytes);
     call(model::Context{arch(), shape, scratch, false});
   }
 
   Shape shape_of(std::int64_t batch, std::int64_t sequence) const {
-    return {batch, sequence, 0, weights_->dtype(), threads_, weights_->dtype() == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused};
+    return {batch,    sequence,
+            0,        weights_->dtype(),
+            threads_, weights_->dtype() == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused};
   }
 
   at::Tensor empty(std::int64_t rows, std::int64_t columns) const { return at::empty({rows, columns}, type_); }
@@ -113,36 +126,49 @@ class Inference::Impl {
   }
 
   template <class Attend>
-  at::Tensor forward(std::span<const std::int32_t> ids, std::int64_t batch, std::int64_t sequence, std::int64_t position, Attend&& attend) {
+  at::Tensor forward(std::span<const std::int32_t> ids, std::int64_t batch, std::int64_t sequence,
+                     std::int64_t position, Attend&& attend) {
     const Shape shape = shape_of(batch, sequence);
     const std::int64_t n = batch * sequence;
     for (const std::int32_t id : ids)
-      if (id < 0 || id >= arch().vocabulary) throw UsageError("token id {} is not in the vocabulary of {}", id, arch().vocabulary);
+      if (id < 0 || id >= arch().vocabulary)
+        throw UsageError("token id {} is not in the vocabulary of {}", id, arch().vocabulary);
     const at::Tensor tokens = at::from_blob(const_cast<std::int32_t*>(ids.data()), {n}, at::kInt);
     const auto embed = weights_->unit("embed");
     at::Tensor positions = embed.weight(arch::Role::kPositions);
     if (positions.defined()) positions = positions.narrow(0, position, sequence);
-    const model::RopeTable rope = rope_.cos_SD2.defined() ? model::RopeTable{rope_.cos_SD2.narrow(0, position, sequence), rope_.sin_SD2.narrow(0, position, sequence)} : rope_;
+    const model::RopeTable rope =
+        rope_.cos_SD2.defined()
+            ? model::RopeTable{rope_.cos_SD2.narrow(0, position, sequence), rope_.sin_SD2.narrow(0, position, sequence)}
+            : rope_;
     at::Tensor x = empty(n, arch().hidden);
-    with(arch::Part::kEmbed, shape, [&](const model::Context& c) { model::embed_forward(c, tokens, embed.weight(arch::Role::kEmbedding), positions, x); });
+    with(arch::Part::kEmbed, shape, [&](const model::Context& c) {
+      model::embed_forward(c, tokens, embed.weight(arch::Role::kEmbedding), positions, x);
+    });
     for (std::int64_t l = 0; l < arch().layers; ++l) x = layer(l, x, shape, rope, attend);
     at::Tensor y = empty(n, arch().hidden);
     auto saved = stats(n);
-    with(arch::Part::kFinalNorm, shape, [&](const model::Context& c) { model::final_norm_forward(c, x, weights_->unit("final").final_norm(), saved, y); });
+    with(arch::Part::kFinalNorm, shape, [&](const model::Context& c) {
+      model::final_norm_forward(c, x, weights_->unit("final").final_norm(), saved, y);
+    });
     return y;
   }
 
   template <class Attend>
-  at::Tensor layer(std::int64_t l, const at::Tensor& x, const Shape& shape, const model::RopeTable& rope, Attend&& attend) {
+  at::Tensor layer(std::int64_t l, const at::Tensor& x, const Shape& shape, const model::RopeTable& rope,
+                   Attend&& attend) {
     const auto& w = layers_[static_cast<std::size_t>(l)];
     const std::int64_t n = x.size(0);
     at::Tensor qkv = empty(n, arch().qkv_size()), o = empty(n, arch().query_size()), mid = empty(n, arch().hidden);
     at::Tensor up = empty(n, arch().up_size()), a = empty(n, arch().ffn), y = empty(n, arch().hidden);
     auto s1 = stats(n), s2 = stats(n);
-    with(arch::Part::kNormQkv, shape, [&](const model::Context& c) { model::norm_qkv_forward(c, x, w.attention_norm(), w.qkv(), rope, s1, qkv); });
+    with(arch::Part::kNormQkv, shape,
+         [&](const model::Context& c) { model::norm_qkv_forward(c, x, w.attention_norm(), w.qkv(), rope, s1, qkv); });
     attend(l, qkv, o, shape);
-    with(arch::Part::kOutProjection, shape, [&](const model::Context& c) { model::output_projection_forward(c, o, x, w.output(), mid); });
-    with(arch::Part::kNormUp, shape, [&](const model::Context& c) { model::norm_up_forward(c, mid, w.mlp_norm(), w.up(), s2, up); });
+    with(arch::Part::kOutProjection, shape,
+         [&](const model::Context& c) { model::output_projection_forward(c, o, x, w.output(), mid); });
+    with(arch::Part::kNormUp, shape,
+         [&](const model::Context& c) { model::norm_up_forward(c, mid, w.mlp_norm(), w.up(), s2, up); });
     with(arch::Part::kActivation, shape, [&](const model::Context& c) { model::activation_forward(c, up, a); });
     with(arch::Part::kDown, shape, [&](const model::Context& c) { model::down_forward(c, a, mid, w.down(), y); });
     return y;
@@ -165,7 +191,8 @@ class Inference::Impl {
   void attend_cached(std::int64_t l, const at::Tensor& qkv, at::Tensor& out) {
     const std::int64_t k = arch().kv_heads, d = arch().head_dim, group = arch().heads / k, t = length_ + 1;
     const at::Tensor q = qkv.narrow(1, 0, arch().query_size()).view({k, group, d});
-    at::Tensor scores = at::bmm(q, cache_k_[l].narrow(1, 0, t).transpose(1, 2)).mul_(1.0 / std::sqrt(static_cast<double>(d)));
+    at::Tensor scores =
+        at::bmm(q, cache_k_[l].narrow(1, 0, t).transpose(1, 2)).mul_(1.0 / std::sqrt(static_cast<double>(d)));
     if (arch().position == arch::Position::kAlibi) {
       const at::Tensor distance = at::arange(t, scores.options()).sub_(static_cast<double>(t - 1));
       scores.add_(alibi_slopes().view({k, group, 1}).mul(distance));
@@ -181,7 +208,8 @@ class Inference::Impl {
   void head(const at::Tensor& y, at::Tensor& out) {
     Shape shape = shape_of(1, y.size(0));
     shape.chunk = y.size(0);
-    const at::Tensor w = arch().tied ? weights_->unit("embed").weight(arch::Role::kEmbedding) : weights_->unit("final").weight(arch::Role::kHead);
+    const at::Tensor w = arch().tied ? weights_->unit("embed").weight(arch::Role::kEmbedding)
+                                     : weights_->unit("final").weight(arch::Role::kHead);
     with(arch::Part::kHead, shape, [&](const model::Context& c) { model::head_logits(c, y, w, out); });
   }
 
@@ -205,12 +233,16 @@ at::Tensor Inference::logits(std::span<const std::int32_t> ids, std::int64_t bat
   const c10::InferenceMode inference;
   return impl_->logits(ids, batch, sequence);
 }
-void Inference::reset() { impl_->reset(); }
+void Inference::reset() {
+  impl_->reset();
+}
 at::Tensor Inference::advance(std::span<const std::int32_t> ids) {
   const c10::InferenceMode inference;
   return impl_->advance(ids);
 }
-std::int64_t Inference::length() const { return impl_->length(); }
+std::int64_t Inference::length() const {
+  return impl_->length();
+}
 
 std::int32_t sample(const at::Tensor& logits, const Sampling& s, std::int64_t position) {
   const at::Tensor host = logits.to(at::kDouble).contiguous();
@@ -220,7 +252,8 @@ std::int32_t sample(const at::Tensor& logits, const Sampling& s, std::int64_t po
   // Equal logits in the order of ids, so that the choice does not depend on the sort.
   const auto before = [&](std::int32_t a, std::int32_t b) { return z[a] != z[b] ? z[a] > z[b] : a < b; };
   if (s.temperature <= 0.0) return *std::min_element(order.begin(), order.end(), before);
-  const std::size_t keep = s.top_k > 0 ? std::min<std::size_t>(static_cast<std::size_t>(s.top_k), order.size()) : order.size();
+  const std::size_t keep =
+      s.top_k > 0 ? std::min<std::size_t>(static_cast<std::size_t>(s.top_k), order.size()) : order.size();
   std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(keep), order.end(), before);
   order.resize(keep);
   std::vector<double> weight;

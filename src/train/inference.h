@@ -1,4 +1,5 @@
-// Inference on one process: logits without a cache, and decoding with a key/value cache. Both run the parts of model/parts.h.
+// Inference on one process: logits without a cache, and decoding with a key/value cache. Both run the parts of
+// model/parts.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,8 +47,8 @@ class Inference {
 
   // Starts a sequence over.
   void reset();
-  // Appends tokens to the sequence and returns the logits [V] that follow the last of them. The first call (after reset) may
-  // have many tokens; throws UsageError past max_sequence.
+  // Appends tokens to the sequence and returns the logits [V] that follow the last of them. The first call (after
+  // reset) may have many tokens; throws UsageError past max_sequence.
   at::Tensor advance(std::span<const std::int32_t> ids);
   std::int64_t length() const;
 
@@ -57,8 +58,8 @@ class Inference {
 };
 
 struct Sampling {
-  double temperature = 0.8;      // 0: the most likely token
-  std::int64_t top_k = 0;        // 0: all
+  double temperature = 0.8;  // 0: the most likely token
+  std::int64_t top_k = 0;    // 0: all
   double top_p = 1.0;
   std::uint64_t seed = 0;
 };

@@ -29,7 +29,8 @@ std::shared_ptr<Weights> random_weights(const arch::Architecture& a) {
     at::Tensor t = weights->parameter(i);
     float* data = t.data_ptr<float>();
     for (std::int64_t k = 0; k < t.numel(); ++k)
-      data[k] = static_cast<float>((weights->parameters()[i].init == arch::Init::kOnes ? 1.0 : 0.0) + 0.1 * normal_at(i + 1, static_cast<std::uint64_t>(k)));
+      data[k] = static_cast<float>((weights->parameters()[i].init == arch::Init::kOnes ? 1.0 : 0.0) +
+                                   0.1 * normal_at(i + 1, static_cast<std::uint64_t>(k)));
   }
   return weights;
 }
@@ -47,7 +48,8 @@ TEST(Inference, CacheEqualsNoCache) {
     const at::Tensor want = whole.logits(ids, 1, 23).select(0, 0);
     at::Tensor got = stepwise.advance({ids.data(), 9});
     for (std::int64_t t = 9;; ++t) {
-      const double scale = want.select(0, t - 1).abs().max().item<double>(), error = (got - want.select(0, t - 1)).abs().max().item<double>();
+      const double scale = want.select(0, t - 1).abs().max().item<double>(),
+                   error = (got - want.select(0, t - 1)).abs().max().item<double>();
       EXPECT_TRUE(error <= 64 * 0x1p-24 * scale) << t << ": " << error << " of " << scale;
       if (t == 23) break;
       got = stepwise.advance({&ids[static_cast<std::size_t>(t)], 1});

@@ -42,7 +42,9 @@ void initialize_parameters(exec::Executor& executor, std::uint64_t seed, int thr
       if (!executor.has_state("master")) continue;
       const auto [first, last] = executor.state_range("master", static_cast<int>(u));
       const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + p.elements());
-      if (from < to) fill(p, seed, from - entry.offset, executor.state("master", static_cast<int>(u)).narrow(0, from - first, to - from), threads);
+      if (from < to)
+        fill(p, seed, from - entry.offset,
+             executor.state("master", static_cast<int>(u)).narrow(0, from - first, to - from), threads);
     }
 }
 
@@ -53,7 +55,8 @@ at::Tensor parameter_view(const exec::Executor& executor, int parameter) {
   for (const std::int64_t n : shape) elements *= n;
   for (std::size_t u = 0; u < p.units.size(); ++u)
     for (const auto& entry : p.units[u].entries)
-      if (entry.parameter == parameter) return executor.state("param", static_cast<int>(u)).narrow(0, entry.offset, elements).view(shape);
+      if (entry.parameter == parameter)
+        return executor.state("param", static_cast<int>(u)).narrow(0, entry.offset, elements).view(shape);
   MOLEN_CHECK(false, "parameter {} has no unit", parameter);
 }
 

@@ -1,4 +1,5 @@
-// Initial weights: a pure function of (seed, parameter name, global element index), so every layout starts from the same bits.
+// Initial weights: a pure function of (seed, parameter name, global element index), so every layout starts from the
+// same bits.
 #pragma once
 
 #include <cstdint>

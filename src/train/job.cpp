@@ -44,7 +44,8 @@ std::optional<fs::path> find_checkpoint(const config::Config& c, const std::stri
   if (resume == "never") return std::nullopt;
   const fs::path directory = checkpoint_directory(c);
   if (resume == "auto") return fs::exists(directory) ? checkpoint::latest(directory) : std::nullopt;
-  const bool digits = !resume.empty() && resume.size() < 19 && std::all_of(resume.begin(), resume.end(), [](char ch) { return ch >= '0' && ch <= '9'; });
+  const bool digits = !resume.empty() && resume.size() < 19 &&
+                      std::all_of(resume.begin(), resume.end(), [](char ch) { return ch >= '0' && ch <= '9'; });
   if (!digits) throw UsageError("--resume {}: expected auto, never or a step", resume);
   for (const auto& listed : checkpoint::list(directory))
     if (listed.step == std::stoll(resume)) return listed.path;
@@ -54,19 +55,24 @@ std::optional<fs::path> find_checkpoint(const config::Config& c, const std::stri
 // Measured choices of the earlier run stand where this one leaves them open.
 void keep_measured(config::Config& c, const config::Config& before) {
   const config::Origin origin{config::Origin::Kind::kOther, "as in the checkpoint"};
-  if (c.precision.compute == "auto" && before.precision.compute != "auto") config::assign(c, "precision.compute", before.precision.compute, origin);
+  if (c.precision.compute == "auto" && before.precision.compute != "auto")
+    config::assign(c, "precision.compute", before.precision.compute, origin);
 }
 
-void refuse_changes(const config::Config& c, const config::Config& before, const std::vector<std::string>& allowed, const std::string& path) {
-  for (const auto& key : allowed) config::field(key);   // an unknown key is an error of its own
+void refuse_changes(const config::Config& c, const config::Config& before, const std::vector<std::string>& allowed,
+                    const std::string& path) {
+  for (const auto& key : allowed) config::field(key);  // an unknown key is an error of its own
   std::string text;
   for (const auto& d : config::diff(before, c)) {
-    if (d.effect != config::Effect::kNumbers || std::find(allowed.begin(), allowed.end(), d.key) != allowed.end()) continue;
+    if (d.effect != config::Effect::kNumbers || std::find(allowed.begin(), allowed.end(), d.key) != allowed.end())
+      continue;
     text += fmt::format("\n  {}: {} in the checkpoint, {} now ({})", d.key, d.before, d.after, c.where(d.key));
   }
   if (!text.empty())
-    throw UsageError("{}: this run would not continue the same training:{}\nkeep the old values, start anew with --resume never, or name each key with --allow-change",
-                     path, text);
+    throw UsageError(
+        "{}: this run would not continue the same training:{}\nkeep the old values, start anew with --resume never, or "
+        "name each key with --allow-change",
+        path, text);
 }
 
 Bytes available_memory(int local_ranks) {
@@ -81,19 +87,23 @@ program::Program make_program(const Job& job) {
   const std::string& file = *job.options.program_file;
   program::Program p = program::parse(read_file(file), file);
   if (!(p.arch == job.arch)) throw UsageError("{}: the program's architecture is not the configuration's", file);
-  if (!(p.setting == job.setting)) throw UsageError("{}: the program was built for another layout, batch or precision than the configuration's", file);
+  if (!(p.setting == job.setting))
+    throw UsageError("{}: the program was built for another layout, batch or precision than the configuration's", file);
   return p;
 }
 
 }  // namespace
 
-fs::path run_directory(const config::Config& c) { return fs::path(c.run.dir) / c.run.name.value_or("run"); }
+fs::path run_directory(const config::Config& c) {
+  return fs::path(c.run.dir) / c.run.name.value_or("run");
+}
 
 fs::path checkpoint_directory(const config::Config& c) {
   return c.checkpoint.dir ? fs::path(*c.checkpoint.dir) : run_directory(c) / "checkpoints";
 }
 
-Job prepare_job(config::Config config, const plan::Machine& machine, const std::string& communicator, const TrainOptions& options, comm::Communicator& world) {
+Job prepare_job(config::Config config, const plan::Machine& machine, const std::string& communicator,
+                const TrainOptions& options, comm::Communicator& world) {
   Job job;
   job.machine = machine;
   job.communicator = communicator;
@@ -122,7 +132,8 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   if (before) refuse_changes(config, *before, options.allow_change, resume);
   job.config = std::move(config);
   job.program = make_program(job);
-  program::require_sound(job.program, options.program_file.value_or("the built program"), available_memory(machine.local_ranks));
+  program::require_sound(job.program, options.program_file.value_or("the built program"),
+                         available_memory(machine.local_ranks));
   return job;
 }
 

@@ -1,5 +1,5 @@
-// What the layout proofs share: small models, a setting, steps on a communicator, and the comparison of two runs. Used on
-// thread-ranks (layouts_test.cpp) and under a launcher (tests/ranks/layouts_mpi.cpp).
+// What the layout proofs share: small models, a setting, steps on a communicator, and the comparison of two runs. Used
+// on thread-ranks (layouts_test.cpp) and under a launcher (tests/ranks/layouts_mpi.cpp).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -67,19 +67,23 @@ inline program::Setting setting_of(int ranks, int zero, bool recompute, DType co
 
 struct Outcome {
   std::vector<double> losses, norms;
-  std::map<std::string, at::Tensor> tensors;   // weights, and gradients as "grad/..." of the last step, in double
+  std::map<std::string, at::Tensor> tensors;  // weights, and gradients as "grad/..." of the last step, in double
   std::string hash;
 };
 
-// A micro-batch of the global order: slot m of rank r, as data::samples_of deals them. Every fifth label is left out in odd samples.
-inline std::int64_t fill(const program::Setting& s, const arch::Architecture& a, std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels) {
+// A micro-batch of the global order: slot m of rank r, as data::samples_of deals them. Every fifth label is left out in
+// odd samples.
+inline std::int64_t fill(const program::Setting& s, const arch::Architecture& a, std::int64_t first, std::int64_t count,
+                         std::int32_t* ids, std::int32_t* labels) {
   std::int64_t valid = 0;
   for (std::int64_t row = 0; row < s.micro_batch; ++row)
     for (std::int64_t t = 0; t < s.sequence; ++t) {
       const std::int64_t at = row * s.sequence + t, sample = first + row;
       const auto token = [&](std::int64_t i) {
         // Each sample counts up from a random start: something to learn.
-        return static_cast<std::int32_t>((static_cast<std::int64_t>(uniform_at(11, static_cast<std::uint64_t>(sample)) * 1000.0) + i) % a.vocabulary);
+        return static_cast<std::int32_t>(
+            (static_cast<std::int64_t>(uniform_at(11, static_cast<std::uint64_t>(sample)) * 1000.0) + i) %
+            a.vocabulary);
       };
       ids[at] = row < count ? token(t) : 0;
       labels[at] = row < count && !(sample % 2 == 1 && t % 5 == 0) ? token(t + 1) : -1;
@@ -88,7 +92,8 @@ inline std::int64_t fill(const program::Setting& s, const arch::Architecture& a,
   return valid;
 }
 
-inline void train_rank(const program::Program& p, comm::Communicator& world, int steps, exec::Options options, Outcome& out, std::mutex& mutex) {
+inline void train_rank(const program::Program& p, comm::Communicator& world, int steps, exec::Options options,
+                       Outcome& out, std::mutex& mutex) {
   const c10::InferenceMode inference;
   exec::Executor executor(p, world.rank(), &world, options);
   initialize_parameters(executor, 5, 1);
@@ -108,7 +113,8 @@ inline void train_rank(const program::Program& p, comm::Communicator& world, int
     const auto& plan = executor.memory();
     for (std::size_t i = 0; i < executor.ops().size(); ++i) {
       const auto& e = executor.ops()[i];
-      EXPECT_EQ(executor.measured_high_water()[i], plan.high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)])
+      EXPECT_EQ(executor.measured_high_water()[i],
+                plan.high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)])
           << program::kind_of(e.step->op);
     }
     if (world.rank() == 0) {
@@ -121,14 +127,17 @@ inline void train_rank(const program::Program& p, comm::Communicator& world, int
   if (world.rank() == 0) {
     out.hash = hash;
     for (std::size_t i = 0; i < arch::parameters(p.arch).size(); ++i)
-      out.tensors[arch::parameters(p.arch)[i].name] = parameter_view(executor, static_cast<int>(i)).to(at::kDouble).clone();
+      out.tensors[arch::parameters(p.arch)[i].name] =
+          parameter_view(executor, static_cast<int>(i)).to(at::kDouble).clone();
   }
   // Under ZeRO-1 each rank holds its part of the reduced gradient.
   for (std::size_t u = 0; u < p.units.size(); ++u) {
-    const auto [first, last] = s.zero >= 1 ? program::owned_range(p.units[u].elements, world.rank(), s.data_ranks) : std::pair<std::int64_t, std::int64_t>{0, p.units[u].elements};
+    const auto [first, last] = s.zero >= 1 ? program::owned_range(p.units[u].elements, world.rank(), s.data_ranks)
+                                           : std::pair<std::int64_t, std::int64_t>{0, p.units[u].elements};
     auto& whole = out.tensors["grad/" + p.units[u].name];
     if (!whole.defined()) whole = at::zeros({p.units[u].elements}, at::kDouble);
-    whole.narrow(0, first, last - first).copy_(executor.state("grad", static_cast<int>(u)).narrow(0, first, last - first));
+    whole.narrow(0, first, last - first)
+        .copy_(executor.state("grad", static_cast<int>(u)).narrow(0, first, last - first));
   }
 }
 
@@ -137,11 +146,12 @@ inline double worst(const Outcome& a, const Outcome& b, const std::string& prefi
   double most = 0.0;
   for (const auto& [name, x] : a.tensors) {
     if (prefix.empty() ? name.rfind("grad/", 0) == 0 : name.rfind(prefix, 0) != 0) continue;
-    // A key's bias moves all scores of a query alike, so its gradient is zero but for rounding, which AdamW then amplifies: it is
-    // held to the query's bias instead of to itself.
+    // A key's bias moves all scores of a query alike, so its gradient is zero but for rounding, which AdamW then
+    // amplifies: it is held to the query's bias instead of to itself.
     std::string of = name;
     if (const auto at = of.find("k_proj.bias"); at != std::string::npos) of.replace(at, 1, "q");
-    const double scale = a.tensors.at(of).abs().max().item<double>(), error = (x - b.tensors.at(name)).abs().max().item<double>();
+    const double scale = a.tensors.at(of).abs().max().item<double>(),
+                 error = (x - b.tensors.at(name)).abs().max().item<double>();
     const double relative = error / scale;
     if (!(relative <= most)) most = std::isnan(relative) ? INFINITY : relative;
   }

@@ -1,4 +1,5 @@
-// Layouts compute the same model: ranks x ZeRO x recompute x micro-batches on thread-ranks, from the same start on the same data.
+// Layouts compute the same model: ranks x ZeRO x recompute x micro-batches on thread-ranks, from the same start on the
+// same data.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -23,7 +24,8 @@ namespace {
 
 using namespace suite;
 
-Outcome train(const arch::Architecture& a, const program::Setting& s, int steps, exec::Options options = {}, const program::Program* program = nullptr) {
+Outcome train(const arch::Architecture& a, const program::Setting& s, int steps, exec::Options options = {},
+              const program::Program* program = nullptr) {
   const program::Program p = program ? *program : program::build(a, s);
   program::require_sound(p, "test");
   Outcome out;
@@ -32,7 +34,8 @@ Outcome train(const arch::Architecture& a, const program::Setting& s, int steps,
   std::vector<std::unique_ptr<comm::Communicator>> ranks;
   for (int r = 0; r < s.data_ranks; ++r) ranks.push_back(world.communicator(r));
   std::vector<std::jthread> threads;
-  for (int r = 0; r < s.data_ranks; ++r) threads.emplace_back([&, r] { train_rank(p, *ranks[static_cast<std::size_t>(r)], steps, options, out, mutex); });
+  for (int r = 0; r < s.data_ranks; ++r)
+    threads.emplace_back([&, r] { train_rank(p, *ranks[static_cast<std::size_t>(r)], steps, options, out, mutex); });
   threads.clear();
   return out;
 }
@@ -46,13 +49,14 @@ TEST_P(Layouts, SameModelInDouble) {
     const Outcome one = train(a, setting_of(1, 0, false, DType::kF64, 3), 10);
     const Outcome many = train(a, setting_of(ranks, zero, recompute, DType::kF64, micro), 10);
     EXPECT_LE(worst(one, many), 1e-9) << a.name << " tied " << a.tied;
-    for (int i = 0; i < 10; ++i) EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
+    for (int i = 0; i < 10; ++i)
+      EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
     EXPECT_LT(many.losses.back(), many.losses.front()) << "it does not learn";
   }
 }
 
-// One step in fp32 from identical state. Gradients are sums over 12 x 23 tokens through two layers: rounding grows with the
-// square root of the longest reduction (tokens x sizes), a few ulps each.
+// One step in fp32 from identical state. Gradients are sums over 12 x 23 tokens through two layers: rounding grows with
+// the square root of the longest reduction (tokens x sizes), a few ulps each.
 TEST_P(Layouts, OneStepInFloatWithinTheBound) {
   const auto [ranks, zero, recompute, micro] = GetParam();
   const Outcome one = train(llama(false), setting_of(1, 0, false, DType::kF32, 3), 1);
@@ -79,12 +83,15 @@ TEST_P(Layouts, DeadBuffersAreDead) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Matrix, Layouts,
-                         ::testing::Values(std::tuple{1, 0, true, 2}, std::tuple{1, 0, false, 12}, std::tuple{2, 0, false, 2}, std::tuple{2, 1, false, 3},
-                                           std::tuple{3, 0, true, 2}, std::tuple{3, 1, false, 1}, std::tuple{4, 0, false, 3}, std::tuple{4, 1, true, 2},
+                         ::testing::Values(std::tuple{1, 0, true, 2}, std::tuple{1, 0, false, 12},
+                                           std::tuple{2, 0, false, 2}, std::tuple{2, 1, false, 3},
+                                           std::tuple{3, 0, true, 2}, std::tuple{3, 1, false, 1},
+                                           std::tuple{4, 0, false, 3}, std::tuple{4, 1, true, 2},
                                            std::tuple{4, 1, false, 5}));
 
 TEST(Recompute, ChangesNoBit) {
-  EXPECT_EQ(train(llama(false), setting_of(1, 0, false, DType::kF32), 4).hash, train(llama(false), setting_of(1, 0, true, DType::kF32), 4).hash);
+  EXPECT_EQ(train(llama(false), setting_of(1, 0, false, DType::kF32), 4).hash,
+            train(llama(false), setting_of(1, 0, true, DType::kF32), 4).hash);
 }
 
 // The text is what runs: an accepted edit changes the run as it says.
@@ -92,7 +99,7 @@ TEST(EditedProgram, RunsAsTheTextSays) {
   const auto a = llama(false);
   auto s = setting_of(1, 0, false, DType::kF32);
   s.sequence = 40;
-  s.micro_batch = 12;   // 480 tokens: two chunks of the head
+  s.micro_batch = 12;  // 480 tokens: two chunks of the head
   const auto built = program::build(a, s);
   const Outcome plain = train(a, s, 3);
   // Read back from text: the same bits.
@@ -102,7 +109,8 @@ TEST(EditedProgram, RunsAsTheTextSays) {
   auto swapped = built;
   auto& update = swapped.bodies.back().steps;
   for (std::size_t k = 0; k + 1 < update.size(); ++k)
-    if (std::holds_alternative<program::OptimizerStep>(update[k].op) && std::holds_alternative<program::OptimizerStep>(update[k + 1].op)) {
+    if (std::holds_alternative<program::OptimizerStep>(update[k].op) &&
+        std::holds_alternative<program::OptimizerStep>(update[k + 1].op)) {
       std::swap(update[k], update[k + 1]);
       break;
     }
@@ -120,7 +128,8 @@ TEST(Checkpoint, MovesBetweenLayouts) {
   const auto a = llama(true);
   const fs::path dir = fs::temp_directory_path() / fmt::format("molen_layouts_{}", ::getpid());
   fs::remove_all(dir);
-  const auto from = program::build(a, setting_of(3, 1, false, DType::kF32)), to = program::build(a, setting_of(2, 0, true, DType::kF32));
+  const auto from = program::build(a, setting_of(3, 1, false, DType::kF32)),
+             to = program::build(a, setting_of(2, 0, true, DType::kF32));
   std::string saved, loaded;
   const auto run = [&](const program::Program& p, auto&& body) {
     comm::ThreadWorld world(p.setting.data_ranks);
@@ -139,10 +148,12 @@ TEST(Checkpoint, MovesBetweenLayouts) {
       for (std::size_t u = 0; u < from.units.size(); ++u) {
         at::Tensor t = executor.state(family, static_cast<int>(u));
         const std::int64_t first = executor.state_range(family, static_cast<int>(u)).first;
-        for (std::int64_t i = 0; i < t.numel(); ++i) t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
+        for (std::int64_t i = 0; i < t.numel(); ++i)
+          t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
       }
     const std::string hash = state_hash(executor, world);
-    checkpoint::save(spans_of(executor, world.rank(), world.size()), {dir, 4, world.rank(), world.size(), agree_over(world), Json{{"x", 1}}, {}, 0});
+    checkpoint::save(spans_of(executor, world.rank(), world.size()),
+                     {dir, 4, world.rank(), world.size(), agree_over(world), Json{{"x", 1}}, {}, 0});
     if (world.rank() == 0) saved = hash;
   });
   run(to, [&](exec::Executor& executor, comm::Communicator& world) {

@@ -35,10 +35,12 @@ LoadedModel load_model(const fs::path& path, DType dtype) {
   }
   const checkpoint::Checkpoint from(checkpoint::resolve(path));
   const std::string origin = from.path().string();
-  auto weights = std::make_shared<Weights>(checkpoint::architecture_from_json(json_member(from.state(), "arch", origin), origin), dtype);
+  auto weights = std::make_shared<Weights>(
+      checkpoint::architecture_from_json(json_member(from.state(), "arch", origin), origin), dtype);
   fill(*weights, checkpoint::source_of(from));
   model.weights = weights;
-  if (from.has_attachment("tokenizer.json")) model.tokenizer = data::Tokenizer::parse(from.attachment("tokenizer.json"), origin + "/tokenizer.json");
+  if (from.has_attachment("tokenizer.json"))
+    model.tokenizer = data::Tokenizer::parse(from.attachment("tokenizer.json"), origin + "/tokenizer.json");
   model.origin = origin;
   return model;
 }

@@ -13,8 +13,8 @@ namespace molen::train {
 
 struct LoadedModel {
   std::shared_ptr<const Weights> weights;
-  std::optional<data::Tokenizer> tokenizer;   // the one that lies with the model
-  std::string origin;                         // what was loaded, for people
+  std::optional<data::Tokenizer> tokenizer;  // the one that lies with the model
+  std::string origin;                        // what was loaded, for people
 };
 
 // Weights in fp32 (fp64 with `dtype`). Throws UsageError where there is no model under `path`.

@@ -12,12 +12,18 @@ namespace molen::train {
 plan::PrecisionRates measure_precision(int threads) {
   const c10::InferenceMode inference;
   at::set_num_threads(threads);
-  // The three GEMMs of a layer's matrix in training, as the kernels run them: in bf16 the weight gradient is added to an fp32 sum.
+  // The three GEMMs of a layer's matrix in training, as the kernels run them: in bf16 the weight gradient is added to
+  // an fp32 sum.
   constexpr std::int64_t n = 1024, in = 512, out = 1408;
   struct Layer {
     at::Tensor x, w, dy, y, dx, dw, sum;
     explicit Layer(at::ScalarType t)
-        : x(at::ones({n, in}, t)), w(at::ones({out, in}, t)), dy(at::ones({n, out}, t)), y(at::empty({n, out}, t)), dx(at::empty({n, in}, t)), dw(at::empty({out, in}, t)),
+        : x(at::ones({n, in}, t)),
+          w(at::ones({out, in}, t)),
+          dy(at::ones({n, out}, t)),
+          y(at::empty({n, out}, t)),
+          dx(at::empty({n, in}, t)),
+          dw(at::empty({out, in}, t)),
           sum(at::zeros({out, in}, at::kFloat)) {}
     double seconds() {
       const double start = now().value;

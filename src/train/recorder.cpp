@@ -33,8 +33,11 @@ std::string host_name() {
   return name;
 }
 
-// mpirun hands its ranks a terminal of its own even where its output goes to a file, so under a launcher every step is a plain line.
-bool on_terminal() { return ::isatty(STDOUT_FILENO) == 1 && comm::launch_environment().size == 0; }
+// mpirun hands its ranks a terminal of its own even where its output goes to a file, so under a launcher every step is
+// a plain line.
+bool on_terminal() {
+  return ::isatty(STDOUT_FILENO) == 1 && comm::launch_environment().size == 0;
+}
 
 store::ConsoleStyle terminal_style() {
   struct winsize size {};
@@ -48,27 +51,44 @@ store::ConsoleStyle terminal_style() {
 class Recorder::Impl {
  public:
   Impl(const Job& job, std::int64_t total_steps, std::int64_t stop_step)
-      : job_(job), total_steps_(total_steps), stop_step_(stop_step), run_(run_directory(job.config)), style_(terminal_style()),
-        live_(stdout, on_terminal()), tensorboard_(run_.tensorboard(), host_name(), ::getpid()),
+      : job_(job),
+        total_steps_(total_steps),
+        stop_step_(stop_step),
+        run_(run_directory(job.config)),
+        style_(terminal_style()),
+        live_(stdout, on_terminal()),
+        tensorboard_(run_.tensorboard(), host_name(), ::getpid()),
         accountant_(energy::open_meters(job.config.energy.meters)) {
     tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
-    model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence, arch::FlopsConvention::kCausal).value;
+    model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
+                                     arch::FlopsConvention::kCausal)
+                       .value;
   }
 
   void begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash) {
     run_.write_config(config::to_toml(job_.config));
     run_.write_environment(describe_environment(job_));
     run_.write_program(program::print(job_.program, program::plan_memory(job_.program)));
-    run_.event(start_step > 0 ? "resume" : "start",
-               {{"step", start_step}, {"from", job_.resume_from.value_or("")}, {"state_hash", state_hash}, {"arch", job_.arch.name},
-                {"parameters", arch::num_parameters(job_.arch)}, {"ranks", job_.machine.ranks}, {"communicator", job_.communicator},
-                {"memory_arena_bytes", memory.arena.value}, {"memory_base_bytes", memory.base.value}, {"memory_other_bytes", memory.other.value}});
-    fmt::print("{}: {} ({} parameters), {} rank{} x {} thread{} ({}), {}, ZeRO-{}{}\n", run_.path().string(), job_.arch.name, human_count(static_cast<double>(arch::num_parameters(job_.arch))),
-               job_.machine.ranks, job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s", job_.communicator,
-               name_of(job_.setting.compute), job_.setting.zero, job_.setting.recompute ? ", recompute" : "");
-    fmt::print("memory of a rank: {} = arena {} (the plan's peak) + {} already there + {} loader and library buffers\n", human(memory.total()), human(memory.arena),
-               human(memory.base), human(memory.other));
-    if (start_step > 0) fmt::print("continues after step {} from {} (state {})\n", start_step, *job_.resume_from, state_hash.substr(0, 12));
+    run_.event(start_step > 0 ? "resume" : "start", {{"step", start_step},
+                                                     {"from", job_.resume_from.value_or("")},
+                                                     {"state_hash", state_hash},
+                                                     {"arch", job_.arch.name},
+                                                     {"parameters", arch::num_parameters(job_.arch)},
+                                                     {"ranks", job_.machine.ranks},
+                                                     {"communicator", job_.communicator},
+                                                     {"memory_arena_bytes", memory.arena.value},
+                                                     {"memory_base_bytes", memory.base.value},
+                                                     {"memory_other_bytes", memory.other.value}});
+    fmt::print("{}: {} ({} parameters), {} rank{} x {} thread{} ({}), {}, ZeRO-{}{}\n", run_.path().string(),
+               job_.arch.name, human_count(static_cast<double>(arch::num_parameters(job_.arch))), job_.machine.ranks,
+               job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
+               job_.communicator, name_of(job_.setting.compute), job_.setting.zero,
+               job_.setting.recompute ? ", recompute" : "");
+    fmt::print("memory of a rank: {} = arena {} (the plan's peak) + {} already there + {} loader and library buffers\n",
+               human(memory.total()), human(memory.arena), human(memory.base), human(memory.other));
+    if (start_step > 0)
+      fmt::print("continues after step {} from {} (state {})\n", start_step, *job_.resume_from,
+                 state_hash.substr(0, 12));
     std::fflush(stdout);
     run_.event("meters", accountant_.describe());
     if (start_step > 0) tensorboard_.session_start(start_step + 1, wall_time());
@@ -110,9 +130,17 @@ class Recorder::Impl {
     const double origin = timeline_end_;
     for (std::size_t i = 0; i < ops.size(); ++i) {
       const auto& s = *ops[i].step;
-      spans_.push_back({program::kind_of(s.op), std::string(program::name_of(s.phase)), std::string(program::name_of(s.stream)), origin + timeline.ops[i].start_s,
+      spans_.push_back({program::kind_of(s.op),
+                        std::string(program::name_of(s.phase)),
+                        std::string(program::name_of(s.stream)),
+                        origin + timeline.ops[i].start_s,
                         origin + timeline.ops[i].end_s,
-                        {{"step", step}, {"op", ops[i].op}, {"micro_batch", ops[i].micro_batch}, {"bytes", s.moved.value}, {"flops", s.hardware_flops.value}}, 0});
+                        {{"step", step},
+                         {"op", ops[i].op},
+                         {"micro_batch", ops[i].micro_batch},
+                         {"bytes", s.moved.value},
+                         {"flops", s.hardware_flops.value}},
+                        0});
     }
     timeline_end_ = origin + timeline.total_s;
     run_.write_trace(store::trace_json(spans_));
@@ -128,9 +156,11 @@ class Recorder::Impl {
     run_.event("validation", {{"step", step}, {"loss", v.loss}, {"tokens", v.tokens}, {"bits_per_byte", bits}});
     const double wall = wall_time();
     tensorboard_.scalar("validation_metrics/loss", v.loss, step, wall);
-    for (const auto& [language, b] : v.bits_per_byte) tensorboard_.scalar("validation_metrics/bits_per_byte/" + language, b, step, wall);
+    for (const auto& [language, b] : v.bits_per_byte)
+      tensorboard_.scalar("validation_metrics/bits_per_byte/" + language, b, step, wall);
     tensorboard_.flush();
-    live_.note(fmt::format("validation after step {}: loss {:.4f} over {} tokens, bits per byte{}", step, v.loss, v.tokens, text));
+    live_.note(fmt::format("validation after step {}: loss {:.4f} over {} tokens, bits per byte{}", step, v.loss,
+                           v.tokens, text));
   }
 
   void checkpoint(std::int64_t step, const std::string& path, double seconds) {
@@ -138,12 +168,21 @@ class Recorder::Impl {
     live_.note(fmt::format("saved {} in {}", path, human(Seconds(seconds))));
   }
 
-  void prediction(const program::Comparison& c, const MemoryPrediction& memory, std::int64_t planned, std::int64_t measured_peak, std::int64_t rss) {
+  void prediction(const program::Comparison& c, const MemoryPrediction& memory, std::int64_t planned,
+                  std::int64_t measured_peak, std::int64_t rss) {
     Json ops = Json::array();
     for (const auto& row : c.rows)
-      ops.push_back({{"kind", row.kind}, {"count", row.count}, {"predicted_s", row.predicted_s}, {"measured_s", row.measured_s}, {"bytes", row.bytes}});
+      ops.push_back({{"kind", row.kind},
+                     {"count", row.count},
+                     {"predicted_s", row.predicted_s},
+                     {"measured_s", row.measured_s},
+                     {"bytes", row.bytes}});
     run_.write_prediction({{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
-                           {"memory_bytes", {{"planned", planned}, {"measured", measured_peak}, {"process_predicted", memory.total().value}, {"process_measured", rss}}},
+                           {"memory_bytes",
+                            {{"planned", planned},
+                             {"measured", measured_peak},
+                             {"process_predicted", memory.total().value},
+                             {"process_measured", rss}}},
                            {"ops", ops}});
     live_.finish();
     fmt::print("\npredicted beside measured (median step):\n{}", program::to_table(c));
@@ -210,11 +249,16 @@ class Recorder::Impl {
     std::vector<store::PrometheusSample> samples{
         {"molen_step", "Last finished optimizer step.", PrometheusType::kGauge, labels, static_cast<double>(m.step)},
         {"molen_loss", "Mean loss of the step in nats per token.", PrometheusType::kGauge, labels, m.loss},
-        {"molen_tokens_total", "Tokens trained on.", PrometheusType::kCounter, labels, static_cast<double>(m.tokens_total)},
-        {"molen_tokens_per_second", "Tokens per second over all ranks.", PrometheusType::kGauge, labels, m.tokens_per_s},
+        {"molen_tokens_total", "Tokens trained on.", PrometheusType::kCounter, labels,
+         static_cast<double>(m.tokens_total)},
+        {"molen_tokens_per_second", "Tokens per second over all ranks.", PrometheusType::kGauge, labels,
+         m.tokens_per_s},
         {"molen_step_seconds", "Duration of the step.", PrometheusType::kGauge, labels, m.step_s},
-        {"molen_memory_peak_bytes", "Most memory any rank used of its plan.", PrometheusType::kGauge, labels, static_cast<double>(m.memory_peak_bytes)}};
-    if (m.j_per_token) samples.push_back({"molen_joules_per_token", "Energy per token of the step.", PrometheusType::kGauge, labels, *m.j_per_token});
+        {"molen_memory_peak_bytes", "Most memory any rank used of its plan.", PrometheusType::kGauge, labels,
+         static_cast<double>(m.memory_peak_bytes)}};
+    if (m.j_per_token)
+      samples.push_back(
+          {"molen_joules_per_token", "Energy per token of the step.", PrometheusType::kGauge, labels, *m.j_per_token});
     store::write_prometheus(run_.path() / "metrics.prom", samples);
   }
 
@@ -224,27 +268,47 @@ class Recorder::Impl {
   store::ConsoleStyle style_;
   store::LiveLine live_;
   store::TensorBoardWriter tensorboard_;
-  energy::Accountant accountant_;   // this host's meters
-  std::vector<store::TraceSpan> spans_;   // of the traced steps, one after another
+  energy::Accountant accountant_;        // this host's meters
+  std::vector<store::TraceSpan> spans_;  // of the traced steps, one after another
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
   std::deque<double> recent_;
 };
 
-Recorder::Recorder(const Job& job, std::int64_t total_steps, std::int64_t stop_step) : impl_(std::make_unique<Impl>(job, total_steps, stop_step)) {}
+Recorder::Recorder(const Job& job, std::int64_t total_steps, std::int64_t stop_step)
+    : impl_(std::make_unique<Impl>(job, total_steps, stop_step)) {}
 Recorder::~Recorder() = default;
-void Recorder::begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash) { impl_->begin(start_step, memory, state_hash); }
-void Recorder::before_step() { impl_->before_step(); }
-void Recorder::step(const StepRecord& record) { impl_->step(record); }
-void Recorder::trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) { impl_->trace(step, ops, timeline); }
-void Recorder::validation(std::int64_t step, const ValidationResult& result) { impl_->validation(step, result); }
-void Recorder::checkpoint(std::int64_t step, const std::string& path, double seconds) { impl_->checkpoint(step, path, seconds); }
-void Recorder::prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned, std::int64_t measured_peak, std::int64_t rss) {
+void Recorder::begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash) {
+  impl_->begin(start_step, memory, state_hash);
+}
+void Recorder::before_step() {
+  impl_->before_step();
+}
+void Recorder::step(const StepRecord& record) {
+  impl_->step(record);
+}
+void Recorder::trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
+  impl_->trace(step, ops, timeline);
+}
+void Recorder::validation(std::int64_t step, const ValidationResult& result) {
+  impl_->validation(step, result);
+}
+void Recorder::checkpoint(std::int64_t step, const std::string& path, double seconds) {
+  impl_->checkpoint(step, path, seconds);
+}
+void Recorder::prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned,
+                          std::int64_t measured_peak, std::int64_t rss) {
   impl_->prediction(comparison, memory, planned, measured_peak, rss);
 }
-void Recorder::note(const std::string& text) { impl_->note(text); }
-void Recorder::end(std::int64_t step, const std::string& reason) { impl_->end(step, reason); }
-Json Recorder::totals() const { return impl_->totals(); }
+void Recorder::note(const std::string& text) {
+  impl_->note(text);
+}
+void Recorder::end(std::int64_t step, const std::string& reason) {
+  impl_->end(step, reason);
+}
+Json Recorder::totals() const {
+  return impl_->totals();
+}
 void Recorder::restore_totals(const Json&) {}
 
 }  // namespace molen::train

@@ -1,4 +1,5 @@
-// What a run leaves behind: the run directory, metrics, events, TensorBoard, Prometheus, traces and the console. Rank 0 only.
+// What a run leaves behind: the run directory, metrics, events, TensorBoard, Prometheus, traces and the console. Rank 0
+// only.
 #pragma once
 
 #include <map>
@@ -18,7 +19,7 @@ struct StepRecord {
   double loss = 0, grad_norm = 0, lr = 0;
   std::int64_t tokens_total = 0;
   double step_s = 0, data_wait_s = 0;
-  std::map<std::string, double> phase_s;    // with "bubble"; sums to step_s
+  std::map<std::string, double> phase_s;  // with "bubble"; sums to step_s
   std::int64_t memory_peak = 0, memory_planned = 0;
   std::int64_t first_sample = 0, last_sample = 0;
 };
@@ -30,15 +31,15 @@ class Recorder {
   ~Recorder();
 
   void begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash);
-  void before_step();                       // energy counters are read here and in `step`
+  void before_step();  // energy counters are read here and in `step`
   void step(const StepRecord& record);
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void validation(std::int64_t step, const ValidationResult& result);
   void checkpoint(std::int64_t step, const std::string& path, double seconds);
   // Predicted beside measured, where a calibration of this machine is there.
-  void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak, std::int64_t measured_peak,
-                  std::int64_t measured_rss);
-  void note(const std::string& text);       // a line for people, also an event
+  void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak,
+                  std::int64_t measured_peak, std::int64_t measured_rss);
+  void note(const std::string& text);  // a line for people, also an event
   void end(std::int64_t step, const std::string& reason);
 
   // Totals that a checkpoint carries on.

@@ -1,8 +1,8 @@
 #include "train/signals.h"
 
+#include <unistd.h>
 #include <atomic>
 #include <csignal>
-#include <unistd.h>
 
 namespace molen::train {
 namespace {
@@ -24,7 +24,11 @@ void catch_stop_signals() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-bool stop_requested() { return requests.load() > 0; }
-void clear_stop_request() { requests.store(0); }
+bool stop_requested() {
+  return requests.load() > 0;
+}
+void clear_stop_request() {
+  requests.store(0);
+}
 
 }  // namespace molen::train

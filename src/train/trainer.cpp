@@ -38,8 +38,8 @@ Bytes resident() {
   in >> pages >> rss;
   return Bytes(rss * ::sysconf(_SC_PAGESIZE));
 }
-// What the process holds before the arena. One product first, so that the library's packing buffers are counted whether or not
-// the precision was measured in this process.
+// What the process holds before the arena. One product first, so that the library's packing buffers are counted whether
+// or not the precision was measured in this process.
 Bytes resident_before_arena(int threads) {
   at::set_num_threads(threads);
   constexpr std::int64_t m = 1024, k = 512, n = 1408;
@@ -57,12 +57,14 @@ data::OpenOptions open_options(const Job& job) {
   data::OpenOptions o;
   o.sequence_length = job.setting.sequence;
   o.vocabulary = job.arch.vocabulary;
-  if (job.config.data.tokenizer) o.tokenizer_fingerprint = data::Tokenizer::load(*job.config.data.tokenizer).fingerprint();
+  if (job.config.data.tokenizer)
+    o.tokenizer_fingerprint = data::Tokenizer::load(*job.config.data.tokenizer).fingerprint();
   return o;
 }
 
 std::vector<data::DataEntry> entries(const Job& job) {
-  if (job.config.data.train.empty()) throw UsageError("data.train: at least one entry is needed, e.g. train = [{ path = \"data/train\" }]");
+  if (job.config.data.train.empty())
+    throw UsageError("data.train: at least one entry is needed, e.g. train = [{ path = \"data/train\" }]");
   std::vector<data::DataEntry> result;
   for (const auto& e : job.config.data.train) result.push_back({e.path, e.weight, e.languages});
   return result;
@@ -70,18 +72,23 @@ std::vector<data::DataEntry> entries(const Job& job) {
 
 // A period of steps, or of seconds.
 struct Period {
-  std::int64_t steps = 0;      // 0: by time
+  std::int64_t steps = 0;  // 0: by time
   double seconds = 0.0;
   double last = now().value;
-  bool due(std::int64_t step) const { return steps > 0 ? step % steps == 0 : seconds > 0 && now().value - last >= seconds; }
+  bool due(std::int64_t step) const {
+    return steps > 0 ? step % steps == 0 : seconds > 0 && now().value - last >= seconds;
+  }
 };
 
 class Loop {
  public:
   Loop(const Job& job, comm::Communicator& world)
-      : job_(job), world_(world), data_(entries(job), static_cast<std::uint64_t>(job.config.data.seed), open_options(job)),
+      : job_(job),
+        world_(world),
+        data_(entries(job), static_cast<std::uint64_t>(job.config.data.seed), open_options(job)),
         base_(resident_before_arena(job.setting.threads)),
-        executor_(job.program, world.rank(), &world, {job.machine.cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU), false}) {
+        executor_(job.program, world.rank(), &world,
+                  {job.machine.cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU), false}) {
     at::set_num_threads(job.setting.threads);
     horizon();
     open_validation();
@@ -91,7 +98,8 @@ class Loop {
 
   void run() {
     catch_stop_signals();
-    data::Loader loader(data_, {next_sample_, job_.setting.global_batch, job_.setting.micro_batch, world_.rank(), world_.size(), 4});
+    data::Loader loader(
+        data_, {next_sample_, job_.setting.global_batch, job_.setting.micro_batch, world_.rank(), world_.size(), 4});
     loader_ = &loader;
     if (job_.options.save_initial && step_ == 0) save();
     const double begun = now().value;
@@ -118,38 +126,46 @@ class Loop {
   void horizon() {
     total_steps_ = steps_of(job_.config.train.until, "train.until");
     if (total_steps_ < 0)
-      throw UsageError("{}: the schedule needs a length in steps, tokens or epochs; train.stop_after takes a time", job_.config.where("train.until"));
+      throw UsageError("{}: the schedule needs a length in steps, tokens or epochs; train.stop_after takes a time",
+                       job_.config.where("train.until"));
     stop_step_ = total_steps_;
     if (job_.config.train.stop_after) {
       const std::int64_t steps = steps_of(*job_.config.train.stop_after, "train.stop_after");
-      if (steps >= 0) stop_step_ = std::min(steps, total_steps_);
-      else stop_seconds_ = job_.config.train.stop_after->value;
+      if (steps >= 0)
+        stop_step_ = std::min(steps, total_steps_);
+      else
+        stop_seconds_ = job_.config.train.stop_after->value;
     }
     schedule_ = resolve_schedule(job_.config, total_steps_, static_cast<double>(data_.sequences()));
     optimizer_ = resolve_optimizer(job_.config);
     const auto period = [&](const config::Horizon& h, const char* key) {
       Period p;
       const std::int64_t steps = steps_of(h, key);
-      if (steps >= 0) p.steps = std::max<std::int64_t>(1, steps);
-      else p.seconds = h.value;
+      if (steps >= 0)
+        p.steps = std::max<std::int64_t>(1, steps);
+      else
+        p.seconds = h.value;
       return p;
     };
     save_every_ = period(job_.config.checkpoint.every, "checkpoint.every");
     validate_every_ = period(job_.config.train.validate_every, "train.validate_every");
-    if (validate_every_.steps == 0) throw UsageError("{}: give steps, tokens or epochs", job_.config.where("train.validate_every"));
+    if (validate_every_.steps == 0)
+      throw UsageError("{}: give steps, tokens or epochs", job_.config.where("train.validate_every"));
   }
 
   void open_validation() {
     const auto options = open_options(job_);
-    for (const auto& e : job_.config.data.validation) validation_.push_back(std::make_unique<data::ValidationSet>(e.path, options));
+    for (const auto& e : job_.config.data.validation)
+      validation_.push_back(std::make_unique<data::ValidationSet>(e.path, options));
     if (validation_.empty()) return;
     program::Setting s = job_.setting;
     s.purpose = program::Purpose::kEvaluate;
     s.data_ranks = 1;
     s.zero = 0;
     s.global_batch = s.micro_batch;
-    evaluator_ = std::make_unique<exec::Executor>(program::build(job_.arch, s), 0, nullptr,
-                                                  exec::Options{job_.machine.cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU), false}, &executor_);
+    evaluator_ = std::make_unique<exec::Executor>(
+        program::build(job_.arch, s), 0, nullptr,
+        exec::Options{job_.machine.cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU), false}, &executor_);
   }
 
   void start() {
@@ -176,8 +192,10 @@ class Loop {
       tokens_total_ = state.at("tokens_total").get<std::int64_t>();
       const std::string digest = state.at("data_digest").get<std::string>();
       if (digest != data_.digest() && !allowed("data.train"))
-        throw UsageError("{}: the training data is not what this run was trained on so far (digest {} then, {} now); --allow-change data.train continues anyway",
-                         origin, digest, data_.digest());
+        throw UsageError(
+            "{}: the training data is not what this run was trained on so far (digest {} then, {} now); --allow-change "
+            "data.train continues anyway",
+            origin, digest, data_.digest());
       if (recorder_) recorder_->restore_totals(state.at("totals"));
     } catch (const Json::exception& e) {
       throw UsageError("{}: state.json is incomplete: {}", origin, e.what());
@@ -202,7 +220,8 @@ class Loop {
       wait += batch.wait_s;
       std::copy(batch.ids.begin(), batch.ids.end(), ids);
       std::copy(batch.labels.begin(), batch.labels.end(), labels);
-      return static_cast<std::int64_t>(std::count_if(batch.labels.begin(), batch.labels.end(), [](std::int32_t l) { return l >= 0; }));
+      return static_cast<std::int64_t>(
+          std::count_if(batch.labels.begin(), batch.labels.end(), [](std::int32_t l) { return l >= 0; }));
     };
     const exec::StepResult result = executor_.run(input);
     if (result.non_finite) refuse_non_finite(result);
@@ -218,9 +237,13 @@ class Loop {
 
   [[noreturn]] void refuse_non_finite(const exec::StepResult& result) {
     std::string places;
-    for (std::int64_t s = next_sample_; s < next_sample_ + job_.setting.global_batch; ++s) places += "\n  " + data_.describe(s);
-    throw Error("step {}: the loss ({}) or the gradient norm ({}) is not finite; the optimizer was not run. Samples {} to {} of the global order:{}",
-                step_ + 1, result.loss_sum / result.valid_tokens, result.grad_norm, next_sample_, next_sample_ + job_.setting.global_batch - 1, places);
+    for (std::int64_t s = next_sample_; s < next_sample_ + job_.setting.global_batch; ++s)
+      places += "\n  " + data_.describe(s);
+    throw Error(
+        "step {}: the loss ({}) or the gradient norm ({}) is not finite; the optimizer was not run. Samples {} to {} "
+        "of the global order:{}",
+        step_ + 1, result.loss_sum / result.valid_tokens, result.grad_norm, next_sample_,
+        next_sample_ + job_.setting.global_batch - 1, places);
   }
 
   void record(const exec::StepResult& result, double lr, double wait) {
@@ -242,7 +265,8 @@ class Loop {
     r.grad_norm = result.grad_norm;
     r.lr = lr;
     r.tokens_total = tokens_total_;
-    for (int i = 0; i < program::kNumPhases; ++i) r.phase_s[std::string(program::name_of(static_cast<program::Phase>(i)))] = sums[static_cast<std::size_t>(i)];
+    for (int i = 0; i < program::kNumPhases; ++i)
+      r.phase_s[std::string(program::name_of(static_cast<program::Phase>(i)))] = sums[static_cast<std::size_t>(i)];
     r.phase_s["bubble"] = sums[program::kNumPhases];
     r.step_s = sums[program::kNumPhases + 1];
     r.data_wait_s = sums[program::kNumPhases + 2];
@@ -252,7 +276,8 @@ class Loop {
     r.last_sample = next_sample_ - 1;
     recorder_->step(r);
     const auto& traced = job_.config.train.trace_steps;
-    if (std::find(traced.begin(), traced.end(), step_) != traced.end()) recorder_->trace(step_, executor_.ops(), result.timeline);
+    if (std::find(traced.begin(), traced.end(), step_) != traced.end())
+      recorder_->trace(step_, executor_.ops(), result.timeline);
   }
 
   struct Decision {
@@ -262,7 +287,9 @@ class Loop {
   };
   // Whatever depends on a clock or a signal is decided on all ranks together.
   Decision decide(double begun) {
-    std::int32_t flags[3] = {stop_requested() ? 1 : 0, stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0, save_every_.due(step_) ? 1 : 0};
+    std::int32_t flags[3] = {stop_requested() ? 1 : 0,
+                             stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
+                             save_every_.due(step_) ? 1 : 0};
     world_.all_reduce(flags, 3, DType::kI32, comm::Reduce::kMax);
     if (flags[0]) return {true, "stopped by a signal", true};
     if (flags[1]) return {true, "reached train.stop_after", true};
@@ -288,9 +315,15 @@ class Loop {
     if (world_.size() > 1) o.agree = agree_over(world_);
     o.keep = static_cast<int>(job_.config.checkpoint.keep);
     if (world_.rank() == 0) {
-      o.state = {{"step_done", step_}, {"next_sample", next_sample_}, {"tokens_total", tokens_total_}, {"data_digest", data_.digest()},
-                 {"seed", job_.config.train.seed}, {"rng", {{"init", "philox4x32-10 by parameter name"}, {"data_seed", job_.config.data.seed}}},
-                 {"lr", schedule_.lr(std::max<std::int64_t>(1, step_))}, {"total_steps", total_steps_}, {"config", config::to_json(job_.config)},
+      o.state = {{"step_done", step_},
+                 {"next_sample", next_sample_},
+                 {"tokens_total", tokens_total_},
+                 {"data_digest", data_.digest()},
+                 {"seed", job_.config.train.seed},
+                 {"rng", {{"init", "philox4x32-10 by parameter name"}, {"data_seed", job_.config.data.seed}}},
+                 {"lr", schedule_.lr(std::max<std::int64_t>(1, step_))},
+                 {"total_steps", total_steps_},
+                 {"config", config::to_json(job_.config)},
                  {"arch", checkpoint::to_json(job_.arch)},
                  {"totals", recorder_->totals()}};
       if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = read_file(*job_.config.data.tokenizer);
@@ -302,27 +335,33 @@ class Loop {
     if (recorder_) recorder_->checkpoint(step_, path.string(), now().value - start);
   }
 
-  // The same program through the other consumer: simulated with what `molen calibrate` measured, beside the median step measured.
+  // The same program through the other consumer: simulated with what `molen calibrate` measured, beside the median step
+  // measured.
   void compare_with_prediction(std::int64_t rss) {
     const auto calibration = sim::read_calibration(*job_.options.cluster);
     const auto conditions = sim::conditions_of(job_.setting, job_.communicator);
     if (!calibration.has(conditions)) {
-      recorder_->note(fmt::format("no prediction: {} has no measurement with {}", *job_.options.cluster, conditions.text()));
+      recorder_->note(
+          fmt::format("no prediction: {} has no measurement with {}", *job_.options.cluster, conditions.text()));
       return;
     }
     if (timelines_.empty()) return;
     std::sort(timelines_.begin(), timelines_.end(), [](const auto& a, const auto& b) { return a.total_s < b.total_s; });
-    const auto predicted = sim::simulate(executor_.program(), executor_.ops(), calibration.costs(conditions, *job_.options.cluster));
+    const auto predicted =
+        sim::simulate(executor_.program(), executor_.ops(), calibration.costs(conditions, *job_.options.cluster));
     const auto& high = executor_.measured_high_water();
-    recorder_->prediction(program::compare(executor_.ops(), predicted, timelines_[timelines_.size() / 2]), memory_, executor_.memory().peak.value,
-                          *std::max_element(high.begin(), high.end()), rss);
+    recorder_->prediction(program::compare(executor_.ops(), predicted, timelines_[timelines_.size() / 2]), memory_,
+                          executor_.memory().peak.value, *std::max_element(high.begin(), high.end()), rss);
   }
 
   void finish(const std::string& reason) {
     const std::int64_t rss = peak_resident().value;
     if (recorder_ && job_.options.cluster) compare_with_prediction(rss);
-    if (recorder_) recorder_->end(step_, fmt::format("{}; peak resident memory {} where {} was predicted ({:+.1f}%)", reason, human(Bytes(rss)), human(memory_.total()),
-                                                     100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
+    if (recorder_)
+      recorder_->end(
+          step_, fmt::format("{}; peak resident memory {} where {} was predicted ({:+.1f}%)", reason, human(Bytes(rss)),
+                             human(memory_.total()),
+                             100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
   }
 
   const Job& job_;
@@ -339,7 +378,7 @@ class Loop {
   Period save_every_, validate_every_;
   MemoryPrediction memory_;
   static constexpr std::size_t kKeptTimelines = 51;
-  std::vector<program::Timeline> timelines_;   // of the last steps, for the comparison with the prediction
+  std::vector<program::Timeline> timelines_;  // of the last steps, for the comparison with the prediction
   std::int64_t total_steps_ = 0, stop_step_ = 0, step_ = 0, next_sample_ = 0, tokens_total_ = 0, saved_step_ = -1;
   double stop_seconds_ = 0.0;
 };
@@ -347,11 +386,16 @@ class Loop {
 void print_dry_run(const Job& job) {
   const auto memory = program::plan_memory(job.program);
   const auto s = program::summarize(job.program, memory);
-  fmt::print("{}: {} parameters, {} rank{} ({}), ZeRO-{}, {} micro-batch{} of {} x {} tokens a rank and step, {}\n", job.arch.name, arch::num_parameters(job.arch),
-             job.machine.ranks, job.machine.ranks == 1 ? "" : "s", job.communicator, job.setting.zero, job.setting.micro_batches(),
-             job.setting.micro_batches() == 1 ? "" : "es", job.setting.micro_batch, job.setting.sequence, name_of(job.setting.compute));
-  fmt::print("the program is sound: {} ops in {} bodies; memory a rank: parameters {}, gradients {}, optimizer {}, activations {}, peak {}\n", job.program.num_ops(),
-             job.program.bodies.size(), human(s.parameters), human(s.gradients), human(s.optimizer), human(s.transient), human(s.peak));
+  fmt::print("{}: {} parameters, {} rank{} ({}), ZeRO-{}, {} micro-batch{} of {} x {} tokens a rank and step, {}\n",
+             job.arch.name, arch::num_parameters(job.arch), job.machine.ranks, job.machine.ranks == 1 ? "" : "s",
+             job.communicator, job.setting.zero, job.setting.micro_batches(),
+             job.setting.micro_batches() == 1 ? "" : "es", job.setting.micro_batch, job.setting.sequence,
+             name_of(job.setting.compute));
+  fmt::print(
+      "the program is sound: {} ops in {} bodies; memory a rank: parameters {}, gradients {}, optimizer {}, "
+      "activations {}, peak {}\n",
+      job.program.num_ops(), job.program.bodies.size(), human(s.parameters), human(s.gradients), human(s.optimizer),
+      human(s.transient), human(s.peak));
 }
 
 }  // namespace

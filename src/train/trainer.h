@@ -14,31 +14,33 @@
 namespace molen::train {
 
 struct TrainOptions {
-  std::string resume = "auto";                 // auto, never, or a step
-  std::vector<std::string> allow_change;       // keys that may differ from the checkpoint's run
-  std::optional<std::string> program_file;     // a step program in text form, in the place of the built one
-  bool dry_run = false;                        // build, verify, print what would run
-  bool save_initial = false;                   // a checkpoint of step 0 too: the starting point for comparisons
-  std::optional<std::string> cluster;          // a calibration: predicted beside measured at the end
+  std::string resume = "auto";              // auto, never, or a step
+  std::vector<std::string> allow_change;    // keys that may differ from the checkpoint's run
+  std::optional<std::string> program_file;  // a step program in text form, in the place of the built one
+  bool dry_run = false;                     // build, verify, print what would run
+  bool save_initial = false;                // a checkpoint of step 0 too: the starting point for comparisons
+  std::optional<std::string> cluster;       // a calibration: predicted beside measured at the end
 };
 
 // Everything that is decided once and is the same on every rank of the job.
 struct Job {
-  config::Config config;                       // resolved
+  config::Config config;  // resolved
   arch::Architecture arch;
   program::Setting setting;
   program::Program program;
   plan::Machine machine;
   std::string communicator;
   TrainOptions options;
-  std::optional<std::string> resume_from;      // checkpoint directory
+  std::optional<std::string> resume_from;  // checkpoint directory
 };
 
-// Resolves the configuration (on rank 0's findings), finds the checkpoint to continue from, builds or loads the program and has it
-// verified. Collective over `world`. Throws UsageError before anything is written.
-Job prepare_job(config::Config config, const plan::Machine& machine, const std::string& communicator, const TrainOptions& options, comm::Communicator& world);
+// Resolves the configuration (on rank 0's findings), finds the checkpoint to continue from, builds or loads the program
+// and has it verified. Collective over `world`. Throws UsageError before anything is written.
+Job prepare_job(config::Config config, const plan::Machine& machine, const std::string& communicator,
+                const TrainOptions& options, comm::Communicator& world);
 
-// Runs the job on this rank. Returns normally when the horizon, stop_after or a stop signal was reached and the state is saved.
+// Runs the job on this rank. Returns normally when the horizon, stop_after or a stop signal was reached and the state
+// is saved.
 void run_job(const Job& job, comm::Communicator& world);
 
 // What the process will hold, by name: the arena, and what lies outside of it, measured at the start.

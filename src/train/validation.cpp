@@ -11,7 +11,8 @@ struct Sum {
   double loss = 0.0, tokens = 0.0;
 };
 
-Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int language, comm::Communicator& world, std::int64_t max_batches) {
+Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int language, comm::Communicator& world,
+                 std::int64_t max_batches) {
   const auto& setting = evaluator.program().setting;
   const std::int64_t windows = set.languages()[static_cast<std::size_t>(language)].windows;
   const std::int64_t micro = setting.micro_batch, sequence = setting.sequence;
@@ -43,9 +44,10 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
 
 }  // namespace
 
-ValidationResult validate(exec::Executor& evaluator, const std::vector<const data::ValidationSet*>& sets, comm::Communicator& world, std::int64_t max_batches) {
+ValidationResult validate(exec::Executor& evaluator, const std::vector<const data::ValidationSet*>& sets,
+                          comm::Communicator& world, std::int64_t max_batches) {
   ValidationResult result;
-  std::map<std::string, std::pair<double, double>> bits;   // bits and bytes by language
+  std::map<std::string, std::pair<double, double>> bits;  // bits and bytes by language
   double loss = 0.0, tokens = 0.0;
   for (const data::ValidationSet* set : sets)
     for (std::size_t l = 0; l < set->languages().size(); ++l) {
@@ -59,7 +61,8 @@ ValidationResult validate(exec::Executor& evaluator, const std::vector<const dat
       weighted += per_byte * sums[1];
       weight += sums[1];
     }
-  for (const auto& [language, sum] : bits) result.bits_per_byte[language] = sum.second > 0 ? sum.first / sum.second : 0.0;
+  for (const auto& [language, sum] : bits)
+    result.bits_per_byte[language] = sum.second > 0 ? sum.first / sum.second : 0.0;
   result.tokens = static_cast<std::int64_t>(tokens);
   result.loss = tokens > 0 ? loss / tokens : 0.0;
   return result;

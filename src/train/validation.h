@@ -12,13 +12,14 @@
 namespace molen::train {
 
 struct ValidationResult {
-  double loss = 0.0;                             // nats per token, over all languages
-  std::map<std::string, double> bits_per_byte;   // by language
+  double loss = 0.0;                            // nats per token, over all languages
+  std::map<std::string, double> bits_per_byte;  // by language
   std::int64_t tokens = 0;
 };
 
 // `evaluator` runs a Purpose::kEvaluate program; windows are dealt to the ranks in turn. `max_batches` > 0 limits the
 // micro-batches per language and rank.
-ValidationResult validate(exec::Executor& evaluator, const std::vector<const data::ValidationSet*>& sets, comm::Communicator& world, std::int64_t max_batches);
+ValidationResult validate(exec::Executor& evaluator, const std::vector<const data::ValidationSet*>& sets,
+                          comm::Communicator& world, std::int64_t max_batches);
 
 }  // namespace molen::train

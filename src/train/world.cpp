@@ -36,7 +36,7 @@ void run_threads(int ranks, const std::function<void(comm::Communicator&)>& body
         communicators[static_cast<std::size_t>(r)]->abort(error.what());
       }
     });
-  threads.clear();   // joins
+  threads.clear();  // joins
   if (first) std::rethrow_exception(first);
 }
 
@@ -45,8 +45,9 @@ void run_mpi(const std::function<void(comm::Communicator&)>& body) {
   try {
     body(*world);
   } catch (const UsageError& error) {
-    // Wrong input is wrong on every rank alike: rank 0 says it, and all end with the same code. Should one rank be alone with it (a file
-    // missing on its host), the others would wait for it in MPI_Finalize: it then says so itself and ends the job.
+    // Wrong input is wrong on every rank alike: rank 0 says it, and all end with the same code. Should one rank be
+    // alone with it (a file missing on its host), the others would wait for it in MPI_Finalize: it then says so itself
+    // and ends the job.
     std::thread([text = std::string(error.what()), rank = world->rank()] {
       std::this_thread::sleep_for(std::chrono::seconds(10));
       std::fprintf(stderr, "molen: rank %d: %s\n", rank, text.c_str());
@@ -67,10 +68,12 @@ namespace {
 
 bool resolve_cuda(const config::Config& c, int ranks) {
   const std::string& kind = c.device.kind;
-  if (kind == "cuda" && !at::hasCUDA()) throw UsageError("{}: this libtorch has no CUDA device; `molen doctor` says what is here", c.where("device.kind"));
+  if (kind == "cuda" && !at::hasCUDA())
+    throw UsageError("{}: this libtorch has no CUDA device; `molen doctor` says what is here", c.where("device.kind"));
   const bool cuda = kind == "cuda" || (kind == "auto" && at::hasCUDA());
   if (cuda && ranks > 1)
-    throw UsageError("{}: {} ranks on cuda devices are not built yet; use one rank, or device.kind = \"cpu\"", c.where("device.kind"), ranks);
+    throw UsageError("{}: {} ranks on cuda devices are not built yet; use one rank, or device.kind = \"cpu\"",
+                     c.where("device.kind"), ranks);
   return cuda;
 }
 
@@ -90,13 +93,18 @@ Launch resolve_ranks(const config::Config& c, std::optional<int> thread_ranks) {
   const std::string& wanted = c.device.communicator;
   const auto environment = comm::launch_environment();
   const bool launched = environment.size > 1 || (environment.size == 1 && wanted == "mpi");
-  if (launched && thread_ranks) throw UsageError("--ranks: the launcher ({}) already gives {} ranks", environment.source, environment.size);
+  if (launched && thread_ranks)
+    throw UsageError("--ranks: the launcher ({}) already gives {} ranks", environment.source, environment.size);
   if (launched && (wanted == "self" || wanted == "threads"))
-    throw UsageError("{}: \"{}\" under a launcher ({}, {} ranks) would run as many separate jobs", c.where("device.communicator"), wanted, environment.source, environment.size);
+    throw UsageError("{}: \"{}\" under a launcher ({}, {} ranks) would run as many separate jobs",
+                     c.where("device.communicator"), wanted, environment.source, environment.size);
   if ((launched || wanted == "mpi") && !comm::mpi_available())
-    throw UsageError("{}: this build has no MPI; install libopenmpi-dev and build again", launched ? environment.source : c.where("device.communicator"));
-  if (wanted == "mpi" && !launched) throw UsageError("{}: \"mpi\" needs a launcher: mpirun -n N molen train ...", c.where("device.communicator"));
-  if (wanted == "nccl") throw UsageError("{}: nccl is for cuda devices and is chosen there", c.where("device.communicator"));
+    throw UsageError("{}: this build has no MPI; install libopenmpi-dev and build again",
+                     launched ? environment.source : c.where("device.communicator"));
+  if (wanted == "mpi" && !launched)
+    throw UsageError("{}: \"mpi\" needs a launcher: mpirun -n N molen train ...", c.where("device.communicator"));
+  if (wanted == "nccl")
+    throw UsageError("{}: nccl is for cuda devices and is chosen there", c.where("device.communicator"));
   Launch l;
   if (launched) {
     l.communicator = "mpi";
@@ -105,7 +113,8 @@ Launch resolve_ranks(const config::Config& c, std::optional<int> thread_ranks) {
     return l;
   }
   l.machine.ranks = l.machine.local_ranks = thread_ranks.value_or(1);
-  if (wanted == "self" && l.machine.ranks > 1) throw UsageError("{}: \"self\" is one rank, --ranks says {}", c.where("device.communicator"), l.machine.ranks);
+  if (wanted == "self" && l.machine.ranks > 1)
+    throw UsageError("{}: \"self\" is one rank, --ranks says {}", c.where("device.communicator"), l.machine.ranks);
   l.communicator = l.machine.ranks > 1 || wanted == "threads" ? "threads" : "self";
   return l;
 }

@@ -12,16 +12,16 @@
 namespace molen::train {
 
 struct Launch {
-  std::string communicator;   // "self", "threads", "mpi"
+  std::string communicator;  // "self", "threads", "mpi"
   plan::Machine machine;
 };
 
-// Decides how ranks talk. `thread_ranks`: --ranks N outside of a launcher. Throws UsageError where device.communicator cannot be
-// honoured (mpi not built, threads asked for under mpirun, ...).
+// Decides how ranks talk. `thread_ranks`: --ranks N outside of a launcher. Throws UsageError where device.communicator
+// cannot be honoured (mpi not built, threads asked for under mpirun, ...).
 Launch resolve_launch(const config::Config& config, std::optional<int> thread_ranks);
 
-// Calls `body` once per rank of this process, each with its world communicator. An error on one rank wakes the others; the
-// first one is thrown.
+// Calls `body` once per rank of this process, each with its world communicator. An error on one rank wakes the others;
+// the first one is thrown.
 void run_ranks(const Launch& launch, const std::function<void(comm::Communicator&)>& body);
 
 }  // namespace molen::train

@@ -1,4 +1,5 @@
-// The step program's text: whatever parses must survive the verifier, and what the verifier accepts must have a memory plan.
+// The step program's text: whatever parses must survive the verifier, and what the verifier accepts must have a memory
+// plan.
 #include <cstdint>
 #include <string_view>
 

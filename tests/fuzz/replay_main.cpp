@@ -36,5 +36,5 @@ int main(int argc, char** argv) {
         ++files;
       }
   std::printf("%d seeds replayed\n", files);
-  return files > 0 ? 0 : 1;   // a target without seeds proves nothing
+  return files > 0 ? 0 : 1;  // a target without seeds proves nothing
 }

@@ -1,5 +1,5 @@
-// Collectives of a 56M-parameter model's gradient, 225 MB in fp32: `comm_bench [RANKS]` on threads, `mpirun -n N comm_bench`
-// on MPI, there beside MPI_Allreduce. Prints the median and the best of 7.
+// Collectives of a 56M-parameter model's gradient, 225 MB in fp32: `comm_bench [RANKS]` on threads, `mpirun -n N
+// comm_bench` on MPI, there beside MPI_Allreduce. Prints the median and the best of 7.
 #include <mpi.h>
 
 #include <algorithm>
@@ -20,7 +20,9 @@ using molen::comm::Communicator;
 using molen::comm::Reduce;
 constexpr std::int64_t kCount = 56'250'000;
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 void measure(Communicator& c, const char* what, const std::function<void()>& call) {
   std::vector<double> seconds;
@@ -45,9 +47,7 @@ void all(Communicator& c) {
   const auto scatter = [&] { c.reduce_scatter(x.data(), y.data(), counts, DType::kF32, Reduce::kMax); };
   const auto gather = [&] { c.all_gather(x.data() + first, x.data(), counts, DType::kF32); };
   measure(c, "all_reduce", [&] { c.all_reduce(x.data(), kCount, DType::kF32, Reduce::kMax); });
-  measure(c, "all_reduce (sum)", [&] {
-    c.all_reduce(x.data(), kCount, DType::kF32, Reduce::kSum);
-    });
+  measure(c, "all_reduce (sum)", [&] { c.all_reduce(x.data(), kCount, DType::kF32, Reduce::kSum); });
   std::fill(x.begin(), x.end(), 1.0f);
   measure(c, "reduce_scatter", scatter);
   measure(c, "all_gather in place", gather);
@@ -63,7 +63,9 @@ void all(Communicator& c) {
     for (const int count : {1, 1000, 10000, 100000}) {
       char what[64];
       std::snprintf(what, sizeof what, "1000 x all_reduce of %d", count);
-      measure(c, what, [&] { for (int i = 0; i < 1000; ++i) c.all_reduce(x.data(), count, DType::kF32, Reduce::kMax); });
+      measure(c, what, [&] {
+        for (int i = 0; i < 1000; ++i) c.all_reduce(x.data(), count, DType::kF32, Reduce::kMax);
+      });
       std::snprintf(what, sizeof what, "1000 x MPI_Allreduce of %d", count);
       measure(c, what, [&] {
         for (int i = 0; i < 1000; ++i) MPI_Allreduce(MPI_IN_PLACE, x.data(), count, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);

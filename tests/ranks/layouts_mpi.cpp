@@ -1,5 +1,5 @@
-// The layout proof under a launcher: mpirun -n N layouts_mpi. Ten steps in fp64 of every ZeRO stage on N ranks beside one rank, and
-// the same layout twice.
+// The layout proof under a launcher: mpirun -n N layouts_mpi. Ten steps in fp64 of every ZeRO stage on N ranks beside
+// one rank, and the same layout twice.
 #include "comm/mpi/mpi.h"
 #include "train/layouts_suite.h"
 
@@ -28,12 +28,14 @@ TEST_P(LayoutsMpi, SameModelInDouble) {
   const auto self = comm::make_self();
   for (const auto& a : {llama(false), llama(true), gpt()}) {
     const Outcome many = run(world(), a, setting_of(world().size(), GetParam(), false, DType::kF64), 10);
-    if (world().rank() != 0) continue;   // rank 0 holds the losses
+    if (world().rank() != 0) continue;  // rank 0 holds the losses
     const Outcome one = run(*self, a, setting_of(1, 0, false, DType::kF64, 3), 10);
     const double error = worst(one, many);
     EXPECT_LE(error, 1e-9) << a.name << " tied " << a.tied;
-    for (int i = 0; i < 10; ++i) EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
-    fmt::print("{} tied {}, ZeRO-{} on {} MPI ranks: parameters within {:.1e}\n", a.name, a.tied, GetParam(), world().size(), error);
+    for (int i = 0; i < 10; ++i)
+      EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
+    fmt::print("{} tied {}, ZeRO-{} on {} MPI ranks: parameters within {:.1e}\n", a.name, a.tied, GetParam(),
+               world().size(), error);
   }
 }
 

@@ -9,10 +9,11 @@ namespace molen::comm {
 
 bool mpi_available();
 
-// What a launcher's environment says: ranks of the job and of this host. size 0: nothing launched this process as a rank.
+// What a launcher's environment says: ranks of the job and of this host. size 0: nothing launched this process as a
+// rank.
 struct LaunchEnvironment {
   int rank = 0, size = 0, local_rank = 0, local_size = 1;
-  std::string source;   // "Open MPI", "PMIx", "Slurm", ...
+  std::string source;  // "Open MPI", "PMIx", "Slurm", ...
 };
 LaunchEnvironment launch_environment();
 

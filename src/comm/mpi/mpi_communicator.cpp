@@ -1,5 +1,5 @@
-// MPI-3. Reductions are ours: a pairwise exchange that adds in rank order. MPI's own may add in any order, drop a NaN in a
-// maximum, and have no bf16; ours give the bits of the threads communicator.
+// MPI-3. Reductions are ours: a pairwise exchange that adds in rank order. MPI's own may add in any order, drop a NaN
+// in a maximum, and have no bf16; ours give the bits of the threads communicator.
 #include <mpi.h>
 
 #include <time.h>
@@ -30,8 +30,8 @@ void check(int code, const char* what) {
   throw Error("MPI: {} failed: {}", what, std::string(text, static_cast<std::size_t>(length)));
 }
 
-// MPI's own waits spin. Where ranks fill the cores of a host, a communication thread that spins takes its compute thread's
-// core while it waits for a slower rank, so after a moment ours sleeps between looks.
+// MPI's own waits spin. Where ranks fill the cores of a host, a communication thread that spins takes its compute
+// thread's core while it waits for a slower rank, so after a moment ours sleeps between looks.
 class Patience {
  public:
   void pause() {
@@ -48,15 +48,22 @@ class Patience {
 
 MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return MPI_DOUBLE;
-    case DType::kF32: return MPI_FLOAT;
-    case DType::kI64: return MPI_INT64_T;
-    case DType::kI32: return MPI_INT32_T;
-    case DType::kU8: return MPI_UINT8_T;
+    case DType::kF64:
+      return MPI_DOUBLE;
+    case DType::kF32:
+      return MPI_FLOAT;
+    case DType::kI64:
+      return MPI_INT64_T;
+    case DType::kI32:
+      return MPI_INT32_T;
+    case DType::kU8:
+      return MPI_UINT8_T;
     case DType::kBF16:
     case DType::kF16:
-    case DType::kU16: return MPI_UINT16_T;   // moved as bits; reduced by our own code
-    default: throw Error("MPI: elements of type {} are not sent", name_of(dtype));
+    case DType::kU16:
+      return MPI_UINT16_T;  // moved as bits; reduced by our own code
+    default:
+      throw Error("MPI: elements of type {} are not sent", name_of(dtype));
   }
 }
 
@@ -119,8 +126,8 @@ class Mpi final : public Communicator {
     for (int shift = 1; shift < size_; ++shift) {
       const int to = (rank_ + shift) % size_, from = (rank_ - shift + size_) % size_;
       exchange(byte(send, offset_of(counts_send, to), dtype), counts_send[static_cast<std::size_t>(to)], to,
-               byte(receive, offset_of(counts_receive, from), dtype), counts_receive[static_cast<std::size_t>(from)], from,
-               dtype);
+               byte(receive, offset_of(counts_receive, from), dtype), counts_receive[static_cast<std::size_t>(from)],
+               from, dtype);
     }
     note(all, dtype);
   }
@@ -167,9 +174,15 @@ class Mpi final : public Communicator {
  private:
   static constexpr int kTag = 7;
 
-  static char* byte(void* data, std::int64_t element, DType dtype) { return static_cast<char*>(data) + element * size_of(dtype); }
-  static const char* byte(const void* data, std::int64_t element, DType dtype) { return static_cast<const char*>(data) + element * size_of(dtype); }
-  static int some(std::int64_t count, std::int64_t at) { return static_cast<int>(std::clamp<std::int64_t>(count - at, 0, kMany)); }
+  static char* byte(void* data, std::int64_t element, DType dtype) {
+    return static_cast<char*>(data) + element * size_of(dtype);
+  }
+  static const char* byte(const void* data, std::int64_t element, DType dtype) {
+    return static_cast<const char*>(data) + element * size_of(dtype);
+  }
+  static int some(std::int64_t count, std::int64_t at) {
+    return static_cast<int>(std::clamp<std::int64_t>(count - at, 0, kMany));
+  }
   static void copy(void* to, const void* from, std::int64_t count, DType dtype) {
     if (to != from && count > 0) std::memcpy(to, from, static_cast<std::size_t>(count * size_of(dtype)));
   }
@@ -198,21 +211,24 @@ class Mpi final : public Communicator {
       patience.pause();
     }
   }
-  void send_receive(const void* out, int count_out, int to, void* in, int count_in, int from, DType dtype, MPI_Status* status) {
+  void send_receive(const void* out, int count_out, int to, void* in, int count_in, int from, DType dtype,
+                    MPI_Status* status) {
     MPI_Request sent;
     check(MPI_Isend(out, count_out, type_of(dtype), to, kTag, comm_, &sent), "MPI_Isend");
-    wait("MPI_Irecv", status, [&](MPI_Request* r) { return MPI_Irecv(in, count_in, type_of(dtype), from, kTag, comm_, r); });
+    wait("MPI_Irecv", status,
+         [&](MPI_Request* r) { return MPI_Irecv(in, count_in, type_of(dtype), from, kTag, comm_, r); });
     wait("MPI_Isend", nullptr, [&](MPI_Request* r) { return *r = sent, MPI_SUCCESS; });
   }
 
-  void exchange(const void* out, std::int64_t count_out, int to, void* in, std::int64_t count_in, int from, DType dtype) {
+  void exchange(const void* out, std::int64_t count_out, int to, void* in, std::int64_t count_in, int from,
+                DType dtype) {
     // As many rounds as each pair's own message has: the count of what we send says nothing about what we receive.
     std::int64_t at_out = 0, at_in = 0;
     do {
       const bool sends = at_out == 0 || at_out < count_out, receives = at_in == 0 || at_in < count_in;
       MPI_Status status;
-      send_receive(byte(out, at_out, dtype), some(count_out, at_out), sends ? to : MPI_PROC_NULL, byte(in, at_in, dtype),
-                   some(count_in, at_in), receives ? from : MPI_PROC_NULL, dtype, &status);
+      send_receive(byte(out, at_out, dtype), some(count_out, at_out), sends ? to : MPI_PROC_NULL,
+                   byte(in, at_in, dtype), some(count_in, at_in), receives ? from : MPI_PROC_NULL, dtype, &status);
       if (receives) check_arrived(status, some(count_in, at_in), from, dtype);
       at_out += kMany;
       at_in += kMany;
@@ -226,16 +242,18 @@ class Mpi final : public Communicator {
       });
   }
 
-  // Our block of everyone's `send`, added in rank order. Chunk by chunk, so that what arrived is added while it is in cache.
-  // `receive` may be our block of `send`: only others' blocks are sent.
+  // Our block of everyone's `send`, added in rank order. Chunk by chunk, so that what arrived is added while it is in
+  // cache. `receive` may be our block of `send`: only others' blocks are sent.
   void reduce_blocks(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype, Reduce op) {
-    const std::int64_t width = size_of(dtype), chunk = std::clamp<std::int64_t>(kScratch / (width * size_), 4096, kChunk);
+    const std::int64_t width = size_of(dtype),
+                       chunk = std::clamp<std::int64_t>(kScratch / (width * size_), 4096, kChunk);
     const auto part = [&](int rank, std::int64_t at) {
       return std::clamp<std::int64_t>(counts[static_cast<std::size_t>(rank)] - at, 0, chunk);
     };
     const std::int64_t longest = *std::max_element(counts.begin(), counts.end());
     const auto room = static_cast<std::size_t>(std::min(chunk, counts[static_cast<std::size_t>(rank_)]) * width);
-    if (arrived_.size() < room * static_cast<std::size_t>(size_)) arrived_.resize(room * static_cast<std::size_t>(size_));
+    if (arrived_.size() < room * static_cast<std::size_t>(size_))
+      arrived_.resize(room * static_cast<std::size_t>(size_));
     std::vector<const void*> sources(static_cast<std::size_t>(size_));
     for (std::int64_t at = 0; at < longest; at += chunk) {
       const std::int64_t own = part(rank_, at);
@@ -245,8 +263,9 @@ class Mpi final : public Communicator {
         char* buffer = arrived_.data() + static_cast<std::size_t>(from) * room;
         const std::int64_t out = part(to, at);
         if (out > 0 || own > 0)
-          send_receive(byte(send, offset_of(counts, to) + at, dtype), static_cast<int>(out), out > 0 ? to : MPI_PROC_NULL,
-                       buffer, static_cast<int>(own), own > 0 ? from : MPI_PROC_NULL, dtype, MPI_STATUS_IGNORE);
+          send_receive(byte(send, offset_of(counts, to) + at, dtype), static_cast<int>(out),
+                       out > 0 ? to : MPI_PROC_NULL, buffer, static_cast<int>(own), own > 0 ? from : MPI_PROC_NULL,
+                       dtype, MPI_STATUS_IGNORE);
         sources[static_cast<std::size_t>(from)] = buffer;
       }
       if (own > 0) combine(byte(receive, at, dtype), sources, own, dtype, op);
@@ -263,7 +282,8 @@ class Mpi final : public Communicator {
     std::vector<int> sizes(counts.begin(), counts.end()), starts;
     for (int r = 0; r < size_; ++r) starts.push_back(static_cast<int>(offset_of(counts, r)));
     wait("MPI_Iallgatherv", nullptr, [&](MPI_Request* r) {
-      return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, sizes.data(), starts.data(), type_of(dtype), comm_, r);
+      return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, sizes.data(), starts.data(), type_of(dtype),
+                             comm_, r);
     });
   }
 
@@ -272,7 +292,8 @@ class Mpi final : public Communicator {
     const std::int64_t bytes = count * size_of(dtype);
     std::vector<char> all(static_cast<std::size_t>(bytes * size_));
     wait("MPI_Iallgather", nullptr, [&](MPI_Request* r) {
-      return MPI_Iallgather(data, static_cast<int>(count), type_of(dtype), all.data(), static_cast<int>(count), type_of(dtype), comm_, r);
+      return MPI_Iallgather(data, static_cast<int>(count), type_of(dtype), all.data(), static_cast<int>(count),
+                            type_of(dtype), comm_, r);
     });
     std::vector<const void*> sources;
     for (int r = 0; r < size_; ++r) sources.push_back(all.data() + r * bytes);
@@ -288,7 +309,9 @@ class Mpi final : public Communicator {
 
 }  // namespace
 
-bool mpi_available() { return true; }
+bool mpi_available() {
+  return true;
+}
 
 std::unique_ptr<Communicator> mpi_world() {
   int initialized = 0;

@@ -3,7 +3,11 @@
 
 namespace molen::comm {
 
-bool mpi_available() { return false; }
-std::unique_ptr<Communicator> mpi_world() { throw Error("this build has no MPI"); }
+bool mpi_available() {
+  return false;
+}
+std::unique_ptr<Communicator> mpi_world() {
+  throw Error("this build has no MPI");
+}
 
 }  // namespace molen::comm

@@ -21,15 +21,16 @@ Library open_first(const char* what, const std::vector<std::string>& files) {
     const char* why = ::dlerror();
     tried += fmt::format("{}{}", tried.empty() ? "" : "; ", why != nullptr ? why : file.c_str());
   }
-  throw UsageError("nccl: no {}: {}; put its folder into LD_LIBRARY_PATH, or choose device.communicator = \"mpi\"", what,
-                   tried.empty() ? "no file to look for" : tried);
+  throw UsageError("nccl: no {}: {}; put its folder into LD_LIBRARY_PATH, or choose device.communicator = \"mpi\"",
+                   what, tried.empty() ? "no file to look for" : tried);
 }
 
 template <class F>
 void find(const Library& library, const char* symbol, F*& function, bool required = true) {
   function = reinterpret_cast<F*>(::dlsym(library.handle, symbol));
   if (function == nullptr && required)
-    throw UsageError("nccl: {} lacks {}; NCCL {} and CUDA 12 or newer are needed", library.file, symbol, version_text(kOldest));
+    throw UsageError("nccl: {} lacks {}; NCCL {} and CUDA 12 or newer are needed", library.file, symbol,
+                     version_text(kOldest));
 }
 
 void find_nccl(const Library& library, Api& api) {
@@ -37,8 +38,8 @@ void find_nccl(const Library& library, Api& api) {
   if (const int error = api.get_version(&api.version); error != kSuccess)
     throw UsageError("nccl: ncclGetVersion of {} fails with {}", library.file, error);
   if (api.version < kOldest || api.version >= 30000)
-    throw UsageError("nccl: {} is version {}; {} or newer, and below 3, is needed", library.file, version_text(api.version),
-                     version_text(kOldest));
+    throw UsageError("nccl: {} is version {}; {} or newer, and below 3, is needed", library.file,
+                     version_text(api.version), version_text(kOldest));
   find(library, "ncclGetUniqueId", api.get_unique_id);
   find(library, "ncclCommInitRankConfig", api.init_rank);
   find(library, "ncclCommFinalize", api.finalize);

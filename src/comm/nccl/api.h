@@ -1,5 +1,6 @@
-// The functions of NCCL and of the CUDA runtime that the communicator calls, found at run time. The declarations follow nccl.h
-// of 2.14 to 2.31 (the values and layouts named here did not change between them) and cuda_runtime_api.h of CUDA 12 and 13.
+// The functions of NCCL and of the CUDA runtime that the communicator calls, found at run time. The declarations follow
+// nccl.h of 2.14 to 2.31 (the values and layouts named here did not change between them) and cuda_runtime_api.h of CUDA
+// 12 and 13.
 #pragma once
 
 #include <climits>
@@ -88,8 +89,8 @@ struct Api {
   std::string nccl_file, cudart_file;
 };
 
-// Opens both libraries and finds all functions; throws UsageError. They stay open until the process ends, for they start
-// threads of their own.
+// Opens both libraries and finds all functions; throws UsageError. They stay open until the process ends, for they
+// start threads of their own.
 std::shared_ptr<const Api> load(const NcclOptions& options);
 
 // "2.14.3" of 21403.

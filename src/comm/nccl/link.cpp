@@ -13,8 +13,8 @@ namespace {
 
 constexpr double kGrace = 5;  // seconds that an orderly end may take before it becomes an abort
 
-// Short collectives take tens of microseconds, so the first looks follow each other at once; after that the thread sleeps
-// between looks, for its core may be wanted by the thread that launches kernels.
+// Short collectives take tens of microseconds, so the first looks follow each other at once; after that the thread
+// sleeps between looks, for its core may be wanted by the thread that launches kernels.
 class Patience {
  public:
   explicit Patience(double timeout) : timeout_(timeout) {}
@@ -75,7 +75,9 @@ Device::~Device() {
   if (stream != nullptr) api->stream_destroy(stream);
 }
 
-void Device::use() const { check(api->set_device(ordinal), "cudaSetDevice"); }
+void Device::use() const {
+  check(api->set_device(ordinal), "cudaSetDevice");
+}
 
 void* Device::scratch(std::size_t bytes) {
   if (bytes > scratch_bytes_) {
@@ -166,8 +168,8 @@ std::string Link::why(int code) const {
   const Api& api = *device_->api;
   const char* text = api.error_string(code);
   const char* last = api.last_error != nullptr ? api.last_error(comm_) : nullptr;
-  return fmt::format("{}{}{}", text != nullptr ? text : fmt::format("error {}", code), last != nullptr && *last ? ": " : "",
-                     last != nullptr ? last : "");
+  return fmt::format("{}{}{}", text != nullptr ? text : fmt::format("error {}", code),
+                     last != nullptr && *last ? ": " : "", last != nullptr ? last : "");
 }
 
 void Link::check(int code, const Call& call) {
@@ -225,7 +227,8 @@ void Link::kill() noexcept {
   api.set_device(device_->ordinal);
   api.abort(comm_);
   comm_ = nullptr;
-  // The caller frees its buffers when we throw: the kernels that use them have to be gone, unless the device itself hangs.
+  // The caller frees its buffers when we throw: the kernels that use them have to be gone, unless the device itself
+  // hangs.
   Patience patience(kGrace);
   while (api.stream_query(device_->stream) == kNotReady && patience.pause()) {
   }

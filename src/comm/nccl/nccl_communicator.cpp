@@ -21,29 +21,45 @@ constexpr std::int64_t kHostBytes = std::int64_t{4} << 20;  // gathered at a tim
 
 int type_of(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return nccl::kFloat64;
-    case DType::kF32: return nccl::kFloat32;
-    case DType::kBF16: return nccl::kBfloat16;
-    case DType::kF16: return nccl::kFloat16;
-    case DType::kI64: return nccl::kInt64;
-    case DType::kI32: return nccl::kInt32;
-    case DType::kU8: return nccl::kUint8;
-    default: throw Error("nccl: elements of type {} are not reduced", name_of(dtype));
+    case DType::kF64:
+      return nccl::kFloat64;
+    case DType::kF32:
+      return nccl::kFloat32;
+    case DType::kBF16:
+      return nccl::kBfloat16;
+    case DType::kF16:
+      return nccl::kFloat16;
+    case DType::kI64:
+      return nccl::kInt64;
+    case DType::kI32:
+      return nccl::kInt32;
+    case DType::kU8:
+      return nccl::kUint8;
+    default:
+      throw Error("nccl: elements of type {} are not reduced", name_of(dtype));
   }
 }
-int op_of(Reduce op) { return op == Reduce::kSum ? nccl::kSum : op == Reduce::kMax ? nccl::kMax : nccl::kMin; }
+int op_of(Reduce op) {
+  return op == Reduce::kSum ? nccl::kSum : op == Reduce::kMax ? nccl::kMax : nccl::kMin;
+}
 
 bool is_float(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }
 // NCCL's maximum and minimum of floats may drop a NaN.
-bool by_host(DType dtype, Reduce op) { return op != Reduce::kSum && is_float(dtype); }
+bool by_host(DType dtype, Reduce op) {
+  return op != Reduce::kSum && is_float(dtype);
+}
 
-char* byte(void* data, std::int64_t element, DType dtype) { return static_cast<char*>(data) + element * size_of(dtype); }
+char* byte(void* data, std::int64_t element, DType dtype) {
+  return static_cast<char*>(data) + element * size_of(dtype);
+}
 const char* byte(const void* data, std::int64_t element, DType dtype) {
   return static_cast<const char*>(data) + element * size_of(dtype);
 }
-std::size_t unsign(std::int64_t n) { return static_cast<std::size_t>(n); }
+std::size_t unsign(std::int64_t n) {
+  return static_cast<std::size_t>(n);
+}
 
 bool all_equal(std::span<const std::int64_t> counts) {
   return std::all_of(counts.begin(), counts.end(), [&](std::int64_t n) { return n == counts[0]; });
@@ -53,7 +69,10 @@ class Nccl final : public Communicator {
  public:
   Nccl(std::shared_ptr<Device> device, std::shared_ptr<Failure> failure, std::unique_ptr<Communicator> bootstrap,
        std::unique_ptr<Link> link)
-      : device_(std::move(device)), failure_(std::move(failure)), bootstrap_(std::move(bootstrap)), link_(std::move(link)) {}
+      : device_(std::move(device)),
+        failure_(std::move(failure)),
+        bootstrap_(std::move(bootstrap)),
+        link_(std::move(link)) {}
 
   int rank() const override { return bootstrap_->rank(); }
   int size() const override { return bootstrap_->size(); }
@@ -66,7 +85,9 @@ class Nccl final : public Communicator {
     if (by_host(dtype, op)) {
       combine_on_host(call, data, data, 0, count, op);
     } else if (count > 0) {
-      launch(call, [&](Comm c) { return api().all_reduce(data, data, unsign(count), type_of(dtype), op_of(op), c, device_->stream); });
+      launch(call, [&](Comm c) {
+        return api().all_reduce(data, data, unsign(count), type_of(dtype), op_of(op), c, device_->stream);
+      });
       link_->wait_stream(call);
     }
     note(count, dtype);
@@ -92,7 +113,9 @@ class Nccl final : public Communicator {
     const Call call{"all_gather", all, dtype};
     begin(call, {{send, own * width}, {receive, all * width}});
     if (all > 0 && all_equal(counts)) {
-      launch(call, [&](Comm c) { return api().all_gather(send, receive, unsign(own * width), nccl::kUint8, c, device_->stream); });
+      launch(call, [&](Comm c) {
+        return api().all_gather(send, receive, unsign(own * width), nccl::kUint8, c, device_->stream);
+      });
       link_->wait_stream(call);
     } else if (all > 0) {
       group(call, [&](Comm c, auto add) {
@@ -110,7 +133,8 @@ class Nccl final : public Communicator {
 
   void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
                   std::span<const std::int64_t> counts_receive, DType dtype) override {
-    const std::int64_t all = total_of(counts_send, size()), in = total_of(counts_receive, size()), width = size_of(dtype);
+    const std::int64_t all = total_of(counts_send, size()), in = total_of(counts_receive, size()),
+                       width = size_of(dtype);
     const std::int64_t own = counts_send[unsign(rank())];
     if (own != counts_receive[unsign(rank())])
       throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", rank(), own, rank(),
@@ -123,9 +147,11 @@ class Nccl final : public Communicator {
       for (int shift = 1; shift < size(); ++shift) {
         const int to = (rank() + shift) % size(), from = (rank() - shift + size()) % size();
         if (const std::int64_t n = counts_send[unsign(to)] * width; n > 0)
-          add(api().send(byte(send, offset_of(counts_send, to), dtype), unsign(n), nccl::kUint8, to, c, device_->stream));
+          add(api().send(byte(send, offset_of(counts_send, to), dtype), unsign(n), nccl::kUint8, to, c,
+                         device_->stream));
         if (const std::int64_t n = counts_receive[unsign(from)] * width; n > 0)
-          add(api().recv(byte(receive, offset_of(counts_receive, from), dtype), unsign(n), nccl::kUint8, from, c, device_->stream));
+          add(api().recv(byte(receive, offset_of(counts_receive, from), dtype), unsign(n), nccl::kUint8, from, c,
+                         device_->stream));
       }
     });
     link_->wait_stream(call);
@@ -150,7 +176,9 @@ class Nccl final : public Communicator {
     const Call call{"send", count, dtype, to};
     begin(call, {{data, count * size_of(dtype)}});
     if (count > 0) {
-      launch(call, [&](Comm c) { return api().send(data, unsign(count * size_of(dtype)), nccl::kUint8, to, c, device_->stream); });
+      launch(call, [&](Comm c) {
+        return api().send(data, unsign(count * size_of(dtype)), nccl::kUint8, to, c, device_->stream);
+      });
       link_->wait_stream(call);
     }
     note(count, dtype);
@@ -160,7 +188,9 @@ class Nccl final : public Communicator {
     const Call call{"recv", count, dtype, from};
     begin(call, {{data, count * size_of(dtype)}});
     if (count > 0) {
-      launch(call, [&](Comm c) { return api().recv(data, unsign(count * size_of(dtype)), nccl::kUint8, from, c, device_->stream); });
+      launch(call, [&](Comm c) {
+        return api().recv(data, unsign(count * size_of(dtype)), nccl::kUint8, from, c, device_->stream);
+      });
       link_->wait_stream(call);
     }
     note(count, dtype);
@@ -191,7 +221,8 @@ class Nccl final : public Communicator {
 
   const nccl::Api& api() const { return *device_->api; }
   void check_peer(int peer) const {
-    if (peer < 0 || peer >= size() || peer == rank()) throw Error("rank {} of {} talks to rank {}", rank(), size(), peer);
+    if (peer < 0 || peer >= size() || peer == rank())
+      throw Error("rank {} of {} talks to rank {}", rank(), size(), peer);
   }
   void note(std::int64_t count, DType dtype) {
     link_->check_failure();
@@ -234,7 +265,8 @@ class Nccl final : public Communicator {
   void scatter_sum(const Call& call, const void* send, void* receive, std::span<const std::int64_t> counts, Reduce op) {
     if (all_equal(counts))
       return launch(call, [&](Comm c) {
-        return api().reduce_scatter(send, receive, unsign(counts[0]), type_of(call.dtype), op_of(op), c, device_->stream);
+        return api().reduce_scatter(send, receive, unsign(counts[0]), type_of(call.dtype), op_of(op), c,
+                                    device_->stream);
       });
     group(call, [&](Comm c, auto add) {
       for (int r = 0; r < size(); ++r) {
@@ -242,17 +274,20 @@ class Nccl final : public Communicator {
         // Only the root's second buffer is written; elsewhere it may be null, but older libraries check it.
         const char* block = byte(send, offset_of(counts, r), call.dtype);
         void* into = r == rank() ? receive : const_cast<char*>(block);
-        add(api().reduce(block, into, unsign(counts[unsign(r)]), type_of(call.dtype), op_of(op), r, c, device_->stream));
+        add(api().reduce(block, into, unsign(counts[unsign(r)]), type_of(call.dtype), op_of(op), r, c,
+                         device_->stream));
       }
     });
   }
 
-  // Elements [first, first + own) of all ranks' `send` combined in rank order into `receive`, chunk by chunk. A chunk is written
-  // after all ranks have gathered it, so `receive` may lie in `send`.
-  void combine_on_host(const Call& call, const void* send, void* receive, std::int64_t first, std::int64_t own, Reduce op) {
+  // Elements [first, first + own) of all ranks' `send` combined in rank order into `receive`, chunk by chunk. A chunk
+  // is written after all ranks have gathered it, so `receive` may lie in `send`.
+  void combine_on_host(const Call& call, const void* send, void* receive, std::int64_t first, std::int64_t own,
+                       Reduce op) {
     const std::int64_t width = size_of(call.dtype), chunk = std::max<std::int64_t>(1, kHostBytes / (width * size()));
     for (std::int64_t at = 0; at < call.count; at += chunk) {
-      const std::int64_t n = std::min(chunk, call.count - at), from = std::max(at, first), until = std::min(at + n, first + own);
+      const std::int64_t n = std::min(chunk, call.count - at), from = std::max(at, first),
+                         until = std::min(at + n, first + own);
       char* all = static_cast<char*>(device_->scratch(unsign(n * width * size())));
       launch(call, [&](Comm c) {
         return api().all_gather(byte(send, at, call.dtype), all, unsign(n * width), nccl::kUint8, c, device_->stream);

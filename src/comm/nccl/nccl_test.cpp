@@ -79,7 +79,8 @@ class Nccl : public ::testing::Test {
     return errors;
   }
   static void expect_all(const std::vector<std::string>& errors, const std::string& part) {
-    for (const std::string& e : errors) EXPECT_NE(e.find(part), std::string::npos) << "'" << e << "' lacks '" << part << "'";
+    for (const std::string& e : errors)
+      EXPECT_NE(e.find(part), std::string::npos) << "'" << e << "' lacks '" << part << "'";
   }
   // What open_nccl says with these options, on one rank.
   template <class Kind>
@@ -93,7 +94,8 @@ class Nccl : public ::testing::Test {
     return "";
   }
 
-  Fake cudart{MOLEN_FAKE_CUDART}, nccl{MOLEN_FAKE_NCCL}, no_split{MOLEN_FAKE_NCCL_NO_SPLIT}, no_send{MOLEN_FAKE_NCCL_NO_SEND};
+  Fake cudart{MOLEN_FAKE_CUDART}, nccl{MOLEN_FAKE_NCCL}, no_split{MOLEN_FAKE_NCCL_NO_SPLIT},
+      no_send{MOLEN_FAKE_NCCL_NO_SEND};
   int alive_before = 0;
 };
 
@@ -150,7 +152,8 @@ TEST_F(Nccl, MaximaOfManyElementsKeepNaN) {
   constexpr std::int64_t n = 1'500'000;
   for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
          std::vector<float> x(n);
-         for (std::int64_t i = 0; i < n; ++i) x[static_cast<std::size_t>(i)] = static_cast<float>(c.rank() == i % 2 ? i : -i);
+         for (std::int64_t i = 0; i < n; ++i)
+           x[static_cast<std::size_t>(i)] = static_cast<float>(c.rank() == i % 2 ? i : -i);
          x[static_cast<std::size_t>(c.rank() == 0 ? 17 : n - 1)] = std::nanf("");
          const std::vector<std::int64_t> counts{n / 3, n - n / 3};
          c.reduce_scatter(x.data(), x.data() + (c.rank() == 0 ? 0 : n / 3), counts, DType::kF32, Reduce::kMax);
@@ -161,7 +164,8 @@ TEST_F(Nccl, MaximaOfManyElementsKeepNaN) {
          }
        }))
     EXPECT_EQ(e, "");
-  EXPECT_EQ(count("ncclReduceScatter") + count("ncclReduce") + count("ncclAllReduce"), 0) << "NCCL's own maximum drops a NaN";
+  EXPECT_EQ(count("ncclReduceScatter") + count("ncclReduce") + count("ncclAllReduce"), 0)
+      << "NCCL's own maximum drops a NaN";
 }
 
 TEST_F(Nccl, MissingLibrariesAreNamed) {
@@ -185,7 +189,8 @@ TEST_F(Nccl, MissingFunctionVersionAndDevice) {
   NcclOptions swapped = options();
   swapped.nccl = {MOLEN_FAKE_CUDART};
   EXPECT_NE(refusal<UsageError>(swapped).find("lacks ncclGetVersion"), std::string::npos);
-  for (const auto& [version, text] : {std::pair{21304, "2.13.4"}, std::pair{2708, "2.7.8"}, std::pair{30000, "3.0.0"}}) {
+  for (const auto& [version, text] :
+       {std::pair{21304, "2.13.4"}, std::pair{2708, "2.7.8"}, std::pair{30000, "3.0.0"}}) {
     FAKE(nccl, fake_nccl_reset)(version, 0);
     const std::string e = refusal<UsageError>(options());
     EXPECT_NE(e.find(text), std::string::npos) << e;
@@ -215,18 +220,20 @@ TEST_F(Nccl, AnErrorAtCreationEndsAll) {
   expect_all(on_ranks(2, options(), [](Communicator&) {}), "ncclGetUniqueId on rank 0: unhandled system error");
   FAKE(nccl, fake_nccl_reset)(22703, 2);
   FAKE(nccl, fake_nccl_fail)("ncclCommInitRankConfig", 2, 1);
-  expect_all(on_ranks(3, options(), [](Communicator&) {}), "creating a communicator on rank 1 of 3: unhandled system error");
+  expect_all(on_ranks(3, options(), [](Communicator&) {}),
+             "creating a communicator on rank 1 of 3: unhandled system error");
 }
 
 TEST_F(Nccl, AnErrorOfACallIsNamedAndEndsAll) {
   for (const char* name : {"ncclAllReduce", "ncclCommGetAsyncError"}) {
     FAKE(nccl, fake_nccl_reset)(22703, 2);
-    expect_all(on_ranks(3, options(), [&](Communicator& c) {
-                 std::vector<float> x(10);
-                 c.all_reduce(x.data(), 10, DType::kF32, Reduce::kSum);
-                 if (c.rank() == 1) FAKE(nccl, fake_nccl_fail)(name, 2, 1);
-                 for (int i = 0; i < 3; ++i) c.all_reduce(x.data(), 10, DType::kF32, Reduce::kSum);
-               }),
+    expect_all(on_ranks(3, options(),
+                        [&](Communicator& c) {
+                          std::vector<float> x(10);
+                          c.all_reduce(x.data(), 10, DType::kF32, Reduce::kSum);
+                          if (c.rank() == 1) FAKE(nccl, fake_nccl_fail)(name, 2, 1);
+                          for (int i = 0; i < 3; ++i) c.all_reduce(x.data(), 10, DType::kF32, Reduce::kSum);
+                        }),
                "all_reduce of 10 x fp32 on rank 1 of 3: unhandled system error: the last words");
   }
 }
@@ -234,26 +241,29 @@ TEST_F(Nccl, AnErrorOfACallIsNamedAndEndsAll) {
 // Inside a group: the group is closed, and the next communicator of the thread works.
 TEST_F(Nccl, AnErrorInsideAGroup) {
   FAKE(nccl, fake_nccl_fail)("ncclSend", 2, 0);
-  expect_all(on_ranks(2, options(), [&](Communicator& c) {
-               std::vector<float> x(4), y(4);
-               const std::vector<std::int64_t> two{2, 2};
-               c.all_to_all(x.data(), two, y.data(), two, DType::kF32);
-             }),
+  expect_all(on_ranks(2, options(),
+                      [&](Communicator& c) {
+                        std::vector<float> x(4), y(4);
+                        const std::vector<std::int64_t> two{2, 2};
+                        c.all_to_all(x.data(), two, y.data(), two, DType::kF32);
+                      }),
              "all_to_all of 4 x fp32 on rank 0 of 2: unhandled system error");
   EXPECT_EQ(count("ncclGroupStart"), count("ncclGroupEnd"));
 }
 
 TEST_F(Nccl, AnAsynchronousErrorWakesAll) {
   FAKE(nccl, fake_nccl_async)(6, 2);
-  expect_all(on_ranks(4, options(), [](Communicator& c) { c.barrier(); }), "barrier on rank 2 of 4: remote process exited");
+  expect_all(on_ranks(4, options(), [](Communicator& c) { c.barrier(); }),
+             "barrier on rank 2 of 4: remote process exited");
 }
 
 TEST_F(Nccl, AnErrorOfTheStreamIsSeen) {
-  expect_all(on_ranks(1, options(), [this](Communicator& c) {
-               FAKE(cudart, fake_cudart_stream_error)(700);
-               double x = 1;
-               c.all_reduce(&x, 1, DType::kF64, Reduce::kSum);
-             }),
+  expect_all(on_ranks(1, options(),
+                      [this](Communicator& c) {
+                        FAKE(cudart, fake_cudart_stream_error)(700);
+                        double x = 1;
+                        c.all_reduce(&x, 1, DType::kF64, Reduce::kSum);
+                      }),
              "CUDA device 0: an illegal memory access");
 }
 
@@ -279,17 +289,18 @@ TEST_F(Nccl, AbortWakesWaitersAndEndsLaterCallsOfEveryGroup) {
 // The buffers are freed as soon as the call throws; the sanitizers see a late use.
 TEST_F(Nccl, AbortFromAnotherThreadLeavesNoUseBehind) {
   for (int at = 0; at < 20; ++at)
-    expect_all(on_ranks(2, options(), [at](Communicator& c) {
-                 std::jthread other([&, at] {
-                   std::this_thread::sleep_for(std::chrono::microseconds(at * 100));
-                   if (c.rank() == 0) c.abort("stop");
-                 });
-                 for (;;) {
-                   std::vector<float> x(20000, 1.0f);
-                   c.all_reduce(x.data(), 20000, DType::kF32, Reduce::kSum);
-                   if (x[19999] != 2) throw Error("a wrong sum");
-                 }
-               }),
+    expect_all(on_ranks(2, options(),
+                        [at](Communicator& c) {
+                          std::jthread other([&, at] {
+                            std::this_thread::sleep_for(std::chrono::microseconds(at * 100));
+                            if (c.rank() == 0) c.abort("stop");
+                          });
+                          for (;;) {
+                            std::vector<float> x(20000, 1.0f);
+                            c.all_reduce(x.data(), 20000, DType::kF32, Reduce::kSum);
+                            if (x[19999] != 2) throw Error("a wrong sum");
+                          }
+                        }),
                "stop");
 }
 
@@ -323,18 +334,20 @@ TEST_F(Nccl, AHangIsNamedAfterTheTimeout) {
     float x = 0;
     if (c.rank() == 0) c.recv(&x, 1, DType::kF32, 1);
   });
-  EXPECT_NE(errors[0].find("recv of 1 x fp32, rank 1 on rank 0 of 2: not done after 0.2 s"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[0].find("recv of 1 x fp32, rank 1 on rank 0 of 2: not done after 0.2 s"), std::string::npos)
+      << errors[0];
   EXPECT_LT(now().value - start, 30);
 }
 
 TEST_F(Nccl, DifferentCollectivesAreNoHang) {
-  expect_all(on_ranks(2, options(), [](Communicator& c) {
-               std::vector<float> x(4);
-               if (c.rank() == 0)
-                 c.all_reduce(x.data(), 4, DType::kF32, Reduce::kSum);
-               else
-                 c.broadcast(x.data(), 4, DType::kF32, 0);
-             }),
+  expect_all(on_ranks(2, options(),
+                      [](Communicator& c) {
+                        std::vector<float> x(4);
+                        if (c.rank() == 0)
+                          c.all_reduce(x.data(), 4, DType::kF32, Reduce::kSum);
+                        else
+                          c.broadcast(x.data(), 4, DType::kF32, 0);
+                      }),
              "fp32");
 }
 

@@ -83,6 +83,8 @@ class Self final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_self() { return std::make_unique<Self>(std::make_shared<Failure>()); }
+std::unique_ptr<Communicator> make_self() {
+  return std::make_unique<Self>(std::make_shared<Failure>());
+}
 
 }  // namespace molen::comm

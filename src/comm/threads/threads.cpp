@@ -44,7 +44,9 @@ struct Waiter {
   std::function<std::string()> text;
 };
 
-const char* text_of(Reduce op) { return op == Reduce::kSum ? ", sum" : op == Reduce::kMax ? ", max" : ", min"; }
+const char* text_of(Reduce op) {
+  return op == Reduce::kSum ? ", sum" : op == Reduce::kMax ? ", max" : ", min";
+}
 
 }  // namespace
 
@@ -67,8 +69,8 @@ struct ThreadWorld::Shared {
     set_failure(reason);
   }
 
-  // Until `done()` or a failure anywhere; `text` says what the rank waits for. A rank uses one thread, so when all wait and
-  // none is done, none ever will be.
+  // Until `done()` or a failure anywhere; `text` says what the rank waits for. A rank uses one thread, so when all wait
+  // and none is done, none ever will be.
   template <class Done, class Text>
   void wait(std::unique_lock<std::mutex>& lock, int rank, Done done, Text text) {
     if (done() || !failure.empty()) return;
@@ -103,8 +105,9 @@ struct Message {
   enum { kPosted, kCopying, kTaken } state = kPosted;
 };
 
-// A group of ranks. All its state is guarded by the world's mutex, but for `calls` while `moving` > 0: then nobody writes
-// them, and every published buffer stays, for no rank leaves a collective, not even by an exception, before all have moved.
+// A group of ranks. All its state is guarded by the world's mutex, but for `calls` while `moving` > 0: then nobody
+// writes them, and every published buffer stays, for no rank leaves a collective, not even by an exception, before all
+// have moved.
 struct Group {
   Group(std::shared_ptr<World> w, std::vector<int> world_ranks)
       : world(std::move(w)), members(std::move(world_ranks)), calls(members.size()), gone(members.size(), false) {}
@@ -191,7 +194,8 @@ class Threads final : public Communicator {
         const std::int64_t n = from.counts[static_cast<std::size_t>(rank_)];
         const std::int64_t expected = counts_receive[static_cast<std::size_t>(r)];
         if (n != expected)
-          throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", other(r), n, me(), expected);
+          throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", other(r), n, me(),
+                      expected);
         copy(static_cast<char*>(receive) + offset_of(counts_receive, r) * size_of(dtype),
              static_cast<const char*>(from.send) + offset_of(from.counts, rank_) * size_of(dtype), n * size_of(dtype));
       }
@@ -215,13 +219,15 @@ class Threads final : public Communicator {
     MOLEN_CHECK(!group_->mail.contains(box), "rank {} sends from two threads", me());
     group_->mail[box] = &message;
     world().changed.notify_all();
-    world().wait(lock, me(), [&] { return message.state == Message::kTaken || left(to); },
-                 [&] { return fmt::format("send of {} x {} to rank {}", count, name_of(dtype), other(to)); });
+    world().wait(
+        lock, me(), [&] { return message.state == Message::kTaken || left(to); },
+        [&] { return fmt::format("send of {} x {} to rank {}", count, name_of(dtype), other(to)); });
     // Our buffer is read until the receiver says so, whatever else has failed.
     world().changed.wait(lock, [&] { return message.state != Message::kCopying; });
     if (message.state != Message::kTaken) {
       group_->mail.erase(box);
-      if (world().failure.empty()) world().set_failure(fmt::format("rank {} has left; rank {} sends to it", other(to), me()));
+      if (world().failure.empty())
+        world().set_failure(fmt::format("rank {} has left; rank {} sends to it", other(to), me()));
       throw Error(world().failure);
     }
     note(count, dtype);
@@ -233,8 +239,9 @@ class Threads final : public Communicator {
     std::unique_lock lock(world().mutex);
     if (!world().failure.empty()) throw Error(world().failure);
     const std::pair<int, int> box{from, rank_};
-    world().wait(lock, me(), [&] { return group_->mail.contains(box) || left(from); },
-                 [&] { return fmt::format("receive of {} x {} from rank {}", count, name_of(dtype), other(from)); });
+    world().wait(
+        lock, me(), [&] { return group_->mail.contains(box) || left(from); },
+        [&] { return fmt::format("receive of {} x {} from rank {}", count, name_of(dtype), other(from)); });
     const auto found = group_->mail.find(box);
     if (found == group_->mail.end()) {
       if (world().failure.empty())
@@ -243,8 +250,8 @@ class Threads final : public Communicator {
     }
     Message& message = *found->second;
     if (message.count != count || message.dtype != dtype) {
-      world().set_failure(fmt::format("rank {} sends {} x {} where rank {} receives {} x {}", other(from), message.count,
-                                      name_of(message.dtype), me(), count, name_of(dtype)));
+      world().set_failure(fmt::format("rank {} sends {} x {} where rank {} receives {} x {}", other(from),
+                                      message.count, name_of(message.dtype), me(), count, name_of(dtype)));
       throw Error(world().failure);
     }
     message.state = Message::kCopying;
@@ -258,30 +265,34 @@ class Threads final : public Communicator {
   }
 
   void barrier() override {
-    collective({"barrier", 0, DType::kU8, "", nullptr, nullptr, {}}, [] {}, false);
+    collective(
+        {"barrier", 0, DType::kU8, "", nullptr, nullptr, {}}, [] {}, false);
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
     if (color < 0) throw Error("split: color {} of rank {}; colors are not negative", color, me());
     std::unique_ptr<Communicator> made;
-    collective({"split", 0, DType::kI32, "", nullptr, nullptr, {color, key}, false}, [&] {
-      std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
-      for (int r = 0; r < size(); ++r) {
-        const auto& theirs = group_->calls[static_cast<std::size_t>(r)].counts;
-        if (theirs[0] == color) members.emplace_back(theirs[1], r);
-      }
-      std::sort(members.begin(), members.end());
-      std::vector<int> ranks;
-      int position = 0;
-      for (const auto& [k, r] : members) {
-        if (r == rank_) position = static_cast<int>(ranks.size());
-        ranks.push_back(other(r));
-      }
-      const std::lock_guard lock(world().mutex);
-      auto& group = group_->split[color];
-      if (!group) group = std::make_shared<Group>(group_->world, ranks);
-      made = std::make_unique<Threads>(group, position);
-    }, false);
+    collective(
+        {"split", 0, DType::kI32, "", nullptr, nullptr, {color, key}, false},
+        [&] {
+          std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
+          for (int r = 0; r < size(); ++r) {
+            const auto& theirs = group_->calls[static_cast<std::size_t>(r)].counts;
+            if (theirs[0] == color) members.emplace_back(theirs[1], r);
+          }
+          std::sort(members.begin(), members.end());
+          std::vector<int> ranks;
+          int position = 0;
+          for (const auto& [k, r] : members) {
+            if (r == rank_) position = static_cast<int>(ranks.size());
+            ranks.push_back(other(r));
+          }
+          const std::lock_guard lock(world().mutex);
+          auto& group = group_->split[color];
+          if (!group) group = std::make_shared<Group>(group_->world, ranks);
+          made = std::make_unique<Threads>(group, position);
+        },
+        false);
     // All have taken theirs, and none can begin another split before we do.
     const std::lock_guard lock(world().mutex);
     group_->split.erase(color);
@@ -366,8 +377,9 @@ class Threads final : public Communicator {
       return;
     }
     const auto first_gone = [&] { return std::find(group_->gone.begin(), group_->gone.end(), true); };
-    world().wait(lock, me(), [&] { return group_->generation != generation || first_gone() != group_->gone.end(); },
-                 [&] { return mine.text(); });
+    world().wait(
+        lock, me(), [&] { return group_->generation != generation || first_gone() != group_->gone.end(); },
+        [&] { return mine.text(); });
     if (group_->generation != generation) return;
     if (world().failure.empty())
       world().set_failure(fmt::format("rank {} has left while rank {} waits in {}",
@@ -379,7 +391,8 @@ class Threads final : public Communicator {
     const Call& mine = group_->calls[static_cast<std::size_t>(rank_)];
     for (int r = 0; r < size(); ++r)
       if (const Call& theirs = group_->calls[static_cast<std::size_t>(r)]; !theirs.same_as(mine))
-        throw Error("ranks call different collectives: rank {}: {}; rank {}: {}", me(), mine.text(), other(r), theirs.text());
+        throw Error("ranks call different collectives: rank {}: {}; rank {}: {}", me(), mine.text(), other(r),
+                    theirs.text());
   }
 
   std::shared_ptr<Group> group_;

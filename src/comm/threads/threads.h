@@ -9,10 +9,10 @@
 namespace molen::comm {
 
 struct ThreadOptions {
-  int delay_us = 0;              // each call first sleeps a random time up to this: delays, and disorder of arrival
+  int delay_us = 0;  // each call first sleeps a random time up to this: delays, and disorder of arrival
   std::uint64_t seed = 0;
-  int fail_rank = -1;            // this rank throws ...
-  std::int64_t fail_call = -1;   // ... at its call of this number (from 0)
+  int fail_rank = -1;           // this rank throws ...
+  std::int64_t fail_call = -1;  // ... at its call of this number (from 0)
 };
 
 class ThreadWorld {

@@ -1,4 +1,5 @@
-// A library with the CUDA runtime's functions on host memory: streams are threads, so what a test does not wait for is not done.
+// A library with the CUDA runtime's functions on host memory: streams are threads, so what a test does not wait for is
+// not done.
 #include "comm/nccl/fake/fake.h"
 
 #include <chrono>
@@ -56,7 +57,9 @@ const void* host_pointer = nullptr;
 const void* foreign_pointer = nullptr;
 thread_local int last_error = 0, current_device = 0;
 
-int failed(int error) { return last_error = error; }
+int failed(int error) {
+  return last_error = error;
+}
 
 }  // namespace
 
@@ -81,7 +84,9 @@ void fake_cudart_pointers(const void* host, const void* foreign) {
   host_pointer = host;
   foreign_pointer = foreign;
 }
-int fake_cudart_device() { return current_device; }
+int fake_cudart_device() {
+  return current_device;
+}
 void fake_cudart_enqueue(void* stream, void (*run)(void*), void* argument) {
   static_cast<FakeStream*>(stream)->add([=] { run(argument); });
 }
@@ -153,7 +158,11 @@ int cudaPointerGetAttributes(void* attributes, const void* data) {
   std::memcpy(attributes, &found, sizeof found);
   return 0;
 }
-int cudaGetLastError() { return std::exchange(last_error, 0); }
-const char* cudaGetErrorString(int error) { return error == 700 ? "an illegal memory access was encountered" : "fake CUDA error"; }
+int cudaGetLastError() {
+  return std::exchange(last_error, 0);
+}
+const char* cudaGetErrorString(int error) {
+  return error == 700 ? "an illegal memory access was encountered" : "fake CUDA error";
+}
 
 }  // extern "C"

@@ -1,7 +1,7 @@
-// A library with NCCL's functions between threads of one process, on the fake CUDA runtime's streams. It keeps to what NCCL promises
-// and no more: calls return before anything is done, sums of bf16 and fp16 round at each rank, a maximum drops a NaN, an abort
-// reaches only the rank that calls it, and a communicator that is asked again while in progress refuses.
-// FAKE_NO_SPLIT leaves ncclCommSplit out (NCCL before 2.18), FAKE_NO_SEND leaves ncclSend out.
+// A library with NCCL's functions between threads of one process, on the fake CUDA runtime's streams. It keeps to what
+// NCCL promises and no more: calls return before anything is done, sums of bf16 and fp16 round at each rank, a maximum
+// drops a NaN, an abort reaches only the rank that calls it, and a communicator that is asked again while in progress
+// refuses. FAKE_NO_SPLIT leaves ncclCommSplit out (NCCL before 2.18), FAKE_NO_SEND leaves ncclSend out.
 #include "comm/nccl/fake/fake.h"
 
 #include <algorithm>
@@ -135,14 +135,22 @@ void add_f16(void* into, const void* from, std::size_t n, int op) {
 }
 void reduce_into(void* into, const void* from, std::size_t n, int type, int op) {
   switch (type) {
-    case 1: return add<std::uint8_t>(into, from, n, op);
-    case 2: return add<std::int32_t>(into, from, n, op);
-    case 4: return add<std::int64_t>(into, from, n, op);
-    case 6: return add_f16(into, from, n, op);
-    case 7: return add<float>(into, from, n, op);
-    case 8: return add<double>(into, from, n, op);
-    case 9: return add_bf16(into, from, n, op);
-    default: std::abort();
+    case 1:
+      return add<std::uint8_t>(into, from, n, op);
+    case 2:
+      return add<std::int32_t>(into, from, n, op);
+    case 4:
+      return add<std::int64_t>(into, from, n, op);
+    case 6:
+      return add_f16(into, from, n, op);
+    case 7:
+      return add<float>(into, from, n, op);
+    case 8:
+      return add<double>(into, from, n, op);
+    case 9:
+      return add_bf16(into, from, n, op);
+    default:
+      std::abort();
   }
 }
 
@@ -256,10 +264,13 @@ struct Task {
 // With the world's mutex held.
 void submit(FakeComm& c) {
   ++c.running;
-  fake_cudart_enqueue(c.stream, [](void* argument) {
-    const std::unique_ptr<Task> task(static_cast<Task*>(argument));
-    execute(*task->comm, task->ops);
-  }, new Task{&c, std::exchange(c.pending, {})});
+  fake_cudart_enqueue(
+      c.stream,
+      [](void* argument) {
+        const std::unique_ptr<Task> task(static_cast<Task*>(argument));
+        execute(*task->comm, task->ops);
+      },
+      new Task{&c, std::exchange(c.pending, {})});
 }
 
 int hand_over(const Batch& batch) {
@@ -469,14 +480,24 @@ int ncclCommGetAsyncError(void* comm, int* result) {
   }
   return kSuccess;
 }
-int ncclCommCount(void* comm, int* count) { return *count = static_cast<FakeComm*>(comm)->world->size, kSuccess; }
-int ncclCommUserRank(void* comm, int* rank) { return *rank = static_cast<FakeComm*>(comm)->rank, kSuccess; }
-const char* ncclGetErrorString(int result) {
-  return result == 2 ? "unhandled system error" : result == 6 ? "remote process exited or there was a network error" : "fake NCCL error";
+int ncclCommCount(void* comm, int* count) {
+  return *count = static_cast<FakeComm*>(comm)->world->size, kSuccess;
 }
-const char* ncclGetLastError(void*) { return "the last words"; }
+int ncclCommUserRank(void* comm, int* rank) {
+  return *rank = static_cast<FakeComm*>(comm)->rank, kSuccess;
+}
+const char* ncclGetErrorString(int result) {
+  return result == 2   ? "unhandled system error"
+         : result == 6 ? "remote process exited or there was a network error"
+                       : "fake NCCL error";
+}
+const char* ncclGetLastError(void*) {
+  return "the last words";
+}
 
-int ncclGroupStart() { return ++depth, enter("ncclGroupStart", -1); }
+int ncclGroupStart() {
+  return ++depth, enter("ncclGroupStart", -1);
+}
 int ncclGroupEnd() {
   int result = enter("ncclGroupEnd", -1);
   if (--depth > 0) return result;
@@ -487,7 +508,8 @@ int ncclGroupEnd() {
 int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int op, void* comm, void* stream) {
   return ask("ncclAllReduce", comm, stream, {"", send, receive, count, type, op, -1});
 }
-int ncclReduce(const void* send, void* receive, std::size_t count, int type, int op, int root, void* comm, void* stream) {
+int ncclReduce(const void* send, void* receive, std::size_t count, int type, int op, int root, void* comm,
+               void* stream) {
   return ask("ncclReduce", comm, stream, {"", send, receive, count, type, op, root});
 }
 int ncclReduceScatter(const void* send, void* receive, std::size_t count, int type, int op, void* comm, void* stream) {
