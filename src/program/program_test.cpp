@@ -7,6 +7,7 @@
 #include "program/build.h"
 #include "program/memory.h"
 #include "program/signature.h"
+#include "program/test_edit.h"
 #include "program/text.h"
 #include "program/verify.h"
 
@@ -34,12 +35,13 @@ Setting setting_of(int ranks, int zero, bool recompute, std::int64_t global) {
   s.recompute = recompute;
   s.global_batch = global;
   s.micro_batch = 2;
-  s.sequence = 150;   // 300 tokens: two chunks of the head
+  s.sequence = 150;  // 300 tokens: two chunks of the head
   return s;
 }
 
 rc::Gen<Setting> any_setting() {
-  return rc::gen::map(rc::gen::tuple(rc::gen::inRange(1, 6), rc::gen::inRange(0, 2), rc::gen::arbitrary<bool>(), rc::gen::inRange(1, 30)),
+  return rc::gen::map(rc::gen::tuple(rc::gen::inRange(1, 6), rc::gen::inRange(0, 2), rc::gen::arbitrary<bool>(),
+                                     rc::gen::inRange(1, 30)),
                       [](const std::tuple<int, int, bool, int>& t) {
                         return setting_of(std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t));
                       });
@@ -90,7 +92,8 @@ TEST(Memory, NothingOverlapsWhileItLives) {
 TEST(Memory, RecomputeNeedsLess) {
   auto a = tiny();
   a.layers = 12;
-  const auto full = plan_memory(build(a, setting_of(1, 0, true, 2))), none = plan_memory(build(a, setting_of(1, 0, false, 2)));
+  const auto full = plan_memory(build(a, setting_of(1, 0, true, 2))),
+             none = plan_memory(build(a, setting_of(1, 0, false, 2)));
   EXPECT_LT((full.peak - full.persistent).value * 2, (none.peak - none.persistent).value);
 }
 
@@ -134,29 +137,12 @@ class Edited : public ::testing::TestWithParam<std::tuple<int, int, bool, bool>>
   }
 };
 
-// Removes one op and mends the numbering, as an editor would.
-Program without(const Program& p, std::size_t body, std::size_t op) {
-  Program q = p;
-  q.bodies[body].steps.erase(q.bodies[body].steps.begin() + static_cast<std::ptrdiff_t>(op));
-  for (std::size_t b = 0; b < q.bodies.size(); ++b)
-    for (Step& step : q.bodies[b].steps) {
-      std::vector<OpRef> kept;
-      for (OpRef ref : step.after) {
-        const std::size_t target = ref.body < 0 ? b : static_cast<std::size_t>(ref.body);
-        if (target == body && ref.op == static_cast<int>(op)) continue;
-        if (target == body && ref.op > static_cast<int>(op)) --ref.op;
-        kept.push_back(ref);
-      }
-      step.after = kept;
-    }
-  return q;
-}
-
 TEST_P(Edited, EveryDeletionIsRefused) {
   const Program p = program();
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
-      EXPECT_FALSE(verify(without(p, b, k)).empty()) << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op);
+      EXPECT_FALSE(verify(without(p, b, k)).empty())
+          << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op);
 }
 
 TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
@@ -168,14 +154,17 @@ TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
                         std::holds_alternative<SumSquares>(step.op) || std::holds_alternative<ClipScale>(step.op);
       if (!once) continue;
       Program q = p;
-      q.bodies[b].steps.push_back(step);   // at the end: nothing refers past it
+      q.bodies[b].steps.push_back(step);  // at the end: nothing refers past it
       EXPECT_FALSE(verify(q).empty()) << kind_of(step.op);
     }
 }
 
-// Moving a value that nobody reads, or reading the same value from where it also stands, changes nothing and is accepted.
+// Moving a value that nobody reads, or reading the same value from where it also stands, changes nothing and is
+// accepted.
 bool keeps_the_meaning(const Program& p, std::size_t body, bool write, int from, int to) {
-  const auto family = [&](int b) { return p.buffers[static_cast<std::size_t>(b)].name.substr(0, p.buffers[static_cast<std::size_t>(b)].name.find('.')); };
+  const auto family = [&](int b) {
+    return p.buffers[static_cast<std::size_t>(b)].name.substr(0, p.buffers[static_cast<std::size_t>(b)].name.find('.'));
+  };
   if (!write) return p.setting.recompute && family(from) == family(to);
   for (const Step& step : p.bodies[body].steps)
     for (const Use& use : step.reads)
@@ -194,10 +183,12 @@ TEST_P(Edited, EveryRetargetedOperandIsRefused) {
           Use& use = (write ? q.bodies[b].steps[k].writes : q.bodies[b].steps[k].reads)[u];
           const Buffer& old = p.buffers[static_cast<std::size_t>(use.buffer)];
           for (std::size_t other = 0; other < p.buffers.size(); ++other) {
-            if (static_cast<int>(other) == use.buffer || keeps_the_meaning(p, b, write, use.buffer, static_cast<int>(other))) continue;
+            if (static_cast<int>(other) == use.buffer ||
+                keeps_the_meaning(p, b, write, use.buffer, static_cast<int>(other)))
+              continue;
             use.buffer = static_cast<int>(other);
-            EXPECT_FALSE(verify(q).empty()) << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op) << " " << old.name
-                                            << " -> " << p.buffers[other].name;
+            EXPECT_FALSE(verify(q).empty()) << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op)
+                                            << " " << old.name << " -> " << p.buffers[other].name;
             use.buffer = p.find_buffer(old.name);
           }
         }
@@ -240,8 +231,9 @@ TEST_P(Edited, EveryDroppedEdgeIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Edited,
-                         ::testing::Values(std::tuple{1, 0, false, false}, std::tuple{1, 0, true, true}, std::tuple{2, 0, false, false},
-                                           std::tuple{3, 1, false, true}, std::tuple{2, 1, true, false}));
+                         ::testing::Values(std::tuple{1, 0, false, false}, std::tuple{1, 0, true, true},
+                                           std::tuple{2, 0, false, false}, std::tuple{3, 1, false, true},
+                                           std::tuple{2, 1, true, false}));
 
 TEST(Text, ErrorsNameTheLine) {
   const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));

@@ -1,0 +1,53 @@
+// Edits of a program for tests: what a user might do to its text form.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "program/program.h"
+
+namespace molen::program {
+
+// Removes one op and mends the numbering, as an editor would.
+inline Program without(const Program& p, std::size_t body, std::size_t op) {
+  Program q = p;
+  q.bodies[body].steps.erase(q.bodies[body].steps.begin() + static_cast<std::ptrdiff_t>(op));
+  for (std::size_t b = 0; b < q.bodies.size(); ++b)
+    for (Step& step : q.bodies[b].steps) {
+      std::vector<OpRef> kept;
+      for (OpRef ref : step.after) {
+        const std::size_t target = ref.body < 0 ? b : static_cast<std::size_t>(ref.body);
+        if (target == body && ref.op == static_cast<int>(op)) continue;
+        if (target == body && ref.op > static_cast<int>(op)) --ref.op;
+        kept.push_back(ref);
+      }
+      step.after = kept;
+    }
+  return q;
+}
+
+// Replaces `from` by `to` in every line of `text` that holds all of `where`. Throws Error where no line does.
+inline std::string rewrite(const std::string& text, const std::vector<std::string>& where, const std::string& from,
+                           const std::string& to) {
+  std::string edited;
+  int hits = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size() - 1) + 1;
+    std::string line = text.substr(begin, end - begin);
+    bool here = true;
+    for (const auto& word : where) here = here && line.find(word) != std::string::npos;
+    const std::size_t at = here ? line.find(from) : std::string::npos;
+    if (at != std::string::npos) {
+      line.replace(at, from.size(), to);
+      ++hits;
+    }
+    edited += line;
+    begin = end;
+  }
+  MOLEN_CHECK(hits > 0, "no line to edit: {} in {}", from, where.empty() ? "" : where.front());
+  return edited;
+}
+
+}  // namespace molen::program

@@ -1,0 +1,473 @@
+// The program is what runs: each kind of op is deleted or retargeted in the text form and the text is run as it stands,
+// past the verifier (which refuses nearly all of these: program_test.cpp). The run must change in the way the text
+// says, so no work of a step can stand anywhere but in the program. In fp64 on the reference kernels, most of it
+// bit for bit.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <set>
+#include <thread>
+
+#include "program/test_edit.h"
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+using program::kind_of;
+using program::Program;
+using program::rewrite;
+
+constexpr double kLr = 3e-3;
+
+// One rank after its steps.
+struct Rank {
+  std::vector<exec::StepResult> steps;
+  std::vector<at::Tensor> param, grad, m;  // by unit: whole, whole, owned
+  int loads = 0;
+  double loss() const { return steps.back().loss_sum; }
+};
+
+struct Trial {
+  int steps = 1;
+  std::function<void(exec::Executor&)> prepare = [](exec::Executor&) {};  // after the initial weights
+  // What the second load of a step gives, and so on: the batch's first sample.
+  std::function<void(std::int32_t*, std::int32_t*)> change = [](std::int32_t*, std::int32_t*) {};
+};
+
+Program layout(int ranks, int zero, bool recompute, bool tied = false) {
+  auto s = setting_of(ranks, zero, recompute, DType::kF64);
+  s.sequence = 40;
+  s.micro_batch = 12 / ranks;  // one micro-batch; two chunks of the head on one rank
+  s.head_chunk = 256;
+  return program::build(llama(tied), s);
+}
+
+Rank run_rank(const Program& p, comm::Communicator& world, const Trial& trial) {
+  const c10::InferenceMode inference;
+  // What is dead becomes NaN: a value that nobody writes where it is read cannot be there by chance.
+  exec::Executor executor(p, world.rank(), &world, {at::kCPU, true});
+  initialize_parameters(executor, 5, 1);
+  trial.prepare(executor);
+  Rank rank;
+  for (int step = 1; step <= trial.steps; ++step) {
+    exec::StepInput input;
+    input.step = step;
+    input.optimizer.lr = kLr;
+    input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+      const std::int64_t first = (rank.loads++ * world.size() + world.rank()) * p.setting.micro_batch;
+      const std::int64_t valid = fill(p.setting, p.arch, first, p.setting.micro_batch, ids, labels);
+      trial.change(ids, labels);
+      return valid;
+    };
+    rank.steps.push_back(executor.run(input));
+  }
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+    rank.param.push_back(executor.state("param", u).clone());
+    rank.grad.push_back(executor.state("grad", u).clone());
+    rank.m.push_back(executor.state("m", u).clone());
+  }
+  return rank;
+}
+
+std::vector<Rank> run(const Program& p, const Trial& trial = {}) {
+  const auto n = static_cast<std::size_t>(p.setting.data_ranks);
+  std::vector<Rank> out(n);
+  std::vector<std::exception_ptr> errors(n);
+  comm::ThreadWorld world(p.setting.data_ranks);
+  std::vector<std::unique_ptr<comm::Communicator>> ranks;
+  for (std::size_t r = 0; r < n; ++r) ranks.push_back(world.communicator(static_cast<int>(r)));
+  std::vector<std::jthread> threads;
+  for (std::size_t r = 0; r < n; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        out[r] = run_rank(p, *ranks[r], trial);
+      } catch (const std::exception& error) {
+        errors[r] = std::current_exception();
+        ranks[r]->abort(error.what());
+      }
+    });
+  threads.clear();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+  return out;
+}
+
+Rank run_one(const Program& p, const Trial& trial = {}) {
+  return run(p, trial).front();
+}
+
+// The text of `p`, edited, and read back.
+Program edited(const Program& p, const std::vector<std::string>& where, const std::string& from,
+               const std::string& to) {
+  Program q = program::parse(rewrite(program::print(p), where, from, to), "edited");
+  EXPECT_FALSE(q == p);
+  return q;
+}
+
+// Without the op whose line holds all of `where`; exactly one does.
+Program deleted(const Program& p, const std::string& kind, const std::string& buffer = "") {
+  Program q;
+  int hits = 0;
+  for (std::size_t b = 0; b < p.bodies.size(); ++b)
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
+      const auto& step = p.bodies[b].steps[k];
+      bool here = kind_of(step.op) == kind && buffer.empty();
+      if (kind_of(step.op) == kind)
+        for (const auto* uses : {&step.reads, &step.writes})
+          for (const auto& use : *uses) here = here || p.buffers[static_cast<std::size_t>(use.buffer)].name == buffer;
+      if (!here) continue;
+      ++hits;
+      q = program::without(p, b, k);
+      EXPECT_FALSE(program::verify(q).empty()) << kind << " deleted and accepted";
+    }
+  EXPECT_EQ(hits, 1) << kind << " " << buffer;
+  return program::parse(program::print(q), "deleted");
+}
+
+std::size_t unit(const Program& p, const std::string& name) {
+  for (std::size_t u = 0; u < p.units.size(); ++u)
+    if (p.units[u].name == name) return u;
+  throw Error("no unit {}", name);
+}
+
+// The element ranges of the parameters that a part of a layer uses.
+at::Tensor part_of(const Program& p, const at::Tensor& flat, std::size_t u, const std::set<arch::Role>& roles) {
+  const auto all = arch::parameters(p.arch);
+  std::vector<at::Tensor> pieces;
+  for (const auto& entry : p.units[u].entries) {
+    const auto& parameter = all[static_cast<std::size_t>(entry.parameter)];
+    if (roles.contains(parameter.role)) pieces.push_back(flat.narrow(0, entry.offset, parameter.elements()));
+  }
+  return at::cat(pieces);
+}
+
+// Gives layer `to` the weights of layer `from` for the parameters of these roles.
+void copy_weights(exec::Executor& e, const std::set<arch::Role>& roles, std::int64_t from, std::int64_t to) {
+  const auto all = arch::parameters(e.program().arch);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    for (std::size_t j = 0; j < all.size(); ++j)
+      if (all[i].layer == from && all[j].layer == to && all[i].role == all[j].role && roles.contains(all[i].role))
+        parameter_view(e, static_cast<int>(j)).copy_(parameter_view(e, static_cast<int>(i)));
+}
+
+void scale_weights(exec::Executor& e, const std::set<arch::Role>& roles, std::int64_t layer, double factor) {
+  const auto all = arch::parameters(e.program().arch);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (all[i].layer == layer && roles.contains(all[i].role)) parameter_view(e, static_cast<int>(i)).mul_(factor);
+}
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  return at::equal(a, b);
+}
+
+double relative(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>() / b.abs().max().item<double>();
+}
+
+using R = arch::Role;
+const std::map<std::string, std::set<R>> kWeights{{"norm_qkv", {R::kAttentionNorm, R::kQuery, R::kKey, R::kValue}},
+                                                  {"out_projection", {R::kOutput}},
+                                                  {"norm_up", {R::kMlpNorm, R::kGate, R::kUp}},
+                                                  {"down", {R::kDown}}};
+
+class Weighted : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(Weighted, ForwardUsesTheWeightsItNames) {
+  const auto& roles = kWeights.at(GetParam());
+  const Program p = layout(1, 0, false);
+  const Program q = edited(p, {" forward part=" + GetParam() + " layer=0"}, "param.layer.0", "param.layer.1");
+  EXPECT_FALSE(program::verify(q).empty());
+  const Rank as_text = run_one(q), copied = run_one(p, {1, [&](exec::Executor&e) { copy_weights(e, roles, 1, 0); }});
+  EXPECT_EQ(as_text.loss(), copied.loss());
+  EXPECT_NE(as_text.loss(), run_one(p).loss());
+}
+
+TEST_P(Weighted, BackwardWritesTheGradientItNames) {
+  const auto& roles = kWeights.at(GetParam());
+  const Program p = layout(1, 0, false);
+  const Program q = edited(p, {" backward part=" + GetParam() + " layer=0"}, "grad.layer.0", "grad.layer.1");
+  const Rank base = run_one(p), as_text = run_one(q);
+  const std::size_t l0 = unit(p, "layer.0"), l1 = unit(p, "layer.1");
+  EXPECT_TRUE(same(part_of(p, as_text.grad[l1], l1, roles), part_of(p, base.grad[l0], l0, roles)));
+  EXPECT_EQ(part_of(p, as_text.grad[l0], l0, roles).abs().max().item<double>(), 0.0);
+  EXPECT_EQ(base.loss(), as_text.loss());
+}
+
+TEST_P(Weighted, RecomputeFeedsTheBackwardOfItsLayerOnly) {
+  if (GetParam() == "down") return;  // not recomputed: its result is kept
+  const Program p = layout(1, 0, true);
+  const Program q = edited(p, {" recompute part=" + GetParam() + " layer=1"}, "param.layer.1", "param.layer.0");
+  const Rank base = run_one(p), as_text = run_one(q);
+  EXPECT_EQ(as_text.loss(), base.loss());
+  EXPECT_TRUE(same(as_text.grad[unit(p, "final")], base.grad[unit(p, "final")]));
+  EXPECT_FALSE(same(as_text.grad[unit(p, "layer.1")], base.grad[unit(p, "layer.1")]));
+}
+
+INSTANTIATE_TEST_SUITE_P(Parts, Weighted, ::testing::Values("norm_qkv", "out_projection", "norm_up", "down"));
+
+// Attention and activation have no weights: layer 1's reads what layer 0 made, so the weights before it in layer 1 do
+// not matter any more.
+TEST(Weightless, ForwardReadsTheValueItNames) {
+  const Program p = layout(1, 0, false);
+  const std::array<std::tuple<const char*, const char*, const char*, std::set<R>>, 3> cases{{
+      {" forward part=attention layer=1", "qkv.1", "qkv.0", kWeights.at("norm_qkv")},
+      {" forward part=activation layer=1", "up.1", "up.0", kWeights.at("norm_up")},
+      {" forward part=final_norm", "x.2", "x.1", kWeights.at("down")},
+  }};
+  for (const auto& [where, from, to, roles] : cases) {
+    const Program q = edited(p, {where}, from, to);
+    const auto other = [&, &unused = roles](exec::Executor& e) { scale_weights(e, unused, 1, 1.7); };
+    EXPECT_EQ(run_one(q).loss(), run_one(q, {1, other}).loss()) << where;
+    EXPECT_NE(run_one(p).loss(), run_one(p, {1, other}).loss()) << where;
+    EXPECT_NE(run_one(p).loss(), run_one(q).loss()) << where;
+  }
+}
+
+// A value moved to a buffer of another name, by its writer and its reader, is the same run; moved by one of them, it is
+// not.
+TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
+  struct Case {
+    bool recompute;
+    const char *writer, *reader, *buffer;
+  };
+  for (const Case& c :
+       {Case{false, " backward part=attention layer=1", " backward part=norm_qkv layer=1", "d_qkv"},
+        Case{false, " backward part=activation layer=1", " backward part=norm_up layer=1", "d_up"},
+        Case{true, " recompute part=attention layer=1", " backward part=out_projection layer=1", "attn.re"},
+        Case{true, " recompute part=activation layer=1", " backward part=down layer=1", "act.re"}}) {
+    const Program p = layout(1, 0, c.recompute);
+    const auto& moved = p.buffers[static_cast<std::size_t>(p.buffer(c.buffer))];
+    std::string text = program::print(p);
+    const std::string line = fmt::format("buffer {} {} {} transient", moved.name, name_of(moved.dtype), moved.elements);
+    text = rewrite(text, {line}, line,
+                   line + "\nbuffer elsewhere" + line.substr(std::string("buffer ").size() + moved.name.size()));
+    const std::string once = rewrite(text, {c.writer}, c.buffer, "elsewhere");
+    std::string both = rewrite(once, {c.reader}, c.buffer, "elsewhere");
+    if (std::string(c.buffer) == "attn.re")  // two more read it
+      for (const char* reader : {" recompute part=out_projection layer=1", " backward part=attention layer=1"})
+        both = rewrite(both, {reader}, c.buffer, "elsewhere");
+    const Rank base = run_one(p), one_sided = run_one(program::parse(once, "once")),
+               two_sided = run_one(program::parse(both, "both"));
+    const std::size_t l1 = unit(p, "layer.1");
+    EXPECT_TRUE(same(base.grad[l1], two_sided.grad[l1])) << c.writer;
+    EXPECT_FALSE(same(base.grad[l1], one_sided.grad[l1])) << c.writer;
+  }
+}
+
+TEST(Ends, EmbeddingReadsTheIdsItNames) {
+  const Program p = layout(1, 0, false);
+  const auto counted = [](std::int32_t*, std::int32_t* labels) {
+    for (int i = 0; i < 480; ++i) labels[i] = std::max(labels[i], 0);  // no label that is no id
+  };
+  const auto swapped = [&](std::int32_t* ids, std::int32_t* labels) {
+    counted(ids, labels);
+    std::copy_n(labels, 480, ids);
+  };
+  const Program q = edited(p, {" forward part=embed"}, "ids", "labels");
+  EXPECT_FALSE(program::verify(q).empty());
+  const Trial plain{1, [](exec::Executor&) {}, counted}, copied{1, [](exec::Executor&) {}, swapped};
+  EXPECT_EQ(run_one(q, plain).loss(), run_one(p, copied).loss());
+  EXPECT_NE(run_one(q, plain).loss(), run_one(p, plain).loss());
+}
+
+// A second time, adding: twice the gradient of what the op writes, and of nothing else.
+TEST(Ends, BackwardRunsAsOftenAsItStands) {
+  const Program p = layout(1, 0, false);
+  for (const auto& [part, name, role] : {std::tuple{arch::Part::kFinalNorm, "final", R::kFinalNorm},
+                                         std::tuple{arch::Part::kEmbed, "embed", R::kEmbedding}}) {
+    Program q = p;
+    auto& steps = q.bodies.at(0).steps;
+    for (std::size_t k = 0; k < steps.size(); ++k)
+      if (const auto* c = std::get_if<program::Compute>(&steps[k].op);
+          c && c->part == part && c->pass == program::ComputePass::kBackward) {
+        auto again = steps[k];
+        std::get<program::Compute>(again.op).accumulate = true;
+        steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(k) + 1, again);
+        break;
+      }
+    EXPECT_FALSE(program::verify(q).empty());
+    const Rank base = run_one(p), twice = run_one(program::parse(program::print(q), "twice"));
+    const std::size_t u = unit(p, name);
+    const at::Tensor once = part_of(p, base.grad[u], u, {role}), now = part_of(p, twice.grad[u], u, {role});
+    EXPECT_LE(relative(now, 2 * once), 1e-14) << name;
+    EXPECT_TRUE(same(base.grad[unit(p, "layer.0")], twice.grad[unit(p, "layer.0")])) << name;
+  }
+}
+
+TEST(Ends, AHeadChunkThatIsGoneIsNotInTheLoss) {
+  const Program p = layout(1, 0, false);
+  ASSERT_EQ(p.setting.head_chunks(), 2);
+  Program q;
+  for (std::size_t k = 0; k < p.bodies[0].steps.size(); ++k)
+    if (const auto* c = std::get_if<program::Compute>(&p.bodies[0].steps[k].op); c && c->chunk == 1)
+      q = program::without(p, 0, k);
+  EXPECT_FALSE(program::verify(q).empty());
+  const auto half = [](std::int32_t*, std::int32_t* labels) { std::fill(labels + 256, labels + 480, -1); };
+  const Rank base = run_one(p), cut = run_one(program::parse(program::print(q), "cut")),
+             masked = run_one(p, {1, [](exec::Executor&) {}, half});
+  EXPECT_EQ(cut.loss(), masked.loss());
+  EXPECT_GT(base.loss(), cut.loss() * 1.5);
+}
+
+TEST(Data, LoadsAsOftenAsItStands) {
+  const Program p = layout(1, 0, false);
+  Program q = p;
+  auto& steps = q.bodies.at(0).steps;
+  for (std::size_t k = 0; k < steps.size(); ++k)
+    if (std::holds_alternative<program::LoadBatch>(steps[k].op)) {
+      const auto again = steps[k];
+      steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(k), again);
+      break;
+    }
+  EXPECT_FALSE(program::verify(q).empty());
+  const Rank base = run_one(p, {2}), twice = run_one(program::parse(program::print(q), "twice"));
+  EXPECT_EQ(twice.loads, 2);
+  EXPECT_EQ(twice.steps[0].valid_tokens, base.steps[0].valid_tokens + base.steps[1].valid_tokens);
+  // The second batch is what is trained on: the first one's loss is another.
+  EXPECT_NE(twice.steps[0].loss_sum, base.steps[0].loss_sum);
+}
+
+TEST(Data, SumsThatAreNotZeroedGoOn) {
+  const Program p = layout(1, 0, false);
+  const Rank base = run_one(p, {2}), kept = run_one(deleted(p, "zero_fill"), {2});
+  const double both = base.steps[0].loss_sum + base.steps[1].loss_sum;
+  EXPECT_EQ(kept.steps[0].loss_sum, base.steps[0].loss_sum);
+  EXPECT_NEAR(kept.steps[1].loss_sum, both, 1e-12 * both);
+}
+
+TEST(Data, AGradientThatIsNotZeroedGoesOn) {
+  const Program p = layout(1, 0, false, true);
+  const std::size_t u = unit(p, "embed");
+  const Rank first = run_one(p), base = run_one(p, {2}), kept = run_one(deleted(p, "zero_fill", "grad.embed"), {2});
+  EXPECT_LE(relative(kept.grad[u], first.grad[u] + base.grad[u]), 1e-13);
+}
+
+TEST(Update, TheNormCountsTheGradientsNamed) {
+  const Program p = layout(1, 0, false);
+  const Rank base = run_one(p);
+  const double mean = static_cast<double>(p.setting.global_batch * p.setting.sequence) / base.steps[0].valid_tokens;
+  for (const auto& u : p.units) {
+    const double squares = base.grad[unit(p, u.name)].square().sum().item<double>() * mean * mean;
+    const double norm = base.steps[0].grad_norm, left = std::sqrt(norm * norm - squares);
+    EXPECT_NEAR(run_one(deleted(p, "sum_squares", "grad." + u.name)).steps[0].grad_norm, left, 1e-9 * norm) << u.name;
+  }
+}
+
+// Without its scale the gradient counts for nothing: only weight decay is left.
+TEST(Update, NothingIsLearntWithoutTheScale) {
+  const Program p = layout(1, 0, false);
+  const std::size_t u = unit(p, "layer.0");
+  Rank start;
+  const Trial look{1, [&](exec::Executor& e) { start.param.push_back(e.state("param", static_cast<int>(u)).clone()); }};
+  const Rank end = run_one(deleted(p, "clip_scale"), look);
+  const double decayed = 1 - kLr * optim::AdamW{}.weight_decay;
+  const at::Tensor before = part_of(p, start.param[0], u, {R::kQuery}),
+                   after = part_of(p, end.param[u], u, {R::kQuery});
+  EXPECT_LE(relative(after, before * decayed), 1e-15);
+  EXPECT_TRUE(same(part_of(p, start.param[0], u, {R::kMlpNorm}), part_of(p, end.param[u], u, {R::kMlpNorm})));
+}
+
+TEST(Update, OnlyTheAgreementStopsABadStep) {
+  const Program p = layout(1, 0, false);
+  const std::size_t u = unit(p, "layer.0");
+  const Trial bad{1, [](exec::Executor& e) { parameter_view(e, 0).fill_(NAN); }};
+  const auto finite = [&](const Rank& r) { return r.param[u].isfinite().all().item<bool>(); };
+  const Rank base = run_one(p, bad), unaware = run_one(deleted(p, "agree"), bad),
+             anyway = run_one(edited(p, {"optimizer_step reads=grad.layer.0"}, " unless=non_finite", ""), bad);
+  EXPECT_TRUE(base.steps[0].non_finite && finite(base));
+  EXPECT_FALSE(unaware.steps[0].non_finite || finite(unaware));
+  EXPECT_TRUE(anyway.steps[0].non_finite);
+  EXPECT_FALSE(finite(anyway));
+}
+
+TEST(Update, UpdatesTheUnitsNamedFromTheGradientsNamed) {
+  const Program p = layout(1, 0, false);
+  const std::size_t l0 = unit(p, "layer.0"), l1 = unit(p, "layer.1");
+  Rank start;
+  const Rank base = run_one(
+      p, {1, [&](exec::Executor& e) { start.param.push_back(e.state("param", static_cast<int>(l0)).clone()); }});
+  const Rank skipped = run_one(deleted(p, "optimizer_step", "param.layer.0"));
+  EXPECT_TRUE(same(skipped.param[l0], start.param[0]));
+  EXPECT_TRUE(same(skipped.param[l1], base.param[l1]));
+  EXPECT_FALSE(same(base.param[l0], start.param[0]));
+  const Rank crossed = run_one(edited(p, {"optimizer_step reads=grad.layer.0"}, "grad.layer.0", "grad.layer.1"));
+  EXPECT_TRUE(same(crossed.m[l0], base.m[l1]));
+}
+
+TEST(Collectives, AGradientThatIsNotReducedStaysLocal) {
+  const Program p = layout(2, 0, false);
+  const std::size_t l0 = unit(p, "layer.0"), l1 = unit(p, "layer.1");
+  const auto base = run(p), local = run(deleted(p, "all_reduce", "grad.layer.0"));
+  EXPECT_LE(relative(local[0].grad[l0] + local[1].grad[l0], base[0].grad[l0]), 1e-14);
+  EXPECT_FALSE(same(local[0].grad[l0], local[1].grad[l0]));
+  EXPECT_TRUE(same(local[0].grad[l1], base[0].grad[l1]));
+}
+
+TEST(Collectives, AGradientThatIsNotScatteredStaysLocal) {
+  const Program p = layout(2, 1, false);
+  const std::size_t l0 = unit(p, "layer.0");
+  const auto base = run(p), local = run(deleted(p, "reduce_scatter", "grad.layer.0"));
+  for (int r = 0; r < 2; ++r) {
+    const auto [first, last] = program::owned_range(p.units[l0].elements, r, 2);
+    const auto own = [&, a = first, n = last - first](const at::Tensor& t) { return t.narrow(0, a, n); };
+    const auto& reduced = base[static_cast<std::size_t>(r)].grad[l0];
+    EXPECT_LE(relative(own(local[0].grad[l0]) + own(local[1].grad[l0]), own(reduced)), 1e-14);
+    EXPECT_FALSE(same(own(local[static_cast<std::size_t>(r)].grad[l0]), own(reduced)));
+  }
+}
+
+TEST(Collectives, ParametersThatAreNotGatheredStayOld) {
+  const Program p = layout(2, 1, false);
+  const std::size_t l0 = unit(p, "layer.0");
+  std::array<at::Tensor, 2> start;
+  std::mutex mutex;
+  const auto base = run(p);
+  const auto stale = run(deleted(p, "all_gather", "param.layer.0"),
+                         {1, [&](exec::Executor& e) {
+                            const std::lock_guard lock(mutex);
+                            start[0] = e.state("param", static_cast<int>(l0)).clone();  // the same on both
+                          }});
+  for (std::size_t r = 0; r < 2; ++r) {
+    const auto [first, last] = program::owned_range(p.units[l0].elements, static_cast<int>(r), 2);
+    const auto [other, end] = program::owned_range(p.units[l0].elements, 1 - static_cast<int>(r), 2);
+    EXPECT_TRUE(
+        same(stale[r].param[l0].narrow(0, first, last - first), base[r].param[l0].narrow(0, first, last - first)));
+    EXPECT_TRUE(same(stale[r].param[l0].narrow(0, other, end - other), start[0].narrow(0, other, end - other)));
+  }
+  EXPECT_TRUE(same(base[0].param[l0], base[1].param[l0]));
+}
+
+TEST(Collectives, SumsThatAreNotReducedStayLocal) {
+  const Program p = layout(2, 0, false);
+  const auto base = run(p), local = run(deleted(p, "reduce_scalars")),
+             part = run(edited(p, {"reduce_scalars"}, "count=2", "count=1"));
+  for (double exec::StepResult::*field : {&exec::StepResult::loss_sum, &exec::StepResult::valid_tokens}) {
+    const double sum = base[0].steps[0].*field;
+    EXPECT_NEAR(local[0].steps[0].*field + local[1].steps[0].*field, sum, 1e-12 * sum);
+    EXPECT_LT(local[0].steps[0].*field, sum);
+  }
+  EXPECT_EQ(part[0].steps[0].loss_sum, base[0].steps[0].loss_sum);
+  EXPECT_EQ(part[0].steps[0].valid_tokens, local[0].steps[0].valid_tokens);
+}
+
+// No kind of op is left out above.
+TEST(Coverage, EveryKindIsTried) {
+  std::set<std::string> tried{
+      "load_batch",          "zero_fill",          "sum_squares",         "clip_scale",          "agree",
+      "optimizer_step",      "all_reduce",         "reduce_scatter",      "all_gather",          "reduce_scalars",
+      "forward embed",       "backward embed",     "forward final_norm",  "backward final_norm", "backward head",
+      "forward attention",   "backward attention", "recompute attention", "forward activation",  "backward activation",
+      "recompute activation"};
+  for (const auto& [part, roles] : kWeights)
+    for (const char* pass : {"forward ", "backward ", "recompute "}) tried.insert(pass + part);
+  for (const auto& p : {layout(1, 0, true), layout(2, 0, false), layout(2, 1, true)})
+    for (const auto& body : p.bodies)
+      for (const auto& step : body.steps) EXPECT_TRUE(tried.contains(kind_of(step.op))) << kind_of(step.op);
+}
+
+}  // namespace
+}  // namespace molen::train
