@@ -32,7 +32,8 @@ nightly: build   ## long checks: fuzzing, TSan, exhaustive matrices; records in 
 	@tools/setup.sh test
 	@tools/nightly.sh
 
-lint:            ## formatter, layers, headers
+lint: build      ## formatter, layers, headers
+	@tools/setup.sh test
 	@tools/lint.sh
 
 clean:           ## removes build/ and runs of the demo

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Layers, arithmetic rules, file sizes, ASCII, and headers that compile alone.
+# Formatter, layers, arithmetic rules, file sizes, ASCII, and headers that compile alone (with the flags of the release build).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+command -v clang-format-14 >/dev/null || { echo "lint: clang-format-14 is missing; tools/setup.sh test brings it" >&2; exit 1; }
+git ls-files '*.cpp' '*.h' | xargs -P "$(nproc)" -n 40 clang-format-14 --dry-run --Werror
 python3 tools/check_layers.py
 if git grep -nE -- '-ffast-math|-Ofast|-funsafe-math' -- '*.txt' '*.cmake' '*.cpp' '*.h' Makefile ':!tools'; then
   echo "lint: relaxed arithmetic is banned" >&2
@@ -20,4 +22,5 @@ if [ -n "$long" ]; then
   echo "lint: over 800 lines: $long" >&2
   exit 1
 fi
+tools/check_headers.py
 echo "lint: ok"
