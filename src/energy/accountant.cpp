@@ -45,6 +45,15 @@ Accountant::Snapshot Accountant::snapshot() {
   const std::lock_guard lock(mutex_);
   Snapshot all;
   for (const auto& m : meters_.meters) all.push_back(m->read());
+  spans_.resize(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Span& s = spans_[i];
+    s.failing = !all[i];
+    if (!s.first && s.failing) s.late = true;
+    if (s.failing) continue;
+    if (!s.first) s.first = all[i].value();
+    s.last = all[i].value();
+  }
   return all;
 }
 
@@ -61,6 +70,22 @@ StepEnergy Accountant::end_step() {
 
 StepEnergy Accountant::since_start() {
   return between(start_, snapshot());
+}
+
+EnergySoFar Accountant::so_far() {
+  (void)snapshot();
+  EnergySoFar all;
+  for (std::size_t i = 0; i < meters_.meters.size(); ++i) {
+    const MeterInfo& info = meters_.meters[i]->info();
+    const Span& s = spans_[i];
+    if (info.source == Source::kNone) continue;
+    const double joules = s.first ? (s.last->total - s.first->total).value : 0.0;
+    if (!(joules > 0) || s.late || s.failing || s.first->gaps != s.last->gaps) all.lost[info.scope] = 1;
+    if (!(joules > 0)) continue;
+    all.joules[info.scope] = joules;
+    if (info.counted) all.total_j = all.total_j.value_or(0.0) + joules;
+  }
+  return all;
 }
 
 StepEnergy Accountant::between(const Snapshot& a, const Snapshot& b) const {

@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 #include "energy/meter.h"
+#include "energy/totals.h"
 
 namespace molen::energy {
 
@@ -49,6 +50,9 @@ class Accountant {
   StepEnergy end_step();
   // Since construction. Exact where single steps are too short for a counter.
   StepEnergy since_start();
+  // Since construction too, but it keeps what could be read: from each meter's first good reading to its last one, with
+  // the scopes named that lack something. `seconds` is left to the caller.
+  EnergySoFar so_far();
 
   // {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.
   Json describe() const;
@@ -60,9 +64,15 @@ class Accountant {
   StepEnergy between(const Snapshot& a, const Snapshot& b) const;
   void keep_reading(double every_s);
 
+  struct Span {
+    std::optional<Reading> first, last;
+    bool late = false;     // the first reading failed
+    bool failing = false;  // the last one did
+  };
   Meters meters_;
   std::mutex mutex_;
   Snapshot begin_, start_;
+  std::vector<Span> spans_;  // by meter
   std::condition_variable wake_;
   bool stopping_ = false;
   std::thread reader_;

@@ -1,0 +1,91 @@
+#include "energy/totals.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "energy/json_members.h"
+
+namespace molen::energy {
+
+std::optional<double> RunTotals::j_per_token() const {
+  if (!total_j || tokens <= 0) return std::nullopt;
+  return *total_j / static_cast<double>(tokens);
+}
+
+std::string RunTotals::text() const {
+  std::string text = first_step > 1 ? fmt::format("since step {}: ", first_step) : "";
+  text += fmt::format("{} steps, {} tokens, {}, ", steps, tokens, human(Seconds(seconds)));
+  if (!total_j) return text + "energy not measured";
+  text += fmt::format("{:.6g} J", *total_j);
+  if (const std::string left_out = partial(); !left_out.empty()) text += fmt::format(" (partial: {})", left_out);
+  if (const auto per_token = j_per_token()) text += fmt::format(", {:.4g} J/token", *per_token);
+  return text;
+}
+
+RunTotals add(RunTotals t, std::int64_t steps, std::int64_t tokens, const EnergySoFar& energy,
+              const Coverage& coverage) {
+  t.steps += steps;
+  t.tokens += tokens;
+  t.seconds += energy.seconds;
+  for (const auto& [scope, joules] : energy.joules) {
+    t.joules[scope] += joules;
+    if (coverage.summed.contains(scope)) t.summed.insert(scope);
+  }
+  if (energy.total_j) t.total_j = t.total_j.value_or(0.0) + *energy.total_j;
+  t.hosts = std::max(t.hosts, coverage.hosts);
+  const auto miss = [&](const std::string& what, std::int64_t n) { t.missing[what] = std::max(t.missing[what], n); };
+  for (const auto& [what, n] : coverage.missing) miss(what, n);
+  for (const auto& [scope, n] : energy.lost)
+    if (coverage.summed.contains(scope)) miss(scope + " (readings lost)", n);
+  return t;
+}
+
+Json to_json(const RunTotals& t) {
+  Json joules = Json::object(), missing = Json::object();
+  for (const auto& [scope, j] : t.joules) joules[scope] = j;
+  for (const auto& [what, n] : t.missing) missing[what] = n;
+  const auto per_token = t.j_per_token();
+  return {{"first_step", t.first_step},
+          {"steps", t.steps},
+          {"tokens", t.tokens},
+          {"seconds", t.seconds},
+          {"energy_j", joules},
+          {"total_j", t.total_j ? Json(*t.total_j) : Json()},
+          {"j_per_token", per_token ? Json(*per_token) : Json()},
+          {"hosts", t.hosts},
+          {"summed", t.summed},
+          {"missing", missing},
+          {"partial", t.partial()}};
+}
+
+RunTotals totals_from_json(const Json& json, std::int64_t step_done, const std::string& origin) {
+  if (!json.is_object()) throw UsageError("{}: totals is no object", origin);
+  RunTotals t;
+  if (!json.contains("steps")) {
+    t.first_step = step_done + 1;
+    return t;
+  }
+  const std::string where = origin + ": totals";
+  t.first_step = count_member(json, "first_step", where);
+  t.steps = count_member(json, "steps", where);
+  t.tokens = count_member(json, "tokens", where);
+  t.seconds = amount_member(json, "seconds", where);
+  t.joules = amounts_member(json, "energy_j", where);
+  if (!json_member(json, "total_j", where).is_null()) t.total_j = amount_member(json, "total_j", where);
+  t.hosts = count_member(json, "hosts", where);
+  t.missing = counts_member(json, "missing", where);
+  const Json& summed = json_member(json, "summed", where);
+  if (!summed.is_array()) throw UsageError("{}: summed is no list of scopes", where);
+  for (const Json& scope : summed) {
+    if (!scope.is_string()) throw UsageError("{}: summed holds something that is no name", where);
+    t.summed.insert(scope.get<std::string>());
+  }
+  if (t.first_step + t.steps != step_done + 1)
+    throw UsageError("{}: {} steps from step {} on do not end at step {}", where, t.steps, t.first_step, step_done);
+  return t;
+}
+
+}  // namespace molen::energy
