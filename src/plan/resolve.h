@@ -23,6 +23,7 @@ struct Machine {
   int ranks = 1;        // of the whole job
   int local_ranks = 1;  // on this host
   bool cuda = false;
+  int device = 0;  // index of this rank's CUDA device
   // Measures on so many threads. Without it (planning away from the machine) `auto` is fp32 on a CPU.
   std::function<PrecisionRates(int threads)> measure_precision;
 };

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/rng.h"
+#include "comm/nccl/nccl.h"
 #include "comm/self/self.h"
 #include "comm/threads/threads.h"
 #include "exec/executor.h"
@@ -88,6 +89,33 @@ INSTANTIATE_TEST_SUITE_P(Matrix, Layouts,
                                            std::tuple{3, 0, true, 2}, std::tuple{3, 1, false, 1},
                                            std::tuple{4, 0, false, 3}, std::tuple{4, 1, true, 2},
                                            std::tuple{4, 1, false, 5}));
+
+#ifdef MOLEN_FAKE_NCCL
+// The program over the NCCL communicator, against stand-ins for the libraries that treat host memory as a device's.
+TEST(Nccl, CarriesTheProgramsCollectives) {
+  comm::NcclOptions options;
+  options.nccl = {MOLEN_FAKE_NCCL};
+  options.cudart = {MOLEN_FAKE_CUDART};
+  for (const int zero : {0, 1}) {
+    const auto s = setting_of(3, zero, false, DType::kF64);
+    const program::Program p = program::build(llama(false), s);
+    Outcome out;
+    std::mutex mutex;
+    comm::ThreadWorld world(3);
+    std::vector<std::unique_ptr<comm::Communicator>> ranks;
+    for (int r = 0; r < 3; ++r) ranks.push_back(world.communicator(r));
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < 3; ++r)
+      threads.emplace_back([&, r] {
+        const auto devices = comm::open_nccl(*ranks[static_cast<std::size_t>(r)], r, options);
+        train_rank(p, *devices, 10, {}, out, mutex);
+        EXPECT_GT(devices->traffic().calls, 0);
+      });
+    threads.clear();
+    EXPECT_LE(worst(train(llama(false), setting_of(1, 0, false, DType::kF64), 10), out), 1e-9);
+  }
+}
+#endif
 
 TEST(Recompute, ChangesNoBit) {
   EXPECT_EQ(train(llama(false), setting_of(1, 0, false, DType::kF32), 4).hash,

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/architecture_json.h"
+#include "comm/nccl/nccl.h"
 #include "data/dataset.h"
 #include "data/loader.h"
 #include "data/tokenizer/tokenizer.h"
@@ -87,8 +88,8 @@ class Loop {
         world_(world),
         data_(entries(job), static_cast<std::uint64_t>(job.config.data.seed), open_options(job)),
         base_(resident_before_arena(job.setting.threads)),
-        executor_(job.program, world.rank(), &world,
-                  {job.machine.cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU), false}) {
+        devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
+        executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false}) {
     at::set_num_threads(job.setting.threads);
     horizon();
     open_validation();
@@ -163,9 +164,8 @@ class Loop {
     s.data_ranks = 1;
     s.zero = 0;
     s.global_batch = s.micro_batch;
-    evaluator_ = std::make_unique<exec::Executor>(
-        program::build(job_.arch, s), 0, nullptr,
-        exec::Options{job_.machine.cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU), false}, &executor_);
+    evaluator_ = std::make_unique<exec::Executor>(program::build(job_.arch, s), 0, nullptr,
+                                                  exec::Options{device(), false}, &executor_);
   }
 
   void start() {
@@ -364,10 +364,16 @@ class Loop {
                              100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
   }
 
+  at::Device device() const {
+    return job_.machine.cuda ? at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(job_.machine.device))
+                             : at::Device(at::kCPU);
+  }
+
   const Job& job_;
-  comm::Communicator& world_;
+  comm::Communicator& world_;  // moves host memory
   data::Dataset data_;
   Bytes base_;
+  std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
   exec::Executor executor_;
   std::unique_ptr<exec::Executor> evaluator_;
   std::vector<std::unique_ptr<data::ValidationSet>> validation_;

@@ -1,6 +1,7 @@
 #include "train/world.h"
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 
 #include <unistd.h>
 
@@ -62,37 +63,10 @@ void run_mpi(const std::function<void(comm::Communicator&)>& body) {
   }
 }
 
-}  // namespace
-
-namespace {
-
-bool resolve_cuda(const config::Config& c, int ranks) {
-  const std::string& kind = c.device.kind;
-  if (kind == "cuda" && !at::hasCUDA())
-    throw UsageError("{}: this libtorch has no CUDA device; `molen doctor` says what is here", c.where("device.kind"));
-  const bool cuda = kind == "cuda" || (kind == "auto" && at::hasCUDA());
-  if (cuda && ranks > 1)
-    throw UsageError("{}: {} ranks on cuda devices are not built yet; use one rank, or device.kind = \"cpu\"",
-                     c.where("device.kind"), ranks);
-  return cuda;
-}
-
-Launch resolve_ranks(const config::Config& c, std::optional<int> thread_ranks);
-
-}  // namespace
-
-Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks) {
-  Launch launch = resolve_ranks(c, thread_ranks);
-  launch.machine.cuda = resolve_cuda(c, launch.machine.ranks);
-  return launch;
-}
-
-namespace {
-
 Launch resolve_ranks(const config::Config& c, std::optional<int> thread_ranks) {
   const std::string& wanted = c.device.communicator;
   const auto environment = comm::launch_environment();
-  const bool launched = environment.size > 1 || (environment.size == 1 && wanted == "mpi");
+  const bool launched = environment.size > 1 || (environment.size == 1 && (wanted == "mpi" || wanted == "nccl"));
   if (launched && thread_ranks)
     throw UsageError("--ranks: the launcher ({}) already gives {} ranks", environment.source, environment.size);
   if (launched && (wanted == "self" || wanted == "threads"))
@@ -101,13 +75,12 @@ Launch resolve_ranks(const config::Config& c, std::optional<int> thread_ranks) {
   if ((launched || wanted == "mpi") && !comm::mpi_available())
     throw UsageError("{}: this build has no MPI; install libopenmpi-dev and build again",
                      launched ? environment.source : c.where("device.communicator"));
-  if (wanted == "mpi" && !launched)
-    throw UsageError("{}: \"mpi\" needs a launcher: mpirun -n N molen train ...", c.where("device.communicator"));
-  if (wanted == "nccl")
-    throw UsageError("{}: nccl is for cuda devices and is chosen there", c.where("device.communicator"));
+  if ((wanted == "mpi" || wanted == "nccl") && !launched)
+    throw UsageError("{}: \"{}\" needs a launcher: mpirun -n N molen train ...", c.where("device.communicator"),
+                     wanted);
   Launch l;
   if (launched) {
-    l.communicator = "mpi";
+    l.communicator = wanted == "nccl" ? "nccl" : "mpi";
     l.machine.ranks = environment.size;
     l.machine.local_ranks = environment.local_size;
     return l;
@@ -119,10 +92,44 @@ Launch resolve_ranks(const config::Config& c, std::optional<int> thread_ranks) {
   return l;
 }
 
+bool resolve_cuda(const config::Config& c) {
+  const std::string& kind = c.device.kind;
+  if (kind == "cuda" && !at::hasCUDA())
+    throw UsageError("{}: this libtorch has no CUDA device; `molen doctor` says what is here", c.where("device.kind"));
+  return kind == "cuda" || (kind == "auto" && at::hasCUDA());
+}
+
+// Several ranks with a device each: the processes of a launcher, in the order of their host's devices.
+void on_devices(const config::Config& c, Launch& launch) {
+  if (launch.communicator == "threads")
+    throw UsageError("{}: thread-ranks on cuda devices are not built yet; start one process a device (mpirun -n {})",
+                     c.where("device.kind"), launch.machine.ranks);
+  const int devices = static_cast<int>(at::accelerator::deviceCount());
+  if (launch.machine.local_ranks > devices)
+    throw UsageError(
+        "{}: {} ranks on this host share {} cuda devices; start one rank a device, or device.kind = \"cpu\"",
+        c.where("device.kind"), launch.machine.local_ranks, devices);
+  launch.machine.device = comm::launch_environment().local_rank;
+  if (c.device.communicator == "mpi")
+    throw UsageError("{}: \"mpi\" moves host memory here; use \"auto\" or \"nccl\" on cuda devices",
+                     c.where("device.communicator"));
+  launch.communicator = "nccl";
+}
+
 }  // namespace
 
+Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks) {
+  Launch launch = resolve_ranks(c, thread_ranks);
+  launch.machine.cuda = resolve_cuda(c);
+  if (!launch.machine.cuda && launch.communicator == "nccl")
+    throw UsageError("{}: \"nccl\" moves the memory of cuda devices, and this run is on the cpu",
+                     c.where("device.communicator"));
+  if (launch.machine.cuda && launch.machine.ranks > 1) on_devices(c, launch);
+  return launch;
+}
+
 void run_ranks(const Launch& launch, const std::function<void(comm::Communicator&)>& body) {
-  if (launch.communicator == "mpi") return run_mpi(body);
+  if (launch.communicator == "mpi" || launch.communicator == "nccl") return run_mpi(body);
   if (launch.communicator == "threads") return run_threads(launch.machine.ranks, body);
   const auto self = comm::make_self();
   body(*self);

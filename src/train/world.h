@@ -12,7 +12,7 @@
 namespace molen::train {
 
 struct Launch {
-  std::string communicator;  // "self", "threads", "mpi"
+  std::string communicator;  // "self", "threads", "mpi", "nccl" (over MPI: host memory goes there)
   plan::Machine machine;
 };
 
