@@ -104,6 +104,11 @@ class Loop {
     loader_ = &loader;
     if (job_.options.save_initial && step_ == 0) save();
     const double begun = now().value;
+    if (step_ >= stop_step_) {
+      finish(fmt::format("nothing to do, {} ({} steps) was reached before",
+                         stop_step_ < total_steps_ ? "train.stop_after" : "train.until", stop_step_));
+      return;
+    }
     std::string reason = fmt::format("reached train.until ({} steps)", total_steps_);
     while (step_ < total_steps_) {
       one_step();

@@ -104,6 +104,17 @@ run("train", "run.toml", "--set", "run.name=parts", "--set", f'train.stop_after=
 run("train", "run.toml", "--set", "run.name=parts")
 out = run("runs", "compare", "runs/whole", "runs/parts").stdout
 ok(f"stopped after {stop} and resumed: identical", "identical" in out, out)
+# A run that is already there takes no further step and writes no checkpoint, whichever key ends it.
+for name, end, extra in (("first", 6, ["--set", 'train.stop_after="6 steps"']), ("earlier", 6, ["--set", 'train.stop_after="4 steps"']), ("until", 24, [])):
+    if name == "first":
+        run("train", "run.toml", "--set", "run.name=there", *extra)
+    if name == "until":
+        run("train", "run.toml", "--set", "run.name=there")
+    files = {p: p.stat().st_mtime_ns for p in (work / "runs/there/checkpoints").rglob("*")} | {"metrics": (work / "runs/there/metrics.jsonl").read_bytes()}
+    out = run("train", "run.toml", "--set", "run.name=there", *extra).stdout
+    after = {p: p.stat().st_mtime_ns for p in (work / "runs/there/checkpoints").rglob("*")} | {"metrics": (work / "runs/there/metrics.jsonl").read_bytes()}
+    key = "train.until" if name == "until" else "train.stop_after"
+    ok(f"already at the end ({name}): stops at once", files == after and f"stopped after step {end}: nothing to do, {key}" in out, out)
 # TensorBoard itself reads the events: every step once, a new session where the run was resumed.
 oracle = pathlib.Path(__file__).resolve().parents[1] / "oracle/tensorboard_read.py"
 python = pathlib.Path(__file__).resolve().parents[2] / ".venv/bin/python"
