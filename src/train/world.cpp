@@ -29,12 +29,14 @@ void run_threads(int ranks, const std::function<void(comm::Communicator&)>& body
   std::vector<std::jthread> threads;
   for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {
+      // Ends with this rank's thread, however its body ends: ranks that still wait for it then get an error.
+      const auto communicator = std::move(communicators[static_cast<std::size_t>(r)]);
       try {
-        body(*communicators[static_cast<std::size_t>(r)]);
+        body(*communicator);
       } catch (const std::exception& error) {
         const std::lock_guard lock(mutex);
         if (!first) first = std::current_exception();
-        communicators[static_cast<std::size_t>(r)]->abort(error.what());
+        communicator->abort(error.what());
       }
     });
   threads.clear();  // joins
