@@ -3,13 +3,13 @@
 #include <memory>
 #include <ostream>
 
+#include "arch/json.h"
 #include "arch/parameters.h"
 #include "base/error.h"
-#include "checkpoint/architecture_json.h"
+#include "base/json_fields.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/digest.h"
-#include "checkpoint/fields.h"
 #include "checkpoint/huggingface.h"
 
 namespace molen::checkpoint {
@@ -24,7 +24,7 @@ arch::Architecture architecture_of(const Checkpoint& checkpoint) {
   if (!checkpoint.state().is_object() || !checkpoint.state().contains("arch")) {
     throw UsageError("{}: says nothing of the model ('arch'), so it cannot be exported", origin);
   }
-  return architecture_from_json(checkpoint.state()["arch"], origin + ": arch");
+  return arch::architecture_from_json(checkpoint.state()["arch"], origin + ": arch");
 }
 
 Json to_json(const TokenIds& ids) {
@@ -36,8 +36,8 @@ Json to_json(const TokenIds& ids) {
 TokenIds tokens_of(const Checkpoint& checkpoint) {
   TokenIds ids;
   if (!checkpoint.state().contains("special_tokens")) return ids;
-  const Fields f(checkpoint.state()["special_tokens"],
-                 (checkpoint.path() / "state.json").string() + ": special_tokens");
+  const JsonFields f(checkpoint.state()["special_tokens"],
+                     (checkpoint.path() / "state.json").string() + ": special_tokens");
   if (f.find("bos")) ids.bos = f.integer("bos");
   if (f.find("pad")) ids.pad = f.integer("pad");
   if (const Json* eos = f.find("eos"); eos && eos->is_array()) {
@@ -160,7 +160,7 @@ void import_command(const ImportOptions& options, std::ostream& out, std::ostrea
   SaveOptions save_options;
   save_options.directory = options.destination;
   save_options.state = {{"step", 0},
-                        {"arch", to_json(model.arch())},
+                        {"arch", arch::to_json(model.arch())},
                         {"special_tokens", to_json(model.config().tokens)},
                         {"imported", true}};
   if (const auto tokenizer = model.tokenizer())

@@ -1,10 +1,11 @@
-// config.json <-> Architecture. Fields and defaults: transformers, configuration_llama.py and configuration_gpt2.py.
+// config.json <-> Architecture. JsonFields and defaults: transformers, configuration_llama.py and
+// configuration_gpt2.py.
 #include <algorithm>
 #include <array>
 #include <set>
 
 #include "base/error.h"
-#include "checkpoint/fields.h"
+#include "base/json_fields.h"
 #include "checkpoint/huggingface.h"
 
 namespace molen::checkpoint {
@@ -15,11 +16,11 @@ using arch::Architecture;
 // The form we write is that of transformers 4, which 5 reads too.
 constexpr std::string_view kTransformersVersion = "4.46.0";
 
-void require(bool condition, const Fields& f, std::string_view key, std::string_view why) {
+void require(bool condition, const JsonFields& f, std::string_view key, std::string_view why) {
   if (!condition) throw UsageError("{}: '{}': {}", f.origin(), key, why);
 }
 
-void check_class(const Fields& f, std::string_view expected) {
+void check_class(const JsonFields& f, std::string_view expected) {
   const Json* classes = f.find("architectures");
   if (!classes) return;
   require(classes->is_array() && classes->size() == 1 && classes->front() == Json(expected), f, "architectures",
@@ -27,12 +28,12 @@ void check_class(const Fields& f, std::string_view expected) {
 }
 
 // rope_theta and rope_scaling (transformers 4), or rope_parameters (5), which holds both.
-void parse_rope(const Fields& f, Architecture& a) {
+void parse_rope(const JsonFields& f, Architecture& a) {
   a.rope_theta = f.number("rope_theta", 10000.0);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const Json* json = f.find(key);
     if (!json) continue;
-    const Fields s(*json, fmt::format("{}: {}", f.origin(), key));
+    const JsonFields s(*json, fmt::format("{}: {}", f.origin(), key));
     a.rope_theta = s.number("rope_theta", a.rope_theta);
     const std::string type = s.text("rope_type", s.text("type", "default"));
     require(s.number("partial_rotary_factor", 1.0) == 1.0, s, "partial_rotary_factor", "only 1 is implemented");
@@ -44,7 +45,7 @@ void parse_rope(const Fields& f, Architecture& a) {
   }
 }
 
-Architecture parse_llama(const Fields& f) {
+Architecture parse_llama(const JsonFields& f) {
   check_class(f, "LlamaForCausalLM");
   Architecture a;
   a.family = arch::Family::kLlama;
@@ -68,7 +69,7 @@ Architecture parse_llama(const Fields& f) {
   return a;
 }
 
-Architecture parse_gpt2(const Fields& f) {
+Architecture parse_gpt2(const JsonFields& f) {
   check_class(f, "GPT2LMHeadModel");
   Architecture a;
   a.family = arch::Family::kGpt;
@@ -97,7 +98,7 @@ Architecture parse_gpt2(const Fields& f) {
   return a;
 }
 
-TokenIds parse_tokens(const Fields& f, std::int64_t vocabulary) {
+TokenIds parse_tokens(const JsonFields& f, std::int64_t vocabulary) {
   TokenIds ids;
   // Some published files hold ids beyond the table (-1, or a default of another size): those name no token.
   const auto valid = [&](const Json& value) {
@@ -237,7 +238,7 @@ void refuse_code(const Json& json, const std::string& origin) {
 }
 
 HfConfig parse_hf_config(const Json& json, const std::string& origin) {
-  const Fields f(json, origin);
+  const JsonFields f(json, origin);
   refuse_code(json, origin);
   require(!f.find("quantization_config"), f, "quantization_config", "quantised weights are not implemented");
   const std::string type = f.text("model_type");

@@ -9,7 +9,6 @@
 #include "arch/parameters.h"
 #include "base/error.h"
 #include "base/rng.h"
-#include "checkpoint/architecture_json.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/commands.h"
 #include "checkpoint/convert.h"
@@ -372,18 +371,6 @@ TEST(HuggingFace, CommandsImportVerifyListAndExport) {
   EXPECT_REFUSED(export_command(again, out, err), "cannot be exported as i32");
   again.dtype = "float32";
   EXPECT_REFUSED(export_command(again, out, err), "unknown element type");
-}
-
-TEST(HuggingFace, ArchitectureJsonRoundTrips) {
-  for (const Architecture& preset : arch::presets()) {
-    const Json json = parse_json(to_json(preset).dump(), "x");
-    EXPECT_EQ(architecture_from_json(json, "x"), preset) << preset.name;
-  }
-  Json json = to_json(tiny_llama(false));
-  json["norm"] = "batch";
-  EXPECT_REFUSED(architecture_from_json(json, "x"), "'norm' is 'batch'");
-  json.erase("norm");
-  EXPECT_REFUSED(architecture_from_json(json, "x"), "'norm' is missing");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <optional>
 #include <sstream>
 
+#include "arch/json.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/suggest.h"
@@ -74,8 +75,8 @@ class Parser {
 
   void statement(const std::string& line, const std::vector<std::string>& w) {
     if (w[0] == "arch") {
-      program_.arch = detail::arch_from_json(parse_json(std::string_view(line).substr(5), where()), where());
-      arch::validate(program_.arch);
+      program_.arch =
+          arch::architecture_from_json(parse_json(std::string_view(line).substr(5), where()), where() + ": arch");
       have_arch_ = true;
     } else if (w[0] == "setting") {
       program_.setting = detail::setting_from_text(pairs(w, 1), where());

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "arch/json.h"
 #include "base/json.h"
 #include "base/match.h"
 #include "program/text.h"
@@ -65,7 +66,7 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
   std::string text = "molen-program 1\n";
-  text += "arch " + detail::arch_to_json(p.arch).dump() + "\n";
+  text += "arch " + arch::to_json(p.arch, arch::Choices::kNumbers).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "checkpoint/architecture_json.h"
+#include "arch/json.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/huggingface.h"
 
@@ -35,8 +35,8 @@ LoadedModel load_model(const fs::path& path, DType dtype) {
   }
   const checkpoint::Checkpoint from(checkpoint::resolve(path));
   const std::string origin = from.path().string();
-  auto weights = std::make_shared<Weights>(
-      checkpoint::architecture_from_json(json_member(from.state(), "arch", origin), origin), dtype);
+  auto weights =
+      std::make_shared<Weights>(arch::architecture_from_json(json_member(from.state(), "arch", origin), origin), dtype);
   fill(*weights, checkpoint::source_of(from));
   model.weights = weights;
   if (from.has_attachment("tokenizer.json"))

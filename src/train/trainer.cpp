@@ -10,10 +10,10 @@
 #include <cmath>
 #include <fstream>
 
+#include "arch/json.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "checkpoint/architecture_json.h"
 #include "comm/nccl/nccl.h"
 #include "data/dataset.h"
 #include "data/loader.h"
@@ -329,7 +329,7 @@ class Loop {
                  {"lr", schedule_.lr(std::max<std::int64_t>(1, step_))},
                  {"total_steps", total_steps_},
                  {"config", config::to_json(job_.config)},
-                 {"arch", checkpoint::to_json(job_.arch)},
+                 {"arch", arch::to_json(job_.arch)},
                  {"totals", recorder_->totals()}};
       if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = read_file(*job_.config.data.tokenizer);
       o.attachments["config.toml"] = config::to_toml(job_.config);

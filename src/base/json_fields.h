@@ -1,23 +1,33 @@
 // Reading JSON objects from outside: each getter checks type and range and names origin and key in its error.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/suggest.h"
 
-namespace molen::checkpoint {
+namespace molen {
 
-class Fields {
+class JsonFields {
  public:
-  Fields(const Json& object, std::string origin) : object_(object), origin_(std::move(origin)) {
+  JsonFields(const Json& object, std::string origin) : object_(object), origin_(std::move(origin)) {
     if (!object.is_object()) throw UsageError("{}: must be a JSON object", origin_);
   }
   const std::string& origin() const { return origin_; }
+
+  // Refuses a key that is not in `known`, with the nearest one that is.
+  void require_known(std::span<const std::string> known) const {
+    for (const auto& [key, value] : object_.items())
+      if (std::find(known.begin(), known.end(), key) == known.end())
+        throw UsageError("{}: unknown key '{}'{}", origin_, key, did_you_mean(key, known));
+  }
 
   // Null where the key is absent or its value is null.
   const Json* find(std::string_view key) const {
@@ -63,4 +73,4 @@ class Fields {
   std::string origin_;
 };
 
-}  // namespace molen::checkpoint
+}  // namespace molen

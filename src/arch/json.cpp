@@ -1,0 +1,111 @@
+#include "arch/json.h"
+
+#include <array>
+
+#include "base/error.h"
+#include "base/json_fields.h"
+
+namespace molen::arch {
+namespace {
+
+// In the order of their enums: the number of a choice is its place.
+constexpr std::array kFamilies{Family::kLlama, Family::kGpt};
+constexpr std::array kNorms{Norm::kRms, Norm::kLayer, Norm::kLayerPlain};
+constexpr std::array kPositions{Position::kRope, Position::kLearned, Position::kAlibi};
+constexpr std::array kActivations{Activation::kSwiGlu, Activation::kGeluTanh};
+
+template <class Enum>
+Json choice_to_json(Enum value, Choices choices) {
+  if (choices == Choices::kNumbers) return static_cast<int>(value);
+  return std::string(name_of(value));
+}
+
+template <class Enum, std::size_t N>
+Enum choice(const JsonFields& fields, std::string_view key, const std::array<Enum, N>& values) {
+  const Json* json = fields.find(key);
+  if (json && json->is_number()) {
+    const std::int64_t number = fields.integer(key);
+    for (const Enum value : values)
+      if (static_cast<std::int64_t>(value) == number) return value;
+    throw UsageError("{}: '{}' is {}, which is not known", fields.origin(), key, number);
+  }
+  const std::string text = fields.text(key);
+  for (const Enum value : values)
+    if (name_of(value) == text) return value;
+  throw UsageError("{}: '{}' is '{}', which is not known", fields.origin(), key, text);
+}
+
+RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) {
+  static const std::vector<std::string> known{"factor", "low_freq_factor", "high_freq_factor", "original_max_sequence"};
+  const JsonFields f(json, origin);
+  f.require_known(known);
+  return {f.number("factor"), f.number("low_freq_factor"), f.number("high_freq_factor"),
+          f.integer("original_max_sequence")};
+}
+
+}  // namespace
+
+Json to_json(const Architecture& a, Choices choices) {
+  Json json{{"name", a.name},
+            {"family", choice_to_json(a.family, choices)},
+            {"layers", a.layers},
+            {"hidden", a.hidden},
+            {"ffn", a.ffn},
+            {"heads", a.heads},
+            {"kv_heads", a.kv_heads},
+            {"head_dim", a.head_dim},
+            {"vocabulary", a.vocabulary},
+            {"max_sequence", a.max_sequence},
+            {"rope_theta", a.rope_theta},
+            {"tied", a.tied},
+            {"biases", a.biases},
+            {"norm_eps", a.norm_eps},
+            {"norm", choice_to_json(a.norm, choices)},
+            {"position", choice_to_json(a.position, choices)},
+            {"activation", choice_to_json(a.activation, choices)},
+            {"init_std", a.init_std}};
+  if (a.rope_scaling)
+    json["rope_scaling"] = {{"factor", a.rope_scaling->factor},
+                            {"low_freq_factor", a.rope_scaling->low_freq_factor},
+                            {"high_freq_factor", a.rope_scaling->high_freq_factor},
+                            {"original_max_sequence", a.rope_scaling->original_max_sequence}};
+  return json;
+}
+
+Architecture architecture_from_json(const Json& json, std::string_view origin) {
+  static const std::vector<std::string> known{"name",       "family",     "layers",   "hidden",      "ffn",
+                                              "heads",      "kv_heads",   "head_dim", "vocabulary",  "max_sequence",
+                                              "rope_theta", "tied",       "biases",   "norm_eps",    "norm",
+                                              "position",   "activation", "init_std", "rope_scaling"};
+  const JsonFields f(json, std::string(origin));
+  f.require_known(known);
+  Architecture a;
+  a.name = f.text("name");
+  a.family = choice(f, "family", kFamilies);
+  a.layers = f.integer("layers");
+  a.hidden = f.integer("hidden");
+  a.ffn = f.integer("ffn");
+  a.heads = f.integer("heads");
+  a.kv_heads = f.integer("kv_heads");
+  a.head_dim = f.integer("head_dim");
+  a.vocabulary = f.integer("vocabulary");
+  a.max_sequence = f.integer("max_sequence");
+  a.rope_theta = f.number("rope_theta");
+  a.tied = f.boolean("tied");
+  a.biases = f.boolean("biases");
+  a.norm_eps = f.number("norm_eps");
+  a.norm = choice(f, "norm", kNorms);
+  a.position = choice(f, "position", kPositions);
+  a.activation = choice(f, "activation", kActivations);
+  a.init_std = f.number("init_std");
+  if (const Json* scaling = f.find("rope_scaling"))
+    a.rope_scaling = rope_scaling_from_json(*scaling, f.origin() + ": rope_scaling");
+  try {
+    validate(a);
+  } catch (const UsageError& error) {
+    throw UsageError("{}: {}", origin, error.what());
+  }
+  return a;
+}
+
+}  // namespace molen::arch

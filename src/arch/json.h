@@ -1,0 +1,20 @@
+// An Architecture as JSON: in a checkpoint's state, and in the text form of a program.
+#pragma once
+
+#include <string_view>
+
+#include "arch/architecture.h"
+#include "base/json.h"
+
+namespace molen::arch {
+
+// How family, norm, position and activation stand: by name, or, in the text form of programs, by their position in
+// their enum.
+enum class Choices { kNames, kNumbers };
+Json to_json(const Architecture& arch, Choices choices = Choices::kNames);
+
+// Reads both forms; the result is valid. Throws UsageError naming origin and key where one is missing, unknown, of
+// another type or cannot be.
+Architecture architecture_from_json(const Json& json, std::string_view origin);
+
+}  // namespace molen::arch
