@@ -1,31 +1,99 @@
 #include "base/json.h"
 
-#include <set>
+#include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
 
 namespace molen {
+namespace {
+
+// Builds the document from the parser's events. Json's objects are lists of members, in which the library looks each
+// new key up: 100,000 keys would take minutes. Here a hash set knows the keys of the objects that are open.
+class Builder : public nlohmann::json_sax<Json> {
+ public:
+  Builder(std::string_view origin, int max_depth) : origin_(origin), max_depth_(max_depth) {}
+  Json take() { return std::move(root_); }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t& value) override { return add(std::move(value)); }
+
+  bool start_object(std::size_t) override { return open(Json::object()); }
+  bool start_array(std::size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& value) override {
+    check_depth();
+    if (!open_.back().keys.insert(value).second)
+      throw UsageError("{}: JSON key '{}' stands twice in one object", origin_, value);
+    key_ = std::move(value);
+    return true;
+  }
+
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
+    throw UsageError("{}: not valid JSON: {}", origin_, error.what());
+  }
+
+ private:
+  struct Open {
+    Json* value;
+    std::unordered_set<std::string> keys;  // of an object
+  };
+
+  void check_depth() const {
+    if (open_.size() > static_cast<std::size_t>(max_depth_))
+      throw UsageError("{}: JSON nested deeper than {} levels", origin_, max_depth_);
+  }
+
+  // A place stays where it is while its value is built: what holds it grows only after.
+  Json* place(Json value) {
+    check_depth();
+    if (open_.empty()) return &(root_ = std::move(value));
+    Json& parent = *open_.back().value;
+    if (parent.is_array()) return &parent.get_ref<Json::array_t&>().emplace_back(std::move(value));
+    auto& members = static_cast<std::vector<Json::object_t::value_type>&>(parent.get_ref<Json::object_t&>());
+    return &members.emplace_back(std::move(key_), std::move(value)).second;
+  }
+  bool add(Json value) {
+    place(std::move(value));
+    return true;
+  }
+  bool open(Json value) {
+    Json* placed = place(std::move(value));
+    open_.push_back({placed, {}});
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::string_view origin_;
+  int max_depth_;
+  Json root_;
+  std::vector<Open> open_;
+  std::string key_;
+};
+
+}  // namespace
 
 Json parse_json(std::string_view text, std::string_view origin, int max_depth) {
   // The parser takes a NUL for the end of its input and would leave what follows unread.
   if (text.find('\0') != std::string_view::npos) throw UsageError("{}: not valid JSON: a NUL byte", origin);
-  // The callback sees keys as they come, before the parser folds duplicates into one.
-  std::vector<std::set<std::string>> keys;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > max_depth) throw UsageError("{}: JSON nested deeper than {} levels", origin, max_depth);
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-      throw UsageError("{}: JSON key '{}' stands twice in one object", origin, parsed.get<std::string>());
-    return true;
-  };
+  Builder builder(origin, max_depth);
   try {
-    return Json::parse(text.begin(), text.end(), watch);
+    Json::sax_parse(text.begin(), text.end(), &builder);
   } catch (const Json::exception& error) {
     throw UsageError("{}: not valid JSON: {}", origin, error.what());
   }
+  return builder.take();
 }
 
 Json read_json(const std::filesystem::path& path, std::int64_t limit) {

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <string>
+#include <utility>
+
 #include "base/error.h"
 
 namespace molen {
@@ -13,6 +17,68 @@ TEST(Json, RefusesDuplicateKeys) {
 }
 TEST(Json, RefusesDepth) {
   EXPECT_THROW(parse_json(std::string(100, '[') + std::string(100, ']'), "x"), UsageError);
+}
+// As many levels as asked for, whatever they are made of, and not one more.
+TEST(Json, CountsLevels) {
+  const auto nested = [](int levels, const char* open, const char* close) {
+    std::string text, end;
+    for (int i = 0; i < levels; ++i) {
+      text += open;
+      end += close;
+    }
+    return text + "1" + end;
+  };
+  for (const auto& [open, close] : {std::pair{"[", "]"}, std::pair{"{\"a\":", "}"}}) {
+    EXPECT_NO_THROW(parse_json(nested(64, open, close), "x"));
+    EXPECT_THROW(parse_json(nested(65, open, close), "x"), UsageError);
+    EXPECT_NO_THROW(parse_json(nested(2, open, close), "x", 2));
+    EXPECT_THROW(parse_json(nested(3, open, close), "x", 2), UsageError);
+  }
+}
+// The library's own parser is the oracle.
+TEST(Json, ReadsEveryKindOfValue) {
+  for (const char* text :
+       {R"({"n":null,"t":true,"f":false,"i":-3,"u":18446744073709551615,"d":-0.5e-3,"s":"a\u00e9\n","o":{},"a":[]})",
+        R"([1,[2,{"b":[{},[[]]],"a":{"b":"","a":{"":[null]}}}],"x"])", "7", "-7", "1e400", "\"text\"", "null", "[]",
+        "{}"}) {
+    Json want;
+    try {
+      want = Json::parse(text);
+    } catch (const Json::exception&) {
+      EXPECT_THROW(parse_json(text, "x"), UsageError) << text;
+      continue;
+    }
+    const Json got = parse_json(text, "x");
+    EXPECT_EQ(got, want) << text;
+    EXPECT_EQ(got.dump(), want.dump()) << text;
+  }
+  const Json numbers = parse_json("[3,-3,3.0]", "x");
+  EXPECT_TRUE(numbers[0].is_number_unsigned());
+  EXPECT_TRUE(numbers[1].is_number_integer() && !numbers[1].is_number_unsigned());
+  EXPECT_TRUE(numbers[2].is_number_float());
+}
+// A list of members searched for each key would take minutes here (3e10 comparisons), beyond any time limit of a test.
+TEST(Json, ReadsManyKeys) {
+  constexpr int kKeys = 250000;
+  std::string text = "{";
+  for (int i = 0; i < kKeys; ++i) text += (i > 0 ? ",\"model.layers." : "\"model.layers.") + std::to_string(i) + "\":1";
+  const Json json = parse_json(text + "}", "x");
+  EXPECT_EQ(json.size(), std::size_t{kKeys});
+  EXPECT_EQ(json.begin().key(), "model.layers.0");
+  EXPECT_EQ(std::prev(json.end()).key(), "model.layers.249999");
+  try {
+    parse_json(text + ",\"model.layers.7\":1}", "x");
+    ADD_FAILURE() << "a duplicate key was read";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "x: JSON key 'model.layers.7' stands twice in one object");
+  }
+}
+TEST(Json, RefusesWhatIsCutShort) {
+  const std::string whole = R"({"a":[1,{"b":"c"}],"d":-1.5e3})";
+  for (std::size_t size = 0; size < whole.size(); ++size)
+    EXPECT_THROW(parse_json(whole.substr(0, size), "x"), UsageError) << size;
+  for (const char* text : {"", " ", "nul", "{,}", "[1,]", "{\"a\"}", "{\"a\":}", "{1:2}", "[1}", "+1", "01", "'a'"})
+    EXPECT_THROW(parse_json(text, "x"), UsageError) << text;
 }
 TEST(Json, RefusesTrailingText) {
   EXPECT_THROW(parse_json("{} {}", "x"), UsageError);

@@ -35,17 +35,18 @@ bool is_shard_name(const std::string& name) {
          name.find("..") == std::string::npos && name.find('\0') == std::string::npos;
 }
 
-// The index's files, each name checked.
-std::set<std::string> shard_names(const Json& weight_map, const std::string& origin) {
+// The file of each tensor by the index, each file's name checked. A map: a Json object searches its list for every
+// name.
+std::map<std::string, std::string> files_by_tensor(const Json& weight_map, const std::string& origin) {
   if (!weight_map.is_object() || weight_map.empty())
     throw UsageError("{}: 'weight_map' must name files by tensor", origin);
-  std::set<std::string> files;
+  std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : weight_map.items()) {
     if (!file.is_string() || !is_shard_name(file.get_ref<const std::string&>())) {
       throw UsageError("{}: 'weight_map' of '{}' must be the plain name of a .safetensors file in this directory",
                        origin, tensor);
     }
-    files.insert(file.get<std::string>());
+    files.emplace(tensor, file.get<std::string>());
   }
   return files;
 }
@@ -106,27 +107,30 @@ void HfModel::open_files() {
     throw UsageError("{}: holds neither {} nor {}", directory_.string(), kSingle, kIndex);
   }
   const Json json = read_json(index, 1 << 28);
-  const Json& weight_map = json_member(json, "weight_map", index.string());
-  for (const std::string& name : shard_names(weight_map, index.string())) add_file(name, &weight_map);
+  const auto files = files_by_tensor(json_member(json, "weight_map", index.string()), index.string());
+  std::set<std::string> shards;
+  for (const auto& [tensor, name] : files) shards.insert(name);
+  for (const std::string& name : shards) add_file(name, &files);
   std::size_t found = 0;
   for (const auto& file : files_) found += file->tensors().size();
-  if (found == weight_map.size()) return;
-  for (const auto& [tensor, name] : weight_map.items()) {
-    const auto holds = [&, &tensor = tensor](const auto& file) { return file->find(tensor) != nullptr; };
+  if (found == files.size()) return;
+  for (const auto& [tensor, name] : files) {
+    const auto holds = [&tensor = tensor](const auto& file) { return file->find(tensor) != nullptr; };
     if (std::none_of(files_.begin(), files_.end(), holds)) {
-      throw UsageError("{}: tensor '{}' is not in {}", index.string(), tensor, name.template get<std::string>());
+      throw UsageError("{}: tensor '{}' is not in {}", index.string(), tensor, name);
     }
   }
 }
 
-void HfModel::add_file(const std::string& name, const Json* weight_map) {
+void HfModel::add_file(const std::string& name, const std::map<std::string, std::string>* listed) {
   files_.push_back(std::make_unique<SafetensorsFile>(directory_ / name));
   const SafetensorsFile& file = *files_.back();
   const bool gpt2 = config_.arch.position == arch::Position::kLearned;
   std::map<std::string_view, Stored*> expected;
   for (const auto& stored : stored_) expected.emplace(stored->tensor.name, stored.get());
   for (const TensorInfo& info : file.tensors()) {
-    if (weight_map && (!weight_map->contains(info.name) || weight_map->at(info.name) != Json(name))) {
+    const auto listed_for = [&] { return listed->contains(info.name) && listed->at(info.name) == name; };
+    if (listed && !listed_for()) {
       throw UsageError("{}: tensor '{}' is not listed for this file in {}", file.path().string(), info.name, kIndex);
     }
     const std::string known = canonical(info.name, gpt2);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -82,7 +83,8 @@ class HfModel {
   struct Place;
   struct Stored;
   void open_files();
-  void add_file(const std::string& name, const Json* weight_map);
+  // `listed`: the file of each tensor by the index, where there is one.
+  void add_file(const std::string& name, const std::map<std::string, std::string>* listed);
   void check_complete();
   void check_tied_head() const;
   const Place& place(const std::string& parameter) const;
