@@ -51,8 +51,8 @@ std::vector<Field> fields_of(const ConsoleStep& s) {
   fields.push_back({"MFU " + number(s.mfu ? std::optional(*s.mfu * 100) : std::nullopt, "{:.1f}%"), 4});
   fields.push_back({memory(s), 7});
   fields.push_back({data_wait(s), 9});
-  fields.push_back({number(s.j_per_token, "{:.3g}") + " J/tok", 5});
-  fields.push_back({number(s.watts, "{:.0f}") + " W", 13});
+  fields.push_back({number(s.j_per_token, s.energy_partial ? "~{:.3g}" : "{:.3g}") + " J/tok", 5});
+  fields.push_back({number(s.watts, s.energy_partial ? "~{:.0f}" : "{:.0f}") + " W", 13});
   fields.push_back({"eta " + (s.eta_s ? duration(*s.eta_s) : std::string("-")), 3});
   return fields;
 }

@@ -23,6 +23,7 @@ struct ConsoleStep {
   std::optional<std::int64_t> memory_peak, memory_planned;  // bytes, maximum over ranks
   double data_wait_s = 0;
   std::optional<double> j_per_token, watts;
+  bool energy_partial = false;  // they leave something out: marked ~
   std::optional<double> eta_s;
 };
 

@@ -51,8 +51,15 @@ TEST(Console, SaysAllOfAStep) {
             "mem 1.00 GiB/1.50 GiB | data 1.0% | 0.0123 J/tok | 152 W | eta 15:40");
 }
 
+TEST(Console, EnergyOfAPartIsMarked) {
+  ConsoleStep s = sample();
+  s.energy_partial = true;
+  EXPECT_NE(step_line(s).find(" ~0.0123 J/tok | ~152 W"), std::string::npos) << step_line(s);
+}
+
 TEST(Console, WhatWasNotMeasuredIsADash) {
   ConsoleStep s = sample();
+  s.energy_partial = true;
   s.tflops = s.mfu = s.j_per_token = s.watts = s.eta_s = std::nullopt;
   s.memory_peak = s.memory_planned = std::nullopt;
   s.step_s = 0;

@@ -46,27 +46,28 @@ std::string to_line(const StepMetrics& m) {
   for (const auto& [phase, s] : m.phase_s) phases[phase] = number(s);
   for (const auto& [scope, joules] : m.energy_j) energy[scope] = number(joules);
   for (const auto& [scope, kind] : m.energy_source) source[scope] = kind;
-  const Json j{{"step", m.step},
-               {"attempt", m.attempt},
-               {"wall_time_s", number(m.wall_time_s)},
-               {"loss", number(m.loss)},
-               {"grad_norm", number(m.grad_norm)},
-               {"lr", number(m.lr)},
-               {"tokens_total", m.tokens_total},
-               {"step_s", number(m.step_s)},
-               {"tokens_per_s", number(m.tokens_per_s)},
-               {"tokens_per_s_per_device", number(m.tokens_per_s_per_device)},
-               {"model_tflops_per_device", number(m.model_tflops_per_device)},
-               {"mfu", number(m.mfu)},
-               {"hfu", number(m.hfu)},
-               {"memory_peak_bytes", m.memory_peak_bytes},
-               {"memory_planned_bytes", m.memory_planned_bytes},
-               {"data_wait_s", number(m.data_wait_s)},
-               {"phase_s", phases},
-               {"energy_j", energy},
-               {"energy_source", source},
-               {"j_per_token", number(m.j_per_token)},
-               {"samples", {m.samples[0], m.samples[1]}}};
+  Json j{{"step", m.step},
+         {"attempt", m.attempt},
+         {"wall_time_s", number(m.wall_time_s)},
+         {"loss", number(m.loss)},
+         {"grad_norm", number(m.grad_norm)},
+         {"lr", number(m.lr)},
+         {"tokens_total", m.tokens_total},
+         {"step_s", number(m.step_s)},
+         {"tokens_per_s", number(m.tokens_per_s)},
+         {"tokens_per_s_per_device", number(m.tokens_per_s_per_device)},
+         {"model_tflops_per_device", number(m.model_tflops_per_device)},
+         {"mfu", number(m.mfu)},
+         {"hfu", number(m.hfu)},
+         {"memory_peak_bytes", m.memory_peak_bytes},
+         {"memory_planned_bytes", m.memory_planned_bytes},
+         {"data_wait_s", number(m.data_wait_s)},
+         {"phase_s", phases},
+         {"energy_j", energy},
+         {"energy_source", source},
+         {"j_per_token", number(m.j_per_token)},
+         {"samples", {m.samples[0], m.samples[1]}}};
+  if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
   return j.dump();
 }
 
@@ -90,6 +91,7 @@ StepMetrics from_line(std::string_view line, std::string_view origin) {
   m.memory_planned_bytes = get<std::int64_t>(j, "memory_planned_bytes", origin);
   m.data_wait_s = get<double>(j, "data_wait_s", origin);
   m.j_per_token = optional_number(j, "j_per_token", origin);
+  if (j.contains("energy_coverage")) m.energy_coverage = get<std::string>(j, "energy_coverage", origin);
   m.samples = get<std::array<std::int64_t, 2>>(j, "samples", origin);
   try {
     for (const auto& [phase, s] : json_member(j, "phase_s", origin).items())

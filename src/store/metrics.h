@@ -29,6 +29,7 @@ struct StepMetrics {
   std::map<std::string, std::optional<double>> energy_j;  // by scope
   std::map<std::string, std::string> energy_source;       // "counter", "power", "model", "none"
   std::optional<double> j_per_token;
+  std::string energy_coverage;  // what j_per_token leaves out: "gpu only"; empty (no key in the file): nothing
   std::array<std::int64_t, 2> samples{};  // first and last position in the global order
 };
 

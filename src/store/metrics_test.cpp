@@ -48,6 +48,18 @@ TEST(MetricsLine, NotMeasuredIsNull) {
   EXPECT_NE(to_line(at(1, 1, std::nan(""))).find("\"loss\":null"), std::string::npos);
 }
 
+TEST(MetricsLine, CoverageIsThereOnlyWhereSomethingIsLeftOut) {
+  StepMetrics m = at(1, 1, 2.0);
+  EXPECT_EQ(to_line(m).find("energy_coverage"), std::string::npos);
+  EXPECT_EQ(from_line(to_line(m), "test").energy_coverage, "");
+  m.energy_coverage = "gpu only";
+  EXPECT_NE(to_line(m).find("\"energy_coverage\":\"gpu only\""), std::string::npos);
+  EXPECT_EQ(from_line(to_line(m), "test").energy_coverage, "gpu only");
+  Json bad = Json::parse(to_line(m));
+  bad["energy_coverage"] = 7;
+  EXPECT_THROW((void)from_line(bad.dump(), "test"), UsageError);
+}
+
 TEST_F(Metrics, LastAttemptCountsAndTornLinesAreSkipped) {
   {
     LineWriter w(path_);

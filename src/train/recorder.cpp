@@ -8,13 +8,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <set>
 
 #include "arch/parts.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/mpi/mpi.h"
-#include "energy/accountant.h"
-#include "energy/open.h"
 #include "program/text.h"
 #include "store/console.h"
 #include "store/prometheus.h"
@@ -50,22 +49,26 @@ store::ConsoleStyle terminal_style() {
 
 class Recorder::Impl {
  public:
-  Impl(const Job& job, std::int64_t total_steps, std::int64_t stop_step)
+  Impl(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step)
       : job_(job),
+        energy_(energy),
+        partial_(energy.coverage().partial()),
         total_steps_(total_steps),
         stop_step_(stop_step),
         run_(run_directory(job.config)),
         style_(terminal_style()),
         live_(stdout, on_terminal()),
-        tensorboard_(run_.tensorboard(), host_name(), ::getpid()),
-        accountant_(energy::open_meters(job.config.energy.meters)) {
+        tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
     tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
                                      arch::FlopsConvention::kCausal)
                        .value;
   }
 
-  void begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash) {
+  void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
+             const std::string& state_hash) {
+    start_step_ = start_step;
+    start_tokens_ = start_tokens;
     run_.write_config(config::to_toml(job_.config));
     run_.write_environment(describe_environment(job_));
     run_.write_program(program::print(job_.program, program::plan_memory(job_.program)));
@@ -89,12 +92,10 @@ class Recorder::Impl {
     if (start_step > 0)
       fmt::print("continues after step {} from {} (state {})\n", start_step, *job_.resume_from,
                  state_hash.substr(0, 12));
+    begin_energy();
     std::fflush(stdout);
-    run_.event("meters", accountant_.describe());
     if (start_step > 0) tensorboard_.session_start(start_step + 1, wall_time());
   }
-
-  void before_step() { accountant_.begin_step(); }
 
   void step(const StepRecord& r) {
     store::StepMetrics m;
@@ -114,11 +115,12 @@ class Recorder::Impl {
     m.data_wait_s = r.data_wait_s;
     m.phase_s = r.phase_s;
     m.samples = {r.first_sample, r.last_sample};
-    const energy::StepEnergy used = accountant_.end_step();
-    m.energy_j = used.joules();
-    m.energy_source = used.sources();
-    if (used.total_j) m.j_per_token = *used.total_j / tokens_per_step_;
+    m.energy_j = r.energy.joules();
+    m.energy_source = r.energy.sources();
+    if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
+    m.energy_coverage = partial_;
     run_.append(m);
+    unread(r.step, r.energy);
     recent_.push_back(r.step_s);
     if (recent_.size() > 50) recent_.pop_front();
     to_tensorboard(m);
@@ -193,16 +195,72 @@ class Recorder::Impl {
     live_.note(text);
   }
 
-  void end(std::int64_t step, const std::string& reason) {
+  void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const std::string& reason) {
+    const energy::RunTotals all = totals_of(step, tokens, used);
+    energy_line("totals", step, energy::to_json(all));
     run_.event("stop", {{"step", step}, {"reason", reason}});
     live_.finish();
-    fmt::print("stopped after step {}: {}\n", step, reason);
+    fmt::print("stopped after step {}: {}\nwhole run: {}\n", step, reason, all.text());
     std::fflush(stdout);
   }
 
-  Json totals() const { return {{"attempts", run_.attempt()}}; }
+  Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
+    const Json all = energy::to_json(totals_of(step, tokens, used));
+    energy_line("totals", step, all);
+    Json j{{"attempts", run_.attempt()}};
+    j.update(all);
+    return j;
+  }
+
+  void restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin) {
+    before_ = energy::totals_from_json(totals, step_done, origin);
+  }
 
  private:
+  energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) const {
+    return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
+  }
+
+  // energy.jsonl (docs/formats/energy.md).
+  void energy_line(const char* event, std::int64_t step, const Json& fields) {
+    Json line{{"event", event}, {"wall_time_s", wall_time()}, {"attempt", run_.attempt()}, {"step", step}};
+    line.update(fields);
+    run_.energy(line);
+  }
+
+  void begin_energy() {
+    Json meters = energy_.describe();
+    meters["coverage"] = energy::to_json(energy_.coverage());
+    run_.event("meters", meters);
+    if (partial_.empty()) return;
+    if (!energy_.coverage().summed.empty()) {
+      fmt::print("energy is measured in part, marked ~: {}\n", partial_);
+      return;
+    }
+    std::string why;
+    for (const auto& [meter, reason] : meters["unavailable"].items())
+      why += fmt::format("{}{}: {}", why.empty() ? "" : "; ", meter, reason.get<std::string>());
+    fmt::print("energy is not measured: {}\n", why.empty() ? "no meter is asked for" : why);
+  }
+
+  // Which scopes have no reading, and why, where that changes.
+  void unread(std::int64_t step, const energy::StepEnergy& e) {
+    std::set<std::string> scopes;
+    Json reasons = Json::object();
+    for (const auto& [scope, s] : e.scopes)
+      if (!s.joules) {
+        scopes.insert(scope);
+        reasons[scope] = s.reason;
+      }
+    if (!e.total_j) {
+      scopes.insert("total");
+      reasons["total"] = e.total_reason;
+    }
+    if (scopes == unread_) return;
+    unread_ = scopes;
+    energy_line("unread", step, {{"reasons", reasons}});
+  }
+
   void line(const store::StepMetrics& m) {
     double mean = 0;
     for (const double s : recent_) mean += s / static_cast<double>(recent_.size());
@@ -222,6 +280,7 @@ class Recorder::Impl {
     c.memory_planned = m.memory_planned_bytes;
     c.data_wait_s = m.data_wait_s;
     c.j_per_token = m.j_per_token;
+    c.energy_partial = !m.energy_coverage.empty();
     if (m.j_per_token) c.watts = *m.j_per_token * tokens_per_step_ / m.step_s;
     c.eta_s = eta;
     live_.step(m.step, store::step_line(c, style_));
@@ -256,33 +315,38 @@ class Recorder::Impl {
         {"molen_step_seconds", "Duration of the step.", PrometheusType::kGauge, labels, m.step_s},
         {"molen_memory_peak_bytes", "Most memory any rank used of its plan.", PrometheusType::kGauge, labels,
          static_cast<double>(m.memory_peak_bytes)}};
-    if (m.j_per_token)
+    if (m.j_per_token) {
+      auto covered = labels;
+      if (!m.energy_coverage.empty()) covered["coverage"] = m.energy_coverage;
       samples.push_back(
-          {"molen_joules_per_token", "Energy per token of the step.", PrometheusType::kGauge, labels, *m.j_per_token});
+          {"molen_joules_per_token", "Energy per token of the step.", PrometheusType::kGauge, covered, *m.j_per_token});
+    }
     store::write_prometheus(run_.path() / "metrics.prom", samples);
   }
 
   const Job& job_;
+  const JobEnergy& energy_;
+  std::string partial_;  // what joules leave out
+  energy::RunTotals before_;
+  std::int64_t start_step_ = 0, start_tokens_ = 0;
+  std::set<std::string> unread_;
   std::int64_t total_steps_, stop_step_;
   store::RunDirectory run_;
   store::ConsoleStyle style_;
   store::LiveLine live_;
   store::TensorBoardWriter tensorboard_;
-  energy::Accountant accountant_;        // this host's meters
   std::vector<store::TraceSpan> spans_;  // of the traced steps, one after another
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
   std::deque<double> recent_;
 };
 
-Recorder::Recorder(const Job& job, std::int64_t total_steps, std::int64_t stop_step)
-    : impl_(std::make_unique<Impl>(job, total_steps, stop_step)) {}
+Recorder::Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step)
+    : impl_(std::make_unique<Impl>(job, energy, total_steps, stop_step)) {}
 Recorder::~Recorder() = default;
-void Recorder::begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash) {
-  impl_->begin(start_step, memory, state_hash);
-}
-void Recorder::before_step() {
-  impl_->before_step();
+void Recorder::begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
+                     const std::string& state_hash) {
+  impl_->begin(start_step, start_tokens, memory, state_hash);
 }
 void Recorder::step(const StepRecord& record) {
   impl_->step(record);
@@ -303,12 +367,14 @@ void Recorder::prediction(const program::Comparison& comparison, const MemoryPre
 void Recorder::note(const std::string& text) {
   impl_->note(text);
 }
-void Recorder::end(std::int64_t step, const std::string& reason) {
-  impl_->end(step, reason);
+void Recorder::end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const std::string& reason) {
+  impl_->end(step, tokens, used, reason);
 }
-Json Recorder::totals() const {
-  return impl_->totals();
+Json Recorder::totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
+  return impl_->totals(step, tokens, used);
 }
-void Recorder::restore_totals(const Json&) {}
+void Recorder::restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin) {
+  impl_->restore_totals(totals, step_done, origin);
+}
 
 }  // namespace molen::train

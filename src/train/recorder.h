@@ -8,6 +8,7 @@
 #include <string>
 
 #include "program/timeline.h"
+#include "train/job_energy.h"
 #include "train/trainer.h"
 #include "train/validation.h"
 
@@ -22,16 +23,18 @@ struct StepRecord {
   std::map<std::string, double> phase_s;  // with "bubble"; sums to step_s
   std::int64_t memory_peak = 0, memory_planned = 0;
   std::int64_t first_sample = 0, last_sample = 0;
+  energy::StepEnergy energy;  // of all hosts
 };
 
 class Recorder {
  public:
   // Creates or reopens the run directory.
-  Recorder(const Job& job, std::int64_t total_steps, std::int64_t stop_step);
+  Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step);
   ~Recorder();
 
-  void begin(std::int64_t start_step, const MemoryPrediction& memory, const std::string& state_hash);
-  void before_step();  // energy counters are read here and in `step`
+  // `start_tokens`: trained on before this attempt.
+  void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
+             const std::string& state_hash);
   void step(const StepRecord& record);
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void validation(std::int64_t step, const ValidationResult& result);
@@ -40,11 +43,14 @@ class Recorder {
   void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak,
                   std::int64_t measured_peak, std::int64_t measured_rss);
   void note(const std::string& text);  // a line for people, also an event
-  void end(std::int64_t step, const std::string& reason);
+  // `tokens` and `used` as for `totals`.
+  void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const std::string& reason);
 
-  // Totals that a checkpoint carries on.
-  Json totals() const;
-  void restore_totals(const Json& totals);
+  // The object "totals" of a checkpoint after `step` steps and `tokens` tokens: all attempts that led there, this one
+  // with what it has used so far. Also a line of energy.jsonl.
+  Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used);
+  // Of the checkpoint that this attempt continues, before `begin`. Throws UsageError naming `origin` and the key.
+  void restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin);
 
  private:
   class Impl;

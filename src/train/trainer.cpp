@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <span>
 
 #include "arch/json.h"
 #include "base/clock.h"
@@ -25,6 +26,7 @@
 #include "sim/simulate.h"
 #include "train/checkpointing.h"
 #include "train/init.h"
+#include "train/job_energy.h"
 #include "train/optimizer_config.h"
 #include "train/recorder.h"
 #include "train/signals.h"
@@ -93,7 +95,8 @@ class Loop {
     at::set_num_threads(job.setting.threads);
     horizon();
     open_validation();
-    if (world.rank() == 0) recorder_ = std::make_unique<Recorder>(job, total_steps_, stop_step_);
+    energy_ = std::make_unique<JobEnergy>(world, job.config);
+    if (world.rank() == 0) recorder_ = std::make_unique<Recorder>(job, *energy_, total_steps_, stop_step_);
     start();
   }
 
@@ -187,7 +190,7 @@ class Loop {
     memory_ = {executor_.memory().peak, base_, Bytes(0)};
     // What the loader holds ahead, and what a library call may take beyond the arena (GEMM packing buffers, by thread).
     memory_.other = Bytes(4 * 2 * job_.setting.tokens() * 4 + std::int64_t{job_.setting.threads} * (8 << 20));
-    if (recorder_) recorder_->begin(step_, memory_, hash);
+    if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash);
   }
 
   void restore(const Json& state, const std::string& origin) {
@@ -201,7 +204,7 @@ class Loop {
             "{}: the training data is not what this run was trained on so far (digest {} then, {} now); --allow-change "
             "data.train continues anyway",
             origin, digest, data_.digest());
-      if (recorder_) recorder_->restore_totals(state.at("totals"));
+      if (recorder_) recorder_->restore_totals(state.at("totals"), step_, origin);
     } catch (const Json::exception& e) {
       throw UsageError("{}: state.json is incomplete: {}", origin, e.what());
     }
@@ -213,7 +216,7 @@ class Loop {
   }
 
   void one_step() {
-    if (recorder_) recorder_->before_step();
+    energy_->begin_step();
     double wait = 0.0;
     exec::StepInput input;
     input.step = step_ + 1;
@@ -258,8 +261,10 @@ class Loop {
     sums.push_back(phases.bubble_s);
     sums.push_back(result.timeline.total_s);
     sums.push_back(wait);
+    const std::size_t means = sums.size();
+    energy_->end_step(sums);
     world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
-    for (double& s : sums) s /= world_.size();
+    for (std::size_t i = 0; i < means; ++i) sums[i] /= world_.size();
     const auto& high = executor_.measured_high_water();
     std::int64_t peak = *std::max_element(high.begin(), high.end());
     world_.all_reduce(&peak, 1, DType::kI64, comm::Reduce::kMax);
@@ -279,6 +284,7 @@ class Loop {
     r.memory_planned = executor_.memory().peak.value;
     r.first_sample = next_sample_ - job_.setting.global_batch;
     r.last_sample = next_sample_ - 1;
+    r.energy = energy_->step(std::span(sums).subspan(means));
     recorder_->step(r);
     const auto& traced = job_.config.train.trace_steps;
     if (std::find(traced.begin(), traced.end(), step_) != traced.end())
@@ -318,6 +324,7 @@ class Loop {
     o.rank = world_.rank();
     o.ranks = world_.size();
     if (world_.size() > 1) o.agree = agree_over(world_);
+    const energy::EnergySoFar used = energy_->so_far();
     o.keep = static_cast<int>(job_.config.checkpoint.keep);
     if (world_.rank() == 0) {
       o.state = {{"step_done", step_},
@@ -330,7 +337,7 @@ class Loop {
                  {"total_steps", total_steps_},
                  {"config", config::to_json(job_.config)},
                  {"arch", arch::to_json(job_.arch)},
-                 {"totals", recorder_->totals()}};
+                 {"totals", recorder_->totals(step_, tokens_total_, used)}};
       if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = read_file(*job_.config.data.tokenizer);
       o.attachments["config.toml"] = config::to_toml(job_.config);
     }
@@ -362,11 +369,13 @@ class Loop {
   void finish(const std::string& reason) {
     const std::int64_t rss = peak_resident().value;
     if (recorder_ && job_.options.cluster) compare_with_prediction(rss);
+    const energy::EnergySoFar used = energy_->so_far();
     if (recorder_)
       recorder_->end(
-          step_, fmt::format("{}; peak resident memory {} where {} was predicted ({:+.1f}%)", reason, human(Bytes(rss)),
-                             human(memory_.total()),
-                             100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
+          step_, tokens_total_, used,
+          fmt::format("{}; peak resident memory {} where {} was predicted ({:+.1f}%)", reason, human(Bytes(rss)),
+                      human(memory_.total()),
+                      100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
   }
 
   at::Device device() const {
@@ -382,6 +391,7 @@ class Loop {
   exec::Executor executor_;
   std::unique_ptr<exec::Executor> evaluator_;
   std::vector<std::unique_ptr<data::ValidationSet>> validation_;
+  std::unique_ptr<JobEnergy> energy_;
   std::unique_ptr<Recorder> recorder_;
   data::Loader* loader_ = nullptr;
   optim::Schedule schedule_;

@@ -1,0 +1,76 @@
+// Joules of a whole job: one rank of each host reads that host's meters, and the readings of all hosts are added by a
+// sum over ranks that the loop makes anyway.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "energy/accountant.h"
+#include "energy/coverage.h"
+#include "energy/totals.h"
+
+namespace molen::train {
+
+// This rank's host, as the meters see it.
+struct EnergyHost {
+  std::string id;                      // the same on all ranks that share one set of counters
+  std::string name;                    // for people
+  std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES
+};
+
+// Opens one host's meters; `visible` holds the devices of all its ranks. Throws UsageError for a meter that was asked
+// for by name and is not there.
+using OpenMeters = std::function<energy::Meters(const std::optional<std::string>& visible)>;
+using HasGpus = std::function<bool(const std::optional<std::string>& visible)>;
+
+class JobEnergy {
+ public:
+  // Collective over `world`, which must outlive this. `open` is called on the lowest rank of each host. Throws
+  // UsageError on every rank where one rank's `open` does.
+  JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus);
+  // This machine, with the configuration's meters and the process's environment.
+  JobEnergy(comm::Communicator& world, const config::Config& config);
+
+  void begin_step();
+  // Ends the step on this host and appends its joules: the same number of values on every rank, to be summed over
+  // ranks.
+  void end_step(std::vector<double>& sums);
+  // The step of the job from the appended values, summed. A scope of which any host has no reading is null, with its
+  // reason; so is the total.
+  energy::StepEnergy step(std::span<const double> summed) const;
+  std::size_t values() const { return 2 * scopes_.size() + 2; }
+
+  // All hosts since the meters were opened. Collective.
+  energy::EnergySoFar so_far();
+
+  const energy::Coverage& coverage() const { return coverage_; }
+  // For the run's events, as Accountant::describe; where there are several hosts, each key begins with "HOST: ".
+  const Json& describe() const { return description_; }
+
+ private:
+  struct Scope {
+    energy::Source source = energy::Source::kNone;  // the least certain of the hosts'
+    std::string lacking;                            // why a host has no meter for it; empty: all have one
+  };
+  void exchange(comm::Communicator& world, const std::string& own);
+  void add_host(const Json& host);
+
+  comm::Communicator& world_;
+  std::unique_ptr<energy::Accountant> accountant_;  // on one rank of each host
+  double opened_ = 0;                               // on the clock of base/clock.h
+  std::int64_t hosts_ = 0;
+  std::map<std::string, Scope> scopes_;  // of any host: the order in which values stand in the sums
+  energy::Coverage coverage_;
+  energy::StepEnergy own_;  // this host's last step: its reasons are exact
+  std::string unmetered_;   // why a host has no total at all
+  Json description_;
+};
+
+}  // namespace molen::train
