@@ -30,4 +30,14 @@ std::shared_ptr<std::string> add_format_option(CLI::App& app) {
   return format;
 }
 
+std::shared_ptr<std::string> add_mfu_option(CLI::App& app) {
+  auto mfu = std::make_shared<std::string>("causal");
+  app.add_option("--mfu", *mfu,
+                 "how model FLOPs are counted, for TFLOP/s and MFU: causal (attention at half, no input embedding; as "
+                 "Megatron-LM since 2025) or palm (6N + 12LhDs)")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"causal", "palm"}));
+  return mfu;
+}
+
 }  // namespace molen::apps

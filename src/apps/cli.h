@@ -32,6 +32,9 @@ config::Config load_config(const ConfigOptions& options);
 // --format text|json.
 std::shared_ptr<std::string> add_format_option(CLI::App& app);
 
+// --mfu causal|palm: how model FLOPs are counted.
+std::shared_ptr<std::string> add_mfu_option(CLI::App& app);
+
 void add_model_verb(CLI::App& app, Chosen& chosen);
 void add_config_verb(CLI::App& app, Chosen& chosen);
 void add_program_verbs(CLI::App& app, Chosen& chosen);  // program

@@ -43,7 +43,7 @@ int list(const std::string& format) {
   return kOk;
 }
 
-int show(const std::string& name, std::int64_t sequence, const std::string& format) {
+int show(const std::string& name, std::int64_t sequence, arch::FlopsConvention mfu, const std::string& format) {
   const auto& a = arch::preset(name);
   const std::int64_t s = sequence > 0 ? sequence : std::min<std::int64_t>(a.max_sequence, 4096);
   arch::PartShape shape;
@@ -65,6 +65,8 @@ int show(const std::string& name, std::int64_t sequence, const std::string& form
   const double causal = arch::model_flops(a, s, s, arch::FlopsConvention::kCausal).value / static_cast<double>(s);
   const double palm = arch::model_flops(a, s, s, arch::FlopsConvention::kPalm).value / static_cast<double>(s);
   j["sequence"] = s;
+  j["flops_formula"] = name_of(mfu);
+  j["train_flops_per_token"] = mfu == arch::FlopsConvention::kCausal ? causal : palm;
   j["train_flops_per_token_causal"] = causal;
   j["train_flops_per_token_palm"] = palm;
   j["parts_of_one_sequence_bf16"] = parts;
@@ -77,6 +79,8 @@ int show(const std::string& name, std::int64_t sequence, const std::string& form
   for (const auto& [key, value] : j.items())
     if (value.is_primitive() && key != "name" && key != "parameters")
       fmt::print("  {:<30} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
+  fmt::print("\ntraining takes {:.4g} GFLOP a token ({}: {})\n", j["train_flops_per_token"].get<double>() * 1e-9,
+             name_of(mfu), formula_of(mfu));
   fmt::print("\none sequence of {} tokens in bf16, each part once:\n  {:<16} {:>12} {:>12} {:>12} {:>12}\n", s, "part",
              "fwd FLOPs", "bwd FLOPs", "fwd bytes", "bwd bytes");
   for (const auto& p : parts)
@@ -100,9 +104,11 @@ void add_model_verb(CLI::App& app, Chosen& chosen) {
   auto sequence = std::make_shared<std::int64_t>(0);
   one->add_option("NAME", *name, "preset")->required();
   one->add_option("--sequence", *sequence, "tokens of a sequence (default: the model's, up to 4096)");
+  auto mfu = add_mfu_option(*one);
   auto show_format = add_format_option(*one);
-  one->callback(
-      [&chosen, name, sequence, show_format] { chosen.action = [=] { return show(*name, *sequence, *show_format); }; });
+  one->callback([&chosen, name, sequence, mfu, show_format] {
+    chosen.action = [=] { return show(*name, *sequence, arch::flops_convention_from_name(*mfu), *show_format); };
+  });
 }
 
 }  // namespace molen::apps

@@ -150,6 +150,7 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"min_s", timelines.front().total_s},
                             {"max_s", timelines.back().total_s},
                             {"gflops", flops / median * 1e-9},
+                            {"flops_formula", name_of(arch::FlopsConvention::kCausal)},
                             {"gemm_gflops", train::measure_precision(p.setting.threads).fp32},
                             {"peak_rss_bytes", usage.ru_maxrss * 1024},
                             {"arena_bytes", program::plan_memory(p).peak.value},
@@ -188,12 +189,14 @@ void add_train(CLI::App& app, Chosen& chosen) {
                    "a step program in text form (`molen program`), in the place of the built one");
   verb->add_option("--cluster", *cluster,
                    "what `molen calibrate` wrote: the run's report then has predicted beside measured");
+  auto mfu = add_mfu_option(*verb);
   verb->add_flag("--save-initial", o->save_initial, "saves a checkpoint of step 0 too");
   verb->add_flag("--dry-run", o->dry_run, "builds and verifies, prints what would run, writes nothing");
-  verb->callback([&chosen, options, o, program, cluster] {
+  verb->callback([&chosen, options, o, program, cluster, mfu] {
     chosen.action = [=] {
       if (!program->empty()) o->program_file = *program;
       if (!cluster->empty()) o->cluster = *cluster;
+      o->mfu = arch::flops_convention_from_name(*mfu);
       return run_train(*options, *o);
     };
   });

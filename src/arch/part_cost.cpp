@@ -244,6 +244,21 @@ PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartSha
   return {flops_of(s, part, backward), Bytes(moved_of(s, part, backward)), Bytes(scratch)};
 }
 
+std::string_view name_of(FlopsConvention convention) {
+  return convention == FlopsConvention::kCausal ? "causal" : "palm";
+}
+
+std::string_view formula_of(FlopsConvention convention) {
+  return convention == FlopsConvention::kCausal ? "6 N (matrices, no input embedding) + 6 L h D s, causal attention"
+                                                : "6 N (all parameters) + 12 L h D s, whole attention";
+}
+
+FlopsConvention flops_convention_from_name(std::string_view name) {
+  for (const auto convention : {FlopsConvention::kCausal, FlopsConvention::kPalm})
+    if (name == name_of(convention)) return convention;
+  throw UsageError("'{}' is no way to count model FLOPs; causal and palm are", name);
+}
+
 Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t sequence, FlopsConvention convention) {
   const auto n = static_cast<double>(tokens);
   const double attention =

@@ -5,6 +5,7 @@
 
 #include "arch/parameters.h"
 #include "arch/parts.h"
+#include "base/error.h"
 
 namespace molen::arch {
 namespace {
@@ -29,6 +30,15 @@ TEST(PartCost, StepOfTheBenchmarkIs517GigaFlop) {
   const double n = 56.4e6, attention = 12.0 * 8 * 8 * 64 * 512;
   EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kPalm).value, 2048 * (6 * n + attention),
               2048 * 6 * 0.1e6);
+}
+
+TEST(PartCost, FlopsConventionsHaveNames) {
+  for (const auto convention : {FlopsConvention::kCausal, FlopsConvention::kPalm}) {
+    EXPECT_EQ(flops_convention_from_name(name_of(convention)), convention);
+    EXPECT_NE(formula_of(convention).find("L h D s"), std::string_view::npos);
+  }
+  EXPECT_NE(name_of(FlopsConvention::kCausal), name_of(FlopsConvention::kPalm));
+  for (const char* name : {"", "Palm", "hfu", "causal "}) EXPECT_THROW(flops_convention_from_name(name), UsageError);
 }
 
 TEST(PartCost, PartsAddUpToTheModel) {

@@ -75,6 +75,9 @@ std::int64_t head_chunk(std::int64_t vocabulary);
 // Model FLOPs of one optimizer step over `tokens` tokens in sequences of S: forward + backward with causal attention at
 // half (Megatron-LM since 2025), or PaLM's 6N + 12LhDS (appendix B of arXiv 2204.02311).
 enum class FlopsConvention { kCausal, kPalm };
+std::string_view name_of(FlopsConvention convention);     // "causal", "palm": what --mfu takes and every log says
+std::string_view formula_of(FlopsConvention convention);  // FLOPs of a token, as a person reads it
+FlopsConvention flops_convention_from_name(std::string_view name);  // throws UsageError
 Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t sequence, FlopsConvention convention);
 
 }  // namespace molen::arch

@@ -127,7 +127,9 @@ std::string tiles(const RunData& run) {
   }
   s += tile("tokens/s, median", std::isfinite(median(rates)) ? human_count(median(rates)) : "");
   s += tile("step, median", std::isfinite(median(seconds)) ? human(Seconds(median(seconds))) : "");
-  if (!mfu.empty()) s += tile("MFU, median", finite(100 * median(mfu), "{:.1f}%"));
+  if (!mfu.empty())
+    s += tile(last.flops_formula.empty() ? "MFU, median" : "MFU (" + last.flops_formula + "), median",
+              finite(100 * median(mfu), "{:.1f}%"));
   s += tile("time in steps", human(Seconds(total_s))) +
        tile("memory peak of a rank", peak > 0 ? human(Bytes(peak)) : "");
   const auto totals = energy_totals(run);

@@ -48,7 +48,9 @@ std::vector<Field> fields_of(const ConsoleStep& s) {
   fields.push_back({std::isfinite(s.step_s) ? human(Seconds(s.step_s)) : "-", 11});
   fields.push_back({fmt::format("{} tok/s", count(s.tokens_per_s)), 2});
   fields.push_back({number(s.tflops, "{:.2f}") + " TFLOP/s", 6});
-  fields.push_back({"MFU " + number(s.mfu ? std::optional(*s.mfu * 100) : std::nullopt, "{:.1f}%"), 4});
+  fields.push_back({(s.flops_formula.empty() ? "MFU " : "MFU(" + s.flops_formula + ") ") +
+                        number(s.mfu ? std::optional(*s.mfu * 100) : std::nullopt, "{:.1f}%"),
+                    4});
   fields.push_back({memory(s), 7});
   fields.push_back({data_wait(s), 9});
   fields.push_back({number(s.j_per_token, s.energy_partial ? "~{:.3g}" : "{:.3g}") + " J/tok", 5});

@@ -18,6 +18,7 @@ struct ConsoleStep {
   double lr = 0;
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0;
+  std::string flops_formula;                                // "palm": shown at MFU
   std::optional<double> tflops;                             // model TFLOP/s per device
   std::optional<double> mfu;                                // a fraction, 0 to 1
   std::optional<std::int64_t> memory_peak, memory_planned;  // bytes, maximum over ranks

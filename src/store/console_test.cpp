@@ -74,6 +74,14 @@ TEST(Console, WhatWasNotMeasuredIsADash) {
   EXPECT_NE(step_line(s).find("eta -"), std::string::npos);
 }
 
+TEST(Console, NamesTheFormulaBesideMfu) {
+  ConsoleStep s;
+  s.flops_formula = "palm";
+  EXPECT_NE(step_line(s).find("| MFU(palm) - |"), std::string::npos) << step_line(s);
+  s.mfu = 0.413;
+  EXPECT_NE(step_line(s).find("| MFU(palm) 41.3% |"), std::string::npos) << step_line(s);
+}
+
 TEST(Console, ABrokenLossStandsOut) {
   ConsoleStep s = sample();
   s.loss = NAN;

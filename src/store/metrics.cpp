@@ -67,6 +67,7 @@ std::string to_line(const StepMetrics& m) {
          {"energy_source", source},
          {"j_per_token", number(m.j_per_token)},
          {"samples", {m.samples[0], m.samples[1]}}};
+  if (!m.flops_formula.empty()) j["flops_formula"] = m.flops_formula;
   if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
   return j.dump();
 }
@@ -91,6 +92,7 @@ StepMetrics from_line(std::string_view line, std::string_view origin) {
   m.memory_planned_bytes = get<std::int64_t>(j, "memory_planned_bytes", origin);
   m.data_wait_s = get<double>(j, "data_wait_s", origin);
   m.j_per_token = optional_number(j, "j_per_token", origin);
+  if (j.contains("flops_formula")) m.flops_formula = get<std::string>(j, "flops_formula", origin);
   if (j.contains("energy_coverage")) m.energy_coverage = get<std::string>(j, "energy_coverage", origin);
   m.samples = get<std::array<std::int64_t, 2>>(j, "samples", origin);
   try {

@@ -22,6 +22,7 @@ struct StepMetrics {
   double lr = 0;
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0, tokens_per_s_per_device = 0;
+  std::string flops_formula;  // how model FLOPs are counted: "causal", "palm"; empty (no key) in older files
   std::optional<double> model_tflops_per_device, mfu, hfu;
   std::int64_t memory_peak_bytes = 0, memory_planned_bytes = 0;  // maximum over ranks
   double data_wait_s = 0;

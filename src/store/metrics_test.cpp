@@ -48,6 +48,15 @@ TEST(MetricsLine, NotMeasuredIsNull) {
   EXPECT_NE(to_line(at(1, 1, std::nan(""))).find("\"loss\":null"), std::string::npos);
 }
 
+TEST(MetricsLine, SaysHowFlopsAreCounted) {
+  StepMetrics m = at(1, 1, 2.0);
+  EXPECT_EQ(to_line(m).find("flops_formula"), std::string::npos);  // as older files
+  EXPECT_EQ(from_line(to_line(m), "test").flops_formula, "");
+  m.flops_formula = "palm";
+  EXPECT_NE(to_line(m).find("\"flops_formula\":\"palm\""), std::string::npos);
+  EXPECT_EQ(from_line(to_line(m), "test").flops_formula, "palm");
+}
+
 TEST(MetricsLine, CoverageIsThereOnlyWhereSomethingIsLeftOut) {
   StepMetrics m = at(1, 1, 2.0);
   EXPECT_EQ(to_line(m).find("energy_coverage"), std::string::npos);

@@ -61,7 +61,7 @@ class Recorder::Impl {
         tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
     tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
-                                     arch::FlopsConvention::kCausal)
+                                     job.options.mfu)
                        .value;
   }
 
@@ -77,6 +77,7 @@ class Recorder::Impl {
                                                      {"state_hash", state_hash},
                                                      {"arch", job_.arch.name},
                                                      {"parameters", arch::num_parameters(job_.arch)},
+                                                     {"flops_formula", name_of(job_.options.mfu)},
                                                      {"ranks", job_.machine.ranks},
                                                      {"communicator", job_.communicator},
                                                      {"memory_arena_bytes", memory.arena.value},
@@ -89,6 +90,7 @@ class Recorder::Impl {
                job_.setting.recompute ? ", recompute" : "");
     fmt::print("memory of a rank: {} = arena {} (the plan's peak) + {} already there + {} loader and library buffers\n",
                human(memory.total()), human(memory.arena), human(memory.base), human(memory.other));
+    fmt::print("model FLOPs of a token ({}): {}\n", name_of(job_.options.mfu), formula_of(job_.options.mfu));
     if (start_step > 0)
       fmt::print("continues after step {} from {} (state {})\n", start_step, *job_.resume_from,
                  state_hash.substr(0, 12));
@@ -109,6 +111,7 @@ class Recorder::Impl {
     m.step_s = r.step_s;
     m.tokens_per_s = tokens_per_step_ / r.step_s;
     m.tokens_per_s_per_device = m.tokens_per_s / job_.machine.ranks;
+    m.flops_formula = name_of(job_.options.mfu);
     m.model_tflops_per_device = model_flops_ / r.step_s / job_.machine.ranks * 1e-12;
     m.memory_peak_bytes = r.memory_peak;
     m.memory_planned_bytes = r.memory_planned;
@@ -274,6 +277,7 @@ class Recorder::Impl {
     c.tokens_total = m.tokens_total;
     c.step_s = m.step_s;
     c.tokens_per_s = m.tokens_per_s;
+    c.flops_formula = m.flops_formula;
     c.tflops = m.model_tflops_per_device;
     c.mfu = m.mfu;
     c.memory_peak = m.memory_peak_bytes;

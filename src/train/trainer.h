@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "arch/parts.h"
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "plan/resolve.h"
@@ -19,7 +20,8 @@ struct TrainOptions {
   std::optional<std::string> program_file;  // a step program in text form, in the place of the built one
   bool dry_run = false;                     // build, verify, print what would run
   bool save_initial = false;                // a checkpoint of step 0 too: the starting point for comparisons
-  std::optional<std::string> cluster;       // a calibration: predicted beside measured at the end
+  arch::FlopsConvention mfu = arch::FlopsConvention::kCausal;  // how model FLOPs are counted in what the run says
+  std::optional<std::string> cluster;                          // a calibration: predicted beside measured at the end
 };
 
 // Everything that is decided once and is the same on every rank of the job.

@@ -115,6 +115,21 @@ for name, end, extra in (("first", 6, ["--set", 'train.stop_after="6 steps"']), 
     after = {p: p.stat().st_mtime_ns for p in (work / "runs/there/checkpoints").rglob("*")} | {"metrics": (work / "runs/there/metrics.jsonl").read_bytes()}
     key = "train.until" if name == "until" else "train.stop_after"
     ok(f"already at the end ({name}): stops at once", files == after and f"stopped after step {end}: nothing to do, {key}" in out, out)
+# How model FLOPs are counted: the name in the console, the metrics and the events; the rate by the formula it names.
+flops = {x: json.loads(run("model", "show", "gpt2", "--sequence", 512, "--mfu", x, "--format", "json").stdout) for x in ("causal", "palm")}
+for x, j in flops.items():
+    ok(f"model show --mfu {x}", j["flops_formula"] == x and j["train_flops_per_token"] == j[f"train_flops_per_token_{x}"] and f"GFLOP a token ({x}: " in run("model", "show", "gpt2", "--mfu", x).stdout, j)
+n, attention = flops["palm"]["parameters"], 12 * 12 * 768 * 512  # layers, heads x head_dim, sequence
+ok("palm is 6N + 12LhDs", flops["palm"]["train_flops_per_token"] == 6 * n + attention and flops["causal"]["train_flops_per_token"] < 6 * n + attention / 2 + 1, flops)
+out = run("train", "run.toml", "--set", "run.name=palm", "--set", 'train.stop_after="2 steps"', "--mfu", "palm").stdout
+ok("train --mfu palm says so", "model FLOPs of a token (palm): 6 N (all parameters) + 12 L h D s" in out and "MFU(palm) " in out, out)
+# Parameters of run.toml's model: two tables, and two layers of attention, MLP and norms, and the last norm.
+n = 2 * 320 * 48 + 2 * (48 * (48 + 2 * 24) + 48 * 48 + 3 * 48 * 80 + 2 * 48) + 48
+per_token = {"palm": 6 * n + 12 * 2 * 48 * 48, "causal": 6 * (n - 320 * 48 - 5 * 48) + 6 * 2 * 48 * 48}
+for x, m in (("palm", metrics("palm")[2]), ("causal", whole[2])):
+    ok(f"rate by {x}", m["flops_formula"] == x and abs(m["model_tflops_per_device"] * 1e12 * m["step_s"] / (8 * 48 * per_token[x]) - 1) < 1e-9, m)
+ok("events name the formula", '"flops_formula":"palm"' in (work / "runs/palm/events.jsonl").read_text().replace(": ", ":"))
+ok("no such formula", "--mfu: hfu not in {causal,palm}" in run("train", "run.toml", "--set", "run.name=palm", "--mfu", "hfu", code=2).stderr)
 # TensorBoard itself reads the events: every step once, a new session where the run was resumed.
 oracle = pathlib.Path(__file__).resolve().parents[1] / "oracle/tensorboard_read.py"
 python = pathlib.Path(__file__).resolve().parents[2] / ".venv/bin/python"
