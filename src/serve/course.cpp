@@ -173,6 +173,30 @@ std::map<std::string, EnergyTotal> energy_totals(const RunData& run) {
   return totals;
 }
 
+std::string energy_left_out(const RunData& run) {
+  std::string text;
+  for (const auto& m : run.metrics.steps)
+    if (m.j_per_token && !m.energy_coverage.empty()) text = " (" + m.energy_coverage + ")";
+  return text;
+}
+
+namespace {
+
+// Steps alone leave out what lies between them; the totals hold it.
+std::string whole_run(const RunData& run) {
+  const Json& t = run.energy_totals;
+  const double joules = number_of(t, "total_j"), steps = number_of(t, "steps"), tokens = number_of(t, "tokens");
+  if (!std::isfinite(joules) || !std::isfinite(steps) || !std::isfinite(tokens)) return "";
+  const std::string partial = text_of(t, "partial");
+  std::string s = fmt::format("<p>Whole run, with start, validation and checkpoints: {:.4g} kJ", joules * 1e-3);
+  if (const double per_token = number_of(t, "j_per_token"); std::isfinite(per_token))
+    s += fmt::format(", {:.3g} J/token", per_token);
+  s += fmt::format(" over {:.0f} steps and {} tokens", steps, human_count(tokens));
+  return s + (partial.empty() ? "" : " (" + escape(partial) + ")") + ".</p>";
+}
+
+}  // namespace
+
 std::string energy_section(const RunData& run, Charts& charts) {
   std::string s = "<h2>Energy</h2>", reasons;
   for (const Json& e : run.events)
@@ -192,7 +216,7 @@ std::string energy_section(const RunData& run, Charts& charts) {
       s += ": this run recorded no meter (<code>molen doctor</code> says which meters this machine has and why others "
            "cannot be read)";
     for (const std::string& n : none) s += "; " + escape(n);
-    return s + ".</p>" + reasons;
+    return s + ".</p>" + whole_run(run) + reasons;
   }
   Chart joules = chart(run, "Energy of a step", "joules"), per_token = chart(run, "Energy per token", "joules");
   joules.from_zero = per_token.from_zero = true;
@@ -208,9 +232,9 @@ std::string energy_section(const RunData& run, Charts& charts) {
                      run.metrics.steps.size()) +
          escape(total.source);
   }
-  per_token.series.push_back(
-      over_steps(run, "J/token", [](const auto& m) { return m.j_per_token.value_or(std::nan("")); }));
-  s += "</table></div><div class=charts>";
+  per_token.series.push_back(over_steps(run, "J/token" + energy_left_out(run),
+                                        [](const auto& m) { return m.j_per_token.value_or(std::nan("")); }));
+  s += "</table></div>" + whole_run(run) + "<div class=charts>";
   s += charts.add(joules);
   s += charts.add(per_token);
   return s + "</div>" + reasons;

@@ -140,7 +140,10 @@ std::string tiles(const RunData& run) {
     s += tile("energy, " + scope + " (" + total.source + ")",
               wh >= 100 ? fmt::format("{:.3g} kWh", wh / 1000) : fmt::format("{:.3g} Wh", wh));
   }
-  return s + tile("J/token, last step", last.j_per_token ? finite(*last.j_per_token, "{:.3g}") : "") + "</div>";
+  return s +
+         tile("J/token, last step" + energy_left_out(run),
+              last.j_per_token ? finite(*last.j_per_token, "{:.3g}") : "") +
+         "</div>";
 }
 
 }  // namespace

@@ -35,5 +35,7 @@ struct EnergyTotal {
   std::string source;
 };
 std::map<std::string, EnergyTotal> energy_totals(const RunData& run);
+// What J/token leaves out, as " (gpu only)"; "" where it is whole or was never said.
+std::string energy_left_out(const RunData& run);
 
 }  // namespace molen::serve

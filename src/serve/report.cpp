@@ -99,6 +99,7 @@ Json summary(const fs::path& run_directory) {
          {"last", steps.empty() ? Json() : parse_json(store::to_line(steps.back()), "metrics")},
          {"validation", Json()},
          {"energy_j", Json::object()},
+         {"energy_totals", run.energy_totals},
          {"predicted", run.predicted},
          {"notices", run.notices}};
   if (!run.validations.empty()) {

@@ -173,6 +173,29 @@ TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
   EXPECT_EQ(summary(dir_)["energy_j"]["package-0"], 7.2e6);
 }
 
+TEST_F(Report, SaysWhatEnergyLeavesOut) {
+  store::StepMetrics m;
+  m.step = 1;
+  m.energy_j = {{"gpu0", 900.0}};
+  m.energy_source = {{"gpu0", "counter"}};
+  m.j_per_token = 0.5;
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  EXPECT_EQ(page().find("J/token, last step ("), std::string::npos);
+  m.energy_coverage = "gpu <only>";
+  write("metrics.jsonl", store::to_line(m) + "\n");
+  write("energy.jsonl", R"({"event":"totals","steps":1,"tokens":1800,"total_j":1000,"j_per_token":0.25,"partial":""})"
+                        "\n"
+                        R"({"event":"totals","steps":2,"tokens":3600,"total_j":1800,"j_per_token":0.5,"partial":"g<"})"
+                        "\n{\"event\":\"tot");
+  const std::string html = page();
+  EXPECT_NE(html.find("J/token, last step (gpu &lt;only&gt;)"), std::string::npos);
+  EXPECT_NE(html.find("1.8 kJ, 0.5 J/token over 2 steps and 3.60 k tokens (g&lt;)"), std::string::npos);
+  EXPECT_EQ(data_of(html)["charts"].dump().find("\"J/token\""), std::string::npos);
+  EXPECT_EQ(summary(dir_)["energy_totals"]["total_j"], 1800);
+  write("energy.jsonl", "{\"event\":\"totals\",\"steps\":[],\"total_j\":1}\n[]\n");
+  EXPECT_EQ(page().find("Whole run"), std::string::npos);
+}
+
 TEST_F(Report, RefusesWhatIsNoRun) {
   EXPECT_THROW(write_report(dir_ / "nowhere", dir_ / "x.html"), UsageError);
   EXPECT_THROW(summary(dir_ / "nowhere"), UsageError);

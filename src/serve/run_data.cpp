@@ -55,6 +55,21 @@ void read_events(const fs::path& path, RunData& run) {
     run.notices.push_back(fmt::format("{} line(s) of events.jsonl were cut short and are left out.", unreadable));
 }
 
+// The last totals of energy.jsonl.
+void read_totals(const fs::path& path, RunData& run) {
+  const std::string text = read_file(path);
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = std::string_view(text).substr(at, end - at);
+    at = end + 1;
+    try {
+      Json j = parse_json(line, path.string());
+      if (j.is_object() && text_of(j, "event") == "totals") run.energy_totals = std::move(j);
+    } catch (const UsageError&) {  // torn by a crash, or empty
+    }
+  }
+}
+
 // A file beside the metrics that is damaged costs its part of the page, not the page.
 Json read_beside(const fs::path& path, RunData& run) {
   if (!fs::exists(path)) return {};
@@ -93,6 +108,7 @@ RunData read_run(const fs::path& path) {
   run.environment = read_beside(path / "environment.json", run);
   run.predicted = read_beside(path / "predicted.json", run);
   if (fs::exists(path / "events.jsonl")) read_events(path / "events.jsonl", run);
+  if (fs::exists(path / "energy.jsonl")) read_totals(path / "energy.jsonl", run);
   return run;
 }
 

@@ -25,6 +25,7 @@ struct RunData {
   std::vector<Validation> validations;                             // by step, the last one of each
   std::map<std::string, std::map<std::string, double>> baselines;  // name -> language -> bits per byte
   Json environment = Json::object(), predicted;                    // predicted: null where there is none
+  Json energy_totals;                                              // of the run; null where there are none
   std::string config;                                              // TOML text
   std::map<std::string, std::string> values;                       // "table.key" -> value, of `config`
   std::vector<std::string> notices;                                // what could not be read and was left out
