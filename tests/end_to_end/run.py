@@ -166,6 +166,58 @@ if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdou
     ok("and the same losses as one rank", abs(metrics("mpi")[10]["loss"] - whole[10]["loss"]) < 1e-4)
     refused("an error under MPI is said once, exit 2", "train", "run.toml", "--set", "model.layers=twelve", says=["model.layers"], launcher=mpi)
 
+# --- energy --------------------------------------------------------------------------------------------------------------
+# Recorded meters of constant power: of a whole machine without GPUs, and of its processor alone.
+POWER = {"cpu-package0": 90.0, "dram0": 10.0}
+for name, scopes in (("both.jsonl", POWER), ("cpu.jsonl", ["cpu-package0"])):
+    (work / name).write_text("".join(json.dumps({"time_s": t, "energy_j": {s: POWER[s] * t for s in scopes}}) + "\n" for t in (0.0, 100000.0)))
+power, tokens = sum(POWER.values()), 8 * 48
+devices = ENV.get("CUDA_VISIBLE_DEVICES")
+ENV["CUDA_VISIBLE_DEVICES"] = ""  # what there is beside the recording must not show
+
+
+def totals(name):
+    lines = [json.loads(x) for x in (work / "runs" / name / "energy.jsonl").read_text().splitlines()]
+    return [x for x in lines if x["event"] == "totals"]
+
+
+metered = ["--set", "run.name=metered", "--set", 'energy.meters=["replay:both.jsonl"]', "--set", "model.hidden=192", "--set", "model.head_dim=48"]
+first = run("train", "run.toml", *metered, "--set", 'train.stop_after="9 steps"').stdout
+second = run("train", "run.toml", *metered).stdout
+m = metrics("metered")
+share = sorted(m[s]["j_per_token"] * tokens / (power * m[s]["step_s"]) for s in m)
+ok("J/token x tokens = power x time of a step", abs(share[len(share) // 2] - 1) < 0.01 and share[0] > 0.999, share)
+by_scope = {k: sum(m[s]["energy_j"][k] for s in m) for k in POWER}
+ok("joules by scope", abs(by_scope["dram0"] / sum(by_scope.values()) - 0.1) < 1e-3 and m[5]["energy_source"]["dram0"] == "counter", by_scope)
+ok("what is whole bears no mark", all("energy_coverage" not in m[s] for s in m) and "~" not in first and "in part" not in first, first)
+t = totals("metered")
+saved, last = [x for x in t if x["attempt"] == 1 and x["step"] == 9][-1], t[-1]
+ok("totals hold both attempts", (last["attempt"], last["first_step"], last["steps"], last["tokens"]) == (2, 1, 24, m[24]["tokens_total"]) and saved["steps"] == 9, last)
+second_s = sum(m[s]["step_s"] for s in range(10, 25))
+ok("totals: joules of both", last["total_j"] > saved["total_j"] + power * second_s and abs(last["total_j"] / (power * last["seconds"]) - 1) < 0.01, (saved, last))
+stored = json.loads((work / "runs/metered/checkpoints/step-000000024/state.json").read_text())["state"]["totals"]
+ok("totals in the checkpoint", stored["attempts"] == 2 and stored["steps"] == 24 and saved["total_j"] < stored["total_j"] <= last["total_j"], stored)
+ok("the stop says them", f"whole run: 24 steps, {last['tokens']} tokens, " in second and f" {last['total_j']:.6g} J, " in second, second[-400:])
+part = ["--set", "run.name=part", "--set", 'energy.meters=["replay:cpu.jsonl"]', "--set", 'train.stop_after="3 steps"']
+out = run("train", "run.toml", *part).stdout
+m = metrics("part")
+ok("a part is named and marked", all(m[s]["energy_coverage"] == "cpu only" and m[s]["j_per_token"] > 0 for s in m) and "marked ~: cpu only" in out and "| ~" in out and "(partial: cpu only)" in out, out)
+prometheus = (work / "runs/part/metrics.prom").read_text()
+ok("Prometheus has it as a label", 'molen_joules_per_token{coverage="cpu only",' in prometheus, prometheus)
+run("train", "run.toml", *part[:-2], "--ranks", 2)
+m = metrics("part")
+share = sorted(m[s]["energy_j"]["cpu-package0"] / (90 * m[s]["step_s"]) for s in range(4, 25))
+ok("two ranks of one host count it once", abs(share[10] - 1) < 0.2, share)
+out = run("train", "run.toml", "--set", "run.name=unmetered", "--set", 'energy.meters=["none"]', "--set", 'train.stop_after="2 steps"').stdout
+ok("without meters null, with its reason", metrics("unmetered")[2]["j_per_token"] is None and metrics("unmetered")[2]["energy_coverage"] == "nothing measured" and "energy is not measured: no meter is asked for" in out
+   and "energy not measured" in out and totals("unmetered")[-1]["total_j"] is None, out)
+run("report", "runs/part")
+page = (work / "runs/part/report.html").read_text()
+ok("the report says what is left out", "cpu only" in page and "whole run" in page.lower())
+del ENV["CUDA_VISIBLE_DEVICES"]
+if devices is not None:
+    ENV["CUDA_VISIBLE_DEVICES"] = devices
+
 # --- signals -------------------------------------------------------------------------------------------------------------
 p = subprocess.Popen([MOLEN, "train", "run.toml", "--set", "run.name=term", "--set", 'train.until="100000 steps"'], cwd=work, env=ENV, stdout=subprocess.PIPE, text=True)
 while "step 3/" not in p.stdout.readline():
