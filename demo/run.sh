@@ -25,17 +25,38 @@ $molen data fetch demo --output "$work/fetch"
 
 step "2. A byte-level BPE tokenizer of 16,384 entries, and token shards with their manifest"
 $molen data prepare "$work/fetch" --output "$work/data" >"$work/prepare.txt"
-[ -f "$work/tokenizer.json" ] || $molen tokenizer train "$work"/data/text/train/*.jsonl --vocabulary 16384 --output "$work/tokenizer.json"
+if [ -f "$work/tokenizer.json" ]; then
+  echo "tokenizer: $work/tokenizer.json reused"
+else
+  $molen tokenizer train "$work"/data/text/train/*.jsonl --vocabulary 16384 --output "$work/tokenizer.json"
+fi
 $molen data prepare "$work/fetch" --output "$work/data" --tokenizer "$work/tokenizer.json"
 $molen data verify "$work/data" --tokenizer "$work/tokenizer.json"
 
 step "3. What this machine can do (calibration), and what the run will take"
-[ -f "$work/calibration.json" ] || "${ranks[@]}" $molen calibrate --output "$work/calibration.json" 2>"$work/calibrate.txt" | head -1
-$molen simulate demo/config.toml --set math.threads=1 --set precision.compute=fp32 --ranks $world --cluster "$work/calibration.json" --communicator $communicator
+simulate=($molen simulate demo/config.toml --set math.threads=1 --set precision.compute=fp32 --ranks $world --cluster "$work/calibration.json" --communicator $communicator)
+# One that another version wrote, or that was measured with other ranks, is of no use: measure again.
+if [ -f "$work/calibration.json" ] && ! why=$("${simulate[@]}" 2>&1 >/dev/null); then
+  echo "calibration: not reused: ${why#molen: }"
+  rm "$work/calibration.json"
+fi
+if [ -f "$work/calibration.json" ]; then
+  echo "calibration: $work/calibration.json reused"
+elif ! "${ranks[@]}" $molen calibrate --output "$work/calibration.json" >"$work/calibrate.txt" 2>&1; then
+  cat "$work/calibrate.txt" >&2
+  exit 1
+else
+  grep '^calibrated' "$work/calibrate.txt"
+fi
+"${simulate[@]}"
 
 step "4. Training, stopped in the middle"
 train=("${ranks[@]}" $molen train demo/config.toml --cluster "$work/calibration.json")
-[ -d "$run/checkpoints" ] || "${train[@]}" --set 'train.stop_after="300 steps"'
+if [ -d "$run/checkpoints" ]; then
+  echo "$run: reused, $(ls "$run/checkpoints" | tail -1) is there"
+else
+  "${train[@]}" --set 'train.stop_after="300 steps"'
+fi
 
 step "5. Resuming to the end"
 "${train[@]}"
@@ -51,7 +72,12 @@ for prompt in "Om een bestand te openen" "To open a file"; do
 done
 
 step "8. A Hugging Face directory, and the report"
-[ -d "$work/export" ] || $molen checkpoint export "$run" "$work/export"
+if [ "$work/export" -nt "$run/checkpoints" ]; then
+  echo "$work/export: reused"
+else
+  rm -rf "$work/export"
+  $molen checkpoint export "$run" "$work/export"
+fi
 $molen report "$run"
 
 cat <<EOF
