@@ -108,8 +108,11 @@ class Loop {
     if (job_.options.save_initial && step_ == 0) save();
     const double begun = now().value;
     if (step_ >= stop_step_) {
-      finish(fmt::format("nothing to do, {} ({} steps) was reached before",
-                         stop_step_ < total_steps_ ? "train.stop_after" : "train.until", stop_step_));
+      const energy::EnergySoFar used = energy_->so_far();
+      if (recorder_)  // no step ran, so there is no peak to compare with the prediction
+        recorder_->end(step_, tokens_total_, used,
+                       fmt::format("nothing to do, {} ({} steps) was reached before",
+                                   stop_step_ < total_steps_ ? "train.stop_after" : "train.until", stop_step_));
       return;
     }
     std::string reason = fmt::format("reached train.until ({} steps)", total_steps_);
