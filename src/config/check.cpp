@@ -49,7 +49,9 @@ std::int64_t stage_of(const std::string& sharding) {
 
 void check_parallel(const Config& c) {
   const ParallelTable& p = c.parallel;
-  if (p.sharding && p.zero && stage_of(*p.sharding) != *p.zero) {
+  // Stage 1 beside a hybrid name: groups shard as it says, and the optimizer over all ranks.
+  const bool hybrid = p.sharding && p.sharding->rfind("HYBRID", 0) == 0;
+  if (p.sharding && p.zero && stage_of(*p.sharding) != *p.zero && !(hybrid && *p.zero == 1)) {
     throw UsageError("{}: {} contradicts parallel.sharding = {}, which is stage {}", c.where("parallel.zero"), *p.zero,
                      *p.sharding, stage_of(*p.sharding));
   }

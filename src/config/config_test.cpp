@@ -181,6 +181,7 @@ TEST(Config, ContradictionsAreRefused) {
     EXPECT_NE(reason_of(toml).find(expected), std::string::npos) << toml << "\n  " << reason_of(toml);
   }
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 3"), "");
+  EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 1"), "");
   EXPECT_EQ(reason_of("[train]\nuntil = \"50M tokens\""), "");  // other unit: nothing to compare
 }
 

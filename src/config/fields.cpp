@@ -89,9 +89,11 @@ std::vector<Field> parallel_fields() {
            choice({"NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}), e,
            "what data-parallel ranks divide, by PyTorch's names; NO_SHARD where zero is not set either"),
       make("parallel.zero", m, &T::zero, natural(3), e,
-           "the same by ZeRO stage: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters"),
+           "the same by ZeRO stage: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters; 1 beside a hybrid "
+           "name: the optimizer state over all ranks"),
       make("parallel.order", m, &T::order, axis_order(), e, "axes of the rank grid, outermost first"),
-      make("parallel.prefetch", m, &T::prefetch, natural(1024), e, "layers gathered ahead of their use"),
+      make("parallel.prefetch", m, &T::prefetch, natural(1024), e,
+           "layers gathered ahead of their use, where parameters are sharded"),
       make("parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
            "state kept in host memory"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,

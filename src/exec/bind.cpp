@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/match.h"
@@ -15,6 +16,13 @@ namespace {
 
 using program::Program;
 using program::Step;
+
+// What a use names of a unit's buffer, as a view.
+at::Tensor view_of(const BindContext& c, const program::Use& use) {
+  const auto [held, held_end] = held_of(c.program, use.buffer, c.coordinates);
+  const auto [first, last] = range_of(c.program, use, c.coordinates);
+  return c.flat(use.buffer).narrow(0, first - held, last - first);
+}
 
 Kernel bind_load(const BindContext& c, const Step& step) {
   auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
@@ -36,8 +44,7 @@ Kernel bind_load(const BindContext& c, const Step& step) {
 }
 
 Kernel bind_sum_squares(const BindContext& c, const Step& step) {
-  const auto [first, last] = range_of(c.program, step.reads.at(0), c.dp_rank);
-  auto grad = c.flat(step.reads[0].buffer).narrow(0, first, last - first), scalars = c.flat(step.writes.at(0).buffer);
+  auto grad = view_of(c, step.reads.at(0)), scalars = c.flat(step.writes.at(0).buffer);
   const int threads = c.program.setting.threads;
   return [=](RunState&, math::Scratch&) mutable {
     if (!grad.device().is_cpu()) {
@@ -94,22 +101,19 @@ struct Run {
 std::vector<Run> runs_of(const BindContext& c, const Step& step) {
   const int unit = program::unit_of_step(c.program, step);
   const auto& u = c.program.units[static_cast<std::size_t>(unit)];
-  const auto [first, last] = range_of(c.program, step.reads.at(0), c.dp_rank);
+  const auto [first, last] = range_of(c.program, step.writes.at(0), c.coordinates);
   const bool master = step.writes.size() > 3;
   std::vector<Run> runs;
   for (const auto& entry : u.entries) {
     const auto& parameter = c.parameters[static_cast<std::size_t>(entry.parameter)];
     const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + parameter.elements());
     if (from >= to) continue;
-    const auto part = [&](int buffer, std::int64_t origin) {
-      return c.flat(buffer).narrow(0, from - origin, to - from);
+    const auto part = [&](const program::Use& use) {
+      return c.flat(use.buffer).narrow(0, from - held_of(c.program, use.buffer, c.coordinates).first, to - from);
     };
-    Run run{parameter.decay, part(step.reads[0].buffer, 0), part(step.writes.at(0).buffer, 0), {}, {}, {}};
-    // Moments and master weights hold the owned range only.
-    const std::int64_t origin = c.program.setting.zero >= 1 ? first : 0;
-    run.m = part(step.writes.at(1).buffer, origin);
-    run.v = part(step.writes.at(2).buffer, origin);
-    if (master) run.master = part(step.writes.at(3).buffer, origin);
+    Run run{parameter.decay,         part(step.reads[0]),     part(step.writes[0]),
+            part(step.writes.at(1)), part(step.writes.at(2)), {}};
+    if (master) run.master = part(step.writes.at(3));
     runs.push_back(std::move(run));
   }
   return runs;
@@ -147,73 +151,104 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
   };
 }
 
-std::vector<std::int64_t> owned_counts(const Program& p, int buffer) {
+// Elements that each member of a collective's group contributes to, or gets of, a buffer.
+std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, const program::Use& use, int members) {
   std::vector<std::int64_t> counts;
-  for (int r = 0; r < p.setting.data_ranks; ++r) {
-    const auto [first, last] =
-        program::owned_range(p.buffers[static_cast<std::size_t>(buffer)].elements, r, p.setting.data_ranks);
+  const auto& s = c.program.setting;
+  for (int r = 0; r < members; ++r) {
+    mesh::PerAxis at = c.coordinates;
+    if (axis == program::Axis::kShard) at[mesh::Axis::kDpShard] = r;
+    if (axis == program::Axis::kReplicate) at[mesh::Axis::kDpReplicate] = r;
+    if (axis == program::Axis::kDp) {
+      at[mesh::Axis::kDpReplicate] = r / s.shards();
+      at[mesh::Axis::kDpShard] = r % s.shards();
+    }
+    const auto [first, last] = range_of(c.program, use, at);
     counts.push_back(last - first);
   }
   return counts;
 }
 
-Kernel bind_collective(const BindContext& c, const Step& step) {
-  MOLEN_CHECK(c.dp != nullptr, "a program with collectives needs a communicator");
-  comm::Communicator* dp = c.dp;
-  const int buffer = step.writes.at(0).buffer;
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(buffer)].dtype;
-  auto tensor = c.flat(buffer);
-  const auto [first, last] = program::owned_range(tensor.numel(), c.dp_rank, c.program.setting.data_ranks);
-  const auto counts = owned_counts(c.program, buffer);
-  char* base = static_cast<char*>(tensor.data_ptr());
-  char* own = base + first * size_of(dtype);
-  const std::int64_t all = tensor.numel();
-  return std::visit(
-      Match{
-          [&](const program::AllReduce&) -> Kernel {
-            return [=](RunState&, math::Scratch&) { dp->all_reduce(base, all, dtype, comm::Reduce::kSum); };
-          },
-          [&](const program::ReduceScatter&) -> Kernel {
-            return [=](RunState&, math::Scratch&) { dp->reduce_scatter(base, own, counts, dtype, comm::Reduce::kSum); };
-          },
-          [&](const program::AllGather&) -> Kernel {
-            return [=](RunState&, math::Scratch&) { dp->all_gather(own, base, counts, dtype); };
-          },
-          [&](const program::ReduceScalars& o) -> Kernel {
-            const std::int64_t count = o.count;
-            return [=](RunState&, math::Scratch&) { dp->all_reduce(base, count, DType::kF64, comm::Reduce::kSum); };
-          },
-          [](const auto&) -> Kernel { throw Error("not a collective"); },
-      },
-      step.op);
+Kernel bind_all_reduce(const BindContext& c, const Step& step, comm::Communicator* group) {
+  auto tensor = view_of(c, step.writes.at(0));
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  return [=](RunState&, math::Scratch&) {
+    group->all_reduce(tensor.data_ptr(), tensor.numel(), dtype, comm::Reduce::kSum);
+  };
+}
+
+Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communicator* group) {
+  const auto& op = std::get<program::ReduceScatter>(step.op);
+  auto all = view_of(c, step.reads.at(0)), part = view_of(c, step.writes.at(0));
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  const auto counts = counts_over(c, op.axis, step.writes[0], group->size());
+  // A sum to be added to an earlier one is made in this rank's part of what is used up.
+  const std::int64_t own = std::accumulate(counts.begin(), counts.begin() + group->rank(), std::int64_t{0});
+  at::Tensor sum = op.accumulate ? all.narrow(0, own, part.numel()) : part;
+  return [=](RunState&, math::Scratch&) mutable {
+    group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
+    if (op.accumulate) part.add_(sum);
+  };
+}
+
+Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicator* group) {
+  const auto& op = std::get<program::AllGather>(step.op);
+  auto part = view_of(c, step.reads.at(0)), all = view_of(c, step.writes.at(0));
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  const auto counts = counts_over(c, op.axis, step.reads[0], group->size());
+  return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
+}
+
+Kernel bind_reduce_scalars(const BindContext& c, const Step& step, comm::Communicator* group) {
+  const auto& op = std::get<program::ReduceScalars>(step.op);
+  auto sums = c.flat(step.writes.at(0).buffer).narrow(0, op.first, op.count);
+  return [=](RunState&, math::Scratch&) {
+    group->all_reduce(sums.data_ptr(), sums.numel(), DType::kF64, comm::Reduce::kSum);
+  };
+}
+
+// The group of an op's axis.
+comm::Communicator* group_of(const BindContext& c, program::Axis axis) {
+  comm::Communicator* group = c.group(axis);
+  MOLEN_CHECK(group != nullptr, "a program with collectives over {} needs a communicator", program::name_of(axis));
+  return group;
 }
 
 }  // namespace
 
-std::pair<std::int64_t, std::int64_t> range_of(const Program& program, const program::Use& use, int dp_rank) {
-  const std::int64_t elements = program.buffers.at(static_cast<std::size_t>(use.buffer)).elements;
-  if (use.range == program::Range::kAll) return {0, elements};
-  return program::owned_range(elements, dp_rank, program.setting.data_ranks);
+Bounds held_of(const program::Program& p, int buffer, const mesh::PerAxis& coordinates) {
+  const auto& b = p.buffers.at(static_cast<std::size_t>(buffer));
+  const int unit = p.unit_of_buffer(buffer);
+  if (unit < 0) return {0, b.elements};
+  const std::int64_t elements = p.units[static_cast<std::size_t>(unit)].elements;
+  return program::unit_range(p.setting, coordinates, elements, program::extent_of(p, b.name));
+}
+
+Bounds range_of(const program::Program& p, const program::Use& use, const mesh::PerAxis& coordinates) {
+  const int unit = p.unit_of_buffer(use.buffer);
+  if (use.range == program::Range::kAll || unit < 0) return held_of(p, use.buffer, coordinates);
+  return program::unit_range(p.setting, coordinates, p.units[static_cast<std::size_t>(unit)].elements, use.range);
 }
 
 Kernel bind(const BindContext& c, const Step& step) {
-  return std::visit(Match{
-                        [&](const program::Compute& op) { return bind_compute(c, step, op); },
-                        [&](const program::LoadBatch&) { return bind_load(c, step); },
-                        [&](const program::ZeroFill&) -> Kernel {
-                          auto target = c.flat(step.writes.at(0).buffer);
-                          return [=](RunState&, math::Scratch&) mutable { target.zero_(); };
-                        },
-                        [&](const program::SumSquares&) { return bind_sum_squares(c, step); },
-                        [&](const program::ClipScale&) { return bind_clip(c, step); },
-                        [&](const program::OptimizerStep&) { return bind_optimizer(c, step); },
-                        [&](const program::AllReduce&) { return bind_collective(c, step); },
-                        [&](const program::ReduceScatter&) { return bind_collective(c, step); },
-                        [&](const program::AllGather&) { return bind_collective(c, step); },
-                        [&](const program::ReduceScalars&) { return bind_collective(c, step); },
-                        [&](const program::Agree&) { return bind_agree(c, step); },
-                    },
-                    step.op);
+  return std::visit(
+      Match{
+          [&](const program::Compute& op) { return bind_compute(c, step, op); },
+          [&](const program::LoadBatch&) { return bind_load(c, step); },
+          [&](const program::ZeroFill&) -> Kernel {
+            auto target = c.flat(step.writes.at(0).buffer);
+            return [=](RunState&, math::Scratch&) mutable { target.zero_(); };
+          },
+          [&](const program::SumSquares&) { return bind_sum_squares(c, step); },
+          [&](const program::ClipScale&) { return bind_clip(c, step); },
+          [&](const program::OptimizerStep&) { return bind_optimizer(c, step); },
+          [&](const program::AllReduce& o) { return bind_all_reduce(c, step, group_of(c, o.axis)); },
+          [&](const program::ReduceScatter& o) { return bind_reduce_scatter(c, step, group_of(c, o.axis)); },
+          [&](const program::AllGather& o) { return bind_all_gather(c, step, group_of(c, o.axis)); },
+          [&](const program::ReduceScalars& o) { return bind_reduce_scalars(c, step, group_of(c, o.axis)); },
+          [&](const program::Agree&) { return bind_agree(c, step); },
+      },
+      step.op);
 }
 
 }  // namespace molen::exec

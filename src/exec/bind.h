@@ -24,8 +24,8 @@ struct RunState {
 
 struct BindContext {
   const program::Program& program;
-  int dp_rank = 0;
-  comm::Communicator* dp = nullptr;
+  mesh::PerAxis coordinates;  // of this rank
+  std::function<comm::Communicator*(program::Axis)> group;
   std::function<at::Tensor(int buffer)> flat;  // the whole buffer, one-dimensional
   const model::RopeTable& rope;
   const std::vector<arch::Parameter>& parameters;
@@ -34,7 +34,9 @@ struct BindContext {
 using Kernel = std::function<void(RunState&, math::Scratch&)>;
 Kernel bind(const BindContext& context, const program::Step& step);
 
-// Range of elements that `use` names in its buffer on this rank.
-std::pair<std::int64_t, std::int64_t> range_of(const program::Program& program, const program::Use& use, int dp_rank);
+// The elements of a unit that a buffer of it holds on a rank, and those that `use` names: [first, second).
+using Bounds = std::pair<std::int64_t, std::int64_t>;
+Bounds held_of(const program::Program& program, int buffer, const mesh::PerAxis& coordinates);
+Bounds range_of(const program::Program& program, const program::Use& use, const mesh::PerAxis& coordinates);
 
 }  // namespace molen::exec

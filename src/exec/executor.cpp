@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "exec/bind.h"
+#include "exec/groups.h"
 #include "program/signature.h"
 
 namespace molen::exec {
@@ -53,10 +54,9 @@ constexpr unsigned char kPoison = 0xff;  // every floating type reads it as NaN
 
 class Executor::Impl {
  public:
-  Impl(program::Program program, int dp_rank, comm::Communicator* dp, Options options, const Executor* owner)
+  Impl(program::Program program, int rank, comm::Communicator* world, Options options, const Executor* owner)
       : program_(std::move(program)),
-        dp_rank_(dp_rank),
-        dp_(dp),
+        groups_(program_, rank, world),
         options_(options),
         plan_(program::plan_memory(program_)),
         ops_(program::expand(program_)),
@@ -66,7 +66,12 @@ class Executor::Impl {
     place(owner);
     const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
     rope_ = model::make_rope_table(program_.arch, program_.setting.sequence, table, options_.device);
-    const BindContext context{program_, dp_rank_, dp_, [this](int buffer) { return flat(buffer); }, rope_, parameters_};
+    const BindContext context{program_,
+                              groups_.coordinates(),
+                              [this](program::Axis axis) { return groups_.of(axis); },
+                              [this](int buffer) { return flat(buffer); },
+                              rope_,
+                              parameters_};
     for (std::size_t b = 0; b < program_.bodies.size(); ++b) {
       bound_.emplace_back();
       for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k)
@@ -110,8 +115,7 @@ class Executor::Impl {
   }
 
   program::Program program_;
-  int dp_rank_;
-  comm::Communicator* dp_;
+  Groups groups_;
   Options options_;
   program::MemoryPlan plan_;
   std::vector<program::Expanded> ops_;
@@ -133,14 +137,29 @@ class Executor::Impl {
     arena_ = std::make_shared<Arena>(plan_.peak, options_.device);
   }
 
-  // For each op of each body: the transient buffers whose lifetime ends with it.
+  // For each op of each body: the transient buffers whose lifetime ends with it. Where streams still share the end of a
+  // buffer's life, none is named.
   void find_deaths() {
     for (std::size_t b = 0; b < program_.bodies.size(); ++b) {
-      deaths_.emplace_back(program_.bodies[b].steps.size());
-      for (std::size_t i = 0; i < program_.buffers.size(); ++i)
-        if (program_.buffers[i].lifetime == program::Lifetime::kTransient && plan_.live[b][i].first >= 0)
-          deaths_[b][static_cast<std::size_t>(plan_.live[b][i].last)].push_back(static_cast<int>(i));
+      const auto& steps = program_.bodies[b].steps;
+      deaths_.emplace_back(steps.size());
+      for (std::size_t i = 0; i < program_.buffers.size(); ++i) {
+        if (program_.buffers[i].lifetime != program::Lifetime::kTransient) continue;
+        const int last = last_use(steps, static_cast<int>(i));
+        const auto& live = plan_.live[b][i];
+        bool alone = last >= 0;
+        for (std::size_t s = 0; alone && s < program::kNumStreams; ++s) alone = live.last[s] <= last;
+        if (alone) deaths_[b][static_cast<std::size_t>(last)].push_back(static_cast<int>(i));
+      }
     }
+  }
+
+  static int last_use(const std::vector<program::Step>& steps, int buffer) {
+    for (int k = static_cast<int>(steps.size()) - 1; k >= 0; --k)
+      for (const auto* uses : {&steps[static_cast<std::size_t>(k)].reads, &steps[static_cast<std::size_t>(k)].writes})
+        for (const auto& use : *uses)
+          if (use.buffer == buffer) return k;
+    return -1;
   }
 
   std::exception_ptr run_stream(program::Stream stream, RunState& state, program::Timeline& timeline) {
@@ -200,7 +219,7 @@ class Executor::Impl {
     for (std::size_t b = 0; b < program_.buffers.size(); ++b) {
       const auto& buffer = program_.buffers[b];
       if (buffer.lifetime == program::Lifetime::kTransient &&
-          plan_.live[static_cast<std::size_t>(e.body)][b].live(e.op))
+          plan_.live[static_cast<std::size_t>(e.body)][b].during(e.step->stream, e.op))
         top = std::max(top, plan_.buffer_offset[b] + math::Scratch::aligned(buffer.bytes().value));
     }
     if (scratch_offset >= 0) top = std::max(top, scratch_offset + math::Scratch::aligned(scratch_used));
@@ -208,7 +227,7 @@ class Executor::Impl {
   }
 
   void poison(const program::Expanded& e) {
-    if (!options_.device.is_cpu() || e.step->stream != program::Stream::kCompute) return;
+    if (!options_.device.is_cpu()) return;
     for (const int buffer : deaths_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)]) {
       at::Tensor t = flat(buffer);
       std::memset(t.data_ptr(), kPoison, t.nbytes());
@@ -235,9 +254,9 @@ class Executor::Impl {
   bool has_comm_ = false;
 };
 
-Executor::Executor(program::Program program, int dp_rank, comm::Communicator* dp, Options options,
+Executor::Executor(program::Program program, int rank, comm::Communicator* world, Options options,
                    const Executor* weights)
-    : impl_(std::make_unique<Impl>(std::move(program), dp_rank, dp, options, weights)) {}
+    : impl_(std::make_unique<Impl>(std::move(program), rank, world, options, weights)) {}
 Executor::~Executor() = default;
 
 StepResult Executor::run(const StepInput& input) {
@@ -259,22 +278,34 @@ at::Tensor Executor::losses() const {
   return impl_->flat(impl_->program_.buffer("losses"));
 }
 
+namespace {
+
+// The buffer that keeps a family of state from step to step; -1 if none does.
+int state_buffer(const program::Program& p, const std::string& family, int unit) {
+  const std::string& name = p.units.at(static_cast<std::size_t>(unit)).name;
+  const int shard = p.find_buffer(family + "_shard." + name);
+  return shard >= 0 ? shard : p.find_buffer(family + "." + name);
+}
+
+}  // namespace
+
 at::Tensor Executor::state(const std::string& family, int unit) const {
-  const auto& name = impl_->program_.units.at(static_cast<std::size_t>(unit)).name;
+  const int buffer = state_buffer(impl_->program_, family, unit);
+  MOLEN_CHECK(buffer >= 0, "the program keeps no '{}'", family);
   const auto [first, last] = state_range(family, unit);
-  return impl_->flat(impl_->program_.buffer(family + "." + name)).narrow(0, 0, last - first);
+  return impl_->flat(buffer).narrow(0, 0, last - first);
 }
 
 bool Executor::has_state(const std::string& family) const {
-  return impl_->program_.find_buffer(family + "." + impl_->program_.units.at(0).name) >= 0;
+  return state_buffer(impl_->program_, family, 0) >= 0;
 }
 
 std::pair<std::int64_t, std::int64_t> Executor::state_range(const std::string& family, int unit) const {
-  const auto& p = impl_->program_;
-  const std::int64_t elements = p.units.at(static_cast<std::size_t>(unit)).elements;
-  const bool sharded = family == "m" || family == "v" || family == "master";
-  if (!sharded || p.setting.zero == 0) return {0, elements};
-  return program::owned_range(elements, impl_->dp_rank_, p.setting.data_ranks);
+  return held_of(impl_->program_, state_buffer(impl_->program_, family, unit), impl_->groups_.coordinates());
+}
+
+const mesh::PerAxis& Executor::coordinates() const {
+  return impl_->groups_.coordinates();
 }
 
 }  // namespace molen::exec

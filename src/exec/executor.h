@@ -44,11 +44,11 @@ struct Options {
 
 class Executor {
  public:
-  // Verifies nothing: callers pass programs that program::require_sound has seen. `dp` is the communicator of the dp
-  // axis (null where data_ranks is 1). `weights` lends its parameters, and its transient space, to a program whose
-  // parameters are external (an evaluation beside a training); it must outlive this one, and the two must not run at
-  // once.
-  Executor(program::Program program, int dp_rank, comm::Communicator* dp, Options options,
+  // Verifies nothing: callers pass programs that program::require_sound has seen. `world` holds the ranks of the
+  // program's mesh (null where no op communicates) and is split for its axes, so that the constructor is collective.
+  // `weights` lends its parameters, and its transient space, to a program whose parameters are external (an evaluation
+  // beside a training); it must outlive this one, and the two must not run at once.
+  Executor(program::Program program, int rank, comm::Communicator* world, Options options,
            const Executor* weights = nullptr);
   ~Executor();
 
@@ -58,12 +58,14 @@ class Executor {
   const program::MemoryPlan& memory() const;
   const std::vector<program::Expanded>& ops() const;
 
-  // What this rank holds of a unit's state: "param", "grad", "m", "v", "master"; flat. Moments and master weights are
-  // the owned range where the optimizer is sharded.
+  // What this rank keeps of a unit's state from step to step: "param", "grad", "m", "v", "master"; flat. A part of it
+  // where the layout shards it.
   at::Tensor state(const std::string& family, int unit) const;
   bool has_state(const std::string& family) const;
   // Element range of the unit that `state` of this family covers on this rank.
   std::pair<std::int64_t, std::int64_t> state_range(const std::string& family, int unit) const;
+  // Where this rank stands in the program's mesh.
+  const mesh::PerAxis& coordinates() const;
 
   // Highest byte in use while each expanded op of the last `run` was running; equals MemoryPlan::high_water.
   const std::vector<std::int64_t>& measured_high_water() const;

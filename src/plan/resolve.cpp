@@ -66,12 +66,45 @@ void refuse_unbuilt(const Config& c) {
   not_built(c, !c.math.flash_attention, "math.flash_attention", "true");
 }
 
+bool is_hybrid(const Config& c) {
+  return c.parallel.sharding && c.parallel.sharding->rfind("HYBRID", 0) == 0;
+}
+
+// PyTorch's names as ZeRO stages; the two hybrid ones shard within groups and replicate across them.
 int zero_stage(const Config& c) {
   const auto& p = c.parallel;
-  if (p.sharding) not_built(c, *p.sharding != "NO_SHARD", "parallel.sharding", "NO_SHARD (and parallel.zero = 1)");
-  if (!p.zero) return 0;
-  not_built(c, *p.zero > 1, "parallel.zero", "0 and 1");
-  return static_cast<int>(*p.zero);
+  if (!p.sharding) return static_cast<int>(p.zero.value_or(0));
+  if (*p.sharding == "NO_SHARD") return static_cast<int>(p.zero.value_or(0));
+  return *p.sharding == "SHARD_GRAD_OP" || *p.sharding == "HYBRID_SHARD_ZERO2" ? 2 : 3;
+}
+
+// The data-parallel axes of the rank grid.
+void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) {
+  const auto& p = c.parallel;
+  const std::int64_t ranks = machine.ranks, replicate = p.data_replicate;
+  // A group is the node, where nothing else is said.
+  const std::int64_t group =
+      is_hybrid(c) && replicate == 1 ? machine.local_ranks : ranks / std::max<std::int64_t>(1, replicate);
+  const std::int64_t shard = p.data_shard.value_or(group);
+  const std::int64_t copies = is_hybrid(c) && replicate == 1 ? ranks / std::max<std::int64_t>(1, shard) : replicate;
+  if (shard * copies != ranks)
+    throw UsageError("{}: data_replicate {} x data_shard {} is not the world of {} ranks",
+                     c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard, ranks);
+  if (p.sharding && !is_hybrid(c) && *p.sharding != "NO_SHARD" && copies > 1)
+    throw UsageError("{}: {} shards over all data-parallel ranks; with copies (data_replicate {}) it is {}",
+                     c.where("parallel.sharding"), *p.sharding, copies,
+                     *p.sharding == "FULL_SHARD" ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2");
+  if (is_hybrid(c) && ranks > 1 && shard == 1)
+    throw UsageError("{}: {} needs groups of more than one rank; set parallel.data_shard, or NO_SHARD",
+                     c.where("parallel.sharding"), *p.sharding);
+  const auto place = [&](const char* axis) {
+    return std::find(p.order.begin(), p.order.end(), axis) - p.order.begin();
+  };
+  not_built(c, shard > 1 && copies > 1 && place("dp-shard") < place("dp-replicate"), "parallel.order",
+            "dp-replicate before dp-shard");
+  s.mesh[mesh::Axis::kDpShard] = static_cast<int>(shard);
+  s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(copies);
+  s.own_over_dp = is_hybrid(c) && p.zero == 1 && copies > 1;
 }
 
 DType resolve_precision(Config& c, const Machine& machine, int threads) {
@@ -154,11 +187,8 @@ int auto_threads(int local_ranks) {
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
   refuse_unbuilt(c);
   program::Setting s;
-  s.data_ranks = machine.ranks;
-  const std::int64_t replicate = c.parallel.data_replicate, shard = c.parallel.data_shard.value_or(0);
-  if (shard > 0 && shard * replicate != machine.ranks)
-    throw UsageError("{}: data_replicate {} x data_shard {} is not the world of {} ranks",
-                     c.where("parallel.data_shard"), replicate, shard, machine.ranks);
+  resolve_mesh(c, machine, s);
+  s.prefetch = static_cast<int>(c.parallel.prefetch);
   s.zero = zero_stage(c);
   s.recompute = c.parallel.recompute.mode == config::Recompute::Mode::kFull;
   s.global_batch = c.batch.global;

@@ -39,14 +39,50 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
 
 // Nothing that is asked for and not built runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
-  for (const char* set :
-       {"parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=2",
-        "parallel.sharding=FULL_SHARD", "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]",
-        "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
+  for (const char* set : {"parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
+                          "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]",
+                          "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;
     EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=fp32", set}, two), UsageError);
+  }
+}
+
+TEST(Setting, ShardingNamesAreStagesOnAMesh) {
+  struct Case {
+    std::vector<std::string> sets;
+    int zero, shards, replicas;
+    bool own_over_dp;
+  };
+  Machine eight;
+  eight.ranks = 8;
+  eight.local_ranks = 4;
+  for (const Case& c :
+       {Case{{}, 0, 8, 1, false}, Case{{"parallel.zero=1"}, 1, 8, 1, false},
+        Case{{"parallel.sharding=SHARD_GRAD_OP"}, 2, 8, 1, false},
+        Case{{"parallel.sharding=FULL_SHARD"}, 3, 8, 1, false}, Case{{"parallel.zero=3"}, 3, 8, 1, false},
+        Case{{"parallel.zero=3", "parallel.data_replicate=4"}, 3, 2, 4, false},
+        Case{{"parallel.sharding=HYBRID_SHARD"}, 3, 4, 2, false},
+        Case{{"parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2"}, 3, 2, 4, false},
+        Case{{"parallel.sharding=HYBRID_SHARD_ZERO2", "parallel.data_replicate=4"}, 2, 2, 4, false},
+        Case{{"parallel.sharding=HYBRID_SHARD", "parallel.zero=1"}, 3, 4, 2, true}}) {
+    auto sets = c.sets;
+    sets.insert(sets.end(), {"model.preset=llama-tiny", "precision.compute=fp32", "batch.global=32"});
+    const program::Setting s = setting(sets, eight);
+    EXPECT_EQ(s.zero, c.zero);
+    EXPECT_EQ(s.shards(), c.shards);
+    EXPECT_EQ(s.replicas(), c.replicas);
+    EXPECT_EQ(s.own_over_dp, c.own_over_dp);
+  }
+  for (const std::vector<std::string>& sets :
+       std::vector<std::vector<std::string>>{{"parallel.sharding=FULL_SHARD", "parallel.data_replicate=2"},
+                                             {"parallel.data_replicate=3"},
+                                             {"parallel.sharding=HYBRID_SHARD", "parallel.data_shard=3"},
+                                             {"parallel.sharding=HYBRID_SHARD", "parallel.data_shard=1"}}) {
+    auto all = sets;
+    all.insert(all.end(), {"model.preset=llama-tiny", "precision.compute=fp32"});
+    EXPECT_THROW(setting(all, eight), UsageError) << sets.back();
   }
 }
 

@@ -11,8 +11,18 @@ void check_setting(const Setting& s) {
   if (s.global_batch < 1) throw UsageError("batch.global: must be at least 1, is {}", s.global_batch);
   if (s.micro_batch < 1) throw UsageError("batch.micro: must be at least 1, is {}", s.micro_batch);
   if (s.sequence < 1) throw UsageError("data.sequence_length: must be at least 1, is {}", s.sequence);
-  if (s.data_ranks < 1) throw UsageError("the data-parallel degree must be at least 1, is {}", s.data_ranks);
-  if (s.zero < 0 || s.zero > 1) throw UsageError("parallel.zero: stages 0 and 1 are built, {} is not yet", s.zero);
+  if (s.shards() < 1 || s.replicas() < 1)
+    throw UsageError("parallel.data_shard x parallel.data_replicate: {} x {} is no number of ranks", s.shards(),
+                     s.replicas());
+  for (const mesh::Axis axis : {mesh::Axis::kPp, mesh::Axis::kCp, mesh::Axis::kTp})
+    if (s.mesh[axis] != 1) throw UsageError("the axis {} is not built yet", mesh::name_of(axis));
+  if (s.zero < 0 || s.zero > 3) throw UsageError("parallel.zero: stages are 0 to 3, not {}", s.zero);
+  if (s.zero >= 2 && s.shards() == 1 && s.replicas() > 1)
+    throw UsageError("parallel.data_shard: ZeRO-{} has nothing to shard over with {} replicas of one rank", s.zero,
+                     s.replicas());
+  if (s.own_over_dp && (s.zero < 2 || s.replicas() == 1))
+    throw UsageError("optimizer states over all data-parallel ranks: for hybrid sharding only");
+  if (s.prefetch < 0) throw UsageError("parallel.prefetch: {} units", s.prefetch);
   if (s.compute == DType::kF16)
     throw UsageError(
         "precision.compute: fp16 needs dynamic loss scaling, which is not built yet; use bf16, fp32 or fp64");
@@ -30,8 +40,10 @@ Program build(const arch::Architecture& arch, const Setting& setting) {
   if (setting.recompute && setting.purpose == Purpose::kTrain) p = pass::recompute(std::move(p));
   if (setting.purpose == Purpose::kTrain) {
     p = pass::micro_batch_loop(std::move(p));
-    p = pass::reduce_gradients(std::move(p));
+    p = pass::reduce_gradients(pass::shard_parameters(std::move(p)));
     p = pass::update(std::move(p));
+  } else {
+    p = pass::shard_parameters(std::move(p));
   }
   return pass::order_streams(pass::costs(std::move(p)));
 }

@@ -17,14 +17,20 @@ Program micro_batch(const arch::Architecture& arch, const Setting& setting);
 Program recompute(Program program);
 // Repeats the micro-batch: the first overwrites gradients, later ones add.
 Program micro_batch_loop(Program program);
-// Gradients of a unit are reduced over dp as soon as the last micro-batch has finished them: all-reduced (ZeRO-0), or
-// reduce-scattered to their owners (ZeRO-1).
+// ZeRO-3: before a unit is used, its parameters are gathered over dp_shard, Setting::prefetch units ahead; the copy is
+// dead after its last reader.
+Program shard_parameters(Program program);
+// Gradients of a unit are reduced as soon as they are finished: in the last micro-batch, all-reduced (ZeRO-0) or
+// reduce-scattered to their owners (ZeRO-1); in every micro-batch, reduce-scattered into the shards (ZeRO-2, ZeRO-3),
+// which the last one sums over the replicas.
 Program reduce_gradients(Program program);
-// Clipping, AdamW, and for ZeRO-1 the gathering of updated parameters: a body "update" at the end.
+// Clipping, AdamW, and the gathering of updated parameters where the owner of a part is not its only holder: a body
+// "update" at the end.
 Program update(Program program);
 // FLOPs, bytes and scratch of every op.
 Program costs(Program program);
-// `after` edges: every hazard between streams, and no more than needed.
+// `after` edges: every hazard between streams that the edges which are there do not order yet, and no more than needed.
+// Transient memory that a communication stream uses passes from one instance to the next as a whole.
 Program order_streams(Program program);
 
 }  // namespace pass

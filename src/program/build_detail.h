@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <vector>
 
 #include "program/program.h"
 #include "program/signature.h"
@@ -19,5 +20,10 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix 
 Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const std::string& suffix = "");
 Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
                   const std::string& suffix = "");
+
+// Axes over which updated parameters come together again, in order.
+std::vector<Axis> gathered_over(const Setting& setting);
+// Elements between the unit's parameters, which no op but ZeroFill writes.
+bool has_padding(const Program& p, const Unit& unit);
 
 }  // namespace molen::program::detail

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "program/program.h"
 
 namespace molen::program {
 namespace {
@@ -63,6 +64,31 @@ std::pair<std::int64_t, std::int64_t> owned_range(std::int64_t elements, int ran
   const std::int64_t first = rank * base + std::min<std::int64_t>(rank, extra);
   const std::int64_t last = first + base + (rank < extra ? 1 : 0);
   return {std::min(first * kAlign, elements), std::min(last * kAlign, elements)};
+}
+
+namespace {
+
+using Bounds = std::pair<std::int64_t, std::int64_t>;
+
+// Part `rank` of `ranks` of a range.
+Bounds part_of(Bounds range, int rank, int ranks) {
+  const auto [first, last] = owned_range(range.second - range.first, rank, ranks);
+  return {range.first + first, range.first + last};
+}
+
+}  // namespace
+
+Bounds unit_tile(const Setting& s, const mesh::PerAxis& at, std::int64_t elements) {
+  const int shard = at[mesh::Axis::kDpShard], replica = at[mesh::Axis::kDpReplicate];
+  // Below stage 2 every rank holds all of a unit; by its number in dp, so that stage 1 saves what it owns.
+  if (s.zero < 2) return owned_range(elements, replica * s.shards() + shard, s.data_ranks());
+  return part_of(owned_range(elements, shard, s.shards()), replica, s.replicas());
+}
+
+Bounds unit_range(const Setting& s, const mesh::PerAxis& at, std::int64_t elements, Range range) {
+  if (range == Range::kAll || s.zero == 0 || (range == Range::kShard && s.zero == 1)) return {0, elements};
+  if (s.zero == 1 || (range == Range::kOwn && s.own_over_dp)) return unit_tile(s, at, elements);
+  return owned_range(elements, at[mesh::Axis::kDpShard], s.shards());
 }
 
 }  // namespace molen::program

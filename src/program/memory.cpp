@@ -20,36 +20,87 @@ struct Item {
   std::int64_t offset = -1;
 };
 
-std::vector<std::vector<MemoryPlan::Interval>> find_lifetimes(const Program& p) {
-  std::vector<std::vector<MemoryPlan::Interval>> live(p.bodies.size(),
-                                                      std::vector<MemoryPlan::Interval>(p.buffers.size()));
-  std::vector<bool> on_other_stream(p.buffers.size(), false);
-  for (std::size_t b = 0; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
-      const Step& step = p.bodies[b].steps[k];
-      for (const auto* uses : {&step.reads, &step.writes})
-        for (const Use& use : *uses) {
-          auto& interval = live[b][static_cast<std::size_t>(use.buffer)];
-          if (interval.first < 0) interval.first = static_cast<int>(k);
-          interval.last = static_cast<int>(k);
-          if (step.stream != Stream::kCompute) on_other_stream[static_cast<std::size_t>(use.buffer)] = true;
-        }
+// Per stream, an index of an op.
+using PerStream = std::array<int, kNumStreams>;
+constexpr PerStream kNone = [] {
+  PerStream a{};
+  a.fill(-1);
+  return a;
+}();
+
+// What is known to have ended when each op of a body starts: per stream, the latest such op.
+std::vector<PerStream> ended_before(const Body& body) {
+  std::vector<PerStream> known(body.steps.size(), kNone);
+  std::array<PerStream, kNumStreams> now;
+  now.fill(kNone);
+  for (std::size_t k = 0; k < body.steps.size(); ++k) {
+    const auto own = static_cast<std::size_t>(body.steps[k].stream);
+    for (const OpRef& ref : body.steps[k].after) {
+      if (ref.body >= 0) continue;
+      const auto from = static_cast<std::size_t>(ref.op), stream = static_cast<std::size_t>(body.steps[from].stream);
+      now[own][stream] = std::max(now[own][stream], ref.op);
+      for (std::size_t t = 0; t < kNumStreams; ++t) now[own][t] = std::max(now[own][t], known[from][t]);
     }
-  // List order bounds a lifetime only on the compute stream. What another stream touches keeps its place throughout.
-  for (std::size_t i = 0; i < p.buffers.size(); ++i)
-    if (on_other_stream[i])
-      for (std::size_t b = 0; b < p.bodies.size(); ++b)
-        live[b][i] = {0, static_cast<int>(p.bodies[b].steps.size()) - 1};
-  return live;
+    known[k] = now[own];
+    now[own][own] = static_cast<int>(k);
+  }
+  return known;
 }
 
-bool overlap(MemoryPlan::Interval a, MemoryPlan::Interval b) {
-  return a.first >= 0 && b.first >= 0 && a.first <= b.last && b.first <= a.last;
+// A transient buffer, or the scratch of an op, in one body: an op that has ended before `start` of its stream is over
+// when the first use begins; `end` are its last uses.
+struct Span {
+  bool used = false;
+  PerStream start = kNone, end = kNone;
+
+  void add(const PerStream& ended, std::size_t stream, int op) {
+    for (std::size_t t = 0; t < kNumStreams; ++t) start[t] = used ? std::min(start[t], ended[t]) : ended[t];
+    end[stream] = std::max(end[stream], op);
+    used = true;
+  }
+  bool before(const Span& other) const {
+    for (std::size_t t = 0; t < kNumStreams; ++t)
+      if (end[t] > other.start[t]) return false;
+    return true;
+  }
+  bool apart(const Span& other) const { return !used || !other.used || before(other) || other.before(*this); }
+};
+
+struct BodySpans {
+  std::vector<Span> buffers, scratch;  // by buffer; by op
+  std::vector<PerStream> ended;
+};
+
+BodySpans spans_of(const Program& p, const Body& body) {
+  BodySpans spans{std::vector<Span>(p.buffers.size()), std::vector<Span>(body.steps.size()), ended_before(body)};
+  for (std::size_t k = 0; k < body.steps.size(); ++k) {
+    const Step& step = body.steps[k];
+    const auto stream = static_cast<std::size_t>(step.stream);
+    for (const auto* uses : {&step.reads, &step.writes})
+      for (const Use& use : *uses)
+        spans.buffers[static_cast<std::size_t>(use.buffer)].add(spans.ended[k], stream, static_cast<int>(k));
+    spans.scratch[k].add(spans.ended[k], stream, static_cast<int>(k));
+  }
+  return spans;
+}
+
+// The ops of each stream that are neither over before the buffer's first use nor begin after its last.
+MemoryPlan::Live live_of(const Body& body, const BodySpans& spans, const Span& buffer) {
+  MemoryPlan::Live live{kNone, kNone};
+  if (!buffer.used) return live;
+  for (std::size_t k = 0; k < body.steps.size(); ++k) {
+    const auto s = static_cast<std::size_t>(body.steps[k].stream);
+    if (spans.scratch[k].before(buffer) || buffer.before(spans.scratch[k])) continue;
+    if (live.first[s] < 0) live.first[s] = static_cast<int>(k);
+    live.last[s] = static_cast<int>(k);
+  }
+  return live;
 }
 
 class Packer {
  public:
-  Packer(const Program& p, MemoryPlan& plan) : program_(p), plan_(plan) {}
+  Packer(const Program& p, const std::vector<BodySpans>& spans, MemoryPlan& plan)
+      : program_(p), spans_(spans), plan_(plan) {}
 
   void pack() {
     collect();
@@ -69,14 +120,15 @@ class Packer {
           items_.push_back({align(bytes), -1, static_cast<int>(b), static_cast<int>(k), -1});
   }
 
-  MemoryPlan::Interval interval(const Item& item, std::size_t body) const {
-    if (item.buffer >= 0) return plan_.live[body][static_cast<std::size_t>(item.buffer)];
-    return static_cast<int>(body) == item.body ? MemoryPlan::Interval{item.op, item.op} : MemoryPlan::Interval{};
+  const Span& span(const Item& item, std::size_t body) const {
+    static const Span kUnused;
+    if (item.buffer >= 0) return spans_[body].buffers[static_cast<std::size_t>(item.buffer)];
+    return static_cast<int>(body) == item.body ? spans_[body].scratch[static_cast<std::size_t>(item.op)] : kUnused;
   }
 
   bool interfere(const Item& a, const Item& b) const {
     for (std::size_t body = 0; body < program_.bodies.size(); ++body)
-      if (overlap(interval(a, body), interval(b, body))) return true;
+      if (!span(a, body).apart(span(b, body))) return true;
     return false;
   }
 
@@ -100,6 +152,7 @@ class Packer {
   }
 
   const Program& program_;
+  const std::vector<BodySpans>& spans_;
   MemoryPlan& plan_;
   std::vector<Item> items_;
 };
@@ -113,20 +166,26 @@ MemoryPlan plan_memory(const Program& p) {
     plan.scratch_offset.emplace_back(body.steps.size(), -1);
     plan.high_water.emplace_back(body.steps.size(), 0);
   }
-  plan.live = find_lifetimes(p);
+  std::vector<BodySpans> spans;
+  for (const Body& body : p.bodies) {
+    spans.push_back(spans_of(p, body));
+    plan.live.emplace_back();
+    for (const Span& buffer : spans.back().buffers) plan.live.back().push_back(live_of(body, spans.back(), buffer));
+  }
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     if (p.buffers[i].lifetime != Lifetime::kPersistent) continue;
     plan.buffer_offset[i] = plan.persistent.value;
     plan.persistent += Bytes(align(p.buffers[i].bytes().value));
   }
   plan.peak = plan.persistent;
-  Packer(p, plan).pack();
+  Packer(p, spans, plan).pack();
 
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
       std::int64_t top = plan.persistent.value;
       for (std::size_t i = 0; i < p.buffers.size(); ++i)
-        if (p.buffers[i].lifetime == Lifetime::kTransient && plan.live[b][i].live(static_cast<int>(k)))
+        if (p.buffers[i].lifetime == Lifetime::kTransient &&
+            plan.live[b][i].during(p.bodies[b].steps[k].stream, static_cast<int>(k)))
           top = std::max(top, plan.buffer_offset[i] + align(p.buffers[i].bytes().value));
       if (plan.scratch_offset[b][k] >= 0)
         top = std::max(top, plan.scratch_offset[b][k] + align(p.bodies[b].steps[k].scratch.value));
@@ -140,8 +199,8 @@ MemorySummary summarize(const Program& p, const MemoryPlan& plan) {
   for (const Buffer& buffer : p.buffers) {
     if (buffer.lifetime != Lifetime::kPersistent) continue;
     const std::string family = buffer.name.substr(0, buffer.name.find('.'));
-    if (family == "param") s.parameters += buffer.bytes();
-    if (family == "grad") s.gradients += buffer.bytes();
+    if (family == "param" || family == "param_shard") s.parameters += buffer.bytes();
+    if (family == "grad" || family == "grad_shard") s.gradients += buffer.bytes();
     if (family == "m" || family == "v" || family == "master") s.optimizer += buffer.bytes();
   }
   s.transient = plan.peak - plan.persistent;

@@ -2,6 +2,7 @@
 // lifetimes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,16 +15,22 @@ struct MemoryPlan {
   std::vector<std::int64_t> buffer_offset;                // bytes from the arena's start, per buffer
   std::vector<std::vector<std::int64_t>> scratch_offset;  // per body and op; -1 where the op has none
   std::vector<std::vector<std::int64_t>> high_water;  // per body and op: end of the highest byte in use while it runs
-  // First and last op of a body in which a transient buffer is live; -1 where it is not used there.
-  struct Interval {
-    int first = -1, last = -1;
-    bool live(int op) const { return first >= 0 && first <= op && op <= last; }
+  // While which ops of a body a transient buffer may be in use: per stream, the first and the last one; -1 where it is
+  // not used in the body. An op of another stream that is ordered before its first writer or after its last reader is
+  // outside.
+  struct Live {
+    std::array<int, kNumStreams> first, last;
+    bool during(Stream stream, int op) const {
+      const auto s = static_cast<std::size_t>(stream);
+      return first[s] >= 0 && first[s] <= op && op <= last[s];
+    }
   };
-  std::vector<std::vector<Interval>> live;  // per body and buffer
+  std::vector<std::vector<Live>> live;  // per body and buffer
   Bytes persistent, peak;
 };
 
-// 64-byte aligned. Deterministic.
+// 64-byte aligned. Deterministic. Two buffers share bytes only where `after` and the order within streams prove, within
+// a body, that one is dead before the other is written; between instances pass::order_streams sees to it.
 MemoryPlan plan_memory(const Program& program);
 
 // Bytes by kind of buffer, for people: parameters, gradients, optimizer states, activations (peak of transients).

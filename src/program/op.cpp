@@ -35,7 +35,20 @@ std::string_view name_of(Stream stream) {
   return stream == Stream::kCompute ? "compute" : "comm.dp";
 }
 std::string_view name_of(Axis axis) {
-  return axis == Axis::kDp ? "dp" : "world";
+  switch (axis) {
+    case Axis::kDp:
+      return "dp";
+    case Axis::kShard:
+      return "dp_shard";
+    case Axis::kReplicate:
+      return "dp_replicate";
+    case Axis::kWorld:
+      return "world";
+  }
+  throw Error("unknown axis {}", static_cast<int>(axis));
+}
+std::string_view name_of(Range range) {
+  return range == Range::kAll ? "all" : range == Range::kShard ? "shard" : "own";
 }
 std::string_view name_of(Flag) {
   return "non_finite";

@@ -5,6 +5,7 @@
 // Retargeting an operand in the text form therefore changes what runs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,8 +17,9 @@
 
 namespace molen::program {
 
-// Named groups of ranks. kDp joins dp_replicate and dp_shard.
-enum class Axis { kDp, kWorld };
+// Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard.
+enum class Axis { kDp, kShard, kReplicate, kWorld };
+inline constexpr std::array kAllAxes{Axis::kDp, Axis::kShard, Axis::kReplicate, Axis::kWorld};
 
 // Where an op runs. Ops of one stream run in list order; streams run side by side.
 enum class Stream { kCompute, kDpComm };
@@ -38,8 +40,9 @@ enum class Phase {
 };
 inline constexpr int kNumPhases = 9;
 
-// The whole buffer, or the part this rank owns (program/layout.h: owned_range).
-enum class Range { kAll, kOwn };
+// What of a buffer an op uses: all that it holds; the part of the unit that this rank keeps of sharded gradients and
+// parameters; the part whose optimizer state it owns (program/layout.h: unit_range).
+enum class Range { kAll, kShard, kOwn };
 
 struct Use {
   int buffer = -1;
@@ -63,6 +66,7 @@ struct LoadBatch {
   bool operator==(const LoadBatch&) const = default;
 };
 struct ZeroFill {
+  bool padding = false;  // of a gradient: only the elements between its parameters, which no op writes
   bool operator==(const ZeroFill&) const = default;
 };
 // scalars[kSumSquares] += sum of squares of reads[0].
@@ -81,19 +85,21 @@ struct AllReduce {
   Axis axis{};
   bool operator==(const AllReduce&) const = default;
 };
-// reads [all] of a buffer, leaves the sum in [own] of it.
+// Leaves in writes[0] this rank's part of the sum of reads[0]. What is read is used up: it may hold anything
+// afterwards.
 struct ReduceScatter {
   Axis axis{};
+  bool accumulate = false;  // adds to what an earlier micro-batch left there
   bool operator==(const ReduceScatter&) const = default;
 };
 struct AllGather {
   Axis axis{};
   bool operator==(const AllGather&) const = default;
 };
-// Sums scalars[0 .. count) over the axis.
+// Sums scalars[first .. first + count) over the axis.
 struct ReduceScalars {
   Axis axis{};
-  std::int64_t count = 0;
+  std::int64_t first = 0, count = 0;
   bool operator==(const ReduceScalars&) const = default;
 };
 // Sets the flag on all ranks alike: from reduced scalars, so no rank can disagree.
@@ -134,6 +140,7 @@ struct Step {
 std::string_view name_of(Phase phase);
 std::string_view name_of(Stream stream);
 std::string_view name_of(Axis axis);
+std::string_view name_of(Range range);  // "all", "shard", "own"
 std::string_view name_of(ComputePass pass);
 std::string_view name_of(Flag flag);
 // "forward attention", "all_reduce", ... : the key of cost tables and comparisons.

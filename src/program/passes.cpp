@@ -3,13 +3,27 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/match.h"
 #include "program/build.h"
 #include "program/build_detail.h"
 
-namespace molen::program::pass {
+namespace molen::program {
+
+namespace detail {
+
+bool has_padding(const Program& p, const Unit& unit) {
+  const auto parameters = arch::parameters(p.arch);
+  std::int64_t used = 0;
+  for (const auto& entry : unit.entries) used += parameters[static_cast<std::size_t>(entry.parameter)].elements();
+  return used < unit.elements;
+}
+
+}  // namespace detail
+
+namespace pass {
 namespace {
 
 const Compute* compute_of(const Step& step) {
@@ -57,6 +71,19 @@ Body without_zero_fill(Body body) {
   return body;
 }
 
+// What a gradient must hold before its first writer of a body adds to it or a reduction reads it.
+void clear_gradients(Program& p, Body& body) {
+  const int embed = unit_of_part(p, arch::Part::kEmbed, -1);
+  std::vector<Step> fills;
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+    const bool all = p.arch.tied && u == embed;  // head and embedding both add
+    // A gradient that lives from step to step keeps the zeros that the arena began with.
+    const bool padding = p.setting.sharded_gradients() && detail::has_padding(p, p.units[static_cast<std::size_t>(u)]);
+    if (all || padding) fills.push_back(detail::make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
+  }
+  body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
+}
+
 }  // namespace
 
 Program recompute(Program p) {
@@ -88,14 +115,13 @@ Program micro_batch_loop(Program p) {
   const std::int64_t count = p.setting.micro_batches();
   Body first = p.bodies.at(0);
   first.name = "first";
-  set_accumulate(p, first, true);
-  if (p.arch.tied) {
-    const int embed = unit_of_part(p, arch::Part::kEmbed, -1);
-    first.steps.insert(first.steps.begin(),
-                       detail::make_step(p, ZeroFill{}, embed, Phase::kBackward, Stream::kCompute));
-  }
   Body later = without_zero_fill(p.bodies.at(0));
-  set_accumulate(p, later, false);
+  set_accumulate(p, first, true);
+  clear_gradients(p, first);
+  // A sharded gradient is reduced and freed after each micro-batch; the sum grows in the shard.
+  const bool fresh = p.setting.sharded_gradients();
+  set_accumulate(p, later, fresh);
+  if (fresh) clear_gradients(p, later);
 
   p.bodies = {first};
   p.schedule = {{0, 0}};
@@ -112,63 +138,13 @@ Program micro_batch_loop(Program p) {
   return p;
 }
 
-Program reduce_gradients(Program p) {
-  if (p.setting.data_ranks == 1) return p;
-  Body& body = p.bodies.at(static_cast<std::size_t>(p.schedule.back().body));
-  const bool shard = p.setting.zero >= 1;
-  // The last writer of each unit's gradient in this body.
-  std::map<std::size_t, int> unit_after_step;
-  for (std::size_t u = 0; u < p.units.size(); ++u) {
-    const int grad = p.buffer("grad." + p.units[u].name);
-    std::size_t last = body.steps.size();
-    for (std::size_t k = 0; k < body.steps.size(); ++k)
-      for (const Use& use : body.steps[k].writes)
-        if (use.buffer == grad) last = k;
-    MOLEN_CHECK(last < body.steps.size(), "no op writes the gradient of unit {}", p.units[u].name);
-    unit_after_step[last] = static_cast<int>(u);
-  }
-  std::vector<Step> steps;
-  for (std::size_t k = 0; k < body.steps.size(); ++k) {
-    steps.push_back(body.steps[k]);
-    const auto found = unit_after_step.find(k);
-    if (found == unit_after_step.end()) continue;
-    const Op op = shard ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp});
-    steps.push_back(detail::make_step(p, op, found->second, Phase::kGradientReduce, Stream::kDpComm));
-  }
-  body.steps = std::move(steps);
-  return p;
-}
-
-Program update(Program p) {
-  const bool reduce = p.setting.data_ranks > 1, shard = reduce && p.setting.zero >= 1;
-  const int units = static_cast<int>(p.units.size());
-  Body body{"update", {}};
-  const auto add = [&](Op op, int unit, Phase phase, Stream stream) -> Step& {
-    body.steps.push_back(detail::make_step(p, std::move(op), unit, phase, stream));
-    return body.steps.back();
-  };
-  // Backward order: the gradients that were reduced first are read first.
-  for (int u = units - 1; u >= 0; --u) add(SumSquares{}, u, Phase::kClip, Stream::kCompute);
-  // Under ZeRO-0 every rank holds the whole reduced gradient, so its sum of squares is already the same everywhere.
-  if (reduce)
-    add(ReduceScalars{Axis::kDp, shard ? kSumSquares + 1 : kValidTokens + 1}, -1, Phase::kClip, Stream::kDpComm);
-  add(ClipScale{}, -1, Phase::kClip, Stream::kCompute);
-  add(Agree{Flag::kNonFinite}, -1, Phase::kClip, Stream::kCompute);
-  for (int u = 0; u < units; ++u) {
-    add(OptimizerStep{}, u, Phase::kOptimizer, Stream::kCompute).unless = Flag::kNonFinite;
-    if (shard) add(AllGather{Axis::kDp}, u, Phase::kParameterGather, Stream::kDpComm).unless = Flag::kNonFinite;
-  }
-  p.bodies.push_back(std::move(body));
-  p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, -1});
-  return p;
-}
-
 namespace {
 
 std::int64_t used_elements(const Program& p, const Use& use) {
   const Buffer& buffer = p.buffers.at(static_cast<std::size_t>(use.buffer));
-  if (use.range == Range::kAll) return buffer.elements;
-  const auto [first, last] = owned_range(buffer.elements, 0, p.setting.data_ranks);
+  const int unit = p.unit_of_buffer(use.buffer);
+  if (use.range == Range::kAll || unit < 0) return buffer.elements;
+  const auto [first, last] = unit_range(p.setting, {}, p.units[static_cast<std::size_t>(unit)].elements, use.range);
   return last - first;
 }
 
@@ -219,27 +195,75 @@ Program costs(Program p) {
   return p;
 }
 
+namespace {
+
+using PerStream = std::array<int, kNumStreams>;
+constexpr PerStream kNone = [] {
+  PerStream a{};
+  a.fill(-1);
+  return a;
+}();
+
+bool uses_transients(const Program& p, const Step& step) {
+  if (step.scratch.value > 0) return true;
+  for (const auto* uses : {&step.reads, &step.writes})
+    for (const Use& use : *uses)
+      if (p.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient) return true;
+  return false;
+}
+
+// Instances take turns in the transient space: what each op must wait for so that no stream works in it for one
+// instance while another still does for the one before.
+class Turns {
+ public:
+  explicit Turns(const Program& p) : p_(p) {
+    for (const Body& body : p.bodies)
+      for (const Step& step : body.steps)
+        shared_ = shared_ || (step.stream != Stream::kCompute && uses_transients(p, step));
+  }
+
+  // Latest ops of the other streams that op `index` has to wait for; kNone where there are none.
+  PerStream before(const Expanded& e, int index) {
+    if (!shared_ || !uses_transients(p_, *e.step)) return kNone;
+    if (e.instance != instance_) {
+      instance_ = e.instance;
+      before_ = latest_;
+      entered_.fill(false);
+    }
+    const auto own = static_cast<std::size_t>(e.step->stream);
+    latest_[own] = index;
+    return std::exchange(entered_[own], true) ? kNone : before_;
+  }
+
+ private:
+  const Program& p_;
+  bool shared_ = false;
+  int instance_ = -1;
+  PerStream before_ = kNone, latest_ = kNone;
+  std::array<bool, kNumStreams> entered_{};
+};
+
+}  // namespace
+
 Program order_streams(Program p) {
-  for (Body& body : p.bodies)
-    for (Step& step : body.steps) step.after.clear();
   const std::vector<Expanded> all = expand(p);
   // Latest reader and writer of each buffer on each stream so far; and for each stream, how far into every other stream
   // its next op is already known to be (index of the last op that has ended).
-  using PerStream = std::array<int, kNumStreams>;
-  constexpr PerStream kNone = [] {
-    PerStream a{};
-    a.fill(-1);
-    return a;
-  }();
   std::vector<PerStream> reader(p.buffers.size(), kNone), writer(p.buffers.size(), kNone);
   std::array<PerStream, kNumStreams> known;
   known.fill(kNone);
   std::vector<PerStream> at_end(all.size(), kNone);  // what is known to have ended once op i has
+  Turns turns(p);
 
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Step& step = *all[i].step;
     const auto own = static_cast<std::size_t>(step.stream);
-    PerStream need = kNone;
+    const auto learn = [&](int op) {
+      for (std::size_t t = 0; t < kNumStreams; ++t)
+        known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(op)][t]);
+    };
+    for (const int a : all[i].after) learn(a);
+    PerStream need = turns.before(all[i], static_cast<int>(i));
     const auto want = [&](const PerStream& ops) {
       for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
     };
@@ -254,8 +278,7 @@ Program order_streams(Program p) {
       Step& target = p.bodies[static_cast<std::size_t>(all[i].body)].steps[static_cast<std::size_t>(all[i].op)];
       const OpRef ref{from.instance == all[i].instance ? -1 : from.body, from.op};
       if (std::find(target.after.begin(), target.after.end(), ref) == target.after.end()) target.after.push_back(ref);
-      for (std::size_t t = 0; t < kNumStreams; ++t)
-        known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(need[s])][t]);
+      learn(need[s]);
     }
     known[own][own] = static_cast<int>(i);
     at_end[i] = known[own];
@@ -267,4 +290,5 @@ Program order_streams(Program p) {
   return p;
 }
 
-}  // namespace molen::program::pass
+}  // namespace pass
+}  // namespace molen::program

@@ -1,5 +1,9 @@
 #include "program/program.h"
 
+#include <fmt/format.h>
+
+#include <set>
+
 #include "base/error.h"
 
 namespace molen::program {
@@ -14,6 +18,13 @@ std::string_view name_of(Lifetime lifetime) {
       return "external";
   }
   throw Error("unknown lifetime {}", static_cast<int>(lifetime));
+}
+
+std::string sharding_text(const Setting& s) {
+  std::string text = fmt::format("ZeRO-{}", s.zero);
+  if (s.replicas() > 1 && s.sharded_gradients())
+    text += fmt::format(" over dp_replicate {} x dp_shard {}", s.replicas(), s.shards());
+  return text + (s.own_over_dp ? ", optimizer states over all" : "");
 }
 
 int Program::find_buffer(const std::string& name) const {
@@ -32,8 +43,11 @@ int Program::unit_of_buffer(int id) const {
   const std::string& name = buffers.at(static_cast<std::size_t>(id)).name;
   const auto dot = name.find('.');
   if (dot == std::string::npos) return -1;
-  const std::string family = name.substr(0, dot), rest = name.substr(dot + 1);
-  if (family != "param" && family != "grad" && family != "m" && family != "v" && family != "master") return -1;
+  const std::string family = name.substr(0, dot), rest = name.substr(dot + 1, name.find('/', dot) == std::string::npos
+                                                                                  ? std::string::npos
+                                                                                  : name.find('/', dot) - dot - 1);
+  static const std::set<std::string> kFamilies{"param", "grad", "param_shard", "grad_shard", "m", "v", "master"};
+  if (!kFamilies.contains(family)) return -1;
   for (std::size_t u = 0; u < units.size(); ++u)
     if (units[u].name == rest) return static_cast<int>(u);
   return -1;

@@ -9,6 +9,7 @@
 
 #include "arch/architecture.h"
 #include "arch/parts.h"
+#include "mesh/mesh.h"
 #include "program/layout.h"
 #include "program/op.h"
 
@@ -45,8 +46,12 @@ enum class Purpose { kTrain, kEvaluate };
 // What the program was built for; everything a consumer needs besides the ops.
 struct Setting {
   Purpose purpose = Purpose::kTrain;
-  int data_ranks = 1;             // ranks of the dp axis
-  int zero = 0;                   // ZeRO stage: 0 none, 1 optimizer states
+  mesh::PerAxis mesh = mesh::kOne;  // ranks along each axis
+  // What is sharded: 0 nothing, 1 optimizer states (over dp), 2 gradients too, 3 parameters too (over dp_shard, with
+  // copies along dp_replicate). Rajbhandari et al. 2020, "ZeRO", section 5.
+  int zero = 0;
+  bool own_over_dp = false;       // stages 2 and 3: optimizer states over all of dp, not dp_shard alone
+  int prefetch = 1;               // stage 3: units gathered ahead of the one in use
   bool recompute = false;         // every layer's forward again in backward
   std::int64_t global_batch = 1;  // sequences
   std::int64_t micro_batch = 1;   // sequences
@@ -58,9 +63,15 @@ struct Setting {
   int threads = 1;                // per rank
   std::int64_t head_chunk = 256;  // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;
+  int shards() const { return mesh[mesh::Axis::kDpShard]; }
+  int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
+  int data_ranks() const { return shards() * replicas(); }          // ranks that see different data
+  bool owns_part() const { return zero >= 1 && data_ranks() > 1; }  // of the optimizer states
+  bool sharded_gradients() const { return zero >= 2 && shards() > 1; }
+  bool sharded_parameters() const { return zero >= 3 && shards() > 1; }
   // Micro-batches per rank: the most any rank has; ranks with fewer run empty ones.
   std::int64_t micro_batches() const {
-    const std::int64_t per_round = micro_batch * data_ranks;
+    const std::int64_t per_round = micro_batch * data_ranks();
     return (global_batch + per_round - 1) / per_round;
   }
   std::int64_t tokens() const { return micro_batch * sequence; }
@@ -69,6 +80,9 @@ struct Setting {
     return std::min(head_chunk, tokens() - chunk * head_chunk);
   }
 };
+
+// "ZeRO-1", "ZeRO-3 over dp_replicate 2 x dp_shard 4, optimizer states over all".
+std::string sharding_text(const Setting& setting);
 
 struct Program {
   arch::Architecture arch;
@@ -81,8 +95,10 @@ struct Program {
 
   int buffer(const std::string& name) const;       // throws Error if there is none
   int find_buffer(const std::string& name) const;  // -1 if there is none
-  int unit_of_buffer(int buffer) const;            // of "param.X", "grad.X", "m.X", "v.X", "master.X"; else -1
-  int num_ops() const;                             // expanded
+  // Unit X of "param.X", "grad.X", "param_shard.X", "grad_shard.X", "m.X", "v.X", "master.X" and of copies like
+  // "param.X/1"; else -1.
+  int unit_of_buffer(int buffer) const;
+  int num_ops() const;  // expanded
 };
 
 // One op of the expanded program.

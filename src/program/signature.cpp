@@ -87,10 +87,40 @@ Signature backward(const Program& p, const Compute& c, int unit) {
   throw Error("unknown part {}", static_cast<int>(c.part));
 }
 
+// What this rank updates of a unit: the gradient and the parameters there, in the buffers that keep them.
+Operand owned(const Program& p, bool gradient, int unit) {
+  const Setting& s = p.setting;
+  if (gradient ? s.sharded_gradients() : s.sharded_parameters())
+    return {gradient ? Value::kGradShard : Value::kParamShard, unit, s.own_over_dp ? Range::kOwn : Range::kAll};
+  return {gradient ? Value::kGrad : Value::kParam, unit, s.owns_part() ? Range::kOwn : Range::kAll};
+}
+
+// Gradients on their way from whole sums of this rank to what it updates.
+Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
+  if (!p.setting.sharded_gradients()) return {{{Value::kGrad, unit}}, {{Value::kGrad, unit, Range::kOwn}}};
+  if (o.axis == Axis::kReplicate) return {{{Value::kGradShard, unit}}, {{Value::kGradShard, unit, Range::kOwn}}};
+  return {{{Value::kGrad, unit}}, {{Value::kGradShard, unit}}};
+}
+
+Signature all_reduce(const Program& p, int unit) {
+  const Value value = p.setting.sharded_gradients() ? Value::kGradShard : Value::kGrad;
+  return {{{value, unit}}, {{value, unit}}};
+}
+
+// Parameters on their way back: from what was updated to the shard, and from shards to the whole.
+Signature all_gather(const Program& p, const AllGather& o, int unit) {
+  const Setting& s = p.setting;
+  if (s.sharded_parameters()) {
+    if (o.axis == Axis::kReplicate) return {{{Value::kParamShard, unit, Range::kOwn}}, {{Value::kParamShard, unit}}};
+    return {{{Value::kParamShard, unit}}, {{Value::kParam, unit}}};
+  }
+  if (o.axis == Axis::kReplicate) return {{{Value::kParam, unit, Range::kOwn}}, {{Value::kParam, unit, Range::kShard}}};
+  return {{{Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}}, {{Value::kParam, unit}}};
+}
+
 Signature optimizer(const Program& p, int unit) {
-  const Range range = p.setting.zero >= 1 && p.setting.data_ranks > 1 ? Range::kOwn : Range::kAll;
-  Signature s{{{Value::kGrad, unit, range}, {Value::kScalars}},
-              {{Value::kParam, unit, range}, {Value::kMoment1, unit}, {Value::kMoment2, unit}}};
+  Signature s{{owned(p, true, unit), {Value::kScalars}},
+              {owned(p, false, unit), {Value::kMoment1, unit}, {Value::kMoment2, unit}}};
   if (p.setting.master != p.setting.compute) s.writes.push_back({Value::kMaster, unit});
   return s;
 }
@@ -98,10 +128,10 @@ Signature optimizer(const Program& p, int unit) {
 }  // namespace
 
 std::string_view name_of(Value value) {
-  static constexpr std::array<std::string_view, 26> kNames{
-      "ids",  "labels", "x",           "stats1", "qkv",      "lse",    "attn", "mid",   "stats2",
-      "up",   "act",    "stats_final", "normed", "d_normed", "losses", "d_x",  "d_mid", "d_act",
-      "d_up", "d_attn", "d_qkv",       "param",  "grad",     "m",      "v",    "master"};
+  static constexpr std::array<std::string_view, 28> kNames{
+      "ids",   "labels",      "x",      "stats1",      "qkv",        "lse", "attn",  "mid",   "stats2", "up",
+      "act",   "stats_final", "normed", "d_normed",    "losses",     "d_x", "d_mid", "d_act", "d_up",   "d_attn",
+      "d_qkv", "param",       "grad",   "param_shard", "grad_shard", "m",   "v",     "master"};
   if (value == Value::kScalars) return "scalars";
   return kNames.at(static_cast<std::size_t>(value));
 }
@@ -123,7 +153,6 @@ int unit_of_part(const Program& program, Part part, std::int64_t layer) {
 }
 
 Signature signature(const Program& program, const Op& op, int unit) {
-  const Range sharded = program.setting.zero >= 1 && program.setting.data_ranks > 1 ? Range::kOwn : Range::kAll;
   return std::visit(Match{
                         [&](const Compute& c) {
                           const int u = unit_of_part(program, c.part, c.layer);
@@ -136,21 +165,15 @@ Signature signature(const Program& program, const Op& op, int unit) {
                           return unit >= 0 ? Signature{{}, {{Value::kGrad, unit}}} : Signature{{}, {{Value::kScalars}}};
                         },
                         [&](const SumSquares&) {
-                          return Signature{{{Value::kGrad, unit, sharded}}, {{Value::kScalars}}};
+                          return Signature{{owned(program, true, unit)}, {{Value::kScalars}}};
                         },
                         [&](const ClipScale&) {
                           return Signature{{}, {{Value::kScalars}}};
                         },
                         [&](const OptimizerStep&) { return optimizer(program, unit); },
-                        [&](const AllReduce&) {
-                          return Signature{{{Value::kGrad, unit}}, {{Value::kGrad, unit}}};
-                        },
-                        [&](const ReduceScatter&) {
-                          return Signature{{{Value::kGrad, unit}}, {{Value::kGrad, unit, Range::kOwn}}};
-                        },
-                        [&](const AllGather&) {
-                          return Signature{{{Value::kParam, unit, Range::kOwn}}, {{Value::kParam, unit}}};
-                        },
+                        [&](const AllReduce&) { return all_reduce(program, unit); },
+                        [&](const ReduceScatter& o) { return reduce_scatter(program, o, unit); },
+                        [&](const AllGather& o) { return all_gather(program, o, unit); },
                         [&](const ReduceScalars&) {
                           return Signature{{}, {{Value::kScalars}}};
                         },
@@ -159,6 +182,27 @@ Signature signature(const Program& program, const Op& op, int unit) {
                         },
                     },
                     op);
+}
+
+Range extent_of(const Program& program, Value value) {
+  switch (value) {
+    case Value::kParamShard:
+    case Value::kGradShard:
+      return Range::kShard;
+    case Value::kMoment1:
+    case Value::kMoment2:
+    case Value::kMaster:
+      return program.setting.owns_part() ? Range::kOwn : Range::kAll;
+    default:
+      return Range::kAll;
+  }
+}
+
+Range extent_of(const Program& program, const std::string& buffer) {
+  const std::string family = buffer.substr(0, buffer.find('.'));
+  for (int v = static_cast<int>(Value::kParam); v <= static_cast<int>(Value::kMaster); ++v)
+    if (family == name_of(static_cast<Value>(v))) return extent_of(program, static_cast<Value>(v));
+  return Range::kAll;
 }
 
 std::int64_t elements_of(const Program& program, const Operand& operand) {
@@ -198,14 +242,13 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
       return n * a.ffn;
     case Value::kParam:
     case Value::kGrad:
+    case Value::kParamShard:
+    case Value::kGradShard:
     case Value::kMoment1:
     case Value::kMoment2:
     case Value::kMaster: {
       const std::int64_t all = program.units.at(static_cast<std::size_t>(operand.layer)).elements;
-      const bool state =
-          operand.value == Value::kMoment1 || operand.value == Value::kMoment2 || operand.value == Value::kMaster;
-      if (!state || s.zero == 0) return all;
-      const auto [first, last] = owned_range(all, 0, s.data_ranks);
+      const auto [first, last] = unit_range(s, {}, all, extent_of(program, operand.value));
       return last - first;
     }
     case Value::kScalars:
@@ -227,6 +270,7 @@ DType dtype_of(const Program& program, Value value) {
     case Value::kLse:
     case Value::kLosses:
     case Value::kGrad:
+    case Value::kGradShard:
     case Value::kMoment1:
     case Value::kMoment2:
       return accurate;
@@ -240,7 +284,11 @@ DType dtype_of(const Program& program, Value value) {
 }
 
 Lifetime lifetime_of(const Program& program, Value value) {
-  if (value == Value::kParam && program.setting.purpose == Purpose::kEvaluate) return Lifetime::kExternal;
+  const Setting& s = program.setting;
+  if (value == Value::kParam && s.sharded_parameters()) return Lifetime::kTransient;
+  if (value == Value::kGrad && s.sharded_gradients()) return Lifetime::kTransient;
+  if ((value == Value::kParam || value == Value::kParamShard) && s.purpose == Purpose::kEvaluate)
+    return Lifetime::kExternal;
   const bool persistent = (value >= Value::kParam && value <= Value::kMaster) || value == Value::kScalars;
   return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
 }

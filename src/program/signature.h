@@ -33,8 +33,10 @@ enum class Value {
   kDUp,
   kDAttention,
   kDQkv,
-  kParam,
-  kGrad,
+  kParam,       // whole, of a unit; gathered where parameters are sharded
+  kGrad,        // whole
+  kParamShard,  // what the rank keeps of sharded parameters, and of sharded gradients
+  kGradShard,
   kMoment1,
   kMoment2,
   kMaster,
@@ -60,6 +62,11 @@ Signature signature(const Program& program, const Op& op, int unit);
 // Unit whose parameters a part reads; -1 where it has none.
 int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
 
+// What of its unit a buffer with this value, or of this name, holds.
+Range extent_of(const Program& program, Value value);
+Range extent_of(const Program& program, const std::string& buffer);
+
+// Of the largest rank.
 std::int64_t elements_of(const Program& program, const Operand& operand);
 DType dtype_of(const Program& program, Value value);
 Lifetime lifetime_of(const Program& program, Value value);

@@ -10,11 +10,13 @@ namespace molen::program::detail {
 
 std::string setting_to_text(const Setting& s) {
   return fmt::format(
-      "purpose={} data_ranks={} zero={} recompute={} global_batch={} micro_batch={} sequence={} compute={} master={} "
+      "purpose={} dp_replicate={} dp_shard={} zero={} own_over_dp={} prefetch={} recompute={} global_batch={} "
+      "micro_batch={} sequence={} compute={} master={} "
       "reduce={} kernels={} "
       "threads={} head_chunk={}",
-      s.purpose == Purpose::kTrain ? "train" : "evaluate", s.data_ranks, s.zero, s.recompute ? 1 : 0, s.global_batch,
-      s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master), name_of(s.reduce),
+      s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.shards(), s.zero, s.own_over_dp ? 1 : 0,
+      s.prefetch, s.recompute ? 1 : 0, s.global_batch, s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master),
+      name_of(s.reduce),
       s.kernels == arch::Kernels::kReference ? "reference"
       : s.kernels == arch::Kernels::kFused   ? "fused"
                                              : "aten",
@@ -39,7 +41,10 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   if (text("purpose") != "train" && text("purpose") != "evaluate")
     throw UsageError("{}: purpose must be train or evaluate", where);
   s.purpose = text("purpose") == "train" ? Purpose::kTrain : Purpose::kEvaluate;
-  s.data_ranks = static_cast<int>(integer("data_ranks", 1, 1 << 24));
+  s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(integer("dp_replicate", 1, 1 << 20));
+  s.mesh[mesh::Axis::kDpShard] = static_cast<int>(integer("dp_shard", 1, 1 << 20));
+  s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
+  s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));
   s.recompute = integer("recompute", 0, 1) == 1;
   s.global_batch = integer("global_batch", 1, std::int64_t{1} << 40);

@@ -53,7 +53,7 @@ class Parser {
       const auto w = words(line);
       if (w.empty()) continue;
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "1") fail("expected 'molen-program 1'");
+        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "2") fail("expected 'molen-program 2'");
         versioned = true;
       } else {
         statement(line, w);
@@ -144,9 +144,10 @@ class Parser {
     std::vector<Use> result;
     for (std::string name : split(text, ',')) {
       Use use;
-      if (name.size() > 5 && name.substr(name.size() - 5) == "[own]") {
-        use.range = Range::kOwn;
-        name.resize(name.size() - 5);
+      if (const auto bracket = name.find('['); bracket != std::string::npos && name.back() == ']') {
+        use.range = choice<Range>(name.substr(bracket + 1, name.size() - bracket - 2),
+                                  std::array{Range::kShard, Range::kOwn}, "range");
+        name.resize(bracket);
       }
       use.buffer = program_.find_buffer(name);
       if (use.buffer < 0) {
@@ -175,9 +176,11 @@ class Parser {
     return value;
   }
 
-  Axis axis(std::map<std::string, std::string>& v) const {
-    return choice<Axis>(take(v, "axis", ""), std::array{Axis::kDp, Axis::kWorld}, "axis");
+  bool flag(std::map<std::string, std::string>& v, const char* key) const {
+    return number<int>(take(v, key, "0"), 0, 1) == 1;
   }
+
+  Axis axis(std::map<std::string, std::string>& v) const { return choice<Axis>(take(v, "axis", ""), kAllAxes, "axis"); }
 
   Op compute(ComputePass pass, std::map<std::string, std::string>& v) const {
     Compute c;
@@ -195,7 +198,7 @@ class Parser {
     if (in_layer) c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
     if (c.part == arch::Part::kHead)
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
-    c.accumulate = number<int>(take(v, "accumulate", "0"), 0, 1) == 1;
+    c.accumulate = flag(v, "accumulate");
     return c;
   }
 
@@ -203,16 +206,20 @@ class Parser {
     for (const ComputePass pass : {ComputePass::kForward, ComputePass::kBackward, ComputePass::kRecompute})
       if (name_of(pass) == name) return compute(pass, v);
     if (name == "load_batch") return LoadBatch{};
-    if (name == "zero_fill") return ZeroFill{};
+    if (name == "zero_fill") return ZeroFill{flag(v, "padding")};
     if (name == "sum_squares") return SumSquares{};
     if (name == "clip_scale") return ClipScale{};
     if (name == "optimizer_step") return OptimizerStep{};
     if (name == "all_reduce") return AllReduce{axis(v)};
-    if (name == "reduce_scatter") return ReduceScatter{axis(v)};
+    if (name == "reduce_scatter") {
+      const Axis a = axis(v);
+      return ReduceScatter{a, flag(v, "accumulate")};
+    }
     if (name == "all_gather") return AllGather{axis(v)};
     if (name == "reduce_scalars") {
       const Axis a = axis(v);
-      return ReduceScalars{a, number<std::int64_t>(take(v, "count", ""), 1, kNumScalars)};
+      const auto first = number<std::int64_t>(take(v, "first", ""), 0, kNumScalars - 1);
+      return ReduceScalars{a, first, number<std::int64_t>(take(v, "count", ""), 1, kNumScalars - first)};
     }
     if (name == "agree") return Agree{choice<Flag>(take(v, "flag", ""), std::array{Flag::kNonFinite}, "flag")};
     fail("unknown op '" + name + "'");

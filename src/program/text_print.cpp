@@ -14,34 +14,37 @@ std::string uses_text(const Program& p, const std::vector<Use>& uses) {
   for (const Use& use : uses) {
     if (!text.empty()) text += ',';
     text += p.buffers.at(static_cast<std::size_t>(use.buffer)).name;
-    if (use.range == Range::kOwn) text += "[own]";
+    if (use.range != Range::kAll) text += fmt::format("[{}]", name_of(use.range));
   }
   return text;
 }
 
 std::string op_text(const Op& op) {
-  return std::visit(Match{
-                        [](const Compute& c) {
-                          std::string text = fmt::format("{} part={}", name_of(c.pass), arch::name_of(c.part));
-                          if (c.layer >= 0) text += fmt::format(" layer={}", c.layer);
-                          if (c.chunk >= 0) text += fmt::format(" chunk={}", c.chunk);
-                          if (c.accumulate) text += " accumulate=1";
-                          return text;
-                        },
-                        [](const LoadBatch&) { return std::string("load_batch"); },
-                        [](const ZeroFill&) { return std::string("zero_fill"); },
-                        [](const SumSquares&) { return std::string("sum_squares"); },
-                        [](const ClipScale&) { return std::string("clip_scale"); },
-                        [](const OptimizerStep&) { return std::string("optimizer_step"); },
-                        [](const AllReduce& o) { return fmt::format("all_reduce axis={}", name_of(o.axis)); },
-                        [](const ReduceScatter& o) { return fmt::format("reduce_scatter axis={}", name_of(o.axis)); },
-                        [](const AllGather& o) { return fmt::format("all_gather axis={}", name_of(o.axis)); },
-                        [](const ReduceScalars& o) {
-                          return fmt::format("reduce_scalars axis={} count={}", name_of(o.axis), o.count);
-                        },
-                        [](const Agree& o) { return fmt::format("agree flag={}", name_of(o.flag)); },
-                    },
-                    op);
+  return std::visit(
+      Match{
+          [](const Compute& c) {
+            std::string text = fmt::format("{} part={}", name_of(c.pass), arch::name_of(c.part));
+            if (c.layer >= 0) text += fmt::format(" layer={}", c.layer);
+            if (c.chunk >= 0) text += fmt::format(" chunk={}", c.chunk);
+            if (c.accumulate) text += " accumulate=1";
+            return text;
+          },
+          [](const LoadBatch&) { return std::string("load_batch"); },
+          [](const ZeroFill& z) { return std::string(z.padding ? "zero_fill padding=1" : "zero_fill"); },
+          [](const SumSquares&) { return std::string("sum_squares"); },
+          [](const ClipScale&) { return std::string("clip_scale"); },
+          [](const OptimizerStep&) { return std::string("optimizer_step"); },
+          [](const AllReduce& o) { return fmt::format("all_reduce axis={}", name_of(o.axis)); },
+          [](const ReduceScatter& o) {
+            return fmt::format("reduce_scatter axis={}{}", name_of(o.axis), o.accumulate ? " accumulate=1" : "");
+          },
+          [](const AllGather& o) { return fmt::format("all_gather axis={}", name_of(o.axis)); },
+          [](const ReduceScalars& o) {
+            return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
+          },
+          [](const Agree& o) { return fmt::format("agree flag={}", name_of(o.flag)); },
+      },
+      op);
 }
 
 std::string step_text(const Program& p, const Step& step, std::size_t index) {
@@ -65,7 +68,7 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 1\n";
+  std::string text = "molen-program 2\n";
   text += "arch " + arch::to_json(p.arch, arch::Choices::kNumbers).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 #include <tuple>
@@ -10,6 +11,7 @@
 #include "base/error.h"
 #include "base/match.h"
 #include "program/build.h"
+#include "program/build_detail.h"
 #include "program/signature.h"
 
 namespace molen::program {
@@ -40,11 +42,17 @@ struct Held {
   }
 };
 
+// Which op adds what to a gradient: part, layer, chunk, micro-batch.
+using Contribution = std::tuple<int, std::int64_t, std::int64_t, std::int64_t>;
+
 // What has happened to a unit in this step.
 struct UnitState {
-  std::multiset<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
-      contributions;  // part, layer, chunk, micro-batch
-  int reduced = 0, counted = 0, updated = 0, gathered = 0;
+  std::multiset<Contribution> contributions;  // all
+  std::multiset<Contribution> pending;        // those in the whole gradient, not reduced yet
+  std::size_t delivered = 0;                  // those that a reduction has taken along
+  bool zeroed = false, padded = false;        // the whole gradient; its padding at least
+  int reductions = 0, replicated = 0, counted = 0, updated = 0;
+  std::vector<Axis> gathered;  // after the update
 };
 
 class Verifier {
@@ -58,10 +66,7 @@ class Verifier {
     for (const Expanded& e : ops_) {
       if (e.instance != instance) {
         instance = e.instance;
-        for (std::size_t b = 0; b < held_.size(); ++b)
-          if (p_.buffers[b].lifetime == Lifetime::kTransient) held_[b] = {};
-        chunks_.clear();
-        chunks_in_.clear();
+        begin_instance();
       }
       operands(e);
       semantics(e);
@@ -82,8 +87,22 @@ class Verifier {
     findings_.push_back({fmt::format(format, std::forward<Args>(args)...)});
   }
 
+  // Transient values are gone.
+  void begin_instance() {
+    report_unread();
+    for (std::size_t b = 0; b < held_.size(); ++b)
+      if (p_.buffers[b].lifetime == Lifetime::kTransient) held_[b] = {};
+    chunks_.clear();
+    chunks_in_.clear();
+    if (!p_.setting.sharded_gradients()) return;
+    for (UnitState& s : units_) {
+      s.pending.clear();
+      s.zeroed = s.padded = false;
+    }
+  }
+
   void structure() {
-    if (p_.setting.purpose == Purpose::kTrain && p_.setting.data_ranks < 1) report_all("no ranks");
+    if (p_.setting.purpose == Purpose::kTrain && p_.setting.data_ranks() < 1) report_all("no ranks");
     for (std::size_t b = 0; b < p_.bodies.size(); ++b)
       for (std::size_t k = 0; k < p_.bodies[b].steps.size(); ++k)
         for (const OpRef& ref : p_.bodies[b].steps[k].after) {
@@ -126,7 +145,7 @@ class Verifier {
       for (std::size_t r = 0; r < want.reads.size(); ++r) {
         const bool residual = (want.writes[w].value == Value::kDMid && want.reads[r].value == Value::kDResidual) ||
                               (want.writes[w].value == Value::kDResidual && want.reads[r].value == Value::kDMid);
-        const bool collective = is_communication(e.step->op);
+        const bool collective = is_communication(e.step->op) && want.writes[w].value == want.reads[r].value;
         const bool same = e.step->writes[w].buffer == e.step->reads[r].buffer;
         const std::string& name = p_.buffers[static_cast<std::size_t>(e.step->writes[w].buffer)].name;
         if (same && !residual && !collective && want.writes[w].value != Value::kScalars)
@@ -146,13 +165,14 @@ class Verifier {
     }
     if (use.range != want.range) {
       report(e, "operand {} must be {}", b.name,
-             want.range == Range::kOwn ? "the owned range: write " + b.name + "[own]" : "the whole buffer");
+             want.range == Range::kAll ? "the whole buffer" : fmt::format("{}[{}]", b.name, name_of(want.range)));
       return false;
     }
     if (of_unit(want.value)) {
       const std::string name = std::string(name_of(want.value)) + "." +
                                (want.layer >= 0 ? p_.units[static_cast<std::size_t>(want.layer)].name : "?");
-      if (b.name != name) {
+      // Gathered parameters may stand in several copies: param.X, param.X/1.
+      if (b.name != name && !(b.lifetime == Lifetime::kTransient && b.name.rfind(name + "/", 0) == 0)) {
         report(e, "names {} where it needs {}", b.name, name);
         return false;
       }
@@ -165,6 +185,7 @@ class Verifier {
 
   void read(const Expanded& e, const Use& use, const Operand& want) {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
+    unread_.erase(use.buffer);
     const Held& held = held_[static_cast<std::size_t>(use.buffer)];
     const bool right =
         held.defined && held.value == want.value && held.layer == want.layer && held.micro_batch == e.micro_batch;
@@ -184,6 +205,14 @@ class Verifier {
     if (want.value == Value::kDNormed)
       chunks_in_[use.buffer] = held.defined && held.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
     held = {true, want.value, want.layer, e.micro_batch};
+    if (want.value == Value::kParam && !unread_.emplace(use.buffer, where(p_, e)).second)
+      report(e, "gathers again what no op has read");
+  }
+
+  void report_unread() {
+    for (const auto& [buffer, gather] : unread_)
+      report_all("{}: gathers {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
+    unread_.clear();
   }
 
   UnitState* unit(const Expanded& e) {
@@ -205,9 +234,9 @@ class Verifier {
                    [&](const SumSquares&) { count(e); },
                    [&](const ClipScale&) { clip(e); },
                    [&](const OptimizerStep&) { update(e); },
-                   [&](const AllReduce& o) { reduce(e, o.axis, false); },
-                   [&](const ReduceScatter& o) { reduce(e, o.axis, true); },
-                   [&](const AllGather&) { gather(e); },
+                   [&](const AllReduce& o) { reduce(e, o.axis, false, false); },
+                   [&](const ReduceScatter& o) { reduce(e, o.axis, true, o.accumulate); },
+                   [&](const AllGather& o) { gather(e, o.axis); },
                    [&](const ReduceScalars& o) { reduce_scalars(e, o); },
                    [&](const Agree&) {
                      if (!clipped_) report(e, "decides before the sums are known");
@@ -227,7 +256,7 @@ class Verifier {
     const int u = unit_of_part(p_, c.part, c.layer);
     if (u < 0) return;
     UnitState& state = units_[static_cast<std::size_t>(u)];
-    if (state.reduced > 0)
+    if (state.reductions > 0 && !p_.setting.sharded_gradients())
       report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
     // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
     const auto same_target = [&](int part, std::int64_t layer) {
@@ -236,39 +265,77 @@ class Verifier {
           part == static_cast<int>(arch::Part::kHead) || (p_.arch.tied && part == static_cast<int>(arch::Part::kEmbed));
       return (part == static_cast<int>(c.part) && layer == c.layer) || (shared && also);
     };
-    bool earlier = zeroed_.count(u) > 0;
-    for (const auto& [part, layer, chunk, micro] : state.contributions) earlier = earlier || same_target(part, layer);
-    if (c.accumulate && !earlier) report(e, "adds to a gradient that still holds the last step's");
+    bool earlier = state.zeroed;
+    for (const auto& [part, layer, chunk, micro] : state.pending) earlier = earlier || same_target(part, layer);
+    if (c.accumulate && !earlier) report(e, "adds to a gradient that still holds something else");
     if (!c.accumulate && earlier) report(e, "overwrites what was accumulated before");
-    state.contributions.emplace(static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch);
+    const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
+    state.contributions.insert(made);
+    state.pending.insert(made);
   }
 
   void zero_fill(const Expanded& e) {
     const int u = unit_of_step(p_, *e.step);
+    const bool padding = std::get<ZeroFill>(e.step->op).padding;
     if (u >= 0) {
-      if (!units_[static_cast<std::size_t>(u)].contributions.empty())
-        report(e, "clears a gradient that is already in use");
-      zeroed_.insert(u);
+      UnitState& state = units_[static_cast<std::size_t>(u)];
+      if (padding &&
+          (!p_.setting.sharded_gradients() || !detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)])))
+        report(e, "there is no padding to clear");
+      if (!padding && !state.pending.empty()) report(e, "clears a gradient that is already in use");
+      state.zeroed = state.zeroed || !padding;
+      state.padded = true;
     } else {
+      if (padding) report(e, "sums have no padding");
       if (!loaded_.empty() && p_.setting.purpose == Purpose::kTrain)
         report(e, "clears the step's sums in the middle of it");
       scalars_zeroed_ = true;
     }
   }
 
-  bool sharded() const { return p_.setting.zero >= 1 && p_.setting.data_ranks > 1; }
+  void reduce(const Expanded& e, Axis axis, bool scatter, bool accumulate) {
+    const Setting& s = p_.setting;
+    UnitState* state = unit(e);
+    if (!state) return;
+    const int u = unit_of_step(p_, *e.step);
+    if (s.data_ranks() == 1) report(e, "there is nobody to reduce with");
+    if (axis == Axis::kReplicate) {
+      if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
+      if (scatter != s.own_over_dp) report(e, "this layout wants {}", s.own_over_dp ? "reduce_scatter" : "all_reduce");
+      if (state->delivered != expected_contributions(u))
+        report(e, "sums a shard over the replicas with {} of {} contributions in it", state->delivered,
+               expected_contributions(u));
+      if (accumulate) report(e, "there is nothing to add to");
+      ++state->replicated;
+      return;
+    }
+    const Axis want = s.sharded_gradients() ? Axis::kShard : Axis::kDp;
+    if (axis != want) report(e, "gradients are reduced over the axis {}", name_of(want));
+    if (scatter != s.owns_part())
+      report(e, "ZeRO-{} wants {}", s.zero, s.owns_part() ? "reduce_scatter" : "all_reduce");
+    const std::size_t needed =
+        expected_contributions(u) / static_cast<std::size_t>(s.sharded_gradients() ? s.micro_batches() : 1);
+    if (state->pending.size() != needed)
+      report(e, "reduces with {} of {} contributions made", state->pending.size(), needed);
+    if (s.sharded_gradients() && !state->padded && detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)]))
+      report(e, "reduces padding that holds anything");
+    if (accumulate != (s.sharded_gradients() && state->reductions > 0))
+      report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what earlier micro-batches left");
+    state->delivered += state->pending.size();
+    state->pending.clear();
+    ++state->reductions;
+    if (s.sharded_gradients()) held_[static_cast<std::size_t>(e.step->reads[0].buffer)] = {};  // used up
+  }
 
-  void reduce(const Expanded& e, Axis axis, bool scatter) {
-    UnitState* s = unit(e);
-    if (!s) return;
-    if (axis != Axis::kDp) report(e, "gradients are reduced over the axis dp");
-    if (p_.setting.data_ranks == 1) report(e, "there is nobody to reduce with");
-    if (scatter != sharded())
-      report(e, "ZeRO-{} wants {}", p_.setting.zero, sharded() ? "reduce_scatter" : "all_reduce");
-    if (s->contributions.size() != expected_contributions(unit_of_step(p_, *e.step)))
-      report(e, "reduces with {} of {} contributions made", s->contributions.size(),
-             expected_contributions(unit_of_step(p_, *e.step)));
-    ++s->reduced;
+  // Everything is in, and summed over all ranks.
+  bool reduced(int u) const {
+    const Setting& s = p_.setting;
+    const UnitState& state = units_[static_cast<std::size_t>(u)];
+    if (s.data_ranks() == 1) return true;
+    if (state.delivered != expected_contributions(u)) return false;
+    if (s.sharded_gradients())
+      return state.reductions == s.micro_batches() && state.replicated == (s.replicas() > 1 ? 1 : 0);
+    return state.reductions == 1;
   }
 
   std::size_t expected_contributions(int unit) const {
@@ -287,23 +354,40 @@ class Verifier {
   void count(const Expanded& e) {
     UnitState* s = unit(e);
     if (!s) return;
-    if (p_.setting.data_ranks > 1 && s->reduced != 1) report(e, "counts a gradient that is not reduced");
-    if (clipped_ || scalars_reduced_) report(e, "comes too late for the gradient norm");
+    if (!reduced(unit_of_step(p_, *e.step))) report(e, "counts a gradient that is not reduced");
+    if (clipped_ || !summed_over_[kSumSquares].empty()) report(e, "comes too late for the gradient norm");
     ++s->counted;
   }
 
+  // Over which axis each of the step's sums is reduced. Squares of what all ranks hold alike are not.
+  std::optional<Axis> axis_of_sum(std::int64_t scalar) const {
+    const Setting& s = p_.setting;
+    if (s.data_ranks() == 1) return std::nullopt;
+    if (scalar != kSumSquares) return Axis::kDp;
+    if (!s.owns_part()) return std::nullopt;
+    return s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp ? Axis::kShard : Axis::kDp;
+  }
+
   void reduce_scalars(const Expanded& e, const ReduceScalars& o) {
-    const std::int64_t want = (sharded() ? kSumSquares : kValidTokens) + 1;
-    if (o.count != want) report(e, "reduces {} sums where this layout needs {}", o.count, want);
-    if (o.axis != Axis::kDp) report(e, "sums are reduced over the axis dp");
-    if (scalars_reduced_) report(e, "reduces the sums a second time");
     if (clipped_) report(e, "comes after the sums were used");
-    scalars_reduced_ = true;
+    for (std::int64_t i = o.first; i < o.first + o.count; ++i) {
+      if (i > kSumSquares) {
+        report(e, "scalar {} is no sum", i);
+        continue;
+      }
+      auto& axes = summed_over_[static_cast<std::size_t>(i)];
+      if (!axes.empty()) report(e, "reduces the sum {} a second time", i);
+      if (axis_of_sum(i) != o.axis)
+        report(e, "the sum {} is reduced over {}", i, axis_of_sum(i) ? name_of(*axis_of_sum(i)) : "no axis");
+      axes.push_back(o.axis);
+    }
   }
 
   void clip(const Expanded& e) {
     if (clipped_) report(e, "runs a second time");
-    if (p_.setting.data_ranks > 1 && !scalars_reduced_) report(e, "uses sums that are not reduced over the ranks");
+    for (std::int64_t i = kLossSum; i <= kSumSquares; ++i)
+      if (axis_of_sum(i) && summed_over_[static_cast<std::size_t>(i)].empty())
+        report(e, "uses the sum {}, which is not reduced over the ranks", i);
     for (std::size_t u = 0; u < units_.size(); ++u)
       if (units_[u].counted != 1)
         report(e, "the norm counts gradient {} {} times", p_.units[u].name, units_[u].counted);
@@ -321,16 +405,26 @@ class Verifier {
     ++s->updated;
   }
 
-  void gather(const Expanded& e) {
-    UnitState* s = unit(e);
-    if (!s) return;
-    if (!sharded()) report(e, "parameters are whole on every rank; there is nothing to gather");
-    if (s->updated != 1) report(e, "gathers parameters that are not updated yet");
+  void gather(const Expanded& e, Axis axis) {
+    const Setting& s = p_.setting;
+    UnitState* state = unit(e);
+    if (!state) return;
+    if (s.sharded_parameters() && axis == Axis::kShard) {  // for use, not for keeping
+      if (state->updated > 0) report(e, "gathers parameters that no op of this step reads any more");
+      return;
+    }
+    const std::vector<Axis> axes = detail::gathered_over(s);
+    if (state->gathered.size() >= axes.size())
+      report(e, "parameters are whole by then; there is nothing to gather");
+    else if (axes[state->gathered.size()] != axis)
+      report(e, "parameters come together over {}", name_of(axes[state->gathered.size()]));
+    if (state->updated != 1) report(e, "gathers parameters that are not updated yet");
     if (!e.step->unless) report(e, "unless=non_finite is missing");
-    ++s->gathered;
+    state->gathered.push_back(axis);
   }
 
   void totals() {
+    report_unread();
     if (static_cast<std::int64_t>(loaded_.size()) !=
         (p_.setting.purpose == Purpose::kTrain ? p_.setting.micro_batches() : 1))
       report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(),
@@ -343,14 +437,17 @@ class Verifier {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::string& name = p_.units[u].name;
       const UnitState& s = units_[u];
-      const std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>> distinct(s.contributions.begin(),
-                                                                                         s.contributions.end());
+      const std::set<Contribution> distinct(s.contributions.begin(), s.contributions.end());
       if (s.contributions.size() != distinct.size() || distinct.size() != expected_contributions(static_cast<int>(u)))
         report_all("gradient {} has {} contributions ({} distinct) where {} are needed", name, s.contributions.size(),
                    distinct.size(), expected_contributions(static_cast<int>(u)));
-      if (p_.setting.data_ranks > 1 && s.reduced != 1) report_all("gradient {} is reduced {} times", name, s.reduced);
+      if (!reduced(static_cast<int>(u)))
+        report_all("gradient {} is not summed over all ranks ({} reductions, {} of {} contributions, {} over replicas)",
+                   name, s.reductions, s.delivered, expected_contributions(static_cast<int>(u)), s.replicated);
       if (s.updated != 1) report_all("unit {} is updated {} times", name, s.updated);
-      if (sharded() && s.gathered != 1) report_all("unit {} is gathered {} times after its update", name, s.gathered);
+      if (s.gathered.size() != detail::gathered_over(p_.setting).size())
+        report_all("unit {} is gathered over {} of {} axes after its update", name, s.gathered.size(),
+                   detail::gathered_over(p_.setting).size());
     }
   }
 
@@ -387,9 +484,10 @@ class Verifier {
   std::vector<Held> held_;
   std::vector<UnitState> units_;
   std::set<std::int64_t> chunks_, loaded_;
+  std::map<int, std::string> unread_;      // gathered parameters that wait for a reader, and who gathered them
   std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds
-  std::set<int> zeroed_;
-  bool scalars_zeroed_ = false, scalars_reduced_ = false, clipped_ = false, agreed_ = false;
+  std::array<std::vector<Axis>, kSumSquares + 1> summed_over_;
+  bool scalars_zeroed_ = false, clipped_ = false, agreed_ = false;
   std::vector<Finding> findings_;
 };
 

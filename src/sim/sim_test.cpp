@@ -14,7 +14,7 @@ namespace {
 program::Program program_of(int ranks, int zero, std::int64_t global) {
   auto a = arch::preset("llama-tiny");
   program::Setting s;
-  s.data_ranks = ranks;
+  s.mesh[mesh::Axis::kDpShard] = ranks;
   s.zero = zero;
   s.global_batch = global;
   s.micro_batch = 2;

@@ -108,7 +108,7 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
       // One micro-batch, or two: an accumulating backward adds where the first one overwrites.
       if (zero == 1 && (ranks == 1 || shape.layers > 2)) continue;
       program::Setting setting;
-      setting.data_ranks = ranks;
+      setting.mesh[mesh::Axis::kDpShard] = ranks;
       setting.zero = zero;
       setting.micro_batch = shape.batch;
       setting.global_batch = shape.batch * ranks * (zero == 0 ? 2 : 1);

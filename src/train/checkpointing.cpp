@@ -51,12 +51,13 @@ void each_run(const exec::Executor& executor, const Family& family, int unit, st
 
 }  // namespace
 
-std::vector<checkpoint::Span> spans_of(const exec::Executor& executor, int rank, int ranks) {
+std::vector<checkpoint::Span> spans_of(const exec::Executor& executor) {
   const c10::InferenceMode inference;
   std::vector<checkpoint::Span> spans;
   for (const Family& family : families(executor))
     for (std::size_t u = 0; u < executor.program().units.size(); ++u) {
-      const auto [first, last] = program::owned_range(executor.program().units[u].elements, rank, ranks);
+      const auto& p = executor.program();
+      const auto [first, last] = program::unit_tile(p.setting, executor.coordinates(), p.units[u].elements);
       each_run(executor, family, static_cast<int>(u), first, last,
                [&](const std::string& name, const arch::Parameter& p, std::int64_t offset, const at::Tensor& values) {
                  checkpoint::Span span{name, dtype_of(values), p.shape, offset, values.numel(), nullptr, {}};
@@ -103,7 +104,7 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, bo
 
 std::string state_hash(const exec::Executor& executor, comm::Communicator& world) {
   checkpoint::StateDigest digest;
-  for (const auto& span : spans_of(executor, world.rank(), world.size())) {
+  for (const auto& span : spans_of(executor)) {
     std::vector<char> staged;
     const void* data = span.data;
     if (!data) {

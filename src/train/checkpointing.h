@@ -12,9 +12,9 @@
 
 namespace molen::train {
 
-// What this rank saves: its owned range of every unit, so that the ranks' spans tile each tensor once, whatever the
-// layout.
-std::vector<checkpoint::Span> spans_of(const exec::Executor& executor, int rank, int ranks);
+// What this rank saves: its part of every unit (program::unit_tile), so that the ranks' spans tile each tensor once,
+// whatever the layout.
+std::vector<checkpoint::Span> spans_of(const exec::Executor& executor);
 
 // Fills the executor from a checkpoint made under any layout. Throws UsageError where tensors are missing or differ in
 // shape. `weights_only`: moments stay zero (an import from elsewhere has none).

@@ -38,13 +38,14 @@ void initialize_parameters(exec::Executor& executor, std::uint64_t seed, int thr
   for (std::size_t u = 0; u < units.size(); ++u)
     for (const auto& entry : units[u].entries) {
       const auto& p = parameters[static_cast<std::size_t>(entry.parameter)];
-      fill(p, seed, 0, executor.state("param", static_cast<int>(u)).narrow(0, entry.offset, p.elements()), threads);
-      if (!executor.has_state("master")) continue;
-      const auto [first, last] = executor.state_range("master", static_cast<int>(u));
-      const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + p.elements());
-      if (from < to)
-        fill(p, seed, from - entry.offset,
-             executor.state("master", static_cast<int>(u)).narrow(0, from - first, to - from), threads);
+      for (const char* family : {"param", "master"}) {
+        if (!executor.has_state(family)) continue;
+        const auto [first, last] = executor.state_range(family, static_cast<int>(u));
+        const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + p.elements());
+        if (from < to)
+          fill(p, seed, from - entry.offset,
+               executor.state(family, static_cast<int>(u)).narrow(0, from - first, to - from), threads);
+      }
     }
 }
 

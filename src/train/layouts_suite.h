@@ -50,9 +50,20 @@ inline arch::Architecture gpt() {
   return a;
 }
 
+// Data-parallel layouts: `shards` x `replicas` ranks.
+struct Layout {
+  int shards = 1, zero = 0;
+  bool recompute = false;
+  std::int64_t micro = 2;
+  int replicas = 1;
+  bool own_over_dp = false;
+  int prefetch = 1;
+  int ranks() const { return shards * replicas; }
+};
+
 inline program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
   program::Setting s;
-  s.data_ranks = ranks;
+  s.mesh[mesh::Axis::kDpShard] = ranks;
   s.zero = zero;
   s.recompute = recompute;
   s.global_batch = 12;
@@ -62,6 +73,14 @@ inline program::Setting setting_of(int ranks, int zero, bool recompute, DType co
   s.master = compute == DType::kF64 ? DType::kF64 : DType::kF32;
   s.reduce = s.master;
   s.kernels = compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
+  return s;
+}
+
+inline program::Setting setting_of(const Layout& l, DType compute) {
+  program::Setting s = setting_of(l.shards, l.zero, l.recompute, compute, l.micro);
+  s.mesh[mesh::Axis::kDpReplicate] = l.replicas;
+  s.own_over_dp = l.own_over_dp;
+  s.prefetch = l.prefetch;
   return s;
 }
 
@@ -92,6 +111,36 @@ inline std::int64_t fill(const program::Setting& s, const arch::Architecture& a,
   return valid;
 }
 
+// Puts together what the ranks hold: each fills in its part (whoever holds all of it fills in all).
+inline void collect(const exec::Executor& executor, Outcome& out) {
+  const auto& p = executor.program();
+  const auto parameters = arch::parameters(p.arch);
+  for (std::size_t u = 0; u < p.units.size(); ++u) {
+    const auto part = [&](const char* family, std::int64_t first, std::int64_t last, std::int64_t offset,
+                          at::Tensor whole) {
+      const auto [held, held_end] = executor.state_range(family, static_cast<int>(u));
+      const std::int64_t from = std::max({first, held, offset}),
+                         to = std::min({last, held_end, offset + whole.numel()});
+      if (from >= to) return;
+      whole.view(-1)
+          .narrow(0, from - offset, to - from)
+          .copy_(executor.state(family, static_cast<int>(u)).narrow(0, from - held, to - from));
+    };
+    for (const auto& entry : p.units[u].entries) {
+      const auto& parameter = parameters[static_cast<std::size_t>(entry.parameter)];
+      auto& whole = out.tensors[parameter.name];
+      if (!whole.defined()) whole = at::full(parameter.shape, NAN, at::kDouble);
+      part("param", 0, p.units[u].elements, entry.offset, whole);
+    }
+    // Of a whole gradient the rank's own part is the reduced one.
+    const auto [first, last] =
+        program::unit_range(p.setting, executor.coordinates(), p.units[u].elements, program::Range::kOwn);
+    auto& whole = out.tensors["grad/" + p.units[u].name];
+    if (!whole.defined()) whole = at::full({p.units[u].elements}, NAN, at::kDouble);
+    part("grad", first, last, 0, whole);
+  }
+}
+
 inline void train_rank(const program::Program& p, comm::Communicator& world, int steps, exec::Options options,
                        Outcome& out, std::mutex& mutex) {
   const c10::InferenceMode inference;
@@ -104,7 +153,7 @@ inline void train_rank(const program::Program& p, comm::Communicator& world, int
     input.step = step;
     input.optimizer.lr = 3e-3;
     input.load = [&](std::int32_t* ids, std::int32_t* labels) {
-      const std::int64_t slot = (m++ * s.data_ranks + world.rank()) * s.micro_batch;
+      const std::int64_t slot = (m++ * s.data_ranks() + world.rank()) * s.micro_batch;
       const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
       return fill(s, p.arch, (step - 1) * s.global_batch + slot, count, ids, labels);
     };
@@ -124,21 +173,8 @@ inline void train_rank(const program::Program& p, comm::Communicator& world, int
   }
   const std::string hash = state_hash(executor, world);
   const std::lock_guard lock(mutex);
-  if (world.rank() == 0) {
-    out.hash = hash;
-    for (std::size_t i = 0; i < arch::parameters(p.arch).size(); ++i)
-      out.tensors[arch::parameters(p.arch)[i].name] =
-          parameter_view(executor, static_cast<int>(i)).to(at::kDouble).clone();
-  }
-  // Under ZeRO-1 each rank holds its part of the reduced gradient.
-  for (std::size_t u = 0; u < p.units.size(); ++u) {
-    const auto [first, last] = s.zero >= 1 ? program::owned_range(p.units[u].elements, world.rank(), s.data_ranks)
-                                           : std::pair<std::int64_t, std::int64_t>{0, p.units[u].elements};
-    auto& whole = out.tensors["grad/" + p.units[u].name];
-    if (!whole.defined()) whole = at::zeros({p.units[u].elements}, at::kDouble);
-    whole.narrow(0, first, last - first)
-        .copy_(executor.state("grad", static_cast<int>(u)).narrow(0, first, last - first));
-  }
+  if (world.rank() == 0) out.hash = hash;
+  collect(executor, out);
 }
 
 // Largest difference over the tensor's largest value; NaN counts as infinite.

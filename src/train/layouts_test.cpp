@@ -31,24 +31,23 @@ Outcome train(const arch::Architecture& a, const program::Setting& s, int steps,
   program::require_sound(p, "test");
   Outcome out;
   std::mutex mutex;
-  comm::ThreadWorld world(s.data_ranks);
+  comm::ThreadWorld world(s.data_ranks());
   std::vector<std::unique_ptr<comm::Communicator>> ranks;
-  for (int r = 0; r < s.data_ranks; ++r) ranks.push_back(world.communicator(r));
+  for (int r = 0; r < s.data_ranks(); ++r) ranks.push_back(world.communicator(r));
   std::vector<std::jthread> threads;
-  for (int r = 0; r < s.data_ranks; ++r)
+  for (int r = 0; r < s.data_ranks(); ++r)
     threads.emplace_back([&, r] { train_rank(p, *ranks[static_cast<std::size_t>(r)], steps, options, out, mutex); });
   threads.clear();
   return out;
 }
 
-class Layouts : public ::testing::TestWithParam<std::tuple<int, int, bool, std::int64_t>> {};
+class Layouts : public ::testing::TestWithParam<Layout> {};
 
 // The proof run of DESIGN section 3: fp64, reference kernels, ten optimizer steps.
 TEST_P(Layouts, SameModelInDouble) {
-  const auto [ranks, zero, recompute, micro] = GetParam();
   for (const auto& a : {llama(false), llama(true), gpt()}) {
     const Outcome one = train(a, setting_of(1, 0, false, DType::kF64, 3), 10);
-    const Outcome many = train(a, setting_of(ranks, zero, recompute, DType::kF64, micro), 10);
+    const Outcome many = train(a, setting_of(GetParam(), DType::kF64), 10);
     EXPECT_LE(worst(one, many), 1e-9) << a.name << " tied " << a.tied;
     for (int i = 0; i < 10; ++i)
       EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
@@ -59,17 +58,15 @@ TEST_P(Layouts, SameModelInDouble) {
 // One step in fp32 from identical state. Gradients are sums over 12 x 23 tokens through two layers: rounding grows with
 // the square root of the longest reduction (tokens x sizes), a few ulps each.
 TEST_P(Layouts, OneStepInFloatWithinTheBound) {
-  const auto [ranks, zero, recompute, micro] = GetParam();
   const Outcome one = train(llama(false), setting_of(1, 0, false, DType::kF32, 3), 1);
-  const Outcome many = train(llama(false), setting_of(ranks, zero, recompute, DType::kF32, micro), 1);
+  const Outcome many = train(llama(false), setting_of(GetParam(), DType::kF32), 1);
   const double bound = 8 * std::sqrt(12.0 * 23.0 * 71.0) * 0x1p-24;
   EXPECT_LE(std::abs(one.losses[0] - many.losses[0]), bound * one.losses[0]);
   EXPECT_LE(worst(one, many, "grad/"), bound);
 }
 
 TEST_P(Layouts, SameLayoutTwiceIsIdentical) {
-  const auto [ranks, zero, recompute, micro] = GetParam();
-  const auto s = setting_of(ranks, zero, recompute, DType::kF32, micro);
+  const auto s = setting_of(GetParam(), DType::kF32);
   const Outcome a = train(llama(false), s, 5), b = train(llama(false), s, 5);
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.norms, b.norms);
@@ -78,17 +75,19 @@ TEST_P(Layouts, SameLayoutTwiceIsIdentical) {
 
 // What is dead is never read: filling it with NaN changes no bit.
 TEST_P(Layouts, DeadBuffersAreDead) {
-  const auto [ranks, zero, recompute, micro] = GetParam();
-  const auto s = setting_of(ranks, zero, recompute, DType::kF32, micro);
+  const auto s = setting_of(GetParam(), DType::kF32);
   EXPECT_EQ(train(llama(true), s, 3).hash, train(llama(true), s, 3, {at::kCPU, true}).hash);
 }
 
 INSTANTIATE_TEST_SUITE_P(Matrix, Layouts,
-                         ::testing::Values(std::tuple{1, 0, true, 2}, std::tuple{1, 0, false, 12},
-                                           std::tuple{2, 0, false, 2}, std::tuple{2, 1, false, 3},
-                                           std::tuple{3, 0, true, 2}, std::tuple{3, 1, false, 1},
-                                           std::tuple{4, 0, false, 3}, std::tuple{4, 1, true, 2},
-                                           std::tuple{4, 1, false, 5}));
+                         ::testing::Values(Layout{1, 0, true, 2}, Layout{1, 0, false, 12}, Layout{2, 0, false, 2},
+                                           Layout{2, 1, false, 3}, Layout{3, 0, true, 2}, Layout{3, 1, false, 1},
+                                           Layout{4, 0, false, 3}, Layout{4, 1, true, 2}, Layout{4, 1, false, 5},
+                                           Layout{2, 2, false, 2}, Layout{3, 2, true, 1}, Layout{2, 3, false, 3},
+                                           Layout{3, 3, false, 2, 1, false, 0}, Layout{4, 3, true, 1, 1, false, 2},
+                                           Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 2, 2},
+                                           Layout{2, 3, true, 1, 2}, Layout{2, 2, false, 1, 2, true},
+                                           Layout{2, 3, false, 3, 2, true}, Layout{3, 3, false, 1, 2, true, 3}));
 
 #ifdef MOLEN_FAKE_NCCL
 // The program over the NCCL communicator, against stand-ins for the libraries that treat host memory as a device's.
@@ -160,11 +159,11 @@ TEST(Checkpoint, MovesBetweenLayouts) {
              to = program::build(a, setting_of(2, 0, true, DType::kF32));
   std::string saved, loaded;
   const auto run = [&](const program::Program& p, auto&& body) {
-    comm::ThreadWorld world(p.setting.data_ranks);
+    comm::ThreadWorld world(p.setting.data_ranks());
     std::vector<std::unique_ptr<comm::Communicator>> ranks;
-    for (int r = 0; r < p.setting.data_ranks; ++r) ranks.push_back(world.communicator(r));
+    for (int r = 0; r < p.setting.data_ranks(); ++r) ranks.push_back(world.communicator(r));
     std::vector<std::jthread> threads;
-    for (int r = 0; r < p.setting.data_ranks; ++r)
+    for (int r = 0; r < p.setting.data_ranks(); ++r)
       threads.emplace_back([&, r] {
         exec::Executor executor(p, r, ranks[static_cast<std::size_t>(r)].get(), {});
         body(executor, *ranks[static_cast<std::size_t>(r)]);
@@ -180,7 +179,7 @@ TEST(Checkpoint, MovesBetweenLayouts) {
           t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
       }
     const std::string hash = state_hash(executor, world);
-    checkpoint::save(spans_of(executor, world.rank(), world.size()),
+    checkpoint::save(spans_of(executor),
                      {dir, 4, world.rank(), world.size(), agree_over(world), Json{{"x", 1}}, {}, 0});
     if (world.rank() == 0) saved = hash;
   });

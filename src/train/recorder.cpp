@@ -83,10 +83,10 @@ class Recorder::Impl {
                                                      {"memory_arena_bytes", memory.arena.value},
                                                      {"memory_base_bytes", memory.base.value},
                                                      {"memory_other_bytes", memory.other.value}});
-    fmt::print("{}: {} ({} parameters), {} rank{} x {} thread{} ({}), {}, ZeRO-{}{}\n", run_.path().string(),
-               job_.arch.name, human_count(static_cast<double>(arch::num_parameters(job_.arch))), job_.machine.ranks,
+    fmt::print("{}: {} ({} parameters), {} rank{} x {} thread{} ({}), {}, {}{}\n", run_.path().string(), job_.arch.name,
+               human_count(static_cast<double>(arch::num_parameters(job_.arch))), job_.machine.ranks,
                job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
-               job_.communicator, name_of(job_.setting.compute), job_.setting.zero,
+               job_.communicator, name_of(job_.setting.compute), program::sharding_text(job_.setting),
                job_.setting.recompute ? ", recompute" : "");
     fmt::print("memory of a rank: {} = arena {} (the plan's peak) + {} already there + {} loader and library buffers\n",
                human(memory.total()), human(memory.arena), human(memory.base), human(memory.other));

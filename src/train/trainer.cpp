@@ -172,11 +172,15 @@ class Loop {
     if (validation_.empty()) return;
     program::Setting s = job_.setting;
     s.purpose = program::Purpose::kEvaluate;
-    s.data_ranks = 1;
-    s.zero = 0;
     s.global_batch = s.micro_batch;
-    evaluator_ = std::make_unique<exec::Executor>(program::build(job_.arch, s), 0, nullptr,
-                                                  exec::Options{device(), false}, &executor_);
+    if (!s.sharded_parameters()) {  // every rank has the whole model
+      s.mesh = mesh::kOne;
+      s.zero = 0;
+      s.own_over_dp = false;
+    }
+    evaluator_ = std::make_unique<exec::Executor>(
+        program::build(job_.arch, s), s.sharded_parameters() ? world_.rank() : 0, devices_ ? devices_.get() : &world_,
+        exec::Options{device(), false}, &executor_);
   }
 
   void start() {
@@ -344,7 +348,7 @@ class Loop {
       if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = read_file(*job_.config.data.tokenizer);
       o.attachments["config.toml"] = config::to_toml(job_.config);
     }
-    const fs::path path = checkpoint::save(spans_of(executor_, world_.rank(), world_.size()), o);
+    const fs::path path = checkpoint::save(spans_of(executor_), o);
     saved_step_ = step_;
     save_every_.last = now().value;
     if (recorder_) recorder_->checkpoint(step_, path.string(), now().value - start);
@@ -410,9 +414,9 @@ class Loop {
 void print_dry_run(const Job& job) {
   const auto memory = program::plan_memory(job.program);
   const auto s = program::summarize(job.program, memory);
-  fmt::print("{}: {} parameters, {} rank{} ({}), ZeRO-{}, {} micro-batch{} of {} x {} tokens a rank and step, {}\n",
+  fmt::print("{}: {} parameters, {} rank{} ({}), {}, {} micro-batch{} of {} x {} tokens a rank and step, {}\n",
              job.arch.name, arch::num_parameters(job.arch), job.machine.ranks, job.machine.ranks == 1 ? "" : "s",
-             job.communicator, job.setting.zero, job.setting.micro_batches(),
+             job.communicator, program::sharding_text(job.setting), job.setting.micro_batches(),
              job.setting.micro_batches() == 1 ? "" : "es", job.setting.micro_batch, job.setting.sequence,
              name_of(job.setting.compute));
   fmt::print(

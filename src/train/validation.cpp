@@ -18,8 +18,10 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
   const std::int64_t micro = setting.micro_batch, sequence = setting.sequence;
   Sum sum;
   std::int64_t batches = 0;
-  for (std::int64_t first = world.rank() * micro; first < windows; first += micro * world.size()) {
+  // All ranks run as many batches, the last of them perhaps empty: they may have to gather parameters together.
+  for (std::int64_t round = 0; round < windows; round += micro * world.size()) {
     if (max_batches > 0 && batches++ >= max_batches) break;
+    const std::int64_t first = round + world.rank() * micro;
     exec::StepInput input;
     input.load = [&](std::int32_t* ids, std::int32_t* labels) {
       std::int64_t valid = 0;

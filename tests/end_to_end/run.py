@@ -158,6 +158,14 @@ ok("the first step there has the same loss", abs(a["loss"] - b["loss"]) < 1e-5 a
 state = [json.loads(x)["state_hash"] for x in (work / "runs/moved/events.jsonl").read_text().splitlines() if '"resume"' in x][-1]
 digest = run("checkpoint", "verify", "--digest", "runs/whole/checkpoints/step-000000012").stdout
 ok("state hash equal after load on another layout", state in digest, (state, digest))
+# Sharded parameters, gradients and optimizer states, in groups with copies and without: the same model continues.
+for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "parallel.prefetch=2"]), ("hybrid", 4, ["parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2", "parallel.zero=1", "parallel.recompute=full"]), ("grads", 2, ["parallel.sharding=SHARD_GRAD_OP"])):
+    sets = [x for s in [*sets, f"run.name={name}", "checkpoint.dir=runs/parts/checkpoints", 'train.stop_after="14 steps"', "checkpoint.keep=0"] for x in ("--set", s)]
+    said = run("train", "run.toml", "--resume", "12", "--ranks", ranks, *sets).stdout
+    a, b = whole[13], metrics(name)[13]
+    ok(f"continues under {sets[1]}", abs(a["loss"] / b["loss"] - 1) < 1e-5 and b["memory_peak_bytes"] == b["memory_planned_bytes"], f"{a} {b} {said}")
+    state = [json.loads(x)["state_hash"] for x in (work / f"runs/{name}/events.jsonl").read_text().splitlines() if '"resume"' in x][-1]
+    ok(f"the state is the same under {sets[1]}", state in digest, (state, digest))
 if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdout)["mpi"]:
     mpi = ["mpirun", "-n", "2", "--bind-to", "none"]
     run("train", "run.toml", "--set", "run.name=mpi", launcher=mpi)

@@ -1,0 +1,58 @@
+#include "exec/groups.h"
+
+#include "base/error.h"
+#include "base/match.h"
+
+namespace molen::exec {
+namespace {
+
+using program::Axis;
+
+mesh::Axes axes_of(Axis axis) {
+  switch (axis) {
+    case Axis::kDp:
+      return mesh::kDataParallel;
+    case Axis::kShard:
+      return mesh::Axis::kDpShard;
+    case Axis::kReplicate:
+      return mesh::Axis::kDpReplicate;
+    case Axis::kWorld:
+      return mesh::Axes{}.complement();
+  }
+  throw Error("unknown axis {}", static_cast<int>(axis));
+}
+
+std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
+  std::array<bool, program::kAllAxes.size()> used{};
+  for (const auto& body : p.bodies)
+    for (const auto& step : body.steps)
+      std::visit(
+          [&](const auto& op) {
+            if constexpr (requires { op.axis; }) used[static_cast<std::size_t>(op.axis)] = true;
+          },
+          step.op);
+  return used;
+}
+
+}  // namespace
+
+Groups::Groups(const program::Program& p, int rank, comm::Communicator* world) {
+  int ranks = 1;
+  for (const int size : p.setting.mesh.values) ranks *= size;
+  const mesh::Mesh mesh(p.setting.mesh, ranks);
+  coordinates_ = mesh.coordinates(rank);
+  const auto used = axes_in(p);
+  for (const Axis axis : program::kAllAxes) {
+    if (!used[static_cast<std::size_t>(axis)]) continue;
+    MOLEN_CHECK(world != nullptr && world->size() == ranks, "a program for {} needs a communicator of {} ranks",
+                mesh.text(), ranks);
+    comm::Communicator* group = world;
+    if (mesh.size(axes_of(axis)) != ranks) {
+      made_.push_back(world->split(mesh.group_number(rank, axes_of(axis)), mesh.position(rank, axes_of(axis))));
+      group = made_.back().get();
+    }
+    groups_[static_cast<std::size_t>(axis)] = group;
+  }
+}
+
+}  // namespace molen::exec

@@ -1,0 +1,28 @@
+// The communicators of a program: one for each axis that its ops talk over.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "program/program.h"
+
+namespace molen::exec {
+
+class Groups {
+ public:
+  // Splits `world` for the axes that the program's ops name; collective over it where they need more than the world
+  // itself. `world` may be null where no op communicates.
+  Groups(const program::Program& program, int rank, comm::Communicator* world);
+
+  // Null for an axis that no op names.
+  comm::Communicator* of(program::Axis axis) const { return groups_[static_cast<std::size_t>(axis)]; }
+  const mesh::PerAxis& coordinates() const { return coordinates_; }
+
+ private:
+  std::array<comm::Communicator*, program::kAllAxes.size()> groups_{};
+  std::vector<std::unique_ptr<comm::Communicator>> made_;
+  mesh::PerAxis coordinates_;
+};
+
+}  // namespace molen::exec

@@ -1,0 +1,187 @@
+// The passes of data parallelism: where gradients are reduced, who updates what, and when parameters are gathered.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "program/build.h"
+#include "program/build_detail.h"
+
+namespace molen::program {
+
+namespace detail {
+
+std::vector<Axis> gathered_over(const Setting& s) {
+  std::vector<Axis> axes;
+  if (!s.owns_part()) return axes;
+  if (!s.sharded_gradients()) return {Axis::kDp};
+  if (s.own_over_dp) axes.push_back(Axis::kReplicate);
+  if (!s.sharded_parameters()) axes.push_back(Axis::kShard);
+  return axes;
+}
+
+}  // namespace detail
+
+namespace pass {
+namespace {
+
+// New steps in front of steps of a body (by their index before); same-body edges keep their targets.
+class Insertion {
+ public:
+  void add(std::size_t before, Step step) { new_.emplace(before, std::move(step)); }
+
+  void apply(Body& body) const {
+    std::vector<Step> steps;
+    std::vector<int> moved(body.steps.size());
+    std::vector<std::size_t> fresh;
+    for (std::size_t k = 0; k <= body.steps.size(); ++k) {
+      const auto [from, to] = new_.equal_range(k);
+      for (auto step = from; step != to; ++step) {
+        fresh.push_back(steps.size());
+        steps.push_back(step->second);
+      }
+      if (k == body.steps.size()) break;
+      moved[k] = static_cast<int>(steps.size());
+      steps.push_back(body.steps[k]);
+    }
+    // New steps name old ones by their old index, too.
+    for (Step& step : steps)
+      for (OpRef& ref : step.after)
+        if (ref.body < 0) ref.op = moved[static_cast<std::size_t>(ref.op)];
+    body.steps = std::move(steps);
+  }
+
+ private:
+  std::multimap<std::size_t, Step> new_;
+};
+
+// A run of steps that read one unit's parameters, with no other unit's in between: they share one gathered copy.
+struct Cluster {
+  int unit = -1;
+  std::size_t first = 0, last = 0;
+};
+
+std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
+  std::vector<Cluster> clusters;
+  for (std::size_t k = 0; k < body.steps.size(); ++k)
+    for (const Use& use : body.steps[k].reads) {
+      const std::string& name = p.buffers[static_cast<std::size_t>(use.buffer)].name;
+      if (name.rfind("param.", 0) != 0) continue;
+      const int unit = p.unit_of_buffer(use.buffer);
+      if (clusters.empty() || clusters.back().unit != unit) clusters.push_back({unit, k, k});
+      clusters.back().last = k;
+    }
+  return clusters;
+}
+
+// "param.X" itself, or "param.X/1" and so on beside it.
+int copy_of(Program& p, int buffer, int copy) {
+  if (copy == 0) return buffer;
+  Buffer another = p.buffers[static_cast<std::size_t>(buffer)];
+  another.name += "/" + std::to_string(copy);
+  if (const int found = p.find_buffer(another.name); found >= 0) return found;
+  p.buffers.push_back(another);
+  return static_cast<int>(p.buffers.size()) - 1;
+}
+
+void gather_in(Program& p, Body& body) {
+  const std::vector<Cluster> clusters = clusters_of(p, body);
+  const auto ahead = static_cast<std::size_t>(p.setting.prefetch);
+  std::map<int, int> copies;  // of each unit so far
+  Insertion insertion;
+  for (std::size_t c = 0; c < clusters.size(); ++c) {
+    const Cluster& cluster = clusters[c];
+    const int copy = copies[cluster.unit]++;
+    const int whole = copy_of(p, p.buffer("param." + p.units[static_cast<std::size_t>(cluster.unit)].name), copy);
+    for (std::size_t k = cluster.first; k <= cluster.last; ++k)
+      for (Use& use : body.steps[k].reads)
+        if (p.buffers[static_cast<std::size_t>(use.buffer)].name.rfind("param.", 0) == 0) use.buffer = whole;
+    Step gather = detail::make_step(p, AllGather{Axis::kShard}, cluster.unit, Phase::kParameterGather, Stream::kDpComm);
+    gather.writes[0].buffer = whole;
+    // The bound on memory: no more than `ahead` units besides the one in use.
+    if (c > ahead) gather.after.push_back({-1, static_cast<int>(clusters[c - ahead - 1].last)});
+    insertion.add(c > ahead ? clusters[c - ahead].first : clusters[0].first, std::move(gather));
+  }
+  insertion.apply(body);
+}
+
+// Each unit's last gradient writer in a body.
+std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
+  std::map<std::size_t, int> unit_after_step;
+  for (std::size_t u = 0; u < p.units.size(); ++u) {
+    const int grad = p.buffer("grad." + p.units[u].name);
+    std::size_t last = body.steps.size();
+    for (std::size_t k = 0; k < body.steps.size(); ++k)
+      for (const Use& use : body.steps[k].writes)
+        if (use.buffer == grad) last = k;
+    MOLEN_CHECK(last < body.steps.size(), "no op writes the gradient of unit {}", p.units[u].name);
+    unit_after_step[last] = static_cast<int>(u);
+  }
+  return unit_after_step;
+}
+
+// What happens to a finished gradient of one micro-batch.
+std::vector<Op> reductions(const Setting& s, bool first, bool last) {
+  if (s.sharded_gradients()) {
+    std::vector<Op> ops{ReduceScatter{Axis::kShard, !first}};
+    if (last && s.replicas() > 1)
+      ops.push_back(s.own_over_dp ? Op(ReduceScatter{Axis::kReplicate}) : Op(AllReduce{Axis::kReplicate}));
+    return ops;
+  }
+  // Whole gradients add up over the micro-batches first.
+  if (!last || s.data_ranks() == 1) return {};
+  return {s.owns_part() ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp})};
+}
+
+void reduce_in(Program& p, Body& body, bool first, bool last) {
+  Insertion insertion;
+  for (const auto& [step, unit] : last_writers(p, body))
+    for (const Op& op : reductions(p.setting, first, last))
+      insertion.add(step + 1, detail::make_step(p, op, unit, Phase::kGradientReduce, Stream::kDpComm));
+  insertion.apply(body);
+}
+
+}  // namespace
+
+Program shard_parameters(Program p) {
+  if (!p.setting.sharded_parameters()) return p;
+  for (Body& body : p.bodies) gather_in(p, body);
+  return p;
+}
+
+Program reduce_gradients(Program p) {
+  const int last = p.schedule.back().body;
+  for (std::size_t b = 0; b < p.bodies.size(); ++b) reduce_in(p, p.bodies[b], b == 0, static_cast<int>(b) == last);
+  return p;
+}
+
+Program update(Program p) {
+  const Setting& s = p.setting;
+  const int units = static_cast<int>(p.units.size());
+  Body body{"update", {}};
+  const auto add = [&](Op op, int unit, Phase phase, Stream stream) -> Step& {
+    body.steps.push_back(detail::make_step(p, std::move(op), unit, phase, stream));
+    return body.steps.back();
+  };
+  // Backward order: the gradients that were reduced first are read first.
+  for (int u = units - 1; u >= 0; --u) add(SumSquares{}, u, Phase::kClip, Stream::kCompute);
+  if (s.data_ranks() > 1) {
+    // Where every rank holds the same whole gradient or shard, its sum of squares is already the same on them.
+    const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
+    add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip, Stream::kDpComm);
+    if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip, Stream::kDpComm);
+  }
+  add(ClipScale{}, -1, Phase::kClip, Stream::kCompute);
+  add(Agree{Flag::kNonFinite}, -1, Phase::kClip, Stream::kCompute);
+  for (int u = 0; u < units; ++u) {
+    add(OptimizerStep{}, u, Phase::kOptimizer, Stream::kCompute).unless = Flag::kNonFinite;
+    for (const Axis axis : detail::gathered_over(s))
+      add(AllGather{axis}, u, Phase::kParameterGather, Stream::kDpComm).unless = Flag::kNonFinite;
+  }
+  p.bodies.push_back(std::move(body));
+  p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, -1});
+  return p;
+}
+
+}  // namespace pass
+}  // namespace molen::program
