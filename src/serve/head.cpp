@@ -86,6 +86,9 @@ std::string about(const RunData& run) {
   for (const char* key : {"cpu", "gpu", "device", "system"})
     if (const std::string v = text_of(run.environment, key); !v.empty()) host += (host.empty() ? "" : ", ") + v;
   if (const std::string cores = text_of(run.environment, "cores"); !cores.empty()) host += ", " + cores + " cores";
+  std::string peak;
+  if (run.environment.is_object() && run.environment.contains("device_peak"))
+    peak = text_of(run.environment["device_peak"], "source");
   std::string software;
   for (const char* key : {"molen", "git", "libtorch", "compiler"})
     if (const std::string v = text_of(run.environment, key); !v.empty())
@@ -94,7 +97,7 @@ std::string about(const RunData& run) {
   if (std::isfinite(first)) dates = utc_timestamp(first) + " to " + utc_timestamp(last);
   if (starts > 1) dates += fmt::format(", {} attempts", starts);
   return "<dl class=about>" + row("Model", model_of(run, start)) + row("Layout", layout_of(run, start)) +
-         row("Host", host) + row("Software", software) + row("Dates", dates) +
+         row("Host", host) + row("Peak of a device", peak) + row("Software", software) + row("Dates", dates) +
          row("Ended", end.empty() && !run.events.empty() ? "no stop recorded: still running, or killed" : end) +
          "</dl>";
 }

@@ -100,6 +100,26 @@ std::string scalar_record(std::string_view tag, float value, std::int64_t step, 
   return frame(event);
 }
 
+std::string text_record(std::string_view tag, std::string_view text, std::int64_t step, double wall) {
+  constexpr std::uint64_t kString = 7;  // DT_STRING
+  std::string dimension, shape, tensor, plugin, metadata, point, summary, event = event_head(step, wall);
+  put_key(dimension, 1, kVarint);
+  put_varint(dimension, 1);
+  put_bytes(shape, 2, dimension);
+  put_key(tensor, 1, kVarint);
+  put_varint(tensor, kString);
+  put_bytes(tensor, 2, shape);
+  put_bytes(tensor, 8, text);  // string_val
+  put_bytes(plugin, 1, "text");
+  put_bytes(metadata, 1, plugin);
+  put_bytes(point, 1, tag);
+  put_bytes(point, 8, tensor);
+  put_bytes(point, 9, metadata);
+  put_bytes(summary, 1, point);
+  put_bytes(event, 5, summary);
+  return frame(event);
+}
+
 std::string session_start_record(std::int64_t step, double wall) {
   std::string log, event = event_head(step, wall);
   put_key(log, 1, kVarint);
@@ -133,6 +153,11 @@ TensorBoardWriter::~TensorBoardWriter() {
 
 void TensorBoardWriter::scalar(std::string_view tag, double value, std::int64_t step, double wall) {
   buffer_ += scalar_record(tag, static_cast<float>(value), step, wall);
+  if (buffer_.size() >= kFlushBytes) flush();
+}
+
+void TensorBoardWriter::text(std::string_view tag, std::string_view text, std::int64_t step, double wall) {
+  buffer_ += text_record(tag, text, step, wall);
   if (buffer_.size() >= kFlushBytes) flush();
 }
 

@@ -1,5 +1,6 @@
 // TensorBoard event files without a protobuf library: records of (length, masked CRC-32C, Event), each appended by one
-// write. Formats: tensorflow/core/util/event.proto and lib/io/record_writer.h.
+// write. Formats: tensorflow/core/util/event.proto, framework/{summary,tensor}.proto and
+// lib/io/record_writer.h.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,8 @@ std::uint32_t masked_crc32c(std::string_view data);
 // One framed record each. `wall`: seconds since 1970.
 std::string file_version_record(double wall);
 std::string scalar_record(std::string_view tag, float value, std::int64_t step, double wall);
+// A text in TensorBoard's text panel (Markdown).
+std::string text_record(std::string_view tag, std::string_view text, std::int64_t step, double wall);
 std::string session_start_record(std::int64_t step, double wall);
 
 // Writes `dir`/events.out.tfevents.<seconds>.<host>.<pid>.<n>; a new file each time, earlier ones are never touched.
@@ -30,6 +33,7 @@ class TensorBoardWriter {
 
   // Non-finite values are written as they are: TensorBoard marks them. The value is stored as fp32.
   void scalar(std::string_view tag, double value, std::int64_t step, double wall);
+  void text(std::string_view tag, std::string_view text, std::int64_t step, double wall);
   // On resume, before any scalar, with the first step that will be written again: TensorBoard then drops what earlier
   // attempts wrote at this step and after it, and curves do not fold back.
   void session_start(std::int64_t step, double wall);

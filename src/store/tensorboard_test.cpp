@@ -40,6 +40,14 @@ TEST(TensorBoard, GoldenRecords) {
   EXPECT_EQ(hex(session_start_record(7, 3.0)), "0f000000000000006d532b0909000000000000084010073a02080167edf0c3");
 }
 
+// Written by tensorboard 2.21's own record writer, from its protobufs.
+TEST(TensorBoard, GoldenText) {
+  EXPECT_EQ(
+      hex(text_record("note", "a *b*", 7, 2.0)),
+      "300000000000000095f5d05f09000000000000004010072a230a210a046e6f7465420f0807120412020801420561202a622a4a080a060a04"
+      "746578742aea31b6");
+}
+
 // Reads records back by the frame alone and checks both sums.
 std::size_t count_records(std::string_view file) {
   std::size_t records = 0, at = 0;
@@ -61,7 +69,8 @@ std::size_t count_records(std::string_view file) {
 
 RC_GTEST_PROP(TensorBoard, EveryRecordIsFramed, (const std::string& tag, float value, double wall)) {
   const auto step = *rc::gen::inRange<std::int64_t>(0, std::int64_t{1} << 50);
-  RC_ASSERT(count_records(scalar_record(tag, value, step, wall) + session_start_record(step, wall)) == 2u);
+  RC_ASSERT(count_records(scalar_record(tag, value, step, wall) + session_start_record(step, wall) +
+                          text_record(tag, tag, step, wall)) == 3u);
 }
 
 TEST(TensorBoard, EachAttemptHasItsOwnFile) {

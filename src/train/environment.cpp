@@ -33,6 +33,7 @@ Json describe_environment(const Job& job) {
   j["threads_per_rank"] = job.setting.threads;
   j["communicator"] = job.communicator;
   j["device"] = job.machine.cuda ? "cuda" : "cpu";
+  j["device_peak"] = to_json(job.peak);
   return j;
 }
 

@@ -134,6 +134,11 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   job.program = make_program(job);
   program::require_sound(job.program, options.program_file.value_or("the built program"),
                          available_memory(machine.local_ranks));
+  if (!options.dry_run) {
+    std::optional<fs::path> environment;  // of the attempt that this one continues
+    if (job.resume_from) environment = run_directory(job.config) / "environment.json";
+    job.peak = find_device_peak(job.setting, machine, environment, world);
+  }
   return job;
 }
 

@@ -1,10 +1,21 @@
-// The measurement behind `precision.compute = "auto"` and `molen doctor`.
+// How fast this machine multiplies matrices of a layer's shape: behind `precision.compute = "auto"`, `molen doctor` and
+// the peak that MFU is taken against on a CPU.
 #pragma once
 
+#include <string_view>
+
+#include "base/dtype.h"
 #include "plan/resolve.h"
 
 namespace molen::train {
 
+inline constexpr std::string_view kMeasuredGemm = "1024x512x1408";  // tokens x inputs x outputs
+
+// Both types in turn, so that other work on the machine slows both alike; the best of each.
 plan::PrecisionRates measure_precision(int threads);
+
+// GFLOP/s of one type (fp32 or bf16; another throws Error): the best of as many rounds as fit in `budget_s` seconds, at
+// least two after one that is not counted.
+double measure_gemm(DType compute, int threads, double budget_s);
 
 }  // namespace molen::train

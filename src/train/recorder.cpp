@@ -63,6 +63,7 @@ class Recorder::Impl {
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
                                      job.options.mfu)
                        .value;
+    for (const auto& op : program::expand(job.program)) hardware_flops_ += op.step->hardware_flops.value;
   }
 
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
@@ -78,6 +79,7 @@ class Recorder::Impl {
                                                      {"arch", job_.arch.name},
                                                      {"parameters", arch::num_parameters(job_.arch)},
                                                      {"flops_formula", name_of(job_.options.mfu)},
+                                                     {"device_peak", to_json(job_.peak)},
                                                      {"ranks", job_.machine.ranks},
                                                      {"communicator", job_.communicator},
                                                      {"memory_arena_bytes", memory.arena.value},
@@ -91,12 +93,20 @@ class Recorder::Impl {
     fmt::print("memory of a rank: {} = arena {} (the plan's peak) + {} already there + {} loader and library buffers\n",
                human(memory.total()), human(memory.arena), human(memory.base), human(memory.other));
     fmt::print("model FLOPs of a token ({}): {}\n", name_of(job_.options.mfu), formula_of(job_.options.mfu));
+    if (job_.peak.flops_per_s)
+      fmt::print("peak of a device, for MFU: {}\n", job_.peak.source);
+    else
+      fmt::print("MFU is not known: {}\n", job_.peak.source);
     if (start_step > 0)
       fmt::print("continues after step {} from {} (state {})\n", start_step, *job_.resume_from,
                  state_hash.substr(0, 12));
     begin_energy();
     std::fflush(stdout);
     if (start_step > 0) tensorboard_.session_start(start_step + 1, wall_time());
+    tensorboard_.text("mfu/flops_formula",
+                      fmt::format("{}: {}", name_of(job_.options.mfu), formula_of(job_.options.mfu)), start_step + 1,
+                      wall_time());
+    tensorboard_.text("mfu/device_peak", job_.peak.source, start_step + 1, wall_time());
   }
 
   void step(const StepRecord& r) {
@@ -113,6 +123,10 @@ class Recorder::Impl {
     m.tokens_per_s_per_device = m.tokens_per_s / job_.machine.ranks;
     m.flops_formula = name_of(job_.options.mfu);
     m.model_tflops_per_device = model_flops_ / r.step_s / job_.machine.ranks * 1e-12;
+    if (job_.peak.flops_per_s) {
+      m.mfu = *m.model_tflops_per_device * 1e12 / *job_.peak.flops_per_s;
+      m.hfu = hardware_flops_ / r.step_s / *job_.peak.flops_per_s;
+    }
     m.memory_peak_bytes = r.memory_peak;
     m.memory_planned_bytes = r.memory_planned;
     m.data_wait_s = r.data_wait_s;
@@ -299,6 +313,7 @@ class Recorder::Impl {
     put("throughput(tps)", m.tokens_per_s);
     if (m.model_tflops_per_device) put("tflops", *m.model_tflops_per_device);
     if (m.mfu) put("mfu(%)", 100 * *m.mfu);
+    if (m.hfu) put("hfu(%)", 100 * *m.hfu);
     put("time_metrics/end_to_end(s)", m.step_s);
     put("time_metrics/data_loading(s)", m.data_wait_s);
     put("memory/max_active(GiB)", static_cast<double>(m.memory_peak_bytes) / (1 << 30));
@@ -325,7 +340,28 @@ class Recorder::Impl {
       samples.push_back(
           {"molen_joules_per_token", "Energy per token of the step.", PrometheusType::kGauge, covered, *m.j_per_token});
     }
+    rates(m, labels, samples);
     store::write_prometheus(run_.path() / "metrics.prom", samples);
+  }
+
+  // What depends on how model FLOPs are counted says so in a label.
+  void rates(const store::StepMetrics& m, const std::map<std::string, std::string>& labels,
+             std::vector<store::PrometheusSample>& samples) const {
+    using store::PrometheusType;
+    auto counted = labels;
+    counted["flops_formula"] = m.flops_formula;
+    const auto put = [&](const char* name, const char* help, const std::map<std::string, std::string>& with,
+                         std::optional<double> value) {
+      if (value) samples.push_back({name, help, PrometheusType::kGauge, with, *value});
+    };
+    if (m.model_tflops_per_device)
+      put("molen_model_flops_per_second", "Model FLOPs per second of a device.", counted,
+          *m.model_tflops_per_device * 1e12);
+    put("molen_mfu_ratio", "Model FLOPs per second of a device over its peak.", counted, m.mfu);
+    put("molen_hfu_ratio", "FLOPs per second that a device executed, with recompute, over its peak.", labels, m.hfu);
+    auto peak = labels;
+    peak["source"] = job_.peak.source;
+    put("molen_device_peak_flops_per_second", "Peak of a device.", peak, job_.peak.flops_per_s);
   }
 
   const Job& job_;
@@ -342,6 +378,7 @@ class Recorder::Impl {
   std::vector<store::TraceSpan> spans_;  // of the traced steps, one after another
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
+  double hardware_flops_ = 0;  // of rank 0's step; ranks have equal work
   std::deque<double> recent_;
 };
 

@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "plan/resolve.h"
 #include "program/program.h"
+#include "train/device_peak.h"
 
 namespace molen::train {
 
@@ -34,6 +35,7 @@ struct Job {
   std::string communicator;
   TrainOptions options;
   std::optional<std::string> resume_from;  // checkpoint directory
+  DevicePeak peak;                         // what MFU and HFU are taken against
 };
 
 // Resolves the configuration (on rank 0's findings), finds the checkpoint to continue from, builds or loads the program

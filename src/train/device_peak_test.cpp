@@ -1,0 +1,126 @@
+// Peaks: the table, its refusals, and one measured figure for all ranks and attempts.
+#include "train/device_peak.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "comm/self/self.h"
+#include "comm/threads/threads.h"
+#include "train/calibrate.h"
+#include "train/precision.h"
+
+namespace molen::train {
+namespace {
+
+using std::filesystem::path;
+
+program::Setting fp32() {
+  program::Setting s;
+  s.compute = DType::kF32;
+  s.kernels = arch::Kernels::kFused;
+  s.threads = 1;
+  return s;
+}
+
+DevicePeak find(const program::Setting& s, const std::optional<path>& environment = std::nullopt) {
+  const auto self = comm::make_self();
+  return find_device_peak(s, {}, environment, *self);
+}
+
+TEST(DevicePeak, IsPublishedPerDeviceAndType) {
+  const struct {
+    const char* name;
+    DType compute;
+    double tflops;
+  } cases[] = {{"NVIDIA A100-SXM4-80GB", DType::kBF16, 312}, {"A100-SXM4-40GB", DType::kF16, 312},
+               {"NVIDIA A100 80GB PCIe", DType::kF32, 19.5}, {"NVIDIA H100 80GB HBM3", DType::kBF16, 989.5},
+               {"NVIDIA H100 PCIe", DType::kBF16, 756.5},    {"NVIDIA H200", DType::kF32, 67},
+               {"NVIDIA GH200 120GB", DType::kBF16, 989.5},  {"NVIDIA B200", DType::kBF16, 2250},
+               {"AMD Instinct MI250X", DType::kBF16, 191.5}, {"AMD Instinct MI300X", DType::kF16, 1307.4}};
+  for (const auto& c : cases) {
+    const DevicePeak p = published_peak(c.name, c.compute);
+    ASSERT_TRUE(p.flops_per_s) << c.name << ": " << p.source;
+    EXPECT_DOUBLE_EQ(*p.flops_per_s, c.tflops * 1e12) << c.name;
+    EXPECT_TRUE(p.source.starts_with("published: ")) << p.source;
+    EXPECT_NE(p.source.find("data sheet"), std::string::npos) << p.source;
+  }
+}
+
+TEST(DevicePeak, IsAbsentWithItsReason) {
+  for (const char* name : {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 NVL", "NVIDIA A100-SXM-64GB", "H2000",
+                           "NVIDIA ", "NVIDIA NVIDIA H200", "GRID A100-10C"}) {
+    const DevicePeak p = published_peak(name, DType::kBF16);
+    EXPECT_FALSE(p.flops_per_s) << name;
+    EXPECT_NE(p.source.find(std::string("\"") + name + "\""), std::string::npos) << p.source;
+  }
+  EXPECT_NE(published_peak("", DType::kBF16).source.find("no name"), std::string::npos);
+  const DevicePeak wide = published_peak("NVIDIA H200", DType::kF64);
+  EXPECT_FALSE(wide.flops_per_s);
+  EXPECT_NE(wide.source.find("fp64"), std::string::npos) << wide.source;
+
+  program::Setting s = fp32();
+  s.kernels = arch::Kernels::kReference;
+  s.compute = DType::kF64;
+  EXPECT_FALSE(find(s).flops_per_s);
+  EXPECT_NE(find(s).source.find("reference kernels (fp64)"), std::string::npos);
+  s = fp32();
+  s.compute = DType::kF16;
+  EXPECT_FALSE(find(s).flops_per_s);
+  EXPECT_TRUE(to_json(find(s))["flops_per_s"].is_null());
+  EXPECT_THROW(measure_gemm(DType::kF16, 1, 0), Error);
+}
+
+TEST(DevicePeak, IsOneMeasuredFigureOnAllRanks) {
+  comm::ThreadWorld world(2);
+  plan::Machine machine;
+  machine.ranks = machine.local_ranks = 2;
+  DevicePeak of[2];
+  {
+    std::vector<std::jthread> ranks;
+    for (int r = 0; r < 2; ++r)
+      ranks.emplace_back([&, r] {
+        const auto mine = world.communicator(r);
+        of[r] = find_device_peak(fp32(), machine, std::nullopt, *mine);
+      });
+  }
+  ASSERT_TRUE(of[0].flops_per_s);
+  EXPECT_EQ(*of[0].flops_per_s, *of[1].flops_per_s);
+  EXPECT_GT(*of[0].flops_per_s, 1e8);
+  EXPECT_LT(*of[0].flops_per_s, 1e14);
+  EXPECT_TRUE(
+      of[0].source.ends_with("GFLOP/s fp32 GEMM 1024x512x1408, 1 thread, mean of 2 ranks (2 of a host) at once"))
+      << of[0].source;
+}
+
+TEST(DevicePeak, StaysAsMeasuredUnderTheSameConditions) {
+  const path file = std::filesystem::temp_directory_path() / ("molen_peak_" + std::to_string(::getpid()) + ".json");
+  const auto environment = [&](const std::string& cpu, const Json& flops, const std::string& conditions) {
+    const Json peak{{"flops_per_s", flops}, {"source", "measured: 1 GFLOP/s " + conditions}};
+    write_file_atomic(file, Json{{"cpu", cpu}, {"device_peak", peak}}.dump());
+  };
+  const std::string same = gemm_conditions(fp32(), {});
+  const double odd = 1234567.125;  // no machine measures this
+  environment(cpu_model(), odd, same);
+  EXPECT_EQ(find(fp32(), file).flops_per_s, odd);
+  EXPECT_EQ(find(fp32(), file).source, "measured: 1 GFLOP/s " + same);
+  environment("another", odd, same);
+  EXPECT_NE(find(fp32(), file).flops_per_s, odd);
+  environment(cpu_model(), odd, "bf16 GEMM 1024x512x1408, 1 thread");
+  EXPECT_NE(find(fp32(), file).flops_per_s, odd);
+  for (const Json& bad : {Json(nullptr), Json(-odd), Json(0), Json("many"), Json::array()}) {
+    environment(cpu_model(), bad, same);
+    EXPECT_GT(find(fp32(), file).flops_per_s.value_or(0), 1e8) << bad;
+  }
+  for (const char* damage : {"", "{", "[]", "{\"cpu\":3}", "null"}) {
+    write_file_atomic(file, damage);
+    EXPECT_GT(find(fp32(), file).flops_per_s.value_or(0), 1e8) << damage;
+  }
+  std::filesystem::remove(file);
+}
+
+}  // namespace
+}  // namespace molen::train
