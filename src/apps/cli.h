@@ -43,6 +43,7 @@ void add_checkpoint_verb(CLI::App& app, Chosen& chosen);
 void add_energy_verb(CLI::App& app, Chosen& chosen);
 void add_report_verb(CLI::App& app, Chosen& chosen);
 void add_runs_verb(CLI::App& app, Chosen& chosen);
+void add_verify_verb(CLI::App& app, Chosen& chosen);
 void add_train_verbs(CLI::App& app, Chosen& chosen);      // train, simulate, calibrate, doctor
 void add_inference_verbs(CLI::App& app, Chosen& chosen);  // generate, eval
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/json_fields.h"
 
 namespace molen::sim {
 namespace {
@@ -43,20 +44,31 @@ void Calibration::replace(Entry entry) {
   entries.push_back(std::move(entry));
 }
 
+namespace {
+
+int count_of(const Json& entry, const char* key, const std::string& origin) {
+  const std::int64_t n = JsonFields(entry, origin).integer(key);
+  if (n < 1 || n > 1 << 20) throw UsageError("{}: damaged: {} is {}", origin, key, n);
+  return static_cast<int>(n);
+}
+
+}  // namespace
+
 Calibration read_calibration(const fs::path& path) {
   const std::string origin = path.string();
   const Json j = read_json(path);
   Calibration c;
   try {
-    if (j.at("format").get<int>() != kFormat)
+    if (JsonFields(j, origin).integer("format") != kFormat)
       throw UsageError("{}: a calibration of another version; run `molen calibrate` again", origin);
     c.host = j.at("host").get<std::string>();
     c.cpu = j.at("cpu").get<std::string>();
     c.created = j.at("created").get<std::string>();
     for (const auto& e : j.at("entries"))
-      c.entries.push_back({{e.at("ranks").get<int>(), e.at("threads").get<int>(), e.at("compute").get<std::string>(),
-                            e.at("kernels").get<std::string>(), e.at("communicator").get<std::string>()},
-                           CostModel::from_json(e.at("costs"), origin)});
+      c.entries.push_back(
+          {{count_of(e, "ranks", origin), count_of(e, "threads", origin), e.at("compute").get<std::string>(),
+            e.at("kernels").get<std::string>(), e.at("communicator").get<std::string>()},
+           CostModel::from_json(e.at("costs"), origin)});
   } catch (const Json::exception& e) {
     throw UsageError("{}: not a calibration: {}", origin, e.what());
   }

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/json_fields.h"
 
 namespace molen::store {
 namespace {
@@ -74,27 +75,31 @@ std::string to_line(const StepMetrics& m) {
 
 StepMetrics from_line(std::string_view line, std::string_view origin) {
   const Json j = parse_json(line, origin);
+  const JsonFields fields(j, std::string(origin));
   StepMetrics m;
-  m.step = get<std::int64_t>(j, "step", origin);
-  m.attempt = get<std::int64_t>(j, "attempt", origin);
+  m.step = fields.integer("step");
+  m.attempt = fields.integer("attempt");
   m.wall_time_s = get<double>(j, "wall_time_s", origin);
   m.loss = get<double>(j, "loss", origin);
   m.grad_norm = get<double>(j, "grad_norm", origin);
   m.lr = get<double>(j, "lr", origin);
-  m.tokens_total = get<std::int64_t>(j, "tokens_total", origin);
+  m.tokens_total = fields.integer("tokens_total");
   m.step_s = get<double>(j, "step_s", origin);
   m.tokens_per_s = get<double>(j, "tokens_per_s", origin);
   m.tokens_per_s_per_device = get<double>(j, "tokens_per_s_per_device", origin);
   m.model_tflops_per_device = optional_number(j, "model_tflops_per_device", origin);
   m.mfu = optional_number(j, "mfu", origin);
   m.hfu = optional_number(j, "hfu", origin);
-  m.memory_peak_bytes = get<std::int64_t>(j, "memory_peak_bytes", origin);
-  m.memory_planned_bytes = get<std::int64_t>(j, "memory_planned_bytes", origin);
+  m.memory_peak_bytes = fields.integer("memory_peak_bytes");
+  m.memory_planned_bytes = fields.integer("memory_planned_bytes");
   m.data_wait_s = get<double>(j, "data_wait_s", origin);
   m.j_per_token = optional_number(j, "j_per_token", origin);
   if (j.contains("flops_formula")) m.flops_formula = get<std::string>(j, "flops_formula", origin);
   if (j.contains("energy_coverage")) m.energy_coverage = get<std::string>(j, "energy_coverage", origin);
-  m.samples = get<std::array<std::int64_t, 2>>(j, "samples", origin);
+  const Json& samples = json_member(j, "samples", origin);
+  if (!samples.is_array() || samples.size() != 2 || !samples[0].is_number_integer() || !samples[1].is_number_integer())
+    throw UsageError("{}: samples: expected two whole numbers", origin);
+  m.samples = {samples[0].get<std::int64_t>(), samples[1].get<std::int64_t>()};
   try {
     for (const auto& [phase, s] : json_member(j, "phase_s", origin).items())
       m.phase_s[phase] = s.is_null() ? std::nan("") : s.get<double>();

@@ -93,7 +93,7 @@ TEST_F(Metrics, NamesTheLineThatIsWrong) {
     read_metrics(path_);
     FAIL();
   } catch (const UsageError& e) {
-    EXPECT_NE(std::string(e.what()).find(":2: step"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(":2: 'step'"), std::string::npos) << e.what();
   }
 }
 

@@ -31,7 +31,7 @@ struct Rank {
   double loss() const { return steps.back().loss_sum; }
 };
 
-struct Trial {
+struct Variation {
   int steps = 1;
   std::function<void(exec::Executor&)> prepare = [](exec::Executor&) {};  // after the initial weights
   // What the second load of a step gives, and so on: the batch's first sample.
@@ -46,7 +46,7 @@ Program layout(int ranks, int zero, bool recompute, bool tied = false) {
   return program::build(llama(tied), s);
 }
 
-Rank run_rank(const Program& p, comm::Communicator& world, const Trial& trial) {
+Rank run_rank(const Program& p, comm::Communicator& world, const Variation& trial) {
   const c10::InferenceMode inference;
   // What is dead becomes NaN: a value that nobody writes where it is read cannot be there by chance.
   exec::Executor executor(p, world.rank(), &world, {at::kCPU, true});
@@ -59,7 +59,8 @@ Rank run_rank(const Program& p, comm::Communicator& world, const Trial& trial) {
     input.optimizer.lr = kLr;
     input.load = [&](std::int32_t* ids, std::int32_t* labels) {
       const std::int64_t first = (rank.loads++ * world.size() + world.rank()) * p.setting.micro_batch;
-      const std::int64_t valid = fill(p.setting, p.arch, first, p.setting.micro_batch, ids, labels);
+      const std::int64_t valid =
+          synthetic_samples(p.setting, p.arch.vocabulary)(first, p.setting.micro_batch, ids, labels);
       trial.change(ids, labels);
       return valid;
     };
@@ -73,7 +74,7 @@ Rank run_rank(const Program& p, comm::Communicator& world, const Trial& trial) {
   return rank;
 }
 
-std::vector<Rank> run(const Program& p, const Trial& trial = {}) {
+std::vector<Rank> run(const Program& p, const Variation& trial = {}) {
   const auto n = static_cast<std::size_t>(p.setting.data_ranks());
   std::vector<Rank> out(n);
   std::vector<std::exception_ptr> errors(n);
@@ -96,7 +97,7 @@ std::vector<Rank> run(const Program& p, const Trial& trial = {}) {
   return out;
 }
 
-Rank run_one(const Program& p, const Trial& trial = {}) {
+Rank run_one(const Program& p, const Variation& trial = {}) {
   return run(p, trial).front();
 }
 
@@ -269,7 +270,7 @@ TEST(Ends, EmbeddingReadsTheIdsItNames) {
   };
   const Program q = edited(p, {" forward part=embed"}, "ids", "labels");
   EXPECT_FALSE(program::verify(q).empty());
-  const Trial plain{1, [](exec::Executor&) {}, counted}, copied{1, [](exec::Executor&) {}, swapped};
+  const Variation plain{1, [](exec::Executor&) {}, counted}, copied{1, [](exec::Executor&) {}, swapped};
   EXPECT_EQ(run_one(q, plain).loss(), run_one(p, copied).loss());
   EXPECT_NE(run_one(q, plain).loss(), run_one(p, plain).loss());
 }
@@ -362,7 +363,8 @@ TEST(Update, NothingIsLearntWithoutTheScale) {
   const Program p = layout(1, 0, false);
   const std::size_t u = unit(p, "layer.0");
   Rank start;
-  const Trial look{1, [&](exec::Executor& e) { start.param.push_back(e.state("param", static_cast<int>(u)).clone()); }};
+  const Variation look{
+      1, [&](exec::Executor& e) { start.param.push_back(e.state("param", static_cast<int>(u)).clone()); }};
   const Rank end = run_one(deleted(p, "clip_scale"), look);
   const double decayed = 1 - kLr * optim::AdamW{}.weight_decay;
   const at::Tensor before = part_of(p, start.param[0], u, {R::kQuery}),
@@ -374,7 +376,7 @@ TEST(Update, NothingIsLearntWithoutTheScale) {
 TEST(Update, OnlyTheAgreementStopsABadStep) {
   const Program p = layout(1, 0, false);
   const std::size_t u = unit(p, "layer.0");
-  const Trial bad{1, [](exec::Executor& e) { parameter_view(e, 0).fill_(NAN); }};
+  const Variation bad{1, [](exec::Executor& e) { parameter_view(e, 0).fill_(NAN); }};
   const auto finite = [&](const Rank& r) { return r.param[u].isfinite().all().item<bool>(); };
   const Rank base = run_one(p, bad), unaware = run_one(deleted(p, "agree"), bad),
              anyway = run_one(edited(p, {"optimizer_step reads=grad.layer.0"}, " unless=non_finite", ""), bad);

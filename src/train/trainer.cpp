@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/json_fields.h"
 #include "comm/nccl/nccl.h"
 #include "data/dataset.h"
 #include "data/loader.h"
@@ -202,9 +203,10 @@ class Loop {
 
   void restore(const Json& state, const std::string& origin) {
     try {
-      step_ = state.at("step_done").get<std::int64_t>();
-      next_sample_ = state.at("next_sample").get<std::int64_t>();
-      tokens_total_ = state.at("tokens_total").get<std::int64_t>();
+      const JsonFields fields(state, origin + "/state.json");
+      step_ = fields.integer("step_done");
+      next_sample_ = fields.integer("next_sample");
+      tokens_total_ = fields.integer("tokens_total");
       const std::string digest = state.at("data_digest").get<std::string>();
       if (digest != data_.digest() && !allowed("data.train"))
         throw UsageError(

@@ -202,6 +202,15 @@ for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "paralle
     ok(f"continues under {sets[1]}", abs(a["loss"] / b["loss"] - 1) < 1e-5 and b["memory_peak_bytes"] == b["memory_planned_bytes"], f"{a} {b} {said}")
     state = [json.loads(x)["state_hash"] for x in (work / f"runs/{name}/events.jsonl").read_text().splitlines() if '"resume"' in x][-1]
     ok(f"the state is the same under {sets[1]}", state in digest, (state, digest))
+# Every layout of some ranks beside one rank, by running and by the verifier alone.
+small = [x for s in ["model.family=llama", "model.layers=2", "model.hidden=30", "model.ffn=44", "model.heads=6", "model.kv_heads=3", "model.head_dim=10", "model.vocabulary=71", "model.max_sequence=64", "data.sequence_length=23", "batch.global=12", "batch.micro=2"] for x in ("--set", s)]
+rows = json.loads(run("verify", *small, "--ranks", 4, "--format", "json").stdout)
+ok("verify: all layouts of 4 ranks are the same model", len(rows) == 64 and all(r["same"] and r["ratio"] <= 1 for r in rows), rows)
+said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", "--steps", 2).stdout
+ok("verify on the configuration's data", "data.train" in said and "16 layouts, 16 of them the same model" in said, said)
+rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--ranks", 10000, "--set", "batch.global=20000", "--format", "json").stdout)
+ok("verify --static: 10,000 ranks in seconds", len(rows) > 50 and all(r["findings"] == [] and r["seconds"] < 2 for r in rows), rows[:2])
+ok("verify: no such layout", "did you mean" in run("verify", *small, "--ranks", 4, "--layouts", "FULLSHARD", code=2).stderr)
 if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdout)["mpi"]:
     mpi = ["mpirun", "-n", "2", "--bind-to", "none"]
     run("train", "run.toml", "--set", "run.name=mpi", launcher=mpi)

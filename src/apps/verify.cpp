@@ -1,0 +1,219 @@
+// molen verify: that layouts compute the same model, by the verifier alone or by running them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "apps/cli.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "plan/layouts.h"
+#include "plan/resolve.h"
+#include "program/build.h"
+#include "program/memory.h"
+#include "program/verify.h"
+#ifdef MOLEN_HAS_TORCH
+#include "data/dataset.h"
+#include "data/tokenizer/tokenizer.h"
+#include "train/verify_layouts.h"
+#include "train/world.h"
+#endif
+
+namespace molen::apps {
+namespace {
+
+struct VerifyArguments {
+  ConfigOptions config;
+  std::string layouts = "all", format;
+  bool only_static = false;
+  int steps = 10;
+  std::vector<std::string> precisions{"fp64", "fp32"};
+
+  // The strategies asked for; empty for all.
+  std::vector<std::string> wanted() const {
+    std::vector<std::string> names;
+    if (layouts == "all") return names;
+    std::string name;
+    for (const char c : layouts + ",") {
+      if (c != ',') {
+        name += c;
+      } else if (!name.empty()) {
+        names.push_back(std::exchange(name, ""));
+      }
+    }
+    if (names.empty()) throw UsageError("--layouts: all, or a list such as {}", plan::strategies().back());
+    return names;
+  }
+};
+
+// The model and batch of the configuration; its own layout does not matter here.
+program::Setting base_setting(config::Config& c, const arch::Architecture& a) {
+  c.parallel = {};
+  config::assign(c, "precision.compute", "fp64", {config::Origin::Kind::kOther, "molen verify"});
+  return plan::resolve_setting(c, a, {});
+}
+
+int run_static(const VerifyArguments& o) {
+  config::Config c = load_config(o.config);
+  const auto a = plan::resolve_architecture(c);
+  auto base = base_setting(c, a);
+  base.compute = base.master = base.reduce = DType::kF32;
+  base.kernels = arch::Kernels::kFused;
+  bool sound = true;
+  Json rows = Json::array();
+  if (o.format != "json")
+    fmt::print("{:<68} {:>8} {:>12} {:>9}  verifier\n", "layout", "ops", "peak a rank", "seconds");
+  for (const auto& layout : plan::layouts_of(base, o.config.ranks.value_or(1), o.wanted())) {
+    const double start = now().value;
+    const auto p = program::build(a, layout.setting);
+    const auto findings = program::verify(p);
+    const auto peak = program::plan_memory(p).peak;
+    const double seconds = now().value - start;
+    sound = sound && findings.empty();
+    Json texts = Json::array();
+    for (const auto& f : findings) texts.push_back(f.text);
+    rows.push_back({{"layout", layout.name},
+                    {"ops", p.num_ops()},
+                    {"peak_bytes", peak.value},
+                    {"seconds", seconds},
+                    {"findings", texts}});
+    if (o.format != "json")
+      fmt::print("{:<68} {:>8} {:>12} {:>9.3f}  {}\n", layout.name, p.num_ops(), human(peak), seconds,
+                 findings.empty() ? "sound" : findings[0].text);
+  }
+  if (o.format == "json") fmt::print("{}\n", rows.dump(2));
+  return sound ? kOk : kFailed;
+}
+
+#ifdef MOLEN_HAS_TORCH
+
+// The configuration's training data, or samples that count up where it names none.
+train::ReadSamples samples_of(const config::Config& c, const program::Setting& s, std::int64_t vocabulary) {
+  if (c.data.train.empty()) return train::synthetic_samples(s, vocabulary);
+  data::OpenOptions options;
+  options.sequence_length = s.sequence;
+  options.vocabulary = vocabulary;
+  if (c.data.tokenizer) options.tokenizer_fingerprint = data::Tokenizer::load(*c.data.tokenizer).fingerprint();
+  std::vector<data::DataEntry> entries;
+  for (const auto& e : c.data.train) entries.push_back({e.path, e.weight, e.languages});
+  const auto set = std::make_shared<data::Dataset>(entries, static_cast<std::uint64_t>(c.data.seed), options);
+  return [set, sequence = s.sequence, micro = s.micro_batch](std::int64_t first, std::int64_t count, std::int32_t* ids,
+                                                             std::int32_t* labels) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(sequence) + 1);
+    std::fill(ids, ids + micro * sequence, 0);
+    std::fill(labels, labels + micro * sequence, -1);
+    for (std::int64_t row = 0; row < count; ++row) {
+      set->read(first + row, tokens);
+      std::copy(tokens.begin(), tokens.end() - 1, ids + row * sequence);
+      std::copy(tokens.begin() + 1, tokens.end(), labels + row * sequence);
+    }
+    return count * sequence;
+  };
+}
+
+void print_row(const train::VerifyRow& r) {
+  const auto number = [](double v) { return std::isfinite(v) ? fmt::format("{:.1e}", v) : std::string("-"); };
+  fmt::print("{:<68} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9.4f} {:>7.1f} s  {}\n", r.layout, name_of(r.compute),
+             r.steps, number(r.difference.loss), number(r.difference.norm), number(r.difference.gradients),
+             std::isfinite(r.bounds.parameters) ? number(r.difference.parameters) : "-", number(r.bounds.gradients),
+             r.ratio(), r.seconds, r.failure.empty() ? "same" : "DIFFERS: " + r.failure);
+  std::fflush(stdout);
+}
+
+Json to_json(const train::VerifyRow& r) {
+  const auto finite = [](double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); };
+  return {{"layout", r.layout},
+          {"compute", name_of(r.compute)},
+          {"steps", r.steps},
+          {"loss", finite(r.difference.loss)},
+          {"grad_norm", finite(r.difference.norm)},
+          {"gradients", finite(r.difference.gradients)},
+          {"parameters", finite(r.difference.parameters)},
+          {"bound", r.bounds.gradients},
+          {"ratio", finite(r.ratio())},
+          {"planned_peak_bytes", r.planned_peak_bytes},
+          {"seconds", r.seconds},
+          {"same", r.failure.empty()},
+          {"first_difference", r.failure.empty() ? Json(nullptr) : Json(r.failure)}};
+}
+
+int run_verify(const VerifyArguments& o) {
+  if (o.only_static) return run_static(o);
+  config::Config c = load_config(o.config);
+  const auto launch = train::resolve_launch(c, o.config.ranks);
+  const auto a = plan::resolve_architecture(c);
+  const auto base = base_setting(c, a);
+  train::VerifyOptions options;
+  options.steps = o.steps;
+  options.layouts = o.wanted();
+  for (const auto& name : o.precisions) options.compute.push_back(dtype_from_name(name));
+  plan::layouts_of(base, launch.machine.ranks, options.layouts);  // refused before anything runs
+  const auto read = samples_of(c, base, a.vocabulary);
+  bool same = true;
+  train::run_ranks(launch, [&](comm::Communicator& world) {
+    const bool table = o.format != "json";
+    if (world.rank() == 0 && table)
+      fmt::print(
+          "{} on {} rank{} ({}), {}; differences from one rank, relative\n{:<68} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} "
+          "{:>9} {:>9} {:>9}\n",
+          a.name, world.size(), world.size() == 1 ? "" : "s", launch.communicator,
+          c.data.train.empty() ? "counting samples (no data.train)" : "data.train", "layout", "type", "steps", "loss",
+          "norm", "gradient", "weights", "bound", "of bound", "took");
+    const auto rows = train::verify_layouts(a, base, read, options, world, [&](const train::VerifyRow& row) {
+      if (table) print_row(row);
+    });
+    if (world.rank() != 0) return;
+    double worst = 0;
+    Json all = Json::array();
+    for (const auto& row : rows) {
+      worst = std::max(worst, row.ratio());
+      same = same && row.failure.empty();
+      all.push_back(to_json(row));
+    }
+    if (table)
+      fmt::print("{} layouts, {} of them the same model; the largest difference is {:.4f} of its bound\n", rows.size(),
+                 std::count_if(rows.begin(), rows.end(), [](const auto& r) { return r.failure.empty(); }), worst);
+    else
+      fmt::print("{}\n", all.dump(2));
+  });
+  return same ? kOk : kFailed;
+}
+
+#else
+
+int run_verify(const VerifyArguments& o) {
+  if (o.only_static) return run_static(o);
+  throw UsageError("verify: this build has no libtorch and can only verify with --static");
+}
+
+#endif
+
+}  // namespace
+
+void add_verify_verb(CLI::App& app, Chosen& chosen) {
+  CLI::App* verb = app.add_subcommand("verify", "proves that layouts agree: loss, gradients, parameters after N steps");
+  auto options = add_config_options(*verb);
+  auto o = std::make_shared<VerifyArguments>();
+  verb->add_option("--layouts", o->layouts, "all, or a list: " + fmt::format("{}", fmt::join(plan::strategies(), ",")))
+      ->capture_default_str();
+  verb->add_option("--steps", o->steps, "optimizer steps of the proof in fp64; fp32 runs one")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--precision", o->precisions, "types to prove in")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::IsMember({"fp64", "fp32"}));
+  verb->add_flag("--static", o->only_static, "builds and verifies each program, plans its memory, runs nothing");
+  auto format = add_format_option(*verb);
+  verb->callback([&chosen, options, o, format] {
+    chosen.action = [=] {
+      o->config = *options;
+      o->format = *format;
+      return run_verify(*o);
+    };
+  });
+}
+
+}  // namespace molen::apps

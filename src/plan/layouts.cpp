@@ -1,0 +1,78 @@
+#include "plan/layouts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/suggest.h"
+
+namespace molen::plan {
+namespace {
+
+struct Sharding {
+  std::string strategy;
+  int zero, shards, replicas;
+  bool own_over_dp;
+  std::string text() const {
+    if (replicas == 1 || zero < 2) return strategy;
+    return fmt::format("{} {} x {}{}", strategy, replicas, shards, own_over_dp ? ", optimizer over all" : "");
+  }
+};
+
+std::vector<Sharding> shardings_of(int ranks) {
+  std::vector<Sharding> all{{"NO_SHARD", 0, ranks, 1, false}};
+  if (ranks == 1) return all;
+  all.push_back({"ZERO1", 1, ranks, 1, false});
+  all.push_back({"SHARD_GRAD_OP", 2, ranks, 1, false});
+  all.push_back({"FULL_SHARD", 3, ranks, 1, false});
+  for (int shards = 2; shards < ranks; ++shards) {
+    if (ranks % shards != 0) continue;
+    for (const bool own : {false, true}) {
+      all.push_back({"HYBRID_SHARD", 3, shards, ranks / shards, own});
+      all.push_back({"HYBRID_SHARD_ZERO2", 2, shards, ranks / shards, own});
+    }
+  }
+  return all;
+}
+
+std::vector<std::int64_t> micro_batches(const program::Setting& base) {
+  if (base.micro_batch == 1) return {1};
+  return {base.micro_batch, 1};
+}
+
+}  // namespace
+
+const std::vector<std::string>& strategies() {
+  static const std::vector<std::string> kNames{"NO_SHARD",   "ZERO1",        "SHARD_GRAD_OP",
+                                               "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"};
+  return kNames;
+}
+
+std::vector<Layout> layouts_of(const program::Setting& base, int ranks, const std::vector<std::string>& wanted) {
+  for (const auto& name : wanted)
+    if (std::find(strategies().begin(), strategies().end(), name) == strategies().end())
+      throw UsageError("--layouts: unknown layout '{}'{}", name, did_you_mean(name, strategies()));
+  std::vector<Layout> layouts;
+  for (const Sharding& sharding : shardings_of(ranks)) {
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), sharding.strategy) == wanted.end()) continue;
+    for (const bool recompute : {false, true})
+      for (const std::int64_t micro : micro_batches(base)) {
+        program::Setting s = base;
+        s.mesh[mesh::Axis::kDpShard] = sharding.shards;
+        s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
+        s.zero = sharding.zero;
+        s.own_over_dp = sharding.own_over_dp;
+        s.recompute = recompute;
+        s.micro_batch = micro;
+        layouts.push_back(
+            {fmt::format("{}{}{}", sharding.text(), recompute ? ", recompute" : "",
+                         s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
+             sharding.strategy, s});
+      }
+  }
+  if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
+  return layouts;
+}
+
+}  // namespace molen::plan

@@ -1,0 +1,194 @@
+// Broken passes: each mutant is a program as a wrong pass would have made it. The verifier must refuse it, or running
+// it must show a difference of at least ten times the bound (or an error); the test prints who catches what.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "program/test_edit.h"
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+using program::Program;
+
+struct Mutant {
+  std::string name;
+  Layout layout;
+  std::function<Program(const Program&)> broken;
+  bool tied = false;
+};
+
+// The step that holds `kind` on a buffer, in the last body that has one.
+std::pair<std::size_t, std::size_t> find(const Program& p, const std::string& kind, const std::string& buffer) {
+  std::pair<std::size_t, std::size_t> found{p.bodies.size(), 0};
+  for (std::size_t b = 0; b < p.bodies.size(); ++b)
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
+      const auto& step = p.bodies[b].steps[k];
+      bool here = program::kind_of(step.op) == kind && buffer.empty();
+      if (program::kind_of(step.op) == kind)
+        for (const auto* uses : {&step.reads, &step.writes})
+          for (const auto& use : *uses) here = here || p.buffers[static_cast<std::size_t>(use.buffer)].name == buffer;
+      if (here) found = {b, k};
+    }
+  MOLEN_CHECK(found.first < p.bodies.size(), "no {} on {}", kind, buffer);
+  return found;
+}
+
+auto dropped(std::string kind, std::string buffer = "") {
+  return [=](const Program& p) {
+    const auto [b, k] = find(p, kind, buffer);
+    return program::without(p, b, k);
+  };
+}
+
+auto doubled(std::string kind, std::string buffer = "") {
+  return [=](const Program& p) {
+    const auto [b, k] = find(p, kind, buffer);
+    Program q = p;
+    q.bodies[b].steps.push_back(q.bodies[b].steps[k]);
+    q.bodies[b].steps.back().after.clear();
+    // Behind everything that stands there: only the order of communication changes.
+    return q;
+  };
+}
+
+// Moves a step to the place of another of the same body, without its edges: both are ordered anew.
+auto moved(std::string kind, std::string buffer, std::string before_kind, std::string before_buffer) {
+  return [=](const Program& p) {
+    const auto [b, k] = find(p, kind, buffer);
+    const auto [to_body, to] = find(p, before_kind, before_buffer);
+    MOLEN_CHECK(to_body == b, "two bodies");
+    Program q = p;
+    auto& steps = q.bodies[b].steps;
+    const auto step = steps[k];
+    steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(k));
+    steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(to > k ? to - 1 : to), step);
+    for (auto& body : q.bodies)
+      for (auto& s : body.steps) s.after.clear();
+    return program::pass::order_streams(q);
+  };
+}
+
+auto rewritten(std::vector<std::string> where, std::string from, std::string to) {
+  return
+      [=](const Program& p) { return program::parse(program::rewrite(program::print(p), where, from, to), "mutant"); };
+}
+
+const Layout kCopies{2, 0}, kOwn{2, 1}, kGrads{2, 2, false, 3}, kFull{2, 3, false, 3}, kHybrid{2, 3, false, 3, 2},
+    kHybridOwn{2, 3, false, 3, 2, true}, kHybridGrads{2, 2, false, 3, 2, true};
+
+std::vector<Mutant> mutants() {
+  return {
+      {"a dropped all-reduce", kCopies, dropped("all_reduce", "grad.layer.1")},
+      {"an all-reduce twice", kCopies, doubled("all_reduce", "grad.layer.0")},
+      {"reduced before the last contribution", kCopies,
+       moved("all_reduce", "grad.embed", "backward embed", "grad.embed")},
+      {"a gradient overwritten by the second micro-batch", kCopies,
+       rewritten({"backward part=down layer=1 accumulate=1"}, " accumulate=1", "")},
+      {"losses and tokens of one rank", kCopies, dropped("reduce_scalars")},
+      {"tokens of one rank: a double average", kCopies, rewritten({"reduce_scalars"}, "count=2", "count=1")},
+      {"sums reduced twice", kCopies, doubled("reduce_scalars")},
+      {"clipped before the sums are reduced", kCopies, moved("clip_scale", "", "reduce_scalars", "")},
+      {"a dropped reduce-scatter", kOwn, dropped("reduce_scatter", "grad.layer.1")},
+      {"a dropped gather after the update", kOwn, dropped("all_gather", "param.layer.1")},
+      {"a stale gather: before the update", kOwn,
+       moved("all_gather", "param.layer.1", "optimizer_step", "param.layer.1")},
+      {"the norm of one rank's part", kOwn, rewritten({"reduce_scalars"}, "count=3", "count=2")},
+      {"an update of what another rank owns", kOwn,
+       rewritten({"optimizer_step reads=grad.layer.0[own]"}, "grad.layer.0[own]", "grad.layer.1[own]")},
+      {"an update that does not wait for agreement", kOwn,
+       rewritten({"optimizer_step reads=grad.layer.0[own]"}, " unless=non_finite", "")},
+      {"a reduction that does not wait for the backward", kOwn,
+       [](const Program& p) {
+         Program q = p;
+         const auto [b, k] = find(p, "reduce_scatter", "grad.embed");
+         q.bodies[b].steps[k].after.clear();
+         return q;
+       }},
+      {"a shard overwritten by the second micro-batch", kGrads,
+       rewritten({"reduce_scatter axis=dp_shard accumulate=1 reads=grad.layer.1"}, " accumulate=1", "")},
+      {"a shard that still holds the last step's sum", kGrads,
+       rewritten({"reduce_scatter axis=dp_shard reads=grad.layer.1"}, "axis=dp_shard", "axis=dp_shard accumulate=1")},
+      {"a micro-batch that is not reduced", kGrads, dropped("reduce_scatter", "grad_shard.layer.0")},
+      {"padding that holds anything", kGrads, dropped("zero_fill", "grad.layer.0")},
+      {"a tied gradient that is not cleared", kGrads, dropped("zero_fill", "grad.embed"), true},
+      {"layers that read each other's parameters", kFull,
+       rewritten({"forward part=down layer=1"}, "param.layer.1", "param.layer.0")},
+      {"a gather that fills another layer", kFull,
+       rewritten({"all_gather", "writes=param.layer.0 "}, "reads=param_shard.layer.0", "reads=param_shard.layer.1")},
+      {"a use that does not wait for its gather", kFull,
+       [](const Program& p) {
+         Program q = p;
+         const auto [b, k] = find(p, "forward norm_qkv", "param.layer.1");
+         q.bodies[b].steps[k].after.clear();
+         return q;
+       }},
+      {"a dropped sum over the replicas", kHybrid, dropped("all_reduce", "grad_shard.layer.1")},
+      {"replicas summed twice", kHybrid, doubled("all_reduce", "grad_shard.layer.1")},
+      {"a sum over the wrong axis", kHybrid,
+       rewritten({"all_reduce axis=dp_replicate reads=grad_shard.layer.1"}, "axis=dp_replicate", "axis=dp_shard")},
+      {"the norm over the wrong axis", kHybrid,
+       rewritten({"reduce_scalars axis=dp_shard first=2"}, "axis=dp_shard", "axis=dp")},
+      {"losses of one group", kHybrid, rewritten({"reduce_scalars axis=dp first=0"}, "axis=dp ", "axis=dp_shard ")},
+      {"a dropped reduce-scatter over the replicas", kHybridOwn,
+       [](const Program& p) {
+         return program::without(p, find(p, "reduce_scatter", "grad_shard.layer.1").first,
+                                 find(p, "reduce_scatter", "grad_shard.layer.1").second);
+       }},
+      {"a shard that is not gathered over the replicas", kHybridOwn, dropped("all_gather", "param_shard.layer.1")},
+      {"gathered over shards before replicas", kHybridGrads,
+       [](const Program& p) {
+         Program q = p;
+         const auto [b, k] = find(p, "all_gather", "param.layer.1");  // the second of the two
+         std::swap(q.bodies[b].steps[k], q.bodies[b].steps[k - 1]);
+         return q;
+       }},
+  };
+}
+
+// By how much of the bound the run is off; infinite where it fails.
+double off_by(const Program& p, const Outcome& reference, std::string& how) {
+  try {
+    const Difference d = difference(reference, train_threads(p, 3));
+    const Bounds b = bounds_of(p);
+    const double ratio =
+        std::max({d.loss / b.loss, d.norm / b.norm, d.parameters / b.parameters, d.gradients / b.gradients});
+    how = fmt::format("{:.1e} x bound", ratio);
+    return std::isnan(ratio) ? INFINITY : ratio;
+  } catch (const std::exception& error) {
+    how = "error";
+    return INFINITY;
+  }
+}
+
+TEST(Mutants, AreCaughtEveryOne) {
+  int by_verifier = 0, by_running = 0;
+  const auto all = mutants();
+  ASSERT_GE(all.size(), 20u);
+  for (const Mutant& m : all) {
+    SCOPED_TRACE(m.name);
+    const auto a = llama(m.tied);
+    const Program sound = program::build(a, setting_of(m.layout, DType::kF64));
+    ASSERT_TRUE(program::verify(sound).empty());
+    const Outcome reference =
+        train_threads(program::build(a, setting_of(Layout{1, 0, false, m.layout.micro}, DType::kF64)), 3);
+    std::string how;
+    ASSERT_LE(off_by(sound, reference, how), 1.0);
+    const Program broken = m.broken(sound);
+    ASSERT_FALSE(broken == sound);
+    const auto findings = program::verify(broken);
+    const double ratio = off_by(broken, reference, how);
+    EXPECT_TRUE(!findings.empty() || ratio >= 10) << how;
+    by_verifier += !findings.empty();
+    by_running += ratio >= 10;
+    fmt::print("{:<50} verifier: {:<8} running: {}\n", m.name, findings.empty() ? "accepts" : "refuses", how);
+  }
+  fmt::print("{} mutants: the verifier refuses {}, running shows {} by ten times the bound\n", all.size(), by_verifier,
+             by_running);
+}
+
+}  // namespace
+}  // namespace molen::train

@@ -1,0 +1,214 @@
+#include "train/proof.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "arch/parameters.h"
+#include "base/error.h"
+#include "base/rng.h"
+#include "program/layout.h"
+#include "train/checkpointing.h"
+#include "train/init.h"
+
+namespace molen::train {
+namespace {
+
+// A tensor of which this rank holds some elements.
+struct Part {
+  at::Tensor values, held;
+  explicit Part(at::IntArrayRef shape) : values(at::zeros(shape, at::kDouble)), held(at::zeros(shape, at::kBool)) {}
+};
+
+// What this rank holds of [of.first, of.second) of a unit's state goes to its place in `part`, which starts at element
+// `offset` of the unit.
+void put(const exec::Executor& executor, const char* family, int unit, std::pair<std::int64_t, std::int64_t> of,
+         std::int64_t offset, Part& part) {
+  const auto [held, held_end] = executor.state_range(family, unit);
+  const std::int64_t from = std::max({of.first, held, offset}),
+                     to = std::min({of.second, held_end, offset + part.values.numel()});
+  if (from >= to) return;
+  part.values.view(-1)
+      .narrow(0, from - offset, to - from)
+      .copy_(executor.state(family, unit).narrow(0, from - held, to - from));
+  part.held.view(-1).narrow(0, from - offset, to - from).fill_(true);
+}
+
+std::map<std::string, Part> held_by(const exec::Executor& executor) {
+  const auto& p = executor.program();
+  const auto parameters = arch::parameters(p.arch);
+  std::map<std::string, Part> parts;
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+    const auto& unit = p.units[static_cast<std::size_t>(u)];
+    for (const auto& entry : unit.entries) {
+      const auto& parameter = parameters[static_cast<std::size_t>(entry.parameter)];
+      Part& whole = parts.emplace(parameter.name, parameter.shape).first->second;
+      put(executor, "param", u, {0, unit.elements}, entry.offset, whole);
+    }
+    // Of a whole gradient the rank's own part is the reduced one.
+    Part& gradient = parts.emplace("grad/" + unit.name, at::IntArrayRef{unit.elements}).first->second;
+    put(executor, "grad", u,
+        program::unit_range(p.setting, executor.coordinates(), unit.elements, program::Range::kOwn), 0, gradient);
+  }
+  return parts;
+}
+
+// The whole tensor. Ranks that hold the same element must hold the same bits of it: NaN where they do not, and where
+// nobody holds it.
+at::Tensor join(const Part& part, comm::Communicator& world) {
+  at::Tensor high = at::where(part.held, part.values, -INFINITY), low = at::where(part.held, part.values, INFINITY);
+  world.all_reduce(high.data_ptr(), high.numel(), DType::kF64, comm::Reduce::kMax);
+  world.all_reduce(low.data_ptr(), low.numel(), DType::kF64, comm::Reduce::kMin);
+  return at::where(high == low, high, NAN);
+}
+
+void check_memory(const exec::Executor& executor) {
+  for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+    const auto& e = executor.ops()[i];
+    const std::int64_t planned =
+        executor.memory().high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];
+    if (executor.measured_high_water()[i] != planned)
+      throw Error("op %{} ({}) used memory up to byte {} where {} was planned", e.op, program::kind_of(e.step->op),
+                  executor.measured_high_water()[i], planned);
+  }
+}
+
+// Largest difference over the largest value; a NaN anywhere is infinite.
+double relative(const at::Tensor& difference, double scale) {
+  const double value = difference.abs().max().item<double>() / scale;
+  return std::isnan(value) ? INFINITY : value;
+}
+
+// A key's bias moves all scores of a query alike, so its gradient is zero but for rounding, which AdamW then amplifies:
+// it is held to the query's bias instead of to itself.
+std::string scale_name(std::string name) {
+  if (const auto at = name.find("k_proj.bias"); at != std::string::npos) name.replace(at, 1, "q");
+  return name;
+}
+
+double worst_of(const std::vector<double>& a, const std::vector<double>& b) {
+  double worst = a.size() == b.size() ? 0.0 : INFINITY;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const double d = std::abs(a[i] - b[i]) / std::abs(a[i]);
+    worst = std::isnan(d) ? INFINITY : std::max(worst, d);
+  }
+  return worst;
+}
+
+// "body last, op %14 (reduce_scatter)": the last op of the step that writes a unit's buffer of one of these families.
+std::string last_writer(const program::Program& p, const std::string& unit, const std::vector<std::string>& families) {
+  std::string found = "no op of the program writes it";
+  for (const auto& instance : p.schedule) {
+    const auto& body = p.bodies[static_cast<std::size_t>(instance.body)];
+    for (std::size_t k = 0; k < body.steps.size(); ++k)
+      for (const auto& use : body.steps[k].writes)
+        for (const auto& family : families)
+          if (p.buffers[static_cast<std::size_t>(use.buffer)].name == family + "." + unit)
+            found = fmt::format("body {}, op %{} ({})", body.name, k, program::kind_of(body.steps[k].op));
+  }
+  return found;
+}
+
+}  // namespace
+
+ReadSamples synthetic_samples(const program::Setting& setting, std::int64_t vocabulary) {
+  return [sequence = setting.sequence, micro = setting.micro_batch, vocabulary](
+             std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels) {
+    std::int64_t valid = 0;
+    for (std::int64_t row = 0; row < micro; ++row) {
+      const std::int64_t sample = first + row;
+      const auto start = static_cast<std::int64_t>(uniform_at(11, static_cast<std::uint64_t>(sample)) * 1000.0);
+      for (std::int64_t t = 0; t < sequence; ++t) {
+        const std::int64_t at = row * sequence + t;
+        const bool there = row < count, counts = there && !(sample % 2 == 1 && t % 5 == 0);
+        ids[at] = there ? static_cast<std::int32_t>((start + t) % vocabulary) : 0;
+        labels[at] = counts ? static_cast<std::int32_t>((start + t + 1) % vocabulary) : -1;
+        valid += counts;
+      }
+    }
+    return valid;
+  };
+}
+
+Outcome prove(const program::Program& program, comm::Communicator& world, const ReadSamples& read, const Trial& trial) {
+  const c10::InferenceMode inference;
+  exec::Executor executor(program, world.rank(), &world, trial.options);
+  initialize_parameters(executor, trial.seed, program.setting.threads);
+  const auto& s = program.setting;
+  Outcome out;
+  for (int step = 1; step <= trial.steps; ++step) {
+    std::int64_t micro = 0;
+    exec::StepInput input;
+    input.step = step;
+    input.optimizer.lr = trial.lr;
+    input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+      // As data::samples_of deals them.
+      const std::int64_t slot = (micro++ * s.data_ranks() + world.rank()) * s.micro_batch;
+      const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
+      return read((step - 1) * s.global_batch + slot, count, ids, labels);
+    };
+    const auto result = executor.run(input);
+    if (result.non_finite) throw Error("step {}: the loss or the gradient is not finite", step);
+    check_memory(executor);
+    out.losses.push_back(result.mean_loss());
+    out.norms.push_back(result.grad_norm);
+  }
+  out.hash = state_hash(executor, world);
+  for (const auto& [name, part] : held_by(executor)) out.tensors[name] = join(part, world);
+  return out;
+}
+
+Difference difference(const Outcome& a, const Outcome& b) {
+  Difference d{worst_of(a.losses, b.losses), worst_of(a.norms, b.norms), 0, 0, "", ""};
+  for (const auto& [name, x] : a.tensors) {
+    const bool gradient = name.rfind("grad/", 0) == 0;
+    const double scale = a.tensors.at(scale_name(name)).abs().max().item<double>();
+    const double error = relative(x - b.tensors.at(name), scale);
+    double& worst = gradient ? d.gradients : d.parameters;
+    if (error > worst) {
+      worst = error;
+      (gradient ? d.worst_gradient : d.worst_parameter) = name;
+    }
+  }
+  return d;
+}
+
+Bounds bounds_of(const program::Program& p) {
+  if (p.setting.compute == DType::kF64) return {1e-9, 1e-9, 1e-9, 1e-9};
+  const double terms =
+      static_cast<double>(p.setting.global_batch * p.setting.sequence) * static_cast<double>(p.arch.vocabulary);
+  const double rounding = p.setting.compute == DType::kBF16 ? 0x1p-9 : 0x1p-24;
+  const double bound = 8 * std::sqrt(terms) * rounding;
+  return {bound, bound, INFINITY, bound};
+}
+
+std::string first_difference(const program::Program& p, const Outcome& reference, const Outcome& outcome,
+                             const Bounds& bounds) {
+  const auto differs = [&](const at::Tensor& a, const at::Tensor& b, double scale, double bound) {
+    return !(relative(a - b, scale) <= bound);
+  };
+  const auto parameters = arch::parameters(p.arch);
+  for (auto unit = p.units.rbegin(); unit != p.units.rend(); ++unit) {
+    const at::Tensor &a = reference.tensors.at("grad/" + unit->name), &b = outcome.tensors.at("grad/" + unit->name);
+    const double scale = a.abs().max().item<double>();
+    for (auto entry = unit->entries.rbegin(); entry != unit->entries.rend(); ++entry) {
+      const auto& parameter = parameters[static_cast<std::size_t>(entry->parameter)];
+      const std::int64_t n = parameter.elements();
+      if (differs(a.narrow(0, entry->offset, n), b.narrow(0, entry->offset, n), scale, bounds.gradients))
+        return fmt::format("the gradient of {}, last written by {}", parameter.name,
+                           last_writer(p, unit->name, {"grad", "grad_shard"}));
+    }
+  }
+  for (const auto& unit : p.units)
+    for (const auto& entry : unit.entries) {
+      const std::string& name = parameters[static_cast<std::size_t>(entry.parameter)].name;
+      const double scale = reference.tensors.at(scale_name(name)).abs().max().item<double>();
+      if (differs(reference.tensors.at(name), outcome.tensors.at(name), scale, bounds.parameters))
+        return fmt::format("{}, last written by {}", name, last_writer(p, unit.name, {"param", "param_shard"}));
+    }
+  return "the loss or the norm alone, summed by reduce_scalars";
+}
+
+}  // namespace molen::train

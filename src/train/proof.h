@@ -1,0 +1,68 @@
+// The proof that layouts compute the same model: the same start, the same samples, some steps, and what differs from
+// one rank beside the bound that rounding allows (DESIGN section 3). `molen verify` and the layout tests run it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "exec/executor.h"
+#include "program/program.h"
+
+namespace molen::train {
+
+// Fills the first `count` rows of a micro-batch (of [micro, S] ids and labels) with the samples from `first` on in the
+// global order, the others with ids 0 and labels -1. Returns the number of labels that count. Any thread may call it.
+using ReadSamples =
+    std::function<std::int64_t(std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels)>;
+
+// Samples that count up from a drawn start, modulo the vocabulary; every fifth label of odd samples does not count.
+ReadSamples synthetic_samples(const program::Setting& setting, std::int64_t vocabulary);
+
+struct Trial {
+  int steps = 10;
+  std::uint64_t seed = 5;
+  double lr = 3e-3;
+  exec::Options options;
+};
+
+struct Outcome {
+  std::vector<double> losses, norms;          // per step
+  std::map<std::string, at::Tensor> tensors;  // weights, and gradients of the last step as "grad/UNIT"; fp64, whole
+  std::string hash;                           // of the state (train/checkpointing.h)
+};
+
+// Trains on this rank; collective over `world`, and the same on all its ranks when it returns. Memory used must equal
+// memory planned, op by op: throws Error where it does not, and where a step is not finite.
+Outcome prove(const program::Program& program, comm::Communicator& world, const ReadSamples& read, const Trial& trial);
+
+// How far `b` is from `a`. NaN counts as infinite.
+struct Difference {
+  double loss = 0;        // largest over the steps, over the loss
+  double norm = 0;        // of gradient norms, the same
+  double parameters = 0;  // largest over the tensors, over the tensor's largest value
+  double gradients = 0;
+  std::string worst_parameter, worst_gradient;
+};
+Difference difference(const Outcome& a, const Outcome& b);
+
+struct Bounds {
+  double loss, norm, parameters, gradients;
+};
+// fp64: 1e-9 after any number of steps (DESIGN section 3). Below: one step; a sum of n terms is off by about sqrt(n)
+// roundings (Higham, Accuracy and Stability of Numerical Algorithms, section 2.8) with n the longest sum of the model:
+// over the tokens of the batch and the vocabulary. Weights are not bounded there: AdamW divides by what may be
+// rounding.
+Bounds bounds_of(const program::Program& program);
+
+// Names what of a failing layout differs first: the gradient of a parameter, in the order of the backward, or else a
+// parameter after the step, and the op of the layout's program that wrote it.
+std::string first_difference(const program::Program& program, const Outcome& reference, const Outcome& outcome,
+                             const Bounds& bounds);
+
+}  // namespace molen::train

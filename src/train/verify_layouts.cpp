@@ -1,0 +1,83 @@
+#include "train/verify_layouts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/self/self.h"
+#include "program/build.h"
+#include "program/verify.h"
+
+namespace molen::train {
+namespace {
+
+program::Setting with_type(program::Setting s, DType compute) {
+  s.compute = compute;
+  s.master = s.reduce = compute == DType::kF64 ? DType::kF64 : DType::kF32;
+  s.kernels = compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
+  return s;
+}
+
+program::Setting alone(program::Setting s) {
+  s.mesh = mesh::kOne;
+  s.zero = 0;
+  s.own_over_dp = s.recompute = false;
+  return s;
+}
+
+program::Program sound(const arch::Architecture& arch, const program::Setting& setting, const std::string& name) {
+  program::Program p = program::build(arch, setting);
+  program::require_sound(p, name);
+  return p;
+}
+
+// The samples in micro-batches of another size.
+ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to, std::int64_t sequence) {
+  if (from == to) return read;
+  return [=](std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels) {
+    std::vector<std::int32_t> wide_ids(static_cast<std::size_t>(from * sequence)), wide_labels(wide_ids.size());
+    const std::int64_t valid = read(first, count, wide_ids.data(), wide_labels.data());
+    std::copy_n(wide_ids.begin(), to * sequence, ids);
+    std::copy_n(wide_labels.begin(), to * sequence, labels);
+    return valid;
+  };
+}
+
+}  // namespace
+
+double VerifyRow::ratio() const {
+  const double worst = std::max({difference.loss / bounds.loss, difference.norm / bounds.norm,
+                                 difference.parameters / bounds.parameters, difference.gradients / bounds.gradients});
+  return std::isnan(worst) ? INFINITY : worst;
+}
+
+std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const program::Setting& base,
+                                      const ReadSamples& read, const VerifyOptions& options, comm::Communicator& world,
+                                      const std::function<void(const VerifyRow&)>& progress) {
+  std::vector<VerifyRow> rows;
+  for (const DType compute : options.compute) {
+    Trial trial;
+    trial.steps = compute == DType::kF64 ? options.steps : 1;
+    const auto setting = with_type(base, compute);
+    Outcome reference;
+    if (world.rank() == 0) reference = prove(sound(arch, alone(setting), "one rank"), *comm::make_self(), read, trial);
+    for (const plan::Layout& layout : plan::layouts_of(setting, world.size(), options.layouts)) {
+      const double start = now().value;
+      const program::Program p = sound(arch, layout.setting, layout.name);
+      const Outcome outcome =
+          prove(p, world, in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence), trial);
+      if (world.rank() != 0) continue;
+      VerifyRow row{layout.name,         compute,
+                    trial.steps,         difference(reference, outcome),
+                    bounds_of(p),        program::plan_memory(p).peak.value,
+                    now().value - start, ""};
+      if (!(row.ratio() <= 1)) row.failure = first_difference(p, reference, outcome, row.bounds);
+      if (progress) progress(row);
+      rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+}  // namespace molen::train

@@ -1,0 +1,39 @@
+// `molen verify`: every layout beside one rank, by running them.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/layouts.h"
+#include "train/proof.h"
+
+namespace molen::train {
+
+struct VerifyRow {
+  std::string layout;
+  DType compute{};
+  int steps = 0;
+  Difference difference;
+  Bounds bounds{};
+  std::int64_t planned_peak_bytes = 0;
+  double seconds = 0;
+  // Largest of the differences over its bound; above 1 the layout is not the same model.
+  double ratio() const;
+  std::string failure;  // "" where it holds: what differs first
+};
+
+struct VerifyOptions {
+  int steps = 10;                    // of the proof in fp64
+  std::vector<DType> compute;        // kF64, kF32: one step
+  std::vector<std::string> layouts;  // strategies; all where empty
+};
+
+// Collective over `world`: one rank alone (rank 0) and each layout of world.size() ranks, from the same start on the
+// same samples. `progress` is called on rank 0 with each row. Throws UsageError where a layout cannot be built.
+std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const program::Setting& base,
+                                      const ReadSamples& read, const VerifyOptions& options, comm::Communicator& world,
+                                      const std::function<void(const VerifyRow&)>& progress);
+
+}  // namespace molen::train
