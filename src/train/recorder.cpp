@@ -90,8 +90,9 @@ class Recorder::Impl {
                job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
                job_.communicator, name_of(job_.setting.compute), program::sharding_text(job_.setting),
                job_.setting.recompute ? ", recompute" : "");
-    fmt::print("memory of a rank: {} = arena {} (the plan's peak) + {} already there + {} loader and library buffers\n",
-               human(memory.total()), human(memory.arena), human(memory.base), human(memory.other));
+    fmt::print("memory of the process: {} = {}arena {} (the plan's peak) + {} already there + {} loader\n",
+               human(memory.total()), memory.ranks > 1 ? fmt::format("{} x ", memory.ranks) : "", human(memory.arena),
+               human(memory.base), human(Bytes(memory.other.value * memory.ranks)));
     fmt::print("model FLOPs of a token ({}): {}\n", name_of(job_.options.mfu), formula_of(job_.options.mfu));
     if (job_.peak.flops_per_s)
       fmt::print("peak of a device, for MFU: {}\n", job_.peak.source);

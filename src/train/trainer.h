@@ -47,10 +47,12 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
 // is saved.
 void run_job(const Job& job, comm::Communicator& world);
 
-// What the process will hold, by name: the arena, and what lies outside of it, measured at the start.
+// What the process will hold, by name: the arena of each of its ranks, and what lies outside of them: what was there
+// before, measured at the start, and what the loaders hold.
 struct MemoryPrediction {
   Bytes arena, base, other;
-  Bytes total() const { return arena + base + other; }
+  int ranks = 1;  // in this process
+  Bytes total() const { return base + Bytes((arena + other).value * ranks); }
 };
 
 // Directory of the run: run.dir/run.name.

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import resource
 import shutil
 import signal
@@ -202,6 +203,13 @@ for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "paralle
     ok(f"continues under {sets[1]}", abs(a["loss"] / b["loss"] - 1) < 1e-5 and b["memory_peak_bytes"] == b["memory_planned_bytes"], f"{a} {b} {said}")
     state = [json.loads(x)["state_hash"] for x in (work / f"runs/{name}/events.jsonl").read_text().splitlines() if '"resume"' in x][-1]
     ok(f"the state is the same under {sets[1]}", state in digest, (state, digest))
+# The process holds what was printed, within 5 %.
+# A model that is more than the program around it.
+wide = [x for s in ("model.hidden=512", "model.ffn=1408", "model.head_dim=128", "model.layers=6") for x in ("--set", s)]
+for name, extra in (("memory", wide), ("memory2", [*wide, "--ranks", 2])):
+    said = run("train", "run.toml", "--set", f"run.name={name}", "--set", 'train.stop_after="4 steps"', *extra).stdout
+    off = float(re.search(r"was predicted \(([+-][0-9.]+)%\)", said)[1])
+    ok(f"process memory as predicted ({name}): {off:+.1f} %", abs(off) <= 5, said)
 # Every layout of some ranks beside one rank, by running and by the verifier alone.
 small = [x for s in ["model.family=llama", "model.layers=2", "model.hidden=30", "model.ffn=44", "model.heads=6", "model.kv_heads=3", "model.head_dim=10", "model.vocabulary=71", "model.max_sequence=64", "data.sequence_length=23", "batch.global=12", "batch.micro=2"] for x in ("--set", s)]
 rows = json.loads(run("verify", *small, "--ranks", 4, "--format", "json").stdout)
