@@ -62,8 +62,8 @@ step "5. Resuming to the end"
 "${train[@]}"
 
 step "6. Bits per byte on held-out text, beside byte n-gram models of the same training text"
-$molen data baseline "$work/data"
-grep '"validation"' "$run/events.jsonl" | tail -1
+$molen data baseline "$work/data" --format json >"$work/baseline.json"
+python3 demo/bits.py "$work/baseline.json" "$run/events.jsonl"
 
 step "7. What it writes"
 for prompt in "Om een bestand te openen" "To open a file"; do

@@ -34,6 +34,7 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
   plan::Machine machine;
   machine.ranks = machine.local_ranks = options.ranks.value_or(1);
   const auto p = program::build(a, plan::resolve_setting(c, a, machine));
+  program::require_sound(p, "the built program");
   const auto ops = program::expand(p);
   const auto calibration = sim::read_calibration(cluster);
   const std::string comm = !communicator.empty() ? communicator : machine.ranks == 1 ? "self" : "threads";
@@ -41,16 +42,22 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
   const auto phases = program::phase_seconds(ops, timeline);
   const auto memory = program::plan_memory(p);
   const double tokens = static_cast<double>(p.setting.global_batch * p.setting.sequence);
+  // Its rows hold what each kind of op takes; nothing is measured here.
+  auto kinds = program::compare(ops, timeline, timeline).rows;
   if (format == "json") {
     Json by_phase;
     for (int i = 0; i < program::kNumPhases; ++i)
       by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] =
           phases.phase_s[static_cast<std::size_t>(i)];
     by_phase["bubble"] = phases.bubble_s;
+    Json by_kind = Json::array();
+    for (const auto& row : kinds)
+      by_kind.push_back({{"kind", row.kind}, {"count", row.count}, {"seconds", row.predicted_s}, {"bytes", row.bytes}});
     fmt::print("{}\n", Json{{"step_s", timeline.total_s},
                             {"tokens_per_s", tokens / timeline.total_s},
                             {"memory_bytes", memory.peak.value},
-                            {"phase_s", by_phase}}
+                            {"phase_s", by_phase},
+                            {"ops", by_kind}}
                            .dump(2));
     return kOk;
   }
@@ -63,6 +70,10 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
                  100.0 * phases.phase_s[static_cast<std::size_t>(i)] / timeline.total_s);
   fmt::print("  {:<18} {:>10} {:>6.1f}%\n", "bubble", human(Seconds(phases.bubble_s)),
              100.0 * phases.bubble_s / timeline.total_s);
+  fmt::print("\n  {:<28} {:>6} {:>12} {:>12}\n", "op", "count", "predicted", "bytes");
+  for (const auto& row : kinds)
+    fmt::print("  {:<28} {:>6} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),
+               row.bytes > 0 ? human(Bytes(row.bytes)) : "-");
   return kOk;
 }
 
