@@ -63,6 +63,9 @@ Architecture parse_llama(const JsonFields& f) {
   a.norm_eps = f.number("rms_norm_eps", 1e-6);
   a.init_std = f.number("initializer_range", 0.02);
   parse_rope(f, a);
+  // A window that holds every position changes nothing; a smaller one hides positions that our attention sees.
+  require(!f.find("sliding_window") || f.integer("sliding_window") >= a.max_sequence, f, "sliding_window",
+          "attention over a window shorter than max_position_embeddings is not implemented");
   require(f.text("hidden_act", "silu") == "silu", f, "hidden_act", "only silu is implemented");
   require(!f.boolean("attention_bias", false), f, "attention_bias", "biases in a Llama are not implemented");
   require(!f.boolean("mlp_bias", false), f, "mlp_bias", "biases in a Llama are not implemented");
@@ -117,10 +120,10 @@ const std::set<std::string_view>& known_keys() {
   static const std::set<std::string_view> keys{
       "architectures", "model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
       "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps",
-      "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "attention_bias", "mlp_bias",
-      "n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon", "activation_function",
-      "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention", "bos_token_id", "eos_token_id",
-      "pad_token_id",
+      "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "sliding_window", "hidden_act",
+      "attention_bias", "mlp_bias", "n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon",
+      "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
+      "bos_token_id", "eos_token_id", "pad_token_id",
       // without effect on the result: rounding, dropout (pre-training uses none), caching, records of who wrote the
       // file
       "torch_dtype", "dtype", "use_cache", "transformers_version", "pretraining_tp", "attention_dropout", "attn_pdrop",

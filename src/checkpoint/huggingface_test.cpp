@@ -207,6 +207,10 @@ TEST(HuggingFace, RefusesConfigsItCannotHonour) {
   expect(llama, "attention_bias", true, "not implemented");
   expect(llama, "rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}, "'yarn' is not implemented");
   expect(llama, "rope_scaling", {{"rope_type", "llama3"}}, "'factor' is missing");
+  expect(llama, "sliding_window", 16, "'sliding_window': attention over a window shorter");
+  expect(llama, "sliding_window", true, "must be a whole number");
+  for (const Json& harmless : {Json(nullptr), Json(50), Json(4096)})  // of 50 positions
+    EXPECT_EQ(with(llama, "sliding_window", harmless), "accepted") << harmless.dump();
   expect(llama, "quantization_config", {{"bits", 4}}, "quantised");
   expect(llama, "hidden_size", -4, "must be positive");
   expect(llama, "hidden_size", 4.5, "must be a whole number");
