@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numbers>
 #include <set>
 
@@ -9,9 +10,14 @@
 #include "base/file.h"
 #include "base/rng.h"
 #include "base/suggest.h"
+#include "base/units.h"
 
 namespace molen::data {
 namespace {
+
+bool is_hashed(const ShardRecord& record, std::int64_t limit) {
+  return record.bin.bytes + record.idx.bytes <= limit;
+}
 
 // Sizes against the manifest, then hashes where the shard is small, else 16 stretches of tokens.
 void check_shard(const ShardReader& reader, const ShardRecord& record, std::int64_t vocabulary,
@@ -24,7 +30,7 @@ void check_shard(const ShardReader& reader, const ShardRecord& record, std::int6
         "`molen data prepare` again",
         prefix, reader.index().document_count(), reader.tokens(), reader.bin_bytes(), record.documents, record.tokens,
         record.bin.bytes);
-  if (record.bin.bytes + record.idx.bytes <= hash_limit) {
+  if (is_hashed(record, hash_limit)) {
     for (const auto& [file, expected] :
          {std::pair{prefix + ".bin", record.bin.sha256}, {prefix + ".idx", record.idx.sha256}})
       if (sha256_file(file) != expected)
@@ -72,6 +78,7 @@ TokenStream::TokenStream(const fs::path& path, const std::vector<std::string>& l
     auto reader = std::make_unique<ShardReader>(folder / record.name);
     // Tokens beyond the tokenizer's own vocabulary are damage even where the model's is larger.
     check_shard(*reader, record, manifest.tokenizer.vocabulary, options.hash_limit);
+    if (!is_hashed(record, options.hash_limit)) unhashed_bytes_ += record.bin.bytes + record.idx.bytes;
     hash.update(record.bin.sha256.data(), record.bin.sha256.size());
     text_bytes_ += record.text_bytes;
     if (reader->tokens() == 0) continue;
@@ -161,6 +168,21 @@ std::string Dataset::digest() const {
   for (std::size_t i = 0; i < components_.size(); ++i)
     all += fmt::format("{} {:a}\n", components_[i].stream->digest(), weights_[i]);
   return sha256_hex(all);
+}
+
+std::string Dataset::unhashed_note() const {
+  std::map<std::string, std::int64_t> folders;  // one may be there in several entries
+  for (const Component& c : components_)
+    if (c.stream->unhashed_bytes() > 0) folders[c.entry.path.string()] += c.stream->unhashed_bytes();
+  if (folders.empty()) return "";
+  std::string commands;
+  std::int64_t bytes = 0;
+  for (const auto& [folder, size] : folders) {
+    commands += (commands.empty() ? "" : ", ") + fmt::format("`molen data verify {}`", folder);
+    bytes += size;
+  }
+  return fmt::format("{} of shards of more than {} each: sizes and sampled tokens were checked, hashes not; {} does",
+                     human(Bytes(bytes)), human(Bytes(options_.hash_limit)), commands);
 }
 
 std::vector<double> Dataset::shares() const {

@@ -54,10 +54,12 @@ class TokenStream {
   void read(std::int64_t first, std::span<std::int32_t> out) const;
   // Changes when any token of any shard does.
   const std::string& digest() const { return digest_; }
+  // Bytes of the shards beyond OpenOptions::hash_limit, whose hashes were not compared.
+  std::int64_t unhashed_bytes() const { return unhashed_bytes_; }
 
  private:
   std::int64_t vocabulary_;
-  std::int64_t text_bytes_ = 0;
+  std::int64_t text_bytes_ = 0, unhashed_bytes_ = 0;
   std::int32_t end_of_text_ = 0;
   std::vector<std::unique_ptr<ShardReader>> shards_;
   std::vector<std::int64_t> starts_{0};
@@ -89,6 +91,8 @@ class Dataset {
   std::string digest() const;
   // Share of each entry, in the order given; sums to 1.
   std::vector<double> shares() const;
+  // For the log of a run: what was not hashed on opening and which commands do it; "" where everything was.
+  std::string unhashed_note() const;
 
  private:
   struct Component {
