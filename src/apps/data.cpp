@@ -49,7 +49,7 @@ void add_prepare(CLI::App& verb, Chosen& chosen) {
   prepare->add_option("--output", *output, "folder to write to")->required();
   prepare->add_option("--tokenizer", *tokenizer, "tokenizer.json (without: text only)");
   prepare->add_option("--language", o->language, "ISO 639-1, of files (default: each line's own, else detected)");
-  prepare->add_option("--licence,--license", o->licence, "SPDX, compulsory for files");
+  prepare->add_option("--licence,--license", o->licence, "SPDX licence expression, compulsory for files");
   prepare->add_option("--split", o->split, "train or heldout, of files")->capture_default_str();
   prepare->add_option("--threads", o->threads, "0: all cores");
   auto format = add_format_option(*prepare);
@@ -82,7 +82,7 @@ void add_inspect_and_verify(CLI::App& verb, Chosen& chosen) {
   verify->callback([&chosen, v, verify_format] {
     chosen.action = [=] {
       v->json = *verify_format == "json";
-      return data::verify_command(*v, std::cout);
+      return data::verify_command(*v, std::cout, std::cerr);
     };
   });
 }

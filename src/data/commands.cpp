@@ -155,6 +155,8 @@ int fetch_command(const FetchOptions& options, std::ostream& out, const Progress
 int prepare_command(const PrepareOptions& options, std::ostream& out, const ProgressLine& progress) {
   if (options.output.empty()) throw UsageError("--output is missing: the folder to write to");
   if (options.threads < 0) throw UsageError("--threads {}: must not be negative", options.threads);
+  // A tokenizer that cannot be read is found before hours of extraction, and before anything is written.
+  if (!options.tokenizer.empty()) Tokenizer::load(options.tokenizer);
   const TextManifest texts = prepare_text(options, progress);
   std::vector<Manifest> manifests;
   if (!options.tokenizer.empty()) manifests = prepare_shards(options, texts, progress);
@@ -213,7 +215,7 @@ int inspect_command(const InspectOptions& options, std::ostream& out) {
   return 0;
 }
 
-int verify_command(const VerifyOptions& options, std::ostream& out) {
+int verify_command(const VerifyOptions& options, std::ostream& out, std::ostream& err) {
   std::vector<std::string> findings;
   std::int64_t shards = 0, tokens = 0;
   std::string fingerprint;
@@ -240,17 +242,16 @@ int verify_command(const VerifyOptions& options, std::ostream& out) {
       if (entry.path().extension() == ".bin" && !listed.contains(entry.path().filename().string()))
         findings.push_back(entry.path().string() + ": not in the manifest");
   }
+  for (const std::string& finding : findings) err << finding << "\n";
   if (options.json) {
     out << Json{{"ok", findings.empty()}, {"shards", shards}, {"tokens", tokens}, {"findings", findings}}.dump(1)
         << "\n";
+  } else if (findings.empty()) {
+    out << fmt::format("{} shards, {} tokens: every hash, count and token is right\n", shards, grouped(tokens));
   } else {
-    for (const std::string& finding : findings) out << finding << "\n";
-    out << (findings.empty()
-                ? fmt::format("{} shards, {} tokens: every hash, count and token is right", shards, grouped(tokens))
-                : fmt::format("{} findings in {} shards", findings.size(), shards))
-        << "\n";
+    err << fmt::format("{} findings in {} shards\n", findings.size(), shards);
   }
-  return findings.empty() ? 0 : 1;
+  return findings.empty() ? 0 : 2;
 }
 
 }  // namespace molen::data

@@ -1,6 +1,6 @@
 // `molen data fetch|prepare|inspect|verify`: what the command line calls. Each takes its options and the stream for its
-// table or JSON, and returns the exit status: 0, or 1 where a check failed. They throw UsageError (exit 2) and Error
-// (exit 1). `progress` gets lines for a human and may be empty.
+// table or JSON, and returns the exit status: 0, or 2 where shards are not what their manifest says. They throw
+// UsageError (exit 2) and Error (exit 1). `progress` gets lines for a human and may be empty.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct PrepareOptions {
       sources;  // folders made by `fetch`; .jsonl, .jsonl.gz, .jsonl.zst; plain text files, folders of them
   fs::path output;
   std::string language;         // of files; "" = the line's own, else by vote
-  std::string licence;          // SPDX, compulsory for files
+  std::string licence;          // SPDX expression (data/spdx.h), compulsory for files
   std::string split = "train";  // of files; packages have theirs
   fs::path tokenizer;           // "" = text only
   int threads = 0;              // 0 = all cores
@@ -50,12 +50,13 @@ struct InspectOptions {
 int inspect_command(const InspectOptions& options, std::ostream& out);
 
 // Every hash, every count, every token below the vocabulary, the end-of-text token at the end of every document; with a
-// tokenizer, its fingerprint too. All findings are listed before it returns 1.
+// tokenizer, its fingerprint too. All findings are listed on `err` (with `json` on `out` too) before it
+// returns 2.
 struct VerifyOptions {
   fs::path path;
   fs::path tokenizer;  // "" = not compared
   bool json = false;
 };
-int verify_command(const VerifyOptions& options, std::ostream& out);
+int verify_command(const VerifyOptions& options, std::ostream& out, std::ostream& err);
 
 }  // namespace molen::data

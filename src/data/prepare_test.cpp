@@ -156,7 +156,7 @@ TEST_F(PrepareTest, PackagesToVerifiedShards) {
   EXPECT_EQ(text.find("menu"), std::string::npos);
 
   std::ostringstream report;
-  EXPECT_EQ(verify_command({at("out"), at("tokenizer.json"), false}, report), 0) << report.str();
+  EXPECT_EQ(verify_command({at("out"), at("tokenizer.json"), false}, report, report), 0) << report.str();
   EXPECT_EQ(inspect_command({at("out"), true}, report), 0);
   for (const Baseline& b : ngram_baselines(at("out"), {3})) EXPECT_GT(b.bits_per_byte, 0.1);
 
@@ -174,9 +174,10 @@ TEST_F(PrepareTest, VerifyFindsEveryKindOfDamage) {
     fs::remove_all(at("s"));
     write_test_shards(at("s"), {{"a", "nl", {{1, 2, 0}, {3, 0}}}}, 10);
     damage();
-    std::ostringstream out;
-    EXPECT_EQ(verify_command({at("s"), "", false}, out), 1) << out.str();
-    return out.str();
+    std::ostringstream out, err;
+    EXPECT_EQ(verify_command({at("s"), "", false}, out, err), 2) << err.str();
+    EXPECT_EQ(out.str(), "");
+    return err.str();
   };
   const auto edit = [&](const std::string& file, const std::string& from, const std::string& to) {
     std::string text = read_file(at("s") / file);
@@ -199,8 +200,9 @@ TEST_F(PrepareTest, VerifyFindsEveryKindOfDamage) {
             std::string::npos);
   write_tokenizer(at("tokenizer.json"));
   fs::remove(at("s") / "extra.bin");
-  std::ostringstream out;
-  EXPECT_EQ(verify_command({at("s"), at("tokenizer.json"), true}, out), 1);
+  std::ostringstream out, err;
+  EXPECT_EQ(verify_command({at("s"), at("tokenizer.json"), true}, out, err), 2);
+  EXPECT_NE(err.str().find("made with tokenizer test"), std::string::npos);
   EXPECT_NE(out.str().find("made with tokenizer test"), std::string::npos);
 }
 
@@ -233,7 +235,22 @@ TEST_F(PrepareTest, BadInputGetsOneClearError) {
   EXPECT_NE(reason(o).find("--split test"), std::string::npos);
   write_file_atomic(at("b.txt"), "\xff\xfe");
   EXPECT_NE(reason(options({at("b.txt")})).find("no document is left"), std::string::npos);
-  EXPECT_FALSE(fs::exists(at("out") / "text" / "text.json")) << "nothing is claimed that is not there";
+  write_file_atomic(at("good.jsonl"), "{\"text\":\"a text that is long enough\"}\n");
+  o = options({at("good.jsonl")});
+  o.licence = "CC0";
+  EXPECT_NE(reason(o).find("did you mean 'CC0-1.0'?"), std::string::npos) << reason(o);
+  o.licence = "MIT";
+  o.tokenizer = at("good.jsonl");
+  EXPECT_NE(reason(o), "");
+  EXPECT_FALSE(fs::exists(at("out"))) << "nothing is left behind";
+  // An earlier result outlives bad input.
+  std::ostringstream out;
+  o.tokenizer = "";
+  EXPECT_EQ(prepare_command(o, out, {}), 0);
+  const std::string before = read_file(at("out") / "text" / "text.json");
+  EXPECT_NE(reason(options({at("a.jsonl")})), "");
+  EXPECT_EQ(read_file(at("out") / "text" / "text.json"), before);
+  EXPECT_FALSE(fs::exists(at("out") / "text.part"));
 }
 
 TEST_F(PrepareTest, FetchRecordAndSets) {

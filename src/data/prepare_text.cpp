@@ -17,6 +17,7 @@
 #include "data/prepare.h"
 #include "data/recipes.h"
 #include "data/roff.h"
+#include "data/spdx.h"
 
 namespace molen::data {
 namespace {
@@ -122,6 +123,7 @@ void add_files(const fs::path& path, const PrepareOptions& options, std::vector<
         "{}: --licence is missing: give the SPDX identifier of the text's licence (LicenseRef-... where it has "
         "none)",
         path.string());
+  check_spdx(options.licence, "--licence");
   Job job;
   job.record = {safe_name(path),
                 options.split,
@@ -288,6 +290,40 @@ class FileJob {
   std::map<std::string, Open> open_;
 };
 
+// output/text while it is made: it stands under another name until keep(), and bad input leaves nothing behind, neither
+// it nor folders made for it. What an earlier run left stays until then.
+class StagedText {
+ public:
+  explicit StagedText(const fs::path& output) : target_(output / "text"), folder_(output / "text.part") {
+    std::error_code error;
+    for (fs::path p = fs::absolute(output); !fs::exists(p, error) && p.has_relative_path(); p = p.parent_path())
+      made_.push_back(p);
+    fs::remove_all(folder_, error);  // of a run that was killed
+    for (const char* split : {"train", "heldout"}) fs::create_directories(folder_ / split, error);
+    if (!fs::is_directory(folder_ / "train")) throw Error("{}: cannot be made: {}", folder_.string(), error.message());
+  }
+  ~StagedText() {
+    if (kept_) return;
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+    for (const fs::path& p : made_) fs::remove(p, ignored);  // innermost first; only where empty
+  }
+  StagedText(const StagedText&) = delete;
+  StagedText& operator=(const StagedText&) = delete;
+
+  const fs::path& folder() const { return folder_; }
+  void keep() {
+    fs::remove_all(target_);
+    fs::rename(folder_, target_);
+    kept_ = true;
+  }
+
+ private:
+  fs::path target_, folder_;
+  std::vector<fs::path> made_;
+  bool kept_ = false;
+};
+
 // The text of an earlier run, where nothing has changed since.
 bool is_reusable(const fs::path& folder, const std::string& inputs, TextManifest& manifest) {
   if (!fs::is_regular_file(folder / "text.json")) return false;
@@ -377,17 +413,15 @@ std::string format_text_manifest(const TextManifest& manifest) {
 
 TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& progress) {
   std::vector<Job> jobs = find_jobs(options);
-  const fs::path folder = options.output / "text";
-  std::error_code error;
-  for (const char* split : {"train", "heldout"}) fs::create_directories(folder / split, error);
-  if (!fs::is_directory(folder / "train")) throw Error("{}: cannot be made: {}", folder.string(), error.message());
   TextManifest manifest;
   const std::string inputs = fingerprint(options, jobs);
-  if (is_reusable(folder, inputs, manifest)) {
+  if (is_reusable(options.output / "text", inputs, manifest)) {
     if (progress) progress("text: unchanged, reused");
     return manifest;
   }
   manifest = {inputs, {}};
+  StagedText staged(options.output);
+  const fs::path& folder = staged.folder();
   Cleaner cleaner;
   for (Job& job : jobs) {
     if (progress) progress("extracting " + job.record.name);
@@ -403,6 +437,7 @@ TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& pro
   for (const TextRecord& text : manifest.texts) documents += text.counts.documents;
   if (documents == 0) throw UsageError("no document is left after cleaning: are the sources text in UTF-8?");
   write_file_atomic(folder / "text.json", format_text_manifest(manifest));
+  staged.keep();
   return manifest;
 }
 
