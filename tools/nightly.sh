@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The long checks, whose figures are kept in docs/results/nightly-DATE.md with machine, commit and commands.
-# `nightly.sh [fuzz|tsan|tidy|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|tidy|verify|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan tidy predict bench)
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan tidy verify predict bench)
 seconds=${FUZZ_SECONDS:-60}
 out=docs/results/nightly-$(date -u +%F).md
 log=build/nightly
@@ -59,6 +59,21 @@ tidy() {
   else record "clang-tidy" "clang-tidy-14 -p build/release" "**findings**: $found"; fi
 }
 
+# Every layout of 2 to 8 ranks beside one rank: a grouped-query Llama and a GPT of awkward sizes.
+verify() {
+  local common=(--set model.layers=3 --set model.hidden=30 --set model.heads=6 --set model.head_dim=10 --set model.vocabulary=71
+    --set model.max_sequence=64 --set data.sequence_length=23 --set batch.global=24 --set batch.micro=3)
+  for family in llama gpt; do
+    local sizes=(--set "model.family=$family" --set model.ffn=44)
+    [ "$family" = gpt ] || sizes+=(--set model.kv_heads=3)
+    for ranks in 2 3 4 6 8; do
+      build/molen verify "${common[@]}" "${sizes[@]}" --ranks "$ranks" >"$log/verify-$family-$ranks.txt" 2>&1 && figure="$(tail -1 "$log/verify-$family-$ranks.txt")" ||
+        figure="**differs**: see $log/verify-$family-$ranks.txt"
+      record "layouts, $family, $ranks ranks" "molen verify --ranks $ranks" "$figure"
+    done
+  done
+}
+
 predict() {
   python3 bench/predict.py build/molen >"$log/predict.txt"
   record "predicted against measured" "bench/predict.py build/molen" "$(tail -1 "$log/predict.txt")"
@@ -72,8 +87,8 @@ bench() {
 begin
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | tidy | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, tidy, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | tidy | verify | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, tidy, verify, predict, bench)" >&2; exit 2 ;;
   esac
 done
 cat "$out"

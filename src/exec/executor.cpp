@@ -304,6 +304,11 @@ std::pair<std::int64_t, std::int64_t> Executor::state_range(const std::string& f
   return held_of(impl_->program_, state_buffer(impl_->program_, family, unit), impl_->groups_.coordinates());
 }
 
+comm::Traffic Executor::traffic(program::Axis axis) const {
+  const comm::Communicator* group = impl_->groups_.of(axis);
+  return group ? group->traffic() : comm::Traffic{};
+}
+
 const mesh::PerAxis& Executor::coordinates() const {
   return impl_->groups_.coordinates();
 }

@@ -46,12 +46,9 @@ Groups::Groups(const program::Program& p, int rank, comm::Communicator* world) {
     if (!used[static_cast<std::size_t>(axis)]) continue;
     MOLEN_CHECK(world != nullptr && world->size() == ranks, "a program for {} needs a communicator of {} ranks",
                 mesh.text(), ranks);
-    comm::Communicator* group = world;
-    if (mesh.size(axes_of(axis)) != ranks) {
-      made_.push_back(world->split(mesh.group_number(rank, axes_of(axis)), mesh.position(rank, axes_of(axis))));
-      group = made_.back().get();
-    }
-    groups_[static_cast<std::size_t>(axis)] = group;
+    // One of its own even where it holds the whole world: it counts what the axis moves.
+    made_.push_back(world->split(mesh.group_number(rank, axes_of(axis)), mesh.position(rank, axes_of(axis))));
+    groups_[static_cast<std::size_t>(axis)] = made_.back().get();
   }
 }
 

@@ -24,6 +24,21 @@ PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& tim
   return result;
 }
 
+Payload payload_of(const std::vector<Expanded>& ops, Axis axis) {
+  Payload payload;
+  for (const Expanded& e : ops)
+    std::visit(
+        [&](const auto& op) {
+          if constexpr (requires { op.axis; })
+            if (op.axis == axis) {
+              ++payload.calls;
+              payload.bytes += e.step->moved.value;
+            }
+        },
+        e.step->op);
+  return payload;
+}
+
 Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured) {
   MOLEN_CHECK(ops.size() == predicted.ops.size() && ops.size() == measured.ops.size(),
               "timelines of different programs");

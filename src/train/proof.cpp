@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "arch/parameters.h"
@@ -72,6 +73,27 @@ void check_memory(const exec::Executor& executor) {
     if (executor.measured_high_water()[i] != planned)
       throw Error("op %{} ({}) used memory up to byte {} where {} was planned", e.op, program::kind_of(e.step->op),
                   executor.measured_high_water()[i], planned);
+  }
+}
+
+// Calls and payload per axis since `before`, as the communicators counted them.
+using AllTraffic = std::array<comm::Traffic, program::kAllAxes.size()>;
+
+AllTraffic traffic_of(const exec::Executor& executor) {
+  AllTraffic all;
+  for (const program::Axis axis : program::kAllAxes) all[static_cast<std::size_t>(axis)] = executor.traffic(axis);
+  return all;
+}
+
+void check_traffic(const exec::Executor& executor, const AllTraffic& before) {
+  const AllTraffic now = traffic_of(executor);
+  for (const program::Axis axis : program::kAllAxes) {
+    const auto a = static_cast<std::size_t>(axis);
+    const program::Payload planned = program::payload_of(executor.ops(), axis);
+    const program::Payload moved{now[a].calls - before[a].calls, now[a].bytes - before[a].bytes};
+    if (moved != planned)
+      throw Error("over {}: {} calls moved {} bytes where the program has {} and {}", program::name_of(axis),
+                  moved.calls, moved.bytes, planned.calls, planned.bytes);
   }
 }
 
@@ -149,7 +171,9 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
       const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
       return read((step - 1) * s.global_batch + slot, count, ids, labels);
     };
+    const AllTraffic before = traffic_of(executor);
     const auto result = executor.run(input);
+    if (world.rank() == 0) check_traffic(executor, before);
     if (result.non_finite) throw Error("step {}: the loss or the gradient is not finite", step);
     check_memory(executor);
     out.losses.push_back(result.mean_loss());
