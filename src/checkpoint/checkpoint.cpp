@@ -42,7 +42,8 @@ std::vector<std::int64_t> parse_shape(const Json& tensor, DType dtype, const std
   std::vector<std::int64_t> shape;
   std::int64_t bytes = size_of(dtype);
   for (const Json& size : list) {
-    if (!size.is_number_unsigned() || __builtin_mul_overflow(bytes, size.get<std::uint64_t>(), &bytes)) {
+    if (!size.is_number_unsigned() || size.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX) ||
+        __builtin_mul_overflow(bytes, size.get<std::uint64_t>(), &bytes)) {
       throw UsageError("{}: 'shape' has an impossible size", origin);
     }
     shape.push_back(size.get<std::int64_t>());
@@ -103,43 +104,50 @@ std::int64_t StoredTensor::elements() const {
 
 Checkpoint::~Checkpoint() = default;
 
-Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) {
-  read_state();
-}
-
-void Checkpoint::read_state() {
-  const std::string origin = (path_ / "state.json").string(), index_origin = (path_ / "index.json").string();
-  const Json document = read_json(path_ / "state.json");
+StoredState parse_state(std::string_view text, const std::string& origin) {
+  const Json document = parse_json(text, origin);
   check_format(document, origin);
-  step_ = count_member(document, "step", origin);
-  state_ = json_member(document, "state", origin);
-  if (sha256_hex(state_.dump()) != text_member(document, "state_sha256", origin)) {
+  StoredState stored;
+  stored.step = count_member(document, "step", origin);
+  stored.state = json_member(document, "state", origin);
+  if (sha256_hex(stored.state.dump()) != text_member(document, "state_sha256", origin)) {
     throw UsageError("{}: 'state' does not match its hash: the file was altered", origin);
   }
   const Json& attachments = json_member(document, "attachments", origin);
   if (!attachments.is_object()) throw UsageError("{}: 'attachments' must be an object", origin);
   for (const auto& [name, hash] : attachments.items()) {
     if (!is_attachment_name(name) || !hash.is_string()) throw UsageError("{}: bad attachment '{}'", origin, name);
-    attachments_[name] = hash.get<std::string>();
+    stored.attachments[name] = hash.get<std::string>();
   }
-  const std::string index = read_file(path_ / "index.json");
-  if (sha256_hex(index) != text_member(document, "index_sha256", origin)) {
-    throw UsageError("{}: does not match the hash in state.json: the file was altered or cut short", index_origin);
-  }
-  read_index(index);
+  stored.index_sha256 = text_member(document, "index_sha256", origin);
+  return stored;
 }
 
-void Checkpoint::read_index(const std::string& text) {
-  const std::string origin = (path_ / "index.json").string();
+std::map<std::string, StoredTensor> parse_index(std::string_view text, const std::string& origin) {
   const Json document = parse_json(text, origin);
   check_format(document, origin);
   if (count_member(document, "block_bytes", origin) != kBlockBytes)
     throw UsageError("{}: 'block_bytes' must be {}", origin, kBlockBytes);
-  const Json& tensors = json_member(document, "tensors", origin);
-  if (!tensors.is_object()) throw UsageError("{}: 'tensors' must be an object", origin);
-  for (const auto& [name, tensor] : tensors.items()) {
-    tensors_.emplace(name, parse_tensor(tensor, fmt::format("{}: tensor '{}'", origin, name)));
+  const Json& members = json_member(document, "tensors", origin);
+  if (!members.is_object()) throw UsageError("{}: 'tensors' must be an object", origin);
+  std::map<std::string, StoredTensor> tensors;
+  for (const auto& [name, tensor] : members.items()) {
+    tensors.emplace(name, parse_tensor(tensor, fmt::format("{}: tensor '{}'", origin, name)));
   }
+  return tensors;
+}
+
+Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) {
+  const fs::path state = path_ / "state.json", index = path_ / "index.json";
+  StoredState stored = parse_state(read_file(state), state.string());
+  step_ = stored.step;
+  state_ = std::move(stored.state);
+  attachments_ = std::move(stored.attachments);
+  const std::string text = read_file(index);
+  if (sha256_hex(text) != stored.index_sha256) {
+    throw UsageError("{}: does not match the hash in state.json: the file was altered or cut short", index.string());
+  }
+  tensors_ = parse_index(text, index.string());
 }
 
 const StoredTensor& Checkpoint::tensor(const std::string& name) const {

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -78,6 +79,16 @@ struct StoredTensor {
   std::int64_t elements() const;
 };
 
+// state.json and index.json, read and checked; throw UsageError naming `origin`.
+struct StoredState {
+  std::int64_t step = 0;
+  Json state;                                      // the caller's own
+  std::map<std::string, std::string> attachments;  // name -> SHA-256
+  std::string index_sha256;
+};
+StoredState parse_state(std::string_view text, const std::string& origin);
+std::map<std::string, StoredTensor> parse_index(std::string_view text, const std::string& origin);
+
 // A complete checkpoint on disk. Every byte handed out was compared with its hash. Safe to share by threads.
 class Checkpoint {
  public:
@@ -101,8 +112,6 @@ class Checkpoint {
   std::int64_t bytes() const;  // of all tensors
 
  private:
-  void read_state();
-  void read_index(const std::string& text);
   const SafetensorsFile& file(const std::string& name) const;
   void read_slice(const std::string& name, const StoredTensor& tensor, const Slice& slice, std::int64_t first,
                   std::int64_t last, char* destination) const;

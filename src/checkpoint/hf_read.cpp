@@ -35,9 +35,19 @@ bool is_shard_name(const std::string& name) {
          name.find("..") == std::string::npos && name.find('\0') == std::string::npos;
 }
 
-// The file of each tensor by the index, each file's name checked. A map: a Json object searches its list for every
-// name.
-std::map<std::string, std::string> files_by_tensor(const Json& weight_map, const std::string& origin) {
+bool holds_pickle(const fs::path& directory) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string extension = entry.path().extension().string();
+    if (extension == ".bin" || extension == ".pt" || extension == ".pth" || extension == ".ckpt") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+// A map: a Json object searches its list for every name.
+std::map<std::string, std::string> parse_hf_index(const Json& index, const std::string& origin) {
+  const Json& weight_map = json_member(index, "weight_map", origin);
   if (!weight_map.is_object() || weight_map.empty())
     throw UsageError("{}: 'weight_map' must name files by tensor", origin);
   std::map<std::string, std::string> files;
@@ -50,16 +60,6 @@ std::map<std::string, std::string> files_by_tensor(const Json& weight_map, const
   }
   return files;
 }
-
-bool holds_pickle(const fs::path& directory) {
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string extension = entry.path().extension().string();
-    if (extension == ".bin" || extension == ".pt" || extension == ".pth" || extension == ".ckpt") return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 // A tensor found in a file, and how it is rearranged.
 struct HfModel::Stored {
@@ -106,8 +106,7 @@ void HfModel::open_files() {
     }
     throw UsageError("{}: holds neither {} nor {}", directory_.string(), kSingle, kIndex);
   }
-  const Json json = read_json(index, 1 << 28);
-  const auto files = files_by_tensor(json_member(json, "weight_map", index.string()), index.string());
+  const auto files = parse_hf_index(read_json(index, 1 << 28), index.string());
   std::set<std::string> shards;
   for (const auto& [tensor, name] : files) shards.insert(name);
   for (const std::string& name : shards) add_file(name, &files);

@@ -64,6 +64,9 @@ std::vector<HfTensor> hf_tensors(const arch::Architecture& arch);
 
 // --- directories ----------------------------------------------------------------------------------------------------
 
+// model.safetensors.index.json: the file of each tensor. Throws UsageError at a name that is not of a file beside it.
+std::map<std::string, std::string> parse_hf_index(const Json& index, const std::string& origin);
+
 // An opened directory: all names, shapes and types were checked, the data is read on demand. Safe to share by threads.
 class HfModel {
  public:

@@ -72,23 +72,24 @@ void read_line(const std::string& text, const std::string& origin, Recording& re
 }  // namespace
 
 Meters open_replay(const Machine& machine, const fs::path& file) {
-  const std::string text = read_file(file, std::int64_t{1} << 30);
+  return parse_replay(machine, read_file(file, std::int64_t{1} << 30), file.string());
+}
+
+Meters parse_replay(const Machine& machine, const std::string& text, const std::string& origin) {
   Recording recording;
   double last_time = -std::numeric_limits<double>::infinity();
   int number = 0;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     ++number;
-    if (end > at)
-      read_line(text.substr(at, end - at), fmt::format("{}:{}", file.string(), number), recording, last_time);
+    if (end > at) read_line(text.substr(at, end - at), fmt::format("{}:{}", origin, number), recording, last_time);
     at = end + 1;
   }
-  if (recording.empty()) throw UsageError("{}: no readings", file.string());
+  if (recording.empty()) throw UsageError("{}: no readings", origin);
   Meters found;
   for (auto& [scope, points] : recording)
-    found.meters.push_back(
-        std::make_unique<ReplayMeter>(MeterInfo{"replay", scope, Source::kCounter, file.string(), Seconds(0), true},
-                                      std::move(points), machine.clock));
+    found.meters.push_back(std::make_unique<ReplayMeter>(
+        MeterInfo{"replay", scope, Source::kCounter, origin, Seconds(0), true}, std::move(points), machine.clock));
   return found;
 }
 

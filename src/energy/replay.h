@@ -11,5 +11,7 @@ namespace molen::energy {
 // opening of the meters; between lines joules are interpolated. Beside a null, and after the last line, there is no
 // reading. Throws UsageError naming file, line and key.
 Meters open_replay(const Machine& machine, const fs::path& file);
+// The same of a recording in memory; `origin` names it.
+Meters parse_replay(const Machine& machine, const std::string& text, const std::string& origin);
 
 }  // namespace molen::energy

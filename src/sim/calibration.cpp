@@ -54,9 +54,7 @@ int count_of(const Json& entry, const char* key, const std::string& origin) {
 
 }  // namespace
 
-Calibration read_calibration(const fs::path& path) {
-  const std::string origin = path.string();
-  const Json j = read_json(path);
+Calibration parse_calibration(const Json& j, const std::string& origin) {
   Calibration c;
   try {
     if (JsonFields(j, origin).integer("format") != kFormat)
@@ -75,7 +73,11 @@ Calibration read_calibration(const fs::path& path) {
   return c;
 }
 
-void write_calibration(const fs::path& path, const Calibration& c) {
+Calibration read_calibration(const fs::path& path) {
+  return parse_calibration(read_json(path), path.string());
+}
+
+Json to_json(const Calibration& c) {
   Json entries = Json::array();
   for (const auto& e : c.entries)
     entries.push_back({{"ranks", e.conditions.ranks},
@@ -84,9 +86,12 @@ void write_calibration(const fs::path& path, const Calibration& c) {
                        {"kernels", e.conditions.kernels},
                        {"communicator", e.conditions.communicator},
                        {"costs", e.costs.to_json()}});
-  const Json j{{"format", kFormat}, {"host", c.host}, {"cpu", c.cpu}, {"created", c.created}, {"entries", entries}};
+  return {{"format", kFormat}, {"host", c.host}, {"cpu", c.cpu}, {"created", c.created}, {"entries", entries}};
+}
+
+void write_calibration(const fs::path& path, const Calibration& c) {
   if (path.has_parent_path()) fs::create_directories(path.parent_path());
-  write_file_atomic(path, j.dump(1) + "\n");
+  write_file_atomic(path, to_json(c).dump(1) + "\n");
 }
 
 }  // namespace molen::sim

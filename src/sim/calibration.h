@@ -34,6 +34,8 @@ struct Calibration {
   void replace(Entry entry);
 };
 
+Calibration parse_calibration(const Json& json, const std::string& origin);  // throws UsageError
+Json to_json(const Calibration& calibration);
 Calibration read_calibration(const fs::path& path);
 void write_calibration(const fs::path& path, const Calibration& calibration);
 

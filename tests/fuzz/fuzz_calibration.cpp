@@ -1,0 +1,21 @@
+// Calibrations: refused with a UsageError, or the same after being written and read again.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "sim/calibration.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace molen;
+  try {
+    const auto c = sim::parse_calibration(parse_json({reinterpret_cast<const char*>(data), size}, "fuzz"), "fuzz");
+    const Json written = sim::to_json(c);
+    if (sim::to_json(sim::parse_calibration(parse_json(written.dump(), "again"), "again")) != written) std::abort();
+    for (const auto& entry : c.entries)
+      if (!c.has(entry.conditions)) std::abort();
+  } catch (const UsageError&) {
+  }
+  return 0;
+}
