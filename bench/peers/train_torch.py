@@ -4,7 +4,8 @@ PyTorch (scaled_dot_product_attention, fused AdamW, optional torch.compile, opti
 
 Weights and sizes come from a Hugging Face directory (`molen checkpoint export`), batches from a file of int32 tokens
 [steps, global batch, S + 1]. Prints one JSON line a step: {"step", "loss", "grad_norm", "seconds"}, then a summary line
-with the median step time after the warm-up steps and the peak resident memory.
+with the median step time after the warm-up steps, the peak resident memory, and when model and optimizer were ready
+(ready_at_s on the monotonic clock; torch.compile compiles later, in the first steps).
 """
 import argparse
 import json
@@ -168,6 +169,7 @@ def main():
     tokens = numpy.memmap(a.tokens, dtype=numpy.int32, mode="r").reshape(-1, a.global_batch, a.sequence + 1)
     rounds = a.global_batch // (a.micro * ranks)
     assert rounds * a.micro * ranks == a.global_batch
+    ready_at = time.monotonic()
     times = []
     for step in range(1, a.steps + 1):
         start = time.perf_counter()
@@ -195,7 +197,7 @@ def main():
     if rank == 0:
         timed = times[a.warmup_steps :] or times
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"median_s": statistics.median(timed), "min_s": min(timed), "max_s": max(timed), "peak_rss_bytes": peak}), flush=True)
+        print(json.dumps({"median_s": statistics.median(timed), "min_s": min(timed), "max_s": max(timed), "peak_rss_bytes": peak, "ready_at_s": ready_at}), flush=True)
     if ranks > 1:
         dist.destroy_process_group()
 

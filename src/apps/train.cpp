@@ -167,6 +167,7 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"arena_bytes", program::plan_memory(p).peak.value},
                             {"arena_used_bytes", run.used.value},
                             {"startup_s", ready - started},
+                            {"ready_at_s", ready},  // on the monotonic clock, to tell loading the program, too
                             {"phase_s", by_phase}}
                            .dump());
   });
