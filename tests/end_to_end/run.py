@@ -59,6 +59,8 @@ run("tokenizer", "train", "train.jsonl", "--vocabulary", 320, "--output", "tok.j
 run("data", "prepare", "train.jsonl", "--licence", "CC0-1.0", "--output", "data", "--tokenizer", "tok.json")
 run("data", "prepare", "held.jsonl", "--licence", "CC0-1.0", "--split", "heldout", "--output", "held", "--tokenizer", "tok.json")
 run("data", "verify", "data", "--tokenizer", "tok.json")
+refused("a licence that is none", "data", "prepare", "held.jsonl", "--licence", "CC0", "--output", "never", says=["did you mean 'CC0-1.0'?"])
+ok("a licence that is none: no folder", not (work / "never").exists())
 ok("tokenizer round trip", json.loads(run("tokenizer", "decode", "--tokenizer", "tok.json", "--jsonl", stdin=run(
     "tokenizer", "encode", "--tokenizer", "tok.json", "--jsonl", stdin=json.dumps({"text": "de molen, 42 \u00e9\U0001f600"}) + "\n").stdout).stdout)["text"] == "de molen, 42 \u00e9\U0001f600")
 
@@ -304,6 +306,8 @@ shard.write_bytes(good[:-2])
 refused("truncated shard", "train", "run.toml", "--set", "run.name=s", says=[shard.stem])
 shard.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
 refused("altered shard", "train", "run.toml", "--set", "run.name=s", says=[shard.stem])
+r = run("data", "verify", "data", code=2)
+ok("verify says on stderr which shard was altered", shard.name in r.stderr and "SHA-256" in r.stderr and r.stdout == "", r.stdout + r.stderr)
 shard.write_bytes(good)
 ckpt = next((work / "runs/parts/checkpoints/step-000000024").glob("*.safetensors"))
 kept = ckpt.read_bytes()
