@@ -10,33 +10,19 @@
 #include "program/text.h"
 #include "program/verify.h"
 #include "train/precision.h"
+#include "train/together.h"
 #include "train/trainer.h"
 
 namespace molen::train {
 namespace {
 
-// Rank 0's text on every rank: measured choices must be the same everywhere.
-std::string broadcast_text(std::string text, comm::Communicator& world) {
-  std::int64_t size = static_cast<std::int64_t>(text.size());
-  world.broadcast(&size, 1, DType::kI64, 0);
-  text.resize(static_cast<std::size_t>(size));
-  if (size > 0) world.broadcast(text.data(), size, DType::kU8, 0);
-  return text;
-}
-
 // What rank 0 finds, on every rank; its error is every rank's error.
 template <class F>
 std::string on_rank_zero(comm::Communicator& world, F&& find) {
-  std::string text, error;
-  if (world.rank() == 0) {
-    try {
-      text = find();
-    } catch (const UsageError& e) {
-      error = e.what();
-    }
-  }
-  error = broadcast_text(error, world);
-  if (!error.empty()) throw UsageError(error);
+  std::string text;
+  together(world, [&] {
+    if (world.rank() == 0) text = find();
+  });
   return broadcast_text(text, world);
 }
 

@@ -31,6 +31,7 @@
 #include "train/optimizer_config.h"
 #include "train/recorder.h"
 #include "train/signals.h"
+#include "train/together.h"
 
 namespace molen::train {
 namespace {
@@ -83,6 +84,18 @@ std::vector<data::DataEntry> entries(const Job& job) {
   return result;
 }
 
+// The files a rank reads.
+struct Inputs {
+  explicit Inputs(const Job& job)
+      : train(entries(job), static_cast<std::uint64_t>(job.config.data.seed), open_options(job)) {
+    const auto options = open_options(job);
+    for (const auto& e : job.config.data.validation)
+      validation.push_back(std::make_unique<data::ValidationSet>(e.path, options));
+  }
+  data::Dataset train;
+  std::vector<std::unique_ptr<data::ValidationSet>> validation;
+};
+
 // A period of steps, or of seconds.
 struct Period {
   std::int64_t steps = 0;  // 0: by time
@@ -95,18 +108,22 @@ struct Period {
 
 class Loop {
  public:
-  Loop(const Job& job, comm::Communicator& world)
+  Loop(const Job& job, comm::Communicator& world, const Inputs& inputs)
       : job_(job),
         world_(world),
-        data_(entries(job), static_cast<std::uint64_t>(job.config.data.seed), open_options(job)),
+        data_(inputs.train),
+        validation_(inputs.validation),
         base_(resident_before_arena(job, world)),
         devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
         executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false}) {
     at::set_num_threads(job.setting.threads);
-    horizon();
+    together(world, [&] { horizon(); });
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
-    if (world.rank() == 0) recorder_ = std::make_unique<Recorder>(job, *energy_, total_steps_, stop_step_);
+    together(world, [&] {
+      if (world.rank() == 0) recorder_ = std::make_unique<Recorder>(job, *energy_, total_steps_, stop_step_);
+      load();
+    });
     start();
   }
 
@@ -176,9 +193,6 @@ class Loop {
   }
 
   void open_validation() {
-    const auto options = open_options(job_);
-    for (const auto& e : job_.config.data.validation)
-      validation_.push_back(std::make_unique<data::ValidationSet>(e.path, options));
     if (validation_.empty()) return;
     program::Setting s = job_.setting;
     s.purpose = program::Purpose::kEvaluate;
@@ -193,7 +207,7 @@ class Loop {
         exec::Options{device(), false}, &executor_);
   }
 
-  void start() {
+  void load() {
     if (job_.resume_from) {
       const checkpoint::Checkpoint from(*job_.resume_from);
       const Json& state = from.state();
@@ -203,6 +217,9 @@ class Loop {
     } else {
       initialize_parameters(executor_, static_cast<std::uint64_t>(job_.config.train.seed), job_.setting.threads);
     }
+  }
+
+  void start() {
     const std::string hash = state_hash(executor_, world_);
     // Beside the arena, what the loader holds ahead. Beside what was there, pages of libraries that the first steps
     // touch: 5 to 14 MiB were measured.
@@ -405,12 +422,12 @@ class Loop {
 
   const Job& job_;
   comm::Communicator& world_;  // moves host memory
-  data::Dataset data_;
+  const data::Dataset& data_;
+  const std::vector<std::unique_ptr<data::ValidationSet>>& validation_;
   Bytes base_;
   std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
   exec::Executor executor_;
   std::unique_ptr<exec::Executor> evaluator_;
-  std::vector<std::unique_ptr<data::ValidationSet>> validation_;
   std::unique_ptr<JobEnergy> energy_;
   std::unique_ptr<Recorder> recorder_;
   data::Loader* loader_ = nullptr;
@@ -446,8 +463,10 @@ void run_job(const Job& job, comm::Communicator& world) {
     if (world.rank() == 0) print_dry_run(job);
     return;
   }
+  std::optional<Inputs> inputs;
+  together(world, [&] { inputs.emplace(job); });
+  Loop loop(job, world, *inputs);
   try {
-    Loop loop(job, world);
     loop.run();
   } catch (const UsageError& error) {
     // One rank alone may have met it; the others must not wait for this one.
