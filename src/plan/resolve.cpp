@@ -57,13 +57,16 @@ void refuse_unbuilt(const Config& c) {
   not_built(c, p.sequence, "parallel.sequence", "false");
   not_built(c, p.pipeline != 1, "parallel.pipeline", "1");
   not_built(c, p.virtual_stages != 1, "parallel.virtual_stages", "1");
+  not_built(c, p.schedule != "1f1b", "parallel.schedule", "\"1f1b\" (there are no pipeline stages to order)");
   not_built(c, p.context != 1, "parallel.context", "1");
   not_built(c, !p.offload.empty(), "parallel.offload", "an empty list");
   not_built(c, p.recompute.mode != config::Recompute::Mode::kNone && p.recompute.mode != config::Recompute::Mode::kFull,
             "parallel.recompute", "\"none\" or \"full\"");
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
+  not_built(c, c.energy.slowdown > 0, "energy.slowdown", "0");
   not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "no budget");
   not_built(c, !c.math.flash_attention, "math.flash_attention", "true");
+  not_built(c, !c.train.deterministic, "train.deterministic", "true");
 }
 
 bool is_hybrid(const Config& c) {
@@ -82,9 +85,11 @@ int zero_stage(const Config& c) {
 void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
   const std::int64_t ranks = machine.ranks, replicate = p.data_replicate;
+  if (ranks % replicate != 0)
+    throw UsageError("{}: {} groups cannot be made of {} rank{}", c.where("parallel.data_replicate"), replicate, ranks,
+                     ranks == 1 ? "" : "s");
   // A group is the node, where nothing else is said.
-  const std::int64_t group =
-      is_hybrid(c) && replicate == 1 ? machine.local_ranks : ranks / std::max<std::int64_t>(1, replicate);
+  const std::int64_t group = is_hybrid(c) && replicate == 1 ? machine.local_ranks : ranks / replicate;
   const std::int64_t shard = p.data_shard.value_or(group);
   const std::int64_t copies = is_hybrid(c) && replicate == 1 ? ranks / std::max<std::int64_t>(1, shard) : replicate;
   if (shard * copies != ranks)

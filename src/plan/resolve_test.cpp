@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "arch/parameters.h"
 #include "base/error.h"
 
@@ -39,14 +41,23 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
 
 // Nothing that is asked for and not built runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
-  for (const char* set : {"parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
-                          "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]",
-                          "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
+  for (const char* set :
+       {"parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.virtual_stages=2",
+        "parallel.schedule=gpipe", "parallel.schedule=interleaved", "train.deterministic=false",
+        "energy.slowdown=\"5 %\"", "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]",
+        "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;
-    EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=fp32", set}, two), UsageError);
+    try {
+      setting({"model.preset=llama-tiny", "precision.compute=fp32", set}, two);
+      ADD_FAILURE() << "accepted";
+    } catch (const UsageError& error) {
+      const std::string key(set, std::strchr(set, '='));
+      EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
+    }
   }
+  EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=fp32", "parallel.data_replicate=2"}), UsageError);
 }
 
 TEST(Setting, ShardingNamesAreStagesOnAMesh) {
