@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
@@ -26,6 +28,18 @@ std::string on_rank_zero(comm::Communicator& world, F&& find) {
   return broadcast_text(text, world);
 }
 
+// "llama-60m-20260102T030405Z", where run.name is not set. A directory that is there belongs to another run.
+std::string new_run_name(const config::Config& c, const std::string& model) {
+  std::string name, time = utc_timestamp(wall_time());
+  for (const char ch : model)  // a changed preset's name ends in '*'
+    if (std::isalnum(static_cast<unsigned char>(ch)) || ch == '-' || ch == '.' || ch == '_') name += ch;
+  std::erase_if(time, [](char ch) { return ch == '-' || ch == ':'; });
+  name += "-" + time;
+  std::string free = name;
+  for (int i = 2; fs::exists(fs::path(c.run.dir) / free); ++i) free = fmt::format("{}-{}", name, i);
+  return free;
+}
+
 std::optional<fs::path> find_checkpoint(const config::Config& c, const std::string& resume) {
   if (resume == "never") return std::nullopt;
   const fs::path directory = checkpoint_directory(c);
@@ -38,11 +52,19 @@ std::optional<fs::path> find_checkpoint(const config::Config& c, const std::stri
   throw UsageError("--resume {}: {} holds no checkpoint of this step", resume, directory.string());
 }
 
-// Measured choices of the earlier run stand where this one leaves them open.
-void keep_measured(config::Config& c, const config::Config& before) {
+// What the earlier run measured or derived stands where this one leaves it open: bits depend on the number of threads
+// too. Returns what there is to say about it. On another number of ranks the cores are divided anew.
+std::string keep_measured(config::Config& c, const config::Config& before, bool same_ranks,
+                          const plan::Machine& machine) {
   const config::Origin origin{config::Origin::Kind::kOther, "as in the checkpoint"};
   if (c.precision.compute == "auto" && before.precision.compute != "auto")
     config::assign(c, "precision.compute", before.precision.compute, origin);
+  if (c.math.threads != 0 || before.math.threads == 0 || !same_ranks) return "";
+  config::assign(c, "math.threads", before.math.threads, origin);
+  const int here = plan::auto_threads(machine.local_ranks);
+  if (here >= before.math.threads) return "";
+  return fmt::format("math.threads stays {} as in the checkpoint, with cores for {} here; set it to change it",
+                     before.math.threads, here);
 }
 
 void refuse_changes(const config::Config& c, const config::Config& before, const std::vector<std::string>& allowed,
@@ -94,20 +116,25 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   job.machine = machine;
   job.communicator = communicator;
   job.options = options;
+  job.arch = plan::resolve_architecture(config);
+  if (!config.run.name)
+    config::assign(config, "run.name", on_rank_zero(world, [&] { return new_run_name(config, job.arch.name); }),
+                   {config::Origin::Kind::kOther, "model and time"});
   const std::string resume = on_rank_zero(world, [&] {
     const auto found = find_checkpoint(config, options.resume);
     return found ? found->string() : std::string();
   });
   if (!resume.empty()) job.resume_from = resume;
 
-  job.arch = plan::resolve_architecture(config);
   plan::Machine measuring = machine;
   if (world.rank() == 0) measuring.measure_precision = measure_precision;
   std::optional<config::Config> before;
   if (job.resume_from) {
     const checkpoint::Checkpoint stored(*job.resume_from);
     before = config::from_json(json_member(stored.state(), "config", resume), resume);
-    keep_measured(config, *before);
+    const Json ranks = stored.state().value("ranks", Json(world.size()));
+    const bool same_ranks = ranks == world.size();
+    job.note = keep_measured(config, *before, same_ranks, machine);
   }
   job.setting = plan::resolve_setting(config, job.arch, measuring);
   const std::string compute = broadcast_text(config.precision.compute, world);

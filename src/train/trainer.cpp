@@ -227,6 +227,7 @@ class Loop {
     memory_ = {executor_.memory().peak, base_ + Bytes(kLibraryPages), Bytes(4 * 2 * job_.setting.tokens() * 4),
                job_.communicator == "threads" ? world_.size() : 1};
     if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash);
+    if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
   }
 
   void restore(const Json& state, const std::string& origin) {
@@ -368,6 +369,7 @@ class Loop {
                  {"next_sample", next_sample_},
                  {"tokens_total", tokens_total_},
                  {"data_digest", data_.digest()},
+                 {"ranks", world_.size()},
                  {"seed", job_.config.train.seed},
                  {"rng", {{"init", "philox4x32-10 by parameter name"}, {"data_seed", job_.config.data.seed}}},
                  {"lr", schedule_.lr(std::max<std::int64_t>(1, step_))},

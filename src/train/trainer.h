@@ -35,6 +35,7 @@ struct Job {
   std::string communicator;
   TrainOptions options;
   std::optional<std::string> resume_from;  // checkpoint directory
+  std::string note;                        // what the user should know before it starts; mostly nothing
   DevicePeak peak;                         // what MFU and HFU are taken against
 };
 
@@ -55,7 +56,7 @@ struct MemoryPrediction {
   Bytes total() const { return base + Bytes((arena + other).value * ranks); }
 };
 
-// Directory of the run: run.dir/run.name.
+// Directory of the run: run.dir/run.name. prepare_job gives a name where the configuration has none.
 fs::path run_directory(const config::Config& config);
 fs::path checkpoint_directory(const config::Config& config);
 
