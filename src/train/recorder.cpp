@@ -38,6 +38,13 @@ bool on_terminal() {
   return ::isatty(STDOUT_FILENO) == 1 && comm::launch_environment().size == 0;
 }
 
+// fmt::print would throw where the reader is gone or, once the run was told to stop, does not keep up.
+template <class... T>
+void say(fmt::format_string<T...> format, T&&... values) {
+  const std::string text = fmt::format(format, std::forward<T>(values)...);
+  [[maybe_unused]] const auto written = std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
 store::ConsoleStyle terminal_style() {
   struct winsize size {};
   const bool terminal = on_terminal();
@@ -85,22 +92,21 @@ class Recorder::Impl {
                                                      {"memory_arena_bytes", memory.arena.value},
                                                      {"memory_base_bytes", memory.base.value},
                                                      {"memory_other_bytes", memory.other.value}});
-    fmt::print("{}: {} ({} parameters), {} rank{} x {} thread{} ({}), {}, {}{}\n", run_.path().string(), job_.arch.name,
-               human_count(static_cast<double>(arch::num_parameters(job_.arch))), job_.machine.ranks,
-               job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
-               job_.communicator, name_of(job_.setting.compute), program::sharding_text(job_.setting),
-               job_.setting.recompute ? ", recompute" : "");
-    fmt::print("memory of the process: {} = {}arena {} (the plan's peak) + {} already there + {} loader\n",
-               human(memory.total()), memory.ranks > 1 ? fmt::format("{} x ", memory.ranks) : "", human(memory.arena),
-               human(memory.base), human(Bytes(memory.other.value * memory.ranks)));
-    fmt::print("model FLOPs of a token ({}): {}\n", name_of(job_.options.mfu), formula_of(job_.options.mfu));
+    say("{}: {} ({} parameters), {} rank{} x {} thread{} ({}), {}, {}{}\n", run_.path().string(), job_.arch.name,
+        human_count(static_cast<double>(arch::num_parameters(job_.arch))), job_.machine.ranks,
+        job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
+        job_.communicator, name_of(job_.setting.compute), program::sharding_text(job_.setting),
+        job_.setting.recompute ? ", recompute" : "");
+    say("memory of the process: {} = {}arena {} (the plan's peak) + {} already there + {} loader\n",
+        human(memory.total()), memory.ranks > 1 ? fmt::format("{} x ", memory.ranks) : "", human(memory.arena),
+        human(memory.base), human(Bytes(memory.other.value * memory.ranks)));
+    say("model FLOPs of a token ({}): {}\n", name_of(job_.options.mfu), formula_of(job_.options.mfu));
     if (job_.peak.flops_per_s)
-      fmt::print("peak of a device, for MFU: {}\n", job_.peak.source);
+      say("peak of a device, for MFU: {}\n", job_.peak.source);
     else
-      fmt::print("MFU is not known: {}\n", job_.peak.source);
+      say("MFU is not known: {}\n", job_.peak.source);
     if (start_step > 0)
-      fmt::print("continues after step {} from {} (state {})\n", start_step, *job_.resume_from,
-                 state_hash.substr(0, 12));
+      say("continues after step {} from {} (state {})\n", start_step, *job_.resume_from, state_hash.substr(0, 12));
     begin_energy();
     std::fflush(stdout);
     if (start_step > 0) tensorboard_.session_start(start_step + 1, wall_time());
@@ -205,7 +211,7 @@ class Recorder::Impl {
                              {"process_measured", rss}}},
                            {"ops", ops}});
     live_.finish();
-    fmt::print("\npredicted beside measured (median step):\n{}", program::to_table(c));
+    say("\npredicted beside measured (median step):\n{}", program::to_table(c));
   }
 
   void note(const std::string& text) {
@@ -218,7 +224,7 @@ class Recorder::Impl {
     energy_line("totals", step, energy::to_json(all));
     run_.event("stop", {{"step", step}, {"reason", reason}});
     live_.finish();
-    fmt::print("stopped after step {}: {}\nwhole run: {}\n", step, reason, all.text());
+    say("stopped after step {}: {}\nwhole run: {}\n", step, reason, all.text());
     std::fflush(stdout);
   }
 
@@ -252,13 +258,13 @@ class Recorder::Impl {
     run_.event("meters", meters);
     if (partial_.empty()) return;
     if (!energy_.coverage().summed.empty()) {
-      fmt::print("energy is measured in part, marked ~: {}\n", partial_);
+      say("energy is measured in part, marked ~: {}\n", partial_);
       return;
     }
     std::string why;
     for (const auto& [meter, reason] : meters["unavailable"].items())
       why += fmt::format("{}{}: {}", why.empty() ? "" : "; ", meter, reason.get<std::string>());
-    fmt::print("energy is not measured: {}\n", why.empty() ? "no meter is asked for" : why);
+    say("energy is not measured: {}\n", why.empty() ? "no meter is asked for" : why);
   }
 
   // Which scopes have no reading, and why, where that changes.

@@ -1,21 +1,39 @@
 #include "train/signals.h"
 
+#include <fcntl.h>
 #include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+
+#include "comm/mpi/mpi.h"
 
 namespace molen::train {
 namespace {
 
 std::atomic<int> requests{0};
+std::atomic<bool> launched{false};
 
 extern "C" void on_signal(int signal) {
   if (requests.fetch_add(1) > 0) ::_exit(128 + signal);
+  if (!launched.load()) return;
+  // mpirun no longer reads what its ranks print once it was told to stop, and kills them a second later: a write that
+  // waits for it, also one that this signal interrupted, must give up for the state to be saved. The pipe is this
+  // rank's own.
+  const int saved = errno;
+  for (const int file : {STDOUT_FILENO, STDERR_FILENO}) {
+    const int flags = ::fcntl(file, F_GETFL);
+    if (flags >= 0) ::fcntl(file, F_SETFL, flags | O_NONBLOCK);
+  }
+  errno = saved;
 }
 
 }  // namespace
 
 void catch_stop_signals() {
+  launched = comm::launch_environment().size > 0;
+  ::signal(SIGPIPE, SIG_IGN);  // whoever read the output is gone; the run is not
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;

@@ -147,7 +147,8 @@ class Loop {
       one_step();
       const auto [stop, why, save_due] = decide(begun);
       const bool last = stop || step_ == total_steps_;
-      if (!validation_.empty() && (validate_every_.due(step_) || last)) run_validation();
+      // A launcher that was told to stop leaves a second to save in; the run is not at its end.
+      if (!validation_.empty() && !stopped_ && (validate_every_.due(step_) || last)) run_validation();
       if (save_due || last) save();
       if (stop) {
         if (step_ < total_steps_) reason = why;
@@ -340,7 +341,8 @@ class Loop {
                              stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
                              save_every_.due(step_) ? 1 : 0};
     world_.all_reduce(flags, 3, DType::kI32, comm::Reduce::kMax);
-    if (flags[0]) return {true, "stopped by a signal", true};
+    stopped_ = flags[0] != 0;
+    if (stopped_) return {true, "stopped by a signal", true};
     if (flags[1]) return {true, "reached train.stop_after", true};
     if (step_ >= stop_step_) return {true, fmt::format("reached train.stop_after ({} steps)", stop_step_), true};
     return {false, "", flags[2] != 0};
@@ -441,6 +443,7 @@ class Loop {
   std::vector<program::Timeline> timelines_;  // of the last steps, for the comparison with the prediction
   std::int64_t total_steps_ = 0, stop_step_ = 0, step_ = 0, next_sample_ = 0, tokens_total_ = 0, saved_step_ = -1;
   double stop_seconds_ = 0.0;
+  bool stopped_ = false;  // by a signal
 };
 
 void print_dry_run(const Job& job) {
