@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
+#include <omp.h>
 
 #include <atomic>
 #include <cstring>
@@ -93,7 +95,10 @@ class Executor::Impl {
     std::thread comm;
     if (has_comm_)
       comm = std::thread([&] {
-        at::set_num_threads(1);
+        // Of this thread alone: at::set_num_threads would also set MKL's number for the whole process, and which of the
+        // compute thread's products still ran on all threads, and so their bits, would be chance.
+        at::internal::lazy_init_num_threads();
+        ::omp_set_num_threads(1);
         comm_error = run_stream(program::Stream::kDpComm, state, result.timeline);
       });
     const std::exception_ptr compute_error = run_stream(program::Stream::kCompute, state, result.timeline);
