@@ -221,8 +221,9 @@ ok("verify on the configuration's data", "data.train" in said and "16 layouts, 1
 rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--ranks", 10000, "--set", "batch.global=20000", "--format", "json").stdout)
 ok("verify --static: 10,000 ranks in seconds", len(rows) > 50 and all(r["findings"] == [] and r["seconds"] < 2 for r in rows), rows[:2])
 ok("verify: no such layout", "did you mean" in run("verify", *small, "--ranks", 4, "--layouts", "FULLSHARD", code=2).stderr)
-if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdout)["mpi"]:
-    mpi = ["mpirun", "-n", "2", "--bind-to", "none"]
+MPI = ["mpirun", "-n", "2", "--bind-to", "none"] if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdout)["mpi"] else None
+if MPI:
+    mpi = MPI
     run("train", "run.toml", "--set", "run.name=mpi", launcher=mpi)
     run("train", "run.toml", "--set", "run.name=mpi2", launcher=mpi)
     ok("two MPI ranks, twice: identical", "identical" in run("runs", "compare", "runs/mpi", "runs/mpi2").stdout)
@@ -289,6 +290,40 @@ p.send_signal(signal.SIGTERM)
 rest = p.stdout.read()
 ok("SIGTERM saves and exits 0", p.wait(timeout=60) == 0 and "saved" in rest and "signal" in rest, rest)
 
+# mpirun stops reading at once and kills a second after its SIGTERM. It returns 1 itself, so what was saved counts. Steps
+# so fast that their lines fill the pipe meanwhile.
+if MPI:
+    fast = [x for s in ("model.layers=1", "model.hidden=24", "model.ffn=16", "model.heads=2", "model.kv_heads=2", "batch.global=2", "batch.micro=1", "data.sequence_length=16", 'train.until="10000000 steps"', 'checkpoint.every="1000000 steps"') for x in ("--set", s)]
+    for sent in (signal.SIGTERM, signal.SIGINT):
+        p = subprocess.Popen([*MPI, MOLEN, "train", "run.toml", "--set", f"run.name=mpi{sent.name}", *fast], cwd=work, env=ENV, stdout=subprocess.PIPE, text=True)
+        while "step 200/" not in p.stdout.readline():
+            pass
+        p.send_signal(sent)
+        p.communicate(timeout=60)
+        last = json.loads((work / f"runs/mpi{sent.name}/events.jsonl").read_text().splitlines()[-1])
+        ok(f"{sent.name} to mpirun saves", last["event"] == "stop" and "signal" in last["reason"] and (work / f"runs/mpi{sent.name}/checkpoints/step-{last['step']:09d}/state.json").exists(), last)
+# A reader that goes away ends no run.
+p = subprocess.Popen([MOLEN, "train", "run.toml", "--set", "run.name=unread"], cwd=work, env=ENV, stdout=subprocess.PIPE, text=True)
+p.stdout.readline()
+p.stdout.close()
+ok("a closed pipe ends no run", p.wait(timeout=60) == 0 and len(metrics("unread")) == 24)
+
+# --- names and threads -----------------------------------------------------------------------------------------------------
+before = set((work / "runs").iterdir())
+for _ in range(2):
+    run("train", "run.toml", "--set", 'train.stop_after="1 steps"', "--ranks", 2)
+made = sorted(x.name for x in set((work / "runs").iterdir()) - before)
+ok("without run.name each run has a directory of its own", len(made) == 2 and all(re.fullmatch(r"custom-\d{8}T\d{6}Z(-2)?", x) for x in made), made)
+for name in ("threads2a", "threads2b"):
+    run("train", "run.toml", "--set", f"run.name={name}", "--set", "math.threads=2", "--set", "model.hidden=96", "--set", "model.head_dim=24", "--ranks", 2)
+ok("two threads a rank, twice: identical", "identical" in run("runs", "compare", "runs/threads2a", "runs/threads2b").stdout)
+if shutil.which("taskset") and len(os.sched_getaffinity(0)) > 1:
+    core = str(min(os.sched_getaffinity(0)))
+    run("train", "run.toml", "--set", "run.name=cores", "--set", "math.threads=0", "--set", 'train.stop_after="2 steps"')
+    n = len(os.sched_getaffinity(0))
+    out = run("train", "run.toml", "--set", "run.name=cores", "--set", "math.threads=0", "--set", 'train.stop_after="3 steps"', launcher=("taskset", "-c", core)).stdout
+    ok("derived threads are kept on resume", f"1 rank x {n} threads" in out and f"math.threads stays {n}" in out, out)
+
 # --- misuse ----------------------------------------------------------------------------------------------------------------
 (work / "typo.toml").write_text('extends = "base.toml"\n[model]\nlayer = 3\n')
 refused("misspelt key", "train", "typo.toml", says=["typo.toml:3", "layer", "model.layers"])
@@ -300,6 +335,22 @@ refused("no such checkpoint", "train", "run.toml", "--set", "run.name=parts", "-
 refused("unbuilt parallelism", "train", "run.toml", "--set", "parallel.tensor=2", says=["parallel.tensor"])
 run("tokenizer", "train", "held.jsonl", "--vocabulary", 310, "--output", "other.json")
 refused("tokenizer that does not match the shards", "train", "run.toml", "--set", "run.name=t", "--set", "data.tokenizer=other.json", says=["tokenizer"])
+# The same on several ranks: one text, exit 2.
+worlds = [("2 ranks", ["--ranks", 2], ())]
+if MPI:
+    worlds.append(("2 MPI ranks", [], MPI))
+for label, sets, launcher in worlds:
+    refused(f"another tokenizer, {label}", "train", "run.toml", "--set", "run.name=t", "--set", "data.tokenizer=other.json", *sets, says=["tokenizer"], launcher=launcher)
+    (work / "data/train/manifest.json").rename(work / "manifest.kept")
+    refused(f"no manifest, {label}", "train", "run.toml", "--set", "run.name=t", *sets, says=["manifest.json"], launcher=launcher)
+    (work / "manifest.kept").rename(work / "data/train/manifest.json")
+    short = next((work / "data/train").glob("*.bin"))
+    whole_shard = short.read_bytes()
+    short.write_bytes(whole_shard[:-2])
+    refused(f"truncated shard, {label}", "train", "run.toml", "--set", "run.name=t", *sets, says=[short.stem], launcher=launcher)
+    short.write_bytes(whole_shard)
+for key in ("parallel.schedule=gpipe", "train.deterministic=false", "energy.slowdown=0.05", "parallel.data_replicate=2"):
+    refused(f"not built: {key}", "train", "run.toml", "--set", key, says=[key.split("=")[0]])
 shard = next((work / "data/train").glob("*.bin"))
 good = shard.read_bytes()
 shard.write_bytes(good[:-2])
