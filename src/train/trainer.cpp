@@ -228,6 +228,7 @@ class Loop {
     memory_ = {executor_.memory().peak, base_ + Bytes(kLibraryPages), Bytes(4 * 2 * job_.setting.tokens() * 4),
                job_.communicator == "threads" ? world_.size() : 1};
     if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash);
+    if (recorder_ && !data_.unhashed_note().empty()) recorder_->note(data_.unhashed_note());
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
   }
 
