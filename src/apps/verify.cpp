@@ -65,7 +65,7 @@ int run_static(const VerifyArguments& o) {
   Json rows = Json::array();
   if (o.format != "json")
     fmt::print("{:<68} {:>8} {:>12} {:>9}  verifier\n", "layout", "ops", "peak a rank", "seconds");
-  for (const auto& layout : plan::layouts_of(base, o.config.ranks.value_or(1), o.wanted())) {
+  for (const auto& layout : plan::layouts_of(a, base, o.config.ranks.value_or(1), o.wanted())) {
     const double start = now().value;
     const auto p = program::build(a, layout.setting);
     const auto findings = program::verify(p);
@@ -149,7 +149,7 @@ int run_verify(const VerifyArguments& o) {
   options.steps = o.steps;
   options.layouts = o.wanted();
   for (const auto& name : o.precisions) options.compute.push_back(dtype_from_name(name));
-  plan::layouts_of(base, launch.machine.ranks, options.layouts);  // refused before anything runs
+  plan::layouts_of(a, base, launch.machine.ranks, options.layouts);  // refused before anything runs
   const auto read = samples_of(c, base, a.vocabulary);
   bool same = true;
   train::run_ranks(launch, [&](comm::Communicator& world) {

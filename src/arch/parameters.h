@@ -52,6 +52,7 @@ struct Parameter {
                           // not learned positions, norms, biases
   ShardDim shard = ShardDim::kNone;
   std::int64_t elements() const;
+  bool operator==(const Parameter&) const = default;
 };
 
 // In storage order: embedding, [positions], each layer (norm, q, k, v, o, norm, gate, up, down, biases after all the

@@ -39,8 +39,9 @@ struct Sizes {
                      : arch.norm == Norm::kLayer ? 2
                                                  : 0),
         stats(arch.norm == Norm::kRms ? 1 : 2),
-        biases(arch.biases ? 1 : 0) {}
-  i64 B, S, N, C, d, Q, q, U, f, V, h, D, e, a, g, norm_vectors, stats, biases;
+        biases(arch.biases ? 1 : 0),
+        ranks(shape.tensor_ranks) {}
+  i64 B, S, N, C, d, Q, q, U, f, V, h, D, e, a, g, norm_vectors, stats, biases, ranks;
 };
 
 double product(i64 m, i64 n, i64 k) {
@@ -68,6 +69,10 @@ Flops flops_of(const Sizes& s, Part part, bool backward) {
     // Its backward is one op with its forward.
     case Part::kHead:
       return Flops((backward ? 3.0 : 1.0) * product(s.C, s.V, s.d));
+    case Part::kHeadLogits:
+      return Flops(product(s.C, s.V, s.d));
+    case Part::kHeadLoss:
+      return Flops(backward ? 2.0 * product(s.C, s.V, s.d) : 0.0);
   }
   throw Error("no such part");
 }
@@ -102,6 +107,12 @@ i64 moved_of(const Sizes& s, Part part, bool backward) {
     case Part::kHead: {
       const i64 forward = s.e * (s.C * s.d + s.V * s.d) + (4 + s.a) * s.C;
       return backward ? forward + s.e * s.C * s.d + 2 * s.g * s.V * s.d : forward;
+    }
+    case Part::kHeadLogits:
+      return s.e * (s.C * s.d + s.V * s.d) + s.a * s.C * s.V + (4 + 2 * s.a) * s.C;
+    case Part::kHeadLoss: {
+      const i64 sums = (4 + s.a + 2 * s.a * s.ranks) * s.C;
+      return backward ? sums + 2 * s.a * s.C * s.V + s.e * (2 * s.C * s.d + s.V * s.d) + 2 * s.g * s.V * s.d : sums;
     }
   }
   throw Error("no such part");
@@ -190,6 +201,13 @@ i64 aten_scratch(const Sizes& s, Part part, bool backward, i64 threads, bool ali
              (backward ? product_workspace(s, threads, s.C, s.d, s.V) + product_workspace(s, threads, s.V, s.d, s.C) +
                              (s.e < 4 ? s.e * s.V * s.d : 0)
                        : 0);
+    case Part::kHeadLogits:
+      return (s.e + 2 * s.a) * s.C * s.V + 16 * s.a * s.C + 4096 + product_workspace(s, threads, s.C, s.V, s.d);
+    case Part::kHeadLoss:
+      return 16 * s.a * s.C * (2 + s.ranks) + 8192 +
+             (backward ? (2 * s.e + 2 * s.a) * s.C * s.V + product_workspace(s, threads, s.C, s.d, s.V) +
+                             product_workspace(s, threads, s.V, s.d, s.C) + (s.e < 4 ? s.e * s.V * s.d : 0)
+                       : 0);
   }
   throw Error("no such part");
 }
@@ -216,6 +234,10 @@ std::string_view name_of(Part part) {
       return "final_norm";
     case Part::kHead:
       return "head";
+    case Part::kHeadLogits:
+      return "head_logits";
+    case Part::kHeadLoss:
+      return "head_loss";
   }
   throw Error("no such part");
 }
@@ -224,6 +246,28 @@ std::int64_t head_chunk(std::int64_t vocabulary) {
   constexpr std::int64_t kLogits = std::int64_t{1} << 25, kStep = 64, kMost = 1024;
   return std::clamp(kLogits / std::max<std::int64_t>(1, vocabulary) / kStep * kStep, kStep, kMost);
 }
+
+namespace {
+
+// What parts take besides where tensor ranks share the model: ids as rows of the rank's table, log of the sum and scale
+// of each row, and weights and gradients of q|k|v put together.
+i64 shared_scratch(const Sizes& s, Part part, bool backward, bool kv_copied) {
+  if (s.ranks == 1) return 0;
+  switch (part) {
+    case Part::kEmbed:
+      return aligned(4 * s.N);
+    case Part::kHeadLoss:
+      return 2 * aligned(s.a * s.C) + aligned(4 * s.C);
+    case Part::kNormQkv:
+      if (!kv_copied) return 0;
+      return aligned(s.e * s.Q * s.d) + s.biases * aligned(s.e * s.Q) +
+             (backward ? aligned(s.g * s.Q * s.d) + s.biases * aligned(s.g * s.Q) : 0);
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
 
 PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape) {
   const Sizes s(arch, shape);
@@ -241,6 +285,7 @@ PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartSha
       scratch = aligned(aten_scratch(s, part, backward, threads, arch.position == Position::kAlibi));
       break;
   }
+  scratch += shared_scratch(s, part, backward, shape.kv_copied);
   return {flops_of(s, part, backward), Bytes(moved_of(s, part, backward)), Bytes(scratch)};
 }
 

@@ -88,7 +88,7 @@ TEST(PartCost, LargeModelsDoNotOverflow) {
   for (const Part part : kAllParts)
     for (const Pass pass : {Pass::kForward, Pass::kBackward})
       for (const Kernels kernels : {Kernels::kReference, Kernels::kFused, Kernels::kAten}) {
-        const PartShape shape{16, 2048, part == Part::kHead ? 256 : 0, DType::kBF16, 64, kernels};
+        const PartShape shape{16, 2048, is_head(part) ? 256 : 0, DType::kBF16, 64, kernels};
         const PartCost cost = part_cost(a, part, pass, shape);
         EXPECT_GE(cost.flops.value, 0);
         EXPECT_GT(cost.moved.value, 0);

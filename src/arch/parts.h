@@ -14,6 +14,9 @@
 //   kDown          a_Nf, mid_Nd                y_Nd = mid + a Wd^T        a
 //   kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N]
 //   kHead          y_Cd, labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk
+//   kHeadLogits, kHeadLoss: the head in two where tensor ranks share the vocabulary, v rows of it on this one:
+//   kHeadLogits    y_Cd, labels_C              logits_Cv, sums_C2         logits_Cv
+//   kHeadLoss      sums of all ranks, labels   loss sum, d_y_Cd, d_W +=   nothing
 //
 // Backward runs the parts in reverse on one residual gradient d_x_Nd, which each part reads and adds to in place:
 //   kDown          d_x, a          -> d_a ; d_Wd
@@ -35,10 +38,25 @@
 
 namespace molen::arch {
 
-enum class Part { kEmbed, kNormQkv, kAttention, kOutProjection, kNormUp, kActivation, kDown, kFinalNorm, kHead };
-inline constexpr std::array kAllParts{Part::kEmbed,         Part::kNormQkv,   Part::kAttention,
-                                      Part::kOutProjection, Part::kNormUp,    Part::kActivation,
-                                      Part::kDown,          Part::kFinalNorm, Part::kHead};
+enum class Part {
+  kEmbed,
+  kNormQkv,
+  kAttention,
+  kOutProjection,
+  kNormUp,
+  kActivation,
+  kDown,
+  kFinalNorm,
+  kHead,
+  kHeadLogits,
+  kHeadLoss
+};
+inline constexpr std::array kAllParts{Part::kEmbed,  Part::kNormQkv,    Part::kAttention, Part::kOutProjection,
+                                      Part::kNormUp, Part::kActivation, Part::kDown,      Part::kFinalNorm,
+                                      Part::kHead,   Part::kHeadLogits, Part::kHeadLoss};
+constexpr bool is_head(Part part) {
+  return part >= Part::kHead;
+}
 std::string_view name_of(Part part);  // "embed", "norm_qkv", "attention", ...
 
 enum class Pass { kForward, kBackward };
@@ -53,10 +71,12 @@ enum class Kernels { kReference, kFused, kAten };
 struct PartShape {
   std::int64_t batch = 1;     // B
   std::int64_t sequence = 1;  // S
-  std::int64_t chunk = 0;     // C, kHead only: tokens of this chunk
+  std::int64_t chunk = 0;     // C, of the head only: tokens of this chunk
   DType compute = DType::kF32;
   int threads = 1;
   Kernels kernels = Kernels::kFused;
+  int tensor_ranks = 1;    // whose local sizes the architecture has (arch/tensor_parallel.h)
+  bool kv_copied = false;  // key and value weights are put together for each use
   std::int64_t tokens() const { return batch * sequence; }
 };
 

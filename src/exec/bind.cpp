@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/match.h"
 #include "exec/bind_compute.h"
@@ -44,7 +45,13 @@ Kernel bind_load(const BindContext& c, const Step& step) {
 }
 
 Kernel bind_sum_squares(const BindContext& c, const Step& step) {
-  auto grad = view_of(c, step.reads.at(0)), scalars = c.flat(step.writes.at(0).buffer);
+  // What tensor ranks hold alike is counted by the first of them.
+  const auto [held, held_end] = held_of(c.program, step.reads.at(0).buffer, c.coordinates);
+  const auto [first, last] = range_of(c.program, step.reads[0], c.coordinates);
+  const auto& unit = c.program.units[static_cast<std::size_t>(program::unit_of_step(c.program, step))];
+  const auto [from, to] = program::counted_once(c.coordinates, unit, first, last);
+  auto grad = c.flat(step.reads[0].buffer).narrow(0, from - held, to - from),
+       scalars = c.flat(step.writes.at(0).buffer);
   const int threads = c.program.setting.threads;
   return [=](RunState&, math::Scratch&) mutable {
     if (!grad.device().is_cpu()) {
@@ -105,7 +112,7 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
   const bool master = step.writes.size() > 3;
   std::vector<Run> runs;
   for (const auto& entry : u.entries) {
-    const auto& parameter = c.parameters[static_cast<std::size_t>(entry.parameter)];
+    const auto& parameter = c.program.parameters[static_cast<std::size_t>(entry.parameter)];
     const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + parameter.elements());
     if (from >= to) continue;
     const auto part = [&](const program::Use& use) {
@@ -158,6 +165,7 @@ std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, 
   for (int r = 0; r < members; ++r) {
     mesh::PerAxis at = c.coordinates;
     if (axis == program::Axis::kShard) at[mesh::Axis::kDpShard] = r;
+    if (axis == program::Axis::kTp) at[mesh::Axis::kTp] = r;
     if (axis == program::Axis::kReplicate) at[mesh::Axis::kDpReplicate] = r;
     if (axis == program::Axis::kDp) {
       at[mesh::Axis::kDpReplicate] = r / s.shards();
@@ -167,6 +175,41 @@ std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, 
     counts.push_back(last - first);
   }
   return counts;
+}
+
+// Elements that each tensor rank keeps of a value that is cut by rows.
+std::vector<std::int64_t> row_counts(const BindContext& c) {
+  std::vector<std::int64_t> counts;
+  for (int r = 0; r < c.program.setting.tensor_ranks(); ++r) {
+    const auto [first, last] = arch::even_range(c.program.setting.tokens(), r, c.program.setting.tensor_ranks());
+    counts.push_back((last - first) * c.program.arch.hidden);
+  }
+  return counts;
+}
+
+// The rows of each tensor rank, summed: into its own place, or onto what is there.
+Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
+  const auto counts = row_counts(c);
+  const auto rank = static_cast<std::size_t>(group->rank());
+  auto all = c.flat(step.reads.at(0).buffer), kept = c.flat(step.writes.at(0).buffer).narrow(0, 0, counts[rank]);
+  const std::int64_t before = std::accumulate(counts.begin(), counts.begin() + group->rank(), std::int64_t{0});
+  const bool adds = std::get<program::ReduceScatter>(step.op).accumulate;
+  at::Tensor sum = adds ? all.narrow(0, before, counts[rank]) : kept;
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  return [=](RunState&, math::Scratch&) mutable {
+    group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
+    if (adds) kept.add_(sum);
+  };
+}
+
+// Everyone's rows, or sums of the head, one after the other.
+Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
+  auto part = c.flat(step.reads.at(0).buffer), all = c.flat(step.writes.at(0).buffer);
+  const bool head = std::get<program::AllGather>(step.op).moves == program::Moves::kHead;
+  const auto counts =
+      head ? std::vector<std::int64_t>(static_cast<std::size_t>(group->size()), part.numel()) : row_counts(c);
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
 Kernel bind_all_reduce(const BindContext& c, const Step& step, comm::Communicator* group) {
@@ -179,6 +222,7 @@ Kernel bind_all_reduce(const BindContext& c, const Step& step, comm::Communicato
 
 Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScatter>(step.op);
+  if (op.moves != program::Moves::kUnit) return bind_scatter_rows(c, step, group);
   auto all = view_of(c, step.reads.at(0)), part = view_of(c, step.writes.at(0));
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
   const auto counts = counts_over(c, op.axis, step.writes[0], group->size());
@@ -193,6 +237,7 @@ Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communi
 
 Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::AllGather>(step.op);
+  if (op.moves != program::Moves::kUnit) return bind_gather_rows(c, step, group);
   auto part = view_of(c, step.reads.at(0)), all = view_of(c, step.writes.at(0));
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
   const auto counts = counts_over(c, op.axis, step.reads[0], group->size());
@@ -220,14 +265,14 @@ Bounds held_of(const program::Program& p, int buffer, const mesh::PerAxis& coord
   const auto& b = p.buffers.at(static_cast<std::size_t>(buffer));
   const int unit = p.unit_of_buffer(buffer);
   if (unit < 0) return {0, b.elements};
-  const std::int64_t elements = p.units[static_cast<std::size_t>(unit)].elements;
-  return program::unit_range(p.setting, coordinates, elements, program::extent_of(p, b.name));
+  return program::unit_range(p.setting, coordinates, p.units[static_cast<std::size_t>(unit)],
+                             program::extent_of(p, b.name));
 }
 
 Bounds range_of(const program::Program& p, const program::Use& use, const mesh::PerAxis& coordinates) {
   const int unit = p.unit_of_buffer(use.buffer);
   if (use.range == program::Range::kAll || unit < 0) return held_of(p, use.buffer, coordinates);
-  return program::unit_range(p.setting, coordinates, p.units[static_cast<std::size_t>(unit)].elements, use.range);
+  return program::unit_range(p.setting, coordinates, p.units[static_cast<std::size_t>(unit)], use.range);
 }
 
 Kernel bind(const BindContext& c, const Step& step) {

@@ -28,7 +28,6 @@ struct BindContext {
   std::function<comm::Communicator*(program::Axis)> group;
   std::function<at::Tensor(int buffer)> flat;  // the whole buffer, one-dimensional
   const model::RopeTable& rope;
-  const std::vector<arch::Parameter>& parameters;
 };
 
 using Kernel = std::function<void(RunState&, math::Scratch&)>;

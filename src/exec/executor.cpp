@@ -62,18 +62,13 @@ class Executor::Impl {
         options_(options),
         plan_(program::plan_memory(program_)),
         ops_(program::expand(program_)),
-        parameters_(arch::parameters(program_.arch)),
         progress_(ops_.size()) {
     AllocationGuard::install();
     place(owner);
     const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
     rope_ = model::make_rope_table(program_.arch, program_.setting.sequence, table, options_.device);
-    const BindContext context{program_,
-                              groups_.coordinates(),
-                              [this](program::Axis axis) { return groups_.of(axis); },
-                              [this](int buffer) { return flat(buffer); },
-                              rope_,
-                              parameters_};
+    const BindContext context{program_, groups_.coordinates(), [this](program::Axis axis) { return groups_.of(axis); },
+                              [this](int buffer) { return flat(buffer); }, rope_};
     for (std::size_t b = 0; b < program_.bodies.size(); ++b) {
       bound_.emplace_back();
       for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k)
@@ -124,7 +119,6 @@ class Executor::Impl {
   Options options_;
   program::MemoryPlan plan_;
   std::vector<program::Expanded> ops_;
-  std::vector<arch::Parameter> parameters_;
   std::vector<std::int64_t> measured_;
 
  private:

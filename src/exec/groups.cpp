@@ -16,6 +16,8 @@ mesh::Axes axes_of(Axis axis) {
       return mesh::Axis::kDpShard;
     case Axis::kReplicate:
       return mesh::Axis::kDpReplicate;
+    case Axis::kTp:
+      return mesh::Axis::kTp;
     case Axis::kWorld:
       return mesh::Axes{}.complement();
   }
@@ -39,7 +41,7 @@ std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
 Groups::Groups(const program::Program& p, int rank, comm::Communicator* world) {
   int ranks = 1;
   for (const int size : p.setting.mesh.values) ranks *= size;
-  const mesh::Mesh mesh(p.setting.mesh, ranks);
+  const mesh::Mesh mesh(p.setting.mesh, ranks, p.setting.order);
   coordinates_ = mesh.coordinates(rank);
   const auto used = axes_in(p);
   for (const Axis axis : program::kAllAxes) {

@@ -408,14 +408,15 @@ void gelu_tanh_backward(int threads, std::int64_t count, const T* d_y, const T* 
 // --- embedding
 // --------------------------------------------------------------------------------------------------------------
 
-// x_n = table[ids_n] (+ positions[n % S])
+// x_n = table[ids_n] (+ positions[n % S]); an id below 0 is of another rank's table, and adds nothing.
 template <class T>
 void embedding_forward(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t d, const std::int32_t* ids,
                        const T* table, const T* positions, T* x) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t n = 0; n < rows; ++n)
     for (std::int64_t c = 0; c < d; ++c)
-      x[n * d + c] = table[ids[n] * d + c] + (positions ? positions[(n % sequence) * d + c] : T(0));
+      x[n * d + c] =
+          (ids[n] >= 0 ? table[ids[n] * d + c] : T(0)) + (positions ? positions[(n % sequence) * d + c] : T(0));
 }
 // d_table[ids_n] += d_x_n and d_positions[n % S] += d_x_n, in token order; the caller has zeroed them or accumulates.
 template <class T>
@@ -424,7 +425,7 @@ void embedding_backward(int threads, std::int64_t rows, std::int64_t sequence, s
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t c = 0; c < d; ++c)
     for (std::int64_t n = 0; n < rows; ++n) {
-      d_table[ids[n] * d + c] += d_x[n * d + c];
+      if (ids[n] >= 0) d_table[ids[n] * d + c] += d_x[n * d + c];
       if (d_positions) d_positions[(n % sequence) * d + c] += d_x[n * d + c];
     }
 }
@@ -454,6 +455,36 @@ void cross_entropy(int threads, std::int64_t rows, std::int64_t vocabulary, cons
     if (!gradient) continue;
     for (std::int64_t c = 0; c < vocabulary; ++c)
       row[c] = T((std::exp(Accum<T>(row[c]) - most) / sum - (c == labels[r] ? Accum<T>(1) : Accum<T>(0))) * grad_scale);
+  }
+}
+
+// A vocabulary that tensor ranks share: of each row of the rank's logits, sums[2 r] = log sum exp and, of the label
+// where it is in [first, first + vocabulary), sums[2 r + 1] = its logit, else 0.
+template <class T>
+void shared_sums(int threads, std::int64_t rows, std::int64_t vocabulary, std::int64_t first,
+                 const std::int32_t* labels, const T* logits, T* sums) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* row = logits + r * vocabulary;
+    double most = -std::numeric_limits<double>::infinity();
+    for (std::int64_t c = 0; c < vocabulary; ++c) most = real_of(row[c]) > most ? real_of(row[c]) : most;
+    Accum<T> sum(0);
+    for (std::int64_t c = 0; c < vocabulary; ++c) sum += std::exp(Accum<T>(row[c]) - most);
+    sums[2 * r] = T(std::log(sum) + most);
+    const std::int64_t label = labels[r] - first;
+    sums[2 * r + 1] = label >= 0 && label < vocabulary ? row[label] : T(0);
+  }
+}
+// Logits become (exp(logit - lse_r) - onehot) * scale_r; labels are columns of the rank, -1: of another rank.
+template <class T>
+void shared_gradient(int threads, std::int64_t rows, std::int64_t vocabulary, const std::int32_t* labels, const T* lse,
+                     const T* scale, T* logits) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t r = 0; r < rows; ++r) {
+    T* row = logits + r * vocabulary;
+    for (std::int64_t c = 0; c < vocabulary; ++c)
+      row[c] = T((std::exp(Accum<T>(row[c]) - Accum<T>(lse[r])) - (c == labels[r] ? Accum<T>(1) : Accum<T>(0))) *
+                 Accum<T>(scale[r]));
   }
 }
 

@@ -31,6 +31,7 @@ class Scratch {
     return static_cast<T*>(take_bytes(count * static_cast<std::int64_t>(sizeof(T))));
   }
   void reset() { used_ = 0; }
+  void release(std::int64_t used) { used_ = used; }  // back to an earlier `used()`
   std::int64_t used() const { return used_; }
   std::int64_t high_water() const { return high_water_; }
   std::int64_t capacity() const { return capacity_; }

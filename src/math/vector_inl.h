@@ -371,11 +371,11 @@ void embedding_forward(int threads, int64_t rows, int64_t sequence, int64_t d, c
   {
     const Range range = share(rows);
     for (int64_t n = range.first; n < range.last; ++n) {
-      const float* row = table + static_cast<int64_t>(ids[n]) * d;
+      const float* row = ids[n] >= 0 ? table + static_cast<int64_t>(ids[n]) * d : nullptr;
       const float* position = positions ? positions + (n % sequence) * d : nullptr;
       columns(
           d, [&](int64_t c, auto k) __attribute__((always_inline)) {
-            F v = load(row + c, k);
+            F v = row ? load(row + c, k) : F{};
             if (position) v = v + load(position + c, k);
             store(x + n * d + c, v, k);
           });
@@ -389,12 +389,12 @@ void embedding_backward(int threads, int64_t rows, int64_t sequence, int64_t d, 
   {
     const Range range = share(d, kLine);
     for (int64_t n = 0; n < rows; ++n) {
-      float* row = d_table + static_cast<int64_t>(ids[n]) * d + range.first;
+      float* row = ids[n] >= 0 ? d_table + static_cast<int64_t>(ids[n]) * d + range.first : nullptr;
       float* position = d_positions ? d_positions + (n % sequence) * d + range.first : nullptr;
       const float* g = d_x + n * d + range.first;
       columns(
           range.last - range.first, [&](int64_t c, auto k) __attribute__((always_inline)) {
-            store(row + c, load(row + c, k) + load(g + c, k), k);
+            if (row) store(row + c, load(row + c, k) + load(g + c, k), k);
             if (position) store(position + c, load(position + c, k) + load(g + c, k), k);
           });
     }
@@ -414,51 +414,98 @@ void fill_zero(int threads, int64_t count, float* out) {
 
 constexpr float kNothing = 1e-30f;
 
-// One row: from memory once, back once; the three sweeps in between run in the second cache.
-MOLEN_INLINE float cross_entropy_row(int64_t vocabulary, int32_t label, bool gradient, double grad_scale, float* row) {
+MOLEN_INLINE float largest(int64_t count, const float* row) {
   float most = row[0];
-  {
-    F m[2] = {splat(row[0]), splat(row[0])};
-    int64_t c = 0;
-    for (; c + 2 * kLanes <= vocabulary; c += 2 * kLanes) {
-      const F a = load(row + c, Whole{}), b = load(row + c + kLanes, Whole{});
-      m[0] = a > m[0] ? a : m[0];
-      m[1] = b > m[1] ? b : m[1];
-    }
-    for (; c < vocabulary; ++c) most = row[c] > most ? row[c] : most;
-    for (int64_t i = 0; i < kLanes; ++i) {
-      most = m[0][i] > most ? m[0][i] : most;
-      most = m[1][i] > most ? m[1][i] : most;
-    }
+  F m[2] = {splat(row[0]), splat(row[0])};
+  int64_t c = 0;
+  for (; c + 2 * kLanes <= count; c += 2 * kLanes) {
+    const F a = load(row + c, Whole{}), b = load(row + c + kLanes, Whole{});
+    m[0] = a > m[0] ? a : m[0];
+    m[1] = b > m[1] ? b : m[1];
   }
-  const double at_label = static_cast<double>(row[label]) - static_cast<double>(most);
-  // Sums of short runs are added in double, so that the error does not grow with the vocabulary.
+  for (; c < count; ++c) most = row[c] > most ? row[c] : most;
+  for (int64_t i = 0; i < kLanes; ++i) {
+    most = m[0][i] > most ? m[0][i] : most;
+    most = m[1][i] > most ? m[1][i] : most;
+  }
+  return most;
+}
+
+// Sum of exp(row - most); `each` sees the terms. Sums of short runs are added in double, so that the error does not
+// grow with the vocabulary.
+template <class Each>
+MOLEN_INLINE double exponential_sum(int64_t count, float most, const float* row, Each each) {
   constexpr int64_t kRun = 32 * kLanes;
   double sum = 0.0;
-  for (int64_t first = 0; first < vocabulary; first += kRun) {
+  for (int64_t first = 0; first < count; first += kRun) {
     F run = {};
-    const int64_t count = vocabulary - first < kRun ? vocabulary - first : kRun;
+    const int64_t n = count - first < kRun ? count - first : kRun;
     columns(
-        count, [&](int64_t c, auto k) __attribute__((always_inline)) {
+        n, [&](int64_t c, auto k) __attribute__((always_inline)) {
           const F e = only(exponential(load(row + first + c, k) - splat(most)), k);
-          if (gradient) store(row + first + c, e, k);
+          each(first + c, e, k);
           run += e;
         });
     sum += total(run);
   }
+  return sum;
+}
+
+// Below kNothing a gradient is zero: products with subnormal numbers run a hundred times slower, and nobody sees 1e-30.
+MOLEN_INLINE F without_dust(F p) {
+  const F nothing = splat(kNothing);
+  return (p < nothing) & (p > -nothing) ? F{} : p;
+}
+
+// One row: from memory once, back once; the three sweeps in between run in the second cache.
+MOLEN_INLINE float cross_entropy_row(int64_t vocabulary, int32_t label, bool gradient, double grad_scale, float* row) {
+  const float most = largest(vocabulary, row);
+  const double at_label = static_cast<double>(row[label]) - static_cast<double>(most);
+  const double sum = exponential_sum(
+      vocabulary, most, row, [&](int64_t c, F e, auto k) __attribute__((always_inline)) {
+        if (gradient) store(row + c, e, k);
+      });
   if (gradient) {
     const F scale = splat(static_cast<float>(grad_scale / sum));
-    // Below kNothing a gradient is zero: products with subnormal numbers run a hundred times slower, and nobody sees
-    // 1e-30.
-    const F nothing = splat(kNothing);
     columns(
-        vocabulary, [&](int64_t c, auto k) __attribute__((always_inline)) {
-          const F p = load(row + c, k) * scale;
-          store(row + c, (p < nothing) & (p > -nothing) ? F{} : p, k);
-        });
+        vocabulary, [&](int64_t c, auto k)
+                        __attribute__((always_inline)) { store(row + c, without_dust(load(row + c, k) * scale), k); });
     row[label] -= static_cast<float>(grad_scale);
   }
   return static_cast<float>(log(sum) - at_label);
+}
+
+void shared_sums(int threads, int64_t rows, int64_t vocabulary, int64_t first, const int32_t* labels,
+                 const float* logits, float* sums) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      const float* row = logits + r * vocabulary;
+      const float most = largest(vocabulary, row);
+      const double sum = exponential_sum(vocabulary, most, row, [](int64_t, F, auto) {});
+      sums[2 * r] = static_cast<float>(log(sum) + static_cast<double>(most));
+      const int64_t label = labels[r] - first;
+      sums[2 * r + 1] = label >= 0 && label < vocabulary ? row[label] : 0.0f;
+    }
+  }
+}
+
+void shared_gradient(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, const float* lse,
+                     const float* scale, float* logits) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      float* row = logits + r * vocabulary;
+      columns(
+          vocabulary, [&](int64_t c, auto k) __attribute__((always_inline)) {
+            const F e = exponential(load(row + c, k) - splat(lse[r]));
+            store(row + c, without_dust(e * splat(scale[r])), k);
+          });
+      if (labels[r] >= 0) row[labels[r]] -= scale[r];
+    }
+  }
 }
 
 void cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
@@ -483,7 +530,7 @@ void cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t*
 namespace molen::math {
 extern const VectorKernels MOLEN_VECTOR_TABLE;
 const VectorKernels MOLEN_VECTOR_TABLE = {
-    MOLEN_VECTOR_NAME, norm_forward,      norm_apply,         norm_backward,      rope,
-    swiglu_forward,    swiglu_backward,   gelu_tanh_forward,  gelu_tanh_backward, fill_rows,
-    column_sums,       embedding_forward, embedding_backward, cross_entropy,      fill_zero};
+    MOLEN_VECTOR_NAME,  norm_forward,      norm_apply,         norm_backward, rope,           swiglu_forward,
+    swiglu_backward,    gelu_tanh_forward, gelu_tanh_backward, fill_rows,     column_sums,    embedding_forward,
+    embedding_backward, cross_entropy,     fill_zero,          shared_sums,   shared_gradient};
 }  // namespace molen::math

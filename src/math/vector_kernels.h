@@ -38,6 +38,11 @@ struct VectorKernels {
   void (*cross_entropy)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
                         double grad_scale, float* logits, float* losses);
   void (*fill_zero)(int threads, int64_t count, float* out);
+  // A vocabulary that tensor ranks share (math/reference.h: shared_sums, shared_gradient).
+  void (*shared_sums)(int threads, int64_t rows, int64_t vocabulary, int64_t first, const int32_t* labels,
+                      const float* logits, float* sums);
+  void (*shared_gradient)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, const float* lse,
+                          const float* scale, float* logits);
 };
 
 extern const VectorKernels kVectorGeneric;

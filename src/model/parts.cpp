@@ -21,6 +21,14 @@ using arch::Kernels;
 using math::Scratch;
 using i64 = std::int64_t;
 
+// Slopes of this rank's heads; empty without ALiBi.
+std::vector<double> alibi_slopes(const Context& c) {
+  if (c.arch.position != arch::Position::kAlibi) return {};
+  const std::vector<double> all = arch::alibi_slopes(c.share.ranks > 1 ? c.share.all_heads : c.arch.heads);
+  const auto first = all.begin() + c.share.rank * c.arch.heads;
+  return {first, first + c.arch.heads};
+}
+
 // Sizes and statistics of one norm; mean null: RMSNorm.
 template <class T>
 struct NormPointers {
@@ -69,13 +77,13 @@ struct Reference {
     math::reference::rope(threads, rows, sequence, heads, head_dim, width, cosine, sine, inverse, qkv);
   }
   void attention_forward(const Context& c, const T* qkv, T* o, T* lse, Scratch& scratch) const {
-    const std::vector<double> slopes = alibi(c.arch);
+    const std::vector<double> slopes = alibi(c);
     math::reference::attention_forward(threads, sizes(c), slopes.empty() ? nullptr : slopes.data(), qkv, o, lse,
                                        scratch);
   }
   void attention_backward(const Context& c, const T* d_o, const T* qkv, const T* o, const T* lse, T* d_qkv,
                           Scratch& scratch) const {
-    const std::vector<double> slopes = alibi(c.arch);
+    const std::vector<double> slopes = alibi(c);
     math::reference::attention_backward(threads, sizes(c), slopes.empty() ? nullptr : slopes.data(), d_o, qkv, o, lse,
                                         d_qkv, scratch);
   }
@@ -104,11 +112,16 @@ struct Reference {
     math::reference::cross_entropy(threads, rows, vocabulary, labels, gradient, scale, logits, losses);
   }
   void fill_zero(i64 count, T* out) const { std::fill(out, out + count, T(0)); }
+  void shared_sums(i64 rows, i64 vocabulary, i64 first, const std::int32_t* labels, const T* logits, T* sums) const {
+    math::reference::shared_sums(threads, rows, vocabulary, first, labels, logits, sums);
+  }
+  void shared_gradient(i64 rows, i64 vocabulary, const std::int32_t* labels, const T* lse, const T* scale,
+                       T* logits) const {
+    math::reference::shared_gradient(threads, rows, vocabulary, labels, lse, scale, logits);
+  }
 
  private:
-  static std::vector<double> alibi(const arch::Architecture& a) {
-    return a.position == arch::Position::kAlibi ? arch::alibi_slopes(a.heads) : std::vector<double>();
-  }
+  static std::vector<double> alibi(const Context& c) { return alibi_slopes(c); }
   static math::reference::AttentionSizes sizes(const Context& c) {
     return {c.shape.batch, c.shape.sequence, c.arch.heads, c.arch.kv_heads, c.arch.head_dim};
   }
@@ -150,13 +163,13 @@ struct Fused {
     v.rope(threads, rows, sequence, heads, head_dim, width, cosine, sine, inverse, qkv);
   }
   void attention_forward(const Context& c, const float* qkv, float* o, float* lse, Scratch& scratch) const {
-    const std::vector<float> slopes = alibi(c.arch);
+    const std::vector<float> slopes = alibi(c);
     const math::AttentionShape shape = sizes(c, slopes);
     math::attention_forward(shape, qkv, o, lse, scratch.take_bytes(math::attention_forward_scratch(shape)));
   }
   void attention_backward(const Context& c, const float* d_o, const float* qkv, const float* o, const float* lse,
                           float* d_qkv, Scratch& scratch) const {
-    const std::vector<float> slopes = alibi(c.arch);
+    const std::vector<float> slopes = alibi(c);
     const math::AttentionShape shape = sizes(c, slopes);
     math::attention_backward(shape, d_o, qkv, o, lse, d_qkv,
                              scratch.take_bytes(math::attention_backward_scratch(shape)));
@@ -182,11 +195,18 @@ struct Fused {
     v.cross_entropy(threads, rows, vocabulary, labels, gradient, scale, logits, losses);
   }
   void fill_zero(i64 count, float* out) const { v.fill_zero(threads, count, out); }
+  void shared_sums(i64 rows, i64 vocabulary, i64 first, const std::int32_t* labels, const float* logits,
+                   float* sums) const {
+    v.shared_sums(threads, rows, vocabulary, first, labels, logits, sums);
+  }
+  void shared_gradient(i64 rows, i64 vocabulary, const std::int32_t* labels, const float* lse, const float* scale,
+                       float* logits) const {
+    v.shared_gradient(threads, rows, vocabulary, labels, lse, scale, logits);
+  }
 
  private:
-  static std::vector<float> alibi(const arch::Architecture& a) {
-    if (a.position != arch::Position::kAlibi) return {};
-    const std::vector<double> slopes = arch::alibi_slopes(a.heads);
+  static std::vector<float> alibi(const Context& c) {
+    const std::vector<double> slopes = alibi_slopes(c);
     return {slopes.begin(), slopes.end()};
   }
   math::AttentionShape sizes(const Context& c, const std::vector<float>& slopes) const {
@@ -223,6 +243,18 @@ const std::int32_t* indices(const at::Tensor& t, i64 low, i64 vocabulary) {
   return p;
 }
 
+// ids as rows of this rank's table, -1 where another rank has the row.
+const std::int32_t* rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
+  if (c.share.ranks == 1) return indices(ids, 0, table_rows);
+  const std::int32_t* all = indices(ids, 0, c.share.vocabulary_all);
+  auto* local = c.scratch.take<std::int32_t>(ids.numel());
+  for (i64 i = 0; i < ids.numel(); ++i) {
+    const i64 row = all[i] - c.share.vocabulary_first;
+    local[i] = row >= 0 && row < table_rows ? static_cast<std::int32_t>(row) : -1;
+  }
+  return local;
+}
+
 // Calls `with` on the kernels of the context, or `aten`.
 template <class With, class Aten>
 void run(const Context& c, const With& with, const Aten& aten) {
@@ -246,32 +278,61 @@ using RealOf = typename K::Real;
 // --- pieces that parts share
 // ------------------------------------------------------------------------------------------------
 
-// y = [residual] + x W^T [+ b]
+// y = [residual] + x W^T [+ b]; residual and bias in `rows` rows from `first` on only.
 template <class K>
-void linear_forward(const K& k, const RealOf<K>* x, const at::Tensor& residual, const Linear& w, at::Tensor& y) {
+void linear_forward(const K& k, const RealOf<K>* x, const at::Tensor& residual, const Linear& w, i64 first, i64 rows,
+                    at::Tensor& y) {
   using T = RealOf<K>;
-  const i64 rows = y.size(0), out = w.weight_OI.size(0), in = w.weight_OI.size(1);
+  const i64 all = y.size(0), out = w.weight_OI.size(0), in = w.weight_OI.size(1);
   const bool start = residual.defined() || w.bias_O.defined();
-  if (start) k.fill_rows(rows, out, pointer<T>(residual), pointer<T>(w.bias_O), pointer<T>(y));
-  k.matmul_nt(rows, out, in, x, pointer<T>(w.weight_OI), start, pointer<T>(y));
+  if (start) {
+    T* to = pointer<T>(y);
+    k.fill_zero(first * out, to);
+    k.fill_rows(rows, out, pointer<T>(residual), pointer<T>(w.bias_O), to + first * out);
+    k.fill_zero((all - first - rows) * out, to + (first + rows) * out);
+  }
+  k.matmul_nt(all, out, in, x, pointer<T>(w.weight_OI), start, pointer<T>(y));
 }
 
-// d_W (+)= d_y^T x and d_b (+)= sum d_y
+// d_W (+)= d_y^T x and d_b (+)= sum d_y, over `rows` rows from `first` on for the bias.
 template <class K>
-void linear_weight_gradient(const K& k, bool accumulate, const at::Tensor& d_y, const RealOf<K>* x, Linear& d_w) {
+void linear_weight_gradient(const K& k, bool accumulate, const at::Tensor& d_y, const RealOf<K>* x, i64 first, i64 rows,
+                            Linear& d_w) {
   using T = RealOf<K>;
-  const i64 rows = d_y.size(0), out = d_w.weight_OI.size(0), in = d_w.weight_OI.size(1);
-  k.matmul_tn(out, in, rows, pointer<T>(d_y), x, accumulate, pointer<T>(d_w.weight_OI));
-  if (d_w.bias_O.defined()) k.column_sums(rows, out, pointer<T>(d_y), accumulate, pointer<T>(d_w.bias_O));
+  const i64 all = d_y.size(0), out = d_w.weight_OI.size(0), in = d_w.weight_OI.size(1);
+  k.matmul_tn(out, in, all, pointer<T>(d_y), x, accumulate, pointer<T>(d_w.weight_OI));
+  if (d_w.bias_O.defined()) k.column_sums(rows, out, pointer<T>(d_y) + first * out, accumulate, pointer<T>(d_w.bias_O));
 }
 
 template <class K>
-void linear_backward(const K& k, bool accumulate, const at::Tensor& d_y, const at::Tensor& x, const Linear& w,
+void linear_backward(const K& k, const Context& c, const at::Tensor& d_y, const at::Tensor& x, const Linear& w,
                      at::Tensor& d_x, Linear& d_w) {
   using T = RealOf<K>;
   const i64 out = w.weight_OI.size(0), in = w.weight_OI.size(1);
   k.matmul_nn(d_y.size(0), in, out, pointer<T>(d_y), pointer<T>(w.weight_OI), false, pointer<T>(d_x));
-  linear_weight_gradient(k, accumulate, d_y, pointer<T>(x), d_w);
+  linear_weight_gradient(k, c.accumulate, d_y, pointer<T>(x), c.share.first_row, c.share.count_rows(d_y.size(0)), d_w);
+}
+
+// Adds to d_x in the rank's rows, and overwrites the others, which another rank adds to.
+template <class K>
+void norm_backward_rows(const K& k, const Context& c, const RealOf<K>* d_y, const at::Tensor& x,
+                        const NormPointers<RealOf<K>>& p, at::Tensor& d_x, NormWeights& d_norm) {
+  using T = RealOf<K>;
+  const i64 all = x.size(0), d = x.size(1);
+  const i64 rows = c.share.residual_rows ? 0 : c.share.count_rows(all), first = rows > 0 ? c.share.first_row : 0;
+  bool accumulate = c.accumulate;
+  const auto part = [&](i64 from, i64 count, bool add) {
+    if (count == 0) return;
+    const NormPointers<T> q{p.rstd + from, p.mean ? p.mean + from : nullptr, p.w, p.b};
+    const i64 used = c.scratch.used();
+    k.norm_backward(count, d, d_y + from * d, pointer<T>(x) + from * d, q, add, pointer<T>(d_x) + from * d, accumulate,
+                    pointer<T>(d_norm.weight_d), pointer<T>(d_norm.bias_d), c.scratch);
+    c.scratch.release(used);
+    accumulate = true;
+  };
+  part(0, first, false);
+  part(first, rows, true);
+  part(first + rows, all - first - rows, false);
 }
 
 template <class K>
@@ -281,7 +342,7 @@ void norm_linear_forward(const K& k, const Context& c, const at::Tensor& x, cons
   const i64 rows = x.size(0), d = x.size(1);
   T* normed = c.scratch.take<T>(rows * d);
   k.norm_forward(rows, d, c.arch.norm_eps, pointer<T>(x), pointers<T>(norm, saved), normed);
-  linear_forward(k, normed, at::Tensor(), w, y);
+  linear_forward(k, normed, at::Tensor(), w, 0, rows, y);
 }
 
 // The norm's output is computed again for d_W; its place then takes its gradient.
@@ -294,10 +355,9 @@ void norm_linear_backward(const K& k, const Context& c, const at::Tensor& d_y, c
   const auto p = pointers<T>(norm, saved);
   T* normed = c.scratch.take<T>(rows * d);
   k.norm_apply(rows, d, pointer<T>(x), p, normed);
-  linear_weight_gradient(k, c.accumulate, d_y, normed, d_w);
+  linear_weight_gradient(k, c.accumulate, d_y, normed, 0, rows, d_w);
   k.matmul_nn(rows, d, d_y.size(1), pointer<T>(d_y), pointer<T>(w.weight_OI), false, normed);
-  k.norm_backward(rows, d, normed, pointer<T>(x), p, true, pointer<T>(d_x), c.accumulate, pointer<T>(d_norm.weight_d),
-                  pointer<T>(d_norm.bias_d), c.scratch);
+  norm_backward_rows(k, c, normed, x, p, d_x, d_norm);
 }
 
 template <class K>
@@ -346,8 +406,8 @@ void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& ta
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        k.embedding_forward(x.size(0), c.shape.sequence, x.size(1), indices(ids, 0, table.size(0)), pointer<T>(table),
-                            pointer<T>(positions), pointer<T>(x));
+        k.embedding_forward(x.size(0), c.shape.sequence, x.size(1), rows_of(c, ids, table.size(0)), pointer<T>(table),
+                            c.share.rank == 0 ? pointer<T>(positions) : nullptr, pointer<T>(x));
       },
       [&] { aten::embed_forward(c, ids, table, positions, x); });
 }
@@ -362,8 +422,9 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
           k.fill_zero(d_table.numel(), pointer<T>(d_table));
           if (d_positions.defined()) k.fill_zero(d_positions.numel(), pointer<T>(d_positions));
         }
-        k.embedding_backward(d_x.size(0), c.shape.sequence, d_x.size(1), indices(ids, 0, d_table.size(0)),
-                             pointer<T>(d_x), pointer<T>(d_table), pointer<T>(d_positions));
+        k.embedding_backward(d_x.size(0), c.shape.sequence, d_x.size(1), rows_of(c, ids, d_table.size(0)),
+                             pointer<T>(d_x), pointer<T>(d_table),
+                             c.share.rank == 0 ? pointer<T>(d_positions) : nullptr);
       },
       [&] { aten::embed_backward(c, ids, d_x, d_table, d_positions); });
 }
@@ -423,14 +484,18 @@ void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tenso
 void output_projection_forward(const Context& c, const at::Tensor& o, const at::Tensor& x, const Linear& output,
                                at::Tensor& mid) {
   run(
-      c, [&](const auto& k) { linear_forward(k, pointer<RealOf<std::decay_t<decltype(k)>>>(o), x, output, mid); },
+      c,
+      [&](const auto& k) {
+        linear_forward(k, pointer<RealOf<std::decay_t<decltype(k)>>>(o), x, output, c.share.first_row,
+                       c.share.count_rows(mid.size(0)), mid);
+      },
       [&] { aten::linear_forward(c, o, x, output, mid); });
 }
 
 void output_projection_backward(const Context& c, const at::Tensor& d_x, const at::Tensor& o, const Linear& output,
                                 at::Tensor& d_o, Linear& d_output) {
   run(
-      c, [&](const auto& k) { linear_backward(k, c.accumulate, d_x, o, output, d_o, d_output); },
+      c, [&](const auto& k) { linear_backward(k, c, d_x, o, output, d_o, d_output); },
       [&] { aten::linear_backward(c, d_x, o, output, d_o, d_output); });
 }
 
@@ -522,6 +587,77 @@ void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, 
         k.matmul_tn(vocabulary, d, rows, logits, pointer<T>(y), c.accumulate, pointer<T>(d_head));
       },
       [&] { aten::head_loss(c, y, labels, head, grad_scale, losses, d_y, d_head); });
+}
+
+namespace {
+
+// Losses from everyone's sums; of each token the log of the whole sum, where asked for.
+template <class T>
+void combine_sums(const Context& c, const at::Tensor& all, i64 rows, const std::int32_t* labels, T* losses, T* lse) {
+  const T* sums = pointer<T>(all);
+  const i64 stride = all.size(1);  // rows of a whole chunk
+  for (i64 r = 0; r < rows; ++r) {
+    double most = -INFINITY, at_label = 0.0, sum = 0.0;
+    for (int k = 0; k < c.share.ranks; ++k) most = std::max(most, static_cast<double>(sums[2 * (k * stride + r)]));
+    for (int k = 0; k < c.share.ranks; ++k) {
+      sum += std::exp(static_cast<double>(sums[2 * (k * stride + r)]) - most);
+      at_label += static_cast<double>(sums[2 * (k * stride + r) + 1]);
+    }
+    const double whole = std::log(sum) + most;
+    losses[r] = labels[r] >= 0 ? static_cast<T>(whole - at_label) : T(0);
+    if (lse) lse[r] = static_cast<T>(whole);
+  }
+}
+
+}  // namespace
+
+void head_logits_sums(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
+                      at::Tensor& logits, at::Tensor& sums) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        const i64 rows = y.size(0), vocabulary = head.size(0);
+        k.matmul_nt(rows, vocabulary, y.size(1), pointer<T>(y), pointer<T>(head), false, pointer<T>(logits));
+        k.shared_sums(rows, vocabulary, c.share.vocabulary_first, indices(labels, -1, c.share.vocabulary_all),
+                      pointer<T>(logits), pointer<T>(sums));
+      },
+      [&] { aten::head_logits_sums(c, y, labels, head, logits, sums); });
+}
+
+void head_shared_loss(const Context& c, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        combine_sums<T>(c, sums, losses.size(0), indices(labels, -1, c.share.vocabulary_all), pointer<T>(losses),
+                        nullptr);
+      },
+      [&] { aten::head_shared_loss(c, sums, labels, losses); });
+}
+
+void head_shared_gradient(const Context& c, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& logits,
+                          const at::Tensor& y, const at::Tensor& head, double grad_scale, at::Tensor& losses,
+                          at::Tensor& d_y, at::Tensor& d_head) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        const i64 rows = y.size(0), d = y.size(1), vocabulary = head.size(0);
+        const std::int32_t* label = indices(labels, -1, c.share.vocabulary_all);
+        T *lse = c.scratch.template take<T>(rows), *scale = c.scratch.template take<T>(rows);
+        auto* column = c.scratch.template take<std::int32_t>(rows);
+        combine_sums<T>(c, sums, rows, label, pointer<T>(losses), lse);
+        for (i64 r = 0; r < rows; ++r) {
+          scale[r] = label[r] >= 0 ? static_cast<T>(grad_scale) : T(0);
+          const i64 at = label[r] - c.share.vocabulary_first;
+          column[r] = label[r] >= 0 && at >= 0 && at < vocabulary ? static_cast<std::int32_t>(at) : -1;
+        }
+        k.shared_gradient(rows, vocabulary, column, lse, scale, pointer<T>(logits));
+        k.matmul_nn(rows, d, vocabulary, pointer<T>(logits), pointer<T>(head), false, pointer<T>(d_y));
+        k.matmul_tn(vocabulary, d, rows, pointer<T>(logits), pointer<T>(y), c.accumulate, pointer<T>(d_head));
+      },
+      [&] { aten::head_shared_gradient(c, sums, labels, logits, y, head, grad_scale, losses, d_y, d_head); });
 }
 
 void head_loss_forward(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,

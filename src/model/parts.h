@@ -18,11 +18,23 @@
 
 namespace molen::model {
 
+// What this rank does of a part that tensor ranks share: by default, all of it. Where ranks leave sums to be made, what
+// is to be counted once (residual, biases of row-cut products) is added to the rank's rows only.
+struct Share {
+  int rank = 0, ranks = 1;
+  std::int64_t first_row = 0, rows = -1;                  // of the N tokens; -1: all
+  std::int64_t vocabulary_first = 0, vocabulary_all = 0;  // the table's first row, and rows of the whole one
+  std::int64_t all_heads = 0;                             // of the model: ALiBi's slopes follow from it
+  bool residual_rows = false;  // the residual gradient is kept elsewhere, by rows: d_x is overwritten
+  std::int64_t count_rows(std::int64_t all) const { return rows < 0 ? all : rows; }
+};
+
 struct Context {
   const arch::Architecture& arch;
   arch::PartShape shape;  // B, S, compute dtype, kernels, threads
   math::Scratch& scratch;
   bool accumulate = true;  // see above; backward only
+  Share share = {};
 };
 
 struct Linear {
@@ -43,7 +55,8 @@ struct RopeTable {
 RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype,
                           at::Device device);
 
-// ids_N: int32. positions_Sd: learned positions, undefined for RoPE and ALiBi.
+// Of ids that are in another rank's table, nothing is added. ids_N: int32. positions_Sd: learned positions, undefined
+// for RoPE and ALiBi.
 void embed_forward(const Context&, const at::Tensor& ids_N, const at::Tensor& table_Vd, const at::Tensor& positions_Sd,
                    at::Tensor& x_Nd);
 void embed_backward(const Context&, const at::Tensor& ids_N, const at::Tensor& d_x_Nd, at::Tensor& d_table_Vd,
@@ -60,7 +73,8 @@ void attention_forward(const Context&, const at::Tensor& qkv_NQ, at::Tensor& o_N
 void attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ, const at::Tensor& o_NhD,
                         const at::Tensor& lse_BhS, at::Tensor& d_qkv_NQ);
 
-void output_projection_forward(const Context&, const at::Tensor& o_NhD, const at::Tensor& x_Nd, const Linear& output,
+// The residual (x, mid) has the rows of Share only, R of them.
+void output_projection_forward(const Context&, const at::Tensor& o_NhD, const at::Tensor& x_Rd, const Linear& output,
                                at::Tensor& mid_Nd);
 void output_projection_backward(const Context&, const at::Tensor& d_x_Nd, const at::Tensor& o_NhD, const Linear& output,
                                 at::Tensor& d_o_NhD, Linear& d_output);
@@ -73,7 +87,7 @@ void norm_up_backward(const Context&, const at::Tensor& d_up_NU, const at::Tenso
 void activation_forward(const Context&, const at::Tensor& up_NU, at::Tensor& a_Nf);
 void activation_backward(const Context&, const at::Tensor& d_a_Nf, const at::Tensor& up_NU, at::Tensor& d_up_NU);
 
-void down_forward(const Context&, const at::Tensor& a_Nf, const at::Tensor& mid_Nd, const Linear& down,
+void down_forward(const Context&, const at::Tensor& a_Nf, const at::Tensor& mid_Rd, const Linear& down,
                   at::Tensor& y_Nd);
 void down_backward(const Context&, const at::Tensor& d_x_Nd, const at::Tensor& a_Nf, const Linear& down,
                    at::Tensor& d_a_Nf, Linear& d_down);
@@ -88,6 +102,16 @@ void final_norm_backward(const Context&, const at::Tensor& d_y_Nd, const at::Ten
 // says. grad_scale is 1/(valid tokens of the global batch).
 void head_loss(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_Vd,
                double grad_scale, at::Tensor& losses_C, at::Tensor& d_y_Cd, at::Tensor& d_head_Vd);
+// The head of tensor ranks that share the vocabulary, v rows of it on this one (Share). First the logits of a chunk
+// (fp32; fp64 in fp64) and for each token (log of the sum of their exponentials, logit of the label or 0)...
+void head_logits_sums(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_vd,
+                      at::Tensor& logits_Cv, at::Tensor& sums_C2);
+// ... then, with everyone's sums_RC2 (of a whole chunk; the first C rows count), the losses, and in place of the logits
+// their gradient. d_y_Cd is this rank's share of a sum.
+void head_shared_loss(const Context&, const at::Tensor& sums_RC2, const at::Tensor& labels_C, at::Tensor& losses_C);
+void head_shared_gradient(const Context&, const at::Tensor& sums_RC2, const at::Tensor& labels_C, at::Tensor& logits_Cv,
+                          const at::Tensor& y_Cd, const at::Tensor& head_vd, double grad_scale, at::Tensor& losses_C,
+                          at::Tensor& d_y_Cd, at::Tensor& d_head_vd);
 // Evaluation: losses only.
 void head_loss_forward(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_Vd,
                        at::Tensor& losses_C);

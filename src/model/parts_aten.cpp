@@ -49,9 +49,16 @@ void weight_gradient(bool accumulate, at::Tensor& d_w, const at::Tensor& d_y, co
   }
 }
 
-void linear_gradient(bool accumulate, const at::Tensor& d_y, const at::Tensor& x, Linear& d_linear) {
+// The bias is counted in the rows of `d_bias_y`.
+void linear_gradient(bool accumulate, const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& d_bias_y,
+                     Linear& d_linear) {
   weight_gradient(accumulate, d_linear.weight_OI, d_y, x);
-  if (d_linear.bias_O.defined()) add_into(accumulate, d_linear.bias_O, at::sum(d_y, {0}, false, accurate(d_y)));
+  if (d_linear.bias_O.defined()) add_into(accumulate, d_linear.bias_O, at::sum(d_bias_y, {0}, false, accurate(d_y)));
+}
+
+// The rank's rows of a tensor of all tokens.
+at::Tensor own_rows(const Context& c, const at::Tensor& all) {
+  return c.share.rows < 0 ? all : all.narrow(0, c.share.first_row, c.share.rows);
 }
 
 std::optional<at::Tensor> optional(const at::Tensor& t) {
@@ -121,9 +128,9 @@ at::Tensor heads_of(const Context& c, const at::Tensor& rows) {
 at::Tensor alibi_mask(const Context& c, at::ScalarType type, at::Device device) {
   const i64 s = c.shape.sequence;
   const at::TensorOptions options = at::TensorOptions().dtype(type).device(device);
-  const std::vector<double> slopes = arch::alibi_slopes(c.arch.heads);
-  const at::Tensor slope =
-      at::from_blob(const_cast<double*>(slopes.data()), {c.arch.heads, 1, 1}, at::kDouble).to(options);
+  const std::vector<double> all = arch::alibi_slopes(c.share.ranks > 1 ? c.share.all_heads : c.arch.heads);
+  const double* slopes = all.data() + c.share.rank * c.arch.heads;
+  const at::Tensor slope = at::from_blob(const_cast<double*>(slopes), {c.arch.heads, 1, 1}, at::kDouble).to(options);
   const at::Tensor place = at::arange(s, options);
   at::Tensor mask = slope.mul(place.unsqueeze(0).sub(place.unsqueeze(1)));
   mask.masked_fill_(place.unsqueeze(0).gt(place.unsqueeze(1)), -std::numeric_limits<double>::infinity());
@@ -163,10 +170,27 @@ Scores scores_of(const Context& c, const at::Tensor& qkv) {
 
 }  // namespace
 
+namespace {
+
+// ids as rows of this rank's table, and whether they are: [N], [N, 1].
+std::pair<at::Tensor, at::Tensor> rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
+  const at::Tensor rows = ids.sub(c.share.vocabulary_first), here = rows.ge(0).logical_and_(rows.lt(table_rows));
+  return {rows.clamp_(0, table_rows - 1), here.unsqueeze(1)};
+}
+
+}  // namespace
+
 void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions,
                    at::Tensor& x) {
-  at::index_select_out(x, table, 0, ids);
-  if (positions.defined()) x.view({c.shape.batch, c.shape.sequence, -1}).add_(positions.narrow(0, 0, c.shape.sequence));
+  if (c.share.ranks > 1) {
+    const auto [rows, here] = rows_of(c, ids, table.size(0));
+    at::index_select_out(x, table, 0, rows);
+    x.mul_(here);
+  } else {
+    at::index_select_out(x, table, 0, ids);
+  }
+  if (positions.defined() && c.share.rank == 0)
+    x.view({c.shape.batch, c.shape.sequence, -1}).add_(positions.narrow(0, 0, c.shape.sequence));
 }
 
 void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
@@ -174,6 +198,14 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
   if (!c.accumulate) {
     d_table.zero_();
     if (d_positions.defined()) d_positions.zero_();
+  }
+  if (c.share.ranks > 1) {
+    const auto [rows, here] = rows_of(c, ids, d_table.size(0));
+    const at::Tensor wide = d_x.to(d_table.scalar_type());
+    d_table.index_add_(0, rows, wide.mul(here));
+    if (d_positions.defined() && c.share.rank == 0)
+      d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
+    return;
   }
   const at::Tensor wide = d_x.to(d_table.scalar_type());
   if (own_kernels(d_x)) {
@@ -188,8 +220,15 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
     d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
 }
 
-void linear_forward(const Context&, const at::Tensor& x, const at::Tensor& residual, const Linear& w, at::Tensor& y) {
+void linear_forward(const Context& c, const at::Tensor& x, const at::Tensor& residual, const Linear& w, at::Tensor& y) {
   const at::Tensor weight = w.weight_OI.t();
+  if (c.share.ranks > 1 && residual.defined()) {
+    y.zero_();
+    own_rows(c, y).copy_(residual);
+    if (w.bias_O.defined()) own_rows(c, y).add_(w.bias_O);
+    at::addmm_out(y, y, x, weight);
+    return;
+  }
   if (residual.defined() && w.bias_O.defined()) {
     at::add_out(y, residual, w.bias_O);
     at::addmm_out(y, y, x, weight);
@@ -203,7 +242,7 @@ void linear_forward(const Context&, const at::Tensor& x, const at::Tensor& resid
 void linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const Linear& w, at::Tensor& d_x,
                      Linear& d_linear) {
   at::mm_out(d_x, d_y, w.weight_OI);
-  linear_gradient(c.accumulate, d_y, x, d_linear);
+  linear_gradient(c.accumulate, d_y, x, own_rows(c, d_y), d_linear);
 }
 
 void norm_linear_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& w,
@@ -214,7 +253,7 @@ void norm_linear_forward(const Context& c, const at::Tensor& x, const NormWeight
 void norm_linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
                           const NormWeights& norm, const Linear& w, at::Tensor& d_x, NormWeights& d_norm,
                           Linear& d_linear) {
-  linear_gradient(c.accumulate, d_y, norm_output_again(c, x, norm, saved), d_linear);
+  linear_gradient(c.accumulate, d_y, norm_output_again(c, x, norm, saved), d_y, d_linear);
   norm_backward(c, at::mm(d_y, w.weight_OI), x, saved, norm, true, d_x, d_norm);
 }
 
@@ -350,10 +389,14 @@ void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x,
     if (d_norm.bias_d.defined()) add_into(c.accumulate, d_norm.bias_d, d_b);
     value = d_in;
   }
-  if (add)
-    d_x.add_(value);
-  else
+  if (add && c.share.ranks > 1) {  // in the rank's rows; another adds to the others
+    if (!c.share.residual_rows) own_rows(c, value).add_(own_rows(c, d_x));
     d_x.copy_(value);
+  } else if (add) {
+    d_x.add_(value);
+  } else {
+    d_x.copy_(value);
+  }
 }
 
 namespace {
@@ -392,6 +435,43 @@ void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, 
                double grad_scale, at::Tensor& losses, at::Tensor& d_y, at::Tensor& d_head) {
   at::Tensor logits = wide_logits(y, head);
   cross_entropy(c, true, grad_scale, labels, logits, losses);
+  const at::Tensor d_logits = logits.to(y.scalar_type());
+  at::mm_out(d_y, d_logits, head);
+  weight_gradient(c.accumulate, d_head, d_logits, y);
+}
+
+namespace {
+
+// Everyone's sums to the logarithm of the whole sum and the losses.
+at::Tensor combine_sums(const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
+  const at::Tensor all = sums.narrow(1, 0, losses.size(0));
+  const at::Tensor lse = at::logsumexp(all.select(2, 0), {0});
+  losses.copy_(lse.sub(all.select(2, 1).sum(0)).mul_(labels.ge(0)));
+  return lse;
+}
+
+}  // namespace
+
+void head_logits_sums(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
+                      at::Tensor& logits, at::Tensor& sums) {
+  logits.copy_(wide_logits(y, head));
+  sums.select(1, 0).copy_(at::logsumexp(logits, {1}));
+  const auto [columns, here] = rows_of(c, labels, head.size(0));
+  sums.select(1, 1).copy_(logits.gather(1, columns.to(at::kLong).unsqueeze(1)).mul_(here).squeeze(1));
+}
+
+void head_shared_loss(const Context&, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
+  combine_sums(sums, labels, losses);
+}
+
+void head_shared_gradient(const Context& c, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& logits,
+                          const at::Tensor& y, const at::Tensor& head, double grad_scale, at::Tensor& losses,
+                          at::Tensor& d_y, at::Tensor& d_head) {
+  const at::Tensor lse = combine_sums(sums, labels, losses);
+  logits.sub_(lse.unsqueeze(1)).exp_();
+  const auto [columns, here] = rows_of(c, labels, head.size(0));
+  logits.scatter_add_(1, columns.to(at::kLong).unsqueeze(1), here.to(logits.scalar_type()).neg_());
+  logits.mul_(labels.ge(0).to(logits.scalar_type()).mul_(grad_scale).unsqueeze(1));
   const at::Tensor d_logits = logits.to(y.scalar_type());
   at::mm_out(d_y, d_logits, head);
   weight_gradient(c.accumulate, d_head, d_logits, y);

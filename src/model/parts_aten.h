@@ -37,6 +37,12 @@ void norm_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, c
 
 void head_loss(const Context&, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head, double grad_scale,
                at::Tensor& losses, at::Tensor& d_y, at::Tensor& d_head);
+void head_logits_sums(const Context&, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
+                      at::Tensor& logits, at::Tensor& sums);
+void head_shared_loss(const Context&, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses);
+void head_shared_gradient(const Context&, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& logits,
+                          const at::Tensor& y, const at::Tensor& head, double grad_scale, at::Tensor& losses,
+                          at::Tensor& d_y, at::Tensor& d_head);
 void head_loss_forward(const Context&, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
                        at::Tensor& losses);
 void head_logits(const Context&, const at::Tensor& y, const at::Tensor& head, at::Tensor& logits);

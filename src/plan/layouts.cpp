@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/suggest.h"
 
@@ -36,6 +37,25 @@ std::vector<Sharding> shardings_of(int ranks) {
   return all;
 }
 
+// How the ranks of one replica share a layer.
+struct Grid {
+  int tensor = 1;
+  bool rows = false;  // sequence parallelism
+  std::string text() const {
+    return tensor == 1 ? "" : fmt::format(", tp {}{}", tensor, rows ? " with sequence parallelism" : "");
+  }
+};
+
+std::vector<Grid> grids_of(const arch::Architecture& arch, int ranks) {
+  std::vector<Grid> grids;
+  for (const int tensor : arch::tensor_degrees(arch, ranks)) {
+    if (ranks % tensor != 0) continue;
+    grids.push_back({tensor, false});
+    if (tensor > 1) grids.push_back({tensor, true});
+  }
+  return grids;
+}
+
 std::vector<std::int64_t> micro_batches(const program::Setting& base) {
   if (base.micro_batch == 1) return {1};
   return {base.micro_batch, 1};
@@ -49,28 +69,33 @@ const std::vector<std::string>& strategies() {
   return kNames;
 }
 
-std::vector<Layout> layouts_of(const program::Setting& base, int ranks, const std::vector<std::string>& wanted) {
+std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
+                               const std::vector<std::string>& wanted) {
   for (const auto& name : wanted)
     if (std::find(strategies().begin(), strategies().end(), name) == strategies().end())
       throw UsageError("--layouts: unknown layout '{}'{}", name, did_you_mean(name, strategies()));
   std::vector<Layout> layouts;
-  for (const Sharding& sharding : shardings_of(ranks)) {
-    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), sharding.strategy) == wanted.end()) continue;
-    for (const bool recompute : {false, true})
-      for (const std::int64_t micro : micro_batches(base)) {
-        program::Setting s = base;
-        s.mesh[mesh::Axis::kDpShard] = sharding.shards;
-        s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
-        s.zero = sharding.zero;
-        s.own_over_dp = sharding.own_over_dp;
-        s.recompute = recompute;
-        s.micro_batch = micro;
-        layouts.push_back(
-            {fmt::format("{}{}{}", sharding.text(), recompute ? ", recompute" : "",
-                         s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
-             sharding.strategy, s});
-      }
-  }
+  for (const Grid& grid : grids_of(arch, ranks))
+    for (const Sharding& sharding : shardings_of(ranks / grid.tensor)) {
+      if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), sharding.strategy) == wanted.end()) continue;
+      for (const bool recompute : {false, true})
+        for (const std::int64_t micro : micro_batches(base)) {
+          program::Setting s = base;
+          s.mesh[mesh::Axis::kTp] = grid.tensor;
+          s.sequence_parallel = grid.rows;
+          s.mesh[mesh::Axis::kDpShard] = sharding.shards;
+          s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
+          s.zero = sharding.zero;
+          s.own_over_dp = sharding.own_over_dp;
+          s.recompute = recompute;
+          s.micro_batch = micro;
+          if (s.sharded_rows() && s.tokens() < grid.tensor) continue;
+          layouts.push_back(
+              {fmt::format("{}{}{}{}", sharding.text(), grid.text(), recompute ? ", recompute" : "",
+                           s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
+               sharding.strategy, s});
+        }
+    }
   if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   return layouts;
 }

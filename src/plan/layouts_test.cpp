@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "program/build.h"
 #include "program/verify.h"
@@ -19,28 +20,40 @@ program::Setting base(std::int64_t micro) {
   return s;
 }
 
-TEST(Layouts, EachUsesAllRanksAndIsSound) {
+arch::Architecture model() {
   arch::Architecture a = arch::preset("llama-tiny");
   a.layers = 2;
+  return a;
+}
+
+TEST(Layouts, EachUsesAllRanksAndIsSound) {
+  const arch::Architecture a = model();
   for (const int ranks : {1, 2, 4, 6, 8}) {
     std::set<std::string> names;
-    for (const Layout& l : layouts_of(base(3), ranks, {})) {
-      EXPECT_EQ(l.setting.data_ranks(), ranks);
+    for (const Layout& l : layouts_of(model(), base(3), ranks, {})) {
+      EXPECT_EQ(l.setting.ranks(), ranks);
       EXPECT_TRUE(names.insert(l.name).second) << l.name << " stands twice";
       EXPECT_TRUE(program::verify(program::build(a, l.setting)).empty()) << l.name;
     }
-    // Recompute or not, times micro-batches of 3 and 1, times strategies: 4, and two hybrids with two homes of the
-    // optimizer for each proper division.
-    const std::size_t divisions = ranks == 4 ? 1 : ranks == 6 || ranks == 8 ? 2 : 0;
-    EXPECT_EQ(names.size(), 4 * (ranks == 1 ? 1 : 4 + 4 * divisions)) << ranks;
+    // Of each data-parallel size, strategies: 4, and two hybrids with two homes of the optimizer for each proper
+    // division. Times recompute or not, micro-batches of 3 and 1, and rows whole or cut over tensor ranks.
+    std::size_t expected = 0;
+    for (const int tensor : arch::tensor_degrees(a, ranks)) {
+      if (ranks % tensor != 0) continue;
+      const int data = ranks / tensor;
+      std::size_t divisions = 0;
+      for (int d = 2; d < data; ++d) divisions += data % d == 0;
+      expected += 4 * (data == 1 ? 1 : 4 + 4 * divisions) * (tensor > 1 ? 2 : 1);
+    }
+    EXPECT_EQ(names.size(), expected) << ranks;
   }
 }
 
 TEST(Layouts, KeepsWhatIsWanted) {
-  for (const Layout& l : layouts_of(base(1), 8, {"HYBRID_SHARD"})) EXPECT_EQ(l.strategy, "HYBRID_SHARD");
-  EXPECT_EQ(layouts_of(base(1), 8, {"ZERO1"}).size(), 2u);
-  EXPECT_THROW(layouts_of(base(1), 8, {"FULLSHARD"}), UsageError);
-  EXPECT_THROW(layouts_of(base(1), 2, {"HYBRID_SHARD"}), UsageError);  // 2 ranks have no proper division
+  for (const Layout& l : layouts_of(model(), base(1), 8, {"HYBRID_SHARD"})) EXPECT_EQ(l.strategy, "HYBRID_SHARD");
+  EXPECT_EQ(layouts_of(model(), base(1), 3, {"ZERO1"}).size(), 2u);  // recompute or not
+  EXPECT_THROW(layouts_of(model(), base(1), 8, {"FULLSHARD"}), UsageError);
+  EXPECT_THROW(layouts_of(model(), base(1), 2, {"HYBRID_SHARD"}), UsageError);  // 2 ranks have no proper division
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "arch/tensor_parallel.h"
 #include "base/error.h"
 
 namespace molen::plan {
@@ -53,8 +54,6 @@ void not_built(const Config& config, bool wanted, const std::string& key, const 
 
 void refuse_unbuilt(const Config& c) {
   const auto& p = c.parallel;
-  not_built(c, p.tensor != 1, "parallel.tensor", "1");
-  not_built(c, p.sequence, "parallel.sequence", "false");
   not_built(c, p.pipeline != 1, "parallel.pipeline", "1");
   not_built(c, p.virtual_stages != 1, "parallel.virtual_stages", "1");
   not_built(c, p.schedule != "1f1b", "parallel.schedule", "\"1f1b\" (there are no pipeline stages to order)");
@@ -81,20 +80,57 @@ int zero_stage(const Config& c) {
   return *p.sharding == "SHARD_GRAD_OP" || *p.sharding == "HYBRID_SHARD_ZERO2" ? 2 : 3;
 }
 
+// "1, 2, 4": tensor degrees that divide the ranks of a node, and the model.
+std::string degrees_text(const arch::Architecture& arch, const Machine& machine) {
+  std::string text;
+  for (const int n : arch::tensor_degrees(arch, machine.local_ranks))
+    if (machine.local_ranks % n == 0 && machine.ranks % n == 0)
+      text += fmt::format("{}{}", text.empty() ? "" : ", ", n);
+  return text;
+}
+
+void resolve_tensor(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
+  const auto& p = c.parallel;
+  const int n = static_cast<int>(p.tensor);
+  const auto degrees = arch::tensor_degrees(arch, n);
+  if (degrees.empty() || degrees.back() != n)
+    throw UsageError("{}: {} ranks cannot share {} heads, FFN {} and vocabulary {}; these degrees fit: {}",
+                     c.where("parallel.tensor"), n, arch.heads, arch.ffn, arch.vocabulary, degrees_text(arch, machine));
+  if (machine.ranks % n != 0)
+    throw UsageError("{}: {} does not divide the world of {} ranks; these degrees fit: {}", c.where("parallel.tensor"),
+                     n, machine.ranks, degrees_text(arch, machine));
+  if (machine.local_ranks % n != 0)
+    throw UsageError("{}: groups of {} do not lie within a node of {} ranks; these degrees fit: {}",
+                     c.where("parallel.tensor"), n, machine.local_ranks, degrees_text(arch, machine));
+  if (p.sequence && n == 1)
+    throw UsageError("{}: sequence parallelism cuts rows over tensor ranks; parallel.tensor is 1",
+                     c.where("parallel.sequence"));
+  s.mesh[mesh::Axis::kTp] = n;
+  s.sequence_parallel = p.sequence;
+  std::string order;
+  for (std::string name : p.order) {
+    std::replace(name.begin(), name.end(), '-', '_');
+    order += (order.empty() ? "" : ",") + name;
+  }
+  s.order = mesh::parse_order(order);
+}
+
 // The data-parallel axes of the rank grid.
 void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
-  const std::int64_t ranks = machine.ranks, replicate = p.data_replicate;
+  const std::int64_t ranks = machine.ranks / p.tensor, replicate = p.data_replicate;  // data-parallel ranks
   if (ranks % replicate != 0)
     throw UsageError("{}: {} groups cannot be made of {} rank{}", c.where("parallel.data_replicate"), replicate, ranks,
                      ranks == 1 ? "" : "s");
   // A group is the node, where nothing else is said.
-  const std::int64_t group = is_hybrid(c) && replicate == 1 ? machine.local_ranks : ranks / replicate;
+  const std::int64_t group =
+      is_hybrid(c) && replicate == 1 ? std::max<std::int64_t>(1, machine.local_ranks / p.tensor) : ranks / replicate;
   const std::int64_t shard = p.data_shard.value_or(group);
   const std::int64_t copies = is_hybrid(c) && replicate == 1 ? ranks / std::max<std::int64_t>(1, shard) : replicate;
   if (shard * copies != ranks)
-    throw UsageError("{}: data_replicate {} x data_shard {} is not the world of {} ranks",
-                     c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard, ranks);
+    throw UsageError("{}: data_replicate {} x data_shard {}{} is not the world of {} ranks",
+                     c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard,
+                     p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "", machine.ranks);
   if (p.sharding && !is_hybrid(c) && *p.sharding != "NO_SHARD" && copies > 1)
     throw UsageError("{}: {} shards over all data-parallel ranks; with copies (data_replicate {}) it is {}",
                      c.where("parallel.sharding"), *p.sharding, copies,
@@ -192,6 +228,7 @@ int auto_threads(int local_ranks) {
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
   refuse_unbuilt(c);
   program::Setting s;
+  resolve_tensor(c, arch, machine, s);
   resolve_mesh(c, machine, s);
   s.prefetch = static_cast<int>(c.parallel.prefetch);
   s.zero = zero_stage(c);

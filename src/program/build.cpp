@@ -14,8 +14,12 @@ void check_setting(const Setting& s) {
   if (s.shards() < 1 || s.replicas() < 1)
     throw UsageError("parallel.data_shard x parallel.data_replicate: {} x {} is no number of ranks", s.shards(),
                      s.replicas());
-  for (const mesh::Axis axis : {mesh::Axis::kPp, mesh::Axis::kCp, mesh::Axis::kTp})
+  for (const mesh::Axis axis : {mesh::Axis::kPp, mesh::Axis::kCp})
     if (s.mesh[axis] != 1) throw UsageError("the axis {} is not built yet", mesh::name_of(axis));
+  if (s.tensor_ranks() < 1) throw UsageError("parallel.tensor: {} ranks", s.tensor_ranks());
+  if (s.sequence_parallel && s.tensor() && s.tokens() < s.tensor_ranks())
+    throw UsageError("parallel.sequence: {} tokens of a micro-batch have no row for each of {} tensor ranks",
+                     s.tokens(), s.tensor_ranks());
   if (s.zero < 0 || s.zero > 3) throw UsageError("parallel.zero: stages are 0 to 3, not {}", s.zero);
   if (s.zero >= 2 && s.shards() == 1 && s.replicas() > 1)
     throw UsageError("parallel.data_shard: ZeRO-{} has nothing to shard over with {} replicas of one rank", s.zero,
@@ -38,6 +42,7 @@ Program build(const arch::Architecture& arch, const Setting& setting) {
   check_setting(setting);
   Program p = pass::micro_batch(arch, setting);
   if (setting.recompute && setting.purpose == Purpose::kTrain) p = pass::recompute(std::move(p));
+  p = pass::exchange_tensors(std::move(p));
   if (setting.purpose == Purpose::kTrain) {
     p = pass::micro_batch_loop(std::move(p));
     p = pass::reduce_gradients(pass::shard_parameters(std::move(p)));
@@ -49,6 +54,25 @@ Program build(const arch::Architecture& arch, const Setting& setting) {
 }
 
 namespace detail {
+namespace {
+
+// Values that every layer has a buffer of its own for, whatever pass makes them.
+bool between_layers(Value v) {
+  switch (v) {
+    case Value::kResidual:
+    case Value::kResidualSum:
+    case Value::kResidualRows:
+    case Value::kDResidualSum:
+    case Value::kDResidualRows:
+    case Value::kDMidSum:
+    case Value::kDMidRows:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
 
 int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix) {
   std::string name(name_of(operand.value));
@@ -57,11 +81,18 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
     name += "." + p.units.at(static_cast<std::size_t>(operand.layer)).name;
   } else if (operand.value == Value::kDResidual || operand.value == Value::kDMid) {
     name = "d_x";  // one residual gradient, added to in place from the top of the model to its bottom
+  } else if (!p.setting.sharded_rows() && operand.value >= Value::kResidualSum && operand.value <= Value::kDMidSum) {
+    // Summed where it is.
+    const auto kept = std::array{Value::kResidual, Value::kMid, Value::kDResidual, Value::kDMid}.at(
+        static_cast<std::size_t>(operand.value) - static_cast<std::size_t>(Value::kResidualSum));
+    return ensure_buffer(p, {kept, operand.layer}, suffix);
+  } else if (operand.value >= Value::kLogits && operand.value <= Value::kHeadSumsAll) {
+    // one chunk of the head at a time
   } else if (operand.value == Value::kDActivation || operand.value == Value::kDUp ||
              operand.value == Value::kDAttention || operand.value == Value::kDQkv) {
     // one slot each for all layers: a layer's backward uses them up before the next begins
   } else if (operand.layer >= 0) {
-    name += "." + (suffix.empty() || operand.value == Value::kResidual ? std::to_string(operand.layer) : suffix);
+    name += "." + (suffix.empty() || between_layers(operand.value) ? std::to_string(operand.layer) : suffix);
   }
   if (const int found = p.find_buffer(name); found >= 0) return found;
   p.buffers.push_back({name, dtype_of(p, operand.value), elements_of(p, operand), lifetime_of(p, operand.value)});
@@ -78,7 +109,7 @@ Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const st
 
 Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
                   const std::string& suffix) {
-  const Phase phase = part == arch::Part::kHead         ? Phase::kHead
+  const Phase phase = arch::is_head(part)               ? Phase::kHead
                       : pass == ComputePass::kForward   ? Phase::kForward
                       : pass == ComputePass::kRecompute ? Phase::kRecompute
                                                         : Phase::kBackward;
@@ -91,11 +122,7 @@ namespace pass {
 
 Program micro_batch(const arch::Architecture& arch, const Setting& setting) {
   using arch::Part;
-  Program p;
-  p.arch = arch;
-  p.setting = setting;
-  const auto parameters = arch::parameters(arch);
-  p.units = make_units(arch, parameters);
+  Program p = describe(arch, setting);
   const bool train = setting.purpose == Purpose::kTrain;
 
   Body body{"micro", {}};
@@ -109,7 +136,12 @@ Program micro_batch(const arch::Architecture& arch, const Setting& setting) {
     for (const Part part : detail::kLayerParts) add(part, ComputePass::kForward, l);
   add(Part::kFinalNorm, ComputePass::kForward, -1);
   for (std::int64_t c = 0; c < setting.head_chunks(); ++c)
-    add(Part::kHead, train ? ComputePass::kBackward : ComputePass::kForward, -1, c);
+    if (setting.tensor()) {
+      add(Part::kHeadLogits, ComputePass::kForward, -1, c);
+      add(Part::kHeadLoss, train ? ComputePass::kBackward : ComputePass::kForward, -1, c);
+    } else {
+      add(Part::kHead, train ? ComputePass::kBackward : ComputePass::kForward, -1, c);
+    }
   if (train) {
     add(Part::kFinalNorm, ComputePass::kBackward, -1);
     for (std::int64_t l = arch.layers - 1; l >= 0; --l)

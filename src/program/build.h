@@ -15,6 +15,9 @@ namespace pass {
 Program micro_batch(const arch::Architecture& arch, const Setting& setting);
 // Keeps only each layer's input; recomputes the rest of the layer right before its backward.
 Program recompute(Program program);
+// Tensor ranks exchange what parts leave as sums, and the rows they need of each other: between the parts, in both
+// directions and in recomputation.
+Program exchange_tensors(Program program);
 // Repeats the micro-batch: the first overwrites gradients, later ones add.
 Program micro_batch_loop(Program program);
 // ZeRO-3: before a unit is used, its parameters are gathered over dp_shard, Setting::prefetch units ahead; the copy is

@@ -21,6 +21,8 @@ Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const st
 Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
                   const std::string& suffix = "");
 
+// The buffer itself, or the copy "NAME/1" and so on beside it, made if the program has none.
+int copy_of(Program& p, int buffer, int copy);
 // Axes over which updated parameters come together again, in order.
 std::vector<Axis> gathered_over(const Setting& setting);
 // Elements between the unit's parameters, which no op but ZeroFill writes.

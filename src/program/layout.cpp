@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "program/program.h"
 
@@ -10,17 +11,12 @@ namespace {
 
 constexpr std::int64_t kAlign = 16;  // elements: 64 bytes in fp32
 
-// Parameters that continue the matrix or vector before them.
-bool continues(arch::Role role) {
+// Whether a parameter continues the matrix or vector of the one placed before it.
+bool continues(arch::Role before, arch::Role role) {
   using arch::Role;
-  return role == Role::kKey || role == Role::kValue || role == Role::kKeyBias || role == Role::kValueBias ||
-         role == Role::kUp;
-}
-
-bool starts_fused(const std::vector<arch::Parameter>& parameters, std::size_t i) {
-  // `up` follows `gate` only in gated models.
-  return continues(parameters[i].role) && i > 0 &&
-         !(parameters[i].role == arch::Role::kUp && parameters[i - 1].role != arch::Role::kGate);
+  return (before == Role::kQuery && role == Role::kKey) || (before == Role::kKey && role == Role::kValue) ||
+         (before == Role::kQueryBias && role == Role::kKeyBias) ||
+         (before == Role::kKeyBias && role == Role::kValueBias) || (before == Role::kGate && role == Role::kUp);
 }
 
 std::string unit_name(const arch::Parameter& p) {
@@ -34,23 +30,31 @@ std::int64_t align(std::int64_t n) {
 
 }  // namespace
 
-std::vector<Unit> make_units(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters) {
-  std::vector<Unit> units;
-  const auto unit_of = [&](const std::string& name, std::int64_t layer) -> Unit& {
-    for (auto& u : units)
-      if (u.name == name) return u;
-    units.push_back(Unit{name, layer, 0, {}});
-    return units.back();
+std::vector<Unit> make_units(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters,
+                             int tensor_ranks) {
+  std::vector<Unit> units{{"embed", -1, 0, 0, {}}};
+  for (std::int64_t l = 0; l < arch.layers; ++l) units.push_back({"layer." + std::to_string(l), l, 0, 0, {}});
+  units.push_back({"final", -1, 0, 0, {}});
+  const auto unit_of = [&](const arch::Parameter& p) -> Unit& {
+    if (p.layer >= 0) return units[static_cast<std::size_t>(p.layer) + 1];
+    return unit_name(p) == "embed" ? units.front() : units.back();
   };
-  unit_of("embed", -1);
-  for (std::int64_t l = 0; l < arch.layers; ++l) unit_of("layer." + std::to_string(l), l);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto& p = parameters[i];
-    Unit& unit = unit_of(unit_name(p), p.layer);
-    if (!starts_fused(parameters, i)) unit.elements = align(unit.elements);
+  const auto place = [&](std::size_t i) {
+    const arch::Parameter& p = parameters[i];
+    Unit& unit = unit_of(p);
+    const bool fused = !unit.entries.empty() &&
+                       continues(parameters[static_cast<std::size_t>(unit.entries.back().parameter)].role, p.role);
+    if (!fused) unit.elements = align(unit.elements);
     unit.entries.push_back({static_cast<int>(i), unit.elements});
     unit.elements += p.elements();
+  };
+  if (tensor_ranks > 1) {
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      if (parameters[i].shard == arch::ShardDim::kNone) place(i);
+    for (Unit& u : units) u.replicated = u.elements = align(u.elements);
   }
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (tensor_ranks == 1 || parameters[i].shard != arch::ShardDim::kNone) place(i);
   for (auto& u : units) u.elements = align(u.elements);
   // A tied model with a plain final norm has nothing outside embedding and layers.
   std::erase_if(units, [](const Unit& u) { return u.entries.empty(); });
@@ -85,10 +89,47 @@ Bounds unit_tile(const Setting& s, const mesh::PerAxis& at, std::int64_t element
   return part_of(owned_range(elements, shard, s.shards()), replica, s.replicas());
 }
 
-Bounds unit_range(const Setting& s, const mesh::PerAxis& at, std::int64_t elements, Range range) {
+Bounds unit_range(const Setting& s, const mesh::PerAxis& at, const Unit& unit, Range range) {
+  const std::int64_t elements = unit.elements;
+  if (range == Range::kReplicated) return {0, unit.replicated};
   if (range == Range::kAll || s.zero == 0 || (range == Range::kShard && s.zero == 1)) return {0, elements};
   if (s.zero == 1 || (range == Range::kOwn && s.own_over_dp)) return unit_tile(s, at, elements);
   return owned_range(elements, at[mesh::Axis::kDpShard], s.shards());
+}
+
+int data_rank(const Setting& s, const mesh::PerAxis& at) {
+  return at[mesh::Axis::kDpReplicate] * s.shards() + at[mesh::Axis::kDpShard];
+}
+
+Bounds row_range(const Setting& s, const mesh::PerAxis& at) {
+  return arch::even_range(s.tokens(), at[mesh::Axis::kTp], s.tensor_ranks());
+}
+
+Bounds counted_once(const mesh::PerAxis& at, const Unit& unit, std::int64_t from, std::int64_t to) {
+  if (at[mesh::Axis::kTp] == 0) return {from, to};
+  return {std::clamp(unit.replicated, from, to), to};
+}
+
+std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, int unit, std::int64_t from,
+                                   std::int64_t to) {
+  const int ranks = p.setting.tensor_ranks(), rank = at[mesh::Axis::kTp];
+  const std::vector<arch::Parameter> whole = arch::parameters(p.arch);
+  std::vector<GlobalRun> runs;
+  for (const UnitEntry& entry : p.units.at(static_cast<std::size_t>(unit)).entries) {
+    const auto index = static_cast<std::size_t>(entry.parameter);
+    const arch::Block b = arch::block_of(whole[index], p.parameters[index], rank, ranks);
+    // Whole rows follow each other without a break in both; else row by row.
+    const bool flat = b.columns == b.all_columns;
+    const std::int64_t length = flat ? b.rows * b.columns : b.columns, count = flat ? 1 : b.rows;
+    for (std::int64_t r = 0; r < count; ++r) {
+      const std::int64_t begin = entry.offset + r * length;
+      const std::int64_t first = std::max(from, begin), last = std::min(to, begin + length);
+      if (first < last)
+        runs.push_back({entry.parameter, first, (b.first_row + r) * b.all_columns + b.first_column + (first - begin),
+                        last - first});
+    }
+  }
+  return runs;
 }
 
 }  // namespace molen::program

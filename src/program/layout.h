@@ -15,6 +15,7 @@
 namespace molen::program {
 
 struct Setting;
+struct Program;
 
 struct UnitEntry {
   int parameter = -1;       // index in arch::parameters
@@ -25,30 +26,56 @@ struct UnitEntry {
 struct Unit {
   std::string name;  // "embed", "layer.3", "final"
   std::int64_t layer = -1;
-  std::int64_t elements = 0;  // with the padding that aligns its matrices; padding is zero and stays zero
+  std::int64_t elements = 0;    // with the padding that aligns its matrices; padding is zero and stays zero
+  std::int64_t replicated = 0;  // elements at its start that all tensor ranks hold alike
   std::vector<UnitEntry> entries;
   bool operator==(const Unit&) const = default;
 };
 
-// In execution order: embed, layer.0 .. layer.L-1, final.
-std::vector<Unit> make_units(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters);
+// In execution order: embed, layer.0 .. layer.L-1, final. `parameters`: those of one of `tensor_ranks` ranks
+// (arch/tensor_parallel.h); where there are more than one, what they hold alike comes first in each unit.
+std::vector<Unit> make_units(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters,
+                             int tensor_ranks = 1);
 
 // The element range [first, second) of a unit that rank `rank` of `ranks` owns when its state is sharded. Ranges are
 // aligned to 16 elements, tile the unit, and rank 0's is the largest.
 std::pair<std::int64_t, std::int64_t> owned_range(std::int64_t elements, int rank, int ranks);
 
-// The element range [first, second) of a unit of `elements` that `range` names on the rank at `coordinates`:
+// The element range [first, second) of a unit that `range` names on the rank at `coordinates`:
 //   kAll    the whole unit
 //   kShard  what the rank keeps of sharded gradients and parameters (over dp_shard); the whole below stage 2
 //   kOwn    what the rank keeps of optimizer states: over dp in stage 1; its shard, or under own_over_dp a part of
 //   that,
 //           in stages 2 and 3; the whole in stage 0
+//   kReplicated  what all tensor ranks hold alike
 // The rank whose coordinates are all 0 has the largest ranges.
 std::pair<std::int64_t, std::int64_t> unit_range(const Setting& setting, const mesh::PerAxis& coordinates,
-                                                 std::int64_t elements, Range range);
+                                                 const Unit& unit, Range range);
 
 // A partition of the unit over the ranks of dp, within what each of them holds: what each writes to a checkpoint.
 std::pair<std::int64_t, std::int64_t> unit_tile(const Setting& setting, const mesh::PerAxis& coordinates,
                                                 std::int64_t elements);
+
+// Which of the data-parallel ranks a rank is: ranks that differ elsewhere see the same samples.
+int data_rank(const Setting& setting, const mesh::PerAxis& coordinates);
+
+// The rows [first, second) of a micro-batch's tokens whose residual stream the rank keeps under sequence parallelism;
+// and to which it adds what must be added once where tensor ranks sum.
+std::pair<std::int64_t, std::int64_t> row_range(const Setting& setting, const mesh::PerAxis& coordinates);
+
+// The elements [first, second) of [from, to) of a unit that count once over all tensor ranks: all of them on the first,
+// what is not replicated on the others.
+std::pair<std::int64_t, std::int64_t> counted_once(const mesh::PerAxis& coordinates, const Unit& unit,
+                                                   std::int64_t from, std::int64_t to);
+
+// A run of elements of a unit as a run of one whole parameter.
+struct GlobalRun {
+  int parameter = -1;                 // index in arch::parameters
+  std::int64_t unit_first = 0;        // in the unit
+  std::int64_t first = 0, count = 0;  // in the flattened whole parameter
+};
+// What [from, to) of a unit is, in order of the unit, on a rank; padding is left out.
+std::vector<GlobalRun> global_runs(const Program& program, const mesh::PerAxis& coordinates, int unit,
+                                   std::int64_t from, std::int64_t to);
 
 }  // namespace molen::program

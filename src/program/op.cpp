@@ -42,13 +42,20 @@ std::string_view name_of(Axis axis) {
       return "dp_shard";
     case Axis::kReplicate:
       return "dp_replicate";
+    case Axis::kTp:
+      return "tp";
     case Axis::kWorld:
       return "world";
   }
   throw Error("unknown axis {}", static_cast<int>(axis));
 }
 std::string_view name_of(Range range) {
-  return range == Range::kAll ? "all" : range == Range::kShard ? "shard" : "own";
+  static constexpr std::array<std::string_view, 4> kNames{"all", "shard", "own", "replicated"};
+  return kNames.at(static_cast<std::size_t>(range));
+}
+std::string_view name_of(Moves moves) {
+  static constexpr std::array<std::string_view, kAllMoves.size()> kNames{"unit", "x", "mid", "d_x", "d_mid", "head"};
+  return kNames.at(static_cast<std::size_t>(moves));
 }
 std::string_view name_of(Flag) {
   return "non_finite";

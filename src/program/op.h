@@ -18,8 +18,8 @@
 namespace molen::program {
 
 // Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard.
-enum class Axis { kDp, kShard, kReplicate, kWorld };
-inline constexpr std::array kAllAxes{Axis::kDp, Axis::kShard, Axis::kReplicate, Axis::kWorld};
+enum class Axis { kDp, kShard, kReplicate, kTp, kWorld };
+inline constexpr std::array kAllAxes{Axis::kDp, Axis::kShard, Axis::kReplicate, Axis::kTp, Axis::kWorld};
 
 // Where an op runs. Ops of one stream run in list order; streams run side by side.
 enum class Stream { kCompute, kDpComm };
@@ -41,8 +41,8 @@ enum class Phase {
 inline constexpr int kNumPhases = 9;
 
 // What of a buffer an op uses: all that it holds; the part of the unit that this rank keeps of sharded gradients and
-// parameters; the part whose optimizer state it owns (program/layout.h: unit_range).
-enum class Range { kAll, kShard, kOwn };
+// parameters; the part whose optimizer state it owns; what all tensor ranks hold alike (program/layout.h: unit_range).
+enum class Range { kAll, kShard, kOwn, kReplicated };
 
 struct Use {
   int buffer = -1;
@@ -57,7 +57,7 @@ struct Compute {
   arch::Part part{};
   ComputePass pass{};
   std::int64_t layer = -1;  // -1 outside the layers
-  std::int64_t chunk = -1;  // kHead: which chunk of Setting::head_chunk tokens
+  std::int64_t chunk = -1;  // of the head: which chunk of Setting::head_chunk tokens
   bool accumulate = false;  // adds into the gradients instead of overwriting them
   bool operator==(const Compute&) const = default;
 };
@@ -81,19 +81,31 @@ struct ClipScale {
 struct OptimizerStep {
   bool operator==(const OptimizerStep&) const = default;
 };
+// What a collective moves: parameters or gradients of a unit, or a value of one layer (signature.h) on its way between
+// tensor ranks: input of a layer, its middle, their gradients, the sums of a chunk of the head.
+enum class Moves { kUnit, kResidual, kMid, kDResidual, kDMid, kHead };
+inline constexpr std::array kAllMoves{Moves::kUnit,      Moves::kResidual, Moves::kMid,
+                                      Moves::kDResidual, Moves::kDMid,     Moves::kHead};
+
 struct AllReduce {
   Axis axis{};
+  Moves moves = Moves::kUnit;
+  std::int64_t layer = -1;  // of what it moves; the chunk of kHead
   bool operator==(const AllReduce&) const = default;
 };
 // Leaves in writes[0] this rank's part of the sum of reads[0]. What is read is used up: it may hold anything
 // afterwards.
 struct ReduceScatter {
   Axis axis{};
-  bool accumulate = false;  // adds to what an earlier micro-batch left there
+  bool accumulate = false;  // adds to what an earlier micro-batch, or the layer above, left there
+  Moves moves = Moves::kUnit;
+  std::int64_t layer = -1;
   bool operator==(const ReduceScatter&) const = default;
 };
 struct AllGather {
   Axis axis{};
+  Moves moves = Moves::kUnit;
+  std::int64_t layer = -1;
   bool operator==(const AllGather&) const = default;
 };
 // Sums scalars[first .. first + count) over the axis.
@@ -140,7 +152,8 @@ struct Step {
 std::string_view name_of(Phase phase);
 std::string_view name_of(Stream stream);
 std::string_view name_of(Axis axis);
-std::string_view name_of(Range range);  // "all", "shard", "own"
+std::string_view name_of(Range range);  // "all", "shard", "own", "replicated"
+std::string_view name_of(Moves moves);  // "unit", "x", "mid", "d_x", "d_mid", "head"
 std::string_view name_of(ComputePass pass);
 std::string_view name_of(Flag flag);
 // "forward attention", "all_reduce", ... : the key of cost tables and comparisons.

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/match.h"
 #include "program/build.h"
@@ -15,10 +16,15 @@ namespace molen::program {
 namespace detail {
 
 bool has_padding(const Program& p, const Unit& unit) {
-  const auto parameters = arch::parameters(p.arch);
   std::int64_t used = 0;
-  for (const auto& entry : unit.entries) used += parameters[static_cast<std::size_t>(entry.parameter)].elements();
-  return used < unit.elements;
+  bool uneven = false;  // rows of a shared vocabulary that some tensor ranks lack
+  for (const auto& entry : unit.entries) {
+    const arch::Parameter& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
+    used += parameter.elements();
+    const bool vocabulary = parameter.role == arch::Role::kEmbedding || parameter.role == arch::Role::kHead;
+    uneven = uneven || (vocabulary && p.arch.vocabulary % p.setting.tensor_ranks() != 0);
+  }
+  return uneven || used < unit.elements;
 }
 
 }  // namespace detail
@@ -60,8 +66,8 @@ void set_accumulate(Program& p, Body& body, bool first_micro_batch) {
     if (auto* c = std::get_if<Compute>(&step.op)) {
       if (c->pass != ComputePass::kBackward) continue;
       // The head's chunks share one gradient; a tied embedding adds to what the head left there.
-      const bool earlier_writer = (c->part == arch::Part::kHead && c->chunk > 0) ||
-                                  (p.arch.tied && (c->part == arch::Part::kHead || c->part == arch::Part::kEmbed));
+      const bool head = arch::is_head(c->part);
+      const bool earlier_writer = (head && c->chunk > 0) || (p.arch.tied && (head || c->part == arch::Part::kEmbed));
       c->accumulate = !first_micro_batch || earlier_writer;
     }
 }
@@ -144,7 +150,7 @@ std::int64_t used_elements(const Program& p, const Use& use) {
   const Buffer& buffer = p.buffers.at(static_cast<std::size_t>(use.buffer));
   const int unit = p.unit_of_buffer(use.buffer);
   if (use.range == Range::kAll || unit < 0) return buffer.elements;
-  const auto [first, last] = unit_range(p.setting, {}, p.units[static_cast<std::size_t>(unit)].elements, use.range);
+  const auto [first, last] = unit_range(p.setting, {}, p.units[static_cast<std::size_t>(unit)], use.range);
   return last - first;
 }
 
@@ -158,9 +164,11 @@ std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses) {
 void cost_compute(const Program& p, const Compute& c, Step& step) {
   const Setting& s = p.setting;
   arch::PartShape shape{s.micro_batch, s.sequence, 0, s.compute, s.threads, s.kernels};
-  if (c.part == arch::Part::kHead) shape.chunk = s.head_chunk_tokens(c.chunk);
+  if (arch::is_head(c.part)) shape.chunk = s.head_chunk_tokens(c.chunk);
+  shape.tensor_ranks = s.tensor_ranks();
+  shape.kv_copied = s.tensor() && arch::kv_replicated(p.arch, s.tensor_ranks());
   const auto cost = arch::part_cost(
-      p.arch, c.part, c.pass == ComputePass::kBackward ? arch::Pass::kBackward : arch::Pass::kForward, shape);
+      p.local, c.part, c.pass == ComputePass::kBackward ? arch::Pass::kBackward : arch::Pass::kForward, shape);
   step.scratch = cost.scratch;
   step.moved = cost.moved;
   step.hardware_flops = cost.flops;
@@ -185,7 +193,7 @@ Program costs(Program p) {
                        step.moved = Bytes(used_bytes(p, step.reads) + 2 * used_bytes(p, step.writes));
                      },
                      [&](const AllReduce&) { step.moved = Bytes(used_bytes(p, step.writes)); },
-                     [&](const ReduceScatter&) { step.moved = Bytes(used_bytes(p, step.reads)); },
+                     [&](const ReduceScatter&) { step.moved = Bytes(used_bytes(p, {step.reads.at(0)})); },
                      [&](const AllGather&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const ReduceScalars& r) { step.moved = Bytes(r.count * size_of(DType::kF64)); },
                      [&](const Agree&) { step.moved = touched; },

@@ -11,6 +11,15 @@ namespace molen::program {
 
 namespace detail {
 
+int copy_of(Program& p, int buffer, int copy) {
+  if (copy == 0) return buffer;
+  Buffer another = p.buffers[static_cast<std::size_t>(buffer)];
+  another.name += "/" + std::to_string(copy);
+  if (const int found = p.find_buffer(another.name); found >= 0) return found;
+  p.buffers.push_back(another);
+  return static_cast<int>(p.buffers.size()) - 1;
+}
+
 std::vector<Axis> gathered_over(const Setting& s) {
   std::vector<Axis> axes;
   if (!s.owns_part()) return axes;
@@ -74,16 +83,6 @@ std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
   return clusters;
 }
 
-// "param.X" itself, or "param.X/1" and so on beside it.
-int copy_of(Program& p, int buffer, int copy) {
-  if (copy == 0) return buffer;
-  Buffer another = p.buffers[static_cast<std::size_t>(buffer)];
-  another.name += "/" + std::to_string(copy);
-  if (const int found = p.find_buffer(another.name); found >= 0) return found;
-  p.buffers.push_back(another);
-  return static_cast<int>(p.buffers.size()) - 1;
-}
-
 void gather_in(Program& p, Body& body) {
   const std::vector<Cluster> clusters = clusters_of(p, body);
   const auto ahead = static_cast<std::size_t>(p.setting.prefetch);
@@ -92,7 +91,8 @@ void gather_in(Program& p, Body& body) {
   for (std::size_t c = 0; c < clusters.size(); ++c) {
     const Cluster& cluster = clusters[c];
     const int copy = copies[cluster.unit]++;
-    const int whole = copy_of(p, p.buffer("param." + p.units[static_cast<std::size_t>(cluster.unit)].name), copy);
+    const int whole =
+        detail::copy_of(p, p.buffer("param." + p.units[static_cast<std::size_t>(cluster.unit)].name), copy);
     for (std::size_t k = cluster.first; k <= cluster.last; ++k)
       for (Use& use : body.steps[k].reads)
         if (p.buffers[static_cast<std::size_t>(use.buffer)].name.rfind("param.", 0) == 0) use.buffer = whole;
@@ -121,23 +121,31 @@ std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
 }
 
 // What happens to a finished gradient of one micro-batch.
-std::vector<Op> reductions(const Setting& s, bool first, bool last) {
+std::vector<Op> reductions(const Setting& s, const Unit& unit, bool first, bool last) {
+  // Whole gradients add up over the micro-batches first.
+  if (!s.sharded_gradients() && !last) return {};
+  std::vector<Op> ops;
+  // Each tensor rank has its share of the sum for what all of them hold.
+  if (unit.replicated > 0) ops.push_back(AllReduce{Axis::kTp});
   if (s.sharded_gradients()) {
-    std::vector<Op> ops{ReduceScatter{Axis::kShard, !first}};
+    ops.push_back(ReduceScatter{Axis::kShard, !first});
     if (last && s.replicas() > 1)
       ops.push_back(s.own_over_dp ? Op(ReduceScatter{Axis::kReplicate}) : Op(AllReduce{Axis::kReplicate}));
-    return ops;
+  } else if (s.data_ranks() > 1) {
+    ops.push_back(s.owns_part() ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp}));
   }
-  // Whole gradients add up over the micro-batches first.
-  if (!last || s.data_ranks() == 1) return {};
-  return {s.owns_part() ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp})};
+  return ops;
 }
 
 void reduce_in(Program& p, Body& body, bool first, bool last) {
   Insertion insertion;
-  for (const auto& [step, unit] : last_writers(p, body))
-    for (const Op& op : reductions(p.setting, first, last))
-      insertion.add(step + 1, detail::make_step(p, op, unit, Phase::kGradientReduce, Stream::kDpComm));
+  for (const auto& [step, unit] : last_writers(p, body)) {
+    // What the next part waits for goes first.
+    std::size_t at = step + 1;
+    while (at < body.steps.size() && is_communication(body.steps[at].op)) ++at;
+    for (const Op& op : reductions(p.setting, p.units[static_cast<std::size_t>(unit)], first, last))
+      insertion.add(at, detail::make_step(p, op, unit, Phase::kGradientReduce, Stream::kDpComm));
+  }
   insertion.apply(body);
 }
 
@@ -171,6 +179,7 @@ Program update(Program p) {
     add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip, Stream::kDpComm);
     if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip, Stream::kDpComm);
   }
+  if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip, Stream::kDpComm);
   add(ClipScale{}, -1, Phase::kClip, Stream::kCompute);
   add(Agree{Flag::kNonFinite}, -1, Phase::kClip, Stream::kCompute);
   for (int u = 0; u < units; ++u) {

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "arch/tensor_parallel.h"
 #include "base/error.h"
 
 namespace molen::program {
@@ -24,7 +25,21 @@ std::string sharding_text(const Setting& s) {
   std::string text = fmt::format("ZeRO-{}", s.zero);
   if (s.replicas() > 1 && s.sharded_gradients())
     text += fmt::format(" over dp_replicate {} x dp_shard {}", s.replicas(), s.shards());
-  return text + (s.own_over_dp ? ", optimizer states over all" : "");
+  text += s.own_over_dp ? ", optimizer states over all" : "";
+  if (s.tensor())
+    text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? " with rows cut" : "");
+  return text;
+}
+
+Program describe(const arch::Architecture& arch, const Setting& setting) {
+  Program p;
+  p.arch = arch;
+  p.setting = setting;
+  arch::validate_tensor_parallel(arch, setting.tensor_ranks());
+  p.local = arch::tensor_local(arch, setting.tensor_ranks());
+  p.parameters = arch::tensor_local_parameters(arch, setting.tensor_ranks());
+  p.units = make_units(arch, p.parameters, setting.tensor_ranks());
+  return p;
 }
 
 int Program::find_buffer(const std::string& name) const {

@@ -46,11 +46,14 @@ enum class Purpose { kTrain, kEvaluate };
 // What the program was built for; everything a consumer needs besides the ops.
 struct Setting {
   Purpose purpose = Purpose::kTrain;
-  mesh::PerAxis mesh = mesh::kOne;  // ranks along each axis
+  mesh::PerAxis mesh = mesh::kOne;                                  // ranks along each axis
+  std::array<mesh::Axis, mesh::kAxes> order = mesh::kDefaultOrder;  // of the rank grid, outermost first
   // What is sharded: 0 nothing, 1 optimizer states (over dp), 2 gradients too, 3 parameters too (over dp_shard, with
   // copies along dp_replicate). Rajbhandari et al. 2020, "ZeRO", section 5.
   int zero = 0;
-  bool own_over_dp = false;       // stages 2 and 3: optimizer states over all of dp, not dp_shard alone
+  bool own_over_dp = false;  // stages 2 and 3: optimizer states over all of dp, not dp_shard alone
+  // With tensor ranks: the residual stream is cut by rows over them (Korthikanti et al. 2022, section 4.2).
+  bool sequence_parallel = false;
   int prefetch = 1;               // stage 3: units gathered ahead of the one in use
   bool recompute = false;         // every layer's forward again in backward
   std::int64_t global_batch = 1;  // sequences
@@ -65,7 +68,15 @@ struct Setting {
   bool operator==(const Setting&) const = default;
   int shards() const { return mesh[mesh::Axis::kDpShard]; }
   int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
-  int data_ranks() const { return shards() * replicas(); }          // ranks that see different data
+  int data_ranks() const { return shards() * replicas(); }  // ranks that see different data
+  int tensor_ranks() const { return mesh[mesh::Axis::kTp]; }
+  bool tensor() const { return tensor_ranks() > 1; }
+  bool sharded_rows() const { return tensor() && sequence_parallel; }  // of the residual stream
+  int ranks() const {
+    int product = 1;
+    for (const int size : mesh.values) product *= size;
+    return product;
+  }
   bool owns_part() const { return zero >= 1 && data_ranks() > 1; }  // of the optimizer states
   bool sharded_gradients() const { return zero >= 2 && shards() > 1; }
   bool sharded_parameters() const { return zero >= 3 && shards() > 1; }
@@ -87,6 +98,9 @@ std::string sharding_text(const Setting& setting);
 struct Program {
   arch::Architecture arch;
   Setting setting;
+  // What follows from the two (`describe`): sizes and parameters of one tensor rank, the largest, and its units.
+  arch::Architecture local;
+  std::vector<arch::Parameter> parameters;
   std::vector<Unit> units;
   std::vector<Buffer> buffers;
   std::vector<Body> bodies;
@@ -100,6 +114,9 @@ struct Program {
   int unit_of_buffer(int buffer) const;
   int num_ops() const;  // expanded
 };
+
+// A program without buffers and bodies. Throws UsageError where the model cannot be cut so.
+Program describe(const arch::Architecture& arch, const Setting& setting);
 
 // One op of the expanded program.
 struct Expanded {

@@ -402,7 +402,7 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("part=embed", "part=embet", "unknown part");
   fails_with("writes=x.0", "writes=y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 2", "molen-program 1", "molen-program 2");
+  fails_with("molen-program 3", "molen-program 2", "molen-program 3");
   fails_with("schedule first", "schedule fist", "unknown body");
   fails_with("after=%", "after=%9", "not there");
   fails_with("buffer ids i32", "buffer ids i33", "i33");
@@ -416,7 +416,7 @@ TEST(Build, RefusesWhatItCannotHonour) {
   s = hybrid(2, 1, 3, true);
   EXPECT_THROW(build(tiny(), s), UsageError);  // no replicas
   s = setting_of(1, 0, false, 4);
-  s.mesh[mesh::Axis::kTp] = 2;
+  s.mesh[mesh::Axis::kCp] = 2;
   EXPECT_THROW(build(tiny(), s), UsageError);
   s.mesh = mesh::kOne;
   s.compute = DType::kF16;

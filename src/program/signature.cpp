@@ -21,59 +21,90 @@ bool has_norm_weights(const Program& program) {
   return program.arch.norm != arch::Norm::kLayerPlain;
 }
 
+// The residual stream and its gradient between the parts. One rank alone has whole values. Tensor ranks leave sums to
+// be made; under sequence parallelism they keep rows, and gather all of them for a product.
+struct Stream {
+  bool tensor, rows;
+  explicit Stream(const Setting& s) : tensor(s.tensor()), rows(s.sharded_rows()) {}
+  Operand in(Value kept, Value all, std::int64_t l) const { return {rows ? all : kept, l}; }
+  Operand out(Value kept, Value sum, std::int64_t l) const { return {tensor ? sum : kept, l}; }
+  Operand x_in(std::int64_t l) const { return in(Value::kResidual, Value::kResidualRows, l); }
+  Operand mid_in(std::int64_t l) const { return in(Value::kMid, Value::kMidRows, l); }
+  Operand d_x_in(std::int64_t l) const { return in(Value::kDResidual, Value::kDResidualRows, l); }
+  Operand d_mid_in(std::int64_t l) const { return in(Value::kDMid, Value::kDMidRows, l); }
+  Operand x_out(std::int64_t l) const { return out(Value::kResidual, Value::kResidualSum, l); }
+  Operand mid_out(std::int64_t l) const { return out(Value::kMid, Value::kMidSum, l); }
+  Operand d_x_out(std::int64_t l) const { return out(Value::kDResidual, Value::kDResidualSum, l); }
+  Operand d_mid_out(std::int64_t l) const { return out(Value::kDMid, Value::kDMidSum, l); }
+};
+
 Signature forward(const Program& p, const Compute& c, int unit) {
+  const Stream stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
   switch (c.part) {
     case Part::kEmbed:
-      return {{{Value::kIds}, {Value::kParam, unit}}, {{Value::kResidual, 0}}};
+      return {{{Value::kIds}, {Value::kParam, unit}}, {stream.x_out(0)}};
     case Part::kNormQkv:
-      return {{{Value::kResidual, l}, {Value::kParam, unit}}, {{Value::kQkv, l}, {Value::kStats1, l}}};
+      return {{stream.x_in(l), {Value::kParam, unit}}, {{Value::kQkv, l}, {Value::kStats1, l}}};
     case Part::kAttention:
       return {{{Value::kQkv, l}}, {{Value::kAttention, l}, {Value::kLse, l}}};
     case Part::kOutProjection:
-      return {{{Value::kAttention, l}, {Value::kResidual, l}, {Value::kParam, unit}}, {{Value::kMid, l}}};
+      return {{{Value::kAttention, l}, {Value::kResidual, l}, {Value::kParam, unit}}, {stream.mid_out(l)}};
     case Part::kNormUp:
-      return {{{Value::kMid, l}, {Value::kParam, unit}}, {{Value::kUp, l}, {Value::kStats2, l}}};
+      return {{stream.mid_in(l), {Value::kParam, unit}}, {{Value::kUp, l}, {Value::kStats2, l}}};
     case Part::kActivation:
       return {{{Value::kUp, l}}, {{Value::kActivation, l}}};
     case Part::kDown:
-      return {{{Value::kActivation, l}, {Value::kMid, l}, {Value::kParam, unit}}, {{Value::kResidual, l + 1}}};
+      return {{{Value::kActivation, l}, {Value::kMid, l}, {Value::kParam, unit}}, {stream.x_out(l + 1)}};
     case Part::kFinalNorm: {
-      Signature s{{{Value::kResidual, last}}, {{Value::kNormed}, {Value::kStatsFinal}}};
+      Signature s{{stream.x_in(last)}, {{Value::kNormed}, {Value::kStatsFinal}}};
       if (unit >= 0) s.reads.push_back({Value::kParam, unit});
       return s;
     }
     case Part::kHead:
       return {{{Value::kNormed}, {Value::kLabels}, {Value::kParam, unit}}, {{Value::kLosses}, {Value::kScalars}}};
+    case Part::kHeadLogits:
+      return {{{Value::kNormed}, {Value::kLabels}, {Value::kParam, unit}},
+              {{Value::kLogits, c.chunk}, {Value::kHeadSums, c.chunk}}};
+    case Part::kHeadLoss:
+      return {{{Value::kHeadSumsAll, c.chunk}, {Value::kLabels}}, {{Value::kLosses}, {Value::kScalars}}};
   }
   throw Error("unknown part {}", static_cast<int>(c.part));
 }
 
+// Parts that add to the residual gradient: in place, but where rows are kept, and the reduction adds.
+Signature backward_norm(const Stream& stream, Operand d_out, Operand in, Operand stats, int unit, Value kept,
+                        std::int64_t kept_layer, Operand result) {
+  Signature s{{d_out, in, stats, {Value::kParam, unit}}, {result, {Value::kGrad, unit}}};
+  if (!stream.rows) s.reads.push_back({kept, kept_layer});
+  return s;
+}
+
 Signature backward(const Program& p, const Compute& c, int unit) {
+  const Stream stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
   switch (c.part) {
     case Part::kEmbed:
-      return {{{Value::kIds}, {Value::kDResidual, 0}}, {{Value::kGrad, unit}}};
+      return {{{Value::kIds}, stream.d_x_in(0)}, {{Value::kGrad, unit}}};
     case Part::kNormQkv:
-      return {{{Value::kDQkv, l}, {Value::kResidual, l}, {Value::kStats1, l}, {Value::kParam, unit}, {Value::kDMid, l}},
-              {{Value::kDResidual, l}, {Value::kGrad, unit}}};
+      return backward_norm(stream, {Value::kDQkv, l}, stream.x_in(l), {Value::kStats1, l}, unit, Value::kDMid, l,
+                           stream.d_x_out(l));
     case Part::kAttention:
       return {{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}},
               {{Value::kDQkv, l}}};
     case Part::kOutProjection:
-      return {{{Value::kDMid, l}, {Value::kAttention, l}, {Value::kParam, unit}},
+      return {{stream.d_mid_in(l), {Value::kAttention, l}, {Value::kParam, unit}},
               {{Value::kDAttention, l}, {Value::kGrad, unit}}};
     case Part::kNormUp:
-      return {
-          {{Value::kDUp, l}, {Value::kMid, l}, {Value::kStats2, l}, {Value::kParam, unit}, {Value::kDResidual, l + 1}},
-          {{Value::kDMid, l}, {Value::kGrad, unit}}};
+      return backward_norm(stream, {Value::kDUp, l}, stream.mid_in(l), {Value::kStats2, l}, unit, Value::kDResidual,
+                           l + 1, stream.d_mid_out(l));
     case Part::kActivation:
       return {{{Value::kDActivation, l}, {Value::kUp, l}}, {{Value::kDUp, l}}};
     case Part::kDown:
-      return {{{Value::kDResidual, l + 1}, {Value::kActivation, l}, {Value::kParam, unit}},
+      return {{stream.d_x_in(l + 1), {Value::kActivation, l}, {Value::kParam, unit}},
               {{Value::kDActivation, l}, {Value::kGrad, unit}}};
     case Part::kFinalNorm: {
-      Signature s{{{Value::kDNormed}, {Value::kResidual, last}, {Value::kStatsFinal}}, {{Value::kDResidual, last}}};
+      Signature s{{{Value::kDNormed}, stream.x_in(last), {Value::kStatsFinal}}, {stream.d_x_out(last)}};
       if (unit >= 0) {
         s.reads.push_back({Value::kParam, unit});
         s.writes.push_back({Value::kGrad, unit});
@@ -83,8 +114,38 @@ Signature backward(const Program& p, const Compute& c, int unit) {
     case Part::kHead:
       return {{{Value::kNormed}, {Value::kLabels}, {Value::kParam, unit}},
               {{Value::kLosses}, {Value::kScalars}, {Value::kDNormed}, {Value::kGrad, unit}}};
+    case Part::kHeadLoss:
+      return {{{Value::kHeadSumsAll, c.chunk},
+               {Value::kLabels},
+               {Value::kLogits, c.chunk},
+               {Value::kNormed},
+               {Value::kParam, unit}},
+              {{Value::kLosses}, {Value::kScalars}, {Value::kDNormed}, {Value::kGrad, unit}}};
+    case Part::kHeadLogits:
+      break;
   }
-  throw Error("unknown part {}", static_cast<int>(c.part));
+  throw Error("part {} has no backward", arch::name_of(c.part));
+}
+
+// The three states of what tensor ranks exchange.
+struct Exchanged {
+  Value kept, sum, rows;
+};
+Exchanged exchanged(Moves moves) {
+  switch (moves) {
+    case Moves::kResidual:
+      return {Value::kResidual, Value::kResidualSum, Value::kResidualRows};
+    case Moves::kMid:
+      return {Value::kMid, Value::kMidSum, Value::kMidRows};
+    case Moves::kDResidual:
+      return {Value::kDResidual, Value::kDResidualSum, Value::kDResidualRows};
+    case Moves::kDMid:
+      return {Value::kDMid, Value::kDMidSum, Value::kDMidRows};
+    case Moves::kHead:
+    case Moves::kUnit:
+      break;
+  }
+  throw Error("tensor ranks exchange no {} so", name_of(moves));
 }
 
 // What this rank updates of a unit: the gradient and the parameters there, in the buffers that keep them.
@@ -97,18 +158,38 @@ Operand owned(const Program& p, bool gradient, int unit) {
 
 // Gradients on their way from whole sums of this rank to what it updates.
 Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
+  if (o.moves != Moves::kUnit) {
+    const Exchanged e = exchanged(o.moves);
+    Signature s{{{e.sum, o.layer}}, {{e.kept, o.layer}}};
+    // The residual gradient so far: of the layer above the middle, of the middle above the input.
+    if (o.accumulate)
+      s.reads.push_back(o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1}
+                                                : Operand{Value::kDMid, o.layer});
+    return s;
+  }
   if (!p.setting.sharded_gradients()) return {{{Value::kGrad, unit}}, {{Value::kGrad, unit, Range::kOwn}}};
   if (o.axis == Axis::kReplicate) return {{{Value::kGradShard, unit}}, {{Value::kGradShard, unit, Range::kOwn}}};
   return {{{Value::kGrad, unit}}, {{Value::kGradShard, unit}}};
 }
 
-Signature all_reduce(const Program& p, int unit) {
+Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
+  if (o.moves != Moves::kUnit) {
+    const Exchanged e = exchanged(o.moves);
+    return {{{e.sum, o.layer}}, {{e.kept, o.layer}}};
+  }
+  if (o.axis == Axis::kTp)
+    return {{{Value::kGrad, unit, Range::kReplicated}}, {{Value::kGrad, unit, Range::kReplicated}}};
   const Value value = p.setting.sharded_gradients() ? Value::kGradShard : Value::kGrad;
   return {{{value, unit}}, {{value, unit}}};
 }
 
 // Parameters on their way back: from what was updated to the shard, and from shards to the whole.
 Signature all_gather(const Program& p, const AllGather& o, int unit) {
+  if (o.moves == Moves::kHead) return {{{Value::kHeadSums, o.layer}}, {{Value::kHeadSumsAll, o.layer}}};
+  if (o.moves != Moves::kUnit) {
+    const Exchanged e = exchanged(o.moves);
+    return {{{e.kept, o.layer}}, {{e.rows, o.layer}}};
+  }
   const Setting& s = p.setting;
   if (s.sharded_parameters()) {
     if (o.axis == Axis::kReplicate) return {{{Value::kParamShard, unit, Range::kOwn}}, {{Value::kParamShard, unit}}};
@@ -128,10 +209,12 @@ Signature optimizer(const Program& p, int unit) {
 }  // namespace
 
 std::string_view name_of(Value value) {
-  static constexpr std::array<std::string_view, 28> kNames{
-      "ids",   "labels",      "x",      "stats1",      "qkv",        "lse", "attn",  "mid",   "stats2", "up",
-      "act",   "stats_final", "normed", "d_normed",    "losses",     "d_x", "d_mid", "d_act", "d_up",   "d_attn",
-      "d_qkv", "param",       "grad",   "param_shard", "grad_shard", "m",   "v",     "master"};
+  static constexpr std::array<std::string_view, 39> kNames{
+      "ids",       "labels", "x",           "stats1",      "qkv",        "lse",      "attn",      "mid",
+      "stats2",    "up",     "act",         "stats_final", "normed",     "d_normed", "losses",    "d_x",
+      "d_mid",     "d_act",  "d_up",        "d_attn",      "d_qkv",      "x_sum",    "mid_sum",   "d_x_sum",
+      "d_mid_sum", "x_rows", "mid_rows",    "d_x_rows",    "d_mid_rows", "logits",   "head_sums", "head_sums_all",
+      "param",     "grad",   "param_shard", "grad_shard",  "m",          "v",        "master"};
   if (value == Value::kScalars) return "scalars";
   return kNames.at(static_cast<std::size_t>(value));
 }
@@ -141,6 +224,8 @@ int unit_of_part(const Program& program, Part part, std::int64_t layer) {
     case Part::kEmbed:
       return unit_named(program, "embed");
     case Part::kHead:
+    case Part::kHeadLogits:
+    case Part::kHeadLoss:
       return unit_named(program, program.arch.tied ? "embed" : "final");
     case Part::kFinalNorm:
       return has_norm_weights(program) ? unit_named(program, "final") : -1;
@@ -171,7 +256,7 @@ Signature signature(const Program& program, const Op& op, int unit) {
                           return Signature{{}, {{Value::kScalars}}};
                         },
                         [&](const OptimizerStep&) { return optimizer(program, unit); },
-                        [&](const AllReduce&) { return all_reduce(program, unit); },
+                        [&](const AllReduce& o) { return all_reduce(program, o, unit); },
                         [&](const ReduceScatter& o) { return reduce_scatter(program, o, unit); },
                         [&](const AllGather& o) { return all_gather(program, o, unit); },
                         [&](const ReduceScalars&) {
@@ -182,6 +267,18 @@ Signature signature(const Program& program, const Op& op, int unit) {
                         },
                     },
                     op);
+}
+
+bool in_place(const Op& op, const Operand& write, const Operand& read) {
+  const auto gradient = [](Value v) { return v == Value::kDResidual || v == Value::kDMid; };
+  if (std::holds_alternative<Compute>(op))  // the residual gradient is added to where it is
+    return gradient(read.value) &&
+           (gradient(write.value) || write.value == Value::kDResidualSum || write.value == Value::kDMidSum);
+  if (const auto* reduce = std::get_if<AllReduce>(&op))
+    return reduce->moves != Moves::kUnit || write.value == read.value;
+  if (const auto* scatter = std::get_if<ReduceScatter>(&op); scatter && scatter->moves != Moves::kUnit)
+    return gradient(write.value) && gradient(read.value);
+  return is_communication(op) && write.value == read.value;
 }
 
 Range extent_of(const Program& program, Value value) {
@@ -206,9 +303,10 @@ Range extent_of(const Program& program, const std::string& buffer) {
 }
 
 std::int64_t elements_of(const Program& program, const Operand& operand) {
-  const auto& a = program.arch;
+  const auto& a = program.local;
   const Setting& s = program.setting;
   const std::int64_t n = s.tokens();
+  const std::int64_t kept = s.sharded_rows() ? row_range(s, {}).second : n;  // rows of the residual stream
   const std::int64_t stats = a.norm == arch::Norm::kRms ? n : 2 * n;
   switch (operand.value) {
     case Value::kIds:
@@ -217,11 +315,26 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
       return n;
     case Value::kResidual:
     case Value::kMid:
-    case Value::kNormed:
-    case Value::kDNormed:
     case Value::kDResidual:
     case Value::kDMid:
+      return kept * a.hidden;
+    case Value::kNormed:
+    case Value::kDNormed:
+    case Value::kResidualSum:
+    case Value::kMidSum:
+    case Value::kDResidualSum:
+    case Value::kDMidSum:
+    case Value::kResidualRows:
+    case Value::kMidRows:
+    case Value::kDResidualRows:
+    case Value::kDMidRows:
       return n * a.hidden;
+    case Value::kLogits:
+      return s.head_chunk_tokens(0) * a.vocabulary;
+    case Value::kHeadSums:
+      return s.head_chunk_tokens(0) * 2;
+    case Value::kHeadSumsAll:
+      return s.head_chunk_tokens(0) * 2 * s.tensor_ranks();
     case Value::kStats1:
     case Value::kStats2:
     case Value::kStatsFinal:
@@ -247,8 +360,8 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
     case Value::kMoment1:
     case Value::kMoment2:
     case Value::kMaster: {
-      const std::int64_t all = program.units.at(static_cast<std::size_t>(operand.layer)).elements;
-      const auto [first, last] = unit_range(s, {}, all, extent_of(program, operand.value));
+      const Unit& unit = program.units.at(static_cast<std::size_t>(operand.layer));
+      const auto [first, last] = unit_range(s, {}, unit, extent_of(program, operand.value));
       return last - first;
     }
     case Value::kScalars:
@@ -269,6 +382,9 @@ DType dtype_of(const Program& program, Value value) {
     case Value::kStatsFinal:
     case Value::kLse:
     case Value::kLosses:
+    case Value::kLogits:
+    case Value::kHeadSums:
+    case Value::kHeadSumsAll:
     case Value::kGrad:
     case Value::kGradShard:
     case Value::kMoment1:

@@ -25,7 +25,7 @@ enum class Value {
   kActivation,
   kStatsFinal,
   kNormed,
-  kDNormed,    // complete once every chunk of the head has written its part
+  kDNormed,    // complete once every chunk of the head has written its part; of tensor ranks, a sum of all
   kLosses,     // one per token
   kDResidual,  // gradient of kResidual of layer l
   kDMid,
@@ -33,6 +33,21 @@ enum class Value {
   kDUp,
   kDAttention,
   kDQkv,
+  // Between tensor ranks: sums to which each rank has added its share (kResidualSum, ...), and under sequence
+  // parallelism all rows of what the ranks keep by rows (kResidualRows, ...).
+  kResidualSum,
+  kMidSum,
+  kDResidualSum,
+  kDMidSum,
+  kResidualRows,
+  kMidRows,
+  kDResidualRows,
+  kDMidRows,
+  // Of a chunk of the head (`layer` is the chunk) over a vocabulary that tensor ranks share: logits [C, V of the rank];
+  // for each token (log of the sum of exp(logits), logit of the label or 0), of this rank and of all [ranks, C, 2].
+  kLogits,
+  kHeadSums,
+  kHeadSumsAll,
   kParam,       // whole, of a unit; gathered where parameters are sharded
   kGrad,        // whole
   kParamShard,  // what the rank keeps of sharded parameters, and of sharded gradients
@@ -69,6 +84,8 @@ Range extent_of(const Program& program, const std::string& buffer);
 // Of the largest rank.
 std::int64_t elements_of(const Program& program, const Operand& operand);
 DType dtype_of(const Program& program, Value value);
+// Whether an op must write a value in the place where it reads another.
+bool in_place(const Op& op, const Operand& write, const Operand& read);
 Lifetime lifetime_of(const Program& program, Value value);
 
 // Which unit a step's operands belong to, from the first of its buffers that is a unit's; -1 if none is.

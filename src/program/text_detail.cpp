@@ -8,15 +8,26 @@
 
 namespace molen::program::detail {
 
+namespace {
+
+std::string order_text(const std::array<mesh::Axis, mesh::kAxes>& order) {
+  std::string text;
+  for (const mesh::Axis axis : order) text += fmt::format("{}{}", text.empty() ? "" : ",", mesh::name_of(axis));
+  return text;
+}
+
+}  // namespace
+
 std::string setting_to_text(const Setting& s) {
   return fmt::format(
-      "purpose={} dp_replicate={} dp_shard={} zero={} own_over_dp={} prefetch={} recompute={} global_batch={} "
+      "purpose={} dp_replicate={} dp_shard={} tp={} order={} sequence_parallel={} zero={} own_over_dp={} prefetch={} "
+      "recompute={} global_batch={} "
       "micro_batch={} sequence={} compute={} master={} "
       "reduce={} kernels={} "
       "threads={} head_chunk={}",
-      s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.shards(), s.zero, s.own_over_dp ? 1 : 0,
-      s.prefetch, s.recompute ? 1 : 0, s.global_batch, s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master),
-      name_of(s.reduce),
+      s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.shards(), s.tensor_ranks(),
+      order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero, s.own_over_dp ? 1 : 0, s.prefetch, s.recompute ? 1 : 0,
+      s.global_batch, s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master), name_of(s.reduce),
       s.kernels == arch::Kernels::kReference ? "reference"
       : s.kernels == arch::Kernels::kFused   ? "fused"
                                              : "aten",
@@ -43,6 +54,9 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.purpose = text("purpose") == "train" ? Purpose::kTrain : Purpose::kEvaluate;
   s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(integer("dp_replicate", 1, 1 << 20));
   s.mesh[mesh::Axis::kDpShard] = static_cast<int>(integer("dp_shard", 1, 1 << 20));
+  s.mesh[mesh::Axis::kTp] = static_cast<int>(integer("tp", 1, 1 << 16));
+  s.order = mesh::parse_order(text("order"));
+  s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));

@@ -53,7 +53,7 @@ class Parser {
       const auto w = words(line);
       if (w.empty()) continue;
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "2") fail("expected 'molen-program 2'");
+        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "3") fail("expected 'molen-program 3'");
         versioned = true;
       } else {
         statement(line, w);
@@ -146,7 +146,7 @@ class Parser {
       Use use;
       if (const auto bracket = name.find('['); bracket != std::string::npos && name.back() == ']') {
         use.range = choice<Range>(name.substr(bracket + 1, name.size() - bracket - 2),
-                                  std::array{Range::kShard, Range::kOwn}, "range");
+                                  std::array{Range::kShard, Range::kOwn, Range::kReplicated}, "range");
         name.resize(bracket);
       }
       use.buffer = program_.find_buffer(name);
@@ -182,6 +182,16 @@ class Parser {
 
   Axis axis(std::map<std::string, std::string>& v) const { return choice<Axis>(take(v, "axis", ""), kAllAxes, "axis"); }
 
+  template <class O>
+  void moved(std::map<std::string, std::string>& v, O& o) const {
+    o.moves = choice<Moves>(take(v, "moves", "unit"), kAllMoves, "value to move");
+    if (o.moves != Moves::kUnit)
+      o.layer = number<std::int64_t>(take(v, "layer", ""), 0,
+                                     o.moves == Moves::kHead
+                                         ? program_.setting.head_chunks() - 1
+                                         : program_.arch.layers - (o.moves == Moves::kMid || o.moves == Moves::kDMid));
+  }
+
   Op compute(ComputePass pass, std::map<std::string, std::string>& v) const {
     Compute c;
     c.pass = pass;
@@ -193,10 +203,10 @@ class Parser {
         known = true;
       }
     if (!known) fail("unknown part '" + part + "'");
-    const bool in_layer =
-        c.part != arch::Part::kEmbed && c.part != arch::Part::kFinalNorm && c.part != arch::Part::kHead;
+    const bool in_layer = c.part != arch::Part::kEmbed && c.part != arch::Part::kFinalNorm && !arch::is_head(c.part);
     if (in_layer) c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
-    if (c.part == arch::Part::kHead)
+    if (c.part == arch::Part::kHeadLogits && pass == ComputePass::kBackward) fail("head_logits has no backward");
+    if (arch::is_head(c.part))
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
     c.accumulate = flag(v, "accumulate");
     return c;
@@ -210,12 +220,22 @@ class Parser {
     if (name == "sum_squares") return SumSquares{};
     if (name == "clip_scale") return ClipScale{};
     if (name == "optimizer_step") return OptimizerStep{};
-    if (name == "all_reduce") return AllReduce{axis(v)};
-    if (name == "reduce_scatter") {
-      const Axis a = axis(v);
-      return ReduceScatter{a, flag(v, "accumulate")};
+    if (name == "all_reduce") {
+      AllReduce o{axis(v)};
+      moved(v, o);
+      return o;
     }
-    if (name == "all_gather") return AllGather{axis(v)};
+    if (name == "reduce_scatter") {
+      ReduceScatter o{axis(v)};
+      o.accumulate = flag(v, "accumulate");
+      moved(v, o);
+      return o;
+    }
+    if (name == "all_gather") {
+      AllGather o{axis(v)};
+      moved(v, o);
+      return o;
+    }
     if (name == "reduce_scalars") {
       const Axis a = axis(v);
       const auto first = number<std::int64_t>(take(v, "first", ""), 0, kNumScalars - 1);
@@ -269,7 +289,10 @@ class Parser {
     number_ = lines_.size();
     if (!have_arch_ || !have_setting_) fail("no arch or no setting line");
     if (program_.schedule.empty()) fail("no schedule");
-    program_.units = make_units(program_.arch, arch::parameters(program_.arch));
+    Program described = describe(program_.arch, program_.setting);
+    program_.local = std::move(described.local);
+    program_.parameters = std::move(described.parameters);
+    program_.units = std::move(described.units);
     for (const PendingRef& ref : pending_) {
       number_ = ref.line;
       const auto dot = ref.text.find(".%");

@@ -19,6 +19,12 @@ std::string uses_text(const Program& p, const std::vector<Use>& uses) {
   return text;
 }
 
+// What a collective moves, where that is not a unit.
+template <class O>
+std::string moves_text(const O& o) {
+  return o.moves == Moves::kUnit ? "" : fmt::format(" moves={} layer={}", name_of(o.moves), o.layer);
+}
+
 std::string op_text(const Op& op) {
   return std::visit(
       Match{
@@ -34,11 +40,12 @@ std::string op_text(const Op& op) {
           [](const SumSquares&) { return std::string("sum_squares"); },
           [](const ClipScale&) { return std::string("clip_scale"); },
           [](const OptimizerStep&) { return std::string("optimizer_step"); },
-          [](const AllReduce& o) { return fmt::format("all_reduce axis={}", name_of(o.axis)); },
+          [](const AllReduce& o) { return fmt::format("all_reduce axis={}{}", name_of(o.axis), moves_text(o)); },
           [](const ReduceScatter& o) {
-            return fmt::format("reduce_scatter axis={}{}", name_of(o.axis), o.accumulate ? " accumulate=1" : "");
+            return fmt::format("reduce_scatter axis={}{}{}", name_of(o.axis), o.accumulate ? " accumulate=1" : "",
+                               moves_text(o));
           },
-          [](const AllGather& o) { return fmt::format("all_gather axis={}", name_of(o.axis)); },
+          [](const AllGather& o) { return fmt::format("all_gather axis={}{}", name_of(o.axis), moves_text(o)); },
           [](const ReduceScalars& o) {
             return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
           },
@@ -68,7 +75,7 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 2\n";
+  std::string text = "molen-program 3\n";
   text += "arch " + arch::to_json(p.arch, arch::Choices::kNumbers).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {

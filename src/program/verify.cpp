@@ -52,6 +52,8 @@ struct UnitState {
   std::size_t delivered = 0;                  // those that a reduction has taken along
   bool zeroed = false, padded = false;        // the whole gradient; its padding at least
   int reductions = 0, replicated = 0, counted = 0, updated = 0;
+  int exchanged = 0;           // sums of what tensor ranks hold alike
+  bool in_sum = false;         // the gradient's present contributions are summed over tensor ranks
   std::vector<Axis> gathered;  // after the update
 };
 
@@ -143,14 +145,11 @@ class Verifier {
   void aliases(const Expanded& e, const Signature& want) {
     for (std::size_t w = 0; w < want.writes.size(); ++w)
       for (std::size_t r = 0; r < want.reads.size(); ++r) {
-        const bool residual = (want.writes[w].value == Value::kDMid && want.reads[r].value == Value::kDResidual) ||
-                              (want.writes[w].value == Value::kDResidual && want.reads[r].value == Value::kDMid);
-        const bool collective = is_communication(e.step->op) && want.writes[w].value == want.reads[r].value;
+        const bool stays = in_place(e.step->op, want.writes[w], want.reads[r]);
         const bool same = e.step->writes[w].buffer == e.step->reads[r].buffer;
         const std::string& name = p_.buffers[static_cast<std::size_t>(e.step->writes[w].buffer)].name;
-        if (same && !residual && !collective && want.writes[w].value != Value::kScalars)
-          report(e, "writes {} while it reads it", name);
-        if (!same && (residual || collective))
+        if (same && !stays && want.writes[w].value != Value::kScalars) report(e, "writes {} while it reads it", name);
+        if (!same && stays)
           report(e, "must write {} in place", p_.buffers[static_cast<std::size_t>(e.step->reads[r].buffer)].name);
       }
   }
@@ -234,9 +233,24 @@ class Verifier {
                    [&](const SumSquares&) { count(e); },
                    [&](const ClipScale&) { clip(e); },
                    [&](const OptimizerStep&) { update(e); },
-                   [&](const AllReduce& o) { reduce(e, o.axis, false, false); },
-                   [&](const ReduceScatter& o) { reduce(e, o.axis, true, o.accumulate); },
-                   [&](const AllGather& o) { gather(e, o.axis); },
+                   [&](const AllReduce& o) {
+                     if (o.moves != Moves::kUnit)
+                       exchange(e, o.axis, !p_.setting.sharded_rows());
+                     else
+                       reduce(e, o.axis, false, false);
+                   },
+                   [&](const ReduceScatter& o) {
+                     if (o.moves != Moves::kUnit)
+                       exchange_rows(e, o);
+                     else
+                       reduce(e, o.axis, true, o.accumulate);
+                   },
+                   [&](const AllGather& o) {
+                     if (o.moves != Moves::kUnit)
+                       exchange(e, o.axis, o.moves == Moves::kHead || p_.setting.sharded_rows());
+                     else
+                       gather(e, o.axis);
+                   },
                    [&](const ReduceScalars& o) { reduce_scalars(e, o); },
                    [&](const Agree&) {
                      if (!clipped_) report(e, "decides before the sums are known");
@@ -247,7 +261,9 @@ class Verifier {
   }
 
   void contribution(const Expanded& e, const Compute& c) {
-    if (c.part == arch::Part::kHead && !chunks_.insert(c.chunk).second)
+    if (arch::is_head(c.part) && (c.part == arch::Part::kHead) == p_.setting.tensor())
+      report(e, "the vocabulary is {}", p_.setting.tensor() ? "cut over tensor ranks" : "whole on this rank");
+    if ((c.part == arch::Part::kHead || c.part == arch::Part::kHeadLoss) && !chunks_.insert(c.chunk).second)
       report(e, "chunk {} of the head runs twice", c.chunk);
     if (c.pass != ComputePass::kBackward) {
       if (c.accumulate) report(e, "accumulate is for backward ops");
@@ -260,9 +276,10 @@ class Verifier {
       report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
     // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
     const auto same_target = [&](int part, std::int64_t layer) {
-      const bool shared = c.part == arch::Part::kHead || (p_.arch.tied && c.part == arch::Part::kEmbed);
-      const bool also =
-          part == static_cast<int>(arch::Part::kHead) || (p_.arch.tied && part == static_cast<int>(arch::Part::kEmbed));
+      const auto in_table = [&](arch::Part of) {
+        return arch::is_head(of) || (p_.arch.tied && of == arch::Part::kEmbed);
+      };
+      const bool shared = in_table(c.part), also = in_table(static_cast<arch::Part>(part));
       return (part == static_cast<int>(c.part) && layer == c.layer) || (shared && also);
     };
     bool earlier = state.zeroed;
@@ -272,6 +289,7 @@ class Verifier {
     const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
     state.contributions.insert(made);
     state.pending.insert(made);
+    state.in_sum = false;
   }
 
   void zero_fill(const Expanded& e) {
@@ -293,11 +311,44 @@ class Verifier {
     }
   }
 
+  // A value on its way between tensor ranks; signature() has checked which.
+  void exchange(const Expanded& e, Axis axis, bool fits_layout) {
+    if (!p_.setting.tensor()) report(e, "there are no tensor ranks to exchange with");
+    if (axis != Axis::kTp) report(e, "activations are exchanged over the axis tp");
+    if (!fits_layout)
+      report(e, "the residual stream is {}", p_.setting.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
+  }
+  void exchange_rows(const Expanded& e, const ReduceScatter& o) {
+    exchange(e, o.axis, p_.setting.sharded_rows());
+    const bool adds = o.moves == Moves::kDMid || (o.moves == Moves::kDResidual && o.layer < p_.arch.layers);
+    if (o.accumulate != adds) report(e, "{} the residual gradient so far", adds ? "must add to" : "cannot add to");
+  }
+
+  bool must_exchange(int u) const { return p_.units[static_cast<std::size_t>(u)].replicated > 0; }
+
+  // Sums what tensor ranks hold alike, once per reduction.
+  void exchange_gradient(const Expanded& e, int u, UnitState& state) {
+    const std::size_t needed =
+        expected_contributions(u) /
+        static_cast<std::size_t>(p_.setting.sharded_gradients() ? p_.setting.micro_batches() : 1);
+    if (!must_exchange(u)) report(e, "there is nothing that tensor ranks hold alike");
+    if (state.pending.size() != needed)
+      report(e, "sums over tensor ranks with {} of {} contributions made", state.pending.size(), needed);
+    if (state.in_sum) report(e, "sums over tensor ranks a second time");
+    state.in_sum = true;
+    ++state.exchanged;
+  }
+
   void reduce(const Expanded& e, Axis axis, bool scatter, bool accumulate) {
     const Setting& s = p_.setting;
     UnitState* state = unit(e);
     if (!state) return;
     const int u = unit_of_step(p_, *e.step);
+    if (axis == Axis::kTp) {
+      if (scatter) report(e, "what tensor ranks hold alike is not cut");
+      exchange_gradient(e, u, *state);
+      return;
+    }
     if (s.data_ranks() == 1) report(e, "there is nobody to reduce with");
     if (axis == Axis::kReplicate) {
       if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
@@ -317,6 +368,7 @@ class Verifier {
         expected_contributions(u) / static_cast<std::size_t>(s.sharded_gradients() ? s.micro_batches() : 1);
     if (state->pending.size() != needed)
       report(e, "reduces with {} of {} contributions made", state->pending.size(), needed);
+    if (must_exchange(u) && !state->in_sum) report(e, "what tensor ranks hold alike is not summed over them yet");
     if (s.sharded_gradients() && !state->padded && detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)]))
       report(e, "reduces padding that holds anything");
     if (accumulate != (s.sharded_gradients() && state->reductions > 0))
@@ -331,6 +383,8 @@ class Verifier {
   bool reduced(int u) const {
     const Setting& s = p_.setting;
     const UnitState& state = units_[static_cast<std::size_t>(u)];
+    const int sums = !must_exchange(u) ? 0 : s.sharded_gradients() ? static_cast<int>(s.micro_batches()) : 1;
+    if (state.exchanged != sums || (sums > 0 && !state.in_sum)) return false;
     if (s.data_ranks() == 1) return true;
     if (state.delivered != expected_contributions(u)) return false;
     if (s.sharded_gradients())
@@ -345,7 +399,8 @@ class Verifier {
     };
     add(arch::Part::kEmbed, -1, 1);
     add(arch::Part::kFinalNorm, -1, 1);
-    add(arch::Part::kHead, -1, static_cast<std::size_t>(p_.setting.head_chunks()));
+    add(p_.setting.tensor() ? arch::Part::kHeadLoss : arch::Part::kHead, -1,
+        static_cast<std::size_t>(p_.setting.head_chunks()));
     const std::int64_t layer = p_.units[static_cast<std::size_t>(unit)].layer;
     if (layer >= 0) parts += 4;  // norm_qkv, output_projection, norm_up, down
     return parts * static_cast<std::size_t>(p_.setting.micro_batches());
@@ -359,13 +414,18 @@ class Verifier {
     ++s->counted;
   }
 
-  // Over which axis each of the step's sums is reduced. Squares of what all ranks hold alike are not.
-  std::optional<Axis> axis_of_sum(std::int64_t scalar) const {
+  // Over which axes each of the step's sums is reduced. Squares of what ranks hold alike are not.
+  std::vector<Axis> axes_of_sum(std::int64_t scalar) const {
     const Setting& s = p_.setting;
-    if (s.data_ranks() == 1) return std::nullopt;
-    if (scalar != kSumSquares) return Axis::kDp;
-    if (!s.owns_part()) return std::nullopt;
-    return s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp ? Axis::kShard : Axis::kDp;
+    std::vector<Axis> axes;
+    if (s.data_ranks() > 1) {
+      if (scalar != kSumSquares)
+        axes.push_back(Axis::kDp);
+      else if (s.owns_part())
+        axes.push_back(s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp ? Axis::kShard : Axis::kDp);
+    }
+    if (s.tensor() && scalar == kSumSquares) axes.push_back(Axis::kTp);
+    return axes;
   }
 
   void reduce_scalars(const Expanded& e, const ReduceScalars& o) {
@@ -376,9 +436,10 @@ class Verifier {
         continue;
       }
       auto& axes = summed_over_[static_cast<std::size_t>(i)];
-      if (!axes.empty()) report(e, "reduces the sum {} a second time", i);
-      if (axis_of_sum(i) != o.axis)
-        report(e, "the sum {} is reduced over {}", i, axis_of_sum(i) ? name_of(*axis_of_sum(i)) : "no axis");
+      const std::vector<Axis> wanted = axes_of_sum(i);
+      if (std::find(axes.begin(), axes.end(), o.axis) != axes.end()) report(e, "reduces the sum {} a second time", i);
+      if (std::find(wanted.begin(), wanted.end(), o.axis) == wanted.end())
+        report(e, "the sum {} is reduced over {}", i, wanted.empty() ? "no axis" : name_of(wanted.front()));
       axes.push_back(o.axis);
     }
   }
@@ -386,7 +447,7 @@ class Verifier {
   void clip(const Expanded& e) {
     if (clipped_) report(e, "runs a second time");
     for (std::int64_t i = kLossSum; i <= kSumSquares; ++i)
-      if (axis_of_sum(i) && summed_over_[static_cast<std::size_t>(i)].empty())
+      if (summed_over_[static_cast<std::size_t>(i)].size() < axes_of_sum(i).size())
         report(e, "uses the sum {}, which is not reduced over the ranks", i);
     for (std::size_t u = 0; u < units_.size(); ++u)
       if (units_[u].counted != 1)

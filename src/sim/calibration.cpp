@@ -20,7 +20,7 @@ Conditions conditions_of(const program::Setting& s, const std::string& communica
   const char* kernels = s.kernels == arch::Kernels::kReference ? "reference"
                         : s.kernels == arch::Kernels::kFused   ? "fused"
                                                                : "aten";
-  return {s.data_ranks(), s.threads, std::string(name_of(s.compute)), kernels, communicator};
+  return {s.ranks(), s.threads, std::string(name_of(s.compute)), kernels, communicator};
 }
 
 const CostModel& Calibration::costs(const Conditions& wanted, std::string_view origin) const {

@@ -36,16 +36,15 @@ std::vector<Family> families(const exec::Executor& executor) {
 template <class F>
 void each_run(const exec::Executor& executor, const Family& family, int unit, std::int64_t first, std::int64_t last,
               F&& f) {
-  const auto& u = executor.program().units[static_cast<std::size_t>(unit)];
-  const auto parameters = arch::parameters(executor.program().arch);
+  const auto& program = executor.program();
+  const auto parameters = arch::parameters(program.arch);
   const at::Tensor state = executor.state(family.storage, unit);
   const auto [held_first, held_last] = executor.state_range(family.storage, unit);
   MOLEN_CHECK(held_first <= first && last <= held_last, "state [{}, {}) asked for [{}, {})", held_first, held_last,
               first, last);
-  for (const auto& entry : u.entries) {
-    const auto& p = parameters[static_cast<std::size_t>(entry.parameter)];
-    const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + p.elements());
-    if (from < to) f(family.prefix + p.name, p, from - entry.offset, state.narrow(0, from - held_first, to - from));
+  for (const auto& run : program::global_runs(program, executor.coordinates(), unit, first, last)) {
+    const auto& p = parameters[static_cast<std::size_t>(run.parameter)];
+    f(family.prefix + p.name, p, run.first, state.narrow(0, run.unit_first - held_first, run.count));
   }
 }
 
@@ -57,7 +56,8 @@ std::vector<checkpoint::Span> spans_of(const exec::Executor& executor) {
   for (const Family& family : families(executor))
     for (std::size_t u = 0; u < executor.program().units.size(); ++u) {
       const auto& p = executor.program();
-      const auto [first, last] = program::unit_tile(p.setting, executor.coordinates(), p.units[u].elements);
+      const auto [tile, tile_end] = program::unit_tile(p.setting, executor.coordinates(), p.units[u].elements);
+      const auto [first, last] = program::counted_once(executor.coordinates(), p.units[u], tile, tile_end);
       each_run(executor, family, static_cast<int>(u), first, last,
                [&](const std::string& name, const arch::Parameter& p, std::int64_t offset, const at::Tensor& values) {
                  checkpoint::Span span{name, dtype_of(values), p.shape, offset, values.numel(), nullptr, {}};

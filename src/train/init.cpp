@@ -33,19 +33,15 @@ void fill(const arch::Parameter& parameter, std::uint64_t seed, std::int64_t fir
 
 void initialize_parameters(exec::Executor& executor, std::uint64_t seed, int threads) {
   const c10::InferenceMode inference;
-  const auto parameters = arch::parameters(executor.program().arch);
-  const auto& units = executor.program().units;
-  for (std::size_t u = 0; u < units.size(); ++u)
-    for (const auto& entry : units[u].entries) {
-      const auto& p = parameters[static_cast<std::size_t>(entry.parameter)];
-      for (const char* family : {"param", "master"}) {
-        if (!executor.has_state(family)) continue;
-        const auto [first, last] = executor.state_range(family, static_cast<int>(u));
-        const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + p.elements());
-        if (from < to)
-          fill(p, seed, from - entry.offset,
-               executor.state(family, static_cast<int>(u)).narrow(0, from - first, to - from), threads);
-      }
+  const auto& p = executor.program();
+  const auto parameters = arch::parameters(p.arch);
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u)
+    for (const char* family : {"param", "master"}) {
+      if (!executor.has_state(family)) continue;
+      const auto [first, last] = executor.state_range(family, u);
+      for (const auto& run : program::global_runs(p, executor.coordinates(), u, first, last))
+        fill(parameters[static_cast<std::size_t>(run.parameter)], seed, run.first,
+             executor.state(family, u).narrow(0, run.unit_first - first, run.count), threads);
     }
 }
 

@@ -52,7 +52,7 @@ inline arch::Architecture gpt() {
   return a;
 }
 
-// Data-parallel layouts: `shards` x `replicas` ranks.
+// Layouts of `shards` x `replicas` x `tensor` ranks.
 struct Layout {
   int shards = 1, zero = 0;
   bool recompute = false;
@@ -60,7 +60,9 @@ struct Layout {
   int replicas = 1;
   bool own_over_dp = false;
   int prefetch = 1;
-  int ranks() const { return shards * replicas; }
+  int tensor = 1;
+  bool rows = false;  // sequence parallelism
+  int ranks() const { return shards * replicas * tensor; }
 };
 
 inline program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
@@ -81,6 +83,8 @@ inline program::Setting setting_of(int ranks, int zero, bool recompute, DType co
 inline program::Setting setting_of(const Layout& l, DType compute) {
   program::Setting s = setting_of(l.shards, l.zero, l.recompute, compute, l.micro);
   s.mesh[mesh::Axis::kDpReplicate] = l.replicas;
+  s.mesh[mesh::Axis::kTp] = l.tensor;
+  s.sequence_parallel = l.rows;
   s.own_over_dp = l.own_over_dp;
   s.prefetch = l.prefetch;
   return s;
@@ -96,10 +100,10 @@ inline Outcome train_rank(const program::Program& p, comm::Communicator& world, 
 
 // All ranks of `p` as threads; what rank 0 puts together. The first error of a rank is thrown.
 inline Outcome train_threads(const program::Program& p, int steps, exec::Options options = {}) {
-  const auto n = static_cast<std::size_t>(p.setting.data_ranks());
+  const auto n = static_cast<std::size_t>(p.setting.ranks());
   std::vector<Outcome> out(n);
   std::vector<std::exception_ptr> errors(n);
-  comm::ThreadWorld world(p.setting.data_ranks());
+  comm::ThreadWorld world(p.setting.ranks());
   std::vector<std::unique_ptr<comm::Communicator>> ranks;
   for (std::size_t r = 0; r < n; ++r) ranks.push_back(world.communicator(static_cast<int>(r)));
   std::vector<std::jthread> threads;

@@ -151,11 +151,11 @@ TEST(Checkpoint, MovesBetweenLayouts) {
              to = program::build(a, setting_of(2, 0, true, DType::kF32));
   std::string saved, loaded;
   const auto run = [&](const program::Program& p, auto&& body) {
-    comm::ThreadWorld world(p.setting.data_ranks());
+    comm::ThreadWorld world(p.setting.ranks());
     std::vector<std::unique_ptr<comm::Communicator>> ranks;
-    for (int r = 0; r < p.setting.data_ranks(); ++r) ranks.push_back(world.communicator(r));
+    for (int r = 0; r < p.setting.ranks(); ++r) ranks.push_back(world.communicator(r));
     std::vector<std::jthread> threads;
-    for (int r = 0; r < p.setting.data_ranks(); ++r)
+    for (int r = 0; r < p.setting.ranks(); ++r)
       threads.emplace_back([&, r] {
         exec::Executor executor(p, r, ranks[static_cast<std::size_t>(r)].get(), {});
         body(executor, *ranks[static_cast<std::size_t>(r)]);

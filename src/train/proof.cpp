@@ -23,35 +23,35 @@ struct Part {
   explicit Part(at::IntArrayRef shape) : values(at::zeros(shape, at::kDouble)), held(at::zeros(shape, at::kBool)) {}
 };
 
-// What this rank holds of [of.first, of.second) of a unit's state goes to its place in `part`, which starts at element
-// `offset` of the unit.
+// What this rank holds of [of.first, of.second) of a unit's state goes to its place in the whole tensors.
 void put(const exec::Executor& executor, const char* family, int unit, std::pair<std::int64_t, std::int64_t> of,
-         std::int64_t offset, Part& part) {
+         const std::string& prefix, std::map<std::string, Part>& parts) {
+  const auto& p = executor.program();
+  const auto parameters = arch::parameters(p.arch);
   const auto [held, held_end] = executor.state_range(family, unit);
-  const std::int64_t from = std::max({of.first, held, offset}),
-                     to = std::min({of.second, held_end, offset + part.values.numel()});
-  if (from >= to) return;
-  part.values.view(-1)
-      .narrow(0, from - offset, to - from)
-      .copy_(executor.state(family, unit).narrow(0, from - held, to - from));
-  part.held.view(-1).narrow(0, from - offset, to - from).fill_(true);
+  const std::int64_t from = std::max(of.first, held), to = std::min(of.second, held_end);
+  for (const auto& run : program::global_runs(p, executor.coordinates(), unit, from, std::max(from, to))) {
+    Part& part = parts.at(prefix + parameters[static_cast<std::size_t>(run.parameter)].name);
+    part.values.view(-1)
+        .narrow(0, run.first, run.count)
+        .copy_(executor.state(family, unit).narrow(0, run.unit_first - held, run.count));
+    part.held.view(-1).narrow(0, run.first, run.count).fill_(true);
+  }
 }
+
+constexpr const char* kGradient = "grad/";
 
 std::map<std::string, Part> held_by(const exec::Executor& executor) {
   const auto& p = executor.program();
-  const auto parameters = arch::parameters(p.arch);
   std::map<std::string, Part> parts;
+  for (const auto& parameter : arch::parameters(p.arch))
+    for (const char* prefix : {"", kGradient}) parts.emplace(prefix + parameter.name, parameter.shape);
   for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
     const auto& unit = p.units[static_cast<std::size_t>(u)];
-    for (const auto& entry : unit.entries) {
-      const auto& parameter = parameters[static_cast<std::size_t>(entry.parameter)];
-      Part& whole = parts.emplace(parameter.name, parameter.shape).first->second;
-      put(executor, "param", u, {0, unit.elements}, entry.offset, whole);
-    }
+    put(executor, "param", u, {0, unit.elements}, "", parts);
     // Of a whole gradient the rank's own part is the reduced one.
-    Part& gradient = parts.emplace("grad/" + unit.name, at::IntArrayRef{unit.elements}).first->second;
-    put(executor, "grad", u,
-        program::unit_range(p.setting, executor.coordinates(), unit.elements, program::Range::kOwn), 0, gradient);
+    put(executor, "grad", u, program::unit_range(p.setting, executor.coordinates(), unit, program::Range::kOwn),
+        kGradient, parts);
   }
   return parts;
 }
@@ -159,6 +159,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
   exec::Executor executor(program, world.rank(), &world, trial.options);
   initialize_parameters(executor, trial.seed, program.setting.threads);
   const auto& s = program.setting;
+  const int data_rank = program::data_rank(s, executor.coordinates());
   Outcome out;
   for (int step = 1; step <= trial.steps; ++step) {
     std::int64_t micro = 0;
@@ -167,7 +168,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
     input.optimizer.lr = trial.lr;
     input.load = [&](std::int32_t* ids, std::int32_t* labels) {
       // As data::samples_of deals them.
-      const std::int64_t slot = (micro++ * s.data_ranks() + world.rank()) * s.micro_batch;
+      const std::int64_t slot = (micro++ * s.data_ranks() + data_rank) * s.micro_batch;
       const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
       return read((step - 1) * s.global_batch + slot, count, ids, labels);
     };
@@ -187,7 +188,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
 Difference difference(const Outcome& a, const Outcome& b) {
   Difference d{worst_of(a.losses, b.losses), worst_of(a.norms, b.norms), 0, 0, "", ""};
   for (const auto& [name, x] : a.tensors) {
-    const bool gradient = name.rfind("grad/", 0) == 0;
+    const bool gradient = name.rfind(kGradient, 0) == 0;
     const double scale = a.tensors.at(scale_name(name)).abs().max().item<double>();
     const double error = relative(x - b.tensors.at(name), scale);
     double& worst = gradient ? d.gradients : d.parameters;
@@ -214,17 +215,15 @@ std::string first_difference(const program::Program& p, const Outcome& reference
     return !(relative(a - b, scale) <= bound);
   };
   const auto parameters = arch::parameters(p.arch);
-  for (auto unit = p.units.rbegin(); unit != p.units.rend(); ++unit) {
-    const at::Tensor &a = reference.tensors.at("grad/" + unit->name), &b = outcome.tensors.at("grad/" + unit->name);
-    const double scale = a.abs().max().item<double>();
+  for (auto unit = p.units.rbegin(); unit != p.units.rend(); ++unit)
     for (auto entry = unit->entries.rbegin(); entry != unit->entries.rend(); ++entry) {
-      const auto& parameter = parameters[static_cast<std::size_t>(entry->parameter)];
-      const std::int64_t n = parameter.elements();
-      if (differs(a.narrow(0, entry->offset, n), b.narrow(0, entry->offset, n), scale, bounds.gradients))
-        return fmt::format("the gradient of {}, last written by {}", parameter.name,
+      const std::string& name = parameters[static_cast<std::size_t>(entry->parameter)].name;
+      const at::Tensor &a = reference.tensors.at(kGradient + name), &b = outcome.tensors.at(kGradient + name);
+      const double scale = reference.tensors.at(kGradient + scale_name(name)).abs().max().item<double>();
+      if (differs(a, b, scale, bounds.gradients))
+        return fmt::format("the gradient of {}, last written by {}", name,
                            last_writer(p, unit->name, {"grad", "grad_shard"}));
     }
-  }
   for (const auto& unit : p.units)
     for (const auto& entry : unit.entries) {
       const std::string& name = parameters[static_cast<std::size_t>(entry.parameter)].name;

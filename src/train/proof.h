@@ -33,7 +33,7 @@ struct Trial {
 
 struct Outcome {
   std::vector<double> losses, norms;          // per step
-  std::map<std::string, at::Tensor> tensors;  // weights, and gradients of the last step as "grad/UNIT"; fp64, whole
+  std::map<std::string, at::Tensor> tensors;  // weights, and gradients of the last step as "grad/NAME"; fp64, whole
   std::string hash;                           // of the state (train/checkpointing.h)
 };
 

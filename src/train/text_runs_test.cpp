@@ -75,10 +75,10 @@ Rank run_rank(const Program& p, comm::Communicator& world, const Variation& tria
 }
 
 std::vector<Rank> run(const Program& p, const Variation& trial = {}) {
-  const auto n = static_cast<std::size_t>(p.setting.data_ranks());
+  const auto n = static_cast<std::size_t>(p.setting.ranks());
   std::vector<Rank> out(n);
   std::vector<std::exception_ptr> errors(n);
-  comm::ThreadWorld world(p.setting.data_ranks());
+  comm::ThreadWorld world(p.setting.ranks());
   std::vector<std::unique_ptr<comm::Communicator>> ranks;
   for (std::size_t r = 0; r < n; ++r) ranks.push_back(world.communicator(static_cast<int>(r)));
   std::vector<std::jthread> threads;

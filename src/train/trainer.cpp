@@ -129,8 +129,8 @@ class Loop {
 
   void run() {
     catch_stop_signals();
-    data::Loader loader(
-        data_, {next_sample_, job_.setting.global_batch, job_.setting.micro_batch, world_.rank(), world_.size(), 4});
+    data::Loader loader(data_, {next_sample_, job_.setting.global_batch, job_.setting.micro_batch, data_rank(),
+                                job_.setting.data_ranks(), 4});
     loader_ = &loader;
     if (job_.options.save_initial && step_ == 0) save();
     const double begun = now().value;
@@ -198,15 +198,19 @@ class Loop {
     program::Setting s = job_.setting;
     s.purpose = program::Purpose::kEvaluate;
     s.global_batch = s.micro_batch;
-    if (!s.sharded_parameters()) {  // every rank has the whole model
-      s.mesh = mesh::kOne;
+    if (!s.sharded_parameters()) {  // every rank, or every tensor group, has the whole model
       s.zero = 0;
       s.own_over_dp = false;
+      if (!s.tensor()) s.mesh = mesh::kOne;
     }
-    evaluator_ = std::make_unique<exec::Executor>(
-        program::build(job_.arch, s), s.sharded_parameters() ? world_.rank() : 0, devices_ ? devices_.get() : &world_,
-        exec::Options{device(), false}, &executor_);
+    evaluator_ = std::make_unique<exec::Executor>(program::build(job_.arch, s), s.ranks() > 1 ? world_.rank() : 0,
+                                                  devices_ ? devices_.get() : &world_, exec::Options{device(), false},
+                                                  &executor_);
   }
+
+  int data_rank() const { return program::data_rank(job_.setting, executor_.coordinates()); }
+  // Of the ranks that see the same samples.
+  bool first_of_peers() const { return executor_.coordinates()[mesh::Axis::kTp] == 0; }
 
   void load() {
     if (job_.resume_from) {
@@ -352,7 +356,8 @@ class Loop {
   void run_validation() {
     std::vector<const data::ValidationSet*> sets;
     for (const auto& set : validation_) sets.push_back(set.get());
-    const auto result = validate(*evaluator_, sets, world_, job_.config.train.validate_batches.value_or(0));
+    const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), first_of_peers()}, world_,
+                                 job_.config.train.validate_batches.value_or(0));
     if (recorder_) recorder_->validation(step_, result);
   }
 

@@ -11,7 +11,7 @@ struct Sum {
   double loss = 0.0, tokens = 0.0;
 };
 
-Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int language, comm::Communicator& world,
+Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int language, const DataPlace& place,
                  std::int64_t max_batches) {
   const auto& setting = evaluator.program().setting;
   const std::int64_t windows = set.languages()[static_cast<std::size_t>(language)].windows;
@@ -19,9 +19,9 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
   Sum sum;
   std::int64_t batches = 0;
   // All ranks run as many batches, the last of them perhaps empty: they may have to gather parameters together.
-  for (std::int64_t round = 0; round < windows; round += micro * world.size()) {
+  for (std::int64_t round = 0; round < windows; round += micro * place.ranks) {
     if (max_batches > 0 && batches++ >= max_batches) break;
-    const std::int64_t first = round + world.rank() * micro;
+    const std::int64_t first = round + place.rank * micro;
     exec::StepInput input;
     input.load = [&](std::int32_t* ids, std::int32_t* labels) {
       std::int64_t valid = 0;
@@ -47,14 +47,14 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
 }  // namespace
 
 ValidationResult validate(exec::Executor& evaluator, const std::vector<const data::ValidationSet*>& sets,
-                          comm::Communicator& world, std::int64_t max_batches) {
+                          const DataPlace& place, comm::Communicator& world, std::int64_t max_batches) {
   ValidationResult result;
   std::map<std::string, std::pair<double, double>> bits;  // bits and bytes by language
   double loss = 0.0, tokens = 0.0;
   for (const data::ValidationSet* set : sets)
     for (std::size_t l = 0; l < set->languages().size(); ++l) {
-      const Sum mine = run_language(evaluator, *set, static_cast<int>(l), world, max_batches);
-      double sums[2] = {mine.loss, mine.tokens};
+      const Sum mine = run_language(evaluator, *set, static_cast<int>(l), place, max_batches);
+      double sums[2] = {place.counts ? mine.loss : 0.0, place.counts ? mine.tokens : 0.0};
       world.all_reduce(sums, 2, DType::kF64, comm::Reduce::kSum);
       loss += sums[0];
       tokens += sums[1];

@@ -17,9 +17,15 @@ struct ValidationResult {
   std::int64_t tokens = 0;
 };
 
-// `evaluator` runs a Purpose::kEvaluate program; windows are dealt to the ranks in turn. `max_batches` > 0 limits the
-// micro-batches per language and rank.
+// Which windows a rank reads, and whether its losses count: those of one of the ranks that read the same.
+struct DataPlace {
+  int rank = 0, ranks = 1;
+  bool counts = true;
+};
+
+// `evaluator` runs a Purpose::kEvaluate program; windows are dealt to the data-parallel ranks in turn. `max_batches` >
+// 0 limits the micro-batches per language and rank. Collective over `world`.
 ValidationResult validate(exec::Executor& evaluator, const std::vector<const data::ValidationSet*>& sets,
-                          comm::Communicator& world, std::int64_t max_batches);
+                          const DataPlace& place, comm::Communicator& world, std::int64_t max_batches);
 
 }  // namespace molen::train

@@ -22,7 +22,7 @@ program::Setting with_type(program::Setting s, DType compute) {
 program::Setting alone(program::Setting s) {
   s.mesh = mesh::kOne;
   s.zero = 0;
-  s.own_over_dp = s.recompute = false;
+  s.own_over_dp = s.recompute = s.sequence_parallel = false;
   return s;
 }
 
@@ -62,7 +62,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     const auto setting = with_type(base, compute);
     Outcome reference;
     if (world.rank() == 0) reference = prove(sound(arch, alone(setting), "one rank"), *comm::make_self(), read, trial);
-    for (const plan::Layout& layout : plan::layouts_of(setting, world.size(), options.layouts)) {
+    for (const plan::Layout& layout : plan::layouts_of(arch, setting, world.size(), options.layouts)) {
       const double start = now().value;
       const program::Program p = sound(arch, layout.setting, layout.name);
       const Outcome outcome =
