@@ -54,9 +54,8 @@ int show(const std::string& run, const std::string& format) {
     fmt::print("{}\n", store::to_line(steps.back()));
     return kOk;
   }
-  const Json last = parse_json(store::to_line(steps.back()), run);  // items() keeps no copy of it
-  for (const auto& [key, value] : last.items())
-    fmt::print("{:<26} {}\n", key, value.dump());
+  const Json last = parse_json(store::to_line(steps.back()), run);  // items() does not keep it
+  for (const auto& [key, value] : last.items()) fmt::print("{:<26} {}\n", key, value.dump());
   return kOk;
 }
 
