@@ -21,14 +21,15 @@ ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIR
 
 
 def last_json(command, cwd):
-    """The last JSON line of the command's output. Start-up runs from here, before the process exists, to `ready_at_s`: both
-    programs and this one read the system's monotonic clock."""
+    """The last JSON line of the command's output. Start-up runs from here, before the process exists, to `ready_at_s` (all is
+    built, no step yet) and to `first_step_at_s` (the first step has ended: arena touched, code compiled): the programs and this one read
+    the system's monotonic clock."""
     launched = time.monotonic()
     r = subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True)
     if r.returncode:
         sys.exit(f"{' '.join(map(str, command))}:\n{r.stdout}\n{r.stderr}")
     figures = json.loads([x for x in r.stdout.splitlines() if x.startswith("{")][-1])
-    return figures | {"startup_s": figures["ready_at_s"] - launched}
+    return figures | {"startup_s": figures["ready_at_s"] - launched, "first_step_s": figures["first_step_at_s"] - launched}
 
 
 def main():
@@ -78,22 +79,25 @@ def table(results, output):
     gemm = max(r["gemm_gflops"] for r in results["molen"])
     rows = {}
     print(f"56.4M Llama, fp32, 4 x 512 tokens a step ({gflop:.0f} GFLOP); GEMM rate in this run {gemm:.0f} GFLOP/s (2 threads)")
-    print(f"{'':<26}{'s/step':>8}{'min':>8}{'max':>8}{'GFLOP/s':>9}{'of GEMM':>9}{'peak RSS':>11}{'start-up':>10}")
+    print(f"{'':<26}{'s/step':>8}{'min':>8}{'max':>8}{'GFLOP/s':>9}{'of GEMM':>9}{'peak RSS':>11}{'start-up':>10}{'1st step':>10}")
     for name, runs in results.items():
         s = statistics.median(r["median_s"] for r in runs)
         rows[name] = {"median_s": s, "min_s": min(r["min_s"] for r in runs), "max_s": max(r["max_s"] for r in runs), "gflops": gflop / s, "share_of_gemm": gflop / s / gemm,
-                      "peak_rss_bytes": max(r["peak_rss_bytes"] for r in runs), "startup_s": statistics.median(r["startup_s"] for r in runs), "rounds": [r["median_s"] for r in runs]}
+                      "peak_rss_bytes": max(r["peak_rss_bytes"] for r in runs), "startup_s": statistics.median(r["startup_s"] for r in runs),
+                      "first_step_s": statistics.median(r["first_step_s"] for r in runs), "rounds": [r["median_s"] for r in runs]}
         r = rows[name]
-        print(f"{name:<26}{s:>8.3f}{r['min_s']:>8.3f}{r['max_s']:>8.3f}{r['gflops']:>9.0f}{100 * r['share_of_gemm']:>8.0f}%{r['peak_rss_bytes'] / 2**30:>8.2f} GiB{r['startup_s']:>8.2f} s")
+        print(f"{name:<26}{s:>8.3f}{r['min_s']:>8.3f}{r['max_s']:>8.3f}{r['gflops']:>9.0f}{100 * r['share_of_gemm']:>8.0f}%{r['peak_rss_bytes'] / 2**30:>8.2f} GiB{r['startup_s']:>8.2f} s{r['first_step_s']:>8.2f} s")
     ratios = {}
     for ours, theirs in (("molen", "eager"), ("molen", "compile"), ("molen, 2 ranks", "DDP gloo, 2 ranks"), ("molen, 2 ranks, ZeRO-1", "DDP gloo, 2 ranks")):
         if ours in rows and theirs in rows:
             per_round = [t / o for o, t in zip(rows[ours]["rounds"], rows[theirs]["rounds"])]
             ratios[f"{theirs} / {ours}"] = statistics.median(per_round)
             print(f"{ours} is {statistics.median(per_round):.2f}x {theirs} (per round {', '.join(f'{x:.2f}' for x in per_round)}); memory {rows[ours]['peak_rss_bytes'] / rows[theirs]['peak_rss_bytes']:.2f}x")
-    print(f"ready to step after: molen {rows['molen']['startup_s']:.2f} s, PyTorch {rows['eager']['startup_s']:.2f} s (from launch; molen: configuration, ranks, program built and verified; PyTorch: import, model, weights, optimizer)")
+    first = ", ".join(f"{name} {r['first_step_s']:.2f} s" for name, r in rows.items())
+    print(f"from launch to the end of the first step: {first}")
+    print(f"of which until ready to step: molen {rows['molen']['startup_s']:.2f} s (configuration, ranks, program built and verified), PyTorch {rows['eager']['startup_s']:.2f} s (import, model, weights, optimizer)")
     if output:
-        pathlib.Path(output).write_text(json.dumps({"gemm_gflops": gemm, "rows": rows, "ratios": ratios, "startup_s": rows["molen"]["startup_s"]}, indent=1) + "\n")
+        pathlib.Path(output).write_text(json.dumps({"gemm_gflops": gemm, "rows": rows, "ratios": ratios, "startup_s": rows["molen"]["startup_s"], "first_step_s": rows["molen"]["first_step_s"]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

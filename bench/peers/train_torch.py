@@ -4,8 +4,8 @@ PyTorch (scaled_dot_product_attention, fused AdamW, optional torch.compile, opti
 
 Weights and sizes come from a Hugging Face directory (`molen checkpoint export`), batches from a file of int32 tokens
 [steps, global batch, S + 1]. Prints one JSON line a step: {"step", "loss", "grad_norm", "seconds"}, then a summary line
-with the median step time after the warm-up steps, the peak resident memory, and when model and optimizer were ready
-(ready_at_s on the monotonic clock; torch.compile compiles later, in the first steps).
+with the median step time after the warm-up steps, the peak resident memory, when model and optimizer were ready
+(ready_at_s on the monotonic clock), and when the first step had ended (first_step_at_s; torch.compile compiles in it).
 """
 import argparse
 import json
@@ -191,13 +191,15 @@ def main():
             dist.all_reduce(t)
             total = t.item() / ranks
         seconds = time.perf_counter() - start
+        if not times:
+            first_step_at = time.monotonic()
         times.append(seconds)
         if rank == 0 and not a.quiet:
             print(json.dumps({"step": step, "loss": total, "grad_norm": norm.item(), "seconds": seconds}), flush=True)
     if rank == 0:
         timed = times[a.warmup_steps :] or times
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"median_s": statistics.median(timed), "min_s": min(timed), "max_s": max(timed), "peak_rss_bytes": peak, "ready_at_s": ready_at}), flush=True)
+        print(json.dumps({"median_s": statistics.median(timed), "min_s": min(timed), "max_s": max(timed), "peak_rss_bytes": peak, "ready_at_s": ready_at, "first_step_at_s": first_step_at}), flush=True)
     if ranks > 1:
         dist.destroy_process_group()
 

@@ -1,7 +1,10 @@
 // molen <verb>: exit codes 0 ok, 1 failed, 2 usage or configuration error; errors on stderr.
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <vector>
 
+#include "apps/arguments.h"
 #include "apps/cli.h"
 #include "base/error.h"
 #include "comm/mpi/mpi.h"
@@ -26,6 +29,9 @@ int run(int argc, char** argv) {
   add_report_verb(app, chosen);
   add_runs_verb(app, chosen);
   add_config_verb(app, chosen);
+  app.footer(unbuilt_note());
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  require_verbs(app, words);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -35,8 +41,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForVersion& version) {
     return app.exit(version);
   } catch (const CLI::ParseError& error) {
-    app.exit(error);
-    return kUsage;
+    throw molen::UsageError("{}", explain(app, words, error));
   }
   return chosen.action();
 }

@@ -54,20 +54,26 @@ int show(const std::string& run, const std::string& format) {
     fmt::print("{}\n", store::to_line(steps.back()));
     return kOk;
   }
-  for (const auto& [key, value] : parse_json(store::to_line(steps.back()), run).items())
-    fmt::print("{:<26} {}\n", key, value.dump());
+  const Json last = parse_json(store::to_line(steps.back()), run);  // items() does not keep it
+  for (const auto& [key, value] : last.items()) fmt::print("{:<26} {}\n", key, value.dump());
   return kOk;
 }
 
-int compare(const std::string& a, const std::string& b) {
+int compare(const std::string& a, const std::string& b, const std::string& format) {
   const auto x = steps_of(a), y = steps_of(b);
   const std::string difference = store::first_difference(x, y);
-  if (difference.empty()) {
+  if (format == "json")
+    fmt::print("{}\n", Json{{"a", a},
+                            {"b", b},
+                            {"identical", difference.empty()},
+                            {"steps", x.size()},
+                            {"first_difference", difference.empty() ? Json(nullptr) : Json(difference)}}
+                           .dump(2));
+  else if (difference.empty())
     fmt::print("identical: {} steps\n", x.size());
-    return kOk;
-  }
-  fmt::print("different: {}\n", difference);
-  return kFailed;
+  else
+    fmt::print("different: {}\n", difference);
+  return difference.empty() ? kOk : kFailed;
 }
 
 }  // namespace
@@ -89,7 +95,8 @@ void add_runs_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* two = verb->add_subcommand("compare", "identical bit for bit, or the first difference (exit 1)");
   two->add_option("A", *a, "run directory")->required();
   two->add_option("B", *b, "run directory")->required();
-  two->callback([&chosen, a, b] { chosen.action = [=] { return compare(*a, *b); }; });
+  auto compare_format = add_format_option(*two);
+  two->callback([&chosen, a, b, compare_format] { chosen.action = [=] { return compare(*a, *b, *compare_format); }; });
 }
 
 }  // namespace molen::apps

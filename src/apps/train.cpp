@@ -167,7 +167,9 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"arena_bytes", program::plan_memory(p).peak.value},
                             {"arena_used_bytes", run.used.value},
                             {"startup_s", ready - started},
-                            {"ready_at_s", ready},  // on the monotonic clock, to tell loading the program, too
+                            // On the monotonic clock, to tell loading the program, too.
+                            {"ready_at_s", ready},
+                            {"first_step_at_s", run.first_step_end_s},
                             {"phase_s", by_phase}}
                            .dump());
   });
@@ -203,7 +205,8 @@ void add_train(CLI::App& app, Chosen& chosen) {
                    "what `molen calibrate` wrote: the run's report then has predicted beside measured");
   auto mfu = add_mfu_option(*verb);
   verb->add_flag("--save-initial", o->save_initial, "saves a checkpoint of step 0 too");
-  verb->add_flag("--dry-run", o->dry_run, "builds and verifies, prints what would run, writes nothing");
+  verb->add_flag("--dry-run", o->dry_run,
+                 "builds and verifies, opens and checks the data, prints what would run, writes nothing");
   verb->callback([&chosen, options, o, program, cluster, mfu] {
     chosen.action = [=] {
       if (!program->empty()) o->program_file = *program;

@@ -55,6 +55,20 @@ std::string join(const std::vector<std::string>& words) {
   return text;
 }
 
+// Of folders and the bytes of their shards that were not hashed.
+std::string note_of(const std::map<std::string, std::int64_t>& folders, std::int64_t hash_limit) {
+  std::string commands;
+  std::int64_t bytes = 0;
+  for (const auto& [folder, size] : folders) {
+    if (size == 0) continue;
+    commands += (commands.empty() ? "" : ", ") + fmt::format("`molen data verify {}`", folder);
+    bytes += size;
+  }
+  if (bytes == 0) return "";
+  return fmt::format("{} of shards of more than {} each: sizes and sampled tokens were checked, hashes not; {} does",
+                     human(Bytes(bytes)), human(Bytes(hash_limit)), commands);
+}
+
 }  // namespace
 
 TokenStream::TokenStream(const fs::path& path, const std::vector<std::string>& languages, const OpenOptions& options)
@@ -172,17 +186,8 @@ std::string Dataset::digest() const {
 
 std::string Dataset::unhashed_note() const {
   std::map<std::string, std::int64_t> folders;  // one may be there in several entries
-  for (const Component& c : components_)
-    if (c.stream->unhashed_bytes() > 0) folders[c.entry.path.string()] += c.stream->unhashed_bytes();
-  if (folders.empty()) return "";
-  std::string commands;
-  std::int64_t bytes = 0;
-  for (const auto& [folder, size] : folders) {
-    commands += (commands.empty() ? "" : ", ") + fmt::format("`molen data verify {}`", folder);
-    bytes += size;
-  }
-  return fmt::format("{} of shards of more than {} each: sizes and sampled tokens were checked, hashes not; {} does",
-                     human(Bytes(bytes)), human(Bytes(options_.hash_limit)), commands);
+  for (const Component& c : components_) folders[c.entry.path.string()] += c.stream->unhashed_bytes();
+  return note_of(folders, options_.hash_limit);
 }
 
 std::vector<double> Dataset::shares() const {
@@ -193,7 +198,7 @@ std::vector<double> Dataset::shares() const {
   return shares;
 }
 
-ValidationSet::ValidationSet(const fs::path& path, const OpenOptions& options) : options_(options) {
+ValidationSet::ValidationSet(const fs::path& path, const OpenOptions& options) : path_(path), options_(options) {
   check_options(options);
   std::set<std::string> names;
   for (const ShardRecord& shard : read_manifest(path).shards)
@@ -222,6 +227,12 @@ std::int64_t ValidationSet::read(int language, std::int64_t window, std::span<st
   ids[0] = stream.end_of_text();
   if (first > 0) stream.read(first - 1, ids.first(1));
   return valid;
+}
+
+std::string ValidationSet::unhashed_note() const {
+  std::int64_t bytes = 0;
+  for (const auto& stream : streams_) bytes += stream->unhashed_bytes();
+  return note_of({{path_.string(), bytes}}, options_.hash_limit);
 }
 
 double ValidationSet::bits_per_byte(int language, double loss_sum, std::int64_t tokens) const {

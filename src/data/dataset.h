@@ -130,8 +130,11 @@ class ValidationSet {
   // Bits per UTF-8 byte from the summed loss (nats) of `tokens` labels. Where only some windows were read, the bytes
   // are counted in proportion.
   double bits_per_byte(int language, double loss_sum, std::int64_t tokens) const;
+  // As Dataset's.
+  std::string unhashed_note() const;
 
  private:
+  fs::path path_;
   OpenOptions options_;
   std::vector<Language> languages_;
   std::vector<std::unique_ptr<TokenStream>> streams_;

@@ -141,6 +141,8 @@ TEST(Dataset, BadInputGetsOneClearError) {
   EXPECT_EQ(Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test"}).unhashed_note(), "");
   const std::string note = Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test", 10}).unhashed_note();
   EXPECT_NE(note.find("molen data verify " + folder.path().string()), std::string::npos) << note;
+  EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test"}).unhashed_note(), "");
+  EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test", 10}).unhashed_note(), note);
 
   // One altered token: the hash tells; without the hash, a token beyond the vocabulary does.
   std::string bin = read_file(folder.path() / "a.bin");

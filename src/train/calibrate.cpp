@@ -85,6 +85,7 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
     input.step = i + 1;
     world.barrier();
     auto result = executor.run(input);
+    if (i == 0) run.first_step_end_s = now().value;
     if (i > 0) run.timelines.push_back(std::move(result.timeline));
   }
   const auto& high = executor.measured_high_water();

@@ -31,6 +31,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::st
 struct SyntheticRun {
   std::vector<program::Timeline> timelines;
   Bytes used;
+  double first_step_end_s = 0.0;  // now() behind the warm-up
 };
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats);
 

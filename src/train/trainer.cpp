@@ -17,9 +17,7 @@
 #include "base/json.h"
 #include "base/json_fields.h"
 #include "comm/nccl/nccl.h"
-#include "data/dataset.h"
 #include "data/loader.h"
-#include "data/tokenizer/tokenizer.h"
 #include "exec/executor.h"
 #include "math/gemm.h"
 #include "program/build.h"
@@ -27,8 +25,8 @@
 #include "sim/simulate.h"
 #include "train/checkpointing.h"
 #include "train/init.h"
+#include "train/inputs.h"
 #include "train/job_energy.h"
-#include "train/optimizer_config.h"
 #include "train/recorder.h"
 #include "train/signals.h"
 #include "train/together.h"
@@ -67,57 +65,19 @@ Bytes peak_resident() {
   return Bytes(usage.ru_maxrss * 1024);
 }
 
-data::OpenOptions open_options(const Job& job) {
-  data::OpenOptions o;
-  o.sequence_length = job.setting.sequence;
-  o.vocabulary = job.arch.vocabulary;
-  if (job.config.data.tokenizer)
-    o.tokenizer_fingerprint = data::Tokenizer::load(*job.config.data.tokenizer).fingerprint();
-  return o;
-}
-
-std::vector<data::DataEntry> entries(const Job& job) {
-  if (job.config.data.train.empty())
-    throw UsageError("data.train: at least one entry is needed, e.g. train = [{ path = \"data/train\" }]");
-  std::vector<data::DataEntry> result;
-  for (const auto& e : job.config.data.train) result.push_back({e.path, e.weight, e.languages});
-  return result;
-}
-
-// The files a rank reads.
-struct Inputs {
-  explicit Inputs(const Job& job)
-      : train(entries(job), static_cast<std::uint64_t>(job.config.data.seed), open_options(job)) {
-    const auto options = open_options(job);
-    for (const auto& e : job.config.data.validation)
-      validation.push_back(std::make_unique<data::ValidationSet>(e.path, options));
-  }
-  data::Dataset train;
-  std::vector<std::unique_ptr<data::ValidationSet>> validation;
-};
-
-// A period of steps, or of seconds.
-struct Period {
-  std::int64_t steps = 0;  // 0: by time
-  double seconds = 0.0;
-  double last = now().value;
-  bool due(std::int64_t step) const {
-    return steps > 0 ? step % steps == 0 : seconds > 0 && now().value - last >= seconds;
-  }
-};
-
 class Loop {
  public:
   Loop(const Job& job, comm::Communicator& world, const Inputs& inputs)
       : job_(job),
         world_(world),
+        inputs_(inputs),
         data_(inputs.train),
         validation_(inputs.validation),
         base_(resident_before_arena(job, world)),
         devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
         executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false}) {
     at::set_num_threads(job.setting.threads);
-    together(world, [&] { horizon(); });
+    together(world, [&] { set_course(); });
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
     together(world, [&] {
@@ -159,38 +119,15 @@ class Loop {
   }
 
  private:
-  std::int64_t steps_of(const config::Horizon& h, const char* key) const {
-    return plan::steps_of(job_.config, h, key, static_cast<double>(data_.sequences()));
-  }
-
-  void horizon() {
-    total_steps_ = steps_of(job_.config.train.until, "train.until");
-    if (total_steps_ < 0)
-      throw UsageError("{}: the schedule needs a length in steps, tokens or epochs; train.stop_after takes a time",
-                       job_.config.where("train.until"));
-    stop_step_ = total_steps_;
-    if (job_.config.train.stop_after) {
-      const std::int64_t steps = steps_of(*job_.config.train.stop_after, "train.stop_after");
-      if (steps >= 0)
-        stop_step_ = std::min(steps, total_steps_);
-      else
-        stop_seconds_ = job_.config.train.stop_after->value;
-    }
-    schedule_ = resolve_schedule(job_.config, total_steps_, static_cast<double>(data_.sequences()));
-    optimizer_ = resolve_optimizer(job_.config);
-    const auto period = [&](const config::Horizon& h, const char* key) {
-      Period p;
-      const std::int64_t steps = steps_of(h, key);
-      if (steps >= 0)
-        p.steps = std::max<std::int64_t>(1, steps);
-      else
-        p.seconds = h.value;
-      return p;
-    };
-    save_every_ = period(job_.config.checkpoint.every, "checkpoint.every");
-    validate_every_ = period(job_.config.train.validate_every, "train.validate_every");
-    if (validate_every_.steps == 0)
-      throw UsageError("{}: give steps, tokens or epochs", job_.config.where("train.validate_every"));
+  void set_course() {
+    Course course = course_of(job_, data_);
+    total_steps_ = course.total_steps;
+    stop_step_ = course.stop_step;
+    stop_seconds_ = course.stop_seconds;
+    schedule_ = course.schedule;
+    optimizer_ = course.optimizer;
+    save_every_ = course.save_every;
+    validate_every_ = course.validate_every;
   }
 
   void open_validation() {
@@ -232,7 +169,8 @@ class Loop {
     memory_ = {executor_.memory().peak, base_ + Bytes(kLibraryPages), Bytes(4 * 2 * job_.setting.tokens() * 4),
                job_.communicator == "threads" ? world_.size() : 1};
     if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash);
-    if (recorder_ && !data_.unhashed_note().empty()) recorder_->note(data_.unhashed_note());
+    if (recorder_)
+      for (const auto& note : inputs_.notes()) recorder_->note(note);
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
   }
 
@@ -242,21 +180,10 @@ class Loop {
       step_ = fields.integer("step_done");
       next_sample_ = fields.integer("next_sample");
       tokens_total_ = fields.integer("tokens_total");
-      const std::string digest = state.at("data_digest").get<std::string>();
-      if (digest != data_.digest() && !allowed("data.train"))
-        throw UsageError(
-            "{}: the training data is not what this run was trained on so far (digest {} then, {} now); --allow-change "
-            "data.train continues anyway",
-            origin, digest, data_.digest());
       if (recorder_) recorder_->restore_totals(state.at("totals"), step_, origin);
     } catch (const Json::exception& e) {
       throw UsageError("{}: state.json is incomplete: {}", origin, e.what());
     }
-  }
-
-  bool allowed(const std::string& key) const {
-    const auto& keys = job_.options.allow_change;
-    return std::find(keys.begin(), keys.end(), key) != keys.end();
   }
 
   void one_step() {
@@ -432,6 +359,7 @@ class Loop {
 
   const Job& job_;
   comm::Communicator& world_;  // moves host memory
+  const Inputs& inputs_;
   const data::Dataset& data_;
   const std::vector<std::unique_ptr<data::ValidationSet>>& validation_;
   Bytes base_;
@@ -452,30 +380,11 @@ class Loop {
   bool stopped_ = false;  // by a signal
 };
 
-void print_dry_run(const Job& job) {
-  const auto memory = program::plan_memory(job.program);
-  const auto s = program::summarize(job.program, memory);
-  fmt::print("{}: {} parameters, {} rank{} ({}), {}, {} micro-batch{} of {} x {} tokens a rank and step, {}\n",
-             job.arch.name, arch::num_parameters(job.arch), job.machine.ranks, job.machine.ranks == 1 ? "" : "s",
-             job.communicator, program::sharding_text(job.setting), job.setting.micro_batches(),
-             job.setting.micro_batches() == 1 ? "" : "es", job.setting.micro_batch, job.setting.sequence,
-             name_of(job.setting.compute));
-  fmt::print(
-      "the program is sound: {} ops in {} bodies; memory a rank: parameters {}, gradients {}, optimizer {}, "
-      "activations {}, peak {}\n",
-      job.program.num_ops(), job.program.bodies.size(), human(s.parameters), human(s.gradients), human(s.optimizer),
-      human(s.transient), human(s.peak));
-}
-
 }  // namespace
 
 void run_job(const Job& job, comm::Communicator& world) {
-  if (job.options.dry_run) {
-    if (world.rank() == 0) print_dry_run(job);
-    return;
-  }
-  std::optional<Inputs> inputs;
-  together(world, [&] { inputs.emplace(job); });
+  if (job.options.dry_run) return dry_run(job, world);
+  const auto inputs = open_inputs(job, world);
   Loop loop(job, world, *inputs);
   try {
     loop.run();

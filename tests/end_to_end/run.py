@@ -1,98 +1,25 @@
 #!/usr/bin/env python3
 """End to end from the command line: data, tokenizer, training, stop and resume, other rank counts, misuse, generation.
 
-usage: run.py MOLEN   (makes its own small text; needs no network)
+usage: run.py MOLEN
 """
 import json
 import os
 import pathlib
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
-import time
 
-MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
-work = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
-ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
-checks = 0
+from harness import ENV, MOLEN, finish, metrics, ok, refused, run, shards, work
 
-
-def run(*args, code=0, stdin=None, launcher=()):
-    r = subprocess.run([*launcher, MOLEN, *map(str, args)], cwd=work, env=ENV, input=stdin, capture_output=True, text=True, timeout=300)
-    assert r.returncode == code, f"molen {' '.join(map(str, args))}: exit {r.returncode}, expected {code}\n{r.stdout}\n{r.stderr}"
-    return r
-
-
-def ok(name, condition, detail=""):
-    global checks
-    checks += 1
-    assert condition, f"{name}: {detail}"
-    print(f"ok  {name}")
-
-
-def refused(name, *args, says, code=2, launcher=()):
-    before = {p: p.stat().st_mtime_ns for p in work.rglob("*") if p.is_file()}
-    r = run(*args, code=code, launcher=launcher)
-    after = {p: p.stat().st_mtime_ns for p in work.rglob("*") if p.is_file()}
-    ok(name, all(s in r.stderr for s in says) and r.stderr.count("molen:") == 1, r.stderr)
-    ok(name + ": nothing written over", all(after.get(p) == t for p, t in before.items()))
-
-
-def metrics(name):
-    lines = [json.loads(x) for x in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-    return {m["step"]: m for m in lines}
-
-
-# --- text, tokenizer, shards -------------------------------------------------------------------------------------------
+shards()
 rng = random.Random(7)
-words = ["de", "het", "een", "molen", "wind", "water", "land", "the", "mill", "turns", "and", "of", "in", "grain", "naar", "voor", "niet"]
-for split, count in (("train", 260), ("held", 40)):
-    with open(work / f"{split}.jsonl", "w") as f:
-        for i in range(count):
-            f.write(json.dumps({"text": " ".join(rng.choice(words) + ("." if rng.random() < 0.1 else "") for _ in range(120)), "language": "nl"}) + "\n")
-run("tokenizer", "train", "train.jsonl", "--vocabulary", 320, "--output", "tok.json")
-run("data", "prepare", "train.jsonl", "--licence", "CC0-1.0", "--output", "data", "--tokenizer", "tok.json")
-run("data", "prepare", "held.jsonl", "--licence", "CC0-1.0", "--split", "heldout", "--output", "held", "--tokenizer", "tok.json")
-run("data", "verify", "data", "--tokenizer", "tok.json")
 refused("a licence that is none", "data", "prepare", "held.jsonl", "--licence", "CC0", "--output", "never", says=["did you mean 'CC0-1.0'?"])
 ok("a licence that is none: no folder", not (work / "never").exists())
 ok("tokenizer round trip", json.loads(run("tokenizer", "decode", "--tokenizer", "tok.json", "--jsonl", stdin=run(
     "tokenizer", "encode", "--tokenizer", "tok.json", "--jsonl", stdin=json.dumps({"text": "de molen, 42 \u00e9\U0001f600"}) + "\n").stdout).stdout)["text"] == "de molen, 42 \u00e9\U0001f600")
-
-(work / "base.toml").write_text("""
-[model]
-family = "llama"
-layers = 2
-hidden = 48
-ffn = 80
-heads = 4
-kv_heads = 2
-head_dim = 12
-vocabulary = 320
-max_sequence = 64
-[data]
-train = [{ path = "data/train" }]
-validation = [{ path = "held/heldout" }]
-tokenizer = "tok.json"
-sequence_length = 48
-[batch]
-global = 8
-micro = 2
-[schedule]
-warmup = "3 steps"
-[optimizer]
-lr = 3e-3
-[precision]
-compute = "fp32"
-[math]
-threads = 1
-""")
-(work / "run.toml").write_text('extends = "base.toml"\n[train]\nuntil = "24 steps"\nvalidate_every = "12 steps"\n[checkpoint]\nevery = "6 steps"\nkeep = 10\n')
 
 # --- training, stopping, resuming -----------------------------------------------------------------------------------------
 run("train", "run.toml", "--set", "run.name=whole", "--save-initial")
@@ -175,19 +102,6 @@ ok("TensorBoard reads the events", r.returncode == 0, r.stdout + r.stderr)
 r = subprocess.run([python, oracle, work / "runs/parts/tensorboard", "--tag", "mfu/flops_formula", "--tag", "mfu/device_peak", "--tag", "hfu(%)"], capture_output=True, text=True)
 ok("TensorBoard reads the formula and the peak", r.returncode == 0, r.stdout + r.stderr)
 
-# A disk that fills while a checkpoint is written (here: a limit on the size of files): one error, the last checkpoint stands.
-def no_room():
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
-
-run("train", "run.toml", "--set", "run.name=full", "--set", 'train.stop_after="6 steps"')
-r = subprocess.run([MOLEN, "train", "run.toml", "--set", "run.name=full"], cwd=work, env=ENV, preexec_fn=no_room, capture_output=True, text=True, timeout=300)
-ok("no room for a checkpoint: exit 1 and one error", r.returncode == 1 and r.stderr.count("molen:") == 1 and "step-000000012" in r.stderr, f"{r.returncode} {r.stderr}")
-saved = sorted(x.name for x in (work / "runs/full/checkpoints").iterdir())
-ok("no room: only the last whole checkpoint is listed", [x for x in saved if x.startswith("step-") and not x.endswith(".tmp")] == ["step-000000006"], saved)
-run("train", "run.toml", "--set", "run.name=full")
-ok("no room: resumed from it, identical", "identical" in run("runs", "compare", "runs/whole", "runs/full").stdout)
 run("train", "run.toml", "--set", "run.name=again")
 ok("the same layout twice: identical", "identical" in run("runs", "compare", "runs/whole", "runs/again").stdout)
 other = run("train", "run.toml", "--set", "run.name=parts", "--resume", "12", "--ranks", 3, "--set", "parallel.zero=1", "--set", "run.name=moved", "--set", "checkpoint.dir=runs/parts/checkpoints", "--set", 'train.stop_after="18 steps"').stdout
@@ -386,5 +300,4 @@ run("checkpoint", "export", "runs/whole", "hf")
 ok("export has what transformers reads", {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= {p.name for p in (work / "hf").iterdir()})
 run("checkpoint", "import", "hf", "imported")
 ok("generation from the export agrees", run("generate", "hf", *args[1:]).stdout == run("generate", *args).stdout)
-shutil.rmtree(work)
-print(f"end to end: {checks} checks passed")
+finish("end to end")

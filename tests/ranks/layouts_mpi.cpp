@@ -1,5 +1,5 @@
-// The layout proof under a launcher: mpirun -n N layouts_mpi. Ten steps in fp64 of every ZeRO stage on N ranks beside
-// one rank, and the same layout twice.
+// The layout proof under a launcher: mpirun -n N layouts_mpi. Ten steps in fp64 and one in fp32 of every ZeRO stage on
+// N ranks beside one rank, and the same layout twice.
 #include "comm/mpi/mpi.h"
 #include "train/layouts_suite.h"
 
@@ -47,6 +47,21 @@ TEST_P(LayoutsMpi, SameModelInDouble) {
     fmt::print("{} tied {}, ZeRO-{} on {} x {} MPI ranks: parameters within {:.1e}\n", a.name, a.tied, GetParam().zero,
                layout().shards, layout().replicas, error);
   }
+}
+
+TEST_P(LayoutsMpi, OneStepInFloatWithinTheBound) {
+  const Outcome many = run(world(), llama(false), setting(DType::kF32), 1);
+  if (world().rank() != 0) return;
+  const auto self = comm::make_self();
+  const Outcome one = run(*self, llama(false), setting_of(1, 0, false, DType::kF32, 3), 1);
+  const Difference d = difference(one, many);
+  const Bounds bounds = bounds_of(program::build(llama(false), setting(DType::kF32)));
+  EXPECT_GT(many.losses.at(0), 0);
+  EXPECT_LE(d.loss, bounds.loss);
+  EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+  fmt::print(
+      "fp32, ZeRO-{} on {} x {} MPI ranks: gradients within {:.1e} of the {:.1e} allowed, loss {:.1e} of {:.1e}\n",
+      GetParam().zero, layout().shards, layout().replicas, d.gradients, bounds.gradients, d.loss, bounds.loss);
 }
 
 TEST_P(LayoutsMpi, SameLayoutTwiceIsIdentical) {

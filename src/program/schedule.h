@@ -1,0 +1,136 @@
+// Pipeline schedules as data: what each stage computes, in which order. Knows nothing of bodies, buffers or transports:
+// a builder turns the actions into instances and the slots into buffers.
+//
+// p stages hold v chunks (virtual stages) of the model each; a step has m micro-batches. Chunks are numbered through
+// the model by their *global stage* g = 0 .. p*v-1. Actions of one stage run in list order; between stages
+//   F(g, i) runs after F(g-1, i);  B(g, i) and I(g, i) run after B or I (g+1, i) and after F(g, i);  W(g, i) after I(g,
+//   i).
+// Every schedule made here runs the backward (or weight) actions of one chunk in ascending micro-batch order, so that
+// all of them add up gradients in the same order and give the same bits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "program/timeline.h"
+
+namespace molen::program {
+
+enum class ActionKind {
+  kForward,
+  kBackward,        // gradients of input and weights together
+  kBackwardInput,   // of the input: what the stage before waits for
+  kBackwardWeight,  // of the weights: nobody waits for it before the step's end
+};
+
+struct Action {
+  ActionKind kind{};
+  int chunk = 0, micro_batch = 0;
+  bool operator==(const Action&) const = default;
+};
+
+enum class Placement {
+  kInterleaved,  // chunk c of stage s is global stage c*p + s
+  kV,  // two chunks, at least two stages: chunk 0 is s, chunk 1 is 2p-1-s; the last stage needs no transfer to turn
+};
+
+struct Schedule {
+  int stages = 1, chunks = 1, micro_batches = 1;
+  Placement placement = Placement::kInterleaved;
+  std::vector<std::vector<Action>> order;  // [stage], in run order
+
+  int global_stages() const { return stages * chunks; }
+  int global_stage(int stage, int chunk) const;
+  int stage_of(int global_stage) const;
+  int chunk_of(int global_stage) const { return global_stage / stages; }
+  bool operator==(const Schedule&) const = default;
+};
+
+// A larger schedule is refused: it would not fit into memory as a list.
+inline constexpr std::int64_t kMaxScheduleActions = std::int64_t{1} << 24;
+
+enum class ScheduleKind { kGpipe, k1f1b, kInterleaved, kZbH1, kZbV };
+inline constexpr std::array kAllScheduleKinds{ScheduleKind::kGpipe, ScheduleKind::k1f1b, ScheduleKind::kInterleaved,
+                                              ScheduleKind::kZbH1, ScheduleKind::kZbV};
+// "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v".
+std::string_view name_of(ScheduleKind kind);
+// Throws UsageError with the nearest name.
+ScheduleKind parse_schedule_kind(std::string_view name);
+
+// The schedule of a kind. Any micro-batch count; chunks are 1 for 1f1b and zb-h1, 2 for zb-v, any for gpipe (breadth
+// first) and interleaved (with 1 chunk it is 1f1b). Peaks count activations from F to B, or to W where split:
+//   gpipe         m*v chunks' activations on each stage
+//   1f1b          min(m, p-s) on stage s
+//   interleaved   min(m*v, 2(p-s-1) + (v-1)N + 1) chunks' activations. Micro-batches go through the chunks in groups of
+//   N
+//                 (Narayanan et al. 2021; Megatron-LM warms up with 2(p-s-1) + (v-1)N). Megatron-LM wants m divisible
+//                 by N; here floor(m/p) groups are made as even as they go, so N = ceil(m / max(1, floor(m/p))): p
+//                 where p divides m. A group smaller than p would starve the chunks, a padded one too.
+//   zb-h1         at most min(m, p) on every stage (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", 2.1)
+//   zb-v          at most min(2m, 2p) half stages' activations on every stage: what 1f1b has on stage 0 (ibid., section
+//   6)
+// Throws UsageError for counts that the kind does not have.
+Schedule make_schedule(ScheduleKind kind, int stages, int chunks, int micro_batches);
+
+// The share of a step that stages idle, from its start to the barrier at its end, where F = I = W = B/2 per chunk and
+// transfers are free, and m is at least p (zb-v: 2p-1). For zb-v this is the least that any schedule of the V can have:
+// stage p-1 cannot start before p-1 chunks have run, and has 6m of them to run.
+double ideal_idle_share(ScheduleKind kind, int stages, int chunks, int micro_batches);
+
+// Throws UsageError that names stage, action and reason where an action is missing, doubled, of no chunk or
+// micro-batch, or before what it needs on its own stage, and where the stages wait for each other. O(actions).
+void check(const Schedule& schedule);
+
+// Where the values of a stage lie. One entry per chunk: chunks differ in size (embedding, head, uneven layers).
+struct SlotPlan {
+  struct Chunk {
+    // What F saves: read by B, or by both I and W. Live from F to B or W. Frees at W only, for what W reads (the inputs
+    // of each product) is most of it; a builder may give what I alone reads a shorter life.
+    int activation_slots = 0;
+    std::vector<int> activation;  // [micro_batch]
+    // What I leaves for W alone (the gradient at each product's output). Live from I to W; -1 where B runs.
+    int deferred_slots = 0;
+    std::vector<int> deferred;  // [micro_batch]
+    bool operator==(const Chunk&) const = default;
+  };
+  std::vector<Chunk> chunks;
+  // The most that is live at one time, over all chunks; the sum of chunks' slots may exceed it, as their peaks need not
+  // coincide.
+  int peak_activations = 0, peak_deferred = 0;
+};
+// No slot is given to another micro-batch before its last reader has run, and no chunk has more slots than are live at
+// its peak. The schedule is one that check() accepts.
+SlotPlan slots(const Schedule& schedule, int stage);
+
+// Seconds by global stage, and of a transfer between neighbours on different stages (latency: no stage is busy with
+// it).
+struct ScheduleCosts {
+  std::vector<double> forward_s, backward_s, backward_input_s, backward_weight_s;
+  double transfer_s = 0.0;
+};
+// The same for all global stages, B being I and W in a row.
+ScheduleCosts uniform_costs(const Schedule& schedule, double forward_s, double backward_input_s,
+                            double backward_weight_s, double transfer_s = 0.0);
+
+struct ScheduleTimes {
+  std::vector<std::vector<OpTime>> actions;  // [stage][position]
+  double total_s = 0.0;                      // the end of the last action of all stages: where the clip barrier opens
+};
+// Each action starts when its stage is free and what it needs has arrived. Throws as check() does, and UsageError for
+// costs that are negative, not finite, or not one per global stage.
+ScheduleTimes simulate(const Schedule& schedule, const ScheduleCosts& costs);
+// Idle seconds of all stages from the step's start to the clip barrier, over stages x total_s.
+double idle_share(const ScheduleTimes& times);
+
+// PyTorch's CSV, compute actions only (docs/formats/pipeline-schedule.md): parse_schedule(print_schedule(s)) == s for
+// each s that check() accepts.
+std::string print_schedule(const Schedule& schedule);
+// Throws UsageError with `origin`, the line, the cell, and what was expected. What it returns check() accepts.
+Schedule parse_schedule(std::string_view text, std::string_view origin);
+// "3I7": global stage, kind (F, B, I, W), micro-batch.
+std::string to_string(const Schedule& schedule, int stage, const Action& action);
+
+}  // namespace molen::program

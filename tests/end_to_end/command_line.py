@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""The command line itself: verbs that are not built, misspelt words, --format json of every table, --dry-run.
+
+usage: command_line.py MOLEN
+"""
+import json
+import pathlib
+import shutil
+import subprocess
+
+from harness import ENV, MOLEN, finish, ok, refused, run, shards, work
+
+# --- verbs and options -----------------------------------------------------------------------------------------------------
+top = run("--help").stdout
+listed, footer = top.split("Not built yet: ")
+for verb in ("plan", "serve", "sweep", "tune", "submit", "data mix"):
+    for extra in ([], ["x.toml", "--nodes", 4], ["--help"]):
+        r = run(*verb.split(), *extra, code=2)
+        ok(f"{verb} {extra}: says that it is not built", r.stderr.startswith(f"molen: `molen {verb}` is not built yet") and len(r.stderr.splitlines()) == 1 and r.stdout == "", r.stderr)
+    ok(f"{verb}: no command of the help", verb in footer and f"\n  {verb} " not in listed, top)
+ok("data mix: nor of `data --help`", "mix" not in run("data", "--help").stdout)
+for words, says in (
+    (["trian"], ["unknown command 'trian' of `molen`; did you mean 'train'?"]),
+    (["trian", "--help"], ["did you mean 'train'?"]),
+    (["data", "preprae"], ["unknown command 'preprae' of `molen data`; did you mean 'prepare'?"]),
+    (["checkpoint", "exprot", "a", "b"], ["did you mean 'export'?"]),
+    (["train", "x.toml", "--resmue", "never"], ["unknown option '--resmue' of `molen train`; did you mean '--resume'?"]),
+    (["train", "--resmue=never"], ["unknown option '--resmue' of `molen train`; did you mean '--resume'?"]),
+    (["data", "prepare", "x", "--licnece", "MIT"], ["did you mean '--licence'?"]),
+    (["--verison"], ["unknown option '--verison' of `molen`; did you mean '--version'?"]),
+    (["generate", "x", "--seed", "-1", "--stpo", "y"], ["unknown option '--stpo' of `molen generate`; did you mean '--stop'?"]),
+    (["train", "x.toml", "--set"], ["--set"]),
+    (["train", "x.toml", "y.toml"], ["y.toml"]),
+    (["zzzzzzzz"], ["unknown command 'zzzzzzzz' of `molen` (`molen --help` lists"]),
+    (["data"], ["`molen data` needs a command: fetch, prepare"]),
+    ([], ["`molen` needs a command: train"]),
+):
+    refused(f"molen {' '.join(words)}", *words, says=says)
+
+# --- dry run ---------------------------------------------------------------------------------------------------------------
+shards()
+before = sorted(p for p in work.rglob("*"))
+r = run("train", "run.toml", "--set", "run.name=dry", "--dry-run", "--set", 'train.stop_after="6 steps"')
+ok("dry run: data and epochs", "sequences of 48 tokens" in r.stdout and "train.until: 24 steps of 8 sequences, 9216 tokens, " in r.stdout and "train.stop_after: 6 steps" in r.stdout
+   and "validation: " in r.stdout and "the program is sound" in r.stdout, r.stdout)
+ok("dry run: the same on 2 ranks", run("train", "run.toml", "--dry-run", "--ranks", 2).stdout.count("train.until: ") == 1)
+sequences = int(r.stdout.split("data: ")[1].split()[0])
+epochs = json.loads(f"[{r.stdout.split('9216 tokens, ')[1].split()[0]}]")[0]
+ok("dry run: epochs are samples over sequences", abs(epochs * sequences / (24 * 8) - 1) < 1e-3, r.stdout)
+ok("dry run: nothing written", sorted(work.rglob("*")) == before)
+
+run("tokenizer", "train", "held.jsonl", "--vocabulary", 310, "--output", "other.json")
+run("train", "run.toml", "--set", "run.name=some", "--set", 'train.stop_after="6 steps"')
+
+
+def alike(name, *sets, says):
+    """Refused by --dry-run in the words of the real start, and nothing written by either."""
+    words = ["train", "run.toml", *(x for s in sets for x in ("--set", s))]
+    there = sorted(work.rglob("*"))
+    refused(name + ", dry run", *words, "--dry-run", says=says)
+    dry = run(*words, "--dry-run", code=2).stderr
+    real = run(*words, code=2).stderr
+    ok(f"{name}: the real start says the same", dry == real, f"{dry}\n{real}")
+    ok(f"{name}: nothing written", sorted(work.rglob("*")) == there)
+
+
+alike("no such data", "run.name=a", 'data.train=[{path="nowhere"}]', says=["nowhere"])
+alike("no data named", "run.name=a", "data.train=[]", says=["data.train"])
+alike("no such validation data", "run.name=a", 'data.validation=[{path="nowhere"}]', says=["nowhere"])
+alike("no such tokenizer", "run.name=a", "data.tokenizer=nowhere.json", says=["nowhere.json"])
+alike("another tokenizer", "run.name=a", "data.tokenizer=other.json", says=["tokenizer"])
+alike("no language of it", "run.name=a", 'data.train=[{path="data/train", languages=["fy"]}]', says=["fy"])
+alike("no horizon in steps", "run.name=a", 'train.until="2 h"', says=["train.until"])
+shard = next((work / "data/train").glob("*.bin"))
+good = shard.read_bytes()
+for name, bad in (("truncated", good[:-2]), ("altered", good[:100] + bytes([good[100] ^ 1]) + good[101:])):
+    shard.write_bytes(bad)
+    alike(f"{name} shard", "run.name=a", says=[shard.stem])
+shard.write_bytes(good)
+held = next((work / "held/heldout").glob("*.bin"))
+kept = held.read_bytes()
+held.write_bytes(kept[:-2])
+alike("truncated validation shard", "run.name=a", says=[held.stem])
+held.write_bytes(kept)
+# Sound data that is not what the checkpoint was trained on.
+shutil.copytree(work / "held/heldout", work / "other")
+alike("other data on resume", "run.name=some", 'data.train=[{path="other"}]', says=["data.train"])
+kept_data = work / "data/train"
+kept_data.rename(work / "kept")
+shutil.copytree(work / "other", kept_data)
+alike("other data in the same place on resume", "run.name=some", says=["not what this run was trained on"])
+shutil.rmtree(kept_data)
+(work / "kept").rename(kept_data)
+
+# --- json ------------------------------------------------------------------------------------------------------------------
+# A calibration in the place of minutes of measuring: the example of the parser's tests, with an entry for each kind of op that the
+# program asks for.
+here = json.loads((pathlib.Path(__file__).resolve().parents[1] / "fuzz/seeds/calibration/good.json").read_text())
+entry = here["entries"][0] | {"ranks": 1, "communicator": "self"}
+of_part, plain = entry["costs"]["kinds"]["forward head"], entry["costs"]["kinds"]["all-reduce"]
+here["entries"] = [entry]
+for _ in range(100):
+    (work / "here.json").write_text(json.dumps(here))
+    r = subprocess.run([MOLEN, "simulate", "run.toml", "--cluster", "here.json"], cwd=work, env=ENV, capture_output=True, text=True)
+    if "no measurement of '" not in r.stderr:
+        break
+    kind = r.stderr.split("no measurement of '")[1].split("'")[0]
+    entry["costs"]["kinds"][kind] = of_part if kind.split()[0] in ("forward", "backward", "recompute") else plain
+ok("a calibration was made", r.returncode == 0, r.stderr)
+for words in (
+    ["runs", "list"], ["runs", "show", "runs/some"], ["runs", "compare", "runs/some", "runs/some"],
+    ["model", "list"], ["model", "show", "gpt2"], ["doctor"], ["program", "run.toml"], ["simulate", "run.toml", "--cluster", "here.json"],
+    ["data", "inspect", "data"], ["data", "verify", "data"], ["data", "fetch", "--list"], ["energy", "list"],
+    ["checkpoint", "list", "runs/some"], ["checkpoint", "verify", "runs/some"], ["config", "reference"], ["config", "show", "run.toml"],
+    ["report", "runs/some"], ["verify", "run.toml", "--static", "--ranks", "2"],
+):
+    out = run(*words, "--format", "json").stdout
+    try:
+        value = json.loads(out)
+    except ValueError as error:
+        value = error
+    ok(f"{' '.join(words)} --format json", isinstance(value, (dict, list)) and len(value) > 0, f"{value}\n{out}")
+    ok(f"{' '.join(words)}: text is the default", run(*words).stdout != out)
+r = subprocess.run([MOLEN, "energy", "live", "--every", "0.05", "--count", "2", "--format", "json"], cwd=work, env=ENV, capture_output=True, text=True)
+ok("energy live: a JSON line a period", [isinstance(json.loads(x), dict) for x in r.stdout.splitlines()] == [True, True], r.stdout + r.stderr)
+run("train", "run.toml", "--set", "run.name=less", "--set", "optimizer.lr=1e-4", "--set", 'train.stop_after="6 steps"')
+j = json.loads(run("runs", "compare", "runs/some", "runs/less", "--format", "json", code=1).stdout)
+ok("runs compare: what differs", j["identical"] is False and "lr" in j["first_difference"], j)
+finish("command line")

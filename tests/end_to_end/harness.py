@@ -1,0 +1,93 @@
+"""What the end to end tests share: the program, a directory of its own with small made-up text as shards, and checks.
+
+usage of each test: TEST.py MOLEN   (needs no network)
+"""
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+
+MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
+work = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
+ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
+checks = 0
+
+BASE = """
+[model]
+family = "llama"
+layers = 2
+hidden = 48
+ffn = 80
+heads = 4
+kv_heads = 2
+head_dim = 12
+vocabulary = 320
+max_sequence = 64
+[data]
+train = [{ path = "data/train" }]
+validation = [{ path = "held/heldout" }]
+tokenizer = "tok.json"
+sequence_length = 48
+[batch]
+global = 8
+micro = 2
+[schedule]
+warmup = "3 steps"
+[optimizer]
+lr = 3e-3
+[precision]
+compute = "fp32"
+[math]
+threads = 1
+"""
+
+
+def run(*args, code=0, stdin=None, launcher=()):
+    r = subprocess.run([*launcher, MOLEN, *map(str, args)], cwd=work, env=ENV, input=stdin, capture_output=True, text=True, timeout=300)
+    assert r.returncode == code, f"molen {' '.join(map(str, args))}: exit {r.returncode}, expected {code}\n{r.stdout}\n{r.stderr}"
+    return r
+
+
+def ok(name, condition, detail=""):
+    global checks
+    checks += 1
+    assert condition, f"{name}: {detail}"
+    print(f"ok  {name}", flush=True)
+
+
+def refused(name, *args, says, code=2, launcher=()):
+    before = {p: p.stat().st_mtime_ns for p in work.rglob("*") if p.is_file()}
+    r = run(*args, code=code, launcher=launcher)
+    after = {p: p.stat().st_mtime_ns for p in work.rglob("*") if p.is_file()}
+    ok(name, all(s in r.stderr for s in says) and r.stderr.count("molen:") == 1, r.stderr)
+    ok(name + ": nothing written over", all(after.get(p) == t for p, t in before.items()))
+
+
+def metrics(name):
+    lines = [json.loads(x) for x in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    return {m["step"]: m for m in lines}
+
+
+def finish(name):
+    shutil.rmtree(work)
+    print(f"{name}: {checks} checks passed")
+
+
+def shards():
+    """tok.json, data/train and held/heldout, and run.toml: 24 steps of a two-layer model on them."""
+    rng = random.Random(7)
+    words = ["de", "het", "een", "molen", "wind", "water", "land", "the", "mill", "turns", "and", "of", "in", "grain", "naar", "voor", "niet"]
+    for split, count in (("train", 260), ("held", 40)):
+        with open(work / f"{split}.jsonl", "w") as f:
+            for i in range(count):
+                f.write(json.dumps({"text": " ".join(rng.choice(words) + ("." if rng.random() < 0.1 else "") for _ in range(120)), "language": "nl"}) + "\n")
+    run("tokenizer", "train", "train.jsonl", "--vocabulary", 320, "--output", "tok.json")
+    run("data", "prepare", "train.jsonl", "--licence", "CC0-1.0", "--output", "data", "--tokenizer", "tok.json")
+    run("data", "prepare", "held.jsonl", "--licence", "CC0-1.0", "--split", "heldout", "--output", "held", "--tokenizer", "tok.json")
+    run("data", "verify", "data", "--tokenizer", "tok.json")
+    (work / "base.toml").write_text(BASE)
+    (work / "run.toml").write_text('extends = "base.toml"\n[train]\nuntil = "24 steps"\nvalidate_every = "12 steps"\n[checkpoint]\nevery = "6 steps"\nkeep = 10\n')
