@@ -1,6 +1,7 @@
 #include "train/doctor.h"
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
 
 #include "base/units.h"
@@ -14,7 +15,7 @@ namespace molen::train {
 int doctor(bool json) {
   Json j = describe_machine();
   const int threads = plan::auto_threads(1);
-  const bool cuda = at::hasCUDA() && at::globalContext().deviceCount(at::kCUDA) > 0;
+  const bool cuda = at::hasCUDA() && at::accelerator::deviceCount() > 0;
   const auto rates = measure_precision(threads, cuda ? 0 : -1);
   j["threads"] = threads;
   j["gemm_gflops"] = {{"fp32", rates.fp32}, {"bf16", rates.bf16}};
