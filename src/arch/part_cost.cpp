@@ -133,6 +133,12 @@ i64 reference_scratch(const Sizes& s, Part part, bool backward, i64 threads) {
   }
 }
 
+// math/attention.h
+i64 attention_scratch(const Sizes& s, bool backward, i64 threads) {
+  const i64 w = (s.D + 15) / 16 * 16 + 16;
+  return aligned(threads * 4 * (backward ? 96 * (2 * w + 290) + 646 * w : 288 * (2 * w + 162) + 256 * w));
+}
+
 // math/vector_kernels.h (partial sums of the norms' gradients) and math/attention.h.
 i64 fused_scratch(const Sizes& s, Part part, bool backward, i64 threads) {
   const i64 partials = backward ? aligned(4 * threads * s.norm_vectors * s.d) : 0;
@@ -142,10 +148,8 @@ i64 fused_scratch(const Sizes& s, Part part, bool backward, i64 threads) {
       return aligned(4 * s.N * s.d) + partials;
     case Part::kFinalNorm:
       return partials;
-    case Part::kAttention: {
-      const i64 w = (s.D + 15) / 16 * 16 + 16;
-      return aligned(threads * 4 * (backward ? 96 * (2 * w + 290) + 646 * w : 288 * (2 * w + 162) + 256 * w));
-    }
+    case Part::kAttention:
+      return attention_scratch(s, backward, threads);
     case Part::kHead:
       return aligned(4 * s.C * s.V);
     default:
@@ -153,64 +157,95 @@ i64 fused_scratch(const Sizes& s, Part part, bool backward, i64 threads) {
   }
 }
 
-// What the BLAS of low-precision products takes for a call: packed operands of each thread.
-i64 product_workspace(const Sizes& s, i64 threads, i64 m, i64 n, i64 k) {
-  if (s.e >= 4) return 0;
-  return threads * (i64{2} << 20) + 4 * (m * k + k * n + m * n);
-}
-// Both products of a linear layer's backward, the rounded weight gradient before it is added to the main gradient, bias
-// sums.
-i64 aten_linear(const Sizes& s, i64 threads, i64 in, i64 out, bool backward) {
-  if (!backward) return product_workspace(s, threads, s.N, out, in) + 4096;
-  return product_workspace(s, threads, s.N, in, out) + product_workspace(s, threads, out, in, s.N) +
-         (s.e < 4 ? s.e * in * out : 0) + 2 * s.a * out * s.biases + 4096;
-}
-// The norm in its composite form: conversions, products and the normalised rows, all alive at once at worst.
-i64 aten_norm(const Sizes& s, bool backward) {
-  const i64 rows = s.a * s.N * s.d;
-  return (backward ? 10 : 6) * rows + 16 * s.a * (s.N + s.d) + 8192;
-}
-i64 aten_attention(const Sizes& s, bool backward, i64 threads, bool alibi) {
-  const i64 tiles = threads * (4 * 256 * 512 * 4 + 256 * 16 * s.D + 65536);
-  const i64 rows = s.e * s.N * s.Q + 8 * s.B * s.h * s.S;
-  const i64 mask = alibi ? 3 * s.a * s.h * s.S * s.S : 0;
-  return tiles + (backward ? 6 : 3) * rows + mask + 65536;
-}
+// model/parts_aten.cpp on the host, function by function: the temporaries that lie there together at most. Workspace of
+// the products' library is not in it (math/allocation.h).
+class AtenScratch {
+ public:
+  AtenScratch(const Sizes& sizes, Position position, i64 threads)
+      : s(sizes), position_(position), threads_(threads), low_(sizes.e < sizes.a) {}
 
-i64 aten_scratch(const Sizes& s, Part part, bool backward, i64 threads, bool alibi) {
-  const i64 rope = 2 * s.a * s.N * s.Q;
-  switch (part) {
-    case Part::kEmbed:
-      return (backward ? 3 : 1) * s.a * s.N * s.d + 4096;
-    case Part::kNormQkv:
-      return aten_norm(s, backward) + rope + s.e * s.N * s.d + aten_linear(s, threads, s.d, s.Q, backward);
-    case Part::kAttention:
-      return aten_attention(s, backward, threads, alibi);
-    case Part::kOutProjection:
-      return aten_linear(s, threads, s.q, s.d, backward);
-    case Part::kNormUp:
-      return aten_norm(s, backward) + s.e * s.N * s.d + aten_linear(s, threads, s.d, s.U, backward);
-    case Part::kActivation:
-      return 4 * s.a * s.N * s.f + 8192;
-    case Part::kDown:
-      return aten_linear(s, threads, s.f, s.d, backward);
-    case Part::kFinalNorm:
-      return aten_norm(s, backward);
-    case Part::kHead:
-      return (2 * s.e + 4 * s.a) * s.C * s.V + 16 * s.a * s.C + 4096 + product_workspace(s, threads, s.C, s.V, s.d) +
-             (backward ? product_workspace(s, threads, s.C, s.d, s.V) + product_workspace(s, threads, s.V, s.d, s.C) +
-                             (s.e < 4 ? s.e * s.V * s.d : 0)
-                       : 0);
-    case Part::kHeadLogits:
-      return (s.e + 2 * s.a) * s.C * s.V + 16 * s.a * s.C + 4096 + product_workspace(s, threads, s.C, s.V, s.d);
-    case Part::kHeadLoss:
-      return 16 * s.a * s.C * (2 + s.ranks) + 8192 +
-             (backward ? (2 * s.e + 2 * s.a) * s.C * s.V + product_workspace(s, threads, s.C, s.d, s.V) +
-                             product_workspace(s, threads, s.V, s.d, s.C) + (s.e < 4 ? s.e * s.V * s.d : 0)
-                       : 0);
+  i64 of(Part part, bool backward) const {
+    switch (part) {
+      case Part::kEmbed:
+        return backward ? widened(s.N * s.d) + (s.a == 8 && position_ == Position::kLearned ? wide(s.S * s.d) : 0) : 0;
+      case Part::kNormQkv:
+        return std::max(rotation(), norm_linear(s.Q, backward));
+      case Part::kAttention:
+        return attention(backward);
+      case Part::kOutProjection:
+        return backward ? linear_gradient(s.q, s.d) : 0;
+      case Part::kNormUp:
+        return norm_linear(s.U, backward);
+      case Part::kActivation:
+        return 0;
+      case Part::kDown:
+        return backward ? linear_gradient(s.f, s.d) : 0;
+      case Part::kFinalNorm:
+        return backward ? norm_backward() : norm_output();
+      case Part::kHead:
+        return head(backward);
+      case Part::kHeadLogits:
+        return low_ ? narrow(s.C * s.V) : 0;
+      case Part::kHeadLoss:
+        return backward ? (low_ ? narrow(s.C * s.V) : 0) + weight_gradient(s.d, s.V) : 0;
+    }
+    throw Error("no such part");
   }
-  throw Error("no such part");
-}
+
+ private:
+  i64 wide(i64 elements) const { return aligned(s.a * elements); }
+  i64 narrow(i64 elements) const { return aligned(s.e * elements); }
+  i64 widened(i64 elements) const { return low_ ? wide(elements) : 0; }
+  bool rms() const { return s.stats == 1; }
+
+  i64 weight_gradient(i64 in, i64 out) const {
+    return low_ ? narrow(in * out) + wide(std::min(in * out, kWidenBlock)) : 0;
+  }
+  i64 linear_gradient(i64 in, i64 out) const {
+    const i64 bias = s.biases ? wide(out) + widened(widened_rows(s.N, out) * out) : 0;
+    return std::max(weight_gradient(in, out), bias);
+  }
+  // Halves of the heads of queries and keys.
+  i64 rotation() const {
+    const i64 values = (s.Q - s.q) / 2;
+    return position_ == Position::kRope ? 3 * wide(s.N * (s.Q - values) / 2) : 0;
+  }
+  // LayerNorm's is ATen's own, which returns the rows and both statistics.
+  i64 norm_output() const {
+    if (!rms()) return widened(s.N * s.d) + s.norm_vectors * widened(s.d) + wide(s.N * s.d) + 2 * wide(s.N);
+    return 2 * widened(s.N * s.d) + s.norm_vectors * widened(s.d);
+  }
+  i64 norm_output_again() const { return widened(s.N * s.d) + s.norm_vectors * widened(s.d); }
+  i64 norm_backward() const {
+    if (rms()) return 3 * wide(s.N * s.d) + std::max(s.norm_vectors * wide(s.d), wide(s.N));
+    const i64 weights = s.norm_vectors ? 2 * widened(s.d) + 2 * wide(s.d) + wide(2 * threads_ * s.d) : 0;
+    return 2 * widened(s.N * s.d) + wide(s.N * s.d) + weights;
+  }
+  i64 norm_linear(i64 out, bool backward) const {
+    if (!backward) return narrow(s.N * s.d) + norm_output();
+    return narrow(s.N * s.d) + std::max({norm_output_again(), linear_gradient(s.d, out), norm_backward()});
+  }
+  i64 attention(bool backward) const {
+    if (s.a == 4 && s.D <= kOwnAttentionMaxHead)
+      return (backward ? 2 : 1) * (widened(s.N * s.Q) + widened(s.N * s.q)) + attention_scratch(s, backward, threads_);
+    // ATen's own: results, tiles of each thread, and a bound of the mask of ALiBi.
+    const i64 rows = std::min<i64>(s.S >= 768 ? 256 : s.S >= 192 ? 64 : 32, s.S), columns = std::min<i64>(512, s.S);
+    const i64 mask = position_ == Position::kAlibi ? 3 * wide(s.h * s.S * s.S) + 4 * wide(s.S * s.S) : 0;
+    if (backward) return wide(s.N * s.Q) + 128 + 2 * wide(threads_ * rows * columns) + wide(rows) + mask;
+    return wide(s.N * s.q) + wide(s.N * s.h) + wide(threads_ * (rows * columns + 2 * rows + rows * s.D)) + mask;
+  }
+  i64 head(bool backward) const {
+    const i64 gradient = backward ? weight_gradient(s.d, s.V) : 0;
+    if (low_) return narrow(s.C * s.V) + std::max(wide(widened_rows(s.C, s.V) * s.V), gradient);
+    // In fp64 the losses are ATen's operators: a bound.
+    return wide(s.C * s.V) + (s.a == 8 ? wide(s.C * s.V) + 8 * wide(s.C) : 0);
+  }
+
+  const Sizes& s;
+  Position position_;
+  i64 threads_;
+  bool low_;
+};
 
 }  // namespace
 
@@ -242,6 +277,10 @@ std::string_view name_of(Part part) {
   throw Error("no such part");
 }
 
+std::int64_t widened_rows(std::int64_t rows, std::int64_t columns) {
+  return std::clamp<i64>(kWidenBlock / std::max<i64>(1, columns), 1, std::max<i64>(1, rows));
+}
+
 std::int64_t head_chunk(std::int64_t vocabulary) {
   constexpr std::int64_t kLogits = std::int64_t{1} << 25, kStep = 64, kMost = 1024;
   return std::clamp(kLogits / std::max<std::int64_t>(1, vocabulary) / kStep * kStep, kStep, kMost);
@@ -257,7 +296,7 @@ i64 shared_scratch(const Sizes& s, Part part, bool backward, bool kv_copied) {
     case Part::kEmbed:
       return aligned(4 * s.N);
     case Part::kHeadLoss:
-      return 2 * aligned(s.a * s.C) + aligned(4 * s.C);
+      return backward ? 2 * aligned(s.a * s.C) + aligned(4 * s.C) : 0;
     case Part::kNormQkv:
       if (!kv_copied) return 0;
       return aligned(s.e * s.Q * s.d) + s.biases * aligned(s.e * s.Q) +
@@ -282,7 +321,7 @@ PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartSha
       scratch = fused_scratch(s, part, backward, threads);
       break;
     case Kernels::kAten:
-      scratch = aligned(aten_scratch(s, part, backward, threads, arch.position == Position::kAlibi));
+      scratch = kAtenScalars + AtenScratch(s, arch.position, threads).of(part, backward);
       break;
   }
   scratch += shared_scratch(s, part, backward, shape.kv_copied);

@@ -64,7 +64,7 @@ enum class Pass { kForward, kBackward };
 // Which implementation runs a part: its scratch differs, its result does not (within rounding).
 //   kReference  plain templates over the element type, no ATen
 //   kFused      this CPU's fast path
-//   kAten       device-generic ATen operators: CUDA, and bf16 on the CPU
+//   kAten       device-generic ATen operators: CUDA, and 16-bit types on the CPU
 enum class Kernels { kReference, kFused, kAten };
 
 // The sizes one op of a part sees.
@@ -81,10 +81,21 @@ struct PartShape {
 };
 
 struct PartCost {
-  Flops flops;    // multiply and add count as two; attention counts the causal half only
-  Bytes moved;    // bytes read and written if every operand crosses memory once
-  Bytes scratch;  // what the kernel takes from the op's scratch, exactly, for kReference and kFused; a bound for kAten
+  Flops flops;  // multiply and add count as two; attention counts the causal half only
+  Bytes moved;  // bytes read and written if every operand crosses memory once
+  // What the kernel takes from the op's scratch on a CPU, exactly but for kAten's attention and head in fp64, where it
+  // is a bound.
+  Bytes scratch;
 };
+// Of each op of kAten: scalars that ATen wraps into tensors (math/allocation.h).
+inline constexpr std::int64_t kAtenScalars = 1024;
+// 16-bit values that ATen's parts widen at once on the host: 1 MiB of fp32.
+inline constexpr std::int64_t kWidenBlock = std::int64_t{1} << 18;
+// Rows of `columns` values that are widened at once.
+std::int64_t widened_rows(std::int64_t rows, std::int64_t columns);
+// The widest head of our own attention (math/attention.h).
+inline constexpr std::int64_t kOwnAttentionMaxHead = 256;
+
 PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape);
 
 // Tokens of one head chunk, a choice of the program builder: at most 2^25 logits (128 MiB in fp32), 64 to 1024 tokens

@@ -33,16 +33,4 @@ class Arena {
   at::Tensor device_block_;  // owns the memory on an accelerator
 };
 
-// While one of these lives on a thread, ATen allocations made by that thread are served from `scratch` (a block of the
-// arena) and fail loudly beyond it. Outside, ATen allocates as always. CPU only.
-class AllocationGuard {
- public:
-  AllocationGuard(void* scratch, std::int64_t capacity);
-  ~AllocationGuard();
-  AllocationGuard(const AllocationGuard&) = delete;
-  AllocationGuard& operator=(const AllocationGuard&) = delete;
-  std::int64_t high_water() const;
-  static void install();  // once per process
-};
-
 }  // namespace molen::exec

@@ -306,15 +306,15 @@ class CopiedQkv {
         head_dim_(common.arch.head_dim) {}
 
   // In scratch of the op.
-  model::Linear assemble(math::Scratch& scratch, bool aten) const {
-    model::Linear all = empty(scratch, aten);
+  model::Linear assemble(math::Scratch& scratch) const {
+    model::Linear all = empty(scratch);
     each([&](at::Tensor part, const at::Tensor& source) { part.copy_(source); }, all);
     return all;
   }
-  model::Linear empty(math::Scratch& scratch, bool aten) const {
+  model::Linear empty(math::Scratch& scratch) const {
     const at::Tensor q = weights_.weight(Role::kQuery), bias = weights_.weight(Role::kQueryBias);
     const auto make = [&](at::IntArrayRef shape, std::int64_t elements) {
-      if (aten) return at::empty(shape, q.options());
+      if (!q.device().is_cpu()) return at::empty(shape, q.options());
       return at::from_blob(scratch.take_bytes(elements * q.element_size()), shape, q.options());
     };
     model::Linear all{make({rows_, q.size(1)}, rows_ * q.size(1)), {}};
@@ -366,14 +366,13 @@ class CopiedQkv {
 
 Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Architecture& all,
                        const program::Compute& op, const model::RopeTable& rope) {
-  const bool aten = common.shape.kernels == arch::Kernels::kAten;
   if (op.pass != program::ComputePass::kBackward) {
     auto x = o.read_rows(0), out = o.write_rows(0);
     auto norm = o.read_unit(1).attention_norm();
     const CopiedQkv weights(all, common, o.read_unit(1));
     auto stats = o.write_stats(1);
     return [=, &rope](RunState&, math::Scratch& s) mutable {
-      model::norm_qkv_forward(common.context(s), x, norm, weights.assemble(s, aten), rope, stats, out);
+      model::norm_qkv_forward(common.context(s), x, norm, weights.assemble(s), rope, stats, out);
     };
   }
   auto d_qkv = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
@@ -381,8 +380,8 @@ Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Arch
   auto norm = o.read_unit(3).attention_norm(), d_norm = o.write_unit(1).attention_norm();
   const CopiedQkv weights(all, common, o.read_unit(3)), gradients(all, common, o.write_unit(1));
   return [=, &rope](RunState&, math::Scratch& s) mutable {
-    const model::Linear qkv = weights.assemble(s, aten);
-    model::Linear d_w = gradients.empty(s, aten);
+    const model::Linear qkv = weights.assemble(s);
+    model::Linear d_w = gradients.empty(s);
     const model::Context context = common.context(s);
     // These gradients are made anew; those of the norm are the unit's own, and may be added to.
     if (context.accumulate) {

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "exec/bind.h"
 #include "exec/groups.h"
+#include "math/allocation.h"
 #include "program/signature.h"
 
 namespace molen::exec {
@@ -63,7 +64,7 @@ class Executor::Impl {
         plan_(program::plan_memory(program_)),
         ops_(program::expand(program_)),
         progress_(ops_.size()) {
-    AllocationGuard::install();
+    math::AllocationGuard::install();
     place(owner);
     const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
     rope_ = model::make_rope_table(program_.arch, program_.setting.sequence, table, options_.device);
@@ -190,14 +191,12 @@ class Executor::Impl {
       void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;
       math::Scratch scratch(base, e.step->scratch.value);
       const bool guarded = e.step->stream == program::Stream::kCompute && options_.device.is_cpu();
-      std::int64_t aten = 0;
       try {
         if (guarded) {
           // ATen may allocate only where the op's kernels are ATen's; elsewhere scratch belongs to our own kernels.
-          const bool serve = program_.setting.kernels == arch::Kernels::kAten;
-          const AllocationGuard guard(base, serve ? e.step->scratch.value : 0);
+          const bool serve = program_.setting.kernels == arch::Kernels::kAten && e.step->scratch.value > 0;
+          const math::AllocationGuard guard(serve ? &scratch : nullptr);
           bound_[body][op](state, scratch);
-          aten = guard.high_water();
         } else {
           bound_[body][op](state, scratch);
           if (!options_.device.is_cpu()) at::accelerator::synchronizeDevice(options_.device.index());
@@ -206,7 +205,7 @@ class Executor::Impl {
         throw Error("{}\n  in op %{} of body {}: {}  <-- here", error.what(), e.op, program_.bodies[body].name,
                     program::kind_of(e.step->op));
       }
-      record_memory(i, offset, std::max(scratch.high_water(), aten));
+      record_memory(i, offset, scratch.high_water());
       if (options_.poison_dead) poison(e);
     }
     time.end_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;

@@ -31,7 +31,9 @@ class Scratch {
     return static_cast<T*>(take_bytes(count * static_cast<std::int64_t>(sizeof(T))));
   }
   void reset() { used_ = 0; }
-  void release(std::int64_t used) { used_ = used; }  // back to an earlier `used()`
+  // Gives back all that was taken since `used()` was `used`.
+  void rewind(std::int64_t used) { used_ = used; }
+  bool owns(const void* p) const { return base_ && p >= base_ && p < base_ + capacity_; }
   std::int64_t used() const { return used_; }
   std::int64_t high_water() const { return high_water_; }
   std::int64_t capacity() const { return capacity_; }
@@ -39,6 +41,19 @@ class Scratch {
  private:
   char* base_ = nullptr;
   std::int64_t capacity_ = 0, used_ = 0, high_water_ = 0;
+};
+
+// Gives back at the end of a scope what was taken in it.
+class Rewind {
+ public:
+  explicit Rewind(Scratch& scratch) : scratch_(scratch), used_(scratch.used()) {}
+  ~Rewind() { scratch_.rewind(used_); }
+  Rewind(const Rewind&) = delete;
+  Rewind& operator=(const Rewind&) = delete;
+
+ private:
+  Scratch& scratch_;
+  std::int64_t used_;
 };
 
 }  // namespace molen::math

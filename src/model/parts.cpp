@@ -12,6 +12,7 @@
 #include "math/reference.h"
 #include "math/vector_kernels.h"
 #include "model/parts_aten.h"
+#include "model/shared_vocabulary.h"
 
 namespace molen::model {
 namespace {
@@ -234,27 +235,6 @@ NormPointers<T> pointers(const NormWeights& w, const NormSaved& saved) {
   return {pointer<T>(saved.rstd_N), pointer<T>(saved.mean_N), pointer<T>(w.weight_d), pointer<T>(w.bias_d)};
 }
 
-// ids in [low, vocabulary): an index that is wrong would read or write anywhere.
-const std::int32_t* indices(const at::Tensor& t, i64 low, i64 vocabulary) {
-  const std::int32_t* p = pointer<std::int32_t>(t);
-  for (i64 i = 0; i < t.numel(); ++i)
-    MOLEN_CHECK(p[i] >= low && p[i] < vocabulary, "token id {} at place {} is not in the vocabulary of {}", p[i], i,
-                vocabulary);
-  return p;
-}
-
-// ids as rows of this rank's table, -1 where another rank has the row.
-const std::int32_t* rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
-  if (c.share.ranks == 1) return indices(ids, 0, table_rows);
-  const std::int32_t* all = indices(ids, 0, c.share.vocabulary_all);
-  auto* local = c.scratch.take<std::int32_t>(ids.numel());
-  for (i64 i = 0; i < ids.numel(); ++i) {
-    const i64 row = all[i] - c.share.vocabulary_first;
-    local[i] = row >= 0 && row < table_rows ? static_cast<std::int32_t>(row) : -1;
-  }
-  return local;
-}
-
 // Calls `with` on the kernels of the context, or `aten`.
 template <class With, class Aten>
 void run(const Context& c, const With& with, const Aten& aten) {
@@ -327,7 +307,7 @@ void norm_backward_rows(const K& k, const Context& c, const RealOf<K>* d_y, cons
     const i64 used = c.scratch.used();
     k.norm_backward(count, d, d_y + from * d, pointer<T>(x) + from * d, q, add, pointer<T>(d_x) + from * d, accumulate,
                     pointer<T>(d_norm.weight_d), pointer<T>(d_norm.bias_d), c.scratch);
-    c.scratch.release(used);
+    c.scratch.rewind(used);
     accumulate = true;
   };
   part(0, first, false);
@@ -579,7 +559,7 @@ void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, 
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
         const i64 rows = y.size(0), d = y.size(1), vocabulary = head.size(0);
-        const std::int32_t* label = indices(labels, -1, vocabulary);
+        const std::int32_t* label = checked_ids(labels, -1, vocabulary);
         T* logits = c.scratch.template take<T>(rows * vocabulary);
         k.matmul_nt(rows, vocabulary, d, pointer<T>(y), pointer<T>(head), false, logits);
         k.cross_entropy(rows, vocabulary, label, true, grad_scale, logits, pointer<T>(losses));
@@ -589,28 +569,6 @@ void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, 
       [&] { aten::head_loss(c, y, labels, head, grad_scale, losses, d_y, d_head); });
 }
 
-namespace {
-
-// Losses from everyone's sums; of each token the log of the whole sum, where asked for.
-template <class T>
-void combine_sums(const Context& c, const at::Tensor& all, i64 rows, const std::int32_t* labels, T* losses, T* lse) {
-  const T* sums = pointer<T>(all);
-  const i64 stride = all.size(1);  // rows of a whole chunk
-  for (i64 r = 0; r < rows; ++r) {
-    double most = -INFINITY, at_label = 0.0, sum = 0.0;
-    for (int k = 0; k < c.share.ranks; ++k) most = std::max(most, static_cast<double>(sums[2 * (k * stride + r)]));
-    for (int k = 0; k < c.share.ranks; ++k) {
-      sum += std::exp(static_cast<double>(sums[2 * (k * stride + r)]) - most);
-      at_label += static_cast<double>(sums[2 * (k * stride + r) + 1]);
-    }
-    const double whole = std::log(sum) + most;
-    losses[r] = labels[r] >= 0 ? static_cast<T>(whole - at_label) : T(0);
-    if (lse) lse[r] = static_cast<T>(whole);
-  }
-}
-
-}  // namespace
-
 void head_logits_sums(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
                       at::Tensor& logits, at::Tensor& sums) {
   run(
@@ -619,7 +577,7 @@ void head_logits_sums(const Context& c, const at::Tensor& y, const at::Tensor& l
         using T = RealOf<std::decay_t<decltype(k)>>;
         const i64 rows = y.size(0), vocabulary = head.size(0);
         k.matmul_nt(rows, vocabulary, y.size(1), pointer<T>(y), pointer<T>(head), false, pointer<T>(logits));
-        k.shared_sums(rows, vocabulary, c.share.vocabulary_first, indices(labels, -1, c.share.vocabulary_all),
+        k.shared_sums(rows, vocabulary, c.share.vocabulary_first, checked_ids(labels, -1, c.share.vocabulary_all),
                       pointer<T>(logits), pointer<T>(sums));
       },
       [&] { aten::head_logits_sums(c, y, labels, head, logits, sums); });
@@ -630,7 +588,7 @@ void head_shared_loss(const Context& c, const at::Tensor& sums, const at::Tensor
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        combine_sums<T>(c, sums, losses.size(0), indices(labels, -1, c.share.vocabulary_all), pointer<T>(losses),
+        combine_sums<T>(c, sums, losses.size(0), checked_ids(labels, -1, c.share.vocabulary_all), pointer<T>(losses),
                         nullptr);
       },
       [&] { aten::head_shared_loss(c, sums, labels, losses); });
@@ -644,16 +602,8 @@ void head_shared_gradient(const Context& c, const at::Tensor& sums, const at::Te
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
         const i64 rows = y.size(0), d = y.size(1), vocabulary = head.size(0);
-        const std::int32_t* label = indices(labels, -1, c.share.vocabulary_all);
-        T *lse = c.scratch.template take<T>(rows), *scale = c.scratch.template take<T>(rows);
-        auto* column = c.scratch.template take<std::int32_t>(rows);
-        combine_sums<T>(c, sums, rows, label, pointer<T>(losses), lse);
-        for (i64 r = 0; r < rows; ++r) {
-          scale[r] = label[r] >= 0 ? static_cast<T>(grad_scale) : T(0);
-          const i64 at = label[r] - c.share.vocabulary_first;
-          column[r] = label[r] >= 0 && at >= 0 && at < vocabulary ? static_cast<std::int32_t>(at) : -1;
-        }
-        k.shared_gradient(rows, vocabulary, column, lse, scale, pointer<T>(logits));
+        const auto t = row_targets<T>(c, sums, labels, vocabulary, grad_scale, losses);
+        k.shared_gradient(rows, vocabulary, t.column, t.lse, t.scale, pointer<T>(logits));
         k.matmul_nn(rows, d, vocabulary, pointer<T>(logits), pointer<T>(head), false, pointer<T>(d_y));
         k.matmul_tn(vocabulary, d, rows, pointer<T>(logits), pointer<T>(y), c.accumulate, pointer<T>(d_head));
       },
@@ -667,7 +617,7 @@ void head_loss_forward(const Context& c, const at::Tensor& y, const at::Tensor& 
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
         const i64 rows = y.size(0), d = y.size(1), vocabulary = head.size(0);
-        const std::int32_t* label = indices(labels, -1, vocabulary);
+        const std::int32_t* label = checked_ids(labels, -1, vocabulary);
         T* logits = c.scratch.template take<T>(rows * vocabulary);
         k.matmul_nt(rows, vocabulary, d, pointer<T>(y), pointer<T>(head), false, logits);
         k.cross_entropy(rows, vocabulary, label, false, 1.0, logits, pointer<T>(losses));

@@ -1,7 +1,7 @@
 // The parts of a layer (arch/parts.h) on tensors: what the executor calls for each compute op. Nothing here allocates:
 // results and saved tensors are views into the plan's arena, workspace comes from Context::scratch (Kernels::kAten:
-// ATen's allocator, which exec serves from the same bytes). Products run with at::get_num_threads() threads, the rest
-// with PartShape::threads.
+// what ATen allocates too, by the guard of math/allocation.h). Products run with at::get_num_threads() threads, the
+// rest with PartShape::threads.
 //
 // Dtypes: activations and weights have the compute dtype (fp64, fp32, bf16); lse, rstd and mean are fp32 (fp64 in
 // fp64); weight gradients `d_*` of parameters have the main-gradient dtype (fp32; fp64 in fp64). Biases and norm

@@ -2,11 +2,17 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "arch/alibi.h"
+#include "math/allocation.h"
+#include "math/attention.h"
+#include "math/reference.h"
 #include "math/vector_kernels.h"
+#include "model/shared_vocabulary.h"
 
 namespace molen::model::aten {
 namespace {
@@ -25,6 +31,38 @@ bool own_kernels(const at::Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() != at::kDouble;
 }
 
+// --- temporaries: arch/part_cost.cpp counts them
+
+using math::LibraryCall;
+using math::Rewind;
+
+// From the op's scratch on the host, in the order of the calls; from the device's allocator elsewhere.
+at::Tensor temporary(const Context& c, const at::Tensor& like, at::ScalarType type, at::IntArrayRef shape) {
+  const at::TensorOptions options = like.options().dtype(type);
+  if (!like.device().is_cpu()) return at::empty(shape, options);
+  i64 elements = 1;
+  for (const i64 n : shape) elements *= n;
+  return at::from_blob(c.scratch.take_bytes(elements * static_cast<i64>(c10::elementSize(type))), shape, options);
+}
+// `t` itself where it is accurate already.
+at::Tensor widened(const Context& c, const at::Tensor& t) {
+  if (!t.defined() || !low_precision(t)) return t;
+  at::Tensor wide = temporary(c, t, accurate(t), t.sizes());
+  wide.copy_(t);
+  return wide;
+}
+
+// a b, into out.
+void product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  const LibraryCall call;
+  at::mm_out(out, a, b);
+}
+// start + a b
+void product_added(at::Tensor& out, const at::Tensor& start, const at::Tensor& a, const at::Tensor& b) {
+  const LibraryCall call;
+  at::addmm_out(out, start, a, b);
+}
+
 // gradient (+)= value
 void add_into(bool accumulate, at::Tensor& gradient, const at::Tensor& value) {
   if (accumulate)
@@ -32,28 +70,69 @@ void add_into(bool accumulate, at::Tensor& gradient, const at::Tensor& value) {
   else
     gradient.copy_(value.view_as(gradient));
 }
+// gradient (+)= value of 16 bits, a block at a time: ATen would widen all of it at once.
+void add_narrow_into(const Context& c, at::Tensor& gradient, const at::Tensor& value) {
+  const i64 count = value.numel(), block = std::min(count, arch::kWidenBlock);
+  const at::Tensor from = value.view(-1), to = gradient.view(-1), wide = temporary(c, value, at::kFloat, {block});
+  for (i64 first = 0; first < count; first += block) {
+    const i64 n = std::min(block, count - first);
+    const at::Tensor source = from.narrow(0, first, n);
+    at::Tensor target = to.narrow(0, first, n);
+    if (c.accumulate) {
+      at::Tensor part = wide.narrow(0, 0, n);
+      part.copy_(source);
+      target.add_(part);
+    } else {
+      target.copy_(source);
+    }
+  }
+}
 
 // d_W (+)= d_y^T x in the main gradient's dtype.
-void weight_gradient(bool accumulate, at::Tensor& d_w, const at::Tensor& d_y, const at::Tensor& x) {
+void weight_gradient(const Context& c, at::Tensor& d_w, const at::Tensor& d_y, const at::Tensor& x) {
+  const Rewind rewind(c.scratch);
   if (!low_precision(x)) {
-    if (accumulate)
-      at::addmm_out(d_w, d_w, d_y.t(), x);
+    if (c.accumulate)
+      product_added(d_w, d_w, d_y.t(), x);
     else
-      at::mm_out(d_w, d_y.t(), x);
-  } else if (x.device().is_cpu()) {
-    add_into(accumulate, d_w, at::mm(d_y.t(), x));  // the CPU has no product that rounds only once, into fp32
-  } else if (accumulate) {
+      product(d_w, d_y.t(), x);
+  } else if (x.device().is_cpu()) {  // the CPU has no product that rounds only once, into fp32
+    at::Tensor rounded = temporary(c, x, x.scalar_type(), d_w.sizes());
+    product(rounded, d_y.t(), x);
+    add_narrow_into(c, d_w, rounded);
+  } else if (c.accumulate) {
     at::addmm_out(d_w, d_w, d_y.t(), x, at::kFloat, 1, 1);
   } else {
     at::mm_out(d_w, d_y.t(), x, at::kFloat);
   }
 }
 
+// d_b (+)= the sums of d_y's columns, of some of N rows: what it takes does not depend on how many.
+void bias_gradient(const Context& c, at::Tensor& d_b, const at::Tensor& d_y) {
+  if (!d_y.device().is_cpu()) return add_into(c.accumulate, d_b, at::sum(d_y, {0}, false, accurate(d_y)));
+  const Rewind rewind(c.scratch);
+  const i64 rows = d_y.size(0), columns = d_y.size(1);
+  at::Tensor sums = temporary(c, d_y, accurate(d_y), {columns});
+  if (!low_precision(d_y)) {
+    at::sum_out(sums, d_y, {0});
+    return add_into(c.accumulate, d_b, sums);
+  }
+  const i64 block = arch::widened_rows(c.shape.tokens(), columns);
+  const at::Tensor space = temporary(c, d_y, at::kFloat, {block, columns});
+  for (i64 first = 0; first < rows; first += block) {
+    const i64 n = std::min(block, rows - first);
+    at::Tensor wide = space.narrow(0, 0, n);
+    wide.copy_(d_y.narrow(0, first, n));
+    at::sum_out(sums, wide, {0});
+    add_into(c.accumulate || first > 0, d_b, sums);
+  }
+}
+
 // The bias is counted in the rows of `d_bias_y`.
-void linear_gradient(bool accumulate, const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& d_bias_y,
+void linear_gradient(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& d_bias_y,
                      Linear& d_linear) {
-  weight_gradient(accumulate, d_linear.weight_OI, d_y, x);
-  if (d_linear.bias_O.defined()) add_into(accumulate, d_linear.bias_O, at::sum(d_bias_y, {0}, false, accurate(d_y)));
+  weight_gradient(c, d_linear.weight_OI, d_y, x);
+  if (d_linear.bias_O.defined()) bias_gradient(c, d_linear.bias_O, d_bias_y);
 }
 
 // The rank's rows of a tensor of all tokens.
@@ -64,49 +143,49 @@ at::Tensor own_rows(const Context& c, const at::Tensor& all) {
 std::optional<at::Tensor> optional(const at::Tensor& t) {
   return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
 }
-std::optional<at::Tensor> optional(const at::Tensor& t, at::ScalarType type) {
-  return t.defined() ? std::optional<at::Tensor>(t.to(type)) : std::nullopt;
-}
-
 bool rms(const Context& c) {
   return c.arch.norm == arch::Norm::kRms;
 }
 
-// RMSNorm from its saved statistics, in the compute dtype.
-at::Tensor rms_apply(const at::Tensor& x, const at::Tensor& rstd_N, const NormWeights& w) {
-  at::Tensor y = x.to(accurate(x)).mul(rstd_N.unsqueeze(1));
-  if (w.weight_d.defined()) y.mul_(w.weight_d);
-  return y.to(x.scalar_type());
-}
-
-at::Tensor norm_output(const Context& c, const at::Tensor& x, const NormWeights& w, NormSaved& saved) {
+// The norm of x into y, both in the compute dtype; its statistics into `saved`.
+void norm_output(const Context& c, const at::Tensor& x, const NormWeights& w, NormSaved& saved, at::Tensor& y) {
   const i64 d = x.size(1);
+  const Rewind rewind(c.scratch);
   if (!rms(c)) {
-    const at::ScalarType type = accurate(x);
-    const auto [y, mean, rstd] =
-        at::native_layer_norm(x.to(type), {d}, optional(w.weight_d, type), optional(w.bias_d, type), c.arch.norm_eps);
+    const auto [out, mean, rstd] = at::native_layer_norm(widened(c, x), {d}, optional(widened(c, w.weight_d)),
+                                                         optional(widened(c, w.bias_d)), c.arch.norm_eps);
     saved.mean_N.copy_(mean.view(-1));
     saved.rstd_N.copy_(rstd.view(-1));
-    return y.to(x.scalar_type());
+    y.copy_(out);
+    return;
   }
   if (x.is_cuda()) {
-    const auto [y, rstd] = at::_fused_rms_norm(x, {d}, optional(w.weight_d), c.arch.norm_eps);
+    const auto [out, rstd] = at::_fused_rms_norm(x, {d}, optional(w.weight_d), c.arch.norm_eps);
     saved.rstd_N.copy_(rstd.view(-1));
-    return y;
+    y.copy_(out);
+    return;
   }
-  {
-    const at::Tensor wide = x.to(accurate(x));
-    saved.rstd_N.copy_(wide.mul(wide).mean(1).add_(c.arch.norm_eps).rsqrt_());
-  }
-  return rms_apply(x, saved.rstd_N, w);
+  const at::Tensor wide = widened(c, x);
+  at::Tensor unit = low_precision(x) ? temporary(c, x, accurate(x), x.sizes()) : y;
+  at::mul_out(unit, wide, wide);
+  at::mean_out(saved.rstd_N, unit, {1});
+  saved.rstd_N.add_(c.arch.norm_eps).rsqrt_();
+  at::mul_out(unit, wide, saved.rstd_N.unsqueeze(1));
+  if (w.weight_d.defined()) unit.mul_(widened(c, w.weight_d));
+  if (!unit.is_same(y)) y.copy_(unit);
 }
 
-at::Tensor norm_output_again(const Context& c, const at::Tensor& x, const NormWeights& w, const NormSaved& saved) {
-  if (rms(c)) return rms_apply(x, saved.rstd_N, w);
-  at::Tensor y = x.to(accurate(x)).sub(saved.mean_N.unsqueeze(1)).mul_(saved.rstd_N.unsqueeze(1));
-  if (w.weight_d.defined()) y.mul_(w.weight_d);
-  if (w.bias_d.defined()) y.add_(w.bias_d);
-  return y.to(x.scalar_type());
+// The same from the saved statistics.
+void norm_output_again(const Context& c, const at::Tensor& x, const NormWeights& w, const NormSaved& saved,
+                       at::Tensor& y) {
+  const Rewind rewind(c.scratch);
+  at::Tensor unit = low_precision(x) ? temporary(c, x, accurate(x), x.sizes()) : y;
+  unit.copy_(x);
+  if (!rms(c)) unit.sub_(saved.mean_N.unsqueeze(1));
+  unit.mul_(saved.rstd_N.unsqueeze(1));
+  if (w.weight_d.defined()) unit.mul_(widened(c, w.weight_d));
+  if (w.bias_d.defined()) unit.add_(widened(c, w.bias_d));
+  if (!unit.is_same(y)) y.copy_(unit);
 }
 
 // [B, heads, S, D] views of the packed rows.
@@ -143,6 +222,23 @@ double scale_of(const Context& c) {
 bool is_alibi(const Context& c) {
   return c.arch.position == arch::Position::kAlibi;
 }
+// Our own attention in fp32 on the host: faster than ATen's, in 16-bit types too, whose rows are widened for it.
+bool own_attention(const Context& c, const at::Tensor& qkv) {
+  return own_kernels(qkv) && c.arch.head_dim <= arch::kOwnAttentionMaxHead;
+}
+math::AttentionShape attention_shape(const Context& c, const std::vector<float>& slopes) {
+  math::AttentionShape shape;
+  shape.B = c.shape.batch, shape.S = c.shape.sequence, shape.h = c.arch.heads, shape.k = c.arch.kv_heads,
+  shape.D = c.arch.head_dim, shape.threads = std::max(c.shape.threads, 1);
+  shape.alibi = slopes.empty() ? nullptr : slopes.data();
+  return shape;
+}
+std::vector<float> slopes_of(const Context& c) {
+  if (!is_alibi(c)) return {};
+  const std::vector<double> slopes = arch::alibi_slopes(c.arch.heads);
+  return {slopes.begin(), slopes.end()};
+}
+
 // CUDA's flash attention takes 16-bit types, heads of up to 256 and no bias; the rest is written out.
 bool flash_on_cuda(const Context& c, const at::Tensor& qkv) {
   return qkv.is_cuda() && low_precision(qkv) && !is_alibi(c) && c.arch.head_dim <= 256;
@@ -172,23 +268,39 @@ Scores scores_of(const Context& c, const at::Tensor& qkv) {
 
 namespace {
 
-// ids as rows of this rank's table, and whether they are: [N], [N, 1].
-std::pair<at::Tensor, at::Tensor> rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
+// On a device: ids as rows of this rank's table, and whether they are; [N], [N, 1].
+std::pair<at::Tensor, at::Tensor> device_rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
   const at::Tensor rows = ids.sub(c.share.vocabulary_first), here = rows.ge(0).logical_and_(rows.lt(table_rows));
-  return {rows.clamp_(0, table_rows - 1), here.unsqueeze(1)};
+  return {rows.clamp(0, table_rows - 1), here.unsqueeze(1)};
+}
+
+// Rows of another rank's table are zero.
+void share_embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, at::Tensor& x) {
+  if (!x.device().is_cpu()) {
+    const auto [rows, here] = device_rows_of(c, ids, table.size(0));
+    at::index_select_out(x, table, 0, rows);
+    x.mul_(here);
+    return;
+  }
+  const std::int32_t* rows = rows_of(c, ids, table.size(0));
+  const auto bytes = static_cast<std::size_t>(x.size(1) * x.element_size());
+  auto* to = static_cast<char*>(x.data_ptr());
+  const auto* from = static_cast<const char*>(table.data_ptr());
+  for (i64 n = 0; n < x.size(0); ++n, to += bytes)
+    if (rows[n] >= 0)
+      std::memcpy(to, from + static_cast<std::size_t>(rows[n]) * bytes, bytes);
+    else
+      std::memset(to, 0, bytes);
 }
 
 }  // namespace
 
 void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, const at::Tensor& positions,
                    at::Tensor& x) {
-  if (c.share.ranks > 1) {
-    const auto [rows, here] = rows_of(c, ids, table.size(0));
-    at::index_select_out(x, table, 0, rows);
-    x.mul_(here);
-  } else {
+  if (c.share.ranks > 1)
+    share_embed_forward(c, ids, table, x);
+  else
     at::index_select_out(x, table, 0, ids);
-  }
   if (positions.defined() && c.share.rank == 0)
     x.view({c.shape.batch, c.shape.sequence, -1}).add_(positions.narrow(0, 0, c.shape.sequence));
 }
@@ -199,20 +311,19 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
     d_table.zero_();
     if (d_positions.defined()) d_positions.zero_();
   }
-  if (c.share.ranks > 1) {
-    const auto [rows, here] = rows_of(c, ids, d_table.size(0));
-    const at::Tensor wide = d_x.to(d_table.scalar_type());
-    d_table.index_add_(0, rows, wide.mul(here));
-    if (d_positions.defined() && c.share.rank == 0)
-      d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
+  const at::Tensor wide = widened(c, d_x);
+  const bool positions = d_positions.defined() && c.share.rank == 0;
+  if (own_kernels(d_x)) {
+    math::vector_kernels().embedding_backward(
+        std::max(c.shape.threads, 1), d_x.size(0), c.shape.sequence, d_x.size(1), rows_of(c, ids, d_table.size(0)),
+        wide.data_ptr<float>(), d_table.data_ptr<float>(), positions ? d_positions.data_ptr<float>() : nullptr);
     return;
   }
-  const at::Tensor wide = d_x.to(d_table.scalar_type());
-  if (own_kernels(d_x)) {
-    math::vector_kernels().embedding_backward(std::max(c.shape.threads, 1), d_x.size(0), c.shape.sequence, d_x.size(1),
-                                              ids.data_ptr<std::int32_t>(), wide.data_ptr<float>(),
-                                              d_table.data_ptr<float>(),
-                                              d_positions.defined() ? d_positions.data_ptr<float>() : nullptr);
+  if (c.share.ranks > 1) {
+    const auto [rows, here] = device_rows_of(c, ids, d_table.size(0));
+    d_table.index_add_(0, rows, wide.mul(here));
+    if (positions)
+      d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
     return;
   }
   d_table.index_add_(0, ids, wide);
@@ -226,54 +337,79 @@ void linear_forward(const Context& c, const at::Tensor& x, const at::Tensor& res
     y.zero_();
     own_rows(c, y).copy_(residual);
     if (w.bias_O.defined()) own_rows(c, y).add_(w.bias_O);
-    at::addmm_out(y, y, x, weight);
+    product_added(y, y, x, weight);
     return;
   }
   if (residual.defined() && w.bias_O.defined()) {
     at::add_out(y, residual, w.bias_O);
-    at::addmm_out(y, y, x, weight);
+    product_added(y, y, x, weight);
   } else if (residual.defined() || w.bias_O.defined()) {
-    at::addmm_out(y, residual.defined() ? residual : w.bias_O, x, weight);
+    product_added(y, residual.defined() ? residual : w.bias_O, x, weight);
   } else {
-    at::mm_out(y, x, weight);
+    product(y, x, weight);
   }
 }
 
 void linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const Linear& w, at::Tensor& d_x,
                      Linear& d_linear) {
-  at::mm_out(d_x, d_y, w.weight_OI);
-  linear_gradient(c.accumulate, d_y, x, own_rows(c, d_y), d_linear);
+  product(d_x, d_y, w.weight_OI);
+  linear_gradient(c, d_y, x, own_rows(c, d_y), d_linear);
 }
 
 void norm_linear_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& w,
                          NormSaved& saved, at::Tensor& y) {
-  linear_forward(c, norm_output(c, x, norm, saved), at::Tensor(), w, y);
+  const Rewind rewind(c.scratch);
+  at::Tensor normed = temporary(c, x, x.scalar_type(), x.sizes());
+  norm_output(c, x, norm, saved, normed);
+  linear_forward(c, normed, at::Tensor(), w, y);
 }
 
+// The norm's output is computed again for d_W; its place then takes its gradient.
 void norm_linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
                           const NormWeights& norm, const Linear& w, at::Tensor& d_x, NormWeights& d_norm,
                           Linear& d_linear) {
-  linear_gradient(c.accumulate, d_y, norm_output_again(c, x, norm, saved), d_y, d_linear);
-  norm_backward(c, at::mm(d_y, w.weight_OI), x, saved, norm, true, d_x, d_norm);
+  const Rewind rewind(c.scratch);
+  at::Tensor normed = temporary(c, x, x.scalar_type(), x.sizes());
+  norm_output_again(c, x, norm, saved, normed);
+  linear_gradient(c, d_y, normed, d_y, d_linear);
+  product(normed, d_y, w.weight_OI);
+  norm_backward(c, normed, x, saved, norm, true, d_x, d_norm);
 }
 
 void rope(const Context& c, const RopeTable& table, bool inverse, at::Tensor& qkv) {
   if (c.arch.position != arch::Position::kRope) return;
-  const auto& a = c.arch;
-  const i64 half = a.head_dim / 2;
-  const at::Tensor rotated = qkv.view({c.shape.batch, c.shape.sequence, a.heads + 2 * a.kv_heads, a.head_dim})
-                                 .narrow(2, 0, a.heads + a.kv_heads);
+  const auto& arch = c.arch;
+  const i64 half = arch.head_dim / 2;
+  const at::Tensor rotated = qkv.view({c.shape.batch, c.shape.sequence, arch.heads + 2 * arch.kv_heads, arch.head_dim})
+                                 .narrow(2, 0, arch.heads + arch.kv_heads);
   const at::Tensor first = rotated.narrow(3, 0, half), second = rotated.narrow(3, half, half);
   const at::Tensor cosine = table.cos_SD2.narrow(0, 0, c.shape.sequence).unsqueeze(1),
                    sine = table.sin_SD2.narrow(0, 0, c.shape.sequence).unsqueeze(1);
   const double sign = inverse ? -1.0 : 1.0;
-  const at::Tensor new_first = first.mul(cosine).sub_(second.mul(sine), sign);
-  const at::Tensor new_second = second.mul(cosine).add_(first.mul(sine), sign);
-  first.copy_(new_first);
-  second.copy_(new_second);
+  const Rewind rewind(c.scratch);
+  const at::ScalarType type = accurate(qkv);
+  at::Tensor a = temporary(c, qkv, type, first.sizes()), b = temporary(c, qkv, type, first.sizes()),
+             turned = temporary(c, qkv, type, first.sizes());
+  a.copy_(first);
+  b.copy_(second);
+  at::mul_out(turned, a, cosine).addcmul_(b, sine, -sign);
+  first.copy_(turned);
+  at::mul_out(turned, b, cosine).addcmul_(a, sine, sign);
+  second.copy_(turned);
 }
 
 void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {
+  if (own_attention(c, qkv)) {
+    const Rewind rewind(c.scratch);
+    const std::vector<float> slopes = slopes_of(c);
+    const math::AttentionShape shape = attention_shape(c, slopes);
+    const at::Tensor wide = widened(c, qkv);
+    at::Tensor result = low_precision(o) ? temporary(c, o, at::kFloat, o.sizes()) : o;
+    math::attention_forward(shape, wide.data_ptr<float>(), result.data_ptr<float>(), lse.data_ptr<float>(),
+                            c.scratch.take_bytes(math::attention_forward_scratch(shape)));
+    if (low_precision(o)) o.copy_(result);
+    return;
+  }
   at::Tensor out = heads_of(c, o);
   if (flash_on_cuda(c, qkv)) {
     const Packed p = unpack(c, qkv);
@@ -318,6 +454,18 @@ void attention_backward_written_out(const Context& c, const at::Tensor& d_o, con
 
 void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv) {
+  if (own_attention(c, qkv)) {
+    const Rewind rewind(c.scratch);
+    const std::vector<float> slopes = slopes_of(c);
+    const math::AttentionShape shape = attention_shape(c, slopes);
+    const at::Tensor wide_g = widened(c, d_o), wide = widened(c, qkv), wide_o = widened(c, o);
+    at::Tensor result = low_precision(qkv) ? temporary(c, qkv, at::kFloat, qkv.sizes()) : d_qkv;
+    math::attention_backward(shape, wide_g.data_ptr<float>(), wide.data_ptr<float>(), wide_o.data_ptr<float>(),
+                             lse.data_ptr<float>(), result.data_ptr<float>(),
+                             c.scratch.take_bytes(math::attention_backward_scratch(shape)));
+    if (low_precision(qkv)) d_qkv.copy_(result);
+    return;
+  }
   const Packed p = unpack(c, qkv), d = unpack(c, d_qkv);
   const at::Tensor g = heads_of(c, d_o), out = heads_of(c, o);
   std::tuple<at::Tensor, at::Tensor, at::Tensor> grads;
@@ -344,7 +492,8 @@ void activation_forward(const Context& c, const at::Tensor& up, at::Tensor& a) {
     return;
   }
   const i64 f = c.arch.ffn;
-  at::mul_out(a, at::silu(up.narrow(1, 0, f)), up.narrow(1, f, f));
+  at::silu_out(a, up.narrow(1, 0, f));
+  a.mul_(up.narrow(1, f, f));
 }
 
 void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tensor& up, at::Tensor& d_up) {
@@ -355,56 +504,99 @@ void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tens
   const i64 f = c.arch.ffn;
   const at::Tensor gate = up.narrow(1, 0, f), linear = up.narrow(1, f, f);
   at::Tensor d_gate = d_up.narrow(1, 0, f), d_linear = d_up.narrow(1, f, f);
-  at::mul_out(d_linear, d_a, at::silu(gate));
-  at::silu_backward_out(d_gate, d_a.mul(linear), gate);
+  at::silu_out(d_linear, gate);
+  d_linear.mul_(d_a);
+  at::mul_out(d_gate, d_a, linear);
+  at::silu_backward_out(d_gate, d_gate, gate);
 }
 
 void norm_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, NormSaved& saved, at::Tensor& y) {
-  y.copy_(norm_output(c, x, norm, saved));
+  norm_output(c, x, norm, saved, y);
 }
+
+namespace {
+
+// d_x (+)= value, rounded once; `scrap`: a wide temporary of its size.
+void add_rounded(bool add, at::Tensor& d_x, at::Tensor& value, at::Tensor& scrap) {
+  if (add && low_precision(d_x)) {
+    scrap.copy_(d_x);
+    value.add_(scrap);
+  } else if (add) {
+    d_x.add_(value);
+    return;
+  }
+  d_x.copy_(value);
+}
+
+// With u = x rstd, v = d_y w: d_x = rstd (v - u mean(v u)), d_w = sum of d_y u.
+void rms_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
+                  const NormWeights& norm, bool add, at::Tensor& d_x, NormWeights& d_norm) {
+  const at::ScalarType type = accurate(x);
+  const at::Tensor rstd = saved.rstd_N.unsqueeze(1);
+  at::Tensor unit = temporary(c, x, type, x.sizes()), value = temporary(c, x, type, x.sizes()),
+             scrap = temporary(c, x, type, x.sizes());
+  unit.copy_(x);
+  unit.mul_(rstd);
+  scrap.copy_(d_y);
+  if (d_norm.weight_d.defined()) {
+    const Rewind rewind(c.scratch);
+    at::Tensor sums = temporary(c, x, type, {x.size(1)});
+    at::mul_out(value, scrap, unit);
+    at::sum_out(sums, value, {0});
+    add_into(c.accumulate, d_norm.weight_d, sums);
+  }
+  value.copy_(scrap);
+  if (norm.weight_d.defined()) {
+    const Rewind rewind(c.scratch);
+    value.mul_(widened(c, norm.weight_d));
+  }
+  at::Tensor mean = temporary(c, x, type, {x.size(0), 1});
+  at::mul_out(scrap, value, unit);
+  at::mean_out(mean, scrap, {1}, true);
+  at::mul_out(scrap, unit, mean);
+  value.sub_(scrap).mul_(rstd);
+  add_rounded(add, d_x, value, scrap);
+}
+
+}  // namespace
 
 void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
                    const NormWeights& norm, bool add, at::Tensor& d_x, NormWeights& d_norm) {
   const i64 d = x.size(1);
-  const at::ScalarType type = accurate(x);
-  at::Tensor value;
+  const Rewind rewind(c.scratch);
+  if (add && c.share.ranks > 1) {  // in the rank's rows; another adds to the others
+    const i64 first = c.share.residual_rows ? 0 : c.share.first_row, rows = c.share.residual_rows ? 0 : c.share.rows;
+    d_x.narrow(0, 0, first).zero_();
+    d_x.narrow(0, first + rows, d_x.size(0) - first - rows).zero_();
+  }
   if (rms(c) && x.is_cuda()) {
     const auto [d_in, d_w] = at::_fused_rms_norm_backward(d_y, x, {d}, saved.rstd_N.unsqueeze(1),
                                                           optional(norm.weight_d), {true, norm.weight_d.defined()});
     if (d_norm.weight_d.defined()) add_into(c.accumulate, d_norm.weight_d, d_w);
-    value = d_in;
-  } else if (rms(c)) {
-    const at::Tensor g = d_y.to(type), rstd = saved.rstd_N.unsqueeze(1);
-    const at::Tensor unit = x.to(type).mul(rstd);
-    if (d_norm.weight_d.defined()) add_into(c.accumulate, d_norm.weight_d, g.mul(unit).sum(0));
-    value = norm.weight_d.defined() ? g.mul(norm.weight_d) : g.clone();
-    const at::Tensor mean = value.mul(unit).mean(1, true);
-    value.sub_(unit.mul(mean)).mul_(rstd);
-  } else {
-    const auto [d_in, d_w, d_b] = at::native_layer_norm_backward(
-        d_y.to(type), x.to(type), {d}, saved.mean_N.unsqueeze(1), saved.rstd_N.unsqueeze(1),
-        optional(norm.weight_d, type), optional(norm.bias_d, type),
-        {true, norm.weight_d.defined(), norm.bias_d.defined()});
-    if (d_norm.weight_d.defined()) add_into(c.accumulate, d_norm.weight_d, d_w);
-    if (d_norm.bias_d.defined()) add_into(c.accumulate, d_norm.bias_d, d_b);
-    value = d_in;
+    if (add)
+      d_x.add_(d_in);
+    else
+      d_x.copy_(d_in);
+    return;
   }
-  if (add && c.share.ranks > 1) {  // in the rank's rows; another adds to the others
-    if (!c.share.residual_rows) own_rows(c, value).add_(own_rows(c, d_x));
-    d_x.copy_(value);
-  } else if (add) {
-    d_x.add_(value);
-  } else {
-    d_x.copy_(value);
-  }
+  if (rms(c)) return rms_backward(c, d_y, x, saved, norm, add, d_x, d_norm);
+  at::Tensor g = widened(c, d_y);
+  auto [d_in, d_w, d_b] = at::native_layer_norm_backward(
+      g, widened(c, x), {d}, saved.mean_N.unsqueeze(1), saved.rstd_N.unsqueeze(1), optional(widened(c, norm.weight_d)),
+      optional(widened(c, norm.bias_d)), {true, norm.weight_d.defined(), norm.bias_d.defined()});
+  if (d_norm.weight_d.defined()) add_into(c.accumulate, d_norm.weight_d, d_w);
+  if (d_norm.bias_d.defined()) add_into(c.accumulate, d_norm.bias_d, d_b);
+  add_rounded(add, d_x, d_in, g);
 }
 
 namespace {
 
 // Logits in fp32 or wider.
-at::Tensor wide_logits(const at::Tensor& y, const at::Tensor& head) {
+at::Tensor wide_logits(const Context& c, const at::Tensor& y, const at::Tensor& head) {
   if (low_precision(y) && y.is_cuda()) return at::mm(y, head.t(), at::kFloat);
-  return at::mm(y, head.t()).to(accurate(y));
+  at::Tensor logits = temporary(c, y, y.scalar_type(), {y.size(0), head.size(0)});
+  product(logits, y, head.t());
+  return widened(c, logits);
 }
 
 // Losses; logits become (softmax - onehot) * scale where `gradient`.
@@ -431,60 +623,142 @@ void cross_entropy(const Context& c, bool gradient, double scale, const at::Tens
 
 }  // namespace
 
+namespace {
+
+// Losses of a chunk in 16 bits on the host, a block of rows widened at a time; logits become their gradient.
+void narrow_cross_entropy(const Context& c, bool gradient, double scale, const at::Tensor& labels, at::Tensor& logits,
+                          at::Tensor& losses) {
+  const Rewind rewind(c.scratch);
+  const i64 rows = logits.size(0), block = arch::widened_rows(rows, logits.size(1));
+  const at::Tensor space = temporary(c, logits, at::kFloat, {block, logits.size(1)});
+  for (i64 first = 0; first < rows; first += block) {
+    const i64 n = std::min(block, rows - first);
+    at::Tensor some = logits.narrow(0, first, n), wide = space.narrow(0, 0, n), loss = losses.narrow(0, first, n);
+    wide.copy_(some);
+    cross_entropy(c, gradient, scale, labels.narrow(0, first, n), wide, loss);
+    if (gradient) some.copy_(wide);
+  }
+}
+
+// The losses of a chunk; returns the gradient of its logits in the compute dtype where `gradient`.
+at::Tensor chunk_losses(const Context& c, bool gradient, double scale, const at::Tensor& y, const at::Tensor& labels,
+                        const at::Tensor& head, at::Tensor& losses) {
+  if (low_precision(y) && y.device().is_cpu()) {
+    at::Tensor logits = temporary(c, y, y.scalar_type(), {y.size(0), head.size(0)});
+    product(logits, y, head.t());
+    narrow_cross_entropy(c, gradient, scale, labels, logits, losses);
+    return logits;
+  }
+  at::Tensor logits = wide_logits(c, y, head);
+  cross_entropy(c, gradient, scale, labels, logits, losses);
+  return logits.to(y.scalar_type());
+}
+
+}  // namespace
+
 void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
                double grad_scale, at::Tensor& losses, at::Tensor& d_y, at::Tensor& d_head) {
-  at::Tensor logits = wide_logits(y, head);
-  cross_entropy(c, true, grad_scale, labels, logits, losses);
-  const at::Tensor d_logits = logits.to(y.scalar_type());
-  at::mm_out(d_y, d_logits, head);
-  weight_gradient(c.accumulate, d_head, d_logits, y);
+  const Rewind rewind(c.scratch);
+  const at::Tensor d_logits = chunk_losses(c, true, grad_scale, y, labels, head, losses);
+  product(d_y, d_logits, head);
+  weight_gradient(c, d_head, d_logits, y);
 }
 
 namespace {
 
-// Everyone's sums to the logarithm of the whole sum and the losses.
-at::Tensor combine_sums(const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
+// On a device: everyone's sums to the logarithm of the whole sum and the losses.
+at::Tensor device_combine(const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
   const at::Tensor all = sums.narrow(1, 0, losses.size(0));
   const at::Tensor lse = at::logsumexp(all.select(2, 0), {0});
   losses.copy_(lse.sub(all.select(2, 1).sum(0)).mul_(labels.ge(0)));
   return lse;
 }
 
+void device_gradient(const Context& c, const at::Tensor& sums, const at::Tensor& labels, double grad_scale,
+                     at::Tensor& logits, at::Tensor& losses) {
+  const at::Tensor lse = device_combine(sums, labels, losses);
+  logits.sub_(lse.unsqueeze(1)).exp_();
+  const auto [columns, here] = device_rows_of(c, labels, logits.size(1));
+  logits.scatter_add_(1, columns.to(at::kLong).unsqueeze(1), here.to(logits.scalar_type()).neg_());
+  logits.mul_(labels.ge(0).to(logits.scalar_type()).mul_(grad_scale).unsqueeze(1));
+}
+
+// Calls f on the element type of values on the host.
+template <class F>
+void on_host(const at::Tensor& values, const F& f) {
+  if (values.scalar_type() == at::kDouble)
+    f(double());
+  else
+    f(float());
+}
+
 }  // namespace
 
 void head_logits_sums(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
                       at::Tensor& logits, at::Tensor& sums) {
-  logits.copy_(wide_logits(y, head));
-  sums.select(1, 0).copy_(at::logsumexp(logits, {1}));
-  const auto [columns, here] = rows_of(c, labels, head.size(0));
-  sums.select(1, 1).copy_(logits.gather(1, columns.to(at::kLong).unsqueeze(1)).mul_(here).squeeze(1));
+  aten::head_logits(c, y, head, logits);
+  if (!logits.device().is_cpu()) {
+    sums.select(1, 0).copy_(at::logsumexp(logits, {1}));
+    const auto [columns, here] = device_rows_of(c, labels, head.size(0));
+    sums.select(1, 1).copy_(logits.gather(1, columns.to(at::kLong).unsqueeze(1)).mul_(here).squeeze(1));
+    return;
+  }
+  const std::int32_t* label = checked_ids(labels, -1, c.share.vocabulary_all);
+  on_host(logits, [&]<class T>(T) {
+    math::reference::shared_sums(std::max(c.shape.threads, 1), y.size(0), head.size(0), c.share.vocabulary_first, label,
+                                 logits.data_ptr<T>(), sums.data_ptr<T>());
+  });
 }
 
-void head_shared_loss(const Context&, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
-  combine_sums(sums, labels, losses);
+void head_shared_loss(const Context& c, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
+  if (!losses.device().is_cpu()) {
+    device_combine(sums, labels, losses);
+    return;
+  }
+  on_host(losses, [&]<class T>(T) {
+    combine_sums<T>(c, sums, losses.size(0), checked_ids(labels, -1, c.share.vocabulary_all), losses.data_ptr<T>(),
+                    nullptr);
+  });
 }
 
 void head_shared_gradient(const Context& c, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& logits,
                           const at::Tensor& y, const at::Tensor& head, double grad_scale, at::Tensor& losses,
                           at::Tensor& d_y, at::Tensor& d_head) {
-  const at::Tensor lse = combine_sums(sums, labels, losses);
-  logits.sub_(lse.unsqueeze(1)).exp_();
-  const auto [columns, here] = rows_of(c, labels, head.size(0));
-  logits.scatter_add_(1, columns.to(at::kLong).unsqueeze(1), here.to(logits.scalar_type()).neg_());
-  logits.mul_(labels.ge(0).to(logits.scalar_type()).mul_(grad_scale).unsqueeze(1));
-  const at::Tensor d_logits = logits.to(y.scalar_type());
-  at::mm_out(d_y, d_logits, head);
-  weight_gradient(c.accumulate, d_head, d_logits, y);
+  const Rewind rewind(c.scratch);
+  if (logits.device().is_cpu())
+    on_host(logits, [&]<class T>(T) {
+      const auto t = row_targets<T>(c, sums, labels, head.size(0), grad_scale, losses);
+      math::reference::shared_gradient(std::max(c.shape.threads, 1), y.size(0), head.size(0), t.column, t.lse, t.scale,
+                                       logits.data_ptr<T>());
+    });
+  else
+    device_gradient(c, sums, labels, grad_scale, logits, losses);
+  at::Tensor d_logits = logits;
+  if (low_precision(y)) {
+    d_logits = temporary(c, y, y.scalar_type(), logits.sizes());
+    d_logits.copy_(logits);
+  }
+  product(d_y, d_logits, head);
+  weight_gradient(c, d_head, d_logits, y);
 }
 
 void head_loss_forward(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
                        at::Tensor& losses) {
-  at::Tensor logits = wide_logits(y, head);
-  cross_entropy(c, false, 1.0, labels, logits, losses);
+  const Rewind rewind(c.scratch);
+  chunk_losses(c, false, 1.0, y, labels, head, losses);
 }
 
-void head_logits(const Context&, const at::Tensor& y, const at::Tensor& head, at::Tensor& logits) {
-  logits.copy_(wide_logits(y, head));
+void head_logits(const Context& c, const at::Tensor& y, const at::Tensor& head, at::Tensor& logits) {
+  const Rewind rewind(c.scratch);
+  if (logits.scalar_type() == y.scalar_type() && !low_precision(y)) {
+    product(logits, y, head.t());
+  } else if (low_precision(y) && y.is_cuda()) {
+    logits.copy_(at::mm(y, head.t(), at::kFloat));
+  } else {
+    at::Tensor narrow = temporary(c, y, y.scalar_type(), {y.size(0), head.size(0)});
+    product(narrow, y, head.t());
+    logits.copy_(narrow);
+  }
 }
 
 }  // namespace molen::model::aten

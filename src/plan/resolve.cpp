@@ -151,9 +151,9 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
 DType resolve_precision(Config& c, const Machine& machine, int threads) {
   std::string name = c.precision.compute;
   if (name == "auto") {
-    std::string why = machine.cuda ? "derived: bf16 on CUDA" : "derived: not measured on this machine";
+    std::string why = machine.cuda ? "derived: bf16 on CUDA, not measured" : "derived: not measured on this machine";
     name = machine.cuda ? "bf16" : "fp32";
-    if (!machine.cuda && machine.measure_precision) {
+    if (machine.measure_precision) {
       const PrecisionRates rates = machine.measure_precision(threads);
       name = rates.bf16 > rates.fp32 ? "bf16" : "fp32";
       why = fmt::format("measured: fp32 {:.0f}, bf16 {:.0f} GFLOP/s", rates.fp32, rates.bf16);

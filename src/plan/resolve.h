@@ -24,7 +24,8 @@ struct Machine {
   int local_ranks = 1;  // on this host
   bool cuda = false;
   int device = 0;  // index of this rank's CUDA device
-  // Measures on so many threads. Without it (planning away from the machine) `auto` is fp32 on a CPU.
+  // Measures on the device in use, with so many threads. Without it (planning away from the machine) `auto` is fp32 on
+  // a CPU and bf16 on CUDA.
   std::function<PrecisionRates(int threads)> measure_precision;
 };
 

@@ -106,6 +106,14 @@ TEST(Setting, AutoPrecisionIsMeasuredAndRecorded) {
   machine.measure_precision = [](int) { return PrecisionRates{300.0, 100.0}; };
   c = with({"model.preset=llama-tiny"});
   EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kF32);
+  // A device is measured too; the rule is for planning away from it.
+  machine.cuda = true;
+  c = with({"model.preset=llama-tiny"});
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kF32);
+  machine.measure_precision = nullptr;
+  c = with({"model.preset=llama-tiny"});
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kBF16);
+  machine.cuda = false;
   // What is requested is honoured.
   c = with({"model.preset=llama-tiny", "precision.compute=bf16"});
   EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kBF16);

@@ -1,6 +1,7 @@
 #include "train/doctor.h"
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
 
 #include "base/units.h"
@@ -14,16 +15,15 @@ namespace molen::train {
 int doctor(bool json) {
   Json j = describe_machine();
   const int threads = plan::auto_threads(1);
-  const auto rates = measure_precision(threads);
+  const bool cuda = at::hasCUDA() && at::accelerator::deviceCount() > 0;
+  const auto rates = measure_precision(threads, cuda ? 0 : -1);
   j["threads"] = threads;
   j["gemm_gflops"] = {{"fp32", rates.fp32}, {"bf16", rates.bf16}};
   const bool bf16 = rates.bf16 > rates.fp32;
-  j["precision_auto"] = at::hasCUDA() ? "bf16" : bf16 ? "bf16" : "fp32";
-  j["precision_reason"] = at::hasCUDA() ? "bf16 on CUDA"
-                                        : fmt::format(
-                                              "a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} "
-                                              "thread(s) here: bf16 is {:.2f}x",
-                                              rates.fp32, rates.bf16, threads, rates.bf16 / rates.fp32);
+  j["precision_auto"] = bf16 ? "bf16" : "fp32";
+  j["precision_reason"] = fmt::format(
+      "measured: a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} here: bf16 is {:.2f}x",
+      rates.fp32, rates.bf16, cuda ? "CUDA device 0" : fmt::format("{} thread(s)", threads), rates.bf16 / rates.fp32);
   const auto launched = comm::launch_environment();
   j["launcher"] = launched.size > 0
                       ? Json(fmt::format("{}: rank {} of {}", launched.source, launched.rank, launched.size))

@@ -127,7 +127,10 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   if (!resume.empty()) job.resume_from = resume;
 
   plan::Machine measuring = machine;
-  if (world.rank() == 0) measuring.measure_precision = measure_precision;
+  if (world.rank() == 0)
+    measuring.measure_precision = [&](int threads) {
+      return measure_precision(threads, machine.cuda ? machine.device : -1);
+    };
   std::optional<config::Config> before;
   if (job.resume_from) {
     const checkpoint::Checkpoint stored(*job.resume_from);

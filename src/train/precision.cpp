@@ -1,6 +1,7 @@
 #include "train/precision.h"
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -12,41 +13,57 @@
 namespace molen::train {
 namespace {
 
-constexpr std::int64_t kTokens = 1024, kIn = 512, kOut = 1408;
-constexpr double kGflop = 3 * 2.0 * kTokens * kIn * kOut * 1e-9;
+struct Sizes {
+  std::int64_t tokens, in, out;
+  double gflop() const { return 3 * 2.0 * static_cast<double>(tokens * in * out) * 1e-9; }
+};
+constexpr Sizes kHost{1024, 512, 1408};
+constexpr Sizes kDevice{4096, 2048, 5632};  // less would measure how fast kernels are launched
+
+at::Device device_of(int cuda_device) {
+  return cuda_device < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
+}
 
 // The three GEMMs of a layer's matrix in training, as the kernels run them: in bf16 the weight gradient is added to an
-// fp32 sum.
+// fp32 sum, by the product itself where the device has one that does.
 struct Layer {
   at::Tensor x, w, dy, y, dx, dw, sum;
-  explicit Layer(at::ScalarType t)
-      : x(at::ones({kTokens, kIn}, t)),
-        w(at::ones({kOut, kIn}, t)),
-        dy(at::ones({kTokens, kOut}, t)),
-        y(at::empty({kTokens, kOut}, t)),
-        dx(at::empty({kTokens, kIn}, t)),
-        dw(at::empty({kOut, kIn}, t)),
-        sum(at::zeros({kOut, kIn}, at::kFloat)) {}
+  Layer(const Sizes& s, at::ScalarType type, at::Device device) {
+    const at::TensorOptions t = at::TensorOptions().dtype(type).device(device);
+    x = at::ones({s.tokens, s.in}, t), w = at::ones({s.out, s.in}, t), dy = at::ones({s.tokens, s.out}, t);
+    y = at::empty({s.tokens, s.out}, t), dx = at::empty({s.tokens, s.in}, t);
+    sum = at::zeros({s.out, s.in}, t.dtype(at::kFloat));
+    if (type != at::kFloat && device.is_cpu()) dw = at::empty({s.out, s.in}, t);
+  }
   double seconds() {
+    wait();
     const double start = now().value;
     at::mm_out(y, x, w.t());
     at::mm_out(dx, dy, w);
-    if (dw.scalar_type() == at::kFloat) {
+    if (x.scalar_type() == at::kFloat) {
       at::addmm_out(sum, sum, dy.t(), x);
-    } else {
+    } else if (dw.defined()) {
       at::mm_out(dw, dy.t(), x);
       sum.add_(dw);
+    } else {
+      at::addmm_out(sum, sum, dy.t(), x, at::kFloat, 1, 1);
     }
+    wait();
     return now().value - start;
+  }
+  void wait() const {
+    if (!x.device().is_cpu()) at::accelerator::synchronizeDevice(x.device().index());
   }
 };
 
 }  // namespace
 
-plan::PrecisionRates measure_precision(int threads) {
+plan::PrecisionRates measure_precision(int threads, int cuda_device) {
   const c10::InferenceMode inference;
   at::set_num_threads(threads);
-  Layer fp32(at::kFloat), bf16(at::kBFloat16);
+  const at::Device device = device_of(cuda_device);
+  const Sizes sizes = device.is_cpu() ? kHost : kDevice;
+  Layer fp32(sizes, at::kFloat, device), bf16(sizes, at::kBFloat16, device);
   double best32 = 1e9, best16 = 1e9;
   for (int i = 0; i < 9; ++i) {
     const double a = fp32.seconds(), b = bf16.seconds();
@@ -54,7 +71,7 @@ plan::PrecisionRates measure_precision(int threads) {
     best32 = std::min(best32, a);
     best16 = std::min(best16, b);
   }
-  return {kGflop / best32, kGflop / best16};
+  return {sizes.gflop() / best32, sizes.gflop() / best16};
 }
 
 double measure_gemm(DType compute, int threads, double budget_s) {
@@ -62,14 +79,14 @@ double measure_gemm(DType compute, int threads, double budget_s) {
     throw Error("measure_gemm: no measurement in {}", name_of(compute));
   const c10::InferenceMode inference;
   at::set_num_threads(threads);
-  Layer layer(compute == DType::kF32 ? at::kFloat : at::kBFloat16);
+  Layer layer(kHost, compute == DType::kF32 ? at::kFloat : at::kBFloat16, at::kCPU);
   double best = std::numeric_limits<double>::infinity();
   const double start = now().value;
   for (int i = 0; i < 3 || now().value - start < budget_s; ++i) {
     const double s = layer.seconds();
     if (i > 0) best = std::min(best, s);
   }
-  return kGflop / best;
+  return kHost.gflop() / best;
 }
 
 }  // namespace molen::train

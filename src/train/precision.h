@@ -11,8 +11,9 @@ namespace molen::train {
 
 inline constexpr std::string_view kMeasuredGemm = "1024x512x1408";  // tokens x inputs x outputs
 
-// Both types in turn, so that other work on the machine slows both alike; the best of each.
-plan::PrecisionRates measure_precision(int threads);
+// Both types in turn, so that other work on the machine slows both alike; the best of each. On the CPU, or on a CUDA
+// device by its index.
+plan::PrecisionRates measure_precision(int threads, int cuda_device = -1);
 
 // GFLOP/s of one type (fp32 or bf16; another throws Error): the best of as many rounds as fit in `budget_s` seconds, at
 // least two after one that is not counted.

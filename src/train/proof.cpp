@@ -1,6 +1,7 @@
 #include "train/proof.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -156,6 +157,7 @@ ReadSamples synthetic_samples(const program::Setting& setting, std::int64_t voca
 
 Outcome prove(const program::Program& program, comm::Communicator& world, const ReadSamples& read, const Trial& trial) {
   const c10::InferenceMode inference;
+  at::set_num_threads(program.setting.threads);
   exec::Executor executor(program, world.rank(), &world, trial.options);
   initialize_parameters(executor, trial.seed, program.setting.threads);
   const auto& s = program.setting;

@@ -91,15 +91,19 @@ class Recorder::Impl {
                                                      {"communicator", job_.communicator},
                                                      {"memory_arena_bytes", memory.arena.value},
                                                      {"memory_base_bytes", memory.base.value},
+                                                     {"memory_workspace_bytes", memory.workspace.value},
                                                      {"memory_other_bytes", memory.other.value}});
     say("{}: {} ({} parameters), {} rank{} x {} thread{} ({}), {}, {}{}\n", run_.path().string(), job_.arch.name,
         human_count(static_cast<double>(arch::num_parameters(job_.arch))), job_.machine.ranks,
         job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
         job_.communicator, name_of(job_.setting.compute), program::sharding_text(job_.setting),
         job_.setting.recompute ? ", recompute" : "");
-    say("memory of the process: {} = {}arena {} (the plan's peak) + {} already there + {} loader\n",
+    say("memory of the process: {} = {}arena {} (the plan's peak) + {} already there{} + {} loader\n",
         human(memory.total()), memory.ranks > 1 ? fmt::format("{} x ", memory.ranks) : "", human(memory.arena),
-        human(memory.base), human(Bytes(memory.other.value * memory.ranks)));
+        human(memory.base),
+        memory.workspace.value > 0 ? fmt::format(" (workspace of the products' library {})", human(memory.workspace))
+                                   : "",
+        human(Bytes(memory.other.value * memory.ranks)));
     say("model FLOPs of a token ({}): {}\n", name_of(job_.options.mfu), formula_of(job_.options.mfu));
     if (job_.peak.flops_per_s)
       say("peak of a device, for MFU: {}\n", job_.peak.source);

@@ -1,6 +1,7 @@
 // The loop: steps, validation, checkpoints, stopping; the same on every rank.
 #include "train/trainer.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -19,6 +20,7 @@
 #include "comm/nccl/nccl.h"
 #include "data/loader.h"
 #include "exec/executor.h"
+#include "math/allocation.h"
 #include "math/gemm.h"
 #include "program/build.h"
 #include "sim/calibration.h"
@@ -41,23 +43,60 @@ Bytes resident() {
   in >> pages >> rss;
   return Bytes(rss * ::sysconf(_SC_PAGESIZE));
 }
-// What the process holds before any of its arenas. The model's largest products first (those of the head), so that the
-// library's packing buffers are counted; a part of them where they are very large, as the buffers stop growing.
-// Collective: rank-threads share the process, and one that ran ahead would be counted.
-Bytes resident_before_arena(const Job& job, comm::Communicator& world) {
-  at::set_num_threads(job.setting.threads);
-  const std::int64_t m = job.setting.head_chunk, k = std::min<std::int64_t>(job.arch.hidden, 1024),
-                     n = std::min<std::int64_t>(job.arch.vocabulary, 16384);
-  {
-    std::vector<float> y(static_cast<std::size_t>(m * k)), w(static_cast<std::size_t>(n * k)),
-        logits(static_cast<std::size_t>(m * n));
-    math::matmul_nt(m, n, k, y.data(), w.data(), false, logits.data());
-    math::matmul_nn(m, k, n, logits.data(), w.data(), false, y.data());
-    math::matmul_tn(n, k, m, logits.data(), y.data(), false, w.data());
+// One product of each kind and shape of the model, in the compute type, so that the library's packing buffers, its
+// workspace and the code that it makes for them are there. A part of those that are very large, as the buffers stop
+// growing. Operands lie in a mapping of their own, which leaves nothing behind.
+void run_products(const Job& job) {
+  const c10::InferenceMode inference;
+  const auto& a = job.arch;
+  const bool aten = job.setting.kernels == arch::Kernels::kAten;
+  const DType type = aten ? job.setting.compute : DType::kF32;
+  struct Shape {
+    std::int64_t m, n, k;
+  };
+  const std::int64_t rows = std::min<std::int64_t>(job.setting.tokens(), 4096);
+  std::vector<Shape> shapes = {{job.setting.head_chunk, a.vocabulary, a.hidden}};
+  if (aten)
+    for (const auto& [n, k] :
+         {std::pair{a.qkv_size(), a.hidden}, {a.hidden, a.query_size()}, {a.up_size(), a.hidden}, {a.hidden, a.ffn}})
+      shapes.push_back({rows, n, k});
+  for (auto [m, n, k] : shapes) {
+    n = std::min<std::int64_t>(n, 16384), k = std::min<std::int64_t>(k, aten ? 16384 : 1024);
+    const std::int64_t x_bytes = math::Scratch::aligned(m * k * size_of(type)),
+                       w_bytes = math::Scratch::aligned(n * k * size_of(type));
+    const exec::Arena space(Bytes(x_bytes + w_bytes + m * n * size_of(type)), at::kCPU);
+    at::Tensor x = space.view(0, type, {m, k}), w = space.view(x_bytes, type, {n, k}),
+               y = space.view(x_bytes + w_bytes, type, {m, n});
+    if (!aten) {
+      auto *px = x.data_ptr<float>(), *pw = w.data_ptr<float>(), *py = y.data_ptr<float>();
+      math::matmul_nt(m, n, k, px, pw, false, py);
+      math::matmul_nn(m, k, n, py, pw, false, px);
+      math::matmul_tn(n, k, m, py, px, false, pw);
+      continue;
+    }
+    const math::AllocationGuard guard(nullptr);
+    const math::LibraryCall call;
+    at::mm_out(y, x, w.t());
+    at::addmm_out(y, y, x, w.t());
+    at::mm_out(x, y, w);
+    at::mm_out(w, y.t(), x);
   }
-  std::int64_t bytes = resident().value;
+}
+
+struct AlreadyThere {
+  Bytes total, workspace;  // of the process; the products' workspace is in the total
+};
+// What the process holds before any of its arenas. Collective: rank-threads share the process, so that none may be
+// ahead of the reading, nor still hold its operands.
+AlreadyThere resident_before_arena(const Job& job, comm::Communicator& world) {
+  at::set_num_threads(job.setting.threads);
+  math::AllocationGuard::install();
+  if (!job.machine.cuda) run_products(job);
+  world.barrier();
+  std::int64_t bytes = resident().value, kept = math::LibraryCall::kept();
   world.all_reduce(&bytes, 1, DType::kI64, comm::Reduce::kMax);
-  return Bytes(bytes);
+  world.all_reduce(&kept, 1, DType::kI64, job.communicator == "threads" ? comm::Reduce::kSum : comm::Reduce::kMax);
+  return {Bytes(bytes), Bytes(kept)};
 }
 Bytes peak_resident() {
   struct rusage usage {};
@@ -166,8 +205,8 @@ class Loop {
     // Beside the arena, what the loader holds ahead. Beside what was there, pages of libraries that the first steps
     // touch: 5 to 14 MiB were measured.
     constexpr std::int64_t kLibraryPages = 8 << 20;
-    memory_ = {executor_.memory().peak, base_ + Bytes(kLibraryPages), Bytes(4 * 2 * job_.setting.tokens() * 4),
-               job_.communicator == "threads" ? world_.size() : 1};
+    memory_ = {executor_.memory().peak, base_.total + Bytes(kLibraryPages), Bytes(4 * 2 * job_.setting.tokens() * 4),
+               base_.workspace, job_.communicator == "threads" ? world_.size() : 1};
     if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash);
     if (recorder_)
       for (const auto& note : inputs_.notes()) recorder_->note(note);
@@ -362,7 +401,7 @@ class Loop {
   const Inputs& inputs_;
   const data::Dataset& data_;
   const std::vector<std::unique_ptr<data::ValidationSet>>& validation_;
-  Bytes base_;
+  AlreadyThere base_;
   std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
   exec::Executor executor_;
   std::unique_ptr<exec::Executor> evaluator_;

@@ -52,7 +52,8 @@ void run_job(const Job& job, comm::Communicator& world);
 // before, measured at the start, and what the loaders hold.
 struct MemoryPrediction {
   Bytes arena, base, other;
-  int ranks = 1;  // in this process
+  Bytes workspace;  // of the products' library, in `base`
+  int ranks = 1;    // in this process
   Bytes total() const { return base + Bytes((arena + other).value * ranks); }
 };
 

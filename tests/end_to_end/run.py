@@ -104,6 +104,11 @@ ok("TensorBoard reads the formula and the peak", r.returncode == 0, r.stdout + r
 
 run("train", "run.toml", "--set", "run.name=again")
 ok("the same layout twice: identical", "identical" in run("runs", "compare", "runs/whole", "runs/again").stdout)
+# And in short runs of more than one thread, each a process of its own: the same bits.
+for i in range(8):
+    run("train", "run.toml", "--set", f"run.name=bits{i}", "--set", "math.threads=2", "--set", "precision.compute=fp32", "--set", "model.hidden=192", "--set", "model.head_dim=48", "--set", 'train.stop_after="4 steps"', "--set", "checkpoint.keep=0", "--set", "train.validate_every=100 steps")
+figures = [[(m["loss"], m["grad_norm"]) for m in metrics(f"bits{i}").values()] for i in range(8)]
+ok("eight processes of two threads: the same bits", all(f == figures[0] for f in figures) and len(figures[0]) == 4, figures)
 other = run("train", "run.toml", "--set", "run.name=parts", "--resume", "12", "--ranks", 3, "--set", "parallel.zero=1", "--set", "run.name=moved", "--set", "checkpoint.dir=runs/parts/checkpoints", "--set", 'train.stop_after="18 steps"').stdout
 ok("resumes on 3 ranks with ZeRO-1", "continues after step 12" in other)
 a, b = whole[13], metrics("moved")[13]
@@ -122,7 +127,9 @@ for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "paralle
 # The process holds what was printed, within 5 %.
 # A model that is more than the program around it.
 wide = [x for s in ("model.hidden=512", "model.ffn=1408", "model.head_dim=128", "model.layers=6") for x in ("--set", s)]
-for name, extra in (("memory", wide), ("memory2", [*wide, "--ranks", 2])):
+narrow = ["--set", "precision.compute=bf16"]
+deeper = [x for s in ("model.layers=9", "model.vocabulary=4096", "batch.micro=4", "parallel.recompute=full") for x in ("--set", s)]
+for name, extra in (("memory", wide), ("memory2", [*wide, "--ranks", 2]), ("memory3", [*wide, *narrow]), ("memory4", [*wide, *narrow, *deeper]), ("memory5", [*wide, "--ranks", 2, "--set", "parallel.sharding=FULL_SHARD"])):
     said = run("train", "run.toml", "--set", f"run.name={name}", "--set", 'train.stop_after="4 steps"', *extra).stdout
     off = float(re.search(r"was predicted \(([+-][0-9.]+)%\)", said)[1])
     ok(f"process memory as predicted ({name}): {off:+.1f} %", abs(off) <= 5, said)

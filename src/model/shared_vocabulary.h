@@ -1,0 +1,75 @@
+// What both sets of kernels need on the host where tensor ranks share a vocabulary (model/parts.h: Share).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "base/error.h"
+#include "model/parts.h"
+
+namespace molen::model {
+
+// ids in [low, vocabulary): an index that is wrong would read or write anywhere.
+inline const std::int32_t* checked_ids(const at::Tensor& t, std::int64_t low, std::int64_t vocabulary) {
+  const auto* p = t.data_ptr<std::int32_t>();
+  for (std::int64_t i = 0; i < t.numel(); ++i)
+    MOLEN_CHECK(p[i] >= low && p[i] < vocabulary, "token id {} at place {} is not in the vocabulary of {}", p[i], i,
+                vocabulary);
+  return p;
+}
+
+// ids as rows of this rank's table, -1 where another rank has the row; in scratch where they are not the ids.
+inline const std::int32_t* rows_of(const Context& c, const at::Tensor& ids, std::int64_t table_rows) {
+  if (c.share.ranks == 1) return checked_ids(ids, 0, table_rows);
+  const std::int32_t* all = checked_ids(ids, 0, c.share.vocabulary_all);
+  auto* local = c.scratch.take<std::int32_t>(ids.numel());
+  for (std::int64_t i = 0; i < ids.numel(); ++i) {
+    const std::int64_t row = all[i] - c.share.vocabulary_first;
+    local[i] = row >= 0 && row < table_rows ? static_cast<std::int32_t>(row) : -1;
+  }
+  return local;
+}
+
+// Losses from everyone's sums [ranks, chunk, 2]; of each token the log of the whole sum, where asked for.
+template <class T>
+void combine_sums(const Context& c, const at::Tensor& all, std::int64_t rows, const std::int32_t* labels, T* losses,
+                  T* lse) {
+  const T* sums = all.data_ptr<T>();
+  const std::int64_t stride = all.size(1);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    double most = -INFINITY, at_label = 0.0, sum = 0.0;
+    for (int k = 0; k < c.share.ranks; ++k) most = std::max(most, static_cast<double>(sums[2 * (k * stride + r)]));
+    for (int k = 0; k < c.share.ranks; ++k) {
+      sum += std::exp(static_cast<double>(sums[2 * (k * stride + r)]) - most);
+      at_label += static_cast<double>(sums[2 * (k * stride + r) + 1]);
+    }
+    const double whole = std::log(sum) + most;
+    losses[r] = labels[r] >= 0 ? static_cast<T>(whole - at_label) : T(0);
+    if (lse) lse[r] = static_cast<T>(whole);
+  }
+}
+
+// What the gradient of a chunk's logits needs of each row, in scratch: the log of the whole sum, the scale (0 where the
+// label does not count), and the label's column on this rank, else -1. Writes the losses.
+template <class T>
+struct RowTargets {
+  T *lse, *scale;
+  std::int32_t* column;
+};
+template <class T>
+RowTargets<T> row_targets(const Context& c, const at::Tensor& sums, const at::Tensor& labels, std::int64_t vocabulary,
+                          double grad_scale, at::Tensor& losses) {
+  const std::int64_t rows = losses.size(0);
+  const std::int32_t* label = checked_ids(labels, -1, c.share.vocabulary_all);
+  RowTargets<T> t{c.scratch.take<T>(rows), c.scratch.take<T>(rows), c.scratch.take<std::int32_t>(rows)};
+  combine_sums<T>(c, sums, rows, label, losses.data_ptr<T>(), t.lse);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    t.scale[r] = label[r] >= 0 ? static_cast<T>(grad_scale) : T(0);
+    const std::int64_t at = label[r] - c.share.vocabulary_first;
+    t.column[r] = label[r] >= 0 && at >= 0 && at < vocabulary ? static_cast<std::int32_t>(at) : -1;
+  }
+  return t;
+}
+
+}  // namespace molen::model
