@@ -6,13 +6,12 @@
 
 #include <cmath>
 
-#include "arch/alibi.h"
 #include "math/attention.h"
 #include "math/gemm.h"
 #include "math/reference.h"
 #include "math/vector_kernels.h"
 #include "model/parts_aten.h"
-#include "model/shared_vocabulary.h"
+#include "model/share.h"
 
 namespace molen::model {
 namespace {
@@ -21,14 +20,6 @@ using arch::Activation;
 using arch::Kernels;
 using math::Scratch;
 using i64 = std::int64_t;
-
-// Slopes of this rank's heads; empty without ALiBi.
-std::vector<double> alibi_slopes(const Context& c) {
-  if (c.arch.position != arch::Position::kAlibi) return {};
-  const std::vector<double> all = arch::alibi_slopes(c.share.ranks > 1 ? c.share.all_heads : c.arch.heads);
-  const auto first = all.begin() + c.share.rank * c.arch.heads;
-  return {first, first + c.arch.heads};
-}
 
 // Sizes and statistics of one norm; mean null: RMSNorm.
 template <class T>
@@ -122,7 +113,7 @@ struct Reference {
   }
 
  private:
-  static std::vector<double> alibi(const Context& c) { return alibi_slopes(c); }
+  static std::vector<double> alibi(const Context& c) { return slopes_of(c); }
   static math::reference::AttentionSizes sizes(const Context& c) {
     return {c.shape.batch, c.shape.sequence, c.arch.heads, c.arch.kv_heads, c.arch.head_dim};
   }
@@ -207,7 +198,7 @@ struct Fused {
 
  private:
   static std::vector<float> alibi(const Context& c) {
-    const std::vector<double> slopes = alibi_slopes(c);
+    const std::vector<double> slopes = slopes_of(c);
     return {slopes.begin(), slopes.end()};
   }
   math::AttentionShape sizes(const Context& c, const std::vector<float>& slopes) const {

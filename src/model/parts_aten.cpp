@@ -7,12 +7,11 @@
 #include <cstring>
 #include <limits>
 
-#include "arch/alibi.h"
 #include "math/allocation.h"
 #include "math/attention.h"
 #include "math/reference.h"
 #include "math/vector_kernels.h"
-#include "model/shared_vocabulary.h"
+#include "model/share.h"
 
 namespace molen::model::aten {
 namespace {
@@ -207,9 +206,9 @@ at::Tensor heads_of(const Context& c, const at::Tensor& rows) {
 at::Tensor alibi_mask(const Context& c, at::ScalarType type, at::Device device) {
   const i64 s = c.shape.sequence;
   const at::TensorOptions options = at::TensorOptions().dtype(type).device(device);
-  const std::vector<double> all = arch::alibi_slopes(c.share.ranks > 1 ? c.share.all_heads : c.arch.heads);
-  const double* slopes = all.data() + c.share.rank * c.arch.heads;
-  const at::Tensor slope = at::from_blob(const_cast<double*>(slopes), {c.arch.heads, 1, 1}, at::kDouble).to(options);
+  const std::vector<double> slopes = model::slopes_of(c);
+  const at::Tensor slope =
+      at::from_blob(const_cast<double*>(slopes.data()), {c.arch.heads, 1, 1}, at::kDouble).to(options);
   const at::Tensor place = at::arange(s, options);
   at::Tensor mask = slope.mul(place.unsqueeze(0).sub(place.unsqueeze(1)));
   mask.masked_fill_(place.unsqueeze(0).gt(place.unsqueeze(1)), -std::numeric_limits<double>::infinity());
@@ -233,9 +232,8 @@ math::AttentionShape attention_shape(const Context& c, const std::vector<float>&
   shape.alibi = slopes.empty() ? nullptr : slopes.data();
   return shape;
 }
-std::vector<float> slopes_of(const Context& c) {
-  if (!is_alibi(c)) return {};
-  const std::vector<double> slopes = arch::alibi_slopes(c.arch.heads);
+std::vector<float> float_slopes(const Context& c) {
+  const std::vector<double> slopes = model::slopes_of(c);
   return {slopes.begin(), slopes.end()};
 }
 
@@ -401,7 +399,7 @@ void rope(const Context& c, const RopeTable& table, bool inverse, at::Tensor& qk
 void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {
   if (own_attention(c, qkv)) {
     const Rewind rewind(c.scratch);
-    const std::vector<float> slopes = slopes_of(c);
+    const std::vector<float> slopes = float_slopes(c);
     const math::AttentionShape shape = attention_shape(c, slopes);
     const at::Tensor wide = widened(c, qkv);
     at::Tensor result = low_precision(o) ? temporary(c, o, at::kFloat, o.sizes()) : o;
@@ -456,7 +454,7 @@ void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tenso
                         const at::Tensor& lse, at::Tensor& d_qkv) {
   if (own_attention(c, qkv)) {
     const Rewind rewind(c.scratch);
-    const std::vector<float> slopes = slopes_of(c);
+    const std::vector<float> slopes = float_slopes(c);
     const math::AttentionShape shape = attention_shape(c, slopes);
     const at::Tensor wide_g = widened(c, d_o), wide = widened(c, qkv), wide_o = widened(c, o);
     at::Tensor result = low_precision(qkv) ? temporary(c, qkv, at::kFloat, qkv.sizes()) : d_qkv;

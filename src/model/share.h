@@ -1,14 +1,24 @@
-// What both sets of kernels need on the host where tensor ranks share a vocabulary (model/parts.h: Share).
+// What both sets of kernels need where tensor ranks share a part (model/parts.h: Share).
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
+#include "arch/alibi.h"
 #include "base/error.h"
 #include "model/parts.h"
 
 namespace molen::model {
+
+// ALiBi's slopes of this rank's heads; empty without ALiBi.
+inline std::vector<double> slopes_of(const Context& c) {
+  if (c.arch.position != arch::Position::kAlibi) return {};
+  const std::vector<double> all = arch::alibi_slopes(c.share.ranks > 1 ? c.share.all_heads : c.arch.heads);
+  const auto first = all.begin() + c.share.rank * c.arch.heads;
+  return {first, first + c.arch.heads};
+}
 
 // ids in [low, vocabulary): an index that is wrong would read or write anywhere.
 inline const std::int32_t* checked_ids(const at::Tensor& t, std::int64_t low, std::int64_t vocabulary) {
