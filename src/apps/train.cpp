@@ -138,9 +138,10 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
 }
 
 int run_calibrate(const std::string& output, std::optional<int> ranks, int threads, const std::string& compute,
-                  const std::string& format) {
+                  int rounds, const std::string& format) {
   const auto launch = train::resolve_launch({}, ranks);
   train::CalibrateOptions o;
+  o.rounds = rounds;
   o.threads = threads > 0 ? threads : plan::auto_threads(launch.machine.local_ranks);
   o.compute = dtype_from_name(compute);
   o.kernels = o.compute == DType::kF32   ? arch::Kernels::kFused
@@ -273,9 +274,13 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
   verb->add_option("--ranks", *ranks, "thread-ranks at once (under mpirun: its ranks)")->check(CLI::PositiveNumber);
   verb->add_option("--threads", *threads, "per rank; 0: the cores over the ranks");
   verb->add_option("--compute", *compute, "fp32, bf16 or fp64")->capture_default_str();
+  auto rounds = std::make_shared<int>(train::CalibrateOptions{}.rounds);
+  verb->add_option("--rounds", *rounds, "times that every shape is measured; each takes about two minutes on two cores")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   auto format = add_format_option(*verb);
-  verb->callback([&chosen, output, compute, ranks, threads, format] {
-    chosen.action = [=] { return run_calibrate(*output, *ranks, *threads, *compute, *format); };
+  verb->callback([&chosen, output, compute, ranks, threads, rounds, format] {
+    chosen.action = [=] { return run_calibrate(*output, *ranks, *threads, *compute, *rounds, *format); };
   });
 }
 
