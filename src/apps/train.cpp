@@ -275,7 +275,7 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
   verb->add_option("--threads", *threads, "per rank; 0: the cores over the ranks");
   verb->add_option("--compute", *compute, "fp32, bf16 or fp64")->capture_default_str();
   auto rounds = std::make_shared<int>(train::CalibrateOptions{}.rounds);
-  verb->add_option("--rounds", *rounds, "times that every shape is measured; each takes about two minutes on two cores")
+  verb->add_option("--rounds", *rounds, "times that every shape is measured; each takes a minute or two on two cores")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   auto format = add_format_option(*verb);

@@ -16,19 +16,10 @@ constexpr int kNone = -1;
 // The streams of one rank side by side. Between two events (an op ends) all threads run at one speed.
 class Streams {
  public:
-  Streams(const program::Program& program, const std::vector<program::Expanded>& ops, const Costs& costs)
-      : ops_(ops), costs_(costs), ended_(ops.size(), false) {
-    std::map<const program::Step*, double> cost;  // instances of a body share their steps
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      const program::Step& step = *ops[i].step;
-      auto [found, fresh] = cost.try_emplace(&step, 0.0);
-      if (fresh) found->second = costs.seconds(program, step);
-      if (!(found->second >= 0.0) || !std::isfinite(found->second))
-        throw UsageError("the calibration gives '{}' {} seconds: run `molen calibrate` again",
-                         program::kind_of(step.op), found->second);
-      work_.push_back(found->second);
-      queues_[static_cast<std::size_t>(step.stream)].push_back(static_cast<int>(i));
-    }
+  Streams(const std::vector<program::Expanded>& ops, std::vector<double> work, const Sharing& sharing)
+      : ops_(ops), sharing_(sharing), work_(std::move(work)), ended_(ops.size(), false) {
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      queues_[static_cast<std::size_t>(ops[i].step->stream)].push_back(static_cast<int>(i));
     timeline_.ops.resize(ops.size());
   }
 
@@ -69,7 +60,7 @@ class Streams {
       if (s != kCompute) ++others;
       if (left_[s] < least) least = left_[s], first = s;
     }
-    now_ += least / costs_.sharing().rate(current_[kCompute] != kNone, others);
+    now_ += least / sharing_.rate(current_[kCompute] != kNone, others);
     for (double& left : left_) left -= least;
     const auto op = static_cast<std::size_t>(current_[first]);
     timeline_.ops[op].end_s = now_;
@@ -78,7 +69,7 @@ class Streams {
   }
 
   const std::vector<program::Expanded>& ops_;
-  const Costs& costs_;
+  const Sharing sharing_;
   std::vector<double> work_;
   std::vector<bool> ended_;
   std::array<std::vector<int>, program::kNumStreams> queues_;
@@ -95,9 +86,25 @@ class Streams {
 
 }  // namespace
 
+program::Timeline simulate(const std::vector<program::Expanded>& ops, std::vector<double> work,
+                           const Sharing& sharing) {
+  MOLEN_CHECK(ops.size() == work.size(), "{} ops with the work of {}", ops.size(), work.size());
+  return Streams(ops, std::move(work), sharing).run();
+}
+
 program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
                            const Costs& costs) {
-  return Streams(program, ops, costs).run();
+  std::vector<double> work;
+  std::map<const program::Step*, double> cost;  // instances of a body share their steps
+  for (const auto& op : ops) {
+    auto [found, fresh] = cost.try_emplace(op.step, 0.0);
+    if (fresh) found->second = costs.seconds(program, *op.step);
+    if (!(found->second >= 0.0) || !std::isfinite(found->second))
+      throw UsageError("the calibration gives '{}' {} seconds: run `molen calibrate` again",
+                       program::kind_of(op.step->op), found->second);
+    work.push_back(found->second);
+  }
+  return simulate(ops, std::move(work), costs.sharing());
 }
 
 }  // namespace molen::sim

@@ -12,4 +12,7 @@ namespace molen::sim {
 program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
                            const Costs& costs);
 
+// The same with the work of each op given: seconds on cores of its own, finite and not negative.
+program::Timeline simulate(const std::vector<program::Expanded>& ops, std::vector<double> work, const Sharing& sharing);
+
 }  // namespace molen::sim

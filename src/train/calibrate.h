@@ -19,8 +19,8 @@ struct CalibrateOptions {
   DType compute = DType::kF32;
   arch::Kernels kernels = arch::Kernels::kFused;
   int threads = 1;
-  int repeats = 3;  // timed steps of each shape, after a warm-up, in each round
-  int rounds = 2;
+  int repeats = 2;  // timed steps of each shape, after a warm-up, in each round
+  int rounds = 3;
 };
 
 // Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0.
