@@ -2,8 +2,8 @@
 """Predicted beside measured step time and memory, for shapes and rank counts that the calibration did not see.
 
 usage: predict.py MOLEN [--calibration FILE] [--only TEXT] [--output FILE.json]
-Calibrates this machine as one rank of two threads, two thread-ranks and (where there is mpirun) two MPI ranks of one thread,
-then predicts and runs each shape below: on those, and on 1, 3 and 4 ranks of a thread, which the calibration did not see. Each shape is run --rounds times,
+Calibrates this machine as one rank of two threads and of one, two thread-ranks and (where there is mpirun) two MPI ranks of one thread,
+then predicts and runs each shape below: on those, and on 3 and 4 ranks, which the calibration did not see. Each shape is run --rounds times,
 in turn with the others, and the median step is what it took. Memory: the planned peak against the arena the executor used, which must be equal.
 """
 import argparse
@@ -29,7 +29,7 @@ def batch(everyone, micro):
 
 
 # ranks, threads, communicator; `calibrate` measures the first ones
-MEASURED = [(1, 2, "self"), (2, 1, "threads"), (2, 1, "mpi")]
+MEASURED = [(1, 2, "self"), (1, 1, "self"), (2, 1, "threads"), (2, 1, "mpi")]
 # name, ranks, threads, communicator, what differs from the calibration's shapes
 SHAPES = [
     ("llama-tiny, 4 x 256", 1, 2, "self", TINY + batch(4, 4)),

@@ -95,6 +95,7 @@ std::string cpu_model() {
 }
 
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {
+  at::set_num_threads(p.setting.threads);  // else every rank would take all cores
   exec::Executor executor(p, world.rank(), &world, {});
   {
     // Speed does not depend on the values as long as they are ordinary numbers; drawing them would take longer than the
@@ -192,7 +193,6 @@ double pace_of(const Trial& trial, const sim::Costs& costs) {
 
 sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
                                   const std::function<void(const std::string&)>& progress) {
-  at::set_num_threads(o.threads);
   std::vector<Trial> trials = make_trials(o, world.size());
   // In rounds, so that a slow moment of a shared machine falls on no shape alone.
   for (int round = 0; round < o.rounds; ++round)
