@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
+#include <map>
 
 #include "apps/cli.h"
 #include "base/clock.h"
@@ -38,7 +40,8 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
   const auto ops = program::expand(p);
   const auto calibration = sim::read_calibration(cluster);
   const std::string comm = !communicator.empty() ? communicator : machine.ranks == 1 ? "self" : "threads";
-  const auto timeline = sim::simulate(p, ops, calibration.costs(sim::conditions_of(p.setting, comm), cluster));
+  const auto costs = calibration.costs(sim::conditions_of(p.setting, comm), cluster);
+  const auto timeline = sim::simulate(p, ops, costs);
   const auto phases = program::phase_seconds(ops, timeline);
   const auto memory = program::plan_memory(p);
   const double tokens = static_cast<double>(p.setting.global_batch * p.setting.sequence);
@@ -50,12 +53,19 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
       by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] =
           phases.phase_s[static_cast<std::size_t>(i)];
     by_phase["bubble"] = phases.bubble_s;
+    std::map<std::string, double> computing;
+    for (std::size_t i = 0; i < ops.size(); ++i) computing[program::kind_of(ops[i].step->op)] += timeline.ops[i].cpu_s;
     Json by_kind = Json::array();
     for (const auto& row : kinds)
-      by_kind.push_back({{"kind", row.kind}, {"count", row.count}, {"seconds", row.predicted_s}, {"bytes", row.bytes}});
+      by_kind.push_back({{"kind", row.kind},
+                         {"count", row.count},
+                         {"seconds", row.predicted_s},
+                         {"computing_s", computing[row.kind]},
+                         {"bytes", row.bytes}});
     fmt::print("{}\n", Json{{"step_s", timeline.total_s},
                             {"tokens_per_s", tokens / timeline.total_s},
                             {"memory_bytes", memory.peak.value},
+                            {"extrapolated", costs.extrapolated().empty() ? Json() : Json(costs.extrapolated())},
                             {"phase_s", by_phase},
                             {"ops", by_kind}}
                            .dump(2));
@@ -63,6 +73,8 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
   }
   fmt::print("predicted step {} ({:.0f} tokens/s), memory of a rank {}\n", human(Seconds(timeline.total_s)),
              tokens / timeline.total_s, human(memory.peak));
+  if (!costs.extrapolated().empty())
+    fmt::print("these ranks were not measured: extrapolated from {}\n", costs.extrapolated());
   for (int i = 0; i < program::kNumPhases; ++i)
     if (phases.phase_s[static_cast<std::size_t>(i)] > 0)
       fmt::print("  {:<18} {:>10} {:>6.1f}%\n", program::name_of(static_cast<program::Phase>(i)),
@@ -101,33 +113,69 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
   return kOk;
 }
 
-int run_calibrate(const std::string& output, std::optional<int> ranks, int threads, const std::string& compute) {
+void print_calibrated(const sim::Calibration::Entry& entry, const std::string& format) {
+  if (format == "json") {
+    fmt::print("{}\n", sim::to_json(entry).dump(2));
+    return;
+  }
+  fmt::print("calibrated {}: {} kinds of op on {} cores ({} physical: {}), pace {:.3f}\n", entry.conditions.text(),
+             entry.costs.fits().size(), entry.cores.logical, entry.cores.physical, entry.cores.affinity,
+             entry.costs.pace());
+  for (const auto& [kind, fit] : entry.costs.fits())
+    fmt::print("  {:<28} {:>4} samples, typical {:>10}, spread {:>5.1f}%\n", kind, fit.samples,
+               human(Seconds(fit.typical_s)), 100.0 * fit.residual);
+}
+
+// What `output` holds so far. Predictions carry costs from one of its entries to another, so all are of one machine.
+sim::Calibration calibration_to_extend(const std::string& output, const std::string& cpu) {
+  sim::Calibration all;
+  if (fs::exists(output)) all = sim::read_calibration(output);
+  if (!all.entries.empty() && all.cpu != cpu)
+    throw UsageError("{}: holds measurements of another machine ({}, {}); this is {}: choose another --output", output,
+                     all.host, all.cpu, cpu);
+  all.cpu = cpu;
+  return all;
+}
+
+int run_calibrate(const std::string& output, std::optional<int> ranks, int threads, const std::string& compute,
+                  int rounds, const std::string& format) {
   const auto launch = train::resolve_launch({}, ranks);
   train::CalibrateOptions o;
+  o.rounds = rounds;
   o.threads = threads > 0 ? threads : plan::auto_threads(launch.machine.local_ranks);
   o.compute = dtype_from_name(compute);
   o.kernels = o.compute == DType::kF32   ? arch::Kernels::kFused
               : o.compute == DType::kF64 ? arch::Kernels::kReference
                                          : arch::Kernels::kAten;
+  // Read before anything is measured: wrong input is found at once.
+  sim::Calibration all = calibration_to_extend(output, train::cpu_model());
   train::run_ranks(launch, [&](comm::Communicator& world) {
     auto entry = train::calibrate(o, launch.communicator, world,
                                   [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
     if (world.rank() != 0) return;
-    sim::Calibration all;
-    if (fs::exists(output)) all = sim::read_calibration(output);
     char host[256] = "";
     ::gethostname(host, sizeof host - 1);
     all.host = host;
-    all.cpu = train::cpu_model();
     all.created = utc_timestamp(wall_time());
-    fmt::print("calibrated {}: {} kinds of op\n", entry.conditions.text(), entry.costs.fits().size());
-    for (const auto& [kind, fit] : entry.costs.fits())
-      fmt::print("  {:<28} {:>4} samples, typical {:>10}, spread {:>5.1f}%\n", kind, fit.samples,
-                 human(Seconds(fit.typical_s)), 100.0 * fit.residual);
+    print_calibrated(entry, format);
     all.replace(std::move(entry));
     sim::write_calibration(output, all);
   });
   return kOk;
+}
+
+// Seconds by kind of op: of its stream, and of computing (less where threads share cores or wait).
+Json ops_of(const program::Program& p, const program::Timeline& timeline) {
+  std::map<std::string, std::array<double, 2>> kinds;
+  const auto ops = program::expand(p);
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    auto& sums = kinds[program::kind_of(ops[i].step->op)];
+    sums[0] += timeline.ops[i].seconds();
+    sums[1] += timeline.ops[i].cpu_s;
+  }
+  Json rows = Json::object();
+  for (const auto& [kind, sums] : kinds) rows[kind] = {{"seconds", sums[0]}, {"computing_s", sums[1]}};
+  return rows;
 }
 
 // Steps on synthetic tokens, for bench/: the trainer alone, without data or records.
@@ -170,7 +218,8 @@ int run_bench(const ConfigOptions& options, int steps) {
                             // On the monotonic clock, to tell loading the program, too.
                             {"ready_at_s", ready},
                             {"first_step_at_s", run.first_step_end_s},
-                            {"phase_s", by_phase}}
+                            {"phase_s", by_phase},
+                            {"ops", ops_of(p, timelines[timelines.size() / 2])}}
                            .dump());
   });
   return kOk;
@@ -218,7 +267,9 @@ void add_train(CLI::App& app, Chosen& chosen) {
 }
 
 void add_calibrate(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb = app.add_subcommand("calibrate", "measures this machine into a cluster description");
+  CLI::App* verb = app.add_subcommand("calibrate",
+                                      "measures this machine, as so many ranks and threads, into a cluster "
+                                      "description; other ranks are predicted from it");
   auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("fp32");
   auto ranks = std::make_shared<std::optional<int>>();
   auto threads = std::make_shared<int>(0);
@@ -226,8 +277,13 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
   verb->add_option("--ranks", *ranks, "thread-ranks at once (under mpirun: its ranks)")->check(CLI::PositiveNumber);
   verb->add_option("--threads", *threads, "per rank; 0: the cores over the ranks");
   verb->add_option("--compute", *compute, "fp32, bf16 or fp64")->capture_default_str();
-  verb->callback([&chosen, output, compute, ranks, threads] {
-    chosen.action = [=] { return run_calibrate(*output, *ranks, *threads, *compute); };
+  auto rounds = std::make_shared<int>(train::CalibrateOptions{}.rounds);
+  verb->add_option("--rounds", *rounds, "times that every shape is measured; each takes a minute or two on two cores")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  auto format = add_format_option(*verb);
+  verb->callback([&chosen, output, compute, ranks, threads, rounds, format] {
+    chosen.action = [=] { return run_calibrate(*output, *ranks, *threads, *compute, *rounds, *format); };
   });
 }
 

@@ -1,6 +1,8 @@
 // Time: a steady clock for durations, wall time for records.
 #pragma once
 
+#include <ctime>
+
 #include <chrono>
 #include <string>
 
@@ -14,6 +16,13 @@ inline std::int64_t now_ns() {
 }
 inline Seconds now() {
   return Seconds(static_cast<double>(now_ns()) * 1e-9);
+}
+
+// What the calling thread has computed so far; stands still while it sleeps or another thread has its core.
+inline std::int64_t thread_cpu_ns() {
+  timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<std::int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
 // Seconds since 1970-01-01 UTC.

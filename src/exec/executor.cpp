@@ -184,6 +184,7 @@ class Executor::Impl {
   void run_op(std::size_t i, RunState& state, program::Timeline& timeline) {
     const auto& e = ops_[i];
     auto& time = timeline.ops[i];
+    const std::int64_t cpu_start = options_.device.is_cpu() ? thread_cpu_ns() : 0;
     time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
     if (!(e.step->unless && state.non_finite)) {
       const auto body = static_cast<std::size_t>(e.body), op = static_cast<std::size_t>(e.op);
@@ -209,6 +210,7 @@ class Executor::Impl {
       if (options_.poison_dead) poison(e);
     }
     time.end_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+    time.cpu_s = options_.device.is_cpu() ? static_cast<double>(thread_cpu_ns() - cpu_start) * 1e-9 : time.seconds();
   }
 
   void record_memory(std::size_t i, std::int64_t scratch_offset, std::int64_t scratch_used) {

@@ -12,6 +12,9 @@ namespace molen::program {
 
 struct OpTime {
   double start_s = 0.0, end_s = 0.0;  // from the step's start
+  // What the thread that ran it computed: less than seconds() where it slept or shared its core. On other devices, and
+  // where nobody shares, seconds() itself.
+  double cpu_s = 0.0;
   double seconds() const { return end_s - start_s; }
 };
 

@@ -4,11 +4,12 @@
 
 #include "base/error.h"
 #include "base/json_fields.h"
+#include "sim/extrapolate.h"
 
 namespace molen::sim {
 namespace {
 
-constexpr int kFormat = 2;  // 2: costs have a pace
+constexpr int kFormat = 3;  // 2: costs have a pace; 3: costs are those of a core of its own, entries have cores
 
 }  // namespace
 
@@ -23,14 +24,24 @@ Conditions conditions_of(const program::Setting& s, const std::string& communica
   return {s.ranks(), s.threads, std::string(name_of(s.compute)), kernels, communicator};
 }
 
-const CostModel& Calibration::costs(const Conditions& wanted, std::string_view origin) const {
+Result<Costs> Calibration::find(const Conditions& wanted) const {
   std::string known;
   for (const Entry& e : entries) {
-    if (e.conditions == wanted) return e.costs;
+    if (e.conditions == wanted) return Costs(e.costs, {e.cores.logical, wanted.ranks, wanted.threads});
     known += "\n  " + e.conditions.text();
   }
-  throw UsageError("{}: no measurement with {}; it has:{}\nrun `molen calibrate` under these conditions", origin,
-                   wanted.text(), known.empty() ? " nothing" : known);
+  auto carried = extrapolate(*this, wanted);
+  if (carried) return carried;
+  return Failure{
+      fmt::format("no measurement with {}, and no basis to predict it from ({}); it has:{}\nrun `molen calibrate` "
+                  "under these conditions",
+                  wanted.text(), carried.reason(), known.empty() ? " nothing" : known)};
+}
+
+Costs Calibration::costs(const Conditions& wanted, std::string_view origin) const {
+  auto found = find(wanted);
+  if (!found) throw UsageError("{}: {}", origin, found.reason());
+  return std::move(found).value();
 }
 
 bool Calibration::has(const Conditions& wanted) const {
@@ -52,13 +63,19 @@ int count_of(const Json& entry, const char* key, const std::string& origin) {
   return static_cast<int>(n);
 }
 
+Cores cores_of(const Json& entry, const std::string& origin) {
+  const Json& cores = entry.at("cores");
+  return {count_of(cores, "logical", origin), count_of(cores, "physical", origin),
+          JsonFields(cores, origin).text("affinity")};
+}
+
 }  // namespace
 
 Calibration parse_calibration(const Json& j, const std::string& origin) {
   Calibration c;
   try {
     if (JsonFields(j, origin).integer("format") != kFormat)
-      throw UsageError("{}: a calibration of another version; run `molen calibrate` again", origin);
+      throw UsageError("{}: a calibration of another version; delete it and run `molen calibrate` again", origin);
     c.host = j.at("host").get<std::string>();
     c.cpu = j.at("cpu").get<std::string>();
     c.created = j.at("created").get<std::string>();
@@ -66,6 +83,7 @@ Calibration parse_calibration(const Json& j, const std::string& origin) {
       c.entries.push_back(
           {{count_of(e, "ranks", origin), count_of(e, "threads", origin), e.at("compute").get<std::string>(),
             e.at("kernels").get<std::string>(), e.at("communicator").get<std::string>()},
+           cores_of(e, origin),
            CostModel::from_json(e.at("costs"), origin)});
   } catch (const Json::exception& e) {
     throw UsageError("{}: not a calibration: {}", origin, e.what());
@@ -77,15 +95,19 @@ Calibration read_calibration(const fs::path& path) {
   return parse_calibration(read_json(path), path.string());
 }
 
+Json to_json(const Calibration::Entry& e) {
+  return {{"ranks", e.conditions.ranks},
+          {"threads", e.conditions.threads},
+          {"compute", e.conditions.compute},
+          {"kernels", e.conditions.kernels},
+          {"communicator", e.conditions.communicator},
+          {"cores", {{"logical", e.cores.logical}, {"physical", e.cores.physical}, {"affinity", e.cores.affinity}}},
+          {"costs", e.costs.to_json()}};
+}
+
 Json to_json(const Calibration& c) {
   Json entries = Json::array();
-  for (const auto& e : c.entries)
-    entries.push_back({{"ranks", e.conditions.ranks},
-                       {"threads", e.conditions.threads},
-                       {"compute", e.conditions.compute},
-                       {"kernels", e.conditions.kernels},
-                       {"communicator", e.conditions.communicator},
-                       {"costs", e.costs.to_json()}});
+  for (const auto& e : c.entries) entries.push_back(to_json(e));
   return {{"format", kFormat}, {"host", c.host}, {"cpu", c.cpu}, {"created", c.created}, {"entries", entries}};
 }
 

@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "base/file.h"
-#include "sim/cost_model.h"
+#include "base/result.h"
+#include "sim/costs.h"
 
 namespace molen::sim {
 
@@ -20,22 +21,34 @@ struct Conditions {
 };
 Conditions conditions_of(const program::Setting& setting, const std::string& communicator);
 
+// What the ranks of a measurement could run on, together.
+struct Cores {
+  int logical = 1, physical = 1;
+  std::string affinity = "0";  // as Linux writes it: "0-3,8"
+  bool operator==(const Cores&) const = default;
+};
+
 struct Calibration {
   std::string host, cpu, created;  // created: UTC
   struct Entry {
     Conditions conditions;
+    Cores cores;
     CostModel costs;
   };
   std::vector<Entry> entries;
 
-  // Throws UsageError that names the conditions that are there.
-  const CostModel& costs(const Conditions& conditions, std::string_view origin) const;
-  bool has(const Conditions& conditions) const;
+  // As measured under these conditions or, where only other numbers of ranks were, carried over from those
+  // (Costs::extrapolated says how). The reason names the conditions that are there.
+  Result<Costs> find(const Conditions& conditions) const;
+  // The same; throws UsageError.
+  Costs costs(const Conditions& conditions, std::string_view origin) const;
+  bool has(const Conditions& conditions) const;  // measured
   void replace(Entry entry);
 };
 
 Calibration parse_calibration(const Json& json, const std::string& origin);  // throws UsageError
 Json to_json(const Calibration& calibration);
+Json to_json(const Calibration::Entry& entry);
 Calibration read_calibration(const fs::path& path);
 void write_calibration(const fs::path& path, const Calibration& calibration);
 

@@ -80,15 +80,19 @@ CostModel CostModel::fit(const std::vector<Sample>& samples) {
 }
 
 double CostModel::seconds(const program::Program& p, const program::Step& step) const {
-  const std::string kind = program::kind_of(step.op);
+  return seconds(program::kind_of(step.op), features_of(p, step));
+}
+
+double CostModel::seconds(const std::string& kind, const std::vector<double>& features) const {
   auto found = fits_.find(kind);
   // Recomputation runs the forward kernels.
   if (found == fits_.end() && kind.rfind("recompute ", 0) == 0) found = fits_.find("forward " + kind.substr(10));
   if (found == fits_.end())
     throw UsageError("the calibration has no measurement of '{}': run `molen calibrate` again", kind);
   const Fit& fit = found->second;
-  const auto features = features_of(p, step);
-  MOLEN_CHECK(features.size() == fit.weights.size(), "calibration of another version for {}", kind);
+  if (features.size() != fit.weights.size())
+    throw UsageError("the calibration's fit of '{}' has {} weights where {} are needed: run `molen calibrate` again",
+                     kind, fit.weights.size(), features.size());
   double log_t = fit.weights[0];
   for (std::size_t j = 1; j < features.size(); ++j) log_t += fit.weights[j] * (features[j] - fit.center[j]);
   return pace_ * std::exp(log_t);

@@ -19,7 +19,7 @@ namespace molen::sim {
 struct Sample {
   std::string kind;              // program::kind_of
   std::vector<double> features;  // features_of
-  double seconds = 0.0;
+  double seconds = 0.0;          // with a core to itself (program::OpTime::cpu_s)
 };
 
 // Features of a step in the order above.
@@ -42,10 +42,12 @@ class CostModel {
   bool knows(const std::string& kind) const { return fits_.count(kind) > 0; }
   const std::map<std::string, Fit>& fits() const { return fits_; }
 
+  // Of any kind, by its features; `kind` without samples: the forward kernel's for a recomputation, else UsageError.
+  double seconds(const std::string& kind, const std::vector<double>& features) const;
+
   // Seconds of a whole step, measured over simulated, in the calibration's own programs; every op's seconds are scaled
-  // by it. It holds what ops measured one by one leave out: streams that take cores and memory from each other, ranks
-  // that wait for a slower one, and the slow side of each op's distribution (a sum of medians lies below the median of
-  // sums).
+  // by it. It holds what ops measured one by one leave out: ranks that wait for a slower one, and the slow side of each
+  // op's distribution (a sum of medians lies below the median of sums).
   double pace() const { return pace_; }
   void set_pace(double pace);  // above 0
 

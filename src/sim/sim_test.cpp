@@ -73,14 +73,14 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
 
 TEST(CostModel, RefusesWhatItHasNotSeen) {
   const auto one = program_of(1, 0, 4), two = program_of(2, 0, 4);
-  const CostModel model = CostModel::fit(samples_from({one}, 0.0));
+  const Costs model(CostModel::fit(samples_from({one}, 0.0)), {});
   EXPECT_THROW(simulate(two, program::expand(two), model), UsageError);
 }
 
 TEST(Simulate, StreamsOverlapAndEdgesHold) {
   const auto p = program_of(2, 1, 8);
   const auto ops = program::expand(p);
-  const CostModel model = CostModel::fit(samples_from({p}, 0.0));
+  const Costs model(CostModel::fit(samples_from({p}, 0.0)), {});
   const auto t = simulate(p, ops, model);
   double compute = 0.0, comm = 0.0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -99,14 +99,158 @@ TEST(Calibration, RoundTripAndMissingConditions) {
   const fs::path path = fs::temp_directory_path() / fmt::format("molen_calibration_{}.json", ::getpid());
   const auto p = program_of(1, 0, 4);
   Calibration c{"host", "cpu", "2026-01-01T00:00:00Z", {}};
-  c.replace({conditions_of(p.setting, "self"), CostModel::fit(samples_from({p}, 0.0))});
+  c.replace({conditions_of(p.setting, "self"), {}, CostModel::fit(samples_from({p}, 0.0))});
   write_calibration(path, c);
   const Calibration read = read_calibration(path);
+  EXPECT_EQ(read.entries[0].cores, c.entries[0].cores);
   EXPECT_TRUE(read.has(conditions_of(p.setting, "self")));
   EXPECT_THROW(read.costs({7, 1, "fp32", "fused", "mpi"}, "x"), UsageError);
   write_file_atomic(path, "{}");
   EXPECT_THROW(read_calibration(path), UsageError);
   fs::remove(path);
+}
+
+// Costs of `p`'s kinds on a machine whose ops take `slow` times as long, with `ranks` ranks of one thread.
+Calibration::Entry entry_of(int ranks, const std::string& communicator, double slow, int cores = 2, int threads = 1) {
+  auto samples = samples_from({program_of(ranks, 0, 4 * ranks), program_of(ranks, 1, 4 * ranks)}, 0.0);
+  for (Sample& s : samples) s.seconds *= slow;
+  return {{ranks, threads, "fp32", "fused", communicator}, {cores, cores, "0-1"}, CostModel::fit(samples)};
+}
+
+double step_seconds(const Calibration& c, int ranks, const std::string& communicator, int zero = 0) {
+  const auto p = program_of(ranks, zero, 4 * ranks);
+  return simulate(p, program::expand(p), c.costs({ranks, 1, "fp32", "fused", communicator}, "test")).total_s;
+}
+
+TEST(Sharing, CoresAreSharedAlike) {
+  const Sharing s{4, 3, 2};
+  EXPECT_EQ(s.busy(), 4);
+  EXPECT_DOUBLE_EQ(s.rate(true, 0), 4.0 / 6.0);
+  EXPECT_DOUBLE_EQ(s.rate(true, 1), 4.0 / 9.0);
+  EXPECT_DOUBLE_EQ(s.rate(false, 1), 1.0);
+  EXPECT_DOUBLE_EQ((Sharing{4, 2, 1}.rate(true, 1)), 1.0);
+}
+
+TEST(Simulate, FullCoresDoAllWorkOneAfterTheOther) {
+  const auto p = program_of(2, 0, 8);
+  const auto ops = program::expand(p);
+  const CostModel model = CostModel::fit(samples_from({p}, 0.0));
+  const auto free = simulate(p, ops, Costs(model, {4, 2, 1})), full = simulate(p, ops, Costs(model, {2, 2, 1}));
+  double work = 0.0, beside = 0.0;  // of one rank; what its compute stream does while collectives run
+  for (const auto& t : full.ops) work += t.cpu_s;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (ops[i].step->stream != program::Stream::kCompute) beside += free.ops[i].cpu_s;
+  EXPECT_LE(free.total_s, full.total_s);
+  // One core a rank: it is idle only while a collective runs alone, which it computes too.
+  EXPECT_NEAR(full.total_s, work, 1e-9 * work);
+  EXPECT_GE(free.total_s, work - beside);
+}
+
+TEST(Extrapolate, WhatWasMeasuredIsUsedAsItIs) {
+  Calibration c;
+  for (const int ranks : {1, 2, 3}) c.replace(entry_of(ranks, ranks == 1 ? "self" : "threads", 1.0 + 0.3 * ranks));
+  for (const auto& e : c.entries) {
+    const Costs costs = c.costs(e.conditions, "test");
+    EXPECT_EQ(costs.extrapolated(), "");
+    const auto p = program_of(e.conditions.ranks, 0, 4 * e.conditions.ranks);
+    for (const auto& step : p.bodies[0].steps) EXPECT_EQ(costs.seconds(p, step), e.costs.seconds(p, step));
+  }
+}
+
+TEST(Extrapolate, MoreRanksOnTheSameCoresAreNeverFaster) {
+  for (const std::string communicator : {"threads", "mpi"}) {
+    Calibration c;
+    c.replace(entry_of(1, "self", 1.0, 8));
+    c.replace(entry_of(4, communicator, 1.3, 8));
+    double before = 0.0;
+    for (int ranks = 2; ranks <= 20; ++ranks) {
+      if (ranks == 4) continue;
+      const Costs costs = c.costs({ranks, 1, "fp32", "fused", communicator}, "test");
+      EXPECT_NE(costs.extrapolated(), "");
+      const double seconds = step_seconds(c, ranks, communicator);
+      EXPECT_GT(seconds, before) << ranks << " ranks, " << communicator;
+      before = seconds;
+    }
+  }
+}
+
+TEST(Extrapolate, RanksBeyondTheCoresTakeTurns) {
+  Calibration c;
+  c.replace(entry_of(2, "threads", 1.0));
+  const auto p = program_of(2, 0, 8), q = program_of(3, 0, 12);
+  const Costs two = c.costs({2, 1, "fp32", "fused", "threads"}, "test");
+  const Costs three = c.costs({3, 1, "fp32", "fused", "threads"}, "test");
+  EXPECT_NE(three.extrapolated().find("3 threads share 2 cores"), std::string::npos) << three.extrapolated();
+  // The same work an op, at two thirds of the speed; the all-reduce of thread-ranks moves the same bytes a rank.
+  EXPECT_NEAR(step_seconds(c, 3, "threads") / step_seconds(c, 2, "threads"), 1.5, 0.01);
+  for (std::size_t k = 0; k < q.bodies[0].steps.size(); ++k)
+    if (q.bodies[0].steps[k].stream == program::Stream::kCompute)
+      EXPECT_DOUBLE_EQ(three.seconds(q, q.bodies[0].steps[k]), two.seconds(q, q.bodies[0].steps[k]));
+}
+
+TEST(Extrapolate, BusyCoresSlowEachOtherAsMeasured) {
+  Calibration c;
+  c.replace(entry_of(1, "self", 1.0, 16));
+  const auto ratio_of = [&](int ranks) {
+    const auto p = program_of(1, 0, 4);
+    const Costs costs = c.costs({ranks, 1, "fp32", "fused", "threads"}, "test");
+    return costs.seconds(p, p.bodies[0].steps[3]) / c.entries[0].costs.seconds(p, p.bodies[0].steps[3]);
+  };
+  EXPECT_DOUBLE_EQ(ratio_of(4), 1.0);  // nothing is known of it
+  c.replace(entry_of(8, "mpi", std::sqrt(8.0), 16));
+  EXPECT_NEAR(ratio_of(2), std::sqrt(2.0), 1e-9);  // as the root of the busy cores
+  EXPECT_NEAR(ratio_of(16), 4.0, 1e-9);
+  c.replace(entry_of(8, "mpi", 0.5, 16));  // noise: busy cores do not help each other
+  EXPECT_NEAR(ratio_of(2), 1.0, 1e-9);
+  c.replace(entry_of(8, "mpi", 1000.0, 16));  // nor is memory shared by more than those who want it
+  EXPECT_NEAR(ratio_of(2), 2.0, 1e-9);
+}
+
+TEST(Extrapolate, CollectivesByBytesMoved) {
+  EXPECT_DOUBLE_EQ(collective_traffic("all_reduce", 12.0, 3, "mpi"), 16.0);
+  EXPECT_DOUBLE_EQ(collective_traffic("all_gather", 12.0, 3, "mpi"), 8.0);
+  EXPECT_DOUBLE_EQ(collective_traffic("reduce_scatter", 12.0, 3, "threads"), 16.0);
+  Calibration c;
+  c.replace(entry_of(2, "mpi", 1.0));
+  const auto p = program_of(4, 0, 16);
+  const Costs two = c.costs({2, 1, "fp32", "fused", "mpi"}, "test"),
+              four = c.costs({4, 1, "fp32", "fused", "mpi"}, "test");
+  int reductions = 0;
+  for (const auto& body : p.bodies)
+    for (const auto& step : body.steps)
+      if (program::kind_of(step.op) == "all_reduce") {
+        ++reductions;
+        EXPECT_NEAR(four.seconds(p, step) / two.seconds(p, step), 1.5, 1e-9);
+      } else if (program::kind_of(step.op) == "reduce_scalars") {
+        EXPECT_NEAR(four.seconds(p, step) / two.seconds(p, step), 3.0, 1e-9);
+      }
+  EXPECT_GT(reductions, 0);
+}
+
+TEST(Extrapolate, RefusesWithoutABasis) {
+  Calibration c;
+  c.replace(entry_of(1, "self", 1.0));
+  c.replace(entry_of(1, "self", 1.0, 2, 2));
+  const auto reason = [&](const Conditions& wanted) { return c.find(wanted).reason(); };
+  EXPECT_EQ(reason({2, 1, "fp32", "fused", "threads"}), "");  // its collectives move memory
+  for (const auto& [wanted, why] : std::vector<std::pair<Conditions, std::string>>{
+           {{1, 3, "fp32", "fused", "self"}, "threads a rank"},
+           {{1, 1, "bf16", "fused", "self"}, "precision"},
+           {{1, 1, "fp32", "reference", "self"}, "kernels"},
+           {{2, 2, "fp32", "fused", "threads"}, "2 ranks of 2 threads on 2 cores"},
+           {{2, 1, "fp32", "fused", "mpi"}, "no collective of 'mpi'"}}) {
+    EXPECT_NE(reason(wanted).find(why), std::string::npos) << reason(wanted);
+    EXPECT_NE(reason(wanted).find("1 rank(s) x 2 thread(s)"), std::string::npos) << "names what is there";
+    EXPECT_THROW(c.costs(wanted, "x"), UsageError);
+  }
+}
+
+TEST(Simulate, RefusesCostsThatAreNoNumbers) {
+  const auto p = program_of(1, 0, 4);
+  Json json = CostModel::fit(samples_from({p}, 0.0)).to_json();
+  for (auto& [kind, fit] : json["kinds"].items()) fit["weights"][0] = 1e300;
+  const Costs costs(CostModel::from_json(json, "test"), {});
+  EXPECT_THROW(simulate(p, program::expand(p), costs), UsageError);
 }
 
 }  // namespace

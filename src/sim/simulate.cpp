@@ -2,27 +2,109 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <map>
 
+#include "base/error.h"
+
 namespace molen::sim {
+namespace {
+
+constexpr int kNone = -1;
+
+// The streams of one rank side by side. Between two events (an op ends) all threads run at one speed.
+class Streams {
+ public:
+  Streams(const std::vector<program::Expanded>& ops, std::vector<double> work, const Sharing& sharing)
+      : ops_(ops), sharing_(sharing), work_(std::move(work)), ended_(ops.size(), false) {
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      queues_[static_cast<std::size_t>(ops[i].step->stream)].push_back(static_cast<int>(i));
+    timeline_.ops.resize(ops.size());
+  }
+
+  program::Timeline run() {
+    for (start_ready(); busy(); start_ready()) end_next();
+    for (std::size_t s = 0; s < queues_.size(); ++s)
+      MOLEN_CHECK(next_[s] == queues_[s].size(), "the simulated streams wait for each other");
+    timeline_.total_s = now_;
+    return std::move(timeline_);
+  }
+
+ private:
+  bool busy() const {
+    return std::any_of(current_.begin(), current_.end(), [](int op) { return op != kNone; });
+  }
+
+  void start_ready() {
+    for (std::size_t s = 0; s < queues_.size(); ++s) {
+      if (current_[s] != kNone || next_[s] == queues_[s].size()) continue;
+      const int op = queues_[s][next_[s]];
+      const auto& after = ops_[static_cast<std::size_t>(op)].after;
+      if (!std::all_of(after.begin(), after.end(), [&](int a) { return ended_[static_cast<std::size_t>(a)]; }))
+        continue;
+      current_[s] = op;
+      left_[s] = work_[static_cast<std::size_t>(op)];
+      timeline_.ops[static_cast<std::size_t>(op)] = {now_, now_, left_[s]};
+      ++next_[s];
+    }
+  }
+
+  void end_next() {
+    constexpr auto kCompute = static_cast<std::size_t>(program::Stream::kCompute);
+    std::size_t first = 0;
+    double least = std::numeric_limits<double>::infinity();
+    int others = 0;
+    for (std::size_t s = 0; s < current_.size(); ++s) {
+      if (current_[s] == kNone) continue;
+      if (s != kCompute) ++others;
+      if (left_[s] < least) least = left_[s], first = s;
+    }
+    now_ += least / sharing_.rate(current_[kCompute] != kNone, others);
+    for (double& left : left_) left -= least;
+    const auto op = static_cast<std::size_t>(current_[first]);
+    timeline_.ops[op].end_s = now_;
+    ended_[op] = true;
+    current_[first] = kNone;
+  }
+
+  const std::vector<program::Expanded>& ops_;
+  const Sharing sharing_;
+  std::vector<double> work_;
+  std::vector<bool> ended_;
+  std::array<std::vector<int>, program::kNumStreams> queues_;
+  std::array<std::size_t, program::kNumStreams> next_{};
+  std::array<int, program::kNumStreams> current_ = [] {
+    std::array<int, program::kNumStreams> none{};
+    none.fill(kNone);
+    return none;
+  }();
+  std::array<double, program::kNumStreams> left_{};
+  double now_ = 0.0;
+  program::Timeline timeline_;
+};
+
+}  // namespace
+
+program::Timeline simulate(const std::vector<program::Expanded>& ops, std::vector<double> work,
+                           const Sharing& sharing) {
+  MOLEN_CHECK(ops.size() == work.size(), "{} ops with the work of {}", ops.size(), work.size());
+  return Streams(ops, std::move(work), sharing).run();
+}
 
 program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
-                           const CostModel& costs) {
-  program::Timeline timeline;
-  timeline.ops.resize(ops.size());
-  std::array<double, program::kNumStreams> free{};
+                           const Costs& costs) {
+  std::vector<double> work;
   std::map<const program::Step*, double> cost;  // instances of a body share their steps
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    const program::Step& step = *ops[i].step;
-    auto [found, fresh] = cost.try_emplace(&step, 0.0);
-    if (fresh) found->second = costs.seconds(program, step);
-    double start = free[static_cast<std::size_t>(step.stream)];
-    for (const int a : ops[i].after) start = std::max(start, timeline.ops[static_cast<std::size_t>(a)].end_s);
-    timeline.ops[i] = {start, start + found->second};
-    free[static_cast<std::size_t>(step.stream)] = timeline.ops[i].end_s;
+  for (const auto& op : ops) {
+    auto [found, fresh] = cost.try_emplace(op.step, 0.0);
+    if (fresh) found->second = costs.seconds(program, *op.step);
+    if (!(found->second >= 0.0) || !std::isfinite(found->second))
+      throw UsageError("the calibration gives '{}' {} seconds: run `molen calibrate` again",
+                       program::kind_of(op.step->op), found->second);
+    work.push_back(found->second);
   }
-  timeline.total_s = *std::max_element(free.begin(), free.end());
-  return timeline;
+  return simulate(ops, std::move(work), costs.sharing());
 }
 
 }  // namespace molen::sim

@@ -3,7 +3,12 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <limits>
+#include <set>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -53,6 +58,34 @@ double median(std::vector<double> v) {
 
 }  // namespace
 
+sim::Cores cores_of(comm::Communicator& world) {
+  std::vector<std::int32_t> allowed(CPU_SETSIZE, 0);
+  cpu_set_t mask;
+  if (::sched_getaffinity(0, sizeof mask, &mask) == 0)
+    for (std::size_t i = 0; i < allowed.size(); ++i) allowed[i] = CPU_ISSET(i, &mask) ? 1 : 0;
+  else
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(CPU_SETSIZE, ::sysconf(_SC_NPROCESSORS_ONLN)); ++i)
+      allowed[static_cast<std::size_t>(i)] = 1;
+  if (world.size() > 1)
+    world.all_reduce(allowed.data(), static_cast<std::int64_t>(allowed.size()), DType::kI32, comm::Reduce::kMax);
+
+  sim::Cores cores{0, 0, ""};
+  std::set<std::string> physical;
+  for (std::size_t i = 0; i < allowed.size(); ++i) {
+    if (!allowed[i]) continue;
+    ++cores.logical;
+    const fs::path siblings = fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", i);
+    physical.insert(fs::exists(siblings) ? read_file(siblings) : std::to_string(i));
+    std::size_t last = i;
+    while (last + 1 < allowed.size() && allowed[last + 1]) ++last;
+    if (i == 0 || !allowed[i - 1])
+      cores.affinity += fmt::format("{}{}{}", cores.affinity.empty() ? "" : ",", i,
+                                    last > i ? fmt::format("-{}", last) : std::string());
+  }
+  cores.physical = static_cast<int>(physical.size());
+  return cores;
+}
+
 std::string cpu_model() {
   const std::string info = read_file("/proc/cpuinfo");
   const auto at = info.find("model name");
@@ -62,6 +95,7 @@ std::string cpu_model() {
 }
 
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {
+  at::set_num_threads(p.setting.threads);  // else every rank would take all cores
   exec::Executor executor(p, world.rank(), &world, {});
   {
     // Speed does not depend on the values as long as they are ordinary numbers; drawing them would take longer than the
@@ -134,23 +168,32 @@ void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
   const auto ops = program::expand(trial.program);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     std::vector<double> seconds;
-    for (const auto& t : trial.timelines) seconds.push_back(t.ops[i].seconds());
+    for (const auto& t : trial.timelines) seconds.push_back(t.ops[i].cpu_s);
     samples.push_back(
         {program::kind_of(ops[i].step->op), sim::features_of(trial.program, *ops[i].step), median(seconds)});
   }
 }
 
-double pace_of(const Trial& trial, const sim::CostModel& costs) {
-  std::vector<double> seconds;
-  for (const auto& t : trial.timelines) seconds.push_back(t.total_s);
-  return median(seconds) / sim::simulate(trial.program, program::expand(trial.program), costs).total_s;
+// Measured over simulated seconds of a step. What the ops of each step computed, simulated, is compared with the fit on
+// one side and with how long the step took on the other; of the latter the step with the least waiting counts, for what
+// else runs on the machine can only add to it.
+double pace_of(const Trial& trial, const sim::Costs& costs) {
+  const auto ops = program::expand(trial.program);
+  std::vector<double> computed;
+  double waiting = std::numeric_limits<double>::infinity();
+  for (const auto& t : trial.timelines) {
+    std::vector<double> work;
+    for (const auto& op : t.ops) work.push_back(op.cpu_s);
+    computed.push_back(sim::simulate(ops, std::move(work), costs.sharing()).total_s);
+    waiting = std::min(waiting, t.total_s / computed.back());
+  }
+  return waiting * median(computed) / sim::simulate(trial.program, ops, costs).total_s;
 }
 
 }  // namespace
 
 sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
                                   const std::function<void(const std::string&)>& progress) {
-  at::set_num_threads(o.threads);
   std::vector<Trial> trials = make_trials(o, world.size());
   // In rounds, so that a slow moment of a shared machine falls on no shape alone.
   for (int round = 0; round < o.rounds; ++round)
@@ -163,10 +206,12 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
   std::vector<sim::Sample> samples;
   for (const Trial& trial : trials) add_samples(trial, samples);
   sim::CostModel costs = sim::CostModel::fit(samples);
+  const sim::Cores cores = cores_of(world);
+  const sim::Costs as_fitted(costs, {cores.logical, world.size(), o.threads});
   std::vector<double> paces;
-  for (const Trial& trial : trials) paces.push_back(pace_of(trial, costs));
+  for (const Trial& trial : trials) paces.push_back(pace_of(trial, as_fitted));
   costs.set_pace(median(paces));
-  return {sim::conditions_of(trials.back().program.setting, communicator), costs};
+  return {sim::conditions_of(trials.back().program.setting, communicator), cores, costs};
 }
 
 }  // namespace molen::train

@@ -1,6 +1,7 @@
 // molen calibrate: runs small step programs of many shapes with the executor itself and fits a cost model to the
 // measured ops. The samples run under the conditions of a training (same ranks at once, threads, communicator, order of
-// ops), so what they cost here is what they cost there.
+// ops), so what they cost here is what they cost there. An op's cost is what its thread computed; that threads share
+// cores is the simulator's part.
 #pragma once
 
 #include <functional>
@@ -18,8 +19,8 @@ struct CalibrateOptions {
   DType compute = DType::kF32;
   arch::Kernels kernels = arch::Kernels::kFused;
   int threads = 1;
-  int repeats = 3;  // timed steps of each shape, after a warm-up, in each round
-  int rounds = 2;
+  int repeats = 2;  // timed steps of each shape, after a warm-up, in each round
+  int rounds = 3;
 };
 
 // Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0.
@@ -36,5 +37,8 @@ struct SyntheticRun {
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats);
 
 std::string cpu_model();
+
+// The cores that the ranks of `world`, all on this machine, may run on together. Collective.
+sim::Cores cores_of(comm::Communicator& world);
 
 }  // namespace molen::train

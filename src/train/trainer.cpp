@@ -365,15 +365,16 @@ class Loop {
   void compare_with_prediction(std::int64_t rss) {
     const auto calibration = sim::read_calibration(*job_.options.cluster);
     const auto conditions = sim::conditions_of(job_.setting, job_.communicator);
-    if (!calibration.has(conditions)) {
-      recorder_->note(
-          fmt::format("no prediction: {} has no measurement with {}", *job_.options.cluster, conditions.text()));
+    const auto costs = calibration.find(conditions);
+    if (!costs) {
+      recorder_->note(fmt::format("no prediction: {}: {}", *job_.options.cluster, costs.reason()));
       return;
     }
     if (timelines_.empty()) return;
+    if (const std::string& from = costs.value().extrapolated(); !from.empty())
+      recorder_->note("the prediction is extrapolated from " + from);
     std::sort(timelines_.begin(), timelines_.end(), [](const auto& a, const auto& b) { return a.total_s < b.total_s; });
-    const auto predicted =
-        sim::simulate(executor_.program(), executor_.ops(), calibration.costs(conditions, *job_.options.cluster));
+    const auto predicted = sim::simulate(executor_.program(), executor_.ops(), costs.value());
     const auto& high = executor_.measured_high_water();
     recorder_->prediction(program::compare(executor_.ops(), predicted, timelines_[timelines_.size() / 2]), memory_,
                           executor_.memory().peak.value, *std::max_element(high.begin(), high.end()), rss);

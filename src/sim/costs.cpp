@@ -1,0 +1,51 @@
+#include "sim/costs.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace molen::sim {
+
+int Sharing::busy() const {
+  return static_cast<int>(std::min(static_cast<std::int64_t>(cores), static_cast<std::int64_t>(ranks) * threads));
+}
+
+double Sharing::rate(bool compute, int others) const {
+  const double wanted = static_cast<double>(ranks) * ((compute ? threads : 0) + others);
+  return wanted > cores ? cores / wanted : 1.0;
+}
+
+double collective_traffic(const std::string& kind, double bytes, int ranks, const std::string& communicator) {
+  const double n = ranks;
+  // Each rank reads its n-th of n buffers and writes it to its own, or to all; a gather reads and writes all of it.
+  if (communicator == "threads") return kind == "reduce_scatter" ? bytes * (1.0 + 1.0 / n) : 2.0 * bytes;
+  return bytes * (kind == "all_reduce" ? 2.0 : 1.0) * (n - 1.0) / n;
+}
+
+double Costs::seconds(const program::Program& p, const program::Step& step) const {
+  return program::is_communication(step.op) ? collective_seconds(p, step) : compute_seconds(p, step);
+}
+
+double Costs::compute_seconds(const program::Program& p, const program::Step& step) const {
+  const double near = compute_.seconds(p, step);
+  if (!contention_) return near;
+  const auto& c = *contention_;
+  // More busy cores never make an op faster, and never slower than if all of it waited for the memory they share.
+  const double growth = std::log(c.other.seconds(p, step) / near) / std::log(double(c.other_busy) / c.busy);
+  return near * std::pow(double(sharing_.busy()) / c.busy, std::clamp(growth, 0.0, 1.0));
+}
+
+double Costs::collective_seconds(const program::Program& p, const program::Step& step) const {
+  if (!collectives_) return compute_.seconds(p, step);
+  const auto& c = *collectives_;
+  const std::string kind = program::kind_of(step.op);
+  const double bytes = std::max(1.0, static_cast<double>(step.moved.value));
+  const double traffic = collective_traffic(kind, bytes, sharing_.ranks, c.communicator);
+  if (c.ranks == 0) return c.model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
+  // A message to each other rank.
+  if (kind == "reduce_scalars") return c.model.seconds(p, step) * (sharing_.ranks - 1) / (c.ranks - 1);
+  return c.model.seconds(p, step) * traffic / collective_traffic(kind, bytes, c.ranks, c.communicator);
+}
+
+}  // namespace molen::sim
