@@ -51,7 +51,7 @@ int show(const std::string& name, std::int64_t sequence, arch::FlopsConvention m
   shape.compute = DType::kBF16;
   shape.kernels = arch::Kernels::kAten;
   Json parts = Json::array();
-  for (const arch::Part part : arch::kAllParts) {
+  for (const arch::Part part : arch::kWholeParts) {
     shape.chunk = part == arch::Part::kHead ? s : 0;
     const auto f = arch::part_cost(a, part, arch::Pass::kForward, shape),
                b = arch::part_cost(a, part, arch::Pass::kBackward, shape);

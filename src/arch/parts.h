@@ -54,6 +54,10 @@ enum class Part {
 inline constexpr std::array kAllParts{Part::kEmbed,  Part::kNormQkv,    Part::kAttention, Part::kOutProjection,
                                       Part::kNormUp, Part::kActivation, Part::kDown,      Part::kFinalNorm,
                                       Part::kHead,   Part::kHeadLogits, Part::kHeadLoss};
+// Those of a rank that shares no layer with others.
+inline constexpr std::array kWholeParts{Part::kEmbed,         Part::kNormQkv,   Part::kAttention,
+                                        Part::kOutProjection, Part::kNormUp,    Part::kActivation,
+                                        Part::kDown,          Part::kFinalNorm, Part::kHead};
 constexpr bool is_head(Part part) {
   return part >= Part::kHead;
 }

@@ -8,6 +8,7 @@
 
 #include <map>
 
+#include "arch/tensor_parallel.h"
 #include "math/allocation.h"
 #include "math/test_close.h"
 #include "model/test_model.h"
@@ -208,6 +209,9 @@ std::vector<Output> run_part(const Context& c, Part part, Pass pass, const RopeT
       const double c_exp = 16.0 + 8.0 * std::sqrt(static_cast<double>(d));
       return {{"chunk_losses", d, 16}, {"chunk_d_y", d + a.vocabulary, c_exp}, {"d_table", d + count, c_exp}};
     }
+    case Part::kHeadLogits:
+    case Part::kHeadLoss:
+      break;  // SharedVocabulary
   }
   throw Error("no such part");
 }
@@ -270,7 +274,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, Parts, ::testing::ValuesIn(kPaths),
 
 TEST_P(Parts, AgreeWithTheDoubleReference) {
   for (const auto& a : test_architectures())
-    for (const Part part : arch::kAllParts)
+    for (const Part part : arch::kWholeParts)
       for (const Pass pass : {Pass::kForward, Pass::kBackward})
         for (const bool accumulate : {false, true}) {
           if (pass == Pass::kForward && accumulate) continue;
@@ -301,7 +305,7 @@ TEST(Scratch, OfAtenIsWhatIsDeclared) {
       for (const char* name : {"rstd", "mean", "lse"})
         if (t[name].defined()) t[name].fill_(1.0);
       const RopeTable rope = make_rope_table(a, 512, path.compute == DType::kF64 ? at::kDouble : at::kFloat, at::kCPU);
-      for (const Part part : arch::kAllParts)
+      for (const Part part : arch::kWholeParts)
         for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
           const std::string what = fmt::format("{} {} {} {}", a.name, path.name, arch::name_of(part),
                                                pass == Pass::kForward ? "forward" : "backward");
@@ -377,11 +381,92 @@ TEST(Scratch, TooLittleIsAnError) {
       Error);
 }
 
+// Embedding and head of ranks that share the vocabulary, put together, beside the whole in double.
+TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
+  const c10::InferenceMode inference;
+  constexpr int kRanks = 3;
+  for (const auto& a : {test_architectures()[0], test_architectures()[2]}) {
+    const Case c{a, GetParam(), 3, 7};
+    const std::int64_t n = 21, count = n - 3, stride = n, d = a.hidden;
+    arch::PartShape plain{3, 7, count, DType::kF64, 1, Kernels::kReference};
+    Workspace ample(std::int64_t{1} << 22);
+    Tensors want = make_operands(c, true);
+    const Context oracle{a, plain, ample.scratch, true};
+    const auto outputs = run_part(oracle, Part::kHead, Pass::kBackward, {}, want);
+
+    const at::ScalarType wide = c.path.compute == DType::kF64 ? at::kDouble : at::kFloat;
+    const at::Tensor sums = at::full({kRanks, stride, 2}, NAN, wide);
+    std::vector<Tensors> of_rank;
+    std::vector<Share> shares;
+    std::vector<at::Tensor> logits;
+    arch::Architecture local = a;
+    local.vocabulary = (a.vocabulary + kRanks - 1) / kRanks;
+    arch::PartShape shape{3, 7, count, c.path.compute, c.path.threads, c.path.kernels};
+    shape.tensor_ranks = kRanks;
+    const auto table_of = [&](int r, const char* name) {
+      const auto [first, last] = arch::even_range(a.vocabulary, r, kRanks);
+      return of_rank[static_cast<std::size_t>(r)][name].narrow(0, first, last - first);
+    };
+    // An op of a rank on exactly the scratch that is declared for its largest.
+    const auto run = [&](int r, Part part, Pass pass, const std::function<void(const Context&)>& f) {
+      Workspace w(arch::part_cost(local, part, pass, shape).scratch.value);
+      guarded(shape, w.scratch, [&] { f({local, shape, w.scratch, true, shares[static_cast<std::size_t>(r)]}); });
+    };
+    for (int r = 0; r < kRanks; ++r) {
+      of_rank.push_back(make_operands(c, false));
+      Share s;
+      s.rank = r, s.ranks = kRanks, s.rows = 7, s.first_row = 7 * r;
+      s.vocabulary_first = arch::even_range(a.vocabulary, r, kRanks).first, s.vocabulary_all = a.vocabulary;
+      shares.push_back(s);
+      auto& t = of_rank.back();
+      const at::Tensor y = t["x"].narrow(0, 2, count), labels = t["labels"].narrow(0, 2, count),
+                       table = table_of(r, "table");
+      logits.push_back(at::full({count, table.size(0)}, NAN, wide));
+      at::Tensor mine = sums.select(0, r).narrow(0, 0, count);
+      run(r, Part::kHeadLogits, Pass::kForward,
+          [&](const Context& x) { head_logits_sums(x, y, labels, table, logits.back(), mine); });
+    }
+    at::Tensor d_y = at::zeros({count, d}, at::kDouble), losses, d_table = want["d_table"].clone();
+    for (int r = 0; r < kRanks; ++r) {
+      auto& t = of_rank[static_cast<std::size_t>(r)];
+      const at::Tensor y = t["x"].narrow(0, 2, count), labels = t["labels"].narrow(0, 2, count),
+                       table = table_of(r, "table");
+      at::Tensor part = t["y"].narrow(0, 2, count), gradient = table_of(r, "d_table"),
+                 loss = t["losses"].narrow(0, 2, count), l = logits[static_cast<std::size_t>(r)];
+      run(r, Part::kHeadLoss, Pass::kForward, [&](const Context& x) { head_shared_loss(x, sums, labels, loss); });
+      losses = loss.clone();
+      run(r, Part::kHeadLoss, Pass::kBackward, [&](const Context& x) {
+        head_shared_gradient(x, sums, labels, l, y, table, 1.0 / 64.0, loss, part, gradient);
+      });
+      EXPECT_TRUE(at::equal(losses, loss));
+      d_y += part.to(at::kDouble);
+      const auto [first, last] = arch::even_range(a.vocabulary, r, kRanks);
+      d_table.narrow(0, first, last - first).copy_(gradient);
+    }
+    const Tensors got{{"chunk_losses", losses}, {"chunk_d_y", d_y}, {"d_table", d_table}};
+    for (const Output& o : outputs) {
+      const Bound bound{unit_roundoff(c.path.compute), o.length + kRanks, o.c, 1.0};
+      EXPECT_TRUE(close(values(got.at(o.name)), values(want[o.name]), bound)) << a.name << " " << o.name;
+    }
+    // The embedding: each row is of one rank, the others leave zeros; positions are added once.
+    Tensors whole = make_operands(c, true);
+    run_part(oracle, Part::kEmbed, Pass::kForward, {}, whole);
+    at::Tensor x = at::zeros({n, d}, at::kDouble);
+    for (int r = 0; r < kRanks; ++r) {
+      auto& t = of_rank[static_cast<std::size_t>(r)];
+      run(r, Part::kEmbed, Pass::kForward,
+          [&](const Context& k) { embed_forward(k, t["ids"], table_of(r, "table"), t["positions"], t["y"]); });
+      x += t["y"].to(at::kDouble);
+    }
+    EXPECT_TRUE(close(values(x), values(whole["y"]), Bound{unit_roundoff(c.path.compute), 1, 4, 1.0}));
+  }
+}
+
 TEST(Kernels, RunTwiceGiveTheSameBits) {
   const c10::InferenceMode inference;
   for (const auto& a : test_architectures()) {
     const Case c{a, kPaths[1], 3, 7};
-    for (const Part part : arch::kAllParts) {
+    for (const Part part : arch::kWholeParts) {
       const arch::PartShape shape{3, 7, part == Part::kHead ? 18 : 0, DType::kF32, 2, Kernels::kFused};
       const RopeTable rope = make_rope_table(a, 7, at::kFloat, at::kCPU);
       Tensors one = make_operands(c, false), two = make_operands(c, false);

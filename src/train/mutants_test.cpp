@@ -80,6 +80,14 @@ auto rewritten(std::vector<std::string> where, std::string from, std::string to)
 const Layout kCopies{2, 0}, kOwn{2, 1}, kGrads{2, 2, false, 3}, kFull{2, 3, false, 3}, kHybrid{2, 3, false, 3, 2},
     kHybridOwn{2, 3, false, 3, 2, true}, kHybridGrads{2, 2, false, 3, 2, true};
 
+Layout of_tensor_ranks(bool rows, int shards = 1, int zero = 0) {
+  Layout l{shards, zero, false, 3};
+  l.tensor = 2;
+  l.rows = rows;
+  return l;
+}
+const Layout kTensor = of_tensor_ranks(false), kRows = of_tensor_ranks(true), kRowsGrads = of_tensor_ranks(true, 2, 2);
+
 std::vector<Mutant> mutants() {
   return {
       {"a dropped all-reduce", kCopies, dropped("all_reduce", "grad.layer.1")},
@@ -144,6 +152,34 @@ std::vector<Mutant> mutants() {
          Program q = p;
          const auto [b, k] = find(p, "all_gather", "param.layer.1");  // the second of the two
          std::swap(q.bodies[b].steps[k], q.bodies[b].steps[k - 1]);
+         return q;
+       }},
+      {"a sum of tensor ranks that is left out, forward", kTensor, dropped("all_reduce", "mid.1")},
+      {"a sum of tensor ranks that is left out, backward", kTensor, dropped("all_reduce", "d_x")},
+      {"a sum of tensor ranks made twice", kTensor, doubled("all_reduce", "mid.0")},
+      {"a sum over the wrong ranks", kTensor,
+       rewritten({"all_reduce axis=tp moves=mid layer=1"}, "axis=tp", "axis=dp")},
+      {"norms that each tensor rank updates by its share", kTensor, dropped("all_reduce", "grad.layer.1")},
+      {"norms summed before the backward is done", kTensor,
+       moved("all_reduce", "grad.layer.0", "backward norm_qkv", "grad.layer.0")},
+      {"a norm that counts one tensor rank", kTensor, dropped("reduce_scalars")},
+      {"softmax over one rank's words", kTensor, dropped("all_gather", "head_sums_all")},
+      {"one chunk's sums for another", kTensor,
+       rewritten({"all_gather axis=tp moves=head layer=0"}, "layer=0", "layer=1")},
+      {"all of the gradient summed, not what is alike", kTensor,
+       rewritten({"all_reduce axis=tp reads=grad.layer.1"}, "[replicated] writes=grad.layer.1[replicated]",
+                 " writes=grad.layer.1")},
+      {"rows that are not gathered again", kRows, dropped("all_gather", "x_rows.1/1")},
+      {"the rows of another layer", kRows,
+       rewritten({"all_gather axis=tp moves=x layer=1", "writes=x_rows.1 "}, "reads=x.1", "reads=x.0")},
+      {"a residual gradient that is not added to", kRows,
+       rewritten({"reduce_scatter axis=tp accumulate=1 moves=d_mid layer=1"}, " accumulate=1", "")},
+      {"rows that stay sums", kRows, dropped("reduce_scatter", "mid.0")},
+      {"shards of shares: data before tensor ranks", kRowsGrads,
+       [](const Program& p) {
+         Program q = p;
+         const auto [b, k] = find(p, "all_reduce", "grad.layer.1");
+         std::swap(q.bodies[b].steps[k], q.bodies[b].steps[k + 1]);
          return q;
        }},
   };

@@ -46,6 +46,17 @@ Program layout(int ranks, int zero, bool recompute, bool tied = false) {
   return program::build(llama(tied), s);
 }
 
+// Two ranks that share each layer, on one micro-batch; under sequence parallelism where `rows`.
+Program tensor_layout(bool rows) {
+  auto s = setting_of(1, 0, false, DType::kF64);
+  s.mesh[mesh::Axis::kTp] = 2;
+  s.sequence_parallel = rows;
+  s.sequence = 40;
+  s.micro_batch = 12;
+  s.head_chunk = 256;
+  return program::build(llama(false), s);
+}
+
 Rank run_rank(const Program& p, comm::Communicator& world, const Variation& trial) {
   const c10::InferenceMode inference;
   // What is dead becomes NaN: a value that nobody writes where it is read cannot be there by chance.
@@ -58,7 +69,8 @@ Rank run_rank(const Program& p, comm::Communicator& world, const Variation& tria
     input.step = step;
     input.optimizer.lr = kLr;
     input.load = [&](std::int32_t* ids, std::int32_t* labels) {
-      const std::int64_t first = (rank.loads++ * world.size() + world.rank()) * p.setting.micro_batch;
+      const std::int64_t data = program::data_rank(p.setting, executor.coordinates());
+      const std::int64_t first = (rank.loads++ * p.setting.data_ranks() + data) * p.setting.micro_batch;
       const std::int64_t valid =
           synthetic_samples(p.setting, p.arch.vocabulary)(first, p.setting.micro_batch, ids, labels);
       trial.change(ids, labels);
@@ -456,17 +468,77 @@ TEST(Collectives, SumsThatAreNotReducedStayLocal) {
   EXPECT_EQ(part[0].steps[0].valid_tokens, local[0].steps[0].valid_tokens);
 }
 
+// Chunk 1 of the head of ranks that share the vocabulary: of its loss, or of its logits.
+Program without_chunk(const Program& p, arch::Part part) {
+  for (std::size_t k = 0; k < p.bodies[0].steps.size(); ++k)
+    if (const auto* c = std::get_if<program::Compute>(&p.bodies[0].steps[k].op); c && c->part == part && c->chunk == 1)
+      return program::parse(program::print(program::without(p, 0, k)), "cut");
+  throw Error("no such op");
+}
+
+TEST(Tensor, AChunkThatIsGoneIsNotInTheLoss) {
+  const Program p = tensor_layout(false);
+  ASSERT_EQ(p.setting.head_chunks(), 2);
+  const auto half = [](std::int32_t*, std::int32_t* labels) { std::fill(labels + 256, labels + 480, -1); };
+  const Program q = without_chunk(p, arch::Part::kHeadLoss);
+  EXPECT_FALSE(program::verify(q).empty());
+  EXPECT_EQ(run_one(q).loss(), run_one(p, {1, [](exec::Executor&) {}, half}).loss());
+  EXPECT_GT(run_one(p).loss(), run_one(q).loss() * 1.5);
+}
+
+// Logits that are not made anew are those of the chunk before: the loss of its labels is another.
+TEST(Tensor, LogitsThatAreNotMadeAreThoseBefore) {
+  const Program p = tensor_layout(false), q = without_chunk(p, arch::Part::kHeadLogits);
+  EXPECT_FALSE(program::verify(q).empty());
+  EXPECT_NE(run_one(q).loss(), run_one(p).loss());
+}
+
+// A rank that keeps its share of a sum goes on with another model than its peer.
+TEST(Tensor, ASumThatIsNotMadeStaysAShare) {
+  const Program p = tensor_layout(false);
+  const auto base = run(p);
+  EXPECT_EQ(base[0].loss(), base[1].loss());
+  for (const auto& [kind, buffer] : {std::pair{"all_reduce", "mid.1"}, std::pair{"all_gather", "head_sums_all"}}) {
+    std::set<double> losses{base[0].loss()};
+    try {
+      for (const Rank& r : run(deleted(p, kind, buffer))) losses.insert(r.loss());
+      EXPECT_GT(losses.size(), 1u) << buffer;
+    } catch (const std::exception&) {
+      ADD_FAILURE() << "does not run without " << buffer;
+    }
+  }
+  const Program rows = tensor_layout(true);
+  EXPECT_NE(run(deleted(rows, "reduce_scatter", "mid.1"))[0].loss(), run(rows)[0].loss());
+}
+
 // No kind of op is left out above.
 TEST(Coverage, EveryKindIsTried) {
-  std::set<std::string> tried{
-      "load_batch",          "zero_fill",          "sum_squares",         "clip_scale",          "agree",
-      "optimizer_step",      "all_reduce",         "reduce_scatter",      "all_gather",          "reduce_scalars",
-      "forward embed",       "backward embed",     "forward final_norm",  "backward final_norm", "backward head",
-      "forward attention",   "backward attention", "recompute attention", "forward activation",  "backward activation",
-      "recompute activation"};
+  std::set<std::string> tried{"load_batch",
+                              "zero_fill",
+                              "sum_squares",
+                              "clip_scale",
+                              "agree",
+                              "optimizer_step",
+                              "all_reduce",
+                              "reduce_scatter",
+                              "all_gather",
+                              "reduce_scalars",
+                              "forward embed",
+                              "backward embed",
+                              "forward final_norm",
+                              "backward final_norm",
+                              "backward head",
+                              "forward attention",
+                              "backward attention",
+                              "recompute attention",
+                              "forward activation",
+                              "backward activation",
+                              "recompute activation",
+                              "forward head_logits",
+                              "backward head_loss"};
   for (const auto& [part, roles] : kWeights)
     for (const char* pass : {"forward ", "backward ", "recompute "}) tried.insert(pass + part);
-  for (const auto& p : {layout(1, 0, true), layout(2, 0, false), layout(2, 1, true)})
+  for (const auto& p : {layout(1, 0, true), layout(2, 0, false), layout(2, 1, true), tensor_layout(true)})
     for (const auto& body : p.bodies)
       for (const auto& step : body.steps) EXPECT_TRUE(tried.contains(kind_of(step.op))) << kind_of(step.op);
 }

@@ -117,13 +117,13 @@ state = [json.loads(x)["state_hash"] for x in (work / "runs/moved/events.jsonl")
 digest = run("checkpoint", "verify", "--digest", "runs/whole/checkpoints/step-000000012").stdout
 ok("state hash equal after load on another layout", state in digest, (state, digest))
 # Sharded parameters, gradients and optimizer states, in groups with copies and without: the same model continues.
-for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "parallel.prefetch=2"]), ("hybrid", 4, ["parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2", "parallel.zero=1", "parallel.recompute=full"]), ("grads", 2, ["parallel.sharding=SHARD_GRAD_OP"])):
+for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "parallel.prefetch=2"]), ("hybrid", 4, ["parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2", "parallel.zero=1", "parallel.recompute=full"]), ("grads", 2, ["parallel.sharding=SHARD_GRAD_OP"]), ("tensor", 2, ["parallel.tensor=2"]), ("rows", 4, ["parallel.tensor=2", "parallel.sequence=true", "parallel.sharding=FULL_SHARD"])):
     sets = [x for s in [*sets, f"run.name={name}", "checkpoint.dir=runs/parts/checkpoints", 'train.stop_after="14 steps"', "checkpoint.keep=0"] for x in ("--set", s)]
     said = run("train", "run.toml", "--resume", "12", "--ranks", ranks, *sets).stdout
     a, b = whole[13], metrics(name)[13]
-    ok(f"continues under {sets[1]}", abs(a["loss"] / b["loss"] - 1) < 1e-5 and b["memory_peak_bytes"] == b["memory_planned_bytes"], f"{a} {b} {said}")
+    ok(f"continues under {name}: {sets[1]}", abs(a["loss"] / b["loss"] - 1) < 1e-5 and b["memory_peak_bytes"] == b["memory_planned_bytes"], f"{a} {b} {said}")
     state = [json.loads(x)["state_hash"] for x in (work / f"runs/{name}/events.jsonl").read_text().splitlines() if '"resume"' in x][-1]
-    ok(f"the state is the same under {sets[1]}", state in digest, (state, digest))
+    ok(f"the state is the same under {name}: {sets[1]}", state in digest, (state, digest))
 # The process holds what was printed, within 5 %.
 # A model that is more than the program around it.
 wide = [x for s in ("model.hidden=512", "model.ffn=1408", "model.head_dim=128", "model.layers=6") for x in ("--set", s)]
@@ -136,11 +136,11 @@ for name, extra in (("memory", wide), ("memory2", [*wide, "--ranks", 2]), ("memo
 # Every layout of some ranks beside one rank, by running and by the verifier alone.
 small = [x for s in ["model.family=llama", "model.layers=2", "model.hidden=30", "model.ffn=44", "model.heads=6", "model.kv_heads=3", "model.head_dim=10", "model.vocabulary=71", "model.max_sequence=64", "data.sequence_length=23", "batch.global=12", "batch.micro=2"] for x in ("--set", s)]
 rows = json.loads(run("verify", *small, "--ranks", 4, "--format", "json").stdout)
-ok("verify: all layouts of 4 ranks are the same model", len(rows) == 64 and all(r["same"] and r["ratio"] <= 1 for r in rows), rows)
+ok("verify: all layouts of 4 ranks are the same model", len(rows) == 96 and all(r["same"] and r["ratio"] <= 1 for r in rows), rows)
 said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", "--steps", 2).stdout
 ok("verify on the configuration's data", "data.train" in said and "16 layouts, 16 of them the same model" in said, said)
-rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--ranks", 10000, "--set", "batch.global=20000", "--format", "json").stdout)
-ok("verify --static: 10,000 ranks in seconds", len(rows) > 50 and all(r["findings"] == [] and r["seconds"] < 2 for r in rows), rows[:2])
+rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--ranks", 10000, "--layouts", "ZERO1,FULL_SHARD", "--set", "batch.global=20000", "--format", "json").stdout)
+ok("verify --static: 10,000 ranks in seconds", len(rows) > 20 and all(r["findings"] == [] and r["seconds"] < 2 for r in rows), rows[:2])
 ok("verify: no such layout", "did you mean" in run("verify", *small, "--ranks", 4, "--layouts", "FULLSHARD", code=2).stderr)
 MPI = ["mpirun", "-n", "2", "--bind-to", "none"] if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdout)["mpi"] else None
 if MPI:

@@ -23,20 +23,27 @@ Outcome run(comm::Communicator& ranks, const arch::Architecture& a, const progra
 class LayoutsMpi : public ::testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
-    if (world().size() % GetParam().replicas != 0 || (GetParam().replicas > 1 && world().size() < 4))
+    const Layout& l = GetParam();
+    if (world().size() % (l.replicas * l.tensor) != 0 || (l.replicas > 1 && world().size() < 4))
       GTEST_SKIP() << "not on " << world().size() << " ranks";
   }
   static Layout layout() {
     Layout l = GetParam();
-    l.shards = world().size() / l.replicas;
+    l.shards = world().size() / l.replicas / l.tensor;
     return l;
+  }
+  static std::vector<arch::Architecture> models() {
+    if (GetParam().tensor == 1) return {llama(false), llama(true), gpt()};
+    auto heads = gpt();  // that two ranks can share
+    heads.heads = heads.kv_heads = 4;
+    return {llama(false), llama(true), heads};
   }
   static program::Setting setting(DType compute) { return setting_of(layout(), compute); }
 };
 
 TEST_P(LayoutsMpi, SameModelInDouble) {
   const auto self = comm::make_self();
-  for (const auto& a : {llama(false), llama(true), gpt()}) {
+  for (const auto& a : models()) {
     const Outcome many = run(world(), a, setting(DType::kF64), 10);
     if (world().rank() != 0) continue;  // rank 0 holds the losses
     const Outcome one = run(*self, a, setting_of(1, 0, false, DType::kF64, 3), 10);
@@ -44,8 +51,8 @@ TEST_P(LayoutsMpi, SameModelInDouble) {
     EXPECT_LE(error, 1e-9) << a.name << " tied " << a.tied;
     for (int i = 0; i < 10; ++i)
       EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
-    fmt::print("{} tied {}, ZeRO-{} on {} x {} MPI ranks: parameters within {:.1e}\n", a.name, a.tied, GetParam().zero,
-               layout().shards, layout().replicas, error);
+    fmt::print("{} tied {}, ZeRO-{} on {} x {} x {} MPI ranks: parameters within {:.1e}\n", a.name, a.tied,
+               GetParam().zero, layout().shards, layout().replicas, layout().tensor, error);
   }
 }
 
@@ -74,6 +81,14 @@ TEST_P(LayoutsMpi, SameLayoutTwiceIsIdentical) {
 INSTANTIATE_TEST_SUITE_P(Zero, LayoutsMpi,
                          ::testing::Values(Layout{1, 0}, Layout{1, 1}, Layout{1, 2}, Layout{1, 3, true},
                                            Layout{1, 2, false, 1, 2}, Layout{1, 3, false, 2, 2, true}));
+
+Layout tensor_ranks(int zero, bool rows) {
+  Layout l{1, zero};
+  l.tensor = 2;
+  l.rows = rows;
+  return l;
+}
+INSTANTIATE_TEST_SUITE_P(Tensor, LayoutsMpi, ::testing::Values(tensor_ranks(0, true), tensor_ranks(3, false)));
 
 }  // namespace
 }  // namespace molen::train
