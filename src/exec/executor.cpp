@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -186,7 +187,9 @@ class Executor::Impl {
     auto& time = timeline.ops[i];
     const std::int64_t cpu_start = options_.device.is_cpu() ? thread_cpu_ns() : 0;
     time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
-    if (!(e.step->unless && state.non_finite)) {
+    if (options_.sleep) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(options_.sleep(*e.step)));
+    } else if (!(e.step->unless && state.non_finite)) {
       const auto body = static_cast<std::size_t>(e.body), op = static_cast<std::size_t>(e.op);
       const std::int64_t offset = plan_.scratch_offset[body][op];
       void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;

@@ -40,6 +40,8 @@ struct StepResult {
 struct Options {
   at::Device device = at::kCPU;
   bool poison_dead = false;  // fill transient buffers with NaN patterns when their lifetime ends
+  // Instead of an op, wait for so many seconds: what a schedule hides and leaves idle, apart from what ops cost here.
+  std::function<double(const program::Step&)> sleep;
 };
 
 class Executor {

@@ -24,18 +24,47 @@ PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& tim
   return result;
 }
 
+namespace {
+
+bool is_over(const Op& op, Axis axis) {
+  return std::visit(
+      [&](const auto& o) {
+        if constexpr (requires { o.axis; })
+          return o.axis == axis;
+        else
+          return false;
+      },
+      op);
+}
+
+}  // namespace
+
+Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis) {
+  MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
+              ops.size());
+  std::vector<OpTime> compute;  // ops of one stream follow each other
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (ops[i].step->stream == Stream::kCompute) compute.push_back(timeline.ops[i]);
+  Overlap overlap;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (!is_over(ops[i].step->op, axis)) continue;
+    const OpTime& t = timeline.ops[i];
+    overlap.seconds += t.seconds();
+    while (first < compute.size() && compute[first].end_s <= t.start_s) ++first;
+    for (std::size_t k = first; k < compute.size() && compute[k].start_s < t.end_s; ++k)
+      overlap.hidden_s += std::min(t.end_s, compute[k].end_s) - std::max(t.start_s, compute[k].start_s);
+  }
+  return overlap;
+}
+
 Payload payload_of(const std::vector<Expanded>& ops, Axis axis) {
   Payload payload;
   for (const Expanded& e : ops)
-    std::visit(
-        [&](const auto& op) {
-          if constexpr (requires { op.axis; })
-            if (op.axis == axis) {
-              ++payload.calls;
-              payload.bytes += e.step->moved.value;
-            }
-        },
-        e.step->op);
+    if (is_over(e.step->op, axis)) {
+      ++payload.calls;
+      payload.bytes += e.step->moved.value;
+    }
   return payload;
 }
 

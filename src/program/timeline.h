@@ -38,6 +38,13 @@ struct Payload {
 };
 Payload payload_of(const std::vector<Expanded>& ops, Axis axis);
 
+// Communication over an axis: how long it took, and how much of that ran beside computation.
+struct Overlap {
+  double seconds = 0.0, hidden_s = 0.0;
+  double share() const { return seconds > 0.0 ? hidden_s / seconds : 1.0; }
+};
+Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis);
+
 // Predicted beside measured, summed by kind of op.
 struct KindRow {
   std::string kind;
