@@ -1,0 +1,139 @@
+// Compute ops of tensor ranks whose binding differs from that of a rank alone.
+#include "exec/operands.h"
+
+namespace molen::exec {
+namespace {
+
+using arch::Part;
+
+// q|k|v of a rank that holds all key and value heads: the rows that its heads need, put together for a use, and
+// gradients brought back to where they belong.
+class CopiedQkv {
+ public:
+  CopiedQkv(const arch::Architecture& all, const Common& common, UnitWeights weights)
+      : weights_(std::move(weights)),
+        heads_(arch::kv_heads_of(all, common.share.rank, common.share.ranks)),
+        rows_(common.arch.qkv_size()),
+        head_dim_(common.arch.head_dim) {}
+
+  // In scratch of the op.
+  model::Linear assemble(math::Scratch& scratch) const {
+    model::Linear all = empty(scratch);
+    each([&](at::Tensor part, const at::Tensor& source) { part.copy_(source); }, all);
+    return all;
+  }
+  model::Linear empty(math::Scratch& scratch) const {
+    const at::Tensor q = weights_.weight(Role::kQuery), bias = weights_.weight(Role::kQueryBias);
+    const auto make = [&](at::IntArrayRef shape, std::int64_t elements) {
+      if (!q.device().is_cpu()) return at::empty(shape, q.options());
+      return at::from_blob(scratch.take_bytes(elements * q.element_size()), shape, q.options());
+    };
+    model::Linear all{make({rows_, q.size(1)}, rows_ * q.size(1)), {}};
+    if (bias.defined()) all.bias_O = make({rows_}, rows_);
+    return all;
+  }
+  // Of these weights as gradients: what `all` has is written or added; key and value heads of other ranks get zero.
+  void spread(const model::Linear& all, bool accumulate) const {
+    if (!accumulate)
+      for (const Role role : {Role::kKey, Role::kValue, Role::kKeyBias, Role::kValueBias})
+        if (at::Tensor w = weights_.weight(role); w.defined()) w.zero_();
+    const std::int64_t query = weights_.weight(Role::kQuery).size(0);
+    std::int64_t row = 0;
+    each(
+        [&](const at::Tensor& part, at::Tensor target) {
+          // Two of the rank's heads may share one head of keys.
+          if (accumulate || row >= query)
+            target.add_(part);
+          else
+            target.copy_(part);
+          row += part.size(0);
+          if (row == rows_) row = 0;  // weights, then biases
+        },
+        all);
+  }
+
+ private:
+  // f(part of `all`, the rows that it stands for), in order.
+  template <class F>
+  void each(F&& f, const model::Linear& all) const {
+    const auto one = [&](const at::Tensor& whole, Role query, Role key, Role value) {
+      const at::Tensor q = weights_.weight(query);
+      std::int64_t row = q.size(0);
+      f(whole.narrow(0, 0, row), q);
+      for (const Role role : {key, value})
+        for (const std::int64_t head : heads_) {
+          f(whole.narrow(0, row, head_dim_), weights_.weight(role).narrow(0, head * head_dim_, head_dim_));
+          row += head_dim_;
+        }
+    };
+    one(all.weight_OI, Role::kQuery, Role::kKey, Role::kValue);
+    if (all.bias_O.defined()) one(all.bias_O, Role::kQueryBias, Role::kKeyBias, Role::kValueBias);
+  }
+
+  UnitWeights weights_;
+  std::vector<std::int64_t> heads_;
+  std::int64_t rows_, head_dim_;
+};
+
+}  // namespace
+
+// The head of tensor ranks: logits and sums of a chunk; then, from everyone's sums, losses and gradient.
+Kernel bind_shared_head(const Operands& o, const Common& common, std::int64_t first, const program::Compute& op,
+                        double grad_scale, std::int64_t largest) {
+  const std::int64_t count = common.shape.chunk;
+  const Role role = common.arch.tied ? Role::kEmbedding : Role::kHead;
+  const auto part = [&](at::Tensor rows) { return rows.narrow(0, first, count); };
+  if (op.part == Part::kHeadLogits) {
+    auto y = part(o.read_rows(0)), labels = part(o.read(1, {o.tokens()})), head = o.table(o.read_unit(2), role);
+    auto logits = o.write_flat(0).narrow(0, 0, count * head.size(0)).view({count, -1}),
+         sums = o.write(1, {largest, 2}).narrow(0, 0, count);
+    return [=](RunState&, math::Scratch& s) mutable {
+      model::head_logits_sums(common.context(s), y, labels, head, logits, sums);
+    };
+  }
+  auto sums = o.read(0, {common.share.ranks, largest, 2}), labels = part(o.read(1, {o.tokens()}));
+  auto losses = part(o.write(0, {o.tokens()})), scalars = o.write(1, {program::kNumScalars});
+  if (op.pass == program::ComputePass::kForward)
+    return [=](RunState&, math::Scratch& s) mutable {
+      model::head_shared_loss(common.context(s), sums, labels, losses);
+      add_losses(losses, scalars);
+    };
+  auto y = part(o.read_rows(3)), head = o.table(o.read_unit(4), role), d_y = part(o.write_rows(2)),
+       d_head = o.table(o.write_unit(3), role);
+  auto logits = o.read_flat(2).narrow(0, 0, count * head.size(0)).view({count, -1});
+  return [=](RunState&, math::Scratch& s) mutable {
+    model::head_shared_gradient(common.context(s), sums, labels, logits, y, head, grad_scale, losses, d_y, d_head);
+    add_losses(losses, scalars);
+  };
+}
+
+Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Architecture& all,
+                       const program::Compute& op, const model::RopeTable& rope) {
+  if (op.pass != program::ComputePass::kBackward) {
+    auto x = o.read_rows(0), out = o.write_rows(0);
+    auto norm = o.read_unit(1).attention_norm();
+    const CopiedQkv weights(all, common, o.read_unit(1));
+    auto stats = o.write_stats(1);
+    return [=, &rope](RunState&, math::Scratch& s) mutable {
+      model::norm_qkv_forward(common.context(s), x, norm, weights.assemble(s), rope, stats, out);
+    };
+  }
+  auto d_qkv = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
+  auto stats = o.read_stats(2);
+  auto norm = o.read_unit(3).attention_norm(), d_norm = o.write_unit(1).attention_norm();
+  const CopiedQkv weights(all, common, o.read_unit(3)), gradients(all, common, o.write_unit(1));
+  return [=, &rope](RunState&, math::Scratch& s) mutable {
+    const model::Linear qkv = weights.assemble(s);
+    model::Linear d_w = gradients.empty(s);
+    const model::Context context = common.context(s);
+    // These gradients are made anew; those of the norm are the unit's own, and may be added to.
+    if (context.accumulate) {
+      d_w.weight_OI.zero_();
+      if (d_w.bias_O.defined()) d_w.bias_O.zero_();
+    }
+    model::norm_qkv_backward(context, d_qkv, x, stats, norm, qkv, rope, d_x, d_norm, d_w);
+    gradients.spread(d_w, context.accumulate);
+  };
+}
+
+}  // namespace molen::exec

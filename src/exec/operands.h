@@ -1,0 +1,108 @@
+// What the binding of compute ops shares: the operands of a step as tensors of the shapes that model/parts.h names.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "arch/tensor_parallel.h"
+#include "base/error.h"
+#include "exec/bind.h"
+#include "exec/weights.h"
+
+namespace molen::exec {
+
+using arch::Role;
+
+// The operands of one step as tensors of the shapes that model/parts.h names.
+class Operands {
+ public:
+  Operands(const BindContext& context, const program::Step& step) : c_(context), step_(step) {}
+
+  std::int64_t tokens() const { return c_.program.setting.tokens(); }
+  at::Tensor read(std::size_t i, at::IntArrayRef shape) const { return c_.flat(step_.reads.at(i).buffer).view(shape); }
+  at::Tensor write(std::size_t i, at::IntArrayRef shape) const {
+    return c_.flat(step_.writes.at(i).buffer).view(shape);
+  }
+  at::Tensor read_flat(std::size_t i) const { return c_.flat(step_.reads.at(i).buffer); }
+  at::Tensor write_flat(std::size_t i) const { return c_.flat(step_.writes.at(i).buffer); }
+  at::Tensor read_rows(std::size_t i) const { return read(i, {tokens(), -1}); }
+  at::Tensor write_rows(std::size_t i) const { return write(i, {tokens(), -1}); }
+
+  model::NormSaved stats(int buffer) const {
+    const at::Tensor flat = c_.flat(buffer);
+    model::NormSaved saved;
+    saved.rstd_N = flat.narrow(0, 0, tokens());
+    if (c_.program.arch.norm != arch::Norm::kRms) saved.mean_N = flat.narrow(0, tokens(), tokens());
+    return saved;
+  }
+  model::NormSaved read_stats(std::size_t i) const { return stats(step_.reads.at(i).buffer); }
+  model::NormSaved write_stats(std::size_t i) const { return stats(step_.writes.at(i).buffer); }
+
+  // The weights (or gradients) of the unit that a buffer holds.
+  UnitWeights unit(int buffer) const {
+    const int u = c_.program.unit_of_buffer(buffer);
+    MOLEN_CHECK(u >= 0, "operand {} is no unit", c_.program.buffers[static_cast<std::size_t>(buffer)].name);
+    return {c_.program.local, c_.program.parameters, c_.program.units[static_cast<std::size_t>(u)], c_.flat(buffer)};
+  }
+  UnitWeights read_unit(std::size_t i) const { return unit(step_.reads.at(i).buffer); }
+  UnitWeights write_unit(std::size_t i) const { return unit(step_.writes.at(i).buffer); }
+
+  // The rows that this rank has of a table of the vocabulary.
+  at::Tensor table(const UnitWeights& weights, Role role) const {
+    const auto [first, last] = vocabulary();
+    return weights.weight(role).narrow(0, 0, last - first);
+  }
+  Bounds vocabulary() const {
+    const auto& s = c_.program.setting;
+    return arch::even_range(c_.program.arch.vocabulary, c_.coordinates[mesh::Axis::kTp], s.tensor_ranks());
+  }
+  // The residual stream's rows to which this rank adds what counts once. A value that is kept by rows has no others.
+  at::Tensor read_residual(std::size_t i) const {
+    const auto& s = c_.program.setting;
+    const auto [first, last] = program::row_range(s, c_.coordinates);
+    if (s.sharded_rows())
+      return c_.flat(step_.reads.at(i).buffer)
+          .narrow(0, 0, (last - first) * c_.program.arch.hidden)
+          .view({last - first, -1});
+    return read_rows(i).narrow(0, first, last - first);
+  }
+  model::Share share() const {
+    const auto& s = c_.program.setting;
+    model::Share share;
+    if (!s.tensor()) return share;
+    const auto [first, last] = program::row_range(s, c_.coordinates);
+    share.rank = c_.coordinates[mesh::Axis::kTp];
+    share.ranks = s.tensor_ranks();
+    share.first_row = first;
+    share.rows = last - first;
+    share.vocabulary_first = vocabulary().first;
+    share.vocabulary_all = c_.program.arch.vocabulary;
+    share.all_heads = c_.program.arch.heads;
+    share.residual_rows = s.sharded_rows();
+    return share;
+  }
+
+ private:
+  const BindContext& c_;
+  const program::Step& step_;
+};
+
+struct Common {
+  arch::Architecture arch;
+  arch::PartShape shape;
+  bool accumulate;
+  model::Share share;
+  model::Context context(math::Scratch& scratch) const { return {arch, shape, scratch, accumulate, share}; }
+};
+
+// scalars[kLossSum] += the losses, in their order and in double.
+void add_losses(const at::Tensor& losses, at::Tensor& scalars);
+
+// Parts of ranks that share a layer, where they are not the whole part on local sizes (bind_tensor.cpp): the head in
+// two, and q|k|v where every rank holds all keys and values. `first`: token where the chunk begins; `largest`: tokens
+// of the largest chunk.
+Kernel bind_shared_head(const Operands& operands, const Common& common, std::int64_t first, const program::Compute& op,
+                        double grad_scale, std::int64_t largest);
+Kernel bind_copied_qkv(const Operands& operands, const Common& common, const arch::Architecture& whole,
+                       const program::Compute& op, const model::RopeTable& rope);
+
+}  // namespace molen::exec
