@@ -155,9 +155,8 @@ void add_runs_verb(CLI::App& app, Chosen& chosen) {
       verb->add_subcommand("flight", "what each rank was doing last, and which one the others waited for");
   recorder->add_option("RUN", *flown, "run directory")->required();
   auto flight_format = add_format_option(*recorder);
-  recorder->callback([&chosen, flown, flight_format] {
-    chosen.action = [=] { return flight(*flown, *flight_format); };
-  });
+  recorder->callback(
+      [&chosen, flown, flight_format] { chosen.action = [=] { return flight(*flown, *flight_format); }; });
   two->callback([&chosen, a, b, compare_format] { chosen.action = [=] { return compare(*a, *b, *compare_format); }; });
 }
 

@@ -164,8 +164,9 @@ std::vector<Field> train_fields() {
            "the same layout on the same machine repeats bit for bit"),
       make("train.trace_steps", t, &T::trace_steps, step_list(), Effect::kRun, "steps written to trace.json, op by op"),
       make("train.hang_timeout", t, &T::hang_timeout, time_or_auto(), Effect::kRun,
-           "without progress of any rank's ops, or without a sign of life of one, the run ends with a report; auto is "
-           "3 x the median step, at least 30 s; before the first step's end ten times as long"),
+           "no op of any rank advances, or a rank gives no sign of life, for so long: end with a report; auto is max(3 "
+           "x "
+           "median step, 30 s)"),
       make("checkpoint.every", k, &K::every, horizon(), Effect::kRun,
            "between checkpoints; the last step is always saved"),
       make("checkpoint.keep", k, &K::keep, natural(), Effect::kRun, "newest checkpoints kept; 0 keeps all"),

@@ -58,9 +58,9 @@ T get(const T& field, std::memory_order order = std::memory_order_relaxed) {
 
 std::uint64_t check_of(const Record& r, std::uint64_t sequence) {
   std::uint64_t h = 0x9e3779b97f4a7c15ULL;
-  for (const std::uint64_t part :
-       {sequence, static_cast<std::uint64_t>(r.ns), static_cast<std::uint64_t>(r.step), static_cast<std::uint64_t>(r.bytes),
-        static_cast<std::uint64_t>(static_cast<std::uint32_t>(r.op)) << 32 | r.end})
+  for (const std::uint64_t part : {sequence, static_cast<std::uint64_t>(r.ns), static_cast<std::uint64_t>(r.step),
+                                   static_cast<std::uint64_t>(r.bytes),
+                                   static_cast<std::uint64_t>(static_cast<std::uint32_t>(r.op)) << 32 | r.end})
     h = (std::rotl(h, 23) ^ part) * 0xff51afd7ed558ccdULL;
   return h;
 }
@@ -91,7 +91,8 @@ struct FlightWriter::Head {
   char unused[3712];
 
   Slot* ring(int s) {
-    return reinterpret_cast<Slot*>(reinterpret_cast<char*>(this) + kHeadBytes) + std::ptrdiff_t{s} * FlightWriter::kRecords;
+    return reinterpret_cast<Slot*>(reinterpret_cast<char*>(this) + kHeadBytes) +
+           std::ptrdiff_t{s} * FlightWriter::kRecords;
   }
 };
 
@@ -327,7 +328,8 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
   if (bytes.substr(0, sizeof kMagic) != std::string_view(kMagic, sizeof kMagic)) in.wrong("it does not begin so");
   if (const auto version = in.at<std::uint32_t>(8); version != kVersion)
     throw UsageError("{}: a flight record of version {}; this molen reads {}", origin, version, kVersion);
-  if (in.at<std::uint32_t>(12) != kHeadBytes || in.at<std::uint32_t>(16) != sizeof(Slot)) in.wrong("sizes of its parts");
+  if (in.at<std::uint32_t>(12) != kHeadBytes || in.at<std::uint32_t>(16) != sizeof(Slot))
+    in.wrong("sizes of its parts");
   const auto slots = in.within<std::uint32_t>(20, 1, kMostRecords, "its number of records");
   if (in.at<std::uint32_t>(24) != kFlightStreams) in.wrong("its number of streams");
   FlightState s;
@@ -414,7 +416,8 @@ ProcessState process_of(const FlightIdentity& identity, const FlightIdentity& he
   if (identity.boot.empty() || identity.boot != here.boot || identity.pid_namespace != here.pid_namespace)
     return ProcessState::kUnknown;
   const auto stat = stat_of(identity.pid);
-  if (!stat || stat->start != identity.pid_start || stat->state == 'Z' || stat->state == 'X') return ProcessState::kDead;
+  if (!stat || stat->start != identity.pid_start || stat->state == 'Z' || stat->state == 'X')
+    return ProcessState::kDead;
   return stat->state == 'T' || stat->state == 't' ? ProcessState::kStopped : ProcessState::kAlive;
 }
 

@@ -26,8 +26,8 @@ std::string_view name_of(FlightPhase phase);
 struct FlightIdentity {
   int rank = 0, ranks = 1;
   std::int64_t attempt = 1;
-  std::uint64_t job = 0;       // the same on all ranks of an attempt, different between attempts
-  std::string host, boot;      // name; boot id of the kernel: ranks that share it share a host
+  std::uint64_t job = 0;   // the same on all ranks of an attempt, different between attempts
+  std::string host, boot;  // name; boot id of the kernel: ranks that share it share a host
   std::int64_t pid = 0;
   std::uint64_t pid_start = 0;      // clock ticks after boot; tells a reused pid
   std::uint64_t pid_namespace = 0;  // pids mean something within one
@@ -98,15 +98,16 @@ struct FlightState {
   std::array<FlightStream, kFlightStreams> streams;
 };
 
-// A whole file, or its head alone (`records` stay empty). Any bytes: throws UsageError naming `origin` where they are no
-// such file. Text in it comes out printable.
+// A whole file, or its head alone (`records` stay empty). Any bytes: throws UsageError naming `origin` where they are
+// no such file. Text in it comes out printable.
 FlightState parse_flight(std::string_view bytes, std::string_view origin);
 // Head only; a failure where the file is absent or is being created.
 Result<FlightState> read_flight_head(const fs::path& file);
 FlightState read_flight(const fs::path& file);
 
 fs::path flight_file(const fs::path& directory, int rank);
-// Files of the newest attempt in the directory, by rank; those of earlier ones are left out. Throws UsageError where there is none.
+// Files of the newest attempt in the directory, by rank; those of earlier ones are left out. Throws UsageError where
+// there is none.
 std::vector<FlightState> read_flights(const fs::path& directory);
 
 // What this machine knows of a rank's process.

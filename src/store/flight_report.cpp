@@ -144,8 +144,8 @@ std::vector<int> behind(const Judgement& j) {
 std::vector<int> find_culprits(const Judgement& j) {
   const auto dead = ranks_where(j, [](const auto& r) { return gone(r.state); });
   if (!dead.empty()) {
-    const bool some_live =
-        std::any_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) { return !gone(r.state) && r.state != RankState::kEnded; });
+    const bool some_live = std::any_of(j.ranks.begin(), j.ranks.end(),
+                                       [](const auto& r) { return !gone(r.state) && r.state != RankState::kEnded; });
     if (some_live) return dead;
     const auto first = first_gone(j);
     return !first.empty() ? first : behind(j);
@@ -183,18 +183,21 @@ std::string summarize(const Judgement& j, const OpTexts& ops) {
     const auto& r = *std::find_if(j.ranks.begin(), j.ranks.end(), [c](const auto& x) { return x.seen.rank == c; });
     const std::string where =
         r.seen.flight ? fmt::format(" ({} pid {})", r.seen.flight->identity.host, r.seen.flight->identity.pid) : "";
-    text += fmt::format("rank {}{} {}", c, where, r.state == RankState::kWaiting ? r.doing + ", behind the others" : r.doing);
+    text += fmt::format("rank {}{} {}", c, where,
+                        r.state == RankState::kWaiting ? r.doing + ", behind the others" : r.doing);
   }
   if (text.empty()) {
     if (j.waiting.size() > 1 && j.waiting.size() == j.ranks.size())
       text = "no rank is behind the others: all are in collectives";
-    else if (j.waiting.empty() && std::all_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) { return r.state == RankState::kEnded; }))
+    else if (j.waiting.empty() &&
+             std::all_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) { return r.state == RankState::kEnded; }))
       return "all ranks ended by themselves";
     else
       text = "no rank holds the others up";
   }
   if (j.waits_in)
-    text += fmt::format("; {} wait{} in {}", list_of(j.waiting), j.waiting.size() == 1 ? "s" : "", op_name(*j.waits_in, ops));
+    text += fmt::format("; {} wait{} in {}", list_of(j.waiting), j.waiting.size() == 1 ? "s" : "",
+                        op_name(*j.waits_in, ops));
   return text;
 }
 
@@ -245,19 +248,21 @@ std::string to_text(const Judgement& j, const OpTexts& ops) {
   std::int64_t last = 0;
   for (const auto& r : j.ranks)
     if (r.seen.flight) last = std::max(last, r.seen.flight->beat_wall_ns);
-  text += fmt::format("{:>6}  {:<16} {:>8}  {:<8} {:>6} {:>12}  {}\n", "rank", "host", "pid", "state", "step", "no progress", "doing");
+  text += fmt::format("{:>6}  {:<16} {:>8}  {:<8} {:>6} {:>12}  {}\n", "rank", "host", "pid", "state", "step",
+                      "no progress", "doing");
   for (const auto& r : j.ranks) {
     if (!r.seen.flight) {
       text += fmt::format("{:>6}  {:<16} {:>8}  {:<8}\n", r.seen.rank, "-", "-", name_of(r.state));
       continue;
     }
     const FlightState& f = *r.seen.flight;
+    const std::int64_t behind_ns = last - f.beat_wall_ns, silent_ns = behind_ns > kApartNs ? behind_ns : 0;
     text += fmt::format("{:>6}  {:<16} {:>8}  {:<8} {:>6} {:>12}  {}\n", r.seen.rank, f.identity.host, f.identity.pid,
-                        name_of(r.state), f.step, human(Seconds(static_cast<double>(f.idle_ns) * 1e-9)), r.doing);
-    if (last - f.beat_wall_ns > kApartNs)
+                        name_of(r.state), f.step, human(Seconds((static_cast<double>(f.idle_ns) + static_cast<double>(silent_ns)) * 1e-9)), r.doing);
+    if (silent_ns > 0)
       text += fmt::format("        last heartbeat {}, {} before the last of all\n",
                           utc_timestamp(static_cast<double>(f.beat_wall_ns) * 1e-9),
-                          human(Seconds(static_cast<double>(last - f.beat_wall_ns) * 1e-9)));
+                          human(Seconds(static_cast<double>(silent_ns) * 1e-9)));
   }
   const auto excerpt = [&](const std::string& title, const FlightStream& s) {
     const std::string lines = ops ? ops(s.op).excerpt : "";
@@ -267,7 +272,8 @@ std::string to_text(const Judgement& j, const OpTexts& ops) {
   for (std::size_t i = 0; i < j.culprits.size() && i < kShown; ++i)
     for (const auto& r : j.ranks)
       if (r.seen.rank == j.culprits[i] && r.seen.flight)
-        if (const FlightStream* s = telling(*r.seen.flight)) excerpt(fmt::format("rank {} ({})", r.seen.rank, name_of(r.state)), *s);
+        if (const FlightStream* s = telling(*r.seen.flight))
+          excerpt(fmt::format("rank {} ({})", r.seen.rank, name_of(r.state)), *s);
   if (j.waits_in)
     for (const auto& r : j.ranks)
       if (r.seen.rank == j.waiting.front()) {

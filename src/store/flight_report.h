@@ -22,17 +22,17 @@ struct OpText {
 using OpTexts = std::function<OpText(int op)>;
 
 enum class RankState {
-  kAbsent,      // no file
-  kEnded,       // left by its own account
-  kFailed,      // as above, after an error
-  kDead,        // its process is gone
-  kStopped,     // its process is stopped (SIGSTOP, a debugger)
-  kSilent,      // does not beat; its process is out of sight
-  kBusy,        // beats, outside of steps (validation, a checkpoint, ...)
-  kWaiting,     // has begun a collective
-  kBetween,     // between two steps
-  kHung,        // in an op, or between two, without progress
-  kRunning,     // in an op
+  kAbsent,   // no file
+  kEnded,    // left by its own account
+  kFailed,   // as above, after an error
+  kDead,     // its process is gone
+  kStopped,  // its process is stopped (SIGSTOP, a debugger)
+  kSilent,   // does not beat; its process is out of sight
+  kBusy,     // beats, outside of steps (validation, a checkpoint, ...)
+  kWaiting,  // has begun a collective
+  kBetween,  // between two steps
+  kHung,     // in an op, or between two, without progress
+  kRunning,  // in an op
 };
 std::string_view name_of(RankState state);
 
@@ -52,10 +52,10 @@ struct Judgement {
     std::string doing;  // "waiting in all_reduce ...", "stopped in ..."
   };
   std::vector<Rank> ranks;
-  std::vector<int> culprits;     // empty: nobody holds the others up, or it cannot be told
-  std::vector<int> waiting;      // ranks in a collective
-  std::optional<int> waits_in;   // the op that they wait in; of several the first in the program
-  std::string summary;           // one sentence
+  std::vector<int> culprits;    // empty: nobody holds the others up, or it cannot be told
+  std::vector<int> waiting;     // ranks in a collective
+  std::optional<int> waits_in;  // the op that they wait in; of several the first in the program
+  std::string summary;          // one sentence
 };
 Judgement judge(std::vector<Sighting> ranks, const OpTexts& ops);
 

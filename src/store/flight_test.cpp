@@ -35,9 +35,9 @@ bool soon(F&& condition, double seconds = 20.0) {
 class Flight : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ = fs::path(::testing::TempDir()) /
-                 fmt::format("molen_flight_{}_{}", ::getpid(),
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    directory_ =
+        fs::path(::testing::TempDir()) /
+        fmt::format("molen_flight_{}_{}", ::getpid(), ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(directory_);
   }
   void TearDown() override { fs::remove_all(directory_); }
@@ -248,7 +248,8 @@ TEST(FlightPeers, SomebodyLooksAtEverybody) {
       for (const int p : peers_of(r, hosts)) {
         ASSERT_NE(p, r);
         ++seen[static_cast<std::size_t>(p)];
-        seen_here[static_cast<std::size_t>(p)] += hosts[static_cast<std::size_t>(p)] == hosts[static_cast<std::size_t>(r)];
+        seen_here[static_cast<std::size_t>(p)] +=
+            hosts[static_cast<std::size_t>(p)] == hosts[static_cast<std::size_t>(r)];
       }
     for (int r = 0; r < ranks; ++r) {
       if (ranks > 1) EXPECT_GE(seen[static_cast<std::size_t>(r)], 1) << ranks;
@@ -258,7 +259,8 @@ TEST(FlightPeers, SomebodyLooksAtEverybody) {
   }
 }
 
-// --- who is to blame ---------------------------------------------------------------------------------------------------
+// --- who is to blame
+// ---------------------------------------------------------------------------------------------------
 
 struct Place {
   std::int64_t step;
@@ -292,9 +294,10 @@ const OpTexts kOps = [](int op) {
 };
 
 TEST(FlightJudge, TheRankThatHasNotEnteredWhatTheOthersWaitIn) {
-  const auto j = judge({living(0, 3, Place{7, 25, false}, Place{7, 20, true}), living(1, 3, Place{7, 15, true}, Place{7, 10, false}),
-                        living(2, 3, Place{7, 25, false}, Place{7, 20, true})},
-                       kOps);
+  const auto j = judge(
+      {living(0, 3, Place{7, 25, false}, Place{7, 20, true}), living(1, 3, Place{7, 15, true}, Place{7, 10, false}),
+       living(2, 3, Place{7, 25, false}, Place{7, 20, true})},
+      kOps);
   EXPECT_EQ(j.culprits, std::vector<int>{1});
   EXPECT_EQ(j.waiting, (std::vector<int>{0, 2}));
   EXPECT_EQ(j.waits_in, 20);
@@ -362,7 +365,8 @@ TEST(FlightJudge, WithoutRecordsOrNames) {
   EXPECT_NE(to_text(j, {}).find("absent"), std::string::npos);
 }
 
-// --- the watch ---------------------------------------------------------------------------------------------------------
+// --- the watch
+// ---------------------------------------------------------------------------------------------------------
 
 class FlightWatch : public Flight {
  protected:
@@ -458,7 +462,8 @@ TEST_F(FlightWatch, NoFalseAlarm) {
     std::this_thread::sleep_for(milliseconds(50));
   }
   EXPECT_TRUE(alarms().empty()) << alarms()[0].report;
-  for (const auto phase : {FlightPhase::kValidate, FlightPhase::kCheckpoint, FlightPhase::kStart, FlightPhase::kFinish}) {
+  for (const auto phase :
+       {FlightPhase::kValidate, FlightPhase::kCheckpoint, FlightPhase::kStart, FlightPhase::kFinish}) {
     b.phase(phase, 7);
     std::this_thread::sleep_for(milliseconds(600));
     EXPECT_TRUE(alarms().empty()) << alarms()[0].report;

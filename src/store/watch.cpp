@@ -184,8 +184,7 @@ bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
       found = true;
     }
   }
-  const bool hangs =
-      writer_.phase() == FlightPhase::kTrain && static_cast<double>(idle_ns_.load()) * 1e-9 > limit;
+  const bool hangs = writer_.phase() == FlightPhase::kTrain && static_cast<double>(idle_ns_.load()) * 1e-9 > limit;
   return found || hangs || fs::exists(directory_ / fmt::format("alarm-{}", identity_.job));
 }
 
@@ -193,13 +192,16 @@ bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
 // keep others waiting rightly.
 std::optional<Judgement> Watch::confirm() {
   Judgement j = judge(sight(directory_, identity_, options_.beat * 5 / 2), ops_);
-  bool dead = false, silent = false, all_idle = true, marked = fs::exists(directory_ / fmt::format("alarm-{}", identity_.job));
+  bool dead = false, silent = false, all_idle = true,
+       marked = fs::exists(directory_ / fmt::format("alarm-{}", identity_.job));
   const double limit = limit_s();
   for (const auto& r : j.ranks) {
     dead = dead || r.state == RankState::kDead;
-    silent = silent || ((r.state == RankState::kSilent || r.state == RankState::kStopped) && silent_.contains(r.seen.rank));
+    silent =
+        silent || ((r.state == RankState::kSilent || r.state == RankState::kStopped) && silent_.contains(r.seen.rank));
     if (!lives(r.state)) continue;
-    const bool idles = r.seen.flight->phase == FlightPhase::kTrain && static_cast<double>(r.seen.flight->idle_ns) * 1e-9 > limit;
+    const bool idles =
+        r.seen.flight->phase == FlightPhase::kTrain && static_cast<double>(r.seen.flight->idle_ns) * 1e-9 > limit;
     all_idle = all_idle && idles;
   }
   if (!dead && !silent && !all_idle && !marked) return std::nullopt;

@@ -39,8 +39,8 @@ struct Alarm {
 
 class Watch {
  public:
-  // `writer` is this rank's record, `identity` what is in it. `on_alarm` is called once, from the looking thread; it may
-  // end the process.
+  // `writer` is this rank's record, `identity` what is in it. `on_alarm` is called once, from the looking thread; it
+  // may end the process.
   Watch(fs::path directory, FlightWriter& writer, FlightIdentity identity, WatchOptions options, OpTexts ops,
         std::function<void(const Alarm&)> on_alarm);
   ~Watch();

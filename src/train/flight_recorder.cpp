@@ -101,7 +101,8 @@ void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicat
   world.all_reduce(&failed, 1, DType::kI32, comm::Reduce::kMax);  // and all files are there
   if (failed) throw Error("{}", failure.empty() ? "another rank cannot open its flight recorder" : failure);
   made->ops = program::expand(job.program);
-  for (const auto& op : made->ops) made->bytes.push_back(program::is_communication(op.step->op) ? op.step->moved.value : 0);
+  for (const auto& op : made->ops)
+    made->bytes.push_back(program::is_communication(op.step->op) ? op.step->moved.value : 0);
   open_ = std::move(made);
   store::WatchOptions options;
   options.hang_timeout = job.config.train.hang_timeout;
