@@ -1,4 +1,4 @@
-// molen runs list|show|compare
+// molen runs list|show|compare|flight
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +7,11 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "program/excerpt.h"
+#include "program/text.h"
+#include "store/flight_report.h"
 #include "store/metrics.h"
+#include "store/watch.h"
 
 namespace molen::apps {
 namespace {
@@ -76,6 +80,56 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
   return difference.empty() ? kOk : kFailed;
 }
 
+// The program of a run, where program.txt is still what these records are of.
+struct Recorded {
+  program::Program program;
+  std::vector<program::Expanded> ops;
+};
+std::shared_ptr<const Recorded> recorded_program(const fs::path& run, const std::string& digest) {
+  const fs::path file = run / "program.txt";
+  if (!fs::exists(file)) return nullptr;
+  auto r = std::make_shared<Recorded>();
+  r->program = program::parse(read_file(file), file.string());
+  if (sha256_hex(program::print(r->program)) != digest) return nullptr;
+  r->ops = program::expand(r->program);
+  return r;
+}
+
+int flight(const std::string& run, const std::string& format) {
+  const fs::path directory = fs::path(run) / "flight";
+  if (!fs::is_directory(directory)) throw UsageError("{}: no flight/ here; is it a run directory?", run);
+  const auto records = store::read_flights(directory);
+  const store::FlightIdentity& of = records.front().identity;
+  store::OpTexts texts;
+  const auto known = recorded_program(run, of.program_digest);
+  if (known)
+    texts = [known](int op) -> store::OpText {
+      return {program::op_title(known->program, known->ops, op), program::excerpt(known->program, known->ops, op)};
+    };
+  // Ranks that beat four times a second have beaten between the two looks.
+  auto seen = store::sight(directory, of, std::chrono::milliseconds(700));
+  for (const auto& record : records)
+    for (auto& s : seen)
+      if (s.flight && s.rank == record.identity.rank)
+        for (std::size_t i = 0; i < record.streams.size(); ++i) {
+          s.flight->streams[i].records = record.streams[i].records;
+          s.flight->streams[i].torn = record.streams[i].torn;
+        }
+  const auto judgement = store::judge(std::move(seen), texts);
+  const fs::path report = directory / fmt::format("report-{}.txt", of.attempt);
+  const bool reported = fs::exists(report);
+  if (format == "json") {
+    Json j{{"run", run}, {"attempt", of.attempt}, {"report", reported ? Json(report.string()) : Json()}};
+    j.update(store::to_json(judgement, texts));
+    fmt::print("{}\n", j.dump(2));
+    return kOk;
+  }
+  fmt::print("attempt {}: {}", of.attempt, store::to_text(judgement, texts));
+  if (!known) fmt::print("\nprogram.txt is not the program of these records: ops are numbers only\n");
+  if (reported) fmt::print("\nwritten while it happened: {}\n", report.string());
+  return kOk;
+}
+
 }  // namespace
 
 void add_runs_verb(CLI::App& app, Chosen& chosen) {
@@ -96,6 +150,13 @@ void add_runs_verb(CLI::App& app, Chosen& chosen) {
   two->add_option("A", *a, "run directory")->required();
   two->add_option("B", *b, "run directory")->required();
   auto compare_format = add_format_option(*two);
+  auto flown = std::make_shared<std::string>();
+  CLI::App* recorder =
+      verb->add_subcommand("flight", "what each rank was doing last, and which one the others waited for");
+  recorder->add_option("RUN", *flown, "run directory")->required();
+  auto flight_format = add_format_option(*recorder);
+  recorder->callback(
+      [&chosen, flown, flight_format] { chosen.action = [=] { return flight(*flown, *flight_format); }; });
   two->callback([&chosen, a, b, compare_format] { chosen.action = [=] { return compare(*a, *b, *compare_format); }; });
 }
 

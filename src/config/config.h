@@ -100,6 +100,7 @@ struct TrainTable {
   std::optional<std::int64_t> validate_batches;
   bool deterministic = true;
   std::vector<std::int64_t> trace_steps;
+  std::optional<Seconds> hang_timeout;  // nothing: "auto", max(3 x median step, 30 s)
 };
 
 struct CheckpointTable {

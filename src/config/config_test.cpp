@@ -366,6 +366,7 @@ Config any_config() {
   if (*rc::gen::arbitrary<bool>())
     c.train.stop_after = Horizon{Horizon::Unit::kSeconds, *rc::gen::inRange(1, 1 << 30) / 9.0};
   c.train.trace_steps = *rc::gen::container<std::vector<std::int64_t>>(rc::gen::inRange<std::int64_t>(1, 1000));
+  if (*rc::gen::arbitrary<bool>()) c.train.hang_timeout = Seconds(*rc::gen::inRange(1, 1 << 30) / 7.0);
   if (*rc::gen::arbitrary<bool>()) c.energy.power_budget = Watts(*rc::gen::inRange(1, 1 << 30) / 3.0);
   c.energy.slowdown = *rc::gen::inRange(0, 1000) / 1001.0;
   c.parallel.recompute = *rc::gen::element(Recompute{}, Recompute{Recompute::Mode::kFull, {}, Bytes(0)},

@@ -163,6 +163,10 @@ std::vector<Field> train_fields() {
       make("train.deterministic", t, &T::deterministic, boolean(), Effect::kRun,
            "the same layout on the same machine repeats bit for bit"),
       make("train.trace_steps", t, &T::trace_steps, step_list(), Effect::kRun, "steps written to trace.json, op by op"),
+      make("train.hang_timeout", t, &T::hang_timeout, time_or_auto(), Effect::kRun,
+           "no op of any rank advances, or a rank gives no sign of life, for so long: end with a report; auto is max(3 "
+           "x "
+           "median step, 30 s)"),
       make("checkpoint.every", k, &K::every, horizon(), Effect::kRun,
            "between checkpoints; the last step is always saved"),
       make("checkpoint.keep", k, &K::keep, natural(), Effect::kRun, "newest checkpoints kept; 0 keeps all"),

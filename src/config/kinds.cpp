@@ -246,6 +246,15 @@ Kind<Horizon> horizon_or_zero() {
 Kind<Seconds> time() {
   return quantity<Seconds>("a time", parse_seconds, false);
 }
+Kind<std::optional<Seconds>> time_or_auto() {
+  return {.type = "auto, or a time",
+          .read = [](const Json& value) -> std::optional<Seconds> {
+            if (value == "auto") return std::nullopt;
+            return time().read(value);
+          },
+          .write = [](const std::optional<Seconds>& value) { return value ? Json(print(*value)) : Json("auto"); },
+          .textual = true};
+}
 Kind<Watts> power() {
   return quantity<Watts>("a power", parse_watts, false);
 }

@@ -43,6 +43,7 @@ Kind<std::string> choice_or_file(std::vector<std::string> choices);
 Kind<Horizon> horizon();  // above zero
 Kind<Horizon> horizon_or_zero();
 Kind<Seconds> time();
+Kind<std::optional<Seconds>> time_or_auto();
 Kind<Watts> power();
 Kind<Recompute> recompute();
 Kind<RopeScaling> rope_scaling();

@@ -186,7 +186,9 @@ class Executor::Impl {
     const auto& e = ops_[i];
     auto& time = timeline.ops[i];
     const std::int64_t cpu_start = options_.device.is_cpu() ? thread_cpu_ns() : 0;
-    time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+    const std::int64_t begun = now_ns();
+    time.start_s = static_cast<double>(begun - start_ns_) * 1e-9;
+    if (options_.observer) options_.observer->begin(e.step->stream, i, begun);
     if (options_.sleep) {
       std::this_thread::sleep_for(std::chrono::duration<double>(options_.sleep(*e.step)));
     } else if (!(e.step->unless && state.non_finite)) {
@@ -212,7 +214,9 @@ class Executor::Impl {
       record_memory(i, offset, scratch.high_water());
       if (options_.poison_dead) poison(e);
     }
-    time.end_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+    const std::int64_t ended = now_ns();
+    time.end_s = static_cast<double>(ended - start_ns_) * 1e-9;
+    if (options_.observer) options_.observer->end(e.step->stream, i, ended);
     time.cpu_s = options_.device.is_cpu() ? static_cast<double>(thread_cpu_ns() - cpu_start) * 1e-9 : time.seconds();
   }
 

@@ -37,9 +37,19 @@ struct StepResult {
   double mean_loss() const { return loss_sum / valid_tokens; }
 };
 
+// Told when ops begin and end, on the threads that run them: one per stream. `op` counts in the expansion, `ns` is the
+// steady clock. An op that is skipped begins and ends, one that throws does not end.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void begin(program::Stream stream, std::size_t op, std::int64_t ns) noexcept = 0;
+  virtual void end(program::Stream stream, std::size_t op, std::int64_t ns) noexcept = 0;
+};
+
 struct Options {
   at::Device device = at::kCPU;
-  bool poison_dead = false;  // fill transient buffers with NaN patterns when their lifetime ends
+  bool poison_dead = false;      // fill transient buffers with NaN patterns when their lifetime ends
+  Observer* observer = nullptr;  // must outlive the executor
   // Instead of an op, wait for so many seconds: what a schedule hides and leaves idle, apart from what ops cost here.
   std::function<double(const program::Step&)> sleep;
 };

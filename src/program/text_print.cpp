@@ -55,9 +55,7 @@ std::string op_text(const Op& op) {
 }
 
 std::string step_text(const Program& p, const Step& step, std::size_t index) {
-  std::string text = fmt::format("  %{} {}", index, op_text(step.op));
-  if (!step.reads.empty()) text += " reads=" + uses_text(p, step.reads);
-  if (!step.writes.empty()) text += " writes=" + uses_text(p, step.writes);
+  std::string text = fmt::format("  %{} {}", index, print_step(p, step));
   if (!step.after.empty()) {
     text += " after=";
     for (std::size_t i = 0; i < step.after.size(); ++i) {
@@ -107,6 +105,12 @@ std::string print_all(const Program& p, const MemoryPlan* plan) {
 
 }  // namespace
 
+std::string print_step(const Program& p, const Step& step) {
+  std::string text = op_text(step.op);
+  if (!step.reads.empty()) text += " reads=" + uses_text(p, step.reads);
+  if (!step.writes.empty()) text += " writes=" + uses_text(p, step.writes);
+  return text;
+}
 std::string print(const Program& program) {
   return print_all(program, nullptr);
 }

@@ -73,6 +73,8 @@ class Recorder::Impl {
     for (const auto& op : program::expand(job.program)) hardware_flops_ += op.step->hardware_flops.value;
   }
 
+  std::int64_t attempt() const { return run_.attempt(); }
+
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
              const std::string& state_hash) {
     start_step_ = start_step;
@@ -415,6 +417,9 @@ void Recorder::checkpoint(std::int64_t step, const std::string& path, double sec
 void Recorder::prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned,
                           std::int64_t measured_peak, std::int64_t rss) {
   impl_->prediction(comparison, memory, planned, measured_peak, rss);
+}
+std::int64_t Recorder::attempt() const {
+  return impl_->attempt();
 }
 void Recorder::note(const std::string& text) {
   impl_->note(text);

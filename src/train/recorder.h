@@ -42,6 +42,7 @@ class Recorder {
   // Predicted beside measured, where a calibration of this machine is there.
   void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak,
                   std::int64_t measured_peak, std::int64_t measured_rss);
+  std::int64_t attempt() const;
   void note(const std::string& text);  // a line for people, also an event
   // `tokens` and `used` as for `totals`.
   void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const std::string& reason);

@@ -26,6 +26,7 @@
 #include "sim/calibration.h"
 #include "sim/simulate.h"
 #include "train/checkpointing.h"
+#include "train/flight_recorder.h"
 #include "train/init.h"
 #include "train/inputs.h"
 #include "train/job_energy.h"
@@ -114,7 +115,7 @@ class Loop {
         validation_(inputs.validation),
         base_(resident_before_arena(job, world)),
         devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
-        executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false}) {
+        executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}) {
     at::set_num_threads(job.setting.threads);
     together(world, [&] { set_course(); });
     open_validation();
@@ -132,6 +133,7 @@ class Loop {
                                 job_.setting.data_ranks(), 4});
     loader_ = &loader;
     if (job_.options.save_initial && step_ == 0) save();
+    flight_.phase(store::FlightPhase::kTrain, step_ + 1);
     const double begun = now().value;
     if (step_ >= stop_step_) {
       const energy::EnergySoFar used = energy_->so_far();
@@ -211,6 +213,7 @@ class Loop {
     if (recorder_)
       for (const auto& note : inputs_.notes()) recorder_->note(note);
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
+    flight_.open(job_, recorder_ ? recorder_->attempt() : 0, world_);
   }
 
   void restore(const Json& state, const std::string& origin) {
@@ -226,6 +229,7 @@ class Loop {
   }
 
   void one_step() {
+    flight_.phase(store::FlightPhase::kTrain, step_ + 1);
     energy_->begin_step();
     double wait = 0.0;
     exec::StepInput input;
@@ -244,6 +248,7 @@ class Loop {
     const exec::StepResult result = executor_.run(input);
     if (result.non_finite) refuse_non_finite(result);
     ++step_;
+    flight_.step_took(result.timeline.total_s);
     next_sample_ += job_.setting.global_batch;
     tokens_total_ += static_cast<std::int64_t>(result.valid_tokens);
     record(result, input.optimizer.lr, wait);
@@ -320,6 +325,7 @@ class Loop {
   }
 
   void run_validation() {
+    flight_.phase(store::FlightPhase::kValidate, step_);
     std::vector<const data::ValidationSet*> sets;
     for (const auto& set : validation_) sets.push_back(set.get());
     const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), first_of_peers()}, world_,
@@ -329,6 +335,7 @@ class Loop {
 
   void save() {
     if (saved_step_ == step_) return;
+    flight_.phase(store::FlightPhase::kCheckpoint, step_);
     const double start = now().value;
     checkpoint::SaveOptions o;
     o.directory = checkpoint_directory(job_.config);
@@ -381,6 +388,7 @@ class Loop {
   }
 
   void finish(const std::string& reason) {
+    flight_.phase(store::FlightPhase::kFinish, step_);
     const std::int64_t rss = peak_resident().value;
     if (recorder_ && job_.options.cluster) compare_with_prediction(rss);
     const energy::EnergySoFar used = energy_->so_far();
@@ -404,6 +412,7 @@ class Loop {
   const std::vector<std::unique_ptr<data::ValidationSet>>& validation_;
   AlreadyThere base_;
   std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
+  FlightRecorder flight_;
   exec::Executor executor_;
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;

@@ -108,7 +108,7 @@ for _ in range(100):
     entry["costs"]["kinds"][kind] = of_part if kind.split()[0] in ("forward", "backward", "recompute") else plain
 ok("a calibration was made", r.returncode == 0, r.stderr)
 for words in (
-    ["runs", "list"], ["runs", "show", "runs/some"], ["runs", "compare", "runs/some", "runs/some"],
+    ["runs", "list"], ["runs", "show", "runs/some"], ["runs", "compare", "runs/some", "runs/some"], ["runs", "flight", "runs/some"],
     ["model", "list"], ["model", "show", "gpt2"], ["doctor"], ["program", "run.toml"], ["simulate", "run.toml", "--cluster", "here.json"],
     ["data", "inspect", "data"], ["data", "verify", "data"], ["data", "fetch", "--list"], ["energy", "list"],
     ["checkpoint", "list", "runs/some"], ["checkpoint", "verify", "runs/some"], ["config", "reference"], ["config", "show", "run.toml"],

@@ -1,0 +1,424 @@
+#include "store/flight.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace molen::store {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the file is little-endian, as every host we know of");
+
+constexpr char kMagic[8] = {'M', 'O', 'L', 'E', 'N', 'F', 'L', 'T'};
+constexpr std::uint32_t kVersion = 1;
+constexpr std::size_t kHeadBytes = 4096;
+constexpr std::uint32_t kMostRecords = 1 << 20;
+constexpr std::int32_t kMostRanks = 1 << 24;
+
+// Fields may be written while others read them: all are accessed through atomic_ref.
+struct Record {
+  std::uint64_t sequence;  // 0 while the rest is being written
+  std::int64_t ns, step, bytes;
+  std::int32_t op;
+  std::uint32_t end;
+  std::uint64_t check;  // of the fields above: half a record that a lost host's disk kept is told by it
+};
+
+struct alignas(64) Slot {
+  Record record;
+};
+static_assert(sizeof(Slot) == 64);
+
+struct StreamHead {
+  std::uint64_t position;  // step << 26 | op << 1 | inside
+  std::uint64_t written;
+};
+
+template <class T>
+void put(T& field, T value, std::memory_order order = std::memory_order_relaxed) {
+  std::atomic_ref<T>(field).store(value, order);
+}
+template <class T>
+T get(const T& field, std::memory_order order = std::memory_order_relaxed) {
+  return std::atomic_ref<T>(const_cast<T&>(field)).load(order);
+}
+
+std::uint64_t check_of(const Record& r, std::uint64_t sequence) {
+  std::uint64_t h = 0x9e3779b97f4a7c15ULL;
+  for (const std::uint64_t part : {sequence, static_cast<std::uint64_t>(r.ns), static_cast<std::uint64_t>(r.step),
+                                   static_cast<std::uint64_t>(r.bytes),
+                                   static_cast<std::uint64_t>(static_cast<std::uint32_t>(r.op)) << 32 | r.end})
+    h = (std::rotl(h, 23) ^ part) * 0xff51afd7ed558ccdULL;
+  return h;
+}
+
+constexpr int kOpBits = 26;  // with the bit of `inside`
+
+}  // namespace
+
+// The first page of the file; docs/formats/flight.md lists the offsets.
+struct FlightWriter::Head {
+  char magic[8];  // written last, when the rest is there
+  std::uint32_t version, head_bytes, slot_bytes, records, streams;
+  std::int32_t rank, ranks;
+  std::uint32_t phase;
+  std::int64_t attempt;
+  std::uint64_t job;
+  std::int64_t pid;
+  std::uint64_t pid_start, pid_namespace;
+  std::int64_t start_wall_ns;
+  char host[64], boot[64], digest[72];
+  // Live from here on.
+  std::uint64_t beat;
+  std::int64_t beat_ns, beat_wall_ns, idle_ns, median_step_ns, step;
+  std::uint64_t phases;  // changes of phase
+  std::uint32_t end;
+  std::int32_t saw_dead;
+  StreamHead stream[kFlightStreams];
+  char unused[3712];
+
+  Slot* ring(int s) {
+    return reinterpret_cast<Slot*>(reinterpret_cast<char*>(this) + kHeadBytes) +
+           std::ptrdiff_t{s} * FlightWriter::kRecords;
+  }
+};
+
+namespace {
+
+template <std::size_t N>
+void put_text(char (&field)[N], const std::string& text) {
+  std::memset(field, 0, N);
+  std::memcpy(field, text.data(), std::min(text.size(), N - 1));
+}
+
+// Of a text file in /proc, which has no size; empty where there is none.
+std::string read_proc(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return "";
+  char buffer[1024];
+  const ssize_t got = ::read(file, buffer, sizeof buffer);
+  ::close(file);
+  return got > 0 ? std::string(buffer, static_cast<std::size_t>(got)) : "";
+}
+
+// State letter and start time from /proc/PID/stat; the command in parentheses may hold anything.
+struct Stat {
+  char state = 0;
+  std::uint64_t start = 0;
+};
+std::optional<Stat> stat_of(std::int64_t pid) {
+  const std::string text = read_proc(fmt::format("/proc/{}/stat", pid));
+  const std::size_t close = text.rfind(')');
+  if (close == std::string::npos || close + 2 >= text.size()) return std::nullopt;
+  Stat stat{text[close + 2], 0};
+  std::size_t at = close + 2;
+  for (int field = 3; field < 22 && at != std::string::npos; ++field) {  // proc(5): start time is field 22
+    at = text.find(' ', at);
+    if (at != std::string::npos) ++at;
+  }
+  if (at == std::string::npos) return std::nullopt;
+  std::from_chars(text.data() + at, text.data() + text.size(), stat.start);
+  return stat;
+}
+
+class File {
+ public:
+  explicit File(int file) : file_(file) {}
+  ~File() {
+    if (file_ >= 0) ::close(file_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  int get() const { return file_; }
+
+ private:
+  int file_;
+};
+
+}  // namespace
+
+std::string_view name_of(FlightPhase phase) {
+  constexpr std::array<std::string_view, 5> names{"start", "train", "validation", "checkpoint", "finish"};
+  return names.at(static_cast<std::size_t>(phase));
+}
+
+FlightIdentity identify_process(FlightIdentity identity) {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  identity.host = name;
+  identity.boot = read_proc("/proc/sys/kernel/random/boot_id");
+  while (!identity.boot.empty() && identity.boot.back() == '\n') identity.boot.pop_back();
+  identity.pid = ::getpid();
+  if (const auto stat = stat_of(identity.pid)) identity.pid_start = stat->start;
+  struct ::stat space {};
+  if (::stat("/proc/self/ns/pid", &space) == 0) identity.pid_namespace = space.st_ino;
+  identity.start_wall_ns = static_cast<std::int64_t>(wall_time() * 1e9);
+  return identity;
+}
+
+FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity) {
+  static_assert(sizeof(Head) == kHeadBytes);
+  const auto fail = [&](const char* what, int error) {
+    throw Error("{}: the flight recorder {}: {}", file.string(), what, std::strerror(error));
+  };
+  std::error_code error;
+  fs::create_directories(file.parent_path(), error);
+  if (error) fail("has no directory", error.value());
+  if (::unlink(file.c_str()) != 0 && errno != ENOENT) fail("cannot replace its file", errno);
+  const File opened(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (opened.get() < 0) fail("cannot create its file", errno);
+  bytes_ = kHeadBytes + sizeof(Slot) * kRecords * kFlightStreams;
+  // Not a hole: a store to a page that a full disk has no room for would end the process (SIGBUS).
+  if (const int code = ::posix_fallocate(opened.get(), 0, static_cast<off_t>(bytes_)); code != 0) {
+    ::unlink(file.c_str());
+    fail("finds no room", code);
+  }
+  void* const mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, opened.get(), 0);
+  if (mapped == MAP_FAILED) fail("cannot map its file", errno);
+  std::memset(mapped, 0, bytes_);  // and every page is there before the first op
+  head_ = new (mapped) Head{};
+  head_->version = kVersion;
+  head_->head_bytes = kHeadBytes;
+  head_->slot_bytes = sizeof(Slot);
+  head_->records = kRecords;
+  head_->streams = kFlightStreams;
+  head_->rank = identity.rank;
+  head_->ranks = identity.ranks;
+  head_->attempt = identity.attempt;
+  head_->job = identity.job;
+  head_->pid = identity.pid;
+  head_->pid_start = identity.pid_start;
+  head_->pid_namespace = identity.pid_namespace;
+  head_->start_wall_ns = identity.start_wall_ns;
+  put_text(head_->host, identity.host);
+  put_text(head_->boot, identity.boot);
+  put_text(head_->digest, identity.program_digest);
+  head_->saw_dead = -1;
+  beat(0, now_ns(), identity.start_wall_ns);
+  std::atomic_thread_fence(std::memory_order_release);
+  std::memcpy(head_->magic, kMagic, sizeof kMagic);
+}
+
+FlightWriter::~FlightWriter() {
+  ::munmap(head_, bytes_);
+}
+
+void FlightWriter::record(int stream, bool end, std::int64_t step, int op, std::int64_t bytes,
+                          std::int64_t ns) noexcept {
+  const auto s = static_cast<std::size_t>(stream);
+  const std::uint64_t sequence = ++sequence_[s];
+  Record& r = head_->ring(stream)[(sequence - 1) % kRecords].record;
+  put(r.sequence, std::uint64_t{0});
+  std::atomic_thread_fence(std::memory_order_release);
+  const Record next{sequence, ns, step, bytes, op, end ? 1U : 0U, 0};
+  put(r.ns, next.ns);
+  put(r.step, next.step);
+  put(r.bytes, next.bytes);
+  put(r.op, next.op);
+  put(r.end, next.end);
+  put(r.check, check_of(next, sequence));
+  put(r.sequence, sequence, std::memory_order_release);
+  StreamHead& h = head_->stream[s];
+  put(h.position, static_cast<std::uint64_t>(step) << kOpBits | static_cast<std::uint64_t>(op) << 1 | (end ? 0U : 1U));
+  put(h.written, sequence, std::memory_order_release);
+}
+
+void FlightWriter::phase(FlightPhase phase, std::int64_t step) noexcept {
+  put(head_->step, step);
+  put(head_->phase, static_cast<std::uint32_t>(phase));
+  std::atomic_ref<std::uint64_t>(head_->phases).fetch_add(1, std::memory_order_release);
+}
+void FlightWriter::median_step(std::int64_t ns) noexcept {
+  put(head_->median_step_ns, ns);
+}
+void FlightWriter::beat(std::int64_t idle_ns, std::int64_t ns, std::int64_t wall_ns) noexcept {
+  put(head_->idle_ns, idle_ns);
+  put(head_->beat_ns, ns);
+  put(head_->beat_wall_ns, wall_ns);
+  std::atomic_ref<std::uint64_t>(head_->beat).fetch_add(1, std::memory_order_release);
+}
+void FlightWriter::saw_dead(int rank) noexcept {
+  put(head_->saw_dead, static_cast<std::int32_t>(rank));
+}
+void FlightWriter::leave(FlightEnd end) noexcept {
+  put(head_->end, static_cast<std::uint32_t>(end));
+}
+std::uint64_t FlightWriter::progress() const noexcept {
+  return get(head_->phases) + get(head_->stream[0].written) + get(head_->stream[1].written);
+}
+FlightPhase FlightWriter::phase() const noexcept {
+  return static_cast<FlightPhase>(get(head_->phase));
+}
+std::int64_t FlightWriter::median_step() const noexcept {
+  return get(head_->median_step_ns);
+}
+void FlightWriter::sync() noexcept {
+  ::msync(head_, kHeadBytes, MS_SYNC);
+}
+
+namespace {
+
+// Reads fields out of bytes of any origin.
+class Reader {
+ public:
+  Reader(std::string_view bytes, std::string_view origin) : bytes_(bytes), origin_(origin) {}
+
+  template <class T>
+  T at(std::size_t offset) const {
+    T value;
+    MOLEN_CHECK(offset + sizeof(T) <= bytes_.size(), "a field behind the end");
+    std::memcpy(&value, bytes_.data() + offset, sizeof(T));
+    return value;
+  }
+  template <class T>
+  T within(std::size_t offset, T least, T most, const char* what) const {
+    const T value = at<T>(offset);
+    if (value < least || value > most) wrong(fmt::format("{} is {}", what, value));
+    return value;
+  }
+  std::string text(std::size_t offset, std::size_t size) const {
+    std::string value(bytes_.substr(offset, size));
+    value.resize(std::min(value.size(), value.find('\0')));
+    for (char& c : value)
+      if (c < ' ' || c > '~') c = '?';
+    return value;
+  }
+  [[noreturn]] void wrong(const std::string& why) const {
+    throw UsageError("{}: not a flight record of molen: {}", origin_, why);
+  }
+  std::string_view bytes() const { return bytes_; }
+
+ private:
+  std::string_view bytes_, origin_;
+};
+
+void read_ring(const Reader& in, std::size_t start, std::uint32_t slots, FlightStream& stream) {
+  for (std::uint32_t i = 0; i < slots; ++i) {
+    const Record r = in.at<Record>(start + i * sizeof(Slot));
+    if (r.sequence == 0 && r.check == 0) continue;  // never written
+    if (r.sequence == 0 || (r.sequence - 1) % slots != i || r.check != check_of(r, r.sequence) || r.end > 1 ||
+        r.op < 0) {
+      ++stream.torn;
+      continue;
+    }
+    stream.records.push_back({r.sequence, r.ns, r.step, r.bytes, r.op, r.end == 1});
+  }
+  std::sort(stream.records.begin(), stream.records.end(),
+            [](const FlightRecord& a, const FlightRecord& b) { return a.sequence < b.sequence; });
+}
+
+}  // namespace
+
+FlightState parse_flight(std::string_view bytes, std::string_view origin) {
+  const Reader in(bytes, origin);
+  if (bytes.size() < kHeadBytes) in.wrong(fmt::format("{} bytes, its head has {}", bytes.size(), kHeadBytes));
+  if (bytes.substr(0, sizeof kMagic) != std::string_view(kMagic, sizeof kMagic)) in.wrong("it does not begin so");
+  if (const auto version = in.at<std::uint32_t>(8); version != kVersion)
+    throw UsageError("{}: a flight record of version {}; this molen reads {}", origin, version, kVersion);
+  if (in.at<std::uint32_t>(12) != kHeadBytes || in.at<std::uint32_t>(16) != sizeof(Slot))
+    in.wrong("sizes of its parts");
+  const auto slots = in.within<std::uint32_t>(20, 1, kMostRecords, "its number of records");
+  if (in.at<std::uint32_t>(24) != kFlightStreams) in.wrong("its number of streams");
+  FlightState s;
+  FlightIdentity& id = s.identity;
+  id.ranks = in.within<std::int32_t>(32, 1, kMostRanks, "the number of ranks");
+  id.rank = in.within<std::int32_t>(28, 0, id.ranks - 1, "the rank");
+  s.phase = static_cast<FlightPhase>(
+      in.within<std::uint32_t>(36, 0, static_cast<std::uint32_t>(FlightPhase::kFinish), "the phase"));
+  id.attempt = in.within<std::int64_t>(40, 0, INT64_MAX, "the attempt");
+  id.job = in.at<std::uint64_t>(48);
+  id.pid = in.within<std::int64_t>(56, 0, INT32_MAX, "the pid");
+  id.pid_start = in.at<std::uint64_t>(64);
+  id.pid_namespace = in.at<std::uint64_t>(72);
+  id.start_wall_ns = in.within<std::int64_t>(80, 0, INT64_MAX, "the start");
+  id.host = in.text(88, 64);
+  id.boot = in.text(152, 64);
+  id.program_digest = in.text(216, 72);
+  s.beat = in.at<std::uint64_t>(288);
+  s.beat_wall_ns = in.within<std::int64_t>(304, 0, INT64_MAX, "the time of the beat");
+  s.idle_ns = in.within<std::int64_t>(312, 0, INT64_MAX, "the idle time");
+  s.median_step_ns = in.within<std::int64_t>(320, 0, INT64_MAX, "the median step");
+  s.step = in.within<std::int64_t>(328, 0, INT64_MAX, "the step");
+  s.end = static_cast<FlightEnd>(
+      in.within<std::uint32_t>(344, 0, static_cast<std::uint32_t>(FlightEnd::kFailed), "the end"));
+  s.saw_dead = in.within<std::int32_t>(348, -1, id.ranks - 1, "the dead rank");
+  const bool whole = bytes.size() > kHeadBytes;
+  if (whole && bytes.size() != kHeadBytes + sizeof(Slot) * slots * kFlightStreams)
+    in.wrong(fmt::format("{} bytes with {} records a stream", bytes.size(), slots));
+  for (std::size_t i = 0; i < kFlightStreams; ++i) {
+    FlightStream& stream = s.streams[i];
+    const auto position = in.at<std::uint64_t>(352 + 16 * i);
+    stream.written = in.at<std::uint64_t>(360 + 16 * i);
+    stream.any = stream.written > 0;
+    stream.step = static_cast<std::int64_t>(position >> kOpBits);
+    stream.op = static_cast<int>(position >> 1 & ((1U << (kOpBits - 1)) - 1));
+    stream.inside = stream.any && (position & 1) != 0;
+    if (whole) read_ring(in, kHeadBytes + sizeof(Slot) * slots * i, slots, stream);
+  }
+  return s;
+}
+
+Result<FlightState> read_flight_head(const fs::path& file) {
+  const File opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  if (opened.get() < 0) return Failure{fmt::format("{}: {}", file.string(), std::strerror(errno))};
+  char head[kHeadBytes];
+  const ssize_t got = ::pread(opened.get(), head, sizeof head, 0);
+  if (got < static_cast<ssize_t>(sizeof head)) return Failure{fmt::format("{}: is being created", file.string())};
+  try {
+    return parse_flight(std::string_view(head, sizeof head), file.string());
+  } catch (const UsageError& error) {
+    return Failure{error.what()};
+  }
+}
+
+FlightState read_flight(const fs::path& file) {
+  constexpr std::int64_t kLimit = std::int64_t{1} << 28;
+  return parse_flight(read_file(file, kLimit), file.string());
+}
+
+fs::path flight_file(const fs::path& directory, int rank) {
+  return directory / fmt::format("rank-{:05}.bin", rank);
+}
+
+std::vector<FlightState> read_flights(const fs::path& directory) {
+  if (!fs::is_directory(directory))
+    throw UsageError("{}: no flight records here; is it the flight/ folder of a run?", directory.string());
+  std::vector<FlightState> all;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("rank-") && name.ends_with(".bin")) all.push_back(read_flight(entry.path()));
+  }
+  if (all.empty()) throw UsageError("{}: holds no rank-*.bin", directory.string());
+  const auto newest = std::max_element(all.begin(), all.end(), [](const FlightState& a, const FlightState& b) {
+    return a.identity.start_wall_ns < b.identity.start_wall_ns;
+  });
+  const std::uint64_t job = newest->identity.job;
+  std::erase_if(all, [job](const FlightState& s) { return s.identity.job != job; });
+  std::sort(all.begin(), all.end(),
+            [](const FlightState& a, const FlightState& b) { return a.identity.rank < b.identity.rank; });
+  return all;
+}
+
+ProcessState process_of(const FlightIdentity& identity, const FlightIdentity& here) {
+  if (identity.boot.empty() || identity.boot != here.boot || identity.pid_namespace != here.pid_namespace)
+    return ProcessState::kUnknown;
+  const auto stat = stat_of(identity.pid);
+  if (!stat || stat->start != identity.pid_start || stat->state == 'Z' || stat->state == 'X')
+    return ProcessState::kDead;
+  return stat->state == 'T' || stat->state == 't' ? ProcessState::kStopped : ProcessState::kAlive;
+}
+
+}  // namespace molen::store

@@ -1,0 +1,117 @@
+// The flight recorder: one memory-mapped ring file per rank, runs/NAME/flight/rank-%05d.bin (docs/formats/flight.md).
+// Writing a record is a few stores into shared pages, no system call, so what was written outlives SIGKILL. The file's
+// head carries the rank's heartbeat, which other ranks read (store/watch.h).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/file.h"
+#include "base/result.h"
+
+namespace molen::store {
+
+inline constexpr int kFlightStreams = 2;  // compute, communication: each written by one thread
+inline constexpr int kCommStream = 1;
+
+// What the loop does; ops are only expected to advance in kTrain.
+enum class FlightPhase : std::uint32_t { kStart, kTrain, kValidate, kCheckpoint, kFinish };
+// How the rank left, by its own account.
+enum class FlightEnd : std::uint32_t { kRunning, kEnded, kFailed };
+std::string_view name_of(FlightPhase phase);
+
+struct FlightIdentity {
+  int rank = 0, ranks = 1;
+  std::int64_t attempt = 1;
+  std::uint64_t job = 0;   // the same on all ranks of an attempt, different between attempts
+  std::string host, boot;  // name; boot id of the kernel: ranks that share it share a host
+  std::int64_t pid = 0;
+  std::uint64_t pid_start = 0;      // clock ticks after boot; tells a reused pid
+  std::uint64_t pid_namespace = 0;  // pids mean something within one
+  std::string program_digest;       // SHA-256 of the program's text, hexadecimal
+  std::int64_t start_wall_ns = 0;
+};
+// Host, boot, pid and start of this process and the time now; the rest as it is.
+FlightIdentity identify_process(FlightIdentity identity);
+
+// Writes one rank's file. `record` may be called by one thread per stream, the rest from any thread.
+class FlightWriter {
+ public:
+  static constexpr int kRecords = 1024;  // per stream
+
+  // Creates the file anew: who still has an earlier attempt's open keeps that one. Throws Error (disk full, ...).
+  FlightWriter(const fs::path& file, const FlightIdentity& identity);
+  ~FlightWriter();
+  FlightWriter(const FlightWriter&) = delete;
+  FlightWriter& operator=(const FlightWriter&) = delete;
+
+  // `op`: index in the expanded program; `bytes`: payload of a collective; `ns`: steady clock.
+  void record(int stream, bool end, std::int64_t step, int op, std::int64_t bytes, std::int64_t ns) noexcept;
+  // Counts as progress, like a record.
+  void phase(FlightPhase phase, std::int64_t step) noexcept;
+  void median_step(std::int64_t ns) noexcept;
+  // `idle_ns`: since the last progress, on a clock that stands still while the process is stopped.
+  void beat(std::int64_t idle_ns, std::int64_t ns, std::int64_t wall_ns) noexcept;
+  void saw_dead(int rank) noexcept;
+  void leave(FlightEnd end) noexcept;
+  // Changes with every record and phase.
+  std::uint64_t progress() const noexcept;
+  FlightPhase phase() const noexcept;
+  std::int64_t median_step() const noexcept;
+  // Hands the head to the file system, for readers on other hosts. May block.
+  void sync() noexcept;
+
+ private:
+  struct Head;
+  Head* head_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::array<std::uint64_t, kFlightStreams> sequence_{};
+};
+
+struct FlightRecord {
+  std::uint64_t sequence = 0;  // from 1, without gaps in what was written
+  std::int64_t ns = 0, step = 0, bytes = 0;
+  int op = 0;
+  bool end = false;
+};
+
+struct FlightStream {
+  bool any = false;       // false: no op has begun yet
+  std::int64_t step = 0;  // of the last record
+  int op = 0;
+  bool inside = false;  // begun and not ended
+  std::uint64_t written = 0;
+  std::vector<FlightRecord> records;  // whole ones, oldest first
+  int torn = 0;                       // slots that hold half a record
+};
+
+struct FlightState {
+  FlightIdentity identity;
+  std::uint64_t beat = 0;
+  std::int64_t beat_wall_ns = 0, idle_ns = 0, median_step_ns = 0, step = 0;
+  FlightPhase phase{};
+  FlightEnd end{};
+  int saw_dead = -1;  // a rank whose process this one found gone
+  std::array<FlightStream, kFlightStreams> streams;
+};
+
+// A whole file, or its head alone (`records` stay empty). Any bytes: throws UsageError naming `origin` where they are
+// no such file. Text in it comes out printable.
+FlightState parse_flight(std::string_view bytes, std::string_view origin);
+// Head only; a failure where the file is absent or is being created.
+Result<FlightState> read_flight_head(const fs::path& file);
+FlightState read_flight(const fs::path& file);
+
+fs::path flight_file(const fs::path& directory, int rank);
+// Files of the newest attempt in the directory, by rank; those of earlier ones are left out. Throws UsageError where
+// there is none.
+std::vector<FlightState> read_flights(const fs::path& directory);
+
+// What this machine knows of a rank's process.
+enum class ProcessState { kUnknown, kAlive, kStopped, kDead };
+ProcessState process_of(const FlightIdentity& identity, const FlightIdentity& here);
+
+}  // namespace molen::store

@@ -1,0 +1,320 @@
+#include "store/flight_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <compare>
+
+#include "base/clock.h"
+#include "base/units.h"
+
+namespace molen::store {
+namespace {
+
+// Ranks beat four times a second, so one that fell silent this much before the last was no longer running.
+constexpr std::int64_t kApartNs = 700'000'000;
+
+// Where a rank is in the order that all ranks share: the collective it is in or comes from. Further is larger.
+struct Place {
+  std::int64_t step = 0;
+  int op = -1;
+  bool inside = false;
+  auto operator<=>(const Place&) const = default;
+};
+
+Place comm_place(const FlightState& f) {
+  const FlightStream& c = f.streams[kCommStream];
+  if (c.any && c.step >= f.step) return {c.step, c.op, !c.inside};  // behind its end is further than in it
+  return {f.step, -1, false};
+}
+
+// The stream that tells most about what the rank is doing.
+const FlightStream* telling(const FlightState& f) {
+  const FlightStream &compute = f.streams[0], &comm = f.streams[kCommStream];
+  if (comm.inside) return &comm;
+  if (compute.inside) return &compute;
+  if (!compute.any && !comm.any) return nullptr;
+  if (!comm.any) return &compute;
+  if (!compute.any) return &comm;
+  return std::pair(comm.step, comm.op) > std::pair(compute.step, compute.op) ? &comm : &compute;
+}
+
+std::string op_name(int op, const OpTexts& ops) {
+  const std::string name = ops ? ops(op).name : "";
+  return name.empty() ? fmt::format("op {}", op) : fmt::format("op {} ({})", op, name);
+}
+
+std::string place_text(const FlightState& f, const OpTexts& ops) {
+  if (f.phase != FlightPhase::kTrain) return fmt::format("{}, step {}", name_of(f.phase), f.step);
+  const FlightStream* s = telling(f);
+  if (!s || (s->step < f.step && !s->inside)) return fmt::format("before the first op of step {}", f.step);
+  return fmt::format("{}{} of step {}", s->inside ? "" : "after ", op_name(s->op, ops), s->step);
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+  std::string text;
+  constexpr std::size_t kMost = 8;
+  for (std::size_t i = 0; i < ranks.size() && i < kMost; ++i) text += fmt::format("{}{}", i ? ", " : "", ranks[i]);
+  if (ranks.size() > kMost) text += fmt::format(" and {} more", ranks.size() - kMost);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+std::string doing(const Judgement::Rank& r, const OpTexts& ops) {
+  if (!r.seen.flight) return "has left no record";
+  const FlightState& f = *r.seen.flight;
+  const std::string where = place_text(f, ops);
+  switch (r.state) {
+    case RankState::kEnded:
+      return fmt::format("ended after step {}", f.step);
+    case RankState::kFailed:
+      return fmt::format("ended with an error of its own: {}", where);
+    case RankState::kWaiting:
+      return "waiting in " + where;
+    case RankState::kBusy:
+      return "in " + where;
+    default:
+      return fmt::format("{}: {}", name_of(r.state), where);
+  }
+}
+
+bool gone(RankState s) {
+  return s == RankState::kDead || s == RankState::kAbsent;
+}
+
+template <class F>
+std::vector<int> ranks_where(const Judgement& j, F&& condition) {
+  std::vector<int> found;
+  for (const auto& r : j.ranks)
+    if (condition(r)) found.push_back(r.seen.rank);
+  return found;
+}
+
+// After the fact, all processes are gone: the one that went first, by its last beat or by what others saw.
+std::vector<int> first_gone(const Judgement& j) {
+  std::vector<int> seen;
+  std::int64_t last = 0;
+  for (const auto& r : j.ranks)
+    if (r.seen.flight) {
+      last = std::max(last, r.seen.flight->beat_wall_ns);
+      if (r.seen.flight->saw_dead >= 0) seen.push_back(r.seen.flight->saw_dead);
+    }
+  auto silent = ranks_where(j, [&](const Judgement::Rank& r) {
+    return r.state == RankState::kDead && r.seen.flight && last - r.seen.flight->beat_wall_ns > kApartNs;
+  });
+  if (!silent.empty()) {
+    // Of those the earliest, and who fell silent with it.
+    std::int64_t first = last;
+    for (const auto& r : j.ranks)
+      if (r.state == RankState::kDead && r.seen.flight) first = std::min(first, r.seen.flight->beat_wall_ns);
+    return ranks_where(j, [&](const Judgement::Rank& r) {
+      return r.state == RankState::kDead && r.seen.flight && r.seen.flight->beat_wall_ns - first <= kApartNs;
+    });
+  }
+  std::sort(seen.begin(), seen.end());
+  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+  return seen;
+}
+
+// Of ranks that live: those that have not entered what the others wait in.
+std::vector<int> behind(const Judgement& j) {
+  const auto in_step = [](const Judgement::Rank& r) {
+    return r.seen.flight && r.state != RankState::kEnded && r.state != RankState::kFailed;
+  };
+  const auto waits = [](const Judgement::Rank& r) { return r.seen.flight->streams[kCommStream].inside; };
+  std::optional<Place> least, most;
+  bool any_waits = false, any_free = false;
+  for (const auto& r : j.ranks)
+    if (in_step(r)) (waits(r) ? any_waits : any_free) = true;
+  if (!any_waits) {
+    const auto hung = ranks_where(j, [](const auto& r) { return r.state == RankState::kHung; });
+    return hung.size() < j.ranks.size() || hung.size() == 1 ? hung : std::vector<int>{};
+  }
+  for (const auto& r : j.ranks) {
+    if (!in_step(r) || (any_free && waits(r))) continue;
+    const Place p = comm_place(*r.seen.flight);
+    if (!least || p < *least) least = p;
+    if (!most || p > *most) most = p;
+  }
+  if (!any_free && *least == *most) return {};  // all in the same collective
+  return ranks_where(j, [&](const Judgement::Rank& r) {
+    return in_step(r) && !(any_free && waits(r)) && comm_place(*r.seen.flight) == *least;
+  });
+}
+
+std::vector<int> find_culprits(const Judgement& j) {
+  const auto dead = ranks_where(j, [](const auto& r) { return gone(r.state); });
+  if (!dead.empty()) {
+    const bool some_live = std::any_of(j.ranks.begin(), j.ranks.end(),
+                                       [](const auto& r) { return !gone(r.state) && r.state != RankState::kEnded; });
+    if (some_live) return dead;
+    const auto first = first_gone(j);
+    return !first.empty() ? first : behind(j);
+  }
+  for (const RankState s : {RankState::kFailed, RankState::kStopped, RankState::kSilent}) {
+    auto found = ranks_where(j, [s](const auto& r) { return r.state == s; });
+    if (!found.empty()) return found;
+  }
+  // Ranks outside of steps hold the others up, rightly: nobody is to blame.
+  if (std::any_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) { return r.state == RankState::kBusy; })) return {};
+  return behind(j);
+}
+
+void find_waits(Judgement& j) {
+  std::optional<Place> first;
+  for (const auto& r : j.ranks) {
+    const bool culprit = std::find(j.culprits.begin(), j.culprits.end(), r.seen.rank) != j.culprits.end();
+    if (culprit || !r.seen.flight || !r.seen.flight->streams[kCommStream].inside) continue;
+    if (r.state == RankState::kEnded || r.state == RankState::kFailed) continue;
+    j.waiting.push_back(r.seen.rank);
+    const Place p = comm_place(*r.seen.flight);
+    if (!first || p < *first) first = p;
+  }
+  if (first) j.waits_in = first->op;
+}
+
+std::string summarize(const Judgement& j, const OpTexts& ops) {
+  std::string text;
+  for (const int c : j.culprits) {
+    if (!text.empty()) text += "; ";
+    if (text.size() > 400) {
+      text += fmt::format("{} ranks in all", j.culprits.size());
+      break;
+    }
+    const auto& r = *std::find_if(j.ranks.begin(), j.ranks.end(), [c](const auto& x) { return x.seen.rank == c; });
+    const std::string where =
+        r.seen.flight ? fmt::format(" ({} pid {})", r.seen.flight->identity.host, r.seen.flight->identity.pid) : "";
+    text += fmt::format("rank {}{} {}", c, where,
+                        r.state == RankState::kWaiting ? r.doing + ", behind the others" : r.doing);
+  }
+  if (text.empty()) {
+    if (j.waiting.size() > 1 && j.waiting.size() == j.ranks.size())
+      text = "no rank is behind the others: all are in collectives";
+    else if (j.waiting.empty() &&
+             std::all_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) { return r.state == RankState::kEnded; }))
+      return "all ranks ended by themselves";
+    else
+      text = "no rank holds the others up";
+  }
+  if (j.waits_in)
+    text += fmt::format("; {} wait{} in {}", list_of(j.waiting), j.waiting.size() == 1 ? "s" : "",
+                        op_name(*j.waits_in, ops));
+  return text;
+}
+
+}  // namespace
+
+std::string_view name_of(RankState state) {
+  constexpr std::array<std::string_view, 11> names{"absent", "ended",   "failed",  "dead", "stopped", "silent",
+                                                   "busy",   "waiting", "between", "hung", "running"};
+  return names.at(static_cast<std::size_t>(state));
+}
+
+RankState state_of(const Sighting& seen) {
+  if (!seen.flight) return RankState::kAbsent;
+  const FlightState& f = *seen.flight;
+  if (f.end == FlightEnd::kEnded) return RankState::kEnded;
+  if (f.end == FlightEnd::kFailed) return RankState::kFailed;
+  if (seen.process == ProcessState::kDead) return RankState::kDead;
+  if (seen.process == ProcessState::kStopped) return RankState::kStopped;
+  if (!seen.beats.value_or(true)) return RankState::kSilent;
+  if (f.phase != FlightPhase::kTrain) return RankState::kBusy;
+  const bool stuck = !seen.advances.value_or(true);
+  if (f.streams[kCommStream].inside) return RankState::kWaiting;
+  if (stuck) return RankState::kHung;
+  return f.streams[0].inside ? RankState::kRunning : RankState::kBetween;
+}
+
+Judgement judge(std::vector<Sighting> ranks, const OpTexts& ops) {
+  Judgement j;
+  std::sort(ranks.begin(), ranks.end(), [](const Sighting& a, const Sighting& b) { return a.rank < b.rank; });
+  for (Sighting& seen : ranks) {
+    Judgement::Rank r;
+    r.state = state_of(seen);
+    r.seen = std::move(seen);
+    r.doing = doing(r, ops);
+    j.ranks.push_back(std::move(r));
+  }
+  j.culprits = find_culprits(j);
+  std::erase_if(j.culprits, [&](int c) {  // a hostile file may name a rank that is not there
+    return std::none_of(j.ranks.begin(), j.ranks.end(), [c](const auto& r) { return r.seen.rank == c; });
+  });
+  find_waits(j);
+  j.summary = summarize(j, ops);
+  return j;
+}
+
+std::string to_text(const Judgement& j, const OpTexts& ops) {
+  std::string text = j.summary + "\n\n";
+  std::int64_t last = 0;
+  for (const auto& r : j.ranks)
+    if (r.seen.flight) last = std::max(last, r.seen.flight->beat_wall_ns);
+  text += fmt::format("{:>6}  {:<16} {:>8}  {:<8} {:>6} {:>12}  {}\n", "rank", "host", "pid", "state", "step",
+                      "no progress", "doing");
+  for (const auto& r : j.ranks) {
+    if (!r.seen.flight) {
+      text += fmt::format("{:>6}  {:<16} {:>8}  {:<8}\n", r.seen.rank, "-", "-", name_of(r.state));
+      continue;
+    }
+    const FlightState& f = *r.seen.flight;
+    const std::int64_t behind_ns = last - f.beat_wall_ns, silent_ns = behind_ns > kApartNs ? behind_ns : 0;
+    text += fmt::format("{:>6}  {:<16} {:>8}  {:<8} {:>6} {:>12}  {}\n", r.seen.rank, f.identity.host, f.identity.pid,
+                        name_of(r.state), f.step, human(Seconds((static_cast<double>(f.idle_ns) + static_cast<double>(silent_ns)) * 1e-9)), r.doing);
+    if (silent_ns > 0)
+      text += fmt::format("        last heartbeat {}, {} before the last of all\n",
+                          utc_timestamp(static_cast<double>(f.beat_wall_ns) * 1e-9),
+                          human(Seconds(static_cast<double>(silent_ns) * 1e-9)));
+  }
+  const auto excerpt = [&](const std::string& title, const FlightStream& s) {
+    const std::string lines = ops ? ops(s.op).excerpt : "";
+    if (!lines.empty()) text += fmt::format("\n{}, step {}, op {}:\n{}", title, s.step, s.op, lines);
+  };
+  constexpr std::size_t kShown = 4;
+  for (std::size_t i = 0; i < j.culprits.size() && i < kShown; ++i)
+    for (const auto& r : j.ranks)
+      if (r.seen.rank == j.culprits[i] && r.seen.flight)
+        if (const FlightStream* s = telling(*r.seen.flight))
+          excerpt(fmt::format("rank {} ({})", r.seen.rank, name_of(r.state)), *s);
+  if (j.waits_in)
+    for (const auto& r : j.ranks)
+      if (r.seen.rank == j.waiting.front()) {
+        FlightStream s = r.seen.flight->streams[kCommStream];
+        s.op = *j.waits_in;
+        excerpt(fmt::format("{} (waiting)", list_of(j.waiting)), s);
+      }
+  return text;
+}
+
+Json to_json(const Judgement& j, const OpTexts& ops) {
+  Json ranks = Json::array();
+  for (const auto& r : j.ranks) {
+    Json row{{"rank", r.seen.rank}, {"state", name_of(r.state)}, {"doing", r.doing}};
+    if (r.seen.flight) {
+      const FlightState& f = *r.seen.flight;
+      const FlightStream* s = telling(f);
+      const auto op = s ? Json(s->op) : Json();
+      row.update({{"host", f.identity.host},
+                  {"pid", f.identity.pid},
+                  {"attempt", f.identity.attempt},
+                  {"phase", name_of(f.phase)},
+                  {"step", f.step},
+                  {"op", op},
+                  {"inside", s && s->inside},
+                  {"text", s && ops ? Json(ops(s->op).name) : Json()},
+                  {"excerpt", s && ops ? Json(ops(s->op).excerpt) : Json()},
+                  {"idle_s", static_cast<double>(f.idle_ns) * 1e-9},
+                  {"last_beat_s", static_cast<double>(f.beat_wall_ns) * 1e-9}});
+      Json streams = Json::array();
+      for (const FlightStream& stream : f.streams)
+        streams.push_back({{"records", stream.written}, {"readable", stream.records.size()}, {"torn", stream.torn}});
+      row["streams"] = streams;
+    }
+    ranks.push_back(row);
+  }
+  return {{"summary", j.summary},
+          {"culprits", j.culprits},
+          {"waiting", j.waiting},
+          {"waits_in", j.waits_in ? Json(*j.waits_in) : Json()},
+          {"ranks", ranks}};
+}
+
+}  // namespace molen::store

@@ -1,0 +1,491 @@
+#include "store/flight.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "store/flight_report.h"
+#include "store/watch.h"
+
+namespace molen::store {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Deadlines are for broken code on a slow machine: nothing waits for them where all is well.
+template <class F>
+bool soon(F&& condition, double seconds = 20.0) {
+  const double end = now().value + seconds;
+  while (now().value < end) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return condition();
+}
+
+class Flight : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ =
+        fs::path(::testing::TempDir()) /
+        fmt::format("molen_flight_{}_{}", ::getpid(), ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  static FlightIdentity identity(int rank = 0, int ranks = 1) {
+    FlightIdentity id = identify_process({});
+    id.rank = rank;
+    id.ranks = ranks;
+    id.attempt = 3;
+    id.job = 77;
+    id.program_digest = std::string(64, 'a');
+    return id;
+  }
+  fs::path file(int rank = 0) const { return flight_file(directory_, rank); }
+
+  // Runs `body` in a process of its own, which then waits to be killed; returns its pid once the rank's file beats.
+  template <class F>
+  pid_t rank_process(int rank, int ranks, F body) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      FlightWriter writer(file(rank), identity(rank, ranks));
+      body(writer);
+      for (std::uint64_t beat = 0;; ++beat) {
+        writer.beat(0, now_ns(), static_cast<std::int64_t>(wall_time() * 1e9));
+        ::usleep(5'000);
+      }
+    }
+    EXPECT_TRUE(soon([&] {
+      const auto head = read_flight_head(file(rank));
+      return head && head.value().beat > 3;
+    }));
+    return pid;
+  }
+
+  fs::path directory_;
+};
+
+void end_process(pid_t pid) {
+  ::kill(pid, SIGKILL);
+  ::kill(pid, SIGCONT);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+}
+
+TEST_F(Flight, RecordsComeBackInOrder) {
+  FlightWriter w(file(), identity());
+  w.phase(FlightPhase::kTrain, 9);
+  w.record(0, false, 9, 5, 0, 100);
+  w.record(0, true, 9, 5, 0, 200);
+  w.record(1, false, 9, 6, 4096, 150);
+  w.median_step(1'000);
+  const FlightState s = read_flight(file());
+  EXPECT_EQ(s.identity.host, identity().host);
+  EXPECT_EQ(s.identity.pid, ::getpid());
+  EXPECT_EQ(s.identity.program_digest, std::string(64, 'a'));
+  EXPECT_EQ(s.identity.attempt, 3);
+  EXPECT_EQ(s.phase, FlightPhase::kTrain);
+  EXPECT_EQ(s.step, 9);
+  EXPECT_EQ(s.median_step_ns, 1'000);
+  ASSERT_EQ(s.streams[0].records.size(), 2u);
+  EXPECT_FALSE(s.streams[0].records[0].end);
+  EXPECT_TRUE(s.streams[0].records[1].end);
+  EXPECT_EQ(s.streams[0].records[1].ns, 200);
+  EXPECT_FALSE(s.streams[0].inside);
+  ASSERT_EQ(s.streams[1].records.size(), 1u);
+  EXPECT_EQ(s.streams[1].records[0].bytes, 4096);
+  EXPECT_TRUE(s.streams[1].inside);
+  EXPECT_EQ(s.streams[1].op, 6);
+  EXPECT_EQ(s.streams[1].step, 9);
+}
+
+TEST_F(Flight, TheRingKeepsTheLast) {
+  FlightWriter w(file(), identity());
+  constexpr int kMany = FlightWriter::kRecords * 2 + 17;
+  for (int i = 0; i < kMany; ++i) w.record(0, i % 2 == 1, i / 100, i % 50, 0, i);
+  const FlightState s = read_flight(file());
+  ASSERT_EQ(s.streams[0].records.size(), static_cast<std::size_t>(FlightWriter::kRecords));
+  EXPECT_EQ(s.streams[0].records.back().sequence, static_cast<std::uint64_t>(kMany));
+  for (std::size_t i = 1; i < s.streams[0].records.size(); ++i)
+    EXPECT_EQ(s.streams[0].records[i].sequence, s.streams[0].records[i - 1].sequence + 1);
+  EXPECT_EQ(s.streams[0].torn, 0);
+}
+
+// Large steps and ops survive the packing into one word.
+TEST_F(Flight, TheLargestPlace) {
+  FlightWriter w(file(), identity());
+  w.record(1, false, (std::int64_t{1} << 37) + 5, (1 << 25) - 1, 0, 1);
+  const auto head = read_flight_head(file());
+  ASSERT_TRUE(head) << head.reason();
+  EXPECT_EQ(head.value().streams[1].step, (std::int64_t{1} << 37) + 5);
+  EXPECT_EQ(head.value().streams[1].op, (1 << 25) - 1);
+}
+
+TEST_F(Flight, ATornRecordIsLeftOut) {
+  FlightWriter w(file(), identity());
+  for (int i = 0; i < 5; ++i) w.record(0, false, 1, i, 0, i);
+  std::string bytes = read_file(file());
+  for (const std::size_t slot : {1u, 3u}) bytes[4096 + 64 * slot + 9] ^= 1;  // a byte of its time
+  const FlightState s = parse_flight(bytes, "test");
+  EXPECT_EQ(s.streams[0].torn, 2);
+  ASSERT_EQ(s.streams[0].records.size(), 3u);
+  EXPECT_EQ(s.streams[0].records[1].op, 2);
+}
+
+// One thread writes while another reads: every record that comes out is one that went in.
+TEST_F(Flight, ReadersSeeWholeRecords) {
+  FlightWriter w(file(), identity());
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (std::int64_t i = 1; !stop; ++i) w.record(0, i % 2 == 0, i, static_cast<int>(i % 1000), i * 3, i * 7);
+  });
+  for (int round = 0; round < 200; ++round) {
+    const FlightState s = read_flight(file());
+    for (const auto& r : s.streams[0].records) {
+      EXPECT_EQ(r.step, static_cast<std::int64_t>(r.sequence));
+      EXPECT_EQ(r.ns, r.step * 7);
+      EXPECT_EQ(r.bytes, r.step * 3);
+      EXPECT_EQ(r.op, r.step % 1000);
+    }
+  }
+  stop = true;
+  writer.join();
+}
+
+TEST_F(Flight, SurvivesSigkill) {
+  const pid_t pid = rank_process(0, 1, [](FlightWriter& w) {
+    for (int i = 0; i < 100; ++i) w.record(0, false, 4, i, 0, i);
+  });
+  end_process(pid);
+  const FlightState s = read_flight(file());
+  EXPECT_EQ(s.streams[0].records.size(), 100u);
+  EXPECT_EQ(s.streams[0].op, 99);
+  EXPECT_EQ(process_of(s.identity, identity()), ProcessState::kDead);
+}
+
+TEST_F(Flight, AProcessIsAliveStoppedOrDead) {
+  const pid_t pid = rank_process(0, 1, [](FlightWriter&) {});
+  const FlightIdentity of = read_flight(file()).identity;
+  EXPECT_EQ(process_of(of, identity()), ProcessState::kAlive);
+  ::kill(pid, SIGSTOP);
+  EXPECT_TRUE(soon([&] { return process_of(of, identity()) == ProcessState::kStopped; }));
+  FlightIdentity reused = of;
+  reused.pid_start += 1;
+  EXPECT_EQ(process_of(reused, identity()), ProcessState::kDead) << "another process with the same pid";
+  FlightIdentity elsewhere = of;
+  elsewhere.boot = "another-kernel";
+  EXPECT_EQ(process_of(elsewhere, identity()), ProcessState::kUnknown);
+  end_process(pid);
+}
+
+TEST_F(Flight, HostileFiles) {
+  FlightWriter w(file(), identity());
+  const std::string good = read_file(file());
+  const auto refused = [&](const std::string& bytes) { EXPECT_THROW(parse_flight(bytes, "x"), UsageError); };
+  const auto with = [&](std::size_t offset, auto value) {
+    std::string bytes = good;
+    std::memcpy(bytes.data() + offset, &value, sizeof value);
+    return bytes;
+  };
+  EXPECT_NO_THROW(parse_flight(good, "x"));
+  refused("");
+  refused(good.substr(0, 4095));
+  refused(good.substr(0, good.size() - 1));
+  refused(good + "x");
+  refused(with(0, 'X'));
+  refused(with(8, std::uint32_t{2}));
+  refused(with(20, std::uint32_t{0}));
+  refused(with(20, std::uint32_t{0xffffffff}));
+  refused(with(20, std::uint32_t{1025}));
+  refused(with(24, std::uint32_t{3}));
+  refused(with(28, std::int32_t{-1}));
+  refused(with(28, std::int32_t{1}));
+  refused(with(32, std::int32_t{0x7fffffff}));
+  refused(with(36, std::uint32_t{9}));
+  refused(with(56, std::int64_t{-5}));
+  refused(with(344, std::uint32_t{3}));
+  refused(with(348, std::int32_t{1}));
+  std::string name = good;
+  std::memset(name.data() + 88, 0x1b, 64);  // no end, and escapes for a terminal
+  EXPECT_EQ(parse_flight(name, "x").identity.host, std::string(64, '?'));
+  EXPECT_THROW(read_flights(directory_ / "none"), UsageError);
+}
+
+TEST_F(Flight, TheNewestAttemptOnly) {
+  FlightIdentity old = identity(1, 2);
+  old.job = 5;
+  old.start_wall_ns -= 1'000'000'000;
+  const FlightWriter a(file(1), old), b(file(0), identity(0, 1));
+  const auto all = read_flights(directory_);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].identity.rank, 0);
+}
+
+TEST(FlightLimit, Auto) {
+  EXPECT_DOUBLE_EQ(hang_limit_s(std::nullopt, 1'000'000'000), 30.0);
+  EXPECT_DOUBLE_EQ(hang_limit_s(std::nullopt, 20'000'000'000), 60.0);
+  EXPECT_DOUBLE_EQ(hang_limit_s(Seconds(4), 20'000'000'000), 4.0);
+  EXPECT_DOUBLE_EQ(hang_limit_s(Seconds(4), 0), 40.0) << "before the first step's end";
+}
+
+// Every row of neighbours that is gone has somebody left who looks at one of it, and so has every rank on its host.
+TEST(FlightPeers, SomebodyLooksAtEverybody) {
+  for (const int ranks : {1, 2, 5, 16, 17, 64}) {
+    std::vector<std::uint64_t> hosts;
+    for (int r = 0; r < ranks; ++r) hosts.push_back(static_cast<std::uint64_t>(r / 4));
+    std::vector<int> seen(hosts.size()), seen_here(hosts.size());
+    for (int r = 0; r < ranks; ++r)
+      for (const int p : peers_of(r, hosts)) {
+        ASSERT_NE(p, r);
+        ++seen[static_cast<std::size_t>(p)];
+        seen_here[static_cast<std::size_t>(p)] +=
+            hosts[static_cast<std::size_t>(p)] == hosts[static_cast<std::size_t>(r)];
+      }
+    for (int r = 0; r < ranks; ++r) {
+      if (ranks > 1) EXPECT_GE(seen[static_cast<std::size_t>(r)], 1) << ranks;
+      const auto mates = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(r)]);
+      if (mates > 1) EXPECT_GE(seen_here[static_cast<std::size_t>(r)], 1) << ranks;
+    }
+  }
+}
+
+// --- who is to blame
+// ---------------------------------------------------------------------------------------------------
+
+struct Place {
+  std::int64_t step;
+  int op;
+  bool inside;
+};
+
+Sighting living(int rank, int ranks, std::optional<Place> compute, std::optional<Place> comm, bool advances = false) {
+  Sighting s;
+  s.rank = rank;
+  s.process = ProcessState::kAlive;
+  s.beats = true;
+  s.advances = advances;
+  s.flight.emplace();
+  s.flight->identity.rank = rank;
+  s.flight->identity.ranks = ranks;
+  s.flight->identity.host = "node1";
+  s.flight->identity.pid = 100 + rank;
+  s.flight->phase = FlightPhase::kTrain;
+  s.flight->beat_wall_ns = 1'000'000'000'000;
+  for (int i = 0; i < 2; ++i)
+    if (const auto& p = i == 0 ? compute : comm) {
+      s.flight->step = p->step;
+      s.flight->streams[static_cast<std::size_t>(i)] = {true, p->step, p->op, p->inside, 9, {}, 0};
+    }
+  return s;
+}
+const OpTexts kOps = [](int op) {
+  return OpText{op % 10 == 0 ? fmt::format("all_reduce {}", op) : fmt::format("part {}", op),
+                fmt::format("  {} <-- here\n", op)};
+};
+
+TEST(FlightJudge, TheRankThatHasNotEnteredWhatTheOthersWaitIn) {
+  const auto j = judge(
+      {living(0, 3, Place{7, 25, false}, Place{7, 20, true}), living(1, 3, Place{7, 15, true}, Place{7, 10, false}),
+       living(2, 3, Place{7, 25, false}, Place{7, 20, true})},
+      kOps);
+  EXPECT_EQ(j.culprits, std::vector<int>{1});
+  EXPECT_EQ(j.waiting, (std::vector<int>{0, 2}));
+  EXPECT_EQ(j.waits_in, 20);
+  EXPECT_EQ(j.ranks[1].state, RankState::kHung);
+  EXPECT_NE(j.summary.find("rank 1 (node1 pid 101) hung: op 15 (part 15) of step 7"), std::string::npos) << j.summary;
+  EXPECT_NE(j.summary.find("ranks 0, 2 wait in op 20 (all_reduce 20)"), std::string::npos) << j.summary;
+  const std::string text = to_text(j, kOps);
+  EXPECT_NE(text.find("15 <-- here"), std::string::npos) << text;
+  EXPECT_NE(text.find("20 <-- here"), std::string::npos) << text;
+  EXPECT_EQ(to_json(j, kOps)["culprits"], Json::array({1}));
+}
+
+TEST(FlightJudge, AStoppedRankInsideTheSameCollective) {
+  auto stopped = living(1, 2, Place{7, 25, false}, Place{7, 20, true});
+  stopped.process = ProcessState::kStopped;
+  stopped.beats = false;
+  const auto j = judge({living(0, 2, Place{7, 25, false}, Place{7, 20, true}), stopped}, kOps);
+  EXPECT_EQ(j.culprits, std::vector<int>{1});
+  EXPECT_EQ(j.waiting, std::vector<int>{0});
+}
+
+TEST(FlightJudge, AnEarlierCollectiveThanTheOthers) {
+  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{6, 90, true})}, kOps);
+  EXPECT_EQ(j.culprits, std::vector<int>{1});
+}
+
+TEST(FlightJudge, AllInTheSameCollectiveBlameNobody) {
+  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{7, 20, true})}, kOps);
+  EXPECT_TRUE(j.culprits.empty());
+  EXPECT_NE(j.summary.find("no rank is behind the others"), std::string::npos) << j.summary;
+}
+
+TEST(FlightJudge, ABusyRankHoldsOthersUpRightly) {
+  auto busy = living(0, 2, Place{7, 90, false}, Place{7, 88, false});
+  busy.flight->phase = FlightPhase::kCheckpoint;
+  EXPECT_TRUE(judge({busy, living(1, 2, {}, Place{8, 3, true})}, kOps).culprits.empty());
+}
+
+TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
+  std::vector<Sighting> all;
+  for (int r = 0; r < 3; ++r) {
+    auto s = living(r, 3, Place{7, 25, false}, Place{7, 20, true});
+    s.process = ProcessState::kDead;
+    s.beats = s.advances = false;
+    all.push_back(s);
+  }
+  all[2].flight->beat_wall_ns -= 1'500'000'000;
+  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{2});
+  // All at once: who was found dead by the others.
+  all[2].flight->beat_wall_ns = all[0].flight->beat_wall_ns;
+  all[0].flight->saw_dead = 1;
+  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{1});
+  // Nothing of that: whoever was behind.
+  all[0].flight->saw_dead = -1;
+  all[0].flight->streams[1].inside = false;
+  all[0].flight->streams[1].op = 10;
+  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{0});
+}
+
+TEST(FlightJudge, WithoutRecordsOrNames) {
+  Sighting none;
+  none.rank = 1;
+  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), none}, {});
+  EXPECT_EQ(j.culprits, std::vector<int>{1});
+  EXPECT_NE(to_text(j, {}).find("absent"), std::string::npos);
+}
+
+// --- the watch
+// ---------------------------------------------------------------------------------------------------------
+
+class FlightWatch : public Flight {
+ protected:
+  static constexpr milliseconds kBeat{20};
+
+  std::unique_ptr<Watch> watch(FlightWriter& w, int rank, int ranks, Seconds limit) {
+    WatchOptions o;
+    o.hang_timeout = limit;
+    o.beat = kBeat;
+    o.peers = peers_of(rank, std::vector<std::uint64_t>(static_cast<std::size_t>(ranks)));
+    return std::make_unique<Watch>(directory_, w, identity(rank, ranks), o, kOps, [this](const Alarm& alarm) {
+      const std::lock_guard lock(mutex_);
+      alarms_.push_back(alarm);
+    });
+  }
+  std::vector<Alarm> alarms() {
+    const std::lock_guard lock(mutex_);
+    return alarms_;
+  }
+
+  std::mutex mutex_;
+  std::vector<Alarm> alarms_;
+};
+
+void start_step(FlightWriter& w) {
+  w.median_step(1'000'000);
+  w.phase(FlightPhase::kTrain, 7);
+}
+
+TEST_F(FlightWatch, ADeadRankIsNoticedAtOnce) {
+  const pid_t pid = rank_process(1, 2, [](FlightWriter& w) {
+    start_step(w);
+    w.record(0, false, 7, 15, 0, 1);
+  });
+  FlightWriter w(file(0), identity(0, 2));
+  start_step(w);
+  w.record(1, false, 7, 20, 0, 1);
+  const auto watching = watch(w, 0, 2, Seconds(1000));
+  const double start = now().value;
+  end_process(pid);
+  ASSERT_TRUE(soon([&] { return !alarms().empty(); }));
+  EXPECT_LT(now().value - start, 5.0);
+  const Alarm alarm = alarms()[0];
+  EXPECT_TRUE(alarm.writer);
+  EXPECT_NE(alarm.summary.find("dead: op 15 (part 15) of step 7"), std::string::npos) << alarm.summary;
+  EXPECT_NE(read_file(alarm.file).find("15 <-- here"), std::string::npos);
+}
+
+TEST_F(FlightWatch, AStoppedRankIsNoticedWithinTheLimit) {
+  const pid_t pid = rank_process(1, 2, [](FlightWriter& w) {
+    start_step(w);
+    w.record(1, false, 7, 20, 0, 1);
+  });
+  FlightWriter w(file(0), identity(0, 2));
+  start_step(w);
+  w.phase(FlightPhase::kCheckpoint, 7);  // no op is expected to advance here, so it is the missing beat that tells
+  const auto watching = watch(w, 0, 2, Seconds(1.0));
+  ::kill(pid, SIGSTOP);
+  const double start = now().value;
+  EXPECT_TRUE(soon([&] { return !alarms().empty(); }));
+  EXPECT_GE(now().value - start, 0.8);
+  ASSERT_FALSE(alarms().empty());
+  EXPECT_NE(alarms()[0].summary.find("stopped"), std::string::npos) << alarms()[0].summary;
+  end_process(pid);
+}
+
+// Rank-threads of one process: one does not get on with its op, the other waits for it; one of them writes.
+TEST_F(FlightWatch, AHungRankIsNamedByOneWriter) {
+  FlightWriter a(file(0), identity(0, 2)), b(file(1), identity(1, 2));
+  start_step(a);
+  start_step(b);
+  a.record(1, false, 7, 20, 0, 1);
+  b.record(0, false, 7, 15, 0, 1);
+  const auto first = watch(a, 0, 2, Seconds(0.5)), second = watch(b, 1, 2, Seconds(0.5));
+  ASSERT_TRUE(soon([&] { return alarms().size() == 2; }));
+  const auto all = alarms();
+  EXPECT_EQ(all[0].writer + all[1].writer, 1);
+  EXPECT_NE(all[0].summary.find("rank 1"), std::string::npos) << all[0].summary;
+  EXPECT_NE(all[0].summary.find("rank 0 waits in op 20"), std::string::npos) << all[0].summary;
+  EXPECT_TRUE(fs::exists(directory_ / "report-3.txt"));
+}
+
+// A rank that waits for one that advances, slowly, or that validates, or that is in its first step, is no alarm; the
+// same rank without those is.
+TEST_F(FlightWatch, NoFalseAlarm) {
+  FlightWriter a(file(0), identity(0, 2)), b(file(1), identity(1, 2));
+  start_step(a);
+  start_step(b);
+  a.record(1, false, 7, 20, 0, 1);
+  const auto first = watch(a, 0, 2, Seconds(0.3)), second = watch(b, 1, 2, Seconds(0.3));
+  for (int i = 0; i < 20; ++i) {
+    b.record(0, i % 2 == 1, 7, i / 2, 0, i);
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  EXPECT_TRUE(alarms().empty()) << alarms()[0].report;
+  for (const auto phase :
+       {FlightPhase::kValidate, FlightPhase::kCheckpoint, FlightPhase::kStart, FlightPhase::kFinish}) {
+    b.phase(phase, 7);
+    std::this_thread::sleep_for(milliseconds(600));
+    EXPECT_TRUE(alarms().empty()) << alarms()[0].report;
+  }
+  b.phase(FlightPhase::kTrain, 7);
+  EXPECT_TRUE(soon([&] { return !alarms().empty(); }));
+}
+
+TEST_F(FlightWatch, ARankThatEndsIsNotDead) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    FlightWriter w(file(1), identity(1, 2));
+    w.leave(FlightEnd::kEnded);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  FlightWriter w(file(0), identity(0, 2));
+  const auto watching = watch(w, 0, 2, Seconds(0.2));
+  std::this_thread::sleep_for(milliseconds(600));
+  EXPECT_TRUE(alarms().empty()) << alarms()[0].report;
+}
+
+}  // namespace
+}  // namespace molen::store

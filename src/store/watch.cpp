@@ -1,0 +1,234 @@
+#include "store/watch.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace molen::store {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Creates the file with this text; false where it is there already, or cannot be made.
+bool create(const fs::path& file, std::string_view text) {
+  const int opened = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (opened < 0) return false;
+  while (!text.empty()) {
+    const ssize_t done = ::write(opened, text.data(), text.size());
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) break;
+    text.remove_prefix(static_cast<std::size_t>(done));
+  }
+  ::fsync(opened);
+  ::close(opened);
+  return true;
+}
+
+std::uint64_t progress_of(const FlightState& f) {
+  return f.streams[0].written + f.streams[1].written + static_cast<std::uint64_t>(f.step) * 8 +
+         static_cast<std::uint64_t>(f.phase);
+}
+
+bool lives(RankState s) {
+  return s == RankState::kBusy || s == RankState::kWaiting || s == RankState::kBetween || s == RankState::kHung ||
+         s == RankState::kRunning;
+}
+
+}  // namespace
+
+struct Watch::Peer {
+  int rank = 0;
+  std::uint64_t beat = 0;
+  double last_beat_s = 0.0;  // on the looking thread's clock
+};
+
+double hang_limit_s(std::optional<Seconds> hang_timeout, std::int64_t median_step_ns) {
+  const double median = static_cast<double>(median_step_ns) * 1e-9;
+  const double limit = hang_timeout ? hang_timeout->value : std::max(3.0 * median, 30.0);
+  return median_step_ns > 0 ? limit : 10.0 * limit;
+}
+
+std::vector<int> peers_of(int rank, const std::vector<std::uint64_t>& hosts) {
+  constexpr int kAll = 16, kNext = 2;
+  const int ranks = static_cast<int>(hosts.size());
+  std::set<int> peers;
+  for (int i = 1; i < ranks && (ranks <= kAll || i <= kNext); ++i) peers.insert((rank + i) % ranks);
+  for (int i = 1, found = 0; i < ranks && found < kNext; ++i) {
+    const int other = (rank + i) % ranks;
+    if (hosts[static_cast<std::size_t>(other)] != hosts[static_cast<std::size_t>(rank)]) continue;
+    peers.insert(other);
+    ++found;
+  }
+  return {peers.begin(), peers.end()};
+}
+
+std::vector<Sighting> sight(const fs::path& directory, const FlightIdentity& of, milliseconds apart) {
+  const FlightIdentity here = identify_process({});
+  const auto look = [&](int rank) -> std::optional<FlightState> {
+    auto head = read_flight_head(flight_file(directory, rank));
+    if (!head || head.value().identity.job != of.job) return std::nullopt;
+    return std::move(head).value();
+  };
+  std::vector<Sighting> all;
+  std::vector<std::optional<FlightState>> before;
+  for (int r = 0; r < of.ranks; ++r) before.push_back(look(r));
+  std::this_thread::sleep_for(apart);
+  for (int r = 0; r < of.ranks; ++r) {
+    Sighting s;
+    s.rank = r;
+    s.flight = look(r);
+    const auto& first = before[static_cast<std::size_t>(r)];
+    if (s.flight && first) {
+      s.process = process_of(s.flight->identity, here);
+      s.beats = s.flight->beat != first->beat;
+      s.advances = progress_of(*s.flight) != progress_of(*first);
+    }
+    all.push_back(std::move(s));
+  }
+  return all;
+}
+
+Watch::Watch(fs::path directory, FlightWriter& writer, FlightIdentity identity, WatchOptions options, OpTexts ops,
+             std::function<void(const Alarm&)> on_alarm)
+    : directory_(std::move(directory)),
+      writer_(writer),
+      identity_(std::move(identity)),
+      options_(std::move(options)),
+      ops_(std::move(ops)),
+      on_alarm_(std::move(on_alarm)),
+      beats_([this] { beat_loop(); }),
+      looks_([this] { look_loop(); }) {}
+
+Watch::~Watch() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  changed_.notify_all();
+  beats_.join();
+  looks_.join();
+}
+
+bool Watch::pause(milliseconds time) {
+  std::unique_lock lock(mutex_);
+  return !changed_.wait_for(lock, time, [this] { return ended_; });
+}
+
+// The clock of `idle` goes on by two beats at most between two looks: while this process was stopped, nothing idled.
+void Watch::beat_loop() {
+  const std::int64_t most = 2'000'000 * options_.beat.count();
+  std::uint64_t progress = writer_.progress();
+  std::int64_t last = now_ns(), idle = 0;
+  do {
+    const std::int64_t now = now_ns();
+    const std::uint64_t is = writer_.progress();
+    idle = is == progress ? idle + std::min(now - last, most) : 0;
+    progress = is;
+    last = now;
+    idle_ns_.store(idle);
+    writer_.beat(idle, now, static_cast<std::int64_t>(wall_time() * 1e9));
+    if (options_.several_hosts) writer_.sync();
+  } while (pause(options_.beat));
+}
+
+double Watch::limit_s() const {
+  // Less what noticing and confirming take, so that the report is there within the limit.
+  const double limit = hang_limit_s(options_.hang_timeout, writer_.median_step());
+  return limit - std::min(0.1 * limit, 6e-3 * static_cast<double>(options_.beat.count()));
+}
+
+void Watch::look_loop() {
+  std::vector<Peer> peers;
+  for (const int rank : options_.peers) peers.push_back({rank, 0, 0.0});
+  double awake_s = 0.0;
+  std::int64_t last = now_ns();
+  while (pause(options_.beat)) {
+    const std::int64_t now = now_ns();
+    awake_s += std::min(static_cast<double>(now - last) * 1e-9, 2e-3 * static_cast<double>(options_.beat.count()));
+    last = now;
+    try {
+      if (!suspect(peers, awake_s)) continue;
+      if (const auto judgement = confirm()) return raise(*judgement);
+    } catch (const std::exception&) {
+      // Out of memory or files: look again. A watch that ends the run by its own trouble would be worse than none.
+    }
+  }
+}
+
+// Whether it is worth looking at all ranks: something here or at a peer stands still, or another rank says so.
+bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
+  bool found = false;
+  silent_.clear();
+  const double limit = limit_s();
+  for (Peer& peer : peers) {
+    const auto head = read_flight_head(flight_file(directory_, peer.rank));
+    if (!head || head.value().identity.job != identity_.job) continue;
+    const FlightState& f = head.value();
+    if (f.beat != peer.beat || f.end != FlightEnd::kRunning) {
+      peer.beat = f.beat;
+      peer.last_beat_s = awake_s;
+    }
+    if (f.end != FlightEnd::kRunning) continue;
+    if (process_of(f.identity, identity_) == ProcessState::kDead) {
+      writer_.saw_dead(peer.rank);
+      found = true;
+    }
+    if (awake_s - peer.last_beat_s > limit) {
+      silent_.insert(peer.rank);
+      found = true;
+    }
+  }
+  const bool hangs = writer_.phase() == FlightPhase::kTrain && static_cast<double>(idle_ns_.load()) * 1e-9 > limit;
+  return found || hangs || fs::exists(directory_ / fmt::format("alarm-{}", identity_.job));
+}
+
+// Two looks at all. Nothing where the suspicion does not hold: ranks that advance, or validate, or write a checkpoint
+// keep others waiting rightly.
+std::optional<Judgement> Watch::confirm() {
+  Judgement j = judge(sight(directory_, identity_, options_.beat * 5 / 2), ops_);
+  bool dead = false, silent = false, all_idle = true,
+       marked = fs::exists(directory_ / fmt::format("alarm-{}", identity_.job));
+  const double limit = limit_s();
+  for (const auto& r : j.ranks) {
+    dead = dead || r.state == RankState::kDead;
+    silent =
+        silent || ((r.state == RankState::kSilent || r.state == RankState::kStopped) && silent_.contains(r.seen.rank));
+    if (!lives(r.state)) continue;
+    const bool idles =
+        r.seen.flight->phase == FlightPhase::kTrain && static_cast<double>(r.seen.flight->idle_ns) * 1e-9 > limit;
+    all_idle = all_idle && idles;
+  }
+  if (!dead && !silent && !all_idle && !marked) return std::nullopt;
+  return j;
+}
+
+void Watch::raise(const Judgement& j) {
+  Alarm alarm;
+  alarm.summary = j.summary;
+  alarm.file = directory_ / fmt::format("report-{}.txt", identity_.attempt);
+  alarm.report = to_text(j, ops_);
+  int lowest = identity_.rank;
+  for (const auto& r : j.ranks)
+    if (lives(r.state)) {
+      lowest = r.seen.rank;
+      break;
+    }
+  if (lowest != identity_.rank) {
+    // That rank writes it, once it knows. Should it not, this one does.
+    create(directory_ / fmt::format("alarm-{}", identity_.job), "");
+    for (int i = 0; i < 12 && !fs::exists(alarm.file); ++i)
+      if (!pause(options_.beat)) return;
+  }
+  alarm.writer = create(alarm.file, fmt::format("{}\nattempt {}, written by rank {}\n\n{}", utc_timestamp(wall_time()),
+                                                identity_.attempt, identity_.rank, alarm.report)) ||
+                 !fs::exists(alarm.file);  // no room for it: the summary must still be said
+  on_alarm_(alarm);
+}
+
+}  // namespace molen::store

@@ -1,0 +1,147 @@
+#include "train/flight_recorder.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "program/excerpt.h"
+#include "program/text.h"
+#include "store/watch.h"
+#include "train/together.h"
+
+namespace molen::train {
+namespace {
+
+// What an earlier attempt left: marks of its alarms, and records of ranks that this one does not have.
+void remove_stale(const fs::path& directory, int ranks) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    bool stale = name.starts_with("alarm-");
+    if (name.starts_with("rank-") && name.ends_with(".bin"))
+      stale = std::strtol(name.c_str() + 5, nullptr, 10) >= ranks;
+    if (stale) fs::remove(entry.path(), error);
+  }
+}
+
+// Ends the job. Called beside threads that may hang in a collective, so nothing is unwound.
+[[noreturn]] void end_job(const store::Alarm& alarm, comm::Communicator& world) {
+  if (alarm.writer) {
+    std::fprintf(stderr, "molen: %s\n  report: %s\n", alarm.summary.c_str(), alarm.file.c_str());
+    std::fflush(stderr);
+  } else {
+    // The rank that wrote the report says so and ends all.
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+  }
+  // Aborting goes through the communication library, which may be what hangs.
+  std::thread([] {
+    std::this_thread::sleep_for(std::chrono::seconds(5));
+    ::_exit(1);
+  }).detach();
+  if (world.name() != "threads") world.abort(alarm.summary);  // threads end with their process
+  ::_exit(1);
+}
+
+}  // namespace
+
+struct FlightRecorder::Open {
+  Open(const fs::path& file, store::FlightIdentity who) : identity(std::move(who)), writer(file, identity) {}
+
+  store::FlightIdentity identity;
+  store::FlightWriter writer;
+  std::vector<program::Expanded> ops;
+  std::vector<std::int64_t> bytes;  // payload per op
+  std::int64_t step = 0;
+  std::vector<double> last_steps;
+  int exceptions = std::uncaught_exceptions();
+  std::optional<store::Watch> watch;  // last: it uses the rest
+};
+
+FlightRecorder::FlightRecorder() = default;
+
+FlightRecorder::~FlightRecorder() {
+  if (!open_) return;
+  open_->writer.leave(std::uncaught_exceptions() > open_->exceptions ? store::FlightEnd::kFailed
+                                                                     : store::FlightEnd::kEnded);
+}
+
+void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicator& world) {
+  const fs::path directory = run_directory(job.config) / "flight";
+  store::FlightIdentity identity = store::identify_process({});
+  // Attempt and job as rank 0 has them; a host key per rank.
+  std::int64_t common[2] = {attempt, now_ns() ^ (identity.pid << 40)};
+  world.broadcast(common, 2, DType::kI64, 0);
+  const auto ranks = static_cast<std::size_t>(world.size());
+  std::int64_t host = static_cast<std::int64_t>(std::hash<std::string>{}(identity.boot + identity.host));
+  std::vector<std::uint64_t> hosts(ranks);
+  const std::vector<std::int64_t> ones(ranks, 1);
+  world.all_gather(&host, hosts.data(), ones, DType::kI64);
+  identity.rank = world.rank();
+  identity.ranks = world.size();
+  identity.attempt = common[0];
+  identity.job = static_cast<std::uint64_t>(common[1]);
+  identity.program_digest = sha256_hex(program::print(job.program));
+  std::string failure;
+  std::unique_ptr<Open> made;
+  try {
+    if (world.rank() == 0) remove_stale(directory, world.size());
+    made = std::make_unique<Open>(store::flight_file(directory, world.rank()), identity);
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  std::int32_t failed = failure.empty() ? 0 : 1;
+  world.all_reduce(&failed, 1, DType::kI32, comm::Reduce::kMax);  // and all files are there
+  if (failed) throw Error("{}", failure.empty() ? "another rank cannot open its flight recorder" : failure);
+  made->ops = program::expand(job.program);
+  for (const auto& op : made->ops)
+    made->bytes.push_back(program::is_communication(op.step->op) ? op.step->moved.value : 0);
+  open_ = std::move(made);
+  store::WatchOptions options;
+  options.hang_timeout = job.config.train.hang_timeout;
+  options.peers = store::peers_of(world.rank(), hosts);
+  options.several_hosts = std::any_of(hosts.begin(), hosts.end(), [&](std::uint64_t h) { return h != hosts[0]; });
+  const auto texts = [&program = job.program, &ops = open_->ops](int op) -> store::OpText {
+    return {program::op_title(program, ops, op), program::excerpt(program, ops, op)};
+  };
+  open_->watch.emplace(directory, open_->writer, open_->identity, std::move(options), texts,
+                       [&world](const store::Alarm& alarm) { end_job(alarm, world); });
+}
+
+void FlightRecorder::phase(store::FlightPhase phase, std::int64_t step) noexcept {
+  if (!open_) return;
+  open_->step = step;
+  open_->writer.phase(phase, step);
+}
+
+void FlightRecorder::step_took(double seconds) {
+  if (!open_) return;
+  constexpr std::size_t kKept = 51;
+  auto& last = open_->last_steps;
+  last.push_back(seconds);
+  if (last.size() > kKept) last.erase(last.begin());
+  std::vector<double> sorted = last;
+  std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2), sorted.end());
+  open_->writer.median_step(std::max<std::int64_t>(1, static_cast<std::int64_t>(sorted[sorted.size() / 2] * 1e9)));
+}
+
+void FlightRecorder::begin(program::Stream stream, std::size_t op, std::int64_t ns) noexcept {
+  if (open_)
+    open_->writer.record(stream == program::Stream::kCompute ? 0 : store::kCommStream, false, open_->step,
+                         static_cast<int>(op), open_->bytes[op], ns);
+}
+
+void FlightRecorder::end(program::Stream stream, std::size_t op, std::int64_t ns) noexcept {
+  if (open_)
+    open_->writer.record(stream == program::Stream::kCompute ? 0 : store::kCommStream, true, open_->step,
+                         static_cast<int>(op), open_->bytes[op], ns);
+}
+
+}  // namespace molen::train
