@@ -44,7 +44,7 @@ TEST(Setting, RefusesWhatIsNotBuilt) {
   for (const char* set :
        {"parallel.pipeline=2", "parallel.context=2", "parallel.virtual_stages=2", "parallel.schedule=gpipe",
         "parallel.schedule=interleaved", "train.deterministic=false", "energy.slowdown=\"5 %\"",
-        "parallel.offload=[\"optimizer\"]", "parallel.recompute=[\"attention\"]", "precision.reduce=bf16",
+        "parallel.offload=[\"optimizer\"]", "precision.reduce=bf16",
         "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
