@@ -67,7 +67,8 @@ RecomputeChoice recompute_within(const arch::Architecture& arch, const program::
     if (!least || choice.peak < least->peak) least = choice;
   }
   throw UsageError(
-      "no plan fits {} ({} bytes): the smallest, with recompute {}, needs {} ({} bytes) a rank; allow that much, or make "
+      "no plan fits {} ({} bytes): the smallest, with recompute {}, needs {} ({} bytes) a rank; allow that much, or "
+      "make "
       "batch.micro smaller or shard more",
       human(budget), budget.value, program::text_of(least->recompute), human(least->peak), least->peak.value);
 }

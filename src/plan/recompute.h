@@ -12,9 +12,9 @@ namespace molen::plan {
 
 struct RecomputeChoice {
   program::Recompute recompute;
-  Flops again;      // that one step of a rank computes a second time
-  Bytes moved;      // memory traffic of that
-  Bytes peak{0};    // of the memory plan; 0 until it is made
+  Flops again;    // that one step of a rank computes a second time
+  Bytes moved;    // memory traffic of that
+  Bytes peak{0};  // of the memory plan; 0 until it is made
 };
 
 // The ladder, cheapest first (FLOPs of a step, then bytes): nothing; the activation; attention; both; with the product

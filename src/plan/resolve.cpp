@@ -163,8 +163,8 @@ void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setti
     const RecomputeChoice choice = recompute_within(arch, s, wanted.budget);
     s.recompute = choice.recompute;
     config::assign(c, key, program::text_of(choice.recompute),
-                   {config::Origin::Kind::kOther, fmt::format("derived: a plan of {} within {}", human(choice.peak),
-                                                              config::print(wanted.budget))});
+                   {config::Origin::Kind::kOther,
+                    fmt::format("derived: a plan of {} within {}", human(choice.peak), config::print(wanted.budget))});
   } catch (const UsageError& error) {
     throw UsageError("{}: {}", where, error.what());
   }

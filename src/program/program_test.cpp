@@ -54,17 +54,16 @@ Setting hybrid(int shards, int replicas, int zero, bool own_over_dp) {
 
 // Any parts, in every layer or in some.
 rc::Gen<Recompute> any_recompute() {
-  return rc::gen::map(rc::gen::pair(rc::gen::inRange(0, 1 << 5), rc::gen::inRange(1, 5)),
-                      [](const std::pair<int, int>& chosen) {
-                        constexpr std::array kParts{arch::Part::kNormQkv, arch::Part::kAttention,
-                                                    arch::Part::kOutProjection, arch::Part::kNormUp,
-                                                    arch::Part::kActivation};
-                        Recompute r;
-                        for (std::size_t i = 0; i < kParts.size(); ++i)
-                          if (chosen.first >> i & 1) r.add(kParts[i]);
-                        if (r.any()) r.every = chosen.second;
-                        return r;
-                      });
+  return rc::gen::map(
+      rc::gen::pair(rc::gen::inRange(0, 1 << 5), rc::gen::inRange(1, 5)), [](const std::pair<int, int>& chosen) {
+        constexpr std::array kParts{arch::Part::kNormQkv, arch::Part::kAttention, arch::Part::kOutProjection,
+                                    arch::Part::kNormUp, arch::Part::kActivation};
+        Recompute r;
+        for (std::size_t i = 0; i < kParts.size(); ++i)
+          if (chosen.first >> i & 1) r.add(kParts[i]);
+        if (r.any()) r.every = chosen.second;
+        return r;
+      });
 }
 
 rc::Gen<Setting> any_setting() {
@@ -329,8 +328,7 @@ bool keeps_the_meaning(const Program& p, std::size_t body, bool write, int from,
     const std::string& name = p.buffers[static_cast<std::size_t>(b)].name;
     return name.ends_with(".fwd") || name.ends_with(".re");
   };
-  if (!write)
-    return unit_value(from) == unit_value(to) || (family(from) == family(to) && slot(from) && slot(to));
+  if (!write) return unit_value(from) == unit_value(to) || (family(from) == family(to) && slot(from) && slot(to));
   for (const Step& step : p.bodies[body].steps)
     for (const Use& use : step.reads)
       if (use.buffer == from) return false;

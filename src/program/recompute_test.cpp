@@ -65,9 +65,27 @@ TEST(Recompute, TextRoundTrip) {
 }
 
 TEST(Recompute, BadTextIsRefused) {
-  for (const char* bad : {"", "1", "0", "all", "none/2", "full,attention", "attention,", ",attention", "attention/",
-                          "attention/0", "attention/-1", "attention/2/2", "attention/1.5", "attention/99999999999999999999",
-                          "down", "attention,down", "embed", "head", "/2", "full/x", "attention activation"})
+  for (const char* bad : {"",
+                          "1",
+                          "0",
+                          "all",
+                          "none/2",
+                          "full,attention",
+                          "attention,",
+                          ",attention",
+                          "attention/",
+                          "attention/0",
+                          "attention/-1",
+                          "attention/2/2",
+                          "attention/1.5",
+                          "attention/99999999999999999999",
+                          "down",
+                          "attention,down",
+                          "embed",
+                          "head",
+                          "/2",
+                          "full/x",
+                          "attention activation"})
     EXPECT_THROW(recompute_from_text(bad), UsageError) << bad;
   try {
     recompute_from_text("atention");
