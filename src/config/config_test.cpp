@@ -145,6 +145,12 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
       {"[parallel]\nzero = 4", "run.toml:2: parallel.zero: expected at most 3, got 4"},
       {"[parallel]\noffload = [\"optimiser\"]", "did you mean 'optimizer'?"},
       {"[parallel]\nrecompute = \"8 Gib\"", "expected a size such as"},
+      {"[parallel]\nrecompute = \"0 B\"", "run.toml:2: parallel.recompute: expected none, full"},
+      {"[parallel]\nrecompute = \"full/0\"", "run.toml:2: parallel.recompute: expected none, full, full/2"},
+      {"[parallel]\nrecompute = \"full/two\"", "run.toml:2: parallel.recompute: expected none, full, full/2"},
+      {"[parallel]\nrecompute = \"/2\"", "run.toml:2: parallel.recompute: expected none, full, full/2"},
+      {"[parallel]\nrecompute = [\"attention/2\"]", "run.toml:2: parallel.recompute: expected none, full, full/2"},
+      {"[parallel]\nrecompute = 2", "run.toml:2: parallel.recompute: expected none, full"},
       {"[parallel]\ndata_shard = \"all\"", "expected \"auto\" or a positive integer, got \"all\""},
       {"[run]\nname = \"../x\"", "run.toml:2: run.name: expected a directory name without '/'"},
       {"[energy]\nslowdown = \"5 W\"", "expected a share such as 0.05"},
@@ -370,6 +376,8 @@ Config any_config() {
   if (*rc::gen::arbitrary<bool>()) c.energy.power_budget = Watts(*rc::gen::inRange(1, 1 << 30) / 3.0);
   c.energy.slowdown = *rc::gen::inRange(0, 1000) / 1001.0;
   c.parallel.recompute = *rc::gen::element(Recompute{}, Recompute{Recompute::Mode::kFull, {}, Bytes(0)},
+                                           Recompute{Recompute::Mode::kFull, {}, Bytes(0), 3},
+                                           Recompute{Recompute::Mode::kParts, {"attention", "norm_up"}, Bytes(0), 2},
                                            Recompute{Recompute::Mode::kParts, {"attention", "down"}, Bytes(0)},
                                            Recompute{Recompute::Mode::kBudget, {}, Bytes(123456789)});
   if (*rc::gen::arbitrary<bool>()) c.parallel.data_shard = 1;

@@ -97,7 +97,8 @@ std::vector<Field> parallel_fields() {
       make("parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
            "state kept in host memory"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
-           "activations computed again in backward; a size is what may stay in memory"),
+           "activations computed again in backward, by part of a layer: norm_qkv, attention, out_projection, norm_up, "
+           "activation; a size is what the memory plan of a rank may come to"),
   };
 }
 

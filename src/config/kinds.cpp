@@ -2,6 +2,7 @@
 #include "config/kinds.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -259,36 +260,62 @@ Kind<Watts> power() {
   return quantity<Watts>("a power", parse_watts, false);
 }
 
+namespace {
+
+const std::string kRecomputeExpected =
+    "none, full, full/2 (every second layer), a list of parts such as [\"attention\"], or a size such as \"8 GiB\"";
+
+// Takes "/3" off the end of `text`; 1 where there is none. Throws where it is no number of layers.
+std::int64_t take_every(std::string& text, const Json& value) {
+  const std::size_t slash = text.rfind('/');
+  if (slash == std::string::npos) return 1;
+  std::int64_t every = 0;
+  const char* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data() + slash + 1, end, every);
+  if (error != std::errc() || at != end || every < 1 || every > kManyMost) reject(kRecomputeExpected, value);
+  text.erase(slash);
+  return every;
+}
+
+Recompute recompute_of(const Json& value) {
+  if (value == "none") return {};
+  Json names = value;
+  std::int64_t every = 1;
+  if (value.is_string()) {
+    std::string text = value.get<std::string>();
+    if (const Result<Bytes> budget = parse_bytes(text)) {
+      if (budget.value() <= Bytes(0)) reject(kRecomputeExpected, value);
+      return {.mode = Recompute::Mode::kBudget, .budget = budget.value()};
+    }
+    // A part's name does not start with a digit: this was meant as a size.
+    if (!text.empty() && text[0] >= '0' && text[0] <= '9') reject(parse_bytes(text).reason(), value);
+    every = take_every(text, value);
+    if (text == "full") return {.mode = Recompute::Mode::kFull, .every = every};
+    names = text;
+  }
+  Recompute r{.mode = Recompute::Mode::kParts, .parts = words_of(names, kRecomputeExpected), .every = every};
+  for (const std::string& part : r.parts)
+    if (part == "none" || part == "full" || part.find('/') != std::string::npos) reject(kRecomputeExpected, value);
+  if (!r.parts.empty()) return r;
+  if (every != 1) reject(kRecomputeExpected, value);
+  return {};
+}
+
+}  // namespace
+
 Kind<Recompute> recompute() {
-  static const std::string kExpected =
-      "none, full, a list of parts such as [\"attention\"], or a size such as \"8 GiB\"";
-  return {.type = "none, full, a list of layer parts, or a size",
-          .read = [](const Json& value) -> Recompute {
-            if (value == "none") return {};
-            if (value == "full") return {.mode = Recompute::Mode::kFull, .parts = {}, .budget = {}};
-            if (value.is_string()) {
-              const std::string text = value.get<std::string>();
-              if (const Result<Bytes> budget = parse_bytes(text)) {
-                return {.mode = Recompute::Mode::kBudget, .parts = {}, .budget = budget.value()};
-              }
-              // A part's name does not start with a digit: this was meant as a size.
-              if (!text.empty() && text[0] >= '0' && text[0] <= '9') reject(parse_bytes(text).reason(), value);
-            }
-            Recompute r{.mode = Recompute::Mode::kParts, .parts = words_of(value, kExpected), .budget = {}};
-            for (const std::string& part : r.parts) {
-              if (part == "none" || part == "full") reject(kExpected, value);
-            }
-            if (r.parts.empty()) return {};
-            return r;
-          },
+  return {.type = "none, full, full/2 (every second layer), a list of layer parts, or a size",
+          .read = recompute_of,
           .write = [](const Recompute& r) -> Json {
+            const std::string behind = r.every == 1 ? "" : fmt::format("/{}", r.every);
             switch (r.mode) {
               case Recompute::Mode::kNone:
                 return "none";
               case Recompute::Mode::kFull:
-                return "full";
+                return "full" + behind;
               case Recompute::Mode::kParts:
-                return r.parts;
+                if (r.every == 1) return r.parts;
+                return joined(r.parts, ",") + behind;
               case Recompute::Mode::kBudget:
                 return print(r.budget);
             }

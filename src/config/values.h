@@ -31,8 +31,9 @@ constexpr Horizon tokens(std::int64_t n) {
 struct Recompute {
   enum class Mode { kNone, kFull, kParts, kBudget };
   Mode mode = Mode::kNone;
-  std::vector<std::string> parts;  // kParts: names of layer parts, "attention", "norm_up", ...
-  Bytes budget{0};                 // kBudget: bytes of activations that may stay
+  std::vector<std::string> parts = {};  // kParts: names of layer parts, "attention", "norm_up", ...
+  Bytes budget{0};                      // kBudget: what the memory plan of a rank may come to
+  std::int64_t every = 1;               // kFull, kParts: in the layers that it divides
   bool operator==(const Recompute&) const = default;
 };
 

@@ -7,6 +7,7 @@
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/suggest.h"
+#include "program/recompute.h"
 
 namespace molen::plan {
 namespace {
@@ -56,6 +57,17 @@ std::vector<Grid> grids_of(const arch::Architecture& arch, int ranks) {
   return grids;
 }
 
+// Nothing, everything, and a set that mixes layers which keep their values with such that do not.
+std::vector<program::Recompute> recomputes() {
+  return {{}, program::Recompute::full(), program::recompute_from_text("attention,norm_up,activation/2")};
+}
+
+std::string text(const program::Recompute& recompute) {
+  if (!recompute.any()) return "";
+  if (recompute == program::Recompute::full()) return ", recompute";
+  return ", recompute " + program::text_of(recompute);
+}
+
 std::vector<std::int64_t> micro_batches(const program::Setting& base) {
   if (base.micro_batch == 1) return {1};
   return {base.micro_batch, 1};
@@ -78,7 +90,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
   for (const Grid& grid : grids_of(arch, ranks))
     for (const Sharding& sharding : shardings_of(ranks / grid.tensor)) {
       if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), sharding.strategy) == wanted.end()) continue;
-      for (const bool recompute : {false, true})
+      for (const program::Recompute& recompute : recomputes())
         for (const std::int64_t micro : micro_batches(base)) {
           program::Setting s = base;
           s.mesh[mesh::Axis::kTp] = grid.tensor;
@@ -91,7 +103,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
           s.micro_batch = micro;
           if (s.sharded_rows() && s.tokens() < grid.tensor) continue;
           layouts.push_back(
-              {fmt::format("{}{}{}{}", sharding.text(), grid.text(), recompute ? ", recompute" : "",
+              {fmt::format("{}{}{}{}", sharding.text(), grid.text(), text(recompute),
                            s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
                sharding.strategy, s});
         }

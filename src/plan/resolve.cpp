@@ -8,6 +8,7 @@
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
+#include "plan/recompute.h"
 
 namespace molen::plan {
 namespace {
@@ -59,8 +60,6 @@ void refuse_unbuilt(const Config& c) {
   not_built(c, p.schedule != "1f1b", "parallel.schedule", "\"1f1b\" (there are no pipeline stages to order)");
   not_built(c, p.context != 1, "parallel.context", "1");
   not_built(c, !p.offload.empty(), "parallel.offload", "an empty list");
-  not_built(c, p.recompute.mode != config::Recompute::Mode::kNone && p.recompute.mode != config::Recompute::Mode::kFull,
-            "parallel.recompute", "\"none\" or \"full\"");
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
   not_built(c, c.energy.slowdown > 0, "energy.slowdown", "0");
   not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "no budget");
@@ -148,6 +147,29 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
   s.own_over_dp = is_hybrid(c) && p.zero == 1 && copies > 1;
 }
 
+// A budget becomes the cheapest choice whose plan fits it, written back so that it is what every later look at the
+// configuration sees.
+void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setting& s) {
+  using Mode = config::Recompute::Mode;
+  const std::string key = "parallel.recompute", where = c.where(key);
+  const config::Recompute wanted = c.parallel.recompute;
+  try {
+    if (wanted.mode == Mode::kFull) s.recompute = program::Recompute::full(wanted.every);
+    for (const std::string& part : wanted.parts) program::add_part(s.recompute, part);
+    if (wanted.mode == Mode::kParts) s.recompute.every = wanted.every;
+    if (s.recompute.every > arch.layers)
+      throw UsageError("every {} layers of a model that has {}", s.recompute.every, arch.layers);
+    if (wanted.mode != Mode::kBudget) return;
+    const RecomputeChoice choice = recompute_within(arch, s, wanted.budget);
+    s.recompute = choice.recompute;
+    config::assign(c, key, program::text_of(choice.recompute),
+                   {config::Origin::Kind::kOther,
+                    fmt::format("derived: a plan of {} within {}", human(choice.peak), config::print(wanted.budget))});
+  } catch (const UsageError& error) {
+    throw UsageError("{}: {}", where, error.what());
+  }
+}
+
 DType resolve_precision(Config& c, const Machine& machine, int threads) {
   std::string name = c.precision.compute;
   if (name == "auto") {
@@ -232,7 +254,6 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   resolve_mesh(c, machine, s);
   s.prefetch = static_cast<int>(c.parallel.prefetch);
   s.zero = zero_stage(c);
-  s.recompute = c.parallel.recompute.mode == config::Recompute::Mode::kFull;
   s.global_batch = c.batch.global;
   s.micro_batch = c.batch.micro;
   s.sequence = c.data.sequence_length;
@@ -259,6 +280,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   };
   s.master = typed(c.precision.master, "precision.master", s.master);
   s.reduce = typed(c.precision.reduce, "precision.reduce", s.compute == DType::kF64 ? DType::kF64 : DType::kF32);
+  resolve_recompute(c, arch, s);
   return s;
 }
 

@@ -26,6 +26,8 @@ void check_setting(const Setting& s) {
                      s.replicas());
   if (s.own_over_dp && (s.zero < 2 || s.replicas() == 1))
     throw UsageError("optimizer states over all data-parallel ranks: for hybrid sharding only");
+  if (s.recompute.every < 1) throw UsageError("parallel.recompute: every {} layers", s.recompute.every);
+  if (s.recompute.has(arch::Part::kDown)) throw UsageError("parallel.recompute: 'down' is never computed again");
   if (s.prefetch < 0) throw UsageError("parallel.prefetch: {} units", s.prefetch);
   if (s.compute == DType::kF16)
     throw UsageError(
@@ -41,7 +43,7 @@ Program build(const arch::Architecture& arch, const Setting& setting) {
   arch::validate(arch);
   check_setting(setting);
   Program p = pass::micro_batch(arch, setting);
-  if (setting.recompute && setting.purpose == Purpose::kTrain) p = pass::recompute(std::move(p));
+  if (setting.recompute.any() && setting.purpose == Purpose::kTrain) p = pass::recompute(std::move(p));
   p = pass::exchange_tensors(std::move(p));
   if (setting.purpose == Purpose::kTrain) {
     p = pass::micro_batch_loop(std::move(p));

@@ -13,7 +13,8 @@ namespace pass {
 
 // One micro-batch on one rank: a single body "micro" with forward, head and (when training) backward.
 Program micro_batch(const arch::Architecture& arch, const Setting& setting);
-// Keeps only each layer's input; recomputes the rest of the layer right before its backward.
+// Drops what the parts of Setting::recompute made ("qkv.fwd", one slot for all layers) and makes it again ("qkv.re") as
+// late as backward allows; what such a part reads is kept, or made again before it.
 Program recompute(Program program);
 // Tensor ranks exchange what parts leave as sums, and the rows they need of each other: between the parts, in both
 // directions and in recomputation.

@@ -10,6 +10,7 @@
 #include "base/match.h"
 #include "program/build.h"
 #include "program/build_detail.h"
+#include "program/recompute.h"
 
 namespace molen::program {
 
@@ -34,10 +35,6 @@ namespace {
 
 const Compute* compute_of(const Step& step) {
   return std::get_if<Compute>(&step.op);
-}
-
-bool in_layer(const Compute& c) {
-  return c.layer >= 0;
 }
 
 void drop_unused_buffers(Program& p) {
@@ -90,29 +87,58 @@ void clear_gradients(Program& p, Body& body) {
   body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
 }
 
+// Forward and backward of one micro-batch, whose values all have a buffer for each layer.
+class Recomputer {
+ public:
+  explicit Recomputer(Program& p) : p_(p) {}
+
+  void run(Body& body) {
+    for (Step& step : body.steps) {
+      const Compute* c = compute_of(step);
+      const bool backward = c && c->pass == ComputePass::kBackward;
+      if (backward) make_again(step.op);
+      if (c) rename(step, backward ? "re" : "fwd");
+      steps_.push_back(std::move(step));
+    }
+    body.steps = std::move(steps_);
+  }
+
+ private:
+  std::optional<arch::Part> dropped(const Operand& o) const {
+    const auto part = made_by(o.value);
+    return part && p_.setting.recompute.in(*part, o.layer) ? part : std::nullopt;
+  }
+
+  // What `op` reads of what was dropped, if it is not there again yet.
+  void make_again(const Op& op) {
+    for (const Operand& o : signature(p_, op, -1).reads) {
+      const auto part = dropped(o);
+      if (!part || !again_.emplace(*part, o.layer).second) continue;
+      Step step = detail::compute_step(p_, *part, ComputePass::kRecompute, o.layer, -1);
+      make_again(step.op);
+      rename(step, "re");
+      steps_.push_back(std::move(step));
+    }
+  }
+
+  // Values that are dropped stand in a slot that layers share: one of forward, one of backward.
+  void rename(Step& step, const std::string& suffix) {
+    const Signature s = signature(p_, step.op, -1);
+    for (std::size_t i = 0; i < s.reads.size(); ++i)
+      if (dropped(s.reads[i])) step.reads[i].buffer = detail::ensure_buffer(p_, s.reads[i], suffix);
+    for (std::size_t i = 0; i < s.writes.size(); ++i)
+      if (dropped(s.writes[i])) step.writes[i].buffer = detail::ensure_buffer(p_, s.writes[i], suffix);
+  }
+
+  Program& p_;
+  std::set<std::pair<arch::Part, std::int64_t>> again_;
+  std::vector<Step> steps_;
+};
+
 }  // namespace
 
 Program recompute(Program p) {
-  Body& body = p.bodies.at(0);
-  std::vector<Step> steps;
-  std::int64_t recomputed = -1;
-  for (const Step& step : body.steps) {
-    const Compute* c = compute_of(step);
-    if (!c || !in_layer(*c)) {
-      steps.push_back(step);
-      continue;
-    }
-    if (c->pass == ComputePass::kBackward && c->layer != recomputed) {
-      recomputed = c->layer;
-      // `down` is left out: its result is the next layer's input, which was kept.
-      for (const arch::Part part : detail::kLayerParts)
-        if (part != arch::Part::kDown)
-          steps.push_back(detail::compute_step(p, part, ComputePass::kRecompute, c->layer, -1, "re"));
-    }
-    steps.push_back(
-        detail::compute_step(p, c->part, c->pass, c->layer, c->chunk, c->pass == ComputePass::kForward ? "fwd" : "re"));
-  }
-  body.steps = std::move(steps);
+  for (Body& body : p.bodies) Recomputer(p).run(body);
   drop_unused_buffers(p);
   return p;
 }

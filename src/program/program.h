@@ -43,6 +43,20 @@ struct Instance {
 
 enum class Purpose { kTrain, kEvaluate };
 
+// Whose results of a layer's forward are dropped and computed again before the first op of backward that reads them
+// (program/recompute.h has its text form). What a layer hands to the next is always kept, so `down` never runs again.
+struct Recompute {
+  std::uint32_t parts = 0;  // a bit for each arch::Part
+  std::int64_t every = 1;   // in the layers that it divides; 1 where there are no parts
+  static Recompute full(std::int64_t every = 1);
+  static constexpr std::uint32_t bit(arch::Part part) { return std::uint32_t{1} << static_cast<unsigned>(part); }
+  void add(arch::Part part) { parts |= bit(part); }
+  bool any() const { return parts != 0; }
+  bool has(arch::Part part) const { return (parts & bit(part)) != 0; }
+  bool in(arch::Part part, std::int64_t layer) const { return has(part) && layer % every == 0; }
+  bool operator==(const Recompute&) const = default;
+};
+
 // What the program was built for; everything a consumer needs besides the ops.
 struct Setting {
   Purpose purpose = Purpose::kTrain;
@@ -55,7 +69,7 @@ struct Setting {
   // With tensor ranks: the residual stream is cut by rows over them (Korthikanti et al. 2022, section 4.2).
   bool sequence_parallel = false;
   int prefetch = 1;               // stage 3: units gathered ahead of the one in use
-  bool recompute = false;         // every layer's forward again in backward
+  Recompute recompute;            // activations that backward computes again
   std::int64_t global_batch = 1;  // sequences
   std::int64_t micro_batch = 1;   // sequences
   std::int64_t sequence = 1;      // tokens

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "program/build.h"
 #include "program/memory.h"
+#include "program/recompute.h"
 #include "program/signature.h"
 #include "program/test_edit.h"
 #include "program/text.h"
@@ -37,7 +38,7 @@ Setting setting_of(int ranks, int zero, bool recompute, std::int64_t global) {
   Setting s;
   s.mesh[mesh::Axis::kDpShard] = ranks;
   s.zero = zero;
-  s.recompute = recompute;
+  if (recompute) s.recompute = Recompute::full();
   s.global_batch = global;
   s.micro_batch = 2;
   s.sequence = 150;  // 300 tokens: two chunks of the head
@@ -51,14 +52,31 @@ Setting hybrid(int shards, int replicas, int zero, bool own_over_dp) {
   return s;
 }
 
+// Any parts, in every layer or in some.
+rc::Gen<Recompute> any_recompute() {
+  return rc::gen::map(
+      rc::gen::pair(rc::gen::inRange(0, 1 << 5), rc::gen::inRange(1, 5)), [](const std::pair<int, int>& chosen) {
+        constexpr std::array kParts{arch::Part::kNormQkv, arch::Part::kAttention, arch::Part::kOutProjection,
+                                    arch::Part::kNormUp, arch::Part::kActivation};
+        Recompute r;
+        for (std::size_t i = 0; i < kParts.size(); ++i)
+          if (chosen.first >> i & 1) r.add(kParts[i]);
+        if (r.any()) r.every = chosen.second;
+        return r;
+      });
+}
+
 rc::Gen<Setting> any_setting() {
   using rc::gen::arbitrary;
   using rc::gen::inRange;
   return rc::gen::map(rc::gen::tuple(inRange(1, 6), inRange(1, 4), inRange(0, 4), arbitrary<bool>(), inRange(1, 30),
-                                     arbitrary<bool>(), inRange(0, 4)),
-                      [](const std::tuple<int, int, int, bool, int, bool, int>& t) {
-                        const auto [shards, replicas, zero, recompute, global, own, prefetch] = t;
-                        Setting s = setting_of(shards, zero, recompute, global);
+                                     arbitrary<bool>(), inRange(0, 4), any_recompute(), inRange(0, 3)),
+                      [](const std::tuple<int, int, int, bool, int, bool, int, Recompute, int>& t) {
+                        const auto [shards, replicas, zero, recompute, global, own, prefetch, chosen, tensor] = t;
+                        Setting s = setting_of(shards, zero, false, global);
+                        if (recompute) s.recompute = chosen;
+                        s.mesh[mesh::Axis::kTp] = std::max(1, tensor);
+                        s.sequence_parallel = tensor == 2;
                         s.prefetch = prefetch;
                         if (zero < 2 || shards > 1) s.mesh[mesh::Axis::kDpReplicate] = replicas;
                         s.own_over_dp = own && zero >= 2 && s.replicas() > 1;
@@ -260,6 +278,7 @@ struct EditedLayout {
   bool recompute, tied;
   int replicas = 1;
   bool own_over_dp = false;
+  const char* recomputed = "";  // in the place of `recompute`
 };
 
 class Edited : public ::testing::TestWithParam<EditedLayout> {
@@ -269,6 +288,7 @@ class Edited : public ::testing::TestWithParam<EditedLayout> {
     Setting s = setting_of(l.shards, l.zero, l.recompute, 4 * l.shards * l.replicas);
     s.mesh[mesh::Axis::kDpReplicate] = l.replicas;
     s.own_over_dp = l.own_over_dp;
+    if (*l.recomputed) s.recompute = recompute_from_text(l.recomputed);
     return build(tiny(l.tied), s);
   }
 };
@@ -304,7 +324,11 @@ bool keeps_the_meaning(const Program& p, std::size_t body, bool write, int from,
   const auto unit_value = [&](int b) {  // of a gathered copy
     return p.buffers[static_cast<std::size_t>(b)].name.substr(0, p.buffers[static_cast<std::size_t>(b)].name.find('/'));
   };
-  if (!write) return unit_value(from) == unit_value(to) || (p.setting.recompute && family(from) == family(to));
+  const auto slot = [&](int b) {  // of what is dropped: forward's last layer may still stand in its slot
+    const std::string& name = p.buffers[static_cast<std::size_t>(b)].name;
+    return name.ends_with(".fwd") || name.ends_with(".re");
+  };
+  if (!write) return unit_value(from) == unit_value(to) || (family(from) == family(to) && slot(from) && slot(to));
   for (const Step& step : p.bodies[body].steps)
     for (const Use& use : step.reads)
       if (use.buffer == from) return false;
@@ -382,7 +406,9 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Edited,
                                            EditedLayout{3, 2, false, true}, EditedLayout{2, 3, false, true},
                                            EditedLayout{2, 3, true, false}, EditedLayout{2, 2, false, false, 2},
                                            EditedLayout{2, 3, false, false, 2, true},
-                                           EditedLayout{2, 2, false, true, 2, true}));
+                                           EditedLayout{2, 2, false, true, 2, true},
+                                           EditedLayout{1, 0, true, false, 1, false, "attention,activation"},
+                                           EditedLayout{2, 3, true, true, 1, false, "norm_qkv,norm_up/2"}));
 
 TEST(Text, ErrorsNameTheLine) {
   const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));

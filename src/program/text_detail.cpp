@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "base/error.h"
+#include "program/recompute.h"
 
 namespace molen::program::detail {
 
@@ -26,7 +27,7 @@ std::string setting_to_text(const Setting& s) {
       "reduce={} kernels={} "
       "threads={} head_chunk={}",
       s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.shards(), s.tensor_ranks(),
-      order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero, s.own_over_dp ? 1 : 0, s.prefetch, s.recompute ? 1 : 0,
+      order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero, s.own_over_dp ? 1 : 0, s.prefetch, text_of(s.recompute),
       s.global_batch, s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master), name_of(s.reduce),
       s.kernels == arch::Kernels::kReference ? "reference"
       : s.kernels == arch::Kernels::kFused   ? "fused"
@@ -60,7 +61,11 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));
-  s.recompute = integer("recompute", 0, 1) == 1;
+  try {
+    s.recompute = recompute_from_text(text("recompute"));
+  } catch (const UsageError& error) {
+    throw UsageError("{}: setting recompute: {}", where, error.what());
+  }
   s.global_batch = integer("global_batch", 1, std::int64_t{1} << 40);
   s.micro_batch = integer("micro_batch", 1, std::int64_t{1} << 30);
   s.sequence = integer("sequence", 1, std::int64_t{1} << 30);

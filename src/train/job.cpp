@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 #include "base/clock.h"
@@ -67,6 +68,22 @@ std::string keep_measured(config::Config& c, const config::Config& before, bool 
                      before.math.threads, here);
 }
 
+// What rank 0 measured or chose, for the others.
+constexpr std::array kDecided{"precision.compute", "parallel.recompute"};
+
+std::string decided_text(const config::Config& c) {
+  Json values = Json::object();
+  for (const char* key : kDecided) values[key] = config::field(key).write(c);
+  return values.dump();
+}
+
+void take_decided(config::Config& c, const std::string& text) {
+  const Json values = Json::parse(text);
+  for (const char* key : kDecided)
+    if (values.at(key) != config::field(key).write(c))
+      config::assign(c, key, values.at(key), {config::Origin::Kind::kOther, "decided on rank 0"});
+}
+
 void refuse_changes(const config::Config& c, const config::Config& before, const std::vector<std::string>& allowed,
                     const std::string& path) {
   for (const auto& key : allowed) config::field(key);  // an unknown key is an error of its own
@@ -127,10 +144,9 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   if (!resume.empty()) job.resume_from = resume;
 
   plan::Machine measuring = machine;
-  if (world.rank() == 0)
-    measuring.measure_precision = [&](int threads) {
-      return measure_precision(threads, machine.cuda ? machine.device : -1);
-    };
+  measuring.measure_precision = [&](int threads) {
+    return measure_precision(threads, machine.cuda ? machine.device : -1);
+  };
   std::optional<config::Config> before;
   if (job.resume_from) {
     const checkpoint::Checkpoint stored(*job.resume_from);
@@ -139,10 +155,13 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     const bool same_ranks = ranks == world.size();
     job.note = keep_measured(config, *before, same_ranks, machine);
   }
-  job.setting = plan::resolve_setting(config, job.arch, measuring);
-  const std::string compute = broadcast_text(config.precision.compute, world);
-  if (compute != config.precision.compute) {
-    config::assign(config, "precision.compute", compute, {config::Origin::Kind::kOther, "measured on rank 0"});
+  // Rank 0 decides what is open; what a rank measures or fits into a budget could differ from host to host.
+  const std::string decided = on_rank_zero(world, [&] {
+    job.setting = plan::resolve_setting(config, job.arch, measuring);
+    return decided_text(config);
+  });
+  if (world.rank() != 0) {
+    take_decided(config, decided);
     job.setting = plan::resolve_setting(config, job.arch, machine);
   }
   if (before) refuse_changes(config, *before, options.allow_change, resume);

@@ -16,6 +16,7 @@
 #include "comm/threads/threads.h"
 #include "exec/executor.h"
 #include "program/build.h"
+#include "program/recompute.h"
 #include "program/text.h"
 #include "program/verify.h"
 #include "train/checkpointing.h"
@@ -61,15 +62,21 @@ struct Layout {
   bool own_over_dp = false;
   int prefetch = 1;
   int tensor = 1;
-  bool rows = false;  // sequence parallelism
+  bool rows = false;         // sequence parallelism
+  std::string recomputed{};  // in the place of `recompute`: "attention,activation/2"
   int ranks() const { return shards * replicas * tensor; }
+  Layout recomputing(std::string what) const {
+    Layout l = *this;
+    l.recomputed = std::move(what);
+    return l;
+  }
 };
 
 inline program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
   program::Setting s;
   s.mesh[mesh::Axis::kDpShard] = ranks;
   s.zero = zero;
-  s.recompute = recompute;
+  if (recompute) s.recompute = program::Recompute::full();
   s.global_batch = 12;
   s.micro_batch = micro;
   s.sequence = 23;
@@ -85,6 +92,7 @@ inline program::Setting setting_of(const Layout& l, DType compute) {
   s.mesh[mesh::Axis::kDpReplicate] = l.replicas;
   s.mesh[mesh::Axis::kTp] = l.tensor;
   s.sequence_parallel = l.rows;
+  if (!l.recomputed.empty()) s.recompute = program::recompute_from_text(l.recomputed);
   s.own_over_dp = l.own_over_dp;
   s.prefetch = l.prefetch;
   return s;

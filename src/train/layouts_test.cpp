@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <mutex>
 #include <thread>
@@ -79,7 +80,10 @@ INSTANTIATE_TEST_SUITE_P(Matrix, Layouts,
                                            Layout{3, 3, false, 2, 1, false, 0}, Layout{4, 3, true, 1, 1, false, 2},
                                            Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 2, 2},
                                            Layout{2, 3, true, 1, 2}, Layout{2, 2, false, 1, 2, true},
-                                           Layout{2, 3, false, 3, 2, true}, Layout{3, 3, false, 1, 2, true, 3}));
+                                           Layout{2, 3, false, 3, 2, true}, Layout{3, 3, false, 1, 2, true, 3},
+                                           Layout{2, 1}.recomputing("attention,activation"),
+                                           Layout{3, 3}.recomputing("norm_qkv,norm_up/2"),
+                                           Layout{2, 2, false, 1, 2}.recomputing("out_projection,activation")));
 
 #ifdef MOLEN_FAKE_NCCL
 // The program over the NCCL communicator, against stand-ins for the libraries that treat host memory as a device's.
@@ -108,9 +112,27 @@ TEST(Nccl, CarriesTheProgramsCollectives) {
 }
 #endif
 
+// Every set of parts, in all layers and in every second one, alone and on tensor ranks that hold rows.
 TEST(Recompute, ChangesNoBit) {
-  EXPECT_EQ(train(llama(false), setting_of(1, 0, false, DType::kF32), 4).hash,
-            train(llama(false), setting_of(1, 0, true, DType::kF32), 4).hash);
+  constexpr std::array kParts{arch::Part::kNormQkv, arch::Part::kAttention, arch::Part::kOutProjection,
+                              arch::Part::kNormUp, arch::Part::kActivation};
+  for (const bool tensor : {false, true}) {
+    Layout layout;
+    layout.tensor = tensor ? 3 : 1;
+    layout.rows = tensor;
+    auto a = llama(false);
+    a.ffn = 45;
+    auto s = setting_of(layout, DType::kF32);
+    const Outcome kept = train(a, s, 2);
+    for (unsigned set = 1; set < 1U << kParts.size(); ++set)
+      for (const int every : {1, 2}) {
+        s.recompute = {};
+        for (std::size_t i = 0; i < kParts.size(); ++i)
+          if (set >> i & 1) s.recompute.add(kParts[i]);
+        s.recompute.every = every;
+        EXPECT_EQ(train(a, s, 2).hash, kept.hash) << program::text_of(s.recompute) << " tensor " << tensor;
+      }
+  }
 }
 
 // The text is what runs: an accepted edit changes the run as it says.

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/mpi/mpi.h"
+#include "program/recompute.h"
 #include "program/text.h"
 #include "store/console.h"
 #include "store/prometheus.h"
@@ -99,7 +100,7 @@ class Recorder::Impl {
         human_count(static_cast<double>(arch::num_parameters(job_.arch))), job_.machine.ranks,
         job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
         job_.communicator, name_of(job_.setting.compute), program::sharding_text(job_.setting),
-        job_.setting.recompute ? ", recompute" : "");
+        job_.setting.recompute.any() ? ", recompute " + program::text_of(job_.setting.recompute) : "");
     say("memory of the process: {} = {}arena {} (the plan's peak) + {} already there{} + {} loader\n",
         human(memory.total()), memory.ranks > 1 ? fmt::format("{} x ", memory.ranks) : "", human(memory.arena),
         human(memory.base),

@@ -117,7 +117,10 @@ INSTANTIATE_TEST_SUITE_P(Matrix, Tensor,
                                            tensor_layout(4, false, 1, 0, true, 3),
                                            tensor_layout(4, true, 1, 0, true, 1),
                                            tensor_layout(2, true, 2, 3, false, 1), tensor_layout(2, false, 2, 2, true),
-                                           tensor_layout(2, true, 3, 1), tensor_layout(4, true, 2, 3)));
+                                           tensor_layout(2, true, 3, 1), tensor_layout(4, true, 2, 3),
+                                           tensor_layout(2, true).recomputing("attention,norm_up,activation"),
+                                           tensor_layout(4, false).recomputing("norm_qkv,out_projection/2"),
+                                           tensor_layout(2, true, 2, 3).recomputing("out_projection,norm_up")));
 
 // One chunk of the head after the other, the last shorter, on every rank of the vocabulary.
 TEST(TensorHead, GoesThroughChunks) {

@@ -22,7 +22,8 @@ program::Setting with_type(program::Setting s, DType compute) {
 program::Setting alone(program::Setting s) {
   s.mesh = mesh::kOne;
   s.zero = 0;
-  s.own_over_dp = s.recompute = s.sequence_parallel = false;
+  s.own_over_dp = s.sequence_parallel = false;
+  s.recompute = {};
   return s;
 }
 

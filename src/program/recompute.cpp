@@ -1,0 +1,102 @@
+#include "program/recompute.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <vector>
+
+#include "base/error.h"
+#include "base/suggest.h"
+#include "program/build_detail.h"
+
+namespace molen::program {
+namespace {
+
+// A layer number, like those of arch::validate.
+constexpr std::int64_t kMostLayers = std::int64_t{1} << 31;
+
+std::int64_t every_from_text(std::string_view digits, std::string_view whole) {
+  std::int64_t every = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), every);
+  if (error != std::errc() || end != digits.data() + digits.size() || every < 1 || every > kMostLayers)
+    throw UsageError("'{}': what follows the '/' says every how many layers: a positive integer", whole);
+  return every;
+}
+
+}  // namespace
+
+Recompute Recompute::full(std::int64_t every) {
+  Recompute r;
+  for (const arch::Part part : detail::kLayerParts)
+    if (part != arch::Part::kDown) r.add(part);
+  r.every = every;
+  return r;
+}
+
+std::optional<arch::Part> made_by(Value value) {
+  switch (value) {
+    case Value::kQkv:
+    case Value::kStats1:
+      return arch::Part::kNormQkv;
+    case Value::kAttention:
+    case Value::kLse:
+      return arch::Part::kAttention;
+    case Value::kMid:
+    case Value::kMidSum:
+    case Value::kMidRows:
+      return arch::Part::kOutProjection;
+    case Value::kUp:
+    case Value::kStats2:
+      return arch::Part::kNormUp;
+    case Value::kActivation:
+      return arch::Part::kActivation;
+    default:
+      return {};
+  }
+}
+
+std::string text_of(const Recompute& recompute) {
+  if (!recompute.any()) return "none";
+  std::string text;
+  if (recompute.parts == Recompute::full().parts) {
+    text = "full";
+  } else {
+    for (const arch::Part part : detail::kLayerParts)
+      if (recompute.has(part)) text += fmt::format("{}{}", text.empty() ? "" : ",", arch::name_of(part));
+  }
+  return recompute.every == 1 ? text : fmt::format("{}/{}", text, recompute.every);
+}
+
+void add_part(Recompute& recompute, std::string_view name) {
+  std::vector<std::string> known;
+  for (const arch::Part part : detail::kLayerParts) {
+    if (name == arch::name_of(part)) {
+      if (part == arch::Part::kDown)
+        throw UsageError("'down' is never computed again: what it makes is the next layer's input, which is kept");
+      recompute.add(part);
+      return;
+    }
+    if (part != arch::Part::kDown) known.emplace_back(arch::name_of(part));
+  }
+  std::string list;
+  for (const std::string& part : known) list += (list.empty() ? "" : ", ") + part;
+  throw UsageError("'{}' is no part that can be computed again ({}){}", name, list, did_you_mean(name, known));
+}
+
+Recompute recompute_from_text(std::string_view text) {
+  if (text == "none") return {};
+  const std::size_t slash = text.find('/');
+  const std::int64_t every = slash == std::string_view::npos ? 1 : every_from_text(text.substr(slash + 1), text);
+  std::string_view names = text.substr(0, slash);
+  if (names == "full") return Recompute::full(every);
+  Recompute r;
+  r.every = every;
+  while (true) {
+    const std::size_t comma = names.find(',');
+    add_part(r, names.substr(0, comma));
+    if (comma == std::string_view::npos) return r;
+    names.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace molen::program
