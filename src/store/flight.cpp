@@ -353,7 +353,7 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
   s.median_step_ns = in.within<std::int64_t>(320, 0, INT64_MAX, "the median step");
   s.step = in.within<std::int64_t>(328, 0, INT64_MAX, "the step");
   s.end = static_cast<FlightEnd>(
-      in.within<std::uint32_t>(344, 0, static_cast<std::uint32_t>(FlightEnd::kFailed), "the end"));
+      in.within<std::uint32_t>(344, 0, static_cast<std::uint32_t>(FlightEnd::kAlarmed), "the end"));
   s.saw_dead = in.within<std::int32_t>(348, -1, id.ranks - 1, "the dead rank");
   const bool whole = bytes.size() > kHeadBytes;
   if (whole && bytes.size() != kHeadBytes + sizeof(Slot) * slots * kFlightStreams)

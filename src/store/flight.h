@@ -20,7 +20,8 @@ inline constexpr int kCommStream = 1;
 // What the loop does; ops are only expected to advance in kTrain.
 enum class FlightPhase : std::uint32_t { kStart, kTrain, kValidate, kCheckpoint, kFinish };
 // How the rank left, by its own account.
-enum class FlightEnd : std::uint32_t { kRunning, kEnded, kFailed };
+// kAlarmed: it ended the job because of another rank.
+enum class FlightEnd : std::uint32_t { kRunning, kEnded, kFailed, kAlarmed };
 std::string_view name_of(FlightPhase phase);
 
 struct FlightIdentity {
@@ -94,7 +95,7 @@ struct FlightState {
   std::int64_t beat_wall_ns = 0, idle_ns = 0, median_step_ns = 0, step = 0;
   FlightPhase phase{};
   FlightEnd end{};
-  int saw_dead = -1;  // a rank whose process this one found gone
+  int saw_dead = -1;  // a rank whose process this one found gone; with kAlarmed: the rank to blame
   std::array<FlightStream, kFlightStreams> streams;
 };
 

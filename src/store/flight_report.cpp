@@ -68,6 +68,8 @@ std::string doing(const Judgement::Rank& r, const OpTexts& ops) {
       return fmt::format("ended after step {}", f.step);
     case RankState::kFailed:
       return fmt::format("ended with an error of its own: {}", where);
+    case RankState::kAlarmed:
+      return fmt::format("ended the job: {}{}", f.streams[kCommStream].inside ? "waited in " : "", where);
     case RankState::kWaiting:
       return "waiting in " + where;
     case RankState::kBusy:
@@ -142,10 +144,15 @@ std::vector<int> behind(const Judgement& j) {
 }
 
 std::vector<int> find_culprits(const Judgement& j) {
+  // The verdict of the time when it happened. What the launcher did afterwards (a stopped rank goes on before it is
+  // killed) says less.
+  for (const auto& r : j.ranks)
+    if (r.state == RankState::kAlarmed && r.seen.flight->saw_dead >= 0) return {r.seen.flight->saw_dead};
   const auto dead = ranks_where(j, [](const auto& r) { return gone(r.state); });
   if (!dead.empty()) {
-    const bool some_live = std::any_of(j.ranks.begin(), j.ranks.end(),
-                                       [](const auto& r) { return !gone(r.state) && r.state != RankState::kEnded; });
+    const bool some_live = std::any_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) {
+      return !gone(r.state) && r.state != RankState::kEnded && r.state != RankState::kAlarmed;
+    });
     if (some_live) return dead;
     const auto first = first_gone(j);
     return !first.empty() ? first : behind(j);
@@ -204,8 +211,8 @@ std::string summarize(const Judgement& j, const OpTexts& ops) {
 }  // namespace
 
 std::string_view name_of(RankState state) {
-  constexpr std::array<std::string_view, 11> names{"absent", "ended",   "failed",  "dead", "stopped", "silent",
-                                                   "busy",   "waiting", "between", "hung", "running"};
+  constexpr std::array<std::string_view, 12> names{"absent", "ended", "failed",  "alarmed", "dead", "stopped",
+                                                   "silent", "busy",  "waiting", "between", "hung", "running"};
   return names.at(static_cast<std::size_t>(state));
 }
 
@@ -214,6 +221,7 @@ RankState state_of(const Sighting& seen) {
   const FlightState& f = *seen.flight;
   if (f.end == FlightEnd::kEnded) return RankState::kEnded;
   if (f.end == FlightEnd::kFailed) return RankState::kFailed;
+  if (f.end == FlightEnd::kAlarmed) return RankState::kAlarmed;
   if (seen.process == ProcessState::kDead) return RankState::kDead;
   if (seen.process == ProcessState::kStopped) return RankState::kStopped;
   if (!seen.beats.value_or(true)) return RankState::kSilent;
@@ -257,8 +265,9 @@ std::string to_text(const Judgement& j, const OpTexts& ops) {
     }
     const FlightState& f = *r.seen.flight;
     const std::int64_t behind_ns = last - f.beat_wall_ns, silent_ns = behind_ns > kApartNs ? behind_ns : 0;
-    text += fmt::format("{:>6}  {:<16} {:>8}  {:<8} {:>6} {:>12}  {}\n", r.seen.rank, f.identity.host, f.identity.pid,
-                        name_of(r.state), f.step, human(Seconds((static_cast<double>(f.idle_ns) + static_cast<double>(silent_ns)) * 1e-9)), r.doing);
+    text += fmt::format(
+        "{:>6}  {:<16} {:>8}  {:<8} {:>6} {:>12}  {}\n", r.seen.rank, f.identity.host, f.identity.pid, name_of(r.state),
+        f.step, human(Seconds((static_cast<double>(f.idle_ns) + static_cast<double>(silent_ns)) * 1e-9)), r.doing);
     if (silent_ns > 0)
       text += fmt::format("        last heartbeat {}, {} before the last of all\n",
                           utc_timestamp(static_cast<double>(f.beat_wall_ns) * 1e-9),

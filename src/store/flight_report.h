@@ -25,6 +25,7 @@ enum class RankState {
   kAbsent,   // no file
   kEnded,    // left by its own account
   kFailed,   // as above, after an error
+  kAlarmed,  // ended the job because of another rank
   kDead,     // its process is gone
   kStopped,  // its process is stopped (SIGSTOP, a debugger)
   kSilent,   // does not beat; its process is out of sight

@@ -213,7 +213,7 @@ TEST_F(Flight, HostileFiles) {
   refused(with(32, std::int32_t{0x7fffffff}));
   refused(with(36, std::uint32_t{9}));
   refused(with(56, std::int64_t{-5}));
-  refused(with(344, std::uint32_t{3}));
+  refused(with(344, std::uint32_t{4}));
   refused(with(348, std::int32_t{1}));
   std::string name = good;
   std::memset(name.data() + 88, 0x1b, 64);  // no end, and escapes for a terminal
@@ -252,9 +252,9 @@ TEST(FlightPeers, SomebodyLooksAtEverybody) {
             hosts[static_cast<std::size_t>(p)] == hosts[static_cast<std::size_t>(r)];
       }
     for (int r = 0; r < ranks; ++r) {
-      if (ranks > 1) EXPECT_GE(seen[static_cast<std::size_t>(r)], 1) << ranks;
+      EXPECT_GE(seen[static_cast<std::size_t>(r)], ranks > 1 ? 1 : 0) << ranks;
       const auto mates = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(r)]);
-      if (mates > 1) EXPECT_GE(seen_here[static_cast<std::size_t>(r)], 1) << ranks;
+      EXPECT_GE(seen_here[static_cast<std::size_t>(r)], mates > 1 ? 1 : 0) << ranks;
     }
   }
 }
@@ -355,6 +355,24 @@ TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
   all[0].flight->streams[1].inside = false;
   all[0].flight->streams[1].op = 10;
   EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{0});
+}
+
+// The rank that ended the job died first; a launcher let the stopped one go on before it killed it.
+TEST(FlightJudge, TheVerdictOfTheTimeStands) {
+  std::vector<Sighting> all;
+  for (int r = 0; r < 2; ++r) {
+    auto s = living(r, 2, Place{7, 25, false}, Place{7, 20, true});
+    s.process = ProcessState::kDead;
+    s.beats = s.advances = false;
+    all.push_back(s);
+  }
+  all[0].flight->beat_wall_ns -= 1'500'000'000;
+  all[0].flight->end = FlightEnd::kAlarmed;
+  all[0].flight->saw_dead = 1;
+  const auto j = judge(all, kOps);
+  EXPECT_EQ(j.culprits, std::vector<int>{1});
+  EXPECT_EQ(j.waiting, std::vector<int>{0});
+  EXPECT_EQ(j.waits_in, 20);
 }
 
 TEST(FlightJudge, WithoutRecordsOrNames) {

@@ -228,6 +228,8 @@ void Watch::raise(const Judgement& j) {
   alarm.writer = create(alarm.file, fmt::format("{}\nattempt {}, written by rank {}\n\n{}", utc_timestamp(wall_time()),
                                                 identity_.attempt, identity_.rank, alarm.report)) ||
                  !fs::exists(alarm.file);  // no room for it: the summary must still be said
+  writer_.saw_dead(j.culprits.empty() ? -1 : j.culprits.front());
+  writer_.leave(FlightEnd::kAlarmed);
   on_alarm_(alarm);
 }
 
