@@ -76,6 +76,8 @@ def measure(molen, pairs, rounds, steps, folder):
             # Which goes first changes by round: a machine that slows down favours none.
             for who in ("molen", "torch") if i % 2 == 0 else ("torch", "molen"):
                 runs[name][who].append(step.last_json([str(x) for x in commands[who]], folder))
+            ours, peers = (runs[name][who][-1]["median_s"] for who in ("molen", "torch"))
+            print(f"round {i + 1} of {rounds}, {name}: molen {ours:.3f} s, PyTorch {peers:.3f} s, {peers / ours:.2f}x", file=sys.stderr, flush=True)
     return runs
 
 
