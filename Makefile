@@ -24,7 +24,7 @@ test: build      ## every test; the last lines are ctest's summary
 	@tools/setup.sh test
 	@tools/test.sh
 
-bench: build     ## this trainer beside PyTorch, tokenizer beside its peers
+bench: build     ## this trainer beside PyTorch, sharding beside FSDP2, tokenizer beside its peers
 	@tools/setup.sh test
 	@bench/run.sh
 

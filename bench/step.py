@@ -20,6 +20,26 @@ HERE = pathlib.Path(__file__).resolve().parent
 ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
 
+# The preset llama-60m, as Hugging Face writes it.
+SIZES = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False}
+
+
+def write_model(folder, sizes):
+    """A Hugging Face directory with random weights. In a process of its own: torch is no import of this one, which times others."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(sizes))
+    make = ("import sys,json,torch; sys.path.insert(0,sys.argv[1]); import train_torch as t; from safetensors.torch import save_file; torch.manual_seed(0);"
+            "c=json.load(open(sys.argv[2]+'/config.json')); n=t.Llama(c); [torch.nn.init.normal_(w,0,0.02) for w in n.parameters() if w.dim()>1];"
+            "save_file({k:v.contiguous() for k,v in n.state_dict().items()}, sys.argv[2]+'/model.safetensors')")
+    subprocess.run([sys.executable, "-c", make, str(HERE / "peers"), str(folder)], check=True)
+
+
+def write_tokens(file, vocabulary, length):
+    """4 batches of 4 sequences, each with the token that its last one predicts."""
+    numpy.random.default_rng(0).integers(0, vocabulary, (4, 4, length), dtype=numpy.int32).tofile(file)
+
+
 def last_json(command, cwd):
     """The last JSON line of the command's output. Start-up runs from here, before the process exists, to `ready_at_s` (all is
     built, no step yet) and to `first_step_at_s` (the first step has ended: arena touched, code compiled): the programs and this one read
@@ -43,16 +63,8 @@ def main():
     a = p.parse_args()
     molen = str(pathlib.Path(a.molen).resolve())
     with tempfile.TemporaryDirectory(prefix="molen_bench_") as folder:
-        sizes = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
-                 "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False}
-        model = pathlib.Path(folder) / "model"
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(sizes))
-        make = ("import sys,json,torch; sys.path.insert(0,sys.argv[1]); import train_torch as t; from safetensors.torch import save_file; torch.manual_seed(0);"
-                "c=json.load(open(sys.argv[2]+'/config.json')); n=t.Llama(c); [torch.nn.init.normal_(w,0,0.02) for w in n.parameters() if w.dim()>1];"
-                "save_file({k:v.contiguous() for k,v in n.state_dict().items()}, sys.argv[2]+'/model.safetensors')")
-        subprocess.run([sys.executable, "-c", make, str(HERE / "peers"), str(model)], check=True)
-        numpy.random.default_rng(0).integers(0, 32000, (4, 4, 513), dtype=numpy.int32).tofile(pathlib.Path(folder) / "tokens.bin")
+        write_model(pathlib.Path(folder) / "model", SIZES)
+        write_tokens(pathlib.Path(folder) / "tokens.bin", SIZES["vocab_size"], 513)
         torch_args = ["--model", "model", "--tokens", "tokens.bin", "--sequence", "512", "--global-batch", "4", "--steps", str(a.steps + 2), "--quiet"]
         peer = [sys.executable, str(HERE / "peers/train_torch.py"), *torch_args]
         ours = [molen, "bench", "--model", "llama-60m", "--set", "data.sequence_length=512", "--set", "batch.global=4", "--set", "precision.compute=fp32",

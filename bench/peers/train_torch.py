@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """The PyTorch peer: trains the same Llama from the same weights on the same batches, as an expert would write it in plain
-PyTorch (scaled_dot_product_attention, fused AdamW, optional torch.compile, optional DDP over gloo).
+PyTorch (scaled_dot_product_attention, fused AdamW, optional torch.compile; on several ranks DDP, ZeRO-1 or FSDP2 over gloo).
 
 Weights and sizes come from a Hugging Face directory (`molen checkpoint export`), batches from a file of int32 tokens
 [steps, global batch, S + 1]. Prints one JSON line a step: {"step", "loss", "grad_norm", "seconds"}, then a summary line
-with the median step time after the warm-up steps, the peak resident memory, when model and optimizer were ready
+with the median step time after the warm-up steps, the last loss and gradient norm, the peak resident memory, when model and optimizer were ready
 (ready_at_s on the monotonic clock), and when the first step had ended (first_step_at_s; torch.compile compiles in it).
 """
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -112,6 +113,49 @@ class Llama(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
+def distributed(net, strategy):
+    """What runs in the place of `net`. FSDP2 makes shards of net's parameters, so the optimizer is made after this.
+
+    Its reduce-scatter, averaging and norm work over gloo as they are. There are no streams on the CPU: gathers overlap compute only as
+    asynchronous operations that are asked for a layer ahead (backward asks by itself), and its reduce-scatter waits.
+    """
+    if strategy in ("ddp", "zero1"):
+        return nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+    from torch.distributed.fsdp import fully_shard  # here, as its import would count as start-up of one rank
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    again = strategy == "fsdp2_full"
+    for layer in net.model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=again)
+    # PyTorch's own choice for the root (None): never freed between forward and backward, as backward starts with it.
+    fully_shard(net, mesh=mesh, reshard_after_forward=None if again else False)
+    net._set_unshard_async_op(True)
+    for layer, following in zip(net.model.layers, net.model.layers[1:]):
+        layer.set_modules_to_forward_prefetch([following])
+    return net
+
+
+def make_optimizer(net, strategy, lr):
+    decay = [w for w in net.parameters() if w.dim() >= 2]
+    plain = [w for w in net.parameters() if w.dim() < 2]
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    options = dict(lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    if strategy == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.AdamW, parameters_as_bucket_view=True, **options)
+    return torch.optim.AdamW(groups, **options)
+
+
+def only_last_reduces(run, last):
+    """Context of one micro-batch: gradients are summed over ranks after the last one alone."""
+    if isinstance(run, nn.parallel.DistributedDataParallel):
+        return contextlib.nullcontext() if last else run.no_sync()
+    if hasattr(run, "set_requires_gradient_sync"):
+        run.set_requires_gradient_sync(last)
+    return contextlib.nullcontext()
+
+
 def learning_rate(a, step):
     """The same warm-up and cosine as molen's optim/schedule.h."""
     if a.warmup > 0 and step <= a.warmup:
@@ -139,6 +183,7 @@ def main():
     p.add_argument("--clip", type=float, default=1.0)
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--compile", action="store_true")
+    p.add_argument("--strategy", choices=["ddp", "zero1", "fsdp2_grad_op", "fsdp2_full"], default="ddp", help="what several ranks share (torchrun)")
     p.add_argument("--warmup-steps", type=int, default=2, help="left out of the median")
     p.add_argument("--device", default="cpu")
     p.add_argument("--quiet", action="store_true")
@@ -158,13 +203,10 @@ def main():
     missing, unexpected = net.load_state_dict(load_file(os.path.join(a.model, "model.safetensors")), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     net.to(device=a.device)
-    decay = [w for w in net.parameters() if w.dim() >= 2]
-    plain = [w for w in net.parameters() if w.dim() < 2]
-    groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    opt = torch.optim.AdamW(groups, lr=a.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
     run = torch.compile(net) if a.compile else net
     if ranks > 1:
-        run = nn.parallel.DistributedDataParallel(run)
+        run = distributed(run, a.strategy)
+    opt = make_optimizer(net, a.strategy if ranks > 1 else None, a.lr)
 
     tokens = numpy.memmap(a.tokens, dtype=numpy.int32, mode="r").reshape(-1, a.global_batch, a.sequence + 1)
     rounds = a.global_batch // (a.micro * ranks)
@@ -180,10 +222,13 @@ def main():
         for m in range(rounds):
             first = (m * ranks + rank) * a.micro
             part = batch[first : first + a.micro]
-            loss = run(part[:, :-1], part[:, 1:].contiguous()) / rounds
-            loss.backward()
+            with only_last_reduces(run, m == rounds - 1):
+                loss = run(part[:, :-1], part[:, 1:].contiguous()) / rounds
+                loss.backward()
             total += loss.item()
         norm = nn.utils.clip_grad_norm_(net.parameters(), a.clip)
+        if hasattr(norm, "full_tensor"):  # a DTensor, of FSDP2's shards
+            norm = norm.full_tensor()
         opt.step()
         opt.zero_grad(set_to_none=True)
         if ranks > 1:
@@ -199,7 +244,7 @@ def main():
     if rank == 0:
         timed = times[a.warmup_steps :] or times
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"median_s": statistics.median(timed), "min_s": min(timed), "max_s": max(timed), "peak_rss_bytes": peak, "ready_at_s": ready_at, "first_step_at_s": first_step_at}), flush=True)
+        print(json.dumps({"median_s": statistics.median(timed), "min_s": min(timed), "max_s": max(timed), "loss": total, "grad_norm": norm.item(), "peak_rss_bytes": peak, "ready_at_s": ready_at, "first_step_at_s": first_step_at}), flush=True)
     if ranks > 1:
         dist.destroy_process_group()
 
