@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <set>
+#include <algorithm>
+#include <array>
+#include <string_view>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
@@ -55,14 +57,15 @@ int Program::buffer(const std::string& name) const {
 }
 
 int Program::unit_of_buffer(int id) const {
-  const std::string& name = buffers.at(static_cast<std::size_t>(id)).name;
+  // Asked for every operand many times over: no copies.
+  const std::string_view name = buffers.at(static_cast<std::size_t>(id)).name;
   const auto dot = name.find('.');
-  if (dot == std::string::npos) return -1;
-  const std::string family = name.substr(0, dot), rest = name.substr(dot + 1, name.find('/', dot) == std::string::npos
-                                                                                  ? std::string::npos
-                                                                                  : name.find('/', dot) - dot - 1);
-  static const std::set<std::string> kFamilies{"param", "grad", "param_shard", "grad_shard", "m", "v", "master"};
-  if (!kFamilies.contains(family)) return -1;
+  if (dot == std::string_view::npos) return -1;
+  static constexpr std::array<std::string_view, 7> kFamilies{"param", "grad", "param_shard", "grad_shard",
+                                                             "m",     "v",    "master"};
+  if (std::find(kFamilies.begin(), kFamilies.end(), name.substr(0, dot)) == kFamilies.end()) return -1;
+  std::string_view rest = name.substr(dot + 1);
+  rest = rest.substr(0, rest.find('/'));
   for (std::size_t u = 0; u < units.size(); ++u)
     if (units[u].name == rest) return static_cast<int>(u);
   return -1;
