@@ -37,4 +37,4 @@ lint: build      ## formatter, layers, headers
 	@tools/lint.sh
 
 clean:           ## removes build/ and runs of the demo
-	@rm -rf build demo/work
+	@rm -rf build demo/out

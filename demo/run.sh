@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 molen=build/molen
-work=demo/work
+work=demo/out
 run=$work/runs/demo
 mkdir -p "$work"
 step() { printf '\n== %s\n' "$1"; }
