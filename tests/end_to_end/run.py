@@ -139,8 +139,8 @@ rows = json.loads(run("verify", *small, "--ranks", 4, "--format", "json").stdout
 ok("verify: all layouts of 4 ranks are the same model", len(rows) == 192 and all(r["same"] and r["ratio"] <= 1 for r in rows), rows)
 said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", "--steps", 2).stdout
 ok("verify on the configuration's data", "data.train" in said and "24 layouts, 24 of them the same model" in said, said)
-rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--ranks", 10000, "--layouts", "ZERO1,FULL_SHARD", "--set", "batch.global=20000", "--format", "json").stdout)
-ok("verify --static: 10,000 ranks in seconds", len(rows) > 20 and all(r["findings"] == [] and r["seconds"] < 2 for r in rows), rows[:2])
+rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--ranks", 10000, "--set", "batch.global=20000", "--format", "json").stdout)
+ok("verify --static: 10,000 ranks in seconds", len(rows) > 50 and all(r["findings"] == [] and r["seconds"] < 2 for r in rows), rows[:2])
 ok("verify: no such layout", "did you mean" in run("verify", *small, "--ranks", 4, "--layouts", "FULLSHARD", code=2).stderr)
 MPI = ["mpirun", "-n", "2", "--bind-to", "none"] if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdout)["mpi"] else None
 if MPI:
