@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/clock.h"
+#include "base/descriptor.h"
 #include "base/error.h"
 
 namespace molen::store {
@@ -134,20 +135,6 @@ std::optional<Stat> stat_of(std::int64_t pid) {
   return stat;
 }
 
-class File {
- public:
-  explicit File(int file) : file_(file) {}
-  ~File() {
-    if (file_ >= 0) ::close(file_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return file_; }
-
- private:
-  int file_;
-};
-
 }  // namespace
 
 std::string_view name_of(FlightPhase phase) {
@@ -178,7 +165,7 @@ FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity)
   fs::create_directories(file.parent_path(), error);
   if (error) fail("has no directory", error.value());
   if (::unlink(file.c_str()) != 0 && errno != ENOENT) fail("cannot replace its file", errno);
-  const File opened(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  const Descriptor opened(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (opened.get() < 0) fail("cannot create its file", errno);
   bytes_ = kHeadBytes + sizeof(Slot) * kRecords * kFlightStreams;
   // Not a hole: a store to a page that a full disk has no room for would end the process (SIGBUS).
@@ -372,7 +359,7 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
 }
 
 Result<FlightState> read_flight_head(const fs::path& file) {
-  const File opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
   if (opened.get() < 0) return Failure{fmt::format("{}: {}", file.string(), std::strerror(errno))};
   char head[kHeadBytes];
   const ssize_t got = ::pread(opened.get(), head, sizeof head, 0);
