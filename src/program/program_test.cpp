@@ -20,20 +20,6 @@
 namespace molen::program {
 namespace {
 
-arch::Architecture tiny(bool tied = false) {
-  arch::Architecture a = arch::preset("llama-tiny");
-  a.name = "custom";
-  a.layers = 3;
-  a.hidden = 24;
-  a.ffn = 40;
-  a.heads = 6;
-  a.kv_heads = 2;
-  a.head_dim = 4;
-  a.vocabulary = 53;
-  a.tied = tied;
-  return a;
-}
-
 Setting setting_of(int ranks, int zero, bool recompute, std::int64_t global) {
   Setting s;
   s.mesh[mesh::Axis::kDpShard] = ranks;

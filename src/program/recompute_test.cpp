@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "program/build.h"
 #include "program/build_detail.h"
+#include "program/test_edit.h"
 #include "program/text.h"
 #include "program/verify.h"
 
@@ -19,15 +20,8 @@ namespace {
 using arch::Part;
 
 arch::Architecture model() {
-  arch::Architecture a = arch::preset("llama-tiny");
-  a.name = "custom";
+  arch::Architecture a = tiny();
   a.layers = 4;
-  a.hidden = 24;
-  a.ffn = 40;
-  a.heads = 6;
-  a.kv_heads = 2;
-  a.head_dim = 4;
-  a.vocabulary = 53;
   return a;
 }
 

@@ -10,6 +10,21 @@
 
 namespace molen::program {
 
+// A small Llama whose sizes are pairwise different.
+inline arch::Architecture tiny(bool tied = false) {
+  arch::Architecture a = arch::preset("llama-tiny");
+  a.name = "custom";
+  a.layers = 3;
+  a.hidden = 24;
+  a.ffn = 40;
+  a.heads = 6;
+  a.kv_heads = 2;
+  a.head_dim = 4;
+  a.vocabulary = 53;
+  a.tied = tied;
+  return a;
+}
+
 // Removes one op and mends the numbering, as an editor would.
 inline Program without(const Program& p, std::size_t body, std::size_t op) {
   Program q = p;

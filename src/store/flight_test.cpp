@@ -336,14 +336,20 @@ TEST(FlightJudge, ABusyRankHoldsOthersUpRightly) {
   EXPECT_TRUE(judge({busy, living(1, 2, {}, Place{8, 3, true})}, kOps).culprits.empty());
 }
 
-TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
+// All ranks of a job that has ended, in the same place.
+std::vector<Sighting> dead_in_a_collective(int ranks) {
   std::vector<Sighting> all;
-  for (int r = 0; r < 3; ++r) {
-    auto s = living(r, 3, Place{7, 25, false}, Place{7, 20, true});
+  for (int r = 0; r < ranks; ++r) {
+    auto s = living(r, ranks, Place{7, 25, false}, Place{7, 20, true});
     s.process = ProcessState::kDead;
     s.beats = s.advances = false;
     all.push_back(s);
   }
+  return all;
+}
+
+TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
+  std::vector<Sighting> all = dead_in_a_collective(3);
   all[2].flight->beat_wall_ns -= 1'500'000'000;
   EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{2});
   // All at once: who was found dead by the others.
@@ -359,13 +365,7 @@ TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
 
 // The rank that ended the job died first; a launcher let the stopped one go on before it killed it.
 TEST(FlightJudge, TheVerdictOfTheTimeStands) {
-  std::vector<Sighting> all;
-  for (int r = 0; r < 2; ++r) {
-    auto s = living(r, 2, Place{7, 25, false}, Place{7, 20, true});
-    s.process = ProcessState::kDead;
-    s.beats = s.advances = false;
-    all.push_back(s);
-  }
+  std::vector<Sighting> all = dead_in_a_collective(2);
   all[0].flight->beat_wall_ns -= 1'500'000'000;
   all[0].flight->end = FlightEnd::kAlarmed;
   all[0].flight->saw_dead = 1;
