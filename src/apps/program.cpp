@@ -18,7 +18,9 @@ int show(const ConfigOptions& options, int rank, const std::string& format) {
   machine.ranks = options.ranks.value_or(1);
   machine.local_ranks = machine.ranks;
   if (rank < 0 || rank >= machine.ranks) throw UsageError("--rank {}: the world has {} ranks", rank, machine.ranks);
-  const auto p = program::build(a, plan::resolve_setting(c, a, machine));
+  const auto setting = plan::resolve_setting(c, a, machine);
+  const auto schedule = plan::read_schedule(c);
+  const auto p = program::build(a, program::at_rank(setting, rank), schedule ? &*schedule : nullptr);
   program::require_sound(p, "the built program");
   const auto memory = program::plan_memory(p);
   if (format == "text") {
@@ -44,7 +46,7 @@ void add_program_verbs(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("program", "the step program as text, with its memory plan");
   auto options = add_config_options(*verb);
   auto rank = std::make_shared<int>(0);
-  verb->add_option("--rank", *rank, "whose program (ranks that differ in data-parallel coordinate share one)");
+  verb->add_option("--rank", *rank, "whose program (all ranks of a pipeline stage share one)");
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, rank, format] { chosen.action = [=] { return show(*options, *rank, *format); }; });
 }

@@ -26,10 +26,12 @@ namespace {
 
 struct VerifyArguments {
   ConfigOptions config;
-  std::string layouts = "all", format;
+  std::string layouts = "all", cover = "all", format;
   bool only_static = false;
   int steps = 10;
   std::vector<std::string> precisions{"fp64", "fp32"};
+
+  bool pairs() const { return cover == "pairs"; }
 
   // The strategies asked for; empty for all.
   std::vector<std::string> wanted() const {
@@ -65,22 +67,28 @@ int run_static(const VerifyArguments& o) {
   Json rows = Json::array();
   if (o.format != "json")
     fmt::print("{:<68} {:>8} {:>12} {:>9}  verifier\n", "layout", "ops", "peak a rank", "seconds");
-  for (const auto& layout : plan::layouts_of(a, base, o.config.ranks.value_or(1), o.wanted())) {
+  auto layouts = plan::layouts_of(a, base, o.config.ranks.value_or(1), o.wanted());
+  if (o.pairs()) layouts = plan::covering_pairs(layouts);
+  for (const auto& layout : layouts) {
     const double start = now().value;
-    const auto p = program::build(a, layout.setting);
-    const auto findings = program::verify(p);
-    const auto peak = program::plan_memory(p).peak;
+    const auto stages = program::build_stages(a, layout.setting);
+    auto findings = program::verify_world(stages);
+    Bytes peak;
+    int ops = 0;
+    for (const auto& p : stages) {
+      const auto more = program::verify(p);
+      findings.insert(findings.end(), more.begin(), more.end());
+      peak = std::max(peak, program::plan_memory(p).peak);
+      ops = std::max(ops, p.num_ops());
+    }
     const double seconds = now().value - start;
     sound = sound && findings.empty();
     Json texts = Json::array();
     for (const auto& f : findings) texts.push_back(f.text);
-    rows.push_back({{"layout", layout.name},
-                    {"ops", p.num_ops()},
-                    {"peak_bytes", peak.value},
-                    {"seconds", seconds},
-                    {"findings", texts}});
+    rows.push_back(
+        {{"layout", layout.name}, {"ops", ops}, {"peak_bytes", peak.value}, {"seconds", seconds}, {"findings", texts}});
     if (o.format != "json")
-      fmt::print("{:<68} {:>8} {:>12} {:>9.3f}  {}\n", layout.name, p.num_ops(), human(peak), seconds,
+      fmt::print("{:<68} {:>8} {:>12} {:>9.3f}  {}\n", layout.name, ops, human(peak), seconds,
                  findings.empty() ? "sound" : findings[0].text);
   }
   if (o.format == "json") fmt::print("{}\n", rows.dump(2));
@@ -148,6 +156,7 @@ int run_verify(const VerifyArguments& o) {
   train::VerifyOptions options;
   options.steps = o.steps;
   options.layouts = o.wanted();
+  options.pairs = o.pairs();
   for (const auto& name : o.precisions) options.compute.push_back(dtype_from_name(name));
   plan::layouts_of(a, base, launch.machine.ranks, options.layouts);  // refused before anything runs
   const auto read = samples_of(c, base, a.vocabulary);
@@ -198,6 +207,9 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
   auto o = std::make_shared<VerifyArguments>();
   verb->add_option("--layouts", o->layouts, "all, or a list: " + fmt::format("{}", fmt::join(plan::strategies(), ",")))
       ->capture_default_str();
+  verb->add_option("--cover", o->cover, "all of them, or so many that every two choices stand together once")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"all", "pairs"}));
   verb->add_option("--steps", o->steps, "optimizer steps of the proof in fp64; fp32 runs one")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

@@ -29,10 +29,11 @@ Kernel bind_load(const BindContext& c, const Step& step) {
   auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
        scalars = c.flat(step.writes.at(2).buffer);
   const std::size_t count = static_cast<std::size_t>(ids.numel());
+  const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   if (ids.device().is_cpu())
     return [=](RunState& run, math::Scratch&) {
       const std::int64_t valid = run.input->load(ids.data_ptr<std::int32_t>(), labels.data_ptr<std::int32_t>());
-      scalars.data_ptr<double>()[program::kValidTokens] += static_cast<double>(valid);
+      if (counted) scalars.data_ptr<double>()[program::kValidTokens] += static_cast<double>(valid);
     };
   return [=](RunState& run, math::Scratch&) mutable {
     run.ids.resize(count);
@@ -40,7 +41,7 @@ Kernel bind_load(const BindContext& c, const Step& step) {
     const std::int64_t valid = run.input->load(run.ids.data(), run.labels.data());
     ids.copy_(at::from_blob(run.ids.data(), {ids.numel()}, at::kInt));
     labels.copy_(at::from_blob(run.labels.data(), {labels.numel()}, at::kInt));
-    scalars.select(0, program::kValidTokens).add_(static_cast<double>(valid));
+    if (counted) scalars.select(0, program::kValidTokens).add_(static_cast<double>(valid));
   };
 }
 
@@ -244,6 +245,26 @@ Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicato
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
+// What a stage keeps of a value: of rows that tensor ranks share, its own.
+at::Tensor message_of(const BindContext& c, int buffer) {
+  const at::Tensor all = c.flat(buffer);
+  if (!c.program.setting.sharded_rows()) return all;
+  const auto [first, last] = program::row_range(c.program.setting, c.coordinates);
+  return all.narrow(0, 0, (last - first) * c.program.arch.hidden);
+}
+
+Kernel bind_send(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {
+  const at::Tensor value = message_of(c, step.reads.at(0).buffer);
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.reads[0].buffer)].dtype;
+  return [=](RunState&, math::Scratch&) { stages->send(value.data_ptr(), value.numel(), dtype, peer); };
+}
+
+Kernel bind_receive(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {
+  const at::Tensor value = message_of(c, step.writes.at(0).buffer);
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  return [=](RunState&, math::Scratch&) { stages->recv(value.data_ptr(), value.numel(), dtype, peer); };
+}
+
 Kernel bind_reduce_scalars(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScalars>(step.op);
   auto sums = c.flat(step.writes.at(0).buffer).narrow(0, op.first, op.count);
@@ -290,6 +311,8 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::AllReduce& o) { return bind_all_reduce(c, step, group_of(c, o.axis)); },
           [&](const program::ReduceScatter& o) { return bind_reduce_scatter(c, step, group_of(c, o.axis)); },
           [&](const program::AllGather& o) { return bind_all_gather(c, step, group_of(c, o.axis)); },
+          [&](const program::Send& o) { return bind_send(c, step, o.peer, group_of(c, program::Axis::kPp)); },
+          [&](const program::Receive& o) { return bind_receive(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::ReduceScalars& o) { return bind_reduce_scalars(c, step, group_of(c, o.axis)); },
           [&](const program::Agree&) { return bind_agree(c, step); },
       },

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <thread>
 
 #include "base/clock.h"
@@ -63,20 +64,16 @@ class Executor::Impl {
         groups_(program_, rank, world),
         options_(options),
         plan_(program::plan_memory(program_)),
+        slots_(program_),
         ops_(program::expand(program_)),
         progress_(ops_.size()) {
     math::AllocationGuard::install();
     place(owner);
     const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
     rope_ = model::make_rope_table(program_.arch, program_.setting.sequence, table, options_.device);
-    const BindContext context{program_, groups_.coordinates(), [this](program::Axis axis) { return groups_.of(axis); },
-                              [this](int buffer) { return flat(buffer); }, rope_};
-    for (std::size_t b = 0; b < program_.bodies.size(); ++b) {
-      bound_.emplace_back();
-      for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k)
-        bound_[b].push_back(bind(context, program_.bodies[b].steps[k]));
-    }
+    bind_instances();
     find_deaths();
+    find_deaths_of_micro_batches();
     measured_.assign(ops_.size(), 0);
     for (const auto& e : ops_) has_comm_ = has_comm_ || e.step->stream != program::Stream::kCompute;
   }
@@ -107,23 +104,49 @@ class Executor::Impl {
     return result;
   }
 
-  at::Tensor flat(int buffer) const {
+  at::Tensor flat(int buffer, std::int64_t micro_batch = -1) const {
     const auto& b = program_.buffers.at(static_cast<std::size_t>(buffer));
     if (b.lifetime == program::Lifetime::kExternal) {
       MOLEN_CHECK(owner_ != nullptr, "external buffer {} without an owner", b.name);
       return owner_->flat(owner_->program_.buffer(b.name));
     }
-    return arena_->view(base_ + plan_.buffer_offset[static_cast<std::size_t>(buffer)], b.dtype, {b.elements});
+    return arena_->view(base_ + plan_.offset(program_, slots_, buffer, micro_batch), b.dtype, {b.elements});
   }
 
   program::Program program_;
   Groups groups_;
   Options options_;
   program::MemoryPlan plan_;
+  program::Slots slots_;
   std::vector<program::Expanded> ops_;
   std::vector<std::int64_t> measured_;
 
  private:
+  // Instances of a body share its kernels where their micro-batches lie in the same slots.
+  void bind_instances() {
+    std::vector<std::vector<int>> kept(program_.bodies.size());
+    for (std::size_t b = 0; b < program_.bodies.size(); ++b)
+      for (const auto& step : program_.bodies[b].steps)
+        for (const auto* uses : {&step.reads, &step.writes})
+          for (const auto& use : *uses)
+            if (slots_.count(use.buffer) > 1) kept[b].push_back(use.buffer);
+    std::map<std::vector<int>, std::size_t> known;
+    for (const auto& instance : program_.schedule) {
+      std::vector<int> key{instance.body};
+      for (const int buffer : kept[static_cast<std::size_t>(instance.body)])
+        key.push_back(slots_.of(buffer, instance.micro_batch));
+      const auto [found, fresh] = known.try_emplace(std::move(key), bound_.size());
+      kernels_.push_back(found->second);
+      if (!fresh) continue;
+      const BindContext context{
+          program_, groups_.coordinates(), [this](program::Axis axis) { return groups_.of(axis); },
+          [this, micro = instance.micro_batch](int buffer) { return flat(buffer, micro); }, rope_};
+      bound_.emplace_back();
+      for (const auto& step : program_.bodies[static_cast<std::size_t>(instance.body)].steps)
+        bound_.back().push_back(bind(context, step));
+    }
+  }
+
   // A program that borrows another's weights also runs in its transient space where it fits: the two never run at once.
   void place(const Executor* owner) {
     if (owner) {
@@ -153,6 +176,27 @@ class Executor::Impl {
         if (alone) deaths_[b][static_cast<std::size_t>(last)].push_back(static_cast<int>(i));
       }
     }
+  }
+
+  // For each op of the expansion, the values of its micro-batch that it is the last to use; of those that one stream
+  // alone uses.
+  void find_deaths_of_micro_batches() {
+    micro_batch_deaths_.resize(ops_.size());
+    struct Last {
+      std::size_t op = 0;
+      bool alone = true;
+    };
+    std::map<std::pair<int, std::int64_t>, Last> last;
+    for (std::size_t i = 0; i < ops_.size(); ++i)
+      for (const auto* uses : {&ops_[i].step->reads, &ops_[i].step->writes})
+        for (const auto& use : *uses) {
+          if (program_.buffers[static_cast<std::size_t>(use.buffer)].lifetime != program::Lifetime::kMicroBatch)
+            continue;
+          const auto [at, fresh] = last.try_emplace({use.buffer, ops_[i].micro_batch}, Last{i, true});
+          at->second = {i, at->second.alone && ops_[at->second.op].step->stream == ops_[i].step->stream};
+        }
+    for (const auto& [value, use] : last)
+      if (use.alone) micro_batch_deaths_[use.op].push_back(value.first);
   }
 
   static int last_use(const std::vector<program::Step>& steps, int buffer) {
@@ -193,6 +237,7 @@ class Executor::Impl {
       std::this_thread::sleep_for(std::chrono::duration<double>(options_.sleep(*e.step)));
     } else if (!(e.step->unless && state.non_finite)) {
       const auto body = static_cast<std::size_t>(e.body), op = static_cast<std::size_t>(e.op);
+      const Kernel& kernel = bound_[kernels_[static_cast<std::size_t>(e.instance)]][op];
       const std::int64_t offset = plan_.scratch_offset[body][op];
       void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;
       math::Scratch scratch(base, e.step->scratch.value);
@@ -202,9 +247,9 @@ class Executor::Impl {
           // ATen may allocate only where the op's kernels are ATen's; elsewhere scratch belongs to our own kernels.
           const bool serve = program_.setting.kernels == arch::Kernels::kAten && e.step->scratch.value > 0;
           const math::AllocationGuard guard(serve ? &scratch : nullptr);
-          bound_[body][op](state, scratch);
+          kernel(state, scratch);
         } else {
-          bound_[body][op](state, scratch);
+          kernel(state, scratch);
           if (!options_.device.is_cpu()) at::accelerator::synchronizeDevice(options_.device.index());
         }
       } catch (const std::exception& error) {
@@ -212,7 +257,7 @@ class Executor::Impl {
                     program::kind_of(e.step->op));
       }
       record_memory(i, offset, scratch.high_water());
-      if (options_.poison_dead) poison(e);
+      if (options_.poison_dead) poison(i);
     }
     const std::int64_t ended = now_ns();
     time.end_s = static_cast<double>(ended - start_ns_) * 1e-9;
@@ -222,7 +267,7 @@ class Executor::Impl {
 
   void record_memory(std::size_t i, std::int64_t scratch_offset, std::int64_t scratch_used) {
     const auto& e = ops_[i];
-    std::int64_t top = plan_.persistent.value;
+    std::int64_t top = plan_.kept.value;
     for (std::size_t b = 0; b < program_.buffers.size(); ++b) {
       const auto& buffer = program_.buffers[b];
       if (buffer.lifetime == program::Lifetime::kTransient &&
@@ -233,12 +278,15 @@ class Executor::Impl {
     measured_[i] = top;
   }
 
-  void poison(const program::Expanded& e) {
+  void poison(std::size_t i) {
     if (!options_.device.is_cpu()) return;
-    for (const int buffer : deaths_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)]) {
-      at::Tensor t = flat(buffer);
+    const auto& e = ops_[i];
+    const auto fill = [&](int buffer) {
+      at::Tensor t = flat(buffer, e.micro_batch);
       std::memset(t.data_ptr(), kPoison, t.nbytes());
-    }
+    };
+    for (const int buffer : deaths_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)]) fill(buffer);
+    for (const int buffer : micro_batch_deaths_[i]) fill(buffer);
   }
 
   void read_scalars(const RunState& state, StepResult& result) const {
@@ -255,7 +303,9 @@ class Executor::Impl {
   std::int64_t base_ = 0;
   model::RopeTable rope_;
   std::vector<std::vector<Kernel>> bound_;
+  std::vector<std::size_t> kernels_;  // in bound_, by instance
   std::vector<std::vector<std::vector<int>>> deaths_;
+  std::vector<std::vector<int>> micro_batch_deaths_;
   Progress progress_;
   std::int64_t start_ns_ = 0;
   bool has_comm_ = false;

@@ -11,8 +11,8 @@ namespace molen::exec {
 
 class Groups {
  public:
-  // Splits `world` for the axes that the program's ops name; collective over it. `world` may be null where no op
-  // communicates.
+  // Splits `world` for the axes that the program's ops name (of a pipeline: for all); collective over it. `world` may
+  // be null where no op communicates.
   Groups(const program::Program& program, int rank, comm::Communicator* world);
 
   // Null for an axis that no op names.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
@@ -57,6 +58,36 @@ std::vector<Grid> grids_of(const arch::Architecture& arch, int ranks) {
   return grids;
 }
 
+// How the ranks of one replica share the layers.
+struct Stages {
+  program::Pipeline pipeline;
+  int count = 1;
+  std::string text() const {
+    if (count == 1) return "";
+    return fmt::format(", pp {} {}{}", count, name_of(pipeline.schedule),
+                       pipeline.chunks > 1 ? fmt::format(" x {}", pipeline.chunks) : "");
+  }
+};
+
+// Every schedule that is built, on every number of stages that has layers for them.
+std::vector<Stages> stages_of(const arch::Architecture& arch, int ranks) {
+  using program::ScheduleKind;
+  std::vector<Stages> all{{}};
+  for (int count = 2; count <= ranks; ++count) {
+    if (ranks % count != 0) continue;
+    for (const auto& [kind, chunks] :
+         {std::pair{ScheduleKind::kGpipe, 1}, {ScheduleKind::k1f1b, 1}, {ScheduleKind::kInterleaved, 2}}) {
+      if (std::int64_t{count} * chunks > arch.layers) continue;
+      Stages stages;
+      stages.count = count;
+      stages.pipeline.schedule = kind;
+      stages.pipeline.chunks = chunks;
+      all.push_back(stages);
+    }
+  }
+  return all;
+}
+
 // Nothing, everything, and a set that mixes layers which keep their values with such that do not.
 std::vector<program::Recompute> recomputes() {
   return {{}, program::Recompute::full(), program::recompute_from_text("attention,norm_up,activation/2")};
@@ -87,29 +118,74 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
     if (std::find(strategies().begin(), strategies().end(), name) == strategies().end())
       throw UsageError("--layouts: unknown layout '{}'{}", name, did_you_mean(name, strategies()));
   std::vector<Layout> layouts;
-  for (const Grid& grid : grids_of(arch, ranks))
-    for (const Sharding& sharding : shardings_of(ranks / grid.tensor)) {
-      if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), sharding.strategy) == wanted.end()) continue;
-      for (const program::Recompute& recompute : recomputes())
-        for (const std::int64_t micro : micro_batches(base)) {
-          program::Setting s = base;
-          s.mesh[mesh::Axis::kTp] = grid.tensor;
-          s.sequence_parallel = grid.rows;
-          s.mesh[mesh::Axis::kDpShard] = sharding.shards;
-          s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
-          s.zero = sharding.zero;
-          s.own_over_dp = sharding.own_over_dp;
-          s.recompute = recompute;
-          s.micro_batch = micro;
-          if (s.sharded_rows() && s.tokens() < grid.tensor) continue;
-          layouts.push_back(
-              {fmt::format("{}{}{}{}", sharding.text(), grid.text(), text(recompute),
-                           s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
-               sharding.strategy, s});
-        }
-    }
+  const auto add = [&](const Stages& stages, const Grid& grid, const Sharding& sharding) {
+    for (const program::Recompute& recompute : recomputes())
+      for (const std::int64_t micro : micro_batches(base)) {
+        program::Setting s = base;
+        s.mesh[mesh::Axis::kPp] = stages.count;
+        s.pipeline = stages.pipeline;
+        s.mesh[mesh::Axis::kTp] = grid.tensor;
+        s.sequence_parallel = grid.rows;
+        s.mesh[mesh::Axis::kDpShard] = sharding.shards;
+        s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
+        s.zero = sharding.zero;
+        s.own_over_dp = sharding.own_over_dp;
+        s.recompute = recompute;
+        s.micro_batch = micro;
+        if (s.sharded_rows() && s.tokens() < grid.tensor) continue;
+        layouts.push_back(
+            {fmt::format("{}{}{}{}{}", sharding.text(), grid.text(), stages.text(), text(recompute),
+                         s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
+             sharding.strategy,
+             s,
+             {sharding.strategy + (sharding.own_over_dp ? ", optimizer over all" : ""), grid.text(), stages.text(),
+              text(recompute), fmt::format("micro {}", micro)}});
+      }
+  };
+  for (const Stages& stages : stages_of(arch, ranks))
+    for (const Grid& grid : grids_of(arch, ranks / stages.count))
+      for (const Sharding& sharding : shardings_of(ranks / stages.count / grid.tensor))
+        if (wanted.empty() || std::find(wanted.begin(), wanted.end(), sharding.strategy) != wanted.end())
+          add(stages, grid, sharding);
   if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   return layouts;
+}
+
+namespace {
+
+using Pair = std::pair<std::string, std::string>;
+
+std::vector<Pair> pairs_of(const Layout& layout) {
+  std::vector<Pair> pairs;
+  const auto named = [&](std::size_t i) { return fmt::format("{} {}", i, layout.choices[i]); };
+  for (std::size_t i = 0; i < layout.choices.size(); ++i)
+    for (std::size_t k = i + 1; k < layout.choices.size(); ++k) pairs.emplace_back(named(i), named(k));
+  return pairs;
+}
+
+}  // namespace
+
+std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts) {
+  std::vector<std::vector<Pair>> pairs;
+  std::set<Pair> missing;
+  for (const Layout& layout : layouts) {
+    pairs.push_back(pairs_of(layout));
+    missing.insert(pairs.back().begin(), pairs.back().end());
+  }
+  std::set<std::size_t> chosen;
+  while (!missing.empty()) {
+    std::size_t best = 0, most = 0;
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      const auto fresh = static_cast<std::size_t>(
+          std::count_if(pairs[i].begin(), pairs[i].end(), [&](const Pair& p) { return missing.count(p) > 0; }));
+      if (fresh > most) most = fresh, best = i;
+    }
+    chosen.insert(best);
+    for (const Pair& p : pairs[best]) missing.erase(p);
+  }
+  std::vector<Layout> few;
+  for (const std::size_t i : chosen) few.push_back(layouts[i]);
+  return few;
 }
 
 }  // namespace molen::plan

@@ -12,6 +12,7 @@ struct Layout {
   std::string name;      // "FULL_SHARD", "HYBRID_SHARD 2 x 4, optimizer over all, recompute, micro 1"
   std::string strategy;  // its first word
   program::Setting setting;
+  std::vector<std::string> choices;  // one for each thing that layouts differ in: sharding, tensor ranks, stages, ...
 };
 
 // The sharding strategies by the names of parallel.sharding, and "ZERO1" for parallel.zero = 1.
@@ -19,10 +20,15 @@ const std::vector<std::string>& strategies();
 
 // Every layout over exactly `ranks` ranks that starts from `base` (model sizes, batch, types): each strategy, for the
 // hybrid ones every division into groups of more than one rank; each times the tensor degrees that fit the model, with
-// and without sequence parallelism; each without recompute, with full recompute, and with some parts of every second
+// and without sequence parallelism, and the numbers of pipeline stages that it has layers for, with every schedule
+// that is built; each without recompute, with full recompute, and with some parts of every second
 // layer recomputed, in micro-batches of base.micro_batch sequences and of one. `wanted`: strategies to keep, all where
 // empty. Throws UsageError for an unknown one, and where none fits.
 std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
                                const std::vector<std::string>& wanted);
+
+// Few of them, in their order, such that any two choices that stand together in some layout stand together in one of
+// these (pairwise covering; greedily, so not always as few as there could be).
+std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts);
 
 }  // namespace molen::plan

@@ -26,6 +26,13 @@ arch::Architecture model() {
   return a;
 }
 
+// Strategies: 4, and two hybrids with two homes of the optimizer for each proper division.
+std::size_t shardings(int data) {
+  std::size_t divisions = 0;
+  for (int d = 2; d < data; ++d) divisions += data % d == 0;
+  return data == 1 ? 1 : 4 + 4 * divisions;
+}
+
 TEST(Layouts, EachUsesAllRanksAndIsSound) {
   const arch::Architecture a = model();
   for (const int ranks : {1, 2, 4, 6, 8}) {
@@ -33,20 +40,34 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
     for (const Layout& l : layouts_of(model(), base(3), ranks, {})) {
       EXPECT_EQ(l.setting.ranks(), ranks);
       EXPECT_TRUE(names.insert(l.name).second) << l.name << " stands twice";
-      EXPECT_TRUE(program::verify(program::build(a, l.setting)).empty()) << l.name;
+      const auto stages = program::build_stages(a, l.setting);
+      for (const auto& p : stages) EXPECT_TRUE(program::verify(p).empty()) << l.name;
+      EXPECT_TRUE(program::verify_world(stages).empty()) << l.name;
     }
-    // Of each data-parallel size, strategies: 4, and two hybrids with two homes of the optimizer for each proper
-    // division. Times three ways of recompute, micro-batches of 3 and 1, and rows whole or cut over tensor ranks.
+    // Times three ways of recompute, micro-batches of 3 and 1, and rows whole or cut over tensor ranks. Two layers make
+    // two stages, whose order is GPipe's or 1F1B's.
     std::size_t expected = 0;
-    for (const int tensor : arch::tensor_degrees(a, ranks)) {
-      if (ranks % tensor != 0) continue;
-      const int data = ranks / tensor;
-      std::size_t divisions = 0;
-      for (int d = 2; d < data; ++d) divisions += data % d == 0;
-      expected += 6 * (data == 1 ? 1 : 4 + 4 * divisions) * (tensor > 1 ? 2 : 1);
-    }
+    for (const int stages : {1, 2})
+      for (const int tensor : arch::tensor_degrees(a, ranks))
+        if (ranks % (stages * tensor) == 0)
+          expected += 6 * shardings(ranks / stages / tensor) * (tensor > 1 ? 2 : 1) * static_cast<std::size_t>(stages);
     EXPECT_EQ(names.size(), expected) << ranks;
   }
+}
+
+TEST(Layouts, PairsAreCoveredByFew) {
+  const auto all = layouts_of(model(), base(3), 8, {}), few = covering_pairs(all);
+  const auto pairs = [](const std::vector<Layout>& layouts) {
+    std::set<std::string> found;
+    for (const Layout& l : layouts)
+      for (std::size_t i = 0; i < l.choices.size(); ++i)
+        for (std::size_t k = 0; k < i; ++k)
+          found.insert(std::to_string(i) + l.choices[i] + "|" + std::to_string(k) + l.choices[k]);
+    return found;
+  };
+  EXPECT_EQ(pairs(few), pairs(all));
+  EXPECT_LT(few.size() * 4, all.size());
+  EXPECT_TRUE(covering_pairs({}).empty());
 }
 
 TEST(Layouts, KeepsWhatIsWanted) {

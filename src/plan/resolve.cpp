@@ -8,6 +8,7 @@
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "plan/recompute.h"
 
 namespace molen::plan {
@@ -55,9 +56,8 @@ void not_built(const Config& config, bool wanted, const std::string& key, const 
 
 void refuse_unbuilt(const Config& c) {
   const auto& p = c.parallel;
-  not_built(c, p.pipeline != 1, "parallel.pipeline", "1");
-  not_built(c, p.virtual_stages != 1, "parallel.virtual_stages", "1");
-  not_built(c, p.schedule != "1f1b", "parallel.schedule", "\"1f1b\" (there are no pipeline stages to order)");
+  not_built(c, p.schedule == "zb-h1" || p.schedule == "zb-v", "parallel.schedule",
+            "gpipe, 1f1b, interleaved or a file");
   not_built(c, p.context != 1, "parallel.context", "1");
   not_built(c, !p.offload.empty(), "parallel.offload", "an empty list");
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
@@ -114,10 +114,45 @@ void resolve_tensor(const Config& c, const arch::Architecture& arch, const Machi
   s.order = mesh::parse_order(order);
 }
 
+void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
+  const auto& p = c.parallel;
+  const auto stages = static_cast<int>(p.pipeline);
+  if (stages == 1) {
+    if (p.schedule != "1f1b")
+      throw UsageError("{}: \"{}\" orders pipeline stages; parallel.pipeline is 1", c.where("parallel.schedule"),
+                       p.schedule);
+    return;
+  }
+  if (machine.ranks % (stages * p.tensor) != 0)
+    throw UsageError("{}: {} stages{} do not divide the world of {} ranks", c.where("parallel.pipeline"), stages,
+                     p.tensor > 1 ? fmt::format(" of {} tensor ranks", p.tensor) : "", machine.ranks);
+  s.mesh[mesh::Axis::kPp] = stages;
+  s.pipeline.chunks = static_cast<int>(p.virtual_stages);
+  if (const auto file = read_schedule(c)) {
+    s.pipeline.schedule = program::ScheduleKind::kFile;
+    s.pipeline.placement = file->placement;
+    s.pipeline.chunks = file->chunks;
+    if (file->stages != stages || (p.virtual_stages > 1 && file->chunks != p.virtual_stages))
+      throw UsageError("{}: has {} stages of {} chunks; parallel.pipeline is {} and parallel.virtual_stages {}",
+                       c.where("parallel.schedule"), file->stages, file->chunks, stages, p.virtual_stages);
+  } else {
+    s.pipeline.schedule = program::parse_schedule_kind(p.schedule);
+    if (s.pipeline.schedule == program::ScheduleKind::kZbV) {
+      s.pipeline.placement = program::Placement::kV;
+      s.pipeline.chunks = 2;
+    }
+  }
+  const int chunks = stages * s.pipeline.chunks;
+  if (chunks > arch.layers)
+    throw UsageError("{}: {} stages of {} chunks need a layer each; the model has {}", c.where("parallel.pipeline"),
+                     stages, s.pipeline.chunks, arch.layers);
+}
+
 // The data-parallel axes of the rank grid.
 void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
-  const std::int64_t ranks = machine.ranks / p.tensor, replicate = p.data_replicate;  // data-parallel ranks
+  const std::int64_t ranks = machine.ranks / (p.tensor * p.pipeline),
+                     replicate = p.data_replicate;  // data-parallel ranks
   if (ranks % replicate != 0)
     throw UsageError("{}: {} groups cannot be made of {} rank{}", c.where("parallel.data_replicate"), replicate, ranks,
                      ranks == 1 ? "" : "s");
@@ -129,7 +164,9 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
   if (shard * copies != ranks)
     throw UsageError("{}: data_replicate {} x data_shard {}{} is not the world of {} ranks",
                      c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard,
-                     p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "", machine.ranks);
+                     (p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "") +
+                         (p.pipeline > 1 ? fmt::format(" x pipeline {}", p.pipeline) : ""),
+                     machine.ranks);
   if (p.sharding && !is_hybrid(c) && *p.sharding != "NO_SHARD" && copies > 1)
     throw UsageError("{}: {} shards over all data-parallel ranks; with copies (data_replicate {}) it is {}",
                      c.where("parallel.sharding"), *p.sharding, copies,
@@ -251,6 +288,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   refuse_unbuilt(c);
   program::Setting s;
   resolve_tensor(c, arch, machine, s);
+  resolve_pipeline(c, arch, machine, s);
   resolve_mesh(c, machine, s);
   s.prefetch = static_cast<int>(c.parallel.prefetch);
   s.zero = zero_stage(c);
@@ -282,6 +320,13 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.reduce = typed(c.precision.reduce, "precision.reduce", s.compute == DType::kF64 ? DType::kF64 : DType::kF32);
   resolve_recompute(c, arch, s);
   return s;
+}
+
+std::optional<program::Schedule> read_schedule(const Config& c) {
+  const std::string& wanted = c.parallel.schedule;
+  for (const auto kind : program::kAllScheduleKinds)
+    if (wanted == name_of(kind)) return std::nullopt;
+  return program::parse_schedule(read_file(wanted), wanted);
 }
 
 std::int64_t steps_of(const Config& c, const Horizon& horizon, std::string_view key, double sequences_per_epoch) {

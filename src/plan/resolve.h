@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "arch/architecture.h"
 #include "config/config.h"
 #include "program/program.h"
+#include "program/schedule.h"
 
 namespace molen::plan {
 
@@ -31,6 +33,9 @@ struct Machine {
 
 // Writes what it decides back into `config` with its origin ("measured", "derived"), so that it is stored and reused.
 program::Setting resolve_setting(config::Config& config, const arch::Architecture& arch, const Machine& machine);
+
+// The pipeline schedule of `parallel.schedule` where that is a file.
+std::optional<program::Schedule> read_schedule(const config::Config& config);
 
 // Lengths in optimizer steps. `sequences_per_epoch` is needed for epochs only; seconds have no count (returns -1).
 std::int64_t steps_of(const config::Config& config, const config::Horizon& horizon, std::string_view key,

@@ -41,10 +41,10 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
 
 // Nothing that is asked for and not built runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
-  for (const char* set : {"parallel.pipeline=2", "parallel.context=2", "parallel.virtual_stages=2",
-                          "parallel.schedule=gpipe", "parallel.schedule=interleaved", "train.deterministic=false",
-                          "energy.slowdown=\"5 %\"", "parallel.offload=[\"optimizer\"]", "precision.reduce=bf16",
-                          "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
+  for (const char* set : {"parallel.context=2", "parallel.virtual_stages=2", "parallel.schedule=gpipe",
+                          "parallel.schedule=interleaved", "parallel.schedule=zb-h1", "parallel.schedule=zb-v",
+                          "train.deterministic=false", "energy.slowdown=\"5 %\"", "parallel.offload=[\"optimizer\"]",
+                          "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;
@@ -57,6 +57,32 @@ TEST(Setting, RefusesWhatIsNotBuilt) {
     }
   }
   EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=fp32", "parallel.data_replicate=2"}), UsageError);
+}
+
+TEST(Setting, StagesOnAMesh) {
+  Machine eight;
+  eight.ranks = 8;
+  eight.local_ranks = 4;
+  const auto s =
+      setting({"model.preset=llama-tiny", "precision.compute=fp32", "parallel.pipeline=2", "parallel.virtual_stages=2",
+               "parallel.schedule=interleaved", "parallel.tensor=2", "parallel.zero=1", "batch.global=8"},
+              eight);
+  EXPECT_EQ(s.stages(), 2);
+  EXPECT_EQ(s.shards(), 2);
+  EXPECT_EQ(s.pipeline.chunks, 2);
+  EXPECT_EQ(s.pipeline.schedule, program::ScheduleKind::kInterleaved);
+  const auto refused = [&](std::vector<std::string> sets, const std::string& says) {
+    sets.insert(sets.end(), {"model.preset=llama-tiny", "precision.compute=fp32"});
+    try {
+      setting(sets, eight);
+      ADD_FAILURE() << "accepted: " << says;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+    }
+  };
+  refused({"parallel.pipeline=3"}, "3 stages do not divide the world of 8 ranks");
+  refused({"parallel.pipeline=8"}, "8 stages of 1 chunks need a layer each; the model has");
+  refused({"parallel.pipeline=2", "parallel.schedule=./nowhere.csv"}, "nowhere.csv");
 }
 
 TEST(Setting, ShardingNamesAreStagesOnAMesh) {

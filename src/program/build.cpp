@@ -1,11 +1,45 @@
 // The order of passes, and the first of them.
 #include "program/build.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "program/build_detail.h"
 
 namespace molen::program {
 namespace {
+
+void check_pipeline(const Setting& s) {
+  const Pipeline& p = s.pipeline;
+  if (s.stages() < 1 || p.chunks < 1)
+    throw UsageError("parallel.pipeline: {} stages x {} chunks", s.stages(), p.chunks);
+  if (!s.pipelined()) {
+    if (!(p == Pipeline{})) throw UsageError("parallel.schedule: there are no stages to order");
+    return;
+  }
+  if (p.stage < 0 || p.stage >= s.stages()) throw UsageError("stage {} of a pipeline of {}", p.stage, s.stages());
+  if (p.schedule == ScheduleKind::kZbH1 || p.schedule == ScheduleKind::kZbV)
+    throw UsageError("parallel.schedule: {} is not built yet", name_of(p.schedule));
+}
+
+Schedule schedule_of(const Setting& s, const Schedule* file) {
+  const Pipeline& p = s.pipeline;
+  const auto micro_batches = static_cast<int>(s.micro_batches());
+  Schedule schedule;
+  if (p.schedule == ScheduleKind::kFile) {
+    MOLEN_CHECK(file != nullptr, "a pipeline whose schedule is a file needs it");
+    schedule = *file;
+  } else {
+    schedule = make_schedule(p.schedule, s.stages(), p.chunks, micro_batches);
+  }
+  if (schedule.stages != s.stages() || schedule.chunks != p.chunks || schedule.micro_batches != micro_batches ||
+      schedule.placement != p.placement)
+    throw UsageError(
+        "parallel.schedule: is for {} stages x {} chunks ({}) and {} micro-batches; this run has {} x {} ({}) and {}",
+        schedule.stages, schedule.chunks, name_of(schedule.placement), schedule.micro_batches, s.stages(), p.chunks,
+        name_of(p.placement), micro_batches);
+  return schedule;
+}
 
 void check_setting(const Setting& s) {
   if (s.global_batch < 1) throw UsageError("batch.global: must be at least 1, is {}", s.global_batch);
@@ -14,8 +48,8 @@ void check_setting(const Setting& s) {
   if (s.shards() < 1 || s.replicas() < 1)
     throw UsageError("parallel.data_shard x parallel.data_replicate: {} x {} is no number of ranks", s.shards(),
                      s.replicas());
-  for (const mesh::Axis axis : {mesh::Axis::kPp, mesh::Axis::kCp})
-    if (s.mesh[axis] != 1) throw UsageError("the axis {} is not built yet", mesh::name_of(axis));
+  if (s.mesh[mesh::Axis::kCp] != 1) throw UsageError("the axis cp is not built yet");
+  check_pipeline(s);
   if (s.tensor_ranks() < 1) throw UsageError("parallel.tensor: {} ranks", s.tensor_ranks());
   if (s.sequence_parallel && s.tensor() && s.tokens() < s.tensor_ranks())
     throw UsageError("parallel.sequence: {} tokens of a micro-batch have no row for each of {} tensor ranks",
@@ -39,20 +73,27 @@ void check_setting(const Setting& s) {
 
 }  // namespace
 
-Program build(const arch::Architecture& arch, const Setting& setting) {
+Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file) {
   arch::validate(arch);
   check_setting(setting);
+  const bool train = setting.purpose == Purpose::kTrain;
   Program p = pass::micro_batch(arch, setting);
-  if (setting.recompute.any() && setting.purpose == Purpose::kTrain) p = pass::recompute(std::move(p));
+  if (setting.recompute.any() && train) p = pass::recompute(std::move(p));
   p = pass::exchange_tensors(std::move(p));
-  if (setting.purpose == Purpose::kTrain) {
+  if (setting.pipelined())
+    p = train ? pass::pipeline(std::move(p), schedule_of(setting, file)) : pass::pipeline_forward(std::move(p));
+  else if (train)
     p = pass::micro_batch_loop(std::move(p));
-    p = pass::reduce_gradients(pass::shard_parameters(std::move(p)));
-    p = pass::update(std::move(p));
-  } else {
-    p = pass::shard_parameters(std::move(p));
-  }
+  p = pass::shard_parameters(std::move(p));
+  if (train) p = pass::update(pass::reduce_gradients(std::move(p)));
   return pass::order_streams(pass::costs(std::move(p)));
+}
+
+std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file) {
+  std::vector<Program> stages;
+  for (setting.pipeline.stage = 0; setting.pipeline.stage < setting.stages(); ++setting.pipeline.stage)
+    stages.push_back(build(arch, setting, file));
+  return stages;
 }
 
 namespace detail {
@@ -122,38 +163,88 @@ Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t la
 
 namespace pass {
 
-Program micro_batch(const arch::Architecture& arch, const Setting& setting) {
-  using arch::Part;
-  Program p = describe(arch, setting);
-  const bool train = setting.purpose == Purpose::kTrain;
+namespace {
 
-  Body body{"micro", {}};
-  const auto add = [&](Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk = -1) {
-    body.steps.push_back(detail::compute_step(p, part, pass, layer, chunk, train ? "" : "slot"));
-  };
-  body.steps.push_back(detail::make_step(p, ZeroFill{}, -1, Phase::kData, Stream::kCompute));
-  body.steps.push_back(detail::make_step(p, LoadBatch{}, -1, Phase::kData, Stream::kCompute));
-  add(Part::kEmbed, ComputePass::kForward, -1);
-  for (std::int64_t l = 0; l < arch.layers; ++l)
-    for (const Part part : detail::kLayerParts) add(part, ComputePass::kForward, l);
-  add(Part::kFinalNorm, ComputePass::kForward, -1);
-  for (std::int64_t c = 0; c < setting.head_chunks(); ++c)
-    if (setting.tensor()) {
-      add(Part::kHeadLogits, ComputePass::kForward, -1, c);
-      add(Part::kHeadLoss, train ? ComputePass::kBackward : ComputePass::kForward, -1, c);
-    } else {
-      add(Part::kHead, train ? ComputePass::kBackward : ComputePass::kForward, -1, c);
+// Bodies of one micro-batch, chunk by chunk.
+class MicroBatch {
+ public:
+  MicroBatch(const arch::Architecture& arch, const Setting& setting)
+      : p_(describe(arch, setting)), train_(setting.purpose == Purpose::kTrain) {}
+
+  Program run() {
+    if (p_.setting.pipelined()) {
+      for (const Chunk& chunk : p_.chunks) stage_bodies(chunk);
+      return std::move(p_);
     }
-  if (train) {
-    add(Part::kFinalNorm, ComputePass::kBackward, -1);
-    for (std::int64_t l = arch.layers - 1; l >= 0; --l)
+    const Chunk& all = p_.chunks.front();
+    begin("micro");
+    add(ZeroFill{}, Phase::kData);
+    add(LoadBatch{}, Phase::kData);
+    forward(all);
+    head();
+    if (train_) backward(all);
+    p_.schedule.push_back({0, 0});
+    return std::move(p_);
+  }
+
+ private:
+  void stage_bodies(const Chunk& chunk) {
+    const std::string number = std::to_string(chunk.global_stage);
+    begin("forward." + number);
+    if (chunk.embed || (chunk.head && !train_)) load();
+    forward(chunk);
+    if (train_) begin("backward." + number);
+    if (chunk.head) {
+      load();
+      head();
+    }
+    if (train_) backward(chunk);
+  }
+
+  void begin(std::string name) { p_.bodies.push_back({std::move(name), {}}); }
+  void add(Op op, Phase phase) {
+    p_.bodies.back().steps.push_back(detail::make_step(p_, std::move(op), -1, phase, Stream::kCompute));
+  }
+  void add(arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk = -1) {
+    p_.bodies.back().steps.push_back(detail::compute_step(p_, part, pass, layer, chunk, train_ ? "" : "slot"));
+  }
+  // Once on a stage that has both ends.
+  void load() {
+    if (!std::exchange(loaded_, true)) add(LoadBatch{!p_.has_head()}, Phase::kData);
+  }
+
+  void forward(const Chunk& chunk) {
+    if (chunk.embed) add(arch::Part::kEmbed, ComputePass::kForward, -1);
+    for (std::int64_t l = chunk.first; l < chunk.end; ++l)
+      for (const arch::Part part : detail::kLayerParts) add(part, ComputePass::kForward, l);
+  }
+
+  void head() {
+    using arch::Part;
+    add(Part::kFinalNorm, ComputePass::kForward, -1);
+    const ComputePass pass = train_ ? ComputePass::kBackward : ComputePass::kForward;
+    for (std::int64_t c = 0; c < p_.setting.head_chunks(); ++c) {
+      if (p_.setting.tensor()) add(Part::kHeadLogits, ComputePass::kForward, -1, c);
+      add(p_.setting.tensor() ? Part::kHeadLoss : Part::kHead, pass, -1, c);
+    }
+    if (train_) add(Part::kFinalNorm, ComputePass::kBackward, -1);
+  }
+
+  void backward(const Chunk& chunk) {
+    for (std::int64_t l = chunk.end - 1; l >= chunk.first; --l)
       for (auto part = detail::kLayerParts.rbegin(); part != detail::kLayerParts.rend(); ++part)
         add(*part, ComputePass::kBackward, l);
-    add(Part::kEmbed, ComputePass::kBackward, -1);
+    if (chunk.embed) add(arch::Part::kEmbed, ComputePass::kBackward, -1);
   }
-  p.bodies.push_back(std::move(body));
-  p.schedule.push_back({0, 0});
-  return p;
+
+  Program p_;
+  bool train_, loaded_ = false;
+};
+
+}  // namespace
+
+Program micro_batch(const arch::Architecture& arch, const Setting& setting) {
+  return MicroBatch(arch, setting).run();
 }
 
 }  // namespace pass

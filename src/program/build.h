@@ -3,15 +3,21 @@
 #pragma once
 
 #include "program/program.h"
+#include "program/schedule.h"
 
 namespace molen::program {
 
 // Throws UsageError where the setting cannot be honoured exactly (nothing falls back), naming the configuration key.
-Program build(const arch::Architecture& arch, const Setting& setting);
+// `file` is the schedule where Setting::pipeline.schedule is kFile.
+Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file = nullptr);
+
+// The program of each stage of the pipeline; one where there is none.
+std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file = nullptr);
 
 namespace pass {
 
-// One micro-batch on one rank: a single body "micro" with forward, head and (when training) backward.
+// One micro-batch on one rank: a single body "micro" with forward, head and (when training) backward. Of a pipeline,
+// the bodies "forward.G" (and "backward.G", which begins with the head) of each chunk, G being its global stage.
 Program micro_batch(const arch::Architecture& arch, const Setting& setting);
 // Drops what the parts of Setting::recompute made ("qkv.fwd", one slot for all layers) and makes it again ("qkv.re") as
 // late as backward allows; what such a part reads is kept, or made again before it.
@@ -21,6 +27,16 @@ Program recompute(Program program);
 Program exchange_tensors(Program program);
 // Repeats the micro-batch: the first overwrites gradients, later ones add.
 Program micro_batch_loop(Program program);
+// The actions of the stage in the order of the schedule, with the messages between: values that one body leaves for
+// another get a buffer for each micro-batch, and the bodies of backward are told apart by whether they are the first or
+// the last to run.
+//
+// Messages block, so all stages put them into one order: an action stands at its start in `simulate(schedule)`, a
+// message at the end of the action that makes it, before actions that start then. No rank can then wait for one that
+// waits for it: the first message of that order that has not been made has both its ranks before it.
+Program pipeline(Program program, const Schedule& schedule);
+// The same for an evaluation: each chunk forward once.
+Program pipeline_forward(Program program);
 // ZeRO-3: before a unit is used, its parameters are gathered over dp_shard, Setting::prefetch units ahead; the copy is
 // dead after its last reader.
 Program shard_parameters(Program program);

@@ -25,6 +25,11 @@ Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t la
 int copy_of(Program& p, int buffer, int copy);
 // Axes over which updated parameters come together again, in order.
 std::vector<Axis> gathered_over(const Setting& setting);
+// Backward ops of a body add to gradients, but for the first writers of each where it is the `first` to write them.
+void set_accumulate(Program& p, Body& body, bool first);
+// What a gradient must hold before its first writer of a body adds to it or a reduction reads it.
+// `but`: a unit that an earlier body of the micro-batch has cleared.
+void clear_gradients(Program& p, Body& body, int but = -1);
 // Elements between the unit's parameters, which no op but ZeroFill writes.
 bool has_padding(const Program& p, const Unit& unit);
 

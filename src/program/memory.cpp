@@ -138,7 +138,7 @@ class Packer {
     for (std::size_t i = 0; i < index; ++i)
       if (interfere(items_[i], item)) taken.emplace_back(items_[i].offset, items_[i].offset + items_[i].bytes);
     std::sort(taken.begin(), taken.end());
-    std::int64_t offset = align(plan_.persistent.value);
+    std::int64_t offset = plan_.kept.value;
     for (const auto& [first, last] : taken) {
       if (offset + item.bytes <= first) break;
       offset = std::max(offset, last);
@@ -177,12 +177,19 @@ MemoryPlan plan_memory(const Program& p) {
     plan.buffer_offset[i] = plan.persistent.value;
     plan.persistent += Bytes(align(p.buffers[i].bytes().value));
   }
-  plan.peak = plan.persistent;
+  plan.kept = plan.persistent;
+  const Slots slots(p);
+  for (std::size_t i = 0; i < p.buffers.size(); ++i) {
+    if (p.buffers[i].lifetime != Lifetime::kMicroBatch) continue;
+    plan.buffer_offset[i] = plan.kept.value;
+    plan.kept += Bytes(slots.count(static_cast<int>(i)) * align(p.buffers[i].bytes().value));
+  }
+  plan.peak = plan.kept;
   Packer(p, spans, plan).pack();
 
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
-      std::int64_t top = plan.persistent.value;
+      std::int64_t top = plan.kept.value;
       for (std::size_t i = 0; i < p.buffers.size(); ++i)
         if (p.buffers[i].lifetime == Lifetime::kTransient &&
             plan.live[b][i].during(p.bodies[b].steps[k].stream, static_cast<int>(k)))
@@ -192,6 +199,11 @@ MemoryPlan plan_memory(const Program& p) {
       plan.high_water[b][k] = top;
     }
   return plan;
+}
+
+std::int64_t MemoryPlan::offset(const Program& p, const Slots& slots, int buffer, std::int64_t micro_batch) const {
+  const auto b = static_cast<std::size_t>(buffer);
+  return buffer_offset[b] + slots.of(buffer, micro_batch) * align(p.buffers[b].bytes().value);
 }
 
 MemorySummary summarize(const Program& p, const MemoryPlan& plan) {

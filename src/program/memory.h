@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "program/program.h"
+#include "program/slots.h"
 
 namespace molen::program {
 
 struct MemoryPlan {
-  std::vector<std::int64_t> buffer_offset;                // bytes from the arena's start, per buffer
+  std::vector<std::int64_t> buffer_offset;                // bytes from the arena's start, per buffer; of its first slot
   std::vector<std::vector<std::int64_t>> scratch_offset;  // per body and op; -1 where the op has none
   std::vector<std::vector<std::int64_t>> high_water;  // per body and op: end of the highest byte in use while it runs
   // While which ops of a body a transient buffer may be in use: per stream, the first and the last one; -1 where it is
@@ -26,14 +27,20 @@ struct MemoryPlan {
     }
   };
   std::vector<std::vector<Live>> live;  // per body and buffer
-  Bytes persistent, peak;
+  // The arena begins with persistent buffers; then, up to `kept`, stand the slots of micro-batches; then what instances
+  // take turns in.
+  Bytes persistent, kept, peak;
+
+  // Where the buffer's value of a micro-batch stands (-1: not of one), in bytes from the arena's start.
+  std::int64_t offset(const Program& program, const Slots& slots, int buffer, std::int64_t micro_batch) const;
 };
 
 // 64-byte aligned. Deterministic. Two buffers share bytes only where `after` and the order within streams prove, within
 // a body, that one is dead before the other is written; between instances pass::order_streams sees to it.
 MemoryPlan plan_memory(const Program& program);
 
-// Bytes by kind of buffer, for people: parameters, gradients, optimizer states, activations (peak of transients).
+// Bytes by kind of buffer, for people: parameters, gradients, optimizer states, activations (peak of transients, with
+// the slots of micro-batches).
 struct MemorySummary {
   Bytes parameters, gradients, optimizer, transient, peak;
 };

@@ -46,6 +46,10 @@ std::string_view name_of(Axis axis) {
       return "tp";
     case Axis::kWorld:
       return "world";
+    case Axis::kPp:
+      return "pp";
+    case Axis::kEnds:
+      return "pp_ends";
   }
   throw Error("unknown axis {}", static_cast<int>(axis));
 }
@@ -84,6 +88,8 @@ std::string kind_of(const Op& op) {
                         [](const AllReduce&) { return std::string("all_reduce"); },
                         [](const ReduceScatter&) { return std::string("reduce_scatter"); },
                         [](const AllGather&) { return std::string("all_gather"); },
+                        [](const Send&) { return std::string("send"); },
+                        [](const Receive&) { return std::string("receive"); },
                         [](const ReduceScalars&) { return std::string("reduce_scalars"); },
                         [](const Agree&) { return std::string("agree"); },
                     },
@@ -92,7 +98,8 @@ std::string kind_of(const Op& op) {
 
 bool is_communication(const Op& op) {
   return std::holds_alternative<AllReduce>(op) || std::holds_alternative<ReduceScatter>(op) ||
-         std::holds_alternative<AllGather>(op) || std::holds_alternative<ReduceScalars>(op);
+         std::holds_alternative<AllGather>(op) || std::holds_alternative<Send>(op) ||
+         std::holds_alternative<Receive>(op) || std::holds_alternative<ReduceScalars>(op);
 }
 
 }  // namespace molen::program

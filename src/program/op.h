@@ -17,9 +17,11 @@
 
 namespace molen::program {
 
-// Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard.
-enum class Axis { kDp, kShard, kReplicate, kTp, kWorld };
-inline constexpr std::array kAllAxes{Axis::kDp, Axis::kShard, Axis::kReplicate, Axis::kTp, Axis::kWorld};
+// Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard; kEnds are the first and the last stage
+// of a pipeline, which share a tied embedding.
+enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds };
+inline constexpr std::array kAllAxes{Axis::kDp,    Axis::kShard, Axis::kReplicate, Axis::kTp,
+                                     Axis::kWorld, Axis::kPp,    Axis::kEnds};
 
 // Where an op runs. Ops of one stream run in list order; streams run side by side.
 enum class Stream { kCompute, kDpComm };
@@ -61,8 +63,10 @@ struct Compute {
   bool accumulate = false;  // adds into the gradients instead of overwriting them
   bool operator==(const Compute&) const = default;
 };
-// The next micro-batch of this rank from the data loader.
+// The next micro-batch of this rank from the data loader. `uncounted`: its valid tokens are counted by the stage that
+// has the head.
 struct LoadBatch {
+  bool uncounted = false;
   bool operator==(const LoadBatch&) const = default;
 };
 struct ZeroFill {
@@ -108,6 +112,20 @@ struct AllGather {
   std::int64_t layer = -1;
   bool operator==(const AllGather&) const = default;
 };
+// To and from the stage `peer` of the pipeline, in the same place along all other axes: a layer's input (kResidual) of
+// one micro-batch, or its gradient (kDResidual).
+struct Send {
+  Moves moves = Moves::kResidual;
+  std::int64_t layer = -1;
+  int peer = -1;
+  bool operator==(const Send&) const = default;
+};
+struct Receive {
+  Moves moves = Moves::kResidual;
+  std::int64_t layer = -1;
+  int peer = -1;
+  bool operator==(const Receive&) const = default;
+};
 // Sums scalars[first .. first + count) over the axis.
 struct ReduceScalars {
   Axis axis{};
@@ -122,7 +140,7 @@ struct Agree {
 };
 
 using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
-                        AllGather, ReduceScalars, Agree>;
+                        AllGather, Send, Receive, ReduceScalars, Agree>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run.
 enum Scalar : std::int64_t { kLossSum, kValidTokens, kSumSquares, kGradNorm, kGradScale, kNumScalars };

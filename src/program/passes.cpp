@@ -11,6 +11,7 @@
 #include "program/build.h"
 #include "program/build_detail.h"
 #include "program/recompute.h"
+#include "program/slots.h"
 
 namespace molen::program {
 
@@ -26,6 +27,34 @@ bool has_padding(const Program& p, const Unit& unit) {
     uneven = uneven || (vocabulary && p.arch.vocabulary % p.setting.tensor_ranks() != 0);
   }
   return uneven || used < unit.elements;
+}
+
+void set_accumulate(Program& p, Body& body, bool first) {
+  for (Step& step : body.steps)
+    if (auto* c = std::get_if<Compute>(&step.op)) {
+      if (c->pass != ComputePass::kBackward) continue;
+      // The head's chunks share one gradient; a tied embedding adds to what the head left there.
+      const bool head = arch::is_head(c->part);
+      const bool earlier_writer = (head && c->chunk > 0) || (p.arch.tied && (head || c->part == arch::Part::kEmbed));
+      c->accumulate = !first || earlier_writer;
+    }
+}
+
+void clear_gradients(Program& p, Body& body, int but) {
+  std::set<int> written;
+  for (const Step& step : body.steps)
+    for (const Use& use : step.writes)
+      if (const int u = p.unit_of_buffer(use.buffer); u >= 0) written.insert(u);
+  const int embed = unit_of_part(p, arch::Part::kEmbed, -1);
+  std::vector<Step> fills;
+  for (const int u : written) {
+    if (u == but) continue;
+    const bool all = p.arch.tied && u == embed;  // head and embedding both add
+    // A gradient that lives from step to step keeps the zeros that the arena began with.
+    const bool padding = p.setting.sharded_gradients() && has_padding(p, p.units[static_cast<std::size_t>(u)]);
+    if (all || padding) fills.push_back(make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
+  }
+  body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
 }
 
 }  // namespace detail
@@ -58,33 +87,9 @@ void drop_unused_buffers(Program& p) {
   each_use([&](Use& use) { use.buffer = renumbered[static_cast<std::size_t>(use.buffer)]; });
 }
 
-void set_accumulate(Program& p, Body& body, bool first_micro_batch) {
-  for (Step& step : body.steps)
-    if (auto* c = std::get_if<Compute>(&step.op)) {
-      if (c->pass != ComputePass::kBackward) continue;
-      // The head's chunks share one gradient; a tied embedding adds to what the head left there.
-      const bool head = arch::is_head(c->part);
-      const bool earlier_writer = (head && c->chunk > 0) || (p.arch.tied && (head || c->part == arch::Part::kEmbed));
-      c->accumulate = !first_micro_batch || earlier_writer;
-    }
-}
-
 Body without_zero_fill(Body body) {
   std::erase_if(body.steps, [](const Step& s) { return std::holds_alternative<ZeroFill>(s.op); });
   return body;
-}
-
-// What a gradient must hold before its first writer of a body adds to it or a reduction reads it.
-void clear_gradients(Program& p, Body& body) {
-  const int embed = unit_of_part(p, arch::Part::kEmbed, -1);
-  std::vector<Step> fills;
-  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
-    const bool all = p.arch.tied && u == embed;  // head and embedding both add
-    // A gradient that lives from step to step keeps the zeros that the arena began with.
-    const bool padding = p.setting.sharded_gradients() && detail::has_padding(p, p.units[static_cast<std::size_t>(u)]);
-    if (all || padding) fills.push_back(detail::make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
-  }
-  body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
 }
 
 // Forward and backward of one micro-batch, whose values all have a buffer for each layer.
@@ -148,12 +153,12 @@ Program micro_batch_loop(Program p) {
   Body first = p.bodies.at(0);
   first.name = "first";
   Body later = without_zero_fill(p.bodies.at(0));
-  set_accumulate(p, first, true);
-  clear_gradients(p, first);
+  detail::set_accumulate(p, first, true);
+  detail::clear_gradients(p, first);
   // A sharded gradient is reduced and freed after each micro-batch; the sum grows in the shard.
   const bool fresh = p.setting.sharded_gradients();
-  set_accumulate(p, later, fresh);
-  if (fresh) clear_gradients(p, later);
+  detail::set_accumulate(p, later, fresh);
+  if (fresh) detail::clear_gradients(p, later);
 
   p.bodies = {first};
   p.schedule = {{0, 0}};
@@ -221,6 +226,8 @@ Program costs(Program p) {
                      [&](const AllReduce&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const ReduceScatter&) { step.moved = Bytes(used_bytes(p, {step.reads.at(0)})); },
                      [&](const AllGather&) { step.moved = Bytes(used_bytes(p, step.writes)); },
+                     [&](const Send&) { step.moved = Bytes(used_bytes(p, step.reads)); },
+                     [&](const Receive&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const ReduceScalars& r) { step.moved = Bytes(r.count * size_of(DType::kF64)); },
                      [&](const Agree&) { step.moved = touched; },
                  },
@@ -281,9 +288,10 @@ class Turns {
 
 Program order_streams(Program p) {
   const std::vector<Expanded> all = expand(p);
-  // Latest reader and writer of each buffer on each stream so far; and for each stream, how far into every other stream
+  const Slots slots(p);
+  // Latest reader and writer of each place on each stream so far; and for each stream, how far into every other stream
   // its next op is already known to be (index of the last op that has ended).
-  std::vector<PerStream> reader(p.buffers.size(), kNone), writer(p.buffers.size(), kNone);
+  std::vector<PerStream> reader(slots.places(), kNone), writer(slots.places(), kNone);
   std::array<PerStream, kNumStreams> known;
   known.fill(kNone);
   std::vector<PerStream> at_end(all.size(), kNone);  // what is known to have ended once op i has
@@ -292,6 +300,7 @@ Program order_streams(Program p) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Step& step = *all[i].step;
     const auto own = static_cast<std::size_t>(step.stream);
+    const auto place = [&](const Use& use) { return slots.place(use.buffer, all[i].micro_batch); };
     const auto learn = [&](int op) {
       for (std::size_t t = 0; t < kNumStreams; ++t)
         known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(op)][t]);
@@ -301,10 +310,10 @@ Program order_streams(Program p) {
     const auto want = [&](const PerStream& ops) {
       for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
     };
-    for (const Use& use : step.reads) want(writer[static_cast<std::size_t>(use.buffer)]);
+    for (const Use& use : step.reads) want(writer[place(use)]);
     for (const Use& use : step.writes) {
-      want(writer[static_cast<std::size_t>(use.buffer)]);
-      want(reader[static_cast<std::size_t>(use.buffer)]);
+      want(writer[place(use)]);
+      want(reader[place(use)]);
     }
     for (std::size_t s = 0; s < kNumStreams; ++s) {
       if (s == own || need[s] <= known[own][s]) continue;
@@ -316,8 +325,8 @@ Program order_streams(Program p) {
     }
     known[own][own] = static_cast<int>(i);
     at_end[i] = known[own];
-    for (const Use& use : step.reads) reader[static_cast<std::size_t>(use.buffer)][own] = static_cast<int>(i);
-    for (const Use& use : step.writes) writer[static_cast<std::size_t>(use.buffer)][own] = static_cast<int>(i);
+    for (const Use& use : step.reads) reader[place(use)][own] = static_cast<int>(i);
+    for (const Use& use : step.writes) writer[place(use)][own] = static_cast<int>(i);
   }
   for (Body& body : p.bodies)
     for (Step& step : body.steps) std::sort(step.after.begin(), step.after.end());

@@ -105,45 +105,68 @@ void gather_in(Program& p, Body& body) {
   insertion.apply(body);
 }
 
-// Each unit's last gradient writer in a body.
+// The last gradient writer of each unit that a body has writers of.
 std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
   std::map<std::size_t, int> unit_after_step;
   for (std::size_t u = 0; u < p.units.size(); ++u) {
-    const int grad = p.buffer("grad." + p.units[u].name);
+    const int grad = p.find_buffer("grad." + p.units[u].name);
     std::size_t last = body.steps.size();
     for (std::size_t k = 0; k < body.steps.size(); ++k)
       for (const Use& use : body.steps[k].writes)
         if (use.buffer == grad) last = k;
-    MOLEN_CHECK(last < body.steps.size(), "no op writes the gradient of unit {}", p.units[u].name);
-    unit_after_step[last] = static_cast<int>(u);
+    if (last < body.steps.size()) unit_after_step[last] = static_cast<int>(u);
   }
   return unit_after_step;
 }
 
+// What makes one of the parts of a whole gradient: of a unit that both ends of a pipeline hold, after theirs is added.
+std::vector<Op> sums_over_data(const Setting& s) {
+  if (s.sharded_gradients()) {
+    if (s.replicas() == 1) return {};
+    return {s.own_over_dp ? Op(ReduceScatter{Axis::kReplicate}) : Op(AllReduce{Axis::kReplicate})};
+  }
+  if (s.data_ranks() == 1) return {};
+  return {s.owns_part() ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp})};
+}
+
 // What happens to a finished gradient of one micro-batch.
-std::vector<Op> reductions(const Setting& s, const Unit& unit, bool first, bool last) {
+std::vector<Op> reductions(const Program& p, int u, bool first, bool last) {
+  const Setting& s = p.setting;
   // Whole gradients add up over the micro-batches first.
   if (!s.sharded_gradients() && !last) return {};
   std::vector<Op> ops;
   // Each tensor rank has its share of the sum for what all of them hold.
-  if (unit.replicated > 0) ops.push_back(AllReduce{Axis::kTp});
-  if (s.sharded_gradients()) {
-    ops.push_back(ReduceScatter{Axis::kShard, !first});
-    if (last && s.replicas() > 1)
-      ops.push_back(s.own_over_dp ? Op(ReduceScatter{Axis::kReplicate}) : Op(AllReduce{Axis::kReplicate}));
-  } else if (s.data_ranks() > 1) {
-    ops.push_back(s.owns_part() ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp}));
-  }
+  if (p.units[static_cast<std::size_t>(u)].replicated > 0) ops.push_back(AllReduce{Axis::kTp});
+  if (s.sharded_gradients()) ops.push_back(ReduceScatter{Axis::kShard, !first});
+  if (last && !p.shared_by_ends(u))
+    for (const Op& op : sums_over_data(s)) ops.push_back(op);
   return ops;
 }
 
-void reduce_in(Program& p, Body& body, bool first, bool last) {
+// The bodies of the first and the last instance that write each unit's gradient.
+struct Writers {
+  std::vector<std::map<std::size_t, int>> in;  // last_writers of each body
+  std::vector<int> first, last;                // by unit
+  explicit Writers(const Program& p) : first(p.units.size(), -1), last(p.units.size(), -1) {
+    for (const Body& body : p.bodies) in.push_back(last_writers(p, body));
+    for (const Instance& instance : p.schedule)
+      for (const auto& [step, unit] : in[static_cast<std::size_t>(instance.body)]) {
+        const auto u = static_cast<std::size_t>(unit);
+        if (first[u] < 0) first[u] = instance.body;
+        last[u] = instance.body;
+      }
+  }
+};
+
+void reduce_in(Program& p, int b, const Writers& writers) {
+  Body& body = p.bodies[static_cast<std::size_t>(b)];
   Insertion insertion;
-  for (const auto& [step, unit] : last_writers(p, body)) {
+  for (const auto& [step, unit] : writers.in[static_cast<std::size_t>(b)]) {
     // What the next part waits for goes first.
     std::size_t at = step + 1;
     while (at < body.steps.size() && is_communication(body.steps[at].op)) ++at;
-    for (const Op& op : reductions(p.setting, p.units[static_cast<std::size_t>(unit)], first, last))
+    const auto u = static_cast<std::size_t>(unit);
+    for (const Op& op : reductions(p, unit, writers.first[u] == b, writers.last[u] == b))
       insertion.add(at, detail::make_step(p, op, unit, Phase::kGradientReduce, Stream::kDpComm));
   }
   insertion.apply(body);
@@ -158,8 +181,8 @@ Program shard_parameters(Program p) {
 }
 
 Program reduce_gradients(Program p) {
-  const int last = p.schedule.back().body;
-  for (std::size_t b = 0; b < p.bodies.size(); ++b) reduce_in(p, p.bodies[b], b == 0, static_cast<int>(b) == last);
+  const Writers writers(p);
+  for (int b = 0; b < static_cast<int>(p.bodies.size()); ++b) reduce_in(p, b, writers);
   return p;
 }
 
@@ -171,8 +194,15 @@ Program update(Program p) {
     body.steps.push_back(detail::make_step(p, std::move(op), unit, phase, stream));
     return body.steps.back();
   };
+  // After all messages: one end of a pipeline is done long before the other.
+  for (int u = 0; u < units; ++u) {
+    if (!p.shared_by_ends(u)) continue;
+    add(AllReduce{Axis::kEnds}, u, Phase::kGradientReduce, Stream::kDpComm);
+    for (const Op& op : sums_over_data(s)) add(op, u, Phase::kGradientReduce, Stream::kDpComm);
+  }
   // Backward order: the gradients that were reduced first are read first.
-  for (int u = units - 1; u >= 0; --u) add(SumSquares{}, u, Phase::kClip, Stream::kCompute);
+  for (int u = units - 1; u >= 0; --u)
+    if (p.counts(u)) add(SumSquares{}, u, Phase::kClip, Stream::kCompute);
   if (s.data_ranks() > 1) {
     // Where every rank holds the same whole gradient or shard, its sum of squares is already the same on them.
     const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
@@ -180,6 +210,7 @@ Program update(Program p) {
     if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip, Stream::kDpComm);
   }
   if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip, Stream::kDpComm);
+  if (s.pipelined()) add(ReduceScalars{Axis::kPp, kLossSum, 3}, -1, Phase::kClip, Stream::kDpComm);
   add(ClipScale{}, -1, Phase::kClip, Stream::kCompute);
   add(Agree{Flag::kNonFinite}, -1, Phase::kClip, Stream::kCompute);
   for (int u = 0; u < units; ++u) {

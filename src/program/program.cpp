@@ -19,8 +19,15 @@ std::string_view name_of(Lifetime lifetime) {
       return "transient";
     case Lifetime::kExternal:
       return "external";
+    case Lifetime::kMicroBatch:
+      return "micro_batch";
   }
   throw Error("unknown lifetime {}", static_cast<int>(lifetime));
+}
+
+Setting at_rank(Setting s, int rank) {
+  if (s.pipelined()) s.pipeline.stage = mesh::Mesh(s.mesh, s.ranks(), s.order).coordinates(rank)[mesh::Axis::kPp];
+  return s;
 }
 
 std::string sharding_text(const Setting& s) {
@@ -30,8 +37,24 @@ std::string sharding_text(const Setting& s) {
   text += s.own_over_dp ? ", optimizer states over all" : "";
   if (s.tensor())
     text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? " with rows cut" : "");
+  if (s.pipelined()) {
+    text += fmt::format(", {} stages, {}", s.stages(), name_of(s.pipeline.schedule));
+    if (s.pipeline.chunks > 1) text += fmt::format(" of {} chunks each", s.pipeline.chunks);
+  }
   return text;
 }
+
+namespace {
+
+// Whether one of the stage's chunks reads parameters of the unit.
+bool needs(const Program& p, const Unit& unit) {
+  if (unit.layer >= 0)
+    return std::any_of(p.chunks.begin(), p.chunks.end(),
+                       [&](const Chunk& c) { return c.first <= unit.layer && unit.layer < c.end; });
+  return unit.name == "embed" ? p.embeds() || (p.arch.tied && p.has_head()) : p.has_head();
+}
+
+}  // namespace
 
 Program describe(const arch::Architecture& arch, const Setting& setting) {
   Program p;
@@ -40,8 +63,22 @@ Program describe(const arch::Architecture& arch, const Setting& setting) {
   arch::validate_tensor_parallel(arch, setting.tensor_ranks());
   p.local = arch::tensor_local(arch, setting.tensor_ranks());
   p.parameters = arch::tensor_local_parameters(arch, setting.tensor_ranks());
+  p.chunks = chunks_of(arch, setting);
   p.units = make_units(arch, p.parameters, setting.tensor_ranks());
+  std::erase_if(p.units, [&](const Unit& unit) { return !needs(p, unit); });
   return p;
+}
+
+bool Program::embeds() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& c) { return c.embed; });
+}
+
+bool Program::has_head() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& c) { return c.head; });
+}
+
+bool Program::shared_by_ends(int unit) const {
+  return arch.tied && embeds() != has_head() && units.at(static_cast<std::size_t>(unit)).name == "embed";
 }
 
 int Program::find_buffer(const std::string& name) const {

@@ -12,12 +12,17 @@
 #include "mesh/mesh.h"
 #include "program/layout.h"
 #include "program/op.h"
+#include "program/pipeline.h"
 
 namespace molen::program {
 
 // Persistent buffers live from start to end of the run; transient ones are undefined when an instance starts and dead
-// when it ends; external ones belong to another program (an evaluation reads the weights of the training beside it).
-enum class Lifetime { kPersistent, kTransient, kExternal };
+// when it ends; external ones belong to another program (an evaluation reads the weights of the training beside it). Of
+// a buffer of the last kind there is one for each micro-batch from its first writer to its last reader, over several
+// instances (program/slots.h says which of them share memory).
+enum class Lifetime { kPersistent, kTransient, kExternal, kMicroBatch };
+inline constexpr std::array kAllLifetimes{Lifetime::kPersistent, Lifetime::kTransient, Lifetime::kExternal,
+                                          Lifetime::kMicroBatch};
 std::string_view name_of(Lifetime lifetime);
 
 struct Buffer {
@@ -69,6 +74,7 @@ struct Setting {
   // With tensor ranks: the residual stream is cut by rows over them (Korthikanti et al. 2022, section 4.2).
   bool sequence_parallel = false;
   int prefetch = 1;               // stage 3: units gathered ahead of the one in use
+  Pipeline pipeline;              // along pp
   Recompute recompute;            // activations that backward computes again
   std::int64_t global_batch = 1;  // sequences
   std::int64_t micro_batch = 1;   // sequences
@@ -83,6 +89,8 @@ struct Setting {
   int shards() const { return mesh[mesh::Axis::kDpShard]; }
   int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
   int data_ranks() const { return shards() * replicas(); }  // ranks that see different data
+  int stages() const { return mesh[mesh::Axis::kPp]; }
+  bool pipelined() const { return stages() > 1; }
   int tensor_ranks() const { return mesh[mesh::Axis::kTp]; }
   bool tensor() const { return tensor_ranks() > 1; }
   bool sharded_rows() const { return tensor() && sequence_parallel; }  // of the residual stream
@@ -106,15 +114,20 @@ struct Setting {
   }
 };
 
+// The setting of one rank of its mesh: what differs from stage to stage.
+Setting at_rank(Setting setting, int rank);
+
 // "ZeRO-1", "ZeRO-3 over dp_replicate 2 x dp_shard 4, optimizer states over all".
 std::string sharding_text(const Setting& setting);
 
 struct Program {
   arch::Architecture arch;
   Setting setting;
-  // What follows from the two (`describe`): sizes and parameters of one tensor rank, the largest, and its units.
+  // What follows from the two (`describe`): sizes and parameters of one tensor rank, the largest; of its stage the
+  // chunks, and the units that they need.
   arch::Architecture local;
   std::vector<arch::Parameter> parameters;
+  std::vector<Chunk> chunks;
   std::vector<Unit> units;
   std::vector<Buffer> buffers;
   std::vector<Body> bodies;
@@ -127,6 +140,13 @@ struct Program {
   // "param.X/1"; else -1.
   int unit_of_buffer(int buffer) const;
   int num_ops() const;  // expanded
+
+  bool embeds() const;    // on this stage; one of its chunks begins the model
+  bool has_head() const;  // one of them ends it
+  // Whether a unit is the embedding table that the first and the last stage of a pipeline both hold and update.
+  bool shared_by_ends(int unit) const;
+  // Whether this stage counts the unit in the gradient norm and saves it: of shared ones, the first.
+  bool counts(int unit) const { return !shared_by_ends(unit) || embeds(); }
 };
 
 // A program without buffers and bodies. Throws UsageError where the model cannot be cut so.

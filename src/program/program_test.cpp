@@ -422,7 +422,7 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("part=embed", "part=embet", "unknown part");
   fails_with("writes=x.0", "writes=y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 3", "molen-program 2", "molen-program 3");
+  fails_with("molen-program 4", "molen-program 2", "molen-program 4");
   fails_with("schedule first", "schedule fist", "unknown body");
   fails_with("after=%", "after=%9", "not there");
   fails_with("buffer ids i32", "buffer ids i33", "i33");

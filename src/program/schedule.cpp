@@ -206,14 +206,6 @@ class SlotPool {
 
 }  // namespace
 
-int Schedule::global_stage(int stage, int chunk) const {
-  return placement == Placement::kV && chunk == 1 ? 2 * stages - 1 - stage : chunk * stages + stage;
-}
-
-int Schedule::stage_of(int global_stage) const {
-  return placement == Placement::kV && global_stage >= stages ? 2 * stages - 1 - global_stage : global_stage % stages;
-}
-
 void check(const Schedule& schedule) {
   check_sizes(schedule);
   for (int stage = 0; stage < schedule.stages; ++stage) check_stage(schedule, stage);

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "program/pipeline.h"
 #include "program/timeline.h"
 
 namespace molen::program {
@@ -32,19 +33,14 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-enum class Placement {
-  kInterleaved,  // chunk c of stage s is global stage c*p + s
-  kV,  // two chunks, at least two stages: chunk 0 is s, chunk 1 is 2p-1-s; the last stage needs no transfer to turn
-};
-
 struct Schedule {
   int stages = 1, chunks = 1, micro_batches = 1;
   Placement placement = Placement::kInterleaved;
   std::vector<std::vector<Action>> order;  // [stage], in run order
 
   int global_stages() const { return stages * chunks; }
-  int global_stage(int stage, int chunk) const;
-  int stage_of(int global_stage) const;
+  int global_stage(int stage, int chunk) const { return global_stage_of(placement, stages, stage, chunk); }
+  int stage_of(int global_stage) const { return program::stage_of(placement, stages, global_stage); }
   int chunk_of(int global_stage) const { return global_stage / stages; }
   bool operator==(const Schedule&) const = default;
 };
@@ -52,11 +48,6 @@ struct Schedule {
 // A larger schedule is refused: it would not fit into memory as a list.
 inline constexpr std::int64_t kMaxScheduleActions = std::int64_t{1} << 24;
 
-enum class ScheduleKind { kGpipe, k1f1b, kInterleaved, kZbH1, kZbV };
-inline constexpr std::array kAllScheduleKinds{ScheduleKind::kGpipe, ScheduleKind::k1f1b, ScheduleKind::kInterleaved,
-                                              ScheduleKind::kZbH1, ScheduleKind::kZbV};
-// "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v".
-std::string_view name_of(ScheduleKind kind);
 // Throws UsageError with the nearest name.
 ScheduleKind parse_schedule_kind(std::string_view name);
 

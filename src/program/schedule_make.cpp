@@ -83,22 +83,6 @@ void check_counts(ScheduleKind kind, int stages, int chunks, int micro_batches) 
 
 }  // namespace
 
-std::string_view name_of(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::kGpipe:
-      return "gpipe";
-    case ScheduleKind::k1f1b:
-      return "1f1b";
-    case ScheduleKind::kInterleaved:
-      return "interleaved";
-    case ScheduleKind::kZbH1:
-      return "zb-h1";
-    case ScheduleKind::kZbV:
-      break;
-  }
-  return "zb-v";
-}
-
 ScheduleKind parse_schedule_kind(std::string_view name) {
   std::vector<std::string> names;
   for (const ScheduleKind kind : kAllScheduleKinds) {
@@ -131,6 +115,8 @@ Schedule make_schedule(ScheduleKind kind, int stages, int chunks, int micro_batc
       if (stages > 1) s.placement = Placement::kV;
       detail::fill_zb_v(s);
       break;
+    case ScheduleKind::kFile:
+      throw UsageError("a schedule from a file is read, not made");
   }
   return s;
 }
@@ -145,9 +131,11 @@ double ideal_idle_share(ScheduleKind kind, int stages, int chunks, int micro_bat
     case ScheduleKind::kZbH1:
       return bubble / (3.0 * m + bubble);
     case ScheduleKind::kZbV:
+      return bubble / (6.0 * m + bubble);
+    case ScheduleKind::kFile:
       break;
   }
-  return bubble / (6.0 * m + bubble);
+  throw UsageError("a schedule from a file has no ideal");
 }
 
 }  // namespace molen::program

@@ -259,6 +259,12 @@ Signature signature(const Program& program, const Op& op, int unit) {
                         [&](const AllReduce& o) { return all_reduce(program, o, unit); },
                         [&](const ReduceScatter& o) { return reduce_scatter(program, o, unit); },
                         [&](const AllGather& o) { return all_gather(program, o, unit); },
+                        [&](const Send& o) {
+                          return Signature{{{exchanged(o.moves).kept, o.layer}}, {}};
+                        },
+                        [&](const Receive& o) {
+                          return Signature{{}, {{exchanged(o.moves).kept, o.layer}}};
+                        },
                         [&](const ReduceScalars&) {
                           return Signature{{}, {{Value::kScalars}}};
                         },

@@ -1,7 +1,9 @@
 #include "program/text_detail.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <array>
 #include <charconv>
 
 #include "base/error.h"
@@ -17,23 +19,60 @@ std::string order_text(const std::array<mesh::Axis, mesh::kAxes>& order) {
   return text;
 }
 
+std::string pipeline_text(const Setting& s) {
+  const Pipeline& p = s.pipeline;
+  std::string text = fmt::format(" pp={}", s.stages());
+  if (!s.pipelined()) return text;
+  text += fmt::format(" schedule={} placement={} chunks={} stage={}", name_of(p.schedule), name_of(p.placement),
+                      p.chunks, p.stage);
+  if (!p.layers.empty()) text += fmt::format(" layers={}", fmt::join(p.layers, ","));
+  return text;
+}
+
 }  // namespace
 
 std::string setting_to_text(const Setting& s) {
   return fmt::format(
-      "purpose={} dp_replicate={} dp_shard={} tp={} order={} sequence_parallel={} zero={} own_over_dp={} prefetch={} "
-      "recompute={} global_batch={} "
-      "micro_batch={} sequence={} compute={} master={} "
-      "reduce={} kernels={} "
-      "threads={} head_chunk={}",
-      s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.shards(), s.tensor_ranks(),
-      order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero, s.own_over_dp ? 1 : 0, s.prefetch, text_of(s.recompute),
-      s.global_batch, s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master), name_of(s.reduce),
-      s.kernels == arch::Kernels::kReference ? "reference"
-      : s.kernels == arch::Kernels::kFused   ? "fused"
-                                             : "aten",
-      s.threads, s.head_chunk);
+             "purpose={} dp_replicate={} dp_shard={} tp={} order={} sequence_parallel={} zero={} own_over_dp={} "
+             "prefetch={} "
+             "recompute={} global_batch={} "
+             "micro_batch={} sequence={} compute={} master={} "
+             "reduce={} kernels={} "
+             "threads={} head_chunk={}",
+             s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.shards(), s.tensor_ranks(),
+             order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero, s.own_over_dp ? 1 : 0, s.prefetch,
+             text_of(s.recompute), s.global_batch, s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master),
+             name_of(s.reduce),
+             s.kernels == arch::Kernels::kReference ? "reference"
+             : s.kernels == arch::Kernels::kFused   ? "fused"
+                                                    : "aten",
+             s.threads, s.head_chunk) +
+         pipeline_text(s);
 }
+
+namespace {
+
+template <class E, class All>
+E named(const std::string& text, const All& all, const std::string& where, const char* key) {
+  for (const E e : all)
+    if (name_of(e) == text) return e;
+  throw UsageError("{}: setting {}={} is unknown", where, key, text);
+}
+
+std::vector<std::int64_t> layers_from_text(const std::string& text, const std::string& where) {
+  std::vector<std::int64_t> layers;
+  for (const char *at = text.data(), *end = at + text.size();; ++at) {
+    std::int64_t n = 0;
+    const auto [next, error] = std::from_chars(at, end, n);
+    if (error != std::errc() || n < 1 || n > (std::int64_t{1} << 31) || (next != end && *next != ','))
+      throw UsageError("{}: setting layers={} must be a list of layers such as 3,4", where, text);
+    layers.push_back(n);
+    if (next == end) return layers;
+    at = next;
+  }
+}
+
+}  // namespace
 
 Setting setting_from_text(const std::map<std::string, std::string>& values, const std::string& where) {
   const auto text = [&](const std::string& key) -> const std::string& {
@@ -56,6 +95,18 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(integer("dp_replicate", 1, 1 << 20));
   s.mesh[mesh::Axis::kDpShard] = static_cast<int>(integer("dp_shard", 1, 1 << 20));
   s.mesh[mesh::Axis::kTp] = static_cast<int>(integer("tp", 1, 1 << 16));
+  s.mesh[mesh::Axis::kPp] = static_cast<int>(integer("pp", 1, 1 << 16));
+  if (s.pipelined()) {
+    constexpr std::array kKinds{ScheduleKind::kGpipe, ScheduleKind::k1f1b, ScheduleKind::kInterleaved,
+                                ScheduleKind::kZbH1,  ScheduleKind::kZbV,  ScheduleKind::kFile};
+    s.pipeline.schedule = named<ScheduleKind>(text("schedule"), kKinds, where, "schedule");
+    s.pipeline.placement =
+        named<Placement>(text("placement"), std::array{Placement::kInterleaved, Placement::kV}, where, "placement");
+    s.pipeline.chunks = static_cast<int>(integer("chunks", s.pipeline.placement == Placement::kV ? 2 : 1,
+                                                 s.pipeline.placement == Placement::kV ? 2 : 1 << 16));
+    s.pipeline.stage = static_cast<int>(integer("stage", 0, s.stages() - 1));
+    if (values.count("layers")) s.pipeline.layers = layers_from_text(text("layers"), where);
+  }
   s.order = mesh::parse_order(text("order"));
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <optional>
@@ -7,6 +8,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/suggest.h"
+#include "program/schedule.h"
 #include "program/signature.h"
 #include "program/text.h"
 #include "program/text_detail.h"
@@ -53,7 +55,7 @@ class Parser {
       const auto w = words(line);
       if (w.empty()) continue;
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "3") fail("expected 'molen-program 3'");
+        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "4") fail("expected 'molen-program 4'");
         versioned = true;
       } else {
         statement(line, w);
@@ -118,12 +120,10 @@ class Parser {
   }
 
   void buffer(const std::vector<std::string>& w) {
-    if (w.size() != 5) fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external'");
+    if (w.size() != 5) fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch'");
     if (program_.find_buffer(w[1]) >= 0) fail("buffer '" + w[1] + "' stands twice");
-    program_.buffers.push_back(
-        {w[1], dtype(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
-         choice<Lifetime>(w[4], std::array{Lifetime::kPersistent, Lifetime::kTransient, Lifetime::kExternal},
-                          "lifetime")});
+    program_.buffers.push_back({w[1], dtype(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
+                                choice<Lifetime>(w[4], kAllLifetimes, "lifetime")});
   }
 
   DType dtype(const std::string& name) const {
@@ -192,6 +192,15 @@ class Parser {
                                          : program_.arch.layers - (o.moves == Moves::kMid || o.moves == Moves::kDMid));
   }
 
+  template <class M>
+  Op message(std::map<std::string, std::string>& v) const {
+    M m;
+    moved(v, m);
+    if (m.moves != Moves::kResidual && m.moves != Moves::kDResidual) fail("stages send each other x and d_x");
+    m.peer = number<int>(take(v, "peer", ""), 0, program_.setting.stages() - 1);
+    return m;
+  }
+
   Op compute(ComputePass pass, std::map<std::string, std::string>& v) const {
     Compute c;
     c.pass = pass;
@@ -215,7 +224,7 @@ class Parser {
   Op op(const std::string& name, std::map<std::string, std::string>& v) const {
     for (const ComputePass pass : {ComputePass::kForward, ComputePass::kBackward, ComputePass::kRecompute})
       if (name_of(pass) == name) return compute(pass, v);
-    if (name == "load_batch") return LoadBatch{};
+    if (name == "load_batch") return LoadBatch{flag(v, "uncounted")};
     if (name == "zero_fill") return ZeroFill{flag(v, "padding")};
     if (name == "sum_squares") return SumSquares{};
     if (name == "clip_scale") return ClipScale{};
@@ -236,6 +245,8 @@ class Parser {
       moved(v, o);
       return o;
     }
+    if (name == "send") return message<Send>(v);
+    if (name == "receive") return message<Receive>(v);
     if (name == "reduce_scalars") {
       const Axis a = axis(v);
       const auto first = number<std::int64_t>(take(v, "first", ""), 0, kNumScalars - 1);
@@ -275,12 +286,13 @@ class Parser {
 
   void schedule(const std::vector<std::string>& w) {
     if (!program_.schedule.empty()) fail("a second schedule");
+    if (!have_setting_) fail("a schedule before the setting line");
+    const std::int64_t last = std::min(program_.setting.micro_batches() - 1, kMaxScheduleActions);
     for (std::size_t i = 1; i < w.size(); ++i) {
       const auto colon = w[i].find(':');
       Instance instance{body_index(w[i].substr(0, colon)), -1};
       if (instance.body < 0) fail("the schedule names an unknown body '" + w[i] + "'");
-      if (colon != std::string::npos)
-        instance.micro_batch = number<std::int64_t>(w[i].substr(colon + 1), 0, std::int64_t{1} << 40);
+      if (colon != std::string::npos) instance.micro_batch = number<std::int64_t>(w[i].substr(colon + 1), 0, last);
       program_.schedule.push_back(instance);
     }
   }
@@ -292,6 +304,7 @@ class Parser {
     Program described = describe(program_.arch, program_.setting);
     program_.local = std::move(described.local);
     program_.parameters = std::move(described.parameters);
+    program_.chunks = std::move(described.chunks);
     program_.units = std::move(described.units);
     for (const PendingRef& ref : pending_) {
       number_ = ref.line;

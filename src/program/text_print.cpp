@@ -3,6 +3,7 @@
 #include "arch/json.h"
 #include "base/json.h"
 #include "base/match.h"
+#include "program/slots.h"
 #include "program/text.h"
 #include "program/text_detail.h"
 
@@ -35,7 +36,7 @@ std::string op_text(const Op& op) {
             if (c.accumulate) text += " accumulate=1";
             return text;
           },
-          [](const LoadBatch&) { return std::string("load_batch"); },
+          [](const LoadBatch& o) { return std::string(o.uncounted ? "load_batch uncounted=1" : "load_batch"); },
           [](const ZeroFill& z) { return std::string(z.padding ? "zero_fill padding=1" : "zero_fill"); },
           [](const SumSquares&) { return std::string("sum_squares"); },
           [](const ClipScale&) { return std::string("clip_scale"); },
@@ -46,6 +47,8 @@ std::string op_text(const Op& op) {
                                moves_text(o));
           },
           [](const AllGather& o) { return fmt::format("all_gather axis={}{}", name_of(o.axis), moves_text(o)); },
+          [](const Send& o) { return fmt::format("send peer={}{}", o.peer, moves_text(o)); },
+          [](const Receive& o) { return fmt::format("receive peer={}{}", o.peer, moves_text(o)); },
           [](const ReduceScalars& o) {
             return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
           },
@@ -73,14 +76,18 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 3\n";
+  std::string text = "molen-program 4\n";
   text += "arch " + arch::to_json(p.arch, arch::Choices::kNumbers).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
+  const Slots slots(p);
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];
     text += fmt::format("buffer {} {} {} {}", b.name, name_of(b.dtype), b.elements, name_of(b.lifetime));
     if (plan && b.lifetime != Lifetime::kExternal)
-      text += fmt::format("  # at {}, {}", plan->buffer_offset[i], human(b.bytes()));
+      text +=
+          fmt::format("  # at {}, {}{}", plan->buffer_offset[i],
+                      b.lifetime == Lifetime::kMicroBatch ? fmt::format("{} x ", slots.count(static_cast<int>(i))) : "",
+                      human(b.bytes()));
     text += '\n';
   }
   for (std::size_t b = 0; b < p.bodies.size(); ++b) {

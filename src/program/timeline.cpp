@@ -29,10 +29,11 @@ namespace {
 bool is_over(const Op& op, Axis axis) {
   return std::visit(
       [&](const auto& o) {
+        using O = std::decay_t<decltype(o)>;
         if constexpr (requires { o.axis; })
           return o.axis == axis;
         else
-          return false;
+          return axis == Axis::kPp && (std::is_same_v<O, Send> || std::is_same_v<O, Receive>);
       },
       op);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <set>
 #include <tuple>
@@ -13,6 +14,7 @@
 #include "program/build.h"
 #include "program/build_detail.h"
 #include "program/signature.h"
+#include "program/slots.h"
 
 namespace molen::program {
 namespace {
@@ -54,12 +56,16 @@ struct UnitState {
   int reductions = 0, replicated = 0, counted = 0, updated = 0;
   int exchanged = 0;           // sums of what tensor ranks hold alike
   bool in_sum = false;         // the gradient's present contributions are summed over tensor ranks
+  int joined = 0;              // sums of what both ends of a pipeline hold
   std::vector<Axis> gathered;  // after the update
 };
 
 class Verifier {
  public:
-  explicit Verifier(const Program& p) : p_(p), ops_(expand(p)), held_(p.buffers.size()), units_(p.units.size()) {}
+  explicit Verifier(const Program& p)
+      : p_(p), ops_(expand(p)), slots_(p), held_(slots_.places()), units_(p.units.size()) {
+    for (const Body& body : p_.bodies) made_in_.push_back(contributions_in(body));
+  }
 
   std::vector<Finding> run() {
     structure();
@@ -92,8 +98,8 @@ class Verifier {
   // Transient values are gone.
   void begin_instance() {
     report_unread();
-    for (std::size_t b = 0; b < held_.size(); ++b)
-      if (p_.buffers[b].lifetime == Lifetime::kTransient) held_[b] = {};
+    for (std::size_t b = 0; b < p_.buffers.size(); ++b)
+      if (p_.buffers[b].lifetime == Lifetime::kTransient) held(static_cast<int>(b), -1) = {};
     chunks_.clear();
     chunks_in_.clear();
     if (!p_.setting.sharded_gradients()) return;
@@ -128,8 +134,44 @@ class Verifier {
 
   static bool of_unit(Value v) { return v >= Value::kParam && v <= Value::kMaster; }
 
+  Held& held(int buffer, std::int64_t micro_batch) { return held_[slots_.place(buffer, micro_batch)]; }
+
+  // How many ops of a body add to each unit's gradient.
+  std::vector<std::size_t> contributions_in(const Body& body) const {
+    std::vector<std::size_t> made(p_.units.size(), 0);
+    for (const Step& step : body.steps)
+      if (const auto* c = std::get_if<Compute>(&step.op); c && c->pass == ComputePass::kBackward)
+        if (const int u = unit_of_part(p_, c->part, c->layer); u >= 0) ++made[static_cast<std::size_t>(u)];
+    return made;
+  }
+
+  // Whether a chunk of this stage has the part of the model, or the boundary, that the op is of.
+  bool of_this_stage(const Op& op) const {
+    const auto any = [&](const std::function<bool(const Chunk&)>& fits) {
+      return std::any_of(p_.chunks.begin(), p_.chunks.end(), fits);
+    };
+    const auto peer = [&](int global) { return stage_of(p_.setting.pipeline.placement, p_.setting.stages(), global); };
+    const auto boundary = [&](const auto& o, bool sends) {
+      const bool front = sends == (o.moves == Moves::kDResidual);
+      return p_.setting.pipelined() && any([&](const Chunk& c) {
+               return o.layer == (front ? c.first : c.end) && !(front ? c.embed : c.head) &&
+                      o.peer == peer(c.global_stage + (front ? -1 : 1)) && o.peer != p_.setting.pipeline.stage;
+             });
+    };
+    if (const auto* send = std::get_if<Send>(&op)) return boundary(*send, true);
+    if (const auto* receive = std::get_if<Receive>(&op)) return boundary(*receive, false);
+    const auto* c = std::get_if<Compute>(&op);
+    if (!c) return true;
+    if (c->layer >= 0) return any([&](const Chunk& k) { return k.first <= c->layer && c->layer < k.end; });
+    return c->part == arch::Part::kEmbed ? p_.embeds() : p_.has_head();
+  }
+
   // Types, sizes and values of an op's operands, by position.
   void operands(const Expanded& e) {
+    if (!of_this_stage(e.step->op)) {
+      report(e, "is of no chunk of this stage");
+      return;
+    }
     const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
     if (e.step->reads.size() != want.reads.size() || e.step->writes.size() != want.writes.size()) {
       report(e, "has {} + {} operands where it needs {} + {}", e.step->reads.size(), e.step->writes.size(),
@@ -154,10 +196,15 @@ class Verifier {
       }
   }
 
+  // Values of a micro-batch may outlive an instance in a pipeline.
+  bool lives(Lifetime has, Lifetime wanted) const {
+    return has == wanted || (p_.setting.pipelined() && has == Lifetime::kMicroBatch && wanted == Lifetime::kTransient);
+  }
+
   bool fits(const Expanded& e, const Use& use, const Operand& want) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
     if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) ||
-        b.lifetime != lifetime_of(p_, want.value)) {
+        !lives(b.lifetime, lifetime_of(p_, want.value))) {
       report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype),
              name_of(want.value), elements_of(p_, want), name_of(dtype_of(p_, want.value)));
       return false;
@@ -165,6 +212,10 @@ class Verifier {
     if (use.range != want.range) {
       report(e, "operand {} must be {}", b.name,
              want.range == Range::kAll ? "the whole buffer" : fmt::format("{}[{}]", b.name, name_of(want.range)));
+      return false;
+    }
+    if (b.lifetime == Lifetime::kMicroBatch && (e.micro_batch < 0 || of_unit(want.value))) {
+      report(e, "operand {} is of a micro-batch", b.name);
       return false;
     }
     if (of_unit(want.value)) {
@@ -185,12 +236,12 @@ class Verifier {
   void read(const Expanded& e, const Use& use, const Operand& want) {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     unread_.erase(use.buffer);
-    const Held& held = held_[static_cast<std::size_t>(use.buffer)];
+    const Held& now = held(use.buffer, e.micro_batch);
     const bool right =
-        held.defined && held.value == want.value && held.layer == want.layer && held.micro_batch == e.micro_batch;
+        now.defined && now.value == want.value && now.layer == want.layer && now.micro_batch == e.micro_batch;
     if (!right) {
       report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name,
-             held.text(), Held{true, want.value, want.layer, e.micro_batch}.text());
+             now.text(), Held{true, want.value, want.layer, e.micro_batch}.text());
     } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != p_.setting.head_chunks()) {
       report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer],
              p_.setting.head_chunks());
@@ -199,11 +250,11 @@ class Verifier {
 
   void write(const Expanded& e, const Use& use, const Operand& want) {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
-    Held& held = held_[static_cast<std::size_t>(use.buffer)];
+    Held& now = held(use.buffer, e.micro_batch);
     // Each chunk of the head writes its part of one buffer; anything else in between would start it over.
     if (want.value == Value::kDNormed)
-      chunks_in_[use.buffer] = held.defined && held.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
-    held = {true, want.value, want.layer, e.micro_batch};
+      chunks_in_[use.buffer] = now.defined && now.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
+    now = {true, want.value, want.layer, e.micro_batch};
     if (want.value == Value::kParam && !unread_.emplace(use.buffer, where(p_, e)).second)
       report(e, "gathers again what no op has read");
   }
@@ -224,7 +275,8 @@ class Verifier {
   void semantics(const Expanded& e) {
     std::visit(Match{
                    [&](const Compute& c) { contribution(e, c); },
-                   [&](const LoadBatch&) {
+                   [&](const LoadBatch& o) {
+                     if (o.uncounted == p_.has_head()) report(e, "tokens are counted where the head is");
                      if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
                      if (e.micro_batch < 0 || !loaded_.insert(e.micro_batch).second)
                        report(e, "a micro-batch is loaded twice, or none is named");
@@ -251,6 +303,8 @@ class Verifier {
                      else
                        gather(e, o.axis);
                    },
+                   [&](const Send& o) { message(e, 0, o.moves, o.layer); },
+                   [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
                    [&](const ReduceScalars& o) { reduce_scalars(e, o); },
                    [&](const Agree&) {
                      if (!clipped_) report(e, "decides before the sums are known");
@@ -292,6 +346,29 @@ class Verifier {
     state.in_sum = false;
   }
 
+  // operands() has checked that it crosses a boundary of this stage.
+  void message(const Expanded& e, int receives, Moves moves, std::int64_t layer) {
+    if (!messages_.emplace(receives, static_cast<int>(moves), layer, e.micro_batch).second)
+      report(e, "moves it a second time");
+  }
+
+  // Messages that the chunks of this stage need for all micro-batches.
+  std::size_t messages_needed() const {
+    std::size_t each = 0;
+    const Setting& s = p_.setting;
+    if (!s.pipelined()) return 0;
+    for (const Chunk& c : p_.chunks)
+      for (const int to : {c.global_stage - 1, c.global_stage + 1}) {
+        const bool inside = to >= 0 && to < s.stages() * s.pipeline.chunks;
+        if (inside && stage_of(s.pipeline.placement, s.stages(), to) != s.pipeline.stage)
+          each += s.purpose == Purpose::kTrain ? 2 : 1;
+      }
+    return each * micro_batches();
+  }
+  std::size_t micro_batches() const {
+    return p_.setting.purpose == Purpose::kTrain ? static_cast<std::size_t>(p_.setting.micro_batches()) : 1;
+  }
+
   void zero_fill(const Expanded& e) {
     const int u = unit_of_step(p_, *e.step);
     const bool padding = std::get<ZeroFill>(e.step->op).padding;
@@ -324,13 +401,37 @@ class Verifier {
     if (o.accumulate != adds) report(e, "{} the residual gradient so far", adds ? "must add to" : "cannot add to");
   }
 
+  // Contributions that a reduction takes along: those of its micro-batch in its instance, or all.
+  std::size_t needed_in(const Expanded& e, int u) const {
+    return p_.setting.sharded_gradients() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
+                                          : expected_contributions(u);
+  }
+  // How often a gradient is reduced in a step.
+  int reductions_needed(int u) const {
+    if (!p_.setting.sharded_gradients()) return 1;
+    int n = 0;
+    for (const Instance& i : p_.schedule)
+      n += made_in_[static_cast<std::size_t>(i.body)][static_cast<std::size_t>(u)] > 0;
+    return n;
+  }
+
+  // Adds up what the first and the last stage have of the table.
+  void join_ends(const Expanded& e, int u, UnitState& state, bool scatter) {
+    const Setting& s = p_.setting;
+    if (!p_.shared_by_ends(u)) report(e, "the other end of the pipeline has no such gradient");
+    if (scatter) report(e, "both ends keep the sum");
+    if (s.sharded_gradients() ? state.delivered != expected_contributions(u)
+                              : state.pending.size() != expected_contributions(u))
+      report(e, "adds the ends' shares before they are complete");
+    if (state.reductions > 0 && !s.sharded_gradients()) report(e, "adds the ends' shares after the data-parallel sum");
+    if (++state.joined > 1) report(e, "adds the ends' shares a second time");
+  }
+
   bool must_exchange(int u) const { return p_.units[static_cast<std::size_t>(u)].replicated > 0; }
 
   // Sums what tensor ranks hold alike, once per reduction.
   void exchange_gradient(const Expanded& e, int u, UnitState& state) {
-    const std::size_t needed =
-        expected_contributions(u) /
-        static_cast<std::size_t>(p_.setting.sharded_gradients() ? p_.setting.micro_batches() : 1);
+    const std::size_t needed = needed_in(e, u);
     if (!must_exchange(u)) report(e, "there is nothing that tensor ranks hold alike");
     if (state.pending.size() != needed)
       report(e, "sums over tensor ranks with {} of {} contributions made", state.pending.size(), needed);
@@ -349,6 +450,10 @@ class Verifier {
       exchange_gradient(e, u, *state);
       return;
     }
+    if (axis == Axis::kEnds) {
+      join_ends(e, u, *state, scatter);
+      return;
+    }
     if (s.data_ranks() == 1) report(e, "there is nobody to reduce with");
     if (axis == Axis::kReplicate) {
       if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
@@ -357,6 +462,8 @@ class Verifier {
         report(e, "sums a shard over the replicas with {} of {} contributions in it", state->delivered,
                expected_contributions(u));
       if (accumulate) report(e, "there is nothing to add to");
+      if (p_.shared_by_ends(u) && state->joined == 0)
+        report(e, "sums over the replicas before the other end of the pipeline has added its share");
       ++state->replicated;
       return;
     }
@@ -364,8 +471,9 @@ class Verifier {
     if (axis != want) report(e, "gradients are reduced over the axis {}", name_of(want));
     if (scatter != s.owns_part())
       report(e, "ZeRO-{} wants {}", s.zero, s.owns_part() ? "reduce_scatter" : "all_reduce");
-    const std::size_t needed =
-        expected_contributions(u) / static_cast<std::size_t>(s.sharded_gradients() ? s.micro_batches() : 1);
+    const std::size_t needed = needed_in(e, u);
+    if (s.pipelined() && p_.shared_by_ends(u) && !s.sharded_gradients() && state->joined == 0)
+      report(e, "reduces before the other end of the pipeline has added its share");
     if (state->pending.size() != needed)
       report(e, "reduces with {} of {} contributions made", state->pending.size(), needed);
     if (must_exchange(u) && !state->in_sum) report(e, "what tensor ranks hold alike is not summed over them yet");
@@ -376,19 +484,20 @@ class Verifier {
     state->delivered += state->pending.size();
     state->pending.clear();
     ++state->reductions;
-    if (s.sharded_gradients()) held_[static_cast<std::size_t>(e.step->reads[0].buffer)] = {};  // used up
+    if (s.sharded_gradients()) held(e.step->reads[0].buffer, e.micro_batch) = {};  // used up
   }
 
   // Everything is in, and summed over all ranks.
   bool reduced(int u) const {
     const Setting& s = p_.setting;
     const UnitState& state = units_[static_cast<std::size_t>(u)];
-    const int sums = !must_exchange(u) ? 0 : s.sharded_gradients() ? static_cast<int>(s.micro_batches()) : 1;
+    const int sums = must_exchange(u) ? reductions_needed(u) : 0;
     if (state.exchanged != sums || (sums > 0 && !state.in_sum)) return false;
+    if (state.joined != (p_.shared_by_ends(u) ? 1 : 0)) return false;
     if (s.data_ranks() == 1) return true;
     if (state.delivered != expected_contributions(u)) return false;
     if (s.sharded_gradients())
-      return state.reductions == s.micro_batches() && state.replicated == (s.replicas() > 1 ? 1 : 0);
+      return state.reductions == reductions_needed(u) && state.replicated == (s.replicas() > 1 ? 1 : 0);
     return state.reductions == 1;
   }
 
@@ -397,10 +506,12 @@ class Verifier {
     const auto add = [&](arch::Part part, std::int64_t layer, std::size_t n) {
       if (unit_of_part(p_, part, layer) == unit) parts += n;
     };
-    add(arch::Part::kEmbed, -1, 1);
-    add(arch::Part::kFinalNorm, -1, 1);
-    add(p_.setting.tensor() ? arch::Part::kHeadLoss : arch::Part::kHead, -1,
-        static_cast<std::size_t>(p_.setting.head_chunks()));
+    if (p_.embeds()) add(arch::Part::kEmbed, -1, 1);
+    if (p_.has_head()) {
+      add(arch::Part::kFinalNorm, -1, 1);
+      add(p_.setting.tensor() ? arch::Part::kHeadLoss : arch::Part::kHead, -1,
+          static_cast<std::size_t>(p_.setting.head_chunks()));
+    }
     const std::int64_t layer = p_.units[static_cast<std::size_t>(unit)].layer;
     if (layer >= 0) parts += 4;  // norm_qkv, output_projection, norm_up, down
     return parts * static_cast<std::size_t>(p_.setting.micro_batches());
@@ -409,7 +520,10 @@ class Verifier {
   void count(const Expanded& e) {
     UnitState* s = unit(e);
     if (!s) return;
-    if (!reduced(unit_of_step(p_, *e.step))) report(e, "counts a gradient that is not reduced");
+    const int u = unit_of_step(p_, *e.step);
+    if (!reduced(u)) report(e, "counts a gradient that is not reduced");
+    if (!p_.counts(u)) report(e, "counts what the first stage of the pipeline counts");
+    if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
     if (clipped_ || !summed_over_[kSumSquares].empty()) report(e, "comes too late for the gradient norm");
     ++s->counted;
   }
@@ -425,6 +539,7 @@ class Verifier {
         axes.push_back(s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp ? Axis::kShard : Axis::kDp);
     }
     if (s.tensor() && scalar == kSumSquares) axes.push_back(Axis::kTp);
+    if (s.pipelined()) axes.push_back(Axis::kPp);
     return axes;
   }
 
@@ -450,7 +565,7 @@ class Verifier {
       if (summed_over_[static_cast<std::size_t>(i)].size() < axes_of_sum(i).size())
         report(e, "uses the sum {}, which is not reduced over the ranks", i);
     for (std::size_t u = 0; u < units_.size(); ++u)
-      if (units_[u].counted != 1)
+      if (units_[u].counted != (p_.counts(static_cast<int>(u)) ? 1 : 0))
         report(e, "the norm counts gradient {} {} times", p_.units[u].name, units_[u].counted);
     clipped_ = true;
   }
@@ -486,12 +601,13 @@ class Verifier {
 
   void totals() {
     report_unread();
-    if (static_cast<std::int64_t>(loaded_.size()) !=
-        (p_.setting.purpose == Purpose::kTrain ? p_.setting.micro_batches() : 1))
-      report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(),
-                 p_.setting.micro_batches());
+    const std::size_t loads = p_.embeds() || p_.has_head() ? micro_batches() : 0;
+    if (loaded_.size() != loads)
+      report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), loads);
+    if (messages_.size() != messages_needed())
+      report_all("{} messages between stages where {} are needed", messages_.size(), messages_needed());
     if (p_.setting.purpose == Purpose::kEvaluate) {
-      if (static_cast<std::int64_t>(chunks_.size()) != p_.setting.head_chunks())
+      if (p_.has_head() && static_cast<std::int64_t>(chunks_.size()) != p_.setting.head_chunks())
         report_all("the head leaves out chunks");
       return;
     }
@@ -542,8 +658,11 @@ class Verifier {
 
   const Program& p_;
   std::vector<Expanded> ops_;
-  std::vector<Held> held_;
+  Slots slots_;
+  std::vector<Held> held_;  // by place
   std::vector<UnitState> units_;
+  std::vector<std::vector<std::size_t>> made_in_;  // contributions, by body and unit
+  std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
   std::set<std::int64_t> chunks_, loaded_;
   std::map<int, std::string> unread_;      // gathered parameters that wait for a reader, and who gathered them
   std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds

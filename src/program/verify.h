@@ -25,6 +25,10 @@ struct Finding {
 //   - FLOPs, scratch and bytes are what the costs pass gives; planned memory fits `device_memory`
 std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_memory = std::nullopt);
 
+// The programs of all stages of a pipeline, each of which `verify` accepts: that their messages and the collectives
+// between them meet, in value, micro-batch, bytes and order, when each op waits for its partner. O(ops).
+std::vector<Finding> verify_world(const std::vector<Program>& stages);
+
 // Throws UsageError with all findings.
 void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory = std::nullopt);
 

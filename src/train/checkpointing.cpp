@@ -56,6 +56,7 @@ std::vector<checkpoint::Span> spans_of(const exec::Executor& executor) {
   for (const Family& family : families(executor))
     for (std::size_t u = 0; u < executor.program().units.size(); ++u) {
       const auto& p = executor.program();
+      if (!p.counts(static_cast<int>(u))) continue;
       const auto [tile, tile_end] = program::unit_tile(p.setting, executor.coordinates(), p.units[u].elements);
       const auto [first, last] = program::counted_once(executor.coordinates(), p.units[u], tile, tile_end);
       each_run(executor, family, static_cast<int>(u), first, last,

@@ -108,7 +108,11 @@ Bytes available_memory(int local_ranks) {
 }
 
 program::Program make_program(const Job& job) {
-  if (!job.options.program_file) return program::build(job.arch, job.setting);
+  if (!job.options.program_file) {
+    const auto schedule = plan::read_schedule(job.config);
+    return program::build(job.arch, job.setting, schedule ? &*schedule : nullptr);
+  }
+  if (job.setting.pipelined()) throw UsageError("--program: a file holds one stage of a pipeline");
   const std::string& file = *job.options.program_file;
   program::Program p = program::parse(read_file(file), file);
   if (!(p.arch == job.arch)) throw UsageError("{}: the program's architecture is not the configuration's", file);
@@ -164,6 +168,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     take_decided(config, decided);
     job.setting = plan::resolve_setting(config, job.arch, machine);
   }
+  job.setting = program::at_rank(job.setting, world.rank());
   if (before) refuse_changes(config, *before, options.allow_change, resume);
   job.config = std::move(config);
   job.program = make_program(job);

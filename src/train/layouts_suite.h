@@ -64,7 +64,9 @@ struct Layout {
   int tensor = 1;
   bool rows = false;         // sequence parallelism
   std::string recomputed{};  // in the place of `recompute`: "attention,activation/2"
-  int ranks() const { return shards * replicas * tensor; }
+  int stages = 1;            // of a pipeline
+  program::Pipeline pipeline{};
+  int ranks() const { return shards * replicas * tensor * stages; }
   Layout recomputing(std::string what) const {
     Layout l = *this;
     l.recomputed = std::move(what);
@@ -92,6 +94,8 @@ inline program::Setting setting_of(const Layout& l, DType compute) {
   s.mesh[mesh::Axis::kDpReplicate] = l.replicas;
   s.mesh[mesh::Axis::kTp] = l.tensor;
   s.sequence_parallel = l.rows;
+  s.mesh[mesh::Axis::kPp] = l.stages;
+  s.pipeline = l.pipeline;
   if (!l.recomputed.empty()) s.recompute = program::recompute_from_text(l.recomputed);
   s.own_over_dp = l.own_over_dp;
   s.prefetch = l.prefetch;
@@ -106,19 +110,22 @@ inline Outcome train_rank(const program::Program& p, comm::Communicator& world, 
   return prove(p, world, synthetic_samples(p.setting, p.arch.vocabulary), trial);
 }
 
-// All ranks of `p` as threads; what rank 0 puts together. The first error of a rank is thrown.
-inline Outcome train_threads(const program::Program& p, int steps, exec::Options options = {}) {
-  const auto n = static_cast<std::size_t>(p.setting.ranks());
+// All ranks as threads, each with the program of its stage; what rank 0 puts together. The first error of a rank is
+// thrown.
+inline Outcome train_threads(const std::vector<program::Program>& stages, int steps, exec::Options options = {}) {
+  const program::Setting& setting = stages.front().setting;
+  const auto n = static_cast<std::size_t>(setting.ranks());
   std::vector<Outcome> out(n);
   std::vector<std::exception_ptr> errors(n);
-  comm::ThreadWorld world(p.setting.ranks());
+  comm::ThreadWorld world(setting.ranks());
   std::vector<std::unique_ptr<comm::Communicator>> ranks;
   for (std::size_t r = 0; r < n; ++r) ranks.push_back(world.communicator(static_cast<int>(r)));
   std::vector<std::jthread> threads;
   for (std::size_t r = 0; r < n; ++r)
     threads.emplace_back([&, r] {
       try {
-        out[r] = train_rank(p, *ranks[r], steps, options);
+        const int stage = program::at_rank(setting, static_cast<int>(r)).pipeline.stage;
+        out[r] = train_rank(stages.at(static_cast<std::size_t>(stage)), *ranks[r], steps, options);
       } catch (const std::exception& error) {
         errors[r] = std::current_exception();
         ranks[r]->abort(error.what());
@@ -128,6 +135,9 @@ inline Outcome train_threads(const program::Program& p, int steps, exec::Options
   for (const auto& error : errors)
     if (error) std::rethrow_exception(error);
   return out[0];
+}
+inline Outcome train_threads(const program::Program& p, int steps, exec::Options options = {}) {
+  return train_threads(std::vector{p}, steps, options);
 }
 
 }  // namespace molen::train::suite

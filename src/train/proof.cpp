@@ -211,28 +211,31 @@ Bounds bounds_of(const program::Program& p) {
   return {bound, bound, INFINITY, bound};
 }
 
-std::string first_difference(const program::Program& p, const Outcome& reference, const Outcome& outcome,
-                             const Bounds& bounds) {
-  const auto differs = [&](const at::Tensor& a, const at::Tensor& b, double scale, double bound) {
-    return !(relative(a - b, scale) <= bound);
+std::string first_difference(const std::vector<program::Program>& stages, const Outcome& reference,
+                             const Outcome& outcome, const Bounds& bounds) {
+  const auto parameters = arch::parameters(stages.front().arch);
+  const auto differs = [&](const std::string& prefix, const std::string& name, double bound) {
+    const double scale = reference.tensors.at(prefix + scale_name(name)).abs().max().item<double>();
+    return !(relative(reference.tensors.at(prefix + name) - outcome.tensors.at(prefix + name), scale) <= bound);
   };
-  const auto parameters = arch::parameters(p.arch);
-  for (auto unit = p.units.rbegin(); unit != p.units.rend(); ++unit)
-    for (auto entry = unit->entries.rbegin(); entry != unit->entries.rend(); ++entry) {
-      const std::string& name = parameters[static_cast<std::size_t>(entry->parameter)].name;
-      const at::Tensor &a = reference.tensors.at(kGradient + name), &b = outcome.tensors.at(kGradient + name);
-      const double scale = reference.tensors.at(kGradient + scale_name(name)).abs().max().item<double>();
-      if (differs(a, b, scale, bounds.gradients))
-        return fmt::format("the gradient of {}, last written by {}", name,
-                           last_writer(p, unit->name, {"grad", "grad_shard"}));
-    }
-  for (const auto& unit : p.units)
-    for (const auto& entry : unit.entries) {
-      const std::string& name = parameters[static_cast<std::size_t>(entry.parameter)].name;
-      const double scale = reference.tensors.at(scale_name(name)).abs().max().item<double>();
-      if (differs(reference.tensors.at(name), outcome.tensors.at(name), scale, bounds.parameters))
-        return fmt::format("{}, last written by {}", name, last_writer(p, unit.name, {"param", "param_shard"}));
-    }
+  const auto name_of = [&](const program::UnitEntry& entry) {
+    return parameters[static_cast<std::size_t>(entry.parameter)].name;
+  };
+  const auto in_pipeline = [&](const program::Program& p) {
+    return p.setting.pipelined() ? fmt::format("stage {}, ", p.setting.pipeline.stage) : "";
+  };
+  for (auto p = stages.rbegin(); p != stages.rend(); ++p)
+    for (auto unit = p->units.rbegin(); unit != p->units.rend(); ++unit)
+      for (auto entry = unit->entries.rbegin(); entry != unit->entries.rend(); ++entry)
+        if (differs(kGradient, name_of(*entry), bounds.gradients))
+          return fmt::format("the gradient of {}, last written by {}{}", name_of(*entry), in_pipeline(*p),
+                             last_writer(*p, unit->name, {"grad", "grad_shard"}));
+  for (const auto& p : stages)
+    for (const auto& unit : p.units)
+      for (const auto& entry : unit.entries)
+        if (differs("", name_of(entry), bounds.parameters))
+          return fmt::format("{}, last written by {}{}", name_of(entry), in_pipeline(p),
+                             last_writer(p, unit.name, {"param", "param_shard"}));
   return "the loss or the norm alone, summed by reduce_scalars";
 }
 

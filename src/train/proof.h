@@ -62,8 +62,8 @@ struct Bounds {
 Bounds bounds_of(const program::Program& program);
 
 // Names what of a failing layout differs first: the gradient of a parameter, in the order of the backward, or else a
-// parameter after the step, and the op of the layout's program that wrote it.
-std::string first_difference(const program::Program& program, const Outcome& reference, const Outcome& outcome,
-                             const Bounds& bounds);
+// parameter after the step, and the op of its stage's program that wrote it.
+std::string first_difference(const std::vector<program::Program>& stages, const Outcome& reference,
+                             const Outcome& outcome, const Bounds& bounds);
 
 }  // namespace molen::train

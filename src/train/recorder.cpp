@@ -39,6 +39,13 @@ bool on_terminal() {
   return ::isatty(STDOUT_FILENO) == 1 && comm::launch_environment().size == 0;
 }
 
+// "2 x arena 1.5 MiB".
+std::string arenas_text(const MemoryPrediction& m) {
+  if (m.ranks == 1) return "arena " + human(m.arena);
+  if (m.arenas.value == m.arena.value * m.ranks) return fmt::format("{} x arena {}", m.ranks, human(m.arena));
+  return fmt::format("{} arenas {}", m.ranks, human(m.arenas));
+}
+
 // fmt::print would throw where the reader is gone or, once the run was told to stop, does not keep up.
 template <class... T>
 void say(fmt::format_string<T...> format, T&&... values) {
@@ -71,13 +78,13 @@ class Recorder::Impl {
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
                                      job.options.mfu)
                        .value;
-    for (const auto& op : program::expand(job.program)) hardware_flops_ += op.step->hardware_flops.value;
   }
 
   std::int64_t attempt() const { return run_.attempt(); }
 
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
-             const std::string& state_hash) {
+             const std::string& state_hash, double hardware_flops) {
+    hardware_flops_ = hardware_flops;
     start_step_ = start_step;
     start_tokens_ = start_tokens;
     run_.write_config(config::to_toml(job_.config));
@@ -101,9 +108,8 @@ class Recorder::Impl {
         job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
         job_.communicator, name_of(job_.setting.compute), program::sharding_text(job_.setting),
         job_.setting.recompute.any() ? ", recompute " + program::text_of(job_.setting.recompute) : "");
-    say("memory of the process: {} = {}arena {} (the plan's peak) + {} already there{} + {} loader\n",
-        human(memory.total()), memory.ranks > 1 ? fmt::format("{} x ", memory.ranks) : "", human(memory.arena),
-        human(memory.base),
+    say("memory of the process: {} = {} (the plan's peak) + {} already there{} + {} loader\n", human(memory.total()),
+        arenas_text(memory), human(memory.base),
         memory.workspace.value > 0 ? fmt::format(" (workspace of the products' library {})", human(memory.workspace))
                                    : "",
         human(Bytes(memory.other.value * memory.ranks)));
@@ -392,7 +398,7 @@ class Recorder::Impl {
   std::vector<store::TraceSpan> spans_;  // of the traced steps, one after another
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
-  double hardware_flops_ = 0;  // of rank 0's step; ranks have equal work
+  double hardware_flops_ = 0;  // of a rank's step, on average
   std::deque<double> recent_;
 };
 
@@ -400,8 +406,8 @@ Recorder::Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_s
     : impl_(std::make_unique<Impl>(job, energy, total_steps, stop_step)) {}
 Recorder::~Recorder() = default;
 void Recorder::begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
-                     const std::string& state_hash) {
-  impl_->begin(start_step, start_tokens, memory, state_hash);
+                     const std::string& state_hash, double hardware_flops) {
+  impl_->begin(start_step, start_tokens, memory, state_hash, hardware_flops);
 }
 void Recorder::step(const StepRecord& record) {
   impl_->step(record);

@@ -32,9 +32,9 @@ class Recorder {
   Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step);
   ~Recorder();
 
-  // `start_tokens`: trained on before this attempt.
+  // `start_tokens`: trained on before this attempt. `hardware_flops`: of a rank's step, on average.
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
-             const std::string& state_hash);
+             const std::string& state_hash, double hardware_flops);
   void step(const StepRecord& record);
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void validation(std::int64_t step, const ValidationResult& result);

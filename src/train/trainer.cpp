@@ -176,10 +176,10 @@ class Loop {
     program::Setting s = job_.setting;
     s.purpose = program::Purpose::kEvaluate;
     s.global_batch = s.micro_batch;
-    if (!s.sharded_parameters()) {  // every rank, or every tensor group, has the whole model
+    if (!s.sharded_parameters()) {  // every rank, or every group of stages and tensor ranks, has the whole model
       s.zero = 0;
       s.own_over_dp = false;
-      if (!s.tensor()) s.mesh = mesh::kOne;
+      if (!s.tensor() && !s.pipelined()) s.mesh = mesh::kOne;
     }
     evaluator_ = std::make_unique<exec::Executor>(program::build(job_.arch, s), s.ranks() > 1 ? world_.rank() : 0,
                                                   devices_ ? devices_.get() : &world_, exec::Options{device(), false},
@@ -187,8 +187,8 @@ class Loop {
   }
 
   int data_rank() const { return program::data_rank(job_.setting, executor_.coordinates()); }
-  // Of the ranks that see the same samples.
-  bool first_of_peers() const { return executor_.coordinates()[mesh::Axis::kTp] == 0; }
+  // One of the ranks that see the same samples has their losses to add up.
+  bool counts_losses() const { return executor_.coordinates()[mesh::Axis::kTp] == 0 && executor_.program().has_head(); }
 
   void load() {
     if (job_.resume_from) {
@@ -207,9 +207,18 @@ class Loop {
     // Beside the arena, what the loader holds ahead. Beside what was there, pages of libraries that the first steps
     // touch: 5 to 14 MiB were measured.
     constexpr std::int64_t kLibraryPages = 8 << 20;
-    memory_ = {executor_.memory().peak, base_.total + Bytes(kLibraryPages), Bytes(4 * 2 * job_.setting.tokens() * 4),
-               base_.workspace, job_.communicator == "threads" ? world_.size() : 1};
-    if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash);
+    const bool threads = job_.communicator == "threads";
+    const Bytes arena = executor_.memory().peak;
+    double flops = 0.0;
+    for (const auto& op : executor_.ops()) flops += op.step->hardware_flops.value;
+    world_.all_reduce(&flops, 1, DType::kF64, comm::Reduce::kSum);
+    std::int64_t largest = arena.value, all = arena.value;
+    world_.all_reduce(&largest, 1, DType::kI64, comm::Reduce::kMax);
+    world_.all_reduce(&all, 1, DType::kI64, comm::Reduce::kSum);
+    planned_peak_ = largest;
+    memory_ = {arena,           base_.total + Bytes(kLibraryPages), Bytes(4 * 2 * job_.setting.tokens() * 4),
+               base_.workspace, threads ? world_.size() : 1,        threads ? Bytes(all) : arena};
+    if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash, flops / world_.size());
     if (recorder_)
       for (const auto& note : inputs_.notes()) recorder_->note(note);
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
@@ -296,7 +305,7 @@ class Loop {
     r.step_s = sums[program::kNumPhases + 1];
     r.data_wait_s = sums[program::kNumPhases + 2];
     r.memory_peak = peak;
-    r.memory_planned = executor_.memory().peak.value;
+    r.memory_planned = planned_peak_;
     r.first_sample = next_sample_ - job_.setting.global_batch;
     r.last_sample = next_sample_ - 1;
     r.energy = energy_->step(std::span(sums).subspan(means));
@@ -328,7 +337,7 @@ class Loop {
     flight_.phase(store::FlightPhase::kValidate, step_);
     std::vector<const data::ValidationSet*> sets;
     for (const auto& set : validation_) sets.push_back(set.get());
-    const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), first_of_peers()}, world_,
+    const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), counts_losses()}, world_,
                                  job_.config.train.validate_batches.value_or(0));
     if (recorder_) recorder_->validation(step_, result);
   }
@@ -422,6 +431,7 @@ class Loop {
   optim::AdamW optimizer_;
   Period save_every_, validate_every_;
   MemoryPrediction memory_;
+  std::int64_t planned_peak_ = 0;  // of the largest rank
   static constexpr std::size_t kKeptTimelines = 51;
   std::vector<program::Timeline> timelines_;  // of the last steps, for the comparison with the prediction
   std::int64_t total_steps_ = 0, stop_step_ = 0, step_ = 0, next_sample_ = 0, tokens_total_ = 0, saved_step_ = -1;

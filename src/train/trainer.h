@@ -54,7 +54,8 @@ struct MemoryPrediction {
   Bytes arena, base, other;
   Bytes workspace;  // of the products' library, in `base`
   int ranks = 1;    // in this process
-  Bytes total() const { return base + Bytes((arena + other).value * ranks); }
+  Bytes arenas;     // of all of them; those of pipeline stages differ
+  Bytes total() const { return base + arenas + Bytes(other.value * ranks); }
 };
 
 // Directory of the run: run.dir/run.name. prepare_job gives a name where the configuration has none.

@@ -24,6 +24,7 @@ program::Setting alone(program::Setting s) {
   s.zero = 0;
   s.own_over_dp = s.sequence_parallel = false;
   s.recompute = {};
+  s.pipeline = {};
   return s;
 }
 
@@ -63,9 +64,11 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     const auto setting = with_type(base, compute);
     Outcome reference;
     if (world.rank() == 0) reference = prove(sound(arch, alone(setting), "one rank"), *comm::make_self(), read, trial);
-    for (const plan::Layout& layout : plan::layouts_of(arch, setting, world.size(), options.layouts)) {
+    auto layouts = plan::layouts_of(arch, setting, world.size(), options.layouts);
+    if (options.pairs) layouts = plan::covering_pairs(layouts);
+    for (const plan::Layout& layout : layouts) {
       const double start = now().value;
-      const program::Program p = sound(arch, layout.setting, layout.name);
+      const program::Program p = sound(arch, program::at_rank(layout.setting, world.rank()), layout.name);
       const Outcome outcome =
           prove(p, world, in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence), trial);
       if (world.rank() != 0) continue;
@@ -73,7 +76,8 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
                     trial.steps,         difference(reference, outcome),
                     bounds_of(p),        program::plan_memory(p).peak.value,
                     now().value - start, ""};
-      if (!(row.ratio() <= 1)) row.failure = first_difference(p, reference, outcome, row.bounds);
+      if (!(row.ratio() <= 1))
+        row.failure = first_difference(program::build_stages(arch, layout.setting), reference, outcome, row.bounds);
       if (progress) progress(row);
       rows.push_back(row);
     }

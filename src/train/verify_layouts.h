@@ -28,6 +28,7 @@ struct VerifyOptions {
   int steps = 10;                    // of the proof in fp64
   std::vector<DType> compute;        // kF64, kF32: one step
   std::vector<std::string> layouts;  // strategies; all where empty
+  bool pairs = false;                // of them, those that cover all pairs of choices (plan::covering_pairs)
 };
 
 // Collective over `world`: one rank alone (rank 0) and each layout of world.size() ranks, from the same start on the

@@ -1,0 +1,182 @@
+// Broken pipelines: stages as a wrong pass would have made them. What one stage shows by itself `verify` must refuse,
+// what only two show beside each other `verify_world`. They are not run: a stage that never gets its message waits for
+// ever.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "program/build.h"
+#include "program/test_edit.h"
+#include "program/text.h"
+#include "program/verify.h"
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+using program::Program;
+using program::ScheduleKind;
+
+Layout staged(ScheduleKind kind, int chunks, int shards = 1, int zero = 0) {
+  Layout l{shards, zero, false, 3};
+  l.stages = 2;
+  l.pipeline.schedule = kind;
+  l.pipeline.chunks = chunks;
+  return l;
+}
+const Layout kOrder = staged(ScheduleKind::k1f1b, 1), kChunks = staged(ScheduleKind::kInterleaved, 2),
+             kGrads = staged(ScheduleKind::k1f1b, 1, 2, 2), kOwn = staged(ScheduleKind::k1f1b, 1, 2, 1);
+
+struct Mutant {
+  std::string name;
+  Layout layout;
+  int stage;
+  std::function<Program(const Program&)> broken;
+};
+
+auto rewritten(std::vector<std::string> where, std::string from, std::string to) {
+  return
+      [=](const Program& p) { return program::parse(program::rewrite(program::print(p), where, from, to), "mutant"); };
+}
+
+int body_of(const Program& p, const std::string& name) {
+  for (std::size_t b = 0; b < p.bodies.size(); ++b)
+    if (p.bodies[b].name == name) return static_cast<int>(b);
+  throw Error("no body {}", name);
+}
+
+// The n-th instance of a body in the schedule.
+std::size_t instance_of(const Program& p, const std::string& body, int n = 0) {
+  const int b = body_of(p, body);
+  for (std::size_t i = 0; i < p.schedule.size(); ++i)
+    if (p.schedule[i].body == b && n-- == 0) return i;
+  throw Error("no instance of {}", body);
+}
+
+auto dropped(std::string body, int n = 0) {
+  return [=](const Program& p) {
+    Program q = p;
+    q.schedule.erase(q.schedule.begin() + static_cast<std::ptrdiff_t>(instance_of(p, body, n)));
+    return q;
+  };
+}
+auto doubled(std::string body, int n = 0) {
+  return [=](const Program& p) {
+    Program q = p;
+    const auto i = instance_of(p, body, n);
+    q.schedule.insert(q.schedule.begin() + static_cast<std::ptrdiff_t>(i), p.schedule[i]);
+    return q;
+  };
+}
+auto swapped(std::string a, int n, std::string b, int m) {
+  return [=](const Program& p) {
+    Program q = p;
+    std::swap(q.schedule[instance_of(p, a, n)], q.schedule[instance_of(p, b, m)]);
+    return program::pass::order_streams(q);
+  };
+}
+auto other_micro_batch(std::string body, int n, std::int64_t micro_batch) {
+  return [=](const Program& p) {
+    Program q = p;
+    q.schedule[instance_of(p, body, n)].micro_batch = micro_batch;
+    return q;
+  };
+}
+auto without_op(std::string body, std::string kind) {
+  return [=](const Program& p) {
+    const auto b = static_cast<std::size_t>(body_of(p, body));
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
+      if (program::kind_of(p.bodies[b].steps[k].op) == kind) return program::without(p, b, k);
+    throw Error("no {} in {}", kind, body);
+  };
+}
+
+// Five layers: global stages of 3 and 2, or 2, 1, 1 and 1.
+std::vector<Mutant> mutants() {
+  return {
+      {"a dropped send", kOrder, 0, dropped("send.x.3", 1)},
+      {"a dropped receive", kOrder, 1, dropped("receive.x.3", 1)},
+      {"a send twice", kOrder, 0, doubled("send.x.3", 1)},
+      {"a receive twice", kOrder, 1, doubled("receive.x.3", 1)},
+      {"a gradient that is not sent back", kOrder, 1, dropped("send.d_x.3", 2)},
+      {"a send to oneself", kOrder, 0, rewritten({"send peer=1"}, "peer=1", "peer=0")},
+      {"another layer's input sent", kOrder, 0, rewritten({"send peer=1"}, "reads=x.3", "reads=x.2")},
+      {"a message of another layer", kOrder, 0, rewritten({"send peer=1"}, "layer=3", "layer=2")},
+      {"swapped sends", kOrder, 0, swapped("send.x.3", 0, "send.x.3", 1)},
+      {"swapped receives", kOrder, 1, swapped("receive.x.3", 0, "receive.x.3", 1)},
+      {"sends and receives in another order than the other stage's", kOrder, 0,
+       swapped("send.x.3", 2, "receive.d_x.3", 0)},
+      {"one micro-batch's input for another", kOrder, 1, other_micro_batch("receive.x.3", 1, 2)},
+      {"a forward before its input", kOrder, 1, swapped("forward.1", 0, "receive.x.3", 0)},
+      {"a backward before its gradient", kOrder, 0, swapped("backward.0.first", 0, "receive.d_x.3", 0)},
+      {"a forward that is left out", kOrder, 1, dropped("forward.1", 2)},
+      {"a backward that is left out", kOrder, 0, dropped("backward.0.middle", 1)},
+      {"a backward twice", kOrder, 0, doubled("backward.0.middle", 1)},
+      {"the first backward in the middle", kOrder, 0, swapped("backward.0.first", 0, "backward.0.middle", 0)},
+      {"activations that end with their instance", kOrder, 0, rewritten({"buffer qkv.1 "}, "micro_batch", "transient")},
+      {"tokens counted at both ends", kOrder, 0, rewritten({"load_batch uncounted=1"}, " uncounted=1", "")},
+      {"losses of the stage that has none", kOrder, 0, without_op("update", "reduce_scalars")},
+      {"a norm of one stage", kOrder, 1,
+       [](const Program& p) {
+         return program::pass::costs(rewritten({"reduce_scalars axis=pp"}, "count=3", "count=2")(p));
+       }},
+      {"a table that each end updates by its share", kOrder, 1, without_op("update", "all_reduce")},
+      {"a table that one end alone sums", kOrder, 0, without_op("update", "all_reduce")},
+      {"the table's sum over all stages", kOrder, 0, rewritten({"all_reduce axis=pp_ends"}, "axis=pp_ends", "axis=pp")},
+      {"a table counted at both ends", kOrder, 1,
+       [](const Program& p) {
+         Program q = p;
+         auto& steps = q.bodies[static_cast<std::size_t>(body_of(p, "update"))].steps;
+         for (std::size_t k = 0; k < steps.size(); ++k)
+           if (program::kind_of(steps[k].op) == "sum_squares") {
+             auto step = steps[k];
+             step.reads[0].buffer = p.buffer("grad.embed");
+             steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(k), step);
+             break;
+           }
+         for (auto& body : q.bodies)
+           for (auto& s : body.steps) s.after.clear();
+         return program::pass::order_streams(program::pass::costs(q));
+       }},
+      {"the ends' shares after the data-parallel sum", kOwn, 0,
+       [](const Program& p) {
+         Program q = p;
+         auto& steps = q.bodies[static_cast<std::size_t>(body_of(p, "update"))].steps;
+         std::swap(steps.at(0), steps.at(1));
+         for (auto& body : q.bodies)
+           for (auto& s : body.steps) s.after.clear();
+         return program::pass::order_streams(q);
+       }},
+      {"a chunk's gradient in the other's place", kChunks, 0,
+       rewritten({"receive peer=1 moves=d_x layer=4"}, "writes=d_x/1", "writes=d_x")},
+      {"the chunks the wrong way round", kChunks, 0, swapped("forward.0", 0, "forward.2", 0)},
+      {"a micro-batch that is not reduced", kGrads, 0, without_op("backward.0.first", "reduce_scatter")},
+  };
+}
+
+TEST(PipelineMutants, AreRefusedEveryOne) {
+  auto a = llama(true);
+  a.layers = 5;
+  int alone = 0, beside = 0;
+  for (const Mutant& m : mutants()) {
+    SCOPED_TRACE(m.name);
+    auto stages = program::build_stages(a, setting_of(m.layout, DType::kF64));
+    for (const auto& p : stages) ASSERT_TRUE(program::verify(p).empty());
+    ASSERT_TRUE(program::verify_world(stages).empty());
+    auto& stage = stages[static_cast<std::size_t>(m.stage)];
+    const Program broken = m.broken(stage);
+    ASSERT_FALSE(broken == stage);
+    stage = broken;
+    const auto own = program::verify(stage), world = program::verify_world(stages);
+    EXPECT_TRUE(!own.empty() || !world.empty());
+    alone += !own.empty();
+    beside += !world.empty();
+    fmt::print("{:<60} {}\n", m.name, !own.empty() ? own[0].text : world.empty() ? "-" : world[0].text);
+  }
+  fmt::print("{} mutants: {} refused alone, {} beside the other stage\n", mutants().size(), alone, beside);
+}
+
+}  // namespace
+}  // namespace molen::train
