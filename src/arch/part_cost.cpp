@@ -48,8 +48,9 @@ double product(i64 m, i64 n, i64 k) {
   return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
 
-Flops flops_of(const Sizes& s, Part part, bool backward) {
-  const double passes = backward ? 2.0 : 1.0;  // with respect to the input, and to the weight
+Flops flops_of(const Sizes& s, Part part, Pass pass) {
+  const bool backward = pass != Pass::kForward;
+  const double passes = pass == Pass::kBackward ? 2.0 : 1.0;  // with respect to the input, and to the weight
   switch (part) {
     case Part::kEmbed:
     case Part::kActivation:
@@ -78,28 +79,48 @@ Flops flops_of(const Sizes& s, Part part, bool backward) {
 }
 
 // A linear layer in -> out over N tokens: forward reads input and weight and writes the output; backward reads d_out,
-// input and weight, writes d_in, and reads and writes the weight gradient.
-i64 linear_moved(const Sizes& s, i64 in, i64 out, bool backward) {
-  if (!backward) return s.e * (s.N * in + in * out + s.N * out + s.biases * out);
-  return s.e * (s.N * out + 2 * s.N * in + in * out) + 2 * s.g * (in * out + s.biases * out);
+// input and weight, writes d_in, and reads and writes the weight gradient. Both halves read d_out.
+i64 linear_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
+  const i64 gradient = 2 * s.g * (in * out + s.biases * out);
+  switch (pass) {
+    case Pass::kForward:
+      return s.e * (s.N * in + in * out + s.N * out + s.biases * out);
+    case Pass::kBackward:
+      return s.e * (s.N * out + 2 * s.N * in + in * out) + gradient;
+    case Pass::kBackwardInput:
+      return s.e * (s.N * out + in * out + s.N * in);
+    case Pass::kBackwardWeights:
+      return s.e * (s.N * out + s.N * in) + gradient;
+  }
+  throw Error("no such pass");
 }
 
-i64 moved_of(const Sizes& s, Part part, bool backward) {
+// What the norm before a linear layer d -> out adds: statistics and weights wherever there is a norm, the residual that
+// d_in is added to, the norm's gradients, and its input where the linear layer does not read it.
+i64 norm_linear_moved(const Sizes& s, i64 out, Pass pass) {
+  const i64 x = s.e * s.N * s.d, read = s.a * s.stats * s.N + s.e * s.norm_vectors * s.d;
+  const bool input = pass == Pass::kBackward || pass == Pass::kBackwardInput;
+  return linear_moved(s, s.d, out, pass) + read + (input ? x + 2 * s.g * s.norm_vectors * s.d : 0) +
+         (pass == Pass::kBackwardInput ? x : 0);
+}
+
+i64 moved_of(const Sizes& s, Part part, Pass pass) {
+  const bool backward = pass != Pass::kForward;
   const i64 x = s.e * s.N * s.d, stats = s.a * s.stats * s.N, lse = s.a * s.B * s.h * s.S;
   const i64 norm = backward ? 2 * s.g * s.norm_vectors * s.d + s.e * s.norm_vectors * s.d : s.e * s.norm_vectors * s.d;
   switch (part) {
     case Part::kEmbed:
       return 4 * s.N + (backward ? x + 2 * s.g * s.N * s.d : 2 * x);
     case Part::kNormQkv:
-      return linear_moved(s, s.d, s.Q, backward) + stats + norm + (backward ? x : 0);
+      return norm_linear_moved(s, s.Q, pass);
     case Part::kNormUp:
-      return linear_moved(s, s.d, s.U, backward) + stats + norm + (backward ? x : 0);
+      return norm_linear_moved(s, s.U, pass);
     case Part::kAttention:
       return s.e * s.N * (backward ? 2 * s.Q + 2 * s.q : s.Q + s.q) + lse;
     case Part::kOutProjection:
-      return linear_moved(s, s.q, s.d, backward) + (backward ? 0 : x);
+      return linear_moved(s, s.q, s.d, pass) + (backward ? 0 : x);
     case Part::kDown:
-      return linear_moved(s, s.f, s.d, backward) + (backward ? 0 : x);
+      return linear_moved(s, s.f, s.d, pass) + (backward ? 0 : x);
     case Part::kActivation:
       return s.e * s.N * (backward ? 2 * s.U + s.f : s.U + s.f);
     case Part::kFinalNorm:
@@ -140,8 +161,9 @@ i64 attention_scratch(const Sizes& s, bool backward, i64 threads) {
 }
 
 // math/vector_kernels.h (partial sums of the norms' gradients) and math/attention.h.
-i64 fused_scratch(const Sizes& s, Part part, bool backward, i64 threads) {
-  const i64 partials = backward ? aligned(4 * threads * s.norm_vectors * s.d) : 0;
+i64 fused_scratch(const Sizes& s, Part part, Pass pass, i64 threads) {
+  const bool backward = pass != Pass::kForward, of_norm = backward && pass != Pass::kBackwardWeights;
+  const i64 partials = of_norm ? aligned(4 * threads * s.norm_vectors * s.d) : 0;
   switch (part) {
     case Part::kNormQkv:
     case Part::kNormUp:
@@ -164,22 +186,23 @@ class AtenScratch {
   AtenScratch(const Sizes& sizes, Position position, i64 threads)
       : s(sizes), position_(position), threads_(threads), low_(sizes.e < sizes.a) {}
 
-  i64 of(Part part, bool backward) const {
+  i64 of(Part part, Pass pass) const {
+    const bool backward = pass != Pass::kForward, weights = backward && pass != Pass::kBackwardInput;
     switch (part) {
       case Part::kEmbed:
         return backward ? widened(s.N * s.d) + (s.a == 8 && position_ == Position::kLearned ? wide(s.S * s.d) : 0) : 0;
       case Part::kNormQkv:
-        return std::max(rotation(), norm_linear(s.Q, backward));
+        return std::max(pass == Pass::kBackwardWeights ? 0 : rotation(), norm_linear(s.Q, pass));
       case Part::kAttention:
         return attention(backward);
       case Part::kOutProjection:
-        return backward ? linear_gradient(s.q, s.d) : 0;
+        return weights ? linear_gradient(s.q, s.d) : 0;
       case Part::kNormUp:
-        return norm_linear(s.U, backward);
+        return norm_linear(s.U, pass);
       case Part::kActivation:
         return 0;
       case Part::kDown:
-        return backward ? linear_gradient(s.f, s.d) : 0;
+        return weights ? linear_gradient(s.f, s.d) : 0;
       case Part::kFinalNorm:
         return backward ? norm_backward() : norm_output();
       case Part::kHead:
@@ -221,9 +244,11 @@ class AtenScratch {
     const i64 weights = s.norm_vectors ? 2 * widened(s.d) + 2 * wide(s.d) + wide(2 * threads_ * s.d) : 0;
     return 2 * widened(s.N * s.d) + wide(s.N * s.d) + weights;
   }
-  i64 norm_linear(i64 out, bool backward) const {
-    if (!backward) return narrow(s.N * s.d) + norm_output();
-    return narrow(s.N * s.d) + std::max({norm_output_again(), linear_gradient(s.d, out), norm_backward()});
+  i64 norm_linear(i64 out, Pass pass) const {
+    if (pass == Pass::kForward) return narrow(s.N * s.d) + norm_output();
+    const i64 input = pass == Pass::kBackwardWeights ? 0 : norm_backward(),
+              weights = pass == Pass::kBackwardInput ? 0 : std::max(norm_output_again(), linear_gradient(s.d, out));
+    return narrow(s.N * s.d) + std::max(input, weights);
   }
   i64 attention(bool backward) const {
     if (s.a == 4 && s.D <= kOwnAttentionMaxHead)
@@ -289,9 +314,10 @@ std::int64_t head_chunk(std::int64_t vocabulary) {
 namespace {
 
 // What parts take besides where tensor ranks share the model: ids as rows of the rank's table, log of the sum and scale
-// of each row, and weights and gradients of q|k|v put together.
-i64 shared_scratch(const Sizes& s, Part part, bool backward, bool kv_copied) {
+// of each row, and weights and gradients of q|k|v put together (of a half: what it takes of the two).
+i64 shared_scratch(const Sizes& s, Part part, Pass pass, bool kv_copied) {
   if (s.ranks == 1) return 0;
+  const bool backward = pass != Pass::kForward;
   switch (part) {
     case Part::kEmbed:
       return aligned(4 * s.N);
@@ -299,8 +325,8 @@ i64 shared_scratch(const Sizes& s, Part part, bool backward, bool kv_copied) {
       return backward ? 2 * aligned(s.a * s.C) + aligned(4 * s.C) : 0;
     case Part::kNormQkv:
       if (!kv_copied) return 0;
-      return aligned(s.e * s.Q * s.d) + s.biases * aligned(s.e * s.Q) +
-             (backward ? aligned(s.g * s.Q * s.d) + s.biases * aligned(s.g * s.Q) : 0);
+      return (pass == Pass::kBackwardWeights ? 0 : aligned(s.e * s.Q * s.d) + s.biases * aligned(s.e * s.Q)) +
+             (backward && pass != Pass::kBackwardInput ? aligned(s.g * s.Q * s.d) + s.biases * aligned(s.g * s.Q) : 0);
     default:
       return 0;
   }
@@ -309,23 +335,26 @@ i64 shared_scratch(const Sizes& s, Part part, bool backward, bool kv_copied) {
 }  // namespace
 
 PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape) {
+  if (!has_halves(part)) {
+    if (pass == Pass::kBackwardWeights) return {Flops(0), Bytes(0), Bytes(0)};
+    if (pass == Pass::kBackwardInput) pass = Pass::kBackward;
+  }
   const Sizes s(arch, shape);
-  const bool backward = pass == Pass::kBackward;
   const i64 threads = std::max(shape.threads, 1);
   i64 scratch = 0;
   switch (shape.kernels) {
     case Kernels::kReference:
-      scratch = reference_scratch(s, part, backward, threads);
+      scratch = reference_scratch(s, part, pass != Pass::kForward, threads);
       break;
     case Kernels::kFused:
-      scratch = fused_scratch(s, part, backward, threads);
+      scratch = fused_scratch(s, part, pass, threads);
       break;
     case Kernels::kAten:
-      scratch = kAtenScalars + AtenScratch(s, arch.position, threads).of(part, backward);
+      scratch = kAtenScalars + AtenScratch(s, arch.position, threads).of(part, pass);
       break;
   }
-  scratch += shared_scratch(s, part, backward, shape.kv_copied);
-  return {flops_of(s, part, backward), Bytes(moved_of(s, part, backward)), Bytes(scratch)};
+  scratch += shared_scratch(s, part, pass, shape.kv_copied);
+  return {flops_of(s, part, pass), Bytes(moved_of(s, part, pass)), Bytes(scratch)};
 }
 
 std::string_view name_of(FlopsConvention convention) {

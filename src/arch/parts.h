@@ -26,6 +26,16 @@
 //   kAttention     d_o, qkv, o, lse-> d_qkv
 //   kNormQkv       d_qkv, x, rstd  -> d_x += ; d_W, d_norm
 //   kEmbed         d_x, ids        -> d_table
+//
+// Zero-bubble schedules (arXiv 2401.10241) run the backward of the parts that hold matrices in two halves: first the
+// one of the input, on which the stage before waits, and later the one of the weights.
+//   part           kBackwardInput                               kBackwardWeights
+//   kDown          d_x -> d_a                                   d_x, a -> d_Wd
+//   kNormUp        d_up, mid, rstd -> d_x += ; d_norm           d_up, mid, rstd -> d_W
+//   kOutProjection d_x -> d_o                                   d_x, o -> d_Wo
+//   kNormQkv       d_qkv, x, rstd -> d_x += ; d_qkv ; d_norm    d_qkv, x, rstd -> d_W
+// The halves read the same d_x, and the weights' half of kNormQkv the d_qkv before RoPE that the other leaves. Both
+// make what they need of the norm again. All other parts run whole with the first half and have nothing in the second.
 #pragma once
 
 #include <array>
@@ -63,7 +73,10 @@ constexpr bool is_head(Part part) {
 }
 std::string_view name_of(Part part);  // "embed", "norm_qkv", "attention", ...
 
-enum class Pass { kForward, kBackward };
+enum class Pass { kForward, kBackward, kBackwardInput, kBackwardWeights };
+constexpr bool has_halves(Part part) {
+  return part == Part::kNormQkv || part == Part::kOutProjection || part == Part::kNormUp || part == Part::kDown;
+}
 
 // Which implementation runs a part: its scratch differs, its result does not (within rounding).
 //   kReference  plain templates over the element type, no ATen
@@ -100,6 +113,7 @@ std::int64_t widened_rows(std::int64_t rows, std::int64_t columns);
 // The widest head of our own attention (math/attention.h).
 inline constexpr std::int64_t kOwnAttentionMaxHead = 256;
 
+// Of a part without halves, kBackwardInput is kBackward and kBackwardWeights costs nothing.
 PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape);
 
 // Tokens of one head chunk, a choice of the program builder: at most 2^25 logits (128 MiB in fp32), 64 to 1024 tokens
