@@ -122,15 +122,18 @@ at::ScalarType wide_type(DType compute) {
 
 class Model {
  public:
-  // Weights in the compute dtype; gradients and statistics are wide.
-  Model(const arch::Architecture& a, Kernels kernels, DType compute, const Weights& weights, const Batch& batch)
+  // Weights in the compute dtype; gradients and statistics are wide. `halves`: the weights' halves of all layers come
+  // after the rest of the backward, the first layer's first.
+  Model(const arch::Architecture& a, Kernels kernels, DType compute, const Weights& weights, const Batch& batch,
+        bool halves = false)
       : a_(a),
         w_(weights),
         batch_(batch),
         shape_{batch.B, batch.S, 0, compute, 2, kernels},
         compute_(scalar_type(compute)),
         wide_(wide_type(compute)),
-        rope_(make_rope_table(a, batch.S, wide_, at::kCPU)) {}
+        rope_(make_rope_table(a, batch.S, wide_, at::kCPU)),
+        halves_(halves) {}
 
   // Loss sum, and gradients of loss * scale into `grads`.
   double step(double scale, bool accumulate, Weights& grads) {
@@ -148,11 +151,16 @@ class Model {
     NormWeights d_final = norm(grads, "final");
     with(Part::kFinalNorm, Pass::kBackward,
          [&](const Context& c) { final_norm_backward(c, d_y, x, stats, norm(w_, "final"), d_x, d_final); });
-    for (std::int64_t l = a_.layers - 1; l >= 0; --l) backward(l, saved[static_cast<std::size_t>(l)], d_x, grads);
+    std::vector<Kept> kept;
+    for (std::int64_t l = a_.layers - 1; l >= 0; --l)
+      kept.push_back(backward(l, saved[static_cast<std::size_t>(l)], d_x, grads));
     accumulate_ = accumulate || a_.tied;
     at::Tensor d_positions = get(grads, "positions");
     with(Part::kEmbed, Pass::kBackward,
          [&](const Context& c) { embed_backward(c, batch_.ids, d_x, grads.at("table"), d_positions); });
+    accumulate_ = accumulate;
+    for (std::int64_t l = 0; halves_ && l < a_.layers; ++l)
+      backward_weights(l, saved[static_cast<std::size_t>(l)], kept[static_cast<std::size_t>(a_.layers - 1 - l)], grads);
     return loss;
   }
 
@@ -161,13 +169,20 @@ class Model {
     at::Tensor x, qkv, o, lse, mid, up, a, y;
     NormSaved norm1, norm2;
   };
+  // The gradients of what the linear layers give, for the weights' halves.
+  struct Kept {
+    at::Tensor d_down, d_up, d_out, d_qkv;
+  };
 
   template <class F>
   void with(Part part, Pass pass, F&& call, std::int64_t chunk = 0) {
     arch::PartShape shape = shape_;
     shape.chunk = chunk;
     Workspace work(arch::part_cost(a_, part, pass, shape).scratch.value);
-    call(Context{a_, shape, work.scratch, accumulate_});
+    const Half half = pass == Pass::kBackwardInput     ? Half::kInput
+                      : pass == Pass::kBackwardWeights ? Half::kWeights
+                                                       : Half::kBoth;
+    call(Context{a_, shape, work.scratch, accumulate_, {}, half});
   }
   at::Tensor empty(std::int64_t columns) const { return at::full({batch_.B * batch_.S, columns}, NAN, compute_); }
   NormSaved statistics() const {
@@ -202,26 +217,47 @@ class Model {
     return s;
   }
 
-  void backward(std::int64_t l, const Saved& s, at::Tensor& d_x, Weights& grads) {
+  Kept backward(std::int64_t l, const Saved& s, at::Tensor& d_x, Weights& grads) {
+    const Pass pass = halves_ ? Pass::kBackwardInput : Pass::kBackward;
     const std::string p = std::to_string(l) + ".";
     at::Tensor d_a = empty(a_.ffn), d_up = empty(a_.up_size()), d_o = empty(a_.query_size()),
                d_qkv = empty(a_.qkv_size());
     Linear g_down = linear(grads, p + "down"), g_up = linear(grads, p + "up"), g_out = linear(grads, p + "out"),
            g_qkv = linear(grads, p + "qkv");
     NormWeights g_norm1 = norm(grads, p + "norm1"), g_norm2 = norm(grads, p + "norm2");
-    with(Part::kDown, Pass::kBackward,
-         [&](const Context& c) { down_backward(c, d_x, s.a, linear(w_, p + "down"), d_a, g_down); });
-    with(Part::kActivation, Pass::kBackward, [&](const Context& c) { activation_backward(c, d_a, s.up, d_up); });
-    with(Part::kNormUp, Pass::kBackward, [&](const Context& c) {
+    const at::Tensor d_down = d_x.clone();
+    with(Part::kDown, pass, [&](const Context& c) { down_backward(c, d_x, s.a, linear(w_, p + "down"), d_a, g_down); });
+    with(Part::kActivation, pass, [&](const Context& c) { activation_backward(c, d_a, s.up, d_up); });
+    with(Part::kNormUp, pass, [&](const Context& c) {
       norm_up_backward(c, d_up, s.mid, s.norm2, norm(w_, p + "norm2"), linear(w_, p + "up"), d_x, g_norm2, g_up);
     });
-    with(Part::kOutProjection, Pass::kBackward,
+    const at::Tensor d_out = d_x.clone();
+    with(Part::kOutProjection, pass,
          [&](const Context& c) { output_projection_backward(c, d_x, s.o, linear(w_, p + "out"), d_o, g_out); });
-    with(Part::kAttention, Pass::kBackward,
-         [&](const Context& c) { attention_backward(c, d_o, s.qkv, s.o, s.lse, d_qkv); });
-    with(Part::kNormQkv, Pass::kBackward, [&](const Context& c) {
+    with(Part::kAttention, pass, [&](const Context& c) { attention_backward(c, d_o, s.qkv, s.o, s.lse, d_qkv); });
+    with(Part::kNormQkv, pass, [&](const Context& c) {
       norm_qkv_backward(c, d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), linear(w_, p + "qkv"), rope_, d_x, g_norm1,
                         g_qkv);
+    });
+    return {d_down, d_up, d_out, d_qkv};
+  }
+
+  // No matrix is read.
+  void backward_weights(std::int64_t l, const Saved& s, const Kept& kept, Weights& grads) {
+    const std::string p = std::to_string(l) + ".";
+    constexpr Pass kPass = Pass::kBackwardWeights;
+    Linear g_down = linear(grads, p + "down"), g_up = linear(grads, p + "up"), g_out = linear(grads, p + "out"),
+           g_qkv = linear(grads, p + "qkv");
+    NormWeights no_norm;
+    at::Tensor none;
+    with(Part::kDown, kPass, [&](const Context& c) { down_backward(c, kept.d_down, s.a, {}, none, g_down); });
+    with(Part::kNormUp, kPass, [&](const Context& c) {
+      norm_up_backward(c, kept.d_up, s.mid, s.norm2, norm(w_, p + "norm2"), {}, none, no_norm, g_up);
+    });
+    with(Part::kOutProjection, kPass,
+         [&](const Context& c) { output_projection_backward(c, kept.d_out, s.o, {}, none, g_out); });
+    with(Part::kNormQkv, kPass, [&](const Context& c) {
+      norm_qkv_backward(c, kept.d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), {}, rope_, none, no_norm, g_qkv);
     });
   }
 
@@ -252,7 +288,7 @@ class Model {
   arch::PartShape shape_;
   at::ScalarType compute_, wide_;
   RopeTable rope_;
-  bool accumulate_ = false;
+  bool halves_, accumulate_ = false;
 };
 
 // Relative to the largest element: c u sqrt(n depth). Each part on the way from a weight to the loss and back (`depth`)
@@ -317,6 +353,30 @@ TEST(Model, FusedAgreesWithAutograd) {
 // What runs in bf16 in fact.
 TEST(Model, AtenInHalfPrecisionAgreesWithAutograd) {
   for (const auto& a : with_tied()) check(a, Kernels::kAten, DType::kBF16);
+}
+
+// A zero-bubble schedule's order of work: the gradients are those of the whole backward, to the bit.
+TEST(Model, HalvesGiveTheGradientsOfTheWhole) {
+  for (const auto& a : with_tied())
+    for (const auto& [kernels, compute] :
+         {std::pair{Kernels::kReference, DType::kF64}, std::pair{Kernels::kFused, DType::kF32},
+          std::pair{Kernels::kAten, DType::kF64}, std::pair{Kernels::kAten, DType::kBF16}}) {
+      SCOPED_TRACE(
+          fmt::format("{}{} {} {}", a.name, a.tied ? ", tied" : "", static_cast<int>(kernels), name_of(compute)));
+      Weights weights = make_weights(a), whole, halves;
+      for (auto& [name, tensor] : weights) {
+        tensor = tensor.to(scalar_type(compute));
+        for (Weights* grads : {&whole, &halves}) (*grads)[name] = at::full(tensor.sizes(), NAN, wide_type(compute));
+      }
+      for (const std::string key : {"first", "second"}) {
+        const Batch batch{random_ids(3 * 7, a.vocabulary, 0, key), random_ids(3 * 7, a.vocabulary, 4, key + " labels"),
+                          3, 7};
+        const bool accumulate = key == "second";
+        EXPECT_EQ(Model(a, kernels, compute, weights, batch).step(0.125, accumulate, whole),
+                  Model(a, kernels, compute, weights, batch, true).step(0.125, accumulate, halves));
+      }
+      for (const auto& [name, gradient] : whole) EXPECT_TRUE(at::equal(gradient, halves.at(name))) << name;
+    }
 }
 
 // transformers 4.x, modeling_rope_utils._compute_llama3_parameters, for theta 500000, D 128, factor 8, low 1, high 4,

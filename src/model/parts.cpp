@@ -279,9 +279,12 @@ template <class K>
 void linear_backward(const K& k, const Context& c, const at::Tensor& d_y, const at::Tensor& x, const Linear& w,
                      at::Tensor& d_x, Linear& d_w) {
   using T = RealOf<K>;
-  const i64 out = w.weight_OI.size(0), in = w.weight_OI.size(1);
-  k.matmul_nn(d_y.size(0), in, out, pointer<T>(d_y), pointer<T>(w.weight_OI), false, pointer<T>(d_x));
-  linear_weight_gradient(k, c.accumulate, d_y, pointer<T>(x), c.share.first_row, c.share.count_rows(d_y.size(0)), d_w);
+  const i64 rows = d_y.size(0);
+  if (c.of_input())
+    k.matmul_nn(rows, w.weight_OI.size(1), w.weight_OI.size(0), pointer<T>(d_y), pointer<T>(w.weight_OI), false,
+                pointer<T>(d_x));
+  if (c.of_weights())
+    linear_weight_gradient(k, c.accumulate, d_y, pointer<T>(x), c.share.first_row, c.share.count_rows(rows), d_w);
 }
 
 // Adds to d_x in the rank's rows, and overwrites the others, which another rank adds to.
@@ -325,8 +328,11 @@ void norm_linear_backward(const K& k, const Context& c, const at::Tensor& d_y, c
   const i64 rows = x.size(0), d = x.size(1);
   const auto p = pointers<T>(norm, saved);
   T* normed = c.scratch.take<T>(rows * d);
-  k.norm_apply(rows, d, pointer<T>(x), p, normed);
-  linear_weight_gradient(k, c.accumulate, d_y, normed, 0, rows, d_w);
+  if (c.of_weights()) {
+    k.norm_apply(rows, d, pointer<T>(x), p, normed);
+    linear_weight_gradient(k, c.accumulate, d_y, normed, 0, rows, d_w);
+  }
+  if (!c.of_input()) return;
   k.matmul_nn(rows, d, d_y.size(1), pointer<T>(d_y), pointer<T>(w.weight_OI), false, normed);
   norm_backward_rows(k, c, normed, x, p, d_x, d_norm);
 }
@@ -337,6 +343,11 @@ void rotate(const K& k, const Context& c, const RopeTable& rope, bool inverse, c
   if (c.arch.position != arch::Position::kRope) return;
   k.rope(qkv.size(0), c.shape.sequence, c.arch.heads + c.arch.kv_heads, c.arch.head_dim, c.arch.qkv_size(),
          pointer<T>(rope.cos_SD2), pointer<T>(rope.sin_SD2), inverse, pointer<T>(qkv));
+}
+
+// Of a backward without halves, which runs whole with kInput.
+void check_whole(const Context& c, arch::Part part) {
+  MOLEN_CHECK(c.of_input(), "the backward of {} has no half for the weights alone", arch::name_of(part));
 }
 
 }  // namespace
@@ -385,6 +396,7 @@ void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& ta
 
 void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
                     at::Tensor& d_positions) {
+  check_whole(c, arch::Part::kEmbed);
   run(
       c,
       [&](const auto& k) {
@@ -420,12 +432,12 @@ void norm_qkv_backward(const Context& c, const at::Tensor& d_qkv, const at::Tens
   run(
       c,
       [&](const auto& k) {
-        rotate(k, c, rope, true, d_qkv);
+        if (c.of_input()) rotate(k, c, rope, true, d_qkv);
         norm_linear_backward(k, c, d_qkv, x, saved, norm, qkv, d_x, d_norm, d_w);
       },
       [&] {
         at::Tensor rotated = d_qkv;
-        aten::rope(c, rope, true, rotated);
+        if (c.of_input()) aten::rope(c, rope, true, rotated);
         aten::norm_linear_backward(c, rotated, x, saved, norm, qkv, d_x, d_norm, d_w);
       });
 }
@@ -442,6 +454,7 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
 
 void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv) {
+  check_whole(c, arch::Part::kAttention);
   run(
       c,
       [&](const auto& k) {
@@ -498,6 +511,7 @@ void activation_forward(const Context& c, const at::Tensor& up, at::Tensor& a) {
 }
 
 void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tensor& up, at::Tensor& d_up) {
+  check_whole(c, arch::Part::kActivation);
   run(
       c,
       [&](const auto& k) {
@@ -532,6 +546,7 @@ void final_norm_forward(const Context& c, const at::Tensor& x, const NormWeights
 
 void final_norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
                          const NormWeights& norm, at::Tensor& d_x, NormWeights& d_norm) {
+  check_whole(c, arch::Part::kFinalNorm);
   run(
       c,
       [&](const auto& k) {
@@ -545,6 +560,7 @@ void final_norm_backward(const Context& c, const at::Tensor& d_y, const at::Tens
 
 void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
                double grad_scale, at::Tensor& losses, at::Tensor& d_y, at::Tensor& d_head) {
+  check_whole(c, arch::Part::kHead);
   run(
       c,
       [&](const auto& k) {
@@ -588,6 +604,7 @@ void head_shared_loss(const Context& c, const at::Tensor& sums, const at::Tensor
 void head_shared_gradient(const Context& c, const at::Tensor& sums, const at::Tensor& labels, at::Tensor& logits,
                           const at::Tensor& y, const at::Tensor& head, double grad_scale, at::Tensor& losses,
                           at::Tensor& d_y, at::Tensor& d_head) {
+  check_whole(c, arch::Part::kHeadLoss);
   run(
       c,
       [&](const auto& k) {

@@ -29,12 +29,23 @@ struct Share {
   std::int64_t count_rows(std::int64_t all) const { return rows < 0 ? all : rows; }
 };
 
+// Which of a part's gradients a backward makes; arch::has_halves says which parts have two, and arch/parts.h what each
+// reads. A half reads and writes nothing of the other: what only the other one takes may be undefined.
+enum class Half {
+  kBoth,
+  kInput,   // what the part before needs, and the norm's weights; parts without halves run whole
+  kWeights  // matrices and their biases, after kInput; an Error in parts without halves
+};
+
 struct Context {
   const arch::Architecture& arch;
   arch::PartShape shape;  // B, S, compute dtype, kernels, threads
   math::Scratch& scratch;
   bool accumulate = true;  // see above; backward only
   Share share = {};
+  Half half = Half::kBoth;  // backward only
+  bool of_input() const { return half != Half::kWeights; }
+  bool of_weights() const { return half != Half::kInput; }
 };
 
 struct Linear {
@@ -62,7 +73,8 @@ void embed_forward(const Context&, const at::Tensor& ids_N, const at::Tensor& ta
 void embed_backward(const Context&, const at::Tensor& ids_N, const at::Tensor& d_x_Nd, at::Tensor& d_table_Vd,
                     at::Tensor& d_positions_Sd);
 
-// `backward` rotates d_qkv back in place (RoPE): what is in d_qkv_NQ afterwards is the gradient before RoPE.
+// `backward` rotates d_qkv back in place (RoPE): what is in d_qkv_NQ afterwards is the gradient before RoPE. In halves,
+// kInput does, and kWeights takes it from there.
 void norm_qkv_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&, const Linear& qkv, const RopeTable&,
                       NormSaved&, at::Tensor& qkv_NQ);
 void norm_qkv_backward(const Context&, const at::Tensor& d_qkv_NQ, const at::Tensor& x_Nd, const NormSaved&,
@@ -73,7 +85,8 @@ void attention_forward(const Context&, const at::Tensor& qkv_NQ, at::Tensor& o_N
 void attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ, const at::Tensor& o_NhD,
                         const at::Tensor& lse_BhS, at::Tensor& d_qkv_NQ);
 
-// The residual (x, mid) has the rows of Share only, R of them.
+// The residual (x, mid) has the rows of Share only, R of them. In halves, kWeights needs d_x as kInput read it, before
+// the parts that come next have added to it; so in down_backward.
 void output_projection_forward(const Context&, const at::Tensor& o_NhD, const at::Tensor& x_Rd, const Linear& output,
                                at::Tensor& mid_Nd);
 void output_projection_backward(const Context&, const at::Tensor& d_x_Nd, const at::Tensor& o_NhD, const Linear& output,

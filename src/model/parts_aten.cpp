@@ -350,8 +350,8 @@ void linear_forward(const Context& c, const at::Tensor& x, const at::Tensor& res
 
 void linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const Linear& w, at::Tensor& d_x,
                      Linear& d_linear) {
-  product(d_x, d_y, w.weight_OI);
-  linear_gradient(c, d_y, x, own_rows(c, d_y), d_linear);
+  if (c.of_input()) product(d_x, d_y, w.weight_OI);
+  if (c.of_weights()) linear_gradient(c, d_y, x, own_rows(c, d_y), d_linear);
 }
 
 void norm_linear_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& w,
@@ -368,8 +368,11 @@ void norm_linear_backward(const Context& c, const at::Tensor& d_y, const at::Ten
                           Linear& d_linear) {
   const Rewind rewind(c.scratch);
   at::Tensor normed = temporary(c, x, x.scalar_type(), x.sizes());
-  norm_output_again(c, x, norm, saved, normed);
-  linear_gradient(c, d_y, normed, d_y, d_linear);
+  if (c.of_weights()) {
+    norm_output_again(c, x, norm, saved, normed);
+    linear_gradient(c, d_y, normed, d_y, d_linear);
+  }
+  if (!c.of_input()) return;
   product(normed, d_y, w.weight_OI);
   norm_backward(c, normed, x, saved, norm, true, d_x, d_norm);
 }

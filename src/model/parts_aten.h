@@ -23,7 +23,7 @@ void attention_forward(const Context&, const at::Tensor& qkv, at::Tensor& o, at:
 void attention_backward(const Context&, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv);
 
-// y = residual + x W^T + b; backward of x W^T + b.
+// y = residual + x W^T + b; backward of x W^T + b, or a half of it.
 void linear_forward(const Context&, const at::Tensor& x, const at::Tensor& residual, const Linear&, at::Tensor& y);
 void linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const Linear&, at::Tensor& d_x,
                      Linear& d_linear);

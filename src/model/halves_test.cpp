@@ -1,0 +1,232 @@
+// The backward of a part in two halves (Context::half) beside the whole of it: the same bits, from no more than what
+// each half is documented to take, on exactly the scratch that is declared for it.
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "model/parts.h"
+#include "model/test_parts.h"
+
+namespace molen::model {
+namespace {
+
+using Names = std::set<std::string>;
+
+// The operands of run_part that a half takes, and those of them that it writes.
+struct Taken {
+  Names all, written;
+};
+Taken taken(Part part, Pass half) {
+  const bool input = half == Pass::kBackwardInput;
+  const auto linear = [&](const std::string& name, const std::string& x, const std::string& d_in) {
+    Taken t;
+    t.written = input ? Names{d_in} : Names{"d_" + name + "_w", "d_" + name + "_b"};
+    t.all = {"d_x", input ? name + "_w" : x};
+    return t;
+  };
+  const auto norm_linear = [&](const std::string& name) {
+    Taken t;
+    t.written = input ? Names{"d_x", "d_norm_w", "d_norm_b"} : Names{"d_" + name + "_w", "d_" + name + "_b"};
+    t.all = {"d_" + name, "x", "rstd", "mean", "norm_w", "norm_b"};
+    if (input) t.all.insert(name + "_w");
+    return t;
+  };
+  Taken t;
+  if (part == Part::kDown) t = linear("down", "a", "y_a");
+  if (part == Part::kOutProjection) t = linear("out", "o", "y_o");
+  if (part == Part::kNormUp) t = norm_linear("up");
+  if (part == Part::kNormQkv) t = norm_linear("qkv");
+  if (part == Part::kNormQkv && input) t.written.insert("d_qkv");
+  t.all.insert(t.written.begin(), t.written.end());
+  return t;
+}
+
+Tensors clone(const Tensors& t) {
+  Tensors copy;
+  for (const auto& [name, tensor] : t) copy[name] = tensor.defined() ? tensor.clone() : tensor;
+  return copy;
+}
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() == b.defined() &&
+         (!a.defined() || (a.nbytes() == b.nbytes() && std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0));
+}
+// Operands with some statistics in place of what the forward saves.
+Tensors make(const Case& c) {
+  Tensors t = make_operands(c, false);
+  for (const auto& [name, value] : {std::pair{"rstd", 0.75}, std::pair{"mean", 0.25}, std::pair{"lse", 1.5}})
+    if (t[name].defined()) t[name].fill_(value);
+  // Absent, as a norm's weights that an architecture lacks.
+  for (const char* name : {"norm_w", "norm_b", "d_norm_w", "d_norm_b", "mean"}) t.try_emplace(name);
+  for (const std::string name : {"qkv_", "out_", "up_", "down_"}) t.try_emplace("d_" + name + "b");
+  return t;
+}
+// Names whose tensors differ in any bit.
+Names differing(const Tensors& a, const Tensors& b) {
+  Names names;
+  for (const auto& [name, tensor] : a)
+    if (!same_bits(tensor, b.at(name))) names.insert(name);
+  return names;
+}
+
+struct Task {
+  Case c;
+  Part part;
+  Share share;
+  bool accumulate;
+
+  arch::PartShape shape() const {
+    arch::PartShape s{c.batch,        c.sequence,     arch::is_head(part) ? c.batch * c.sequence - 3 : 0,
+                      c.path.compute, c.path.threads, c.path.kernels};
+    s.tensor_ranks = share.ranks;
+    return s;
+  }
+  RopeTable rope() const {
+    return make_rope_table(c.arch, c.sequence, c.path.compute == DType::kF64 ? at::kDouble : at::kFloat, at::kCPU);
+  }
+  void run(Pass pass, Tensors t) const {
+    Workspace exact(arch::part_cost(c.arch, part, pass, shape()).scratch.value);
+    const Context context{c.arch, shape(), exact.scratch, accumulate, share, half_of(pass)};
+    // The weights' half takes the gradient before RoPE.
+    const RopeTable table = pass == Pass::kBackwardWeights ? RopeTable{} : rope();
+    guarded(shape(), exact.scratch, [&] { run_part(context, part, pass, table, t); });
+    if (scratch_is_exact(c.path, part)) {
+      EXPECT_EQ(exact.scratch.high_water(), exact.scratch.capacity()) << name_of(pass);
+    }
+  }
+  // On what the half takes alone; the rest is undefined.
+  void run_bare(Pass half, const Tensors& all) const {
+    Tensors t;
+    for (const std::string& name : taken(part, half).all) t[name] = all.at(name);
+    run(half, t);
+  }
+  std::string name() const {
+    return fmt::format("{} {} {}, rank {} of {}, residual {}, accumulate {}", c.arch.name, c.path.name,
+                       arch::name_of(part), share.rank, share.ranks, share.residual_rows ? "elsewhere" : "here",
+                       accumulate);
+  }
+};
+
+// All rows; the second third of them, as a tensor rank; that with the residual kept by rows.
+std::vector<Share> shares() {
+  Share rows;
+  rows.rank = 1, rows.ranks = 3, rows.first_row = 7, rows.rows = 7;
+  Share residual = rows;
+  residual.residual_rows = true;
+  return {Share{}, rows, residual};
+}
+
+std::vector<Part> parts_with_halves() {
+  std::vector<Part> parts;
+  for (const Part part : arch::kAllParts)
+    if (arch::has_halves(part)) parts.push_back(part);
+  return parts;
+}
+
+void check_bits(const Task& s, const Tensors& made) {
+  SCOPED_TRACE(s.name());
+  Tensors whole;
+  for (const Pass half : {Pass::kBackwardInput, Pass::kBackwardWeights})
+    for (const std::string& name : taken(s.part, half).all) whole[name] = made.at(name);
+  whole = clone(whole);
+  const Tensors halves = clone(whole);
+  s.run(Pass::kBackward, whole);
+  s.run_bare(Pass::kBackwardInput, halves);
+  s.run_bare(Pass::kBackwardWeights, halves);
+  EXPECT_EQ(differing(whole, halves), Names{});
+}
+
+std::vector<Path> paths() {
+  std::vector<Path> all(std::begin(kPaths), std::end(kPaths));
+  all.push_back({"reference_fp64", Kernels::kReference, DType::kF64, 1});
+  return all;
+}
+class Halves : public ::testing::TestWithParam<Path> {};
+INSTANTIATE_TEST_SUITE_P(Paths, Halves, ::testing::ValuesIn(paths()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(Halves, GiveTheBitsOfTheWhole) {
+  const c10::InferenceMode inference;
+  ASSERT_EQ(parts_with_halves().size(), 4U);
+  auto gated = test_architectures()[0];
+  gated.name = "llama with biases", gated.biases = true;
+  auto list = test_architectures();
+  list.push_back(gated);
+  for (const auto& a : list) {
+    const Tensors made = make({a, GetParam(), 3, 7});
+    for (const Part part : parts_with_halves())
+      for (const Share& share : shares())
+        for (const bool accumulate : {false, true}) check_bits({{a, GetParam(), 3, 7}, part, share, accumulate}, made);
+  }
+}
+
+TEST_P(Halves, WriteTheirOwnAlone) {
+  const c10::InferenceMode inference;
+  for (const auto& a : test_architectures()) {
+    const Tensors made = make({a, GetParam(), 3, 7});
+    for (const Part part : parts_with_halves()) {
+      const Task s{{a, GetParam(), 3, 7}, part, {}, true};
+      SCOPED_TRACE(s.name());
+      Tensors t = clone(made);
+      for (const Pass half : {Pass::kBackwardInput, Pass::kBackwardWeights}) {
+        Names expected;
+        for (const std::string& name : taken(part, half).written)
+          if (t[name].defined()) expected.insert(name);
+        // Without RoPE there is nothing to rotate back.
+        if (a.position != arch::Position::kRope) expected.erase("d_qkv");
+        const Tensors before = clone(t);
+        s.run(half, t);
+        EXPECT_EQ(differing(before, t), expected) << name_of(half);
+      }
+    }
+  }
+}
+
+TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
+  const c10::InferenceMode inference;
+  for (const auto& a : test_architectures()) {
+    const Tensors made = make({a, GetParam(), 3, 7});
+    for (const Part part : arch::kWholeParts) {
+      if (arch::has_halves(part)) continue;
+      const Task s{{a, GetParam(), 3, 7}, part, {}, true};
+      SCOPED_TRACE(s.name());
+      const Tensors whole = clone(made), input = clone(whole), weights = clone(whole);
+      s.run(Pass::kBackward, whole);
+      s.run(Pass::kBackwardInput, input);
+      EXPECT_EQ(differing(whole, input), Names{});
+      const Tensors before = clone(weights);
+      EXPECT_THROW(s.run(Pass::kBackwardWeights, weights), Error);
+      EXPECT_EQ(differing(before, weights), Names{});
+    }
+  }
+  const auto a = test_architectures()[0];
+  const Task s{{a, GetParam(), 3, 7}, Part::kHeadLoss, {}, true};
+  math::Scratch none;
+  const Context context{a, s.shape(), none, true, {}, Half::kWeights};
+  at::Tensor logits, losses, d_y, d_head;
+  EXPECT_THROW(head_shared_gradient(context, {}, {}, logits, {}, {}, 1.0, losses, d_y, d_head), Error);
+}
+
+// At sizes where products block, pack and go to several threads, and 16-bit gradients are added by blocks.
+TEST_P(Halves, GiveTheBitsOfTheWholeAtSize) {
+  const Path& path = GetParam();
+  if (path.kernels == Kernels::kReference) GTEST_SKIP() << "plain loops do not block";
+  const c10::InferenceMode inference;
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  auto llama = test_architectures()[0], gpt = test_architectures()[2];
+  llama.hidden = 256, llama.ffn = 704, llama.heads = 8, llama.kv_heads = 4, llama.head_dim = 32;
+  gpt.hidden = 320, gpt.ffn = 1280, gpt.heads = 5, gpt.kv_heads = 5, gpt.head_dim = 64;
+  ASSERT_GT(llama.up_size() * llama.hidden, arch::kWidenBlock);
+  for (const auto& a : {llama, gpt}) {
+    const Tensors made = make({a, path, 2, 128});
+    for (const Part part : parts_with_halves())
+      for (const bool accumulate : {false, true}) check_bits({{a, path, 2, 128}, part, {}, accumulate}, made);
+  }
+  at::set_num_threads(threads);
+}
+
+}  // namespace
+}  // namespace molen::model
