@@ -197,7 +197,11 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
       s.run(Pass::kBackwardInput, input);
       EXPECT_EQ(differing(whole, input), Names{});
       const Tensors before = clone(weights);
-      EXPECT_THROW(s.run(Pass::kBackwardWeights, weights), Error);
+      // On the scratch of the whole: nothing but the half is amiss.
+      Workspace ample(arch::part_cost(a, part, Pass::kBackward, s.shape()).scratch.value);
+      const Context context{a, s.shape(), ample.scratch, true, {}, Half::kWeights};
+      Tensors operands = weights;
+      EXPECT_THROW(run_part(context, part, Pass::kBackwardWeights, s.rope(), operands), Error);
       EXPECT_EQ(differing(before, weights), Names{});
     }
   }
