@@ -57,7 +57,63 @@ program::Setting base_setting(config::Config& c, const arch::Architecture& a) {
   return plan::resolve_setting(c, a, {});
 }
 
+// The configuration's own layout, stage by stage: verified, and the memory of each stage's ranks planned.
+int run_given(const VerifyArguments& o) {
+  config::Config c = load_config(o.config);
+  const auto a = plan::resolve_architecture(c);
+  plan::Machine machine;
+  machine.ranks = machine.local_ranks = o.config.ranks.value_or(1);
+  const auto setting = plan::resolve_setting(c, a, machine);
+  const auto schedule = plan::read_schedule(c);
+  const double start = now().value;
+  const auto stages = program::build_stages(a, setting, schedule ? &*schedule : nullptr);
+  const bool table = o.format != "json";
+  if (table)
+    fmt::print(
+        "{} on {} ranks, {}, {} micro-batches\n{:>5} {:>12} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12}  verifier\n",
+        a.name, setting.ranks(), program::sharding_text(setting), setting.micro_batches(), "stage", "layers", "ops",
+        "parameters", "gradients", "optimizer", "activations", "peak a rank");
+  auto together = program::verify_world(stages);
+  bool sound = together.empty();
+  Json rows = Json::array();
+  for (const auto& p : stages) {
+    const auto findings = program::verify(p);
+    const auto memory = program::plan_memory(p);
+    const auto m = program::summarize(p, memory);
+    sound = sound && findings.empty();
+    std::string layers;
+    for (const auto& chunk : p.chunks)
+      layers += fmt::format("{}{}-{}", layers.empty() ? "" : ",", chunk.first, chunk.end - 1);
+    if (table)
+      fmt::print("{:>5} {:>12} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12}  {}\n", p.setting.pipeline.stage, layers,
+                 p.num_ops(), human(m.parameters), human(m.gradients), human(m.optimizer), human(m.transient),
+                 human(m.peak), findings.empty() ? "sound" : findings[0].text);
+    Json texts = Json::array();
+    for (const auto& f : findings) texts.push_back(f.text);
+    rows.push_back({{"stage", p.setting.pipeline.stage},
+                    {"layers", layers},
+                    {"ops", p.num_ops()},
+                    {"parameters_bytes", m.parameters.value},
+                    {"gradients_bytes", m.gradients.value},
+                    {"optimizer_bytes", m.optimizer.value},
+                    {"transient_bytes", m.transient.value},
+                    {"peak_bytes", m.peak.value},
+                    {"findings", texts}});
+  }
+  const double seconds = now().value - start;
+  Json between = Json::array();
+  for (const auto& f : together) between.push_back(f.text);
+  if (!table) {
+    fmt::print("{}\n", Json{{"stages", rows}, {"between_stages", between}, {"seconds", seconds}}.dump(2));
+  } else {
+    for (const auto& f : together) fmt::print("{}\n", f.text);
+    fmt::print("{} in {:.2f} s\n", sound ? "sound" : "refused", seconds);
+  }
+  return sound ? kOk : kFailed;
+}
+
 int run_static(const VerifyArguments& o) {
+  if (o.layouts == "given") return run_given(o);
   config::Config c = load_config(o.config);
   const auto a = plan::resolve_architecture(c);
   auto base = base_setting(c, a);
@@ -149,6 +205,7 @@ Json to_json(const train::VerifyRow& r) {
 
 int run_verify(const VerifyArguments& o) {
   if (o.only_static) return run_static(o);
+  if (o.layouts == "given") throw UsageError("--layouts given: for --static; training it is `molen train`");
   config::Config c = load_config(o.config);
   const auto launch = train::resolve_launch(c, o.config.ranks);
   const auto a = plan::resolve_architecture(c);
@@ -205,7 +262,9 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("verify", "proves that layouts agree: loss, gradients, parameters after N steps");
   auto options = add_config_options(*verb);
   auto o = std::make_shared<VerifyArguments>();
-  verb->add_option("--layouts", o->layouts, "all, or a list: " + fmt::format("{}", fmt::join(plan::strategies(), ",")))
+  verb->add_option("--layouts", o->layouts,
+                   "all, a list, or with --static given: the configuration's own, stage by stage. Of: " +
+                       fmt::format("{}", fmt::join(plan::strategies(), ",")))
       ->capture_default_str();
   verb->add_option("--cover", o->cover, "all of them, or so many that every two choices stand together once")
       ->capture_default_str()

@@ -197,8 +197,13 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
   const bool adds = std::get<program::ReduceScatter>(step.op).accumulate;
   at::Tensor sum = adds ? all.narrow(0, before, counts[rank]) : kept;
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  // To the residual gradient so far: in its place, or in another where that is still to be read.
+  at::Tensor before_sum;
+  if (adds) before_sum = c.flat(step.reads.at(1).buffer).narrow(0, 0, counts[rank]);
+  const bool apart = adds && step.reads.at(1).buffer != step.writes[0].buffer;
   return [=](RunState&, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
+    if (apart) kept.copy_(before_sum);
     if (adds) kept.add_(sum);
   };
 }

@@ -93,7 +93,9 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
       auto stats = o.read_stats(2);
       auto norm = o.read_unit(3).attention_norm(), d_norm = o.write_unit(1).attention_norm();
       auto qkv = o.read_unit(3).qkv(), d_w = o.write_unit(1).qkv();
+      auto before = o.residual_gradient_beside();
       return [=, &rope](RunState&, math::Scratch& s) mutable {
+        if (before.defined()) d_x.copy_(before);
         model::norm_qkv_backward(common.context(s), d_qkv, x, stats, norm, qkv, rope, d_x, d_norm, d_w);
       };
     }
@@ -116,7 +118,9 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
       auto stats = o.read_stats(2);
       auto norm = o.read_unit(3).mlp_norm(), d_norm = o.write_unit(1).mlp_norm();
       auto up = o.read_unit(3).up(), d_w = o.write_unit(1).up();
+      auto before = o.residual_gradient_beside();
       return [=](RunState&, math::Scratch& s) mutable {
+        if (before.defined()) d_x.copy_(before);
         model::norm_up_backward(common.context(s), d_up, mid, stats, norm, up, d_x, d_norm, d_w);
       };
     }
@@ -199,10 +203,14 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
     return op.part == Part::kHead ? bind_head(operands, common, first, op, scale)
                                   : bind_shared_head(operands, common, first, op, scale, setting.head_chunk_tokens(0));
   }
+  if (op.pass == program::ComputePass::kInput) common.half = model::Half::kInput;
+  if (op.pass == program::ComputePass::kWeights) common.half = model::Half::kWeights;
   if (op.part == Part::kNormQkv && setting.tensor() && arch::kv_replicated(p.arch, setting.tensor_ranks()))
     return bind_copied_qkv(operands, common, p.arch, op, context.rope);
-  return op.pass == program::ComputePass::kBackward ? bind_backward(operands, common, op, context.rope)
-                                                    : bind_forward(operands, common, op, context.rope);
+  if (common.half != model::Half::kBoth && arch::has_halves(op.part))
+    return bind_half(operands, common, op, context.rope);
+  return program::is_backward(op.pass) ? bind_backward(operands, common, op, context.rope)
+                                       : bind_forward(operands, common, op, context.rope);
 }
 
 }  // namespace molen::exec

@@ -1,4 +1,6 @@
 // Compute ops of tensor ranks whose binding differs from that of a rank alone.
+#include <optional>
+
 #include "exec/operands.h"
 
 namespace molen::exec {
@@ -31,6 +33,15 @@ class CopiedQkv {
     model::Linear all{make({rows_, q.size(1)}, rows_ * q.size(1)), {}};
     if (bias.defined()) all.bias_O = make({rows_}, rows_);
     return all;
+  }
+  // For gradients that are made anew; those of the norm are the unit's own, and may be added to.
+  model::Linear fresh(math::Scratch& scratch, bool adds) const {
+    model::Linear d_w = empty(scratch);
+    if (adds) {
+      d_w.weight_OI.zero_();
+      if (d_w.bias_O.defined()) d_w.bias_O.zero_();
+    }
+    return d_w;
   }
   // Of these weights as gradients: what `all` has is written or added; key and value heads of other ranks get zero.
   void spread(const model::Linear& all, bool accumulate) const {
@@ -107,9 +118,29 @@ Kernel bind_shared_head(const Operands& o, const Common& common, std::int64_t fi
   };
 }
 
+namespace {
+
+Kernel bind_copied_qkv_weights(const Operands& o, const Common& common, const arch::Architecture& all,
+                               const model::RopeTable& rope) {
+  auto d_qkv = o.read_rows(0), x = o.read_rows(1);
+  auto stats = o.read_stats(2);
+  auto norm = o.read_unit(3).attention_norm();
+  const CopiedQkv gradients(all, common, o.write_unit(0));
+  return [=, &rope](RunState&, math::Scratch& s) mutable {
+    const model::Context context = common.context(s);
+    model::Linear d_w = gradients.fresh(s, context.accumulate);
+    at::Tensor d_x;
+    model::NormWeights d_norm;
+    model::norm_qkv_backward(context, d_qkv, x, stats, norm, {}, rope, d_x, d_norm, d_w);
+    gradients.spread(d_w, context.accumulate);
+  };
+}
+
+}  // namespace
+
 Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Architecture& all,
                        const program::Compute& op, const model::RopeTable& rope) {
-  if (op.pass != program::ComputePass::kBackward) {
+  if (!program::is_backward(op.pass)) {
     auto x = o.read_rows(0), out = o.write_rows(0);
     auto norm = o.read_unit(1).attention_norm();
     const CopiedQkv weights(all, common, o.read_unit(1));
@@ -118,21 +149,25 @@ Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Arch
       model::norm_qkv_forward(common.context(s), x, norm, weights.assemble(s), rope, stats, out);
     };
   }
+  if (op.pass == program::ComputePass::kWeights) return bind_copied_qkv_weights(o, common, all, rope);
+  const bool whole = op.pass == program::ComputePass::kBackward;
+  const bool plain = all.norm == arch::Norm::kLayerPlain;
   auto d_qkv = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
   auto stats = o.read_stats(2);
-  auto norm = o.read_unit(3).attention_norm(), d_norm = o.write_unit(1).attention_norm();
-  const CopiedQkv weights(all, common, o.read_unit(3)), gradients(all, common, o.write_unit(1));
+  auto norm = o.read_unit(3).attention_norm(),
+       d_norm = whole || !plain ? o.write_unit(1).attention_norm() : model::NormWeights{};
+  auto before = o.residual_gradient_beside();
+  const CopiedQkv weights(all, common, o.read_unit(3));
+  std::optional<CopiedQkv> gradients;
+  if (whole) gradients.emplace(all, common, o.write_unit(1));
   return [=, &rope](RunState&, math::Scratch& s) mutable {
+    if (before.defined()) d_x.copy_(before);
     const model::Linear qkv = weights.assemble(s);
-    model::Linear d_w = gradients.empty(s);
     const model::Context context = common.context(s);
-    // These gradients are made anew; those of the norm are the unit's own, and may be added to.
-    if (context.accumulate) {
-      d_w.weight_OI.zero_();
-      if (d_w.bias_O.defined()) d_w.bias_O.zero_();
-    }
+    model::Linear d_w;
+    if (gradients) d_w = gradients->fresh(s, context.accumulate);
     model::norm_qkv_backward(context, d_qkv, x, stats, norm, qkv, rope, d_x, d_norm, d_w);
-    gradients.spread(d_w, context.accumulate);
+    if (gradients) gradients->spread(d_w, context.accumulate);
   };
 }
 

@@ -233,8 +233,8 @@ class Executor::Impl {
     const std::int64_t begun = now_ns();
     time.start_s = static_cast<double>(begun - start_ns_) * 1e-9;
     if (options_.observer) options_.observer->begin(e.step->stream, i, begun);
-    if (options_.sleep) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(options_.sleep(*e.step)));
+    if (const auto pause = options_.sleep ? options_.sleep(*e.step) : std::nullopt) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(*pause));
     } else if (!(e.step->unless && state.non_finite)) {
       const auto body = static_cast<std::size_t>(e.body), op = static_cast<std::size_t>(e.op);
       const Kernel& kernel = bound_[kernels_[static_cast<std::size_t>(e.instance)]][op];

@@ -51,7 +51,8 @@ struct Options {
   bool poison_dead = false;      // fill transient buffers with NaN patterns when their lifetime ends
   Observer* observer = nullptr;  // must outlive the executor
   // Instead of an op, wait for so many seconds: what a schedule hides and leaves idle, apart from what ops cost here.
-  std::function<double(const program::Step&)> sleep;
+  // An op for which it gives none runs.
+  std::function<std::optional<double>(const program::Step&)> sleep;
 };
 
 class Executor {

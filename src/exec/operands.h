@@ -22,6 +22,13 @@ class Operands {
   at::Tensor write(std::size_t i, at::IntArrayRef shape) const {
     return c_.flat(step_.writes.at(i).buffer).view(shape);
   }
+  // The residual gradient that a norm's backward adds to: written over what it reads last, or beside it, where that is
+  // still to be read. Undefined: there is nothing to bring over.
+  at::Tensor residual_gradient_beside() const {
+    const int read = step_.reads.back().buffer;
+    const bool apart = c_.program.setting.pipeline.halves && !c_.program.setting.sharded_rows();
+    return apart && read != step_.writes.at(0).buffer ? c_.flat(read).view({tokens(), -1}) : at::Tensor();
+  }
   at::Tensor read_flat(std::size_t i) const { return c_.flat(step_.reads.at(i).buffer); }
   at::Tensor write_flat(std::size_t i) const { return c_.flat(step_.writes.at(i).buffer); }
   at::Tensor read_rows(std::size_t i) const { return read(i, {tokens(), -1}); }
@@ -91,7 +98,8 @@ struct Common {
   arch::PartShape shape;
   bool accumulate;
   model::Share share;
-  model::Context context(math::Scratch& scratch) const { return {arch, shape, scratch, accumulate, share}; }
+  model::Half half = model::Half::kBoth;
+  model::Context context(math::Scratch& scratch) const { return {arch, shape, scratch, accumulate, share, half}; }
 };
 
 // scalars[kLossSum] += the losses, in their order and in double.
@@ -102,6 +110,9 @@ void add_losses(const at::Tensor& losses, at::Tensor& scalars);
 // of the largest chunk.
 Kernel bind_shared_head(const Operands& operands, const Common& common, std::int64_t first, const program::Compute& op,
                         double grad_scale, std::int64_t largest);
+// The halves of a backward (bind_halves.cpp); of parts that have none, nothing.
+Kernel bind_half(const Operands& operands, const Common& common, const program::Compute& op,
+                 const model::RopeTable& rope);
 Kernel bind_copied_qkv(const Operands& operands, const Common& common, const arch::Architecture& whole,
                        const program::Compute& op, const model::RopeTable& rope);
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/suggest.h"
 #include "program/recompute.h"
+#include "program/schedule.h"
 
 namespace molen::plan {
 namespace {
@@ -75,15 +76,12 @@ std::vector<Stages> stages_of(const arch::Architecture& arch, int ranks) {
   std::vector<Stages> all{{}};
   for (int count = 2; count <= ranks; ++count) {
     if (ranks % count != 0) continue;
-    for (const auto& [kind, chunks] :
-         {std::pair{ScheduleKind::kGpipe, 1}, {ScheduleKind::k1f1b, 1}, {ScheduleKind::kInterleaved, 2}}) {
-      if (std::int64_t{count} * chunks > arch.layers) continue;
-      Stages stages;
-      stages.count = count;
-      stages.pipeline.schedule = kind;
-      stages.pipeline.chunks = chunks;
-      all.push_back(stages);
-    }
+    for (const auto& [kind, chunks] : {std::pair{ScheduleKind::kGpipe, 1},
+                                       {ScheduleKind::k1f1b, 1},
+                                       {ScheduleKind::kInterleaved, 2},
+                                       {ScheduleKind::kZbH1, 1},
+                                       {ScheduleKind::kZbV, 2}})
+      if (std::int64_t{count} * chunks <= arch.layers) all.push_back({program::pipeline_of(kind, chunks), count});
   }
   return all;
 }

@@ -56,8 +56,6 @@ void not_built(const Config& config, bool wanted, const std::string& key, const 
 
 void refuse_unbuilt(const Config& c) {
   const auto& p = c.parallel;
-  not_built(c, p.schedule == "zb-h1" || p.schedule == "zb-v", "parallel.schedule",
-            "gpipe, 1f1b, interleaved or a file");
   not_built(c, p.context != 1, "parallel.context", "1");
   not_built(c, !p.offload.empty(), "parallel.offload", "an empty list");
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
@@ -132,15 +130,13 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
     s.pipeline.schedule = program::ScheduleKind::kFile;
     s.pipeline.placement = file->placement;
     s.pipeline.chunks = file->chunks;
+    s.pipeline.halves = program::has_halves(*file);
     if (file->stages != stages || (p.virtual_stages > 1 && file->chunks != p.virtual_stages))
       throw UsageError("{}: has {} stages of {} chunks; parallel.pipeline is {} and parallel.virtual_stages {}",
                        c.where("parallel.schedule"), file->stages, file->chunks, stages, p.virtual_stages);
   } else {
-    s.pipeline.schedule = program::parse_schedule_kind(p.schedule);
-    if (s.pipeline.schedule == program::ScheduleKind::kZbV) {
-      s.pipeline.placement = program::Placement::kV;
-      s.pipeline.chunks = 2;
-    }
+    const auto chunks = s.pipeline.chunks;
+    s.pipeline = program::pipeline_of(program::parse_schedule_kind(p.schedule), chunks);
   }
   const int chunks = stages * s.pipeline.chunks;
   if (chunks > arch.layers)

@@ -41,10 +41,10 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
 
 // Nothing that is asked for and not built runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
-  for (const char* set : {"parallel.context=2", "parallel.virtual_stages=2", "parallel.schedule=gpipe",
-                          "parallel.schedule=interleaved", "parallel.schedule=zb-h1", "parallel.schedule=zb-v",
-                          "train.deterministic=false", "energy.slowdown=\"5 %\"", "parallel.offload=[\"optimizer\"]",
-                          "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
+  for (const char* set :
+       {"parallel.context=2", "parallel.virtual_stages=2", "parallel.schedule=gpipe", "parallel.schedule=interleaved",
+        "train.deterministic=false", "energy.slowdown=\"5 %\"", "parallel.offload=[\"optimizer\"]",
+        "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;

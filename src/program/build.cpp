@@ -18,8 +18,8 @@ void check_pipeline(const Setting& s) {
     return;
   }
   if (p.stage < 0 || p.stage >= s.stages()) throw UsageError("stage {} of a pipeline of {}", p.stage, s.stages());
-  if (p.schedule == ScheduleKind::kZbH1 || p.schedule == ScheduleKind::kZbV)
-    throw UsageError("parallel.schedule: {} is not built yet", name_of(p.schedule));
+  if ((p.schedule == ScheduleKind::kZbH1 || p.schedule == ScheduleKind::kZbV) && !p.halves)
+    throw UsageError("parallel.schedule: {} runs backwards in halves", name_of(p.schedule));
 }
 
 Schedule schedule_of(const Setting& s, const Schedule* file) {
@@ -109,6 +109,10 @@ bool between_layers(Value v) {
     case Value::kDResidualRows:
     case Value::kDMidSum:
     case Value::kDMidRows:
+    case Value::kDResidual:
+    case Value::kDMid:
+    case Value::kDUp:
+    case Value::kDQkv:
       return true;
     default:
       return false;
@@ -120,9 +124,10 @@ bool between_layers(Value v) {
 int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix) {
   std::string name(name_of(operand.value));
   const bool of_unit = operand.value >= Value::kParam && operand.value <= Value::kMaster;
+  const bool halves = p.setting.pipeline.halves;  // gradients that the second half reads stand by layer
   if (of_unit) {
     name += "." + p.units.at(static_cast<std::size_t>(operand.layer)).name;
-  } else if (operand.value == Value::kDResidual || operand.value == Value::kDMid) {
+  } else if (!halves && (operand.value == Value::kDResidual || operand.value == Value::kDMid)) {
     name = "d_x";  // one residual gradient, added to in place from the top of the model to its bottom
   } else if (!p.setting.sharded_rows() && operand.value >= Value::kResidualSum && operand.value <= Value::kDMidSum) {
     // Summed where it is.
@@ -131,8 +136,8 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
     return ensure_buffer(p, {kept, operand.layer}, suffix);
   } else if (operand.value >= Value::kLogits && operand.value <= Value::kHeadSumsAll) {
     // one chunk of the head at a time
-  } else if (operand.value == Value::kDActivation || operand.value == Value::kDUp ||
-             operand.value == Value::kDAttention || operand.value == Value::kDQkv) {
+  } else if (operand.value == Value::kDActivation || operand.value == Value::kDAttention ||
+             (!halves && (operand.value == Value::kDUp || operand.value == Value::kDQkv))) {
     // one slot each for all layers: a layer's backward uses them up before the next begins
   } else if (operand.layer >= 0) {
     name += "." + (suffix.empty() || between_layers(operand.value) ? std::to_string(operand.layer) : suffix);
@@ -182,7 +187,7 @@ class MicroBatch {
     add(LoadBatch{}, Phase::kData);
     forward(all);
     head();
-    if (train_) backward(all);
+    if (train_) backward(all, ComputePass::kBackward);
     p_.schedule.push_back({0, 0});
     return std::move(p_);
   }
@@ -193,12 +198,23 @@ class MicroBatch {
     begin("forward." + number);
     if (chunk.embed || (chunk.head && !train_)) load();
     forward(chunk);
+    const bool halves = p_.setting.pipeline.halves;
     if (train_) begin("backward." + number);
     if (chunk.head) {
       load();
       head();
     }
-    if (train_) backward(chunk);
+    if (train_) backward(chunk, ComputePass::kBackward);
+    if (!train_ || !halves) return;
+    // The same as its two halves; a chunk's micro-batch runs either.
+    Body input = p_.bodies.back();
+    input.name = "input." + number;
+    for (Step& step : input.steps)
+      if (const auto* c = std::get_if<Compute>(&step.op); c && c->layer >= 0)
+        step = detail::compute_step(p_, c->part, ComputePass::kInput, c->layer, -1);
+    p_.bodies.push_back(std::move(input));
+    begin("weights." + number);
+    backward(chunk, ComputePass::kWeights);
   }
 
   void begin(std::string name) { p_.bodies.push_back({std::move(name), {}}); }
@@ -230,11 +246,12 @@ class MicroBatch {
     if (train_) add(Part::kFinalNorm, ComputePass::kBackward, -1);
   }
 
-  void backward(const Chunk& chunk) {
+  void backward(const Chunk& chunk, ComputePass pass) {
+    const bool weights = pass == ComputePass::kWeights;
     for (std::int64_t l = chunk.end - 1; l >= chunk.first; --l)
       for (auto part = detail::kLayerParts.rbegin(); part != detail::kLayerParts.rend(); ++part)
-        add(*part, ComputePass::kBackward, l);
-    if (chunk.embed) add(arch::Part::kEmbed, ComputePass::kBackward, -1);
+        if (!weights || arch::has_halves(*part)) add(*part, pass, l);
+    if (chunk.embed && !weights) add(arch::Part::kEmbed, pass, -1);
   }
 
   Program p_;

@@ -17,7 +17,8 @@ std::vector<Program> build_stages(const arch::Architecture& arch, Setting settin
 namespace pass {
 
 // One micro-batch on one rank: a single body "micro" with forward, head and (when training) backward. Of a pipeline,
-// the bodies "forward.G" (and "backward.G", which begins with the head) of each chunk, G being its global stage.
+// the bodies "forward.G" (and "backward.G", which begins with the head; where Pipeline::halves, also as "input.G" and
+// "weights.G") of each chunk, G being its global stage.
 Program micro_batch(const arch::Architecture& arch, const Setting& setting);
 // Drops what the parts of Setting::recompute made ("qkv.fwd", one slot for all layers) and makes it again ("qkv.re") as
 // late as backward allows; what such a part reads is kept, or made again before it.

@@ -27,9 +27,15 @@ int copy_of(Program& p, int buffer, int copy);
 std::vector<Axis> gathered_over(const Setting& setting);
 // Backward ops of a body add to gradients, but for the first writers of each where it is the `first` to write them.
 void set_accumulate(Program& p, Body& body, bool first);
-// What a gradient must hold before its first writer of a body adds to it or a reduction reads it.
-// `but`: a unit that an earlier body of the micro-batch has cleared.
-void clear_gradients(Program& p, Body& body, int but = -1);
+// Clears what a gradient must not hold before its first writer of a body adds to it or a reduction reads it: of each
+// unit that the body writes what no op of the body overwrites.
+struct Clearing {
+  int but = -1;                // a unit that an earlier body of the micro-batch has cleared
+  bool whole = false;          // all of each unit
+  const Chunk* all = nullptr;  // the units of its layers too, where the body writes nothing of them
+};
+void clear_gradients(Program& p, Body& body, const Clearing& clearing = {});
+void drop_unused_buffers(Program& p);
 // Elements between the unit's parameters, which no op but ZeroFill writes.
 bool has_padding(const Program& p, const Unit& unit);
 

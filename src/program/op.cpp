@@ -73,6 +73,10 @@ std::string_view name_of(ComputePass pass) {
       return "backward";
     case ComputePass::kRecompute:
       return "recompute";
+    case ComputePass::kInput:
+      return "backward_input";
+    case ComputePass::kWeights:
+      return "backward_weights";
   }
   throw Error("unknown pass {}", static_cast<int>(pass));
 }

@@ -52,7 +52,15 @@ struct Use {
   bool operator==(const Use&) const = default;
 };
 
-enum class ComputePass { kForward, kBackward, kRecompute };
+// kInput and kWeights are the halves of a backward: what the part before waits for (and norms' own gradients), and the
+// gradients of matrices.
+enum class ComputePass { kForward, kBackward, kRecompute, kInput, kWeights };
+inline constexpr std::array kAllComputePasses{ComputePass::kForward, ComputePass::kBackward, ComputePass::kRecompute,
+                                              ComputePass::kInput, ComputePass::kWeights};
+// Whether gradients come of it.
+constexpr bool is_backward(ComputePass pass) {
+  return pass == ComputePass::kBackward || pass == ComputePass::kInput || pass == ComputePass::kWeights;
+}
 
 // One part of the model (arch/parts.h) for one micro-batch.
 struct Compute {

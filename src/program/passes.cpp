@@ -32,7 +32,7 @@ bool has_padding(const Program& p, const Unit& unit) {
 void set_accumulate(Program& p, Body& body, bool first) {
   for (Step& step : body.steps)
     if (auto* c = std::get_if<Compute>(&step.op)) {
-      if (c->pass != ComputePass::kBackward) continue;
+      if (!is_backward(c->pass)) continue;
       // The head's chunks share one gradient; a tied embedding adds to what the head left there.
       const bool head = arch::is_head(c->part);
       const bool earlier_writer = (head && c->chunk > 0) || (p.arch.tied && (head || c->part == arch::Part::kEmbed));
@@ -40,30 +40,26 @@ void set_accumulate(Program& p, Body& body, bool first) {
     }
 }
 
-void clear_gradients(Program& p, Body& body, int but) {
+void clear_gradients(Program& p, Body& body, const Clearing& clearing) {
   std::set<int> written;
   for (const Step& step : body.steps)
     for (const Use& use : step.writes)
       if (const int u = p.unit_of_buffer(use.buffer); u >= 0) written.insert(u);
+  if (clearing.all)
+    for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+      const std::int64_t layer = p.units[static_cast<std::size_t>(u)].layer;
+      if (clearing.all->first <= layer && layer < clearing.all->end) written.insert(u);
+    }
   const int embed = unit_of_part(p, arch::Part::kEmbed, -1);
   std::vector<Step> fills;
   for (const int u : written) {
-    if (u == but) continue;
-    const bool all = p.arch.tied && u == embed;  // head and embedding both add
+    if (u == clearing.but) continue;
+    const bool all = clearing.whole || (p.arch.tied && u == embed);  // head and embedding both add
     // A gradient that lives from step to step keeps the zeros that the arena began with.
     const bool padding = p.setting.sharded_gradients() && has_padding(p, p.units[static_cast<std::size_t>(u)]);
     if (all || padding) fills.push_back(make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
   }
   body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
-}
-
-}  // namespace detail
-
-namespace pass {
-namespace {
-
-const Compute* compute_of(const Step& step) {
-  return std::get_if<Compute>(&step.op);
 }
 
 void drop_unused_buffers(Program& p) {
@@ -87,6 +83,15 @@ void drop_unused_buffers(Program& p) {
   each_use([&](Use& use) { use.buffer = renumbered[static_cast<std::size_t>(use.buffer)]; });
 }
 
+}  // namespace detail
+
+namespace pass {
+namespace {
+
+const Compute* compute_of(const Step& step) {
+  return std::get_if<Compute>(&step.op);
+}
+
 Body without_zero_fill(Body body) {
   std::erase_if(body.steps, [](const Step& s) { return std::holds_alternative<ZeroFill>(s.op); });
   return body;
@@ -100,7 +105,7 @@ class Recomputer {
   void run(Body& body) {
     for (Step& step : body.steps) {
       const Compute* c = compute_of(step);
-      const bool backward = c && c->pass == ComputePass::kBackward;
+      const bool backward = c && is_backward(c->pass);
       if (backward) make_again(step.op);
       if (c) rename(step, backward ? "re" : "fwd");
       steps_.push_back(std::move(step));
@@ -144,7 +149,7 @@ class Recomputer {
 
 Program recompute(Program p) {
   for (Body& body : p.bodies) Recomputer(p).run(body);
-  drop_unused_buffers(p);
+  detail::drop_unused_buffers(p);
   return p;
 }
 
@@ -192,14 +197,28 @@ std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses) {
   return bytes;
 }
 
+arch::Pass pass_of(ComputePass pass) {
+  switch (pass) {
+    case ComputePass::kBackward:
+      return arch::Pass::kBackward;
+    case ComputePass::kInput:
+      return arch::Pass::kBackwardInput;
+    case ComputePass::kWeights:
+      return arch::Pass::kBackwardWeights;
+    case ComputePass::kForward:
+    case ComputePass::kRecompute:
+      break;
+  }
+  return arch::Pass::kForward;
+}
+
 void cost_compute(const Program& p, const Compute& c, Step& step) {
   const Setting& s = p.setting;
   arch::PartShape shape{s.micro_batch, s.sequence, 0, s.compute, s.threads, s.kernels};
   if (arch::is_head(c.part)) shape.chunk = s.head_chunk_tokens(c.chunk);
   shape.tensor_ranks = s.tensor_ranks();
   shape.kv_copied = s.tensor() && arch::kv_replicated(p.arch, s.tensor_ranks());
-  const auto cost = arch::part_cost(
-      p.local, c.part, c.pass == ComputePass::kBackward ? arch::Pass::kBackward : arch::Pass::kForward, shape);
+  const auto cost = arch::part_cost(p.local, c.part, pass_of(c.pass), shape);
   step.scratch = cost.scratch;
   step.moved = cost.moved;
   step.hardware_flops = cost.flops;

@@ -29,22 +29,25 @@ bool is_forward(ActionKind kind) {
 class Stage {
  public:
   explicit Stage(Program p) : p_(std::move(p)), at_(p_.setting.pipeline), stages_(p_.setting.stages()) {
-    // One body a chunk, or two (pass::micro_batch); each chunk's residual gradient has a buffer, but where one chunk
+    // The bodies of pass::micro_batch, chunk by chunk. Each chunk's residual gradient has a buffer, but where one chunk
     // hands it to the other on this stage.
-    const bool train = p_.setting.purpose == Purpose::kTrain;
+    const std::size_t each = p_.bodies.size() / p_.chunks.size();
     int gradients = 0;
     for (std::size_t c = 0; c < p_.chunks.size(); ++c) {
-      forward_.push_back(static_cast<int>(train ? 2 * c : c));
       const bool turns = c > 0 && p_.chunks[c].global_stage == p_.chunks[c - 1].global_stage + 1;
       if (c > 0 && !turns) ++gradients;
       gradient_.push_back(gradients);
-      if (train) use_gradient(p_.bodies[2 * c + 1], gradients);
+      const auto first = p_.bodies.begin() + static_cast<std::ptrdiff_t>(c * each);
+      actions_.emplace_back(first, first + static_cast<std::ptrdiff_t>(each));
+      for (Body& body : actions_.back()) use_gradient(body, gradients);
     }
+    p_.bodies.clear();
+    begun_.assign(p_.chunks.size(), false);
   }
 
   Program train(const Schedule& schedule) {
     check_loads(schedule);
-    split_backwards(schedule);
+    count_left(schedule);
     const ScheduleTimes times = simulate(schedule, uniform_costs(schedule, 1.0, 1.0, 1.0));
     for (int stage = 0; stage < stages_; ++stage) {
       const auto& order = schedule.order[static_cast<std::size_t>(stage)];
@@ -65,7 +68,6 @@ class Stage {
  private:
   int global() const { return stages_ * at_.chunks; }
   int chunk_of(int g) const { return g / stages_; }
-  bool mine(int g) const { return stage_of(at_.placement, stages_, g) == at_.stage; }
 
   void use_gradient(Body& body, int copy) {
     const int d_x = p_.find_buffer("d_x");
@@ -83,40 +85,57 @@ class Stage {
     int next = 0;
     for (const Action& a : schedule.order[static_cast<std::size_t>(at_.stage)]) {
       const Chunk& chunk = p_.chunks[static_cast<std::size_t>(a.chunk)];
-      const bool loads = p_.embeds()
-                             ? chunk.embed && is_forward(a.kind)
-                             : chunk.head && (a.kind == ActionKind::kBackward || a.kind == ActionKind::kBackwardInput);
+      const bool loads = p_.embeds() ? chunk.embed && is_forward(a.kind)
+                                     : chunk.head && !is_forward(a.kind) && a.kind != ActionKind::kBackwardWeight;
       if (loads && a.micro_batch != next++)
         throw UsageError("parallel.schedule: stage {} has to begin its micro-batches in ascending order", at_.stage);
     }
   }
 
-  // The backward of a chunk as its first, its middle and its last instance run it.
-  void split_backwards(const Schedule& schedule) {
-    const bool fresh = p_.setting.sharded_gradients();  // a gradient of each micro-batch by itself
-    const int embed = unit_of_part(p_, arch::Part::kEmbed, -1);
-    for (std::size_t c = 0; c < p_.chunks.size(); ++c) {
-      const Body whole = p_.bodies[2 * c + 1];
-      const auto variant = [&](const char* name, bool first) {
-        Body body = whole;
-        if (*name) body.name += fmt::format(".{}", name);
-        detail::set_accumulate(p_, body, first || fresh);
-        // The table of a stage with both ends is cleared where the head's backward begins.
-        const bool cleared = !fresh && p_.has_head() && !p_.chunks[c].head;
-        if (first || fresh) detail::clear_gradients(p_, body, cleared ? embed : -1);
-        return body;
-      };
-      const int m = schedule.micro_batches;
-      p_.bodies[2 * c + 1] = variant(m > 1 ? "first" : "", true);
-      backward_.push_back({static_cast<int>(2 * c + 1), -1, -1});
-      if (m > 2) backward_.back()[1] = append(variant("middle", false));
-      if (m > 1) backward_.back()[2] = append(variant("last", false));
+  // How many actions of each kind each chunk has yet to run.
+  void count_left(const Schedule& schedule) {
+    left_.assign(p_.chunks.size(), {});
+    for (const Action& a : schedule.order[static_cast<std::size_t>(at_.stage)]) {
+      if (a.kind != ActionKind::kForward && a.kind != ActionKind::kBackward && !at_.halves)
+        throw UsageError("parallel.schedule: has backwards in halves (I and W), which this run does not");
+      ++left_[static_cast<std::size_t>(a.chunk)][static_cast<std::size_t>(a.kind)];
     }
-    ran_.assign(p_.chunks.size(), 0);
-    micro_batches_ = schedule.micro_batches;
   }
 
+  // The body of the stage's next action. Of backwards, the first of a chunk finds gradients that hold anything; and the
+  // last of a kind is a body of its own, for gradients are finished there.
+  int body_of(const Action& a) {
+    const auto c = static_cast<std::size_t>(a.chunk), kind = static_cast<std::size_t>(a.kind);
+    if (is_forward(a.kind)) return append(actions_[c][0]);
+    Body body = actions_[c][kind];
+    const bool first = !begun_[c], last = --left_[c][kind] == 0;
+    begun_[c] = true;
+    if (!first || !last) body.name += first ? ".first" : last ? ".last" : ".middle";
+    if (const int found = find_body(body.name); found >= 0) return found;
+    prepare_gradients(body, p_.chunks[c], a.kind, first);
+    return append(std::move(body));
+  }
+
+  void prepare_gradients(Body& body, const Chunk& chunk, ActionKind kind, bool first) {
+    const bool fresh = p_.setting.sharded_gradients();  // a gradient of each micro-batch by itself
+    // A half writes but some of a unit's parameters, and halves and wholes may come in any order: all is cleared once,
+    // and all add.
+    const bool adds = at_.halves && (!fresh || kind != ActionKind::kBackward);
+    detail::set_accumulate(p_, body, !adds && (first || fresh));
+    if (!first && !fresh) return;
+    // A tied table of a stage with both ends is cleared where the head's backward begins.
+    const bool cleared = !fresh && p_.arch.tied && p_.has_head() && !chunk.head;
+    detail::clear_gradients(
+        p_, body, {cleared ? unit_of_part(p_, arch::Part::kEmbed, -1) : -1, adds, adds && !fresh ? &chunk : nullptr});
+  }
+
+  int find_body(const std::string& name) const {
+    for (std::size_t b = 0; b < p_.bodies.size(); ++b)
+      if (p_.bodies[b].name == name) return static_cast<int>(b);
+    return -1;
+  }
   int append(Body body) {
+    if (const int found = find_body(body.name); found >= 0) return found;
     p_.bodies.push_back(std::move(body));
     return static_cast<int>(p_.bodies.size()) - 1;
   }
@@ -126,10 +145,8 @@ class Stage {
     const int g = global_stage_of(at_.placement, stages_, stage, a.chunk);
     const int backward = is_forward(a.kind) ? 0 : 1;
     const auto c = static_cast<std::size_t>(a.chunk);
-    if (stage == at_.stage) {
-      const int body = backward ? backward_body(c) : forward_[c];
-      events_.push_back({time.start_s, 1, backward, g, a.micro_batch, body});
-    }
+    if (stage == at_.stage) events_.push_back({time.start_s, 1, backward, g, a.micro_batch, body_of(a)});
+    if (a.kind == ActionKind::kBackwardWeight) return;
     const int to = backward ? g - 1 : g + 1;
     if (to < 0 || to >= global()) return;
     const int peer = stage_of(at_.placement, stages_, to);
@@ -137,11 +154,6 @@ class Stage {
     const int body = stage == at_.stage ? message<Send>(backward, c, peer)
                                         : message<Receive>(backward, static_cast<std::size_t>(chunk_of(to)), stage);
     events_.push_back({time.end_s, 0, backward, g, a.micro_batch, body});
-  }
-
-  int backward_body(std::size_t c) {
-    const int n = ran_[c]++;
-    return backward_[c][n == 0 ? 0 : n + 1 == micro_batches_ ? 2 : 1];
   }
 
   // The body that sends what chunk `c` has made, or receives what it needs.
@@ -152,8 +164,7 @@ class Stage {
     const bool front = kSends == (backward == 1);  // the chunk's end towards the model's first layer
     const std::int64_t layer = front ? p_.chunks[c].first : p_.chunks[c].end;
     const std::string name = fmt::format("{}.{}.{}", kSends ? "send" : "receive", name_of(moves), layer);
-    for (std::size_t b = 0; b < p_.bodies.size(); ++b)
-      if (p_.bodies[b].name == name) return static_cast<int>(b);
+    if (const int found = find_body(name); found >= 0) return found;
     Body body{name, {}};
     body.steps.push_back(detail::make_step(p_, M{moves, layer, peer}, -1, backward ? Phase::kBackward : Phase::kForward,
                                            Stream::kDpComm));
@@ -168,6 +179,7 @@ class Stage {
     p_.schedule = {{append(std::move(begin)), -1}};
     for (const Event& e : events_) p_.schedule.push_back({e.body, e.micro_batch});
     keep_between_bodies();
+    detail::drop_unused_buffers(p_);
     return std::move(p_);
   }
 
@@ -190,11 +202,10 @@ class Stage {
   Program p_;
   const Pipeline at_;
   const int stages_;
-  int micro_batches_ = 1;
-  std::vector<int> forward_;                  // body, by chunk
-  std::vector<std::array<int, 3>> backward_;  // bodies of the first, a middle and the last one, by chunk
-  std::vector<int> ran_;                      // backwards so far, by chunk
-  std::vector<int> gradient_;                 // copy of d_x, by chunk
+  std::vector<std::vector<Body>> actions_;  // of each chunk, by ActionKind
+  std::vector<std::array<int, 4>> left_;    // actions to run, by chunk and ActionKind
+  std::vector<bool> begun_;                 // whether a chunk has run a backward, or half of one
+  std::vector<int> gradient_;               // copy of d_x, by chunk
   std::vector<Event> events_;
 };
 

@@ -22,7 +22,7 @@ struct Exchanges {
 Exchanges exchanges_of(const Program& p, const Compute& c) {
   using arch::Part;
   const std::int64_t l = c.layer, last = p.arch.layers;
-  const bool backward = c.pass == ComputePass::kBackward;
+  const bool backward = is_backward(c.pass);
   switch (c.part) {
     case Part::kEmbed:
       if (backward) return {{{Moves::kDResidual, 0}}, {}, false};
@@ -69,7 +69,8 @@ class Exchanger {
       if (p_.setting.sharded_rows())
         for (const Exchange& in : e.in) gather(in, step);
       steps_.push_back(step);
-      if (e.out) sum(*e.out, e.adds, step);
+      // Gradients of weights stay on their rank.
+      if (e.out && c->pass != ComputePass::kWeights) sum(*e.out, e.adds, step);
     }
     body.steps = std::move(steps_);
   }

@@ -33,7 +33,10 @@ int stage_of(Placement placement, int stages, int global_stage);
 struct Pipeline {
   ScheduleKind schedule = ScheduleKind::k1f1b;
   Placement placement = Placement::kInterleaved;
-  int chunks = 1;                    // on each stage
+  int chunks = 1;  // on each stage
+  // Backwards run in halves, of the input and of the weights (zb-h1, zb-v, files with I and W): what the second half
+  // reads is kept until then, so the residual gradient has a buffer in each place and is not added to in place.
+  bool halves = false;
   std::vector<std::int64_t> layers;  // of each global stage; empty: balanced_layers
   int stage = 0;                     // whose program it is
   bool operator==(const Pipeline&) const = default;

@@ -66,6 +66,11 @@ ScheduleKind parse_schedule_kind(std::string_view name);
 // Throws UsageError for counts that the kind does not have.
 Schedule make_schedule(ScheduleKind kind, int stages, int chunks, int micro_batches);
 
+// What a Setting says for a kind: zb-v has 2 chunks whatever `chunks` says, on a V.
+Pipeline pipeline_of(ScheduleKind kind, int chunks);
+// Whether backwards run in halves (I and W).
+bool has_halves(const Schedule& schedule);
+
 // The share of a step that stages idle, from its start to the barrier at its end, where F = I = W = B/2 per chunk and
 // transfers are free, and m is at least p (zb-v: 2p-1). For zb-v this is the least that any schedule of the V can have:
 // stage p-1 cannot start before p-1 chunks have run, and has 6m of them to run.

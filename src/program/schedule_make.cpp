@@ -121,6 +121,22 @@ Schedule make_schedule(ScheduleKind kind, int stages, int chunks, int micro_batc
   return s;
 }
 
+Pipeline pipeline_of(ScheduleKind kind, int chunks) {
+  Pipeline p;
+  p.schedule = kind;
+  p.chunks = chunks;
+  p.halves = kind == ScheduleKind::kZbH1 || kind == ScheduleKind::kZbV;
+  if (kind == ScheduleKind::kZbV) p.chunks = 2, p.placement = Placement::kV;
+  return p;
+}
+
+bool has_halves(const Schedule& schedule) {
+  for (const auto& order : schedule.order)
+    for (const Action& a : order)
+      if (a.kind == ActionKind::kBackwardInput || a.kind == ActionKind::kBackwardWeight) return true;
+  return false;
+}
+
 double ideal_idle_share(ScheduleKind kind, int stages, int chunks, int micro_batches) {
   const double bubble = stages - 1, m = micro_batches;
   switch (kind) {

@@ -127,6 +127,44 @@ Signature backward(const Program& p, const Compute& c, int unit) {
   throw Error("part {} has no backward", arch::name_of(c.part));
 }
 
+// The half that the part before waits for. The residual gradient is read in one place and written in another.
+Signature backward_input(const Program& p, const Compute& c, int unit) {
+  const Stream stream(p.setting);
+  const std::int64_t l = c.layer;
+  Signature s = backward(p, c, unit);
+  switch (c.part) {
+    case Part::kOutProjection:
+      return {{stream.d_mid_in(l), {Value::kParam, unit}}, {{Value::kDAttention, l}}};
+    case Part::kDown:
+      return {{stream.d_x_in(l + 1), {Value::kParam, unit}}, {{Value::kDActivation, l}}};
+    case Part::kNormQkv:
+    case Part::kNormUp:
+      if (!has_norm_weights(p)) s.writes.pop_back();
+      return s;
+    default:
+      return s;
+  }
+}
+
+// Of products, from what forward kept and the first half left.
+Signature backward_weights(const Program& p, const Compute& c, int unit) {
+  const Stream stream(p.setting);
+  const std::int64_t l = c.layer;
+  const Operand grad{Value::kGrad, unit};
+  switch (c.part) {
+    case Part::kNormQkv:
+      return {{{Value::kDQkv, l}, stream.x_in(l), {Value::kStats1, l}, {Value::kParam, unit}}, {grad}};
+    case Part::kOutProjection:
+      return {{stream.d_mid_in(l), {Value::kAttention, l}}, {grad}};
+    case Part::kNormUp:
+      return {{{Value::kDUp, l}, stream.mid_in(l), {Value::kStats2, l}, {Value::kParam, unit}}, {grad}};
+    case Part::kDown:
+      return {{stream.d_x_in(l + 1), {Value::kActivation, l}}, {grad}};
+    default:
+      throw Error("part {} has no weights' half of its backward", arch::name_of(c.part));
+  }
+}
+
 // The three states of what tensor ranks exchange.
 struct Exchanged {
   Value kept, sum, rows;
@@ -241,7 +279,16 @@ Signature signature(const Program& program, const Op& op, int unit) {
   return std::visit(Match{
                         [&](const Compute& c) {
                           const int u = unit_of_part(program, c.part, c.layer);
-                          return c.pass == ComputePass::kBackward ? backward(program, c, u) : forward(program, c, u);
+                          switch (c.pass) {
+                            case ComputePass::kBackward:
+                              return backward(program, c, u);
+                            case ComputePass::kInput:
+                              return backward_input(program, c, u);
+                            case ComputePass::kWeights:
+                              return backward_weights(program, c, u);
+                            default:
+                              return forward(program, c, u);
+                          }
                         },
                         [&](const LoadBatch&) {
                           return Signature{{}, {{Value::kIds}, {Value::kLabels}, {Value::kScalars}}};
@@ -275,15 +322,16 @@ Signature signature(const Program& program, const Op& op, int unit) {
                     op);
 }
 
-bool in_place(const Op& op, const Operand& write, const Operand& read) {
+bool in_place(const Program& program, const Op& op, const Operand& write, const Operand& read) {
+  const bool apart = program.setting.pipeline.halves;
   const auto gradient = [](Value v) { return v == Value::kDResidual || v == Value::kDMid; };
   if (std::holds_alternative<Compute>(op))  // the residual gradient is added to where it is
-    return gradient(read.value) &&
+    return !apart && gradient(read.value) &&
            (gradient(write.value) || write.value == Value::kDResidualSum || write.value == Value::kDMidSum);
   if (const auto* reduce = std::get_if<AllReduce>(&op))
     return reduce->moves != Moves::kUnit || write.value == read.value;
   if (const auto* scatter = std::get_if<ReduceScatter>(&op); scatter && scatter->moves != Moves::kUnit)
-    return gradient(write.value) && gradient(read.value);
+    return !apart && gradient(write.value) && gradient(read.value);
   return is_communication(op) && write.value == read.value;
 }
 

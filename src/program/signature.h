@@ -85,7 +85,7 @@ Range extent_of(const Program& program, const std::string& buffer);
 std::int64_t elements_of(const Program& program, const Operand& operand);
 DType dtype_of(const Program& program, Value value);
 // Whether an op must write a value in the place where it reads another.
-bool in_place(const Op& op, const Operand& write, const Operand& read);
+bool in_place(const Program& program, const Op& op, const Operand& write, const Operand& read);
 Lifetime lifetime_of(const Program& program, Value value);
 
 // Which unit a step's operands belong to, from the first of its buffers that is a unit's; -1 if none is.

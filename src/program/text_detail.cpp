@@ -23,8 +23,8 @@ std::string pipeline_text(const Setting& s) {
   const Pipeline& p = s.pipeline;
   std::string text = fmt::format(" pp={}", s.stages());
   if (!s.pipelined()) return text;
-  text += fmt::format(" schedule={} placement={} chunks={} stage={}", name_of(p.schedule), name_of(p.placement),
-                      p.chunks, p.stage);
+  text += fmt::format(" schedule={} placement={} chunks={} halves={} stage={}", name_of(p.schedule),
+                      name_of(p.placement), p.chunks, p.halves ? 1 : 0, p.stage);
   if (!p.layers.empty()) text += fmt::format(" layers={}", fmt::join(p.layers, ","));
   return text;
 }
@@ -104,6 +104,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
         named<Placement>(text("placement"), std::array{Placement::kInterleaved, Placement::kV}, where, "placement");
     s.pipeline.chunks = static_cast<int>(integer("chunks", s.pipeline.placement == Placement::kV ? 2 : 1,
                                                  s.pipeline.placement == Placement::kV ? 2 : 1 << 16));
+    s.pipeline.halves = integer("halves", 0, 1) == 1;
     s.pipeline.stage = static_cast<int>(integer("stage", 0, s.stages() - 1));
     if (values.count("layers")) s.pipeline.layers = layers_from_text(text("layers"), where);
   }

@@ -215,6 +215,8 @@ class Parser {
     const bool in_layer = c.part != arch::Part::kEmbed && c.part != arch::Part::kFinalNorm && !arch::is_head(c.part);
     if (in_layer) c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
     if (c.part == arch::Part::kHeadLogits && pass == ComputePass::kBackward) fail("head_logits has no backward");
+    if (pass == ComputePass::kInput && !in_layer) fail(part + " has no half of its backward");
+    if (pass == ComputePass::kWeights && !arch::has_halves(c.part)) fail(part + " has no half of its backward");
     if (arch::is_head(c.part))
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
     c.accumulate = flag(v, "accumulate");
@@ -222,7 +224,7 @@ class Parser {
   }
 
   Op op(const std::string& name, std::map<std::string, std::string>& v) const {
-    for (const ComputePass pass : {ComputePass::kForward, ComputePass::kBackward, ComputePass::kRecompute})
+    for (const ComputePass pass : kAllComputePasses)
       if (name_of(pass) == name) return compute(pass, v);
     if (name == "load_batch") return LoadBatch{flag(v, "uncounted")};
     if (name == "zero_fill") return ZeroFill{flag(v, "padding")};

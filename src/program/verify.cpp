@@ -44,8 +44,9 @@ struct Held {
   }
 };
 
-// Which op adds what to a gradient: part, layer, chunk, micro-batch.
-using Contribution = std::tuple<int, std::int64_t, std::int64_t, std::int64_t>;
+// Which op adds what to a gradient: part, layer, chunk, micro-batch, and which half of its backward. A whole backward
+// makes both; where a half has no gradient of its own, the other makes both.
+using Contribution = std::tuple<int, std::int64_t, std::int64_t, std::int64_t, int>;
 
 // What has happened to a unit in this step.
 struct UnitState {
@@ -136,12 +137,31 @@ class Verifier {
 
   Held& held(int buffer, std::int64_t micro_batch) { return held_[slots_.place(buffer, micro_batch)]; }
 
-  // How many ops of a body add to each unit's gradient.
+  // The halves of gradients that an op makes: norms' own come with the input's half.
+  std::vector<int> halves_of(const Compute& c) const {
+    const bool norm = c.part == arch::Part::kNormQkv || c.part == arch::Part::kNormUp;
+    const bool own = norm && p_.arch.norm != arch::Norm::kLayerPlain;
+    switch (c.pass) {
+      case ComputePass::kBackward:
+        return {0, 1};
+      case ComputePass::kInput:
+        return own ? std::vector{0} : std::vector<int>{};
+      case ComputePass::kWeights:
+        return own ? std::vector{1} : std::vector{0, 1};
+      case ComputePass::kForward:
+      case ComputePass::kRecompute:
+        break;
+    }
+    return {};
+  }
+
+  // How many halves the ops of a body add to each unit's gradient.
   std::vector<std::size_t> contributions_in(const Body& body) const {
     std::vector<std::size_t> made(p_.units.size(), 0);
     for (const Step& step : body.steps)
-      if (const auto* c = std::get_if<Compute>(&step.op); c && c->pass == ComputePass::kBackward)
-        if (const int u = unit_of_part(p_, c->part, c->layer); u >= 0) ++made[static_cast<std::size_t>(u)];
+      if (const auto* c = std::get_if<Compute>(&step.op))
+        if (const int u = unit_of_part(p_, c->part, c->layer); u >= 0)
+          made[static_cast<std::size_t>(u)] += halves_of(*c).size();
     return made;
   }
 
@@ -187,7 +207,7 @@ class Verifier {
   void aliases(const Expanded& e, const Signature& want) {
     for (std::size_t w = 0; w < want.writes.size(); ++w)
       for (std::size_t r = 0; r < want.reads.size(); ++r) {
-        const bool stays = in_place(e.step->op, want.writes[w], want.reads[r]);
+        const bool stays = in_place(p_, e.step->op, want.writes[w], want.reads[r]);
         const bool same = e.step->writes[w].buffer == e.step->reads[r].buffer;
         const std::string& name = p_.buffers[static_cast<std::size_t>(e.step->writes[w].buffer)].name;
         if (same && !stays && want.writes[w].value != Value::kScalars) report(e, "writes {} while it reads it", name);
@@ -319,30 +339,41 @@ class Verifier {
       report(e, "the vocabulary is {}", p_.setting.tensor() ? "cut over tensor ranks" : "whole on this rank");
     if ((c.part == arch::Part::kHead || c.part == arch::Part::kHeadLoss) && !chunks_.insert(c.chunk).second)
       report(e, "chunk {} of the head runs twice", c.chunk);
-    if (c.pass != ComputePass::kBackward) {
+    if (!is_backward(c.pass)) {
       if (c.accumulate) report(e, "accumulate is for backward ops");
       return;
     }
+    if ((c.pass != ComputePass::kBackward) && !p_.setting.pipeline.halves)
+      report(e, "is half of a backward, which this setting runs whole");
+    if (c.pass == ComputePass::kInput) inputs_.emplace(static_cast<int>(c.part), c.layer, e.micro_batch);
+    if (c.pass == ComputePass::kWeights && !inputs_.count({static_cast<int>(c.part), c.layer, e.micro_batch}))
+      report(e, "runs before the input's half");
+    const std::vector<int> halves = halves_of(c);
+    if (halves.empty()) return;
     const int u = unit_of_part(p_, c.part, c.layer);
     if (u < 0) return;
     UnitState& state = units_[static_cast<std::size_t>(u)];
     if (state.reductions > 0 && !p_.setting.sharded_gradients())
       report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
     // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
-    const auto same_target = [&](int part, std::int64_t layer) {
+    const auto same_target = [&](int part, std::int64_t layer, int half) {
       const auto in_table = [&](arch::Part of) {
         return arch::is_head(of) || (p_.arch.tied && of == arch::Part::kEmbed);
       };
       const bool shared = in_table(c.part), also = in_table(static_cast<arch::Part>(part));
-      return (part == static_cast<int>(c.part) && layer == c.layer) || (shared && also);
+      const bool overlap = std::find(halves.begin(), halves.end(), half) != halves.end();
+      return (part == static_cast<int>(c.part) && layer == c.layer && overlap) || (shared && also);
     };
     bool earlier = state.zeroed;
-    for (const auto& [part, layer, chunk, micro] : state.pending) earlier = earlier || same_target(part, layer);
+    for (const auto& [part, layer, chunk, micro, half] : state.pending)
+      earlier = earlier || same_target(part, layer, half);
     if (c.accumulate && !earlier) report(e, "adds to a gradient that still holds something else");
     if (!c.accumulate && earlier) report(e, "overwrites what was accumulated before");
-    const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
-    state.contributions.insert(made);
-    state.pending.insert(made);
+    for (const int half : halves) {
+      const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch, half};
+      state.contributions.insert(made);
+      state.pending.insert(made);
+    }
     state.in_sum = false;
   }
 
@@ -405,6 +436,10 @@ class Verifier {
   std::size_t needed_in(const Expanded& e, int u) const {
     return p_.setting.sharded_gradients() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
                                           : expected_contributions(u);
+  }
+  // Those of all ops of one micro-batch.
+  std::size_t micro_batch_contributions(int u) const {
+    return expected_contributions(u) / static_cast<std::size_t>(p_.setting.micro_batches());
   }
   // How often a gradient is reduced in a step.
   int reductions_needed(int u) const {
@@ -477,6 +512,8 @@ class Verifier {
     if (state->pending.size() != needed)
       report(e, "reduces with {} of {} contributions made", state->pending.size(), needed);
     if (must_exchange(u) && !state->in_sum) report(e, "what tensor ranks hold alike is not summed over them yet");
+    if (s.sharded_gradients() && !state->zeroed && needed != micro_batch_contributions(u))
+      report(e, "reduces gradients of parameters that no op of this instance has written");
     if (s.sharded_gradients() && !state->padded && detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)]))
       report(e, "reduces padding that holds anything");
     if (accumulate != (s.sharded_gradients() && state->reductions > 0))
@@ -514,7 +551,7 @@ class Verifier {
     }
     const std::int64_t layer = p_.units[static_cast<std::size_t>(unit)].layer;
     if (layer >= 0) parts += 4;  // norm_qkv, output_projection, norm_up, down
-    return parts * static_cast<std::size_t>(p_.setting.micro_batches());
+    return 2 * parts * static_cast<std::size_t>(p_.setting.micro_batches());  // halves
   }
 
   void count(const Expanded& e) {
@@ -663,6 +700,8 @@ class Verifier {
   std::vector<UnitState> units_;
   std::vector<std::vector<std::size_t>> made_in_;  // contributions, by body and unit
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
+  std::set<std::tuple<int, std::int64_t, std::int64_t>>
+      inputs_;  // halves of backwards that have run: part, layer, micro-batch
   std::set<std::int64_t> chunks_, loaded_;
   std::map<int, std::string> unread_;      // gathered parameters that wait for a reader, and who gathered them
   std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds

@@ -25,8 +25,7 @@ arch::Architecture deep(arch::Architecture a) {
 
 Layout piped(int stages, ScheduleKind kind, int chunks, Layout l = {1, 0, false, 3}) {
   l.stages = stages;
-  l.pipeline.schedule = kind;
-  l.pipeline.chunks = chunks;
+  l.pipeline = program::pipeline_of(kind, chunks);
   return l;
 }
 
@@ -94,6 +93,18 @@ std::vector<Layout> layouts() {
     all.push_back(piped(2, ScheduleKind::kInterleaved, 2, tensor));
   }
   all.push_back(piped(3, ScheduleKind::k1f1b, 1, Layout{1, 0}.recomputing("attention,norm_up,activation/2")));
+  for (const auto& [kind, chunks] : {std::pair{ScheduleKind::kZbH1, 1}, {ScheduleKind::kZbV, 2}}) {
+    all.push_back(piped(2, kind, chunks));
+    if (kind == ScheduleKind::kZbH1) all.push_back(piped(4, kind, chunks));
+    all.push_back(piped(2, kind, chunks, {1, 0, true, 12}));
+    for (const int zero : {1, 2, 3}) all.push_back(piped(2, kind, chunks, {2, zero, zero == 2, 2}));
+    for (const bool rows : {false, true}) {
+      Layout tensor{1, 0, false, 3};
+      tensor.tensor = 2;
+      tensor.rows = rows;
+      all.push_back(piped(2, kind, chunks, tensor));
+    }
+  }
   return all;
 }
 
@@ -109,6 +120,13 @@ TEST(Pipeline, TakesLayersAndOrderAsTheyAreSaid) {
   s.pipeline.schedule = ScheduleKind::kFile;
   const auto file = program::parse_schedule("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "file.csv");
   EXPECT_LE(difference(one, train_threads(stages_of(a, s, &file), 5)).parameters, 1e-9);
+  // Whole backwards and halves, mixed.
+  s.pipeline.halves = true;
+  const auto mixed = program::parse_schedule("0F0,0F1,0I0,0B1,0W0\n1F0,1I0,1F1,1W0,1B1\n", "file.csv");
+  EXPECT_TRUE(program::has_halves(mixed));
+  EXPECT_LE(difference(one, train_threads(stages_of(a, s, &mixed), 5)).parameters, 1e-9);
+  s.pipeline.halves = false;
+  EXPECT_THROW(program::build_stages(a, s, &mixed), UsageError);
   const auto descending = program::parse_schedule("0F1,0F0,0B0,0B1\n1F1,1F0,1B0,1B1\n", "file.csv");
   EXPECT_THROW(program::build_stages(a, s, &descending), UsageError);
   s.pipeline.layers = {1, 3};

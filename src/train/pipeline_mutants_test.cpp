@@ -22,10 +22,11 @@ using program::ScheduleKind;
 Layout staged(ScheduleKind kind, int chunks, int shards = 1, int zero = 0) {
   Layout l{shards, zero, false, 3};
   l.stages = 2;
-  l.pipeline.schedule = kind;
-  l.pipeline.chunks = chunks;
+  l.pipeline = program::pipeline_of(kind, chunks);
   return l;
 }
+const Layout kHalves = staged(ScheduleKind::kZbH1, 1), kHalvesGrads = staged(ScheduleKind::kZbH1, 1, 2, 2),
+             kTurn = staged(ScheduleKind::kZbV, 2);
 const Layout kOrder = staged(ScheduleKind::k1f1b, 1), kChunks = staged(ScheduleKind::kInterleaved, 2),
              kGrads = staged(ScheduleKind::k1f1b, 1, 2, 2), kOwn = staged(ScheduleKind::k1f1b, 1, 2, 1);
 
@@ -152,6 +153,32 @@ std::vector<Mutant> mutants() {
       {"a chunk's gradient in the other's place", kChunks, 0,
        rewritten({"receive peer=1 moves=d_x layer=4"}, "writes=d_x/1", "writes=d_x")},
       {"the chunks the wrong way round", kChunks, 0, swapped("forward.0", 0, "forward.2", 0)},
+      {"weights before the input's half", kHalves, 0, swapped("input.0.middle", 0, "weights.0.middle", 0)},
+      {"weights that are left out", kHalves, 1, dropped("weights.1.middle", 0)},
+      {"one layer's weights that are left out", kHalves, 0, without_op("weights.0.middle", "backward_weights down")},
+      {"weights twice", kHalves, 1, doubled("weights.1.middle", 0)},
+      {"weights that overwrite", kHalves, 0,
+       rewritten({"backward_weights part=norm_up layer=1 accumulate=1"}, " accumulate=1", "")},
+      {"a gradient that begins with anything", kHalves, 0, without_op("input.0.first", "zero_fill")},
+      {"the residual gradient in one place", kHalves, 0,
+       rewritten({"backward_input part=norm_up layer=1"}, "writes=d_mid.1", "writes=d_x.2")},
+      {"weights from another layer's gradient", kHalves, 1,
+       rewritten({"backward_weights part=down layer=4"}, "reads=d_x.5", "reads=d_x.4")},
+      {"a half that reduces what nobody wrote", kHalvesGrads, 0, without_op("weights.0.middle", "zero_fill")},
+      {"a table cleared between its two contributions", kTurn, 0,
+       [](const Program& p) {
+         Program q = p;
+         const auto head = static_cast<std::size_t>(body_of(p, "input.3.first")),
+                    embed = static_cast<std::size_t>(body_of(p, "input.0.first"));
+         for (const auto& step : p.bodies[head].steps)
+           if (!step.writes.empty() && step.writes[0].buffer == p.find_buffer("grad.embed") && step.reads.empty()) {
+             q.bodies[embed].steps.insert(q.bodies[embed].steps.begin(), step);
+             break;
+           }
+         for (auto& body : q.bodies)
+           for (auto& s : body.steps) s.after.clear();
+         return program::pass::order_streams(q);
+       }},
       {"a micro-batch that is not reduced", kGrads, 0, without_op("backward.0.first", "reduce_scatter")},
   };
 }

@@ -117,7 +117,7 @@ state = [json.loads(x)["state_hash"] for x in (work / "runs/moved/events.jsonl")
 digest = run("checkpoint", "verify", "--digest", "runs/whole/checkpoints/step-000000012").stdout
 ok("state hash equal after load on another layout", state in digest, (state, digest))
 # Sharded parameters, gradients and optimizer states, in groups with copies and without: the same model continues.
-for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "parallel.prefetch=2"]), ("hybrid", 4, ["parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2", "parallel.zero=1", "parallel.recompute=full"]), ("grads", 2, ["parallel.sharding=SHARD_GRAD_OP"]), ("tensor", 2, ["parallel.tensor=2"]), ("rows", 4, ["parallel.tensor=2", "parallel.sequence=true", "parallel.sharding=FULL_SHARD"]), ("stages", 2, ["parallel.pipeline=2", "parallel.schedule=gpipe"]), ("staged", 4, ["parallel.pipeline=2", "parallel.sharding=FULL_SHARD"])):
+for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "parallel.prefetch=2"]), ("hybrid", 4, ["parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2", "parallel.zero=1", "parallel.recompute=full"]), ("grads", 2, ["parallel.sharding=SHARD_GRAD_OP"]), ("tensor", 2, ["parallel.tensor=2"]), ("rows", 4, ["parallel.tensor=2", "parallel.sequence=true", "parallel.sharding=FULL_SHARD"]), ("stages", 2, ["parallel.pipeline=2", "parallel.schedule=gpipe"]), ("halves", 2, ["parallel.pipeline=2", "parallel.schedule=zb-h1"]), ("staged", 4, ["parallel.pipeline=2", "parallel.sharding=FULL_SHARD"])):
     sets = [x for s in [*sets, f"run.name={name}", "checkpoint.dir=runs/parts/checkpoints", 'train.stop_after="14 steps"', "checkpoint.keep=0"] for x in ("--set", s)]
     said = run("train", "run.toml", "--resume", "12", "--ranks", ranks, *sets).stdout
     a, b = whole[13], metrics(name)[13]
@@ -141,6 +141,10 @@ said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", 
 ok("verify on the configuration's data", "data.train" in said and re.search(r"(\d+) layouts, \1 of them the same model", said), said)
 rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--cover", "pairs", "--ranks", 10000, "--set", "batch.global=20000", "--format", "json").stdout)
 ok("verify --static: 10,000 ranks in seconds", len(rows) > 50 and all(r["findings"] == [] and r["seconds"] < 20 for r in rows), [r for r in rows if r["findings"] or r["seconds"] > 20][:2])
+# The published layouts on Frontier, stage by stage (sources: Dash et al. 2023, table of the best runs).
+for model, ranks, tensor, stages, batch in (("gpt-175b", 1024, 4, 16, 640), ("gpt-1t", 3072, 8, 64, 9600)):
+    said = json.loads(run("verify", "--model", model, "--static", "--layouts", "given", "--ranks", ranks, "--format", "json", *[x for s in (f"parallel.tensor={tensor}", f"parallel.pipeline={stages}", "parallel.zero=1", f"batch.global={batch}", "batch.micro=1", "precision.compute=bf16", "data.sequence_length=2048") for x in ("--set", s)]).stdout)
+    ok(f"verify --static: {model} on {ranks} ranks, {said['seconds']:.1f} s, {max(r['peak_bytes'] for r in said['stages']) / 2**30:.1f} GiB", len(said["stages"]) == stages and not said["between_stages"] and all(r["findings"] == [] for r in said["stages"]) and said["seconds"] < 60, said["seconds"])
 ok("verify: no such layout", "did you mean" in run("verify", *small, "--ranks", 4, "--layouts", "FULLSHARD", code=2).stderr)
 MPI = ["mpirun", "-n", "2", "--bind-to", "none"] if shutil.which("mpirun") and json.loads(run("doctor", "--format", "json").stdout)["mpi"] else None
 if MPI:

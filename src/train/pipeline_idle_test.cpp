@@ -1,0 +1,94 @@
+// How long stages of a pipeline stand idle, with sleeps in the place of computation: forward, backward of the input and
+// of the weights take equally long, messages are real.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "program/build.h"
+#include "program/schedule.h"
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+using program::Compute;
+using program::ComputePass;
+using program::ScheduleKind;
+
+constexpr double kUnit = 24e-3;  // seconds of a chunk's forward, and of each half of its backward
+
+// A chunk is one layer, whose `down` stands for all of it.
+std::optional<double> seconds_of(const program::Step& step) {
+  if (program::is_communication(step.op)) return std::nullopt;
+  const auto* c = std::get_if<Compute>(&step.op);
+  if (!c || c->part != arch::Part::kDown) return 0.0;
+  return c->pass == ComputePass::kBackward ? 2 * kUnit : kUnit;
+}
+
+struct Measured {
+  double idle = 0.0, step_s = 0.0;
+};
+
+// From the step's start to where the clip barrier opens, over all stages.
+Measured measure(ScheduleKind kind, int stages, int micro_batches) {
+  const int chunks = kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV ? 2 : 1;
+  auto a = llama(false);
+  a.layers = stages * chunks;
+  Layout l;
+  l.stages = stages;
+  l.pipeline = program::pipeline_of(kind, chunks);
+  program::Setting s = setting_of(l, DType::kF64);
+  s.micro_batch = 1;
+  s.global_batch = micro_batches;
+  const auto programs = program::build_stages(a, s);
+  comm::ThreadWorld world(stages);
+  std::vector<std::unique_ptr<comm::Communicator>> ranks;
+  for (int r = 0; r < stages; ++r) ranks.push_back(world.communicator(r));
+  std::vector<double> busy(programs.size()), end(programs.size());
+  std::vector<std::jthread> threads;
+  for (std::size_t r = 0; r < programs.size(); ++r)
+    threads.emplace_back([&, r] {
+      exec::Options options;
+      options.sleep = seconds_of;
+      exec::Executor executor(programs[r], static_cast<int>(r), ranks[r].get(), options);
+      exec::StepInput input;
+      input.load = [](std::int32_t*, std::int32_t*) { return std::int64_t{1}; };
+      executor.run(input);
+      ranks[r]->barrier();
+      const auto result = executor.run(input);
+      for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+        const auto& time = result.timeline.ops[i];
+        const auto& step = *executor.ops()[i].step;
+        if (std::holds_alternative<Compute>(step.op)) busy[r] += time.seconds();
+        if (std::holds_alternative<program::ClipScale>(step.op)) end[r] = time.start_s;
+      }
+    });
+  threads.clear();
+  const double last = *std::max_element(end.begin(), end.end());
+  double all = 0.0;
+  for (const double b : busy) all += b;
+  return {1.0 - all / (last * stages), last};
+}
+
+TEST(PipelineIdle, IsWhatTheFormulasSay) {
+  for (const int stages : {2, 4}) {
+    const int m = 2 * stages;
+    double zb_h1 = 0.0;
+    for (const ScheduleKind kind : program::kAllScheduleKinds) {
+      const int chunks = kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV ? 2 : 1;
+      const double ideal = program::ideal_idle_share(kind, stages, chunks, m);
+      // A neighbour on this machine can only lengthen it.
+      Measured best = measure(kind, stages, m);
+      for (int i = 0; i < 2 && best.idle > ideal + 0.02; ++i)
+        if (const Measured again = measure(kind, stages, m); again.idle < best.idle) best = again;
+      fmt::print("{} stages, {} micro-batches, {:<12} idle {:5.2f} %, formula {:5.2f} %, step {:.3f} s\n", stages, m,
+                 name_of(kind), 100 * best.idle, 100 * ideal, best.step_s);
+      EXPECT_NEAR(best.idle, ideal, 0.02) << name_of(kind);
+      if (kind == ScheduleKind::kZbH1) zb_h1 = best.idle;
+      if (kind == ScheduleKind::kZbV) EXPECT_LT(best.idle, zb_h1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace molen::train
