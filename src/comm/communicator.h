@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,9 +20,15 @@ enum class Reduce { kSum, kMax, kMin };
 
 // Calls of this communicator that moved data (not barrier and split) and came back, and their payload: all elements of
 // the reduced or gathered buffer (sum of counts), of what all_to_all and send send, recv receives, broadcast fills.
+//
+// The wire bytes are those that these calls really carried from this rank to other ranks, and from others to it,
+// counted where they are copied or handed to the transport: over a group's ranks both add up to the same. They do not
+// say how far: a byte that a rank passes on is sent again. Absent where a library moves the data and cannot be asked.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;
+  std::optional<std::int64_t> wire_bytes;  // sent
+  std::optional<std::int64_t> wire_received;
 };
 
 class Communicator {

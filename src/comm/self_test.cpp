@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/comm_suite.h"
+#include "comm/wire_suite.h"
 
 namespace molen::comm {
 namespace {
@@ -10,6 +11,13 @@ namespace {
 TEST(Self, Suite) {
   const auto self = make_self();
   EXPECT_EQ(suite::Suite(*self).run(), "");
+}
+
+TEST(Self, NothingLeaves) {
+  const auto self = make_self();
+  EXPECT_EQ(suite::WireSuite(*self).run(), "");
+  EXPECT_EQ(self->traffic().wire_bytes, 0);
+  EXPECT_EQ(self->traffic().wire_received, 0);
 }
 
 TEST(Self, AbortEndsLaterCallsOfEveryGroup) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "comm/comm_suite.h"
+#include "comm/wire_suite.h"
 
 namespace molen::comm {
 namespace {
@@ -62,6 +63,32 @@ TEST_P(Threads, SumsUnderDelayAndDisorder) {
            c.all_reduce(&x, 1, DType::kF64, Reduce::kSum);
            if (x != c.size() * (c.size() - 1) / 2 + i * c.size()) throw Error("a wrong sum");
          }
+       }))
+    EXPECT_EQ(e, "");
+}
+
+TEST_P(Threads, WireBytesAreTheTextbooks) {
+  ThreadOptions options;
+  options.delay_us = 20;
+  options.seed = 3;
+  for (const std::string& e : on_threads(GetParam(), options, [](Communicator& c) {
+         if (const std::string wrong = suite::WireSuite(c).run(); !wrong.empty()) throw Error(wrong);
+       }))
+    EXPECT_EQ(e, "");
+}
+
+// Whose memory is read has sent: a root and the owner of a block send it to each of the others.
+TEST_P(Threads, WhoseMemoryIsReadHasSent) {
+  const std::int64_t n = GetParam();
+  for (const std::string& e : on_threads(GetParam(), {}, [n](Communicator& c) {
+         std::vector<float> x(100), y(100);
+         c.broadcast(x.data(), 10, DType::kF32, 0);
+         EXPECT_EQ(c.traffic().wire_bytes, c.rank() == 0 ? 40 * (n - 1) : 0);
+         std::vector<std::int64_t> counts;
+         for (int r = 0; r < n; ++r) counts.push_back(r + 1);
+         const std::int64_t before = *c.traffic().wire_bytes;
+         c.all_gather(x.data(), y.data(), counts, DType::kF32);
+         EXPECT_EQ(*c.traffic().wire_bytes - before, 4 * (c.rank() + 1) * (n - 1));
        }))
     EXPECT_EQ(e, "");
 }

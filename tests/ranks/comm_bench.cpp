@@ -1,5 +1,6 @@
 // Collectives of a 56M-parameter model's gradient, 225 MB in fp32: `comm_bench [RANKS]` on threads, `mpirun -n N
-// comm_bench` on MPI, there beside MPI_Allreduce. Prints the median and the best of 7.
+// comm_bench` on MPI, there beside MPI_Allreduce. Prints the median and the best of 7. `mpirun -n N comm_bench turns`:
+// our collectives over messages and the library's in turns, and how many times as long the library's take.
 #include <mpi.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -74,11 +76,59 @@ void all(Communicator& c) {
   }
 }
 
+// Seconds of one call, after all have begun and until all have ended.
+double seconds_of(Communicator& c, int calls, const std::function<void()>& call) {
+  c.barrier();
+  const double start = now();
+  for (int i = 0; i < calls; ++i) call();
+  c.barrier();
+  return (now() - start) / calls;
+}
+
+void turns(const char* what, std::int64_t bytes, Communicator& own, Communicator& library,
+           const std::function<void(Communicator&)>& call) {
+  const int calls = bytes < 100'000 ? 200 : bytes < 10'000'000 ? 20 : 2;
+  std::vector<double> ours, theirs, ratios;
+  for (int round = 0; round < 12; ++round) {
+    double a = 0, b = 0;
+    for (const bool first : {round % 2 == 0, round % 2 != 0})
+      (first ? a : b) = seconds_of(own, calls, [&] { call(first ? own : library); });
+    if (round < 2) continue;  // the first touch memory
+    ours.push_back(a);
+    theirs.push_back(b);
+    ratios.push_back(b / a);
+  }
+  for (auto* v : {&ours, &theirs, &ratios}) std::sort(v->begin(), v->end());
+  if (own.rank() == 0)
+    std::printf("%d ranks  %9lld B  %-14s ours %9.1f us  library %9.1f us  library/ours median %.2f (%.2f to %.2f)\n",
+                own.size(), static_cast<long long>(bytes), what, ours[5] * 1e6, theirs[5] * 1e6, ratios[5], ratios[1],
+                ratios[8]);
+}
+
+void in_turns(Communicator& own, Communicator& library) {
+  for (const std::int64_t count : {1 << 10, 1 << 18, 1 << 24}) {
+    std::vector<float> x(static_cast<std::size_t>(count), 1.0f);
+    std::vector<std::int64_t> counts;
+    for (int r = 0; r < own.size(); ++r) counts.push_back(count * (r + 1) / own.size() - count * r / own.size());
+    const std::int64_t first = count * own.rank() / own.size(), bytes = count * 4;
+    turns("all_reduce", bytes, own, library,
+          [&](Communicator& c) { c.all_reduce(x.data(), count, DType::kF32, Reduce::kMax); });
+    turns("all_gather", bytes, own, library,
+          [&](Communicator& c) { c.all_gather(x.data() + first, x.data(), counts, DType::kF32); });
+    turns("broadcast", bytes, own, library, [&](Communicator& c) { c.broadcast(x.data(), count, DType::kF32, 0); });
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  using molen::comm::MpiCollectives;
   if (molen::comm::launch_environment().size > 0) {
-    all(*molen::comm::mpi_world());
+    const auto own = molen::comm::mpi_world(MpiCollectives::kOwn);
+    if (argc > 1 && std::string(argv[1]) == "turns")
+      in_turns(*own, *molen::comm::mpi_world(MpiCollectives::kLibrary));
+    else
+      all(*own);
     return 0;
   }
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;

@@ -1,7 +1,9 @@
 // Ranks started by mpirun or srun. Where MPI is not built in, `mpi_available` is false and the rest throws.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "comm/communicator.h"
 
@@ -17,7 +19,18 @@ struct LaunchEnvironment {
 };
 LaunchEnvironment launch_environment();
 
-// MPI_COMM_WORLD, initialised at the first call and finalised at exit. One thread at a time may use it.
-std::unique_ptr<Communicator> mpi_world();
+// Who moves the data of broadcast, all_gather and the second half of all_reduce. The rest, and every sum, is ours over
+// point-to-point messages in any case, so the results are the same bits.
+//   kOwn: messages of ours, so wire bytes are counted. Up to kMpiShort bytes (of a broadcast, of an all-gather's
+//   average
+//         block) in a logarithm of the group's size of rounds, above around a ring.
+//   kLibrary: the library's collectives, which cannot be asked: wire bytes are absent from the first such call on.
+enum class MpiCollectives { kOwn, kLibrary };
+inline constexpr std::int64_t kMpiShort = std::int64_t{1} << 15;  // bytes
+
+// MPI_COMM_WORLD, initialised at the first call and finalised at exit. One thread at a time may use it. An all_reduce
+// of up to kMpiShort bytes gathers everything everywhere: one exchange, and n-1 times the payload sent by each of n
+// ranks; above, 2(n-1)/n times.
+std::unique_ptr<Communicator> mpi_world(MpiCollectives collectives = MpiCollectives::kOwn);
 
 }  // namespace molen::comm

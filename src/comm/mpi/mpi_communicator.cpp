@@ -1,10 +1,12 @@
 // MPI-3. Reductions are ours: a pairwise exchange that adds in rank order. MPI's own may add in any order, drop a NaN
-// in a maximum, and have no bf16; ours give the bits of the threads communicator.
+// in a maximum, and have no bf16; ours give the bits of the threads communicator. A reduction that is itself passed
+// around a ring would send as much, but add each block in another order, and round bf16 at every hop.
 #include <mpi.h>
 
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <climits>
 #include <cstdlib>
@@ -12,6 +14,7 @@
 
 #include "base/error.h"
 #include "comm/mpi/mpi.h"
+#include "comm/mpi/routes.h"
 #include "comm/reduce.h"
 
 namespace molen::comm {
@@ -20,7 +23,8 @@ namespace {
 constexpr std::int64_t kMany = std::int64_t{1} << 30;     // elements of one library call
 constexpr std::int64_t kChunk = std::int64_t{1} << 18;    // elements of one exchange, at most
 constexpr std::int64_t kScratch = std::int64_t{8} << 20;  // bytes received before they are added, about
-constexpr std::int64_t kSmall = std::int64_t{1} << 15;    // bytes up to which all_reduce gathers everything everywhere
+constexpr std::int64_t kHop = std::int64_t{1} << 19;      // bytes passed on around a ring at a time
+constexpr std::size_t kAhead = 4;                         // hops under way in each direction
 
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -69,7 +73,7 @@ MPI_Datatype type_of(DType dtype) {
 
 class Mpi final : public Communicator {
  public:
-  Mpi(MPI_Comm comm, bool owned) : comm_(comm), owned_(owned) {
+  Mpi(MPI_Comm comm, bool owned, MpiCollectives collectives) : comm_(comm), owned_(owned), collectives_(collectives) {
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
@@ -86,7 +90,7 @@ class Mpi final : public Communicator {
 
   void all_reduce(void* data, std::int64_t count, DType dtype, Reduce op) override {
     check_reducible(dtype);
-    if (size_ > 1 && count * size_of(dtype) <= kSmall) {
+    if (size_ > 1 && count * size_of(dtype) <= kMpiShort) {
       reduce_small(data, count, dtype, op);
     } else if (size_ > 1) {
       std::vector<std::int64_t> counts;
@@ -134,42 +138,51 @@ class Mpi final : public Communicator {
 
   void broadcast(void* data, std::int64_t count, DType dtype, int root) override {
     if (root < 0 || root >= size_) throw Error("broadcast from rank {} of {}", root, size_);
-    broadcast_run(data, count, dtype, root);
+    if (size_ > 1 && count > 0) {
+      if (collectives_ == MpiCollectives::kLibrary)
+        broadcast_run(data, count, dtype, root);
+      else if (count * size_of(dtype) <= kMpiShort)
+        pass_down(data, count, dtype, root);
+      else
+        pass_around(data, only_of(count, root), dtype);
+    }
     note(count, dtype);
   }
 
   void send(const void* data, std::int64_t count, DType dtype, int to) override {
     check_peer(to);
-    for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany)
-      wait("MPI_Isend", nullptr, [&](MPI_Request* r) {
-        return MPI_Isend(byte(data, at, dtype), some(count, at), type_of(dtype), to, kTag, comm_, r);
-      });
+    for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany) {
+      MPI_Request sent = start_send(byte(data, at, dtype), some(count, at), to, dtype);
+      wait([&] { return done(sent, "MPI_Isend"); });
+    }
     note(count, dtype);
   }
   void recv(void* data, std::int64_t count, DType dtype, int from) override {
     check_peer(from);
     for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany) {
-      MPI_Status status;
-      wait("MPI_Irecv", &status, [&](MPI_Request* r) {
-        return MPI_Irecv(byte(data, at, dtype), some(count, at), type_of(dtype), from, kTag, comm_, r);
-      });
-      check_arrived(status, some(count, at), from, dtype);
+      Arrival arrival = start_receive(byte(data, at, dtype), some(count, at), from, dtype);
+      wait([&] { return arrived(arrival); });
     }
     note(count, dtype);
   }
   void barrier() override {
-    wait("MPI_Ibarrier", nullptr, [&](MPI_Request* r) { return MPI_Ibarrier(comm_, r); });
+    MPI_Request request;
+    check(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
+    wait([&] { return done(request, "MPI_Ibarrier"); });
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
     if (color < 0) throw Error("split: color {} of rank {}; colors are not negative", color, rank_);
     MPI_Comm made;
     check(MPI_Comm_split(comm_, color, key, &made), "MPI_Comm_split");
-    return std::make_unique<Mpi>(made, true);
+    return std::make_unique<Mpi>(made, true, collectives_);
   }
 
   void abort(const std::string&) noexcept override { MPI_Abort(comm_, 1); }
-  Traffic traffic() const override { return traffic_; }
+  Traffic traffic() const override {
+    if (by_library_) return {calls_, bytes_, {}, {}};
+    return {calls_, bytes_, sent_, received_};
+  }
 
  private:
   static constexpr int kTag = 7;
@@ -189,35 +202,62 @@ class Mpi final : public Communicator {
   void check_peer(int peer) const {
     if (peer < 0 || peer >= size_ || peer == rank_) throw Error("rank {} of {} talks to rank {}", rank_, size_, peer);
   }
-  // A message that is too long is MPI's error already; one that is too short is not.
-  void check_arrived(MPI_Status& status, int expected, int from, DType dtype) const {
-    int got = 0;
-    check(MPI_Get_count(&status, type_of(dtype), &got), "MPI_Get_count");
-    if (got != expected) throw Error("rank {} sends {} elements where rank {} receives {}", from, got, rank_, expected);
-  }
   void note(std::int64_t count, DType dtype) {
-    ++traffic_.calls;
-    traffic_.bytes += count * size_of(dtype);
+    ++calls_;
+    bytes_ += count * size_of(dtype);
   }
 
+  // Messages. A peer of MPI_PROC_NULL: none, and nothing is counted.
+  struct Arrival {
+    MPI_Request request;
+    int expected, from;
+    DType dtype;
+  };
+  MPI_Request start_send(const void* data, int count, int to, DType dtype) {
+    MPI_Request request;
+    check(MPI_Isend(data, count, type_of(dtype), to, kTag, comm_, &request), "MPI_Isend");
+    if (to != MPI_PROC_NULL) sent_ += count * size_of(dtype);
+    return request;
+  }
+  Arrival start_receive(void* data, int count, int from, DType dtype) {
+    Arrival arrival{MPI_REQUEST_NULL, count, from, dtype};
+    check(MPI_Irecv(data, count, type_of(dtype), from, kTag, comm_, &arrival.request), "MPI_Irecv");
+    return arrival;
+  }
+  static bool done(MPI_Request& request, const char* what) {
+    int flag = 0;
+    check(MPI_Test(&request, &flag, MPI_STATUS_IGNORE), what);
+    return flag != 0;
+  }
+  // True once. A message that is too long is MPI's error already; one that is too short is not.
+  bool arrived(Arrival& a) {
+    int flag = 0, got = 0;
+    MPI_Status status;
+    check(MPI_Test(&a.request, &flag, &status), "MPI_Irecv");
+    if (!flag || a.from == MPI_PROC_NULL) return flag != 0;
+    check(MPI_Get_count(&status, type_of(a.dtype), &got), "MPI_Get_count");
+    if (got != a.expected)
+      throw Error("rank {} sends {} elements where rank {} receives {}", a.from, got, rank_, a.expected);
+    received_ += got * size_of(a.dtype);
+    return true;
+  }
+  template <class Done>
+  static void wait(Done is_done) {
+    for (Patience patience; !is_done();) patience.pause();
+  }
+  void send_receive(const void* out, int count_out, int to, void* in, int count_in, int from, DType dtype) {
+    MPI_Request sent = start_send(out, count_out, to, dtype);
+    Arrival arrival = start_receive(in, count_in, from, dtype);
+    wait([&] { return arrived(arrival); });
+    wait([&] { return done(sent, "MPI_Isend"); });
+  }
+  // A collective of the library.
   template <class Start>
-  void wait(const char* what, MPI_Status* status, Start start) {
+  void library(const char* what, Start start) {
+    by_library_ = true;
     MPI_Request request;
     check(start(&request), what);
-    Patience patience;
-    for (int done = 0;;) {
-      check(MPI_Test(&request, &done, status ? status : MPI_STATUS_IGNORE), what);
-      if (done) return;
-      patience.pause();
-    }
-  }
-  void send_receive(const void* out, int count_out, int to, void* in, int count_in, int from, DType dtype,
-                    MPI_Status* status) {
-    MPI_Request sent;
-    check(MPI_Isend(out, count_out, type_of(dtype), to, kTag, comm_, &sent), "MPI_Isend");
-    wait("MPI_Irecv", status,
-         [&](MPI_Request* r) { return MPI_Irecv(in, count_in, type_of(dtype), from, kTag, comm_, r); });
-    wait("MPI_Isend", nullptr, [&](MPI_Request* r) { return *r = sent, MPI_SUCCESS; });
+    wait([&] { return done(request, what); });
   }
 
   void exchange(const void* out, std::int64_t count_out, int to, void* in, std::int64_t count_in, int from,
@@ -226,10 +266,8 @@ class Mpi final : public Communicator {
     std::int64_t at_out = 0, at_in = 0;
     do {
       const bool sends = at_out == 0 || at_out < count_out, receives = at_in == 0 || at_in < count_in;
-      MPI_Status status;
       send_receive(byte(out, at_out, dtype), some(count_out, at_out), sends ? to : MPI_PROC_NULL,
-                   byte(in, at_in, dtype), some(count_in, at_in), receives ? from : MPI_PROC_NULL, dtype, &status);
-      if (receives) check_arrived(status, some(count_in, at_in), from, dtype);
+                   byte(in, at_in, dtype), some(count_in, at_in), receives ? from : MPI_PROC_NULL, dtype);
       at_out += kMany;
       at_in += kMany;
     } while (at_out < count_out || at_in < count_in);
@@ -237,7 +275,7 @@ class Mpi final : public Communicator {
 
   void broadcast_run(void* data, std::int64_t count, DType dtype, int root) {
     for (std::int64_t at = 0; at < count; at += kMany)
-      wait("MPI_Ibcast", nullptr, [&](MPI_Request* r) {
+      library("MPI_Ibcast", [&](MPI_Request* r) {
         return MPI_Ibcast(byte(data, at, dtype), some(count, at), type_of(dtype), root, comm_, r);
       });
   }
@@ -252,20 +290,19 @@ class Mpi final : public Communicator {
     };
     const std::int64_t longest = *std::max_element(counts.begin(), counts.end());
     const auto room = static_cast<std::size_t>(std::min(chunk, counts[static_cast<std::size_t>(rank_)]) * width);
-    if (arrived_.size() < room * static_cast<std::size_t>(size_))
-      arrived_.resize(room * static_cast<std::size_t>(size_));
+    char* scratch = scratch_of(room * static_cast<std::size_t>(size_));
     std::vector<const void*> sources(static_cast<std::size_t>(size_));
     for (std::int64_t at = 0; at < longest; at += chunk) {
       const std::int64_t own = part(rank_, at);
       sources[static_cast<std::size_t>(rank_)] = byte(send, offset_of(counts, rank_) + at, dtype);
       for (int shift = 1; shift < size_; ++shift) {
         const int to = (rank_ + shift) % size_, from = (rank_ - shift + size_) % size_;
-        char* buffer = arrived_.data() + static_cast<std::size_t>(from) * room;
+        char* buffer = scratch + static_cast<std::size_t>(from) * room;
         const std::int64_t out = part(to, at);
         if (out > 0 || own > 0)
           send_receive(byte(send, offset_of(counts, to) + at, dtype), static_cast<int>(out),
                        out > 0 ? to : MPI_PROC_NULL, buffer, static_cast<int>(own), own > 0 ? from : MPI_PROC_NULL,
-                       dtype, MPI_STATUS_IGNORE);
+                       dtype);
         sources[static_cast<std::size_t>(from)] = buffer;
       }
       if (own > 0) combine(byte(receive, at, dtype), sources, own, dtype, op);
@@ -274,6 +311,17 @@ class Mpi final : public Communicator {
 
   // Each rank's block lies in its place.
   void gather_blocks(void* data, std::span<const std::int64_t> counts, DType dtype) {
+    const std::int64_t all = offset_of(counts, size_);
+    if (size_ == 1 || all == 0) return;
+    if (collectives_ == MpiCollectives::kLibrary)
+      gather_by_library(data, counts, dtype);
+    else if (all * size_of(dtype) > kMpiShort * size_)
+      pass_around(data, counts, dtype);
+    else
+      gather_short(data, counts, dtype);
+  }
+
+  void gather_by_library(void* data, std::span<const std::int64_t> counts, DType dtype) {
     if (offset_of(counts, size_) > INT_MAX) {  // MPI counts in int
       for (int r = 0; r < size_; ++r)
         broadcast_run(byte(data, offset_of(counts, r), dtype), counts[static_cast<std::size_t>(r)], dtype, r);
@@ -281,30 +329,110 @@ class Mpi final : public Communicator {
     }
     std::vector<int> sizes(counts.begin(), counts.end()), starts;
     for (int r = 0; r < size_; ++r) starts.push_back(static_cast<int>(offset_of(counts, r)));
-    wait("MPI_Iallgatherv", nullptr, [&](MPI_Request* r) {
+    library("MPI_Iallgatherv", [&](MPI_Request* r) {
       return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, sizes.data(), starts.data(), type_of(dtype),
                              comm_, r);
     });
   }
 
-  // Everyone's elements to everyone, then the same sum in rank order everywhere: one round trip.
+  void gather_short(void* data, std::span<const std::int64_t> counts, DType dtype) {
+    const char* from = gather_rotated(byte(data, offset_of(counts, rank_), dtype), counts, dtype);
+    for (int back = 0; back < size_; ++back) {
+      const int r = (rank_ + back) % size_;
+      const std::int64_t n = counts[static_cast<std::size_t>(r)];
+      if (r != rank_) copy(byte(data, offset_of(counts, r), dtype), from, n, dtype);
+      from = byte(from, n, dtype);
+    }
+  }
+
+  // All blocks, this rank's `own` first, the next rank's behind it, and so on around. Valid until the next call.
+  const char* gather_rotated(const void* own, std::span<const std::int64_t> counts, DType dtype) {
+    char* all = scratch_of(static_cast<std::size_t>(offset_of(counts, size_) * size_of(dtype)));
+    std::int64_t have = counts[static_cast<std::size_t>(rank_)];
+    copy(all, own, have, dtype);
+    for (const mpi::Round& round : mpi::rounds_of(counts, rank_)) {
+      send_receive(all, static_cast<int>(round.out), round.out > 0 ? round.to : MPI_PROC_NULL, byte(all, have, dtype),
+                   static_cast<int>(round.in), round.in > 0 ? round.from : MPI_PROC_NULL, dtype);
+      have += round.in;
+    }
+    return all;
+  }
+
+  void pass_around(void* data, std::span<const std::int64_t> counts, DType dtype) {
+    const mpi::Ring ring = mpi::ring_of(counts, rank_, kHop / size_of(dtype));
+    const int to = (rank_ + 1) % size_, from = (rank_ + size_ - 1) % size_;
+    std::array<MPI_Request, kAhead> sends;
+    std::array<Arrival, kAhead> arrivals;
+    std::size_t started = 0, sent = 0, expected = 0, here = 0;
+    for (Patience patience; here < ring.in.size() || sent < ring.out.size();) {
+      for (; expected < std::min(ring.in.size(), here + kAhead); ++expected) {
+        const mpi::Run run = ring.in[expected];
+        arrivals[expected % kAhead] =
+            start_receive(byte(data, run.first, dtype), static_cast<int>(run.count), from, dtype);
+      }
+      for (; started < std::min({ring.out.size(), sent + kAhead, ring.own + here}); ++started) {
+        const mpi::Run run = ring.out[started];
+        sends[started % kAhead] = start_send(byte(data, run.first, dtype), static_cast<int>(run.count), to, dtype);
+      }
+      const bool in = here < expected && arrived(arrivals[here % kAhead]);
+      const bool out = sent < started && done(sends[sent % kAhead], "MPI_Isend");
+      here += in;
+      sent += out;
+      if (in || out)
+        patience = {};
+      else
+        patience.pause();
+    }
+  }
+  std::vector<std::int64_t> only_of(std::int64_t count, int rank) const {
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(size_));
+    counts[static_cast<std::size_t>(rank)] = count;
+    return counts;
+  }
+
+  void pass_down(void* data, std::int64_t count, DType dtype, int root) {
+    const mpi::Tree tree = mpi::tree_of(size_, rank_, root);
+    if (tree.parent >= 0) {
+      Arrival arrival = start_receive(data, static_cast<int>(count), tree.parent, dtype);
+      wait([&] { return arrived(arrival); });
+    }
+    std::vector<MPI_Request> sends;
+    for (const int child : tree.children) sends.push_back(start_send(data, static_cast<int>(count), child, dtype));
+    for (MPI_Request& sent : sends) wait([&] { return done(sent, "MPI_Isend"); });
+  }
+
+  // Everyone's elements to everyone, then the same sum in rank order everywhere.
   void reduce_small(void* data, std::int64_t count, DType dtype, Reduce op) {
+    if (count == 0) return;
     const std::int64_t bytes = count * size_of(dtype);
-    std::vector<char> all(static_cast<std::size_t>(bytes * size_));
-    wait("MPI_Iallgather", nullptr, [&](MPI_Request* r) {
-      return MPI_Iallgather(data, static_cast<int>(count), type_of(dtype), all.data(), static_cast<int>(count),
-                            type_of(dtype), comm_, r);
-    });
-    std::vector<const void*> sources;
-    for (int r = 0; r < size_; ++r) sources.push_back(all.data() + r * bytes);
+    std::vector<const void*> sources(static_cast<std::size_t>(size_));
+    if (collectives_ == MpiCollectives::kLibrary) {
+      char* all = scratch_of(static_cast<std::size_t>(bytes * size_));
+      const int n = static_cast<int>(count);
+      library("MPI_Iallgather", [&](MPI_Request* r) {
+        return MPI_Iallgather(data, n, type_of(dtype), all, n, type_of(dtype), comm_, r);
+      });
+      for (int r = 0; r < size_; ++r) sources[static_cast<std::size_t>(r)] = all + r * bytes;
+    } else {
+      const std::vector<std::int64_t> counts(static_cast<std::size_t>(size_), count);
+      const char* all = gather_rotated(data, counts, dtype);
+      for (int r = 0; r < size_; ++r) sources[static_cast<std::size_t>(r)] = all + (r - rank_ + size_) % size_ * bytes;
+    }
     combine(data, sources, count, dtype, op);
+  }
+
+  char* scratch_of(std::size_t bytes) {
+    if (scratch_.size() < bytes) scratch_.resize(bytes);
+    return scratch_.data();
   }
 
   MPI_Comm comm_;
   bool owned_;
+  MpiCollectives collectives_;
   int rank_ = 0, size_ = 1;
-  std::vector<char> arrived_;  // what others sent of our block, one chunk each; grows to the largest
-  Traffic traffic_;
+  std::vector<char> scratch_;  // what others sent, before it is added or put in its place; grows to the largest
+  std::int64_t calls_ = 0, bytes_ = 0, sent_ = 0, received_ = 0;
+  bool by_library_ = false;  // some of it was not moved by us
 };
 
 }  // namespace
@@ -313,7 +441,7 @@ bool mpi_available() {
   return true;
 }
 
-std::unique_ptr<Communicator> mpi_world() {
+std::unique_ptr<Communicator> mpi_world(MpiCollectives collectives) {
   int initialized = 0;
   check(MPI_Initialized(&initialized), "MPI_Initialized");
   if (!initialized) {
@@ -326,7 +454,7 @@ std::unique_ptr<Communicator> mpi_world() {
       if (!finalized) MPI_Finalize();
     });
   }
-  return std::make_unique<Mpi>(MPI_COMM_WORLD, false);
+  return std::make_unique<Mpi>(MPI_COMM_WORLD, false, collectives);
 }
 
 }  // namespace molen::comm

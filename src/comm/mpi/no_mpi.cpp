@@ -6,7 +6,7 @@ namespace molen::comm {
 bool mpi_available() {
   return false;
 }
-std::unique_ptr<Communicator> mpi_world() {
+std::unique_ptr<Communicator> mpi_world(MpiCollectives) {
   throw Error("this build has no MPI");
 }
 

@@ -311,7 +311,7 @@ class Nccl final : public Communicator {
   std::unique_ptr<Communicator> bootstrap_;
   std::unique_ptr<Link> link_;  // before the device goes
   std::vector<char> host_;
-  Traffic traffic_;
+  Traffic traffic_;  // what NCCL sends is its own affair
 };
 
 // The id that rank 0 of `bootstrap` makes, on all its ranks.

@@ -368,6 +368,7 @@ TEST_F(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
          EXPECT_EQ(text(&mine), "") << "and no harm is done";
          EXPECT_THROW(c.all_reduce(&mine, -1, DType::kF64, Reduce::kSum), Error);
          EXPECT_EQ(c.traffic().calls, 1);
+         EXPECT_FALSE(c.traffic().wire_bytes || c.traffic().wire_received) << "NCCL cannot be asked";
        }))
     EXPECT_EQ(e, "");
 }

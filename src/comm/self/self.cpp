@@ -78,7 +78,7 @@ class Self final : public Communicator {
     if (from != to && count > 0) std::memcpy(to, from, static_cast<std::size_t>(count * size_of(dtype)));
   }
   std::shared_ptr<Failure> failure_;
-  Traffic traffic_;
+  Traffic traffic_{0, 0, 0, 0};  // nothing leaves
 };
 
 }  // namespace

@@ -103,17 +103,32 @@ struct Message {
   std::int64_t count = 0;
   DType dtype{};
   enum { kPosted, kCopying, kTaken } state = kPosted;
+  std::int64_t taken = 0;  // bytes copied by the receiver
+};
+
+// Bytes that one rank's thread copied between its own memory and another rank's. Reading is the other rank's sending:
+// whose memory the bytes leave has sent them, whichever thread moves them.
+struct Moved {
+  std::int64_t read = 0, written = 0;
 };
 
 // A group of ranks. All its state is guarded by the world's mutex, but for `calls` while `moving` > 0: then nobody
 // writes them, and every published buffer stays, for no rank leaves a collective, not even by an exception, before all
-// have moved.
+// have moved. A row of `moved` is written by its rank alone while `moving` > 0, and read by all between the end of that
+// and their next collective, which no rank begins to move in before all are there.
 struct Group {
   Group(std::shared_ptr<World> w, std::vector<int> world_ranks)
-      : world(std::move(w)), members(std::move(world_ranks)), calls(members.size()), gone(members.size(), false) {}
+      : world(std::move(w)),
+        members(std::move(world_ranks)),
+        calls(members.size()),
+        moved(members.size()),
+        gone(members.size(), false) {
+    for (std::vector<Moved>& row : moved) row.resize(members.size());
+  }
   std::shared_ptr<World> world;
   std::vector<int> members;  // world ranks
   std::vector<Call> calls;
+  std::vector<std::vector<Moved>> moved;  // [rank whose thread copies][the other rank], in the collective under way
   std::vector<bool> gone;
   std::size_t arrived = 0, moving = 0;
   std::int64_t generation = 0;
@@ -155,10 +170,14 @@ class Threads final : public Communicator {
         const std::int64_t n = std::min(kBlock, last - at);
         for (std::size_t r = 0; r < sources.size(); ++r)
           sources[r] = static_cast<const char*>(group_->calls[r].send) + at * width;
-        void* mine = static_cast<char*>(data) + at * width;
+        char* mine = static_cast<char*>(data) + at * width;
         combine(mine, sources, n, dtype, op);
-        for (const Call& c : group_->calls)
-          if (c.receive != data) copy(static_cast<char*>(c.receive) + at * width, mine, n * width);
+        for (int r = 0; r < size(); ++r) {
+          has_read(r, n * width);
+          if (r != rank_)
+            write(r, static_cast<char*>(group_->calls[static_cast<std::size_t>(r)].receive) + at * width, mine,
+                  n * width);
+        }
       }
     });
   }
@@ -170,7 +189,9 @@ class Threads final : public Communicator {
     collective({"reduce_scatter", all, dtype, text_of(op), send, receive, {counts.begin(), counts.end()}}, [&] {
       std::vector<const void*> sources;
       for (const Call& c : group_->calls) sources.push_back(static_cast<const char*>(c.send) + first * size_of(dtype));
-      combine(receive, sources, counts[static_cast<std::size_t>(rank_)], dtype, op);
+      const std::int64_t own = counts[static_cast<std::size_t>(rank_)];
+      combine(receive, sources, own, dtype, op);
+      for (int r = 0; r < size(); ++r) has_read(r, own * size_of(dtype));
     });
   }
 
@@ -178,7 +199,7 @@ class Threads final : public Communicator {
     const std::int64_t all = total_of(counts, size());
     collective({"all_gather", all, dtype, "", send, receive, {counts.begin(), counts.end()}}, [&] {
       for (int r = 0; r < size(); ++r)
-        copy(static_cast<char*>(receive) + offset_of(counts, r) * size_of(dtype),
+        read(r, static_cast<char*>(receive) + offset_of(counts, r) * size_of(dtype),
              group_->calls[static_cast<std::size_t>(r)].send, counts[static_cast<std::size_t>(r)] * size_of(dtype));
     });
   }
@@ -196,7 +217,7 @@ class Threads final : public Communicator {
         if (n != expected)
           throw Error("all_to_all: rank {} sends {} elements to rank {}, which expects {}", other(r), n, me(),
                       expected);
-        copy(static_cast<char*>(receive) + offset_of(counts_receive, r) * size_of(dtype),
+        read(r, static_cast<char*>(receive) + offset_of(counts_receive, r) * size_of(dtype),
              static_cast<const char*>(from.send) + offset_of(from.counts, rank_) * size_of(dtype), n * size_of(dtype));
       }
     });
@@ -205,7 +226,7 @@ class Threads final : public Communicator {
   void broadcast(void* data, std::int64_t count, DType dtype, int root) override {
     if (root < 0 || root >= size()) throw Error("broadcast from rank {} of {}", root, size());
     collective({"broadcast", count, dtype, fmt::format(" from rank {}", root), data, data, {}}, [&] {
-      if (rank_ != root) copy(data, group_->calls[static_cast<std::size_t>(root)].send, count * size_of(dtype));
+      if (rank_ != root) read(root, data, group_->calls[static_cast<std::size_t>(root)].send, count * size_of(dtype));
     });
   }
 
@@ -230,7 +251,7 @@ class Threads final : public Communicator {
         world().set_failure(fmt::format("rank {} has left; rank {} sends to it", other(to), me()));
       throw Error(world().failure);
     }
-    note(count, dtype);
+    note(count, dtype, message.taken, 0);
   }
 
   void recv(void* data, std::int64_t count, DType dtype, int from) override {
@@ -256,12 +277,14 @@ class Threads final : public Communicator {
     }
     message.state = Message::kCopying;
     lock.unlock();
-    copy(data, message.data, count * size_of(dtype));
+    const std::int64_t bytes = count * size_of(dtype);
+    copy(data, message.data, bytes);
     lock.lock();
     group_->mail.erase(box);
+    message.taken = bytes;
     message.state = Message::kTaken;
     world().changed.notify_all();
-    note(count, dtype);
+    note(count, dtype, 0, bytes);
   }
 
   void barrier() override {
@@ -318,9 +341,36 @@ class Threads final : public Communicator {
   void check_peer(int peer) const {
     if (peer < 0 || peer >= size() || peer == rank_) throw Error("rank {} of {} talks to rank {}", rank_, size(), peer);
   }
-  void note(std::int64_t count, DType dtype) {
+  void note(std::int64_t count, DType dtype, std::int64_t sent, std::int64_t received) {
     ++traffic_.calls;
     traffic_.bytes += count * size_of(dtype);
+    *traffic_.wire_bytes += sent;
+    *traffic_.wire_received += received;
+  }
+
+  // Copies between this rank's memory and rank `other`'s inside a collective, and their count.
+  void has_read(int other, std::int64_t bytes) {
+    if (other != rank_) moved_by(rank_, other).read += bytes;
+  }
+  void read(int other, void* to, const void* from, std::int64_t bytes) {
+    copy(to, from, bytes);
+    has_read(other, bytes);
+  }
+  void write(int other, void* to, const void* from, std::int64_t bytes) {
+    copy(to, from, bytes);
+    moved_by(rank_, other).written += bytes;
+  }
+  Moved& moved_by(int rank, int other) {
+    return group_->moved[static_cast<std::size_t>(rank)][static_cast<std::size_t>(other)];
+  }
+  void note_collective(std::int64_t count, DType dtype) {
+    std::int64_t sent = 0, received = 0;
+    for (int r = 0; r < size(); ++r) {
+      const Moved &mine = moved_by(rank_, r), &theirs = moved_by(r, rank_);
+      sent += mine.written + theirs.read;
+      received += mine.read + theirs.written;
+    }
+    note(count, dtype, sent, received);
   }
 
   // The injected trouble.
@@ -347,6 +397,8 @@ class Threads final : public Communicator {
     const DType dtype = call.dtype;
     enter(std::move(call));
     std::string wrong;
+    std::vector<Moved>& row = group_->moved[static_cast<std::size_t>(rank_)];
+    std::fill(row.begin(), row.end(), Moved{});
     try {
       compare();
       move();
@@ -359,7 +411,7 @@ class Threads final : public Communicator {
     world().changed.wait(lock, [&] { return group_->moving == 0; });  // moves are finite: no failure may cut this short
     if (!wrong.empty()) throw Error(wrong);
     if (!world().failure.empty()) throw Error(world().failure);
-    if (counted) note(count, dtype);
+    if (counted) note_collective(count, dtype);
   }
 
   // All ranks have arrived, or one never will.
@@ -398,7 +450,7 @@ class Threads final : public Communicator {
   std::shared_ptr<Group> group_;
   int rank_;
   std::int64_t call_ = 0;
-  Traffic traffic_;
+  Traffic traffic_{0, 0, 0, 0};
 };
 
 // The world group, kept by the world so that every rank finds it.
