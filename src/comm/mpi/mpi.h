@@ -21,16 +21,16 @@ LaunchEnvironment launch_environment();
 
 // Who moves the data of broadcast, all_gather and the second half of all_reduce. The rest, and every sum, is ours over
 // point-to-point messages in any case, so the results are the same bits.
-//   kOwn: messages of ours, so wire bytes are counted. Up to kMpiShort bytes (of a broadcast, of an all-gather's
-//   average
-//         block) in a logarithm of the group's size of rounds, above around a ring.
+//   kOwn: messages of ours (mpi/routes.h), so wire bytes are counted. Short ones take a logarithm of the group's size
+//         of rounds, long ones go around a ring, gathered blocks in between from each rank to each.
 //   kLibrary: the library's collectives, which cannot be asked: wire bytes are absent from the first such call on.
 enum class MpiCollectives { kOwn, kLibrary };
-inline constexpr std::int64_t kMpiShort = std::int64_t{1} << 15;  // bytes
 
-// MPI_COMM_WORLD, initialised at the first call and finalised at exit. One thread at a time may use it. An all_reduce
-// of up to kMpiShort bytes gathers everything everywhere: one exchange, and n-1 times the payload sent by each of n
-// ranks; above, 2(n-1)/n times.
+// An all_reduce of up to so many bytes gathers everything everywhere: one exchange, but n-1 times the payload sent by
+// each of n ranks; above it is 2(n-1)/n times.
+inline constexpr std::int64_t kMpiShort = std::int64_t{1} << 15;
+
+// MPI_COMM_WORLD, initialised at the first call and finalised at exit. One thread at a time may use it.
 std::unique_ptr<Communicator> mpi_world(MpiCollectives collectives = MpiCollectives::kOwn);
 
 }  // namespace molen::comm

@@ -23,8 +23,9 @@ namespace {
 constexpr std::int64_t kMany = std::int64_t{1} << 30;     // elements of one library call
 constexpr std::int64_t kChunk = std::int64_t{1} << 18;    // elements of one exchange, at most
 constexpr std::int64_t kScratch = std::int64_t{8} << 20;  // bytes received before they are added, about
-constexpr std::int64_t kHop = std::int64_t{1} << 19;      // bytes passed on around a ring at a time
-constexpr std::size_t kAhead = 4;                         // hops under way in each direction
+constexpr std::int64_t kDirect = std::int64_t{1} << 20;  // bytes of a broadcast, or a gathered block, not passed around
+constexpr std::int64_t kHop = std::int64_t{1} << 20;     // bytes passed on around a ring at a time
+constexpr std::size_t kAhead = 4;                        // messages under way in each direction
 
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -141,7 +142,7 @@ class Mpi final : public Communicator {
     if (size_ > 1 && count > 0) {
       if (collectives_ == MpiCollectives::kLibrary)
         broadcast_run(data, count, dtype, root);
-      else if (count * size_of(dtype) <= kMpiShort)
+      else if (count * size_of(dtype) <= kDirect)
         pass_down(data, count, dtype, root);
       else
         pass_around(data, only_of(count, root), dtype);
@@ -315,10 +316,12 @@ class Mpi final : public Communicator {
     if (size_ == 1 || all == 0) return;
     if (collectives_ == MpiCollectives::kLibrary)
       gather_by_library(data, counts, dtype);
-    else if (all * size_of(dtype) > kMpiShort * size_)
-      pass_around(data, counts, dtype);
-    else
+    else if (all * size_of(dtype) <= kMpiShort * size_)
       gather_short(data, counts, dtype);
+    else if (*std::max_element(counts.begin(), counts.end()) * size_of(dtype) <= kDirect)
+      carry(data, mpi::pairs_of(counts, rank_), dtype);
+    else
+      pass_around(data, counts, dtype);
   }
 
   void gather_by_library(void* data, std::span<const std::int64_t> counts, DType dtype) {
@@ -358,21 +361,24 @@ class Mpi final : public Communicator {
     return all;
   }
 
+  // With two ranks nobody passes anything on, and longer messages are faster.
   void pass_around(void* data, std::span<const std::int64_t> counts, DType dtype) {
-    const mpi::Ring ring = mpi::ring_of(counts, rank_, kHop / size_of(dtype));
-    const int to = (rank_ + 1) % size_, from = (rank_ + size_ - 1) % size_;
+    carry(data, mpi::ring_of(counts, rank_, size_ == 2 ? kMany : kHop / size_of(dtype)), dtype);
+  }
+
+  void carry(void* data, const mpi::Route& route, DType dtype) {
     std::array<MPI_Request, kAhead> sends;
     std::array<Arrival, kAhead> arrivals;
     std::size_t started = 0, sent = 0, expected = 0, here = 0;
-    for (Patience patience; here < ring.in.size() || sent < ring.out.size();) {
-      for (; expected < std::min(ring.in.size(), here + kAhead); ++expected) {
-        const mpi::Run run = ring.in[expected];
+    for (Patience patience; here < route.in.size() || sent < route.out.size();) {
+      for (; expected < std::min(route.in.size(), here + kAhead); ++expected) {
+        const mpi::Piece& p = route.in[expected];
         arrivals[expected % kAhead] =
-            start_receive(byte(data, run.first, dtype), static_cast<int>(run.count), from, dtype);
+            start_receive(byte(data, p.first, dtype), static_cast<int>(p.count), p.peer, dtype);
       }
-      for (; started < std::min({ring.out.size(), sent + kAhead, ring.own + here}); ++started) {
-        const mpi::Run run = ring.out[started];
-        sends[started % kAhead] = start_send(byte(data, run.first, dtype), static_cast<int>(run.count), to, dtype);
+      for (; started < std::min({route.out.size(), sent + kAhead, route.ready + here}); ++started) {
+        const mpi::Piece& p = route.out[started];
+        sends[started % kAhead] = start_send(byte(data, p.first, dtype), static_cast<int>(p.count), p.peer, dtype);
       }
       const bool in = here < expected && arrived(arrivals[here % kAhead]);
       const bool out = sent < started && done(sends[sent % kAhead], "MPI_Isend");

@@ -6,20 +6,37 @@
 
 namespace molen::comm::mpi {
 
-Ring ring_of(std::span<const std::int64_t> counts, int rank, std::int64_t longest) {
+Route ring_of(std::span<const std::int64_t> counts, int rank, std::int64_t longest) {
   const int n = static_cast<int>(counts.size());
-  Ring ring;
-  const auto add = [&](std::vector<Run>& runs, int block) {
+  Route ring;
+  const auto add = [&](std::vector<Piece>& pieces, int block, int peer) {
     const std::int64_t first = offset_of(counts, block), count = counts[static_cast<std::size_t>(block)];
-    for (std::int64_t at = 0; at < count; at += longest) runs.push_back({first + at, std::min(longest, count - at)});
+    for (std::int64_t at = 0; at < count; at += longest)
+      pieces.push_back({first + at, std::min(longest, count - at), peer});
   };
   for (int back = 0; back < n; ++back) {
     const int block = (rank - back + n) % n;
-    if (back < n - 1) add(ring.out, block);
-    if (back == 0) ring.own = ring.out.size();
-    if (back > 0) add(ring.in, block);
+    if (back < n - 1) add(ring.out, block, (rank + 1) % n);
+    if (back == 0) ring.ready = ring.out.size();
+    if (back > 0) add(ring.in, block, (rank - 1 + n) % n);
   }
   return ring;
+}
+
+Route pairs_of(std::span<const std::int64_t> counts, int rank) {
+  const int n = static_cast<int>(counts.size());
+  Route pairs;
+  const auto add = [&](std::vector<Piece>& pieces, int block, int peer) {
+    if (const std::int64_t count = counts[static_cast<std::size_t>(block)]; count > 0)
+      pieces.push_back({offset_of(counts, block), count, peer});
+  };
+  for (int shift = 1; shift < n; ++shift) {
+    const int from = (rank - shift + n) % n;
+    add(pairs.out, rank, (rank + shift) % n);
+    add(pairs.in, from, from);
+  }
+  pairs.ready = pairs.out.size();
+  return pairs;
 }
 
 std::vector<Round> rounds_of(std::span<const std::int64_t> counts, int rank) {

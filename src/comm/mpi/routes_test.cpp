@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <functional>
+#include <map>
 #include <numeric>
 
 #include "comm/reduce.h"
@@ -31,51 +33,62 @@ Buffer with_own_block(const Counts& counts, int rank) {
   return buffer;
 }
 
-// Elements that each rank sent. Fails where a message is not what its receiver expects, or is sent before its elements
-// are there.
-std::vector<std::int64_t> play_ring(const Counts& counts, std::int64_t longest) {
+// Elements that each rank sent. Fails where a message is not what its receiver expects next from that rank, or is sent
+// before its elements are there.
+std::vector<std::int64_t> play(const Counts& counts, const std::function<Route(int)>& route) {
   const int n = static_cast<int>(counts.size());
   struct Rank {
-    Ring ring;
+    Route route;
     Buffer buffer;
     std::size_t sent = 0, arrived = 0;
-    std::deque<std::pair<Run, Buffer>> waiting;  // on the way to this rank
+    std::map<int, std::deque<std::pair<Piece, Buffer>>> waiting;  // on the way to this rank, by sender
   };
   std::vector<Rank> ranks;
-  for (int r = 0; r < n; ++r) ranks.push_back({ring_of(counts, r, longest), with_own_block(counts, r), 0, 0, {}});
+  for (int r = 0; r < n; ++r) ranks.push_back({route(r), with_own_block(counts, r), 0, 0, {}});
   std::vector<std::int64_t> elements(unsign(n));
   for (bool moved = true; moved;) {
     moved = false;
     for (int r = 0; r < n; ++r) {
       Rank& me = ranks[unsign(r)];
-      Rank& right = ranks[unsign((r + 1) % n)];
-      if (me.sent < me.ring.out.size() && me.sent < me.ring.own + me.arrived) {
-        const Run run = me.ring.out[me.sent++];
-        EXPECT_LE(run.count, longest);
-        Buffer message(me.buffer.begin() + run.first, me.buffer.begin() + run.first + run.count);
+      if (me.sent < me.route.out.size() && me.sent < me.route.ready + me.arrived) {
+        const Piece piece = me.route.out[me.sent++];
+        EXPECT_GT(piece.count, 0);
+        EXPECT_NE(piece.peer, r);
+        Buffer message(me.buffer.begin() + piece.first, me.buffer.begin() + piece.first + piece.count);
         EXPECT_EQ(std::count(message.begin(), message.end(), -1), 0) << "rank " << r << " sends what it has not";
-        right.waiting.emplace_back(run, std::move(message));
-        elements[unsign(r)] += run.count;
+        ranks[unsign(piece.peer)].waiting[r].emplace_back(piece, std::move(message));
+        elements[unsign(r)] += piece.count;
         moved = true;
       }
-      if (!me.waiting.empty()) {
-        const auto [run, message] = me.waiting.front();
-        me.waiting.pop_front();
-        EXPECT_LT(me.arrived, me.ring.in.size());
-        if (me.arrived >= me.ring.in.size()) return elements;
-        const Run expected = me.ring.in[me.arrived++];
-        EXPECT_TRUE(expected.first == run.first && expected.count == run.count);
-        std::copy(message.begin(), message.end(), me.buffer.begin() + run.first);
-        moved = true;
-      }
+      if (me.arrived == me.route.in.size()) continue;
+      const Piece expected = me.route.in[me.arrived];
+      auto& box = me.waiting[expected.peer];
+      if (box.empty()) continue;
+      const auto [piece, message] = box.front();
+      box.pop_front();
+      ++me.arrived;
+      EXPECT_TRUE(expected.first == piece.first && expected.count == piece.count);
+      std::copy(message.begin(), message.end(), me.buffer.begin() + piece.first);
+      moved = true;
     }
   }
   for (const Rank& rank : ranks) {
-    EXPECT_EQ(rank.arrived, rank.ring.in.size());
-    EXPECT_EQ(rank.sent, rank.ring.out.size());
+    EXPECT_EQ(rank.arrived, rank.route.in.size());
+    EXPECT_EQ(rank.sent, rank.route.out.size());
+    for (const auto& [from, box] : rank.waiting) EXPECT_TRUE(box.empty()) << "nobody receives from rank " << from;
     for (std::size_t i = 0; i < rank.buffer.size(); ++i) EXPECT_EQ(rank.buffer[i], static_cast<std::int64_t>(i));
   }
   return elements;
+}
+std::vector<std::int64_t> play_ring(const Counts& counts, std::int64_t longest) {
+  return play(counts, [&](int rank) {
+    const Route ring = ring_of(counts, rank, longest);
+    for (const Piece& piece : ring.out) EXPECT_LE(piece.count, longest);
+    return ring;
+  });
+}
+std::vector<std::int64_t> play_pairs(const Counts& counts) {
+  return play(counts, [&](int rank) { return pairs_of(counts, rank); });
 }
 
 // The same for the rounds, in which all ranks send at once.
@@ -118,6 +131,7 @@ TEST(Routes, EqualBlocksSendTheTextbooksShare) {
     const Counts counts(unsign(n), 12);
     const std::vector<std::int64_t> share(unsign(n), (n - 1) * 12);  // (n-1)/n of n blocks
     EXPECT_EQ(play_ring(counts, 5), share) << n;
+    EXPECT_EQ(play_pairs(counts), share) << n;
     EXPECT_EQ(play_rounds(counts), share) << n;
     EXPECT_EQ(rounds_of(counts, 0).size(), unsign(static_cast<std::int64_t>(std::ceil(std::log2(double(n))))));
   }
@@ -138,10 +152,14 @@ RC_GTEST_PROP(Routes, AnyCountsReachAll, ()) {
   const int n = *rc::gen::inRange(1, 12);
   const Counts counts = *rc::gen::container<Counts>(unsign(n), rc::gen::inRange<std::int64_t>(0, 30));
   const auto ring = play_ring(counts, *rc::gen::inRange<std::int64_t>(1, 40)), rounds = play_rounds(counts);
-  RC_ASSERT(!::testing::Test::HasFailure());
   RC_ASSERT(sum(ring) == (n - 1) * sum(counts));
   RC_ASSERT(sum(rounds) == (n - 1) * sum(counts));
-  for (int r = 0; r < n; ++r) RC_ASSERT(ring[unsign(r)] == sum(counts) - counts[unsign((r + 1) % n)]);
+  const auto pairs = play_pairs(counts);
+  for (int r = 0; r < n; ++r) {
+    RC_ASSERT(ring[unsign(r)] == sum(counts) - counts[unsign((r + 1) % n)]);
+    RC_ASSERT(pairs[unsign(r)] == (n - 1) * counts[unsign(r)]);
+  }
+  RC_ASSERT(!::testing::Test::HasFailure());
 }
 
 TEST(Routes, ATreeReachesEachRankOnceFromItsParent) {
