@@ -104,7 +104,7 @@ class Suite {
         }
         if (!wrong_.empty()) return wrong_;
       }
-    for (const int shape : {1, 2}) gather(DType::kF64, 300007, shape);  // megabytes may go another way
+    for (const int shape : {1, 2}) gather(DType::kF64, 900007, shape);  // megabytes may go another way
     point_to_point();
     groups();
     rounding();

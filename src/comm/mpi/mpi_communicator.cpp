@@ -23,9 +23,8 @@ namespace {
 constexpr std::int64_t kMany = std::int64_t{1} << 30;     // elements of one library call
 constexpr std::int64_t kChunk = std::int64_t{1} << 18;    // elements of one exchange, at most
 constexpr std::int64_t kScratch = std::int64_t{8} << 20;  // bytes received before they are added, about
-constexpr std::int64_t kDirect = std::int64_t{1} << 20;  // bytes of a broadcast, or a gathered block, not passed around
-constexpr std::int64_t kHop = std::int64_t{1} << 20;     // bytes passed on around a ring at a time
-constexpr std::size_t kAhead = 4;                        // messages under way in each direction
+constexpr std::int64_t kHop = std::int64_t{4} << 20;      // bytes that go around a ring at a time; no more: no ring
+constexpr std::size_t kAhead = 4;                         // messages under way in each direction
 
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -142,7 +141,7 @@ class Mpi final : public Communicator {
     if (size_ > 1 && count > 0) {
       if (collectives_ == MpiCollectives::kLibrary)
         broadcast_run(data, count, dtype, root);
-      else if (count * size_of(dtype) <= kDirect)
+      else if (count * size_of(dtype) <= kHop)
         pass_down(data, count, dtype, root);
       else
         pass_around(data, only_of(count, root), dtype);
@@ -247,8 +246,8 @@ class Mpi final : public Communicator {
     for (Patience patience; !is_done();) patience.pause();
   }
   void send_receive(const void* out, int count_out, int to, void* in, int count_in, int from, DType dtype) {
-    MPI_Request sent = start_send(out, count_out, to, dtype);
     Arrival arrival = start_receive(in, count_in, from, dtype);
+    MPI_Request sent = start_send(out, count_out, to, dtype);
     wait([&] { return arrived(arrival); });
     wait([&] { return done(sent, "MPI_Isend"); });
   }
@@ -318,7 +317,7 @@ class Mpi final : public Communicator {
       gather_by_library(data, counts, dtype);
     else if (all * size_of(dtype) <= kMpiShort * size_)
       gather_short(data, counts, dtype);
-    else if (*std::max_element(counts.begin(), counts.end()) * size_of(dtype) <= kDirect)
+    else if (*std::max_element(counts.begin(), counts.end()) * size_of(dtype) <= kHop)
       carry(data, mpi::pairs_of(counts, rank_), dtype);
     else
       pass_around(data, counts, dtype);
@@ -361,7 +360,8 @@ class Mpi final : public Communicator {
     return all;
   }
 
-  // With two ranks nobody passes anything on, and longer messages are faster.
+  // Shorter pieces would wait for their rank's turn more often where ranks share cores. With two ranks nobody passes
+  // anything on.
   void pass_around(void* data, std::span<const std::int64_t> counts, DType dtype) {
     carry(data, mpi::ring_of(counts, rank_, size_ == 2 ? kMany : kHop / size_of(dtype)), dtype);
   }
