@@ -48,10 +48,14 @@ struct Held {
 // makes both; where a half has no gradient of its own, the other makes both.
 using Contribution = std::tuple<int, std::int64_t, std::int64_t, std::int64_t, int>;
 
+// What of a gradient an op writes: of which part and layer, which half.
+using Target = std::tuple<int, std::int64_t, int>;
+
 // What has happened to a unit in this step.
 struct UnitState {
   std::multiset<Contribution> contributions;  // all
   std::multiset<Contribution> pending;        // those in the whole gradient, not reduced yet
+  std::set<Target> written;                   // by the pending ones
   std::size_t delivered = 0;                  // those that a reduction has taken along
   bool zeroed = false, padded = false;        // the whole gradient; its padding at least
   int reductions = 0, replicated = 0, counted = 0, updated = 0;
@@ -106,6 +110,7 @@ class Verifier {
     if (!p_.setting.sharded_gradients()) return;
     for (UnitState& s : units_) {
       s.pending.clear();
+      s.written.clear();
       s.zeroed = s.padded = false;
     }
   }
@@ -356,23 +361,19 @@ class Verifier {
     if (state.reductions > 0 && !p_.setting.sharded_gradients())
       report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
     // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
-    const auto same_target = [&](int part, std::int64_t layer, int half) {
-      const auto in_table = [&](arch::Part of) {
-        return arch::is_head(of) || (p_.arch.tied && of == arch::Part::kEmbed);
-      };
-      const bool shared = in_table(c.part), also = in_table(static_cast<arch::Part>(part));
-      const bool overlap = std::find(halves.begin(), halves.end(), half) != halves.end();
-      return (part == static_cast<int>(c.part) && layer == c.layer && overlap) || (shared && also);
+    const bool table = arch::is_head(c.part) || (p_.arch.tied && c.part == arch::Part::kEmbed);
+    const auto target = [&](int half) {
+      return table ? Target{-1, -1, half} : Target{static_cast<int>(c.part), c.layer, half};
     };
     bool earlier = state.zeroed;
-    for (const auto& [part, layer, chunk, micro, half] : state.pending)
-      earlier = earlier || same_target(part, layer, half);
+    for (const int half : halves) earlier = earlier || state.written.count(target(half)) > 0;
     if (c.accumulate && !earlier) report(e, "adds to a gradient that still holds something else");
     if (!c.accumulate && earlier) report(e, "overwrites what was accumulated before");
     for (const int half : halves) {
       const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch, half};
       state.contributions.insert(made);
       state.pending.insert(made);
+      state.written.insert(target(half));
     }
     state.in_sum = false;
   }
@@ -520,6 +521,7 @@ class Verifier {
       report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what earlier micro-batches left");
     state->delivered += state->pending.size();
     state->pending.clear();
+    state->written.clear();
     ++state->reductions;
     if (s.sharded_gradients()) held(e.step->reads[0].buffer, e.micro_batch) = {};  // used up
   }
