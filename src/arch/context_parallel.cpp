@@ -1,0 +1,91 @@
+#include "arch/context_parallel.h"
+
+#include <algorithm>
+
+#include "arch/tensor_parallel.h"
+#include "base/error.h"
+
+namespace molen::arch {
+namespace {
+
+using i64 = std::int64_t;
+
+i64 aligned(i64 bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+// math/context_attention.h and math/reference_context.h
+i64 fused_scratch(i64 D, bool backward, i64 threads) {
+  const i64 w = (D + 15) / 16 * 16 + 16;
+  return aligned(threads * 4 * (backward ? 96 * (2 * w + 290) + 646 * w : 288 * (2 * w + 162) + 256 * w));
+}
+i64 reference_scratch(i64 D, i64 keys, bool backward, i64 threads) {
+  return aligned(8 * threads * (backward ? 2 * D : keys + D));
+}
+
+}  // namespace
+
+void validate_context_parallel(std::int64_t sequence, int ranks) {
+  if (ranks >= 1 && (ranks == 1 || sequence >= 2 * static_cast<i64>(ranks))) return;
+  throw UsageError(
+      "parallel.context: {} ranks cannot share a sequence of {} tokens, of which each needs two pieces; 1 to {} can",
+      ranks, sequence, std::max<i64>(1, sequence / 2));
+}
+
+std::vector<PositionRun> context_runs(std::int64_t sequence, int rank, int ranks) {
+  validate_context_parallel(sequence, ranks);
+  const auto [first, middle] = even_range(sequence, rank, 2 * ranks);
+  const auto [second, last] = even_range(sequence, 2 * ranks - 1 - rank, 2 * ranks);
+  if (middle == second) return {{first, last}};
+  return {{first, middle}, {second, last}};
+}
+
+std::int64_t context_rows(std::int64_t sequence, int rank, int ranks) {
+  return count_positions(context_runs(sequence, rank, ranks));
+}
+
+double causal_pairs(std::span<const PositionRun> queries, std::span<const PositionRun> keys) {
+  double pairs = 0;
+  for (const PositionRun& q : queries)
+    for (const PositionRun& k : keys) {
+      // Queries below the run of keys see none of it, those beyond it all, those within it as in a triangle.
+      const i64 first = std::max(q.first, k.first), last = std::min(q.last, k.last);
+      if (first < last) {
+        const auto before = static_cast<double>(first - k.first), n = static_cast<double>(last - first);
+        pairs += n * before + n * n / 2;
+      }
+      pairs +=
+          static_cast<double>(std::max<i64>(0, q.last - std::max(q.first, k.last))) * static_cast<double>(k.size());
+    }
+  return pairs;
+}
+
+PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape,
+                                std::span<const PositionRun> queries, std::span<const PositionRun> keys, bool adds) {
+  const bool backward = pass == Pass::kBackward;
+  const i64 B = shape.batch, D = arch.head_dim, threads = std::max(shape.threads, 1);
+  const i64 rows = B * count_positions(queries), key_rows = B * count_positions(keys);
+  const i64 q = rows * arch.query_size(), kv = 2 * key_rows * arch.kv_heads * D, lse = rows * arch.heads;
+  const i64 e = size_of(shape.compute), a = shape.compute == DType::kF64 ? 8 : 4;
+  const double flops =
+      (backward ? 2.0 : 1.0) * 4.0 * static_cast<double>(B * arch.heads * D) * causal_pairs(queries, keys);
+  // Forward: q, k|v, o, lse. Backward: d_o, q, k|v, o, lse, and the gradients of q and k|v.
+  i64 moved = e * (2 * q + kv) + a * lse;
+  if (adds) moved += e * q + a * lse;
+  if (backward) moved = e * (3 * q + kv) + a * lse + (adds ? 2 : 1) * e * (q + kv);
+
+  i64 scratch = 0;
+  const bool fused = a == 4 && D <= kOwnAttentionMaxHead;
+  const i64 own = fused && shape.kernels != Kernels::kReference
+                      ? fused_scratch(D, backward, threads)
+                      : reference_scratch(D, count_positions(keys), backward, threads);
+  scratch = own;
+  if (shape.kernels == Kernels::kAten) {
+    scratch += kAtenScalars;
+    // Rows widened to fp32: q, k|v, o; then d_o, d_q, d_k|v too.
+    if (e < a) scratch += (backward ? 2 : 1) * aligned(a * kv) + (backward ? 4 : 2) * aligned(a * q);
+  }
+  return {Flops(flops), Bytes(moved), Bytes(scratch)};
+}
+
+}  // namespace molen::arch

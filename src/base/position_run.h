@@ -1,0 +1,32 @@
+// A run of neighbouring positions of a sequence. Where ranks share a sequence (arch/context_parallel.h), a rank's rows
+// are those of its runs, one after another.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace molen {
+
+struct PositionRun {  // [first, last)
+  std::int64_t first = 0, last = 0;
+  std::int64_t size() const { return last - first; }
+  bool operator==(const PositionRun&) const = default;
+};
+
+inline std::int64_t count_positions(std::span<const PositionRun> runs) {
+  std::int64_t count = 0;
+  for (const PositionRun& run : runs) count += run.size();
+  return count;
+}
+
+// Whether the runs rise, none is empty and no two overlap, all within [0, sequence).
+inline bool in_order(std::span<const PositionRun> runs, std::int64_t sequence) {
+  std::int64_t last = 0;
+  for (const PositionRun& run : runs) {
+    if (run.first < last || run.last <= run.first || run.last > sequence) return false;
+    last = run.last;
+  }
+  return true;
+}
+
+}  // namespace molen
