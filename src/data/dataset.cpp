@@ -71,6 +71,15 @@ std::string note_of(const std::map<std::string, std::int64_t>& folders, std::int
 
 }  // namespace
 
+void document_starts(std::span<const std::int32_t> tokens, std::int32_t end_of_text, std::span<std::int32_t> starts) {
+  MOLEN_CHECK(tokens.size() == starts.size(), "{} starts of {} tokens", starts.size(), tokens.size());
+  std::int32_t start = 0;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    starts[i] = start;
+    if (tokens[i] == end_of_text) start = static_cast<std::int32_t>(i) + 1;
+  }
+}
+
 TokenStream::TokenStream(const fs::path& path, const std::vector<std::string>& languages, const OpenOptions& options)
     : vocabulary_(options.vocabulary) {
   check_options(options);
@@ -168,6 +177,10 @@ void Dataset::read(std::int64_t global_sample, std::span<std::int32_t> out) cons
   MOLEN_CHECK(static_cast<std::int64_t>(out.size()) == options_.sequence_length + 1, "{} tokens asked", out.size());
   const Origin from = origin(global_sample);
   components_[static_cast<std::size_t>(from.component)].stream->read(from.first_token, out);
+}
+
+std::int32_t Dataset::end_of_text(std::int64_t global_sample) const {
+  return components_[static_cast<std::size_t>(mixture_->at(global_sample).component)].stream->end_of_text();
 }
 
 std::string Dataset::describe(std::int64_t global_sample) const {

@@ -22,6 +22,11 @@
 
 namespace molen::data {
 
+// For each token of a row, the column where its document begins: behind the last end-of-text token before it, or 0. An
+// end-of-text token is the last of its document. Every document ends with one, so the tokens say it all: across shards
+// and where the circle closes too.
+void document_starts(std::span<const std::int32_t> tokens, std::int32_t end_of_text, std::span<std::int32_t> starts);
+
 // One entry of `data.train`: a folder with a manifest.json. Weights are in any unit; left out on all entries, each
 // entry's share is its share of the tokens. No languages = all.
 struct DataEntry {
@@ -84,6 +89,8 @@ class Dataset {
   };
   // Where a sample comes from; the loop names it when a loss is not finite.
   Origin origin(std::int64_t global_sample) const;
+  // The token that ends the documents of the component that a sample comes from.
+  std::int32_t end_of_text(std::int64_t global_sample) const;
   // "nl,en from data/train, epoch 0, token 81920".
   std::string describe(std::int64_t global_sample) const;
 

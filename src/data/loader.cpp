@@ -44,12 +44,17 @@ Batch Loader::make(const MicroBatch& samples) const {
   batch.count = samples.count;
   batch.ids.assign(static_cast<std::size_t>(options_.micro) * length, 0);
   batch.labels.assign(batch.ids.size(), -1);
+  if (options_.document_start) batch.document_start.assign(batch.ids.size(), 0);
   std::vector<std::int32_t> tokens(length + 1);
   for (std::int64_t row = 0; row < samples.count; ++row) {
     dataset_.read(samples.first + row, tokens);
     const auto at = static_cast<std::ptrdiff_t>(row) * static_cast<std::ptrdiff_t>(length);
     std::copy(tokens.begin(), tokens.end() - 1, batch.ids.begin() + at);
     std::copy(tokens.begin() + 1, tokens.end(), batch.labels.begin() + at);
+    if (options_.document_start)
+      document_starts(std::span(batch.ids).subspan(static_cast<std::size_t>(at), length),
+                      dataset_.end_of_text(samples.first + row),
+                      std::span(batch.document_start).subspan(static_cast<std::size_t>(at), length));
   }
   return batch;
 }

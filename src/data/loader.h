@@ -32,14 +32,17 @@ struct Batch {
   std::int64_t first_sample = 0;
   std::int64_t count = 0;                 // rows that hold a sample
   std::vector<std::int32_t> ids, labels;  // labels: the next token of each id, -1 = not counted
-  double wait_s = 0;                      // how long `next` had to wait for it
+  // Where it was asked for: for each id the column where its document begins in its row (document_starts in dataset.h).
+  std::vector<std::int32_t> document_start;
+  double wait_s = 0;  // how long `next` had to wait for it
 };
 
 struct LoaderOptions {
   std::int64_t first_sample = 0;  // of the first step; a resumed run passes the position it reached
   std::int64_t global = 1, micro = 1;
   int rank = 0, ranks = 1;
-  int depth = 4;  // micro-batches read ahead
+  int depth = 4;                // micro-batches read ahead
+  bool document_start = false;  // fill Batch::document_start
 };
 
 // Reads ahead in a thread of its own. `next` gives the rank's micro-batches in order, step after step, without end.

@@ -84,6 +84,63 @@ TEST_F(LoaderTest, GivesTheSamplesInOrderAndResumesAtAnyStep) {
   }
 }
 
+TEST(DocumentStarts, AreBehindEndsOfText) {
+  const auto starts = [](std::vector<std::int32_t> tokens) {
+    std::vector<std::int32_t> out(tokens.size(), -7);
+    document_starts(tokens, 9, out);
+    return out;
+  };
+  using List = std::vector<std::int32_t>;
+  EXPECT_EQ(starts({1, 2, 3}), (List{0, 0, 0}));
+  EXPECT_EQ(starts({1, 9, 3, 4, 9, 9, 7}), (List{0, 0, 2, 2, 2, 5, 6}));
+  EXPECT_EQ(starts({9, 9}), (List{0, 1}));
+  EXPECT_EQ(starts({}), (List{}));
+}
+
+// Windows over documents of all lengths, in two shards, against the documents themselves: token t of a document is
+// 1 + t, so that its place says how far its document's begin is.
+TEST(DocumentStarts, OfWindowsAreWhereTheirDocumentsBegin) {
+  const TestFolder folder;
+  std::vector<TestShard> shards{{"a", "nl", {}}, {"b", "nl", {}}};
+  int length = 1;
+  for (TestShard& shard : shards)
+    for (int d = 0; d < 40; ++d, length = 1 + length * 7 % 31) {
+      std::vector<std::int32_t> document;
+      for (int t = 0; t + 1 < length; ++t) document.push_back(1 + t);
+      document.push_back(0);  // the manifest's end of text
+      shard.documents.push_back(document);
+    }
+  write_test_shards(folder.path(), shards, 500);
+  const Dataset data({{folder.path(), {}, {}}}, 3, {19, 500, "test"});
+  Loader with(data, {0, 6, 4, 0, 1, 2, true}), without(data, {0, 6, 4, 0, 1, 2});
+  int inside = 0, cut = 0;
+  for (int batch = 0; batch < 80; ++batch) {
+    const Batch a = with.next(), b = without.next();
+    EXPECT_EQ(a.ids, b.ids);
+    EXPECT_EQ(a.labels, b.labels);
+    EXPECT_TRUE(b.document_start.empty());
+    ASSERT_EQ(a.document_start.size(), a.ids.size());
+    for (std::size_t row = 0; row < 4; ++row) {
+      // What the text of a token says of its place in its document; the last one's is behind the one before it.
+      for (std::int32_t k = 0; k < 19; ++k) {
+        const std::size_t at = row * 19 + static_cast<std::size_t>(k);
+        const std::int32_t start = a.document_start[at], id = a.ids[at];
+        if (static_cast<std::int64_t>(row) >= a.count) {
+          EXPECT_EQ(start, 0);
+          continue;
+        }
+        ASSERT_LE(start, k);
+        const std::int32_t place = id > 0 ? id - 1 : k > start ? a.ids[at - 1] : -1;
+        if (place < 0) continue;  // an end of text alone, or at the window's begin
+        EXPECT_EQ(start, std::max(0, k - place)) << row << " " << k;
+        start > 0 ? ++inside : ++cut;
+      }
+    }
+  }
+  EXPECT_GT(inside, 1000);
+  EXPECT_GT(cut, 1000);
+}
+
 TEST_F(LoaderTest, AFailureOfTheThreadSurfacesInNext) {
   const Dataset data = open();
   fs::resize_file(folder_.path() / "a.bin", 10);
