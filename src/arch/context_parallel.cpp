@@ -60,30 +60,25 @@ double causal_pairs(std::span<const PositionRun> queries, std::span<const Positi
   return pairs;
 }
 
-PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape,
-                                std::span<const PositionRun> queries, std::span<const PositionRun> keys, bool adds) {
+PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape, const ContextCall& call) {
   const bool backward = pass == Pass::kBackward;
   const i64 B = shape.batch, D = arch.head_dim, threads = std::max(shape.threads, 1);
-  const i64 rows = B * count_positions(queries), key_rows = B * count_positions(keys);
-  const i64 q = rows * arch.query_size(), kv = 2 * key_rows * arch.kv_heads * D, lse = rows * arch.heads;
-  const i64 e = size_of(shape.compute), a = shape.compute == DType::kF64 ? 8 : 4;
+  const i64 rows = B * count_positions(call.queries), keys = count_positions(call.keys);
+  const i64 q = rows * arch.query_size(), kv = 2 * B * keys * arch.kv_heads * D;
+  const i64 e = size_of(shape.compute), a = shape.compute == DType::kF64 ? 8 : 4, out = call.wide ? a : e;
+  const i64 lse = a * rows * arch.heads;
   const double flops =
-      (backward ? 2.0 : 1.0) * 4.0 * static_cast<double>(B * arch.heads * D) * causal_pairs(queries, keys);
+      (backward ? 2.0 : 1.0) * 4.0 * static_cast<double>(B * arch.heads * D) * causal_pairs(call.queries, call.keys);
   // Forward: q, k|v, o, lse. Backward: d_o, q, k|v, o, lse, and the gradients of q and k|v.
-  i64 moved = e * (2 * q + kv) + a * lse;
-  if (adds) moved += e * q + a * lse;
-  if (backward) moved = e * (3 * q + kv) + a * lse + (adds ? 2 : 1) * e * (q + kv);
+  const i64 moved = backward ? e * (2 * q + kv) + out * q + lse + (call.adds ? 2 : 1) * out * (q + kv)
+                             : e * (q + kv) + (call.adds ? 2 : 1) * (out * q + lse);
 
-  i64 scratch = 0;
-  const bool fused = a == 4 && D <= kOwnAttentionMaxHead;
-  const i64 own = fused && shape.kernels != Kernels::kReference
-                      ? fused_scratch(D, backward, threads)
-                      : reference_scratch(D, count_positions(keys), backward, threads);
-  scratch = own;
-  if (shape.kernels == Kernels::kAten) {
-    scratch += kAtenScalars;
-    // Rows widened to fp32: q, k|v, o; then d_o, d_q, d_k|v too.
-    if (e < a) scratch += (backward ? 2 : 1) * aligned(a * kv) + (backward ? 4 : 2) * aligned(a * q);
+  const bool fused = a == 4 && D <= kOwnAttentionMaxHead && shape.kernels != Kernels::kReference;
+  i64 scratch = fused ? fused_scratch(D, backward, threads) : reference_scratch(D, keys, backward, threads);
+  if (shape.kernels == Kernels::kAten) scratch += kAtenScalars;
+  if (e < a) {  // widened to fp32: q and k|v, d_o; and o and the gradients where they are narrow
+    scratch += aligned(a * q) + aligned(a * kv) + (backward ? aligned(a * q) : 0);
+    if (!call.wide) scratch += aligned(a * q) + (backward ? aligned(a * q) + aligned(a * kv) : 0);
   }
   return {Flops(flops), Bytes(moved), Bytes(scratch)};
 }

@@ -25,10 +25,13 @@ std::int64_t context_rows(std::int64_t sequence, int rank, int ranks);
 // make S^2/2, which is how `model_flops` counts.
 double causal_pairs(std::span<const PositionRun> queries, std::span<const PositionRun> keys);
 
-// Attention of the rows at `queries` over the rows at `keys` (model/context.h), as one op. `adds`: to the output of
-// earlier keys (forward), to gradients of earlier ones (backward). Scratch is exact on a CPU. Document masks, whose
-// work depends on the data, only make less of it.
-PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape,
-                                std::span<const PositionRun> queries, std::span<const PositionRun> keys, bool adds);
+// Attention of the rows at `queries` over the rows at `keys` (model/context.h), as one op. Scratch is exact on a CPU.
+// Document masks, whose work depends on the data, only make less of it.
+struct ContextCall {
+  std::span<const PositionRun> queries, keys;
+  bool adds = false;  // to the output of earlier keys (forward), to earlier gradients of queries and keys (backward)
+  bool wide = false;  // o, d_q and d_k|d_v are in fp32 where the compute dtype is narrower
+};
+PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape, const ContextCall& call);
 
 }  // namespace molen::arch

@@ -99,17 +99,19 @@ TEST(ContextCost, OfAllRanksIsThatOfTheWhole) {
       double gathered = 0, ring = 0;
       for (int r = 0; r < ranks; ++r) {
         const Runs mine = context_runs(S, r, ranks);
-        gathered += context_attention_cost(a, pass, shape, mine, all, false).flops.value;
-        for (int k = 0; k < ranks; ++k)
-          ring += context_attention_cost(a, pass, shape, mine, context_runs(S, k, ranks), k > 0).flops.value;
+        gathered += context_attention_cost(a, pass, shape, {mine, all}).flops.value;
+        for (int k = 0; k < ranks; ++k) {
+          const Runs keys = context_runs(S, k, ranks);
+          ring += context_attention_cost(a, pass, shape, {mine, keys, k > 0}).flops.value;
+        }
       }
       EXPECT_EQ(gathered, whole.flops.value);
       EXPECT_EQ(ring, whole.flops.value);
     }
-    const PartCost alone = context_attention_cost(a, pass, shape, all, all, false);
+    const PartCost alone = context_attention_cost(a, pass, shape, {all, all});
     EXPECT_EQ(alone.moved.value, whole.moved.value);
     EXPECT_EQ(alone.scratch.value, whole.scratch.value);
-    EXPECT_GT(context_attention_cost(a, pass, shape, all, all, true).moved.value, alone.moved.value);
+    EXPECT_GT(context_attention_cost(a, pass, shape, {all, all, true}).moved.value, alone.moved.value);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "math/gemm.h"
 #include "math/reference.h"
 #include "math/vector_kernels.h"
+#include "model/context.h"
 #include "model/parts_aten.h"
 #include "model/share.h"
 
@@ -341,6 +342,7 @@ template <class K>
 void rotate(const K& k, const Context& c, const RopeTable& rope, bool inverse, const at::Tensor& qkv) {
   using T = RealOf<K>;
   if (c.arch.position != arch::Position::kRope) return;
+  check_rope_rows(c, rope.cos_SD2.size(0));
   k.rope(qkv.size(0), c.shape.sequence, c.arch.heads + c.arch.kv_heads, c.arch.head_dim, c.arch.qkv_size(),
          pointer<T>(rope.cos_SD2), pointer<T>(rope.sin_SD2), inverse, pointer<T>(qkv));
 }
@@ -388,8 +390,16 @@ void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& ta
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        k.embedding_forward(x.size(0), c.shape.sequence, x.size(1), rows_of(c, ids, table.size(0)), pointer<T>(table),
-                            c.share.rank == 0 ? pointer<T>(positions) : nullptr, pointer<T>(x));
+        const i64 d = x.size(1);
+        const std::int32_t* rows = rows_of(c, ids, table.size(0));
+        const T* learned = c.share.rank == 0 ? pointer<T>(positions) : nullptr;
+        if (!learned || c.positions.empty())
+          return k.embedding_forward(x.size(0), c.shape.sequence, d, rows, pointer<T>(table), learned, pointer<T>(x));
+        check_positions(c, positions.size(0));
+        for_each_run(c, [&](i64 row, i64 count, i64 first) {
+          k.embedding_forward(count, count, d, rows + row, pointer<T>(table), learned + first * d,
+                              pointer<T>(x) + row * d);
+        });
       },
       [&] { aten::embed_forward(c, ids, table, positions, x); });
 }
@@ -405,9 +415,17 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
           k.fill_zero(d_table.numel(), pointer<T>(d_table));
           if (d_positions.defined()) k.fill_zero(d_positions.numel(), pointer<T>(d_positions));
         }
-        k.embedding_backward(d_x.size(0), c.shape.sequence, d_x.size(1), rows_of(c, ids, d_table.size(0)),
-                             pointer<T>(d_x), pointer<T>(d_table),
-                             c.share.rank == 0 ? pointer<T>(d_positions) : nullptr);
+        const i64 d = d_x.size(1);
+        const std::int32_t* rows = rows_of(c, ids, d_table.size(0));
+        T* learned = c.share.rank == 0 ? pointer<T>(d_positions) : nullptr;
+        if (!learned || c.positions.empty())
+          return k.embedding_backward(d_x.size(0), c.shape.sequence, d, rows, pointer<T>(d_x), pointer<T>(d_table),
+                                      learned);
+        check_positions(c, d_positions.size(0));
+        for_each_run(c, [&](i64 row, i64 count, i64 first) {
+          k.embedding_backward(count, count, d, rows + row, pointer<T>(d_x) + row * d, pointer<T>(d_table),
+                               learned + first * d);
+        });
       },
       [&] { aten::embed_backward(c, ids, d_x, d_table, d_positions); });
 }
@@ -443,6 +461,7 @@ void norm_qkv_backward(const Context& c, const at::Tensor& d_qkv, const at::Tens
 }
 
 void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {
+  if (c.document_start) return document_attention_forward(c, qkv, o, lse);
   run(
       c,
       [&](const auto& k) {
@@ -455,6 +474,7 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
 void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv) {
   check_whole(c, arch::Part::kAttention);
+  if (c.document_start) return document_attention_backward(c, d_o, qkv, o, lse, d_qkv);
   run(
       c,
       [&](const auto& k) {

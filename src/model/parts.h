@@ -13,7 +13,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+
 #include "arch/parts.h"
+#include "base/position_run.h"
 #include "math/scratch.h"
 
 namespace molen::model {
@@ -46,6 +49,11 @@ struct Context {
   Half half = Half::kBoth;  // backward only
   bool of_input() const { return half != Half::kWeights; }
   bool of_weights() const { return half != Half::kInput; }
+  // Where context ranks share each sequence (model/context.h): the positions of this rank's rows, shape.sequence of
+  // them; empty: 0 to S-1. Tables of RoPE have a row for each.
+  std::span<const PositionRun> positions = {};
+  // For each row (int32 [N]), the position where its document begins: attention stays within it. Null: one document.
+  const at::Tensor* document_start = nullptr;
 };
 
 struct Linear {

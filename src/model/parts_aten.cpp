@@ -299,8 +299,14 @@ void embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& ta
     share_embed_forward(c, ids, table, x);
   else
     at::index_select_out(x, table, 0, ids);
-  if (positions.defined() && c.share.rank == 0)
+  if (!positions.defined() || c.share.rank != 0) return;
+  if (c.positions.empty()) {
     x.view({c.shape.batch, c.shape.sequence, -1}).add_(positions.narrow(0, 0, c.shape.sequence));
+    return;
+  }
+  check_positions(c, positions.size(0));
+  for_each_run(c,
+               [&](i64 row, i64 count, i64 first) { x.narrow(0, row, count).add_(positions.narrow(0, first, count)); });
 }
 
 void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
@@ -311,22 +317,36 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
   }
   const at::Tensor wide = widened(c, d_x);
   const bool positions = d_positions.defined() && c.share.rank == 0;
+  if (positions) check_positions(c, d_positions.size(0));
   if (own_kernels(d_x)) {
-    math::vector_kernels().embedding_backward(
-        std::max(c.shape.threads, 1), d_x.size(0), c.shape.sequence, d_x.size(1), rows_of(c, ids, d_table.size(0)),
-        wide.data_ptr<float>(), d_table.data_ptr<float>(), positions ? d_positions.data_ptr<float>() : nullptr);
+    const i64 d = d_x.size(1);
+    const std::int32_t* rows = rows_of(c, ids, d_table.size(0));
+    float* learned = positions ? d_positions.data_ptr<float>() : nullptr;
+    const auto add = [&](i64 row, i64 count, i64 sequence, float* to) {
+      math::vector_kernels().embedding_backward(std::max(c.shape.threads, 1), count, sequence, d, rows + row,
+                                                wide.data_ptr<float>() + row * d, d_table.data_ptr<float>(), to);
+    };
+    if (!positions || c.positions.empty()) return add(0, d_x.size(0), c.shape.sequence, learned);
+    for_each_run(c, [&](i64 row, i64 count, i64 first) { add(row, count, count, learned + first * d); });
     return;
   }
+  const auto add_positions = [&] {
+    if (!positions) return;
+    if (c.positions.empty()) {
+      d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
+      return;
+    }
+    for_each_run(c, [&](i64 row, i64 count, i64 first) {
+      d_positions.narrow(0, first, count).add_(wide.narrow(0, row, count));
+    });
+  };
   if (c.share.ranks > 1) {
     const auto [rows, here] = device_rows_of(c, ids, d_table.size(0));
     d_table.index_add_(0, rows, wide.mul(here));
-    if (positions)
-      d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
-    return;
+    return add_positions();
   }
   d_table.index_add_(0, ids, wide);
-  if (d_positions.defined())
-    d_positions.narrow(0, 0, c.shape.sequence).add_(wide.view({c.shape.batch, c.shape.sequence, -1}).sum(0));
+  add_positions();
 }
 
 void linear_forward(const Context& c, const at::Tensor& x, const at::Tensor& residual, const Linear& w, at::Tensor& y) {
@@ -379,6 +399,7 @@ void norm_linear_backward(const Context& c, const at::Tensor& d_y, const at::Ten
 
 void rope(const Context& c, const RopeTable& table, bool inverse, at::Tensor& qkv) {
   if (c.arch.position != arch::Position::kRope) return;
+  check_rope_rows(c, table.cos_SD2.size(0));
   const auto& arch = c.arch;
   const i64 half = arch.head_dim / 2;
   const at::Tensor rotated = qkv.view({c.shape.batch, c.shape.sequence, arch.heads + 2 * arch.kv_heads, arch.head_dim})

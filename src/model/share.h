@@ -1,4 +1,4 @@
-// What both sets of kernels need where tensor ranks share a part (model/parts.h: Share).
+// What both sets of kernels need where ranks share a part (model/parts.h: Share, Context::positions).
 #pragma once
 
 #include <algorithm>
@@ -39,6 +39,28 @@ inline const std::int32_t* rows_of(const Context& c, const at::Tensor& ids, std:
     local[i] = row >= 0 && row < table_rows ? static_cast<std::int32_t>(row) : -1;
   }
   return local;
+}
+
+// Calls f(row, rows, position of the first) for rows at neighbouring positions, of a sequence each.
+template <class F>
+void for_each_run(const Context& c, const F& f) {
+  std::int64_t row = 0;
+  for (std::int64_t b = 0; b < c.shape.batch; ++b)
+    for (const PositionRun& run : c.positions) {
+      f(row, run.size(), run.first);
+      row += run.size();
+    }
+}
+inline void check_positions(const Context& c, std::int64_t table_rows) {
+  if (c.positions.empty()) return;
+  MOLEN_CHECK(in_order(c.positions, table_rows) && count_positions(c.positions) == c.shape.sequence,
+              "{} rows of a sequence at positions that are not as many, do not rise, or reach {}", c.shape.sequence,
+              table_rows);
+}
+// RoPE's table must be made for the rank's positions.
+inline void check_rope_rows(const Context& c, std::int64_t table_rows) {
+  MOLEN_CHECK(c.positions.empty() || table_rows == c.shape.sequence,
+              "a table of {} positions for the {} that a rank has of a sequence", table_rows, c.shape.sequence);
 }
 
 // Losses from everyone's sums [ranks, chunk, 2]; of each token the log of the whole sum, where asked for.

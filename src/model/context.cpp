@@ -1,0 +1,303 @@
+#include "model/context.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "arch/context_parallel.h"
+#include "math/context_attention.h"
+#include "math/reference_context.h"
+#include "model/context_aten.h"
+#include "model/share.h"
+
+namespace molen::model {
+namespace {
+
+using arch::Kernels;
+using math::Rewind;
+using i64 = std::int64_t;
+using Runs = std::span<const PositionRun>;
+
+bool low_precision(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
+}
+
+// In fp32, from the op's scratch where it is narrower; `fill`: with its values.
+at::Tensor widened(const Context& c, const at::Tensor& t, bool fill = true) {
+  if (!low_precision(t)) return t;
+  at::Tensor wide = at::from_blob(c.scratch.take_bytes(t.numel() * 4), t.sizes(), t.options().dtype(at::kFloat));
+  if (fill) wide.copy_(t);
+  return wide;
+}
+
+// Rows whose elements are neighbours, on the host.
+template <class T>
+T* rows(const at::Tensor& t) {
+  MOLEN_CHECK(t.dim() == 2 && (t.stride(1) == 1 || t.size(1) == 1) && t.device().is_cpu(),
+              "an operand of attention is not rows in CPU memory");
+  return t.data_ptr<T>();
+}
+template <class T>
+T* dense(const at::Tensor& t) {
+  MOLEN_CHECK(t.is_contiguous() && t.device().is_cpu(), "an operand of attention is not contiguous CPU memory");
+  return t.data_ptr<T>();
+}
+i64 stride_of(const at::Tensor& t) {
+  return t.stride(0);
+}
+
+// What one call computes, all tensors as wide as the kernels want them.
+struct Call {
+  const Context& c;
+  Runs queries, keys;
+  i64 k_columns() const { return c.arch.kv_heads * c.arch.head_dim; }
+  const std::int32_t* starts() const {
+    if (!c.document_start) return nullptr;
+    MOLEN_CHECK(c.document_start->numel() == c.shape.tokens(), "{} document starts for {} rows",
+                c.document_start->numel(), c.shape.tokens());
+    return dense<std::int32_t>(*c.document_start);
+  }
+  int threads() const { return std::max(c.shape.threads, 1); }
+};
+
+void check(const Context& c, Runs queries, Runs keys, const at::Tensor& qkv, const at::Tensor& kv) {
+  MOLEN_CHECK(count_positions(queries) == c.shape.sequence && qkv.size(0) == c.shape.tokens(),
+              "attention of {} rows in {} sequences of {}, at {} positions", qkv.size(0), c.shape.batch,
+              c.shape.sequence, count_positions(queries));
+  MOLEN_CHECK(
+      kv.size(0) == c.shape.batch * count_positions(keys) && kv.size(1) == 2 * c.arch.kv_heads * c.arch.head_dim,
+      "attention over {} rows of {} values for keys at {} positions of {} sequences", kv.size(0), kv.size(1),
+      count_positions(keys), c.shape.batch);
+}
+
+template <class T>
+math::reference::ContextSizes sizes(const Call& x) {
+  const auto& a = x.c.arch;
+  math::check_starts(x.c.shape.batch, x.queries, x.starts());
+  return {x.c.shape.batch, a.heads, a.kv_heads, a.head_dim, x.queries, x.keys, x.starts()};
+}
+
+template <class T>
+void reference_forward(const Call& x, const at::Tensor& q, const at::Tensor& kv, bool first, const at::Tensor& o,
+                       const at::Tensor& lse) {
+  const std::vector<double> slopes = slopes_of(x.c);
+  math::reference::context_forward<T>(
+      x.threads(), sizes<T>(x), slopes.empty() ? nullptr : slopes.data(),
+      {rows<T>(q), stride_of(q), rows<T>(kv), rows<T>(kv) + x.k_columns(), stride_of(kv)}, first, dense<T>(o),
+      dense<T>(lse), x.c.scratch);
+}
+template <class T>
+void reference_backward(const Call& x, const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& kv,
+                        const at::Tensor& o, const at::Tensor& lse, bool add_q, bool add_kv, const at::Tensor& d_q,
+                        const at::Tensor& d_kv) {
+  const std::vector<double> slopes = slopes_of(x.c);
+  math::reference::context_backward<T>(
+      x.threads(), sizes<T>(x), slopes.empty() ? nullptr : slopes.data(), dense<T>(d_o),
+      {rows<T>(q), stride_of(q), rows<T>(kv), rows<T>(kv) + x.k_columns(), stride_of(kv)}, dense<T>(o), dense<T>(lse),
+      add_q, add_kv, {rows<T>(d_q), stride_of(d_q), rows<T>(d_kv), rows<T>(d_kv) + x.k_columns(), stride_of(d_kv)},
+      x.c.scratch);
+}
+
+math::ContextShape fused_shape(const Call& x, const std::vector<float>& slopes) {
+  math::ContextShape s;
+  s.B = x.c.shape.batch, s.h = x.c.arch.heads, s.k = x.c.arch.kv_heads, s.D = x.c.arch.head_dim;
+  s.queries = x.queries, s.keys = x.keys, s.starts = x.starts(), s.threads = x.threads();
+  s.alibi = slopes.empty() ? nullptr : slopes.data();
+  return s;
+}
+math::ContextOperands operands(const Call& x, const at::Tensor& q, const at::Tensor& kv) {
+  return {rows<float>(q), stride_of(q), rows<float>(kv), rows<float>(kv) + x.k_columns(), stride_of(kv)};
+}
+void fused_forward(const Call& x, const at::Tensor& q, const at::Tensor& kv, bool first, const at::Tensor& o,
+                   const at::Tensor& lse) {
+  const std::vector<double> wide = slopes_of(x.c);
+  const std::vector<float> slopes(wide.begin(), wide.end());
+  const math::ContextShape s = fused_shape(x, slopes);
+  math::context_forward(s, operands(x, q, kv), first, dense<float>(o), dense<float>(lse),
+                        x.c.scratch.take_bytes(math::context_forward_scratch(s)));
+}
+void fused_backward(const Call& x, const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& kv,
+                    const at::Tensor& o, const at::Tensor& lse, bool add_q, bool add_kv, const at::Tensor& d_q,
+                    const at::Tensor& d_kv) {
+  const std::vector<double> wide = slopes_of(x.c);
+  const std::vector<float> slopes(wide.begin(), wide.end());
+  const math::ContextShape s = fused_shape(x, slopes);
+  math::context_backward(s, dense<float>(d_o), operands(x, q, kv), dense<float>(o), dense<float>(lse),
+                         {rows<float>(d_q), stride_of(d_q), add_q, rows<float>(d_kv), rows<float>(d_kv) + x.k_columns(),
+                          stride_of(d_kv), add_kv},
+                         x.c.scratch.take_bytes(math::context_backward_scratch(s)));
+}
+
+// Which kernels serve, by what arch::context_attention_cost counts.
+enum class Way { kReference64, kReference32, kFused };
+Way way_of(const Context& c) {
+  const bool aten = c.shape.kernels == Kernels::kAten, f64 = c.shape.compute == DType::kF64;
+  if (!aten && !f64 && c.shape.compute != DType::kF32)
+    throw Error("the reference and fused kernels do not compute in {}", name_of(c.shape.compute));
+  if (f64 && c.shape.kernels == Kernels::kFused) throw Error("the fused kernels compute in fp32, not in fp64");
+  if (f64) return Way::kReference64;
+  return c.shape.kernels == Kernels::kReference || c.arch.head_dim > arch::kOwnAttentionMaxHead ? Way::kReference32
+                                                                                                : Way::kFused;
+}
+
+void forward(const Call& x, const at::Tensor& q, const at::Tensor& kv, bool first, const at::Tensor& o,
+             const at::Tensor& lse) {
+  switch (way_of(x.c)) {
+    case Way::kReference64:
+      return reference_forward<double>(x, q, kv, first, o, lse);
+    case Way::kReference32:
+      return reference_forward<float>(x, q, kv, first, o, lse);
+    case Way::kFused:
+      return fused_forward(x, q, kv, first, o, lse);
+  }
+}
+void backward(const Call& x, const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& kv, const at::Tensor& o,
+              const at::Tensor& lse, bool add_q, bool add_kv, const at::Tensor& d_q, const at::Tensor& d_kv) {
+  switch (way_of(x.c)) {
+    case Way::kReference64:
+      return reference_backward<double>(x, d_o, q, kv, o, lse, add_q, add_kv, d_q, d_kv);
+    case Way::kReference32:
+      return reference_backward<float>(x, d_o, q, kv, o, lse, add_q, add_kv, d_q, d_kv);
+    case Way::kFused:
+      return fused_backward(x, d_o, q, kv, o, lse, add_q, add_kv, d_q, d_kv);
+  }
+}
+
+// The rank's runs, or the whole sequence, which `whole` then is.
+Runs queries_of(const Context& c, PositionRun& whole) {
+  whole = {0, c.shape.sequence};
+  return c.positions.empty() ? Runs(&whole, 1) : c.positions;
+}
+
+at::Tensor query_columns(const Context& c, const at::Tensor& qkv) {
+  return qkv.narrow(1, 0, c.arch.query_size());
+}
+
+// Calls f(rows of a rank as [B * rows, ...], its runs, what is left of its place) for each rank.
+template <class F>
+void for_each_rank(i64 batch, int ranks, i64 sequence, const at::Tensor& gathered, const F& f) {
+  i64 at = 0;
+  for (int r = 0; r < ranks; ++r) {
+    const std::vector<PositionRun> runs = arch::context_runs(sequence, r, ranks);
+    const i64 count = batch * count_positions(runs);
+    if (gathered.dim() == 3) {
+      const at::Tensor place = gathered.select(0, r);
+      f(place.narrow(0, 0, count), Runs(runs), place.narrow(0, count, place.size(0) - count));
+    } else {
+      f(gathered.narrow(0, at, count), Runs(runs), gathered.narrow(0, at, 0));
+      at += count;
+    }
+  }
+}
+void check_gathered(i64 batch, int ranks, const at::Tensor& gathered, const at::Tensor& all) {
+  const i64 sequence = all.size(0) / batch, most = (sequence + ranks - 1) / ranks;
+  MOLEN_CHECK(sequence * batch == all.size(0), "{} rows of {} sequences", all.size(0), batch);
+  MOLEN_CHECK(gathered.dim() == 3 ? gathered.size(0) == ranks && gathered.size(1) >= batch * most
+                                  : gathered.size(0) == all.size(0),
+              "the rows of {} ranks do not fit {} sequences of {} tokens", ranks, batch, sequence);
+}
+
+// Calls f(rows of the part, the same of the whole) for each run of each sequence.
+template <class F>
+void for_each_piece(i64 batch, Runs runs, const at::Tensor& part, const at::Tensor& all, const F& f) {
+  MOLEN_CHECK(
+      all.size(0) % batch == 0 && part.size(0) == batch * count_positions(runs) && in_order(runs, all.size(0) / batch),
+      "{} rows of {} sequences that have {} in all", part.size(0), batch, all.size(0));
+  const i64 sequence = all.size(0) / batch;
+  i64 row = 0;
+  for (i64 b = 0; b < batch; ++b)
+    for (const PositionRun& run : runs) {
+      f(part.narrow(0, row, run.size()), all.narrow(0, b * sequence + run.first, run.size()));
+      row += run.size();
+    }
+}
+
+}  // namespace
+
+RopeTable make_rope_table(const arch::Architecture& arch, std::span<const PositionRun> positions, at::ScalarType dtype,
+                          at::Device device) {
+  if (arch.position != arch::Position::kRope) return {};
+  const i64 count = count_positions(positions);
+  const RopeTable all = make_rope_table(arch, positions.empty() ? 0 : positions.back().last, dtype, device);
+  RopeTable table{at::empty({count, arch.head_dim / 2}, all.cos_SD2.options()),
+                  at::empty({count, arch.head_dim / 2}, all.sin_SD2.options())};
+  take_rows(1, positions, all.cos_SD2, table.cos_SD2);
+  take_rows(1, positions, all.sin_SD2, table.sin_SD2);
+  return table;
+}
+
+at::Tensor key_value_columns(const Context& c, const at::Tensor& qkv) {
+  return qkv.narrow(1, c.arch.query_size(), 2 * c.arch.kv_heads * c.arch.head_dim);
+}
+
+void context_attention_forward(const Context& c, const at::Tensor& qkv, const at::Tensor& kv,
+                               std::span<const PositionRun> keys, bool first, at::Tensor& o, at::Tensor& lse) {
+  PositionRun whole;
+  const Runs queries = queries_of(c, whole);
+  check(c, queries, keys, qkv, kv);
+  if (!qkv.device().is_cpu()) return aten::context_attention_forward(c, queries, qkv, kv, keys, first, o, lse);
+  const Rewind rewind(c.scratch);
+  const at::Tensor q = widened(c, query_columns(c, qkv)), k = widened(c, kv), out = widened(c, o, !first);
+  forward({c, queries, keys}, q, k, first, out, lse);
+  if (low_precision(o)) o.copy_(out);
+}
+
+void context_attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& kv,
+                                std::span<const PositionRun> keys, const at::Tensor& o, const at::Tensor& lse,
+                                bool add_q, bool add_kv, at::Tensor& d_qkv, at::Tensor& d_kv) {
+  PositionRun whole;
+  const Runs queries = queries_of(c, whole);
+  check(c, queries, keys, qkv, kv);
+  if (!qkv.device().is_cpu())
+    return aten::context_attention_backward(c, queries, d_o, qkv, kv, keys, o, lse, add_q, add_kv, d_qkv, d_kv);
+  const Rewind rewind(c.scratch);
+  const at::Tensor d_queries = query_columns(c, d_qkv);
+  const at::Tensor g = widened(c, d_o), q = widened(c, query_columns(c, qkv)), k = widened(c, kv), out = widened(c, o),
+                   d_q = widened(c, d_queries, add_q), d_k = widened(c, d_kv, add_kv);
+  backward({c, queries, keys}, g, q, k, out, lse, add_q, add_kv, d_q, d_k);
+  if (low_precision(d_queries)) d_queries.copy_(d_q);
+  if (low_precision(d_kv)) d_kv.copy_(d_k);
+}
+
+void document_attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {
+  PositionRun whole;
+  const Runs queries = queries_of(c, whole);
+  const Rewind rewind(c.scratch);
+  const at::Tensor wide = qkv.device().is_cpu() ? widened(c, qkv) : qkv;  // at once, as without documents
+  context_attention_forward(c, wide, key_value_columns(c, wide), queries, true, o, lse);
+}
+
+void document_attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
+                                 const at::Tensor& lse, at::Tensor& d_qkv) {
+  PositionRun whole;
+  const Runs queries = queries_of(c, whole);
+  const Rewind rewind(c.scratch);
+  const bool host = qkv.device().is_cpu();
+  const at::Tensor wide = host ? widened(c, qkv) : qkv;
+  at::Tensor d_wide = host ? widened(c, d_qkv, false) : d_qkv, d_kv = key_value_columns(c, d_wide);
+  context_attention_backward(c, d_o, wide, key_value_columns(c, wide), queries, o, lse, false, false, d_wide, d_kv);
+  if (host && low_precision(d_qkv)) d_qkv.copy_(d_wide);
+}
+
+void take_rows(std::int64_t batch, std::span<const PositionRun> runs, const at::Tensor& all, at::Tensor& rows) {
+  for_each_piece(batch, runs, rows, all, [](const at::Tensor& part, const at::Tensor& whole) { part.copy_(whole); });
+}
+void put_rows(std::int64_t batch, std::span<const PositionRun> runs, const at::Tensor& rows, at::Tensor& all) {
+  for_each_piece(batch, runs, rows, all, [](const at::Tensor& part, const at::Tensor& whole) { whole.copy_(part); });
+}
+
+void rows_from_ranks(std::int64_t batch, int ranks, const at::Tensor& gathered, at::Tensor& all) {
+  check_gathered(batch, ranks, gathered, all);
+  for_each_rank(batch, ranks, all.size(0) / batch, gathered,
+                [&](const at::Tensor& rows, Runs runs, const at::Tensor&) { put_rows(batch, runs, rows, all); });
+}
+void rows_to_ranks(std::int64_t batch, int ranks, const at::Tensor& all, at::Tensor& gathered) {
+  check_gathered(batch, ranks, gathered, all);
+  for_each_rank(batch, ranks, all.size(0) / batch, gathered,
+                [&](at::Tensor rows, Runs runs, const at::Tensor& padding) {
+                  take_rows(batch, runs, all, rows);
+                  padding.zero_();
+                });
+}
+
+}  // namespace molen::model
