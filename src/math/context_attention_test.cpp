@@ -40,6 +40,7 @@ Runs zig_zag(i64 S, int rank, int ranks) {
 struct Problem {
   i64 B, S, h, k, D;
   bool alibi = false, documents = false;
+  i64 second = 0;  // where the second of two documents begins; 0: many documents
   i64 q_row() const { return h * D; }
   i64 kv_row() const { return 2 * k * D; }
   Values<double> slopes() const {
@@ -56,7 +57,10 @@ struct Problem {
     for (i64 b = 0; b < B; ++b) {
       i64 start = 0, left = 0;
       for (i64 i = 0; i < S; ++i, --left) {
-        if (left == 0) start = i, left = 1 + static_cast<i64>(engine() % static_cast<std::uint64_t>(S / 3 + 2));
+        if (second > 0) {
+          start = i < second ? 0 : second;
+        } else if (left == 0)
+          start = i, left = 1 + static_cast<i64>(engine() % static_cast<std::uint64_t>(S / 3 + 2));
         all.push_back(static_cast<std::int32_t>(start));
       }
     }
@@ -426,6 +430,15 @@ TEST(ContextFused, LongerThanSeveralTiles) {
   expect_fused({2, 307, 4, 2, 20, true, true}, 1, false, 5, AttentionIsa::kBest);  // backward by tiles
   expect_fused({1, 409, 1, 1, 128}, 4, true, 2, AttentionIsa::kBest);
   expect_fused({1, 211, 11, 1, 8, true}, 2, true, 2, AttentionIsa::kBest);
+}
+
+// Documents that begin at the last key of a tile, its first, and around; backward by tiles of keys and by both.
+TEST(ContextFused, DocumentsBeginAnywhereInATile) {
+  for (const i64 second : {1, 126, 127, 128, 129, 255, 256})
+    for (const int threads : {1, 3}) {
+      SCOPED_TRACE(second);
+      expect_fused({1, 301, 2, 1, 12, false, true, second}, 1, false, threads, AttentionIsa::kBest);
+    }
 }
 
 RC_GTEST_PROP(ContextFused, AnyShape, ()) {
