@@ -282,7 +282,7 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
     const arch::PartShape shape{3, 23, 0, path.compute, 2, path.kernels};
     const auto op = [&](Pass pass, const auto& f) {
       Workspace w(arch::part_cost(a, arch::Part::kAttention, pass, shape).scratch.value);
-      guarded(path.kernels, w.scratch, [&] { f(Context{a, shape, w.scratch, true, {}, {}, &in.starts}); });
+      guarded(path.kernels, w.scratch, [&] { f(Context{a, shape, w.scratch, true, {}, Half::kBoth, {}, &in.starts}); });
     };
     op(Pass::kForward, [&](const Context& c) { attention_forward(c, in.qkv, got.o, got.lse); });
     op(Pass::kBackward, [&](const Context& c) { attention_backward(c, in.d_o, in.qkv, got.o, got.lse, got.d_qkv); });
