@@ -137,7 +137,7 @@ class Ranks {
  private:
   Context context(const Rank& k, math::Scratch& scratch) const {
     arch::PartShape shape{in_.B, count_positions(k.runs), 0, path_.compute, 2, path_.kernels};
-    return {a_, shape, scratch, true, {}, k.runs, k.starts.defined() ? &k.starts : nullptr};
+    return {a_, shape, scratch, true, {}, Half::kBoth, k.runs, k.starts.defined() ? &k.starts : nullptr};
   }
   // An op on exactly the scratch that is declared for it.
   template <class F>
@@ -317,7 +317,7 @@ TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
     const auto compute = [&](const Runs& runs, const at::Tensor& its_ids, const at::Tensor& its_x,
                              const at::Tensor& its_d_x, const at::Tensor& its_d_qkv) {
       const i64 rows = its_x.size(0);
-      const Context c{a, {B, rows / B, 0, path.compute, 2, path.kernels}, w.scratch, false, {}, runs};
+      const Context c{a, {B, rows / B, 0, path.compute, 2, path.kernels}, w.scratch, false, {}, Half::kBoth, runs};
       const RopeTable rope =
           runs.empty() ? make_rope_table(a, S, wide, at::kCPU) : make_rope_table(a, runs, wide, at::kCPU);
       const auto nan = [&](at::IntArrayRef shape, at::ScalarType t) { return at::full(shape, NAN, t); };
@@ -394,13 +394,10 @@ TEST(ContextAten, AgreesWithTheReference) {
                          d_o = at::empty({rows, a.query_size()}, at::kDouble);
       take_rows(2, queries, in.qkv, qkv), take_rows(2, queries, in.d_o, d_o);
       if (documents) starts = at::empty({rows}, at::kInt), take_rows(2, queries, in.starts, starts);
-      const Context c{a,
-                      {2, 8, 0, DType::kF64, 2, Kernels::kReference},
-                      w.scratch,
-                      true,
-                      {},
-                      queries,
-                      documents ? &starts : nullptr};
+      const Context c{a,         {2, 8, 0, DType::kF64, 2, Kernels::kReference},
+                      w.scratch, true,
+                      {},        Half::kBoth,
+                      queries,   documents ? &starts : nullptr};
       struct Side {
         at::Tensor o, lse, d_qkv;
         std::vector<at::Tensor> d_kv;
@@ -452,13 +449,13 @@ TEST(ContextRefusals, WhatDoesNotFitTogether) {
     context_attention_forward(c, in.qkv, key_value_columns(c, in.qkv), keys, true, o, lse);
   };
   const arch::PartShape shape{2, 8, 0, DType::kF32, 1, Kernels::kFused};
-  const Context good{a, shape, w.scratch, true, {}, {}, &in.starts};
+  const Context good{a, shape, w.scratch, true, {}, Half::kBoth, {}, &in.starts};
   EXPECT_NO_THROW(attention(good, all));
   EXPECT_THROW(attention(good, half), Error);
-  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, half}, all), Error);
+  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, half}, all), Error);
   const at::Tensor falling = in.starts.flip({0}).contiguous(), few = in.starts.narrow(0, 0, 8);
-  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, {}, &falling}, all), Error);
-  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, {}, &few}, all), Error);
+  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, {}, &falling}, all), Error);
+  EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, {}, &few}, all), Error);
   arch::PartShape narrow_shape = shape;
   narrow_shape.compute = DType::kBF16;
   EXPECT_THROW(attention({a, narrow_shape, w.scratch, true}, all), Error);
@@ -470,7 +467,9 @@ TEST(ContextRefusals, WhatDoesNotFitTogether) {
   const Linear linear{at::ones({a.qkv_size(), a.hidden}, at::kFloat), {}};
   at::Tensor x = at::ones({8, a.hidden}, at::kFloat), qkv = at::empty({8, a.qkv_size()}, at::kFloat);
   w.scratch.reset();
-  EXPECT_THROW(norm_qkv_forward({a, rank, w.scratch, true, {}, half}, x, norm, linear, whole_table, saved, qkv), Error);
+  EXPECT_THROW(
+      norm_qkv_forward({a, rank, w.scratch, true, {}, Half::kBoth, half}, x, norm, linear, whole_table, saved, qkv),
+      Error);
   at::Tensor gathered = at::empty({3, 7, 5}, at::kFloat), rows = at::empty({16, 5}, at::kFloat);
   EXPECT_NO_THROW(rows_from_ranks(2, 3, gathered, rows));
   EXPECT_THROW(rows_from_ranks(2, 2, gathered, rows), Error);
