@@ -59,9 +59,10 @@ tidy() {
   else record "clang-tidy" "clang-tidy-14 -p build/release" "**findings**: $found"; fi
 }
 
-# Every layout of 2 to 8 ranks beside one rank: a grouped-query Llama and a GPT of awkward sizes.
+# Every layout of 2 to 8 ranks beside one rank: a grouped-query Llama and a GPT of awkward sizes. Eight layers, for four
+# stages of two chunks.
 verify() {
-  local common=(--set model.layers=3 --set model.hidden=30 --set model.heads=6 --set model.head_dim=10 --set model.vocabulary=71
+  local common=(--set model.layers=8 --set model.hidden=30 --set model.heads=6 --set model.head_dim=10 --set model.vocabulary=71
     --set model.max_sequence=64 --set data.sequence_length=23 --set batch.global=24 --set batch.micro=3)
   for family in llama gpt; do
     local sizes=(--set "model.family=$family" --set model.ffn=44)

@@ -186,7 +186,9 @@ int run_bench(const ConfigOptions& options, int steps) {
   train::run_ranks(launch, [&](comm::Communicator& world) {
     config::Config mine = c;
     const auto a = plan::resolve_architecture(mine);
-    const auto p = program::build(a, plan::resolve_setting(mine, a, launch.machine));
+    const auto setting = program::at_rank(plan::resolve_setting(mine, a, launch.machine), world.rank());
+    const auto schedule = plan::read_schedule(mine);
+    const auto p = program::build(a, setting, schedule ? &*schedule : nullptr);
     program::require_sound(p, "the built program");
     const double ready = now().value;
     auto run = train::run_synthetic(p, world, steps);

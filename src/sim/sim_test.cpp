@@ -245,6 +245,16 @@ TEST(Extrapolate, RefusesWithoutABasis) {
   }
 }
 
+TEST(Simulate, RefusesStagesThatWaitForOthers) {
+  auto a = arch::preset("llama-tiny");
+  program::Setting s;
+  s.mesh[mesh::Axis::kPp] = 2;
+  s.global_batch = 4;
+  s.sequence = 64;
+  const auto p = program::build(a, s);
+  EXPECT_THROW(simulate(p, program::expand(p), Costs(CostModel::fit(samples_from({p}, 0.0)), {})), UsageError);
+}
+
 TEST(Simulate, RefusesCostsThatAreNoNumbers) {
   const auto p = program_of(1, 0, 4);
   Json json = CostModel::fit(samples_from({p}, 0.0)).to_json();

@@ -94,6 +94,9 @@ program::Timeline simulate(const std::vector<program::Expanded>& ops, std::vecto
 
 program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
                            const Costs& costs) {
+  if (program.setting.pipelined())
+    throw UsageError(
+        "parallel.pipeline: the simulator knows one stage; stages that wait for each other are not built yet");
   std::vector<double> work;
   std::map<const program::Step*, double> cost;  // instances of a body share their steps
   for (const auto& op : ops) {

@@ -379,6 +379,10 @@ class Loop {
   // The same program through the other consumer: simulated with what `molen calibrate` measured, beside the median step
   // measured.
   void compare_with_prediction(std::int64_t rss) {
+    if (job_.setting.pipelined()) {
+      recorder_->note("no prediction: the simulator does not know pipelines yet");
+      return;
+    }
     const auto calibration = sim::read_calibration(*job_.options.cluster);
     const auto conditions = sim::conditions_of(job_.setting, job_.communicator);
     const auto costs = calibration.find(conditions);
