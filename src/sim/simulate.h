@@ -7,8 +7,8 @@
 
 namespace molen::sim {
 
-// Timeline of one rank, whose peers run the same program at the same pace. Throws UsageError for a stage of a pipeline and for an op whose kind was
-// not measured, Error for ops that wait for each other.
+// Timeline of one rank, whose peers run the same program at the same pace. Throws UsageError for a stage of a pipeline
+// and for an op whose kind was not measured, Error for ops that wait for each other.
 program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
                            const Costs& costs);
 
