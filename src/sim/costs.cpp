@@ -43,8 +43,9 @@ double Costs::collective_seconds(const program::Program& p, const program::Step&
   const double bytes = std::max(1.0, static_cast<double>(step.moved.value));
   const double traffic = collective_traffic(kind, bytes, sharing_.ranks, c.communicator);
   if (c.ranks == 0) return c.model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
-  // A message to each other rank.
-  if (kind == "reduce_scalars") return c.model.seconds(p, step) * (sharing_.ranks - 1) / (c.ranks - 1);
+  // Rounds of messages in which everyone's few bytes reach everyone; on threads each reads those of each other.
+  const auto rounds = [&](int ranks) { return c.communicator == "mpi" ? std::ceil(std::log2(ranks)) : ranks - 1.0; };
+  if (kind == "reduce_scalars") return c.model.seconds(p, step) * rounds(sharing_.ranks) / rounds(c.ranks);
   return c.model.seconds(p, step) * traffic / collective_traffic(kind, bytes, c.ranks, c.communicator);
 }
 

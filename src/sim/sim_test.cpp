@@ -222,7 +222,7 @@ TEST(Extrapolate, CollectivesByBytesMoved) {
         ++reductions;
         EXPECT_NEAR(four.seconds(p, step) / two.seconds(p, step), 1.5, 1e-9);
       } else if (program::kind_of(step.op) == "reduce_scalars") {
-        EXPECT_NEAR(four.seconds(p, step) / two.seconds(p, step), 3.0, 1e-9);
+        EXPECT_NEAR(four.seconds(p, step) / two.seconds(p, step), 2.0, 1e-9);  // rounds
       }
   EXPECT_GT(reductions, 0);
 }

@@ -24,13 +24,16 @@ LaunchEnvironment launch_environment();
 //   kOwn: messages of ours (mpi/routes.h), so wire bytes are counted. Short ones take a logarithm of the group's size
 //         of rounds, long ones go around a ring, gathered blocks in between from each rank to each.
 //   kLibrary: the library's collectives, which cannot be asked: wire bytes are absent from the first such call on.
-enum class MpiCollectives { kOwn, kLibrary };
+//   kAuto: kOwn in a group that shares a host or has at most 8 ranks, which is what ours were measured on; else
+//   kLibrary,
+//          for blocks that go from each rank to each enter a host once for every rank there.
+enum class MpiCollectives { kOwn, kLibrary, kAuto };
 
 // An all_reduce of up to so many bytes gathers everything everywhere: one exchange, but n-1 times the payload sent by
 // each of n ranks; above it is 2(n-1)/n times.
 inline constexpr std::int64_t kMpiShort = std::int64_t{1} << 15;
 
 // MPI_COMM_WORLD, initialised at the first call and finalised at exit. One thread at a time may use it.
-std::unique_ptr<Communicator> mpi_world(MpiCollectives collectives = MpiCollectives::kOwn);
+std::unique_ptr<Communicator> mpi_world(MpiCollectives collectives = MpiCollectives::kAuto);
 
 }  // namespace molen::comm

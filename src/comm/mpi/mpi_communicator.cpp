@@ -73,10 +73,13 @@ MPI_Datatype type_of(DType dtype) {
 
 class Mpi final : public Communicator {
  public:
-  Mpi(MPI_Comm comm, bool owned, MpiCollectives collectives) : comm_(comm), owned_(owned), collectives_(collectives) {
+  Mpi(MPI_Comm comm, bool owned, MpiCollectives wanted) : comm_(comm), owned_(owned), wanted_(wanted) {
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
     check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+    collectives_ = wanted != MpiCollectives::kAuto  ? wanted
+                   : size_ <= kFew || on_one_host() ? MpiCollectives::kOwn
+                                                    : MpiCollectives::kLibrary;
   }
   ~Mpi() override {
     int finalized = 0;
@@ -152,7 +155,7 @@ class Mpi final : public Communicator {
   void send(const void* data, std::int64_t count, DType dtype, int to) override {
     check_peer(to);
     for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany) {
-      MPI_Request sent = start_send(byte(data, at, dtype), some(count, at), to, dtype);
+      MPI_Request sent = start_send(byte(data, at, dtype), some(count, at), to, dtype, kMessageTag);
       wait([&] { return done(sent, "MPI_Isend"); });
     }
     note(count, dtype);
@@ -160,7 +163,7 @@ class Mpi final : public Communicator {
   void recv(void* data, std::int64_t count, DType dtype, int from) override {
     check_peer(from);
     for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany) {
-      Arrival arrival = start_receive(byte(data, at, dtype), some(count, at), from, dtype);
+      Arrival arrival = start_receive(byte(data, at, dtype), some(count, at), from, dtype, kMessageTag);
       wait([&] { return arrived(arrival); });
     }
     note(count, dtype);
@@ -175,7 +178,7 @@ class Mpi final : public Communicator {
     if (color < 0) throw Error("split: color {} of rank {}; colors are not negative", color, rank_);
     MPI_Comm made;
     check(MPI_Comm_split(comm_, color, key, &made), "MPI_Comm_split");
-    return std::make_unique<Mpi>(made, true, collectives_);
+    return std::make_unique<Mpi>(made, true, wanted_);
   }
 
   void abort(const std::string&) noexcept override { MPI_Abort(comm_, 1); }
@@ -185,7 +188,18 @@ class Mpi final : public Communicator {
   }
 
  private:
-  static constexpr int kTag = 7;
+  static constexpr int kMessageTag = 7, kCollectiveTag = 8;
+  static constexpr int kFew = 8;  // ranks
+
+  // Collective.
+  bool on_one_host() const {
+    MPI_Comm host;
+    int here = 0;
+    check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
+    check(MPI_Comm_size(host, &here), "MPI_Comm_size");
+    check(MPI_Comm_free(&host), "MPI_Comm_free");
+    return here == size_;
+  }
 
   static char* byte(void* data, std::int64_t element, DType dtype) {
     return static_cast<char*>(data) + element * size_of(dtype);
@@ -213,15 +227,15 @@ class Mpi final : public Communicator {
     int expected, from;
     DType dtype;
   };
-  MPI_Request start_send(const void* data, int count, int to, DType dtype) {
+  MPI_Request start_send(const void* data, int count, int to, DType dtype, int tag = kCollectiveTag) {
     MPI_Request request;
-    check(MPI_Isend(data, count, type_of(dtype), to, kTag, comm_, &request), "MPI_Isend");
+    check(MPI_Isend(data, count, type_of(dtype), to, tag, comm_, &request), "MPI_Isend");
     if (to != MPI_PROC_NULL) sent_ += count * size_of(dtype);
     return request;
   }
-  Arrival start_receive(void* data, int count, int from, DType dtype) {
+  Arrival start_receive(void* data, int count, int from, DType dtype, int tag = kCollectiveTag) {
     Arrival arrival{MPI_REQUEST_NULL, count, from, dtype};
-    check(MPI_Irecv(data, count, type_of(dtype), from, kTag, comm_, &arrival.request), "MPI_Irecv");
+    check(MPI_Irecv(data, count, type_of(dtype), from, tag, comm_, &arrival.request), "MPI_Irecv");
     return arrival;
   }
   static bool done(MPI_Request& request, const char* what) {
@@ -434,7 +448,7 @@ class Mpi final : public Communicator {
 
   MPI_Comm comm_;
   bool owned_;
-  MpiCollectives collectives_;
+  MpiCollectives wanted_, collectives_{};
   int rank_ = 0, size_ = 1;
   std::vector<char> scratch_;  // what others sent, before it is added or put in its place; grows to the largest
   std::int64_t calls_ = 0, bytes_ = 0, sent_ = 0, received_ = 0;
