@@ -461,7 +461,7 @@ void norm_qkv_backward(const Context& c, const at::Tensor& d_qkv, const at::Tens
 }
 
 void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {
-  if (c.document_start) return document_attention_forward(c, qkv, o, lse);
+  if (c.document_start || !c.positions.empty()) return document_attention_forward(c, qkv, o, lse);
   run(
       c,
       [&](const auto& k) {
@@ -474,7 +474,7 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
 void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv) {
   check_whole(c, arch::Part::kAttention);
-  if (c.document_start) return document_attention_backward(c, d_o, qkv, o, lse, d_qkv);
+  if (c.document_start || !c.positions.empty()) return document_attention_backward(c, d_o, qkv, o, lse, d_qkv);
   run(
       c,
       [&](const auto& k) {
