@@ -14,7 +14,7 @@ setup:           ## Debian packages and the Python environment with libtorch
 build: setup     ## the program, at build/molen
 	@cmake --preset $(PRESET) $(CMAKE_ARGS) >build-$(PRESET).log 2>&1 || { cat build-$(PRESET).log; exit 1; }
 	@mkdir -p build && mv build-$(PRESET).log build/configure.log
-	@cmake --build --preset $(PRESET) -j $(JOBS)
+	@cmake --build --preset $(PRESET) -j $(JOBS) --target molen
 	@ln -sfn $(PRESET)/src/apps/molen build/molen
 
 demo: build      ## train, resume, generate and export a small Llama on Dutch and English

@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build/bench
+cmake --build --preset release -j "$(nproc)" --target tokenizer_tool
 .venv/bin/python bench/step.py build/molen --output build/bench/step.json
 echo
 .venv/bin/python bench/sharding.py build/molen --output build/bench/sharding.json
