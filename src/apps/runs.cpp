@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "apps/cli.h"
 #include "base/error.h"
@@ -80,19 +81,27 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
   return difference.empty() ? kOk : kFailed;
 }
 
-// The program of a run, where program.txt is still what these records are of.
+// The programs of a run, one for each stage of a pipeline, by their digests.
 struct Recorded {
   program::Program program;
   std::vector<program::Expanded> ops;
 };
-std::shared_ptr<const Recorded> recorded_program(const fs::path& run, const std::string& digest) {
-  const fs::path file = run / "program.txt";
-  if (!fs::exists(file)) return nullptr;
-  auto r = std::make_shared<Recorded>();
-  r->program = program::parse(read_file(file), file.string());
-  if (sha256_hex(program::print(r->program)) != digest) return nullptr;
-  r->ops = program::expand(r->program);
-  return r;
+std::map<std::string, Recorded> recorded_programs(const fs::path& run) {
+  std::map<std::string, Recorded> all;
+  for (const auto& entry : fs::directory_iterator(run)) {
+    const std::string name = entry.path().filename().string();
+    if (name != "program.txt" && !(name.starts_with("program-stage-") && name.ends_with(".txt"))) continue;
+    try {
+      program::Program p = program::parse(read_file(entry.path()), entry.path().string());
+      Recorded& r = all[sha256_hex(program::print(p))];
+      r.program = std::move(p);
+      r.ops = program::expand(r.program);
+    } catch (const UsageError& error) {
+      // Its ops have numbers only; the records still tell who holds up whom.
+      fmt::print(stderr, "{}\n", error.what());
+    }
+  }
+  return all;
 }
 
 int flight(const std::string& run, const std::string& format) {
@@ -100,11 +109,15 @@ int flight(const std::string& run, const std::string& format) {
   if (!fs::is_directory(directory)) throw UsageError("{}: no flight/ here; is it a run directory?", run);
   const auto records = store::read_flights(directory);
   const store::FlightIdentity& of = records.front().identity;
+  const auto programs = recorded_programs(run);
+  const bool known = programs.count(of.program_digest) > 0;
   store::OpTexts texts;
-  const auto known = recorded_program(run, of.program_digest);
   if (known)
-    texts = [known](int op) -> store::OpText {
-      return {program::op_title(known->program, known->ops, op), program::excerpt(known->program, known->ops, op)};
+    texts = [&programs](const std::string& digest, int op) -> store::OpText {
+      const auto found = programs.find(digest);
+      if (found == programs.end()) return {};
+      const auto& [program, ops] = found->second;
+      return {program::op_title(program, ops, op), program::excerpt(program, ops, op)};
     };
   // Ranks that beat four times a second have beaten between the two looks.
   auto seen = store::sight(directory, of, std::chrono::milliseconds(700));

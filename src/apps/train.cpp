@@ -35,7 +35,11 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
   const auto a = plan::resolve_architecture(c);
   plan::Machine machine;
   machine.ranks = machine.local_ranks = options.ranks.value_or(1);
-  const auto p = program::build(a, plan::resolve_setting(c, a, machine));
+  const auto setting = plan::resolve_setting(c, a, machine);
+  if (setting.pipelined())
+    throw UsageError("{}: the simulator knows one stage; stages that wait for each other are not built yet",
+                     c.where("parallel.pipeline"));
+  const auto p = program::build(a, setting);
   program::require_sound(p, "the built program");
   const auto ops = program::expand(p);
   const auto calibration = sim::read_calibration(cluster);

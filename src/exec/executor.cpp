@@ -72,8 +72,10 @@ class Executor::Impl {
     const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
     rope_ = model::make_rope_table(program_.arch, program_.setting.sequence, table, options_.device);
     bind_instances();
-    find_deaths();
-    find_deaths_of_micro_batches();
+    if (options_.poison_dead) {
+      find_deaths();
+      find_deaths_of_micro_batches();
+    }
     measured_.assign(ops_.size(), 0);
     for (const auto& e : ops_) has_comm_ = has_comm_ || e.step->stream != program::Stream::kCompute;
   }

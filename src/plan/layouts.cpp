@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "arch/tensor_parallel.h"
@@ -18,6 +19,7 @@ struct Sharding {
   std::string strategy;
   int zero, shards, replicas;
   bool own_over_dp;
+  std::string choice() const { return strategy + (own_over_dp ? ", optimizer over all" : ""); }
   std::string text() const {
     if (replicas == 1 || zero < 2) return strategy;
     return fmt::format("{} {} x {}{}", strategy, replicas, shards, own_over_dp ? ", optimizer over all" : "");
@@ -110,6 +112,17 @@ const std::vector<std::string>& strategies() {
   return kNames;
 }
 
+std::vector<std::string> choices_of(const program::Setting& s) {
+  static constexpr std::array kPlain{"NO_SHARD", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD"};
+  const bool hybrid = s.replicas() > 1 && s.zero >= 2;
+  const std::string strategy = !hybrid       ? kPlain.at(static_cast<std::size_t>(s.zero))
+                               : s.zero == 3 ? "HYBRID_SHARD"
+                                             : "HYBRID_SHARD_ZERO2";
+  return {Sharding{strategy, s.zero, s.shards(), s.replicas(), s.own_over_dp}.choice(),
+          Grid{s.tensor_ranks(), s.sequence_parallel}.text(), Stages{s.pipeline, s.stages()}.text(), text(s.recompute),
+          fmt::format("micro {}", s.micro_batch)};
+}
+
 std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
                                const std::vector<std::string>& wanted) {
   for (const auto& name : wanted)
@@ -134,10 +147,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
         layouts.push_back(
             {fmt::format("{}{}{}{}{}", sharding.text(), grid.text(), stages.text(), text(recompute),
                          s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
-             sharding.strategy,
-             s,
-             {sharding.strategy + (sharding.own_over_dp ? ", optimizer over all" : ""), grid.text(), stages.text(),
-              text(recompute), fmt::format("micro {}", micro)}});
+             sharding.strategy, s, choices_of(s)});
       }
   };
   for (const Stages& stages : stages_of(arch, ranks))

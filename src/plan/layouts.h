@@ -27,6 +27,9 @@ const std::vector<std::string>& strategies();
 std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
                                const std::vector<std::string>& wanted);
 
+// What a setting has chosen, as in Layout::choices.
+std::vector<std::string> choices_of(const program::Setting& setting);
+
 // Few of them, in their order, such that any two choices that stand together in some layout stand together in one of
 // these (pairwise covering; greedily, so not always as few as there could be).
 std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts);

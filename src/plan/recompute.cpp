@@ -25,30 +25,36 @@ std::vector<program::Recompute> candidates(const arch::Architecture& arch) {
   return all;
 }
 
-program::Program built(const arch::Architecture& arch, program::Setting setting, const program::Recompute& recompute) {
+std::vector<program::Program> built(const arch::Architecture& arch, program::Setting setting,
+                                    const program::Recompute& recompute, const program::Schedule* file) {
   setting.recompute = recompute;
-  return program::build(arch, setting);
+  return program::build_stages(arch, setting, file);
 }
 
-Bytes peak_of(const arch::Architecture& arch, const program::Setting& setting, const program::Recompute& recompute) {
-  return program::plan_memory(built(arch, setting, recompute)).peak;
+Bytes peak_of(const std::vector<program::Program>& stages) {
+  Bytes peak;
+  for (const auto& p : stages) peak = std::max(peak, program::plan_memory(p).peak);
+  return peak;
 }
 
 }  // namespace
 
-std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, const program::Setting& setting) {
+std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, const program::Setting& setting,
+                                              const program::Schedule* file) {
   program::Setting once = setting;  // each micro-batch costs the same
-  once.global_batch = std::min<std::int64_t>(setting.global_batch, setting.micro_batch * setting.data_ranks());
+  if (!setting.pipelined())
+    once.global_batch = std::min<std::int64_t>(setting.global_batch, setting.micro_batch * setting.data_ranks());
+  const auto count = setting.micro_batches() / once.micro_batches();
   std::vector<RecomputeChoice> ladder;
   for (const program::Recompute& recompute : candidates(arch)) {
     RecomputeChoice choice{recompute, {}, {}};
-    const program::Program p = built(arch, once, recompute);
-    for (const program::Step& step : p.bodies.front().steps)
-      if (const auto* c = std::get_if<program::Compute>(&step.op); c && c->pass == program::ComputePass::kRecompute) {
-        choice.again += step.hardware_flops;
-        choice.moved += step.moved;
-      }
-    const auto count = setting.micro_batches();
+    for (const auto& p : built(arch, once, recompute, file))
+      for (const auto& e : program::expand(p))
+        if (const auto* c = std::get_if<program::Compute>(&e.step->op);
+            c && c->pass == program::ComputePass::kRecompute) {
+          choice.again += e.step->hardware_flops;
+          choice.moved += e.step->moved;
+        }
     choice.again = Flops(choice.again.value * static_cast<decltype(choice.again.value)>(count));
     choice.moved = Bytes(choice.moved.value * count);
     ladder.push_back(choice);
@@ -59,10 +65,11 @@ std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, co
   return ladder;
 }
 
-RecomputeChoice recompute_within(const arch::Architecture& arch, const program::Setting& setting, Bytes budget) {
+RecomputeChoice recompute_within(const arch::Architecture& arch, const program::Setting& setting, Bytes budget,
+                                 const program::Schedule* file) {
   std::optional<RecomputeChoice> least;
-  for (RecomputeChoice choice : recompute_ladder(arch, setting)) {
-    choice.peak = peak_of(arch, setting, choice.recompute);
+  for (RecomputeChoice choice : recompute_ladder(arch, setting, file)) {
+    choice.peak = peak_of(built(arch, setting, choice.recompute, file));
     if (choice.peak <= budget) return choice;
     if (!least || choice.peak < least->peak) least = choice;
   }

@@ -116,6 +116,9 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
   const auto& p = c.parallel;
   const auto stages = static_cast<int>(p.pipeline);
   if (stages == 1) {
+    if (p.virtual_stages != 1)
+      throw UsageError("{}: {} chunks of a stage; parallel.pipeline is 1", c.where("parallel.virtual_stages"),
+                       p.virtual_stages);
     if (p.schedule != "1f1b")
       throw UsageError("{}: \"{}\" orders pipeline stages; parallel.pipeline is 1", c.where("parallel.schedule"),
                        p.schedule);
@@ -137,6 +140,9 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
   } else {
     const auto chunks = s.pipeline.chunks;
     s.pipeline = program::pipeline_of(program::parse_schedule_kind(p.schedule), chunks);
+    if (chunks != 1 && chunks != s.pipeline.chunks)
+      throw UsageError("{}: {} has {} chunks a stage, not {}", c.where("parallel.virtual_stages"), p.schedule,
+                       s.pipeline.chunks, chunks);
   }
   const int chunks = stages * s.pipeline.chunks;
   if (chunks > arch.layers)
@@ -153,8 +159,9 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
     throw UsageError("{}: {} groups cannot be made of {} rank{}", c.where("parallel.data_replicate"), replicate, ranks,
                      ranks == 1 ? "" : "s");
   // A group is the node, where nothing else is said.
-  const std::int64_t group =
-      is_hybrid(c) && replicate == 1 ? std::max<std::int64_t>(1, machine.local_ranks / p.tensor) : ranks / replicate;
+  const std::int64_t group = is_hybrid(c) && replicate == 1
+                                 ? std::clamp<std::int64_t>(machine.local_ranks / p.tensor, 1, ranks)
+                                 : ranks / replicate;
   const std::int64_t shard = p.data_shard.value_or(group);
   const std::int64_t copies = is_hybrid(c) && replicate == 1 ? ranks / std::max<std::int64_t>(1, shard) : replicate;
   if (shard * copies != ranks)
@@ -193,7 +200,8 @@ void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setti
     if (s.recompute.every > arch.layers)
       throw UsageError("every {} layers of a model that has {}", s.recompute.every, arch.layers);
     if (wanted.mode != Mode::kBudget) return;
-    const RecomputeChoice choice = recompute_within(arch, s, wanted.budget);
+    const auto file = read_schedule(c);
+    const RecomputeChoice choice = recompute_within(arch, s, wanted.budget, file ? &*file : nullptr);
     s.recompute = choice.recompute;
     config::assign(c, key, program::text_of(choice.recompute),
                    {config::Origin::Kind::kOther,

@@ -106,12 +106,16 @@ class Stage {
   // last of a kind is a body of its own, for gradients are finished there.
   int body_of(const Action& a) {
     const auto c = static_cast<std::size_t>(a.chunk), kind = static_cast<std::size_t>(a.kind);
-    if (is_forward(a.kind)) return append(actions_[c][0]);
+    std::string name = actions_[c][kind].name;
+    const bool first = !begun_[c], last = !is_forward(a.kind) && --left_[c][kind] == 0;
+    if (!is_forward(a.kind)) {
+      begun_[c] = true;
+      if (!first || !last) name += first ? ".first" : last ? ".last" : ".middle";
+    }
+    if (const int found = find_body(name); found >= 0) return found;
     Body body = actions_[c][kind];
-    const bool first = !begun_[c], last = --left_[c][kind] == 0;
-    begun_[c] = true;
-    if (!first || !last) body.name += first ? ".first" : last ? ".last" : ".middle";
-    if (const int found = find_body(body.name); found >= 0) return found;
+    if (is_forward(a.kind)) return append(std::move(body));
+    body.name = name;
     prepare_gradients(body, p_.chunks[c], a.kind, first);
     return append(std::move(body));
   }
@@ -135,7 +139,6 @@ class Stage {
     return -1;
   }
   int append(Body body) {
-    if (const int found = find_body(body.name); found >= 0) return found;
     p_.bodies.push_back(std::move(body));
     return static_cast<int>(p_.bodies.size()) - 1;
   }

@@ -1,5 +1,5 @@
 // Pipeline schedules as data: what each stage computes, in which order. Knows nothing of bodies, buffers or transports:
-// a builder turns the actions into instances and the slots into buffers.
+// pass::pipeline turns the actions into instances.
 //
 // p stages hold v chunks (virtual stages) of the model each; a step has m micro-batches. Chunks are numbered through
 // the model by their *global stage* g = 0 .. p*v-1. Actions of one stage run in list order; between stages

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/suggest.h"
-#include "program/schedule.h"
 #include "program/signature.h"
 #include "program/text.h"
 #include "program/text_detail.h"
@@ -289,7 +288,8 @@ class Parser {
   void schedule(const std::vector<std::string>& w) {
     if (!program_.schedule.empty()) fail("a second schedule");
     if (!have_setting_) fail("a schedule before the setting line");
-    const std::int64_t last = std::min(program_.setting.micro_batches() - 1, kMaxScheduleActions);
+    // Each micro-batch has an instance.
+    const auto last = std::min<std::int64_t>(program_.setting.micro_batches() - 1, static_cast<std::int64_t>(w.size()));
     for (std::size_t i = 1; i < w.size(); ++i) {
       const auto colon = w[i].find(':');
       Instance instance{body_index(w[i].substr(0, colon)), -1};

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "arch/json.h"
 #include "base/json.h"
 #include "base/match.h"
@@ -79,15 +81,15 @@ std::string print_all(const Program& p, const MemoryPlan* plan) {
   std::string text = "molen-program 4\n";
   text += "arch " + arch::to_json(p.arch, arch::Choices::kNumbers).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
-  const Slots slots(p);
+  const std::optional<Slots> slots = plan ? std::optional<Slots>(p) : std::nullopt;
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];
     text += fmt::format("buffer {} {} {} {}", b.name, name_of(b.dtype), b.elements, name_of(b.lifetime));
     if (plan && b.lifetime != Lifetime::kExternal)
-      text +=
-          fmt::format("  # at {}, {}{}", plan->buffer_offset[i],
-                      b.lifetime == Lifetime::kMicroBatch ? fmt::format("{} x ", slots.count(static_cast<int>(i))) : "",
-                      human(b.bytes()));
+      text += fmt::format(
+          "  # at {}, {}{}", plan->buffer_offset[i],
+          b.lifetime == Lifetime::kMicroBatch ? fmt::format("{} x ", slots->count(static_cast<int>(i))) : "",
+          human(b.bytes()));
     text += '\n';
   }
   for (std::size_t b = 0; b < p.bodies.size(); ++b) {

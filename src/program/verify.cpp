@@ -303,8 +303,10 @@ class Verifier {
                    [&](const LoadBatch& o) {
                      if (o.uncounted == p_.has_head()) report(e, "tokens are counted where the head is");
                      if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
-                     if (e.micro_batch < 0 || !loaded_.insert(e.micro_batch).second)
-                       report(e, "a micro-batch is loaded twice, or none is named");
+                     // The loader gives them one after the other.
+                     if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
+                       report(e, "loads micro-batch {} as number {}", e.micro_batch, loaded_.size());
+                     loaded_.insert(e.micro_batch);
                    },
                    [&](const ZeroFill&) { zero_fill(e); },
                    [&](const SumSquares&) { count(e); },
@@ -414,8 +416,7 @@ class Verifier {
       state.padded = true;
     } else {
       if (padding) report(e, "sums have no padding");
-      if (!loaded_.empty() && p_.setting.purpose == Purpose::kTrain)
-        report(e, "clears the step's sums in the middle of it");
+      if (scalars_zeroed_) report(e, "clears the step's sums a second time");
       scalars_zeroed_ = true;
     }
   }
@@ -560,7 +561,8 @@ class Verifier {
     UnitState* s = unit(e);
     if (!s) return;
     const int u = unit_of_step(p_, *e.step);
-    if (!reduced(u)) report(e, "counts a gradient that is not reduced");
+    if (!reduced(u) || s->contributions.size() != expected_contributions(u))
+      report(e, "counts a gradient that is not reduced");
     if (!p_.counts(u)) report(e, "counts what the first stage of the pipeline counts");
     if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
     if (clipped_ || !summed_over_[kSumSquares].empty()) report(e, "comes too late for the gradient norm");

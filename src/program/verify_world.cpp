@@ -116,6 +116,12 @@ std::vector<Finding> verify_world(const std::vector<Program>& stages) {
         stages[s].setting.pipeline.stage != static_cast<int>(s))
       findings.push_back({fmt::format("program {} of {} is of stage {} of {}", s, stages.size(),
                                       stages[s].setting.pipeline.stage, stages[s].setting.stages())});
+  for (const Program& p : stages) {
+    Setting same = p.setting;
+    same.pipeline.stage = stages.front().setting.pipeline.stage;
+    if (!(p.arch == stages.front().arch) || !(same == stages.front().setting))
+      findings.push_back({fmt::format("stage {} is of another model or layout", p.setting.pipeline.stage)});
+  }
   if (!findings.empty()) return findings;
   return World(stages).run();
 }

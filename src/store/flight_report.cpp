@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <compare>
+#include <map>
 
 #include "base/clock.h"
 #include "base/units.h"
@@ -14,7 +15,8 @@ namespace {
 // Ranks beat four times a second, so one that fell silent this much before the last was no longer running.
 constexpr std::int64_t kApartNs = 700'000'000;
 
-// Where a rank is in the order that all ranks share: the collective it is in or comes from. Further is larger.
+// Where a rank is in the order that all ranks of one program share: the collective it is in or comes from. Further is
+// larger.
 struct Place {
   std::int64_t step = 0;
   int op = -1;
@@ -39,8 +41,12 @@ const FlightStream* telling(const FlightState& f) {
   return std::pair(comm.step, comm.op) > std::pair(compute.step, compute.op) ? &comm : &compute;
 }
 
-std::string op_name(int op, const OpTexts& ops) {
-  const std::string name = ops ? ops(op).name : "";
+const std::string& program_of(const FlightState& f) {
+  return f.identity.program_digest;
+}
+
+std::string op_name(const FlightState& f, int op, const OpTexts& ops) {
+  const std::string name = ops ? ops(program_of(f), op).name : "";
   return name.empty() ? fmt::format("op {}", op) : fmt::format("op {} ({})", op, name);
 }
 
@@ -48,7 +54,7 @@ std::string place_text(const FlightState& f, const OpTexts& ops) {
   if (f.phase != FlightPhase::kTrain) return fmt::format("{}, step {}", name_of(f.phase), f.step);
   const FlightStream* s = telling(f);
   if (!s || (s->step < f.step && !s->inside)) return fmt::format("before the first op of step {}", f.step);
-  return fmt::format("{}{} of step {}", s->inside ? "" : "after ", op_name(s->op, ops), s->step);
+  return fmt::format("{}{} of step {}", s->inside ? "" : "after ", op_name(f, s->op, ops), s->step);
 }
 
 std::string list_of(const std::vector<int>& ranks) {
@@ -117,13 +123,13 @@ std::vector<int> first_gone(const Judgement& j) {
   return seen;
 }
 
-// Of ranks that live: those that have not entered what the others wait in.
+// Of ranks that live: those that have not entered what the others of their program wait in; or, where some wait for
+// none that waits, of those that are in nothing the furthest behind.
 std::vector<int> behind(const Judgement& j) {
   const auto in_step = [](const Judgement::Rank& r) {
     return r.seen.flight && r.state != RankState::kEnded && r.state != RankState::kFailed;
   };
   const auto waits = [](const Judgement::Rank& r) { return r.seen.flight->streams[kCommStream].inside; };
-  std::optional<Place> least, most;
   bool any_waits = false, any_free = false;
   for (const auto& r : j.ranks)
     if (in_step(r)) (waits(r) ? any_waits : any_free) = true;
@@ -131,15 +137,22 @@ std::vector<int> behind(const Judgement& j) {
     const auto hung = ranks_where(j, [](const auto& r) { return r.state == RankState::kHung; });
     return hung.size() < j.ranks.size() || hung.size() == 1 ? hung : std::vector<int>{};
   }
+  const auto compared = [&](const Judgement::Rank& r) { return in_step(r) && !(any_free && waits(r)); };
+  struct Extent {
+    Place least, most;
+  };
+  std::map<std::string, Extent> extents;  // by program: places of two programs do not compare
   for (const auto& r : j.ranks) {
-    if (!in_step(r) || (any_free && waits(r))) continue;
+    if (!compared(r)) continue;
     const Place p = comm_place(*r.seen.flight);
-    if (!least || p < *least) least = p;
-    if (!most || p > *most) most = p;
+    const auto [at, fresh] = extents.try_emplace(program_of(*r.seen.flight), Extent{p, p});
+    at->second = {std::min(at->second.least, p), std::max(at->second.most, p)};
   }
-  if (!any_free && *least == *most) return {};  // all in the same collective
   return ranks_where(j, [&](const Judgement::Rank& r) {
-    return in_step(r) && !(any_free && waits(r)) && comm_place(*r.seen.flight) == *least;
+    if (!compared(r)) return false;
+    const Extent& e = extents.at(program_of(*r.seen.flight));
+    // All in the same collective: none is behind.
+    return comm_place(*r.seen.flight) == e.least && (any_free || e.least != e.most);
   });
 }
 
@@ -168,13 +181,15 @@ std::vector<int> find_culprits(const Judgement& j) {
 
 void find_waits(Judgement& j) {
   std::optional<Place> first;
+  std::string program;
   for (const auto& r : j.ranks) {
     const bool culprit = std::find(j.culprits.begin(), j.culprits.end(), r.seen.rank) != j.culprits.end();
     if (culprit || !r.seen.flight || !r.seen.flight->streams[kCommStream].inside) continue;
     if (r.state == RankState::kEnded || r.state == RankState::kFailed) continue;
+    if (j.waiting.empty()) program = program_of(*r.seen.flight);
     j.waiting.push_back(r.seen.rank);
     const Place p = comm_place(*r.seen.flight);
-    if (!first || p < *first) first = p;
+    if (program_of(*r.seen.flight) == program && (!first || p < *first)) first = p;
   }
   if (first) j.waits_in = first->op;
 }
@@ -203,8 +218,10 @@ std::string summarize(const Judgement& j, const OpTexts& ops) {
       text = "no rank holds the others up";
   }
   if (j.waits_in)
-    text += fmt::format("; {} wait{} in {}", list_of(j.waiting), j.waiting.size() == 1 ? "s" : "",
-                        op_name(*j.waits_in, ops));
+    for (const auto& r : j.ranks)
+      if (r.seen.rank == j.waiting.front())
+        text += fmt::format("; {} wait{} in {}", list_of(j.waiting), j.waiting.size() == 1 ? "s" : "",
+                            op_name(*r.seen.flight, *j.waits_in, ops));
   return text;
 }
 
@@ -273,8 +290,8 @@ std::string to_text(const Judgement& j, const OpTexts& ops) {
                           utc_timestamp(static_cast<double>(f.beat_wall_ns) * 1e-9),
                           human(Seconds(static_cast<double>(silent_ns) * 1e-9)));
   }
-  const auto excerpt = [&](const std::string& title, const FlightStream& s) {
-    const std::string lines = ops ? ops(s.op).excerpt : "";
+  const auto excerpt = [&](const std::string& title, const FlightState& f, const FlightStream& s) {
+    const std::string lines = ops ? ops(program_of(f), s.op).excerpt : "";
     if (!lines.empty()) text += fmt::format("\n{}, step {}, op {}:\n{}", title, s.step, s.op, lines);
   };
   constexpr std::size_t kShown = 4;
@@ -282,13 +299,13 @@ std::string to_text(const Judgement& j, const OpTexts& ops) {
     for (const auto& r : j.ranks)
       if (r.seen.rank == j.culprits[i] && r.seen.flight)
         if (const FlightStream* s = telling(*r.seen.flight))
-          excerpt(fmt::format("rank {} ({})", r.seen.rank, name_of(r.state)), *s);
+          excerpt(fmt::format("rank {} ({})", r.seen.rank, name_of(r.state)), *r.seen.flight, *s);
   if (j.waits_in)
     for (const auto& r : j.ranks)
       if (r.seen.rank == j.waiting.front()) {
         FlightStream s = r.seen.flight->streams[kCommStream];
         s.op = *j.waits_in;
-        excerpt(fmt::format("{} (waiting)", list_of(j.waiting)), s);
+        excerpt(fmt::format("{} (waiting)", list_of(j.waiting)), *r.seen.flight, s);
       }
   return text;
 }
@@ -308,8 +325,8 @@ Json to_json(const Judgement& j, const OpTexts& ops) {
                   {"step", f.step},
                   {"op", op},
                   {"inside", s && s->inside},
-                  {"text", s && ops ? Json(ops(s->op).name) : Json()},
-                  {"excerpt", s && ops ? Json(ops(s->op).excerpt) : Json()},
+                  {"text", s && ops ? Json(ops(program_of(f), s->op).name) : Json()},
+                  {"excerpt", s && ops ? Json(ops(program_of(f), s->op).excerpt) : Json()},
                   {"idle_s", static_cast<double>(f.idle_ns) * 1e-9},
                   {"last_beat_s", static_cast<double>(f.beat_wall_ns) * 1e-9}});
       Json streams = Json::array();

@@ -18,8 +18,9 @@ struct OpText {
   std::string name;     // "all_reduce axis=dp", on one line
   std::string excerpt;  // the lines around it, with "<-- here"; may be empty
 };
-// May be empty: then ops have numbers only.
-using OpTexts = std::function<OpText(int op)>;
+// Of the program with this digest (FlightIdentity): stages of a pipeline have one each. May be empty: then ops have
+// numbers only.
+using OpTexts = std::function<OpText(const std::string& program_digest, int op)>;
 
 enum class RankState {
   kAbsent,   // no file
@@ -55,7 +56,7 @@ struct Judgement {
   std::vector<Rank> ranks;
   std::vector<int> culprits;    // empty: nobody holds the others up, or it cannot be told
   std::vector<int> waiting;     // ranks in a collective
-  std::optional<int> waits_in;  // the op that they wait in; of several the first in the program
+  std::optional<int> waits_in;  // the op that the first of them waits in; of ranks with its program the first op
   std::string summary;          // one sentence
 };
 Judgement judge(std::vector<Sighting> ranks, const OpTexts& ops);

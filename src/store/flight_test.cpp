@@ -288,7 +288,7 @@ Sighting living(int rank, int ranks, std::optional<Place> compute, std::optional
     }
   return s;
 }
-const OpTexts kOps = [](int op) {
+const OpTexts kOps = [](const std::string&, int op) {
   return OpText{op % 10 == 0 ? fmt::format("all_reduce {}", op) : fmt::format("part {}", op),
                 fmt::format("  {} <-- here\n", op)};
 };
@@ -328,6 +328,25 @@ TEST(FlightJudge, AllInTheSameCollectiveBlameNobody) {
   const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{7, 20, true})}, kOps);
   EXPECT_TRUE(j.culprits.empty());
   EXPECT_NE(j.summary.find("no rank is behind the others"), std::string::npos) << j.summary;
+}
+
+// Ops of two stages of a pipeline have numbers of their own: a smaller one is not behind.
+TEST(FlightJudge, RanksOfOtherProgramsAreNotBehind) {
+  auto first = living(0, 4, {}, Place{7, 90, true}), second = living(1, 4, {}, Place{7, 90, true});
+  auto third = living(2, 4, {}, Place{7, 20, true}), fourth = living(3, 4, {}, Place{7, 20, true});
+  for (auto* s : {&third, &fourth}) s->flight->identity.program_digest = "stage 1";
+  const OpTexts of_stages = [](const std::string& program, int op) {
+    return OpText{program == "stage 1" ? fmt::format("receive {}", op) : fmt::format("send {}", op), ""};
+  };
+  EXPECT_TRUE(judge({first, second, third, fourth}, of_stages).culprits.empty());
+  fourth.flight->streams[kCommStream].op = 10;
+  const auto j = judge({first, second, third, fourth}, of_stages);
+  EXPECT_EQ(j.culprits, std::vector<int>{3});
+  EXPECT_NE(j.summary.find("receive 10"), std::string::npos) << j.summary;
+  EXPECT_NE(j.summary.find("send 90"), std::string::npos) << j.summary;
+  // One that computes holds up its own program's and others' ranks.
+  const auto busy = living(0, 4, Place{7, 31, true}, Place{7, 30, false});
+  EXPECT_EQ(judge({busy, second, third}, of_stages).culprits, std::vector<int>{0});
 }
 
 TEST(FlightJudge, ABusyRankHoldsOthersUpRightly) {

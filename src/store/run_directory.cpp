@@ -45,8 +45,8 @@ void RunDirectory::write_config(std::string_view toml) const {
 void RunDirectory::write_environment(const Json& environment) const {
   write_file_atomic(path_ / "environment.json", environment.dump(2) + "\n");
 }
-void RunDirectory::write_program(std::string_view text) const {
-  write_file_atomic(path_ / "program.txt", text);
+void RunDirectory::write_program(std::string_view text, int stage) const {
+  write_file_atomic(path_ / (stage == 0 ? "program.txt" : "program-stage-" + std::to_string(stage) + ".txt"), text);
 }
 void RunDirectory::write_trace(std::string_view json) const {
   write_file_atomic(path_ / "trace.json", json);

@@ -26,7 +26,8 @@ class RunDirectory {
 
   void write_config(std::string_view toml) const;
   void write_environment(const Json& environment) const;
-  void write_program(std::string_view text) const;
+  // program.txt; of the other stages of a pipeline program-stage-N.txt.
+  void write_program(std::string_view text, int stage = 0) const;
   void write_trace(std::string_view json) const;
   void write_prediction(const Json& json) const;
 

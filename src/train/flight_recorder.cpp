@@ -7,6 +7,9 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -52,6 +55,28 @@ void remove_stale(const fs::path& directory, int ranks) {
 
 }  // namespace
 
+namespace {
+
+struct Listed {
+  program::Program program;
+  std::vector<program::Expanded> ops;
+};
+
+// The programs of a pipeline's other stages, by their digests.
+std::map<std::string, std::unique_ptr<Listed>> other_stages(const Job& job) {
+  std::map<std::string, std::unique_ptr<Listed>> programs;
+  for (int stage = 0; stage < job.setting.stages(); ++stage) {
+    if (stage == job.setting.pipeline.stage) continue;
+    auto listed = std::make_unique<Listed>();
+    listed->program = job.program_of(stage);
+    listed->ops = program::expand(listed->program);
+    programs[sha256_hex(program::print(listed->program))] = std::move(listed);
+  }
+  return programs;
+}
+
+}  // namespace
+
 struct FlightRecorder::Open {
   Open(const fs::path& file, store::FlightIdentity who) : identity(std::move(who)), writer(file, identity) {}
 
@@ -62,7 +87,23 @@ struct FlightRecorder::Open {
   std::int64_t step = 0;
   std::vector<double> last_steps;
   int exceptions = std::uncaught_exceptions();
+  // Of a pipeline's other stages, made when a report first names one of their ops.
+  std::function<std::map<std::string, std::unique_ptr<Listed>>()> other_stages;
+  std::optional<std::map<std::string, std::unique_ptr<Listed>>> others;
   std::optional<store::Watch> watch;  // last: it uses the rest
+
+  // Called by the watch alone, which must come to its end whatever happens here.
+  store::OpText text_of_other(const std::string& digest, int op) {
+    try {
+      if (!others) others = other_stages();
+    } catch (const std::exception&) {
+      others.emplace();
+    }
+    const auto found = others->find(digest);
+    if (found == others->end()) return {};
+    const Listed& listed = *found->second;
+    return {program::op_title(listed.program, listed.ops, op), program::excerpt(listed.program, listed.ops, op)};
+  }
 };
 
 FlightRecorder::FlightRecorder() = default;
@@ -108,8 +149,11 @@ void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicat
   options.hang_timeout = job.config.train.hang_timeout;
   options.peers = store::peers_of(world.rank(), hosts);
   options.several_hosts = std::any_of(hosts.begin(), hosts.end(), [&](std::uint64_t h) { return h != hosts[0]; });
-  const auto texts = [&program = job.program, &ops = open_->ops](int op) -> store::OpText {
-    return {program::op_title(program, ops, op), program::excerpt(program, ops, op)};
+  open_->other_stages = [&job] { return other_stages(job); };
+  const auto texts = [&program = job.program, &open = *open_](const std::string& digest, int op) -> store::OpText {
+    if (digest == open.identity.program_digest)
+      return {program::op_title(program, open.ops, op), program::excerpt(program, open.ops, op)};
+    return open.text_of_other(digest, op);
   };
   open_->watch.emplace(directory, open_->writer, open_->identity, std::move(options), texts,
                        [&world](const store::Alarm& alarm) { end_job(alarm, world); });

@@ -55,10 +55,10 @@ void print_program(const Job& job) {
              job.setting.micro_batches() == 1 ? "" : "es", job.setting.micro_batch, job.setting.sequence,
              name_of(job.setting.compute));
   fmt::print(
-      "the program is sound: {} ops in {} bodies; memory a rank: parameters {}, gradients {}, optimizer {}, "
+      "the program{} is sound: {} ops in {} bodies; memory a rank: parameters {}, gradients {}, optimizer {}, "
       "activations {}, peak {}\n",
-      job.program.num_ops(), job.program.bodies.size(), human(s.parameters), human(s.gradients), human(s.optimizer),
-      human(s.transient), human(s.peak));
+      job.setting.pipelined() ? " of stage 0" : "", job.program.num_ops(), job.program.bodies.size(),
+      human(s.parameters), human(s.gradients), human(s.optimizer), human(s.transient), human(s.peak));
 }
 
 void print_data(const Job& job, const Inputs& inputs, const Course& course) {

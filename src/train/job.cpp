@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
+#include "plan/nearest.h"
 #include "program/build.h"
 #include "program/text.h"
 #include "program/verify.h"
@@ -108,10 +109,7 @@ Bytes available_memory(int local_ranks) {
 }
 
 program::Program make_program(const Job& job) {
-  if (!job.options.program_file) {
-    const auto schedule = plan::read_schedule(job.config);
-    return program::build(job.arch, job.setting, schedule ? &*schedule : nullptr);
-  }
+  if (!job.options.program_file) return job.program_of(job.setting.pipeline.stage);
   if (job.setting.pipelined()) throw UsageError("--program: a file holds one stage of a pipeline");
   const std::string& file = *job.options.program_file;
   program::Program p = program::parse(read_file(file), file);
@@ -121,7 +119,39 @@ program::Program make_program(const Job& job) {
   return p;
 }
 
+// Before anything is allocated. Collective, for stages need differently much: where all ranks share a host, what they
+// need together must be there.
+void require_memory(const Job& job, comm::Communicator& world) {
+  std::int64_t together_bytes = program::plan_memory(job.program).peak.value;
+  const bool one_host = job.machine.local_ranks == world.size();
+  if (one_host) world.all_reduce(&together_bytes, 1, DType::kI64, comm::Reduce::kSum);
+  together(world, [&] {
+    const Bytes needed = one_host ? Bytes(together_bytes / world.size()) : Bytes(together_bytes),
+                there = available_memory(job.machine.local_ranks);
+    if (needed > there)
+      throw UsageError("the step program needs {} of memory where a rank has {}{}", human(needed), human(there),
+                       plan::nearest_text(job.arch, job.setting, job.machine.local_ranks, there));
+  });
+}
+
+// That the stages' messages meet: what no rank can see of its own program.
+void require_stages(const Job& job, comm::Communicator& world) {
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    std::vector<program::Program> stages;
+    for (int stage = 0; stage < job.setting.stages(); ++stage) stages.push_back(job.program_of(stage));
+    if (const auto findings = program::verify_world(stages); !findings.empty())
+      throw UsageError("the pipeline's programs are refused: {}", findings.front().text);
+  });
+}
+
 }  // namespace
+
+program::Program Job::program_of(int stage) const {
+  program::Setting s = setting;
+  s.pipeline.stage = stage;
+  return program::build(arch, s, schedule ? &*schedule : nullptr);
+}
 
 fs::path run_directory(const config::Config& c) {
   return fs::path(c.run.dir) / c.run.name.value_or("run");
@@ -171,9 +201,11 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   job.setting = program::at_rank(job.setting, world.rank());
   if (before) refuse_changes(config, *before, options.allow_change, resume);
   job.config = std::move(config);
+  if (job.setting.pipelined()) job.schedule = plan::read_schedule(job.config);
   job.program = make_program(job);
-  program::require_sound(job.program, options.program_file.value_or("the built program"),
-                         available_memory(machine.local_ranks));
+  program::require_sound(job.program, options.program_file.value_or("the built program"));
+  require_memory(job, world);
+  if (job.setting.pipelined()) require_stages(job, world);
   if (!options.dry_run) {
     std::optional<fs::path> environment;  // of the attempt that this one continues
     if (job.resume_from) environment = run_directory(job.config) / "environment.json";

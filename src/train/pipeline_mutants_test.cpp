@@ -30,6 +30,13 @@ const Layout kHalves = staged(ScheduleKind::kZbH1, 1), kHalvesGrads = staged(Sch
 const Layout kOrder = staged(ScheduleKind::k1f1b, 1), kChunks = staged(ScheduleKind::kInterleaved, 2),
              kGrads = staged(ScheduleKind::k1f1b, 1, 2, 2), kOwn = staged(ScheduleKind::k1f1b, 1, 2, 1);
 
+Layout of_three() {
+  Layout l = staged(ScheduleKind::k1f1b, 1);
+  l.stages = 3;
+  return l;
+}
+const Layout kThree = of_three();
+
 struct Mutant {
   std::string name;
   Layout layout;
@@ -83,6 +90,27 @@ auto other_micro_batch(std::string body, int n, std::int64_t micro_batch) {
     Program q = p;
     q.schedule[instance_of(p, body, n)].micro_batch = micro_batch;
     return q;
+  };
+}
+// A step of one body that stands at another place, ordered anew.
+auto moved(std::string from, std::string kind, std::string to, std::string before) {
+  return [=](const Program& p) {
+    Program q = p;
+    const auto place = [&](const std::string& body, const std::string& wanted) {
+      const auto& steps = q.bodies[static_cast<std::size_t>(body_of(p, body))].steps;
+      for (std::size_t k = 0; k < steps.size(); ++k)
+        if (program::kind_of(steps[k].op) == wanted) return k;
+      throw Error("no {} in {}", wanted, body);
+    };
+    auto& source = q.bodies[static_cast<std::size_t>(body_of(p, from))].steps;
+    const auto k = static_cast<std::ptrdiff_t>(place(from, kind));
+    const auto step = source[static_cast<std::size_t>(k)];
+    if (kind != "zero_fill") source.erase(source.begin() + k);
+    auto& target = q.bodies[static_cast<std::size_t>(body_of(p, to))].steps;
+    target.insert(target.begin() + static_cast<std::ptrdiff_t>(place(to, before)), step);
+    for (auto& body : q.bodies)
+      for (auto& s : body.steps) s.after.clear();
+    return program::pass::order_streams(q);
   };
 }
 auto without_op(std::string body, std::string kind) {
@@ -153,6 +181,10 @@ std::vector<Mutant> mutants() {
       {"a chunk's gradient in the other's place", kChunks, 0,
        rewritten({"receive peer=1 moves=d_x layer=4"}, "writes=d_x/1", "writes=d_x")},
       {"the chunks the wrong way round", kChunks, 0, swapped("forward.0", 0, "forward.2", 0)},
+      {"sums cleared a second time, on a stage that loads nothing", kThree, 1,
+       moved("begin", "zero_fill", "update", "clip_scale")},
+      {"a norm that leaves the last micro-batch out", kThree, 1,
+       moved("update", "sum_squares", "backward.1.last", "backward down")},
       {"weights before the input's half", kHalves, 0, swapped("input.0.middle", 0, "weights.0.middle", 0)},
       {"weights that are left out", kHalves, 1, dropped("weights.1.middle", 0)},
       {"one layer's weights that are left out", kHalves, 0, without_op("weights.0.middle", "backward_weights down")},

@@ -38,8 +38,8 @@ struct Outcome {
 };
 
 // Trains on this rank; collective over `world`, and the same on all its ranks when it returns. Memory used must equal
-// memory planned, op by op, and on rank 0 the calls and bytes of each communicator the program's: throws Error where
-// they do not, and where a step is not finite.
+// memory planned, op by op, and on the first rank of each stage the calls and bytes of each communicator the program's:
+// throws Error where they do not, and where a step is not finite.
 Outcome prove(const program::Program& program, comm::Communicator& world, const ReadSamples& read, const Trial& trial);
 
 // How far `b` is from `a`. NaN counts as infinite.

@@ -89,7 +89,7 @@ class Recorder::Impl {
     start_tokens_ = start_tokens;
     run_.write_config(config::to_toml(job_.config));
     run_.write_environment(describe_environment(job_));
-    run_.write_program(program::print(job_.program, program::plan_memory(job_.program)));
+    write_programs();
     run_.event(start_step > 0 ? "resume" : "start", {{"step", start_step},
                                                      {"from", job_.resume_from.value_or("")},
                                                      {"state_hash", state_hash},
@@ -263,6 +263,14 @@ class Recorder::Impl {
     Json line{{"event", event}, {"wall_time_s", wall_time()}, {"attempt", run_.attempt()}, {"step", step}};
     line.update(fields);
     run_.energy(line);
+  }
+
+  void write_programs() {
+    run_.write_program(program::print(job_.program, program::plan_memory(job_.program)));
+    for (int stage = 1; stage < job_.setting.stages(); ++stage) {
+      const auto p = job_.program_of(stage);
+      run_.write_program(program::print(p, program::plan_memory(p)), stage);
+    }
   }
 
   void begin_energy() {

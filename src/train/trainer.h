@@ -25,12 +25,16 @@ struct TrainOptions {
   std::optional<std::string> cluster;                          // a calibration: predicted beside measured at the end
 };
 
-// Everything that is decided once and is the same on every rank of the job.
+// Everything that is decided once and is the same on every rank of the job, but for what a stage of a pipeline has of
+// its own: setting.pipeline.stage, and the program.
 struct Job {
   config::Config config;  // resolved
   arch::Architecture arch;
   program::Setting setting;
+  std::optional<program::Schedule> schedule;  // of a pipeline, where a file says it
   program::Program program;
+  // Of any stage.
+  program::Program program_of(int stage) const;
   plan::Machine machine;
   std::string communicator;
   TrainOptions options;

@@ -34,6 +34,13 @@ program::Program sound(const arch::Architecture& arch, const program::Setting& s
   return p;
 }
 
+// Of the stage that needs most.
+Bytes peak_of(const std::vector<program::Program>& stages) {
+  Bytes peak;
+  for (const auto& p : stages) peak = std::max(peak, program::plan_memory(p).peak);
+  return peak;
+}
+
 // The samples in micro-batches of another size.
 ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to, std::int64_t sequence) {
   if (from == to) return read;
@@ -68,16 +75,20 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     if (options.pairs) layouts = plan::covering_pairs(layouts);
     for (const plan::Layout& layout : layouts) {
       const double start = now().value;
-      const program::Program p = sound(arch, program::at_rank(layout.setting, world.rank()), layout.name);
+      const auto stages = program::build_stages(arch, layout.setting);
+      if (const auto findings = program::verify_world(stages); !findings.empty())
+        throw UsageError("{}: {}", layout.name, findings.front().text);
+      const auto& p =
+          stages.at(static_cast<std::size_t>(program::at_rank(layout.setting, world.rank()).pipeline.stage));
+      program::require_sound(p, layout.name);
       const Outcome outcome =
           prove(p, world, in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence), trial);
       if (world.rank() != 0) continue;
       VerifyRow row{layout.name,         compute,
                     trial.steps,         difference(reference, outcome),
-                    bounds_of(p),        program::plan_memory(p).peak.value,
+                    bounds_of(p),        peak_of(stages).value,
                     now().value - start, ""};
-      if (!(row.ratio() <= 1))
-        row.failure = first_difference(program::build_stages(arch, layout.setting), reference, outcome, row.bounds);
+      if (!(row.ratio() <= 1)) row.failure = first_difference(stages, reference, outcome, row.bounds);
       if (progress) progress(row);
       rows.push_back(row);
     }

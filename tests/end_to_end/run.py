@@ -256,6 +256,7 @@ refused("impossible sizes", "train", "run.toml", "--set", "model.kv_heads=3", sa
 refused("sequence beyond the model", "train", "run.toml", "--set", "data.sequence_length=65", says=["max_sequence"])
 refused("vocabulary too small", "train", "run.toml", "--set", "run.name=v", "--set", "model.vocabulary=300", says=["vocabulary"])
 refused("different config on resume", "train", "run.toml", "--set", "run.name=parts", "--set", "optimizer.lr=0.5", says=["optimizer.lr", "--allow-change"])
+refused("a layout beyond the memory", "train", "run.toml", "--set", "run.name=big", "--set", "model.ffn=1048576", "--set", "model.layers=40", says=["of memory where a rank has", "none of the nearest layouts of 1 rank fits either"])
 refused("no such checkpoint", "train", "run.toml", "--set", "run.name=parts", "--resume", "7", says=["7"])
 refused("unbuilt parallelism", "train", "run.toml", "--set", "parallel.tensor=2", says=["parallel.tensor"])
 run("tokenizer", "train", "held.jsonl", "--vocabulary", 310, "--output", "other.json")

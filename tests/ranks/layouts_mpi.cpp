@@ -14,7 +14,9 @@ comm::Communicator& world() {
 }
 
 Outcome run(comm::Communicator& ranks, const arch::Architecture& a, const program::Setting& s, int steps) {
-  const auto p = program::build(a, s);
+  const auto stages = program::build_stages(a, s);
+  EXPECT_TRUE(program::verify_world(stages).empty());
+  const auto& p = stages.at(static_cast<std::size_t>(program::at_rank(s, ranks.rank()).pipeline.stage));
   program::require_sound(p, "test");
   return train_rank(p, ranks, steps);
 }
@@ -24,15 +26,21 @@ class LayoutsMpi : public ::testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
     const Layout& l = GetParam();
-    if (world().size() % (l.replicas * l.tensor) != 0 || (l.replicas > 1 && world().size() < 4))
+    if (world().size() % (l.replicas * l.tensor * l.stages) != 0 || (l.replicas > 1 && world().size() < 4))
       GTEST_SKIP() << "not on " << world().size() << " ranks";
   }
   static Layout layout() {
     Layout l = GetParam();
-    l.shards = world().size() / l.replicas / l.tensor;
+    l.shards = world().size() / l.replicas / l.tensor / l.stages;
     return l;
   }
   static std::vector<arch::Architecture> models() {
+    auto all = whole_models();
+    if (GetParam().stages > 1)
+      for (auto& a : all) a.layers = 4;  // a chunk each, of two on two stages
+    return all;
+  }
+  static std::vector<arch::Architecture> whole_models() {
     if (GetParam().tensor == 1) return {llama(false), llama(true), gpt()};
     auto heads = gpt();  // that two ranks can share
     heads.heads = heads.kv_heads = 4;
@@ -51,18 +59,19 @@ TEST_P(LayoutsMpi, SameModelInDouble) {
     EXPECT_LE(error, 1e-9) << a.name << " tied " << a.tied;
     for (int i = 0; i < 10; ++i)
       EXPECT_NEAR(one.losses[static_cast<std::size_t>(i)], many.losses[static_cast<std::size_t>(i)], 1e-9);
-    fmt::print("{} tied {}, ZeRO-{} on {} x {} x {} MPI ranks: parameters within {:.1e}\n", a.name, a.tied,
-               GetParam().zero, layout().shards, layout().replicas, layout().tensor, error);
+    fmt::print("{} tied {}, ZeRO-{} on {} x {} x {} MPI ranks, {} stages: parameters within {:.1e}\n", a.name, a.tied,
+               GetParam().zero, layout().shards, layout().replicas, layout().tensor, layout().stages, error);
   }
 }
 
 TEST_P(LayoutsMpi, OneStepInFloatWithinTheBound) {
-  const Outcome many = run(world(), llama(false), setting(DType::kF32), 1);
+  const auto a = models().front();
+  const Outcome many = run(world(), a, setting(DType::kF32), 1);
   if (world().rank() != 0) return;
   const auto self = comm::make_self();
-  const Outcome one = run(*self, llama(false), setting_of(1, 0, false, DType::kF32, 3), 1);
+  const Outcome one = run(*self, a, setting_of(1, 0, false, DType::kF32, 3), 1);
   const Difference d = difference(one, many);
-  const Bounds bounds = bounds_of(program::build(llama(false), setting(DType::kF32)));
+  const Bounds bounds = bounds_of(program::build(a, setting(DType::kF32)));
   EXPECT_GT(many.losses.at(0), 0);
   EXPECT_LE(d.loss, bounds.loss);
   EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
@@ -73,7 +82,8 @@ TEST_P(LayoutsMpi, OneStepInFloatWithinTheBound) {
 
 TEST_P(LayoutsMpi, SameLayoutTwiceIsIdentical) {
   const auto s = setting(DType::kF32);
-  const Outcome a = run(world(), llama(false), s, 5), b = run(world(), llama(false), s, 5);
+  const auto model = models().front();
+  const Outcome a = run(world(), model, s, 5), b = run(world(), model, s, 5);
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.hash, b.hash);
 }
@@ -88,6 +98,17 @@ Layout tensor_ranks(int zero, bool rows) {
   l.rows = rows;
   return l;
 }
+// Here a send blocks until it is received, but for short ones.
+Layout piped(program::ScheduleKind kind, int chunks, int zero) {
+  Layout l{1, zero, false, 3};
+  l.stages = 2;
+  l.pipeline = program::pipeline_of(kind, chunks);
+  return l;
+}
+INSTANTIATE_TEST_SUITE_P(Stages, LayoutsMpi,
+                         ::testing::Values(piped(program::ScheduleKind::k1f1b, 1, 0),
+                                           piped(program::ScheduleKind::kInterleaved, 2, 1),
+                                           piped(program::ScheduleKind::kZbV, 2, 2)));
 INSTANTIATE_TEST_SUITE_P(Tensor, LayoutsMpi, ::testing::Values(tensor_ranks(0, true), tensor_ranks(3, false)));
 
 }  // namespace

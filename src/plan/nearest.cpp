@@ -1,0 +1,65 @@
+#include "plan/nearest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "program/build.h"
+#include "program/memory.h"
+
+namespace molen::plan {
+namespace {
+
+int differences(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+  int n = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) n += a[i] != b[i];
+  return n;
+}
+
+Bytes peak_of(const arch::Architecture& arch, const program::Setting& setting) {
+  Bytes peak;
+  for (const auto& p : program::build_stages(arch, setting)) peak = std::max(peak, program::plan_memory(p).peak);
+  return peak;
+}
+
+}  // namespace
+
+std::vector<Fitting> nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
+                                      Bytes memory, std::size_t count, std::size_t tries) {
+  const auto chosen = choices_of(setting);
+  auto layouts = layouts_of(arch, setting, setting.ranks(), {});
+  // Tensor ranks talk most: they share a node.
+  std::erase_if(layouts, [&](const Layout& l) { return local_ranks % l.setting.tensor_ranks() != 0; });
+  std::stable_sort(layouts.begin(), layouts.end(), [&](const Layout& a, const Layout& b) {
+    return differences(a.choices, chosen) < differences(b.choices, chosen);
+  });
+  std::vector<Fitting> fitting;
+  for (std::size_t i = 0; i < layouts.size() && i < tries; ++i) {
+    // All that differ as little have been looked at.
+    if (fitting.size() >= count &&
+        differences(layouts[i].choices, chosen) > differences(fitting.back().layout.choices, chosen))
+      break;
+    if (const Bytes peak = peak_of(arch, layouts[i].setting); peak <= memory) fitting.push_back({layouts[i], peak});
+  }
+  std::stable_sort(fitting.begin(), fitting.end(), [&](const Fitting& a, const Fitting& b) {
+    const int x = differences(a.layout.choices, chosen), y = differences(b.layout.choices, chosen);
+    return x != y ? x < y : a.peak < b.peak;
+  });
+  if (fitting.size() > count) fitting.resize(count);
+  return fitting;
+}
+
+std::string nearest_text(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
+                         Bytes memory) {
+  const auto fitting = nearest_that_fit(arch, setting, local_ranks, memory);
+  if (fitting.empty())
+    return fmt::format("; none of the nearest layouts of {} rank{} fits either", setting.ranks(),
+                       setting.ranks() == 1 ? "" : "s");
+  std::string text = "; nearest layouts that fit: ";
+  for (const Fitting& f : fitting)
+    text += fmt::format("{}{} in micro-batches of {} ({})", &f == fitting.data() ? "" : "; ", f.layout.name,
+                        f.layout.setting.micro_batch, human(f.peak));
+  return text;
+}
+
+}  // namespace molen::plan
