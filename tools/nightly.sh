@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The long checks, whose figures are kept in docs/results/nightly-DATE.md with machine, commit and commands.
-# `nightly.sh [fuzz|tsan|tidy|verify|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan tidy verify predict bench)
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify predict bench)
 seconds=${FUZZ_SECONDS:-60}
 out=docs/results/nightly-$(date -u +%F).md
 log=build/nightly
@@ -50,6 +50,15 @@ tsan() {
   done
 }
 
+# UndefinedBehaviorSanitizer with all its checks, on the torch-free code; `make test` has it beside ASan without those of
+# every pointer.
+ubsan() {
+  cmake --preset ubsan >"$log/ubsan-configure.txt" 2>&1
+  cmake --build --preset ubsan -j "$(nproc)" >"$log/ubsan-build.txt" 2>&1
+  if ctest --test-dir build/ubsan -j "$(nproc)" >"$log/ubsan.txt" 2>&1; then figure="$(grep 'tests passed' "$log/ubsan.txt")"; else figure="**failed**: see $log/ubsan.txt"; fi
+  record "UBSan" "ctest --test-dir build/ubsan" "$figure"
+}
+
 # Findings by check; .clang-tidy says which are looked for.
 tidy() {
   git ls-files 'src/*.cpp' | grep -v _test.cpp | xargs -P "$(nproc)" -n 1 clang-tidy-14 -p build/release --quiet >"$log/tidy.txt" 2>/dev/null || true
@@ -90,8 +99,8 @@ bench() {
 begin
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | tidy | verify | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, tidy, verify, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | tidy | verify | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, tidy, verify, predict, bench)" >&2; exit 2 ;;
   esac
 done
 cat "$out"
