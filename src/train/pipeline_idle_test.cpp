@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "program/build.h"
 #include "program/schedule.h"
 #include "train/layouts_suite.h"
@@ -15,7 +18,7 @@ using program::Compute;
 using program::ComputePass;
 using program::ScheduleKind;
 
-constexpr double kUnit = 24e-3;  // seconds of a chunk's forward, and of each half of its backward
+constexpr double kUnit = 40e-3;  // seconds of a chunk's forward, and of each half of its backward
 
 // A chunk is one layer, whose `down` stands for all of it.
 std::optional<double> seconds_of(const program::Step& step) {
@@ -77,10 +80,12 @@ TEST(PipelineIdle, IsWhatTheFormulasSay) {
     for (const ScheduleKind kind : program::kAllScheduleKinds) {
       const int chunks = kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV ? 2 : 1;
       const double ideal = program::ideal_idle_share(kind, stages, chunks, m);
-      // A neighbour on this machine can only lengthen it.
+      // A neighbour on this machine can only lengthen it, by late wake-ups: wait until it is done.
       Measured best = measure(kind, stages, m);
-      for (int i = 0; i < 2 && best.idle > ideal + 0.02; ++i)
+      for (int wait = 1; wait <= 32 && best.idle > ideal + 0.02; wait *= 2) {
+        std::this_thread::sleep_for(std::chrono::seconds(wait));
         if (const Measured again = measure(kind, stages, m); again.idle < best.idle) best = again;
+      }
       fmt::print("{} stages, {} micro-batches, {:<12} idle {:5.2f} %, formula {:5.2f} %, step {:.3f} s\n", stages, m,
                  name_of(kind), 100 * best.idle, 100 * ideal, best.step_s);
       EXPECT_NEAR(best.idle, ideal, 0.02) << name_of(kind);
