@@ -16,12 +16,6 @@ int differences(const std::vector<std::string>& a, const std::vector<std::string
   return n;
 }
 
-Bytes peak_of(const arch::Architecture& arch, const program::Setting& setting) {
-  Bytes peak;
-  for (const auto& p : program::build_stages(arch, setting)) peak = std::max(peak, program::plan_memory(p).peak);
-  return peak;
-}
-
 }  // namespace
 
 std::vector<Fitting> nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
@@ -39,7 +33,8 @@ std::vector<Fitting> nearest_that_fit(const arch::Architecture& arch, const prog
     if (fitting.size() >= count &&
         differences(layouts[i].choices, chosen) > differences(fitting.back().layout.choices, chosen))
       break;
-    if (const Bytes peak = peak_of(arch, layouts[i].setting); peak <= memory) fitting.push_back({layouts[i], peak});
+    if (const Bytes peak = program::peak_of(program::build_stages(arch, layouts[i].setting)); peak <= memory)
+      fitting.push_back({layouts[i], peak});
   }
   std::stable_sort(fitting.begin(), fitting.end(), [&](const Fitting& a, const Fitting& b) {
     const int x = differences(a.layout.choices, chosen), y = differences(b.layout.choices, chosen);

@@ -24,9 +24,7 @@ program::Setting given() {
 }
 
 Bytes peak(const program::Setting& s) {
-  Bytes most;
-  for (const auto& p : program::build_stages(model(), s)) most = std::max(most, program::plan_memory(p).peak);
-  return most;
+  return program::peak_of(program::build_stages(model(), s));
 }
 
 TEST(Nearest, FitsAndDiffersLeast) {

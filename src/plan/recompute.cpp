@@ -31,12 +31,6 @@ std::vector<program::Program> built(const arch::Architecture& arch, program::Set
   return program::build_stages(arch, setting, file);
 }
 
-Bytes peak_of(const std::vector<program::Program>& stages) {
-  Bytes peak;
-  for (const auto& p : stages) peak = std::max(peak, program::plan_memory(p).peak);
-  return peak;
-}
-
 }  // namespace
 
 std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, const program::Setting& setting,
@@ -69,7 +63,7 @@ RecomputeChoice recompute_within(const arch::Architecture& arch, const program::
                                  const program::Schedule* file) {
   std::optional<RecomputeChoice> least;
   for (RecomputeChoice choice : recompute_ladder(arch, setting, file)) {
-    choice.peak = peak_of(built(arch, setting, choice.recompute, file));
+    choice.peak = program::peak_of(built(arch, setting, choice.recompute, file));
     if (choice.peak <= budget) return choice;
     if (!least || choice.peak < least->peak) least = choice;
   }

@@ -201,6 +201,12 @@ MemoryPlan plan_memory(const Program& p) {
   return plan;
 }
 
+Bytes peak_of(const std::vector<Program>& stages) {
+  Bytes peak;
+  for (const Program& p : stages) peak = std::max(peak, plan_memory(p).peak);
+  return peak;
+}
+
 std::int64_t MemoryPlan::offset(const Program& p, const Slots& slots, int buffer, std::int64_t micro_batch) const {
   const auto b = static_cast<std::size_t>(buffer);
   return buffer_offset[b] + slots.of(buffer, micro_batch) * align(p.buffers[b].bytes().value);

@@ -39,6 +39,9 @@ struct MemoryPlan {
 // a body, that one is dead before the other is written; between instances pass::order_streams sees to it.
 MemoryPlan plan_memory(const Program& program);
 
+// Of the stage that needs most.
+Bytes peak_of(const std::vector<Program>& stages);
+
 // Bytes by kind of buffer, for people: parameters, gradients, optimizer states, activations (peak of transients, with
 // the slots of micro-batches).
 struct MemorySummary {

@@ -34,13 +34,6 @@ program::Program sound(const arch::Architecture& arch, const program::Setting& s
   return p;
 }
 
-// Of the stage that needs most.
-Bytes peak_of(const std::vector<program::Program>& stages) {
-  Bytes peak;
-  for (const auto& p : stages) peak = std::max(peak, program::plan_memory(p).peak);
-  return peak;
-}
-
 // The samples in micro-batches of another size.
 ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to, std::int64_t sequence) {
   if (from == to) return read;
@@ -86,7 +79,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
       if (world.rank() != 0) continue;
       VerifyRow row{layout.name,         compute,
                     trial.steps,         difference(reference, outcome),
-                    bounds_of(p),        peak_of(stages).value,
+                    bounds_of(p),        program::peak_of(stages).value,
                     now().value - start, ""};
       if (!(row.ratio() <= 1)) row.failure = first_difference(stages, reference, outcome, row.bounds);
       if (progress) progress(row);
