@@ -140,4 +140,14 @@ inline Outcome train_threads(const program::Program& p, int steps, exec::Options
   return train_threads(std::vector{p}, steps, options);
 }
 
+// The proof run of DESIGN section 3: ten steps in fp64.
+inline void expect_same_model(const Outcome& one, const Outcome& many) {
+  const Difference d = difference(one, many);
+  EXPECT_LE(d.parameters, 1e-9) << d.worst_parameter;
+  EXPECT_LE(d.gradients, 1e-9) << d.worst_gradient;
+  EXPECT_LE(d.loss, 1e-9);
+  EXPECT_LE(d.norm, 1e-9);
+  EXPECT_LT(many.losses.back(), many.losses.front()) << "it does not learn";
+}
+
 }  // namespace molen::train::suite
