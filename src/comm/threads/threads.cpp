@@ -38,10 +38,14 @@ struct Call {
   }
 };
 
+// A rank that waits. `text` says what for; empty: for other ranks' copies, which end whatever fails.
 struct Waiter {
+  Waiter(int r, std::function<bool()> until, std::function<std::string()> what)
+      : rank(r), done(std::move(until)), text(std::move(what)) {}
   int rank;
   std::function<bool()> done;
   std::function<std::string()> text;
+  std::condition_variable ready;
 };
 
 const char* text_of(Reduce op) {
@@ -53,7 +57,6 @@ const char* text_of(Reduce op) {
 // The world: one failure ends all groups. Everything is guarded by `mutex`.
 struct ThreadWorld::Shared {
   std::mutex mutex;
-  std::condition_variable changed;
   std::string failure;  // empty: none
   ThreadOptions options;
   int ranks = 1;
@@ -62,7 +65,7 @@ struct ThreadWorld::Shared {
 
   void set_failure(const std::string& reason) {
     if (failure.empty()) failure = reason.empty() ? "aborted" : reason;
-    changed.notify_all();
+    wake();
   }
   void fail(const std::string& reason) {
     const std::lock_guard lock(mutex);
@@ -74,20 +77,40 @@ struct ThreadWorld::Shared {
   template <class Done, class Text>
   void wait(std::unique_lock<std::mutex>& lock, int rank, Done done, Text text) {
     if (done() || !failure.empty()) return;
-    const auto me = waiters.insert(waiters.end(), Waiter{rank, std::ref(done), std::ref(text)});
+    Waiter& me = waiters.emplace_back(rank, std::ref(done), std::ref(text));
     find_deadlock();
-    changed.wait(lock, [&] { return done() || !failure.empty(); });
-    waiters.erase(me);
+    me.ready.wait(lock, [&] { return done() || !failure.empty(); });
+    leave(me);
+  }
+
+  // Until other ranks have made their copies: they are finite, and no failure may cut them short.
+  template <class Done>
+  void wait_for_copies(std::unique_lock<std::mutex>& lock, int rank, Done done) {
+    if (done()) return;
+    Waiter& me = waiters.emplace_back(rank, std::ref(done), nullptr);
+    me.ready.wait(lock, done);
+    leave(me);
+  }
+
+  // After any change: those who can go on, and no others, for a woken thread wants the mutex.
+  void wake() {
+    for (Waiter& w : waiters)
+      if (w.done() || (w.text && !failure.empty())) w.ready.notify_one();
+  }
+
+  void leave(const Waiter& waiter) {
+    waiters.remove_if([&](const Waiter& w) { return &w == &waiter; });
   }
 
   void find_deadlock() {
     for (int r = 0; r < ranks; ++r)
       if (handles[static_cast<std::size_t>(r)] != 0 &&
-          std::none_of(waiters.begin(), waiters.end(), [r](const Waiter& w) { return w.rank == r; }))
+          std::none_of(waiters.begin(), waiters.end(), [r](const Waiter& w) { return w.rank == r && w.text; }))
         return;
     std::string all;
     for (const Waiter& w : waiters) {
       if (w.done()) return;
+      if (!w.text) continue;
       all += fmt::format("{}rank {}: {}", all.empty() ? "" : "; ", w.rank, w.text());
     }
     if (!all.empty()) set_failure("all ranks wait for each other: " + all);
@@ -147,7 +170,7 @@ class Threads final : public Communicator {
     const std::lock_guard lock(world().mutex);
     group_->gone[static_cast<std::size_t>(rank_)] = true;
     --world().handles[static_cast<std::size_t>(me())];
-    world().changed.notify_all();
+    world().wake();
     try {
       world().find_deadlock();
     } catch (...) {  // out of memory for the text: the others find out when they leave
@@ -239,12 +262,12 @@ class Threads final : public Communicator {
     const std::pair<int, int> box{rank_, to};
     MOLEN_CHECK(!group_->mail.contains(box), "rank {} sends from two threads", me());
     group_->mail[box] = &message;
-    world().changed.notify_all();
+    world().wake();
     world().wait(
         lock, me(), [&] { return message.state == Message::kTaken || left(to); },
         [&] { return fmt::format("send of {} x {} to rank {}", count, name_of(dtype), other(to)); });
     // Our buffer is read until the receiver says so, whatever else has failed.
-    world().changed.wait(lock, [&] { return message.state != Message::kCopying; });
+    world().wait_for_copies(lock, me(), [&] { return message.state != Message::kCopying; });
     if (message.state != Message::kTaken) {
       group_->mail.erase(box);
       if (world().failure.empty())
@@ -283,7 +306,7 @@ class Threads final : public Communicator {
     group_->mail.erase(box);
     message.taken = bytes;
     message.state = Message::kTaken;
-    world().changed.notify_all();
+    world().wake();
     note(count, dtype, 0, bytes);
   }
 
@@ -407,8 +430,8 @@ class Threads final : public Communicator {
     }
     std::unique_lock lock(world().mutex);
     if (!wrong.empty()) world().set_failure(wrong);
-    if (--group_->moving == 0) world().changed.notify_all();
-    world().changed.wait(lock, [&] { return group_->moving == 0; });  // moves are finite: no failure may cut this short
+    if (--group_->moving == 0) world().wake();
+    world().wait_for_copies(lock, me(), [&] { return group_->moving == 0; });
     if (!wrong.empty()) throw Error(wrong);
     if (!world().failure.empty()) throw Error(world().failure);
     if (counted) note_collective(count, dtype);
@@ -425,7 +448,7 @@ class Threads final : public Communicator {
       group_->arrived = 0;
       group_->moving = group_->members.size();
       ++group_->generation;
-      world().changed.notify_all();
+      world().wake();
       return;
     }
     const auto first_gone = [&] { return std::find(group_->gone.begin(), group_->gone.end(), true); };
