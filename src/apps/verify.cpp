@@ -50,10 +50,13 @@ struct VerifyArguments {
   }
 };
 
-// The model and batch of the configuration; its own layout does not matter here.
-program::Setting base_setting(config::Config& c, const arch::Architecture& a) {
+// The model and batch of the configuration; its own layout does not matter here. Threads of a rank are those it has
+// beside the others of its host.
+program::Setting base_setting(config::Config& c, const arch::Architecture& a, int local_ranks) {
   c.parallel = {};
   config::assign(c, "precision.compute", "fp64", {config::Origin::Kind::kOther, "molen verify"});
+  if (c.math.threads == 0)
+    config::assign(c, "math.threads", plan::auto_threads(local_ranks), {config::Origin::Kind::kOther, "derived"});
   return plan::resolve_setting(c, a, {});
 }
 
@@ -116,7 +119,7 @@ int run_static(const VerifyArguments& o) {
   if (o.layouts == "given") return run_given(o);
   config::Config c = load_config(o.config);
   const auto a = plan::resolve_architecture(c);
-  auto base = base_setting(c, a);
+  auto base = base_setting(c, a, 1);
   base.compute = base.master = base.reduce = DType::kF32;
   base.kernels = arch::Kernels::kFused;
   bool sound = true;
@@ -209,7 +212,7 @@ int run_verify(const VerifyArguments& o) {
   config::Config c = load_config(o.config);
   const auto launch = train::resolve_launch(c, o.config.ranks);
   const auto a = plan::resolve_architecture(c);
-  const auto base = base_setting(c, a);
+  const auto base = base_setting(c, a, launch.machine.local_ranks);
   train::VerifyOptions options;
   options.steps = o.steps;
   options.layouts = o.wanted();
