@@ -79,9 +79,4 @@ else()
   target_link_libraries(molen_torch INTERFACE gomp)
 endif()
 
-# One precompiled header for all ATen users: including ATen afresh costs some 8 s a file.
-file(WRITE ${CMAKE_BINARY_DIR}/molen_torch_pch.cpp "")
-add_library(molen_torch_pch OBJECT ${CMAKE_BINARY_DIR}/molen_torch_pch.cpp)
-target_link_libraries(molen_torch_pch PUBLIC molen_flags molen_torch)
-target_precompile_headers(molen_torch_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/torch_pch.h)
 message(STATUS "libtorch: ${TORCH_VERSION} (CUDA ${MOLEN_CUDA}) in ${TORCH_DIR}")

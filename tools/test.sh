@@ -8,4 +8,4 @@ tools/stale_records.py
 cmake --preset asan >build/configure-asan.log 2>&1 || { cat build/configure-asan.log; exit 1; }
 cmake --build --preset asan -j "$(nproc)"
 ctest --test-dir build/asan --output-on-failure -j "$(nproc)"
-exec ctest --test-dir build/release --output-on-failure --timeout 900
+exec ctest --test-dir build/release --output-on-failure --timeout 900 -j "$(nproc)"
