@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Each header compiles alone, with the flags of a source of its folder (compile_commands.json of the release build).
 
+ATen, which takes seconds to read, comes precompiled into headers that bring it themselves, and into no others.
 A header that was checked and has not changed since, nor anything it includes, is not compiled again (build/headers)."""
 import concurrent.futures
 import hashlib
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "release"
 STAMPS = ROOT / "build" / "headers"
+PRECOMPILED = BUILD / "CMakeFiles" / "molen_torch_pch.dir" / "cmake_pch.hxx"
+BRINGS_ATEN = re.compile(r'^#include <(ATen|c10)/', re.M)
 
 
 def flags_by_folder():
@@ -44,6 +48,8 @@ def check(header, flags):
     listed = subprocess.run([*flags, "-MM", "-MG", "-x", "c++", "-"], input=f'#include "{name}"\n', text=True,
                             capture_output=True, cwd=BUILD)
     files = [f for f in listed.stdout.replace("\\\n", " ").split()[1:] if f != "-"]
+    if PRECOMPILED.is_file() and any(BRINGS_ATEN.search((BUILD / f).read_text()) for f in files if (BUILD / f).is_file()):
+        command[1:1] = ["-include", str(PRECOMPILED)]
     digest = hashlib.sha256(" ".join(command).encode())
     for file in sorted(files):
         path = BUILD / file

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The long checks, whose figures are kept in docs/results/nightly-DATE.md with machine, commit and commands.
-# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|predict|bench ...]`: those parts only, in nightly-DATE-PARTS.md; all by default. FUZZ_SECONDS (60) is the time of each target.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify predict bench)
 seconds=${FUZZ_SECONDS:-60}
-out=docs/results/nightly-$(date -u +%F).md
+out=docs/results/nightly-$(date -u +%F)$(printf -- '-%s' "$@" | sed 's/^-$//').md
 log=build/nightly
 mkdir -p "$log" docs/results
 record() { printf '| %s | `%s` | %s |\n' "$1" "$2" "$3" >>"$out"; }
