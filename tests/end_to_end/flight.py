@@ -6,6 +6,7 @@ usage: flight.py MOLEN
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -93,7 +94,10 @@ code, out, err = end_of(job, 60)
 ok(f"stopped: reported after {took:.1f} s", took < LIMIT + 2.0, took)
 ok("stopped: the job fails with one error", code != 0 and err.count("molen: ") == 1 and "rank 1" in err and "stopped" in err and "report: " in err, err)
 said = report.read_text()
-ok("stopped: the report", "written by rank 0" in said and "stopped" in said and "rank 0 waits in op" in said and said.count("<-- here") >= 1, said)
+# Where the signal finds rank 1 behind its part of the step's last collective, rank 0 ends the step and then waits outside of the
+# program, for the sums of the step's record: it is hung after an op, rather than waiting in one.
+waits = "rank 0 waits in op" in said or re.search(r"^ +0 .* hung: after op \d+ ", said, re.M)
+ok("stopped: the report", "written by rank 0" in said and "stopped" in said and waits and said.count("<-- here") >= 1, said)
 until("no rank is left", lambda: not any(alive(p) for p in pids), 20)
 f = flight("stopped")
 ok("stopped: the files still name it", f["culprits"] == [1] and f["report"].endswith("report-1.txt"), f)
