@@ -187,23 +187,6 @@ const std::vector<double>& seconds_of(const ScheduleCosts& costs, ActionKind kin
   return costs.backward_weight_s;
 }
 
-// Numbers handed out and taken back: never more than are out at one time.
-class SlotPool {
- public:
-  int take() {
-    if (free_.empty()) return count_++;
-    const int slot = free_.back();
-    free_.pop_back();
-    return slot;
-  }
-  void give_back(int slot) { free_.push_back(slot); }
-  int count() const { return count_; }
-
- private:
-  int count_ = 0;
-  std::vector<int> free_;
-};
-
 }  // namespace
 
 void check(const Schedule& schedule) {
@@ -212,43 +195,6 @@ void check(const Schedule& schedule) {
   const auto ran = run_in_order(schedule, [](int, std::size_t) {});
   for (std::size_t stage = 0; stage < ran.size(); ++stage)
     if (ran[stage] < schedule.order[stage].size()) report_deadlock(schedule, ran);
-}
-
-SlotPlan slots(const Schedule& schedule, int stage) {
-  MOLEN_CHECK(stage >= 0 && stage < schedule.stages, "stage {} of {}", stage, schedule.stages);
-  const auto chunks = static_cast<std::size_t>(schedule.chunks);
-  const auto m = static_cast<std::size_t>(schedule.micro_batches);
-  SlotPlan plan;
-  plan.chunks.resize(chunks);
-  for (auto& chunk : plan.chunks) {
-    chunk.activation.assign(m, -1);
-    chunk.deferred.assign(m, -1);
-  }
-  std::vector<SlotPool> activations(chunks), deferred(chunks);
-  int live = 0, live_deferred = 0;
-  for (const Action& a : schedule.order[static_cast<std::size_t>(stage)]) {
-    const auto c = static_cast<std::size_t>(a.chunk);
-    const auto i = static_cast<std::size_t>(a.micro_batch);
-    if (is_forward(a)) {
-      plan.chunks[c].activation[i] = activations[c].take();
-      plan.peak_activations = std::max(plan.peak_activations, ++live);
-    } else if (a.kind == ActionKind::kBackwardInput) {
-      plan.chunks[c].deferred[i] = deferred[c].take();
-      plan.peak_deferred = std::max(plan.peak_deferred, ++live_deferred);
-    } else {
-      activations[c].give_back(plan.chunks[c].activation[i]);
-      --live;
-      if (a.kind == ActionKind::kBackwardWeight) {
-        deferred[c].give_back(plan.chunks[c].deferred[i]);
-        --live_deferred;
-      }
-    }
-  }
-  for (std::size_t c = 0; c < chunks; ++c) {
-    plan.chunks[c].activation_slots = activations[c].count();
-    plan.chunks[c].deferred_slots = deferred[c].count();
-  }
-  return plan;
 }
 
 ScheduleCosts uniform_costs(const Schedule& schedule, double forward_s, double backward_input_s,

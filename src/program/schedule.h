@@ -80,27 +80,6 @@ double ideal_idle_share(ScheduleKind kind, int stages, int chunks, int micro_bat
 // micro-batch, or before what it needs on its own stage, and where the stages wait for each other. O(actions).
 void check(const Schedule& schedule);
 
-// Where the values of a stage lie. One entry per chunk: chunks differ in size (embedding, head, uneven layers).
-struct SlotPlan {
-  struct Chunk {
-    // What F saves: read by B, or by both I and W. Live from F to B or W. Frees at W only, for what W reads (the inputs
-    // of each product) is most of it; a builder may give what I alone reads a shorter life.
-    int activation_slots = 0;
-    std::vector<int> activation;  // [micro_batch]
-    // What I leaves for W alone (the gradient at each product's output). Live from I to W; -1 where B runs.
-    int deferred_slots = 0;
-    std::vector<int> deferred;  // [micro_batch]
-    bool operator==(const Chunk&) const = default;
-  };
-  std::vector<Chunk> chunks;
-  // The most that is live at one time, over all chunks; the sum of chunks' slots may exceed it, as their peaks need not
-  // coincide.
-  int peak_activations = 0, peak_deferred = 0;
-};
-// No slot is given to another micro-batch before its last reader has run, and no chunk has more slots than are live at
-// its peak. The schedule is one that check() accepts.
-SlotPlan slots(const Schedule& schedule, int stage);
-
 // Seconds by global stage, and of a transfer between neighbours on different stages (latency: no stage is busy with
 // it).
 struct ScheduleCosts {

@@ -13,8 +13,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const Schedule s = parse_schedule({reinterpret_cast<const char*>(data), size}, "fuzz");
     if (parse_schedule(print_schedule(s), "again") != s) std::abort();
-    for (int stage = 0; stage < s.stages; ++stage)
-      if (slots(s, stage).peak_activations > s.chunks * s.micro_batches) std::abort();
     const double idle = idle_share(simulate(s, uniform_costs(s, 1, 1, 1)));
     if (!(idle >= 0.0 && idle < 1.0)) std::abort();
   } catch (const molen::UsageError&) {
