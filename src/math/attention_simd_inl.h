@@ -1,6 +1,9 @@
 // The vector type that the attention kernels are written over, for the instruction set that the including file names:
 // MOLEN_SIMD_BITS 512 (AVX-512), 256 (AVX2 with FMA) or 128 (any processor: vectors of four floats). A product's block
 // is 6 rows by kVectors vectors.
+#ifndef MOLEN_SIMD_BITS
+#error "MOLEN_SIMD_BITS: which instruction set?"
+#endif
 #if MOLEN_SIMD_BITS > 128
 #include <immintrin.h>
 #endif
