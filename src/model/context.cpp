@@ -173,45 +173,6 @@ at::Tensor query_columns(const Context& c, const at::Tensor& qkv) {
   return qkv.narrow(1, 0, c.arch.query_size());
 }
 
-// Calls f(rows of a rank as [B * rows, ...], its runs, what is left of its place) for each rank.
-template <class F>
-void for_each_rank(i64 batch, int ranks, i64 sequence, const at::Tensor& gathered, const F& f) {
-  i64 at = 0;
-  for (int r = 0; r < ranks; ++r) {
-    const std::vector<PositionRun> runs = arch::context_runs(sequence, r, ranks);
-    const i64 count = batch * count_positions(runs);
-    if (gathered.dim() == 3) {
-      const at::Tensor place = gathered.select(0, r);
-      f(place.narrow(0, 0, count), Runs(runs), place.narrow(0, count, place.size(0) - count));
-    } else {
-      f(gathered.narrow(0, at, count), Runs(runs), gathered.narrow(0, at, 0));
-      at += count;
-    }
-  }
-}
-void check_gathered(i64 batch, int ranks, const at::Tensor& gathered, const at::Tensor& all) {
-  const i64 sequence = all.size(0) / batch, most = (sequence + ranks - 1) / ranks;
-  MOLEN_CHECK(sequence * batch == all.size(0), "{} rows of {} sequences", all.size(0), batch);
-  MOLEN_CHECK(gathered.dim() == 3 ? gathered.size(0) == ranks && gathered.size(1) >= batch * most
-                                  : gathered.size(0) == all.size(0),
-              "the rows of {} ranks do not fit {} sequences of {} tokens", ranks, batch, sequence);
-}
-
-// Calls f(rows of the part, the same of the whole) for each run of each sequence.
-template <class F>
-void for_each_piece(i64 batch, Runs runs, const at::Tensor& part, const at::Tensor& all, const F& f) {
-  MOLEN_CHECK(
-      all.size(0) % batch == 0 && part.size(0) == batch * count_positions(runs) && in_order(runs, all.size(0) / batch),
-      "{} rows of {} sequences that have {} in all", part.size(0), batch, all.size(0));
-  const i64 sequence = all.size(0) / batch;
-  i64 row = 0;
-  for (i64 b = 0; b < batch; ++b)
-    for (const PositionRun& run : runs) {
-      f(part.narrow(0, row, run.size()), all.narrow(0, b * sequence + run.first, run.size()));
-      row += run.size();
-    }
-}
-
 }  // namespace
 
 RopeTable make_rope_table(const arch::Architecture& arch, std::span<const PositionRun> positions, at::ScalarType dtype,
@@ -280,24 +241,15 @@ void document_attention_backward(const Context& c, const at::Tensor& d_o, const 
 }
 
 void take_rows(std::int64_t batch, std::span<const PositionRun> runs, const at::Tensor& all, at::Tensor& rows) {
-  for_each_piece(batch, runs, rows, all, [](const at::Tensor& part, const at::Tensor& whole) { part.copy_(whole); });
-}
-void put_rows(std::int64_t batch, std::span<const PositionRun> runs, const at::Tensor& rows, at::Tensor& all) {
-  for_each_piece(batch, runs, rows, all, [](const at::Tensor& part, const at::Tensor& whole) { whole.copy_(part); });
-}
-
-void rows_from_ranks(std::int64_t batch, int ranks, const at::Tensor& gathered, at::Tensor& all) {
-  check_gathered(batch, ranks, gathered, all);
-  for_each_rank(batch, ranks, all.size(0) / batch, gathered,
-                [&](const at::Tensor& rows, Runs runs, const at::Tensor&) { put_rows(batch, runs, rows, all); });
-}
-void rows_to_ranks(std::int64_t batch, int ranks, const at::Tensor& all, at::Tensor& gathered) {
-  check_gathered(batch, ranks, gathered, all);
-  for_each_rank(batch, ranks, all.size(0) / batch, gathered,
-                [&](at::Tensor rows, Runs runs, const at::Tensor& padding) {
-                  take_rows(batch, runs, all, rows);
-                  padding.zero_();
-                });
+  const i64 sequence = all.size(0) / batch;
+  MOLEN_CHECK(all.size(0) % batch == 0 && rows.size(0) == batch * count_positions(runs) && in_order(runs, sequence),
+              "{} rows of {} sequences that have {} in all", rows.size(0), batch, all.size(0));
+  i64 row = 0;
+  for (i64 b = 0; b < batch; ++b)
+    for (const PositionRun& run : runs) {
+      rows.narrow(0, row, run.size()).copy_(all.narrow(0, b * sequence + run.first, run.size()));
+      row += run.size();
+    }
 }
 
 }  // namespace molen::model

@@ -92,6 +92,13 @@ struct Rank {
   at::Tensor qkv, d_o, starts, kv, o, lse, d_qkv, d_kv;
 };
 
+// The reverse of take_rows.
+void put_rows(i64 batch, const Runs& runs, const at::Tensor& rows, at::Tensor& all) {
+  at::Tensor places = at::empty({rows.size(0)}, at::kLong);
+  take_rows(batch, runs, at::arange(all.size(0)), places);
+  all.index_copy_(0, places, rows.to(all.scalar_type()));
+}
+
 enum class Form { kGathered, kRing, kWideRing };
 
 class Ranks {
@@ -150,16 +157,10 @@ class Ranks {
   }
 
   void gathered() {
-    const int count = static_cast<int>(ranks_.size());
-    const i64 n = in_.B * in_.S, width = ranks_[0].kv.size(1), most = in_.B * ((in_.S + count - 1) / count);
+    const i64 n = in_.B * in_.S, width = ranks_[0].kv.size(1);
     const Runs all{{0, in_.S}};
-    const at::Tensor padded = at::full({count, most + 3, width}, NAN, ranks_[0].kv.options());
-    for (int r = 0; r < count; ++r) {
-      const at::Tensor& kv = ranks_[static_cast<std::size_t>(r)].kv;
-      padded.select(0, r).narrow(0, 0, kv.size(0)).copy_(kv);
-    }
-    at::Tensor kv = at::full({n, width}, NAN, padded.options()), sums = at::zeros({n, width}, at::kDouble);
-    rows_from_ranks(in_.B, count, padded, kv);
+    at::Tensor kv = at::full({n, width}, NAN, ranks_[0].kv.options()), sums = at::zeros({n, width}, at::kDouble);
+    for (const Rank& k : ranks_) put_rows(in_.B, k.runs, k.kv, kv);
     for (Rank& k : ranks_) {
       op(k, Pass::kForward, all, false,
          [&](const Context& c) { context_attention_forward(c, k.qkv, kv, all, true, k.o, k.lse); });
@@ -169,20 +170,7 @@ class Ranks {
       });
       sums += d_kv.to(at::kDouble);
     }
-    // As a reduce-scatter would want it, back to back and with padding.
-    at::Tensor dealt = at::full({n, width}, NAN, at::kDouble),
-               spread = at::full({count, most + 3, width}, NAN, at::kDouble);
-    rows_to_ranks(in_.B, count, sums, dealt);
-    rows_to_ranks(in_.B, count, sums, spread);
-    i64 at = 0;
-    for (int r = 0; r < count; ++r) {
-      Rank& k = ranks_[static_cast<std::size_t>(r)];
-      const i64 rows = k.d_kv.size(0);
-      k.d_kv.copy_(dealt.narrow(0, at, rows));
-      EXPECT_TRUE(at::equal(dealt.narrow(0, at, rows), spread.select(0, r).narrow(0, 0, rows)));
-      EXPECT_EQ(spread.select(0, r).narrow(0, rows, most + 3 - rows).abs().sum().item<double>(), 0.0);
-      at += rows;
-    }
+    for (Rank& k : ranks_) take_rows(in_.B, k.runs, sums, k.d_kv);
   }
 
   // At step s, rank r has the keys of rank r + s; the gradients go with them.
@@ -470,11 +458,8 @@ TEST(ContextRefusals, WhatDoesNotFitTogether) {
   EXPECT_THROW(
       norm_qkv_forward({a, rank, w.scratch, true, {}, Half::kBoth, half}, x, norm, linear, whole_table, saved, qkv),
       Error);
-  at::Tensor gathered = at::empty({3, 7, 5}, at::kFloat), rows = at::empty({16, 5}, at::kFloat);
-  EXPECT_NO_THROW(rows_from_ranks(2, 3, gathered, rows));
-  EXPECT_THROW(rows_from_ranks(2, 2, gathered, rows), Error);
-  EXPECT_THROW(rows_from_ranks(3, 3, gathered, rows), Error);
-  EXPECT_THROW(take_rows(2, half, rows, gathered), Error);
+  at::Tensor few_rows = at::empty({7, 5}, at::kFloat);
+  EXPECT_THROW(take_rows(2, half, at::empty({16, 5}, at::kFloat), few_rows), Error);
 }
 
 }  // namespace
