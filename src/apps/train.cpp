@@ -36,9 +36,7 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
   plan::Machine machine;
   machine.ranks = machine.local_ranks = options.ranks.value_or(1);
   const auto setting = plan::resolve_setting(c, a, machine);
-  if (setting.pipelined())
-    throw UsageError("{}: the simulator knows one stage; stages that wait for each other are not built yet",
-                     c.where("parallel.pipeline"));
+  if (const auto not_yet = sim::unsimulated(setting)) throw UsageError("{}: {}", c.where(not_yet->key), not_yet->why);
   const auto p = program::build(a, setting);
   program::require_sound(p, "the built program");
   const auto ops = program::expand(p);

@@ -70,7 +70,7 @@ PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartS
   const double flops =
       (backward ? 2.0 : 1.0) * 4.0 * static_cast<double>(B * arch.heads * D) * causal_pairs(call.queries, call.keys);
   // Forward: q, k|v, o, lse. Backward: d_o, q, k|v, o, lse, and the gradients of q and k|v.
-  const i64 moved = backward ? e * (2 * q + kv) + out * q + lse + (call.adds ? 2 : 1) * out * (q + kv)
+  const i64 moved = backward ? e * (2 * q + kv) + out * q + lse + out * ((call.adds ? 2 : 1) * q + kv)
                              : e * (q + kv) + (call.adds ? 2 : 1) * (out * q + lse);
 
   const bool fused = a == 4 && D <= kOwnAttentionMaxHead && shape.kernels != Kernels::kReference;
@@ -81,6 +81,41 @@ PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartS
     if (!call.wide) scratch += aligned(a * q) + (backward ? aligned(a * q) + aligned(a * kv) : 0);
   }
   return {Flops(flops), Bytes(moved), Bytes(scratch)};
+}
+
+PartCost gathered_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape, std::int64_t sequence,
+                                 int ranks) {
+  const bool narrow = size_of(shape.compute) < 4, backward = pass == Pass::kBackward;
+  const i64 rows = shape.batch * shape.sequence, width = 2 * arch.kv_heads * arch.head_dim;
+  PartCost all;
+  for (int step = 0; step < ranks; ++step) {
+    const PartCost one = ring_attention_cost(arch, pass, shape, sequence, ranks, step);
+    all = {all.flops + one.flops, all.moved + one.moved, std::max(all.scratch, one.scratch)};
+  }
+  // Gradients of keys are written once, each widened for its call; those of queries, and the output, are sums.
+  if (narrow && backward) all.scratch += Bytes(aligned(4 * rows * width) + aligned(4 * rows * arch.query_size()));
+  if (narrow && !backward) all.scratch += Bytes(aligned(4 * rows * arch.query_size()));
+  return all;
+}
+
+PartCost ring_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape, std::int64_t sequence,
+                             int ranks, std::int64_t step) {
+  if (step < 0) {
+    PartCost all;
+    for (int i = 0; i < ranks; ++i) {
+      const PartCost one = ring_attention_cost(arch, pass, shape, sequence, ranks, i);
+      all = {all.flops + one.flops, all.moved + one.moved, std::max(all.scratch, one.scratch)};
+    }
+    return all;
+  }
+  const auto queries = context_runs(sequence, 0, ranks);
+  const auto keys = context_runs(sequence, static_cast<int>((ranks - step) % ranks), ranks);
+  const bool narrow = size_of(shape.compute) < 4;
+  PartCost cost = context_attention_cost(arch, pass, shape, {queries, keys, step > 0, narrow});
+  // Sums are wide; the finished output, which backward reads, is not.
+  if (narrow && pass == Pass::kBackward)
+    cost.scratch += Bytes(aligned(4 * shape.batch * count_positions(queries) * arch.query_size()));
+  return cost;
 }
 
 }  // namespace molen::arch

@@ -29,9 +29,18 @@ double causal_pairs(std::span<const PositionRun> queries, std::span<const Positi
 // Document masks, whose work depends on the data, only make less of it.
 struct ContextCall {
   std::span<const PositionRun> queries, keys;
-  bool adds = false;  // to the output of earlier keys (forward), to earlier gradients of queries and keys (backward)
+  bool adds =
+      false;  // to the output of earlier keys (forward), to the gradient of queries from earlier keys (backward)
   bool wide = false;  // o, d_q and d_k|d_v are in fp32 where the compute dtype is narrower
 };
 PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape, const ContextCall& call);
+
+// Attention of one of so many context ranks over the keys of all, call after call: as one op (of gathered keys, outputs
+// that are narrower than fp32 being made in scratch), and as step `step` of a ring, -1: all steps. The zig-zag gives
+// every rank the same work in each.
+PartCost gathered_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape, std::int64_t sequence,
+                                 int ranks);
+PartCost ring_attention_cost(const Architecture& arch, Pass pass, const PartShape& shape, std::int64_t sequence,
+                             int ranks, std::int64_t step);
 
 }  // namespace molen::arch

@@ -61,7 +61,9 @@ struct ParallelTable {
   bool sequence = false;
   std::int64_t pipeline = 1, virtual_stages = 1;
   std::string schedule = "1f1b";
-  std::int64_t context = 1, data_replicate = 1;
+  std::int64_t context = 1;
+  std::string context_form = "gather";
+  std::int64_t data_replicate = 1;
   std::optional<std::int64_t> data_shard;  // nothing: "auto", all ranks that the other axes leave
   std::optional<std::string> sharding;
   std::optional<std::int64_t> zero;

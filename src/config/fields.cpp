@@ -81,6 +81,8 @@ std::vector<Field> parallel_fields() {
       make("parallel.schedule", m, &T::schedule, choice_or_file({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}), e,
            "order of forward and backward of micro-batches; a file is PyTorch's CSV form"),
       make("parallel.context", m, &T::context, positive(kRanks), e, "ranks that share each sequence"),
+      make("parallel.context_form", m, &T::context_form, choice({"gather", "ring"}), e,
+           "keys and values of a layer: all gathered for its attention, or passed on from rank to rank beside it"),
       make("parallel.data_replicate", m, &T::data_replicate, positive(kRanks), e,
            "groups that hold whole copies of the state"),
       make("parallel.data_shard", m, &T::data_shard, positive_or_auto(), e,

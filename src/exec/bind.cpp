@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "base/match.h"
 #include "exec/bind_compute.h"
+#include "exec/bind_context.h"
+#include "exec/groups.h"
 #include "optim/adamw.h"
 #include "program/signature.h"
 
@@ -26,6 +28,7 @@ at::Tensor view_of(const BindContext& c, const program::Use& use) {
 }
 
 Kernel bind_load(const BindContext& c, const Step& step) {
+  if (c.program.setting.context()) return bind_load_part(c, step);
   auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
        scalars = c.flat(step.writes.at(2).buffer);
   const std::size_t count = static_cast<std::size_t>(ids.numel());
@@ -163,18 +166,13 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
 std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, const program::Use& use, int members) {
   std::vector<std::int64_t> counts;
   const auto& s = c.program.setting;
-  for (int r = 0; r < members; ++r) {
-    mesh::PerAxis at = c.coordinates;
-    if (axis == program::Axis::kShard) at[mesh::Axis::kDpShard] = r;
-    if (axis == program::Axis::kTp) at[mesh::Axis::kTp] = r;
-    if (axis == program::Axis::kReplicate) at[mesh::Axis::kDpReplicate] = r;
-    if (axis == program::Axis::kDp) {
-      at[mesh::Axis::kDpReplicate] = r / s.shards();
-      at[mesh::Axis::kDpShard] = r % s.shards();
-    }
-    const auto [first, last] = range_of(c.program, use, at);
+  const mesh::Mesh mesh(s.mesh, s.ranks(), s.order);
+  for (const int rank : mesh.group(mesh.rank_of(c.coordinates), program::axes_of(axis))) {
+    const auto [first, last] = range_of(c.program, use, mesh.coordinates(rank));
     counts.push_back(last - first);
   }
+  MOLEN_CHECK(static_cast<int>(counts.size()) == members, "{} ranks along {}, which has {}", members,
+              program::name_of(axis), counts.size());
   return counts;
 }
 
@@ -228,6 +226,7 @@ Kernel bind_all_reduce(const BindContext& c, const Step& step, comm::Communicato
 
 Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScatter>(step.op);
+  if (op.moves == program::Moves::kDKeys) return bind_scatter_keys(c, step, group);
   if (op.moves != program::Moves::kUnit) return bind_scatter_rows(c, step, group);
   auto all = view_of(c, step.reads.at(0)), part = view_of(c, step.writes.at(0));
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
@@ -243,6 +242,7 @@ Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communi
 
 Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::AllGather>(step.op);
+  if (op.moves == program::Moves::kKeys) return bind_gather_keys(c, step, group);
   if (op.moves != program::Moves::kUnit) return bind_gather_rows(c, step, group);
   auto part = view_of(c, step.reads.at(0)), all = view_of(c, step.writes.at(0));
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
@@ -318,6 +318,7 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::AllGather& o) { return bind_all_gather(c, step, group_of(c, o.axis)); },
           [&](const program::Send& o) { return bind_send(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::Receive& o) { return bind_receive(c, step, o.peer, group_of(c, program::Axis::kPp)); },
+          [&](const program::Shift& o) { return bind_shift(c, step, group_of(c, o.axis)); },
           [&](const program::ReduceScalars& o) { return bind_reduce_scalars(c, step, group_of(c, o.axis)); },
           [&](const program::Agree&) { return bind_agree(c, step); },
       },

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "exec/executor.h"

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "exec/bind_context.h"
 #include "exec/operands.h"
 #include "program/signature.h"
 
@@ -192,9 +193,10 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
   const auto& setting = p.setting;
   const Operands operands(context, step);
   Common common{p.local,
-                {setting.micro_batch, setting.sequence, 0, setting.compute, setting.threads, setting.kernels},
+                {setting.micro_batch, setting.local_sequence(), 0, setting.compute, setting.threads, setting.kernels},
                 op.accumulate,
-                operands.share()};
+                operands.share(),
+                positions_of(context.program.setting, context.coordinates)};
   if (arch::is_head(op.part)) {
     common.shape.chunk = setting.head_chunk_tokens(op.chunk);
     // Gradients are of the mean over all places of the global batch; ClipScale corrects for places without a label.
@@ -205,6 +207,9 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
   }
   if (op.pass == program::ComputePass::kInput) common.half = model::Half::kInput;
   if (op.pass == program::ComputePass::kWeights) common.half = model::Half::kWeights;
+  if (op.part == Part::kAttention && setting.context())
+    return setting.ring() ? bind_ring_attention(operands, common, op, setting, context.coordinates)
+                          : bind_gathered_attention(operands, common, op, setting);
   if (op.part == Part::kNormQkv && setting.tensor() && arch::kv_replicated(p.arch, setting.tensor_ranks()))
     return bind_copied_qkv(operands, common, p.arch, op, context.rope);
   if (common.half != model::Half::kBoth && arch::has_halves(op.part))

@@ -14,9 +14,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "exec/bind.h"
+#include "exec/bind_context.h"
 #include "exec/groups.h"
 #include "math/allocation.h"
+#include "model/context.h"
 #include "program/signature.h"
 
 namespace molen::exec {
@@ -70,7 +71,10 @@ class Executor::Impl {
     math::AllocationGuard::install();
     place(owner);
     const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
-    rope_ = model::make_rope_table(program_.arch, program_.setting.sequence, table, options_.device);
+    const auto& s = program_.setting;
+    const auto positions = positions_of(s, groups_.coordinates());
+    rope_ = positions.empty() ? model::make_rope_table(program_.arch, s.sequence, table, options_.device)
+                              : model::make_rope_table(program_.arch, positions, table, options_.device);
     bind_instances();
     if (options_.poison_dead) {
       find_deaths();
@@ -174,7 +178,9 @@ class Executor::Impl {
         const int last = last_use(steps, static_cast<int>(i));
         const auto& live = plan_.live[b][i];
         bool alone = last >= 0;
-        for (std::size_t s = 0; alone && s < program::kNumStreams; ++s) alone = live.last[s] <= last;
+        for (std::size_t s = 0; alone && s < program::kNumStreams; ++s)
+          alone =
+              live.last[s] <= last && over_before(steps, static_cast<int>(i), static_cast<program::Stream>(s), last);
         if (alone) deaths_[b][static_cast<std::size_t>(last)].push_back(static_cast<int>(i));
       }
     }
@@ -201,11 +207,31 @@ class Executor::Impl {
       if (use.alone) micro_batch_deaths_[use.op].push_back(value.first);
   }
 
+  // Whether the ops of a stream that use a buffer have ended when op `last`, of another stream or theirs, has.
+  static bool over_before(const std::vector<program::Step>& steps, int buffer, program::Stream stream, int last) {
+    const program::Stream own = steps[static_cast<std::size_t>(last)].stream;
+    if (stream == own) return true;
+    int user = -1, known = -1;
+    for (int k = 0; k <= last; ++k) {
+      const program::Step& step = steps[static_cast<std::size_t>(k)];
+      if (step.stream == stream && uses(step, buffer)) user = k;
+      if (step.stream != own) continue;
+      for (const program::OpRef& ref : step.after)
+        if (ref.body < 0 && steps[static_cast<std::size_t>(ref.op)].stream == stream) known = std::max(known, ref.op);
+    }
+    return known >= user;
+  }
+
+  static bool uses(const program::Step& step, int buffer) {
+    for (const auto* uses : {&step.reads, &step.writes})
+      for (const auto& use : *uses)
+        if (use.buffer == buffer) return true;
+    return false;
+  }
+
   static int last_use(const std::vector<program::Step>& steps, int buffer) {
     for (int k = static_cast<int>(steps.size()) - 1; k >= 0; --k)
-      for (const auto* uses : {&steps[static_cast<std::size_t>(k)].reads, &steps[static_cast<std::size_t>(k)].writes})
-        for (const auto& use : *uses)
-          if (use.buffer == buffer) return k;
+      if (uses(steps[static_cast<std::size_t>(k)], buffer)) return k;
     return -1;
   }
 
@@ -332,9 +358,6 @@ const std::vector<program::Expanded>& Executor::ops() const {
 }
 const std::vector<std::int64_t>& Executor::measured_high_water() const {
   return impl_->measured_;
-}
-at::Tensor Executor::losses() const {
-  return impl_->flat(impl_->program_.buffer("losses"));
 }
 
 namespace {

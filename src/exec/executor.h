@@ -18,7 +18,8 @@
 
 namespace molen::exec {
 
-// Fills one micro-batch: ids and labels [B*S] (label -1: not counted). Returns the number of counted labels.
+// Fills one micro-batch of whole sequences: ids and labels [B*S] (label -1: not counted). Returns the number of counted
+// labels.
 using LoadMicroBatch = std::function<std::int64_t(std::int32_t* ids, std::int32_t* labels)>;
 
 struct StepInput {
@@ -84,9 +85,6 @@ class Executor {
 
   // Highest byte in use while each expanded op of the last `run` was running; equals MemoryPlan::high_water.
   const std::vector<std::int64_t>& measured_high_water() const;
-
-  // Losses per token of the last micro-batch run, [B*S]; for per-language evaluation.
-  at::Tensor losses() const;
 
  private:
   class Impl;

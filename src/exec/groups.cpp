@@ -4,28 +4,10 @@
 #include "base/match.h"
 
 namespace molen::exec {
-namespace {
 
 using program::Axis;
 
-mesh::Axes axes_of(Axis axis) {
-  switch (axis) {
-    case Axis::kDp:
-      return mesh::kDataParallel;
-    case Axis::kShard:
-      return mesh::Axis::kDpShard;
-    case Axis::kReplicate:
-      return mesh::Axis::kDpReplicate;
-    case Axis::kTp:
-      return mesh::Axis::kTp;
-    case Axis::kWorld:
-      return mesh::Axes{}.complement();
-    case Axis::kPp:
-    case Axis::kEnds:
-      return mesh::Axis::kPp;
-  }
-  throw Error("unknown axis {}", static_cast<int>(axis));
-}
+namespace {
 
 // The axes of a program's ops. Stages of a pipeline differ in them, and all must split alike.
 std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
@@ -37,18 +19,14 @@ std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
   }
   for (const auto& body : p.bodies)
     for (const auto& step : body.steps)
-      std::visit(
-          [&](const auto& op) {
-            if constexpr (requires { op.axis; }) used[static_cast<std::size_t>(op.axis)] = true;
-          },
-          step.op);
+      if (const auto axis = program::axis_of(step.op)) used[static_cast<std::size_t>(*axis)] = true;
   return used;
 }
 
 // Which of the groups along the axes this rank is in. The ends of a pipeline are two of its ranks; the others make a
 // group that nobody uses.
 int color_of(const mesh::Mesh& mesh, int rank, Axis axis) {
-  const int group = mesh.group_number(rank, axes_of(axis));
+  const int group = mesh.group_number(rank, program::axes_of(axis));
   if (axis != Axis::kEnds) return group;
   const int stage = mesh.coordinates(rank)[mesh::Axis::kPp], last = mesh.sizes()[mesh::Axis::kPp] - 1;
   return 2 * group + (stage == 0 || stage == last ? 0 : 1);
@@ -67,7 +45,7 @@ Groups::Groups(const program::Program& p, int rank, comm::Communicator* world) {
     MOLEN_CHECK(world != nullptr && world->size() == ranks, "a program for {} needs a communicator of {} ranks",
                 mesh.text(), ranks);
     // One of its own even where it holds the whole world: it counts what the axis moves.
-    made_.push_back(world->split(color_of(mesh, rank, axis), mesh.position(rank, axes_of(axis))));
+    made_.push_back(world->split(color_of(mesh, rank, axis), mesh.position(rank, program::axes_of(axis))));
     groups_[static_cast<std::size_t>(axis)] = made_.back().get();
   }
 }

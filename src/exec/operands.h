@@ -98,8 +98,11 @@ struct Common {
   arch::PartShape shape;
   bool accumulate;
   model::Share share;
+  std::vector<PositionRun> positions;  // of a context rank
   model::Half half = model::Half::kBoth;
-  model::Context context(math::Scratch& scratch) const { return {arch, shape, scratch, accumulate, share, half}; }
+  model::Context context(math::Scratch& scratch) const {
+    return {arch, shape, scratch, accumulate, share, half, positions};
+  }
 };
 
 // scalars[kLossSum] += the losses, in their order and in double.

@@ -46,6 +46,10 @@ class Axes {
 };
 
 inline constexpr Axes kDataParallel{Axis::kDpReplicate, Axis::kDpShard};
+// Ranks with the same parameters, whose gradients are summed: those of a sequence too. And those among which one copy
+// of a unit's state may be cut.
+inline constexpr Axes kReplicas{Axis::kDpReplicate, Axis::kDpShard, Axis::kCp};
+inline constexpr Axes kShards{Axis::kDpShard, Axis::kCp};
 
 // One number per axis: sizes of a mesh, or coordinates of a rank.
 struct PerAxis {

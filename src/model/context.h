@@ -3,9 +3,9 @@
 // each sequence (shape.sequence = R), Context::document_start, where there is one, where the documents of those rows
 // begin. Conventions as in parts.h.
 //
-//   gathered   keys and values of all ranks are brought together and put into the order of the sequence, one call with
-//              keys = {{0, S}} makes the attention, and one the gradient of all keys, of which each rank takes its
-//              share of the sum over ranks (Llama 3, arXiv 2407.21783, section 3.3.2)
+//   gathered   keys and values of all ranks are brought together, and a call is made for those of each; the gradients
+//   of
+//              all keys are summed over ranks, of which each takes its own (Llama 3, arXiv 2407.21783, section 3.3.2)
 //   ring       a call for each rank's keys as they pass, its own first; o and lse go on from call to call, and d_k|d_v
 //              travels with its keys (Liu et al. 2023, arXiv 2310.01889). Both need the final o and lse backwards
 #pragma once
@@ -42,14 +42,8 @@ void document_attention_forward(const Context&, const at::Tensor& qkv_NQ, at::Te
 void document_attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ,
                                  const at::Tensor& o_NhD, const at::Tensor& lse_BhS, at::Tensor& d_qkv_NQ);
 
-// Rows [B * S, ...] of whole sequences and the rows [B * R, ...] at `runs`: ids, labels, document starts, k|v. Any
-// dtype; copies, allocating nothing.
+// Of rows [B * S, ...] of whole sequences, the rows [B * R, ...] at `runs`: ids, labels, document starts, RoPE's table.
+// Any dtype; copies, allocating nothing.
 void take_rows(std::int64_t batch, std::span<const PositionRun> runs, const at::Tensor& all, at::Tensor& rows);
-void put_rows(std::int64_t batch, std::span<const PositionRun> runs, const at::Tensor& rows, at::Tensor& all);
-// The same for the rows of all ranks, one rank's after another's, as an all-gather leaves them and a reduce-scatter
-// wants them: [B * S, W] back to back, or [ranks, at least B * (most rows of a rank), W] with padding, which
-// rows_to_ranks sets to zero.
-void rows_from_ranks(std::int64_t batch, int ranks, const at::Tensor& gathered, at::Tensor& all);
-void rows_to_ranks(std::int64_t batch, int ranks, const at::Tensor& all, at::Tensor& gathered);
 
 }  // namespace molen::model

@@ -42,22 +42,30 @@ std::vector<Sharding> shardings_of(int ranks) {
   return all;
 }
 
-// How the ranks of one replica share a layer.
+// How the ranks of one replica share a layer, and each sequence.
 struct Grid {
   int tensor = 1;
   bool rows = false;  // sequence parallelism
-  std::string text() const {
+  int context = 1;
+  program::ContextForm form = program::ContextForm::kGather;
+  std::string text() const { return layer_text() + context_text(); }
+  std::string layer_text() const {
     return tensor == 1 ? "" : fmt::format(", tp {}{}", tensor, rows ? " with sequence parallelism" : "");
   }
+  std::string context_text() const { return context == 1 ? "" : fmt::format(", cp {} {}", context, name_of(form)); }
 };
 
-std::vector<Grid> grids_of(const arch::Architecture& arch, int ranks) {
+std::vector<Grid> grids_of(const arch::Architecture& arch, std::int64_t sequence, int ranks) {
   std::vector<Grid> grids;
-  for (const int tensor : arch::tensor_degrees(arch, ranks)) {
-    if (ranks % tensor != 0) continue;
-    grids.push_back({tensor, false});
-    if (tensor > 1) grids.push_back({tensor, true});
-  }
+  for (const int tensor : arch::tensor_degrees(arch, ranks))
+    for (int context = 1; context * tensor <= ranks; ++context) {
+      if (ranks % (tensor * context) != 0 || sequence % (context == 1 ? 1 : 2 * context) != 0) continue;
+      for (const auto form : {program::ContextForm::kGather, program::ContextForm::kRing}) {
+        if (context == 1 && form == program::ContextForm::kRing) continue;
+        grids.push_back({tensor, false, context, form});
+        if (tensor > 1) grids.push_back({tensor, true, context, form});
+      }
+    }
   return grids;
 }
 
@@ -119,7 +127,10 @@ std::vector<std::string> choices_of(const program::Setting& s) {
                                : s.zero == 3 ? "HYBRID_SHARD"
                                              : "HYBRID_SHARD_ZERO2";
   return {Sharding{strategy, s.zero, s.shards(), s.replicas(), s.own_over_dp}.choice(),
-          Grid{s.tensor_ranks(), s.sequence_parallel}.text(), Stages{s.pipeline, s.stages()}.text(), text(s.recompute),
+          Grid{s.tensor_ranks(), s.sequence_parallel}.layer_text(),
+          Grid{1, false, s.context_ranks(), s.context_form}.context_text(),
+          Stages{s.pipeline, s.stages()}.text(),
+          text(s.recompute),
           fmt::format("micro {}", s.micro_batch)};
 }
 
@@ -130,6 +141,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
       throw UsageError("--layouts: unknown layout '{}'{}", name, did_you_mean(name, strategies()));
   std::vector<Layout> layouts;
   const auto add = [&](const Stages& stages, const Grid& grid, const Sharding& sharding) {
+    if (sharding.shards % grid.context != 0) return;  // a group to shard in has whole sequences
     for (const program::Recompute& recompute : recomputes())
       for (const std::int64_t micro : micro_batches(base)) {
         program::Setting s = base;
@@ -137,7 +149,9 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
         s.pipeline = stages.pipeline;
         s.mesh[mesh::Axis::kTp] = grid.tensor;
         s.sequence_parallel = grid.rows;
-        s.mesh[mesh::Axis::kDpShard] = sharding.shards;
+        s.mesh[mesh::Axis::kCp] = grid.context;
+        s.context_form = grid.form;
+        s.mesh[mesh::Axis::kDpShard] = sharding.shards / grid.context;
         s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
         s.zero = sharding.zero;
         s.own_over_dp = sharding.own_over_dp;
@@ -151,7 +165,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
       }
   };
   for (const Stages& stages : stages_of(arch, ranks))
-    for (const Grid& grid : grids_of(arch, ranks / stages.count))
+    for (const Grid& grid : grids_of(arch, base.sequence, ranks / stages.count))
       for (const Sharding& sharding : shardings_of(ranks / stages.count / grid.tensor))
         if (wanted.empty() || std::find(wanted.begin(), wanted.end(), sharding.strategy) != wanted.end())
           add(stages, grid, sharding);

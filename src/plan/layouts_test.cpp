@@ -26,11 +26,12 @@ arch::Architecture model() {
   return a;
 }
 
-// Strategies: 4, and two hybrids with two homes of the optimizer for each proper division.
-std::size_t shardings(int data) {
+// Strategies: 4, and two hybrids with two homes of the optimizer for each proper division into groups that hold whole
+// sequences of `context` ranks.
+std::size_t shardings(int holders, int context) {
   std::size_t divisions = 0;
-  for (int d = 2; d < data; ++d) divisions += data % d == 0;
-  return data == 1 ? 1 : 4 + 4 * divisions;
+  for (int d = 2; d < holders; ++d) divisions += holders % d == 0 && d % context == 0;
+  return holders == 1 ? 1 : 4 + 4 * divisions;
 }
 
 TEST(Layouts, EachUsesAllRanksAndIsSound) {
@@ -45,12 +46,15 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
       EXPECT_TRUE(program::verify_world(stages).empty()) << l.name;
     }
     // Times three ways of recompute, micro-batches of 3 and 1, and rows whole or cut over tensor ranks. Two layers make
-    // two stages, whose order is GPipe's, 1F1B's or ZB-H1's.
+    // two stages, whose order is GPipe's, 1F1B's or ZB-H1's. Sixteen tokens are for 1, 2, 4 or 8 context ranks, which
+    // gather or make a ring.
     std::size_t expected = 0;
     for (const int stages : {1, 2})
       for (const int tensor : arch::tensor_degrees(a, ranks))
-        if (ranks % (stages * tensor) == 0)
-          expected += 6 * shardings(ranks / stages / tensor) * (tensor > 1 ? 2 : 1) * (stages > 1 ? 3 : 1);
+        for (const int context : {1, 2, 4, 8})
+          if (ranks % (stages * tensor * context) == 0)
+            expected += 6 * shardings(ranks / stages / tensor, context) * (tensor > 1 ? 2 : 1) * (stages > 1 ? 3 : 1) *
+                        (context > 1 ? 2 : 1);
     EXPECT_EQ(names.size(), expected) << ranks;
   }
 }

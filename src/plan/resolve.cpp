@@ -56,7 +56,6 @@ void not_built(const Config& config, bool wanted, const std::string& key, const 
 
 void refuse_unbuilt(const Config& c) {
   const auto& p = c.parallel;
-  not_built(c, p.context != 1, "parallel.context", "1");
   not_built(c, !p.offload.empty(), "parallel.offload", "an empty list");
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
   not_built(c, c.energy.slowdown > 0, "energy.slowdown", "0");
@@ -112,6 +111,30 @@ void resolve_tensor(const Config& c, const arch::Architecture& arch, const Machi
   s.order = mesh::parse_order(order);
 }
 
+void resolve_context(const Config& c, const Machine& machine, program::Setting& s) {
+  const std::int64_t n = c.parallel.context, sequence = c.data.sequence_length;
+  const bool ring = c.parallel.context_form == "ring";
+  if (n == 1 && ring)
+    throw UsageError("{}: \"ring\" is a way between context ranks; parallel.context is 1",
+                     c.where("parallel.context_form"));
+  if (n == 1) return;
+  if (machine.cuda)
+    throw UsageError("{}: {} on cuda is not built yet, where attention over parts of the keys would hold all scores",
+                     c.where("parallel.context"), n);
+  if (machine.ranks % (n * c.parallel.tensor * c.parallel.pipeline) != 0)
+    throw UsageError("{}: {} ranks for each sequence{}{} do not divide the world of {} ranks",
+                     c.where("parallel.context"), n,
+                     c.parallel.tensor > 1 ? fmt::format(" x tensor {}", c.parallel.tensor) : "",
+                     c.parallel.pipeline > 1 ? fmt::format(" x pipeline {}", c.parallel.pipeline) : "", machine.ranks);
+  if (sequence % (2 * n) != 0)
+    throw UsageError(
+        "{}: {} ranks have two pieces each of every sequence; {} tokens ({}) do not divide by {}, {} tokens do",
+        c.where("parallel.context"), n, sequence, c.where("data.sequence_length"), 2 * n,
+        (sequence + 2 * n - 1) / (2 * n) * (2 * n));
+  s.mesh[mesh::Axis::kCp] = static_cast<int>(n);
+  s.context_form = ring ? program::ContextForm::kRing : program::ContextForm::kGather;
+}
+
 void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
   const auto stages = static_cast<int>(p.pipeline);
@@ -153,28 +176,34 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
 // The data-parallel axes of the rank grid.
 void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
-  const std::int64_t ranks = machine.ranks / (p.tensor * p.pipeline),
+  const std::int64_t ranks = machine.ranks / (p.tensor * p.pipeline * p.context),
                      replicate = p.data_replicate;  // data-parallel ranks
   if (ranks % replicate != 0)
     throw UsageError("{}: {} groups cannot be made of {} rank{}", c.where("parallel.data_replicate"), replicate, ranks,
                      ranks == 1 ? "" : "s");
   // A group is the node, where nothing else is said.
-  const std::int64_t group = is_hybrid(c) && replicate == 1
-                                 ? std::clamp<std::int64_t>(machine.local_ranks / p.tensor, 1, ranks)
-                                 : ranks / replicate;
+  const bool by_node = is_hybrid(c) && replicate == 1 && !p.data_shard;
+  const std::int64_t of_node = machine.local_ranks / (p.tensor * p.context);
+  if (by_node && of_node == 0)
+    throw UsageError(
+        "{}: {} shards within a node of {} ranks, and {} tensor x {} context ranks are more; "
+        "parallel.data_shard says other groups",
+        c.where("parallel.sharding"), *p.sharding, machine.local_ranks, p.tensor, p.context);
+  const std::int64_t group = by_node ? std::min(of_node, ranks) : ranks / replicate;
   const std::int64_t shard = p.data_shard.value_or(group);
   const std::int64_t copies = is_hybrid(c) && replicate == 1 ? ranks / std::max<std::int64_t>(1, shard) : replicate;
   if (shard * copies != ranks)
     throw UsageError("{}: data_replicate {} x data_shard {}{} is not the world of {} ranks",
                      c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard,
-                     (p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "") +
+                     (p.context > 1 ? fmt::format(" x context {}", p.context) : "") +
+                         (p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "") +
                          (p.pipeline > 1 ? fmt::format(" x pipeline {}", p.pipeline) : ""),
                      machine.ranks);
   if (p.sharding && !is_hybrid(c) && *p.sharding != "NO_SHARD" && copies > 1)
     throw UsageError("{}: {} shards over all data-parallel ranks; with copies (data_replicate {}) it is {}",
                      c.where("parallel.sharding"), *p.sharding, copies,
                      *p.sharding == "FULL_SHARD" ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2");
-  if (is_hybrid(c) && ranks > 1 && shard == 1)
+  if (is_hybrid(c) && ranks > 1 && shard * p.context == 1)
     throw UsageError("{}: {} needs groups of more than one rank; set parallel.data_shard, or NO_SHARD",
                      c.where("parallel.sharding"), *p.sharding);
   const auto place = [&](const char* axis) {
@@ -293,6 +322,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   program::Setting s;
   resolve_tensor(c, arch, machine, s);
   resolve_pipeline(c, arch, machine, s);
+  resolve_context(c, machine, s);
   resolve_mesh(c, machine, s);
   s.prefetch = static_cast<int>(c.parallel.prefetch);
   s.zero = zero_stage(c);

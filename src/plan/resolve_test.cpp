@@ -41,10 +41,10 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
 
 // Nothing that is asked for and not built runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
-  for (const char* set :
-       {"parallel.context=2", "parallel.virtual_stages=2", "parallel.schedule=gpipe", "parallel.schedule=interleaved",
-        "train.deterministic=false", "energy.slowdown=\"5 %\"", "parallel.offload=[\"optimizer\"]",
-        "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
+  for (const char* set : {"parallel.context_form=ring", "parallel.virtual_stages=2", "parallel.schedule=gpipe",
+                          "parallel.schedule=interleaved", "train.deterministic=false", "energy.slowdown=\"5 %\"",
+                          "parallel.offload=[\"optimizer\"]", "precision.reduce=bf16", "energy.power_budget=\"300 W\"",
+                          "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;
@@ -83,6 +83,40 @@ TEST(Setting, StagesOnAMesh) {
   refused({"parallel.pipeline=3"}, "3 stages do not divide the world of 8 ranks");
   refused({"parallel.pipeline=8"}, "8 stages of 1 chunks need a layer each; the model has");
   refused({"parallel.pipeline=2", "parallel.schedule=./nowhere.csv"}, "nowhere.csv");
+}
+
+TEST(Setting, ContextRanksOnAMesh) {
+  Machine eight;
+  eight.ranks = 8;
+  eight.local_ranks = 4;
+  const auto with = [&](std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"model.preset=llama-tiny", "precision.compute=fp32", "batch.global=8"});
+    return setting(sets, eight);
+  };
+  const auto s = with({"parallel.context=2", "parallel.context_form=ring", "parallel.tensor=2", "parallel.zero=3"});
+  EXPECT_TRUE(s.ring());
+  EXPECT_EQ(s.data_ranks(), 2);
+  EXPECT_EQ(s.shards(), 4) << "context ranks share the state too";
+  EXPECT_EQ(s.tokens(), s.micro_batch * s.sequence / 2);
+  // A node of four: two context ranks of each of two data ranks.
+  const auto hybrid = with({"parallel.context=2", "parallel.sharding=HYBRID_SHARD"});
+  EXPECT_EQ(hybrid.shards(), 4);
+  EXPECT_EQ(hybrid.replicas(), 2);
+  const auto refused = [&](std::vector<std::string> sets, const std::string& says) {
+    try {
+      with(sets);
+      ADD_FAILURE() << "accepted: " << says;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+    }
+  };
+  refused({"parallel.context=3"}, "3 ranks for each sequence do not divide the world of 8 ranks");
+  refused({"parallel.context=4", "data.sequence_length=100"}, "do not divide by 8, 104 tokens do");
+  refused({"parallel.context=8", "parallel.sharding=HYBRID_SHARD"},
+          "a node of 4 ranks, and 1 tensor x 8 context ranks");
+  EXPECT_EQ(with({"parallel.context=8", "parallel.sharding=HYBRID_SHARD", "parallel.data_shard=1"}).shards(), 8);
+  eight.cuda = true;
+  refused({"parallel.context=2"}, "on cuda is not built yet");
 }
 
 TEST(Setting, ShardingNamesAreStagesOnAMesh) {

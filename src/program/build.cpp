@@ -1,6 +1,8 @@
 // The order of passes, and the first of them.
 #include "program/build.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "base/error.h"
@@ -48,7 +50,11 @@ void check_setting(const Setting& s) {
   if (s.shards() < 1 || s.replicas() < 1)
     throw UsageError("parallel.data_shard x parallel.data_replicate: {} x {} is no number of ranks", s.shards(),
                      s.replicas());
-  if (s.mesh[mesh::Axis::kCp] != 1) throw UsageError("the axis cp is not built yet");
+  if (s.context_ranks() < 1 || s.sequence % (s.context() ? 2 * s.context_ranks() : 1) != 0)
+    throw UsageError("parallel.context: {} ranks have two pieces each of every sequence; {} tokens do not divide so",
+                     s.context_ranks(), s.sequence);
+  if (!s.context() && s.context_form != ContextForm::kGather)
+    throw UsageError("parallel.context_form: there are no context ranks");
   check_pipeline(s);
   if (s.tensor_ranks() < 1) throw UsageError("parallel.tensor: {} ranks", s.tensor_ranks());
   if (s.sequence_parallel && s.tensor() && s.tokens() < s.tensor_ranks())
@@ -79,7 +85,7 @@ Program build(const arch::Architecture& arch, const Setting& setting, const Sche
   const bool train = setting.purpose == Purpose::kTrain;
   Program p = pass::micro_batch(arch, setting);
   if (setting.recompute.any() && train) p = pass::recompute(std::move(p));
-  p = pass::exchange_tensors(std::move(p));
+  p = pass::exchange_tensors(pass::exchange_context(std::move(p)));
   if (setting.pipelined())
     p = train ? pass::pipeline(std::move(p), schedule_of(setting, file)) : pass::pipeline_forward(std::move(p));
   else if (train)
@@ -119,6 +125,20 @@ bool between_layers(Value v) {
   }
 }
 
+// What stands where a value in the making stands.
+Value place_of(Value v) {
+  switch (v) {
+    case Value::kAttentionPart:
+      return Value::kAttention;
+    case Value::kLsePart:
+      return Value::kLse;
+    case Value::kDQuery:
+      return Value::kDQkv;
+    default:
+      return v;
+  }
+}
+
 }  // namespace
 
 int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix) {
@@ -134,8 +154,13 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
     const auto kept = std::array{Value::kResidual, Value::kMid, Value::kDResidual, Value::kDMid}.at(
         static_cast<std::size_t>(operand.value) - static_cast<std::size_t>(Value::kResidualSum));
     return ensure_buffer(p, {kept, operand.layer}, suffix);
-  } else if (operand.value >= Value::kLogits && operand.value <= Value::kHeadSumsAll) {
-    // one chunk of the head at a time
+  } else if (operand.value == Value::kKeys || operand.value == Value::kDKeys) {
+    // Two places: of what passes on, and of what comes or is made meanwhile.
+    name += fmt::format(".{}", operand.step % 2);
+  } else if (const Value whole = place_of(operand.value); whole != operand.value && !wide_partial(p, operand.value)) {
+    return ensure_buffer(p, {whole, operand.layer}, suffix);
+  } else if (operand.value >= Value::kLogits && operand.value <= Value::kDQuery) {
+    // one chunk of the head, or one layer's attention, at a time
   } else if (operand.value == Value::kDActivation || operand.value == Value::kDAttention ||
              (!halves && (operand.value == Value::kDUp || operand.value == Value::kDQkv))) {
     // one slot each for all layers: a layer's backward uses them up before the next begins

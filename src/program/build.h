@@ -26,6 +26,9 @@ Program recompute(Program program);
 // Tensor ranks exchange what parts leave as sums, and the rows they need of each other: between the parts, in both
 // directions and in recomputation.
 Program exchange_tensors(Program program);
+// Context ranks gather the keys and values of a layer for each attention over them, and sum and share out their
+// gradients; or pass them on in a ring, gradients behind them.
+Program exchange_context(Program program);
 // Repeats the micro-batch: the first overwrites gradients, later ones add.
 Program micro_batch_loop(Program program);
 // The actions of the stage in the order of the schedule, with the messages between: values that one body leaves for

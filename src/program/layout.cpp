@@ -74,6 +74,14 @@ namespace {
 
 using Bounds = std::pair<std::int64_t, std::int64_t>;
 
+// A rank's number among those that differ from it along some axes alone, as in their communicator.
+int position(const Setting& s, const mesh::PerAxis& at, mesh::Axes axes) {
+  int position = 0;
+  for (const mesh::Axis axis : s.order)
+    if (axes.contains(axis)) position = position * s.mesh[axis] + at[axis];
+  return position;
+}
+
 // Part `rank` of `ranks` of a range.
 Bounds part_of(Bounds range, int rank, int ranks) {
   const auto [first, last] = owned_range(range.second - range.first, rank, ranks);
@@ -83,10 +91,10 @@ Bounds part_of(Bounds range, int rank, int ranks) {
 }  // namespace
 
 Bounds unit_tile(const Setting& s, const mesh::PerAxis& at, std::int64_t elements) {
-  const int shard = at[mesh::Axis::kDpShard], replica = at[mesh::Axis::kDpReplicate];
   // Below stage 2 every rank holds all of a unit; by its number in dp, so that stage 1 saves what it owns.
-  if (s.zero < 2) return owned_range(elements, replica * s.shards() + shard, s.data_ranks());
-  return part_of(owned_range(elements, shard, s.shards()), replica, s.replicas());
+  if (s.zero < 2) return owned_range(elements, position(s, at, mesh::kReplicas), s.holders());
+  return part_of(owned_range(elements, position(s, at, mesh::kShards), s.shards()), at[mesh::Axis::kDpReplicate],
+                 s.replicas());
 }
 
 Bounds unit_range(const Setting& s, const mesh::PerAxis& at, const Unit& unit, Range range) {
@@ -94,11 +102,40 @@ Bounds unit_range(const Setting& s, const mesh::PerAxis& at, const Unit& unit, R
   if (range == Range::kReplicated) return {0, unit.replicated};
   if (range == Range::kAll || s.zero == 0 || (range == Range::kShard && s.zero == 1)) return {0, elements};
   if (s.zero == 1 || (range == Range::kOwn && s.own_over_dp)) return unit_tile(s, at, elements);
-  return owned_range(elements, at[mesh::Axis::kDpShard], s.shards());
+  return owned_range(elements, position(s, at, mesh::kShards), s.shards());
+}
+
+mesh::Axes axes_of(Axis axis) {
+  switch (axis) {
+    case Axis::kDp:
+      return mesh::kReplicas;
+    case Axis::kShard:
+      return mesh::kShards;
+    case Axis::kReplicate:
+      return mesh::Axis::kDpReplicate;
+    case Axis::kTp:
+      return mesh::Axis::kTp;
+    case Axis::kWorld:
+      return mesh::Axes{}.complement();
+    case Axis::kPp:
+    case Axis::kEnds:
+      return mesh::Axis::kPp;
+    case Axis::kCp:
+      return mesh::Axis::kCp;
+  }
+  throw Error("unknown axis {}", static_cast<int>(axis));
+}
+
+int group_size(const Setting& s, Axis axis) {
+  if (axis == Axis::kEnds) return std::min(2, s.stages());
+  int ranks = 1;
+  for (int a = 0; a < mesh::kAxes; ++a)
+    if (const auto along = static_cast<mesh::Axis>(a); axes_of(axis).contains(along)) ranks *= s.mesh[along];
+  return ranks;
 }
 
 int data_rank(const Setting& s, const mesh::PerAxis& at) {
-  return at[mesh::Axis::kDpReplicate] * s.shards() + at[mesh::Axis::kDpShard];
+  return position(s, at, mesh::kDataParallel);
 }
 
 Bounds row_range(const Setting& s, const mesh::PerAxis& at) {

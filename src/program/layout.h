@@ -56,7 +56,11 @@ std::pair<std::int64_t, std::int64_t> unit_range(const Setting& setting, const m
 std::pair<std::int64_t, std::int64_t> unit_tile(const Setting& setting, const mesh::PerAxis& coordinates,
                                                 std::int64_t elements);
 
-// Which of the data-parallel ranks a rank is: ranks that differ elsewhere see the same samples.
+// The axes of the mesh along which the ranks of a group differ that talk over `axis`, and how many those are.
+mesh::Axes axes_of(Axis axis);
+int group_size(const Setting& setting, Axis axis);
+
+// Which of the data-parallel ranks a rank is: ranks that differ elsewhere see the same samples, or parts of them.
 int data_rank(const Setting& setting, const mesh::PerAxis& coordinates);
 
 // The rows [first, second) of a micro-batch's tokens whose residual stream the rank keeps under sequence parallelism;

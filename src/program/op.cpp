@@ -50,6 +50,8 @@ std::string_view name_of(Axis axis) {
       return "pp";
     case Axis::kEnds:
       return "pp_ends";
+    case Axis::kCp:
+      return "cp";
   }
   throw Error("unknown axis {}", static_cast<int>(axis));
 }
@@ -58,7 +60,8 @@ std::string_view name_of(Range range) {
   return kNames.at(static_cast<std::size_t>(range));
 }
 std::string_view name_of(Moves moves) {
-  static constexpr std::array<std::string_view, kAllMoves.size()> kNames{"unit", "x", "mid", "d_x", "d_mid", "head"};
+  static constexpr std::array<std::string_view, kAllMoves.size()> kNames{"unit",  "x",    "mid",  "d_x",
+                                                                         "d_mid", "head", "keys", "d_keys"};
   return kNames.at(static_cast<std::size_t>(moves));
 }
 std::string_view name_of(Flag) {
@@ -94,6 +97,7 @@ std::string kind_of(const Op& op) {
                         [](const AllGather&) { return std::string("all_gather"); },
                         [](const Send&) { return std::string("send"); },
                         [](const Receive&) { return std::string("receive"); },
+                        [](const Shift&) { return std::string("shift"); },
                         [](const ReduceScalars&) { return std::string("reduce_scalars"); },
                         [](const Agree&) { return std::string("agree"); },
                     },
@@ -103,7 +107,22 @@ std::string kind_of(const Op& op) {
 bool is_communication(const Op& op) {
   return std::holds_alternative<AllReduce>(op) || std::holds_alternative<ReduceScatter>(op) ||
          std::holds_alternative<AllGather>(op) || std::holds_alternative<Send>(op) ||
-         std::holds_alternative<Receive>(op) || std::holds_alternative<ReduceScalars>(op);
+         std::holds_alternative<Receive>(op) || std::holds_alternative<Shift>(op) ||
+         std::holds_alternative<ReduceScalars>(op);
+}
+
+std::optional<Axis> axis_of(const Op& op) {
+  return std::visit(
+      [](const auto& o) -> std::optional<Axis> {
+        using O = std::decay_t<decltype(o)>;
+        if constexpr (requires { o.axis; })
+          return o.axis;
+        else if constexpr (std::is_same_v<O, Send> || std::is_same_v<O, Receive>)
+          return Axis::kPp;
+        else
+          return std::nullopt;
+      },
+      op);
 }
 
 }  // namespace molen::program

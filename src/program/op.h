@@ -17,11 +17,12 @@
 
 namespace molen::program {
 
-// Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard; kEnds are the first and the last stage
-// of a pipeline, which share a tied embedding.
-enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds };
+// Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard, all ranks that hold the same
+// parameters; context ranks are among them, and kShard has dp_shard and cp. kEnds are the first and the last stage of a
+// pipeline, which share a tied embedding.
+enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds, kCp };
 inline constexpr std::array kAllAxes{Axis::kDp,    Axis::kShard, Axis::kReplicate, Axis::kTp,
-                                     Axis::kWorld, Axis::kPp,    Axis::kEnds};
+                                     Axis::kWorld, Axis::kPp,    Axis::kEnds,      Axis::kCp};
 
 // Where an op runs. Ops of one stream run in list order; streams run side by side.
 enum class Stream { kCompute, kDpComm };
@@ -67,7 +68,8 @@ struct Compute {
   arch::Part part{};
   ComputePass pass{};
   std::int64_t layer = -1;  // -1 outside the layers
-  std::int64_t chunk = -1;  // of the head: which chunk of Setting::head_chunk tokens
+  std::int64_t chunk =
+      -1;  // of the head: which chunk of Setting::head_chunk tokens; of attention in a ring: which step
   bool accumulate = false;  // adds into the gradients instead of overwriting them
   bool operator==(const Compute&) const = default;
 };
@@ -94,10 +96,11 @@ struct OptimizerStep {
   bool operator==(const OptimizerStep&) const = default;
 };
 // What a collective moves: parameters or gradients of a unit, or a value of one layer (signature.h) on its way between
-// tensor ranks: input of a layer, its middle, their gradients, the sums of a chunk of the head.
-enum class Moves { kUnit, kResidual, kMid, kDResidual, kDMid, kHead };
-inline constexpr std::array kAllMoves{Moves::kUnit,      Moves::kResidual, Moves::kMid,
-                                      Moves::kDResidual, Moves::kDMid,     Moves::kHead};
+// tensor ranks: input of a layer, its middle, their gradients, the sums of a chunk of the head; or between context
+// ranks: the keys and values of a layer, and their gradients.
+enum class Moves { kUnit, kResidual, kMid, kDResidual, kDMid, kHead, kKeys, kDKeys };
+inline constexpr std::array kAllMoves{Moves::kUnit, Moves::kResidual, Moves::kMid,  Moves::kDResidual,
+                                      Moves::kDMid, Moves::kHead,     Moves::kKeys, Moves::kDKeys};
 
 struct AllReduce {
   Axis axis{};
@@ -134,6 +137,16 @@ struct Receive {
   int peer = -1;
   bool operator==(const Receive&) const = default;
 };
+// To the next rank along the axis, and the same from the one before: keys and values of a layer (kKeys) on their way
+// around a ring, or the gradients that travel with them. `step`: how far they have come then, 1 to the ranks of the
+// axis; after as many steps gradients are home.
+struct Shift {
+  Axis axis{};
+  Moves moves = Moves::kKeys;
+  std::int64_t layer = -1;
+  std::int64_t step = 1;
+  bool operator==(const Shift&) const = default;
+};
 // Sums scalars[first .. first + count) over the axis.
 struct ReduceScalars {
   Axis axis{};
@@ -148,7 +161,7 @@ struct Agree {
 };
 
 using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
-                        AllGather, Send, Receive, ReduceScalars, Agree>;
+                        AllGather, Send, Receive, Shift, ReduceScalars, Agree>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run.
 enum Scalar : std::int64_t { kLossSum, kValidTokens, kSumSquares, kGradNorm, kGradScale, kNumScalars };
@@ -179,11 +192,13 @@ std::string_view name_of(Phase phase);
 std::string_view name_of(Stream stream);
 std::string_view name_of(Axis axis);
 std::string_view name_of(Range range);  // "all", "shard", "own", "replicated"
-std::string_view name_of(Moves moves);  // "unit", "x", "mid", "d_x", "d_mid", "head"
+std::string_view name_of(Moves moves);  // "unit", "x", "mid", "d_x", "d_mid", "head", "keys", "d_keys"
 std::string_view name_of(ComputePass pass);
 std::string_view name_of(Flag flag);
 // "forward attention", "all_reduce", ... : the key of cost tables and comparisons.
 std::string kind_of(const Op& op);
 bool is_communication(const Op& op);
+// Over which ranks an op talks; of an op that does not, nothing.
+std::optional<Axis> axis_of(const Op& op);
 
 }  // namespace molen::program

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "arch/context_parallel.h"
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/match.h"
@@ -60,6 +61,18 @@ void clear_gradients(Program& p, Body& body, const Clearing& clearing) {
     if (all || padding) fills.push_back(make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
   }
   body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
+}
+
+arch::PartCost part_cost(const arch::Architecture& local, const Setting& s, arch::Part part, arch::Pass pass,
+                         std::int64_t chunk, bool kv_copied) {
+  arch::PartShape shape{s.micro_batch, s.local_sequence(), arch::is_head(part) ? chunk : 0,
+                        s.compute,     s.threads,          s.kernels};
+  shape.tensor_ranks = s.tensor_ranks();
+  shape.kv_copied = kv_copied;
+  if (part != arch::Part::kAttention || !s.context()) return arch::part_cost(local, part, pass, shape);
+  const arch::Pass attention = pass == arch::Pass::kForward ? pass : arch::Pass::kBackward;
+  if (s.ring()) return arch::ring_attention_cost(local, attention, shape, s.sequence, s.context_ranks(), chunk);
+  return arch::gathered_attention_cost(local, attention, shape, s.sequence, s.context_ranks());
 }
 
 void drop_unused_buffers(Program& p) {
@@ -213,12 +226,9 @@ arch::Pass pass_of(ComputePass pass) {
 }
 
 void cost_compute(const Program& p, const Compute& c, Step& step) {
-  const Setting& s = p.setting;
-  arch::PartShape shape{s.micro_batch, s.sequence, 0, s.compute, s.threads, s.kernels};
-  if (arch::is_head(c.part)) shape.chunk = s.head_chunk_tokens(c.chunk);
-  shape.tensor_ranks = s.tensor_ranks();
-  shape.kv_copied = s.tensor() && arch::kv_replicated(p.arch, s.tensor_ranks());
-  const auto cost = arch::part_cost(p.local, c.part, pass_of(c.pass), shape);
+  const bool copied = p.setting.tensor() && arch::kv_replicated(p.arch, p.setting.tensor_ranks());
+  const std::int64_t chunk = arch::is_head(c.part) ? p.setting.head_chunk_tokens(c.chunk) : c.chunk;
+  const auto cost = detail::part_cost(p.local, p.setting, c.part, pass_of(c.pass), chunk, copied);
   step.scratch = cost.scratch;
   step.moved = cost.moved;
   step.hardware_flops = cost.flops;
@@ -247,6 +257,7 @@ Program costs(Program p) {
                      [&](const AllGather&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const Send&) { step.moved = Bytes(used_bytes(p, step.reads)); },
                      [&](const Receive&) { step.moved = Bytes(used_bytes(p, step.writes)); },
+                     [&](const Shift&) { step.moved = Bytes(2 * used_bytes(p, {step.writes.at(0)})); },
                      [&](const ReduceScalars& r) { step.moved = Bytes(r.count * size_of(DType::kF64)); },
                      [&](const Agree&) { step.moved = touched; },
                  },

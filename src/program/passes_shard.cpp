@@ -125,7 +125,7 @@ std::vector<Op> sums_over_data(const Setting& s) {
     if (s.replicas() == 1) return {};
     return {s.own_over_dp ? Op(ReduceScatter{Axis::kReplicate}) : Op(AllReduce{Axis::kReplicate})};
   }
-  if (s.data_ranks() == 1) return {};
+  if (s.holders() == 1) return {};
   return {s.owns_part() ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp})};
 }
 
@@ -203,7 +203,7 @@ Program update(Program p) {
   // Backward order: the gradients that were reduced first are read first.
   for (int u = units - 1; u >= 0; --u)
     if (p.counts(u)) add(SumSquares{}, u, Phase::kClip, Stream::kCompute);
-  if (s.data_ranks() > 1) {
+  if (s.holders() > 1) {
     // Where every rank holds the same whole gradient or shard, its sum of squares is already the same on them.
     const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
     add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip, Stream::kDpComm);

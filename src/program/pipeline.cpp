@@ -12,9 +12,7 @@ namespace molen::program {
 namespace {
 
 double flops_of(const arch::Architecture& local, const Setting& s, arch::Part part) {
-  arch::PartShape shape{s.micro_batch, s.sequence, 0, s.compute, s.threads, s.kernels};
-  if (arch::is_head(part)) shape.chunk = s.tokens();
-  return arch::part_cost(local, part, arch::Pass::kForward, shape).flops.value;
+  return detail::part_cost(local, s, part, arch::Pass::kForward, arch::is_head(part) ? s.tokens() : -1).flops.value;
 }
 
 }  // namespace

@@ -30,11 +30,17 @@ Setting at_rank(Setting s, int rank) {
   return s;
 }
 
+std::string_view name_of(ContextForm form) {
+  return form == ContextForm::kRing ? "ring" : "gather";
+}
+
 std::string sharding_text(const Setting& s) {
   std::string text = fmt::format("ZeRO-{}", s.zero);
   if (s.replicas() > 1 && s.sharded_gradients())
-    text += fmt::format(" over dp_replicate {} x dp_shard {}", s.replicas(), s.shards());
+    text += fmt::format(" over dp_replicate {} x dp_shard {}{}", s.replicas(), s.mesh[mesh::Axis::kDpShard],
+                        s.context() ? fmt::format(" x cp {}", s.context_ranks()) : "");
   text += s.own_over_dp ? ", optimizer states over all" : "";
+  if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
   if (s.tensor())
     text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? " with rows cut" : "");
   if (s.pipelined()) {

@@ -46,6 +46,11 @@ struct Instance {
   bool operator==(const Instance&) const = default;
 };
 
+// How context ranks see each other's keys and values: all brought together before the attention of a layer (as Llama 3,
+// arXiv 2407.21783, section 3.3.2), or one rank's after another's as they pass (Liu et al. 2023, arXiv 2310.01889).
+enum class ContextForm { kGather, kRing };
+std::string_view name_of(ContextForm form);  // "gather", "ring"
+
 enum class Purpose { kTrain, kEvaluate };
 
 // Whose results of a layer's forward are dropped and computed again before the first op of backward that reads them
@@ -73,6 +78,7 @@ struct Setting {
   bool own_over_dp = false;  // stages 2 and 3: optimizer states over all of dp, not dp_shard alone
   // With tensor ranks: the residual stream is cut by rows over them (Korthikanti et al. 2022, section 4.2).
   bool sequence_parallel = false;
+  ContextForm context_form = ContextForm::kGather;
   int prefetch = 1;               // stage 3: units gathered ahead of the one in use
   Pipeline pipeline;              // along pp
   Recompute recompute;            // activations that backward computes again
@@ -86,9 +92,14 @@ struct Setting {
   int threads = 1;                // per rank
   std::int64_t head_chunk = 256;  // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;
-  int shards() const { return mesh[mesh::Axis::kDpShard]; }
+  // Of ranks that hold the same parameters: the groups in which a unit may be cut, of one copy each; and all of them.
+  int shards() const { return mesh[mesh::Axis::kDpShard] * context_ranks(); }
   int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
-  int data_ranks() const { return shards() * replicas(); }  // ranks that see different data
+  int holders() const { return shards() * replicas(); }
+  int data_ranks() const { return mesh[mesh::Axis::kDpShard] * replicas(); }  // that see different samples
+  int context_ranks() const { return mesh[mesh::Axis::kCp]; }                 // that share each sequence
+  bool context() const { return context_ranks() > 1; }
+  bool ring() const { return context() && context_form == ContextForm::kRing; }
   int stages() const { return mesh[mesh::Axis::kPp]; }
   bool pipelined() const { return stages() > 1; }
   int tensor_ranks() const { return mesh[mesh::Axis::kTp]; }
@@ -99,7 +110,7 @@ struct Setting {
     for (const int size : mesh.values) product *= size;
     return product;
   }
-  bool owns_part() const { return zero >= 1 && data_ranks() > 1; }  // of the optimizer states
+  bool owns_part() const { return zero >= 1 && holders() > 1; }  // of the optimizer states
   bool sharded_gradients() const { return zero >= 2 && shards() > 1; }
   bool sharded_parameters() const { return zero >= 3 && shards() > 1; }
   // Micro-batches per rank: the most any rank has; ranks with fewer run empty ones.
@@ -107,7 +118,8 @@ struct Setting {
     const std::int64_t per_round = micro_batch * data_ranks();
     return (global_batch + per_round - 1) / per_round;
   }
-  std::int64_t tokens() const { return micro_batch * sequence; }
+  std::int64_t local_sequence() const { return sequence / context_ranks(); }  // of each sequence, on a rank
+  std::int64_t tokens() const { return micro_batch * local_sequence(); }      // of a micro-batch, on a rank
   std::int64_t head_chunks() const { return (tokens() + head_chunk - 1) / head_chunk; }
   std::int64_t head_chunk_tokens(std::int64_t chunk) const {
     return std::min(head_chunk, tokens() - chunk * head_chunk);

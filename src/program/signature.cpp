@@ -38,6 +38,43 @@ struct Stream {
   Operand d_mid_out(std::int64_t l) const { return out(Value::kDMid, Value::kDMidSum, l); }
 };
 
+// Of the ring's step c.chunk.
+Signature ring_forward(const Program& p, const Compute& c) {
+  const std::int64_t l = c.layer, i = c.chunk;
+  const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
+  Signature s{{{Value::kQkv, l}}, {at(Value::kAttentionPart, i), at(Value::kLsePart, i)}};
+  if (i > 0)
+    s.reads.insert(s.reads.end(), {at(Value::kKeys, i), at(Value::kAttentionPart, i - 1), at(Value::kLsePart, i - 1)});
+  if (i + 1 == p.setting.context_ranks()) s.writes = {{Value::kAttention, l}, {Value::kLse, l}};
+  return s;
+}
+Signature ring_backward(const Compute& c) {
+  const std::int64_t l = c.layer, i = c.chunk;
+  const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
+  Signature s{{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}},
+              {at(Value::kDQuery, i), at(Value::kDKeys, i)}};
+  if (i > 0) s.reads.insert(s.reads.end(), {at(Value::kKeys, i), at(Value::kDQuery, i - 1)});
+  return s;
+}
+// The first step of keys leaves the rank's own beside each other too. A step of gradients adds what came before to what
+// this rank makes of the same keys, which uses that up, and passes on the sum; the last brings it home, into
+// q|k|v beside those of the queries.
+Signature shift(const Program& p, const Shift& o) {
+  const std::int64_t l = o.layer, i = o.step;
+  const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
+  if (o.moves == Moves::kKeys) {
+    if (i == 1) return {{{Value::kQkv, l}}, {at(Value::kKeys, 0), at(Value::kKeys, 1)}};
+    return {{at(Value::kKeys, i - 1)}, {at(Value::kKeys, i)}};
+  }
+  Signature s{{at(Value::kDKeys, i - 1)}, {at(Value::kDKeysIn, i)}};
+  if (i > 1) s.reads.push_back(at(Value::kDKeysIn, i - 1));
+  if (i == p.setting.context_ranks()) {
+    s.reads.push_back(at(Value::kDQuery, i - 1));
+    s.writes.push_back({Value::kDQkv, l});
+  }
+  return s;
+}
+
 Signature forward(const Program& p, const Compute& c, int unit) {
   const Stream stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
@@ -46,8 +83,12 @@ Signature forward(const Program& p, const Compute& c, int unit) {
       return {{{Value::kIds}, {Value::kParam, unit}}, {stream.x_out(0)}};
     case Part::kNormQkv:
       return {{stream.x_in(l), {Value::kParam, unit}}, {{Value::kQkv, l}, {Value::kStats1, l}}};
-    case Part::kAttention:
-      return {{{Value::kQkv, l}}, {{Value::kAttention, l}, {Value::kLse, l}}};
+    case Part::kAttention: {
+      if (c.chunk >= 0) return ring_forward(p, c);
+      Signature s{{{Value::kQkv, l}}, {{Value::kAttention, l}, {Value::kLse, l}}};
+      if (p.setting.context() && !p.setting.ring()) s.reads.push_back({Value::kKeysAll, l});
+      return s;
+    }
     case Part::kOutProjection:
       return {{{Value::kAttention, l}, {Value::kResidual, l}, {Value::kParam, unit}}, {stream.mid_out(l)}};
     case Part::kNormUp:
@@ -89,9 +130,16 @@ Signature backward(const Program& p, const Compute& c, int unit) {
     case Part::kNormQkv:
       return backward_norm(stream, {Value::kDQkv, l}, stream.x_in(l), {Value::kStats1, l}, unit, Value::kDMid, l,
                            stream.d_x_out(l));
-    case Part::kAttention:
-      return {{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}},
-              {{Value::kDQkv, l}}};
+    case Part::kAttention: {
+      if (c.chunk >= 0) return ring_backward(c);
+      Signature s{{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}},
+                  {{Value::kDQkv, l}}};
+      if (p.setting.context() && !p.setting.ring()) {
+        s.reads.push_back({Value::kKeysAll, l});
+        s.writes = {{Value::kDQuery, l}, {Value::kDKeysAll, l}};
+      }
+      return s;
+    }
     case Part::kOutProjection:
       return {{stream.d_mid_in(l), {Value::kAttention, l}, {Value::kParam, unit}},
               {{Value::kDAttention, l}, {Value::kGrad, unit}}};
@@ -181,6 +229,8 @@ Exchanged exchanged(Moves moves) {
       return {Value::kDMid, Value::kDMidSum, Value::kDMidRows};
     case Moves::kHead:
     case Moves::kUnit:
+    case Moves::kKeys:
+    case Moves::kDKeys:
       break;
   }
   throw Error("tensor ranks exchange no {} so", name_of(moves));
@@ -196,6 +246,8 @@ Operand owned(const Program& p, bool gradient, int unit) {
 
 // Gradients on their way from whole sums of this rank to what it updates.
 Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
+  if (o.moves == Moves::kDKeys)
+    return {{{Value::kDKeysAll, o.layer}, {Value::kDQuery, o.layer}}, {{Value::kDQkv, o.layer}}};
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
     Signature s{{{e.sum, o.layer}}, {{e.kept, o.layer}}};
@@ -224,6 +276,7 @@ Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
 // Parameters on their way back: from what was updated to the shard, and from shards to the whole.
 Signature all_gather(const Program& p, const AllGather& o, int unit) {
   if (o.moves == Moves::kHead) return {{{Value::kHeadSums, o.layer}}, {{Value::kHeadSumsAll, o.layer}}};
+  if (o.moves == Moves::kKeys) return {{{Value::kQkv, o.layer}}, {{Value::kKeysAll, o.layer}}};
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
     return {{{e.kept, o.layer}}, {{e.rows, o.layer}}};
@@ -247,12 +300,13 @@ Signature optimizer(const Program& p, int unit) {
 }  // namespace
 
 std::string_view name_of(Value value) {
-  static constexpr std::array<std::string_view, 39> kNames{
-      "ids",       "labels", "x",           "stats1",      "qkv",        "lse",      "attn",      "mid",
-      "stats2",    "up",     "act",         "stats_final", "normed",     "d_normed", "losses",    "d_x",
-      "d_mid",     "d_act",  "d_up",        "d_attn",      "d_qkv",      "x_sum",    "mid_sum",   "d_x_sum",
-      "d_mid_sum", "x_rows", "mid_rows",    "d_x_rows",    "d_mid_rows", "logits",   "head_sums", "head_sums_all",
-      "param",     "grad",   "param_shard", "grad_shard",  "m",          "v",        "master"};
+  static constexpr std::array<std::string_view, 47> kNames{
+      "ids",       "labels",     "x",           "stats1",      "qkv",        "lse",       "attn",      "mid",
+      "stats2",    "up",         "act",         "stats_final", "normed",     "d_normed",  "losses",    "d_x",
+      "d_mid",     "d_act",      "d_up",        "d_attn",      "d_qkv",      "x_sum",     "mid_sum",   "d_x_sum",
+      "d_mid_sum", "x_rows",     "mid_rows",    "d_x_rows",    "d_mid_rows", "logits",    "head_sums", "head_sums_all",
+      "keys_all",  "d_keys_all", "keys",        "d_keys",      "d_keys_in",  "attn_part", "lse_part",  "d_query",
+      "param",     "grad",       "param_shard", "grad_shard",  "m",          "v",         "master"};
   if (value == Value::kScalars) return "scalars";
   return kNames.at(static_cast<std::size_t>(value));
 }
@@ -312,6 +366,7 @@ Signature signature(const Program& program, const Op& op, int unit) {
                         [&](const Receive& o) {
                           return Signature{{}, {{exchanged(o.moves).kept, o.layer}}};
                         },
+                        [&](const Shift& o) { return shift(program, o); },
                         [&](const ReduceScalars&) {
                           return Signature{{}, {{Value::kScalars}}};
                         },
@@ -322,7 +377,21 @@ Signature signature(const Program& program, const Op& op, int unit) {
                     op);
 }
 
+bool wide_partial(const Program& program, Value value) {
+  const bool partial =
+      value == Value::kAttentionPart || value == Value::kDQuery || value == Value::kDKeys || value == Value::kDKeysIn;
+  return partial && program.setting.ring() && size_of(program.setting.compute) < 4;
+}
+
 bool in_place(const Program& program, const Op& op, const Operand& write, const Operand& read) {
+  // Outputs of attention over some ranks' keys go on where they are, but from wide to narrow.
+  const auto goes_on = [&](Value part, Value whole) {
+    return read.value == part && (write.value == part || (write.value == whole && !wide_partial(program, part)));
+  };
+  if (goes_on(Value::kAttentionPart, Value::kAttention) || goes_on(Value::kLsePart, Value::kLse) ||
+      goes_on(Value::kDQuery, Value::kDQkv) || (read.value == Value::kDKeysIn && write.value == Value::kDKeysIn))
+    return true;
+  if (std::holds_alternative<Shift>(op)) return false;  // what passes on is sent while the next comes
   const bool apart = program.setting.pipeline.halves;
   const auto gradient = [](Value v) { return v == Value::kDResidual || v == Value::kDMid; };
   if (std::holds_alternative<Compute>(op))  // the residual gradient is added to where it is
@@ -330,8 +399,9 @@ bool in_place(const Program& program, const Op& op, const Operand& write, const 
            (gradient(write.value) || write.value == Value::kDResidualSum || write.value == Value::kDMidSum);
   if (const auto* reduce = std::get_if<AllReduce>(&op))
     return reduce->moves != Moves::kUnit || write.value == read.value;
-  if (const auto* scatter = std::get_if<ReduceScatter>(&op); scatter && scatter->moves != Moves::kUnit)
+  if (const auto* scatter = std::get_if<ReduceScatter>(&op); scatter && scatter->moves != Moves::kUnit) {
     return !apart && gradient(write.value) && gradient(read.value);
+  }
   return is_communication(op) && write.value == read.value;
 }
 
@@ -395,10 +465,20 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
       return stats;
     case Value::kQkv:
     case Value::kDQkv:
+    case Value::kDQuery:
       return n * a.qkv_size();
+    case Value::kKeys:
+    case Value::kDKeys:
+    case Value::kDKeysIn:
+      return n * 2 * a.kv_heads * a.head_dim;
+    case Value::kKeysAll:
+    case Value::kDKeysAll:
+      return s.context_ranks() * n * 2 * a.kv_heads * a.head_dim;
     case Value::kLse:
+    case Value::kLsePart:
       return n * a.heads;
     case Value::kAttention:
+    case Value::kAttentionPart:
     case Value::kDAttention:
       return n * a.query_size();
     case Value::kUp:
@@ -427,6 +507,7 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
 DType dtype_of(const Program& program, Value value) {
   const Setting& s = program.setting;
   const DType accurate = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
+  if (wide_partial(program, value)) return accurate;
   switch (value) {
     case Value::kIds:
     case Value::kLabels:
@@ -435,6 +516,7 @@ DType dtype_of(const Program& program, Value value) {
     case Value::kStats2:
     case Value::kStatsFinal:
     case Value::kLse:
+    case Value::kLsePart:
     case Value::kLosses:
     case Value::kLogits:
     case Value::kHeadSums:

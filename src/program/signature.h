@@ -48,6 +48,17 @@ enum class Value {
   kLogits,
   kHeadSums,
   kHeadSumsAll,
+  // Between context ranks: keys and values of a layer on all of them [ranks, N, 2*k*D], their gradients, and that of
+  // qkv of which only the queries are made.
+  // In a ring (`step` of it): what passes, and the outputs so far; in fp32 where compute is narrower.
+  kKeysAll,
+  kDKeysAll,
+  kKeys,
+  kDKeys,
+  kDKeysIn,  // as they come, without this rank's share
+  kAttentionPart,
+  kLsePart,
+  kDQuery,
   kParam,       // whole, of a unit; gathered where parameters are sharded
   kGrad,        // whole
   kParamShard,  // what the rank keeps of sharded parameters, and of sharded gradients
@@ -63,6 +74,7 @@ struct Operand {
   Value value{};
   std::int64_t layer = -1;
   Range range = Range::kAll;
+  std::int64_t step = 0;  // of a ring
   bool operator==(const Operand&) const = default;
 };
 
@@ -84,6 +96,8 @@ Range extent_of(const Program& program, const std::string& buffer);
 // Of the largest rank.
 std::int64_t elements_of(const Program& program, const Operand& operand);
 DType dtype_of(const Program& program, Value value);
+// Whether the value is a sum in the making that is kept wider than the compute dtype.
+bool wide_partial(const Program& program, Value value);
 // Whether an op must write a value in the place where it reads another.
 bool in_place(const Program& program, const Op& op, const Operand& write, const Operand& read);
 Lifetime lifetime_of(const Program& program, Value value);

@@ -33,20 +33,20 @@ std::string pipeline_text(const Setting& s) {
 
 std::string setting_to_text(const Setting& s) {
   return fmt::format(
-             "purpose={} dp_replicate={} dp_shard={} tp={} order={} sequence_parallel={} zero={} own_over_dp={} "
+             "purpose={} dp_replicate={} dp_shard={} cp={} tp={} order={} sequence_parallel={} zero={} own_over_dp={} "
              "prefetch={} "
              "recompute={} global_batch={} "
              "micro_batch={} sequence={} compute={} master={} "
              "reduce={} kernels={} "
-             "threads={} head_chunk={}",
-             s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.shards(), s.tensor_ranks(),
-             order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero, s.own_over_dp ? 1 : 0, s.prefetch,
-             text_of(s.recompute), s.global_batch, s.micro_batch, s.sequence, name_of(s.compute), name_of(s.master),
-             name_of(s.reduce),
+             "threads={} head_chunk={}{}",
+             s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.mesh[mesh::Axis::kDpShard],
+             s.context_ranks(), s.tensor_ranks(), order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero,
+             s.own_over_dp ? 1 : 0, s.prefetch, text_of(s.recompute), s.global_batch, s.micro_batch, s.sequence,
+             name_of(s.compute), name_of(s.master), name_of(s.reduce),
              s.kernels == arch::Kernels::kReference ? "reference"
              : s.kernels == arch::Kernels::kFused   ? "fused"
                                                     : "aten",
-             s.threads, s.head_chunk) +
+             s.threads, s.head_chunk, s.context() ? fmt::format(" context_form={}", name_of(s.context_form)) : "") +
          pipeline_text(s);
 }
 
@@ -94,6 +94,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.purpose = text("purpose") == "train" ? Purpose::kTrain : Purpose::kEvaluate;
   s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(integer("dp_replicate", 1, 1 << 20));
   s.mesh[mesh::Axis::kDpShard] = static_cast<int>(integer("dp_shard", 1, 1 << 20));
+  s.mesh[mesh::Axis::kCp] = static_cast<int>(integer("cp", 1, 1 << 16));
   s.mesh[mesh::Axis::kTp] = static_cast<int>(integer("tp", 1, 1 << 16));
   s.mesh[mesh::Axis::kPp] = static_cast<int>(integer("pp", 1, 1 << 16));
   std::int64_t ranks = 1;
@@ -111,6 +112,9 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
     s.pipeline.stage = static_cast<int>(integer("stage", 0, s.stages() - 1));
     if (values.count("layers")) s.pipeline.layers = layers_from_text(text("layers"), where);
   }
+  if (s.context())
+    s.context_form = named<ContextForm>(text("context_form"), std::array{ContextForm::kGather, ContextForm::kRing},
+                                        where, "context_form");
   s.order = mesh::parse_order(text("order"));
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -54,7 +56,7 @@ class Parser {
       const auto w = words(line);
       if (w.empty()) continue;
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "4") fail("expected 'molen-program 4'");
+        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "5") fail("expected 'molen-program 5'");
         versioned = true;
       } else {
         statement(line, w);
@@ -181,14 +183,18 @@ class Parser {
 
   Axis axis(std::map<std::string, std::string>& v) const { return choice<Axis>(take(v, "axis", ""), kAllAxes, "axis"); }
 
+  // Not at its boundaries.
+  static bool in_a_layer(Moves m) {
+    return m == Moves::kMid || m == Moves::kDMid || m == Moves::kKeys || m == Moves::kDKeys;
+  }
+
   template <class O>
   void moved(std::map<std::string, std::string>& v, O& o) const {
     o.moves = choice<Moves>(take(v, "moves", "unit"), kAllMoves, "value to move");
     if (o.moves != Moves::kUnit)
-      o.layer = number<std::int64_t>(take(v, "layer", ""), 0,
-                                     o.moves == Moves::kHead
-                                         ? program_.setting.head_chunks() - 1
-                                         : program_.arch.layers - (o.moves == Moves::kMid || o.moves == Moves::kDMid));
+      o.layer = number<std::int64_t>(
+          take(v, "layer", ""), 0,
+          o.moves == Moves::kHead ? program_.setting.head_chunks() - 1 : program_.arch.layers - in_a_layer(o.moves));
   }
 
   template <class M>
@@ -218,6 +224,8 @@ class Parser {
     if (pass == ComputePass::kWeights && !arch::has_halves(c.part)) fail(part + " has no half of its backward");
     if (arch::is_head(c.part))
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
+    if (c.part == arch::Part::kAttention && v.count("chunk"))
+      c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.context_ranks() - 1);
     c.accumulate = flag(v, "accumulate");
     return c;
   }
@@ -233,21 +241,33 @@ class Parser {
     if (name == "all_reduce") {
       AllReduce o{axis(v)};
       moved(v, o);
+      if (o.moves >= Moves::kHead) fail(fmt::format("{} are not summed so", name_of(o.moves)));
       return o;
     }
     if (name == "reduce_scatter") {
       ReduceScatter o{axis(v)};
       o.accumulate = flag(v, "accumulate");
       moved(v, o);
+      if (o.moves == Moves::kHead || o.moves == Moves::kKeys)
+        fail(fmt::format("{} are not summed so", name_of(o.moves)));
       return o;
     }
     if (name == "all_gather") {
       AllGather o{axis(v)};
       moved(v, o);
+      if (o.moves == Moves::kDKeys) fail("d_keys are not gathered");
       return o;
     }
     if (name == "send") return message<Send>(v);
     if (name == "receive") return message<Receive>(v);
+    if (name == "shift") {
+      Shift o{axis(v)};
+      moved(v, o);
+      if (o.moves != Moves::kKeys && o.moves != Moves::kDKeys) fail("a ring passes keys and d_keys on");
+      const int last = program_.setting.context_ranks() - (o.moves == Moves::kKeys ? 1 : 0);
+      o.step = number<std::int64_t>(take(v, "step", ""), 1, last);
+      return o;
+    }
     if (name == "reduce_scalars") {
       const Axis a = axis(v);
       const auto first = number<std::int64_t>(take(v, "first", ""), 0, kNumScalars - 1);

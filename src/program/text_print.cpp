@@ -51,6 +51,7 @@ std::string op_text(const Op& op) {
           [](const AllGather& o) { return fmt::format("all_gather axis={}{}", name_of(o.axis), moves_text(o)); },
           [](const Send& o) { return fmt::format("send peer={}{}", o.peer, moves_text(o)); },
           [](const Receive& o) { return fmt::format("receive peer={}{}", o.peer, moves_text(o)); },
+          [](const Shift& o) { return fmt::format("shift axis={}{} step={}", name_of(o.axis), moves_text(o), o.step); },
           [](const ReduceScalars& o) {
             return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
           },
@@ -78,7 +79,7 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 4\n";
+  std::string text = "molen-program 5\n";
   text += "arch " + arch::to_json(p.arch, arch::Choices::kNumbers).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
   const std::optional<Slots> slots = plan ? std::optional<Slots>(p) : std::nullopt;

@@ -24,22 +24,6 @@ PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& tim
   return result;
 }
 
-namespace {
-
-bool is_over(const Op& op, Axis axis) {
-  return std::visit(
-      [&](const auto& o) {
-        using O = std::decay_t<decltype(o)>;
-        if constexpr (requires { o.axis; })
-          return o.axis == axis;
-        else
-          return axis == Axis::kPp && (std::is_same_v<O, Send> || std::is_same_v<O, Receive>);
-      },
-      op);
-}
-
-}  // namespace
-
 Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis) {
   MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
               ops.size());
@@ -49,7 +33,7 @@ Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, A
   Overlap overlap;
   std::size_t first = 0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    if (!is_over(ops[i].step->op, axis)) continue;
+    if (axis_of(ops[i].step->op) != axis) continue;
     const OpTime& t = timeline.ops[i];
     overlap.seconds += t.seconds();
     while (first < compute.size() && compute[first].end_s <= t.start_s) ++first;
@@ -62,8 +46,8 @@ Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, A
 Payload payload_of(const std::vector<Expanded>& ops, Axis axis) {
   Payload payload;
   for (const Expanded& e : ops)
-    if (is_over(e.step->op, axis)) {
-      ++payload.calls;
+    if (axis_of(e.step->op) == axis) {
+      payload.calls += std::holds_alternative<Shift>(e.step->op) ? 2 : 1;
       payload.bytes += e.step->moved.value;
     }
   return payload;

@@ -36,10 +36,12 @@ struct Held {
   Value value{};
   std::int64_t layer = -1;
   std::int64_t micro_batch = -1;
+  std::int64_t step = 0;  // of a ring
   std::string text() const {
     if (!defined) return "nothing";
     std::string t(name_of(value));
     if (layer >= 0) t += fmt::format(" of layer {}", layer);
+    if (step > 0) t += fmt::format(", step {}", step);
     return t + fmt::format(", micro-batch {}", micro_batch);
   }
 };
@@ -116,7 +118,7 @@ class Verifier {
   }
 
   void structure() {
-    if (p_.setting.purpose == Purpose::kTrain && p_.setting.data_ranks() < 1) report_all("no ranks");
+    if (p_.setting.purpose == Purpose::kTrain && p_.setting.holders() < 1) report_all("no ranks");
     for (std::size_t b = 0; b < p_.bodies.size(); ++b)
       for (std::size_t k = 0; k < p_.bodies[b].steps.size(); ++k)
         for (const OpRef& ref : p_.bodies[b].steps[k].after) {
@@ -211,6 +213,10 @@ class Verifier {
   // The residual gradient is added to in place; nothing else may be written where an op still reads.
   void aliases(const Expanded& e, const Signature& want) {
     for (std::size_t w = 0; w < want.writes.size(); ++w)
+      for (std::size_t v = 0; v < w; ++v)
+        if (e.step->writes[w].buffer == e.step->writes[v].buffer)
+          report(e, "writes {} twice", p_.buffers[static_cast<std::size_t>(e.step->writes[w].buffer)].name);
+    for (std::size_t w = 0; w < want.writes.size(); ++w)
       for (std::size_t r = 0; r < want.reads.size(); ++r) {
         const bool stays = in_place(p_, e.step->op, want.writes[w], want.reads[r]);
         const bool same = e.step->writes[w].buffer == e.step->reads[r].buffer;
@@ -262,11 +268,11 @@ class Verifier {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     unread_.erase(use.buffer);
     const Held& now = held(use.buffer, e.micro_batch);
-    const bool right =
-        now.defined && now.value == want.value && now.layer == want.layer && now.micro_batch == e.micro_batch;
+    const bool right = now.defined && now.value == want.value && now.layer == want.layer &&
+                       now.micro_batch == e.micro_batch && now.step == want.step;
     if (!right) {
       report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name,
-             now.text(), Held{true, want.value, want.layer, e.micro_batch}.text());
+             now.text(), Held{true, want.value, want.layer, e.micro_batch, want.step}.text());
     } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != p_.setting.head_chunks()) {
       report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer],
              p_.setting.head_chunks());
@@ -279,14 +285,21 @@ class Verifier {
     // Each chunk of the head writes its part of one buffer; anything else in between would start it over.
     if (want.value == Value::kDNormed)
       chunks_in_[use.buffer] = now.defined && now.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
-    now = {true, want.value, want.layer, e.micro_batch};
-    if (want.value == Value::kParam && !unread_.emplace(use.buffer, where(p_, e)).second)
-      report(e, "gathers again what no op has read");
+    now = {true, want.value, want.layer, e.micro_batch, want.step};
+    if (brought(want) && !unread_.emplace(use.buffer, where(p_, e)).second)
+      report(e, "brings again what no op has read");
+  }
+
+  // From other ranks, to be read once at least. A ring begins with the rank's own keys, which stay where they are too,
+  // and ends with gradients that are home.
+  bool brought(const Operand& o) const {
+    return o.value == Value::kParam || o.value == Value::kKeysAll || (o.value == Value::kKeys && o.step > 0) ||
+           (o.value == Value::kDKeysIn && o.step < p_.setting.context_ranks());
   }
 
   void report_unread() {
     for (const auto& [buffer, gather] : unread_)
-      report_all("{}: gathers {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
+      report_all("{}: brings {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
     unread_.clear();
   }
 
@@ -319,19 +332,24 @@ class Verifier {
                        reduce(e, o.axis, false, false);
                    },
                    [&](const ReduceScatter& o) {
-                     if (o.moves != Moves::kUnit)
+                     if (o.moves == Moves::kDKeys)
+                       exchange_keys(e, o.axis, o.moves, false);
+                     else if (o.moves != Moves::kUnit)
                        exchange_rows(e, o);
                      else
                        reduce(e, o.axis, true, o.accumulate);
                    },
                    [&](const AllGather& o) {
-                     if (o.moves != Moves::kUnit)
+                     if (o.moves == Moves::kKeys)
+                       exchange_keys(e, o.axis, o.moves, false);
+                     else if (o.moves != Moves::kUnit)
                        exchange(e, o.axis, o.moves == Moves::kHead || p_.setting.sharded_rows());
                      else
                        gather(e, o.axis);
                    },
                    [&](const Send& o) { message(e, 0, o.moves, o.layer); },
                    [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
+                   [&](const Shift& o) { exchange_keys(e, o.axis, o.moves, true); },
                    [&](const ReduceScalars& o) { reduce_scalars(e, o); },
                    [&](const Agree&) {
                      if (!clipped_) report(e, "decides before the sums are known");
@@ -346,6 +364,8 @@ class Verifier {
       report(e, "the vocabulary is {}", p_.setting.tensor() ? "cut over tensor ranks" : "whole on this rank");
     if ((c.part == arch::Part::kHead || c.part == arch::Part::kHeadLoss) && !chunks_.insert(c.chunk).second)
       report(e, "chunk {} of the head runs twice", c.chunk);
+    if (c.part == arch::Part::kAttention && (c.chunk >= 0) != p_.setting.ring())
+      report(e, "attention is made {}", p_.setting.ring() ? "step by step of a ring" : "at once");
     if (!is_backward(c.pass)) {
       if (c.accumulate) report(e, "accumulate is for backward ops");
       return;
@@ -428,6 +448,14 @@ class Verifier {
     if (!fits_layout)
       report(e, "the residual stream is {}", p_.setting.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
   }
+  void exchange_keys(const Expanded& e, Axis axis, Moves moves, bool ring) {
+    if (!p_.setting.context()) report(e, "there are no context ranks to exchange with");
+    if (ring != p_.setting.ring())
+      report(e, "context ranks {}", ring ? "gather keys and values" : "pass keys and values on in a ring");
+    if (axis != Axis::kCp) report(e, "keys and values are exchanged over the axis cp");
+    // Sums are made in what a rank has of them.
+    if (moves == Moves::kDKeys && !e.step->reads.empty()) held(e.step->reads[0].buffer, e.micro_batch) = {};
+  }
   void exchange_rows(const Expanded& e, const ReduceScatter& o) {
     exchange(e, o.axis, p_.setting.sharded_rows());
     const bool adds = o.moves == Moves::kDMid || (o.moves == Moves::kDResidual && o.layer < p_.arch.layers);
@@ -491,7 +519,7 @@ class Verifier {
       join_ends(e, u, *state, scatter);
       return;
     }
-    if (s.data_ranks() == 1) report(e, "there is nobody to reduce with");
+    if (s.holders() == 1) report(e, "there is nobody to reduce with");
     if (axis == Axis::kReplicate) {
       if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
       if (scatter != s.own_over_dp) report(e, "this layout wants {}", s.own_over_dp ? "reduce_scatter" : "all_reduce");
@@ -534,7 +562,7 @@ class Verifier {
     const int sums = must_exchange(u) ? reductions_needed(u) : 0;
     if (state.exchanged != sums || (sums > 0 && !state.in_sum)) return false;
     if (state.joined != (p_.shared_by_ends(u) ? 1 : 0)) return false;
-    if (s.data_ranks() == 1) return true;
+    if (s.holders() == 1) return true;
     if (state.delivered != expected_contributions(u)) return false;
     if (s.sharded_gradients())
       return state.reductions == reductions_needed(u) && state.replicated == (s.replicas() > 1 ? 1 : 0);
@@ -573,7 +601,7 @@ class Verifier {
   std::vector<Axis> axes_of_sum(std::int64_t scalar) const {
     const Setting& s = p_.setting;
     std::vector<Axis> axes;
-    if (s.data_ranks() > 1) {
+    if (s.holders() > 1) {
       if (scalar != kSumSquares)
         axes.push_back(Axis::kDp);
       else if (s.owns_part())
@@ -707,7 +735,7 @@ class Verifier {
   std::set<std::tuple<int, std::int64_t, std::int64_t>>
       inputs_;  // halves of backwards that have run: part, layer, micro-batch
   std::set<std::int64_t> chunks_, loaded_;
-  std::map<int, std::string> unread_;      // gathered parameters that wait for a reader, and who gathered them
+  std::map<int, std::string> unread_;      // what was brought from other ranks and waits for a reader, and by whom
   std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds
   std::array<std::vector<Axis>, kSumSquares + 1> summed_over_;
   bool scalars_zeroed_ = false, clipped_ = false, agreed_ = false;

@@ -27,7 +27,8 @@ Conditions conditions_of(const program::Setting& s, const std::string& communica
 Result<Costs> Calibration::find(const Conditions& wanted) const {
   std::string known;
   for (const Entry& e : entries) {
-    if (e.conditions == wanted) return Costs(e.costs, {e.cores.logical, wanted.ranks, wanted.threads});
+    if (e.conditions == wanted)
+      return Costs(e.costs, {e.cores.logical, wanted.ranks, wanted.threads}, wanted.communicator);
     known += "\n  " + e.conditions.text();
   }
   auto carried = extrapolate(*this, wanted);

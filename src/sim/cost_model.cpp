@@ -66,7 +66,7 @@ std::vector<double> features_of(const program::Program& p, const program::Step& 
         step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),
         log1(static_cast<double>(step.moved.value)),
         log1(static_cast<double>(p.setting.tokens())),
-        log1(static_cast<double>(p.setting.sequence)),
+        log1(static_cast<double>(p.setting.local_sequence())),
         compute->accumulate ? 1.0 : 0.0};
   return {1.0, log1(static_cast<double>(step.moved.value))};
 }

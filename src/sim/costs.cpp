@@ -37,16 +37,21 @@ double Costs::compute_seconds(const program::Program& p, const program::Step& st
 }
 
 double Costs::collective_seconds(const program::Program& p, const program::Step& step) const {
-  if (!collectives_) return compute_.seconds(p, step);
-  const auto& c = *collectives_;
   const std::string kind = program::kind_of(step.op);
   const double bytes = std::max(1.0, static_cast<double>(step.moved.value));
-  const double traffic = collective_traffic(kind, bytes, sharing_.ranks, c.communicator);
-  if (c.ranks == 0) return c.model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
+  // Among the ranks of the op's axis, where all of the measured ones had a part.
+  const auto axis = program::axis_of(step.op);
+  MOLEN_CHECK(axis, "{} is among no ranks", kind);
+  const int group = program::group_size(p.setting, *axis),
+            measured = collectives_ ? collectives_->ranks : sharing_.ranks;
+  const CostModel& model = collectives_ ? collectives_->model : compute_;
+  const double traffic = collective_traffic(kind, bytes, group, communicator_);
+  if (measured == 0) return model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
+  if (group == measured) return model.seconds(p, step);
   // Rounds of messages in which everyone's few bytes reach everyone; on threads each reads those of each other.
-  const auto rounds = [&](int ranks) { return c.communicator == "mpi" ? std::ceil(std::log2(ranks)) : ranks - 1.0; };
-  if (kind == "reduce_scalars") return c.model.seconds(p, step) * rounds(sharing_.ranks) / rounds(c.ranks);
-  return c.model.seconds(p, step) * traffic / collective_traffic(kind, bytes, c.ranks, c.communicator);
+  const auto rounds = [&](int ranks) { return communicator_ == "mpi" ? std::ceil(std::log2(ranks)) : ranks - 1.0; };
+  if (kind == "reduce_scalars") return model.seconds(p, step) * rounds(group) / rounds(measured);
+  return model.seconds(p, step) * traffic / collective_traffic(kind, bytes, measured, communicator_);
 }
 
 }  // namespace molen::sim

@@ -29,8 +29,9 @@ double collective_traffic(const std::string& kind, double bytes, int ranks, cons
 
 class Costs {
  public:
-  // As measured.
-  Costs(CostModel model, Sharing sharing) : compute_(std::move(model)), sharing_(sharing) {}
+  // As measured: with collectives among all ranks over that communicator.
+  Costs(CostModel model, Sharing sharing, std::string communicator)
+      : compute_(std::move(model)), sharing_(sharing), communicator_(std::move(communicator)) {}
 
   // Seconds of an op on cores of its own; throws UsageError for a kind that was not measured.
   double seconds(const program::Program& program, const program::Step& step) const;
@@ -47,6 +48,7 @@ class Costs {
 
   CostModel compute_;
   Sharing sharing_;
+  std::string communicator_;
   std::string extrapolated_;
 
   // A second measurement with other cores busy: an op's seconds grow as busy^g, g in [0, 1] by the two for each op.
@@ -61,7 +63,6 @@ class Costs {
   struct Collectives {
     CostModel model;
     int ranks = 0;
-    std::string communicator;
   };
   std::optional<Collectives> collectives_;
 };

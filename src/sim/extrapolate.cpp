@@ -27,7 +27,7 @@ class Extrapolation {
           "{} ranks of {} threads on {} cores: threads that wait for each other at every loop's end, without a core "
           "each, follow no rule",
           wanted_.ranks, wanted_.threads, sharing.cores)};
-    Costs costs(near.costs, sharing);
+    Costs costs(near.costs, sharing, wanted_.communicator);
     costs.extrapolated_ = near.conditions.text();
     add_contention(costs, near);
     if (wanted_.ranks > 1)
@@ -76,13 +76,13 @@ class Extrapolation {
       if (e->conditions.communicator == wanted_.communicator && e->conditions.ranks > 1) measured.push_back(e);
     if (!measured.empty()) {
       const Calibration::Entry& e = *nearest(measured);
-      costs.collectives_ = Costs::Collectives{e.costs, e.conditions.ranks, wanted_.communicator};
+      costs.collectives_ = Costs::Collectives{e.costs, e.conditions.ranks};
       costs.extrapolated_ += fmt::format("; collectives from {} ranks, by bytes moved", e.conditions.ranks);
       return true;
     }
     if (wanted_.communicator != "threads" || !near.costs.knows("optimizer_step"))
       return Failure{fmt::format("no collective of '{}' was measured", wanted_.communicator)};
-    costs.collectives_ = Costs::Collectives{near.costs, 0, wanted_.communicator};
+    costs.collectives_ = Costs::Collectives{near.costs, 0};
     costs.extrapolated_ += "; collectives at the optimizer step's memory rate";
     return true;
   }

@@ -73,14 +73,14 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
 
 TEST(CostModel, RefusesWhatItHasNotSeen) {
   const auto one = program_of(1, 0, 4), two = program_of(2, 0, 4);
-  const Costs model(CostModel::fit(samples_from({one}, 0.0)), {});
+  const Costs model(CostModel::fit(samples_from({one}, 0.0)), {}, "threads");
   EXPECT_THROW(simulate(two, program::expand(two), model), UsageError);
 }
 
 TEST(Simulate, StreamsOverlapAndEdgesHold) {
   const auto p = program_of(2, 1, 8);
   const auto ops = program::expand(p);
-  const Costs model(CostModel::fit(samples_from({p}, 0.0)), {});
+  const Costs model(CostModel::fit(samples_from({p}, 0.0)), {4, 2, 1}, "threads");
   const auto t = simulate(p, ops, model);
   double compute = 0.0, comm = 0.0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -135,7 +135,8 @@ TEST(Simulate, FullCoresDoAllWorkOneAfterTheOther) {
   const auto p = program_of(2, 0, 8);
   const auto ops = program::expand(p);
   const CostModel model = CostModel::fit(samples_from({p}, 0.0));
-  const auto free = simulate(p, ops, Costs(model, {4, 2, 1})), full = simulate(p, ops, Costs(model, {2, 2, 1}));
+  const auto free = simulate(p, ops, Costs(model, {4, 2, 1}, "threads")),
+             full = simulate(p, ops, Costs(model, {2, 2, 1}, "threads"));
   double work = 0.0, beside = 0.0;  // of one rank; what its compute stream does while collectives run
   for (const auto& t : full.ops) work += t.cpu_s;
   for (std::size_t i = 0; i < ops.size(); ++i)
@@ -155,6 +156,26 @@ TEST(Extrapolate, WhatWasMeasuredIsUsedAsItIs) {
     const auto p = program_of(e.conditions.ranks, 0, 4 * e.conditions.ranks);
     for (const auto& step : p.bodies[0].steps) EXPECT_EQ(costs.seconds(p, step), e.costs.seconds(p, step));
   }
+}
+
+TEST(Costs, CollectivesAreAmongTheRanksOfTheirAxis) {
+  const CostModel model = CostModel::fit(samples_from({program_of(4, 0, 16)}, 0.0));
+  auto a = arch::preset("llama-tiny");
+  program::Setting s;
+  s.mesh[mesh::Axis::kDpShard] = s.mesh[mesh::Axis::kTp] = 2;
+  s.global_batch = 16;
+  s.sequence = 64;
+  const auto p = program::build(a, s);
+  const Costs mpi(model, {4, 4, 1}, "mpi"), threads(model, {4, 4, 1}, "threads");
+  int seen = 0;
+  for (const auto& body : p.bodies)
+    for (const auto& step : body.steps)
+      if (std::holds_alternative<program::AllReduce>(step.op)) {
+        ++seen;
+        EXPECT_DOUBLE_EQ(mpi.seconds(p, step), model.seconds(p, step) * (1.0 / 2) / (3.0 / 4));
+        EXPECT_DOUBLE_EQ(threads.seconds(p, step), model.seconds(p, step));
+      }
+  EXPECT_GT(seen, 0);
 }
 
 TEST(Extrapolate, MoreRanksOnTheSameCoresAreNeverFaster) {
@@ -212,18 +233,22 @@ TEST(Extrapolate, CollectivesByBytesMoved) {
   EXPECT_DOUBLE_EQ(collective_traffic("reduce_scatter", 12.0, 3, "threads"), 16.0);
   Calibration c;
   c.replace(entry_of(2, "mpi", 1.0));
-  const auto p = program_of(4, 0, 16);
+  const auto p = program_of(4, 0, 16), q = program_of(2, 0, 8);
   const Costs two = c.costs({2, 1, "fp32", "fused", "mpi"}, "test"),
               four = c.costs({4, 1, "fp32", "fused", "mpi"}, "test");
   int reductions = 0;
-  for (const auto& body : p.bodies)
-    for (const auto& step : body.steps)
-      if (program::kind_of(step.op) == "all_reduce") {
+  for (std::size_t b = 0; b < p.bodies.size(); ++b)
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
+      const auto &of_four = p.bodies[b].steps[k], &of_two = q.bodies[b].steps[k];
+      const std::string kind = program::kind_of(of_four.op);
+      ASSERT_EQ(kind, program::kind_of(of_two.op));
+      if (kind == "all_reduce") {
         ++reductions;
-        EXPECT_NEAR(four.seconds(p, step) / two.seconds(p, step), 1.5, 1e-9);
-      } else if (program::kind_of(step.op) == "reduce_scalars") {
-        EXPECT_NEAR(four.seconds(p, step) / two.seconds(p, step), 2.0, 1e-9);  // rounds
+        EXPECT_NEAR(four.seconds(p, of_four) / two.seconds(q, of_two), 1.5, 1e-9);
+      } else if (kind == "reduce_scalars") {
+        EXPECT_NEAR(four.seconds(p, of_four) / two.seconds(q, of_two), 2.0, 1e-9);  // rounds
       }
+    }
   EXPECT_GT(reductions, 0);
 }
 
@@ -252,14 +277,15 @@ TEST(Simulate, RefusesStagesThatWaitForOthers) {
   s.global_batch = 4;
   s.sequence = 64;
   const auto p = program::build(a, s);
-  EXPECT_THROW(simulate(p, program::expand(p), Costs(CostModel::fit(samples_from({p}, 0.0)), {})), UsageError);
+  EXPECT_THROW(simulate(p, program::expand(p), Costs(CostModel::fit(samples_from({p}, 0.0)), {1, 1, 1}, "self")),
+               UsageError);
 }
 
 TEST(Simulate, RefusesCostsThatAreNoNumbers) {
   const auto p = program_of(1, 0, 4);
   Json json = CostModel::fit(samples_from({p}, 0.0)).to_json();
   for (auto& [kind, fit] : json["kinds"].items()) fit["weights"][0] = 1e300;
-  const Costs costs(CostModel::from_json(json, "test"), {});
+  const Costs costs(CostModel::from_json(json, "test"), {}, "self");
   EXPECT_THROW(simulate(p, program::expand(p), costs), UsageError);
 }
 

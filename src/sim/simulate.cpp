@@ -86,6 +86,16 @@ class Streams {
 
 }  // namespace
 
+std::optional<Unsimulated> unsimulated(const program::Setting& s) {
+  if (s.pipelined())
+    return Unsimulated{"parallel.pipeline",
+                       "the simulator knows one stage; stages that wait for each other are not built yet"};
+  if (s.ring())
+    return Unsimulated{"parallel.context_form",
+                       "messages along a ring are not calibrated; \"gather\" can be simulated"};
+  return std::nullopt;
+}
+
 program::Timeline simulate(const std::vector<program::Expanded>& ops, std::vector<double> work,
                            const Sharing& sharing) {
   MOLEN_CHECK(ops.size() == work.size(), "{} ops with the work of {}", ops.size(), work.size());
@@ -94,9 +104,7 @@ program::Timeline simulate(const std::vector<program::Expanded>& ops, std::vecto
 
 program::Timeline simulate(const program::Program& program, const std::vector<program::Expanded>& ops,
                            const Costs& costs) {
-  if (program.setting.pipelined())
-    throw UsageError(
-        "parallel.pipeline: the simulator knows one stage; stages that wait for each other are not built yet");
+  if (const auto not_yet = unsimulated(program.setting)) throw UsageError("{}: {}", not_yet->key, not_yet->why);
   std::vector<double> work;
   std::map<const program::Step*, double> cost;  // instances of a body share their steps
   for (const auto& op : ops) {

@@ -108,7 +108,7 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
   std::uint64_t position = 0;
   exec::StepInput input;
   input.load = [&](std::int32_t* ids, std::int32_t* labels) {
-    const std::int64_t n = p.setting.tokens();
+    const std::int64_t n = p.setting.micro_batch * p.setting.sequence;
     for (std::int64_t i = 0; i < n; ++i)
       ids[i] = static_cast<std::int32_t>(uniform_at(9, position++) * static_cast<double>(p.arch.vocabulary));
     for (std::int64_t i = 0; i < n; ++i) labels[i] = ids[(i + 1) % n];
@@ -207,7 +207,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
   for (const Trial& trial : trials) add_samples(trial, samples);
   sim::CostModel costs = sim::CostModel::fit(samples);
   const sim::Cores cores = cores_of(world);
-  const sim::Costs as_fitted(costs, {cores.logical, world.size(), o.threads});
+  const sim::Costs as_fitted(costs, {cores.logical, world.size(), o.threads}, communicator);
   std::vector<double> paces;
   for (const Trial& trial : trials) paces.push_back(pace_of(trial, as_fitted));
   costs.set_pace(median(paces));

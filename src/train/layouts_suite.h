@@ -66,7 +66,11 @@ struct Layout {
   std::string recomputed{};  // in the place of `recompute`: "attention,activation/2"
   int stages = 1;            // of a pipeline
   program::Pipeline pipeline{};
-  int ranks() const { return shards * replicas * tensor * stages; }
+  int context = 1;
+  program::ContextForm form = program::ContextForm::kGather;
+  std::int64_t sequence = 23;
+  std::string order{};  // of the axes, where it is not the default
+  int ranks() const { return shards * replicas * tensor * stages * context; }
   Layout recomputing(std::string what) const {
     Layout l = *this;
     l.recomputed = std::move(what);
@@ -93,10 +97,14 @@ inline program::Setting setting_of(const Layout& l, DType compute) {
   program::Setting s = setting_of(l.shards, l.zero, l.recompute, compute, l.micro);
   s.mesh[mesh::Axis::kDpReplicate] = l.replicas;
   s.mesh[mesh::Axis::kTp] = l.tensor;
+  s.mesh[mesh::Axis::kCp] = l.context;
+  s.sequence = l.sequence;
+  s.context_form = l.form;
   s.sequence_parallel = l.rows;
   s.mesh[mesh::Axis::kPp] = l.stages;
   s.pipeline = l.pipeline;
   if (!l.recomputed.empty()) s.recompute = program::recompute_from_text(l.recomputed);
+  if (!l.order.empty()) s.order = mesh::parse_order(l.order);
   s.own_over_dp = l.own_over_dp;
   s.prefetch = l.prefetch;
   return s;

@@ -86,6 +86,15 @@ Layout of_tensor_ranks(bool rows, int shards = 1, int zero = 0) {
   l.rows = rows;
   return l;
 }
+Layout of_context_ranks(program::ContextForm form) {
+  Layout l{1, 0, false, 3};
+  l.context = 2;
+  l.form = form;
+  l.sequence = 24;
+  return l;
+}
+const Layout kContext = of_context_ranks(program::ContextForm::kGather),
+             kRing = of_context_ranks(program::ContextForm::kRing);
 const Layout kTensor = of_tensor_ranks(false), kRows = of_tensor_ranks(true), kRowsGrads = of_tensor_ranks(true, 2, 2);
 
 std::vector<Mutant> mutants() {
@@ -175,6 +184,16 @@ std::vector<Mutant> mutants() {
       {"a residual gradient that is not added to", kRows,
        rewritten({"reduce_scatter axis=tp accumulate=1 moves=d_mid layer=1"}, " accumulate=1", "")},
       {"rows that stay sums", kRows, dropped("reduce_scatter", "mid.0")},
+      {"keys that are not gathered", kContext, dropped("all_gather", "qkv.1")},
+      {"keys of the layer before", kContext,
+       rewritten({"all_gather axis=cp moves=keys layer=1"}, "reads=qkv.1", "reads=qkv.0")},
+      {"gradients of one rank's keys", kContext, dropped("reduce_scatter", "d_keys_all")},
+      {"gradients of keys summed twice", kContext, doubled("reduce_scatter", "d_keys_all")},
+      {"a step of the ring left out", kRing, dropped("shift", "keys.1")},
+      {"a step of the ring made twice", kRing, doubled("shift", "keys.1")},
+      {"gradients that do not come home", kRing, dropped("shift", "d_keys_in")},
+      {"gradients passed on before they are made", kRing, moved("shift", "d_keys.0", "backward attention", "d_keys.0")},
+      {"a positions' part of the parameters' gradient", kContext, dropped("all_reduce", "grad.layer.1")},
       {"shards of shares: data before tensor ranks", kRowsGrads,
        [](const Program& p) {
          Program q = p;
@@ -209,8 +228,9 @@ TEST(Mutants, AreCaughtEveryOne) {
     const auto a = llama(m.tied);
     const Program sound = program::build(a, setting_of(m.layout, DType::kF64));
     ASSERT_TRUE(program::verify(sound).empty());
-    const Outcome reference =
-        train_threads(program::build(a, setting_of(Layout{1, 0, false, m.layout.micro}, DType::kF64)), 3);
+    Layout one{1, 0, false, m.layout.micro};
+    one.sequence = m.layout.sequence;
+    const Outcome reference = train_threads(program::build(a, setting_of(one, DType::kF64)), 3);
     std::string how;
     ASSERT_LE(off_by(sound, reference, how), 1.0);
     const Program broken = m.broken(sound);

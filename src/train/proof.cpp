@@ -212,8 +212,14 @@ Bounds bounds_of(const program::Program& p) {
   if (p.setting.compute == DType::kF64) return {1e-9, 1e-9, 1e-9, 1e-9};
   const double terms =
       static_cast<double>(p.setting.global_batch * p.setting.sequence) * static_cast<double>(p.arch.vocabulary);
-  const double rounding = p.setting.compute == DType::kBF16 ? 0x1p-9 : 0x1p-24;
-  const double bound = 8 * std::sqrt(terms) * rounding;
+  MOLEN_CHECK(p.setting.compute == DType::kF32, "no bound for {}", name_of(p.setting.compute));
+  const double bound = 8 * std::sqrt(terms) * 0x1p-24;
+  return {bound, bound, INFINITY, bound};
+}
+
+Bounds bounds_beside(const Outcome& exact, const Outcome& rounded) {
+  const Difference d = difference(exact, rounded);
+  const double bound = 4 * std::max({d.loss, d.norm, d.gradients});
   return {bound, bound, INFINITY, bound};
 }
 

@@ -55,11 +55,14 @@ Difference difference(const Outcome& a, const Outcome& b);
 struct Bounds {
   double loss, norm, parameters, gradients;
 };
-// fp64: 1e-9 after any number of steps (DESIGN section 3). Below: one step; a sum of n terms is off by about sqrt(n)
+// fp64: 1e-9 after any number of steps (DESIGN section 3). fp32: one step; a sum of n terms is off by about sqrt(n)
 // roundings (Higham, Accuracy and Stability of Numerical Algorithms, section 2.8) with n the longest sum of the model:
 // over the tokens of the batch and the vocabulary. Weights are not bounded there: AdamW divides by what may be
-// rounding.
+// rounding. Narrower types, of which no such bound says anything, throw Error.
 Bounds bounds_of(const program::Program& program);
+// Of narrower types: one step of one rank beside the same in fp64 tells how far rounding leads. Another order of the
+// same sums may lead as far elsewhere; four times that.
+Bounds bounds_beside(const Outcome& exact, const Outcome& rounded);
 
 // Names what of a failing layout differs first: the gradient of a parameter, in the order of the backward, or else a
 // parameter after the step, and the op of its stage's program that wrote it.

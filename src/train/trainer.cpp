@@ -179,7 +179,7 @@ class Loop {
     if (!s.sharded_parameters()) {  // every rank, or every group of stages and tensor ranks, has the whole model
       s.zero = 0;
       s.own_over_dp = false;
-      if (!s.tensor() && !s.pipelined()) s.mesh = mesh::kOne;
+      if (!s.tensor() && !s.pipelined() && !s.context()) s.mesh = mesh::kOne;
     }
     evaluator_ = std::make_unique<exec::Executor>(program::build(job_.arch, s), s.ranks() > 1 ? world_.rank() : 0,
                                                   devices_ ? devices_.get() : &world_, exec::Options{device(), false},
@@ -216,8 +216,12 @@ class Loop {
     world_.all_reduce(&largest, 1, DType::kI64, comm::Reduce::kMax);
     world_.all_reduce(&all, 1, DType::kI64, comm::Reduce::kSum);
     planned_peak_ = largest;
-    memory_ = {arena,           base_.total + Bytes(kLibraryPages), Bytes(4 * 2 * job_.setting.tokens() * 4),
-               base_.workspace, threads ? world_.size() : 1,        threads ? Bytes(all) : arena};
+    memory_ = {arena,
+               base_.total + Bytes(kLibraryPages),
+               Bytes(4 * 2 * job_.setting.micro_batch * job_.setting.sequence * 4),
+               base_.workspace,
+               threads ? world_.size() : 1,
+               threads ? Bytes(all) : arena};
     if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash, flops / world_.size());
     if (recorder_)
       for (const auto& note : inputs_.notes()) recorder_->note(note);
@@ -379,8 +383,8 @@ class Loop {
   // The same program through the other consumer: simulated with what `molen calibrate` measured, beside the median step
   // measured.
   void compare_with_prediction(std::int64_t rss) {
-    if (job_.setting.pipelined()) {
-      recorder_->note("no prediction: the simulator does not know pipelines yet");
+    if (const auto not_yet = sim::unsimulated(job_.setting)) {
+      recorder_->note(fmt::format("no prediction: {}: {}", not_yet->key, not_yet->why));
       return;
     }
     const auto calibration = sim::read_calibration(*job_.options.cluster);

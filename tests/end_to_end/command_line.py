@@ -107,6 +107,12 @@ for _ in range(100):
     kind = r.stderr.split("no measurement of '")[1].split("'")[0]
     entry["costs"]["kinds"][kind] = of_part if kind.split()[0] in ("forward", "backward", "recompute") else plain
 ok("a calibration was made", r.returncode == 0, r.stderr)
+# What cannot be simulated is said where it was asked for, and keeps no run from its end.
+RING = ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"]
+for shape, key in ((RING, "parallel.context_form"), (["--set", "parallel.pipeline=2"], "parallel.pipeline")):
+    refused(f"simulate: {key}", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", *shape, says=[key])
+    said = run("train", "run.toml", "--set", f"run.name={key}", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", *shape).stdout
+    ok(f"train: no prediction for {key}", f"no prediction: {key}" in said, said)
 for words in (
     ["runs", "list"], ["runs", "show", "runs/some"], ["runs", "compare", "runs/some", "runs/some"], ["runs", "flight", "runs/some"],
     ["model", "list"], ["model", "show", "gpt2"], ["doctor"], ["program", "run.toml"], ["simulate", "run.toml", "--cluster", "here.json"],

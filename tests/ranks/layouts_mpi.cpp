@@ -26,12 +26,12 @@ class LayoutsMpi : public ::testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
     const Layout& l = GetParam();
-    if (world().size() % (l.replicas * l.tensor * l.stages) != 0 || (l.replicas > 1 && world().size() < 4))
+    if (world().size() % (l.replicas * l.tensor * l.stages * l.context) != 0 || (l.replicas > 1 && world().size() < 4))
       GTEST_SKIP() << "not on " << world().size() << " ranks";
   }
   static Layout layout() {
     Layout l = GetParam();
-    l.shards = world().size() / l.replicas / l.tensor / l.stages;
+    l.shards = world().size() / l.replicas / l.tensor / l.stages / l.context;
     return l;
   }
   static std::vector<arch::Architecture> models() {
@@ -47,6 +47,11 @@ class LayoutsMpi : public ::testing::TestWithParam<Layout> {
     return {llama(false), llama(true), heads};
   }
   static program::Setting setting(DType compute) { return setting_of(layout(), compute); }
+  static program::Setting alone(DType compute) {
+    auto s = setting_of(1, 0, false, compute, 3);
+    s.sequence = GetParam().sequence;
+    return s;
+  }
 };
 
 TEST_P(LayoutsMpi, SameModelInDouble) {
@@ -54,7 +59,7 @@ TEST_P(LayoutsMpi, SameModelInDouble) {
   for (const auto& a : models()) {
     const Outcome many = run(world(), a, setting(DType::kF64), 10);
     if (world().rank() != 0) continue;  // rank 0 holds the losses
-    const Outcome one = run(*self, a, setting_of(1, 0, false, DType::kF64, 3), 10);
+    const Outcome one = run(*self, a, alone(DType::kF64), 10);
     const double error = difference(one, many).parameters;
     EXPECT_LE(error, 1e-9) << a.name << " tied " << a.tied;
     for (int i = 0; i < 10; ++i)
@@ -69,7 +74,7 @@ TEST_P(LayoutsMpi, OneStepInFloatWithinTheBound) {
   const Outcome many = run(world(), a, setting(DType::kF32), 1);
   if (world().rank() != 0) return;
   const auto self = comm::make_self();
-  const Outcome one = run(*self, a, setting_of(1, 0, false, DType::kF32, 3), 1);
+  const Outcome one = run(*self, a, alone(DType::kF32), 1);
   const Difference d = difference(one, many);
   const Bounds bounds = bounds_of(program::build(a, setting(DType::kF32)));
   EXPECT_GT(many.losses.at(0), 0);
@@ -109,6 +114,16 @@ INSTANTIATE_TEST_SUITE_P(Stages, LayoutsMpi,
                          ::testing::Values(piped(program::ScheduleKind::k1f1b, 1, 0),
                                            piped(program::ScheduleKind::kInterleaved, 2, 1),
                                            piped(program::ScheduleKind::kZbV, 2, 2)));
+Layout context(program::ContextForm form, int zero) {
+  Layout l{1, zero};
+  l.context = 2;
+  l.form = form;
+  l.sequence = 24;
+  return l;
+}
+INSTANTIATE_TEST_SUITE_P(Context, LayoutsMpi,
+                         ::testing::Values(context(program::ContextForm::kGather, 1),
+                                           context(program::ContextForm::kRing, 3)));
 INSTANTIATE_TEST_SUITE_P(Tensor, LayoutsMpi, ::testing::Values(tensor_ranks(0, true), tensor_ranks(3, false)));
 
 }  // namespace

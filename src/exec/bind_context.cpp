@@ -1,0 +1,188 @@
+#include "exec/bind_context.h"
+
+#include "arch/context_parallel.h"
+#include "model/context.h"
+
+namespace molen::exec {
+namespace {
+
+bool is_narrow(const at::Tensor& t) {
+  return t.element_size() < 4;
+}
+
+// In fp32 from the op's scratch: sums of a call for each rank's keys, which would be rounded at each.
+at::Tensor wide_rows(std::int64_t rows, std::int64_t columns, math::Scratch& scratch) {
+  return at::from_blob(scratch.take_bytes(rows * columns * 4), {rows, columns}, at::kFloat);
+}
+
+std::array<std::int64_t, 3> lse_shape(const Common& common) {
+  return {common.shape.batch, common.arch.heads, common.shape.sequence};
+}
+
+// Keys and values beside each other, as context ranks exchange them: those of rank r are [r] of `all`.
+struct KeyValues {
+  at::Tensor all_RNW, columns_NW;  // and where this rank's own stand, in q|k|v
+  KeyValues(const BindContext& c, int all, int qkv) {
+    const auto& a = c.program.local;
+    const std::int64_t n = c.program.setting.tokens(), width = 2 * a.kv_heads * a.head_dim;
+    all_RNW = c.flat(all).view({-1, n, width});
+    columns_NW = c.flat(qkv).view({n, -1}).narrow(1, a.query_size(), width);
+  }
+  std::vector<std::int64_t> counts() const {
+    return std::vector<std::int64_t>(static_cast<std::size_t>(all_RNW.size(0)), columns_NW.numel());
+  }
+};
+
+// Every other rank sends first; in an odd ring the last two of those wait for the first.
+void pass_on(comm::Communicator& ring, const at::Tensor& out, at::Tensor& in, DType dtype) {
+  const int ranks = ring.size(), next = (ring.rank() + 1) % ranks, before = (ring.rank() + ranks - 1) % ranks;
+  const bool sends_first = ring.rank() % 2 == 0;
+  if (sends_first) ring.send(out.data_ptr(), out.numel(), dtype, next);
+  ring.recv(in.data_ptr(), in.numel(), dtype, before);
+  if (!sends_first) ring.send(out.data_ptr(), out.numel(), dtype, next);
+}
+
+}  // namespace
+
+std::vector<PositionRun> positions_of(const program::Setting& s, const mesh::PerAxis& coordinates) {
+  if (!s.context()) return {};
+  return arch::context_runs(s.sequence, coordinates[mesh::Axis::kCp], s.context_ranks());
+}
+
+// Whole sequences, of which a context rank takes its positions and counts their tokens.
+Kernel bind_load_part(const BindContext& c, const program::Step& step) {
+  auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
+       scalars = c.flat(step.writes.at(2).buffer);
+  const auto& s = c.program.setting;
+  const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
+  return [=, batch = s.micro_batch, count = s.micro_batch * s.sequence, runs = positions_of(s, c.coordinates)](
+             RunState& run, math::Scratch&) mutable {
+    run.ids.resize(static_cast<std::size_t>(count));
+    run.labels.resize(static_cast<std::size_t>(count));
+    run.input->load(run.ids.data(), run.labels.data());
+    model::take_rows(batch, runs, at::from_blob(run.ids.data(), {count}, at::kInt), ids);
+    model::take_rows(batch, runs, at::from_blob(run.labels.data(), {count}, at::kInt), labels);
+    if (!counted) return;
+    std::int64_t valid = 0;
+    for (std::int64_t b = 0; b < batch; ++b)
+      for (const PositionRun& r : runs)
+        for (std::int64_t t = r.first; t < r.last; ++t)
+          valid += run.labels[static_cast<std::size_t>(b * (count / batch) + t)] >= 0;
+    if (scalars.device().is_cpu())
+      scalars.data_ptr<double>()[program::kValidTokens] += static_cast<double>(valid);
+    else
+      scalars.select(0, program::kValidTokens).add_(static_cast<double>(valid));
+  };
+}
+
+Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
+  const KeyValues keys(c, step.writes.at(0).buffer, step.reads.at(0).buffer);
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  return [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts()](RunState&, math::Scratch&) mutable {
+    own.copy_(keys.columns_NW);
+    group->all_gather(own.data_ptr(), keys.all_RNW.data_ptr(), counts, dtype);
+  };
+}
+
+// The gradients of every rank's keys and values, summed over ranks, go to that rank.
+Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
+  const KeyValues keys(c, step.reads.at(0).buffer, step.writes.at(0).buffer);
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.reads[0].buffer)].dtype;
+  return [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts(), columns = keys.columns_NW](
+             RunState&, math::Scratch&) mutable {
+    group->reduce_scatter(keys.all_RNW.data_ptr(), own.data_ptr(), counts, dtype, comm::Reduce::kSum);
+    columns.copy_(own);
+  };
+}
+
+Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communicator* ring) {
+  const auto& op = std::get<program::Shift>(step.op);
+  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes.at(0).buffer)].dtype;
+  if (op.moves == program::Moves::kKeys && op.step == 1) {
+    const KeyValues keys(c, step.writes[0].buffer, step.reads.at(0).buffer);
+    return
+        [=, own = keys.all_RNW.select(0, 0), in = c.flat(step.writes.at(1).buffer)](RunState&, math::Scratch&) mutable {
+          own.copy_(keys.columns_NW);
+          pass_on(*ring, own, in, dtype);
+        };
+  }
+  auto out = c.flat(step.reads.at(0).buffer), in = c.flat(step.writes[0].buffer);
+  if (op.moves == program::Moves::kKeys)
+    return [=](RunState&, math::Scratch&) mutable { pass_on(*ring, out, in, dtype); };
+  const bool adds = op.step > 1;
+  if (op.step < ring->size())
+    return [=](RunState&, math::Scratch&) mutable {
+      if (adds) out.add_(in);
+      pass_on(*ring, out, in, dtype);
+    };
+  // Home: beside the gradient of the queries.
+  const KeyValues keys(c, step.writes[0].buffer, step.writes.at(1).buffer);
+  const std::int64_t n = c.program.setting.tokens(), queries = c.program.local.query_size();
+  auto d_qkv = c.flat(step.writes[1].buffer).view({n, -1}), made = c.flat(step.reads.at(2).buffer).view({n, -1});
+  const bool apart = step.reads[2].buffer != step.writes[1].buffer;
+  return [=, home = keys.all_RNW.select(0, 0), columns = keys.columns_NW](RunState&, math::Scratch&) mutable {
+    if (adds) out.add_(in);
+    pass_on(*ring, out, in, dtype);
+    if (apart) d_qkv.narrow(1, 0, queries).copy_(made.narrow(1, 0, queries));
+    columns.copy_(home);
+  };
+}
+
+Kernel bind_gathered_attention(const Operands& o, const Common& common, const program::Compute& op,
+                               const program::Setting& setting) {
+  const int ranks = setting.context_ranks();
+  std::vector<std::vector<PositionRun>> keys;
+  for (int r = 0; r < ranks; ++r) keys.push_back(arch::context_runs(setting.sequence, r, ranks));
+  const std::int64_t queries = common.arch.query_size();
+  const std::array<std::int64_t, 3> of_all{ranks, o.tokens(), 2 * common.arch.kv_heads * common.arch.head_dim};
+  const auto at_rank = [](const at::Tensor& all, std::size_t r) { return all.select(0, static_cast<std::int64_t>(r)); };
+  if (!program::is_backward(op.pass)) {
+    auto qkv = o.read_rows(0), kv = o.read(1, of_all), out = o.write_rows(0), lse = o.write(1, lse_shape(common));
+    return [=](RunState&, math::Scratch& s) mutable {
+      at::Tensor sum = is_narrow(out) ? wide_rows(out.size(0), queries, s) : out;
+      for (std::size_t r = 0; r < keys.size(); ++r)
+        model::context_attention_forward(common.context(s), qkv, at_rank(kv, r), keys[r], r == 0, sum, lse);
+      if (is_narrow(out)) out.copy_(sum);
+    };
+  }
+  auto d_o = o.read_rows(0), qkv = o.read_rows(1), out = o.read_rows(2), lse = o.read(3, lse_shape(common)),
+       kv = o.read(4, of_all), d_qkv = o.write_rows(0), d_kv = o.write(1, of_all);
+  return [=](RunState&, math::Scratch& s) mutable {
+    at::Tensor sum = is_narrow(d_qkv) ? wide_rows(d_qkv.size(0), queries, s) : d_qkv;
+    for (std::size_t r = 0; r < keys.size(); ++r) {
+      at::Tensor d_keys = at_rank(d_kv, r);
+      model::context_attention_backward(common.context(s), d_o, qkv, at_rank(kv, r), keys[r], out, lse, r > 0, false,
+                                        sum, d_keys);
+    }
+    if (is_narrow(d_qkv)) d_qkv.narrow(1, 0, queries).copy_(sum);
+  };
+}
+
+Kernel bind_ring_attention(const Operands& o, const Common& common, const program::Compute& op,
+                           const program::Setting& setting, const mesh::PerAxis& coordinates) {
+  const int ranks = setting.context_ranks(), step = static_cast<int>(op.chunk);
+  MOLEN_CHECK(step >= 0 && step < ranks, "step {} of a ring of {}", step, ranks);
+  const auto keys = arch::context_runs(setting.sequence, (coordinates[mesh::Axis::kCp] + ranks - step) % ranks, ranks);
+  const bool first = step == 0;
+  const std::array<std::int64_t, 2> rows{o.tokens(), 2 * common.arch.kv_heads * common.arch.head_dim};
+  if (!program::is_backward(op.pass)) {
+    auto qkv = o.read_rows(0), out = o.write_rows(0), lse = o.write(1, lse_shape(common));
+    auto kv = first ? at::Tensor() : o.read(1, rows), sum = first ? out : o.read_rows(2);
+    return [=](RunState&, math::Scratch& s) mutable {
+      const model::Context context = common.context(s);
+      model::context_attention_forward(context, qkv, first ? model::key_value_columns(context, qkv) : kv, keys, first,
+                                       sum, lse);
+      if (out.scalar_type() != sum.scalar_type()) out.copy_(sum);
+    };
+  }
+  auto d_o = o.read_rows(0), qkv = o.read_rows(1), out = o.read_rows(2), lse = o.read(3, lse_shape(common)),
+       d_qkv = o.write_rows(0), d_kv = o.write(1, rows);
+  auto kv = first ? at::Tensor() : o.read(4, rows);
+  return [=](RunState&, math::Scratch& s) mutable {
+    const model::Context context = common.context(s);
+    model::context_attention_backward(context, d_o, qkv, first ? model::key_value_columns(context, qkv) : kv, keys, out,
+                                      lse, !first, false, d_qkv, d_kv);
+  };
+}
+
+}  // namespace molen::exec

@@ -1,0 +1,84 @@
+// What context ranks exchange for the attention of a layer.
+#include <map>
+#include <utility>
+
+#include "program/build.h"
+#include "program/build_detail.h"
+
+namespace molen::program::pass {
+namespace {
+
+class ContextExchanger {
+ public:
+  explicit ContextExchanger(Program& p) : p_(p) {}
+
+  void run(Body& body) {
+    held_ = -1;
+    for (Step& step : body.steps) {
+      const auto* c = std::get_if<Compute>(&step.op);
+      if (!c || c->part != arch::Part::kAttention)
+        steps_.push_back(std::move(step));
+      else if (p_.setting.ring())
+        ring(*c, step);
+      else
+        gathered(*c, step);
+    }
+    body.steps = std::move(steps_);
+  }
+
+ private:
+  // An op in the place of `whole`, or beside it, on the buffers that `whole` has: recomputation puts some elsewhere.
+  void add(Op op, const Compute& c, const Step& whole, Stream stream) {
+    Compute plain = c;
+    plain.chunk = -1;
+    const Signature of_whole = signature(p_, plain, -1);
+    std::map<int, int> actual;
+    const auto note = [&](const std::vector<Operand>& operands, const std::vector<Use>& uses) {
+      for (std::size_t i = 0; i < operands.size(); ++i) actual[detail::ensure_buffer(p_, operands[i])] = uses[i].buffer;
+    };
+    note(of_whole.reads, whole.reads);
+    note(of_whole.writes, whole.writes);
+    Step step = detail::make_step(p_, std::move(op), -1, whole.phase, stream);
+    for (auto* uses : {&step.reads, &step.writes})
+      for (Use& use : *uses)
+        if (const auto found = actual.find(use.buffer); found != actual.end()) use.buffer = found->second;
+    steps_.push_back(std::move(step));
+  }
+
+  void gathered(const Compute& c, const Step& whole) {
+    if (std::exchange(held_, c.layer) != c.layer)
+      add(AllGather{Axis::kCp, Moves::kKeys, c.layer}, c, whole, Stream::kDpComm);
+    steps_.push_back(whole);
+    if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, false, Moves::kDKeys, c.layer}, c, whole, Stream::kDpComm);
+  }
+
+  // Keys move on while the attention over those that are here is made, and gradients while those of the next are.
+  void ring(const Compute& c, const Step& whole) {
+    const int ranks = p_.setting.context_ranks();
+    // Two places hold the keys of two other ranks.
+    const bool there = std::exchange(held_, c.layer) == c.layer && ranks <= 3;
+    for (int i = 0; i < ranks; ++i) {
+      if (i + 1 < ranks && !there) add(Shift{Axis::kCp, Moves::kKeys, c.layer, i + 1}, c, whole, Stream::kDpComm);
+      Compute step = c;
+      step.chunk = i;
+      add(step, c, whole, Stream::kCompute);
+      if (is_backward(c.pass)) add(Shift{Axis::kCp, Moves::kDKeys, c.layer, i + 1}, c, whole, Stream::kDpComm);
+    }
+  }
+
+  Program& p_;
+  std::vector<Step> steps_;
+  // Whose keys the attention before has left: those of the last layer, or of one that is made again.
+  std::int64_t held_ = -1;
+};
+
+}  // namespace
+
+Program exchange_context(Program p) {
+  if (!p.setting.context()) return p;
+  for (Body& body : p.bodies) ContextExchanger(p).run(body);
+  detail::drop_unused_buffers(p);
+  return p;
+}
+
+}  // namespace molen::program::pass
