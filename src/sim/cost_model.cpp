@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/json_fields.h"
 
 namespace molen::sim {
 namespace {
@@ -50,7 +51,7 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
   fit.weights.assign(w.data(), w.data() + k);
   fit.center.assign(center.data(), center.data() + k);
   fit.residual = std::sqrt((y - xc * w).squaredNorm() / static_cast<double>(n));
-  fit.samples = static_cast<int>(n);
+  fit.samples = n;
   fit.typical_s = median(seconds);
   return fit;
 }
@@ -122,7 +123,8 @@ CostModel CostModel::from_json(const Json& json, std::string_view origin) {
     model.pace_ = pace;
     for (const auto& [kind, f] : json.at("kinds").items()) {
       Fit fit{f.at("weights").get<std::vector<double>>(), f.at("center").get<std::vector<double>>(),
-              f.at("residual").get<double>(), f.at("samples").get<int>(), f.at("typical_s").get<double>()};
+              f.at("residual").get<double>(), JsonFields(f, std::string(origin)).integer("samples"),
+              f.at("typical_s").get<double>()};
       if (fit.weights.empty() || fit.weights.size() != fit.center.size())
         throw UsageError("{}: damaged fit of '{}'", origin, kind);
       model.fits_[kind] = std::move(fit);

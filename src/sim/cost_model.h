@@ -28,7 +28,7 @@ std::vector<double> features_of(const program::Program& program, const program::
 struct Fit {
   std::vector<double> weights, center;
   double residual = 0.0;  // root mean square of log(measured / fitted) over the samples
-  int samples = 0;
+  std::int64_t samples = 0;
   double typical_s = 0.0;  // median measured seconds
 };
 
