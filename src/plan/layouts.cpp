@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 
 #include "arch/tensor_parallel.h"
@@ -188,22 +189,30 @@ std::vector<Pair> pairs_of(const Layout& layout) {
 }  // namespace
 
 std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts) {
-  std::vector<std::vector<Pair>> pairs;
-  std::set<Pair> missing;
-  for (const Layout& layout : layouts) {
-    pairs.push_back(pairs_of(layout));
-    missing.insert(pairs.back().begin(), pairs.back().end());
-  }
-  std::set<std::size_t> chosen;
-  while (!missing.empty()) {
-    std::size_t best = 0, most = 0;
-    for (std::size_t i = 0; i < layouts.size(); ++i) {
-      const auto fresh = static_cast<std::size_t>(
-          std::count_if(pairs[i].begin(), pairs[i].end(), [&](const Pair& p) { return missing.count(p) > 0; }));
-      if (fresh > most) most = fresh, best = i;
+  std::map<Pair, std::size_t> numbers;
+  std::vector<std::vector<std::size_t>> pairs, having;  // of a layout, and the layouts that have a pair
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    pairs.emplace_back();
+    for (const Pair& p : pairs_of(layouts[i])) {
+      const std::size_t number = numbers.emplace(p, numbers.size()).first->second;
+      pairs[i].push_back(number);
+      having.resize(numbers.size());
+      having[number].push_back(i);
     }
+  }
+  std::vector<bool> covered(having.size(), false);
+  std::vector<std::size_t> fresh;  // pairs of a layout that are not covered yet
+  for (const auto& p : pairs) fresh.push_back(p.size());
+  std::set<std::size_t> chosen;
+  while (!fresh.empty()) {
+    const auto best = static_cast<std::size_t>(std::max_element(fresh.begin(), fresh.end()) - fresh.begin());
+    if (fresh[best] == 0) break;
     chosen.insert(best);
-    for (const Pair& p : pairs[best]) missing.erase(p);
+    for (const std::size_t p : pairs[best])
+      if (!covered[p]) {
+        covered[p] = true;
+        for (const std::size_t i : having[p]) --fresh[i];
+      }
   }
   std::vector<Layout> few;
   for (const std::size_t i : chosen) few.push_back(layouts[i]);
