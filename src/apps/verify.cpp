@@ -166,15 +166,20 @@ train::ReadSamples samples_of(const config::Config& c, const program::Setting& s
   std::vector<data::DataEntry> entries;
   for (const auto& e : c.data.train) entries.push_back({e.path, e.weight, e.languages});
   const auto set = std::make_shared<data::Dataset>(entries, static_cast<std::uint64_t>(c.data.seed), options);
-  return [set, sequence = s.sequence, micro = s.micro_batch](std::int64_t first, std::int64_t count, std::int32_t* ids,
-                                                             std::int32_t* labels) {
+  return [set, sequence = s.sequence, micro = s.micro_batch](std::int64_t first, std::int64_t count,
+                                                             const exec::MicroBatch& to) {
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(sequence) + 1);
-    std::fill(ids, ids + micro * sequence, 0);
-    std::fill(labels, labels + micro * sequence, -1);
+    std::fill(to.ids, to.ids + micro * sequence, 0);
+    std::fill(to.labels, to.labels + micro * sequence, -1);
+    if (to.document_start) std::fill(to.document_start, to.document_start + micro * sequence, 0);
     for (std::int64_t row = 0; row < count; ++row) {
       set->read(first + row, tokens);
-      std::copy(tokens.begin(), tokens.end() - 1, ids + row * sequence);
-      std::copy(tokens.begin() + 1, tokens.end(), labels + row * sequence);
+      std::copy(tokens.begin(), tokens.end() - 1, to.ids + row * sequence);
+      std::copy(tokens.begin() + 1, tokens.end(), to.labels + row * sequence);
+      if (to.document_start)
+        data::document_starts(std::span(tokens).first(static_cast<std::size_t>(sequence)),
+                              set->end_of_text(first + row),
+                              {to.document_start + row * sequence, static_cast<std::size_t>(sequence)});
     }
     return count * sequence;
   };

@@ -49,6 +49,7 @@ struct DataTable {
   std::vector<DataSource> train, validation;
   std::optional<std::string> tokenizer;
   std::int64_t sequence_length = 512;
+  bool document_mask = false;
   std::int64_t seed = 0;
 };
 

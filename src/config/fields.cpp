@@ -52,6 +52,8 @@ std::vector<Field> data_fields() {
            "held-out data sets; loss is reported for each and by language"),
       make("data.tokenizer", m, &T::tokenizer, path(), e, "tokenizer.json; must be the one that prepared the data"),
       make("data.sequence_length", m, &T::sequence_length, positive(), e, "tokens of a training sequence"),
+      make("data.document_mask", m, &T::document_mask, boolean(), e,
+           "attention stays within a document where a sequence holds several; positions count on"),
       make("data.seed", m, &T::seed, natural(std::int64_t{1} << 53), e, "seed of the order of samples"),
   };
 }

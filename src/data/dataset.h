@@ -134,6 +134,9 @@ class ValidationSet {
   std::int64_t read(int language, std::int64_t window, std::span<std::int32_t> ids,
                     std::span<std::int32_t> labels) const;
 
+  // The token that ends the documents of a language.
+  std::int32_t end_of_text(int language) const { return streams_[static_cast<std::size_t>(language)]->end_of_text(); }
+
   // Bits per UTF-8 byte from the summed loss (nats) of `tokens` labels. Where only some windows were read, the bytes
   // are counted in proportion.
   double bits_per_byte(int language, double loss_sum, std::int64_t tokens) const;

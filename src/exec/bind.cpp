@@ -31,19 +31,21 @@ Kernel bind_load(const BindContext& c, const Step& step) {
   if (c.program.setting.context()) return bind_load_part(c, step);
   auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
        scalars = c.flat(step.writes.at(2).buffer);
-  const std::size_t count = static_cast<std::size_t>(ids.numel());
+  at::Tensor documents;
+  if (c.program.setting.document_mask) documents = c.flat(step.writes.at(3).buffer);
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   if (ids.device().is_cpu())
     return [=](RunState& run, math::Scratch&) {
-      const std::int64_t valid = run.input->load(ids.data_ptr<std::int32_t>(), labels.data_ptr<std::int32_t>());
+      const std::int64_t valid = run.input->load({ids.data_ptr<std::int32_t>(), labels.data_ptr<std::int32_t>(),
+                                                  documents.defined() ? documents.data_ptr<std::int32_t>() : nullptr});
       if (counted) scalars.data_ptr<double>()[program::kValidTokens] += static_cast<double>(valid);
     };
   return [=](RunState& run, math::Scratch&) mutable {
-    run.ids.resize(count);
-    run.labels.resize(count);
-    const std::int64_t valid = run.input->load(run.ids.data(), run.labels.data());
-    ids.copy_(at::from_blob(run.ids.data(), {ids.numel()}, at::kInt));
-    labels.copy_(at::from_blob(run.labels.data(), {labels.numel()}, at::kInt));
+    const MicroBatch host = run.staged(static_cast<std::size_t>(ids.numel()), documents.defined());
+    const std::int64_t valid = run.input->load(host);
+    ids.copy_(at::from_blob(host.ids, {ids.numel()}, at::kInt));
+    labels.copy_(at::from_blob(host.labels, {labels.numel()}, at::kInt));
+    if (documents.defined()) documents.copy_(at::from_blob(host.document_start, {documents.numel()}, at::kInt));
     if (counted) scalars.select(0, program::kValidTokens).add_(static_cast<double>(valid));
   };
 }

@@ -18,7 +18,14 @@ namespace molen::exec {
 struct RunState {
   const StepInput* input = nullptr;
   bool non_finite = false;
-  std::vector<std::int32_t> ids, labels;  // staging where the device is not the host
+  // A micro-batch that does not stay where it is loaded: for a device, or for a rank with part of each sequence.
+  std::vector<std::int32_t> ids, labels, document_start;
+  MicroBatch staged(std::size_t tokens, bool documents) {
+    ids.resize(tokens);
+    labels.resize(tokens);
+    document_start.resize(documents ? tokens : 0);
+    return {ids.data(), labels.data(), documents ? document_start.data() : nullptr};
+  }
 };
 
 struct BindContext {

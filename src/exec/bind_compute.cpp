@@ -207,6 +207,8 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
   }
   if (op.pass == program::ComputePass::kInput) common.half = model::Half::kInput;
   if (op.pass == program::ComputePass::kWeights) common.half = model::Half::kWeights;
+  if (op.part == Part::kAttention && setting.document_mask)
+    common.documents = operands.read_flat(step.reads.size() - 1);
   if (op.part == Part::kAttention && setting.context())
     return setting.ring() ? bind_ring_attention(operands, common, op, setting, context.coordinates)
                           : bind_gathered_attention(operands, common, op, setting);

@@ -54,14 +54,17 @@ Kernel bind_load_part(const BindContext& c, const program::Step& step) {
   auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
        scalars = c.flat(step.writes.at(2).buffer);
   const auto& s = c.program.setting;
+  at::Tensor documents;
+  if (s.document_mask) documents = c.flat(step.writes.at(3).buffer);
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   return [=, batch = s.micro_batch, count = s.micro_batch * s.sequence, runs = positions_of(s, c.coordinates)](
              RunState& run, math::Scratch&) mutable {
-    run.ids.resize(static_cast<std::size_t>(count));
-    run.labels.resize(static_cast<std::size_t>(count));
-    run.input->load(run.ids.data(), run.labels.data());
-    model::take_rows(batch, runs, at::from_blob(run.ids.data(), {count}, at::kInt), ids);
-    model::take_rows(batch, runs, at::from_blob(run.labels.data(), {count}, at::kInt), labels);
+    const MicroBatch whole = run.staged(static_cast<std::size_t>(count), documents.defined());
+    run.input->load(whole);
+    model::take_rows(batch, runs, at::from_blob(whole.ids, {count}, at::kInt), ids);
+    model::take_rows(batch, runs, at::from_blob(whole.labels, {count}, at::kInt), labels);
+    if (documents.defined())
+      model::take_rows(batch, runs, at::from_blob(whole.document_start, {count}, at::kInt), documents);
     if (!counted) return;
     std::int64_t valid = 0;
     for (std::int64_t b = 0; b < batch; ++b)

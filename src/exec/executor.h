@@ -18,9 +18,13 @@
 
 namespace molen::exec {
 
-// Fills one micro-batch of whole sequences: ids and labels [B*S] (label -1: not counted). Returns the number of counted
-// labels.
-using LoadMicroBatch = std::function<std::int64_t(std::int32_t* ids, std::int32_t* labels)>;
+// Where one micro-batch of whole sequences goes, [B*S] each. Label -1: not counted. `document_start`: for each token
+// the position of its sequence where its document begins; null where the program masks no documents.
+struct MicroBatch {
+  std::int32_t *ids, *labels, *document_start = nullptr;
+};
+// Fills it and returns the number of counted labels.
+using LoadMicroBatch = std::function<std::int64_t(const MicroBatch&)>;
 
 struct StepInput {
   std::int64_t step = 1;   // counts optimizer steps from 1

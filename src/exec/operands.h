@@ -100,8 +100,9 @@ struct Common {
   model::Share share;
   std::vector<PositionRun> positions;  // of a context rank
   model::Half half = model::Half::kBoth;
+  at::Tensor documents{};  // of attention within them: where they begin
   model::Context context(math::Scratch& scratch) const {
-    return {arch, shape, scratch, accumulate, share, half, positions};
+    return {arch, shape, scratch, accumulate, share, half, positions, documents.defined() ? &documents : nullptr};
   }
 };
 

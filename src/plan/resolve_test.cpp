@@ -117,6 +117,7 @@ TEST(Setting, ContextRanksOnAMesh) {
   EXPECT_EQ(with({"parallel.context=8", "parallel.sharding=HYBRID_SHARD", "parallel.data_shard=1"}).shards(), 8);
   eight.cuda = true;
   refused({"parallel.context=2"}, "on cuda is not built yet");
+  refused({"data.document_mask=true"}, "true on cuda is not built yet");
 }
 
 TEST(Setting, ShardingNamesAreStagesOnAMesh) {

@@ -221,7 +221,8 @@ class MicroBatch {
   void stage_bodies(const Chunk& chunk) {
     const std::string number = std::to_string(chunk.global_stage);
     begin("forward." + number);
-    if (chunk.embed || (chunk.head && !train_)) load();
+    // Where documents are masked every stage reads them, from its first forward on.
+    if (chunk.embed || (chunk.head && !train_) || p_.setting.document_mask) load();
     forward(chunk);
     const bool halves = p_.setting.pipeline.halves;
     if (train_) begin("backward." + number);
@@ -249,7 +250,7 @@ class MicroBatch {
   void add(arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk = -1) {
     p_.bodies.back().steps.push_back(detail::compute_step(p_, part, pass, layer, chunk, train_ ? "" : "slot"));
   }
-  // Once on a stage that has both ends.
+  // Once on a stage.
   void load() {
     if (!std::exchange(loaded_, true)) add(LoadBatch{!p_.has_head()}, Phase::kData);
   }

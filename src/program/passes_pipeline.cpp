@@ -81,11 +81,12 @@ class Stage {
 
   // The loader gives micro-batches one after the other.
   void check_loads(const Schedule& schedule) const {
-    if (!p_.embeds() && !p_.has_head()) return;
+    const bool first_loads = p_.embeds() || p_.setting.document_mask;
+    if (!first_loads && !p_.has_head()) return;
     int next = 0;
     for (const Action& a : schedule.order[static_cast<std::size_t>(at_.stage)]) {
       const Chunk& chunk = p_.chunks[static_cast<std::size_t>(a.chunk)];
-      const bool loads = p_.embeds() ? chunk.embed && is_forward(a.kind)
+      const bool loads = first_loads ? a.chunk == 0 && is_forward(a.kind)
                                      : chunk.head && !is_forward(a.kind) && a.kind != ActionKind::kBackwardWeight;
       if (loads && a.micro_batch != next++)
         throw UsageError("parallel.schedule: stage {} has to begin its micro-batches in ascending order", at_.stage);

@@ -85,6 +85,7 @@ struct Setting {
   std::int64_t global_batch = 1;  // sequences
   std::int64_t micro_batch = 1;   // sequences
   std::int64_t sequence = 1;      // tokens
+  bool document_mask = false;     // attention stays within the documents of a sequence
   DType compute = DType::kF32;
   DType master = DType::kF32;  // weights that the optimizer updates; differs from compute in bf16
   DType reduce = DType::kF32;  // gradients

@@ -213,6 +213,19 @@ Signature backward_weights(const Program& p, const Compute& c, int unit) {
   }
 }
 
+Signature compute(const Program& p, const Compute& c, int unit) {
+  switch (c.pass) {
+    case ComputePass::kBackward:
+      return backward(p, c, unit);
+    case ComputePass::kInput:
+      return backward_input(p, c, unit);
+    case ComputePass::kWeights:
+      return backward_weights(p, c, unit);
+    default:
+      return forward(p, c, unit);
+  }
+}
+
 // The three states of what tensor ranks exchange.
 struct Exchanged {
   Value kept, sum, rows;
@@ -300,13 +313,13 @@ Signature optimizer(const Program& p, int unit) {
 }  // namespace
 
 std::string_view name_of(Value value) {
-  static constexpr std::array<std::string_view, 47> kNames{
-      "ids",       "labels",     "x",           "stats1",      "qkv",        "lse",       "attn",      "mid",
-      "stats2",    "up",         "act",         "stats_final", "normed",     "d_normed",  "losses",    "d_x",
-      "d_mid",     "d_act",      "d_up",        "d_attn",      "d_qkv",      "x_sum",     "mid_sum",   "d_x_sum",
-      "d_mid_sum", "x_rows",     "mid_rows",    "d_x_rows",    "d_mid_rows", "logits",    "head_sums", "head_sums_all",
-      "keys_all",  "d_keys_all", "keys",        "d_keys",      "d_keys_in",  "attn_part", "lse_part",  "d_query",
-      "param",     "grad",       "param_shard", "grad_shard",  "m",          "v",         "master"};
+  static constexpr std::array<std::string_view, 48> kNames{
+      "ids",           "labels",    "documents",  "x",           "stats1",      "qkv",        "lse",       "attn",
+      "mid",           "stats2",    "up",         "act",         "stats_final", "normed",     "d_normed",  "losses",
+      "d_x",           "d_mid",     "d_act",      "d_up",        "d_attn",      "d_qkv",      "x_sum",     "mid_sum",
+      "d_x_sum",       "d_mid_sum", "x_rows",     "mid_rows",    "d_x_rows",    "d_mid_rows", "logits",    "head_sums",
+      "head_sums_all", "keys_all",  "d_keys_all", "keys",        "d_keys",      "d_keys_in",  "attn_part", "lse_part",
+      "d_query",       "param",     "grad",       "param_shard", "grad_shard",  "m",          "v",         "master"};
   if (value == Value::kScalars) return "scalars";
   return kNames.at(static_cast<std::size_t>(value));
 }
@@ -332,20 +345,15 @@ int unit_of_part(const Program& program, Part part, std::int64_t layer) {
 Signature signature(const Program& program, const Op& op, int unit) {
   return std::visit(Match{
                         [&](const Compute& c) {
-                          const int u = unit_of_part(program, c.part, c.layer);
-                          switch (c.pass) {
-                            case ComputePass::kBackward:
-                              return backward(program, c, u);
-                            case ComputePass::kInput:
-                              return backward_input(program, c, u);
-                            case ComputePass::kWeights:
-                              return backward_weights(program, c, u);
-                            default:
-                              return forward(program, c, u);
-                          }
+                          Signature s = compute(program, c, unit_of_part(program, c.part, c.layer));
+                          if (c.part == Part::kAttention && program.setting.document_mask)
+                            s.reads.push_back({Value::kDocuments});
+                          return s;
                         },
                         [&](const LoadBatch&) {
-                          return Signature{{}, {{Value::kIds}, {Value::kLabels}, {Value::kScalars}}};
+                          Signature s{{}, {{Value::kIds}, {Value::kLabels}, {Value::kScalars}}};
+                          if (program.setting.document_mask) s.writes.push_back({Value::kDocuments});
+                          return s;
                         },
                         [&](const ZeroFill&) {
                           return unit >= 0 ? Signature{{}, {{Value::kGrad, unit}}} : Signature{{}, {{Value::kScalars}}};
@@ -435,6 +443,7 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
   switch (operand.value) {
     case Value::kIds:
     case Value::kLabels:
+    case Value::kDocuments:
     case Value::kLosses:
       return n;
     case Value::kResidual:
@@ -511,6 +520,7 @@ DType dtype_of(const Program& program, Value value) {
   switch (value) {
     case Value::kIds:
     case Value::kLabels:
+    case Value::kDocuments:
       return DType::kI32;
     case Value::kStats1:
     case Value::kStats2:

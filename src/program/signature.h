@@ -13,8 +13,9 @@ namespace molen::program {
 // Letters as in arch/parts.h. `layer` of an operand is the layer l, or the unit's index for kParam .. kMaster.
 enum class Value {
   kIds,
-  kLabels,    // i32 [N]
-  kResidual,  // x_Nd: input of layer l; l = L is the input of the final norm
+  kLabels,     // i32 [N]
+  kDocuments,  // i32 [N]: the position where the document of each token begins
+  kResidual,   // x_Nd: input of layer l; l = L is the input of the final norm
   kStats1,
   kQkv,
   kLse,

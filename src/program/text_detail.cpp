@@ -36,13 +36,13 @@ std::string setting_to_text(const Setting& s) {
              "purpose={} dp_replicate={} dp_shard={} cp={} tp={} order={} sequence_parallel={} zero={} own_over_dp={} "
              "prefetch={} "
              "recompute={} global_batch={} "
-             "micro_batch={} sequence={} compute={} master={} "
+             "micro_batch={} sequence={} document_mask={} compute={} master={} "
              "reduce={} kernels={} "
              "threads={} head_chunk={}{}",
              s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.mesh[mesh::Axis::kDpShard],
              s.context_ranks(), s.tensor_ranks(), order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero,
              s.own_over_dp ? 1 : 0, s.prefetch, text_of(s.recompute), s.global_batch, s.micro_batch, s.sequence,
-             name_of(s.compute), name_of(s.master), name_of(s.reduce),
+             s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master), name_of(s.reduce),
              s.kernels == arch::Kernels::kReference ? "reference"
              : s.kernels == arch::Kernels::kFused   ? "fused"
                                                     : "aten",
@@ -128,6 +128,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.global_batch = integer("global_batch", 1, std::int64_t{1} << 40);
   s.micro_batch = integer("micro_batch", 1, std::int64_t{1} << 30);
   s.sequence = integer("sequence", 1, std::int64_t{1} << 30);
+  s.document_mask = integer("document_mask", 0, 1) == 1;
   s.compute = dtype_from_name(text("compute"));
   s.master = dtype_from_name(text("master"));
   s.reduce = dtype_from_name(text("reduce"));

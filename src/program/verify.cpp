@@ -670,7 +670,8 @@ class Verifier {
 
   void totals() {
     report_unread();
-    const std::size_t loads = p_.embeds() || p_.has_head() ? micro_batches() : 0;
+    const bool reads = p_.embeds() || p_.has_head() || p_.setting.document_mask;
+    const std::size_t loads = reads ? micro_batches() : 0;
     if (loaded_.size() != loads)
       report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), loads);
     if (messages_.size() != messages_needed())

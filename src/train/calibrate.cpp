@@ -107,11 +107,12 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
   }
   std::uint64_t position = 0;
   exec::StepInput input;
-  input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+  input.load = [&](const exec::MicroBatch& to) {
     const std::int64_t n = p.setting.micro_batch * p.setting.sequence;
     for (std::int64_t i = 0; i < n; ++i)
-      ids[i] = static_cast<std::int32_t>(uniform_at(9, position++) * static_cast<double>(p.arch.vocabulary));
-    for (std::int64_t i = 0; i < n; ++i) labels[i] = ids[(i + 1) % n];
+      to.ids[i] = static_cast<std::int32_t>(uniform_at(9, position++) * static_cast<double>(p.arch.vocabulary));
+    for (std::int64_t i = 0; i < n; ++i) to.labels[i] = to.ids[(i + 1) % n];
+    if (to.document_start) std::fill(to.document_start, to.document_start + n, 0);
     return n;
   };
   SyntheticRun run;

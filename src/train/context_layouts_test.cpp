@@ -78,7 +78,7 @@ class ContextLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(ContextLayouts, SameModelInDouble) {
   for (const auto& a : models({llama(true), gpt_of(arch::Position::kLearned), gpt_of(arch::Position::kAlibi)})) {
     SCOPED_TRACE(fmt::format("{}, heads {}, tied {}", arch::name_of(a.family), a.heads, a.tied));
-    const Outcome one = train_threads(program::build(a, alone(DType::kF64)), 10);
+    const Outcome& one = train_alone(program::build(a, alone(DType::kF64)), 10);
     expect_same_model(one, train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), 10));
   }
 }
@@ -90,11 +90,11 @@ TEST_P(ContextLayouts, OneStepWithinTheBound) {
       if (compute == DType::kBF16) one.kernels = setting.kernels = arch::Kernels::kAten;
       SCOPED_TRACE(fmt::format("{} {}", arch::name_of(a.family), name_of(compute)));
       const auto stages = stages_of(a, setting);
-      const Outcome reference = train_threads(program::build(a, one), 1);
+      const Outcome& reference = train_alone(program::build(a, one), 1);
       const Difference d = difference(reference, train_threads(stages, 1));
       const Bounds bounds = compute == DType::kF32
                                 ? bounds_of(stages.front())
-                                : bounds_beside(train_threads(program::build(a, alone(DType::kF64)), 1), reference);
+                                : bounds_beside(train_alone(program::build(a, alone(DType::kF64)), 1), reference);
       ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost is off by 1
       EXPECT_LE(d.loss, bounds.loss);
       EXPECT_LE(d.norm, bounds.norm);

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <exception>
+#include <map>
 #include <memory>
 #include <thread>
 
@@ -70,6 +71,7 @@ struct Layout {
   program::ContextForm form = program::ContextForm::kGather;
   std::int64_t sequence = 23;
   std::string order{};  // of the axes, where it is not the default
+  bool documents = false;
   int ranks() const { return shards * replicas * tensor * stages * context; }
   Layout recomputing(std::string what) const {
     Layout l = *this;
@@ -105,6 +107,7 @@ inline program::Setting setting_of(const Layout& l, DType compute) {
   s.pipeline = l.pipeline;
   if (!l.recomputed.empty()) s.recompute = program::recompute_from_text(l.recomputed);
   if (!l.order.empty()) s.order = mesh::parse_order(l.order);
+  s.document_mask = l.documents;
   s.own_over_dp = l.own_over_dp;
   s.prefetch = l.prefetch;
   return s;
@@ -146,6 +149,14 @@ inline Outcome train_threads(const std::vector<program::Program>& stages, int st
 }
 inline Outcome train_threads(const program::Program& p, int steps, exec::Options options = {}) {
   return train_threads(std::vector{p}, steps, options);
+}
+
+// The same of one rank, which many layouts are held to, made once.
+inline const Outcome& train_alone(const program::Program& p, int steps) {
+  static std::map<std::pair<std::string, int>, Outcome> made;
+  const auto [found, fresh] = made.try_emplace({program::print(p), steps});
+  if (fresh) found->second = train_threads(p, steps);
+  return found->second;
 }
 
 // The proof run of DESIGN section 3: ten steps in fp64.

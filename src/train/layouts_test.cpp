@@ -38,7 +38,7 @@ class Layouts : public ::testing::TestWithParam<Layout> {};
 // The proof run of DESIGN section 3: fp64, reference kernels, ten optimizer steps.
 TEST_P(Layouts, SameModelInDouble) {
   for (const auto& a : {llama(false), llama(true), gpt()}) {
-    const Outcome one = train(a, setting_of(1, 0, false, DType::kF64, 3), 10);
+    const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, 3)), 10);
     const Outcome many = train(a, setting_of(GetParam(), DType::kF64), 10);
     EXPECT_LE(difference(one, many).parameters, 1e-9) << a.name << " tied " << a.tied;
     for (int i = 0; i < 10; ++i)
@@ -50,7 +50,7 @@ TEST_P(Layouts, SameModelInDouble) {
 // One step in fp32 from identical state. Gradients are sums over 12 x 23 tokens through two layers: rounding grows with
 // the square root of the longest reduction (tokens x sizes), a few ulps each.
 TEST_P(Layouts, OneStepInFloatWithinTheBound) {
-  const Outcome one = train(llama(false), setting_of(1, 0, false, DType::kF32, 3), 1);
+  const Outcome& one = train_alone(program::build(llama(false), setting_of(1, 0, false, DType::kF32, 3)), 1);
   const Outcome many = train(llama(false), setting_of(GetParam(), DType::kF32), 1);
   const Difference d = difference(one, many);
   const Bounds bounds = bounds_of(program::build(llama(false), setting_of(GetParam(), DType::kF32)));

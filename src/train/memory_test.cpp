@@ -40,11 +40,11 @@ Figures one_step(exec::Executor& executor, std::int64_t step, std::int64_t vocab
   exec::StepInput input;
   input.step = step;
   input.optimizer.lr = 1e-3;
-  input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+  input.load = [&](const exec::MicroBatch& to) {
     const std::int64_t n = executor.program().setting.tokens();
     for (std::int64_t i = 0; i < n; ++i) {
-      ids[i] = static_cast<std::int32_t>((i * 7919 + step * 104729) % vocabulary);
-      labels[i] = static_cast<std::int32_t>(((i + 1) * 7919 + step * 104729) % vocabulary);
+      to.ids[i] = static_cast<std::int32_t>((i * 7919 + step * 104729) % vocabulary);
+      to.labels[i] = static_cast<std::int32_t>(((i + 1) * 7919 + step * 104729) % vocabulary);
     }
     return n;
   };

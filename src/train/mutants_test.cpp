@@ -230,7 +230,7 @@ TEST(Mutants, AreCaughtEveryOne) {
     ASSERT_TRUE(program::verify(sound).empty());
     Layout one{1, 0, false, m.layout.micro};
     one.sequence = m.layout.sequence;
-    const Outcome reference = train_threads(program::build(a, setting_of(one, DType::kF64)), 3);
+    const Outcome& reference = train_alone(program::build(a, setting_of(one, DType::kF64)), 3);
     std::string how;
     ASSERT_LE(off_by(sound, reference, how), 1.0);
     const Program broken = m.broken(sound);

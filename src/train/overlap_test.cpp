@@ -49,7 +49,7 @@ program::Overlap measured(int zero, int prefetch) {
       options.sleep = [&](const program::Step& step) { return seconds_of(p, step); };
       exec::Executor executor(p, static_cast<int>(r), ranks[r].get(), options);
       exec::StepInput input;
-      input.load = [](std::int32_t*, std::int32_t*) { return std::int64_t{0}; };
+      input.load = [](const exec::MicroBatch&) { return std::int64_t{0}; };
       const auto result = executor.run(input);
       if (r == 0) overlap = program::overlap_of(executor.ops(), result.timeline, zero >= 2 ? Axis::kShard : Axis::kDp);
     });

@@ -55,7 +55,7 @@ Measured measure(ScheduleKind kind, int stages, int micro_batches) {
       options.sleep = seconds_of;
       exec::Executor executor(programs[r], static_cast<int>(r), ranks[r].get(), options);
       exec::StepInput input;
-      input.load = [](std::int32_t*, std::int32_t*) { return std::int64_t{1}; };
+      input.load = [](const exec::MicroBatch&) { return std::int64_t{1}; };
       executor.run(input);
       ranks[r]->barrier();
       const auto result = executor.run(input);

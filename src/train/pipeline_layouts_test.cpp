@@ -45,7 +45,7 @@ class PipelineLayouts : public ::testing::TestWithParam<Layout> {};
 TEST_P(PipelineLayouts, SameModelInDouble) {
   for (const auto& a : {deep(llama(false)), deep(llama(true)), deep(gpt())}) {
     SCOPED_TRACE(fmt::format("{}, tied {}", name_of(a.family), a.tied));
-    const Outcome one = train_threads(program::build(a, setting_of(1, 0, false, DType::kF64, GetParam().micro)), 10);
+    const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, GetParam().micro)), 10);
     const auto many = train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), 10);
     expect_same_model(one, many);
   }
@@ -53,7 +53,7 @@ TEST_P(PipelineLayouts, SameModelInDouble) {
 
 TEST_P(PipelineLayouts, OneStepInFloatWithinTheBound) {
   const auto a = deep(llama(false));
-  const Outcome one = train_threads(program::build(a, setting_of(1, 0, false, DType::kF32, GetParam().micro)), 1);
+  const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF32, GetParam().micro)), 1);
   const auto stages = stages_of(a, setting_of(GetParam(), DType::kF32));
   const Difference d = difference(one, train_threads(stages, 1));
   const Bounds bounds = bounds_of(stages[0]);
@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Matrix, PipelineLayouts, ::testing::ValuesIn(layouts())
 // Stages as uneven as they can be, and a schedule from a file: all forwards before all backwards, by hand.
 TEST(Pipeline, TakesLayersAndOrderAsTheyAreSaid) {
   const auto a = deep(llama(false));
-  const Outcome one = train_threads(program::build(a, setting_of(1, 0, false, DType::kF64, 6)), 5);
+  const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, 6)), 5);
   program::Setting s = setting_of(piped(2, ScheduleKind::k1f1b, 1, {1, 0, false, 6}), DType::kF64);
   s.pipeline.layers = {1, 4};
   EXPECT_LE(difference(one, train_threads(stages_of(a, s), 5)).parameters, 1e-9);

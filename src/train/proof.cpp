@@ -143,17 +143,20 @@ std::string last_writer(const program::Program& p, const std::string& unit, cons
 }  // namespace
 
 ReadSamples synthetic_samples(const program::Setting& setting, std::int64_t vocabulary) {
-  return [sequence = setting.sequence, micro = setting.micro_batch, vocabulary](
-             std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels) {
+  return [sequence = setting.sequence, micro = setting.micro_batch, vocabulary](std::int64_t first, std::int64_t count,
+                                                                                const exec::MicroBatch& to) {
     std::int64_t valid = 0;
     for (std::int64_t row = 0; row < micro; ++row) {
       const std::int64_t sample = first + row;
       const auto start = static_cast<std::int64_t>(uniform_at(11, static_cast<std::uint64_t>(sample)) * 1000.0);
+      std::int32_t document = 0;
       for (std::int64_t t = 0; t < sequence; ++t) {
         const std::int64_t at = row * sequence + t;
         const bool there = row < count, counts = there && !(sample % 2 == 1 && t % 5 == 0);
-        ids[at] = there ? static_cast<std::int32_t>((start + t) % vocabulary) : 0;
-        labels[at] = counts ? static_cast<std::int32_t>((start + t + 1) % vocabulary) : -1;
+        to.ids[at] = there ? static_cast<std::int32_t>((start + t) % vocabulary) : 0;
+        to.labels[at] = counts ? static_cast<std::int32_t>((start + t + 1) % vocabulary) : -1;
+        if (there && (start + t) % (7 + sample % 3) == 0) document = static_cast<std::int32_t>(t);
+        if (to.document_start) to.document_start[at] = document;
         valid += counts;
       }
     }
@@ -174,11 +177,11 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
     exec::StepInput input;
     input.step = step;
     input.optimizer.lr = trial.lr;
-    input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+    input.load = [&](const exec::MicroBatch& to) {
       // As data::samples_of deals them.
       const std::int64_t slot = (micro++ * s.data_ranks() + data_rank) * s.micro_batch;
       const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
-      return read((step - 1) * s.global_batch + slot, count, ids, labels);
+      return read((step - 1) * s.global_batch + slot, count, to);
     };
     const AllTraffic before = traffic_of(executor);
     const auto result = executor.run(input);

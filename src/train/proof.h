@@ -16,12 +16,12 @@
 
 namespace molen::train {
 
-// Fills the first `count` rows of a micro-batch (of [micro, S] ids and labels) with the samples from `first` on in the
-// global order, the others with ids 0 and labels -1. Returns the number of labels that count. Any thread may call it.
-using ReadSamples =
-    std::function<std::int64_t(std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels)>;
+// Fills the first `count` rows of a micro-batch with the samples from `first` on in the global order, the others with
+// ids 0, labels -1 and one document. Returns the number of labels that count. Any thread may call it.
+using ReadSamples = std::function<std::int64_t(std::int64_t first, std::int64_t count, const exec::MicroBatch& to)>;
 
-// Samples that count up from a drawn start, modulo the vocabulary; every fifth label of odd samples does not count.
+// Samples that count up from a drawn start, modulo the vocabulary; every fifth label of odd samples does not count, and
+// every seventh number or so begins a document.
 ReadSamples synthetic_samples(const program::Setting& setting, std::int64_t vocabulary);
 
 struct Trial {

@@ -74,7 +74,7 @@ class Tensor : public ::testing::TestWithParam<Layout> {};
 TEST_P(Tensor, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(fmt::format("{} heads {} kv {} tied {}", arch::name_of(a.family), a.heads, a.kv_heads, a.tied));
-    const Outcome one = train_threads(program_of(a, setting_of(1, 0, false, DType::kF64, 3)), 10);
+    const Outcome& one = train_alone(program_of(a, setting_of(1, 0, false, DType::kF64, 3)), 10);
     const Outcome many = train_threads(program_of(a, setting_of(GetParam(), DType::kF64)), 10);
     expect_same_model(one, many);
   }
@@ -89,7 +89,7 @@ TEST_P(Tensor, OneStepInFloatWithinTheBound) {
       auto alone = setting_of(1, 0, false, DType::kF32, 3), setting = setting_of(GetParam(), DType::kF32);
       alone.kernels = setting.kernels = kernels;
       const program::Program p = program_of(a, setting);
-      const Difference d = difference(train_threads(program_of(a, alone), 1), train_threads(p, 1));
+      const Difference d = difference(train_alone(program_of(a, alone), 1), train_threads(p, 1));
       const Bounds bounds = bounds_of(p);
       EXPECT_LE(d.loss, bounds.loss);
       EXPECT_LE(d.norm, bounds.norm);
@@ -123,7 +123,7 @@ TEST(TensorHead, GoesThroughChunks) {
   alone.head_chunk = 46;
   setting.head_chunk = 10;
   const auto a = llama_odd_kv(false);
-  const Difference d = difference(train_threads(program_of(a, alone), 10), train_threads(program_of(a, setting), 10));
+  const Difference d = difference(train_alone(program_of(a, alone), 10), train_threads(program_of(a, setting), 10));
   EXPECT_LE(d.parameters, 1e-9) << d.worst_parameter;
   EXPECT_LE(d.loss, 1e-9);
 }

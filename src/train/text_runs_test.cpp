@@ -68,12 +68,11 @@ Rank run_rank(const Program& p, comm::Communicator& world, const Variation& tria
     exec::StepInput input;
     input.step = step;
     input.optimizer.lr = kLr;
-    input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+    input.load = [&](const exec::MicroBatch& to) {
       const std::int64_t data = program::data_rank(p.setting, executor.coordinates());
       const std::int64_t first = (rank.loads++ * p.setting.data_ranks() + data) * p.setting.micro_batch;
-      const std::int64_t valid =
-          synthetic_samples(p.setting, p.arch.vocabulary)(first, p.setting.micro_batch, ids, labels);
-      trial.change(ids, labels);
+      const std::int64_t valid = synthetic_samples(p.setting, p.arch.vocabulary)(first, p.setting.micro_batch, to);
+      trial.change(to.ids, to.labels);
       return valid;
     };
     rank.steps.push_back(executor.run(input));

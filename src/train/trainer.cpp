@@ -130,7 +130,7 @@ class Loop {
   void run() {
     catch_stop_signals();
     data::Loader loader(data_, {next_sample_, job_.setting.global_batch, job_.setting.micro_batch, data_rank(),
-                                job_.setting.data_ranks(), 4});
+                                job_.setting.data_ranks(), 4, job_.setting.document_mask});
     loader_ = &loader;
     if (job_.options.save_initial && step_ == 0) save();
     flight_.phase(store::FlightPhase::kTrain, step_ + 1);
@@ -250,11 +250,12 @@ class Loop {
     input.optimizer = optimizer_;
     input.optimizer.lr = schedule_.lr(step_ + 1);
     input.clip = job_.config.optimizer.clip;
-    input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+    input.load = [&](const exec::MicroBatch& to) {
       const data::Batch batch = loader_->next();
       wait += batch.wait_s;
-      std::copy(batch.ids.begin(), batch.ids.end(), ids);
-      std::copy(batch.labels.begin(), batch.labels.end(), labels);
+      std::copy(batch.ids.begin(), batch.ids.end(), to.ids);
+      std::copy(batch.labels.begin(), batch.labels.end(), to.labels);
+      std::copy(batch.document_start.begin(), batch.document_start.end(), to.document_start);
       return static_cast<std::int64_t>(
           std::count_if(batch.labels.begin(), batch.labels.end(), [](std::int32_t l) { return l >= 0; }));
     };

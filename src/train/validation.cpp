@@ -23,10 +23,10 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
     if (max_batches > 0 && batches++ >= max_batches) break;
     const std::int64_t first = round + place.rank * micro;
     exec::StepInput input;
-    input.load = [&](std::int32_t* ids, std::int32_t* labels) {
+    input.load = [&](const exec::MicroBatch& to) {
       std::int64_t valid = 0;
       for (std::int64_t row = 0; row < micro; ++row) {
-        std::int32_t *i = ids + row * sequence, *l = labels + row * sequence;
+        std::int32_t *i = to.ids + row * sequence, *l = to.labels + row * sequence;
         const auto size = static_cast<std::size_t>(sequence);
         if (first + row < windows) {
           valid += set.read(language, first + row, {i, size}, {l, size});
@@ -34,6 +34,8 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
           std::fill(i, i + sequence, 0);
           std::fill(l, l + sequence, -1);
         }
+        if (to.document_start)
+          data::document_starts({i, size}, set.end_of_text(language), {to.document_start + row * sequence, size});
       }
       return valid;
     };

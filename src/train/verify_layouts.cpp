@@ -37,11 +37,12 @@ program::Program sound(const arch::Architecture& arch, const program::Setting& s
 // The samples in micro-batches of another size.
 ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to, std::int64_t sequence) {
   if (from == to) return read;
-  return [=](std::int64_t first, std::int64_t count, std::int32_t* ids, std::int32_t* labels) {
-    std::vector<std::int32_t> wide_ids(static_cast<std::size_t>(from * sequence)), wide_labels(wide_ids.size());
-    const std::int64_t valid = read(first, count, wide_ids.data(), wide_labels.data());
-    std::copy_n(wide_ids.begin(), to * sequence, ids);
-    std::copy_n(wide_labels.begin(), to * sequence, labels);
+  return [=](std::int64_t first, std::int64_t count, const exec::MicroBatch& batch) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(from * sequence)), labels(ids.size()), documents(ids.size());
+    const std::int64_t valid = read(first, count, {ids.data(), labels.data(), documents.data()});
+    std::copy_n(ids.begin(), to * sequence, batch.ids);
+    std::copy_n(labels.begin(), to * sequence, batch.labels);
+    if (batch.document_start) std::copy_n(documents.begin(), to * sequence, batch.document_start);
     return valid;
   };
 }

@@ -124,6 +124,13 @@ for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "paralle
     ok(f"continues under {name}: {sets[1]}", abs(a["loss"] / b["loss"] - 1) < 1e-5 and b["memory_peak_bytes"] == b["memory_planned_bytes"], f"{a} {b} {said}")
     state = [json.loads(x)["state_hash"] for x in (work / f"runs/{name}/events.jsonl").read_text().splitlines() if '"resume"' in x][-1]
     ok(f"the state is the same under {name}: {sets[1]}", state in digest, (state, digest))
+# Attention within documents: another model, the same on one rank, on stages and on pieces of sequences.
+masked = ["--set", "data.document_mask=true", "--set", 'train.stop_after="6 steps"']
+for name, ranks, sets in (("masked", 1, []), ("masked2", 4, ["parallel.context=2", "parallel.pipeline=2"])):
+    run("train", "run.toml", "--ranks", ranks, *masked, *[x for s in [*sets, f"run.name={name}"] for x in ("--set", s)])
+one, many = metrics("masked"), metrics("masked2")
+ok("documents are masked alike on one rank and on four", all(abs(one[s]["loss"] / many[s]["loss"] - 1) < 1e-5 for s in one) and len(one) == 6, (one, many))
+ok("and the mask is there", all(abs(one[s]["loss"] / whole[s]["loss"] - 1) > 1e-6 for s in one), (one, whole))
 # The process holds what was printed, within 5 %.
 # A model that is more than the program around it.
 wide = [x for s in ("model.hidden=512", "model.ffn=1408", "model.head_dim=128", "model.layers=6") for x in ("--set", s)]
@@ -139,8 +146,8 @@ eight = [x for s in ("model.layers=8", "model.hidden=30", "model.ffn=44", "model
 for family, more, count in (("llama", ("model.kv_heads=3",), 180), ("gpt", (), 180)):
     rows = json.loads(run("verify", *eight, *[x for s in (f"model.family={family}", *more) for x in ("--set", s)], "--ranks", 8, "--cover", "pairs", "--format", "json").stdout)
     ok(f"verify: {family}, layouts of 8 ranks with every pair of choices are the same model", len(rows) == count and all(r["same"] and r["ratio"] <= 1 for r in rows), (len(rows), [r for r in rows if not r["same"]]))
-said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", "--steps", 2).stdout
-ok("verify on the configuration's data", "data.train" in said and re.search(r"^72 layouts, 72 of them the same model", said, re.M), said)
+said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", "--steps", 2, "--set", "data.document_mask=true").stdout
+ok("verify on the configuration's data and its documents", "data.train" in said and re.search(r"^72 layouts, 72 of them the same model", said, re.M), said)
 rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--cover", "pairs", "--ranks", 10000, "--set", "batch.global=20000", "--format", "json").stdout)
 ok("verify --static: 10,000 ranks in seconds", len(rows) == 342 and all(r["findings"] == [] and r["seconds"] < 6 for r in rows), (len(rows), [r for r in rows if r["findings"] or r["seconds"] > 6][:2]))
 # The published layouts on Frontier (Dash et al. 2023, table of the best runs) and of Llama 3 on long sequences (Grattafiori et
