@@ -184,9 +184,9 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
   // A group is the node, where nothing else is said.
   const bool by_node = is_hybrid(c) && replicate == 1 && !p.data_shard;
   const std::int64_t of_node = machine.local_ranks / (p.tensor * p.context);
-  if (by_node && of_node == 0)
+  if (by_node && machine.local_ranks % (p.tensor * p.context) != 0)
     throw UsageError(
-        "{}: {} shards within a node of {} ranks, and {} tensor x {} context ranks are more; "
+        "{}: {} shards within a node of {} ranks, which {} tensor x {} context ranks do not divide; "
         "parallel.data_shard says other groups",
         c.where("parallel.sharding"), *p.sharding, machine.local_ranks, p.tensor, p.context);
   const std::int64_t group = by_node ? std::min(of_node, ranks) : ranks / replicate;
@@ -347,6 +347,11 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   if (s.kernels == arch::Kernels::kFused && (machine.cuda || s.compute == DType::kBF16 || s.compute == DType::kF16))
     s.kernels = arch::Kernels::kAten;
   if (s.compute == DType::kF64) s.kernels = arch::Kernels::kReference;
+  if (s.document_mask && s.kernels != arch::Kernels::kReference && arch.head_dim > arch::kOwnAttentionMaxHead)
+    throw UsageError(
+        "{}: heads of {} are more than the {} of attention within documents; math.kernels \"reference\" has no such "
+        "limit",
+        c.where("data.document_mask"), arch.head_dim, arch::kOwnAttentionMaxHead);
   s.master = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
   const auto typed = [&](const std::string& text, const char* key, DType fallback) {
     if (text == "auto") return fallback;

@@ -113,8 +113,9 @@ TEST(Setting, ContextRanksOnAMesh) {
   refused({"parallel.context=3"}, "3 ranks for each sequence do not divide the world of 8 ranks");
   refused({"parallel.context=4", "data.sequence_length=100"}, "do not divide by 8, 104 tokens do");
   refused({"parallel.context=8", "parallel.sharding=HYBRID_SHARD"},
-          "a node of 4 ranks, and 1 tensor x 8 context ranks");
+          "a node of 4 ranks, which 1 tensor x 8 context ranks do not divide");
   EXPECT_EQ(with({"parallel.context=8", "parallel.sharding=HYBRID_SHARD", "parallel.data_shard=1"}).shards(), 8);
+  refused({"data.document_mask=true", "model.head_dim=264"}, "heads of 264 are more than the 256");
   eight.cuda = true;
   refused({"parallel.context=2"}, "on cuda is not built yet");
   refused({"data.document_mask=true"}, "true on cuda is not built yet");

@@ -93,6 +93,9 @@ std::optional<Unsimulated> unsimulated(const program::Setting& s) {
   if (s.ring())
     return Unsimulated{"parallel.context_form",
                        "messages along a ring are not calibrated; \"gather\" can be simulated"};
+  if (s.document_mask)
+    return Unsimulated{"data.document_mask",
+                       "attention within documents, whose work depends on the data, is not calibrated"};
   return std::nullopt;
 }
 

@@ -218,7 +218,7 @@ class Loop {
     planned_peak_ = largest;
     memory_ = {arena,
                base_.total + Bytes(kLibraryPages),
-               Bytes(4 * 2 * job_.setting.micro_batch * job_.setting.sequence * 4),
+               Bytes(4 * (job_.setting.document_mask ? 3 : 2) * job_.setting.micro_batch * job_.setting.sequence * 4),
                base_.workspace,
                threads ? world_.size() : 1,
                threads ? Bytes(all) : arena};

@@ -130,6 +130,8 @@ for name, ranks, sets in (("masked", 1, []), ("masked2", 4, ["parallel.context=2
     run("train", "run.toml", "--ranks", ranks, *masked, *[x for s in [*sets, f"run.name={name}"] for x in ("--set", s)])
 one, many = metrics("masked"), metrics("masked2")
 ok("documents are masked alike on one rank and on four", all(abs(one[s]["loss"] / many[s]["loss"] - 1) < 1e-5 for s in one) and len(one) == 6, (one, many))
+held = [[json.loads(x)["loss"] for x in (work / f"runs/{n}/events.jsonl").read_text().splitlines() if '"validation"' in x][-1] for n in ("masked", "masked2")]
+ok("and in validation", abs(held[0] / held[1] - 1) < 1e-5, held)
 ok("and the mask is there", all(abs(one[s]["loss"] / whole[s]["loss"] - 1) > 1e-6 for s in one), (one, whole))
 # The process holds what was printed, within 5 %.
 # A model that is more than the program around it.
