@@ -150,8 +150,10 @@ for family, more, count in (("llama", ("model.kv_heads=3",), 180), ("gpt", (), 1
     ok(f"verify: {family}, layouts of 8 ranks with every pair of choices are the same model", len(rows) == count and all(r["same"] and r["ratio"] <= 1 for r in rows), (len(rows), [r for r in rows if not r["same"]]))
 said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", "--steps", 2, "--set", "data.document_mask=true").stdout
 ok("verify on the configuration's data and its documents", "data.train" in said and re.search(r"^72 layouts, 72 of them the same model", said, re.M), said)
+# A ring has an op for each rank, micro-batch and layer.
+bound = lambda r: 6 if "ring" in r["layout"] else 2
 rows = json.loads(run("verify", "--model", "llama3-8b", "--static", "--cover", "pairs", "--ranks", 10000, "--set", "batch.global=20000", "--format", "json").stdout)
-ok("verify --static: 10,000 ranks in seconds", len(rows) == 342 and all(r["findings"] == [] and r["seconds"] < 6 for r in rows), (len(rows), [r for r in rows if r["findings"] or r["seconds"] > 6][:2]))
+ok("verify --static: 10,000 ranks in seconds", len(rows) == 342 and all(r["findings"] == [] and r["seconds"] < bound(r) for r in rows), (len(rows), [r for r in rows if r["findings"] or r["seconds"] >= bound(r)][:2]))
 # The published layouts on Frontier (Dash et al. 2023, table of the best runs) and of Llama 3 on long sequences (Grattafiori et
 # al. 2024, table 4), stage by stage.
 for model, ranks, tensor, context, stages, batch, length in (("gpt-175b", 1024, 4, 1, 16, 640, 2048), ("gpt-1t", 3072, 8, 1, 64, 9600, 2048), ("llama3-405b", 16384, 8, 16, 16, 128, 131072)):
