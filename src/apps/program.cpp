@@ -35,6 +35,7 @@ int show(const ConfigOptions& options, int rank, const std::string& format) {
                {"optimizer_bytes", s.optimizer.value},
                {"transient_bytes", s.transient.value},
                {"peak_bytes", s.peak.value},
+               {"host_bytes", s.host.value},
                {"text", program::print(p)}};
   fmt::print("{}\n", j.dump(2));
   return kOk;

@@ -73,9 +73,10 @@ int run_given(const VerifyArguments& o) {
   const bool table = o.format != "json";
   if (table)
     fmt::print(
-        "{} on {} ranks, {}, {} micro-batches\n{:>5} {:>12} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12}  verifier\n",
+        "{} on {} ranks, {}, {} micro-batches\n{:>5} {:>12} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}  "
+        "verifier\n",
         a.name, setting.ranks(), program::sharding_text(setting), setting.micro_batches(), "stage", "layers", "ops",
-        "parameters", "gradients", "optimizer", "activations", "peak a rank");
+        "parameters", "gradients", "optimizer", "activations", "peak a rank", "on the host");
   auto together = program::verify_world(stages);
   bool sound = together.empty();
   Json rows = Json::array();
@@ -88,9 +89,9 @@ int run_given(const VerifyArguments& o) {
     for (const auto& chunk : p.chunks)
       layers += fmt::format("{}{}-{}", layers.empty() ? "" : ",", chunk.first, chunk.end - 1);
     if (table)
-      fmt::print("{:>5} {:>12} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12}  {}\n", p.setting.pipeline.stage, layers,
+      fmt::print("{:>5} {:>12} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}  {}\n", p.setting.pipeline.stage, layers,
                  p.num_ops(), human(m.parameters), human(m.gradients), human(m.optimizer), human(m.transient),
-                 human(m.peak), findings.empty() ? "sound" : findings[0].text);
+                 human(m.peak), human(m.host), findings.empty() ? "sound" : findings[0].text);
     Json texts = Json::array();
     for (const auto& f : findings) texts.push_back(f.text);
     rows.push_back({{"stage", p.setting.pipeline.stage},
@@ -101,6 +102,7 @@ int run_given(const VerifyArguments& o) {
                     {"optimizer_bytes", m.optimizer.value},
                     {"transient_bytes", m.transient.value},
                     {"peak_bytes", m.peak.value},
+                    {"host_bytes", m.host.value},
                     {"findings", texts}});
   }
   const double seconds = now().value - start;

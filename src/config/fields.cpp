@@ -97,9 +97,10 @@ std::vector<Field> parallel_fields() {
            "name: the optimizer state over all ranks"),
       make("parallel.order", m, &T::order, axis_order(), e, "axes of the rank grid, outermost first"),
       make("parallel.prefetch", m, &T::prefetch, natural(1024), e,
-           "layers gathered ahead of their use, where parameters are sharded"),
+           "layers gathered ahead of their use, where parameters are sharded, or brought, where they are on the host"),
       make("parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
-           "state kept in host memory"),
+           "what stands in host memory: the optimizer's states, updated there; with them gradients, or parameters "
+           "(with zero 0 or 3)"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
            "activations computed again in backward, by part of a layer: norm_qkv, attention, out_projection, norm_up, "
            "activation; a size is what the memory plan of a rank may come to"),

@@ -31,11 +31,11 @@ at::ScalarType to_aten(DType dtype) {
   throw Error("tensors of type {} are not used", name_of(dtype));
 }
 
-Arena::Arena(Bytes size, at::Device device) : size_(size), device_(device) {
+Arena::Arena(Bytes size, at::Device device, bool pinned) : size_(size), device_(device) {
   if (size.value == 0) return;
-  if (!device.is_cpu()) {
-    device_block_ = at::zeros({size.value}, at::TensorOptions().dtype(at::kByte).device(device));
-    base_ = device_block_.data_ptr();
+  if (!device.is_cpu() || pinned) {
+    block_ = at::zeros({size.value}, at::TensorOptions().dtype(at::kByte).device(device).pinned_memory(pinned));
+    base_ = block_.data_ptr();
     return;
   }
   base_ =
@@ -48,7 +48,7 @@ Arena::Arena(Bytes size, at::Device device) : size_(size), device_(device) {
 }
 
 Arena::~Arena() {
-  if (base_ && device_.is_cpu()) ::munmap(base_, static_cast<std::size_t>(size_.value));
+  if (base_ && !block_.defined()) ::munmap(base_, static_cast<std::size_t>(size_.value));
 }
 
 at::Tensor Arena::view(std::int64_t offset, DType dtype, at::IntArrayRef shape) const {

@@ -14,8 +14,9 @@ at::ScalarType to_aten(DType dtype);
 
 class Arena {
  public:
-  // Zero-filled. Throws Error with the size if the device has no such memory.
-  Arena(Bytes size, at::Device device);
+  // Zero-filled. Throws Error with the size if the device has no such memory. `pinned`: of the host, where a device
+  // reaches it by itself.
+  Arena(Bytes size, at::Device device, bool pinned = false);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -30,7 +31,7 @@ class Arena {
   Bytes size_;
   at::Device device_;
   void* base_ = nullptr;
-  at::Tensor device_block_;  // owns the memory on an accelerator
+  at::Tensor block_;  // owns the memory on an accelerator, and what is pinned
 };
 
 }  // namespace molen::exec

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -67,7 +68,10 @@ Kernel bind_sum_squares(const BindContext& c, const Step& step) {
     const double sum = grad.scalar_type() == at::kDouble
                            ? optim::sum_squares(grad.data_ptr<double>(), grad.numel(), threads)
                            : optim::sum_squares(grad.data_ptr<float>(), grad.numel(), threads);
-    scalars.data_ptr<double>()[program::kSumSquares] += sum;
+    if (scalars.device().is_cpu())
+      scalars.data_ptr<double>()[program::kSumSquares] += sum;
+    else
+      scalars.select(0, program::kSumSquares).add_(sum);
   };
 }
 
@@ -147,12 +151,14 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
   auto scalars = c.flat(step.reads.at(1).buffer);
   const int threads = c.program.setting.threads;
   return [=](RunState& state, math::Scratch&) mutable {
+    const bool on_device =
+        std::any_of(runs.begin(), runs.end(), [](const Run& r) { return !r.grad.device().is_cpu(); });
+    const double scale = on_device ? 0.0 : scalars.to(at::kCPU).data_ptr<double>()[program::kGradScale];
     for (Run& run : runs) {
-      if (!scalars.device().is_cpu()) {
+      if (on_device) {
         update_on_device(*state.input, run, scalars);
       } else {
         at::Tensor& target = run.master.defined() ? run.master : run.param;
-        const double scale = scalars.data_ptr<double>()[program::kGradScale];
         const std::int64_t n = run.grad.numel();
         if (run.grad.scalar_type() == at::kDouble)
           update_entry<double>(*state.input, run.decay, scale, n, threads, run.grad, target, run.m, run.v);
@@ -272,6 +278,19 @@ Kernel bind_receive(const BindContext& c, const Step& step, int peer, comm::Comm
   return [=](RunState&, math::Scratch&) { stages->recv(value.data_ptr(), value.numel(), dtype, peer); };
 }
 
+// Between the device's memory and the host's.
+Kernel bind_copy(const BindContext& c, const Step& step, bool accumulate) {
+  const at::Tensor from = view_of(c, step.reads.at(0));
+  at::Tensor to = view_of(c, step.writes.at(0));
+  MOLEN_CHECK(from.numel() == to.numel(), "a copy of {} elements to {}", from.numel(), to.numel());
+  return [=](RunState&, math::Scratch&) mutable {
+    if (accumulate)
+      to.add_(from.to(to.device()));
+    else
+      to.copy_(from);
+  };
+}
+
 Kernel bind_reduce_scalars(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScalars>(step.op);
   auto sums = c.flat(step.writes.at(0).buffer).narrow(0, op.first, op.count);
@@ -321,6 +340,8 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::Send& o) { return bind_send(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::Receive& o) { return bind_receive(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::Shift& o) { return bind_shift(c, step, group_of(c, o.axis)); },
+          [&](const program::CopyToHost& o) { return bind_copy(c, step, o.accumulate); },
+          [&](const program::CopyToDevice&) { return bind_copy(c, step, false); },
           [&](const program::ReduceScalars& o) { return bind_reduce_scalars(c, step, group_of(c, o.axis)); },
           [&](const program::Agree&) { return bind_agree(c, step); },
       },

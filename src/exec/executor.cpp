@@ -1,10 +1,11 @@
 #include "exec/executor.h"
 
 #include <ATen/ATen.h>
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <omp.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -54,6 +55,19 @@ class Progress {
   std::atomic<bool> failed_{false};
 };
 
+// What this thread launches on an accelerator goes to a stream of the device of its own, so that what the program's
+// streams do there runs side by side.
+void use_own_stream(at::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.exchangeStream(guard.getStreamFromGlobalPool(device));
+}
+// Until all that this thread has launched has ended.
+void wait_for_launched(at::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
 constexpr unsigned char kPoison = 0xff;  // every floating type reads it as NaN
 
 }  // namespace
@@ -81,7 +95,7 @@ class Executor::Impl {
       find_deaths_of_micro_batches();
     }
     measured_.assign(ops_.size(), 0);
-    for (const auto& e : ops_) has_comm_ = has_comm_ || e.step->stream != program::Stream::kCompute;
+    for (const auto& e : ops_) used_[static_cast<std::size_t>(e.step->stream)] = true;
   }
 
   StepResult run(const StepInput& input) {
@@ -91,20 +105,22 @@ class Executor::Impl {
     result.timeline.ops.assign(ops_.size(), {});
     progress_.reset();
     start_ns_ = now_ns();
-    std::exception_ptr comm_error;
-    std::thread comm;
-    if (has_comm_)
-      comm = std::thread([&] {
-        // Of this thread alone: at::set_num_threads would also set MKL's number for the whole process, and which of the
-        // compute thread's products still ran on all threads, and so their bits, would be chance.
-        at::internal::lazy_init_num_threads();
-        ::omp_set_num_threads(1);
-        comm_error = run_stream(program::Stream::kDpComm, state, result.timeline);
-      });
-    const std::exception_ptr compute_error = run_stream(program::Stream::kCompute, state, result.timeline);
-    if (comm.joinable()) comm.join();
-    if (compute_error) std::rethrow_exception(compute_error);
-    if (comm_error) std::rethrow_exception(comm_error);
+    std::array<std::exception_ptr, program::kNumStreams> errors;
+    std::vector<std::jthread> beside;
+    for (const program::Stream stream : program::kAllStreams)
+      if (const auto s = static_cast<std::size_t>(stream); stream != program::Stream::kCompute && used_[s])
+        beside.emplace_back([&, stream, s] {
+          // Of this thread alone: at::set_num_threads would also set MKL's number for the whole process, and which of
+          // the compute thread's products still ran on all threads, and so their bits, would be chance.
+          at::internal::lazy_init_num_threads();
+          ::omp_set_num_threads(1);
+          use_own_stream(options_.device);
+          errors[s] = run_stream(stream, state, result.timeline);
+        });
+    errors[0] = run_stream(program::Stream::kCompute, state, result.timeline);
+    beside.clear();
+    for (const auto& error : errors)
+      if (error) std::rethrow_exception(error);
     result.timeline.total_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
     read_scalars(state, result);
     return result;
@@ -116,7 +132,9 @@ class Executor::Impl {
       MOLEN_CHECK(owner_ != nullptr, "external buffer {} without an owner", b.name);
       return owner_->flat(owner_->program_.buffer(b.name));
     }
-    return arena_->view(base_ + plan_.offset(program_, slots_, buffer, micro_batch), b.dtype, {b.elements});
+    const std::int64_t offset = plan_.offset(program_, slots_, buffer, micro_batch);
+    return b.place == program::Place::kHost ? host_->view(offset, b.dtype, {b.elements})
+                                            : arena_->view(base_ + offset, b.dtype, {b.elements});
   }
 
   program::Program program_;
@@ -155,6 +173,7 @@ class Executor::Impl {
 
   // A program that borrows another's weights also runs in its transient space where it fits: the two never run at once.
   void place(const Executor* owner) {
+    host_ = std::make_unique<Arena>(plan_.host, at::kCPU, !options_.device.is_cpu());
     if (owner) {
       owner_ = owner->impl_.get();
       const std::int64_t space = owner_->plan_.peak.value - owner_->plan_.persistent.value;
@@ -278,7 +297,7 @@ class Executor::Impl {
           kernel(state, scratch);
         } else {
           kernel(state, scratch);
-          if (!options_.device.is_cpu()) at::accelerator::synchronizeDevice(options_.device.index());
+          if (!options_.device.is_cpu()) wait_for_launched(options_.device);
         }
       } catch (const std::exception& error) {
         throw Error("{}\n  in op %{} of body {}: {}  <-- here", error.what(), e.op, program_.bodies[body].name,
@@ -328,6 +347,7 @@ class Executor::Impl {
 
   Impl* owner_ = nullptr;
   std::shared_ptr<Arena> arena_;
+  std::unique_ptr<Arena> host_;
   std::int64_t base_ = 0;
   model::RopeTable rope_;
   std::vector<std::vector<Kernel>> bound_;
@@ -336,7 +356,7 @@ class Executor::Impl {
   std::vector<std::vector<int>> micro_batch_deaths_;
   Progress progress_;
   std::int64_t start_ns_ = 0;
-  bool has_comm_ = false;
+  std::array<bool, program::kNumStreams> used_{};
 };
 
 Executor::Executor(program::Program program, int rank, comm::Communicator* world, Options options,
@@ -365,6 +385,8 @@ namespace {
 // The buffer that keeps a family of state from step to step; -1 if none does.
 int state_buffer(const program::Program& p, const std::string& family, int unit) {
   const std::string& name = p.units.at(static_cast<std::size_t>(unit)).name;
+  if (family == "param" && p.setting.offload.parameters) return p.find_buffer("param_host." + name);
+  if (family == "grad" && p.setting.offload.gradients) return p.find_buffer("grad_host." + name);
   const int shard = p.find_buffer(family + "_shard." + name);
   return shard >= 0 ? shard : p.find_buffer(family + "." + name);
 }

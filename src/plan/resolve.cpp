@@ -55,8 +55,6 @@ void not_built(const Config& config, bool wanted, const std::string& key, const 
 }
 
 void refuse_unbuilt(const Config& c) {
-  const auto& p = c.parallel;
-  not_built(c, !p.offload.empty(), "parallel.offload", "an empty list");
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
   not_built(c, c.energy.slowdown > 0, "energy.slowdown", "0");
   not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "no budget");
@@ -216,6 +214,15 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
   s.own_over_dp = is_hybrid(c) && p.zero == 1 && copies > 1;
 }
 
+void resolve_offload(const Config& c, program::Setting& s) {
+  for (const std::string& what : c.parallel.offload) {
+    not_built(c, what == "activations", "parallel.offload", "\"optimizer\", \"gradients\", \"parameters\"");
+    (what == "optimizer"   ? s.offload.optimizer
+     : what == "gradients" ? s.offload.gradients
+                           : s.offload.parameters) = true;
+  }
+}
+
 // A budget becomes the cheapest choice whose plan fits it, written back so that it is what every later look at the
 // configuration sees.
 void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setting& s) {
@@ -361,6 +368,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   };
   s.master = typed(c.precision.master, "precision.master", s.master);
   s.reduce = typed(c.precision.reduce, "precision.reduce", s.compute == DType::kF64 ? DType::kF64 : DType::kF32);
+  resolve_offload(c, s);
   resolve_recompute(c, arch, s);
   return s;
 }

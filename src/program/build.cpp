@@ -43,6 +43,27 @@ Schedule schedule_of(const Setting& s, const Schedule* file) {
   return schedule;
 }
 
+void check_offload(const arch::Architecture& arch, const Setting& s) {
+  const Offload& o = s.offload;
+  if ((o.gradients || o.parameters) && !o.optimizer)
+    throw UsageError("parallel.offload: {} on the host are for an optimizer there; add \"optimizer\"",
+                     o.gradients ? "gradients" : "parameters");
+  if (o.gradients && arch.tied && s.pipelined())
+    throw UsageError(
+        "parallel.offload: gradients: the first and the last stage sum those of the table they share after all "
+        "micro-batches, on the device");
+  if (o.parameters && s.owns_part() && !s.sharded_parameters())
+    throw UsageError(
+        "parallel.offload: parameters: under ZeRO-{} every rank keeps all of them and updates a part; zero 0 or 3 "
+        "keeps "
+        "what it updates",
+        s.zero);
+  if (o.parameters && s.own_over_dp)
+    throw UsageError(
+        "parallel.offload: parameters: optimizer states over all data-parallel ranks update a part of what a rank "
+        "keeps");
+}
+
 void check_setting(const Setting& s) {
   if (s.global_batch < 1) throw UsageError("batch.global: must be at least 1, is {}", s.global_batch);
   if (s.micro_batch < 1) throw UsageError("batch.micro: must be at least 1, is {}", s.micro_batch);
@@ -82,6 +103,7 @@ void check_setting(const Setting& s) {
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file) {
   arch::validate(arch);
   check_setting(setting);
+  check_offload(arch, setting);
   const bool train = setting.purpose == Purpose::kTrain;
   Program p = pass::micro_batch(arch, setting);
   if (setting.recompute.any() && train) p = pass::recompute(std::move(p));
@@ -126,7 +148,7 @@ bool between_layers(Value v) {
 }
 
 // What stands where a value in the making stands.
-Value place_of(Value v) {
+Value stands_for(Value v) {
   switch (v) {
     case Value::kAttentionPart:
       return Value::kAttention;
@@ -157,7 +179,7 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
   } else if (operand.value == Value::kKeys || operand.value == Value::kDKeys) {
     // Two places: of what passes on, and of what comes or is made meanwhile.
     name += fmt::format(".{}", operand.step % 2);
-  } else if (const Value whole = place_of(operand.value); whole != operand.value && !wide_partial(p, operand.value)) {
+  } else if (const Value whole = stands_for(operand.value); whole != operand.value && !wide_partial(p, operand.value)) {
     return ensure_buffer(p, {whole, operand.layer}, suffix);
   } else if (operand.value >= Value::kLogits && operand.value <= Value::kDQuery) {
     // one chunk of the head, or one layer's attention, at a time
@@ -168,7 +190,8 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
     name += "." + (suffix.empty() || between_layers(operand.value) ? std::to_string(operand.layer) : suffix);
   }
   if (const int found = p.find_buffer(name); found >= 0) return found;
-  p.buffers.push_back({name, dtype_of(p, operand.value), elements_of(p, operand), lifetime_of(p, operand.value)});
+  p.buffers.push_back({name, dtype_of(p, operand.value), elements_of(p, operand), lifetime_of(p, operand.value),
+                       program::place_of(p, operand.value)});
   return static_cast<int>(p.buffers.size()) - 1;
 }
 

@@ -12,6 +12,10 @@ std::int64_t align(std::int64_t n) {
   return (n + kAlign - 1) / kAlign * kAlign;
 }
 
+bool packed(const Buffer& buffer) {
+  return buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice;
+}
+
 // What has to be placed: a transient buffer (its interval in each body), or the scratch of one op.
 struct Item {
   std::int64_t bytes = 0;
@@ -112,7 +116,7 @@ class Packer {
  private:
   void collect() {
     for (std::size_t i = 0; i < program_.buffers.size(); ++i)
-      if (program_.buffers[i].lifetime == Lifetime::kTransient)
+      if (packed(program_.buffers[i]))
         items_.push_back({align(program_.buffers[i].bytes().value), static_cast<int>(i), -1, -1, -1});
     for (std::size_t b = 0; b < program_.bodies.size(); ++b)
       for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k)
@@ -173,13 +177,18 @@ MemoryPlan plan_memory(const Program& p) {
     for (const Span& buffer : spans.back().buffers) plan.live.back().push_back(live_of(body, spans.back(), buffer));
   }
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
-    if (p.buffers[i].lifetime != Lifetime::kPersistent) continue;
+    if (p.buffers[i].lifetime != Lifetime::kPersistent || p.buffers[i].place == Place::kHost) continue;
     plan.buffer_offset[i] = plan.persistent.value;
     plan.persistent += Bytes(align(p.buffers[i].bytes().value));
   }
   plan.kept = plan.persistent;
   const Slots slots(p);
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
+    if (p.buffers[i].place == Place::kHost && p.buffers[i].lifetime != Lifetime::kExternal) {
+      plan.buffer_offset[i] = plan.host.value;
+      plan.host += Bytes(slots.count(static_cast<int>(i)) * align(p.buffers[i].bytes().value));
+      continue;
+    }
     if (p.buffers[i].lifetime != Lifetime::kMicroBatch) continue;
     plan.buffer_offset[i] = plan.kept.value;
     plan.kept += Bytes(slots.count(static_cast<int>(i)) * align(p.buffers[i].bytes().value));
@@ -191,8 +200,7 @@ MemoryPlan plan_memory(const Program& p) {
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
       std::int64_t top = plan.kept.value;
       for (std::size_t i = 0; i < p.buffers.size(); ++i)
-        if (p.buffers[i].lifetime == Lifetime::kTransient &&
-            plan.live[b][i].during(p.bodies[b].steps[k].stream, static_cast<int>(k)))
+        if (packed(p.buffers[i]) && plan.live[b][i].during(p.bodies[b].steps[k].stream, static_cast<int>(k)))
           top = std::max(top, plan.buffer_offset[i] + align(p.buffers[i].bytes().value));
       if (plan.scratch_offset[b][k] >= 0)
         top = std::max(top, plan.scratch_offset[b][k] + align(p.bodies[b].steps[k].scratch.value));
@@ -215,7 +223,7 @@ std::int64_t MemoryPlan::offset(const Program& p, const Slots& slots, int buffer
 MemorySummary summarize(const Program& p, const MemoryPlan& plan) {
   MemorySummary s;
   for (const Buffer& buffer : p.buffers) {
-    if (buffer.lifetime != Lifetime::kPersistent) continue;
+    if (buffer.lifetime != Lifetime::kPersistent || buffer.place == Place::kHost) continue;
     const std::string family = buffer.name.substr(0, buffer.name.find('.'));
     if (family == "param" || family == "param_shard") s.parameters += buffer.bytes();
     if (family == "grad" || family == "grad_shard") s.gradients += buffer.bytes();
@@ -223,6 +231,7 @@ MemorySummary summarize(const Program& p, const MemoryPlan& plan) {
   }
   s.transient = plan.peak - plan.persistent;
   s.peak = plan.peak;
+  s.host = plan.host;
   return s;
 }
 

@@ -13,7 +13,7 @@
 namespace molen::program {
 
 struct MemoryPlan {
-  std::vector<std::int64_t> buffer_offset;                // bytes from the arena's start, per buffer; of its first slot
+  std::vector<std::int64_t> buffer_offset;  // bytes from the start of its place's arena, per buffer; of its first slot
   std::vector<std::vector<std::int64_t>> scratch_offset;  // per body and op; -1 where the op has none
   std::vector<std::vector<std::int64_t>> high_water;  // per body and op: end of the highest byte in use while it runs
   // While which ops of a body a transient buffer may be in use: per stream, the first and the last one; -1 where it is
@@ -30,6 +30,8 @@ struct MemoryPlan {
   // The arena begins with persistent buffers; then, up to `kept`, stand the slots of micro-batches; then what instances
   // take turns in.
   Bytes persistent, kept, peak;
+  // What buffers of the host take there, side by side. On a CPU device both are the machine's memory.
+  Bytes host;
 
   // Where the buffer's value of a micro-batch stands (-1: not of one), in bytes from the arena's start.
   std::int64_t offset(const Program& program, const Slots& slots, int buffer, std::int64_t micro_batch) const;
@@ -42,10 +44,10 @@ MemoryPlan plan_memory(const Program& program);
 // Of the stage that needs most.
 Bytes peak_of(const std::vector<Program>& stages);
 
-// Bytes by kind of buffer, for people: parameters, gradients, optimizer states, activations (peak of transients, with
-// the slots of micro-batches).
+// Bytes of the device by kind of buffer, for people: parameters, gradients, optimizer states, activations (peak of
+// transients, with the slots of micro-batches); and all that the host holds.
 struct MemorySummary {
-  Bytes parameters, gradients, optimizer, transient, peak;
+  Bytes parameters, gradients, optimizer, transient, peak, host;
 };
 MemorySummary summarize(const Program& program, const MemoryPlan& plan);
 

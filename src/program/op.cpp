@@ -32,7 +32,9 @@ std::string_view name_of(Phase phase) {
 }
 
 std::string_view name_of(Stream stream) {
-  return stream == Stream::kCompute ? "compute" : "comm.dp";
+  static constexpr std::array<std::string_view, kNumStreams> kNames{"compute", "comm.dp", "copy.out", "copy.in",
+                                                                    "host"};
+  return kNames.at(static_cast<std::size_t>(stream));
 }
 std::string_view name_of(Axis axis) {
   switch (axis) {
@@ -98,6 +100,8 @@ std::string kind_of(const Op& op) {
                         [](const Send&) { return std::string("send"); },
                         [](const Receive&) { return std::string("receive"); },
                         [](const Shift&) { return std::string("shift"); },
+                        [](const CopyToHost&) { return std::string("copy_to_host"); },
+                        [](const CopyToDevice&) { return std::string("copy_to_device"); },
                         [](const ReduceScalars&) { return std::string("reduce_scalars"); },
                         [](const Agree&) { return std::string("agree"); },
                     },
@@ -109,6 +113,10 @@ bool is_communication(const Op& op) {
          std::holds_alternative<AllGather>(op) || std::holds_alternative<Send>(op) ||
          std::holds_alternative<Receive>(op) || std::holds_alternative<Shift>(op) ||
          std::holds_alternative<ReduceScalars>(op);
+}
+
+bool is_copy(const Op& op) {
+  return std::holds_alternative<CopyToHost>(op) || std::holds_alternative<CopyToDevice>(op);
 }
 
 std::optional<Axis> axis_of(const Op& op) {

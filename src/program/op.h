@@ -24,9 +24,13 @@ enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds, kCp };
 inline constexpr std::array kAllAxes{Axis::kDp,    Axis::kShard, Axis::kReplicate, Axis::kTp,
                                      Axis::kWorld, Axis::kPp,    Axis::kEnds,      Axis::kCp};
 
-// Where an op runs. Ops of one stream run in list order; streams run side by side.
-enum class Stream { kCompute, kDpComm };
-inline constexpr int kNumStreams = 2;
+// Where an op runs. Ops of one stream run in list order; streams run side by side. Copies leave the device on one
+// stream and come back on another, for either direction has its own wires; kHost is work of the host's cores on its
+// memory.
+enum class Stream { kCompute, kDpComm, kToHost, kToDevice, kHost };
+inline constexpr std::array kAllStreams{Stream::kCompute, Stream::kDpComm, Stream::kToHost, Stream::kToDevice,
+                                        Stream::kHost};
+inline constexpr int kNumStreams = kAllStreams.size();
 
 // What an op's seconds and joules are booked under. The bubble is not a phase of any op: it is what a Timeline shows as
 // idle.
@@ -147,6 +151,19 @@ struct Shift {
   std::int64_t step = 1;
   bool operator==(const Shift&) const = default;
 };
+// Between the device's memory and the host's (Setting::offload). What leaves: a unit's gradient (kUnit), as far as this
+// rank updates it; or what a part of a layer keeps for backward. What comes: a unit's parameters, or what was kept.
+struct CopyToHost {
+  bool accumulate = false;  // adds to what earlier micro-batches left on the host
+  Moves moves = Moves::kUnit;
+  std::int64_t layer = -1;
+  bool operator==(const CopyToHost&) const = default;
+};
+struct CopyToDevice {
+  Moves moves = Moves::kUnit;
+  std::int64_t layer = -1;
+  bool operator==(const CopyToDevice&) const = default;
+};
 // Sums scalars[first .. first + count) over the axis.
 struct ReduceScalars {
   Axis axis{};
@@ -161,7 +178,7 @@ struct Agree {
 };
 
 using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
-                        AllGather, Send, Receive, Shift, ReduceScalars, Agree>;
+                        AllGather, Send, Receive, Shift, CopyToHost, CopyToDevice, ReduceScalars, Agree>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run.
 enum Scalar : std::int64_t { kLossSum, kValidTokens, kSumSquares, kGradNorm, kGradScale, kNumScalars };
@@ -198,6 +215,7 @@ std::string_view name_of(Flag flag);
 // "forward attention", "all_reduce", ... : the key of cost tables and comparisons.
 std::string kind_of(const Op& op);
 bool is_communication(const Op& op);
+bool is_copy(const Op& op);  // between device and host
 // Over which ranks an op talks; of an op that does not, nothing.
 std::optional<Axis> axis_of(const Op& op);
 

@@ -57,7 +57,7 @@ void clear_gradients(Program& p, Body& body, const Clearing& clearing) {
     if (u == clearing.but) continue;
     const bool all = clearing.whole || (p.arch.tied && u == embed);  // head and embedding both add
     // A gradient that lives from step to step keeps the zeros that the arena began with.
-    const bool padding = p.setting.sharded_gradients() && has_padding(p, p.units[static_cast<std::size_t>(u)]);
+    const bool padding = p.setting.gradients_leave() && has_padding(p, p.units[static_cast<std::size_t>(u)]);
     if (all || padding) fills.push_back(make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
   }
   body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
@@ -173,8 +173,8 @@ Program micro_batch_loop(Program p) {
   Body later = without_zero_fill(p.bodies.at(0));
   detail::set_accumulate(p, first, true);
   detail::clear_gradients(p, first);
-  // A sharded gradient is reduced and freed after each micro-batch; the sum grows in the shard.
-  const bool fresh = p.setting.sharded_gradients();
+  // A gradient that leaves is reduced and freed after each micro-batch; the sum grows in the shard, or on the host.
+  const bool fresh = p.setting.gradients_leave();
   detail::set_accumulate(p, later, fresh);
   if (fresh) detail::clear_gradients(p, later);
 
@@ -258,6 +258,8 @@ Program costs(Program p) {
                      [&](const Send&) { step.moved = Bytes(used_bytes(p, step.reads)); },
                      [&](const Receive&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const Shift&) { step.moved = Bytes(2 * used_bytes(p, {step.writes.at(0)})); },
+                     [&](const CopyToHost&) { step.moved = Bytes(used_bytes(p, step.reads)); },
+                     [&](const CopyToDevice&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const ReduceScalars& r) { step.moved = Bytes(r.count * size_of(DType::kF64)); },
                      [&](const Agree&) { step.moved = touched; },
                  },
@@ -278,8 +280,10 @@ constexpr PerStream kNone = [] {
 bool uses_transients(const Program& p, const Step& step) {
   if (step.scratch.value > 0) return true;
   for (const auto* uses : {&step.reads, &step.writes})
-    for (const Use& use : *uses)
-      if (p.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient) return true;
+    for (const Use& use : *uses) {
+      const Buffer& buffer = p.buffers[static_cast<std::size_t>(use.buffer)];
+      if (buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice) return true;
+    }
   return false;
 }
 

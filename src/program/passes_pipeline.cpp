@@ -122,7 +122,7 @@ class Stage {
   }
 
   void prepare_gradients(Body& body, const Chunk& chunk, ActionKind kind, bool first) {
-    const bool fresh = p_.setting.sharded_gradients();  // a gradient of each micro-batch by itself
+    const bool fresh = p_.setting.gradients_leave();  // a gradient of each micro-batch by itself
     // A half writes but some of a unit's parameters, and halves and wholes may come in any order: all is cleared once,
     // and all add.
     const bool adds = at_.halves && (!fresh || kind != ActionKind::kBackward);

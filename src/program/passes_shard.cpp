@@ -1,6 +1,7 @@
 // The passes of data parallelism: where gradients are reduced, who updates what, and when parameters are gathered.
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -83,6 +84,30 @@ std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
   return clusters;
 }
 
+// Brings the parameters of a cluster: from the host, from the ranks that share them, or both one after the other. The
+// first of the steps waits for `bound`.
+std::vector<Step> bring(Program& p, int unit, int copy, int whole, std::optional<OpRef> bound) {
+  const Setting& s = p.setting;
+  std::vector<Step> steps;
+  const auto add = [&](Op op) -> Step& {
+    const Stream stream = stream_of(p, op);
+    steps.push_back(detail::make_step(p, std::move(op), unit, Phase::kParameterGather, stream));
+    return steps.back();
+  };
+  if (s.offload.parameters) {
+    Step& step = add(CopyToDevice{});
+    step.writes[0].buffer = s.sharded_parameters() ? detail::copy_of(p, step.writes[0].buffer, copy) : whole;
+  }
+  if (s.sharded_parameters()) {
+    const int shard = steps.empty() ? -1 : steps.back().writes[0].buffer;
+    Step& gather = add(AllGather{Axis::kShard});
+    if (shard >= 0) gather.reads[0].buffer = shard;
+    gather.writes[0].buffer = whole;
+  }
+  if (bound) steps.front().after.push_back(*bound);
+  return steps;
+}
+
 void gather_in(Program& p, Body& body) {
   const std::vector<Cluster> clusters = clusters_of(p, body);
   const auto ahead = static_cast<std::size_t>(p.setting.prefetch);
@@ -96,11 +121,11 @@ void gather_in(Program& p, Body& body) {
     for (std::size_t k = cluster.first; k <= cluster.last; ++k)
       for (Use& use : body.steps[k].reads)
         if (p.buffers[static_cast<std::size_t>(use.buffer)].name.rfind("param.", 0) == 0) use.buffer = whole;
-    Step gather = detail::make_step(p, AllGather{Axis::kShard}, cluster.unit, Phase::kParameterGather, Stream::kDpComm);
-    gather.writes[0].buffer = whole;
     // The bound on memory: no more than `ahead` units besides the one in use.
-    if (c > ahead) gather.after.push_back({-1, static_cast<int>(clusters[c - ahead - 1].last)});
-    insertion.add(c > ahead ? clusters[c - ahead].first : clusters[0].first, std::move(gather));
+    std::optional<OpRef> bound;
+    if (c > ahead) bound = OpRef{-1, static_cast<int>(clusters[c - ahead - 1].last)};
+    for (Step& step : bring(p, cluster.unit, copy, whole, bound))
+      insertion.add(c > ahead ? clusters[c - ahead].first : clusters[0].first, std::move(step));
   }
   insertion.apply(body);
 }
@@ -132,14 +157,16 @@ std::vector<Op> sums_over_data(const Setting& s) {
 // What happens to a finished gradient of one micro-batch.
 std::vector<Op> reductions(const Program& p, int u, bool first, bool last) {
   const Setting& s = p.setting;
-  // Whole gradients add up over the micro-batches first.
-  if (!s.sharded_gradients() && !last) return {};
+  // Whole gradients add up over the micro-batches first, where they stay.
+  if (!s.gradients_leave() && !last) return {};
   std::vector<Op> ops;
   // Each tensor rank has its share of the sum for what all of them hold.
   if (p.units[static_cast<std::size_t>(u)].replicated > 0) ops.push_back(AllReduce{Axis::kTp});
-  if (s.sharded_gradients()) ops.push_back(ReduceScatter{Axis::kShard, !first});
-  if (last && !p.shared_by_ends(u))
+  if (s.sharded_gradients()) ops.push_back(ReduceScatter{Axis::kShard, !first && !s.offload.gradients});
+  // On the host only what is summed over all ranks adds up, for there no rank meets another.
+  if ((last || s.offload.gradients) && !p.shared_by_ends(u))
     for (const Op& op : sums_over_data(s)) ops.push_back(op);
+  if (s.offload.gradients) ops.push_back(CopyToHost{!first});
   return ops;
 }
 
@@ -167,7 +194,7 @@ void reduce_in(Program& p, int b, const Writers& writers) {
     while (at < body.steps.size() && is_communication(body.steps[at].op)) ++at;
     const auto u = static_cast<std::size_t>(unit);
     for (const Op& op : reductions(p, unit, writers.first[u] == b, writers.last[u] == b))
-      insertion.add(at, detail::make_step(p, op, unit, Phase::kGradientReduce, Stream::kDpComm));
+      insertion.add(at, detail::make_step(p, op, unit, Phase::kGradientReduce, stream_of(p, op)));
   }
   insertion.apply(body);
 }
@@ -175,7 +202,7 @@ void reduce_in(Program& p, int b, const Writers& writers) {
 }  // namespace
 
 Program shard_parameters(Program p) {
-  if (!p.setting.sharded_parameters()) return p;
+  if (!p.setting.parameters_come()) return p;
   for (Body& body : p.bodies) gather_in(p, body);
   return p;
 }
@@ -190,33 +217,38 @@ Program update(Program p) {
   const Setting& s = p.setting;
   const int units = static_cast<int>(p.units.size());
   Body body{"update", {}};
-  const auto add = [&](Op op, int unit, Phase phase, Stream stream) -> Step& {
+  const auto add = [&](Op op, int unit, Phase phase) -> Step& {
+    const Stream stream = stream_of(p, op);
     body.steps.push_back(detail::make_step(p, std::move(op), unit, phase, stream));
     return body.steps.back();
   };
   // After all messages: one end of a pipeline is done long before the other.
   for (int u = 0; u < units; ++u) {
     if (!p.shared_by_ends(u)) continue;
-    add(AllReduce{Axis::kEnds}, u, Phase::kGradientReduce, Stream::kDpComm);
-    for (const Op& op : sums_over_data(s)) add(op, u, Phase::kGradientReduce, Stream::kDpComm);
+    add(AllReduce{Axis::kEnds}, u, Phase::kGradientReduce);
+    for (const Op& op : sums_over_data(s)) add(op, u, Phase::kGradientReduce);
   }
   // Backward order: the gradients that were reduced first are read first.
-  for (int u = units - 1; u >= 0; --u)
-    if (p.counts(u)) add(SumSquares{}, u, Phase::kClip, Stream::kCompute);
+  for (int u = units - 1; u >= 0; --u) {
+    if (s.offload.optimizer && !s.offload.gradients) add(CopyToHost{}, u, Phase::kGradientReduce);
+    if (p.counts(u)) add(SumSquares{}, u, Phase::kClip);
+  }
   if (s.holders() > 1) {
     // Where every rank holds the same whole gradient or shard, its sum of squares is already the same on them.
     const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
-    add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip, Stream::kDpComm);
-    if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip, Stream::kDpComm);
+    add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip);
+    if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip);
   }
-  if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip, Stream::kDpComm);
-  if (s.pipelined()) add(ReduceScalars{Axis::kPp, kLossSum, 3}, -1, Phase::kClip, Stream::kDpComm);
-  add(ClipScale{}, -1, Phase::kClip, Stream::kCompute);
-  add(Agree{Flag::kNonFinite}, -1, Phase::kClip, Stream::kCompute);
+  if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip);
+  if (s.pipelined()) add(ReduceScalars{Axis::kPp, kLossSum, 3}, -1, Phase::kClip);
+  add(ClipScale{}, -1, Phase::kClip);
+  add(Agree{Flag::kNonFinite}, -1, Phase::kClip);
   for (int u = 0; u < units; ++u) {
-    add(OptimizerStep{}, u, Phase::kOptimizer, Stream::kCompute).unless = Flag::kNonFinite;
+    add(OptimizerStep{}, u, Phase::kOptimizer).unless = Flag::kNonFinite;
+    if (s.offload.optimizer && !s.offload.parameters)
+      add(CopyToDevice{}, u, Phase::kParameterGather).unless = Flag::kNonFinite;
     for (const Axis axis : detail::gathered_over(s))
-      add(AllGather{axis}, u, Phase::kParameterGather, Stream::kDpComm).unless = Flag::kNonFinite;
+      add(AllGather{axis}, u, Phase::kParameterGather).unless = Flag::kNonFinite;
   }
   p.bodies.push_back(std::move(body));
   p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, -1});

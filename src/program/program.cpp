@@ -25,6 +25,10 @@ std::string_view name_of(Lifetime lifetime) {
   throw Error("unknown lifetime {}", static_cast<int>(lifetime));
 }
 
+std::string_view name_of(Place place) {
+  return place == Place::kHost ? "host" : "device";
+}
+
 Setting at_rank(Setting s, int rank) {
   if (s.pipelined()) s.pipeline.stage = mesh::Mesh(s.mesh, s.ranks(), s.order).coordinates(rank)[mesh::Axis::kPp];
   return s;
@@ -40,6 +44,12 @@ std::string sharding_text(const Setting& s) {
     text += fmt::format(" over dp_replicate {} x dp_shard {}{}", s.replicas(), s.mesh[mesh::Axis::kDpShard],
                         s.context() ? fmt::format(" x cp {}", s.context_ranks()) : "");
   text += s.own_over_dp ? ", optimizer states over all" : "";
+  if (s.offload.any())
+    text += fmt::format(", {} on the host", s.offload.parameters  ? s.offload.gradients
+                                                                        ? "parameters, gradients and optimizer states"
+                                                                        : "parameters and optimizer states"
+                                            : s.offload.gradients ? "gradients and optimizer states"
+                                                                  : "optimizer states");
   if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
   if (s.tensor())
     text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? " with rows cut" : "");
@@ -104,8 +114,8 @@ int Program::unit_of_buffer(int id) const {
   const std::string_view name = buffers.at(static_cast<std::size_t>(id)).name;
   const auto dot = name.find('.');
   if (dot == std::string_view::npos) return -1;
-  static constexpr std::array<std::string_view, 7> kFamilies{"param", "grad", "param_shard", "grad_shard",
-                                                             "m",     "v",    "master"};
+  static constexpr std::array<std::string_view, 9> kFamilies{
+      "param", "grad", "param_shard", "grad_shard", "grad_host", "param_host", "m", "v", "master"};
   if (std::find(kFamilies.begin(), kFamilies.end(), name.substr(0, dot)) == kFamilies.end()) return -1;
   std::string_view rest = name.substr(dot + 1);
   rest = rest.substr(0, rest.find('/'));

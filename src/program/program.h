@@ -25,11 +25,16 @@ inline constexpr std::array kAllLifetimes{Lifetime::kPersistent, Lifetime::kTran
                                           Lifetime::kMicroBatch};
 std::string_view name_of(Lifetime lifetime);
 
+// Whose memory a buffer is in.
+enum class Place { kDevice, kHost };
+std::string_view name_of(Place place);  // "device", "host"
+
 struct Buffer {
   std::string name;  // unique; the text form refers to buffers by it
   DType dtype{};
   std::int64_t elements = 0;  // the largest over the ranks that share the program
   Lifetime lifetime{};
+  Place place = Place::kDevice;
   Bytes bytes() const { return Bytes(elements * size_of(dtype)); }
   bool operator==(const Buffer&) const = default;
 };
@@ -67,6 +72,15 @@ struct Recompute {
   bool operator==(const Recompute&) const = default;
 };
 
+// What stands in the host's memory instead of the device's (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840).
+struct Offload {
+  bool optimizer = false;   // moments and master weights; the host's cores update
+  bool gradients = false;   // of each micro-batch, once reduced: they add up on the host
+  bool parameters = false;  // what the rank keeps of them; each unit comes for its use
+  bool any() const { return optimizer || gradients || parameters; }
+  bool operator==(const Offload&) const = default;
+};
+
 // What the program was built for; everything a consumer needs besides the ops.
 struct Setting {
   Purpose purpose = Purpose::kTrain;
@@ -79,7 +93,8 @@ struct Setting {
   // With tensor ranks: the residual stream is cut by rows over them (Korthikanti et al. 2022, section 4.2).
   bool sequence_parallel = false;
   ContextForm context_form = ContextForm::kGather;
-  int prefetch = 1;               // stage 3: units gathered ahead of the one in use
+  int prefetch = 1;  // stage 3: units gathered ahead of the one in use
+  Offload offload;
   Pipeline pipeline;              // along pp
   Recompute recompute;            // activations that backward computes again
   std::int64_t global_batch = 1;  // sequences
@@ -114,6 +129,12 @@ struct Setting {
   bool owns_part() const { return zero >= 1 && holders() > 1; }  // of the optimizer states
   bool sharded_gradients() const { return zero >= 2 && shards() > 1; }
   bool sharded_parameters() const { return zero >= 3 && shards() > 1; }
+  // A micro-batch's gradient leaves the whole buffer once it is complete, for where the sum of all is made.
+  bool gradients_leave() const { return sharded_gradients() || offload.gradients; }
+  // Whole parameters are on the device for the time of their use alone.
+  bool parameters_come() const { return sharded_parameters() || offload.parameters; }
+  // Weights that the optimizer updates, apart from those that are computed with: of another type, or on the host.
+  bool has_master() const { return master != compute || (offload.optimizer && !offload.parameters); }
   // Micro-batches per rank: the most any rank has; ranks with fewer run empty ones.
   std::int64_t micro_batches() const {
     const std::int64_t per_round = micro_batch * data_ranks();

@@ -56,9 +56,9 @@ rc::Gen<Setting> any_setting() {
   using rc::gen::arbitrary;
   using rc::gen::inRange;
   return rc::gen::map(rc::gen::tuple(inRange(1, 6), inRange(1, 4), inRange(0, 4), arbitrary<bool>(), inRange(1, 30),
-                                     arbitrary<bool>(), inRange(0, 4), any_recompute(), inRange(0, 3)),
-                      [](const std::tuple<int, int, int, bool, int, bool, int, Recompute, int>& t) {
-                        const auto [shards, replicas, zero, recompute, global, own, prefetch, chosen, tensor] = t;
+                                     arbitrary<bool>(), inRange(0, 4), any_recompute(), inRange(0, 3), inRange(0, 8)),
+                      [](const std::tuple<int, int, int, bool, int, bool, int, Recompute, int, int>& t) {
+                        const auto [shards, replicas, zero, recompute, global, own, prefetch, chosen, tensor, host] = t;
                         Setting s = setting_of(shards, zero, false, global);
                         if (recompute) s.recompute = chosen;
                         s.mesh[mesh::Axis::kTp] = std::max(1, tensor);
@@ -66,6 +66,8 @@ rc::Gen<Setting> any_setting() {
                         s.prefetch = prefetch;
                         if (zero < 2 || shards > 1) s.mesh[mesh::Axis::kDpReplicate] = replicas;
                         s.own_over_dp = own && zero >= 2 && s.replicas() > 1;
+                        s.offload = {host > 0, (host & 2) != 0, (host & 4) != 0};
+                        if ((s.owns_part() && !s.sharded_parameters()) || s.own_over_dp) s.offload.parameters = false;
                         return s;
                       });
 }
@@ -121,7 +123,7 @@ std::vector<Use1> uses_in(const Program& p, const MemoryPlan& plan, const std::v
     for (const auto* uses : {&e.step->reads, &e.step->writes})
       for (const Use& use : *uses) {
         const auto b = static_cast<std::size_t>(use.buffer);
-        if (p.buffers[b].lifetime != Lifetime::kTransient) continue;
+        if (p.buffers[b].lifetime != Lifetime::kTransient || p.buffers[b].place == Place::kHost) continue;
         const std::int64_t at = plan.buffer_offset[b];
         Use1& u = buffers
                       .try_emplace({e.instance, use.buffer},
@@ -267,6 +269,7 @@ struct EditedLayout {
   const char* recomputed = "";  // in the place of `recompute`
   int context = 1;
   ContextForm form = ContextForm::kGather;
+  Offload offload{};
 };
 
 class Edited : public ::testing::TestWithParam<EditedLayout> {
@@ -278,6 +281,7 @@ class Edited : public ::testing::TestWithParam<EditedLayout> {
     s.own_over_dp = l.own_over_dp;
     s.mesh[mesh::Axis::kCp] = l.context;
     s.context_form = l.form;
+    s.offload = l.offload;
     if (l.context > 1) s.sequence = 12 * l.context;
     if (*l.recomputed) s.recompute = recompute_from_text(l.recomputed);
     return build(tiny(l.tied), s);
@@ -297,8 +301,9 @@ TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
       const Step& step = p.bodies[b].steps[k];
-      const bool once = is_communication(step.op) || std::holds_alternative<OptimizerStep>(step.op) ||
-                        std::holds_alternative<SumSquares>(step.op) || std::holds_alternative<ClipScale>(step.op);
+      const bool once = is_communication(step.op) || is_copy(step.op) ||
+                        std::holds_alternative<OptimizerStep>(step.op) || std::holds_alternative<SumSquares>(step.op) ||
+                        std::holds_alternative<ClipScale>(step.op);
       if (!once) continue;
       Program q = p;
       q.bodies[b].steps.push_back(step);  // at the end: nothing refers past it
@@ -396,9 +401,10 @@ TEST_P(Edited, EveryDroppedEdgeIsRefused) {
         Program q = p;
         q.bodies[b].steps[k].after.clear();
         // What only bounds the prefetch is no hazard: without it more memory is planned, or as much.
-        const bool gather =
-            std::holds_alternative<AllGather>(p.bodies[b].steps[k].op) && p.setting.sharded_parameters();
-        if (gather && verify(q).empty())
+        const Op& op = p.bodies[b].steps[k].op;
+        const bool brings = (std::holds_alternative<AllGather>(op) && p.setting.sharded_parameters()) ||
+                            (std::holds_alternative<CopyToDevice>(op) && p.setting.offload.parameters);
+        if (brings && verify(q).empty())
           EXPECT_GE(plan_memory(q).peak, plan_memory(p).peak);
         else
           EXPECT_FALSE(verify(q).empty()) << p.bodies[b].name << " %" << k;
@@ -416,7 +422,11 @@ INSTANTIATE_TEST_SUITE_P(
                       EditedLayout{1, 0, true, false, 1, false, "attention,activation"},
                       EditedLayout{2, 3, true, true, 1, false, "norm_qkv,norm_up/2"},
                       EditedLayout{1, 1, false, false, 1, false, "", 2},
-                      EditedLayout{2, 3, false, true, 1, false, "attention", 3, ContextForm::kRing}));
+                      EditedLayout{2, 3, false, true, 1, false, "attention", 3, ContextForm::kRing},
+                      EditedLayout{2, 1, false, false, 1, false, "", 1, ContextForm::kGather, {true, false, false}},
+                      EditedLayout{1, 0, false, true, 1, false, "", 1, ContextForm::kGather, {true, true, true}},
+                      EditedLayout{2, 2, true, false, 2, true, "", 1, ContextForm::kGather, {true, true, false}},
+                      EditedLayout{2, 3, false, false, 1, false, "", 1, ContextForm::kGather, {true, true, true}}));
 
 TEST(Text, ErrorsNameTheLine) {
   const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));
@@ -436,7 +446,7 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("part=embed", "part=embet", "unknown part");
   fails_with("writes=x.0", "writes=y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 5", "molen-program 2", "molen-program 5");
+  fails_with("molen-program 6", "molen-program 2", "molen-program 6");
   fails_with("schedule first", "schedule fist", "unknown body");
   fails_with("after=%", "after=%9", "not there");
   fails_with("buffer ids i32", "buffer ids i33", "i33");
@@ -454,6 +464,15 @@ TEST(Build, RefusesWhatItCannotHonour) {
   EXPECT_THROW(build(tiny(), s), UsageError);
   s.mesh = mesh::kOne;
   s.compute = DType::kF16;
+  EXPECT_THROW(build(tiny(), s), UsageError);
+  s = setting_of(2, 0, false, 4);
+  s.offload.gradients = true;
+  EXPECT_THROW(build(tiny(), s), UsageError);  // an optimizer on the device
+  s.offload = {true, false, true};
+  s.zero = 1;
+  EXPECT_THROW(build(tiny(), s), UsageError);  // updates a part of what it keeps
+  s = hybrid(2, 2, 3, true);
+  s.offload = {true, false, true};
   EXPECT_THROW(build(tiny(), s), UsageError);
 }
 

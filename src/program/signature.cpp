@@ -23,9 +23,9 @@ bool has_norm_weights(const Program& program) {
 
 // The residual stream and its gradient between the parts. One rank alone has whole values. Tensor ranks leave sums to
 // be made; under sequence parallelism they keep rows, and gather all of them for a product.
-struct Stream {
+struct Residuals {
   bool tensor, rows;
-  explicit Stream(const Setting& s) : tensor(s.tensor()), rows(s.sharded_rows()) {}
+  explicit Residuals(const Setting& s) : tensor(s.tensor()), rows(s.sharded_rows()) {}
   Operand in(Value kept, Value all, std::int64_t l) const { return {rows ? all : kept, l}; }
   Operand out(Value kept, Value sum, std::int64_t l) const { return {tensor ? sum : kept, l}; }
   Operand x_in(std::int64_t l) const { return in(Value::kResidual, Value::kResidualRows, l); }
@@ -76,7 +76,7 @@ Signature shift(const Program& p, const Shift& o) {
 }
 
 Signature forward(const Program& p, const Compute& c, int unit) {
-  const Stream stream(p.setting);
+  const Residuals stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
   switch (c.part) {
     case Part::kEmbed:
@@ -114,7 +114,7 @@ Signature forward(const Program& p, const Compute& c, int unit) {
 }
 
 // Parts that add to the residual gradient: in place, but where rows are kept, and the reduction adds.
-Signature backward_norm(const Stream& stream, Operand d_out, Operand in, Operand stats, int unit, Value kept,
+Signature backward_norm(const Residuals& stream, Operand d_out, Operand in, Operand stats, int unit, Value kept,
                         std::int64_t kept_layer, Operand result) {
   Signature s{{d_out, in, stats, {Value::kParam, unit}}, {result, {Value::kGrad, unit}}};
   if (!stream.rows) s.reads.push_back({kept, kept_layer});
@@ -122,7 +122,7 @@ Signature backward_norm(const Stream& stream, Operand d_out, Operand in, Operand
 }
 
 Signature backward(const Program& p, const Compute& c, int unit) {
-  const Stream stream(p.setting);
+  const Residuals stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
   switch (c.part) {
     case Part::kEmbed:
@@ -177,7 +177,7 @@ Signature backward(const Program& p, const Compute& c, int unit) {
 
 // The half that the part before waits for. The residual gradient is read in one place and written in another.
 Signature backward_input(const Program& p, const Compute& c, int unit) {
-  const Stream stream(p.setting);
+  const Residuals stream(p.setting);
   const std::int64_t l = c.layer;
   Signature s = backward(p, c, unit);
   switch (c.part) {
@@ -196,7 +196,7 @@ Signature backward_input(const Program& p, const Compute& c, int unit) {
 
 // Of products, from what forward kept and the first half left.
 Signature backward_weights(const Program& p, const Compute& c, int unit) {
-  const Stream stream(p.setting);
+  const Residuals stream(p.setting);
   const std::int64_t l = c.layer;
   const Operand grad{Value::kGrad, unit};
   switch (c.part) {
@@ -249,7 +249,7 @@ Exchanged exchanged(Moves moves) {
   throw Error("tensor ranks exchange no {} so", name_of(moves));
 }
 
-// What this rank updates of a unit: the gradient and the parameters there, in the buffers that keep them.
+// What this rank updates of a unit: the gradient and the parameters there, in the buffers of the device.
 Operand owned(const Program& p, bool gradient, int unit) {
   const Setting& s = p.setting;
   if (gradient ? s.sharded_gradients() : s.sharded_parameters())
@@ -303,23 +303,43 @@ Signature all_gather(const Program& p, const AllGather& o, int unit) {
   return {{{Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}}, {{Value::kParam, unit}}};
 }
 
+// What the update leaves in the compute type.
+Operand updated(const Program& p, int unit) {
+  const Setting& s = p.setting;
+  if (!s.offload.optimizer) return owned(p, false, unit);
+  if (s.offload.parameters) return {Value::kParamHost, unit};
+  return {s.master == s.compute ? Value::kMaster : Value::kParamHost, unit};
+}
+
 Signature optimizer(const Program& p, int unit) {
-  Signature s{{owned(p, true, unit), {Value::kScalars}},
-              {owned(p, false, unit), {Value::kMoment1, unit}, {Value::kMoment2, unit}}};
+  Signature s{{p.setting.offload.optimizer ? Operand{Value::kGradHost, unit} : owned(p, true, unit), {Value::kScalars}},
+              {updated(p, unit), {Value::kMoment1, unit}, {Value::kMoment2, unit}}};
   if (p.setting.master != p.setting.compute) s.writes.push_back({Value::kMaster, unit});
   return s;
+}
+
+Signature copy_to_host(const Program& p, const CopyToHost&, int unit) {
+  return {{owned(p, true, unit)}, {{Value::kGradHost, unit}}};
+}
+
+// What is to be computed with, or has been updated.
+Signature copy_to_device(const Program& p, const CopyToDevice&, int unit) {
+  if (!p.setting.offload.parameters) return {{updated(p, unit)}, {owned(p, false, unit)}};
+  return {{{Value::kParamHost, unit}}, {{p.setting.sharded_parameters() ? Value::kParamShard : Value::kParam, unit}}};
 }
 
 }  // namespace
 
 std::string_view name_of(Value value) {
-  static constexpr std::array<std::string_view, 48> kNames{
-      "ids",           "labels",    "documents",  "x",           "stats1",      "qkv",        "lse",       "attn",
-      "mid",           "stats2",    "up",         "act",         "stats_final", "normed",     "d_normed",  "losses",
-      "d_x",           "d_mid",     "d_act",      "d_up",        "d_attn",      "d_qkv",      "x_sum",     "mid_sum",
-      "d_x_sum",       "d_mid_sum", "x_rows",     "mid_rows",    "d_x_rows",    "d_mid_rows", "logits",    "head_sums",
-      "head_sums_all", "keys_all",  "d_keys_all", "keys",        "d_keys",      "d_keys_in",  "attn_part", "lse_part",
-      "d_query",       "param",     "grad",       "param_shard", "grad_shard",  "m",          "v",         "master"};
+  static constexpr std::array<std::string_view, 50> kNames{
+      "ids",      "labels",      "documents",  "x",         "stats1",        "qkv",         "lse",
+      "attn",     "mid",         "stats2",     "up",        "act",           "stats_final", "normed",
+      "d_normed", "losses",      "d_x",        "d_mid",     "d_act",         "d_up",        "d_attn",
+      "d_qkv",    "x_sum",       "mid_sum",    "d_x_sum",   "d_mid_sum",     "x_rows",      "mid_rows",
+      "d_x_rows", "d_mid_rows",  "logits",     "head_sums", "head_sums_all", "keys_all",    "d_keys_all",
+      "keys",     "d_keys",      "d_keys_in",  "attn_part", "lse_part",      "d_query",     "param",
+      "grad",     "param_shard", "grad_shard", "grad_host", "param_host",    "m",           "v",
+      "master"};
   if (value == Value::kScalars) return "scalars";
   return kNames.at(static_cast<std::size_t>(value));
 }
@@ -359,7 +379,9 @@ Signature signature(const Program& program, const Op& op, int unit) {
                           return unit >= 0 ? Signature{{}, {{Value::kGrad, unit}}} : Signature{{}, {{Value::kScalars}}};
                         },
                         [&](const SumSquares&) {
-                          return Signature{{owned(program, true, unit)}, {{Value::kScalars}}};
+                          const bool host = program.setting.offload.gradients;
+                          return Signature{{host ? Operand{Value::kGradHost, unit} : owned(program, true, unit)},
+                                           {{Value::kScalars}}};
                         },
                         [&](const ClipScale&) {
                           return Signature{{}, {{Value::kScalars}}};
@@ -375,6 +397,8 @@ Signature signature(const Program& program, const Op& op, int unit) {
                           return Signature{{}, {{exchanged(o.moves).kept, o.layer}}};
                         },
                         [&](const Shift& o) { return shift(program, o); },
+                        [&](const CopyToHost& o) { return copy_to_host(program, o, unit); },
+                        [&](const CopyToDevice& o) { return copy_to_device(program, o, unit); },
                         [&](const ReduceScalars&) {
                           return Signature{{}, {{Value::kScalars}}};
                         },
@@ -418,6 +442,10 @@ Range extent_of(const Program& program, Value value) {
     case Value::kParamShard:
     case Value::kGradShard:
       return Range::kShard;
+    case Value::kParamHost:
+      if (program.setting.offload.parameters) return program.setting.sharded_parameters() ? Range::kShard : Range::kAll;
+      [[fallthrough]];
+    case Value::kGradHost:
     case Value::kMoment1:
     case Value::kMoment2:
     case Value::kMaster:
@@ -500,6 +528,8 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
     case Value::kGrad:
     case Value::kParamShard:
     case Value::kGradShard:
+    case Value::kGradHost:
+    case Value::kParamHost:
     case Value::kMoment1:
     case Value::kMoment2:
     case Value::kMaster: {
@@ -533,6 +563,7 @@ DType dtype_of(const Program& program, Value value) {
     case Value::kHeadSumsAll:
     case Value::kGrad:
     case Value::kGradShard:
+    case Value::kGradHost:
     case Value::kMoment1:
     case Value::kMoment2:
       return accurate;
@@ -547,12 +578,39 @@ DType dtype_of(const Program& program, Value value) {
 
 Lifetime lifetime_of(const Program& program, Value value) {
   const Setting& s = program.setting;
-  if (value == Value::kParam && s.sharded_parameters()) return Lifetime::kTransient;
-  if (value == Value::kGrad && s.sharded_gradients()) return Lifetime::kTransient;
-  if ((value == Value::kParam || value == Value::kParamShard) && s.purpose == Purpose::kEvaluate)
-    return Lifetime::kExternal;
+  if (value == Value::kParam && s.parameters_come()) return Lifetime::kTransient;
+  if (value == Value::kParamShard && s.offload.parameters) return Lifetime::kTransient;
+  if (value == Value::kGrad && s.gradients_leave()) return Lifetime::kTransient;
+  if (value == Value::kGradShard && s.offload.gradients) return Lifetime::kTransient;
+  const bool parameters = value == Value::kParam || value == Value::kParamShard || value == Value::kParamHost;
+  if (parameters && s.purpose == Purpose::kEvaluate) return Lifetime::kExternal;
   const bool persistent = (value >= Value::kParam && value <= Value::kMaster) || value == Value::kScalars;
   return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
+}
+
+Place place_of(const Program& program, Value value) {
+  switch (value) {
+    case Value::kGradHost:
+    case Value::kParamHost:
+      return Place::kHost;
+    case Value::kMoment1:
+    case Value::kMoment2:
+    case Value::kMaster:
+      return program.setting.offload.optimizer ? Place::kHost : Place::kDevice;
+    default:
+      return Place::kDevice;
+  }
+}
+
+Stream stream_of(const Program& program, const Op& op) {
+  const Offload& offload = program.setting.offload;
+  if (is_communication(op)) return Stream::kDpComm;
+  if (std::holds_alternative<CopyToHost>(op)) return Stream::kToHost;
+  if (std::holds_alternative<CopyToDevice>(op)) return Stream::kToDevice;
+  // Where what they read is. The step's sums, a few bytes, are used where they are.
+  const bool host = (std::holds_alternative<OptimizerStep>(op) && offload.optimizer) ||
+                    (std::holds_alternative<SumSquares>(op) && offload.gradients);
+  return host ? Stream::kHost : Stream::kCompute;
 }
 
 int unit_of_step(const Program& program, const Step& step) {

@@ -64,6 +64,8 @@ enum class Value {
   kGrad,        // whole
   kParamShard,  // what the rank keeps of sharded parameters, and of sharded gradients
   kGradShard,
+  kGradHost,   // on the host: of the gradient what this rank updates
+  kParamHost,  // parameters that live there; or, of the compute type, what is updated there and goes to the device
   kMoment1,
   kMoment2,
   kMaster,
@@ -102,6 +104,9 @@ bool wide_partial(const Program& program, Value value);
 // Whether an op must write a value in the place where it reads another.
 bool in_place(const Program& program, const Op& op, const Operand& write, const Operand& read);
 Lifetime lifetime_of(const Program& program, Value value);
+Place place_of(const Program& program, Value value);
+// The stream that an op runs on.
+Stream stream_of(const Program& program, const Op& op);
 
 // Which unit a step's operands belong to, from the first of its buffers that is a unit's; -1 if none is.
 int unit_of_step(const Program& program, const Step& step);

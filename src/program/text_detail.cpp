@@ -5,6 +5,8 @@
 
 #include <array>
 #include <charconv>
+#include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "program/recompute.h"
@@ -29,20 +31,29 @@ std::string pipeline_text(const Setting& s) {
   return text;
 }
 
+std::string offload_text(const Offload& o) {
+  std::string text;
+  for (const auto& [on, name] :
+       {std::pair{o.optimizer, "optimizer"}, {o.gradients, "gradients"}, {o.parameters, "parameters"}})
+    if (on) text += fmt::format("{}{}", text.empty() ? "" : ",", name);
+  return text.empty() ? "none" : text;
+}
+
 }  // namespace
 
 std::string setting_to_text(const Setting& s) {
   return fmt::format(
              "purpose={} dp_replicate={} dp_shard={} cp={} tp={} order={} sequence_parallel={} zero={} own_over_dp={} "
-             "prefetch={} "
+             "prefetch={} offload={} "
              "recompute={} global_batch={} "
              "micro_batch={} sequence={} document_mask={} compute={} master={} "
              "reduce={} kernels={} "
              "threads={} head_chunk={}{}",
              s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.mesh[mesh::Axis::kDpShard],
              s.context_ranks(), s.tensor_ranks(), order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero,
-             s.own_over_dp ? 1 : 0, s.prefetch, text_of(s.recompute), s.global_batch, s.micro_batch, s.sequence,
-             s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master), name_of(s.reduce),
+             s.own_over_dp ? 1 : 0, s.prefetch, offload_text(s.offload), text_of(s.recompute), s.global_batch,
+             s.micro_batch, s.sequence, s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master),
+             name_of(s.reduce),
              s.kernels == arch::Kernels::kReference ? "reference"
              : s.kernels == arch::Kernels::kFused   ? "fused"
                                                     : "aten",
@@ -70,6 +81,22 @@ std::vector<std::int64_t> layers_from_text(const std::string& text, const std::s
     if (next == end) return layers;
     at = next;
   }
+}
+
+Offload offload_from_text(const std::string& text, const std::string& where) {
+  Offload o;
+  if (text == "none") return o;
+  std::istringstream in(text);
+  for (std::string name; std::getline(in, name, ',');) {
+    bool* const on = name == "optimizer"    ? &o.optimizer
+                     : name == "gradients"  ? &o.gradients
+                     : name == "parameters" ? &o.parameters
+                                            : nullptr;
+    if (!on || std::exchange(*on, true))
+      throw UsageError("{}: setting offload={} must be none, or a list of optimizer, gradients, parameters", where,
+                       text);
+  }
+  return o;
 }
 
 }  // namespace
@@ -120,6 +147,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));
+  s.offload = offload_from_text(text("offload"), where);
   try {
     s.recompute = recompute_from_text(text("recompute"));
   } catch (const UsageError& error) {

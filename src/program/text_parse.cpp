@@ -56,7 +56,7 @@ class Parser {
       const auto w = words(line);
       if (w.empty()) continue;
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "5") fail("expected 'molen-program 5'");
+        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "6") fail("expected 'molen-program 6'");
         versioned = true;
       } else {
         statement(line, w);
@@ -121,10 +121,12 @@ class Parser {
   }
 
   void buffer(const std::vector<std::string>& w) {
-    if (w.size() != 5) fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch'");
+    if (w.size() != 5 && !(w.size() == 6 && w[5] == name_of(Place::kHost)))
+      fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch [host]'");
     if (program_.find_buffer(w[1]) >= 0) fail("buffer '" + w[1] + "' stands twice");
     program_.buffers.push_back({w[1], dtype(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
-                                choice<Lifetime>(w[4], kAllLifetimes, "lifetime")});
+                                choice<Lifetime>(w[4], kAllLifetimes, "lifetime"),
+                                w.size() == 6 ? Place::kHost : Place::kDevice});
   }
 
   DType dtype(const std::string& name) const {
@@ -268,6 +270,8 @@ class Parser {
       o.step = number<std::int64_t>(take(v, "step", ""), 1, last);
       return o;
     }
+    if (name == "copy_to_host") return CopyToHost{flag(v, "accumulate")};
+    if (name == "copy_to_device") return CopyToDevice{};
     if (name == "reduce_scalars") {
       const Axis a = axis(v);
       const auto first = number<std::int64_t>(take(v, "first", ""), 0, kNumScalars - 1);
@@ -291,7 +295,7 @@ class Parser {
     if (const std::string t = take(values, "after", ""); !t.empty())
       for (const std::string& ref : split(t, ','))
         pending_.push_back({program_.bodies.size() - 1, body.steps.size(), ref, number_});
-    s.stream = choice<Stream>(take(values, "stream", ""), std::array{Stream::kCompute, Stream::kDpComm}, "stream");
+    s.stream = choice<Stream>(take(values, "stream", ""), kAllStreams, "stream");
     std::vector<Phase> phases;
     for (int i = 0; i < kNumPhases; ++i) phases.push_back(static_cast<Phase>(i));
     s.phase = choice<Phase>(take(values, "phase", ""), phases, "phase");

@@ -51,6 +51,10 @@ std::string op_text(const Op& op) {
           [](const AllGather& o) { return fmt::format("all_gather axis={}{}", name_of(o.axis), moves_text(o)); },
           [](const Send& o) { return fmt::format("send peer={}{}", o.peer, moves_text(o)); },
           [](const Receive& o) { return fmt::format("receive peer={}{}", o.peer, moves_text(o)); },
+          [](const CopyToHost& o) {
+            return fmt::format("copy_to_host{}{}", o.accumulate ? " accumulate=1" : "", moves_text(o));
+          },
+          [](const CopyToDevice& o) { return fmt::format("copy_to_device{}", moves_text(o)); },
           [](const Shift& o) { return fmt::format("shift axis={}{} step={}", name_of(o.axis), moves_text(o), o.step); },
           [](const ReduceScalars& o) {
             return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
@@ -79,13 +83,14 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 5\n";
+  std::string text = "molen-program 6\n";
   text += "arch " + arch::to_json(p.arch, arch::Choices::kNumbers).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
   const std::optional<Slots> slots = plan ? std::optional<Slots>(p) : std::nullopt;
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];
-    text += fmt::format("buffer {} {} {} {}", b.name, name_of(b.dtype), b.elements, name_of(b.lifetime));
+    text += fmt::format("buffer {} {} {} {}{}", b.name, name_of(b.dtype), b.elements, name_of(b.lifetime),
+                        b.place == Place::kHost ? " host" : "");
     if (plan && b.lifetime != Lifetime::kExternal)
       text += fmt::format(
           "  # at {}, {}{}", plan->buffer_offset[i],
@@ -108,8 +113,9 @@ std::string print_all(const Program& p, const MemoryPlan* plan) {
   }
   text += '\n';
   if (plan)
-    text += fmt::format("# planned peak {} bytes ({}), of which persistent {}\n", plan->peak.value, human(plan->peak),
-                        human(plan->persistent));
+    text += fmt::format("# planned peak {} bytes ({}), of which persistent {}{}\n", plan->peak.value, human(plan->peak),
+                        human(plan->persistent),
+                        plan->host.value > 0 ? fmt::format("; on the host {} bytes", plan->host.value) : "");
   return text;
 }
 

@@ -13,6 +13,8 @@
 #include "base/match.h"
 #include "program/build.h"
 #include "program/build_detail.h"
+#include "program/contributions.h"
+#include "program/races.h"
 #include "program/signature.h"
 #include "program/slots.h"
 
@@ -64,6 +66,8 @@ struct UnitState {
   int exchanged = 0;           // sums of what tensor ranks hold alike
   bool in_sum = false;         // the gradient's present contributions are summed over tensor ranks
   int joined = 0;              // sums of what both ends of a pipeline hold
+  int copied = 0, came = 0;    // to the host for its update; updated parameters to the device
+  std::size_t on_host = 0;     // contributions in what the host has
   std::vector<Axis> gathered;  // after the update
 };
 
@@ -71,7 +75,7 @@ class Verifier {
  public:
   explicit Verifier(const Program& p)
       : p_(p), ops_(expand(p)), slots_(p), held_(slots_.places()), units_(p.units.size()) {
-    for (const Body& body : p_.bodies) made_in_.push_back(contributions_in(body));
+    for (const Body& body : p_.bodies) made_in_.push_back(contributions_in(p_, body));
   }
 
   std::vector<Finding> run() {
@@ -109,7 +113,7 @@ class Verifier {
       if (p_.buffers[b].lifetime == Lifetime::kTransient) held(static_cast<int>(b), -1) = {};
     chunks_.clear();
     chunks_in_.clear();
-    if (!p_.setting.sharded_gradients()) return;
+    if (!p_.setting.gradients_leave()) return;
     for (UnitState& s : units_) {
       s.pending.clear();
       s.written.clear();
@@ -134,8 +138,8 @@ class Verifier {
           e.step->hardware_flops != want.hardware_flops || e.step->moved != want.moved)
         report(e, "its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
                e.step->scratch.value, want.scratch.value);
-      if (is_communication(e.step->op) != (e.step->stream == Stream::kDpComm))
-        report(e, "communication belongs on the stream comm.dp, everything else on compute");
+      if (e.step->stream != stream_of(p_, e.step->op))
+        report(e, "belongs on the stream {}", name_of(stream_of(p_, e.step->op)));
       if (findings_.size() >= kMaxFindings) return;
     }
   }
@@ -143,34 +147,6 @@ class Verifier {
   static bool of_unit(Value v) { return v >= Value::kParam && v <= Value::kMaster; }
 
   Held& held(int buffer, std::int64_t micro_batch) { return held_[slots_.place(buffer, micro_batch)]; }
-
-  // The halves of gradients that an op makes: norms' own come with the input's half.
-  std::vector<int> halves_of(const Compute& c) const {
-    const bool norm = c.part == arch::Part::kNormQkv || c.part == arch::Part::kNormUp;
-    const bool own = norm && p_.arch.norm != arch::Norm::kLayerPlain;
-    switch (c.pass) {
-      case ComputePass::kBackward:
-        return {0, 1};
-      case ComputePass::kInput:
-        return own ? std::vector{0} : std::vector<int>{};
-      case ComputePass::kWeights:
-        return own ? std::vector{1} : std::vector{0, 1};
-      case ComputePass::kForward:
-      case ComputePass::kRecompute:
-        break;
-    }
-    return {};
-  }
-
-  // How many halves the ops of a body add to each unit's gradient.
-  std::vector<std::size_t> contributions_in(const Body& body) const {
-    std::vector<std::size_t> made(p_.units.size(), 0);
-    for (const Step& step : body.steps)
-      if (const auto* c = std::get_if<Compute>(&step.op))
-        if (const int u = unit_of_part(p_, c->part, c->layer); u >= 0)
-          made[static_cast<std::size_t>(u)] += halves_of(*c).size();
-    return made;
-  }
 
   // Whether a chunk of this stage has the part of the model, or the boundary, that the op is of.
   bool of_this_stage(const Op& op) const {
@@ -234,6 +210,10 @@ class Verifier {
 
   bool fits(const Expanded& e, const Use& use, const Operand& want) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
+    if (b.place != place_of(p_, want.value)) {
+      report(e, "operand {} is in the memory of the {}", b.name, name_of(b.place));
+      return false;
+    }
     if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) ||
         !lives(b.lifetime, lifetime_of(p_, want.value))) {
       report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype),
@@ -293,7 +273,8 @@ class Verifier {
   // From other ranks, to be read once at least. A ring begins with the rank's own keys, which stay where they are too,
   // and ends with gradients that are home.
   bool brought(const Operand& o) const {
-    return o.value == Value::kParam || o.value == Value::kKeysAll || (o.value == Value::kKeys && o.step > 0) ||
+    return o.value == Value::kParam || o.value == Value::kParamShard || o.value == Value::kKeysAll ||
+           (o.value == Value::kKeys && o.step > 0) ||
            (o.value == Value::kDKeysIn && o.step < p_.setting.context_ranks());
   }
 
@@ -350,6 +331,8 @@ class Verifier {
                    [&](const Send& o) { message(e, 0, o.moves, o.layer); },
                    [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
                    [&](const Shift& o) { exchange_keys(e, o.axis, o.moves, true); },
+                   [&](const CopyToHost& o) { copy_gradient(e, o.accumulate); },
+                   [&](const CopyToDevice&) { copy_parameters(e); },
                    [&](const ReduceScalars& o) { reduce_scalars(e, o); },
                    [&](const Agree&) {
                      if (!clipped_) report(e, "decides before the sums are known");
@@ -375,12 +358,12 @@ class Verifier {
     if (c.pass == ComputePass::kInput) inputs_.emplace(static_cast<int>(c.part), c.layer, e.micro_batch);
     if (c.pass == ComputePass::kWeights && !inputs_.count({static_cast<int>(c.part), c.layer, e.micro_batch}))
       report(e, "runs before the input's half");
-    const std::vector<int> halves = halves_of(c);
+    const std::vector<int> halves = halves_of(p_, c);
     if (halves.empty()) return;
     const int u = unit_of_part(p_, c.part, c.layer);
     if (u < 0) return;
     UnitState& state = units_[static_cast<std::size_t>(u)];
-    if (state.reductions > 0 && !p_.setting.sharded_gradients())
+    if (state.reductions > 0 && !p_.setting.gradients_leave())
       report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
     // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
     const bool table = arch::is_head(c.part) || (p_.arch.tied && c.part == arch::Part::kEmbed);
@@ -428,8 +411,7 @@ class Verifier {
     const bool padding = std::get<ZeroFill>(e.step->op).padding;
     if (u >= 0) {
       UnitState& state = units_[static_cast<std::size_t>(u)];
-      if (padding &&
-          (!p_.setting.sharded_gradients() || !detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)])))
+      if (padding && (!p_.setting.gradients_leave() || !detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)])))
         report(e, "there is no padding to clear");
       if (!padding && !state.pending.empty()) report(e, "clears a gradient that is already in use");
       state.zeroed = state.zeroed || !padding;
@@ -462,10 +444,11 @@ class Verifier {
     if (o.accumulate != adds) report(e, "{} the residual gradient so far", adds ? "must add to" : "cannot add to");
   }
 
+  std::size_t expected_contributions(int u) const { return program::expected_contributions(p_, u); }
   // Contributions that a reduction takes along: those of its micro-batch in its instance, or all.
   std::size_t needed_in(const Expanded& e, int u) const {
-    return p_.setting.sharded_gradients() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
-                                          : expected_contributions(u);
+    return p_.setting.gradients_leave() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
+                                        : expected_contributions(u);
   }
   // Those of all ops of one micro-batch.
   std::size_t micro_batch_contributions(int u) const {
@@ -473,7 +456,7 @@ class Verifier {
   }
   // How often a gradient is reduced in a step.
   int reductions_needed(int u) const {
-    if (!p_.setting.sharded_gradients()) return 1;
+    if (!p_.setting.gradients_leave()) return 1;
     int n = 0;
     for (const Instance& i : p_.schedule)
       n += made_in_[static_cast<std::size_t>(i.body)][static_cast<std::size_t>(u)] > 0;
@@ -523,7 +506,7 @@ class Verifier {
     if (axis == Axis::kReplicate) {
       if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
       if (scatter != s.own_over_dp) report(e, "this layout wants {}", s.own_over_dp ? "reduce_scatter" : "all_reduce");
-      if (state->delivered != expected_contributions(u))
+      if (s.offload.gradients ? state->replicated >= state->reductions : state->delivered != expected_contributions(u))
         report(e, "sums a shard over the replicas with {} of {} contributions in it", state->delivered,
                expected_contributions(u));
       if (accumulate) report(e, "there is nothing to add to");
@@ -536,53 +519,96 @@ class Verifier {
     if (axis != want) report(e, "gradients are reduced over the axis {}", name_of(want));
     if (scatter != s.owns_part())
       report(e, "ZeRO-{} wants {}", s.zero, s.owns_part() ? "reduce_scatter" : "all_reduce");
-    const std::size_t needed = needed_in(e, u);
     if (s.pipelined() && p_.shared_by_ends(u) && !s.sharded_gradients() && state->joined == 0)
       report(e, "reduces before the other end of the pipeline has added its share");
-    if (state->pending.size() != needed)
-      report(e, "reduces with {} of {} contributions made", state->pending.size(), needed);
-    if (must_exchange(u) && !state->in_sum) report(e, "what tensor ranks hold alike is not summed over them yet");
-    if (s.sharded_gradients() && !state->zeroed && needed != micro_batch_contributions(u))
-      report(e, "reduces gradients of parameters that no op of this instance has written");
-    if (s.sharded_gradients() && !state->padded && detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)]))
-      report(e, "reduces padding that holds anything");
-    if (accumulate != (s.sharded_gradients() && state->reductions > 0))
+    complete(e, u, *state);
+    if (accumulate != (s.sharded_gradients() && !s.offload.gradients && state->reductions > 0))
       report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what earlier micro-batches left");
-    state->delivered += state->pending.size();
-    state->pending.clear();
-    state->written.clear();
-    ++state->reductions;
-    if (s.sharded_gradients()) held(e.step->reads[0].buffer, e.micro_batch) = {};  // used up
+    leave(e, *state);
+  }
+
+  // What the host updates from: of each micro-batch, as soon as it is summed over the ranks, or of all at once.
+  void copy_gradient(const Expanded& e, bool accumulate) {
+    const Setting& s = p_.setting;
+    UnitState* state = unit(e);
+    if (!state) return;
+    const int u = unit_of_step(p_, *e.step);
+    if (!s.offload.optimizer) report(e, "no gradient belongs on the host");
+    if (accumulate != (s.offload.gradients && state->copied > 0))
+      report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what is there already");
+    ++state->copied;
+    if (!s.offload.gradients) {
+      if (state->copied > 1) report(e, "copies it a second time");
+      if (!reduced_on_device(u) || state->contributions.size() != expected_contributions(u))
+        report(e, "copies a gradient that is not reduced");
+      state->on_host = state->contributions.size();
+      return;
+    }
+    const std::size_t needed = needed_in(e, u);
+    if (s.holders() == 1) {  // nobody to reduce with: it leaves from where it was made
+      complete(e, u, *state);
+      leave(e, *state);
+    }
+    if (state->delivered != state->on_host + needed ||
+        (s.sharded_gradients() && s.replicas() > 1 && state->replicated != state->reductions))
+      report(e, "copies what is not summed over all ranks, or has been copied before");
+    state->on_host = state->delivered;
+  }
+
+  // What leaves the whole gradient: all contributions of its micro-batch, or of all where it stays, and nothing else.
+  void complete(const Expanded& e, int u, const UnitState& state) {
+    const std::size_t needed = needed_in(e, u);
+    if (state.pending.size() != needed) report(e, "takes along {} of {} contributions", state.pending.size(), needed);
+    if (must_exchange(u) && !state.in_sum) report(e, "what tensor ranks hold alike is not summed over them yet");
+    if (!p_.setting.gradients_leave()) return;
+    if (!state.zeroed && needed != micro_batch_contributions(u))
+      report(e, "takes along gradients of parameters that no op of this instance has written");
+    if (!state.padded && detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)]))
+      report(e, "takes along padding that holds anything");
+  }
+
+  // A micro-batch's contributions are on their way to where the sum of all is made.
+  void leave(const Expanded& e, UnitState& state) {
+    state.delivered += state.pending.size();
+    state.pending.clear();
+    state.written.clear();
+    ++state.reductions;
+    const bool used_up = p_.setting.sharded_gradients() || (p_.setting.offload.gradients && p_.setting.holders() == 1);
+    if (used_up) held(e.step->reads[0].buffer, e.micro_batch) = {};
+  }
+
+  // For use, or once the host has updated them.
+  void copy_parameters(const Expanded& e) {
+    const Setting& s = p_.setting;
+    UnitState* state = unit(e);
+    if (!state) return;
+    if (s.offload.parameters) {
+      if (state->updated > 0) report(e, "brings parameters that no op of this step reads any more");
+      return;
+    }
+    if (!s.offload.optimizer) report(e, "no parameters are on the host");
+    if (state->updated != 1) report(e, "brings parameters that are not updated yet");
+    if (!e.step->unless) report(e, "unless=non_finite is missing");
+    if (++state->came > 1) report(e, "brings them a second time");
+  }
+
+  bool reduced(int u) const {
+    const UnitState& state = units_[static_cast<std::size_t>(u)];
+    return reduced_on_device(u) && (!p_.setting.offload.gradients || state.on_host == expected_contributions(u));
   }
 
   // Everything is in, and summed over all ranks.
-  bool reduced(int u) const {
+  bool reduced_on_device(int u) const {
     const Setting& s = p_.setting;
     const UnitState& state = units_[static_cast<std::size_t>(u)];
     const int sums = must_exchange(u) ? reductions_needed(u) : 0;
     if (state.exchanged != sums || (sums > 0 && !state.in_sum)) return false;
     if (state.joined != (p_.shared_by_ends(u) ? 1 : 0)) return false;
-    if (s.holders() == 1) return true;
+    if (s.holders() == 1 && !s.offload.gradients) return true;
     if (state.delivered != expected_contributions(u)) return false;
-    if (s.sharded_gradients())
-      return state.reductions == reductions_needed(u) && state.replicated == (s.replicas() > 1 ? 1 : 0);
-    return state.reductions == 1;
-  }
-
-  std::size_t expected_contributions(int unit) const {
-    std::size_t parts = 0;
-    const auto add = [&](arch::Part part, std::int64_t layer, std::size_t n) {
-      if (unit_of_part(p_, part, layer) == unit) parts += n;
-    };
-    if (p_.embeds()) add(arch::Part::kEmbed, -1, 1);
-    if (p_.has_head()) {
-      add(arch::Part::kFinalNorm, -1, 1);
-      add(p_.setting.tensor() ? arch::Part::kHeadLoss : arch::Part::kHead, -1,
-          static_cast<std::size_t>(p_.setting.head_chunks()));
-    }
-    const std::int64_t layer = p_.units[static_cast<std::size_t>(unit)].layer;
-    if (layer >= 0) parts += 4;  // norm_qkv, output_projection, norm_up, down
-    return 2 * parts * static_cast<std::size_t>(p_.setting.micro_batches());  // halves
+    const int sums_over_replicas =
+        s.sharded_gradients() && s.replicas() > 1 ? s.offload.gradients ? state.reductions : 1 : 0;
+    return state.reductions == reductions_needed(u) && state.replicated == sums_over_replicas;
   }
 
   void count(const Expanded& e) {
@@ -645,7 +671,9 @@ class Verifier {
     if (!clipped_) report(e, "runs before the clipping scale is known");
     if (!agreed_) report(e, "runs before the ranks have agreed that the gradient is finite");
     if (!e.step->unless) report(e, "would update from a non-finite gradient: unless=non_finite is missing");
-    if (s->contributions.size() != expected_contributions(unit_of_step(p_, *e.step)))
+    const int u = unit_of_step(p_, *e.step);
+    if (s->contributions.size() != expected_contributions(u) ||
+        (p_.setting.offload.optimizer && s->on_host != expected_contributions(u)))
       report(e, "updates from an incomplete gradient");
     ++s->updated;
   }
@@ -663,7 +691,8 @@ class Verifier {
       report(e, "parameters are whole by then; there is nothing to gather");
     else if (axes[state->gathered.size()] != axis)
       report(e, "parameters come together over {}", name_of(axes[state->gathered.size()]));
-    if (state->updated != 1) report(e, "gathers parameters that are not updated yet");
+    if (state->updated != 1 || (s.offload.optimizer && state->came != 1))
+      report(e, "gathers parameters that are not updated yet");
     if (!e.step->unless) report(e, "unless=non_finite is missing");
     state->gathered.push_back(axis);
   }
@@ -692,38 +721,20 @@ class Verifier {
         report_all("gradient {} is not summed over all ranks ({} reductions, {} of {} contributions, {} over replicas)",
                    name, s.reductions, s.delivered, expected_contributions(static_cast<int>(u)), s.replicated);
       if (s.updated != 1) report_all("unit {} is updated {} times", name, s.updated);
+      const bool comes = p_.setting.offload.optimizer && !p_.setting.offload.parameters;
+      if (s.came != (comes ? 1 : 0)) report_all("unit {} comes from the host {} times after its update", name, s.came);
       if (s.gathered.size() != detail::gathered_over(p_.setting).size())
         report_all("unit {} is gathered over {} of {} axes after its update", name, s.gathered.size(),
                    detail::gathered_over(p_.setting).size());
     }
   }
 
-  // Every pair of ops that touch one buffer on two streams, one of them writing, must be ordered: the edges that the
-  // ordering pass finds must follow from the edges that are there.
   void races() {
-    const std::size_t n = ops_.size();
-    std::vector<std::array<int, kNumStreams>> known(n);
-    std::array<std::array<int, kNumStreams>, kNumStreams> now;
-    for (auto& k : now) k.fill(-1);
-    for (std::size_t i = 0; i < n; ++i) {
-      auto& mine = now[static_cast<std::size_t>(ops_[i].step->stream)];
-      for (const int a : ops_[i].after) {
-        mine[static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)] =
-            std::max(mine[static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)], a);
-        for (std::size_t s = 0; s < kNumStreams; ++s)
-          mine[s] = std::max(mine[s], known[static_cast<std::size_t>(a)][s]);
-      }
-      known[i] = mine;
-      mine[static_cast<std::size_t>(ops_[i].step->stream)] = static_cast<int>(i);
-      known[i][static_cast<std::size_t>(ops_[i].step->stream)] = static_cast<int>(i);
+    for (const auto& [op, other] : unordered(p_, ops_)) {
+      if (findings_.size() >= kMaxFindings) return;
+      report(ops_[static_cast<std::size_t>(op)], "does not wait for {}, which uses the same buffer on another stream",
+             where(p_, ops_[static_cast<std::size_t>(other)]));
     }
-    const Program ordered = pass::order_streams(p_);
-    const std::vector<Expanded> wanted = expand(ordered);
-    for (std::size_t i = 0; i < n && findings_.size() < kMaxFindings; ++i)
-      for (const int a : wanted[i].after)
-        if (known[i][static_cast<std::size_t>(ops_[static_cast<std::size_t>(a)].step->stream)] < a)
-          report(ops_[i], "does not wait for {}, which uses the same buffer on another stream",
-                 where(p_, ops_[static_cast<std::size_t>(a)]));
   }
 
   const Program& p_;

@@ -24,7 +24,15 @@ double collective_traffic(const std::string& kind, double bytes, int ranks, cons
 }
 
 double Costs::seconds(const program::Program& p, const program::Step& step) const {
+  if (program::is_copy(step.op)) return copy_seconds(step);
   return program::is_communication(step.op) ? collective_seconds(p, step) : compute_seconds(p, step);
+}
+
+double Costs::copy_seconds(const program::Step& step) const {
+  // Read and written; what adds up reads what is there as well.
+  const auto* out = std::get_if<program::CopyToHost>(&step.op);
+  const double traffic = (out && out->accumulate ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
+  return compute_.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
 }
 
 double Costs::compute_seconds(const program::Program& p, const program::Step& step) const {

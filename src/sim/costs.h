@@ -45,6 +45,8 @@ class Costs {
 
   double compute_seconds(const program::Program& program, const program::Step& step) const;
   double collective_seconds(const program::Program& program, const program::Step& step) const;
+  // On a CPU the host's memory is the device's: at the memory rate of the optimizer step.
+  double copy_seconds(const program::Step& step) const;
 
   CostModel compute_;
   Sharing sharing_;

@@ -24,7 +24,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the file is little-endian, as every host we know of");
 
 constexpr char kMagic[8] = {'M', 'O', 'L', 'E', 'N', 'F', 'L', 'T'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kHeadBytes = 4096;
 constexpr std::uint32_t kMostRecords = 1 << 20;
 constexpr std::int32_t kMostRanks = 1 << 24;
@@ -89,7 +89,7 @@ struct FlightWriter::Head {
   std::uint32_t end;
   std::int32_t saw_dead;
   StreamHead stream[kFlightStreams];
-  char unused[3712];
+  char unused[3664];
 
   Slot* ring(int s) {
     return reinterpret_cast<Slot*>(reinterpret_cast<char*>(this) + kHeadBytes) +
@@ -244,7 +244,9 @@ void FlightWriter::leave(FlightEnd end) noexcept {
   put(head_->end, static_cast<std::uint32_t>(end));
 }
 std::uint64_t FlightWriter::progress() const noexcept {
-  return get(head_->phases) + get(head_->stream[0].written) + get(head_->stream[1].written);
+  std::uint64_t all = get(head_->phases);
+  for (StreamHead& stream : head_->stream) all += get(stream.written);
+  return all;
 }
 FlightPhase FlightWriter::phase() const noexcept {
   return static_cast<FlightPhase>(get(head_->phase));

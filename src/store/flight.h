@@ -14,7 +14,8 @@
 
 namespace molen::store {
 
-inline constexpr int kFlightStreams = 2;  // compute, communication: each written by one thread
+// Compute, communication, copies to the host and to the device, the host's cores: each written by one thread.
+inline constexpr int kFlightStreams = 5;
 inline constexpr int kCommStream = 1;
 
 // What the loop does; ops are only expected to advance in kTrain.

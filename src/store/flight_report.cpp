@@ -32,13 +32,13 @@ Place comm_place(const FlightState& f) {
 
 // The stream that tells most about what the rank is doing.
 const FlightStream* telling(const FlightState& f) {
-  const FlightStream &compute = f.streams[0], &comm = f.streams[kCommStream];
-  if (comm.inside) return &comm;
-  if (compute.inside) return &compute;
-  if (!compute.any && !comm.any) return nullptr;
-  if (!comm.any) return &compute;
-  if (!compute.any) return &comm;
-  return std::pair(comm.step, comm.op) > std::pair(compute.step, compute.op) ? &comm : &compute;
+  if (f.streams[kCommStream].inside) return &f.streams[kCommStream];
+  const FlightStream* latest = nullptr;
+  for (const FlightStream& s : f.streams) {
+    if (s.inside) return &s;
+    if (s.any && (!latest || std::pair(s.step, s.op) > std::pair(latest->step, latest->op))) latest = &s;
+  }
+  return latest;
 }
 
 const std::string& program_of(const FlightState& f) {

@@ -178,14 +178,12 @@ void FlightRecorder::step_took(double seconds) {
 
 void FlightRecorder::begin(program::Stream stream, std::size_t op, std::int64_t ns) noexcept {
   if (open_)
-    open_->writer.record(stream == program::Stream::kCompute ? 0 : store::kCommStream, false, open_->step,
-                         static_cast<int>(op), open_->bytes[op], ns);
+    open_->writer.record(static_cast<int>(stream), false, open_->step, static_cast<int>(op), open_->bytes[op], ns);
 }
 
 void FlightRecorder::end(program::Stream stream, std::size_t op, std::int64_t ns) noexcept {
   if (open_)
-    open_->writer.record(stream == program::Stream::kCompute ? 0 : store::kCommStream, true, open_->step,
-                         static_cast<int>(op), open_->bytes[op], ns);
+    open_->writer.record(static_cast<int>(stream), true, open_->step, static_cast<int>(op), open_->bytes[op], ns);
 }
 
 }  // namespace molen::train

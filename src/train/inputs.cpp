@@ -56,9 +56,10 @@ void print_program(const Job& job) {
              name_of(job.setting.compute));
   fmt::print(
       "the program{} is sound: {} ops in {} bodies; memory a rank: parameters {}, gradients {}, optimizer {}, "
-      "activations {}, peak {}\n",
+      "activations {}, peak {}{}\n",
       job.setting.pipelined() ? " of stage 0" : "", job.program.num_ops(), job.program.bodies.size(),
-      human(s.parameters), human(s.gradients), human(s.optimizer), human(s.transient), human(s.peak));
+      human(s.parameters), human(s.gradients), human(s.optimizer), human(s.transient), human(s.peak),
+      s.host.value > 0 ? fmt::format("; on the host {}", human(s.host)) : "");
 }
 
 void print_data(const Job& job, const Inputs& inputs, const Course& course) {

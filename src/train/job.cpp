@@ -122,7 +122,8 @@ program::Program make_program(const Job& job) {
 // Before anything is allocated. Collective, for stages need differently much: where all ranks share a host, what they
 // need together must be there.
 void require_memory(const Job& job, comm::Communicator& world) {
-  std::int64_t together_bytes = program::plan_memory(job.program).peak.value;
+  const auto plan = program::plan_memory(job.program);
+  std::int64_t together_bytes = (plan.peak + plan.host).value;
   const bool one_host = job.machine.local_ranks == world.size();
   if (one_host) world.all_reduce(&together_bytes, 1, DType::kI64, comm::Reduce::kSum);
   together(world, [&] {

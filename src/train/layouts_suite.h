@@ -72,6 +72,7 @@ struct Layout {
   std::int64_t sequence = 23;
   std::string order{};  // of the axes, where it is not the default
   bool documents = false;
+  program::Offload offload{};
   int ranks() const { return shards * replicas * tensor * stages * context; }
   Layout recomputing(std::string what) const {
     Layout l = *this;
@@ -109,6 +110,7 @@ inline program::Setting setting_of(const Layout& l, DType compute) {
   if (!l.order.empty()) s.order = mesh::parse_order(l.order);
   s.document_mask = l.documents;
   s.own_over_dp = l.own_over_dp;
+  s.offload = l.offload;
   s.prefetch = l.prefetch;
   return s;
 }

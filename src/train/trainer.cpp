@@ -208,11 +208,11 @@ class Loop {
     // touch: 5 to 14 MiB were measured.
     constexpr std::int64_t kLibraryPages = 8 << 20;
     const bool threads = job_.communicator == "threads";
-    const Bytes arena = executor_.memory().peak;
+    const Bytes peak = executor_.memory().peak, arena = peak + executor_.memory().host;
     double flops = 0.0;
     for (const auto& op : executor_.ops()) flops += op.step->hardware_flops.value;
     world_.all_reduce(&flops, 1, DType::kF64, comm::Reduce::kSum);
-    std::int64_t largest = arena.value, all = arena.value;
+    std::int64_t largest = peak.value, all = arena.value;
     world_.all_reduce(&largest, 1, DType::kI64, comm::Reduce::kMax);
     world_.all_reduce(&all, 1, DType::kI64, comm::Reduce::kSum);
     planned_peak_ = largest;

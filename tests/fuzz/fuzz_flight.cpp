@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size >= 384) {
     std::uint32_t records = 0;
     std::memcpy(&records, bytes.data() + 20, sizeof records);
-    const std::size_t whole = kHead + kSlot * 2 * records;
+    const std::size_t whole = kHead + kSlot * store::kFlightStreams * records;
     if (records <= kMost && bytes.size() < whole) bytes.resize(whole);
   }
   try {

@@ -1,0 +1,283 @@
+// What stands on the host changes no number: optimizer states, gradients and parameters there, in the layouts of
+// data-parallel, tensor, pipeline and context ranks.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+using program::Offload;
+using program::Program;
+
+constexpr Offload kOptimizer{true, false, false}, kGradients{true, true, false}, kParameters{true, false, true},
+    kAll{true, true, true};
+
+Layout on_host(Offload offload, Layout l) {
+  l.offload = offload;
+  return l;
+}
+Layout pipelined(Layout l, program::ScheduleKind kind) {
+  l.stages = 2;
+  l.pipeline = program::pipeline_of(kind, kind == program::ScheduleKind::kInterleaved ? 2 : 1);
+  return l;
+}
+Layout tensor(Layout l, bool rows) {
+  l.tensor = 2;
+  l.rows = rows;
+  return l;
+}
+Layout context(Layout l, program::ContextForm form) {
+  l.context = 2;
+  l.form = form;
+  l.sequence = 24;
+  return l;
+}
+
+std::vector<Program> stages_of(arch::Architecture a, const program::Setting& s) {
+  a.layers = std::max<std::int64_t>(a.layers, s.stages() * s.pipeline.chunks);
+  auto stages = program::build_stages(a, s);
+  for (const Program& p : stages) program::require_sound(p, "test");
+  return stages;
+}
+
+// One rank with everything on its device.
+program::Setting alone(const Layout& l, DType compute) {
+  auto s = setting_of(1, 0, false, compute, 3);
+  s.sequence = l.sequence;
+  return s;
+}
+arch::Architecture of_layout(arch::Architecture a, const Layout& l) {
+  a.layers = std::max<std::int64_t>(a.layers, l.stages * l.pipeline.chunks);
+  return a;
+}
+
+class OffloadLayouts : public ::testing::TestWithParam<Layout> {
+ protected:
+  // Both ends of a pipeline sum what they share of a tied table on the device.
+  static std::vector<arch::Architecture> models() {
+    std::vector<arch::Architecture> of{llama(false), gpt()};
+    of.back().tied = !(GetParam().stages > 1 && GetParam().offload.gradients);
+    of.back().heads = of.back().kv_heads = 6;  // that two tensor ranks share
+    of.back().head_dim = 5;
+    for (auto& a : of) a = of_layout(a, GetParam());
+    return of;
+  }
+};
+
+TEST_P(OffloadLayouts, SameModelInDouble) {
+  for (const auto& a : models()) {
+    SCOPED_TRACE(arch::name_of(a.family));
+    const Outcome& one = train_alone(program::build(a, alone(GetParam(), DType::kF64)), 10);
+    expect_same_model(one, train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), 10));
+  }
+}
+
+TEST_P(OffloadLayouts, OneStepWithinTheBound) {
+  for (const auto compute : {DType::kF32, DType::kBF16}) {
+    const auto a = models()[0];
+    auto one = alone(GetParam(), compute), setting = setting_of(GetParam(), compute);
+    if (compute == DType::kBF16) one.kernels = setting.kernels = arch::Kernels::kAten;
+    SCOPED_TRACE(name_of(compute));
+    const auto stages = stages_of(a, setting);
+    const Outcome& reference = train_alone(program::build(a, one), 1);
+    const Difference d = difference(reference, train_threads(stages, 1));
+    const Bounds bounds =
+        compute == DType::kF32
+            ? bounds_of(stages.front())
+            : bounds_beside(train_alone(program::build(a, alone(GetParam(), DType::kF64)), 1), reference);
+    ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost is off by 1
+    EXPECT_LE(d.loss, bounds.loss);
+    EXPECT_LE(d.norm, bounds.norm);
+    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+  }
+}
+
+// The same sums in the same order: states on the host are the very bits that they are on the device. Gradients add up
+// there in another order than in a product that adds to them.
+TEST_P(OffloadLayouts, StatesOnTheHostChangeNoBit) {
+  Layout there = GetParam(), here = there;
+  there.offload.gradients = false;
+  here.offload = {};
+  for (const auto compute : {DType::kF32, DType::kBF16}) {
+    auto on = setting_of(there, compute), off = setting_of(here, compute);
+    if (compute == DType::kBF16) on.kernels = off.kernels = arch::Kernels::kAten;
+    const auto a = models()[0];
+    EXPECT_EQ(train_threads(stages_of(a, on), 3).hash, train_threads(stages_of(a, off), 3).hash) << name_of(compute);
+  }
+}
+
+TEST_P(OffloadLayouts, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
+  const auto stages = stages_of(models()[1], setting_of(GetParam(), DType::kF32));
+  EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
+}
+
+constexpr auto kGather = program::ContextForm::kGather, kRing = program::ContextForm::kRing;
+const Layout kOne{1, 0, false, 3};
+
+INSTANTIATE_TEST_SUITE_P(
+    Matrix, OffloadLayouts,
+    ::testing::Values(on_host(kOptimizer, kOne), on_host(kGradients, kOne), on_host(kParameters, kOne),
+                      on_host(kAll, kOne), on_host(kOptimizer, {2, 0}), on_host(kGradients, {2, 0, false, 2}),
+                      on_host(kAll, {3, 0, true, 1}), on_host(kOptimizer, {2, 1}), on_host(kGradients, {3, 1, true, 2}),
+                      on_host(kOptimizer, {2, 2, false, 2}), on_host(kGradients, {3, 2, false, 1}),
+                      on_host(kOptimizer, {2, 3, false, 3}), on_host(kGradients, {2, 3, true, 1}),
+                      on_host(kParameters, {3, 3, false, 2, 1, false, 0}), on_host(kAll, {4, 3, false, 1, 1, false, 2}),
+                      on_host(kOptimizer, {2, 1, false, 2, 2}), on_host(kGradients, {2, 2, false, 1, 2}),
+                      on_host(kAll, {2, 3, false, 2, 2}), on_host(kOptimizer, {2, 3, false, 1, 2, true}),
+                      on_host(kGradients, {2, 2, false, 1, 2, true}),
+                      on_host(kGradients, tensor({2, 2, false, 2}, false)),
+                      on_host(kAll, tensor({2, 3, true, 1}, true)), on_host(kAll, tensor(kOne, false)),
+                      on_host(kOptimizer, pipelined({1, 0, false, 2}, program::ScheduleKind::k1f1b)),
+                      on_host(kGradients, pipelined({2, 1, false, 1}, program::ScheduleKind::kInterleaved)),
+                      on_host(kGradients, pipelined({2, 2, false, 1}, program::ScheduleKind::kZbH1)),
+                      on_host(kAll, pipelined({2, 3, true, 1}, program::ScheduleKind::k1f1b)),
+                      on_host(kParameters, pipelined({1, 0, false, 2}, program::ScheduleKind::kZbV)),
+                      on_host(kAll, context({1, 3, false, 2}, kGather)), on_host(kGradients, context({2, 1}, kRing))));
+
+// In the device's memory nothing of what stands on the host; there as much as it is said to be.
+TEST(Offload, LeavesTheDevice) {
+  const auto a = llama(false);
+  for (const Layout& l : {kOne, Layout{2, 0}, Layout{3, 1}, Layout{3, 2}, Layout{3, 3}, Layout{2, 3, false, 2, 2}})
+    for (const Offload offload : {Offload{}, kOptimizer, kGradients, kParameters, kAll}) {
+      if (offload.parameters && (l.zero == 1 || l.zero == 2)) continue;
+      const Program p = program::build(a, setting_of(on_host(offload, l), DType::kBF16));
+      const auto s = program::summarize(p, program::plan_memory(p));
+      std::int64_t all = 0, kept = 0, updated = 0;
+      for (const auto& unit : p.units) {
+        const auto size = [&](program::Range range) {
+          const auto [first, last] = program::unit_range(p.setting, {}, unit, range);
+          return last - first;
+        };
+        all += unit.elements;
+        kept += p.setting.sharded_parameters() ? size(program::Range::kShard) : unit.elements;
+        updated += p.setting.owns_part() ? size(program::Range::kOwn) : unit.elements;
+      }
+      SCOPED_TRACE(program::sharding_text(p.setting));
+      EXPECT_EQ(s.optimizer.value, offload.optimizer ? 0 : 12 * updated);
+      EXPECT_EQ(s.parameters.value, offload.parameters ? 0 : 2 * kept);
+      if (offload.gradients) {
+        EXPECT_EQ(s.gradients.value, 0);
+      } else {
+        EXPECT_GT(s.gradients.value, 0);
+      }
+      // Moments and masters, the gradient to update from, and parameters of the compute type; buffers begin at 64
+      // bytes.
+      const std::int64_t host = offload.optimizer ? 16 * updated + 2 * (offload.parameters ? kept : updated) : 0;
+      EXPECT_GE(s.host.value, host);
+      EXPECT_LE(s.host.value, host + static_cast<std::int64_t>(p.units.size() * 6 * 64));
+    }
+}
+
+TEST(Offload, PlannedIsMeasured) {
+  for (const Layout& l : {on_host(kAll, kOne), on_host(kOptimizer, {2, 2, false, 2}), on_host(kAll, {2, 3, true, 2})}) {
+    const Program p = program::build(llama(false), setting_of(l, DType::kF32));
+    comm::ThreadWorld world(p.setting.ranks());
+    std::vector<std::unique_ptr<comm::Communicator>> ranks;
+    for (int r = 0; r < p.setting.ranks(); ++r) ranks.push_back(world.communicator(r));
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < p.setting.ranks(); ++r)
+      threads.emplace_back([&, r] {
+        exec::Executor executor(p, r, ranks[static_cast<std::size_t>(r)].get(), {});
+        initialize_parameters(executor, 1, 1);
+        exec::StepInput input;
+        input.load = [&](const exec::MicroBatch& to) {
+          std::fill_n(to.ids, p.setting.tokens(), 3);
+          std::fill_n(to.labels, p.setting.tokens(), 5);
+          return p.setting.tokens();
+        };
+        executor.run(input);
+        const auto& plan = executor.memory();
+        std::int64_t peak = 0;
+        for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+          const auto& e = executor.ops()[i];
+          EXPECT_EQ(plan.high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)],
+                    executor.measured_high_water()[i]);
+          peak = std::max(peak, executor.measured_high_water()[i]);
+        }
+        EXPECT_EQ(plan.peak.value, peak);
+      });
+  }
+}
+
+// With sleeps in the place of ops, sixteen equal units: copies and the host's update beside the device's work.
+TEST(Offload, CopiesAndUpdatesRunBesideEachOther) {
+  constexpr double kUnit = 24e-3;
+  auto a = llama(false);
+  a.layers = 14;
+  const Program p = program::build(a, setting_of(on_host(kAll, {1, 0, false, 12}), DType::kF64));
+  exec::Options options;
+  options.sleep = [&](const program::Step& step) -> double {
+    if (program::is_copy(step.op)) return kUnit / 2;
+    if (std::holds_alternative<program::OptimizerStep>(step.op)) return 0.0;
+    const auto* c = std::get_if<program::Compute>(&step.op);
+    if (!c) return 0.0;
+    if (c->layer >= 0) return kUnit / 6;
+    if (c->part == arch::Part::kFinalNorm) return 0.0;
+    return c->part == arch::Part::kHead ? 2 * kUnit / static_cast<double>(p.setting.head_chunks()) : kUnit;
+  };
+  exec::Executor executor(p, 0, nullptr, options);
+  exec::StepInput input;
+  input.load = [](const exec::MicroBatch&) { return std::int64_t{0}; };
+  const auto result = executor.run(input);
+  double compute = 0, copies = 0;
+  for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+    const auto& step = *executor.ops()[i].step;
+    (program::is_copy(step.op) ? copies : compute) += result.timeline.ops[i].seconds();
+  }
+  const double hidden = 1.0 - std::max(0.0, result.timeline.total_s - compute) / copies;
+  fmt::print("{:.2f} s of copies beside {:.2f} s of computation: {:.1f} % hidden\n", copies, compute, 100 * hidden);
+  EXPECT_GT(copies, 3 * 15 * kUnit / 2);  // parameters twice, gradients once
+  EXPECT_GE(hidden, 0.8);
+}
+
+TEST(Offload, CheckpointsMoveBetweenPlaces) {
+  const auto a = llama(true);
+  const auto hash_of = [&](const Program& p, const fs::path& dir, bool save) {
+    std::string hash;
+    comm::ThreadWorld world(p.setting.ranks());
+    std::vector<std::unique_ptr<comm::Communicator>> ranks;
+    for (int r = 0; r < p.setting.ranks(); ++r) ranks.push_back(world.communicator(r));
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < p.setting.ranks(); ++r)
+      threads.emplace_back([&, r] {
+        comm::Communicator& mine = *ranks[static_cast<std::size_t>(r)];
+        exec::Executor executor(p, r, &mine, {});
+        if (save) {
+          initialize_parameters(executor, 9, 1);
+          for (const char* family : {"m", "v"})
+            for (std::size_t u = 0; u < p.units.size(); ++u) {
+              at::Tensor t = executor.state(family, static_cast<int>(u));
+              const std::int64_t first = executor.state_range(family, static_cast<int>(u)).first;
+              for (std::int64_t i = 0; i < t.numel(); ++i)
+                t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
+            }
+          checkpoint::save(spans_of(executor), {dir, 4, r, mine.size(), agree_over(mine), Json{{"x", 1}}, {}, 0});
+        } else {
+          load_state(checkpoint::Checkpoint(*checkpoint::latest(dir)), executor, false);
+        }
+        const std::string own = state_hash(executor, mine);
+        if (r == 0) hash = own;
+      });
+    threads.clear();
+    return hash;
+  };
+  const std::vector<Layout> layouts{kOne, on_host(kOptimizer, {2, 1}), on_host(kAll, {3, 3}),
+                                    on_host(kGradients, {2, 2})};
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    const fs::path dir = fs::temp_directory_path() / fmt::format("molen_offload_{}_{}", ::getpid(), i);
+    fs::remove_all(dir);
+    const std::string saved = hash_of(program::build(a, setting_of(layouts[i], DType::kF32)), dir, true);
+    EXPECT_FALSE(saved.empty());
+    for (const Layout& to : layouts)
+      EXPECT_EQ(saved, hash_of(program::build(a, setting_of(to, DType::kF32)), dir, false));
+    fs::remove_all(dir);
+  }
+}
+
+}  // namespace
+}  // namespace molen::train
