@@ -75,7 +75,7 @@ def calibrate(molen, file):
         if communicator == "mpi" and not shutil.which("mpirun"):
             continue
         before, after = launched(ranks, communicator)
-        said = run(*before, molen, "calibrate", "--output", file, "--threads", threads, *after)
+        said = run(*before, molen, "calibrate", "--compute", "fp32", "--output", file, "--threads", threads, *after)
         print(next(line for line in said.splitlines() if line.startswith("calibrated")), flush=True)
 
 

@@ -34,7 +34,7 @@ $molen data prepare "$work/fetch" --output "$work/data" --tokenizer "$work/token
 $molen data verify "$work/data" --tokenizer "$work/tokenizer.json"
 
 step "3. What this machine can do (calibration), and what the run will take"
-simulate=($molen simulate demo/config.toml --set math.threads=1 --set precision.compute=fp32 --ranks $world --cluster "$work/calibration.json" --communicator $communicator)
+simulate=($molen simulate demo/config.toml --set math.threads=1 --ranks $world --cluster "$work/calibration.json" --communicator $communicator)
 # One that another version wrote, or that was measured with other ranks, is of no use: measure again.
 if [ -f "$work/calibration.json" ] && { ! said=$("${simulate[@]}" 2>&1) || grep -q '^these ranks were not measured' <<<"$said"; }; then
   echo "calibration: not reused: $(grep -m 1 -e '^these ranks' -e '^molen: ' <<<"$said" | sed 's/^molen: //')"

@@ -29,21 +29,53 @@
 namespace molen::apps {
 namespace {
 
-int run_simulate(const ConfigOptions& options, const std::string& cluster, const std::string& communicator,
-                 const std::string& format) {
-  config::Config c = load_config(options);
+struct Simulated {
+  program::Program program;
+  sim::Costs costs;
+  program::Timeline timeline;
+};
+
+// A failure where the calibration has nothing to predict it from.
+Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const sim::Calibration& calibration,
+                              const std::string& communicator) {
   const auto a = plan::resolve_architecture(c);
-  plan::Machine machine;
-  machine.ranks = machine.local_ranks = options.ranks.value_or(1);
   const auto setting = plan::resolve_setting(c, a, machine);
   if (const auto not_yet = sim::unsimulated(setting)) throw UsageError("{}: {}", c.where(not_yet->key), not_yet->why);
-  const auto p = program::build(a, setting);
+  auto p = program::build(a, setting);
   program::require_sound(p, "the built program");
-  const auto ops = program::expand(p);
-  const auto calibration = sim::read_calibration(cluster);
   const std::string comm = !communicator.empty() ? communicator : machine.ranks == 1 ? "self" : "threads";
-  const auto costs = calibration.costs(sim::conditions_of(p.setting, comm), cluster);
-  const auto timeline = sim::simulate(p, ops, costs);
+  auto costs = calibration.find(sim::conditions_of(p.setting, comm));
+  if (!costs) return Failure{costs.reason()};
+  auto timeline = sim::simulate(p, program::expand(p), costs.value());
+  return Simulated{std::move(p), std::move(costs).value(), std::move(timeline)};
+}
+
+// Where the precision is left open, of those that the calibration knows the one that is predicted to be the fastest.
+Simulated simulate_fastest(const config::Config& c, const plan::Machine& machine, const sim::Calibration& calibration,
+                           const std::string& cluster, const std::string& communicator) {
+  std::optional<Simulated> fastest;
+  for (const auto& [conditions, cores, model] : calibration.entries) {
+    if (c.precision.compute != "auto" || (fastest && name_of(fastest->program.setting.compute) == conditions.compute))
+      continue;
+    config::Config fixed = c;
+    config::assign(fixed, "precision.compute", conditions.compute, {config::Origin::Kind::kOther, "calibrated"});
+    auto simulated = simulate_on(std::move(fixed), machine, calibration, communicator);
+    if (simulated && (!fastest || simulated.value().timeline.total_s < fastest->timeline.total_s))
+      fastest = std::move(simulated).value();
+  }
+  if (fastest) return std::move(*fastest);
+  auto simulated = simulate_on(c, machine, calibration, communicator);
+  if (!simulated) throw UsageError("{}: {}", cluster, simulated.reason());
+  return std::move(simulated).value();
+}
+
+int run_simulate(const ConfigOptions& options, const std::string& cluster, const std::string& communicator,
+                 const std::string& format) {
+  const config::Config c = load_config(options);
+  plan::Machine machine;
+  machine.ranks = machine.local_ranks = options.ranks.value_or(1);
+  const auto [p, costs, timeline] = simulate_fastest(c, machine, sim::read_calibration(cluster), cluster, communicator);
+  const auto ops = program::expand(p);
   const auto phases = program::phase_seconds(ops, timeline);
   const auto memory = program::plan_memory(p);
   const double tokens = static_cast<double>(p.setting.global_batch * p.setting.sequence);
@@ -66,15 +98,18 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
                          {"bytes", row.bytes}});
     fmt::print("{}\n", Json{{"step_s", timeline.total_s},
                             {"tokens_per_s", tokens / timeline.total_s},
+                            {"compute", name_of(p.setting.compute)},
                             {"memory_bytes", memory.peak.value},
+                            {"host_bytes", memory.host.value},
                             {"extrapolated", costs.extrapolated().empty() ? Json() : Json(costs.extrapolated())},
                             {"phase_s", by_phase},
                             {"ops", by_kind}}
                            .dump(2));
     return kOk;
   }
-  fmt::print("predicted step {} ({:.0f} tokens/s), memory of a rank {}\n", human(Seconds(timeline.total_s)),
-             tokens / timeline.total_s, human(memory.peak));
+  fmt::print("predicted step {} ({:.0f} tokens/s) in {}, memory of a rank {}{}\n", human(Seconds(timeline.total_s)),
+             tokens / timeline.total_s, name_of(p.setting.compute), human(memory.peak),
+             memory.host.value > 0 ? fmt::format(", on the host {}", human(memory.host)) : "");
   if (!costs.extrapolated().empty())
     fmt::print("these ranks were not measured: extrapolated from {}\n", costs.extrapolated());
   for (int i = 0; i < program::kNumPhases; ++i)
@@ -115,11 +150,7 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
   return kOk;
 }
 
-void print_calibrated(const sim::Calibration::Entry& entry, const std::string& format) {
-  if (format == "json") {
-    fmt::print("{}\n", sim::to_json(entry).dump(2));
-    return;
-  }
+void print_calibrated(const sim::Calibration::Entry& entry) {
   fmt::print("calibrated {}: {} kinds of op on {} cores ({} physical: {}), pace {:.3f}\n", entry.conditions.text(),
              entry.costs.fits().size(), entry.cores.logical, entry.cores.physical, entry.cores.affinity,
              entry.costs.pace());
@@ -145,23 +176,33 @@ int run_calibrate(const std::string& output, std::optional<int> ranks, int threa
   train::CalibrateOptions o;
   o.rounds = rounds;
   o.threads = threads > 0 ? threads : plan::auto_threads(launch.machine.local_ranks);
-  o.compute = dtype_from_name(compute);
-  o.kernels = o.compute == DType::kF32   ? arch::Kernels::kFused
-              : o.compute == DType::kF64 ? arch::Kernels::kReference
-                                         : arch::Kernels::kAten;
   // Read before anything is measured: wrong input is found at once.
+  std::vector<DType> wanted;
+  if (compute != "auto") wanted = {dtype_from_name(compute)};
   sim::Calibration all = calibration_to_extend(output, train::cpu_model());
+  Json added = Json::array();
   train::run_ranks(launch, [&](comm::Communicator& world) {
-    auto entry = train::calibrate(o, launch.communicator, world,
-                                  [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
-    if (world.rank() != 0) return;
-    char host[256] = "";
-    ::gethostname(host, sizeof host - 1);
-    all.host = host;
-    all.created = utc_timestamp(wall_time());
-    print_calibrated(entry, format);
-    all.replace(std::move(entry));
-    sim::write_calibration(output, all);
+    for (const DType precision : wanted.empty() ? train::likely_precisions(o.threads, world) : wanted) {
+      train::CalibrateOptions of = o;
+      of.compute = precision;
+      of.kernels = precision == DType::kF32   ? arch::Kernels::kFused
+                   : precision == DType::kF64 ? arch::Kernels::kReference
+                                              : arch::Kernels::kAten;
+      auto entry = train::calibrate(of, launch.communicator, world,
+                                    [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
+      if (world.rank() != 0) continue;
+      char host[256] = "";
+      ::gethostname(host, sizeof host - 1);
+      all.host = host;
+      all.created = utc_timestamp(wall_time());
+      if (format == "json")
+        added.push_back(sim::to_json(entry));
+      else
+        print_calibrated(entry);
+      all.replace(std::move(entry));
+      sim::write_calibration(output, all);
+    }
+    if (world.rank() == 0 && format == "json") fmt::print("{}\n", added.dump(2));
   });
   return kOk;
 }
@@ -274,13 +315,16 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("calibrate",
                                       "measures this machine, as so many ranks and threads, into a cluster "
                                       "description; other ranks are predicted from it");
-  auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("fp32");
+  auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("auto");
   auto ranks = std::make_shared<std::optional<int>>();
   auto threads = std::make_shared<int>(0);
   verb->add_option("--output", *output, "file; other conditions in it are kept")->capture_default_str();
   verb->add_option("--ranks", *ranks, "thread-ranks at once (under mpirun: its ranks)")->check(CLI::PositiveNumber);
   verb->add_option("--threads", *threads, "per rank; 0: the cores over the ranks");
-  verb->add_option("--compute", *compute, "fp32, bf16 or fp64")->capture_default_str();
+  verb->add_option(
+          "--compute", *compute,
+          "fp32, bf16, fp64; auto: what a training's \"auto\" measures as the faster, or both where they are near")
+      ->capture_default_str();
   auto rounds = std::make_shared<int>(train::CalibrateOptions{}.rounds);
   verb->add_option("--rounds", *rounds, "times that every shape is measured; each takes a minute or two on two cores")
       ->capture_default_str()

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <sstream>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -17,6 +18,8 @@
 #include "program/build.h"
 #include "program/verify.h"
 #include "sim/simulate.h"
+#include "train/precision.h"
+#include "train/together.h"
 
 namespace molen::train {
 namespace {
@@ -92,6 +95,21 @@ std::string cpu_model() {
   if (at == std::string::npos) return "unknown";
   const auto colon = info.find(':', at), end = info.find('\n', at);
   return info.substr(colon + 2, end - colon - 2);
+}
+
+std::vector<DType> likely_precisions(int threads, comm::Communicator& world) {
+  constexpr double kNear = 0.8;
+  std::string names;
+  if (world.rank() == 0) {
+    const auto rates = measure_precision(threads);
+    const double best = std::max(rates.fp32, rates.bf16);
+    if (rates.fp32 >= kNear * best) names += "fp32 ";
+    if (rates.bf16 >= kNear * best) names += "bf16 ";
+  }
+  std::istringstream said(broadcast_text(names, world));
+  std::vector<DType> precisions;
+  for (std::string name; said >> name;) precisions.push_back(dtype_from_name(name));
+  return precisions;
 }
 
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {

@@ -27,6 +27,11 @@ struct CalibrateOptions {
 sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::string& communicator,
                                   comm::Communicator& world, const std::function<void(const std::string&)>& progress);
 
+// What `precision.compute = "auto"` comes to on this machine with so many threads a rank: the faster of fp32 and bf16
+// by rank 0's measurement, and the other too where it is so near (80 %) that the next measurement may turn the choice.
+// Collective.
+std::vector<DType> likely_precisions(int threads, comm::Communicator& world);
+
 // Steps of `p` on synthetic tokens, timed; for calibration, comparison and benchmarks. Returns the Timeline of each
 // repeat on this rank after one warm-up, and the highest byte of the arena that was in use.
 struct SyntheticRun {
