@@ -81,6 +81,10 @@ verify() {
         figure="**differs**: see $log/verify-$family-$ranks.txt"
       record "layouts, $family, $ranks ranks" "molen verify --ranks $ranks" "$figure"
     done
+    # With what may stand on the host there, too.
+    build/molen verify "${common[@]}" "${sizes[@]}" --set 'parallel.offload=["optimizer","gradients","parameters","activations"]' --ranks 4 >"$log/verify-$family-host.txt" 2>&1 &&
+      figure="$(tail -1 "$log/verify-$family-host.txt")" || figure="**differs**: see $log/verify-$family-host.txt"
+    record "layouts, $family, 4 ranks, states and activations on the host" "molen verify --ranks 4" "$figure"
   done
 }
 

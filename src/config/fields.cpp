@@ -100,7 +100,7 @@ std::vector<Field> parallel_fields() {
            "layers gathered ahead of their use, where parameters are sharded, or brought, where they are on the host"),
       make("parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
            "what stands in host memory: the optimizer's states, updated there; with them gradients, or parameters "
-           "(with zero 0 or 3)"),
+           "(with zero 0 or 3); and what layers keep for backward"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
            "activations computed again in backward, by part of a layer: norm_qkv, attention, out_projection, norm_up, "
            "activation; a size is what the memory plan of a rank may come to"),

@@ -6,10 +6,12 @@
 #include <array>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/suggest.h"
+#include "program/build.h"
 #include "program/recompute.h"
 #include "program/schedule.h"
 
@@ -102,6 +104,16 @@ std::vector<program::Recompute> recomputes() {
   return {{}, program::Recompute::full(), program::recompute_from_text("attention,norm_up,activation/2")};
 }
 
+// What the configuration puts on the host, and nothing.
+std::vector<program::Offload> offloads(const program::Setting& base) {
+  if (base.offload.any()) return {{}, base.offload};
+  return {{}};
+}
+
+std::string text(const program::Offload& offload) {
+  return offload.any() ? fmt::format(", {} on the host", program::text_of(offload)) : "";
+}
+
 std::string text(const program::Recompute& recompute) {
   if (!recompute.any()) return "";
   if (recompute == program::Recompute::full()) return ", recompute";
@@ -132,6 +144,7 @@ std::vector<std::string> choices_of(const program::Setting& s) {
           Grid{1, false, s.context_ranks(), s.context_form}.context_text(),
           Stages{s.pipeline, s.stages()}.text(),
           text(s.recompute),
+          text(s.offload),
           fmt::format("micro {}", s.micro_batch)};
 }
 
@@ -140,30 +153,34 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
   for (const auto& name : wanted)
     if (std::find(strategies().begin(), strategies().end(), name) == strategies().end())
       throw UsageError("--layouts: unknown layout '{}'{}", name, did_you_mean(name, strategies()));
+  std::vector<std::tuple<program::Recompute, program::Offload, std::int64_t>> variants;
+  for (const program::Recompute& recompute : recomputes())
+    for (const program::Offload& offload : offloads(base))
+      for (const std::int64_t micro : micro_batches(base)) variants.emplace_back(recompute, offload, micro);
   std::vector<Layout> layouts;
   const auto add = [&](const Stages& stages, const Grid& grid, const Sharding& sharding) {
     if (sharding.shards % grid.context != 0) return;  // a group to shard in has whole sequences
-    for (const program::Recompute& recompute : recomputes())
-      for (const std::int64_t micro : micro_batches(base)) {
-        program::Setting s = base;
-        s.mesh[mesh::Axis::kPp] = stages.count;
-        s.pipeline = stages.pipeline;
-        s.mesh[mesh::Axis::kTp] = grid.tensor;
-        s.sequence_parallel = grid.rows;
-        s.mesh[mesh::Axis::kCp] = grid.context;
-        s.context_form = grid.form;
-        s.mesh[mesh::Axis::kDpShard] = sharding.shards / grid.context;
-        s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
-        s.zero = sharding.zero;
-        s.own_over_dp = sharding.own_over_dp;
-        s.recompute = recompute;
-        s.micro_batch = micro;
-        if (s.sharded_rows() && s.tokens() < grid.tensor) continue;
-        layouts.push_back(
-            {fmt::format("{}{}{}{}{}", sharding.text(), grid.text(), stages.text(), text(recompute),
-                         s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
-             sharding.strategy, s, choices_of(s)});
-      }
+    for (const auto& [recompute, offload, micro] : variants) {
+      program::Setting s = base;
+      s.offload = offload;
+      s.mesh[mesh::Axis::kPp] = stages.count;
+      s.pipeline = stages.pipeline;
+      s.mesh[mesh::Axis::kTp] = grid.tensor;
+      s.sequence_parallel = grid.rows;
+      s.mesh[mesh::Axis::kCp] = grid.context;
+      s.context_form = grid.form;
+      s.mesh[mesh::Axis::kDpShard] = sharding.shards / grid.context;
+      s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
+      s.zero = sharding.zero;
+      s.own_over_dp = sharding.own_over_dp;
+      s.recompute = recompute;
+      s.micro_batch = micro;
+      if ((s.sharded_rows() && s.tokens() < grid.tensor) || program::offload_refused(arch, s)) continue;
+      layouts.push_back(
+          {fmt::format("{}{}{}{}{}{}", sharding.text(), grid.text(), stages.text(), text(recompute), text(offload),
+                       s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
+           sharding.strategy, s, choices_of(s)});
+    }
   };
   for (const Stages& stages : stages_of(arch, ranks))
     for (const Grid& grid : grids_of(arch, base.sequence, ranks / stages.count))

@@ -22,7 +22,8 @@ const std::vector<std::string>& strategies();
 // hybrid ones every division into groups of more than one rank; each times the tensor degrees that fit the model, with
 // and without sequence parallelism, and the numbers of pipeline stages that it has layers for, with every schedule
 // that is built; each without recompute, with full recompute, and with some parts of every second
-// layer recomputed, in micro-batches of base.micro_batch sequences and of one. `wanted`: strategies to keep, all where
+// layer recomputed, with everything on the device and with what base.offload puts on the host where that can be
+// honoured, in micro-batches of base.micro_batch sequences and of one. `wanted`: strategies to keep, all where
 // empty. Throws UsageError for an unknown one, and where none fits.
 std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
                                const std::vector<std::string>& wanted);

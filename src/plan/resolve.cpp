@@ -215,12 +215,8 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
 }
 
 void resolve_offload(const Config& c, program::Setting& s) {
-  for (const std::string& what : c.parallel.offload) {
-    not_built(c, what == "activations", "parallel.offload", "\"optimizer\", \"gradients\", \"parameters\"");
-    (what == "optimizer"   ? s.offload.optimizer
-     : what == "gradients" ? s.offload.gradients
-                           : s.offload.parameters) = true;
-  }
+  for (const std::string& what : c.parallel.offload)
+    for (const auto& [name, on] : program::kOffloads) s.offload.*on = s.offload.*on || what == name;
 }
 
 // A budget becomes the cheapest choice whose plan fits it, written back so that it is what every later look at the

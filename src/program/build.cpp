@@ -43,27 +43,6 @@ Schedule schedule_of(const Setting& s, const Schedule* file) {
   return schedule;
 }
 
-void check_offload(const arch::Architecture& arch, const Setting& s) {
-  const Offload& o = s.offload;
-  if ((o.gradients || o.parameters) && !o.optimizer)
-    throw UsageError("parallel.offload: {} on the host are for an optimizer there; add \"optimizer\"",
-                     o.gradients ? "gradients" : "parameters");
-  if (o.gradients && arch.tied && s.pipelined())
-    throw UsageError(
-        "parallel.offload: gradients: the first and the last stage sum those of the table they share after all "
-        "micro-batches, on the device");
-  if (o.parameters && s.owns_part() && !s.sharded_parameters())
-    throw UsageError(
-        "parallel.offload: parameters: under ZeRO-{} every rank keeps all of them and updates a part; zero 0 or 3 "
-        "keeps "
-        "what it updates",
-        s.zero);
-  if (o.parameters && s.own_over_dp)
-    throw UsageError(
-        "parallel.offload: parameters: optimizer states over all data-parallel ranks update a part of what a rank "
-        "keeps");
-}
-
 void check_setting(const Setting& s) {
   if (s.global_batch < 1) throw UsageError("batch.global: must be at least 1, is {}", s.global_batch);
   if (s.micro_batch < 1) throw UsageError("batch.micro: must be at least 1, is {}", s.micro_batch);
@@ -100,10 +79,27 @@ void check_setting(const Setting& s) {
 
 }  // namespace
 
+std::optional<std::string> offload_refused(const arch::Architecture& arch, const Setting& s) {
+  const Offload& o = s.offload;
+  if ((o.gradients || o.parameters) && !o.optimizer)
+    return fmt::format("{} on the host are for an optimizer there; add \"optimizer\"",
+                       o.gradients ? "gradients" : "parameters");
+  if (o.gradients && arch.tied && s.pipelined())
+    return "gradients: the first and the last stage sum those of the table they share after all micro-batches, on the "
+           "device";
+  if (o.parameters && s.owns_part() && !s.sharded_parameters())
+    return fmt::format(
+        "parameters: under ZeRO-{} every rank keeps all of them and updates a part; zero 0 or 3 keeps what it updates",
+        s.zero);
+  if (o.parameters && s.own_over_dp)
+    return "parameters: optimizer states over all data-parallel ranks update a part of what a rank keeps";
+  return std::nullopt;
+}
+
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file) {
   arch::validate(arch);
   check_setting(setting);
-  check_offload(arch, setting);
+  if (const auto why = offload_refused(arch, setting)) throw UsageError("parallel.offload: {}", *why);
   const bool train = setting.purpose == Purpose::kTrain;
   Program p = pass::micro_batch(arch, setting);
   if (setting.recompute.any() && train) p = pass::recompute(std::move(p));
@@ -112,6 +108,7 @@ Program build(const arch::Architecture& arch, const Setting& setting, const Sche
     p = train ? pass::pipeline(std::move(p), schedule_of(setting, file)) : pass::pipeline_forward(std::move(p));
   else if (train)
     p = pass::micro_batch_loop(std::move(p));
+  if (setting.offload.activations && train) p = pass::offload_activations(std::move(p));
   p = pass::shard_parameters(std::move(p));
   if (train) p = pass::update(pass::reduce_gradients(std::move(p)));
   return pass::order_streams(pass::costs(std::move(p)));
@@ -189,9 +186,10 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
   } else if (operand.layer >= 0) {
     name += "." + (suffix.empty() || between_layers(operand.value) ? std::to_string(operand.layer) : suffix);
   }
+  if (operand.host) name += "/host";
   if (const int found = p.find_buffer(name); found >= 0) return found;
-  p.buffers.push_back({name, dtype_of(p, operand.value), elements_of(p, operand), lifetime_of(p, operand.value),
-                       program::place_of(p, operand.value)});
+  p.buffers.push_back(
+      {name, dtype_of(p, operand.value), elements_of(p, operand), lifetime_of(p, operand.value), place_of(p, operand)});
   return static_cast<int>(p.buffers.size()) - 1;
 }
 

@@ -2,6 +2,9 @@
 // small, pure and tested alone.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "program/program.h"
 #include "program/schedule.h"
 
@@ -10,6 +13,9 @@ namespace molen::program {
 // Throws UsageError where the setting cannot be honoured exactly (nothing falls back), naming the configuration key.
 // `file` is the schedule where Setting::pipeline.schedule is kFile.
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file = nullptr);
+
+// Why Setting::offload cannot be honoured with the rest of the setting; nothing where it can.
+std::optional<std::string> offload_refused(const arch::Architecture& arch, const Setting& setting);
 
 // The program of each stage of the pipeline; one where there is none.
 std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file = nullptr);
@@ -41,6 +47,9 @@ Program micro_batch_loop(Program program);
 Program pipeline(Program program, const Schedule& schedule);
 // The same for an evaluation: each chunk forward once.
 Program pipeline_forward(Program program);
+// What layers keep for backward is copied to the host when it is made, and comes back for the backward of its layer,
+// Setting::prefetch layers ahead; no more layers are on their way out.
+Program offload_activations(Program program);
 // ZeRO-3: before a unit is used, its parameters are gathered over dp_shard, Setting::prefetch units ahead; the copy is
 // dead after its last reader.
 Program shard_parameters(Program program);

@@ -40,6 +40,9 @@ struct Clearing {
 };
 void clear_gradients(Program& p, Body& body, const Clearing& clearing = {});
 void drop_unused_buffers(Program& p);
+// Values of layers live from instance to instance of their micro-batch where a body reads them that has not written
+// them, and within an instance where none does.
+void find_lifetimes(Program& p);
 // Elements between the unit's parameters, which no op but ZeroFill writes.
 bool has_padding(const Program& p, const Unit& unit);
 

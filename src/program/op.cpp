@@ -62,8 +62,8 @@ std::string_view name_of(Range range) {
   return kNames.at(static_cast<std::size_t>(range));
 }
 std::string_view name_of(Moves moves) {
-  static constexpr std::array<std::string_view, kAllMoves.size()> kNames{"unit",  "x",    "mid",  "d_x",
-                                                                         "d_mid", "head", "keys", "d_keys"};
+  static constexpr std::array<std::string_view, kAllMoves.size()> kNames{
+      "unit", "x", "mid", "d_x", "d_mid", "head", "keys", "d_keys", "qkv", "attn", "up", "act"};
   return kNames.at(static_cast<std::size_t>(moves));
 }
 std::string_view name_of(Flag) {

@@ -101,10 +101,28 @@ struct OptimizerStep {
 };
 // What a collective moves: parameters or gradients of a unit, or a value of one layer (signature.h) on its way between
 // tensor ranks: input of a layer, its middle, their gradients, the sums of a chunk of the head; or between context
-// ranks: the keys and values of a layer, and their gradients.
-enum class Moves { kUnit, kResidual, kMid, kDResidual, kDMid, kHead, kKeys, kDKeys };
-inline constexpr std::array kAllMoves{Moves::kUnit, Moves::kResidual, Moves::kMid,  Moves::kDResidual,
-                                      Moves::kDMid, Moves::kHead,     Moves::kKeys, Moves::kDKeys};
+// ranks: the keys and values of a layer, and their gradients. Copies move what a layer keeps for backward: its input,
+// its middle, and from kQkv on what its parts leave.
+enum class Moves {
+  kUnit,
+  kResidual,
+  kMid,
+  kDResidual,
+  kDMid,
+  kHead,
+  kKeys,
+  kDKeys,
+  kQkv,
+  kAttention,
+  kUp,
+  kActivation
+};
+inline constexpr std::array kAllMoves{Moves::kUnit, Moves::kResidual,  Moves::kMid,  Moves::kDResidual,
+                                      Moves::kDMid, Moves::kHead,      Moves::kKeys, Moves::kDKeys,
+                                      Moves::kQkv,  Moves::kAttention, Moves::kUp,   Moves::kActivation};
+// What a layer keeps for backward that may stand on the host meanwhile (Setting::offload.activations).
+inline constexpr std::array kKeptForBackward{Moves::kResidual,  Moves::kMid, Moves::kQkv,
+                                             Moves::kAttention, Moves::kUp,  Moves::kActivation};
 
 struct AllReduce {
   Axis axis{};
@@ -209,7 +227,7 @@ std::string_view name_of(Phase phase);
 std::string_view name_of(Stream stream);
 std::string_view name_of(Axis axis);
 std::string_view name_of(Range range);  // "all", "shard", "own", "replicated"
-std::string_view name_of(Moves moves);  // "unit", "x", "mid", "d_x", "d_mid", "head", "keys", "d_keys"
+std::string_view name_of(Moves moves);  // "unit", "x", "mid", ...: as the values are named (signature.h)
 std::string_view name_of(ComputePass pass);
 std::string_view name_of(Flag flag);
 // "forward attention", "all_reduce", ... : the key of cost tables and comparisons.

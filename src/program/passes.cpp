@@ -96,6 +96,24 @@ void drop_unused_buffers(Program& p) {
   each_use([&](Use& use) { use.buffer = renumbered[static_cast<std::size_t>(use.buffer)]; });
 }
 
+void find_lifetimes(Program& p) {
+  std::set<int> kept;
+  for (const Body& body : p.bodies) {
+    std::set<int> written;
+    for (const Step& step : body.steps) {
+      for (const Use& use : step.reads)
+        if (!written.count(use.buffer)) kept.insert(use.buffer);
+      for (const Use& use : step.writes) written.insert(use.buffer);
+    }
+  }
+  for (std::size_t b = 0; b < p.buffers.size(); ++b) {
+    Lifetime& lifetime = p.buffers[b].lifetime;
+    const bool value = lifetime == Lifetime::kTransient || lifetime == Lifetime::kMicroBatch;
+    if (value && p.unit_of_buffer(static_cast<int>(b)) < 0)
+      lifetime = kept.count(static_cast<int>(b)) ? Lifetime::kMicroBatch : Lifetime::kTransient;
+  }
+}
+
 }  // namespace detail
 
 namespace pass {

@@ -182,25 +182,9 @@ class Stage {
     begin.steps.push_back(detail::make_step(p_, ZeroFill{}, -1, Phase::kData, Stream::kCompute));
     p_.schedule = {{append(std::move(begin)), -1}};
     for (const Event& e : events_) p_.schedule.push_back({e.body, e.micro_batch});
-    keep_between_bodies();
+    detail::find_lifetimes(p_);
     detail::drop_unused_buffers(p_);
     return std::move(p_);
-  }
-
-  // What a body reads without having written it comes from another instance of the same micro-batch.
-  void keep_between_bodies() {
-    for (const Body& body : p_.bodies) {
-      std::set<int> written;
-      for (const Step& step : body.steps) {
-        for (const Use& use : step.reads) {
-          Buffer& buffer = p_.buffers[static_cast<std::size_t>(use.buffer)];
-          if (buffer.lifetime == Lifetime::kTransient && p_.unit_of_buffer(use.buffer) < 0 &&
-              !written.count(use.buffer))
-            buffer.lifetime = Lifetime::kMicroBatch;
-        }
-        for (const Use& use : step.writes) written.insert(use.buffer);
-      }
-    }
   }
 
   Program p_;

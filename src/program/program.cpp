@@ -29,6 +29,13 @@ std::string_view name_of(Place place) {
   return place == Place::kHost ? "host" : "device";
 }
 
+std::string text_of(const Offload& offload) {
+  std::string text;
+  for (const auto& [name, on] : kOffloads)
+    if (offload.*on) text += fmt::format("{}{}", text.empty() ? "" : ",", name);
+  return text.empty() ? "none" : text;
+}
+
 Setting at_rank(Setting s, int rank) {
   if (s.pipelined()) s.pipeline.stage = mesh::Mesh(s.mesh, s.ranks(), s.order).coordinates(rank)[mesh::Axis::kPp];
   return s;
@@ -44,12 +51,7 @@ std::string sharding_text(const Setting& s) {
     text += fmt::format(" over dp_replicate {} x dp_shard {}{}", s.replicas(), s.mesh[mesh::Axis::kDpShard],
                         s.context() ? fmt::format(" x cp {}", s.context_ranks()) : "");
   text += s.own_over_dp ? ", optimizer states over all" : "";
-  if (s.offload.any())
-    text += fmt::format(", {} on the host", s.offload.parameters  ? s.offload.gradients
-                                                                        ? "parameters, gradients and optimizer states"
-                                                                        : "parameters and optimizer states"
-                                            : s.offload.gradients ? "gradients and optimizer states"
-                                                                  : "optimizer states");
+  if (s.offload.any()) text += fmt::format(", {} on the host", text_of(s.offload));
   if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
   if (s.tensor())
     text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? " with rows cut" : "");

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "arch/architecture.h"
@@ -77,9 +80,18 @@ struct Offload {
   bool optimizer = false;   // moments and master weights; the host's cores update
   bool gradients = false;   // of each micro-batch, once reduced: they add up on the host
   bool parameters = false;  // what the rank keeps of them; each unit comes for its use
-  bool any() const { return optimizer || gradients || parameters; }
+  // What layers keep for backward, but those of the last layer of the model, whose backward is next.
+  bool activations = false;
+  bool any() const { return optimizer || gradients || parameters || activations; }
   bool operator==(const Offload&) const = default;
 };
+// By their names in configurations and texts.
+inline constexpr std::array<std::pair<std::string_view, bool Offload::*>, 4> kOffloads{
+    {{"optimizer", &Offload::optimizer},
+     {"gradients", &Offload::gradients},
+     {"parameters", &Offload::parameters},
+     {"activations", &Offload::activations}}};
+std::string text_of(const Offload& offload);  // "optimizer,gradients", or "none"
 
 // What the program was built for; everything a consumer needs besides the ops.
 struct Setting {
@@ -93,7 +105,7 @@ struct Setting {
   // With tensor ranks: the residual stream is cut by rows over them (Korthikanti et al. 2022, section 4.2).
   bool sequence_parallel = false;
   ContextForm context_form = ContextForm::kGather;
-  int prefetch = 1;  // stage 3: units gathered ahead of the one in use
+  int prefetch = 1;  // units gathered or brought from the host ahead of the one in use
   Offload offload;
   Pipeline pipeline;              // along pp
   Recompute recompute;            // activations that backward computes again

@@ -240,10 +240,7 @@ Exchanged exchanged(Moves moves) {
       return {Value::kDResidual, Value::kDResidualSum, Value::kDResidualRows};
     case Moves::kDMid:
       return {Value::kDMid, Value::kDMidSum, Value::kDMidRows};
-    case Moves::kHead:
-    case Moves::kUnit:
-    case Moves::kKeys:
-    case Moves::kDKeys:
+    default:
       break;
   }
   throw Error("tensor ranks exchange no {} so", name_of(moves));
@@ -318,12 +315,16 @@ Signature optimizer(const Program& p, int unit) {
   return s;
 }
 
-Signature copy_to_host(const Program& p, const CopyToHost&, int unit) {
+Signature copy_to_host(const Program& p, const CopyToHost& o, int unit) {
+  if (o.moves != Moves::kUnit)
+    return {{{kept_value(o.moves), o.layer}}, {{kept_value(o.moves), o.layer, Range::kAll, 0, true}}};
   return {{owned(p, true, unit)}, {{Value::kGradHost, unit}}};
 }
 
 // What is to be computed with, or has been updated.
-Signature copy_to_device(const Program& p, const CopyToDevice&, int unit) {
+Signature copy_to_device(const Program& p, const CopyToDevice& o, int unit) {
+  if (o.moves != Moves::kUnit)
+    return {{{kept_value(o.moves), o.layer, Range::kAll, 0, true}}, {{kept_value(o.moves), o.layer}}};
   if (!p.setting.offload.parameters) return {{updated(p, unit)}, {owned(p, false, unit)}};
   return {{{Value::kParamHost, unit}}, {{p.setting.sharded_parameters() ? Value::kParamShard : Value::kParam, unit}}};
 }
@@ -588,8 +589,9 @@ Lifetime lifetime_of(const Program& program, Value value) {
   return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
 }
 
-Place place_of(const Program& program, Value value) {
-  switch (value) {
+Place place_of(const Program& program, const Operand& operand) {
+  if (operand.host) return Place::kHost;
+  switch (operand.value) {
     case Value::kGradHost:
     case Value::kParamHost:
       return Place::kHost;
@@ -600,6 +602,26 @@ Place place_of(const Program& program, Value value) {
     default:
       return Place::kDevice;
   }
+}
+
+Value kept_value(Moves moves) {
+  switch (moves) {
+    case Moves::kResidual:
+      return Value::kResidual;
+    case Moves::kMid:
+      return Value::kMid;
+    case Moves::kQkv:
+      return Value::kQkv;
+    case Moves::kAttention:
+      return Value::kAttention;
+    case Moves::kUp:
+      return Value::kUp;
+    case Moves::kActivation:
+      return Value::kActivation;
+    default:
+      break;
+  }
+  throw Error("no layer keeps {} for backward", name_of(moves));
 }
 
 Stream stream_of(const Program& program, const Op& op) {

@@ -78,6 +78,7 @@ struct Operand {
   std::int64_t layer = -1;
   Range range = Range::kAll;
   std::int64_t step = 0;  // of a ring
+  bool host = false;      // what a layer keeps, on the host meanwhile
   bool operator==(const Operand&) const = default;
 };
 
@@ -104,9 +105,12 @@ bool wide_partial(const Program& program, Value value);
 // Whether an op must write a value in the place where it reads another.
 bool in_place(const Program& program, const Op& op, const Operand& write, const Operand& read);
 Lifetime lifetime_of(const Program& program, Value value);
-Place place_of(const Program& program, Value value);
+Place place_of(const Program& program, const Operand& operand);
 // The stream that an op runs on.
 Stream stream_of(const Program& program, const Op& op);
+
+// The value that a copy of what a layer keeps moves (kKeptForBackward).
+Value kept_value(Moves moves);
 
 // Which unit a step's operands belong to, from the first of its buffers that is a unit's; -1 if none is.
 int unit_of_step(const Program& program, const Step& step);

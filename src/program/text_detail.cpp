@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <sstream>
@@ -31,14 +32,6 @@ std::string pipeline_text(const Setting& s) {
   return text;
 }
 
-std::string offload_text(const Offload& o) {
-  std::string text;
-  for (const auto& [on, name] :
-       {std::pair{o.optimizer, "optimizer"}, {o.gradients, "gradients"}, {o.parameters, "parameters"}})
-    if (on) text += fmt::format("{}{}", text.empty() ? "" : ",", name);
-  return text.empty() ? "none" : text;
-}
-
 }  // namespace
 
 std::string setting_to_text(const Setting& s) {
@@ -51,9 +44,8 @@ std::string setting_to_text(const Setting& s) {
              "threads={} head_chunk={}{}",
              s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.mesh[mesh::Axis::kDpShard],
              s.context_ranks(), s.tensor_ranks(), order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero,
-             s.own_over_dp ? 1 : 0, s.prefetch, offload_text(s.offload), text_of(s.recompute), s.global_batch,
-             s.micro_batch, s.sequence, s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master),
-             name_of(s.reduce),
+             s.own_over_dp ? 1 : 0, s.prefetch, text_of(s.offload), text_of(s.recompute), s.global_batch, s.micro_batch,
+             s.sequence, s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master), name_of(s.reduce),
              s.kernels == arch::Kernels::kReference ? "reference"
              : s.kernels == arch::Kernels::kFused   ? "fused"
                                                     : "aten",
@@ -87,14 +79,10 @@ Offload offload_from_text(const std::string& text, const std::string& where) {
   Offload o;
   if (text == "none") return o;
   std::istringstream in(text);
-  for (std::string name; std::getline(in, name, ',');) {
-    bool* const on = name == "optimizer"    ? &o.optimizer
-                     : name == "gradients"  ? &o.gradients
-                     : name == "parameters" ? &o.parameters
-                                            : nullptr;
-    if (!on || std::exchange(*on, true))
-      throw UsageError("{}: setting offload={} must be none, or a list of optimizer, gradients, parameters", where,
-                       text);
+  for (std::string word; std::getline(in, word, ',');) {
+    const auto found = std::find_if(kOffloads.begin(), kOffloads.end(), [&](const auto& k) { return k.first == word; });
+    if (found == kOffloads.end() || std::exchange(o.*found->second, true))
+      throw UsageError("{}: setting offload={} must be none, or a list such as optimizer,gradients", where, text);
   }
   return o;
 }

@@ -186,9 +186,7 @@ class Parser {
   Axis axis(std::map<std::string, std::string>& v) const { return choice<Axis>(take(v, "axis", ""), kAllAxes, "axis"); }
 
   // Not at its boundaries.
-  static bool in_a_layer(Moves m) {
-    return m == Moves::kMid || m == Moves::kDMid || m == Moves::kKeys || m == Moves::kDKeys;
-  }
+  static bool in_a_layer(Moves m) { return m == Moves::kMid || m == Moves::kDMid || m >= Moves::kKeys; }
 
   template <class O>
   void moved(std::map<std::string, std::string>& v, O& o) const {
@@ -197,6 +195,17 @@ class Parser {
       o.layer = number<std::int64_t>(
           take(v, "layer", ""), 0,
           o.moves == Moves::kHead ? program_.setting.head_chunks() - 1 : program_.arch.layers - in_a_layer(o.moves));
+  }
+
+  static bool one_of(Moves moves, std::initializer_list<Moves> known) {
+    return std::find(known.begin(), known.end(), moves) != known.end();
+  }
+
+  template <class O>
+  void copied(std::map<std::string, std::string>& v, O& o) const {
+    moved(v, o);
+    const bool kept = std::find(kKeptForBackward.begin(), kKeptForBackward.end(), o.moves) != kKeptForBackward.end();
+    if (o.moves != Moves::kUnit && !kept) fail(fmt::format("no layer keeps {} for backward", name_of(o.moves)));
   }
 
   template <class M>
@@ -243,21 +252,23 @@ class Parser {
     if (name == "all_reduce") {
       AllReduce o{axis(v)};
       moved(v, o);
-      if (o.moves >= Moves::kHead) fail(fmt::format("{} are not summed so", name_of(o.moves)));
+      if (!one_of(o.moves, {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid}))
+        fail(fmt::format("{} are not summed so", name_of(o.moves)));
       return o;
     }
     if (name == "reduce_scatter") {
       ReduceScatter o{axis(v)};
       o.accumulate = flag(v, "accumulate");
       moved(v, o);
-      if (o.moves == Moves::kHead || o.moves == Moves::kKeys)
+      if (!one_of(o.moves,
+                  {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid, Moves::kDKeys}))
         fail(fmt::format("{} are not summed so", name_of(o.moves)));
       return o;
     }
     if (name == "all_gather") {
       AllGather o{axis(v)};
       moved(v, o);
-      if (o.moves == Moves::kDKeys) fail("d_keys are not gathered");
+      if (o.moves >= Moves::kDKeys) fail(fmt::format("{} are not gathered", name_of(o.moves)));
       return o;
     }
     if (name == "send") return message<Send>(v);
@@ -270,8 +281,17 @@ class Parser {
       o.step = number<std::int64_t>(take(v, "step", ""), 1, last);
       return o;
     }
-    if (name == "copy_to_host") return CopyToHost{flag(v, "accumulate")};
-    if (name == "copy_to_device") return CopyToDevice{};
+    if (name == "copy_to_host") {
+      CopyToHost o;
+      o.accumulate = flag(v, "accumulate");
+      copied(v, o);
+      return o;
+    }
+    if (name == "copy_to_device") {
+      CopyToDevice o;
+      copied(v, o);
+      return o;
+    }
     if (name == "reduce_scalars") {
       const Axis a = axis(v);
       const auto first = number<std::int64_t>(take(v, "first", ""), 0, kNumScalars - 1);

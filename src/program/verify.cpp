@@ -210,7 +210,7 @@ class Verifier {
 
   bool fits(const Expanded& e, const Use& use, const Operand& want) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
-    if (b.place != place_of(p_, want.value)) {
+    if (b.place != place_of(p_, want)) {
       report(e, "operand {} is in the memory of the {}", b.name, name_of(b.place));
       return false;
     }
@@ -266,7 +266,9 @@ class Verifier {
     if (want.value == Value::kDNormed)
       chunks_in_[use.buffer] = now.defined && now.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
     now = {true, want.value, want.layer, e.micro_batch, want.step};
-    if (brought(want) && !unread_.emplace(use.buffer, where(p_, e)).second)
+    const bool copied =
+        is_copy(e.step->op) && p_.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient;
+    if ((brought(want) || copied) && !unread_.emplace(use.buffer, where(p_, e)).second)
       report(e, "brings again what no op has read");
   }
 
@@ -331,8 +333,12 @@ class Verifier {
                    [&](const Send& o) { message(e, 0, o.moves, o.layer); },
                    [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
                    [&](const Shift& o) { exchange_keys(e, o.axis, o.moves, true); },
-                   [&](const CopyToHost& o) { copy_gradient(e, o.accumulate); },
-                   [&](const CopyToDevice&) { copy_parameters(e); },
+                   [&](const CopyToHost& o) {
+                     if (o.moves == Moves::kUnit) return copy_gradient(e, o.accumulate);
+                     if (o.accumulate) report(e, "activations do not add up");
+                     copy_activations(e);
+                   },
+                   [&](const CopyToDevice& o) { o.moves == Moves::kUnit ? copy_parameters(e) : copy_activations(e); },
                    [&](const ReduceScalars& o) { reduce_scalars(e, o); },
                    [&](const Agree&) {
                      if (!clipped_) report(e, "decides before the sums are known");
@@ -590,6 +596,11 @@ class Verifier {
     if (state->updated != 1) report(e, "brings parameters that are not updated yet");
     if (!e.step->unless) report(e, "unless=non_finite is missing");
     if (++state->came > 1) report(e, "brings them a second time");
+  }
+
+  // operands() has followed the value there and back.
+  void copy_activations(const Expanded& e) {
+    if (!p_.setting.offload.activations) report(e, "activations stay on the device");
   }
 
   bool reduced(int u) const {

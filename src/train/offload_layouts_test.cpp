@@ -15,7 +15,7 @@ using program::Offload;
 using program::Program;
 
 constexpr Offload kOptimizer{true, false, false}, kGradients{true, true, false}, kParameters{true, false, true},
-    kAll{true, true, true};
+    kAll{true, true, true}, kActivations{false, false, false, true}, kEverything{true, true, true, true};
 
 Layout on_host(Offload offload, Layout l) {
   l.offload = offload;
@@ -53,6 +53,8 @@ program::Setting alone(const Layout& l, DType compute) {
 }
 arch::Architecture of_layout(arch::Architecture a, const Layout& l) {
   a.layers = std::max<std::int64_t>(a.layers, l.stages * l.pipeline.chunks);
+  // What the last layer keeps stays where it is.
+  if (l.offload.activations) a.layers = std::max<std::int64_t>(4, 2 * l.stages * l.pipeline.chunks);
   return a;
 }
 
@@ -137,7 +139,18 @@ INSTANTIATE_TEST_SUITE_P(
                       on_host(kGradients, pipelined({2, 2, false, 1}, program::ScheduleKind::kZbH1)),
                       on_host(kAll, pipelined({2, 3, true, 1}, program::ScheduleKind::k1f1b)),
                       on_host(kParameters, pipelined({1, 0, false, 2}, program::ScheduleKind::kZbV)),
-                      on_host(kAll, context({1, 3, false, 2}, kGather)), on_host(kGradients, context({2, 1}, kRing))));
+                      on_host(kAll, context({1, 3, false, 2}, kGather)), on_host(kGradients, context({2, 1}, kRing)),
+                      on_host(kActivations, kOne), on_host(kActivations, {2, 0, false, 2, 1, false, 0}),
+                      on_host(kEverything, {3, 3, false, 1, 1, false, 2}), on_host(kActivations, {2, 1, true, 3}),
+                      on_host(kActivations, Layout{2, 2}.recomputing("norm_qkv,activation/2")),
+                      on_host(kActivations, tensor(kOne, false)), on_host(kEverything, tensor({2, 3, false, 1}, true)),
+                      on_host(kActivations, pipelined({1, 0, false, 1}, program::ScheduleKind::kGpipe)),
+                      on_host(kActivations, pipelined({2, 1, false, 1}, program::ScheduleKind::k1f1b)),
+                      on_host(kActivations, pipelined({1, 0, true, 1}, program::ScheduleKind::kInterleaved)),
+                      on_host(kActivations, pipelined({1, 0, false, 1}, program::ScheduleKind::kZbH1)),
+                      on_host(kEverything, pipelined({1, 0, false, 1}, program::ScheduleKind::kZbV)),
+                      on_host(kActivations, context({2, 1, false, 2}, kGather)),
+                      on_host(kActivations, context({1, 3}, kRing))));
 
 // In the device's memory nothing of what stands on the host; there as much as it is said to be.
 TEST(Offload, LeavesTheDevice) {
@@ -201,6 +214,36 @@ TEST(Offload, PlannedIsMeasured) {
         }
         EXPECT_EQ(plan.peak.value, peak);
       });
+  }
+}
+
+// Of a deep model the device holds what a few layers keep, however many there are; with more ahead, more.
+TEST(Offload, ActivationsOfAFewLayersAreOnTheDevice) {
+  const auto transient = [](std::int64_t layers, bool offload, int prefetch, const std::string& recompute) {
+    auto a = llama(false);
+    a.layers = layers;
+    Layout l = kOne;
+    l.sequence = 64;
+    l.prefetch = prefetch;
+    l.recomputed = recompute;
+    l.offload.activations = offload;
+    const Program p = program::build(a, setting_of(l, DType::kF32));
+    const auto plan = program::plan_memory(p);
+    return std::pair((plan.peak - plan.persistent).value, plan.host.value);
+  };
+  for (const char* recompute : {"", "full"}) {
+    const auto [six, host6] = transient(6, true, 1, recompute);
+    const auto [twelve, host12] = transient(12, true, 1, recompute);
+    const auto all6 = transient(6, false, 1, recompute).first, all12 = transient(12, false, 1, recompute).first;
+    // Statistics, which stay on the device, are a value or two a token and layer.
+    const std::int64_t small = 6 * 3 * 64 * (2 + 6) * 4 + 6 * 3 * 64;
+    EXPECT_LE(twelve - six, small) << recompute;
+    EXPECT_GT(all12 - all6, *recompute ? 6 * 3 * 64 * 30 * 4 - 64 : 8 * (twelve - six)) << recompute;
+    EXPECT_LT(twelve, all12) << recompute;
+    EXPECT_EQ(host12 * 5, host6 * 11) << recompute;  // all layers but the last
+    EXPECT_GT(transient(12, true, 3, recompute).first, twelve) << recompute;
+    fmt::print("12 layers, recompute {}: {} of activations on the device, {} with {} of them on the host\n",
+               *recompute ? recompute : "none", human(Bytes(all12)), human(Bytes(twelve)), human(Bytes(host12)));
   }
 }
 

@@ -14,7 +14,8 @@ using namespace suite;
 using program::Offload;
 using program::Program;
 
-constexpr Offload kOptimizer{true, false, false}, kGradients{true, true, false}, kAll{true, true, true};
+constexpr Offload kOptimizer{true, false, false}, kGradients{true, true, false}, kAll{true, true, true},
+    kActivations{false, false, false, true};
 
 Layout on_host(Offload offload, Layout l) {
   l.offload = offload;
@@ -66,7 +67,8 @@ TEST(OffloadMutants, AreRefused) {
   };
   const Layout states = on_host(kOptimizer, {2, 1}), grads = on_host(kGradients, {2, 2, false, 2}),
                whole = on_host(kGradients, {2, 0, false, 2}), one = on_host(kGradients, {1, 0, false, 3}),
-               full = on_host(kAll, {2, 3, false, 2}), hybrid = on_host(kGradients, {2, 2, false, 1, 2});
+               full = on_host(kAll, {2, 3, false, 2}), hybrid = on_host(kGradients, {2, 2, false, 1, 2}),
+               acts = on_host(kActivations, {1, 0, false, 3});
   const std::vector<Mutant> mutants{
       {"a gradient that stays on the device", states, dropped("copy_to_host", "grad_host.layer.1"),
        "incomplete gradient"},
@@ -140,11 +142,38 @@ TEST(OffloadMutants, AreRefused) {
          return q;
        },
        "does not wait for"},
+      {"activations that stay", acts, dropped("copy_to_host", "qkv.0"), "which holds nothing"},
+      {"activations that do not come back", acts, dropped("copy_to_device", "up.0/back"), "which holds nothing"},
+      {"another layer's activations", acts,
+       edited({"copy_to_device moves=qkv layer=0"}, "reads=qkv.0/host", "reads=qkv.1/host"),
+       "where it needs qkv of layer 0"},
+      {"an input for a middle", acts, edited({"copy_to_host moves=mid layer=0"}, "moves=mid", "moves=x"),
+       "where it needs x of layer 0"},
+      {"activations that come twice", acts, doubled("copy_to_device", "act.0/back"), "brings"},
+      {"activations that are used before they are there", acts,
+       [&](const Program& p) {
+         Program q = p;
+         const auto [b, k] = find(p, "backward down", "act.0/back", true);
+         q.bodies[b].steps[k].after.clear();
+         return q;
+       },
+       "does not wait for"},
+      {"activations that are written while the last leave", acts,
+       [&](const Program& p) {
+         Program q = p;
+         for (auto& body : q.bodies)
+           for (auto& step : body.steps)
+             if (step.stream == program::Stream::kToHost) step.after.clear();
+         return q;
+       },
+       "does not wait for"},
       {"moments on the device", states, edited({"buffer m.layer.1"}, " host", ""), "is in the memory of the device"},
   };
   for (const Mutant& m : mutants) {
     SCOPED_TRACE(m.name);
-    const Program sound = program::build(llama(false), setting_of(m.layout, DType::kF64));
+    auto a = llama(false);
+    if (m.layout.offload.activations) a.layers = 3;
+    const Program sound = program::build(a, setting_of(m.layout, DType::kF64));
     ASSERT_TRUE(program::verify(sound).empty());
     const auto findings = program::verify(m.broken(sound));
     std::string all;

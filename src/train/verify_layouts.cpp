@@ -24,6 +24,7 @@ program::Setting alone(program::Setting s) {
   s.zero = 0;
   s.own_over_dp = s.sequence_parallel = false;
   s.recompute = {};
+  s.offload = {};
   s.pipeline = {};
   return s;
 }

@@ -117,7 +117,7 @@ state = [json.loads(x)["state_hash"] for x in (work / "runs/moved/events.jsonl")
 digest = run("checkpoint", "verify", "--digest", "runs/whole/checkpoints/step-000000012").stdout
 ok("state hash equal after load on another layout", state in digest, (state, digest))
 # Sharded parameters, gradients and optimizer states, in groups with copies and without: the same model continues.
-for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "parallel.prefetch=2"]), ("hybrid", 4, ["parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2", "parallel.zero=1", "parallel.recompute=full"]), ("grads", 2, ["parallel.sharding=SHARD_GRAD_OP"]), ("tensor", 2, ["parallel.tensor=2"]), ("rows", 4, ["parallel.tensor=2", "parallel.sequence=true", "parallel.sharding=FULL_SHARD"]), ("stages", 2, ["parallel.pipeline=2", "parallel.schedule=gpipe"]), ("halves", 2, ["parallel.pipeline=2", "parallel.schedule=zb-h1"]), ("staged", 4, ["parallel.pipeline=2", "parallel.sharding=FULL_SHARD"]), ("hosted", 2, ['parallel.offload=["optimizer"]', "parallel.zero=1"]), ("host", 3, ['parallel.offload=["optimizer","gradients","parameters"]', "parallel.sharding=FULL_SHARD"]), ("pieces", 2, ["parallel.context=2"]), ("ring", 4, ["parallel.context=2", "parallel.context_form=ring", "parallel.sharding=FULL_SHARD"])):
+for name, ranks, sets in (("fully", 3, ["parallel.sharding=FULL_SHARD", "parallel.prefetch=2"]), ("hybrid", 4, ["parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2", "parallel.zero=1", "parallel.recompute=full"]), ("grads", 2, ["parallel.sharding=SHARD_GRAD_OP"]), ("tensor", 2, ["parallel.tensor=2"]), ("rows", 4, ["parallel.tensor=2", "parallel.sequence=true", "parallel.sharding=FULL_SHARD"]), ("stages", 2, ["parallel.pipeline=2", "parallel.schedule=gpipe"]), ("halves", 2, ["parallel.pipeline=2", "parallel.schedule=zb-h1"]), ("staged", 4, ["parallel.pipeline=2", "parallel.sharding=FULL_SHARD"]), ("hosted", 2, ['parallel.offload=["optimizer"]', "parallel.zero=1"]), ("host", 3, ['parallel.offload=["optimizer","gradients","parameters","activations"]', "parallel.sharding=FULL_SHARD"]), ("pieces", 2, ["parallel.context=2"]), ("ring", 4, ["parallel.context=2", "parallel.context_form=ring", "parallel.sharding=FULL_SHARD"])):
     sets = [x for s in [*sets, f"run.name={name}", "checkpoint.dir=runs/parts/checkpoints", 'train.stop_after="14 steps"', "checkpoint.keep=0"] for x in ("--set", s)]
     said = run("train", "run.toml", "--resume", "12", "--ranks", ranks, *sets).stdout
     a, b = whole[13], metrics(name)[13]
@@ -138,7 +138,7 @@ ok("and the mask is there", all(abs(one[s]["loss"] / whole[s]["loss"] - 1) > 1e-
 wide = [x for s in ("model.hidden=512", "model.ffn=1408", "model.head_dim=128", "model.layers=6") for x in ("--set", s)]
 narrow = ["--set", "precision.compute=bf16"]
 deeper = [x for s in ("model.layers=9", "model.vocabulary=4096", "batch.micro=4", "parallel.recompute=full") for x in ("--set", s)]
-for name, extra in (("memory", wide), ("memory2", [*wide, "--ranks", 2]), ("memory3", [*wide, *narrow]), ("memory4", [*wide, *narrow, *deeper]), ("memory5", [*wide, "--ranks", 2, "--set", "parallel.sharding=FULL_SHARD"])):
+for name, extra in (("memory", wide), ("memory2", [*wide, "--ranks", 2]), ("memory3", [*wide, *narrow]), ("memory4", [*wide, *narrow, *deeper]), ("memory5", [*wide, "--ranks", 2, "--set", "parallel.sharding=FULL_SHARD"]), ("memory6", [*wide, "--set", 'parallel.offload=["optimizer","gradients","parameters","activations"]'])):
     said = run("train", "run.toml", "--set", f"run.name={name}", "--set", 'train.stop_after="4 steps"', *extra).stdout
     off = float(re.search(r"was predicted \(([+-][0-9.]+)%\)", said)[1])
     ok(f"process memory as predicted ({name}): {off:+.1f} %", abs(off) <= 5, said)
@@ -148,6 +148,8 @@ eight = [x for s in ("model.layers=8", "model.hidden=30", "model.ffn=44", "model
 for family, more, count in (("llama", ("model.kv_heads=3",), 180), ("gpt", (), 180)):
     rows = json.loads(run("verify", *eight, *[x for s in (f"model.family={family}", *more) for x in ("--set", s)], "--ranks", 8, "--cover", "pairs", "--format", "json").stdout)
     ok(f"verify: {family}, layouts of 8 ranks with every pair of choices are the same model", len(rows) == count and all(r["same"] and r["ratio"] <= 1 for r in rows), (len(rows), [r for r in rows if not r["same"]]))
+rows = json.loads(run("verify", *small, "--set", 'parallel.offload=["optimizer","gradients","parameters","activations"]', "--ranks", 2, "--cover", "pairs", "--format", "json").stdout)
+ok("verify: with states and activations on the host, and without", all(r["same"] and r["ratio"] <= 1 for r in rows) and sum("on the host" in r["layout"] for r in rows) >= 10, (len(rows), [r for r in rows if not r["same"]]))
 said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", "--steps", 2, "--set", "data.document_mask=true").stdout
 ok("verify on the configuration's data and its documents", "data.train" in said and re.search(r"^72 layouts, 72 of them the same model", said, re.M), said)
 # A ring has an op for each rank, micro-batch and layer.

@@ -124,6 +124,14 @@ Layout context(program::ContextForm form, int zero) {
 INSTANTIATE_TEST_SUITE_P(Context, LayoutsMpi,
                          ::testing::Values(context(program::ContextForm::kGather, 1),
                                            context(program::ContextForm::kRing, 3)));
+Layout on_host(program::Offload offload, Layout l) {
+  l.offload = offload;
+  return l;
+}
+INSTANTIATE_TEST_SUITE_P(Offload, LayoutsMpi,
+                         ::testing::Values(on_host({true, true, true, true}, {1, 3, false, 1}),
+                                           on_host({true, false, false, false}, {1, 1, false, 2}),
+                                           on_host({true, true, false, false}, {1, 2, false, 1, 2})));
 INSTANTIATE_TEST_SUITE_P(Tensor, LayoutsMpi, ::testing::Values(tensor_ranks(0, true), tensor_ranks(3, false)));
 
 }  // namespace

@@ -1,0 +1,194 @@
+// What layers keep for backward, on the host meanwhile.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "program/build.h"
+#include "program/build_detail.h"
+
+namespace molen::program::pass {
+namespace {
+
+// What of which layer.
+struct Kept {
+  Moves moves{};
+  std::int64_t layer = -1;
+};
+
+bool of_layer(const Step& step, bool backward) {
+  const auto* c = std::get_if<Compute>(&step.op);
+  return c && c->layer >= 0 && (is_backward(c->pass) || c->pass == ComputePass::kRecompute) == backward;
+}
+
+// Where the backward of a body's layers begins: what comes before is forward, and the head.
+std::size_t turn_of(const Body& body) {
+  const auto found =
+      std::find_if(body.steps.begin(), body.steps.end(), [](const Step& step) { return of_layer(step, true); });
+  return static_cast<std::size_t>(found - body.steps.begin());
+}
+
+class ActivationOffload {
+ public:
+  explicit ActivationOffload(Program& p) : p_(p), ahead_(static_cast<std::size_t>(p.setting.prefetch)) {
+    std::map<int, Kept> made;
+    for (const Body& body : p_.bodies) find_made(body, made);
+    std::set<int> read;
+    for (const Body& body : p_.bodies)
+      for (std::size_t k = turn_of(body); k < body.steps.size(); ++k)
+        for (const Use& use : body.steps[k].reads) read.insert(use.buffer);
+    for (const auto& [buffer, kept] : made)
+      if (read.count(buffer) && !next_is_backward(kept.layer)) leaving_.emplace(buffer, kept);
+  }
+
+  void run() {
+    for (Body& body : p_.bodies) rebuild(body);
+    detail::find_lifetimes(p_);
+    detail::drop_unused_buffers(p_);
+  }
+
+ private:
+  // The last layer of the model: its backward follows the head.
+  bool next_is_backward(std::int64_t layer) const {
+    return std::any_of(p_.chunks.begin(), p_.chunks.end(),
+                       [&](const Chunk& c) { return c.head && layer + 1 >= c.end; });
+  }
+
+  // Buffers that forward ops of the layers read and write with what may leave.
+  void find_made(const Body& body, std::map<int, Kept>& made) {
+    for (std::size_t k = 0; k < turn_of(body); ++k) {
+      const Step& step = body.steps[k];
+      if (!of_layer(step, false)) continue;
+      const Signature s = signature(p_, step.op, -1);
+      const auto note = [&](const std::vector<Operand>& operands, const std::vector<Use>& uses) {
+        for (std::size_t i = 0; i < operands.size(); ++i)
+          for (const Moves moves : kKeptForBackward)
+            if (operands[i].value == kept_value(moves)) made[uses[i].buffer] = {moves, operands[i].layer};
+      };
+      note(s.reads, step.reads);
+      note(s.writes, step.writes);
+    }
+  }
+
+  // A layer whose backward in this body reads what has left: from its first such op to its last.
+  struct Reader {
+    std::int64_t layer = -1;
+    std::size_t first = 0, last = 0;
+    std::set<int> buffers;
+  };
+  std::vector<Reader> readers_of(const Body& body) const {
+    std::vector<Reader> readers;
+    for (std::size_t k = turn_of(body); k < body.steps.size(); ++k)
+      for (const Use& use : body.steps[k].reads) {
+        const auto kept = leaving_.find(use.buffer);
+        if (kept == leaving_.end()) continue;
+        if (readers.empty() || readers.back().layer != kept->second.layer)
+          readers.push_back({kept->second.layer, k, k, {}});
+        readers.back().last = k;
+        readers.back().buffers.insert(use.buffer);
+      }
+    return readers;
+  }
+
+  // After which steps of forward which buffers leave: once they are whole, or first read where an earlier instance has
+  // brought them.
+  std::multimap<std::size_t, int> leaving_after(const Body& body) const {
+    std::map<int, std::size_t> at;
+    for (std::size_t k = 0; k < turn_of(body); ++k) {
+      for (const Use& use : body.steps[k].reads)
+        if (leaving_.count(use.buffer)) at.emplace(use.buffer, k);
+      for (const Use& use : body.steps[k].writes)
+        if (leaving_.count(use.buffer)) at[use.buffer] = k;
+    }
+    std::multimap<std::size_t, int> after;
+    for (const auto& [buffer, k] : at) after.emplace(k, buffer);
+    return after;
+  }
+
+  int back(int buffer) {
+    Buffer copy = p_.buffers[static_cast<std::size_t>(buffer)];
+    copy.name += "/back";
+    if (const int found = p_.find_buffer(copy.name); found >= 0) return found;
+    p_.buffers.push_back(copy);
+    return static_cast<int>(p_.buffers.size()) - 1;
+  }
+
+  template <class Copy>
+  Step copy_of(int buffer, Phase phase) {
+    const Kept kept = leaving_.at(buffer);
+    Copy op;
+    op.moves = kept.moves;
+    op.layer = kept.layer;
+    const Stream stream = stream_of(p_, op);
+    Step step = detail::make_step(p_, op, -1, phase, stream);
+    if constexpr (std::is_same_v<Copy, CopyToHost>)
+      step.reads[0].buffer = buffer;
+    else
+      step.writes[0].buffer = back(buffer);
+    return step;
+  }
+
+  void rebuild(Body& body) {
+    for (const Step& step : body.steps) MOLEN_CHECK(step.after.empty(), "edges before activations have a place");
+    const std::vector<Reader> readers = readers_of(body);
+    const auto leaving = leaving_after(body);
+    const std::size_t turn = turn_of(body);
+    std::multimap<std::size_t, std::size_t> coming;  // readers whose values come before a step
+    for (std::size_t r = 0; r < readers.size(); ++r)
+      coming.emplace(r > ahead_ ? readers[r - ahead_].first : readers[0].first, r);
+
+    std::vector<Step> steps;
+    std::vector<int> moved(body.steps.size(), -1);
+    std::map<std::int64_t, std::vector<int>> out;  // copies of each layer that leave here
+    int last_forward = -1;
+    for (std::size_t k = 0; k < body.steps.size(); ++k) {
+      for (auto [at, end] = coming.equal_range(k); at != end; ++at) {
+        const std::size_t r = at->second;
+        // No more layers at once than are needed and brought ahead; none before forward has ended.
+        const int bound = r > ahead_ ? moved[readers[r - ahead_ - 1].last] : last_forward;
+        for (const int buffer : readers[r].buffers) {
+          steps.push_back(copy_of<CopyToDevice>(buffer, Phase::kBackward));
+          if (bound >= 0) steps.back().after.push_back({-1, bound});
+        }
+      }
+      Step step = body.steps[k];
+      if (k < turn && of_layer(step, false)) {
+        wait_for_earlier(step, out);
+        last_forward = static_cast<int>(steps.size());
+      }
+      if (k >= turn)
+        for (Use& use : step.reads)
+          if (leaving_.count(use.buffer)) use.buffer = back(use.buffer);
+      moved[k] = static_cast<int>(steps.size());
+      steps.push_back(std::move(step));
+      for (auto [at, end] = leaving.equal_range(k); at != end; ++at) {
+        out[leaving_.at(at->second).layer].push_back(static_cast<int>(steps.size()));
+        steps.push_back(copy_of<CopyToHost>(at->second, Phase::kForward));
+      }
+    }
+    body.steps = std::move(steps);
+  }
+
+  // The first op of a layer waits until what layers before have left is gone, but of as many as come back ahead.
+  void wait_for_earlier(Step& step, std::map<std::int64_t, std::vector<int>>& out) const {
+    const std::int64_t layer = std::get<Compute>(step.op).layer;
+    while (!out.empty() && out.begin()->first + static_cast<std::int64_t>(ahead_) < layer) {
+      step.after.push_back({-1, out.begin()->second.back()});
+      out.erase(out.begin());
+    }
+  }
+
+  Program& p_;
+  const std::size_t ahead_;
+  std::map<int, Kept> leaving_;  // by buffer
+};
+
+}  // namespace
+
+Program offload_activations(Program p) {
+  ActivationOffload(p).run();
+  return p;
+}
+
+}  // namespace molen::program::pass
