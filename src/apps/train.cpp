@@ -321,9 +321,9 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
   verb->add_option("--output", *output, "file; other conditions in it are kept")->capture_default_str();
   verb->add_option("--ranks", *ranks, "thread-ranks at once (under mpirun: its ranks)")->check(CLI::PositiveNumber);
   verb->add_option("--threads", *threads, "per rank; 0: the cores over the ranks");
-  verb->add_option(
-          "--compute", *compute,
-          "fp32, bf16, fp64; auto: what a training's \"auto\" measures as the faster, or both where they are near")
+  verb->add_option("--compute", *compute,
+                   "fp32, bf16, fp16, fp64; auto: what a training's \"auto\" measures as the faster, or both where "
+                   "they are near")
       ->capture_default_str();
   auto rounds = std::make_shared<int>(train::CalibrateOptions{}.rounds);
   verb->add_option("--rounds", *rounds, "times that every shape is measured; each takes a minute or two on two cores")

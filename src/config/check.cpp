@@ -73,6 +73,11 @@ void check_precision(const Config& c) {
   if (p.compute == "fp64" && p.master == "fp32") {
     throw UsageError("{}: fp32 is narrower than precision.compute = fp64", c.where("precision.master"));
   }
+  const PrecisionTable plain;
+  for (const auto& [key, changed] : {std::pair{"precision.loss_scale", p.loss_scale != plain.loss_scale},
+                                     {"precision.loss_scale_window", p.loss_scale_window != plain.loss_scale_window}})
+    if (changed && !p.scales_loss())
+      throw UsageError("{}: is for precision.compute = \"fp16\", not \"{}\"", c.where(key), p.compute);
 }
 
 // Only lengths of one unit compare.

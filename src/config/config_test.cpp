@@ -127,6 +127,10 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
       {"[optimizer]\nlr = nan", "run.toml:2: optimizer.lr: expected a positive number, got nan"},
       {"[optimizer]\nlr = inf", "run.toml:2: optimizer.lr: expected a positive number, got inf"},
       {"[optimizer]\nbeta1 = 1.0", "run.toml:2: optimizer.beta1: expected a number from 0 to below 1, got 1.0"},
+      {"[precision]\nloss_scale = 0", "run.toml:2: precision.loss_scale: expected a number from 1 to 2^126, got 0"},
+      {"[precision]\nloss_scale = inf", "run.toml:2: precision.loss_scale: expected a number from 1 to 2^126"},
+      {"[precision]\nloss_scale = 1e39", "run.toml:2: precision.loss_scale: expected a number from 1 to 2^126"},
+      {"[precision]\nloss_scale_window = 0", "run.toml:2: precision.loss_scale_window: expected a positive integer"},
       {"[optimizer]\nlr = true", "run.toml:2: optimizer.lr: expected a positive number, got true"},
       {"[precision]\ncompute = \"fp23\"",
        "run.toml:2: precision.compute: expected one of auto, fp64, fp32, bf16, fp16, got \"fp23\"; did you mean "
@@ -177,6 +181,10 @@ TEST(Config, ContradictionsAreRefused) {
       {"[parallel]\nvirtual_stages = 2\npipeline = 2", "needs parallel.schedule = \"interleaved\""},
       {"[parallel]\ntensor = 4\n[model]\nheads = 6", "run.toml:2: parallel.tensor: 4 ranks"},
       {"[precision]\ncompute = \"fp64\"\nmaster = \"fp32\"", "run.toml:3: precision.master: fp32 is narrower"},
+      {"[precision]\nloss_scale = 1024",
+       "run.toml:2: precision.loss_scale: is for precision.compute = \"fp16\", not \"auto\""},
+      {"[precision]\ncompute = \"bf16\"\nloss_scale_window = 10",
+       "run.toml:3: precision.loss_scale_window: is for precision.compute = \"fp16\", not \"bf16\""},
       {"[train]\nuntil = \"50 steps\"", "schedule.warmup: 2000 steps is longer than train.until = 50 steps"},
       {"[train]\nstop_after = \"20000 steps\"", "run.toml:2: train.stop_after: 20000 steps is after"},
       {"[schedule]\ndecay = \"10 steps\"", "run.toml:2: schedule.decay: is for"},
@@ -188,6 +196,7 @@ TEST(Config, ContradictionsAreRefused) {
   }
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 3"), "");
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 1"), "");
+  EXPECT_EQ(reason_of("[precision]\ncompute = \"fp16\"\nloss_scale = 1\nloss_scale_window = 1"), "");
   EXPECT_EQ(reason_of("[train]\nuntil = \"50M tokens\""), "");  // other unit: nothing to compare
 }
 
@@ -380,6 +389,10 @@ Config any_config() {
                                            Recompute{Recompute::Mode::kParts, {"attention", "norm_up"}, Bytes(0), 2},
                                            Recompute{Recompute::Mode::kParts, {"attention", "down"}, Bytes(0)},
                                            Recompute{Recompute::Mode::kBudget, {}, Bytes(123456789)});
+  if (*rc::gen::arbitrary<bool>()) {
+    c.precision.compute = "fp16";
+    c.precision.loss_scale = *rc::gen::inRange(100, 1 << 30) / 99.0;
+  }
   if (*rc::gen::arbitrary<bool>()) c.parallel.data_shard = 1;
   if (const auto dir = maybe(word)) c.checkpoint.dir = *dir;
   c.origins["checkpoint.dir"] = {Origin::Kind::kFile, "a\nb = 1.toml:3"};

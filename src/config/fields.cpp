@@ -119,6 +119,12 @@ std::vector<Field> numeric_fields() {
            "type of gradient sums over ranks; auto is fp32, or fp64 with fp64 compute"),
       make("precision.master", p, &P::master, choice({"auto", "fp64", "fp32"}), Effect::kRun,
            "type of the weights the optimizer updates; auto is fp32, or fp64 with fp64 compute"),
+      make("precision.loss_scale", p, &P::loss_scale, loss_scale(), Effect::kRun,
+           "with fp16: multiple of the loss whose gradient is made, of the first step; a resumed run goes on with its "
+           "own"),
+      make("precision.loss_scale_window", p, &P::loss_scale_window, positive(), Effect::kRun,
+           "with fp16: steps in a row with a finite gradient after which loss_scale is doubled; one without is skipped "
+           "and halves it"),
       make("math.kernels", m, &M::kernels, choice({"fused", "reference"}), Effect::kRun,
            "fused: this device's fast kernels; reference: the plain ones they are tested against"),
       make("math.threads", m, &M::threads, natural(4096), Effect::kRun,

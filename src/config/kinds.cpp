@@ -158,6 +158,9 @@ Kind<double> positive_number() {
 Kind<double> natural_number() {
   return number("a number of 0 or more", [](double v) { return v >= 0.0; });
 }
+Kind<double> loss_scale() {
+  return number("a number from 1 to 2^126", [](double v) { return v >= 1.0 && v <= 0x1p+126; });
+}
 Kind<double> below_one() {
   return number("a number from 0 to below 1", [](double v) { return v >= 0.0 && v < 1.0; });
 }

@@ -82,7 +82,7 @@ Kernel bind_clip(const BindContext& c, const Step& step) {
   return [=](RunState& run, math::Scratch&) mutable {
     auto host = scalars.device().is_cpu() ? scalars : scalars.to(at::kCPU);
     double* s = host.data_ptr<double>();
-    const double mean = s[program::kValidTokens] > 0 ? places / s[program::kValidTokens] : 0.0;
+    const double mean = s[program::kValidTokens] > 0 ? places / s[program::kValidTokens] / run.input->loss_scale : 0.0;
     const double norm = std::sqrt(s[program::kSumSquares]) * mean;
     s[program::kGradNorm] = norm;
     // As torch.nn.utils.clip_grad_norm_: min(1, clip / (norm + 1e-6)).
@@ -94,11 +94,14 @@ Kernel bind_clip(const BindContext& c, const Step& step) {
 
 Kernel bind_agree(const BindContext& c, const Step& step) {
   auto scalars = c.flat(step.reads.at(0).buffer);
+  const bool scaled = c.program.setting.scales_loss();
   return [=](RunState& run, math::Scratch&) {
     const auto host = scalars.to(at::kCPU);
     const double* s = host.data_ptr<double>();
-    run.non_finite = !std::isfinite(s[program::kLossSum]) || !std::isfinite(s[program::kGradNorm]) ||
-                     !(s[program::kValidTokens] > 0);
+    const bool loss = std::isfinite(s[program::kLossSum]) && s[program::kValidTokens] > 0,
+               gradient = std::isfinite(s[program::kGradNorm]);
+    run.non_finite = !loss || !gradient;
+    run.overflow = scaled && loss && !gradient;
   };
 }
 

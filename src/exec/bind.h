@@ -17,7 +17,7 @@ namespace molen::exec {
 // What ops of one step share besides buffers.
 struct RunState {
   const StepInput* input = nullptr;
-  bool non_finite = false;
+  bool non_finite = false, overflow = false;  // StepResult
   // A micro-batch that does not stay where it is loaded: for a device, or for a rank with part of each sequence.
   std::vector<std::int32_t> ids, labels, document_start;
   MicroBatch staged(std::size_t tokens, bool documents) {

@@ -167,8 +167,8 @@ Kernel bind_head(const Operands& o, const Common& common, std::int64_t first, co
       add_losses(losses, scalars);
     };
   auto d_y = o.write_rows(2).narrow(0, first, count), d_head = o.table(o.write_unit(3), role);
-  return [=](RunState&, math::Scratch& s) mutable {
-    model::head_loss(common.context(s), y, labels, head, grad_scale, losses, d_y, d_head);
+  return [=](RunState& run, math::Scratch& s) mutable {
+    model::head_loss(common.context(s), y, labels, head, grad_scale * run.input->loss_scale, losses, d_y, d_head);
     add_losses(losses, scalars);
   };
 }
@@ -199,7 +199,8 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
                 positions_of(context.program.setting, context.coordinates)};
   if (arch::is_head(op.part)) {
     common.shape.chunk = setting.head_chunk_tokens(op.chunk);
-    // Gradients are of the mean over all places of the global batch; ClipScale corrects for places without a label.
+    // Gradients are of the mean over all places of the global batch, times the step's loss scale; ClipScale corrects
+    // for places without a label, and takes the scale out again.
     const double scale = 1.0 / (static_cast<double>(setting.global_batch) * static_cast<double>(setting.sequence));
     const std::int64_t first = op.chunk * setting.head_chunk;
     return op.part == Part::kHead ? bind_head(operands, common, first, op, scale)

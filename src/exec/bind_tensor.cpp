@@ -112,8 +112,9 @@ Kernel bind_shared_head(const Operands& o, const Common& common, std::int64_t fi
   auto y = part(o.read_rows(3)), head = o.table(o.read_unit(4), role), d_y = part(o.write_rows(2)),
        d_head = o.table(o.write_unit(3), role);
   auto logits = o.read_flat(2).narrow(0, 0, count * head.size(0)).view({count, -1});
-  return [=](RunState&, math::Scratch& s) mutable {
-    model::head_shared_gradient(common.context(s), sums, labels, logits, y, head, grad_scale, losses, d_y, d_head);
+  return [=](RunState& run, math::Scratch& s) mutable {
+    model::head_shared_gradient(common.context(s), sums, labels, logits, y, head, grad_scale * run.input->loss_scale,
+                                losses, d_y, d_head);
     add_losses(losses, scalars);
   };
 }

@@ -343,6 +343,7 @@ class Executor::Impl {
     result.valid_tokens = s[program::kValidTokens];
     result.grad_norm = s[program::kGradNorm];
     result.non_finite = state.non_finite;
+    result.overflow = state.overflow;
   }
 
   Impl* owner_ = nullptr;

@@ -27,9 +27,10 @@ struct MicroBatch {
 using LoadMicroBatch = std::function<std::int64_t(const MicroBatch&)>;
 
 struct StepInput {
-  std::int64_t step = 1;   // counts optimizer steps from 1
-  optim::AdamW optimizer;  // lr of this step
-  double clip = 1.0;       // largest global gradient norm; 0: no clipping
+  std::int64_t step = 1;    // counts updates from 1; those that were skipped do not count
+  optim::AdamW optimizer;   // lr of this step
+  double clip = 1.0;        // largest global gradient norm; 0: no clipping
+  double loss_scale = 1.0;  // of the loss whose gradient is made; the update and grad_norm are without it
   LoadMicroBatch load;
 };
 
@@ -37,7 +38,10 @@ struct StepResult {
   double loss_sum = 0.0;  // over the valid tokens of the global batch (of this rank in evaluation programs)
   double valid_tokens = 0.0;
   double grad_norm = 0.0;   // before clipping, of the mean loss
-  bool non_finite = false;  // the update was skipped
+  bool non_finite = false;  // the loss or the gradient is not finite: the update was skipped, on all ranks alike
+  // Of such a step where the loss is scaled (Setting::scales_loss): the loss is finite and the gradient alone is not,
+  // so that a smaller loss_scale may do.
+  bool overflow = false;
   program::Timeline timeline;
   double mean_loss() const { return loss_sum / valid_tokens; }
 };

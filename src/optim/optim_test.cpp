@@ -4,8 +4,10 @@
 #include <cmath>
 #include <vector>
 
+#include "base/error.h"
 #include "base/rng.h"
 #include "optim/adamw.h"
+#include "optim/loss_scale.h"
 #include "optim/schedule.h"
 
 namespace molen::optim {
@@ -72,6 +74,67 @@ TEST(SumSquares, IsExactEnoughAndThreadIndependent) {
   EXPECT_TRUE(std::abs(one - static_cast<double>(want)) <= n * 0x1p-53 * static_cast<double>(want));
   f[77] = NAN;
   EXPECT_TRUE(std::isnan(sum_squares(f.data(), n, 2)));
+}
+
+TEST(LossScale, DoublesAfterTheWindowAndHalvesAtOnce) {
+  LossScale s({8.0, 0, 0}, 3);
+  for (const double expected : {8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0}) {
+    s.good();
+    EXPECT_EQ(s.scale(), expected);
+  }
+  s.overflow(8);
+  EXPECT_EQ(s.state(), (LossScale::State{16.0, 0, 1}));  // the good step before it does not count any more
+  s.good();
+  s.good();
+  EXPECT_EQ(s.scale(), 16.0);
+  s.good();
+  EXPECT_EQ(s.state(), (LossScale::State{32.0, 0, 1}));
+}
+
+TEST(LossScale, FallsToTheMinimumAndThenSaysSo) {
+  LossScale s({0x1p+40, 0, 0}, 2000);
+  for (int i = 0; i < 40; ++i) s.overflow(i);
+  EXPECT_EQ(s.state(), (LossScale::State{1.0, 0, 40}));
+  try {
+    s.overflow(41);
+    ADD_FAILURE() << "went on";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("step 41: the gradient overflows in fp16 at the smallest loss scale (1)"),
+              std::string::npos)
+        << error.what();
+  }
+  // One overflow at the smallest scale is a step that went wrong; a second in a row is not.
+  LossScale once({1.0, 0, 0}, 2000);
+  once.overflow(1);
+  once.good();
+  once.overflow(3);
+  EXPECT_EQ(once.state(), (LossScale::State{1.0, 0, 2}));
+  EXPECT_THROW(once.overflow(4), Error);
+  LossScale odd({1.5, 0, 0}, 2000);
+  odd.overflow(1);
+  EXPECT_EQ(odd.scale(), 1.0);
+}
+
+TEST(LossScale, StaysWithinItsBounds) {
+  LossScale s({LossScale::kMaximum, 0, 0}, 1);
+  s.good();
+  EXPECT_EQ(s.scale(), LossScale::kMaximum);
+  for (const double scale : {0.5, 0.0, -1.0, 2 * LossScale::kMaximum, static_cast<double>(NAN)})
+    EXPECT_THROW(LossScale({scale, 0, 0}, 1), UsageError) << scale;
+  EXPECT_THROW(LossScale({2.0, -1, 0}, 1), UsageError);
+  EXPECT_THROW(LossScale({2.0, 0, -1}, 1), UsageError);
+  EXPECT_THROW(LossScale({2.0, 0, 0}, 0), UsageError);
+}
+
+// From its state it goes on as if it had not stopped.
+TEST(LossScale, GoesOnFromItsState) {
+  LossScale whole({64.0, 0, 0}, 2), part = whole;
+  for (const bool overflow : {false, false, true, false, true, true, false, false, false}) {
+    part = LossScale(part.state(), 2);
+    for (LossScale* s : {&whole, &part}) overflow ? s->overflow(0) : s->good();
+    EXPECT_EQ(part.state(), whole.state());
+  }
+  EXPECT_EQ(whole.state(), (LossScale::State{32.0, 1, 3}));
 }
 
 TEST(Schedule, Shapes) {

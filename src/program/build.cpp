@@ -69,9 +69,6 @@ void check_setting(const Setting& s) {
   if (s.recompute.every < 1) throw UsageError("parallel.recompute: every {} layers", s.recompute.every);
   if (s.recompute.has(arch::Part::kDown)) throw UsageError("parallel.recompute: 'down' is never computed again");
   if (s.prefetch < 0) throw UsageError("parallel.prefetch: {} units", s.prefetch);
-  if (s.compute == DType::kF16)
-    throw UsageError(
-        "precision.compute: fp16 needs dynamic loss scaling, which is not built yet; use bf16, fp32 or fp64");
   if (size_of(s.reduce) < 4) throw UsageError("precision.reduce: only fp32 (fp64 under fp64 compute) is built yet");
   if (s.compute == DType::kF64 && s.kernels != arch::Kernels::kReference)
     throw UsageError("math.kernels: fp64 runs on the reference kernels; set math.kernels = \"reference\"");

@@ -91,8 +91,8 @@ struct ZeroFill {
 struct SumSquares {
   bool operator==(const SumSquares&) const = default;
 };
-// scalars[kGradNorm], scalars[kGradScale] from the reduced sums: clipping by global norm and the mean over valid
-// tokens.
+// scalars[kGradNorm], scalars[kGradScale] from the reduced sums: clipping by global norm, the mean over valid tokens,
+// and one over the loss scale of the step.
 struct ClipScale {
   bool operator==(const ClipScale&) const = default;
 };

@@ -114,7 +114,7 @@ struct Setting {
   std::int64_t sequence = 1;      // tokens
   bool document_mask = false;     // attention stays within the documents of a sequence
   DType compute = DType::kF32;
-  DType master = DType::kF32;  // weights that the optimizer updates; differs from compute in bf16
+  DType master = DType::kF32;  // weights that the optimizer updates; differs from compute in bf16 and fp16
   DType reduce = DType::kF32;  // gradients
   arch::Kernels kernels = arch::Kernels::kFused;
   int threads = 1;                // per rank
@@ -133,6 +133,9 @@ struct Setting {
   int tensor_ranks() const { return mesh[mesh::Axis::kTp]; }
   bool tensor() const { return tensor_ranks() > 1; }
   bool sharded_rows() const { return tensor() && sequence_parallel; }  // of the residual stream
+  // Whether gradients are made of a scaled loss, so that what is small stays within the range of fp16
+  // (optim/loss_scale.h).
+  bool scales_loss() const { return compute == DType::kF16; }
   int ranks() const {
     int product = 1;
     for (const int size : mesh.values) product *= size;

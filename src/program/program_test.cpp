@@ -466,7 +466,7 @@ TEST(Build, RefusesWhatItCannotHonour) {
   s.mesh[mesh::Axis::kCp] = 2;
   EXPECT_THROW(build(tiny(), s), UsageError);
   s.mesh = mesh::kOne;
-  s.compute = DType::kF16;
+  s.compute = DType::kF64;  // on the fused kernels
   EXPECT_THROW(build(tiny(), s), UsageError);
   s = setting_of(2, 0, false, 4);
   s.offload.gradients = true;
@@ -477,6 +477,21 @@ TEST(Build, RefusesWhatItCannotHonour) {
   s = hybrid(2, 2, 3, true);
   s.offload = {true, false, true};
   EXPECT_THROW(build(tiny(), s), UsageError);
+}
+
+// fp16 has bf16's program, byte for byte: the loss scale is data of the step.
+TEST(Build, TakesBothTypesOf16Bits) {
+  Setting s = setting_of(2, 1, true, 8);
+  s.kernels = arch::Kernels::kAten;
+  s.compute = DType::kF16;
+  Program half = build(tiny(), s);
+  EXPECT_TRUE(verify(half).empty());
+  EXPECT_EQ(parse(print(half), "text"), half);
+  s.compute = DType::kBF16;
+  const Program other = build(tiny(), s);
+  EXPECT_EQ(plan_memory(half).peak, plan_memory(other).peak);
+  EXPECT_EQ(half.bodies, other.bodies);
+  EXPECT_EQ(half.schedule, other.schedule);
 }
 
 }  // namespace

@@ -38,12 +38,21 @@ std::string count(double value) {
   return std::isfinite(value) ? human_count(value) : "-";
 }
 
+// "scale 65536", or that the step was skipped at that scale.
+Field scale_of(const ConsoleStep& s) {
+  if (!s.skipped) return {fmt::format("scale {:g}", *s.loss_scale), 10};
+  return {
+      fmt::format("skipped: gradient overflows at scale {:g}, {} so far", *s.loss_scale, s.skipped_steps.value_or(0)),
+      2, true};
+}
+
 std::vector<Field> fields_of(const ConsoleStep& s) {
   std::vector<Field> fields;
   fields.push_back({s.steps > 0 ? fmt::format("step {}/{}", s.step, s.steps) : fmt::format("step {}", s.step), 0});
   fields.push_back({fmt::format("loss {:.4f}", s.loss), 1, !std::isfinite(s.loss)});
   fields.push_back({fmt::format("gnorm {:.3f}", s.grad_norm), 8, !std::isfinite(s.grad_norm)});
   fields.push_back({fmt::format("lr {:.2e}", s.lr), 10});
+  if (s.loss_scale) fields.push_back(scale_of(s));
   fields.push_back({fmt::format("{} tok", count(static_cast<double>(s.tokens_total))), 12});
   fields.push_back({std::isfinite(s.step_s) ? human(Seconds(s.step_s)) : "-", 11});
   fields.push_back({fmt::format("{} tok/s", count(s.tokens_per_s)), 2});

@@ -16,6 +16,9 @@ struct ConsoleStep {
   double loss = 0;                   // mean over the valid tokens of the global batch
   double grad_norm = 0;              // before clipping
   double lr = 0;
+  std::optional<double> loss_scale;           // no field where the loss is not scaled
+  std::optional<std::int64_t> skipped_steps;  // of the run so far
+  bool skipped = false;                       // this one
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0;
   std::string flops_formula;                                // "palm": shown at MFU

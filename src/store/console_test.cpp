@@ -51,6 +51,18 @@ TEST(Console, SaysAllOfAStep) {
             "mem 1.00 GiB/1.50 GiB | data 1.0% | 0.0123 J/tok | 152 W | eta 15:40");
 }
 
+TEST(Console, SaysTheLossScaleAndAStepThatWasSkipped) {
+  ConsoleStep s = sample();
+  EXPECT_EQ(step_line(s).find("scale"), std::string::npos);
+  s.loss_scale = 65536;
+  s.skipped_steps = 2;
+  EXPECT_NE(step_line(s).find(" | lr 3.00e-04 | scale 65536 | "), std::string::npos) << step_line(s);
+  s.skipped = true;
+  s.grad_norm = INFINITY;
+  EXPECT_NE(step_line(s).find(" | skipped: gradient overflows at scale 65536, 2 so far | "), std::string::npos)
+      << step_line(s);
+}
+
 TEST(Console, EnergyOfAPartIsMarked) {
   ConsoleStep s = sample();
   s.energy_partial = true;

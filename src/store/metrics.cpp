@@ -53,6 +53,8 @@ std::string to_line(const StepMetrics& m) {
          {"loss", number(m.loss)},
          {"grad_norm", number(m.grad_norm)},
          {"lr", number(m.lr)},
+         {"loss_scale", number(m.loss_scale)},
+         {"skipped_steps", m.skipped_steps ? Json(*m.skipped_steps) : Json(nullptr)},
          {"tokens_total", m.tokens_total},
          {"step_s", number(m.step_s)},
          {"tokens_per_s", number(m.tokens_per_s)},
@@ -83,6 +85,9 @@ StepMetrics from_line(std::string_view line, std::string_view origin) {
   m.loss = get<double>(j, "loss", origin);
   m.grad_norm = get<double>(j, "grad_norm", origin);
   m.lr = get<double>(j, "lr", origin);
+  if (j.contains("loss_scale")) m.loss_scale = optional_number(j, "loss_scale", origin);
+  if (j.contains("skipped_steps") && !j.at("skipped_steps").is_null())
+    m.skipped_steps = fields.integer("skipped_steps");
   m.tokens_total = fields.integer("tokens_total");
   m.step_s = get<double>(j, "step_s", origin);
   m.tokens_per_s = get<double>(j, "tokens_per_s", origin);

@@ -18,8 +18,10 @@ struct StepMetrics {
   std::int64_t step = 0, attempt = 1;
   double wall_time_s = 0;  // seconds since 1970
   double loss = 0;         // mean over the valid tokens of the global batch
-  double grad_norm = 0;    // before clipping
+  double grad_norm = 0;    // before clipping; not finite where the step was skipped
   double lr = 0;
+  std::optional<double> loss_scale;           // of the step; null where the loss is not scaled, no key in older files
+  std::optional<std::int64_t> skipped_steps;  // of the run so far, with this one; the same
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0, tokens_per_s_per_device = 0;
   std::string flops_formula;  // how model FLOPs are counted: "causal", "palm"; empty (no key) in older files

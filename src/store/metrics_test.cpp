@@ -69,6 +69,29 @@ TEST(MetricsLine, CoverageIsThereOnlyWhereSomethingIsLeftOut) {
   EXPECT_THROW((void)from_line(bad.dump(), "test"), UsageError);
 }
 
+// Of a loss that is not scaled both are null; older files have no such keys.
+TEST(MetricsLine, HoldsTheLossScale) {
+  StepMetrics m = at(7, 1, 2.0);
+  EXPECT_NE(to_line(m).find("\"loss_scale\":null"), std::string::npos);
+  EXPECT_NE(to_line(m).find("\"skipped_steps\":null"), std::string::npos);
+  Json older = Json::parse(to_line(m));
+  older.erase("loss_scale");
+  older.erase("skipped_steps");
+  EXPECT_EQ(from_line(older.dump(), "test").loss_scale, std::nullopt);
+  EXPECT_EQ(from_line(older.dump(), "test").skipped_steps, std::nullopt);
+  m.loss_scale = 0x1p+40;
+  m.skipped_steps = 3;
+  m.grad_norm = INFINITY;  // of a step that was skipped
+  const StepMetrics back = from_line(to_line(m), "test");
+  EXPECT_NE(to_line(m).find("\"grad_norm\":null"), std::string::npos);
+  EXPECT_EQ(back.loss_scale, 0x1p+40);
+  EXPECT_EQ(back.skipped_steps, 3);
+  EXPECT_TRUE(std::isnan(back.grad_norm));
+  EXPECT_EQ(first_difference({back}, {from_line(to_line(back), "test")}), "");
+  older["skipped_steps"] = "three";
+  EXPECT_THROW((void)from_line(older.dump(), "test"), UsageError);
+}
+
 TEST_F(Metrics, LastAttemptCountsAndTornLinesAreSkipped) {
   {
     LineWriter w(path_);

@@ -16,6 +16,8 @@ DType dtype_of(const at::Tensor& t) {
       return DType::kF32;
     case at::kBFloat16:
       return DType::kBF16;
+    case at::kHalf:
+      return DType::kF16;
     default:
       throw Error("state of an unexpected type");
   }

@@ -24,35 +24,36 @@ struct Part {
   explicit Part(at::IntArrayRef shape) : values(at::zeros(shape, at::kDouble)), held(at::zeros(shape, at::kBool)) {}
 };
 
-// What this rank holds of [of.first, of.second) of a unit's state goes to its place in the whole tensors.
+// What this rank holds of [of.first, of.second) of a unit's state, over `scale`, goes to its place in the whole
+// tensors.
 void put(const exec::Executor& executor, const char* family, int unit, std::pair<std::int64_t, std::int64_t> of,
-         const std::string& prefix, std::map<std::string, Part>& parts) {
+         const std::string& prefix, double scale, std::map<std::string, Part>& parts) {
   const auto& p = executor.program();
   const auto parameters = arch::parameters(p.arch);
   const auto [held, held_end] = executor.state_range(family, unit);
   const std::int64_t from = std::max(of.first, held), to = std::min(of.second, held_end);
   for (const auto& run : program::global_runs(p, executor.coordinates(), unit, from, std::max(from, to))) {
     Part& part = parts.at(prefix + parameters[static_cast<std::size_t>(run.parameter)].name);
-    part.values.view(-1)
-        .narrow(0, run.first, run.count)
-        .copy_(executor.state(family, unit).narrow(0, run.unit_first - held, run.count));
+    at::Tensor values = part.values.view(-1).narrow(0, run.first, run.count);
+    values.copy_(executor.state(family, unit).narrow(0, run.unit_first - held, run.count));
+    if (scale != 1.0) values.div_(scale);
     part.held.view(-1).narrow(0, run.first, run.count).fill_(true);
   }
 }
 
 constexpr const char* kGradient = "grad/";
 
-std::map<std::string, Part> held_by(const exec::Executor& executor) {
+std::map<std::string, Part> held_by(const exec::Executor& executor, double loss_scale) {
   const auto& p = executor.program();
   std::map<std::string, Part> parts;
   for (const auto& parameter : arch::parameters(p.arch))
     for (const char* prefix : {"", kGradient}) parts.emplace(prefix + parameter.name, parameter.shape);
   for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
     const auto& unit = p.units[static_cast<std::size_t>(u)];
-    put(executor, "param", u, {0, unit.elements}, "", parts);
+    put(executor, "param", u, {0, unit.elements}, "", 1.0, parts);
     // Of a whole gradient the rank's own part is the reduced one.
     put(executor, "grad", u, program::unit_range(p.setting, executor.coordinates(), unit, program::Range::kOwn),
-        kGradient, parts);
+        kGradient, loss_scale, parts);
   }
   return parts;
 }
@@ -177,6 +178,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
     exec::StepInput input;
     input.step = step;
     input.optimizer.lr = trial.lr;
+    if (s.scales_loss()) input.loss_scale = trial.loss_scale;
     input.load = [&](const exec::MicroBatch& to) {
       // As data::samples_of deals them.
       const std::int64_t slot = (micro++ * s.data_ranks() + data_rank) * s.micro_batch;
@@ -192,7 +194,8 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
     out.norms.push_back(result.grad_norm);
   }
   out.hash = state_hash(executor, world);
-  for (const auto& [name, part] : held_by(executor)) out.tensors[name] = join(part, world);
+  for (const auto& [name, part] : held_by(executor, s.scales_loss() ? trial.loss_scale : 1.0))
+    out.tensors[name] = join(part, world);
   return out;
 }
 

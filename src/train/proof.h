@@ -28,6 +28,7 @@ struct Trial {
   int steps = 10;
   std::uint64_t seed = 5;
   double lr = 3e-3;
+  double loss_scale = 1024.0;  // where the program scales its loss
   exec::Options options;
 };
 
@@ -39,7 +40,7 @@ struct Outcome {
 
 // Trains on this rank; collective over `world`, and the same on all its ranks when it returns. Memory used must equal
 // memory planned, op by op, and on the first rank of each stage the calls and bytes of each communicator the program's:
-// throws Error where they do not, and where a step is not finite.
+// throws Error where they do not, and where a step is not finite. Gradients are given without their loss scale.
 Outcome prove(const program::Program& program, comm::Communicator& world, const ReadSamples& read, const Trial& trial);
 
 // How far `b` is from `a`. NaN counts as infinite.

@@ -137,6 +137,8 @@ class Recorder::Impl {
     m.loss = r.loss;
     m.grad_norm = r.grad_norm;
     m.lr = r.lr;
+    m.loss_scale = r.loss_scale;
+    if (r.loss_scale) m.skipped_steps = r.skipped_steps;
     m.tokens_total = r.tokens_total;
     m.step_s = r.step_s;
     m.tokens_per_s = tokens_per_step_ / r.step_s;
@@ -162,7 +164,7 @@ class Recorder::Impl {
     if (recent_.size() > 50) recent_.pop_front();
     to_tensorboard(m);
     to_prometheus(m);
-    line(m);
+    line(m, r.skipped);
   }
 
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -306,7 +308,7 @@ class Recorder::Impl {
     energy_line("unread", step, {{"reasons", reasons}});
   }
 
-  void line(const store::StepMetrics& m) {
+  void line(const store::StepMetrics& m, bool skipped) {
     double mean = 0;
     for (const double s : recent_) mean += s / static_cast<double>(recent_.size());
     const double eta = mean * static_cast<double>(stop_step_ - m.step);
@@ -316,6 +318,9 @@ class Recorder::Impl {
     c.loss = m.loss;
     c.grad_norm = m.grad_norm;
     c.lr = m.lr;
+    c.loss_scale = m.loss_scale;
+    c.skipped_steps = m.skipped_steps;
+    c.skipped = skipped;
     c.tokens_total = m.tokens_total;
     c.step_s = m.step_s;
     c.tokens_per_s = m.tokens_per_s;
@@ -338,6 +343,8 @@ class Recorder::Impl {
     put("loss_metrics/global_avg_loss", m.loss);
     put("grad_norm", m.grad_norm);
     put("lr", m.lr);
+    if (m.loss_scale) put("loss_scale", *m.loss_scale);
+    if (m.skipped_steps) put("skipped_steps", static_cast<double>(*m.skipped_steps));
     put("throughput(tps)", m.tokens_per_s);
     if (m.model_tflops_per_device) put("tflops", *m.model_tflops_per_device);
     if (m.mfu) put("mfu(%)", 100 * *m.mfu);
@@ -362,6 +369,12 @@ class Recorder::Impl {
         {"molen_step_seconds", "Duration of the step.", PrometheusType::kGauge, labels, m.step_s},
         {"molen_memory_peak_bytes", "Most memory any rank used of its plan.", PrometheusType::kGauge, labels,
          static_cast<double>(m.memory_peak_bytes)}};
+    if (m.loss_scale)
+      samples.push_back({"molen_loss_scale", "Multiple of the loss whose gradient the step was made of.",
+                         PrometheusType::kGauge, labels, *m.loss_scale});
+    if (m.skipped_steps)
+      samples.push_back({"molen_skipped_steps_total", "Steps skipped because the gradient was not finite.",
+                         PrometheusType::kCounter, labels, static_cast<double>(*m.skipped_steps)});
     if (m.j_per_token) {
       auto covered = labels;
       if (!m.energy_coverage.empty()) covered["coverage"] = m.energy_coverage;

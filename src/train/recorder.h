@@ -18,6 +18,9 @@ namespace molen::train {
 struct StepRecord {
   std::int64_t step = 0;
   double loss = 0, grad_norm = 0, lr = 0;
+  std::optional<double> loss_scale;  // where the loss is scaled, and then
+  std::int64_t skipped_steps = 0;    // of the run so far
+  bool skipped = false;              // this one
   std::int64_t tokens_total = 0;
   double step_s = 0, data_wait_s = 0;
   std::map<std::string, double> phase_s;  // with "bubble"; sums to step_s

@@ -22,6 +22,7 @@
 #include "exec/executor.h"
 #include "math/allocation.h"
 #include "math/gemm.h"
+#include "optim/loss_scale.h"
 #include "program/build.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"
@@ -113,6 +114,7 @@ class Loop {
         inputs_(inputs),
         data_(inputs.train),
         validation_(inputs.validation),
+        loss_scale_({job.config.precision.loss_scale, 0, 0}, job.config.precision.loss_scale_window),
         base_(resident_before_arena(job, world)),
         devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
         executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}) {
@@ -235,9 +237,30 @@ class Loop {
       step_ = fields.integer("step_done");
       next_sample_ = fields.integer("next_sample");
       tokens_total_ = fields.integer("tokens_total");
+      restore_loss_scale(state, origin);
       if (recorder_) recorder_->restore_totals(state.at("totals"), step_, origin);
     } catch (const Json::exception& e) {
       throw UsageError("{}: state.json is incomplete: {}", origin, e.what());
+    }
+  }
+
+  // Runs whose loss was never scaled have none; one that continues them in fp16 (--allow-change) begins with the
+  // configuration's.
+  void restore_loss_scale(const Json& state, const std::string& origin) {
+    if (!state.contains("loss_scale")) {
+      if (state.at("config").at("precision").at("compute") == "fp16")
+        throw UsageError("{}: state.json is incomplete: no loss_scale of a run in fp16", origin);
+      return;
+    }
+    const std::string where = origin + "/state.json: loss_scale";
+    const JsonFields fields(state.at("loss_scale"), where);
+    const optim::LossScale::State stored{fields.number("scale"), fields.integer("good_steps"),
+                                         fields.integer("skipped_steps")};
+    if (stored.skipped > step_) throw UsageError("{}: {} of {} steps skipped", where, stored.skipped, step_);
+    try {
+      loss_scale_ = optim::LossScale(stored, job_.config.precision.loss_scale_window);
+    } catch (const UsageError& error) {
+      throw UsageError("{}: {}", where, error.what());
     }
   }
 
@@ -246,10 +269,11 @@ class Loop {
     energy_->begin_step();
     double wait = 0.0;
     exec::StepInput input;
-    input.step = step_ + 1;
+    input.step = step_ + 1 - loss_scale_.skipped();
     input.optimizer = optimizer_;
     input.optimizer.lr = schedule_.lr(step_ + 1);
     input.clip = job_.config.optimizer.clip;
+    if (job_.setting.scales_loss()) input.loss_scale = loss_scale_.scale();
     input.load = [&](const exec::MicroBatch& to) {
       const data::Batch batch = loader_->next();
       wait += batch.wait_s;
@@ -260,12 +284,13 @@ class Loop {
           std::count_if(batch.labels.begin(), batch.labels.end(), [](std::int32_t l) { return l >= 0; }));
     };
     const exec::StepResult result = executor_.run(input);
-    if (result.non_finite) refuse_non_finite(result);
+    if (result.non_finite && !result.overflow) refuse_non_finite(result);
     ++step_;
+    if (job_.setting.scales_loss()) rescale(result);
     flight_.step_took(result.timeline.total_s);
     next_sample_ += job_.setting.global_batch;
     tokens_total_ += static_cast<std::int64_t>(result.valid_tokens);
-    record(result, input.optimizer.lr, wait);
+    record(result, input, wait);
     if (recorder_ && job_.options.cluster) {
       timelines_.push_back(result.timeline);
       if (timelines_.size() > kKeptTimelines) timelines_.erase(timelines_.begin());
@@ -283,7 +308,16 @@ class Loop {
         next_sample_ + job_.setting.global_batch - 1, places);
   }
 
-  void record(const exec::StepResult& result, double lr, double wait) {
+  // What the step says about the loss scale of the next. A step that was skipped has used its samples and its place in
+  // the schedule. From what all ranks have alike, so no rank can disagree.
+  void rescale(const exec::StepResult& result) {
+    if (result.overflow)
+      loss_scale_.overflow(step_);
+    else
+      loss_scale_.good();
+  }
+
+  void record(const exec::StepResult& result, const exec::StepInput& input, double wait) {
     const auto phases = program::phase_seconds(executor_.ops(), result.timeline);
     // Means over ranks; the peak is the largest.
     std::vector<double> sums(phases.phase_s.begin(), phases.phase_s.end());
@@ -302,7 +336,10 @@ class Loop {
     r.step = step_;
     r.loss = result.mean_loss();
     r.grad_norm = result.grad_norm;
-    r.lr = lr;
+    r.lr = input.optimizer.lr;
+    if (job_.setting.scales_loss()) r.loss_scale = input.loss_scale;
+    r.skipped_steps = loss_scale_.skipped();
+    r.skipped = result.overflow;
     r.tokens_total = tokens_total_;
     for (int i = 0; i < program::kNumPhases; ++i)
       r.phase_s[std::string(program::name_of(static_cast<program::Phase>(i)))] = sums[static_cast<std::size_t>(i)];
@@ -372,6 +409,10 @@ class Loop {
                  {"config", config::to_json(job_.config)},
                  {"arch", arch::to_json(job_.arch)},
                  {"totals", recorder_->totals(step_, tokens_total_, used)}};
+      // Also of a run that goes on in another type: the optimizer counts updates.
+      if (const auto& scale = loss_scale_.state(); job_.setting.scales_loss() || scale.skipped > 0)
+        o.state["loss_scale"] = {
+            {"scale", scale.scale}, {"good_steps", scale.good_steps}, {"skipped_steps", scale.skipped}};
       if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = read_file(*job_.config.data.tokenizer);
       o.attachments["config.toml"] = config::to_toml(job_.config);
     }
@@ -428,6 +469,7 @@ class Loop {
   const Inputs& inputs_;
   const data::Dataset& data_;
   const std::vector<std::unique_ptr<data::ValidationSet>>& validation_;
+  optim::LossScale loss_scale_;  // the same on all ranks; used where Setting::scales_loss
   AlreadyThere base_;
   std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
   FlightRecorder flight_;

@@ -1,0 +1,41 @@
+#include "optim/loss_scale.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace molen::optim {
+namespace {
+
+constexpr double kGrowth = 2.0, kBackoff = 0.5;
+
+}  // namespace
+
+LossScale::LossScale(const State& state, std::int64_t window) : state_(state), window_(window) {
+  // Written so that NaN is refused.
+  if (!(state.scale >= kMinimum) || !(state.scale <= kMaximum))
+    throw UsageError("a loss scale of {}: it lies from {} to {}", state.scale, kMinimum, kMaximum);
+  if (state.good_steps < 0 || state.skipped < 0)
+    throw UsageError("a loss scale after {} good and {} skipped steps", state.good_steps, state.skipped);
+  if (window < 1) throw UsageError("a loss scale that doubles after {} steps", window);
+}
+
+void LossScale::good() {
+  if (++state_.good_steps < window_) return;
+  state_.good_steps = 0;
+  state_.scale = std::min(state_.scale * kGrowth, kMaximum);
+}
+
+void LossScale::overflow(std::int64_t step) {
+  // At the smallest scale, good steps are 0 behind a skipped one alone: doubling leads away from it.
+  if (state_.scale <= kMinimum && state_.skipped > 0 && state_.good_steps == 0)
+    throw Error(
+        "step {}: the gradient overflows in fp16 at the smallest loss scale ({}), as in the step before it; the "
+        "optimizer was not run. precision.compute = \"bf16\" or \"fp32\" has the range for it",
+        step, kMinimum);
+  ++state_.skipped;
+  state_.good_steps = 0;
+  state_.scale = std::max(state_.scale * kBackoff, kMinimum);
+}
+
+}  // namespace molen::optim

@@ -1,0 +1,339 @@
+// Narrow types on many ranks: fp16 under a loss scale computes the same model in every layout, and a step whose
+// gradient overflows anywhere is skipped everywhere.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "optim/loss_scale.h"
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+
+program::Setting narrow(program::Setting s, DType compute) {
+  s.compute = compute;
+  s.master = s.reduce = DType::kF32;
+  s.kernels = arch::Kernels::kAten;
+  return s;
+}
+
+program::Setting alone(const Layout& l, DType compute) {
+  Layout one{1, 0, false, 3};
+  one.sequence = l.sequence;
+  const program::Setting s = setting_of(one, compute);
+  return compute == DType::kF64 ? s : narrow(s, compute);
+}
+
+Layout tensor_ranks(bool rows, int shards = 1, int zero = 0) {
+  Layout l{shards, zero};
+  l.tensor = 2;
+  l.rows = rows;
+  return l;
+}
+Layout staged(program::ScheduleKind kind, int shards = 1, int zero = 0) {
+  Layout l{shards, zero, false, 3};
+  l.stages = 2;
+  l.pipeline = program::pipeline_of(kind, 1);
+  return l;
+}
+Layout pieces(program::ContextForm form, int shards = 1, int zero = 0) {
+  Layout l{shards, zero};
+  l.context = 2;
+  l.form = form;
+  l.sequence = 24;
+  return l;
+}
+
+std::vector<program::Program> stages_of(const arch::Architecture& a, const program::Setting& s) {
+  auto stages = program::build_stages(a, s);
+  for (const auto& p : stages) program::require_sound(p, "test");
+  for (const auto& finding : program::verify_world(stages)) ADD_FAILURE() << finding.text;
+  return stages;
+}
+
+class HalfLayouts : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(HalfLayouts, OneStepWithinTheBound) {
+  for (const auto& a : {llama(true), gpt()}) {
+    if (GetParam().tensor > 1 && a.heads % GetParam().tensor != 0) continue;
+    SCOPED_TRACE(arch::name_of(a.family));
+    const Outcome& exact = train_alone(program::build(a, alone(GetParam(), DType::kF64)), 1);
+    const Outcome& rounded = train_alone(program::build(a, alone(GetParam(), DType::kF16)), 1);
+    const Bounds bounds = bounds_beside(exact, rounded);
+    ASSERT_LT(bounds.gradients, 0.05);  // a gradient that is lost, or not scaled back, is off by 1 or more
+    const auto stages = stages_of(a, narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
+    const Difference d = difference(rounded, train_threads(stages, 1));
+    EXPECT_LE(d.loss, bounds.loss);
+    EXPECT_LE(d.norm, bounds.norm);
+    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+  }
+}
+
+TEST_P(HalfLayouts, TwiceTheSameAndTheDeadAreDead) {
+  const auto stages = stages_of(llama(true), narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
+  const Outcome once = train_threads(stages, 3);
+  EXPECT_EQ(once.hash, train_threads(stages, 3, {at::kCPU, true}).hash);
+  EXPECT_LT(once.losses.back(), once.losses.front()) << "it does not learn";
+}
+
+constexpr auto kGather = program::ContextForm::kGather, kRing = program::ContextForm::kRing;
+constexpr auto k1f1b = program::ScheduleKind::k1f1b, kZbH1 = program::ScheduleKind::kZbH1;
+
+INSTANTIATE_TEST_SUITE_P(Some, HalfLayouts,
+                         ::testing::Values(Layout{2, 0}, Layout{2, 1, false, 3}, Layout{3, 3, true, 2},
+                                           Layout{2, 3, false, 3, 2, true}, tensor_ranks(false),
+                                           tensor_ranks(true, 2, 2), staged(k1f1b), staged(kZbH1, 2, 1),
+                                           pieces(kGather, 2, 3), pieces(kRing)));
+
+// --- the scale
+
+Outcome train_scaled(const program::Program& p, double loss_scale) {
+  Trial trial;
+  trial.steps = 1;
+  trial.loss_scale = loss_scale;
+  return prove(p, *comm::make_self(), synthetic_samples(p.setting, p.arch.vocabulary), trial);
+}
+
+// Gradients and norm are those of the loss itself, whatever it was multiplied by within the range of fp16. Not a power
+// of two: its products round once more.
+TEST(LossScaling, LeavesNoTraceInGradientAndNorm) {
+  const auto a = llama(false);
+  const Outcome& exact = train_alone(program::build(a, alone({}, DType::kF64)), 1);
+  const program::Program p = program::build(a, alone({}, DType::kF16));
+  const Outcome& rounded = train_alone(p, 1);
+  const Bounds bounds = bounds_beside(exact, rounded);
+  for (const double scale : {64.0, 1000.0, 16384.0}) {
+    const Difference d = difference(rounded, train_scaled(p, scale));
+    EXPECT_EQ(d.loss, 0.0) << scale;
+    EXPECT_LE(d.norm, bounds.norm) << scale;
+    EXPECT_LE(d.gradients, bounds.gradients) << scale << " " << d.worst_gradient;
+  }
+}
+
+// Of many words each has so little of the gradient that fp16 has no value for it, but of a multiple of the loss.
+TEST(LossScaling, KeepsWhatIsSmall) {
+  auto a = llama(false);
+  a.vocabulary = 4001;
+  const Outcome& exact = train_alone(program::build(a, alone({}, DType::kF64)), 1);
+  const program::Program p = program::build(a, alone({}, DType::kF16));
+  const double without = difference(exact, train_scaled(p, 1.0)).gradients,
+               with = difference(exact, train_scaled(p, 16384.0)).gradients;
+  EXPECT_GT(without, 10 * with) << without << " " << with;
+}
+
+// --- overflow
+
+// Where the optimizer is sharded, so are its fp32 masters.
+TEST(Masters, AreShardedLikeTheMoments) {
+  for (const DType compute : {DType::kBF16, DType::kF16})
+    for (const int zero : {0, 1, 2, 3}) {
+      const auto p = program::build(llama(true), narrow(setting_of(Layout{3, zero}, DType::kF32), compute));
+      for (const auto& unit : p.units) {
+        const auto& master = p.buffers[static_cast<std::size_t>(p.buffer("master." + unit.name))];
+        const auto& moment = p.buffers[static_cast<std::size_t>(p.buffer("m." + unit.name))];
+        EXPECT_EQ(master.dtype, DType::kF32);
+        EXPECT_EQ(master.elements, moment.elements);
+        EXPECT_EQ(master.elements, zero == 0 ? unit.elements : program::owned_range(unit.elements, 0, 3).second);
+      }
+    }
+}
+
+// What a rank has of a course of steps.
+struct Course {
+  std::vector<exec::StepResult> steps;
+  std::vector<double> scales;                   // of each step
+  std::vector<std::vector<at::Tensor>> states;  // param, master, m and v of all units: at the start, after each step
+  optim::LossScale::State scale;                // at the end
+};
+
+std::vector<at::Tensor> state_of(const exec::Executor& executor) {
+  std::vector<at::Tensor> state;
+  for (const char* family : {"param", "master", "m", "v"})
+    for (std::size_t u = 0; u < executor.program().units.size(); ++u)
+      state.push_back(executor.state(family, static_cast<int>(u)).clone());
+  return state;
+}
+
+bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (!at::equal(a[i], b[i])) return false;
+  return a.size() == b.size();
+}
+
+// The same samples in each step, until `updates` were made. Of several data-parallel ranks the first has no label that
+// counts: its own gradient is zero, whatever the scale.
+Course course_of(const program::Program& p, comm::Communicator& world, double scale, int updates) {
+  const c10::InferenceMode inference;
+  exec::Executor executor(p, world.rank(), &world, {});
+  initialize_parameters(executor, 5, 1);
+  const auto& s = p.setting;
+  const int data_rank = program::data_rank(s, executor.coordinates());
+  const auto samples = synthetic_samples(s, p.arch.vocabulary);
+  optim::LossScale loss_scale({scale, 0, 0}, 2000);
+  Course course;
+  course.states.push_back(state_of(executor));
+  for (int made = 0; made < updates && course.steps.size() < 100;) {
+    std::int64_t micro = 0;
+    exec::StepInput input;
+    input.step = made + 1;
+    input.optimizer.lr = 3e-3;
+    input.loss_scale = loss_scale.scale();
+    input.load = [&](const exec::MicroBatch& to) {
+      const std::int64_t slot = (micro++ * s.data_ranks() + data_rank) * s.micro_batch;
+      const std::int64_t valid = samples(slot, std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch), to);
+      if (s.data_ranks() == 1 || data_rank > 0) return valid;
+      std::fill_n(to.labels, s.micro_batch * s.sequence, -1);
+      return std::int64_t{0};
+    };
+    course.scales.push_back(loss_scale.scale());
+    course.steps.push_back(executor.run(input));
+    course.states.push_back(state_of(executor));
+    if (!course.steps.back().overflow) {
+      loss_scale.good();
+      ++made;
+    } else {
+      loss_scale.overflow(static_cast<std::int64_t>(course.steps.size()));
+    }
+  }
+  course.scale = loss_scale.state();
+  return course;
+}
+
+// f(rank, world) on every rank, each a thread.
+template <class F>
+void on_ranks(int n, const F& f) {
+  comm::ThreadWorld world(n);
+  std::vector<std::unique_ptr<comm::Communicator>> ranks;
+  for (int r = 0; r < n; ++r) ranks.push_back(world.communicator(r));
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < n; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        f(static_cast<std::size_t>(r), *ranks[static_cast<std::size_t>(r)]);
+      } catch (const std::exception& error) {
+        errors[static_cast<std::size_t>(r)] = std::current_exception();
+        ranks[static_cast<std::size_t>(r)]->abort(error.what());
+      }
+    });
+  threads.clear();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+std::vector<Course> courses_of(const std::vector<program::Program>& stages, double scale, int updates) {
+  const program::Setting& s = stages.front().setting;
+  std::vector<Course> courses(static_cast<std::size_t>(s.ranks()));
+  on_ranks(s.ranks(), [&](std::size_t r, comm::Communicator& world) {
+    const int stage = program::at_rank(s, static_cast<int>(r)).pipeline.stage;
+    courses[r] = course_of(stages.at(static_cast<std::size_t>(stage)), world, scale, updates);
+  });
+  return courses;
+}
+
+class Overflows : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(Overflows, IsSkippedOnAllRanksAlike) {
+  constexpr double kStart = 0x1p+40;
+  constexpr int kUpdates = 3;
+  const auto stages = stages_of(llama(true), narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
+  const auto courses = courses_of(stages, kStart, kUpdates);
+  const auto& first = courses.front();
+  const auto skipped = static_cast<int>(first.scale.skipped);
+  ASSERT_GE(skipped, 5);
+  ASSERT_EQ(static_cast<int>(first.steps.size()), skipped + kUpdates);
+  for (const Course& c : courses) {
+    EXPECT_EQ(c.scale, first.scale);
+    EXPECT_EQ(c.scales, first.scales);
+    for (int i = 0; i < static_cast<int>(c.steps.size()); ++i) {
+      const auto k = static_cast<std::size_t>(i);
+      const auto& step = c.steps[k];
+      EXPECT_EQ(step.overflow, i < skipped) << i;
+      EXPECT_EQ(step.non_finite, step.overflow);
+      EXPECT_EQ(std::isfinite(step.grad_norm), !step.overflow);
+      EXPECT_TRUE(std::isfinite(step.mean_loss()));
+      EXPECT_EQ(c.scales[k], std::ldexp(kStart, -std::min(i, skipped)));
+      EXPECT_EQ(same(c.states[k], c.states[k + 1]), step.overflow) << i;
+    }
+    EXPECT_LT(c.steps.back().mean_loss(), c.steps.front().mean_loss());
+  }
+  // What was skipped has left nothing: with the last scale from the start it is the same run.
+  const auto without = courses_of(stages, first.scale.scale, kUpdates);
+  for (std::size_t r = 0; r < courses.size(); ++r) {
+    EXPECT_EQ(without[r].scale.skipped, 0);
+    EXPECT_TRUE(same(without[r].states.back(), courses[r].states.back())) << r;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, Overflows,
+                         ::testing::Values(Layout{1}, Layout{2, 0}, Layout{2, 1}, Layout{3, 3},
+                                           Layout{2, 2, false, 3, 2}, tensor_ranks(true, 2, 1), staged(k1f1b, 2, 3)));
+
+// That the ranks above do not all overflow by themselves: without what they say to each other, the first has a gradient
+// of zeros.
+TEST(Overflow, IsOfOneRankAlone) {
+  const program::Program p =
+      program::build(llama(true), narrow(setting_of(Layout{2, 0, false, 6}, DType::kF32), DType::kF16));
+  std::vector<std::int64_t> finite(2), nonzero(2), elements(2);
+  on_ranks(2, [&](std::size_t r, comm::Communicator& world) {
+    const c10::InferenceMode inference;
+    exec::Options apart;
+    apart.sleep = [](const program::Step& step) {
+      return program::is_communication(step.op) ? std::optional(0.0) : std::nullopt;
+    };
+    exec::Executor executor(p, world.rank(), &world, apart);
+    initialize_parameters(executor, 5, 1);
+    exec::StepInput input;
+    input.loss_scale = 0x1p+40;
+    input.load = [&](const exec::MicroBatch& to) {
+      const std::int64_t n = p.setting.micro_batch * p.setting.sequence;
+      const std::int64_t valid = synthetic_samples(p.setting, p.arch.vocabulary)(0, p.setting.micro_batch, to);
+      if (r > 0) return valid;
+      std::fill_n(to.labels, n, -1);
+      return std::int64_t{0};
+    };
+    (void)executor.run(input);
+    for (std::size_t u = 0; u < p.units.size(); ++u) {
+      const at::Tensor gradient = executor.state("grad", static_cast<int>(u));
+      finite[r] += gradient.isfinite().sum().item<std::int64_t>();
+      nonzero[r] += gradient.ne(0).sum().item<std::int64_t>();
+      elements[r] += gradient.numel();
+    }
+  });
+  EXPECT_EQ(finite[0], elements[0]);
+  EXPECT_EQ(nonzero[0], 0);
+  EXPECT_LT(finite[1], elements[1]);
+}
+
+// A loss that is not finite is no overflow, nor is a gradient where the loss is not scaled: smaller scales do not help.
+TEST(Overflow, IsToldFromWhatEndsARun) {
+  const auto a = llama(true);
+  const auto once = [&](const program::Setting& s, double loss_scale, double weight) {
+    const c10::InferenceMode inference;
+    exec::Executor executor(program::build(a, s), 0, nullptr, {});
+    initialize_parameters(executor, 5, 1);
+    if (weight != 0) executor.state("param", 0).fill_(weight);
+    exec::StepInput input;
+    input.loss_scale = loss_scale;
+    input.load = [&](const exec::MicroBatch& to) { return synthetic_samples(s, a.vocabulary)(0, s.micro_batch, to); };
+    return executor.run(input);
+  };
+  const auto fp16 = alone({}, DType::kF16), bf16 = alone({}, DType::kBF16), fp64 = alone({}, DType::kF64);
+  for (const auto& [setting, scale, weight, non_finite, overflow] :
+       {std::tuple{fp16, 1024.0, 0.0, false, false},
+        {fp16, 0x1p+40, 0.0, true, true},
+        {fp16, 1024.0, static_cast<double>(NAN), true, false},
+        {bf16, 1.0, 0.0, false, false},
+        {bf16, 0x1p+1000, 0.0, true, false},
+        {fp64, 0x1p+1023, 0.0, true, false}}) {
+    SCOPED_TRACE(fmt::format("{} scale {} weight {}", name_of(setting.compute), scale, weight));
+    const auto result = once(setting, scale, weight);
+    EXPECT_EQ(result.non_finite, non_finite);
+    EXPECT_EQ(result.overflow, overflow);
+    EXPECT_EQ(std::isfinite(result.mean_loss()), weight == 0);
+  }
+}
+
+}  // namespace
+}  // namespace molen::train
