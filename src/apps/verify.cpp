@@ -50,13 +50,13 @@ struct VerifyArguments {
   }
 };
 
-// The model and batch of the configuration, and what it puts on the host; the rest of its layout does not matter here.
-// Threads of a rank are those it has
-// beside the others of its host.
+// The model and batch of the configuration, and what it puts on the host; the rest of its layout, and its types, do not
+// matter here. Threads of a rank are those it has beside the others of its host.
 program::Setting base_setting(config::Config& c, const arch::Architecture& a, int local_ranks) {
   const auto offload = c.parallel.offload;
   c.parallel = {};
   c.parallel.offload = offload;
+  c.precision = {};
   config::assign(c, "precision.compute", "fp64", {config::Origin::Kind::kOther, "molen verify"});
   if (c.math.threads == 0)
     config::assign(c, "math.threads", plan::auto_threads(local_ranks), {config::Origin::Kind::kOther, "derived"});

@@ -77,7 +77,10 @@ void check_precision(const Config& c) {
   for (const auto& [key, changed] : {std::pair{"precision.loss_scale", p.loss_scale != plain.loss_scale},
                                      {"precision.loss_scale_window", p.loss_scale_window != plain.loss_scale_window}})
     if (changed && !p.scales_loss())
-      throw UsageError("{}: is for precision.compute = \"fp16\", not \"{}\"", c.where(key), p.compute);
+      throw UsageError("{}: is for precision.compute or precision.reduce = \"fp16\", not \"{}\" and \"{}\"",
+                       c.where(key), p.compute, p.reduce);
+  if (p.compute == "fp64" && (p.reduce == "fp32" || p.reduce == "bf16" || p.reduce == "fp16"))
+    throw UsageError("{}: {} is narrower than precision.compute = fp64", c.where("precision.reduce"), p.reduce);
 }
 
 // Only lengths of one unit compare.

@@ -78,7 +78,7 @@ struct PrecisionTable {
   std::string compute = "auto", reduce = "auto", master = "auto";
   double loss_scale = 65536.0;
   std::int64_t loss_scale_window = 2000;
-  bool scales_loss() const { return compute == "fp16"; }  // what the two above are for
+  bool scales_loss() const { return compute == "fp16" || reduce == "fp16"; }  // what the two above are for
 };
 
 struct MathTable {

@@ -182,9 +182,11 @@ TEST(Config, ContradictionsAreRefused) {
       {"[parallel]\ntensor = 4\n[model]\nheads = 6", "run.toml:2: parallel.tensor: 4 ranks"},
       {"[precision]\ncompute = \"fp64\"\nmaster = \"fp32\"", "run.toml:3: precision.master: fp32 is narrower"},
       {"[precision]\nloss_scale = 1024",
-       "run.toml:2: precision.loss_scale: is for precision.compute = \"fp16\", not \"auto\""},
+       "run.toml:2: precision.loss_scale: is for precision.compute or precision.reduce = \"fp16\", not \"auto\" and"},
+      {"[precision]\ncompute = \"fp64\"\nreduce = \"bf16\"", "run.toml:3: precision.reduce: bf16 is narrower"},
       {"[precision]\ncompute = \"bf16\"\nloss_scale_window = 10",
-       "run.toml:3: precision.loss_scale_window: is for precision.compute = \"fp16\", not \"bf16\""},
+       "run.toml:3: precision.loss_scale_window: is for precision.compute or precision.reduce = \"fp16\", not "
+       "\"bf16\""},
       {"[train]\nuntil = \"50 steps\"", "schedule.warmup: 2000 steps is longer than train.until = 50 steps"},
       {"[train]\nstop_after = \"20000 steps\"", "run.toml:2: train.stop_after: 20000 steps is after"},
       {"[schedule]\ndecay = \"10 steps\"", "run.toml:2: schedule.decay: is for"},
@@ -197,6 +199,7 @@ TEST(Config, ContradictionsAreRefused) {
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 3"), "");
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 1"), "");
   EXPECT_EQ(reason_of("[precision]\ncompute = \"fp16\"\nloss_scale = 1\nloss_scale_window = 1"), "");
+  EXPECT_EQ(reason_of("[precision]\nreduce = \"fp16\"\nloss_scale = 8"), "");
   EXPECT_EQ(reason_of("[train]\nuntil = \"50M tokens\""), "");  // other unit: nothing to compare
 }
 

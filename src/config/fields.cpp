@@ -116,7 +116,9 @@ std::vector<Field> numeric_fields() {
       make("precision.compute", p, &P::compute, choice({"auto", "fp64", "fp32", "bf16", "fp16"}), Effect::kNumbers,
            "type of activations and products; auto measures this machine, once"),
       make("precision.reduce", p, &P::reduce, choice({"auto", "fp64", "fp32", "bf16", "fp16"}), Effect::kRun,
-           "type of gradient sums over ranks; auto is fp32, or fp64 with fp64 compute"),
+           "type in which gradients travel between data-parallel ranks, added up and kept in fp32; auto is fp32, or "
+           "fp64 "
+           "with fp64 compute"),
       make("precision.master", p, &P::master, choice({"auto", "fp64", "fp32"}), Effect::kRun,
            "type of the weights the optimizer updates; auto is fp32, or fp64 with fp64 compute"),
       make("precision.loss_scale", p, &P::loss_scale, loss_scale(), Effect::kRun,

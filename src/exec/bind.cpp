@@ -261,6 +261,25 @@ Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicato
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
+// Of what this rank has of a gradient and its message.
+Kernel bind_cast(const BindContext& c, const Step& step) {
+  auto from = view_of(c, step.reads.at(0)), to = view_of(c, step.writes.at(0));
+  const std::int64_t block = step.scratch.value / size_of(DType::kF32);
+  if (!std::get<program::Cast>(step.op).accumulate) return [=](RunState&, math::Scratch&) mutable { to.copy_(from); };
+  if (!to.device().is_cpu()) return [=](RunState&, math::Scratch&) mutable { to.add_(from); };
+  // A block at a time: ATen would widen all of it at once, in memory that no plan knows.
+  MOLEN_CHECK(block > 0, "a cast that adds has no scratch");
+  return [=](RunState&, math::Scratch& scratch) mutable {
+    const at::Tensor wide = at::from_blob(scratch.take_bytes(block * size_of(DType::kF32)), {block}, at::kFloat);
+    for (std::int64_t first = 0; first < to.numel(); first += block) {
+      const std::int64_t n = std::min(block, to.numel() - first);
+      at::Tensor part = wide.narrow(0, 0, n);
+      part.copy_(from.narrow(0, first, n));
+      to.narrow(0, first, n).add_(part);
+    }
+  };
+}
+
 // What a stage keeps of a value: of rows that tensor ranks share, its own.
 at::Tensor message_of(const BindContext& c, int buffer) {
   const at::Tensor all = c.flat(buffer);
@@ -345,6 +364,7 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::Shift& o) { return bind_shift(c, step, group_of(c, o.axis)); },
           [&](const program::CopyToHost& o) { return bind_copy(c, step, o.accumulate); },
           [&](const program::CopyToDevice&) { return bind_copy(c, step, false); },
+          [&](const program::Cast&) { return bind_cast(c, step); },
           [&](const program::ReduceScalars& o) { return bind_reduce_scalars(c, step, group_of(c, o.axis)); },
           [&](const program::Agree&) { return bind_agree(c, step); },
       },

@@ -31,7 +31,7 @@ void LossScale::overflow(std::int64_t step) {
   if (state_.scale <= kMinimum && state_.skipped > 0 && state_.good_steps == 0)
     throw Error(
         "step {}: the gradient overflows in fp16 at the smallest loss scale ({}), as in the step before it; the "
-        "optimizer was not run. precision.compute = \"bf16\" or \"fp32\" has the range for it",
+        "optimizer was not run. bf16 and fp32 have the range for it (precision.compute, precision.reduce)",
         step, kMinimum);
   ++state_.skipped;
   state_.good_steps = 0;

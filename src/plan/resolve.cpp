@@ -356,14 +356,19 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
         "limit",
         c.where("data.document_mask"), arch.head_dim, arch::kOwnAttentionMaxHead);
   s.master = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
-  const auto typed = [&](const std::string& text, const char* key, DType fallback) {
-    if (text == "auto") return fallback;
+  const auto typed = [&](const std::string& text, const char* key, std::vector<DType> built) {
+    if (text == "auto") return built.front();
     const DType wanted = dtype_from_name(text);
-    not_built(c, wanted != fallback, key, std::string(name_of(fallback)) + " with this compute precision");
+    std::string names;
+    for (const DType type : built) names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(type));
+    not_built(c, std::find(built.begin(), built.end(), wanted) == built.end(), key,
+              names + " with this compute precision");
     return wanted;
   };
-  s.master = typed(c.precision.master, "precision.master", s.master);
-  s.reduce = typed(c.precision.reduce, "precision.reduce", s.compute == DType::kF64 ? DType::kF64 : DType::kF32);
+  s.master = typed(c.precision.master, "precision.master", {s.master});
+  s.reduce =
+      typed(c.precision.reduce, "precision.reduce",
+            s.compute == DType::kF64 ? std::vector{DType::kF64} : std::vector{DType::kF32, DType::kBF16, DType::kF16});
   resolve_offload(c, s);
   resolve_recompute(c, arch, s);
   return s;

@@ -43,7 +43,7 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
 TEST(Setting, RefusesWhatIsNotBuilt) {
   for (const char* set : {"parallel.context_form=ring", "parallel.virtual_stages=2", "parallel.schedule=gpipe",
                           "parallel.schedule=interleaved", "train.deterministic=false", "energy.slowdown=\"5 %\"",
-                          "precision.reduce=bf16", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
+                          "precision.reduce=fp64", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;

@@ -69,7 +69,10 @@ void check_setting(const Setting& s) {
   if (s.recompute.every < 1) throw UsageError("parallel.recompute: every {} layers", s.recompute.every);
   if (s.recompute.has(arch::Part::kDown)) throw UsageError("parallel.recompute: 'down' is never computed again");
   if (s.prefetch < 0) throw UsageError("parallel.prefetch: {} units", s.prefetch);
-  if (size_of(s.reduce) < 4) throw UsageError("precision.reduce: only fp32 (fp64 under fp64 compute) is built yet");
+  if (s.reduce != DType::kF64 && s.reduce != DType::kF32 && s.reduce != DType::kBF16 && s.reduce != DType::kF16)
+    throw UsageError("precision.reduce: {} is no type to sum gradients in", name_of(s.reduce));
+  if (s.compute == DType::kF64 && size_of(s.reduce) < 4)
+    throw UsageError("precision.reduce: {} would round what fp64 compute is to prove", name_of(s.reduce));
   if (s.compute == DType::kF64 && s.kernels != arch::Kernels::kReference)
     throw UsageError("math.kernels: fp64 runs on the reference kernels; set math.kernels = \"reference\"");
 }

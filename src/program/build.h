@@ -55,7 +55,8 @@ Program offload_activations(Program program);
 Program shard_parameters(Program program);
 // Gradients of a unit are reduced as soon as they are finished: in the last micro-batch, all-reduced (ZeRO-0) or
 // reduce-scattered to their owners (ZeRO-1); in every micro-batch, reduce-scattered into the shards (ZeRO-2, ZeRO-3),
-// which the last one sums over the replicas.
+// which the last one sums over the replicas. Where Setting::reduce is narrower than gradients are kept, between two
+// casts.
 Program reduce_gradients(Program program);
 // Clipping, AdamW, and the gathering of updated parameters where the owner of a part is not its only holder: a body
 // "update" at the end.

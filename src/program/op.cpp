@@ -102,6 +102,7 @@ std::string kind_of(const Op& op) {
                         [](const Shift&) { return std::string("shift"); },
                         [](const CopyToHost&) { return std::string("copy_to_host"); },
                         [](const CopyToDevice&) { return std::string("copy_to_device"); },
+                        [](const Cast&) { return std::string("cast"); },
                         [](const ReduceScalars&) { return std::string("reduce_scalars"); },
                         [](const Agree&) { return std::string("agree"); },
                     },

@@ -182,6 +182,15 @@ struct CopyToDevice {
   std::int64_t layer = -1;
   bool operator==(const CopyToDevice&) const = default;
 };
+// Around a reduction over data-parallel ranks whose messages are narrower than gradients are kept (Setting::reduce):
+// the gradient of a unit, or what this rank keeps of it, into the message that the reduction over the axis `over` sums;
+// and `back`: this rank's part of the sums into the gradient.
+struct Cast {
+  Axis over{};
+  bool back = false;
+  bool accumulate = false;  // back: adds to what an earlier micro-batch left there
+  bool operator==(const Cast&) const = default;
+};
 // Sums scalars[first .. first + count) over the axis.
 struct ReduceScalars {
   Axis axis{};
@@ -196,7 +205,7 @@ struct Agree {
 };
 
 using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
-                        AllGather, Send, Receive, Shift, CopyToHost, CopyToDevice, ReduceScalars, Agree>;
+                        AllGather, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run.
 enum Scalar : std::int64_t { kLossSum, kValidTokens, kSumSquares, kGradNorm, kGradScale, kNumScalars };

@@ -278,6 +278,13 @@ Program costs(Program p) {
                      [&](const Shift&) { step.moved = Bytes(2 * used_bytes(p, {step.writes.at(0)})); },
                      [&](const CopyToHost&) { step.moved = Bytes(used_bytes(p, step.reads)); },
                      [&](const CopyToDevice&) { step.moved = Bytes(used_bytes(p, step.writes)); },
+                     [&](const Cast& o) {
+                       // A sum is widened a block at a time, and its target read too.
+                       const std::int64_t wide = used_elements(p, step.writes.at(0)) * size_of(DType::kF32);
+                       step.moved = touched + Bytes(o.accumulate ? wide : 0);
+                       step.scratch =
+                           Bytes(o.accumulate ? std::min(wide, arch::kWidenBlock * size_of(DType::kF32)) : 0);
+                     },
                      [&](const ReduceScalars& r) { step.moved = Bytes(r.count * size_of(DType::kF64)); },
                      [&](const Agree&) { step.moved = touched; },
                  },

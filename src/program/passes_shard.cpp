@@ -3,6 +3,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "program/build.h"
@@ -144,14 +145,27 @@ std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
   return unit_after_step;
 }
 
-// What makes one of the parts of a whole gradient: of a unit that both ends of a pipeline hold, after theirs is added.
-std::vector<Op> sums_over_data(const Setting& s) {
-  if (s.sharded_gradients()) {
-    if (s.replicas() == 1) return {};
-    return {s.own_over_dp ? Op(ReduceScatter{Axis::kReplicate}) : Op(AllReduce{Axis::kReplicate})};
+// A reduction over data-parallel ranks: of the gradient itself, or of a message in a narrower type. The casts stand on
+// the stream of communication, beside what backward goes on with, so that one message at a time is in memory.
+template <class O>
+void add_reduction(const Setting& s, O op, std::vector<Op>& ops) {
+  if (!s.narrow_over(op.axis)) {
+    ops.push_back(op);
+    return;
   }
-  if (s.holders() == 1) return {};
-  return {s.owns_part() ? Op(ReduceScatter{Axis::kDp}) : Op(AllReduce{Axis::kDp})};
+  Cast back{op.axis, true};
+  if constexpr (requires { op.accumulate; }) back.accumulate = std::exchange(op.accumulate, false);
+  ops.insert(ops.end(), {Cast{op.axis}, op, back});
+}
+
+// What makes one of the parts of a whole gradient: of a unit that both ends of a pipeline hold, after theirs is added.
+void add_sums_over_data(const Setting& s, std::vector<Op>& ops) {
+  const Axis axis = s.sharded_gradients() ? Axis::kReplicate : Axis::kDp;
+  if ((s.sharded_gradients() ? s.replicas() : s.holders()) == 1) return;
+  if (s.sharded_gradients() ? s.own_over_dp : s.owns_part())
+    add_reduction(s, ReduceScatter{axis}, ops);
+  else
+    add_reduction(s, AllReduce{axis}, ops);
 }
 
 // What happens to a finished gradient of one micro-batch.
@@ -162,10 +176,9 @@ std::vector<Op> reductions(const Program& p, int u, bool first, bool last) {
   std::vector<Op> ops;
   // Each tensor rank has its share of the sum for what all of them hold.
   if (p.units[static_cast<std::size_t>(u)].replicated > 0) ops.push_back(AllReduce{Axis::kTp});
-  if (s.sharded_gradients()) ops.push_back(ReduceScatter{Axis::kShard, !first && !s.offload.gradients});
+  if (s.sharded_gradients()) add_reduction(s, ReduceScatter{Axis::kShard, !first && !s.offload.gradients}, ops);
   // On the host only what is summed over all ranks adds up, for there no rank meets another.
-  if ((last || s.offload.gradients) && !p.shared_by_ends(u))
-    for (const Op& op : sums_over_data(s)) ops.push_back(op);
+  if ((last || s.offload.gradients) && !p.shared_by_ends(u)) add_sums_over_data(s, ops);
   if (s.offload.gradients) ops.push_back(CopyToHost{!first});
   return ops;
 }
@@ -225,8 +238,9 @@ Program update(Program p) {
   // After all messages: one end of a pipeline is done long before the other.
   for (int u = 0; u < units; ++u) {
     if (!p.shared_by_ends(u)) continue;
-    add(AllReduce{Axis::kEnds}, u, Phase::kGradientReduce);
-    for (const Op& op : sums_over_data(s)) add(op, u, Phase::kGradientReduce);
+    std::vector<Op> ops{AllReduce{Axis::kEnds}};
+    add_sums_over_data(s, ops);
+    for (const Op& op : ops) add(op, u, Phase::kGradientReduce);
   }
   // Backward order: the gradients that were reduced first are read first.
   for (int u = units - 1; u >= 0; --u) {

@@ -116,8 +116,8 @@ int Program::unit_of_buffer(int id) const {
   const std::string_view name = buffers.at(static_cast<std::size_t>(id)).name;
   const auto dot = name.find('.');
   if (dot == std::string_view::npos) return -1;
-  static constexpr std::array<std::string_view, 9> kFamilies{
-      "param", "grad", "param_shard", "grad_shard", "grad_host", "param_host", "m", "v", "master"};
+  static constexpr std::array<std::string_view, 10> kFamilies{
+      "param", "grad", "param_shard", "grad_shard", "grad_host", "param_host", "message", "m", "v", "master"};
   if (std::find(kFamilies.begin(), kFamilies.end(), name.substr(0, dot)) == kFamilies.end()) return -1;
   std::string_view rest = name.substr(dot + 1);
   rest = rest.substr(0, rest.find('/'));

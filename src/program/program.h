@@ -115,7 +115,7 @@ struct Setting {
   bool document_mask = false;     // attention stays within the documents of a sequence
   DType compute = DType::kF32;
   DType master = DType::kF32;  // weights that the optimizer updates; differs from compute in bf16 and fp16
-  DType reduce = DType::kF32;  // gradients
+  DType reduce = DType::kF32;  // gradients on their way between data-parallel ranks
   arch::Kernels kernels = arch::Kernels::kFused;
   int threads = 1;                // per rank
   std::int64_t head_chunk = 256;  // tokens of one chunk of the head (arch::head_chunk)
@@ -135,7 +135,11 @@ struct Setting {
   bool sharded_rows() const { return tensor() && sequence_parallel; }  // of the residual stream
   // Whether gradients are made of a scaled loss, so that what is small stays within the range of fp16
   // (optim/loss_scale.h).
-  bool scales_loss() const { return compute == DType::kF16; }
+  bool scales_loss() const { return compute == DType::kF16 || reduce == DType::kF16; }
+  // Whether gradients travel over an axis in a narrower type than they are kept in, between two casts.
+  bool narrow_over(Axis axis) const {
+    return size_of(reduce) < 4 && (axis == Axis::kDp || axis == Axis::kShard || axis == Axis::kReplicate);
+  }
   int ranks() const {
     int product = 1;
     for (const int size : mesh.values) product *= size;
@@ -185,8 +189,8 @@ struct Program {
 
   int buffer(const std::string& name) const;       // throws Error if there is none
   int find_buffer(const std::string& name) const;  // -1 if there is none
-  // Unit X of "param.X", "grad.X", "param_shard.X", "grad_shard.X", "m.X", "v.X", "master.X" and of copies like
-  // "param.X/1"; else -1.
+  // Unit X of "param.X", "grad.X", "param_shard.X", "grad_shard.X", "message.X", "m.X", "v.X", "master.X" and of
+  // copies like "param.X/1"; else -1.
   int unit_of_buffer(int buffer) const;
   int num_ops() const;  // expanded
 

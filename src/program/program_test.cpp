@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -56,10 +57,13 @@ rc::Gen<Setting> any_setting() {
   using rc::gen::arbitrary;
   using rc::gen::inRange;
   return rc::gen::map(rc::gen::tuple(inRange(1, 6), inRange(1, 4), inRange(0, 4), arbitrary<bool>(), inRange(1, 30),
-                                     arbitrary<bool>(), inRange(0, 4), any_recompute(), inRange(0, 3), inRange(0, 16)),
-                      [](const std::tuple<int, int, int, bool, int, bool, int, Recompute, int, int>& t) {
-                        const auto [shards, replicas, zero, recompute, global, own, prefetch, chosen, tensor, host] = t;
+                                     arbitrary<bool>(), inRange(0, 4), any_recompute(), inRange(0, 3), inRange(0, 16),
+                                     rc::gen::element(DType::kF32, DType::kBF16, DType::kF16)),
+                      [](const std::tuple<int, int, int, bool, int, bool, int, Recompute, int, int, DType>& t) {
+                        const auto [shards, replicas, zero, recompute, global, own, prefetch, chosen, tensor, host,
+                                    reduce] = t;
                         Setting s = setting_of(shards, zero, false, global);
+                        s.reduce = reduce;
                         if (recompute) s.recompute = chosen;
                         s.mesh[mesh::Axis::kTp] = std::max(1, tensor);
                         s.sequence_parallel = tensor == 2;
@@ -270,6 +274,12 @@ struct EditedLayout {
   int context = 1;
   ContextForm form = ContextForm::kGather;
   Offload offload{};
+  DType reduce = DType::kF32;
+  EditedLayout in(DType type) const {
+    EditedLayout l = *this;
+    l.reduce = type;
+    return l;
+  }
 };
 
 class Edited : public ::testing::TestWithParam<EditedLayout> {
@@ -284,6 +294,7 @@ class Edited : public ::testing::TestWithParam<EditedLayout> {
     s.offload = l.offload;
     if (l.context > 1) s.sequence = 12 * l.context;
     if (*l.recomputed) s.recompute = recompute_from_text(l.recomputed);
+    s.reduce = l.reduce;
     return build(tiny(l.tied), s);
   }
 };
@@ -429,7 +440,12 @@ INSTANTIATE_TEST_SUITE_P(
         EditedLayout{2, 3, false, false, 1, false, "", 1, ContextForm::kGather, {true, true, true}},
         EditedLayout{1, 0, false, true, 1, false, "", 1, ContextForm::kGather, {false, false, false, true}},
         EditedLayout{
-            2, 3, false, false, 1, false, "attention,activation", 1, ContextForm::kGather, {true, true, true, true}}));
+            2, 3, false, false, 1, false, "attention,activation", 1, ContextForm::kGather, {true, true, true, true}},
+        EditedLayout{2, 0, false, true}.in(DType::kBF16), EditedLayout{3, 1, false, false}.in(DType::kF16),
+        EditedLayout{2, 2, false, true}.in(DType::kBF16), EditedLayout{2, 3, false, false, 2}.in(DType::kBF16),
+        EditedLayout{2, 2, false, false, 2, true}.in(DType::kBF16),
+        EditedLayout{2, 1, false, false, 1, false, "", 1, ContextForm::kGather, {true, true, false}}.in(DType::kBF16),
+        EditedLayout{2, 3, false, true, 2, false, "", 1, ContextForm::kGather, {true, true, true}}.in(DType::kF16)));
 
 TEST(Text, ErrorsNameTheLine) {
   const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));
@@ -476,6 +492,71 @@ TEST(Build, RefusesWhatItCannotHonour) {
   EXPECT_THROW(build(tiny(), s), UsageError);  // updates a part of what it keeps
   s = hybrid(2, 2, 3, true);
   s.offload = {true, false, true};
+  EXPECT_THROW(build(tiny(), s), UsageError);
+}
+
+// Of a step, what travels of gradients: as many elements in half the bytes, and nothing else of another size.
+TEST(Messages, HalveWhatTravelsOfGradients) {
+  const auto moved = [](const Program& p) {
+    std::map<std::string, std::int64_t> bytes;
+    for (const Expanded& e : expand(p))
+      if (const auto axis = axis_of(e.step->op))
+        bytes[fmt::format("{}/{}/{}", name_of(*axis), e.step->phase == Phase::kGradientReduce ? "gradients" : "others",
+                          kind_of(e.step->op))] += e.step->moved.value;
+    return bytes;
+  };
+  std::vector<Setting> settings{setting_of(2, 0, false, 8), setting_of(3, 1, false, 12), setting_of(2, 2, true, 12),
+                                setting_of(2, 3, false, 8), hybrid(2, 2, 3, false),      hybrid(2, 2, 2, true)};
+  settings.push_back(setting_of(2, 2, false, 8));  // what tensor ranks sum stays as it is
+  settings.back().mesh[mesh::Axis::kTp] = 2;
+  for (Setting s : settings) {
+    SCOPED_TRACE(sharding_text(s));
+    const auto wide = moved(build(tiny(), s));
+    for (const DType type : {DType::kBF16, DType::kF16}) {
+      s.reduce = type;
+      const Program p = build(tiny(), s);
+      EXPECT_TRUE(verify(p).empty());
+      EXPECT_EQ(parse(print(p), "text"), p);
+      const auto narrow = moved(p);
+      ASSERT_EQ(narrow.size(), wide.size());
+      int halved = 0;
+      for (const auto& [what, bytes] : wide) {
+        const bool half = what.find("gradients") != std::string::npos && !what.starts_with("tp/");
+        EXPECT_EQ(narrow.at(what), half ? bytes / 2 : bytes) << what;
+        halved += half;
+      }
+      EXPECT_GE(halved, 1);
+      // Gradients themselves stay wide, and messages share the place of one.
+      std::int64_t largest = 0, all = 0;
+      for (const Buffer& b : p.buffers)
+        if (b.name.starts_with("grad")) {
+          EXPECT_EQ(b.dtype, DType::kF32) << b.name;
+        } else if (b.name.starts_with("message.")) {
+          EXPECT_EQ(b.dtype, type);
+          EXPECT_EQ(b.lifetime, Lifetime::kTransient);
+          largest = std::max(largest, b.bytes().value);
+          all += b.bytes().value;
+        }
+      EXPECT_GT(all, largest);
+      const Bytes more = plan_memory(p).peak - plan_memory(build(tiny(),
+                                                                 [&] {
+                                                                   Setting w = s;
+                                                                   w.reduce = DType::kF32;
+                                                                   return w;
+                                                                 }()))
+                                                   .peak;
+      EXPECT_LE(more.value, largest + 2 * (arch::kWidenBlock * 4 + 64));
+    }
+  }
+}
+
+TEST(Messages, AreNotNarrowerThanTheirProof) {
+  Setting s = setting_of(2, 1, false, 8);
+  s.compute = s.master = DType::kF64;
+  s.kernels = arch::Kernels::kReference;
+  s.reduce = DType::kBF16;
+  EXPECT_THROW(build(tiny(), s), UsageError);
+  s.reduce = DType::kI32;
   EXPECT_THROW(build(tiny(), s), UsageError);
 }
 

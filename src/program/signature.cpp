@@ -254,6 +254,26 @@ Operand owned(const Program& p, bool gradient, int unit) {
   return {gradient ? Value::kGrad : Value::kParam, unit, s.owns_part() ? Range::kOwn : Range::kAll};
 }
 
+// The message of a unit for the reduction over an axis, or behind it this rank's part of the sums. Steps: made and
+// summed over the ranks that share a unit, then over the replicas.
+Operand message(const Program& p, Axis over, bool summed, int unit) {
+  const Setting& s = p.setting;
+  const bool replicas = over == Axis::kReplicate;
+  Range range = replicas ? Range::kShard : Range::kAll;
+  if (summed && over == Axis::kShard) range = Range::kShard;
+  if (summed && (replicas ? s.own_over_dp : over == Axis::kDp && s.owns_part())) range = Range::kOwn;
+  return {Value::kGradMessage, unit, range, (replicas ? 2 : 0) + (summed ? 1 : 0)};
+}
+
+Signature cast(const Program& p, const Cast& o, int unit) {
+  const Setting& s = p.setting;
+  const bool replicas = o.over == Axis::kReplicate;
+  if (!o.back) return {{{replicas ? Value::kGradShard : Value::kGrad, unit}}, {message(p, o.over, false, unit)}};
+  const bool shard = replicas || o.over == Axis::kShard, own = replicas ? s.own_over_dp : !shard && s.owns_part();
+  return {{message(p, o.over, true, unit)},
+          {{shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll}}};
+}
+
 // Gradients on their way from whole sums of this rank to what it updates.
 Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
   if (o.moves == Moves::kDKeys)
@@ -267,6 +287,7 @@ Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
                                                 : Operand{Value::kDMid, o.layer});
     return s;
   }
+  if (p.setting.narrow_over(o.axis)) return {{message(p, o.axis, false, unit)}, {message(p, o.axis, true, unit)}};
   if (!p.setting.sharded_gradients()) return {{{Value::kGrad, unit}}, {{Value::kGrad, unit, Range::kOwn}}};
   if (o.axis == Axis::kReplicate) return {{{Value::kGradShard, unit}}, {{Value::kGradShard, unit, Range::kOwn}}};
   return {{{Value::kGrad, unit}}, {{Value::kGradShard, unit}}};
@@ -279,6 +300,7 @@ Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
   }
   if (o.axis == Axis::kTp)
     return {{{Value::kGrad, unit, Range::kReplicated}}, {{Value::kGrad, unit, Range::kReplicated}}};
+  if (p.setting.narrow_over(o.axis)) return {{message(p, o.axis, false, unit)}, {message(p, o.axis, true, unit)}};
   const Value value = p.setting.sharded_gradients() ? Value::kGradShard : Value::kGrad;
   return {{{value, unit}}, {{value, unit}}};
 }
@@ -332,15 +354,15 @@ Signature copy_to_device(const Program& p, const CopyToDevice& o, int unit) {
 }  // namespace
 
 std::string_view name_of(Value value) {
-  static constexpr std::array<std::string_view, 50> kNames{
+  static constexpr std::array<std::string_view, 51> kNames{
       "ids",      "labels",      "documents",  "x",         "stats1",        "qkv",         "lse",
       "attn",     "mid",         "stats2",     "up",        "act",           "stats_final", "normed",
       "d_normed", "losses",      "d_x",        "d_mid",     "d_act",         "d_up",        "d_attn",
       "d_qkv",    "x_sum",       "mid_sum",    "d_x_sum",   "d_mid_sum",     "x_rows",      "mid_rows",
       "d_x_rows", "d_mid_rows",  "logits",     "head_sums", "head_sums_all", "keys_all",    "d_keys_all",
       "keys",     "d_keys",      "d_keys_in",  "attn_part", "lse_part",      "d_query",     "param",
-      "grad",     "param_shard", "grad_shard", "grad_host", "param_host",    "m",           "v",
-      "master"};
+      "grad",     "param_shard", "grad_shard", "grad_host", "param_host",    "message",     "m",
+      "v",        "master"};
   if (value == Value::kScalars) return "scalars";
   return kNames.at(static_cast<std::size_t>(value));
 }
@@ -400,6 +422,7 @@ Signature signature(const Program& program, const Op& op, int unit) {
                         [&](const Shift& o) { return shift(program, o); },
                         [&](const CopyToHost& o) { return copy_to_host(program, o, unit); },
                         [&](const CopyToDevice& o) { return copy_to_device(program, o, unit); },
+                        [&](const Cast& o) { return cast(program, o, unit); },
                         [&](const ReduceScalars&) {
                           return Signature{{}, {{Value::kScalars}}};
                         },
@@ -531,6 +554,7 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
     case Value::kGradShard:
     case Value::kGradHost:
     case Value::kParamHost:
+    case Value::kGradMessage:
     case Value::kMoment1:
     case Value::kMoment2:
     case Value::kMaster: {
@@ -568,6 +592,8 @@ DType dtype_of(const Program& program, Value value) {
     case Value::kMoment1:
     case Value::kMoment2:
       return accurate;
+    case Value::kGradMessage:
+      return s.reduce;
     case Value::kMaster:
       return s.master;
     case Value::kScalars:
@@ -583,6 +609,7 @@ Lifetime lifetime_of(const Program& program, Value value) {
   if (value == Value::kParamShard && s.offload.parameters) return Lifetime::kTransient;
   if (value == Value::kGrad && s.gradients_leave()) return Lifetime::kTransient;
   if (value == Value::kGradShard && s.offload.gradients) return Lifetime::kTransient;
+  if (value == Value::kGradMessage) return Lifetime::kTransient;
   const bool parameters = value == Value::kParam || value == Value::kParamShard || value == Value::kParamHost;
   if (parameters && s.purpose == Purpose::kEvaluate) return Lifetime::kExternal;
   const bool persistent = (value >= Value::kParam && value <= Value::kMaster) || value == Value::kScalars;
@@ -626,7 +653,8 @@ Value kept_value(Moves moves) {
 
 Stream stream_of(const Program& program, const Op& op) {
   const Offload& offload = program.setting.offload;
-  if (is_communication(op)) return Stream::kDpComm;
+  // The casts of messages are beside what sums them: backward waits for neither.
+  if (is_communication(op) || std::holds_alternative<Cast>(op)) return Stream::kDpComm;
   if (std::holds_alternative<CopyToHost>(op)) return Stream::kToHost;
   if (std::holds_alternative<CopyToDevice>(op)) return Stream::kToDevice;
   // Where what they read is. The step's sums, a few bytes, are used where they are.

@@ -64,8 +64,9 @@ enum class Value {
   kGrad,        // whole
   kParamShard,  // what the rank keeps of sharded parameters, and of sharded gradients
   kGradShard,
-  kGradHost,   // on the host: of the gradient what this rank updates
-  kParamHost,  // parameters that live there; or, of the compute type, what is updated there and goes to the device
+  kGradHost,     // on the host: of the gradient what this rank updates
+  kParamHost,    // parameters that live there; or, of the compute type, what is updated there and goes to the device
+  kGradMessage,  // on its way between data-parallel ranks, where narrower; `step` says how far (signature.cpp)
   kMoment1,
   kMoment2,
   kMaster,
@@ -77,7 +78,7 @@ struct Operand {
   Value value{};
   std::int64_t layer = -1;
   Range range = Range::kAll;
-  std::int64_t step = 0;  // of a ring
+  std::int64_t step = 0;  // of a ring, or of a message
   bool host = false;      // what a layer keeps, on the host meanwhile
   bool operator==(const Operand&) const = default;
 };

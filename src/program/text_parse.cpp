@@ -292,6 +292,11 @@ class Parser {
       copied(v, o);
       return o;
     }
+    if (name == "cast") {
+      constexpr std::array kOver{Axis::kDp, Axis::kShard, Axis::kReplicate};
+      const auto over = choice<Axis>(take(v, "over", ""), kOver, "axis that gradients travel over");
+      return Cast{over, flag(v, "back"), flag(v, "accumulate")};
+    }
     if (name == "reduce_scalars") {
       const Axis a = axis(v);
       const auto first = number<std::int64_t>(take(v, "first", ""), 0, kNumScalars - 1);

@@ -56,6 +56,10 @@ std::string op_text(const Op& op) {
           },
           [](const CopyToDevice& o) { return fmt::format("copy_to_device{}", moves_text(o)); },
           [](const Shift& o) { return fmt::format("shift axis={}{} step={}", name_of(o.axis), moves_text(o), o.step); },
+          [](const Cast& o) {
+            return fmt::format("cast over={}{}{}", name_of(o.over), o.back ? " back=1" : "",
+                               o.accumulate ? " accumulate=1" : "");
+          },
           [](const ReduceScalars& o) {
             return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
           },

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "base/match.h"
@@ -17,6 +17,7 @@
 #include "program/races.h"
 #include "program/signature.h"
 #include "program/slots.h"
+#include "program/verify_detail.h"
 
 namespace molen::program {
 namespace {
@@ -42,7 +43,8 @@ struct Held {
   std::string text() const {
     if (!defined) return "nothing";
     std::string t(name_of(value));
-    if (layer >= 0) t += fmt::format(" of layer {}", layer);
+    const bool unit = value >= Value::kParam && value <= Value::kMaster;
+    if (layer >= 0) t += fmt::format(" of {} {}", unit ? "unit" : "layer", layer);
     if (step > 0) t += fmt::format(", step {}", step);
     return t + fmt::format(", micro-batch {}", micro_batch);
   }
@@ -62,6 +64,8 @@ struct UnitState {
   std::set<Target> written;                   // by the pending ones
   std::size_t delivered = 0;                  // those that a reduction has taken along
   bool zeroed = false, padded = false;        // the whole gradient; its padding at least
+  bool on_the_way = false;                    // some have left and have not come back as a sum
+  std::size_t in_message = 0;                 // how many
   int reductions = 0, replicated = 0, counted = 0, updated = 0;
   int exchanged = 0;           // sums of what tensor ranks hold alike
   bool in_sum = false;         // the gradient's present contributions are summed over tensor ranks
@@ -148,30 +152,9 @@ class Verifier {
 
   Held& held(int buffer, std::int64_t micro_batch) { return held_[slots_.place(buffer, micro_batch)]; }
 
-  // Whether a chunk of this stage has the part of the model, or the boundary, that the op is of.
-  bool of_this_stage(const Op& op) const {
-    const auto any = [&](const std::function<bool(const Chunk&)>& fits) {
-      return std::any_of(p_.chunks.begin(), p_.chunks.end(), fits);
-    };
-    const auto peer = [&](int global) { return stage_of(p_.setting.pipeline.placement, p_.setting.stages(), global); };
-    const auto boundary = [&](const auto& o, bool sends) {
-      const bool front = sends == (o.moves == Moves::kDResidual);
-      return p_.setting.pipelined() && any([&](const Chunk& c) {
-               return o.layer == (front ? c.first : c.end) && !(front ? c.embed : c.head) &&
-                      o.peer == peer(c.global_stage + (front ? -1 : 1)) && o.peer != p_.setting.pipeline.stage;
-             });
-    };
-    if (const auto* send = std::get_if<Send>(&op)) return boundary(*send, true);
-    if (const auto* receive = std::get_if<Receive>(&op)) return boundary(*receive, false);
-    const auto* c = std::get_if<Compute>(&op);
-    if (!c) return true;
-    if (c->layer >= 0) return any([&](const Chunk& k) { return k.first <= c->layer && c->layer < k.end; });
-    return c->part == arch::Part::kEmbed ? p_.embeds() : p_.has_head();
-  }
-
   // Types, sizes and values of an op's operands, by position.
   void operands(const Expanded& e) {
-    if (!of_this_stage(e.step->op)) {
+    if (!detail::of_this_stage(p_, e.step->op)) {
       report(e, "is of no chunk of this stage");
       return;
     }
@@ -339,6 +322,7 @@ class Verifier {
                      copy_activations(e);
                    },
                    [&](const CopyToDevice& o) { o.moves == Moves::kUnit ? copy_parameters(e) : copy_activations(e); },
+                   [&](const Cast& o) { cast(e, o); },
                    [&](const ReduceScalars& o) { reduce_scalars(e, o); },
                    [&](const Agree&) {
                      if (!clipped_) report(e, "decides before the sums are known");
@@ -395,19 +379,6 @@ class Verifier {
       report(e, "moves it a second time");
   }
 
-  // Messages that the chunks of this stage need for all micro-batches.
-  std::size_t messages_needed() const {
-    std::size_t each = 0;
-    const Setting& s = p_.setting;
-    if (!s.pipelined()) return 0;
-    for (const Chunk& c : p_.chunks)
-      for (const int to : {c.global_stage - 1, c.global_stage + 1}) {
-        const bool inside = to >= 0 && to < s.stages() * s.pipeline.chunks;
-        if (inside && stage_of(s.pipeline.placement, s.stages(), to) != s.pipeline.stage)
-          each += s.purpose == Purpose::kTrain ? 2 : 1;
-      }
-    return each * micro_batches();
-  }
   std::size_t micro_batches() const {
     return p_.setting.purpose == Purpose::kTrain ? static_cast<std::size_t>(p_.setting.micro_batches()) : 1;
   }
@@ -508,29 +479,75 @@ class Verifier {
       join_ends(e, u, *state, scatter);
       return;
     }
-    if (s.holders() == 1) report(e, "there is nobody to reduce with");
-    if (axis == Axis::kReplicate) {
-      if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
-      if (scatter != s.own_over_dp) report(e, "this layout wants {}", s.own_over_dp ? "reduce_scatter" : "all_reduce");
-      if (s.offload.gradients ? state->replicated >= state->reductions : state->delivered != expected_contributions(u))
-        report(e, "sums a shard over the replicas with {} of {} contributions in it", state->delivered,
-               expected_contributions(u));
-      if (accumulate) report(e, "there is nothing to add to");
-      if (p_.shared_by_ends(u) && state->joined == 0)
-        report(e, "sums over the replicas before the other end of the pipeline has added its share");
-      ++state->replicated;
+    over_data_ranks(e, axis);
+    const bool wanted = axis == Axis::kReplicate ? s.own_over_dp : s.owns_part();
+    if (scatter != wanted)
+      report(e, "this layout (ZeRO-{}) wants {}", s.zero, wanted ? "reduce_scatter" : "all_reduce");
+    if (s.narrow_over(axis)) {
+      if (accumulate) report(e, "a message is added where it is cast back");
       return;
     }
+    depart(e, axis, u, *state);
+    arrive(e, axis, *state, accumulate);
+  }
+
+  void cast(const Expanded& e, const Cast& o) {
+    UnitState* state = unit(e);
+    if (!state) return;
+    if (!p_.setting.narrow_over(o.over)) report(e, "gradients travel in the type in which they are kept");
+    over_data_ranks(e, o.over);
+    if (!o.back) {
+      if (o.accumulate) report(e, "a message holds one sum");
+      depart(e, o.over, unit_of_step(p_, *e.step), *state);
+      return;
+    }
+    arrive(e, o.over, *state, o.accumulate);
+    held(e.step->reads[0].buffer, e.micro_batch) = {};
+  }
+
+  // Over whom a layout sums gradients.
+  void over_data_ranks(const Expanded& e, Axis axis) {
+    const Setting& s = p_.setting;
+    if (s.holders() == 1) report(e, "there is nobody to reduce with");
     const Axis want = s.sharded_gradients() ? Axis::kShard : Axis::kDp;
-    if (axis != want) report(e, "gradients are reduced over the axis {}", name_of(want));
-    if (scatter != s.owns_part())
-      report(e, "ZeRO-{} wants {}", s.zero, s.owns_part() ? "reduce_scatter" : "all_reduce");
-    if (s.pipelined() && p_.shared_by_ends(u) && !s.sharded_gradients() && state->joined == 0)
+    if (axis == Axis::kReplicate) {
+      if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
+    } else if (axis != want) {
+      report(e, "gradients are reduced over the axis {}", name_of(want));
+    }
+  }
+
+  // What this rank gives to a sum is complete. It gives it where the reduction is or, of a message, where that is made.
+  void depart(const Expanded& e, Axis axis, int u, UnitState& state) {
+    const Setting& s = p_.setting;
+    if (state.on_the_way) report(e, "another message of it has not come back");
+    if (axis == Axis::kReplicate) {
+      if (s.offload.gradients ? state.replicated >= state.reductions : state.delivered != expected_contributions(u))
+        report(e, "sums a shard over the replicas with {} of {} contributions in it", state.delivered,
+               expected_contributions(u));
+      if (p_.shared_by_ends(u) && state.joined == 0)
+        report(e, "sums over the replicas before the other end of the pipeline has added its share");
+      state.on_the_way = true;
+      return;
+    }
+    if (s.pipelined() && p_.shared_by_ends(u) && !s.sharded_gradients() && state.joined == 0)
       report(e, "reduces before the other end of the pipeline has added its share");
-    complete(e, u, *state);
-    if (accumulate != (s.sharded_gradients() && !s.offload.gradients && state->reductions > 0))
+    complete(e, u, state);
+    leave(e, state);
+  }
+
+  // The sum, or this rank's part of it, is where it is kept.
+  void arrive(const Expanded& e, Axis axis, UnitState& state, bool accumulate) {
+    const Setting& s = p_.setting;
+    if (!std::exchange(state.on_the_way, false)) report(e, "nothing of it is on the way");
+    if (axis == Axis::kReplicate) {
+      if (accumulate) report(e, "there is nothing to add to");
+      ++state.replicated;
+      return;
+    }
+    if (accumulate != (s.sharded_gradients() && !s.offload.gradients && state.delivered > 0))
       report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what earlier micro-batches left");
-    leave(e, *state);
+    state.delivered += std::exchange(state.in_message, 0);
   }
 
   // What the host updates from: of each micro-batch, as soon as it is summed over the ranks, or of all at once.
@@ -554,6 +571,7 @@ class Verifier {
     if (s.holders() == 1) {  // nobody to reduce with: it leaves from where it was made
       complete(e, u, *state);
       leave(e, *state);
+      arrive(e, Axis::kDp, *state, false);
     }
     if (state->delivered != state->on_host + needed ||
         (s.sharded_gradients() && s.replicas() > 1 && state->replicated != state->reductions))
@@ -575,7 +593,8 @@ class Verifier {
 
   // A micro-batch's contributions are on their way to where the sum of all is made.
   void leave(const Expanded& e, UnitState& state) {
-    state.delivered += state.pending.size();
+    state.on_the_way = true;
+    state.in_message = state.pending.size();
     state.pending.clear();
     state.written.clear();
     ++state.reductions;
@@ -634,21 +653,6 @@ class Verifier {
     ++s->counted;
   }
 
-  // Over which axes each of the step's sums is reduced. Squares of what ranks hold alike are not.
-  std::vector<Axis> axes_of_sum(std::int64_t scalar) const {
-    const Setting& s = p_.setting;
-    std::vector<Axis> axes;
-    if (s.holders() > 1) {
-      if (scalar != kSumSquares)
-        axes.push_back(Axis::kDp);
-      else if (s.owns_part())
-        axes.push_back(s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp ? Axis::kShard : Axis::kDp);
-    }
-    if (s.tensor() && scalar == kSumSquares) axes.push_back(Axis::kTp);
-    if (s.pipelined()) axes.push_back(Axis::kPp);
-    return axes;
-  }
-
   void reduce_scalars(const Expanded& e, const ReduceScalars& o) {
     if (clipped_) report(e, "comes after the sums were used");
     for (std::int64_t i = o.first; i < o.first + o.count; ++i) {
@@ -657,7 +661,7 @@ class Verifier {
         continue;
       }
       auto& axes = summed_over_[static_cast<std::size_t>(i)];
-      const std::vector<Axis> wanted = axes_of_sum(i);
+      const std::vector<Axis> wanted = detail::axes_of_sum(p_.setting, i);
       if (std::find(axes.begin(), axes.end(), o.axis) != axes.end()) report(e, "reduces the sum {} a second time", i);
       if (std::find(wanted.begin(), wanted.end(), o.axis) == wanted.end())
         report(e, "the sum {} is reduced over {}", i, wanted.empty() ? "no axis" : name_of(wanted.front()));
@@ -668,7 +672,7 @@ class Verifier {
   void clip(const Expanded& e) {
     if (clipped_) report(e, "runs a second time");
     for (std::int64_t i = kLossSum; i <= kSumSquares; ++i)
-      if (summed_over_[static_cast<std::size_t>(i)].size() < axes_of_sum(i).size())
+      if (summed_over_[static_cast<std::size_t>(i)].size() < detail::axes_of_sum(p_.setting, i).size())
         report(e, "uses the sum {}, which is not reduced over the ranks", i);
     for (std::size_t u = 0; u < units_.size(); ++u)
       if (units_[u].counted != (p_.counts(static_cast<int>(u)) ? 1 : 0))
@@ -714,8 +718,8 @@ class Verifier {
     const std::size_t loads = reads ? micro_batches() : 0;
     if (loaded_.size() != loads)
       report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), loads);
-    if (messages_.size() != messages_needed())
-      report_all("{} messages between stages where {} are needed", messages_.size(), messages_needed());
+    if (const std::size_t needed = detail::messages_needed(p_); messages_.size() != needed)
+      report_all("{} messages between stages where {} are needed", messages_.size(), needed);
     if (p_.setting.purpose == Purpose::kEvaluate) {
       if (p_.has_head() && static_cast<std::int64_t>(chunks_.size()) != p_.setting.head_chunks())
         report_all("the head leaves out chunks");

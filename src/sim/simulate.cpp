@@ -93,6 +93,10 @@ std::optional<Unsimulated> unsimulated(const program::Setting& s) {
   if (s.ring())
     return Unsimulated{"parallel.context_form",
                        "messages along a ring are not calibrated; \"gather\" can be simulated"};
+  if (s.narrow_over(program::Axis::kDp) && s.holders() > 1)
+    return Unsimulated{"precision.reduce",
+                       "gradients that travel in a narrower type are not calibrated; \"fp32\" can be "
+                       "simulated"};
   if (s.document_mask)
     return Unsimulated{"data.document_mask",
                        "attention within documents, whose work depends on the data, is not calibrated"};

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "program/test_edit.h"
@@ -205,10 +206,9 @@ std::vector<Mutant> mutants() {
 }
 
 // By how much of the bound the run is off; infinite where it fails.
-double off_by(const Program& p, const Outcome& reference, std::string& how) {
+double off_by(const Program& p, const Outcome& reference, std::string& how, int steps, const Bounds& b) {
   try {
-    const Difference d = difference(reference, train_threads(p, 3));
-    const Bounds b = bounds_of(p);
+    const Difference d = difference(reference, train_threads(p, steps));
     const double ratio =
         std::max({d.loss / b.loss, d.norm / b.norm, d.parameters / b.parameters, d.gradients / b.gradients});
     how = fmt::format("{:.1e} x bound", ratio);
@@ -217,6 +217,10 @@ double off_by(const Program& p, const Outcome& reference, std::string& how) {
     how = "error";
     return INFINITY;
   }
+}
+
+double off_by(const Program& p, const Outcome& reference, std::string& how) {
+  return off_by(p, reference, how, 3, bounds_of(p));
 }
 
 TEST(Mutants, AreCaughtEveryOne) {
@@ -244,6 +248,100 @@ TEST(Mutants, AreCaughtEveryOne) {
   }
   fmt::print("{} mutants: the verifier refuses {}, running shows {} by ten times the bound\n", all.size(), by_verifier,
              by_running);
+}
+
+// --- gradients that travel in 16 bits, between casts
+
+// The first step, of the bodies from `first` on, whose text begins so.
+std::pair<std::size_t, std::size_t> at_text(const Program& p, const std::string& text, std::size_t first = 0) {
+  for (std::size_t b = first; b < p.bodies.size(); ++b)
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
+      if (program::print_step(p, p.bodies[b].steps[k]).starts_with(text)) return {b, k};
+  throw Error("no step begins with {}", text);
+}
+
+auto without_text(std::string text) {
+  return [=](const Program& p) {
+    const auto [b, k] = at_text(p, text);
+    return program::without(p, b, k);
+  };
+}
+
+// A step in the place of another of the same body, all ordered anew.
+auto moved_text(std::string text, std::string before) {
+  return [=](const Program& p) {
+    const auto [b, from] = at_text(p, text);
+    const auto [to_body, to] = at_text(p, before, b);
+    MOLEN_CHECK(to_body == b && to < from, "{} does not stand before {}", before, text);
+    Program q = p;
+    auto& steps = q.bodies[b].steps;
+    std::rotate(steps.begin() + static_cast<std::ptrdiff_t>(to), steps.begin() + static_cast<std::ptrdiff_t>(from),
+                steps.begin() + static_cast<std::ptrdiff_t>(from) + 1);
+    for (auto& body : q.bodies)
+      for (auto& s : body.steps) s.after.clear();
+    return program::pass::order_streams(q);
+  };
+}
+
+std::vector<Mutant> message_mutants() {
+  const std::string into = "cast over=dp reads=grad.layer.1", back = "cast over=dp back=1 reads=message.layer.1",
+                    sum = "all_reduce axis=dp reads=message.layer.1";
+  return {
+      {"a message that is not made", kCopies, without_text(into)},
+      {"a message that is not cast back", kCopies, without_text(back)},
+      {"a message that is not summed", kCopies, without_text(sum)},
+      {"a message summed twice", kCopies, doubled("all_reduce", "message.layer.1")},
+      {"a message cast back twice", kGrads, doubled("cast", "grad_shard.layer.1")},
+      {"a message made before the last contribution", kCopies,
+       moved_text("cast over=dp reads=grad.embed", "backward part=embed")},
+      {"a message cast back before it is summed", kCopies, moved_text(back, sum)},
+      {"a message that does not wait for the backward", kCopies,
+       [into](const Program& p) {
+         Program q = p;
+         const auto [b, k] = at_text(p, into);
+         q.bodies[b].steps[k].after.clear();
+         return q;
+       }},
+      {"a cast from a stale message: another layer's", kCopies,
+       rewritten({back}, "reads=message.layer.1", "reads=message.layer.0")},
+      {"a cast into another layer's gradient", kCopies,
+       rewritten({back}, "writes=grad.layer.1", "writes=grad.layer.0")},
+      {"a cast back of all where a part was summed", kOwn,
+       rewritten({back}, "[own] writes=grad.layer.1[own]", " writes=grad.layer.1")},
+      {"a cast back of the wrong range", kHybridOwn,
+       rewritten({"cast over=dp_replicate back=1", "message.layer.1"}, "message.layer.1[own]",
+                 "message.layer.1[shard]")},
+      {"a sum of the wrong range", kHybridOwn,
+       rewritten({"reduce_scatter axis=dp_replicate reads=message.layer.1"}, "[shard]", "")},
+      {"a shard overwritten by the second micro-batch", kGrads,
+       rewritten({"cast over=dp_shard back=1 accumulate=1 reads=message.layer.1"}, " accumulate=1", "")},
+      {"a shard that still holds the last step's sum", kGrads,
+       rewritten({"cast over=dp_shard back=1 reads=message.layer.1"}, "back=1", "back=1 accumulate=1")},
+      {"a message over the wrong axis", kHybrid,
+       rewritten({"cast over=dp_replicate reads=grad_shard.layer.1"}, "over=dp_replicate", "over=dp_shard")},
+      {"replicas that are left out", kHybrid, without_text("cast over=dp_replicate back=1 reads=message.layer.1")},
+  };
+}
+
+TEST(Mutants, OfMessagesAreRefused) {
+  const auto a = llama(false);
+  for (const Mutant& m : message_mutants()) {
+    SCOPED_TRACE(m.name);
+    auto setting = setting_of(m.layout, DType::kF32);
+    setting.reduce = DType::kBF16;
+    const Program sound = program::build(a, setting);
+    ASSERT_TRUE(program::verify(sound).empty());
+    const Outcome& exact = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, m.layout.micro)), 1);
+    const Outcome reference = train_threads(sound, 1);
+    const Bounds bounds = bounds_beside(exact, reference);
+    const Program broken = program::pass::costs(m.broken(sound));  // so that no cost gives it away
+    ASSERT_FALSE(broken == sound);
+    const auto findings = program::verify(broken);
+    std::string how;
+    off_by(broken, reference, how, 1, bounds);
+    EXPECT_FALSE(findings.empty());
+    fmt::print("{:<50} running: {:<16} verifier: {}\n", m.name, how, findings.empty() ? "accepts" : findings[0].text);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Narrow types on many ranks: fp16 under a loss scale computes the same model in every layout, and a step whose
-// gradient overflows anywhere is skipped everywhere.
+// Narrow types on many ranks: fp16 under a loss scale, and gradients that travel in 16 bits, compute the same model in
+// every layout, and a step whose gradient overflows anywhere is skipped everywhere.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -45,6 +45,12 @@ Layout pieces(program::ContextForm form, int shards = 1, int zero = 0) {
   return l;
 }
 
+// With what stands on the host.
+Layout offloading(Layout l, program::Offload offload) {
+  l.offload = offload;
+  return l;
+}
+
 std::vector<program::Program> stages_of(const arch::Architecture& a, const program::Setting& s) {
   auto stages = program::build_stages(a, s);
   for (const auto& p : stages) program::require_sound(p, "test");
@@ -85,6 +91,64 @@ INSTANTIATE_TEST_SUITE_P(Some, HalfLayouts,
                                            Layout{2, 3, false, 3, 2, true}, tensor_ranks(false),
                                            tensor_ranks(true, 2, 2), staged(k1f1b), staged(kZbH1, 2, 1),
                                            pieces(kGather, 2, 3), pieces(kRing)));
+
+// --- messages
+
+// Gradients are kept in fp32 and travel in `reduce`.
+program::Setting travelling(const Layout& l, DType compute, DType reduce) {
+  program::Setting s = setting_of(l, DType::kF32);
+  if (compute != DType::kF32) s = narrow(s, compute);
+  s.reduce = reduce;
+  return s;
+}
+
+class NarrowMessages : public ::testing::TestWithParam<Layout> {};
+
+// In a type of 16 bits a gradient is rounded where it leaves a rank and where it was summed: about as often as in a
+// backward in that type, whose own distance from fp64 is the measure. The proof holds memory and payload to the plan.
+TEST_P(NarrowMessages, OneStepWithinTheBound) {
+  const auto a = llama(true);
+  const Outcome& exact = train_alone(program::build(a, alone(GetParam(), DType::kF64)), 1);
+  for (const DType reduce : {DType::kBF16, DType::kF16})
+    for (const DType compute : {DType::kF32, DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(fmt::format("{} in {}", name_of(compute), name_of(reduce)));
+      const auto one = compute == DType::kF32 ? [&] {
+        Layout l{1, 0, false, 3};
+        l.sequence = GetParam().sequence;
+        return setting_of(l, DType::kF32);
+      }() : alone(GetParam(), compute);
+      const Outcome& reference = train_alone(program::build(a, one), 1);
+      const DType coarser = compute == DType::kBF16 ? compute : reduce;
+      const Bounds bounds = bounds_beside(exact, train_alone(program::build(a, alone(GetParam(), coarser)), 1));
+      ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost is off by 1
+      const Outcome many = train_threads(stages_of(a, travelling(GetParam(), compute, reduce)), 1);
+      const Difference d = difference(reference, many);
+      EXPECT_LE(d.loss, bounds.loss);
+      EXPECT_LE(d.norm, bounds.norm);
+      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+      // They did travel so: fp32 alone would not differ by as much.
+      if (compute == DType::kF32) {
+        const Outcome wide = train_threads(stages_of(a, travelling(GetParam(), compute, DType::kF32)), 1);
+        EXPECT_GT(difference(wide, many).gradients, unit_roundoff(reduce) / 4);
+      }
+    }
+}
+
+TEST_P(NarrowMessages, TwiceTheSameAndTheDeadAreDead) {
+  const auto stages = stages_of(llama(true), travelling(GetParam(), DType::kBF16, DType::kBF16));
+  const Outcome once = train_threads(stages, 3);
+  EXPECT_EQ(once.hash, train_threads(stages, 3, {at::kCPU, true}).hash);
+  EXPECT_LT(once.losses.back(), once.losses.front()) << "it does not learn";
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, NarrowMessages,
+                         ::testing::Values(Layout{2, 0}, Layout{3, 1, false, 1}, Layout{4, 2, true, 1},
+                                           Layout{3, 3, false, 2}, Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 3, 2},
+                                           Layout{2, 3, false, 1, 2, true}, tensor_ranks(false, 2, 0),
+                                           tensor_ranks(true, 2, 2), staged(k1f1b, 2, 0), staged(k1f1b, 2, 3),
+                                           staged(kZbH1, 2, 2), pieces(kGather), pieces(kRing, 2, 3),
+                                           offloading(Layout{2, 1, false, 3}, {true, true, false}),
+                                           offloading(Layout{2, 3, false, 3, 2}, {true, true, true})));
 
 // --- the scale
 
@@ -149,9 +213,11 @@ struct Course {
 
 std::vector<at::Tensor> state_of(const exec::Executor& executor) {
   std::vector<at::Tensor> state;
-  for (const char* family : {"param", "master", "m", "v"})
+  for (const char* family : {"param", "master", "m", "v"}) {
+    if (!executor.has_state(family)) continue;  // fp32 is its own master
     for (std::size_t u = 0; u < executor.program().units.size(); ++u)
       state.push_back(executor.state(family, static_cast<int>(u)).clone());
+  }
   return state;
 }
 
@@ -268,7 +334,27 @@ TEST_P(Overflows, IsSkippedOnAllRanksAlike) {
 
 INSTANTIATE_TEST_SUITE_P(Some, Overflows,
                          ::testing::Values(Layout{1}, Layout{2, 0}, Layout{2, 1}, Layout{3, 3},
-                                           Layout{2, 2, false, 3, 2}, tensor_ranks(true, 2, 1), staged(k1f1b, 2, 3)));
+                                           Layout{2, 2, false, 3, 2}, tensor_ranks(true, 2, 1), staged(k1f1b, 2, 3),
+                                           offloading(Layout{2, 1, false, 3}, {true, false, false}),
+                                           offloading(Layout{2, 2, false, 3}, {true, true, false})));
+
+// What fp32 holds and a message in fp16 does not.
+TEST(Overflow, OfAMessageIsSkippedAlike) {
+  for (const Layout& layout : {Layout{2, 0}, Layout{2, 3, false, 3, 2, true}}) {
+    const auto stages = stages_of(llama(true), travelling(layout, DType::kF32, DType::kF16));
+    const auto courses = courses_of(stages, 0x1p+40, 2);
+    EXPECT_GE(courses[0].scale.skipped, 5);
+    for (const Course& c : courses) {
+      EXPECT_EQ(c.scale, courses[0].scale);
+      EXPECT_EQ(c.scales, courses[0].scales);
+      for (std::size_t i = 0; i < c.steps.size(); ++i)
+        EXPECT_EQ(same(c.states[i], c.states[i + 1]), c.steps[i].overflow) << i;
+    }
+    // In fp32 nothing of it overflows.
+    const auto wide = stages_of(llama(true), travelling(layout, DType::kF32, DType::kF32));
+    EXPECT_EQ(courses_of(wide, 0x1p+40, 2)[0].scale.skipped, 0);
+  }
+}
 
 // That the ranks above do not all overflow by themselves: without what they say to each other, the first has a gradient
 // of zeros.

@@ -248,7 +248,7 @@ class Loop {
   // configuration's.
   void restore_loss_scale(const Json& state, const std::string& origin) {
     if (!state.contains("loss_scale")) {
-      if (state.at("config").at("precision").at("compute") == "fp16")
+      if (config::from_json(state.at("config"), origin).precision.scales_loss())
         throw UsageError("{}: state.json is incomplete: no loss_scale of a run in fp16", origin);
       return;
     }

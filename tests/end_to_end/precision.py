@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Narrow types from the command line: fp16 under a loss scale, steps that are skipped, stop and resume.
+"""Narrow types from the command line: fp16 under a loss scale, steps that are skipped, stop and resume; gradients that travel in
+16 bits.
 
 usage: precision.py MOLEN
 """
@@ -7,6 +8,7 @@ import hashlib
 import json
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 
@@ -99,6 +101,37 @@ for what, change, says in (("no scale", lambda s: s.pop("loss_scale"), "no loss_
     refused(f"a checkpoint in fp16 with {what}", "train", "run.toml", *HALF, "--set", f"run.name=parts{first}", says=["state.json", says])
 refused("a scale without fp16", "train", "run.toml", "--set", "precision.loss_scale=1024", says=["precision.loss_scale", "fp16"])
 refused("a scale below 1", "train", "run.toml", *HALF[:2], "--set", "precision.loss_scale=0.5", says=["precision.loss_scale", "a number from 1"])
+
+# --- gradients that travel in 16 bits ----------------------------------------------------------------------------------------
+LAYOUTS = (("copies", 2, []), ("owned", 2, ["parallel.zero=1"]), ("sharded", 4, ["parallel.sharding=HYBRID_SHARD", "parallel.data_shard=2"]))
+for name, ranks, sets in LAYOUTS:
+    course = {}
+    for reduce in ("fp32", "bf16", "fp16"):
+        run("train", "run.toml", "--ranks", ranks, *[x for s in [*sets, f"precision.reduce={reduce}", f"run.name={name}-{reduce}"] for x in ("--set", s)])
+        course[reduce] = metrics(f"{name}-{reduce}")
+    for reduce in ("bf16", "fp16"):
+        a, b = course["fp32"], course[reduce]
+        ok(f"{reduce} between {name}: the same training", b[1]["loss"] == a[1]["loss"] and all(abs(a[s]["loss"] / b[s]["loss"] - 1) < 2e-2 for s in a) and 0 < abs(a[2]["grad_norm"] / b[2]["grad_norm"] - 1) < 1e-2, (a[24], b[24]))
+        ok(f"{reduce} between {name}: memory as planned", all(m["memory_peak_bytes"] == m["memory_planned_bytes"] for m in b.values()))
+        ok(f"{reduce} between {name}: a loss scale for fp16 alone", all((m["loss_scale"] == 65536) == (reduce == "fp16") for m in b.values()), b[1])
+wide, short = (run("program", "run.toml", "--ranks", 2, "--set", f"precision.reduce={r}").stdout for r in ("fp32", "bf16"))
+
+
+def gradient_bytes(text):
+    return sum(int(re.search(r" moved=(\d+)", line)[1]) for line in text.splitlines() if re.search(r"all_reduce axis=dp reads=", line))
+
+
+ok("half the bytes travel", gradient_bytes(wide) == 2 * gradient_bytes(short) > 0, (gradient_bytes(wide), gradient_bytes(short)))
+(work / "p.txt").write_text(short)
+run("train", "run.toml", "--ranks", 2, "--set", "precision.reduce=bf16", "--set", "run.name=text", "--program", "p.txt")
+ok("the program from its text runs the same bits", "identical" in run("runs", "compare", "runs/copies-bf16", "runs/text").stdout)
+stop = rng.randrange(2, 23)
+for until in (["--set", f'train.stop_after="{stop} steps"'], []):
+    run("train", "run.toml", "--ranks", 2, "--set", "parallel.zero=1", "--set", "precision.reduce=fp16", "--set", "run.name=owned-parts", *until)
+ok(f"stopped after {stop} and resumed: identical", "identical" in run("runs", "compare", "runs/owned-fp16", "runs/owned-parts").stdout)
+refused("messages narrower than fp64 compute", "train", "run.toml", "--set", "precision.compute=fp64", "--set", "precision.reduce=bf16", says=["precision.reduce", "narrower"])
+said = run("verify", "run.toml", "--ranks", 2, "--layouts", "ZERO1", "--steps", 2, "--set", "precision.reduce=bf16").stdout
+ok("verify proves the layouts of such a configuration", "the same model" in said, said)
 
 # --- the other commands ----------------------------------------------------------------------------------------------------
 here = json.loads((pathlib.Path(__file__).resolve().parents[1] / "fuzz/seeds/calibration/good.json").read_text())

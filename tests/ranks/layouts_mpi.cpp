@@ -1,5 +1,5 @@
-// The layout proof under a launcher: mpirun -n N layouts_mpi. Ten steps in fp64 and one in fp32 of every ZeRO stage on
-// N ranks beside one rank, and the same layout twice.
+// The layout proof under a launcher: mpirun -n N layouts_mpi. Ten steps in fp64 and one in fp32, also with gradients
+// that travel in bf16, of every ZeRO stage on N ranks beside one rank, and the same layout twice.
 #include "comm/mpi/mpi.h"
 #include "train/layouts_suite.h"
 
@@ -83,6 +83,25 @@ TEST_P(LayoutsMpi, OneStepInFloatWithinTheBound) {
   fmt::print(
       "fp32, ZeRO-{} on {} x {} MPI ranks: gradients within {:.1e} of the {:.1e} allowed, loss {:.1e} of {:.1e}\n",
       GetParam().zero, layout().shards, layout().replicas, d.gradients, bounds.gradients, d.loss, bounds.loss);
+}
+
+// Gradients that travel in 16 bits, beside how far a step in 16 bits is from fp64.
+TEST_P(LayoutsMpi, OneStepWithNarrowMessagesWithinTheBound) {
+  const auto a = models().front();
+  auto narrow = setting(DType::kF32), bf16 = alone(DType::kF32);
+  narrow.reduce = bf16.compute = DType::kBF16;
+  bf16.kernels = arch::Kernels::kAten;
+  const Outcome many = run(world(), a, narrow, 1);
+  if (world().rank() != 0) return;
+  const auto self = comm::make_self();
+  const Bounds bounds = bounds_beside(run(*self, a, alone(DType::kF64), 1), run(*self, a, bf16, 1));
+  ASSERT_LT(bounds.gradients, 0.25);
+  const Difference d = difference(run(*self, a, alone(DType::kF32), 1), many);
+  EXPECT_LE(d.loss, bounds.loss);
+  EXPECT_LE(d.norm, bounds.norm);
+  EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+  fmt::print("gradients in bf16, ZeRO-{} on {} x {} MPI ranks: within {:.1e} of the {:.1e} allowed\n", GetParam().zero,
+             layout().shards, layout().replicas, d.gradients, bounds.gradients);
 }
 
 TEST_P(LayoutsMpi, SameLayoutTwiceIsIdentical) {
