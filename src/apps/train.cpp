@@ -54,16 +54,24 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
 Simulated simulate_fastest(const config::Config& c, const plan::Machine& machine, const sim::Calibration& calibration,
                            const std::string& cluster, const std::string& communicator) {
   std::optional<Simulated> fastest;
-  for (const auto& [conditions, cores, model] : calibration.entries) {
-    if (c.precision.compute != "auto" || (fastest && name_of(fastest->program.setting.compute) == conditions.compute))
+  std::string refused;
+  const auto& all = calibration.entries;
+  for (const char* name : {"fp32", "bf16"}) {  // what "auto" may come to
+    if (c.precision.compute != "auto" ||
+        std::none_of(all.begin(), all.end(), [&](const auto& e) { return e.conditions.compute == name; }))
       continue;
     config::Config fixed = c;
-    config::assign(fixed, "precision.compute", conditions.compute, {config::Origin::Kind::kOther, "calibrated"});
-    auto simulated = simulate_on(std::move(fixed), machine, calibration, communicator);
-    if (simulated && (!fastest || simulated.value().timeline.total_s < fastest->timeline.total_s))
-      fastest = std::move(simulated).value();
+    config::assign(fixed, "precision.compute", std::string(name), {config::Origin::Kind::kOther, "calibrated"});
+    try {
+      auto simulated = simulate_on(std::move(fixed), machine, calibration, communicator);
+      if (simulated && (!fastest || simulated.value().timeline.total_s < fastest->timeline.total_s))
+        fastest = std::move(simulated).value();
+    } catch (const UsageError& error) {  // what one type cannot honour the other may
+      refused = error.what();
+    }
   }
   if (fastest) return std::move(*fastest);
+  if (!refused.empty()) throw UsageError("{}", refused);
   auto simulated = simulate_on(c, machine, calibration, communicator);
   if (!simulated) throw UsageError("{}: {}", cluster, simulated.reason());
   return std::move(simulated).value();

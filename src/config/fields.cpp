@@ -96,11 +96,15 @@ std::vector<Field> parallel_fields() {
            "the same by ZeRO stage: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters; 1 beside a hybrid "
            "name: the optimizer state over all ranks"),
       make("parallel.order", m, &T::order, axis_order(), e, "axes of the rank grid, outermost first"),
-      make("parallel.prefetch", m, &T::prefetch, natural(1024), e,
-           "layers gathered ahead of their use, where parameters are sharded, or brought, where they are on the host"),
-      make("parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
-           "what stands in host memory: the optimizer's states, updated there; with them gradients, or parameters "
-           "(with zero 0 or 3); and what layers keep for backward"),
+      make(
+          "parallel.prefetch", m, &T::prefetch, natural(1024), e,
+          "layers gathered ahead of their use, where parameters are sharded, or brought, where they or activations are "
+          "on the host"),
+      make(
+          "parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
+          "what stands in host memory: the optimizer's states, updated there; with them gradients, or parameters "
+          "(with zero 0 or 3, not with states over all ranks); gradients not of a tied table that two stages hold; and "
+          "activations, what layers keep for backward"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
            "activations computed again in backward, by part of a layer: norm_qkv, attention, out_projection, norm_up, "
            "activation; a size is what the memory plan of a rank may come to"),

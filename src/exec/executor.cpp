@@ -113,7 +113,7 @@ class Executor::Impl {
           // Of this thread alone: at::set_num_threads would also set MKL's number for the whole process, and which of
           // the compute thread's products still ran on all threads, and so their bits, would be chance.
           at::internal::lazy_init_num_threads();
-          ::omp_set_num_threads(1);
+          ::omp_set_num_threads(stream == program::Stream::kDpComm ? 1 : program_.setting.threads);
           use_own_stream(options_.device);
           errors[s] = run_stream(stream, state, result.timeline);
         });
@@ -317,8 +317,7 @@ class Executor::Impl {
     std::int64_t top = plan_.kept.value;
     for (std::size_t b = 0; b < program_.buffers.size(); ++b) {
       const auto& buffer = program_.buffers[b];
-      if (buffer.lifetime == program::Lifetime::kTransient &&
-          plan_.live[static_cast<std::size_t>(e.body)][b].during(e.step->stream, e.op))
+      if (program::packed(buffer) && plan_.live[static_cast<std::size_t>(e.body)][b].during(e.step->stream, e.op))
         top = std::max(top, plan_.buffer_offset[b] + math::Scratch::aligned(buffer.bytes().value));
     }
     if (scratch_offset >= 0) top = std::max(top, scratch_offset + math::Scratch::aligned(scratch_used));

@@ -33,8 +33,13 @@ std::vector<Fitting> nearest_that_fit(const arch::Architecture& arch, const prog
     if (fitting.size() >= count &&
         differences(layouts[i].choices, chosen) > differences(fitting.back().layout.choices, chosen))
       break;
-    if (const Bytes peak = program::peak_of(program::build_stages(arch, layouts[i].setting)); peak <= memory)
-      fitting.push_back({layouts[i], peak});
+    // On a CPU the host's memory is the device's.
+    Bytes needed;
+    for (const auto& p : program::build_stages(arch, layouts[i].setting)) {
+      const auto plan = program::plan_memory(p);
+      needed = std::max(needed, plan.peak + plan.host);
+    }
+    if (needed <= memory) fitting.push_back({layouts[i], needed});
   }
   std::stable_sort(fitting.begin(), fitting.end(), [&](const Fitting& a, const Fitting& b) {
     const int x = differences(a.layout.choices, chosen), y = differences(b.layout.choices, chosen);

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "plan/recompute.h"
+#include "program/build.h"
 
 namespace molen::plan {
 namespace {
@@ -214,9 +215,10 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
   s.own_over_dp = is_hybrid(c) && p.zero == 1 && copies > 1;
 }
 
-void resolve_offload(const Config& c, program::Setting& s) {
+void resolve_offload(const Config& c, const arch::Architecture& arch, program::Setting& s) {
   for (const std::string& what : c.parallel.offload)
     for (const auto& [name, on] : program::kOffloads) s.offload.*on = s.offload.*on || what == name;
+  if (const auto why = program::offload_refused(arch, s)) throw UsageError("{}: {}", c.where("parallel.offload"), *why);
 }
 
 // A budget becomes the cheapest choice whose plan fits it, written back so that it is what every later look at the
@@ -329,6 +331,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   resolve_mesh(c, machine, s);
   s.prefetch = static_cast<int>(c.parallel.prefetch);
   s.zero = zero_stage(c);
+  resolve_offload(c, arch, s);
   s.global_batch = c.batch.global;
   s.micro_batch = c.batch.micro;
   s.sequence = c.data.sequence_length;
@@ -369,7 +372,6 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.reduce =
       typed(c.precision.reduce, "precision.reduce",
             s.compute == DType::kF64 ? std::vector{DType::kF64} : std::vector{DType::kF32, DType::kBF16, DType::kF16});
-  resolve_offload(c, s);
   resolve_recompute(c, arch, s);
   return s;
 }

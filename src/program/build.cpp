@@ -84,7 +84,7 @@ std::optional<std::string> offload_refused(const arch::Architecture& arch, const
   if ((o.gradients || o.parameters) && !o.optimizer)
     return fmt::format("{} on the host are for an optimizer there; add \"optimizer\"",
                        o.gradients ? "gradients" : "parameters");
-  if (o.gradients && arch.tied && s.pipelined())
+  if (o.gradients && arch.tied && s.pipelined() && s.pipeline.placement != Placement::kV)
     return "gradients: the first and the last stage sum those of the table they share after all micro-batches, on the "
            "device";
   if (o.parameters && s.owns_part() && !s.sharded_parameters())
@@ -93,6 +93,8 @@ std::optional<std::string> offload_refused(const arch::Architecture& arch, const
         s.zero);
   if (o.parameters && s.own_over_dp)
     return "parameters: optimizer states over all data-parallel ranks update a part of what a rank keeps";
+  if (o.activations && arch.layers == 1)
+    return "activations: the backward of the only layer follows its forward; there is nothing to put away";
   return std::nullopt;
 }
 

@@ -12,10 +12,6 @@ std::int64_t align(std::int64_t n) {
   return (n + kAlign - 1) / kAlign * kAlign;
 }
 
-bool packed(const Buffer& buffer) {
-  return buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice;
-}
-
 // What has to be placed: a transient buffer (its interval in each body), or the scratch of one op.
 struct Item {
   std::int64_t bytes = 0;
@@ -162,6 +158,10 @@ class Packer {
 };
 
 }  // namespace
+
+bool packed(const Buffer& buffer) {
+  return buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice;
+}
 
 MemoryPlan plan_memory(const Program& p) {
   MemoryPlan plan;

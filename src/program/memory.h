@@ -12,6 +12,9 @@
 
 namespace molen::program {
 
+// Whether a buffer shares the device's memory with others: transient, and there.
+bool packed(const Buffer& buffer);
+
 struct MemoryPlan {
   std::vector<std::int64_t> buffer_offset;  // bytes from the start of its place's arena, per buffer; of its first slot
   std::vector<std::vector<std::int64_t>> scratch_offset;  // per body and op; -1 where the op has none
@@ -41,7 +44,7 @@ struct MemoryPlan {
 // a body, that one is dead before the other is written; between instances pass::order_streams sees to it.
 MemoryPlan plan_memory(const Program& program);
 
-// Of the stage that needs most.
+// Of the device, of the stage that needs most.
 Bytes peak_of(const std::vector<Program>& stages);
 
 // Bytes of the device by kind of buffer, for people: parameters, gradients, optimizer states, activations (peak of

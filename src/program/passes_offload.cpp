@@ -17,15 +17,18 @@ struct Kept {
   std::int64_t layer = -1;
 };
 
-bool of_layer(const Step& step, bool backward) {
+bool is_forward_of_layer(const Step& step) {
   const auto* c = std::get_if<Compute>(&step.op);
-  return c && c->layer >= 0 && (is_backward(c->pass) || c->pass == ComputePass::kRecompute) == backward;
+  return c && c->layer >= 0 && c->pass == ComputePass::kForward;
 }
 
-// Where the backward of a body's layers begins: what comes before is forward, and the head.
+// Where backward begins in a body, with what it first brings together again: what comes before is forward, and the
+// head.
 std::size_t turn_of(const Body& body) {
-  const auto found =
-      std::find_if(body.steps.begin(), body.steps.end(), [](const Step& step) { return of_layer(step, true); });
+  const auto found = std::find_if(body.steps.begin(), body.steps.end(), [](const Step& step) {
+    const bool backward = step.phase == Phase::kBackward || step.phase == Phase::kRecompute;
+    return backward && !std::holds_alternative<ZeroFill>(step.op);
+  });
   return static_cast<std::size_t>(found - body.steps.begin());
 }
 
@@ -59,7 +62,8 @@ class ActivationOffload {
   void find_made(const Body& body, std::map<int, Kept>& made) {
     for (std::size_t k = 0; k < turn_of(body); ++k) {
       const Step& step = body.steps[k];
-      if (!of_layer(step, false)) continue;
+      if (!is_forward_of_layer(step)) continue;
+      for (const Use& use : step.writes) made_by_layers_.insert(use.buffer);
       const Signature s = signature(p_, step.op, -1);
       const auto note = [&](const std::vector<Operand>& operands, const std::vector<Use>& uses) {
         for (std::size_t i = 0; i < operands.size(); ++i)
@@ -91,13 +95,14 @@ class ActivationOffload {
     return readers;
   }
 
-  // After which steps of forward which buffers leave: once they are whole, or first read where an earlier instance has
-  // brought them.
+  // After which steps of forward which buffers leave: once they are whole, or first read where a message has brought
+  // them.
   std::multimap<std::size_t, int> leaving_after(const Body& body) const {
     std::map<int, std::size_t> at;
-    for (std::size_t k = 0; k < turn_of(body); ++k) {
+    const bool layers = std::any_of(body.steps.begin(), body.steps.end(), is_forward_of_layer);
+    for (std::size_t k = 0; layers && k < turn_of(body); ++k) {
       for (const Use& use : body.steps[k].reads)
-        if (leaving_.count(use.buffer)) at.emplace(use.buffer, k);
+        if (leaving_.count(use.buffer) && !made_by_layers_.count(use.buffer)) at.emplace(use.buffer, k);
       for (const Use& use : body.steps[k].writes)
         if (leaving_.count(use.buffer)) at[use.buffer] = k;
     }
@@ -153,7 +158,7 @@ class ActivationOffload {
         }
       }
       Step step = body.steps[k];
-      if (k < turn && of_layer(step, false)) {
+      if (k < turn && is_forward_of_layer(step)) {
         wait_for_earlier(step, out);
         last_forward = static_cast<int>(steps.size());
       }
@@ -182,6 +187,7 @@ class ActivationOffload {
   Program& p_;
   const std::size_t ahead_;
   std::map<int, Kept> leaving_;  // by buffer
+  std::set<int> made_by_layers_;
 };
 
 }  // namespace

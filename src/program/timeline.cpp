@@ -9,14 +9,39 @@
 
 namespace molen::program {
 
+namespace {
+
+// Ops of a stream follow each other.
+std::vector<OpTime> times_of(const std::vector<Expanded>& ops, const Timeline& timeline, Stream stream) {
+  std::vector<OpTime> times;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (ops[i].step->stream == stream) times.push_back(timeline.ops[i]);
+  return times;
+}
+
+// Seconds of `op` beside `others`, which follow each other; those before `first` have ended, and for the next op too.
+double beside(const OpTime& op, const std::vector<OpTime>& others, std::size_t& first) {
+  while (first < others.size() && others[first].end_s <= op.start_s) ++first;
+  double seconds = 0.0;
+  for (std::size_t k = first; k < others.size() && others[k].start_s < op.end_s; ++k)
+    seconds += std::min(op.end_s, others[k].end_s) - std::max(op.start_s, others[k].start_s);
+  return seconds;
+}
+
+}  // namespace
+
 PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& timeline) {
   MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
               ops.size());
   PhaseSeconds result;
   double busy = 0.0;
+  const std::vector<OpTime> compute = times_of(ops, timeline, Stream::kCompute);
+  std::size_t first = 0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    if (ops[i].step->stream != Stream::kCompute) continue;
-    const double s = timeline.ops[i].seconds();
+    const Stream stream = ops[i].step->stream;
+    if (stream != Stream::kCompute && stream != Stream::kHost) continue;
+    double s = timeline.ops[i].seconds();
+    if (stream == Stream::kHost) s -= beside(timeline.ops[i], compute, first);
     result.phase_s[static_cast<std::size_t>(ops[i].step->phase)] += s;
     busy += s;
   }
@@ -27,18 +52,14 @@ PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& tim
 Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis) {
   MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
               ops.size());
-  std::vector<OpTime> compute;  // ops of one stream follow each other
-  for (std::size_t i = 0; i < ops.size(); ++i)
-    if (ops[i].step->stream == Stream::kCompute) compute.push_back(timeline.ops[i]);
+  const std::vector<OpTime> compute = times_of(ops, timeline, Stream::kCompute);
   Overlap overlap;
   std::size_t first = 0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     if (axis_of(ops[i].step->op) != axis) continue;
     const OpTime& t = timeline.ops[i];
     overlap.seconds += t.seconds();
-    while (first < compute.size() && compute[first].end_s <= t.start_s) ++first;
-    for (std::size_t k = first; k < compute.size() && compute[k].start_s < t.end_s; ++k)
-      overlap.hidden_s += std::min(t.end_s, compute[k].end_s) - std::max(t.start_s, compute[k].start_s);
+    overlap.hidden_s += beside(t, compute, first);
   }
   return overlap;
 }

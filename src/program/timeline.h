@@ -23,7 +23,8 @@ struct Timeline {
   double total_s = 0.0;     // the whole step on this rank
 };
 
-// Seconds of the compute stream by phase; `bubble_s` is what is left of the step, so that all sum to total_s.
+// Seconds of the compute stream by phase, and of the host's cores where compute does not run beside them; `bubble_s` is
+// what is left of the step, so that all sum to total_s.
 struct PhaseSeconds {
   std::array<double, kNumPhases> phase_s{};
   double bubble_s = 0.0;

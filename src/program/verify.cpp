@@ -573,6 +573,7 @@ class Verifier {
       leave(e, *state);
       arrive(e, Axis::kDp, *state, false);
     }
+    if (needed == 0) report(e, "copies a gradient that no op of this instance has made");
     if (state->delivered != state->on_host + needed ||
         (s.sharded_gradients() && s.replicas() > 1 && state->replicated != state->reductions))
       report(e, "copies what is not summed over all ranks, or has been copied before");

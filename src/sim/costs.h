@@ -13,11 +13,11 @@ namespace molen::sim {
 struct Sharing {
   int cores = 1 << 20;  // logical, that the ranks may use
   int ranks = 1;        // alike, at once
-  int threads = 1;      // of the compute stream of each rank; every other stream has one
+  int threads = 1;      // of each stream of a rank but communication, which has one
 
   // Cores that compute keeps busy.
   int busy() const;
-  // Speed of every thread of a rank while its compute stream is busy or not, and `others` more streams are; 1 on a core
+  // Speed of every thread of a rank while its compute stream is busy or not, and `others` more threads are; 1 on a core
   // of its own.
   double rate(bool compute, int others) const;
   bool operator==(const Sharing&) const = default;

@@ -51,13 +51,15 @@ class Streams {
   }
 
   void end_next() {
-    constexpr auto kCompute = static_cast<std::size_t>(program::Stream::kCompute);
+    constexpr auto kCompute = static_cast<std::size_t>(program::Stream::kCompute),
+                   kComm = static_cast<std::size_t>(program::Stream::kDpComm);
     std::size_t first = 0;
     double least = std::numeric_limits<double>::infinity();
     int others = 0;
     for (std::size_t s = 0; s < current_.size(); ++s) {
       if (current_[s] == kNone) continue;
-      if (s != kCompute) ++others;
+      // Copies and the host's work have as many threads as compute, communication one.
+      if (s != kCompute) others += s == kComm ? 1 : sharing_.threads;
       if (left_[s] < least) least = left_[s], first = s;
     }
     now_ += least / sharing_.rate(current_[kCompute] != kNone, others);

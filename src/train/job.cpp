@@ -123,14 +123,16 @@ program::Program make_program(const Job& job) {
 // need together must be there.
 void require_memory(const Job& job, comm::Communicator& world) {
   const auto plan = program::plan_memory(job.program);
-  std::int64_t together_bytes = (plan.peak + plan.host).value;
+  // What a device does not have is said where its arena is made.
+  std::int64_t together_bytes = (job.machine.cuda ? plan.host : plan.peak + plan.host).value;
   const bool one_host = job.machine.local_ranks == world.size();
   if (one_host) world.all_reduce(&together_bytes, 1, DType::kI64, comm::Reduce::kSum);
   together(world, [&] {
     const Bytes needed = one_host ? Bytes(together_bytes / world.size()) : Bytes(together_bytes),
                 there = available_memory(job.machine.local_ranks);
     if (needed > there)
-      throw UsageError("the step program needs {} of memory where a rank has {}{}", human(needed), human(there),
+      throw UsageError("the step program needs {} of {}memory where a rank has {}{}", human(needed),
+                       job.machine.cuda ? "the host's " : "", human(there),
                        plan::nearest_text(job.arch, job.setting, job.machine.local_ranks, there));
   });
 }

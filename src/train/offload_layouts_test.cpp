@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include "program/timeline.h"
 #include "train/layouts_suite.h"
 
 namespace molen::train {
@@ -63,7 +64,8 @@ class OffloadLayouts : public ::testing::TestWithParam<Layout> {
   // Both ends of a pipeline sum what they share of a tied table on the device.
   static std::vector<arch::Architecture> models() {
     std::vector<arch::Architecture> of{llama(false), gpt()};
-    of.back().tied = !(GetParam().stages > 1 && GetParam().offload.gradients);
+    const bool apart = GetParam().stages > 1 && GetParam().pipeline.placement != program::Placement::kV;
+    of.back().tied = !(apart && GetParam().offload.gradients);
     of.back().heads = of.back().kv_heads = 6;  // that two tensor ranks share
     of.back().head_dim = 5;
     for (auto& a : of) a = of_layout(a, GetParam());
@@ -149,6 +151,10 @@ INSTANTIATE_TEST_SUITE_P(
                       on_host(kActivations, pipelined({1, 0, true, 1}, program::ScheduleKind::kInterleaved)),
                       on_host(kActivations, pipelined({1, 0, false, 1}, program::ScheduleKind::kZbH1)),
                       on_host(kEverything, pipelined({1, 0, false, 1}, program::ScheduleKind::kZbV)),
+                      on_host(kGradients, pipelined({2, 2, false, 1}, program::ScheduleKind::kZbV)),
+                      on_host(kActivations, pipelined(tensor({1, 0, true, 1}, true), program::ScheduleKind::k1f1b)),
+                      on_host(kActivations, pipelined(tensor(Layout{1, 0, false, 1}.recomputing("norm_up"), true),
+                                                      program::ScheduleKind::kInterleaved)),
                       on_host(kActivations, context({2, 1, false, 2}, kGather)),
                       on_host(kActivations, context({1, 3}, kRing))));
 
@@ -187,8 +193,17 @@ TEST(Offload, LeavesTheDevice) {
 }
 
 TEST(Offload, PlannedIsMeasured) {
-  for (const Layout& l : {on_host(kAll, kOne), on_host(kOptimizer, {2, 2, false, 2}), on_host(kAll, {2, 3, true, 2})}) {
-    const Program p = program::build(llama(false), setting_of(l, DType::kF32));
+  Layout deep = on_host(kEverything, kOne);
+  deep.sequence = 64;
+  for (const Layout& l :
+       {on_host(kAll, kOne), on_host(kOptimizer, {2, 2, false, 2}), on_host(kAll, {2, 3, true, 2}), deep}) {
+    auto a = llama(false);
+    if (l.sequence == 64) a.layers = 12;
+    const Program p = program::build(a, setting_of(l, DType::kF32));
+    const auto planned = program::plan_memory(p);
+    if (l.sequence == 64) {
+      EXPECT_GT(planned.host, planned.peak);
+    }
     comm::ThreadWorld world(p.setting.ranks());
     std::vector<std::unique_ptr<comm::Communicator>> ranks;
     for (int r = 0; r < p.setting.ranks(); ++r) ranks.push_back(world.communicator(r));
@@ -252,30 +267,37 @@ TEST(Offload, CopiesAndUpdatesRunBesideEachOther) {
   constexpr double kUnit = 24e-3;
   auto a = llama(false);
   a.layers = 14;
-  const Program p = program::build(a, setting_of(on_host(kAll, {1, 0, false, 12}), DType::kF64));
-  exec::Options options;
-  options.sleep = [&](const program::Step& step) -> double {
-    if (program::is_copy(step.op)) return kUnit / 2;
-    if (std::holds_alternative<program::OptimizerStep>(step.op)) return 0.0;
-    const auto* c = std::get_if<program::Compute>(&step.op);
-    if (!c) return 0.0;
-    if (c->layer >= 0) return kUnit / 6;
-    if (c->part == arch::Part::kFinalNorm) return 0.0;
-    return c->part == arch::Part::kHead ? 2 * kUnit / static_cast<double>(p.setting.head_chunks()) : kUnit;
-  };
-  exec::Executor executor(p, 0, nullptr, options);
-  exec::StepInput input;
-  input.load = [](const exec::MicroBatch&) { return std::int64_t{0}; };
-  const auto result = executor.run(input);
-  double compute = 0, copies = 0;
-  for (std::size_t i = 0; i < executor.ops().size(); ++i) {
-    const auto& step = *executor.ops()[i].step;
-    (program::is_copy(step.op) ? copies : compute) += result.timeline.ops[i].seconds();
+  for (const Offload offload : {kAll, kActivations, kEverything}) {
+    const Program p = program::build(a, setting_of(on_host(offload, {1, 0, false, 12}), DType::kF64));
+    const double copy = offload.activations ? kUnit / 20 : kUnit / 2;
+    exec::Options options;
+    options.sleep = [&](const program::Step& step) -> double {
+      if (program::is_copy(step.op)) return copy;
+      if (std::holds_alternative<program::OptimizerStep>(step.op)) return kUnit / 4;
+      const auto* c = std::get_if<program::Compute>(&step.op);
+      if (!c) return 0.0;
+      if (c->layer >= 0) return kUnit / 6;
+      if (c->part == arch::Part::kFinalNorm) return 0.0;
+      return c->part == arch::Part::kHead ? 2 * kUnit / static_cast<double>(p.setting.head_chunks()) : kUnit;
+    };
+    exec::Executor executor(p, 0, nullptr, options);
+    exec::StepInput input;
+    input.load = [](const exec::MicroBatch&) { return std::int64_t{0}; };
+    const auto result = executor.run(input);
+    double compute = 0, copies = 0;
+    for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+      const auto& step = *executor.ops()[i].step;
+      (program::is_copy(step.op) ? copies : compute) += result.timeline.ops[i].seconds();
+    }
+    const auto phases = program::phase_seconds(executor.ops(), result.timeline);
+    EXPECT_GT(phases.phase_s[static_cast<std::size_t>(program::Phase::kOptimizer)], 15 * kUnit / 4);
+    EXPECT_LT(phases.bubble_s, 0.2 * result.timeline.total_s);
+    const double hidden = 1.0 - std::max(0.0, result.timeline.total_s - compute) / copies;
+    fmt::print("{:.2f} s of copies beside {:.2f} s of computation: {:.1f} % hidden\n", copies, compute, 100 * hidden);
+    // Parameters twice and gradients once; of each layer but the last six values there and back.
+    EXPECT_GT(copies, ((offload.parameters ? 3 * 15 : 0) + (offload.activations ? 13 * 12 : 0)) * copy);
+    EXPECT_GE(hidden, 0.8);
   }
-  const double hidden = 1.0 - std::max(0.0, result.timeline.total_s - compute) / copies;
-  fmt::print("{:.2f} s of copies beside {:.2f} s of computation: {:.1f} % hidden\n", copies, compute, 100 * hidden);
-  EXPECT_GT(copies, 3 * 15 * kUnit / 2);  // parameters twice, gradients once
-  EXPECT_GE(hidden, 0.8);
 }
 
 TEST(Offload, CheckpointsMoveBetweenPlaces) {

@@ -167,6 +167,18 @@ TEST(OffloadMutants, AreRefused) {
          return q;
        },
        "does not wait for"},
+      {"what nobody has made added to the sum", on_host(kGradients, {2, 1}),
+       [&](const Program& p) {
+         Program q = p;
+         const auto [b, k] = find(p, "copy_to_host", "grad_host.layer.1", true);
+         const auto [z, f] = find(p, "zero_fill", "grad.layer.1", true);
+         auto& update = q.bodies.back().steps;
+         update.insert(update.begin(), {p.bodies[z].steps[f], p.bodies[b].steps[k]});
+         for (auto& body : q.bodies)
+           for (auto& step : body.steps) step.after.clear();
+         return program::pass::order_streams(q);
+       },
+       "that no op of this instance has made"},
       {"moments on the device", states, edited({"buffer m.layer.1"}, " host", ""), "is in the memory of the device"},
   };
   for (const Mutant& m : mutants) {
