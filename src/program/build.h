@@ -63,7 +63,8 @@ Program reduce_gradients(Program program);
 Program update(Program program);
 // FLOPs, bytes and scratch of every op.
 Program costs(Program program);
-// `after` edges: every hazard between streams that the edges which are there do not order yet, and no more than needed.
+// `after` edges: every hazard between streams that the edges which are there do not order yet, and no more than needed;
+// and from `agree` to what its flag guards.
 // Transient memory that a communication stream uses passes from one instance to the next as a whole.
 Program order_streams(Program program);
 

@@ -354,6 +354,7 @@ Program order_streams(Program p) {
   std::array<PerStream, kNumStreams> known;
   known.fill(kNone);
   std::vector<PerStream> at_end(all.size(), kNone);  // what is known to have ended once op i has
+  PerStream agreed = kNone;                          // latest decision on a flag, which guarded ops wait for
   Turns turns(p);
 
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -369,6 +370,7 @@ Program order_streams(Program p) {
     const auto want = [&](const PerStream& ops) {
       for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
     };
+    if (step.unless) want(agreed);
     for (const Use& use : step.reads) want(writer[place(use)]);
     for (const Use& use : step.writes) {
       want(writer[place(use)]);
@@ -384,6 +386,7 @@ Program order_streams(Program p) {
     }
     known[own][own] = static_cast<int>(i);
     at_end[i] = known[own];
+    if (std::holds_alternative<Agree>(step.op)) agreed[own] = static_cast<int>(i);
     for (const Use& use : step.reads) reader[place(use)][own] = static_cast<int>(i);
     for (const Use& use : step.writes) writer[place(use)][own] = static_cast<int>(i);
   }

@@ -498,6 +498,31 @@ TEST(Build, RefusesWhatItCannotHonour) {
   EXPECT_THROW(build(tiny(), s), UsageError);
 }
 
+// On whatever stream they run: a flag that is read before it is decided is last step's, or none.
+TEST(Streams, GuardedOpsWaitForTheAgreement) {
+  for (const bool parameters : {false, true}) {
+    Setting s = setting_of(2, parameters ? 3 : 1, false, 8);
+    s.offload.optimizer = true;
+    s.offload.gradients = s.offload.parameters = parameters;
+    const Program p = build(tiny(), s);
+    const auto ops = expand(p);
+    std::vector<bool> after_agree(ops.size(), false);  // of what is known to have ended before
+    std::array<bool, kNumStreams> stream{};
+    int guarded = 0;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      bool& known = stream[static_cast<std::size_t>(ops[i].step->stream)];
+      for (const int a : ops[i].after) known = known || after_agree[static_cast<std::size_t>(a)];
+      if (ops[i].step->unless) {
+        ++guarded;
+        EXPECT_TRUE(known) << kind_of(ops[i].step->op) << " " << ops[i].op;
+      }
+      known = known || std::holds_alternative<Agree>(ops[i].step->op);
+      after_agree[i] = known;
+    }
+    EXPECT_GE(guarded, static_cast<int>(p.units.size()));
+  }
+}
+
 // Of a step, what travels of gradients: as many elements in half the bytes, and nothing else of another size.
 TEST(Messages, HalveWhatTravelsOfGradients) {
   const auto moved = [](const Program& p) {
