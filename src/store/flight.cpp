@@ -156,8 +156,9 @@ FlightIdentity identify_process(FlightIdentity identity) {
   return identity;
 }
 
-FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity) {
+FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams) {
   static_assert(sizeof(Head) == kHeadBytes);
+  MOLEN_CHECK(streams >= 2 && streams <= kFlightStreams, "a flight recorder of {} streams", streams);
   const auto fail = [&](const char* what, int error) {
     throw Error("{}: the flight recorder {}: {}", file.string(), what, std::strerror(error));
   };
@@ -167,7 +168,7 @@ FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity)
   if (::unlink(file.c_str()) != 0 && errno != ENOENT) fail("cannot replace its file", errno);
   const Descriptor opened(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (opened.get() < 0) fail("cannot create its file", errno);
-  bytes_ = kHeadBytes + sizeof(Slot) * kRecords * kFlightStreams;
+  bytes_ = kHeadBytes + sizeof(Slot) * kRecords * static_cast<std::size_t>(streams);
   // Not a hole: a store to a page that a full disk has no room for would end the process (SIGBUS).
   if (const int code = ::posix_fallocate(opened.get(), 0, static_cast<off_t>(bytes_)); code != 0) {
     ::unlink(file.c_str());
@@ -181,7 +182,7 @@ FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity)
   head_->head_bytes = kHeadBytes;
   head_->slot_bytes = sizeof(Slot);
   head_->records = kRecords;
-  head_->streams = kFlightStreams;
+  head_->streams = static_cast<std::uint32_t>(streams);
   head_->rank = identity.rank;
   head_->ranks = identity.ranks;
   head_->attempt = identity.attempt;
@@ -206,6 +207,7 @@ FlightWriter::~FlightWriter() {
 void FlightWriter::record(int stream, bool end, std::int64_t step, int op, std::int64_t bytes,
                           std::int64_t ns) noexcept {
   const auto s = static_cast<std::size_t>(stream);
+  if (s >= head_->streams) return;
   const std::uint64_t sequence = ++sequence_[s];
   Record& r = head_->ring(stream)[(sequence - 1) % kRecords].record;
   put(r.sequence, std::uint64_t{0});
@@ -320,7 +322,7 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
   if (in.at<std::uint32_t>(12) != kHeadBytes || in.at<std::uint32_t>(16) != sizeof(Slot))
     in.wrong("sizes of its parts");
   const auto slots = in.within<std::uint32_t>(20, 1, kMostRecords, "its number of records");
-  if (in.at<std::uint32_t>(24) != kFlightStreams) in.wrong("its number of streams");
+  const auto streams = in.within<std::uint32_t>(24, 2, kFlightStreams, "its number of streams");
   FlightState s;
   FlightIdentity& id = s.identity;
   id.ranks = in.within<std::int32_t>(32, 1, kMostRanks, "the number of ranks");
@@ -345,9 +347,9 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
       in.within<std::uint32_t>(344, 0, static_cast<std::uint32_t>(FlightEnd::kAlarmed), "the end"));
   s.saw_dead = in.within<std::int32_t>(348, -1, id.ranks - 1, "the dead rank");
   const bool whole = bytes.size() > kHeadBytes;
-  if (whole && bytes.size() != kHeadBytes + sizeof(Slot) * slots * kFlightStreams)
+  if (whole && bytes.size() != kHeadBytes + sizeof(Slot) * slots * streams)
     in.wrong(fmt::format("{} bytes with {} records a stream", bytes.size(), slots));
-  for (std::size_t i = 0; i < kFlightStreams; ++i) {
+  for (std::size_t i = 0; i < streams; ++i) {
     FlightStream& stream = s.streams[i];
     const auto position = in.at<std::uint64_t>(352 + 16 * i);
     stream.written = in.at<std::uint64_t>(360 + 16 * i);

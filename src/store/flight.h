@@ -14,7 +14,8 @@
 
 namespace molen::store {
 
-// Compute, communication, copies to the host and to the device, the host's cores: each written by one thread.
+// Compute, communication, copies to the host and to the device, the host's cores: each written by one thread. A file
+// has the first so many of them that its program uses.
 inline constexpr int kFlightStreams = 5;
 inline constexpr int kCommStream = 1;
 
@@ -45,7 +46,8 @@ class FlightWriter {
   static constexpr int kRecords = 1024;  // per stream
 
   // Creates the file anew: who still has an earlier attempt's open keeps that one. Throws Error (disk full, ...).
-  FlightWriter(const fs::path& file, const FlightIdentity& identity);
+  // `streams`: that have a ring, 2 to kFlightStreams; others are not recorded.
+  FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams = 2);
   ~FlightWriter();
   FlightWriter(const FlightWriter&) = delete;
   FlightWriter& operator=(const FlightWriter&) = delete;

@@ -188,6 +188,21 @@ TEST_F(Flight, AProcessIsAliveStoppedOrDead) {
   end_process(pid);
 }
 
+// A program without copies has no rings for them, and one with has.
+TEST_F(Flight, RingsOfTheStreamsThatAreUsed) {
+  for (const int streams : {2, kFlightStreams}) {
+    FlightWriter w(file(), identity(), streams);
+    const std::uint64_t before = w.progress();
+    w.record(kFlightStreams - 1, false, 3, 7, 0, 100);
+    EXPECT_EQ(w.progress() - before, streams == 2 ? 0U : 1U);
+    EXPECT_EQ(fs::file_size(file()), 4096U + 64U * FlightWriter::kRecords * static_cast<unsigned>(streams));
+    const FlightState s = read_flight(file());
+    EXPECT_EQ(s.streams.back().inside, streams == kFlightStreams);
+    EXPECT_EQ(s.streams.back().op, streams == kFlightStreams ? 7 : 0);
+  }
+  EXPECT_THROW(FlightWriter(file(), identity(), 6), Error);
+}
+
 TEST_F(Flight, HostileFiles) {
   FlightWriter w(file(), identity());
   const std::string good = read_file(file());
@@ -207,7 +222,9 @@ TEST_F(Flight, HostileFiles) {
   refused(with(20, std::uint32_t{0}));
   refused(with(20, std::uint32_t{0xffffffff}));
   refused(with(20, std::uint32_t{1025}));
-  refused(with(24, std::uint32_t{3}));
+  refused(with(24, std::uint32_t{1}));
+  refused(with(24, std::uint32_t{3}));  // of which the rings are not there
+  refused(with(24, std::uint32_t{6}));
   refused(with(28, std::int32_t{-1}));
   refused(with(28, std::int32_t{1}));
   refused(with(32, std::int32_t{0x7fffffff}));

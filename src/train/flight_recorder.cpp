@@ -77,8 +77,21 @@ std::map<std::string, std::unique_ptr<Listed>> other_stages(const Job& job) {
 
 }  // namespace
 
+namespace {
+
+// The first so many that have all of a program's ops; compute and communication at least.
+int streams_of(const program::Program& p) {
+  int streams = 2;
+  for (const auto& body : p.bodies)
+    for (const auto& step : body.steps) streams = std::max(streams, 1 + static_cast<int>(step.stream));
+  return streams;
+}
+
+}  // namespace
+
 struct FlightRecorder::Open {
-  Open(const fs::path& file, store::FlightIdentity who) : identity(std::move(who)), writer(file, identity) {}
+  Open(const fs::path& file, store::FlightIdentity who, int streams)
+      : identity(std::move(who)), writer(file, identity, streams) {}
 
   store::FlightIdentity identity;
   store::FlightWriter writer;
@@ -134,7 +147,7 @@ void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicat
   std::unique_ptr<Open> made;
   try {
     if (world.rank() == 0) remove_stale(directory, world.size());
-    made = std::make_unique<Open>(store::flight_file(directory, world.rank()), identity);
+    made = std::make_unique<Open>(store::flight_file(directory, world.rank()), identity, streams_of(job.program));
   } catch (const std::exception& error) {
     failure = error.what();
   }

@@ -1,5 +1,6 @@
 // Flight records: refused with a UsageError, or consistent, and good for a report. A seed is kept short: zeros fill it
 // up to the size that its head names.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size >= 384) {
     std::uint32_t records = 0;
     std::memcpy(&records, bytes.data() + 20, sizeof records);
-    const std::size_t whole = kHead + kSlot * store::kFlightStreams * records;
+    std::uint32_t streams = 0;
+    std::memcpy(&streams, bytes.data() + 24, sizeof streams);
+    const std::size_t whole = kHead + kSlot * std::min<std::uint32_t>(streams, store::kFlightStreams) * records;
     if (records <= kMost && bytes.size() < whole) bytes.resize(whole);
   }
   try {
