@@ -330,8 +330,11 @@ Json to_json(const Judgement& j, const OpTexts& ops) {
                   {"idle_s", static_cast<double>(f.idle_ns) * 1e-9},
                   {"last_beat_s", static_cast<double>(f.beat_wall_ns) * 1e-9}});
       Json streams = Json::array();
-      for (const FlightStream& stream : f.streams)
+      for (std::size_t i = 0; i < f.streams.size(); ++i) {
+        const FlightStream& stream = f.streams[i];
+        if (i > kCommStream && !stream.any) continue;  // of copies, which most programs have none of
         streams.push_back({{"records", stream.written}, {"readable", stream.records.size()}, {"torn", stream.torn}});
+      }
       row["streams"] = streams;
     }
     ranks.push_back(row);
