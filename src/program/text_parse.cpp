@@ -202,10 +202,11 @@ class Parser {
   }
 
   template <class O>
-  void copied(std::map<std::string, std::string>& v, O& o) const {
+  Op copied(std::map<std::string, std::string>& v, O o) const {
     moved(v, o);
     const bool kept = std::find(kKeptForBackward.begin(), kKeptForBackward.end(), o.moves) != kKeptForBackward.end();
     if (o.moves != Moves::kUnit && !kept) fail(fmt::format("no layer keeps {} for backward", name_of(o.moves)));
+    return o;
   }
 
   template <class M>
@@ -281,17 +282,8 @@ class Parser {
       o.step = number<std::int64_t>(take(v, "step", ""), 1, last);
       return o;
     }
-    if (name == "copy_to_host") {
-      CopyToHost o;
-      o.accumulate = flag(v, "accumulate");
-      copied(v, o);
-      return o;
-    }
-    if (name == "copy_to_device") {
-      CopyToDevice o;
-      copied(v, o);
-      return o;
-    }
+    if (name == "copy_to_host") return copied(v, CopyToHost{flag(v, "accumulate")});
+    if (name == "copy_to_device") return copied(v, CopyToDevice{});
     if (name == "cast") {
       constexpr std::array kOver{Axis::kDp, Axis::kShard, Axis::kReplicate};
       const auto over = choice<Axis>(take(v, "over", ""), kOver, "axis that gradients travel over");

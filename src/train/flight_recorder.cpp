@@ -53,10 +53,6 @@ void remove_stale(const fs::path& directory, int ranks) {
   ::_exit(1);
 }
 
-}  // namespace
-
-namespace {
-
 struct Listed {
   program::Program program;
   std::vector<program::Expanded> ops;
@@ -74,10 +70,6 @@ std::map<std::string, std::unique_ptr<Listed>> other_stages(const Job& job) {
   }
   return programs;
 }
-
-}  // namespace
-
-namespace {
 
 // The first so many that have all of a program's ops; compute and communication at least.
 int streams_of(const program::Program& p) {
