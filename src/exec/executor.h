@@ -61,7 +61,7 @@ struct Options {
   Observer* observer = nullptr;  // must outlive the executor
   // Instead of an op, wait for so many seconds: what a schedule hides and leaves idle, apart from what ops cost here.
   // An op for which it gives none runs.
-  std::function<std::optional<double>(const program::Step&)> sleep;
+  std::function<std::optional<double>(const program::Step&)> sleep = {};
 };
 
 class Executor {

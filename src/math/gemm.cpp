@@ -5,16 +5,62 @@
 #include <c10/core/InferenceMode.h>
 #include <omp.h>
 
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "math/allocation.h"
+
+// Exported by libtorch and not in its headers: result = beta result + alpha a b by oneDNN, in the dtype of the
+// operands. Weak, as a libtorch without oneDNN, or with another signature, has no such symbol.
+namespace at::native {
+[[gnu::weak]] void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta, float alpha);
+}
+
 namespace molen::math {
 namespace {
+
+// Below this a call of oneDNN costs more than it saves (10 us; measured at 1 and 2 threads, equal at about 3 MFLOP).
+constexpr std::int64_t kOneDnnFrom = 4'000'000;
+// Its products of a single row corrupt the heap where they add (libtorch 2.13, AVX-512: 1 x 1501 x 1499), and thin ones
+// gain nothing.
+constexpr std::int64_t kOneDnnThinnest = 16;
+
+bool intel_or_no_avx512() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel") || !__builtin_cpu_supports("avx512f");
+#else
+  return true;
+#endif
+}
+
+GemmLibrary choose() {
+  const char* name = std::getenv("MOLEN_GEMM");
+  if (!name) {
+    // A user who lets oneDNN round fp32 operands to fewer bits does not mean these.
+    const bool exact = !std::getenv("ONEDNN_DEFAULT_FPMATH_MODE") && !std::getenv("DNNL_DEFAULT_FPMATH_MODE");
+    return gemm_library_available(GemmLibrary::kOneDnn) && exact && !intel_or_no_avx512() ? GemmLibrary::kOneDnn
+                                                                                          : GemmLibrary::kAten;
+  }
+  for (const GemmLibrary library : {GemmLibrary::kAten, GemmLibrary::kOneDnn})
+    if (name == name_of(library)) {
+      if (!gemm_library_available(library)) throw UsageError("MOLEN_GEMM={}: this libtorch has no such products", name);
+      return library;
+    }
+  throw UsageError("MOLEN_GEMM={}: aten or onednn", name);
+}
 
 at::Tensor view(const float* data, std::int64_t rows, std::int64_t columns) {
   return at::from_blob(const_cast<float*>(data), {rows, columns}, at::TensorOptions().dtype(at::kFloat));
 }
 
-void product(const at::Tensor& a, const at::Tensor& b, bool accumulate, float* c, std::int64_t m, std::int64_t n) {
+void product(GemmLibrary library, const at::Tensor& a, const at::Tensor& b, bool accumulate, float* c) {
+  const std::int64_t m = a.size(0), n = b.size(1), k = a.size(1);
+  const LibraryCall call;
   at::Tensor out = view(c, m, n);
-  if (accumulate)
+  if (library == GemmLibrary::kOneDnn && 2 * m * n * k >= kOneDnnFrom && std::min({m, n, k}) >= kOneDnnThinnest)
+    at::native::mkldnn_matmul(a, b, out, accumulate ? 1.0F : 0.0F, 1.0F);
+  else if (accumulate)
     at::addmm_out(out, out, a, b);
   else
     at::mm_out(out, a, b);
@@ -45,23 +91,47 @@ void wide_product_nt(int threads, std::int64_t m, std::int64_t n, std::int64_t k
 
 }  // namespace
 
-void matmul_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, bool accumulate,
-               float* c) {
+std::string_view name_of(GemmLibrary library) {
+  return library == GemmLibrary::kAten ? "aten" : "onednn";
+}
+bool gemm_library_available(GemmLibrary library) {
+  return library == GemmLibrary::kAten || (at::native::mkldnn_matmul && at::hasMKLDNN());
+}
+GemmLibrary gemm_library() {
+  static const GemmLibrary chosen = choose();
+  return chosen;
+}
+
+void matmul_nt(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b,
+               bool accumulate, float* c) {
   const c10::InferenceMode guard;
   const int threads = at::get_num_threads();
-  if (threads > 1 && m > 1 && n >= 16 * m && n >= 1024 * threads && !omp_in_parallel())
+  if (library == GemmLibrary::kAten && threads > 1 && m > 1 && n >= 16 * m && n >= 1024 * threads && !omp_in_parallel())
     return wide_product_nt(threads, m, n, k, a, b, accumulate, c);
-  product(view(a, m, k), view(b, n, k).t(), accumulate, c, m, n);
+  product(library, view(a, m, k), view(b, n, k).t(), accumulate, c);
+}
+void matmul_nn(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b,
+               bool accumulate, float* c) {
+  const c10::InferenceMode guard;
+  product(library, view(a, m, k), view(b, k, n), accumulate, c);
+}
+void matmul_tn(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b,
+               bool accumulate, float* c) {
+  const c10::InferenceMode guard;
+  product(library, view(a, k, m).t(), view(b, k, n), accumulate, c);
+}
+
+void matmul_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, bool accumulate,
+               float* c) {
+  matmul_nt(gemm_library(), m, n, k, a, b, accumulate, c);
 }
 void matmul_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, bool accumulate,
                float* c) {
-  const c10::InferenceMode guard;
-  product(view(a, m, k), view(b, k, n), accumulate, c, m, n);
+  matmul_nn(gemm_library(), m, n, k, a, b, accumulate, c);
 }
 void matmul_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b, bool accumulate,
                float* c) {
-  const c10::InferenceMode guard;
-  product(view(a, k, m).t(), view(b, k, n), accumulate, c, m, n);
+  matmul_tn(gemm_library(), m, n, k, a, b, accumulate, c);
 }
 
 }  // namespace molen::math

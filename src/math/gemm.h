@@ -1,12 +1,23 @@
-// The three products of a linear layer in fp32 (y = x W^T, W [out, in]) through ATen's mm_out and addmm_out on views:
-// MKL or what the wheel brings, with at::get_num_threads() threads of the calling thread. Row-major, contiguous;
-// nothing is allocated by the tensor allocator. `accumulate` adds to C, otherwise C is overwritten (and may hold
-// anything, NaN included).
+// The three products of a linear layer in fp32 (y = x W^T, W [out, in]), with at::get_num_threads() threads of the
+// calling thread. Row-major, contiguous; the plan's memory is not touched, and what the library takes for itself is a
+// LibraryCall's. `accumulate` adds to C, otherwise C is overwritten (and may hold anything, NaN included).
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace molen::math {
+
+// Who multiplies. ATen takes fp32 to MKL, which keeps to AVX2 on processors that are not Intel's: half the rate that
+// oneDNN, in the same libtorch, has there with AVX-512 (docs/decisions/0007-products.md).
+enum class GemmLibrary { kAten, kOneDnn };
+
+// A matter of the processor alone, so that a run and its resumption on the same machine agree in every bit;
+// MOLEN_GEMM=aten|onednn in the environment overrides it. Throws UsageError where that names neither, or one that this
+// libtorch has not.
+GemmLibrary gemm_library();
+std::string_view name_of(GemmLibrary library);
+bool gemm_library_available(GemmLibrary library);
 
 void matmul_nt(std::int64_t m, std::int64_t n, std::int64_t k, const float* a_mk, const float* b_nk, bool accumulate,
                float* c_mn);
@@ -14,5 +25,13 @@ void matmul_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a_mk
                float* c_mn);
 void matmul_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a_km, const float* b_kn, bool accumulate,
                float* c_mn);
+
+// The same by a library of choice: for tests, and to measure one beside the other.
+void matmul_nt(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t k, const float* a_mk,
+               const float* b_nk, bool accumulate, float* c_mn);
+void matmul_nn(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t k, const float* a_mk,
+               const float* b_kn, bool accumulate, float* c_mn);
+void matmul_tn(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t k, const float* a_km,
+               const float* b_kn, bool accumulate, float* c_mn);
 
 }  // namespace molen::math

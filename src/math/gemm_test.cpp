@@ -1,5 +1,5 @@
-// The fp32 products against the double reference, in the shapes that take each way, one thread and two; repeated calls
-// give the same bits.
+// The fp32 products of each library against the double reference, in the shapes that take each way, one thread and two;
+// repeated calls give the same bits.
 #include "math/gemm.h"
 
 #include <ATen/Parallel.h>
@@ -24,10 +24,11 @@ std::vector<double> wide(const std::vector<float>& v) {
   return {v.begin(), v.end()};
 }
 
-using Fast = void (*)(std::int64_t, std::int64_t, std::int64_t, const float*, const float*, bool, float*);
-using Plain = void (*)(int, std::int64_t, std::int64_t, std::int64_t, const double*, const double*, bool, double*);
+using Fast = void (*)(GemmLibrary, std::int64_t, std::int64_t, std::int64_t, const float*, const float*, bool, float*);
+template <class T>
+using Plain = void (*)(int, std::int64_t, std::int64_t, std::int64_t, const T*, const T*, bool, T*);
 
-void check(Fast fast, Plain plain, std::int64_t m, std::int64_t n, std::int64_t k) {
+void check(GemmLibrary library, Fast fast, Plain<double> plain, std::int64_t m, std::int64_t n, std::int64_t k) {
   const auto a = random(m * k, 1), b = random(k * n, 2), start = random(m * n, 3);
   const auto da = wide(a), db = wide(b);
   for (const bool accumulate : {false, true}) {
@@ -35,27 +36,84 @@ void check(Fast fast, Plain plain, std::int64_t m, std::int64_t n, std::int64_t 
     plain(2, m, n, k, da.data(), db.data(), accumulate, want.data());
     std::vector<float> got = start, again = start;
     if (!accumulate) got.assign(got.size(), NAN);  // what is overwritten may hold anything
-    fast(m, n, k, a.data(), b.data(), accumulate, got.data());
-    if (accumulate || m * n < 100000) fast(m, n, k, a.data(), b.data(), accumulate, again.data());
-    EXPECT_TRUE(testing::close(wide(got), want, {0x1p-24, k, 4, 0})) << m << " " << n << " " << k;
+    fast(library, m, n, k, a.data(), b.data(), accumulate, got.data());
+    if (accumulate || m * n < 100000) fast(library, m, n, k, a.data(), b.data(), accumulate, again.data());
+    EXPECT_TRUE(testing::close(wide(got), want, {0x1p-24, k, 4, 0}))
+        << name_of(library) << " " << m << " " << n << " " << k;
     if (accumulate) {
       EXPECT_EQ(got, again);
     }
   }
 }
 
-TEST(Gemm, AllForms) {
+class Gemm : public ::testing::TestWithParam<GemmLibrary> {};
+
+TEST_P(Gemm, AllForms) {
+  if (!gemm_library_available(GetParam())) GTEST_SKIP() << "this libtorch has no products by " << name_of(GetParam());
   const int before = at::get_num_threads();
   for (const int threads : {1, 2}) {
     at::set_num_threads(threads);
-    for (const auto& [m, n, k] :
-         {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 7, 5}, {17, 3, 29}, {31, 4099, 37}, {67, 61, 257}}) {
-      check(matmul_nt, reference::matmul_nt<double>, m, n, k);
-      check(matmul_nn, reference::matmul_nn<double>, m, n, k);
-      check(matmul_tn, reference::matmul_tn<double>, m, n, k);
+    for (const auto& [m, n, k] : {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 7, 5},
+                                  {17, 3, 29},
+                                  {31, 4099, 37},
+                                  {67, 61, 257},
+                                  {131, 99, 203},
+                                  {1, 1501, 1499}}) {
+      check(GetParam(), matmul_nt, reference::matmul_nt<double>, m, n, k);
+      check(GetParam(), matmul_nn, reference::matmul_nn<double>, m, n, k);
+      check(GetParam(), matmul_tn, reference::matmul_tn<double>, m, n, k);
     }
   }
   at::set_num_threads(before);
+}
+
+// Small integers multiply exactly, in whatever order; nothing is written beside C.
+TEST_P(Gemm, RandomShapesExactlyAndNowhereElse) {
+  if (!gemm_library_available(GetParam())) GTEST_SKIP() << "this libtorch has no products by " << name_of(GetParam());
+  std::mt19937_64 engine(7);
+  const auto draw = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(engine);
+  };
+  const auto integers = [&](std::int64_t count) {
+    std::vector<float> v(static_cast<std::size_t>(count));
+    for (float& x : v) x = static_cast<float>(draw(-2, 2));
+    return v;
+  };
+  constexpr std::size_t kMargin = 4096;
+  for (int i = 0; i < 60; ++i) {
+    const std::int64_t m = draw(1, 3) == 1 ? draw(1, 40) : draw(40, 400), n = draw(1, 400), k = draw(1, 400);
+    const auto a = integers(m * k), b = integers(k * n);
+    const bool accumulate = i % 2 == 1;
+    std::vector<float> c(static_cast<std::size_t>(m * n) + 2 * kMargin, -7), plain(static_cast<std::size_t>(m * n), -7);
+    const std::initializer_list<std::pair<Fast, Plain<float>>> all = {{matmul_nt, reference::matmul_nt<float>},
+                                                                      {matmul_nn, reference::matmul_nn<float>},
+                                                                      {matmul_tn, reference::matmul_tn<float>}};
+    for (const auto& [fast, want] : all) {
+      std::fill(c.begin(), c.end(), -7.0F);
+      std::fill(plain.begin(), plain.end(), -7.0F);
+      fast(GetParam(), m, n, k, a.data(), b.data(), accumulate, c.data() + kMargin);
+      want(2, m, n, k, a.data(), b.data(), accumulate, plain.data());
+      EXPECT_TRUE(std::equal(plain.begin(), plain.end(), c.begin() + kMargin)) << m << " " << n << " " << k;
+      const auto untouched = [](float x) { return x == -7; };
+      EXPECT_TRUE(std::all_of(c.begin(), c.begin() + kMargin, untouched) &&
+                  std::all_of(c.end() - kMargin, c.end(), untouched))
+          << m << " " << n << " " << k;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Libraries, Gemm, ::testing::Values(GemmLibrary::kAten, GemmLibrary::kOneDnn),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+// Between the two no bits are shared, or the override and the choice would choose between one and the same.
+TEST(GemmLibrary, AreTwo) {
+  if (!gemm_library_available(GemmLibrary::kOneDnn)) GTEST_SKIP() << "this libtorch has no products by oneDNN";
+  const std::int64_t m = 131, n = 99, k = 1203;
+  const auto a = random(m * k, 1), b = random(k * n, 2);
+  std::vector<float> aten(static_cast<std::size_t>(m * n)), onednn = aten;
+  matmul_nn(GemmLibrary::kAten, m, n, k, a.data(), b.data(), false, aten.data());
+  matmul_nn(GemmLibrary::kOneDnn, m, n, k, a.data(), b.data(), false, onednn.data());
+  EXPECT_NE(aten, onednn);
 }
 
 }  // namespace

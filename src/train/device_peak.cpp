@@ -123,6 +123,7 @@ std::string gpu_name(int index) {
 std::string gemm_conditions(const program::Setting& s, const plan::Machine& machine) {
   std::string text =
       fmt::format("{} GEMM {}, {} thread{}", name_of(s.compute), kMeasuredGemm, s.threads, s.threads == 1 ? "" : "s");
+  if (s.compute == DType::kF32) text += fmt::format(", by {}", math::name_of(math::gemm_library()));
   if (machine.ranks > 1)
     text += fmt::format(", mean of {} ranks ({} of a host) at once", machine.ranks, machine.local_ranks);
   return text;

@@ -12,6 +12,8 @@
 
 namespace molen::train {
 
+constexpr double kMeasureSeconds = 0.1;
+
 int doctor(bool json) {
   Json j = describe_machine();
   const int threads = plan::auto_threads(1);
@@ -20,6 +22,11 @@ int doctor(bool json) {
   j["threads"] = threads;
   j["gemm_gflops"] = {{"fp32", rates.fp32}, {"bf16", rates.bf16}};
   const bool bf16 = rates.bf16 > rates.fp32;
+  if (!cuda)
+    for (const auto library : {math::GemmLibrary::kAten, math::GemmLibrary::kOneDnn})
+      if (math::gemm_library_available(library))
+        j["gemm_gflops"][fmt::format("fp32_{}", math::name_of(library))] =
+            measure_gemm(DType::kF32, threads, kMeasureSeconds, library);
   j["precision_auto"] = bf16 ? "bf16" : "fp32";
   j["precision_reason"] = fmt::format(
       "measured: a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} here: bf16 is {:.2f}x",

@@ -28,7 +28,9 @@ at::Device device_of(int cuda_device) {
 // fp32 sum, by the product itself where the device has one that does.
 struct Layer {
   at::Tensor x, w, dy, y, dx, dw, sum;
-  Layer(const Sizes& s, at::ScalarType type, at::Device device) {
+  math::GemmLibrary library;  // of fp32 on the host
+  Layer(const Sizes& s, at::ScalarType type, at::Device device, math::GemmLibrary of = math::gemm_library())
+      : library(of) {
     const at::TensorOptions t = at::TensorOptions().dtype(type).device(device);
     x = at::ones({s.tokens, s.in}, t), w = at::ones({s.out, s.in}, t), dy = at::ones({s.tokens, s.out}, t);
     y = at::empty({s.tokens, s.out}, t), dx = at::empty({s.tokens, s.in}, t);
@@ -38,6 +40,21 @@ struct Layer {
   double seconds() {
     wait();
     const double start = now().value;
+    if (x.device().is_cpu() && x.scalar_type() == at::kFloat)
+      multiply_on_host();
+    else
+      multiply();
+    wait();
+    return now().value - start;
+  }
+  void multiply_on_host() const {
+    const std::int64_t tokens = x.size(0), in = x.size(1), out = w.size(0);
+    const auto *px = x.data_ptr<float>(), *pw = w.data_ptr<float>(), *pdy = dy.data_ptr<float>();
+    math::matmul_nt(library, tokens, out, in, px, pw, false, y.data_ptr<float>());
+    math::matmul_nn(library, tokens, in, out, pdy, pw, false, dx.data_ptr<float>());
+    math::matmul_tn(library, out, in, tokens, pdy, px, true, sum.data_ptr<float>());
+  }
+  void multiply() {
     at::mm_out(y, x, w.t());
     at::mm_out(dx, dy, w);
     if (x.scalar_type() == at::kFloat) {
@@ -48,8 +65,6 @@ struct Layer {
     } else {
       at::addmm_out(sum, sum, dy.t(), x, at::kFloat, 1, 1);
     }
-    wait();
-    return now().value - start;
   }
   void wait() const {
     if (!x.device().is_cpu()) at::accelerator::synchronizeDevice(x.device().index());
@@ -74,12 +89,12 @@ plan::PrecisionRates measure_precision(int threads, int cuda_device) {
   return {sizes.gflop() / best32, sizes.gflop() / best16};
 }
 
-double measure_gemm(DType compute, int threads, double budget_s) {
+double measure_gemm(DType compute, int threads, double budget_s, math::GemmLibrary fp32) {
   if (compute != DType::kF32 && compute != DType::kBF16)
     throw Error("measure_gemm: no measurement in {}", name_of(compute));
   const c10::InferenceMode inference;
   at::set_num_threads(threads);
-  Layer layer(kHost, compute == DType::kF32 ? at::kFloat : at::kBFloat16, at::kCPU);
+  Layer layer(kHost, compute == DType::kF32 ? at::kFloat : at::kBFloat16, at::kCPU, fp32);
   double best = std::numeric_limits<double>::infinity();
   const double start = now().value;
   for (int i = 0; i < 3 || now().value - start < budget_s; ++i) {

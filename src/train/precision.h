@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "math/gemm.h"
 #include "plan/resolve.h"
 
 namespace molen::train {
@@ -16,7 +17,7 @@ inline constexpr std::string_view kMeasuredGemm = "1024x512x1408";  // tokens x 
 plan::PrecisionRates measure_precision(int threads, int cuda_device = -1);
 
 // GFLOP/s of one type (fp32 or bf16; another throws Error): the best of as many rounds as fit in `budget_s` seconds, at
-// least two after one that is not counted.
-double measure_gemm(DType compute, int threads, double budget_s);
+// least two after one that is not counted. `fp32`: who multiplies in that type.
+double measure_gemm(DType compute, int threads, double budget_s, math::GemmLibrary fp32 = math::gemm_library());
 
 }  // namespace molen::train

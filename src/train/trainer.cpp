@@ -69,6 +69,7 @@ void run_products(const Job& job) {
     const exec::Arena space(Bytes(x_bytes + w_bytes + m * n * size_of(type)), at::kCPU);
     at::Tensor x = space.view(0, type, {m, k}), w = space.view(x_bytes, type, {n, k}),
                y = space.view(x_bytes + w_bytes, type, {m, n});
+    const math::AllocationGuard guard(nullptr);
     if (!aten) {
       auto *px = x.data_ptr<float>(), *pw = w.data_ptr<float>(), *py = y.data_ptr<float>();
       math::matmul_nt(m, n, k, px, pw, false, py);
@@ -76,7 +77,6 @@ void run_products(const Job& job) {
       math::matmul_tn(n, k, m, py, px, false, pw);
       continue;
     }
-    const math::AllocationGuard guard(nullptr);
     const math::LibraryCall call;
     at::mm_out(y, x, w.t());
     at::addmm_out(y, y, x, w.t());

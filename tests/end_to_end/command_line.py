@@ -37,6 +37,9 @@ for words, says in (
 ):
     refused(f"molen {' '.join(words)}", *words, says=says)
 
+r = subprocess.run([MOLEN, "doctor"], cwd=work, env={**ENV, "MOLEN_GEMM": "cublas"}, capture_output=True, text=True)
+ok("MOLEN_GEMM of no library is refused", r.returncode == 2 and "MOLEN_GEMM=cublas: aten or onednn" in r.stderr, r.stderr)
+
 # --- dry run ---------------------------------------------------------------------------------------------------------------
 shards()
 before = sorted(p for p in work.rglob("*"))
