@@ -81,7 +81,11 @@ verify() {
         figure="**differs**: see $log/verify-$family-$ranks.txt"
       record "layouts, $family, $ranks ranks" "molen verify --ranks $ranks" "$figure"
     done
-    # With what may stand on the host there, too.
+    # With rows in pieces too; and with what may stand on the host there.
+    build/molen verify "${common[@]}" "${sizes[@]}" --set parallel.tensor_chunks=3 --ranks 4 >"$log/verify-$family-pieces.txt" 2>&1 &&
+      figure="$(tail -1 "$log/verify-$family-pieces.txt")" || figure="**differs**: see $log/verify-$family-pieces.txt"
+    record "layouts, $family, 4 ranks, rows in 3 pieces and whole" "molen verify --ranks 4" "$figure"
+
     build/molen verify "${common[@]}" "${sizes[@]}" --set 'parallel.offload=["optimizer","gradients","parameters","activations"]' --ranks 4 >"$log/verify-$family-host.txt" 2>&1 &&
       figure="$(tail -1 "$log/verify-$family-host.txt")" || figure="**differs**: see $log/verify-$family-host.txt"
     record "layouts, $family, 4 ranks, states and activations on the host" "molen verify --ranks 4" "$figure"

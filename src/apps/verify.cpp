@@ -50,17 +50,20 @@ struct VerifyArguments {
   }
 };
 
-// The model and batch of the configuration, and what it puts on the host; the rest of its layout, and its types, do not
-// matter here. Threads of a rank are those it has beside the others of its host.
+// The model and batch of the configuration, what it puts on the host, and in how many pieces it cuts rows; the rest of
+// its layout, and its types, do not matter here. Threads of a rank are those it has beside the others of its host.
 program::Setting base_setting(config::Config& c, const arch::Architecture& a, int local_ranks) {
   const auto offload = c.parallel.offload;
+  const std::int64_t chunks = c.parallel.tensor_chunks;
   c.parallel = {};
   c.parallel.offload = offload;
   c.precision = {};
   config::assign(c, "precision.compute", "fp64", {config::Origin::Kind::kOther, "molen verify"});
   if (c.math.threads == 0)
     config::assign(c, "math.threads", plan::auto_threads(local_ranks), {config::Origin::Kind::kOther, "derived"});
-  return plan::resolve_setting(c, a, {});
+  program::Setting setting = plan::resolve_setting(c, a, {});
+  setting.tensor_chunks = chunks;
+  return setting;
 }
 
 // The configuration's own layout, stage by stage: verified, and the memory of each stage's ranks planned.

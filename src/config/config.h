@@ -60,6 +60,7 @@ struct BatchTable {
 struct ParallelTable {
   std::int64_t tensor = 1;
   bool sequence = false;
+  std::int64_t tensor_chunks = 1;
   std::int64_t pipeline = 1, virtual_stages = 1;
   std::string schedule = "1f1b";
   std::int64_t context = 1;

@@ -187,30 +187,44 @@ std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, 
   return counts;
 }
 
-// Elements that each tensor rank keeps of a value that is cut by rows.
-std::vector<std::int64_t> row_counts(const BindContext& c) {
+// The piece of the rows that an op of tensor ranks exchanges: where it stands in what holds all of it, where what the
+// rank keeps of it in what that keeps, and how much each rank keeps of it; in elements.
+struct RowPiece {
+  std::int64_t all = 0, kept = 0;
   std::vector<std::int64_t> counts;
-  for (int r = 0; r < c.program.setting.tensor_ranks(); ++r) {
-    const auto [first, last] = arch::even_range(c.program.setting.tokens(), r, c.program.setting.tensor_ranks());
-    counts.push_back((last - first) * c.program.arch.hidden);
+  std::int64_t count() const { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
+};
+RowPiece row_piece(const BindContext& c, const program::Operand& all, std::int64_t chunk) {
+  const auto& s = c.program.setting;
+  const std::int64_t d = c.program.arch.hidden;
+  RowPiece piece;
+  piece.all = program::chunk_apart(c.program, all) ? 0 : program::chunk_rows(s, chunk).first * d;
+  piece.kept = program::first_kept_row(s, c.coordinates, chunk) * d;
+  mesh::PerAxis at = c.coordinates;
+  for (at[mesh::Axis::kTp] = 0; at[mesh::Axis::kTp] < s.tensor_ranks(); ++at[mesh::Axis::kTp]) {
+    const auto [first, last] = program::row_range(s, at, chunk);
+    piece.counts.push_back((last - first) * d);
   }
-  return counts;
+  return piece;
 }
 
 // The rows of each tensor rank, summed: into its own place, or onto what is there.
 Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
-  const auto counts = row_counts(c);
-  const auto rank = static_cast<std::size_t>(group->rank());
-  auto all = c.flat(step.reads.at(0).buffer), kept = c.flat(step.writes.at(0).buffer).narrow(0, 0, counts[rank]);
-  const std::int64_t before = std::accumulate(counts.begin(), counts.begin() + group->rank(), std::int64_t{0});
-  const bool adds = std::get<program::ReduceScatter>(step.op).accumulate;
-  at::Tensor sum = adds ? all.narrow(0, before, counts[rank]) : kept;
+  const auto& op = std::get<program::ReduceScatter>(step.op);
+  const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).reads[0], op.chunk);
+  const std::int64_t own = piece.counts[static_cast<std::size_t>(group->rank())];
+  const std::int64_t before =
+      std::accumulate(piece.counts.begin(), piece.counts.begin() + group->rank(), std::int64_t{0});
+  auto all = c.flat(step.reads.at(0).buffer).narrow(0, piece.all, piece.count()),
+       kept = c.flat(step.writes.at(0).buffer).narrow(0, piece.kept, own);
+  const bool adds = op.accumulate;
+  at::Tensor sum = adds ? all.narrow(0, before, own) : kept;
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
   // To the residual gradient so far: in its place, or in another where that is still to be read.
   at::Tensor before_sum;
-  if (adds) before_sum = c.flat(step.reads.at(1).buffer).narrow(0, 0, counts[rank]);
+  if (adds) before_sum = c.flat(step.reads.at(1).buffer).narrow(0, piece.kept, own);
   const bool apart = adds && step.reads.at(1).buffer != step.writes[0].buffer;
-  return [=](RunState&, math::Scratch&) mutable {
+  return [=, counts = piece.counts](RunState&, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
     if (apart) kept.copy_(before_sum);
     if (adds) kept.add_(sum);
@@ -220,9 +234,14 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
 // Everyone's rows, or sums of the head, one after the other.
 Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   auto part = c.flat(step.reads.at(0).buffer), all = c.flat(step.writes.at(0).buffer);
-  const bool head = std::get<program::AllGather>(step.op).moves == program::Moves::kHead;
-  const auto counts =
-      head ? std::vector<std::int64_t>(static_cast<std::size_t>(group->size()), part.numel()) : row_counts(c);
+  const auto& op = std::get<program::AllGather>(step.op);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()), part.numel());
+  if (op.moves != program::Moves::kHead) {
+    const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).writes[0], op.chunk);
+    counts = piece.counts;
+    part = part.narrow(0, piece.kept, counts[static_cast<std::size_t>(group->rank())]);
+    all = all.narrow(0, piece.all, piece.count());
+  }
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
@@ -284,8 +303,7 @@ Kernel bind_cast(const BindContext& c, const Step& step) {
 at::Tensor message_of(const BindContext& c, int buffer) {
   const at::Tensor all = c.flat(buffer);
   if (!c.program.setting.sharded_rows()) return all;
-  const auto [first, last] = program::row_range(c.program.setting, c.coordinates);
-  return all.narrow(0, 0, (last - first) * c.program.arch.hidden);
+  return all.narrow(0, 0, program::kept_rows(c.program.setting, c.coordinates) * c.program.arch.hidden);
 }
 
 Kernel bind_send(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {

@@ -33,7 +33,7 @@ struct BindContext {
   mesh::PerAxis coordinates;  // of this rank
   std::function<comm::Communicator*(program::Axis)> group;
   std::function<at::Tensor(int buffer)> flat;  // the whole buffer, one-dimensional
-  const model::RopeTable& rope;
+  const std::vector<model::RopeTable>& rope;   // of all rows of a sequence; or of each piece of a micro-batch's
 };
 
 using Kernel = std::function<void(RunState&, math::Scratch&)>;

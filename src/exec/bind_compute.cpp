@@ -191,12 +191,18 @@ void add_losses(const at::Tensor& losses, at::Tensor& scalars) {
 Kernel bind_compute(const BindContext& context, const program::Step& step, const program::Compute& op) {
   const auto& p = context.program;
   const auto& setting = p.setting;
-  const Operands operands(context, step);
+  const bool piece = program::by_chunks(setting, op.part);
+  const Operands operands(context, step, piece ? op.chunk : -1);
+  const model::RopeTable& rope = context.rope.at(piece ? static_cast<std::size_t>(op.chunk) : 0);
   Common common{p.local,
                 {setting.micro_batch, setting.local_sequence(), 0, setting.compute, setting.threads, setting.kernels},
                 op.accumulate,
                 operands.share(),
                 positions_of(context.program.setting, context.coordinates)};
+  if (piece) {
+    common.shape.batch = 1;
+    common.shape.sequence = operands.tokens();
+  }
   if (arch::is_head(op.part)) {
     common.shape.chunk = setting.head_chunk_tokens(op.chunk);
     // Gradients are of the mean over all places of the global batch, times the step's loss scale; ClipScale corrects
@@ -214,11 +220,10 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
     return setting.ring() ? bind_ring_attention(operands, common, op, setting, context.coordinates)
                           : bind_gathered_attention(operands, common, op, setting);
   if (op.part == Part::kNormQkv && setting.tensor() && arch::kv_replicated(p.arch, setting.tensor_ranks()))
-    return bind_copied_qkv(operands, common, p.arch, op, context.rope);
-  if (common.half != model::Half::kBoth && arch::has_halves(op.part))
-    return bind_half(operands, common, op, context.rope);
-  return program::is_backward(op.pass) ? bind_backward(operands, common, op, context.rope)
-                                       : bind_forward(operands, common, op, context.rope);
+    return bind_copied_qkv(operands, common, p.arch, op, rope);
+  if (common.half != model::Half::kBoth && arch::has_halves(op.part)) return bind_half(operands, common, op, rope);
+  return program::is_backward(op.pass) ? bind_backward(operands, common, op, rope)
+                                       : bind_forward(operands, common, op, rope);
 }
 
 }  // namespace molen::exec

@@ -68,6 +68,21 @@ void wait_for_launched(at::Device device) {
   guard.synchronizeStream(guard.getStream(device));
 }
 
+// RoPE's table of a sequence; or that of each piece of a micro-batch's rows, one sequence behind the other.
+std::vector<model::RopeTable> rope_tables(const program::Setting& s, const model::RopeTable& sequence) {
+  if (!s.chunked_rows() || !sequence.cos_SD2.defined())
+    return std::vector<model::RopeTable>(program::row_chunks(s).size(), sequence);
+  const at::Tensor rows =
+      at::arange(s.tokens(), sequence.cos_SD2.options().dtype(at::kLong)).remainder(s.local_sequence());
+  const at::Tensor cosines = sequence.cos_SD2.index_select(0, rows), sines = sequence.sin_SD2.index_select(0, rows);
+  std::vector<model::RopeTable> tables;
+  for (const std::int64_t chunk : program::row_chunks(s)) {
+    const auto [first, last] = program::chunk_rows(s, chunk);
+    tables.push_back({cosines.narrow(0, first, last - first), sines.narrow(0, first, last - first)});
+  }
+  return tables;
+}
+
 constexpr unsigned char kPoison = 0xff;  // every floating type reads it as NaN
 
 }  // namespace
@@ -87,8 +102,9 @@ class Executor::Impl {
     const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
     const auto& s = program_.setting;
     const auto positions = positions_of(s, groups_.coordinates());
-    rope_ = positions.empty() ? model::make_rope_table(program_.arch, s.sequence, table, options_.device)
-                              : model::make_rope_table(program_.arch, positions, table, options_.device);
+    rope_ =
+        rope_tables(s, positions.empty() ? model::make_rope_table(program_.arch, s.sequence, table, options_.device)
+                                         : model::make_rope_table(program_.arch, positions, table, options_.device));
     bind_instances();
     if (options_.poison_dead) {
       find_deaths();
@@ -349,7 +365,7 @@ class Executor::Impl {
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Arena> host_;
   std::int64_t base_ = 0;
-  model::RopeTable rope_;
+  std::vector<model::RopeTable> rope_;
   std::vector<std::vector<Kernel>> bound_;
   std::vector<std::size_t> kernels_;  // in bound_, by instance
   std::vector<std::vector<std::vector<int>>> deaths_;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "exec/bind.h"
 #include "exec/weights.h"
+#include "program/signature.h"
 
 namespace molen::exec {
 
@@ -15,9 +16,11 @@ using arch::Role;
 // The operands of one step as tensors of the shapes that model/parts.h names.
 class Operands {
  public:
-  Operands(const BindContext& context, const program::Step& step) : c_(context), step_(step) {}
+  // `chunk`: which piece of the rows the op is of (program/layout.h: chunk_rows); all.
+  Operands(const BindContext& context, const program::Step& step, std::int64_t chunk = -1)
+      : c_(context), step_(step), chunk_(chunk), rows_(program::chunk_rows(context.program.setting, chunk)) {}
 
-  std::int64_t tokens() const { return c_.program.setting.tokens(); }
+  std::int64_t tokens() const { return rows_.second - rows_.first; }
   at::Tensor read(std::size_t i, at::IntArrayRef shape) const { return c_.flat(step_.reads.at(i).buffer).view(shape); }
   at::Tensor write(std::size_t i, at::IntArrayRef shape) const {
     return c_.flat(step_.writes.at(i).buffer).view(shape);
@@ -31,14 +34,15 @@ class Operands {
   }
   at::Tensor read_flat(std::size_t i) const { return c_.flat(step_.reads.at(i).buffer); }
   at::Tensor write_flat(std::size_t i) const { return c_.flat(step_.writes.at(i).buffer); }
-  at::Tensor read_rows(std::size_t i) const { return read(i, {tokens(), -1}); }
-  at::Tensor write_rows(std::size_t i) const { return write(i, {tokens(), -1}); }
+  at::Tensor read_rows(std::size_t i) const { return rows(read_operand(i), read_flat(i)); }
+  at::Tensor write_rows(std::size_t i) const { return rows(write_operand(i), write_flat(i)); }
 
   model::NormSaved stats(int buffer) const {
     const at::Tensor flat = c_.flat(buffer);
     model::NormSaved saved;
-    saved.rstd_N = flat.narrow(0, 0, tokens());
-    if (c_.program.arch.norm != arch::Norm::kRms) saved.mean_N = flat.narrow(0, tokens(), tokens());
+    saved.rstd_N = flat.narrow(0, rows_.first, tokens());
+    if (c_.program.arch.norm != arch::Norm::kRms)
+      saved.mean_N = flat.narrow(0, c_.program.setting.tokens() + rows_.first, tokens());
     return saved;
   }
   model::NormSaved read_stats(std::size_t i) const { return stats(step_.reads.at(i).buffer); }
@@ -65,18 +69,20 @@ class Operands {
   // The residual stream's rows to which this rank adds what counts once. A value that is kept by rows has no others.
   at::Tensor read_residual(std::size_t i) const {
     const auto& s = c_.program.setting;
-    const auto [first, last] = program::row_range(s, c_.coordinates);
-    if (s.sharded_rows())
-      return c_.flat(step_.reads.at(i).buffer)
-          .narrow(0, 0, (last - first) * c_.program.arch.hidden)
-          .view({last - first, -1});
+    const auto [first, last] = program::row_range(s, c_.coordinates, chunk_);
+    if (s.sharded_rows()) {
+      const std::int64_t kept = program::first_kept_row(s, c_.coordinates, chunk_), d = c_.program.arch.hidden;
+      return c_.flat(step_.reads.at(i).buffer).narrow(0, kept * d, (last - first) * d).view({last - first, -1});
+    }
     return read_rows(i).narrow(0, first, last - first);
   }
   model::Share share() const {
     const auto& s = c_.program.setting;
     model::Share share;
     if (!s.tensor()) return share;
-    const auto [first, last] = program::row_range(s, c_.coordinates);
+    // A part of all rows adds nothing to those of its own where they are in pieces: the products do.
+    const auto [first, last] =
+        s.chunked_rows() && chunk_ < 0 ? Bounds{0, 0} : program::row_range(s, c_.coordinates, chunk_);
     share.rank = c_.coordinates[mesh::Axis::kTp];
     share.ranks = s.tensor_ranks();
     share.first_row = first;
@@ -89,8 +95,21 @@ class Operands {
   }
 
  private:
+  // A piece of the rows of a value, all of which stand in its buffer, or this piece alone.
+  at::Tensor rows(const program::Operand& o, const at::Tensor& flat) const {
+    if (chunk_ < 0 || program::chunk_apart(c_.program, o)) return flat.view({tokens(), -1});
+    return flat.view({c_.program.setting.tokens(), -1}).narrow(0, rows_.first, tokens());
+  }
+  program::Signature signature() const {
+    return program::signature(c_.program, step_.op, program::unit_of_step(c_.program, step_));
+  }
+  program::Operand read_operand(std::size_t i) const { return signature().reads.at(i); }
+  program::Operand write_operand(std::size_t i) const { return signature().writes.at(i); }
+
   const BindContext& c_;
   const program::Step& step_;
+  std::int64_t chunk_;
+  Bounds rows_;
 };
 
 struct Common {

@@ -51,22 +51,27 @@ struct Grid {
   bool rows = false;  // sequence parallelism
   int context = 1;
   program::ContextForm form = program::ContextForm::kGather;
+  std::int64_t chunks = 1;  // of the rows
   std::string text() const { return layer_text() + context_text(); }
   std::string layer_text() const {
-    return tensor == 1 ? "" : fmt::format(", tp {}{}", tensor, rows ? " with sequence parallelism" : "");
+    if (tensor == 1) return "";
+    return fmt::format(", tp {}{}{}", tensor, rows ? " with sequence parallelism" : "",
+                       chunks > 1 ? fmt::format(" in {} pieces", chunks) : "");
   }
   std::string context_text() const { return context == 1 ? "" : fmt::format(", cp {} {}", context, name_of(form)); }
 };
 
-std::vector<Grid> grids_of(const arch::Architecture& arch, std::int64_t sequence, int ranks) {
+// Rows stay in one piece, or are cut as the configuration has them.
+std::vector<Grid> grids_of(const arch::Architecture& arch, const program::Setting& base, int ranks) {
   std::vector<Grid> grids;
   for (const int tensor : arch::tensor_degrees(arch, ranks))
     for (int context = 1; context * tensor <= ranks; ++context) {
-      if (ranks % (tensor * context) != 0 || sequence % (context == 1 ? 1 : 2 * context) != 0) continue;
+      if (ranks % (tensor * context) != 0 || base.sequence % (context == 1 ? 1 : 2 * context) != 0) continue;
       for (const auto form : {program::ContextForm::kGather, program::ContextForm::kRing}) {
         if (context == 1 && form == program::ContextForm::kRing) continue;
         grids.push_back({tensor, false, context, form});
         if (tensor > 1) grids.push_back({tensor, true, context, form});
+        if (tensor > 1 && base.tensor_chunks > 1) grids.push_back({tensor, true, context, form, base.tensor_chunks});
       }
     }
   return grids;
@@ -140,7 +145,7 @@ std::vector<std::string> choices_of(const program::Setting& s) {
                                : s.zero == 3 ? "HYBRID_SHARD"
                                              : "HYBRID_SHARD_ZERO2";
   return {Sharding{strategy, s.zero, s.shards(), s.replicas(), s.own_over_dp}.choice(),
-          Grid{s.tensor_ranks(), s.sequence_parallel}.layer_text(),
+          Grid{s.tensor_ranks(), s.sequence_parallel, 1, {}, s.tensor_chunks}.layer_text(),
           Grid{1, false, s.context_ranks(), s.context_form}.context_text(),
           Stages{s.pipeline, s.stages()}.text(),
           text(s.recompute),
@@ -167,6 +172,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
       s.pipeline = stages.pipeline;
       s.mesh[mesh::Axis::kTp] = grid.tensor;
       s.sequence_parallel = grid.rows;
+      s.tensor_chunks = grid.chunks;
       s.mesh[mesh::Axis::kCp] = grid.context;
       s.context_form = grid.form;
       s.mesh[mesh::Axis::kDpShard] = sharding.shards / grid.context;
@@ -175,7 +181,8 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
       s.own_over_dp = sharding.own_over_dp;
       s.recompute = recompute;
       s.micro_batch = micro;
-      if ((s.sharded_rows() && s.tokens() < grid.tensor) || program::offload_refused(arch, s)) continue;
+      if ((s.sharded_rows() && s.tokens() / s.tensor_chunks < grid.tensor) || program::offload_refused(arch, s))
+        continue;
       layouts.push_back(
           {fmt::format("{}{}{}{}{}{}", sharding.text(), grid.text(), stages.text(), text(recompute), text(offload),
                        s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
@@ -183,7 +190,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
     }
   };
   for (const Stages& stages : stages_of(arch, ranks))
-    for (const Grid& grid : grids_of(arch, base.sequence, ranks / stages.count))
+    for (const Grid& grid : grids_of(arch, base, ranks / stages.count))
       for (const Sharding& sharding : shardings_of(ranks / stages.count / grid.tensor))
         if (wanted.empty() || std::find(wanted.begin(), wanted.end(), sharding.strategy) != wanted.end())
           add(stages, grid, sharding);

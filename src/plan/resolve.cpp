@@ -101,7 +101,11 @@ void resolve_tensor(const Config& c, const arch::Architecture& arch, const Machi
     throw UsageError("{}: sequence parallelism cuts rows over tensor ranks; parallel.tensor is 1",
                      c.where("parallel.sequence"));
   s.mesh[mesh::Axis::kTp] = n;
+  if (p.tensor_chunks > 1 && !p.sequence)
+    throw UsageError("{}: rows travel in pieces where tensor ranks keep them by rows; set parallel.sequence = true",
+                     c.where("parallel.tensor_chunks"));
   s.sequence_parallel = p.sequence;
+  s.tensor_chunks = p.tensor_chunks;
   std::string order;
   for (std::string name : p.order) {
     std::replace(name.begin(), name.end(), '-', '_');

@@ -60,6 +60,16 @@ void check_setting(const Setting& s) {
   if (s.sequence_parallel && s.tensor() && s.tokens() < s.tensor_ranks())
     throw UsageError("parallel.sequence: {} tokens of a micro-batch have no row for each of {} tensor ranks",
                      s.tokens(), s.tensor_ranks());
+  if (s.tensor_chunks < 1) throw UsageError("parallel.tensor_chunks: {} pieces", s.tensor_chunks);
+  if (s.tensor_chunks > 1 && !s.sharded_rows())
+    throw UsageError(
+        "parallel.tensor_chunks: rows travel in pieces where tensor ranks keep them by rows; set "
+        "parallel.sequence = true");
+  if (s.chunked_rows() && s.tokens() / s.tensor_chunks < s.tensor_ranks())
+    throw UsageError(
+        "parallel.tensor_chunks: {} tokens of a micro-batch in {} pieces have no row for each of {} tensor "
+        "ranks",
+        s.tokens(), s.tensor_chunks, s.tensor_ranks());
   if (s.zero < 0 || s.zero > 3) throw UsageError("parallel.zero: stages are 0 to 3, not {}", s.zero);
   if (s.zero >= 2 && s.shards() == 1 && s.replicas() > 1)
     throw UsageError("parallel.data_shard: ZeRO-{} has nothing to shard over with {} replicas of one rank", s.zero,
@@ -188,6 +198,7 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
   } else if (operand.layer >= 0) {
     name += "." + (suffix.empty() || between_layers(operand.value) ? std::to_string(operand.layer) : suffix);
   }
+  if (chunk_apart(p, operand)) name += fmt::format(".part{}", operand.chunk);
   if (operand.host) name += "/host";
   if (const int found = p.find_buffer(name); found >= 0) return found;
   p.buffers.push_back(

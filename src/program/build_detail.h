@@ -21,7 +21,8 @@ Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const st
 Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
                   const std::string& suffix = "");
 
-// A part on one rank; `chunk`: tokens of a chunk of the head, or the step of attention in a ring (-1: all of it).
+// A part on one rank; `chunk`: tokens of a chunk of the head, the step of attention in a ring, or the piece of the rows
+// (-1: all of it).
 arch::PartCost part_cost(const arch::Architecture& local, const Setting& setting, arch::Part part, arch::Pass pass,
                          std::int64_t chunk, bool kv_copied = false);
 

@@ -42,7 +42,7 @@ std::size_t expected_contributions(const Program& p, int unit) {
         static_cast<std::size_t>(p.setting.head_chunks()));
   }
   const std::int64_t layer = p.units[static_cast<std::size_t>(unit)].layer;
-  if (layer >= 0) parts += 4;  // norm_qkv, output_projection, norm_up, down
+  if (layer >= 0) parts += 4 * row_chunks(p.setting).size();  // norm_qkv, output_projection, norm_up, down
   return 2 * parts * static_cast<std::size_t>(p.setting.micro_batches());
 }
 

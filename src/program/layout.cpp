@@ -1,6 +1,7 @@
 #include "program/layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
@@ -138,8 +139,38 @@ int data_rank(const Setting& s, const mesh::PerAxis& at) {
   return position(s, at, mesh::kDataParallel);
 }
 
-Bounds row_range(const Setting& s, const mesh::PerAxis& at) {
-  return arch::even_range(s.tokens(), at[mesh::Axis::kTp], s.tensor_ranks());
+Bounds chunk_rows(const Setting& s, std::int64_t chunk) {
+  if (chunk < 0) return {0, s.tokens()};
+  return arch::even_range(s.tokens(), static_cast<int>(chunk), static_cast<int>(s.tensor_chunks));
+}
+
+Bounds row_range(const Setting& s, const mesh::PerAxis& at, std::int64_t chunk) {
+  MOLEN_CHECK(chunk >= 0 || !s.chunked_rows(), "rows in {} pieces lie in no range of all", s.tensor_chunks);
+  const auto [first, last] = chunk_rows(s, chunk);
+  return arch::even_range(last - first, at[mesh::Axis::kTp], s.tensor_ranks());
+}
+
+std::vector<std::int64_t> row_chunks(const Setting& s) {
+  if (!s.chunked_rows()) return {-1};
+  std::vector<std::int64_t> chunks(static_cast<std::size_t>(s.tensor_chunks));
+  std::iota(chunks.begin(), chunks.end(), 0);
+  return chunks;
+}
+
+std::int64_t first_kept_row(const Setting& s, const mesh::PerAxis& at, std::int64_t chunk) {
+  std::int64_t rows = 0;
+  for (std::int64_t c = 0; c < chunk; ++c) {
+    const auto [first, last] = row_range(s, at, c);
+    rows += last - first;
+  }
+  return rows;
+}
+
+std::int64_t kept_rows(const Setting& s, const mesh::PerAxis& at) {
+  if (!s.sharded_rows()) return s.tokens();
+  const std::int64_t final_chunk = row_chunks(s).back();
+  const auto [first, last] = row_range(s, at, final_chunk);
+  return first_kept_row(s, at, final_chunk) + last - first;
 }
 
 Bounds counted_once(const mesh::PerAxis& at, const Unit& unit, std::int64_t from, std::int64_t to) {

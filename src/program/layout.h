@@ -63,9 +63,20 @@ int group_size(const Setting& setting, Axis axis);
 // Which of the data-parallel ranks a rank is: ranks that differ elsewhere see the same samples, or parts of them.
 int data_rank(const Setting& setting, const mesh::PerAxis& coordinates);
 
-// The rows [first, second) of a micro-batch's tokens whose residual stream the rank keeps under sequence parallelism;
-// and to which it adds what must be added once where tensor ranks sum.
-std::pair<std::int64_t, std::int64_t> row_range(const Setting& setting, const mesh::PerAxis& coordinates);
+// The tokens [first, second) of piece `chunk` of a micro-batch's rows (Setting::tensor_chunks); of -1, all of them.
+// Piece 0 is the largest.
+std::pair<std::int64_t, std::int64_t> chunk_rows(const Setting& setting, std::int64_t chunk);
+
+// The rows [first, second) of a piece, counted from its first, whose residual stream the rank keeps under sequence
+// parallelism; and to which it adds what must be added once where tensor ranks sum. Where rows are in several pieces it
+// has such rows in each, and keeps them one piece after the other: so the piece of all (-1) must be the only one.
+std::pair<std::int64_t, std::int64_t> row_range(const Setting& setting, const mesh::PerAxis& coordinates,
+                                                std::int64_t chunk = -1);
+// All pieces of the rows: 0 to tensor_chunks - 1, or -1 alone where they are whole.
+std::vector<std::int64_t> row_chunks(const Setting& setting);
+// Where the rows of a piece begin in what the rank keeps, and how many it keeps in all.
+std::int64_t first_kept_row(const Setting& setting, const mesh::PerAxis& coordinates, std::int64_t chunk);
+std::int64_t kept_rows(const Setting& setting, const mesh::PerAxis& coordinates);
 
 // The elements [first, second) of [from, to) of a unit that count once over all tensor ranks: all of them on the first,
 // what is not replicated on the others.

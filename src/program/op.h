@@ -72,8 +72,9 @@ struct Compute {
   arch::Part part{};
   ComputePass pass{};
   std::int64_t layer = -1;  // -1 outside the layers
-  std::int64_t chunk =
-      -1;  // of the head: which chunk of Setting::head_chunk tokens; of attention in a ring: which step
+  // Of the head: which chunk of Setting::head_chunk tokens; of attention in a ring: which step; of a product beside
+  // what tensor ranks exchange: which piece of Setting::tensor_chunks.
+  std::int64_t chunk = -1;
   bool accumulate = false;  // adds into the gradients instead of overwriting them
   bool operator==(const Compute&) const = default;
 };
@@ -137,12 +138,14 @@ struct ReduceScatter {
   bool accumulate = false;  // adds to what an earlier micro-batch, or the layer above, left there
   Moves moves = Moves::kUnit;
   std::int64_t layer = -1;
+  std::int64_t chunk = -1;  // of rows between tensor ranks: which piece of Setting::tensor_chunks; all
   bool operator==(const ReduceScatter&) const = default;
 };
 struct AllGather {
   Axis axis{};
   Moves moves = Moves::kUnit;
   std::int64_t layer = -1;
+  std::int64_t chunk = -1;  // as of ReduceScatter
   bool operator==(const AllGather&) const = default;
 };
 // To and from the stage `peer` of the pipeline, in the same place along all other axes: a layer's input (kResidual) of

@@ -34,9 +34,11 @@ void set_accumulate(Program& p, Body& body, bool first) {
   for (Step& step : body.steps)
     if (auto* c = std::get_if<Compute>(&step.op)) {
       if (!is_backward(c->pass)) continue;
-      // The head's chunks share one gradient; a tied embedding adds to what the head left there.
+      // Chunks of the head, and pieces of the rows, share one gradient; a tied embedding adds to what the head left
+      // there.
       const bool head = arch::is_head(c->part);
-      const bool earlier_writer = (head && c->chunk > 0) || (p.arch.tied && (head || c->part == arch::Part::kEmbed));
+      const bool earlier_writer = ((head || by_chunks(p.setting, c->part)) && c->chunk > 0) ||
+                                  (p.arch.tied && (head || c->part == arch::Part::kEmbed));
       c->accumulate = !first || earlier_writer;
     }
 }
@@ -67,6 +69,11 @@ arch::PartCost part_cost(const arch::Architecture& local, const Setting& s, arch
                          std::int64_t chunk, bool kv_copied) {
   arch::PartShape shape{s.micro_batch, s.local_sequence(), arch::is_head(part) ? chunk : 0,
                         s.compute,     s.threads,          s.kernels};
+  if (by_chunks(s, part)) {
+    const auto [first, last] = chunk_rows(s, chunk);
+    shape.batch = 1;
+    shape.sequence = last - first;
+  }
   shape.tensor_ranks = s.tensor_ranks();
   shape.kv_copied = kv_copied;
   if (part != arch::Part::kAttention || !s.context()) return arch::part_cost(local, part, pass, shape);
@@ -228,6 +235,13 @@ std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses) {
   return bytes;
 }
 
+// All that `whole` holds, or the piece of its rows.
+Bytes exchanged_bytes(const Program& p, std::int64_t chunk, const Use& whole) {
+  if (chunk < 0) return Bytes(used_bytes(p, {whole}));
+  const auto [first, last] = chunk_rows(p.setting, chunk);
+  return Bytes((last - first) * p.arch.hidden * size_of(p.buffers[static_cast<std::size_t>(whole.buffer)].dtype));
+}
+
 arch::Pass pass_of(ComputePass pass) {
   switch (pass) {
     case ComputePass::kBackward:
@@ -271,8 +285,8 @@ Program costs(Program p) {
                        step.moved = Bytes(used_bytes(p, step.reads) + 2 * used_bytes(p, step.writes));
                      },
                      [&](const AllReduce&) { step.moved = Bytes(used_bytes(p, step.writes)); },
-                     [&](const ReduceScatter&) { step.moved = Bytes(used_bytes(p, {step.reads.at(0)})); },
-                     [&](const AllGather&) { step.moved = Bytes(used_bytes(p, step.writes)); },
+                     [&](const ReduceScatter& o) { step.moved = exchanged_bytes(p, o.chunk, step.reads.at(0)); },
+                     [&](const AllGather& o) { step.moved = exchanged_bytes(p, o.chunk, step.writes.at(0)); },
                      [&](const Send&) { step.moved = Bytes(used_bytes(p, step.reads)); },
                      [&](const Receive&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const Shift&) { step.moved = Bytes(2 * used_bytes(p, {step.writes.at(0)})); },

@@ -66,44 +66,97 @@ class Exchanger {
         continue;
       }
       const Exchanges e = exchanges_of(p_, *c);
+      // All that is brought together stands before the first product, so that its stream has no product to wait for
+      // between two pieces.
+      std::vector<Step> products = pieces_of(step);
       if (p_.setting.sharded_rows())
-        for (const Exchange& in : e.in) gather(in, step);
-      steps_.push_back(step);
-      // Gradients of weights stay on their rank.
-      if (e.out && c->pass != ComputePass::kWeights) sum(*e.out, e.adds, step);
+        for (const Exchange& in : e.in)
+          for (Step& product : products) gather(in, product);
+      for (Step& product : products) {
+        steps_.push_back(product);
+        // Gradients of weights stay on their rank.
+        if (e.out && c->pass != ComputePass::kWeights) sum(*e.out, e.adds, product);
+      }
     }
     body.steps = std::move(steps_);
   }
 
  private:
+  // The part once for each piece of its rows.
+  std::vector<Step> pieces_of(const Step& step) {
+    const auto& whole = std::get<Compute>(step.op);
+    if (!by_chunks(p_.setting, whole.part)) return {step};
+    std::vector<Step> pieces;
+    for (const std::int64_t chunk : row_chunks(p_.setting)) {
+      Compute piece = whole;
+      piece.chunk = chunk;
+      Step made = detail::make_step(p_, piece, -1, step.phase, step.stream, suffix_of(p_, step));
+      // What stands elsewhere for recomputation, or is made of it.
+      const Signature of_piece = signature(p_, piece, -1);
+      const auto keep = [&](const std::vector<Operand>& operands, const std::vector<Use>& from, std::vector<Use>& to) {
+        for (std::size_t i = 0; i < operands.size(); ++i)
+          if (!chunk_apart(p_, operands[i])) to[i] = from[i];
+      };
+      keep(of_piece.reads, step.reads, made.reads);
+      keep(of_piece.writes, step.writes, made.writes);
+      pieces.push_back(std::move(made));
+    }
+    return pieces;
+  }
+
+  // The pieces of rows that a step takes or leaves: its own, or all of them.
+  std::vector<std::int64_t> chunks_of(const Step& step) const {
+    const auto& c = std::get<Compute>(step.op);
+    return by_chunks(p_.setting, c.part) ? std::vector{c.chunk} : row_chunks(p_.setting);
+  }
+
   static std::string suffix_of(const Program& p, const Step& step) {
-    // Buffers of a layer's middle carry the pass they belong to: "mid.3", "mid.fwd", "mid.re".
+    // Buffers of a layer's middle carry the pass they belong to: "mid.3", "mid.fwd", "mid_sum.re.part0".
     for (const auto* uses : {&step.reads, &step.writes})
       for (const Use& use : *uses) {
         const std::string& name = p.buffers[static_cast<std::size_t>(use.buffer)].name;
-        if (name.rfind("mid", 0) == 0) return name.substr(name.find('.') + 1);
+        if (name.rfind("mid", 0) != 0) continue;
+        const std::size_t first = name.find('.') + 1;
+        return name.substr(first, name.find('.', first) - first);
       }
     return "";
   }
 
-  // All rows for `step` to read, in a buffer of its own.
+  // The rows for `step` to read, in a buffer of its own.
   void gather(const Exchange& e, Step& step) {
-    Step gather = detail::make_step(p_, AllGather{Axis::kTp, e.moves, e.layer}, -1, step.phase, Stream::kDpComm,
-                                    suffix_of(p_, step));
-    const int rows = gather.writes[0].buffer, copy = detail::copy_of(p_, rows, copies_[rows]++);
-    gather.writes[0].buffer = copy;
+    std::map<int, int> own;  // one copy for all pieces that share a buffer
+    for (const std::int64_t chunk : chunks_of(step)) {
+      Step gather = detail::make_step(p_, AllGather{Axis::kTp, e.moves, e.layer, chunk}, -1, step.phase,
+                                      Stream::kDpComm, suffix_of(p_, step));
+      const int rows = gather.writes[0].buffer;
+      if (!own.count(rows)) own[rows] = detail::copy_of(p_, rows, copies_[rows]++);
+      gather.writes[0].buffer = own[rows];
+      steps_.insert(place_of_gather(e, chunk), std::move(gather));
+    }
     for (Use& use : step.reads)
-      if (use.buffer == rows) use.buffer = copy;
-    steps_.push_back(std::move(gather));
+      if (const auto copy = own.find(use.buffer); copy != own.end()) use.buffer = copy->second;
+  }
+
+  // Behind the sum that leaves the same piece, which has the stream before it: the next product may begin while sums of
+  // later pieces are made. Otherwise here.
+  std::vector<Step>::iterator place_of_gather(const Exchange& e, std::int64_t chunk) {
+    if (chunk >= 0)
+      for (auto step = steps_.end(); step != steps_.begin();) {
+        const auto* sum = std::get_if<ReduceScatter>(&(--step)->op);
+        if (sum && sum->moves == e.moves && sum->layer == e.layer && sum->chunk == chunk) return step + 1;
+        const auto* product = std::get_if<Compute>(&step->op);
+        if (product && !by_chunks(p_.setting, product->part)) break;
+      }
+    return steps_.end();
   }
 
   void sum(const Exchange& e, bool adds, const Step& step) {
-    Op op = AllReduce{Axis::kTp, e.moves, e.layer};
-    if (e.moves == Moves::kHead)
-      op = AllGather{Axis::kTp, e.moves, e.layer};
-    else if (p_.setting.sharded_rows())
-      op = ReduceScatter{Axis::kTp, adds, e.moves, e.layer};
-    steps_.push_back(detail::make_step(p_, std::move(op), -1, step.phase, Stream::kDpComm, suffix_of(p_, step)));
+    const auto add = [&](Op op) {
+      steps_.push_back(detail::make_step(p_, std::move(op), -1, step.phase, Stream::kDpComm, suffix_of(p_, step)));
+    };
+    if (e.moves == Moves::kHead) return add(AllGather{Axis::kTp, e.moves, e.layer});
+    if (!p_.setting.sharded_rows()) return add(AllReduce{Axis::kTp, e.moves, e.layer});
+    for (const std::int64_t chunk : chunks_of(step)) add(ReduceScatter{Axis::kTp, adds, e.moves, e.layer, chunk});
   }
 
   Program& p_;
@@ -116,6 +169,7 @@ class Exchanger {
 Program exchange_tensors(Program p) {
   if (!p.setting.tensor()) return p;
   for (Body& body : p.bodies) Exchanger(p).run(body);
+  if (p.setting.chunked_rows()) detail::drop_unused_buffers(p);  // those of all pieces at once
   return p;
 }
 

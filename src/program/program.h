@@ -104,6 +104,9 @@ struct Setting {
   bool own_over_dp = false;  // stages 2 and 3: optimizer states over all of dp, not dp_shard alone
   // With tensor ranks: the residual stream is cut by rows over them (Korthikanti et al. 2022, section 4.2).
   bool sequence_parallel = false;
+  // Rows of a micro-batch travel between tensor ranks, and are multiplied, in so many pieces (Wang et al. 2023,
+  // "Overlap Communication with Dependent Computation via Decomposition", section 4). Sequence-parallel only.
+  std::int64_t tensor_chunks = 1;
   ContextForm context_form = ContextForm::kGather;
   int prefetch = 1;  // units gathered or brought from the host ahead of the one in use
   Offload offload;
@@ -133,6 +136,7 @@ struct Setting {
   int tensor_ranks() const { return mesh[mesh::Axis::kTp]; }
   bool tensor() const { return tensor_ranks() > 1; }
   bool sharded_rows() const { return tensor() && sequence_parallel; }  // of the residual stream
+  bool chunked_rows() const { return sharded_rows() && tensor_chunks > 1; }
   // Whether gradients are made of a scaled loss, so that what is small stays within the range of fp16
   // (optim/loss_scale.h).
   bool scales_loss() const { return compute == DType::kF16 || reduce == DType::kF16; }

@@ -274,6 +274,14 @@ Signature cast(const Program& p, const Cast& o, int unit) {
           {{shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll}}};
 }
 
+// An op on one piece of the rows; parameters and gradients have none.
+Signature piece_of(Signature s, std::int64_t chunk) {
+  for (auto* operands : {&s.reads, &s.writes})
+    for (Operand& o : *operands)
+      if (o.value < Value::kParam) o.chunk = chunk;
+  return s;
+}
+
 // Gradients on their way from whole sums of this rank to what it updates.
 Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
   if (o.moves == Moves::kDKeys)
@@ -285,7 +293,7 @@ Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
     if (o.accumulate)
       s.reads.push_back(o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1}
                                                 : Operand{Value::kDMid, o.layer});
-    return s;
+    return piece_of(std::move(s), o.chunk);
   }
   if (p.setting.narrow_over(o.axis)) return {{message(p, o.axis, false, unit)}, {message(p, o.axis, true, unit)}};
   if (!p.setting.sharded_gradients()) return {{{Value::kGrad, unit}}, {{Value::kGrad, unit, Range::kOwn}}};
@@ -311,7 +319,7 @@ Signature all_gather(const Program& p, const AllGather& o, int unit) {
   if (o.moves == Moves::kKeys) return {{{Value::kQkv, o.layer}}, {{Value::kKeysAll, o.layer}}};
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
-    return {{{e.kept, o.layer}}, {{e.rows, o.layer}}};
+    return piece_of({{{e.kept, o.layer}}, {{e.rows, o.layer}}}, o.chunk);
   }
   const Setting& s = p.setting;
   if (s.sharded_parameters()) {
@@ -391,7 +399,7 @@ Signature signature(const Program& program, const Op& op, int unit) {
                           Signature s = compute(program, c, unit_of_part(program, c.part, c.layer));
                           if (c.part == Part::kAttention && program.setting.document_mask)
                             s.reads.push_back({Value::kDocuments});
-                          return s;
+                          return by_chunks(program.setting, c.part) ? piece_of(std::move(s), c.chunk) : s;
                         },
                         [&](const LoadBatch&) {
                           Signature s{{}, {{Value::kIds}, {Value::kLabels}, {Value::kScalars}}};
@@ -431,6 +439,18 @@ Signature signature(const Program& program, const Op& op, int unit) {
                         },
                     },
                     op);
+}
+
+bool by_chunks(const Setting& setting, Part part) {
+  return setting.chunked_rows() && arch::has_halves(part);
+}
+
+bool chunk_apart(const Program& program, const Operand& o) {
+  if (o.chunk < 0 || o.value < Value::kResidualSum || o.value > Value::kDMidRows) return false;
+  const bool of_table = (o.value == Value::kResidualSum || o.value == Value::kDResidualRows) && o.layer == 0;
+  const bool of_norm =
+      (o.value == Value::kResidualRows || o.value == Value::kDResidualSum) && o.layer == program.arch.layers;
+  return !of_table && !of_norm;
 }
 
 bool wide_partial(const Program& program, Value value) {
@@ -490,7 +510,8 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
   const auto& a = program.local;
   const Setting& s = program.setting;
   const std::int64_t n = s.tokens();
-  const std::int64_t kept = s.sharded_rows() ? row_range(s, {}).second : n;  // rows of the residual stream
+  const std::int64_t kept = kept_rows(s, {});  // of the residual stream
+  const auto [first_row, end_row] = chunk_rows(s, chunk_apart(program, operand) ? operand.chunk : -1);
   const std::int64_t stats = a.norm == arch::Norm::kRms ? n : 2 * n;
   switch (operand.value) {
     case Value::kIds:
@@ -505,6 +526,7 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
       return kept * a.hidden;
     case Value::kNormed:
     case Value::kDNormed:
+      return n * a.hidden;
     case Value::kResidualSum:
     case Value::kMidSum:
     case Value::kDResidualSum:
@@ -513,7 +535,7 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
     case Value::kMidRows:
     case Value::kDResidualRows:
     case Value::kDMidRows:
-      return n * a.hidden;
+      return (end_row - first_row) * a.hidden;
     case Value::kLogits:
       return s.head_chunk_tokens(0) * a.vocabulary;
     case Value::kHeadSums:

@@ -80,6 +80,8 @@ struct Operand {
   Range range = Range::kAll;
   std::int64_t step = 0;  // of a ring, or of a message
   bool host = false;      // what a layer keeps, on the host meanwhile
+  // Which piece of its rows an op uses (Setting::tensor_chunks); all.
+  std::int64_t chunk = -1;
   bool operator==(const Operand&) const = default;
 };
 
@@ -93,6 +95,13 @@ Signature signature(const Program& program, const Op& op, int unit);
 
 // Unit whose parameters a part reads; -1 where it has none.
 int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
+
+// Whether an op on this part runs once for each piece of its rows: the products that tensor ranks exchange rows around.
+bool by_chunks(const Setting& setting, arch::Part part);
+// Whether an operand that is a piece of a value's rows has a buffer of its own, and is no part of one that holds all.
+// So has what tensor ranks have only on the way, sums to be made and rows brought together; but for the table and the
+// final norm, which leave and take all rows at once.
+bool chunk_apart(const Program& program, const Operand& operand);
 
 // What of its unit a buffer with this value, or of this name, holds.
 Range extent_of(const Program& program, Value value);

@@ -50,7 +50,7 @@ std::string setting_to_text(const Setting& s) {
              : s.kernels == arch::Kernels::kFused   ? "fused"
                                                     : "aten",
              s.threads, s.head_chunk, s.context() ? fmt::format(" context_form={}", name_of(s.context_form)) : "") +
-         pipeline_text(s);
+         (s.tensor_chunks > 1 ? fmt::format(" tensor_chunks={}", s.tensor_chunks) : "") + pipeline_text(s);
 }
 
 namespace {
@@ -132,6 +132,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
                                         where, "context_form");
   s.order = mesh::parse_order(text("order"));
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
+  if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, 1 << 16);
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));

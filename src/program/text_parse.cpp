@@ -195,6 +195,12 @@ class Parser {
       o.layer = number<std::int64_t>(
           take(v, "layer", ""), 0,
           o.moves == Moves::kHead ? program_.setting.head_chunks() - 1 : program_.arch.layers - in_a_layer(o.moves));
+    if constexpr (requires { o.chunk; })
+      if (v.count("chunk")) o.chunk = piece(v);
+  }
+
+  std::int64_t piece(std::map<std::string, std::string>& v) const {
+    return number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.tensor_chunks - 1);
   }
 
   static bool one_of(Moves moves, std::initializer_list<Moves> known) {
@@ -238,6 +244,7 @@ class Parser {
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.head_chunks() - 1);
     if (c.part == arch::Part::kAttention && v.count("chunk"))
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.context_ranks() - 1);
+    if (arch::has_halves(c.part) && v.count("chunk")) c.chunk = piece(v);
     c.accumulate = flag(v, "accumulate");
     return c;
   }

@@ -25,7 +25,10 @@ std::string uses_text(const Program& p, const std::vector<Use>& uses) {
 // What a collective moves, where that is not a unit.
 template <class O>
 std::string moves_text(const O& o) {
-  return o.moves == Moves::kUnit ? "" : fmt::format(" moves={} layer={}", name_of(o.moves), o.layer);
+  std::string text = o.moves == Moves::kUnit ? "" : fmt::format(" moves={} layer={}", name_of(o.moves), o.layer);
+  if constexpr (requires { o.chunk; })
+    if (o.chunk >= 0) text += fmt::format(" chunk={}", o.chunk);
+  return text;
 }
 
 std::string op_text(const Op& op) {

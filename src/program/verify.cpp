@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -39,15 +40,18 @@ struct Held {
   Value value{};
   std::int64_t layer = -1;
   std::int64_t micro_batch = -1;
-  std::int64_t step = 0;  // of a ring
+  std::int64_t step = 0;    // of a ring
+  std::int64_t chunk = -1;  // of rows, where each piece has a buffer of its own
   std::string text() const {
     if (!defined) return "nothing";
     std::string t(name_of(value));
     const bool unit = value >= Value::kParam && value <= Value::kMaster;
     if (layer >= 0) t += fmt::format(" of {} {}", unit ? "unit" : "layer", layer);
     if (step > 0) t += fmt::format(", step {}", step);
+    if (chunk >= 0) t += fmt::format(", piece {}", chunk);
     return t + fmt::format(", micro-batch {}", micro_batch);
   }
+  bool operator==(const Held&) const = default;
 };
 
 // Which op adds what to a gradient: part, layer, chunk, micro-batch, and which half of its backward. A whole backward
@@ -78,7 +82,12 @@ struct UnitState {
 class Verifier {
  public:
   explicit Verifier(const Program& p)
-      : p_(p), ops_(expand(p)), slots_(p), held_(slots_.places()), units_(p.units.size()) {
+      : p_(p),
+        ops_(expand(p)),
+        slots_(p),
+        pieces_(row_chunks(p.setting).size()),
+        held_(slots_.places() * pieces_),
+        units_(p.units.size()) {
     for (const Body& body : p_.bodies) made_in_.push_back(contributions_in(p_, body));
   }
 
@@ -114,7 +123,7 @@ class Verifier {
   void begin_instance() {
     report_unread();
     for (std::size_t b = 0; b < p_.buffers.size(); ++b)
-      if (p_.buffers[b].lifetime == Lifetime::kTransient) held(static_cast<int>(b), -1) = {};
+      if (p_.buffers[b].lifetime == Lifetime::kTransient) forget(static_cast<int>(b), -1);
     chunks_.clear();
     chunks_in_.clear();
     if (!p_.setting.gradients_leave()) return;
@@ -150,7 +159,37 @@ class Verifier {
 
   static bool of_unit(Value v) { return v >= Value::kParam && v <= Value::kMaster; }
 
-  Held& held(int buffer, std::int64_t micro_batch) { return held_[slots_.place(buffer, micro_batch)]; }
+  // What a buffer holds, piece by piece of its rows: all pieces, or the one that an operand is of.
+  std::span<Held> held(int buffer, std::int64_t micro_batch, const Operand& of = {}) {
+    const std::span<Held> all(held_.data() + slots_.place(buffer, micro_batch) * pieces_, pieces_);
+    const bool part = of.chunk >= 0 && !chunk_apart(p_, of);
+    return part ? all.subspan(static_cast<std::size_t>(of.chunk), 1) : all;
+  }
+  void forget(int buffer, std::int64_t micro_batch) {
+    for (Held& piece : held(buffer, micro_batch)) piece = {};
+  }
+  Held holding(const Operand& o, std::int64_t micro_batch) const {
+    return {true, o.value, o.layer, micro_batch, o.step, chunk_apart(p_, o) ? o.chunk : -1};
+  }
+
+  // Which piece of the rows an op is of, where the setting has them in pieces.
+  bool piece_fits(const Expanded& e) {
+    const auto fits = [&](bool in_pieces, std::int64_t chunk) {
+      const bool right = in_pieces ? chunk >= 0 && chunk < p_.setting.tensor_chunks : chunk < 0;
+      if (!right) report(e, "is of piece {} of the rows, which are in {}", chunk, in_pieces ? pieces_ : 1);
+      return right;
+    };
+    if (const auto* c = std::get_if<Compute>(&e.step->op))
+      return arch::has_halves(c->part) ? fits(by_chunks(p_.setting, c->part), c->chunk) : true;
+    if (const auto* o = std::get_if<ReduceScatter>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
+    if (const auto* o = std::get_if<AllGather>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
+    return true;
+  }
+  bool in_pieces(Moves moves) const {
+    const bool rows =
+        moves == Moves::kResidual || moves == Moves::kMid || moves == Moves::kDResidual || moves == Moves::kDMid;
+    return rows && p_.setting.chunked_rows();
+  }
 
   // Types, sizes and values of an op's operands, by position.
   void operands(const Expanded& e) {
@@ -158,6 +197,7 @@ class Verifier {
       report(e, "is of no chunk of this stage");
       return;
     }
+    if (!piece_fits(e)) return;
     const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
     if (e.step->reads.size() != want.reads.size() || e.step->writes.size() != want.writes.size()) {
       report(e, "has {} + {} operands where it needs {} + {}", e.step->reads.size(), e.step->writes.size(),
@@ -230,12 +270,12 @@ class Verifier {
   void read(const Expanded& e, const Use& use, const Operand& want) {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     unread_.erase(use.buffer);
-    const Held& now = held(use.buffer, e.micro_batch);
-    const bool right = now.defined && now.value == want.value && now.layer == want.layer &&
-                       now.micro_batch == e.micro_batch && now.step == want.step;
-    if (!right) {
+    const Held needed = holding(want, e.micro_batch);
+    const std::span<Held> now = held(use.buffer, e.micro_batch, want);
+    const auto wrong = std::find_if(now.begin(), now.end(), [&](const Held& piece) { return !(piece == needed); });
+    if (wrong != now.end()) {
       report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name,
-             now.text(), Held{true, want.value, want.layer, e.micro_batch, want.step}.text());
+             wrong->text(), needed.text());
     } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != p_.setting.head_chunks()) {
       report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer],
              p_.setting.head_chunks());
@@ -244,11 +284,12 @@ class Verifier {
 
   void write(const Expanded& e, const Use& use, const Operand& want) {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
-    Held& now = held(use.buffer, e.micro_batch);
+    const std::span<Held> now = held(use.buffer, e.micro_batch, want);
     // Each chunk of the head writes its part of one buffer; anything else in between would start it over.
     if (want.value == Value::kDNormed)
-      chunks_in_[use.buffer] = now.defined && now.value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
-    now = {true, want.value, want.layer, e.micro_batch, want.step};
+      chunks_in_[use.buffer] =
+          now.front().defined && now.front().value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
+    std::fill(now.begin(), now.end(), holding(want, e.micro_batch));
     const bool copied =
         is_copy(e.step->op) && p_.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient;
     if ((brought(want) || copied) && !unread_.emplace(use.buffer, where(p_, e)).second)
@@ -345,9 +386,9 @@ class Verifier {
     }
     if ((c.pass != ComputePass::kBackward) && !p_.setting.pipeline.halves)
       report(e, "is half of a backward, which this setting runs whole");
-    if (c.pass == ComputePass::kInput) inputs_.emplace(static_cast<int>(c.part), c.layer, e.micro_batch);
-    if (c.pass == ComputePass::kWeights && !inputs_.count({static_cast<int>(c.part), c.layer, e.micro_batch}))
-      report(e, "runs before the input's half");
+    const std::tuple half{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
+    if (c.pass == ComputePass::kInput) inputs_.insert(half);
+    if (c.pass == ComputePass::kWeights && !inputs_.count(half)) report(e, "runs before the input's half");
     const std::vector<int> halves = halves_of(p_, c);
     if (halves.empty()) return;
     const int u = unit_of_part(p_, c.part, c.layer);
@@ -413,7 +454,7 @@ class Verifier {
       report(e, "context ranks {}", ring ? "gather keys and values" : "pass keys and values on in a ring");
     if (axis != Axis::kCp) report(e, "keys and values are exchanged over the axis cp");
     // Sums are made in what a rank has of them.
-    if (moves == Moves::kDKeys && !e.step->reads.empty()) held(e.step->reads[0].buffer, e.micro_batch) = {};
+    if (moves == Moves::kDKeys && !e.step->reads.empty()) forget(e.step->reads[0].buffer, e.micro_batch);
   }
   void exchange_rows(const Expanded& e, const ReduceScatter& o) {
     exchange(e, o.axis, p_.setting.sharded_rows());
@@ -502,7 +543,7 @@ class Verifier {
       return;
     }
     arrive(e, o.over, *state, o.accumulate);
-    held(e.step->reads[0].buffer, e.micro_batch) = {};
+    forget(e.step->reads[0].buffer, e.micro_batch);
   }
 
   // Over whom a layout sums gradients.
@@ -600,7 +641,7 @@ class Verifier {
     state.written.clear();
     ++state.reductions;
     const bool used_up = p_.setting.sharded_gradients() || (p_.setting.offload.gradients && p_.setting.holders() == 1);
-    if (used_up) held(e.step->reads[0].buffer, e.micro_batch) = {};
+    if (used_up) forget(e.step->reads[0].buffer, e.micro_batch);
   }
 
   // For use, or once the host has updated them.
@@ -756,12 +797,13 @@ class Verifier {
   const Program& p_;
   std::vector<Expanded> ops_;
   Slots slots_;
-  std::vector<Held> held_;  // by place
+  std::size_t pieces_;      // of rows
+  std::vector<Held> held_;  // by place, and piece
   std::vector<UnitState> units_;
   std::vector<std::vector<std::size_t>> made_in_;  // contributions, by body and unit
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
-  std::set<std::tuple<int, std::int64_t, std::int64_t>>
-      inputs_;  // halves of backwards that have run: part, layer, micro-batch
+  std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
+      inputs_;  // halves of backwards that have run: part, layer, chunk, micro-batch
   std::set<std::int64_t> chunks_, loaded_;
   std::map<int, std::string> unread_;      // what was brought from other ranks and waits for a reader, and by whom
   std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds

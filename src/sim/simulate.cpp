@@ -99,6 +99,9 @@ std::optional<Unsimulated> unsimulated(const program::Setting& s) {
     return Unsimulated{"precision.reduce",
                        "gradients that travel in a narrower type are not calibrated; \"fp32\" can be "
                        "simulated"};
+  if (s.chunked_rows())
+    return Unsimulated{"parallel.tensor_chunks",
+                       "products of a piece of the rows are not calibrated; 1 can be simulated"};
   if (s.document_mask)
     return Unsimulated{"data.document_mask",
                        "attention within documents, whose work depends on the data, is not calibrated"};

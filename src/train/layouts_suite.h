@@ -64,6 +64,7 @@ struct Layout {
   int prefetch = 1;
   int tensor = 1;
   bool rows = false;         // sequence parallelism
+  std::int64_t chunks = 1;   // of the rows
   std::string recomputed{};  // in the place of `recompute`: "attention,activation/2"
   int stages = 1;            // of a pipeline
   program::Pipeline pipeline{};
@@ -104,6 +105,7 @@ inline program::Setting setting_of(const Layout& l, DType compute) {
   s.sequence = l.sequence;
   s.context_form = l.form;
   s.sequence_parallel = l.rows;
+  s.tensor_chunks = l.chunks;
   s.mesh[mesh::Axis::kPp] = l.stages;
   s.pipeline = l.pipeline;
   if (!l.recomputed.empty()) s.recompute = program::recompute_from_text(l.recomputed);

@@ -23,6 +23,7 @@ program::Setting alone(program::Setting s) {
   s.mesh = mesh::kOne;
   s.zero = 0;
   s.own_over_dp = s.sequence_parallel = false;
+  s.tensor_chunks = 1;
   s.recompute = {};
   s.offload = {};
   s.pipeline = {};

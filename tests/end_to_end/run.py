@@ -150,6 +150,8 @@ for family, more, count in (("llama", ("model.kv_heads=3",), 176), ("gpt", (), 1
     ok(f"verify: {family}, layouts of 8 ranks with every pair of choices are the same model", len(rows) == count and all(r["same"] and r["ratio"] <= 1 for r in rows), (len(rows), [r for r in rows if not r["same"]]))
 rows = json.loads(run("verify", *small, "--set", 'parallel.offload=["optimizer","gradients","parameters","activations"]', "--ranks", 2, "--cover", "pairs", "--format", "json").stdout)
 ok("verify: with states and activations on the host, and without", all(r["same"] and r["ratio"] <= 1 for r in rows) and sum("on the host" in r["layout"] for r in rows) >= 10, (len(rows), [r for r in rows if not r["same"]]))
+rows = json.loads(run("verify", *small, "--set", "parallel.tensor_chunks=3", "--ranks", 4, "--cover", "pairs", "--format", "json").stdout)
+ok("verify: with rows in pieces, and whole", all(r["same"] and r["ratio"] <= 1 for r in rows) and sum("in 3 pieces" in r["layout"] for r in rows) >= 10, (len(rows), [r for r in rows if not r["same"]]))
 said = run("verify", "run.toml", "--ranks", 2, "--layouts", "FULL_SHARD,ZERO1", "--steps", 2, "--set", "data.document_mask=true").stdout
 ok("verify on the configuration's data and its documents", "data.train" in said and re.search(r"^72 layouts, 72 of them the same model", said, re.M), said)
 # A ring has an op for each rank, micro-batch and layer.

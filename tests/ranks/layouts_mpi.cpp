@@ -116,10 +116,11 @@ INSTANTIATE_TEST_SUITE_P(Zero, LayoutsMpi,
                          ::testing::Values(Layout{1, 0}, Layout{1, 1}, Layout{1, 2}, Layout{1, 3, true},
                                            Layout{1, 2, false, 1, 2}, Layout{1, 3, false, 2, 2, true}));
 
-Layout tensor_ranks(int zero, bool rows) {
+Layout tensor_ranks(int zero, bool rows, std::int64_t chunks = 1) {
   Layout l{1, zero};
   l.tensor = 2;
   l.rows = rows;
+  l.chunks = chunks;
   return l;
 }
 // Here a send blocks until it is received, but for short ones.
@@ -151,7 +152,8 @@ INSTANTIATE_TEST_SUITE_P(Offload, LayoutsMpi,
                          ::testing::Values(on_host({true, true, true, true}, {1, 3, false, 1}),
                                            on_host({true, false, false, false}, {1, 1, false, 2}),
                                            on_host({true, true, false, false}, {1, 2, false, 1, 2})));
-INSTANTIATE_TEST_SUITE_P(Tensor, LayoutsMpi, ::testing::Values(tensor_ranks(0, true), tensor_ranks(3, false)));
+INSTANTIATE_TEST_SUITE_P(Tensor, LayoutsMpi,
+                         ::testing::Values(tensor_ranks(0, true), tensor_ranks(3, false), tensor_ranks(2, true, 3)));
 
 }  // namespace
 }  // namespace molen::train
