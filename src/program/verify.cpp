@@ -14,11 +14,11 @@
 #include "base/match.h"
 #include "program/build.h"
 #include "program/build_detail.h"
-#include "program/contributions.h"
 #include "program/races.h"
 #include "program/signature.h"
 #include "program/slots.h"
 #include "program/verify_detail.h"
+#include "program/verify_units.h"
 
 namespace molen::program {
 namespace {
@@ -54,31 +54,6 @@ struct Held {
   bool operator==(const Held&) const = default;
 };
 
-// Which op adds what to a gradient: part, layer, chunk, micro-batch, and which half of its backward. A whole backward
-// makes both; where a half has no gradient of its own, the other makes both.
-using Contribution = std::tuple<int, std::int64_t, std::int64_t, std::int64_t, int>;
-
-// What of a gradient an op writes: of which part and layer, which half.
-using Target = std::tuple<int, std::int64_t, int>;
-
-// What has happened to a unit in this step.
-struct UnitState {
-  std::multiset<Contribution> contributions;  // all
-  std::multiset<Contribution> pending;        // those in the whole gradient, not reduced yet
-  std::set<Target> written;                   // by the pending ones
-  std::size_t delivered = 0;                  // those that a reduction has taken along
-  bool zeroed = false, padded = false;        // the whole gradient; its padding at least
-  bool on_the_way = false;                    // some have left and have not come back as a sum
-  std::size_t in_message = 0;                 // how many
-  int reductions = 0, replicated = 0, counted = 0, updated = 0;
-  int exchanged = 0;           // sums of what tensor ranks hold alike
-  bool in_sum = false;         // the gradient's present contributions are summed over tensor ranks
-  int joined = 0;              // sums of what both ends of a pipeline hold
-  int copied = 0, came = 0;    // to the host for its update; updated parameters to the device
-  std::size_t on_host = 0;     // contributions in what the host has
-  std::vector<Axis> gathered;  // after the update
-};
-
 class Verifier {
  public:
   explicit Verifier(const Program& p)
@@ -87,9 +62,10 @@ class Verifier {
         slots_(p),
         pieces_(row_chunks(p.setting).size()),
         held_(slots_.places() * pieces_),
-        units_(p.units.size()) {
-    for (const Body& body : p_.bodies) made_in_.push_back(contributions_in(p_, body));
-  }
+        units_(
+            p,
+            [this](const Expanded* e, const std::string& what) { e ? report(*e, "{}", what) : report_all("{}", what); },
+            [this](const Expanded& e, int buffer) { forget(buffer, e.micro_batch); }) {}
 
   std::vector<Finding> run() {
     structure();
@@ -126,12 +102,7 @@ class Verifier {
       if (p_.buffers[b].lifetime == Lifetime::kTransient) forget(static_cast<int>(b), -1);
     chunks_.clear();
     chunks_in_.clear();
-    if (!p_.setting.gradients_leave()) return;
-    for (UnitState& s : units_) {
-      s.pending.clear();
-      s.written.clear();
-      s.zeroed = s.padded = false;
-    }
+    units_.begin_instance();
   }
 
   void structure() {
@@ -310,67 +281,61 @@ class Verifier {
     unread_.clear();
   }
 
-  UnitState* unit(const Expanded& e) {
-    const int u = unit_of_step(p_, *e.step);
-    if (u >= 0) return &units_[static_cast<std::size_t>(u)];
-    report(e, "names no parameter unit");
-    return nullptr;
-  }
-
   void semantics(const Expanded& e) {
-    std::visit(Match{
-                   [&](const Compute& c) { contribution(e, c); },
-                   [&](const LoadBatch& o) {
-                     if (o.uncounted == p_.has_head()) report(e, "tokens are counted where the head is");
-                     if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
-                     // The loader gives them one after the other.
-                     if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
-                       report(e, "loads micro-batch {} as number {}", e.micro_batch, loaded_.size());
-                     loaded_.insert(e.micro_batch);
-                   },
-                   [&](const ZeroFill&) { zero_fill(e); },
-                   [&](const SumSquares&) { count(e); },
-                   [&](const ClipScale&) { clip(e); },
-                   [&](const OptimizerStep&) { update(e); },
-                   [&](const AllReduce& o) {
-                     if (o.moves != Moves::kUnit)
-                       exchange(e, o.axis, !p_.setting.sharded_rows());
-                     else
-                       reduce(e, o.axis, false, false);
-                   },
-                   [&](const ReduceScatter& o) {
-                     if (o.moves == Moves::kDKeys)
-                       exchange_keys(e, o.axis, o.moves, false);
-                     else if (o.moves != Moves::kUnit)
-                       exchange_rows(e, o);
-                     else
-                       reduce(e, o.axis, true, o.accumulate);
-                   },
-                   [&](const AllGather& o) {
-                     if (o.moves == Moves::kKeys)
-                       exchange_keys(e, o.axis, o.moves, false);
-                     else if (o.moves != Moves::kUnit)
-                       exchange(e, o.axis, o.moves == Moves::kHead || p_.setting.sharded_rows());
-                     else
-                       gather(e, o.axis);
-                   },
-                   [&](const Send& o) { message(e, 0, o.moves, o.layer); },
-                   [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
-                   [&](const Shift& o) { exchange_keys(e, o.axis, o.moves, true); },
-                   [&](const CopyToHost& o) {
-                     if (o.moves == Moves::kUnit) return copy_gradient(e, o.accumulate);
-                     if (o.accumulate) report(e, "activations do not add up");
-                     copy_activations(e);
-                   },
-                   [&](const CopyToDevice& o) { o.moves == Moves::kUnit ? copy_parameters(e) : copy_activations(e); },
-                   [&](const Cast& o) { cast(e, o); },
-                   [&](const ReduceScalars& o) { reduce_scalars(e, o); },
-                   [&](const Agree&) {
-                     if (!clipped_) report(e, "decides before the sums are known");
-                     agreed_ = true;
-                   },
-               },
-               e.step->op);
+    std::visit(
+        Match{
+            [&](const Compute& c) { contribution(e, c); },
+            [&](const LoadBatch& o) {
+              if (o.uncounted == p_.has_head()) report(e, "tokens are counted where the head is");
+              if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
+              // The loader gives them one after the other.
+              if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
+                report(e, "loads micro-batch {} as number {}", e.micro_batch, loaded_.size());
+              loaded_.insert(e.micro_batch);
+            },
+            [&](const ZeroFill&) { zero_fill(e); },
+            [&](const SumSquares&) { count(e); },
+            [&](const ClipScale&) { clip(e); },
+            [&](const OptimizerStep&) { update(e); },
+            [&](const AllReduce& o) {
+              if (o.moves != Moves::kUnit)
+                exchange(e, o.axis, !p_.setting.sharded_rows());
+              else
+                units_.reduce(e, o.axis, false, false);
+            },
+            [&](const ReduceScatter& o) {
+              if (o.moves == Moves::kDKeys)
+                exchange_keys(e, o.axis, o.moves, false);
+              else if (o.moves != Moves::kUnit)
+                exchange_rows(e, o);
+              else
+                units_.reduce(e, o.axis, true, o.accumulate);
+            },
+            [&](const AllGather& o) {
+              if (o.moves == Moves::kKeys)
+                exchange_keys(e, o.axis, o.moves, false);
+              else if (o.moves != Moves::kUnit)
+                exchange(e, o.axis, o.moves == Moves::kHead || p_.setting.sharded_rows());
+              else
+                units_.gather(e, o.axis);
+            },
+            [&](const Send& o) { message(e, 0, o.moves, o.layer); },
+            [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
+            [&](const Shift& o) { exchange_keys(e, o.axis, o.moves, true); },
+            [&](const CopyToHost& o) {
+              if (o.moves == Moves::kUnit) return units_.copy_gradient(e, o.accumulate);
+              if (o.accumulate) report(e, "activations do not add up");
+              copy_activations(e);
+            },
+            [&](const CopyToDevice& o) { o.moves == Moves::kUnit ? units_.copy_parameters(e) : copy_activations(e); },
+            [&](const Cast& o) { units_.cast(e, o); },
+            [&](const ReduceScalars& o) { reduce_scalars(e, o); },
+            [&](const Agree&) {
+              if (!clipped_) report(e, "decides before the sums are known");
+              agreed_ = true;
+            },
+        },
+        e.step->op);
   }
 
   void contribution(const Expanded& e, const Compute& c) {
@@ -389,29 +354,7 @@ class Verifier {
     const std::tuple half{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
     if (c.pass == ComputePass::kInput) inputs_.insert(half);
     if (c.pass == ComputePass::kWeights && !inputs_.count(half)) report(e, "runs before the input's half");
-    const std::vector<int> halves = halves_of(p_, c);
-    if (halves.empty()) return;
-    const int u = unit_of_part(p_, c.part, c.layer);
-    if (u < 0) return;
-    UnitState& state = units_[static_cast<std::size_t>(u)];
-    if (state.reductions > 0 && !p_.setting.gradients_leave())
-      report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
-    // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
-    const bool table = arch::is_head(c.part) || (p_.arch.tied && c.part == arch::Part::kEmbed);
-    const auto target = [&](int half) {
-      return table ? Target{-1, -1, half} : Target{static_cast<int>(c.part), c.layer, half};
-    };
-    bool earlier = state.zeroed;
-    for (const int half : halves) earlier = earlier || state.written.count(target(half)) > 0;
-    if (c.accumulate && !earlier) report(e, "adds to a gradient that still holds something else");
-    if (!c.accumulate && earlier) report(e, "overwrites what was accumulated before");
-    for (const int half : halves) {
-      const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch, half};
-      state.contributions.insert(made);
-      state.pending.insert(made);
-      state.written.insert(target(half));
-    }
-    state.in_sum = false;
+    units_.add(e, c);
   }
 
   // operands() has checked that it crosses a boundary of this stage.
@@ -428,12 +371,7 @@ class Verifier {
     const int u = unit_of_step(p_, *e.step);
     const bool padding = std::get<ZeroFill>(e.step->op).padding;
     if (u >= 0) {
-      UnitState& state = units_[static_cast<std::size_t>(u)];
-      if (padding && (!p_.setting.gradients_leave() || !detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)])))
-        report(e, "there is no padding to clear");
-      if (!padding && !state.pending.empty()) report(e, "clears a gradient that is already in use");
-      state.zeroed = state.zeroed || !padding;
-      state.padded = true;
+      units_.clear(e, u, padding);
     } else {
       if (padding) report(e, "sums have no padding");
       if (scalars_zeroed_) report(e, "clears the step's sums a second time");
@@ -462,237 +400,21 @@ class Verifier {
     if (o.accumulate != adds) report(e, "{} the residual gradient so far", adds ? "must add to" : "cannot add to");
   }
 
-  std::size_t expected_contributions(int u) const { return program::expected_contributions(p_, u); }
-  // Contributions that a reduction takes along: those of its micro-batch in its instance, or all.
-  std::size_t needed_in(const Expanded& e, int u) const {
-    return p_.setting.gradients_leave() ? made_in_[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(u)]
-                                        : expected_contributions(u);
-  }
-  // Those of all ops of one micro-batch.
-  std::size_t micro_batch_contributions(int u) const {
-    return expected_contributions(u) / static_cast<std::size_t>(p_.setting.micro_batches());
-  }
-  // How often a gradient is reduced in a step.
-  int reductions_needed(int u) const {
-    if (!p_.setting.gradients_leave()) return 1;
-    int n = 0;
-    for (const Instance& i : p_.schedule)
-      n += made_in_[static_cast<std::size_t>(i.body)][static_cast<std::size_t>(u)] > 0;
-    return n;
-  }
-
-  // Adds up what the first and the last stage have of the table.
-  void join_ends(const Expanded& e, int u, UnitState& state, bool scatter) {
-    const Setting& s = p_.setting;
-    if (!p_.shared_by_ends(u)) report(e, "the other end of the pipeline has no such gradient");
-    if (scatter) report(e, "both ends keep the sum");
-    if (s.sharded_gradients() ? state.delivered != expected_contributions(u)
-                              : state.pending.size() != expected_contributions(u))
-      report(e, "adds the ends' shares before they are complete");
-    if (state.reductions > 0 && !s.sharded_gradients()) report(e, "adds the ends' shares after the data-parallel sum");
-    if (++state.joined > 1) report(e, "adds the ends' shares a second time");
-  }
-
-  bool must_exchange(int u) const { return p_.units[static_cast<std::size_t>(u)].replicated > 0; }
-
-  // Sums what tensor ranks hold alike, once per reduction.
-  void exchange_gradient(const Expanded& e, int u, UnitState& state) {
-    const std::size_t needed = needed_in(e, u);
-    if (!must_exchange(u)) report(e, "there is nothing that tensor ranks hold alike");
-    if (state.pending.size() != needed)
-      report(e, "sums over tensor ranks with {} of {} contributions made", state.pending.size(), needed);
-    if (state.in_sum) report(e, "sums over tensor ranks a second time");
-    state.in_sum = true;
-    ++state.exchanged;
-  }
-
-  void reduce(const Expanded& e, Axis axis, bool scatter, bool accumulate) {
-    const Setting& s = p_.setting;
-    UnitState* state = unit(e);
-    if (!state) return;
-    const int u = unit_of_step(p_, *e.step);
-    if (axis == Axis::kTp) {
-      if (scatter) report(e, "what tensor ranks hold alike is not cut");
-      exchange_gradient(e, u, *state);
-      return;
-    }
-    if (axis == Axis::kEnds) {
-      join_ends(e, u, *state, scatter);
-      return;
-    }
-    over_data_ranks(e, axis);
-    const bool wanted = axis == Axis::kReplicate ? s.own_over_dp : s.owns_part();
-    if (scatter != wanted)
-      report(e, "this layout (ZeRO-{}) wants {}", s.zero, wanted ? "reduce_scatter" : "all_reduce");
-    if (s.narrow_over(axis)) {
-      if (accumulate) report(e, "a message is added where it is cast back");
-      return;
-    }
-    depart(e, axis, u, *state);
-    arrive(e, axis, *state, accumulate);
-  }
-
-  void cast(const Expanded& e, const Cast& o) {
-    UnitState* state = unit(e);
-    if (!state) return;
-    if (!p_.setting.narrow_over(o.over)) report(e, "gradients travel in the type in which they are kept");
-    over_data_ranks(e, o.over);
-    if (!o.back) {
-      if (o.accumulate) report(e, "a message holds one sum");
-      depart(e, o.over, unit_of_step(p_, *e.step), *state);
-      return;
-    }
-    arrive(e, o.over, *state, o.accumulate);
-    forget(e.step->reads[0].buffer, e.micro_batch);
-  }
-
-  // Over whom a layout sums gradients.
-  void over_data_ranks(const Expanded& e, Axis axis) {
-    const Setting& s = p_.setting;
-    if (s.holders() == 1) report(e, "there is nobody to reduce with");
-    const Axis want = s.sharded_gradients() ? Axis::kShard : Axis::kDp;
-    if (axis == Axis::kReplicate) {
-      if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
-    } else if (axis != want) {
-      report(e, "gradients are reduced over the axis {}", name_of(want));
-    }
-  }
-
-  // What this rank gives to a sum is complete. It gives it where the reduction is or, of a message, where that is made.
-  void depart(const Expanded& e, Axis axis, int u, UnitState& state) {
-    const Setting& s = p_.setting;
-    if (state.on_the_way) report(e, "another message of it has not come back");
-    if (axis == Axis::kReplicate) {
-      if (s.offload.gradients ? state.replicated >= state.reductions : state.delivered != expected_contributions(u))
-        report(e, "sums a shard over the replicas with {} of {} contributions in it", state.delivered,
-               expected_contributions(u));
-      if (p_.shared_by_ends(u) && state.joined == 0)
-        report(e, "sums over the replicas before the other end of the pipeline has added its share");
-      state.on_the_way = true;
-      return;
-    }
-    if (s.pipelined() && p_.shared_by_ends(u) && !s.sharded_gradients() && state.joined == 0)
-      report(e, "reduces before the other end of the pipeline has added its share");
-    complete(e, u, state);
-    leave(e, state);
-  }
-
-  // The sum, or this rank's part of it, is where it is kept.
-  void arrive(const Expanded& e, Axis axis, UnitState& state, bool accumulate) {
-    const Setting& s = p_.setting;
-    if (!std::exchange(state.on_the_way, false)) report(e, "nothing of it is on the way");
-    if (axis == Axis::kReplicate) {
-      if (accumulate) report(e, "there is nothing to add to");
-      ++state.replicated;
-      return;
-    }
-    if (accumulate != (s.sharded_gradients() && !s.offload.gradients && state.delivered > 0))
-      report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what earlier micro-batches left");
-    state.delivered += std::exchange(state.in_message, 0);
-  }
-
-  // What the host updates from: of each micro-batch, as soon as it is summed over the ranks, or of all at once.
-  void copy_gradient(const Expanded& e, bool accumulate) {
-    const Setting& s = p_.setting;
-    UnitState* state = unit(e);
-    if (!state) return;
-    const int u = unit_of_step(p_, *e.step);
-    if (!s.offload.optimizer) report(e, "no gradient belongs on the host");
-    if (accumulate != (s.offload.gradients && state->copied > 0))
-      report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what is there already");
-    ++state->copied;
-    if (!s.offload.gradients) {
-      if (state->copied > 1) report(e, "copies it a second time");
-      if (!reduced_on_device(u) || state->contributions.size() != expected_contributions(u))
-        report(e, "copies a gradient that is not reduced");
-      state->on_host = state->contributions.size();
-      return;
-    }
-    const std::size_t needed = needed_in(e, u);
-    if (s.holders() == 1) {  // nobody to reduce with: it leaves from where it was made
-      complete(e, u, *state);
-      leave(e, *state);
-      arrive(e, Axis::kDp, *state, false);
-    }
-    if (needed == 0) report(e, "copies a gradient that no op of this instance has made");
-    if (state->delivered != state->on_host + needed ||
-        (s.sharded_gradients() && s.replicas() > 1 && state->replicated != state->reductions))
-      report(e, "copies what is not summed over all ranks, or has been copied before");
-    state->on_host = state->delivered;
-  }
-
-  // What leaves the whole gradient: all contributions of its micro-batch, or of all where it stays, and nothing else.
-  void complete(const Expanded& e, int u, const UnitState& state) {
-    const std::size_t needed = needed_in(e, u);
-    if (state.pending.size() != needed) report(e, "takes along {} of {} contributions", state.pending.size(), needed);
-    if (must_exchange(u) && !state.in_sum) report(e, "what tensor ranks hold alike is not summed over them yet");
-    if (!p_.setting.gradients_leave()) return;
-    if (!state.zeroed && needed != micro_batch_contributions(u))
-      report(e, "takes along gradients of parameters that no op of this instance has written");
-    if (!state.padded && detail::has_padding(p_, p_.units[static_cast<std::size_t>(u)]))
-      report(e, "takes along padding that holds anything");
-  }
-
-  // A micro-batch's contributions are on their way to where the sum of all is made.
-  void leave(const Expanded& e, UnitState& state) {
-    state.on_the_way = true;
-    state.in_message = state.pending.size();
-    state.pending.clear();
-    state.written.clear();
-    ++state.reductions;
-    const bool used_up = p_.setting.sharded_gradients() || (p_.setting.offload.gradients && p_.setting.holders() == 1);
-    if (used_up) forget(e.step->reads[0].buffer, e.micro_batch);
-  }
-
-  // For use, or once the host has updated them.
-  void copy_parameters(const Expanded& e) {
-    const Setting& s = p_.setting;
-    UnitState* state = unit(e);
-    if (!state) return;
-    if (s.offload.parameters) {
-      if (state->updated > 0) report(e, "brings parameters that no op of this step reads any more");
-      return;
-    }
-    if (!s.offload.optimizer) report(e, "no parameters are on the host");
-    if (state->updated != 1) report(e, "brings parameters that are not updated yet");
-    if (!e.step->unless) report(e, "unless=non_finite is missing");
-    if (++state->came > 1) report(e, "brings them a second time");
-  }
-
   // operands() has followed the value there and back.
   void copy_activations(const Expanded& e) {
     if (!p_.setting.offload.activations) report(e, "activations stay on the device");
   }
 
-  bool reduced(int u) const {
-    const UnitState& state = units_[static_cast<std::size_t>(u)];
-    return reduced_on_device(u) && (!p_.setting.offload.gradients || state.on_host == expected_contributions(u));
-  }
-
-  // Everything is in, and summed over all ranks.
-  bool reduced_on_device(int u) const {
-    const Setting& s = p_.setting;
-    const UnitState& state = units_[static_cast<std::size_t>(u)];
-    const int sums = must_exchange(u) ? reductions_needed(u) : 0;
-    if (state.exchanged != sums || (sums > 0 && !state.in_sum)) return false;
-    if (state.joined != (p_.shared_by_ends(u) ? 1 : 0)) return false;
-    if (s.holders() == 1 && !s.offload.gradients) return true;
-    if (state.delivered != expected_contributions(u)) return false;
-    const int sums_over_replicas =
-        s.sharded_gradients() && s.replicas() > 1 ? s.offload.gradients ? state.reductions : 1 : 0;
-    return state.reductions == reductions_needed(u) && state.replicated == sums_over_replicas;
-  }
-
   void count(const Expanded& e) {
-    UnitState* s = unit(e);
-    if (!s) return;
-    const int u = unit_of_step(p_, *e.step);
-    if (!reduced(u) || s->contributions.size() != expected_contributions(u))
-      report(e, "counts a gradient that is not reduced");
-    if (!p_.counts(u)) report(e, "counts what the first stage of the pipeline counts");
     if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
     if (clipped_ || !summed_over_[kSumSquares].empty()) report(e, "comes too late for the gradient norm");
-    ++s->counted;
+    units_.count(e);
+  }
+
+  void update(const Expanded& e) {
+    if (!clipped_) report(e, "runs before the clipping scale is known");
+    if (!agreed_) report(e, "runs before the ranks have agreed that the gradient is finite");
+    units_.update(e);
   }
 
   void reduce_scalars(const Expanded& e, const ReduceScalars& o) {
@@ -716,42 +438,8 @@ class Verifier {
     for (std::int64_t i = kLossSum; i <= kSumSquares; ++i)
       if (summed_over_[static_cast<std::size_t>(i)].size() < detail::axes_of_sum(p_.setting, i).size())
         report(e, "uses the sum {}, which is not reduced over the ranks", i);
-    for (std::size_t u = 0; u < units_.size(); ++u)
-      if (units_[u].counted != (p_.counts(static_cast<int>(u)) ? 1 : 0))
-        report(e, "the norm counts gradient {} {} times", p_.units[u].name, units_[u].counted);
+    units_.clip(e);
     clipped_ = true;
-  }
-
-  void update(const Expanded& e) {
-    UnitState* s = unit(e);
-    if (!s) return;
-    if (!clipped_) report(e, "runs before the clipping scale is known");
-    if (!agreed_) report(e, "runs before the ranks have agreed that the gradient is finite");
-    if (!e.step->unless) report(e, "would update from a non-finite gradient: unless=non_finite is missing");
-    const int u = unit_of_step(p_, *e.step);
-    if (s->contributions.size() != expected_contributions(u) ||
-        (p_.setting.offload.optimizer && s->on_host != expected_contributions(u)))
-      report(e, "updates from an incomplete gradient");
-    ++s->updated;
-  }
-
-  void gather(const Expanded& e, Axis axis) {
-    const Setting& s = p_.setting;
-    UnitState* state = unit(e);
-    if (!state) return;
-    if (s.sharded_parameters() && axis == Axis::kShard) {  // for use, not for keeping
-      if (state->updated > 0) report(e, "gathers parameters that no op of this step reads any more");
-      return;
-    }
-    const std::vector<Axis> axes = detail::gathered_over(s);
-    if (state->gathered.size() >= axes.size())
-      report(e, "parameters are whole by then; there is nothing to gather");
-    else if (axes[state->gathered.size()] != axis)
-      report(e, "parameters come together over {}", name_of(axes[state->gathered.size()]));
-    if (state->updated != 1 || (s.offload.optimizer && state->came != 1))
-      report(e, "gathers parameters that are not updated yet");
-    if (!e.step->unless) report(e, "unless=non_finite is missing");
-    state->gathered.push_back(axis);
   }
 
   void totals() {
@@ -767,23 +455,7 @@ class Verifier {
         report_all("the head leaves out chunks");
       return;
     }
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      const std::string& name = p_.units[u].name;
-      const UnitState& s = units_[u];
-      const std::set<Contribution> distinct(s.contributions.begin(), s.contributions.end());
-      if (s.contributions.size() != distinct.size() || distinct.size() != expected_contributions(static_cast<int>(u)))
-        report_all("gradient {} has {} contributions ({} distinct) where {} are needed", name, s.contributions.size(),
-                   distinct.size(), expected_contributions(static_cast<int>(u)));
-      if (!reduced(static_cast<int>(u)))
-        report_all("gradient {} is not summed over all ranks ({} reductions, {} of {} contributions, {} over replicas)",
-                   name, s.reductions, s.delivered, expected_contributions(static_cast<int>(u)), s.replicated);
-      if (s.updated != 1) report_all("unit {} is updated {} times", name, s.updated);
-      const bool comes = p_.setting.offload.optimizer && !p_.setting.offload.parameters;
-      if (s.came != (comes ? 1 : 0)) report_all("unit {} comes from the host {} times after its update", name, s.came);
-      if (s.gathered.size() != detail::gathered_over(p_.setting).size())
-        report_all("unit {} is gathered over {} of {} axes after its update", name, s.gathered.size(),
-                   detail::gathered_over(p_.setting).size());
-    }
+    units_.totals();
   }
 
   void races() {
@@ -799,8 +471,7 @@ class Verifier {
   Slots slots_;
   std::size_t pieces_;      // of rows
   std::vector<Held> held_;  // by place, and piece
-  std::vector<UnitState> units_;
-  std::vector<std::vector<std::size_t>> made_in_;  // contributions, by body and unit
+  UnitLedger units_;
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
   std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
       inputs_;  // halves of backwards that have run: part, layer, chunk, micro-batch
