@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The long checks, whose figures are kept in docs/results/nightly-DATE.md with machine, commit and commands.
 # `nightly.sh [fuzz|tsan|ubsan|tidy|verify|predict|bench ...]`: those parts only, in nightly-DATE-PARTS.md; all by default. FUZZ_SECONDS (60) is the time of each target.
+# VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; the layouts beside them, which 4 ranks have, belong to 4.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify predict bench)
 seconds=${FUZZ_SECONDS:-60}
-out=docs/results/nightly-$(date -u +%F)$(printf -- '-%s' "$@" | sed 's/^-$//').md
+out=docs/results/nightly-$(date -u +%F)$(printf -- '-%s' "$@" ${VERIFY_FAMILIES:-} ${VERIFY_RANKS:-} | sed 's/^-$//').md
 log=build/nightly
 mkdir -p "$log" docs/results
 record() { printf '| %s | `%s` | %s |\n' "$1" "$2" "$3" >>"$out"; }
@@ -73,14 +74,15 @@ tidy() {
 verify() {
   local common=(--set model.layers=8 --set model.hidden=30 --set model.heads=6 --set model.head_dim=10 --set model.vocabulary=71
     --set model.max_sequence=64 --set data.sequence_length=24 --set batch.global=24 --set batch.micro=3)
-  for family in llama gpt; do
+  for family in ${VERIFY_FAMILIES:-llama gpt}; do
     local sizes=(--set "model.family=$family" --set model.ffn=44)
     [ "$family" = gpt ] || sizes+=(--set model.kv_heads=3)
-    for ranks in 2 3 4 6 8; do
+    for ranks in ${VERIFY_RANKS:-2 3 4 6 8}; do
       build/molen verify "${common[@]}" "${sizes[@]}" --ranks "$ranks" >"$log/verify-$family-$ranks.txt" 2>&1 && figure="$(tail -1 "$log/verify-$family-$ranks.txt")" ||
         figure="**differs**: see $log/verify-$family-$ranks.txt"
       record "layouts, $family, $ranks ranks" "molen verify --ranks $ranks" "$figure"
     done
+    case " ${VERIFY_RANKS:-4} " in *" 4 "*) ;; *) continue ;; esac
     # With rows in pieces too; and with what may stand on the host there.
     build/molen verify "${common[@]}" "${sizes[@]}" --set parallel.tensor_chunks=3 --ranks 4 >"$log/verify-$family-pieces.txt" 2>&1 &&
       figure="$(tail -1 "$log/verify-$family-pieces.txt")" || figure="**differs**: see $log/verify-$family-pieces.txt"

@@ -223,13 +223,16 @@ int run_verify(const VerifyArguments& o) {
   if (o.only_static) return run_static(o);
   if (o.layouts == "given") throw UsageError("--layouts given: for --static; training it is `molen train`");
   config::Config c = load_config(o.config);
-  const auto launch = train::resolve_launch(c, o.config.ranks);
+  const auto launch = train::resolve_launch(c, o.config.ranks, true);
   const auto a = plan::resolve_architecture(c);
   const auto base = base_setting(c, a, launch.machine.local_ranks);
   train::VerifyOptions options;
   options.steps = o.steps;
   options.layouts = o.wanted();
   options.pairs = o.pairs();
+  // Processes prove it on the host: their world moves its memory.
+  if (launch.machine.cuda && (launch.communicator == "threads" || launch.communicator == "self"))
+    options.cuda = launch.machine.device;
   for (const auto& name : o.precisions) options.compute.push_back(dtype_from_name(name));
   plan::layouts_of(a, base, launch.machine.ranks, options.layouts);  // refused before anything runs
   const auto read = samples_of(c, base, a.vocabulary);

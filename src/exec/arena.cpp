@@ -3,6 +3,10 @@
 #include <ATen/ATen.h>
 #include <sys/mman.h>
 
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
 #include "base/error.h"
 
 namespace molen::exec {
@@ -31,10 +35,31 @@ at::ScalarType to_aten(DType dtype) {
   throw Error("tensors of type {} are not used", name_of(dtype));
 }
 
+namespace {
+
+// The arenas of this process, by where they begin.
+struct Registry {
+  std::shared_mutex mutex;
+  std::map<const char*, const Arena*> arenas;
+};
+Registry& registry() {
+  static Registry r;
+  return r;
+}
+
+}  // namespace
+
 Arena::Arena(Bytes size, at::Device device, bool pinned) : size_(size), device_(device) {
   if (size.value == 0) return;
-  if (!device.is_cpu() || pinned) {
-    block_ = at::zeros({size.value}, at::TensorOptions().dtype(at::kByte).device(device).pinned_memory(pinned));
+  take(pinned);
+  const std::unique_lock lock(registry().mutex);
+  registry().arenas.emplace(static_cast<const char*>(base_), this);
+}
+
+void Arena::take(bool pinned) {
+  const Bytes size = size_;
+  if (!device_.is_cpu() || pinned) {
+    block_ = at::zeros({size.value}, at::TensorOptions().dtype(at::kByte).device(device_).pinned_memory(pinned));
     base_ = block_.data_ptr();
     return;
   }
@@ -47,7 +72,21 @@ Arena::Arena(Bytes size, at::Device device, bool pinned) : size_(size), device_(
   ::madvise(base_, static_cast<std::size_t>(size.value), MADV_HUGEPAGE);  // a hint; refusal costs speed only
 }
 
+std::optional<at::Device> Arena::device_of(const void* data) {
+  const std::shared_lock lock(registry().mutex);
+  const auto& arenas = registry().arenas;
+  auto after = arenas.upper_bound(static_cast<const char*>(data));
+  if (after == arenas.begin()) return std::nullopt;
+  const auto& [base, arena] = *--after;
+  if (static_cast<const char*>(data) - base >= arena->size_.value) return std::nullopt;
+  return arena->device_;
+}
+
 Arena::~Arena() {
+  if (base_) {
+    const std::unique_lock lock(registry().mutex);
+    registry().arenas.erase(static_cast<const char*>(base_));
+  }
   if (base_ && !block_.defined()) ::munmap(base_, static_cast<std::size_t>(size_.value));
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "base/dtype.h"
 #include "base/units.h"
@@ -24,10 +25,14 @@ class Arena {
   Bytes size() const { return size_; }
   at::Device device() const { return device_; }
   void* at(std::int64_t offset) const { return static_cast<char*>(base_) + offset; }
+  // The device of the arena that an address lies in; nothing where it lies in none of this process.
+  static std::optional<at::Device> device_of(const void* data);
   // A view of `elements` elements; the arena outlives it.
   at::Tensor view(std::int64_t offset, DType dtype, at::IntArrayRef shape) const;
 
  private:
+  void take(bool pinned);
+
   Bytes size_;
   at::Device device_;
   void* base_ = nullptr;

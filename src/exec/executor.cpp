@@ -386,6 +386,9 @@ StepResult Executor::run(const StepInput& input) {
 const program::Program& Executor::program() const {
   return impl_->program_;
 }
+at::Device Executor::device() const {
+  return impl_->options_.device;
+}
 const program::MemoryPlan& Executor::memory() const {
   return impl_->plan_;
 }

@@ -77,6 +77,7 @@ class Executor {
   StepResult run(const StepInput& input);
 
   const program::Program& program() const;
+  at::Device device() const;
   const program::MemoryPlan& memory() const;
   const std::vector<program::Expanded>& ops() const;
 

@@ -83,7 +83,7 @@ void check_setting(const Setting& s) {
     throw UsageError("precision.reduce: {} is no type to sum gradients in", name_of(s.reduce));
   if (s.compute == DType::kF64 && size_of(s.reduce) < 4)
     throw UsageError("precision.reduce: {} would round what fp64 compute is to prove", name_of(s.reduce));
-  if (s.compute == DType::kF64 && s.kernels != arch::Kernels::kReference)
+  if (s.compute == DType::kF64 && s.kernels == arch::Kernels::kFused)
     throw UsageError("math.kernels: fp64 runs on the reference kernels; set math.kernels = \"reference\"");
 }
 

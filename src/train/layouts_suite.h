@@ -127,12 +127,13 @@ inline Outcome train_rank(const program::Program& p, comm::Communicator& world, 
 
 // All ranks as threads, each with the program of its stage; what rank 0 puts together. The first error of a rank is
 // thrown.
-inline Outcome train_threads(const std::vector<program::Program>& stages, int steps, exec::Options options = {}) {
+inline Outcome train_threads(const std::vector<program::Program>& stages, int steps, exec::Options options = {},
+                             comm::ThreadOptions between = {}) {
   const program::Setting& setting = stages.front().setting;
   const auto n = static_cast<std::size_t>(setting.ranks());
   std::vector<Outcome> out(n);
   std::vector<std::exception_ptr> errors(n);
-  comm::ThreadWorld world(setting.ranks());
+  comm::ThreadWorld world(setting.ranks(), between);
   std::vector<std::unique_ptr<comm::Communicator>> ranks;
   for (std::size_t r = 0; r < n; ++r) ranks.push_back(world.communicator(static_cast<int>(r)));
   std::vector<std::jthread> threads;

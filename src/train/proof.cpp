@@ -72,9 +72,11 @@ void check_memory(const exec::Executor& executor) {
     const auto& e = executor.ops()[i];
     const std::int64_t planned =
         executor.memory().high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];
-    if (executor.measured_high_water()[i] != planned)
+    // A device's scratch is its own allocator's (parts_aten.cpp: temporary), so that ops there stay below the plan.
+    const std::int64_t used = executor.measured_high_water()[i];
+    if (executor.device().is_cpu() ? used != planned : used > planned)
       throw Error("op %{} ({}) used memory up to byte {} where {} was planned", e.op, program::kind_of(e.step->op),
-                  executor.measured_high_water()[i], planned);
+                  used, planned);
   }
 }
 

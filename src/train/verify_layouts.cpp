@@ -65,9 +65,13 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     Trial trial;
     trial.steps = compute == DType::kF64 ? options.steps : 1;
     const auto setting = with_type(base, compute);
+    Trial there = trial;
+    if (options.cuda) there.options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*options.cuda));
     Outcome reference;
     if (world.rank() == 0) reference = prove(sound(arch, alone(setting), "one rank"), *comm::make_self(), read, trial);
-    auto layouts = plan::layouts_of(arch, setting, world.size(), options.layouts);
+    auto of_ranks = setting;
+    if (options.cuda) of_ranks.kernels = arch::Kernels::kAten;
+    auto layouts = plan::layouts_of(arch, of_ranks, world.size(), options.layouts);
     if (options.pairs) layouts = plan::covering_pairs(layouts);
     for (const plan::Layout& layout : layouts) {
       const double start = now().value;
@@ -78,7 +82,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
           stages.at(static_cast<std::size_t>(program::at_rank(layout.setting, world.rank()).pipeline.stage));
       program::require_sound(p, layout.name);
       const Outcome outcome =
-          prove(p, world, in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence), trial);
+          prove(p, world, in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence), there);
       if (world.rank() != 0) continue;
       VerifyRow row{layout.name,         compute,
                     trial.steps,         difference(reference, outcome),

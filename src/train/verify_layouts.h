@@ -28,6 +28,7 @@ struct VerifyOptions {
   int steps = 10;                    // of the proof in fp64
   std::vector<DType> compute;        // kF64, kF32: one step
   std::vector<std::string> layouts;  // strategies; all where empty
+  std::optional<int> cuda;           // device that all ranks share; the reference stays on the host
   bool pairs = false;                // of them, those that cover all pairs of choices (plan::covering_pairs)
 };
 

@@ -16,12 +16,18 @@
 #include "comm/mpi/mpi.h"
 #include "comm/self/self.h"
 #include "comm/threads/threads.h"
+#include "exec/device_memory.h"
 
 namespace molen::train {
 namespace {
 
-void run_threads(int ranks, const std::function<void(comm::Communicator&)>& body) {
-  comm::ThreadWorld world(ranks);
+void run_threads(const plan::Machine& machine, const std::function<void(comm::Communicator&)>& body) {
+  const int ranks = machine.ranks;
+  exec::DeviceMemory memory(machine.cuda ? at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(machine.device))
+                                         : at::Device(at::kCPU));
+  comm::ThreadOptions options;
+  if (machine.cuda) options.memory = &memory;
+  comm::ThreadWorld world(ranks, options);
   std::vector<std::unique_ptr<comm::Communicator>> communicators;
   for (int r = 0; r < ranks; ++r) communicators.push_back(world.communicator(r));
   std::mutex mutex;
@@ -104,7 +110,7 @@ bool resolve_cuda(const config::Config& c) {
 // Several ranks with a device each: the processes of a launcher, in the order of their host's devices.
 void on_devices(const config::Config& c, Launch& launch) {
   if (launch.communicator == "threads")
-    throw UsageError("{}: thread-ranks on cuda devices are not built yet; start one process a device (mpirun -n {})",
+    throw UsageError("{}: thread-ranks on cuda devices are for molen verify; start one process a device (mpirun -n {})",
                      c.where("device.kind"), launch.machine.ranks);
   const int devices = static_cast<int>(at::accelerator::deviceCount());
   if (launch.machine.local_ranks > devices)
@@ -120,19 +126,20 @@ void on_devices(const config::Config& c, Launch& launch) {
 
 }  // namespace
 
-Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks) {
+Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks, bool share) {
   Launch launch = resolve_ranks(c, thread_ranks);
   launch.machine.cuda = resolve_cuda(c);
   if (!launch.machine.cuda && launch.communicator == "nccl")
     throw UsageError("{}: \"nccl\" moves the memory of cuda devices, and this run is on the cpu",
                      c.where("device.communicator"));
-  if (launch.machine.cuda && launch.machine.ranks > 1) on_devices(c, launch);
+  const bool shared = share && launch.communicator == "threads";
+  if (launch.machine.cuda && launch.machine.ranks > 1 && !shared) on_devices(c, launch);
   return launch;
 }
 
 void run_ranks(const Launch& launch, const std::function<void(comm::Communicator&)>& body) {
   if (launch.communicator == "mpi" || launch.communicator == "nccl") return run_mpi(body);
-  if (launch.communicator == "threads") return run_threads(launch.machine.ranks, body);
+  if (launch.communicator == "threads") return run_threads(launch.machine, body);
   const auto self = comm::make_self();
   body(*self);
 }

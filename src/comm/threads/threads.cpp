@@ -187,14 +187,15 @@ class Threads final : public Communicator {
       // Each rank reduces one slice of all buffers and writes it to all of them.
       const std::int64_t first = count * rank_ / size(), last = count * (rank_ + 1) / size();
       const std::int64_t width = size_of(dtype);
-      constexpr std::int64_t kBlock = 1 << 15;  // keeps the reduced block in cache while it is copied out
+      // Keeps the reduced block in cache while it is copied out; a device wants all at once.
+      const std::int64_t block = here(data) ? std::int64_t{1} << 15 : std::max<std::int64_t>(last - first, 1);
       std::vector<const void*> sources(group_->calls.size());
-      for (std::int64_t at = first; at < last; at += kBlock) {
-        const std::int64_t n = std::min(kBlock, last - at);
+      for (std::int64_t at = first; at < last; at += block) {
+        const std::int64_t n = std::min(block, last - at);
         for (std::size_t r = 0; r < sources.size(); ++r)
           sources[r] = static_cast<const char*>(group_->calls[r].send) + at * width;
         char* mine = static_cast<char*>(data) + at * width;
-        combine(mine, sources, n, dtype, op);
+        reduce(mine, sources, n, dtype, op);
         for (int r = 0; r < size(); ++r) {
           has_read(r, n * width);
           if (r != rank_)
@@ -213,7 +214,7 @@ class Threads final : public Communicator {
       std::vector<const void*> sources;
       for (const Call& c : group_->calls) sources.push_back(static_cast<const char*>(c.send) + first * size_of(dtype));
       const std::int64_t own = counts[static_cast<std::size_t>(rank_)];
-      combine(receive, sources, own, dtype, op);
+      reduce(receive, sources, own, dtype, op);
       for (int r = 0; r < size(); ++r) has_read(r, own * size_of(dtype));
     });
   }
@@ -302,6 +303,7 @@ class Threads final : public Communicator {
     lock.unlock();
     const std::int64_t bytes = count * size_of(dtype);
     copy(data, message.data, bytes);
+    settle();
     lock.lock();
     group_->mail.erase(box);
     message.taken = bytes;
@@ -358,8 +360,31 @@ class Threads final : public Communicator {
   int other(int rank) const { return group_->members[static_cast<std::size_t>(rank)]; }
   int me() const { return other(rank_); }
   bool left(int rank) const { return group_->gone[static_cast<std::size_t>(rank)]; }
-  static void copy(void* to, const void* from, std::int64_t bytes) {
-    if (to != from && bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  // Whether data is the host's.
+  bool here(const void* data) const {
+    const Memory* memory = world().options.memory;
+    return !memory || !memory->holds(data);
+  }
+  void copy(void* to, const void* from, std::int64_t bytes) const {
+    if (to == from || bytes == 0) return;
+    if (here(to) && here(from))
+      std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    else
+      world().options.memory->copy(to, from, bytes);
+  }
+  void reduce(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op) const {
+    if (count == 0) return;
+    const bool host = here(out);
+    for (const void* source : sources)
+      if (here(source) != host) throw Error("ranks reduce what lies in the memories of host and device");
+    if (host)
+      combine(out, sources, count, dtype, op);
+    else
+      world().options.memory->combine(out, sources, count, dtype, op);
+  }
+  // Until a device has done what this thread began there.
+  void settle() const {
+    if (Memory* memory = world().options.memory) memory->wait();
   }
   void check_peer(int peer) const {
     if (peer < 0 || peer >= size() || peer == rank_) throw Error("rank {} of {} talks to rank {}", rank_, size(), peer);
@@ -425,6 +450,7 @@ class Threads final : public Communicator {
     try {
       compare();
       move();
+      settle();
     } catch (const std::exception& error) {
       wrong = error.what();
     }

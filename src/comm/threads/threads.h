@@ -1,10 +1,12 @@
-// N ranks as threads of one process. Deterministic; with injected delay, disorder and failure for tests.
+// N ranks as threads of one process, in the host's memory or in that of a device that they share. Deterministic; with
+// injected delay, disorder and failure for tests.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "comm/communicator.h"
+#include "comm/memory.h"
 
 namespace molen::comm {
 
@@ -13,6 +15,7 @@ struct ThreadOptions {
   std::uint64_t seed = 0;
   int fail_rank = -1;           // this rank throws ...
   std::int64_t fail_call = -1;  // ... at its call of this number (from 0)
+  Memory* memory = nullptr;     // where buffers may lie besides the host's; must outlive the world
 };
 
 class ThreadWorld {
