@@ -73,7 +73,7 @@ tidy() {
 # stages of two chunks.
 verify() {
   local common=(--set model.layers=8 --set model.hidden=30 --set model.heads=6 --set model.head_dim=10 --set model.vocabulary=71
-    --set model.max_sequence=64 --set data.sequence_length=24 --set batch.global=24 --set batch.micro=3)
+    --set model.max_sequence=64 --set data.sequence_length=24 --set batch.global=24 --set batch.micro=3 --set 'device.kind="cpu"')
   for family in ${VERIFY_FAMILIES:-llama gpt}; do
     local sizes=(--set "model.family=$family" --set model.ffn=44)
     [ "$family" = gpt ] || sizes+=(--set model.kv_heads=3)

@@ -174,7 +174,12 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
   if (!all.entries.empty() && all.cpu != cpu)
     throw UsageError("{}: holds measurements of another machine ({}, {}); this is {}: choose another --output", output,
                      all.host, all.cpu, cpu);
+  const std::string gemm(math::name_of(math::gemm_library()));
+  if (!all.entries.empty() && all.gemm != gemm)
+    throw UsageError("{}: holds measurements with products by {}, which are by {} now: choose another --output", output,
+                     all.gemm, gemm);
   all.cpu = cpu;
+  all.gemm = gemm;
   return all;
 }
 

@@ -230,9 +230,7 @@ int run_verify(const VerifyArguments& o) {
   options.steps = o.steps;
   options.layouts = o.wanted();
   options.pairs = o.pairs();
-  // Processes prove it on the host: their world moves its memory.
-  if (launch.machine.cuda && (launch.communicator == "threads" || launch.communicator == "self"))
-    options.cuda = launch.machine.device;
+  if (launch.machine.cuda) options.cuda = launch.machine.device;
   for (const auto& name : o.precisions) options.compute.push_back(dtype_from_name(name));
   plan::layouts_of(a, base, launch.machine.ranks, options.layouts);  // refused before anything runs
   const auto read = samples_of(c, base, a.vocabulary);
@@ -241,9 +239,10 @@ int run_verify(const VerifyArguments& o) {
     const bool table = o.format != "json";
     if (world.rank() == 0 && table)
       fmt::print(
-          "{} on {} rank{} ({}), {}; differences from one rank, relative\n{:<68} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} "
+          "{} on {} rank{} ({}{}), {}; differences from one rank, relative\n{:<68} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} "
           "{:>9} {:>9} {:>9}\n",
           a.name, world.size(), world.size() == 1 ? "" : "s", launch.communicator,
+          options.cuda ? fmt::format(" on cuda:{}, with ATen's kernels", *options.cuda) : "",
           c.data.train.empty() ? "counting samples (no data.train)" : "data.train", "layout", "type", "steps", "loss",
           "norm", "gradient", "weights", "bound", "of bound", "took");
     const auto rows = train::verify_layouts(a, base, read, options, world, [&](const train::VerifyRow& row) {
@@ -256,6 +255,7 @@ int run_verify(const VerifyArguments& o) {
       worst = std::max(worst, row.ratio());
       same = same && row.failure.empty();
       all.push_back(to_json(row));
+      all.back()["device"] = options.cuda ? Json(fmt::format("cuda:{}", *options.cuda)) : Json("cpu");
     }
     if (table)
       fmt::print("{} layouts, {} of them the same model; the largest difference is {:.4f} of its bound\n", rows.size(),

@@ -19,7 +19,7 @@ class Memory {
   virtual bool holds(const void* data) const = 0;
   // At least one side is here.
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
-  // As comm::combine (reduce.h), to the bit; all of it is here.
+  // As comm::combine (reduce.h), but for the sign of a zero and the bits of a NaN; all of it is here.
   virtual void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op) = 0;
   virtual void wait() = 0;
 };

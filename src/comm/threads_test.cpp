@@ -109,6 +109,7 @@ class Guarded final : public Memory {
     return p >= there_ && p < there_ + kBytes;
   }
   void copy(void* to, const void* from, std::int64_t bytes) override {
+    if (fails && holds(to) && holds(from)) throw Error("the device has failed");
     std::memmove(const_cast<char*>(reach(to)), reach(from), static_cast<std::size_t>(bytes));
   }
   void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op) override {
@@ -119,6 +120,7 @@ class Guarded final : public Memory {
   }
   void wait() override { ++waited; }
   std::atomic<int> combined = 0, waited = 0;
+  std::atomic<bool> fails = false;  // copies between ranks
 
  private:
   char* map(int protection) const {
@@ -247,6 +249,27 @@ TEST_P(Threads, SuiteAndWireInTheMemoryOfADevice) {
     EXPECT_EQ(e, "");
   EXPECT_GT(memory.combined, 0);
   EXPECT_GT(memory.waited, 0);
+}
+
+// Neither the sender, which waits for a copy of its buffer, nor a peer in a collective waits for ever.
+TEST(ThreadsMemory, ADeviceThatFailsEndsAll) {
+  for (const bool message : {true, false}) {
+    Guarded memory;
+    memory.fails = true;
+    ThreadOptions options;
+    options.memory = &memory;
+    const auto errors = on_threads(2, options, [&](Communicator& c) {
+      char* buffer = memory.take(64);
+      const std::vector<std::int64_t> counts{4, 4};
+      if (!message)
+        c.all_gather(buffer, memory.take(64), counts, DType::kF64);
+      else if (c.rank() == 0)
+        c.send(buffer, 8, DType::kF64, 1);
+      else
+        c.recv(buffer, 8, DType::kF64, 0);
+    });
+    for (const std::string& e : errors) EXPECT_NE(e.find("the device has failed"), std::string::npos) << e;
+  }
 }
 
 TEST(ThreadsMemory, OneSumInTwoMemoriesIsRefused) {

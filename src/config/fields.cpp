@@ -77,7 +77,7 @@ std::vector<Field> parallel_fields() {
       make("parallel.tensor", m, &T::tensor, positive(kRanks), e, "ranks that share each layer's matrices"),
       make("parallel.sequence", m, &T::sequence, boolean(), e,
            "cut norms and residuals along the sequence over the tensor ranks"),
-      make("parallel.tensor_chunks", m, &T::tensor_chunks, positive(1 << 16), e,
+      make("parallel.tensor_chunks", m, &T::tensor_chunks, positive(64), e,
            "with parallel.sequence: pieces of a micro-batch's rows; those of one travel while another is multiplied"),
       make("parallel.pipeline", m, &T::pipeline, positive(kRanks), e, "pipeline stages"),
       make("parallel.virtual_stages", m, &T::virtual_stages, positive(kRanks), e,

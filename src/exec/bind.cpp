@@ -141,12 +141,12 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
 
 void update_on_device(const StepInput& input, Run& run, const at::Tensor& scalars) {
   at::Tensor& target = run.master.defined() ? run.master : run.param;
-  // The fused op divides gradients by grad_scale.
-  const at::Tensor inverse = scalars.select(0, program::kGradScale).reciprocal().to(at::kFloat);
+  // Not by the fused op's own scale: that is fp32, and writes the scaled gradient back over the other.
+  const at::Tensor grad = run.grad.mul(scalars.select(0, program::kGradScale));
   const at::Tensor step = at::full({}, static_cast<double>(input.step), run.grad.options().dtype(at::kFloat));
   const double decay = run.decay ? input.optimizer.weight_decay : 0.0;
-  at::_fused_adamw_({target}, {run.grad}, {run.m}, {run.v}, {}, {step}, input.optimizer.lr, input.optimizer.beta1,
-                    input.optimizer.beta2, decay, input.optimizer.eps, false, false, inverse);
+  at::_fused_adamw_({target}, {grad}, {run.m}, {run.v}, {}, {step}, input.optimizer.lr, input.optimizer.beta1,
+                    input.optimizer.beta2, decay, input.optimizer.eps, false, false);
 }
 
 Kernel bind_optimizer(const BindContext& c, const Step& step) {

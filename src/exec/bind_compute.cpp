@@ -200,8 +200,11 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
                 operands.share(),
                 positions_of(context.program.setting, context.coordinates)};
   if (piece) {
-    common.shape.batch = 1;
-    common.shape.sequence = operands.tokens();
+    // Whole sequences, or one run of rows with a table of its own.
+    const std::int64_t rows = operands.tokens(), length = setting.local_sequence();
+    const bool whole = program::chunk_rows(setting, op.chunk).first % length == 0 && rows % length == 0;
+    common.shape.batch = whole ? rows / length : 1;
+    common.shape.sequence = rows / common.shape.batch;
   }
   if (arch::is_head(op.part)) {
     common.shape.chunk = setting.head_chunk_tokens(op.chunk);

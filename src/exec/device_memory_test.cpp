@@ -48,7 +48,8 @@ TEST(DeviceMemory, CombinesToTheSameBits) {
           at::Tensor t = arena.view(r * bytes, type, {kCount});
           const at::Tensor drawn = at::empty({kCount}, at::kDouble);
           for (std::int64_t i = 0; i < kCount; ++i)
-            drawn.data_ptr<double>()[i] = 40.0 * uniform_at(stream_key(3, "device") + static_cast<std::uint64_t>(r),
+            drawn.data_ptr<double>()[i] = (type == DType::kU8 ? 0.0 : -20.0) +
+                                          40.0 * uniform_at(stream_key(3, "device") + static_cast<std::uint64_t>(r),
                                                             static_cast<std::uint64_t>(i));
           t.copy_(drawn);
           if (at::isFloatingType(t.scalar_type()) && r == 2) t.narrow(0, 17, 3).fill_(NAN);

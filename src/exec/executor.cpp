@@ -68,17 +68,25 @@ void wait_for_launched(at::Device device) {
   guard.synchronizeStream(guard.getStream(device));
 }
 
-// RoPE's table of a sequence; or that of each piece of a micro-batch's rows, one sequence behind the other.
+// RoPE's table of a sequence; or that of each piece of a micro-batch's rows: part of it, but where a piece goes on from
+// one sequence into the next.
 std::vector<model::RopeTable> rope_tables(const program::Setting& s, const model::RopeTable& sequence) {
   if (!s.chunked_rows() || !sequence.cos_SD2.defined())
     return std::vector<model::RopeTable>(program::row_chunks(s).size(), sequence);
-  const at::Tensor rows =
-      at::arange(s.tokens(), sequence.cos_SD2.options().dtype(at::kLong)).remainder(s.local_sequence());
-  const at::Tensor cosines = sequence.cos_SD2.index_select(0, rows), sines = sequence.sin_SD2.index_select(0, rows);
+  const std::int64_t length = s.local_sequence();
   std::vector<model::RopeTable> tables;
   for (const std::int64_t chunk : program::row_chunks(s)) {
     const auto [first, last] = program::chunk_rows(s, chunk);
-    tables.push_back({cosines.narrow(0, first, last - first), sines.narrow(0, first, last - first)});
+    const std::int64_t from = first % length, rows = last - first;
+    if (from + rows <= length) {
+      tables.push_back({sequence.cos_SD2.narrow(0, from, rows), sequence.sin_SD2.narrow(0, from, rows)});
+    } else if (from == 0 && rows % length == 0) {
+      tables.push_back(sequence);
+    } else {
+      const auto options = sequence.cos_SD2.options().dtype(at::kLong);
+      const at::Tensor positions = at::arange(first, last, options).remainder(length);
+      tables.push_back({sequence.cos_SD2.index_select(0, positions), sequence.sin_SD2.index_select(0, positions)});
+    }
   }
   return tables;
 }

@@ -16,7 +16,7 @@ using arch::Role;
 // The operands of one step as tensors of the shapes that model/parts.h names.
 class Operands {
  public:
-  // `chunk`: which piece of the rows the op is of (program/layout.h: chunk_rows); all.
+  // `chunk`: which piece of the rows the op is of (program/layout.h: chunk_rows); -1: all.
   Operands(const BindContext& context, const program::Step& step, std::int64_t chunk = -1)
       : c_(context), step_(step), chunk_(chunk), rows_(program::chunk_rows(context.program.setting, chunk)) {}
 

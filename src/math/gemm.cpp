@@ -6,7 +6,9 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <exception>
 
 #include "base/error.h"
 #include "math/allocation.h"
@@ -34,9 +36,28 @@ bool intel_or_no_avx512() {
 #endif
 }
 
+// libtorch refuses its own function on processors that its oneDNN has no fast path for, and by its environment
+// (ONEDNN_MAX_CPU_ISA); which those are is a matter of its version. So: a small product, once.
+bool onednn_multiplies() {
+  if (!at::native::mkldnn_matmul || !at::hasMKLDNN()) return false;
+  const c10::InferenceMode inference;
+  const LibraryCall call;
+  std::array<float, 16> a{}, c{};
+  a.fill(1);
+  const auto square = [](std::array<float, 16>& values) {
+    return at::from_blob(values.data(), {4, 4}, at::TensorOptions().dtype(at::kFloat));
+  };
+  try {
+    at::native::mkldnn_matmul(square(a), square(a), square(c), 0.0F, 1.0F);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return std::all_of(c.begin(), c.end(), [](float x) { return x == 4; });
+}
+
 GemmLibrary choose() {
   const char* name = std::getenv("MOLEN_GEMM");
-  if (!name) {
+  if (!name || *name == '\0') {
     // A user who lets oneDNN round fp32 operands to fewer bits does not mean these.
     const bool exact = !std::getenv("ONEDNN_DEFAULT_FPMATH_MODE") && !std::getenv("DNNL_DEFAULT_FPMATH_MODE");
     return gemm_library_available(GemmLibrary::kOneDnn) && exact && !intel_or_no_avx512() ? GemmLibrary::kOneDnn
@@ -50,6 +71,12 @@ GemmLibrary choose() {
   throw UsageError("MOLEN_GEMM={}: aten or onednn", name);
 }
 
+// Who multiplies products of these sizes.
+GemmLibrary library_for(GemmLibrary chosen, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const bool worth = 2 * m * n * k >= kOneDnnFrom && std::min({m, n, k}) >= kOneDnnThinnest;
+  return worth ? chosen : GemmLibrary::kAten;
+}
+
 at::Tensor view(const float* data, std::int64_t rows, std::int64_t columns) {
   return at::from_blob(const_cast<float*>(data), {rows, columns}, at::TensorOptions().dtype(at::kFloat));
 }
@@ -58,7 +85,7 @@ void product(GemmLibrary library, const at::Tensor& a, const at::Tensor& b, bool
   const std::int64_t m = a.size(0), n = b.size(1), k = a.size(1);
   const LibraryCall call;
   at::Tensor out = view(c, m, n);
-  if (library == GemmLibrary::kOneDnn && 2 * m * n * k >= kOneDnnFrom && std::min({m, n, k}) >= kOneDnnThinnest)
+  if (library_for(library, m, n, k) == GemmLibrary::kOneDnn)
     at::native::mkldnn_matmul(a, b, out, accumulate ? 1.0F : 0.0F, 1.0F);
   else if (accumulate)
     at::addmm_out(out, out, a, b);
@@ -95,7 +122,8 @@ std::string_view name_of(GemmLibrary library) {
   return library == GemmLibrary::kAten ? "aten" : "onednn";
 }
 bool gemm_library_available(GemmLibrary library) {
-  return library == GemmLibrary::kAten || (at::native::mkldnn_matmul && at::hasMKLDNN());
+  static const bool onednn = onednn_multiplies();
+  return library == GemmLibrary::kAten || onednn;
 }
 GemmLibrary gemm_library() {
   static const GemmLibrary chosen = choose();
@@ -106,7 +134,8 @@ void matmul_nt(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t
                bool accumulate, float* c) {
   const c10::InferenceMode guard;
   const int threads = at::get_num_threads();
-  if (library == GemmLibrary::kAten && threads > 1 && m > 1 && n >= 16 * m && n >= 1024 * threads && !omp_in_parallel())
+  if (library_for(library, m, n, k) == GemmLibrary::kAten && threads > 1 && m > 1 && n >= 16 * m &&
+      n >= 1024 * threads && !omp_in_parallel())
     return wide_product_nt(threads, m, n, k, a, b, accumulate, c);
   product(library, view(a, m, k), view(b, n, k).t(), accumulate, c);
 }

@@ -194,6 +194,9 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
       for (const Sharding& sharding : shardings_of(ranks / stages.count / grid.tensor))
         if (wanted.empty() || std::find(wanted.begin(), wanted.end(), sharding.strategy) != wanted.end())
           add(stages, grid, sharding);
+  if (base.tensor_chunks > 1 &&
+      std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.chunked_rows(); }))
+    throw UsageError("parallel.tensor_chunks: no layout of {} ranks has rows for {} pieces", ranks, base.tensor_chunks);
   if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   return layouts;
 }

@@ -60,16 +60,6 @@ void check_setting(const Setting& s) {
   if (s.sequence_parallel && s.tensor() && s.tokens() < s.tensor_ranks())
     throw UsageError("parallel.sequence: {} tokens of a micro-batch have no row for each of {} tensor ranks",
                      s.tokens(), s.tensor_ranks());
-  if (s.tensor_chunks < 1) throw UsageError("parallel.tensor_chunks: {} pieces", s.tensor_chunks);
-  if (s.tensor_chunks > 1 && !s.sharded_rows())
-    throw UsageError(
-        "parallel.tensor_chunks: rows travel in pieces where tensor ranks keep them by rows; set "
-        "parallel.sequence = true");
-  if (s.chunked_rows() && s.tokens() / s.tensor_chunks < s.tensor_ranks())
-    throw UsageError(
-        "parallel.tensor_chunks: {} tokens of a micro-batch in {} pieces have no row for each of {} tensor "
-        "ranks",
-        s.tokens(), s.tensor_chunks, s.tensor_ranks());
   if (s.zero < 0 || s.zero > 3) throw UsageError("parallel.zero: stages are 0 to 3, not {}", s.zero);
   if (s.zero >= 2 && s.shards() == 1 && s.replicas() > 1)
     throw UsageError("parallel.data_shard: ZeRO-{} has nothing to shard over with {} replicas of one rank", s.zero,
@@ -84,7 +74,8 @@ void check_setting(const Setting& s) {
   if (s.compute == DType::kF64 && size_of(s.reduce) < 4)
     throw UsageError("precision.reduce: {} would round what fp64 compute is to prove", name_of(s.reduce));
   if (s.compute == DType::kF64 && s.kernels == arch::Kernels::kFused)
-    throw UsageError("math.kernels: fp64 runs on the reference kernels; set math.kernels = \"reference\"");
+    throw UsageError(
+        "math.kernels: the fused kernels compute in fp32; fp64 is for \"reference\", or for ATen's on a device");
 }
 
 }  // namespace

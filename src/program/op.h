@@ -138,7 +138,7 @@ struct ReduceScatter {
   bool accumulate = false;  // adds to what an earlier micro-batch, or the layer above, left there
   Moves moves = Moves::kUnit;
   std::int64_t layer = -1;
-  std::int64_t chunk = -1;  // of rows between tensor ranks: which piece of Setting::tensor_chunks; all
+  std::int64_t chunk = -1;  // of rows between tensor ranks: which piece of Setting::tensor_chunks; -1: all
   bool operator==(const ReduceScatter&) const = default;
 };
 struct AllGather {

@@ -235,11 +235,17 @@ std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses) {
   return bytes;
 }
 
+// Of a text, an op may lack operands: the verifier says so afterwards.
+std::vector<Use> first_of(const std::vector<Use>& uses) {
+  return {uses.begin(), uses.begin() + (uses.empty() ? 0 : 1)};
+}
+
 // All that `whole` holds, or the piece of its rows.
-Bytes exchanged_bytes(const Program& p, std::int64_t chunk, const Use& whole) {
-  if (chunk < 0) return Bytes(used_bytes(p, {whole}));
+Bytes exchanged_bytes(const Program& p, std::int64_t chunk, const std::vector<Use>& whole) {
+  if (chunk < 0 || whole.empty()) return Bytes(used_bytes(p, whole));
   const auto [first, last] = chunk_rows(p.setting, chunk);
-  return Bytes((last - first) * p.arch.hidden * size_of(p.buffers[static_cast<std::size_t>(whole.buffer)].dtype));
+  return Bytes((last - first) * p.arch.hidden *
+               size_of(p.buffers[static_cast<std::size_t>(whole.front().buffer)].dtype));
 }
 
 arch::Pass pass_of(ComputePass pass) {
@@ -285,16 +291,17 @@ Program costs(Program p) {
                        step.moved = Bytes(used_bytes(p, step.reads) + 2 * used_bytes(p, step.writes));
                      },
                      [&](const AllReduce&) { step.moved = Bytes(used_bytes(p, step.writes)); },
-                     [&](const ReduceScatter& o) { step.moved = exchanged_bytes(p, o.chunk, step.reads.at(0)); },
-                     [&](const AllGather& o) { step.moved = exchanged_bytes(p, o.chunk, step.writes.at(0)); },
+                     [&](const ReduceScatter& o) { step.moved = exchanged_bytes(p, o.chunk, first_of(step.reads)); },
+                     [&](const AllGather& o) { step.moved = exchanged_bytes(p, o.chunk, first_of(step.writes)); },
                      [&](const Send&) { step.moved = Bytes(used_bytes(p, step.reads)); },
                      [&](const Receive&) { step.moved = Bytes(used_bytes(p, step.writes)); },
-                     [&](const Shift&) { step.moved = Bytes(2 * used_bytes(p, {step.writes.at(0)})); },
+                     [&](const Shift&) { step.moved = Bytes(2 * used_bytes(p, first_of(step.writes))); },
                      [&](const CopyToHost&) { step.moved = Bytes(used_bytes(p, step.reads)); },
                      [&](const CopyToDevice&) { step.moved = Bytes(used_bytes(p, step.writes)); },
                      [&](const Cast& o) {
                        // A sum is widened a block at a time, and its target read too.
-                       const std::int64_t wide = used_elements(p, step.writes.at(0)) * size_of(DType::kF32);
+                       const std::int64_t wide =
+                           step.writes.empty() ? 0 : used_elements(p, step.writes[0]) * size_of(DType::kF32);
                        step.moved = touched + Bytes(o.accumulate ? wide : 0);
                        step.scratch =
                            Bytes(o.accumulate ? std::min(wide, arch::kWidenBlock * size_of(DType::kF32)) : 0);

@@ -55,6 +55,7 @@ std::string sharding_text(const Setting& s) {
   if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
   if (s.tensor())
     text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? " with rows cut" : "");
+  if (s.chunked_rows()) text += fmt::format(" in {} pieces", s.tensor_chunks);
   if (s.pipelined()) {
     text += fmt::format(", {} stages, {}", s.stages(), name_of(s.pipeline.schedule));
     if (s.pipeline.chunks > 1) text += fmt::format(" of {} chunks each", s.pipeline.chunks);
@@ -74,7 +75,26 @@ bool needs(const Program& p, const Unit& unit) {
 
 }  // namespace
 
+namespace {
+
+void check_pieces(const Setting& s) {
+  if (s.tensor_chunks < 1 || s.tensor_chunks > kMaxTensorChunks)
+    throw UsageError("parallel.tensor_chunks: 1 to {} pieces, not {}", kMaxTensorChunks, s.tensor_chunks);
+  if (s.tensor_chunks > 1 && !s.sharded_rows())
+    throw UsageError(
+        "parallel.tensor_chunks: rows travel in pieces where tensor ranks keep them by rows; set "
+        "parallel.sequence = true");
+  if (s.chunked_rows() && s.tokens() / s.tensor_chunks < s.tensor_ranks())
+    throw UsageError(
+        "parallel.tensor_chunks: {} tokens of a micro-batch in {} pieces have no row for each of {} tensor "
+        "ranks",
+        s.tokens(), s.tensor_chunks, s.tensor_ranks());
+}
+
+}  // namespace
+
 Program describe(const arch::Architecture& arch, const Setting& setting) {
+  check_pieces(setting);
   Program p;
   p.arch = arch;
   p.setting = setting;

@@ -61,6 +61,9 @@ std::string_view name_of(ContextForm form);  // "gather", "ring"
 
 enum class Purpose { kTrain, kEvaluate };
 
+// Of rows between tensor ranks: beyond, a piece is no more worth its messages.
+inline constexpr std::int64_t kMaxTensorChunks = 64;
+
 // Whose results of a layer's forward are dropped and computed again before the first op of backward that reads them
 // (program/recompute.h has its text form). What a layer hands to the next is always kept, so `down` never runs again.
 struct Recompute {

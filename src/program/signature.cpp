@@ -510,7 +510,6 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
   const auto& a = program.local;
   const Setting& s = program.setting;
   const std::int64_t n = s.tokens();
-  const std::int64_t kept = kept_rows(s, {});  // of the residual stream
   const auto [first_row, end_row] = chunk_rows(s, chunk_apart(program, operand) ? operand.chunk : -1);
   const std::int64_t stats = a.norm == arch::Norm::kRms ? n : 2 * n;
   switch (operand.value) {
@@ -523,7 +522,7 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
     case Value::kMid:
     case Value::kDResidual:
     case Value::kDMid:
-      return kept * a.hidden;
+      return kept_rows(s, {}) * a.hidden;
     case Value::kNormed:
     case Value::kDNormed:
       return n * a.hidden;

@@ -80,7 +80,7 @@ struct Operand {
   Range range = Range::kAll;
   std::int64_t step = 0;  // of a ring, or of a message
   bool host = false;      // what a layer keeps, on the host meanwhile
-  // Which piece of its rows an op uses (Setting::tensor_chunks); all.
+  // Which piece of its rows an op uses (Setting::tensor_chunks); -1: all.
   std::int64_t chunk = -1;
   bool operator==(const Operand&) const = default;
 };

@@ -132,7 +132,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
                                         where, "context_form");
   s.order = mesh::parse_order(text("order"));
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
-  if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, 1 << 16);
+  if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, kMaxTensorChunks);
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));

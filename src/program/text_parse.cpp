@@ -77,6 +77,7 @@ class Parser {
   std::string where() const { return fmt::format("{}:{}", origin_, number_); }
 
   void statement(const std::string& line, const std::vector<std::string>& w) {
+    if ((w[0] == "arch" && have_arch_) || (w[0] == "setting" && have_setting_)) fail("a second '" + w[0] + "' line");
     if (w[0] == "arch") {
       program_.arch =
           arch::architecture_from_json(parse_json(std::string_view(line).substr(5), where()), where() + ": arch");

@@ -30,6 +30,13 @@ std::string where(const Program& p, const Expanded& e) {
       fmt::format("body {}, op %{} ({}", p.bodies[static_cast<std::size_t>(e.body)].name, e.op, kind_of(e.step->op));
   if (const auto* c = std::get_if<Compute>(&e.step->op); c && c->layer >= 0)
     text += fmt::format(", layer {}", c->layer);
+  const auto piece = std::visit(
+      [](const auto& op) -> std::int64_t {
+        if constexpr (requires { op.chunk; }) return op.chunk;
+        return -1;
+      },
+      e.step->op);
+  if (piece >= 0) text += fmt::format(", chunk {}", piece);
   if (e.micro_batch >= 0) text += fmt::format(", micro-batch {}", e.micro_batch);
   return text + ")";
 }
@@ -76,8 +83,7 @@ class Verifier {
         instance = e.instance;
         begin_instance();
       }
-      operands(e);
-      semantics(e);
+      if (operands(e)) semantics(e);
       if (findings_.size() >= kMaxFindings) return findings_;
     }
     totals();
@@ -147,7 +153,11 @@ class Verifier {
   bool piece_fits(const Expanded& e) {
     const auto fits = [&](bool in_pieces, std::int64_t chunk) {
       const bool right = in_pieces ? chunk >= 0 && chunk < p_.setting.tensor_chunks : chunk < 0;
-      if (!right) report(e, "is of piece {} of the rows, which are in {}", chunk, in_pieces ? pieces_ : 1);
+      if (!right && in_pieces)
+        report(e, "is of {} of the rows, which are in {} pieces", chunk < 0 ? "all" : fmt::format("piece {}", chunk),
+               pieces_);
+      else if (!right)
+        report(e, "is of piece {} of rows that are not in pieces", chunk);
       return right;
     };
     if (const auto* c = std::get_if<Compute>(&e.step->op))
@@ -162,22 +172,23 @@ class Verifier {
     return rows && p_.setting.chunked_rows();
   }
 
-  // Types, sizes and values of an op's operands, by position.
-  void operands(const Expanded& e) {
+  // Types, sizes and values of an op's operands, by position; false: there are others, of which nothing can be said.
+  bool operands(const Expanded& e) {
     if (!detail::of_this_stage(p_, e.step->op)) {
       report(e, "is of no chunk of this stage");
-      return;
+      return false;
     }
-    if (!piece_fits(e)) return;
+    if (!piece_fits(e)) return false;
     const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
     if (e.step->reads.size() != want.reads.size() || e.step->writes.size() != want.writes.size()) {
       report(e, "has {} + {} operands where it needs {} + {}", e.step->reads.size(), e.step->writes.size(),
              want.reads.size(), want.writes.size());
-      return;
+      return false;
     }
     aliases(e, want);
     for (std::size_t i = 0; i < want.reads.size(); ++i) read(e, e.step->reads[i], want.reads[i]);
     for (std::size_t i = 0; i < want.writes.size(); ++i) write(e, e.step->writes[i], want.writes[i]);
+    return true;
   }
 
   // The residual gradient is added to in place; nothing else may be written where an op still reads.
@@ -352,7 +363,7 @@ class Verifier {
     if ((c.pass != ComputePass::kBackward) && !p_.setting.pipeline.halves)
       report(e, "is half of a backward, which this setting runs whole");
     const std::tuple half{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
-    if (c.pass == ComputePass::kInput) inputs_.insert(half);
+    if (c.pass == ComputePass::kInput && !inputs_.insert(half).second) report(e, "runs a second time");
     if (c.pass == ComputePass::kWeights && !inputs_.count(half)) report(e, "runs before the input's half");
     units_.add(e, c);
   }
@@ -396,6 +407,9 @@ class Verifier {
   }
   void exchange_rows(const Expanded& e, const ReduceScatter& o) {
     exchange(e, o.axis, p_.setting.sharded_rows());
+    // The sum is made in what was to be summed.
+    const Operand used_up = signature(p_, o, -1).reads[0];
+    for (Held& piece : held(e.step->reads[0].buffer, e.micro_batch, used_up)) piece = {};
     const bool adds = o.moves == Moves::kDMid || (o.moves == Moves::kDResidual && o.layer < p_.arch.layers);
     if (o.accumulate != adds) report(e, "{} the residual gradient so far", adds ? "must add to" : "cannot add to");
   }

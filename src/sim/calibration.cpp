@@ -9,7 +9,8 @@
 namespace molen::sim {
 namespace {
 
-constexpr int kFormat = 3;  // 2: costs have a pace; 3: costs are those of a core of its own, entries have cores
+// 2: costs have a pace; 3: costs are those of a core of its own, entries have cores; 4: who made products in fp32
+constexpr int kFormat = 4;
 
 }  // namespace
 
@@ -80,6 +81,7 @@ Calibration parse_calibration(const Json& j, const std::string& origin) {
     c.host = j.at("host").get<std::string>();
     c.cpu = j.at("cpu").get<std::string>();
     c.created = j.at("created").get<std::string>();
+    c.gemm = j.at("gemm").get<std::string>();
     for (const auto& e : j.at("entries"))
       c.entries.push_back(
           {{count_of(e, "ranks", origin), count_of(e, "threads", origin), e.at("compute").get<std::string>(),
@@ -109,7 +111,8 @@ Json to_json(const Calibration::Entry& e) {
 Json to_json(const Calibration& c) {
   Json entries = Json::array();
   for (const auto& e : c.entries) entries.push_back(to_json(e));
-  return {{"format", kFormat}, {"host", c.host}, {"cpu", c.cpu}, {"created", c.created}, {"entries", entries}};
+  return {{"format", kFormat},    {"host", c.host}, {"cpu", c.cpu},
+          {"created", c.created}, {"gemm", c.gemm}, {"entries", entries}};
 }
 
 void write_calibration(const fs::path& path, const Calibration& c) {

@@ -30,6 +30,7 @@ struct Cores {
 
 struct Calibration {
   std::string host, cpu, created;  // created: UTC
+  std::string gemm;                // who made products in fp32 (math/gemm.h)
   struct Entry {
     Conditions conditions;
     Cores cores;

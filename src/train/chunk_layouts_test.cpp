@@ -81,17 +81,19 @@ TEST_P(Pieces, SameModelInDouble) {
 TEST_P(Pieces, OneStepInFloatWithinTheBound) {
   for (const auto kernels : {arch::Kernels::kFused, arch::Kernels::kAten}) {
     if (kernels == arch::Kernels::kAten && (GetParam().context > 1 || GetParam().documents)) continue;
-    const auto a = deep(grouped());
-    auto alone = setting_of(1, 0, false, DType::kF32, 3), setting = setting_of(GetParam(), DType::kF32);
-    alone.kernels = setting.kernels = kernels;
-    alone.sequence = setting.sequence;
-    alone.document_mask = setting.document_mask;
-    const auto stages = sound_stages(a, setting);
-    const Difference d = difference(train_alone(program::build(a, alone), 1), train_threads(stages, 1));
-    const Bounds bounds = bounds_of(stages.front());
-    EXPECT_LE(d.loss, bounds.loss);
-    EXPECT_LE(d.norm, bounds.norm);
-    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    for (const auto& a : models()) {
+      if (a.heads % GetParam().tensor != 0) continue;
+      auto alone = setting_of(1, 0, false, DType::kF32, 3), setting = setting_of(GetParam(), DType::kF32);
+      alone.kernels = setting.kernels = kernels;
+      alone.sequence = setting.sequence;
+      alone.document_mask = setting.document_mask;
+      const auto stages = sound_stages(a, setting);
+      const Difference d = difference(train_alone(program::build(a, alone), 1), train_threads(stages, 1));
+      const Bounds bounds = bounds_of(stages.front());
+      EXPECT_LE(d.loss, bounds.loss);
+      EXPECT_LE(d.norm, bounds.norm);
+      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    }
   }
 }
 
@@ -106,6 +108,17 @@ TEST_P(Pieces, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
 TEST_P(Pieces, ReadsBackWhatItPrints) {
   for (const Program& p : sound_stages(deep(grouped()), setting_of(GetParam(), DType::kF32)))
     EXPECT_EQ(program::parse(program::print(p), "text"), p);
+}
+
+TEST_P(Pieces, AnEvaluationIsSound) {
+  for (const auto& a : models()) {
+    program::Setting s = setting_of(GetParam(), DType::kF32);
+    if (a.heads % GetParam().tensor != 0) continue;
+    s.purpose = program::Purpose::kEvaluate;
+    s.offload = {};
+    const auto stages = sound_stages(a, s);
+    EXPECT_EQ(program::parse(program::print(stages.front()), "text"), stages.front());
+  }
 }
 
 std::vector<Layout> layouts() {
@@ -145,7 +158,8 @@ TEST(PiecesSetting, WhatCannotBeCutIsRefused) {
       EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
     }
   };
-  refused(pieces(0, 2), "parallel.tensor_chunks: 0 pieces");
+  refused(pieces(0, 2), "parallel.tensor_chunks: 1 to 64 pieces, not 0");
+  refused(pieces(65, 2), "parallel.tensor_chunks: 1 to 64 pieces, not 65");
   refused(pieces(2, 1), "set parallel.sequence = true");
   Layout whole = pieces(2, 2);
   whole.rows = false;
@@ -277,12 +291,49 @@ TEST(PiecesMutants, TheVerifierRefusesEach) {
     std::vector<program::Finding> findings;
     try {
       findings = program::verify(edges ? p : program::pass::order_streams(program::pass::costs(p)));
-    } catch (const Error& error) {
+    } catch (const UsageError& error) {
       findings.push_back({error.what()});
     }
     EXPECT_FALSE(findings.empty()) << m.name;
     if (!findings.empty()) fmt::print("{}: {}\n", m.name, findings.front().text);
   }
+}
+
+// Where backwards come in halves the residual gradient is not added to in place, so that its old value is still there
+// for a second sum.
+TEST(PiecesMutants, ASecondSumOfAPieceIsRefused) {
+  for (const std::int64_t chunks : {1, 2}) {
+    auto stages = program::build_stages(
+        deep(llama(false)), setting_of(piped(pieces(chunks, 2, 1, 0, 3), 2, ScheduleKind::kZbH1, 1), DType::kF64));
+    int mutants = 0;
+    for (program::Body& body : stages[0].bodies)
+      for (std::size_t k = 0; k < body.steps.size(); ++k) {
+        const auto* o = op_of<ReduceScatter>(body, k);
+        if (!o || o->moves == program::Moves::kUnit || body.name.rfind("input", 0) != 0) continue;
+        Program p = stages[0];
+        program::Body& other = p.bodies[static_cast<std::size_t>(&body - stages[0].bodies.data())];
+        for (program::Body& b : p.bodies)
+          for (program::Step& step : b.steps) step.after.clear();
+        other.steps.insert(other.steps.begin() + static_cast<std::ptrdiff_t>(k), other.steps[k]);
+        EXPECT_FALSE(program::verify(program::pass::order_streams(program::pass::costs(p))).empty()) << body.name << k;
+        ++mutants;
+      }
+    EXPECT_GT(mutants, 0);
+  }
+}
+
+// An op without its operands is a finding, whatever else is asked of it.
+TEST(PiecesMutants, OperandsThatAreMissingAreFound) {
+  const Program sound = program::build(deep(llama(false)), setting_of(pieces(2, 2, 2, 2), DType::kF64));
+  for (std::size_t b = 0; b < sound.bodies.size(); ++b)
+    for (std::size_t k = 0; k < sound.bodies[b].steps.size(); ++k)
+      for (const bool reads : {true, false}) {
+        Program p = sound;
+        auto& uses = reads ? p.bodies[b].steps[k].reads : p.bodies[b].steps[k].writes;
+        if (uses.empty() || b > 0) continue;
+        uses.clear();
+        EXPECT_FALSE(program::verify(p).empty()) << sound.bodies[b].name << " %" << k;
+      }
 }
 
 // --- what is gained

@@ -24,8 +24,13 @@ void fill(const arch::Parameter& parameter, std::uint64_t seed, std::int64_t fir
   };
   if (out.device().is_cpu() && out.scalar_type() == at::kDouble) return draw(out.data_ptr<double>());
   if (out.device().is_cpu() && out.scalar_type() == at::kFloat) return draw(out.data_ptr<float>());
-  at::Tensor host = at::empty({n}, at::kFloat);
-  draw(host.data_ptr<float>());
+  // Elsewhere, or narrower: the same numbers first.
+  const bool wide = out.scalar_type() == at::kDouble;
+  at::Tensor host = at::empty({n}, wide ? at::kDouble : at::kFloat);
+  if (wide)
+    draw(host.data_ptr<double>());
+  else
+    draw(host.data_ptr<float>());
   out.copy_(host);
 }
 

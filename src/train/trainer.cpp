@@ -26,6 +26,7 @@
 #include "program/build.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"
+#include "train/calibrate.h"
 #include "train/checkpointing.h"
 #include "train/flight_recorder.h"
 #include "train/init.h"
@@ -56,14 +57,24 @@ void run_products(const Job& job) {
   struct Shape {
     std::int64_t m, n, k;
   };
-  const std::int64_t rows = std::min<std::int64_t>(job.setting.tokens(), 4096);
+  // Of all rows or, where they are in pieces, of the largest and the smallest.
+  std::vector<std::int64_t> heights{job.setting.tokens()};
+  if (job.setting.chunked_rows()) {
+    heights.clear();
+    for (const std::int64_t piece : {std::int64_t{0}, job.setting.tensor_chunks - 1}) {
+      const auto [first, last] = program::chunk_rows(job.setting, piece);
+      heights.push_back(last - first);
+    }
+  }
+  // MKL's buffers do not depend on the shape.
+  const bool by_shape = aten || math::gemm_library() == math::GemmLibrary::kOneDnn;
   std::vector<Shape> shapes = {{job.setting.head_chunk, a.vocabulary, a.hidden}};
-  if (aten)
+  if (by_shape)
     for (const auto& [n, k] :
          {std::pair{a.qkv_size(), a.hidden}, {a.hidden, a.query_size()}, {a.up_size(), a.hidden}, {a.hidden, a.ffn}})
-      shapes.push_back({rows, n, k});
+      for (const std::int64_t rows : heights) shapes.push_back({std::min<std::int64_t>(rows, 4096), n, k});
   for (auto [m, n, k] : shapes) {
-    n = std::min<std::int64_t>(n, 16384), k = std::min<std::int64_t>(k, aten ? 16384 : 1024);
+    n = std::min<std::int64_t>(n, 16384), k = std::min<std::int64_t>(k, by_shape ? 16384 : 1024);
     const std::int64_t x_bytes = math::Scratch::aligned(m * k * size_of(type)),
                        w_bytes = math::Scratch::aligned(n * k * size_of(type));
     const exec::Arena space(Bytes(x_bytes + w_bytes + m * n * size_of(type)), at::kCPU);
@@ -430,6 +441,12 @@ class Loop {
       return;
     }
     const auto calibration = sim::read_calibration(*job_.options.cluster);
+    const std::string_view gemm = math::name_of(math::gemm_library());
+    if (calibration.cpu == cpu_model() && calibration.gemm != gemm && job_.setting.compute == DType::kF32) {
+      recorder_->note(fmt::format("no prediction: {} was measured with products by {}, which are by {} here",
+                                  *job_.options.cluster, calibration.gemm, gemm));
+      return;
+    }
     const auto conditions = sim::conditions_of(job_.setting, job_.communicator);
     const auto costs = calibration.find(conditions);
     if (!costs) {

@@ -17,6 +17,7 @@
 #include "comm/self/self.h"
 #include "comm/threads/threads.h"
 #include "exec/device_memory.h"
+#include "math/gemm.h"
 
 namespace molen::train {
 namespace {
@@ -127,12 +128,19 @@ void on_devices(const config::Config& c, Launch& launch) {
 }  // namespace
 
 Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks, bool share) {
+  math::gemm_library();  // refused before anything runs
   Launch launch = resolve_ranks(c, thread_ranks);
   launch.machine.cuda = resolve_cuda(c);
   if (!launch.machine.cuda && launch.communicator == "nccl")
     throw UsageError("{}: \"nccl\" moves the memory of cuda devices, and this run is on the cpu",
                      c.where("device.communicator"));
   const bool shared = share && launch.communicator == "threads";
+  if (share && launch.communicator == "mpi" && launch.machine.cuda) {  // whose world moves the host's memory
+    if (c.device.kind == "cuda")
+      throw UsageError("{}: the processes of a launcher prove it on the host; use \"cpu\", or --ranks N on one device",
+                       c.where("device.kind"));
+    launch.machine.cuda = false;
+  }
   if (launch.machine.cuda && launch.machine.ranks > 1 && !shared) on_devices(c, launch);
   return launch;
 }

@@ -18,7 +18,8 @@ struct Launch {
 
 // Decides how ranks talk. `thread_ranks`: --ranks N outside of a launcher. Throws UsageError where device.communicator
 // cannot be honoured (mpi not built, threads asked for under mpirun, ...).
-// Thread-ranks on a cuda device are for proofs (`molen verify`), where they may `share` one.
+// Thread-ranks on a cuda device are for proofs (`molen verify`), where they may `share` one; the processes of a
+// launcher then stay on the host.
 Launch resolve_launch(const config::Config& config, std::optional<int> thread_ranks, bool share = false);
 
 // Calls `body` once per rank of this process, each with its world communicator. An error on one rank wakes the others;

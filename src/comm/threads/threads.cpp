@@ -302,9 +302,19 @@ class Threads final : public Communicator {
     message.state = Message::kCopying;
     lock.unlock();
     const std::int64_t bytes = count * size_of(dtype);
-    copy(data, message.data, bytes);
-    settle();
+    std::string wrong;
+    try {
+      copy(data, message.data, bytes);
+      settle();
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
     lock.lock();
+    if (!wrong.empty()) {  // the sender waits for this copy, whatever has failed
+      message.state = Message::kPosted;
+      world().set_failure(wrong);
+      throw Error(wrong);
+    }
     group_->mail.erase(box);
     message.taken = bytes;
     message.state = Message::kTaken;
@@ -382,6 +392,13 @@ class Threads final : public Communicator {
     else
       world().options.memory->combine(out, sources, count, dtype, op);
   }
+  // What was begun must be done before others may free their buffers, also where more was to come.
+  void settle_after_failure() const noexcept {
+    try {
+      settle();
+    } catch (...) {  // a device that fails has stopped copying
+    }
+  }
   // Until a device has done what this thread began there.
   void settle() const {
     if (Memory* memory = world().options.memory) memory->wait();
@@ -453,6 +470,7 @@ class Threads final : public Communicator {
       settle();
     } catch (const std::exception& error) {
       wrong = error.what();
+      settle_after_failure();
     }
     std::unique_lock lock(world().mutex);
     if (!wrong.empty()) world().set_failure(wrong);
