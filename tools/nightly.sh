@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The long checks, whose figures are kept in docs/results/nightly-DATE.md with machine, commit and commands.
 # `nightly.sh [fuzz|tsan|ubsan|tidy|verify|predict|bench ...]`: those parts only, in nightly-DATE-PARTS.md; all by default. FUZZ_SECONDS (60) is the time of each target.
-# VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; the layouts beside them, which 4 ranks have, belong to 4.
+# VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
@@ -69,28 +69,35 @@ tidy() {
   else record "clang-tidy" "clang-tidy-14 -p build/release" "**findings**: $found"; fi
 }
 
-# Every layout of 2 to 8 ranks beside one rank: a grouped-query Llama and a GPT of awkward sizes. Eight layers, for four
-# stages of two chunks.
+# `molen verify` with these options beside the sizes of $sizes, recorded whole: record_layouts NAME WHAT OPTIONS...
+record_layouts() {
+  local name=$1 what=$2 figure
+  shift 2
+  if build/molen verify "${sizes[@]}" "$@" >"$log/verify-$name.txt" 2>&1; then figure="$(tail -1 "$log/verify-$name.txt")"
+  else figure="**differs**: see $log/verify-$name.txt"; fi
+  record "layouts, $what" "molen verify ${sizes[*]} $*" "$figure"
+}
+
+# Every layout of 2 to 8 ranks beside one rank: a grouped-query Llama and a GPT of awkward sizes, whose 12 heads 4 tensor
+# ranks share (3 key heads of the Llama's do not divide). Eight layers, for four stages of two chunks.
 verify() {
-  local common=(--set model.layers=8 --set model.hidden=30 --set model.heads=6 --set model.head_dim=10 --set model.vocabulary=71
-    --set model.max_sequence=64 --set data.sequence_length=24 --set batch.global=24 --set batch.micro=3 --set 'device.kind="cpu"')
   for family in ${VERIFY_FAMILIES:-llama gpt}; do
-    local sizes=(--set "model.family=$family" --set model.ffn=44)
+    local sizes=(--set "model.family=$family" --set model.layers=8 --set model.hidden=30 --set model.ffn=44 --set model.heads=12
+      --set model.head_dim=6 --set model.vocabulary=71 --set model.max_sequence=64 --set data.sequence_length=12
+      --set batch.global=24 --set batch.micro=3 --set 'device.kind="cpu"')
     [ "$family" = gpt ] || sizes+=(--set model.kv_heads=3)
     for ranks in ${VERIFY_RANKS:-2 3 4 6 8}; do
-      build/molen verify "${common[@]}" "${sizes[@]}" --ranks "$ranks" >"$log/verify-$family-$ranks.txt" 2>&1 && figure="$(tail -1 "$log/verify-$family-$ranks.txt")" ||
-        figure="**differs**: see $log/verify-$family-$ranks.txt"
-      record "layouts, $family, $ranks ranks" "molen verify --ranks $ranks" "$figure"
+      record_layouts "$family-$ranks" "$family, $ranks ranks" --ranks "$ranks"
+      case $ranks in
+        8) record_layouts "$family-context" "$family, 8 ranks, pairs of all choices with up to 8 context ranks" --ranks 8 --cover pairs --set data.sequence_length=16 ;;
+        4)
+          record_layouts "$family-pieces" "$family, 4 ranks, pairs, rows in 3 pieces and whole" --ranks 4 --cover pairs --set parallel.tensor_chunks=3
+          record_layouts "$family-halves" "$family, 4 ranks, pairs, units of half a layer" --ranks 4 --cover pairs --set parallel.unit_layers=half
+          record_layouts "$family-threes" "$family, 4 ranks, pairs, units of three layers" --ranks 4 --cover pairs --set parallel.unit_layers=3
+          record_layouts "$family-host" "$family, 4 ranks, pairs, states and activations on the host" --ranks 4 --cover pairs --set 'parallel.offload=["optimizer","gradients","parameters","activations"]'
+          ;;
+      esac
     done
-    case " ${VERIFY_RANKS:-4} " in *" 4 "*) ;; *) continue ;; esac
-    # With rows in pieces too; and with what may stand on the host there.
-    build/molen verify "${common[@]}" "${sizes[@]}" --set parallel.tensor_chunks=3 --ranks 4 >"$log/verify-$family-pieces.txt" 2>&1 &&
-      figure="$(tail -1 "$log/verify-$family-pieces.txt")" || figure="**differs**: see $log/verify-$family-pieces.txt"
-    record "layouts, $family, 4 ranks, rows in 3 pieces and whole" "molen verify --ranks 4" "$figure"
-
-    build/molen verify "${common[@]}" "${sizes[@]}" --set 'parallel.offload=["optimizer","gradients","parameters","activations"]' --ranks 4 >"$log/verify-$family-host.txt" 2>&1 &&
-      figure="$(tail -1 "$log/verify-$family-host.txt")" || figure="**differs**: see $log/verify-$family-host.txt"
-    record "layouts, $family, 4 ranks, states and activations on the host" "molen verify --ranks 4" "$figure"
   done
 }
 

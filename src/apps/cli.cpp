@@ -1,5 +1,7 @@
 #include "apps/cli.h"
 
+#include "base/error.h"
+
 namespace molen::apps {
 
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks) {
@@ -22,6 +24,21 @@ config::Config load_config(const ConfigOptions& o) {
   sets.insert(sets.end(), o.sets.begin(), o.sets.end());
   if (!o.file && !o.model && sets.empty()) throw UsageError("a CONFIG file, or --model NAME, is needed");
   return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets);
+}
+
+void add_node_option(CLI::App& app, ConfigOptions& o) {
+  app.add_option("--ranks-per-node", o.ranks_per_node,
+                 "with --ranks: how many of them share a node, where the job will run; all, if not said")
+      ->check(CLI::PositiveNumber);
+}
+
+plan::Machine planned_machine(const ConfigOptions& o) {
+  plan::Machine machine;
+  machine.ranks = o.ranks.value_or(1);
+  machine.local_ranks = o.ranks_per_node.value_or(machine.ranks);
+  if (machine.ranks % machine.local_ranks != 0)
+    throw UsageError("--ranks-per-node: {} ranks are not whole nodes of {}", machine.ranks, machine.local_ranks);
+  return machine;
 }
 
 std::shared_ptr<std::string> add_format_option(CLI::App& app) {

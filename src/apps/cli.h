@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "plan/resolve.h"
 
 namespace molen::apps {
 
@@ -24,10 +25,14 @@ struct Chosen {
 struct ConfigOptions {
   std::optional<std::string> file, model;
   std::vector<std::string> sets;
-  std::optional<int> ranks;
+  std::optional<int> ranks, ranks_per_node;
 };
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks = true);
 config::Config load_config(const ConfigOptions& options);
+
+// --ranks-per-node, for verbs that plan a job without starting it; and that job's machine.
+void add_node_option(CLI::App& app, ConfigOptions& options);
+plan::Machine planned_machine(const ConfigOptions& options);
 
 // --format text|json.
 std::shared_ptr<std::string> add_format_option(CLI::App& app);

@@ -14,9 +14,7 @@ namespace {
 int show(const ConfigOptions& options, int rank, const std::string& format) {
   config::Config c = load_config(options);
   const auto a = plan::resolve_architecture(c);
-  plan::Machine machine;
-  machine.ranks = options.ranks.value_or(1);
-  machine.local_ranks = machine.ranks;
+  const plan::Machine machine = planned_machine(options);
   if (rank < 0 || rank >= machine.ranks) throw UsageError("--rank {}: the world has {} ranks", rank, machine.ranks);
   const auto setting = plan::resolve_setting(c, a, machine);
   const auto schedule = plan::read_schedule(c);
@@ -46,6 +44,7 @@ int show(const ConfigOptions& options, int rank, const std::string& format) {
 void add_program_verbs(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("program", "the step program as text, with its memory plan");
   auto options = add_config_options(*verb);
+  add_node_option(*verb, *options);
   auto rank = std::make_shared<int>(0);
   verb->add_option("--rank", *rank, "whose program (all ranks of a pipeline stage share one)");
   auto format = add_format_option(*verb);

@@ -32,6 +32,7 @@ struct VerifyArguments {
   std::vector<std::string> precisions{"fp64", "fp32"};
 
   bool pairs() const { return cover == "pairs"; }
+  bool given() const { return layouts == "given"; }
 
   // The strategies asked for; empty for all.
   std::vector<std::string> wanted() const {
@@ -50,12 +51,14 @@ struct VerifyArguments {
   }
 };
 
-// The model and batch of the configuration, what it puts on the host, and in how many pieces it cuts rows; the rest of
-// its layout, and its types, do not matter here. Threads of a rank are those it has beside the others of its host.
+// The model and batch of the configuration, what it puts on the host, its units, and in how many pieces it cuts rows;
+// the rest of its layout, and its types, do not matter here. Threads of a rank are those it has beside the others of
+// its host.
 program::Setting base_setting(config::Config& c, const arch::Architecture& a, int local_ranks) {
   const auto offload = c.parallel.offload;
-  const std::int64_t chunks = c.parallel.tensor_chunks;
+  const std::int64_t chunks = c.parallel.tensor_chunks, unit_layers = c.parallel.unit_layers;
   c.parallel = {};
+  c.parallel.unit_layers = unit_layers;
   c.parallel.offload = offload;
   c.precision = {};
   config::assign(c, "precision.compute", "fp64", {config::Origin::Kind::kOther, "molen verify"});
@@ -67,12 +70,10 @@ program::Setting base_setting(config::Config& c, const arch::Architecture& a, in
 }
 
 // The configuration's own layout, stage by stage: verified, and the memory of each stage's ranks planned.
-int run_given(const VerifyArguments& o) {
+int plan_given(const VerifyArguments& o) {
   config::Config c = load_config(o.config);
   const auto a = plan::resolve_architecture(c);
-  plan::Machine machine;
-  machine.ranks = machine.local_ranks = o.config.ranks.value_or(1);
-  const auto setting = plan::resolve_setting(c, a, machine);
+  const auto setting = plan::resolve_setting(c, a, planned_machine(o.config));
   const auto schedule = plan::read_schedule(c);
   const double start = now().value;
   const auto stages = program::build_stages(a, setting, schedule ? &*schedule : nullptr);
@@ -124,7 +125,7 @@ int run_given(const VerifyArguments& o) {
 }
 
 int run_static(const VerifyArguments& o) {
-  if (o.layouts == "given") return run_given(o);
+  if (o.given()) return plan_given(o);
   config::Config c = load_config(o.config);
   const auto a = plan::resolve_architecture(c);
   auto base = base_setting(c, a, 1);
@@ -134,7 +135,8 @@ int run_static(const VerifyArguments& o) {
   Json rows = Json::array();
   if (o.format != "json")
     fmt::print("{:<68} {:>8} {:>12} {:>9}  verifier\n", "layout", "ops", "peak a rank", "seconds");
-  auto layouts = plan::layouts_of(a, base, o.config.ranks.value_or(1), o.wanted());
+  const plan::Machine machine = planned_machine(o.config);
+  auto layouts = plan::within_nodes(plan::layouts_of(a, base, machine.ranks, o.wanted()), machine.local_ranks);
   if (o.pairs()) layouts = plan::covering_pairs(layouts);
   for (const auto& layout : layouts) {
     const double start = now().value;
@@ -219,20 +221,35 @@ Json to_json(const train::VerifyRow& r) {
           {"first_difference", r.failure.empty() ? Json(nullptr) : Json(r.failure)}};
 }
 
+// What to run: the configuration's own layout, or those that its model and batch have on so many ranks. Types are those
+// of the proof.
+std::pair<program::Setting, std::vector<plan::Layout>> wanted_layouts(const VerifyArguments& o, config::Config& c,
+                                                                      const arch::Architecture& a,
+                                                                      plan::Machine machine) {
+  if (o.given()) {
+    machine.measure_precision = nullptr;
+    const auto setting = plan::resolve_setting(c, a, machine);
+    return {setting, {plan::layout_of(setting)}};
+  }
+  const auto base = base_setting(c, a, machine.local_ranks);
+  auto layouts = plan::layouts_of(a, base, machine.ranks, o.wanted());
+  if (o.pairs()) layouts = plan::covering_pairs(layouts);
+  return {base, std::move(layouts)};
+}
+
 int run_verify(const VerifyArguments& o) {
   if (o.only_static) return run_static(o);
-  if (o.layouts == "given") throw UsageError("--layouts given: for --static; training it is `molen train`");
+  if (o.config.ranks_per_node) throw UsageError("--ranks-per-node: for --static; ranks that run know their node");
   config::Config c = load_config(o.config);
   const auto launch = train::resolve_launch(c, o.config.ranks, true);
   const auto a = plan::resolve_architecture(c);
-  const auto base = base_setting(c, a, launch.machine.local_ranks);
+  const auto schedule = o.given() ? plan::read_schedule(c) : std::nullopt;
+  const auto [base, layouts] = wanted_layouts(o, c, a, launch.machine);
   train::VerifyOptions options;
   options.steps = o.steps;
-  options.layouts = o.wanted();
-  options.pairs = o.pairs();
+  options.schedule = schedule ? &*schedule : nullptr;
   if (launch.machine.cuda) options.cuda = launch.machine.device;
   for (const auto& name : o.precisions) options.compute.push_back(dtype_from_name(name));
-  plan::layouts_of(a, base, launch.machine.ranks, options.layouts);  // refused before anything runs
   const auto read = samples_of(c, base, a.vocabulary);
   bool same = true;
   train::run_ranks(launch, [&](comm::Communicator& world) {
@@ -245,7 +262,7 @@ int run_verify(const VerifyArguments& o) {
           options.cuda ? fmt::format(" on cuda:{}, with ATen's kernels", *options.cuda) : "",
           c.data.train.empty() ? "counting samples (no data.train)" : "data.train", "layout", "type", "steps", "loss",
           "norm", "gradient", "weights", "bound", "of bound", "took");
-    const auto rows = train::verify_layouts(a, base, read, options, world, [&](const train::VerifyRow& row) {
+    const auto rows = train::verify_layouts(a, base, layouts, read, options, world, [&](const train::VerifyRow& row) {
       if (table) print_row(row);
     });
     if (world.rank() != 0) return;
@@ -281,9 +298,12 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("verify", "proves that layouts agree: loss, gradients, parameters after N steps");
   auto options = add_config_options(*verb);
   auto o = std::make_shared<VerifyArguments>();
-  verb->add_option("--layouts", o->layouts,
-                   "all, a list, or with --static given: the configuration's own, stage by stage. Of: " +
-                       fmt::format("{}", fmt::join(plan::strategies(), ",")))
+  add_node_option(*verb, *options);
+  verb->add_option(
+          "--layouts", o->layouts,
+          "all that the model and batch have on so many ranks (of [parallel] only what is on the host, units and "
+          "pieces counts); given: the configuration's own; or a list of: " +
+              fmt::format("{}", fmt::join(plan::strategies(), ",")))
       ->capture_default_str();
   verb->add_option("--cover", o->cover, "all of them, or so many that every two choices stand together once")
       ->capture_default_str()

@@ -31,13 +31,6 @@ void check_batch(const Config& c) {
   if (c.batch.global % c.batch.micro != 0) {
     throw UsageError("{}: {} does not divide batch.global = {}", c.where("batch.micro"), c.batch.micro, c.batch.global);
   }
-  const ParallelTable& p = c.parallel;
-  const std::int64_t data_ranks = p.data_replicate * p.data_shard.value_or(1);
-  const std::int64_t micros = c.batch.global / c.batch.micro;
-  if (micros % data_ranks != 0) {
-    throw UsageError("{}: {} sequences in micro-batches of {} do not divide over {} data-parallel ranks",
-                     c.where("batch.global"), c.batch.global, c.batch.micro, data_ranks);
-  }
 }
 
 // ZeRO stage that a sharding name stands for.
@@ -61,10 +54,6 @@ void check_parallel(const Config& c) {
   if (p.virtual_stages > 1 && (p.schedule == "gpipe" || p.schedule == "1f1b" || p.schedule == "zb-h1")) {
     throw UsageError("{}: {} needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"{}\"",
                      c.where("parallel.virtual_stages"), p.virtual_stages, p.schedule);
-  }
-  if (c.model.heads && *c.model.heads % p.tensor != 0) {
-    throw UsageError("{}: {} ranks do not divide model.heads = {}", c.where("parallel.tensor"), p.tensor,
-                     *c.model.heads);
   }
 }
 

@@ -62,6 +62,7 @@ struct ParallelTable {
   bool sequence = false;
   std::int64_t tensor_chunks = 1;
   std::int64_t pipeline = 1, virtual_stages = 1;
+  std::vector<std::int64_t> stage_layers;  // empty: balanced
   std::string schedule = "1f1b";
   std::int64_t context = 1;
   std::string context_form = "gather";
@@ -70,6 +71,7 @@ struct ParallelTable {
   std::optional<std::string> sharding;
   std::optional<std::int64_t> zero;
   std::vector<std::string> order{"pp", "dp-replicate", "dp-shard", "cp", "tp"};
+  std::int64_t unit_layers = 1;  // 0: "half"
   std::int64_t prefetch = 1;
   std::vector<std::string> offload;
   Recompute recompute;

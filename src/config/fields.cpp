@@ -82,6 +82,9 @@ std::vector<Field> parallel_fields() {
       make("parallel.pipeline", m, &T::pipeline, positive(kRanks), e, "pipeline stages"),
       make("parallel.virtual_stages", m, &T::virtual_stages, positive(kRanks), e,
            "model chunks of a stage (interleaved)"),
+      make("parallel.stage_layers", m, &T::stage_layers, positives("a list of layer counts such as [4, 3]"), e,
+           "layers of each stage, or of each chunk of all stages, as the model's layers go through them; balanced with "
+           "the head counted where not set"),
       make("parallel.schedule", m, &T::schedule, choice_or_file({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}), e,
            "order of forward and backward of micro-batches; a file is PyTorch's CSV form"),
       make("parallel.context", m, &T::context, positive(kRanks), e, "ranks that share each sequence"),
@@ -98,10 +101,13 @@ std::vector<Field> parallel_fields() {
            "the same by ZeRO stage: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters; 1 beside a hybrid "
            "name: the optimizer state over all ranks"),
       make("parallel.order", m, &T::order, axis_order(), e, "axes of the rank grid, outermost first"),
+      make("parallel.unit_layers", m, &T::unit_layers, half_or_positive(), e,
+           "layers whose parameters are gathered, reduced and updated as one unit; half: a layer's attention and MLP "
+           "are two"),
       make(
           "parallel.prefetch", m, &T::prefetch, natural(1024), e,
-          "layers gathered ahead of their use, where parameters are sharded, or brought, where they or activations are "
-          "on the host"),
+          "units gathered or brought ahead of their use, where parameters are sharded or on the host, and layers whose "
+          "activations are brought ahead"),
       make(
           "parallel.offload", m, &T::offload, names({"optimizer", "gradients", "parameters", "activations"}), e,
           "what stands in host memory: the optimizer's states, updated there; with them gradients, or parameters "
@@ -182,7 +188,8 @@ std::vector<Field> train_fields() {
            "most global batches of a validation; all where not set"),
       make("train.deterministic", t, &T::deterministic, boolean(), Effect::kRun,
            "the same layout on the same machine repeats bit for bit"),
-      make("train.trace_steps", t, &T::trace_steps, step_list(), Effect::kRun, "steps written to trace.json, op by op"),
+      make("train.trace_steps", t, &T::trace_steps, positives("a list of steps such as [10, 11]"), Effect::kRun,
+           "steps written to trace.json, op by op"),
       make("train.hang_timeout", t, &T::hang_timeout, time_or_auto(), Effect::kRun,
            "no op of any rank advances, or a rank gives no sign of life, for so long: end with a report; auto is max(3 "
            "x "

@@ -355,6 +355,17 @@ Kind<RopeScaling> rope_scaling() {
               }};
 }
 
+Kind<std::int64_t> half_or_positive() {
+  return {.type = "positive integer or \"half\"",
+          .read =
+              [](const Json& value) {
+                if (value == "half") return std::int64_t{0};
+                if (value.is_string()) reject("a positive integer or \"half\"", value);
+                return positive().read(value);
+              },
+          .write = [](const std::int64_t& value) { return value == 0 ? Json("half") : Json(value); }};
+}
+
 Kind<std::optional<std::int64_t>> positive_or_auto() {
   static const std::string kExpected = "\"auto\" or a positive integer";
   return {.type = "auto, or a positive integer",
@@ -396,12 +407,11 @@ Kind<std::vector<std::string>> axis_order() {
   return kind;
 }
 
-Kind<std::vector<std::int64_t>> step_list() {
-  static const std::string kExpected = "a list of steps such as [10, 11]";
-  return {.type = "a list of positive integers", .read = [](const Json& value) {
+Kind<std::vector<std::int64_t>> positives(std::string expected) {
+  return {.type = "a list of positive integers", .read = [expected = std::move(expected)](const Json& value) {
             std::vector<std::int64_t> list;
             if (value.is_number_integer()) return std::vector{positive().read(value)};
-            if (!value.is_array() || value.size() > kMostItems) reject(kExpected, value);
+            if (!value.is_array() || value.size() > kMostItems) reject(expected, value);
             for (const Json& item : value) list.push_back(positive().read(item));
             return list;
           }};

@@ -49,9 +49,10 @@ Kind<Watts> power();
 Kind<Recompute> recompute();
 Kind<RopeScaling> rope_scaling();
 Kind<std::optional<std::int64_t>> positive_or_auto();
+Kind<std::int64_t> half_or_positive();  // "half" is 0
 Kind<std::vector<std::string>> names(std::vector<std::string> choices = {});
 Kind<std::vector<std::string>> axis_order();
-Kind<std::vector<std::int64_t>> step_list();
+Kind<std::vector<std::int64_t>> positives(std::string expected);  // a list, or one alone
 Kind<std::vector<DataSource>> sources();
 
 // A field of a member that is always there.

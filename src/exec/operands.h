@@ -52,7 +52,9 @@ class Operands {
   UnitWeights unit(int buffer) const {
     const int u = c_.program.unit_of_buffer(buffer);
     MOLEN_CHECK(u >= 0, "operand {} is no unit", c_.program.buffers[static_cast<std::size_t>(buffer)].name);
-    return {c_.program.local, c_.program.parameters, c_.program.units[static_cast<std::size_t>(u)], c_.flat(buffer)};
+    const auto* compute = std::get_if<program::Compute>(&step_.op);
+    return {c_.program.local, c_.program.parameters, c_.program.units[static_cast<std::size_t>(u)],
+            compute ? compute->layer : -1, c_.flat(buffer)};
   }
   UnitWeights read_unit(std::size_t i) const { return unit(step_.reads.at(i).buffer); }
   UnitWeights write_unit(std::size_t i) const { return unit(step_.writes.at(i).buffer); }

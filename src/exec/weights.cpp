@@ -7,7 +7,7 @@ namespace molen::exec {
 at::Tensor UnitWeights::weight(arch::Role role, std::int64_t rows) const {
   for (const auto& entry : unit_.entries) {
     const auto& parameter = parameters_[static_cast<std::size_t>(entry.parameter)];
-    if (parameter.role != role) continue;
+    if (parameter.role != role || parameter.layer != layer_) continue;
     std::vector<std::int64_t> shape = parameter.shape;
     if (rows > 0) shape[0] = rows;
     std::int64_t elements = 1;

@@ -13,10 +13,11 @@ namespace molen::exec {
 
 class UnitWeights {
  public:
-  // `flat` has unit.elements elements and is viewed, not copied.
+  // Those of one of the unit's layers, or with -1 those of none. `flat` has unit.elements elements and is viewed, not
+  // copied.
   UnitWeights(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters, const program::Unit& unit,
-              at::Tensor flat)
-      : arch_(arch), parameters_(parameters), unit_(unit), flat_(std::move(flat)) {}
+              std::int64_t layer, at::Tensor flat)
+      : arch_(arch), parameters_(parameters), unit_(unit), layer_(layer), flat_(std::move(flat)) {}
 
   // Undefined where the architecture has no such parameter. `rows` > 0 widens it over the parameters behind it (q|k|v,
   // gate|up).
@@ -45,6 +46,7 @@ class UnitWeights {
   const arch::Architecture& arch_;
   const std::vector<arch::Parameter>& parameters_;
   const program::Unit& unit_;
+  std::int64_t layer_;
   at::Tensor flat_;
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/suggest.h"
 
@@ -59,6 +61,12 @@ std::array<Axis, kAxes> parse_order(std::string_view text) {
   std::copy(axes.begin(), axes.end(), order.begin());
   check_order(order);
   return order;
+}
+
+std::string text_of(const std::array<Axis, kAxes>& order) {
+  std::string text;
+  for (const Axis axis : order) text += fmt::format("{}{}", text.empty() ? "" : ",", name_of(axis));
+  return text;
 }
 
 Mesh::Mesh(PerAxis sizes, int world, std::array<Axis, kAxes> order) : sizes_(sizes), order_(order), world_(world) {

@@ -23,6 +23,7 @@ std::string_view name_of(Axis axis);         // "pp", "dp_replicate", "dp_shard"
 Axis axis_from_name(std::string_view name);  // throws UsageError with the nearest name
 // "pp,dp_replicate,dp_shard,cp,tp", outermost first; every axis once. Throws UsageError.
 std::array<Axis, kAxes> parse_order(std::string_view text);
+std::string text_of(const std::array<Axis, kAxes>& order);  // as parse_order reads it
 
 // A set of axes: {Axis::kDpReplicate, Axis::kDpShard} are the ranks that see different data.
 class Axes {

@@ -83,8 +83,9 @@ struct Stages {
   int count = 1;
   std::string text() const {
     if (count == 1) return "";
-    return fmt::format(", pp {} {}{}", count, name_of(pipeline.schedule),
-                       pipeline.chunks > 1 ? fmt::format(" x {}", pipeline.chunks) : "");
+    return fmt::format(", pp {} {}{}{}", count, name_of(pipeline.schedule),
+                       pipeline.chunks > 1 ? fmt::format(" x {}", pipeline.chunks) : "",
+                       pipeline.layers.empty() ? "" : fmt::format(" of {} layers", fmt::join(pipeline.layers, "+")));
   }
 };
 
@@ -125,9 +126,26 @@ std::string text(const program::Recompute& recompute) {
   return ", recompute " + program::text_of(recompute);
 }
 
-std::vector<std::int64_t> micro_batches(const program::Setting& base) {
-  if (base.micro_batch == 1) return {1};
-  return {base.micro_batch, 1};
+std::string text(const std::array<mesh::Axis, mesh::kAxes>& order) {
+  return order == mesh::kDefaultOrder ? "" : ", order " + mesh::text_of(order);
+}
+
+Sharding sharding_of(const program::Setting& s) {
+  static constexpr std::array kPlain{"NO_SHARD", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD"};
+  const bool hybrid = s.replicas() > 1 && s.zero >= 2;
+  const std::string strategy = !hybrid       ? kPlain.at(static_cast<std::size_t>(s.zero))
+                               : s.zero == 3 ? "HYBRID_SHARD"
+                                             : "HYBRID_SHARD_ZERO2";
+  return {strategy, s.zero, s.shards(), s.replicas(), s.own_over_dp};
+}
+
+// With and without accumulation: the configuration's, and all that a rank has of a step at once, or where that is the
+// same, one sequence.
+std::vector<std::int64_t> micro_batches(const program::Setting& s) {
+  const std::int64_t whole = (s.global_batch + s.data_ranks() - 1) / s.data_ranks();
+  const std::int64_t other = s.micro_batch == whole ? 1 : whole;
+  if (s.micro_batch == other) return {other};
+  return {s.micro_batch, other};
 }
 
 }  // namespace
@@ -139,18 +157,22 @@ const std::vector<std::string>& strategies() {
 }
 
 std::vector<std::string> choices_of(const program::Setting& s) {
-  static constexpr std::array kPlain{"NO_SHARD", "ZERO1", "SHARD_GRAD_OP", "FULL_SHARD"};
-  const bool hybrid = s.replicas() > 1 && s.zero >= 2;
-  const std::string strategy = !hybrid       ? kPlain.at(static_cast<std::size_t>(s.zero))
-                               : s.zero == 3 ? "HYBRID_SHARD"
-                                             : "HYBRID_SHARD_ZERO2";
-  return {Sharding{strategy, s.zero, s.shards(), s.replicas(), s.own_over_dp}.choice(),
+  return {sharding_of(s).choice(),
           Grid{s.tensor_ranks(), s.sequence_parallel, 1, {}, s.tensor_chunks}.layer_text(),
           Grid{1, false, s.context_ranks(), s.context_form}.context_text(),
           Stages{s.pipeline, s.stages()}.text(),
           text(s.recompute),
           text(s.offload),
-          fmt::format("micro {}", s.micro_batch)};
+          s.micro_batches() > 1 ? fmt::format("micro {}", s.micro_batch) : "one micro-batch"};
+}
+
+Layout layout_of(const program::Setting& s) {
+  const Sharding sharding = sharding_of(s);
+  const Grid grid{s.tensor_ranks(), s.sequence_parallel, s.context_ranks(), s.context_form, s.tensor_chunks};
+  return {fmt::format("{}{}{}{}{}{}{}", sharding.text(), grid.text(), Stages{s.pipeline, s.stages()}.text(),
+                      text(s.recompute), text(s.offload), text(s.order),
+                      s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
+          sharding.strategy, s, choices_of(s)};
 }
 
 std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
@@ -158,36 +180,35 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
   for (const auto& name : wanted)
     if (std::find(strategies().begin(), strategies().end(), name) == strategies().end())
       throw UsageError("--layouts: unknown layout '{}'{}", name, did_you_mean(name, strategies()));
-  std::vector<std::tuple<program::Recompute, program::Offload, std::int64_t>> variants;
+  std::vector<std::pair<program::Recompute, program::Offload>> variants;
   for (const program::Recompute& recompute : recomputes())
-    for (const program::Offload& offload : offloads(base))
-      for (const std::int64_t micro : micro_batches(base)) variants.emplace_back(recompute, offload, micro);
+    for (const program::Offload& offload : offloads(base)) variants.emplace_back(recompute, offload);
   std::vector<Layout> layouts;
   const auto add = [&](const Stages& stages, const Grid& grid, const Sharding& sharding) {
     if (sharding.shards % grid.context != 0) return;  // a group to shard in has whole sequences
-    for (const auto& [recompute, offload, micro] : variants) {
-      program::Setting s = base;
-      s.offload = offload;
-      s.mesh[mesh::Axis::kPp] = stages.count;
-      s.pipeline = stages.pipeline;
-      s.mesh[mesh::Axis::kTp] = grid.tensor;
-      s.sequence_parallel = grid.rows;
-      s.tensor_chunks = grid.chunks;
-      s.mesh[mesh::Axis::kCp] = grid.context;
-      s.context_form = grid.form;
-      s.mesh[mesh::Axis::kDpShard] = sharding.shards / grid.context;
-      s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
-      s.zero = sharding.zero;
-      s.own_over_dp = sharding.own_over_dp;
-      s.recompute = recompute;
-      s.micro_batch = micro;
-      if ((s.sharded_rows() && s.tokens() / s.tensor_chunks < grid.tensor) || program::offload_refused(arch, s))
-        continue;
-      layouts.push_back(
-          {fmt::format("{}{}{}{}{}{}", sharding.text(), grid.text(), stages.text(), text(recompute), text(offload),
-                       s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
-           sharding.strategy, s, choices_of(s)});
-    }
+    program::Setting s = base;
+    s.mesh[mesh::Axis::kPp] = stages.count;
+    s.pipeline = stages.pipeline;
+    s.mesh[mesh::Axis::kTp] = grid.tensor;
+    s.sequence_parallel = grid.rows;
+    s.tensor_chunks = grid.chunks;
+    s.mesh[mesh::Axis::kCp] = grid.context;
+    s.context_form = grid.form;
+    s.mesh[mesh::Axis::kDpShard] = sharding.shards / grid.context;
+    s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
+    s.zero = sharding.zero;
+    s.own_over_dp = sharding.own_over_dp;
+    for (const std::int64_t micro : micro_batches(s))
+      for (const auto& [recompute, offload] : variants) {
+        program::Setting with = s;
+        with.micro_batch = micro;
+        with.recompute = recompute;
+        with.offload = offload;
+        if ((with.sharded_rows() && with.tokens() / with.tensor_chunks < grid.tensor) ||
+            program::offload_refused(arch, with))
+          continue;
+        layouts.push_back(layout_of(with));
+      }
   };
   for (const Stages& stages : stages_of(arch, ranks))
     for (const Grid& grid : grids_of(arch, base, ranks / stages.count))
@@ -198,6 +219,23 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
       std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.chunked_rows(); }))
     throw UsageError("parallel.tensor_chunks: no layout of {} ranks has rows for {} pieces", ranks, base.tensor_chunks);
   if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
+  return layouts;
+}
+
+bool share_node(const program::Setting& s, mesh::Axes axes, int local_ranks) {
+  const mesh::Mesh grid(s.mesh, s.ranks(), s.order);
+  for (int rank = 0; rank < s.ranks(); ++rank) {
+    if (grid.position(rank, axes) != 0) continue;
+    const std::vector<int> group = grid.group(rank, axes);
+    if (group.front() / local_ranks != group.back() / local_ranks) return false;
+  }
+  return true;
+}
+
+std::vector<Layout> within_nodes(std::vector<Layout> layouts, int local_ranks) {
+  std::erase_if(layouts, [&](const Layout& l) {
+    return local_ranks % l.setting.tensor_ranks() != 0 || !share_node(l.setting, mesh::Axis::kTp, local_ranks);
+  });
   return layouts;
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "arch/tensor_parallel.h"
@@ -45,9 +46,9 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
       for (const auto& p : stages) EXPECT_TRUE(program::verify(p).empty()) << l.name;
       EXPECT_TRUE(program::verify_world(stages).empty()) << l.name;
     }
-    // Times three ways of recompute, micro-batches of 3 and 1, and rows whole or cut over tensor ranks. Two layers make
-    // two stages, whose order is GPipe's, 1F1B's or ZB-H1's. Sixteen tokens are for 1, 2, 4 or 8 context ranks, which
-    // gather or make a ring.
+    // Times three ways of recompute, with and without accumulation, and rows whole or cut over tensor ranks. Two layers
+    // make two stages, whose order is GPipe's, 1F1B's or ZB-H1's. Sixteen tokens are for 1, 2, 4 or 8 context ranks,
+    // which gather or make a ring.
     std::size_t expected = 0;
     for (const int stages : {1, 2})
       for (const int tensor : arch::tensor_degrees(a, ranks))
@@ -57,6 +58,37 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
                         (context > 1 ? 2 : 1);
     EXPECT_EQ(names.size(), expected) << ranks;
   }
+}
+
+// With every way to share a model, a rank's batch of a step is one micro-batch or several.
+TEST(Layouts, AccumulateAndDoNot) {
+  std::map<std::string, std::set<bool>> ways;
+  for (const Layout& l : layouts_of(model(), base(3), 8, {})) {
+    const auto& s = l.setting;
+    const bool accumulates = s.micro_batches() > 1;
+    if (s.tensor()) ways["tp"].insert(accumulates);
+    if (s.pipelined()) ways["pp"].insert(accumulates);
+    if (s.context()) ways["cp"].insert(accumulates);
+    ways[l.strategy].insert(accumulates);
+  }
+  EXPECT_EQ(ways.size(), 3 + strategies().size());
+  for (const auto& [name, found] : ways) EXPECT_EQ(found.size(), 2u) << name;
+}
+
+TEST(Layouts, TensorRanksShareANode) {
+  const auto all = layouts_of(model(), base(3), 8, {});
+  std::set<int> degrees;
+  for (const Layout& l : within_nodes(all, 2)) degrees.insert(l.setting.tensor_ranks());
+  EXPECT_EQ(degrees, (std::set<int>{1, 2}));
+  program::Setting s = base(3);
+  s.mesh[mesh::Axis::kTp] = 2;
+  s.mesh[mesh::Axis::kPp] = 4;
+  EXPECT_TRUE(share_node(s, mesh::Axis::kTp, 2));
+  EXPECT_FALSE(share_node(s, mesh::Axis::kPp, 4));
+  s.order = mesh::parse_order("tp,pp,dp_replicate,dp_shard,cp");
+  EXPECT_FALSE(share_node(s, mesh::Axis::kTp, 4));
+  EXPECT_TRUE(share_node(s, mesh::Axis::kTp, 8));
+  EXPECT_TRUE(share_node(s, mesh::Axis::kPp, 4));
 }
 
 TEST(Layouts, PairsAreCoveredByFew) {
@@ -76,7 +108,8 @@ TEST(Layouts, PairsAreCoveredByFew) {
 
 TEST(Layouts, KeepsWhatIsWanted) {
   for (const Layout& l : layouts_of(model(), base(1), 8, {"HYBRID_SHARD"})) EXPECT_EQ(l.strategy, "HYBRID_SHARD");
-  EXPECT_EQ(layouts_of(model(), base(1), 3, {"ZERO1"}).size(), 3u);  // three ways of recompute
+  // Three ways of recompute, one micro-batch and eight.
+  EXPECT_EQ(layouts_of(model(), base(1), 3, {"ZERO1"}).size(), 6u);
   EXPECT_THROW(layouts_of(model(), base(1), 8, {"FULLSHARD"}), UsageError);
   EXPECT_THROW(layouts_of(model(), base(1), 2, {"HYBRID_SHARD"}), UsageError);  // 2 ranks have no proper division
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "program/build.h"
 #include "program/memory.h"
@@ -21,9 +22,12 @@ int differences(const std::vector<std::string>& a, const std::vector<std::string
 std::vector<Fitting> nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
                                       Bytes memory, std::size_t count, std::size_t tries) {
   const auto chosen = choices_of(setting);
-  auto layouts = layouts_of(arch, setting, setting.ranks(), {});
-  // Tensor ranks talk most: they share a node.
-  std::erase_if(layouts, [&](const Layout& l) { return local_ranks % l.setting.tensor_ranks() != 0; });
+  auto layouts = within_nodes(layouts_of(arch, setting, setting.ranks(), {}), local_ranks);
+  // The least memory.
+  for (std::size_t i = 0, n = layouts.size(); i < n; ++i)
+    if (program::Setting one = layouts[i].setting;
+        std::exchange(one.micro_batch, 1) == setting.micro_batch && setting.micro_batch > 1)
+      layouts.push_back(layout_of(one));
   std::stable_sort(layouts.begin(), layouts.end(), [&](const Layout& a, const Layout& b) {
     return differences(a.choices, chosen) < differences(b.choices, chosen);
   });

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "plan/recompute.h"
+#include "plan/resolve_parallel.h"
 #include "program/build.h"
 
 namespace molen::plan {
@@ -61,162 +61,6 @@ void refuse_unbuilt(const Config& c) {
   not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "no budget");
   not_built(c, !c.math.flash_attention, "math.flash_attention", "true");
   not_built(c, !c.train.deterministic, "train.deterministic", "true");
-}
-
-bool is_hybrid(const Config& c) {
-  return c.parallel.sharding && c.parallel.sharding->rfind("HYBRID", 0) == 0;
-}
-
-// PyTorch's names as ZeRO stages; the two hybrid ones shard within groups and replicate across them.
-int zero_stage(const Config& c) {
-  const auto& p = c.parallel;
-  if (!p.sharding) return static_cast<int>(p.zero.value_or(0));
-  if (*p.sharding == "NO_SHARD") return static_cast<int>(p.zero.value_or(0));
-  return *p.sharding == "SHARD_GRAD_OP" || *p.sharding == "HYBRID_SHARD_ZERO2" ? 2 : 3;
-}
-
-// "1, 2, 4": tensor degrees that divide the ranks of a node, and the model.
-std::string degrees_text(const arch::Architecture& arch, const Machine& machine) {
-  std::string text;
-  for (const int n : arch::tensor_degrees(arch, machine.local_ranks))
-    if (machine.local_ranks % n == 0 && machine.ranks % n == 0)
-      text += fmt::format("{}{}", text.empty() ? "" : ", ", n);
-  return text;
-}
-
-void resolve_tensor(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
-  const auto& p = c.parallel;
-  const int n = static_cast<int>(p.tensor);
-  const auto degrees = arch::tensor_degrees(arch, n);
-  if (degrees.empty() || degrees.back() != n)
-    throw UsageError("{}: {} ranks cannot share {} heads, FFN {} and vocabulary {}; these degrees fit: {}",
-                     c.where("parallel.tensor"), n, arch.heads, arch.ffn, arch.vocabulary, degrees_text(arch, machine));
-  if (machine.ranks % n != 0)
-    throw UsageError("{}: {} does not divide the world of {} ranks; these degrees fit: {}", c.where("parallel.tensor"),
-                     n, machine.ranks, degrees_text(arch, machine));
-  if (machine.local_ranks % n != 0)
-    throw UsageError("{}: groups of {} do not lie within a node of {} ranks; these degrees fit: {}",
-                     c.where("parallel.tensor"), n, machine.local_ranks, degrees_text(arch, machine));
-  if (p.sequence && n == 1)
-    throw UsageError("{}: sequence parallelism cuts rows over tensor ranks; parallel.tensor is 1",
-                     c.where("parallel.sequence"));
-  s.mesh[mesh::Axis::kTp] = n;
-  if (p.tensor_chunks > 1 && !p.sequence)
-    throw UsageError("{}: rows travel in pieces where tensor ranks keep them by rows; set parallel.sequence = true",
-                     c.where("parallel.tensor_chunks"));
-  s.sequence_parallel = p.sequence;
-  s.tensor_chunks = p.tensor_chunks;
-  std::string order;
-  for (std::string name : p.order) {
-    std::replace(name.begin(), name.end(), '-', '_');
-    order += (order.empty() ? "" : ",") + name;
-  }
-  s.order = mesh::parse_order(order);
-}
-
-void resolve_context(const Config& c, const Machine& machine, program::Setting& s) {
-  const std::int64_t n = c.parallel.context, sequence = c.data.sequence_length;
-  const bool ring = c.parallel.context_form == "ring";
-  if (n == 1 && ring)
-    throw UsageError("{}: \"ring\" is a way between context ranks; parallel.context is 1",
-                     c.where("parallel.context_form"));
-  if (n == 1) return;
-  if (machine.cuda)
-    throw UsageError("{}: {} on cuda is not built yet, where attention over parts of the keys would hold all scores",
-                     c.where("parallel.context"), n);
-  if (machine.ranks % (n * c.parallel.tensor * c.parallel.pipeline) != 0)
-    throw UsageError("{}: {} ranks for each sequence{}{} do not divide the world of {} ranks",
-                     c.where("parallel.context"), n,
-                     c.parallel.tensor > 1 ? fmt::format(" x tensor {}", c.parallel.tensor) : "",
-                     c.parallel.pipeline > 1 ? fmt::format(" x pipeline {}", c.parallel.pipeline) : "", machine.ranks);
-  if (sequence % (2 * n) != 0)
-    throw UsageError(
-        "{}: {} ranks have two pieces each of every sequence; {} tokens ({}) do not divide by {}, {} tokens do",
-        c.where("parallel.context"), n, sequence, c.where("data.sequence_length"), 2 * n,
-        (sequence + 2 * n - 1) / (2 * n) * (2 * n));
-  s.mesh[mesh::Axis::kCp] = static_cast<int>(n);
-  s.context_form = ring ? program::ContextForm::kRing : program::ContextForm::kGather;
-}
-
-void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
-  const auto& p = c.parallel;
-  const auto stages = static_cast<int>(p.pipeline);
-  if (stages == 1) {
-    if (p.virtual_stages != 1)
-      throw UsageError("{}: {} chunks of a stage; parallel.pipeline is 1", c.where("parallel.virtual_stages"),
-                       p.virtual_stages);
-    if (p.schedule != "1f1b")
-      throw UsageError("{}: \"{}\" orders pipeline stages; parallel.pipeline is 1", c.where("parallel.schedule"),
-                       p.schedule);
-    return;
-  }
-  if (machine.ranks % (stages * p.tensor) != 0)
-    throw UsageError("{}: {} stages{} do not divide the world of {} ranks", c.where("parallel.pipeline"), stages,
-                     p.tensor > 1 ? fmt::format(" of {} tensor ranks", p.tensor) : "", machine.ranks);
-  s.mesh[mesh::Axis::kPp] = stages;
-  s.pipeline.chunks = static_cast<int>(p.virtual_stages);
-  if (const auto file = read_schedule(c)) {
-    s.pipeline.schedule = program::ScheduleKind::kFile;
-    s.pipeline.placement = file->placement;
-    s.pipeline.chunks = file->chunks;
-    s.pipeline.halves = program::has_halves(*file);
-    if (file->stages != stages || (p.virtual_stages > 1 && file->chunks != p.virtual_stages))
-      throw UsageError("{}: has {} stages of {} chunks; parallel.pipeline is {} and parallel.virtual_stages {}",
-                       c.where("parallel.schedule"), file->stages, file->chunks, stages, p.virtual_stages);
-  } else {
-    const auto chunks = s.pipeline.chunks;
-    s.pipeline = program::pipeline_of(program::parse_schedule_kind(p.schedule), chunks);
-    if (chunks != 1 && chunks != s.pipeline.chunks)
-      throw UsageError("{}: {} has {} chunks a stage, not {}", c.where("parallel.virtual_stages"), p.schedule,
-                       s.pipeline.chunks, chunks);
-  }
-  const int chunks = stages * s.pipeline.chunks;
-  if (chunks > arch.layers)
-    throw UsageError("{}: {} stages of {} chunks need a layer each; the model has {}", c.where("parallel.pipeline"),
-                     stages, s.pipeline.chunks, arch.layers);
-}
-
-// The data-parallel axes of the rank grid.
-void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) {
-  const auto& p = c.parallel;
-  const std::int64_t ranks = machine.ranks / (p.tensor * p.pipeline * p.context),
-                     replicate = p.data_replicate;  // data-parallel ranks
-  if (ranks % replicate != 0)
-    throw UsageError("{}: {} groups cannot be made of {} rank{}", c.where("parallel.data_replicate"), replicate, ranks,
-                     ranks == 1 ? "" : "s");
-  // A group is the node, where nothing else is said.
-  const bool by_node = is_hybrid(c) && replicate == 1 && !p.data_shard;
-  const std::int64_t of_node = machine.local_ranks / (p.tensor * p.context);
-  if (by_node && machine.local_ranks % (p.tensor * p.context) != 0)
-    throw UsageError(
-        "{}: {} shards within a node of {} ranks, which {} tensor x {} context ranks do not divide; "
-        "parallel.data_shard says other groups",
-        c.where("parallel.sharding"), *p.sharding, machine.local_ranks, p.tensor, p.context);
-  const std::int64_t group = by_node ? std::min(of_node, ranks) : ranks / replicate;
-  const std::int64_t shard = p.data_shard.value_or(group);
-  const std::int64_t copies = is_hybrid(c) && replicate == 1 ? ranks / std::max<std::int64_t>(1, shard) : replicate;
-  if (shard * copies != ranks)
-    throw UsageError("{}: data_replicate {} x data_shard {}{} is not the world of {} ranks",
-                     c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard,
-                     (p.context > 1 ? fmt::format(" x context {}", p.context) : "") +
-                         (p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "") +
-                         (p.pipeline > 1 ? fmt::format(" x pipeline {}", p.pipeline) : ""),
-                     machine.ranks);
-  if (p.sharding && !is_hybrid(c) && *p.sharding != "NO_SHARD" && copies > 1)
-    throw UsageError("{}: {} shards over all data-parallel ranks; with copies (data_replicate {}) it is {}",
-                     c.where("parallel.sharding"), *p.sharding, copies,
-                     *p.sharding == "FULL_SHARD" ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2");
-  if (is_hybrid(c) && ranks > 1 && shard * p.context == 1)
-    throw UsageError("{}: {} needs groups of more than one rank; set parallel.data_shard, or NO_SHARD",
-                     c.where("parallel.sharding"), *p.sharding);
-  const auto place = [&](const char* axis) {
-    return std::find(p.order.begin(), p.order.end(), axis) - p.order.begin();
-  };
-  not_built(c, shard > 1 && copies > 1 && place("dp-shard") < place("dp-replicate"), "parallel.order",
-            "dp-replicate before dp-shard");
-  s.mesh[mesh::Axis::kDpShard] = static_cast<int>(shard);
-  s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(copies);
-  s.own_over_dp = is_hybrid(c) && p.zero == 1 && copies > 1;
 }
 
 void resolve_offload(const Config& c, const arch::Architecture& arch, program::Setting& s) {
@@ -329,12 +173,7 @@ int auto_threads(int local_ranks) {
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
   refuse_unbuilt(c);
   program::Setting s;
-  resolve_tensor(c, arch, machine, s);
-  resolve_pipeline(c, arch, machine, s);
-  resolve_context(c, machine, s);
-  resolve_mesh(c, machine, s);
-  s.prefetch = static_cast<int>(c.parallel.prefetch);
-  s.zero = zero_stage(c);
+  resolve_parallel(c, arch, machine, s);
   resolve_offload(c, arch, s);
   s.global_batch = c.batch.global;
   s.micro_batch = c.batch.micro;
@@ -353,9 +192,15 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
     config::assign(c, "math.threads", s.threads, {config::Origin::Kind::kOther, "derived"});
   }
   s.compute = resolve_precision(c, machine, s.threads);
+  const bool narrow = s.compute == DType::kBF16 || s.compute == DType::kF16;
   s.kernels = c.math.kernels == "reference" ? arch::Kernels::kReference : arch::Kernels::kFused;
-  if (s.kernels == arch::Kernels::kFused && (machine.cuda || s.compute == DType::kBF16 || s.compute == DType::kF16))
-    s.kernels = arch::Kernels::kAten;
+  if (s.kernels == arch::Kernels::kFused && (machine.cuda || narrow)) s.kernels = arch::Kernels::kAten;
+  // "fused" is the default; asked for, it is not replaced.
+  if (narrow && s.kernels == arch::Kernels::kReference)
+    throw UsageError("{}: the reference kernels compute in fp64 or fp32, not in {}", c.where("math.kernels"),
+                     name_of(s.compute));
+  if (s.compute == DType::kF64 && c.math.kernels == "fused" && c.origins.count("math.kernels") > 0)
+    throw UsageError("{}: fp64 has the reference kernels alone", c.where("math.kernels"));
   if (s.compute == DType::kF64) s.kernels = arch::Kernels::kReference;
   if (s.document_mask && s.kernels != arch::Kernels::kReference && arch.head_dim > arch::kOwnAttentionMaxHead)
     throw UsageError(

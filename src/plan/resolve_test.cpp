@@ -79,9 +79,50 @@ TEST(Setting, StagesOnAMesh) {
       EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
     }
   };
-  refused({"parallel.pipeline=3"}, "3 stages do not divide the world of 8 ranks");
-  refused({"parallel.pipeline=8"}, "8 stages of 1 chunks need a layer each; the model has");
+  refused({"parallel.pipeline=3"}, "3 stages do not divide the world of 8 ranks; 1, 2 and 4 do");
+  refused({"parallel.pipeline=8"}, "8 stages of 1 chunk need a layer each; the model has 6; 1, 2 and 4 do");
   refused({"parallel.pipeline=2", "parallel.schedule=./nowhere.csv"}, "nowhere.csv");
+  refused({"parallel.pipeline=2", "parallel.schedule=interleaved"}, "parallel.virtual_stages is 1");
+  refused({"parallel.pipeline=2", "parallel.stage_layers=[4, 3]"},
+          "2 counts of 7 layers in all; 2 stages of 1 chunk need 2 counts, the model has 6 layers; balanced they are");
+  refused({"parallel.pipeline=2", "parallel.stage_layers=[2, 2, 2]"}, "3 counts of 6 layers");
+  refused({"parallel.stage_layers=[6]"}, "parallel.pipeline is 1");
+  refused({"parallel.unit_layers=7"}, "units of 7 layers; the model has 6");
+}
+
+TEST(Setting, StagesAsTheyAreCounted) {
+  Machine two;
+  two.ranks = two.local_ranks = 2;
+  const auto s = setting({"model.preset=llama-tiny", "precision.compute=fp32", "parallel.pipeline=2",
+                          "parallel.stage_layers=[5, 1]", "parallel.unit_layers=half"},
+                         two);
+  EXPECT_EQ(s.pipeline.layers, (std::vector<std::int64_t>{5, 1}));
+  EXPECT_EQ(s.unit_layers, program::kHalfLayer);
+}
+
+// Groups that have to talk within a node do, whatever the order of axes.
+TEST(Setting, GroupsShareANodeInAnyOrder) {
+  Machine sixteen;
+  sixteen.ranks = 16;
+  sixteen.local_ranks = 8;
+  const auto with = [&](std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"model.preset=llama-tiny", "precision.compute=fp32", "batch.global=16"});
+    return setting(sets, sixteen);
+  };
+  const std::string tp_first = R"(parallel.order=["tp", "pp", "dp-replicate", "dp-shard", "cp"])",
+                    pp_inside = R"(parallel.order=["dp-replicate", "dp-shard", "pp", "cp", "tp"])";
+  EXPECT_EQ(with({"parallel.tensor=2"}).tensor_ranks(), 2);
+  EXPECT_THROW(with({"parallel.tensor=2", tp_first}), UsageError);
+  EXPECT_EQ(with({"parallel.sharding=HYBRID_SHARD"}).shards(), 8);
+  EXPECT_THROW(with({"parallel.sharding=HYBRID_SHARD", "parallel.pipeline=2", pp_inside}), UsageError);
+  EXPECT_EQ(
+      with({"parallel.sharding=HYBRID_SHARD", "parallel.pipeline=2", "parallel.data_shard=4", pp_inside}).shards(), 4);
+}
+
+TEST(Setting, KernelsAreNotReplaced) {
+  EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=bf16", "math.kernels=reference"}), UsageError);
+  EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=fp64", "math.kernels=fused"}), UsageError);
+  EXPECT_EQ(setting({"model.preset=llama-tiny", "precision.compute=fp64"}).kernels, arch::Kernels::kReference);
 }
 
 TEST(Setting, ContextRanksOnAMesh) {

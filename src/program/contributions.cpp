@@ -41,8 +41,10 @@ std::size_t expected_contributions(const Program& p, int unit) {
     add(p.setting.tensor() ? arch::Part::kHeadLoss : arch::Part::kHead, -1,
         static_cast<std::size_t>(p.setting.head_chunks()));
   }
-  const std::int64_t layer = p.units[static_cast<std::size_t>(unit)].layer;
-  if (layer >= 0) parts += 4 * row_chunks(p.setting).size();  // norm_qkv, output_projection, norm_up, down
+  // Of a layer: norm_qkv and output_projection, norm_up and down.
+  const Unit& u = p.units[static_cast<std::size_t>(unit)];
+  parts +=
+      static_cast<std::size_t>(u.end - u.first) * (u.blocks == Blocks::kBoth ? 4 : 2) * row_chunks(p.setting).size();
   return 2 * parts * static_cast<std::size_t>(p.setting.micro_batches());
 }
 

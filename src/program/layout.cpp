@@ -1,5 +1,7 @@
 #include "program/layout.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -13,16 +15,51 @@ namespace {
 constexpr std::int64_t kAlign = 16;  // elements: 64 bytes in fp32
 
 // Whether a parameter continues the matrix or vector of the one placed before it.
-bool continues(arch::Role before, arch::Role role) {
+bool continues(const arch::Parameter& placed, const arch::Parameter& next) {
   using arch::Role;
+  const Role before = placed.role, role = next.role;
+  if (placed.layer != next.layer) return false;
   return (before == Role::kQuery && role == Role::kKey) || (before == Role::kKey && role == Role::kValue) ||
          (before == Role::kQueryBias && role == Role::kKeyBias) ||
          (before == Role::kKeyBias && role == Role::kValueBias) || (before == Role::kGate && role == Role::kUp);
 }
 
-std::string unit_name(const arch::Parameter& p) {
-  if (p.layer >= 0) return "layer." + std::to_string(p.layer);
-  return p.role == arch::Role::kEmbedding || p.role == arch::Role::kPositions ? "embed" : "final";
+Blocks block_of(arch::Role role) {
+  using arch::Role;
+  switch (role) {
+    case Role::kMlpNorm:
+    case Role::kMlpNormBias:
+    case Role::kGate:
+    case Role::kUp:
+    case Role::kUpBias:
+    case Role::kDown:
+    case Role::kDownBias:
+      return Blocks::kMlp;
+    default:
+      return Blocks::kAttention;
+  }
+}
+
+// The units of the layers of a chunk.
+void add_layers(const Chunk& chunk, std::int64_t unit_layers, std::vector<Unit>& units) {
+  const auto add = [&](std::string name, std::int64_t first, std::int64_t end, Blocks blocks) {
+    Unit unit;
+    unit.name = std::move(name);
+    unit.first = first;
+    unit.end = end;
+    unit.blocks = blocks;
+    units.push_back(std::move(unit));
+  };
+  for (std::int64_t l = chunk.first; l < chunk.end; l += std::max<std::int64_t>(1, unit_layers)) {
+    const std::int64_t end = std::min(l + std::max<std::int64_t>(1, unit_layers), chunk.end);
+    const std::string layer = "layer." + std::to_string(l);
+    if (unit_layers == kHalfLayer) {
+      add(layer + ".attention", l, end, Blocks::kAttention);
+      add(layer + ".mlp", l, end, Blocks::kMlp);
+    } else {
+      add(end == l + 1 ? layer : fmt::format("layers.{}-{}", l, end - 1), l, end, Blocks::kBoth);
+    }
+  }
 }
 
 std::int64_t align(std::int64_t n) {
@@ -31,23 +68,28 @@ std::int64_t align(std::int64_t n) {
 
 }  // namespace
 
-std::vector<Unit> make_units(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters,
-                             int tensor_ranks) {
-  std::vector<Unit> units{{"embed", -1, 0, 0, {}}};
-  for (std::int64_t l = 0; l < arch.layers; ++l) units.push_back({"layer." + std::to_string(l), l, 0, 0, {}});
-  units.push_back({"final", -1, 0, 0, {}});
-  const auto unit_of = [&](const arch::Parameter& p) -> Unit& {
-    if (p.layer >= 0) return units[static_cast<std::size_t>(p.layer) + 1];
-    return unit_name(p) == "embed" ? units.front() : units.back();
+std::vector<Unit> make_units(const std::vector<Chunk>& chunks, const std::vector<arch::Parameter>& parameters,
+                             int tensor_ranks, std::int64_t unit_layers) {
+  std::vector<Unit> units(1);
+  units.front().name = "embed";
+  for (const Chunk& chunk : chunks) add_layers(chunk, unit_layers, units);
+  units.emplace_back().name = "final";
+  const auto unit_of = [&](const arch::Parameter& p) -> Unit* {
+    if (p.layer < 0)
+      return p.role == arch::Role::kEmbedding || p.role == arch::Role::kPositions ? &units.front() : &units.back();
+    const auto found =
+        std::find_if(units.begin(), units.end(), [&](const Unit& unit) { return unit.has(p.layer, block_of(p.role)); });
+    return found == units.end() ? nullptr : &*found;  // of another stage
   };
   const auto place = [&](std::size_t i) {
     const arch::Parameter& p = parameters[i];
-    Unit& unit = unit_of(p);
-    const bool fused = !unit.entries.empty() &&
-                       continues(parameters[static_cast<std::size_t>(unit.entries.back().parameter)].role, p.role);
-    if (!fused) unit.elements = align(unit.elements);
-    unit.entries.push_back({static_cast<int>(i), unit.elements});
-    unit.elements += p.elements();
+    Unit* unit = unit_of(p);
+    if (!unit) return;
+    const bool fused =
+        !unit->entries.empty() && continues(parameters[static_cast<std::size_t>(unit->entries.back().parameter)], p);
+    if (!fused) unit->elements = align(unit->elements);
+    unit->entries.push_back({static_cast<int>(i), unit->elements});
+    unit->elements += p.elements();
   };
   if (tensor_ranks > 1) {
     for (std::size_t i = 0; i < parameters.size(); ++i)

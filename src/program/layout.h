@@ -1,6 +1,6 @@
-// Units: the groups of parameters that are stored, reduced, updated and gathered together (embedding, each layer, final
-// norm with the head). A unit is one flat run of elements; q|k|v and gate|up lie side by side so that each is one
-// matrix.
+// Units: the groups of parameters that are stored, reduced, updated and gathered together (embedding, each layer or
+// some layers or half of one, final norm with the head). A unit is one flat run of elements; q|k|v and gate|up lie side
+// by side so that each is one matrix.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "arch/parameters.h"
 #include "mesh/mesh.h"
 #include "program/op.h"
+#include "program/pipeline.h"
 
 namespace molen::program {
 
@@ -23,19 +24,32 @@ struct UnitEntry {
   bool operator==(const UnitEntry&) const = default;
 };
 
+// A layer is made of two residual blocks: norm_qkv, attention and out_projection; norm_up, activation and down.
+enum class Blocks { kBoth, kAttention, kMlp };
+
 struct Unit {
-  std::string name;  // "embed", "layer.3", "final"
-  std::int64_t layer = -1;
+  std::string name;                   // "embed", "layer.3", "layers.4-6", "layer.3.attention", "layer.3.mlp", "final"
+  std::int64_t first = -1, end = -1;  // of its layers [first, end), where it is of layers; with which of their blocks
+  Blocks blocks = Blocks::kBoth;
   std::int64_t elements = 0;    // with the padding that aligns its matrices; padding is zero and stays zero
   std::int64_t replicated = 0;  // elements at its start that all tensor ranks hold alike
   std::vector<UnitEntry> entries;
   bool operator==(const Unit&) const = default;
+  bool of_layers() const { return first >= 0; }
+  // Whether it has a block's parameters; `blocks` is one of the two.
+  bool has(std::int64_t layer, Blocks block) const {
+    return first <= layer && layer < end && (blocks == Blocks::kBoth || blocks == block);
+  }
 };
 
-// In execution order: embed, layer.0 .. layer.L-1, final. `parameters`: those of one of `tensor_ranks` ranks
-// (arch/tensor_parallel.h); where there are more than one, what they hold alike comes first in each unit.
-std::vector<Unit> make_units(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters,
-                             int tensor_ranks = 1);
+// Setting::unit_layers of a unit that is one block of a layer.
+inline constexpr std::int64_t kHalfLayer = 0;
+
+// In execution order: embed, those of the layers of each chunk, `unit_layers` at a time (the last of a chunk may have
+// fewer), final. `parameters`: those of one of `tensor_ranks` ranks (arch/tensor_parallel.h); where there are more than
+// one, what they hold alike comes first in each unit.
+std::vector<Unit> make_units(const std::vector<Chunk>& chunks, const std::vector<arch::Parameter>& parameters,
+                             int tensor_ranks = 1, std::int64_t unit_layers = 1);
 
 // The element range [first, second) of a unit that rank `rank` of `ranks` owns when its state is sharded. Ranges are
 // aligned to 16 elements, tile the unit, and rank 0's is the largest.

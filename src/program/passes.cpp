@@ -50,7 +50,7 @@ void clear_gradients(Program& p, Body& body, const Clearing& clearing) {
       if (const int u = p.unit_of_buffer(use.buffer); u >= 0) written.insert(u);
   if (clearing.all)
     for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
-      const std::int64_t layer = p.units[static_cast<std::size_t>(u)].layer;
+      const std::int64_t layer = p.units[static_cast<std::size_t>(u)].first;
       if (clearing.all->first <= layer && layer < clearing.all->end) written.insert(u);
     }
   const int embed = unit_of_part(p, arch::Part::kEmbed, -1);

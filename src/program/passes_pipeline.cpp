@@ -89,7 +89,9 @@ class Stage {
       const bool loads = first_loads ? a.chunk == 0 && is_forward(a.kind)
                                      : chunk.head && !is_forward(a.kind) && a.kind != ActionKind::kBackwardWeight;
       if (loads && a.micro_batch != next++)
-        throw UsageError("parallel.schedule: stage {} has to begin its micro-batches in ascending order", at_.stage);
+        throw UsageError(
+            "parallel.schedule: stage {} begins micro-batch {} where {} is next; samples are read in their order",
+            at_.stage, a.micro_batch, next - 1);
     }
   }
 

@@ -38,7 +38,8 @@ std::vector<std::int64_t> balanced_layers(const arch::Architecture& arch, const 
   const arch::Architecture local = arch::tensor_local(arch, setting.tensor_ranks());
   double layer = 0.0;
   for (const arch::Part part : detail::kLayerParts) layer += flops_of(local, setting, part);
-  // In layers. Only products count: an embedding is a copy.
+  // In layers. An embedding has no products: what it takes, copies and the update of its table, tells between stages
+  // that are equal without it (as in Llama 3, whose first and last stages have a layer less; Grattafiori et al. 2024).
   const double head = flops_of(local, setting, arch::Part::kHead) / layer;
   const auto count = static_cast<std::size_t>(global_stages);
   MOLEN_CHECK(global_stages <= arch.layers, "{} layers for {} chunks", arch.layers, global_stages);
@@ -46,9 +47,9 @@ std::vector<std::int64_t> balanced_layers(const arch::Architecture& arch, const 
   std::vector<std::int64_t> layers(count, 1);
   for (std::int64_t left = arch.layers - global_stages; left > 0; --left) {
     const auto load = [&](std::size_t g) { return static_cast<double>(layers[g]) + (g + 1 == count ? head : 0.0); };
-    std::size_t lightest = 0;
-    for (std::size_t g = 1; g < count; ++g)
-      if (load(g) < load(lightest)) lightest = g;
+    std::size_t lightest = count - 1;
+    for (std::size_t g = count - 1; g-- > 0;)
+      if (load(g) < load(lightest) || (g > 0 && load(g) == load(lightest))) lightest = g;
     ++layers[lightest];
   }
   return layers;

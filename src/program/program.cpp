@@ -67,9 +67,7 @@ namespace {
 
 // Whether one of the stage's chunks reads parameters of the unit.
 bool needs(const Program& p, const Unit& unit) {
-  if (unit.layer >= 0)
-    return std::any_of(p.chunks.begin(), p.chunks.end(),
-                       [&](const Chunk& c) { return c.first <= unit.layer && unit.layer < c.end; });
+  if (unit.of_layers()) return true;
   return unit.name == "embed" ? p.embeds() || (p.arch.tied && p.has_head()) : p.has_head();
 }
 
@@ -102,7 +100,7 @@ Program describe(const arch::Architecture& arch, const Setting& setting) {
   p.local = arch::tensor_local(arch, setting.tensor_ranks());
   p.parameters = arch::tensor_local_parameters(arch, setting.tensor_ranks());
   p.chunks = chunks_of(arch, setting);
-  p.units = make_units(arch, p.parameters, setting.tensor_ranks());
+  p.units = make_units(p.chunks, p.parameters, setting.tensor_ranks(), setting.unit_layers);
   std::erase_if(p.units, [&](const Unit& unit) { return !needs(p, unit); });
   return p;
 }

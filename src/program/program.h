@@ -111,7 +111,8 @@ struct Setting {
   // "Overlap Communication with Dependent Computation via Decomposition", section 4). Sequence-parallel only.
   std::int64_t tensor_chunks = 1;
   ContextForm context_form = ContextForm::kGather;
-  int prefetch = 1;  // units gathered or brought from the host ahead of the one in use
+  std::int64_t unit_layers = 1;  // whose parameters are gathered, reduced and updated together; or kHalfLayer
+  int prefetch = 1;              // units gathered or brought from the host ahead of the one in use
   Offload offload;
   Pipeline pipeline;              // along pp
   Recompute recompute;            // activations that backward computes again

@@ -17,6 +17,12 @@ int unit_named(const Program& program, const std::string& name) {
   return -1;
 }
 
+int unit_with(const Program& program, std::int64_t layer, Blocks block) {
+  for (std::size_t u = 0; u < program.units.size(); ++u)
+    if (program.units[u].has(layer, block)) return static_cast<int>(u);
+  return -1;
+}
+
 bool has_norm_weights(const Program& program) {
   return program.arch.norm != arch::Norm::kLayerPlain;
 }
@@ -388,8 +394,12 @@ int unit_of_part(const Program& program, Part part, std::int64_t layer) {
     case Part::kAttention:
     case Part::kActivation:
       return -1;
-    default:
-      return unit_named(program, "layer." + std::to_string(layer));
+    case Part::kNormQkv:
+    case Part::kOutProjection:
+      return unit_with(program, layer, Blocks::kAttention);
+    case Part::kNormUp:
+    case Part::kDown:
+      return unit_with(program, layer, Blocks::kMlp);
   }
 }
 

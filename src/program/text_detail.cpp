@@ -16,12 +16,6 @@ namespace molen::program::detail {
 
 namespace {
 
-std::string order_text(const std::array<mesh::Axis, mesh::kAxes>& order) {
-  std::string text;
-  for (const mesh::Axis axis : order) text += fmt::format("{}{}", text.empty() ? "" : ",", mesh::name_of(axis));
-  return text;
-}
-
 std::string pipeline_text(const Setting& s) {
   const Pipeline& p = s.pipeline;
   std::string text = fmt::format(" pp={}", s.stages());
@@ -43,14 +37,15 @@ std::string setting_to_text(const Setting& s) {
              "reduce={} kernels={} "
              "threads={} head_chunk={}{}",
              s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.mesh[mesh::Axis::kDpShard],
-             s.context_ranks(), s.tensor_ranks(), order_text(s.order), s.sequence_parallel ? 1 : 0, s.zero,
+             s.context_ranks(), s.tensor_ranks(), mesh::text_of(s.order), s.sequence_parallel ? 1 : 0, s.zero,
              s.own_over_dp ? 1 : 0, s.prefetch, text_of(s.offload), text_of(s.recompute), s.global_batch, s.micro_batch,
              s.sequence, s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master), name_of(s.reduce),
              s.kernels == arch::Kernels::kReference ? "reference"
              : s.kernels == arch::Kernels::kFused   ? "fused"
                                                     : "aten",
              s.threads, s.head_chunk, s.context() ? fmt::format(" context_form={}", name_of(s.context_form)) : "") +
-         (s.tensor_chunks > 1 ? fmt::format(" tensor_chunks={}", s.tensor_chunks) : "") + pipeline_text(s);
+         (s.tensor_chunks > 1 ? fmt::format(" tensor_chunks={}", s.tensor_chunks) : "") +
+         (s.unit_layers != 1 ? fmt::format(" unit_layers={}", s.unit_layers) : "") + pipeline_text(s);
 }
 
 namespace {
@@ -133,6 +128,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.order = mesh::parse_order(text("order"));
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
   if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, kMaxTensorChunks);
+  if (values.count("unit_layers")) s.unit_layers = integer("unit_layers", kHalfLayer, 1 << 16);
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));

@@ -16,7 +16,7 @@ Weights::Weights(arch::Architecture arch, DType dtype)
     : arch_(std::move(arch)),
       dtype_(dtype),
       parameters_(arch::parameters(arch_)),
-      units_(program::make_units(arch_, parameters_)) {
+      units_(program::make_units({{0, 0, arch_.layers}}, parameters_)) {
   for (const auto& unit : units_) flat_.push_back(at::zeros({unit.elements}, exec::to_aten(dtype)));
 }
 
@@ -31,10 +31,10 @@ at::Tensor Weights::parameter(std::size_t index) const {
 
 exec::UnitWeights Weights::unit(const std::string& name) const {
   for (std::size_t u = 0; u < units_.size(); ++u)
-    if (units_[u].name == name) return {arch_, parameters_, units_[u], flat_[u]};
+    if (units_[u].name == name) return {arch_, parameters_, units_[u], units_[u].first, flat_[u]};
   // A tied model with a plain norm has no unit "final"; its weights are all undefined.
   static const program::Unit kEmpty;
-  return {arch_, parameters_, kEmpty, {}};
+  return {arch_, parameters_, kEmpty, -1, {}};
 }
 
 class Inference::Impl {

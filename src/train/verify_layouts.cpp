@@ -24,6 +24,7 @@ program::Setting alone(program::Setting s) {
   s.zero = 0;
   s.own_over_dp = s.sequence_parallel = false;
   s.tensor_chunks = 1;
+  s.context_form = {};
   s.recompute = {};
   s.offload = {};
   s.pipeline = {};
@@ -41,10 +42,15 @@ ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to,
   if (from == to) return read;
   return [=](std::int64_t first, std::int64_t count, const exec::MicroBatch& batch) {
     std::vector<std::int32_t> ids(static_cast<std::size_t>(from * sequence)), labels(ids.size()), documents(ids.size());
-    const std::int64_t valid = read(first, count, {ids.data(), labels.data(), documents.data()});
-    std::copy_n(ids.begin(), to * sequence, batch.ids);
-    std::copy_n(labels.begin(), to * sequence, batch.labels);
-    if (batch.document_start) std::copy_n(documents.begin(), to * sequence, batch.document_start);
+    std::int64_t valid = 0;
+    for (std::int64_t row = 0; row < to; row += from) {
+      valid += read(first + row, std::clamp<std::int64_t>(count - row, 0, std::min(from, to - row)),
+                    {ids.data(), labels.data(), documents.data()});
+      const std::int64_t begin = row * sequence, tokens = std::min(from, to - row) * sequence;
+      std::copy_n(ids.begin(), tokens, batch.ids + begin);
+      std::copy_n(labels.begin(), tokens, batch.labels + begin);
+      if (batch.document_start) std::copy_n(documents.begin(), tokens, batch.document_start + begin);
+    }
     return valid;
   };
 }
@@ -52,13 +58,21 @@ ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to,
 }  // namespace
 
 double VerifyRow::ratio() const {
-  const double worst = std::max({difference.loss / bounds.loss, difference.norm / bounds.norm,
-                                 difference.parameters / bounds.parameters, difference.gradients / bounds.gradients});
-  return std::isnan(worst) ? INFINITY : worst;
+  double worst = 0;
+  for (const auto& [off, bound] : {std::pair{difference.loss, bounds.loss},
+                                   {difference.norm, bounds.norm},
+                                   {difference.parameters, bounds.parameters},
+                                   {difference.gradients, bounds.gradients}}) {
+    // No bound, however wide, lets through what is not finite: a maximum would drop NaN, and inf / inf is one.
+    if (!std::isfinite(off)) return INFINITY;
+    worst = std::max(worst, off / bound);
+  }
+  return worst;
 }
 
 std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const program::Setting& base,
-                                      const ReadSamples& read, const VerifyOptions& options, comm::Communicator& world,
+                                      const std::vector<plan::Layout>& layouts, const ReadSamples& read,
+                                      const VerifyOptions& options, comm::Communicator& world,
                                       const std::function<void(const VerifyRow&)>& progress) {
   std::vector<VerifyRow> rows;
   for (const DType compute : options.compute) {
@@ -69,13 +83,11 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     if (options.cuda) there.options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*options.cuda));
     Outcome reference;
     if (world.rank() == 0) reference = prove(sound(arch, alone(setting), "one rank"), *comm::make_self(), read, trial);
-    auto of_ranks = setting;
-    if (options.cuda) of_ranks.kernels = arch::Kernels::kAten;
-    auto layouts = plan::layouts_of(arch, of_ranks, world.size(), options.layouts);
-    if (options.pairs) layouts = plan::covering_pairs(layouts);
     for (const plan::Layout& layout : layouts) {
       const double start = now().value;
-      const auto stages = program::build_stages(arch, layout.setting);
+      auto of_ranks = with_type(layout.setting, compute);
+      if (options.cuda) of_ranks.kernels = arch::Kernels::kAten;
+      const auto stages = program::build_stages(arch, of_ranks, options.schedule);
       if (const auto findings = program::verify_world(stages); !findings.empty())
         throw UsageError("{}: {}", layout.name, findings.front().text);
       const auto& p =

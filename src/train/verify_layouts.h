@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/layouts.h"
+#include "program/schedule.h"
 #include "train/proof.h"
 
 namespace molen::train {
@@ -25,17 +26,18 @@ struct VerifyRow {
 };
 
 struct VerifyOptions {
-  int steps = 10;                    // of the proof in fp64
-  std::vector<DType> compute;        // kF64, kF32: one step
-  std::vector<std::string> layouts;  // strategies; all where empty
-  std::optional<int> cuda;           // device that all ranks share; the reference stays on the host
-  bool pairs = false;                // of them, those that cover all pairs of choices (plan::covering_pairs)
+  int steps = 10;                               // of the proof in fp64
+  std::vector<DType> compute;                   // kF64, kF32: one step
+  std::optional<int> cuda;                      // device that all ranks share; the reference stays on the host
+  const program::Schedule* schedule = nullptr;  // of pipelines whose schedule is a file
 };
 
-// Collective over `world`: one rank alone (rank 0) and each layout of world.size() ranks, from the same start on the
-// same samples. `progress` is called on rank 0 with each row. Throws UsageError where a layout cannot be built.
+// Collective over `world`: one rank alone (rank 0) and each layout, of world.size() ranks, from the same start on the
+// same samples, read in micro-batches of `base`. Types of all are those of the options. `progress` is called on rank 0
+// with each row. Throws UsageError where a layout cannot be built.
 std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const program::Setting& base,
-                                      const ReadSamples& read, const VerifyOptions& options, comm::Communicator& world,
+                                      const std::vector<plan::Layout>& layouts, const ReadSamples& read,
+                                      const VerifyOptions& options, comm::Communicator& world,
                                       const std::function<void(const VerifyRow&)>& progress);
 
 }  // namespace molen::train
