@@ -328,12 +328,19 @@ class Executor::Impl {
                     program::kind_of(e.step->op));
       }
       record_memory(i, offset, scratch.high_water());
+      if (options_.written) show_writes(e);
       if (options_.poison_dead) poison(i);
     }
     const std::int64_t ended = now_ns();
     time.end_s = static_cast<double>(ended - start_ns_) * 1e-9;
     if (options_.observer) options_.observer->end(e.step->stream, i, ended);
     time.cpu_s = options_.device.is_cpu() ? static_cast<double>(thread_cpu_ns() - cpu_start) * 1e-9 : time.seconds();
+  }
+
+  void show_writes(const program::Expanded& e) const {
+    std::vector<at::Tensor> writes;
+    for (const program::Use& use : e.step->writes) writes.push_back(flat(use.buffer, e.micro_batch));
+    options_.written(e, writes);
   }
 
   void record_memory(std::size_t i, std::int64_t scratch_offset, std::int64_t scratch_used) {

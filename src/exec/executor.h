@@ -62,6 +62,8 @@ struct Options {
   // Instead of an op, wait for so many seconds: what a schedule hides and leaves idle, apart from what ops cost here.
   // An op for which it gives none runs.
   std::function<std::optional<double>(const program::Step&)> sleep = {};
+  // Shown what each op has written, in the order of its operands, on the thread of its stream.
+  std::function<void(const program::Expanded&, const std::vector<at::Tensor>& writes)> written = {};
 };
 
 class Executor {

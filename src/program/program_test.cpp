@@ -264,6 +264,38 @@ TEST(Layout, OwnedRangesTile) {
     }
 }
 
+// Each parameter has one place, whatever the units are; those of a chunk's layers do not reach into another's.
+TEST(Layout, UnitsHoldEveryParameterOnce) {
+  auto a = tiny(false);
+  a.layers = 5;
+  const auto parameters = arch::parameters(a);
+  const std::vector<Chunk> chunks{{0, 0, 3, true, false}, {1, 3, a.layers, false, true}};
+  const auto names = [&](std::int64_t unit_layers) {
+    std::vector<std::string> names;
+    std::vector<int> places(parameters.size());
+    for (const Unit& u : make_units(chunks, parameters, 1, unit_layers)) {
+      names.push_back(u.name);
+      std::int64_t end = 0;
+      for (const auto& entry : u.entries) {
+        const auto& p = parameters[static_cast<std::size_t>(entry.parameter)];
+        EXPECT_GE(entry.offset, end) << u.name;
+        end = entry.offset + p.elements();
+        EXPECT_TRUE(p.layer < 0 ? !u.of_layers() : u.first <= p.layer && p.layer < u.end) << p.name << " in " << u.name;
+        ++places[static_cast<std::size_t>(entry.parameter)];
+      }
+      EXPECT_LE(end, u.elements);
+    }
+    EXPECT_EQ(std::count(places.begin(), places.end(), 1), std::ssize(places));
+    return names;
+  };
+  EXPECT_EQ(names(2)[1], "layers.0-1");
+  EXPECT_EQ(names(2)[2], "layer.2") << "a chunk ends here";
+  EXPECT_EQ(names(kHalfLayer)[1], "layer.0.attention");
+  EXPECT_EQ(names(kHalfLayer)[2], "layer.0.mlp");
+  EXPECT_EQ(names(1).size(), static_cast<std::size_t>(a.layers) + 2);
+  EXPECT_EQ(names(a.layers).size(), 4u);
+}
+
 // Deleting, retargeting or disordering an op: every single deletion, in every layout, is refused.
 struct EditedLayout {
   int shards, zero;
@@ -275,6 +307,12 @@ struct EditedLayout {
   ContextForm form = ContextForm::kGather;
   Offload offload{};
   DType reduce = DType::kF32;
+  std::int64_t unit_layers = 1;
+  EditedLayout units(std::int64_t layers) const {
+    EditedLayout l = *this;
+    l.unit_layers = layers;
+    return l;
+  }
   EditedLayout in(DType type) const {
     EditedLayout l = *this;
     l.reduce = type;
@@ -295,6 +333,7 @@ class Edited : public ::testing::TestWithParam<EditedLayout> {
     if (l.context > 1) s.sequence = 12 * l.context;
     if (*l.recomputed) s.recompute = recompute_from_text(l.recomputed);
     s.reduce = l.reduce;
+    s.unit_layers = l.unit_layers;
     return build(tiny(l.tied), s);
   }
 };
@@ -431,8 +470,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         EditedLayout{1, 0, false, false}, EditedLayout{1, 0, true, true}, EditedLayout{2, 0, false, false},
         EditedLayout{3, 1, false, true}, EditedLayout{2, 1, true, false}, EditedLayout{2, 2, false, false},
-        EditedLayout{3, 2, false, true}, EditedLayout{2, 3, false, true}, EditedLayout{2, 3, true, false},
-        EditedLayout{2, 2, false, false, 2}, EditedLayout{2, 3, false, false, 2, true},
+        EditedLayout{3, 2, false, true}, EditedLayout{2, 3, false, true},
+        EditedLayout{2, 3, false, false}.units(kHalfLayer), EditedLayout{2, 1, true, false}.units(2),
+        EditedLayout{2, 3, true, false}, EditedLayout{2, 2, false, false, 2}, EditedLayout{2, 3, false, false, 2, true},
         EditedLayout{2, 2, false, true, 2, true}, EditedLayout{1, 0, true, false, 1, false, "attention,activation"},
         EditedLayout{2, 3, true, true, 1, false, "norm_qkv,norm_up/2"},
         EditedLayout{1, 1, false, false, 1, false, "", 2},

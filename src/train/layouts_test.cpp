@@ -72,18 +72,21 @@ TEST_P(Layouts, DeadBuffersAreDead) {
   EXPECT_EQ(train(llama(true), s, 3).hash, train(llama(true), s, 3, {at::kCPU, true}).hash);
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, Layouts,
-                         ::testing::Values(Layout{1, 0, true, 2}, Layout{1, 0, false, 12}, Layout{2, 0, false, 2},
-                                           Layout{2, 1, false, 3}, Layout{3, 0, true, 2}, Layout{3, 1, false, 1},
-                                           Layout{4, 0, false, 3}, Layout{4, 1, true, 2}, Layout{4, 1, false, 5},
-                                           Layout{2, 2, false, 2}, Layout{3, 2, true, 1}, Layout{2, 3, false, 3},
-                                           Layout{3, 3, false, 2, 1, false, 0}, Layout{4, 3, true, 1, 1, false, 2},
-                                           Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 2, 2},
-                                           Layout{2, 3, true, 1, 2}, Layout{2, 2, false, 1, 2, true},
-                                           Layout{2, 3, false, 3, 2, true}, Layout{3, 3, false, 1, 2, true, 3},
-                                           Layout{2, 1}.recomputing("attention,activation"),
-                                           Layout{3, 3}.recomputing("norm_qkv,norm_up/2"),
-                                           Layout{2, 2, false, 1, 2}.recomputing("out_projection,activation")));
+INSTANTIATE_TEST_SUITE_P(
+    Matrix, Layouts,
+    ::testing::Values(Layout{1, 0, true, 2}, Layout{1, 0, false, 12}, Layout{2, 0, false, 2}, Layout{2, 1, false, 3},
+                      Layout{3, 0, true, 2}, Layout{3, 1, false, 1}, Layout{4, 0, false, 3}, Layout{4, 1, true, 2},
+                      Layout{4, 1, false, 5}, Layout{2, 2, false, 2}, Layout{3, 2, true, 1}, Layout{2, 3, false, 3},
+                      Layout{3, 3, false, 2, 1, false, 0}, Layout{4, 3, true, 1, 1, false, 2},
+                      Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 2, 2}, Layout{2, 3, true, 1, 2},
+                      Layout{2, 2, false, 1, 2, true}, Layout{2, 3, false, 3, 2, true},
+                      Layout{3, 3, false, 1, 2, true, 3}, Layout{2, 1}.recomputing("attention,activation"),
+                      Layout{3, 3}.recomputing("norm_qkv,norm_up/2"),
+                      Layout{2, 2, false, 1, 2}.recomputing("out_projection,activation"),
+                      Layout{2, 0, false, 2}.units(program::kHalfLayer), Layout{3, 1, true, 2}.units(2),
+                      Layout{2, 2, false, 3, 2, true}.units(program::kHalfLayer),
+                      Layout{3, 3, true, 1}.units(program::kHalfLayer),
+                      Layout{2, 3, false, 2}.recomputing("attention,norm_up/2").units(2)));
 
 #ifdef MOLEN_FAKE_NCCL
 // The program over the NCCL communicator, against stand-ins for the libraries that treat host memory as a device's.
@@ -95,18 +98,12 @@ TEST(Nccl, CarriesTheProgramsCollectives) {
     const auto s = setting_of(3, zero, false, DType::kF64);
     const program::Program p = program::build(llama(false), s);
     Outcome out;
-    comm::ThreadWorld world(3);
-    std::vector<std::unique_ptr<comm::Communicator>> ranks;
-    for (int r = 0; r < 3; ++r) ranks.push_back(world.communicator(r));
-    std::vector<std::jthread> threads;
-    for (int r = 0; r < 3; ++r)
-      threads.emplace_back([&, r] {
-        const auto devices = comm::open_nccl(*ranks[static_cast<std::size_t>(r)], r, options);
-        const Outcome mine = train_rank(p, *devices, 10);
-        EXPECT_GT(devices->traffic().calls, 0);
-        if (r == 0) out = mine;
-      });
-    threads.clear();
+    on_threads(3, [&](comm::Communicator& world) {
+      const auto devices = comm::open_nccl(world, world.rank(), options);
+      const Outcome mine = train_rank(p, *devices, 10);
+      EXPECT_GT(devices->traffic().calls, 0);
+      if (world.rank() == 0) out = mine;
+    });
     EXPECT_LE(difference(train(llama(false), setting_of(1, 0, false, DType::kF64), 10), out).parameters, 1e-9);
   }
 }

@@ -209,10 +209,9 @@ std::vector<Mutant> mutants() {
 double off_by(const Program& p, const Outcome& reference, std::string& how, int steps, const Bounds& b) {
   try {
     const Difference d = difference(reference, train_threads(p, steps));
-    const double ratio =
-        std::max({d.loss / b.loss, d.norm / b.norm, d.parameters / b.parameters, d.gradients / b.gradients});
+    const double ratio = over_bounds(d, b);
     how = fmt::format("{:.1e} x bound", ratio);
-    return std::isnan(ratio) ? INFINITY : ratio;
+    return ratio;
   } catch (const std::exception& error) {
     how = "error";
     return INFINITY;

@@ -216,6 +216,17 @@ Difference difference(const Outcome& a, const Outcome& b) {
   return d;
 }
 
+double over_bounds(const Difference& d, const Bounds& b) {
+  double worst = 0;
+  for (const auto& [off, bound] :
+       {std::pair{d.loss, b.loss}, {d.norm, b.norm}, {d.parameters, b.parameters}, {d.gradients, b.gradients}}) {
+    // A maximum would drop NaN, and inf / inf is one.
+    if (!std::isfinite(off)) return INFINITY;
+    worst = std::max(worst, off / bound);
+  }
+  return worst;
+}
+
 Bounds bounds_of(const program::Program& p) {
   if (p.setting.compute == DType::kF64) return {1e-9, 1e-9, 1e-9, 1e-9};
   const double terms =

@@ -56,6 +56,9 @@ Difference difference(const Outcome& a, const Outcome& b);
 struct Bounds {
   double loss, norm, parameters, gradients;
 };
+// Largest of the differences over its bound; above 1 it is not the same model. What is not finite is above any bound.
+double over_bounds(const Difference& difference, const Bounds& bounds);
+
 // fp64: 1e-9 after any number of steps (DESIGN section 3). fp32: one step; a sum of n terms is off by about sqrt(n)
 // roundings (Higham, Accuracy and Stability of Numerical Algorithms, section 2.8) with n the longest sum of the model:
 // over the tokens of the batch and the vocabulary. Weights are not bounded there: AdamW divides by what may be

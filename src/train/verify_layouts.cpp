@@ -1,13 +1,13 @@
 #include "train/verify_layouts.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/self/self.h"
 #include "program/build.h"
 #include "program/verify.h"
+#include "train/locate.h"
 
 namespace molen::train {
 namespace {
@@ -57,19 +57,6 @@ ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to,
 
 }  // namespace
 
-double VerifyRow::ratio() const {
-  double worst = 0;
-  for (const auto& [off, bound] : {std::pair{difference.loss, bounds.loss},
-                                   {difference.norm, bounds.norm},
-                                   {difference.parameters, bounds.parameters},
-                                   {difference.gradients, bounds.gradients}}) {
-    // No bound, however wide, lets through what is not finite: a maximum would drop NaN, and inf / inf is one.
-    if (!std::isfinite(off)) return INFINITY;
-    worst = std::max(worst, off / bound);
-  }
-  return worst;
-}
-
 std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const program::Setting& base,
                                       const std::vector<plan::Layout>& layouts, const ReadSamples& read,
                                       const VerifyOptions& options, comm::Communicator& world,
@@ -78,11 +65,11 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
   for (const DType compute : options.compute) {
     Trial trial;
     trial.steps = compute == DType::kF64 ? options.steps : 1;
-    const auto setting = with_type(base, compute);
     Trial there = trial;
     if (options.cuda) there.options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*options.cuda));
+    const program::Program one = sound(arch, alone(with_type(base, compute)), "one rank");
     Outcome reference;
-    if (world.rank() == 0) reference = prove(sound(arch, alone(setting), "one rank"), *comm::make_self(), read, trial);
+    if (world.rank() == 0) reference = prove(one, *comm::make_self(), read, trial);
     for (const plan::Layout& layout : layouts) {
       const double start = now().value;
       auto of_ranks = with_type(layout.setting, compute);
@@ -93,14 +80,19 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
       const auto& p =
           stages.at(static_cast<std::size_t>(program::at_rank(layout.setting, world.rank()).pipeline.stage));
       program::require_sound(p, layout.name);
-      const Outcome outcome =
-          prove(p, world, in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence), there);
+      const ReadSamples cut = in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence);
+      const Outcome outcome = prove(p, world, cut, there);
+      VerifyRow row{layout.name, compute, trial.steps, {}, bounds_of(p), program::peak_of(stages).value, 0, ""};
+      // What differs is what rank 0 says; all of them look for where.
+      std::int64_t same = 1;
+      if (world.rank() == 0) {
+        row.difference = difference(reference, outcome);
+        same = row.ratio() <= 1;
+      }
+      world.broadcast(&same, 1, DType::kI64, 0);
+      if (!same) row.failure = locate_difference(one, read, stages, cut, there, row.bounds, world);
       if (world.rank() != 0) continue;
-      VerifyRow row{layout.name,         compute,
-                    trial.steps,         difference(reference, outcome),
-                    bounds_of(p),        program::peak_of(stages).value,
-                    now().value - start, ""};
-      if (!(row.ratio() <= 1)) row.failure = first_difference(stages, reference, outcome, row.bounds);
+      row.seconds = now().value - start;
       if (progress) progress(row);
       rows.push_back(row);
     }

@@ -20,9 +20,8 @@ struct VerifyRow {
   Bounds bounds{};
   std::int64_t planned_peak_bytes = 0;
   double seconds = 0;
-  // Largest of the differences over its bound; above 1 the layout is not the same model.
-  double ratio() const;
-  std::string failure;  // "" where it holds: what differs first
+  std::string failure;  // "" where it is the same model: what differs first
+  double ratio() const { return over_bounds(difference, bounds); }
 };
 
 struct VerifyOptions {

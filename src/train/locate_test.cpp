@@ -1,0 +1,109 @@
+// What `molen verify` names where a layout is not the same model: broken programs, and what is wrong with each.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "program/test_edit.h"
+#include "train/layouts_suite.h"
+#include "train/locate.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+using program::Program;
+
+Layout tensor_ranks() {
+  Layout l{1, 0, false, 3};
+  l.tensor = 2;
+  return l;
+}
+
+// What the ranks of `broken` say, all of them alike.
+std::string located(const Layout& layout, const std::function<Program(const Program&)>& broken) {
+  const auto a = llama(false);
+  const Program sound = program::build(a, setting_of(layout, DType::kF64));
+  const std::vector<Program> stages{broken(sound)};
+  EXPECT_FALSE(stages[0] == sound);
+  Layout one{1, 0, false, layout.micro};
+  const Program alone = program::build(a, setting_of(one, DType::kF64));
+  std::set<std::string> said;
+  std::mutex mutex;
+  on_threads(sound.setting.ranks(), [&](comm::Communicator& world) {
+    const auto read = synthetic_samples(sound.setting, a.vocabulary);
+    const std::string text = locate_difference(alone, read, stages, read, {}, bounds_of(sound), world);
+    const std::lock_guard lock(mutex);
+    said.insert(text);
+  });
+  EXPECT_EQ(said.size(), 1u);
+  return *said.begin();
+}
+
+auto rewritten(std::vector<std::string> where, std::string from, std::string to) {
+  return
+      [=](const Program& p) { return program::parse(program::rewrite(program::print(p), where, from, to), "broken"); };
+}
+
+// Leaves out the first step whose text begins so.
+auto without_text(std::string text) {
+  return [=](const Program& p) {
+    for (std::size_t b = 0; b < p.bodies.size(); ++b)
+      for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
+        if (program::print_step(p, p.bodies[b].steps[k]).starts_with(text)) return program::without(p, b, k);
+    throw Error("no step begins with {}", text);
+  };
+}
+
+void expect_named(const std::string& text, const std::string& value, const std::string& op) {
+  EXPECT_EQ(text.rfind(value, 0), 0u) << text;
+  EXPECT_NE(text.find(op), std::string::npos) << text;
+}
+
+TEST(Locate, NamesWhatWentWrongFirst) {
+  expect_named(located(tensor_ranks(), without_text("all_reduce axis=tp moves=mid layer=0")),
+               "mid of layer 0 at sample 0, token 0", "which no op writes");
+  // The shares of two ranks are added in a buffer of the wrong ranks: of one rank.
+  expect_named(located(tensor_ranks(), rewritten({"all_reduce axis=tp moves=x layer=2"}, "axis=tp", "axis=dp")),
+               "x of layer 2 at sample 0", "(all_reduce, micro-batch 0) on rank 0");
+  expect_named(located({2, 3, false, 3}, rewritten({"forward part=norm_up layer=1"}, "reads=mid.1", "reads=mid.0")),
+               "up of layer 1 at sample 0", "(forward norm_up, layer 1, micro-batch 0) on rank 0");
+  expect_named(located({2, 0, false, 3}, rewritten({"backward part=norm_up layer=1"}, "stats2.1", "stats2.0")),
+               "d_mid of layer 1", "(backward norm_up, layer 1, micro-batch 0) on rank 0");
+  expect_named(located({2, 1, false, 3}, without_text("reduce_scatter axis=dp reads=grad.layer.1")),
+               "the gradient of model.layers.1.", "(backward norm_qkv)");
+  expect_named(located({2, 1, false, 3}, without_text("all_gather axis=dp reads=param.layer.1")), "model.layers.1.",
+               "(optimizer_step)");
+  expect_named(located({2, 0, false, 3}, without_text("reduce_scalars axis=dp")), "", "");
+}
+
+// Nothing is named on the way where nothing is wrong, however the values are cut.
+TEST(Locate, FollowsEveryLayout) {
+  const auto with = [](Layout l, auto change) {
+    change(l);
+    return l;
+  };
+  const Layout tensor = tensor_ranks();
+  for (const Layout& l :
+       {tensor, with(tensor, [](Layout& l) { l.rows = true; }),
+        with(tensor, [](Layout& l) { l.rows = true, l.chunks = 3; }), Layout{2, 3, true, 3}, Layout{3, 2, false, 1},
+        with({1, 0, false, 3}, [](Layout& l) { l.context = 2, l.sequence = 24; }),
+        with({2, 3, false, 3}, [](Layout& l) { l.context = 2, l.sequence = 24, l.form = program::ContextForm::kRing; }),
+        with({1, 0, false, 3},
+             [](Layout& l) { l.stages = 2, l.pipeline = program::pipeline_of(program::ScheduleKind::kZbH1, 1); })}) {
+    const auto a = llama(false);
+    const auto setting = setting_of(l, DType::kF64);
+    const auto stages = program::build_stages(a, setting);
+    Layout one{1, 0, false, l.micro};
+    one.sequence = l.sequence;
+    const Program alone = program::build(a, setting_of(one, DType::kF64));
+    on_threads(setting.ranks(), [&](comm::Communicator& world) {
+      const auto read = synthetic_samples(setting, a.vocabulary);
+      EXPECT_EQ(locate_difference(alone, read, stages, read, {}, bounds_of(stages[0]), world),
+                "the loss or the norm alone, summed by reduce_scalars")
+          << program::sharding_text(setting);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace molen::train
