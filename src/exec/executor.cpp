@@ -435,9 +435,9 @@ std::pair<std::int64_t, std::int64_t> Executor::state_range(const std::string& f
   return held_of(impl_->program_, state_buffer(impl_->program_, family, unit), impl_->groups_.coordinates());
 }
 
-comm::Traffic Executor::traffic(program::Axis axis) const {
+comm::Traffic Executor::traffic(program::Axis axis, comm::CallKind kind) const {
   const comm::Communicator* group = impl_->groups_.of(axis);
-  return group ? group->traffic() : comm::Traffic{};
+  return group ? group->traffic_of(kind) : comm::Traffic{0, 0, 0, 0};
 }
 
 const mesh::PerAxis& Executor::coordinates() const {

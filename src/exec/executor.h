@@ -87,8 +87,8 @@ class Executor {
   bool has_state(const std::string& family) const;
   // Element range of the unit that `state` of this family covers on this rank.
   std::pair<std::int64_t, std::int64_t> state_range(const std::string& family, int unit) const;
-  // What this rank's communicator of an axis has moved so far; nothing for an axis that no op names.
-  comm::Traffic traffic(program::Axis axis) const;
+  // What this rank's communicator of an axis has moved so far by a kind of call; nothing for an axis that no op names.
+  comm::Traffic traffic(program::Axis axis, comm::CallKind kind) const;
   // Where this rank stands in the program's mesh.
   const mesh::PerAxis& coordinates() const;
 
