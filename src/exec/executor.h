@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,6 +64,10 @@ struct Options {
   // Instead of an op, wait for so many seconds: what a schedule hides and leaves idle, apart from what ops cost here.
   // An op for which it gives none runs.
   std::function<std::optional<double>(const program::Step&)> sleep = {};
+  // For tests of what a step writes: bytes of the arena behind what is planned, and a plan in which nothing takes
+  // turns.
+  Bytes guard = {};
+  bool apart = false;
 };
 
 class Executor {
@@ -89,6 +95,8 @@ class Executor {
   std::pair<std::int64_t, std::int64_t> state_range(const std::string& family, int unit) const;
   // What this rank's communicator of an axis has moved so far by a kind of call; nothing for an axis that no op names.
   comm::Traffic traffic(program::Axis axis, comm::CallKind kind) const;
+  // The whole arena, with Options::guard: a test sees what a step writes. Of a CPU device.
+  std::span<std::byte> arena() const;
   // Where this rank stands in the program's mesh.
   const mesh::PerAxis& coordinates() const;
 

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <thread>
@@ -125,23 +126,18 @@ inline Outcome train_rank(const program::Program& p, comm::Communicator& world, 
   return prove(p, world, synthetic_samples(p.setting, p.arch.vocabulary), trial);
 }
 
-// All ranks as threads, each with the program of its stage; what rank 0 puts together. The first error of a rank is
-// thrown.
-inline Outcome train_threads(const std::vector<program::Program>& stages, int steps, exec::Options options = {},
-                             comm::ThreadOptions between = {}) {
-  const program::Setting& setting = stages.front().setting;
-  const auto n = static_cast<std::size_t>(setting.ranks());
-  std::vector<Outcome> out(n);
+// All ranks as threads. The first error of a rank is thrown.
+inline void on_ranks(int count, const std::function<void(comm::Communicator&)>& run, comm::ThreadOptions between = {}) {
+  const auto n = static_cast<std::size_t>(count);
   std::vector<std::exception_ptr> errors(n);
-  comm::ThreadWorld world(setting.ranks(), between);
+  comm::ThreadWorld world(count, between);
   std::vector<std::unique_ptr<comm::Communicator>> ranks;
   for (std::size_t r = 0; r < n; ++r) ranks.push_back(world.communicator(static_cast<int>(r)));
   std::vector<std::jthread> threads;
   for (std::size_t r = 0; r < n; ++r)
     threads.emplace_back([&, r] {
       try {
-        const int stage = program::at_rank(setting, static_cast<int>(r)).pipeline.stage;
-        out[r] = train_rank(stages.at(static_cast<std::size_t>(stage)), *ranks[r], steps, options);
+        run(*ranks[r]);
       } catch (const std::exception& error) {
         errors[r] = std::current_exception();
         ranks[r]->abort(error.what());
@@ -150,7 +146,22 @@ inline Outcome train_threads(const std::vector<program::Program>& stages, int st
   threads.clear();
   for (const auto& error : errors)
     if (error) std::rethrow_exception(error);
-  return out[0];
+}
+
+// Each rank with the program of its stage; what rank 0 puts together.
+inline Outcome train_threads(const std::vector<program::Program>& stages, int steps, exec::Options options = {},
+                             comm::ThreadOptions between = {}) {
+  const program::Setting& setting = stages.front().setting;
+  Outcome first;
+  on_ranks(
+      setting.ranks(),
+      [&](comm::Communicator& world) {
+        const int stage = program::at_rank(setting, world.rank()).pipeline.stage;
+        Outcome out = train_rank(stages.at(static_cast<std::size_t>(stage)), world, steps, options);
+        if (world.rank() == 0) first = std::move(out);
+      },
+      between);
+  return first;
 }
 inline Outcome train_threads(const program::Program& p, int steps, exec::Options options = {}) {
   return train_threads(std::vector{p}, steps, options);
