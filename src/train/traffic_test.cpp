@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "base/error.h"
 #include "train/layouts_suite.h"
 
@@ -63,6 +65,49 @@ TEST(Traffic, OfAStepAlone) {
   const Traffic step{{{Axis::kDp, CallKind::kAllGather}, {2, 200, 100, 100}},
                      {{Axis::kDp, CallKind::kAllReduce}, {1, 40, 40, 40}}};
   EXPECT_EQ(since(before, now), step);
+}
+
+TEST(Traffic, AsJson) {
+  const Traffic moved{{{Axis::kDp, CallKind::kAllGather}, {3, 300, 150, 150}},
+                      {{Axis::kTp, CallKind::kSend}, {1, 8, {}, {}}}};
+  EXPECT_EQ(to_json(moved), Json::parse(R"([
+    {"axis": "dp", "op": "all_gather", "calls": 3, "payload_bytes": 300, "wire_bytes": 150},
+    {"axis": "tp", "op": "send", "calls": 1, "payload_bytes": 8, "wire_bytes": null}])"));
+}
+
+// By hand: of two axes on one stream, the first op of each. The first step and one that was skipped do not count.
+TEST(Communication, IsOfTheAxesOfThePlan) {
+  Layout layout{2, 2};
+  layout.replicas = 2;
+  const auto p = program::build(llama(false), setting_of(layout, DType::kF64));
+  on_ranks(4, [&](comm::Communicator& world) {
+    const exec::Executor executor(p, world.rank(), &world, {});
+    Communication communication(executor);
+    if (world.rank() != 0) return;
+    EXPECT_EQ(communication.axes(), Json::array());
+    EXPECT_EQ(communication.text(), "");
+    const auto step = [&](double shard_s, double replicate_s) {
+      program::Timeline t;
+      t.ops.assign(executor.ops().size(), {100.0, 100.0});
+      bool computes = false, shards = false, replicates = false;
+      for (std::size_t i = 0; i < t.ops.size(); ++i) {
+        const program::Step& op = *executor.ops()[i].step;
+        if (op.stream == program::Stream::kCompute && !std::exchange(computes, true)) t.ops[i] = {0.0, 1.0};
+        const auto axis = program::axis_of(op.op);
+        if (axis == Axis::kShard && !std::exchange(shards, true)) t.ops[i] = {0.5, 0.5 + shard_s};
+        if (axis == Axis::kReplicate && !std::exchange(replicates, true)) t.ops[i] = {3.0, 3.0 + replicate_s};
+      }
+      return t;
+    };
+    communication.add(step(9.0, 9.0), false);
+    EXPECT_EQ(communication.axes()[0]["seconds"], 9.0) << "while there is no other";
+    communication.add(step(1.0, 0.5), false);
+    communication.add(step(9.0, 9.0), true);
+    communication.add(step(3.0, 1.5), false);
+    EXPECT_EQ(communication.axes(), Json::parse(R"([{"axis": "dp_shard", "seconds": 2.0, "hidden": 0.25},
+                                                    {"axis": "dp_replicate", "seconds": 1.0, "hidden": 0.0}])"));
+    EXPECT_EQ(communication.text(), "dp_shard 2.00 s, 25.0% hidden; dp_replicate 1.00 s, 0.0% hidden");
+  });
 }
 
 // Ranks with smaller shards, and with fewer rows, have less to move than the first: what each one's communicators count

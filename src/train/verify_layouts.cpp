@@ -87,7 +87,8 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
       VerifyRow row{layout.name,         compute,
                     trial.steps,         difference(reference, outcome),
                     bounds_of(p),        program::peak_of(stages).value,
-                    now().value - start, ""};
+                    now().value - start, "",
+                    outcome.traffic};
       if (!(row.ratio() <= 1)) row.failure = first_difference(stages, reference, outcome, row.bounds);
       if (progress) progress(row);
       rows.push_back(row);

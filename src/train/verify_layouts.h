@@ -22,6 +22,7 @@ struct VerifyRow {
   // Largest of the differences over its bound; above 1 the layout is not the same model.
   double ratio() const;
   std::string failure;  // "" where it holds: what differs first
+  Traffic traffic;      // of rank 0 in a step
 };
 
 struct VerifyOptions {
