@@ -3,11 +3,10 @@
 
 usage: sharding.py MOLEN [--rounds N] [--steps N] [--only STRATEGY] [--no-equal] [--no-hidden] [--check] [--output FILE.json]
 Prints: 1. that PyTorch's strategies train the same thing (fp64, a small model, one rank beside two); 2. tokens/s and memory of the pairs;
-3. the share of molen's communication that is hidden behind compute, per axis, from the spans of `molen train`'s trace.
+3. the share of molen's communication that is hidden behind compute, per axis of the program, as `molen train` tells at its end (docs/formats/events.md).
 Exit status 1 where --check is given and a ratio is below 1.5, and in any case where PyTorch's strategies differ.
 """
 import argparse
-import collections
 import json
 import pathlib
 import random
@@ -106,58 +105,19 @@ def table(runs, pairs):
     return rows
 
 
-def merged(spans):
-    """Spans as disjoint ones, in order."""
-    out = []
-    for start, end in sorted(spans):
-        if out and start <= out[-1][1]:
-            out[-1][1] = max(out[-1][1], end)
-        else:
-            out.append([start, end])
-    return out
-
-
-def length(spans):
-    return sum(end - start for start, end in spans)
-
-
-def common(a, b):
-    """Length of what two lists of disjoint spans have in common."""
-    total, i, j = 0.0, 0, 0
-    while i < len(a) and j < len(b):
-        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return total
-
-
-def hidden_of(trace):
-    """By axis, the share of the time in which it communicates that the compute stream works, too. All traced steps together."""
-    names = {e["tid"]: e["args"]["name"].split(" (")[0] for e in trace if e["ph"] == "M" and e["name"] == "thread_name"}
-    streams = collections.defaultdict(list)
-    for e in trace:
-        if e["ph"] == "X":
-            streams[names[e["tid"]]].append((e["ts"], e["ts"] + e["dur"]))
-    streams = {name: merged(spans) for name, spans in streams.items()}
-    steps = len({e["args"]["step"] for e in trace if e["ph"] == "X"})
-    return {name.removeprefix("comm."): {"seconds_a_step": length(spans) * 1e-6 / steps, "hidden": common(spans, streams["compute"]) / length(spans)}
-            for name, spans in streams.items() if name.startswith("comm.") and length(spans) > 0}
-
-
 def hidden(molen, pairs, folder):
-    """A few steps of `molen train` on invented text, the last ones traced. Kernels do not depend on what the text is."""
+    """A few steps of `molen train` on invented text; the run's end tells. Kernels do not depend on what the text is."""
     rng = random.Random(3)
     (folder / "t.jsonl").write_text("".join(json.dumps({"text": " ".join(f"w{rng.randrange(60)}" for _ in range(90))}) + "\n" for _ in range(700)))
     call([molen, "tokenizer", "train", "t.jsonl", "--vocabulary", 300, "--output", "tok.json"], folder)
     call([molen, "data", "prepare", "t.jsonl", "--language", "en", "--licence", "CC0-1.0", "--output", "data", "--tokenizer", "tok.json"], folder)
-    (folder / "run.toml").write_text('[data]\ntrain = [{ path = "data/train" }]\n[train]\nuntil = "4 steps"\ntrace_steps = [2, 3, 4]\n[schedule]\nwarmup = "1 steps"\n')
+    (folder / "run.toml").write_text('[data]\ntrain = [{ path = "data/train" }]\n[train]\nuntil = "4 steps"\n[schedule]\nwarmup = "1 steps"\n')
     rows = {}
-    print("\nmolen's communication in a step on rank 0, with waiting for the other rank, and the share of it that is hidden (the compute stream works meanwhile):")
+    print("\nmolen's communication in a step on rank 0, with waiting for the other rank, and the share of it that is hidden (computation runs meanwhile):")
     for name, key, _ in pairs:
         call([*MPIRUN, molen, "train", "run.toml", "--model", "llama-60m", *settings(*OURS, key, f"run.name={name}")], folder)
-        rows[name] = hidden_of(json.loads((folder / "runs" / name / "trace.json").read_text())["traceEvents"])
+        end = [e for e in map(json.loads, (folder / "runs" / name / "events.jsonl").read_text().splitlines()) if e["event"] == "stop"][-1]
+        rows[name] = {r["axis"]: {"seconds_a_step": r["seconds"], "hidden": r["hidden"]} for r in end["communication"]}
         print(f"{name:<15}" + ", ".join(f"axis {axis}: {r['seconds_a_step']:.3f} s, {100 * r['hidden']:.0f} % hidden" for axis, r in rows[name].items()), flush=True)
     return rows
 

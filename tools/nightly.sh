@@ -111,6 +111,7 @@ bench() {
   record "beside PyTorch" "bench/step.py build/molen" "$(grep ' is ' "$log/step.txt" | paste -sd';')"
   .venv/bin/python bench/sharding.py build/molen >"$log/sharding.txt"
   record "sharding beside PyTorch" "bench/sharding.py build/molen" "$(grep -oE '^[A-Z0-9_]+ .*x \[[0-9., ]*\]' "$log/sharding.txt" | tr -s ' ' | paste -sd';')"
+  record "communication hidden, per axis" "bench/sharding.py build/molen" "$(grep -E '^[A-Z0-9_]+ +axis ' "$log/sharding.txt" | tr -s ' ' | paste -sd';')"
 }
 
 begin

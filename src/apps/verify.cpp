@@ -217,6 +217,7 @@ Json to_json(const train::VerifyRow& r) {
           {"ratio", finite(r.ratio())},
           {"planned_peak_bytes", r.planned_peak_bytes},
           {"seconds", r.seconds},
+          {"traffic", train::to_json(r.traffic)},
           {"same", r.failure.empty()},
           {"first_difference", r.failure.empty() ? Json(nullptr) : Json(r.failure)}};
 }

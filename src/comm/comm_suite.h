@@ -356,10 +356,21 @@ class Suite {
 
   template <class Call>
   void counted(const char* what, std::int64_t bytes, Call call) {
-    const Traffic before = c_.traffic();
+    const auto by_kind = [&] {
+      std::vector<Traffic> all;
+      for (const CallKind kind : kAllCallKinds) all.push_back(c_.traffic_of(kind));
+      return all;
+    };
+    const auto before = by_kind();
     call();
-    expect(c_.traffic().calls == before.calls + 1 && c_.traffic().bytes == before.bytes + bytes,
-           fmt::format("{} is counted wrongly", what));
+    const auto now = by_kind();
+    for (const CallKind kind : kAllCallKinds) {
+      const auto k = static_cast<std::size_t>(kind);
+      const bool called = name_of(kind) == what;
+      expect(now[k].calls == before[k].calls + called && now[k].bytes == before[k].bytes + (called ? bytes : 0) &&
+                 (called || now[k] == before[k]),
+             fmt::format("{} is counted wrongly as {}", what, name_of(kind)));
+    }
   }
 
   Communicator& c_;

@@ -4,12 +4,14 @@
 // says.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -18,8 +20,15 @@ namespace molen::comm {
 
 enum class Reduce { kSum, kMax, kMin };
 
-// Calls of this communicator that moved data (not barrier and split) and came back, and their payload: all elements of
-// the reduced or gathered buffer (sum of counts), of what all_to_all and send send, recv receives, broadcast fills.
+// The calls that move data: all but barrier and split.
+enum class CallKind { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kBroadcast, kSend, kRecv };
+inline constexpr std::array kAllCallKinds{CallKind::kAllReduce, CallKind::kReduceScatter, CallKind::kAllGather,
+                                          CallKind::kAllToAll,  CallKind::kBroadcast,     CallKind::kSend,
+                                          CallKind::kRecv};
+std::string_view name_of(CallKind kind);  // as the functions below: "all_reduce", ...
+
+// Calls that came back, and their payload: all elements of the reduced or gathered buffer (sum of counts), of what
+// all_to_all and send send, recv receives, broadcast fills.
 //
 // The wire bytes are those that these calls really carried from this rank to other ranks, and from others to it,
 // counted where they are copied or handed to the transport: over a group's ranks both add up to the same. They do not
@@ -29,6 +38,21 @@ struct Traffic {
   std::int64_t bytes = 0;
   std::optional<std::int64_t> wire_bytes;  // sent
   std::optional<std::int64_t> wire_received;
+
+  Traffic& operator+=(const Traffic& other);
+  Traffic operator-(const Traffic& earlier) const;
+  bool operator==(const Traffic&) const = default;
+};
+
+// By kind of call, from nothing.
+class TrafficByCall {
+ public:
+  explicit TrafficByCall(Traffic none) { of_.fill(none); }
+  Traffic& operator[](CallKind kind) { return of_[static_cast<std::size_t>(kind)]; }
+  const Traffic& operator[](CallKind kind) const { return of_[static_cast<std::size_t>(kind)]; }
+
+ private:
+  std::array<Traffic, kAllCallKinds.size()> of_;
 };
 
 class Communicator {
@@ -64,7 +88,9 @@ class Communicator {
   // the others waiting.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  virtual Traffic traffic() const = 0;
+  // What this communicator's calls of a kind have moved so far, and those of all kinds.
+  virtual Traffic traffic_of(CallKind kind) const = 0;
+  Traffic traffic() const;
 };
 
 }  // namespace molen::comm

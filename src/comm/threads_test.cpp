@@ -201,7 +201,7 @@ class Staged final : public Communicator {
     return std::make_unique<Staged>(inner_->split(color, key), memory_);
   }
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
-  Traffic traffic() const override { return inner_->traffic(); }
+  Traffic traffic_of(CallKind kind) const override { return inner_->traffic_of(kind); }
 
  private:
   struct Buffer {

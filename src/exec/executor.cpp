@@ -101,7 +101,7 @@ class Executor::Impl {
       : program_(std::move(program)),
         groups_(program_, rank, world),
         options_(options),
-        plan_(program::plan_memory(program_)),
+        plan_(program::plan_memory(program_, options.apart)),
         slots_(program_),
         ops_(program::expand(program_)),
         progress_(ops_.size()) {
@@ -161,6 +161,11 @@ class Executor::Impl {
                                             : arena_->view(base_ + offset, b.dtype, {b.elements});
   }
 
+  std::span<std::byte> arena() const {
+    MOLEN_CHECK(options_.device.is_cpu(), "the bytes of a device are not read here");
+    return {static_cast<std::byte*>(arena_->at(0)), static_cast<std::size_t>(arena_->size().value)};
+  }
+
   program::Program program_;
   Groups groups_;
   Options options_;
@@ -207,7 +212,7 @@ class Executor::Impl {
         return;
       }
     }
-    arena_ = std::make_shared<Arena>(plan_.peak, options_.device);
+    arena_ = std::make_shared<Arena>(plan_.peak + options_.guard, options_.device);
   }
 
   // For each op of each body: the transient buffers whose lifetime ends with it. Where streams still share the end of a
@@ -442,9 +447,13 @@ std::pair<std::int64_t, std::int64_t> Executor::state_range(const std::string& f
   return held_of(impl_->program_, state_buffer(impl_->program_, family, unit), impl_->groups_.coordinates());
 }
 
-comm::Traffic Executor::traffic(program::Axis axis) const {
+comm::Traffic Executor::traffic(program::Axis axis, comm::CallKind kind) const {
   const comm::Communicator* group = impl_->groups_.of(axis);
-  return group ? group->traffic() : comm::Traffic{};
+  return group ? group->traffic_of(kind) : comm::Traffic{0, 0, 0, 0};
+}
+
+std::span<std::byte> Executor::arena() const {
+  return impl_->arena();
 }
 
 const mesh::PerAxis& Executor::coordinates() const {

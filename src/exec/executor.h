@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -64,6 +66,10 @@ struct Options {
   std::function<std::optional<double>(const program::Step&)> sleep = {};
   // Shown what each op has written, in the order of its operands, on the thread of its stream.
   std::function<void(const program::Expanded&, const std::vector<at::Tensor>& writes)> written = {};
+  // For tests of what a step writes: bytes of the arena behind what is planned, and a plan in which nothing takes
+  // turns.
+  Bytes guard = {};
+  bool apart = false;
 };
 
 class Executor {
@@ -89,8 +95,10 @@ class Executor {
   bool has_state(const std::string& family) const;
   // Element range of the unit that `state` of this family covers on this rank.
   std::pair<std::int64_t, std::int64_t> state_range(const std::string& family, int unit) const;
-  // What this rank's communicator of an axis has moved so far; nothing for an axis that no op names.
-  comm::Traffic traffic(program::Axis axis) const;
+  // What this rank's communicator of an axis has moved so far by a kind of call; nothing for an axis that no op names.
+  comm::Traffic traffic(program::Axis axis, comm::CallKind kind) const;
+  // The whole arena, with Options::guard: a test sees what a step writes. Of a CPU device.
+  std::span<std::byte> arena() const;
   // Where this rank stands in the program's mesh.
   const mesh::PerAxis& coordinates() const;
 

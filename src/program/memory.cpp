@@ -99,8 +99,8 @@ MemoryPlan::Live live_of(const Body& body, const BodySpans& spans, const Span& b
 
 class Packer {
  public:
-  Packer(const Program& p, const std::vector<BodySpans>& spans, MemoryPlan& plan)
-      : program_(p), spans_(spans), plan_(plan) {}
+  Packer(const Program& p, const std::vector<BodySpans>& spans, bool apart, MemoryPlan& plan)
+      : program_(p), spans_(spans), apart_(apart), plan_(plan) {}
 
   void pack() {
     collect();
@@ -127,6 +127,7 @@ class Packer {
   }
 
   bool interfere(const Item& a, const Item& b) const {
+    if (apart_) return true;
     for (std::size_t body = 0; body < program_.bodies.size(); ++body)
       if (!span(a, body).apart(span(b, body))) return true;
     return false;
@@ -153,6 +154,7 @@ class Packer {
 
   const Program& program_;
   const std::vector<BodySpans>& spans_;
+  bool apart_;
   MemoryPlan& plan_;
   std::vector<Item> items_;
 };
@@ -163,7 +165,7 @@ bool packed(const Buffer& buffer) {
   return buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice;
 }
 
-MemoryPlan plan_memory(const Program& p) {
+MemoryPlan plan_memory(const Program& p, bool apart) {
   MemoryPlan plan;
   plan.buffer_offset.assign(p.buffers.size(), -1);
   for (const Body& body : p.bodies) {
@@ -194,7 +196,7 @@ MemoryPlan plan_memory(const Program& p) {
     plan.kept += Bytes(slots.count(static_cast<int>(i)) * align(p.buffers[i].bytes().value));
   }
   plan.peak = plan.kept;
-  Packer(p, spans, plan).pack();
+  Packer(p, spans, apart, plan).pack();
 
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {

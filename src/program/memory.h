@@ -41,8 +41,9 @@ struct MemoryPlan {
 };
 
 // 64-byte aligned. Deterministic. Two buffers share bytes only where `after` and the order within streams prove, within
-// a body, that one is dead before the other is written; between instances pass::order_streams sees to it.
-MemoryPlan plan_memory(const Program& program);
+// a body, that one is dead before the other is written; between instances pass::order_streams sees to it. `apart`: they
+// never do, so that a test sees what each of them uses.
+MemoryPlan plan_memory(const Program& program, bool apart = false);
 
 // Of the device, of the stage that needs most.
 Bytes peak_of(const std::vector<Program>& stages);

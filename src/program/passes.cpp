@@ -11,6 +11,7 @@
 #include "base/match.h"
 #include "program/build.h"
 #include "program/build_detail.h"
+#include "program/payload.h"
 #include "program/recompute.h"
 #include "program/slots.h"
 
@@ -220,34 +221,6 @@ Program micro_batch_loop(Program p) {
 
 namespace {
 
-std::int64_t used_elements(const Program& p, const Use& use) {
-  const Buffer& buffer = p.buffers.at(static_cast<std::size_t>(use.buffer));
-  const int unit = p.unit_of_buffer(use.buffer);
-  if (use.range == Range::kAll || unit < 0) return buffer.elements;
-  const auto [first, last] = unit_range(p.setting, {}, p.units[static_cast<std::size_t>(unit)], use.range);
-  return last - first;
-}
-
-std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses) {
-  std::int64_t bytes = 0;
-  for (const Use& use : uses)
-    bytes += used_elements(p, use) * size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
-  return bytes;
-}
-
-// Of a text, an op may lack operands: the verifier says so afterwards.
-std::vector<Use> first_of(const std::vector<Use>& uses) {
-  return {uses.begin(), uses.begin() + (uses.empty() ? 0 : 1)};
-}
-
-// All that `whole` holds, or the piece of its rows.
-Bytes exchanged_bytes(const Program& p, std::int64_t chunk, const std::vector<Use>& whole) {
-  if (chunk < 0 || whole.empty()) return Bytes(used_bytes(p, whole));
-  const auto [first, last] = chunk_rows(p.setting, chunk);
-  return Bytes((last - first) * p.arch.hidden *
-               size_of(p.buffers[static_cast<std::size_t>(whole.front().buffer)].dtype));
-}
-
 arch::Pass pass_of(ComputePass pass) {
   switch (pass) {
     case ComputePass::kBackward:
@@ -279,34 +252,34 @@ void cost_compute(const Program& p, const Compute& c, Step& step) {
 Program costs(Program p) {
   for (Body& body : p.bodies)
     for (Step& step : body.steps) {
-      const Bytes touched(used_bytes(p, step.reads) + used_bytes(p, step.writes));
+      const std::int64_t read = used_bytes(p, step.reads, {}), written = used_bytes(p, step.writes, {});
+      const Bytes touched(read + written);
+      const auto communicated = [&](const auto&) { step.moved = payload_of(p, step, {}); };
       std::visit(Match{
                      [&](const Compute& c) { cost_compute(p, c, step); },
                      [&](const LoadBatch&) { step.moved = touched; },
                      [&](const ZeroFill&) { step.moved = touched; },
-                     [&](const SumSquares&) { step.moved = Bytes(used_bytes(p, step.reads)); },
+                     [&](const SumSquares&) { step.moved = Bytes(read); },
                      [&](const ClipScale&) { step.moved = touched; },
                      // Parameters, moments and master weights are read and written, the gradient is read.
-                     [&](const OptimizerStep&) {
-                       step.moved = Bytes(used_bytes(p, step.reads) + 2 * used_bytes(p, step.writes));
-                     },
-                     [&](const AllReduce&) { step.moved = Bytes(used_bytes(p, step.writes)); },
-                     [&](const ReduceScatter& o) { step.moved = exchanged_bytes(p, o.chunk, first_of(step.reads)); },
-                     [&](const AllGather& o) { step.moved = exchanged_bytes(p, o.chunk, first_of(step.writes)); },
-                     [&](const Send&) { step.moved = Bytes(used_bytes(p, step.reads)); },
-                     [&](const Receive&) { step.moved = Bytes(used_bytes(p, step.writes)); },
-                     [&](const Shift&) { step.moved = Bytes(2 * used_bytes(p, first_of(step.writes))); },
-                     [&](const CopyToHost&) { step.moved = Bytes(used_bytes(p, step.reads)); },
-                     [&](const CopyToDevice&) { step.moved = Bytes(used_bytes(p, step.writes)); },
+                     [&](const OptimizerStep&) { step.moved = Bytes(read + 2 * written); },
+                     [&](const AllReduce& o) { communicated(o); },
+                     [&](const ReduceScatter& o) { communicated(o); },
+                     [&](const AllGather& o) { communicated(o); },
+                     [&](const Send& o) { communicated(o); },
+                     [&](const Receive& o) { communicated(o); },
+                     [&](const Shift& o) { communicated(o); },
+                     [&](const ReduceScalars& o) { communicated(o); },
+                     [&](const CopyToHost&) { step.moved = Bytes(read); },
+                     [&](const CopyToDevice&) { step.moved = Bytes(written); },
                      [&](const Cast& o) {
                        // A sum is widened a block at a time, and its target read too.
                        const std::int64_t wide =
-                           step.writes.empty() ? 0 : used_elements(p, step.writes[0]) * size_of(DType::kF32);
+                           step.writes.empty() ? 0 : used_elements(p, step.writes[0], {}) * size_of(DType::kF32);
                        step.moved = touched + Bytes(o.accumulate ? wide : 0);
                        step.scratch =
                            Bytes(o.accumulate ? std::min(wide, arch::kWidenBlock * size_of(DType::kF32)) : 0);
                      },
-                     [&](const ReduceScalars& r) { step.moved = Bytes(r.count * size_of(DType::kF64)); },
                      [&](const Agree&) { step.moved = touched; },
                  },
                  step.op);

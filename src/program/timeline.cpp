@@ -64,16 +64,6 @@ Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, A
   return overlap;
 }
 
-Payload payload_of(const std::vector<Expanded>& ops, Axis axis) {
-  Payload payload;
-  for (const Expanded& e : ops)
-    if (axis_of(e.step->op) == axis) {
-      payload.calls += std::holds_alternative<Shift>(e.step->op) ? 2 : 1;
-      payload.bytes += e.step->moved.value;
-    }
-  return payload;
-}
-
 Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured) {
   MOLEN_CHECK(ops.size() == predicted.ops.size() && ops.size() == measured.ops.size(),
               "timelines of different programs");

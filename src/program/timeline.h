@@ -31,14 +31,6 @@ struct PhaseSeconds {
 };
 PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& timeline);
 
-// Collectives of one step over an axis, and their payload on the rank whose coordinates are all 0 (others hold less of
-// uneven shards).
-struct Payload {
-  std::int64_t calls = 0, bytes = 0;
-  bool operator==(const Payload&) const = default;
-};
-Payload payload_of(const std::vector<Expanded>& ops, Axis axis);
-
 // Communication over an axis: how long it took, and how much of that ran beside computation.
 struct Overlap {
   double seconds = 0.0, hidden_s = 0.0;

@@ -87,7 +87,8 @@ std::string events_section(const RunData& run) {
     const Json& e = *shown[i];
     std::string what;
     for (const auto& [key, value] : e.items())
-      if (key != "event" && key != "wall_time_s" && key != "step" && !text_of(e, key).empty())
+      // Arrays are tables of their own (what a run sent, at its end), too long for a line.
+      if (key != "event" && key != "wall_time_s" && key != "step" && !value.is_array() && !text_of(e, key).empty())
         what += (what.empty() ? "" : "; ") +
                 (key == "text" || key == "reason" ? text_of(e, key) : key + " " + text_of(e, key));
     const double wall = number_of(e, "wall_time_s");

@@ -133,9 +133,8 @@ inline Outcome train_rank(const program::Program& p, comm::Communicator& world, 
   return prove(p, world, synthetic_samples(p.setting, p.arch.vocabulary), trial);
 }
 
-// Each of so many ranks as a thread. The first error of a rank is thrown.
-inline void on_threads(int count, const std::function<void(comm::Communicator&)>& body,
-                       comm::ThreadOptions between = {}) {
+// All ranks as threads. The first error of a rank is thrown.
+inline void on_ranks(int count, const std::function<void(comm::Communicator&)>& run, comm::ThreadOptions between = {}) {
   const auto n = static_cast<std::size_t>(count);
   std::vector<std::exception_ptr> errors(n);
   comm::ThreadWorld world(count, between);
@@ -145,7 +144,7 @@ inline void on_threads(int count, const std::function<void(comm::Communicator&)>
   for (std::size_t r = 0; r < n; ++r)
     threads.emplace_back([&, r] {
       try {
-        body(*ranks[r]);
+        run(*ranks[r]);
       } catch (const std::exception& error) {
         errors[r] = std::current_exception();
         ranks[r]->abort(error.what());
@@ -156,20 +155,20 @@ inline void on_threads(int count, const std::function<void(comm::Communicator&)>
     if (error) std::rethrow_exception(error);
 }
 
-// All ranks as threads, each with the program of its stage; what rank 0 puts together.
+// Each rank with the program of its stage; what rank 0 puts together.
 inline Outcome train_threads(const std::vector<program::Program>& stages, int steps, exec::Options options = {},
                              comm::ThreadOptions between = {}) {
   const program::Setting& setting = stages.front().setting;
-  Outcome out;
-  on_threads(
+  Outcome first;
+  on_ranks(
       setting.ranks(),
       [&](comm::Communicator& world) {
         const int stage = program::at_rank(setting, world.rank()).pipeline.stage;
-        Outcome mine = train_rank(stages.at(static_cast<std::size_t>(stage)), world, steps, options);
-        if (world.rank() == 0) out = std::move(mine);
+        Outcome out = train_rank(stages.at(static_cast<std::size_t>(stage)), world, steps, options);
+        if (world.rank() == 0) first = std::move(out);
       },
       between);
-  return out;
+  return first;
 }
 inline Outcome train_threads(const program::Program& p, int steps, exec::Options options = {}) {
   return train_threads(std::vector{p}, steps, options);

@@ -98,7 +98,7 @@ TEST(Nccl, CarriesTheProgramsCollectives) {
     const auto s = setting_of(3, zero, false, DType::kF64);
     const program::Program p = program::build(llama(false), s);
     Outcome out;
-    on_threads(3, [&](comm::Communicator& world) {
+    on_ranks(3, [&](comm::Communicator& world) {
       const auto devices = comm::open_nccl(world, world.rank(), options);
       const Outcome mine = train_rank(p, *devices, 10);
       EXPECT_GT(devices->traffic().calls, 0);

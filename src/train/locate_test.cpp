@@ -29,7 +29,7 @@ std::string located(const Layout& layout, const std::function<Program(const Prog
   const Program alone = program::build(a, setting_of(one, DType::kF64));
   std::set<std::string> said;
   std::mutex mutex;
-  on_threads(sound.setting.ranks(), [&](comm::Communicator& world) {
+  on_ranks(sound.setting.ranks(), [&](comm::Communicator& world) {
     const auto read = synthetic_samples(sound.setting, a.vocabulary);
     const std::string text = locate_difference(alone, read, stages, read, {}, bounds_of(sound), world);
     const std::lock_guard lock(mutex);
@@ -96,7 +96,7 @@ TEST(Locate, FollowsEveryLayout) {
     Layout one{1, 0, false, l.micro};
     one.sequence = l.sequence;
     const Program alone = program::build(a, setting_of(one, DType::kF64));
-    on_threads(setting.ranks(), [&](comm::Communicator& world) {
+    on_ranks(setting.ranks(), [&](comm::Communicator& world) {
       const auto read = synthetic_samples(setting, a.vocabulary);
       EXPECT_EQ(locate_difference(alone, read, stages, read, {}, bounds_of(stages[0]), world),
                 "the loss or the norm alone, summed by reduce_scalars")

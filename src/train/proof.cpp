@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "arch/parameters.h"
@@ -14,6 +13,7 @@
 #include "program/layout.h"
 #include "train/checkpointing.h"
 #include "train/init.h"
+#include "train/traffic.h"
 
 namespace molen::train {
 namespace {
@@ -78,33 +78,6 @@ void check_memory(const exec::Executor& executor) {
       throw Error("op %{} ({}) used memory up to byte {} where {} was planned", e.op, program::kind_of(e.step->op),
                   used, planned);
   }
-}
-
-// Calls and payload per axis since `before`, as the communicators counted them.
-using AllTraffic = std::array<comm::Traffic, program::kAllAxes.size()>;
-
-AllTraffic traffic_of(const exec::Executor& executor) {
-  AllTraffic all;
-  for (const program::Axis axis : program::kAllAxes) all[static_cast<std::size_t>(axis)] = executor.traffic(axis);
-  return all;
-}
-
-void check_traffic(const exec::Executor& executor, const AllTraffic& before) {
-  const AllTraffic now = traffic_of(executor);
-  for (const program::Axis axis : program::kAllAxes) {
-    const auto a = static_cast<std::size_t>(axis);
-    const program::Payload planned = program::payload_of(executor.ops(), axis);
-    const program::Payload moved{now[a].calls - before[a].calls, now[a].bytes - before[a].bytes};
-    if (moved != planned)
-      throw Error("over {}: {} calls moved {} bytes where the program has {} and {}", program::name_of(axis),
-                  moved.calls, moved.bytes, planned.calls, planned.bytes);
-  }
-}
-
-// The ranks that have the largest share of everything: what their programs say is what they move.
-bool first_of_stage(mesh::PerAxis at) {
-  at[mesh::Axis::kPp] = 0;
-  return at == mesh::PerAxis{};
 }
 
 // Largest difference over the largest value; a NaN anywhere is infinite.
@@ -174,6 +147,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
   initialize_parameters(executor, trial.seed, program.setting.threads);
   const auto& s = program.setting;
   const int data_rank = program::data_rank(s, executor.coordinates());
+  const auto planned = program::payloads_of(program, executor.ops(), executor.coordinates());
   Outcome out;
   for (int step = 1; step <= trial.steps; ++step) {
     std::int64_t micro = 0;
@@ -187,9 +161,10 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
       const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
       return read((step - 1) * s.global_batch + slot, count, to);
     };
-    const AllTraffic before = traffic_of(executor);
+    const Traffic before = traffic_of(executor);
     const auto result = executor.run(input);
-    if (first_of_stage(executor.coordinates())) check_traffic(executor, before);
+    out.traffic = since(before, traffic_of(executor));
+    require_planned(out.traffic, planned);
     if (result.non_finite) throw Error("step {}: the loss or the gradient is not finite", step);
     check_memory(executor);
     out.losses.push_back(result.mean_loss());

@@ -13,6 +13,7 @@
 #include "comm/communicator.h"
 #include "exec/executor.h"
 #include "program/program.h"
+#include "train/traffic.h"
 
 namespace molen::train {
 
@@ -36,11 +37,13 @@ struct Outcome {
   std::vector<double> losses, norms;          // per step
   std::map<std::string, at::Tensor> tensors;  // weights, and gradients of the last step as "grad/NAME"; fp64, whole
   std::string hash;                           // of the state (train/checkpointing.h)
+  Traffic traffic;                            // of this rank in the last step
 };
 
-// Trains on this rank; collective over `world`, and the same on all its ranks when it returns. Memory used must equal
-// memory planned, op by op, and on the first rank of each stage the calls and bytes of each communicator the program's:
-// throws Error where they do not, and where a step is not finite. Gradients are given without their loss scale.
+// Trains on this rank; collective over `world`, and but for the traffic the same on all its ranks when it returns.
+// Memory used must equal memory planned, op by op, and calls and bytes, by axis and kind of call, what the program says
+// of this rank: throws Error where they do not, and where a step is not finite. Gradients are given without their loss
+// scale.
 Outcome prove(const program::Program& program, comm::Communicator& world, const ReadSamples& read, const Trial& trial);
 
 // How far `b` is from `a`. NaN counts as infinite.

@@ -234,11 +234,17 @@ class Recorder::Impl {
     live_.note(text);
   }
 
-  void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const std::string& reason) {
+  void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const Communication& communication,
+           const std::string& reason) {
     const energy::RunTotals all = totals_of(step, tokens, used);
     energy_line("totals", step, energy::to_json(all));
-    run_.event("stop", {{"step", step}, {"reason", reason}});
+    run_.event("stop", {{"step", step},
+                        {"reason", reason},
+                        {"communication", communication.axes()},
+                        {"traffic", to_json(communication.traffic())}});
     live_.finish();
+    if (const std::string text = communication.text(); !text.empty())
+      say("communication of rank 0 in a step: {}\n", text);
     say("stopped after step {}: {}\nwhole run: {}\n", step, reason, all.text());
     std::fflush(stdout);
   }
@@ -452,8 +458,9 @@ std::int64_t Recorder::attempt() const {
 void Recorder::note(const std::string& text) {
   impl_->note(text);
 }
-void Recorder::end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const std::string& reason) {
-  impl_->end(step, tokens, used, reason);
+void Recorder::end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
+                   const Communication& communication, const std::string& reason) {
+  impl_->end(step, tokens, used, communication, reason);
 }
 Json Recorder::totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
   return impl_->totals(step, tokens, used);

@@ -9,6 +9,7 @@
 
 #include "program/timeline.h"
 #include "train/job_energy.h"
+#include "train/traffic.h"
 #include "train/trainer.h"
 #include "train/validation.h"
 
@@ -48,7 +49,8 @@ class Recorder {
   std::int64_t attempt() const;
   void note(const std::string& text);  // a line for people, also an event
   // `tokens` and `used` as for `totals`.
-  void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const std::string& reason);
+  void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const Communication& communication,
+           const std::string& reason);
 
   // The object "totals" of a checkpoint after `step` steps and `tokens` tokens: all attempts that led there, this one
   // with what it has used so far. Also a line of energy.jsonl.

@@ -35,6 +35,7 @@
 #include "train/recorder.h"
 #include "train/signals.h"
 #include "train/together.h"
+#include "train/traffic.h"
 
 namespace molen::train {
 namespace {
@@ -151,7 +152,7 @@ class Loop {
     if (step_ >= stop_step_) {
       const energy::EnergySoFar used = energy_->so_far();
       if (recorder_)  // no step ran, so there is no peak to compare with the prediction
-        recorder_->end(step_, tokens_total_, used,
+        recorder_->end(step_, tokens_total_, used, communication_,
                        fmt::format("nothing to do, {} ({} steps) was reached before",
                                    stop_step_ < total_steps_ ? "train.stop_after" : "train.until", stop_step_));
       return;
@@ -298,6 +299,7 @@ class Loop {
     if (result.non_finite && !result.overflow) refuse_non_finite(result);
     ++step_;
     if (job_.setting.scales_loss()) rescale(result);
+    communication_.add(result.timeline, result.overflow);
     flight_.step_took(result.timeline.total_s);
     next_sample_ += job_.setting.global_batch;
     tokens_total_ += static_cast<std::int64_t>(result.valid_tokens);
@@ -470,7 +472,7 @@ class Loop {
     const energy::EnergySoFar used = energy_->so_far();
     if (recorder_)
       recorder_->end(
-          step_, tokens_total_, used,
+          step_, tokens_total_, used, communication_,
           fmt::format("{}; peak resident memory {} where {} was predicted ({:+.1f}%)", reason, human(Bytes(rss)),
                       human(memory_.total()),
                       100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
@@ -491,6 +493,7 @@ class Loop {
   std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
   FlightRecorder flight_;
   exec::Executor executor_;
+  Communication communication_{executor_};
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
   std::unique_ptr<Recorder> recorder_;

@@ -82,7 +82,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
       program::require_sound(p, layout.name);
       const ReadSamples cut = in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence);
       const Outcome outcome = prove(p, world, cut, there);
-      VerifyRow row{layout.name, compute, trial.steps, {}, bounds_of(p), program::peak_of(stages).value, 0, ""};
+      VerifyRow row{layout.name, compute, trial.steps, {}, bounds_of(p), program::peak_of(stages).value, 0, "", {}};
       // What differs is what rank 0 says; all of them look for where.
       std::int64_t same = 1;
       if (world.rank() == 0) {
@@ -93,6 +93,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
       if (!same) row.failure = locate_difference(one, read, stages, cut, there, row.bounds, world);
       if (world.rank() != 0) continue;
       row.seconds = now().value - start;
+      row.traffic = outcome.traffic;
       if (progress) progress(row);
       rows.push_back(row);
     }

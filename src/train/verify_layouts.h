@@ -21,6 +21,7 @@ struct VerifyRow {
   std::int64_t planned_peak_bytes = 0;
   double seconds = 0;
   std::string failure;  // "" where it is the same model: what differs first
+  Traffic traffic;      // of rank 0 in a step
   double ratio() const { return over_bounds(difference, bounds); }
 };
 

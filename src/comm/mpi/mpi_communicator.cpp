@@ -92,6 +92,7 @@ class Mpi final : public Communicator {
   std::string name() const override { return "mpi"; }
 
   void all_reduce(void* data, std::int64_t count, DType dtype, Reduce op) override {
+    kind_ = CallKind::kAllReduce;
     check_reducible(dtype);
     if (size_ > 1 && count * size_of(dtype) <= kMpiShort) {
       reduce_small(data, count, dtype, op);
@@ -107,6 +108,7 @@ class Mpi final : public Communicator {
 
   void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
                       Reduce op) override {
+    kind_ = CallKind::kReduceScatter;
     check_reducible(dtype);
     const std::int64_t all = total_of(counts, size_);
     reduce_blocks(send, receive, counts, dtype, op);
@@ -114,6 +116,7 @@ class Mpi final : public Communicator {
   }
 
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) override {
+    kind_ = CallKind::kAllGather;
     const std::int64_t all = total_of(counts, size_);
     copy(byte(receive, offset_of(counts, rank_), dtype), send, counts[static_cast<std::size_t>(rank_)], dtype);
     gather_blocks(receive, counts, dtype);
@@ -122,6 +125,7 @@ class Mpi final : public Communicator {
 
   void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
                   std::span<const std::int64_t> counts_receive, DType dtype) override {
+    kind_ = CallKind::kAllToAll;
     const std::int64_t all = total_of(counts_send, size_);
     total_of(counts_receive, size_);
     const auto own = static_cast<std::size_t>(rank_);
@@ -140,6 +144,7 @@ class Mpi final : public Communicator {
   }
 
   void broadcast(void* data, std::int64_t count, DType dtype, int root) override {
+    kind_ = CallKind::kBroadcast;
     if (root < 0 || root >= size_) throw Error("broadcast from rank {} of {}", root, size_);
     if (size_ > 1 && count > 0) {
       if (collectives_ == MpiCollectives::kLibrary)
@@ -153,6 +158,7 @@ class Mpi final : public Communicator {
   }
 
   void send(const void* data, std::int64_t count, DType dtype, int to) override {
+    kind_ = CallKind::kSend;
     check_peer(to);
     for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany) {
       MPI_Request sent = start_send(byte(data, at, dtype), some(count, at), to, dtype, kMessageTag);
@@ -161,6 +167,7 @@ class Mpi final : public Communicator {
     note(count, dtype);
   }
   void recv(void* data, std::int64_t count, DType dtype, int from) override {
+    kind_ = CallKind::kRecv;
     check_peer(from);
     for (std::int64_t at = 0; at < std::max<std::int64_t>(count, 1); at += kMany) {
       Arrival arrival = start_receive(byte(data, at, dtype), some(count, at), from, dtype, kMessageTag);
@@ -182,10 +189,7 @@ class Mpi final : public Communicator {
   }
 
   void abort(const std::string&) noexcept override { MPI_Abort(comm_, 1); }
-  Traffic traffic() const override {
-    if (by_library_) return {calls_, bytes_, {}, {}};
-    return {calls_, bytes_, sent_, received_};
-  }
+  Traffic traffic_of(CallKind kind) const override { return traffic_[kind]; }
 
  private:
   static constexpr int kMessageTag = 7, kCollectiveTag = 8;
@@ -217,8 +221,8 @@ class Mpi final : public Communicator {
     if (peer < 0 || peer >= size_ || peer == rank_) throw Error("rank {} of {} talks to rank {}", rank_, size_, peer);
   }
   void note(std::int64_t count, DType dtype) {
-    ++calls_;
-    bytes_ += count * size_of(dtype);
+    ++traffic_[kind_].calls;
+    traffic_[kind_].bytes += count * size_of(dtype);
   }
 
   // Messages. A peer of MPI_PROC_NULL: none, and nothing is counted.
@@ -230,7 +234,7 @@ class Mpi final : public Communicator {
   MPI_Request start_send(const void* data, int count, int to, DType dtype, int tag = kCollectiveTag) {
     MPI_Request request;
     check(MPI_Isend(data, count, type_of(dtype), to, tag, comm_, &request), "MPI_Isend");
-    if (to != MPI_PROC_NULL) sent_ += count * size_of(dtype);
+    if (auto& sent = traffic_[kind_].wire_bytes; sent && to != MPI_PROC_NULL) *sent += count * size_of(dtype);
     return request;
   }
   Arrival start_receive(void* data, int count, int from, DType dtype, int tag = kCollectiveTag) {
@@ -252,7 +256,7 @@ class Mpi final : public Communicator {
     check(MPI_Get_count(&status, type_of(a.dtype), &got), "MPI_Get_count");
     if (got != a.expected)
       throw Error("rank {} sends {} elements where rank {} receives {}", a.from, got, rank_, a.expected);
-    received_ += got * size_of(a.dtype);
+    if (auto& received = traffic_[kind_].wire_received) *received += got * size_of(a.dtype);
     return true;
   }
   template <class Done>
@@ -268,7 +272,7 @@ class Mpi final : public Communicator {
   // A collective of the library.
   template <class Start>
   void library(const char* what, Start start) {
-    by_library_ = true;
+    traffic_[kind_].wire_bytes = traffic_[kind_].wire_received = std::nullopt;
     MPI_Request request;
     check(start(&request), what);
     wait([&] { return done(request, what); });
@@ -451,8 +455,8 @@ class Mpi final : public Communicator {
   MpiCollectives wanted_, collectives_{};
   int rank_ = 0, size_ = 1;
   std::vector<char> scratch_;  // what others sent, before it is added or put in its place; grows to the largest
-  std::int64_t calls_ = 0, bytes_ = 0, sent_ = 0, received_ = 0;
-  bool by_library_ = false;  // some of it was not moved by us
+  CallKind kind_{};            // of the call under way
+  TrafficByCall traffic_{{0, 0, 0, 0}};
 };
 
 }  // namespace

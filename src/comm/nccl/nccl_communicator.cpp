@@ -90,7 +90,7 @@ class Nccl final : public Communicator {
       });
       link_->wait_stream(call);
     }
-    note(count, dtype);
+    note(CallKind::kAllReduce, count, dtype);
   }
 
   void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
@@ -105,7 +105,7 @@ class Nccl final : public Communicator {
       scatter_sum(call, send, receive, counts, op);
       link_->wait_stream(call);
     }
-    note(all, dtype);
+    note(CallKind::kReduceScatter, all, dtype);
   }
 
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) override {
@@ -128,7 +128,7 @@ class Nccl final : public Communicator {
       });
       link_->wait_stream(call);
     }
-    note(all, dtype);
+    note(CallKind::kAllGather, all, dtype);
   }
 
   void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
@@ -155,7 +155,7 @@ class Nccl final : public Communicator {
       }
     });
     link_->wait_stream(call);
-    note(all, dtype);
+    note(CallKind::kAllToAll, all, dtype);
   }
 
   void broadcast(void* data, std::int64_t count, DType dtype, int root) override {
@@ -168,7 +168,7 @@ class Nccl final : public Communicator {
       });
       link_->wait_stream(call);
     }
-    note(count, dtype);
+    note(CallKind::kBroadcast, count, dtype);
   }
 
   void send(const void* data, std::int64_t count, DType dtype, int to) override {
@@ -181,7 +181,7 @@ class Nccl final : public Communicator {
       });
       link_->wait_stream(call);
     }
-    note(count, dtype);
+    note(CallKind::kSend, count, dtype);
   }
   void recv(void* data, std::int64_t count, DType dtype, int from) override {
     check_peer(from);
@@ -193,7 +193,7 @@ class Nccl final : public Communicator {
       });
       link_->wait_stream(call);
     }
-    note(count, dtype);
+    note(CallKind::kRecv, count, dtype);
   }
 
   void barrier() override {
@@ -211,7 +211,7 @@ class Nccl final : public Communicator {
     failure_->set(reason);
     bootstrap_->abort(reason);
   }
-  Traffic traffic() const override { return traffic_; }
+  Traffic traffic_of(CallKind kind) const override { return traffic_[kind]; }
 
  private:
   struct Memory {
@@ -224,10 +224,10 @@ class Nccl final : public Communicator {
     if (peer < 0 || peer >= size() || peer == rank())
       throw Error("rank {} of {} talks to rank {}", rank(), size(), peer);
   }
-  void note(std::int64_t count, DType dtype) {
+  void note(CallKind kind, std::int64_t count, DType dtype) {
     link_->check_failure();
-    ++traffic_.calls;
-    traffic_.bytes += count * size_of(dtype);
+    ++traffic_[kind].calls;
+    traffic_[kind].bytes += count * size_of(dtype);
   }
 
   void begin(const Call& call, std::initializer_list<Memory> memory) {
@@ -311,7 +311,7 @@ class Nccl final : public Communicator {
   std::unique_ptr<Communicator> bootstrap_;
   std::unique_ptr<Link> link_;  // before the device goes
   std::vector<char> host_;
-  Traffic traffic_;  // what NCCL sends is its own affair
+  TrafficByCall traffic_{Traffic{}};  // what NCCL sends is its own affair
 };
 
 // The id that rank 0 of `bootstrap` makes, on all its ranks.

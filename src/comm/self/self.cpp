@@ -25,25 +25,25 @@ class Self final : public Communicator {
 
   void all_reduce(void*, std::int64_t count, DType dtype, Reduce) override {
     check_reducible(dtype);
-    note(count, dtype);
+    note(CallKind::kAllReduce, count, dtype);
   }
   void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
                       Reduce) override {
     check_reducible(dtype);
-    copy(send, receive, counts, dtype);
+    copy(CallKind::kReduceScatter, send, receive, counts, dtype);
   }
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) override {
-    copy(send, receive, counts, dtype);
+    copy(CallKind::kAllGather, send, receive, counts, dtype);
   }
   void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
                   std::span<const std::int64_t> counts_receive, DType dtype) override {
     const std::int64_t out = total_of(counts_send, 1), in = total_of(counts_receive, 1);
     if (out != in) throw Error("all_to_all: rank 0 sends {} elements to rank 0, which expects {}", out, in);
-    copy(send, receive, counts_send, dtype);
+    copy(CallKind::kAllToAll, send, receive, counts_send, dtype);
   }
   void broadcast(void*, std::int64_t count, DType dtype, int root) override {
     if (root != 0) throw Error("broadcast from rank {} of 1", root);
-    note(count, dtype);
+    note(CallKind::kBroadcast, count, dtype);
   }
   void send(const void*, std::int64_t, DType, int to) override { throw Error("rank 0 of 1 talks to rank {}", to); }
   void recv(void*, std::int64_t, DType, int from) override { throw Error("rank 0 of 1 talks to rank {}", from); }
@@ -60,25 +60,25 @@ class Self final : public Communicator {
     } catch (...) {  // out of memory for the text: nothing more can be done here
     }
   }
-  Traffic traffic() const override { return traffic_; }
+  Traffic traffic_of(CallKind kind) const override { return traffic_[kind]; }
 
  private:
   void check() const {
     const std::lock_guard lock(failure_->mutex);
     if (!failure_->reason.empty()) throw Error(failure_->reason);
   }
-  void note(std::int64_t count, DType dtype) {
+  void note(CallKind kind, std::int64_t count, DType dtype) {
     check();
-    ++traffic_.calls;
-    traffic_.bytes += count * size_of(dtype);
+    ++traffic_[kind].calls;
+    traffic_[kind].bytes += count * size_of(dtype);
   }
-  void copy(const void* from, void* to, std::span<const std::int64_t> counts, DType dtype) {
+  void copy(CallKind kind, const void* from, void* to, std::span<const std::int64_t> counts, DType dtype) {
     const std::int64_t count = total_of(counts, 1);
-    note(count, dtype);
+    note(kind, count, dtype);
     if (from != to && count > 0) std::memcpy(to, from, static_cast<std::size_t>(count * size_of(dtype)));
   }
   std::shared_ptr<Failure> failure_;
-  Traffic traffic_{0, 0, 0, 0};  // nothing leaves
+  TrafficByCall traffic_{{0, 0, 0, 0}};  // nothing leaves
 };
 
 }  // namespace

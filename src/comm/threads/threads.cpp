@@ -18,7 +18,6 @@ namespace {
 
 // What a rank is doing: published before a collective, compared by all.
 struct Call {
-  std::string kind;
   std::int64_t count = 0;  // elements of payload, as Traffic counts them
   DType dtype = DType::kU8;
   std::string detail;  // reduction or root
@@ -26,6 +25,7 @@ struct Call {
   void* receive = nullptr;
   std::vector<std::int64_t> counts;  // blocks per rank; {color, key} of a split
   bool alike = true;                 // count and counts must be the same on all ranks
+  std::string_view kind{};
 
   bool same_as(const Call& o) const {
     if (kind != o.kind || dtype != o.dtype || detail != o.detail) return false;
@@ -183,7 +183,7 @@ class Threads final : public Communicator {
 
   void all_reduce(void* data, std::int64_t count, DType dtype, Reduce op) override {
     check_reducible(dtype);
-    collective({"all_reduce", count, dtype, text_of(op), data, data, {}}, [&] {
+    counted(CallKind::kAllReduce, {count, dtype, text_of(op), data, data, {}}, [&] {
       // Each rank reduces one slice of all buffers and writes it to all of them.
       const std::int64_t first = count * rank_ / size(), last = count * (rank_ + 1) / size();
       const std::int64_t width = size_of(dtype);
@@ -210,7 +210,7 @@ class Threads final : public Communicator {
                       Reduce op) override {
     check_reducible(dtype);
     const std::int64_t all = total_of(counts, size()), first = offset_of(counts, rank_);
-    collective({"reduce_scatter", all, dtype, text_of(op), send, receive, {counts.begin(), counts.end()}}, [&] {
+    counted(CallKind::kReduceScatter, {all, dtype, text_of(op), send, receive, {counts.begin(), counts.end()}}, [&] {
       std::vector<const void*> sources;
       for (const Call& c : group_->calls) sources.push_back(static_cast<const char*>(c.send) + first * size_of(dtype));
       const std::int64_t own = counts[static_cast<std::size_t>(rank_)];
@@ -221,7 +221,7 @@ class Threads final : public Communicator {
 
   void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) override {
     const std::int64_t all = total_of(counts, size());
-    collective({"all_gather", all, dtype, "", send, receive, {counts.begin(), counts.end()}}, [&] {
+    counted(CallKind::kAllGather, {all, dtype, "", send, receive, {counts.begin(), counts.end()}}, [&] {
       for (int r = 0; r < size(); ++r)
         read(r, static_cast<char*>(receive) + offset_of(counts, r) * size_of(dtype),
              group_->calls[static_cast<std::size_t>(r)].send, counts[static_cast<std::size_t>(r)] * size_of(dtype));
@@ -233,7 +233,7 @@ class Threads final : public Communicator {
     const std::int64_t all = total_of(counts_send, size());
     total_of(counts_receive, size());
     const std::vector<std::int64_t> blocks(counts_send.begin(), counts_send.end());
-    collective({"all_to_all", all, dtype, "", send, receive, blocks, false}, [&] {
+    counted(CallKind::kAllToAll, {all, dtype, "", send, receive, blocks, false}, [&] {
       for (int r = 0; r < size(); ++r) {
         const Call& from = group_->calls[static_cast<std::size_t>(r)];
         const std::int64_t n = from.counts[static_cast<std::size_t>(rank_)];
@@ -249,7 +249,7 @@ class Threads final : public Communicator {
 
   void broadcast(void* data, std::int64_t count, DType dtype, int root) override {
     if (root < 0 || root >= size()) throw Error("broadcast from rank {} of {}", root, size());
-    collective({"broadcast", count, dtype, fmt::format(" from rank {}", root), data, data, {}}, [&] {
+    counted(CallKind::kBroadcast, {count, dtype, fmt::format(" from rank {}", root), data, data, {}}, [&] {
       if (rank_ != root) read(root, data, group_->calls[static_cast<std::size_t>(root)].send, count * size_of(dtype));
     });
   }
@@ -275,7 +275,7 @@ class Threads final : public Communicator {
         world().set_failure(fmt::format("rank {} has left; rank {} sends to it", other(to), me()));
       throw Error(world().failure);
     }
-    note(count, dtype, message.taken, 0);
+    note(CallKind::kSend, count, dtype, message.taken, 0);
   }
 
   void recv(void* data, std::int64_t count, DType dtype, int from) override {
@@ -319,38 +319,34 @@ class Threads final : public Communicator {
     message.taken = bytes;
     message.state = Message::kTaken;
     world().wake();
-    note(count, dtype, 0, bytes);
+    note(CallKind::kRecv, count, dtype, 0, bytes);
   }
 
   void barrier() override {
-    collective(
-        {"barrier", 0, DType::kU8, "", nullptr, nullptr, {}}, [] {}, false);
+    collective("barrier", {0, DType::kU8, "", nullptr, nullptr, {}}, [] {});
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
     if (color < 0) throw Error("split: color {} of rank {}; colors are not negative", color, me());
     std::unique_ptr<Communicator> made;
-    collective(
-        {"split", 0, DType::kI32, "", nullptr, nullptr, {color, key}, false},
-        [&] {
-          std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
-          for (int r = 0; r < size(); ++r) {
-            const auto& theirs = group_->calls[static_cast<std::size_t>(r)].counts;
-            if (theirs[0] == color) members.emplace_back(theirs[1], r);
-          }
-          std::sort(members.begin(), members.end());
-          std::vector<int> ranks;
-          int position = 0;
-          for (const auto& [k, r] : members) {
-            if (r == rank_) position = static_cast<int>(ranks.size());
-            ranks.push_back(other(r));
-          }
-          const std::lock_guard lock(world().mutex);
-          auto& group = group_->split[color];
-          if (!group) group = std::make_shared<Group>(group_->world, ranks);
-          made = std::make_unique<Threads>(group, position);
-        },
-        false);
+    collective("split", {0, DType::kI32, "", nullptr, nullptr, {color, key}, false}, [&] {
+      std::vector<std::pair<std::int64_t, int>> members;  // (key, rank)
+      for (int r = 0; r < size(); ++r) {
+        const auto& theirs = group_->calls[static_cast<std::size_t>(r)].counts;
+        if (theirs[0] == color) members.emplace_back(theirs[1], r);
+      }
+      std::sort(members.begin(), members.end());
+      std::vector<int> ranks;
+      int position = 0;
+      for (const auto& [k, r] : members) {
+        if (r == rank_) position = static_cast<int>(ranks.size());
+        ranks.push_back(other(r));
+      }
+      const std::lock_guard lock(world().mutex);
+      auto& group = group_->split[color];
+      if (!group) group = std::make_shared<Group>(group_->world, ranks);
+      made = std::make_unique<Threads>(group, position);
+    });
     // All have taken theirs, and none can begin another split before we do.
     const std::lock_guard lock(world().mutex);
     group_->split.erase(color);
@@ -363,7 +359,7 @@ class Threads final : public Communicator {
     } catch (...) {  // out of memory for the text: nothing more can be done here
     }
   }
-  Traffic traffic() const override { return traffic_; }
+  Traffic traffic_of(CallKind kind) const override { return traffic_[kind]; }
 
  private:
   World& world() const { return *group_->world; }
@@ -406,11 +402,8 @@ class Threads final : public Communicator {
   void check_peer(int peer) const {
     if (peer < 0 || peer >= size() || peer == rank_) throw Error("rank {} of {} talks to rank {}", rank_, size(), peer);
   }
-  void note(std::int64_t count, DType dtype, std::int64_t sent, std::int64_t received) {
-    ++traffic_.calls;
-    traffic_.bytes += count * size_of(dtype);
-    *traffic_.wire_bytes += sent;
-    *traffic_.wire_received += received;
+  void note(CallKind kind, std::int64_t count, DType dtype, std::int64_t sent, std::int64_t received) {
+    traffic_[kind] += {1, count * size_of(dtype), sent, received};
   }
 
   // Copies between this rank's memory and rank `other`'s inside a collective, and their count.
@@ -428,14 +421,14 @@ class Threads final : public Communicator {
   Moved& moved_by(int rank, int other) {
     return group_->moved[static_cast<std::size_t>(rank)][static_cast<std::size_t>(other)];
   }
-  void note_collective(std::int64_t count, DType dtype) {
+  void note_collective(CallKind kind, std::int64_t count, DType dtype) {
     std::int64_t sent = 0, received = 0;
     for (int r = 0; r < size(); ++r) {
       const Moved &mine = moved_by(rank_, r), &theirs = moved_by(r, rank_);
       sent += mine.written + theirs.read;
       received += mine.read + theirs.written;
     }
-    note(count, dtype, sent, received);
+    note(kind, count, dtype, sent, received);
   }
 
   // The injected trouble.
@@ -454,12 +447,20 @@ class Threads final : public Communicator {
     ++call_;
   }
 
-  // Publishes `call`, waits for all, compares, runs `move` on all, waits for all.
+  // A collective that moves data.
   template <class Move>
-  void collective(Call call, Move move, bool counted = true) {
-    begin();
+  void counted(CallKind kind, Call call, Move move) {
     const std::int64_t count = call.count;
     const DType dtype = call.dtype;
+    collective(name_of(kind), std::move(call), move);
+    note_collective(kind, count, dtype);
+  }
+
+  // Publishes `call`, waits for all, compares, runs `move` on all, waits for all.
+  template <class Move>
+  void collective(std::string_view kind, Call call, Move move) {
+    begin();
+    call.kind = kind;
     enter(std::move(call));
     std::string wrong;
     std::vector<Moved>& row = group_->moved[static_cast<std::size_t>(rank_)];
@@ -478,7 +479,6 @@ class Threads final : public Communicator {
     world().wait_for_copies(lock, me(), [&] { return group_->moving == 0; });
     if (!wrong.empty()) throw Error(wrong);
     if (!world().failure.empty()) throw Error(world().failure);
-    if (counted) note_collective(count, dtype);
   }
 
   // All ranks have arrived, or one never will.
@@ -517,7 +517,7 @@ class Threads final : public Communicator {
   std::shared_ptr<Group> group_;
   int rank_;
   std::int64_t call_ = 0;
-  Traffic traffic_{0, 0, 0, 0};
+  TrafficByCall traffic_{{0, 0, 0, 0}};
 };
 
 // The world group, kept by the world so that every rank finds it.

@@ -1,0 +1,98 @@
+#include "program/payload.h"
+
+#include "base/error.h"
+#include "base/match.h"
+#include "program/signature.h"
+
+namespace molen::program {
+namespace {
+
+std::int64_t width_of(const Program& p, const Use& use) {
+  return size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
+}
+
+// Of a text, an op may lack operands: the verifier says so afterwards.
+std::vector<Use> first_of(const std::vector<Use>& uses) {
+  return {uses.begin(), uses.begin() + (uses.empty() ? 0 : 1)};
+}
+
+// All that `whole` holds, or the piece of its rows.
+std::int64_t exchanged_bytes(const Program& p, std::int64_t chunk, const std::vector<Use>& whole,
+                             const mesh::PerAxis& at) {
+  if (chunk < 0 || whole.empty()) return used_bytes(p, whole, at);
+  const auto [first, last] = chunk_rows(p.setting, chunk);
+  return (last - first) * p.arch.hidden * width_of(p, whole.front());
+}
+
+// Between stages: of rows that tensor ranks share, those that the rank keeps.
+std::int64_t message_bytes(const Program& p, const std::vector<Use>& value, const mesh::PerAxis& at) {
+  if (!p.setting.sharded_rows() || at == mesh::PerAxis{} || value.empty()) return used_bytes(p, value, at);
+  return kept_rows(p.setting, at) * p.arch.hidden * width_of(p, value.front());
+}
+
+}  // namespace
+
+std::int64_t used_elements(const Program& p, const Use& use, const mesh::PerAxis& at) {
+  const Buffer& buffer = p.buffers.at(static_cast<std::size_t>(use.buffer));
+  const int unit = p.unit_of_buffer(use.buffer);
+  // The buffer is as large as the rank at 0 needs it, and a text may say another size than the layout's.
+  if (unit < 0 || (use.range == Range::kAll && at == mesh::PerAxis{})) return buffer.elements;
+  const Range range = use.range == Range::kAll ? extent_of(p, buffer.name) : use.range;
+  const auto [first, last] = unit_range(p.setting, at, p.units[static_cast<std::size_t>(unit)], range);
+  return last - first;
+}
+
+std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses, const mesh::PerAxis& at) {
+  std::int64_t bytes = 0;
+  for (const Use& use : uses) bytes += used_elements(p, use, at) * width_of(p, use);
+  return bytes;
+}
+
+Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
+  return Bytes(std::visit(
+      [&](const auto& o) -> std::int64_t {
+        using O = std::decay_t<decltype(o)>;
+        if constexpr (std::is_same_v<O, AllReduce>)
+          return used_bytes(p, step.writes, at);
+        else if constexpr (std::is_same_v<O, ReduceScatter>)
+          return exchanged_bytes(p, o.chunk, first_of(step.reads), at);
+        else if constexpr (std::is_same_v<O, AllGather>)
+          return exchanged_bytes(p, o.chunk, first_of(step.writes), at);
+        else if constexpr (std::is_same_v<O, Send>)
+          return message_bytes(p, step.reads, at);
+        else if constexpr (std::is_same_v<O, Receive>)
+          return message_bytes(p, step.writes, at);
+        else if constexpr (std::is_same_v<O, Shift>)  // sent and received
+          return 2 * used_bytes(p, first_of(step.writes), at);
+        else if constexpr (std::is_same_v<O, ReduceScalars>)
+          return o.count * size_of(DType::kF64);
+        else
+          throw Error("no payload of {}", kind_of(o));
+      },
+      step.op));
+}
+
+Payloads payloads_of(const Program& p, const std::vector<Expanded>& ops, const mesh::PerAxis& at) {
+  Payloads all;
+  for (const Expanded& e : ops) {
+    const auto axis = axis_of(e.step->op);
+    if (!axis || !is_communication(e.step->op)) continue;
+    const std::int64_t bytes = payload_of(p, *e.step, at).value;
+    const auto add = [&](const std::string& call, std::int64_t payload) {
+      Payload& of = all[{*axis, call}];
+      ++of.calls;
+      of.bytes += payload;
+    };
+    if (std::holds_alternative<Shift>(e.step->op)) {
+      add("send", bytes / 2);
+      add("recv", bytes / 2);
+    } else if (std::holds_alternative<Receive>(e.step->op)) {
+      add("recv", bytes);
+    } else {
+      add(std::holds_alternative<ReduceScalars>(e.step->op) ? "all_reduce" : kind_of(e.step->op), bytes);
+    }
+  }
+  return all;
+}
+
+}  // namespace molen::program

@@ -1,0 +1,133 @@
+// Measured traffic beside the program's: by axis and kind of call, on every rank.
+#include "train/traffic.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using namespace suite;
+using comm::CallKind;
+using program::Axis;
+
+std::string refusal(const Traffic& moved, const program::Payloads& planned) {
+  try {
+    require_planned(moved, planned);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+const program::Payloads kPlanned{{{Axis::kDp, "all_gather"}, {3, 300}}, {{Axis::kDp, "reduce_scatter"}, {3, 300}}};
+
+TEST(Traffic, WhatThePlanSaysPasses) {
+  const Traffic moved{{{Axis::kDp, CallKind::kAllGather}, {3, 300, 150, 150}},
+                      {{Axis::kDp, CallKind::kReduceScatter}, {3, 300, {}, {}}}};
+  EXPECT_EQ(refusal(moved, kPlanned), "");
+}
+
+// Calls and bytes of the axis add up to the program's.
+TEST(Traffic, ErrorsThatCancelOverAnAxisAreFound) {
+  const Traffic bytes{{{Axis::kDp, CallKind::kAllGather}, {3, 364, 0, 0}},
+                      {{Axis::kDp, CallKind::kReduceScatter}, {3, 236, 0, 0}}};
+  EXPECT_EQ(refusal(bytes, kPlanned),
+            "over dp: all_gather moved 364 bytes in 3 calls where the program has 300 bytes in 3");
+  const Traffic calls{{{Axis::kDp, CallKind::kAllGather}, {2, 300, 0, 0}},
+                      {{Axis::kDp, CallKind::kReduceScatter}, {4, 300, 0, 0}}};
+  EXPECT_EQ(refusal(calls, kPlanned),
+            "over dp: all_gather moved 300 bytes in 2 calls where the program has 300 bytes in 3");
+}
+
+TEST(Traffic, CallsOfOneSideAloneAreFound) {
+  const Traffic other{{{Axis::kDp, CallKind::kAllGather}, {3, 300, 0, 0}},
+                      {{Axis::kDp, CallKind::kAllReduce}, {3, 300, 0, 0}}};
+  EXPECT_EQ(refusal(other, kPlanned),
+            "over dp: reduce_scatter moved 0 bytes in 0 calls where the program has 300 bytes in 3");
+  const Traffic more{{{Axis::kDp, CallKind::kAllGather}, {3, 300, 0, 0}},
+                     {{Axis::kDp, CallKind::kReduceScatter}, {3, 300, 0, 0}},
+                     {{Axis::kTp, CallKind::kBroadcast}, {1, 8, 0, 0}}};
+  EXPECT_EQ(refusal(more, kPlanned), "over tp: broadcast moved 8 bytes in 1 calls where the program has 0 bytes in 0");
+  EXPECT_NE(refusal({}, kPlanned), "");
+}
+
+TEST(Traffic, OfAStepAlone) {
+  const Traffic before{{{Axis::kDp, CallKind::kAllGather}, {3, 300, 150, 150}},
+                       {{Axis::kTp, CallKind::kSend}, {1, 8, {}, {}}}},
+      now{{{Axis::kDp, CallKind::kAllGather}, {5, 500, 250, 250}},
+          {{Axis::kDp, CallKind::kAllReduce}, {1, 40, 40, 40}},
+          {{Axis::kTp, CallKind::kSend}, {1, 8, {}, {}}}};
+  const Traffic step{{{Axis::kDp, CallKind::kAllGather}, {2, 200, 100, 100}},
+                     {{Axis::kDp, CallKind::kAllReduce}, {1, 40, 40, 40}}};
+  EXPECT_EQ(since(before, now), step);
+}
+
+TEST(Traffic, AsJson) {
+  const Traffic moved{{{Axis::kDp, CallKind::kAllGather}, {3, 300, 150, 150}},
+                      {{Axis::kTp, CallKind::kSend}, {1, 8, {}, {}}}};
+  EXPECT_EQ(to_json(moved), Json::parse(R"([
+    {"axis": "dp", "op": "all_gather", "calls": 3, "payload_bytes": 300, "wire_bytes": 150},
+    {"axis": "tp", "op": "send", "calls": 1, "payload_bytes": 8, "wire_bytes": null}])"));
+}
+
+// By hand: of two axes on one stream, the first op of each. The first step and one that was skipped do not count.
+TEST(Communication, IsOfTheAxesOfThePlan) {
+  Layout layout{2, 2};
+  layout.replicas = 2;
+  const auto p = program::build(llama(false), setting_of(layout, DType::kF64));
+  on_ranks(4, [&](comm::Communicator& world) {
+    const exec::Executor executor(p, world.rank(), &world, {});
+    Communication communication(executor);
+    if (world.rank() != 0) return;
+    EXPECT_EQ(communication.axes(), Json::array());
+    EXPECT_EQ(communication.text(), "");
+    const auto step = [&](double shard_s, double replicate_s) {
+      program::Timeline t;
+      t.ops.assign(executor.ops().size(), {100.0, 100.0});
+      bool computes = false, shards = false, replicates = false;
+      for (std::size_t i = 0; i < t.ops.size(); ++i) {
+        const program::Step& op = *executor.ops()[i].step;
+        if (op.stream == program::Stream::kCompute && !std::exchange(computes, true)) t.ops[i] = {0.0, 1.0};
+        const auto axis = program::axis_of(op.op);
+        if (axis == Axis::kShard && !std::exchange(shards, true)) t.ops[i] = {0.5, 0.5 + shard_s};
+        if (axis == Axis::kReplicate && !std::exchange(replicates, true)) t.ops[i] = {3.0, 3.0 + replicate_s};
+      }
+      return t;
+    };
+    communication.add(step(9.0, 9.0), false);
+    EXPECT_EQ(communication.axes()[0]["seconds"], 9.0) << "while there is no other";
+    communication.add(step(1.0, 0.5), false);
+    communication.add(step(9.0, 9.0), true);
+    communication.add(step(3.0, 1.5), false);
+    EXPECT_EQ(communication.axes(), Json::parse(R"([{"axis": "dp_shard", "seconds": 2.0, "hidden": 0.25},
+                                                    {"axis": "dp_replicate", "seconds": 1.0, "hidden": 0.0}])"));
+    EXPECT_EQ(communication.text(), "dp_shard 2.00 s, 25.0% hidden; dp_replicate 1.00 s, 0.0% hidden");
+  });
+}
+
+// Ranks with smaller shards, and with fewer rows, have less to move than the first: what each one's communicators count
+// is its own (train/proof.cpp compares on every rank), and not what the first rank's program would say.
+TEST(Traffic, OfUnevenRanksIsTheirOwn) {
+  Layout states{3, 2};
+  states.replicas = 2, states.own_over_dp = true;
+  Layout rows{1, 0};
+  rows.tensor = rows.stages = 2, rows.rows = true;
+  rows.micro = 1;
+  for (const Layout& layout : {states, rows}) {
+    const auto stages = program::build_stages(llama(false), setting_of(layout, DType::kF64));
+    train_threads(stages, 1);
+    const auto& p = stages.front();
+    const auto ops = program::expand(p);
+    mesh::PerAxis last;
+    for (const auto axis : {mesh::Axis::kDpShard, mesh::Axis::kTp}) last[axis] = p.setting.mesh[axis] - 1;
+    EXPECT_NE(program::payloads_of(p, ops, {}), program::payloads_of(p, ops, last));
+  }
+}
+
+}  // namespace
+}  // namespace molen::train
