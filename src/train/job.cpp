@@ -133,7 +133,7 @@ void require_memory(const Job& job, comm::Communicator& world) {
     if (needed > there)
       throw UsageError("the step program needs {} of {}memory where a rank has {}{}", human(needed),
                        job.machine.cuda ? "the host's " : "", human(there),
-                       plan::nearest_text(job.arch, job.setting, job.machine.local_ranks, there));
+                       plan::nearest_text(job.arch, job.setting, job.machine.local_ranks, {there}));
   });
 }
 
