@@ -1,13 +1,19 @@
 #include "train/verify_layouts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/self/self.h"
+#include "plan/memory_need.h"
 #include "program/build.h"
 #include "program/verify.h"
+#include "train/require_memory.h"
+#include "train/together.h"
 
 namespace molen::train {
 namespace {
@@ -36,6 +42,54 @@ program::Program sound(const arch::Architecture& arch, const program::Setting& s
   return p;
 }
 
+std::vector<plan::Layout> layouts_in(const arch::Architecture& arch, const program::Setting& base, DType compute,
+                                     const VerifyOptions& options, int ranks) {
+  program::Setting s = with_type(base, compute);
+  if (options.cuda) s.kernels = arch::Kernels::kAten;
+  auto layouts = plan::layouts_of(arch, s, ranks, options.layouts);
+  return options.pairs ? plan::covering_pairs(layouts) : layouts;
+}
+
+// What one of the ranks takes.
+struct Largest {
+  std::string what;
+  plan::MemoryNeed need;
+};
+
+// Of the reference and each layout those that need most of the host and of the device. On one host the ranks' mean, for
+// they share its memory; else what the rank takes that needs most.
+std::array<Largest, 2> largest_of(const arch::Architecture& arch, const program::Setting& base,
+                                  const VerifyOptions& options, const plan::Machine& machine) {
+  const OutcomeBytes outcome = outcome_bytes(arch);
+  const bool one_host = machine.local_ranks == machine.ranks;
+  const std::int64_t alone_of = one_host ? machine.ranks : 1;  // what rank 0 alone takes counts for so many
+  std::array<Largest, 2> largest;
+  const auto consider = [&](const std::string& what, const plan::MemoryNeed& need) {
+    if (need.host > largest[0].need.host) largest[0] = {what, need};
+    if (need.device > largest[1].need.device) largest[1] = {what, need};
+  };
+  for (const DType compute : options.compute) {
+    const auto reference = plan::memory_needs(arch, alone(with_type(base, compute))).front();
+    consider(fmt::format("one rank in {}", name_of(compute)),
+             {Bytes(0), Bytes((reference.total() + outcome.making).value / alone_of)});
+    for (const plan::Layout& layout : layouts_in(arch, base, compute, options, machine.ranks)) {
+      plan::MemoryNeed sum, most;
+      const auto stages = plan::memory_needs(arch, layout.setting);
+      for (const plan::MemoryNeed& stage : stages) {
+        const plan::MemoryNeed rank{options.cuda ? stage.device : Bytes(0), options.cuda ? stage.host : stage.total()};
+        sum = {sum.device + rank.device, sum.host + rank.host};
+        most = {std::max(most.device, rank.device), std::max(most.host, rank.host)};
+      }
+      const auto count = static_cast<std::int64_t>(stages.size());
+      plan::MemoryNeed need =
+          one_host ? plan::MemoryNeed{Bytes(sum.device.value / count), Bytes(sum.host.value / count)} : most;
+      need.host += outcome.making + Bytes(outcome.made.value / alone_of);
+      consider(fmt::format("the layout {} in {}", layout.name, name_of(compute)), need);
+    }
+  }
+  return largest;
+}
+
 // The samples in micro-batches of another size.
 ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to, std::int64_t sequence) {
   if (from == to) return read;
@@ -57,6 +111,26 @@ double VerifyRow::ratio() const {
   return std::isnan(worst) ? INFINITY : worst;
 }
 
+void require_memory_of_layouts(const arch::Architecture& arch, const program::Setting& base,
+                               const VerifyOptions& options, const plan::Machine& machine, comm::Communicator& world) {
+  std::array<Largest, 2> largest;
+  std::array<std::int64_t, 4> bytes{};
+  together(world, [&] {  // rank 0 plans for all
+    if (world.rank() != 0) return;
+    largest = largest_of(arch, base, options, machine);
+    bytes = {largest[0].need.device.value, largest[0].need.host.value, largest[1].need.device.value,
+             largest[1].need.host.value};
+  });
+  world.broadcast(bytes.data(), bytes.size(), DType::kI64, 0);
+  for (std::size_t i = 0; i < largest.size(); ++i) {
+    MemoryRequest request;
+    request.what = broadcast_text(largest[i].what, world) + ", with the tensors to compare,";
+    request.need = {Bytes(bytes[2 * i]), Bytes(bytes[2 * i + 1])};
+    request.sharing = world.size();
+    require_memory(request, machine, world);
+  }
+}
+
 std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const program::Setting& base,
                                       const ReadSamples& read, const VerifyOptions& options, comm::Communicator& world,
                                       const std::function<void(const VerifyRow&)>& progress) {
@@ -69,11 +143,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     if (options.cuda) there.options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*options.cuda));
     Outcome reference;
     if (world.rank() == 0) reference = prove(sound(arch, alone(setting), "one rank"), *comm::make_self(), read, trial);
-    auto of_ranks = setting;
-    if (options.cuda) of_ranks.kernels = arch::Kernels::kAten;
-    auto layouts = plan::layouts_of(arch, of_ranks, world.size(), options.layouts);
-    if (options.pairs) layouts = plan::covering_pairs(layouts);
-    for (const plan::Layout& layout : layouts) {
+    for (const plan::Layout& layout : layouts_in(arch, base, compute, options, world.size())) {
       const double start = now().value;
       const auto stages = program::build_stages(arch, layout.setting);
       if (const auto findings = program::verify_world(stages); !findings.empty())

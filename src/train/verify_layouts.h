@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/layouts.h"
+#include "plan/resolve.h"
 #include "train/proof.h"
 
 namespace molen::train {
@@ -31,6 +32,11 @@ struct VerifyOptions {
   std::optional<int> cuda;           // device that all ranks share; the reference stays on the host
   bool pairs = false;                // of them, those that cover all pairs of choices (plan::covering_pairs)
 };
+
+// Throws UsageError where the memory is not there for what verify_layouts is about to run, with the layout that needs
+// most. `machine`: its ranks and the host's; its device is options.cuda, which all ranks share. Collective.
+void require_memory_of_layouts(const arch::Architecture& arch, const program::Setting& base,
+                               const VerifyOptions& options, const plan::Machine& machine, comm::Communicator& world);
 
 // Collective over `world`: one rank alone (rank 0) and each layout of world.size() ranks, from the same start on the
 // same samples. `progress` is called on rank 0 with each row. Throws UsageError where a layout cannot be built.
