@@ -46,14 +46,22 @@ int run(int argc, char** argv) {
   return chosen.action();
 }
 
+// Wrong input is wrong on every rank alike; one says so. Where what is wrong is which rank this is, each does.
+bool says_so() {
+  try {
+    return molen::comm::launch_environment().rank == 0;
+  } catch (const molen::UsageError&) {
+    return true;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const molen::UsageError& error) {
-    // Wrong input is wrong on every rank alike; one says so.
-    if (molen::comm::launch_environment().rank == 0) std::fprintf(stderr, "molen: %s\n", error.what());
+    if (says_so()) std::fprintf(stderr, "molen: %s\n", error.what());
     return molen::apps::kUsage;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "molen: %s\n", error.what());

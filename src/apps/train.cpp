@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "plan/nearest.h"
 #include "plan/resolve.h"
 #include "program/build.h"
 #include "program/memory.h"
@@ -22,6 +23,7 @@
 #include "train/calibrate.h"
 #include "train/doctor.h"
 #include "train/precision.h"
+#include "train/require_memory.h"
 #include "train/trainer.h"
 #include "train/world.h"
 #endif
@@ -246,6 +248,15 @@ int run_bench(const ConfigOptions& options, int steps) {
     const auto schedule = plan::read_schedule(mine);
     const auto p = program::build(a, setting, schedule ? &*schedule : nullptr);
     program::require_sound(p, "the built program");
+    const auto plan = program::plan_memory(p);
+    plan::Machine host = launch.machine;  // whose memory the arena is in, whatever else there is
+    host.cuda = false;
+    train::require_memory(
+        {{plan.peak, plan.host},
+         "the step program",
+         1,
+         [&](const plan::MemoryRoom& room) { return plan::nearest_text(a, setting, host.local_ranks, room); }},
+        host, world);
     const double ready = now().value;
     auto run = train::run_synthetic(p, world, steps);
     auto& timelines = run.timelines;
@@ -270,7 +281,7 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"flops_formula", name_of(arch::FlopsConvention::kCausal)},
                             {"gemm_gflops", train::measure_precision(p.setting.threads).fp32},
                             {"peak_rss_bytes", usage.ru_maxrss * 1024},
-                            {"arena_bytes", program::plan_memory(p).peak.value},
+                            {"arena_bytes", plan.peak.value},
                             {"arena_used_bytes", run.used.value},
                             {"startup_s", ready - started},
                             // On the monotonic clock, to tell loading the program, too.

@@ -255,6 +255,7 @@ int run_verify(const VerifyArguments& o) {
   bool same = true;
   train::run_ranks(launch, [&](comm::Communicator& world) {
     const bool table = o.format != "json";
+    train::require_memory_of_layouts(a, base, layouts, options, launch.machine, world);
     if (world.rank() == 0 && table)
       fmt::print(
           "{} on {} rank{} ({}{}), {}; differences from one rank, relative\n{:<68} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} "

@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
-#include "program/build.h"
-#include "program/memory.h"
+#include "base/clock.h"
 
 namespace molen::plan {
 namespace {
@@ -17,53 +15,76 @@ int differences(const std::vector<std::string>& a, const std::vector<std::string
   return n;
 }
 
+struct Candidate {
+  Layout layout;
+  int differs;  // in so many choices
+};
+
+std::vector<Candidate> candidates(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
+                                  bool on_device) {
+  const auto chosen = choices_of(setting);
+  std::vector<Candidate> all;
+  auto layouts = within_nodes(layouts_of(arch, setting, setting.ranks(), {}), local_ranks);
+  // In micro-batches of one sequence, too: the least memory.
+  for (std::size_t i = 0, n = layouts.size(); i < n; ++i)
+    if (program::Setting one = layouts[i].setting; one.micro_batch == setting.micro_batch && one.micro_batch > 1) {
+      one.micro_batch = 1;
+      layouts.push_back(layout_of(one));
+    }
+  for (Layout& l : layouts) {
+    if (on_device && l.setting.context()) continue;  // refused there (plan/resolve.cpp)
+    const int differs = differences(l.choices, chosen);
+    all.push_back({std::move(l), differs});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.differs < b.differs; });
+  return all;
+}
+
 }  // namespace
 
-std::vector<Fitting> nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
-                                      Bytes memory, std::size_t count, std::size_t tries) {
-  const auto chosen = choices_of(setting);
-  auto layouts = within_nodes(layouts_of(arch, setting, setting.ranks(), {}), local_ranks);
-  // The least memory.
-  for (std::size_t i = 0, n = layouts.size(); i < n; ++i)
-    if (program::Setting one = layouts[i].setting;
-        std::exchange(one.micro_batch, 1) == setting.micro_batch && setting.micro_batch > 1)
-      layouts.push_back(layout_of(one));
-  std::stable_sort(layouts.begin(), layouts.end(), [&](const Layout& a, const Layout& b) {
-    return differences(a.choices, chosen) < differences(b.choices, chosen);
-  });
-  std::vector<Fitting> fitting;
-  for (std::size_t i = 0; i < layouts.size() && i < tries; ++i) {
+Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
+                         const MemoryRoom& room, const SearchLimits& limits) {
+  const std::int64_t begun = thread_cpu_ns();
+  auto all = candidates(arch, setting, local_ranks, room.device.has_value());
+  Nearest nearest;
+  nearest.all = all.size();
+  std::vector<int> differs;  // each that fits
+  for (Candidate& candidate : all) {
     // All that differ as little have been looked at.
-    if (fitting.size() >= count &&
-        differences(layouts[i].choices, chosen) > differences(fitting.back().layout.choices, chosen))
+    if (differs.size() >= limits.count && candidate.differs > differs.back()) break;
+    if (static_cast<double>(thread_cpu_ns() - begun) * 1e-9 > limits.time.value) {
+      nearest.ended = true;
       break;
-    // On a CPU the host's memory is the device's.
-    Bytes needed;
-    for (const auto& p : program::build_stages(arch, layouts[i].setting)) {
-      const auto plan = program::plan_memory(p);
-      needed = std::max(needed, plan.peak + plan.host);
     }
-    if (needed <= memory) fitting.push_back({layouts[i], needed});
+    ++nearest.looked;
+    const auto need = need_within(arch, candidate.layout.setting, room);
+    if (!need) continue;
+    // Behind those that differ less, and of those that differ as much behind those that need no more.
+    std::size_t at = differs.size();
+    while (at > 0 && differs[at - 1] == candidate.differs && need->total() < nearest.fitting[at - 1].need.total()) --at;
+    nearest.fitting.insert(nearest.fitting.begin() + static_cast<std::ptrdiff_t>(at),
+                           {std::move(candidate.layout), *need});
+    differs.push_back(candidate.differs);
   }
-  std::stable_sort(fitting.begin(), fitting.end(), [&](const Fitting& a, const Fitting& b) {
-    const int x = differences(a.layout.choices, chosen), y = differences(b.layout.choices, chosen);
-    return x != y ? x < y : a.peak < b.peak;
-  });
-  if (fitting.size() > count) fitting.resize(count);
-  return fitting;
+  if (nearest.fitting.size() > limits.count) nearest.fitting.resize(limits.count);
+  return nearest;
 }
 
 std::string nearest_text(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
-                         Bytes memory) {
-  const auto fitting = nearest_that_fit(arch, setting, local_ranks, memory);
-  if (fitting.empty())
-    return fmt::format("; none of the nearest layouts of {} rank{} fits either", setting.ranks(),
-                       setting.ranks() == 1 ? "" : "s");
+                         const MemoryRoom& room, const SearchLimits& limits) {
+  const Nearest nearest = nearest_that_fit(arch, setting, local_ranks, room, limits);
+  const std::string looked =
+      nearest.ended ? fmt::format(" (in {} {} of {} were looked at)", human(limits.time), nearest.looked, nearest.all)
+                    : "";
+  if (nearest.fitting.empty())
+    return fmt::format("; none of the nearest layouts of {} rank{} fits either{}", setting.ranks(),
+                       setting.ranks() == 1 ? "" : "s", looked);
   std::string text = "; nearest layouts that fit: ";
-  for (const Fitting& f : fitting)
-    text += fmt::format("{}{} in micro-batches of {} ({})", &f == fitting.data() ? "" : "; ", f.layout.name,
-                        f.layout.setting.micro_batch, human(f.peak));
-  return text;
+  for (const Fitting& f : nearest.fitting)
+    text += fmt::format("{}{} in micro-batches of {} ({})", &f == nearest.fitting.data() ? "" : "; ", f.layout.name,
+                        f.layout.setting.micro_batch, human(room.device ? f.need.device : f.need.total()));
+  return text + looked;
 }
 
 }  // namespace molen::plan

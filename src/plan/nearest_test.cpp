@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+
 #include "program/build.h"
 #include "program/memory.h"
 
@@ -27,36 +30,106 @@ Bytes peak(const program::Setting& s) {
   return program::peak_of(program::build_stages(model(), s));
 }
 
+int differences(const program::Setting& a, const program::Setting& b) {
+  const auto x = choices_of(a), y = choices_of(b);
+  int n = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) n += x[i] != y[i];
+  return n;
+}
+
+// Sooner than any machine is done in.
+const SearchLimits kUnhurried{3, Seconds(1e9)};
+const SearchLimits kAll{100000, Seconds(1e9)};
+
 TEST(Nearest, FitsAndDiffersLeast) {
   const auto s = given();
   const Bytes whole = peak(s);
   // A little less: one other choice is enough.
-  for (const Fitting& f : nearest_that_fit(model(), s, 4, Bytes(whole.value - 1))) {
+  const auto nearest = nearest_that_fit(model(), s, 4, {Bytes(whole.value - 1)}, kUnhurried);
+  EXPECT_EQ(nearest.fitting.size(), 3u);
+  for (const Fitting& f : nearest.fitting) {
     EXPECT_EQ(f.layout.setting.ranks(), 4);
-    EXPECT_LT(f.peak, whole);
-    EXPECT_EQ(f.peak, peak(f.layout.setting));
-    int differ = 0;
-    for (std::size_t i = 0; i < f.layout.choices.size(); ++i) differ += f.layout.choices[i] != choices_of(s)[i];
-    EXPECT_EQ(differ, 1) << f.layout.name;
+    EXPECT_LT(f.need.total(), whole);
+    EXPECT_EQ(f.need.total(), peak(f.layout.setting));
+    EXPECT_EQ(differences(f.layout.setting, s), 1) << f.layout.name;
   }
-  EXPECT_EQ(nearest_that_fit(model(), s, 4, Bytes(whole.value - 1)).size(), 3u);
+  EXPECT_TRUE(std::is_sorted(nearest.fitting.begin(), nearest.fitting.end(),
+                             [](const Fitting& a, const Fitting& b) { return a.need.total() < b.need.total(); }));
+  EXPECT_LT(nearest.looked, nearest.all);
   // What fits needs nothing else.
-  const auto same = nearest_that_fit(model(), s, 4, whole);
+  const auto same = nearest_that_fit(model(), s, 4, {whole}, kUnhurried).fitting;
   ASSERT_FALSE(same.empty());
   EXPECT_EQ(same.front().layout.setting, s);
 }
 
+// What the search leaves out, and the shorter batch that it plans, change no answer: beside the plans of all layouts,
+// in micro-batches of one too, of which there are four and more.
+TEST(Nearest, FindsAllThatTheWholePlansFit) {
+  auto s = given();
+  s.global_batch = 28;
+  s.micro_batch = 2;
+  for (const bool offload : {false, true}) {
+    s.offload = {offload, offload, offload, offload};
+    s.zero = offload ? 3 : 0;
+    std::map<std::string, Bytes> needs;
+    std::vector<Bytes> sizes;
+    for (const Layout& l : layouts_of(model(), s, 4, {})) {
+      Bytes& need = needs[l.name];
+      for (const auto& p : program::build_stages(model(), l.setting)) {
+        const auto plan = program::plan_memory(p);
+        need = std::max(need, plan.peak + plan.host);
+      }
+      sizes.push_back(need);
+    }
+    std::sort(sizes.begin(), sizes.end());
+    ASSERT_GT(sizes.back().value, sizes.front().value);
+    for (const std::size_t rank : {std::size_t{0}, sizes.size() / 4, sizes.size() / 2, sizes.size() - 1}) {
+      const Bytes memory = sizes[rank];
+      std::map<std::string, Bytes> found, expected;
+      for (const Fitting& f : nearest_that_fit(model(), s, 4, {memory}, kAll).fitting)
+        found[f.layout.name] = f.need.total();
+      for (const auto& [name, need] : needs)
+        if (need <= memory) expected[name] = need;
+      EXPECT_EQ(found, expected);
+    }
+  }
+}
+
+TEST(Nearest, ADeviceAndItsHostAreLimitsApart) {
+  auto s = given();
+  s.zero = 3;
+  s.offload.optimizer = true;
+  const auto plan = program::plan_memory(program::build(model(), s));
+  ASSERT_GT(plan.host.value, 0);
+  EXPECT_TRUE(need_within(model(), s, {plan.host, plan.peak}));
+  EXPECT_FALSE(need_within(model(), s, {Bytes(plan.host.value - 1), plan.peak}));
+  EXPECT_FALSE(need_within(model(), s, {plan.host, Bytes(plan.peak.value - 1)}));
+  EXPECT_TRUE(need_within(model(), s, {plan.host + plan.peak}));
+  EXPECT_FALSE(need_within(model(), s, {Bytes(plan.host.value + plan.peak.value - 1)}));
+  const MemoryRoom plenty{Bytes(std::int64_t{1} << 40), Bytes(std::int64_t{1} << 40)};
+  for (const Fitting& f : nearest_that_fit(model(), s, 4, plenty, kAll).fitting)
+    EXPECT_FALSE(f.layout.setting.context()) << f.layout.name;
+}
+
 TEST(Nearest, KeepsTensorRanksOnANode) {
   const auto s = given();
-  for (const Fitting& f : nearest_that_fit(model(), s, 1, peak(s), 1000)) EXPECT_EQ(f.layout.setting.tensor_ranks(), 1);
+  const auto nearest = nearest_that_fit(model(), s, 1, {peak(s)}, kAll);
+  EXPECT_FALSE(nearest.fitting.empty());
+  for (const Fitting& f : nearest.fitting) EXPECT_EQ(f.layout.setting.tensor_ranks(), 1);
 }
 
 TEST(Nearest, SaysWhereNothingFits) {
-  EXPECT_TRUE(nearest_that_fit(model(), given(), 4, Bytes(1000)).empty());
-  EXPECT_NE(nearest_text(model(), given(), 4, Bytes(1000)).find("none of the nearest layouts of 4 ranks"),
-            std::string::npos);
-  const std::string text = nearest_text(model(), given(), 4, Bytes(peak(given()).value - 1));
+  EXPECT_TRUE(nearest_that_fit(model(), given(), 4, {Bytes(1000)}).fitting.empty());
+  const std::string none = nearest_text(model(), given(), 4, {Bytes(1000)}, kUnhurried);
+  EXPECT_EQ(none, "; none of the nearest layouts of 4 ranks fits either");
+  const std::string text = nearest_text(model(), given(), 4, {Bytes(peak(given()).value - 1)}, kUnhurried);
   EXPECT_NE(text.find("nearest layouts that fit: "), std::string::npos) << text;
+}
+
+TEST(Nearest, EndsInTime) {
+  const std::string text = nearest_text(model(), given(), 4, {peak(given())}, {3, Seconds(0)});
+  EXPECT_NE(text.find("fits either (in "), std::string::npos) << text;
+  EXPECT_NE(text.find(" 0 of "), std::string::npos) << text;
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "program/text.h"
 #include "program/verify.h"
 #include "train/precision.h"
+#include "train/require_memory.h"
 #include "train/together.h"
 #include "train/trainer.h"
 
@@ -101,13 +102,6 @@ void refuse_changes(const config::Config& c, const config::Config& before, const
         path, text);
 }
 
-Bytes available_memory(int local_ranks) {
-  const std::string info = read_file("/proc/meminfo");
-  const auto at = info.find("MemAvailable:");
-  if (at == std::string::npos) throw Error("/proc/meminfo: no MemAvailable");
-  return Bytes(std::stoll(info.substr(at + 13)) * 1024 / std::max(1, local_ranks));
-}
-
 program::Program make_program(const Job& job) {
   if (!job.options.program_file) return job.program_of(job.setting.pipeline.stage);
   if (job.setting.pipelined()) throw UsageError("--program: a file holds one stage of a pipeline");
@@ -119,22 +113,16 @@ program::Program make_program(const Job& job) {
   return p;
 }
 
-// Before anything is allocated. Collective, for stages need differently much: where all ranks share a host, what they
-// need together must be there.
-void require_memory(const Job& job, comm::Communicator& world) {
+// The arena that evaluations need beside the training's (exec::Executor): none where they fit into what is transient
+// there.
+plan::MemoryNeed need_of(const Job& job) {
   const auto plan = program::plan_memory(job.program);
-  // What a device does not have is said where its arena is made.
-  std::int64_t together_bytes = (job.machine.cuda ? plan.host : plan.peak + plan.host).value;
-  const bool one_host = job.machine.local_ranks == world.size();
-  if (one_host) world.all_reduce(&together_bytes, 1, DType::kI64, comm::Reduce::kSum);
-  together(world, [&] {
-    const Bytes needed = one_host ? Bytes(together_bytes / world.size()) : Bytes(together_bytes),
-                there = available_memory(job.machine.local_ranks);
-    if (needed > there)
-      throw UsageError("the step program needs {} of {}memory where a rank has {}{}", human(needed),
-                       job.machine.cuda ? "the host's " : "", human(there),
-                       plan::nearest_text(job.arch, job.setting, job.machine.local_ranks, there));
-  });
+  plan::MemoryNeed need{plan.peak, plan.host};
+  if (job.config.data.validation.empty()) return need;
+  const auto evaluation = program::plan_memory(job.evaluation());
+  if (evaluation.peak > plan.peak - plan.persistent) need.device += evaluation.peak;
+  need.host += evaluation.host;
+  return need;
 }
 
 // That the stages' messages meet: what no rank can see of its own program.
@@ -154,6 +142,18 @@ program::Program Job::program_of(int stage) const {
   program::Setting s = setting;
   s.pipeline.stage = stage;
   return program::build(arch, s, schedule ? &*schedule : nullptr);
+}
+
+program::Program Job::evaluation() const {
+  program::Setting s = setting;
+  s.purpose = program::Purpose::kEvaluate;
+  s.global_batch = s.micro_batch;
+  if (!s.sharded_parameters()) {  // every rank, or every group of stages and tensor ranks, has the whole model
+    s.zero = 0;
+    s.own_over_dp = false;
+    if (!s.tensor() && !s.pipelined() && !s.context()) s.mesh = mesh::kOne;
+  }
+  return program::build(arch, s);
 }
 
 fs::path run_directory(const config::Config& c) {
@@ -207,7 +207,11 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   if (job.setting.pipelined()) job.schedule = plan::read_schedule(job.config);
   job.program = make_program(job);
   program::require_sound(job.program, options.program_file.value_or("the built program"));
-  require_memory(job, world);
+  require_memory({need_of(job), "the step program", 1,
+                  [&](const plan::MemoryRoom& room) {
+                    return plan::nearest_text(job.arch, job.setting, machine.local_ranks, room);
+                  }},
+                 machine, world);
   if (job.setting.pipelined()) require_stages(job, world);
   if (!options.dry_run) {
     std::optional<fs::path> environment;  // of the attempt that this one continues

@@ -176,6 +176,21 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
   return out;
 }
 
+OutcomeBytes outcome_bytes(const arch::Architecture& arch) {
+  // A parameter and its gradient: in fp64 with what is held of them (Part), then again joined; of one at a time the
+  // highest, the lowest and whether they agree.
+  constexpr std::int64_t kPart = sizeof(double) + 1, kJoining = 2 * sizeof(double) + 1;
+  std::int64_t all = 0, largest = 0;
+  for (const auto& parameter : arch::parameters(arch)) {
+    std::int64_t elements = 1;
+    for (const std::int64_t n : parameter.shape) elements *= n;
+    all += elements;
+    largest = std::max(largest, elements);
+  }
+  const std::int64_t made = 2 * all * static_cast<std::int64_t>(sizeof(double));
+  return {Bytes(made + 2 * all * kPart + largest * kJoining), Bytes(made)};
+}
+
 Difference difference(const Outcome& a, const Outcome& b) {
   Difference d{worst_of(a.losses, b.losses), worst_of(a.norms, b.norms), 0, 0, "", ""};
   for (const auto& [name, x] : a.tensors) {

@@ -46,6 +46,12 @@ struct Outcome {
 // scale.
 Outcome prove(const program::Program& program, comm::Communicator& world, const ReadSamples& read, const Trial& trial);
 
+// What an outcome takes of the host beside the arena: while a rank makes it, and once it is made.
+struct OutcomeBytes {
+  Bytes making, made;
+};
+OutcomeBytes outcome_bytes(const arch::Architecture& arch);
+
 // How far `b` is from `a`. NaN counts as infinite.
 struct Difference {
   double loss = 0;        // largest over the steps, over the loss

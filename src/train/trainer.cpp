@@ -187,15 +187,9 @@ class Loop {
 
   void open_validation() {
     if (validation_.empty()) return;
-    program::Setting s = job_.setting;
-    s.purpose = program::Purpose::kEvaluate;
-    s.global_batch = s.micro_batch;
-    if (!s.sharded_parameters()) {  // every rank, or every group of stages and tensor ranks, has the whole model
-      s.zero = 0;
-      s.own_over_dp = false;
-      if (!s.tensor() && !s.pipelined() && !s.context()) s.mesh = mesh::kOne;
-    }
-    evaluator_ = std::make_unique<exec::Executor>(program::build(job_.arch, s), s.ranks() > 1 ? world_.rank() : 0,
+    program::Program p = job_.evaluation();
+    const bool together = p.setting.ranks() > 1;
+    evaluator_ = std::make_unique<exec::Executor>(std::move(p), together ? world_.rank() : 0,
                                                   devices_ ? devices_.get() : &world_, exec::Options{device(), false},
                                                   &executor_);
   }

@@ -35,6 +35,8 @@ struct Job {
   program::Program program;
   // Of any stage.
   program::Program program_of(int stage) const;
+  // What validation runs, beside the training's weights.
+  program::Program evaluation() const;
   plan::Machine machine;
   std::string communicator;
   TrainOptions options;

@@ -1,13 +1,18 @@
 #include "train/verify_layouts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/self/self.h"
+#include "plan/memory_need.h"
 #include "program/build.h"
 #include "program/verify.h"
 #include "train/locate.h"
+#include "train/require_memory.h"
+#include "train/together.h"
 
 namespace molen::train {
 namespace {
@@ -16,6 +21,13 @@ program::Setting with_type(program::Setting s, DType compute) {
   s.compute = compute;
   s.master = s.reduce = compute == DType::kF64 ? DType::kF64 : DType::kF32;
   s.kernels = compute == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kFused;
+  return s;
+}
+
+// Of the ranks, with the kernels of where they run.
+program::Setting typed(const program::Setting& setting, DType compute, const VerifyOptions& options) {
+  program::Setting s = with_type(setting, compute);
+  if (options.cuda) s.kernels = arch::Kernels::kAten;
   return s;
 }
 
@@ -35,6 +47,47 @@ program::Program sound(const arch::Architecture& arch, const program::Setting& s
   program::Program p = program::build(arch, setting);
   program::require_sound(p, name);
   return p;
+}
+
+// What one of the ranks takes.
+struct Largest {
+  std::string what;
+  plan::MemoryNeed need;
+};
+
+// Of the reference and each layout those that need most of the host and of the device. On one host the ranks' mean, for
+// they share its memory; else what the rank takes that needs most.
+std::array<Largest, 2> largest_of(const arch::Architecture& arch, const program::Setting& base,
+                                  const std::vector<plan::Layout>& layouts, const VerifyOptions& options,
+                                  const plan::Machine& machine) {
+  const OutcomeBytes outcome = outcome_bytes(arch);
+  const bool one_host = machine.local_ranks == machine.ranks;
+  const std::int64_t alone_of = one_host ? machine.ranks : 1;  // what rank 0 alone takes counts for so many
+  std::array<Largest, 2> largest;
+  const auto consider = [&](const std::string& what, const plan::MemoryNeed& need) {
+    if (need.host > largest[0].need.host) largest[0] = {what, need};
+    if (need.device > largest[1].need.device) largest[1] = {what, need};
+  };
+  for (const DType compute : options.compute) {
+    const auto reference = plan::memory_needs(arch, alone(with_type(base, compute))).front();
+    consider(fmt::format("one rank in {}", name_of(compute)),
+             {Bytes(0), Bytes((reference.total() + outcome.making).value / alone_of)});
+    for (const plan::Layout& layout : layouts) {
+      plan::MemoryNeed sum, most;
+      const auto stages = plan::memory_needs(arch, typed(layout.setting, compute, options), options.schedule);
+      for (const plan::MemoryNeed& stage : stages) {
+        const plan::MemoryNeed rank{options.cuda ? stage.device : Bytes(0), options.cuda ? stage.host : stage.total()};
+        sum = {sum.device + rank.device, sum.host + rank.host};
+        most = {std::max(most.device, rank.device), std::max(most.host, rank.host)};
+      }
+      const auto count = static_cast<std::int64_t>(stages.size());
+      plan::MemoryNeed need =
+          one_host ? plan::MemoryNeed{Bytes(sum.device.value / count), Bytes(sum.host.value / count)} : most;
+      need.host += outcome.making + Bytes(outcome.made.value / alone_of);
+      consider(fmt::format("the layout {} in {}", layout.name, name_of(compute)), need);
+    }
+  }
+  return largest;
 }
 
 // The samples in micro-batches of another size.
@@ -57,6 +110,27 @@ ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to,
 
 }  // namespace
 
+void require_memory_of_layouts(const arch::Architecture& arch, const program::Setting& base,
+                               const std::vector<plan::Layout>& layouts, const VerifyOptions& options,
+                               const plan::Machine& machine, comm::Communicator& world) {
+  std::array<Largest, 2> largest;
+  std::array<std::int64_t, 4> bytes{};
+  together(world, [&] {  // rank 0 plans for all
+    if (world.rank() != 0) return;
+    largest = largest_of(arch, base, layouts, options, machine);
+    bytes = {largest[0].need.device.value, largest[0].need.host.value, largest[1].need.device.value,
+             largest[1].need.host.value};
+  });
+  world.broadcast(bytes.data(), bytes.size(), DType::kI64, 0);
+  for (std::size_t i = 0; i < largest.size(); ++i) {
+    MemoryRequest request;
+    request.what = broadcast_text(largest[i].what, world) + ", with the tensors to compare,";
+    request.need = {Bytes(bytes[2 * i]), Bytes(bytes[2 * i + 1])};
+    request.sharing = world.size();
+    require_memory(request, machine, world);
+  }
+}
+
 std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const program::Setting& base,
                                       const std::vector<plan::Layout>& layouts, const ReadSamples& read,
                                       const VerifyOptions& options, comm::Communicator& world,
@@ -72,9 +146,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     if (world.rank() == 0) reference = prove(one, *comm::make_self(), read, trial);
     for (const plan::Layout& layout : layouts) {
       const double start = now().value;
-      auto of_ranks = with_type(layout.setting, compute);
-      if (options.cuda) of_ranks.kernels = arch::Kernels::kAten;
-      const auto stages = program::build_stages(arch, of_ranks, options.schedule);
+      const auto stages = program::build_stages(arch, typed(layout.setting, compute, options), options.schedule);
       if (const auto findings = program::verify_world(stages); !findings.empty())
         throw UsageError("{}: {}", layout.name, findings.front().text);
       const auto& p =

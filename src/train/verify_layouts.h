@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/layouts.h"
+#include "plan/resolve.h"
 #include "program/schedule.h"
 #include "train/proof.h"
 
@@ -31,6 +32,12 @@ struct VerifyOptions {
   std::optional<int> cuda;                      // device that all ranks share; the reference stays on the host
   const program::Schedule* schedule = nullptr;  // of pipelines whose schedule is a file
 };
+
+// Throws UsageError where the memory is not there for what verify_layouts is about to run, with the layout that needs
+// most. `machine`: its ranks and the host's; its device is options.cuda, which all ranks share. Collective.
+void require_memory_of_layouts(const arch::Architecture& arch, const program::Setting& base,
+                               const std::vector<plan::Layout>& layouts, const VerifyOptions& options,
+                               const plan::Machine& machine, comm::Communicator& world);
 
 // Collective over `world`: one rank alone (rank 0) and each layout, of world.size() ranks, from the same start on the
 // same samples, read in micro-batches of `base`. Types of all are those of the options. `progress` is called on rank 0

@@ -52,6 +52,12 @@ void run_threads(const plan::Machine& machine, const std::function<void(comm::Co
 
 void run_mpi(const std::function<void(comm::Communicator&)>& body) {
   const auto world = comm::mpi_world();
+  if (const auto environment = comm::launch_environment(); environment.size != world->size())
+    throw UsageError(
+        "{} started {} ranks, and MPI's world has {}: this MPI does not know the launcher; start with its own mpirun, "
+        "or "
+        "with srun --mpi=TYPE for a type that it was built for (srun --mpi=list)",
+        environment.source, environment.size, world->size());
   try {
     body(*world);
   } catch (const UsageError& error) {

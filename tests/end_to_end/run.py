@@ -292,16 +292,56 @@ refused("impossible sizes", "train", "run.toml", "--set", "model.kv_heads=3", sa
 refused("sequence beyond the model", "train", "run.toml", "--set", "data.sequence_length=65", says=["max_sequence"])
 refused("vocabulary too small", "train", "run.toml", "--set", "run.name=v", "--set", "model.vocabulary=300", says=["vocabulary"])
 refused("different config on resume", "train", "run.toml", "--set", "run.name=parts", "--set", "optimizer.lr=0.5", says=["optimizer.lr", "--allow-change"])
-refused("a layout beyond the memory", "train", "run.toml", "--set", "run.name=big", "--set", "model.ffn=1048576", "--set", "model.layers=40", says=["of memory where a rank has", "none of the nearest layouts of 1 rank fits either"])
+huge = ["--set", "model.ffn=1048576", "--set", "model.layers=40"]
+refused("a layout beyond the memory", "train", "run.toml", "--set", "run.name=big", *huge, says=["of memory where a rank has", "none of the nearest layouts of 1 rank fits either"])
+refused("a bench beyond the memory", "bench", "run.toml", *huge, "--ranks", 2, says=["of memory where a rank has", "none of the nearest layouts of 2 ranks fits either"])
+refused("a proof beyond the memory", "verify", "run.toml", *huge, "--ranks", 2, "--layouts", "NO_SHARD,FULL_SHARD", says=["the layout NO_SHARD", "in fp64, with the tensors to compare, needs", "of memory where a rank has"])
 refused("no such checkpoint", "train", "run.toml", "--set", "run.name=parts", "--resume", "7", says=["7"])
 refused("unbuilt parallelism", "train", "run.toml", "--set", "parallel.tensor=2", says=["parallel.tensor"])
 run("tokenizer", "train", "held.jsonl", "--vocabulary", 310, "--output", "other.json")
 refused("tokenizer that does not match the shards", "train", "run.toml", "--set", "run.name=t", "--set", "data.tokenizer=other.json", says=["tokenizer"])
+# What a refusal names instead is accepted. Weights, gradients and moments of each of two ranks, whole, take 1.4 times what is
+# there for both; sharded, half of that.
+def there():
+    said = run("train", "run.toml", *huge, "--dry-run", code=2).stderr
+    value, unit = re.search(r"a rank has ([0-9.]+) (MiB|GiB|TiB)", said).groups()
+    return float(value) * {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+
+
+def settings(layout, micro):
+    """The settings that a layout's name stands for."""
+    words = layout.split(", ")
+    sets = [f"batch.micro={micro}", "parallel.zero=1" if words[0] == "ZERO1" else f"parallel.sharding={words[0].split()[0]}"]
+    for word in words[1:]:
+        if tensor := re.fullmatch(r"tp (\d+)( with sequence parallelism)?", word):
+            sets += [f"parallel.tensor={tensor[1]}", f"parallel.sequence={'true' if tensor[2] else 'false'}"]
+        elif context := re.fullmatch(r"cp (\d+) (gather|ring)", word):
+            sets += [f"parallel.context={context[1]}", f"parallel.context_form={context[2]}"]
+        elif stages := re.fullmatch(r"pp (\d+) (\S+)( x \d+)?", word):
+            sets += [f"parallel.pipeline={stages[1]}", f"parallel.schedule={stages[2]}", f"parallel.virtual_stages={(stages[3] or ' x 1')[3:]}"]
+        elif word == "recompute":
+            sets.append("parallel.recompute=full")
+        else:
+            assert re.fullmatch(r"\d+ micro-batches", word), layout
+    return [x for s in sets for x in ("--set", s)]
+
+
+hidden = 4096
+columns = int(1.4 * there() / (2 * 16) / (3 * hidden))  # of ffn, over all layers: 16 bytes of a parameter on each rank
+layers = max(4, columns // 2**18)
+beyond = [x for s in (f"hidden={hidden}", f"head_dim={hidden // 4}", f"layers={layers}", f"ffn={columns // layers // 16 * 16}") for x in ("--set", f"model.{s}")]
+said = run("train", "run.toml", "--set", "run.name=beyond", *beyond, "--ranks", 2, "--dry-run", code=2).stderr
+nearest = re.findall(r"([A-Z][^;:]*?) in micro-batches of (\d+) \(([0-9.]+ [MGT]iB)\)", said.split("nearest layouts that fit: ")[-1])
+ok("a refusal names layouts that fit", said.count("molen:") == 1 and len(nearest) == 3, said)
+for layout, micro, peak in nearest:
+    said = run("train", "run.toml", "--set", "run.name=beyond", *beyond, "--ranks", 2, "--dry-run", *settings(layout, micro)).stdout
+    ok(f"and a dry run accepts {layout}", re.search("the program (of stage 0 )?is sound", said) and ("pp 2" in layout or peak in said), f"{peak} {said}")
 # The same on several ranks: one text, exit 2.
 worlds = [("2 ranks", ["--ranks", 2], ())]
 if MPI:
     worlds.append(("2 MPI ranks", [], MPI))
 for label, sets, launcher in worlds:
+    refused(f"a layout beyond the memory, {label}", "train", "run.toml", "--set", "run.name=big", *huge, *sets, says=["of memory where a rank has", "none of the nearest layouts of 2 ranks fits either"], launcher=launcher)
     refused(f"another tokenizer, {label}", "train", "run.toml", "--set", "run.name=t", "--set", "data.tokenizer=other.json", *sets, says=["tokenizer"], launcher=launcher)
     (work / "data/train/manifest.json").rename(work / "manifest.kept")
     refused(f"no manifest, {label}", "train", "run.toml", "--set", "run.name=t", *sets, says=["manifest.json"], launcher=launcher)

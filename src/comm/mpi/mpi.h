@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,9 +16,13 @@ bool mpi_available();
 // rank.
 struct LaunchEnvironment {
   int rank = 0, size = 0, local_rank = 0, local_size = 1;
-  std::string source;  // "Open MPI", "PMIx", "Slurm", ...
+  std::string source;  // "Open MPI", "PMI", "Slurm"
 };
+// Throws UsageError, with the variable, where they do not say it, or not of one job.
 LaunchEnvironment launch_environment();
+// The same of another environment: `read` is as getenv.
+using ReadVariable = std::function<const char*(const char* name)>;
+LaunchEnvironment launch_environment(const ReadVariable& read);
 
 // Who moves the data of broadcast, all_gather and the second half of all_reduce. The rest, and every sum, is ours over
 // point-to-point messages in any case, so the results are the same bits.

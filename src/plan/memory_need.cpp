@@ -1,0 +1,77 @@
+#include "plan/memory_need.h"
+
+#include <algorithm>
+
+#include "program/build.h"
+#include "program/memory.h"
+#include "program/signature.h"
+
+namespace molen::plan {
+namespace {
+
+// The same plan sooner. Micro-batches between the first and the last run one body; two of them, so that its edges from
+// one to the next are there. In a pipeline more micro-batches may need more memory.
+program::Setting of_short_batch(program::Setting s) {
+  constexpr std::int64_t kMicroBatches = 4;
+  if (!s.pipelined())
+    s.global_batch = std::min<std::int64_t>(s.global_batch, kMicroBatches * s.micro_batch * s.data_ranks());
+  return s;
+}
+
+MemoryNeed need_of_stage(const arch::Architecture& arch, const program::Setting& s,
+                         const program::Schedule* file = nullptr) {
+  const auto plan = program::plan_memory(program::build(arch, s, file));
+  return {plan.peak, plan.host};
+}
+
+// What the stage keeps from step to step, which no plan is below; without building it.
+MemoryNeed kept_by_stage(const arch::Architecture& arch, const program::Setting& s) {
+  using program::Value;
+  const program::Program p = program::describe(arch, s);
+  std::vector<Value> kept{
+      s.offload.parameters     ? Value::kParamHost
+      : s.sharded_parameters() ? Value::kParamShard
+                               : Value::kParam,
+      s.offload.gradients     ? Value::kGradHost
+      : s.sharded_gradients() ? Value::kGradShard
+                              : Value::kGrad,
+      Value::kMoment1,
+      Value::kMoment2,
+  };
+  if (s.has_master()) kept.push_back(Value::kMaster);
+  MemoryNeed need;
+  for (std::size_t u = 0; u < p.units.size(); ++u)
+    for (const Value value : kept) {
+      const program::Operand operand{value, static_cast<std::int64_t>(u)};
+      Bytes& of = place_of(p, operand) == program::Place::kHost ? need.host : need.device;
+      of += Bytes(elements_of(p, operand) * size_of(dtype_of(p, value)));
+    }
+  return need;
+}
+
+}  // namespace
+
+std::vector<MemoryNeed> memory_needs(const arch::Architecture& arch, const program::Setting& setting,
+                                     const program::Schedule* file) {
+  program::Setting s = of_short_batch(setting);
+  std::vector<MemoryNeed> needs;
+  for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage)
+    needs.push_back(need_of_stage(arch, s, file));
+  return needs;
+}
+
+std::optional<MemoryNeed> need_within(const arch::Architecture& arch, const program::Setting& setting,
+                                      const MemoryRoom& room) {
+  program::Setting s = of_short_batch(setting);
+  for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage)
+    if (!room.holds(kept_by_stage(arch, s))) return std::nullopt;
+  MemoryNeed most;
+  for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage) {
+    const MemoryNeed need = need_of_stage(arch, s);
+    if (!room.holds(need)) return std::nullopt;
+    if (need.total() > most.total()) most = need;
+  }
+  return most;
+}
+
+}  // namespace molen::plan
