@@ -141,11 +141,15 @@ Sharding sharding_of(const program::Setting& s) {
 
 // With and without accumulation: the configuration's, and all that a rank has of a step at once, or where that is the
 // same, one sequence.
-std::vector<std::int64_t> micro_batches(const program::Setting& s) {
+std::vector<std::int64_t> micro_batches(const program::Setting& s, bool one_sequence) {
   const std::int64_t whole = (s.global_batch + s.data_ranks() - 1) / s.data_ranks();
-  const std::int64_t other = s.micro_batch == whole ? 1 : whole;
-  if (s.micro_batch == other) return {other};
-  return {s.micro_batch, other};
+  std::vector<std::int64_t> all{s.micro_batch};
+  const auto add = [&](std::int64_t micro) {
+    if (std::find(all.begin(), all.end(), micro) == all.end()) all.push_back(micro);
+  };
+  add(s.micro_batch == whole ? 1 : whole);
+  if (one_sequence) add(1);
+  return all;
 }
 
 }  // namespace
@@ -176,7 +180,7 @@ Layout layout_of(const program::Setting& s) {
 }
 
 std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
-                               const std::vector<std::string>& wanted) {
+                               const std::vector<std::string>& wanted, bool one_sequence) {
   for (const auto& name : wanted)
     if (std::find(strategies().begin(), strategies().end(), name) == strategies().end())
       throw UsageError("--layouts: unknown layout '{}'{}", name, did_you_mean(name, strategies()));
@@ -198,7 +202,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
     s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
     s.zero = sharding.zero;
     s.own_over_dp = sharding.own_over_dp;
-    for (const std::int64_t micro : micro_batches(s))
+    for (const std::int64_t micro : micro_batches(s, one_sequence))
       for (const auto& [recompute, offload] : variants) {
         program::Setting with = s;
         with.micro_batch = micro;

@@ -24,10 +24,10 @@ const std::vector<std::string>& strategies();
 // that is built; each without recompute, with full recompute, and with some parts of every second
 // layer recomputed, with everything on the device and with what base.offload puts on the host where that can be
 // honoured, in micro-batches of base.micro_batch sequences and in one of all that a rank has (or of one sequence, where
-// that is the same). `wanted`: strategies to keep, all where
+// that is the same); `one_sequence`: of one, too, which needs least memory. `wanted`: strategies to keep, all where
 // empty. Throws UsageError for an unknown one, and where none fits.
 std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
-                               const std::vector<std::string>& wanted);
+                               const std::vector<std::string>& wanted, bool one_sequence = false);
 
 // The layout that a setting is, and what it has chosen.
 Layout layout_of(const program::Setting& setting);

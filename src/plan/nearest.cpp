@@ -24,14 +24,7 @@ std::vector<Candidate> candidates(const arch::Architecture& arch, const program:
                                   bool on_device) {
   const auto chosen = choices_of(setting);
   std::vector<Candidate> all;
-  auto layouts = within_nodes(layouts_of(arch, setting, setting.ranks(), {}), local_ranks);
-  // In micro-batches of one sequence, too: the least memory.
-  for (std::size_t i = 0, n = layouts.size(); i < n; ++i)
-    if (program::Setting one = layouts[i].setting; one.micro_batch == setting.micro_batch && one.micro_batch > 1) {
-      one.micro_batch = 1;
-      layouts.push_back(layout_of(one));
-    }
-  for (Layout& l : layouts) {
+  for (Layout& l : within_nodes(layouts_of(arch, setting, setting.ranks(), {}, true), local_ranks)) {
     if (on_device && l.setting.context()) continue;  // refused there (plan/resolve.cpp)
     const int differs = differences(l.choices, chosen);
     all.push_back({std::move(l), differs});

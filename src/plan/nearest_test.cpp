@@ -73,7 +73,7 @@ TEST(Nearest, FindsAllThatTheWholePlansFit) {
     s.zero = offload ? 3 : 0;
     std::map<std::string, Bytes> needs;
     std::vector<Bytes> sizes;
-    for (const Layout& l : layouts_of(model(), s, 4, {})) {
+    for (const Layout& l : layouts_of(model(), s, 4, {}, true)) {
       Bytes& need = needs[l.name];
       for (const auto& p : program::build_stages(model(), l.setting)) {
         const auto plan = program::plan_memory(p);

@@ -97,13 +97,13 @@ TEST(RequireMemory, TheLargestLayoutOfAProofIsNamed) {
   s.sequence = 64;
   VerifyOptions options;
   options.compute = {DType::kF32, DType::kF64};
-  options.layouts = {"FULL_SHARD", "NO_SHARD"};
   const Launch launch = threads(2);
   const auto refusal = [&](const arch::Architecture& model) {
     std::string text;
+    const auto layouts = plan::layouts_of(model, s, 2, {"FULL_SHARD", "NO_SHARD"});
     try {
       run_ranks(launch, [&](comm::Communicator& world) {
-        require_memory_of_layouts(model, s, options, launch.machine, world);
+        require_memory_of_layouts(model, s, layouts, options, launch.machine, world);
       });
     } catch (const UsageError& error) {
       text = error.what();
