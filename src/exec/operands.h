@@ -52,9 +52,11 @@ class Operands {
   UnitWeights unit(int buffer) const {
     const int u = c_.program.unit_of_buffer(buffer);
     MOLEN_CHECK(u >= 0, "operand {} is no unit", c_.program.buffers[static_cast<std::size_t>(buffer)].name);
+    const program::Unit& unit = c_.program.units[static_cast<std::size_t>(u)];
+    // Of a unit of one layer that one, whose weights a text may name for another layer's op; of several the op's own.
     const auto* compute = std::get_if<program::Compute>(&step_.op);
-    return {c_.program.local, c_.program.parameters, c_.program.units[static_cast<std::size_t>(u)],
-            compute ? compute->layer : -1, c_.flat(buffer)};
+    const std::int64_t layer = compute && unit.end - unit.first > 1 ? compute->layer : unit.first;
+    return {c_.program.local, c_.program.parameters, unit, layer, c_.flat(buffer)};
   }
   UnitWeights read_unit(std::size_t i) const { return unit(step_.reads.at(i).buffer); }
   UnitWeights write_unit(std::size_t i) const { return unit(step_.writes.at(i).buffer); }
