@@ -10,6 +10,7 @@
 
 #include "comm/comm_suite.h"
 #include "comm/reduce.h"
+#include "comm/staged.h"
 #include "comm/wire_suite.h"
 
 namespace molen::comm {
@@ -82,7 +83,7 @@ TEST_P(Threads, WireBytesAreTheTextbooks) {
 
 // A device's memory stood in for: addresses that no instruction may touch, behind which pages lie that the device's own
 // copies and sums reach by another way.
-class Guarded final : public Memory {
+class Guarded final : public Memory, public suite::Staging {
  public:
   static constexpr std::int64_t kParts = 8, kPart = 64 << 20;
   static constexpr std::size_t kBytes = kParts * kPart;
@@ -97,8 +98,8 @@ class Guarded final : public Memory {
     ::close(file_);
   }
   // What a thread has taken is its own until it says that it begins again.
-  void begin() { mine() = 0; }
-  char* take(std::int64_t bytes) {
+  void begin() override { mine() = 0; }
+  char* take(std::int64_t bytes) override {
     thread_local const std::int64_t part = parts_.fetch_add(1) % kParts;
     const std::int64_t at = mine();
     if ((mine() += (bytes + 63) / 64 * 64) > kPart) throw Error("the stand-in is full");
@@ -141,104 +142,12 @@ class Guarded final : public Memory {
   inline static std::atomic<std::int64_t> parts_ = 0;
 };
 
-// A communicator whose callers have host buffers, for one that is called with the device's.
-class Staged final : public Communicator {
- public:
-  Staged(Communicator& inner, Guarded& memory) : inner_(&inner), memory_(memory) {}
-  Staged(std::unique_ptr<Communicator> inner, Guarded& memory)
-      : inner_(inner.get()), own_(std::move(inner)), memory_(memory) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::string name() const override { return inner_->name(); }
-  void all_reduce(void* data, std::int64_t count, DType t, Reduce op) override {
-    memory_.begin();
-    Buffer b(*this, data, count * size_of(t));
-    inner_->all_reduce(b.there, count, t, op);
-    b.back();
-  }
-  void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType t,
-                      Reduce op) override {
-    memory_.begin();
-    Buffer from(*this, send, total_of(counts, size()) * size_of(t));
-    Buffer to = within(from, receive, counts[static_cast<std::size_t>(rank())] * size_of(t));
-    inner_->reduce_scatter(from.there, to.there, counts, t, op);
-    to.back();
-  }
-  void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType t) override {
-    memory_.begin();
-    Buffer to(*this, receive, total_of(counts, size()) * size_of(t));
-    Buffer from = within(to, send, counts[static_cast<std::size_t>(rank())] * size_of(t));
-    inner_->all_gather(from.there, to.there, counts, t);
-    to.back();
-  }
-  void all_to_all(const void* send, std::span<const std::int64_t> sent, void* receive,
-                  std::span<const std::int64_t> received, DType t) override {
-    memory_.begin();
-    Buffer from(*this, send, total_of(sent, size()) * size_of(t)),
-        to(*this, receive, total_of(received, size()) * size_of(t));
-    inner_->all_to_all(from.there, sent, to.there, received, t);
-    to.back();
-  }
-  void broadcast(void* data, std::int64_t count, DType t, int root) override {
-    memory_.begin();
-    Buffer b(*this, data, count * size_of(t));
-    inner_->broadcast(b.there, count, t, root);
-    b.back();
-  }
-  void send(const void* data, std::int64_t count, DType t, int to) override {
-    memory_.begin();
-    Buffer b(*this, data, count * size_of(t));
-    inner_->send(b.there, count, t, to);
-  }
-  void recv(void* data, std::int64_t count, DType t, int from) override {
-    memory_.begin();
-    Buffer b(*this, data, count * size_of(t));
-    inner_->recv(b.there, count, t, from);
-    b.back();
-  }
-  void barrier() override { inner_->barrier(); }
-  std::unique_ptr<Communicator> split(int color, int key) override {
-    return std::make_unique<Staged>(inner_->split(color, key), memory_);
-  }
-  void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
-  Traffic traffic_of(CallKind kind) const override { return inner_->traffic_of(kind); }
-
- private:
-  struct Buffer {
-    Buffer(Staged& s, const void* data, std::int64_t n) : memory(s.memory_), host(data), bytes(n) {
-      if (bytes == 0) return;
-      there = memory.take(bytes);
-      memory.copy(there, host, bytes);
-    }
-    void back() {
-      if (bytes > 0) memory.copy(const_cast<void*>(host), there, bytes);
-    }
-    Guarded& memory;
-    const void* host;
-    std::int64_t bytes;
-    char* there = nullptr;
-  };
-  // A buffer that may lie in its place in another.
-  Buffer within(Buffer& all, const void* part, std::int64_t bytes) {
-    const std::ptrdiff_t at = static_cast<const char*>(part) - static_cast<const char*>(all.host);
-    if (at < 0 || at >= all.bytes) return {*this, part, bytes};
-    Buffer inside = all;
-    inside.host = part;
-    inside.bytes = bytes;
-    inside.there = all.there + at;
-    return inside;
-  }
-  Communicator* inner_;
-  std::unique_ptr<Communicator> own_;
-  Guarded& memory_;
-};
-
 TEST_P(Threads, SuiteAndWireInTheMemoryOfADevice) {
   Guarded memory;
   ThreadOptions options;
   options.memory = &memory;
   for (const std::string& e : on_threads(GetParam(), options, [&](Communicator& c) {
-         Staged staged(c, memory);
+         suite::Staged staged(c, memory);
          if (const std::string wrong = suite::Suite(staged).run(); !wrong.empty()) throw Error(wrong);
          if (const std::string wrong = suite::WireSuite(staged).run(); !wrong.empty()) throw Error(wrong);
          // The host's stays the host's: flags that ranks agree on.

@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Nccl, CarriesTheProgramsCollectives) {
   comm::NcclOptions options;
   options.nccl = {MOLEN_FAKE_NCCL};
-  options.cudart = {MOLEN_FAKE_CUDART};
+  options.runtime = {MOLEN_FAKE_CUDART};
   for (const int zero : {0, 1}) {
     const auto s = setting_of(3, zero, false, DType::kF64);
     const program::Program p = program::build(llama(false), s);

@@ -29,8 +29,8 @@ template <class F>
 void find(const Library& library, const char* symbol, F*& function, bool required = true) {
   function = reinterpret_cast<F*>(::dlsym(library.handle, symbol));
   if (function == nullptr && required)
-    throw UsageError("nccl: {} lacks {}; NCCL {} and CUDA 12 or newer are needed", library.file, symbol,
-                     version_text(kOldest));
+    throw UsageError("nccl: {} lacks {}; NCCL {} on CUDA 12, or as much of RCCL on ROCm 6, or newer are needed",
+                     library.file, symbol, version_text(kOldest));
 }
 
 void find_nccl(const Library& library, Api& api) {
@@ -62,19 +62,34 @@ void find_nccl(const Library& library, Api& api) {
   find(library, "ncclGetLastError", api.last_error, false);
 }
 
-void find_cudart(const Library& library, Api& api) {
-  find(library, "cudaGetDeviceCount", api.device_count);
-  find(library, "cudaSetDevice", api.set_device);
-  find(library, "cudaStreamCreateWithFlags", api.stream_create);
-  find(library, "cudaStreamDestroy", api.stream_destroy);
-  find(library, "cudaStreamQuery", api.stream_query);
-  find(library, "cudaMalloc", api.allocate);
-  find(library, "cudaFree", api.free);
-  find(library, "cudaMemcpyAsync", api.copy);
-  find(library, "cudaMemsetAsync", api.fill);
-  find(library, "cudaPointerGetAttributes", api.attributes);
-  find(library, "cudaGetLastError", api.clear_error);
-  find(library, "cudaGetErrorString", api.cuda_error);
+// HIP's functions are CUDA's by other names, but for what it says of memory: before ROCm 6 its types had other numbers.
+void find_runtime(const Library& library, Api& api) {
+  api.hip = ::dlsym(library.handle, "hipGetDeviceCount") != nullptr;
+  const auto function = [&](const char* name, auto& f) {
+    find(library, fmt::format("{}{}", api.hip ? "hip" : "cuda", name).c_str(), f);
+  };
+  if (api.hip) {
+    int (*get_version)(int*) = nullptr;
+    function("RuntimeGetVersion", get_version);
+    int version = 0;
+    if (const int error = get_version(&version); error != 0)
+      throw UsageError("nccl: hipRuntimeGetVersion of {} fails with {}", library.file, error);
+    if (version < kOldestHip)
+      throw UsageError("nccl: {} is HIP {}.{}; ROCm 6 or newer is needed", library.file, version / 10'000'000,
+                       version / 100'000 % 100);
+  }
+  function("GetDeviceCount", api.device_count);
+  function("SetDevice", api.set_device);
+  function("StreamCreateWithFlags", api.stream_create);
+  function("StreamDestroy", api.stream_destroy);
+  function("StreamQuery", api.stream_query);
+  function("Malloc", api.allocate);
+  function("Free", api.free);
+  function("MemcpyAsync", api.copy);
+  function("MemsetAsync", api.fill);
+  function("PointerGetAttributes", api.attributes);
+  function("GetLastError", api.clear_error);
+  function("GetErrorString", api.runtime_error);
 }
 
 }  // namespace
@@ -87,11 +102,11 @@ std::string version_text(int version) {
 
 std::shared_ptr<const Api> load(const NcclOptions& options) {
   auto api = std::make_shared<Api>();
-  const Library cudart = open_first("CUDA runtime library", options.cudart);
-  const Library nccl = open_first("NCCL library", options.nccl);
-  api->cudart_file = cudart.file;
+  const Library runtime = open_first("CUDA or HIP runtime library", options.runtime);
+  api->runtime_file = runtime.file;
+  find_runtime(runtime, *api);
+  const Library nccl = api->hip ? open_first("RCCL library", options.rccl) : open_first("NCCL library", options.nccl);
   api->nccl_file = nccl.file;
-  find_cudart(cudart, *api);
   find_nccl(nccl, *api);
   return api;
 }

@@ -1,6 +1,6 @@
 // The functions of NCCL and of the CUDA runtime that the communicator calls, found at run time. The declarations follow
 // nccl.h of 2.14 to 2.31 (the values and layouts named here did not change between them) and cuda_runtime_api.h of CUDA
-// 12 and 13.
+// 12 and 13; rccl.h and, with other names, hip_runtime_api.h of ROCm 6 and 7 have the same values and layouts.
 #pragma once
 
 #include <climits>
@@ -13,7 +13,7 @@
 namespace molen::comm::nccl {
 
 using Comm = void*;    // ncclComm_t
-using Stream = void*;  // cudaStream_t
+using Stream = void*;  // cudaStream_t, hipStream_t
 
 struct UniqueId {
   char bytes[128];
@@ -26,10 +26,11 @@ inline constexpr int kUint8 = 1, kInt32 = 2, kInt64 = 4, kFloat16 = 6, kFloat32 
 // ncclRedOp_t
 inline constexpr int kSum = 0, kMax = 2, kMin = 3;
 // cudaError_t, cudaMemcpyKind, cudaMemoryType, cudaStreamCreateWithFlags
-inline constexpr int kNotReady = 600, kCopyDefault = 4, kUnregistered = 0, kDeviceMemory = 2;
+inline constexpr int kInvalidValue = 1, kNotReady = 600, kCopyDefault = 4, kUnregistered = 0, kDeviceMemory = 2;
 inline constexpr unsigned kNonBlocking = 1;
 
-inline constexpr int kOldest = 21400;  // 2.14: as ncclGetVersion counts
+inline constexpr int kOldest = 21400;          // 2.14: as ncclGetVersion counts
+inline constexpr int kOldestHip = 60'000'000;  // 6.0: as hipRuntimeGetVersion counts
 
 // ncclConfig_t as of 2.14; newer libraries take the rest from their defaults, going by `size` and `version`.
 struct Config {
@@ -41,7 +42,7 @@ struct Config {
 };
 static_assert(sizeof(Config) == 24 && offsetof(Config, blocking) == 16);
 
-// cudaPointerAttributes; the runtime writes 24 bytes (CUDA 12) or 88 (13).
+// cudaPointerAttributes; the runtime writes 24 bytes (CUDA 12), 32 (HIP) or 88 (CUDA 13).
 struct PointerAttributes {
   int type = 0, device = 0;
   void *device_pointer = nullptr, *host_pointer = nullptr;
@@ -83,10 +84,13 @@ struct Api {
   int (*fill)(void*, int value, std::size_t, Stream) = nullptr;
   int (*attributes)(PointerAttributes*, const void*) = nullptr;
   int (*clear_error)() = nullptr;
-  const char* (*cuda_error)(int) = nullptr;
+  const char* (*runtime_error)(int) = nullptr;
 
   int version = 0;
-  std::string nccl_file, cudart_file;
+  bool hip = false;
+  std::string nccl_file, runtime_file;
+
+  const char* runtime() const { return hip ? "HIP" : "CUDA"; }
 };
 
 // Opens both libraries and finds all functions; throws UsageError. They stay open until the process ends, for they

@@ -64,10 +64,10 @@ std::shared_ptr<Failure> failure_of(const UniqueId& id) {
 Device::Device(std::shared_ptr<const Api> a, int number, NcclOptions o)
     : api(std::move(a)), ordinal(number), options(std::move(o)) {
   int count = 0;
-  check(api->device_count(&count), "cudaGetDeviceCount");
-  if (ordinal < 0 || ordinal >= count) throw UsageError("nccl: CUDA device {} of {}", ordinal, count);
+  check(api->device_count(&count), "GetDeviceCount");
+  if (ordinal < 0 || ordinal >= count) throw UsageError("nccl: {} device {} of {}", api->runtime(), ordinal, count);
   use();
-  check(api->stream_create(&stream, kNonBlocking), "cudaStreamCreateWithFlags");
+  check(api->stream_create(&stream, kNonBlocking), "StreamCreateWithFlags");
 }
 Device::~Device() {
   api->set_device(ordinal);
@@ -76,7 +76,7 @@ Device::~Device() {
 }
 
 void Device::use() const {
-  check(api->set_device(ordinal), "cudaSetDevice");
+  check(api->set_device(ordinal), "SetDevice");
 }
 
 void* Device::scratch(std::size_t bytes) {
@@ -84,10 +84,10 @@ void* Device::scratch(std::size_t bytes) {
     if (scratch_ != nullptr) api->free(scratch_);
     scratch_ = nullptr;
     scratch_bytes_ = 0;
-    check(api->allocate(&scratch_, bytes), "cudaMalloc");
+    check(api->allocate(&scratch_, bytes), "Malloc");
     scratch_bytes_ = bytes;
     // So that a barrier does not read what was never written.
-    check(api->fill(scratch_, 0, bytes, stream), "cudaMemsetAsync");
+    check(api->fill(scratch_, 0, bytes, stream), "MemsetAsync");
   }
   return scratch_;
 }
@@ -95,18 +95,26 @@ void* Device::scratch(std::size_t bytes) {
 void Device::check_memory(const void* data, std::int64_t bytes) const {
   if (bytes <= 0) return;
   PointerAttributes found;
-  check(api->attributes(&found, data), "cudaPointerGetAttributes");
+  // HIP may not know plain memory at all, as CUDA before 11.
+  if (const int error = api->attributes(&found, data); error == kInvalidValue) {
+    api->clear_error();
+    found.type = kUnregistered;
+  } else {
+    check(error, "PointerGetAttributes");
+  }
   if (found.type == kUnregistered)
     throw Error("nccl: {} is plain host memory; NCCL moves device memory, host values go over mpi or threads", data);
   if (found.type == kDeviceMemory && found.device != ordinal)
-    throw Error("nccl: {} is memory of CUDA device {}; this communicator is on device {}", data, found.device, ordinal);
+    throw Error("nccl: {} is memory of {} device {}; this communicator is on device {}", data, api->runtime(),
+                found.device, ordinal);
 }
 
 void Device::check(int error, const char* what) const {
   if (error == 0) return;
   api->clear_error();
-  const char* text = api->cuda_error(error);
-  throw Error("nccl: {} on CUDA device {}: {}", what, ordinal, text != nullptr ? text : fmt::format("error {}", error));
+  const char* text = api->runtime_error(error);
+  throw Error("nccl: {}{} on {} device {}: {}", api->hip ? "hip" : "cuda", what, api->runtime(), ordinal,
+              text != nullptr ? text : fmt::format("error {}", error));
 }
 
 std::string Call::text() const {
@@ -196,8 +204,8 @@ void Link::wait_stream(const Call& call) {
     // An error stays behind as the thread's last one, "not ready" too: a launch check of libtorch would find it.
     if (error != 0) api.clear_error();
     if (error != 0 && error != kNotReady) {
-      const char* text = api.cuda_error(error);
-      fail(fmt::format("CUDA device {}: {}", device_->ordinal, text != nullptr ? text : "an error"), call);
+      const char* text = api.runtime_error(error);
+      fail(fmt::format("{} device {}: {}", api.runtime(), device_->ordinal, text != nullptr ? text : "an error"), call);
     }
     check_failure();
     int state = kSuccess;

@@ -40,7 +40,7 @@ class Device {
   void* scratch(std::size_t bytes);  // valid until the next call
   // Throws Error unless the device can reach `bytes` at `data`.
   void check_memory(const void* data, std::int64_t bytes) const;
-  void check(int error, const char* what) const;  // of the CUDA runtime
+  void check(int error, const char* what) const;  // of the runtime's function without its cuda or hip
 
   const std::shared_ptr<const Api> api;
   const int ordinal;

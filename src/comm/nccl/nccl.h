@@ -1,5 +1,6 @@
-// Ranks with one NVIDIA GPU each, over NCCL. Nothing of NVIDIA is needed to build: libnccl and libcudart are opened
-// when a communicator is, and where they are missing that is a UsageError that names what was looked for.
+// Ranks with one GPU each, over NCCL on NVIDIA's and over RCCL, which has the same functions, on AMD's. Nothing of
+// either is needed to build: the libraries are opened when a communicator is, and where they are missing that is a
+// UsageError that names what was looked for. What is said of NCCL and CUDA here holds for RCCL and HIP.
 //
 // Memory: all buffers are device memory of the communicator's GPU (managed or pinned host memory is accepted, plain
 // host memory is refused before anything is sent). Host values go over the bootstrap communicator.
@@ -32,10 +33,12 @@
 namespace molen::comm {
 
 struct NcclOptions {
-  // Tried in this order, after those that the process has loaded already (libtorch's own: two copies of NCCL are a
-  // trap).
+  // Each tried in this order, after those that the process has loaded already (libtorch's own: two copies are a trap).
+  // The runtime that is found says whether NCCL or RCCL is looked for.
+  std::vector<std::string> runtime = {"libcudart.so.13", "libcudart.so.12", "libamdhip64.so.7", "libamdhip64.so.6",
+                                      "libamdhip64.so"};
   std::vector<std::string> nccl = {"libnccl.so.2"};
-  std::vector<std::string> cudart = {"libcudart.so.13", "libcudart.so.12"};
+  std::vector<std::string> rccl = {"librccl.so.1", "librccl.so"};
   Seconds timeout{0};  // of one call, creation included; 0: none
   // Called before each call's first operation with the communicator's cudaStream_t, e.g. to make it wait for an event.
   std::function<void(void* stream)> before;
@@ -44,7 +47,8 @@ struct NcclOptions {
 // One communicator over all ranks of `bootstrap`, which moves host memory and is used for a moment only (a group split
 // off it is kept: for split, and so that abort reaches all ranks). Collective over `bootstrap`: a rank that cannot open
 // fails all of them. Each rank names its own CUDA device ordinal. Requires NCCL 2.14 (communicators that do not block
-// the host). Throws UsageError where a library or the device is missing or too old, Error where NCCL fails.
+// the host) on CUDA 12, or RCCL of that version on ROCm 6. Throws UsageError where a library or the device is missing
+// or too old, Error where NCCL fails.
 //
 // abort() may be called from any thread. Ranks of this process wake by themselves; other processes through bootstrap's
 // abort. NCCL's own failure on one rank ends the communicators of this process; the caller reports it to others with

@@ -259,7 +259,7 @@ class Nccl final : public Communicator {
 
   void copy(void* to, const void* from, std::int64_t bytes) {
     if (to == from || bytes <= 0) return;
-    device_->check(api().copy(to, from, unsign(bytes), nccl::kCopyDefault, device_->stream), "cudaMemcpyAsync");
+    device_->check(api().copy(to, from, unsign(bytes), nccl::kCopyDefault, device_->stream), "MemcpyAsync");
   }
 
   void scatter_sum(const Call& call, const void* send, void* receive, std::span<const std::int64_t> counts, Reduce op) {

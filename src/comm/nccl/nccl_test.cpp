@@ -1,4 +1,5 @@
-// The NCCL communicator on the fake libraries of nccl/fake: ranks are threads, device memory is host memory.
+// The NCCL communicator on the fake libraries of nccl/fake, NVIDIA's and AMD's: ranks are threads, device memory is
+// host memory.
 #include "comm/nccl/nccl.h"
 
 #include <dlfcn.h>
@@ -11,7 +12,9 @@
 #include "comm/comm_suite.h"
 #include "comm/nccl/api.h"
 #include "comm/nccl/fake/fake.h"
+#include "comm/nccl/link.h"
 #include "comm/self/self.h"
+#include "comm/staged.h"
 #include "comm/threads/threads.h"
 
 namespace molen::comm {
@@ -19,7 +22,7 @@ namespace {
 
 // A library and what the tests turn in it.
 struct Fake {
-  explicit Fake(const char* file) : handle(::dlopen(file, RTLD_NOW | RTLD_LOCAL)) {
+  explicit Fake(const std::string& file) : handle(::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (handle == nullptr) throw Error("{}", ::dlerror());
   }
   // The first argument only says what the function looks like.
@@ -31,27 +34,46 @@ struct Fake {
 };
 #define FAKE(library, function) (library).get(static_cast<decltype(&function)>(nullptr), #function)
 
-class Nccl : public ::testing::Test {
+// Where the stand-ins of a maker's libraries are.
+struct Maker {
+  const char *name, *device, *prefix, *runtime, *collectives;
+  std::string without(const char* what) const {  // e.g. "split": the library that lacks it
+    std::string file = collectives;
+    return file.insert(file.rfind(".so"), fmt::format("_no_{}", what));
+  }
+};
+const Maker kNvidia{"Nvidia", "CUDA", "cuda", MOLEN_FAKE_CUDART, MOLEN_FAKE_NCCL};
+const Maker kAmd{"Amd", "HIP", "hip", MOLEN_FAKE_HIP, MOLEN_FAKE_RCCL};
+
+class Nccl : public ::testing::TestWithParam<Maker> {
  protected:
   void SetUp() override {
-    FAKE(cudart, fake_cudart_reset)(8);
+    FAKE(runtime, fake_runtime_reset)(8);
     for (const Fake& f : {nccl, no_split, no_send}) FAKE(f, fake_nccl_reset)(22703, 2);
-    alive_before = FAKE(cudart, fake_cudart_state)().alive;
+    alive_before = FAKE(runtime, fake_runtime_state)().alive;
   }
   void TearDown() override {
     EXPECT_EQ(FAKE(nccl, fake_nccl_alive)(), 0) << "communicators left";
     EXPECT_EQ(FAKE(no_split, fake_nccl_alive)(), 0) << "communicators left";
-    EXPECT_EQ(FAKE(cudart, fake_cudart_state)().alive, alive_before) << "streams or device memory left";
+    EXPECT_EQ(FAKE(runtime, fake_runtime_state)().alive, alive_before) << "streams or device memory left";
   }
   int count(const char* name) const { return FAKE(nccl, fake_nccl_count)(name); }
 
-  static NcclOptions options(const char* library = MOLEN_FAKE_NCCL) {
+  static NcclOptions options() { return options(GetParam().collectives); }
+  // With another library than the maker's own; the list of the other maker names none.
+  static NcclOptions options(const std::string& library) {
     NcclOptions o;
-    o.nccl = {library};
-    o.cudart = {MOLEN_FAKE_CUDART};
+    o.runtime = {GetParam().runtime};
+    o.nccl = o.rccl = {"libof-another-maker.so"};
+    collectives(o) = {library};
     o.timeout = Seconds(60);  // a hang is a failure with a name
     return o;
   }
+
+  static std::vector<std::string>& collectives(NcclOptions& o) {
+    return GetParam().name == kAmd.name ? o.rccl : o.nccl;
+  }
+  static std::string device_text(const char* rest) { return fmt::format("{} device {}", GetParam().device, rest); }
 
   // What each rank's body threw, "" if nothing.
   template <class Body>
@@ -94,12 +116,12 @@ class Nccl : public ::testing::Test {
     return "";
   }
 
-  Fake cudart{MOLEN_FAKE_CUDART}, nccl{MOLEN_FAKE_NCCL}, no_split{MOLEN_FAKE_NCCL_NO_SPLIT},
-      no_send{MOLEN_FAKE_NCCL_NO_SEND};
+  Fake runtime{GetParam().runtime}, nccl{GetParam().collectives}, no_split{GetParam().without("split")},
+      no_send{GetParam().without("send")};
   int alive_before = 0;
 };
-
-class NcclRanks : public Nccl, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Of, Nccl, ::testing::Values(kNvidia, kAmd),
+                         [](const auto& maker) { return std::string(maker.param.name); });
 
 void run_suite(Communicator& c) {
   if (c.name() != "nccl") throw Error("another communicator");
@@ -108,21 +130,84 @@ void run_suite(Communicator& c) {
   if (const std::string wrong = suite::Suite(c, promises).run(); !wrong.empty()) throw Error("{}", wrong);
 }
 
-TEST_P(NcclRanks, Suite) {
-  for (const std::string& e : on_ranks(GetParam(), options(), run_suite)) EXPECT_EQ(e, "");
-  EXPECT_GT(count("ncclCommSplit"), 0);
-  EXPECT_EQ(count("ncclGetUniqueId"), 1) << "groups are split, not made anew";
-  EXPECT_EQ(count("ncclCommAbort"), 0) << "an orderly end";
+TEST_P(Nccl, Suite) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    SCOPED_TRACE(ranks);
+    FAKE(nccl, fake_nccl_reset)(22703, 2);
+    for (const std::string& e : on_ranks(ranks, options(), run_suite)) EXPECT_EQ(e, "");
+    EXPECT_GT(count("ncclCommSplit"), 0);
+    EXPECT_EQ(count("ncclGetUniqueId"), 1) << "groups are split, not made anew";
+    EXPECT_EQ(count("ncclCommAbort"), 0) << "an orderly end";
+  }
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, NcclRanks, ::testing::Values(1, 2, 3, 4));
 
-TEST_F(Nccl, SuiteWithoutSplit) {
+// Buffers of the suite in memory that the runtime has allocated, as a real library wants them.
+class Allocated final : public suite::Staging {
+ public:
+  Allocated(const NcclOptions& options, int ordinal) : device_(nccl::load(options), ordinal, options) {
+    void* data = nullptr;
+    device_.check(device_.api->allocate(&data, kBytes), "Malloc");
+    all_ = static_cast<char*>(data);
+  }
+  ~Allocated() override { device_.api->free(all_); }
+  Allocated(const Allocated&) = delete;
+  Allocated& operator=(const Allocated&) = delete;
+  void begin() override { used_ = 0; }
+  char* take(std::int64_t bytes) override {
+    char* there = all_ + used_;
+    if ((used_ += (bytes + 255) / 256 * 256) > kBytes) throw Error("the suite's buffers are larger than thought");
+    return there;
+  }
+  void copy(void* to, const void* from, std::int64_t bytes) override {
+    const nccl::Api& api = *device_.api;
+    device_.check(api.copy(to, from, static_cast<std::size_t>(bytes), nccl::kCopyDefault, device_.stream),
+                  "MemcpyAsync");
+    while (api.stream_query(device_.stream) == nccl::kNotReady) api.clear_error();
+  }
+
+ private:
+  static constexpr std::int64_t kBytes = 64 << 20;
+  nccl::Device device_;
+  char* all_ = nullptr;
+  std::int64_t used_ = 0;
+};
+
+void run_suite_on_device(Communicator& c, const NcclOptions& options) {
+  Allocated memory(options, c.rank());
+  suite::Staged staged(c, memory);
+  run_suite(staged);
+}
+
+TEST_P(Nccl, SuiteInMemoryOfTheDevice) {
+  for (const int ranks : {1, 2}) {
+    FAKE(runtime, fake_runtime_strict)();
+    for (const std::string& e : on_ranks(ranks, options(), [](Communicator& c) { run_suite_on_device(c, options()); }))
+      EXPECT_EQ(e, "");
+  }
+}
+
+// The libraries of this machine, where it has a device.
+TEST(NcclHere, SuiteOfOneRank) {
+  const NcclOptions here;
+  try {
+    int devices = 0;
+    if (const int error = nccl::load(here)->device_count(&devices); error != 0 || devices == 0)
+      GTEST_SKIP() << "libraries, and no device";
+  } catch (const UsageError& e) {
+    GTEST_SKIP() << e.what();
+  }
+  const auto self = make_self();
+  const auto c = open_nccl(*self, 0, here);
+  run_suite_on_device(*c, here);
+}
+
+TEST_P(Nccl, SuiteWithoutSplit) {
   FAKE(no_split, fake_nccl_reset)(21403, 0);  // a library that is never in progress
-  for (const std::string& e : on_ranks(3, options(MOLEN_FAKE_NCCL_NO_SPLIT), run_suite)) EXPECT_EQ(e, "");
+  for (const std::string& e : on_ranks(3, options(GetParam().without("split")), run_suite)) EXPECT_EQ(e, "");
   EXPECT_GT(FAKE(no_split, fake_nccl_count)("ncclGetUniqueId"), 1);
 }
 
-TEST_F(Nccl, EqualCountsTakeTheNativeCall) {
+TEST_P(Nccl, EqualCountsTakeTheNativeCall) {
   for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
          std::vector<float> x(6), y(6);
          const std::vector<std::int64_t> even{3, 3};
@@ -148,7 +233,7 @@ TEST_F(Nccl, EqualCountsTakeTheNativeCall) {
 }
 
 // A maximum of several chunks, written over what it reads.
-TEST_F(Nccl, MaximaOfManyElementsKeepNaN) {
+TEST_P(Nccl, MaximaOfManyElementsKeepNaN) {
   constexpr std::int64_t n = 1'500'000;
   for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
          std::vector<float> x(n);
@@ -168,26 +253,26 @@ TEST_F(Nccl, MaximaOfManyElementsKeepNaN) {
       << "NCCL's own maximum drops a NaN";
 }
 
-TEST_F(Nccl, MissingLibrariesAreNamed) {
+TEST_P(Nccl, MissingLibrariesAreNamed) {
   NcclOptions o = options();
-  o.nccl = {"libno-such-nccl.so.2", "libnot-this-either.so"};
+  collectives(o) = {"libno-such-nccl.so.2", "libnot-this-either.so"};
   const std::string nccl_missing = refusal<UsageError>(o);
   EXPECT_NE(nccl_missing.find("libno-such-nccl.so.2"), std::string::npos) << nccl_missing;
   EXPECT_NE(nccl_missing.find("libnot-this-either.so"), std::string::npos) << nccl_missing;
   o = options();
-  o.cudart = {"libno-such-cudart.so.13"};
-  EXPECT_NE(refusal<UsageError>(o).find("libno-such-cudart.so.13"), std::string::npos);
-  o.cudart = {};
+  o.runtime = {"libno-such-runtime.so.13"};
+  EXPECT_NE(refusal<UsageError>(o).find("libno-such-runtime.so.13"), std::string::npos);
+  o.runtime = {};
   EXPECT_NE(refusal<UsageError>(o), "");
   // The second choice is taken where the first is missing.
-  o.cudart = {"libno-such-cudart.so.13", MOLEN_FAKE_CUDART};
+  o.runtime = {"libno-such-runtime.so.13", GetParam().runtime};
   EXPECT_EQ(refusal<Error>(o), "");
 }
 
-TEST_F(Nccl, MissingFunctionVersionAndDevice) {
-  EXPECT_NE(refusal<UsageError>(options(MOLEN_FAKE_NCCL_NO_SEND)).find("lacks ncclSend"), std::string::npos);
+TEST_P(Nccl, MissingFunctionVersionAndDevice) {
+  EXPECT_NE(refusal<UsageError>(options(GetParam().without("send"))).find("lacks ncclSend"), std::string::npos);
   NcclOptions swapped = options();
-  swapped.nccl = {MOLEN_FAKE_CUDART};
+  collectives(swapped) = {GetParam().runtime};
   EXPECT_NE(refusal<UsageError>(swapped).find("lacks ncclGetVersion"), std::string::npos);
   for (const auto& [version, text] :
        {std::pair{21304, "2.13.4"}, std::pair{2708, "2.7.8"}, std::pair{30000, "3.0.0"}}) {
@@ -197,25 +282,25 @@ TEST_F(Nccl, MissingFunctionVersionAndDevice) {
   }
   FAKE(nccl, fake_nccl_reset)(21400, 0);
   EXPECT_EQ(refusal<Error>(options()), "");
-  EXPECT_NE(refusal<UsageError>(options(), 8).find("CUDA device 8 of 8"), std::string::npos);
-  EXPECT_NE(refusal<UsageError>(options(), -1).find("CUDA device -1 of 8"), std::string::npos);
-  FAKE(cudart, fake_cudart_reset)(0);
-  EXPECT_NE(refusal<Error>(options()).find("cudaGetDeviceCount"), std::string::npos);
+  EXPECT_NE(refusal<UsageError>(options(), 8).find(device_text("8 of 8")), std::string::npos);
+  EXPECT_NE(refusal<UsageError>(options(), -1).find(device_text("-1 of 8")), std::string::npos);
+  FAKE(runtime, fake_runtime_reset)(0);
+  EXPECT_NE(refusal<Error>(options()).find(GetParam().prefix + std::string("GetDeviceCount")), std::string::npos);
 }
 
-TEST_F(Nccl, OneRankThatCannotOpenFailsAll) {
+TEST_P(Nccl, OneRankThatCannotOpenFailsAll) {
   NcclOptions bad = options();
-  bad.nccl = {"libno-such-nccl.so.2"};
+  collectives(bad) = {"libno-such-nccl.so.2"};
   const auto errors = on_ranks(3, {options(), bad, options()}, [](Communicator&) {});
   EXPECT_NE(errors[1].find("libno-such-nccl.so.2"), std::string::npos) << errors[1];
   EXPECT_NE(errors[0].find("rank 1 cannot open"), std::string::npos) << errors[0];
   EXPECT_NE(errors[2].find("rank 1 cannot open"), std::string::npos) << errors[2];
   FAKE(no_split, fake_nccl_reset)(21803, 0);
-  expect_all(on_ranks(2, {options(), options(MOLEN_FAKE_NCCL_NO_SPLIT)}, [](Communicator&) {}),
+  expect_all(on_ranks(2, {options(), options(GetParam().without("split"))}, [](Communicator&) {}),
              "rank 0 has NCCL 2.27.3, rank 1 has 2.18.3");
 }
 
-TEST_F(Nccl, AnErrorAtCreationEndsAll) {
+TEST_P(Nccl, AnErrorAtCreationEndsAll) {
   FAKE(nccl, fake_nccl_fail)("ncclGetUniqueId", 2, -1);
   expect_all(on_ranks(2, options(), [](Communicator&) {}), "ncclGetUniqueId on rank 0: unhandled system error");
   FAKE(nccl, fake_nccl_reset)(22703, 2);
@@ -224,7 +309,7 @@ TEST_F(Nccl, AnErrorAtCreationEndsAll) {
              "creating a communicator on rank 1 of 3: unhandled system error");
 }
 
-TEST_F(Nccl, AnErrorOfACallIsNamedAndEndsAll) {
+TEST_P(Nccl, AnErrorOfACallIsNamedAndEndsAll) {
   for (const char* name : {"ncclAllReduce", "ncclCommGetAsyncError"}) {
     FAKE(nccl, fake_nccl_reset)(22703, 2);
     expect_all(on_ranks(3, options(),
@@ -239,7 +324,7 @@ TEST_F(Nccl, AnErrorOfACallIsNamedAndEndsAll) {
 }
 
 // Inside a group: the group is closed, and the next communicator of the thread works.
-TEST_F(Nccl, AnErrorInsideAGroup) {
+TEST_P(Nccl, AnErrorInsideAGroup) {
   FAKE(nccl, fake_nccl_fail)("ncclSend", 2, 0);
   expect_all(on_ranks(2, options(),
                       [&](Communicator& c) {
@@ -251,23 +336,23 @@ TEST_F(Nccl, AnErrorInsideAGroup) {
   EXPECT_EQ(count("ncclGroupStart"), count("ncclGroupEnd"));
 }
 
-TEST_F(Nccl, AnAsynchronousErrorWakesAll) {
+TEST_P(Nccl, AnAsynchronousErrorWakesAll) {
   FAKE(nccl, fake_nccl_async)(6, 2);
   expect_all(on_ranks(4, options(), [](Communicator& c) { c.barrier(); }),
              "barrier on rank 2 of 4: remote process exited");
 }
 
-TEST_F(Nccl, AnErrorOfTheStreamIsSeen) {
+TEST_P(Nccl, AnErrorOfTheStreamIsSeen) {
   expect_all(on_ranks(1, options(),
                       [this](Communicator& c) {
-                        FAKE(cudart, fake_cudart_stream_error)(700);
+                        FAKE(runtime, fake_runtime_stream_error)(700);
                         double x = 1;
                         c.all_reduce(&x, 1, DType::kF64, Reduce::kSum);
                       }),
-             "CUDA device 0: an illegal memory access");
+             device_text("0: an illegal memory access"));
 }
 
-TEST_F(Nccl, AbortWakesWaitersAndEndsLaterCallsOfEveryGroup) {
+TEST_P(Nccl, AbortWakesWaitersAndEndsLaterCallsOfEveryGroup) {
   const auto errors = on_ranks(3, options(), [](Communicator& c) {
     const auto pair = c.split(c.rank() / 2, 0);
     if (c.rank() == 0) {
@@ -287,7 +372,7 @@ TEST_F(Nccl, AbortWakesWaitersAndEndsLaterCallsOfEveryGroup) {
 }
 
 // The buffers are freed as soon as the call throws; the sanitizers see a late use.
-TEST_F(Nccl, AbortFromAnotherThreadLeavesNoUseBehind) {
+TEST_P(Nccl, AbortFromAnotherThreadLeavesNoUseBehind) {
   for (int at = 0; at < 20; ++at)
     expect_all(on_ranks(2, options(),
                         [at](Communicator& c) {
@@ -304,7 +389,7 @@ TEST_F(Nccl, AbortFromAnotherThreadLeavesNoUseBehind) {
                "stop");
 }
 
-TEST_F(Nccl, AbortReachesTheBootstrap) {
+TEST_P(Nccl, AbortReachesTheBootstrap) {
   ThreadWorld world(2);
   const auto a = world.communicator(0), b = world.communicator(1);
   std::string error;
@@ -326,7 +411,7 @@ TEST_F(Nccl, AbortReachesTheBootstrap) {
   EXPECT_EQ(error, "enough");
 }
 
-TEST_F(Nccl, AHangIsNamedAfterTheTimeout) {
+TEST_P(Nccl, AHangIsNamedAfterTheTimeout) {
   NcclOptions o = options();
   o.timeout = Seconds(0.2);
   const double start = now().value;
@@ -339,7 +424,7 @@ TEST_F(Nccl, AHangIsNamedAfterTheTimeout) {
   EXPECT_LT(now().value - start, 30);
 }
 
-TEST_F(Nccl, DifferentCollectivesAreNoHang) {
+TEST_P(Nccl, DifferentCollectivesAreNoHang) {
   expect_all(on_ranks(2, options(),
                       [](Communicator& c) {
                         std::vector<float> x(4);
@@ -351,9 +436,9 @@ TEST_F(Nccl, DifferentCollectivesAreNoHang) {
              "fp32");
 }
 
-TEST_F(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
+TEST_P(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
   double host = 1, foreign = 2, mine = 3;
-  FAKE(cudart, fake_cudart_pointers)(&host, &foreign);
+  FAKE(runtime, fake_runtime_pointers)(&host, &foreign);
   for (const std::string& e : on_ranks(1, options(), [&](Communicator& c) {
          const auto text = [&](double* x) -> std::string {
            try {
@@ -364,7 +449,8 @@ TEST_F(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
            return "";
          };
          EXPECT_NE(text(&host).find("plain host memory"), std::string::npos);
-         EXPECT_NE(text(&foreign).find("memory of CUDA device 1; this communicator is on device 0"), std::string::npos);
+         EXPECT_NE(text(&foreign).find("memory of " + device_text("1; this communicator is on device 0")),
+                   std::string::npos);
          EXPECT_EQ(text(&mine), "") << "and no harm is done";
          EXPECT_THROW(c.all_reduce(&mine, -1, DType::kF64, Reduce::kSum), Error);
          EXPECT_EQ(c.traffic().calls, 1);
@@ -374,18 +460,20 @@ TEST_F(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
 }
 
 // libtorch asks for the thread's last error after each kernel launch.
-TEST_F(Nccl, NoCudaErrorStaysBehind) {
+TEST_P(Nccl, NoErrorOfTheRuntimeStaysBehind) {
   for (const std::string& e : on_ranks(2, options(), [this](Communicator& c) {
          double x = 1;
          if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // rank 1 sees "not ready"
          c.all_reduce(&x, 1, DType::kF64, Reduce::kMax);
          c.barrier();
-         EXPECT_EQ(cudart.get(static_cast<int (*)()>(nullptr), "cudaGetLastError")(), 0);
+         EXPECT_EQ(
+             runtime.get(static_cast<int (*)()>(nullptr), (GetParam().prefix + std::string("GetLastError")).c_str())(),
+             0);
        }))
     EXPECT_EQ(e, "");
 }
 
-TEST_F(Nccl, TheHookComesBeforeEachCall) {
+TEST_P(Nccl, TheHookComesBeforeEachCall) {
   int seen = 0;
   NcclOptions o = options();
   o.before = [&](void* stream) { seen += stream != nullptr; };
@@ -397,6 +485,16 @@ TEST_F(Nccl, TheHookComesBeforeEachCall) {
        }))
     EXPECT_EQ(e, "");
   EXPECT_EQ(seen, 3);
+}
+
+// Before ROCm 6 a device's memory had the number of the host's.
+TEST_P(Nccl, AnOldHipIsRefused) {
+  FAKE(runtime, fake_runtime_version)(50'731'921);
+  const std::string e = refusal<UsageError>(options());
+  if (GetParam().name == kAmd.name)
+    EXPECT_NE(e.find("is HIP 5.7; ROCm 6 or newer"), std::string::npos) << e;
+  else
+    EXPECT_EQ(e, "");
 }
 
 TEST(NcclApi, VersionsAsText) {

@@ -4,19 +4,22 @@
 #include <cstddef>
 
 // `alive`: streams and allocations not given back.
-struct FakeCudart {
-  int devices = 8, stream_error = 0, alive = 0;
+struct FakeRuntime {
+  int devices = 8, stream_error = 0, alive = 0, version = 60'032'830;
 };
 
 extern "C" {
 
-void fake_cudart_reset(int devices);
-FakeCudart fake_cudart_state();
-void fake_cudart_stream_error(int error);  // what every stream query says from now on; 0: the truth
+void fake_runtime_reset(int devices);
+FakeRuntime fake_runtime_state();
+void fake_runtime_stream_error(int error);  // what every stream query says from now on; 0: the truth
+// From now on memory that was not allocated here is plain host memory, until the next reset.
+void fake_runtime_strict();
 // Pointers that are plain host memory, or memory of another device. All others are this thread's device's memory.
-void fake_cudart_pointers(const void* host, const void* foreign);
-int fake_cudart_device();  // the calling thread's
-void fake_cudart_enqueue(void* stream, void (*run)(void*), void* argument);
+void fake_runtime_pointers(const void* host, const void* foreign);
+void fake_runtime_version(int version);  // of HIP, as hipRuntimeGetVersion counts
+int fake_runtime_device();               // the calling thread's
+void fake_runtime_enqueue(void* stream, void (*run)(void*), void* argument);
 
 // `polls`: looks at the communicator's state that pass before it takes what it was asked.
 void fake_nccl_reset(int version, int polls);

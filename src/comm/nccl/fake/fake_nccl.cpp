@@ -1,4 +1,4 @@
-// A library with NCCL's functions between threads of one process, on the fake CUDA runtime's streams. It keeps to what
+// A library with NCCL's functions between threads of one process, on the fake runtime's streams. It keeps to what
 // NCCL promises and no more: calls return before anything is done, sums of bf16 and fp16 round at each rank, a maximum
 // drops a NaN, an abort reaches only the rank that calls it, and a communicator that is asked again while in progress
 // refuses. FAKE_NO_SPLIT leaves ncclCommSplit out (NCCL before 2.18), FAKE_NO_SEND leaves ncclSend out.
@@ -264,7 +264,7 @@ struct Task {
 // With the world's mutex held.
 void submit(FakeComm& c) {
   ++c.running;
-  fake_cudart_enqueue(
+  fake_runtime_enqueue(
       c.stream,
       [](void* argument) {
         const std::unique_ptr<Task> task(static_cast<Task*>(argument));
@@ -408,7 +408,7 @@ int ncclCommInitRankConfig(void** comm, int ranks, Id id, int rank, void* config
     wanted_polls = polls;
   }
   const std::lock_guard lock(world->mutex);
-  if (!world->devices.insert(fake_cudart_device()).second) return kInvalidUsage;  // two ranks on one device
+  if (!world->devices.insert(fake_runtime_device()).second) return kInvalidUsage;  // two ranks on one device
   *comm = make(world, rank, wanted_polls);
   return kInProgress;
 }
