@@ -45,7 +45,10 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
   if (const auto not_yet = sim::unsimulated(setting)) throw UsageError("{}: {}", c.where(not_yet->key), not_yet->why);
   auto p = program::build(a, setting);
   program::require_sound(p, "the built program");
-  const std::string comm = !communicator.empty() ? communicator : machine.ranks == 1 ? "self" : "threads";
+  const std::string comm = !communicator.empty()                 ? communicator
+                           : machine.ranks == 1                  ? "self"
+                           : machine.ranks > machine.local_ranks ? "mpi"
+                                                                 : "threads";
   auto costs = calibration.find(sim::conditions_of(p.setting, comm));
   if (!costs) return Failure{costs.reason()};
   auto timeline = sim::simulate(p, program::expand(p), costs.value());
@@ -82,8 +85,7 @@ Simulated simulate_fastest(const config::Config& c, const plan::Machine& machine
 int run_simulate(const ConfigOptions& options, const std::string& cluster, const std::string& communicator,
                  const std::string& format) {
   const config::Config c = load_config(options);
-  plan::Machine machine;
-  machine.ranks = machine.local_ranks = options.ranks.value_or(1);
+  const plan::Machine machine = planned_machine(options);
   const auto [p, costs, timeline] = simulate_fastest(c, machine, sim::read_calibration(cluster), cluster, communicator);
   const auto ops = program::expand(p);
   const auto phases = program::phase_seconds(ops, timeline);
@@ -139,6 +141,7 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
 void add_simulate(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("simulate", "predicted Timeline of one layout");
   auto options = add_config_options(*verb);
+  add_node_option(*verb, *options);
   auto cluster = std::make_shared<std::string>(), communicator = std::make_shared<std::string>();
   verb->add_option("--cluster", *cluster, "what `molen calibrate` wrote")->required();
   verb->add_option("--communicator", *communicator, "as calibrated: self, threads, mpi");

@@ -90,7 +90,9 @@ TEST(PipelineIdle, IsWhatTheFormulasSay) {
                  name_of(kind), 100 * best.idle, 100 * ideal, best.step_s);
       EXPECT_NEAR(best.idle, ideal, 0.02) << name_of(kind);
       if (kind == ScheduleKind::kZbH1) zb_h1 = best.idle;
-      if (kind == ScheduleKind::kZbV) EXPECT_LT(best.idle, zb_h1);
+      if (kind == ScheduleKind::kZbV) {
+        EXPECT_LT(best.idle, zb_h1);
+      }
     }
   }
 }

@@ -102,6 +102,20 @@ double worst_of(const std::vector<double>& a, const std::vector<double>& b) {
   return worst;
 }
 
+// Terms of the sums that lie one after another between a token and the gradient of the first parameter.
+std::int64_t terms_in_chain(const program::Program& p) {
+  const arch::Architecture& a = p.arch;
+  const std::int64_t sequence = p.setting.sequence, queries_of_key = sequence * (a.heads / a.kv_heads);
+  // Norm, QKV, scores, their softmax, values, projection; norm, up, down.
+  const std::int64_t forward = 2 * a.hidden + a.head_dim + 2 * sequence + a.query_size() + 2 * a.hidden + a.ffn;
+  // The gradient of what a product reads is a sum over what it wrote. From down to up and norm, then from the
+  // projection to values, softmax, keys, QKV and norm.
+  const std::int64_t backward = a.hidden + a.up_size() + a.hidden +  //
+                                a.hidden + a.head_dim + sequence + queries_of_key + a.qkv_size() + a.hidden;
+  const std::int64_t head = 2 * a.hidden + a.vocabulary, head_backward = a.vocabulary + a.hidden;
+  return a.layers * (forward + backward) + head + head_backward + p.setting.global_batch * sequence;
+}
+
 // "body last, op %14 (reduce_scatter)": the last op of the step that writes a unit's buffer of one of these families.
 std::string last_writer(const program::Program& p, const std::string& unit, const std::vector<std::string>& families) {
   std::string found = "no op of the program writes it";
@@ -219,10 +233,8 @@ double over_bounds(const Difference& d, const Bounds& b) {
 
 Bounds bounds_of(const program::Program& p) {
   if (p.setting.compute == DType::kF64) return {1e-9, 1e-9, 1e-9, 1e-9};
-  const double terms =
-      static_cast<double>(p.setting.global_batch * p.setting.sequence) * static_cast<double>(p.arch.vocabulary);
   MOLEN_CHECK(p.setting.compute == DType::kF32, "no bound for {}", name_of(p.setting.compute));
-  const double bound = 8 * std::sqrt(terms) * 0x1p-24;
+  const double bound = 2 * std::sqrt(static_cast<double>(terms_in_chain(p))) * 0x1p-24;  // both sides round
   return {bound, bound, INFINITY, bound};
 }
 
@@ -251,13 +263,17 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
         if (differs(kGradient, name_of(*entry), bounds.gradients))
           return fmt::format("the gradient of {}, last written by {}{}", name_of(*entry), in_pipeline(*p),
                              last_writer(*p, unit->name, {"grad", "grad_shard"}));
+  for (const auto& [name, off, bound] :
+       {std::tuple{"loss", worst_of(reference.losses, outcome.losses), bounds.loss},
+        {"norm of the gradients", worst_of(reference.norms, outcome.norms), bounds.norm}})
+    if (off > bound) return fmt::format("the {}, summed by reduce_scalars", name);
   for (const auto& p : stages)
     for (const auto& unit : p.units)
       for (const auto& entry : unit.entries)
         if (differs("", name_of(entry), bounds.parameters))
           return fmt::format("{}, last written by {}{}", name_of(entry), in_pipeline(p),
                              last_writer(p, unit.name, {"param", "param_shard"}));
-  return "the loss or the norm alone, summed by reduce_scalars";
+  return "nothing in its first step";
 }
 
 }  // namespace molen::train

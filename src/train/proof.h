@@ -68,17 +68,19 @@ struct Bounds {
 // Largest of the differences over its bound; above 1 it is not the same model. What is not finite is above any bound.
 double over_bounds(const Difference& difference, const Bounds& bounds);
 
-// fp64: 1e-9 after any number of steps (DESIGN section 3). fp32: one step; a sum of n terms is off by about sqrt(n)
-// roundings (Higham, Accuracy and Stability of Numerical Algorithms, section 2.8) with n the longest sum of the model:
-// over the tokens of the batch and the vocabulary. Weights are not bounded there: AdamW divides by what may be
-// rounding. Narrower types, of which no such bound says anything, throw Error.
+// fp64: 1e-9 after any number of steps (DESIGN section 3). fp32: one step. A sum of n terms is off by n roundings at
+// most and by about sqrt(n) (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1 and 2.8); of sums
+// that read each other n adds up. Here n is that of the longest chain of the model: forward and backward through all
+// layers and the head, then over the tokens of the batch; and both sides of the comparison round. Weights are not
+// bounded there: AdamW divides by what may be rounding. Narrower types, of which no such bound says anything, throw
+// Error.
 Bounds bounds_of(const program::Program& program);
 // Of narrower types: one step of one rank beside the same in fp64 tells how far rounding leads. Another order of the
 // same sums may lead as far elsewhere; four times that.
 Bounds bounds_beside(const Outcome& exact, const Outcome& rounded);
 
-// Names what of a failing layout differs first: the gradient of a parameter, in the order of the backward, or else a
-// parameter after the step, and the op of its stage's program that wrote it.
+// Names what of a failing layout differs first: the gradient of a parameter, in the order of the backward, or else the
+// loss or the norm, or else a parameter after the step, and the op of its stage's program that wrote it.
 std::string first_difference(const std::vector<program::Program>& stages, const Outcome& reference,
                              const Outcome& outcome, const Bounds& bounds);
 

@@ -15,13 +15,6 @@
 namespace molen::train {
 namespace {
 
-Launch threads(int ranks) {
-  Launch launch;
-  launch.communicator = "threads";
-  launch.machine.ranks = launch.machine.local_ranks = ranks;
-  return launch;
-}
-
 // What each rank's request ends in, "" for nothing: the texts that there are.
 std::set<std::string> ends(const Launch& launch, const std::function<MemoryRequest(int)>& request) {
   std::mutex mutex;
@@ -42,7 +35,7 @@ std::set<std::string> ends(const Launch& launch, const std::function<MemoryReque
 constexpr std::int64_t kHuge = std::int64_t{1} << 50;
 
 TEST(RequireMemory, WhatIsThereIsNotRefused) {
-  EXPECT_EQ(ends(threads(3),
+  EXPECT_EQ(ends(launch_threads(3),
                  [](int) {
                    return MemoryRequest{{Bytes(1), Bytes(1)}, "it", 1, {}};
                  }),
@@ -53,7 +46,7 @@ TEST(RequireMemory, WhatIsThereIsNotRefused) {
 TEST(RequireMemory, RanksOfAHostHaveItTogether) {
   const std::int64_t there = available_memory().bytes.value;
   const auto one_takes = [&](double part) {
-    return ends(threads(4), [&](int rank) {
+    return ends(launch_threads(4), [&](int rank) {
       const auto bytes = static_cast<std::int64_t>(static_cast<double>(there) * part);
       return MemoryRequest{{Bytes(rank == 2 ? bytes : 0), Bytes(0)}, "it", 1, {}};
     });
@@ -67,7 +60,7 @@ TEST(RequireMemory, RanksOfAHostHaveItTogether) {
 
 TEST(RequireMemory, OneRankLooksForWhatFits) {
   std::atomic<int> asked = 0;
-  const auto refused = ends(threads(4), [&](int) {
+  const auto refused = ends(launch_threads(4), [&](int) {
     return MemoryRequest{{Bytes(0), Bytes(kHuge)}, "it", 1, [&](const plan::MemoryRoom& room) {
                            ++asked;
                            EXPECT_GT(room.host.value, 0);
@@ -82,7 +75,7 @@ TEST(RequireMemory, OneRankLooksForWhatFits) {
 
 // Ranks of several hosts cannot lend each other memory: the one that has too little is named.
 TEST(RequireMemory, ARankOfAnotherHostIsNamed) {
-  Launch launch = threads(4);
+  Launch launch = launch_threads(4);
   launch.machine.local_ranks = 1;
   const auto refused = ends(launch, [&](int rank) {
     return MemoryRequest{{Bytes(rank == 2 ? kHuge : 0), Bytes(0)}, "it", 1, {}};
@@ -97,7 +90,7 @@ TEST(RequireMemory, TheLargestLayoutOfAProofIsNamed) {
   s.sequence = 64;
   VerifyOptions options;
   options.compute = {DType::kF32, DType::kF64};
-  const Launch launch = threads(2);
+  const Launch launch = launch_threads(2);
   const auto refusal = [&](const arch::Architecture& model) {
     std::string text;
     const auto layouts = plan::layouts_of(model, s, 2, {"FULL_SHARD", "NO_SHARD"});

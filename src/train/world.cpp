@@ -151,6 +151,13 @@ Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks, 
   return launch;
 }
 
+Launch launch_threads(int ranks) {
+  Launch launch;
+  launch.communicator = "threads";
+  launch.machine.ranks = launch.machine.local_ranks = ranks;
+  return launch;
+}
+
 void run_ranks(const Launch& launch, const std::function<void(comm::Communicator&)>& body) {
   if (launch.communicator == "mpi" || launch.communicator == "nccl") return run_mpi(body);
   if (launch.communicator == "threads") return run_threads(launch.machine, body);

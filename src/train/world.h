@@ -22,6 +22,9 @@ struct Launch {
 // launcher then stay on the host.
 Launch resolve_launch(const config::Config& config, std::optional<int> thread_ranks, bool share = false);
 
+// Ranks as threads of this process, on the host.
+Launch launch_threads(int ranks);
+
 // Calls `body` once per rank of this process, each with its world communicator. An error on one rank wakes the others;
 // the first one is thrown.
 void run_ranks(const Launch& launch, const std::function<void(comm::Communicator&)>& body);

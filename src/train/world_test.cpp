@@ -12,19 +12,12 @@
 namespace molen::train {
 namespace {
 
-Launch threads(int ranks) {
-  Launch launch;
-  launch.communicator = "threads";
-  launch.machine.ranks = launch.machine.local_ranks = ranks;
-  return launch;
-}
-
 // What the ranks' run throws, "" for nothing; a hang ends in the test's own time limit.
 std::string thrown_by(int ranks, const std::function<void(comm::Communicator&)>& body) {
   const auto begun = std::chrono::steady_clock::now();
   std::string text;
   try {
-    run_ranks(threads(ranks), body);
+    run_ranks(launch_threads(ranks), body);
   } catch (const std::exception& error) {
     text = error.what();
   }
@@ -61,7 +54,7 @@ TEST(RunRanks, ARankThatReturnsEarlyIsNamed) {
 
 // The others' errors say what the first one said, and the first is the one that is thrown, with its type.
 TEST(RunRanks, TheFirstErrorIsThrown) {
-  EXPECT_THROW(run_ranks(threads(3),
+  EXPECT_THROW(run_ranks(launch_threads(3),
                          [](comm::Communicator& world) {
                            if (world.rank() == 1) throw UsageError("rank 1 cannot");
                            world.barrier();

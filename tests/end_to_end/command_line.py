@@ -110,6 +110,8 @@ for _ in range(100):
     kind = r.stderr.split("no measurement of '")[1].split("'")[0]
     entry["costs"]["kinds"][kind] = of_part if kind.split()[0] in ("forward", "backward", "recompute") else plain
 ok("a calibration was made", r.returncode == 0, r.stderr)
+refused("simulate: nodes that are not whole", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "4", "--ranks-per-node", "3", says=["--ranks-per-node", "whole nodes of 3"])
+refused("simulate: ranks of two nodes are not threads", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", "--ranks-per-node", "1", says=["mpi"])
 # What cannot be simulated is said where it was asked for, and keeps no run from its end.
 RING = ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"]
 PIECES = ["--set", "parallel.tensor=2", "--set", "parallel.sequence=true", "--set", "parallel.tensor_chunks=2"]

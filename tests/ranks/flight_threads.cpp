@@ -47,10 +47,7 @@ int run(const fs::path& runs, bool hangs) {
   job.config.run.dir = runs.string();
   job.config.run.name = hangs ? "hangs" : "well";
   job.config.train.hang_timeout = Seconds(kLimit);
-  Launch launch;
-  launch.communicator = "threads";
-  launch.machine.ranks = launch.machine.local_ranks = 2;
-  run_ranks(launch, [&](comm::Communicator& world) {
+  run_ranks(launch_threads(2), [&](comm::Communicator& world) {
     FlightRecorder recorder;
     recorder.open(job, 1, world);
     Hanging observer(recorder, hangs && world.rank() == 1);
