@@ -2,9 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/StreamGuard.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -15,8 +16,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/match.h"
 #include "exec/bind_context.h"
 #include "exec/groups.h"
+#include "exec/launches.h"
 #include "math/allocation.h"
 #include "model/context.h"
 #include "program/signature.h"
@@ -24,7 +27,8 @@
 namespace molen::exec {
 namespace {
 
-// Which ops have ended, across the rank's threads. Waiting ends early when any thread of the rank has failed.
+// Which ops have ended, or on a device been launched, across the rank's threads. Waiting ends early when any thread of
+// the rank has failed.
 class Progress {
  public:
   explicit Progress(std::size_t ops) : done_(ops) {}
@@ -55,17 +59,22 @@ class Progress {
   std::atomic<bool> failed_{false};
 };
 
-// What this thread launches on an accelerator goes to a stream of the device of its own, so that what the program's
-// streams do there runs side by side.
-void use_own_stream(at::Device device) {
-  if (device.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  guard.exchangeStream(guard.getStreamFromGlobalPool(device));
-}
-// Until all that this thread has launched has ended.
-void wait_for_launched(at::Device device) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  guard.synchronizeStream(guard.getStream(device));
+// Whether the host only launches an op: neither its memory nor anything it decides is the host's.
+bool only_launched(const program::Program& p, const program::Step& step) {
+  const bool computes = std::visit(Match{
+                                       [](const program::Compute&) { return true; },
+                                       [](const program::ZeroFill&) { return true; },
+                                       [](const program::SumSquares&) { return true; },
+                                       [](const program::OptimizerStep&) { return true; },
+                                       [](const program::Cast&) { return true; },
+                                       [](const auto&) { return false; },
+                                   },
+                                   step.op);
+  const auto on_device = [&](const program::Use& use) {
+    return p.buffers[static_cast<std::size_t>(use.buffer)].place != program::Place::kHost;
+  };
+  return computes && std::all_of(step.reads.begin(), step.reads.end(), on_device) &&
+         std::all_of(step.writes.begin(), step.writes.end(), on_device);
 }
 
 // RoPE's table of a sequence; or that of each piece of a micro-batch's rows: part of it, but where a piece goes on from
@@ -118,6 +127,8 @@ class Executor::Impl {
       find_deaths();
       find_deaths_of_micro_batches();
     }
+    if (const at::Device streams = options_.streams.value_or(options_.device); !streams.is_cpu())
+      launches_ = std::make_unique<Launches>(streams, ops_.size());
     measured_.assign(ops_.size(), 0);
     for (const auto& e : ops_) used_[static_cast<std::size_t>(e.step->stream)] = true;
   }
@@ -128,6 +139,7 @@ class Executor::Impl {
     StepResult result;
     result.timeline.ops.assign(ops_.size(), {});
     progress_.reset();
+    if (launches_) launches_->begin_step();
     start_ns_ = now_ns();
     std::array<std::exception_ptr, program::kNumStreams> errors;
     std::vector<std::jthread> beside;
@@ -138,7 +150,6 @@ class Executor::Impl {
           // the compute thread's products still ran on all threads, and so their bits, would be chance.
           at::internal::lazy_init_num_threads();
           ::omp_set_num_threads(stream == program::Stream::kDpComm ? 1 : program_.setting.threads);
-          use_own_stream(options_.device);
           errors[s] = run_stream(stream, state, result.timeline);
         });
     errors[0] = run_stream(program::Stream::kCompute, state, result.timeline);
@@ -146,6 +157,7 @@ class Executor::Impl {
     for (const auto& error : errors)
       if (error) std::rethrow_exception(error);
     result.timeline.total_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+    if (launches_) read_times(result.timeline);
     read_scalars(state, result);
     return result;
   }
@@ -285,30 +297,48 @@ class Executor::Impl {
 
   std::exception_ptr run_stream(program::Stream stream, RunState& state, program::Timeline& timeline) {
     const c10::InferenceMode inference;
+    std::optional<c10::StreamGuard> own;
+    if (launches_) own.emplace(launches_->stream(stream));
+    std::exception_ptr error;
     try {
-      for (std::size_t i = 0; i < ops_.size(); ++i) {
-        const auto& e = ops_[i];
-        if (e.step->stream != stream) continue;
-        for (const int a : e.after)
-          if (ops_[static_cast<std::size_t>(a)].step->stream != stream && !progress_.wait(static_cast<std::size_t>(a)))
-            return nullptr;
-        run_op(i, state, timeline);
-        progress_.mark(i);
-      }
+      run_ops(stream, state, timeline);
     } catch (...) {
       progress_.fail();
-      return std::current_exception();
+      error = std::current_exception();
     }
-    return nullptr;
+    try {
+      if (launches_) launches_->wait();  // whatever came of it, nothing still uses the arena
+    } catch (...) {
+      progress_.fail();
+      if (!error) error = std::current_exception();
+    }
+    return error;
+  }
+
+  void run_ops(program::Stream stream, RunState& state, program::Timeline& timeline) {
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      const auto& e = ops_[i];
+      if (e.step->stream != stream) continue;
+      for (const int a : e.after) {
+        const auto before = static_cast<std::size_t>(a);
+        if (ops_[before].step->stream == stream) continue;
+        if (!progress_.wait(before)) return;
+        if (launches_) launches_->order_after(before);
+      }
+      run_op(i, state, timeline);
+      progress_.mark(i);
+    }
   }
 
   void run_op(std::size_t i, RunState& state, program::Timeline& timeline) {
     const auto& e = ops_[i];
     auto& time = timeline.ops[i];
+    if (options_.observer) options_.observer->begin(e.step->stream, i, now_ns());
+    const bool waits = launches_ && !launched(e);
+    if (waits) launches_->wait();  // for what it reads
     const std::int64_t cpu_start = options_.device.is_cpu() ? thread_cpu_ns() : 0;
-    const std::int64_t begun = now_ns();
-    time.start_s = static_cast<double>(begun - start_ns_) * 1e-9;
-    if (options_.observer) options_.observer->begin(e.step->stream, i, begun);
+    time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+    if (launches_) launches_->begin(i);
     if (const auto pause = options_.sleep ? options_.sleep(*e.step) : std::nullopt) {
       std::this_thread::sleep_for(std::chrono::duration<double>(*pause));
     } else if (!(e.step->unless && state.non_finite)) {
@@ -326,8 +356,8 @@ class Executor::Impl {
           kernel(state, scratch);
         } else {
           kernel(state, scratch);
-          if (!options_.device.is_cpu()) wait_for_launched(options_.device);
         }
+        if (waits) launches_->wait();
       } catch (const std::exception& error) {
         throw Error("{}\n  in op %{} of body {}: {}  <-- here", error.what(), e.op, program_.bodies[body].name,
                     program::kind_of(e.step->op));
@@ -336,10 +366,23 @@ class Executor::Impl {
       if (options_.written) show_writes(e);
       if (options_.poison_dead) poison(i);
     }
+    if (launches_) launches_->end(i);
     const std::int64_t ended = now_ns();
     time.end_s = static_cast<double>(ended - start_ns_) * 1e-9;
     if (options_.observer) options_.observer->end(e.step->stream, i, ended);
     time.cpu_s = options_.device.is_cpu() ? static_cast<double>(thread_cpu_ns() - cpu_start) * 1e-9 : time.seconds();
+  }
+
+  bool launched(const program::Expanded& e) const { return !options_.written && only_launched(program_, *e.step); }
+
+  // What was launched took its time on the device, not on the thread.
+  void read_times(program::Timeline& timeline) const {
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      if (!launched(ops_[i])) continue;
+      auto& time = timeline.ops[i];
+      std::tie(time.start_s, time.end_s) = launches_->seconds(i);
+      time.cpu_s = time.seconds();
+    }
   }
 
   void show_writes(const program::Expanded& e) const {
@@ -391,6 +434,7 @@ class Executor::Impl {
   std::vector<std::vector<std::vector<int>>> deaths_;
   std::vector<std::vector<int>> micro_batch_deaths_;
   Progress progress_;
+  std::unique_ptr<Launches> launches_;  // none on the host
   std::int64_t start_ns_ = 0;
   std::array<bool, program::kNumStreams> used_{};
 };

@@ -49,7 +49,8 @@ struct StepResult {
 };
 
 // Told when ops begin and end, on the threads that run them: one per stream. `op` counts in the expansion, `ns` is the
-// steady clock. An op that is skipped begins and ends, one that throws does not end.
+// steady clock. An op that is skipped begins and ends, one that throws does not end; one that a device computes ends
+// when it has been launched.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -66,6 +67,8 @@ struct Options {
   std::function<std::optional<double>(const program::Step&)> sleep = {};
   // Shown what each op has written, in the order of its operands, on the thread of its stream.
   std::function<void(const program::Expanded&, const std::vector<at::Tensor>& writes)> written = {};
+  // For tests: whose streams order the ops, where not those of `device`.
+  std::optional<at::Device> streams = {};
   // For tests of what a step writes: bytes of the arena behind what is planned, and a plan in which nothing takes
   // turns.
   Bytes guard = {};

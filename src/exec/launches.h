@@ -1,0 +1,48 @@
+// Ops that the host only launches: each of the program's streams has a stream of the device, events carry the order of
+// ops from one to another and tell their times. Through c10, so for whatever accelerator libtorch has.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "program/program.h"
+
+namespace molen::exec {
+
+// An op of the expansion is launched between `begin` and `end`, on the thread and the stream of its program's stream;
+// what another thread does with the same op comes after `end`, by the caller's means. Throws c10::Error where the
+// device fails, of this op or of an earlier one.
+class Launches {
+ public:
+  Launches(at::Device device, std::size_t ops);
+
+  // Waits for what the calling thread has launched, and begins a step: its times count from here.
+  void begin_step();
+  // To be the calling thread's current one while it runs the ops of a program's stream.
+  c10::Stream stream(program::Stream stream) const { return streams_[static_cast<std::size_t>(stream)]; }
+  // What the thread launches from here on begins when `op` has ended.
+  void order_after(std::size_t op) { ends_[op].block(current()); }
+  void begin(std::size_t op) { begins_[op].record(current()); }
+  void end(std::size_t op) { ends_[op].record(current()); }
+  // The calling thread waits until all that it has launched has ended.
+  void wait() const { guard_.synchronizeStream(current()); }
+  // When an op began and ended, in seconds of the step; once it has ended.
+  std::pair<double, double> seconds(std::size_t op) const;
+
+ private:
+  c10::Stream current() const { return guard_.getStream(device_); }
+
+  at::Device device_;
+  c10::impl::VirtualGuardImpl guard_;
+  std::vector<c10::Stream> streams_;
+  std::vector<c10::Event> begins_, ends_;
+  c10::Event step_;
+};
+
+}  // namespace molen::exec
