@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The long checks, whose figures are kept in docs/results/nightly-DATE.md with machine, commit and commands.
-# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|predict|bench ...]`: those parts only, in nightly-DATE-PARTS.md; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|hang|predict|bench ...]`: those parts only, in nightly-DATE-PARTS.md; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify predict bench)
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify hang predict bench)
 seconds=${FUZZ_SECONDS:-60}
 out=docs/results/nightly-$(date -u +%F)$(printf -- '-%s' "$@" ${VERIFY_FAMILIES:-} ${VERIFY_RANKS:-} | sed 's/^-$//').md
 log=build/nightly
@@ -101,6 +101,14 @@ verify() {
   done
 }
 
+# A stopped rank under the limit of a run that says none: 30 seconds of waiting.
+hang() {
+  local figure
+  if MOLEN_NIGHTLY=1 .venv/bin/python tests/end_to_end/flight.py build/molen >"$log/hang.txt" 2>&1; then figure="$(grep -oE 'shipped: reported after [0-9.]+ s' "$log/hang.txt")"
+  else figure="**failed**: see $log/hang.txt"; fi
+  record "a stopped rank, the limit as shipped" "MOLEN_NIGHTLY=1 tests/end_to_end/flight.py build/molen" "$figure"
+}
+
 predict() {
   python3 bench/predict.py build/molen >"$log/predict.txt"
   record "predicted against measured" "bench/predict.py build/molen" "$(tail -1 "$log/predict.txt")"
@@ -117,8 +125,8 @@ bench() {
 begin
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | tidy | verify | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, tidy, verify, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | tidy | verify | hang | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, tidy, verify, hang, predict, bench)" >&2; exit 2 ;;
   esac
 done
 cat "$out"
