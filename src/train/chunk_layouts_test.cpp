@@ -356,23 +356,7 @@ double seconds_of(const Program& p, const program::Step& step) {
 
 program::Overlap hidden(std::int64_t chunks) {
   const Program p = program::build(deep(llama(false)), setting_of(pieces(chunks, 2, 1, 0, 12), DType::kF64));
-  comm::ThreadWorld world(2);
-  std::vector<std::unique_ptr<comm::Communicator>> ranks;
-  for (int r = 0; r < 2; ++r) ranks.push_back(world.communicator(r));
-  program::Overlap overlap;
-  std::vector<std::jthread> threads;
-  for (std::size_t r = 0; r < 2; ++r)
-    threads.emplace_back([&, r] {
-      exec::Options options;
-      options.sleep = [&](const program::Step& step) { return seconds_of(p, step); };
-      exec::Executor executor(p, static_cast<int>(r), ranks[r].get(), options);
-      exec::StepInput input;
-      input.load = [](const exec::MicroBatch&) { return std::int64_t{0}; };
-      const auto result = executor.run(input);
-      if (r == 0) overlap = program::overlap_of(executor.ops(), result.timeline, Axis::kTp);
-    });
-  threads.clear();
-  return overlap;
+  return hidden_of(p, Axis::kTp, [&](const program::Step& step) { return seconds_of(p, step); });
 }
 
 TEST(PiecesOverlap, HideWhatOneLeavesBare) {

@@ -20,6 +20,7 @@
 #include "program/build.h"
 #include "program/recompute.h"
 #include "program/text.h"
+#include "program/timeline.h"
 #include "program/verify.h"
 #include "train/checkpointing.h"
 #include "train/init.h"
@@ -153,6 +154,22 @@ inline void on_ranks(int count, const std::function<void(comm::Communicator&)>& 
   threads.clear();
   for (const auto& error : errors)
     if (error) std::rethrow_exception(error);
+}
+
+// What a step hides of an axis's communication, on rank 0, with sleeps in the place of all ops.
+inline program::Overlap hidden_of(const program::Program& p, program::Axis axis,
+                                  const std::function<double(const program::Step&)>& seconds_of) {
+  program::Overlap overlap;
+  on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
+    exec::Options options;
+    options.sleep = seconds_of;
+    exec::Executor executor(p, world.rank(), &world, options);
+    exec::StepInput input;
+    input.load = [](const exec::MicroBatch&) { return std::int64_t{0}; };
+    const auto result = executor.run(input);
+    if (world.rank() == 0) overlap = program::overlap_of(executor.ops(), result.timeline, axis);
+  });
+  return overlap;
 }
 
 // Each rank with the program of its stage; what rank 0 puts together.

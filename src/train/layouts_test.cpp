@@ -170,15 +170,10 @@ TEST(Checkpoint, MovesBetweenLayouts) {
              to = program::build(a, setting_of(2, 0, true, DType::kF32));
   std::string saved, loaded;
   const auto run = [&](const program::Program& p, auto&& body) {
-    comm::ThreadWorld world(p.setting.ranks());
-    std::vector<std::unique_ptr<comm::Communicator>> ranks;
-    for (int r = 0; r < p.setting.ranks(); ++r) ranks.push_back(world.communicator(r));
-    std::vector<std::jthread> threads;
-    for (int r = 0; r < p.setting.ranks(); ++r)
-      threads.emplace_back([&, r] {
-        exec::Executor executor(p, r, ranks[static_cast<std::size_t>(r)].get(), {});
-        body(executor, *ranks[static_cast<std::size_t>(r)]);
-      });
+    on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
+      exec::Executor executor(p, world.rank(), &world, {});
+      body(executor, world);
+    });
   };
   run(from, [&](exec::Executor& executor, comm::Communicator& world) {
     initialize_parameters(executor, 9, 1);

@@ -204,31 +204,26 @@ TEST(Offload, PlannedIsMeasured) {
     if (l.sequence == 64) {
       EXPECT_GT(planned.host, planned.peak);
     }
-    comm::ThreadWorld world(p.setting.ranks());
-    std::vector<std::unique_ptr<comm::Communicator>> ranks;
-    for (int r = 0; r < p.setting.ranks(); ++r) ranks.push_back(world.communicator(r));
-    std::vector<std::jthread> threads;
-    for (int r = 0; r < p.setting.ranks(); ++r)
-      threads.emplace_back([&, r] {
-        exec::Executor executor(p, r, ranks[static_cast<std::size_t>(r)].get(), {});
-        initialize_parameters(executor, 1, 1);
-        exec::StepInput input;
-        input.load = [&](const exec::MicroBatch& to) {
-          std::fill_n(to.ids, p.setting.tokens(), 3);
-          std::fill_n(to.labels, p.setting.tokens(), 5);
-          return p.setting.tokens();
-        };
-        executor.run(input);
-        const auto& plan = executor.memory();
-        std::int64_t peak = 0;
-        for (std::size_t i = 0; i < executor.ops().size(); ++i) {
-          const auto& e = executor.ops()[i];
-          EXPECT_EQ(plan.high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)],
-                    executor.measured_high_water()[i]);
-          peak = std::max(peak, executor.measured_high_water()[i]);
-        }
-        EXPECT_EQ(plan.peak.value, peak);
-      });
+    on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
+      exec::Executor executor(p, world.rank(), &world, {});
+      initialize_parameters(executor, 1, 1);
+      exec::StepInput input;
+      input.load = [&](const exec::MicroBatch& to) {
+        std::fill_n(to.ids, p.setting.tokens(), 3);
+        std::fill_n(to.labels, p.setting.tokens(), 5);
+        return p.setting.tokens();
+      };
+      executor.run(input);
+      const auto& plan = executor.memory();
+      std::int64_t peak = 0;
+      for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+        const auto& e = executor.ops()[i];
+        EXPECT_EQ(plan.high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)],
+                  executor.measured_high_water()[i]);
+        peak = std::max(peak, executor.measured_high_water()[i]);
+      }
+      EXPECT_EQ(plan.peak.value, peak);
+    });
   }
 }
 
@@ -304,31 +299,25 @@ TEST(Offload, CheckpointsMoveBetweenPlaces) {
   const auto a = llama(true);
   const auto hash_of = [&](const Program& p, const fs::path& dir, bool save) {
     std::string hash;
-    comm::ThreadWorld world(p.setting.ranks());
-    std::vector<std::unique_ptr<comm::Communicator>> ranks;
-    for (int r = 0; r < p.setting.ranks(); ++r) ranks.push_back(world.communicator(r));
-    std::vector<std::jthread> threads;
-    for (int r = 0; r < p.setting.ranks(); ++r)
-      threads.emplace_back([&, r] {
-        comm::Communicator& mine = *ranks[static_cast<std::size_t>(r)];
-        exec::Executor executor(p, r, &mine, {});
-        if (save) {
-          initialize_parameters(executor, 9, 1);
-          for (const char* family : {"m", "v"})
-            for (std::size_t u = 0; u < p.units.size(); ++u) {
-              at::Tensor t = executor.state(family, static_cast<int>(u));
-              const std::int64_t first = executor.state_range(family, static_cast<int>(u)).first;
-              for (std::int64_t i = 0; i < t.numel(); ++i)
-                t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
-            }
-          checkpoint::save(spans_of(executor), {dir, 4, r, mine.size(), agree_over(mine), Json{{"x", 1}}, {}, 0});
-        } else {
-          load_state(checkpoint::Checkpoint(*checkpoint::latest(dir)), executor, false);
-        }
-        const std::string own = state_hash(executor, mine);
-        if (r == 0) hash = own;
-      });
-    threads.clear();
+    on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
+      exec::Executor executor(p, world.rank(), &world, {});
+      if (save) {
+        initialize_parameters(executor, 9, 1);
+        for (const char* family : {"m", "v"})
+          for (std::size_t u = 0; u < p.units.size(); ++u) {
+            at::Tensor t = executor.state(family, static_cast<int>(u));
+            const std::int64_t first = executor.state_range(family, static_cast<int>(u)).first;
+            for (std::int64_t i = 0; i < t.numel(); ++i)
+              t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
+          }
+        checkpoint::save(spans_of(executor),
+                         {dir, 4, world.rank(), world.size(), agree_over(world), Json{{"x", 1}}, {}, 0});
+      } else {
+        load_state(checkpoint::Checkpoint(*checkpoint::latest(dir)), executor, false);
+      }
+      const std::string own = state_hash(executor, world);
+      if (world.rank() == 0) hash = own;
+    });
     return hash;
   };
   const std::vector<Layout> layouts{kOne, on_host(kOptimizer, {2, 1}), on_host(kAll, {3, 3}),

@@ -38,23 +38,8 @@ program::Overlap measured(int zero, int prefetch) {
   l.prefetch = prefetch;
   const Program p = program::build(a, setting_of(l, DType::kF64));
   program::require_sound(p, "test");
-  comm::ThreadWorld world(2);
-  std::vector<std::unique_ptr<comm::Communicator>> ranks;
-  for (int r = 0; r < 2; ++r) ranks.push_back(world.communicator(r));
-  program::Overlap overlap;
-  std::vector<std::jthread> threads;
-  for (std::size_t r = 0; r < 2; ++r)
-    threads.emplace_back([&, r] {
-      exec::Options options;
-      options.sleep = [&](const program::Step& step) { return seconds_of(p, step); };
-      exec::Executor executor(p, static_cast<int>(r), ranks[r].get(), options);
-      exec::StepInput input;
-      input.load = [](const exec::MicroBatch&) { return std::int64_t{0}; };
-      const auto result = executor.run(input);
-      if (r == 0) overlap = program::overlap_of(executor.ops(), result.timeline, zero >= 2 ? Axis::kShard : Axis::kDp);
-    });
-  threads.clear();
-  return overlap;
+  return hidden_of(p, zero >= 2 ? Axis::kShard : Axis::kDp,
+                   [&](const program::Step& step) { return seconds_of(p, step); });
 }
 
 TEST(Overlap, ShardedStagesHideFourFifths) {

@@ -44,29 +44,24 @@ Measured measure(ScheduleKind kind, int stages, int micro_batches) {
   s.micro_batch = 1;
   s.global_batch = micro_batches;
   const auto programs = program::build_stages(a, s);
-  comm::ThreadWorld world(stages);
-  std::vector<std::unique_ptr<comm::Communicator>> ranks;
-  for (int r = 0; r < stages; ++r) ranks.push_back(world.communicator(r));
   std::vector<double> busy(programs.size()), end(programs.size());
-  std::vector<std::jthread> threads;
-  for (std::size_t r = 0; r < programs.size(); ++r)
-    threads.emplace_back([&, r] {
-      exec::Options options;
-      options.sleep = seconds_of;
-      exec::Executor executor(programs[r], static_cast<int>(r), ranks[r].get(), options);
-      exec::StepInput input;
-      input.load = [](const exec::MicroBatch&) { return std::int64_t{1}; };
-      executor.run(input);
-      ranks[r]->barrier();
-      const auto result = executor.run(input);
-      for (std::size_t i = 0; i < executor.ops().size(); ++i) {
-        const auto& time = result.timeline.ops[i];
-        const auto& step = *executor.ops()[i].step;
-        if (std::holds_alternative<Compute>(step.op)) busy[r] += time.seconds();
-        if (std::holds_alternative<program::ClipScale>(step.op)) end[r] = time.start_s;
-      }
-    });
-  threads.clear();
+  on_ranks(stages, [&](comm::Communicator& world) {
+    const auto r = static_cast<std::size_t>(world.rank());
+    exec::Options options;
+    options.sleep = seconds_of;
+    exec::Executor executor(programs[r], world.rank(), &world, options);
+    exec::StepInput input;
+    input.load = [](const exec::MicroBatch&) { return std::int64_t{1}; };
+    executor.run(input);
+    world.barrier();
+    const auto result = executor.run(input);
+    for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+      const auto& time = result.timeline.ops[i];
+      const auto& step = *executor.ops()[i].step;
+      if (std::holds_alternative<Compute>(step.op)) busy[r] += time.seconds();
+      if (std::holds_alternative<program::ClipScale>(step.op)) end[r] = time.start_s;
+    }
+  });
   const double last = *std::max_element(end.begin(), end.end());
   double all = 0.0;
   for (const double b : busy) all += b;

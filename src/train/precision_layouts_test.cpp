@@ -266,34 +266,13 @@ Course course_of(const program::Program& p, comm::Communicator& world, double sc
   return course;
 }
 
-// f(rank, world) on every rank, each a thread.
-template <class F>
-void on_ranks(int n, const F& f) {
-  comm::ThreadWorld world(n);
-  std::vector<std::unique_ptr<comm::Communicator>> ranks;
-  for (int r = 0; r < n; ++r) ranks.push_back(world.communicator(r));
-  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
-  std::vector<std::jthread> threads;
-  for (int r = 0; r < n; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        f(static_cast<std::size_t>(r), *ranks[static_cast<std::size_t>(r)]);
-      } catch (const std::exception& error) {
-        errors[static_cast<std::size_t>(r)] = std::current_exception();
-        ranks[static_cast<std::size_t>(r)]->abort(error.what());
-      }
-    });
-  threads.clear();
-  for (const auto& error : errors)
-    if (error) std::rethrow_exception(error);
-}
-
 std::vector<Course> courses_of(const std::vector<program::Program>& stages, double scale, int updates) {
   const program::Setting& s = stages.front().setting;
   std::vector<Course> courses(static_cast<std::size_t>(s.ranks()));
-  on_ranks(s.ranks(), [&](std::size_t r, comm::Communicator& world) {
-    const int stage = program::at_rank(s, static_cast<int>(r)).pipeline.stage;
-    courses[r] = course_of(stages.at(static_cast<std::size_t>(stage)), world, scale, updates);
+  on_ranks(s.ranks(), [&](comm::Communicator& world) {
+    const int stage = program::at_rank(s, world.rank()).pipeline.stage;
+    courses[static_cast<std::size_t>(world.rank())] =
+        course_of(stages.at(static_cast<std::size_t>(stage)), world, scale, updates);
   });
   return courses;
 }
@@ -362,8 +341,9 @@ TEST(Overflow, IsOfOneRankAlone) {
   const program::Program p =
       program::build(llama(true), narrow(setting_of(Layout{2, 0, false, 6}, DType::kF32), DType::kF16));
   std::vector<std::int64_t> finite(2), nonzero(2), elements(2);
-  on_ranks(2, [&](std::size_t r, comm::Communicator& world) {
+  on_ranks(2, [&](comm::Communicator& world) {
     const c10::InferenceMode inference;
+    const auto r = static_cast<std::size_t>(world.rank());
     exec::Options apart;
     apart.sleep = [](const program::Step& step) {
       return program::is_communication(step.op) ? std::optional(0.0) : std::nullopt;

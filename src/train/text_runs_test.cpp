@@ -86,25 +86,9 @@ Rank run_rank(const Program& p, comm::Communicator& world, const Variation& tria
 }
 
 std::vector<Rank> run(const Program& p, const Variation& trial = {}) {
-  const auto n = static_cast<std::size_t>(p.setting.ranks());
-  std::vector<Rank> out(n);
-  std::vector<std::exception_ptr> errors(n);
-  comm::ThreadWorld world(p.setting.ranks());
-  std::vector<std::unique_ptr<comm::Communicator>> ranks;
-  for (std::size_t r = 0; r < n; ++r) ranks.push_back(world.communicator(static_cast<int>(r)));
-  std::vector<std::jthread> threads;
-  for (std::size_t r = 0; r < n; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        out[r] = run_rank(p, *ranks[r], trial);
-      } catch (const std::exception& error) {
-        errors[r] = std::current_exception();
-        ranks[r]->abort(error.what());
-      }
-    });
-  threads.clear();
-  for (const auto& error : errors)
-    if (error) std::rethrow_exception(error);
+  std::vector<Rank> out(static_cast<std::size_t>(p.setting.ranks()));
+  on_ranks(p.setting.ranks(),
+           [&](comm::Communicator& world) { out[static_cast<std::size_t>(world.rank())] = run_rank(p, world, trial); });
   return out;
 }
 
