@@ -104,7 +104,7 @@ verify() {
 # A stopped rank under the limit of a run that says none: 30 seconds of waiting.
 hang() {
   local figure
-  if MOLEN_NIGHTLY=1 .venv/bin/python tests/end_to_end/flight.py build/molen >"$log/hang.txt" 2>&1; then figure="$(grep -oE 'shipped: reported after [0-9.]+ s' "$log/hang.txt")"
+  if MOLEN_NIGHTLY=1 .venv/bin/python tests/end_to_end/flight.py build/molen >"$log/hang.txt" 2>&1; then figure="$(grep -oE 'shipped: reported after [0-9.]+ s|skipped: .*' "$log/hang.txt")"
   else figure="**failed**: see $log/hang.txt"; fi
   record "a stopped rank, the limit as shipped" "MOLEN_NIGHTLY=1 tests/end_to_end/flight.py build/molen" "$figure"
 }

@@ -59,7 +59,8 @@ class Progress {
   std::atomic<bool> failed_{false};
 };
 
-// Whether the host only launches an op: neither its memory nor anything it decides is the host's.
+// Whether the host only launches an op: what it reads and writes is the device's, and nothing waits for it here. What
+// a kernel copies from the host's own (slopes, positions) ATen has copied when the call returns.
 bool only_launched(const program::Program& p, const program::Step& step) {
   const bool computes = std::visit(Match{
                                        [](const program::Compute&) { return true; },
@@ -129,6 +130,7 @@ class Executor::Impl {
     }
     if (const at::Device streams = options_.streams.value_or(options_.device); !streams.is_cpu())
       launches_ = std::make_unique<Launches>(streams, ops_.size());
+    for (const auto& e : ops_) launched_.push_back(launches_ && !options_.written && only_launched(program_, *e.step));
     measured_.assign(ops_.size(), 0);
     for (const auto& e : ops_) used_[static_cast<std::size_t>(e.step->stream)] = true;
   }
@@ -139,8 +141,7 @@ class Executor::Impl {
     StepResult result;
     result.timeline.ops.assign(ops_.size(), {});
     progress_.reset();
-    if (launches_) launches_->begin_step();
-    start_ns_ = now_ns();
+    start_ns_ = launches_ ? launches_->begin_step() : now_ns();
     std::array<std::exception_ptr, program::kNumStreams> errors;
     std::vector<std::jthread> beside;
     for (const program::Stream stream : program::kAllStreams)
@@ -297,21 +298,23 @@ class Executor::Impl {
 
   std::exception_ptr run_stream(program::Stream stream, RunState& state, program::Timeline& timeline) {
     const c10::InferenceMode inference;
-    std::optional<c10::StreamGuard> own;
-    if (launches_) own.emplace(launches_->stream(stream));
     std::exception_ptr error;
-    try {
+    const auto attempt = [&](const auto& body) {
+      try {
+        body();
+      } catch (...) {
+        progress_.fail();
+        if (!error) error = std::current_exception();
+      }
+    };
+    std::optional<c10::StreamGuard> own;
+    attempt([&] {
+      if (launches_) own.emplace(launches_->stream(stream));
       run_ops(stream, state, timeline);
-    } catch (...) {
-      progress_.fail();
-      error = std::current_exception();
-    }
-    try {
-      if (launches_) launches_->wait();  // whatever came of it, nothing still uses the arena
-    } catch (...) {
-      progress_.fail();
-      if (!error) error = std::current_exception();
-    }
+    });
+    attempt([&] {
+      if (own) launches_->wait();  // whatever came of it, nothing still uses the arena
+    });
     return error;
   }
 
@@ -323,7 +326,7 @@ class Executor::Impl {
         const auto before = static_cast<std::size_t>(a);
         if (ops_[before].step->stream == stream) continue;
         if (!progress_.wait(before)) return;
-        if (launches_) launches_->order_after(before);
+        if (launched_[before]) launches_->order_after(before);
       }
       run_op(i, state, timeline);
       progress_.mark(i);
@@ -334,51 +337,54 @@ class Executor::Impl {
     const auto& e = ops_[i];
     auto& time = timeline.ops[i];
     if (options_.observer) options_.observer->begin(e.step->stream, i, now_ns());
-    const bool waits = launches_ && !launched(e);
-    if (waits) launches_->wait();  // for what it reads
-    const std::int64_t cpu_start = options_.device.is_cpu() ? thread_cpu_ns() : 0;
-    time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
-    if (launches_) launches_->begin(i);
-    if (const auto pause = options_.sleep ? options_.sleep(*e.step) : std::nullopt) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(*pause));
-    } else if (!(e.step->unless && state.non_finite)) {
-      const auto body = static_cast<std::size_t>(e.body), op = static_cast<std::size_t>(e.op);
-      const Kernel& kernel = bound_[kernels_[static_cast<std::size_t>(e.instance)]][op];
-      const std::int64_t offset = plan_.scratch_offset[body][op];
-      void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;
-      math::Scratch scratch(base, e.step->scratch.value);
-      const bool guarded = e.step->stream == program::Stream::kCompute && options_.device.is_cpu();
-      try {
-        if (guarded) {
-          // ATen may allocate only where the op's kernels are ATen's; elsewhere scratch belongs to our own kernels.
-          const bool serve = program_.setting.kernels == arch::Kernels::kAten && e.step->scratch.value > 0;
-          const math::AllocationGuard guard(serve ? &scratch : nullptr);
-          kernel(state, scratch);
-        } else {
-          kernel(state, scratch);
-        }
-        if (waits) launches_->wait();
-      } catch (const std::exception& error) {
-        throw Error("{}\n  in op %{} of body {}: {}  <-- here", error.what(), e.op, program_.bodies[body].name,
-                    program::kind_of(e.step->op));
-      }
-      record_memory(i, offset, scratch.high_water());
-      if (options_.written) show_writes(e);
-      if (options_.poison_dead) poison(i);
+    const bool waits = launches_ && !launched_[i];
+    try {
+      if (waits) launches_->wait();  // for what it reads
+      const std::int64_t cpu_start = options_.device.is_cpu() ? thread_cpu_ns() : 0;
+      time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+      if (launched_[i]) launches_->begin(i);
+      if (const auto pause = options_.sleep ? options_.sleep(*e.step) : std::nullopt)
+        std::this_thread::sleep_for(std::chrono::duration<double>(*pause));
+      else if (!(e.step->unless && state.non_finite))
+        run_kernel(i, state);
+      if (launched_[i]) launches_->end(i);
+      if (waits) launches_->wait();
+      time.end_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
+      time.cpu_s = options_.device.is_cpu() ? static_cast<double>(thread_cpu_ns() - cpu_start) * 1e-9 : time.seconds();
+    } catch (const std::exception& error) {
+      throw Error("{}\n  in op %{} of body {}: {}  <-- here", error.what(), e.op,
+                  program_.bodies[static_cast<std::size_t>(e.body)].name, program::kind_of(e.step->op));
     }
-    if (launches_) launches_->end(i);
-    const std::int64_t ended = now_ns();
-    time.end_s = static_cast<double>(ended - start_ns_) * 1e-9;
-    if (options_.observer) options_.observer->end(e.step->stream, i, ended);
-    time.cpu_s = options_.device.is_cpu() ? static_cast<double>(thread_cpu_ns() - cpu_start) * 1e-9 : time.seconds();
+    if (options_.observer) options_.observer->end(e.step->stream, i, now_ns());
   }
 
-  bool launched(const program::Expanded& e) const { return !options_.written && only_launched(program_, *e.step); }
+  void run_kernel(std::size_t i, RunState& state) {
+    const auto& e = ops_[i];
+    const auto body = static_cast<std::size_t>(e.body), op = static_cast<std::size_t>(e.op);
+    const Kernel& kernel = bound_[kernels_[static_cast<std::size_t>(e.instance)]][op];
+    const std::int64_t offset = plan_.scratch_offset[body][op];
+    void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;
+    math::Scratch scratch(base, e.step->scratch.value);
+    if (e.step->stream == program::Stream::kCompute && options_.device.is_cpu()) {
+      // ATen may allocate only where the op's kernels are ATen's; elsewhere scratch belongs to our own kernels.
+      const bool serve = program_.setting.kernels == arch::Kernels::kAten && e.step->scratch.value > 0;
+      const math::AllocationGuard guard(serve ? &scratch : nullptr);
+      kernel(state, scratch);
+    } else {
+      kernel(state, scratch);
+    }
+    record_memory(i, offset, scratch.high_water());
+    if (options_.written) {
+      if (launches_) launches_->wait();
+      show_writes(e);
+    }
+    if (options_.poison_dead) poison(i);
+  }
 
   // What was launched took its time on the device, not on the thread.
   void read_times(program::Timeline& timeline) const {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
-      if (!launched(ops_[i])) continue;
+      if (!launched_[i]) continue;
       auto& time = timeline.ops[i];
       std::tie(time.start_s, time.end_s) = launches_->seconds(i);
       time.cpu_s = time.seconds();
@@ -435,6 +441,7 @@ class Executor::Impl {
   std::vector<std::vector<int>> micro_batch_deaths_;
   Progress progress_;
   std::unique_ptr<Launches> launches_;  // none on the host
+  std::vector<bool> launched_;          // by op; for others the host waits
   std::int64_t start_ns_ = 0;
   std::array<bool, program::kNumStreams> used_{};
 };

@@ -1,5 +1,7 @@
 #include "exec/launches.h"
 
+#include "base/clock.h"
+
 namespace molen::exec {
 namespace {
 
@@ -23,9 +25,11 @@ Launches::Launches(at::Device device, std::size_t ops)
   for (int s = 0; s < program::kNumStreams; ++s) streams_.push_back(guard_.getStreamFromGlobalPool(device));
 }
 
-void Launches::begin_step() {
+std::int64_t Launches::begin_step() {
   wait();
+  const std::int64_t begun = now_ns();
   step_.record(stream(program::Stream::kCompute));
+  return begun;
 }
 
 std::pair<double, double> Launches::seconds(std::size_t op) const {

@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,9 @@ class Launches {
  public:
   Launches(at::Device device, std::size_t ops);
 
-  // Waits for what the calling thread has launched, and begins a step: its times count from here.
-  void begin_step();
+  // Waits for what the calling thread has launched, and begins a step. Returns when, on the steady clock, in
+  // nanoseconds: the device's times count from some microseconds later.
+  std::int64_t begin_step();
   // To be the calling thread's current one while it runs the ops of a program's stream.
   c10::Stream stream(program::Stream stream) const { return streams_[static_cast<std::size_t>(stream)]; }
   // What the thread launches from here on begins when `op` has ended.

@@ -16,11 +16,11 @@ namespace {
 using namespace suite;
 using program::Program;
 
-// By stream: of how many of its ops it is known that they have ended.
+// By stream: how many of its records are known to have been reached.
 using Known = std::map<c10::StreamId, std::size_t>;
 
 void merge(Known& into, const Known& other) {
-  for (const auto& [stream, ops] : other) into[stream] = std::max(into[stream], ops);
+  for (const auto& [stream, records] : other) into[stream] = std::max(into[stream], records);
 }
 
 struct Recorded {
@@ -31,12 +31,19 @@ struct Recorded {
 struct StandIn {
   struct OfStream {
     Known known;
-    std::size_t begun = 0, waits = 0, waited_for = 0;
+    std::size_t records = 0, waits = 0, waited_at = 0;
+    double first_wait = 0, last_wait = 0;  // since `waits` was 0
   };
   std::mutex mutex;
   std::map<c10::StreamId, OfStream> streams;
-  c10::StreamId last = 0;
-  bool fails = false;
+  c10::StreamId last = 0, failing = -1;
+  std::size_t moments = 0;  // orders what happens on several threads
+
+  // Its clock is not the host's: it runs twice as fast.
+  static double clock() { return 2 * now().value; }
+  void check(const c10::Stream& s) const {
+    if (s.id() == failing) throw Error("the device has failed");
+  }
 };
 StandIn device;
 thread_local c10::StreamId current = 0;
@@ -64,11 +71,15 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& s, c10::DeviceIndex, c10::EventFlag flag) const override {
     if (flag != c10::EventFlag::BACKEND_DEFAULT) throw Error("an event without times");
     const std::lock_guard lock(device.mutex);
+    device.check(s);
+    auto& of = device.streams[s.id()];
+    of.known[s.id()] = ++of.records;
     if (*event == nullptr) *event = new Recorded;
-    *static_cast<Recorded*>(*event) = {device.streams[s.id()].known, now().value};
+    *static_cast<Recorded*>(*event) = {of.known, StandIn::clock()};
   }
   void block(void* event, const c10::Stream& s) const override {
     const std::lock_guard lock(device.mutex);
+    device.check(s);
     merge(device.streams[s.id()].known, static_cast<Recorded*>(event)->known);
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Recorded*>(event); }
@@ -79,34 +90,39 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& s) const override {
     const std::lock_guard lock(device.mutex);
     auto& of = device.streams[s.id()];
-    ++of.waits;
-    of.waited_for = of.begun;
-    if (device.fails && of.waits > 3) throw Error("the device has failed");
+    of.waited_at = ++device.moments;
+    of.last_wait = now().value;
+    if (of.waits++ == 0) of.first_wait = of.last_wait;
+    device.check(s);
   }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-// What was known when each op of a rank's step began, and how often the host waited while it ran.
-class Watch final : public exec::Observer {
+// What was known when each op of a rank's step began, and whether the host waited while it ran.
+class Watch : public exec::Observer {
  public:
   struct OfOp {
     c10::StreamId stream = -1;
-    std::size_t position = 0, waits = 0;
-    bool waited_for = false;
-    Known known;
+    Known known;            // when it began
+    std::size_t end = 0;    // the last record of its stream when it had ended
+    std::size_t waits = 0;  // of the host, in between
+    double waited = 0;      // between the first of them and the last
+    std::size_t begun_at = 0, ended_at = 0;
   };
   void begin(program::Stream, std::size_t op, std::int64_t) noexcept override {
     const std::lock_guard lock(device.mutex);
     auto& of = device.streams[current];
-    OfOp& seen = ops[op];
-    seen = {current, ++of.begun, of.waits, false, of.known};
-    of.known[current] = of.begun;
+    of.waits = 0;
+    ops[op] = {current, of.known, 0, 0, 0, ++device.moments, 0};
   }
   void end(program::Stream, std::size_t op, std::int64_t) noexcept override {
     const std::lock_guard lock(device.mutex);
     const auto& of = device.streams[current];
-    ops[op].waits = of.waits - ops[op].waits;
-    ops[op].waited_for = of.waited_for == of.begun;
+    OfOp& seen = ops[op];
+    seen.end = of.records;
+    seen.waits = of.waits;
+    seen.waited = of.last_wait - of.first_wait;
+    seen.ended_at = ++device.moments;
   }
   std::map<std::size_t, OfOp> ops;
 };
@@ -129,23 +145,22 @@ bool may_be_launched(const Program& p, const program::Step& step) {
 void expect_ordered(const Program& p, const Watch& watch) {
   const auto ops = program::expand(p);
   ASSERT_EQ(watch.ops.size(), ops.size());
+  const std::lock_guard lock(device.mutex);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     SCOPED_TRACE(fmt::format("op {} of {}", i, program::print_step(p, *ops[i].step)));
     const Watch::OfOp& op = watch.ops.at(i);
     for (const int a : ops[i].after) {
       const Watch::OfOp& before = watch.ops.at(static_cast<std::size_t>(a));
+      ASSERT_GT(op.begun_at, before.ended_at);
+      if (op.stream == before.stream || !may_be_launched(p, *ops[static_cast<std::size_t>(a)].step)) continue;
       const auto known = op.known.find(before.stream);
-      ASSERT_TRUE(known != op.known.end() && known->second >= before.position) << "begins before op " << a << " ends";
+      ASSERT_TRUE(known != op.known.end() && known->second >= before.end) << "begins before op " << a << " ends";
     }
-    if (may_be_launched(p, *ops[i].step)) {
+    if (may_be_launched(p, *ops[i].step))
       EXPECT_EQ(op.waits, 0u) << "the host waits";
-    } else {
-      EXPECT_GE(op.waits, 2u) << "before it for what it reads, and after it";
-      EXPECT_TRUE(op.waited_for);
-    }
-    const std::lock_guard lock(device.mutex);
-    const auto& stream = device.streams.at(op.stream);
-    EXPECT_EQ(stream.waited_for, stream.begun) << "the step ended before its ops";
+    else
+      EXPECT_EQ(op.waits, 2u) << "before it for what it reads, and after it";
+    EXPECT_GT(device.streams.at(op.stream).waited_at, op.ended_at) << "the step ended before its ops";
   }
 }
 
@@ -189,47 +204,79 @@ TEST(Launches, FollowTheProgramsOrder) {
   }
 }
 
-// Times are the device's, within the step.
-TEST(Launches, TellTheirTimes) {
-  const Program p = program::build(llama(false), setting_of({1, 0, false, 2}, DType::kF32));
-  exec::Options options;
-  options.streams = at::Device(kType, 0);
-  exec::Executor executor(p, 0, nullptr, options);
-  initialize_parameters(executor, 1, 1);
+exec::StepInput counting_samples(const Program& p) {
   exec::StepInput input;
   input.optimizer.lr = 1e-3;
-  input.load = [&, read = synthetic_samples(p.setting, p.arch.vocabulary),
-                first = std::int64_t{0}](const exec::MicroBatch& to) mutable {
-    const std::int64_t valid = read(first, p.setting.micro_batch, to);
-    first += p.setting.micro_batch;
-    return valid;
+  input.load = [&p, read = synthetic_samples(p.setting, p.arch.vocabulary)](const exec::MicroBatch& to) {
+    return read(0, p.setting.micro_batch, to);
   };
-  const auto result = executor.run(input);
-  double last = 0;
-  for (const auto& op : result.timeline.ops) {
-    EXPECT_GE(op.start_s, last);  // all on one stream
-    EXPECT_GT(op.end_s, op.start_s);
-    last = op.end_s;
-  }
-  EXPECT_LE(last, result.timeline.total_s);
+  return input;
 }
 
-// On whichever thread the failure shows, no other waits for it for ever.
+// With a sleep in the place of each op: a launched one takes it by the device's clock, and no time of the host's; one
+// that the host takes part in lies between two waits.
+TEST(Launches, TellTheirTimes) {
+  constexpr double kSleep = 1e-3;
+  const Program p = program::build(llama(false), setting_of({1, 0, false, 6}, DType::kF32));
+  Watch watch;
+  exec::Options options;
+  options.streams = at::Device(kType, 0);
+  options.observer = &watch;
+  options.sleep = [&](const program::Step&) { return kSleep; };
+  exec::Executor executor(p, 0, nullptr, options);
+  initialize_parameters(executor, 1, 1);
+  const auto result = executor.run(counting_samples(p));
+  double last = 0;
+  for (std::size_t i = 0; i < executor.ops().size(); ++i) {
+    const auto& step = *executor.ops()[i].step;
+    const auto& time = result.timeline.ops[i];
+    SCOPED_TRACE(program::print_step(p, step));
+    if (may_be_launched(p, step)) {
+      EXPECT_GE(time.start_s, last);  // all on one stream
+      EXPECT_GE(time.seconds(), 2 * kSleep);
+      last = time.end_s;
+    } else {
+      EXPECT_GE(time.seconds(), kSleep);
+      EXPECT_GE(watch.ops.at(i).waited, kSleep);
+    }
+  }
+  EXPECT_GT(last, 0.0);
+}
+
+// From the third op of a stream on the device fails there.
+class Failing final : public Watch {
+ public:
+  explicit Failing(program::Stream stream) : stream_(stream) {}
+  void begin(program::Stream stream, std::size_t op, std::int64_t ns) noexcept override {
+    Watch::begin(stream, op, ns);
+    const std::lock_guard lock(device.mutex);
+    if (stream == stream_ && ++begun_ == 3) device.failing = current;
+  }
+
+ private:
+  program::Stream stream_;
+  int begun_ = 0;
+};
+
+// On whichever stream it shows, no other waits for it for ever.
 TEST(Launches, ADeviceThatFailsEndsTheStep) {
   const auto stages = program::build_stages(llama(false), setting_of({2, 3, false, 2}, DType::kF32));
-  device.fails = true;
-  std::string text;
-  try {
-    on_ranks(2, [&](comm::Communicator& world) {
-      exec::Options options;
-      options.streams = at::Device(kType, 0);
-      train_rank(stages[0], world, 1, options);
-    });
-  } catch (const std::exception& error) {
-    text = error.what();
+  for (const program::Stream stream : {program::Stream::kCompute, program::Stream::kDpComm}) {
+    std::string text;
+    try {
+      on_ranks(2, [&](comm::Communicator& world) {
+        Failing fails(stream);
+        exec::Options options;
+        options.streams = at::Device(kType, 0);
+        if (world.rank() == 0) options.observer = &fails;
+        train_rank(stages[0], world, 1, options);
+      });
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    device.failing = -1;
+    EXPECT_NE(text.find("the device has failed\n  in op %"), std::string::npos) << "but: " << text;
   }
-  device.fails = false;
-  EXPECT_NE(text.find("the device has failed"), std::string::npos) << "but: " << text;
 }
 
 }  // namespace

@@ -73,8 +73,23 @@ TEST(Locate, NamesWhatWentWrongFirst) {
                "the gradient of model.layers.1.", "(backward norm_qkv)");
   expect_named(located({2, 1, false, 3}, without_text("all_gather axis=dp reads=param.layer.1")), "model.layers.1.",
                "(optimizer_step)");
-  expect_named(located({2, 0, false, 3}, without_text("reduce_scalars axis=dp")), "the loss, summed by",
-               "reduce_scalars");
+  expect_named(located({2, 0, false, 3}, without_text("reduce_scalars axis=dp")), "the loss,",
+               "which no op sums over the ranks");
+}
+
+// Counted by hand: a Llama of 2 layers of 30 with 6 heads of 10 on 3 keys, 44 wide, 71 words, 12 sequences of 23.
+TEST(Bounds, FollowFromTheChainOfSums) {
+  const Program p = program::build(llama(false), setting_of({2, 0, false, 2}, DType::kF32));
+  const double layer = 30 + 30 + 10 + 23 + 23 + 60 + 30 + 30 + 44, head = 30 + 30 + 71, batch = 12 * 23;
+  const double back = 30 + 88 + 30 + 30 + 10 + 23 + 2 * 23 + 120 + 30;
+  const Bounds b = bounds_of(p);
+  EXPECT_DOUBLE_EQ(b.loss, 2 * std::sqrt(2 * layer + head + batch) * 0x1p-24);
+  EXPECT_DOUBLE_EQ(b.gradients, 2 * std::sqrt(2 * (layer + back) + head + 71 + 30 + batch) * 0x1p-24);
+  EXPECT_EQ(b.norm, b.gradients);
+  // A LayerNorm sums twice.
+  const Program g = program::build(gpt(), setting_of({2, 0, false, 2}, DType::kF32));
+  const double layer_g = 60 + 30 + 10 + 23 + 23 + 30 + 60 + 30 + 50;
+  EXPECT_DOUBLE_EQ(bounds_of(g).loss, 2 * std::sqrt(2 * layer_g + 60 + 30 + 71 + batch) * 0x1p-24);
 }
 
 // Nothing is named on the way where nothing is wrong, however the values are cut.

@@ -249,6 +249,29 @@ TEST(Mutants, AreCaughtEveryOne) {
              by_running);
 }
 
+// In fp32 the bound is one of rounding: it must let sound programs pass and still tell what is broken.
+TEST(Mutants, AreFarOutsideOfTheBoundOfFp32) {
+  int far = 0;
+  const auto all = mutants();
+  for (const Mutant& m : all) {
+    SCOPED_TRACE(m.name);
+    const auto a = llama(m.tied);
+    const Program sound = program::build(a, setting_of(m.layout, DType::kF32));
+    Layout one{1, 0, false, m.layout.micro};
+    one.sequence = m.layout.sequence;
+    const Outcome& reference = train_alone(program::build(a, setting_of(one, DType::kF32)), 1);
+    std::string how;
+    ASSERT_LE(off_by(sound, reference, how, 1, bounds_of(sound)), 1.0) << how;
+    const double ratio = off_by(m.broken(sound), reference, how, 1, bounds_of(sound));
+    // What is stale is the same in the first step; nothing lies between.
+    EXPECT_TRUE(ratio <= 1 || ratio >= 10) << how;
+    far += ratio >= 10;
+    fmt::print("{:<50} {}\n", m.name, how);
+  }
+  fmt::print("{} mutants: one step in fp32 shows {} by ten times the bound\n", all.size(), far);
+  EXPECT_GE(far, 40);
+}
+
 // --- gradients that travel in 16 bits, between casts
 
 // The first step, of the bodies from `first` on, whose text begins so.

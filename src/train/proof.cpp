@@ -102,18 +102,24 @@ double worst_of(const std::vector<double>& a, const std::vector<double>& b) {
   return worst;
 }
 
-// Terms of the sums that lie one after another between a token and the gradient of the first parameter.
-std::int64_t terms_in_chain(const program::Program& p) {
+// Terms of the sums that lie one after another between a token and the loss, and between it and the gradient of the
+// first parameter.
+struct Chain {
+  std::int64_t forward, whole;
+};
+Chain chain_of(const program::Program& p) {
   const arch::Architecture& a = p.arch;
   const std::int64_t sequence = p.setting.sequence, queries_of_key = sequence * (a.heads / a.kv_heads);
-  // Norm, QKV, scores, their softmax, values, projection; norm, up, down.
-  const std::int64_t forward = 2 * a.hidden + a.head_dim + 2 * sequence + a.query_size() + 2 * a.hidden + a.ffn;
+  const std::int64_t norm = a.norm == arch::Norm::kRms ? a.hidden : 2 * a.hidden;  // a variance sums what a mean has
+  // Norm, QKV, scores, their softmax, values, projection; norm, up, down. Then the head's norm, product and logsumexp.
+  const std::int64_t layer = norm + a.hidden + a.head_dim + 2 * sequence + a.query_size() + norm + a.hidden + a.ffn;
+  const std::int64_t head = norm + a.hidden + a.vocabulary, batch = p.setting.global_batch * sequence;
   // The gradient of what a product reads is a sum over what it wrote. From down to up and norm, then from the
   // projection to values, softmax, keys, QKV and norm.
-  const std::int64_t backward = a.hidden + a.up_size() + a.hidden +  //
-                                a.hidden + a.head_dim + sequence + queries_of_key + a.qkv_size() + a.hidden;
-  const std::int64_t head = 2 * a.hidden + a.vocabulary, head_backward = a.vocabulary + a.hidden;
-  return a.layers * (forward + backward) + head + head_backward + p.setting.global_batch * sequence;
+  const std::int64_t back = a.hidden + a.up_size() + norm +  //
+                            a.hidden + a.head_dim + sequence + queries_of_key + a.qkv_size() + norm;
+  const std::int64_t forward = a.layers * layer + head;
+  return {forward + batch, forward + a.vocabulary + norm + a.layers * back + batch};
 }
 
 // "body last, op %14 (reduce_scatter)": the last op of the step that writes a unit's buffer of one of these families.
@@ -128,6 +134,15 @@ std::string last_writer(const program::Program& p, const std::string& unit, cons
             found = fmt::format("body {}, op %{} ({})", body.name, k, program::kind_of(body.steps[k].op));
   }
   return found;
+}
+
+// How a rank's loss and squares become those of all.
+std::string sum_of_scalars(const program::Program& p) {
+  for (const auto& body : p.bodies)
+    for (std::size_t k = 0; k < body.steps.size(); ++k)
+      if (std::holds_alternative<program::ReduceScalars>(body.steps[k].op))
+        return fmt::format("summed by body {}, op %{} (reduce_scalars)", body.name, k);
+  return "which no op sums over the ranks";
 }
 
 }  // namespace
@@ -234,8 +249,11 @@ double over_bounds(const Difference& d, const Bounds& b) {
 Bounds bounds_of(const program::Program& p) {
   if (p.setting.compute == DType::kF64) return {1e-9, 1e-9, 1e-9, 1e-9};
   MOLEN_CHECK(p.setting.compute == DType::kF32, "no bound for {}", name_of(p.setting.compute));
-  const double bound = 2 * std::sqrt(static_cast<double>(terms_in_chain(p))) * 0x1p-24;  // both sides round
-  return {bound, bound, INFINITY, bound};
+  const auto bound = [](std::int64_t terms) {
+    return 2 * std::sqrt(static_cast<double>(terms)) * 0x1p-24;  // both sides round
+  };
+  const Chain terms = chain_of(p);
+  return {bound(terms.forward), bound(terms.whole), INFINITY, bound(terms.whole)};
 }
 
 Bounds bounds_beside(const Outcome& exact, const Outcome& rounded) {
@@ -266,7 +284,7 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
   for (const auto& [name, off, bound] :
        {std::tuple{"loss", worst_of(reference.losses, outcome.losses), bounds.loss},
         {"norm of the gradients", worst_of(reference.norms, outcome.norms), bounds.norm}})
-    if (off > bound) return fmt::format("the {}, summed by reduce_scalars", name);
+    if (off > bound) return fmt::format("the {}, {}", name, sum_of_scalars(stages.front()));
   for (const auto& p : stages)
     for (const auto& unit : p.units)
       for (const auto& entry : unit.entries)

@@ -69,11 +69,12 @@ struct Bounds {
 double over_bounds(const Difference& difference, const Bounds& bounds);
 
 // fp64: 1e-9 after any number of steps (DESIGN section 3). fp32: one step. A sum of n terms is off by n roundings at
-// most and by about sqrt(n) (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1 and 2.8); of sums
-// that read each other n adds up. Here n is that of the longest chain of the model: forward and backward through all
-// layers and the head, then over the tokens of the batch; and both sides of the comparison round. Weights are not
-// bounded there: AdamW divides by what may be rounding. Narrower types, of which no such bound says anything, throw
-// Error.
+// most and by about sqrt(n), as a rule (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1 and 2.8);
+// of sums that read each other n adds up. Here n is that of the longest chain of the model: forward through all layers
+// and the head for the loss, and backward again for gradients, then over the tokens of the batch; and both sides of the
+// comparison round. Left out: the few roundings a layer that are no sums, and how much a model amplifies (a softmax of
+// large scores): one that is badly scaled may exceed it. Weights are not bounded: AdamW divides by what may be
+// rounding. Narrower types, of which no such bound says anything, throw Error.
 Bounds bounds_of(const program::Program& program);
 // Of narrower types: one step of one rank beside the same in fp64 tells how far rounding leads. Another order of the
 // same sums may lead as far elsewhere; four times that.

@@ -1,5 +1,5 @@
 // The functions of NCCL and of the CUDA runtime that the communicator calls, found at run time. The declarations follow
-// nccl.h of 2.14 to 2.31 (the values and layouts named here did not change between them) and cuda_runtime_api.h of CUDA
+// nccl.h of 2.14 to 2.32 (the values and layouts named here did not change between them) and cuda_runtime_api.h of CUDA
 // 12 and 13; rccl.h and, with other names, hip_runtime_api.h of ROCm 6 and 7 have the same values and layouts.
 #pragma once
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 
@@ -341,18 +342,21 @@ std::unique_ptr<Communicator> Nccl::split(int color, int key) {
   return std::make_unique<Nccl>(device_, failure_, std::move(bootstrap), std::move(link));
 }
 
-// Every rank says which version it has opened, 0 if none: nobody goes on alone.
-void agree(Communicator& bootstrap, int version, const std::exception_ptr& error) {
+// Every rank says which version it has opened, RCCL's negated, 0 if none: nobody goes on alone.
+void agree(Communicator& bootstrap, const Device* gpu, const std::exception_ptr& error) {
   std::vector<std::int32_t> versions(unsign(bootstrap.size()));
   const std::vector<std::int64_t> one(versions.size(), 1);
-  const std::int32_t mine = version;
+  const std::int32_t mine = gpu == nullptr ? 0 : gpu->api->hip ? -gpu->api->version : gpu->api->version;
+  const auto text = [](std::int32_t version) {
+    return fmt::format("{} {}", version < 0 ? "RCCL" : "NCCL", nccl::version_text(std::abs(version)));
+  };
   bootstrap.all_gather(&mine, versions.data(), one, DType::kI32);
   if (error) std::rethrow_exception(error);
   for (std::size_t r = 0; r < versions.size(); ++r) {
     if (versions[r] == 0) throw Error("nccl: rank {} cannot open NCCL or its device; its own message says why", r);
     if (versions[r] != versions[0])
-      throw Error("nccl: rank 0 has NCCL {}, rank {} has {}; one version is needed", nccl::version_text(versions[0]), r,
-                  nccl::version_text(versions[r]));
+      throw Error("nccl: rank 0 has {}, rank {} has {}; one version is needed", text(versions[0]), r,
+                  text(versions[r]));
   }
 }
 
@@ -367,7 +371,7 @@ std::unique_ptr<Communicator> open_nccl(Communicator& bootstrap, int device, Ncc
   } catch (...) {
     error = std::current_exception();
   }
-  agree(bootstrap, gpu ? gpu->api->version : 0, error);
+  agree(bootstrap, gpu.get(), error);
   auto own = bootstrap.split(0, bootstrap.rank());
   const UniqueId id = exchange_id(*own, *gpu->api);
   auto failure = nccl::failure_of(id);

@@ -37,13 +37,14 @@ struct Fake {
 // Where the stand-ins of a maker's libraries are.
 struct Maker {
   const char *name, *device, *prefix, *runtime, *collectives;
+  bool hip;
   std::string without(const char* what) const {  // e.g. "split": the library that lacks it
     std::string file = collectives;
     return file.insert(file.rfind(".so"), fmt::format("_no_{}", what));
   }
 };
-const Maker kNvidia{"Nvidia", "CUDA", "cuda", MOLEN_FAKE_CUDART, MOLEN_FAKE_NCCL};
-const Maker kAmd{"Amd", "HIP", "hip", MOLEN_FAKE_HIP, MOLEN_FAKE_RCCL};
+const Maker kNvidia{"Nvidia", "CUDA", "cuda", MOLEN_FAKE_CUDART, MOLEN_FAKE_NCCL, false};
+const Maker kAmd{"Amd", "HIP", "hip", MOLEN_FAKE_HIP, MOLEN_FAKE_RCCL, true};
 
 class Nccl : public ::testing::TestWithParam<Maker> {
  protected:
@@ -58,6 +59,9 @@ class Nccl : public ::testing::TestWithParam<Maker> {
     EXPECT_EQ(FAKE(runtime, fake_runtime_state)().alive, alive_before) << "streams or device memory left";
   }
   int count(const char* name) const { return FAKE(nccl, fake_nccl_count)(name); }
+  int last_error() const {  // of this thread
+    return runtime.get(static_cast<int (*)()>(nullptr), fmt::format("{}GetLastError", GetParam().prefix).c_str())();
+  }
 
   static NcclOptions options() { return options(GetParam().collectives); }
   // With another library than the maker's own; the list of the other maker names none.
@@ -70,9 +74,7 @@ class Nccl : public ::testing::TestWithParam<Maker> {
     return o;
   }
 
-  static std::vector<std::string>& collectives(NcclOptions& o) {
-    return GetParam().name == kAmd.name ? o.rccl : o.nccl;
-  }
+  static std::vector<std::string>& collectives(NcclOptions& o) { return GetParam().hip ? o.rccl : o.nccl; }
   static std::string device_text(const char* rest) { return fmt::format("{} device {}", GetParam().device, rest); }
 
   // What each rank's body threw, "" if nothing.
@@ -162,7 +164,9 @@ class Allocated final : public suite::Staging {
     const nccl::Api& api = *device_.api;
     device_.check(api.copy(to, from, static_cast<std::size_t>(bytes), nccl::kCopyDefault, device_.stream),
                   "MemcpyAsync");
-    while (api.stream_query(device_.stream) == nccl::kNotReady) api.clear_error();
+    int state = 0;
+    while ((state = api.stream_query(device_.stream)) == nccl::kNotReady) api.clear_error();
+    device_.check(state, "StreamQuery");
   }
 
  private:
@@ -181,7 +185,12 @@ void run_suite_on_device(Communicator& c, const NcclOptions& options) {
 TEST_P(Nccl, SuiteInMemoryOfTheDevice) {
   for (const int ranks : {1, 2}) {
     FAKE(runtime, fake_runtime_strict)();
-    for (const std::string& e : on_ranks(ranks, options(), [](Communicator& c) { run_suite_on_device(c, options()); }))
+    for (const std::string& e : on_ranks(ranks, options(), [this](Communicator& c) {
+           run_suite_on_device(c, options());
+           double host = 1;
+           EXPECT_THROW(c.all_reduce(&host, 1, DType::kF64, Reduce::kSum), Error);
+           EXPECT_EQ(last_error(), 0);
+         }))
       EXPECT_EQ(e, "");
   }
 }
@@ -297,7 +306,7 @@ TEST_P(Nccl, OneRankThatCannotOpenFailsAll) {
   EXPECT_NE(errors[2].find("rank 1 cannot open"), std::string::npos) << errors[2];
   FAKE(no_split, fake_nccl_reset)(21803, 0);
   expect_all(on_ranks(2, {options(), options(GetParam().without("split"))}, [](Communicator&) {}),
-             "rank 0 has NCCL 2.27.3, rank 1 has 2.18.3");
+             fmt::format("rank 0 has {0} 2.27.3, rank 1 has {0} 2.18.3", GetParam().hip ? "RCCL" : "NCCL"));
 }
 
 TEST_P(Nccl, AnErrorAtCreationEndsAll) {
@@ -466,9 +475,7 @@ TEST_P(Nccl, NoErrorOfTheRuntimeStaysBehind) {
          if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // rank 1 sees "not ready"
          c.all_reduce(&x, 1, DType::kF64, Reduce::kMax);
          c.barrier();
-         EXPECT_EQ(
-             runtime.get(static_cast<int (*)()>(nullptr), (GetParam().prefix + std::string("GetLastError")).c_str())(),
-             0);
+         EXPECT_EQ(last_error(), 0);
        }))
     EXPECT_EQ(e, "");
 }
@@ -487,11 +494,21 @@ TEST_P(Nccl, TheHookComesBeforeEachCall) {
   EXPECT_EQ(seen, 3);
 }
 
+TEST_P(Nccl, RanksOfTwoMakersAreRefused) {
+  NcclOptions other = options();
+  const Maker& maker = GetParam().hip ? kNvidia : kAmd;
+  other.runtime = {maker.runtime};
+  (maker.hip ? other.rccl : other.nccl) = {maker.collectives};
+  const auto errors = on_ranks(2, {options(), other}, [](Communicator&) {});
+  expect_all(errors, GetParam().hip ? "rank 0 has RCCL 2.27.3, rank 1 has NCCL 2.27.3"
+                                    : "rank 0 has NCCL 2.27.3, rank 1 has RCCL 2.27.3");
+}
+
 // Before ROCm 6 a device's memory had the number of the host's.
 TEST_P(Nccl, AnOldHipIsRefused) {
   FAKE(runtime, fake_runtime_version)(50'731'921);
   const std::string e = refusal<UsageError>(options());
-  if (GetParam().name == kAmd.name)
+  if (GetParam().hip)
     EXPECT_NE(e.find("is HIP 5.7; ROCm 6 or newer"), std::string::npos) << e;
   else
     EXPECT_EQ(e, "");

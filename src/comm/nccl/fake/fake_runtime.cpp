@@ -87,7 +87,7 @@ void fake_runtime_reset(int devices) {
   const std::lock_guard lock(mutex);
   state.devices = devices;
   state.stream_error = 0;
-  state.version = 60'032'830;
+  state.version = FakeRuntime{}.version;
   strict = false;
   host_pointer = foreign_pointer = nullptr;
 }
