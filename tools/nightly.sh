@@ -78,6 +78,24 @@ record_layouts() {
   record "layouts, $what" "molen verify ${sizes[*]} $*" "$figure"
 }
 
+# Every layout of the sizes on so many ranks, likewise, in two processes of half the strategies each: one leaves a third of
+# two cores to its ranks' waits for each other. Both must come to what --static counts: record_matrix NAME WHAT RANKS.
+record_matrix() {
+  local name=$1 what=$2 ranks=$3 jobs=() halves=() ended=0 rows same most wanted
+  for strategies in NO_SHARD,ZERO1,HYBRID_SHARD SHARD_GRAD_OP,FULL_SHARD,HYBRID_SHARD_ZERO2; do
+    halves+=("$log/verify-$name-${strategies%%,*}.txt")
+    build/molen verify "${sizes[@]}" --ranks "$ranks" --layouts "$strategies" >"${halves[-1]}" 2>&1 &
+    jobs+=($!)
+  done
+  for job in "${jobs[@]}"; do wait "$job" || ended=1; done
+  wanted=$(($(build/molen verify "${sizes[@]}" --ranks "$ranks" --static | grep -c 'sound$') * 2))
+  read -r rows same most < <(sed -nE 's/^([0-9]+) layouts, ([0-9]+) of .* is ([0-9.]+) of .*/\1 \2 \3/p' "${halves[@]}" |
+    awk '{ rows += $1; same += $2; if ($3 + 0 > most + 0) most = $3 } END { print rows + 0, same + 0, most + 0 }')
+  local figure="$wanted layouts, in two halves of the strategies, $same of them the same model; the largest difference is $most of its bound"
+  [ "$ended" = 0 ] && [ "$rows" = "$wanted" ] && [ "$same" = "$wanted" ] || figure="**differs** ($rows run): $figure; see ${halves[*]}"
+  record "layouts, $what" "molen verify ${sizes[*]} --ranks $ranks" "$figure"
+}
+
 # Every layout of 2 to 8 ranks beside one rank: a grouped-query Llama and a GPT of awkward sizes, whose 12 heads 4 tensor
 # ranks share (3 key heads of the Llama's do not divide). Eight layers, for four stages of two chunks.
 verify() {
@@ -87,7 +105,7 @@ verify() {
       --set batch.global=24 --set batch.micro=3 --set 'device.kind="cpu"')
     [ "$family" = gpt ] || sizes+=(--set model.kv_heads=3)
     for ranks in ${VERIFY_RANKS:-2 3 4 6 8}; do
-      record_layouts "$family-$ranks" "$family, $ranks ranks" --ranks "$ranks"
+      record_matrix "$family-$ranks" "$family, $ranks ranks" "$ranks"
       case $ranks in
         8) record_layouts "$family-context" "$family, 8 ranks, pairs of all choices with up to 8 context ranks" --ranks 8 --cover pairs --set data.sequence_length=16 ;;
         4)
