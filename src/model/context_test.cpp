@@ -1,6 +1,6 @@
 // The parts of ranks that share sequences, put together again, beside whole sequences in double: attention over
 // gathered keys and as a ring, with and without documents, on every set of kernels, on exactly the scratch that is
-// declared; embedding and RoPE at the rank's positions; the form for devices.
+// declared; embedding and RoPE at the rank's positions.
 #include "model/context.h"
 
 #include <ATen/ATen.h>
@@ -13,8 +13,7 @@
 #include "base/error.h"
 #include "math/allocation.h"
 #include "math/test_close.h"
-#include "model/context_aten.h"
-#include "model/test_model.h"
+#include "model/test_attention.h"
 
 namespace molen::model {
 namespace {
@@ -24,33 +23,6 @@ using arch::Pass;
 using math::testing::Bound;
 using math::testing::close;
 using i64 = std::int64_t;
-using Runs = std::vector<PositionRun>;
-
-struct Path {
-  const char* name;
-  Kernels kernels;
-  DType compute;
-  double roundoff;
-};
-const Path kOracle{"reference_fp64", Kernels::kReference, DType::kF64, 0x1p-53};
-const Path kPaths[] = {kOracle,
-                       {"reference_fp32", Kernels::kReference, DType::kF32, 0x1p-24},
-                       {"fused_fp32", Kernels::kFused, DType::kF32, 0x1p-24},
-                       {"aten_fp64", Kernels::kAten, DType::kF64, 0x1p-53},
-                       {"aten_fp32", Kernels::kAten, DType::kF32, 0x1p-24},
-                       {"aten_bf16", Kernels::kAten, DType::kBF16, 0x1p-8},
-                       {"aten_fp16", Kernels::kAten, DType::kF16, 0x1p-11}};
-
-at::ScalarType wide_of(const Path& path) {
-  return path.compute == DType::kF64 ? at::kDouble : at::kFloat;
-}
-bool narrow(const Path& path) {
-  return path.compute == DType::kBF16 || path.compute == DType::kF16;
-}
-std::vector<double> values(const at::Tensor& t) {
-  const at::Tensor wide = t.to(at::kDouble).contiguous();
-  return {wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel()};
-}
 
 // As the executor runs an op: ATen allocates from its scratch or, elsewhere, not at all.
 template <class F>
@@ -63,25 +35,6 @@ void guarded(Kernels kernels, math::Scratch& scratch, F&& call) {
   }
   EXPECT_EQ(math::AllocationGuard::unserved() - before, 0) << "allocated beside the op's scratch";
 }
-
-// Operands of whole sequences, as the path's dtype rounds them.
-struct Operands {
-  Operands(const arch::Architecture& a, const Path& path, i64 batch, i64 sequence, bool documents)
-      : B(batch), S(sequence) {
-    const at::ScalarType type = scalar_type(path.compute);
-    qkv = random_normal({B * S, a.qkv_size()}, "context qkv", 1.0).to(type);
-    d_o = random_normal({B * S, a.query_size()}, "context d_o", 1.0).to(type);
-    if (!documents) return;
-    starts = at::zeros({B * S}, at::kInt);
-    for (i64 b = 0, start = 0, left = 0; b < B; ++b, left = 0)
-      for (i64 i = 0; i < S; ++i, --left) {
-        if (left == 0) start = i, left = 1 + (i * 7 + b * 5 + 3) % (S / 2);
-        starts.data_ptr<std::int32_t>()[b * S + i] = static_cast<std::int32_t>(start);
-      }
-  }
-  i64 B, S;
-  at::Tensor qkv, d_o, starts;
-};
 
 struct Outcome {  // of whole sequences, [B * S, ...]
   at::Tensor o, lse, d_qkv;
@@ -103,7 +56,7 @@ enum class Form { kGathered, kRing, kWideRing };
 
 class Ranks {
  public:
-  Ranks(const arch::Architecture& a, const Path& path, const Operands& in, int count, Form form)
+  Ranks(const arch::Architecture& a, const AttentionPath& path, const AttentionOperands& in, int count, Form form)
       : a_(a), path_(path), in_(in), form_(form) {
     const at::ScalarType type = scalar_type(path.compute), out = form == Form::kWideRing ? wide_of(path) : type;
     const auto nan = [](at::IntArrayRef shape, at::ScalarType t) { return at::full(shape, NAN, t); };
@@ -192,15 +145,15 @@ class Ranks {
   }
 
   const arch::Architecture& a_;
-  const Path& path_;
-  const Operands& in_;
+  const AttentionPath& path_;
+  const AttentionOperands& in_;
   Form form_;
   math::Scratch scratch_;
   std::vector<Rank> ranks_;
 };
 
 // What parts.h makes of whole sequences in double, without ranks.
-Outcome whole(const arch::Architecture& a, const Path& path, const Operands& in) {
+Outcome whole(const arch::Architecture& a, const AttentionPath& path, const AttentionOperands& in) {
   const at::Tensor qkv = in.qkv.to(at::kDouble), d_o = in.d_o.to(at::kDouble);
   Outcome out{at::full({in.B * in.S, a.query_size()}, NAN, at::kDouble),
               at::full({in.B, a.heads, in.S}, NAN, at::kDouble),
@@ -215,22 +168,23 @@ Outcome whole(const arch::Architecture& a, const Path& path, const Operands& in)
   return out;
 }
 
-void expect_close(const Outcome& got, const Outcome& want, const Path& path, i64 length, double steps) {
-  EXPECT_TRUE(close(values(got.o), values(want.o), {path.roundoff, length, 8 * steps, 1.0})) << "o";
-  EXPECT_TRUE(close(values(got.lse), values(want.lse), {path.roundoff, length, 8 * steps, 1.0})) << "lse";
-  EXPECT_TRUE(close(values(got.d_qkv), values(want.d_qkv), {path.roundoff, length, 16 * steps, 1.0})) << "d_qkv";
+void expect_close(const Outcome& got, const Outcome& want, const AttentionPath& path, i64 length, double steps) {
+  EXPECT_TRUE(close(doubles_of(got.o), doubles_of(want.o), {path.roundoff, length, 8 * steps, 1.0})) << "o";
+  EXPECT_TRUE(close(doubles_of(got.lse), doubles_of(want.lse), {path.roundoff, length, 8 * steps, 1.0})) << "lse";
+  EXPECT_TRUE(close(doubles_of(got.d_qkv), doubles_of(want.d_qkv), {path.roundoff, length, 16 * steps, 1.0}))
+      << "d_qkv";
 }
 
-class ContextParts : public ::testing::TestWithParam<Path> {};
-INSTANTIATE_TEST_SUITE_P(Paths, ContextParts, ::testing::ValuesIn(kPaths),
+class ContextParts : public ::testing::TestWithParam<AttentionPath> {};
+INSTANTIATE_TEST_SUITE_P(Paths, ContextParts, ::testing::ValuesIn(kAttentionPaths),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(ContextParts, AttentionOfRanksTogetherIsTheWhole) {
   const c10::InferenceMode inference;
-  const Path& path = GetParam();
+  const AttentionPath& path = GetParam();
   for (const auto& a : {test_architectures()[0], test_architectures()[2]})  // grouped queries; ALiBi
     for (const bool documents : {false, true}) {
-      const Operands in(a, path, 3, 23, documents);
+      const AttentionOperands in(a, path, 3, 23, documents);
       const Outcome want = whole(a, path, in);
       for (const int ranks : {1, 2, 3, 4})
         for (const Form form : {Form::kGathered, Form::kRing, Form::kWideRing}) {
@@ -247,16 +201,16 @@ TEST_P(ContextParts, AttentionOfRanksTogetherIsTheWhole) {
 // Documents in whole sequences: one after another as sequences of their own; on the scratch of attention without them.
 TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
   const c10::InferenceMode inference;
-  const Path& path = GetParam();
+  const AttentionPath& path = GetParam();
   for (const auto& a : {test_architectures()[0], test_architectures()[2]}) {
-    const Operands in(a, path, 3, 23, true);
+    const AttentionOperands in(a, path, 3, 23, true);
     Outcome want{at::full({69, a.query_size()}, NAN, at::kDouble), at::full({69, a.heads}, NAN, at::kDouble),
                  at::full({69, a.qkv_size()}, NAN, at::kDouble)};
     const auto* starts = in.starts.data_ptr<std::int32_t>();
     int count = 0;
     for (i64 first = 0, last = 0; first < 69; first = last, ++count) {
       for (last = first + 1; last < 69 && last % 23 != 0 && starts[last] == starts[first];) ++last;
-      Operands one(a, path, 1, last - first, false);
+      AttentionOperands one(a, path, 1, last - first, false);
       one.qkv = in.qkv.narrow(0, first, last - first), one.d_o = in.d_o.narrow(0, first, last - first);
       const Outcome of_one = whole(a, path, one);
       want.o.narrow(0, first, last - first).copy_(of_one.o);
@@ -282,7 +236,7 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
 // Rows that stand alone (all but attention) at the ranks' positions: the same bits as in whole sequences.
 TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
   const c10::InferenceMode inference;
-  const Path& path = GetParam();
+  const AttentionPath& path = GetParam();
   const at::ScalarType type = scalar_type(path.compute), wide = wide_of(path);
   const i64 B = 3, S = 23, n = B * S;
   Workspace w(std::int64_t{1} << 22);
@@ -354,7 +308,7 @@ TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
         if (learned.defined()) all.d_positions += part.d_positions;
       }
       const auto same = [&](const at::Tensor& got, const at::Tensor& expected, double c, i64 length, const char* what) {
-        EXPECT_TRUE(close(values(got), values(expected), {path.roundoff, length, c, 1.0}))
+        EXPECT_TRUE(close(doubles_of(got), doubles_of(expected), {path.roundoff, length, c, 1.0}))
             << a.name << " " << ranks << " ranks: " << what;
       };
       EXPECT_TRUE(at::equal(all.embedded, want.embedded));
@@ -369,67 +323,11 @@ TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
   }
 }
 
-// The form for devices, here on the host: queries that see nothing included.
-TEST(ContextAten, AgreesWithTheReference) {
-  const c10::InferenceMode inference;
-  for (const auto& a : {test_architectures()[0], test_architectures()[2]})
-    for (const bool documents : {false, true}) {
-      const Operands in(a, kOracle, 2, 19, documents);
-      const Runs queries{{0, 5}, {9, 12}}, blocks[] = {{{3, 6}, {8, 10}}, {{0, 3}}, {{6, 8}, {10, 19}}};
-      const i64 rows = 2 * 8;
-      Workspace w(std::int64_t{1} << 20);
-      at::Tensor starts, qkv = at::empty({rows, a.qkv_size()}, at::kDouble),
-                         d_o = at::empty({rows, a.query_size()}, at::kDouble);
-      take_rows(2, queries, in.qkv, qkv), take_rows(2, queries, in.d_o, d_o);
-      if (documents) starts = at::empty({rows}, at::kInt), take_rows(2, queries, in.starts, starts);
-      const Context c{a,         {2, 8, 0, DType::kF64, 2, Kernels::kReference},
-                      w.scratch, true,
-                      {},        Half::kBoth,
-                      queries,   documents ? &starts : nullptr};
-      struct Side {
-        at::Tensor o, lse, d_qkv;
-        std::vector<at::Tensor> d_kv;
-      };
-      const auto make = [&] {
-        return Side{at::full({rows, a.query_size()}, NAN, at::kDouble),
-                    at::full({2, a.heads, 8}, NAN, at::kDouble),
-                    at::full({rows, a.qkv_size()}, 0.5, at::kDouble),
-                    {}};
-      };
-      Side ours = make(), atens = make();
-      bool first = true;
-      std::vector<at::Tensor> kv;
-      for (const Runs& keys : blocks) {
-        kv.push_back(at::empty({2 * count_positions(keys), 2 * a.kv_heads * a.head_dim}, at::kDouble));
-        take_rows(2, keys, key_value_columns(c, in.qkv), kv.back());
-        w.scratch.reset();
-        context_attention_forward(c, qkv, kv.back(), keys, first, ours.o, ours.lse);
-        aten::context_attention_forward(c, queries, qkv, kv.back(), keys, first, atens.o, atens.lse);
-        // infinities where nothing was seen so far
-        EXPECT_TRUE(at::equal(ours.lse.isneginf(), atens.lse.isneginf()));
-        EXPECT_TRUE(close(values(atens.o), values(ours.o), {0x1p-53, 19 + a.head_dim, 8, 1.0}));
-        first = false;
-      }
-      EXPECT_TRUE(close(values(atens.lse), values(ours.lse), {0x1p-53, 19 + a.head_dim, 8, 1.0}));
-      for (std::size_t x = 0; x < 3; ++x) {
-        const bool add = x > 0;
-        for (Side* side : {&ours, &atens}) side->d_kv.push_back(at::full_like(kv[x], 0.25));
-        w.scratch.reset();
-        context_attention_backward(c, d_o, qkv, kv[x], blocks[x], ours.o, ours.lse, add, !add, ours.d_qkv,
-                                   ours.d_kv[x]);
-        aten::context_attention_backward(c, queries, d_o, qkv, kv[x], blocks[x], ours.o, ours.lse, add, !add,
-                                         atens.d_qkv, atens.d_kv[x]);
-        EXPECT_TRUE(close(values(atens.d_kv[x]), values(ours.d_kv[x]), {0x1p-53, 19 + 2 * a.head_dim, 16, 1.0}));
-      }
-      EXPECT_TRUE(close(values(atens.d_qkv), values(ours.d_qkv), {0x1p-53, 19 + 2 * a.head_dim, 16, 1.0}));
-    }
-}
-
 TEST(ContextRefusals, WhatDoesNotFitTogether) {
   const c10::InferenceMode inference;
   const auto a = test_architectures()[0];
   Workspace w(std::int64_t{1} << 20);
-  const Operands in(a, kPaths[2], 2, 8, true);
+  const AttentionOperands in(a, kAttentionPaths[2], 2, 8, true);
   const Runs all{{0, 8}}, half{{0, 2}, {6, 8}};
   at::Tensor o = at::empty({16, a.query_size()}, at::kFloat), lse = at::empty({2, a.heads, 8}, at::kFloat);
   const auto attention = [&](const Context& c, const Runs& keys) {

@@ -11,6 +11,8 @@
 #include "math/attention.h"
 #include "math/reference.h"
 #include "math/vector_kernels.h"
+#include "model/context.h"
+#include "model/device_attention.h"
 #include "model/share.h"
 
 namespace molen::model::aten {
@@ -203,13 +205,12 @@ at::Tensor heads_of(const Context& c, const at::Tensor& rows) {
 }
 
 // slope_h (j - i), and -infinity above the diagonal: [1, h, S, S].
-at::Tensor alibi_mask(const Context& c, at::ScalarType type, at::Device device) {
+at::Tensor alibi_mask(const Context& c, at::ScalarType type) {
   const i64 s = c.shape.sequence;
-  const at::TensorOptions options = at::TensorOptions().dtype(type).device(device);
   const std::vector<double> slopes = model::slopes_of(c);
   const at::Tensor slope =
-      at::from_blob(const_cast<double*>(slopes.data()), {c.arch.heads, 1, 1}, at::kDouble).to(options);
-  const at::Tensor place = at::arange(s, options);
+      at::from_blob(const_cast<double*>(slopes.data()), {c.arch.heads, 1, 1}, at::kDouble).to(type);
+  const at::Tensor place = at::arange(s, type);
   at::Tensor mask = slope.mul(place.unsqueeze(0).sub(place.unsqueeze(1)));
   mask.masked_fill_(place.unsqueeze(0).gt(place.unsqueeze(1)), -std::numeric_limits<double>::infinity());
   return mask.unsqueeze(0);
@@ -236,35 +237,6 @@ std::vector<float> float_slopes(const Context& c) {
   const std::vector<double> slopes = model::slopes_of(c);
   return {slopes.begin(), slopes.end()};
 }
-
-// CUDA's flash attention takes 16-bit types, heads of up to 256 and no bias; the rest is written out.
-bool flash_on_cuda(const Context& c, const at::Tensor& qkv) {
-  return qkv.is_cuda() && low_precision(qkv) && !is_alibi(c) && c.arch.head_dim <= 256;
-}
-
-// Attention written out, for CUDA where flash attention does not serve: all scores at once, in fp32 or wider.
-struct Scores {
-  Packed wide;      // K and V repeated to h heads
-  at::Tensor bias;  // [1, h or 1, S, S]
-};
-Scores scores_of(const Context& c, const at::Tensor& qkv) {
-  const at::ScalarType type = accurate(qkv);
-  Packed p = unpack(c, qkv);
-  const i64 group = c.arch.heads / c.arch.kv_heads, s = c.shape.sequence;
-  at::Tensor bias;
-  if (is_alibi(c)) {
-    bias = alibi_mask(c, type, qkv.device());
-  } else {
-    bias = at::full({1, 1, s, s}, -std::numeric_limits<double>::infinity(),
-                    at::TensorOptions().dtype(type).device(qkv.device()))
-               .triu_(1);
-  }
-  return {{p.q.to(type), p.k.to(type).repeat_interleave(group, 1), p.v.to(type).repeat_interleave(group, 1)}, bias};
-}
-
-}  // namespace
-
-namespace {
 
 // On a device: ids as rows of this rank's table, and whether they are; [N], [N, 1].
 std::pair<at::Tensor, at::Tensor> device_rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
@@ -432,47 +404,20 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
     if (low_precision(o)) o.copy_(result);
     return;
   }
-  at::Tensor out = heads_of(c, o);
-  if (flash_on_cuda(c, qkv)) {
-    const Packed p = unpack(c, qkv);
-    const auto result = at::_scaled_dot_product_flash_attention(p.q, p.k, p.v, 0.0, true, false, scale_of(c));
-    out.copy_(std::get<0>(result));
-    lse.copy_(std::get<1>(result));
-  } else if (qkv.is_cuda()) {
-    const Scores s = scores_of(c, qkv);
-    const at::Tensor scores = at::matmul(s.wide.q, s.wide.k.transpose(2, 3)).mul_(scale_of(c)).add_(s.bias);
-    lse.copy_(at::logsumexp(scores, {-1}));
-    out.copy_(at::matmul(scores.sub(lse.unsqueeze(-1)).exp_(), s.wide.v));
-  } else {
-    const Packed p = unpack(c, qkv);
-    std::optional<at::Tensor> mask;
-    if (is_alibi(c)) mask = alibi_mask(c, accurate(qkv), qkv.device()).expand({c.shape.batch, -1, -1, -1});
-    const auto [result, sums] =
-        at::_scaled_dot_product_flash_attention_for_cpu(p.q, p.k, p.v, 0.0, !mask, mask, scale_of(c));
-    out.copy_(result);
-    lse.copy_(sums);
+  if (!qkv.device().is_cpu()) {
+    const PositionRun whole{0, c.shape.sequence};
+    const at::Tensor kv = key_value_columns(c, qkv);
+    return device_attention_forward(attention_way(c, qkv), c, {&whole, 1}, qkv, kv, {&whole, 1}, true, o, lse);
   }
+  at::Tensor out = heads_of(c, o);
+  const Packed p = unpack(c, qkv);
+  std::optional<at::Tensor> mask;
+  if (is_alibi(c)) mask = alibi_mask(c, accurate(qkv)).expand({c.shape.batch, -1, -1, -1});
+  const auto [result, sums] =
+      at::_scaled_dot_product_flash_attention_for_cpu(p.q, p.k, p.v, 0.0, !mask, mask, scale_of(c));
+  out.copy_(result);
+  lse.copy_(sums);
 }
-
-namespace {
-
-// As the formula in math/attention.h says, for what attention_forward wrote out.
-void attention_backward_written_out(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
-                                    const at::Tensor& lse, const Packed& d) {
-  const i64 B = c.shape.batch, S = c.shape.sequence, kv = c.arch.kv_heads, group = c.arch.heads / kv,
-            D = c.arch.head_dim;
-  const Scores s = scores_of(c, qkv);
-  const at::Tensor g = heads_of(c, d_o).to(accurate(qkv)), out = heads_of(c, o).to(accurate(qkv));
-  const at::Tensor p =
-      at::matmul(s.wide.q, s.wide.k.transpose(2, 3)).mul_(scale_of(c)).add_(s.bias).sub_(lse.unsqueeze(-1)).exp_();
-  const at::Tensor ds =
-      at::matmul(g, s.wide.v.transpose(2, 3)).sub_(g.mul(out).sum(-1, true)).mul_(p).mul_(scale_of(c));
-  d.q.copy_(at::matmul(ds, s.wide.k));
-  d.k.copy_(at::matmul(ds.transpose(2, 3), s.wide.q).view({B, kv, group, S, D}).sum(2));
-  d.v.copy_(at::matmul(p.transpose(2, 3), g).view({B, kv, group, S, D}).sum(2));
-}
-
-}  // namespace
 
 void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv) {
@@ -488,21 +433,18 @@ void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tenso
     if (low_precision(qkv)) d_qkv.copy_(result);
     return;
   }
+  if (!qkv.device().is_cpu()) {
+    const PositionRun whole{0, c.shape.sequence};
+    at::Tensor d_kv = key_value_columns(c, d_qkv);
+    return device_attention_backward(attention_way(c, qkv), c, {&whole, 1}, d_o, qkv, key_value_columns(c, qkv),
+                                     {&whole, 1}, o, lse, false, false, d_qkv, d_kv);
+  }
   const Packed p = unpack(c, qkv), d = unpack(c, d_qkv);
   const at::Tensor g = heads_of(c, d_o), out = heads_of(c, o);
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> grads;
-  if (flash_on_cuda(c, qkv)) {
-    const at::Tensor none, rng = at::zeros({2}, at::TensorOptions().dtype(at::kLong).device(qkv.device()));
-    grads = at::_scaled_dot_product_flash_attention_backward(g, p.q, p.k, p.v, out, lse, none, none, c.shape.sequence,
-                                                             c.shape.sequence, 0.0, true, rng, rng, scale_of(c));
-  } else if (qkv.is_cuda()) {
-    return attention_backward_written_out(c, d_o, qkv, o, lse, d);
-  } else {
-    std::optional<at::Tensor> mask;
-    if (is_alibi(c)) mask = alibi_mask(c, accurate(qkv), qkv.device()).expand({c.shape.batch, -1, -1, -1});
-    grads = at::_scaled_dot_product_flash_attention_for_cpu_backward(g, p.q, p.k, p.v, out, lse, 0.0, !mask, mask,
-                                                                     scale_of(c));
-  }
+  std::optional<at::Tensor> mask;
+  if (is_alibi(c)) mask = alibi_mask(c, accurate(qkv)).expand({c.shape.batch, -1, -1, -1});
+  const auto grads = at::_scaled_dot_product_flash_attention_for_cpu_backward(g, p.q, p.k, p.v, out, lse, 0.0, !mask,
+                                                                              mask, scale_of(c));
   d.q.copy_(std::get<0>(grads));
   d.k.copy_(std::get<1>(grads));
   d.v.copy_(std::get<2>(grads));

@@ -179,9 +179,6 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.micro_batch = c.batch.micro;
   s.sequence = c.data.sequence_length;
   s.document_mask = c.data.document_mask;
-  if (s.document_mask && machine.cuda)
-    throw UsageError("{}: true on cuda is not built yet, where attention within documents would hold all scores",
-                     c.where("data.document_mask"));
   s.head_chunk = arch::head_chunk(arch.vocabulary);
   if (s.sequence > arch.max_sequence)
     throw UsageError("{}: {} is more than model.max_sequence {}", c.where("data.sequence_length"), s.sequence,

@@ -83,9 +83,6 @@ void resolve_context(const Config& c, const Machine& machine, program::Setting& 
     throw UsageError("{}: \"ring\" is a way between context ranks; parallel.context is 1",
                      c.where("parallel.context_form"));
   if (n == 1) return;
-  if (machine.cuda)
-    throw UsageError("{}: {} on cuda is not built yet, where attention over parts of the keys would hold all scores",
-                     c.where("parallel.context"), n);
   if (machine.ranks % (n * c.parallel.tensor * c.parallel.pipeline) != 0)
     throw UsageError("{}: {} ranks for each sequence{}{} do not divide the world of {} ranks{}",
                      c.where("parallel.context"), n,

@@ -157,8 +157,8 @@ TEST(Setting, ContextRanksOnAMesh) {
   EXPECT_EQ(with({"parallel.context=8", "parallel.sharding=HYBRID_SHARD", "parallel.data_shard=1"}).shards(), 8);
   refused({"data.document_mask=true", "model.head_dim=264"}, "heads of 264 are more than the 256");
   eight.cuda = true;
-  refused({"parallel.context=2"}, "on cuda is not built yet");
-  refused({"data.document_mask=true"}, "true on cuda is not built yet");
+  EXPECT_EQ(with({"parallel.context=2", "data.document_mask=true", "math.kernels=fused"}).kernels,
+            arch::Kernels::kAten);
 }
 
 TEST(Setting, ShardingNamesAreStagesOnAMesh) {

@@ -1,0 +1,251 @@
+#include "model/device_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "model/share.h"
+
+namespace molen::model::aten {
+namespace {
+
+using i64 = std::int64_t;
+using Runs = std::span<const PositionRun>;
+
+at::ScalarType accurate(const at::Tensor& t) {
+  return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Columns [first, first + heads * D) of rows as [B, heads, rows of a sequence, D], a view.
+at::Tensor heads_of(const Context& c, const at::Tensor& rows, i64 first, i64 heads) {
+  const i64 D = c.arch.head_dim;
+  return rows.narrow(1, first, heads * D).unflatten(1, {heads, D}).unflatten(0, {c.shape.batch, -1}).transpose(1, 2);
+}
+
+// exp(x - lse), 0 where lse is that of no keys.
+at::Tensor shares(const at::Tensor& x, const at::Tensor& lse) {
+  return x.sub(lse.masked_fill(lse.isneginf(), 0.0)).exp_();
+}
+
+// What all pieces of one call read.
+class Sources {
+ public:
+  Sources(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& qkv, const at::Tensor& kv,
+          Runs keys)
+      : c_(c),
+        flash_(way.flash),
+        q_(heads_of(c, qkv, 0, c.arch.heads)),
+        k_(heads_of(c, kv, 0, c.arch.kv_heads)),
+        v_(heads_of(c, kv, c.arch.kv_heads * c.arch.head_dim, c.arch.kv_heads)),
+        scale_(1.0 / std::sqrt(static_cast<double>(c.arch.head_dim))) {
+    const i64 rows = q_.size(2), columns = k_.size(2);
+    if (flash_) {
+      pieces_ = flash_pieces(queries, keys);
+      return;
+    }
+    const at::ScalarType type = accurate(qkv);
+    q_ = q_.to(type), k_ = k_.to(type), v_ = v_.to(type);
+    query_at_ = positions_of(queries), key_at_ = positions_of(keys);
+    if (c.document_start) starts_ = c.document_start->view({c.shape.batch, 1, rows, 1});
+    const std::vector<double> slopes = slopes_of(c);
+    if (!slopes.empty())
+      slopes_ = at::from_blob(const_cast<double*>(slopes.data()), {1, c.arch.heads, 1, 1}, at::kDouble)
+                    .to(q_.device(), type, false, true);
+    const i64 of_one = std::max<i64>(1, c.shape.batch * c.arch.heads * columns);
+    pieces_ = written_pieces(queries, keys, std::max<i64>(1, way.scores / of_one));
+  }
+
+  const std::vector<AttentionPiece>& pieces() const { return pieces_; }
+  // Whether the piece is all there is.
+  bool whole(const AttentionPiece& p) const {
+    return pieces_.size() == 1 && p.query_rows == q_.size(2) && p.key_rows == k_.size(2);
+  }
+
+  // o and lse of a piece's rows over its keys alone.
+  std::pair<at::Tensor, at::Tensor> forward(const AttentionPiece& p) const {
+    if (flash_) return flash_forward(queries(p, q_), keys(p, k_), keys(p, v_), p.causal);
+    const at::Tensor scores = scores_of(p), lse = at::logsumexp(scores, {-1});
+    const at::Tensor o = at::matmul(by_group(shares(scores, lse.unsqueeze(-1))), keys(p, v_));
+    return {o.view({c_.shape.batch, c_.arch.heads, p.query_rows, c_.arch.head_dim}), lse};
+  }
+
+  struct Gradients {
+    at::Tensor q, k, v;  // [B, h, r, D]; [B, kv, C, D]
+  };
+  // With d_o, o and lse of all rows and all keys, [B, h, R, D] and [B, h, R].
+  Gradients backward(const AttentionPiece& p, const at::Tensor& d_o, const at::Tensor& o, const at::Tensor& lse) const {
+    const at::Tensor sums = queries(p, lse);
+    if (flash_) return flash_backward(p, queries(p, d_o), queries(p, o), sums.contiguous());
+    const at::Tensor g = queries(p, d_o).to(q_.scalar_type()), out = queries(p, o).to(q_.scalar_type());
+    const at::Tensor shared = shares(scores_of(p), sums.unsqueeze(-1)), g_group = by_group(g), k = keys(p, k_);
+    const at::Tensor d_scores = at::matmul(g_group, keys(p, v_).transpose(2, 3))
+                                    .view(shared.sizes())
+                                    .sub_(g.mul(out).sum(-1, true))
+                                    .mul_(shared)
+                                    .mul_(scale_);
+    const at::Tensor ds = by_group(d_scores);
+    return {at::matmul(ds, k).view(g.sizes()), at::matmul(ds.transpose(2, 3), by_group(queries(p, q_))),
+            at::matmul(by_group(shared).transpose(2, 3), g_group)};
+  }
+
+  static at::Tensor queries(const AttentionPiece& p, const at::Tensor& all) {
+    return all.narrow(2, p.query, p.query_rows);
+  }
+  static at::Tensor keys(const AttentionPiece& p, const at::Tensor& all) { return all.narrow(2, p.key, p.key_rows); }
+
+ private:
+  at::Tensor positions_of(Runs runs) const {
+    std::vector<at::Tensor> each;
+    for (const PositionRun& run : runs)
+      each.push_back(at::arange(run.first, run.last, at::TensorOptions().dtype(at::kLong).device(q_.device())));
+    return at::cat(each);
+  }
+  // [B, h, r, n] as [B, kv, group * r, n]: queries that share a head of keys, one after another.
+  at::Tensor by_group(const at::Tensor& t) const { return t.reshape({t.size(0), c_.arch.kv_heads, -1, t.size(3)}); }
+  // [B, h, r, C], -infinity where hidden.
+  at::Tensor scores_of(const AttentionPiece& p) const {
+    at::Tensor scores = at::matmul(by_group(queries(p, q_)), keys(p, k_).transpose(2, 3))
+                            .mul_(scale_)
+                            .view({c_.shape.batch, c_.arch.heads, p.query_rows, p.key_rows});
+    const at::Tensor q_at = query_at_.narrow(0, p.query, p.query_rows).view({1, 1, -1, 1}),
+                     k_at = key_at_.narrow(0, p.key, p.key_rows).view({1, 1, 1, -1});
+    if (slopes_.defined()) scores.add_(k_at.sub(q_at).to(scores.scalar_type()).mul(slopes_));
+    at::Tensor hidden = k_at.gt(q_at);
+    if (starts_.defined()) hidden = hidden.logical_or(k_at.lt(queries(p, starts_)));
+    return scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+  }
+
+  std::pair<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                  bool causal) const {
+    if (q.device().is_cpu()) {  // the same contract, so that pieces are tested where there is no device
+      const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, {}, scale_);
+      return {o, lse};
+    }
+    const auto result = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, causal, false, scale_);
+    return {std::get<0>(result), std::get<1>(result)};
+  }
+  Gradients flash_backward(const AttentionPiece& p, const at::Tensor& d_o, const at::Tensor& o,
+                           const at::Tensor& lse) const {
+    const at::Tensor q = queries(p, q_), k = keys(p, k_), v = keys(p, v_);
+    const at::Tensor g = d_o.to(q.scalar_type()), out = o.to(q.scalar_type());
+    std::tuple<at::Tensor, at::Tensor, at::Tensor> d;
+    if (q.device().is_cpu()) {
+      d = at::_scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, out, lse, 0.0, p.causal, {}, scale_);
+    } else {
+      const at::Tensor none, rng = at::zeros({2}, at::TensorOptions().dtype(at::kLong).device(q.device()));
+      d = at::_scaled_dot_product_flash_attention_backward(g, q, k, v, out, lse, none, none, p.query_rows, p.key_rows,
+                                                           0.0, p.causal, rng, rng, scale_);
+    }
+    return {std::get<0>(d), std::get<1>(d), std::get<2>(d)};
+  }
+
+  const Context& c_;
+  bool flash_;
+  at::Tensor q_, k_, v_;  // [B, h, R, D], [B, kv, M, D]: views of the operands, or wide
+  double scale_;
+  at::Tensor query_at_, key_at_, starts_, slopes_;  // where scores are written out
+  std::vector<AttentionPiece> pieces_;
+};
+
+void store(bool add, const at::Tensor& to, const at::Tensor& value) {
+  to.copy_(add ? value.add(to) : value);
+}
+
+// A gradient that pieces add to, in fp32 or wider.
+at::Tensor zeros_of(const at::Tensor& like) {
+  return at::zeros(like.sizes(), like.options().dtype(accurate(like)));
+}
+
+}  // namespace
+
+AttentionWay attention_way(const Context& c, const at::Tensor& qkv) {
+  const bool narrow = qkv.scalar_type() == at::kBFloat16 || qkv.scalar_type() == at::kHalf;
+  AttentionWay way;
+  way.flash = qkv.is_cuda() && narrow && c.arch.position != arch::Position::kAlibi && !c.document_start &&
+              c.arch.head_dim <= 256 && c.arch.head_dim % 8 == 0;
+  return way;
+}
+
+std::vector<AttentionPiece> flash_pieces(Runs queries, Runs keys) {
+  std::vector<AttentionPiece> pieces;
+  i64 query = 0;
+  for (const PositionRun& q : queries) {
+    i64 key = 0;
+    for (const PositionRun& k : keys) {
+      const i64 before = std::min(k.last, q.first) - k.first, both = std::max(k.first, q.first),
+                end = std::min(k.last, q.last);
+      if (before > 0) pieces.push_back({query, q.size(), key, before, false});
+      if (end > both) {
+        pieces.push_back({query + both - q.first, end - both, key + both - k.first, end - both, true});
+        if (q.last > end)
+          pieces.push_back({query + end - q.first, q.last - end, key + both - k.first, end - both, false});
+      }
+      key += k.size();
+    }
+    query += q.size();
+  }
+  return pieces;
+}
+
+std::vector<AttentionPiece> written_pieces(Runs queries, Runs keys, i64 rows) {
+  std::vector<AttentionPiece> pieces;
+  i64 query = 0;
+  for (const PositionRun& q : queries)
+    for (i64 first = q.first; first < q.last; first += rows) {
+      const i64 count = std::min(rows, q.last - first);
+      i64 seen = 0;
+      for (const PositionRun& k : keys) seen += std::clamp<i64>(first + count - k.first, 0, k.size());
+      if (seen > 0) pieces.push_back({query, count, 0, seen, false});
+      query += count;
+    }
+  return pieces;
+}
+
+void device_attention_forward(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& qkv,
+                              const at::Tensor& kv, Runs keys, bool first, at::Tensor& o, at::Tensor& lse) {
+  const Sources s(way, c, queries, qkv, kv, keys);
+  const at::Tensor out = heads_of(c, o, 0, c.arch.heads);
+  if (first && s.pieces().size() == 1 && s.whole(s.pieces()[0])) {
+    const auto [all, sums] = s.forward(s.pieces()[0]);
+    out.copy_(all);
+    lse.copy_(sums);
+    return;
+  }
+  if (first) lse.fill_(-std::numeric_limits<double>::infinity());
+  const at::Tensor total = first ? zeros_of(out) : out.to(accurate(out), false, true);
+  for (const AttentionPiece& p : s.pieces()) {
+    const auto [part, sums] = s.forward(p);
+    const at::Tensor rows = Sources::queries(p, total), here = Sources::queries(p, lse), before = here.clone();
+    here.copy_(at::logaddexp(before, sums));
+    rows.mul_(shares(before, here).unsqueeze(-1)).add_(part.mul(shares(sums, here).unsqueeze(-1)));
+  }
+  out.copy_(total);
+}
+
+void device_attention_backward(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& d_o,
+                               const at::Tensor& qkv, const at::Tensor& kv, Runs keys, const at::Tensor& o,
+                               const at::Tensor& lse, bool add_q, bool add_kv, at::Tensor& d_qkv, at::Tensor& d_kv) {
+  const i64 h = c.arch.heads, kv_heads = c.arch.kv_heads, D = c.arch.head_dim;
+  const Sources s(way, c, queries, qkv, kv, keys);
+  const at::Tensor g = heads_of(c, d_o, 0, h), out = heads_of(c, o, 0, h), d_q = heads_of(c, d_qkv, 0, h),
+                   d_k = heads_of(c, d_kv, 0, kv_heads), d_v = heads_of(c, d_kv, kv_heads * D, kv_heads);
+  Sources::Gradients sums;
+  if (s.pieces().size() == 1 && s.whole(s.pieces()[0])) {
+    sums = s.backward(s.pieces()[0], g, out, lse);
+  } else {
+    sums = {zeros_of(d_q), zeros_of(d_k), zeros_of(d_v)};
+    for (const AttentionPiece& p : s.pieces()) {
+      const Sources::Gradients part = s.backward(p, g, out, lse);
+      Sources::queries(p, sums.q).add_(part.q);
+      Sources::keys(p, sums.k).add_(part.k);
+      Sources::keys(p, sums.v).add_(part.v);
+    }
+  }
+  store(add_q, d_q, sums.q);
+  store(add_kv, d_k, sums.k);
+  store(add_kv, d_v, sums.v);
+}
+
+}  // namespace molen::model::aten

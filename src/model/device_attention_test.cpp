@@ -1,0 +1,235 @@
+// Attention of devices on the host, beside the reference in fp64: what its pieces hold, and what they come to.
+#include "model/device_attention.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "math/test_close.h"
+#include "model/test_attention.h"
+
+namespace molen::model {
+namespace {
+
+using arch::Kernels;
+using math::testing::close;
+using i64 = std::int64_t;
+
+// Runs of positions below 12, by the bits of a number.
+Runs runs_of_bits(unsigned bits) {
+  Runs runs;
+  for (i64 p = 0; p < 12; ++p)
+    if (bits >> p & 1) {
+      if (!runs.empty() && runs.back().last == p)
+        ++runs.back().last;
+      else
+        runs.push_back({p, p + 1});
+    }
+  return runs;
+}
+
+std::vector<i64> positions_in(const Runs& runs) {
+  std::vector<i64> all;
+  for (const PositionRun& run : runs)
+    for (i64 p = run.first; p < run.last; ++p) all.push_back(p);
+  return all;
+}
+
+// Of every query and key, whether a piece has the pair; each at most once.
+TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
+  std::mt19937 engine(7);
+  for (int round = 0; round < 2000; ++round) {
+    const Runs queries = runs_of_bits(engine()), keys = runs_of_bits(engine());
+    const auto q_at = positions_in(queries), k_at = positions_in(keys);
+    const i64 rows = 1 + static_cast<i64>(engine() % 13);
+    for (const bool flash : {true, false}) {
+      std::vector<int> pairs(q_at.size() * k_at.size());
+      for (const auto& p : flash ? aten::flash_pieces(queries, keys) : aten::written_pieces(queries, keys, rows)) {
+        ASSERT_TRUE(flash || p.query_rows <= rows);
+        for (i64 q = p.query; q < p.query + p.query_rows; ++q)
+          for (i64 k = p.key; k < p.key + p.key_rows; ++k) {
+            const auto x = static_cast<std::size_t>(q), y = static_cast<std::size_t>(k);
+            if (p.causal && k - p.key > q - p.query) continue;
+            if (flash || k_at.at(y) <= q_at.at(x)) ++pairs.at(x * k_at.size() + y);
+          }
+      }
+      for (std::size_t x = 0; x < q_at.size(); ++x)
+        for (std::size_t y = 0; y < k_at.size(); ++y)
+          ASSERT_EQ(pairs[x * k_at.size() + y], k_at[y] <= q_at[x]) << (flash ? "flash" : "written out");
+    }
+  }
+  const Runs whole{{0, 9}}, zigzag{{3, 6}, {12, 15}};
+  const auto one = aten::flash_pieces(whole, whole);
+  ASSERT_EQ(one.size(), 1U);
+  EXPECT_EQ(one[0], (aten::AttentionPiece{0, 9, 0, 9, true}));
+  EXPECT_EQ(aten::flash_pieces(zigzag, Runs{{0, 18}}).size(), 4U);  // keys before, and as many, for both runs
+}
+
+// What a call leaves of attention over blocks of keys, one after another, by the code of devices or by ours.
+struct Blocks {
+  at::Tensor o, lse, d_qkv;
+  std::vector<at::Tensor> d_kv;
+};
+template <class Forward, class Backward>
+Blocks over_blocks(const Context& c, at::ScalarType out, const at::Tensor& qkv, const std::vector<at::Tensor>& kv,
+                   const Forward& forward, const Backward& backward) {
+  const auto of = [&](at::IntArrayRef shape, double value, at::ScalarType type) {
+    return at::full(shape, value, type);
+  };
+  const i64 rows = qkv.size(0), R = c.shape.sequence;
+  const at::ScalarType wide = out == at::kDouble ? at::kDouble : at::kFloat;
+  Blocks x{of({rows, c.arch.query_size()}, NAN, out),
+           of({c.shape.batch, c.arch.heads, R}, NAN, wide),
+           of({rows, c.arch.qkv_size()}, 0.5, out),
+           {}};
+  for (std::size_t i = 0; i < kv.size(); ++i) forward(i, x.o, x.lse);
+  for (std::size_t i = 0; i < kv.size(); ++i) {
+    x.d_kv.push_back(of(kv[i].sizes(), 0.25, out));
+    backward(i, x.o, x.lse, x.d_qkv, x.d_kv.back());
+  }
+  return x;
+}
+
+// One way of devices, here on the host, beside the reference in fp64: queries that see nothing included.
+void expect_way(const aten::AttentionWay& way, const arch::Architecture& a, const AttentionPath& path, bool documents,
+                const Runs& queries, const std::vector<Runs>& blocks) {
+  const i64 B = 2, R = count_positions(queries);
+  const AttentionOperands in(a, path, B, 19, documents);
+  Workspace w(std::int64_t{1} << 20);
+  at::Tensor starts, qkv = at::empty({B * R, a.qkv_size()}, in.qkv.scalar_type()),
+                     d_o = at::empty({B * R, a.query_size()}, in.qkv.scalar_type());
+  take_rows(B, queries, in.qkv, qkv), take_rows(B, queries, in.d_o, d_o);
+  if (documents) starts = at::empty({B * R}, at::kInt), take_rows(B, queries, in.starts, starts);
+  const Context c{a,         {B, R, 0, DType::kF64, 2, Kernels::kReference},
+                  w.scratch, true,
+                  {},        Half::kBoth,
+                  queries,   documents ? &starts : nullptr};
+  std::vector<at::Tensor> kv, kv64;
+  for (const Runs& keys : blocks) {
+    kv.push_back(at::empty({B * count_positions(keys), 2 * a.kv_heads * a.head_dim}, in.qkv.scalar_type()));
+    take_rows(B, keys, key_value_columns(c, in.qkv), kv.back());
+    kv64.push_back(kv.back().to(at::kDouble));
+  }
+  const at::Tensor qkv64 = qkv.to(at::kDouble), d_o64 = d_o.to(at::kDouble);
+  const Blocks want = over_blocks(
+      c, at::kDouble, qkv64, kv64,
+      [&](std::size_t i, at::Tensor& o, at::Tensor& lse) {
+        w.scratch.reset();
+        context_attention_forward(c, qkv64, kv64[i], blocks[i], i == 0, o, lse);
+      },
+      [&](std::size_t i, const at::Tensor& o, const at::Tensor& lse, at::Tensor& d_qkv, at::Tensor& d_kv) {
+        w.scratch.reset();
+        context_attention_backward(c, d_o64, qkv64, kv64[i], blocks[i], o, lse, i > 0, i == 0, d_qkv, d_kv);
+      });
+  const Blocks got = over_blocks(
+      c, wide_of(path), qkv, kv,
+      [&](std::size_t i, at::Tensor& o, at::Tensor& lse) {
+        device_attention_forward(way, c, queries, qkv, kv[i], blocks[i], i == 0, o, lse);
+      },
+      [&](std::size_t i, const at::Tensor& o, const at::Tensor& lse, at::Tensor& d_qkv, at::Tensor& d_kv) {
+        device_attention_backward(way, c, queries, d_o, qkv, kv[i], blocks[i], o, lse, i > 0, i == 0, d_qkv, d_kv);
+      });
+  const at::Tensor unseeing = want.lse.isneginf();
+  const bool nothing = unseeing.all().item<bool>();  // is seen by any query
+  const auto same = [&](const at::Tensor& mine, const at::Tensor& its, double constant, const char* what) {
+    if (nothing)
+      EXPECT_TRUE(at::equal(mine.to(at::kDouble), its)) << what;
+    else
+      EXPECT_TRUE(close(doubles_of(mine), doubles_of(its), {path.roundoff, 19 + 2 * a.head_dim, constant, 1.0}))
+          << what;
+  };
+  EXPECT_TRUE(at::equal(got.lse.isneginf(), unseeing));
+  if (!nothing) same(got.lse.masked_fill(unseeing, 0.0), want.lse.masked_fill(unseeing, 0.0), 8, "lse");
+  same(got.o, want.o, 8, "o");
+  same(got.d_qkv, want.d_qkv, 16, "d_qkv");
+  for (std::size_t i = 0; i < kv.size(); ++i) same(got.d_kv[i], want.d_kv[i], 16, "d_kv");
+}
+
+TEST(DeviceAttention, WrittenOutInAnyBlocksIsTheReference) {
+  const c10::InferenceMode inference;
+  for (const auto& a : {test_architectures()[0], test_architectures()[2]})
+    for (const bool documents : {false, true})
+      for (const auto& path : {kAttentionOracle, kAttentionPaths[5]})
+        for (const i64 scores : {i64{1}, i64{500}, i64{1} << 24}) {
+          SCOPED_TRACE(testing::Message() << a.name << (documents ? " documents " : " ") << path.name << ", " << scores
+                                          << " scores at once");
+          const aten::AttentionWay way{false, scores};
+          expect_way(way, a, path, documents, {{0, 5}, {9, 12}}, {{{3, 6}, {8, 10}}, {{0, 3}}, {{6, 8}, {10, 19}}});
+          expect_way(way, a, path, documents, {{0, 19}}, {{{0, 19}}});
+          expect_way(way, a, path, documents, {{2, 6}}, {{{6, 9}}, {{11, 13}}});  // nothing to see
+        }
+}
+
+TEST(DeviceAttention, FlashInPiecesIsTheReference) {
+  const c10::InferenceMode inference;
+  const auto a = test_architectures()[0];
+  for (const auto& path : {kAttentionOracle, kAttentionPaths[4], kAttentionPaths[5], kAttentionPaths[6]}) {
+    SCOPED_TRACE(path.name);
+    const aten::AttentionWay way{true};
+    expect_way(way, a, path, false, {{0, 5}, {9, 12}}, {{{3, 6}, {8, 10}}, {{0, 3}}, {{6, 8}, {10, 19}}});
+    expect_way(way, a, path, false, {{4, 8}, {12, 16}}, {{{0, 19}}});  // zig-zag over gathered keys
+    expect_way(way, a, path, false, {{0, 19}}, {{{0, 19}}});
+    expect_way(way, a, path, false, {{2, 6}}, {{{6, 9}}, {{11, 13}}});
+  }
+}
+
+// The most that ATen held at once on the host while this stood.
+class Peak : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device) override {
+    held_ += bytes;
+    most_ = std::max(most_, held_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  i64 most() const { return most_; }
+
+ private:
+  i64 held_ = 0, most_ = 0;
+};
+template <class F>
+i64 peak_of(const F& f) {
+  const auto peak = std::make_shared<Peak>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, peak);
+  f();
+  return peak->most();
+}
+
+TEST(DeviceAttention, HoldsAPartOfTheScores) {
+  const c10::InferenceMode inference;
+  const auto a = test_architectures()[0];
+  const i64 S = 384, D = a.head_dim, all_scores = 8 * a.heads * S * S, rows = 8 * S * a.heads * D;
+  const AttentionOperands in(a, kAttentionOracle, 1, S, false);
+  math::Scratch scratch;
+  const Context c{a, {1, S, 0, DType::kF64, 2, Kernels::kAten}, scratch};
+  const Runs all{{0, S}};
+  at::Tensor o = at::empty({S, a.query_size()}, at::kDouble), lse = at::empty({1, a.heads, S}, at::kDouble),
+             d_qkv = at::empty_like(in.qkv), d_kv = key_value_columns(c, d_qkv);
+  const at::Tensor kv = key_value_columns(c, in.qkv);
+  const auto peaks = [&](i64 scores) {
+    const aten::AttentionWay way{false, scores};
+    const i64 forward = peak_of([&] { device_attention_forward(way, c, all, in.qkv, kv, all, true, o, lse); });
+    return std::max(forward, peak_of([&] {
+                      device_attention_backward(way, c, all, in.d_o, in.qkv, kv, all, o, lse, false, false, d_qkv,
+                                                d_kv);
+                    }));
+  };
+  EXPECT_GT(peaks(i64{1} << 24), 2 * all_scores);
+  const i64 part = peaks(a.heads * S * 8);  // of eight queries
+  EXPECT_LT(part, 5 * all_scores / (S / 8) + 6 * rows) << part;
+}
+
+TEST(DeviceAttention, FlashServesSixteenBitTypesOfCudaOnly) {
+  const auto a = test_architectures()[0];
+  math::Scratch scratch;
+  const Context c{a, {2, 8, 0, DType::kBF16, 2, Kernels::kAten}, scratch};
+  EXPECT_FALSE(aten::attention_way(c, at::empty({16, a.qkv_size()}, at::kBFloat16)).flash);
+}
+
+}  // namespace
+}  // namespace molen::model
