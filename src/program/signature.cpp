@@ -401,6 +401,7 @@ int unit_of_part(const Program& program, Part part, std::int64_t layer) {
     case Part::kDown:
       return unit_with(program, layer, Blocks::kMlp);
   }
+  throw Error("no such part");
 }
 
 Signature signature(const Program& program, const Op& op, int unit) {

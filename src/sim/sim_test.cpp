@@ -98,7 +98,7 @@ TEST(Simulate, StreamsOverlapAndEdgesHold) {
 TEST(Calibration, RoundTripAndMissingConditions) {
   const fs::path path = fs::temp_directory_path() / fmt::format("molen_calibration_{}.json", ::getpid());
   const auto p = program_of(1, 0, 4);
-  Calibration c{"host", "cpu", "2026-01-01T00:00:00Z", {}};
+  Calibration c{"host", "cpu", "2026-01-01T00:00:00Z", {}, {}};
   c.replace({conditions_of(p.setting, "self"), {}, CostModel::fit(samples_from({p}, 0.0))});
   write_calibration(path, c);
   const Calibration read = read_calibration(path);
@@ -205,8 +205,9 @@ TEST(Extrapolate, RanksBeyondTheCoresTakeTurns) {
   // The same work an op, at two thirds of the speed; the all-reduce of thread-ranks moves the same bytes a rank.
   EXPECT_NEAR(step_seconds(c, 3, "threads") / step_seconds(c, 2, "threads"), 1.5, 0.01);
   for (std::size_t k = 0; k < q.bodies[0].steps.size(); ++k)
-    if (q.bodies[0].steps[k].stream == program::Stream::kCompute)
+    if (q.bodies[0].steps[k].stream == program::Stream::kCompute) {
       EXPECT_DOUBLE_EQ(three.seconds(q, q.bodies[0].steps[k]), two.seconds(q, q.bodies[0].steps[k]));
+    }
 }
 
 TEST(Extrapolate, BusyCoresSlowEachOtherAsMeasured) {

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -197,6 +198,31 @@ inline const Outcome& train_alone(const program::Program& p, int steps) {
   const auto [found, fresh] = made.try_emplace({program::print(p), steps});
   if (fresh) found->second = train_threads(p, steps);
   return found->second;
+}
+
+// The hash of the states of all ranks: saved to `dir` as they are made of places alone, or read from there.
+inline std::string hash_of_checkpoint(const program::Program& p, const std::filesystem::path& dir, bool save) {
+  std::string hash;
+  on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
+    exec::Executor executor(p, world.rank(), &world, {});
+    if (save) {
+      initialize_parameters(executor, 9, 1);
+      for (const char* family : {"m", "v"})
+        for (std::size_t u = 0; u < p.units.size(); ++u) {
+          at::Tensor t = executor.state(family, static_cast<int>(u));
+          const std::int64_t first = executor.state_range(family, static_cast<int>(u)).first;
+          for (std::int64_t i = 0; i < t.numel(); ++i)
+            t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
+        }
+      checkpoint::save(spans_of(executor),
+                       {dir, 4, world.rank(), world.size(), agree_over(world), Json{{"x", 1}}, {}, 0});
+    } else {
+      load_state(checkpoint::Checkpoint(*checkpoint::latest(dir)), executor, false);
+    }
+    const std::string own = state_hash(executor, world);
+    if (world.rank() == 0) hash = own;
+  });
+  return hash;
 }
 
 // The proof run of DESIGN section 3: ten steps in fp64.

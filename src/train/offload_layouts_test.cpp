@@ -297,38 +297,15 @@ TEST(Offload, CopiesAndUpdatesRunBesideEachOther) {
 
 TEST(Offload, CheckpointsMoveBetweenPlaces) {
   const auto a = llama(true);
-  const auto hash_of = [&](const Program& p, const fs::path& dir, bool save) {
-    std::string hash;
-    on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
-      exec::Executor executor(p, world.rank(), &world, {});
-      if (save) {
-        initialize_parameters(executor, 9, 1);
-        for (const char* family : {"m", "v"})
-          for (std::size_t u = 0; u < p.units.size(); ++u) {
-            at::Tensor t = executor.state(family, static_cast<int>(u));
-            const std::int64_t first = executor.state_range(family, static_cast<int>(u)).first;
-            for (std::int64_t i = 0; i < t.numel(); ++i)
-              t.data_ptr<float>()[i] = static_cast<float>(uniform_at(u + 77, static_cast<std::uint64_t>(first + i)));
-          }
-        checkpoint::save(spans_of(executor),
-                         {dir, 4, world.rank(), world.size(), agree_over(world), Json{{"x", 1}}, {}, 0});
-      } else {
-        load_state(checkpoint::Checkpoint(*checkpoint::latest(dir)), executor, false);
-      }
-      const std::string own = state_hash(executor, world);
-      if (world.rank() == 0) hash = own;
-    });
-    return hash;
-  };
   const std::vector<Layout> layouts{kOne, on_host(kOptimizer, {2, 1}), on_host(kAll, {3, 3}),
                                     on_host(kGradients, {2, 2})};
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     const fs::path dir = fs::temp_directory_path() / fmt::format("molen_offload_{}_{}", ::getpid(), i);
     fs::remove_all(dir);
-    const std::string saved = hash_of(program::build(a, setting_of(layouts[i], DType::kF32)), dir, true);
+    const std::string saved = hash_of_checkpoint(program::build(a, setting_of(layouts[i], DType::kF32)), dir, true);
     EXPECT_FALSE(saved.empty());
     for (const Layout& to : layouts)
-      EXPECT_EQ(saved, hash_of(program::build(a, setting_of(to, DType::kF32)), dir, false));
+      EXPECT_EQ(saved, hash_of_checkpoint(program::build(a, setting_of(to, DType::kF32)), dir, false));
     fs::remove_all(dir);
   }
 }

@@ -89,7 +89,7 @@ double relative(const at::Tensor& difference, double scale) {
 // A key's bias moves all scores of a query alike, so its gradient is zero but for rounding, which AdamW then amplifies:
 // it is held to the query's bias instead of to itself.
 std::string scale_name(std::string name) {
-  if (const auto at = name.find("k_proj.bias"); at != std::string::npos) name.replace(at, 1, "q");
+  if (const auto at = name.find("k_proj.bias"); at != std::string::npos) name[at] = 'q';
   return name;
 }
 
