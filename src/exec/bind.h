@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "exec/executor.h"
+#include "exec/launches.h"
 #include "math/scratch.h"
 #include "model/parts.h"
 #include "program/program.h"
@@ -18,6 +19,11 @@ namespace molen::exec {
 struct RunState {
   const StepInput* input = nullptr;
   bool non_finite = false, overflow = false;  // StepResult
+  const Launches* launches = nullptr;         // of the rank's device; none on the host
+  // What this thread has launched has ended: a communicator, which knows no stream of ours, may read it.
+  void settle() const {
+    if (launches) launches->wait();
+  }
   // A micro-batch that does not stay where it is loaded: for a device, or for a rank with part of each sequence.
   std::vector<std::int32_t> ids, labels, document_start;
   MicroBatch staged(std::size_t tokens, bool documents) {

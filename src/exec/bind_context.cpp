@@ -10,9 +10,11 @@ bool is_narrow(const at::Tensor& t) {
   return t.element_size() < 4;
 }
 
-// In fp32 from the op's scratch: sums of a call for each rank's keys, which would be rounded at each.
-at::Tensor wide_rows(std::int64_t rows, std::int64_t columns, math::Scratch& scratch) {
-  return at::from_blob(scratch.take_bytes(rows * columns * 4), {rows, columns}, at::kFloat);
+// Rows of `like` in fp32, from the op's scratch: sums of a call for each rank's keys, which would be rounded at each.
+at::Tensor wide_rows(const at::Tensor& like, std::int64_t columns, math::Scratch& scratch) {
+  const at::TensorOptions options = like.options().dtype(at::kFloat);
+  if (!like.device().is_cpu()) return at::empty({like.size(0), columns}, options);
+  return at::from_blob(scratch.take_bytes(like.size(0) * columns * 4), {like.size(0), columns}, options);
 }
 
 std::array<std::int64_t, 3> lse_shape(const Common& common) {
@@ -81,10 +83,12 @@ Kernel bind_load_part(const BindContext& c, const program::Step& step) {
 Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
   const KeyValues keys(c, step.writes.at(0).buffer, step.reads.at(0).buffer);
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
-  return [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts()](RunState&, math::Scratch&) mutable {
-    own.copy_(keys.columns_NW);
-    group->all_gather(own.data_ptr(), keys.all_RNW.data_ptr(), counts, dtype);
-  };
+  return
+      [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts()](RunState& run, math::Scratch&) mutable {
+        own.copy_(keys.columns_NW);
+        run.settle();
+        group->all_gather(own.data_ptr(), keys.all_RNW.data_ptr(), counts, dtype);
+      };
 }
 
 // The gradients of every rank's keys and values, summed over ranks, go to that rank.
@@ -103,19 +107,23 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
   const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes.at(0).buffer)].dtype;
   if (op.moves == program::Moves::kKeys && op.step == 1) {
     const KeyValues keys(c, step.writes[0].buffer, step.reads.at(0).buffer);
-    return
-        [=, own = keys.all_RNW.select(0, 0), in = c.flat(step.writes.at(1).buffer)](RunState&, math::Scratch&) mutable {
-          own.copy_(keys.columns_NW);
-          pass_on(*ring, own, in, dtype);
-        };
+    return [=, own = keys.all_RNW.select(0, 0), in = c.flat(step.writes.at(1).buffer)](RunState& run,
+                                                                                       math::Scratch&) mutable {
+      own.copy_(keys.columns_NW);
+      run.settle();
+      pass_on(*ring, own, in, dtype);
+    };
   }
   auto out = c.flat(step.reads.at(0).buffer), in = c.flat(step.writes[0].buffer);
   if (op.moves == program::Moves::kKeys)
     return [=](RunState&, math::Scratch&) mutable { pass_on(*ring, out, in, dtype); };
   const bool adds = op.step > 1;
   if (op.step < ring->size())
-    return [=](RunState&, math::Scratch&) mutable {
-      if (adds) out.add_(in);
+    return [=](RunState& run, math::Scratch&) mutable {
+      if (adds) {
+        out.add_(in);
+        run.settle();
+      }
       pass_on(*ring, out, in, dtype);
     };
   // Home: beside the gradient of the queries.
@@ -123,8 +131,11 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
   const std::int64_t n = c.program.setting.tokens(), queries = c.program.local.query_size();
   auto d_qkv = c.flat(step.writes[1].buffer).view({n, -1}), made = c.flat(step.reads.at(2).buffer).view({n, -1});
   const bool apart = step.reads[2].buffer != step.writes[1].buffer;
-  return [=, home = keys.all_RNW.select(0, 0), columns = keys.columns_NW](RunState&, math::Scratch&) mutable {
-    if (adds) out.add_(in);
+  return [=, home = keys.all_RNW.select(0, 0), columns = keys.columns_NW](RunState& run, math::Scratch&) mutable {
+    if (adds) {
+      out.add_(in);
+      run.settle();
+    }
     pass_on(*ring, out, in, dtype);
     if (apart) d_qkv.narrow(1, 0, queries).copy_(made.narrow(1, 0, queries));
     columns.copy_(home);
@@ -142,7 +153,7 @@ Kernel bind_gathered_attention(const Operands& o, const Common& common, const pr
   if (!program::is_backward(op.pass)) {
     auto qkv = o.read_rows(0), kv = o.read(1, of_all), out = o.write_rows(0), lse = o.write(1, lse_shape(common));
     return [=](RunState&, math::Scratch& s) mutable {
-      at::Tensor sum = is_narrow(out) ? wide_rows(out.size(0), queries, s) : out;
+      at::Tensor sum = is_narrow(out) ? wide_rows(out, queries, s) : out;
       for (std::size_t r = 0; r < keys.size(); ++r)
         model::context_attention_forward(common.context(s), qkv, at_rank(kv, r), keys[r], r == 0, sum, lse);
       if (is_narrow(out)) out.copy_(sum);
@@ -151,7 +162,7 @@ Kernel bind_gathered_attention(const Operands& o, const Common& common, const pr
   auto d_o = o.read_rows(0), qkv = o.read_rows(1), out = o.read_rows(2), lse = o.read(3, lse_shape(common)),
        kv = o.read(4, of_all), d_qkv = o.write_rows(0), d_kv = o.write(1, of_all);
   return [=](RunState&, math::Scratch& s) mutable {
-    at::Tensor sum = is_narrow(d_qkv) ? wide_rows(d_qkv.size(0), queries, s) : d_qkv;
+    at::Tensor sum = is_narrow(d_qkv) ? wide_rows(d_qkv, queries, s) : d_qkv;
     for (std::size_t r = 0; r < keys.size(); ++r) {
       at::Tensor d_keys = at_rank(d_kv, r);
       model::context_attention_backward(common.context(s), d_o, qkv, at_rank(kv, r), keys[r], out, lse, r > 0, false,

@@ -60,7 +60,7 @@ class Progress {
 };
 
 // Whether the host only launches an op: what it reads and writes is the device's, and nothing waits for it here. What
-// a kernel copies from the host's own (slopes, positions) ATen has copied when the call returns.
+// a kernel copies from the host's own (slopes) ATen has copied when the call returns.
 bool only_launched(const program::Program& p, const program::Step& step) {
   const bool computes = std::visit(Match{
                                        [](const program::Compute&) { return true; },
@@ -138,6 +138,7 @@ class Executor::Impl {
   StepResult run(const StepInput& input) {
     RunState state;
     state.input = &input;
+    state.launches = launches_.get();
     StepResult result;
     result.timeline.ops.assign(ops_.size(), {});
     progress_.reset();

@@ -26,7 +26,7 @@ at::Tensor key_value_columns(const Context&, const at::Tensor& qkv_NQ);
 // Attention of the rank's queries over the keys at `keys`, M = B * (their number) rows of k|v. kv_MW may be a view of
 // packed rows. first: overwrites o and lse, with 0 and -infinity where a query sees none of the keys; else o and lse
 // hold the output of the keys before, and such a query keeps it. o may be fp32 where the compute dtype is narrower: a
-// ring then does not round at each step.
+// ring then does not round at each step (but for flash attention of a device, which rounds what it makes).
 void context_attention_forward(const Context&, const at::Tensor& qkv_NQ, const at::Tensor& kv_MW,
                                std::span<const PositionRun> keys, bool first, at::Tensor& o_NhD, at::Tensor& lse_BhR);
 // The same, backward: d_qkv's query columns, of which no other is touched, are overwritten or added to (add_q), and so
@@ -36,8 +36,8 @@ void context_attention_backward(const Context&, const at::Tensor& d_o_NhD, const
                                 const at::Tensor& lse_BhR, bool add_q, bool add_kv, at::Tensor& d_qkv_NQ,
                                 at::Tensor& d_kv_MW);
 
-// Attention of whole sequences, or of the rank's own rows alone, with Context::document_start: what attention_forward
-// and attention_backward of parts.h are then.
+// Attention of whole sequences, or of the rank's own rows alone, with Context::document_start or on a device: what
+// attention_forward and attention_backward of parts.h are then.
 void document_attention_forward(const Context&, const at::Tensor& qkv_NQ, at::Tensor& o_NhD, at::Tensor& lse_BhS);
 void document_attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ,
                                  const at::Tensor& o_NhD, const at::Tensor& lse_BhS, at::Tensor& d_qkv_NQ);

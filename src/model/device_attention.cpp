@@ -13,6 +13,7 @@ namespace {
 
 using i64 = std::int64_t;
 using Runs = std::span<const PositionRun>;
+constexpr double kNone = -std::numeric_limits<double>::infinity();  // log-sum-exp of no scores
 
 at::ScalarType accurate(const at::Tensor& t) {
   return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -26,7 +27,7 @@ at::Tensor heads_of(const Context& c, const at::Tensor& rows, i64 first, i64 hea
 
 // exp(x - lse), 0 where lse is that of no keys.
 at::Tensor shares(const at::Tensor& x, const at::Tensor& lse) {
-  return x.sub(lse.masked_fill(lse.isneginf(), 0.0)).exp_();
+  return x.sub(lse.masked_fill(lse.eq(kNone), 0.0)).exp_();
 }
 
 // What all pieces of one call read.
@@ -46,7 +47,8 @@ class Sources {
       return;
     }
     const at::ScalarType type = accurate(qkv);
-    q_ = q_.to(type), k_ = k_.to(type), v_ = v_.to(type);
+    q_ = q_.to(type);
+    k_ = k_.to(type).contiguous(), v_ = v_.to(type).contiguous();  // not again for each piece
     query_at_ = positions_of(queries), key_at_ = positions_of(keys);
     if (c.document_start) starts_ = c.document_start->view({c.shape.batch, 1, rows, 1});
     const std::vector<double> slopes = slopes_of(c);
@@ -66,9 +68,11 @@ class Sources {
   // o and lse of a piece's rows over its keys alone.
   std::pair<at::Tensor, at::Tensor> forward(const AttentionPiece& p) const {
     if (flash_) return flash_forward(queries(p, q_), keys(p, k_), keys(p, v_), p.causal);
-    const at::Tensor scores = scores_of(p), lse = at::logsumexp(scores, {-1});
-    const at::Tensor o = at::matmul(by_group(shares(scores, lse.unsqueeze(-1))), keys(p, v_));
-    return {o.view({c_.shape.batch, c_.arch.heads, p.query_rows, c_.arch.head_dim}), lse};
+    const at::Tensor scores = scores_of(p), most = at::amax(scores, {-1}, true);
+    const at::Tensor grown = shares(scores, most), sums = grown.sum(-1, true);
+    const at::Tensor o = at::matmul(by_group(grown), keys(p, v_)).view({sums.size(0), sums.size(1), sums.size(2), -1});
+    // Of no keys: nothing, over nothing.
+    return {o.div(sums.masked_fill(sums.eq(0), 1.0)), sums.log().add_(most).squeeze(-1)};
   }
 
   struct Gradients {
@@ -113,8 +117,8 @@ class Sources {
                      k_at = key_at_.narrow(0, p.key, p.key_rows).view({1, 1, 1, -1});
     if (slopes_.defined()) scores.add_(k_at.sub(q_at).to(scores.scalar_type()).mul(slopes_));
     at::Tensor hidden = k_at.gt(q_at);
-    if (starts_.defined()) hidden = hidden.logical_or(k_at.lt(queries(p, starts_)));
-    return scores.masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+    if (starts_.defined()) hidden = hidden.bitwise_or(k_at.lt(queries(p, starts_)));
+    return scores.masked_fill_(hidden, kNone);
   }
 
   std::pair<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -160,10 +164,10 @@ at::Tensor zeros_of(const at::Tensor& like) {
 
 }  // namespace
 
-AttentionWay attention_way(const Context& c, const at::Tensor& qkv) {
-  const bool narrow = qkv.scalar_type() == at::kBFloat16 || qkv.scalar_type() == at::kHalf;
+AttentionWay attention_way(const Context& c, bool cuda, at::ScalarType type) {
+  const bool narrow = type == at::kBFloat16 || type == at::kHalf;
   AttentionWay way;
-  way.flash = qkv.is_cuda() && narrow && c.arch.position != arch::Position::kAlibi && !c.document_start &&
+  way.flash = cuda && narrow && c.arch.position != arch::Position::kAlibi && !c.document_start &&
               c.arch.head_dim <= 256 && c.arch.head_dim % 8 == 0;
   return way;
 }
@@ -213,15 +217,15 @@ void device_attention_forward(const AttentionWay& way, const Context& c, Runs qu
     lse.copy_(sums);
     return;
   }
-  if (first) lse.fill_(-std::numeric_limits<double>::infinity());
-  const at::Tensor total = first ? zeros_of(out) : out.to(accurate(out), false, true);
+  if (first) lse.fill_(kNone);
+  const at::Tensor total = first ? zeros_of(out) : out.to(accurate(out));
   for (const AttentionPiece& p : s.pieces()) {
     const auto [part, sums] = s.forward(p);
     const at::Tensor rows = Sources::queries(p, total), here = Sources::queries(p, lse), before = here.clone();
     here.copy_(at::logaddexp(before, sums));
     rows.mul_(shares(before, here).unsqueeze(-1)).add_(part.mul(shares(sums, here).unsqueeze(-1)));
   }
-  out.copy_(total);
+  if (!total.is_same(out)) out.copy_(total);
 }
 
 void device_attention_backward(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& d_o,

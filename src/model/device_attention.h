@@ -1,7 +1,8 @@
 // Attention of devices, in device-generic ATen operators: of whole sequences and of context ranks, whose queries and
 // keys lie at positions of their own. Work is cut into pieces, of which none holds more than a part of the scores; what
-// pieces leave is put together by their log-sum-exp (Liu et al. 2023, arXiv 2310.01889; Dao 2023, arXiv 2307.08691).
-// Sums in fp32 or wider. Written-out pieces are deterministic; ATen's flash attention backwards is where it says so.
+// pieces leave is put together by their log-sum-exp (Liu et al. 2023, arXiv 2310.01889; Dao 2023, arXiv 2307.08691), in
+// fp32 or wider. Written-out pieces are so throughout, and deterministic; what flash attention makes of a piece it has
+// rounded to its 16 bits, and its backward on CUDA adds in no fixed order. Temporaries are the device's allocator's.
 #pragma once
 
 #include <vector>
@@ -15,7 +16,7 @@ struct AttentionWay {
   std::int64_t scores = std::int64_t{1} << 24;  // written out at once at most (at least those of one position)
 };
 // Flash attention for 16-bit types on CUDA, heads of at most 256 and a multiple of 8, no ALiBi, no documents.
-AttentionWay attention_way(const Context&, const at::Tensor& qkv);
+AttentionWay attention_way(const Context&, bool cuda, at::ScalarType);
 
 // `query_rows` rows of each sequence from row `query` on, over `key_rows` from row `key` on. causal: as many of both,
 // at the same positions; else positions decide where scores are written out, and flash attention sees all the keys.

@@ -52,6 +52,10 @@ TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
       std::vector<int> pairs(q_at.size() * k_at.size());
       for (const auto& p : flash ? aten::flash_pieces(queries, keys) : aten::written_pieces(queries, keys, rows)) {
         ASSERT_TRUE(flash || p.query_rows <= rows);
+        if (p.causal) {  // else flash attention of the host and of devices would not mean the same
+          ASSERT_EQ(p.query_rows, p.key_rows);
+          ASSERT_EQ(q_at.at(static_cast<std::size_t>(p.query)), k_at.at(static_cast<std::size_t>(p.key)));
+        }
         for (i64 q = p.query; q < p.query + p.query_rows; ++q)
           for (i64 k = p.key; k < p.key + p.key_rows; ++k) {
             const auto x = static_cast<std::size_t>(q), y = static_cast<std::size_t>(k);
@@ -137,12 +141,13 @@ void expect_way(const aten::AttentionWay& way, const arch::Architecture& a, cons
       });
   const at::Tensor unseeing = want.lse.isneginf();
   const bool nothing = unseeing.all().item<bool>();  // is seen by any query
+  // Operands are the same numbers, and what is written out is fp32 throughout.
+  const double roundoff = way.flash ? path.roundoff : std::min(path.roundoff, 0x1p-24);
   const auto same = [&](const at::Tensor& mine, const at::Tensor& its, double constant, const char* what) {
     if (nothing)
       EXPECT_TRUE(at::equal(mine.to(at::kDouble), its)) << what;
     else
-      EXPECT_TRUE(close(doubles_of(mine), doubles_of(its), {path.roundoff, 19 + 2 * a.head_dim, constant, 1.0}))
-          << what;
+      EXPECT_TRUE(close(doubles_of(mine), doubles_of(its), {roundoff, 19 + 2 * a.head_dim, constant, 1.0})) << what;
   };
   EXPECT_TRUE(at::equal(got.lse.isneginf(), unseeing));
   if (!nothing) same(got.lse.masked_fill(unseeing, 0.0), want.lse.masked_fill(unseeing, 0.0), 8, "lse");
@@ -224,11 +229,77 @@ TEST(DeviceAttention, HoldsAPartOfTheScores) {
   EXPECT_LT(part, 5 * all_scores / (S / 8) + 6 * rows) << part;
 }
 
-TEST(DeviceAttention, FlashServesSixteenBitTypesOfCudaOnly) {
+// As the step program has them: of whole sequences, keys and values and their gradients are columns of the packed rows;
+// of gathered keys, the gradient of the queries is fp32 where that of the keys is narrow.
+TEST(DeviceAttention, WritesWhereTheProgramHasItsOperands) {
+  const c10::InferenceMode inference;
   const auto a = test_architectures()[0];
+  const i64 B = 2, S = 19, width = 2 * a.kv_heads * a.head_dim;
+  for (const auto& path : {kAttentionOracle, kAttentionPaths[5]})
+    for (const bool flash : {true, false}) {
+      SCOPED_TRACE(testing::Message() << path.name << (flash ? ", flash" : ", written out"));
+      const aten::AttentionWay way{flash, 200};
+      const at::ScalarType type = scalar_type(path.compute), wide = wide_of(path);
+      const AttentionOperands in(a, path, B, S, false);
+      const at::Tensor qkv64 = in.qkv.to(at::kDouble), d_o64 = in.d_o.to(at::kDouble);
+      Workspace w(std::int64_t{1} << 20);
+      for (const Runs& queries : {Runs{{0, S}}, Runs{{3, 7}, {12, 16}}}) {
+        const i64 R = count_positions(queries), N = B * R;
+        const bool whole = R == S;
+        const Runs keys{{0, S}};
+        const Context c{a, {B, R, 0, DType::kF64, 2, Kernels::kReference}, w.scratch, true, {}, Half::kBoth, queries};
+        const auto mine = [&](const at::Tensor& all) {
+          at::Tensor rows = at::empty({N, all.size(1)}, all.options());
+          take_rows(B, queries, all, rows);
+          return rows;
+        };
+        const at::Tensor qkv = mine(in.qkv), d_o = mine(in.d_o), kv = key_value_columns(c, in.qkv);
+        at::Tensor o = at::full({N, a.query_size()}, NAN, type), lse = at::full({B, a.heads, R}, NAN, wide),
+                   d_qkv = at::full({N, a.qkv_size()}, NAN, whole ? type : wide),
+                   d_kv = whole ? key_value_columns(c, d_qkv) : at::full({B * S, width}, NAN, type);
+        device_attention_forward(way, c, queries, qkv, kv, keys, true, o, lse);
+        device_attention_backward(way, c, queries, d_o, qkv, kv, keys, o, lse, false, false, d_qkv, d_kv);
+        at::Tensor o64 = at::empty({N, a.query_size()}, at::kDouble), lse64 = at::empty({B, a.heads, R}, at::kDouble),
+                   d_qkv64 = at::zeros({N, a.qkv_size()}, at::kDouble), d_kv64 = at::empty({B * S, width}, at::kDouble);
+        context_attention_forward(c, mine(qkv64), key_value_columns(c, qkv64), keys, true, o64, lse64);
+        w.scratch.reset();
+        context_attention_backward(c, mine(d_o64), mine(qkv64), key_value_columns(c, qkv64), keys, o64, lse64, false,
+                                   false, d_qkv64, d_kv64);
+        const auto same = [&](const at::Tensor& got, const at::Tensor& want, double constant, const char* what) {
+          EXPECT_TRUE(close(doubles_of(got), doubles_of(want), {path.roundoff, 1, constant, 1.0})) << what;
+        };
+        const i64 q = a.query_size();
+        same(o, o64, 8, "o");
+        same(d_qkv.narrow(1, 0, q), d_qkv64.narrow(1, 0, q), 16, "d_q");
+        same(d_kv, d_kv64, 16, "d_kv");
+        EXPECT_EQ(d_qkv.narrow(1, q, width).isnan().all().item<bool>(), !whole) << "columns of no concern";
+        w.scratch.reset();
+      }
+    }
+}
+
+TEST(DeviceAttention, FlashServesSixteenBitTypesOfCudaOnly) {
+  auto a = test_architectures()[0];
+  a.head_dim = 64;
   math::Scratch scratch;
-  const Context c{a, {2, 8, 0, DType::kBF16, 2, Kernels::kAten}, scratch};
-  EXPECT_FALSE(aten::attention_way(c, at::empty({16, a.qkv_size()}, at::kBFloat16)).flash);
+  const auto flash = [&](bool cuda, at::ScalarType type, const at::Tensor* documents = nullptr) {
+    const Context c{a, {2, 8, 0, DType::kBF16, 2, Kernels::kAten}, scratch, true, {}, Half::kBoth, {}, documents};
+    return aten::attention_way(c, cuda, type).flash;
+  };
+  EXPECT_TRUE(flash(true, at::kBFloat16));
+  EXPECT_TRUE(flash(true, at::kHalf));
+  EXPECT_FALSE(flash(false, at::kBFloat16));
+  EXPECT_FALSE(flash(true, at::kFloat));
+  EXPECT_FALSE(flash(true, at::kDouble));
+  const at::Tensor starts = at::zeros({16}, at::kInt);
+  EXPECT_FALSE(flash(true, at::kBFloat16, &starts));
+  for (const i64 head : {10, 264}) {
+    a.head_dim = head;
+    EXPECT_FALSE(flash(true, at::kBFloat16)) << head;
+  }
+  a.head_dim = 64;
+  a.position = arch::Position::kAlibi;
+  EXPECT_FALSE(flash(true, at::kBFloat16));
 }
 
 }  // namespace

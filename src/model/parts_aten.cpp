@@ -12,7 +12,6 @@
 #include "math/reference.h"
 #include "math/vector_kernels.h"
 #include "model/context.h"
-#include "model/device_attention.h"
 #include "model/share.h"
 
 namespace molen::model::aten {
@@ -240,7 +239,7 @@ std::vector<float> float_slopes(const Context& c) {
 
 // On a device: ids as rows of this rank's table, and whether they are; [N], [N, 1].
 std::pair<at::Tensor, at::Tensor> device_rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
-  const at::Tensor rows = ids.sub(c.share.vocabulary_first), here = rows.ge(0).logical_and_(rows.lt(table_rows));
+  const at::Tensor rows = ids.sub(c.share.vocabulary_first), here = rows.ge(0).bitwise_and_(rows.lt(table_rows));
   return {rows.clamp(0, table_rows - 1), here.unsqueeze(1)};
 }
 
@@ -404,11 +403,7 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
     if (low_precision(o)) o.copy_(result);
     return;
   }
-  if (!qkv.device().is_cpu()) {
-    const PositionRun whole{0, c.shape.sequence};
-    const at::Tensor kv = key_value_columns(c, qkv);
-    return device_attention_forward(attention_way(c, qkv), c, {&whole, 1}, qkv, kv, {&whole, 1}, true, o, lse);
-  }
+  if (!qkv.device().is_cpu()) return document_attention_forward(c, qkv, o, lse);
   at::Tensor out = heads_of(c, o);
   const Packed p = unpack(c, qkv);
   std::optional<at::Tensor> mask;
@@ -433,12 +428,7 @@ void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tenso
     if (low_precision(qkv)) d_qkv.copy_(result);
     return;
   }
-  if (!qkv.device().is_cpu()) {
-    const PositionRun whole{0, c.shape.sequence};
-    at::Tensor d_kv = key_value_columns(c, d_qkv);
-    return device_attention_backward(attention_way(c, qkv), c, {&whole, 1}, d_o, qkv, key_value_columns(c, qkv),
-                                     {&whole, 1}, o, lse, false, false, d_qkv, d_kv);
-  }
+  if (!qkv.device().is_cpu()) return document_attention_backward(c, d_o, qkv, o, lse, d_qkv);
   const Packed p = unpack(c, qkv), d = unpack(c, d_qkv);
   const at::Tensor g = heads_of(c, d_o), out = heads_of(c, o);
   std::optional<at::Tensor> mask;

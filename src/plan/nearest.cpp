@@ -20,12 +20,10 @@ struct Candidate {
   int differs;  // in so many choices
 };
 
-std::vector<Candidate> candidates(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
-                                  bool on_device) {
+std::vector<Candidate> candidates(const arch::Architecture& arch, const program::Setting& setting, int local_ranks) {
   const auto chosen = choices_of(setting);
   std::vector<Candidate> all;
   for (Layout& l : within_nodes(layouts_of(arch, setting, setting.ranks(), {}, true), local_ranks)) {
-    if (on_device && l.setting.context()) continue;  // refused there (plan/resolve.cpp)
     const int differs = differences(l.choices, chosen);
     all.push_back({std::move(l), differs});
   }
@@ -39,7 +37,7 @@ std::vector<Candidate> candidates(const arch::Architecture& arch, const program:
 Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
                          const MemoryRoom& room, const SearchLimits& limits) {
   const std::int64_t begun = thread_cpu_ns();
-  auto all = candidates(arch, setting, local_ranks, room.device.has_value());
+  auto all = candidates(arch, setting, local_ranks);
   Nearest nearest;
   nearest.all = all.size();
   std::vector<int> differs;  // each that fits

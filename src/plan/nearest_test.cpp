@@ -107,8 +107,8 @@ TEST(Nearest, ADeviceAndItsHostAreLimitsApart) {
   EXPECT_TRUE(need_within(model(), s, {plan.host + plan.peak}));
   EXPECT_FALSE(need_within(model(), s, {Bytes(plan.host.value + plan.peak.value - 1)}));
   const MemoryRoom plenty{Bytes(std::int64_t{1} << 40), Bytes(std::int64_t{1} << 40)};
-  for (const Fitting& f : nearest_that_fit(model(), s, 4, plenty, kAll).fitting)
-    EXPECT_FALSE(f.layout.setting.context()) << f.layout.name;
+  const auto fitting = nearest_that_fit(model(), s, 4, plenty, kAll).fitting;
+  EXPECT_TRUE(std::any_of(fitting.begin(), fitting.end(), [](const Fitting& f) { return f.layout.setting.context(); }));
 }
 
 TEST(Nearest, KeepsTensorRanksOnANode) {

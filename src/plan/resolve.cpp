@@ -198,8 +198,11 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
                      name_of(s.compute));
   if (s.compute == DType::kF64 && c.math.kernels == "fused" && c.origins.count("math.kernels") > 0)
     throw UsageError("{}: fp64 has the reference kernels alone", c.where("math.kernels"));
-  if (s.compute == DType::kF64) s.kernels = arch::Kernels::kReference;
-  if (s.document_mask && s.kernels != arch::Kernels::kReference && arch.head_dim > arch::kOwnAttentionMaxHead)
+  if (s.compute == DType::kF64) s.kernels = machine.cuda ? arch::Kernels::kAten : arch::Kernels::kReference;
+  if (machine.cuda && s.kernels == arch::Kernels::kReference)
+    throw UsageError("{}: the reference kernels compute in the host's memory, not on cuda", c.where("math.kernels"));
+  if (s.document_mask && !machine.cuda && s.kernels != arch::Kernels::kReference &&
+      arch.head_dim > arch::kOwnAttentionMaxHead)
     throw UsageError(
         "{}: heads of {} are more than the {} of attention within documents; math.kernels \"reference\" has no such "
         "limit",

@@ -159,6 +159,9 @@ TEST(Setting, ContextRanksOnAMesh) {
   eight.cuda = true;
   EXPECT_EQ(with({"parallel.context=2", "data.document_mask=true", "math.kernels=fused"}).kernels,
             arch::Kernels::kAten);
+  EXPECT_NO_THROW(with({"data.document_mask=true", "model.head_dim=264"}));
+  EXPECT_EQ(with({"precision.compute=fp64"}).kernels, arch::Kernels::kAten);
+  refused({"math.kernels=reference"}, "the reference kernels compute in the host's memory, not on cuda");
 }
 
 TEST(Setting, ShardingNamesAreStagesOnAMesh) {

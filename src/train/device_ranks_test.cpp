@@ -27,12 +27,13 @@ Layout layout(int shards, int zero, int tensor, bool rows, int stages) {
 }
 
 TEST(DeviceRanks, LeaveTheBitsOfTheHost) {
-  Layout ring{1, 0, false, 2};
-  ring.context = 2;
+  Layout gathered{1, 0, false, 2};
+  gathered.context = 2;
+  gathered.sequence = 24;
+  Layout ring = gathered;
   ring.form = program::ContextForm::kRing;
-  ring.sequence = 24;
   for (const Layout& l : {layout(2, 1, 1, false, 1), layout(2, 3, 2, true, 1), layout(3, 2, 1, false, 1),
-                          layout(1, 0, 2, false, 2), ring})
+                          layout(1, 0, 2, false, 2), gathered, ring})
     for (const DType compute : {DType::kF64, DType::kF32}) {
       SCOPED_TRACE(fmt::format("{} ranks, ZeRO-{}, tp {}", l.ranks(), l.zero, l.tensor));
       const auto stages = program::build_stages(llama(false), setting_of(l, compute));
