@@ -1,5 +1,5 @@
-// Compute ops on tensors that are not the host's: ATen's meta device has shapes and types and no memory, so that an op
-// which mixes a device's tensors with the host's, or reads them from the host, fails here.
+// Ops that compute on tensors that are not the host's: ATen's meta device has shapes and types and no memory, so that
+// an op which mixes a device's tensors with the host's, or reads them from the host, fails here.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -45,10 +45,16 @@ program::Setting setting(DType compute) {
 
 // What libtorch 2.13 has no meta form of: an op that comes to it is seen up to there.
 bool lacks_meta(const std::string& error) {
-  for (const char* op : {"abs.out", "addmm.dtype_out", "index_select.out", "mm.dtype_out", "native_batch_norm",
-                         "native_layer_norm_backward"})
+  for (const char* op : {"_fused_adamw_", "abs.out", "addmm.dtype_out", "index_select.out", "mm.dtype_out",
+                         "native_batch_norm", "native_layer_norm_backward"})
     if (error.starts_with(fmt::format("aten::{}: attempted to run this operator with Meta tensors", op))) return true;
   return false;
+}
+
+bool computes(const program::Op& op) {
+  return std::holds_alternative<program::Compute>(op) || std::holds_alternative<program::ZeroFill>(op) ||
+         std::holds_alternative<program::SumSquares>(op) || std::holds_alternative<program::OptimizerStep>(op) ||
+         std::holds_alternative<program::Cast>(op);
 }
 
 // Which compute ops of rank 0 ran to their end.
@@ -67,7 +73,7 @@ std::set<std::string> run_compute_ops(const program::Program& p) {
   std::set<std::string> ended;
   for (const auto& body : p.bodies)
     for (const auto& step : body.steps) {
-      if (!std::holds_alternative<program::Compute>(step.op)) continue;
+      if (!computes(step.op)) continue;
       const StepInput input;
       RunState run;
       run.input = &input;
@@ -97,13 +103,18 @@ TEST(DeviceOps, TakeNothingOfTheHosts) {
                                          with(gathered, [](auto& s) { s.context_form = program::ContextForm::kRing; }),
                                          with(gathered, [](auto& s) { s.document_mask = true; }),
                                          with(plain, [](auto& s) { s.document_mask = true; }),
-                                         with(plain, [](auto& s) { s.mesh[mesh::Axis::kTp] = 2; })};
+                                         with(plain, [](auto& s) { s.mesh[mesh::Axis::kTp] = 2; }),
+                                         with(plain, [](auto& s) {
+                                           s.mesh[mesh::Axis::kDpShard] = 2, s.zero = 2;
+                                           if (s.compute != DType::kF64) s.reduce = DType::kBF16;
+                                         })};
     for (const auto& a : {llama(), gpt(arch::Position::kLearned), gpt(arch::Position::kAlibi)})
       for (const auto& s : settings) {
         SCOPED_TRACE(fmt::format("{} {}, {}", a.name, name_of(compute), program::sharding_text(s)));
         const auto ended = run_compute_ops(program::build(a, s));
+        EXPECT_EQ(ended.count("cast"), s.reduce == DType::kBF16 ? 1U : 0U);
         for (const char* kind :
-             {"forward attention", "backward attention", "forward activation", "forward out_projection"})
+             {"forward attention", "backward attention", "forward activation", "forward out_projection", "sum_squares"})
           EXPECT_TRUE(ended.count(kind)) << kind << " of " << fmt::format("{}", fmt::join(ended, ", "));
       }
   }
