@@ -88,7 +88,7 @@ record_matrix() {
     jobs+=($!)
   done
   for job in "${jobs[@]}"; do wait "$job" || ended=1; done
-  wanted=$(($(build/molen verify "${sizes[@]}" --ranks "$ranks" --static | grep -c 'sound$') * 2))
+  wanted=$(($(build/molen verify "${sizes[@]}" --ranks "$ranks" --static | grep -c 'sound$' || true) * 2))
   read -r rows same most < <(sed -nE 's/^([0-9]+) layouts, ([0-9]+) of .* is ([0-9.]+) of .*/\1 \2 \3/p' "${halves[@]}" |
     awk '{ rows += $1; same += $2; if ($3 + 0 > most + 0) most = $3 } END { print rows + 0, same + 0, most + 0 }')
   local figure="$wanted layouts, in two halves of the strategies, $same of them the same model; the largest difference is $most of its bound"

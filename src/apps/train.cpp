@@ -244,16 +244,16 @@ int run_bench(const ConfigOptions& options, int steps) {
   const double started = now().value;
   config::Config c = load_config(options);
   const auto launch = train::resolve_launch(c, options.ranks);
+  plan::Machine host = launch.machine;  // where it runs, whatever else there is
+  host.cuda = false;
   train::run_ranks(launch, [&](comm::Communicator& world) {
     config::Config mine = c;
     const auto a = plan::resolve_architecture(mine);
-    const auto setting = program::at_rank(plan::resolve_setting(mine, a, launch.machine), world.rank());
+    const auto setting = program::at_rank(plan::resolve_setting(mine, a, host), world.rank());
     const auto schedule = plan::read_schedule(mine);
     const auto p = program::build(a, setting, schedule ? &*schedule : nullptr);
     program::require_sound(p, "the built program");
     const auto plan = program::plan_memory(p);
-    plan::Machine host = launch.machine;  // whose memory the arena is in, whatever else there is
-    host.cuda = false;
     train::require_memory(
         {{plan.peak, plan.host},
          "the step program",

@@ -229,6 +229,7 @@ std::pair<program::Setting, std::vector<plan::Layout>> wanted_layouts(const Veri
                                                                       plan::Machine machine) {
   if (o.given()) {
     machine.measure_precision = nullptr;
+    machine.cuda = false;  // kernels and types are the proof's
     const auto setting = plan::resolve_setting(c, a, machine);
     return {setting, {plan::layout_of(setting)}};
   }

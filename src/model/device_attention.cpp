@@ -41,28 +41,26 @@ class Sources {
         k_(heads_of(c, kv, 0, c.arch.kv_heads)),
         v_(heads_of(c, kv, c.arch.kv_heads * c.arch.head_dim, c.arch.kv_heads)),
         scale_(1.0 / std::sqrt(static_cast<double>(c.arch.head_dim))) {
-    const i64 rows = q_.size(2), columns = k_.size(2);
     if (flash_) {
-      pieces_ = flash_pieces(queries, keys);
+      pieces_ = flash_pieces(c.shape.batch, queries, keys);
       return;
     }
     const at::ScalarType type = accurate(qkv);
     q_ = q_.to(type);
     k_ = k_.to(type).contiguous(), v_ = v_.to(type).contiguous();  // not again for each piece
     query_at_ = positions_of(queries), key_at_ = positions_of(keys);
-    if (c.document_start) starts_ = c.document_start->view({c.shape.batch, 1, rows, 1});
+    if (c.document_start) starts_ = c.document_start->view({c.shape.batch, 1, -1, 1});
     const std::vector<double> slopes = slopes_of(c);
     if (!slopes.empty())
       slopes_ = at::from_blob(const_cast<double*>(slopes.data()), {1, c.arch.heads, 1, 1}, at::kDouble)
                     .to(q_.device(), type, false, true);
-    const i64 of_one = std::max<i64>(1, c.shape.batch * c.arch.heads * columns);
-    pieces_ = written_pieces(queries, keys, std::max<i64>(1, way.scores / of_one));
+    pieces_ = written_pieces(c.shape.batch, queries, keys, way.scores / c.arch.heads);
   }
 
   const std::vector<AttentionPiece>& pieces() const { return pieces_; }
   // Whether the piece is all there is.
   bool whole(const AttentionPiece& p) const {
-    return pieces_.size() == 1 && p.query_rows == q_.size(2) && p.key_rows == k_.size(2);
+    return pieces_.size() == 1 && p.sequences == q_.size(0) && p.query_rows == q_.size(2) && p.key_rows == k_.size(2);
   }
 
   // o and lse of a piece's rows over its keys alone.
@@ -95,9 +93,11 @@ class Sources {
   }
 
   static at::Tensor queries(const AttentionPiece& p, const at::Tensor& all) {
-    return all.narrow(2, p.query, p.query_rows);
+    return all.narrow(0, p.sequence, p.sequences).narrow(2, p.query, p.query_rows);
   }
-  static at::Tensor keys(const AttentionPiece& p, const at::Tensor& all) { return all.narrow(2, p.key, p.key_rows); }
+  static at::Tensor keys(const AttentionPiece& p, const at::Tensor& all) {
+    return all.narrow(0, p.sequence, p.sequences).narrow(2, p.key, p.key_rows);
+  }
 
  private:
   at::Tensor positions_of(Runs runs) const {
@@ -112,7 +112,7 @@ class Sources {
   at::Tensor scores_of(const AttentionPiece& p) const {
     at::Tensor scores = at::matmul(by_group(queries(p, q_)), keys(p, k_).transpose(2, 3))
                             .mul_(scale_)
-                            .view({c_.shape.batch, c_.arch.heads, p.query_rows, p.key_rows});
+                            .view({p.sequences, c_.arch.heads, p.query_rows, p.key_rows});
     const at::Tensor q_at = query_at_.narrow(0, p.query, p.query_rows).view({1, 1, -1, 1}),
                      k_at = key_at_.narrow(0, p.key, p.key_rows).view({1, 1, 1, -1});
     if (slopes_.defined()) scores.add_(k_at.sub(q_at).to(scores.scalar_type()).mul(slopes_));
@@ -172,20 +172,19 @@ AttentionWay attention_way(const Context& c, bool cuda, at::ScalarType type) {
   return way;
 }
 
-std::vector<AttentionPiece> flash_pieces(Runs queries, Runs keys) {
+std::vector<AttentionPiece> flash_pieces(i64 batch, Runs queries, Runs keys) {
   std::vector<AttentionPiece> pieces;
+  const auto add = [&](i64 query, i64 query_rows, i64 key, i64 key_rows, bool causal) {
+    if (query_rows > 0 && key_rows > 0) pieces.push_back({0, batch, query, query_rows, key, key_rows, causal});
+  };
   i64 query = 0;
   for (const PositionRun& q : queries) {
     i64 key = 0;
     for (const PositionRun& k : keys) {
-      const i64 before = std::min(k.last, q.first) - k.first, both = std::max(k.first, q.first),
-                end = std::min(k.last, q.last);
-      if (before > 0) pieces.push_back({query, q.size(), key, before, false});
-      if (end > both) {
-        pieces.push_back({query + both - q.first, end - both, key + both - k.first, end - both, true});
-        if (q.last > end)
-          pieces.push_back({query + end - q.first, q.last - end, key + both - k.first, end - both, false});
-      }
+      const i64 begin = std::max(k.first, q.first), end = std::min(k.last, q.last), both = end - begin;
+      add(query, q.size(), key, std::min(k.last, q.first) - k.first, false);
+      add(query + begin - q.first, both, key + begin - k.first, both, true);
+      if (both > 0) add(query + end - q.first, q.last - end, key + begin - k.first, both, false);
       key += k.size();
     }
     query += q.size();
@@ -193,17 +192,22 @@ std::vector<AttentionPiece> flash_pieces(Runs queries, Runs keys) {
   return pieces;
 }
 
-std::vector<AttentionPiece> written_pieces(Runs queries, Runs keys, i64 rows) {
+std::vector<AttentionPiece> written_pieces(i64 batch, Runs queries, Runs keys, i64 scores) {
   std::vector<AttentionPiece> pieces;
-  i64 query = 0;
-  for (const PositionRun& q : queries)
-    for (i64 first = q.first; first < q.last; first += rows) {
-      const i64 count = std::min(rows, q.last - first);
-      i64 seen = 0;
-      for (const PositionRun& k : keys) seen += std::clamp<i64>(first + count - k.first, 0, k.size());
-      if (seen > 0) pieces.push_back({query, count, 0, seen, false});
-      query += count;
-    }
+  const i64 columns = count_positions(keys);
+  for (i64 sequence = 0, sequences = 0; sequence < batch; sequence += sequences) {
+    i64 query = 0;
+    sequences = std::clamp<i64>(scores / (count_positions(queries) * columns), 1, batch - sequence);
+    const i64 rows = std::max<i64>(1, scores / (sequences * columns));
+    for (const PositionRun& q : queries)
+      for (i64 first = q.first; first < q.last; first += rows) {
+        const i64 count = std::min(rows, q.last - first);
+        i64 seen = 0;
+        for (const PositionRun& k : keys) seen += std::clamp<i64>(first + count - k.first, 0, k.size());
+        if (seen > 0) pieces.push_back({sequence, sequences, query, count, 0, seen, false});
+        query += count;
+      }
+  }
   return pieces;
 }
 

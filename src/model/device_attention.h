@@ -18,18 +18,21 @@ struct AttentionWay {
 // Flash attention for 16-bit types on CUDA, heads of at most 256 and a multiple of 8, no ALiBi, no documents.
 AttentionWay attention_way(const Context&, bool cuda, at::ScalarType);
 
-// `query_rows` rows of each sequence from row `query` on, over `key_rows` from row `key` on. causal: as many of both,
-// at the same positions; else positions decide where scores are written out, and flash attention sees all the keys.
+// Of each of `sequences`, `query_rows` rows from row `query` on over `key_rows` from row `key` on. causal: as many of
+// both, at the same positions; else positions decide where scores are written out, and flash attention sees all keys.
 struct AttentionPiece {
+  std::int64_t sequence, sequences;  // of the batch: the first, and how many
   std::int64_t query, query_rows, key, key_rows;
   bool causal;
   bool operator==(const AttentionPiece&) const = default;
 };
-// Every pair of a query and a key not after it is in one piece. By flash attention no other pair is; written out,
-// pieces have `rows` queries at most and the keys up to their last.
-std::vector<AttentionPiece> flash_pieces(std::span<const PositionRun> queries, std::span<const PositionRun> keys);
-std::vector<AttentionPiece> written_pieces(std::span<const PositionRun> queries, std::span<const PositionRun> keys,
-                                           std::int64_t rows);
+// Every pair of a query and a key not after it, in each sequence, is in one piece. By flash attention no other pair is;
+// written out, a piece has the keys up to its last query, and of each head `scores` at most (or those of one query): of
+// some whole sequences or, where one has more, of some of its queries.
+std::vector<AttentionPiece> flash_pieces(std::int64_t batch, std::span<const PositionRun> queries,
+                                         std::span<const PositionRun> keys);
+std::vector<AttentionPiece> written_pieces(std::int64_t batch, std::span<const PositionRun> queries,
+                                           std::span<const PositionRun> keys, std::int64_t scores);
 
 // The arguments of context_attention_forward and context_attention_backward of model/context.h, with the positions of
 // the queries; kv_MW may be columns of the packed rows.

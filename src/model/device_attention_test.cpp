@@ -8,7 +8,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "math/test_close.h"
@@ -41,38 +43,51 @@ std::vector<i64> positions_in(const Runs& runs) {
   return all;
 }
 
-// Of every query and key, whether a piece has the pair; each at most once.
+// Of every query and key of a sequence, whether a piece has the pair; each at most once.
 TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
   std::mt19937 engine(7);
   for (int round = 0; round < 2000; ++round) {
-    const Runs queries = runs_of_bits(engine()), keys = runs_of_bits(engine());
+    const Runs queries = runs_of_bits(engine() | 1), keys = runs_of_bits(engine() | 2);
     const auto q_at = positions_in(queries), k_at = positions_in(keys);
-    const i64 rows = 1 + static_cast<i64>(engine() % 13);
+    const i64 batch = 3, scores = 1 + static_cast<i64>(engine() % 400);
+    const auto at = [](const std::vector<i64>& positions, i64 row) {
+      return positions.at(static_cast<std::size_t>(row));
+    };
     for (const bool flash : {true, false}) {
-      std::vector<int> pairs(q_at.size() * k_at.size());
-      for (const auto& p : flash ? aten::flash_pieces(queries, keys) : aten::written_pieces(queries, keys, rows)) {
-        ASSERT_TRUE(flash || p.query_rows <= rows);
+      std::map<std::array<i64, 3>, int> pairs;
+      for (const auto& p :
+           flash ? aten::flash_pieces(batch, queries, keys) : aten::written_pieces(batch, queries, keys, scores)) {
+        ASSERT_TRUE(flash || p.sequences * p.query_rows * p.key_rows <= scores ||
+                    (p.sequences == 1 && p.query_rows == 1));
         if (p.causal) {  // else flash attention of the host and of devices would not mean the same
           ASSERT_EQ(p.query_rows, p.key_rows);
-          ASSERT_EQ(q_at.at(static_cast<std::size_t>(p.query)), k_at.at(static_cast<std::size_t>(p.key)));
+          ASSERT_EQ(at(q_at, p.query), at(k_at, p.key));
         }
-        for (i64 q = p.query; q < p.query + p.query_rows; ++q)
-          for (i64 k = p.key; k < p.key + p.key_rows; ++k) {
-            const auto x = static_cast<std::size_t>(q), y = static_cast<std::size_t>(k);
-            if (p.causal && k - p.key > q - p.query) continue;
-            if (flash || k_at.at(y) <= q_at.at(x)) ++pairs.at(x * k_at.size() + y);
-          }
+        for (i64 b = p.sequence; b < p.sequence + p.sequences; ++b)
+          for (i64 q = p.query; q < p.query + p.query_rows; ++q)
+            for (i64 k = p.key; k < p.key + p.key_rows; ++k) {
+              if (p.causal && k - p.key > q - p.query) continue;
+              if (flash || at(k_at, k) <= at(q_at, q)) ++pairs[{b, q, k}];
+            }
       }
-      for (std::size_t x = 0; x < q_at.size(); ++x)
-        for (std::size_t y = 0; y < k_at.size(); ++y)
-          ASSERT_EQ(pairs[x * k_at.size() + y], k_at[y] <= q_at[x]) << (flash ? "flash" : "written out");
+      for (i64 b = 0; b < batch; ++b)
+        for (i64 q = 0; q < static_cast<i64>(q_at.size()); ++q)
+          for (i64 k = 0; k < static_cast<i64>(k_at.size()); ++k) {
+            const auto found = pairs.find({b, q, k});
+            ASSERT_EQ(found == pairs.end() ? 0 : found->second, at(k_at, k) <= at(q_at, q) ? 1 : 0)
+                << (flash ? "flash" : "written out");
+          }
+      ASSERT_TRUE(pairs.empty() || pairs.rbegin()->first[0] < batch);
     }
   }
   const Runs whole{{0, 9}}, zigzag{{3, 6}, {12, 15}};
-  const auto one = aten::flash_pieces(whole, whole);
+  const auto one = aten::flash_pieces(2, whole, whole);
   ASSERT_EQ(one.size(), 1U);
-  EXPECT_EQ(one[0], (aten::AttentionPiece{0, 9, 0, 9, true}));
-  EXPECT_EQ(aten::flash_pieces(zigzag, Runs{{0, 18}}).size(), 4U);  // keys before, and as many, for both runs
+  EXPECT_EQ(one[0], (aten::AttentionPiece{0, 2, 0, 9, 0, 9, true}));
+  EXPECT_EQ(aten::flash_pieces(2, zigzag, Runs{{0, 18}}).size(), 4U);  // keys before, and as many, for both runs
+  // Whole sequences first: of eight, three and three and two; then queries of one.
+  EXPECT_EQ(aten::written_pieces(8, whole, whole, 3 * 81 + 5).size(), 3U);
+  EXPECT_EQ(aten::written_pieces(8, whole, whole, 80).size(), 16U);
 }
 
 // What a call leaves of attention over blocks of keys, one after another, by the code of devices or by ours.

@@ -38,7 +38,7 @@ inline std::vector<double> doubles_of(const at::Tensor& t) {
   return {wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel()};
 }
 
-// AttentionOperands of whole sequences, as the path's dtype rounds them.
+// Of whole sequences, as the path's dtype rounds them.
 struct AttentionOperands {
   AttentionOperands(const arch::Architecture& a, const AttentionPath& path, std::int64_t batch, std::int64_t sequence,
                     bool documents)

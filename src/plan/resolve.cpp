@@ -170,6 +170,22 @@ int auto_threads(int local_ranks) {
   return std::max(1, cores / std::max(1, local_ranks));
 }
 
+arch::Kernels resolve_kernels(const Config& c, bool cuda, DType compute) {
+  const bool reference = c.math.kernels == "reference", narrow = compute == DType::kBF16 || compute == DType::kF16;
+  if (reference && cuda)
+    throw UsageError("{}: the reference kernels compute in the host's memory, not on cuda; device.kind = \"cpu\" does",
+                     c.where("math.kernels"));
+  if (reference && narrow)
+    throw UsageError("{}: the reference kernels compute in fp64 or fp32, not in {}", c.where("math.kernels"),
+                     name_of(compute));
+  if (cuda || narrow) return arch::Kernels::kAten;
+  if (compute != DType::kF64) return reference ? arch::Kernels::kReference : arch::Kernels::kFused;
+  // "fused" is the default; asked for, it is not replaced.
+  if (!reference && c.origins.count("math.kernels") > 0)
+    throw UsageError("{}: fp64 has the reference kernels alone on the host", c.where("math.kernels"));
+  return arch::Kernels::kReference;
+}
+
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
   refuse_unbuilt(c);
   program::Setting s;
@@ -189,18 +205,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
     config::assign(c, "math.threads", s.threads, {config::Origin::Kind::kOther, "derived"});
   }
   s.compute = resolve_precision(c, machine, s.threads);
-  const bool narrow = s.compute == DType::kBF16 || s.compute == DType::kF16;
-  s.kernels = c.math.kernels == "reference" ? arch::Kernels::kReference : arch::Kernels::kFused;
-  if (s.kernels == arch::Kernels::kFused && (machine.cuda || narrow)) s.kernels = arch::Kernels::kAten;
-  // "fused" is the default; asked for, it is not replaced.
-  if (narrow && s.kernels == arch::Kernels::kReference)
-    throw UsageError("{}: the reference kernels compute in fp64 or fp32, not in {}", c.where("math.kernels"),
-                     name_of(s.compute));
-  if (s.compute == DType::kF64 && c.math.kernels == "fused" && c.origins.count("math.kernels") > 0)
-    throw UsageError("{}: fp64 has the reference kernels alone", c.where("math.kernels"));
-  if (s.compute == DType::kF64) s.kernels = machine.cuda ? arch::Kernels::kAten : arch::Kernels::kReference;
-  if (machine.cuda && s.kernels == arch::Kernels::kReference)
-    throw UsageError("{}: the reference kernels compute in the host's memory, not on cuda", c.where("math.kernels"));
+  s.kernels = resolve_kernels(c, machine.cuda, s.compute);
   if (s.document_mask && !machine.cuda && s.kernels != arch::Kernels::kReference &&
       arch.head_dim > arch::kOwnAttentionMaxHead)
     throw UsageError(

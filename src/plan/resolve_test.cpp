@@ -161,7 +161,8 @@ TEST(Setting, ContextRanksOnAMesh) {
             arch::Kernels::kAten);
   EXPECT_NO_THROW(with({"data.document_mask=true", "model.head_dim=264"}));
   EXPECT_EQ(with({"precision.compute=fp64"}).kernels, arch::Kernels::kAten);
-  refused({"math.kernels=reference"}, "the reference kernels compute in the host's memory, not on cuda");
+  for (const char* compute : {"precision.compute=fp64", "precision.compute=fp32"})
+    refused({compute, "math.kernels=reference"}, "the reference kernels compute in the host's memory, not on cuda");
 }
 
 TEST(Setting, ShardingNamesAreStagesOnAMesh) {

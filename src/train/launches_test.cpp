@@ -142,7 +142,8 @@ bool may_be_launched(const Program& p, const program::Step& step) {
   return false;
 }
 
-// Context ranks put keys and values side by side, and add to gradients of keys, before they send them.
+// The place of that wait is not seen, only that there is one: what is launched here runs at once. Context ranks put
+// keys and values side by side, and add to gradients of keys, before they send them.
 bool makes_what_it_sends(const program::Step& step) {
   if (const auto* gather = std::get_if<program::AllGather>(&step.op)) return gather->moves == program::Moves::kKeys;
   const auto* shift = std::get_if<program::Shift>(&step.op);

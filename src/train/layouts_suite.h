@@ -200,7 +200,7 @@ inline const Outcome& train_alone(const program::Program& p, int steps) {
   return found->second;
 }
 
-// The hash of the states of all ranks: saved to `dir` as they are made of places alone, or read from there.
+// The hash of the states of all ranks, which are filled by position alone and saved to `dir`, or read from there.
 inline std::string hash_of_checkpoint(const program::Program& p, const std::filesystem::path& dir, bool save) {
   std::string hash;
   on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
