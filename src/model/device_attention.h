@@ -2,7 +2,8 @@
 // keys lie at positions of their own. Work is cut into pieces, of which none holds more than a part of the scores; what
 // pieces leave is put together by their log-sum-exp (Liu et al. 2023, arXiv 2310.01889; Dao 2023, arXiv 2307.08691), in
 // fp32 or wider. Written-out pieces are so throughout, and deterministic; what flash attention makes of a piece it has
-// rounded to its 16 bits, and its backward on CUDA adds in no fixed order. Temporaries are the device's allocator's.
+// rounded to its 16 bits, and its backward on CUDA adds in a fixed order only where libtorch is held to it
+// (train/world.h). Temporaries are the device's allocator's.
 #pragma once
 
 #include <vector>

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -148,7 +149,14 @@ Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks, 
     launch.machine.cuda = false;
   }
   if (launch.machine.cuda && launch.machine.ranks > 1 && !shared) on_devices(c, launch);
+  if (launch.machine.cuda) require_determinism();
   return launch;
+}
+
+void require_determinism() {
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // no op of ours reads what it has not written
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);                   // libtorch refuses products without it
 }
 
 Launch launch_threads(int ranks) {

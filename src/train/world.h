@@ -22,6 +22,10 @@ struct Launch {
 // launcher then stay on the host.
 Launch resolve_launch(const config::Config& config, std::optional<int> thread_ranks, bool share = false);
 
+// Holds libtorch to operators that repeat bit for bit on a device (`train.deterministic`), for the whole process; one
+// that has no such form throws there, by its name. To be called before the device's libraries are.
+void require_determinism();
+
 // Ranks as threads of this process, on the host.
 Launch launch_threads(int ranks);
 

@@ -1,13 +1,16 @@
 #include "train/world.h"
 
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <string>
 
 #include "base/error.h"
+#include "train/layouts_suite.h"
 
 namespace molen::train {
 namespace {
@@ -23,6 +26,22 @@ std::string thrown_by(int ranks, const std::function<void(comm::Communicator&)>&
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(1));
   return text;
+}
+
+// What a run on a device asks of libtorch. Its operators on the host have no other form, and leave the same bits.
+TEST(Determinism, IsRequiredOfLibtorch) {
+  auto setting = suite::setting_of(1, 0, false, DType::kBF16);
+  setting.kernels = arch::Kernels::kAten;
+  const auto p = program::build(suite::llama(false), setting);
+  const auto before = suite::train_threads(p, 2);
+  ::unsetenv("CUBLAS_WORKSPACE_CONFIG");
+  require_determinism();
+  EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+  EXPECT_FALSE(at::globalContext().deterministicAlgorithmsWarnOnly());
+  EXPECT_STREQ(std::getenv("CUBLAS_WORKSPACE_CONFIG"), ":4096:8");
+  const auto after = suite::train_threads(p, 2);
+  at::globalContext().setDeterministicAlgorithms(false, false);
+  EXPECT_EQ(before.hash, after.hash);
 }
 
 TEST(RunRanks, AllFinishAtTheirOwnTime) {
