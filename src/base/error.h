@@ -1,7 +1,8 @@
 // The three kinds of failure (docs/decisions/0002-errors.md):
 //   expected and answered by the caller  -> Result<T> (base/result.h)
 //   the user's input is wrong            -> UsageError, exit code 2
-//   the run cannot go on                 -> Error, exit code 1
+//   the run cannot go on                 -> Error, exit code 1; IoError, DamagedError and VersionError where the caller
+//                                           answers them differently (docs/decisions/0008-files-checkpoints-owners.md)
 // A broken invariant of ours is MOLEN_CHECK: on in release builds, no side effects in its condition.
 // Exceptions are caught in train and apps only.
 #pragma once
@@ -23,6 +24,37 @@ class Error : public std::runtime_error {
 
 // What the user wrote cannot be honoured; the message names file, line and key where there are any.
 class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A path at which there is nothing.
+class MissingFileError : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
+
+// The storage does not do now what was asked (EIO, ESTALE, EMFILE, ENOSPC, ...). It says nothing about the content: the
+// same command may work later.
+class IoError : public Error {
+ public:
+  template <class... Args>
+  explicit IoError(int code, fmt::format_string<Args...> format, Args&&... args)
+      : Error(fmt::format(format, std::forward<Args>(args)...)), code_(code) {}
+  int code() const { return code_; }  // errno
+
+ private:
+  int code_;
+};
+
+// The content is not what was written: another hash, cut short, a file of it missing.
+class DamagedError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Whole, but in a format that another version of molen made.
+class VersionError : public Error {
  public:
   using Error::Error;
 };

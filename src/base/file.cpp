@@ -1,84 +1,49 @@
 #include "base/file.h"
 
-#include <fcntl.h>
 #include <openssl/evp.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <vector>
 
-#include "base/descriptor.h"
 #include "base/error.h"
 
 namespace molen {
 namespace {
 
-std::string reason() {
-  return std::strerror(errno);
+std::string read_whole(const File& file, std::int64_t expected, std::int64_t limit) {
+  std::string content;
+  content.reserve(static_cast<std::size_t>(expected));
+  std::vector<char> block(static_cast<std::size_t>(std::clamp<std::int64_t>(expected + 1, 1 << 12, 1 << 20)));
+  while (true) {
+    const std::size_t got = file.read_some(block.data(), block.size(), static_cast<std::int64_t>(content.size()));
+    content.append(block.data(), got);
+    if (static_cast<std::int64_t>(content.size()) > limit)
+      throw UsageError("{}: more than the limit of {} bytes", file.path().string(), limit);
+    if (got < block.size()) return content;
+  }
 }
 
 }  // namespace
 
 std::string read_file(const fs::path& path, std::int64_t limit) {
-  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) throw UsageError("{}: cannot be read: {}", path.string(), reason());
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) throw UsageError("{}: cannot be read: {}", path.string(), reason());
-  if (S_ISDIR(status.st_mode)) throw UsageError("{}: is a directory", path.string());
-  if (status.st_size > limit)
-    throw UsageError("{}: {} bytes, more than the limit of {}", path.string(), status.st_size, limit);
-  std::string content;
-  std::array<char, 1 << 16> block;
-  while (true) {
-    const ssize_t got = ::read(fd.get(), block.data(), block.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw UsageError("{}: cannot be read: {}", path.string(), reason());
-    if (got == 0) return content;
-    content.append(block.data(), static_cast<std::size_t>(got));
-    if (static_cast<std::int64_t>(content.size()) > limit)
-      throw UsageError("{}: more than the limit of {} bytes", path.string(), limit);
-  }
+  const File file = File::open(path);
+  const std::int64_t size = file.size();
+  if (size > limit) throw UsageError("{}: {} bytes, more than the limit of {}", path.string(), size, limit);
+  return read_whole(file, size, limit);
 }
 
 void write_file_atomic(const fs::path& path, std::string_view content) {
-  const fs::path part = path.string() + fmt::format(".part.{}", ::getpid());
-  {
-    Descriptor fd(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (fd.get() < 0) throw Error("{}: cannot be written: {}", path.string(), reason());
-    std::size_t done = 0;
-    while (done < content.size()) {
-      const ssize_t wrote = ::write(fd.get(), content.data() + done, content.size() - done);
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) {
-        const std::string why = reason();
-        ::unlink(part.c_str());
-        throw Error("{}: cannot be written: {}", path.string(), why);
-      }
-      done += static_cast<std::size_t>(wrote);
-    }
-    if (::fsync(fd.get()) != 0 || ::close(fd.release()) != 0) {
-      const std::string why = reason();
-      ::unlink(part.c_str());
-      throw Error("{}: cannot be written: {}", path.string(), why);
-    }
-  }
-  if (::rename(part.c_str(), path.c_str()) != 0) {
-    const std::string why = reason();
-    ::unlink(part.c_str());
-    throw Error("{}: cannot be replaced: {}", path.string(), why);
-  }
+  File file = File::temporary_beside(path);
+  file.write(content);
+  file.publish();
   sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
-void sync_directory(const fs::path& directory) {
-  const Descriptor fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // Some network file systems refuse fsync on a directory (EINVAL); there the rename itself is the promise.
-  if (fd.get() < 0 || (::fsync(fd.get()) != 0 && errno != EINVAL))
-    throw Error("{}: cannot be flushed: {}", directory.string(), reason());
+void write_file_unsynced(const fs::path& path, std::string_view content) {
+  File file = File::temporary_beside(path);
+  file.write(content);
+  file.publish_unsynced();
 }
 
 Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
@@ -110,14 +75,15 @@ std::string sha256_hex(std::string_view data) {
 }
 
 std::string sha256_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw UsageError("{}: cannot be read: {}", path.string(), reason());
+  const File file = File::open(path);
   Sha256 hash;
   std::vector<char> block(1 << 20);
-  while (in.read(block.data(), static_cast<std::streamsize>(block.size())) || in.gcount() > 0)
-    hash.update(block.data(), static_cast<std::size_t>(in.gcount()));
-  if (in.bad()) throw UsageError("{}: read error: {}", path.string(), reason());
-  return hash.hex();
+  for (std::int64_t at = 0;;) {
+    const std::size_t got = file.read_some(block.data(), block.size(), at);
+    hash.update(block.data(), got);
+    at += static_cast<std::int64_t>(got);
+    if (got < block.size()) return hash.hex();
+  }
 }
 
 }  // namespace molen

@@ -7,19 +7,19 @@
 #include <string>
 #include <string_view>
 
+#include "base/filesystem.h"
+
 namespace molen {
 
-namespace fs = std::filesystem;
-
-// The whole file. Throws UsageError (named file, reason) if it cannot be read or is larger than `limit` bytes.
-std::string read_file(const fs::path& path, std::int64_t limit = std::int64_t{1} << 32);
+// The whole of a regular file. Throws as File::open does (named file, reason), and UsageError if it is larger than
+// `limit` bytes; no more than that is ever taken of memory.
+std::string read_file(const fs::path& path, std::int64_t limit = std::int64_t{1} << 26);
 
 // Writes beside the target, flushes to disk, renames: readers see the old or the new file, never a part.
-// Throws Error (disk full, no permission) and leaves the old file untouched.
+// Throws IoError (disk full, no permission) and leaves the old file untouched.
 void write_file_atomic(const fs::path& path, std::string_view content);
-
-// Flushes a directory's entries, so that a rename in it survives a power cut.
-void sync_directory(const fs::path& directory);
+// The same for readers, but not flushed: after a power cut the old file, the new one or an empty one may be there.
+void write_file_unsynced(const fs::path& path, std::string_view content);
 
 // Lower-case hexadecimal SHA-256.
 std::string sha256_hex(std::string_view data);

@@ -1,6 +1,8 @@
 #include "base/file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -9,7 +11,7 @@
 namespace molen {
 namespace {
 
-class File : public ::testing::Test {
+class FileTest : public ::testing::Test {
  protected:
   void SetUp() override {
     dir_ = fs::temp_directory_path() / fmt::format("molen_file_test_{}", ::getpid());
@@ -19,13 +21,13 @@ class File : public ::testing::Test {
   fs::path dir_;
 };
 
-TEST_F(File, WritesAndReadsBack) {
+TEST_F(FileTest, WritesAndReadsBack) {
   write_file_atomic(dir_ / "a", std::string("x\0y", 3));
   EXPECT_EQ(read_file(dir_ / "a"), std::string("x\0y", 3));
   EXPECT_EQ(std::distance(fs::directory_iterator(dir_), {}), 1) << "a part file was left behind";
 }
 
-TEST_F(File, NamesTheMissingFile) {
+TEST_F(FileTest, NamesTheMissingFile) {
   try {
     read_file(dir_ / "nowhere");
     FAIL();
@@ -34,13 +36,13 @@ TEST_F(File, NamesTheMissingFile) {
   }
 }
 
-TEST_F(File, RefusesAboveTheLimit) {
+TEST_F(FileTest, RefusesAboveTheLimit) {
   write_file_atomic(dir_ / "big", std::string(100, 'x'));
   EXPECT_THROW(read_file(dir_ / "big", 99), UsageError);
   EXPECT_EQ(read_file(dir_ / "big", 100).size(), 100u);
 }
 
-TEST_F(File, FullDiskLeavesTheOldFile) {
+TEST_F(FileTest, FullDiskLeavesTheOldFile) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
   // /dev/full takes the open and fails the write, as a full disk does.
   EXPECT_THROW(
@@ -49,6 +51,20 @@ TEST_F(File, FullDiskLeavesTheOldFile) {
         write_file_atomic(dir_ / "dev" / "full" / "x", "content");
       },
       Error);
+}
+
+// A pipe or a device in the place of a file must neither be waited for nor read without end.
+TEST_F(FileTest, RefusesWhatIsNoFile) {
+  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
+  EXPECT_THROW(read_file(dir_ / "pipe"), UsageError);
+  fs::create_symlink("/dev/zero", dir_ / "zero");
+  EXPECT_THROW(read_file(dir_ / "zero"), UsageError);
+  EXPECT_THROW(read_file(dir_), UsageError);
+}
+
+TEST_F(FileTest, RefusesASparseGiantBeforeReadingIt) {
+  ASSERT_EQ(::truncate((std::ofstream(dir_ / "giant"), dir_ / "giant").c_str(), std::int64_t{60} << 30), 0);
+  EXPECT_THROW(read_file(dir_ / "giant"), UsageError);
 }
 
 TEST(Hash, Sha256KnownAnswer) {

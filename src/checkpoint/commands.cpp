@@ -123,7 +123,7 @@ void export_command(const ExportOptions& options, std::ostream& out, std::ostrea
   if (hf.dtype && !is_floating(*hf.dtype))
     throw UsageError("weights cannot be exported as {}; known: fp32, bf16, fp16, fp64", options.dtype);
   if (options.tokenizer) {
-    hf.tokenizer = read_file(*options.tokenizer);
+    hf.tokenizer = read_file(*options.tokenizer, 1 << 30);
   } else if (checkpoint.has_attachment("tokenizer.json")) {
     hf.tokenizer = checkpoint.attachment("tokenizer.json");
   } else {

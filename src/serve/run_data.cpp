@@ -28,7 +28,7 @@ void take_validation(const Json& event, RunData& run) {
 }
 
 void read_events(const fs::path& path, RunData& run) {
-  const std::string text = read_file(path);
+  const std::string text = read_file(path, std::int64_t{1} << 32);
   std::int64_t unreadable = 0;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -57,7 +57,7 @@ void read_events(const fs::path& path, RunData& run) {
 
 // The last totals of energy.jsonl.
 void read_totals(const fs::path& path, RunData& run) {
-  const std::string text = read_file(path);
+  const std::string text = read_file(path, std::int64_t{1} << 32);
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = std::string_view(text).substr(at, end - at);

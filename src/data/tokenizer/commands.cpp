@@ -282,7 +282,7 @@ void train_command(const TrainCommand& command, std::istream& in, std::ostream& 
       if (!file) throw UsageError("{}: cannot be opened", path.string());
       feed.lines(file, path.string());
     } else {
-      feed.document(read_file(path));
+      feed.document(read_file(path, std::int64_t{1} << 32));
     }
   }
   if (command.inputs.empty()) {
