@@ -327,6 +327,27 @@ void File::publish_unsynced() {
   rename_to_target();
 }
 
+TemporaryDirectory::TemporaryDirectory(const fs::path& target) : target_(target) {
+  make_directories(parent_of(target));
+  path_ = parent_of(target) / fmt::format("{}.part-{}", target.filename().string(), random_suffix());
+  if (const int code = file_system().make_directory(path_, 0755); code < 0) throw_write_error(target, code);
+}
+
+TemporaryDirectory::~TemporaryDirectory() {
+  if (target_.empty()) return;
+  try {
+    remove_tree(path_);
+  } catch (const Error&) {  // a directory under a name of its own is left
+  }
+}
+
+void TemporaryDirectory::publish() {
+  sync_directory(path_);
+  rename_path(path_, target_);
+  sync_directory(parent_of(target_));
+  target_.clear();
+}
+
 void rename_path(const fs::path& from, const fs::path& to) {
   if (const int code = file_system().rename(from, to); code < 0)
     throw IoError(-code, "{}: cannot be renamed to {}: {}", from.string(), to.string(), reason(code));
@@ -339,7 +360,8 @@ void make_directories(const fs::path& path) {
     make_directories(path.parent_path());
     code = file_system().make_directory(path, 0755);
   }
-  if (code == 0) return;
+  // A directory that is new must itself be durable before what is in it can be.
+  if (code == 0) return sync_directory(parent_of(path));
   // There already, perhaps as a link to a directory.
   std::error_code ignored;
   if (code == -EEXIST && fs::is_directory(path, ignored)) return;

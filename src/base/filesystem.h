@@ -123,6 +123,21 @@ class File {
   fs::path target_;  // of a temporary one
 };
 
+// A directory beside its target, under a name that cannot be guessed, that gets the target's name when it is whole.
+// Removed with all that is in it where it was not published.
+class TemporaryDirectory {
+ public:
+  explicit TemporaryDirectory(const fs::path& target);
+  ~TemporaryDirectory();
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const fs::path& path() const { return path_; }
+  void publish();  // `target` must not exist, or be an empty directory
+
+ private:
+  fs::path path_, target_;
+};
+
 // Renames, removals, directories. All throw IoError unless said otherwise.
 void rename_path(const fs::path& from, const fs::path& to);
 void make_directories(const fs::path& path);  // all that are missing

@@ -10,10 +10,18 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/digest.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/huggingface.h"
 
 namespace molen::checkpoint {
 namespace {
+
+std::string_view name_of(Problem problem) {
+  return problem == Problem::kDamaged        ? "damaged"
+         : problem == Problem::kUnreadable   ? "cannot be read now"
+         : problem == Problem::kOtherVersion ? "of another version"
+                                             : "complete";
+}
 
 void print_notes(const std::vector<std::string>& notes, std::ostream& err) {
   for (const std::string& note : notes) err << note << '\n';
@@ -69,9 +77,9 @@ void list_command(const ListOptions& options, std::ostream& out, std::ostream& e
   Json rows = Json::array();
   if (!options.json) out << fmt::format("{:>10}  {:>8}  {:>12}  {}\n", "step", "tensors", "bytes", "path");
   for (const Listed& listed : all) {
-    if (!listed.problem.empty()) {
-      rows.push_back({{"path", listed.path.string()}, {"step", listed.step}, {"problem", listed.problem}});
-      if (!options.json) out << fmt::format("{:>10}  damaged: {}\n", listed.step, listed.problem);
+    if (listed.problem != Problem::kNone) {
+      rows.push_back({{"path", listed.path.string()}, {"step", listed.step}, {"problem", listed.text}});
+      if (!options.json) out << fmt::format("{:>10}  {}: {}\n", listed.step, name_of(listed.problem), listed.text);
       continue;
     }
     const Checkpoint checkpoint(listed.path);
@@ -147,12 +155,12 @@ void import_command(const ImportOptions& options, std::ostream& out, std::ostrea
   const HfModel model(options.source);
   for (const std::string& key : model.config().ignored) err << fmt::format("config.json: '{}' is not used\n", key);
   if (fs::is_directory(options.destination) &&
-      (!list(options.destination).empty() || fs::exists(options.destination / "state.json"))) {
+      (!steps_in(options.destination).empty() || fs::exists(options.destination / "state.json"))) {
     throw UsageError("{}: holds checkpoints already; nothing is written over", options.destination.string());
   }
   std::vector<Span> spans;
   for (const arch::Parameter& p : arch::parameters(model.arch())) {
-    spans.push_back({p.name, model.dtype(p.name), p.shape, 0, p.elements(), nullptr,
+    spans.push_back({p.name, model.dtype(p.name), p.shape, whole_box(p.shape), nullptr,
                      [&model, name = p.name](std::int64_t offset, std::int64_t count, void* to) {
                        model.read(name, offset, count, to);
                      }});

@@ -53,6 +53,23 @@ void StateDigest::add(std::string_view tensor, DType dtype, const std::vector<st
   }
 }
 
+void StateDigest::add(std::string_view tensor, DType dtype, const std::vector<std::int64_t>& shape, const Box& box,
+                      const void* data) {
+  if (shape.empty()) return add(tensor, dtype, shape, 0, 1, data);
+  // Row by row, or at once where the rows follow each other.
+  const Box whole = whole_box(shape);
+  std::size_t inner = shape.size() - 1;
+  while (inner > 0 && box.sizes[inner] == shape[inner]) --inner;
+  std::int64_t run = 1;
+  for (std::size_t d = inner; d < shape.size(); ++d) run *= box.sizes[d];
+  const std::int64_t runs = box.elements() / run;
+  const auto* bytes = static_cast<const char*>(data);
+  for (std::int64_t r = 0; r < runs; ++r) {
+    const Box row = boxes_of_run(box, r * run, run).front();
+    add(tensor, dtype, shape, position_in(whole, row), run, bytes + r * run * size_of(dtype));
+  }
+}
+
 void StateDigest::merge(const StateDigest& other) {
   lanes_[0] += other.lanes_[0];
   lanes_[1] += other.lanes_[1];
@@ -70,15 +87,12 @@ std::string StateDigest::hex() const {
 
 StateDigest state_digest(const Checkpoint& checkpoint) {
   StateDigest digest;
-  std::vector<char> buffer;
   for (const auto& [name, tensor] : checkpoint.tensors()) {
-    const std::int64_t size = size_of(tensor.dtype), step = kBlockBytes / size;
-    for (std::int64_t at = 0; at < tensor.elements(); at += step) {
-      const std::int64_t count = std::min(step, tensor.elements() - at);
-      buffer.resize(static_cast<std::size_t>(count * size));
-      checkpoint.read(name, at, count, buffer.data());
-      digest.add(name, tensor.dtype, tensor.shape, at, count, buffer.data());
-    }
+    const Box whole = whole_box(tensor.shape);
+    checkpoint.read(name, {&whole, 1},
+                    [&, &name = name, &tensor = tensor](std::size_t, const Box& part, const Box&, const void* data) {
+                      digest.add(name, tensor.dtype, tensor.shape, part, data);
+                    });
   }
   return digest;
 }

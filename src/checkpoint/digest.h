@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/box.h"
 #include "base/dtype.h"
 
 namespace molen::checkpoint {
@@ -20,6 +21,9 @@ class StateDigest {
   // `count` elements from flattened position `offset` of the tensor.
   void add(std::string_view tensor, DType dtype, const std::vector<std::int64_t>& shape, std::int64_t offset,
            std::int64_t count, const void* data);
+  // A box of the tensor, in row-major order.
+  void add(std::string_view tensor, DType dtype, const std::vector<std::int64_t>& shape, const Box& box,
+           const void* data);
   void merge(const StateDigest& other);
   // The lanes, for a reduction over ranks by addition modulo 2^64.
   const std::array<std::uint64_t, 2>& lanes() const { return lanes_; }

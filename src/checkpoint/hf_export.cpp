@@ -1,6 +1,4 @@
 // Writing a Hugging Face directory: beside its target first, renamed when whole.
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <map>
@@ -15,12 +13,6 @@
 
 namespace molen::checkpoint {
 namespace {
-
-std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
-  std::int64_t product = 1;
-  for (const std::int64_t size : shape) product *= size;
-  return product;
-}
 
 class Exporter {
  public:
@@ -204,20 +196,10 @@ void export_hf(const arch::Architecture& arch, const TensorSource& source, const
   }
   fs::path target = fs::absolute(directory).lexically_normal();
   if (!target.has_filename()) target = target.parent_path();
-  const fs::path partial = target.string() + fmt::format(".partial.{}", ::getpid());
-  try {
-    fs::create_directories(partial);
-    write_all(arch, source, partial, options);
-    sync_directory(partial);
-    fs::rename(partial, target);
-    sync_directory(target.parent_path());
-  } catch (const fs::filesystem_error& failure) {
-    fs::remove_all(partial, error);
-    throw Error("{}: cannot be written: {}", directory.string(), failure.what());
-  } catch (...) {
-    fs::remove_all(partial, error);
-    throw;
-  }
+  // Removed again where the export fails.
+  TemporaryDirectory partial(target);
+  write_all(arch, source, partial.path(), options);
+  partial.publish();
 }
 
 }  // namespace molen::checkpoint

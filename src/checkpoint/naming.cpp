@@ -7,10 +7,14 @@
 
 namespace molen::checkpoint {
 namespace {
-constexpr std::string_view kStep = "step-", kPartial = ".partial", kRemoving = ".removing";
+constexpr std::string_view kStep = "step-";
 
-bool is_step_with(std::string_view name, std::string_view suffix) {
-  return name.ends_with(suffix) && step_of(name.substr(0, name.size() - suffix.size()));
+// The part of `name` before the last `mark`, if that is a step's name and only digits follow.
+bool is_numbered(std::string_view name, std::string_view mark) {
+  const auto at = name.rfind(mark);
+  if (at == std::string_view::npos || !step_of(name.substr(0, at))) return false;
+  const std::string_view digits = name.substr(at + mark.size());
+  return !digits.empty() && std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 }  // namespace
 
@@ -28,12 +32,32 @@ std::optional<std::int64_t> step_of(std::string_view name) {
   return step;
 }
 
+std::string partial_name(std::int64_t step, std::int64_t token) {
+  return fmt::format("{}{}-{}", step_name(step), kPartial, token);
+}
+
 bool is_unfinished(std::string_view name) {
-  return is_step_with(name, kPartial);
+  // Version 1 of the format had no tokens.
+  if (name.ends_with(kPartial)) return step_of(name.substr(0, name.size() - kPartial.size())).has_value();
+  return is_numbered(name, std::string(kPartial) + "-");
 }
-bool is_leftover(std::string_view name) {
-  return is_unfinished(name) || is_step_with(name, kRemoving);
+
+bool is_removing(std::string_view name) {
+  if (!name.ends_with(kRemoving)) return false;
+  const std::string_view before = name.substr(0, name.size() - kRemoving.size());
+  return step_of(before) || is_unfinished(before) || replaced_name(before);
 }
+
+bool is_damaged(std::string_view name) {
+  return is_numbered(name, kDamaged);
+}
+
+std::optional<std::string> replaced_name(std::string_view name) {
+  if (!name.ends_with(kReplaced)) return std::nullopt;
+  const std::string_view before = name.substr(0, name.size() - kReplaced.size());
+  return step_of(before) ? std::optional(std::string(before)) : std::nullopt;
+}
+
 std::string rank_file(int rank) {
   return fmt::format("rank-{:05d}.safetensors", rank);
 }

@@ -59,25 +59,26 @@ SafetensorsHeader parse_safetensors(std::string_view bytes, std::uint64_t file_s
 // threads.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const fs::path& path);  // throws UsageError
-  ~SafetensorsFile();
+  explicit SafetensorsFile(const fs::path& path) : SafetensorsFile(File::open(path)) {}
+  // Throws UsageError where the file is not one, IoError where the storage does not answer.
+  explicit SafetensorsFile(File file);
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
-  const fs::path& path() const { return path_; }
+  const fs::path& path() const { return file_.path(); }
   const SafetensorsHeader& header() const { return header_; }
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const TensorInfo* find(std::string_view name) const;  // null if absent
   const TensorInfo& at(std::string_view name) const;    // throws UsageError
-  // `count` elements from flattened position `offset`, as they stand in the file. Throws UsageError if the file fails.
+  // `count` elements from flattened position `offset`, as they stand in the file. Throws DamagedError where it ends
+  // early, IoError where the storage does not answer.
   void read(const TensorInfo& tensor, std::int64_t offset, std::int64_t count, void* destination) const;
   void read_bytes(const TensorInfo& tensor, std::uint64_t offset, std::uint64_t size, void* destination) const;
   // Compares each tensor with its hash in "__metadata__", where there is one. Returns how many were compared.
   std::int64_t verify_hashes() const;
 
  private:
-  fs::path path_;
-  int fd_ = -1;
+  File file_;
   SafetensorsHeader header_;
   std::unordered_map<std::string_view, std::size_t> by_name_;
 };
@@ -99,7 +100,7 @@ struct WriterOptions {
 class SafetensorsWriter {
  public:
   SafetensorsWriter(fs::path path, std::vector<TensorSpec> tensors, WriterOptions options = {});
-  ~SafetensorsWriter();  // removes an unfinished file
+  ~SafetensorsWriter();  // an unfinished file goes
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
@@ -113,8 +114,7 @@ class SafetensorsWriter {
   struct Slot;
   std::string header_text() const;
 
-  fs::path path_, part_;
-  int fd_ = -1;
+  File file_;  // under a temporary name
   WriterOptions options_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::unordered_map<std::string, std::size_t> by_name_;

@@ -1,11 +1,8 @@
 // Reading and writing of safetensors files: descriptors, offsets, hashes.
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -18,36 +15,6 @@ namespace {
 
 constexpr std::uint64_t kTransfer = std::uint64_t{1} << 24;  // bytes of one read or write call
 constexpr std::uint64_t kWriteback = std::uint64_t{1} << 20;
-
-std::string reason() {
-  return std::strerror(errno);
-}
-
-// Fills `size` bytes or throws; a file that ends early was cut since it was opened.
-void read_fully(int fd, const fs::path& path, std::uint64_t offset, std::uint64_t size, void* destination) {
-  auto* out = static_cast<char*>(destination);
-  while (size > 0) {
-    const ssize_t got = ::pread(fd, out, std::min(size, kTransfer), static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw UsageError("{}: cannot be read: {}", path.string(), reason());
-    if (got == 0) throw UsageError("{}: ends early, at byte {}", path.string(), offset);
-    out += got;
-    offset += static_cast<std::uint64_t>(got);
-    size -= static_cast<std::uint64_t>(got);
-  }
-}
-
-void write_fully(int fd, const fs::path& path, std::uint64_t offset, const void* data, std::uint64_t size) {
-  const auto* in = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t wrote = ::pwrite(fd, in, std::min(size, kTransfer), static_cast<off_t>(offset));
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) throw Error("{}: cannot be written: {}", path.string(), reason());
-    in += wrote;
-    offset += static_cast<std::uint64_t>(wrote);
-    size -= static_cast<std::uint64_t>(wrote);
-  }
-}
 
 std::string hex_of(XXH128_hash_t hash) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
@@ -68,34 +35,19 @@ std::string xxh3_hex(const void* data, std::size_t size) {
   return hex_of(XXH3_128bits(data, size));
 }
 
-SafetensorsFile::SafetensorsFile(const fs::path& path) : path_(path) {
-  // O_NONBLOCK: a named pipe must give an error, not wait for its writer.
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd_ < 0) throw UsageError("{}: cannot be read: {}", path.string(), reason());
-  try {
-    struct stat status {};
-    if (::fstat(fd_, &status) != 0) throw UsageError("{}: cannot be read: {}", path.string(), reason());
-    if (!S_ISREG(status.st_mode)) throw UsageError("{}: is not a file", path.string());
-    const auto file_size = static_cast<std::uint64_t>(status.st_size);
-    std::uint64_t length = 0;
-    std::string front(std::min<std::uint64_t>(file_size, 8), '\0');
-    read_fully(fd_, path_, 0, front.size(), front.data());
-    if (front.size() == 8) std::memcpy(&length, front.data(), 8);
-    // Memory is taken only for a header that can be true.
-    if (length <= kMaxHeaderBytes && file_size >= 8 && length <= file_size - 8) {
-      front.resize(8 + length);
-      read_fully(fd_, path_, 8, length, front.data() + 8);
-    }
-    header_ = parse_safetensors(front, file_size, path_.string());
-  } catch (...) {
-    ::close(fd_);
-    throw;
+SafetensorsFile::SafetensorsFile(File file) : file_(std::move(file)) {
+  const auto file_size = static_cast<std::uint64_t>(file_.size());
+  std::uint64_t length = 0;
+  std::string front(std::min<std::uint64_t>(file_size, 8), '\0');
+  file_.read(front.data(), front.size(), 0);
+  if (front.size() == 8) std::memcpy(&length, front.data(), 8);
+  // Memory is taken only for a header that can be true.
+  if (length <= kMaxHeaderBytes && file_size >= 8 && length <= file_size - 8) {
+    front.resize(8 + length);
+    file_.read(front.data() + 8, length, 8);
   }
+  header_ = parse_safetensors(front, file_size, path().string());
   for (std::size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
-}
-
-SafetensorsFile::~SafetensorsFile() {
-  ::close(fd_);
 }
 
 const TensorInfo* SafetensorsFile::find(std::string_view name) const {
@@ -105,7 +57,7 @@ const TensorInfo* SafetensorsFile::find(std::string_view name) const {
 
 const TensorInfo& SafetensorsFile::at(std::string_view name) const {
   const TensorInfo* tensor = find(name);
-  if (!tensor) throw UsageError("{}: no tensor '{}'", path_.string(), name);
+  if (!tensor) throw UsageError("{}: no tensor '{}'", path().string(), name);
   return *tensor;
 }
 
@@ -114,15 +66,15 @@ void SafetensorsFile::read_bytes(const TensorInfo& tensor, std::uint64_t offset,
   MOLEN_CHECK(offset <= tensor.end - tensor.begin && size <= tensor.end - tensor.begin - offset,
               "range beyond tensor '{}'", tensor.name);
   try {
-    read_fully(fd_, path_, header_.buffer_begin + tensor.begin + offset, size, destination);
-  } catch (const UsageError& error) {
-    throw UsageError("{} (in tensor '{}')", error.what(), tensor.name);
+    file_.read(destination, size, static_cast<std::int64_t>(header_.buffer_begin + tensor.begin + offset));
+  } catch (const DamagedError& error) {
+    throw DamagedError("{} (in tensor '{}')", error.what(), tensor.name);
   }
 }
 
 void SafetensorsFile::read(const TensorInfo& tensor, std::int64_t offset, std::int64_t count, void* destination) const {
   if (!tensor.dtype) {
-    throw UsageError("{}: tensor '{}' has dtype {}, which molen does not read", path_.string(), tensor.name,
+    throw UsageError("{}: tensor '{}' has dtype {}, which molen does not read", path().string(), tensor.name,
                      tensor.dtype_name);
   }
   MOLEN_CHECK(offset >= 0 && count >= 0 && offset <= tensor.elements() && count <= tensor.elements() - offset,
@@ -146,7 +98,7 @@ std::int64_t SafetensorsFile::verify_hashes() const {
       XXH3_128bits_update(state.get(), buffer.data(), buffer.size());
     }
     if (hex_of(XXH3_128bits_digest(state.get())) != expected->second) {
-      throw UsageError("{}: tensor '{}' does not match its hash: the file is damaged", path_.string(), tensor.name);
+      throw DamagedError("{}: tensor '{}' does not match its hash: the file is damaged", path().string(), tensor.name);
     }
     ++compared;
   }
@@ -161,9 +113,7 @@ struct SafetensorsWriter::Slot {
 };
 
 SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<TensorSpec> tensors, WriterOptions options)
-    : path_(std::move(path)),
-      part_(path_.string() + fmt::format(".part.{}", ::getpid())),
-      options_(std::move(options)) {
+    : file_(File::temporary_beside(path)), options_(std::move(options)) {
   std::sort(tensors.begin(), tensors.end(), [](const TensorSpec& a, const TensorSpec& b) {
     const std::int64_t left = size_of(a.dtype), right = size_of(b.dtype);
     return left != right ? left > right : a.dtype != b.dtype ? a.dtype < b.dtype : a.name < b.name;
@@ -186,27 +136,12 @@ SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<TensorSpec> tens
   }
   const std::string header = header_text();
   buffer_begin_ = header.size();
-  fd_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw Error("{}: cannot be written: {}", path_.string(), reason());
-  try {
-    // Where the file system can, a full disk is noticed here and not after hours of writing.
-    if (::fallocate(fd_, 0, 0, static_cast<off_t>(bytes())) != 0 &&
-        (errno == ENOSPC || errno == EFBIG || errno == EDQUOT)) {
-      throw Error("{}: cannot be written: {} ({} bytes needed)", path_.string(), reason(), bytes());
-    }
-    write_fully(fd_, path_, 0, header.data(), header.size());
-  } catch (...) {
-    ::close(fd_);
-    ::unlink(part_.c_str());
-    throw;
-  }
+  // A full disk is noticed here and not after hours of writing.
+  file_.allocate(static_cast<std::int64_t>(bytes()));
+  file_.write_at(header.data(), header.size(), 0);
 }
 
-SafetensorsWriter::~SafetensorsWriter() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(part_.c_str());
-}
+SafetensorsWriter::~SafetensorsWriter() = default;
 
 std::uint64_t SafetensorsWriter::bytes() const {
   return buffer_begin_ + buffer_size_;
@@ -251,12 +186,12 @@ void SafetensorsWriter::write(std::string_view tensor, std::uint64_t offset, con
     MOLEN_CHECK(offset == slot.written, "parts of tensor '{}' out of order", tensor);
     XXH3_128bits_update(slot.state.get(), data, size);
   }
-  write_fully(fd_, path_, buffer_begin_ + slot.begin + offset, data, size);
+  file_.write_at(data, size, static_cast<std::int64_t>(buffer_begin_ + slot.begin + offset));
   // Starts the disk on what is complete, so that finish() waits for the last part only. A hint: its failure changes
   // nothing.
   if (size >= kWriteback) {
-    ::sync_file_range(fd_, static_cast<off_t>(buffer_begin_ + slot.begin + offset), static_cast<off_t>(size),
-                      SYNC_FILE_RANGE_WRITE);
+    ::sync_file_range(file_.descriptor(), static_cast<off_t>(buffer_begin_ + slot.begin + offset),
+                      static_cast<off_t>(size), SYNC_FILE_RANGE_WRITE);
   }
   slot.written += size;
 }
@@ -269,16 +204,9 @@ void SafetensorsWriter::finish() {
   if (options_.hashes) {
     const std::string header = header_text();
     MOLEN_CHECK(header.size() == buffer_begin_, "safetensors header changed its length");
-    write_fully(fd_, path_, 0, header.data(), header.size());
+    file_.write_at(header.data(), header.size(), 0);
   }
-  if (::fsync(fd_) != 0) throw Error("{}: cannot be written: {}", path_.string(), reason());
-  const int fd = fd_;
-  fd_ = -1;
-  if (::close(fd) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0) {
-    const std::string why = reason();
-    ::unlink(part_.c_str());
-    throw Error("{}: cannot be written: {}", path_.string(), why);
-  }
+  file_.publish();
 }
 
 }  // namespace molen::checkpoint

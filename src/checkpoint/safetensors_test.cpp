@@ -189,7 +189,7 @@ TEST(Safetensors, SurvivesAFileCutAfterOpening) {
   const SafetensorsFile file(folder / "a");
   ASSERT_EQ(::truncate((folder / "a").c_str(), 5000), 0);
   std::vector<char> bytes(1000000);
-  EXPECT_THROW(file.read(file.at("a"), 0, 1000000, bytes.data()), UsageError);
+  EXPECT_THROW(file.read(file.at("a"), 0, 1000000, bytes.data()), DamagedError);
 }
 
 TEST(Safetensors, RefusesWhatIsNoFile) {
@@ -213,7 +213,7 @@ TEST(Safetensors, FindsAlteredBytesByTheirHash) {
   std::string content = read_file(folder / "a");
   content[content.size() - 1000] ^= 4;
   write_file_atomic(folder / "a", content);
-  EXPECT_THROW(SafetensorsFile(folder / "a").verify_hashes(), UsageError);
+  EXPECT_THROW(SafetensorsFile(folder / "a").verify_hashes(), DamagedError);
 }
 
 TEST(Safetensors, LeavesNothingWhenTheDiskIsFull) {

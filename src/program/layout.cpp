@@ -242,4 +242,27 @@ std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, in
   return runs;
 }
 
+std::vector<GlobalBox> global_boxes(const Program& p, const mesh::PerAxis& at, int unit, std::int64_t from,
+                                    std::int64_t to) {
+  const int ranks = p.setting.tensor_ranks(), rank = at[mesh::Axis::kTp];
+  const std::vector<arch::Parameter> whole = arch::parameters(p.arch);
+  std::vector<GlobalBox> boxes;
+  for (const UnitEntry& entry : p.units.at(static_cast<std::size_t>(unit)).entries) {
+    const auto index = static_cast<std::size_t>(entry.parameter);
+    const arch::Block b = arch::block_of(whole[index], p.parameters[index], rank, ranks);
+    Box held{{b.first_row, b.first_column}, {b.rows, b.columns}};
+    held.offsets.resize(whole[index].shape.size());
+    held.sizes.resize(whole[index].shape.size());
+    const std::int64_t first = std::max(from, entry.offset), last = std::min(to, entry.offset + held.elements());
+    if (first >= last) continue;
+    std::int64_t place = first;
+    for (Box& box : boxes_of_run(held, first - entry.offset, last - first)) {
+      const std::int64_t count = box.elements();
+      boxes.push_back({entry.parameter, place, std::move(box)});
+      place += count;
+    }
+  }
+  return boxes;
+}
+
 }  // namespace molen::program

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arch/parameters.h"
+#include "base/box.h"
 #include "mesh/mesh.h"
 #include "program/op.h"
 #include "program/pipeline.h"
@@ -106,5 +107,16 @@ struct GlobalRun {
 // What [from, to) of a unit is, in order of the unit, on a rank; padding is left out.
 std::vector<GlobalRun> global_runs(const Program& program, const mesh::PerAxis& coordinates, int unit,
                                    std::int64_t from, std::int64_t to);
+
+// A box of a whole parameter, whose elements follow each other in a unit. There are at most three of a parameter in any
+// [from, to), however many rows it has.
+struct GlobalBox {
+  int parameter = -1;           // index in arch::parameters
+  std::int64_t unit_first = 0;  // in the unit
+  Box box;                      // of the whole parameter
+};
+// What [from, to) of a unit is, as boxes, in order of the unit; padding is left out.
+std::vector<GlobalBox> global_boxes(const Program& program, const mesh::PerAxis& coordinates, int unit,
+                                    std::int64_t from, std::int64_t to);
 
 }  // namespace molen::program

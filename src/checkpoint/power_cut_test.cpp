@@ -1,0 +1,249 @@
+// What a save, a removal or a move leaves when the power goes, or the storage fails, at any of its calls: always a
+// newest checkpoint that is whole, and never one lost that was said to be saved.
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/error.h"
+#include "base/test_filesystem.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/test_folder.h"
+
+namespace molen::checkpoint {
+namespace {
+
+using Durable = FaultyFileSystem::Durable;
+
+fs::path save_step(const fs::path& directory, std::int64_t step, int keep, float value = 1.0f, std::int64_t token = 1) {
+  // Two tensors, one in two boxes: every kind of file of a checkpoint is written.
+  std::vector<float> a(35, value), b(12, value);
+  std::vector<Span> spans{{"a", DType::kF32, {5, 7}, {{0, 0}, {5, 3}}, a.data(), {}},
+                          {"a", DType::kF32, {5, 7}, {{0, 3}, {5, 4}}, a.data(), {}},
+                          {"b", DType::kF32, {12}, {{0}, {12}}, b.data(), {}}};
+  SaveOptions options;
+  options.directory = directory;
+  options.step = step;
+  options.state = {{"step", step}, {"value", value}};
+  options.attachments = {{"tokenizer.json", "{}"}};
+  options.keep = keep;
+  options.token = token;
+  return save(spans, options);
+}
+
+// One scenario: `before` is undisturbed; `action` is cut at each of its calls in turn, or fails there. After each cut,
+// `check` looks at what the disk holds; `done` says whether the action had returned.
+struct Scenario {
+  std::function<void(const fs::path&)> before, action;
+  std::function<void(const fs::path&, bool done)> check;
+  bool exchange = true;
+};
+
+// Returns how many calls the action makes.
+std::int64_t cut_everywhere(const Scenario& scenario) {
+  UnsyncedFileSystem unsynced;
+  const FileSystemOverride prepared(unsynced);
+  for (std::int64_t call = 0;; ++call) {
+    const TestFolder folder;
+    make_directories(folder / "live");
+    scenario.before(folder / "live/checkpoints");
+    FaultyFileSystem faulty(folder / "live");
+    faulty.no_exchange = !scenario.exchange;
+    faulty.cut_at(call);
+    bool done = false;
+    try {
+      const FileSystemOverride instead(faulty);
+      scenario.action(folder / "live/checkpoints");
+      done = !faulty.was_cut();
+    } catch (const Error&) {
+      EXPECT_TRUE(faulty.was_cut());
+    }
+    const std::string last = call < static_cast<std::int64_t>(faulty.log().size())
+                                 ? faulty.log()[static_cast<std::size_t>(call)]
+                                 : "the end";
+    for (const auto& [which, seed] : {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0),
+                                      std::pair(Durable::kRandom, 1), std::pair(Durable::kRandom, 2)}) {
+      SCOPED_TRACE(fmt::format("cut before call {} ({}), kind {} {}", call, last, static_cast<int>(which), seed));
+      faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
+      const fs::path after = folder / "after/checkpoints";
+      recover(after);
+      scenario.check(after, done);
+      EXPECT_TRUE(unfinished_in(after).empty());
+      fs::remove_all(folder / "after");
+    }
+    if (!faulty.was_cut()) return call;
+  }
+}
+
+std::int64_t newest_whole(const fs::path& directory) {
+  const auto found = latest(directory);
+  if (!found) return -1;
+  verify(*found);
+  return Checkpoint(*found).step();
+}
+
+TEST(PowerCut, OfTheFirstSave) {
+  const auto calls = cut_everywhere({[](const fs::path&) {}, [](const fs::path& d) { save_step(d, 1, 0); },
+                                     [](const fs::path& d, bool done) {
+                                       const std::int64_t newest = fs::exists(d) ? newest_whole(d) : -1;
+                                       EXPECT_TRUE(newest == 1 || (!done && newest == -1)) << newest;
+                                     }});
+  fmt::print("a first save makes {} calls\n", calls);
+  EXPECT_GT(calls, 20);
+}
+
+TEST(PowerCut, OfASaveThatPrunes) {
+  const auto calls = cut_everywhere({[](const fs::path& d) {
+                                       for (const int step : {1, 2, 3}) save_step(d, step, 0);
+                                     },
+                                     [](const fs::path& d) { save_step(d, 4, 2); },
+                                     [](const fs::path& d, bool done) {
+                                       const std::int64_t newest = newest_whole(d);
+                                       EXPECT_TRUE(newest == 4 || (!done && newest == 3)) << newest;
+                                       // What `keep` holds is whole too.
+                                       EXPECT_EQ(verify(d / "step-000000003").tensors, 2);
+                                     }});
+  EXPECT_GT(calls, 30);
+}
+
+TEST(PowerCut, OfASaveThatReplacesItsStep) {
+  for (const bool exchange : {true, false})
+    cut_everywhere({[](const fs::path& d) { save_step(d, 1, 0, 1.0f); },
+                    [](const fs::path& d) { save_step(d, 1, 0, 2.0f); },
+                    [](const fs::path& d, bool done) {
+                      ASSERT_EQ(newest_whole(d), 1);
+                      const float value = Checkpoint(*latest(d)).state()["value"].get<float>();
+                      EXPECT_TRUE(value == 2.0f || (!done && value == 1.0f)) << value;
+                    },
+                    exchange});
+}
+
+TEST(PowerCut, OfMovingAbandonedCheckpointsAway) {
+  cut_everywhere(
+      {[](const fs::path& d) {
+         for (const int step : {1, 2, 3}) save_step(d, step, 0);
+       },
+       [](const fs::path& d) {
+         EXPECT_EQ(abandon(d, 1, 2), (std::vector<std::int64_t>{3, 2}));
+       },
+       [](const fs::path& d, bool done) {
+         EXPECT_EQ(verify(d / "step-000000001").tensors, 2);
+         if (done) EXPECT_EQ(newest_whole(d), 1);
+         // Each is in one of the two places, whole.
+         for (const char* name : {"step-000000002", "step-000000003"})
+           EXPECT_EQ(verify(fs::exists(d / name) ? d / name : d / (std::string(name) + ".abandoned-2")).tensors, 2);
+       }});
+}
+
+TEST(PowerCut, OfSettingADamagedOneAside) {
+  cut_everywhere(
+      {[](const fs::path& d) {
+         for (const int step : {1, 2}) save_step(d, step, 0);
+         fs::resize_file(d / "step-000000002/index.json", 3);
+       },
+       [](const fs::path& d) { EXPECT_EQ(set_aside(d / "step-000000002").filename(), "step-000000002.damaged-1"); },
+       [](const fs::path& d, bool done) {
+         EXPECT_EQ(newest_whole(d), 1);
+         EXPECT_EQ(steps_in(d).size() + static_cast<std::size_t>(damaged_in(d)), 2u);
+         if (done) EXPECT_EQ(damaged_in(d), 1);
+       }});
+}
+
+// The storage refuses one call, or all from one on: the save fails, or what it removes stays; nothing that was there is
+// lost, and the next save works.
+TEST(Faults, OfEveryCallOfASave) {
+  UnsyncedFileSystem unsynced;
+  const FileSystemOverride prepared(unsynced);
+  for (const int code : {EIO, ENOSPC})
+    for (const bool forever : {false, true})
+      for (std::int64_t call = 0;; ++call) {
+        const TestFolder folder;
+        for (const int step : {1, 2}) save_step(folder.path(), step, 0);
+        FaultyFileSystem faulty(folder.path());
+        forever ? faulty.fail_from(call, code) : faulty.fail_at(call, code);
+        bool saved = true;
+        try {
+          const FileSystemOverride instead(faulty);
+          save_step(folder.path(), 3, 2);
+        } catch (const IoError& error) {
+          EXPECT_EQ(error.code(), code);
+          saved = false;
+        }
+        const std::string what = fmt::format("call {} fails with {}{}", call, code, forever ? ", as do all after" : "");
+        EXPECT_GE(newest_whole(folder.path()), saved ? 3 : 2) << what;
+        EXPECT_EQ(verify(folder / "step-000000002").tensors, 2) << what;
+        save_step(folder.path(), 4, 2);
+        EXPECT_EQ(newest_whole(folder.path()), 4) << what;
+        if (call >= faulty.calls()) break;
+      }
+}
+
+TEST(Faults, ShortAndInterruptedTransfers) {
+  const TestFolder folder;
+  FaultyFileSystem faulty(folder.path());
+  faulty.write_short(5);
+  faulty.interrupt();
+  const FileSystemOverride instead(faulty);
+  save_step(folder.path(), 1, 0);
+  EXPECT_EQ(newest_whole(folder.path()), 1);
+}
+
+// What the storage cannot say now is not damage: nothing is skipped, and nothing set aside.
+TEST(Faults, UnreadableIsNotDamaged) {
+  const TestFolder folder;
+  for (const int step : {1, 2}) save_step(folder.path(), step, 0);
+  FaultyFileSystem faulty(folder.path());
+  const FileSystemOverride instead(faulty);
+  for (const int code : {EIO, ESTALE, EMFILE}) {
+    faulty.on_open = [&](const fs::path& path) { return path.filename() == "state.json" ? -code : 0; };
+    EXPECT_THROW(latest(folder.path()), IoError);
+    EXPECT_EQ(list(folder.path()).back().problem, Problem::kUnreadable);
+    faulty.on_open = nullptr;
+    faulty.on_read = [&](const fs::path& path) { return path.extension() == ".safetensors" ? -code : 0; };
+    EXPECT_THROW(verify(*latest(folder.path())), IoError);
+    faulty.on_read = nullptr;
+    faulty.on_list = [&](const fs::path&) { return -code; };
+    EXPECT_THROW(latest(folder.path()), IoError);
+    faulty.on_list = nullptr;
+  }
+}
+
+TEST(Faults, AnotherVersionIsNotDamaged) {
+  const TestFolder folder;
+  for (const int step : {1, 2}) save_step(folder.path(), step, 0);
+  std::string text = read_file(folder / "step-000000002/state.json");
+  text.replace(text.find("\"format_version\": 2"), 19, "\"format_version\": 9");
+  write_file_atomic(folder / "step-000000002/state.json", text);
+  EXPECT_THROW(latest(folder.path()), VersionError);
+  EXPECT_EQ(list(folder.path()).back().problem, Problem::kOtherVersion);
+}
+
+// A save of an owner whose lease is gone publishes nothing, and an owner that was overtaken in the middle finds its
+// directory gone.
+TEST(Fencing, ALateOwnerPublishesNothing) {
+  const TestFolder folder;
+  save_step(folder.path(), 1, 0);
+  std::vector<float> values(10, 1.0f);
+  SaveOptions options;
+  options.directory = folder.path();
+  options.step = 2;
+  options.token = 1;
+  Span slow{"w", DType::kF32, {10}, {{0}, {10}}, nullptr, [&](std::int64_t, std::int64_t count, void* to) {
+              recover(folder.path());  // another owner, after it took the lease
+              std::copy_n(values.data(), count, static_cast<float*>(to));
+            }};
+  EXPECT_THROW(save({slow}, options), Error);
+  EXPECT_EQ(newest_whole(folder.path()), 1);
+  int checks = 0;
+  slow.read = nullptr;
+  slow.data = values.data();
+  options.still_owner = [&] {
+    if (++checks == 2) throw Error("the lease is lost");
+  };
+  EXPECT_THROW(save({slow}, options), Error);
+  EXPECT_EQ(newest_whole(folder.path()), 1);
+  EXPECT_EQ(list_directory(folder.path()).size(), 1u);
+}
+
+}  // namespace
+}  // namespace molen::checkpoint
