@@ -1,16 +1,13 @@
 #include "store/metrics.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <bit>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/json_fields.h"
+#include "store/lines.h"
 
 namespace molen::store {
 namespace {
@@ -72,11 +69,18 @@ std::string to_line(const StepMetrics& m) {
          {"samples", {m.samples[0], m.samples[1]}}};
   if (!m.flops_formula.empty()) j["flops_formula"] = m.flops_formula;
   if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
+  if (!m.run_id.empty()) {
+    j["run_id"] = m.run_id;
+    j["history"] = m.history;
+  }
   return j.dump();
 }
 
 StepMetrics from_line(std::string_view line, std::string_view origin) {
-  const Json j = parse_json(line, origin);
+  return from_json(parse_json(line, origin), origin);
+}
+
+StepMetrics from_json(const Json& j, std::string_view origin) {
   const JsonFields fields(j, std::string(origin));
   StepMetrics m;
   m.step = fields.integer("step");
@@ -101,6 +105,8 @@ StepMetrics from_line(std::string_view line, std::string_view origin) {
   m.j_per_token = optional_number(j, "j_per_token", origin);
   if (j.contains("flops_formula")) m.flops_formula = get<std::string>(j, "flops_formula", origin);
   if (j.contains("energy_coverage")) m.energy_coverage = get<std::string>(j, "energy_coverage", origin);
+  if (j.contains("run_id")) m.run_id = get<std::string>(j, "run_id", origin);
+  if (j.contains("history")) m.history = fields.integer("history");
   const Json& samples = json_member(j, "samples", origin);
   if (!samples.is_array() || samples.size() != 2 || !samples[0].is_number_integer() || !samples[1].is_number_integer())
     throw UsageError("{}: samples: expected two whole numbers", origin);
@@ -118,54 +124,26 @@ StepMetrics from_line(std::string_view line, std::string_view origin) {
   return m;
 }
 
-LineWriter::LineWriter(const fs::path& path) : path_(path) {
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd_ < 0) throw Error("{}: cannot be written: {}", path.string(), std::strerror(errno));
-  const off_t size = ::lseek(fd_, 0, SEEK_END);
-  char last = '\n';
-  if (size > 0 && ::pread(fd_, &last, 1, size - 1) == 1 && last != '\n') {
-    mended_ = true;
-    append("");
-  }
-}
-
-LineWriter::~LineWriter() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-void LineWriter::append(std::string_view line) {
-  std::string text(line);
-  text += '\n';
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t wrote = ::write(fd_, text.data() + done, text.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) throw Error("{}: cannot be written: {}", path_.string(), std::strerror(errno));
-    done += static_cast<std::size_t>(wrote);
-  }
-}
-
 MetricsFile read_metrics(const fs::path& path) {
   MetricsFile file;
-  if (!fs::exists(path)) return file;
+  if (!path_exists(path)) return file;
   std::map<std::int64_t, StepMetrics> by_step;
-  const std::string text = read_file(path, std::int64_t{1} << 34);
-  std::int64_t number = 0;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = std::string_view(text).substr(at, end - at);
-    at = end + 1;
-    ++number;
-    if (line.empty()) continue;
-    if (!Json::accept(line)) {
+  each_line(path, [&](std::string_view line, std::int64_t number) {
+    const std::string origin = fmt::format("{}:{}", path.string(), number);
+    Json json;
+    try {
+      json = parse_json(line, origin);
+    } catch (const UsageError&) {
       ++file.torn_lines;
-      continue;
+      return;
     }
-    StepMetrics m = from_line(line, fmt::format("{}:{}", path.string(), number));
-    file.last_attempt = std::max(file.last_attempt, m.attempt);
-    auto& held = by_step[m.step];
-    if (held.step == 0 || m.attempt >= held.attempt) held = std::move(m);
-  }
+    StepMetrics m = from_json(json, origin);
+    if (m.attempt > file.last_attempt) {
+      by_step.erase(by_step.lower_bound(m.step), by_step.end());
+      file.last_attempt = m.attempt;
+    }
+    if (m.attempt == file.last_attempt) by_step[m.step] = std::move(m);
+  });
   for (auto& [step, m] : by_step) file.steps.push_back(std::move(m));
   return file;
 }

@@ -34,33 +34,21 @@ struct StepMetrics {
   std::optional<double> j_per_token;
   std::string energy_coverage;  // what j_per_token leaves out: "gpu only"; empty (no key in the file): nothing
   std::array<std::int64_t, 2> samples{};  // first and last position in the global order
+  std::string run_id;                     // run.json; empty (no key) in older files
+  std::int64_t history = 1;               // the same
 };
 
 // One line without its newline. Doubles round-trip bit for bit; a non-finite one is null.
 std::string to_line(const StepMetrics& metrics);
 // Throws UsageError naming origin and key.
 StepMetrics from_line(std::string_view line, std::string_view origin);
-
-// Appends lines to a file, each by one write. A line torn by a crash is ended first, so that it spoils nothing after
-// it.
-class LineWriter {
- public:
-  explicit LineWriter(const fs::path& path);  // throws Error
-  ~LineWriter();
-  LineWriter(const LineWriter&) = delete;
-  LineWriter& operator=(const LineWriter&) = delete;
-  void append(std::string_view line);      // throws Error (disk full)
-  bool mended() const { return mended_; }  // a torn last line was found at open
-
- private:
-  fs::path path_;
-  int fd_ = -1;
-  bool mended_ = false;
-};
+StepMetrics from_json(const Json& json, std::string_view origin);
 
 struct MetricsFile {
-  std::vector<StepMetrics> steps;  // by step; the last attempt of each
-  std::int64_t torn_lines = 0;     // lines that are no JSON: cut short by a crash
+  // By step, the last attempt of each. An attempt that went on from an earlier step leaves nothing of the older
+  // attempts beyond: what it did not reach again is not the run's course.
+  std::vector<StepMetrics> steps;
+  std::int64_t torn_lines = 0;  // lines that are no JSON: cut short by a crash
   std::int64_t last_attempt = 0;
 };
 // An absent file is empty. Throws UsageError for a line that is JSON but not of this form.

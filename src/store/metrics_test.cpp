@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "store/lines.h"
 
 namespace molen::store {
 namespace {

@@ -99,7 +99,7 @@ std::string prometheus_text(const std::vector<PrometheusSample>& samples) {
 }
 
 void write_prometheus(const fs::path& path, const std::vector<PrometheusSample>& samples) {
-  write_file_atomic(path, prometheus_text(samples));
+  write_file_unsynced(path, prometheus_text(samples));
 }
 
 }  // namespace molen::store

@@ -1,5 +1,7 @@
 #include "store/run_directory.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -7,37 +9,57 @@ namespace molen::store {
 namespace {
 
 fs::path created(fs::path path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw Error("{}: cannot be created: {}", path.string(), error.message());
+  make_directories(path);
   return path;
 }
 
 // Attempts that ended before their first step stand in the events only.
 std::int64_t last_attempt(const fs::path& events) {
-  if (!fs::exists(events)) return 0;
+  if (!path_exists(events)) return 0;
   std::int64_t last = 0;
-  const std::string text = read_file(events, std::int64_t{1} << 34);
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = std::string_view(text).substr(at, end - at);
-    at = end + 1;
-    if (line.empty() || !Json::accept(line)) continue;
-    const Json j = Json::parse(line);
-    if (j.is_object() && j.contains("attempt") && j.at("attempt").is_number_integer())
-      last = std::max(last, j.at("attempt").get<std::int64_t>());
-  }
+  each_line(events, [&](std::string_view line, std::int64_t) {
+    try {
+      const Json j = parse_json(line, events.string());
+      if (j.is_object() && j.contains("attempt") && j.at("attempt").is_number_integer())
+        last = std::max(last, j.at("attempt").get<std::int64_t>());
+    } catch (const UsageError&) {  // cut short by a crash
+    }
+  });
   return last;
+}
+
+// Runs of older versions of molen have no run.json; their lines say how often they began.
+RunIdentity enter_attempt(const fs::path& run) {
+  auto identity = read_identity(run);
+  if (!identity) {
+    identity = new_identity();
+    identity->attempts = std::max(read_metrics(run / "metrics.jsonl").last_attempt, last_attempt(run / "events.jsonl"));
+  }
+  ++identity->attempts;
+  write_identity(run, *identity);
+  return *identity;
 }
 
 }  // namespace
 
-RunDirectory::RunDirectory(fs::path path)
+RunDirectory::RunDirectory(fs::path path, LineWriter::Warn warn)
     : path_(created(std::move(path))),
-      attempt_(std::max(read_metrics(metrics()).last_attempt, last_attempt(events())) + 1),
-      metrics_(metrics()),
-      events_(events()),
-      energy_(path_ / "energy.jsonl") {}
+      identity_(enter_attempt(path_)),
+      metrics_(metrics(), warn),
+      events_(events(), warn),
+      energy_(path_ / "energy.jsonl", warn) {}
+
+void RunDirectory::append(StepMetrics m) {
+  m.run_id = identity_.id;
+  m.history = identity_.current().history;
+  metrics_.append(to_line(m));
+}
+
+void RunDirectory::sync() {
+  metrics_.sync();
+  events_.sync();
+  energy_.sync();
+}
 
 void RunDirectory::write_config(std::string_view toml) const {
   write_file_atomic(path_ / "config.toml", toml);
@@ -56,7 +78,7 @@ void RunDirectory::write_prediction(const Json& json) const {
 }
 
 void RunDirectory::event(const std::string& name, const Json& fields) {
-  Json line{{"event", name}, {"wall_time_s", wall_time()}, {"attempt", attempt_}};
+  Json line{{"event", name}, {"wall_time_s", wall_time()}, {"attempt", attempt()}};
   for (const auto& [key, value] : fields.items()) line[key] = value;
   events_.append(line.dump());
 }

@@ -6,14 +6,17 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "store/history.h"
+#include "store/lines.h"
 #include "store/metrics.h"
 
 namespace molen::store {
 
 class RunDirectory {
  public:
-  // Creates what is missing; keeps what is there.
-  explicit RunDirectory(fs::path path);
+  // Creates what is missing; keeps what is there; enters this attempt into run.json, durably. `warn` takes what cannot
+  // be written later on: it is kept, tried again, and never ends the run.
+  explicit RunDirectory(fs::path path, LineWriter::Warn warn = nullptr);
 
   const fs::path& path() const { return path_; }
   fs::path metrics() const { return path_ / "metrics.jsonl"; }
@@ -21,8 +24,8 @@ class RunDirectory {
   fs::path tensorboard() const { return path_ / "tensorboard"; }
   fs::path checkpoints() const { return path_ / "checkpoints"; }
 
-  // Number of this attempt: one more than the last in metrics.jsonl and events.jsonl.
-  std::int64_t attempt() const { return attempt_; }
+  const RunIdentity& identity() const { return identity_; }
+  std::int64_t attempt() const { return identity_.attempts; }  // of this start, from 1
 
   void write_config(std::string_view toml) const;
   void write_environment(const Json& environment) const;
@@ -31,14 +34,16 @@ class RunDirectory {
   void write_trace(std::string_view json) const;
   void write_prediction(const Json& json) const;
 
-  void append(const StepMetrics& metrics) { metrics_.append(to_line(metrics)); }
+  void append(StepMetrics metrics);
   // {"event": name, "wall_time_s": ..., "attempt": ..., fields...}
   void event(const std::string& name, const Json& fields);
   void energy(const Json& line) { energy_.append(line.dump()); }
+  // Metrics, events and energy so far are on disk when it returns; a failure is told and tried again.
+  void sync();
 
  private:
   fs::path path_;
-  std::int64_t attempt_ = 1;
+  RunIdentity identity_;
   LineWriter metrics_, events_, energy_;
 };
 

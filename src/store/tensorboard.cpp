@@ -1,9 +1,8 @@
 #include "store/tensorboard.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -128,19 +127,41 @@ std::string session_start_record(std::int64_t step, double wall) {
   return frame(event);
 }
 
-TensorBoardWriter::TensorBoardWriter(const fs::path& dir, const std::string& host, std::int64_t pid, double wall) {
-  if (wall < 0) wall = wall_time();
-  std::error_code failure;
-  fs::create_directories(dir, failure);
-  if (failure) throw Error("{}: cannot create the TensorBoard directory: {}", dir.string(), failure.message());
-  // Two attempts may begin within a second under one process id (in a container each is 1): the number keeps them
-  // apart.
-  for (int n = 0; fd_ < 0; ++n) {
-    path_ = dir / fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<std::int64_t>(wall), host, pid, n);
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
-    if (fd_ < 0 && errno != EEXIST) throw Error("{}: cannot create: {}", path_.string(), std::strerror(errno));
+namespace {
+
+constexpr std::string_view kFileStart = "events.out.tfevents.";
+
+// TensorBoard reads the files of a directory in the order of their names: a clock that was set back must not put a new
+// file before those that are there.
+std::int64_t after_those_in(const fs::path& dir, std::int64_t seconds) {
+  for (const DirectoryEntry& entry : list_directory(dir)) {
+    if (!entry.name.starts_with(kFileStart)) continue;
+    const std::int64_t theirs = std::strtoll(entry.name.c_str() + kFileStart.size(), nullptr, 10);
+    if (theirs > 0 && theirs < 10'000'000'000) seconds = std::max(seconds, theirs);
   }
-  buffer_ = file_version_record(wall);
+  return seconds;
+}
+
+fs::path new_file(const fs::path& dir, const std::string& host, std::int64_t pid, double wall) {
+  make_directories(dir);
+  const std::int64_t seconds = after_those_in(dir, static_cast<std::int64_t>(wall));
+  // Attempts may begin within a second under one process id (in a container each is 1): the number keeps them apart, in
+  // their order.
+  for (int n = 0;; ++n) {
+    const std::string start = fmt::format("{}{:010}.", kFileStart, seconds);
+    const std::string name = fmt::format("{}{:04}.{}.{}", start, n, host, pid);
+    const auto entries = list_directory(dir);
+    if (std::none_of(entries.begin(), entries.end(),
+                     [&](const DirectoryEntry& e) { return e.name.starts_with(fmt::format("{}{:04}.", start, n)); }))
+      return dir / name;
+  }
+}
+
+}  // namespace
+
+TensorBoardWriter::TensorBoardWriter(const fs::path& dir, const std::string& host, std::int64_t pid, double wall)
+    : file_(File::create_new(new_file(dir, host, pid, wall < 0 ? wall_time() : wall))) {
+  buffer_ = file_version_record(wall < 0 ? wall_time() : wall);
 }
 
 TensorBoardWriter::~TensorBoardWriter() {
@@ -148,7 +169,6 @@ TensorBoardWriter::~TensorBoardWriter() {
     flush();
   } catch (const Error&) {
   }
-  ::close(fd_);
 }
 
 void TensorBoardWriter::scalar(std::string_view tag, double value, std::int64_t step, double wall) {
@@ -167,9 +187,9 @@ void TensorBoardWriter::session_start(std::int64_t step, double wall) {
 
 void TensorBoardWriter::flush() {
   while (!buffer_.empty()) {
-    const ssize_t written = ::write(fd_, buffer_.data(), buffer_.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) throw Error("{}: cannot write: {}", path_.string(), std::strerror(errno));
+    const std::int64_t written = file_system().write(file_.descriptor(), buffer_.data(), buffer_.size());
+    if (written == -EINTR) continue;
+    if (written <= 0) throw_write_error(path(), written < 0 ? written : -EIO);
     buffer_.erase(0, static_cast<std::size_t>(written));
   }
 }

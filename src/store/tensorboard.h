@@ -22,7 +22,8 @@ std::string scalar_record(std::string_view tag, float value, std::int64_t step, 
 std::string text_record(std::string_view tag, std::string_view text, std::int64_t step, double wall);
 std::string session_start_record(std::int64_t step, double wall);
 
-// Writes `dir`/events.out.tfevents.<seconds>.<host>.<pid>.<n>; a new file each time, earlier ones are never touched.
+// Writes `dir`/events.out.tfevents.<seconds>.<n>.<host>.<pid>; a new file each time, named after those that are there,
+// which are never touched.
 class TensorBoardWriter {
  public:
   // Creates `dir`. Throws Error naming the file and the reason. `wall` < 0: now.
@@ -37,14 +38,14 @@ class TensorBoardWriter {
   // On resume, before any scalar, with the first step that will be written again: TensorBoard then drops what earlier
   // attempts wrote at this step and after it, and curves do not fold back.
   void session_start(std::int64_t step, double wall);
-  // Writes what is buffered. Throws Error (disk full). The destructor flushes too, and cannot report.
+  // Writes what is buffered; what is not written stays buffered. Throws IoError (disk full). The destructor flushes
+  // too, and cannot report.
   void flush();
 
-  const fs::path& path() const { return path_; }
+  const fs::path& path() const { return file_.path(); }
 
  private:
-  fs::path path_;
-  int fd_ = -1;
+  File file_;
   std::string buffer_;
 };
 

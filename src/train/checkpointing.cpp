@@ -4,6 +4,7 @@
 
 #include "arch/parameters.h"
 #include "base/error.h"
+#include "train/together.h"
 
 namespace molen::train {
 namespace {
@@ -23,7 +24,7 @@ DType dtype_of(const at::Tensor& t) {
   }
 }
 
-constexpr std::int64_t kPiece = 1 << 18;  // elements read at a time
+constexpr std::int64_t kPiece = 1 << 22;  // elements that one call hands on
 
 struct Family {
   std::string storage, prefix;
@@ -33,76 +34,146 @@ std::vector<Family> families(const exec::Executor& executor) {
   return {{executor.has_state("master") ? "master" : "param", ""}, {"m", "optimizer.m/"}, {"v", "optimizer.v/"}};
 }
 
-// Calls f(name, parameter, offset in the parameter, tensor view of the run) for each run of elements of [first, last)
-// of a unit.
-template <class F>
-void each_run(const exec::Executor& executor, const Family& family, int unit, std::int64_t first, std::int64_t last,
-              F&& f) {
-  const auto& program = executor.program();
-  const auto parameters = arch::parameters(program.arch);
-  const at::Tensor state = executor.state(family.storage, unit);
-  const auto [held_first, held_last] = executor.state_range(family.storage, unit);
+// The part of a unit that this rank alone writes to a checkpoint, and reads from one.
+std::pair<std::int64_t, std::int64_t> tile_of(const exec::Executor& executor, int unit) {
+  const auto& p = executor.program();
+  return program::unit_tile(p.setting, executor.coordinates(), p.units[static_cast<std::size_t>(unit)].elements);
+}
+
+// The elements of [first, last) of a unit's state, where they lie.
+at::Tensor held_part(const exec::Executor& executor, const std::string& storage, int unit, std::int64_t first,
+                     std::int64_t last) {
+  const auto [held_first, held_last] = executor.state_range(storage, unit);
   MOLEN_CHECK(held_first <= first && last <= held_last, "state [{}, {}) asked for [{}, {})", held_first, held_last,
               first, last);
-  for (const auto& run : program::global_runs(program, executor.coordinates(), unit, first, last)) {
-    const auto& p = parameters[static_cast<std::size_t>(run.parameter)];
-    f(family.prefix + p.name, p, run.first, state.narrow(0, run.unit_first - held_first, run.count));
+  return executor.state(storage, unit).narrow(0, first - held_first, last - first);
+}
+
+// Reads this rank's tiles of all tensors of one kind into the states that hold them: each byte once, also where weights
+// go to the parameters and to their masters.
+void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, const std::string& prefix,
+                const std::vector<std::string>& storages) {
+  const auto& program = executor.program();
+  const auto parameters = arch::parameters(program.arch);
+  for (int u = 0; u < static_cast<int>(program.units.size()); ++u) {
+    const auto [first, last] = tile_of(executor, u);
+    const auto boxes = program::global_boxes(program, executor.coordinates(), u, first, last);
+    for (std::size_t begin = 0, end; begin < boxes.size(); begin = end) {
+      end = begin;
+      std::vector<Box> wanted;
+      for (; end < boxes.size() && boxes[end].parameter == boxes[begin].parameter; ++end)
+        wanted.push_back(boxes[end].box);
+      const arch::Parameter& parameter = parameters[static_cast<std::size_t>(boxes[begin].parameter)];
+      const std::string name = prefix + parameter.name;
+      const auto& stored = from.tensor(name);
+      if (stored.shape != parameter.shape)
+        throw UsageError("{}: tensor {} has another shape than the model", from.path().string(), name);
+      from.read(name, wanted, [&](std::size_t i, const Box& part, const Box& held, const void* data) {
+        std::vector<std::int64_t> strides(held.sizes.size(), 1);
+        for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * held.sizes[d];
+        const char* at = static_cast<const char*>(data) + position_in(held, part) * size_of(stored.dtype);
+        const at::Tensor source =
+            at::from_blob(const_cast<char*>(at), part.sizes, strides, exec::to_aten(stored.dtype));
+        const std::int64_t place = boxes[begin + i].unit_first;
+        for (const std::string& storage : storages) {
+          at::Tensor values =
+              held_part(executor, storage, u, place, place + wanted[i].elements()).view(wanted[i].sizes);
+          for (std::size_t d = 0; d < part.sizes.size(); ++d)
+            values = values.narrow(static_cast<std::int64_t>(d), part.offsets[d] - wanted[i].offsets[d], part.sizes[d]);
+          values.copy_(source);
+        }
+      });
+    }
   }
+}
+
+// Fills what this rank holds beyond its tile with the tiles of the ranks that hold the same. Collective.
+void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& holders) {
+  if (holders.size() == 1) return;
+  for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
+    const auto tile = tile_of(executor, u);
+    const auto held = executor.state_range(storage, u);
+    if (tile == held) continue;  // every rank of the group has a part of its own, or none has
+    std::vector<std::int64_t> ends(static_cast<std::size_t>(holders.size()), 0);
+    ends[static_cast<std::size_t>(holders.rank())] = tile.second;
+    holders.all_reduce(ends.data(), holders.size(), DType::kI64, comm::Reduce::kMax);
+    std::int64_t first = held.first;
+    for (int rank = 0; rank < holders.size(); ++rank) {
+      const std::int64_t last = ends[static_cast<std::size_t>(rank)];
+      for (std::int64_t at = first; at < last; at += kPiece) {
+        const std::int64_t n = std::min(kPiece, last - at);
+        at::Tensor values = held_part(executor, storage, u, at, at + n);
+        at::Tensor host = values.to(at::kCPU);
+        holders.broadcast(host.data_ptr(), n, dtype_of(host), rank);
+        if (!values.device().is_cpu()) values.copy_(host);
+      }
+      first = std::max(first, last);
+    }
+    MOLEN_CHECK(first == held.second, "tiles of unit {} end at {} of {}", u, first, held.second);
+  }
+}
+
+// The ranks that hold the same elements of every unit, in the order of their tiles.
+std::unique_ptr<comm::Communicator> holders_of(const exec::Executor& executor, comm::Communicator& world) {
+  const program::Setting& s = executor.program().setting;
+  const mesh::PerAxis& at = executor.coordinates();
+  const mesh::Axes along = s.zero < 2 ? mesh::kReplicas : mesh::Axes{mesh::Axis::kDpReplicate};
+  int color = 0, key = 0;
+  for (const mesh::Axis axis : s.order) {
+    int& number = along.contains(axis) ? key : color;
+    number = number * s.mesh[axis] + at[axis];
+  }
+  return world.split(color, key);
 }
 
 }  // namespace
 
 std::vector<checkpoint::Span> spans_of(const exec::Executor& executor) {
   const c10::InferenceMode inference;
+  const auto& p = executor.program();
+  const auto parameters = arch::parameters(p.arch);
   std::vector<checkpoint::Span> spans;
   for (const Family& family : families(executor))
-    for (std::size_t u = 0; u < executor.program().units.size(); ++u) {
-      const auto& p = executor.program();
-      if (!p.counts(static_cast<int>(u))) continue;
-      const auto [tile, tile_end] = program::unit_tile(p.setting, executor.coordinates(), p.units[u].elements);
-      const auto [first, last] = program::counted_once(executor.coordinates(), p.units[u], tile, tile_end);
-      each_run(executor, family, static_cast<int>(u), first, last,
-               [&](const std::string& name, const arch::Parameter& p, std::int64_t offset, const at::Tensor& values) {
-                 checkpoint::Span span{name, dtype_of(values), p.shape, offset, values.numel(), nullptr, {}};
-                 if (values.device().is_cpu())
-                   span.data = values.data_ptr();
-                 else
-                   span.read = [values](std::int64_t at, std::int64_t count, void* destination) {
-                     const at::Tensor host = values.narrow(0, at, count).to(at::kCPU);
-                     std::memcpy(destination, host.data_ptr(), host.nbytes());
-                   };
-                 spans.push_back(std::move(span));
-               });
+    for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+      if (!p.counts(u)) continue;
+      const auto [tile, tile_end] = tile_of(executor, u);
+      const auto [first, last] =
+          program::counted_once(executor.coordinates(), p.units[static_cast<std::size_t>(u)], tile, tile_end);
+      for (const auto& global : program::global_boxes(p, executor.coordinates(), u, first, last)) {
+        const auto& parameter = parameters[static_cast<std::size_t>(global.parameter)];
+        const at::Tensor values =
+            held_part(executor, family.storage, u, global.unit_first, global.unit_first + global.box.elements());
+        checkpoint::Span span{
+            family.prefix + parameter.name, dtype_of(values), parameter.shape, global.box, nullptr, {}};
+        if (values.device().is_cpu())
+          span.data = values.data_ptr();
+        else
+          span.read = [values](std::int64_t at, std::int64_t count, void* destination) {
+            const at::Tensor host = values.narrow(0, at, count).to(at::kCPU);
+            std::memcpy(destination, host.data_ptr(), host.nbytes());
+          };
+        spans.push_back(std::move(span));
+      }
     }
   return spans;
 }
 
-void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, bool weights_only) {
+void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, comm::Communicator& world,
+                bool weights_only) {
   const c10::InferenceMode inference;
-  const auto load = [&](const Family& family, const std::string& stored_prefix) {
-    for (std::size_t u = 0; u < executor.program().units.size(); ++u) {
-      const auto [first, last] = executor.state_range(family.storage, static_cast<int>(u));
-      each_run(executor, family, static_cast<int>(u), first, last,
-               [&](const std::string&, const arch::Parameter& p, std::int64_t offset, at::Tensor values) {
-                 const std::string name = stored_prefix + p.name;
-                 const auto& stored = from.tensor(name);
-                 if (stored.shape != p.shape)
-                   throw UsageError("{}: tensor {} has another shape than the model", from.path().string(), name);
-                 // In pieces: a whole embedding table beside the arena would show in the process's peak.
-                 at::Tensor host = at::empty({std::min(values.numel(), kPiece)}, exec::to_aten(stored.dtype));
-                 for (std::int64_t at = 0; at < values.numel(); at += kPiece) {
-                   const std::int64_t n = std::min(kPiece, values.numel() - at);
-                   from.read(name, offset + at, n, host.data_ptr());
-                   values.narrow(0, at, n).copy_(host.narrow(0, 0, n));
-                 }
-               });
-    }
-  };
-  load({"param", ""}, "");
-  if (executor.has_state("master")) load({"master", ""}, "");
+  std::vector<std::string> weights{"param"};
+  if (executor.has_state("master")) weights.push_back("master");
+  together(world, [&] {
+    read_tiles(from, executor, "", weights);
+    if (weights_only) return;
+    read_tiles(from, executor, "optimizer.m/", {"m"});
+    read_tiles(from, executor, "optimizer.v/", {"v"});
+  });
+  const auto holders = holders_of(executor, world);
+  for (const std::string& storage : weights) share_tiles(executor, storage, *holders);
   if (weights_only) return;
-  load({"m", ""}, "optimizer.m/");
-  load({"v", ""}, "optimizer.v/");
+  share_tiles(executor, "m", *holders);
+  share_tiles(executor, "v", *holders);
 }
 
 std::string state_hash(const exec::Executor& executor, comm::Communicator& world) {
@@ -111,11 +182,11 @@ std::string state_hash(const exec::Executor& executor, comm::Communicator& world
     std::vector<char> staged;
     const void* data = span.data;
     if (!data) {
-      staged.resize(static_cast<std::size_t>(span.count * size_of(span.dtype)));
-      span.read(0, span.count, staged.data());
+      staged.resize(static_cast<std::size_t>(span.box.elements() * size_of(span.dtype)));
+      span.read(0, span.box.elements(), staged.data());
       data = staged.data();
     }
-    digest.add(span.tensor, span.dtype, span.shape, span.offset, span.count, data);
+    digest.add(span.tensor, span.dtype, span.shape, span.box, data);
   }
   auto lanes = digest.lanes();
   // Sums modulo 2^64 are the same bits signed and unsigned.

@@ -16,9 +16,12 @@ namespace molen::train {
 // whatever the layout.
 std::vector<checkpoint::Span> spans_of(const exec::Executor& executor);
 
-// Fills the executor from a checkpoint made under any layout. Throws UsageError where tensors are missing or differ in
-// shape. `weights_only`: moments stay zero (an import from elsewhere has none).
-void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, bool weights_only);
+// Fills the executor from a checkpoint made under any layout: each rank reads its own part of every unit, and ranks
+// that hold the same hand each other theirs, so that every byte is read once. Throws UsageError where tensors are
+// missing or differ in shape, and as Checkpoint does, the same on every rank. `weights_only`: moments stay zero (an
+// import from elsewhere has none). Collective.
+void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, comm::Communicator& world,
+                bool weights_only);
 
 // Digest of the whole state, the same on every rank and for every layout that holds the same values.
 std::string state_hash(const exec::Executor& executor, comm::Communicator& world);

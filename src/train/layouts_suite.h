@@ -217,7 +217,7 @@ inline std::string hash_of_checkpoint(const program::Program& p, const std::file
       checkpoint::save(spans_of(executor),
                        {dir, 4, world.rank(), world.size(), agree_over(world), Json{{"x", 1}}, {}, 0});
     } else {
-      load_state(checkpoint::Checkpoint(*checkpoint::latest(dir)), executor, false);
+      load_state(checkpoint::Checkpoint(*checkpoint::latest(dir)), executor, world, false);
     }
     const std::string own = state_hash(executor, world);
     if (world.rank() == 0) hash = own;

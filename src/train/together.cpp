@@ -13,23 +13,53 @@ std::string broadcast_text(std::string text, comm::Communicator& world, int root
   return text;
 }
 
+namespace {
+
+// The failures that all ranks say alike, by what is thrown on each.
+enum class Kind : std::int32_t { kUsage, kDamaged, kIo, kVersion };
+
+[[noreturn]] void say(Kind kind, int code, const std::string& text) {
+  switch (kind) {
+    case Kind::kDamaged:
+      throw DamagedError(text);
+    case Kind::kIo:
+      throw IoError(code, "{}", text);
+    case Kind::kVersion:
+      throw VersionError(text);
+    default:
+      throw UsageError(text);
+  }
+}
+
+}  // namespace
+
 void together(comm::Communicator& world, const std::function<void()>& local) {
+  if (world.size() == 1) return local();
   std::string text;
-  bool failed = false;
+  std::int32_t met[2] = {-1, 0};  // kind of failure, and its errno
+  const auto fail = [&](Kind kind, int code, const std::exception& error) {
+    met[0] = static_cast<std::int32_t>(kind), met[1] = code, text = error.what();
+  };
   try {
     local();
   } catch (const UsageError& error) {
-    if (world.size() == 1) throw;
-    failed = true;
-    text = error.what();
+    fail(Kind::kUsage, 0, error);
+  } catch (const DamagedError& error) {
+    fail(Kind::kDamaged, 0, error);
+  } catch (const VersionError& error) {
+    fail(Kind::kVersion, 0, error);
+  } catch (const IoError& error) {
+    fail(Kind::kIo, error.code(), error);
   }
-  if (world.size() == 1) return;
+  const bool failed = met[0] >= 0;
   // The lowest rank that failed, and whether all did.
   std::int32_t first[2] = {failed ? world.rank() : world.size(), failed ? 1 : 0};
   world.all_reduce(first, 2, DType::kI32, comm::Reduce::kMin);
   if (first[0] == world.size()) return;
   text = broadcast_text(std::move(text), world, first[0]);
-  throw UsageError("{}{}", first[1] || first[0] == 0 ? "" : "rank " + std::to_string(first[0]) + ": ", text);
+  world.broadcast(met, 2, DType::kI32, first[0]);
+  say(static_cast<Kind>(met[0]), met[1],
+      (first[1] || first[0] == 0 ? "" : "rank " + std::to_string(first[0]) + ": ") + text);
 }
 
 }  // namespace molen::train

@@ -203,7 +203,7 @@ class Loop {
       const checkpoint::Checkpoint from(*job_.resume_from);
       const Json& state = from.state();
       const bool weights_only = !state.contains("step_done");
-      load_state(from, executor_, weights_only);
+      load_state(from, executor_, world_, weights_only);
       if (!weights_only) restore(state, from.path().string());
     } else {
       initialize_parameters(executor_, static_cast<std::uint64_t>(job_.config.train.seed), job_.setting.threads);

@@ -1,0 +1,168 @@
+#include "store/lease.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "base/test_filesystem.h"
+
+namespace molen::store {
+namespace {
+
+class LeaseTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::temp_directory_path() / fmt::format("molen_lease_test_{}", ::getpid());
+    fs::remove_all(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  // An owner on another machine: whether its process lives cannot be seen from here.
+  static LeaseOptions elsewhere(const std::string& host, double period_s) {
+    LeaseOptions options;
+    options.period_s = period_s;
+    options.owner.host = host;
+    options.owner.boot = "another";
+    options.waiting = nullptr;
+    return options;
+  }
+
+  fs::path directory_;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+TEST_F(LeaseTest, OneOwnerAtATimeAndTheLoserIsToldWho) {
+  const Lease mine(directory_, {});
+  mine.require();
+  EXPECT_EQ(lease_owner(directory_), Owner::self().text());
+  try {
+    const Lease second(directory_, {});
+    FAIL();
+  } catch (const LeaseHeld& error) {
+    EXPECT_NE(std::string(error.what()).find(fmt::format("process {} on ", ::getpid())), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(LeaseTest, AReleasedOneIsTakenAtOnceWithAHigherToken) {
+  std::int64_t token = 0;
+  { token = Lease(directory_, {}).token(); }
+  EXPECT_EQ(lease_owner(directory_), "");
+  const auto begin = std::chrono::steady_clock::now();
+  const Lease next(directory_, elsewhere("node2", 60));
+  EXPECT_GT(next.token(), token);
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+// A process of this host that was killed: nobody has to wait for it.
+TEST_F(LeaseTest, ADeadProcessOfThisHostIsKnownAtOnce) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    static const Lease lease(directory_, {});
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(Lease(directory_, {}).token(), 2);
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
+TEST_F(LeaseTest, ADeadOwnerElsewhereIsTakenOverInTime) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    static const Lease lease(directory_, elsewhere("node1", 0.4));
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  std::string told;
+  LeaseOptions options = elsewhere("node2", 0.4);
+  options.waiting = [&](const std::string& text) { told = text; };
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(Lease(directory_, options).token(), 2);
+  EXPECT_GE(seconds_since(begin), 0.4);
+  EXPECT_LT(seconds_since(begin), 3);
+  EXPECT_NE(told.find("node1"), std::string::npos);
+}
+
+TEST_F(LeaseTest, ALivingOwnerElsewhereIsSeenByItsRenewals) {
+  const Lease mine(directory_, elsewhere("node1", 0.4));
+  EXPECT_THROW(Lease(directory_, elsewhere("node2", 0.4)), LeaseHeld);
+  mine.require();
+}
+
+// An owner that was away for too long learns that it is none any more before it writes.
+TEST_F(LeaseTest, ALateOwnerIsFenced) {
+  const Lease late(directory_, elsewhere("node1", 0.4));
+  write_file_atomic(directory_ / "lease-000000002.json", "{}");
+  EXPECT_THROW(late.require(), LeaseHeld);
+}
+
+TEST_F(LeaseTest, ALeaseFileCutShortByACrashIsTakenOver) {
+  fs::create_directories(directory_);
+  write_file_atomic(directory_ / "lease-000000007.json", "{\"tok");
+  EXPECT_EQ(Lease(directory_, elsewhere("node2", 0.2)).token(), 8);
+}
+
+TEST_F(LeaseTest, WorksWithoutSecondNames) {
+  class NoLinks : public FileSystem {
+    int link(const fs::path&, const fs::path&) override { return -EPERM; }
+  } without;
+  const FileSystemOverride instead(without);
+  const Lease mine(directory_, {});
+  EXPECT_THROW(Lease(directory_, {}), LeaseHeld);
+}
+
+// Two jobs start on one directory at times that differ by little: in each of 200 runs one has it, the other is refused
+// or comes after the first has ended; never do both hold it.
+TEST_F(LeaseTest, TwoHundredRandomInterleavings) {
+  std::atomic<int> next = 0, in_turn = 0, refused = 0;
+  const auto interleave = [&](int run) {
+    std::mt19937 random(static_cast<unsigned>(run));
+    const fs::path directory = directory_ / std::to_string(run);
+    std::atomic<int> holders = 0, most = 0, losers = 0;
+    const auto job = [&](const std::string& host, int delay_us, int work_us) {
+      std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+      try {
+        const Lease lease(directory, elsewhere(host, 1.0));
+        most = std::max(most.load(), ++holders);
+        std::this_thread::sleep_for(std::chrono::microseconds(work_us));
+        lease.require();
+        --holders;
+      } catch (const LeaseHeld&) {
+        ++losers;
+      }
+    };
+    const auto pause = [&](unsigned most_us) { return static_cast<int>(random() % most_us); };
+    std::jthread a(job, "a", pause(3000), pause(500'000)), b(job, "b", pause(3000), pause(500'000));
+    a.join(), b.join();
+    EXPECT_EQ(most, 1) << "run " << run;
+    EXPECT_LE(losers, 1) << "run " << run;
+    refused += losers;
+    in_turn += losers == 0;
+    EXPECT_EQ(list_directory(directory).size(), 1u) << "run " << run << ": the last lease alone is left";
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 25; ++t)
+      threads.emplace_back([&] {
+        for (int run; (run = next++) < 200;) interleave(run);
+      });
+  }
+  fmt::print("200 runs: {} times the second was refused, {} times it came after the first\n", refused.load(),
+             in_turn.load());
+  EXPECT_GT(refused, 20);
+  EXPECT_GT(in_turn, 20);
+}
+
+}  // namespace
+}  // namespace molen::store
