@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/baseline.h"
 #include "data/dataset.h"
 #include "data/fetch.h"
@@ -27,7 +28,7 @@ void write_tokenizer(const fs::path& path) {
   for (int byte = 0; byte < 256; ++byte) {
     const bool plain = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
     std::string name;
-    append_code_point(name, plain ? static_cast<std::uint32_t>(byte) : 256u + static_cast<std::uint32_t>(next++));
+    append_utf8(name, plain ? static_cast<std::uint32_t>(byte) : 256u + static_cast<std::uint32_t>(next++));
     vocabulary[name] = byte;
   }
   const Json json{
@@ -285,6 +286,20 @@ TEST(Process, OutputAndStatus) {
   EXPECT_EQ(run_process({"sh", "-c", "pwd"}, "/").output, "/\n");
   EXPECT_EQ(run_process({"no-such-program-here"}, "/").status, 127);
   EXPECT_EQ(run_process({"sh", "-c", "kill -9 $$"}, "/").status, 137);
+  const std::string input(300000, 'x');
+  EXPECT_EQ(run_process({"wc", "-c"}, "/", input).output, "300000\n");
+  EXPECT_EQ(run_process({"true"}, "/", input).status, 0) << "input that nobody reads";
+  EXPECT_EQ(run_process({"cat"}, "/").output, "") << "no input is an empty one";
+}
+
+TEST(Process, LimitsEndIt) {
+  EXPECT_EQ(run_process({"sh", "-c", "while :; do :; done"}, "/", {}, {0.1, 0, 0}).status, 137);
+  const ProcessResult loud = run_process({"yes"}, "/", {}, {0, 0, 1 << 20});
+  EXPECT_EQ(loud.status, 137);
+  EXPECT_LE(loud.output.size(), std::size_t{2} << 20);
+  EXPECT_NE(run_process({"sort"}, "/", std::string(100 << 20, 'x'), {0, 32 << 20, 0}).status, 0);
+  EXPECT_EQ(run_process({"sh", "-c", "echo a; sleep 0.2; echo b"}, "/", {}, {0.1, 0, 100}).output, "a\nb\n")
+      << "waiting is no CPU time";
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ namespace molen::data {
 namespace {
 
 // Raise it when extraction or cleaning changes what comes out, so that old text is not reused.
-constexpr int kExtractorVersion = 1;
+constexpr int kExtractorVersion = 2;
 
 // A text file under construction, renamed into place when complete.
 class TextWriter {
@@ -210,7 +210,14 @@ void run_package(Job& job, const fs::path& folder, Cleaner& cleaner) {
       ++counts.dropped["not UTF-8"];
       continue;
     }
-    if (auto text = cleaner.clean(extract(recipe, raw), recipe.language, rules, counts))
+    std::vector<Block> blocks;
+    try {
+      blocks = extract(recipe, raw);
+    } catch (const UsageError&) {
+      ++counts.dropped["unreadable markup"];
+      continue;
+    }
+    if (auto text = cleaner.clean(std::move(blocks), recipe.language, rules, counts))
       writer.add({std::move(*text), fs::relative(file, job.root).generic_string(), recipe.language});
   }
   job.record.file = writer.finish();
@@ -266,7 +273,7 @@ class FileJob {
 
   void add(const std::string& raw, const std::string& id, const std::string& own_language) {
     std::string language = !options_.language.empty() ? options_.language : own_language;
-    if (language.empty()) language = vote_language(raw).language;
+    if (language.empty()) language = detect_language(raw);
     const bool plain =
         !language.empty() && language.size() <= 8 &&
         std::all_of(language.begin(), language.end(), [](unsigned char c) { return std::isalnum(c) || c == '-'; });
@@ -379,7 +386,7 @@ TextRecord text_from_json(const Json& json, const std::string& at) {
   t.counts.blocks_foreign = count_field(json, "blocks_foreign", at);
   t.counts.addresses = count_field(json, "addresses", at);
   const Json& dropped = json_member(json, "dropped", at);
-  known_fields(dropped, {"not UTF-8", "other language", "short", "repeated"}, at + ": dropped");
+  known_fields(dropped, {"not UTF-8", "unreadable markup", "other language", "short", "repeated"}, at + ": dropped");
   for (const auto& [reason, count] : dropped.items()) t.counts.dropped[reason] = count_field(dropped, reason, at);
   const Json& file = json_member(json, "file", at);
   t.file = {string_field(file, "path", at), count_field(file, "bytes", at), string_field(file, "sha256", at)};
