@@ -18,6 +18,10 @@ namespace {
 constexpr TokenId kMaxId = 1 << 24;
 constexpr std::size_t kMaxTokenBytes = 1 << 16;
 constexpr std::size_t kMaxAdded = 1 << 16;
+// Real ones have up to 50 bytes; text is compared with them at each of its bytes.
+constexpr std::size_t kMaxAddedBytes = 512;
+// Ids that stand for nothing, which take memory all the same: added tokens may fill them.
+constexpr std::size_t kMaxHoles = kMaxAdded;
 
 // The file, with its two long parts apart: Json's objects keep order by being lists, which 100,000 keys do not bear.
 struct Document {
@@ -226,6 +230,9 @@ class Reader {
     for (const auto& [token, value] : vocabulary) {
       const TokenId at = id(value, "model.vocab");
       if (token.empty() || token.size() > kMaxTokenBytes) fail("model.vocab", "a token is empty or longer than 64 KiB");
+      if (at >= vocabulary.size() + kMaxHoles)
+        fail("model.vocab", fmt::format("id {} in a vocabulary of {} entries: more than {} ids stand for nothing", at,
+                                        vocabulary.size(), kMaxHoles));
       if (at >= spec_.vocabulary.size()) spec_.vocabulary.resize(at + 1);
       if (!spec_.vocabulary[at].empty())
         fail("model.vocab", fmt::format("id {} stands for '{}' and for '{}'", at, spec_.vocabulary[at], token));
@@ -297,8 +304,8 @@ class Reader {
   // one.
   void check_added(const AddedToken& token, std::optional<TokenId> highest) {
     const std::string shown = token.content.substr(0, 100);
-    if (token.content.empty() || token.content.size() > kMaxTokenBytes)
-      fail("added_tokens", fmt::format("token {} is empty or longer than 64 KiB", token.id));
+    if (token.content.empty() || token.content.size() > kMaxAddedBytes)
+      fail("added_tokens", fmt::format("token {} is empty or longer than {} bytes", token.id, kMaxAddedBytes));
     if (!added_.insert(token.content).second) fail("added_tokens", fmt::format("'{}' stands twice", shown));
     const auto found = ids_.find(token.content);
     const auto size = static_cast<TokenId>(vocabulary_size_);
