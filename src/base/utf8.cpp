@@ -1,5 +1,6 @@
 #include "base/utf8.h"
 
+#include <fmt/format.h>
 #include <simdjson.h>
 
 #include <algorithm>
@@ -58,6 +59,28 @@ std::string replace_invalid_utf8(std::string_view text) {
       out.append("\xef\xbf\xbd");
     }
     i += std::max<std::size_t>(length, 1);
+  }
+  return out;
+}
+
+std::string printable(std::string_view text) {
+  std::string out;
+  const auto* p = reinterpret_cast<const unsigned char*>(text.data());
+  for (std::size_t i = 0; i < text.size();) {
+    bool complete = false;
+    const std::size_t length = well_formed_prefix(p + i, text.size() - i, complete);
+    const std::string_view character = text.substr(i, std::max<std::size_t>(length, 1));
+    const bool control = (p[i] < 0x20 && p[i] != '\n' && p[i] != '\t') || p[i] == 0x7f ||
+                         (p[i] == 0xc2 && length == 2 && p[i + 1] < 0xa0);
+    const bool direction = (character >= "\xe2\x80\xaa" && character <= "\xe2\x80\xae") ||
+                           (character >= "\xe2\x81\xa6" && character <= "\xe2\x81\xa9");
+    if (direction && complete)
+      out += fmt::format("\\u{:04x}", 0x2000 + (p[i + 1] & 0x3f) * 64 + (p[i + 2] & 0x3f));
+    else if (!complete || control)
+      for (const char byte : character) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+    else
+      out += character;
+    i += character.size();
   }
   return out;
 }

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/fetch.h"
 #include "data/manifest.h"
 #include "data/prepare.h"
@@ -28,7 +29,10 @@ namespace {
 class Table {
  public:
   explicit Table(std::vector<std::string> head) : rows_{std::move(head)} {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void add(std::vector<std::string> row) {
+    for (std::string& cell : row) cell = printable(cell);
+    rows_.push_back(std::move(row));
+  }
   void print(std::ostream& out) const {
     std::vector<std::size_t> widths(rows_[0].size(), 0);
     for (const auto& row : rows_)
@@ -180,9 +184,10 @@ int fetch_command(const FetchOptions& options, std::ostream& out, const Progress
     out << format_fetch_record(record);
     return 0;
   }
-  Table table({"package", "version", "licence", "evidence", "bytes"});
+  Table table({"package", "version", "licence", "evidence", "checked by", "bytes"});
   for (const FetchedPackage& p : record.packages)
-    table.add({p.package, p.version, p.licence.spdx, p.licence.rule, grouped(p.archive_bytes)});
+    table.add({p.package, p.version, p.licence.spdx, p.licence.rule, p.checked.empty() ? "nothing" : p.checked,
+               grouped(p.archive_bytes)});
   table.print(out);
   return 0;
 }
@@ -232,8 +237,8 @@ int inspect_command(const InspectOptions& options, std::ostream& out) {
       all.push_back(std::move(json));
       continue;
     }
-    out << manifest_folder(folder).string() << " (" << manifest.split << "), tokenizer "
-        << manifest.tokenizer.fingerprint.substr(0, 16) << ", " << grouped(manifest.tokenizer.vocabulary)
+    out << manifest_folder(folder).string() << " (" << printable(manifest.split) << "), tokenizer "
+        << printable(manifest.tokenizer.fingerprint.substr(0, 16)) << ", " << grouped(manifest.tokenizer.vocabulary)
         << " entries\n";
     Table table({"shard", "language", "licence", "version", "documents", "tokens", "bytes", "bytes/token"});
     const auto row = [&](const std::string& name, const std::string& language, const std::string& licence,
@@ -283,7 +288,7 @@ int verify_command(const VerifyOptions& options, std::ostream& out, std::ostream
       if (entry.path().extension() == ".bin" && !listed.contains(entry.path().filename().string()))
         findings.push_back(entry.path().string() + ": not in the manifest");
   }
-  for (const std::string& finding : findings) err << finding << "\n";
+  for (const std::string& finding : findings) err << printable(finding) << "\n";
   if (options.json) {
     out << Json{{"ok", findings.empty()}, {"shards", shards}, {"tokens", tokens}, {"findings", findings}}.dump(1)
         << "\n";

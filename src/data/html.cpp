@@ -88,6 +88,7 @@ class Reader {
 
   void text(std::string_view raw) {
     if (!keeping()) return;
+    if (builder_.is_verbatim()) return builder_.text(raw);
     // A soft hyphen marks where a word may be cut, and U+0080 to U+009F are controls: neither is text.
     while (!raw.empty()) {
       std::size_t end = 0;

@@ -234,6 +234,18 @@ TEST_F(PrepareTest, VerifyFindsEveryKindOfDamage) {
   EXPECT_NE(out.str().find("made with tokenizer test"), std::string::npos);
 }
 
+TEST_F(PrepareTest, NoControlCharactersReachATerminal) {
+  write_test_shards(at("s"), {{"a", "nl\x1b]52;c;aGk=\x07", {{1, 2, 0}}}}, 10);
+  std::ostringstream out, err;
+  inspect_command({at("s"), false}, out);
+  EXPECT_NE(out.str().find("nl\\x1b]52;c;aGk=\\x07"), std::string::npos);
+  EXPECT_EQ(out.str().find('\x1b'), std::string::npos);
+  write_file_atomic(at("s") / "x\x1b[2J.bin", "");
+  EXPECT_EQ(verify_command({at("s"), "", false}, out, err), 2);
+  EXPECT_NE(err.str().find("x\\x1b[2J.bin: not in the manifest"), std::string::npos) << err.str();
+  EXPECT_EQ(err.str().find('\x1b'), std::string::npos);
+}
+
 TEST_F(PrepareTest, FilesOfEveryForm) {
   fs::create_directories(at("in"));
   write_file_atomic(at("in") / "a.txt", sentence("De tekst van het eerste bestand is in het Nederlands.", 1));

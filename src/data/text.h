@@ -27,6 +27,7 @@ class BlockBuilder {
   void line_break();                // stays a newline
   void end_block(Block::Kind next = Block::Kind::kParagraph);
   void verbatim(bool on);
+  bool is_verbatim() const { return verbatim_ > 0; }
   std::string_view last() const { return blocks_.empty() ? std::string_view() : blocks_.back().text; }
   void drop_last() { blocks_.pop_back(); }
   std::vector<Block> take();
