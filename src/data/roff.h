@@ -1,7 +1,8 @@
 // Manual pages (man and mdoc macros) to blocks of text, by the program `mandoc`.
 //
 // Sections that hold names, addresses and licences rather than the manual (authors, copyright, translation, reporting
-// bugs) are left out by their headings, in English, Dutch, German and Finnish; mail addresses everywhere.
+// bugs) are left out by their headings, in English, Dutch, German and Finnish; so are mail addresses that a page marks
+// as such.
 #pragma once
 
 #include <string_view>
