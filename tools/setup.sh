@@ -5,12 +5,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(git make cmake ninja-build g++ ccache pkg-config python3 python3-venv libfmt-dev libspdlog-dev libcli11-dev
-  libtomlplusplus-dev nlohmann-json3-dev libsimdjson-dev libpcre2-dev libzstd-dev zlib1g-dev libxxhash-dev libssl-dev
-  libhwloc-dev libeigen3-dev libgtest-dev librapidcheck-dev libopenmpi-dev openmpi-bin)
+  libtomlplusplus-dev nlohmann-json3-dev libsimdjson-dev libpcre2-dev libxml2-dev libcld2-dev
+  mandoc libzstd-dev zlib1g-dev libxxhash-dev libssl-dev libhwloc-dev libeigen3-dev libgtest-dev librapidcheck-dev libopenmpi-dev openmpi-bin)
 python_packages=(torch==2.13.0 numpy)
 if [ "${1:-}" = test ]; then
   packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 chromium)
-  python_packages+=(transformers tokenizers tiktoken tensorboard safetensors)
+  python_packages+=(transformers tokenizers tiktoken tensorboard safetensors license-expression python-debian)
 fi
 
 missing=()

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "data/baseline.h"
 #include "data/commands.h"
 #include "data/dataset.h"
@@ -17,7 +18,7 @@ namespace molen::apps {
 namespace {
 
 void progress(const std::string& line) {
-  std::cerr << line << '\n';
+  std::cerr << printable(line) << '\n';
 }
 
 void add_fetch(CLI::App& verb, Chosen& chosen) {
@@ -41,7 +42,9 @@ void add_prepare(CLI::App& verb, Chosen& chosen) {
   auto o = std::make_shared<data::PrepareOptions>();
   auto output = std::make_shared<std::string>(), tokenizer = std::make_shared<std::string>();
   CLI::App* prepare =
-      verb.add_subcommand("prepare", "clean text, and with a tokenizer token shards with their manifest");
+      verb.add_subcommand("prepare",
+                          "clean text, and with a tokenizer token shards with their manifest; goes on where an "
+                          "earlier run ended");
   prepare
       ->add_option("SOURCE", o->sources,
                    "folders made by `data fetch`; .jsonl, .jsonl.gz, .jsonl.zst or text files, or folders of them")

@@ -7,6 +7,7 @@
 #include "apps/arguments.h"
 #include "apps/cli.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "comm/mpi/mpi.h"
 
 namespace {
@@ -61,10 +62,10 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const molen::UsageError& error) {
-    if (says_so()) std::fprintf(stderr, "molen: %s\n", error.what());
+    if (says_so()) std::fprintf(stderr, "molen: %s\n", molen::printable(error.what()).c_str());
     return molen::apps::kUsage;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "molen: %s\n", error.what());
+    std::fprintf(stderr, "molen: %s\n", molen::printable(error.what()).c_str());
     return molen::apps::kFailed;
   }
 }

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_elements.h"
 
 namespace molen {
 namespace {
@@ -13,7 +14,10 @@ namespace {
 // new key up: 100,000 keys would take minutes. Here a hash set knows the keys of the objects that are open.
 class Builder : public nlohmann::json_sax<Json> {
  public:
-  Builder(std::string_view origin, int max_depth) : origin_(origin), max_depth_(max_depth) {}
+  using Element = std::function<void(std::size_t, const Json&)>;
+  // With `element`: what the root's member `list` holds goes there and is not kept.
+  Builder(std::string_view origin, int max_depth, std::string_view list = {}, const Element* element = nullptr)
+      : origin_(origin), max_depth_(max_depth), list_(list), element_(element) {}
   Json take() { return std::move(root_); }
 
   bool null() override { return add(nullptr); }
@@ -66,12 +70,18 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
   bool open(Json value) {
+    if (element_ != nullptr && open_.size() == 1 && value.is_array()) in_list_ = key_ == list_;
     Json* placed = place(std::move(value));
     open_.push_back({placed, {}});
     return true;
   }
   bool close() {
     open_.pop_back();
+    if (open_.size() == 1) in_list_ = false;
+    if (open_.size() != 2 || !in_list_) return true;
+    auto& elements = open_.back().value->get_ref<Json::array_t&>();
+    (*element_)(count_++, elements.back());
+    elements.pop_back();
     return true;
   }
 
@@ -80,20 +90,34 @@ class Builder : public nlohmann::json_sax<Json> {
   Json root_;
   std::vector<Open> open_;
   std::string key_;
+  std::string_view list_;
+  const Element* element_ = nullptr;
+  bool in_list_ = false;
+  std::size_t count_ = 0;
 };
 
-}  // namespace
-
-Json parse_json(std::string_view text, std::string_view origin, int max_depth) {
+Json parse_with(Builder& builder, std::string_view text, std::string_view origin) {
   // The parser takes a NUL for the end of its input and would leave what follows unread.
   if (text.find('\0') != std::string_view::npos) throw UsageError("{}: not valid JSON: a NUL byte", origin);
-  Builder builder(origin, max_depth);
   try {
     Json::sax_parse(text.begin(), text.end(), &builder);
   } catch (const Json::exception& error) {
     throw UsageError("{}: not valid JSON: {}", origin, error.what());
   }
   return builder.take();
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view origin, int max_depth) {
+  Builder builder(origin, max_depth);
+  return parse_with(builder, text, origin);
+}
+
+Json parse_json_elements(std::string_view text, std::string_view origin, std::string_view list,
+                         const std::function<void(std::size_t, const Json&)>& element) {
+  Builder builder(origin, 64, list, &element);
+  return parse_with(builder, text, origin);
 }
 
 Json read_json(const std::filesystem::path& path, std::int64_t limit) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/json_elements.h"
 
 namespace molen {
 namespace {
@@ -91,6 +92,22 @@ TEST(Json, RefusesNul) {
 }
 TEST(Json, KeepsOrder) {
   EXPECT_EQ(parse_json(R"({"b":1,"a":2})", "x").dump(), R"({"b":1,"a":2})");
+}
+
+TEST(Json, ElementsAreHandedOverAndNotKept) {
+  std::vector<std::string> seen;
+  const auto take = [&](std::size_t i, const Json& element) {
+    EXPECT_EQ(i, seen.size());
+    seen.push_back(element.dump());
+  };
+  const Json rest = parse_json_elements(R"({"a":[{"x":1}],"list":[{"x":{"list":[2]}},[3,[4]],5],"b":{"list":[{}]}})",
+                                        "f", "list", take);
+  EXPECT_EQ(seen, (std::vector<std::string>{R"({"x":{"list":[2]}})", "[3,[4]]"}));
+  EXPECT_EQ(rest.dump(), R"({"a":[{"x":1}],"list":[5],"b":{"list":[{}]}})");
+  const auto ignore = [](std::size_t, const Json&) {};
+  EXPECT_THROW(parse_json_elements(R"({"list":[{"x":1,"x":2}]})", "f", "list", ignore), UsageError);
+  EXPECT_THROW(parse_json_elements(R"({"list":[{}],"list":[]})", "f", "list", ignore), UsageError);
+  EXPECT_THROW(parse_json_elements(R"({"list":[{})", "f", "list", ignore), UsageError);
 }
 
 }  // namespace

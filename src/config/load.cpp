@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/suggest.h"
+#include "base/utf8.h"
 #include "config/config.h"
 
 namespace molen::config {
@@ -161,10 +162,6 @@ void collect_file(const fs::path& file, std::vector<fs::path>& chain, Entries& e
     collect_file(base, chain, entries);
   }
   collect(document, name, entries);
-}
-
-bool valid_utf8(const std::string& text) {
-  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::ignore)) == Json(text);
 }
 
 // A TOML value, or the text itself where it is none: `--set train.until="2000 steps"` loses its quotes to the shell.

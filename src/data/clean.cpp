@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 
 #include "data/language.h"
 
@@ -27,7 +28,18 @@ std::int64_t count_addresses(std::string_view text) {
 
 bool Cleaner::is_new(std::string_view text) {
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return seen_.insert({hash.low64, hash.high64}).second;
+  const Hash128 own{hash.low64, hash.high64};
+  if (!seen_.insert(own).second) return false;
+  fresh_.append(reinterpret_cast<const char*>(&own), sizeof own);
+  return true;
+}
+
+void Cleaner::restore(std::string_view seen) {
+  for (; seen.size() >= sizeof(Hash128); seen.remove_prefix(sizeof(Hash128))) {
+    Hash128 hash{};
+    std::memcpy(&hash, seen.data(), sizeof hash);
+    seen_.insert(hash);
+  }
 }
 
 std::optional<std::string> Cleaner::clean(std::vector<Block> blocks, std::string_view language, const CleanRules& rules,

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "data/text.h"
@@ -36,6 +37,10 @@ class Cleaner {
   std::optional<std::string> clean(std::vector<Block> blocks, std::string_view language, const CleanRules& rules,
                                    CleanCounts& counts);
 
+  // What it has seen since this was last called, as bytes (16 for each block) that `restore` takes on another day.
+  std::string take_seen() { return std::exchange(fresh_, {}); }
+  void restore(std::string_view seen);
+
  private:
   bool is_new(std::string_view text);
 
@@ -47,6 +52,7 @@ class Cleaner {
     std::size_t operator()(const Hash128& h) const { return h.low; }
   };
   std::unordered_set<Hash128, TakeLow> seen_;
+  std::string fresh_;
 };
 
 // E-mail addresses (by shape), those at example.com and its kin left out.

@@ -1,20 +1,26 @@
 #include "data/commands.h"
 
+#include <sys/file.h>
+
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <set>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/fetch.h"
 #include "data/manifest.h"
 #include "data/prepare.h"
 #include "data/recipes.h"
 #include "data/shard.h"
 #include "data/tokenizer/tokenizer.h"
+#include "data/verified.h"
 
 namespace molen::data {
 namespace {
@@ -23,7 +29,10 @@ namespace {
 class Table {
  public:
   explicit Table(std::vector<std::string> head) : rows_{std::move(head)} {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void add(std::vector<std::string> row) {
+    for (std::string& cell : row) cell = printable(cell);
+    rows_.push_back(std::move(row));
+  }
   void print(std::ostream& out) const {
     std::vector<std::size_t> widths(rows_[0].size(), 0);
     for (const auto& row : rows_)
@@ -53,6 +62,36 @@ std::string grouped(std::int64_t n) {
     digits.insert(static_cast<std::size_t>(at), ",");
   return digits;
 }
+
+// The folder that `prepare` writes to, for one process at a time. Where nothing came of it, no folder stays behind.
+class OutputFolder {
+ public:
+  explicit OutputFolder(const fs::path& path) : lock_(path / ".prepare.lock") {
+    for (fs::path p = fs::absolute(path); !path_exists(p) && p.has_relative_path(); p = p.parent_path())
+      made_.push_back(p);
+    make_directories(path);
+    file_.emplace(File::append(lock_));
+    if (::flock(file_->descriptor(), LOCK_EX | LOCK_NB) == 0) return;
+    throw UsageError("{}: another `molen data prepare` is writing there; wait for it, or give another --output",
+                     path.string());
+  }
+  ~OutputFolder() {
+    std::error_code ignored;
+    if (!made_.empty() && is_bare()) fs::remove(lock_, ignored);
+    for (const fs::path& p : made_) fs::remove(p, ignored);  // innermost first; only where empty
+  }
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+ private:
+  bool is_bare() const {
+    std::error_code ignored;
+    return std::distance(fs::directory_iterator(lock_.parent_path(), ignored), fs::directory_iterator()) == 1;
+  }
+  fs::path lock_;
+  std::vector<fs::path> made_;
+  std::optional<File> file_;
+};
 
 // The manifests at `path`: itself, or its train and heldout folders.
 std::vector<fs::path> manifest_folders(const fs::path& path) {
@@ -96,29 +135,29 @@ void verify_shard(const fs::path& folder, const Manifest& manifest, const ShardR
     }
   }
   if (findings.size() != before) return;
-  const ShardReader reader(prefix);
-  if (reader.tokens() != record.tokens || reader.index().document_count() != record.documents)
+  const ShardIndex index = read_index(prefix);
+  if (index.tokens != record.tokens || index.documents != record.documents) {
     findings.push_back(fmt::format("{}: {} documents and {} tokens, its manifest says {} and {}", prefix,
-                                   reader.index().document_count(), reader.tokens(), record.documents, record.tokens));
+                                   index.documents, index.tokens, record.documents, record.tokens));
+    return;
+  }
+  const ShardReader reader(prefix, record.tokens, record.bin.bytes);
   std::vector<std::int32_t> tokens;
   constexpr std::int64_t kStep = 1 << 20;
   for (std::int64_t at = 0; at < reader.tokens(); at += kStep) {
     tokens.resize(static_cast<std::size_t>(std::min(kStep, reader.tokens() - at)));
     reader.read(at, tokens, manifest.tokenizer.vocabulary);
   }
-  const ShardIndex& index = reader.index();
-  std::int64_t token = 0;
-  std::size_t sequence = 0;
-  std::int32_t last = 0;
-  for (std::size_t d = 1; d < index.documents.size(); ++d) {
-    const std::int64_t first = token;
-    for (; static_cast<std::int64_t>(sequence) < index.documents[d]; ++sequence) token += index.lengths[sequence];
-    if (token > first) reader.read(token - 1, {&last, 1}, manifest.tokenizer.vocabulary);
-    if (token == first || last != manifest.tokenizer.end_of_text) {
-      findings.push_back(fmt::format("{}: document {} does not end with the end-of-text token", prefix, d - 1));
-      return;
-    }
-  }
+  std::optional<std::int64_t> wrong_end;  // the first document without the end-of-text token
+  std::int64_t document = 0;
+  read_index(prefix, [&](std::int64_t first, std::int64_t end) {
+    std::int32_t last = -1;
+    if (end > first) reader.read(end - 1, {&last, 1}, manifest.tokenizer.vocabulary);
+    if (last != manifest.tokenizer.end_of_text && !wrong_end) wrong_end = document;
+    ++document;
+  });
+  if (wrong_end)
+    findings.push_back(fmt::format("{}: document {} does not end with the end-of-text token", prefix, *wrong_end));
 }
 
 }  // namespace
@@ -145,9 +184,10 @@ int fetch_command(const FetchOptions& options, std::ostream& out, const Progress
     out << format_fetch_record(record);
     return 0;
   }
-  Table table({"package", "version", "licence", "evidence", "bytes"});
+  Table table({"package", "version", "licence", "evidence", "checked by", "bytes"});
   for (const FetchedPackage& p : record.packages)
-    table.add({p.package, p.version, p.licence.spdx, p.licence.rule, grouped(p.archive_bytes)});
+    table.add({p.package, p.version, p.licence.spdx, p.licence.rule, p.checked.empty() ? "nothing" : p.checked,
+               grouped(p.archive_bytes)});
   table.print(out);
   return 0;
 }
@@ -157,6 +197,7 @@ int prepare_command(const PrepareOptions& options, std::ostream& out, const Prog
   if (options.threads < 0) throw UsageError("--threads {}: must not be negative", options.threads);
   // A tokenizer that cannot be read is found before hours of extraction, and before anything is written.
   if (!options.tokenizer.empty()) Tokenizer::load(options.tokenizer);
+  const OutputFolder folder(options.output);
   const TextManifest texts = prepare_text(options, progress);
   std::vector<Manifest> manifests;
   if (!options.tokenizer.empty()) manifests = prepare_shards(options, texts, progress);
@@ -196,8 +237,8 @@ int inspect_command(const InspectOptions& options, std::ostream& out) {
       all.push_back(std::move(json));
       continue;
     }
-    out << manifest_folder(folder).string() << " (" << manifest.split << "), tokenizer "
-        << manifest.tokenizer.fingerprint.substr(0, 16) << ", " << grouped(manifest.tokenizer.vocabulary)
+    out << manifest_folder(folder).string() << " (" << printable(manifest.split) << "), tokenizer "
+        << printable(manifest.tokenizer.fingerprint.substr(0, 16)) << ", " << grouped(manifest.tokenizer.vocabulary)
         << " entries\n";
     Table table({"shard", "language", "licence", "version", "documents", "tokens", "bytes", "bytes/token"});
     const auto row = [&](const std::string& name, const std::string& language, const std::string& licence,
@@ -227,10 +268,14 @@ int verify_command(const VerifyOptions& options, std::ostream& out, std::ostream
       findings.push_back(fmt::format("{}: made with tokenizer {}, not with {} ({})", folder.string(),
                                      manifest.tokenizer.fingerprint, options.tokenizer.string(), fingerprint));
     std::set<std::string> listed;
+    VerifiedShards verified(folder);
     for (const ShardRecord& record : manifest.shards) {
       listed.insert(record.bin.path);
       try {
+        const std::string stamp = verified.stamp(record);
+        const std::size_t before = findings.size();
         verify_shard(folder, manifest, record, findings);
+        if (findings.size() == before) verified.add(record, stamp, Verified::kHashed);
       } catch (const Error& error) {
         findings.emplace_back(error.what());
       }
@@ -238,11 +283,12 @@ int verify_command(const VerifyOptions& options, std::ostream& out, std::ostream
       ++shards;
       tokens += record.tokens;
     }
+    verified.save();
     for (const auto& entry : fs::directory_iterator(folder))
       if (entry.path().extension() == ".bin" && !listed.contains(entry.path().filename().string()))
         findings.push_back(entry.path().string() + ": not in the manifest");
   }
-  for (const std::string& finding : findings) err << finding << "\n";
+  for (const std::string& finding : findings) err << printable(finding) << "\n";
   if (options.json) {
     out << Json{{"ok", findings.empty()}, {"shards", shards}, {"tokens", tokens}, {"findings", findings}}.dump(1)
         << "\n";

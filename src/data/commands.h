@@ -29,12 +29,14 @@ int fetch_command(const FetchOptions& options, std::ostream& out, const Progress
 //   text/<split>/<name>.jsonl          one document a line: id, language, text
 // and, given a tokenizer,
 //   <split>/<name>.idx, .bin, <split>/manifest.json      token shards; <split> is "train" or "heldout"
-// Text and shards whose inputs have not changed are reused.
+// Sources and shards whose inputs have not changed are not read again. Text that is not finished stands in text.part:
+// a run that was killed, or ended at a source that cannot be read, is gone on with. A line of JSON that is none, or has
+// no text, is named and left out; more than one in a hundred end the run. One process at a time may write to `output`.
 struct PrepareOptions {
   std::vector<fs::path>
       sources;  // folders made by `fetch`; .jsonl, .jsonl.gz, .jsonl.zst; plain text files, folders of them
   fs::path output;
-  std::string language;         // of files; "" = the line's own, else by vote
+  std::string language;         // of files; "" = the line's own, else detected
   std::string licence;          // SPDX expression (data/spdx.h), compulsory for files
   std::string split = "train";  // of files; packages have theirs
   fs::path tokenizer;           // "" = text only

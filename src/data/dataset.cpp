@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "base/suggest.h"
 #include "base/units.h"
+#include "data/verified.h"
 
 namespace molen::data {
 namespace {
@@ -19,27 +20,52 @@ bool is_hashed(const ShardRecord& record, std::int64_t limit) {
   return record.bin.bytes + record.idx.bytes <= limit;
 }
 
-// Sizes against the manifest, then hashes where the shard is small, else 16 stretches of tokens.
-void check_shard(const ShardReader& reader, const ShardRecord& record, std::int64_t vocabulary,
-                 std::int64_t hash_limit) {
-  const std::string prefix = reader.prefix().string();
-  if (reader.bin_bytes() != record.bin.bytes || reader.tokens() != record.tokens ||
-      reader.index().document_count() != record.documents)
+// The structure and sizes against the manifest, then hashes where the shard is small, else 16 stretches of tokens.
+void verify_shard(const fs::path& folder, const ShardRecord& record, std::int64_t vocabulary, std::int64_t hash_limit) {
+  const std::string prefix = (folder / record.name).string();
+  const auto size_of_file = [&](const FileRecord& file) { return File::open(folder / file.path).size(); };
+  const std::int64_t bin_bytes = size_of_file(record.bin);
+  const bool hashed = is_hashed(record, hash_limit);
+  const bool right = bin_bytes == record.bin.bytes && size_of_file(record.idx) == record.idx.bytes;
+  // An index of more than the limit says of itself only what its header says.
+  const ShardIndex index =
+      right && hashed ? read_index(prefix) : ShardIndex{DType::kU16, record.tokens, record.documents};
+  if (!right || index.tokens != record.tokens || index.documents != record.documents)
     throw UsageError(
         "{}: {} documents, {} tokens, {} bytes; its manifest says {}, {}, {}: truncated or altered, run "
         "`molen data prepare` again",
-        prefix, reader.index().document_count(), reader.tokens(), reader.bin_bytes(), record.documents, record.tokens,
-        record.bin.bytes);
-  if (is_hashed(record, hash_limit)) {
-    for (const auto& [file, expected] :
-         {std::pair{prefix + ".bin", record.bin.sha256}, {prefix + ".idx", record.idx.sha256}})
-      if (sha256_file(file) != expected)
+        prefix, index.documents, index.tokens, bin_bytes, record.documents, record.tokens, record.bin.bytes);
+  if (hashed) {
+    for (const FileRecord* file : {&record.bin, &record.idx})
+      if (sha256_file(folder / file->path) != file->sha256)
         throw UsageError("{}: its SHA-256 is not the one in the manifest: altered; run `molen data prepare` again",
-                         file);
+                         (folder / file->path).string());
   }
+  const ShardReader reader(prefix, record.tokens, record.bin.bytes);
   std::vector<std::int32_t> sample(static_cast<std::size_t>(std::min<std::int64_t>(4096, reader.tokens())));
-  for (std::int64_t i = 0; i < 16; ++i)
+  for (std::int64_t i = 0; i < 16 && !sample.empty(); ++i)
     reader.read((reader.tokens() - static_cast<std::int64_t>(sample.size())) / 15 * i, sample, vocabulary);
+}
+
+// Verifies what this machine has not verified before, where that counts. Returns the bytes of shards that were not
+// hashed, now or before.
+std::int64_t verify_shards(const fs::path& folder, const std::vector<const ShardRecord*>& records,
+                           std::int64_t vocabulary, const OpenOptions& options) {
+  std::optional<VerifiedShards> before;
+  if (options.remember) before.emplace(folder);
+  std::int64_t unhashed = 0;
+  for (const ShardRecord* record : records) {
+    const Verified now = is_hashed(*record, options.hash_limit) ? Verified::kHashed : Verified::kSampled;
+    const Verified known = before ? before->state(*record) : Verified::kNo;
+    if (known == Verified::kNo || known < now) {
+      const std::string stamp = before ? before->stamp(*record) : "";
+      verify_shard(folder, *record, vocabulary, options.hash_limit);
+      if (before) before->add(*record, stamp, now);
+    }
+    if (std::max(known, now) != Verified::kHashed) unhashed += record->bin.bytes + record->idx.bytes;
+  }
+  if (before) before->save();
+  return unhashed;
 }
 
 void check_options(const OpenOptions& options) {
@@ -94,19 +120,19 @@ TokenStream::TokenStream(const fs::path& path, const std::vector<std::string>& l
       throw UsageError("{}: no shard in language '{}' (there are: {}){}", path.string(), language, join(names),
                        did_you_mean(language, names));
   end_of_text_ = manifest.tokenizer.end_of_text;
+  std::vector<const ShardRecord*> chosen;
+  for (const ShardRecord& record : manifest.shards)
+    if (languages.empty() || std::find(languages.begin(), languages.end(), record.language) != languages.end())
+      chosen.push_back(&record);
+  // Tokens beyond the tokenizer's own vocabulary are damage even where the model's is larger.
+  if (options.verify) unhashed_bytes_ = verify_shards(folder, chosen, manifest.tokenizer.vocabulary, options);
   Sha256 hash;
-  for (const ShardRecord& record : manifest.shards) {
-    if (!languages.empty() && std::find(languages.begin(), languages.end(), record.language) == languages.end())
-      continue;
-    auto reader = std::make_unique<ShardReader>(folder / record.name);
-    // Tokens beyond the tokenizer's own vocabulary are damage even where the model's is larger.
-    check_shard(*reader, record, manifest.tokenizer.vocabulary, options.hash_limit);
-    if (!is_hashed(record, options.hash_limit)) unhashed_bytes_ += record.bin.bytes + record.idx.bytes;
-    hash.update(record.bin.sha256.data(), record.bin.sha256.size());
-    text_bytes_ += record.text_bytes;
-    if (reader->tokens() == 0) continue;
-    starts_.push_back(starts_.back() + reader->tokens());
-    shards_.push_back(std::move(reader));
+  for (const ShardRecord* record : chosen) {
+    hash.update(record->bin.sha256.data(), record->bin.sha256.size());
+    text_bytes_ += record->text_bytes;
+    if (record->tokens == 0) continue;
+    starts_.push_back(starts_.back() + record->tokens);
+    shards_.emplace_back(folder / record->name, record->tokens, record->bin.bytes);
   }
   digest_ = hash.hex();
   if (tokens() == 0) throw UsageError("{}: holds no tokens", path.string());
@@ -117,9 +143,9 @@ void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
   auto shard = static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) - starts_.begin() - 1);
   std::int64_t at = first - starts_[shard];
   while (!out.empty()) {
-    const std::int64_t left = shards_[shard]->tokens() - at;
+    const std::int64_t left = shards_[shard].tokens() - at;
     const auto take = static_cast<std::size_t>(std::min<std::int64_t>(left, static_cast<std::int64_t>(out.size())));
-    shards_[shard]->read(at, out.first(take), vocabulary_);
+    shards_[shard].read(at, out.first(take), vocabulary_);
     out = out.subspan(take);
     shard = (shard + 1) % shards_.size();
     at = 0;

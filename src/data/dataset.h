@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -43,13 +44,19 @@ struct OpenOptions {
   // Shards up to this size are hashed at open; beyond, sizes and sampled tokens are checked and `molen data verify`
   // does the rest.
   std::int64_t hash_limit = std::int64_t{256} << 20;
+  // Whether the shards are read to compare them with their manifest. Ranks that another one speaks for do not: they
+  // believe the manifest, and what a shard holds is checked when it is read.
+  bool verify = true;
+  // Whether what was verified on this machine before counts, and is remembered (data/verified.h).
+  bool remember = false;
 };
 
 // Shards one after another, read as one row of tokens.
 class TokenStream {
  public:
-  // Opens and checks each shard of `path` (all of them where `languages` is empty). Throws UsageError: no such folder,
-  // language without shards, wrong tokenizer, size or hash that differs from the manifest, token beyond the vocabulary.
+  // The shards of `path` (all of them where `languages` is empty), verified as `options` say. Throws UsageError: no
+  // such folder, language without shards, wrong tokenizer, size or hash that differs from the manifest, token beyond
+  // the vocabulary.
   TokenStream(const fs::path& path, const std::vector<std::string>& languages, const OpenOptions& options);
 
   std::int64_t tokens() const { return starts_.back(); }
@@ -66,7 +73,7 @@ class TokenStream {
   std::int64_t vocabulary_;
   std::int64_t text_bytes_ = 0, unhashed_bytes_ = 0;
   std::int32_t end_of_text_ = 0;
-  std::vector<std::unique_ptr<ShardReader>> shards_;
+  std::deque<ShardReader> shards_;
   std::vector<std::int64_t> starts_{0};
   std::string digest_;
 };

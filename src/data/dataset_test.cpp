@@ -4,9 +4,13 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <numbers>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -154,6 +158,84 @@ TEST(Dataset, BadInputGetsOneClearError) {
   EXPECT_NE(open({8, 300, "test"}).find("truncated"), std::string::npos);
   fs::remove(folder.path() / "a.bin");
   EXPECT_NE(open({8, 300, "test"}).find("cannot be read"), std::string::npos);
+}
+
+// Runs with a cache of its own.
+class Cache {
+ public:
+  explicit Cache(const fs::path& folder) {
+    if (const char* before = std::getenv("XDG_CACHE_HOME")) before_ = before;
+    ::setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+  }
+  ~Cache() { before_ ? ::setenv("XDG_CACHE_HOME", before_->c_str(), 1) : ::unsetenv("XDG_CACHE_HOME"); }
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+ private:
+  std::optional<std::string> before_;
+};
+
+TEST(Dataset, VerifiedOnceOnAMachine) {
+  const TestFolder folder;
+  const Cache cache(folder.path() / "cache");
+  const fs::path shards = folder.path() / "s", bin = shards / "a.bin";
+  write_test_shards(shards, {counted("a", "nl", 1, 200), counted("b", "nl", 1, 100)}, 300);
+  OpenOptions options{8, 300, "test"};
+  options.remember = true;
+  const auto open = [&] { return reason([&] { Dataset({{shards, {}, {}}}, 0, options); }); };
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  const auto touch = [&](auto time) {
+    for (const char* file : {"a.bin", "a.idx", "b.bin", "b.idx"}) fs::last_write_time(shards / file, time);
+  };
+  const auto damage = [&] {
+    std::fstream file(bin, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(10);
+    file.put('\x7f');
+  };
+  EXPECT_EQ(open(), "") << "too new to be remembered";
+  damage();
+  EXPECT_NE(open().find("SHA-256"), std::string::npos);
+
+  write_test_shards(shards, {counted("a", "nl", 1, 200), counted("b", "nl", 1, 100)}, 300);
+  touch(old);
+  EXPECT_EQ(open(), "");
+  damage();
+  fs::last_write_time(bin, old);
+  EXPECT_EQ(open(), "") << "of the same size, time and inode: not read again";
+  fs::last_write_time(bin, old + std::chrono::seconds(1));
+  EXPECT_NE(open().find("a.bin: its SHA-256"), std::string::npos);
+  options.remember = false;
+  fs::last_write_time(bin, old);
+  EXPECT_NE(open().find("SHA-256"), std::string::npos);
+  // The manifest is part of what was verified.
+  write_test_shards(shards, {counted("a", "nl", 1, 200), counted("b", "nl", 1, 100)}, 300);
+  touch(old);
+  options.remember = true;
+  EXPECT_EQ(open(), "");
+  std::string manifest = read_file(shards / "manifest.json");
+  const std::string hash = sha256_file(bin);
+  manifest.replace(manifest.find(hash), hash.size(), std::string(64, '0'));
+  write_file_atomic(shards / "manifest.json", manifest);
+  EXPECT_NE(open().find("SHA-256"), std::string::npos);
+}
+
+TEST(Dataset, WhatIsNotVerifiedIsCheckedWhenItIsRead) {
+  const TestFolder folder;
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 200)}, 300);
+  OpenOptions options{8, 300, "test"};
+  const std::string digest = Dataset({{folder.path(), {}, {}}}, 0, options).digest();
+  options.verify = false;
+  std::vector<std::int32_t> row(9);
+  {
+    const Dataset data({{folder.path(), {}, {}}}, 0, options);
+    EXPECT_EQ(open_shards(), 0) << "nothing is opened before it is read";
+    EXPECT_EQ(data.digest(), digest) << "all ranks say the same";
+    data.read(0, row);
+    EXPECT_EQ(open_shards(), 1);
+  }
+  fs::resize_file(folder.path() / "a.bin", 100);
+  const Dataset data({{folder.path(), {}, {}}}, 0, options);
+  EXPECT_NE(reason([&] { data.read(0, row); }).find("truncated or altered"), std::string::npos);
 }
 
 TEST(Validation, EachTokenIsALabelOnce) {

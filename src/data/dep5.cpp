@@ -111,6 +111,32 @@ std::string spdx_name(std::string_view name) {
   return reference;
 }
 
+// An expression, and whether an OR stands in it outside parentheses.
+struct Term {
+  std::string text;
+  bool has_or = false;
+};
+// Terms with an operator between each two.
+struct Joined {
+  std::vector<Term> terms;
+  std::vector<bool> ands;  // true: AND, false: OR
+};
+
+// AND binds closer than OR, in SPDX as in DEP-5.
+Term expression(const Joined& joined) {
+  Term out;
+  for (std::size_t i = 0; i < joined.terms.size(); ++i) {
+    const bool and_before = i > 0 && joined.ands[i - 1];
+    const bool and_after = i < joined.ands.size() && i + 1 < joined.terms.size() && joined.ands[i];
+    const Term& term = joined.terms[i];
+    if (i > 0) out.text += and_before ? " AND " : " OR ";
+    const bool enclosed = term.has_or && (and_before || and_after);
+    out.text += enclosed ? "(" + term.text + ")" : term.text;
+    out.has_or = out.has_or || (i > 0 && !and_before) || (term.has_or && !enclosed);
+  }
+  return out;
+}
+
 }  // namespace
 
 bool glob_match(std::string_view pattern, std::string_view path) {
@@ -172,23 +198,36 @@ std::optional<Dep5> parse_dep5(std::string_view text) {
 
 std::string spdx_of(std::string_view declared) {
   std::istringstream words{std::string(declared)};
-  std::string out, name;
-  const auto flush = [&] {
-    if (!name.empty()) out += (out.empty() ? "" : " ") + spdx_name(name);
+  // Names joined by operators make a part; an operator behind a comma joins parts.
+  Joined parts, names;
+  std::string name;
+  const auto end_name = [&] {
+    if (!name.empty()) names.terms.push_back({spdx_name(name), false});
     name.clear();
   };
+  const auto end_part = [&] {
+    end_name();
+    if (!names.terms.empty()) parts.terms.push_back(expression(names));
+    names = {};
+  };
+  bool comma = false;
   for (std::string word; words >> word;) {
     const std::string key = lower(word);
-    if (key == "and" || key == "or" || key == "and/or") {
-      flush();
-      out += key == "and" ? " AND" : " OR";
-    } else {
-      while (!word.empty() && word.back() == ',') word.pop_back();
-      name += (name.empty() ? "" : "-") + word;
+    const bool is_and = key == "and", is_operator = is_and || key == "or" || key == "and/or";
+    if (is_operator) {
+      comma ? end_part() : end_name();
+      Joined& joined = comma ? parts : names;
+      // Without a name on each side it joins nothing.
+      if (joined.ands.size() < joined.terms.size()) joined.ands.push_back(is_and);
+      comma = false;
+      continue;
     }
+    comma = word.back() == ',';
+    while (!word.empty() && word.back() == ',') word.pop_back();
+    if (!word.empty()) name += (name.empty() ? "" : "-") + word;
   }
-  flush();
-  return out.empty() ? "LicenseRef-unknown" : out;
+  end_part();
+  return parts.terms.empty() ? "LicenseRef-unknown" : expression(parts).text;
 }
 
 }  // namespace molen::data

@@ -28,8 +28,9 @@ std::optional<Dep5> parse_dep5(std::string_view text);
 // Shell-style match with `*`, `?` and a backslash that takes the next character as it stands.
 bool glob_match(std::string_view pattern, std::string_view path);
 
-// "GPL-2+" -> "GPL-2.0-or-later", "Expat" -> "MIT"; expressions with `and` and `or` part by part; a name without a
-// known SPDX identifier -> "LicenseRef-<name>".
+// "GPL-2+" -> "GPL-2.0-or-later", "Expat" -> "MIT"; a name without a known SPDX identifier -> "LicenseRef-<name>".
+// Expressions keep their meaning: `and` binds closer than `or`, and a comma before either ends what it binds:
+// "GPL-1+ or Artistic, and BSD-3-clause" -> "(GPL-1.0-or-later OR Artistic-1.0) AND BSD-3-Clause".
 std::string spdx_of(std::string_view declared);
 
 }  // namespace molen::data

@@ -60,6 +60,13 @@ TEST(Dep5, Spdx) {
   EXPECT_EQ(spdx_of("Expat"), "MIT");
   EXPECT_EQ(spdx_of("Go"), "BSD-3-Clause");
   EXPECT_EQ(spdx_of("PostgreSQL and Custom-regex or Tcl"), "PostgreSQL AND LicenseRef-Custom-regex OR LicenseRef-Tcl");
+  EXPECT_EQ(spdx_of("GPL-1+ or Artistic, and BSD-3-clause"), "(GPL-1.0-or-later OR Artistic-1.0) AND BSD-3-Clause");
+  EXPECT_EQ(spdx_of("Expat, and GPL-2 or ISC"), "MIT AND (GPL-2.0-only OR ISC)");
+  EXPECT_EQ(spdx_of("GPL-2 and Expat, or ISC"), "GPL-2.0-only AND MIT OR ISC");
+  EXPECT_EQ(spdx_of("GPL-2 or Expat, or ISC"), "GPL-2.0-only OR MIT OR ISC");
+  EXPECT_EQ(spdx_of("GPL-2 or Expat, and ISC, or X11 or Zlib, and WTFPL"),
+            "(GPL-2.0-only OR MIT) AND ISC OR (X11 OR Zlib) AND WTFPL");
+  EXPECT_EQ(spdx_of("GPL-2 , or or ISC and"), "GPL-2.0-only OR ISC") << "operators without names";
   EXPECT_EQ(spdx_of("noderivs"), "LicenseRef-noderivs");
   EXPECT_EQ(spdx_of(""), "LicenseRef-unknown");
 }

@@ -97,18 +97,6 @@ void download(const std::string& package, const fs::path& archives, const Progre
               package, why, archives.string());
 }
 
-// Unpacks beside the target and renames, so that a half-unpacked package is never taken for a whole one.
-void unpack(const fs::path& deb, const fs::path& target) {
-  const fs::path part = target.string() + ".part";
-  fs::remove_all(part);
-  fs::create_directories(part);
-  const ProcessResult result =
-      run_process({"dpkg-deb", "-x", fs::absolute(deb).string(), fs::absolute(part).string()}, ".");
-  if (result.status != 0) throw Error("{}: cannot be unpacked: {}", deb.string(), last_lines(result.output));
-  fs::remove_all(target);
-  fs::rename(part, target);
-}
-
 FetchedPackage describe(const std::string& package, const fs::path& deb) {
   FetchedPackage p;
   p.package = package;
@@ -167,6 +155,20 @@ std::string copyright_path(const fs::path& folder, const std::string& package) {
 }
 
 }  // namespace
+
+void unpack_archive(const fs::path& archive, const fs::path& target) {
+  // Beside the target and renamed, so that a half-unpacked package is never taken for a whole one.
+  const fs::path part = target.string() + ".part";
+  remove_tree(part);
+  make_directories(part);
+  const ProcessResult result =
+      run_process({"dpkg-deb", "-x", fs::absolute(archive).string(), fs::absolute(part).string()}, ".");
+  if (result.status == 127)
+    throw Error("dpkg-deb is not installed: packages can only be unpacked on Debian and its kin");
+  if (result.status != 0) throw Error("{}: cannot be unpacked: {}", archive.string(), last_lines(result.output));
+  remove_tree(target);
+  rename_path(part, target);
+}
 
 FetchRecord parse_fetch_record(std::string_view text, std::string_view origin) {
   const std::string at(origin);
@@ -263,7 +265,11 @@ FetchRecord fetch_packages(const std::string& set, const fs::path& folder, const
       deb = find_archive(archives, package);
     }
     FetchedPackage entry = intact ? *old : describe(package, deb);
-    if (!intact || !fs::is_directory(root / package)) unpack(deb, root / package);
+    // Always: the licence below is to be that of the archive, not of what somebody has put into root/.
+    unpack_archive(deb, root / package);
+    if (entry.checked.empty())
+      progress(fmt::format("note: {} {} is in no signed package index here: that it is Debian's is not shown", package,
+                           entry.version));
     record.packages.push_back(std::move(entry));
   }
   // Licences last: one package's copyright file may lie in another package.

@@ -1,7 +1,8 @@
 // A folder of downloaded Debian packages: what `molen data fetch` makes and `molen data prepare` reads.
 //
 //   archives/*.deb      as downloaded; versions move in the archive, so these are kept
-//   root/<package>/     unpacked, never installed: no root rights, no maintainer scripts
+//   root/<package>/     unpacked, never installed: no root rights, no maintainer scripts. To look at: `prepare` unpacks
+//                       the archives itself
 //   fetch.json          package, version, architecture, archive and its SHA-256, time, licence and its evidence
 #pragma once
 
@@ -41,6 +42,9 @@ std::string format_fetch_record(const FetchRecord& record);
 // The licence of an unpacked package, from its copyright file (which may be a link into another package of the folder).
 // "LicenseRef-unknown" where neither DEP-5 nor a review answers.
 Licence licence_of_package(const fs::path& folder, const std::string& package);
+
+// Unpacks a package's files into `target`, which takes the place of what stood there. Throws Error.
+void unpack_archive(const fs::path& archive, const fs::path& target);
 
 // What a step of `fetch_packages` says to a human.
 using Progress = std::function<void(const std::string& line)>;

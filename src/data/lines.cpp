@@ -4,30 +4,19 @@
 #include <zstd.h>
 
 #include <array>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <vector>
 
 #include "base/error.h"
+#include "base/filesystem.h"
 
 namespace molen::data {
 namespace {
 
 constexpr std::size_t kChunk = 1 << 18;
 
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, CloseFile>;
-
-File open_file(const std::string& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) throw UsageError("{}: is a directory", path);
-  File file(std::fopen(path.c_str(), "rbe"));
-  if (!file) throw UsageError("{}: cannot be read: {}", path, std::strerror(errno));
-  return file;
-}
+// Text shrinks to a fifth, to a fiftieth where it repeats itself. What grows more than this is made to fill a disk; the
+// first megabytes are given to small files of one line again and again.
+constexpr std::int64_t kMostGrowth = 200, kFreeBytes = std::int64_t{64} << 20;
 
 }  // namespace
 
@@ -38,12 +27,19 @@ struct LineReader::Source {
   virtual bool append(std::string& out) = 0;
 
   std::size_t read_input() {
-    const std::size_t got = std::fread(input.data(), 1, input.size(), file.get());
-    if (got == 0 && std::ferror(file.get())) throw UsageError("read error");
+    const std::size_t got = file.read_some(input.data(), input.size(), taken);
+    taken += static_cast<std::int64_t>(got);
     return got;
+  }
+  // Of what decompression has made so far.
+  void check_growth(std::size_t more) {
+    made += static_cast<std::int64_t>(more);
+    if (made > kFreeBytes && made / kMostGrowth > taken)
+      throw UsageError("{} bytes decompress to more than {} times as many: this is no text", taken, kMostGrowth);
   }
   File file;
   std::vector<char> input;
+  std::int64_t taken = 0, made = 0;
 };
 
 struct LineReader::Plain final : Source {
@@ -77,9 +73,10 @@ struct LineReader::Gzip final : Source {
         throw UsageError("the gzip data is damaged ({})", stream.msg != nullptr ? stream.msg : "zlib error");
       at_member_start = status == Z_STREAM_END;
       if (at_member_start) inflateReset(&stream);  // members may follow one another
-      const std::size_t made = output.size() - stream.avail_out;
-      out.append(output.data(), made);
-      if (made > 0) return true;
+      const std::size_t more = output.size() - stream.avail_out;
+      check_growth(more);
+      out.append(output.data(), more);
+      if (more > 0) return true;
     }
   }
   z_stream stream{};
@@ -101,12 +98,13 @@ struct LineReader::Zstd final : Source {
           return false;
         }
       }
-      ZSTD_outBuffer made{output.data(), output.size(), 0};
-      const std::size_t status = ZSTD_decompressStream(context, &made, &given);
+      ZSTD_outBuffer more{output.data(), output.size(), 0};
+      const std::size_t status = ZSTD_decompressStream(context, &more, &given);
       if (ZSTD_isError(status)) throw UsageError("the zstd data is damaged ({})", ZSTD_getErrorName(status));
       frame_ended = status == 0;
-      out.append(output.data(), made.pos);
-      if (made.pos > 0) return true;
+      check_growth(more.pos);
+      out.append(output.data(), more.pos);
+      if (more.pos > 0) return true;
     }
   }
   ZSTD_DCtx* context;
@@ -117,10 +115,9 @@ struct LineReader::Zstd final : Source {
 
 LineReader::LineReader(const std::filesystem::path& path, std::int64_t line_limit)
     : path_(path.string()), line_limit_(line_limit) {
-  File file = open_file(path_);
+  File file = File::open(path);
   std::array<unsigned char, 4> magic{};
-  const std::size_t got = std::fread(magic.data(), 1, magic.size(), file.get());
-  std::rewind(file.get());
+  const std::size_t got = file.read_some(magic.data(), magic.size(), 0);
   if (got >= 2 && magic[0] == 0x1f && magic[1] == 0x8b)
     source_ = std::make_unique<Gzip>(std::move(file));
   else if (got == 4 && magic == std::array<unsigned char, 4>{0x28, 0xb5, 0x2f, 0xfd})

@@ -11,14 +11,15 @@ namespace molen::data {
 
 class LineReader {
  public:
-  // Throws UsageError when the file cannot be opened.
-  explicit LineReader(const std::filesystem::path& path, std::int64_t line_limit = std::int64_t{256} << 20);
+  // Throws UsageError when the file cannot be opened or is no regular one.
+  explicit LineReader(const std::filesystem::path& path, std::int64_t line_limit = std::int64_t{64} << 20);
   ~LineReader();
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
   // The next line without its end (LF or CR LF), valid until the next call; false at the end. Throws UsageError with
-  // file and line for damaged or truncated compression and for a line beyond the limit.
+  // file and line for damaged or truncated compression, for what decompresses to hundreds of times its size, and for a
+  // line beyond the limit.
   bool next(std::string_view& line);
   std::int64_t line_number() const { return line_number_; }
 

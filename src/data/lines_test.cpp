@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <sys/stat.h>
 #include <zlib.h>
 #include <zstd.h>
 
+#include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -86,6 +89,52 @@ TEST(Lines, DamageNamesFileAndLine) {
             std::string::npos);
   EXPECT_NE(reason([&] { LineReader("/nonexistent/x"); }).find("cannot be read"), std::string::npos);
   EXPECT_NE(reason([&] { LineReader("/tmp"); }).find("is a directory"), std::string::npos);
+}
+
+// How a file of `size` zero bytes is read, once compressed: the reason, and how much of it was read before.
+std::string bomb(const std::string& bytes, std::int64_t& read) {
+  const TestFolder folder;
+  write_file_atomic(folder.path() / "t", bytes);
+  return reason([&] {
+    LineReader reader(folder.path() / "t");
+    for (std::string_view line; reader.next(line);) read += static_cast<std::int64_t>(line.size()) + 1;
+  });
+}
+
+TEST(Lines, WhatGrowsWithoutEndIsRefused) {
+  // Short lines, so that it is not the length of one that ends it.
+  std::string lines;
+  for (int i = 0; i < (1 << 20); ++i) lines += "xxxxxxx\n";
+  std::string members;
+  const std::string member = gzip(lines), frame = zstd(lines);
+  for (int i = 0; i < 100; ++i) members += member;
+  std::string frames;
+  for (int i = 0; i < 100; ++i) frames += frame;
+  for (const std::string& whole : {members, frames}) {
+    std::int64_t read = 0;
+    const auto start = std::chrono::steady_clock::now();
+    const std::string why = bomb(whole, read);
+    EXPECT_NE(why.find("this is no text"), std::string::npos) << why;
+    EXPECT_LT(read, 100 << 20) << "of 800 MiB";
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  }
+  std::int64_t read = 0;
+  EXPECT_EQ(bomb(member, read), "") << "a small file may repeat itself";
+  EXPECT_EQ(read, 8 << 20);
+}
+
+TEST(Lines, PipesAndDevicesAreNotWaitedFor) {
+  const TestFolder folder;
+  ASSERT_EQ(::mkfifo((folder.path() / "fifo").c_str(), 0600), 0);
+  EXPECT_NE(reason([&] { LineReader(folder.path() / "fifo"); }).find("not a regular file"), std::string::npos);
+  EXPECT_NE(reason([&] { read_text_file("/dev/zero"); }).find("not a regular file"), std::string::npos);
+}
+
+TEST(Jsonl, LongLinesAreRefused) {
+  std::string line = "{\"text\":\"a\",\"n\":[1";
+  while (line.size() < (std::size_t{9} << 20)) line += ",[]";
+  JsonlParser parser;
+  EXPECT_NE(reason([&] { parser.parse(line + "]}", "f:3"); }).find("f:3: a line of more than"), std::string::npos);
 }
 
 TEST(Jsonl, ReadsAndRefuses) {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_elements.h"
 #include "data/json_fields.h"
 
 namespace molen::data {
@@ -96,13 +97,19 @@ Licence licence_from_json(const Json& json, const std::string& origin) {
 
 Manifest parse_manifest(std::string_view text, std::string_view origin) {
   const std::string at(origin);
-  const Json json = parse_json(text, origin);
+  // A data set may have a hundred thousand shards, and every rank reads their manifest.
+  Manifest manifest;
+  std::set<std::string> names;
+  const Json json = parse_json_elements(text, origin, "shards", [&](std::size_t i, const Json& shard) {
+    manifest.shards.push_back(shard_from_json(shard, at + ": shards[" + std::to_string(i) + "]"));
+    if (!names.insert(manifest.shards.back().name).second)
+      throw UsageError("{}: shard '{}' stands twice", at, manifest.shards.back().name);
+  });
   known_fields(json, {"format", "version", "split", "tokenizer", "shards"}, at);
   if (string_field(json, "format", at) != kFormat)
     throw UsageError("{}: format '{}', expected '{}'", at, string_field(json, "format", at), kFormat);
   if (count_field(json, "version", at) != 1)
     throw UsageError("{}: version {}, only 1 is known", at, count_field(json, "version", at));
-  Manifest manifest;
   manifest.split = string_field(json, "split", at);
   const Json& tokenizer = json_member(json, "tokenizer", at);
   const std::string t = at + ": tokenizer";
@@ -118,12 +125,7 @@ Manifest parse_manifest(std::string_view text, std::string_view origin) {
   manifest.tokenizer.end_of_text = static_cast<std::int32_t>(end);
   const Json& shards = json_member(json, "shards", at);
   if (!shards.is_array()) throw UsageError("{}: 'shards' is not a list", at);
-  std::set<std::string> names;
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    manifest.shards.push_back(shard_from_json(shards[i], at + ": shards[" + std::to_string(i) + "]"));
-    if (!names.insert(manifest.shards.back().name).second)
-      throw UsageError("{}: shard '{}' stands twice", at, manifest.shards.back().name);
-  }
+  if (!shards.empty()) throw UsageError("{}: shards: {} is not an object", at, shards[0].dump().substr(0, 40));
   return manifest;
 }
 

@@ -66,7 +66,7 @@ TEST(Manifest, DamageNamesFileAndKey) {
   expect("nl-help.bin", "/etc/passwd", "not a plain file name");
   expect("nl-help.bin", "other.bin", "must be called nl-help.bin");
   expect(std::string(64, 'a'), "abc", "SHA-256");
-  expect("\"shards\": [", "\"shards\": [3, ", "shards[0]");
+  expect("\"shards\": [", "\"shards\": [3, ", "shards: 3 is not an object");
   EXPECT_NE(reason("[]").find("not an object"), std::string::npos);
   EXPECT_NE(reason("{").find("not valid JSON"), std::string::npos);
   Manifest twice = sample();

@@ -32,10 +32,13 @@ struct TextManifest {
 };
 
 TextManifest read_text_manifest(const fs::path& text_folder);
+Json to_json(const TextRecord& text);
+TextRecord text_record_from_json(const Json& json, const std::string& origin);
 std::string format_text_manifest(const TextManifest& manifest);
 
-// Writes output/text; reuses it where inputs and files are unchanged. Throws UsageError for sources that do not exist,
-// have no recipe, no licence or no text.
+// Writes output/text; reuses it where inputs and files are unchanged. What is not finished stands in output/text.part,
+// where the next call goes on from it. Throws UsageError for sources that do not exist, have no recipe, no licence or
+// no text.
 TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& progress);
 // Writes output/<split>; reuses a split whose texts and tokenizer are unchanged.
 std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextManifest& texts,

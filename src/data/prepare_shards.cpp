@@ -1,5 +1,7 @@
 // Clean text to token shards.
-#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -55,21 +57,80 @@ ShardRecord make_shard(const TextRecord& text, const fs::path& jsonl, const fs::
           {text.name + ".idx", done.idx_bytes, done.idx_sha256}};
 }
 
-// True where the split's manifest and files are what these texts and this tokenizer would give.
-bool is_reusable(const fs::path& folder, const std::vector<const TextRecord*>& texts, const TokenizerRecord& tokenizer,
-                 const std::string& inputs, Manifest& manifest) {
-  if (!fs::is_regular_file(folder / "manifest.json") || !fs::is_regular_file(folder / "inputs")) return false;
-  try {
-    manifest = read_manifest(folder);
-    if (read_file(folder / "inputs", 1 << 12) != inputs) return false;
-  } catch (const UsageError&) {
-    return false;
+// Which text, under which licence, a shard is made from.
+std::string input_line(const TextRecord& text) {
+  return fmt::format("{} {} {}", text.name, text.file.sha256, text.licence.spdx);
+}
+
+// What an earlier run, ended or not, made in the folder of a split: its shards, and the lines of `inputs`.
+struct Made {
+  Made(const fs::path& folder, const TokenizerRecord& tokenizer) : folder_(folder) {
+    for (const char* name : {"manifest.json", "manifest.part.json"}) {
+      try {
+        const Manifest manifest = read_manifest(folder / name);
+        std::istringstream lines(read_file(folder / "inputs"));
+        for (std::string line; std::getline(lines, line);) inputs_.insert(line);
+        if (manifest.tokenizer == tokenizer)
+          for (const ShardRecord& shard : manifest.shards) shards_[shard.name] = shard;
+        whole = std::string_view(name) == "manifest.json";
+        return;
+      } catch (const IoError&) {
+        throw;
+      } catch (const UsageError&) {
+        // None, or one that does not hold: nothing was made.
+      }
+    }
   }
-  if (manifest.tokenizer != tokenizer || manifest.shards.size() != texts.size()) return false;
-  for (const ShardRecord& shard : manifest.shards)
-    for (const FileRecord* file : {&shard.bin, &shard.idx})
-      if (!fs::is_regular_file(folder / file->path) || sha256_file(folder / file->path) != file->sha256) return false;
-  return true;
+  // The shard of this text, where it stands there with all its bytes.
+  const ShardRecord* find(const TextRecord& text) const {
+    const auto found = shards_.find(text.name);
+    if (found == shards_.end() || !inputs_.contains(input_line(text))) return nullptr;
+    for (const FileRecord* file : {&found->second.bin, &found->second.idx})
+      if (!fs::is_regular_file(folder_ / file->path) || sha256_file(folder_ / file->path) != file->sha256)
+        return nullptr;
+    return &found->second;
+  }
+  std::size_t count() const { return shards_.size(); }
+  bool whole = false;
+
+ private:
+  const fs::path& folder_;
+  std::map<std::string, ShardRecord> shards_;
+  std::set<std::string> inputs_;
+};
+
+// The shards of one split, with those of an earlier run that still hold.
+Manifest make_split(const std::string& split, const std::vector<const TextRecord*>& texts,
+                    const PrepareOptions& options, const Tokenizer& tokenizer, const TokenizerRecord& record,
+                    const ProgressLine& progress) {
+  const fs::path folder = options.output / split;
+  make_directories(folder);
+  const Made made(folder, record);
+  Manifest manifest{split, record, {}};
+  std::string inputs;
+  bool changed = !made.whole || made.count() != texts.size();
+  for (const TextRecord* text : texts) {
+    inputs += input_line(*text) + "\n";
+    if (const ShardRecord* shard = made.find(*text)) {
+      manifest.shards.push_back(*shard);
+      continue;
+    }
+    if (progress) progress("tokenising " + text->name);
+    remove_file(folder / "manifest.json");  // no manifest stands beside shards that it does not describe
+    changed = true;
+    manifest.shards.push_back(make_shard(*text, options.output / "text" / split / text->file.path, folder, tokenizer,
+                                         record.end_of_text, options.threads));
+    write_file_unsynced(folder / "inputs", inputs);
+    write_file_unsynced(folder / "manifest.part.json", format_manifest(manifest));
+  }
+  if (!changed) {
+    if (progress) progress(split + " shards: unchanged, reused");
+    return manifest;
+  }
+  write_file_atomic(folder / "inputs", inputs);
+  write_file_atomic(folder / "manifest.json", format_manifest(manifest));
+  remove_file(folder / "manifest.part.json");
+  return manifest;
 }
 
 }  // namespace
@@ -85,33 +146,9 @@ std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextMa
   std::vector<Manifest> manifests;
   for (const std::string split : {"train", "heldout"}) {
     std::vector<const TextRecord*> members;
-    std::string listing;
     for (const TextRecord& text : texts.texts)
-      if (text.split == split && text.counts.documents > 0) {
-        members.push_back(&text);
-        listing += text.name + " " + text.file.sha256 + " " + text.licence.spdx + "\n";
-      }
-    if (members.empty()) continue;
-    const fs::path folder = options.output / split;
-    std::error_code error;
-    fs::create_directories(folder, error);
-    if (!fs::is_directory(folder)) throw Error("{}: cannot be made: {}", folder.string(), error.message());
-    const std::string inputs = sha256_hex(listing + record.fingerprint) + "\n";
-    Manifest manifest;
-    if (is_reusable(folder, members, record, inputs, manifest)) {
-      if (progress) progress(split + " shards: unchanged, reused");
-    } else {
-      manifest = {split, record, {}};
-      fs::remove(folder / "manifest.json");  // no manifest stands beside shards that it does not describe
-      for (const TextRecord* text : members) {
-        if (progress) progress("tokenising " + text->name);
-        manifest.shards.push_back(make_shard(*text, options.output / "text" / split / text->file.path, folder,
-                                             tokenizer, record.end_of_text, options.threads));
-      }
-      write_file_atomic(folder / "inputs", inputs);
-      write_file_atomic(folder / "manifest.json", format_manifest(manifest));
-    }
-    manifests.push_back(std::move(manifest));
+      if (text.split == split && text.counts.documents > 0) members.push_back(&text);
+    if (!members.empty()) manifests.push_back(make_split(split, members, options, tokenizer, record, progress));
   }
   return manifests;
 }

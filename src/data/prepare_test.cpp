@@ -2,19 +2,24 @@
 #include "data/prepare.h"
 
 #include <gtest/gtest.h>
+#include <zlib.h>
 
+#include <algorithm>
+#include <fstream>
 #include <functional>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/baseline.h"
 #include "data/dataset.h"
 #include "data/fetch.h"
 #include "data/jsonl.h"
 #include "data/process.h"
 #include "data/test_folder.h"
+#include "data/text_job.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace molen::data {
@@ -27,7 +32,7 @@ void write_tokenizer(const fs::path& path) {
   for (int byte = 0; byte < 256; ++byte) {
     const bool plain = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
     std::string name;
-    append_code_point(name, plain ? static_cast<std::uint32_t>(byte) : 256u + static_cast<std::uint32_t>(next++));
+    append_utf8(name, plain ? static_cast<std::uint32_t>(byte) : 256u + static_cast<std::uint32_t>(next++));
     vocabulary[name] = byte;
   }
   const Json json{
@@ -85,13 +90,41 @@ class PrepareTest : public ::testing::Test {
   }
   static std::string page(const std::string& body) { return "<html><body>" + body + "</body></html>"; }
 
+  // A package as Debian has them, with these files and a copyright file.
+  FetchedPackage build_package(const std::string& package,
+                               const std::vector<std::pair<std::string, std::string>>& files,
+                               const std::string& licence = "GPL-2+") const {
+    const fs::path tree = at("build") / package;
+    const auto put = [&](const std::string& path, const std::string& text) {
+      fs::create_directories((tree / path).parent_path());
+      write_file_atomic(tree / path, text);
+    };
+    for (const auto& [path, text] : files) put(path, text);
+    put("usr/share/doc/" + package + "/copyright",
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: "
+        "X\nLicense: " +
+            licence + "\n");
+    put("DEBIAN/control",
+        "Package: " + package + "\nVersion: 1.0\nArchitecture: all\nMaintainer: X <x@example.org>\nDescription: x\n");
+    const fs::path archive = at("fetch") / "archives" / (package + ".deb");
+    fs::create_directories(archive.parent_path());
+    const ProcessResult built =
+        run_process({"dpkg-deb", "-Znone", "--root-owner-group", "-b", tree.string(), archive.string()}, "/");
+    EXPECT_EQ(built.status, 0) << built.output;
+    unpack_archive(archive, at("fetch") / "root" / package);
+    return {package,
+            "1.0",
+            "all",
+            package + ".deb",
+            static_cast<std::int64_t>(fs::file_size(archive)),
+            sha256_file(archive),
+            "signed package index",
+            "2026-01-01T00:00:00Z",
+            licence_of_package(at("fetch"), package)};
+  }
+
   // A fetch folder of two packages, one of them held out.
   void write_fetch_folder() const {
-    const fs::path root = at("fetch") / "root";
-    const auto put = [&](const std::string& path, const std::string& text) {
-      fs::create_directories((root / path).parent_path());
-      write_file_atomic(root / path, text);
-    };
     std::string dutch, held;
     for (int i = 0; i < 4; ++i)
       dutch += "<p>" + sentence("De eerste tekst staat op de pagina van het pakket.", i) + "</p>";
@@ -100,20 +133,15 @@ class PrepareTest : public ::testing::Test {
       held += "<p>" + sentence("Hier staat een andere tekst die voor de toets is.", i) + "</p>";
     const std::string english =
         "<p>This is an English paragraph that has been left in the page by the translators of it.</p>";
-    put("aptitude-doc-nl/usr/share/doc/aptitude/html/nl/a.html", page(held));
-    put("libreoffice-help-nl/usr/share/libreoffice/help/nl/text/a.html",
-        page("<header>menu</header><div id='DisplayArea'>" + dutch + english + "</div>"));
-    put("libreoffice-help-nl/usr/share/libreoffice/help/nl/text/b.html",
-        page("<div id='DisplayArea'>" + dutch + "</div>"));
-    put("libreoffice-help-nl/usr/share/libreoffice/help/nl/text/c.html", page("<div id='DisplayArea'>\xff\xfe</div>"));
+    const std::string help = "usr/share/libreoffice/help/nl/text/";
     FetchRecord record{"demo", {}};
-    for (const std::string package : {"libreoffice-help-nl", "aptitude-doc-nl"}) {
-      put(package + "/usr/share/doc/" + package + "/copyright",
-          "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nCopyright: "
-          "X\nLicense: GPL-2+\n");
-      record.packages.push_back({package, "1.0", "all", package + ".deb", 1, std::string(64, 'a'), "",
-                                 "2026-01-01T00:00:00Z", licence_of_package(at("fetch"), package)});
-    }
+    record.packages.push_back(build_package(
+        "libreoffice-help-nl",
+        {{help + "a.html", page("<header>menu</header><div id='DisplayArea'>" + dutch + english + "</div>")},
+         {help + "b.html", page("<div id='DisplayArea'>" + dutch + "</div>")},
+         {help + "c.html", page("<div id='DisplayArea'>\xff\xfe</div>")}}));
+    record.packages.push_back(
+        build_package("aptitude-doc-nl", {{"usr/share/doc/aptitude/html/nl/a.html", page(held)}}));
     write_file_atomic(at("fetch") / "fetch.json", format_fetch_record(record));
   }
   TestFolder folder_;
@@ -206,6 +234,18 @@ TEST_F(PrepareTest, VerifyFindsEveryKindOfDamage) {
   EXPECT_NE(out.str().find("made with tokenizer test"), std::string::npos);
 }
 
+TEST_F(PrepareTest, NoControlCharactersReachATerminal) {
+  write_test_shards(at("s"), {{"a", "nl\x1b]52;c;aGk=\x07", {{1, 2, 0}}}}, 10);
+  std::ostringstream out, err;
+  inspect_command({at("s"), false}, out);
+  EXPECT_NE(out.str().find("nl\\x1b]52;c;aGk=\\x07"), std::string::npos);
+  EXPECT_EQ(out.str().find('\x1b'), std::string::npos);
+  write_file_atomic(at("s") / "x\x1b[2J.bin", "");
+  EXPECT_EQ(verify_command({at("s"), "", false}, out, err), 2);
+  EXPECT_NE(err.str().find("x\\x1b[2J.bin: not in the manifest"), std::string::npos) << err.str();
+  EXPECT_EQ(err.str().find('\x1b'), std::string::npos);
+}
+
 TEST_F(PrepareTest, FilesOfEveryForm) {
   fs::create_directories(at("in"));
   write_file_atomic(at("in") / "a.txt", sentence("De tekst van het eerste bestand is in het Nederlands.", 1));
@@ -223,8 +263,9 @@ TEST_F(PrepareTest, FilesOfEveryForm) {
 }
 
 TEST_F(PrepareTest, BadInputGetsOneClearError) {
-  write_file_atomic(at("a.jsonl"), "{\"text\":\"x\"}\n{\"txet\":\"y\"}\n");
-  EXPECT_NE(reason(options({at("a.jsonl")})).find("a.jsonl:2: no 'text'"), std::string::npos);
+  write_file_atomic(at("a.jsonl"), "{\"txet\":\"x\"}\n{\"txet\":\"y\"}\n");
+  EXPECT_NE(reason(options({at("a.jsonl")})).find("2 invalid lines and no valid one; the first: "), std::string::npos);
+  EXPECT_NE(reason(options({at("a.jsonl")})).find("a.jsonl:1: no 'text'"), std::string::npos);
   EXPECT_NE(reason(options({at("missing")})).find("does not exist"), std::string::npos);
   EXPECT_NE(reason(options({})).find("no source given"), std::string::npos);
   PrepareOptions o = options({at("a.jsonl")});
@@ -251,6 +292,213 @@ TEST_F(PrepareTest, BadInputGetsOneClearError) {
   EXPECT_NE(reason(options({at("a.jsonl")})), "");
   EXPECT_EQ(read_file(at("out") / "text" / "text.json"), before);
   EXPECT_FALSE(fs::exists(at("out") / "text.part"));
+}
+
+TEST_F(PrepareTest, WhatIsTrainedIsWhatTheArchiveHolds) {
+  write_fetch_folder();
+  std::ostringstream out;
+  const auto reads = [&] {
+    fs::remove_all(at("out"));
+    std::vector<std::string> notes;
+    EXPECT_EQ(prepare_command(options({at("fetch")}), out, [&](const std::string& line) { notes.push_back(line); }), 0);
+    return read_file(at("out") / "text/train/nl-libreoffice-help-nl.jsonl");
+  };
+  const std::string honest = reads();
+  // Text put into root/ is not the package's.
+  const fs::path folder = at("fetch") / "root/libreoffice-help-nl/usr/share/libreoffice/help/nl/text";
+  write_file_atomic(folder / "a.html", page("<div id='DisplayArea'><p>" + sentence("Ingevoegd.", 1) + "</p></div>"));
+  write_file_atomic(folder / "new.html", page("<div id='DisplayArea'><p>" + sentence("Nieuw.", 2) + "</p></div>"));
+  EXPECT_EQ(reads(), honest);
+
+  const auto refused = [&](const std::string& why) {
+    fs::remove_all(at("out"));
+    EXPECT_NE(reason(options({at("fetch")})).find(why), std::string::npos) << reason(options({at("fetch")}));
+  };
+  const std::string good = read_file(at("fetch") / "fetch.json");
+  std::string edited = good;
+  edited.replace(edited.find("GPL-2.0-or-later"), 16, "CC0-1.0");
+  write_file_atomic(at("fetch") / "fetch.json", edited);
+  refused("fetch.json says CC0-1.0 for libreoffice-help-nl, the copyright file in its archive GPL-2.0-or-later");
+  write_file_atomic(at("fetch") / "fetch.json", good);
+  const fs::path archive = at("fetch") / "archives/libreoffice-help-nl.deb";
+  const std::string bytes = read_file(archive);
+  write_file_atomic(archive, bytes + "x");
+  refused("its SHA-256 is not the one that fetch.json recorded");
+  fs::remove(archive);
+  refused("is gone");
+  write_file_atomic(archive, bytes);
+
+  // One that no index vouches for is said.
+  edited = good;
+  edited.replace(edited.find("signed package index"), 20, "");
+  write_file_atomic(at("fetch") / "fetch.json", edited);
+  fs::remove_all(at("out"));
+  std::vector<std::string> notes;
+  prepare_command(options({at("fetch")}), out, [&](const std::string& line) { notes.push_back(line); });
+  EXPECT_EQ(
+      std::count_if(notes.begin(), notes.end(),
+                    [](const std::string& n) { return n.find("in no signed package index") != std::string::npos; }),
+      1);
+}
+
+std::string json_line(int i) {
+  return format_jsonl({sentence("De regel van het bestand staat hier.", i), "", "nl"});
+}
+
+TEST_F(PrepareTest, AnInvalidLineIsNamedAndSkipped) {
+  std::string text;
+  for (int i = 0; i < 50; ++i) text += i == 20 ? "{\"text\": 3}\n" : json_line(i);
+  write_file_atomic(at("a.jsonl"), text);
+  std::vector<std::string> steps;
+  std::ostringstream out;
+  EXPECT_EQ(prepare_command(options({at("a.jsonl")}), out, [&](const std::string& line) { steps.push_back(line); }), 0);
+  EXPECT_EQ(steps[1], "skipped " + at("a.jsonl").string() + ":21: 'text' is not a string");
+  const TextManifest texts = read_text_manifest(at("out") / "text");
+  EXPECT_EQ(texts.texts[0].counts.documents, 49);
+  EXPECT_EQ(texts.texts[0].counts.dropped.at("invalid line"), 1);
+  // More than slips: the file is not what it is taken for.
+  for (int i = 0; i < 11; ++i) text += "no JSON\n";
+  write_file_atomic(at("a.jsonl"), text);
+  EXPECT_NE(reason(options({at("a.jsonl")})).find("12 of the first 61 lines are invalid; the first: "),
+            std::string::npos);
+}
+
+// Every document of a folder's text.
+std::string all_text(const fs::path& folder) {
+  std::string all;
+  for (const TextRecord& t : read_text_manifest(folder).texts)
+    all += t.name + "\n" + read_file(folder / t.split / t.file.path);
+  return all;
+}
+
+TEST_F(PrepareTest, WorkThatIsDoneIsKept) {
+  std::string first, second;
+  for (int i = 0; i < 40; ++i) first += json_line(i);
+  for (int i = 20; i < 90; ++i) second += json_line(i);
+  fs::create_directories(at("in"));
+  write_file_atomic(at("first.jsonl"), first);
+  write_file_atomic(at("second.jsonl"), second);
+  const std::vector<fs::path> sources{at("first.jsonl"), at("second.jsonl")};
+  std::ostringstream out;
+  prepare_command(options(sources), out, {});
+  const std::string expected = all_text(at("out") / "text");
+  fs::remove_all(at("out"));
+
+  // The second file ends in a damaged member: what the first gave stays, and is not done again once that is mended.
+  std::string packed;
+  {
+    std::string gz = (at("x.gz")).string();
+    gzFile file = gzopen(gz.c_str(), "wb");
+    gzwrite(file, second.data(), static_cast<unsigned>(second.size()));
+    gzclose(file);
+    packed = read_file(gz);
+  }
+  fs::remove(at("second.jsonl"));
+  write_file_atomic(at("second.jsonl.gz"), packed.substr(0, packed.size() / 2));
+  PrepareOptions o = options({at("first.jsonl"), at("second.jsonl.gz")});
+  EXPECT_NE(reason(o).find("truncated"), std::string::npos);
+  EXPECT_TRUE(fs::exists(at("out") / "text.part/train/nl-first.jsonl"));
+  write_file_atomic(at("second.jsonl.gz"), packed);
+  std::vector<std::string> steps;
+  prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
+  EXPECT_EQ(steps, std::vector<std::string>{"extracting second"});
+  const std::string mended = all_text(at("out") / "text");
+  EXPECT_EQ(mended.size(), expected.size() + 50 * 3) << "the same but for .gz in the ids";
+  EXPECT_EQ(read_text_manifest(at("out") / "text").texts[1].counts.dropped.at("short"), 20)
+      << "what the first file has is known";
+  EXPECT_FALSE(fs::exists(at("out") / "text.part"));
+
+  // A third source: the two are not read again.
+  write_file_atomic(at("third.jsonl"), json_line(500));
+  o.sources.push_back(at("third.jsonl"));
+  steps.clear();
+  prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
+  EXPECT_EQ(steps, std::vector<std::string>{"extracting third"});
+  // An earlier one that changes makes all that follow it new.
+  write_file_atomic(at("first.jsonl"), first + json_line(600));
+  steps.clear();
+  prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
+  EXPECT_EQ(steps, (std::vector<std::string>{"extracting first", "extracting second", "extracting third"}));
+}
+
+// Killed at any moment, and then gone on with, it writes what it would have written.
+TEST_F(PrepareTest, KilledAndGoneOnWith) {
+  const fs::path input = at("a.jsonl");
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += json_line(i) + json_line(i / 2);
+  write_file_atomic(input, text);
+  std::ostringstream out;
+  prepare_command(options({input}), out, {});
+  const std::string expected = all_text(at("out") / "text");
+  const JobState whole = *TextFolder(at("out") / "text").load(0, read_text_manifest(at("out") / "text").inputs);
+  fs::remove_all(at("out"));
+
+  PrepareOptions o = options({input});
+  for (const std::int64_t killed_at : {1, 17, 300, 599}) {
+    // What stands there after a save at that line, and more text and hashes that were written behind it.
+    std::string half;
+    std::istringstream lines(text);
+    std::string line;
+    for (std::int64_t i = 0; i < killed_at && std::getline(lines, line); ++i) half += line + "\n";
+    fs::remove_all(at("half"));
+    fs::create_directories(at("cut"));
+    write_file_atomic(at("cut") / "a.jsonl", half);
+    PrepareOptions part = options({at("cut") / "a.jsonl"});
+    part.output = at("half");
+    prepare_command(part, out, {});
+    fs::remove_all(at("out"));
+    fs::create_directories(at("out"));
+    fs::rename(at("half") / "text", at("out") / "text.part");
+    const TextFolder folder(at("out") / "text.part");
+    JobState state = *folder.load(0, read_text_manifest(folder.path()).inputs);
+    for (const char* file : {"train/nl-a.jsonl", "seen"}) {
+      std::ofstream more(folder.path() / file, std::ios::app | std::ios::binary);
+      more << "torn";
+    }
+    state.key = whole.key;
+    state.done = false;
+    state.files = 0;
+    state.line = killed_at;
+    folder.save(0, state);
+    std::vector<std::string> steps;
+    prepare_command(o, out, [&](const std::string& step) { steps.push_back(step); });
+    EXPECT_EQ(steps, std::vector<std::string>{"going on with a"});
+    EXPECT_TRUE(all_text(at("out") / "text") == expected) << killed_at;
+    EXPECT_EQ(TextFolder(at("out") / "text").load(0, whole.key)->seen, whole.seen);
+  }
+}
+
+TEST_F(PrepareTest, TwoInOneFolderDoNotMix) {
+  write_file_atomic(at("a.jsonl"), json_line(1));
+  std::ostringstream out;
+  std::string second;
+  PrepareOptions o = options({at("a.jsonl")});
+  prepare_command(o, out, [&](const std::string&) { second = reason(o); });
+  EXPECT_NE(second.find("another `molen data prepare` is writing there"), std::string::npos) << second;
+  EXPECT_EQ(read_text_manifest(at("out") / "text").texts.size(), 1u);
+  EXPECT_EQ(reason(o), "");
+}
+
+TEST_F(PrepareTest, ShardsOfAnEarlierRunAreKept) {
+  write_tokenizer(at("tokenizer.json"));
+  write_file_atomic(at("a.jsonl"), json_line(1));
+  write_file_atomic(at("b.jsonl"), json_line(2));
+  PrepareOptions o = options({at("a.jsonl"), at("b.jsonl")});
+  o.tokenizer = at("tokenizer.json");
+  std::ostringstream out;
+  prepare_command(o, out, {});
+  const Manifest manifest = read_manifest(at("out") / "train");
+  // As a run that was killed behind the first shard leaves it.
+  Manifest half = manifest;
+  half.shards.pop_back();
+  write_file_atomic(at("out") / "train/manifest.part.json", format_manifest(half));
+  fs::remove(at("out") / "train/manifest.json");
+  fs::remove(at("out") / "train/nl-b.bin");
+  std::vector<std::string> steps;
+  prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
+  EXPECT_EQ(steps, (std::vector<std::string>{"text: unchanged, reused", "tokenising nl-b"}));
+  EXPECT_EQ(read_manifest(at("out") / "train"), manifest);
+  EXPECT_FALSE(fs::exists(at("out") / "train/manifest.part.json"));
 }
 
 TEST_F(PrepareTest, FetchRecordAndSets) {
@@ -285,6 +533,20 @@ TEST(Process, OutputAndStatus) {
   EXPECT_EQ(run_process({"sh", "-c", "pwd"}, "/").output, "/\n");
   EXPECT_EQ(run_process({"no-such-program-here"}, "/").status, 127);
   EXPECT_EQ(run_process({"sh", "-c", "kill -9 $$"}, "/").status, 137);
+  const std::string input(300000, 'x');
+  EXPECT_EQ(run_process({"wc", "-c"}, "/", input).output, "300000\n");
+  EXPECT_EQ(run_process({"true"}, "/", input).status, 0) << "input that nobody reads";
+  EXPECT_EQ(run_process({"cat"}, "/").output, "") << "no input is an empty one";
+}
+
+TEST(Process, LimitsEndIt) {
+  EXPECT_EQ(run_process({"sh", "-c", "while :; do :; done"}, "/", {}, {0.1, 0, 0}).status, 137);
+  const ProcessResult loud = run_process({"yes"}, "/", {}, {0, 0, 1 << 20});
+  EXPECT_EQ(loud.status, 137);
+  EXPECT_LE(loud.output.size(), std::size_t{2} << 20);
+  EXPECT_NE(run_process({"sort"}, "/", std::string(100 << 20, 'x'), {0, 32 << 20, 0}).status, 0);
+  EXPECT_EQ(run_process({"sh", "-c", "echo a; sleep 0.2; echo b"}, "/", {}, {0.1, 0, 100}).output, "a\nb\n")
+      << "waiting is no CPU time";
 }
 
 }  // namespace

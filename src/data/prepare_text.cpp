@@ -1,81 +1,20 @@
-// Sources to clean text.
-#include <simdjson.h>
-
+// Sources to clean text: which there are, what was done of them before, and what is left to do.
 #include <algorithm>
-#include <fstream>
-#include <memory>
 #include <set>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "data/fetch.h"
-#include "data/html.h"
-#include "data/json_fields.h"
-#include "data/jsonl.h"
-#include "data/language.h"
-#include "data/lines.h"
 #include "data/prepare.h"
 #include "data/recipes.h"
-#include "data/roff.h"
 #include "data/spdx.h"
+#include "data/text_job.h"
 
 namespace molen::data {
 namespace {
 
 // Raise it when extraction or cleaning changes what comes out, so that old text is not reused.
-constexpr int kExtractorVersion = 1;
-
-// A text file under construction, renamed into place when complete.
-class TextWriter {
- public:
-  TextWriter(const fs::path& folder, std::string name)
-      : target_(folder / (name + ".jsonl")), part_(target_.string() + ".part") {
-    out_.open(part_, std::ios::binary | std::ios::trunc);
-    if (!out_) throw Error("{}: cannot be written", target_.string());
-  }
-  ~TextWriter() {
-    std::error_code ignored;
-    if (!done_) fs::remove(part_, ignored);
-  }
-  void add(const JsonlRecord& record) {
-    const std::string line = format_jsonl(record);
-    hash_.update(line.data(), line.size());
-    bytes_ += static_cast<std::int64_t>(line.size());
-    out_ << line;
-  }
-  FileRecord finish() {
-    out_.close();
-    if (!out_) throw Error("{}: cannot be written: is the disk full?", target_.string());
-    fs::rename(part_, target_);
-    done_ = true;
-    return {target_.filename().string(), bytes_, hash_.hex()};
-  }
-
- private:
-  fs::path target_, part_;
-  std::ofstream out_;
-  Sha256 hash_;
-  std::int64_t bytes_ = 0;
-  bool done_ = false;
-};
-
-// What will become one text file (packages), or several by language (files).
-struct Job {
-  TextRecord record;
-  std::vector<Recipe> recipe;  // one for packages, none for files
-  fs::path root;               // of the package
-  std::vector<fs::path> files;
-};
-
-std::vector<fs::path> files_below(const fs::path& folder, const std::string& ending) {
-  std::vector<fs::path> files;
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    if (!it->is_symlink() && it->is_regular_file() && it->path().filename().string().ends_with(ending))
-      files.push_back(it->path());
-  std::sort(files.begin(), files.end());
-  return files;
-}
+constexpr int kExtractorVersion = 2;
 
 void add_packages(const fs::path& folder, std::vector<Job>& jobs) {
   const FetchRecord fetched = read_fetch_record(folder);
@@ -91,21 +30,12 @@ void add_packages(const fs::path& folder, std::vector<Job>& jobs) {
                     recipe.language,
                     {},
                     {}};
-      job.recipe = {recipe};
-      job.root = folder / "root" / p.package;
-      job.files = files_below(job.root / recipe.folder, recipe.ending);
-      if (job.files.empty())
-        throw UsageError(
-            "{}: no *{} below {}: the package is not what its recipe expects; run `molen data fetch` again",
-            job.root.string(), recipe.ending, recipe.folder);
+      job.recipe = recipe;
+      job.fetched = folder;
+      job.key = p.archive_sha256;
       jobs.push_back(std::move(job));
     }
   }
-}
-
-bool is_jsonl(const std::string& name) {
-  return name.ends_with(".jsonl") || name.ends_with(".jsonl.gz") || name.ends_with(".jsonl.zst") ||
-         name.ends_with(".json.gz");
 }
 
 // A shard's name from a file's: what may stand in file names everywhere.
@@ -137,7 +67,20 @@ void add_files(const fs::path& path, const PrepareOptions& options, std::vector<
   job.root = fs::is_directory(path) ? path : path.parent_path();
   job.files = fs::is_directory(path) ? files_below(path, "") : std::vector{path};
   if (job.files.empty()) throw UsageError("{}: an empty folder", path.string());
+  for (const fs::path& file : job.files)
+    job.key += file.lexically_relative(job.root).generic_string() + " " + sha256_file(file) + "\n";
   jobs.push_back(std::move(job));
+}
+
+// Each job's text depends on those before it, whose blocks it does not repeat: so does its key.
+void chain_keys(std::vector<Job>& jobs, const PrepareOptions& options) {
+  std::string before = fmt::format("extractor {}", kExtractorVersion);
+  for (Job& job : jobs) {
+    const TextRecord& r = job.record;
+    before = sha256_hex(fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}\n{}", before, r.name, r.split, r.source, r.language,
+                                    r.licence.spdx, r.licence.evidence_sha256, options.language, job.key));
+    job.key = before;
+  }
 }
 
 std::vector<Job> find_jobs(const PrepareOptions& options) {
@@ -160,169 +103,9 @@ std::vector<Job> find_jobs(const PrepareOptions& options) {
     const std::string base = job.record.name;
     for (int n = 2; !names.insert(job.record.name).second; ++n) job.record.name = base + "-" + std::to_string(n);
   }
+  chain_keys(jobs, options);
   return jobs;
 }
-
-// Everything that decides the text: extractor, options, and the content of packages (by archive) or files.
-std::string fingerprint(const PrepareOptions& options, const std::vector<Job>& jobs) {
-  Sha256 hash;
-  const auto add = [&](const std::string& word) { hash.update((word + "\n").data(), word.size() + 1); };
-  add(fmt::format("extractor {}", kExtractorVersion));
-  for (const fs::path& source : options.sources)
-    if (fs::is_regular_file(source / "fetch.json"))
-      for (const FetchedPackage& p : read_fetch_record(source).packages) add(p.package + " " + p.archive_sha256);
-  for (const Job& job : jobs) {
-    add(fmt::format("{} {} {} {} {} {}", job.record.name, job.record.split, job.record.language,
-                    job.record.licence.spdx, job.record.licence.evidence_sha256, job.files.size()));
-    if (job.recipe.empty())
-      for (const fs::path& file : job.files) add(sha256_file(file));
-  }
-  return hash.hex();
-}
-
-std::vector<Block> extract(const Recipe& recipe, const std::string& raw) {
-  HtmlRules rules;
-  rules.root_id = recipe.root_id;
-  switch (recipe.markup) {
-    case Recipe::Markup::kHtml:
-      return html_blocks(raw, rules);
-    case Recipe::Markup::kRoff:
-      return roff_blocks(raw);
-    case Recipe::Markup::kMallard:
-      rules.xml = true;
-      rules.drop_tags = {"info", "links"};
-      return html_blocks(raw, rules);
-    case Recipe::Markup::kCode:
-      return {{Block::Kind::kVerbatim, raw}};
-  }
-  return {};
-}
-
-void run_package(Job& job, const fs::path& folder, Cleaner& cleaner) {
-  const Recipe& recipe = job.recipe[0];
-  CleanRules rules;
-  if (recipe.markup == Recipe::Markup::kCode) rules.filter_language = rules.deduplicate_blocks = false;
-  TextWriter writer(folder / job.record.split, job.record.name);
-  CleanCounts& counts = job.record.counts;
-  for (const fs::path& file : job.files) {
-    const std::string raw = read_text_file(file, 1 << 28);
-    if (!is_clean_utf8(raw)) {
-      ++counts.dropped["not UTF-8"];
-      continue;
-    }
-    if (auto text = cleaner.clean(extract(recipe, raw), recipe.language, rules, counts))
-      writer.add({std::move(*text), fs::relative(file, job.root).generic_string(), recipe.language});
-  }
-  job.record.file = writer.finish();
-}
-
-// Files may hold several languages: one text file for each.
-class FileJob {
- public:
-  FileJob(const Job& job, const PrepareOptions& options, const fs::path& folder, Cleaner& cleaner)
-      : job_(job), options_(options), folder_(folder / job.record.split), cleaner_(cleaner) {}
-
-  std::vector<TextRecord> run() {
-    for (const fs::path& file : job_.files) {
-      const std::string id = fs::relative(file, job_.root).generic_string();
-      if (!is_jsonl(file.filename().string())) {
-        add(read_text_file(file), id, "");
-        continue;
-      }
-      LineReader lines(file);
-      JsonlParser parser;
-      for (std::string_view line; lines.next(line);) {
-        if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
-        const std::string origin = fmt::format("{}:{}", file.string(), lines.line_number());
-        JsonlRecord record = parser.parse(line, origin);
-        add(record.text, record.id.empty() ? fmt::format("{}:{}", id, lines.line_number()) : record.id,
-            record.language);
-      }
-    }
-    std::vector<TextRecord> records;
-    for (auto& [language, open] : open_) {
-      open.record.file = open.writer->finish();
-      records.push_back(std::move(open.record));
-    }
-    return records;
-  }
-
- private:
-  struct Open {
-    TextRecord record;
-    std::unique_ptr<TextWriter> writer;
-  };
-
-  Open& output(const std::string& language) {
-    Open& open = open_[language];
-    if (!open.writer) {
-      open.record = job_.record;
-      open.record.language = language;
-      open.record.name = language + "-" + job_.record.name;
-      open.writer = std::make_unique<TextWriter>(folder_, open.record.name);
-    }
-    return open;
-  }
-
-  void add(const std::string& raw, const std::string& id, const std::string& own_language) {
-    std::string language = !options_.language.empty() ? options_.language : own_language;
-    if (language.empty()) language = vote_language(raw).language;
-    const bool plain =
-        !language.empty() && language.size() <= 8 &&
-        std::all_of(language.begin(), language.end(), [](unsigned char c) { return std::isalnum(c) || c == '-'; });
-    if (!plain) language = "und";  // undetermined
-    CleanRules rules;
-    rules.filter_language = false;  // the user knows what these files hold
-    rules.min_characters = 1;
-    Open& open = output(language);
-    if (!is_clean_utf8(raw)) {
-      ++open.record.counts.dropped["not UTF-8"];
-      return;
-    }
-    if (auto text = cleaner_.clean(split_plain(raw), language, rules, open.record.counts))
-      open.writer->add({std::move(*text), id, language});
-  }
-
-  const Job& job_;
-  const PrepareOptions& options_;
-  fs::path folder_;
-  Cleaner& cleaner_;
-  std::map<std::string, Open> open_;
-};
-
-// output/text while it is made: it stands under another name until keep(), and bad input leaves nothing behind, neither
-// it nor folders made for it. What an earlier run left stays until then.
-class StagedText {
- public:
-  explicit StagedText(const fs::path& output) : target_(output / "text"), folder_(output / "text.part") {
-    std::error_code error;
-    for (fs::path p = fs::absolute(output); !fs::exists(p, error) && p.has_relative_path(); p = p.parent_path())
-      made_.push_back(p);
-    fs::remove_all(folder_, error);  // of a run that was killed
-    for (const char* split : {"train", "heldout"}) fs::create_directories(folder_ / split, error);
-    if (!fs::is_directory(folder_ / "train")) throw Error("{}: cannot be made: {}", folder_.string(), error.message());
-  }
-  ~StagedText() {
-    if (kept_) return;
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-    for (const fs::path& p : made_) fs::remove(p, ignored);  // innermost first; only where empty
-  }
-  StagedText(const StagedText&) = delete;
-  StagedText& operator=(const StagedText&) = delete;
-
-  const fs::path& folder() const { return folder_; }
-  void keep() {
-    fs::remove_all(target_);
-    fs::rename(folder_, target_);
-    kept_ = true;
-  }
-
- private:
-  fs::path target_, folder_;
-  std::vector<fs::path> made_;
-  bool kept_ = false;
-};
 
 // The text of an earlier run, where nothing has changed since.
 bool is_reusable(const fs::path& folder, const std::string& inputs, TextManifest& manifest) {
@@ -340,104 +123,99 @@ bool is_reusable(const fs::path& folder, const std::string& inputs, TextManifest
   return true;
 }
 
-Json to_json(const TextRecord& t) {
-  Json dropped = Json::object();
-  for (const auto& [reason, count] : t.counts.dropped) dropped[reason] = count;
-  return Json{{"name", t.name},
-              {"split", t.split},
-              {"source", t.source},
-              {"package", t.package},
-              {"version", t.version},
-              {"licence", to_json(t.licence)},
-              {"language", t.language},
-              {"documents", t.counts.documents},
-              {"text_bytes", t.counts.bytes},
-              {"blocks_repeated", t.counts.blocks_repeated},
-              {"blocks_foreign", t.counts.blocks_foreign},
-              {"addresses", t.counts.addresses},
-              {"dropped", dropped},
-              {"file", {{"path", t.file.path}, {"bytes", t.file.bytes}, {"sha256", t.file.sha256}}}};
+// output/text.part, which a run that did not end has left, or the earlier text under a second name: a job of it that
+// still holds is not done again.
+TextFolder open_part(const fs::path& output) {
+  const fs::path part = output / "text.part", text = output / "text";
+  if (fs::is_symlink(fs::symlink_status(part))) throw UsageError("{}: is a symbolic link; remove it", part.string());
+  const bool fresh = !path_exists(part);
+  for (const char* folder : {"train", "heldout", "jobs"}) make_directories(part / folder);
+  for (const DirectoryEntry& entry : list_directory(part))
+    if (entry.name.starts_with("unpacked")) remove_tree(part / entry.name);  // of a run that was killed
+  if (!fresh || !path_exists(text / "jobs")) return TextFolder(part);
+  for (const char* folder : {"train", "heldout", "jobs"})
+    for (const DirectoryEntry& entry : list_directory(text / folder)) {
+      const fs::path from = text / folder / entry.name, to = part / folder / entry.name;
+      // Finished texts are never written to, so two names will do; some file systems have no second names.
+      if (entry.is_directory || file_system().link(from, to) == 0) continue;
+      fs::copy_file(from, to);
+    }
+  fs::copy_file(text / "seen", part / "seen");
+  return TextFolder(part);
 }
 
-TextRecord text_from_json(const Json& json, const std::string& at) {
-  known_fields(json,
-               {"name", "split", "source", "package", "version", "licence", "language", "documents", "text_bytes",
-                "blocks_repeated", "blocks_foreign", "addresses", "dropped", "file"},
-               at);
-  TextRecord t;
-  t.name = string_field(json, "name", at);
-  t.split = string_field(json, "split", at);
-  if (t.split != "train" && t.split != "heldout") throw UsageError("{}: split '{}'", at, t.split);
-  t.source = string_field(json, "source", at);
-  t.package = string_field(json, "package", at);
-  t.version = string_field(json, "version", at);
-  t.licence = licence_from_json(json_member(json, "licence", at), at + ": licence");
-  t.language = string_field(json, "language", at);
-  t.counts.documents = count_field(json, "documents", at);
-  t.counts.bytes = count_field(json, "text_bytes", at);
-  t.counts.blocks_repeated = count_field(json, "blocks_repeated", at);
-  t.counts.blocks_foreign = count_field(json, "blocks_foreign", at);
-  t.counts.addresses = count_field(json, "addresses", at);
-  const Json& dropped = json_member(json, "dropped", at);
-  known_fields(dropped, {"not UTF-8", "other language", "short", "repeated"}, at + ": dropped");
-  for (const auto& [reason, count] : dropped.items()) t.counts.dropped[reason] = count_field(dropped, reason, at);
-  const Json& file = json_member(json, "file", at);
-  t.file = {string_field(file, "path", at), count_field(file, "bytes", at), string_field(file, "sha256", at)};
-  if (t.file.path != t.name + ".jsonl" || t.name.empty() || t.name.find('/') != std::string::npos || t.name[0] == '.')
-    throw UsageError("{}: '{}' is not the name of its file", at, t.file.path);
-  return t;
+// What is in the folder and in no text of the manifest goes: whoever reads all files of a split must not find it.
+void remove_strays(const fs::path& folder, const TextManifest& manifest) {
+  for (const std::string split : {"train", "heldout"})
+    for (const DirectoryEntry& entry : list_directory(folder / split)) {
+      const auto named = [&](const TextRecord& t) { return t.split == split && t.file.path == entry.name; };
+      if (std::none_of(manifest.texts.begin(), manifest.texts.end(), named)) remove_tree(folder / split / entry.name);
+    }
+}
+
+void run_jobs(std::vector<Job>& jobs, const PrepareOptions& options, const TextFolder& folder, TextManifest& manifest,
+              const ProgressLine& progress) {
+  Cleaner cleaner;
+  std::int64_t seen = 0;  // bytes of what jobs have seen that are done
+  std::unique_ptr<UnpackedPackages> packages;
+  fs::path unpacked_from;
+  bool going_on = true;
+  for (std::size_t n = 0; n < jobs.size(); ++n) {
+    Job& job = jobs[n];
+    std::optional<JobState> state = going_on ? folder.load(n, job.key) : std::nullopt;
+    if (!state || !state->done) {
+      if (going_on) {
+        folder.drop(state ? n + 1 : n);
+        cleaner.restore(folder.read_seen(state ? state->seen : seen));
+      }
+      going_on = false;
+      if (progress) progress((state ? "going on with " : "extracting ") + job.record.name);
+      if (job.recipe && job.fetched != unpacked_from) {
+        packages.reset();
+        packages = std::make_unique<UnpackedPackages>(job.fetched, folder.path() / "unpacked", progress);
+        unpacked_from = job.fetched;
+      }
+      JobState begun;
+      begun.seen = seen;
+      state = run_job(job, n, state ? std::move(*state) : std::move(begun), options, folder, cleaner,
+                      job.recipe ? packages.get() : nullptr, progress);
+    }
+    seen = state->seen;
+    for (TextRecord& record : state->outputs) manifest.texts.push_back(std::move(record));
+  }
+  folder.drop(jobs.size());
 }
 
 }  // namespace
 
-TextManifest read_text_manifest(const fs::path& text_folder) {
-  const fs::path file = text_folder / "text.json";
-  const std::string at = file.string();
-  const Json json = read_json(file);
-  known_fields(json, {"format", "version", "inputs", "texts"}, at);
-  if (string_field(json, "format", at) != "molen-text" || count_field(json, "version", at) != 1)
-    throw UsageError("{}: not a molen-text manifest of version 1", at);
-  TextManifest manifest{string_field(json, "inputs", at), {}};
-  const Json& texts = json_member(json, "texts", at);
-  if (!texts.is_array()) throw UsageError("{}: 'texts' is not a list", at);
-  for (std::size_t i = 0; i < texts.size(); ++i)
-    manifest.texts.push_back(text_from_json(texts[i], fmt::format("{}: texts[{}]", at, i)));
-  return manifest;
-}
-
-std::string format_text_manifest(const TextManifest& manifest) {
-  Json texts = Json::array();
-  for (const TextRecord& text : manifest.texts) texts.push_back(to_json(text));
-  return Json{{"format", "molen-text"}, {"version", 1}, {"inputs", manifest.inputs}, {"texts", texts}}.dump(1) + "\n";
-}
-
 TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& progress) {
   std::vector<Job> jobs = find_jobs(options);
   TextManifest manifest;
-  const std::string inputs = fingerprint(options, jobs);
-  if (is_reusable(options.output / "text", inputs, manifest)) {
+  const std::string inputs = jobs.empty() ? "" : jobs.back().key;
+  const fs::path text = options.output / "text";
+  if (is_reusable(text, inputs, manifest)) {
     if (progress) progress("text: unchanged, reused");
     return manifest;
   }
   manifest = {inputs, {}};
-  StagedText staged(options.output);
-  const fs::path& folder = staged.folder();
-  Cleaner cleaner;
-  for (Job& job : jobs) {
-    if (progress) progress("extracting " + job.record.name);
-    if (job.recipe.empty()) {
-      for (TextRecord& record : FileJob(job, options, folder, cleaner).run())
-        manifest.texts.push_back(std::move(record));
-    } else {
-      run_package(job, folder, cleaner);
-      manifest.texts.push_back(job.record);
-    }
+  const TextFolder folder = open_part(options.output);
+  try {
+    run_jobs(jobs, options, folder, manifest, progress);
+  } catch (...) {
+    if (list_directory(folder.path() / "jobs").empty()) remove_tree(folder.path());  // there is nothing to go on with
+    throw;
   }
   std::int64_t documents = 0;
-  for (const TextRecord& text : manifest.texts) documents += text.counts.documents;
-  if (documents == 0) throw UsageError("no document is left after cleaning: are the sources text in UTF-8?");
-  write_file_atomic(folder / "text.json", format_text_manifest(manifest));
-  staged.keep();
+  for (const TextRecord& record : manifest.texts) documents += record.counts.documents;
+  if (documents == 0) {
+    remove_tree(folder.path());  // there is nothing to go on with
+    throw UsageError("no document is left after cleaning: are the sources text in UTF-8?");
+  }
+  remove_strays(folder.path(), manifest);
+  write_file_atomic(folder.path() / "text.json", format_text_manifest(manifest));
+  remove_tree(text);
+  rename_path(folder.path(), text);
+  sync_directory(options.output);
   return manifest;
 }
 

@@ -1,14 +1,20 @@
 #include "data/process.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
 
+#include "base/descriptor.h"
 #include "base/error.h"
 
 extern char** environ;
@@ -18,25 +24,71 @@ namespace {
 
 constexpr std::size_t kKept = 64 << 10;
 
-std::string read_all(int fd) {
-  std::string output;
-  std::array<char, 4096> block;
-  while (true) {
-    const ssize_t got = ::read(fd, block.data(), block.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    output.append(block.data(), static_cast<std::size_t>(got));
-    if (output.size() > 2 * kKept) output.erase(0, output.size() - kKept);
+// A file in memory that holds `input`. A pipe would need a writer beside the reader, and a signal where the program
+// does not read it all.
+int input_file(const std::string& program, std::string_view input) {
+  if (input.empty()) return ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  Descriptor fd(::memfd_create("input", MFD_CLOEXEC));
+  while (fd.get() >= 0 && !input.empty()) {
+    const ssize_t wrote = ::write(fd.get(), input.data(), input.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) throw Error("{}: its input cannot be passed on: {}", program, std::strerror(errno));
+    input.remove_prefix(static_cast<std::size_t>(wrote));
   }
-  return output;
+  if (fd.get() >= 0) ::lseek(fd.get(), 0, SEEK_SET);
+  return fd.release();
+}
+
+double cpu_seconds(pid_t child) {
+  clockid_t clock = 0;
+  timespec used{};
+  if (::clock_getcpuclockid(child, &clock) != 0 || ::clock_gettime(clock, &used) != 0) return 0;  // it has ended
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+// What the program writes, until it ends; it is ended where that, or its time, is more than the limits.
+std::string read_all(int fd, const ProcessLimits& limits, pid_t child) {
+  constexpr int kLookMs = 50;
+  std::string output;
+  std::array<char, 1 << 16> block;
+  while (true) {
+    pollfd ready{fd, POLLIN, 0};
+    const int waited = ::poll(&ready, 1, limits.cpu_seconds > 0 ? kLookMs : -1);
+    bool over = limits.cpu_seconds > 0 && cpu_seconds(child) > limits.cpu_seconds;
+    if (waited > 0) {
+      const ssize_t got = ::read(fd, block.data(), block.size());
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) return output;
+      output.append(block.data(), static_cast<std::size_t>(got));
+      if (limits.output_bytes == 0 && output.size() > 2 * kKept) output.erase(0, output.size() - kKept);
+      over = over || (limits.output_bytes > 0 && static_cast<std::int64_t>(output.size()) > limits.output_bytes);
+    }
+    if (over) {
+      ::kill(child, SIGKILL);
+      return output;
+    }
+  }
+}
+
+// The program runs already: what it may have taken before this is what microseconds allow.
+void limit_memory(pid_t child, std::int64_t bytes) {
+  const auto most = static_cast<rlim_t>(bytes);
+  const struct rlimit both { most, most };
+  // It fails only where the program has ended before.
+  if (bytes > 0) ::prlimit(child, RLIMIT_AS, &both, nullptr);
 }
 
 }  // namespace
 
-ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& folder) {
+ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& folder,
+                          std::string_view input, const ProcessLimits& limits) {
+  const std::string& program = arguments[0];
+  const Descriptor in(input_file(program, input));
   std::array<int, 2> pipe;
-  if (::pipe2(pipe.data(), O_CLOEXEC) != 0)
-    throw Error("{}: cannot be started: {}", arguments[0], std::strerror(errno));
+  if (in.get() < 0 || ::pipe2(pipe.data(), O_CLOEXEC) != 0)
+    throw Error("{}: cannot be started: {}", program, std::strerror(errno));
+  const Descriptor out(pipe[0]);
+  Descriptor child_out(pipe[1]);
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -49,21 +101,18 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, pipe[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, pipe[1], 2);
+  posix_spawn_file_actions_adddup2(&actions, in.get(), 0);
+  posix_spawn_file_actions_adddup2(&actions, child_out.get(), 1);
+  posix_spawn_file_actions_adddup2(&actions, child_out.get(), 2);
   posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
   pid_t child = 0;
   const int failed = ::posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
   posix_spawn_file_actions_destroy(&actions);
-  ::close(pipe[1]);
-  if (failed != 0) {
-    ::close(pipe[0]);
-    if (failed == ENOENT) return {127, arguments[0] + ": no such program"};
-    throw Error("{}: cannot be started: {}", arguments[0], std::strerror(failed));
-  }
-  ProcessResult result{0, read_all(pipe[0])};
-  ::close(pipe[0]);
+  ::close(child_out.release());
+  if (failed == ENOENT) return {127, program + ": no such program"};
+  if (failed != 0) throw Error("{}: cannot be started: {}", program, std::strerror(failed));
+  limit_memory(child, limits.memory_bytes);
+  ProcessResult result{0, read_all(out.get(), limits, child)};
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }

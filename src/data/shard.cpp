@@ -1,15 +1,15 @@
 #include "data/shard.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <limits>
+#include <list>
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -20,7 +20,6 @@ namespace {
 
 constexpr std::string_view kMagic{"MMIDIDX\0\0", 9};
 constexpr std::int64_t kHeaderBytes = 34;
-constexpr std::int64_t kIndexLimit = std::int64_t{1} << 36;
 
 template <class T>
 T load(const char* at) {
@@ -58,59 +57,40 @@ int code_of_dtype(DType dtype) {
   return dtype == DType::kU16 ? 8 : 4;
 }
 
-std::string why() {
-  return std::strerror(errno);
-}
+// Where an index is read from: `size` bytes at `offset`, which lie within it.
+using ReadAt = std::function<void(void* to, std::size_t size, std::int64_t offset)>;
 
-// Sequence lengths and byte pointers: lengths are not negative, pointers are the running sum of lengths x element size.
-void read_sequences(ShardIndex& index, const char* lengths, const char* pointers, std::int64_t count,
-                    std::int64_t bin_bytes, std::string_view origin) {
-  const std::int64_t width = size_of(index.dtype);
-  index.lengths.resize(static_cast<std::size_t>(count));
-  std::int64_t bytes = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto length = load<std::int32_t>(lengths + 4 * i);
-    if (length < 0) throw UsageError("{}: sequence {} has the negative length {}", origin, i, length);
-    const auto pointer = load<std::int64_t>(pointers + 8 * i);
-    if (pointer != bytes)
-      throw UsageError("{}: sequence {} starts at byte {} of the .bin file, {} expected", origin, i, pointer, bytes);
-    index.lengths[static_cast<std::size_t>(i)] = length;
-    bytes += length * width;  // count <= 2^32 or so and length < 2^31: far from overflow for any file that exists
-    if (bytes > bin_bytes)
-      throw UsageError(
-          "{}: sequence {} ends at byte {}, but the .bin file has {} bytes: it is truncated or does not "
-          "belong to this index; restore the pair or run `molen data prepare` again",
-          origin, i, bytes, bin_bytes);
+// One of the arrays of an index, element by element.
+template <class T>
+class Column {
+ public:
+  Column(const ReadAt& read, std::int64_t offset, std::int64_t count) : read_(read), offset_(offset), left_(count) {}
+  T next() {
+    if (at_ == window_.size()) {
+      window_.resize(static_cast<std::size_t>(std::min<std::int64_t>(kWindow, left_)));
+      read_(window_.data(), window_.size() * sizeof(T), offset_);
+      offset_ += static_cast<std::int64_t>(window_.size() * sizeof(T));
+      left_ -= static_cast<std::int64_t>(window_.size());
+      at_ = 0;
+    }
+    return window_[at_++];
   }
-  if (bytes != bin_bytes)
-    throw UsageError("{}: the sequences end at byte {}, but the .bin file has {} bytes: the pair does not match",
-                     origin, bytes, bin_bytes);
-  index.tokens = bytes / width;
-}
 
-void read_documents(ShardIndex& index, const char* at, std::int64_t count, std::int64_t sequences,
-                    std::string_view origin) {
-  index.documents.resize(static_cast<std::size_t>(count));
-  std::int64_t last = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto first = load<std::int64_t>(at + 8 * i);
-    if ((i == 0 && first != 0) || first < last || first > sequences)
-      throw UsageError("{}: document {} starts at sequence {}: document starts must begin at 0 and never fall", origin,
-                       i, first);
-    index.documents[static_cast<std::size_t>(i)] = last = first;
-  }
-  if (last != sequences) throw UsageError("{}: the last document ends at sequence {} of {}", origin, last, sequences);
-}
+ private:
+  static constexpr std::int64_t kWindow = 4096;
+  const ReadAt& read_;
+  std::int64_t offset_, left_;
+  std::vector<T> window_;
+  std::size_t at_ = 0;
+};
 
-}  // namespace
+struct Header {
+  DType dtype;
+  std::int64_t sequences, marks;
+};
 
-DType token_dtype(std::int64_t vocabulary) {
-  return vocabulary < 65500 ? DType::kU16 : DType::kI32;
-}
-
-ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::string_view origin) {
-  const auto size = static_cast<std::int64_t>(bytes.size());
-  if (size < kHeaderBytes)
+Header parse_header(std::string_view bytes, std::int64_t size, std::string_view origin) {
+  if (static_cast<std::int64_t>(bytes.size()) < kHeaderBytes)
     throw UsageError("{}: {} bytes, shorter than the header of a token index (34)", origin, size);
   if (bytes.substr(0, kMagic.size()) != kMagic)
     throw UsageError("{}: not a Megatron token index (no MMIDIDX at its start)", origin);
@@ -129,15 +109,94 @@ ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::stri
   if (rest != expected && rest != expected + sequences)
     throw UsageError("{}: {} bytes, but {} sequences and {} document marks need {}: truncated or damaged", origin, size,
                      sequences, documents, expected + kHeaderBytes);
+  return {*dtype, static_cast<std::int64_t>(sequences), static_cast<std::int64_t>(documents)};
+}
 
-  ShardIndex index;
-  index.dtype = *dtype;
-  const auto count = static_cast<std::int64_t>(sequences);
-  const char* lengths = bytes.data() + kHeaderBytes;
-  const char* pointers = lengths + 4 * count;
-  read_sequences(index, lengths, pointers, count, bin_bytes, origin);
-  read_documents(index, pointers + 8 * count, static_cast<std::int64_t>(documents), count, origin);
-  return index;
+// Follows sequences: lengths are not negative, pointers are the running sum of lengths x element size.
+class Sequences {
+ public:
+  Sequences(const ReadAt& read, const Header& header, std::int64_t bin_bytes, std::string_view origin)
+      : lengths_(read, kHeaderBytes, header.sequences),
+        pointers_(read, kHeaderBytes + 4 * header.sequences, header.sequences),
+        width_(size_of(header.dtype)),
+        bin_bytes_(bin_bytes),
+        origin_(origin) {}
+
+  void next() {
+    const std::int32_t length = lengths_.next();
+    if (length < 0) throw UsageError("{}: sequence {} has the negative length {}", origin_, passed_, length);
+    const std::int64_t pointer = pointers_.next();
+    if (pointer != bytes_)
+      throw UsageError("{}: sequence {} starts at byte {} of the .bin file, {} expected", origin_, passed_, pointer,
+                       bytes_);
+    bytes_ += length * width_;  // no more than bin_bytes + 2^34
+    if (bytes_ > bin_bytes_)
+      throw UsageError(
+          "{}: sequence {} ends at byte {}, but the .bin file has {} bytes: it is truncated or does not "
+          "belong to this index; restore the pair or run `molen data prepare` again",
+          origin_, passed_, bytes_, bin_bytes_);
+    ++passed_;
+  }
+  std::int64_t passed() const { return passed_; }
+  std::int64_t bytes() const { return bytes_; }
+  std::int64_t tokens() const { return bytes_ / width_; }
+
+ private:
+  Column<std::int32_t> lengths_;
+  Column<std::int64_t> pointers_;
+  std::int64_t width_, bin_bytes_, passed_ = 0, bytes_ = 0;
+  std::string_view origin_;
+};
+
+ShardIndex walk(const ReadAt& read, const Header& header, std::int64_t bin_bytes, std::string_view origin,
+                const OnDocument& on_document) {
+  Sequences sequences(read, header, bin_bytes, origin);
+  Column<std::int64_t> marks(read, kHeaderBytes + 12 * header.sequences, header.marks);
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < header.marks; ++i) {
+    const std::int64_t mark = marks.next();
+    if ((i == 0 && mark != 0) || mark < last || mark > header.sequences)
+      throw UsageError("{}: document {} starts at sequence {}: document starts must begin at 0 and never fall", origin,
+                       i, mark);
+    const std::int64_t first = sequences.tokens();
+    while (sequences.passed() < mark) sequences.next();
+    if (i > 0 && on_document) on_document(first, sequences.tokens());
+    last = mark;
+  }
+  if (last != header.sequences)
+    throw UsageError("{}: the last document ends at sequence {} of {}", origin, last, header.sequences);
+  if (sequences.bytes() != bin_bytes)
+    throw UsageError("{}: the sequences end at byte {}, but the .bin file has {} bytes: the pair does not match",
+                     origin, sequences.bytes(), bin_bytes);
+  return {header.dtype, sequences.tokens(), header.marks - 1};
+}
+
+Header read_header(const File& file) {
+  std::array<char, kHeaderBytes> bytes;
+  const std::size_t got = file.read_some(bytes.data(), bytes.size(), 0);
+  return parse_header({bytes.data(), got}, file.size(), file.path().string());
+}
+
+}  // namespace
+
+DType token_dtype(std::int64_t vocabulary) {
+  return vocabulary < 65500 ? DType::kU16 : DType::kI32;
+}
+
+ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::string_view origin,
+                       const OnDocument& on_document) {
+  const Header header = parse_header(bytes, static_cast<std::int64_t>(bytes.size()), origin);
+  const ReadAt read = [&](void* to, std::size_t size, std::int64_t offset) {
+    std::memcpy(to, bytes.data() + offset, size);
+  };
+  return walk(read, header, bin_bytes, origin, on_document);
+}
+
+ShardIndex read_index(const fs::path& prefix, const OnDocument& on_document) {
+  const File idx = File::open(prefix.string() + ".idx");
+  const Header header = read_header(idx);
+  const ReadAt read = [&](void* to, std::size_t size, std::int64_t offset) { idx.read(to, size, offset); };
+  return walk(read, header, File::open(prefix.string() + ".bin").size(), idx.path().string(), on_document);
 }
 
 std::string format_index(DType dtype, std::span<const std::int32_t> lengths) {
@@ -157,24 +216,92 @@ std::string format_index(DType dtype, std::span<const std::int32_t> lengths) {
   return out;
 }
 
-ShardReader::ShardReader(fs::path prefix) : prefix_(std::move(prefix)) {
-  const std::string bin = prefix_.string() + ".bin", idx = prefix_.string() + ".idx";
-  const std::string bytes = read_file(idx, kIndexLimit);
-  fd_ = ::open(bin.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd_ < 0) throw UsageError("{}: cannot be read: {}", bin, why());
-  struct stat status {};
-  try {
-    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) throw UsageError("{}: not a regular file", bin);
-    bin_bytes_ = status.st_size;
-    index_ = parse_index(bytes, bin_bytes_, idx);
-  } catch (...) {
-    ::close(fd_);
-    throw;
+namespace {
+
+struct OpenShard {
+  File bin;
+  DType dtype;
+};
+
+// The pairs that are open, the one that was read last at the front.
+class OpenShards {
+ public:
+  static OpenShards& get() {
+    static OpenShards shards;
+    return shards;
   }
+
+  std::shared_ptr<const OpenShard> of(const ShardReader& reader) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = places_.find(&reader); found != places_.end()) {
+      order_.splice(order_.begin(), order_, found->second);
+      return found->second->second;
+    }
+    auto opened = open(reader);
+    while (static_cast<int>(order_.size()) >= limit_) {
+      places_.erase(order_.back().first);
+      order_.pop_back();
+    }
+    order_.emplace_front(&reader, opened);
+    places_[&reader] = order_.begin();
+    return opened;
+  }
+  void close(const ShardReader& reader) {
+    const std::lock_guard lock(mutex_);
+    const auto found = places_.find(&reader);
+    if (found == places_.end()) return;
+    order_.erase(found->second);
+    places_.erase(found);
+  }
+  int count() const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int>(order_.size());
+  }
+  int limit() const { return limit_; }
+
+ private:
+  OpenShards() {
+    struct rlimit files {};
+    if (::getrlimit(RLIMIT_NOFILE, &files) == 0)
+      limit_ = static_cast<int>(std::clamp<rlim_t>(files.rlim_cur / 4, 16, 1024));
+  }
+
+  static std::shared_ptr<const OpenShard> open(const ShardReader& reader) {
+    const std::string idx = reader.prefix() + ".idx";
+    File bin = File::open(reader.prefix() + ".bin");
+    const Header header = read_header(File::open(idx));
+    const std::int64_t width = size_of(header.dtype), size = bin.size();
+    if (size != reader.bin_bytes() || reader.tokens() != size / width || size % width != 0)
+      throw UsageError(
+          "{}.bin: {} bytes of tokens of {}, but {} tokens in {} bytes were expected: truncated or altered; restore "
+          "the pair or run `molen data prepare` again",
+          reader.prefix(), size, width, reader.tokens(), reader.bin_bytes());
+    return std::make_shared<const OpenShard>(OpenShard{std::move(bin), header.dtype});
+  }
+
+  using Order = std::list<std::pair<const ShardReader*, std::shared_ptr<const OpenShard>>>;
+  mutable std::mutex mutex_;
+  int limit_ = 64;
+  Order order_;
+  std::unordered_map<const ShardReader*, Order::iterator> places_;
+};
+
+}  // namespace
+
+int open_shards() {
+  return OpenShards::get().count();
+}
+int open_shards_limit() {
+  return OpenShards::get().limit();
+}
+
+ShardReader::ShardReader(const fs::path& prefix) : prefix_(prefix.string()) {
+  tokens_ = read_index(prefix).tokens;
+  bin_bytes_ = File::open(prefix_ + ".bin").size();
 }
 
 ShardReader::~ShardReader() {
-  ::close(fd_);
+  OpenShards::get().close(*this);
 }
 
 namespace {
@@ -224,64 +351,47 @@ std::int64_t widen(DType dtype, const char* raw, std::span<std::int32_t> out, st
 void ShardReader::read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const {
   const auto count = static_cast<std::int64_t>(out.size());
   MOLEN_CHECK(first >= 0 && count <= tokens() - first, "tokens [{}, {}) of {}", first, first + count, tokens());
-  const std::int64_t width = size_of(index_.dtype);
+  const auto shard = OpenShards::get().of(*this);
+  const std::int64_t width = size_of(shard->dtype);
   std::vector<char> raw(static_cast<std::size_t>(count * width));
-  std::size_t done = 0;
-  while (done < raw.size()) {
-    const ssize_t got = ::pread(fd_, raw.data() + done, raw.size() - done, first * width + static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw Error("{}.bin: cannot be read: {}", prefix_.string(), why());
-    if (got == 0)
-      throw UsageError("{}.bin: ends at byte {}, {} expected: it was truncated while in use", prefix_.string(),
-                       first * width + static_cast<std::int64_t>(done), bin_bytes_);
-    done += static_cast<std::size_t>(got);
-  }
-  const std::int64_t bad = widen(index_.dtype, raw.data(), out, vocabulary);
+  const std::size_t got = shard->bin.read_some(raw.data(), raw.size(), first * width);
+  if (got < raw.size())
+    throw UsageError("{}.bin: ends at byte {}, {} expected: it was truncated while in use", prefix_,
+                     first * width + static_cast<std::int64_t>(got), bin_bytes_);
+  const std::int64_t bad = widen(shard->dtype, raw.data(), out, vocabulary);
   if (bad >= 0)
     throw UsageError(
         "{}.bin: token {} is outside the vocabulary of {} entries: the shard is damaged or was made with "
         "another tokenizer",
-        prefix_.string(), first + bad, vocabulary);
+        prefix_, first + bad, vocabulary);
 }
 
 struct ShardWriter::State {
+  State(const fs::path& path, std::int64_t entries)
+      : prefix(path),
+        vocabulary(entries),
+        dtype(token_dtype(entries)),
+        file(File::temporary_beside(path.string() + ".bin")) {}
+
   fs::path prefix;
   std::int64_t vocabulary;
   DType dtype;
-  std::string part;
-  int fd = -1;
+  File file;
   std::vector<std::int32_t> lengths;
   std::int64_t tokens = 0;
   std::string buffer;
   Sha256 hash;
 
-  ~State() {
-    if (fd >= 0) ::close(fd);
-    if (!part.empty()) ::unlink(part.c_str());
-  }
-
   void flush() {
     hash.update(buffer.data(), buffer.size());
-    std::size_t done = 0;
-    while (done < buffer.size()) {
-      const ssize_t wrote = ::write(fd, buffer.data() + done, buffer.size() - done);
-      if (wrote < 0 && errno == EINTR) continue;
-      if (wrote < 0) throw Error("{}.bin: cannot be written: {}", prefix.string(), why());
-      done += static_cast<std::size_t>(wrote);
-    }
+    file.write(buffer);
     buffer.clear();
   }
 };
 
-ShardWriter::ShardWriter(fs::path prefix, std::int64_t vocabulary) : state_(std::make_unique<State>()) {
+ShardWriter::ShardWriter(const fs::path& prefix, std::int64_t vocabulary) {
   MOLEN_CHECK(vocabulary > 0, "vocabulary of {}", vocabulary);
-  state_->prefix = std::move(prefix);
-  state_->vocabulary = vocabulary;
-  state_->dtype = token_dtype(vocabulary);
-  const std::string part = state_->prefix.string() + fmt::format(".bin.part.{}", ::getpid());
-  state_->fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (state_->fd < 0) throw Error("{}.bin: cannot be written: {}", state_->prefix.string(), why());
-  state_->part = part;
+  state_ = std::make_unique<State>(prefix, vocabulary);
 }
 
 ShardWriter::~ShardWriter() = default;
@@ -306,15 +416,10 @@ void ShardWriter::add(std::span<const std::int32_t> tokens) {
 ShardWriter::Written ShardWriter::finish() {
   State& s = *state_;
   s.flush();
-  const int fd = std::exchange(s.fd, -1);
-  const bool synced = ::fsync(fd) == 0;
-  if (::close(fd) != 0 || !synced) throw Error("{}.bin: cannot be written: {}", s.prefix.string(), why());
-  const std::string bin = s.prefix.string() + ".bin", idx = s.prefix.string() + ".idx";
-  const std::string index = format_index(s.dtype, s.lengths);
+  const std::string idx = s.prefix.string() + ".idx", index = format_index(s.dtype, s.lengths);
   // The old index goes first and the new one comes last: a pair whose halves differ never stands complete.
-  ::unlink(idx.c_str());
-  if (::rename(s.part.c_str(), bin.c_str()) != 0) throw Error("{}: cannot be replaced: {}", bin, why());
-  s.part.clear();
+  remove_file(idx);
+  s.file.publish();
   write_file_atomic(idx, index);
   return {static_cast<std::int64_t>(s.lengths.size()), s.tokens,     s.tokens * size_of(s.dtype),
           static_cast<std::int64_t>(index.size()),     s.hash.hex(), sha256_hex(index)};

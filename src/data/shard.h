@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,51 +26,60 @@ namespace fs = std::filesystem;
 // What an `.idx` file says.
 struct ShardIndex {
   DType dtype = DType::kU16;
-  std::int64_t tokens = 0;
-  std::vector<std::int32_t> lengths;    // tokens of each sequence
-  std::vector<std::int64_t> documents;  // first sequence of each document, and the number of sequences at the end
-
-  std::int64_t document_count() const { return static_cast<std::int64_t>(documents.size()) - 1; }
+  std::int64_t tokens = 0, documents = 0;
 };
 
-// Parses and validates the bytes of an `.idx`; `bin_bytes` is the size of its `.bin`. Throws UsageError naming
-// `origin`.
-ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::string_view origin);
+// Tokens [first, end) are one document.
+using OnDocument = std::function<void(std::int64_t first, std::int64_t end)>;
+
+// Reads and validates an `.idx` through windows of a few kilobytes, whatever it says of its own size; `bin_bytes` is
+// the size of its `.bin`. Throws UsageError naming `origin`.
+ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::string_view origin,
+                       const OnDocument& on_document = {});
+// The same of the pair `prefix`.idx and .bin.
+ShardIndex read_index(const fs::path& prefix, const OnDocument& on_document = {});
 // The bytes of an `.idx` whose documents have one sequence each.
 std::string format_index(DType dtype, std::span<const std::int32_t> lengths);
 // u16 below 65,500 entries, else i32: Megatron's rule.
 DType token_dtype(std::int64_t vocabulary);
 
-// A pair opened for reading. Threads may read at the same time.
+// The tokens of a pair. Threads may read at the same time.
+//
+// A data set may have more shards than a process may have open files: a pair is opened when it is read, checked against
+// what was said of it, and closed when many others were read since.
 class ShardReader {
  public:
-  // `prefix` is the path without `.idx` or `.bin`. Throws UsageError when a file is missing, truncated or malformed.
-  explicit ShardReader(fs::path prefix);
+  // `prefix` is the path without `.idx` or `.bin`. Opens nothing.
+  ShardReader(const fs::path& prefix, std::int64_t tokens, std::int64_t bin_bytes)
+      : prefix_(prefix.string()), tokens_(tokens), bin_bytes_(bin_bytes) {}
+  // Takes the sizes from the pair. Throws UsageError where a file of it is missing, truncated or malformed.
+  explicit ShardReader(const fs::path& prefix);
   ~ShardReader();
   ShardReader(const ShardReader&) = delete;
   ShardReader& operator=(const ShardReader&) = delete;
 
-  const fs::path& prefix() const { return prefix_; }
-  const ShardIndex& index() const { return index_; }
-  std::int64_t tokens() const { return index_.tokens; }
+  const std::string& prefix() const { return prefix_; }
+  std::int64_t tokens() const { return tokens_; }
   std::int64_t bin_bytes() const { return bin_bytes_; }
 
-  // Tokens [first, first + out.size()). Throws UsageError when a token is negative or >= `vocabulary`, or when the file
-  // has shrunk; `first` and the size must lie within the shard.
+  // Tokens [first, first + out.size()). Throws UsageError when a token is negative or >= `vocabulary`, or when the pair
+  // is missing, malformed or of another size; `first` and the size must lie within the shard.
   void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const;
 
  private:
-  fs::path prefix_;
-  ShardIndex index_;
-  std::int64_t bin_bytes_ = 0;
-  int fd_ = -1;
+  std::string prefix_;
+  std::int64_t tokens_ = 0, bin_bytes_ = 0;
 };
+
+// How many pairs are open now, and how many may be: a quarter of what the process may open, 1,024 at most.
+int open_shards();
+int open_shards_limit();
 
 // Writes a pair. Nothing stands under the final names before `finish`; an abandoned writer leaves nothing behind.
 class ShardWriter {
  public:
   // Throws Error when the folder cannot be written.
-  ShardWriter(fs::path prefix, std::int64_t vocabulary);
+  ShardWriter(const fs::path& prefix, std::int64_t vocabulary);
   ~ShardWriter();
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;

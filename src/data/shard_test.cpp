@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <functional>
@@ -33,12 +35,13 @@ TEST(ShardIndex, GoldenBytes) {
   const std::vector<std::int32_t> lengths{3, 2};
   EXPECT_EQ(kGolden.size(), 82u);
   EXPECT_EQ(format_index(DType::kU16, lengths), kGolden);
-  const ShardIndex index = parse_index(kGolden, 10, "golden.idx");
+  std::vector<std::pair<std::int64_t, std::int64_t>> documents;
+  const ShardIndex index = parse_index(
+      kGolden, 10, "golden.idx", [&](std::int64_t first, std::int64_t end) { documents.emplace_back(first, end); });
   EXPECT_EQ(index.dtype, DType::kU16);
   EXPECT_EQ(index.tokens, 5);
-  EXPECT_EQ(index.lengths, lengths);
-  EXPECT_EQ(index.documents, (std::vector<std::int64_t>{0, 1, 2}));
-  EXPECT_EQ(index.document_count(), 2);
+  EXPECT_EQ(index.documents, 2);
+  EXPECT_EQ(documents, (std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 3}, {3, 5}}));
 }
 
 TEST(ShardIndex, ModesAreAllowed) {
@@ -84,8 +87,12 @@ RC_GTEST_PROP(ShardIndex, ParseOfFormatIsIdentity, (const std::vector<std::uint8
   const std::vector<std::int32_t> lengths(raw.begin(), raw.end());
   std::int64_t tokens = 0;
   for (std::int32_t length : lengths) tokens += length;
-  const ShardIndex index = parse_index(format_index(DType::kI32, lengths), tokens * 4, "x");
-  RC_ASSERT(index.lengths == lengths);
+  std::vector<std::int32_t> read;
+  const ShardIndex index = parse_index(
+      format_index(DType::kI32, lengths), tokens * 4, "x",
+      [&](std::int64_t first, std::int64_t end) { read.push_back(static_cast<std::int32_t>(end - first)); });
+  RC_ASSERT(read == lengths);
+  RC_ASSERT(index.documents == static_cast<std::int64_t>(lengths.size()));
   RC_ASSERT(index.tokens == tokens);
 }
 
@@ -115,7 +122,8 @@ TEST(Shard, WritesWhatItReads) {
     EXPECT_EQ(written.bin_sha256, sha256_file(prefix.string() + ".bin"));
     EXPECT_EQ(written.idx_sha256, sha256_file(prefix.string() + ".idx"));
     const ShardReader reader(prefix);
-    EXPECT_EQ(reader.index().dtype, vocabulary == 300 ? DType::kU16 : DType::kI32);
+    EXPECT_EQ(read_index(prefix).dtype, vocabulary == 300 ? DType::kU16 : DType::kI32);
+    EXPECT_EQ(reader.bin_bytes(), vocabulary == 300 ? 8 : 16);
     std::vector<std::int32_t> tokens(3);
     reader.read(1, tokens, vocabulary);
     EXPECT_EQ(tokens, (std::vector<std::int32_t>{2, 299, 7}));
@@ -155,6 +163,73 @@ TEST(Shard, TruncationIsAnErrorAndNotASignal) {
   EXPECT_THROW(reader.read(0, tokens, 300), UsageError);
   EXPECT_THROW(ShardReader(folder.path() / "a"), UsageError);
   EXPECT_THROW(ShardReader(folder.path() / "missing"), UsageError);
+}
+
+TEST(Shard, MoreOfThemThanOpenFiles) {
+  const TestFolder folder;
+  const int count = open_shards_limit() + 20;
+  std::vector<std::unique_ptr<ShardReader>> readers;
+  for (int i = 0; i < count; ++i) {
+    const fs::path prefix = folder.path() / std::to_string(i);
+    write_file_atomic(prefix.string() + ".bin", std::string(1, static_cast<char>(i)) + std::string(1, '\0'));
+    write_file_atomic(prefix.string() + ".idx", format_index(DType::kU16, std::vector<std::int32_t>{1}));
+    readers.push_back(std::make_unique<ShardReader>(prefix, 1, 2));
+  }
+  EXPECT_EQ(open_shards(), 0) << "opened when read";
+  for (int round = 0; round < 2; ++round)
+    for (int i = 0; i < count; ++i) {
+      std::int32_t token = -1;
+      readers[static_cast<std::size_t>(i)]->read(0, {&token, 1}, 300);
+      EXPECT_EQ(token, i % 256);
+      EXPECT_LE(open_shards(), open_shards_limit());
+    }
+  EXPECT_EQ(open_shards(), open_shards_limit());
+  readers.clear();
+  EXPECT_EQ(open_shards(), 0);
+  // What the manifest says is checked when the pair is opened.
+  std::int32_t token = 0;
+  EXPECT_THROW(ShardReader(folder.path() / "1", 2, 4).read(0, {&token, 1}, 300), UsageError);
+  EXPECT_THROW(ShardReader(folder.path() / "1", 1, 4).read(0, {&token, 1}, 300), UsageError);
+}
+
+TEST(Shard, HostileFilesAreRefusedAtOnce) {
+  const TestFolder folder;
+  const fs::path prefix = folder.path() / "a";
+  const auto refused = [&](const std::string& reason) {
+    try {
+      ShardReader reader(prefix);
+      ADD_FAILURE() << "accepted: " << reason;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
+    }
+  };
+  write_file_atomic(prefix.string() + ".bin", "");
+  // 60 GB of holes: without the magic; with it and sizes that do not fit.
+  write_file_atomic(prefix.string() + ".idx", "");
+  fs::resize_file(prefix.string() + ".idx", std::uintmax_t{60} << 30);
+  refused("not a Megatron");
+  write_file_atomic(prefix.string() + ".idx", kGolden);
+  fs::resize_file(prefix.string() + ".idx", std::uintmax_t{60} << 30);
+  refused("truncated or damaged");
+  fs::remove(prefix.string() + ".idx");
+  ASSERT_EQ(::mkfifo((prefix.string() + ".idx").c_str(), 0600), 0);
+  refused("not a regular file");
+  fs::remove(prefix.string() + ".idx");
+  fs::create_symlink("/dev/zero", prefix.string() + ".idx");
+  refused("not a regular file");
+}
+
+TEST(Shard, TemporaryFilesAreNobodyElses) {
+  const TestFolder folder;
+  const fs::path victim = folder.path() / "victim";
+  write_file_atomic(victim, "kept");
+  // The names that molen once used.
+  fs::create_symlink(victim, folder.path() / fmt::format("a.bin.part.{}", ::getpid()));
+  fs::create_symlink(victim, folder.path() / fmt::format("a.idx.part.{}", ::getpid()));
+  ShardWriter writer(folder.path() / "a", 300);
+  writer.add(std::vector<std::int32_t>{1});
+  writer.finish();
+  EXPECT_EQ(read_file(victim), "kept");
 }
 
 }  // namespace

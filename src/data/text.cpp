@@ -1,6 +1,8 @@
 #include "data/text.h"
 
-#include <simdjson.h>
+#include <algorithm>
+
+#include "base/utf8.h"
 
 namespace molen::data {
 namespace {
@@ -30,28 +32,7 @@ std::string trimmed_lines(std::string_view text) {
 }  // namespace
 
 bool is_clean_utf8(std::string_view text) {
-  return text.find('\0') == std::string_view::npos && simdjson::validate_utf8(text.data(), text.size());
-}
-
-bool append_code_point(std::string& out, std::uint32_t c) {
-  if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000) || (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7f && c < 0xa0))
-    return false;
-  if (c < 0x80) {
-    out.push_back(static_cast<char>(c));
-  } else if (c < 0x800) {
-    out.push_back(static_cast<char>(0xc0 | c >> 6));
-    out.push_back(static_cast<char>(0x80 | (c & 0x3f)));
-  } else if (c < 0x10000) {
-    out.push_back(static_cast<char>(0xe0 | c >> 12));
-    out.push_back(static_cast<char>(0x80 | (c >> 6 & 0x3f)));
-    out.push_back(static_cast<char>(0x80 | (c & 0x3f)));
-  } else {
-    out.push_back(static_cast<char>(0xf0 | c >> 18));
-    out.push_back(static_cast<char>(0x80 | (c >> 12 & 0x3f)));
-    out.push_back(static_cast<char>(0x80 | (c >> 6 & 0x3f)));
-    out.push_back(static_cast<char>(0x80 | (c & 0x3f)));
-  }
-  return true;
+  return text.find('\0') == std::string_view::npos && valid_utf8(text);
 }
 
 void BlockBuilder::text(std::string_view raw) {

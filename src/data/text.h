@@ -18,9 +18,6 @@ struct Block {
 
 // Valid UTF-8 (no overlong forms, surrogates or values beyond U+10FFFF) and no NUL.
 bool is_clean_utf8(std::string_view text);
-// Appends a code point; false (and nothing appended) for one that no text may hold: surrogates, controls but tab and
-// newline, beyond U+10FFFF.
-bool append_code_point(std::string& out, std::uint32_t code_point);
 
 // Builds blocks from runs of inline text: white space (no-break space included) folds to one space, save in verbatim
 // blocks, where lines stay.
@@ -31,6 +28,8 @@ class BlockBuilder {
   void end_block(Block::Kind next = Block::Kind::kParagraph);
   void verbatim(bool on);
   bool is_verbatim() const { return verbatim_ > 0; }
+  std::string_view last() const { return blocks_.empty() ? std::string_view() : blocks_.back().text; }
+  void drop_last() { blocks_.pop_back(); }
   std::vector<Block> take();
 
  private:

@@ -1,7 +1,10 @@
 #include "serve/report.h"
 
 #include <fmt/format.h>
+#include <openssl/evp.h>
+#include <openssl/sha.h>
 
+#include <array>
 #include <cmath>
 #include <map>
 
@@ -31,15 +34,11 @@ std::string fill(std::string_view text, const std::map<std::string, std::string,
 
 // 'sha256-...' of a script, as a content security policy names it: no other script runs, whatever a run's texts hold.
 std::string script_hash(std::string_view script) {
-  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  const std::string hex = sha256_hex(script);
-  std::string out;
-  for (std::size_t i = 0; i < hex.size(); i += 6) {  // three bytes, four digits
-    const std::string part = hex.substr(i, 6);
-    const auto bits = static_cast<unsigned>(std::stoul(part + std::string(6 - part.size(), '0'), nullptr, 16));
-    for (std::size_t k = 0; k < 4; ++k) out += k <= part.size() / 2 ? kDigits[bits >> (18 - 6 * k) & 63] : '=';
-  }
-  return "'sha256-" + out + "'";
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
+  SHA256(reinterpret_cast<const unsigned char*>(script.data()), script.size(), digest.data());
+  std::array<unsigned char, 4 * ((SHA256_DIGEST_LENGTH + 2) / 3) + 1> base64;
+  const int length = EVP_EncodeBlock(base64.data(), digest.data(), static_cast<int>(digest.size()));
+  return "'sha256-" + std::string(reinterpret_cast<const char*>(base64.data()), static_cast<std::size_t>(length)) + "'";
 }
 
 // Tokens seen by step, for the script's other x axis: enough of them that a straight line between two is exact but

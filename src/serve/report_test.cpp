@@ -205,12 +205,15 @@ TEST_F(Report, RefusesWhatIsNoRun) {
 
 TEST(ConfigValues, ReadsWhatAResolvedConfigHolds) {
   const auto v = config_values(
-      "a = 1\n[model]\nname = \"x # y \\\" z\"  # base.toml:3\n# tied is not set\nlayers = 2 # default\n[broken\n= "
-      "\n\"\n");
+      "a = 1\n[model]\nname = \"x # y \\\" z\"  # base.toml:3\n# tied is not set\nlayers = 2 # default\n"
+      "[data]\ntrain = [  # mixed\n  { path = \"a\" },\n  { path = \"b\" }\n]\n[a-table.'x y']\nz = 1.5\n");
   EXPECT_EQ(v.at("a"), "1");
-  EXPECT_EQ(v.at("model.name"), "x # y \\\" z");
+  EXPECT_EQ(v.at("model.name"), "x # y \" z");
   EXPECT_EQ(v.at("model.layers"), "2");
+  EXPECT_EQ(v.at("data.train"), "[ { path = 'a' }, { path = 'b' } ]");
+  EXPECT_EQ(v.at("a-table.x y.z"), "1.5");
   EXPECT_FALSE(v.contains("model.tied"));
+  EXPECT_THROW(config_values("a = 1\n[broken\n"), UsageError);
 }
 
 TEST(Asset, UnknownNameThrows) {

@@ -1,9 +1,11 @@
 #include "serve/run_data.h"
 
 #include <fmt/format.h>
+#include <toml++/toml.h>
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "base/error.h"
 
@@ -104,7 +106,11 @@ RunData read_run(const fs::path& path) {
         fmt::format("{} line(s) of metrics.jsonl were cut short and are left out.", run.metrics.torn_lines));
   note_non_finite(run);
   if (fs::exists(path / "config.toml")) run.config = read_file(path / "config.toml");
-  run.values = config_values(run.config);
+  try {
+    run.values = config_values(run.config);
+  } catch (const UsageError& error) {
+    run.notices.push_back(fmt::format("config.toml cannot be read: {}", error.what()));
+  }
   run.environment = read_beside(path / "environment.json", run);
   run.predicted = read_beside(path / "predicted.json", run);
   if (fs::exists(path / "events.jsonl")) read_events(path / "events.jsonl", run);
@@ -112,38 +118,32 @@ RunData read_run(const fs::path& path) {
   return run;
 }
 
+namespace {
+
+// Values by dotted key; a string without its quotes, anything else as TOML writes it.
+void collect_values(const toml::table& table, const std::string& prefix, std::map<std::string, std::string>& values) {
+  for (const auto& [key, node] : table) {
+    const std::string name = prefix + std::string(key.str());
+    if (const toml::table* inner = node.as_table(); inner != nullptr) {
+      collect_values(*inner, name + ".", values);
+    } else if (const auto* text = node.as_string(); text != nullptr) {
+      values[name] = text->get();
+    } else {
+      std::ostringstream out;
+      node.visit([&](const auto& value) { out << value; });
+      values[name] = out.str();
+    }
+  }
+}
+
+}  // namespace
+
 std::map<std::string, std::string> config_values(const std::string& toml) {
-  const auto trim = [](std::string s) {
-    const auto first = s.find_first_not_of(" \t\r"), last = s.find_last_not_of(" \t\r");
-    return first == std::string::npos ? std::string() : s.substr(first, last - first + 1);
-  };
   std::map<std::string, std::string> values;
-  std::string table;
-  for (std::size_t at = 0; at < toml.size();) {
-    const std::size_t end = std::min(toml.find('\n', at), toml.size());
-    std::string line = toml.substr(at, end - at);
-    at = end + 1;
-    char open = 0;  // the quote we are in; a # inside one is no comment
-    for (std::size_t i = 0; i < line.size(); ++i) {
-      if (open == '"' && line[i] == '\\') {
-        ++i;
-      } else if (open != 0) {
-        if (line[i] == open) open = 0;
-      } else if (line[i] == '"' || line[i] == '\'') {
-        open = line[i];
-      } else if (line[i] == '#') {
-        line.resize(i);
-      }
-    }
-    line = trim(line);
-    if (line.size() > 1 && line.front() == '[' && line.back() == ']') {
-      table = line.substr(1, line.size() - 2) + ".";
-    } else if (const auto equals = line.find('='); equals != std::string::npos) {
-      std::string value = trim(line.substr(equals + 1));
-      if (value.size() > 1 && (value.front() == '"' || value.front() == '\'') && value.back() == value.front())
-        value = value.substr(1, value.size() - 2);
-      values[table + trim(line.substr(0, equals))] = value;
-    }
+  try {
+    collect_values(toml::parse(toml), "", values);
+  } catch (const toml::parse_error& error) {
+    throw UsageError("line {}: {}", error.source().begin.line, error.description());
   }
   return values;
 }

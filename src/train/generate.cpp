@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "checkpoint/safetensors.h"
 #include "data/tokenizer/unicode.h"
 #include "plan/resolve.h"
@@ -76,7 +77,7 @@ std::string generate(const LoadedModel& model, const std::string& prompt, const 
       break;
     }
     const std::size_t ready = text.size() - held_back(text, o.stops);
-    if (emit && ready > shown) emit(data::replace_invalid_utf8(std::string_view(text).substr(shown, ready - shown)));
+    if (emit && ready > shown) emit(replace_invalid_utf8(std::string_view(text).substr(shown, ready - shown)));
     shown = std::max(shown, ready);
     if (static_cast<std::int64_t>(ids.size()) >= limit || i + 1 == o.max_tokens) break;
     if (o.use_cache) {
@@ -86,8 +87,8 @@ std::string generate(const LoadedModel& model, const std::string& prompt, const 
       logits = all.select(0, 0).select(0, all.size(1) - 1);
     }
   }
-  if (emit && text.size() > shown) emit(data::replace_invalid_utf8(std::string_view(text).substr(shown)));
-  return data::replace_invalid_utf8(text);
+  if (emit && text.size() > shown) emit(replace_invalid_utf8(std::string_view(text).substr(shown)));
+  return replace_invalid_utf8(text);
 }
 
 void eval_logits(const EvalLogitsOptions& o) {

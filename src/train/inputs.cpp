@@ -16,8 +16,10 @@
 namespace molen::train {
 namespace {
 
-data::OpenOptions open_options(const Job& job) {
+data::OpenOptions open_options(const Job& job, bool verify) {
   data::OpenOptions o;
+  o.verify = verify;
+  o.remember = true;
   o.sequence_length = job.setting.sequence;
   o.vocabulary = job.arch.vocabulary;
   if (job.config.data.tokenizer)
@@ -83,7 +85,7 @@ void print_data(const Job& job, const Inputs& inputs, const Course& course) {
 
 }  // namespace
 
-Inputs::Inputs(const Job& job) : Inputs(job, open_options(job)) {}
+Inputs::Inputs(const Job& job, bool verify) : Inputs(job, open_options(job, verify)) {}
 
 Inputs::Inputs(const Job& job, const data::OpenOptions& options)
     : train(entries(job), static_cast<std::uint64_t>(job.config.data.seed), options) {
@@ -135,8 +137,12 @@ Course course_of(const Job& job, const data::Dataset& data) {
 
 std::unique_ptr<Inputs> open_inputs(const Job& job, comm::Communicator& world) {
   std::unique_ptr<Inputs> inputs;
+  // The first rank reads the shards, once on this machine; the others take its word for it.
   together(world, [&] {
-    inputs = std::make_unique<Inputs>(job);
+    if (world.rank() == 0) inputs = std::make_unique<Inputs>(job, true);
+  });
+  together(world, [&] {
+    if (world.rank() != 0) inputs = std::make_unique<Inputs>(job, false);
     if (job.resume_from) require_same_data(job, inputs->train);
   });
   return inputs;

@@ -14,9 +14,10 @@
 
 namespace molen::train {
 
-// The files a rank reads. Opening checks them; throws UsageError that names file and remedy.
+// The files a rank reads. Throws UsageError that names file and remedy.
 struct Inputs {
-  explicit Inputs(const Job& job);
+  // `verify`: reads the shards and compares them with their manifests, unless this machine has done so before.
+  Inputs(const Job& job, bool verify);
   data::Dataset train;
   std::vector<std::unique_ptr<data::ValidationSet>> validation;
   // One line for each set of shards that opening did not hash.

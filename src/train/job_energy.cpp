@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "energy/open.h"
 
 namespace molen::train {
@@ -96,10 +97,6 @@ Json describe_host(const std::string& name, const energy::Accountant& accountant
           {"coverage", energy::to_json(energy::coverage_of(accountant.meters(), gpus))}};
 }
 
-std::string valid_utf8(const std::string& text) {
-  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
-}
-
 }  // namespace
 
 JobEnergy::JobEnergy(comm::Communicator& world, const config::Config& config)
@@ -107,8 +104,8 @@ JobEnergy::JobEnergy(comm::Communicator& world, const config::Config& config)
 
 JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus)
     : world_(world), description_({{"available", Json::object()}, {"unavailable", Json::object()}}) {
-  const Json self{{"id", valid_utf8(host.id)},
-                  {"visible", host.visible ? Json(valid_utf8(*host.visible)) : Json(nullptr)}};
+  const Json self{{"id", replace_invalid_utf8(host.id)},
+                  {"visible", host.visible ? Json(replace_invalid_utf8(*host.visible)) : Json(nullptr)}};
   VisibleDevices devices;
   int lowest = world.size();
   const auto ranks = gather_texts(world, self.dump());
@@ -120,12 +117,12 @@ JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const Op
   }
   std::string own;
   if (world.rank() == lowest) {
-    const std::string name = valid_utf8(host.name);
+    const std::string name = replace_invalid_utf8(host.name);
     try {
       accountant_ = std::make_unique<energy::Accountant>(open(devices.text()));
       own = describe_host(name, *accountant_, has_gpus(devices.text())).dump();
     } catch (const UsageError& error) {
-      own = Json{{"name", name}, {"error", valid_utf8(error.what())}}.dump();
+      own = Json{{"name", name}, {"error", replace_invalid_utf8(error.what())}}.dump();
     }
   }
   opened_ = now().value;

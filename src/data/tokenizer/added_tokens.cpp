@@ -52,44 +52,32 @@ std::size_t skip_spaces(std::string_view text, std::size_t at) {
 }  // namespace
 
 AddedTokenMatcher::AddedTokenMatcher(std::span<const AddedToken> tokens, bool normalized) {
-  nodes_.emplace_back();
   for (const AddedToken& token : tokens) {
     flags_.push_back({token.single_word, token.lstrip, token.rstrip, token.special});
     if (token.normalized != normalized || token.content.empty()) continue;
-    std::int32_t node = 0;
-    for (const char c : token.content) {
-      const auto byte = static_cast<unsigned char>(c);
-      auto& children = nodes_[node].children;
-      const auto at = std::lower_bound(children.begin(), children.end(), byte,
-                                       [](const auto& child, unsigned char b) { return child.first < b; });
-      if (at != children.end() && at->first == byte) {
-        node = at->second;
-        continue;
-      }
-      const auto fresh = static_cast<std::int32_t>(nodes_.size());
-      children.insert(at, {byte, fresh});
-      nodes_.emplace_back();
-      node = fresh;
-    }
-    nodes_[node].token = static_cast<std::int32_t>(flags_.size() - 1);
+    sorted_.emplace_back(token.content, static_cast<std::int32_t>(flags_.size() - 1));
     starts_[static_cast<unsigned char>(token.content[0])] = true;
     any_ = true;
     any_plain_ = any_plain_ || !token.special;
   }
+  std::sort(sorted_.begin(), sorted_.end());
 }
 
+// The tokens that begin with the text so far are a range of the sorted ones; each byte of the text narrows it.
 std::int32_t AddedTokenMatcher::longest(std::string_view text, std::size_t at, std::size_t& length) const {
-  std::int32_t node = 0, found = -1;
-  for (std::size_t i = at; i < text.size(); ++i) {
-    const auto& children = nodes_[node].children;
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto child = std::lower_bound(children.begin(), children.end(), byte,
-                                        [](const auto& c, unsigned char b) { return c.first < b; });
-    if (child == children.end() || child->first != byte) break;
-    node = child->second;
-    if (nodes_[node].token < 0) continue;
-    found = nodes_[node].token;
-    length = i + 1 - at;
+  std::int32_t found = -1;
+  auto first = sorted_.begin(), last = sorted_.end();
+  for (std::size_t depth = 0; at + depth < text.size(); ++depth) {
+    const auto byte = static_cast<unsigned char>(text[at + depth]);
+    const auto byte_of = [depth](const auto& entry) {
+      return entry.first.size() > depth ? static_cast<unsigned char>(entry.first[depth]) : -1;
+    };
+    first = std::lower_bound(first, last, byte, [&](const auto& entry, int b) { return byte_of(entry) < b; });
+    last = std::upper_bound(first, last, byte, [&](int b, const auto& entry) { return b < byte_of(entry); });
+    if (first == last) break;
+    if (first->first.size() != depth + 1) continue;
+    found = first->second;
+    length = depth + 1;
   }
   return found;
 }

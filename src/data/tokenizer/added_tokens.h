@@ -3,7 +3,9 @@
 
 #include <array>
 #include <span>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/tokenizer/spec.h"
@@ -30,17 +32,13 @@ class AddedTokenMatcher {
             std::vector<Part>& out) const;
 
  private:
-  struct Node {
-    std::vector<std::pair<unsigned char, std::int32_t>> children;  // sorted by byte
-    std::int32_t token = -1;
-  };
   struct Flags {
     bool single_word, lstrip, rstrip, special;
   };
   // Longest token that starts at text[at], or -1; its length in `length`.
   std::int32_t longest(std::string_view text, std::size_t at, std::size_t& length) const;
 
-  std::vector<Node> nodes_;
+  std::vector<std::pair<std::string, std::int32_t>> sorted_;  // contents and tokens, by content
   std::array<bool, 256> starts_{};
   std::vector<Flags> flags_;
   bool any_ = false, any_plain_ = false;

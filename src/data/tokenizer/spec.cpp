@@ -1,7 +1,5 @@
 #include "data/tokenizer/spec.h"
 
-#include <simdjson.h>
-
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -18,94 +16,14 @@ namespace {
 constexpr TokenId kMaxId = 1 << 24;
 constexpr std::size_t kMaxTokenBytes = 1 << 16;
 constexpr std::size_t kMaxAdded = 1 << 16;
-
-// The file, with its two long parts apart: Json's objects keep order by being lists, which 100,000 keys do not bear.
-struct Document {
-  Json root;
-  std::vector<std::pair<std::string, Json>> vocabulary;
-  std::vector<Json> merges;
-};
-
-class DocumentReader {
- public:
-  DocumentReader(std::string_view text, std::string_view origin) : origin_(origin) {
-    simdjson::dom::parser parser;
-    simdjson::dom::element root;
-    auto error = parser.allocate(std::max<std::size_t>(text.size(), 64), kMaxDepth);
-    if (!error) error = parser.parse(text.data(), text.size()).get(root);
-    if (error) {
-      // The other parser says where, but takes its time.
-      if (text.size() < (1 << 20)) parse_json(text, origin);
-      throw UsageError("{}: not valid JSON: {}", origin, simdjson::error_message(error));
-    }
-    document_.root = convert(root, "");
-  }
-  Document take() { return std::move(document_); }
-
- private:
-  static constexpr std::size_t kMaxDepth = 64, kMaxMembers = 4096;
-
-  Json convert(simdjson::dom::element element, std::string_view path) {
-    using Type = simdjson::dom::element_type;
-    switch (element.type()) {
-      case Type::OBJECT:
-        return convert_object(element, path);
-      case Type::ARRAY: {
-        Json array = Json::array();
-        const bool is_merges = path == ".model.merges";
-        for (const simdjson::dom::element item : simdjson::dom::array(element)) {
-          if (is_merges) {
-            document_.merges.push_back(convert(item, "-"));
-          } else {
-            array.push_back(convert(item, "-"));
-          }
-        }
-        return array;
-      }
-      case Type::STRING:
-        return std::string(std::string_view(element));
-      case Type::INT64:
-        return std::int64_t(element) < 0 ? Json(std::int64_t(element)) : Json(std::uint64_t(element));
-      case Type::UINT64:
-        return std::uint64_t(element);
-      case Type::DOUBLE:
-        return double(element);
-      case Type::BOOL:
-        return bool(element);
-      case Type::NULL_VALUE:
-        break;
-    }
-    return nullptr;
-  }
-
-  Json convert_object(simdjson::dom::object object, std::string_view path) {
-    Json result = Json::object();
-    std::set<std::string_view> keys;
-    const bool is_vocabulary = path == ".model.vocab";
-    for (const auto [key, value] : object) {
-      if (is_vocabulary) {  // the reader finds what stands twice
-        document_.vocabulary.emplace_back(std::string(key), convert(value, "-"));
-        continue;
-      }
-      if (!keys.insert(key).second) throw UsageError("{}: JSON key '{}' stands twice in one object", origin_, key);
-      if (keys.size() > kMaxMembers) throw UsageError("{}: an object with more than {} members", origin_, kMaxMembers);
-      std::string_view inner = "-";  // paths matter only down to the long parts
-      if (path.empty() && key == "model") inner = ".model";
-      if (path == ".model" && key == "vocab") inner = ".model.vocab";
-      if (path == ".model" && key == "merges") inner = ".model.merges";
-      result[std::string(key)] = convert(value, inner);
-    }
-    return result;
-  }
-
-  std::string_view origin_;
-  Document document_;
-};
+// Real ones have up to 50 bytes; text is compared with them at each of its bytes.
+constexpr std::size_t kMaxAddedBytes = 512;
+// Ids that stand for nothing, which take memory all the same: added tokens may fill them.
+constexpr std::size_t kMaxHoles = kMaxAdded;
 
 class Reader {
  public:
-  Reader(const Document& document, std::string_view origin)
-      : document_(document), root_(document.root), origin_(origin) {}
+  Reader(const Json& root, std::string_view origin) : root_(root), origin_(origin) {}
 
   TokenizerSpec read() {
     if (!root_.is_object()) fail("", "not a JSON object");
@@ -214,18 +132,19 @@ class Reader {
       fail("model.byte_fallback", "is not supported: a byte-level vocabulary needs no fallback");
     if (!null(model, "unk_token")) text(model, "unk_token");  // never used: all 256 bytes are demanded below
     spec_.ignore_merges = flag(model, "ignore_merges", false);
-    object(model, "vocab");
-    array(model, "merges");
-    read_vocabulary(document_.vocabulary);
-    read_merges(document_.merges);
+    read_vocabulary(object(model, "vocab"));
+    read_merges(array(model, "merges"));
   }
 
-  void read_vocabulary(const std::vector<std::pair<std::string, Json>>& vocabulary) {
+  void read_vocabulary(const Json& vocabulary) {
     if (vocabulary.empty() || vocabulary.size() > kMaxId) fail("model.vocab", "is empty or too large");
     ids_.reserve(vocabulary.size());
-    for (const auto& [token, value] : vocabulary) {
+    for (const auto& [token, value] : vocabulary.items()) {
       const TokenId at = id(value, "model.vocab");
       if (token.empty() || token.size() > kMaxTokenBytes) fail("model.vocab", "a token is empty or longer than 64 KiB");
+      if (at >= vocabulary.size() + kMaxHoles)
+        fail("model.vocab", fmt::format("id {} in a vocabulary of {} entries: more than {} ids stand for nothing", at,
+                                        vocabulary.size(), kMaxHoles));
       if (at >= spec_.vocabulary.size()) spec_.vocabulary.resize(at + 1);
       if (!spec_.vocabulary[at].empty())
         fail("model.vocab", fmt::format("id {} stands for '{}' and for '{}'", at, spec_.vocabulary[at], token));
@@ -248,7 +167,7 @@ class Reader {
     return found->second;
   }
 
-  void read_merges(const std::vector<Json>& merges) {
+  void read_merges(const Json& merges) {
     if (merges.size() > kMaxId) fail("model.merges", "too many");
     spec_.merges.reserve(merges.size());
     for (const Json& merge : merges) {
@@ -297,8 +216,8 @@ class Reader {
   // one.
   void check_added(const AddedToken& token, std::optional<TokenId> highest) {
     const std::string shown = token.content.substr(0, 100);
-    if (token.content.empty() || token.content.size() > kMaxTokenBytes)
-      fail("added_tokens", fmt::format("token {} is empty or longer than 64 KiB", token.id));
+    if (token.content.empty() || token.content.size() > kMaxAddedBytes)
+      fail("added_tokens", fmt::format("token {} is empty or longer than {} bytes", token.id, kMaxAddedBytes));
     if (!added_.insert(token.content).second) fail("added_tokens", fmt::format("'{}' stands twice", shown));
     const auto found = ids_.find(token.content);
     const auto size = static_cast<TokenId>(vocabulary_size_);
@@ -350,7 +269,6 @@ class Reader {
     return std::any_of(spec_.added.begin(), spec_.added.end(), [&](const AddedToken& a) { return a.id == token; });
   }
 
-  const Document& document_;
   const Json& root_;
   std::string_view origin_;
   TokenizerSpec spec_;
@@ -397,9 +315,9 @@ Json model_json(const TokenizerSpec& spec) {
 }  // namespace
 
 TokenizerSpec parse_tokenizer_json(std::string_view text, std::string_view origin) {
-  const Document document = DocumentReader(text, origin).take();
+  const Json root = parse_json(text, origin);
   try {
-    return Reader(document, origin).read();
+    return Reader(root, origin).read();
   } catch (const Json::exception& error) {  // a shape that no check above foresaw
     throw UsageError("{}: not a tokenizer.json: {}", origin, error.what());
   }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <functional>
 #include <random>
 
@@ -102,6 +103,33 @@ TEST(Spec, RefusesBrokenFiles) {
     EXPECT_NE(error_of(text), "") << text;
   EXPECT_THROW(Tokenizer::load("tests/golden/tokenizer/none.json"), UsageError);
   EXPECT_NE(error_of(std::string(100000, '[')), "");
+}
+
+TEST(Spec, HostileFilesTakeLittle) {
+  // One id near 2^24 would take half a gigabyte of empty entries.
+  expect_refused("gpt2", "stand for nothing", [](Json& j) { j["model"]["vocab"]["hole"] = (1 << 24) - 1; });
+  expect_refused("gpt2", "longer than 512 bytes", [](Json& j) {
+    Json token = j["added_tokens"][0];
+    token["content"] = std::string(60000, 'x');
+    token["id"] = j["model"]["vocab"].size();
+    j["added_tokens"].push_back(token);
+  });
+  // Many tokens that begin alike, and a text that is nearly one of them at every byte.
+  Json root = read_json("tests/golden/tokenizer/gpt2.json");
+  Json tokens = Json::array();
+  std::size_t next = root["model"]["vocab"].size();
+  for (int i = 0; i < 5000; ++i) {
+    Json token = root["added_tokens"][0];
+    token["content"] = std::string(500, 'a') + std::to_string(i);
+    token["id"] = next++;
+    tokens.push_back(token);
+  }
+  root["added_tokens"] = tokens;
+  const Tokenizer tokenizer = Tokenizer::parse(root.dump(), "file.json");
+  const std::clock_t start = std::clock();
+  tokenizer.encode(std::string(20000, 'a'), {true, true});
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 5.0);
+  EXPECT_EQ(tokenizer.encode(std::string(500, 'a') + "4999", {true, false}).size(), 1u) << "the longest, not 499";
 }
 
 // Any single damage is refused or gives a tokenizer that still works; nothing crashes.

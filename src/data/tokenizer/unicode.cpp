@@ -1,7 +1,5 @@
 #include "data/tokenizer/unicode.h"
 
-#include <simdjson.h>
-
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -31,22 +29,6 @@ void append_range(std::vector<CharRange>& ranges, std::uint32_t first, std::uint
 std::string_view category_of(std::uint32_t c) {
   const auto after = std::upper_bound(std::begin(kCategoryRuns), std::end(kCategoryRuns), c << 5 | kCategoryMask);
   return kCategoryNames[*std::prev(after) & kCategoryMask];
-}
-
-// Length of the longest prefix of p[0..n) that begins a well-formed sequence; `complete` if it is a whole one.
-// (Table 3-7 of the Unicode standard; n > 0.)
-std::size_t well_formed_prefix(const unsigned char* p, std::size_t n, bool& complete) {
-  complete = false;
-  const unsigned lead = p[0];
-  if (lead < 0x80) return complete = true, 1;
-  if (lead < 0xc2 || lead > 0xf4) return 0;
-  const std::size_t length = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-  const unsigned low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-  const unsigned high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-  std::size_t k = 1;
-  while (k < length && k < n && p[k] >= (k == 1 ? low : 0x80) && p[k] <= (k == 1 ? high : 0xbf)) ++k;
-  complete = k == length;
-  return k;
 }
 
 }  // namespace
@@ -116,43 +98,6 @@ ClassTable::ClassTable() {
 const ClassTable& ClassTable::get() {
   static const ClassTable table;
   return table;
-}
-
-void append_utf8(std::string& out, std::uint32_t c) {
-  const auto put = [&](std::uint32_t byte) { out.push_back(static_cast<char>(byte)); };
-  if (c < 0x80) return put(c);
-  if (c < 0x800) {
-    put(0xc0 | c >> 6);
-  } else if (c < 0x10000) {
-    put(0xe0 | c >> 12);
-    put(0x80 | (c >> 6 & 0x3f));
-  } else {
-    put(0xf0 | c >> 18);
-    put(0x80 | (c >> 12 & 0x3f));
-    put(0x80 | (c >> 6 & 0x3f));
-  }
-  put(0x80 | (c & 0x3f));
-}
-
-bool valid_utf8(std::string_view text) {
-  return simdjson::validate_utf8(text.data(), text.size());
-}
-
-std::string replace_invalid_utf8(std::string_view text) {
-  std::string out;
-  out.reserve(text.size() + text.size() / 8);
-  const auto* p = reinterpret_cast<const unsigned char*>(text.data());
-  for (std::size_t i = 0; i < text.size();) {
-    bool complete = false;
-    const std::size_t length = well_formed_prefix(p + i, text.size() - i, complete);
-    if (complete) {
-      out.append(text.substr(i, length));
-    } else {
-      out.append("\xef\xbf\xbd");
-    }
-    i += std::max<std::size_t>(length, 1);
-  }
-  return out;
 }
 
 namespace {

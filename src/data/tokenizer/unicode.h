@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/utf8.h"
+
 namespace molen::data {
 
 // The version of Unicode behind every class in this module; part of a tokenizer's fingerprint.
@@ -55,11 +57,6 @@ inline std::uint32_t decode_utf8(const unsigned char* p, unsigned& length) {
   if (p[0] < 0xf0) return length = 3, (p[0] & 0x0fu) << 12 | (p[1] & 0x3fu) << 6 | (p[2] & 0x3fu);
   return length = 4, (p[0] & 7u) << 18 | (p[1] & 0x3fu) << 12 | (p[2] & 0x3fu) << 6 | (p[3] & 0x3fu);
 }
-void append_utf8(std::string& out, std::uint32_t code_point);
-
-bool valid_utf8(std::string_view text);
-// Each maximal ill-formed part becomes one U+FFFD, as Python's bytes.decode(errors="replace") does.
-std::string replace_invalid_utf8(std::string_view text);
 
 // The byte alphabet of byte-level BPE: each byte is written as a printable character. Bytes 0x21-0x7E, 0xA1-0xAC and
 // 0xAE-0xFF are themselves, the other 68 follow U+0100 in order.
