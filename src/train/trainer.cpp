@@ -387,7 +387,7 @@ class Loop {
     std::vector<const data::ValidationSet*> sets;
     for (const auto& set : validation_) sets.push_back(set.get());
     const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), counts_losses()}, world_,
-                                 job_.config.train.validate_batches.value_or(0));
+                                 job_.config.train.validate_batches.value_or(0) * job_.setting.global_batch);
     if (recorder_) recorder_->validation(step_, result);
   }
 
