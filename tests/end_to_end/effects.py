@@ -128,7 +128,7 @@ class Case:
             self.runs += 1
             name = f"{self.name}-{self.runs}"
         named = () if any(isinstance(a, dict) and ("run.name" in a or "run.dir" in a) for a in args) else ({"run.name": name},)
-        return Run(work / "runs" / name, self.molen("train", config, *named, *args, **more))
+        return Run(work / "runs" / name, self.molen("train", *([config] if config else []), *named, *args, **more))
 
     def refused(self, *args, says, code=2, **more):
         r = self.molen(*args, code=code, **more)

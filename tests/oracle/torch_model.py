@@ -48,6 +48,16 @@ def read_safetensors(path):
     return tensors, header
 
 
+def write_safetensors(path, tensors):
+    names = {numpy.dtype(v): k for k, v in TYPES.items()}
+    header, at = {}, 0
+    for name, t in tensors.items():
+        header[name] = {"dtype": names[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
+        at += t.nbytes
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(t.tobytes() for t in tensors.values()))
+
+
 def weights_of(checkpoint, dtype=torch.float64):
     """Parameters of a checkpoint that one rank wrote, as leaves."""
     stored, _ = read_safetensors(pathlib.Path(checkpoint) / "rank-00000.safetensors")
