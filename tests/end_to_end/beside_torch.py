@@ -56,19 +56,24 @@ def beside(case, sets=None, steps=4, ranks=1, words=(), bound=1e-10, counts=(), 
     sets = sets or {}
     until = {} if "train.until" in sets else {"train.until": f"{steps} steps"}
     ran = case.train({**until, **sets, **(more or {})}, "--save-initial", "--ranks", ranks, *words)
-    theirs, model = peer(ran, sets, steps)
+    # Several ranks share the writing of a checkpoint; every layout starts from the same bits.
+    first = ran if ranks == 1 else case.train({**until, **sets, "train.stop_after": "1 steps"}, "--save-initial")
+    theirs, model = peer(first, sets, steps)
     for i, column in enumerate(("loss", "grad_norm", "lr")):
         all_close(f"{sets}: {column}", ran.column(column), [t[i] for t in theirs], bound)
     for key in counts:
-        without, _ = peer(ran, {k: v for k, v in sets.items() if k != key}, steps)
+        without, _ = peer(first, {k: v for k, v in sets.items() if k != key}, steps)
         far = max(abs(a[0] - b[0]) / b[0] for a, b in zip(theirs, without))
         assert far > 1e4 * bound, f"{key} = {sets[key]} cannot be seen: without it losses are {far} apart"
     return ran, model, theirs
 
 
 def weights_agree(ran, model, step, bound=1e-9):
-    """The stored weights are PyTorch's."""
+    """The stored weights are PyTorch's. Where a gradient is zero but for rounding AdamW makes steps of the rounding: a softmax does not feel
+    what is added to all keys."""
     stored, _ = torch_model.read_safetensors(ran.checkpoint(step) / "rank-00000.safetensors")
     for name, w in model.w.items():
+        if name.endswith("k_proj.bias"):
+            continue
         off = numpy.abs(stored[name] - w.detach().numpy()).max()
         assert off <= bound * numpy.abs(stored[name]).max(), f"{name} is {off} away"

@@ -182,8 +182,7 @@ def walk(path=()):
     yield " ".join(path), re.findall(r"^  ([A-Z][A-Z_]+) ", text, re.M), options
 
 
-VERBS = {}
-COMMANDS = list(walk())
+VERBS = {}  # of each command those below it, once `walk` was there
 
 
 def close(name, a, b, relative=1e-9, absolute=0.0):
