@@ -114,6 +114,7 @@ def listed(case):
         assert f"digest {said['digest']}" in case.molen("checkpoint", "verify", path, "--digest").stdout
         assert "digest" not in case.molen("checkpoint", "verify", path).stdout
         digests.append(said["digest"])
+        assert len(said["digest"]) == 32 and said["digest"][:16] != said["digest"][16:], "128 bits, and no half that follows from the other"
         # Weights and two moments in fp32.
         equal("bytes", said["bytes"], 3 * 4 * sum(w.numel() for w in torch_model.weights_of(CHECKPOINT).values()))
     run("train", "tiny.toml", "--set", "run.name=moved-weights", "--set", "checkpoint.dir=runs/weights/checkpoints", "--set", "precision.compute=fp32", "--ranks", 2, "--set", "parallel.zero=1", "--set", "train.until=4 steps", "--set", "checkpoint.keep=0")
