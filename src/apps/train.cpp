@@ -1,6 +1,5 @@
 // molen train, simulate, calibrate, doctor
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <map>
 
 #include "apps/cli.h"
+#include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -267,8 +267,6 @@ int run_bench(const ConfigOptions& options, int steps) {
     const double flops = arch::model_flops(a, p.setting.global_batch * p.setting.sequence, p.setting.sequence,
                                            arch::FlopsConvention::kCausal)
                              .value;
-    struct rusage usage {};
-    ::getrusage(RUSAGE_SELF, &usage);
     Json by_phase;
     const auto phases = program::phase_seconds(program::expand(p), timelines[timelines.size() / 2]);
     for (int i = 0; i < program::kNumPhases; ++i)
@@ -281,7 +279,7 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"gflops", flops / median * 1e-9},
                             {"flops_formula", name_of(arch::FlopsConvention::kCausal)},
                             {"gemm_gflops", train::measure_precision(p.setting.threads).fp32},
-                            {"peak_rss_bytes", usage.ru_maxrss * 1024},
+                            {"peak_rss_bytes", peak_resident().value},
                             {"arena_bytes", plan.peak.value},
                             {"arena_used_bytes", run.used.value},
                             {"startup_s", ready - started},

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <span>
 
 #include "arch/json.h"
+#include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -111,11 +111,6 @@ AlreadyThere resident_before_arena(const Job& job, comm::Communicator& world) {
   world.all_reduce(&bytes, 1, DType::kI64, comm::Reduce::kMax);
   world.all_reduce(&kept, 1, DType::kI64, job.communicator == "threads" ? comm::Reduce::kSum : comm::Reduce::kMax);
   return {Bytes(bytes), Bytes(kept)};
-}
-Bytes peak_resident() {
-  struct rusage usage {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return Bytes(usage.ru_maxrss * 1024);
 }
 
 class Loop {

@@ -169,6 +169,9 @@ def cluster(case):
     simulated = json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "cluster-train.json", "--format", "json").stdout)
     close("predicted step", prediction["step_s"]["predicted"], simulated["step_s"], 1e-9)
     assert "predicted beside measured" in ran.out
+    # This process is larger than molen; what it had resident must not count.
+    memory = prediction["memory_bytes"]
+    close("memory of the process", memory["process_predicted"], memory["process_measured"], 0.1)
     median = sorted(ran.column("step_s"))[len(ran.steps) // 2]
     close("measured: the median step", prediction["step_s"]["measured"], median, 0.5)
     assert not (case.train(sets).path / "predicted.json").exists()
