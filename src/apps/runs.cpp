@@ -23,7 +23,18 @@ std::vector<store::StepMetrics> steps_of(const fs::path& run) {
   return store::read_metrics(run / "metrics.jsonl").steps;
 }
 
-int list(const std::string& directory, const std::string& format) {
+// run.tags of the last attempt; none where it is not recorded.
+std::vector<std::string> tags_of(const fs::path& run) {
+  if (!fs::exists(run / "environment.json")) return {};
+  const Json environment = read_json(run / "environment.json");
+  std::vector<std::string> tags;
+  if (const auto found = environment.find("tags"); found != environment.end() && found->is_array())
+    for (const Json& tag : *found)
+      if (tag.is_string()) tags.push_back(tag.get<std::string>());
+  return tags;
+}
+
+int list(const std::string& directory, const std::vector<std::string>& wanted, const std::string& format) {
   if (!fs::is_directory(directory)) throw UsageError("{}: no such directory", directory);
   std::vector<fs::path> runs;
   for (const auto& entry : fs::directory_iterator(directory))
@@ -31,8 +42,12 @@ int list(const std::string& directory, const std::string& format) {
   std::sort(runs.begin(), runs.end());
   Json rows = Json::array();
   for (const auto& run : runs) {
+    const auto tags = tags_of(run);
+    if (!std::all_of(wanted.begin(), wanted.end(),
+                     [&](const auto& tag) { return std::find(tags.begin(), tags.end(), tag) != tags.end(); }))
+      continue;
     const auto steps = steps_of(run);
-    Json row{{"run", run.filename().string()}, {"steps", steps.empty() ? 0 : steps.back().step}};
+    Json row{{"run", run.filename().string()}, {"steps", steps.empty() ? 0 : steps.back().step}, {"tags", tags}};
     if (!steps.empty())
       row.update({{"loss", steps.back().loss},
                   {"tokens", steps.back().tokens_total},
@@ -43,12 +58,13 @@ int list(const std::string& directory, const std::string& format) {
     fmt::print("{}\n", rows.dump(2));
     return kOk;
   }
-  fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}\n", "run", "steps", "loss", "tokens", "tokens/s");
+  fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}  {}\n", "run", "steps", "loss", "tokens", "tokens/s", "tags");
   for (const auto& r : rows)
-    fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}\n", r["run"].get<std::string>(), r["steps"].get<std::int64_t>(),
+    fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}  {}\n", r["run"].get<std::string>(), r["steps"].get<std::int64_t>(),
                r.contains("loss") ? fmt::format("{:.4f}", r["loss"].get<double>()) : "-",
                r.contains("tokens") ? human_count(static_cast<double>(r["tokens"].get<std::int64_t>())) : "-",
-               r.contains("tokens_per_s") ? fmt::format("{:.0f}", r["tokens_per_s"].get<double>()) : "-");
+               r.contains("tokens_per_s") ? fmt::format("{:.0f}", r["tokens_per_s"].get<double>()) : "-",
+               fmt::join(r["tags"].get<std::vector<std::string>>(), ","));
   return kOk;
 }
 
@@ -151,8 +167,15 @@ void add_runs_verb(CLI::App& app, Chosen& chosen) {
   auto directory = std::make_shared<std::string>("runs");
   CLI::App* all = verb->add_subcommand("list", "runs of a directory, with their last step");
   all->add_option("DIR", *directory, "directory of runs")->capture_default_str();
+  auto tags = std::make_shared<std::vector<std::string>>();
+  all->add_option("--tag", *tags, "only runs with this tag (run.tags); may be repeated, all must be there")
+      ->take_all()
+      ->expected(1)
+      ->allow_extra_args(false);
   auto list_format = add_format_option(*all);
-  all->callback([&chosen, directory, list_format] { chosen.action = [=] { return list(*directory, *list_format); }; });
+  all->callback([&chosen, directory, tags, list_format] {
+    chosen.action = [=] { return list(*directory, *tags, *list_format); };
+  });
   auto run = std::make_shared<std::string>();
   CLI::App* one = verb->add_subcommand("show", "the last step of a run");
   one->add_option("RUN", *run, "run directory")->required();

@@ -1,6 +1,5 @@
 // molen train, simulate, calibrate, doctor
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <map>
 
 #include "apps/cli.h"
+#include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -188,12 +188,10 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
   return all;
 }
 
-int run_calibrate(const std::string& output, std::optional<int> ranks, int threads, const std::string& compute,
-                  int rounds, const std::string& format) {
+int run_calibrate(const std::string& output, std::optional<int> ranks, train::CalibrateOptions o,
+                  const std::string& compute, const std::string& format) {
   const auto launch = train::resolve_launch({}, ranks);
-  train::CalibrateOptions o;
-  o.rounds = rounds;
-  o.threads = threads > 0 ? threads : plan::auto_threads(launch.machine.local_ranks);
+  if (o.threads == 0) o.threads = plan::auto_threads(launch.machine.local_ranks);
   // Read before anything is measured: wrong input is found at once.
   std::vector<DType> wanted;
   if (compute != "auto") wanted = {dtype_from_name(compute)};
@@ -269,8 +267,6 @@ int run_bench(const ConfigOptions& options, int steps) {
     const double flops = arch::model_flops(a, p.setting.global_batch * p.setting.sequence, p.setting.sequence,
                                            arch::FlopsConvention::kCausal)
                              .value;
-    struct rusage usage {};
-    ::getrusage(RUSAGE_SELF, &usage);
     Json by_phase;
     const auto phases = program::phase_seconds(program::expand(p), timelines[timelines.size() / 2]);
     for (int i = 0; i < program::kNumPhases; ++i)
@@ -283,7 +279,7 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"gflops", flops / median * 1e-9},
                             {"flops_formula", name_of(arch::FlopsConvention::kCausal)},
                             {"gemm_gflops", train::measure_precision(p.setting.threads).fp32},
-                            {"peak_rss_bytes", usage.ru_maxrss * 1024},
+                            {"peak_rss_bytes", peak_resident().value},
                             {"arena_bytes", plan.peak.value},
                             {"arena_used_bytes", run.used.value},
                             {"startup_s", ready - started},
@@ -344,21 +340,25 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
                                       "description; other ranks are predicted from it");
   auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("auto");
   auto ranks = std::make_shared<std::optional<int>>();
-  auto threads = std::make_shared<int>(0);
+  auto o = std::make_shared<train::CalibrateOptions>();
+  o->threads = 0;
   verb->add_option("--output", *output, "file; other conditions in it are kept")->capture_default_str();
   verb->add_option("--ranks", *ranks, "thread-ranks at once (under mpirun: its ranks)")->check(CLI::PositiveNumber);
-  verb->add_option("--threads", *threads, "per rank; 0: the cores over the ranks");
+  verb->add_option("--threads", o->threads, "per rank; 0: the cores over the ranks")->check(CLI::NonNegativeNumber);
   verb->add_option("--compute", *compute,
                    "fp32, bf16, fp16, fp64; auto: what a training's \"auto\" measures as the faster, or both where "
                    "they are near")
       ->capture_default_str();
-  auto rounds = std::make_shared<int>(train::CalibrateOptions{}.rounds);
-  verb->add_option("--rounds", *rounds, "times that every shape is measured; each takes a minute or two on two cores")
+  verb->add_option("--rounds", o->rounds, "times that every shape is measured; each takes a minute or two on two cores")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
+  verb->add_option("--widest", o->widest,
+                   "only models of at most so wide a residual stream, from 128 on (0: all): seconds, and the costs of "
+                   "wider ones are extrapolated")
+      ->check(CLI::NonNegativeNumber);
   auto format = add_format_option(*verb);
-  verb->callback([&chosen, output, compute, ranks, threads, rounds, format] {
-    chosen.action = [=] { return run_calibrate(*output, *ranks, *threads, *compute, *rounds, *format); };
+  verb->callback([&chosen, output, compute, ranks, o, format] {
+    chosen.action = [=] { return run_calibrate(*output, *ranks, *o, *compute, *format); };
   });
 }
 

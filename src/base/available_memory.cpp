@@ -120,17 +120,24 @@ fs::path group_in(const std::string& cgroup, bool version2) {
   return {};
 }
 
+// "KEY:    8192 kB" of a file in /proc.
+Bytes kilobytes_of(const fs::path& file, const std::string& name) {
+  const std::string text = read_file(file), key = name + ":";
+  const auto at = text.find(key);
+  const auto digits = at == std::string::npos ? at : text.find_first_not_of(" \t", at + key.size());
+  if (digits == std::string::npos) throw Error("{}: no {}", file.string(), name);
+  return Bytes(number(text.substr(digits, text.find(' ', digits) - digits), file) * 1024);
+}
+
 }  // namespace
+
+Bytes peak_resident() {
+  return kilobytes_of("/proc/self/status", "VmHWM");
+}
 
 AvailableMemory available_memory(const fs::path& root) {
   const fs::path info = below(root, "/proc/meminfo");
-  const std::string text = read_file(info);
-  const std::string key = "MemAvailable:";
-  const auto at = text.find(key);
-  const auto digits = at == std::string::npos ? at : text.find_first_not_of(' ', at + key.size());
-  if (digits == std::string::npos) throw Error("{}: no MemAvailable", info.string());
-  AvailableMemory least{Bytes(number(text.substr(digits, text.find(' ', digits) - digits), info) * 1024),
-                        info.string()};
+  AvailableMemory least{kilobytes_of(info, "MemAvailable"), info.string()};
 
   const fs::path self = below(root, "/proc/self/cgroup"), mountinfo = below(root, "/proc/self/mountinfo");
   if (!fs::exists(self) || !fs::exists(mountinfo)) return least;  // a kernel without control groups

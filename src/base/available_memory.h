@@ -1,4 +1,4 @@
-// How much memory this process can still take.
+// How much memory this process can still take, and the most that it took.
 #pragma once
 
 #include <string>
@@ -18,5 +18,9 @@ struct AvailableMemory {
 // MemAvailable: else whoever has read many files would seem to have no memory. `root`: where /proc and what is mounted
 // there lie, for tests. Throws Error for a file that does not say what the kernel's documentation has it say.
 AvailableMemory available_memory(const fs::path& root = "/");
+
+// Most bytes of this program that were ever resident (VmHWM). getrusage's ru_maxrss outlives exec: it would be the
+// launcher's where that was larger.
+Bytes peak_resident();
 
 }  // namespace molen

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <vector>
+
 #include "base/error.h"
 
 namespace molen {
@@ -135,6 +137,19 @@ TEST_F(Tree, RefusesWhatTheKernelDoesNotWrite) {
 // What no test can choose: that this host's own files are read.
 TEST(AvailableMemory, OfThisHost) {
   EXPECT_GT(available_memory().bytes.value, 0);
+}
+
+TEST(PeakResident, RisesWithWhatIsTouchedAndStays) {
+  const std::int64_t before = peak_resident().value;
+  constexpr std::size_t kBytes = std::size_t{96} << 20;
+  {
+    std::vector<char> touched(kBytes, 1);
+    EXPECT_EQ(touched[kBytes - 1], 1);
+  }
+  const std::int64_t after = peak_resident().value;
+  EXPECT_GE(after, before);
+  EXPECT_GE(after, static_cast<std::int64_t>(kBytes));
+  EXPECT_LT(after, before + 2 * static_cast<std::int64_t>(kBytes));
 }
 
 }  // namespace

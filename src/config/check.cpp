@@ -72,6 +72,13 @@ void check_precision(const Config& c) {
     throw UsageError("{}: {} is narrower than precision.compute = fp64", c.where("precision.reduce"), p.reduce);
 }
 
+void check_data(const Config& c) {
+  for (const DataSource& set : c.data.validation)
+    if (set.weight != 1.0)
+      throw UsageError("{}: {} has a weight; weights mix data.train, and each held-out set is read whole",
+                       c.where("data.validation"), set.path);
+}
+
 // Only lengths of one unit compare.
 bool longer(const Horizon& a, const Horizon& b) {
   return a.unit == b.unit && a.value > b.value;
@@ -110,6 +117,7 @@ void check_rates(const Config& c) {
 
 void check(const Config& config) {
   check_model(config);
+  check_data(config);
   check_batch(config);
   check_parallel(config);
   check_precision(config);

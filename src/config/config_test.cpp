@@ -233,6 +233,8 @@ TEST(Config, NoneResetsWhatMayBeAbsent) {
 }
 
 TEST(Config, BadSets) {
+  EXPECT_EQ(reason_of_set("data.validation=[{path=\"x\", weight=2.0}]"),
+            "--set data.validation: x has a weight; weights mix data.train, and each held-out set is read whole");
   EXPECT_EQ(reason_of_set("model.layers"), "--set model.layers: expected table.key=value");
   EXPECT_EQ(reason_of_set("model.layers=x"), "--set model.layers: expected a positive integer, got \"x\"");
   EXPECT_EQ(reason_of_set("model.layers="), "--set model.layers: expected a positive integer, got \"\"");

@@ -81,6 +81,15 @@ std::string join(const std::vector<std::string>& words) {
   return text;
 }
 
+void require_languages(const fs::path& path, const std::vector<std::string>& wanted,
+                       const std::set<std::string>& present) {
+  const std::vector<std::string> names(present.begin(), present.end());
+  for (const std::string& language : wanted)
+    if (!present.contains(language))
+      throw UsageError("{}: no shard in language '{}' (there are: {}){}", path.string(), language, join(names),
+                       did_you_mean(language, names));
+}
+
 // Of folders and the bytes of their shards that were not hashed.
 std::string note_of(const std::map<std::string, std::int64_t>& folders, std::int64_t hash_limit) {
   std::string commands;
@@ -114,11 +123,7 @@ TokenStream::TokenStream(const fs::path& path, const std::vector<std::string>& l
   check_tokenizer(manifest, path.string(), options.tokenizer_fingerprint, options.vocabulary);
   std::set<std::string> present;
   for (const ShardRecord& shard : manifest.shards) present.insert(shard.language);
-  const std::vector<std::string> names(present.begin(), present.end());
-  for (const std::string& language : languages)
-    if (!present.contains(language))
-      throw UsageError("{}: no shard in language '{}' (there are: {}){}", path.string(), language, join(names),
-                       did_you_mean(language, names));
+  require_languages(path, languages, present);
   end_of_text_ = manifest.tokenizer.end_of_text;
   std::vector<const ShardRecord*> chosen;
   for (const ShardRecord& record : manifest.shards)
@@ -237,12 +242,16 @@ std::vector<double> Dataset::shares() const {
   return shares;
 }
 
-ValidationSet::ValidationSet(const fs::path& path, const OpenOptions& options) : path_(path), options_(options) {
+ValidationSet::ValidationSet(const fs::path& path, const OpenOptions& options,
+                             const std::vector<std::string>& languages)
+    : path_(path), options_(options) {
   check_options(options);
   std::set<std::string> names;
   for (const ShardRecord& shard : read_manifest(path).shards)
     if (shard.tokens > 0) names.insert(shard.language);
   if (names.empty()) throw UsageError("{}: holds no tokens", path.string());
+  require_languages(path, languages, names);
+  if (!languages.empty()) names = std::set<std::string>(languages.begin(), languages.end());
   for (const std::string& name : names) {
     streams_.push_back(std::make_unique<TokenStream>(path, std::vector{name}, options));
     const std::int64_t tokens = streams_.back()->tokens();

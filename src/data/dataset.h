@@ -127,7 +127,8 @@ class Dataset {
 // filled up with labels of -1.
 class ValidationSet {
  public:
-  ValidationSet(const fs::path& path, const OpenOptions& options);
+  // No languages = all. Throws UsageError for one without shards.
+  ValidationSet(const fs::path& path, const OpenOptions& options, const std::vector<std::string>& languages = {});
 
   struct Language {
     std::string name;

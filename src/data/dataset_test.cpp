@@ -238,6 +238,16 @@ TEST(Dataset, WhatIsNotVerifiedIsCheckedWhenItIsRead) {
   EXPECT_NE(reason([&] { data.read(0, row); }).find("truncated or altered"), std::string::npos);
 }
 
+TEST(Validation, TakesTheLanguagesThatAreNamed) {
+  const TestFolder folder;
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 50), counted("c", "en", 200, 14)}, 300);
+  const ValidationSet set(folder.path(), {7, 300, "test"}, {"en"});
+  ASSERT_EQ(set.languages().size(), 1u);
+  EXPECT_EQ(set.languages()[0].name, "en");
+  EXPECT_EQ(set.languages()[0].tokens, 14);
+  EXPECT_THROW(ValidationSet(folder.path(), {7, 300, "test"}, {"fy"}), UsageError);
+}
+
 TEST(Validation, EachTokenIsALabelOnce) {
   const TestFolder folder;
   write_test_shards(folder.path(),

@@ -157,7 +157,11 @@ struct Trial {
 
 std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
   std::vector<Trial> trials;
+  const std::int64_t narrowest = std::begin(kShapes)->hidden;
+  if (o.widest > 0 && o.widest < narrowest)
+    throw UsageError("--widest: {}; the narrowest shape is {} wide", o.widest, narrowest);
   for (const Shape& shape : kShapes) {
+    if (o.widest > 0 && shape.hidden > o.widest) continue;
     for (const int zero : {0, 1}) {
       // One micro-batch, or two: an accumulating backward adds where the first one overwrites.
       if (zero == 1 && (ranks == 1 || shape.layers > 2)) continue;

@@ -21,6 +21,7 @@ struct CalibrateOptions {
   int threads = 1;
   int repeats = 2;  // timed steps of each shape, after a warm-up, in each round
   int rounds = 3;
+  std::int64_t widest = 0;  // models of at most so wide a residual stream; 0: all
 };
 
 // Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0.

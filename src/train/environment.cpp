@@ -36,6 +36,7 @@ Json describe_environment(const Job& job) {
   j["communicator"] = job.communicator;
   j["device"] = job.machine.cuda ? "cuda" : "cpu";
   j["device_peak"] = to_json(job.peak);
+  j["tags"] = job.config.run.tags;
   return j;
 }
 

@@ -90,7 +90,7 @@ Inputs::Inputs(const Job& job, bool verify) : Inputs(job, open_options(job, veri
 Inputs::Inputs(const Job& job, const data::OpenOptions& options)
     : train(entries(job), static_cast<std::uint64_t>(job.config.data.seed), options) {
   for (const auto& e : job.config.data.validation)
-    validation.push_back(std::make_unique<data::ValidationSet>(e.path, options));
+    validation.push_back(std::make_unique<data::ValidationSet>(e.path, options, e.languages));
 }
 
 std::vector<std::string> Inputs::notes() const {

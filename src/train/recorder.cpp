@@ -194,7 +194,16 @@ class Recorder::Impl {
       bits[language] = b;
       text += fmt::format("  {} {:.3f}", language, b);
     }
-    run_.event("validation", {{"step", step}, {"loss", v.loss}, {"tokens", v.tokens}, {"bits_per_byte", bits}});
+    Json sets = Json::array();
+    for (std::size_t i = 0; i < v.sets.size(); ++i) {
+      const HeldOut& one = v.sets[i];
+      const std::string& path = job_.config.data.validation[i].path;
+      sets.push_back(
+          {{"path", path}, {"loss", one.loss}, {"tokens", one.tokens}, {"bits_per_byte", Json(one.bits_per_byte)}});
+      if (v.sets.size() > 1) text += fmt::format("; {}: loss {:.4f}", path, one.loss);
+    }
+    run_.event("validation",
+               {{"step", step}, {"loss", v.loss}, {"tokens", v.tokens}, {"bits_per_byte", bits}, {"sets", sets}});
     const double wall = wall_time();
     tensorboard_.scalar("validation_metrics/loss", v.loss, step, wall);
     for (const auto& [language, b] : v.bits_per_byte)

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <span>
 
 #include "arch/json.h"
+#include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -111,11 +111,6 @@ AlreadyThere resident_before_arena(const Job& job, comm::Communicator& world) {
   world.all_reduce(&bytes, 1, DType::kI64, comm::Reduce::kMax);
   world.all_reduce(&kept, 1, DType::kI64, job.communicator == "threads" ? comm::Reduce::kSum : comm::Reduce::kMax);
   return {Bytes(bytes), Bytes(kept)};
-}
-Bytes peak_resident() {
-  struct rusage usage {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return Bytes(usage.ru_maxrss * 1024);
 }
 
 class Loop {
@@ -387,7 +382,7 @@ class Loop {
     std::vector<const data::ValidationSet*> sets;
     for (const auto& set : validation_) sets.push_back(set.get());
     const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), counts_losses()}, world_,
-                                 job_.config.train.validate_batches.value_or(0));
+                                 job_.config.train.validate_batches.value_or(0) * job_.setting.global_batch);
     if (recorder_) recorder_->validation(step_, result);
   }
 

@@ -12,15 +12,14 @@ struct Sum {
 };
 
 Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int language, const DataPlace& place,
-                 std::int64_t max_batches) {
+                 std::int64_t most_windows) {
   const auto& setting = evaluator.program().setting;
-  const std::int64_t windows = set.languages()[static_cast<std::size_t>(language)].windows;
+  const std::int64_t there = set.languages()[static_cast<std::size_t>(language)].windows;
+  const std::int64_t windows = most_windows > 0 ? std::min(there, most_windows) : there;
   const std::int64_t micro = setting.micro_batch, sequence = setting.sequence;
   Sum sum;
-  std::int64_t batches = 0;
   // All ranks run as many batches, the last of them perhaps empty: they may have to gather parameters together.
   for (std::int64_t round = 0; round < windows; round += micro * place.ranks) {
-    if (max_batches > 0 && batches++ >= max_batches) break;
     const std::int64_t first = round + place.rank * micro;
     exec::StepInput input;
     input.load = [&](const exec::MicroBatch& to) {
@@ -46,29 +45,47 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
   return sum;
 }
 
+// Sums of losses and bits, and what they are over, until they are divided.
+struct Tally {
+  double loss = 0.0, tokens = 0.0;
+  std::map<std::string, std::pair<double, double>> bits;  // by language: bits a byte times tokens, and tokens
+
+  void add(const std::string& language, const Sum& sum, double bits_per_byte) {
+    loss += sum.loss;
+    tokens += sum.tokens;
+    auto& [weighted, weight] = bits[language];
+    weighted += bits_per_byte * sum.tokens;
+    weight += sum.tokens;
+  }
+
+  HeldOut result() const {
+    HeldOut r;
+    for (const auto& [language, sum] : bits) r.bits_per_byte[language] = sum.second > 0 ? sum.first / sum.second : 0.0;
+    r.tokens = static_cast<std::int64_t>(tokens);
+    r.loss = tokens > 0 ? loss / tokens : 0.0;
+    return r;
+  }
+};
+
 }  // namespace
 
 ValidationResult validate(exec::Executor& evaluator, const std::vector<const data::ValidationSet*>& sets,
-                          const DataPlace& place, comm::Communicator& world, std::int64_t max_batches) {
+                          const DataPlace& place, comm::Communicator& world, std::int64_t most_windows) {
   ValidationResult result;
-  std::map<std::string, std::pair<double, double>> bits;  // bits and bytes by language
-  double loss = 0.0, tokens = 0.0;
-  for (const data::ValidationSet* set : sets)
+  Tally all;
+  for (const data::ValidationSet* set : sets) {
+    Tally one;
     for (std::size_t l = 0; l < set->languages().size(); ++l) {
-      const Sum mine = run_language(evaluator, *set, static_cast<int>(l), place, max_batches);
+      const int language = static_cast<int>(l);
+      const Sum mine = run_language(evaluator, *set, language, place, most_windows);
       double sums[2] = {place.counts ? mine.loss : 0.0, place.counts ? mine.tokens : 0.0};
       world.all_reduce(sums, 2, DType::kF64, comm::Reduce::kSum);
-      loss += sums[0];
-      tokens += sums[1];
-      const double per_byte = set->bits_per_byte(static_cast<int>(l), sums[0], static_cast<std::int64_t>(sums[1]));
-      auto& [weighted, weight] = bits[set->languages()[l].name];
-      weighted += per_byte * sums[1];
-      weight += sums[1];
+      const double per_byte = set->bits_per_byte(language, sums[0], static_cast<std::int64_t>(sums[1]));
+      for (Tally* tally : {&one, &all}) tally->add(set->languages()[l].name, {sums[0], sums[1]}, per_byte);
     }
-  for (const auto& [language, sum] : bits)
-    result.bits_per_byte[language] = sum.second > 0 ? sum.first / sum.second : 0.0;
-  result.tokens = static_cast<std::int64_t>(tokens);
-  result.loss = tokens > 0 ? loss / tokens : 0.0;
+    result.sets.push_back(one.result());
+  }
+  static_cast<HeldOut&>(result) = all.result();
   return result;
 }
 

@@ -11,10 +11,14 @@
 
 namespace molen::train {
 
-struct ValidationResult {
+// Of one set, or of all.
+struct HeldOut {
   double loss = 0.0;                            // nats per token, over all languages
   std::map<std::string, double> bits_per_byte;  // by language
   std::int64_t tokens = 0;
+};
+struct ValidationResult : HeldOut {
+  std::vector<HeldOut> sets;  // in their order
 };
 
 // Which windows a rank reads, and whether its losses count: those of one of the ranks that read the same.
@@ -23,9 +27,9 @@ struct DataPlace {
   bool counts = true;
 };
 
-// `evaluator` runs a Purpose::kEvaluate program; windows are dealt to the data-parallel ranks in turn. `max_batches` >
-// 0 limits the micro-batches per language and rank. Collective over `world`.
+// `evaluator` runs a Purpose::kEvaluate program; windows are dealt to the data-parallel ranks in turn. `most_windows` >
+// 0 takes the first so many of each language of each set, on any number of ranks the same. Collective over `world`.
 ValidationResult validate(exec::Executor& evaluator, const std::vector<const data::ValidationSet*>& sets,
-                          const DataPlace& place, comm::Communicator& world, std::int64_t max_batches);
+                          const DataPlace& place, comm::Communicator& world, std::int64_t most_windows);
 
 }  // namespace molen::train

@@ -1,59 +1,29 @@
 #!/usr/bin/env python3
-"""molen against PyTorch (bench/peers/train_torch.py): same weights, batches, AdamW, schedule, clipping and accumulation.
+"""molen against PyTorch: the same first weights, samples, AdamW, schedule and clipping, from the command line.
 
 usage: torch_parity.py MOLEN
-50 steps in fp64: every loss within 1e-9. 500 steps in fp32: the last losses (mean of 20) within 0.5 %.
+
+In fp64 every loss and every gradient norm of 50 steps within 1e-9, and the weights after them within 1e-8 of each tensor's largest, for
+each kind of model, of schedule and of batch (end_to_end/beside_torch.py). In fp32 500 steps end within 0.5 % of the loss of the plain
+PyTorch program that `make bench` compares with. In bf16 one step from the same weights: no tensor's gradient is further from fp64's than
+four times what PyTorch's autocast is (docs/decisions/0006-precision.md, "Proof").
 """
 import json
-import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
-import tempfile
 
-MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
-PEER = pathlib.Path(__file__).resolve().parents[2] / "bench/peers/train_torch.py"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/end_to_end"))
+from harness import MOLEN, run, work  # noqa: E402
 
+import numpy  # noqa: E402
+import torch  # noqa: E402
 
-def molen(*args, cwd):
-    r = subprocess.run([MOLEN, *map(str, args)], cwd=cwd, capture_output=True, text=True)
-    if r.returncode:
-        sys.exit(f"molen {' '.join(map(str, args))}: {r.stderr}{r.stdout[-2000:]}")
-    return r.stdout
-
-
-def compare(work, name, steps, dtype, sizes, extra):
-    sets = [f"run.name={name}", f'train.until="{steps} steps"', f"precision.compute={dtype}", *extra]
-    if dtype == "fp64":
-        sets.append("math.kernels=reference")
-    flags = [x for s in sets for x in ("--set", s)]
-    molen("train", "run.toml", *flags, "--save-initial", cwd=work)
-    molen("checkpoint", "export", f"runs/{name}/checkpoints/step-000000000", f"hf_{name}", cwd=work)
-    molen("data", "batches", "run.toml", *flags, "--steps", steps, "--output", f"{name}.bin", cwd=work)
-    peer = subprocess.run(
-        [sys.executable, str(PEER), "--model", f"hf_{name}", "--tokens", f"{name}.bin", "--sequence", str(sizes["sequence"]), "--global-batch", "8",
-         "--micro", "2", "--steps", str(steps), "--dtype", dtype, "--lr", "0.003", "--min-lr", "0.0003", "--warmup", "5", "--clip", "1.0", "--threads", "1"],
-        cwd=work, capture_output=True, text=True)
-    if peer.returncode:
-        sys.exit(peer.stderr)
-    theirs = [r for r in map(json.loads, peer.stdout.splitlines()) if "step" in r]  # the last line sums up
-    ours = [json.loads(x) for x in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-    assert len(ours) == len(theirs) == steps
-    return ours, theirs
-
-
-def main():
-    with tempfile.TemporaryDirectory(prefix="molen_torch_") as folder:
-        work = pathlib.Path(folder)
-        rng = random.Random(3)
-        words = [f"w{i}" for i in range(60)]
-        with open(work / "t.jsonl", "w") as f:
-            for _ in range(700):
-                f.write(json.dumps({"text": " ".join(rng.choice(words) for _ in range(90))}) + "\n")
-        molen("tokenizer", "train", "t.jsonl", "--vocabulary", 300, "--output", "tok.json", cwd=work)
-        molen("data", "prepare", "t.jsonl", "--language", "en", "--licence", "CC0-1.0", "--output", "data", "--tokenizer", "tok.json", cwd=work)
-        (work / "run.toml").write_text("""
+STEPS = 50
+TOML = """
 [model]
 family = "llama"
 layers = 2
@@ -74,22 +44,122 @@ micro = 2
 lr = 3e-3
 [schedule]
 warmup = "5 steps"
-[checkpoint]
-every = "100000 steps"
+[precision]
+compute = "fp64"
 [math]
 threads = 1
-""")
-        sizes = {"sequence": 33}
-        ours, theirs = compare(work, "proof", 50, "fp64", sizes, [])
-        worst = max(abs(a["loss"] - b["loss"]) for a, b in zip(ours, theirs))
-        norms = max(abs(a["grad_norm"] - b["grad_norm"]) / b["grad_norm"] for a, b in zip(ours, theirs))
-        print(f"fp64, 50 steps: largest difference of the loss {worst:.2e} (bound 1e-9), of the gradient norm {norms:.2e}")
-        assert worst <= 1e-9
-        ours, theirs = compare(work, "long", 500, "fp32", sizes, [])
-        a, b = (sum(m["loss"] for m in x[-20:]) / 20 for x in (ours, theirs))
-        print(f"fp32, 500 steps: final loss {a:.5f} here, {b:.5f} in PyTorch: {100 * abs(a - b) / b:.4f} % (bound 0.5 %); it was {ours[0]['loss']:.3f} at first")
-        assert abs(a - b) <= 0.005 * b and b < 0.8 * ours[0]["loss"]
+[energy]
+meters = ["none"]
+"""
 
 
-if __name__ == "__main__":
-    main()
+def prepare():
+    """Two sources: long documents, and short ones, of which a sequence holds several."""
+    rng = random.Random(3)
+    words = [f"w{i}" for i in range(60)]
+    for name, documents, length in (("t", 700, 90), ("short", 2500, 5)):
+        (work / f"{name}.jsonl").write_text("".join(json.dumps({"text": " ".join(rng.choice(words) for _ in range(length))}) + "\n" for _ in range(documents)))
+    run("tokenizer", "train", "t.jsonl", "--vocabulary", 300, "--output", "tok.json")
+    for name, folder in (("t", "data"), ("short", "short")):
+        run("data", "prepare", f"{name}.jsonl", "--language", "en", "--licence", "CC0-1.0", "--output", folder, "--tokenizer", "tok.json")
+    (work / "tiny.toml").write_text(TOML)
+
+
+prepare()
+import beside_torch  # noqa: E402
+import torch_model  # noqa: E402
+from effects import Case  # noqa: E402
+
+beside_torch.GIVEN.clear()
+beside_torch.GIVEN.update({"model.family": "llama", "model.layers": 2, "model.hidden": 48, "model.ffn": 88, "model.heads": 6, "model.kv_heads": 2, "model.head_dim": 8, "model.vocabulary": 311,
+                           "optimizer.lr": 3e-3, "schedule.warmup": "5 steps", "data.train": [{"path": "data/train"}], "data.sequence_length": 33, "batch.global": 8})
+GPT = {"model.family": "gpt", "model.kv_heads": 6}
+ALIBI = {"model.position": "alibi", "model.activation": "gelu_tanh", "model.norm": "layer"}
+SHORT = {"data.train": [{"path": "short/train"}], "data.document_mask": True}
+# name: settings, ranks, and the clip that every step's norm must exceed.
+CASES = {
+    "Llama, grouped queries, cosine": ({}, 1, None),
+    "Llama, tied, linear": ({"model.tied": True, "schedule.kind": "linear"}, 1, None),
+    "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),
+    "GPT, tied, constant": ({**GPT, "model.tied": True, "schedule.kind": "constant"}, 1, None),
+    "ALiBi, layer norm, a tenth of decay": ({**ALIBI, "schedule.kind": "wsd"}, 1, None),
+    "attention within documents": (SHORT, 1, None),
+    "GPT within documents": ({**GPT, **SHORT}, 1, None),
+    "ALiBi within documents": ({**ALIBI, **SHORT}, 1, None),
+    # Three ranks of two sequences at a time take twelve places for eight sequences: the labels of four are ignored.
+    "rows whose labels are ignored": ({}, 3, None),
+    "clipping in every step": ({"optimizer.clip": 0.2, "optimizer.eps": 0.1, "optimizer.lr": 0.05}, 1, 0.2),
+    "clipping in every step, two ranks": ({**GPT, "optimizer.clip": 0.2, "optimizer.eps": 0.1, "optimizer.lr": 0.05}, 2, 0.2),
+    "a mixture by weight": ({"data.train": [{"path": "data/train", "weight": 2}, {"path": "short/train", "weight": 5}]}, 1, None),
+}
+
+
+def exact():
+    for name, (sets, ranks, clip) in CASES.items():
+        ran, model, theirs = beside_torch.beside(Case(name), sets, STEPS, ranks, bound=1e-9)
+        if ranks == 1:
+            beside_torch.weights_agree(ran, model, STEPS, 1e-8)
+        assert clip is None or all(norm > clip for _, norm, _ in theirs), f"{name}: steps that are not clipped"
+        assert theirs[-1][0] < 0.98 * theirs[0][0], f"{name}: nothing was learnt"
+        worst = max(abs(a / b[0] - 1) for a, b in zip(ran.column("loss"), theirs))
+        print(f"ok  fp64, {STEPS} steps, {name}: losses within {worst:.1e}, norms {min(t[1] for t in theirs):.2f} to {max(t[1] for t in theirs):.2f}", flush=True)
+
+
+def long(steps=500):
+    """In fp32 beside bench/peers/train_torch.py, which reads what `checkpoint export` and `data batches` write."""
+    sets = {"train.until": f"{steps} steps", "precision.compute": "fp32", "checkpoint.every": "100000 steps"}
+    case = Case("long")
+    ran = case.train(sets, "--save-initial")
+    case.molen("checkpoint", "export", ran.checkpoint(0), "hf")
+    case.molen("data", "batches", "tiny.toml", sets, "--steps", steps, "--output", "long.bin")
+    peer = subprocess.run([sys.executable, ROOT / "bench/peers/train_torch.py", *"--model hf --tokens long.bin --sequence 33 --global-batch 8 --micro 2 --dtype fp32 --lr 0.003 --min-lr 0.0003 --warmup 5 --clip 1.0 --threads 1 --steps".split(), str(steps)],
+                          cwd=work, capture_output=True, text=True)
+    assert peer.returncode == 0, peer.stderr
+    theirs = [r["loss"] for r in map(json.loads, peer.stdout.splitlines()) if "step" in r]  # the last line sums up
+    ours = ran.column("loss")
+    a, b = (sum(x[-20:]) / 20 for x in (ours, theirs))
+    print(f"ok  fp32, {steps} steps: final loss {a:.5f} here, {b:.5f} in PyTorch, {100 * abs(a - b) / b:.4f} % (bound 0.5 %); it was {ours[0]:.3f} at first")
+    assert len(ours) == len(theirs) == steps and abs(a - b) <= 0.005 * b and b < 0.8 * ours[0]
+
+
+def gradients(model, rows, ends, autocast):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = model.loss(rows, ends)
+    loss.backward()
+    return loss.item(), {n: w.grad.double().numpy() for n, w in model.w.items()}
+
+
+def distances(loss, found, exact_loss, exact_gradients):
+    """How far a loss is over the loss, and each gradient over the largest of its tensor."""
+    # What is added to all keys has a gradient of zero.
+    names = [n for n in found if not n.endswith("k_proj.bias")]
+    far = {n: numpy.abs(found[n] - exact_gradients[n]).max() / numpy.abs(exact_gradients[n]).max() for n in names}
+    return abs(loss / exact_loss - 1), far
+
+
+def narrow():
+    """The first moment after a step is a tenth of its gradient, where nothing is clipped."""
+    for name, sets in (("Llama", {}), ("Llama, tied", {"model.tied": True}), ("GPT", GPT), ("ALiBi", ALIBI), ("within documents", SHORT)):
+        sets = {"optimizer.clip": 0.0, "train.until": "1 steps", "schedule.warmup": "1 steps", "model.init_std": 0.1, **sets}
+        ran = Case(f"bf16-{name}").train({**sets, "precision.compute": "bf16", "batch.micro": 8}, "--save-initial")
+        settings = {**beside_torch.GIVEN, **sets}
+        keys = {k.split(".")[1]: v for k, v in settings.items() if k.startswith("model.")}
+        rows = beside_torch.samples_of(settings, 1)[0]
+        ends = beside_torch.end_of_text("short/train") if "data.document_mask" in sets else None
+        wide = gradients(torch_model.Model(keys, torch_model.weights_of(ran.checkpoint(0))), rows, ends, False)
+        theirs = distances(*gradients(torch_model.Model(keys, torch_model.weights_of(ran.checkpoint(0), torch.float32)), rows, ends, True), *wide)
+        stored, _ = torch_model.read_safetensors(ran.checkpoint(1) / "rank-00000.safetensors")
+        ours = distances(ran.column("loss")[0], {n: stored["optimizer.m/" + n].astype(float) * 10 for n in wide[1]}, *wide)
+        bound = 4 * max(theirs[0], *theirs[1].values())
+        worst = max(ours[1], key=ours[1].get)
+        print(f"ok  bf16, {name}: gradients up to {ours[1][worst]:.4f} from fp64's, autocast {max(theirs[1].values()):.4f}; loss {ours[0]:.1e} and {theirs[0]:.1e}")
+        assert 2**-12 < ours[1][worst] <= bound and ours[0] <= bound, f"{name}: {worst} is {ours[1][worst]} from fp64, the loss {ours[0]}; the bound is {bound}"
+        norm = numpy.sqrt(sum((g**2).sum() for g in wide[1].values()))
+        assert abs(ran.column("grad_norm")[0] / norm - 1) <= bound, (ran.column("grad_norm")[0], norm)
+
+
+assert MOLEN
+exact()
+long()
+narrow()
+shutil.rmtree(work)

@@ -1,0 +1,177 @@
+"""Rows of train, bench, report, runs, energy, doctor and config."""
+import json
+import time
+
+import torch_model
+from effects import all_close, close, equal, lines_of, row
+from harness import run, work
+
+LLAMA = {"model.vocabulary": 320, "math.threads": 1, "data.sequence_length": 16, "data.train": [{"path": "data/train"}], "batch.global": 2, "train.until": "1 steps", "schedule.warmup": "1 steps", "precision.compute": "fp64", "energy.meters": ["none"]}
+
+
+def formats(case, *words, shows, **more):
+    """`shows`: what the JSON holds and the table, which is the default, must show."""
+    text, value = case.molen(*words, **more).stdout, json.loads(case.molen(*words, "--format", "json", **more).stdout)
+    again = case.molen(*words, "--format", "text", **more).stdout if len(words) < 3 else text
+    assert text.count("\n") == again.count("\n") and not text.startswith(("{", "[")), f"{words}: {text}{again}"
+    for word in shows(value):
+        assert str(word) in text, f"{words}: {word} is not in\n{text}"
+    return value
+
+
+# --- train -------------------------------------------------------------------------------------------------------------------------
+@row("train --model", "train --set")
+def model_and_set(case):
+    small = {"model.layers": 1, "model.hidden": 24, "model.heads": 4, "model.kv_heads": 2, "model.ffn": 40}
+    ran = case.train({**LLAMA, **small, "run.name": "preset"}, "--model", "llama-tiny", config=None)
+    start = lines_of(work / "runs/preset/events.jsonl")[0]
+    assert start["arch"].startswith("llama-tiny") and "llama-tiny" in ran.out, start
+    # Later ones stand over earlier ones, and all over the file.
+    over = case.train({"optimizer.lr": 7e-3}, {"optimizer.lr": 5e-3, "schedule.kind": "constant"})
+    equal("lr", over.column("lr"), [2.5e-3, 5e-3, 5e-3, 5e-3])
+    case.refused("train", "tiny.toml", {"optimizer.rate": 1}, says=["optimizer.rate", "did you mean"])
+
+
+@row("train --ranks")
+def ranks(case):
+    one, three = case.train(), case.train("--ranks", 3)
+    equal("ranks", [r.events("start")[0]["ranks"] for r in (one, three)], [1, 3])
+    equal("files of the ranks", len(list((three.path / "flight").glob("rank-*.bin"))), 3)
+    all_close("losses", three.column("loss"), one.column("loss"), 1e-10)
+
+
+@row("train --resume", "train --allow-change", "train --save-initial")
+def resume(case):
+    whole = case.train({"checkpoint.every": "1 steps", "checkpoint.keep": 0}, "--save-initial", name="resumed")
+    equal("--save-initial", whole.checkpoints(), [0, 1, 2, 3, 4])
+    equal("without", case.train({"checkpoint.every": "1 steps", "checkpoint.keep": 0}).checkpoints(), [1, 2, 3, 4])
+    changed = {"optimizer.lr": 2e-2, "schedule.min_lr": 0.0}
+    case.refused("train", "tiny.toml", {"run.name": "resumed", **changed}, "--resume", 2, says=["optimizer.lr", "schedule.min_lr", "--allow-change"])
+    case.refused("train", "tiny.toml", {"run.name": "resumed", **changed}, "--resume", 2, "--allow-change", "optimizer.lr", says=["schedule.min_lr"])
+    ran = case.train(changed, {"checkpoint.dir": "runs/resumed/checkpoints", "checkpoint.keep": 0}, "--resume", 2, "--allow-change", "optimizer.lr", "--allow-change", "schedule.min_lr")
+    equal("step 2 is what it goes on from", (ran.events("resume")[0]["step"], [m["step"] for m in ran.steps]), (2, [3, 4]))
+    close("the same state", ran.steps[0]["loss"], whole.steps[2]["loss"], 1e-12)
+    all_close("with the changed rate", ran.column("lr"), [torch_model.learning_rate(s, 4, lr=2e-2, min_lr=0.0, warmup=2) for s in (3, 4)], 1e-12)
+    short = case.train({"train.stop_after": "2 steps"}, name="again")
+    on = case.train({}, "--resume", "auto", name="again")
+    equal("auto goes on", ([m["step"] for m in on.steps], on.events("resume")[0]["step"], short.out.count("continues")), ([1, 2, 3, 4], 2, 0))
+    fresh = case.molen("train", "tiny.toml", {"run.name": "again"}, "--resume", "never").stdout
+    equal("never begins", ("continues" in fresh, on.events("start")[-1]["step"]), (False, 0))
+    case.refused("train", "tiny.toml", {"run.name": "resumed"}, "--resume", 9, says=["--resume 9", "no checkpoint"])
+
+
+@row("train --program")
+def program(case):
+    text = case.molen("program", "tiny.toml", {"parallel.recompute": "full"}).stdout
+    (work / "again.txt").write_text(text)
+    plain = case.train()
+    ran = case.train({"parallel.recompute": "full"}, "--program", "again.txt")
+    assert ran.steps[0]["phase_s"]["recompute"] > 0 == plain.steps[0]["phase_s"]["recompute"]
+    equal("losses", ran.column("loss"), plain.column("loss"))
+    case.refused("train", "tiny.toml", "--program", "again.txt", says=["another layout, batch or precision"])
+
+
+@row("train --mfu", "train --dry-run")
+def said(case):
+    parameters = 2 * 320 * 24 + 2 * (24 * (24 + 2 * 12) + 24 * 24 + 3 * 24 * 40 + 2 * 24) + 24
+    rates = {"palm": 6 * parameters + 12 * 2 * 24 * 16, "causal": 6 * (parameters - 320 * 24 - 5 * 24) + 6 * 2 * 24 * 16}
+    for name, flops in rates.items():
+        for m in case.train("--mfu", name).steps:
+            equal("formula", m["flops_formula"], name)
+            close(f"FLOPs of a token by {name}", m["model_tflops_per_device"] * 1e12 * m["step_s"] / 64, flops)
+    dry = case.molen("train", "tiny.toml", {"run.name": "never"}, "--dry-run").stdout
+    assert f"{parameters} parameters" in dry and "4 steps of 4 sequences, 256 tokens" in dry and "is sound" in dry and not (work / "runs/never").exists(), dry
+
+
+# --- bench --------------------------------------------------------------------------------------------------------------------------
+@row("bench --model", "bench --set", "bench --ranks", "bench --steps")
+def bench(case):
+    fp32 = {"precision.compute": "fp32"}
+    times = {n: json.loads(case.molen("bench", "tiny.toml", "--steps", n, fp32).stdout) for n in (1, 2, 3)}
+    spread = {n: len({t["min_s"], t["median_s"], t["max_s"]}) for n, t in times.items()}
+    equal("of one step one time, of two the lesser and the greater, of three all", spread, {1: 1, 2: 2, 3: 3})
+    two = json.loads(case.molen("bench", "tiny.toml", "--ranks", 2, "--steps", 1, fp32).stdout)
+    equal("what two ranks do more", set(two["ops"]) - set(times[1]["ops"]), {"all_reduce", "reduce_scalars"})
+    small = {**fp32, "model.layers": 1, "model.vocabulary": 320, "data.sequence_length": 16, "batch.global": 2, "math.threads": 1}
+    preset = json.loads(case.molen("bench", "--model", "llama-tiny", small, "--steps", 1).stdout)
+    planned = json.loads(case.molen("program", "--model", "llama-tiny", small, "--format", "json").stdout)["peak_bytes"]
+    equal("its arena", preset["arena_bytes"], planned)
+    assert preset["arena_used_bytes"] == planned != times[1]["arena_bytes"]
+
+
+# --- what looks at runs ----------------------------------------------------------------------------------------------------------------
+run("train", "tiny.toml", "--set", "run.name=seen", "--set", 'run.tags=["looked-at"]', "--ranks", 2)
+run("train", "tiny.toml", "--set", "run.name=longer", "--set", 'train.until="6 steps"')
+
+
+@row("runs list --format", "runs list --tag", "runs show --format", "runs compare --format", "runs flight --format")
+def runs(case):
+    found = formats(case, "runs", "list", "--tag", "looked-at", shows=lambda v: [v[0]["run"], v[0]["steps"], "looked-at", f"{v[0]['loss']:.4f}"])
+    equal("by tag", [r["run"] for r in found], ["seen"])
+    equal("last step", formats(case, "runs", "show", "runs/longer", shows=lambda v: [v["step"], v["loss"], v["tokens_total"]])["tokens_total"], 6 * 64)
+    same = formats(case, "runs", "compare", "runs/seen", "runs/seen", shows=lambda v: ["identical", v["steps"]])
+    other = formats(case, "runs", "compare", "runs/seen", "runs/longer", shows=lambda v: [v["first_difference"]], code=1)
+    equal("identical", (same["identical"], other["identical"]), (True, False))
+    flight = formats(case, "runs", "flight", "runs/seen", shows=lambda v: [f"attempt {v['attempt']}", "rank  host", v["ranks"][1]["pid"], v["ranks"][1]["state"]])
+    equal("ranks", len(flight["ranks"]), 2)
+
+
+@row("report --output", "report --format")
+def report(case):
+    equal("where it is", case.molen("report", "runs/seen", "--output", "page.html").stdout.strip(), "page.html")
+    page = (work / "page.html").read_text()
+    assert page.startswith("<!doctype html") or page[:200].lower().startswith("<!doctype html")
+    assert not (work / "runs/seen/report.html").exists()
+    equal("by default", case.molen("report", "runs/seen").stdout.strip(), "runs/seen/report.html")
+    equal("text", case.molen("report", "runs/seen", "--format", "text").stdout.strip(), "runs/seen/report.html")
+    value = json.loads(case.molen("report", "runs/seen", "--format", "json").stdout)
+    assert f"{lines_of(work / 'runs/seen/metrics.jsonl')[-1]['loss']}"[:6] in json.dumps(value), value
+
+
+@row("energy list --meters", "energy list --format", "energy live --meters", "energy live --format", "energy live --every", "energy live --count")
+def energy(case):
+    (work / "watts.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 40 * t}}) + "\n" for t in (0.0, 1e5)))
+    found = formats(case, "energy", "list", "--meters", "replay:watts.jsonl", shows=lambda v: [v["available"][0]["scope"], v["available"][0]["meter"]])
+    equal("what is read", [a["scope"] for a in found["available"]], ["cpu-package0"])
+    equal("none", json.loads(case.molen("energy", "list", "--meters", "none", "--format", "json").stdout)["available"], [])
+    for every, count in ((0.05, 3), (0.3, 2)):
+        start = time.monotonic()
+        lines = [json.loads(x) for x in case.molen("energy", "live", "--meters", "replay:watts.jsonl", "--every", every, "--count", count, "--format", "json").stdout.splitlines()]
+        took = time.monotonic() - start
+        equal("lines", len(lines), count)
+        assert all(every <= x["seconds"] < every + 1 for x in lines) and took >= every * count, (lines, took)
+        for x in lines:
+            close("watts", x["power_w"]["cpu-package0"], 40, 0.05)
+    text = case.molen("energy", "live", "--meters", "replay:watts.jsonl", "--every", 0.1, "--count", 1, "--format", "text").stdout
+    assert "cpu-package0 4" in text or "cpu-package0 39" in text, text
+    case.molen("energy", "live", "--meters", "none", "--every", 0.01, "--count", 1, code=1)
+
+
+@row("doctor --format", "config reference --format", "config show --format", "config show --set", "config show --model")
+def machine_and_config(case):
+    formats(case, "doctor", shows=lambda v: [v["cpu"], v["libtorch"]])
+    keys = formats(case, "config", "reference", shows=lambda v: [k["meaning"] for k in v])
+    assert len(keys) > 80
+    value = formats(case, "config", "show", "tiny.toml", {"optimizer.lr": 0.125}, shows=lambda v: ["lr = 0.125                                        # --set"])
+    equal("--set", value["optimizer"]["lr"], 0.125)
+    assert 'preset = "gpt2"' in case.molen("config", "show", "--model", "gpt2").stdout
+
+
+@row("train --cluster")
+def cluster(case):
+    """The prediction beside the run is what `molen simulate` says of the same file."""
+    from flags_plan import made_up
+
+    made_up(work / "cluster-train.json", [dict(ranks=1, communicator="self", compute="fp32")], base=1e-3)
+    sets = {"precision.compute": "fp32"}
+    ran = case.train(sets, "--cluster", "cluster-train.json")
+    prediction = json.loads((ran.path / "predicted.json").read_text())
+    simulated = json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "cluster-train.json", "--format", "json").stdout)
+    close("predicted step", prediction["step_s"]["predicted"], simulated["step_s"], 1e-9)
+    assert "predicted beside measured" in ran.out
+    # This process is larger than molen; what it had resident must not count.
+    memory = prediction["memory_bytes"]
+    close("memory of the process", memory["process_predicted"], memory["process_measured"], 0.1)
+    median = sorted(ran.column("step_s"))[len(ran.steps) // 2]
+    close("measured: the median step", prediction["step_s"]["measured"], median, 0.5)
+    assert not (case.train(sets).path / "predicted.json").exists()

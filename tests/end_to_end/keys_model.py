@@ -1,0 +1,107 @@
+"""Rows of [model]: from TOML to the loss, beside PyTorch; to the tensors; and to the config.json of an export."""
+import json
+import math
+
+import numpy
+
+import torch_model
+from beside_torch import beside, peer
+from effects import close, equal, row
+from harness import work
+
+
+def beside_model(case, model, counts=()):
+    """Three steps with these [model] keys beside PyTorch."""
+    return beside(case, {f"model.{k}": v for k, v in model.items()}, 3, counts=[f"model.{k}" for k in counts])[0]
+
+
+def shapes(ran):
+    return {n: t.shape for n, t in torch_model.read_safetensors(ran.checkpoint(0) / "rank-00000.safetensors")[0].items()}
+
+
+def exported(case, ran, **expected):
+    """config.json of the last checkpoint says what the TOML said."""
+    out = work / f"{ran.path.name}-hf"
+    case.molen("checkpoint", "export", ran.path, out)
+    config = json.loads((out / "config.json").read_text())
+    for key, value in expected.items():
+        equal(f"config.json: {key}", config[key], value)
+
+
+@row("model.family", "model.biases", "model.norm", "model.position", "model.activation", "model.tied")
+def choices(case):
+    plain = {n for n in shapes(beside_model(case, {})) if not n.startswith("optimizer.")}
+    gpt = dict(family="gpt", kv_heads=4)
+    ran = beside_model(case, gpt)
+    exported(case, ran, model_type="gpt2", n_positions=64, activation_function="gelu_new", tie_word_embeddings=False)
+    biased = dict(activation="gelu_tanh", biases=True)
+    for model, tensor in (({"norm": "layer"}, "model.norm.bias"), ({"norm": "layer_plain"}, "model.norm.weight"), ({"position": "learned"}, "model.embed_positions.weight"), ({"position": "alibi"}, None),
+                          (biased, "model.layers.1.self_attn.q_proj.bias"), ({"tied": True}, "lm_head.weight")):
+        ran = beside_model(case, model, [k for k in model if k == "position"])
+        changed = {n for n in shapes(ran) if not n.startswith("optimizer.")} ^ plain
+        assert bool(changed) == bool(tensor) and (tensor is None or tensor in changed), f"{model}: {changed}"
+    exported(case, ran, tie_word_embeddings=True)
+    for model in ({"norm": "rms", "position": "rope", "biases": False}, {"activation": "swiglu", "biases": False, "tied": True}):
+        beside_model(case, {**gpt, **model})
+    case.refused("train", "tiny.toml", {"model.family": "mamba"}, says="mamba")
+    case.refused("train", "tiny.toml", {"model.biases": True}, says=["model.biases", "SwiGLU"])
+
+
+@row("model.layers", "model.hidden", "model.ffn", "model.heads", "model.kv_heads", "model.head_dim", "model.vocabulary", "model.max_sequence")
+def sizes(case):
+    ran = beside_model(case, dict(layers=3, hidden=32, ffn=56, heads=6, kv_heads=3, head_dim=10, vocabulary=333, max_sequence=20))
+    there = shapes(ran)
+    equal("layers", 1 + max(int(n.split(".")[2]) for n in there if n.startswith("model.layers")), 3)
+    for name, shape in {"model.embed_tokens.weight": (333, 32), "lm_head.weight": (333, 32), "model.layers.2.self_attn.q_proj.weight": (60, 32), "model.layers.2.self_attn.v_proj.weight": (30, 32),
+                        "model.layers.0.self_attn.o_proj.weight": (32, 60), "model.layers.0.mlp.gate_proj.weight": (56, 32), "model.layers.0.mlp.down_proj.weight": (32, 56)}.items():
+        equal(name, there[name], shape)
+    exported(case, ran, num_hidden_layers=3, hidden_size=32, intermediate_size=56, num_attention_heads=6, num_key_value_heads=3, head_dim=10, vocab_size=333, max_position_embeddings=20)
+    equal("learned positions", shapes(beside_model(case, dict(family="gpt", kv_heads=4, max_sequence=20)))["model.embed_positions.weight"], (20, 24))
+    # What follows from other keys where it is not said.
+    (work / "derived.toml").write_text((work / "tiny.toml").read_text().replace("ffn = 40\n", "").replace("kv_heads = 2\n", "").replace("head_dim = 6\n", ""))
+    arch = case.program(config="derived.toml").arch
+    equal("derived", (arch["ffn"], arch["kv_heads"], arch["head_dim"]), (96, 4, 6))
+    case.refused("train", "tiny.toml", {"model.max_sequence": 15}, says="max_sequence")
+
+
+@row("model.preset")
+def preset(case):
+    # As published: OpenAI's GPT-2, and Meta's Llama 3.
+    for name, parameters in (("gpt2", 124_439_808), ("llama3-8b", 8_030_261_248)):
+        said = json.loads(case.molen("program", {"model.preset": name}, "--format", "json").stdout)
+        arch = json.loads(said["text"].split("arch ")[1].splitlines()[0])
+        equal("name", arch["name"], name)
+        close(f"{name}: bytes of the parameters", said["parameters_bytes"], 4 * parameters, 1e-4)
+        equal(name, json.loads(case.molen("model", "show", name, "--format", "json").stdout)["parameters"], parameters)
+    (work / "preset.toml").write_text('[model]\npreset = "gpt2"\nlayers = 2\n')
+    equal("keys over the preset", json.loads(case.molen("program", "preset.toml", "--format", "json").stdout)["text"].count("buffer param.layer."), 2)
+
+
+@row("model.rope_theta", "model.rope_scaling")
+def rope(case):
+    theta = beside_model(case, {"rope_theta": 50.0}, ["rope_theta"])
+    exported(case, theta, rope_theta=50.0)
+    scaling = dict(factor=4.0, low_freq_factor=1.5, high_freq_factor=9.0, original_max_sequence=64)
+    ran = beside_model(case, {"rope_theta": 100.0, "rope_scaling": scaling}, ["rope_scaling"])
+    exported(case, ran, rope_scaling=dict(rope_type="llama3", factor=4.0, low_freq_factor=1.5, high_freq_factor=9.0, original_max_position_embeddings=64))
+    # Each of the four counts.
+    course = peer(ran, {"model.rope_theta": 100.0, "model.rope_scaling": scaling}, 3)[0]
+    for part, value in dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_sequence=8192).items():
+        other = peer(ran, {"model.rope_theta": 100.0, "model.rope_scaling": {**scaling, part: value}}, 3)[0]
+        assert abs(other[-1][0] / course[-1][0] - 1) > 1e-8, f"{part} cannot be seen"
+
+
+@row("model.norm_eps", "model.init_std")
+def numbers(case):
+    exported(case, beside_model(case, {"norm_eps": 0.3}, ["norm_eps"]), rms_norm_eps=0.3)
+    for std in (0.02, 0.11):
+        ran = case.train({"model.init_std": std, "model.hidden": 96, "model.head_dim": 24}, "--save-initial")
+        tensors, _ = torch_model.read_safetensors(ran.checkpoint(0) / "rank-00000.safetensors")
+        for name, values in tensors.items():
+            if values.ndim != 2 or name.startswith("optimizer."):
+                continue
+            expected = std / math.sqrt(2 * 2) if "o_proj" in name or "down_proj" in name else std
+            # The standard deviation of n draws is off by one in sqrt(2 n), as a rule.
+            assert abs(numpy.std(values) / expected - 1) < 5 / math.sqrt(2 * values.size), f"{name}: {numpy.std(values)} for {expected}"
+            assert abs(numpy.mean(values)) < 5 * expected / math.sqrt(values.size), name
+        exported(case, ran, initializer_range=std)

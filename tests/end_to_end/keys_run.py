@@ -1,0 +1,239 @@
+"""Rows of [precision], [math], [checkpoint], [energy], [run] and [device], and of train.hang_timeout."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+from effects import all_close, close, equal, row
+from harness import ENV, MOLEN, work
+
+HELD = {"data.validation": [{"path": "held/heldout"}]}
+FP32 = {"precision.compute": "fp32"}
+
+
+# --- types and kernels ------------------------------------------------------------------------------------------------------------
+@row("precision.compute", "precision.master")
+def types(case):
+    exact = case.train({})
+    # A type's unit roundoff is the least that a mean of 64 rounded losses may be off, a hundred of them the most.
+    for name, bits, width in (("fp32", 24, 4), ("bf16", 8, 2), ("fp16", 11, 2)):
+        sets = {"precision.compute": name, "model.init_std": 0.02}
+        p, ran = case.program(sets), case.train(sets)
+        equal(f"{name}: the program", (p.setting["compute"], p.setting["master"], p.buffers["x.1"][0]), (name, "fp32", name))
+        equal(f"{name}: masters", "master.layer.0" in p.buffers and p.buffers["master.layer.0"][0] == "fp32", width == 2)
+        off = abs(ran.column("loss")[0] / exact.column("loss")[0] - 1)
+        assert 2.0 ** -(bits + 14) < off < 100 * 2.0**-bits, f"{name}: {off}"
+    p = case.program({"precision.compute": "fp64", "precision.master": "fp64"})
+    equal("fp64", (p.setting["compute"], p.setting["master"]), ("fp64", "fp64"))
+    ran = case.train({"precision.compute": "auto"})
+    line = next(x for x in (ran.path / "config.toml").read_text().splitlines() if x.startswith("compute = "))
+    assert "measured: fp32" in line and any(f'"{t}"' in line for t in ("fp32", "bf16")), line
+    fp32, bf16 = (float(line.split(f"{t} ")[1].split()[0].rstrip(",")) for t in ("measured: fp32", ", bf16"))
+    equal("the faster", '"bf16"' in line, bf16 > fp32)
+    equal("fp32 masters are the default", case.program(FP32, {"precision.master": "fp32"}).text, case.program(FP32).text)
+    case.refused("program", "tiny.toml", FP32, {"precision.master": "fp64"}, says="precision.master")
+    case.refused("program", "tiny.toml", {"precision.master": "fp32"}, says="precision.master")
+
+
+@row("precision.reduce")
+def reduce(case):
+    def ran(value):
+        r = case.train(FP32, {"precision.reduce": value, "train.until": "2 steps"}, "--ranks", 2)
+        return r, max(t["payload_bytes"] for t in r.events("stop")[0]["traffic"] if t["axis"] == "dp")
+
+    (wide, full), (short, half) = ran("fp32"), ran("bf16")
+    weights = json.loads(case.molen("program", "tiny.toml", FP32, "--format", "json").stdout)["parameters_bytes"]
+    equal("bytes between ranks: gradients and a few scalars", (full // weights, full - half), (1, weights // 2))
+    assert 0 < abs(wide.column("grad_norm")[0] / short.column("grad_norm")[0] - 1) < 2**-8
+    equal("auto", ran("auto")[1], full)
+    case.refused("program", "tiny.toml", {"precision.reduce": "bf16"}, says=["precision.reduce", "narrower"])
+
+
+@row("precision.loss_scale", "precision.loss_scale_window")
+def loss_scale(case):
+    fp16 = {"precision.compute": "fp16", "train.until": "7 steps"}
+    equal("65536 where not set", case.train(fp16).column("loss_scale"), [65536] * 7)
+    a = case.train({**fp16, "precision.loss_scale": 32, "precision.loss_scale_window": 3})
+    equal("from 32, doubled after each three", a.column("loss_scale"), [32, 32, 32, 64, 64, 64, 128])
+    # 2^40 times the loss overflows: halved until it fits.
+    b = case.train({**fp16, "precision.loss_scale": 2.0**40})
+    equal("halved where it overflows", b.column("loss_scale"), [2.0 ** (40 - i) for i in range(7)])
+    case.refused("train", "tiny.toml", {"precision.loss_scale": 32}, says=["precision.loss_scale", "fp16"])
+
+
+@row("math.kernels", "math.flash_attention")
+def kernels(case):
+    fused, plain = ((case.program(FP32, {"math.kernels": k}), case.train(FP32, {"math.kernels": k})) for k in ("fused", "reference"))
+    equal("in the program", (fused[0].setting["kernels"], plain[0].setting["kernels"]), ("fused", "reference"))
+    all_close("losses", fused[1].column("loss"), plain[1].column("loss"), 1e-4)
+    assert fused[1].column("grad_norm") != plain[1].column("grad_norm"), "the very same bits: another kernel did not run"
+    equal("flash attention is what there is", case.train(FP32, {"math.flash_attention": True}).column("loss"), fused[1].column("loss"))
+    case.refused("train", "tiny.toml", {"math.flash_attention": False}, says="math.flash_attention")
+    case.refused("train", "tiny.toml", {"math.kernels": "fused"}, says=["math.kernels", "fp64"])
+
+
+def running(case, name, *sets, launcher=()):
+    """A training of steps without end, once five of them are done."""
+    sets = [x for s in ({"run.name": name, "train.until": "100000000 steps"}, *sets) for k, v in s.items() for x in ("--set", f"{k}={json.dumps(v)}")]
+    case.note(["train", "tiny.toml", *sets])
+    job = subprocess.Popen([*launcher, MOLEN, "train", "tiny.toml", *sets], cwd=work, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    path, end = work / f"runs/{name}/metrics.jsonl", time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < 5:
+        assert time.monotonic() < end and job.poll() is None, job.communicate()
+        time.sleep(0.02)
+    return job
+
+
+@row("math.threads")
+def threads(case):
+    count = {}
+    # Products of such a size that the team has work.
+    big = {**FP32, "model.hidden": 192, "model.head_dim": 48, "data.sequence_length": 64}
+    for n in (1, 2, 3):
+        job = running(case, f"threads{n}", big, {"math.threads": n})
+        count[n] = len(os.listdir(f"/proc/{job.pid}/task"))
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 0, job.stderr.read()
+        equal("environment.json", json.loads((work / f"runs/threads{n}/environment.json").read_text())["threads_per_rank"], n)
+    # A team for each library with loops of its own.
+    more = count[2] - count[1]
+    assert more > 0 and count[3] - count[2] == more, count
+    cores = len(os.sched_getaffinity(0))
+    for ranks in (1, 2):
+        equal(f"0 divides the cores over {ranks}", case.program({"math.threads": 0}, "--ranks", ranks).setting["threads"], str(max(1, cores // ranks)))
+
+
+@row("train.hang_timeout")
+def hang(case):
+    """A rank that stands still is noticed after so long."""
+    took = {}
+    for seconds in (1.0, 3.0):
+        name = f"hang{seconds:g}"
+        job = running(case, name, {"train.hang_timeout": f"{seconds:g} s"}, launcher=["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none"])
+        flight = json.loads(case.molen("runs", "flight", f"runs/{name}", "--format", "json").stdout)
+        start = time.monotonic()
+        os.kill(flight["ranks"][1]["pid"], signal.SIGSTOP)
+        report = work / f"runs/{name}/flight/report-1.txt"
+        while not report.exists():
+            assert time.monotonic() < start + 60, "no report"
+            time.sleep(0.02)
+        took[seconds] = time.monotonic() - start
+        _, err = job.communicate(timeout=60)
+        assert job.returncode != 0 and "rank 1" in report.read_text(), err
+    # At most a look a quarter of a second late, and what a busy machine adds.
+    assert all(s - 0.3 <= t < s + 4 for s, t in took.items()) and took[3.0] - took[1.0] > 1, took
+    line = next(x for x in (work / "runs/hang1/config.toml").read_text().splitlines() if x.startswith("hang_timeout"))
+    assert '"1 s"' in line, line
+    case.refused("train", "tiny.toml", {"train.hang_timeout": "soon"}, says="train.hang_timeout")
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------------------------
+@row("checkpoint.every", "checkpoint.keep", "checkpoint.dir")
+def checkpoints(case):
+    seven = {"train.until": "7 steps", "checkpoint.keep": 0}
+    for every, steps in (("2 steps", [2, 4, 6, 7]), ("192 tokens", [3, 6, 7]), ("1000 steps", [7])):
+        ran = case.train(seven, {"checkpoint.every": every})
+        equal(every, (ran.checkpoints(), [e["step"] for e in ran.events("checkpoint")]), (steps, steps))
+    for keep, steps in ((1, [7]), (2, [6, 7]), (3, [5, 6, 7])):
+        equal(f"the newest {keep}", case.train(seven, {"checkpoint.every": "1 steps", "checkpoint.keep": keep}).checkpoints(), steps)
+    equal("3 where not set", case.train({"train.until": "7 steps", "checkpoint.every": "1 steps"}).checkpoints(), [5, 6, 7])
+    ran = case.train({"checkpoint.every": "0.2 s", "checkpoint.keep": 0, "train.until": "100000000 steps", "train.stop_after": "1.1 s"})
+    times = [ran.events("start")[0]["wall_time_s"], *(e["wall_time_s"] for e in ran.events("checkpoint"))]
+    gaps = [b - a for a, b in zip(times, times[1:])]
+    # The clock runs before the run says that it starts; the last is the end's.
+    assert 2 <= len(gaps) <= 6 and gaps[0] > 0.1 and min(gaps[1:-1], default=1) > 0.19, gaps
+    ran = case.train({"checkpoint.dir": "elsewhere/deep"})
+    equal("dir", (ran.checkpoints(), [p.name for p in (work / "elsewhere/deep").glob("step-*")]), ([], ["step-000000004"]))
+
+
+# --- energy --------------------------------------------------------------------------------------------------------------------------
+NVML = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+/* One device of 70 W without an energy counter; each question for its power leaves a byte in $NVML_ASKED. */
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned* n) { return *n = 1, 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void** d) { return *d = (void*)1, (int)i; }
+int nvmlDeviceGetUUID(void* d, char* s, unsigned n) { return snprintf(s, n, "GPU-0"), 0; }
+int nvmlDeviceGetName(void* d, char* s, unsigned n) { return snprintf(s, n, "made up"), 0; }
+int nvmlDeviceGetTotalEnergyConsumption(void* d, unsigned long long* mj) { return 3; }
+const char* nvmlErrorString(int e) { return "not supported"; }
+int nvmlDeviceGetPowerUsage(void* d, unsigned* mw) {
+  int f = open(getenv("NVML_ASKED"), O_WRONLY | O_APPEND | O_CREAT, 0644);
+  if (f >= 0 && write(f, "x", 1) == 1) close(f);
+  return *mw = 70000, 0;
+}
+"""
+
+
+@row("energy.meters", "energy.sample_every")
+def meters(case):
+    (work / "recorded.jsonl").write_text("".join(json.dumps({"time_s": t, "energy_j": {"cpu-package0": 50 * t, "dram0": 8 * t}}) + "\n" for t in (0.0, 1e5)))
+    ran = case.train({"energy.meters": ["replay:recorded.jsonl"], "train.until": "30 steps"})
+    joules, seconds = sum(sum(m["energy_j"].values()) for m in ran.steps), sum(m["step_s"] for m in ran.steps)
+    close("58 W", joules / seconds, 58, 0.25)  # steps of milliseconds, whose edges count
+    none = case.train({"energy.meters": ["none"]})
+    equal("none", (none.steps[0]["j_per_token"], none.events("meters")[0]["available"]), (None, {}))
+    assert "no meter is asked for" in none.out
+    case.refused("train", "tiny.toml", {"energy.meters": ["watts"]}, says="watts")
+    # A device whose power has to be asked for again and again.
+    (work / "nvml").mkdir()
+    (work / "nvml/nvml.c").write_text(NVML)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", work / "nvml/libnvidia-ml.so.1", work / "nvml/nvml.c"], check=True)
+    rates = {"0.05 s": 0.05, "0.25 s": 0.25}
+    for every in rates:
+        log = work / f"nvml/{every}"
+        # Steps that are slow enough not to ask much themselves.
+        slow = {"train.until": "1000000 steps", "train.stop_after": "1.5 s", "model.hidden": 192, "model.ffn": 512, "model.head_dim": 48, "data.sequence_length": 64, "batch.global": 16}
+        ran = case.train({"energy.meters": ["nvml"], "energy.sample_every": every, **slow}, env={"LD_LIBRARY_PATH": str(work / "nvml"), "NVML_ASKED": str(log), "CUDA_VISIBLE_DEVICES": "0"})
+        info = ran.events("meters")[0]["available"]
+        assert "gpu0" in json.dumps(info), info
+        took = ran.events("stop")[0]["wall_time_s"] - ran.events("meters")[0]["wall_time_s"]
+        # And at the edges of steps and records.
+        asked, due = log.stat().st_size, took / rates[every]
+        assert 0.6 * due - 2 <= asked <= 1.1 * due + 4 * len(ran.steps) + 8, (every, asked, due, len(ran.steps))
+
+
+@row("energy.policy", "energy.slowdown", "energy.power_budget")
+def policies(case):
+    """None is built; each is refused by its name, and what asks for nothing is accepted."""
+    assert case.train({"energy.policy": "none", "energy.slowdown": 0, "energy.power_budget": "none"}).steps
+    for key, value in (("energy.policy", "race"), ("energy.slowdown", "5 %"), ("energy.power_budget", "300 W")):
+        case.refused("train", "tiny.toml", {key: value}, says=[key, "built"])
+
+
+# --- the run and its device ----------------------------------------------------------------------------------------------------------
+@row("run.name", "run.dir", "run.tags")
+def naming(case):
+    case.molen("train", "tiny.toml", {"run.name": "so-called", "run.dir": "kept", "run.tags": ["dutch", "first"]})
+    case.molen("train", "tiny.toml", {"run.name": "other", "run.dir": "kept", "run.tags": ["dutch"]})
+    equal("where", sorted(p.name for p in (work / "kept").iterdir()), ["other", "so-called"])
+    listed = {r["run"]: r["tags"] for r in json.loads(case.molen("runs", "list", "kept", "--format", "json").stdout)}
+    equal("tags", listed, {"so-called": ["dutch", "first"], "other": ["dutch"]})
+    for tags, runs in ((["dutch"], ["other", "so-called"]), (["first"], ["so-called"]), (["dutch", "first"], ["so-called"]), (["second"], [])):
+        found = case.molen("runs", "list", "kept", *(x for t in tags for x in ("--tag", t)), "--format", "json").stdout
+        equal(f"runs list --tag {tags}", [r["run"] for r in json.loads(found)], runs)
+    case.refused("train", "tiny.toml", {"run.name": "../out"}, says="run.name")
+
+
+@row("device.kind", "device.communicator")
+def device(case):
+    for kind in ("auto", "cpu"):
+        ran = case.train({"device.kind": kind})
+        cuda = json.loads((ran.path / "environment.json").read_text())["device"] == "cuda"
+        assert not cuda or kind == "auto"
+    if not json.loads((ran.path / "environment.json").read_text())["cuda"]:
+        case.refused("train", "tiny.toml", {"device.kind": "cuda"}, says=["device.kind", "no CUDA device"])
+    for sets, ranks, expected in ((None, 1, "self"), ("self", 1, "self"), ("threads", 1, "threads"), ("auto", 2, "threads"), ("threads", 2, "threads")):
+        ran = case.train({"device.communicator": sets} if sets else {}, "--ranks", ranks)
+        equal(f"{sets} on {ranks}", ran.events("start")[0]["communicator"], expected)
+    mpi = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none"]
+    equal("under a launcher", case.train({"device.communicator": "mpi"}, launcher=mpi).events("start")[0]["communicator"], "mpi")
+    for value, ranks, says in (("self", 2, "is one rank"), ("mpi", 1, "needs a launcher"), ("nccl", 1, "needs a launcher")):
+        case.refused("train", "tiny.toml", {"device.communicator": value}, "--ranks", ranks, says=["device.communicator", says])

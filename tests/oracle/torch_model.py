@@ -1,0 +1,179 @@
+"""The models that molen trains and their training, in a few lines of PyTorch with autograd: what the tests compare molen with.
+
+Sizes and choices come from a dictionary of [model] keys, as a user would write them, never from what molen resolved. Tensors have the
+names and shapes of molen's checkpoints.
+"""
+import json
+import math
+import pathlib
+import struct
+
+import numpy
+import torch
+import torch.nn.functional as F
+
+DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5)
+FAMILIES = {
+    "llama": dict(norm="rms", position="rope", activation="swiglu", biases=False),
+    "gpt": dict(norm="layer", position="learned", activation="gelu_tanh", biases=True),
+}
+
+
+def architecture(keys):
+    a = {**DEFAULTS, **FAMILIES[keys["family"]], **keys}
+    a.setdefault("kv_heads", a["heads"])
+    a.setdefault("head_dim", a["hidden"] // a["heads"])
+    a.setdefault("ffn", 4 * a["hidden"])
+    return a
+
+
+TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
+
+
+def read_safetensors(path):
+    """name -> array (bf16 widened to fp32), and the header."""
+    raw = pathlib.Path(path).read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    header, tensors = json.loads(raw[8 : 8 + size]), {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        first, last = entry["data_offsets"]
+        data = raw[8 + size + first : 8 + size + last]
+        if entry["dtype"] == "BF16":
+            values = (numpy.frombuffer(data, "<u2").astype(numpy.uint32) << 16).view(numpy.float32)
+        else:
+            values = numpy.frombuffer(data, TYPES[entry["dtype"]])
+        tensors[name] = values.reshape(entry["shape"])
+    return tensors, header
+
+
+def write_safetensors(path, tensors):
+    names = {numpy.dtype(v): k for k, v in TYPES.items()}
+    header, at = {}, 0
+    for name, t in tensors.items():
+        header[name] = {"dtype": names[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
+        at += t.nbytes
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(t.tobytes() for t in tensors.values()))
+
+
+def weights_of(checkpoint, dtype=torch.float64):
+    """Parameters of a checkpoint that one rank wrote, as leaves."""
+    stored, _ = read_safetensors(pathlib.Path(checkpoint) / "rank-00000.safetensors")
+    return {n: torch.tensor(t, dtype=dtype, requires_grad=True) for n, t in stored.items() if not n.startswith("optimizer.")}
+
+
+def inverse_frequencies(a):
+    """Llama 3.1's change of the frequencies as in its paper's code: long waves are divided, short ones kept, between them blended."""
+    inverse = a["rope_theta"] ** (-torch.arange(0, a["head_dim"], 2, dtype=torch.float64) / a["head_dim"])
+    if a["rope_scaling"]:
+        s = a["rope_scaling"]
+        wave = 2 * math.pi / inverse
+        blend = ((s["original_max_sequence"] / wave - s["low_freq_factor"]) / (s["high_freq_factor"] - s["low_freq_factor"])).clamp(0, 1)
+        inverse = inverse * (blend + (1 - blend) / s["factor"])
+    return inverse
+
+
+def turn(x, angle):
+    half = x.shape[-1] // 2
+    cos, sin = torch.cat((angle, angle), -1).cos().to(x.dtype), torch.cat((angle, angle), -1).sin().to(x.dtype)
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def slopes(heads):
+    """Press et al. 2022: powers of 2^(-8/n), and for a number that is no power of two every second one of the next."""
+    def of_power(n):
+        return [2 ** (-8 * (i + 1) / n) for i in range(n)]
+
+    below = 2 ** int(math.log2(heads))
+    return of_power(below) + of_power(2 * below)[0::2][: heads - below]
+
+
+class Model:
+    def __init__(self, keys, weights):
+        self.a, self.w = architecture(keys), weights
+
+    def linear(self, name, x):
+        return F.linear(x, self.w[name + ".weight"], self.w.get(name + ".bias"))
+
+    def norm(self, name, x):
+        a, size = self.a, (x.shape[-1],)
+        if a["norm"] == "rms":
+            return F.rms_norm(x, size, self.w[name + ".weight"], a["norm_eps"])
+        return F.layer_norm(x, size, self.w.get(name + ".weight"), self.w.get(name + ".bias"), a["norm_eps"])
+
+    def attention(self, p, x, mask):
+        a, (b, s, _) = self.a, x.shape
+        q, k, v = (self.linear(f"{p}.{n}_proj", x).view(b, s, -1, a["head_dim"]).transpose(1, 2) for n in "qkv")
+        at = torch.arange(s)
+        if a["position"] == "rope":
+            angle = torch.outer(at.to(torch.float64), inverse_frequencies(a))
+            q, k = turn(q, angle), turn(k, angle)
+        bias = torch.zeros(b, a["heads"], s, s, dtype=q.dtype)
+        if a["position"] == "alibi":
+            bias = bias + torch.tensor(slopes(a["heads"]), dtype=q.dtype).view(-1, 1, 1) * (at[None, :] - at[:, None])
+        bias = bias.masked_fill(~mask[:, None], -math.inf)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=a["heads"] != a["kv_heads"])
+        return self.linear(p + ".o_proj", o.transpose(1, 2).reshape(b, s, -1))
+
+    def logits(self, ids, end_of_text=None):
+        """Attention within documents where `end_of_text`, the last token of each, is given; positions count on."""
+        a, s = self.a, ids.shape[1]
+        mask = torch.ones(s, s, dtype=torch.bool).tril().expand(len(ids), s, s)
+        if end_of_text is not None:
+            ends = (ids == end_of_text).long()
+            document = ends.cumsum(1) - ends
+            mask = mask & (document[:, :, None] == document[:, None, :])
+        x = F.embedding(ids, self.w["model.embed_tokens.weight"])
+        if a["position"] == "learned":
+            x = x + self.w["model.embed_positions.weight"][:s]
+        for i in range(a["layers"]):
+            p = f"model.layers.{i}"
+            x = x + self.attention(p + ".self_attn", self.norm(p + ".input_layernorm", x), mask)
+            h = self.norm(p + ".post_attention_layernorm", x)
+            up = self.linear(p + ".mlp.up_proj", h)
+            if a["activation"] == "swiglu":
+                up = F.silu(self.linear(p + ".mlp.gate_proj", h)) * up
+            else:
+                up = F.gelu(up, approximate="tanh")
+            x = x + self.linear(p + ".mlp.down_proj", up)
+        head = self.w["model.embed_tokens.weight" if a["tied"] else "lm_head.weight"]
+        return F.linear(self.norm("model.norm", x), head)
+
+    def loss(self, rows, end_of_text=None):
+        """Mean over the next tokens of rows of S + 1."""
+        rows = torch.as_tensor(rows, dtype=torch.long)
+        return F.cross_entropy(self.logits(rows[:, :-1], end_of_text).flatten(0, 1), rows[:, 1:].flatten())
+
+
+def learning_rate(step, steps, lr=3e-4, min_lr=None, warmup=0, kind="cosine", decay=None):
+    """The course of src/optim/schedule.h, by its words."""
+    low = lr / 10 if min_lr is None else min_lr
+    step = min(step, steps)
+    if step <= warmup:
+        return lr * step / warmup
+    if kind == "constant":
+        return lr
+    if kind == "wsd":
+        length = max(1, steps // 10) if decay is None else decay
+        first = max(warmup, steps - length)
+        return lr if step <= first else lr + (low - lr) * (step - first) / (steps - first)
+    done = (step - warmup) / (steps - warmup)
+    return lr + (low - lr) * done if kind == "linear" else low + (lr - low) * (1 + math.cos(math.pi * done)) / 2
+
+
+def train(model, batches, lr_of, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, end_of_text=None, loss=None):
+    """AdamW with clipping, a step for each of `batches`; yields (loss, norm before clipping, learning rate)."""
+    matrices = [w for n, w in model.w.items() if w.dim() >= 2 and "embed_positions" not in n]
+    others = [w for n, w in model.w.items() if w.dim() < 2 or "embed_positions" in n]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}], betas=(beta1, beta2), eps=eps)
+    for step, rows in enumerate(batches, 1):
+        optimizer.zero_grad()
+        value = loss(rows) if loss else model.loss(rows, end_of_text)
+        value.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.w.values(), clip if clip > 0 else math.inf)
+        for group in optimizer.param_groups:
+            group["lr"] = lr_of(step)
+        optimizer.step()
+        yield value.item(), norm.item(), lr_of(step)
