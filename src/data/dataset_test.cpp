@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 #include <numeric>
@@ -99,6 +100,31 @@ TEST(Dataset, AnEpochUsesEachTokenAtMostOnceAndOrderDependsOnTheSeedOnly) {
   EXPECT_TRUE(differs);
   EXPECT_GT(offsets.size(), 21u) << "windows move from epoch to epoch";
   EXPECT_NE(data.digest(), other.digest());
+}
+
+// The order of samples is kept from version to version: a run that is resumed goes on where it was.
+TEST(Dataset, TheOrderStaysAsItIs) {
+  const TestFolder folder;
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 101), counted("b", "en", 200, 147)}, 400);
+  const OpenOptions options{7, 400, "test"};
+  const Dataset data({{folder.path(), 0.3, {"nl"}}, {folder.path(), 0.7, {"en"}}}, 5, options);
+  std::vector<std::array<std::int64_t, 3>> order;
+  for (const std::int64_t i : {0, 1, 2, 3, 4, 5, 6, 7, 100, 101, 102, 103}) {
+    const auto from = data.origin(i);
+    order.push_back({from.component, from.epoch, from.first_token});
+  }
+  EXPECT_EQ(order, (std::vector<std::array<std::int64_t, 3>>{{1, 0, 48},
+                                                             {1, 0, 83},
+                                                             {1, 0, 6},
+                                                             {0, 0, 29},
+                                                             {1, 0, 97},
+                                                             {1, 0, 132},
+                                                             {0, 0, 53},
+                                                             {1, 0, 20},
+                                                             {1, 3, 40},
+                                                             {1, 3, 131},
+                                                             {1, 3, 145},
+                                                             {0, 2, 27}}));
 }
 
 TEST(Dataset, LanguagesAndWeights) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <sstream>
 
@@ -220,6 +221,24 @@ TEST_F(PrepareTest, FilesOfEveryForm) {
   EXPECT_EQ(texts.texts[1].language, "nl");
   EXPECT_EQ(texts.texts[1].counts.documents, 2);
   EXPECT_EQ(texts.texts[1].licence.spdx, "CC0-1.0");
+}
+
+// The name of a special token in a text is text: only molen itself ends a document.
+TEST_F(PrepareTest, SpecialTokensInTextAreText) {
+  write_tokenizer(at("tokenizer.json"));
+  const std::string text = "A page about <|endoftext|> says that it ends the text, which is what this page is about.";
+  write_file_atomic(at("a.jsonl"), format_jsonl({text, "", "en"}) + "\n");
+  PrepareOptions o = options({at("a.jsonl")});
+  o.tokenizer = at("tokenizer.json");
+  std::ostringstream out;
+  ASSERT_EQ(prepare_command(o, out, {}), 0);
+  const auto tokenizer = Tokenizer::load(at("tokenizer.json"));
+  const TokenStream stream(at("out") / "train", {"en"}, {8, 257, tokenizer.fingerprint()});
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(stream.tokens()));
+  stream.read(0, tokens);
+  EXPECT_EQ(tokens.size(), text.size() + 2) << "one token a byte, the end of the line and that of the text";
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), 256), 1);
+  EXPECT_EQ(tokens.back(), 256);
 }
 
 TEST_F(PrepareTest, BadInputGetsOneClearError) {

@@ -65,7 +65,12 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
     truth += 1e-6 + step.hardware_flops.value / 1e11 + static_cast<double>(step.moved.value) / 1e10;
   }
   EXPECT_NEAR(predicted / truth, 1.0, 0.05);
+  // The pace multiplies every op's time.
+  std::vector<double> undisturbed;
+  for (const auto& step : p.bodies[0].steps) undisturbed.push_back(model.seconds(p, step));
   model.set_pace(1.25);
+  for (std::size_t i = 0; i < undisturbed.size(); ++i)
+    EXPECT_DOUBLE_EQ(model.seconds(p, p.bodies[0].steps[i]), 1.25 * undisturbed[i]) << i;
   const CostModel again = CostModel::from_json(model.to_json(), "test");
   EXPECT_EQ(again.pace(), 1.25);
   EXPECT_DOUBLE_EQ(again.seconds(p, p.bodies[0].steps[5]), model.seconds(p, p.bodies[0].steps[5]));
