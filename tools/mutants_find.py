@@ -229,7 +229,7 @@ def find(root, database, modules, only, jobs):
         if root / "src" not in path.parents:
             continue
         name = str(path.relative_to(root))
-        if not path.is_file() or name.endswith(("_test.cpp", "/molen_mutants.cpp")) or "/fake/" in name or name.split("/")[1] not in modules or (only is not None and name not in only):
+        if not path.is_file() or name.endswith(("_test.cpp", "/molen_mutants.cpp")) or "/fake" in name or name.split("/")[1] not in modules or (only is not None and name not in only):
             continue
         work.append((root, name, entry["command"]))
     work = sorted({w[1]: w for w in work}.values(), key=lambda w: w[1])

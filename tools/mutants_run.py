@@ -11,12 +11,28 @@ MEMORY = 6 << 30  # a mutant that asks for more is caught
 
 
 def limited():
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    """Of the child alone. Libtorch maps more than it uses."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+MPIRUN = ["mpirun", "-n", "3", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+def launched(module):
+    """A whole program under mpirun, which is one test."""
+    return module.endswith("_suite")
+
+
+def target_of(module):
+    return module if launched(module) else f"{module}_test"
+
+
 def program_of(tree, module):
-    return tree / f"build/release/src/{module}/{module}_test"
+    """With what stands before it."""
+    folder = tree / "build/release/src" / module.split("_")[0]
+    return [*(MPIRUN if launched(module) else []), folder / target_of(module)]
 
 
 def call(tree, module, filters, seconds, environment):
@@ -24,7 +40,7 @@ def call(tree, module, filters, seconds, environment):
     with tempfile.NamedTemporaryFile("w", suffix=".flags") as flags:
         flags.write(f"--gtest_filter={':'.join(filters)}\n--gtest_fail_fast\n--gtest_brief=1\n")
         flags.flush()
-        job = subprocess.Popen([program_of(tree, module), f"--gtest_flagfile={flags.name}"], cwd=tree, env=os.environ | environment, stdin=subprocess.DEVNULL,
+        job = subprocess.Popen([*program_of(tree, module), f"--gtest_flagfile={flags.name}"], cwd=tree, env=os.environ | MPI | environment, stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=limited, start_new_session=True)
         try:
             return job.wait(timeout=seconds)
@@ -39,7 +55,9 @@ def call(tree, module, filters, seconds, environment):
 
 
 def names_of(tree, module):
-    said = subprocess.run([program_of(tree, module), "--gtest_list_tests"], cwd=tree, capture_output=True, text=True, check=True).stdout
+    if launched(module):
+        return ["all"]
+    said = subprocess.run([*program_of(tree, module), "--gtest_list_tests"], cwd=tree, capture_output=True, text=True, check=True).stdout
     names, suite = [], ""
     for line in said.splitlines():
         if line.startswith("  "):

@@ -12,10 +12,10 @@ Survivors are read by people: tests/mutants.json has the reason of each that no 
 """
 import argparse
 import collections
+import hashlib
 import json
 import os
 import pathlib
-import random
 import re
 import shutil
 import subprocess
@@ -29,6 +29,7 @@ REASONS = "tests/mutants.json"
 # Programs of each module's own tests; after them come those of the modules above it.
 TORCH_FREE = ["base", "arch", "mesh", "config", "store", "energy", "program", "comm", "data", "checkpoint", "sim", "plan", "serve"]
 TORCH = ["math", "optim", "model", "exec", "train"]
+LAUNCHED = ["comm_mpi_suite"]  # whole programs under mpirun
 RUNTIME = r"""// Which mutant is in force (tools/mutate.py); made for one run.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -79,8 +80,8 @@ def instrumented(source, chosen):
 
 
 def sample(candidates, count, seed):
-    """So many of all, spread over the modules by the square root of how many each offers, and within a module over its files and kinds."""
-    rng = random.Random(seed)
+    """So many of all, spread over the modules by the square root of how many each offers, and within a module over the kinds. Which ones goes by a hash of
+    each and the seed: a change of the sources elsewhere leaves the choice as it is."""
     modules = collections.defaultdict(list)
     for c in sorted(candidates, key=lambda c: c["key"]):
         modules[c["file"].split("/")[1]].append(c)
@@ -91,7 +92,7 @@ def sample(candidates, count, seed):
         for c in modules[module]:
             groups[c["kind"]].append(c)
         for group in groups.values():
-            rng.shuffle(group)
+            group.sort(key=lambda c: hashlib.sha256(f"{seed} {c['key']}".encode()).digest())
         wanted = min(len(modules[module]), max(1, round(count * len(modules[module]) ** 0.5 / weight)))
         kinds = sorted(groups)
         while wanted > 0:
@@ -162,11 +163,12 @@ def arguments():
     p.add_argument("--mutants", type=int, default=500)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--modules", default=",".join(TORCH_FREE + TORCH))
-    p.add_argument("--tests", help="modules whose tests run (default: those of --modules)")
+    p.add_argument("--tests", help="modules whose tests run (default: those of --modules, and the communicator's suite under mpirun)")
     p.add_argument("--since", help="only files that changed since this commit")
     p.add_argument("--in-place", action="store_true")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     p.add_argument("--budget", type=float, default=30.0, help="seconds of tests that a mutant may cost")
+    p.add_argument("--again", help="only what survived in this earlier --output of the same seed, count and sources")
     p.add_argument("--list", action="store_true", help="only lists the mutants")
     p.add_argument("--output", default="build/mutants/result.json")
     return p.parse_args()
@@ -210,9 +212,11 @@ def main():
             print(f"{m['file']}:{m['line']}: {m['kind']}: {m['old']}  ->  {m['new']}")
         return 0
     instrument(tree, chosen)
-    tests = (a.tests or a.modules).split(",")
-    build(tree, chosen, [f"{t}_test" for t in tests], a.jobs)
-    outcomes = mutants_run.run(tree, [m for m in chosen if not m.get("dropped")], tests, a.jobs, a.budget)
+    tests = a.tests.split(",") if a.tests else modules + (LAUNCHED if "comm" in modules else [])
+    build(tree, chosen, [mutants_run.target_of(t) for t in tests], a.jobs)
+    caught = {m["key"]: m["outcome"] for m in json.loads(pathlib.Path(a.again).read_text())["mutants"] if m["outcome"].startswith("caught")} if a.again else {}
+    left = [m for m in chosen if not m.get("dropped") and m["key"] not in caught]
+    outcomes = {m["number"]: caught[m["key"]] for m in chosen if m["key"] in caught} | mutants_run.run(tree, left, tests, a.jobs, a.budget)
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     mutants = [{k: m[k] for k in ("key", "file", "line", "kind", "old", "new")} | {"outcome": outcomes.get(m["number"], "dropped")} for m in chosen]
     return report({"commit": commit, "seed": a.seed, "candidates": len(candidates), "mutants": mutants}, ROOT / a.output)

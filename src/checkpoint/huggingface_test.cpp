@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/commands.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/naming.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_folder.h"
 
@@ -145,6 +146,16 @@ TEST(HuggingFace, FindsSpecialTokensOfTheTokenizer) {
   EXPECT_EQ(read_json(folder / "hf/generation_config.json")["eos_token_id"], 36);
   EXPECT_EQ(read_json(folder / "hf/tokenizer_config.json")["eos_token"], "<|endoftext|>");
   EXPECT_EQ(read_file(folder / "hf/tokenizer.json"), *options.tokenizer);
+}
+
+TEST(Naming, AttachmentsHavePlainNames) {
+  for (const char* good : {"a", "tokenizer.json", "config.toml", "A-b_c.9", "ran-0"})
+    EXPECT_TRUE(is_attachment_name(good)) << good;
+  EXPECT_TRUE(is_attachment_name(std::string(200, 'x')));
+  EXPECT_FALSE(is_attachment_name(std::string(201, 'x')));
+  for (const char* bad :
+       {"", ".hidden", "..", "a/b", "/a", "a b", "a\nb", "\xc3\xa9", "index.json", "state.json", "rank-0.safetensors"})
+    EXPECT_FALSE(is_attachment_name(bad)) << bad;
 }
 
 TEST(HuggingFace, WritesNothingOver) {

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "data/test_folder.h"
 
 namespace molen::data {
@@ -154,7 +155,11 @@ TEST(Dataset, BadInputGetsOneClearError) {
   EXPECT_EQ(open({8, 300, "test"}), "");
   EXPECT_NE(open({0, 300, "test"}).find("data.sequence_length"), std::string::npos);
   EXPECT_NE(open({200, 300, "test"}).find("fewer than one sequence"), std::string::npos);
-  EXPECT_NE(open({8, 299, "test"}).find("model.vocabulary"), std::string::npos);
+  EXPECT_NE(open({8, 299, "test"})
+                .find("ids up to 299, but the model's vocabulary has 299 entries: set model.vocabulary "
+                      "to at least 300"),
+            std::string::npos)
+      << open({8, 299, "test"});
   EXPECT_NE(open({8, 300, "other"}).find("made with tokenizer test"), std::string::npos);
   EXPECT_NE(open({8, 300, "test"}, {"nk"}).find("did you mean 'nl'"), std::string::npos);
   EXPECT_NE(reason([&] { Dataset({}, 0, {8, 300, "test"}); }).find("no entry"), std::string::npos);
@@ -169,6 +174,19 @@ TEST(Dataset, BadInputGetsOneClearError) {
   EXPECT_NE(note.find("molen data verify " + folder.path().string()), std::string::npos) << note;
   EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test"}).unhashed_note(), "");
   EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test", 10}).unhashed_note(), note);
+
+  // A manifest of another shard: documents, tokens or bytes are not those of the files.
+  const std::string manifest = read_file(folder.path() / "manifest.json");
+  for (const char* count : {"documents", "tokens", "bytes"}) {
+    Json other = parse_json(manifest, "manifest");
+    Json& shard = other["shards"][0];
+    Json& number = count == std::string("bytes") ? shard["bin"]["bytes"] : shard[count];
+    number = number.get<std::int64_t>() + 1;
+    write_file_atomic(folder.path() / "manifest.json", other.dump());
+    EXPECT_NE(open({8, 300, "test", 0}).find("its manifest says"), std::string::npos)
+        << count << open({8, 300, "test"});
+  }
+  write_file_atomic(folder.path() / "manifest.json", manifest);
 
   // One altered token: the hash tells; without the hash, a token beyond the vocabulary does.
   std::string bin = read_file(folder.path() / "a.bin");
