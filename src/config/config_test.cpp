@@ -135,6 +135,9 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
       {"[precision]\ncompute = \"fp23\"",
        "run.toml:2: precision.compute: expected one of auto, fp64, fp32, bf16, fp16, got \"fp23\"; did you mean "
        "'fp32'?"},
+      // Long text is cut, between characters.
+      {"[precision]\ncompute = \"" + std::string(58, 'x') + "\u00e9\u00e9" + std::string(90, 'y') + "\"",
+       "got \"" + std::string(58, 'x') + "..."},
       {"[train]\nuntil = 2000", "run.toml:2: train.until: expected a length such as \"2000 steps\""},
       {"[train]\nuntil = \"0 steps\"", "above zero, got \"0 steps\""},
       {"[train]\nuntil = \"2000\"", "run.toml:2: train.until: expected a length"},

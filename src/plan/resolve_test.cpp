@@ -98,6 +98,8 @@ TEST(Setting, RefusesWhatIsNotBuilt) {
     } catch (const UsageError& error) {
       const std::string key(set, std::strchr(set, '='));
       EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
+      // What is offered instead is a value, not the key.
+      EXPECT_EQ(std::string(error.what()).find("only " + key), std::string::npos) << error.what();
     }
   }
   EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=fp32", "parallel.data_replicate=2"}), UsageError);
