@@ -8,7 +8,8 @@ which one is in force. So a file is compiled once, and a mutant costs its tests 
 reaches and how long it takes; then each mutant meets the tests that reach it, those of its own module and the quick ones first, until one fails.
 
 The tree is copied to build/mutants/tree and built there; --in-place uses this checkout, which must then be a throwaway one (it is not put back).
-Survivors are read by people: tests/mutants.json has the reason of each that no test can or need catch. Exit status 1 where another one survives.
+Survivors are read by people: tests/mutants.json has the reason of each that no test can or need catch, and lists as open those that still ask for a test.
+Exit status 1 where one survives that has no reason.
 """
 import argparse
 import collections

@@ -34,8 +34,8 @@ fuzz() {
   done
 }
 
-# ThreadSanitizer: first what has threads and no libtorch, then the executor and the trainer, with what libtorch does left aside
-# (tools/tsan_suppressions.txt).
+# ThreadSanitizer: first what has threads and no libtorch, then the executor and the tests of the trainer that tools/tsan_train_tests.txt names; all of
+# them would take hours. tools/tsan_suppressions.txt holds what is said of libtorch, which is not built for it.
 tsan() {
   cmake --preset tsan >"$log/tsan-configure.txt" 2>&1
   cmake --build --preset tsan -j "$(nproc)" --target comm_test data_test energy_test store_test >"$log/tsan-build.txt" 2>&1
