@@ -20,19 +20,19 @@ build: setup     ## the program, at build/molen
 demo: build      ## train, resume, generate and export a small Llama on Dutch and English
 	@demo/run.sh
 
-test: build      ## every test; the last lines are ctest's summary
+test: build      ## every test; the last lines are ctest's summary, what was skipped, and how much ran
 	@tools/setup.sh test
 	@tools/test.sh
 
-bench: build     ## this trainer beside PyTorch, sharding beside FSDP2, tokenizer beside its peers
+bench: build     ## trainer, sharding and tokenizer beside their peers, predictions beside runs; fails where a bound is missed
 	@tools/setup.sh test
 	@bench/run.sh
 
-nightly: build   ## long checks: fuzzing, TSan, exhaustive matrices; records in docs/results
+nightly: build   ## long checks: fuzzing, TSan, mutants, exhaustive matrices; records in docs/results
 	@tools/setup.sh test
 	@tools/nightly.sh
 
-lint: build      ## formatter, layers, headers
+lint: build      ## formatter, layers, headers, page of results
 	@tools/setup.sh test
 	@tools/lint.sh
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Predicted beside measured step time and memory, for shapes and rank counts that the calibration did not see.
 
-usage: predict.py MOLEN [--calibration FILE] [--only TEXT] [--output FILE.json]
+usage: predict.py MOLEN [--calibration FILE] [--only TEXT] [--output FILE.json] [--record]
 Calibrates this machine as one rank of two threads and of one, two thread-ranks and (where there is mpirun) two MPI ranks of one thread,
 then predicts and runs each shape below: on those, and on 3 and 4 ranks, which the calibration did not see. Each shape is run --rounds times,
 in turn with the others, and the median step is what it took. Memory: the planned peak against the arena the executor used, which must be equal.
+Exit status 1 where the median error or the memory misses its bound in docs/results/metrics.json; --record adds the figures to docs/results/records.jsonl.
 """
 import argparse
 import json
@@ -15,6 +16,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tools"))
+import results as records  # noqa: E402
 
 TINY = ["model.preset=llama-tiny", "data.sequence_length=256"]
 L60M = ["model.preset=llama-60m", "data.sequence_length=512"]
@@ -112,6 +116,7 @@ def main():
     p.add_argument("--output")
     p.add_argument("--steps", type=int, default=4)
     p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--record", action="store_true", help="adds the figures to docs/results/records.jsonl")
     a = p.parse_args()
     shapes = [s for s in SHAPES if a.only in f"{s[1]} x {s[2]} {s[3]} {s[0]}" and (s[3] != "mpi" or shutil.which("mpirun"))]
     if not shapes:
@@ -128,12 +133,14 @@ def main():
     unseen = [r for r in rows if r["extrapolated"]]
     if unseen:
         print(f"*: ranks that the calibration did not see: median error {100 * median_error(unseen):.1f}% over {len(unseen)}")
-    exact = all(r["planned_bytes"] == r["used_bytes"] for r in rows)
-    print(f"median error {100 * median_error(rows):.1f}% over {len(rows)} shapes (bound 10%, goal 3%); memory {'exact' if exact else 'DIFFERS'}")
+    differing = [r for r in rows if r["planned_bytes"] != r["used_bytes"]]
+    print(f"median error {100 * median_error(rows):.1f}% over {len(rows)} shapes; memory {'DIFFERS' if differing else 'exact'}")
     if a.output:
-        pathlib.Path(a.output).write_text(json.dumps({"median_error": median_error(rows), "memory_exact": exact, "rows": rows}, indent=1) + "\n")
-    if not exact:
-        sys.exit(1)
+        pathlib.Path(a.output).write_text(json.dumps({"median_error": median_error(rows), "memory_exact": not differing, "rows": rows}, indent=1) + "\n")
+    measured = [("predict/step", 100 * median_error(rows), None), ("predict/memory", len(differing), None)]
+    if unseen:
+        measured.append(("predict/unseen", 100 * median_error(unseen), None))
+    sys.exit(0 if records.report(measured, f"bench/predict.py build/molen --rounds {a.rounds}", a.record) else 1)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# The benchmarks: trainer beside PyTorch, on one rank and with data sharding on two; tokenizer beside Hugging Face and tiktoken. Tables here, JSON under build/bench/.
+# The benchmarks: trainer beside PyTorch, on one rank and with data sharding on two; predictions beside what steps take; tokenizer beside Hugging Face and tiktoken.
+# Tables here, JSON under build/bench/, records in docs/results. Exit status 1 where a bound of docs/results/metrics.json is missed; all of them run all the same.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build/bench
 cmake --build --preset release -j "$(nproc)" --target tokenizer_tool
-.venv/bin/python bench/step.py build/molen --output build/bench/step.json
+failed=0
+.venv/bin/python bench/step.py build/molen --record --output build/bench/step.json || failed=1
 echo
-.venv/bin/python bench/sharding.py build/molen --output build/bench/sharding.json
+.venv/bin/python bench/sharding.py build/molen --record --output build/bench/sharding.json || failed=1
 echo
-.venv/bin/python bench/peers/tokenizer.py --tool build/release/tests/tokenizer_tool --json build/bench/tokenizer.json
+.venv/bin/python bench/predict.py build/molen --record --output build/bench/predict.json || failed=1
+echo
+.venv/bin/python bench/peers/tokenizer.py --tool build/release/tests/tokenizer_tool --record --json build/bench/tokenizer.json || failed=1
+tools/results.py page
+exit "$failed"

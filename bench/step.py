@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Step time, memory and start-up time of molen beside PyTorch on the 56.4M Llama, alternating in one run.
 
-usage: step.py MOLEN [--rounds N] [--output FILE.json] [--no-compile] [--no-ddp]
-Prints a table; --output also writes the figures as JSON.
+usage: step.py MOLEN [--rounds N] [--output FILE.json] [--no-compile] [--no-ddp] [--record]
+Prints a table; --output also writes the figures as JSON, --record adds them to docs/results/records.jsonl. Exit status 1 where a bound of
+docs/results/metrics.json is missed.
 """
 import argparse
 import json
@@ -17,6 +18,9 @@ import time
 import numpy
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tools"))
+import results as records  # noqa: E402
+
 ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
 
@@ -60,6 +64,7 @@ def main():
     p.add_argument("--output")
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--no-ddp", action="store_true")
+    p.add_argument("--record", action="store_true", help="adds the figures to docs/results/records.jsonl")
     a = p.parse_args()
     molen = str(pathlib.Path(a.molen).resolve())
     with tempfile.TemporaryDirectory(prefix="molen_bench_") as folder:
@@ -82,7 +87,9 @@ def main():
         for _ in range(a.rounds):
             for name, command in kinds.items():
                 results[name].append(last_json(command, folder))
-        table(results, a.output)
+        measured = table(results, a.output)
+    command = "bench/step.py build/molen" + (f" --rounds {a.rounds}" if a.rounds != 3 else "") + (f" --steps {a.steps}" if a.steps != 6 else "")
+    sys.exit(0 if records.report(measured, command, a.record) else 1)
 
 
 def table(results, output):
@@ -99,17 +106,21 @@ def table(results, output):
                       "first_step_s": statistics.median(r["first_step_s"] for r in runs), "rounds": [r["median_s"] for r in runs]}
         r = rows[name]
         print(f"{name:<26}{s:>8.3f}{r['min_s']:>8.3f}{r['max_s']:>8.3f}{r['gflops']:>9.0f}{100 * r['share_of_gemm']:>8.0f}%{r['peak_rss_bytes'] / 2**30:>8.2f} GiB{r['startup_s']:>8.2f} s{r['first_step_s']:>8.2f} s")
-    ratios = {}
-    for ours, theirs in (("molen", "eager"), ("molen", "compile"), ("molen, 2 ranks", "DDP gloo, 2 ranks"), ("molen, 2 ranks, ZeRO-1", "DDP gloo, 2 ranks")):
+    ratios, measured = {}, []
+    for metric, ours, theirs in (("eager", "molen", "eager"), ("compile", "molen", "compile"), ("ddp", "molen, 2 ranks", "DDP gloo, 2 ranks"), ("ddp_zero1", "molen, 2 ranks, ZeRO-1", "DDP gloo, 2 ranks")):
         if ours in rows and theirs in rows:
             per_round = [t / o for o, t in zip(rows[ours]["rounds"], rows[theirs]["rounds"])]
             ratios[f"{theirs} / {ours}"] = statistics.median(per_round)
+            measured.append((f"step/{metric}", statistics.median(per_round), [min(per_round), max(per_round)]))
             print(f"{ours} is {statistics.median(per_round):.2f}x {theirs} (per round {', '.join(f'{x:.2f}' for x in per_round)}); memory {rows[ours]['peak_rss_bytes'] / rows[theirs]['peak_rss_bytes']:.2f}x")
     first = ", ".join(f"{name} {r['first_step_s']:.2f} s" for name, r in rows.items())
     print(f"from launch to the end of the first step: {first}")
     print(f"of which until ready to step: molen {rows['molen']['startup_s']:.2f} s (configuration, ranks, program built and verified), PyTorch {rows['eager']['startup_s']:.2f} s (import, model, weights, optimizer)")
     if output:
         pathlib.Path(output).write_text(json.dumps({"gemm_gflops": gemm, "rows": rows, "ratios": ratios, "startup_s": rows["molen"]["startup_s"], "first_step_s": rows["molen"]["first_step_s"]}, indent=1) + "\n")
+    own = rows["molen"]
+    measured += [("step/seconds", own["median_s"], [min(own["rounds"]), max(own["rounds"])]), ("step/gemm_share", 100 * own["share_of_gemm"], None)]
+    return measured + [("step/memory", own["peak_rss_bytes"] / rows["eager"]["peak_rss_bytes"], None)]
 
 
 if __name__ == "__main__":

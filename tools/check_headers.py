@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Each header compiles alone, with the flags of a source of its folder (compile_commands.json of the release build).
 
-ATen, which takes seconds to read, comes precompiled into headers that bring it themselves, and into no others.
+ATen takes seconds to read. A header that brings some of it gets exactly what it and the headers that it includes bring of it
+precompiled, and nothing else, so that no missing include is hidden.
 A header that was checked and has not changed since, nor anything it includes, is not compiled again (build/headers)."""
 import concurrent.futures
 import hashlib
@@ -12,12 +13,13 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 BUILD = ROOT / "build" / "release"
 STAMPS = ROOT / "build" / "headers"
-PRECOMPILED = BUILD / "CMakeFiles" / "molen_torch_pch.dir" / "cmake_pch.hxx"
-BRINGS_ATEN = re.compile(r'^#include <(ATen|c10)/', re.M)
+MAKING = threading.Lock()
+ATEN = re.compile(r'^#include <(?:ATen|c10)/[^>]+>', re.M)
 
 
 def flags_by_folder():
@@ -41,6 +43,21 @@ def flags_by_folder():
     return found
 
 
+def precompiled(headers, flags):
+    """A precompiled header that includes these of ATen's, made where it is not there."""
+    text = "".join(f"{line}\n" for line in sorted(headers))
+    torch = [pathlib.Path(f.removeprefix("-idirafter")).parent / "version.py" for f in flags if f.startswith("-idirafter")]
+    key = text + " ".join(flags) + "".join(f.read_text() for f in torch if f.is_file())
+    file = STAMPS / f"aten-{hashlib.sha256(key.encode()).hexdigest()[:16]}.h"
+    if not file.with_suffix(".h.gch").is_file():
+        file.write_text(text)
+        made = subprocess.run([*flags, "-x", "c++-header", str(file), "-o", f"{file}.part"], text=True, capture_output=True, cwd=BUILD)
+        if made.returncode:
+            sys.exit(f"check_headers: {sorted(headers)} cannot be precompiled:\n{made.stderr[:1500]}")
+        pathlib.Path(f"{file}.part").replace(file.with_suffix(".h.gch"))
+    return file
+
+
 def check(header, flags):
     name = header.relative_to(ROOT / "src")
     stamp = STAMPS / str(name).replace("/", "__")
@@ -48,14 +65,16 @@ def check(header, flags):
     listed = subprocess.run([*flags, "-MM", "-MG", "-x", "c++", "-"], input=f'#include "{name}"\n', text=True,
                             capture_output=True, cwd=BUILD)
     files = [f for f in listed.stdout.replace("\\\n", " ").split()[1:] if f != "-"]
-    if PRECOMPILED.is_file() and any(BRINGS_ATEN.search((BUILD / f).read_text()) for f in files if (BUILD / f).is_file()):
-        command[1:1] = ["-include", str(PRECOMPILED)]
+    brought = {line for f in files if (BUILD / f).is_file() for line in ATEN.findall((BUILD / f).read_text())}
     digest = hashlib.sha256(" ".join(command).encode())
     for file in sorted(files):
         path = BUILD / file
         digest.update(path.read_bytes() if path.is_file() else file.encode())
     if stamp.is_file() and stamp.read_text() == digest.hexdigest():
         return None
+    if brought:
+        with MAKING:
+            command[1:1] = ["-include", str(precompiled(brought, flags))]
     result = subprocess.run(command, input=f'#include "{name}"\n', text=True, capture_output=True, cwd=BUILD)
     if result.returncode:
         return f"{name} does not compile alone:\n{result.stderr[:1500]}"

@@ -24,7 +24,15 @@ VENDOR = {  # header pattern -> folder that may include it
     r"libpq-fe\.h": "store/postgres",
     r"curl/": "serve/http",
 }
-INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+
+
+def path_in_tree(src: pathlib.Path, file: pathlib.Path, target: str) -> str:
+    """What an include names, from src/ on if that lies there: looked for beside the including file, then in src/, as the compiler does."""
+    named = [(folder / target).resolve() for folder in (file.parent, src)]
+    inside = [n for n in named if src.resolve() in n.parents]
+    there = [n for n in inside if n.exists()] or (inside if ".." in target.split("/") else [])
+    return str(there[0].relative_to(src.resolve())) if there else target
 
 
 def check(root: pathlib.Path) -> list[str]:
@@ -41,10 +49,10 @@ def check(root: pathlib.Path) -> list[str]:
             found = INCLUDE.match(line)
             if not found:
                 continue
-            target = found.group(2)
+            target = path_in_tree(root / "src", path, found.group(1))
             where = f"{path.relative_to(root)}:{number}"
             other = target.split("/")[0]
-            if found.group(1) == '"' and other in LEVEL and other != module and LEVEL[other] >= LEVEL[module]:
+            if other in LEVEL and "/" in target and other != module and LEVEL[other] >= LEVEL[module]:
                 wrong.append(f"{where}: {module} (level {LEVEL[module]}) includes {other} (level {LEVEL[other]})")
             is_test = path.stem.endswith("_test")
             if re.match(r"(ATen|c10|torch)/", target) and module not in ATEN_MODULES:
@@ -56,6 +64,6 @@ def check(root: pathlib.Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    problems = check(pathlib.Path(__file__).resolve().parent.parent)
+    problems = check(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
     print("\n".join(problems) or "layers: ok")
     sys.exit(1 if problems else 0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatter, layers, arithmetic rules, file sizes, ASCII, and headers that compile alone (with the flags of the release build).
+# Formatter, layers, arithmetic rules, file sizes, ASCII, the page of results, and headers that compile alone (with the flags of the release build).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v clang-format-14 >/dev/null || { echo "lint: clang-format-14 is missing; tools/setup.sh test brings it" >&2; exit 1; }
@@ -22,5 +22,6 @@ if [ -n "$long" ]; then
   echo "lint: over 800 lines: $long" >&2
   exit 1
 fi
+tools/results.py check
 tools/check_headers.py
 echo "lint: ok"

@@ -1,30 +1,23 @@
 #!/usr/bin/env bash
-# The long checks, whose figures are kept in docs/results/nightly-DATE.md with machine, commit and commands.
-# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|hang|predict|bench ...]`: those parts only, in nightly-DATE-PARTS.md; all by default. FUZZ_SECONDS (60) is the time of each target.
+# The long checks. What they measure is added to docs/results/records.jsonl, with machine, commit and command, and shown in docs/RESULTS.md; findings are listed at
+# the end, and there being one is exit status 1.
+# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|hang|mutate|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify hang predict bench)
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify hang mutate predict bench)
 seconds=${FUZZ_SECONDS:-60}
-out=docs/results/nightly-$(date -u +%F)$(printf -- '-%s' "$@" ${VERIFY_FAMILIES:-} ${VERIFY_RANKS:-} | sed 's/^-$//').md
 log=build/nightly
-mkdir -p "$log" docs/results
-record() { printf '| %s | `%s` | %s |\n' "$1" "$2" "$3" >>"$out"; }
-
-begin() {
-  {
-    echo "# Nightly checks of $(date -u +%F)"
-    echo
-    echo "machine: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), $(nproc) cores"
-    echo "commit: $(git rev-parse --short HEAD)"
-    echo "covers: src bench tests"
-    echo "parts: ${parts[*]}"
-    echo
-    echo "| what | command | figure |"
-    echo "|---|---|---|"
-  } >"$out"
+findings=()
+mkdir -p "$log"
+# record METRIC VALUE COMMAND [NOTE]
+record() {
+  tools/results.py add "$1" "$2" --command "$3" ${4:+--note "$4"}
+  tools/results.py judge "$1" "$2" >/dev/null || findings+=("$1 is $2, beyond its bound")
+  printf '%s: %s (%s)\n' "$1" "$2" "${4:-$3}"
 }
+finding() { findings+=("$1") && printf '** %s\n' "$1"; }
 
 # libFuzzer on every parser, under ASan and UBSan.
 fuzz() {
@@ -34,21 +27,33 @@ fuzz() {
     cmake --build build/fuzz -j "$(nproc)" --target "$name" >"$log/$name-build.txt" 2>&1
     mkdir -p "build/fuzz/corpus/$name"
     if build/fuzz/tests/fuzz/"$name" -max_total_time="$seconds" -rss_limit_mb=4096 "build/fuzz/corpus/$name" "tests/fuzz/seeds/${name#fuzz_}" >"$log/$name.txt" 2>&1; then
-      record "fuzzing ${name#fuzz_}" "$name -max_total_time=$seconds" "$(grep -oE 'Done [0-9]+ runs' "$log/$name.txt" | tail -1), no finding"
+      record "fuzz/${name#fuzz_}" "$(sed -nE 's/^Done ([0-9]+) runs.*/\1/p' "$log/$name.txt" | tail -1)" "FUZZ_SECONDS=$seconds tools/nightly.sh fuzz"
     else
-      record "fuzzing ${name#fuzz_}" "$name -max_total_time=$seconds" "**finding**: see $log/$name.txt"
+      finding "fuzzing ${name#fuzz_}: see $log/$name.txt"
     fi
   done
 }
 
-# ThreadSanitizer on what has threads and no libtorch.
+# ThreadSanitizer: first what has threads and no libtorch, then the executor and the tests of the trainer that tools/tsan_train_tests.txt names; all of
+# them would take hours. tools/tsan_suppressions.txt holds what is said of libtorch, which is not built for it.
 tsan() {
   cmake --preset tsan >"$log/tsan-configure.txt" 2>&1
-  cmake --build --preset tsan -j "$(nproc)" --target comm_test data_test energy_test >"$log/tsan-build.txt" 2>&1
-  for test in comm data energy; do
-    if build/tsan/src/$test/${test}_test >"$log/tsan-$test.txt" 2>&1; then figure="$(grep -oE '[0-9]+ tests? from' "$log/tsan-$test.txt" | tail -1 | cut -d' ' -f1) tests, clean"; else figure="**failed**: see $log/tsan-$test.txt"; fi
-    record "TSan, $test" "build/tsan/src/$test/${test}_test" "$figure"
-  done
+  cmake --build --preset tsan -j "$(nproc)" --target comm_test data_test energy_test store_test >"$log/tsan-build.txt" 2>&1
+  for test in comm data energy store; do tsan_test tsan "$test" '*'; done
+  cmake --preset tsan-torch >"$log/tsan-torch-configure.txt" 2>&1
+  cmake --build --preset tsan-torch -j "$(nproc)" --target exec_test train_test >"$log/tsan-torch-build.txt" 2>&1
+  tsan_test tsan-torch exec '*'
+  tsan_test tsan-torch train "$(grep -v '^#' tools/tsan_train_tests.txt | paste -sd:)"
+}
+
+# tsan_test PRESET MODULE FILTER
+tsan_test() {
+  local program=build/$1/src/$2/$2_test
+  if TSAN_OPTIONS="suppressions=$PWD/tools/tsan_suppressions.txt halt_on_error=1" OMP_NUM_THREADS=1 "$program" --gtest_filter="$3" >"$log/tsan-$2.txt" 2>&1; then
+    record "tsan/$2" "$(sed -nE 's/^\[=+\] ([0-9]+) tests? from .* ran\..*/\1/p' "$log/tsan-$2.txt")" "tools/nightly.sh tsan"
+  else
+    finding "TSan, $2: see $log/tsan-$2.txt"
+  fi
 }
 
 # UndefinedBehaviorSanitizer with all its checks, on the torch-free code; `make test` has it beside ASan without those of
@@ -56,44 +61,52 @@ tsan() {
 ubsan() {
   cmake --preset ubsan >"$log/ubsan-configure.txt" 2>&1
   cmake --build --preset ubsan -j "$(nproc)" >"$log/ubsan-build.txt" 2>&1
-  if ctest --test-dir build/ubsan -j "$(nproc)" >"$log/ubsan.txt" 2>&1; then figure="$(grep 'tests passed' "$log/ubsan.txt")"; else figure="**failed**: see $log/ubsan.txt"; fi
-  record "UBSan" "ctest --test-dir build/ubsan" "$figure"
+  if ctest --test-dir build/ubsan --output-junit suites.xml --no-tests=error -j "$(nproc)" >"$log/ubsan.txt" 2>&1 && tools/check_suites.py asan build/ubsan >>"$log/ubsan.txt" 2>&1; then
+    record ubsan "$(sed -nE 's/^100% tests passed, 0 tests failed out of ([0-9]+)/\1/p' "$log/ubsan.txt")" "tools/nightly.sh ubsan"
+  else
+    finding "UBSan: see $log/ubsan.txt"
+  fi
 }
 
-# Findings by check; .clang-tidy says which are looked for.
+# Findings by check; .clang-tidy says which are looked for. A file that clang-tidy cannot read is a finding.
 tidy() {
-  git ls-files 'src/*.cpp' | grep -v _test.cpp | xargs -P "$(nproc)" -n 1 clang-tidy-14 -p build/release --quiet >"$log/tidy.txt" 2>/dev/null || true
-  local found
-  found=$(grep -oE '(warning|error): .*\[[a-z.,A-Z-]+\]$' "$log/tidy.txt" | grep -oE '\[[^]]*\]$' | sort | uniq -c | sort -rn | awk '{print $2 " " $1}' | paste -sd';')
-  if [ -z "$found" ]; then record "clang-tidy" "clang-tidy-14 -p build/release" "$(git ls-files 'src/*.cpp' | grep -cv _test.cpp) files, no finding"
-  else record "clang-tidy" "clang-tidy-14 -p build/release" "**findings**: $found"; fi
+  local files found failed=0
+  mapfile -t files < <(git ls-files 'src/*.cpp' | grep -v _test.cpp)
+  printf '%s\n' "${files[@]}" | xargs -P "$(nproc)" -n 1 clang-tidy-14 -p build/release --quiet >"$log/tidy.txt" 2>"$log/tidy-errors.txt" || failed=1
+  found=$(sed -nE 's/.*(warning|error): .*(\[[a-z.,A-Z0-9-]+\])$/\2/p' "$log/tidy.txt" | sort | uniq -c | sort -rn | awk '{print $2 " " $1}' | paste -sd';')
+  if [ -z "$found" ] && [ "$failed" = 0 ]; then record tidy "${#files[@]}" "tools/nightly.sh tidy"
+  else finding "clang-tidy: ${found:-it failed, see $log/tidy-errors.txt}"; fi
 }
 
-# `molen verify` with these options beside the sizes of $sizes, recorded whole: record_layouts NAME WHAT OPTIONS...
+# Layouts, runs, how many are the same model and the largest difference, of the last lines of `molen verify`: verdicts FILE...
+verdicts() {
+  sed -nE 's/^([0-9]+) layouts in .*: ([0-9]+) of .* is ([0-9.]+) of .*/\1 \2 \3/p' "$@" | awk '{ rows += $1; same += $2; if ($3 + 0 > most + 0) most = $3 } END { print rows + 0, same + 0, most + 0 }'
+}
+
+# `molen verify` with these options beside the sizes of $sizes: record_layouts METRIC OPTIONS...
 record_layouts() {
-  local name=$1 what=$2 figure
-  shift 2
-  if build/molen verify "${sizes[@]}" "$@" >"$log/verify-$name.txt" 2>&1; then figure="$(tail -1 "$log/verify-$name.txt")"
-  else figure="**differs**: see $log/verify-$name.txt"; fi
-  record "layouts, $what" "molen verify ${sizes[*]} $*" "$figure"
+  local metric=$1 file=$log/verify-${1//\//-}.txt rows same most ended=0
+  shift
+  build/molen verify "${sizes[@]}" "$@" >"$file" 2>&1 || ended=1
+  read -r rows same most < <(verdicts "$file")
+  if [ "$ended" = 0 ] && [ "$rows" -gt 0 ] && [ "$rows" = "$same" ]; then record "$metric" "$most" "molen verify ${sizes[*]} $*" "$rows layouts, all the same model"
+  else finding "$metric: see $file"; fi
 }
 
 # Every layout of the sizes on so many ranks, likewise, in two processes of half the strategies each: one leaves a third of
-# two cores to its ranks' waits for each other. Both must come to what --static counts: record_matrix NAME WHAT RANKS.
+# two cores to its ranks' waits for each other. Both must come to what --static counts: record_matrix METRIC RANKS.
 record_matrix() {
-  local name=$1 what=$2 ranks=$3 jobs=() halves=() ended=0 rows same most wanted
+  local metric=$1 ranks=$2 jobs=() halves=() ended=0 rows same most wanted
   for strategies in NO_SHARD,ZERO1,HYBRID_SHARD SHARD_GRAD_OP,FULL_SHARD,HYBRID_SHARD_ZERO2; do
-    halves+=("$log/verify-$name-${strategies%%,*}.txt")
+    halves+=("$log/verify-${metric//\//-}-${strategies%%,*}.txt")
     build/molen verify "${sizes[@]}" --ranks "$ranks" --layouts "$strategies" >"${halves[-1]}" 2>&1 &
     jobs+=($!)
   done
   for job in "${jobs[@]}"; do wait "$job" || ended=1; done
-  wanted=$(($(build/molen verify "${sizes[@]}" --ranks "$ranks" --static | grep -c 'sound$' || true) * 2))
-  read -r rows same most < <(sed -nE 's/^([0-9]+) layouts, ([0-9]+) of .* is ([0-9.]+) of .*/\1 \2 \3/p' "${halves[@]}" |
-    awk '{ rows += $1; same += $2; if ($3 + 0 > most + 0) most = $3 } END { print rows + 0, same + 0, most + 0 }')
-  local figure="$wanted layouts, in two halves of the strategies, $same of them the same model; the largest difference is $most of its bound"
-  [ "$ended" = 0 ] && [ "$rows" = "$wanted" ] && [ "$same" = "$wanted" ] || figure="**differs** ($rows run): $figure; see ${halves[*]}"
-  record "layouts, $what" "molen verify ${sizes[*]} --ranks $ranks" "$figure"
+  wanted=$(build/molen verify "${sizes[@]}" --ranks "$ranks" --static | grep -c 'sound$' || true)
+  read -r rows same most < <(verdicts "${halves[@]}")
+  if [ "$ended" = 0 ] && [ "$wanted" -gt 0 ] && [ "$rows" = "$wanted" ] && [ "$same" = "$wanted" ]; then record "$metric" "$most" "molen verify ${sizes[*]} --ranks $ranks" "$rows layouts, all the same model"
+  else finding "$metric ($rows of $wanted layouts run, $same the same): see ${halves[*]}"; fi
 }
 
 # Every layout of 2 to 8 ranks beside one rank: a grouped-query Llama and a GPT of awkward sizes, whose 12 heads 4 tensor
@@ -105,14 +118,14 @@ verify() {
       --set batch.global=24 --set batch.micro=3 --set 'device.kind="cpu"')
     [ "$family" = gpt ] || sizes+=(--set model.kv_heads=3)
     for ranks in ${VERIFY_RANKS:-2 3 4 6 8}; do
-      record_matrix "$family-$ranks" "$family, $ranks ranks" "$ranks"
+      record_matrix "layouts/$family-$ranks" "$ranks"
       case $ranks in
-        8) record_layouts "$family-context" "$family, 8 ranks, pairs of all choices with up to 8 context ranks" --ranks 8 --cover pairs --set data.sequence_length=16 ;;
+        8) record_layouts "layouts/$family-context" --ranks 8 --cover pairs --set data.sequence_length=16 ;;
         4)
-          record_layouts "$family-pieces" "$family, 4 ranks, pairs, rows in 3 pieces and whole" --ranks 4 --cover pairs --set parallel.tensor_chunks=3
-          record_layouts "$family-halves" "$family, 4 ranks, pairs, units of half a layer" --ranks 4 --cover pairs --set parallel.unit_layers=half
-          record_layouts "$family-threes" "$family, 4 ranks, pairs, units of three layers" --ranks 4 --cover pairs --set parallel.unit_layers=3
-          record_layouts "$family-host" "$family, 4 ranks, pairs, states and activations on the host" --ranks 4 --cover pairs --set 'parallel.offload=["optimizer","gradients","parameters","activations"]'
+          record_layouts "layouts/$family-pieces" --ranks 4 --cover pairs --set parallel.tensor_chunks=3
+          record_layouts "layouts/$family-halves" --ranks 4 --cover pairs --set parallel.unit_layers=half
+          record_layouts "layouts/$family-threes" --ranks 4 --cover pairs --set parallel.unit_layers=3
+          record_layouts "layouts/$family-host" --ranks 4 --cover pairs --set 'parallel.offload=["optimizer","gradients","parameters","activations"]'
           ;;
       esac
     done
@@ -121,31 +134,35 @@ verify() {
 
 # A stopped rank under the limit of a run that says none: 30 seconds of waiting.
 hang() {
-  local figure
-  if MOLEN_NIGHTLY=1 .venv/bin/python tests/end_to_end/flight.py build/molen >"$log/hang.txt" 2>&1; then figure="$(grep -oE 'shipped: reported after [0-9.]+ s|skipped: .*' "$log/hang.txt")"
-  else figure="**failed**: see $log/hang.txt"; fi
-  record "a stopped rank, the limit as shipped" "MOLEN_NIGHTLY=1 tests/end_to_end/flight.py build/molen" "$figure"
+  if MOLEN_NIGHTLY=1 .venv/bin/python tests/end_to_end/flight.py build/molen >"$log/hang.txt" 2>&1; then
+    record flight/stopped "$(sed -nE 's/^ok  shipped: reported after ([0-9.]+) s$/\1/p' "$log/hang.txt")" "MOLEN_NIGHTLY=1 tests/end_to_end/flight.py build/molen"
+  else
+    finding "a stopped rank: see $log/hang.txt"
+  fi
 }
 
-predict() {
-  python3 bench/predict.py build/molen >"$log/predict.txt"
-  record "predicted against measured" "bench/predict.py build/molen" "$(tail -1 "$log/predict.txt")"
+# Small faults put into src, each of which a test must catch.
+mutate() {
+  if .venv/bin/python tools/mutate.py --seed "${MUTATE_SEED:-$(date -u +%Y%m%d)}" >"$log/mutate.txt" 2>&1; then
+    record mutants/caught "$(sed -nE 's/^mutants: .* caught \(([0-9.]+)%\).*/\1/p' "$log/mutate.txt")" "tools/nightly.sh mutate" "$(tail -1 "$log/mutate.txt")"
+  else
+    finding "mutants: $(tail -1 "$log/mutate.txt"); see $log/mutate.txt"
+  fi
 }
+
+# These judge and record by themselves.
+predict() { python3 bench/predict.py build/molen --record >"$log/predict.txt" || finding "predictions: see $log/predict.txt"; }
 
 bench() {
-  .venv/bin/python bench/step.py build/molen >"$log/step.txt"
-  record "beside PyTorch" "bench/step.py build/molen" "$(grep ' is ' "$log/step.txt" | paste -sd';')"
-  .venv/bin/python bench/sharding.py build/molen >"$log/sharding.txt"
-  record "sharding beside PyTorch" "bench/sharding.py build/molen" "$(grep -oE '^[A-Z0-9_]+ .*x \[[0-9., ]*\]' "$log/sharding.txt" | tr -s ' ' | paste -sd';')"
-  record "communication hidden, per axis" "bench/sharding.py build/molen" "$(grep -E '^[A-Z0-9_]+ +axis ' "$log/sharding.txt" | tr -s ' ' | paste -sd';')"
+  .venv/bin/python bench/step.py build/molen --record >"$log/step.txt" || finding "the step beside PyTorch: see $log/step.txt"
+  .venv/bin/python bench/sharding.py build/molen --record >"$log/sharding.txt" || finding "sharding beside PyTorch: see $log/sharding.txt"
 }
 
-begin
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | tidy | verify | hang | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, tidy, verify, hang, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | tidy | verify | hang | mutate | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, tidy, verify, hang, mutate, predict, bench)" >&2; exit 2 ;;
   esac
 done
-cat "$out"
-! grep -q '\*\*' "$out"
+tools/results.py page
+[ ${#findings[@]} = 0 ] || { printf 'nightly: %s\n' "${findings[@]}" >&2; exit 1; }

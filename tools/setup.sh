@@ -10,7 +10,7 @@ packages=(git make cmake ninja-build g++ ccache pkg-config python3 python3-venv 
 python_packages=(torch==2.13.0 numpy)
 if [ "${1:-}" = test ]; then
   packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 chromium)
-  python_packages+=(transformers tokenizers tiktoken tensorboard safetensors license-expression python-debian)
+  python_packages+=(transformers tokenizers tiktoken tensorboard safetensors license-expression python-debian libclang==14.0.6)
 fi
 
 missing=()

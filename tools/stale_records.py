@@ -1,49 +1,57 @@
 #!/usr/bin/env python3
-"""Names the records in docs/results whose code has changed since they were made.
+"""Names the metrics of docs/results whose latest record is older than the code that it covers, and fails where one is older than it may be.
 
-A record is a Markdown file with two lines, `commit: HASH` and `covers: PATH ...`. Prints; fails only where a record lacks them.
+docs/results/metrics.json says of each metric which paths it covers and how many commits may touch those (`stale_after`). Exit status 1 too where git
+does not answer, and where a record's commit is not in the history. Outside of a git clone (a release's archive) nothing can be said.
 """
-import pathlib
-import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+import results
+
+ROOT = results.ROOT
 
 
 def git(*args):
-    return subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True)
+    r = subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True)
+    if r.returncode:
+        sys.exit(f"records: git {' '.join(args)}: {r.stderr.strip()}")
+    return r.stdout
 
 
-def field(text, name):
-    found = re.search(rf"^{name}: (.+)$", text, re.MULTILINE)
-    return found.group(1).split() if found else None
-
-
-def state(path):
-    """What to say of a record; None where it is fresh."""
-    text = path.read_text()
-    commit, covers = field(text, "commit"), field(text, "covers")
-    if not commit or not covers:
-        sys.exit(f"{path.relative_to(ROOT)}: a record needs the lines 'commit: HASH' and 'covers: PATH ...'")
-    missing = [c for c in covers if not (ROOT / c).exists()]
-    if missing:
-        sys.exit(f"{path.relative_to(ROOT)}: covers {', '.join(missing)}, which is not in the tree")
-    if git("cat-file", "-e", f"{commit[0]}^{{commit}}").returncode:
-        return f"its commit {commit[0]} is not in this clone's history"
-    changed = git("diff", "--name-only", commit[0], "HEAD", "--", *covers).stdout.split()
-    return f"{len(changed)} covered files changed since {commit[0]}, e.g. {changed[0]}" if changed else None
+def age(commit, covers):
+    """How many commits touch the covered paths since; None where the commit is not in the history."""
+    known = subprocess.run(["git", "-C", str(ROOT), "merge-base", "--is-ancestor", commit, "HEAD"], capture_output=True, text=True)
+    return int(git("rev-list", "--count", f"{commit}..HEAD", "--", *covers)) if known.returncode == 0 else None
 
 
 def main():
-    if git("rev-parse", "HEAD").returncode:
+    if not (ROOT / ".git").exists():
         print("records: not a git clone, so their age is unknown")
         return
-    records = sorted((ROOT / "docs/results").glob("*.md"))
-    old = [(r, s) for r in records if (s := state(r))]
-    for record, why in old:
-        print(f"older than the code: {record.relative_to(ROOT)}: {why}")
-    print(f"records: {len(records)}, {len(old)} older than the code they cover")
+    if git("rev-parse", "--is-shallow-repository").strip() == "true":
+        print("records: a shallow clone, so their age is unknown")
+        return
+    latest = {r["metric"]: r for r in results.records()}
+    ages = {}
+    older, wrong = 0, []
+    described = results.metrics()
+    for name, metric in described.items():
+        if name not in latest:
+            continue
+        commit = latest[name]["commit"].rstrip("+")
+        key = (commit, *metric["covers"])
+        if key not in ages:
+            ages[key] = age(commit, metric["covers"])
+        if ages[key] is None:
+            wrong.append(f"{name}: its commit {commit} is not in the history")
+        elif ages[key] > metric["stale_after"]:
+            wrong.append(f"{name}: {ages[key]} commits touch {', '.join(metric['covers'])} since {commit}, {metric['stale_after']} may; measure again: {latest[name]['command']}")
+        older += bool(ages[key])
+    for sentence in wrong:
+        print(f"records: {sentence}", file=sys.stderr)
+    print(f"records: {len(latest)} metrics, {older} older than the code they cover, {len(wrong)} too old; {len(described) - len(latest)} not measured yet")
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Tokenizer speed of molen beside tiktoken and Hugging Face `tokenizers`, one core, alternating, medians.
 
-usage: tokenizer.py --tool build/release/tests/tokenizer_tool [--text FILE.jsonl] [--vocabulary 32000] [--rounds 5] [--json OUT]
+usage: tokenizer.py --tool build/release/tests/tokenizer_tool [--text FILE.jsonl] [--vocabulary 32000] [--rounds 5] [--json OUT] [--record]
 
 All three encode the same documents with the same vocabulary: ours, trained on the text; tiktoken's Encoding is built from
 its ranks. The molen figure is with an empty word cache at the start of each round. Without --text, the Python library's
-sources are the text.
+sources are the text. Exit status 1 where the number of tokens or what training gives differs from the peers', or a bound of docs/results/metrics.json is missed;
+--record adds the figures to docs/results/records.jsonl.
 """
 import argparse
 import json
 import os
 import statistics
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -23,6 +25,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import tiktoken  # noqa: E402
 import tokenizers  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import results as records  # noqa: E402
 
 CHAR_TO_BYTE = {}
 _next = 0x100
@@ -53,6 +58,10 @@ def tiktoken_of(model):
     return tiktoken.Encoding("molen", pat_str=R50K, mergeable_ranks=ranks, special_tokens={})
 
 
+def spread(values):
+    return [min(values), max(values)]
+
+
 def timed(work):
     start = time.perf_counter()
     result = work()
@@ -66,6 +75,7 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json")
+    parser.add_argument("--record", action="store_true", help="adds the figures to docs/results/records.jsonl")
     args = parser.parse_args()
 
     texts = documents(args.text)
@@ -124,6 +134,14 @@ def main():
             print(f"{what:7} {name:11} {value:8.2f} MB/s   molen is {ratio:.2f}x   (spread {min(values[name]):.1f}-{max(values[name]):.1f})")
     if args.json:
         Path(args.json).write_text(json.dumps({"megabytes": size, "tokens": counts, "same_training": same, "mb_per_s": medians}, indent=1))
+    if not same or len(set(counts.values())) != 1:
+        sys.exit(f"not the same: tokens {counts}, training result the same: {same}")
+    encode, train = medians["encode"], medians["train"]
+    measured = [("tokenizer/encode", encode["molen"], spread(figures["encode"]["molen"])), ("tokenizer/train", train["molen"], spread(figures["train"]["molen"])),
+                ("tokenizer/encode_tiktoken", encode["molen"] / encode["tiktoken"], None), ("tokenizer/encode_hf", encode["molen"] / encode["tokenizers"], None),
+                ("tokenizer/train_hf", train["molen"] / train["tokenizers"], None)]
+    command = f"bench/peers/tokenizer.py --tool build/release/tests/tokenizer_tool --rounds {args.rounds}"
+    sys.exit(0 if records.report(measured, command, args.record) else 1)
 
 
 main()

@@ -269,17 +269,14 @@ int run_verify(const VerifyArguments& o) {
       if (table) print_row(row);
     });
     if (world.rank() != 0) return;
-    double worst = 0;
     Json all = Json::array();
     for (const auto& row : rows) {
-      worst = std::max(worst, row.ratio());
       same = same && row.failure.empty();
       all.push_back(to_json(row));
       all.back()["device"] = options.cuda ? Json(fmt::format("cuda:{}", *options.cuda)) : Json("cpu");
     }
     if (table)
-      fmt::print("{} layouts, {} of them the same model; the largest difference is {:.4f} of its bound\n", rows.size(),
-                 std::count_if(rows.begin(), rows.end(), [](const auto& r) { return r.failure.empty(); }), worst);
+      fmt::print("{}\n", train::verdict(rows, layouts.size()));
     else
       fmt::print("{}\n", all.dump(2));
   });

@@ -9,8 +9,10 @@
 #include <set>
 #include <string>
 
+#include "arch/json.h"
 #include "arch/parameters.h"
 #include "base/error.h"
+#include "base/file.h"
 
 namespace molen::arch {
 namespace {
@@ -33,6 +35,14 @@ TEST(Presets, AreValidAndNamedOnce) {
     EXPECT_EQ(&preset(a.name), &a);
   }
   EXPECT_EQ(presets().size(), 19u);
+}
+
+// Every member of every preset, as the models were published (tests/golden/arch): checkpoints and runs are named after
+// them.
+TEST(Presets, StayAsTheyAre) {
+  const Json golden = parse_json(read_file("tests/golden/arch/presets.json"), "presets");
+  ASSERT_EQ(golden.size(), presets().size());
+  for (std::size_t i = 0; i < golden.size(); ++i) EXPECT_EQ(to_json(presets()[i]), golden[i]);
 }
 
 TEST(Presets, MisspeltNamesGetTheNearest) {

@@ -116,6 +116,22 @@ TEST_F(Tree, AMountedGroup) {
   expect(8, "proc/meminfo");
 }
 
+// Every octal escape of mountinfo; a backslash that begins none is itself.
+TEST_F(Tree, NamesOfMountsAreUnescaped) {
+  for (const auto& [written, name] : {std::pair{"/tab\\011b", "tab\tb"},
+                                      {"/end\\012", "end\n"},
+                                      {"/back\\134slash", "back\\slash"},
+                                      {"/not\\48b", "not\\48b"},
+                                      {"/\\058", "\\058"},
+                                      {"/short\\04", "short\\04"},
+                                      {"/low\\377", "low\377"}}) {
+    in_group("4:memory:/docker/abc\n",
+             fmt::format("35 31 0:32 /docker/abc {} rw - cgroup cgroup rw,memory\n", written));
+    limit1(name, 5 * kMiB, kMiB);
+    expect(4, fmt::format("{}/memory.limit_in_bytes", name));
+  }
+}
+
 TEST_F(Tree, RefusesWhatTheKernelDoesNotWrite) {
   in_group("0::/job\n", kMount2);
   for (const char* wrong : {"", "12x", "-1", "maximum", "1 2", "99999999999999999999"}) {

@@ -3,11 +3,19 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <set>
+#include <vector>
 
 namespace molen {
 namespace {
+
+std::vector<std::uint64_t> permutation(std::uint64_t key, std::uint64_t n) {
+  std::vector<std::uint64_t> all;
+  for (std::uint64_t i = 0; i < n; ++i) all.push_back(permute_at(key, i, n));
+  return all;
+}
 
 // Known answers of the Random123 distribution (kat_vectors, philox4x32 10).
 TEST(Rng, PhiloxKnownAnswers) {
@@ -30,8 +38,30 @@ TEST(Rng, NormalMoments) {
   EXPECT_LT(std::abs(squares / kCount - 1), 5 * std::sqrt(2.0 / kCount));
 }
 
-TEST(Rng, NamesGiveDifferentStreams) {
+TEST(Rng, NamesAndSeedsGiveDifferentStreams) {
   EXPECT_NE(stream_key(1, "a"), stream_key(1, "b"));
+  EXPECT_NE(stream_key(1, "a"), stream_key(2, "a"));
+}
+
+// Initial weights and the order of samples follow from these: a run that is resumed by a later version must find the
+// same ones.
+TEST(Rng, ValuesStayAsTheyAre) {
+  EXPECT_EQ(stream_key(7, "data.train[0]"), 3637843058465516851u);
+  EXPECT_EQ(permutation(41, 12), (std::vector<std::uint64_t>{5, 6, 7, 4, 0, 3, 2, 11, 10, 9, 8, 1}));
+  EXPECT_DOUBLE_EQ(normal_at(3, 0), 0.44592406723503097);
+  EXPECT_DOUBLE_EQ(normal_at(3, 1), -0.85944669049193267);
+  EXPECT_DOUBLE_EQ(normal_at(3, 123456789), -0.44525369206939969);
+}
+
+// Each element goes to each place about equally often over keys: five standard deviations of a binomial count.
+TEST(Rng, PermutationsAreEven) {
+  constexpr int kKeys = 4000, kSize = 12;
+  std::array<std::array<int, kSize>, kSize> seen{};
+  for (std::uint64_t key = 0; key < kKeys; ++key)
+    for (std::uint64_t i = 0; i < kSize; ++i) ++seen[i][permute_at(key * 0x9E3779B97F4A7C15u, i, kSize)];
+  const double mean = 1.0 * kKeys / kSize, allowed = 5 * std::sqrt(mean * (1 - 1.0 / kSize));
+  for (const auto& row : seen)
+    for (const int count : row) EXPECT_NEAR(count, mean, allowed);
 }
 
 RC_GTEST_PROP(Rng, PermutationIsABijection, ()) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <tuple>
 #include <vector>
 
 namespace molen {
@@ -12,7 +14,30 @@ TEST(Suggest, FindsTheNearest) {
   EXPECT_EQ(nearest("layer", keys), "layers");
   EXPECT_EQ(nearest("hiddne", keys), "hidden");
   EXPECT_EQ(nearest("completely_else", keys), "");
-  EXPECT_EQ(edit_distance("ab", "ba"), 1);
+}
+
+// Insertions, deletions, replacements and exchanges of neighbours, one each.
+TEST(Suggest, CountsEdits) {
+  const std::tuple<const char*, const char*, int> cases[] = {
+      {"", "", 0},       {"", "abc", 3},           {"abc", "", 3},  {"abc", "abc", 0},   {"abc", "abd", 1},
+      {"abc", "bc", 1},  {"abc", "xabc", 1},       {"ab", "ba", 1}, {"abcd", "badc", 2}, {"abc", "cab", 2},
+      {"abc", "cba", 2}, {"kitten", "sitting", 3}, {"ax", "by", 2}, {"xab", "yba", 2},   {"abx", "cay", 3}};
+  for (const auto& [a, b, edits] : cases) {
+    EXPECT_EQ(edit_distance(a, b), edits) << a << " " << b;
+    EXPECT_EQ(edit_distance(b, a), edits) << b << " " << a;
+  }
+}
+
+// A third of the letters may differ, and two in any case; the first of those that are as near.
+TEST(Suggest, GivesUpBeyondAThird) {
+  EXPECT_EQ(nearest("abcd", std::vector<std::string>{"abxy"}), "abxy");
+  EXPECT_EQ(nearest("abcd", std::vector<std::string>{"axyz"}), "");
+  EXPECT_EQ(nearest("abcdefghijkl", std::vector<std::string>{"abcdefghwxyz"}), "abcdefghwxyz");
+  EXPECT_EQ(nearest("abcdefghijkl", std::vector<std::string>{"abcdefgvwxyz"}), "");
+  EXPECT_EQ(nearest("ab", std::vector<std::string>{"ax", "ay", "ab"}), "ab");
+  EXPECT_EQ(nearest("ab", std::vector<std::string>{"ax", "ay"}), "ax");
+  EXPECT_EQ(did_you_mean("hiddne", std::vector<std::string>{"hidden"}), "; did you mean 'hidden'?");
+  EXPECT_EQ(did_you_mean("else", std::vector<std::string>{"hidden"}), "");
 }
 
 }  // namespace

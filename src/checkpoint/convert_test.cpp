@@ -103,6 +103,21 @@ RC_GTEST_PROP(Convert, RoundsAnyFloat, (std::uint32_t bits)) {
   }
 }
 
+// fp64 to bf16 through float rounds once: beside a tie of bf16, by less than a float can tell.
+TEST(Convert, DoublesRoundOnce) {
+  for (const std::uint32_t high : {0x3f80u, 0x3f81u, 0x4240u, 0xbf80u, 0xc0d3u})
+    for (const std::uint32_t low : {0x7fffu, 0x8000u, 0x8001u})
+      for (const double off : {-0x1p-30, 0.0, 0x1p-30}) {
+        const double value = static_cast<double>(std::bit_cast<float>(high << 16 | low)) * (1 + off);
+        const double below = std::bit_cast<float>(high << 16), above = std::bit_cast<float>((high + 1) << 16);
+        const double to_below = std::fabs(value - below), to_above = std::fabs(above - value);
+        const std::uint32_t want = to_below < to_above ? high : to_above < to_below ? high + 1 : high + (high & 1);
+        std::uint16_t got = 0;
+        convert(DType::kF64, &value, DType::kBF16, &got, 1);
+        EXPECT_EQ(got, want) << high << " " << low << " " << off;
+      }
+}
+
 TEST(Convert, KeepsSpecialValues) {
   const float inf = std::numeric_limits<float>::infinity();
   EXPECT_EQ(one<std::uint16_t>(DType::kF32, inf, DType::kF16), 0x7C00);

@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/commands.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/naming.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_folder.h"
 
@@ -145,6 +146,48 @@ TEST(HuggingFace, FindsSpecialTokensOfTheTokenizer) {
   EXPECT_EQ(read_json(folder / "hf/generation_config.json")["eos_token_id"], 36);
   EXPECT_EQ(read_json(folder / "hf/tokenizer_config.json")["eos_token"], "<|endoftext|>");
   EXPECT_EQ(read_file(folder / "hf/tokenizer.json"), *options.tokenizer);
+  // What text is drawn with by default: from the model's own distribution, as long as it was made for.
+  const Json generation = read_json(folder / "hf/generation_config.json");
+  EXPECT_EQ(generation["do_sample"], true);
+  EXPECT_EQ(generation["temperature"], 1.0);
+  EXPECT_EQ(generation["top_p"], 1.0);
+  EXPECT_EQ(generation["max_length"], 50);
+}
+
+// A tokenizer without added tokens, or with what is no list of them, has no special ones.
+TEST(HuggingFace, TokenizersWithoutSpecialTokens) {
+  for (const char* tokenizer : {"{}", "[]", "3", R"({"added_tokens": {}})", R"({"added_tokens": null})",
+                                R"({"added_tokens": [3, {"id": -1, "content": "a"}, {"id": 1}]})"}) {
+    const TestFolder folder;
+    HfExport options;
+    options.tokenizer = tokenizer;
+    export_hf(tiny_llama(true), synthetic(), folder / "hf", options);
+    EXPECT_TRUE(read_json(folder / "hf/config.json")["eos_token_id"].is_null()) << tokenizer;
+  }
+}
+
+// The index of several files says how many bytes the tensors have and where each of them is.
+TEST(HuggingFace, TheIndexOfShards) {
+  const TestFolder folder;
+  HfExport options;
+  options.max_shard_bytes = 3000;
+  options.dtype = DType::kBF16;
+  const Architecture arch = tiny_llama(false);
+  export_hf(arch, synthetic(), folder / "hf", options);
+  const Json index = read_json(folder / "hf/model.safetensors.index.json");
+  EXPECT_EQ(index["metadata"]["total_size"], 2 * arch::num_parameters(arch));
+  for (const auto& [tensor, file] : index["weight_map"].items())
+    EXPECT_TRUE(fs::exists(folder / "hf" / file.get<std::string>())) << tensor;
+}
+
+TEST(Naming, AttachmentsHavePlainNames) {
+  for (const char* good : {"a", "tokenizer.json", "config.toml", "A-b_c.9", "ran-0"})
+    EXPECT_TRUE(is_attachment_name(good)) << good;
+  EXPECT_TRUE(is_attachment_name(std::string(200, 'x')));
+  EXPECT_FALSE(is_attachment_name(std::string(201, 'x')));
+  for (const char* bad :
+       {"", ".hidden", "..", "a/b", "/a", "a b", "a\nb", "\xc3\xa9", "index.json", "state.json", "rank-0.safetensors"})
+    EXPECT_FALSE(is_attachment_name(bad)) << bad;
 }
 
 TEST(HuggingFace, WritesNothingOver) {

@@ -104,7 +104,7 @@ class Suite {
         }
         if (!wrong_.empty()) return wrong_;
       }
-    for (const int shape : {1, 2}) gather(DType::kF64, 900007, shape);  // megabytes may go another way
+    megabytes();
     point_to_point();
     groups();
     rounding();
@@ -133,6 +133,17 @@ class Suite {
       x = op == Reduce::kSum ? x + y : op == Reduce::kMax ? std::max(x, y) : std::min(x, y);
     }
     return x;
+  }
+
+  // Megabytes go another way than the few kilobytes above: in pieces, along rings, through memory that ranks share.
+  void megabytes() {
+    constexpr std::int64_t n = (std::int64_t{1} << 19) + 7;
+    all_reduce(DType::kF64, n);
+    all_reduce(DType::kBF16, n);
+    broadcast(DType::kF64, n);
+    for (const int shape : {1, 2}) gather(DType::kF64, 900007, shape);
+    scatter(DType::kF32, n, 0);
+    exchange(DType::kF32, 4 * n, 0);
   }
 
   // Counts per rank: even, uneven, everything on the last.
@@ -226,6 +237,7 @@ class Suite {
     if (c_.size() < 2) return;
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kU8})
       for (const std::int64_t n : {0, 1, 5003}) ring(t, n);
+    ring(DType::kF32, 900007);
   }
 
   void ring(DType t, std::int64_t n) {

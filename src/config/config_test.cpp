@@ -135,6 +135,9 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
       {"[precision]\ncompute = \"fp23\"",
        "run.toml:2: precision.compute: expected one of auto, fp64, fp32, bf16, fp16, got \"fp23\"; did you mean "
        "'fp32'?"},
+      // Long text is cut, between characters.
+      {"[precision]\ncompute = \"" + std::string(58, 'x') + "\u00e9\u00e9" + std::string(90, 'y') + "\"",
+       "got \"" + std::string(58, 'x') + "..."},
       {"[train]\nuntil = 2000", "run.toml:2: train.until: expected a length such as \"2000 steps\""},
       {"[train]\nuntil = \"0 steps\"", "above zero, got \"0 steps\""},
       {"[train]\nuntil = \"2000\"", "run.toml:2: train.until: expected a length"},
@@ -195,6 +198,19 @@ TEST(Config, ContradictionsAreRefused) {
     EXPECT_NE(reason_of(toml).find(expected), std::string::npos) << toml << "\n  " << reason_of(toml);
   }
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 3"), "");
+  for (const auto& [name, stage] :
+       {std::pair{"NO_SHARD", 0}, {"SHARD_GRAD_OP", 2}, {"HYBRID_SHARD_ZERO2", 2}, {"FULL_SHARD", 3}})
+    for (int zero = 0; zero <= 3; ++zero) {
+      const bool hybrid = std::string(name).starts_with("HYBRID");
+      const std::string reason = reason_of(fmt::format("[parallel]\nsharding = \"{}\"\nzero = {}", name, zero));
+      if (zero == stage || (hybrid && zero == 1))
+        EXPECT_EQ(reason, "") << name << zero;
+      else
+        EXPECT_NE(
+            reason.find(fmt::format("{} contradicts parallel.sharding = {}, which is stage {}", zero, name, stage)),
+            std::string::npos)
+            << reason;
+    }
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 1"), "");
   EXPECT_EQ(reason_of("[precision]\ncompute = \"fp16\"\nloss_scale = 1\nloss_scale_window = 1"), "");
   EXPECT_EQ(reason_of("[precision]\nreduce = \"fp16\"\nloss_scale = 8"), "");

@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "data/test_folder.h"
 
 namespace molen::data {
@@ -105,6 +107,31 @@ TEST(Dataset, AnEpochUsesEachTokenAtMostOnceAndOrderDependsOnTheSeedOnly) {
   EXPECT_NE(data.digest(), other.digest());
 }
 
+// The order of samples is kept from version to version: a run that is resumed goes on where it was.
+TEST(Dataset, TheOrderStaysAsItIs) {
+  const TestFolder folder;
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 101), counted("b", "en", 200, 147)}, 400);
+  const OpenOptions options{7, 400, "test"};
+  const Dataset data({{folder.path(), 0.3, {"nl"}}, {folder.path(), 0.7, {"en"}}}, 5, options);
+  std::vector<std::array<std::int64_t, 3>> order;
+  for (const std::int64_t i : {0, 1, 2, 3, 4, 5, 6, 7, 100, 101, 102, 103}) {
+    const auto from = data.origin(i);
+    order.push_back({from.component, from.epoch, from.first_token});
+  }
+  EXPECT_EQ(order, (std::vector<std::array<std::int64_t, 3>>{{1, 0, 48},
+                                                             {1, 0, 83},
+                                                             {1, 0, 6},
+                                                             {0, 0, 29},
+                                                             {1, 0, 97},
+                                                             {1, 0, 132},
+                                                             {0, 0, 53},
+                                                             {1, 0, 20},
+                                                             {1, 3, 40},
+                                                             {1, 3, 131},
+                                                             {1, 3, 145},
+                                                             {0, 2, 27}}));
+}
+
 TEST(Dataset, LanguagesAndWeights) {
   const TestFolder folder;
   write_test_shards(folder.path(), {counted("a", "nl", 1, 60), counted("b", "en", 100, 120)}, 300);
@@ -132,7 +159,11 @@ TEST(Dataset, BadInputGetsOneClearError) {
   EXPECT_EQ(open({8, 300, "test"}), "");
   EXPECT_NE(open({0, 300, "test"}).find("data.sequence_length"), std::string::npos);
   EXPECT_NE(open({200, 300, "test"}).find("fewer than one sequence"), std::string::npos);
-  EXPECT_NE(open({8, 299, "test"}).find("model.vocabulary"), std::string::npos);
+  EXPECT_NE(open({8, 299, "test"})
+                .find("ids up to 299, but the model's vocabulary has 299 entries: set model.vocabulary "
+                      "to at least 300"),
+            std::string::npos)
+      << open({8, 299, "test"});
   EXPECT_NE(open({8, 300, "other"}).find("made with tokenizer test"), std::string::npos);
   EXPECT_NE(open({8, 300, "test"}, {"nk"}).find("did you mean 'nl'"), std::string::npos);
   EXPECT_NE(reason([&] { Dataset({}, 0, {8, 300, "test"}); }).find("no entry"), std::string::npos);
@@ -147,6 +178,19 @@ TEST(Dataset, BadInputGetsOneClearError) {
   EXPECT_NE(note.find("molen data verify " + folder.path().string()), std::string::npos) << note;
   EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test"}).unhashed_note(), "");
   EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test", 10}).unhashed_note(), note);
+
+  // A manifest of another shard: documents, tokens or bytes are not those of the files.
+  const std::string manifest = read_file(folder.path() / "manifest.json");
+  for (const char* count : {"documents", "tokens", "bytes"}) {
+    Json other = parse_json(manifest, "manifest");
+    Json& shard = other["shards"][0];
+    Json& number = count == std::string("bytes") ? shard["bin"]["bytes"] : shard[count];
+    number = number.get<std::int64_t>() + 1;
+    write_file_atomic(folder.path() / "manifest.json", other.dump());
+    EXPECT_NE(open({8, 300, "test", 0}).find("its manifest says"), std::string::npos)
+        << count << open({8, 300, "test"});
+  }
+  write_file_atomic(folder.path() / "manifest.json", manifest);
 
   // One altered token: the hash tells; without the hash, a token beyond the vocabulary does.
   std::string bin = read_file(folder.path() / "a.bin");

@@ -18,6 +18,7 @@
 #include "data/fetch.h"
 #include "data/jsonl.h"
 #include "data/process.h"
+#include "data/recipes.h"
 #include "data/test_folder.h"
 #include "data/text_job.h"
 #include "data/tokenizer/tokenizer.h"
@@ -260,6 +261,74 @@ TEST_F(PrepareTest, FilesOfEveryForm) {
   EXPECT_EQ(texts.texts[1].language, "nl");
   EXPECT_EQ(texts.texts[1].counts.documents, 2);
   EXPECT_EQ(texts.texts[1].licence.spdx, "CC0-1.0");
+  for (const TextRecord& text : texts.texts)
+    EXPECT_EQ(text.file.bytes,
+              static_cast<std::int64_t>(fs::file_size(at("out") / "text" / text.split / (text.name + ".jsonl"))))
+        << text.name;
+}
+
+// Names of shards: letters, digits, - and _ of the file's name stay, all else is a dash.
+TEST_F(PrepareTest, NamesComeFromFiles) {
+  write_file_atomic(at("a_b-c 7.x.txt"), sentence("De tekst van het bestand is in het Nederlands.", 1));
+  std::ostringstream out;
+  EXPECT_EQ(prepare_command(options({at("a_b-c 7.x.txt")}), out, {}), 0);
+  const TextManifest texts = read_text_manifest(at("out") / "text");
+  ASSERT_EQ(texts.texts.size(), 1u);
+  EXPECT_NE(texts.texts[0].name.find("a_b-c-7"), std::string::npos) << texts.texts[0].name;
+  // A list of texts that is none.
+  const fs::path file = at("out") / "text" / "text.json";
+  Json json = parse_json(read_file(file), "text");
+  for (const Json& wrong : {Json::object(), Json("x"), Json(nullptr)}) {
+    json["texts"] = wrong;
+    write_file_atomic(file, json.dump());
+    EXPECT_THROW(read_text_manifest(at("out") / "text"), UsageError) << wrong;
+  }
+}
+
+// Shards are made anew where either of the two files that say what they were made from is gone.
+TEST_F(PrepareTest, ShardsWithoutTheirRecordsAreMadeAgain) {
+  write_tokenizer(at("tokenizer.json"));
+  write_file_atomic(at("a.txt"), sentence("De tekst van het bestand is in het Nederlands.", 1));
+  PrepareOptions o = options({at("a.txt")});
+  o.tokenizer = at("tokenizer.json");
+  std::ostringstream out;
+  ASSERT_EQ(prepare_command(o, out, {}), 0);
+  for (const char* name : {"inputs", "manifest.json"}) {
+    fs::remove(at("out") / "train" / name);
+    std::vector<std::string> steps;
+    EXPECT_EQ(prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); }), 0);
+    EXPECT_EQ(std::count(steps.begin(), steps.end(), "train shards: unchanged, reused"), 0) << name;
+    EXPECT_TRUE(fs::exists(at("out") / "train" / name));
+  }
+}
+
+TEST(Recipes, LanguagesOfManualPages) {
+  for (const auto& [package, folder, language] : {std::tuple{"manpages-nl", "usr/share/man/nl", "nl"},
+                                                  {"manpages-pt-br", "usr/share/man/pt-br", "pt"},
+                                                  {"manpages", "usr/share/man", "en"}}) {
+    const auto recipes = recipes_of(package);
+    ASSERT_EQ(recipes.size(), 1u) << package;
+    EXPECT_EQ(recipes[0].folder, folder);
+    EXPECT_EQ(recipes[0].language, language);
+  }
+}
+
+// The name of a special token in a text is text: only molen itself ends a document.
+TEST_F(PrepareTest, SpecialTokensInTextAreText) {
+  write_tokenizer(at("tokenizer.json"));
+  const std::string text = "A page about <|endoftext|> says that it ends the text, which is what this page is about.";
+  write_file_atomic(at("a.jsonl"), format_jsonl({text, "", "en"}) + "\n");
+  PrepareOptions o = options({at("a.jsonl")});
+  o.tokenizer = at("tokenizer.json");
+  std::ostringstream out;
+  ASSERT_EQ(prepare_command(o, out, {}), 0);
+  const auto tokenizer = Tokenizer::load(at("tokenizer.json"));
+  const TokenStream stream(at("out") / "train", {"en"}, {8, 257, tokenizer.fingerprint()});
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(stream.tokens()));
+  stream.read(0, tokens);
+  EXPECT_EQ(tokens.size(), text.size() + 2) << "one token a byte, the end of the line and that of the text";
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), 256), 1);
+  EXPECT_EQ(tokens.back(), 256);
 }
 
 TEST_F(PrepareTest, BadInputGetsOneClearError) {

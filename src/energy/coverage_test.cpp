@@ -91,6 +91,29 @@ TEST(Coverage, HostsAddUp) {
   EXPECT_EQ(to_json(back), to_json(c));
 }
 
+TEST(Coverage, IsReadAsItWasWritten) {
+  const Coverage c{3, {{"cpu-package0", 3}, {"gpu1", 2}}, {"cpu-package0"}, {{"dram", 3}}};
+  const Json json = to_json(c);
+  EXPECT_EQ(
+      json,
+      Json::parse(
+          R"({"hosts":3,"scopes":{"cpu-package0":3,"gpu1":2},"summed":["cpu-package0"],"missing":{"dram":3},"partial":")" +
+          c.partial() + "\"}"));
+  const Coverage read = coverage_from_json(json, "test");
+  EXPECT_EQ(read.hosts, c.hosts);
+  EXPECT_EQ(read.scopes, c.scopes);
+  EXPECT_EQ(read.summed, c.summed);
+  EXPECT_EQ(read.missing, c.missing);
+}
+
+TEST(Totals, HostsAreTheMostAtATime) {
+  RunTotals t;
+  for (const std::int64_t hosts : {2, 5, 3}) t = add(t, 1, 10, {}, Coverage{hosts, {}, {}, {}});
+  EXPECT_EQ(t.hosts, 5);
+  EXPECT_EQ(t.steps, 3);
+  EXPECT_EQ(t.tokens, 30);
+}
+
 TEST(Coverage, FindsGpusOfThisProcess) {
   FakeMachine f;
   EXPECT_FALSE(has_gpus(f.machine, std::nullopt));

@@ -199,7 +199,9 @@ TEST(Perf, ReasonsArePrecise) {
 
 TEST(CpuList, IsStrict) {
   EXPECT_EQ(parse_cpu_list("0,18-20").value(), (std::vector<int>{0, 18, 19, 20}));
-  for (const char* bad : {"", ",", "1,", "a", "3-1", "-1", "0-99999999", "1;2", "1-"})
+  EXPECT_EQ(parse_cpu_list("0-65535").value().size(), 65536u);
+  EXPECT_EQ(parse_cpu_list("100000-100001").value(), (std::vector<int>{100000, 100001}));
+  for (const char* bad : {"", ",", "1,", "a", "3-1", "-1", "0-99999999", "0-65536", "1;2", "1-"})
     EXPECT_FALSE(parse_cpu_list(bad).ok()) << bad;
 }
 

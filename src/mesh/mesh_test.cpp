@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <utility>
 
 #include <algorithm>
 #include <functional>
 #include <iterator>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 
@@ -79,7 +81,20 @@ TEST(Mesh, WrongSizesAreExplained) {
   EXPECT_NE(usage_error([] { Mesh({{1, -2, 1, 1, 1}}, 2); }).find("dp_replicate has size -2"), std::string::npos);
   EXPECT_NE(usage_error([] { Mesh({{65536, 65536, 1, 1, 1}}, 1); }), "");  // must not wrap to 0
   EXPECT_NE(usage_error([] { Mesh({{2147483647, 2147483647, 2147483647, 2147483647, 2147483647}}, 1); }), "");
-  EXPECT_NE(usage_error([] { Mesh(kOne, 0); }), "");
+  EXPECT_EQ(usage_error([] { Mesh(kOne, 0); }), "a world of 0 ranks");
+  // A larger mesh, though it is a multiple of the world, has no size that mends it; nor has one of a third more.
+  for (const auto& [sizes, world] : {std::pair{PerAxis{{2, 1, 1, 1, 4}}, 4}, {PerAxis{{3, 1, 1, 1, 1}}, 4}}) {
+    const std::string said = usage_error([&, &s = sizes, w = world] { Mesh(s, w); });
+    EXPECT_TRUE(said.ends_with("does not make 4 ranks")) << said;
+  }
+}
+
+TEST(Mesh, RanksOutsideAreRefused) {
+  const Mesh m({{2, 1, 1, 1, 2}}, 4);
+  for (const int rank : {-1, 4}) EXPECT_THROW(m.coordinates(rank), Error) << rank;
+  EXPECT_THROW(m.rank_of({{2, 0, 0, 0, 0}}), Error);
+  EXPECT_THROW(m.rank_of({{0, 0, 0, 0, -1}}), Error);
+  EXPECT_EQ(m.rank_of({{1, 0, 0, 0, 1}}), 3);
 }
 
 TEST(Mesh, WrongOrdersAreExplained) {

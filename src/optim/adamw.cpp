@@ -15,7 +15,8 @@ struct Coefficients {
 };
 
 // clang-format off
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+// The function that chooses a clone runs before a sanitizer is ready.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define MOLEN_VECTOR_TARGETS __attribute__((target_clones("avx512f", "avx2,fma", "default")))
 #else
 #define MOLEN_VECTOR_TARGETS

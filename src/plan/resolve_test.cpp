@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
+#include <set>
 
+#include "arch/json.h"
 #include "arch/parameters.h"
 #include "base/error.h"
 
@@ -26,6 +29,48 @@ TEST(Architecture, PresetAndOverrides) {
   const auto changed = resolve_architecture(with({"model.preset=llama-60m", "model.layers=3"}));
   EXPECT_EQ(changed.layers, 3);
   EXPECT_EQ(changed.name, "llama-60m*");
+}
+
+// Every key of [model] but preset and family sets the member of its name, to the value that it says, and no other one.
+TEST(Architecture, EachKeySetsItsMember) {
+  const std::map<std::string, std::pair<std::string, Json>> values{
+      {"layers", {"7", 7}},
+      {"hidden", {"512", 512}},
+      {"ffn", {"1000", 1000}},
+      {"heads", {"2", 2}},
+      {"kv_heads", {"1", 1}},
+      {"head_dim", {"96", 96}},
+      {"vocabulary", {"777", 777}},
+      {"max_sequence", {"333", 333}},
+      {"rope_theta", {"12345.0", 12345.0}},
+      {"tied", {"false", false}},
+      {"biases", {"true", true}},
+      {"norm_eps", {"0.25", 0.25}},
+      {"norm", {"layer_plain", "layer_plain"}},
+      {"position", {"alibi", "alibi"}},
+      {"activation", {"swiglu", "swiglu"}},
+      {"init_std", {"0.5", 0.5}},
+      {"rope_scaling",
+       {"{ factor = 3.0, low_freq_factor = 1.5, high_freq_factor = 5.0, original_max_sequence = 128 }",
+        Json{{"factor", 3.0}, {"low_freq_factor", 1.5}, {"high_freq_factor", 5.0}, {"original_max_sequence", 128}}}}};
+  const std::set<std::string> follow{"name", "head_dim", "kv_heads"};  // of other sizes, where they are not said
+  const auto made = [](const std::vector<std::string>& more) {         // of an MLP that may have biases
+    std::vector<std::string> sets{"model.preset=llama-tiny", "data.sequence_length=32", "model.activation=gelu_tanh"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return arch::to_json(resolve_architecture(with(sets)));
+  };
+  const Json before = made({});
+  for (const config::Field& field : config::fields()) {
+    if (!field.key.starts_with("model.") || field.key == "model.preset" || field.key == "model.family") continue;
+    const std::string member = field.key.substr(6);
+    ASSERT_TRUE(values.contains(member)) << "no value to try for " << field.key;
+    const auto& [text, value] = values.at(member);
+    const Json after = made({field.key + "=" + text});
+    EXPECT_NE(before.value(member, Json()), value) << member;
+    EXPECT_EQ(after.value(member, Json()), value) << member;
+    for (const auto& [other, was] : before.items())
+      if (other != member && !follow.contains(other)) EXPECT_EQ(after.at(other), was) << member << " changes " << other;
+  }
 }
 
 TEST(Architecture, FamiliesFillWhatIsNotSaid) {
@@ -53,6 +98,8 @@ TEST(Setting, RefusesWhatIsNotBuilt) {
     } catch (const UsageError& error) {
       const std::string key(set, std::strchr(set, '='));
       EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
+      // What is offered instead is a value, not the key.
+      EXPECT_EQ(std::string(error.what()).find("only " + key), std::string::npos) << error.what();
     }
   }
   EXPECT_THROW(setting({"model.preset=llama-tiny", "precision.compute=fp32", "parallel.data_replicate=2"}), UsageError);

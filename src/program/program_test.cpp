@@ -541,6 +541,33 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("buffer ids i32", "buffer ids i33", "i33");
 }
 
+// Numbers that name a place are taken up to the last one there is, and no further.
+TEST(Text, NumbersBeyondWhatIsThereAreRefused) {
+  const auto p = build(tiny(), setting_of(2, 0, false, 4));
+  const std::string text = print(p);
+  const auto accepted = [&](const std::string& where, const std::string& from, const std::string& to) {
+    try {
+      parse(rewrite(text, {where}, from, to), "p.txt");
+      return true;
+    } catch (const UsageError&) {
+      return false;
+    }
+  };
+  const std::int64_t layers = p.arch.layers, chunks = p.setting.head_chunks();
+  const std::string last = fmt::format("layer={}", layers - 1);
+  EXPECT_TRUE(accepted(" forward part=down " + last, last, "layer=0"));
+  for (const std::int64_t wrong : {layers, layers + 1, std::int64_t{-1}})
+    EXPECT_FALSE(accepted(" forward part=down " + last, last, fmt::format("layer={}", wrong))) << wrong;
+  for (const std::int64_t wrong : {chunks, chunks + 1, std::int64_t{-1}})
+    EXPECT_FALSE(accepted("part=head", "chunk=0", fmt::format("chunk={}", wrong))) << wrong;
+  EXPECT_TRUE(accepted("reduce_scalars", "count=2", "count=1"));
+  for (const char* wrong : {"count=0", "count=-1", "count=99"})
+    EXPECT_FALSE(accepted("reduce_scalars", "count=2", wrong)) << wrong;
+  EXPECT_FALSE(accepted("reduce_scalars", "first=0", "first=99"));
+  const std::string beyond = fmt::format("count={}", static_cast<int>(kNumScalars) + 1);
+  EXPECT_FALSE(accepted("reduce_scalars", "count=2", beyond));
+}
+
 TEST(Build, RefusesWhatItCannotHonour) {
   Setting s = setting_of(1, 4, false, 4);
   EXPECT_THROW(build(tiny(), s), UsageError);

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -65,10 +68,110 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
     truth += 1e-6 + step.hardware_flops.value / 1e11 + static_cast<double>(step.moved.value) / 1e10;
   }
   EXPECT_NEAR(predicted / truth, 1.0, 0.05);
+  // The pace multiplies every op's time.
+  std::vector<double> undisturbed;
+  for (const auto& step : p.bodies[0].steps) undisturbed.push_back(model.seconds(p, step));
   model.set_pace(1.25);
+  for (std::size_t i = 0; i < undisturbed.size(); ++i)
+    EXPECT_DOUBLE_EQ(model.seconds(p, p.bodies[0].steps[i]), 1.25 * undisturbed[i]) << i;
   const CostModel again = CostModel::from_json(model.to_json(), "test");
   EXPECT_EQ(again.pace(), 1.25);
   EXPECT_DOUBLE_EQ(again.seconds(p, p.bodies[0].steps[5]), model.seconds(p, p.bodies[0].steps[5]));
+}
+
+// By hand: t = 3e-6 * FLOPs^2 with one outlier-free kind; the level, the exponent, the scatter and the median.
+TEST(CostModel, FitsAPowerLawByHand) {
+  std::vector<Sample> samples;
+  for (const double flops : {10.0, 20.0, 40.0, 80.0, 160.0})
+    for (const double off : {std::exp(-0.1), std::exp(0.1)})
+      samples.push_back({"op", {1.0, std::log(flops)}, 3e-6 * flops * flops * off});
+  const CostModel model = CostModel::fit(samples);
+  const Fit& fit = model.fits().at("op");
+  EXPECT_EQ(fit.samples, 10);
+  // The exponent 2, which a ridge of 0.05 pulls towards 1; the scatter and what the pull leaves.
+  const double variance = 2 * std::log(2.0) * std::log(2.0), exponent = 1 + variance / (variance + 0.05);
+  EXPECT_NEAR(fit.weights[1], exponent, 1e-9);
+  EXPECT_NEAR(fit.center[1], std::log(40.0), 1e-12);
+  EXPECT_NEAR(model.seconds("op", {1.0, std::log(40.0)}), 3e-6 * 1600, 1e-9);
+  EXPECT_NEAR(fit.residual, std::sqrt(0.01 + (2 - exponent) * (2 - exponent) * variance), 1e-9);
+  EXPECT_NEAR(fit.typical_s, 3e-6 * 1600, 3e-6 * 1600 * 0.11);
+  const CostModel read = CostModel::from_json(model.to_json(), "test");
+  EXPECT_EQ(read.fits().at("op").residual, fit.residual);
+  EXPECT_EQ(read.fits().at("op").typical_s, fit.typical_s);
+  EXPECT_EQ(read.fits().at("op").samples, 10);
+}
+
+// A kind that was recomputed and never measured so costs what its forward does; any other is refused by name.
+TEST(CostModel, RecomputationCostsTheForward) {
+  const CostModel model = CostModel::fit({{"forward attention", {1.0}, 2e-3}, {"all_reduce", {1.0}, 1e-3}});
+  EXPECT_DOUBLE_EQ(model.seconds("recompute attention", {1.0}), model.seconds("forward attention", {1.0}));
+  for (const char* kind : {"recompute norm", "backward attention", "recompute"}) {
+    try {
+      model.seconds(kind, {1.0});
+      ADD_FAILURE() << kind;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(fmt::format("no measurement of '{}'", kind)), std::string::npos);
+    }
+  }
+  try {
+    model.seconds("all_reduce", {1.0, 2.0, 3.0});
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("fit of 'all_reduce' has 1 weights where 3 are needed"),
+              std::string::npos);
+  }
+}
+
+TEST(CostModel, RefusesDamage) {
+  const Json good = CostModel::fit({{"op", {1.0, 2.0}, 1e-3}}).to_json();
+  EXPECT_NO_THROW(CostModel::from_json(good, "test"));
+  for (const Json& pace :
+       {Json(0.0), Json(-1.0), Json(nullptr), Json("1"), Json(std::numeric_limits<double>::infinity())}) {
+    Json bad = good;
+    bad["pace"] = pace;
+    EXPECT_THROW(CostModel::from_json(bad, "test"), UsageError) << pace;
+  }
+  Json bad = good;
+  bad["kinds"]["op"]["center"] = {1.0};
+  EXPECT_THROW(CostModel::from_json(bad, "test"), UsageError);
+  bad["kinds"]["op"]["center"] = bad["kinds"]["op"]["weights"] = Json::array();
+  EXPECT_THROW(CostModel::from_json(bad, "test"), UsageError);
+}
+
+// Copies from and to the host: read and written at the memory rate of the optimizer step, and what adds up reads once
+// more.
+TEST(Costs, CopiesMoveAtTheRateOfTheOptimizerStep) {
+  std::vector<Sample> samples;
+  for (const double bytes : {1e6, 1e7, 1e8})
+    samples.push_back({"optimizer_step", {1.0, std::log(bytes)}, bytes * 1e-10});
+  const Costs costs(CostModel::fit(samples), {4, 1, 1}, "self");
+  program::Step step;
+  step.moved = Bytes(10000000);
+  const auto with = [&](program::Op op) {
+    step.op = std::move(op);
+    return costs.seconds(program_of(1, 0, 4), step);
+  };
+  program::CopyToHost out, adding;
+  adding.accumulate = true;
+  EXPECT_NEAR(with(out), 2e-3, 1e-8);
+  EXPECT_NEAR(with(adding), 3e-3, 1e-8);
+  EXPECT_NEAR(with(program::CopyToDevice{}), 2e-3, 1e-8);
+}
+
+TEST(Costs, TrafficOfEachCollective) {
+  EXPECT_DOUBLE_EQ(collective_traffic("all_reduce", 12.0, 4, "threads"), 24.0);
+  EXPECT_DOUBLE_EQ(collective_traffic("all_gather", 12.0, 4, "threads"), 24.0);
+  EXPECT_DOUBLE_EQ(collective_traffic("reduce_scatter", 12.0, 4, "threads"), 15.0);
+  EXPECT_DOUBLE_EQ(collective_traffic("all_reduce", 12.0, 4, "nccl"), 18.0);
+  EXPECT_DOUBLE_EQ(collective_traffic("reduce_scatter", 12.0, 4, "nccl"), 9.0);
+}
+
+TEST(Calibration, IsWrittenIntoAFolderThatIsNotThere) {
+  const fs::path folder = fs::temp_directory_path() / fmt::format("molen_calibration_folder_{}", ::getpid());
+  write_calibration(folder / "deep" / "here.json", {"host", "cpu", "2026-01-01T00:00:00Z", {}, {}});
+  EXPECT_EQ(read_calibration(folder / "deep" / "here.json").host, "host");
+  fs::remove_all(folder);
+  EXPECT_EQ((Conditions{2, 3, "bf16", "aten", "mpi"}.text()), "2 rank(s) x 3 thread(s), bf16, aten kernels, mpi");
 }
 
 TEST(CostModel, RefusesWhatItHasNotSeen) {

@@ -109,6 +109,26 @@ TEST_F(Flight, RecordsComeBackInOrder) {
   EXPECT_EQ(s.streams[1].step, 9);
 }
 
+TEST_F(Flight, TheHeadComesBackWhole) {
+  FlightIdentity id = identity(3, 8);
+  FlightWriter w(file(3), id);
+  w.beat(7'000, 123'000, 1'700'000'000'000'000'000);
+  w.beat(9'000, 124'000, 1'700'000'000'250'000'000);
+  w.saw_dead(5);
+  const FlightState s = read_flight(file(3));
+  EXPECT_EQ(s.identity.rank, 3);
+  EXPECT_EQ(s.identity.ranks, 8);
+  EXPECT_EQ(s.identity.job, 77u);
+  EXPECT_EQ(s.identity.pid_start, id.pid_start);
+  EXPECT_EQ(s.identity.pid_namespace, id.pid_namespace);
+  EXPECT_GT(id.pid_namespace, 0u);
+  EXPECT_EQ(s.identity.boot, id.boot);
+  EXPECT_EQ(s.beat, 3u);  // one at its start
+  EXPECT_EQ(s.idle_ns, 9'000);
+  EXPECT_EQ(s.beat_wall_ns, 1'700'000'000'250'000'000);
+  EXPECT_EQ(s.saw_dead, 5);
+}
+
 TEST_F(Flight, TheRingKeepsTheLast) {
   FlightWriter w(file(), identity());
   constexpr int kMany = FlightWriter::kRecords * 2 + 17;
@@ -325,6 +345,45 @@ TEST(FlightJudge, TheRankThatHasNotEnteredWhatTheOthersWaitIn) {
   EXPECT_NE(text.find("15 <-- here"), std::string::npos) << text;
   EXPECT_NE(text.find("20 <-- here"), std::string::npos) << text;
   EXPECT_EQ(to_json(j, kOps)["culprits"], Json::array({1}));
+}
+
+// The table and the JSON of one judgement, as people and programs read them.
+TEST(FlightJudge, IsShownWhole) {
+  std::vector<Sighting> ranks{living(0, 3, Place{7, 25, false}, Place{7, 20, true}),
+                              living(1, 3, Place{7, 15, true}, Place{7, 10, false}), Sighting{}};
+  ranks[2].rank = 2;
+  ranks[0].flight->idle_ns = 2'500'000'000;
+  ranks[1].flight->idle_ns = 4'000'000'000;
+  ranks[1].flight->beat_wall_ns -= 3'000'000'000;
+  ranks[0].flight->identity.attempt = 4;
+  ranks[0].flight->streams[1].written = 11;
+  ranks[0].flight->streams[1].torn = 1;
+  ranks[0].flight->streams[1].records.resize(6);
+  const auto j = judge(ranks, kOps);
+  EXPECT_EQ(
+      to_text(j, kOps),
+      "rank 2 has left no record; rank 0 waits in op 20 (all_reduce 20)\n\n"
+      "  rank  host                  pid  state      step  no progress  doing\n"
+      "     0  node1                 100  waiting       7       2.50 s  waiting in op 20 (all_reduce 20) of step 7\n"
+      "     1  node1                 101  hung          7       7.00 s  hung: op 15 (part 15) of step 7\n"
+      "        last heartbeat 1970-01-01T00:16:37Z, 3.00 s before the last of all\n"
+      "     2  -                       -  absent  \n\n"
+      "rank 0 (waiting), step 7, op 20:\n  20 <-- here\n");
+  const Json json = to_json(j, kOps);
+  EXPECT_EQ(json["waits_in"], 20);
+  EXPECT_EQ(json["waiting"], Json::array({0}));
+  ASSERT_EQ(json["ranks"].size(), 3u);
+  Json first = json["ranks"][0];
+  EXPECT_DOUBLE_EQ(first["last_beat_s"].get<double>(), 1000.0);
+  first.erase("last_beat_s");
+  EXPECT_EQ(first, Json::parse(R"({"rank":0,"state":"waiting","doing":"waiting in op 20 (all_reduce 20) of step 7",
+      "host":"node1","pid":100,"attempt":4,"phase":"train","step":7,"op":20,"inside":true,"text":"all_reduce 20",
+      "excerpt":"  20 <-- here\n","idle_s":2.5,
+      "streams":[{"records":9,"readable":0,"torn":0},{"records":11,"readable":6,"torn":1}]})"));
+  EXPECT_EQ(json["ranks"][1]["rank"], 1);
+  EXPECT_EQ(json["ranks"][1]["op"], 15);
+  EXPECT_EQ(json["ranks"][2]["rank"], 2);
+  EXPECT_FALSE(json["ranks"][2].contains("host"));
 }
 
 TEST(FlightJudge, AStoppedRankInsideTheSameCollective) {

@@ -56,6 +56,14 @@ TEST(Trace, RefusesImpossibleTimes) {
   EXPECT_THROW(trace_json({{"a", "", "t", 0, INFINITY, {}, 0}}), Error);
 }
 
+// The unit that viewers show; text is not escaped beyond what JSON asks for.
+TEST(Trace, TheDocument) {
+  const std::string text = trace_json({{"m\u00fchle", "", "t", 0, 1, {}, 0}});
+  EXPECT_EQ(parse_json(text, "trace")["displayTimeUnit"], "ms");
+  EXPECT_NE(text.find("m\u00fchle"), std::string::npos) << text;
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+}
+
 TEST(Trace, NamesThatAreNoUtf8DoNotLoseTheTrace) {
   EXPECT_EQ(of_kind(parsed({{"\xff", "", "t", 0, 1, {}, 0}}), "X").size(), 1u);
 }

@@ -1,12 +1,16 @@
 // Peaks: the table, its refusals, and one measured figure for all ranks and attempts.
 #include "train/device_peak.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
+#include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "comm/self/self.h"
@@ -31,6 +35,23 @@ program::Setting fp32() {
 DevicePeak find(const program::Setting& s, const std::optional<path>& environment = std::nullopt) {
   const auto self = comm::make_self();
   return find_device_peak(s, {}, environment, *self);
+}
+
+// FLOP/s of one thread in the products that find_device_peak says it times, the best of several.
+double products_per_s() {
+  const std::int64_t m = 1024, k = 512, n = 1408;
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  std::vector<float> a(static_cast<std::size_t>(m * k), 0.5F), b(static_cast<std::size_t>(n * k), 0.25F),
+      c(static_cast<std::size_t>(m * n));
+  double best = 1e30;
+  for (int i = 0; i < 12; ++i) {
+    const double start = now().value;
+    math::matmul_nt(m, n, k, a.data(), b.data(), false, c.data());
+    best = std::min(best, now().value - start);
+  }
+  at::set_num_threads(threads);
+  return 2.0 * static_cast<double>(m * k * n) / best;
 }
 
 TEST(DevicePeak, IsPublishedPerDeviceAndType) {
@@ -91,8 +112,9 @@ TEST(DevicePeak, IsOneMeasuredFigureOnAllRanks) {
   }
   ASSERT_TRUE(of[0].flops_per_s);
   EXPECT_EQ(*of[0].flops_per_s, *of[1].flops_per_s);
-  EXPECT_GT(*of[0].flops_per_s, 1e8);
-  EXPECT_LT(*of[0].flops_per_s, 1e14);
+  // Beside products of the same size timed here. Other work on the machine slows either; it does not speed one up.
+  EXPECT_GT(*of[0].flops_per_s, 0.1 * products_per_s()) << of[0].source;
+  EXPECT_LT(*of[0].flops_per_s, 4 * products_per_s()) << of[0].source;
   const std::string conditions =
       fmt::format("GFLOP/s fp32 GEMM 1024x512x1408, 1 thread, by {}, mean of 2 ranks (2 of a host) at once",
                   math::name_of(math::gemm_library()));

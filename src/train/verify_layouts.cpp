@@ -173,4 +173,20 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
   return rows;
 }
 
+std::string verdict(const std::vector<VerifyRow>& rows, std::size_t layouts) {
+  if (rows.empty()) return "no layouts";
+  MOLEN_CHECK(layouts > 0 && rows.size() % layouts == 0, "{} runs of {} layouts", rows.size(), layouts);
+  std::vector<std::string> types;
+  std::vector<bool> same(layouts, true);
+  double largest = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i % layouts == 0) types.emplace_back(name_of(rows[i].compute));
+    same[i % layouts] = same[i % layouts] && rows[i].failure.empty();
+    largest = std::max(largest, rows[i].ratio());
+  }
+  return fmt::format(
+      "{} layouts in {}, {} runs: {} of them the same model; the largest difference is {:.4f} of its bound", layouts,
+      fmt::join(types, " and "), rows.size(), std::count(same.begin(), same.end(), true), largest);
+}
+
 }  // namespace molen::train

@@ -47,4 +47,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
                                       const VerifyOptions& options, comm::Communicator& world,
                                       const std::function<void(const VerifyRow&)>& progress);
 
+// What the rows come to, in one line: how many of so many layouts are the same model in every type that they ran in.
+std::string verdict(const std::vector<VerifyRow>& rows, std::size_t layouts);
+
 }  // namespace molen::train

@@ -7,17 +7,14 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import time
 
-from harness import ENV, MOLEN, finish, ok, run, shards, work
+from harness import ENV, MOLEN, finish, mpirun, ok, run, shards, work
 
-MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none"]
-if not shutil.which("mpirun"):
-    print("skipped: no mpirun")
-    raise SystemExit(0)
+if not mpirun(2):
+    finish("flight")
 shards()
 LONG = ["train", "run.toml", "--set", 'train.until="1000000 steps"', "--set", 'train.validate_every="1000000 steps"', "--set", 'checkpoint.every="1000000 steps"']
 
@@ -38,7 +35,7 @@ def steps(name):
 
 
 def start(name, ranks, *sets):
-    words = [*MPIRUN, "-n", str(ranks), MOLEN, *LONG, "--set", f"run.name={name}", *(x for s in sets for x in ("--set", s))]
+    words = [*mpirun(ranks), MOLEN, *LONG, "--set", f"run.name={name}", *(x for s in sets for x in ("--set", s))]
     job = subprocess.Popen(words, cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until("five steps", lambda: steps(name) >= 5 or job.poll() is not None)
     assert job.poll() is None, job.communicate()
@@ -108,7 +105,7 @@ if os.environ.get("MOLEN_NIGHTLY"):
     stopped("shipped", 30.0)  # the limit of a run that says none; steps here take milliseconds
 
 # --- a short limit is no false alarm: validation, checkpoints and the start are not steps --------------------------------------
-r = run("train", "run.toml", "--set", "run.name=well", "--set", 'train.hang_timeout="2 s"', "--set", 'train.validate_every="2 steps"', "--set", 'checkpoint.every="2 steps"', "--save-initial", launcher=[*MPIRUN, "-n", "2"])
+r = run("train", "run.toml", "--set", "run.name=well", "--set", 'train.hang_timeout="2 s"', "--set", 'train.validate_every="2 steps"', "--set", 'checkpoint.every="2 steps"', "--save-initial", launcher=mpirun(2))
 f = flight("well")
 ok("well: ended by itself", f["culprits"] == [] and f["summary"] == "all ranks ended by themselves" and f["report"] is None, f)
 run("train", "run.toml", "--set", "run.name=well", "--set", 'train.until="30 steps"', "--allow-change", "train.until", "--ranks", "3")

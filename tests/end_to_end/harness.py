@@ -2,6 +2,7 @@
 
 usage of each test: TEST.py MOLEN   (needs no network)
 """
+import functools
 import json
 import os
 import pathlib
@@ -12,9 +13,11 @@ import sys
 import tempfile
 
 MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
+SKIPPED = 77  # the exit status that CMake's SKIP_RETURN_CODE names
 work = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
 ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
 checks = 0
+skips = []
 
 BASE = """
 [model]
@@ -67,6 +70,27 @@ def refused(name, *args, says, code=2, launcher=()):
     ok(name + ": nothing written over", all(after.get(p) == t for p, t in before.items()))
 
 
+def skip(what, why):
+    """A check that cannot be made here, for want of a right or of hardware. The test ends as skipped, and tests/suites.json must allow it."""
+    skips.append(what)
+    print(f"SKIPPED {what}: {why}", flush=True)
+
+
+@functools.cache
+def built_with_mpi():
+    if not (built := json.loads(run("doctor", "--format", "json").stdout)["mpi"]):
+        skip("MPI ranks", "molen was built without MPI")
+    return built
+
+
+def mpirun(ranks):
+    """The launcher of so many ranks; None, and a skip, where the build has no MPI. Where it has, a launcher that is missing is a failure."""
+    if not built_with_mpi():
+        return None
+    assert shutil.which("mpirun"), "mpirun is missing; tools/setup.sh installs it"
+    return ["mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
+
+
 def metrics(name):
     lines = [json.loads(x) for x in (work / "runs" / name / "metrics.jsonl").read_text().splitlines()]
     return {m["step"]: m for m in lines}
@@ -74,7 +98,8 @@ def metrics(name):
 
 def finish(name):
     shutil.rmtree(work)
-    print(f"{name}: {checks} checks passed")
+    print(f"{name}: {checks} checks passed" + (f", {len(skips)} skipped" if skips else ""))
+    sys.exit(SKIPPED if skips else 0)
 
 
 def shards():

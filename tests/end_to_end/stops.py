@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 
-from harness import ENV, MOLEN, finish, metrics, ok, run, shards, work
+from harness import ENV, MOLEN, finish, metrics, ok, run, shards, skip, work
 
 shards()
 seed = int(os.environ.get("MOLEN_STOP_SEED") or random.SystemRandom().randrange(2**32))
@@ -102,5 +102,5 @@ cp -r disk/run runs/"$2"
         ok(f"{name} disk: identical in the end", "identical" in run("runs", "compare", "runs/whole1", f"runs/{name.replace(' ', '_')}").stdout)
         shutil.rmtree(work / "between")
 else:
-    print("skipped: a full file system (unshare --mount and mount -t tmpfs are not allowed here); the limit on file sizes above stands in for it")
+    skip("a full file system", "unshare --mount and mount -t tmpfs are not allowed here")
 finish("stops")

@@ -4,9 +4,8 @@
 usage: traffic.py MOLEN
 """
 import json
-import shutil
 
-from harness import finish, ok, run, shards, work
+from harness import finish, mpirun, ok, run, shards, work
 
 shards()
 RANKS = 2
@@ -44,8 +43,8 @@ ok("train, ZeRO-1 on threads: gradients and parameters once, half of them on the
 ok("its communication, by axis", [r["axis"] for r in end["communication"]] == ["dp"] and all(r["seconds"] > 0 and 0 <= r["hidden"] <= 1 for r in end["communication"]), end)
 hidden = end["communication"][0]["hidden"]
 ok("and for people", f", {100 * hidden:.1f}% hidden" in said and "communication of rank 0 in a step: dp " in said, said)
-if shutil.which("mpirun"):
-    end, parameters, _ = train("mpi", RANKS, "parallel.zero=1", launcher=["mpirun", "-n", str(RANKS), "--oversubscribe", "--bind-to", "none"])
+if launcher := mpirun(RANKS):
+    end, parameters, _ = train("mpi", RANKS, "parallel.zero=1", launcher=launcher)
     ok("train, ZeRO-1 under MPI: the same", textbook(end["traffic"], parameters, 4), (end, parameters))
 
 # Axes of the program, though one stream carries both.

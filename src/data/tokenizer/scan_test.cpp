@@ -98,6 +98,22 @@ TEST(Pattern, RefusesWhatEnginesReadDifferently) {
 }
 
 // What runs away is an error, not a hang.
+TEST(Pattern, QuantifiersNeedSomethingToRepeat) {
+  for (const char* bad : {"*", "+a", "?", "a|*", "(*)", "a**b", "a{2}{3}", "{2}", "a{", "a{,3}", "a{3,2", "a{1,2,3}",
+                          "a{x}", "a{1001}", "a{1,1001}", "a{}"})
+    EXPECT_THROW(translate_pattern(bad, "test"), UsageError) << bad;
+  for (const char* good : {"a*", "a+?", "a?+", "(ab)*", "a{2}", "a{2,}", "a{2,3}", "a{1000}", "a|b*", "a{0,1000}"})
+    EXPECT_NO_THROW(translate_pattern(good, "test")) << good;
+}
+
+TEST(Unicode, LettersThatCountAsSymbolsArePartOfWords) {
+  for (const std::uint32_t c : {0x24b6u, 0x24e9u, 0x1f130u, 0x1f149u, 0x1f150u, 0x1f169u, 0x1f170u, 0x1f189u, 0x200cu,
+                                0x200du, 0x5fu, 0x41u, 0x660u, 0x2160u, 0x301u})
+    EXPECT_TRUE(is_word_char(c)) << c;
+  for (const std::uint32_t c : {0x24b5u, 0x1f12fu, 0x1f14au, 0x1f18au, 0x20u, 0x2du, 0x200bu, 0x200eu, 0xb2u})
+    EXPECT_FALSE(is_word_char(c)) << c;
+}
+
 TEST(Pattern, MatchLimitsHold) {
   const Splitter splitter("(?:a+)+[bc]", "test");
   EXPECT_THROW(pieces(splitter, std::string(5000, 'a')), Error);

@@ -196,6 +196,8 @@ TEST(Tokenizer, KnowsItsEnds) {
   EXPECT_EQ(llama3.token_bytes(*llama3.find(" ")), " ");
   EXPECT_EQ(llama3.decode(std::vector{*llama3.bos_id()}, {.skip_special = true}), "");
   EXPECT_THROW(llama3.decode(std::vector{llama3.vocab_size()}), UsageError);
+  // Each id by itself, up to the last one.
+  for (TokenId id = 0; id < llama3.vocab_size(); ++id) EXPECT_FALSE(llama3.decode(std::vector{id}).empty()) << id;
 }
 
 }  // namespace

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""The gates themselves: each is shown something that it must refuse, and the same without the fault.
+
+usage: gates.py
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOOLS = ROOT / "tools"
+sys.path.insert(0, str(TOOLS))
+
+import check_suites  # noqa: E402
+
+
+def called(*command, **options):
+    r = subprocess.run([str(x) for x in command], capture_output=True, text=True, **options)
+    return r.returncode, r.stdout + r.stderr
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="molen_gates_"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def write(self, **files):
+        for name, text in files.items():
+            self.put(name, text)
+
+    def put(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def git(self, *args):
+        who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+        return subprocess.run(["git", "-C", self.folder, *args], env=os.environ | who, capture_output=True, text=True, check=True).stdout.strip()
+
+
+class Layers(Folder):
+    def layers(self, line):
+        self.put("src/train/x.h", "")
+        self.put("src/model/a.cpp", f"{line}\n")
+        return called(sys.executable, TOOLS / "check_layers.py", self.folder)
+
+    def test_upward_includes_in_every_spelling(self):
+        for line in ('#include "train/x.h"', "#include <train/x.h>", '#include "../train/x.h"', '#include "../model/../train/x.h"', "#  include  <../src/train/x.h>"):
+            code, said = self.layers(line)
+            self.assertEqual(code, 1, line)
+            self.assertIn("model (level 2) includes train (level 5)", said, line)
+
+    def test_downward_and_system_includes(self):
+        for line in ('#include "base/error.h"', "#include <optional>", '#include "../base/error.h"', "#include <store>"):
+            self.assertEqual(self.layers(line)[0], 0, line)
+
+    def test_vendor_and_aten(self):
+        self.assertIn("belongs to src/comm/mpi", self.layers("#include <mpi.h>")[1])
+        self.put("src/base/b.cpp", "#include <ATen/ATen.h>\n")
+        self.assertIn("ATen belongs to", self.layers("")[1])
+
+
+class Headers(Folder):
+    """A made-up ATen, which brings <string> as the real one does; the build precompiles <vector> beside it."""
+
+    def headers(self, header):
+        self.put("torch/include/ATen/core/Tensor.h", "#pragma once\n#include <string>\nnamespace at { struct Tensor {}; }\n")
+        self.put("torch/version.py", "1")
+        self.put("src/math/a.h", header)
+        self.put("src/math/a.cpp", '#include "math/a.h"\n')
+        self.put("build/release/pch.h", "#include <ATen/core/Tensor.h>\n#include <vector>\n")
+        command = f"g++ -std=c++20 -I{self.folder}/src -idirafter{self.folder}/torch/include -include {self.folder}/build/release/pch.h -o a.o -c {self.folder}/src/math/a.cpp"
+        self.put("build/release/compile_commands.json", json.dumps([{"file": str(self.folder / "src/math/a.cpp"), "command": command, "directory": str(self.folder)}]))
+        return called(sys.executable, TOOLS / "check_headers.py", self.folder)
+
+    def test_the_precompiled_header_hides_nothing(self):
+        for header in ("#include <ATen/core/Tensor.h>\ninline std::vector<at::Tensor> f() { return {}; }\n", "inline at::Tensor f() { return {}; }\n", "#include <vector>\nstd::vector<at::Tensor> f();\n"):
+            code, said = self.headers(header)
+            self.assertEqual(code, 1, header)
+            self.assertIn("math/a.h does not compile alone", said)
+
+    def test_sound_headers(self):
+        for header in ("#include <ATen/core/Tensor.h>\n#include <vector>\ninline std::vector<at::Tensor> f() { return {}; }\n", "#include <vector>\nstd::vector<int> f();\n"):
+            self.assertEqual(self.headers(header), (0, "headers: 1 compile alone\n"), header)
+
+    def test_a_header_that_lost_an_include_is_compiled_again(self):
+        self.headers("#include <vector>\nstd::vector<int> f();\n")
+        self.assertEqual(self.headers("std::vector<int> f();\n")[0], 1)
+
+
+class Suites(Folder):
+    """Real runs of ctest on suites that are one line of shell each."""
+    RULES = [{"suite": "stops", "test": "a full disk", "why": "needs a mount"}]
+
+    def judge(self, least, **suites):
+        lines = ["cmake_minimum_required(VERSION 3.23)", "project(x NONE)", "enable_testing()"]
+        for name, script in suites.items():
+            self.put(f"{name}.sh", script)
+            lines += [f"add_test(NAME {name} COMMAND sh {self.folder}/{name}.sh)", f"set_tests_properties({name} PROPERTIES SKIP_RETURN_CODE 77)"]
+        self.put("CMakeLists.txt", "\n".join(lines))
+        build = self.folder / "build"
+        self.assertEqual(called("cmake", "-S", self.folder, "-B", build)[0], 0)
+        called("ctest", "--test-dir", build, "--output-junit", "suites.xml")
+        found = check_suites.suites_of((build / "Testing/Temporary/LastTest.log").read_text(), (build / "suites.xml").read_text())
+        return check_suites.judge(found, least, self.RULES)
+
+    def test_all_there(self):
+        self.assertEqual(self.judge({"base": 2, "stops": 30, "gates": 4, "mpi": None}, base="echo '[==========] 3 tests from 2 test suites ran. (1 ms total)'", mpi="", stops="echo 'stops: 31 checks passed'", gates="echo 'Ran 4 tests in 1 s'"), [])
+
+    def test_what_vanished(self):
+        self.assertEqual(self.judge({"base": 2, "train": 1, "arch": 3, "mesh": 1}, base="echo '[==========] 2 tests from 2 test suites ran. (1 ms total)'", arch="echo '[==========] 2 tests from 1 test suite ran. (1 ms total)'", mesh=""),
+                         ["the suite train did not run", "the suite arch ran 2 tests, where tests/suites.json has at least 3", "the suite mesh ran 0 tests, where tests/suites.json has at least 1"])
+
+    def test_skips_are_named(self):
+        gtest = "printf '[  SKIPPED ] A/Gemm.Forms/x (0 ms)\\n[==========] 1 test from 1 test suite ran. (1 ms total)\\n[  SKIPPED ] 1 test, listed below:\\n[  SKIPPED ] A/Gemm.Forms/x\\n'"
+        self.assertEqual(self.judge({}, stops="echo 'SKIPPED a full disk: no mount'; exit 77", flight="echo 'SKIPPED MPI ranks: none'; exit 77", math=gtest, silent="exit 77"),
+                         ["flight skipped MPI ranks, which tests/suites.json does not allow", "math skipped A/Gemm.Forms/x, which tests/suites.json does not allow", "the suite silent was skipped as a whole and does not say what"])
+
+
+class Tidy(Folder):
+    """`nightly.sh tidy` on a tree of one file."""
+
+    def tidy(self, source):
+        for name in ("tools/nightly.sh", "tools/results.py", ".clang-tidy", "docs/results/metrics.json"):
+            self.put(name, (ROOT / name).read_text())
+            (self.folder / name).chmod(0o755)
+        self.put("docs/results/records.jsonl", "")
+        self.put("src/base/a.cpp", source)
+        self.put("build/release/compile_commands.json", json.dumps([{"file": str(self.folder / "src/base/a.cpp"), "command": f"g++ -std=c++20 -c {self.folder}/src/base/a.cpp", "directory": str(self.folder)}]))
+        self.git("init", "-q")
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", "a")
+        return called("bash", self.folder / "tools/nightly.sh", "tidy", cwd=self.folder)
+
+    def test_without_a_finding_it_passes(self):
+        code, said = self.tidy("int f(int a) { return a; }\n")
+        self.assertEqual(code, 0, said)
+        self.assertIn("tidy: 1 ", said)
+        record = json.loads((self.folder / "docs/results/records.jsonl").read_text())
+        self.assertEqual((record["metric"], record["value"], record["commit"]), ("tidy", 1, self.git("rev-parse", "--short", "HEAD")))
+
+    def test_with_a_finding_it_fails(self):
+        code, said = self.tidy("int f(int a) { return a == a; }\n")
+        self.assertEqual(code, 1, said)
+        self.assertIn("[misc-redundant-expression", said)
+
+    def test_a_file_that_cannot_be_read_is_a_finding(self):
+        code, said = self.tidy('#include "nowhere.h"\n')
+        self.assertEqual(code, 1, said)
+        self.assertIn("[clang-diagnostic-error]", said)
+
+
+class Results(Folder):
+    METRICS = {"speed": {"title": "a speed", "section": "S", "unit": "x", "better": "higher", "peer": "another", "covers": ["src"], "stale_after": 1,
+                         "bounds": {"any": {"at_least": 1.5, "spread": None, "why": "w"}, "Some/1": {"at_least": 2, "spread": [2.1, 2.3], "why": "w"}}},
+               "error": {"title": "an error", "section": "S", "unit": "%", "better": "lower", "peer": None, "covers": ["src"], "stale_after": 1, "bounds": {"any": {"at_most": 10, "spread": None, "why": "w"}}}}
+
+    def setUp(self):
+        super().setUp()
+        self.put("docs/results/metrics.json", json.dumps(self.METRICS))
+        self.put("src/a", "1")
+        self.git("init", "-q")
+        self.commit()
+
+    def commit(self):
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", "a", "--allow-empty")
+        return self.git("rev-parse", "--short", "HEAD")
+
+    def records(self, *rows):
+        base = {"metric": "speed", "value": 2.0, "spread": [1.9, 2.1], "unit": "x", "machine": "m", "make": "Some/1", "commit": self.git("rev-parse", "--short", "HEAD"), "date": "2026-01-01", "command": "c", "note": None}
+        self.put("docs/results/records.jsonl", "".join(json.dumps(base | r) + "\n" for r in rows))
+
+    def tool(self, name, *args):
+        return called(sys.executable, TOOLS / name, *args, env=os.environ | {"MOLEN_ROOT": str(self.folder)})
+
+    def test_a_page_that_is_not_what_the_records_say(self):
+        self.records({}, {"value": 2.1}, {"value": 2.05})
+        self.assertIn("tools/results.py page writes it", self.tool("results.py", "check")[1])
+        self.assertEqual(self.tool("results.py", "page")[0], 0)
+        self.assertEqual(self.tool("results.py", "check"), (0, "results: ok\n"))
+        page = (self.folder / "docs/RESULTS.md").read_text()
+        self.assertIn("| a speed | 2.05x [1.9, 2.1]: m;", page)
+        self.assertIn("| 2.1x [1.9, 2.1] (m;", page)
+        self.records({}, {"value": 2.1})
+        self.assertEqual(self.tool("results.py", "check")[0], 1)
+
+    def test_records_that_lack_something(self):
+        for row, says in (({"metric": "none"}, "no metric none"), ({"unit": "s"}, "in s, where"), ({"value": 3.0}, "no number within its spread"), ({"more": 1}, "a record has")):
+            self.records(row)
+            code, said = self.tool("results.py", "check")
+            self.assertEqual(code, 1, row)
+            self.assertIn(says, said)
+
+    def test_bounds_go_by_make_and_nan_misses_them(self):
+        code = ("import results, sys; assert results.missed('speed', 1.9, 'Some/1') and not results.missed('speed', 2, 'Some/1') and not results.missed('speed', 1.5, 'Other/2');"
+                "assert results.missed('speed', 1.49, 'Other/2') and results.missed('error', 10.1, 'x') and not results.missed('error', 10, 'x') and results.missed('error', float('nan'), 'x');"
+                "sys.exit(0 if not results.report([('error', 11, None), ('speed', 3, None)], 'c', True) else 9)")
+        self.put("docs/results/records.jsonl", "")
+        code, said = called(sys.executable, "-c", code, env=os.environ | {"MOLEN_ROOT": str(self.folder), "PYTHONPATH": str(TOOLS)})
+        self.assertEqual((code, said), (0, "missed: error is 11, above its bound of 10 (w)\n"))
+        self.assertEqual([json.loads(x)["value"] for x in (self.folder / "docs/results/records.jsonl").read_text().splitlines()], [11, 3])
+        self.assertEqual(self.tool("results.py", "judge", "error", "11")[0], 1)
+        self.assertEqual(self.tool("results.py", "judge", "error", "9.5")[0], 0)
+
+    def test_stale_records(self):
+        self.records({})
+        self.assertEqual(self.tool("stale_records.py")[0], 0)
+        self.put("src/a", "2")
+        self.commit()
+        self.assertEqual(self.tool("stale_records.py"), (0, "records: 1 metrics, 1 older than the code they cover, 0 too old; 1 not measured yet\n"))
+        self.put("src/a", "3")
+        self.commit()
+        code, said = self.tool("stale_records.py")
+        self.assertEqual(code, 1)
+        self.assertIn("2 commits touch src since", said)
+        self.records({"commit": "0123456"})
+        self.assertIn("is not in the history", self.tool("stale_records.py")[1])
+        self.put(".git/HEAD", "broken")
+        self.assertEqual(self.tool("stale_records.py")[0], 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""The mutation run on a source of a few lines: what it finds there, that all of it goes into one program, and that each mutant does what it says.
+
+usage: mutants.py     (with the tree's own Python, which has libclang)
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import mutants_find  # noqa: E402
+import mutate  # noqa: E402
+
+SOURCE = """#include <cstdio>
+static int low(int a, int b) { return a * 10 - b; }
+static constexpr int kFive = 5;
+int seen = 0;
+void note(int by) { seen += by; }
+int work(int x, int y) {
+  // x < y in a comment is no candidate
+  if (x < y && y > 2) return low(x, y);
+  note(x + y);
+  return kFive;
+}
+#ifdef MAIN
+int main() {
+  const int a = work(1, 4), b = work(3, 3), c = work(4, 1);
+  std::printf("%d %d %d %d", a, b, c, seen);
+}
+#endif
+"""
+
+
+class Mutants(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="molen_mutants_"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        (self.folder / "src/base").mkdir(parents=True)
+        self.file = self.folder / "src/base/a.cpp"
+        self.file.write_text(SOURCE)
+        self.found = mutants_find.candidates_of(self.folder, "src/base/a.cpp", f"g++ -std=c++20 -o a.o -c {self.file}")
+        for number, m in enumerate(self.found):
+            m["number"] = number
+        self.file.write_text(mutate.instrumented(SOURCE, self.found))
+        runtime = self.folder / "runtime.cpp"
+        runtime.write_text(mutate.RUNTIME.replace("COUNT", "4096"))
+        subprocess.run(["g++", "-std=c++20", "-DMAIN", self.file, runtime, "-o", self.folder / "a"], check=True)
+
+    def said(self, **environment):
+        return subprocess.run([self.folder / "a"], env=os.environ | environment, capture_output=True, text=True).stdout
+
+    def test_each_mutant_does_what_it_says(self):
+        self.assertEqual(self.said(), "6 5 5 11")
+        self.assertEqual(self.said(MOLEN_MUTANT="100000"), "6 5 5 11")
+        wanted = {("comparison", "x < y", "x <= y"): "6 27 5 5", ("comparison", "y > 2", "y >= 2"): "6 5 5 11", ("condition", "x < y && y > 2", "x < y || y > 2"): "6 27 5 5",
+                  ("branch dropped", "x < y && y > 2", "false"): "5 5 5 16", ("swapped arguments", "low(x, y)", "low(y, x)"): "39 5 5 11", ("operator", "x + y", "x - y"): "6 5 5 3",
+                  ("operand dropped", "x + y", "x"): "6 5 5 7", ("call dropped", "note(x + y)", "nothing"): "6 5 5 0", ("assignment dropped", "seen += by", "nothing"): "6 5 5 0",
+                  ("operator", "seen += by", "seen -= by"): "6 5 5 -11", ("constant", "5", "5 + 1"): "6 6 6 11", ("constant", "2", "2 + 1"): "6 5 5 11",
+                  ("operator", "a * 10 - b", "a * 10 + b"): "14 5 5 11", ("operand dropped", "a * 10 - b", "a * 10"): "10 5 5 11", ("constant", "10", "10 + 1"): "7 5 5 11"}
+        outcomes = {(m["kind"], m["old"], m["new"]): self.said(MOLEN_MUTANT=str(m["number"])) for m in self.found}
+        self.assertEqual({k: outcomes.get(k) for k in wanted}, wanted)
+        self.assertEqual([m["key"] for m in self.found if "comment" in m["key"] or "MAIN" in m["key"]], [])
+
+    def test_lines_stay_where_they_are(self):
+        body = self.file.read_text().split("#line 1\n")[1]
+        self.assertEqual(body.count("\n"), SOURCE.count("\n"))
+        self.assertTrue(body.splitlines()[10].startswith("}"))
+
+    def test_what_a_run_reaches_is_told(self):
+        marks = self.folder / "marks"
+        marks.write_bytes(bytes(4096))
+        self.said(MOLEN_MUTANTS_REACHED=str(marks))
+        reached = marks.read_bytes()
+        self.assertEqual({m["number"] for m in self.found if not reached[m["number"]]}, set())
+        self.assertEqual(sum(reached), len(self.found))
+
+    def test_samples_are_seeded_and_spread(self):
+        many = [dict(m, file=f"src/{module}/a.cpp", key=f"{module} {i} {m['key']}") for module, times in (("base", 1), ("data", 9), ("sim", 4)) for i in range(times) for m in self.found]
+        first, again, other = (mutate.sample(many, 30, seed) for seed in (1, 1, 2))
+        self.assertEqual([m["key"] for m in first], [m["key"] for m in again])
+        self.assertNotEqual([m["key"] for m in first], [m["key"] for m in other])
+        counts = {module: sum(m["file"].split("/")[1] == module for m in first) for module in ("base", "data", "sim")}
+        self.assertEqual(counts, {"base": 5, "data": 15, "sim": 10})
+        self.assertGreaterEqual(len({m["kind"] for m in first}), 6)
+
+
+if __name__ == "__main__":
+    unittest.main()

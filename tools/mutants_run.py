@@ -1,0 +1,130 @@
+"""Runs the tests that reach each mutant, until one fails."""
+import concurrent.futures
+import os
+import pathlib
+import resource
+import subprocess
+import tempfile
+import time
+
+MEMORY = 6 << 30  # a mutant that asks for more is caught
+
+
+def limited():
+    """Of the child alone. Libtorch maps more than it uses."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+MPIRUN = ["mpirun", "-n", "3", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root"]
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+def launched(module):
+    """A whole program under mpirun, which is one test."""
+    return module.endswith("_suite")
+
+
+def target_of(module):
+    return module if launched(module) else f"{module}_test"
+
+
+def program_of(tree, module):
+    """With what stands before it."""
+    folder = tree / "build/release/src" / module.split("_")[0]
+    return [*(MPIRUN if launched(module) else []), folder / target_of(module)]
+
+
+def call(tree, module, filters, seconds, environment):
+    """Exit status of the tests, None where they did not end in time."""
+    with tempfile.NamedTemporaryFile("w", suffix=".flags") as flags:
+        flags.write(f"--gtest_filter={':'.join(filters)}\n--gtest_fail_fast\n--gtest_brief=1\n")
+        flags.flush()
+        job = subprocess.Popen([*program_of(tree, module), f"--gtest_flagfile={flags.name}"], cwd=tree, env=os.environ | MPI | environment, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=limited, start_new_session=True)
+        try:
+            return job.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            try:
+                os.killpg(job.pid, 9)
+            except ProcessLookupError:
+                pass
+            job.wait()
+
+
+def names_of(tree, module):
+    if launched(module):
+        return ["all"]
+    said = subprocess.run([*program_of(tree, module), "--gtest_list_tests"], cwd=tree, capture_output=True, text=True, check=True).stdout
+    names, suite = [], ""
+    for line in said.splitlines():
+        if line.startswith("  "):
+            names.append(suite + line.split("#")[0].strip())
+        else:
+            suite = line.split("#")[0].strip()
+    return [n for n in names if "DISABLED_" not in n]
+
+
+def measured(tree, test, count):
+    """How long a test takes, and which mutants it reaches; None where it fails without any."""
+    module, name = test
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(max(4096, count))
+        start = time.monotonic()
+        status = call(tree, module, [name], 300, {"MOLEN_MUTANTS_REACHED": file.name})
+        seconds = time.monotonic() - start
+        marks = pathlib.Path(file.name).read_bytes()
+    return (seconds, {i for i in range(count) if marks[i]}) if status == 0 else None
+
+
+def order(tests, module, seconds):
+    """Tests of the mutant's own module first, quick ones before slow ones; those of one program and at most a fifth of a second each run together."""
+    groups = []
+    for program in sorted({t[0] for t in tests}, key=lambda m: (m != module, sum(seconds[t] for t in tests if t[0] == m))):
+        own = sorted((t for t in tests if t[0] == program), key=lambda t: seconds[t])
+        quick = [t for t in own if seconds[t] <= 0.2]
+        groups += ([quick] if quick else []) + [[t] for t in own if seconds[t] > 0.2]
+    return groups
+
+
+def outcome_of(tree, mutant, tests, seconds, budget):
+    if not tests:
+        return "not reached"
+    spent = 0.0
+    for group in order(tests, mutant["file"].split("/")[1], seconds):
+        cost = sum(seconds[t] for t in group)
+        if spent and spent + cost > budget:
+            return f"survives {spent:.0f} s of the tests that reach it"
+        spent += cost
+        status = call(tree, group[0][0], [t[1] for t in group], 10 + 10 * cost, {"MOLEN_MUTANT": str(mutant["number"])})
+        if status is None:
+            return "caught: a test does not end"
+        if status != 0:
+            return "caught"
+    return "survives"
+
+
+def run(tree, mutants, modules, jobs, budget):
+    tests = [(m, n) for m in modules for n in names_of(tree, m)]
+    count = max((m["number"] for m in mutants), default=0) + 1
+    begun = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        results = dict(zip(tests, pool.map(lambda t: measured(tree, t, count), tests)))
+    broken = [".".join(t) for t, r in results.items() if r is None]
+    if broken:
+        print(f"mutate: {len(broken)} tests fail without a mutant and are left out: {', '.join(broken[:10])}", flush=True)
+    seconds = {t: r[0] for t, r in results.items() if r}
+    reach = {m["number"]: [t for t, r in results.items() if r and m["number"] in r[1]] for m in mutants}
+    print(f"mutate: {len(seconds)} tests measured in {time.monotonic() - begun:.0f} s; {sum(bool(t) for t in reach.values())} of {len(mutants)} mutants are reached", flush=True)
+    outcomes = {}
+
+    def one(m):
+        outcomes[m["number"]] = outcome_of(tree, m, reach[m["number"]], seconds, budget)
+        if len(outcomes) % 50 == 0:
+            print(f"mutate: {len(outcomes)} of {len(mutants)} after {time.monotonic() - begun:.0f} s, {sum(o.startswith('caught') for o in outcomes.values())} caught", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, mutants))
+    return outcomes
