@@ -76,8 +76,11 @@ RC_GTEST_PROP(TensorBoard, EveryRecordIsFramed, (const std::string& tag, float v
 TEST(TensorBoard, EachAttemptHasItsOwnFile) {
   const TemporaryDirectory dir;
   TensorBoardWriter first(dir.path, "node", 1, 1700000000.0), second(dir.path, "node", 1, 1700000000.9);
-  EXPECT_EQ(first.path().filename(), "events.out.tfevents.1700000000.node.1.0");
-  EXPECT_EQ(second.path().filename(), "events.out.tfevents.1700000000.node.1.1");
+  EXPECT_EQ(first.path().filename(), "events.out.tfevents.1700000000.0000.node.1");
+  EXPECT_EQ(second.path().filename(), "events.out.tfevents.1700000000.0001.node.1");
+  // A clock that was set back puts no file before those that are there.
+  EXPECT_EQ(TensorBoardWriter(dir.path, "node", 1, 1600000000.0).path().filename(),
+            "events.out.tfevents.1700000000.0002.node.1");
   for (int step = 1; step <= 5000; ++step) first.scalar("loss", 1.0 / step, step, 2.0 + step);
   first.flush();
   EXPECT_EQ(count_records(read_file(first.path())), 5001u);
