@@ -24,6 +24,7 @@
 #include "train/doctor.h"
 #include "train/precision.h"
 #include "train/require_memory.h"
+#include "train/together.h"
 #include "train/trainer.h"
 #include "train/world.h"
 #endif
@@ -157,6 +158,10 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
   config::Config c = load_config(options);
   const auto launch = train::resolve_launch(c, options.ranks);
   train::run_ranks(launch, [&](comm::Communicator& world) {
+    // What is wrong with it is said now, not at the end of the run.
+    train::together(world, [&] {
+      if (world.rank() == 0 && train_options.cluster) sim::read_calibration(*train_options.cluster);
+    });
     const auto job = train::prepare_job(c, launch.machine, launch.communicator, train_options, world);
     train::run_job(job, world);
   });

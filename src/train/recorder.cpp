@@ -171,6 +171,7 @@ class Recorder::Impl {
                      {"count", row.count},
                      {"predicted_s", row.predicted_s},
                      {"measured_s", row.measured_s},
+                     {"waited_s", row.waited_s},
                      {"bytes", row.bytes}});
     run_.write_prediction({{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
                            {"memory_bytes",
@@ -178,6 +179,7 @@ class Recorder::Impl {
                              {"measured", measured_peak},
                              {"process_predicted", memory.total().value},
                              {"process_measured", rss}}},
+                           {"extrapolated", c.extrapolated.empty() ? Json() : Json(c.extrapolated)},
                            {"ops", ops}});
     console_.prediction(c);
   }

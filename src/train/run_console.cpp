@@ -116,7 +116,8 @@ void RunConsole::note(const std::string& line) {
 
 void RunConsole::prediction(const program::Comparison& c) {
   live_.finish();
-  say("\npredicted beside measured (median step):\n{}", program::to_table(c));
+  say("\npredicted beside measured (median step){}:\n{}",
+      c.extrapolated.empty() ? "" : "; extrapolated from " + c.extrapolated, program::to_table(c));
 }
 
 void RunConsole::end(std::int64_t step, const std::string& reason, const std::string& communication,

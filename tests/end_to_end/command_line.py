@@ -114,11 +114,19 @@ refused("simulate: nodes that are not whole", "simulate", "run.toml", "--cluster
 refused("simulate: ranks of two nodes are not threads", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", "--ranks-per-node", "1", says=["mpi"])
 # What cannot be simulated is said where it was asked for, and keeps no run from its end.
 RING = ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"]
-PIECES = ["--set", "parallel.tensor=2", "--set", "parallel.sequence=true", "--set", "parallel.tensor_chunks=2"]
-for shape, key in ((RING, "parallel.context_form"), (["--set", "parallel.pipeline=2"], "parallel.pipeline"), (["--set", "data.document_mask=true"], "data.document_mask"), (["--set", "precision.reduce=bf16"], "precision.reduce"), (PIECES, "parallel.tensor_chunks")):
+TENSOR = ["--set", "parallel.tensor=2"]
+for shape, key in ((RING, "parallel.context_form"), (["--set", "parallel.pipeline=2"], "parallel.pipeline"), (["--set", "data.document_mask=true"], "data.document_mask"), (["--set", "precision.reduce=bf16"], "precision.reduce"), (TENSOR, "parallel.tensor")):
     refused(f"simulate: {key}", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", *shape, says=[key])
     said = run("train", "run.toml", "--set", f"run.name={key}", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", *shape).stdout
     ok(f"train: no prediction for {key}", f"no prediction: {key}" in said, said)
+# Nor does a calibration that lacks an op, or one that went away meanwhile; one that was never there is an error at once.
+lacking = json.loads((work / "here.json").read_text())
+lacking["entries"][0]["costs"]["kinds"].pop("optimizer_step")
+(work / "lacking.json").write_text(json.dumps(lacking))
+said = run("train", "run.toml", "--set", "run.name=lacking", "--set", 'train.stop_after="2 steps"', "--cluster", "lacking.json").stdout
+ok("train: an op that was not measured leaves the run its end", "no prediction: the calibration has no measurement of 'optimizer_step'" in said and "stopped after step 2: " in said, said)
+ok("train: its last step is saved", (work / "runs/lacking/checkpoints/step-000000002").is_dir())
+refused("train: a calibration that is not there", "train", "run.toml", "--set", "run.name=nowhere", "--cluster", "nowhere.json", says=["nowhere.json"])
 for words in (
     ["runs", "list"], ["runs", "show", "runs/some"], ["runs", "compare", "runs/some", "runs/some"], ["runs", "flight", "runs/some"],
     ["model", "list"], ["model", "show", "gpt2"], ["doctor"], ["program", "run.toml"], ["simulate", "run.toml", "--cluster", "here.json"],
