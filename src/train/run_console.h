@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 
 #include "base/json.h"
@@ -30,9 +31,14 @@ class RunConsole {
  private:
   const Job& job_;
   std::int64_t total_steps_, stop_step_;
+  void say(const std::string& text);  // a line that stays, broken where it is too long
+  bool keeps_line(std::int64_t step);
+
+  bool terminal_;
   store::ConsoleStyle style_;
   store::LiveLine live_;
-  std::deque<double> recent_;  // seconds of the last steps
+  std::optional<double> kept_;  // when the last full line was written
+  std::deque<double> recent_;   // seconds of the last steps
 };
 
 }  // namespace molen::train

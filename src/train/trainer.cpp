@@ -141,9 +141,9 @@ class Loop {
                                 job_.setting.data_ranks(), 4, job_.setting.document_mask});
     loader_ = &loader;
     if (job_.options.save_initial && step_ == 0) save();
-    flight_.phase(store::FlightPhase::kTrain, step_ + 1);
     const double begun = now().value;
     if (step_ >= stop_step_) {
+      flight_.phase(store::FlightPhase::kFinish, step_);
       const energy::EnergySoFar used = energy_->so_far();
       if (recorder_)  // no step ran, so there is no peak to compare with the prediction
         recorder_->end(step_, tokens_total_, used, communication_,
@@ -438,9 +438,9 @@ class Loop {
     if (recorder_)
       recorder_->end(
           step_, tokens_total_, used, communication_,
-          fmt::format("{}; peak resident memory {} where {} was predicted ({:+.1f}%)", reason, human(Bytes(rss)),
-                      human(memory_.total()),
-                      100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
+          fmt::format("{}; peak resident memory {}, {:.1f}% {} the {} predicted", reason, human(Bytes(rss)),
+                      100.0 * std::abs(static_cast<double>(rss) / static_cast<double>(memory_.total().value) - 1.0),
+                      rss < memory_.total().value ? "below" : "above", human(memory_.total())));
   }
 
   at::Device device() const {
