@@ -89,7 +89,7 @@ cat <<EOF
   Hugging Face form  $work/export
 What to try next
   $molen generate $run --prompt "De opdracht" --max-tokens 100
-  $molen program demo/config.toml --ranks 2 | less         the step program that ran
+  $molen program $run | less         the step program that ran
   $molen train demo/config.toml --set run.name=gpt --set model.preset=gpt2 --set model.layers=4 --dry-run
   $molen config reference
 EOF

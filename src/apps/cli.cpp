@@ -1,12 +1,18 @@
 #include "apps/cli.h"
 
+#include <fmt/format.h>
+
 #include "base/error.h"
+#ifdef MOLEN_HAS_TORCH
+#include "train/rates.h"
+#include "train/world.h"
+#endif
 
 namespace molen::apps {
 
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks) {
   auto o = std::make_shared<ConfigOptions>();
-  app.add_option("CONFIG", o->file, "TOML file (docs: `molen config reference`)");
+  app.add_option("CONFIG", o->file, "TOML file (docs: `molen config reference`), or a run directory");
   app.add_option("--model", o->model, "preset, in the place of CONFIG or over its model");
   app.add_option("--set", o->sets, "key=value, over the file; may be repeated")
       ->take_all()
@@ -23,7 +29,19 @@ config::Config load_config(const ConfigOptions& o) {
   if (o.model) sets.push_back("model.preset=\"" + *o.model + "\"");
   sets.insert(sets.end(), o.sets.begin(), o.sets.end());
   if (!o.file && !o.model && sets.empty()) throw UsageError("a CONFIG file, or --model NAME, is needed");
-  return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets);
+  if (!names_run(o)) return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets);
+  config::Config c = config::load(fs::path(*o.file) / "config.toml", sets);
+  // There every key is written out; one at its default was not asked for.
+  const config::Config plain;
+  for (const auto& f : config::fields())
+    if (f.write(c) == f.write(plain)) c.origins.erase(f.key);
+  return c;
+}
+
+bool names_run(const ConfigOptions& o) {
+  if (!o.file || !fs::is_directory(*o.file)) return false;
+  if (fs::exists(fs::path(*o.file) / "config.toml")) return true;
+  throw UsageError("{}: a directory without config.toml; CONFIG is a TOML file or a run directory", *o.file);
 }
 
 void add_node_option(CLI::App& app, ConfigOptions& o) {
@@ -32,13 +50,60 @@ void add_node_option(CLI::App& app, ConfigOptions& o) {
       ->check(CLI::PositiveNumber);
 }
 
-plan::Machine planned_machine(const ConfigOptions& o) {
+plan::Machine planned_machine(const ConfigOptions& o, const config::Config& c) {
   plan::Machine machine;
-  machine.ranks = o.ranks.value_or(1);
-  machine.local_ranks = o.ranks_per_node.value_or(machine.ranks);
+  machine.ranks = machine.local_ranks = o.ranks.value_or(1);
+  if (const fs::path file = fs::path(o.file.value_or("")) / "environment.json"; names_run(o) && fs::exists(file)) {
+    const Json before = read_json(file);
+    const int ranks = before.value("ranks", 1);
+    if (!o.ranks) machine.ranks = ranks;
+    if (machine.ranks == ranks) machine.local_ranks = before.value("local_ranks", ranks);
+  }
+  machine.local_ranks = o.ranks_per_node.value_or(machine.local_ranks);
   if (machine.ranks % machine.local_ranks != 0)
     throw UsageError("--ranks-per-node: {} ranks are not whole nodes of {}", machine.ranks, machine.local_ranks);
+#ifdef MOLEN_HAS_TORCH
+  const bool here = train::has_cuda();
+  machine.cuda = c.device.kind == "cuda" || (c.device.kind == "auto" && here);
+  if (!machine.cuda || here)
+    machine.measure_precision = [device = machine.cuda ? 0 : -1](int threads) {
+      return train::precision_rates(threads, device);
+    };
+#else
+  machine.cuda = c.device.kind == "cuda";
+#endif
   return machine;
+}
+
+std::vector<OpenChoice> open_choices(const config::Config& given, const config::Config& resolved,
+                                     const arch::Architecture& arch, const program::Setting& s) {
+  std::vector<OpenChoice> open;
+  for (const auto& f : config::fields())
+    if (f.write(given) != f.write(resolved))
+      open.push_back({f.key, config::toml_value(f.write(resolved)), resolved.origins.at(f.key).describe()});
+  const auto at_default = [&](const char* key, const std::string& more = "") {
+    if (given.origins.count(key) == 0)
+      open.push_back({key, config::toml_value(config::field(key).write(resolved)), "default" + more});
+  };
+  at_default("data.sequence_length",
+             s.sequence < arch.max_sequence ? fmt::format("; the model takes up to {}", arch.max_sequence) : "");
+  at_default("batch.global");
+  at_default("batch.micro");
+  if (s.ranks() > 1 && !given.parallel.sharding && !given.parallel.zero)
+    open.push_back({"parallel.sharding", "\"NO_SHARD\"", "default; FULL_SHARD and others divide the state"});
+  return open;
+}
+
+std::string to_text(const std::vector<OpenChoice>& choices) {
+  std::string text;
+  for (const auto& c : choices) text += fmt::format("# {} = {} ({})\n", c.key, c.value, c.why);
+  return text;
+}
+
+Json to_json(const std::vector<OpenChoice>& choices) {
+  Json all = Json::array();
+  for (const auto& c : choices) all.push_back({{"key", c.key}, {"value", c.value}, {"why", c.why}});
+  return all;
 }
 
 std::shared_ptr<std::string> add_format_option(CLI::App& app) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "config/config.h"
 #include "plan/resolve.h"
 
@@ -28,11 +29,25 @@ struct ConfigOptions {
   std::optional<int> ranks, ranks_per_node;
 };
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks = true);
+// Where CONFIG is a run directory, the configuration that it resolved.
 config::Config load_config(const ConfigOptions& options);
+bool names_run(const ConfigOptions& options);  // CONFIG is a run directory
 
-// --ranks-per-node, for verbs that plan a job without starting it; and that job's machine.
+// --ranks-per-node, for verbs that plan a job without starting it; and that job's machine: of as many ranks as --ranks
+// says, or the run had; with the devices and the rates of this one.
 void add_node_option(CLI::App& app, ConfigOptions& options);
-plan::Machine planned_machine(const ConfigOptions& options);
+plan::Machine planned_machine(const ConfigOptions& options, const config::Config& config);
+
+// What the configuration leaves open and shapes the program, and what stands for it: {key, value, why}; `resolved` is
+// the configuration after plan::resolve_setting.
+struct OpenChoice {
+  std::string key, value, why;
+};
+std::vector<OpenChoice> open_choices(const config::Config& given, const config::Config& resolved,
+                                     const arch::Architecture& arch, const program::Setting& setting);
+// A line each: "# precision.compute = \"bf16\" (measured: ...)".
+std::string to_text(const std::vector<OpenChoice>& choices);
+Json to_json(const std::vector<OpenChoice>& choices);
 
 // --format text|json.
 std::shared_ptr<std::string> add_format_option(CLI::App& app);
@@ -49,7 +64,8 @@ void add_energy_verb(CLI::App& app, Chosen& chosen);
 void add_report_verb(CLI::App& app, Chosen& chosen);
 void add_runs_verb(CLI::App& app, Chosen& chosen);
 void add_verify_verb(CLI::App& app, Chosen& chosen);
-void add_train_verbs(CLI::App& app, Chosen& chosen);      // train, simulate, calibrate, doctor
+void add_train_verbs(CLI::App& app, Chosen& chosen);  // train, calibrate, bench, doctor, simulate
+void add_simulate_verb(CLI::App& app, Chosen& chosen);
 void add_inference_verbs(CLI::App& app, Chosen& chosen);  // generate, eval
 
 }  // namespace molen::apps

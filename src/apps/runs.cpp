@@ -108,8 +108,9 @@ std::map<std::string, Recorded> recorded_programs(const fs::path& run) {
     const std::string name = entry.path().filename().string();
     if (name != "program.txt" && !(name.starts_with("program-stage-") && name.ends_with(".txt"))) continue;
     try {
-      program::Program p = program::parse(read_file(entry.path(), std::int64_t{1} << 30), entry.path().string());
-      Recorded& r = all[sha256_hex(program::print(p))];
+      const std::string text = read_file(entry.path(), std::int64_t{1} << 30);
+      program::Program p = program::parse(text, entry.path().string());
+      Recorded& r = all[sha256_hex(program::without_comments(text))];
       r.program = std::move(p);
       r.ops = program::expand(r.program);
     } catch (const UsageError& error) {

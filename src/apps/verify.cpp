@@ -71,19 +71,22 @@ program::Setting base_setting(config::Config& c, const arch::Architecture& a, in
 
 // The configuration's own layout, stage by stage: verified, and the memory of each stage's ranks planned.
 int plan_given(const VerifyArguments& o) {
-  config::Config c = load_config(o.config);
+  const config::Config given = load_config(o.config);
+  config::Config c = given;
   const auto a = plan::resolve_architecture(c);
-  const auto setting = plan::resolve_setting(c, a, planned_machine(o.config));
+  const auto setting = plan::resolve_setting(c, a, planned_machine(o.config, c));
+  const auto choices = open_choices(given, c, a, setting);
   const auto schedule = plan::read_schedule(c);
   const double start = now().value;
   const auto stages = program::build_stages(a, setting, schedule ? &*schedule : nullptr);
   const bool table = o.format != "json";
   if (table)
     fmt::print(
-        "{} on {} ranks, {}, {} micro-batches\n{:>5} {:>12} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}  "
+        "{}{} on {} rank{}, {}, {}, {} micro-batch{}\n{:>5} {:>12} {:>7} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  "
         "verifier\n",
-        a.name, setting.ranks(), program::sharding_text(setting), setting.micro_batches(), "stage", "layers", "ops",
-        "parameters", "gradients", "optimizer", "activations", "peak a rank", "on the host");
+        to_text(choices), a.name, setting.ranks(), setting.ranks() == 1 ? "" : "s", name_of(setting.compute),
+        program::sharding_text(setting), setting.micro_batches(), setting.micro_batches() == 1 ? "" : "es", "stage",
+        "layers", "ops", "parameters", "gradients", "optimizer", "transient", "peak a rank", "on the host");
   auto together = program::verify_world(stages);
   bool sound = together.empty();
   Json rows = Json::array();
@@ -96,7 +99,7 @@ int plan_given(const VerifyArguments& o) {
     for (const auto& chunk : p.chunks)
       layers += fmt::format("{}{}-{}", layers.empty() ? "" : ",", chunk.first, chunk.end - 1);
     if (table)
-      fmt::print("{:>5} {:>12} {:>9} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}  {}\n", p.setting.pipeline.stage, layers,
+      fmt::print("{:>5} {:>12} {:>7} {:>11} {:>11} {:>11} {:>11} {:>11} {:>11}  {}\n", p.setting.pipeline.stage, layers,
                  p.num_ops(), human(m.parameters), human(m.gradients), human(m.optimizer), human(m.transient),
                  human(m.peak), human(m.host), findings.empty() ? "sound" : findings[0].text);
     Json texts = Json::array();
@@ -116,10 +119,16 @@ int plan_given(const VerifyArguments& o) {
   Json between = Json::array();
   for (const auto& f : together) between.push_back(f.text);
   if (!table) {
-    fmt::print("{}\n", Json{{"stages", rows}, {"between_stages", between}, {"seconds", seconds}}.dump(2));
+    fmt::print("{}\n", Json{{"stages", rows},
+                            {"between_stages", between},
+                            {"compute", name_of(setting.compute)},
+                            {"open_choices", to_json(choices)},
+                            {"seconds", seconds}}
+                           .dump(2));
   } else {
     for (const auto& f : together) fmt::print("{}\n", f.text);
-    fmt::print("{} in {:.2f} s\n", sound ? "sound" : "refused", seconds);
+    fmt::print("transient: activations, gathered parameters, gradients on their way, scratch\n{} in {:.2f} s\n",
+               sound ? "sound" : "refused", seconds);
   }
   return sound ? kOk : kFailed;
 }
@@ -135,7 +144,7 @@ int run_static(const VerifyArguments& o) {
   Json rows = Json::array();
   if (o.format != "json")
     fmt::print("{:<68} {:>8} {:>12} {:>9}  verifier\n", "layout", "ops", "peak a rank", "seconds");
-  const plan::Machine machine = planned_machine(o.config);
+  const plan::Machine machine = planned_machine(o.config, c);
   auto layouts = plan::within_nodes(plan::layouts_of(a, base, machine.ranks, o.wanted()), machine.local_ranks);
   if (o.pairs()) layouts = plan::covering_pairs(layouts);
   for (const auto& layout : layouts) {

@@ -14,12 +14,6 @@ constexpr std::array kNorms{Norm::kRms, Norm::kLayer, Norm::kLayerPlain};
 constexpr std::array kPositions{Position::kRope, Position::kLearned, Position::kAlibi};
 constexpr std::array kActivations{Activation::kSwiGlu, Activation::kGeluTanh};
 
-template <class Enum>
-Json choice_to_json(Enum value, Choices choices) {
-  if (choices == Choices::kNumbers) return static_cast<int>(value);
-  return std::string(name_of(value));
-}
-
 template <class Enum, std::size_t N>
 Enum choice(const JsonFields& fields, std::string_view key, const std::array<Enum, N>& values) {
   const Json* json = fields.find(key);
@@ -45,9 +39,9 @@ RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) 
 
 }  // namespace
 
-Json to_json(const Architecture& a, Choices choices) {
+Json to_json(const Architecture& a) {
   Json json{{"name", a.name},
-            {"family", choice_to_json(a.family, choices)},
+            {"family", std::string(name_of(a.family))},
             {"layers", a.layers},
             {"hidden", a.hidden},
             {"ffn", a.ffn},
@@ -60,9 +54,9 @@ Json to_json(const Architecture& a, Choices choices) {
             {"tied", a.tied},
             {"biases", a.biases},
             {"norm_eps", a.norm_eps},
-            {"norm", choice_to_json(a.norm, choices)},
-            {"position", choice_to_json(a.position, choices)},
-            {"activation", choice_to_json(a.activation, choices)},
+            {"norm", std::string(name_of(a.norm))},
+            {"position", std::string(name_of(a.position))},
+            {"activation", std::string(name_of(a.activation))},
             {"init_std", a.init_std}};
   if (a.rope_scaling)
     json["rope_scaling"] = {{"factor", a.rope_scaling->factor},

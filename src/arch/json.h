@@ -8,13 +8,11 @@
 
 namespace molen::arch {
 
-// How family, norm, position and activation stand: by name, or, in the text form of programs, by their position in
-// their enum.
-enum class Choices { kNames, kNumbers };
-Json to_json(const Architecture& arch, Choices choices = Choices::kNames);
+// Family, norm, position and activation stand by name.
+Json to_json(const Architecture& arch);
 
-// Reads both forms; the result is valid. Throws UsageError naming origin and key where one is missing, unknown, of
-// another type or cannot be.
+// Reads those choices by their place in their enum, too, as older programs have them. The result is valid. Throws
+// UsageError naming origin and key where one is missing, unknown, of another type or cannot be.
 Architecture architecture_from_json(const Json& json, std::string_view origin);
 
 }  // namespace molen::arch

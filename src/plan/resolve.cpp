@@ -101,7 +101,8 @@ DType resolve_precision(Config& c, const Machine& machine, int threads) {
     if (machine.measure_precision) {
       const PrecisionRates rates = machine.measure_precision(threads);
       name = rates.bf16 > rates.fp32 ? "bf16" : "fp32";
-      why = fmt::format("measured: fp32 {:.0f}, bf16 {:.0f} GFLOP/s", rates.fp32, rates.bf16);
+      why = fmt::format("measured{}: fp32 {:.0f}, bf16 {:.0f} GFLOP/s",
+                        rates.measured.empty() ? "" : " on " + rates.measured, rates.fp32, rates.bf16);
     }
     config::assign(c, "precision.compute", name, {config::Origin::Kind::kOther, why});
   }

@@ -535,7 +535,8 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("part=embed", "part=embet", "unknown part");
   fails_with("writes=x.0", "writes=y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 6", "molen-program 2", "molen-program 6");
+  fails_with("molen-program 7", "molen-program 5", "expected 'molen-program 7', or 6");
+  fails_with("\"llama\"", "\"lama\"", "'lama'");
   fails_with("schedule first", "schedule fist", "unknown body");
   fails_with("after=%", "after=%9", "not there");
   fails_with("buffer ids i32", "buffer ids i33", "i33");
@@ -566,6 +567,39 @@ TEST(Text, NumbersBeyondWhatIsThereAreRefused) {
   EXPECT_FALSE(accepted("reduce_scalars", "first=0", "first=99"));
   const std::string beyond = fmt::format("count={}", static_cast<int>(kNumScalars) + 1);
   EXPECT_FALSE(accepted("reduce_scalars", "count=2", beyond));
+}
+
+TEST(Text, ChoicesAreNamesAndOlderTextIsRead) {
+  Setting s = setting_of(2, 1, false, 4);
+  s.unit_layers = kHalfLayer;
+  const Program p = build(tiny(), s);
+  const std::string text = print(p);
+  const std::vector<std::pair<std::string, std::string>> forms{{"molen-program 7\n", "molen-program 6\n"},
+                                                               {"\"family\":\"llama\"", "\"family\":0"},
+                                                               {"\"norm\":\"rms\"", "\"norm\":0"},
+                                                               {"\"position\":\"rope\"", "\"position\":0"},
+                                                               {"\"activation\":\"swiglu\"", "\"activation\":0"},
+                                                               {"unit_layers=half", "unit_layers=0"}};
+  std::string older = text;
+  for (const auto& [name, number] : forms) {
+    ASSERT_NE(older.find(name), std::string::npos) << name;
+    older.replace(older.find(name), name.size(), number);
+  }
+  EXPECT_EQ(parse(older, "older"), p);
+  EXPECT_EQ(parse(text, "now"), p);
+}
+
+TEST(Text, BeginsWithItsMemoryAndIsTheSameWithoutComments) {
+  Setting s = setting_of(2, 1, false, 4);
+  s.offload.optimizer = true;
+  const Program p = build(tiny(), s);
+  const auto plan = plan_memory(p);
+  const std::string text = print(p, plan);
+  EXPECT_EQ(text.find(fmt::format("# planned peak {} bytes", plan.peak.value)),
+            std::string("molen-program 7\n").size());
+  EXPECT_NE(text.find(fmt::format("# on the host {} bytes", plan.host.value)), std::string::npos);
+  EXPECT_EQ(without_comments(text), print(p));
+  EXPECT_EQ(parse(text, "with its plan"), p);
 }
 
 TEST(Build, RefusesWhatItCannotHonour) {

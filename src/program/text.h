@@ -13,6 +13,9 @@ namespace molen::program {
 std::string print(const Program& program);
 // With each buffer's and scratch's place in the arena and each op's high-water mark, as comments.
 std::string print(const Program& program, const MemoryPlan& plan);
+// The text without the printer's comments: of a printed program with its plan, that of the program alone, whichever
+// version printed it.
+std::string without_comments(std::string_view text);
 // One op of a body as its line, without costs: "all_reduce axis=dp reads=... writes=...".
 std::string print_step(const Program& program, const Step& step);
 // Throws UsageError with `origin`, the line and what was expected.

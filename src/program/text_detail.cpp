@@ -45,7 +45,10 @@ std::string setting_to_text(const Setting& s) {
                                                     : "aten",
              s.threads, s.head_chunk, s.context() ? fmt::format(" context_form={}", name_of(s.context_form)) : "") +
          (s.tensor_chunks > 1 ? fmt::format(" tensor_chunks={}", s.tensor_chunks) : "") +
-         (s.unit_layers != 1 ? fmt::format(" unit_layers={}", s.unit_layers) : "") + pipeline_text(s);
+         (s.unit_layers == 1            ? ""
+          : s.unit_layers == kHalfLayer ? " unit_layers=half"
+                                        : fmt::format(" unit_layers={}", s.unit_layers)) +
+         pipeline_text(s);
 }
 
 namespace {
@@ -128,7 +131,8 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.order = mesh::parse_order(text("order"));
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
   if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, kMaxTensorChunks);
-  if (values.count("unit_layers")) s.unit_layers = integer("unit_layers", kHalfLayer, 1 << 16);
+  if (values.count("unit_layers"))
+    s.unit_layers = text("unit_layers") == "half" ? kHalfLayer : integer("unit_layers", kHalfLayer, 1 << 16);
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));

@@ -56,7 +56,9 @@ class Parser {
       const auto w = words(line);
       if (w.empty()) continue;
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program" || w[1] != "6") fail("expected 'molen-program 6'");
+        // 6 has the choices of the architecture as numbers, and 0 for units of half a layer.
+        if (w.size() != 2 || w[0] != "molen-program" || (w[1] != "7" && w[1] != "6"))
+          fail("expected 'molen-program 7', or 6 of an older version");
         versioned = true;
       } else {
         statement(line, w);

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "arch/json.h"
@@ -89,9 +90,22 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
   return text;
 }
 
+// What a reader wants first.
+std::string memory_text(const Program& p, const MemoryPlan& plan) {
+  const MemorySummary m = summarize(p, plan);
+  std::string text = fmt::format(
+      "# planned peak {} bytes ({}), of which persistent {}: parameters {}, gradients {}, optimizer {}\n"
+      "# the rest is transient: activations, gathered parameters, gradients on their way, scratch: {}\n",
+      plan.peak.value, human(plan.peak), human(plan.persistent), human(m.parameters), human(m.gradients),
+      human(m.optimizer), human(m.transient));
+  if (plan.host.value > 0) text += fmt::format("# on the host {} bytes ({})\n", plan.host.value, human(plan.host));
+  return text;
+}
+
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 6\n";
-  text += "arch " + arch::to_json(p.arch, arch::Choices::kNumbers).dump() + "\n";
+  std::string text = "molen-program 7\n";
+  if (plan) text += memory_text(p, *plan);
+  text += "arch " + arch::to_json(p.arch).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
   const std::optional<Slots> slots = plan ? std::optional<Slots>(p) : std::nullopt;
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
@@ -119,10 +133,6 @@ std::string print_all(const Program& p, const MemoryPlan* plan) {
     if (i.micro_batch >= 0) text += fmt::format(":{}", i.micro_batch);
   }
   text += '\n';
-  if (plan)
-    text += fmt::format("# planned peak {} bytes ({}), of which persistent {}{}\n", plan->peak.value, human(plan->peak),
-                        human(plan->persistent),
-                        plan->host.value > 0 ? fmt::format("; on the host {} bytes", plan->host.value) : "");
   return text;
 }
 
@@ -139,6 +149,17 @@ std::string print(const Program& program) {
 }
 std::string print(const Program& program, const MemoryPlan& plan) {
   return print_all(program, &plan);
+}
+
+std::string without_comments(std::string_view text) {
+  std::string bare;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = text.substr(at, end - at);
+    at = end + 1;
+    if (!line.starts_with('#')) bare += fmt::format("{}\n", line.substr(0, line.find("  # ")));
+  }
+  return bare;
 }
 
 }  // namespace molen::program

@@ -75,31 +75,34 @@ Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, 
     row.kind = kind;
     ++row.count;
     row.predicted_s += predicted.ops[i].seconds();
-    row.measured_s += measured.ops[i].seconds();
+    row.measured_s += measured.ops[i].seconds() - measured.ops[i].waited_s;
+    row.waited_s += measured.ops[i].waited_s;
     row.bytes += ops[i].step->moved.value;
   }
   for (auto& [kind, row] : rows) c.rows.push_back(row);
-  std::stable_sort(c.rows.begin(), c.rows.end(),
-                   [](const KindRow& a, const KindRow& b) { return a.measured_s > b.measured_s; });
+  std::stable_sort(c.rows.begin(), c.rows.end(), [](const KindRow& a, const KindRow& b) {
+    return a.measured_s + a.waited_s > b.measured_s + b.waited_s;
+  });
   c.predicted_step_s = predicted.total_s;
   c.measured_step_s = measured.total_s;
   return c;
 }
 
 std::string to_table(const Comparison& c) {
-  std::string text = fmt::format("{:<28} {:>6} {:>12} {:>12} {:>8} {:>12}\n", "op", "count", "predicted", "measured",
-                                 "error", "bytes");
-  const auto line = [&](const std::string& name, int count, double predicted, double measured, std::int64_t bytes) {
-    const std::string error = measured > 0 ? fmt::format("{:+.1f}%", 100.0 * (predicted - measured) / measured) : "-";
-    text += fmt::format("{:<28} {:>6} {:>12} {:>12} {:>8} {:>12}\n", name, count, human(Seconds(predicted)),
-                        human(Seconds(measured)), error, bytes > 0 ? human(Bytes(bytes)) : "-");
+  constexpr std::string_view kLine = "{:<28} {:>6} {:>10} {:>10} {:>8} {:>10} {:>10}\n";
+  std::string text = fmt::format(kLine, "op", "count", "predicted", "measured", "error", "waiting", "bytes");
+  const auto line = [&](const std::string& name, int count, double predicted, double measured, double waited,
+                        std::int64_t bytes) {
+    text += fmt::format(kLine, name, count, human(Seconds(predicted)), human(Seconds(measured)),
+                        measured > 0 ? fmt::format("{:+.1f}%", 100.0 * (predicted - measured) / measured) : "-",
+                        waited > 0 ? human(Seconds(waited)) : "-", bytes > 0 ? human(Bytes(bytes)) : "-");
   };
   int count = 0;
   for (const KindRow& row : c.rows) {
-    line(row.kind, row.count, row.predicted_s, row.measured_s, row.bytes);
+    line(row.kind, row.count, row.predicted_s, row.measured_s, row.waited_s, row.bytes);
     count += row.count;
   }
-  line("step", count, c.predicted_step_s, c.measured_step_s, 0);
+  line("step", count, c.predicted_step_s, c.measured_step_s, 0, 0);
   return text;
 }
 

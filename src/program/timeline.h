@@ -15,6 +15,8 @@ struct OpTime {
   // What the thread that ran it computed: less than seconds() where it slept or shared its core. On other devices, and
   // where nobody shares, seconds() itself.
   double cpu_s = 0.0;
+  // Of seconds(), what a collective waited for ranks that came to it later; 0 where nobody looked.
+  double waited_s = 0.0;
   double seconds() const { return end_s - start_s; }
 };
 
@@ -42,12 +44,14 @@ Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, A
 struct KindRow {
   std::string kind;
   int count = 0;
-  double predicted_s = 0.0, measured_s = 0.0;
+  double predicted_s = 0.0, measured_s = 0.0;  // measured: without waiting for other ranks
+  double waited_s = 0.0;
   std::int64_t bytes = 0;  // memory traffic or payload by the program
 };
 struct Comparison {
-  std::vector<KindRow> rows;  // by measured seconds, largest first
+  std::vector<KindRow> rows;  // by measured and waited seconds, largest first
   double predicted_step_s = 0.0, measured_step_s = 0.0;
+  std::string extrapolated;  // from what the prediction is derived where its conditions were not measured
   // (predicted - measured) / measured.
   double step_error() const {
     return measured_step_s > 0 ? (predicted_step_s - measured_step_s) / measured_step_s : 0.0;

@@ -22,11 +22,14 @@ std::string error_bar(double error) {
 }
 
 std::string row(const std::string& name, const std::string& count, double predicted, double measured,
-                const std::string& p, const std::string& m, const std::string& bytes, const char* kind = "") {
+                const std::string& p, const std::string& m, const std::string& waited, const std::string& bytes,
+                const char* kind = "") {
   const double error = predicted / measured - 1;
   return fmt::format("<tr{}><th scope=row>", kind) + escape(name) + "<td>" + count + "<td>" + bytes + "<td>" + p +
          "<td>" + m + "<td>" +
-         (std::isfinite(error) && measured > 0 ? fmt::format("{:+.1f}%<td>", 100 * error) + error_bar(error) : "-<td>");
+         (std::isfinite(error) && measured > 0 ? fmt::format("{:+.1f}%<td>", 100 * error) + error_bar(error)
+                                               : "-<td>") +
+         "<td>" + waited;
 }
 
 std::string seconds(double s) {
@@ -40,7 +43,7 @@ std::string member_row(const Json& object, const std::string& name, const char* 
                        std::string (*show)(double)) {
   const double predicted = number_of(object, p), measured = number_of(object, m);
   if (!std::isfinite(predicted) && !std::isfinite(measured)) return "";
-  return row(name, "", predicted, measured, show(predicted), show(measured), "", " class=total");
+  return row(name, "", predicted, measured, show(predicted), show(measured), "", "", " class=total");
 }
 
 }  // namespace
@@ -52,9 +55,9 @@ std::string predicted_section(const RunData& run) {
            "<p class=none>No prediction: train with a calibration of this machine (<code>molen calibrate</code>).</p>";
   const auto part = [&](const char* key) { return run.predicted.contains(key) ? run.predicted[key] : Json(); };
   s += "<div class=scroll><table><caption>Error: predicted over measured, less one. Right of the middle: predicted too "
-       "much.</caption>"
+       "much. Waiting for other ranks is apart from what is measured.</caption>"
        "<tr><th scope=col>what<th scope=col>count<th scope=col>bytes<th scope=col>predicted<th scope=col>measured<th "
-       "scope=col>error<th>";
+       "scope=col>error<th><th scope=col>waiting";
   s += member_row(part("step_s"), "step", "predicted", "measured", seconds);
   const Json memory = part("memory_bytes");
   s += member_row(memory, "memory: arena of a rank", "planned", "measured", bytes);
@@ -63,8 +66,9 @@ std::string predicted_section(const RunData& run) {
   if (!ops.is_array()) return s + "</table></div>";
   for (const Json& op : ops) {
     const double p = number_of(op, "predicted_s"), m = number_of(op, "measured_s");
+    const double waited = number_of(op, "waited_s");
     s += row(text_of(op, "kind", "?"), escape(text_of(op, "count")), p, m, seconds(p), seconds(m),
-             bytes(number_of(op, "bytes")));
+             waited > 0 ? seconds(waited) : "", bytes(number_of(op, "bytes")));
   }
   return s + "</table></div>";
 }

@@ -15,7 +15,8 @@ constexpr int kFormat = 4;
 }  // namespace
 
 std::string Conditions::text() const {
-  return fmt::format("{} rank(s) x {} thread(s), {}, {} kernels, {}", ranks, threads, compute, kernels, communicator);
+  return fmt::format("{} rank{} x {} thread{}, {}, {} kernels, {}", ranks, ranks == 1 ? "" : "s", threads,
+                     threads == 1 ? "" : "s", compute, kernels, communicator);
 }
 
 Conditions conditions_of(const program::Setting& s, const std::string& communicator) {

@@ -89,7 +89,8 @@ double CostModel::seconds(const std::string& kind, const std::vector<double>& fe
   // Recomputation runs the forward kernels.
   if (found == fits_.end() && kind.rfind("recompute ", 0) == 0) found = fits_.find("forward " + kind.substr(10));
   if (found == fits_.end())
-    throw UsageError("the calibration has no measurement of '{}': run `molen calibrate` again", kind);
+    throw UsageError("the calibration has no measurement of '{}'; the programs that it was made with have no such op",
+                     kind);
   const Fit& fit = found->second;
   if (features.size() != fit.weights.size())
     throw UsageError("the calibration's fit of '{}' has {} weights where {} are needed: run `molen calibrate` again",

@@ -92,6 +92,10 @@ std::optional<Unsimulated> unsimulated(const program::Setting& s) {
   if (s.pipelined())
     return Unsimulated{"parallel.pipeline",
                        "the simulator knows one stage; stages that wait for each other are not built yet"};
+  if (s.tensor())
+    return Unsimulated{"parallel.tensor",
+                       "the head and the sums of tensor ranks are not calibrated: `molen calibrate` runs programs of "
+                       "whole layers"};
   if (s.ring())
     return Unsimulated{"parallel.context_form",
                        "messages along a ring are not calibrated; \"gather\" can be simulated"};
@@ -99,9 +103,6 @@ std::optional<Unsimulated> unsimulated(const program::Setting& s) {
     return Unsimulated{"precision.reduce",
                        "gradients that travel in a narrower type are not calibrated; \"fp32\" can be "
                        "simulated"};
-  if (s.chunked_rows())
-    return Unsimulated{"parallel.tensor_chunks",
-                       "products of a piece of the rows are not calibrated; 1 can be simulated"};
   if (s.document_mask)
     return Unsimulated{"data.document_mask",
                        "attention within documents, whose work depends on the data, is not calibrated"};

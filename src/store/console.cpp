@@ -19,18 +19,23 @@ struct Field {
 
 constexpr std::string_view kSeparator = " | ";
 
-std::string number(std::optional<double> value, const char* format) {
-  return value && std::isfinite(*value) ? fmt::format(fmt::runtime(format), *value) : "-";
+bool known(std::optional<double> value) {
+  return value && std::isfinite(*value);
 }
 
-std::string memory(const ConsoleStep& s) {
-  const auto show = [](std::optional<std::int64_t> bytes) { return bytes ? human(Bytes(*bytes)) : std::string("-"); };
-  return fmt::format("mem {}/{}", show(s.memory_peak), show(s.memory_planned));
+void add_loss(const ConsoleStep& s, std::vector<Field>& fields) {
+  fields.push_back({fmt::format("loss {:.4f}", s.loss), 1, !std::isfinite(s.loss)});
 }
-
-std::string data_wait(const ConsoleStep& s) {
-  const double share = s.step_s > 0 ? 100 * s.data_wait_s / s.step_s : NAN;
-  return std::isfinite(share) ? fmt::format("data {:.1f}%", share) : "data -";
+void add_mfu(const ConsoleStep& s, std::vector<Field>& fields) {
+  const std::string name = s.flops_formula.empty() ? "MFU" : "MFU(" + s.flops_formula + ")";
+  if (known(s.mfu)) fields.push_back({fmt::format("{} {:.1f}%", name, *s.mfu * 100), 4});
+}
+void add_energy(const ConsoleStep& s, std::vector<Field>& fields) {
+  if (known(s.j_per_token))
+    fields.push_back({fmt::format("{}{:.3g} J/tok", s.energy_partial ? "~" : "", *s.j_per_token), 5});
+}
+void add_eta(const ConsoleStep& s, std::vector<Field>& fields) {
+  if (known(s.eta_s)) fields.push_back({"eta " + duration(*s.eta_s), 3});
 }
 
 // A rate that is not finite (a step of no duration) was not measured.
@@ -49,22 +54,37 @@ Field scale_of(const ConsoleStep& s) {
 std::vector<Field> fields_of(const ConsoleStep& s) {
   std::vector<Field> fields;
   fields.push_back({s.steps > 0 ? fmt::format("step {}/{}", s.step, s.steps) : fmt::format("step {}", s.step), 0});
-  fields.push_back({fmt::format("loss {:.4f}", s.loss), 1, !std::isfinite(s.loss)});
+  add_loss(s, fields);
   fields.push_back({fmt::format("gnorm {:.3f}", s.grad_norm), 8, !std::isfinite(s.grad_norm)});
   fields.push_back({fmt::format("lr {:.2e}", s.lr), 10});
   if (s.loss_scale) fields.push_back(scale_of(s));
   fields.push_back({fmt::format("{} tok", count(static_cast<double>(s.tokens_total))), 12});
   fields.push_back({std::isfinite(s.step_s) ? human(Seconds(s.step_s)) : "-", 11});
   fields.push_back({fmt::format("{} tok/s", count(s.tokens_per_s)), 2});
-  fields.push_back({number(s.tflops, "{:.2f}") + " TFLOP/s", 6});
-  fields.push_back({(s.flops_formula.empty() ? "MFU " : "MFU(" + s.flops_formula + ") ") +
-                        number(s.mfu ? std::optional(*s.mfu * 100) : std::nullopt, "{:.1f}%"),
-                    4});
-  fields.push_back({memory(s), 7});
-  fields.push_back({data_wait(s), 9});
-  fields.push_back({number(s.j_per_token, s.energy_partial ? "~{:.3g}" : "{:.3g}") + " J/tok", 5});
-  fields.push_back({number(s.watts, s.energy_partial ? "~{:.0f}" : "{:.0f}") + " W", 13});
-  fields.push_back({"eta " + (s.eta_s ? duration(*s.eta_s) : std::string("-")), 3});
+  if (known(s.tflops)) fields.push_back({fmt::format("{:.2f} TFLOP/s", *s.tflops), 11});
+  add_mfu(s, fields);
+  if (s.memory_peak && s.memory_planned && *s.memory_peak != *s.memory_planned)
+    fields.push_back(
+        {fmt::format("mem {} of {} planned", human(Bytes(*s.memory_peak)), human(Bytes(*s.memory_planned))), 7});
+  if (const double share = 100 * s.data_wait_s / s.step_s; std::isfinite(share) && share >= 0.1)
+    fields.push_back({fmt::format("data {:.1f}%", share), 9});
+  add_energy(s, fields);
+  if (known(s.watts)) fields.push_back({fmt::format("{}{:.0f} W", s.energy_partial ? "~" : "", *s.watts), 13});
+  add_eta(s, fields);
+  return fields;
+}
+
+std::vector<Field> progress_fields(const ConsoleStep& s) {
+  std::vector<Field> fields;
+  std::string steps = s.steps > 0 ? fmt::format("{}/{}", s.step, s.steps) : fmt::format("step {}", s.step);
+  if (s.steps > 0) steps = progress_bar(static_cast<double>(s.step) / static_cast<double>(s.steps)) + " " + steps;
+  fields.push_back({std::move(steps), 0});
+  add_loss(s, fields);
+  if (s.loss_scale && s.skipped) fields.push_back(scale_of(s));
+  fields.push_back({fmt::format("{} tok/s", count(s.tokens_per_s)), 2});
+  add_mfu(s, fields);
+  add_energy(s, fields);
+  add_eta(s, fields);
   return fields;
 }
 
@@ -91,7 +111,9 @@ std::string over(const std::string& old_line, const std::string& line) {
 ConsoleStyle console_style(const char* no_color, const char* term, bool terminal, int columns) {
   const bool refused = no_color != nullptr && *no_color != '\0';
   const bool dumb = term == nullptr || std::string_view(term) == "dumb";
-  return {terminal && !refused && !dumb, terminal ? std::max(columns, 0) : 0};
+  // A line that fills a terminal's last column may already have begun the next one.
+  const int fits = columns > 1 ? std::min(columns - 1, kTerminalColumns) : kTerminalColumns;
+  return {terminal && !refused && !dumb, terminal ? fits : kLogColumns};
 }
 
 std::string duration(double seconds) {
@@ -115,8 +137,10 @@ int visible_columns(std::string_view line) {
   return columns;
 }
 
-std::string step_line(const ConsoleStep& step, const ConsoleStyle& style) {
-  std::vector<Field> fields = fields_of(step);
+namespace {
+
+// Whole fields, the least needed left out until the line fits.
+std::string line_of(std::vector<Field> fields, const ConsoleStyle& style) {
   while (style.width > 0 && fields.size() > 1 && width_of(fields) > style.width)
     fields.erase(
         std::max_element(fields.begin(), fields.end(), [](const Field& a, const Field& b) { return a.need < b.need; }));
@@ -136,18 +160,59 @@ std::string step_line(const ConsoleStep& step, const ConsoleStyle& style) {
   return line;
 }
 
-LiveLine::LiveLine(std::FILE* file, bool terminal, std::int64_t keep_every)
-    : file_(file), terminal_(terminal), keep_every_(std::max<std::int64_t>(keep_every, 1)) {}
+}  // namespace
+
+std::string step_line(const ConsoleStep& step, const ConsoleStyle& style) {
+  return line_of(fields_of(step), style);
+}
+
+std::string progress_line(const ConsoleStep& step, const ConsoleStyle& style) {
+  return line_of(progress_fields(step), style);
+}
+
+std::string progress_bar(double done) {
+  constexpr int kWidth = 16;
+  const int full = std::isfinite(done) ? std::clamp(static_cast<int>(done * kWidth), 0, kWidth) : 0;
+  return "[" + std::string(static_cast<std::size_t>(full), '#') +
+         std::string(static_cast<std::size_t>(kWidth - full), '-') + "]";
+}
+
+std::string wrapped(std::string_view text, int width) {
+  constexpr std::string_view kIndent = "    ";
+  if (width <= 0) return std::string(text);
+  std::string all;
+  std::size_t line = 0;  // where the last line begins in `all`
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find_first_of(" \n", at), text.size());
+    const std::string_view word = text.substr(at, end - at);
+    const bool begins = all.size() == line || std::string_view(all).substr(line) == kIndent;
+    if (!begins && all.size() - line + 1 + word.size() > static_cast<std::size_t>(width)) {
+      all += '\n';
+      line = all.size();
+      all += kIndent;
+    } else if (at > 0 && text[at - 1] == ' ') {
+      all += ' ';
+    }
+    all += word;
+    if (end < text.size() && text[end] == '\n') {
+      all += '\n';
+      line = all.size();
+    }
+    at = end + 1;
+  }
+  return all;
+}
+
+LiveLine::LiveLine(std::FILE* file, bool terminal) : file_(file), terminal_(terminal) {}
 
 LiveLine::~LiveLine() {
   finish();
 }
 
-void LiveLine::step(std::int64_t step, const std::string& line) {
-  if (!terminal_) return put(file_, line + "\n");
-  const bool keep = step % keep_every_ == 0;
-  put(file_, over(live_, line) + (keep ? "\n" : ""));
-  live_ = keep ? std::string() : line;
+void LiveLine::show(const std::string& line) {
+  if (!terminal_) return;
+  put(file_, over(live_, line));
+  live_ = line;
 }
 
 void LiveLine::note(const std::string& line) {

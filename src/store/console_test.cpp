@@ -35,7 +35,7 @@ std::string written(bool terminal, auto&& use) {
   std::size_t size = 0;
   std::FILE* file = open_memstream(&text, &size);
   {
-    LiveLine live(file, terminal, 2);
+    LiveLine live(file, terminal);
     use(live);
   }
   std::fclose(file);
@@ -48,7 +48,59 @@ TEST(Console, SaysAllOfAStep) {
   EXPECT_EQ(step_line(sample()),
             "step 120/2000 | loss 4.1235 | gnorm 0.812 | lr 3.00e-04 | 245.76 k tok | 500.0 ms | 12.35 k tok/s | 0.51 "
             "TFLOP/s | MFU 41.3% | "
-            "mem 1.00 GiB/1.50 GiB | data 1.0% | 0.0123 J/tok | 152 W | eta 15:40");
+            "mem 1.00 GiB of 1.50 GiB planned | data 1.0% | 0.0123 J/tok | 152 W | eta 15:40");
+}
+
+TEST(Console, ProgressInPlaceFitsATerminalWithAllItSays) {
+  const std::string line = progress_line(sample(), {false, kTerminalColumns});
+  EXPECT_EQ(line, "[----------------] 120/2000 | loss 4.1235 | 12.35 k tok/s | MFU 41.3% | 0.0123 J/tok | eta 15:40");
+  EXPECT_LE(visible_columns(line), kTerminalColumns);
+  EXPECT_EQ(progress_bar(0.5), "[########--------]");
+  EXPECT_EQ(progress_bar(1.0), "[################]");
+  EXPECT_EQ(progress_bar(NAN), progress_bar(-1));
+  EXPECT_EQ(progress_bar(7), progress_bar(1));
+  ConsoleStep s = sample();
+  s.steps = 0;
+  EXPECT_TRUE(progress_line(s).starts_with("step 120 | loss"));
+}
+
+TEST(Console, ALogsLineFitsItsColumnsWithAllThatIsMeasured) {
+  ConsoleStep s = sample();
+  s.memory_peak = s.memory_planned;
+  s.flops_formula = "causal";
+  s.step = 123456, s.steps = 200000;
+  const std::string line = step_line(s, console_style(nullptr, nullptr, false, 0));
+  EXPECT_LE(visible_columns(line), kLogColumns);
+  for (const char* field : {"step 123456/200000", "loss 4.1235", "gnorm 0.812", "12.35 k tok/s", "MFU(causal) 41.3%",
+                            "0.0123 J/tok", "eta 15:40"})
+    EXPECT_NE(line.find(field), std::string::npos) << field << " in " << line;
+}
+
+TEST(Console, LongTextIsBrokenAtSpaces) {
+  EXPECT_EQ(wrapped("one two three", 7), "one two\n    three");
+  EXPECT_EQ(wrapped("one two three", 0), "one two three");
+  EXPECT_EQ(wrapped("a/very/long/path is it", 6), "a/very/long/path\n    is\n    it");
+  EXPECT_EQ(wrapped("first line\nsecond", 20), "first line\nsecond");
+  EXPECT_EQ(wrapped("  two  spaces", 20), "  two  spaces");
+}
+
+RC_GTEST_PROP(Console, WrappedLinesFitAndHoldTheSameWords, ()) {
+  const auto lengths = *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 12));
+  std::string text;
+  for (const int n : lengths) text += (text.empty() ? "" : " ") + std::string(static_cast<std::size_t>(n), 'a');
+  const int width = *rc::gen::inRange(16, 60);
+  std::string flat, line;
+  for (const char c : wrapped(text, width) + "\n") {
+    if (c != '\n') {
+      line += c;
+      continue;
+    }
+    RC_ASSERT(static_cast<int>(line.size()) <= width);
+    const std::size_t begin = std::min(line.find_first_not_of(' '), line.size());
+    flat += (flat.empty() ? "" : " ") + line.substr(begin);
+    line.clear();
+  }
+  RC_ASSERT(flat == text);
 }
 
 TEST(Console, SaysTheLossScaleAndAStepThatWasSkipped) {
@@ -69,7 +121,7 @@ TEST(Console, EnergyOfAPartIsMarked) {
   EXPECT_NE(step_line(s).find(" ~0.0123 J/tok | ~152 W"), std::string::npos) << step_line(s);
 }
 
-TEST(Console, WhatWasNotMeasuredIsADash) {
+TEST(Console, WhatSaysNothingIsLeftOut) {
   ConsoleStep s = sample();
   s.energy_partial = true;
   s.tflops = s.mfu = s.j_per_token = s.watts = s.eta_s = std::nullopt;
@@ -77,21 +129,27 @@ TEST(Console, WhatWasNotMeasuredIsADash) {
   s.step_s = 0;
   s.tokens_per_s = std::numeric_limits<double>::infinity();
   const std::string line = step_line(s);
-  for (const char* field : {"- TFLOP/s", "MFU -", "mem -/-", "data -", "- J/tok", "| - W", "eta -", "| - tok/s"})
-    EXPECT_NE(line.find(field), std::string::npos) << field << " in " << line;
+  for (const char* field : {"TFLOP/s", "MFU", "mem", "data", "J/tok", " W", "eta"})
+    EXPECT_EQ(line.find(field), std::string::npos) << field << " in " << line;
+  EXPECT_NE(line.find("| - tok/s"), std::string::npos) << line;
+  s = sample();
   s.mfu = NAN;
-  EXPECT_NE(step_line(s).find("MFU -"), std::string::npos);
   s.step_s = NAN;
   s.eta_s = INFINITY;
-  EXPECT_NE(step_line(s).find("eta -"), std::string::npos);
+  s.memory_peak = s.memory_planned;
+  for (const char* field : {"MFU", "data", "eta", "mem"})
+    EXPECT_EQ(step_line(s).find(field), std::string::npos) << field << " in " << step_line(s);
+  s = sample();
+  s.data_wait_s = 0;
+  EXPECT_EQ(step_line(s).find("data"), std::string::npos);
 }
 
 TEST(Console, NamesTheFormulaBesideMfu) {
   ConsoleStep s;
   s.flops_formula = "palm";
-  EXPECT_NE(step_line(s).find("| MFU(palm) - |"), std::string::npos) << step_line(s);
+  EXPECT_EQ(step_line(s).find("MFU"), std::string::npos) << step_line(s);
   s.mfu = 0.413;
-  EXPECT_NE(step_line(s).find("| MFU(palm) 41.3% |"), std::string::npos) << step_line(s);
+  EXPECT_NE(step_line(s).find("| MFU(palm) 41.3%"), std::string::npos) << step_line(s);
 }
 
 TEST(Console, ABrokenLossStandsOut) {
@@ -108,7 +166,10 @@ TEST(Console, ColourFollowsTheConventions) {
   EXPECT_FALSE(console_style(nullptr, "dumb", true, 80).color);
   EXPECT_FALSE(console_style(nullptr, nullptr, true, 80).color);
   EXPECT_FALSE(console_style(nullptr, "xterm", false, 80).color);
-  EXPECT_EQ(console_style(nullptr, "xterm", false, 80).width, 0);
+  EXPECT_EQ(console_style(nullptr, "xterm", false, 80).width, kLogColumns);
+  EXPECT_EQ(console_style(nullptr, "xterm", true, 80).width, 79);
+  EXPECT_EQ(console_style(nullptr, "xterm", true, 300).width, kTerminalColumns);
+  EXPECT_EQ(console_style(nullptr, "xterm", true, 0).width, kTerminalColumns);
 }
 
 RC_GTEST_PROP(Console, FitsAnyWidthAndKeepsTheStep, ()) {
@@ -135,21 +196,21 @@ TEST(Console, Durations) {
   EXPECT_EQ(duration(INFINITY), "-");
 }
 
-TEST(LiveLine, OneLineAStepWithoutATerminal) {
-  EXPECT_EQ(written(false, [](LiveLine& live) { live.step(1, "a"), live.note("n"), live.step(2, "b"); }), "a\nn\nb\n");
+TEST(LiveLine, NothingStandsInPlaceWithoutATerminal) {
+  EXPECT_EQ(written(false, [](LiveLine& live) { live.show("a"), live.note("n"), live.show("b"); }), "n\n");
 }
 
 TEST(LiveLine, OneLineInPlaceOnATerminal) {
-  EXPECT_EQ(written(true, [](LiveLine& live) { live.step(1, "long line"), live.step(2, "ab"), live.step(3, "c"); }),
-            "\rlong line\rab       \n\rc\n");
-  EXPECT_EQ(written(true, [](LiveLine& live) { live.step(1, "abc"), live.note("n"); }), "\rabc\rn  \nabc\n");
+  EXPECT_EQ(written(true, [](LiveLine& live) { live.show("long line"), live.show("ab"), live.show("c"); }),
+            "\rlong line\rab       \rc \n");
+  EXPECT_EQ(written(true, [](LiveLine& live) { live.show("abc"), live.note("n"); }), "\rabc\rn  \nabc\n");
 }
 
 TEST(LiveLine, AClosedReaderEndsNoRun) {
   std::FILE* full = std::fopen("/dev/full", "w");
   if (full == nullptr) GTEST_SKIP() << "no /dev/full";
   LiveLine live(full, false);
-  EXPECT_NO_THROW(live.step(1, "x"));
+  EXPECT_NO_THROW(live.note("x"));
   live.finish();
   std::fclose(full);
 }

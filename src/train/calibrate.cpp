@@ -18,7 +18,7 @@
 #include "program/build.h"
 #include "program/verify.h"
 #include "sim/simulate.h"
-#include "train/precision.h"
+#include "train/rates.h"
 #include "train/together.h"
 
 namespace molen::train {
@@ -101,7 +101,7 @@ std::vector<DType> likely_precisions(int threads, comm::Communicator& world) {
   constexpr double kNear = 0.8;
   std::string names;
   if (world.rank() == 0) {
-    const auto rates = measure_precision(threads);
+    const auto rates = precision_rates(threads);
     const double best = std::max(rates.fp32, rates.bf16);
     if (rates.fp32 >= kNear * best) names += "fp32 ";
     if (rates.bf16 >= kNear * best) names += "bf16 ";

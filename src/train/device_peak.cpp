@@ -11,11 +11,12 @@
 
 #include "train/calibrate.h"
 #include "train/precision.h"
+#include "train/rates.h"
 
 namespace molen::train {
 namespace {
 
-constexpr double kMeasureSeconds = 0.2;
+constexpr double kMeasureSeconds = 1.0;  // once a machine: what else runs there must leave a quiet moment
 
 struct Published {
   std::string_view name;  // without "NVIDIA ", which older drivers leave out
@@ -65,14 +66,21 @@ DevicePeak measured_peak(const program::Setting& s, const plan::Machine& machine
   const std::string conditions = gemm_conditions(s, machine);
   DevicePeak peak;
   double flops = std::numeric_limits<double>::quiet_NaN();
-  if (world.rank() == 0) flops = measured_before(environment, conditions, peak.source);
+  const auto source = [&](const Rate& rate) {
+    return fmt::format("measured on {}: {:.0f} GFLOP/s {}", rate.measured, rate.flops_per_s * 1e-9, conditions);
+  };
+  if (world.rank() == 0) {
+    flops = measured_before(environment, conditions, peak.source);
+    if (const auto kept = std::isnan(flops) ? stored_rate(conditions) : std::nullopt)
+      flops = kept->flops_per_s, peak.source = source(*kept);
+  }
   world.broadcast(&flops, 1, DType::kF64, 0);
   if (std::isnan(flops)) {
     world.barrier();  // all ranks of a host at once: they share its memory and its clock
     flops = measure_gemm(s.compute, s.threads, kMeasureSeconds) * 1e9;
     world.all_reduce(&flops, 1, DType::kF64, comm::Reduce::kSum);
     flops /= world.size();
-    peak.source = fmt::format("measured: {:.0f} GFLOP/s {}", flops * 1e-9, conditions);
+    if (world.rank() == 0) peak.source = source(store_rate(conditions, flops));
   }
   peak.flops_per_s = flops;
   return peak;

@@ -25,9 +25,10 @@ DevicePeak published_peak(std::string_view device_name, DType compute);
 // The driver's name of the CUDA or ROCm device `index` among the visible ones; empty where no driver answers.
 std::string gpu_name(int index);
 
-// One figure for the whole run, the same on every rank. On a CPU all ranks measure at once and the mean counts, unless
-// `environment` (environment.json of the attempt that this one continues; absent or unreadable: none) holds what was
-// measured under the same conditions. Collective over `world`.
+// One figure for the whole run, the same on every rank. On a CPU all ranks measure at once and the mean counts, and is
+// kept (train/rates.h); unless `environment` (environment.json of the attempt that this one continues; absent or
+// unreadable: none) holds what was measured under the same conditions, or this machine was measured before. Collective
+// over `world`; rank 0 alone has its source.
 DevicePeak find_device_peak(const program::Setting& setting, const plan::Machine& machine,
                             const std::optional<std::filesystem::path>& environment, comm::Communicator& world);
 

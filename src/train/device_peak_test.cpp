@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "math/gemm.h"
 #include "train/calibrate.h"
 #include "train/precision.h"
+#include "train/rates.h"
 
 namespace molen::train {
 namespace {
@@ -54,6 +57,63 @@ double products_per_s() {
   return 2.0 * static_cast<double>(m * k * n) / best;
 }
 
+// Rates are kept in a directory of the test's own.
+class Kept : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(cache_);
+    ::setenv("XDG_CACHE_HOME", cache_.c_str(), 1);
+  }
+  void TearDown() override {
+    ::unsetenv("XDG_CACHE_HOME");
+    std::filesystem::remove_all(cache_);
+  }
+  const path cache_ = std::filesystem::temp_directory_path() / fmt::format("molen_cache_{}", ::getpid());
+};
+using DevicePeakKept = Kept;
+
+TEST_F(DevicePeakKept, IsMeasuredOnceAMachine) {
+  const double first = find(fp32()).flops_per_s.value_or(0);
+  EXPECT_GT(first, 1e8);
+  EXPECT_EQ(find(fp32()).flops_per_s, first);  // a second measurement never has the same bits
+  EXPECT_TRUE(std::filesystem::exists(cache_ / "molen/rates.json"));
+  const auto rates = precision_rates(1);
+  EXPECT_EQ(precision_rates(1).bf16, rates.bf16);
+  EXPECT_NE(precision_rates(1).measured, "");
+  // Auto and the peak speak of the same measurement, the first one.
+  EXPECT_NEAR(rates.fp32 * 1e9, first, 1e-3);
+  EXPECT_EQ(find(fp32()).flops_per_s, first);
+  program::Setting two = fp32();
+  two.threads = 2;
+  EXPECT_FALSE(stored_rate(gemm_conditions(two, {})));
+  forget_rates();
+  EXPECT_FALSE(stored_rate(gemm_conditions(fp32(), {})));
+}
+
+TEST_F(DevicePeakKept, IsMeasuredWhereWhatIsKeptIsNoUse) {
+  const std::string conditions = gemm_conditions(fp32(), {});
+  constexpr double kOdd = 1234567.125;
+  store_rate(conditions, kOdd);
+  EXPECT_EQ(find(fp32()).flops_per_s, kOdd);
+  std::string text = read_file(rates_file());
+  const auto cpu = text.find(cpu_model());
+  ASSERT_NE(cpu, std::string::npos);
+  write_file_atomic(rates_file(), text.replace(cpu, cpu_model().size(), "another processor"));
+  EXPECT_NE(find(fp32()).flops_per_s, kOdd);
+  for (const char* damage : {"", "{", "[]", "{\"format\":1,\"rates\":3}", "{\"format\":2,\"rates\":{}}"}) {
+    write_file_atomic(rates_file(), damage);
+    EXPECT_FALSE(stored_rate(conditions)) << damage;
+    store_rate(conditions, kOdd);
+    EXPECT_EQ(find(fp32()).flops_per_s, kOdd) << damage;
+  }
+  for (const double bad : {0.0, -1.0, std::nan("")}) {
+    store_rate(conditions, bad);
+    EXPECT_GT(find(fp32()).flops_per_s.value_or(0), 1e8) << bad;
+  }
+  ::setenv("XDG_CACHE_HOME", "/proc/nowhere", 1);  // not to be written
+  EXPECT_GT(find(fp32()).flops_per_s.value_or(0), 1e8);
+}
+
 TEST(DevicePeak, IsPublishedPerDeviceAndType) {
   const struct {
     const char* name;
@@ -73,7 +133,7 @@ TEST(DevicePeak, IsPublishedPerDeviceAndType) {
   }
 }
 
-TEST(DevicePeak, IsAbsentWithItsReason) {
+TEST_F(DevicePeakKept, IsAbsentWithItsReason) {
   for (const char* name : {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 NVL", "NVIDIA A100-SXM-64GB", "H2000",
                            "NVIDIA ", "NVIDIA NVIDIA H200", "GRID A100-10C"}) {
     const DevicePeak p = published_peak(name, DType::kBF16);
@@ -97,7 +157,7 @@ TEST(DevicePeak, IsAbsentWithItsReason) {
   EXPECT_THROW(measure_gemm(DType::kF16, 1, 0), Error);
 }
 
-TEST(DevicePeak, IsOneMeasuredFigureOnAllRanks) {
+TEST_F(DevicePeakKept, IsOneMeasuredFigureOnAllRanks) {
   comm::ThreadWorld world(2);
   plan::Machine machine;
   machine.ranks = machine.local_ranks = 2;
@@ -121,7 +181,7 @@ TEST(DevicePeak, IsOneMeasuredFigureOnAllRanks) {
   EXPECT_TRUE(of[0].source.ends_with(conditions)) << of[0].source;
 }
 
-TEST(DevicePeak, StaysAsMeasuredUnderTheSameConditions) {
+TEST_F(DevicePeakKept, StaysAsMeasuredUnderTheSameConditions) {
   const path file = std::filesystem::temp_directory_path() / ("molen_peak_" + std::to_string(::getpid()) + ".json");
   const auto environment = [&](const std::string& cpu, const Json& flops, const std::string& conditions) {
     const Json peak{{"flops_per_s", flops}, {"source", "measured: 1 GFLOP/s " + conditions}};

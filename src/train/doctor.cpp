@@ -9,18 +9,21 @@
 #include "plan/resolve.h"
 #include "train/environment.h"
 #include "train/precision.h"
+#include "train/rates.h"
 
 namespace molen::train {
 
 constexpr double kMeasureSeconds = 0.1;
 
-int doctor(bool json) {
+int doctor(bool json, bool measure) {
+  if (measure) forget_rates();
   Json j = describe_machine();
   const int threads = plan::auto_threads(1);
   const bool cuda = at::hasCUDA() && at::accelerator::deviceCount() > 0;
-  const auto rates = measure_precision(threads, cuda ? 0 : -1);
+  const auto rates = precision_rates(threads, cuda ? 0 : -1);
   j["threads"] = threads;
   j["gemm_gflops"] = {{"fp32", rates.fp32}, {"bf16", rates.bf16}};
+  j["rates_file"] = cuda || rates_file().empty() ? Json(nullptr) : Json(rates_file().string());
   const bool bf16 = rates.bf16 > rates.fp32;
   if (!cuda)
     for (const auto library : {math::GemmLibrary::kAten, math::GemmLibrary::kOneDnn})
@@ -29,8 +32,9 @@ int doctor(bool json) {
             measure_gemm(DType::kF32, threads, kMeasureSeconds, library);
   j["precision_auto"] = bf16 ? "bf16" : "fp32";
   j["precision_reason"] = fmt::format(
-      "measured: a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} here: bf16 is {:.2f}x",
-      rates.fp32, rates.bf16, cuda ? "CUDA device 0" : fmt::format("{} thread(s)", threads), rates.bf16 / rates.fp32);
+      "measured{}: a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} here: bf16 is {:.2f}x",
+      rates.measured.empty() ? "" : " on " + rates.measured, rates.fp32, rates.bf16,
+      cuda ? "CUDA device 0" : fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"), rates.bf16 / rates.fp32);
   const auto launched = comm::launch_environment();
   j["launcher"] = launched.size > 0
                       ? Json(fmt::format("{}: rank {} of {}", launched.source, launched.rank, launched.size))

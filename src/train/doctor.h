@@ -4,6 +4,6 @@
 namespace molen::train {
 
 // Prints a table, or JSON. Returns the exit status.
-int doctor(bool json);
+int doctor(bool json, bool measure);
 
 }  // namespace molen::train

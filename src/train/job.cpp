@@ -13,7 +13,7 @@
 #include "program/build.h"
 #include "program/text.h"
 #include "program/verify.h"
-#include "train/precision.h"
+#include "train/rates.h"
 #include "train/require_memory.h"
 #include "train/together.h"
 #include "train/trainer.h"
@@ -182,7 +182,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
 
   plan::Machine measuring = machine;
   measuring.measure_precision = [&](int threads) {
-    return measure_precision(threads, machine.cuda ? machine.device : -1);
+    return precision_rates(threads, machine.cuda ? machine.device : -1);
   };
   std::optional<config::Config> before;
   if (job.resume_from) {

@@ -1,27 +1,21 @@
 #include "train/recorder.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <deque>
 #include <set>
 
 #include "arch/parts.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/mpi/mpi.h"
-#include "program/recompute.h"
 #include "program/text.h"
-#include "store/console.h"
 #include "store/prometheus.h"
 #include "store/run_directory.h"
 #include "store/tensorboard.h"
 #include "store/trace.h"
 #include "train/environment.h"
+#include "train/run_console.h"
 
 namespace molen::train {
 
@@ -33,33 +27,6 @@ std::string host_name() {
   return name;
 }
 
-// mpirun hands its ranks a terminal of its own even where its output goes to a file, so under a launcher every step is
-// a plain line.
-bool on_terminal() {
-  return ::isatty(STDOUT_FILENO) == 1 && comm::launch_environment().size == 0;
-}
-
-// "2 x arena 1.5 MiB".
-std::string arenas_text(const MemoryPrediction& m) {
-  if (m.ranks == 1) return "arena " + human(m.arena);
-  if (m.arenas.value == m.arena.value * m.ranks) return fmt::format("{} x arena {}", m.ranks, human(m.arena));
-  return fmt::format("{} arenas {}", m.ranks, human(m.arenas));
-}
-
-// fmt::print would throw where the reader is gone or, once the run was told to stop, does not keep up.
-template <class... T>
-void say(fmt::format_string<T...> format, T&&... values) {
-  const std::string text = fmt::format(format, std::forward<T>(values)...);
-  [[maybe_unused]] const auto written = std::fwrite(text.data(), 1, text.size(), stdout);
-}
-
-store::ConsoleStyle terminal_style() {
-  struct winsize size {};
-  const bool terminal = on_terminal();
-  if (terminal) ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
-  return store::console_style(std::getenv("NO_COLOR"), std::getenv("TERM"), terminal, size.ws_col);
-}
-
 }  // namespace
 
 class Recorder::Impl {
@@ -68,11 +35,8 @@ class Recorder::Impl {
       : job_(job),
         energy_(energy),
         partial_(energy.coverage().partial()),
-        total_steps_(total_steps),
-        stop_step_(stop_step),
         run_(run_directory(job.config)),
-        style_(terminal_style()),
-        live_(stdout, on_terminal()),
+        console_(job, total_steps, stop_step),
         tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
     tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
@@ -103,25 +67,8 @@ class Recorder::Impl {
                                                      {"memory_base_bytes", memory.base.value},
                                                      {"memory_workspace_bytes", memory.workspace.value},
                                                      {"memory_other_bytes", memory.other.value}});
-    say("{}: {} ({} parameters), {} rank{} x {} thread{} ({}), {}, {}{}\n", run_.path().string(), job_.arch.name,
-        human_count(static_cast<double>(arch::num_parameters(job_.arch))), job_.machine.ranks,
-        job_.machine.ranks == 1 ? "" : "s", job_.setting.threads, job_.setting.threads == 1 ? "" : "s",
-        job_.communicator, name_of(job_.setting.compute), program::sharding_text(job_.setting),
-        job_.setting.recompute.any() ? ", recompute " + program::text_of(job_.setting.recompute) : "");
-    say("memory of the process: {} = {} (the plan's peak) + {} already there{} + {} loader\n", human(memory.total()),
-        arenas_text(memory), human(memory.base),
-        memory.workspace.value > 0 ? fmt::format(" (workspace of the products' library {})", human(memory.workspace))
-                                   : "",
-        human(Bytes(memory.other.value * memory.ranks)));
-    say("model FLOPs of a token ({}): {}\n", name_of(job_.options.mfu), formula_of(job_.options.mfu));
-    if (job_.peak.flops_per_s)
-      say("peak of a device, for MFU: {}\n", job_.peak.source);
-    else
-      say("MFU is not known: {}\n", job_.peak.source);
-    if (start_step > 0)
-      say("continues after step {} from {} (state {})\n", start_step, *job_.resume_from, state_hash.substr(0, 12));
+    console_.begin(start_step, memory, state_hash);
     begin_energy();
-    std::fflush(stdout);
     if (start_step > 0) tensorboard_.session_start(start_step + 1, wall_time());
     tensorboard_.text("mfu/flops_formula",
                       fmt::format("{}: {}", name_of(job_.options.mfu), formula_of(job_.options.mfu)), start_step + 1,
@@ -160,11 +107,9 @@ class Recorder::Impl {
     m.energy_coverage = partial_;
     run_.append(m);
     unread(r.step, r.energy);
-    recent_.push_back(r.step_s);
-    if (recent_.size() > 50) recent_.pop_front();
     to_tensorboard(m);
     to_prometheus(m);
-    line(m, r.skipped);
+    console_.step(m, r.skipped);
   }
 
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
@@ -209,13 +154,13 @@ class Recorder::Impl {
     for (const auto& [language, b] : v.bits_per_byte)
       tensorboard_.scalar("validation_metrics/bits_per_byte/" + language, b, step, wall);
     tensorboard_.flush();
-    live_.note(fmt::format("validation after step {}: loss {:.4f} over {} tokens, bits per byte{}", step, v.loss,
-                           v.tokens, text));
+    console_.note(fmt::format("validation after step {}: loss {:.4f} over {} tokens, bits per byte{}", step, v.loss,
+                              v.tokens, text));
   }
 
   void checkpoint(std::int64_t step, const std::string& path, double seconds) {
     run_.event("checkpoint", {{"step", step}, {"path", path}, {"seconds", seconds}});
-    live_.note(fmt::format("saved {} in {}", path, human(Seconds(seconds))));
+    console_.note(fmt::format("saved {} in {}", path, human(Seconds(seconds))));
   }
 
   void prediction(const program::Comparison& c, const MemoryPrediction& memory, std::int64_t planned,
@@ -226,6 +171,7 @@ class Recorder::Impl {
                      {"count", row.count},
                      {"predicted_s", row.predicted_s},
                      {"measured_s", row.measured_s},
+                     {"waited_s", row.waited_s},
                      {"bytes", row.bytes}});
     run_.write_prediction({{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
                            {"memory_bytes",
@@ -233,14 +179,14 @@ class Recorder::Impl {
                              {"measured", measured_peak},
                              {"process_predicted", memory.total().value},
                              {"process_measured", rss}}},
+                           {"extrapolated", c.extrapolated.empty() ? Json() : Json(c.extrapolated)},
                            {"ops", ops}});
-    live_.finish();
-    say("\npredicted beside measured (median step):\n{}", program::to_table(c));
+    console_.prediction(c);
   }
 
   void note(const std::string& text) {
     run_.event("note", {{"text", text}});
-    live_.note(text);
+    console_.note(text);
   }
 
   void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const Communication& communication,
@@ -251,11 +197,7 @@ class Recorder::Impl {
                         {"reason", reason},
                         {"communication", communication.axes()},
                         {"traffic", to_json(communication.traffic())}});
-    live_.finish();
-    if (const std::string text = communication.text(); !text.empty())
-      say("communication of rank 0 in a step: {}\n", text);
-    say("stopped after step {}: {}\nwhole run: {}\n", step, reason, all.text());
-    std::fflush(stdout);
+    console_.end(step, reason, communication.text(), all.text());
   }
 
   Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
@@ -294,15 +236,7 @@ class Recorder::Impl {
     Json meters = energy_.describe();
     meters["coverage"] = energy::to_json(energy_.coverage());
     run_.event("meters", meters);
-    if (partial_.empty()) return;
-    if (!energy_.coverage().summed.empty()) {
-      say("energy is measured in part, marked ~: {}\n", partial_);
-      return;
-    }
-    std::string why;
-    for (const auto& [meter, reason] : meters["unavailable"].items())
-      why += fmt::format("{}{}: {}", why.empty() ? "" : "; ", meter, reason.get<std::string>());
-    say("energy is not measured: {}\n", why.empty() ? "no meter is asked for" : why);
+    console_.energy(meters, !energy_.coverage().summed.empty(), partial_);
   }
 
   // Which scopes have no reading, and why, where that changes.
@@ -321,35 +255,6 @@ class Recorder::Impl {
     if (scopes == unread_) return;
     unread_ = scopes;
     energy_line("unread", step, {{"reasons", reasons}});
-  }
-
-  void line(const store::StepMetrics& m, bool skipped) {
-    double mean = 0;
-    for (const double s : recent_) mean += s / static_cast<double>(recent_.size());
-    const double eta = mean * static_cast<double>(stop_step_ - m.step);
-    store::ConsoleStep c;
-    c.step = m.step;
-    c.steps = total_steps_;
-    c.loss = m.loss;
-    c.grad_norm = m.grad_norm;
-    c.lr = m.lr;
-    c.loss_scale = m.loss_scale;
-    c.skipped_steps = m.skipped_steps;
-    c.skipped = skipped;
-    c.tokens_total = m.tokens_total;
-    c.step_s = m.step_s;
-    c.tokens_per_s = m.tokens_per_s;
-    c.flops_formula = m.flops_formula;
-    c.tflops = m.model_tflops_per_device;
-    c.mfu = m.mfu;
-    c.memory_peak = m.memory_peak_bytes;
-    c.memory_planned = m.memory_planned_bytes;
-    c.data_wait_s = m.data_wait_s;
-    c.j_per_token = m.j_per_token;
-    c.energy_partial = !m.energy_coverage.empty();
-    if (m.j_per_token) c.watts = *m.j_per_token * tokens_per_step_ / m.step_s;
-    c.eta_s = eta;
-    live_.step(m.step, store::step_line(c, style_));
   }
 
   // torchtitan's names, so that dashboards carry over.
@@ -426,16 +331,13 @@ class Recorder::Impl {
   energy::RunTotals before_;
   std::int64_t start_step_ = 0, start_tokens_ = 0;
   std::set<std::string> unread_;
-  std::int64_t total_steps_, stop_step_;
   store::RunDirectory run_;
-  store::ConsoleStyle style_;
-  store::LiveLine live_;
+  RunConsole console_;
   store::TensorBoardWriter tensorboard_;
   std::vector<store::TraceSpan> spans_;  // of the traced steps, one after another
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
   double hardware_flops_ = 0;  // of a rank's step, on average
-  std::deque<double> recent_;
 };
 
 Recorder::Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step)

@@ -24,14 +24,12 @@
 #include "math/gemm.h"
 #include "optim/loss_scale.h"
 #include "program/build.h"
-#include "sim/calibration.h"
-#include "sim/simulate.h"
-#include "train/calibrate.h"
 #include "train/checkpointing.h"
 #include "train/flight_recorder.h"
 #include "train/init.h"
 #include "train/inputs.h"
 #include "train/job_energy.h"
+#include "train/predicted.h"
 #include "train/recorder.h"
 #include "train/signals.h"
 #include "train/together.h"
@@ -127,6 +125,7 @@ class Loop {
         executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}) {
     at::set_num_threads(job.setting.threads);
     together(world, [&] { set_course(); });
+    if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, world);
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
     together(world, [&] {
@@ -142,9 +141,9 @@ class Loop {
                                 job_.setting.data_ranks(), 4, job_.setting.document_mask});
     loader_ = &loader;
     if (job_.options.save_initial && step_ == 0) save();
-    flight_.phase(store::FlightPhase::kTrain, step_ + 1);
     const double begun = now().value;
     if (step_ >= stop_step_) {
+      flight_.phase(store::FlightPhase::kFinish, step_);
       const energy::EnergySoFar used = energy_->so_far();
       if (recorder_)  // no step ran, so there is no peak to compare with the prediction
         recorder_->end(step_, tokens_total_, used, communication_,
@@ -293,10 +292,7 @@ class Loop {
     next_sample_ += job_.setting.global_batch;
     tokens_total_ += static_cast<std::int64_t>(result.valid_tokens);
     record(result, input, wait);
-    if (recorder_ && job_.options.cluster) {
-      timelines_.push_back(result.timeline);
-      if (timelines_.size() > kKeptTimelines) timelines_.erase(timelines_.begin());
-    }
+    if (predicted_) predicted_->add(result.timeline);
   }
 
   [[noreturn]] void refuse_non_finite(const exec::StepResult& result) {
@@ -424,47 +420,27 @@ class Loop {
     if (recorder_) recorder_->checkpoint(step_, path.string(), now().value - start);
   }
 
-  // The same program through the other consumer: simulated with what `molen calibrate` measured, beside the median step
-  // measured.
+  // On all ranks: whether others waited is known together alone.
   void compare_with_prediction(std::int64_t rss) {
-    if (const auto not_yet = sim::unsimulated(job_.setting)) {
-      recorder_->note(fmt::format("no prediction: {}: {}", not_yet->key, not_yet->why));
-      return;
-    }
-    const auto calibration = sim::read_calibration(*job_.options.cluster);
-    const std::string_view gemm = math::name_of(math::gemm_library());
-    if (calibration.cpu == cpu_model() && calibration.gemm != gemm && job_.setting.compute == DType::kF32) {
-      recorder_->note(fmt::format("no prediction: {} was measured with products by {}, which are by {} here",
-                                  *job_.options.cluster, calibration.gemm, gemm));
-      return;
-    }
-    const auto conditions = sim::conditions_of(job_.setting, job_.communicator);
-    const auto costs = calibration.find(conditions);
-    if (!costs) {
-      recorder_->note(fmt::format("no prediction: {}: {}", *job_.options.cluster, costs.reason()));
-      return;
-    }
-    if (timelines_.empty()) return;
-    if (const std::string& from = costs.value().extrapolated(); !from.empty())
-      recorder_->note("the prediction is extrapolated from " + from);
-    std::sort(timelines_.begin(), timelines_.end(), [](const auto& a, const auto& b) { return a.total_s < b.total_s; });
-    const auto predicted = sim::simulate(executor_.program(), executor_.ops(), costs.value());
+    const auto comparison = predicted_->compare();
+    if (!recorder_) return;
+    if (!comparison) return recorder_->note("no prediction: " + comparison.reason());
     const auto& high = executor_.measured_high_water();
-    recorder_->prediction(program::compare(executor_.ops(), predicted, timelines_[timelines_.size() / 2]), memory_,
-                          executor_.memory().peak.value, *std::max_element(high.begin(), high.end()), rss);
+    recorder_->prediction(comparison.value(), memory_, executor_.memory().peak.value,
+                          *std::max_element(high.begin(), high.end()), rss);
   }
 
   void finish(const std::string& reason) {
     flight_.phase(store::FlightPhase::kFinish, step_);
     const std::int64_t rss = peak_resident().value;
-    if (recorder_ && job_.options.cluster) compare_with_prediction(rss);
+    if (predicted_) compare_with_prediction(rss);
     const energy::EnergySoFar used = energy_->so_far();
     if (recorder_)
       recorder_->end(
           step_, tokens_total_, used, communication_,
-          fmt::format("{}; peak resident memory {} where {} was predicted ({:+.1f}%)", reason, human(Bytes(rss)),
-                      human(memory_.total()),
-                      100.0 * (static_cast<double>(memory_.total().value) / static_cast<double>(rss) - 1.0)));
+          fmt::format("{}; peak resident memory {}, {:.1f}% {} the {} predicted", reason, human(Bytes(rss)),
+                      100.0 * std::abs(static_cast<double>(rss) / static_cast<double>(memory_.total().value) - 1.0),
+                      rss < memory_.total().value ? "below" : "above", human(memory_.total())));
   }
 
   at::Device device() const {
@@ -491,9 +467,8 @@ class Loop {
   optim::AdamW optimizer_;
   Period save_every_, validate_every_;
   MemoryPrediction memory_;
-  std::int64_t planned_peak_ = 0;  // of the largest rank
-  static constexpr std::size_t kKeptTimelines = 51;
-  std::vector<program::Timeline> timelines_;  // of the last steps, for the comparison with the prediction
+  std::int64_t planned_peak_ = 0;         // of the largest rank
+  std::unique_ptr<Predicted> predicted_;  // where a calibration was given
   std::int64_t total_steps_ = 0, stop_step_ = 0, step_ = 0, next_sample_ = 0, tokens_total_ = 0, saved_step_ = -1;
   double stop_seconds_ = 0.0;
   bool stopped_ = false;  // by a signal

@@ -20,6 +20,7 @@ struct TrainOptions {
   std::vector<std::string> allow_change;    // keys that may differ from the checkpoint's run
   std::optional<std::string> program_file;  // a step program in text form, in the place of the built one
   bool dry_run = false;                     // build, verify, print what would run
+  bool verbose = false;                     // on a terminal, a full line every step
   bool save_initial = false;                // a checkpoint of step 0 too: the starting point for comparisons
   arch::FlopsConvention mfu = arch::FlopsConvention::kCausal;  // how model FLOPs are counted in what the run says
   std::optional<std::string> cluster;                          // a calibration: predicted beside measured at the end

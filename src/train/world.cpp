@@ -153,6 +153,10 @@ Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks, 
   return launch;
 }
 
+bool has_cuda() {
+  return at::hasCUDA();
+}
+
 void require_determinism() {
   at::globalContext().setDeterministicAlgorithms(true, false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);  // no op of ours reads what it has not written

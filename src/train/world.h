@@ -22,6 +22,9 @@ struct Launch {
 // launcher then stay on the host.
 Launch resolve_launch(const config::Config& config, std::optional<int> thread_ranks, bool share = false);
 
+// Whether libtorch has a CUDA device here.
+bool has_cuda();
+
 // Holds libtorch to operators that repeat bit for bit on a device (`train.deterministic`), for the whole process; one
 // that has no such form throws there, by its name. To be called before the device's libraries are.
 void require_determinism();

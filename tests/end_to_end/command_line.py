@@ -114,11 +114,46 @@ refused("simulate: nodes that are not whole", "simulate", "run.toml", "--cluster
 refused("simulate: ranks of two nodes are not threads", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", "--ranks-per-node", "1", says=["mpi"])
 # What cannot be simulated is said where it was asked for, and keeps no run from its end.
 RING = ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"]
-PIECES = ["--set", "parallel.tensor=2", "--set", "parallel.sequence=true", "--set", "parallel.tensor_chunks=2"]
-for shape, key in ((RING, "parallel.context_form"), (["--set", "parallel.pipeline=2"], "parallel.pipeline"), (["--set", "data.document_mask=true"], "data.document_mask"), (["--set", "precision.reduce=bf16"], "precision.reduce"), (PIECES, "parallel.tensor_chunks")):
+TENSOR = ["--set", "parallel.tensor=2"]
+for shape, key in ((RING, "parallel.context_form"), (["--set", "parallel.pipeline=2"], "parallel.pipeline"), (["--set", "data.document_mask=true"], "data.document_mask"), (["--set", "precision.reduce=bf16"], "precision.reduce"), (TENSOR, "parallel.tensor")):
     refused(f"simulate: {key}", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", *shape, says=[key])
     said = run("train", "run.toml", "--set", f"run.name={key}", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", *shape).stdout
     ok(f"train: no prediction for {key}", f"no prediction: {key}" in said, said)
+# --- what is shown is what ran -----------------------------------------------------------------------------------------------
+AUTO = ["--set", "precision.compute=auto"]
+run("train", "run.toml", *AUTO, "--set", "run.name=auto", "--set", 'train.stop_after="2 steps"', "--ranks", "2")
+stored = (work / "runs/auto/program.txt").read_text()
+bare = lambda text: [line.split("  # ")[0] for line in text.splitlines() if not line.startswith("#")]
+for words in (["runs/auto"], ["run.toml", *AUTO, "--ranks", "2"], ["runs/auto", "--set", "optimizer.lr=1e-3"]):
+    shown = run("program", *words).stdout
+    ok(f"program {' '.join(words)}: what ran", bare(shown) == bare(stored), shown[:2000])
+ok("program RUN: says so", run("program", "runs/auto").stdout.startswith("# what ran, as runs/auto/program.txt has it\n"))
+compute = next(w for w in stored.split() if w.startswith("compute=")).split("=")[1]
+shown = run("program", "run.toml", *AUTO, "--ranks", "2").stdout
+ok("program: which choice was open, and why so", f'# precision.compute = "{compute}" (measured on ' in shown, shown[:2000])
+given = run("verify", "run.toml", *AUTO, "--ranks", "2", "--static", "--layouts", "given", "--format", "json").stdout
+ok("verify --static --layouts given: the same type and memory", json.loads(given)["compute"] == compute and f"planned peak {json.loads(given)['stages'][0]['peak_bytes']} bytes" in stored, given)
+shown = run("program", "--model", "llama3-8b", "--ranks", "16", "--set", "precision.compute=bf16").stdout
+ok("program: defaults that shape the plan are said", "# data.sequence_length = 512 (default; the model takes up to 8192)" in shown and '# parallel.sharding = "NO_SHARD" (default' in shown, shown[:2000])
+refused("program: a directory that is no run", "program", "data", says=["data: a directory without config.toml"])
+open_simulate = [*AUTO, "--ranks", "1", "--cluster", "here.json"]
+ok("simulate: which choice is open, and what stands for it", '# precision.compute = "fp32" (predicted to be the fastest of what here.json holds' in run("simulate", "run.toml", *open_simulate).stdout)
+# One peak a machine: runs of the same type and threads are measured against the same.
+peaks = [json.loads((work / "runs" / name / "environment.json").read_text())["device_peak"] for name in ("some", "parallel.pipeline")]
+run("train", "run.toml", "--set", "run.name=again", "--set", 'train.stop_after="1 steps"')
+peaks.append(json.loads((work / "runs/again/environment.json").read_text())["device_peak"])
+ok("the peak is measured once a machine", peaks[0] == peaks[2] and (work / "cache/molen/rates.json").is_file(), peaks)
+out = run("train", "run.toml", "--set", "run.name=narrow", "--set", 'train.stop_after="2 steps"').stdout
+ok("a log's lines fit 120 columns", all(len(line) <= 120 for line in out.splitlines()), out)
+ok("and say nothing of energy that is not there", "J/tok" not in out and " - W" not in out, out)
+# Nor does a calibration that lacks an op, or one that went away meanwhile; one that was never there is an error at once.
+lacking = json.loads((work / "here.json").read_text())
+lacking["entries"][0]["costs"]["kinds"].pop("optimizer_step")
+(work / "lacking.json").write_text(json.dumps(lacking))
+said = run("train", "run.toml", "--set", "run.name=lacking", "--set", 'train.stop_after="2 steps"', "--cluster", "lacking.json").stdout
+ok("train: an op that was not measured leaves the run its end", "no prediction: the calibration has no measurement of 'optimizer_step'" in said and "stopped after step 2: " in said, said)
+ok("train: its last step is saved", (work / "runs/lacking/checkpoints/step-000000002").is_dir())
+refused("train: a calibration that is not there", "train", "run.toml", "--set", "run.name=nowhere", "--cluster", "nowhere.json", says=["nowhere.json"])
 for words in (
     ["runs", "list"], ["runs", "show", "runs/some"], ["runs", "compare", "runs/some", "runs/some"], ["runs", "flight", "runs/some"],
     ["model", "list"], ["model", "show", "gpt2"], ["doctor"], ["program", "run.toml"], ["simulate", "run.toml", "--cluster", "here.json"],

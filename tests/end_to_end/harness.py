@@ -15,7 +15,7 @@ import tempfile
 MOLEN = str(pathlib.Path(sys.argv[1]).resolve())
 SKIPPED = 77  # the exit status that CMake's SKIP_RETURN_CODE names
 work = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
-ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
+ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1", XDG_CACHE_HOME=str(work / "cache"))
 checks = 0
 skips = []
 

@@ -1,0 +1,96 @@
+#include "train/rates.h"
+
+#include <torch/headeronly/version.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "train/calibrate.h"
+#include "train/device_peak.h"
+#include "train/precision.h"
+
+namespace molen::train {
+namespace {
+
+constexpr int kFormat = 1;
+
+// One line of the file. Another processor, or another libtorch, multiplies at another rate.
+std::string key_of(const std::string& conditions) {
+  return fmt::format("{}, libtorch {}: {}", cpu_model(), TORCH_VERSION, conditions);
+}
+
+Json stored() {
+  try {
+    Json j = read_json(rates_file());
+    if (j.at("format") == kFormat && j.at("rates").is_object()) return j;
+  } catch (const std::exception&) {
+  }
+  return {{"format", kFormat}, {"rates", Json::object()}};
+}
+
+std::string conditions_of(DType type, int threads) {
+  program::Setting s;
+  s.compute = type;
+  s.threads = threads;
+  return gemm_conditions(s, {});
+}
+
+}  // namespace
+
+std::filesystem::path rates_file() {
+  const auto set = [](const char* name) -> std::string {
+    const char* value = std::getenv(name);
+    return value && *value == '/' ? value : "";
+  };
+  if (const std::string cache = set("XDG_CACHE_HOME"); !cache.empty()) return fs::path(cache) / "molen/rates.json";
+  if (const std::string home = set("HOME"); !home.empty()) return fs::path(home) / ".cache/molen/rates.json";
+  return {};
+}
+
+std::optional<Rate> stored_rate(const std::string& conditions) {
+  if (rates_file().empty() || !fs::exists(rates_file())) return std::nullopt;
+  try {
+    const Json rate = stored().at("rates").at(key_of(conditions));
+    const Rate found{rate.at("flops_per_s").get<double>(), rate.at("measured").get<std::string>()};
+    if (found.flops_per_s > 0 && std::isfinite(found.flops_per_s)) return found;
+  } catch (const std::exception&) {
+  }
+  return std::nullopt;
+}
+
+Rate store_rate(const std::string& conditions, double flops_per_s) {
+  const Rate rate{flops_per_s, utc_timestamp(wall_time()).substr(0, 10)};
+  const fs::path file = rates_file();
+  if (file.empty()) return rate;
+  try {
+    Json j = stored();
+    j["rates"][key_of(conditions)] = {{"flops_per_s", rate.flops_per_s}, {"measured", rate.measured}};
+    fs::create_directories(file.parent_path());
+    write_file_atomic(file, j.dump(1) + "\n");
+  } catch (const std::exception&) {
+  }
+  return rate;
+}
+
+void forget_rates() {
+  std::error_code ignored;
+  fs::remove(rates_file(), ignored);
+}
+
+plan::PrecisionRates precision_rates(int threads, int cuda_device) {
+  if (cuda_device >= 0) return measure_precision(threads, cuda_device);
+  const std::string fp32 = conditions_of(DType::kF32, threads), bf16 = conditions_of(DType::kBF16, threads);
+  const auto a = stored_rate(fp32), b = stored_rate(bf16);
+  if (a && b) return {a->flops_per_s * 1e-9, b->flops_per_s * 1e-9, a->measured};
+  // What is kept stays: MFU of earlier runs was taken against it.
+  const plan::PrecisionRates rates = measure_precision(threads);
+  const auto keep = [](const std::optional<Rate>& kept, const std::string& conditions, double gflops) {
+    return (kept ? *kept : store_rate(conditions, gflops * 1e9)).flops_per_s * 1e-9;
+  };
+  return {keep(a, fp32, rates.fp32), keep(b, bf16, rates.bf16), ""};
+}
+
+}  // namespace molen::train
