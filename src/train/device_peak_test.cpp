@@ -133,7 +133,7 @@ TEST(DevicePeak, IsPublishedPerDeviceAndType) {
   }
 }
 
-TEST_F(DevicePeakKept, IsAbsentWithItsReason) {
+TEST(DevicePeak, IsAbsentWithItsReason) {
   for (const char* name : {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 NVL", "NVIDIA A100-SXM-64GB", "H2000",
                            "NVIDIA ", "NVIDIA NVIDIA H200", "GRID A100-10C"}) {
     const DevicePeak p = published_peak(name, DType::kBF16);

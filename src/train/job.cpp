@@ -9,6 +9,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/naming.h"
 #include "plan/nearest.h"
 #include "program/build.h"
 #include "program/text.h"
@@ -43,10 +45,27 @@ std::string new_run_name(const config::Config& c, const std::string& model) {
   return free;
 }
 
-std::optional<fs::path> find_checkpoint(const config::Config& c, const std::string& resume) {
+// The newest that is usable. Those that are damaged are named in `note`; where there are some and none is usable, the
+// run must not begin anew without a word.
+std::optional<fs::path> newest_checkpoint(const fs::path& directory, std::string& note) {
+  const auto steps = checkpoint::steps_in(directory);
+  std::vector<std::string> skipped;
+  const auto found = checkpoint::latest(directory, &skipped);
+  if (steps.empty() || found == steps.back().path) return found;
+  const std::string all = fmt::format("{}", fmt::join(skipped, "\n  "));
+  if (!found)
+    throw DamagedError(
+        "{}: holds checkpoints, and none can be used:\n  {}\nrestore one, or begin anew with --resume never",
+        directory.string(), all);
+  note = fmt::format("the newest checkpoint is damaged; going on from {}, {} steps before it:\n  {}", found->string(),
+                     steps.back().step - checkpoint::step_of(found->filename().string()).value_or(0), all);
+  return found;
+}
+
+std::optional<fs::path> find_checkpoint(const config::Config& c, const std::string& resume, std::string& note) {
   if (resume == "never") return std::nullopt;
   const fs::path directory = checkpoint_directory(c);
-  if (resume == "auto") return fs::exists(directory) ? checkpoint::latest(directory) : std::nullopt;
+  if (resume == "auto") return newest_checkpoint(directory, note);
   const bool digits = !resume.empty() && resume.size() < 19 &&
                       std::all_of(resume.begin(), resume.end(), [](char ch) { return ch >= '0' && ch <= '9'; });
   if (!digits) throw UsageError("--resume {}: expected auto, never or a step", resume);
@@ -174,8 +193,9 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   if (!config.run.name)
     config::assign(config, "run.name", on_rank_zero(world, [&] { return new_run_name(config, job.arch.name); }),
                    {config::Origin::Kind::kOther, "model and time"});
+  std::string damaged;  // what rank 0 passed over
   const std::string resume = on_rank_zero(world, [&] {
-    const auto found = find_checkpoint(config, options.resume);
+    const auto found = find_checkpoint(config, options.resume, damaged);
     return found ? found->string() : std::string();
   });
   if (!resume.empty()) job.resume_from = resume;
@@ -191,6 +211,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     const Json ranks = stored.state().value("ranks", Json(world.size()));
     const bool same_ranks = ranks == world.size();
     job.note = keep_measured(config, *before, same_ranks, machine);
+    if (!damaged.empty()) job.note = damaged + (job.note.empty() ? "" : "\n" + job.note);
   }
   // Rank 0 decides what is open; what a rank measures or fits into a budget could differ from host to host.
   const std::string decided = on_rank_zero(world, [&] {

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "arch/parts.h"
 #include "base/clock.h"
@@ -35,8 +36,8 @@ class Recorder::Impl {
       : job_(job),
         energy_(energy),
         partial_(energy.coverage().partial()),
-        run_(run_directory(job.config)),
         console_(job, total_steps, stop_step),
+        run_(run_directory(job.config), [this](const std::string& text) { console_.note(text); }),
         tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
     tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
     model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
@@ -45,6 +46,13 @@ class Recorder::Impl {
   }
 
   std::int64_t attempt() const { return run_.attempt(); }
+  Json identity() const {
+    return {{"id", run_.identity().id},
+            {"name", run_.path().filename().string()},
+            {"attempt", run_.attempt()},
+            {"history", run_.identity().current().history}};
+  }
+  void sync() { run_.sync(); }
 
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
              const std::string& state_hash, double hardware_flops) {
@@ -107,8 +115,8 @@ class Recorder::Impl {
     m.energy_coverage = partial_;
     run_.append(m);
     unread(r.step, r.energy);
-    to_tensorboard(m);
-    to_prometheus(m);
+    telemetry([&] { to_tensorboard(m); });
+    telemetry([&] { to_prometheus(m); });
     console_.step(m, r.skipped);
   }
 
@@ -153,7 +161,7 @@ class Recorder::Impl {
     tensorboard_.scalar("validation_metrics/loss", v.loss, step, wall);
     for (const auto& [language, b] : v.bits_per_byte)
       tensorboard_.scalar("validation_metrics/bits_per_byte/" + language, b, step, wall);
-    tensorboard_.flush();
+    telemetry([&] { tensorboard_.flush(); });
     console_.note(fmt::format("validation after step {}: loss {:.4f} over {} tokens, bits per byte{}", step, v.loss,
                               v.tokens, text));
   }
@@ -213,6 +221,18 @@ class Recorder::Impl {
   }
 
  private:
+  // Views that others read beside the metrics: one that cannot be written is told once, tried again with the next step,
+  // and ends no training.
+  template <class F>
+  void telemetry(F&& write) {
+    try {
+      write();
+    } catch (const IoError& error) {
+      if (!std::exchange(telemetry_failed_, true))
+        console_.note(fmt::format("{}; the run goes on, and tries again with each step", error.what()));
+    }
+  }
+
   energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) const {
     return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
   }
@@ -331,9 +351,10 @@ class Recorder::Impl {
   energy::RunTotals before_;
   std::int64_t start_step_ = 0, start_tokens_ = 0;
   std::set<std::string> unread_;
-  store::RunDirectory run_;
   RunConsole console_;
+  store::RunDirectory run_;  // after the console, which it warns on
   store::TensorBoardWriter tensorboard_;
+  bool telemetry_failed_ = false;
   std::vector<store::TraceSpan> spans_;  // of the traced steps, one after another
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
@@ -365,6 +386,12 @@ void Recorder::prediction(const program::Comparison& comparison, const MemoryPre
 }
 std::int64_t Recorder::attempt() const {
   return impl_->attempt();
+}
+Json Recorder::identity() const {
+  return impl_->identity();
+}
+void Recorder::sync() {
+  impl_->sync();
 }
 void Recorder::note(const std::string& text) {
   impl_->note(text);

@@ -47,6 +47,8 @@ class Recorder {
   void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak,
                   std::int64_t measured_peak, std::int64_t measured_rss);
   std::int64_t attempt() const;
+  Json identity() const;               // {"id", "attempt", "history"}, for a checkpoint
+  void sync();                         // what was recorded so far is on disk; a failure is told, and tried again
   void note(const std::string& text);  // a line for people, also an event
   // `tokens` and `used` as for `totals`.
   void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const Communication& communication,

@@ -14,9 +14,11 @@ namespace {
 
 std::atomic<int> requests{0};
 std::atomic<bool> launched{false};
+std::atomic<int> saving{0};  // ranks may be threads
 
 extern "C" void on_signal(int signal) {
-  if (requests.fetch_add(1) > 0) ::_exit(128 + signal);
+  const int before = requests.fetch_add(1);
+  if (before > 1 || (before == 1 && saving.load() == 0)) ::_exit(128 + signal);
   if (!launched.load()) return;
   // mpirun no longer reads what its ranks print once it was told to stop, and kills them a second later: a write that
   // waits for it, also one that this signal interrupted, must give up for the state to be saved. The pipe is this
@@ -38,8 +40,19 @@ void catch_stop_signals() {
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU}) {
+    // What the user's shell ignores (nohup) stays ignored.
+    struct sigaction before {};
+    if (signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    ::sigaction(signal, &action, nullptr);
+  }
+}
+
+SavingGuard::SavingGuard() {
+  ++saving;
+}
+SavingGuard::~SavingGuard() {
+  --saving;
 }
 
 bool stop_requested() {

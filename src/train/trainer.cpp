@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/json_fields.h"
+#include "checkpoint/folder.h"
 #include "comm/nccl/nccl.h"
 #include "data/loader.h"
 #include "exec/executor.h"
@@ -24,6 +25,7 @@
 #include "math/gemm.h"
 #include "optim/loss_scale.h"
 #include "program/build.h"
+#include "store/lease.h"
 #include "train/checkpointing.h"
 #include "train/flight_recorder.h"
 #include "train/init.h"
@@ -129,9 +131,12 @@ class Loop {
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
     together(world, [&] {
-      if (world.rank() == 0) recorder_ = std::make_unique<Recorder>(job, *energy_, total_steps_, stop_step_);
-      load();
+      if (world.rank() != 0) return;
+      own_directories();
+      if (job.config.data.tokenizer) tokenizer_ = read_file(*job.config.data.tokenizer);
+      recorder_ = std::make_unique<Recorder>(job, *energy_, total_steps_, stop_step_);
     });
+    load();
     start();
   }
 
@@ -192,16 +197,32 @@ class Loop {
   // One of the ranks that see the same samples has their losses to add up.
   bool counts_losses() const { return executor_.coordinates()[mesh::Axis::kTp] == 0 && executor_.program().has_head(); }
 
+  // The run directory and the checkpoints' are this job's alone from here on, and what an earlier one left unfinished
+  // is gone.
+  void own_directories() {
+    store::LeaseOptions options;
+    options.waiting = [](const std::string& text) { std::fprintf(stderr, "molen: %s\n", text.c_str()); };
+    const fs::path run = run_directory(job_.config), checkpoints = checkpoint_directory(job_.config);
+    leases_.push_back(std::make_unique<store::Lease>(run, options));
+    if (checkpoints != run / "checkpoints") leases_.push_back(std::make_unique<store::Lease>(checkpoints, options));
+    if (path_exists(checkpoints)) checkpoint::recover(checkpoints);
+    if (job_.options.resume != "auto") return;
+    const auto newest = checkpoint::latest(checkpoints);
+    if (newest != (job_.resume_from ? std::optional<fs::path>(*job_.resume_from) : std::nullopt))
+      throw UsageError("{}: another job saved here while this one started; start again", checkpoints.string());
+  }
+
   void load() {
-    if (job_.resume_from) {
-      const checkpoint::Checkpoint from(*job_.resume_from);
-      const Json& state = from.state();
-      const bool weights_only = !state.contains("step_done");
-      load_state(from, executor_, world_, weights_only);
-      if (!weights_only) restore(state, from.path().string());
-    } else {
+    if (!job_.resume_from) {
       initialize_parameters(executor_, static_cast<std::uint64_t>(job_.config.train.seed), job_.setting.threads);
+      return;
     }
+    std::optional<checkpoint::Checkpoint> from;
+    together(world_, [&] { from.emplace(*job_.resume_from); });
+    const Json& state = from->state();
+    const bool weights_only = !state.contains("step_done");
+    load_state(*from, executor_, world_, weights_only);
+    if (!weights_only) together(world_, [&] { restore(state, from->path().string()); });
   }
 
   void start() {
@@ -411,9 +432,18 @@ class Loop {
       if (const auto& scale = loss_scale_.state(); job_.setting.scales_loss() || scale.skipped > 0)
         o.state["loss_scale"] = {
             {"scale", scale.scale}, {"good_steps", scale.good_steps}, {"skipped_steps", scale.skipped}};
-      if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = read_file(*job_.config.data.tokenizer);
+      if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = tokenizer_;
       o.attachments["config.toml"] = config::to_toml(job_.config);
     }
+    if (!leases_.empty()) {
+      o.token = leases_.back()->token();
+      o.still_owner = [this] {
+        for (const auto& lease : leases_) lease->require();
+      };
+      o.state["run"] = recorder_->identity();
+      recorder_->sync();  // what the run says it did up to this checkpoint lasts as long as the checkpoint
+    }
+    const SavingGuard saving;
     const fs::path path = checkpoint::save(spans_of(executor_), o);
     saved_step_ = step_;
     save_every_.last = now().value;
@@ -461,6 +491,8 @@ class Loop {
   Communication communication_{executor_};
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
+  std::vector<std::unique_ptr<store::Lease>> leases_;  // rank 0; the last is that of the checkpoints
+  std::string tokenizer_;                              // rank 0: held, so that a save needs no file but its own
   std::unique_ptr<Recorder> recorder_;
   data::Loader* loader_ = nullptr;
   optim::Schedule schedule_;
