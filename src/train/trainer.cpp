@@ -136,6 +136,8 @@ class Loop {
       if (job.config.data.tokenizer) tokenizer_ = read_file(*job.config.data.tokenizer);
       recorder_ = std::make_unique<Recorder>(job, *energy_, total_steps_, stop_step_);
     });
+    if (!leases_.empty()) token_ = leases_.back()->token();
+    world.broadcast(&token_, 1, DType::kI64, 0);
     load();
     start();
   }
@@ -435,8 +437,8 @@ class Loop {
       if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = tokenizer_;
       o.attachments["config.toml"] = config::to_toml(job_.config);
     }
+    o.token = token_;
     if (!leases_.empty()) {
-      o.token = leases_.back()->token();
       o.still_owner = [this] {
         for (const auto& lease : leases_) lease->require();
       };
@@ -492,6 +494,7 @@ class Loop {
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
   std::vector<std::unique_ptr<store::Lease>> leases_;  // rank 0; the last is that of the checkpoints
+  std::int64_t token_ = 0;                             // of that lease, on every rank
   std::string tokenizer_;                              // rank 0: held, so that a save needs no file but its own
   std::unique_ptr<Recorder> recorder_;
   data::Loader* loader_ = nullptr;
