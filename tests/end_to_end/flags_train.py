@@ -1,10 +1,11 @@
 """Rows of train, bench, report, runs, energy, doctor and config."""
 import json
+import subprocess
 import time
 
 import torch_model
 from effects import all_close, close, equal, lines_of, row
-from harness import run, work
+from harness import ENV, MOLEN, run, work
 
 LLAMA = {"model.vocabulary": 320, "math.threads": 1, "data.sequence_length": 16, "data.train": [{"path": "data/train"}], "batch.global": 2, "train.until": "1 steps", "schedule.warmup": "1 steps", "precision.compute": "fp64", "energy.meters": ["none"]}
 
@@ -155,6 +156,33 @@ def machine_and_config(case):
     value = formats(case, "config", "show", "tiny.toml", {"optimizer.lr": 0.125}, shows=lambda v: ["lr = 0.125                                        # --set"])
     equal("--set", value["optimizer"]["lr"], 0.125)
     assert 'preset = "gpt2"' in case.molen("config", "show", "--model", "gpt2").stdout
+
+
+@row("doctor --measure")
+def measured_anew(case):
+    """Rates are kept from one call to the next, and measured anew where that is asked for."""
+    rates = lambda *words: json.loads(case.molen("doctor", *words, "--format", "json").stdout)["gemm_gflops"]
+    first = rates("--measure")
+    kept = [rates() for _ in range(2)]
+    assert all(k[t] == first[t] for k in kept for t in ("fp32", "bf16")), (first, kept)
+    anew = rates("--measure")
+    assert anew["fp32"] != first["fp32"] and anew["bf16"] != first["bf16"], (first, anew)
+
+
+@row("train --verbose")
+def on_a_terminal(case):
+    """One line that is rewritten, within 100 columns; full lines of the first and the last step, with --verbose of every one."""
+    seen = {}
+    for name, words in (("live", ""), ("verbose", " --verbose")):
+        words = f"stty cols 100; {MOLEN} train tiny.toml --set run.name=terminal-{name}{words}"
+        done = subprocess.run(["script", "-qec", words, "/dev/null"], cwd=work, env={**ENV, "TERM": "dumb"}, stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stdout
+        seen[name] = done.stdout.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        assert max(map(len, seen[name])) <= 100, seen[name]
+        assert [x.split("]")[1].split(" ")[1] for x in seen[name] if x.startswith("[")][-1] == "4/4", seen[name]
+    full = {name: sorted({x.split(" ")[1] for x in lines if x.startswith("step ")}) for name, lines in seen.items()}
+    equal("a log has every step anyway", [case.train(*words).out.count("\nstep ") for words in ((), ("--verbose",))], [4, 4])
+    equal("full lines", full, {"live": ["1/4", "4/4"], "verbose": ["1/4", "2/4", "3/4", "4/4"]})
 
 
 @row("train --cluster")
