@@ -187,8 +187,10 @@ TEST(Dataset, BadInputGetsOneClearError) {
     Json& number = count == std::string("bytes") ? shard["bin"]["bytes"] : shard[count];
     number = number.get<std::int64_t>() + 1;
     write_file_atomic(folder.path() / "manifest.json", other.dump());
-    EXPECT_NE(open({8, 300, "test", 0}).find("its manifest says"), std::string::npos)
-        << count << open({8, 300, "test"});
+    EXPECT_NE(open({8, 300, "test"}).find("its manifest says"), std::string::npos) << count;
+    // A shard above the hash limit is opened by its size alone; its counts are compared when it is read.
+    if (count == std::string("bytes"))
+      EXPECT_NE(open({8, 300, "test", 0}).find("its manifest says"), std::string::npos);
   }
   write_file_atomic(folder.path() / "manifest.json", manifest);
 

@@ -171,7 +171,7 @@ TEST(Calibration, IsWrittenIntoAFolderThatIsNotThere) {
   write_calibration(folder / "deep" / "here.json", {"host", "cpu", "2026-01-01T00:00:00Z", {}, {}});
   EXPECT_EQ(read_calibration(folder / "deep" / "here.json").host, "host");
   fs::remove_all(folder);
-  EXPECT_EQ((Conditions{2, 3, "bf16", "aten", "mpi"}.text()), "2 rank(s) x 3 thread(s), bf16, aten kernels, mpi");
+  EXPECT_EQ((Conditions{2, 3, "bf16", "aten", "mpi"}.text()), "2 ranks x 3 threads, bf16, aten kernels, mpi");
 }
 
 TEST(CostModel, RefusesWhatItHasNotSeen) {
