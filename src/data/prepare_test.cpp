@@ -613,7 +613,11 @@ TEST(Process, LimitsEndIt) {
   const ProcessResult loud = run_process({"yes"}, "/", {}, {0, 0, 1 << 20});
   EXPECT_EQ(loud.status, 137);
   EXPECT_LE(loud.output.size(), std::size_t{2} << 20);
-  EXPECT_NE(run_process({"sort"}, "/", std::string(100 << 20, 'x'), {0, 32 << 20, 0}).status, 0);
+  // dd takes its block at once; 32 MiB are enough for it with a small one.
+  EXPECT_EQ(run_process({"dd", "if=/dev/zero", "of=/dev/null", "bs=1K", "count=1"}, "/", {}, {0, 32 << 20, 0}).status,
+            0);
+  EXPECT_NE(run_process({"dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1"}, "/", {}, {0, 32 << 20, 0}).status,
+            0);
   EXPECT_EQ(run_process({"sh", "-c", "echo a; sleep 0.2; echo b"}, "/", {}, {0.1, 0, 100}).output, "a\nb\n")
       << "waiting is no CPU time";
 }

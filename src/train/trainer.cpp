@@ -130,15 +130,16 @@ class Loop {
     if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, world);
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
+    load();
     together(world, [&] {
       if (world.rank() != 0) return;
       own_directories();
       if (job.config.data.tokenizer) tokenizer_ = read_file(*job.config.data.tokenizer);
       recorder_ = std::make_unique<Recorder>(job, *energy_, total_steps_, stop_step_);
+      if (totals_) recorder_->restore_totals(*totals_, step_, *job_.resume_from);
     });
     if (!leases_.empty()) token_ = leases_.back()->token();
     world.broadcast(&token_, 1, DType::kI64, 0);
-    load();
     start();
   }
 
@@ -261,7 +262,7 @@ class Loop {
       next_sample_ = fields.integer("next_sample");
       tokens_total_ = fields.integer("tokens_total");
       restore_loss_scale(state, origin);
-      if (recorder_) recorder_->restore_totals(state.at("totals"), step_, origin);
+      totals_ = state.at("totals");
     } catch (const Json::exception& e) {
       throw UsageError("{}: state.json is incomplete: {}", origin, e.what());
     }
@@ -494,6 +495,7 @@ class Loop {
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
   std::vector<std::unique_ptr<store::Lease>> leases_;  // rank 0; the last is that of the checkpoints
+  std::optional<Json> totals_;                         // of the checkpoint that this run continues
   std::int64_t token_ = 0;                             // of that lease, on every rank
   std::string tokenizer_;                              // rank 0: held, so that a save needs no file but its own
   std::unique_ptr<Recorder> recorder_;

@@ -53,7 +53,13 @@ run(*words("tensor", *wide), launcher=ONE)
 refused("tensor ranks lie within a host", *words("apart", *wide), says=["parallel.tensor", "do not lie within a node of 2 ranks"], launcher=TWO)
 # Planned where nothing is launched, the program is the very same.
 planned = run("program", "run.toml", "--ranks", 4, "--ranks-per-node", 2, *(x for s in hybrid for x in ("--set", s))).stdout
-ok("as planned by `molen program --ranks-per-node`", planned == (work / "runs/two/program.txt").read_text())
+# Comments aside: they say which choices a configuration leaves open, and the plan of memory.
+def ops_of(text):
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+ran = (work / "runs/two/program.txt").read_text()
+ok("as planned by `molen program --ranks-per-node`", ops_of(planned) == ops_of(ran))
 # A rank that is not told how many share its host is told so, not taken for alone.
 (work / "silent.sh").write_text('#!/bin/sh\nunset OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_LOCAL_RANK\nexec "$@"\n')
 (work / "silent.sh").chmod(0o755)
