@@ -12,6 +12,7 @@ from harness import run, work
 END = "<|endoftext|>"
 # One document in each language, and one that names the token which ends documents.
 (work / "some.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in (f"de molen draait {END} en de wind waait over het land", "het water is diep en de wind is koud in het land")))
+(work / "dutch.jsonl").write_text(json.dumps({"text": "Dit is een gewone Nederlandse tekst over de molens die langs het water staan. Elke morgen wordt het graan gemalen, en wie dat wil zien kan er gratis naar binnen."}) + "\n")
 TEAM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -85,7 +86,7 @@ def prepare(case):
     equal("ends of text", int((tokens == made["tokenizer"]["end_of_text"]).sum()), 2)
     text = case.molen("tokenizer", "decode", "--tokenizer", "tok.json", stdin=" ".join(map(str, tokens[:-1]))).stdout
     equal("the text is there", text.count(END), 2)
-    case.molen("data", "prepare", "some.jsonl", "--license", "CC0-1.0", "--split", "heldout", "--output", "held-too", "--tokenizer", "tok.json", "--format", "text")
+    case.molen("data", "prepare", "dutch.jsonl", "--license", "CC0-1.0", "--split", "heldout", "--output", "held-too", "--tokenizer", "tok.json", "--format", "text")
     equal("split", [p.name for p in sorted((work / "held-too").iterdir()) if (p / "manifest.json").exists()], ["heldout"])
     equal("--license is --licence", {s["licence"]["spdx"] for s in manifest("held-too/heldout")["shards"]}, {"CC0-1.0"})
     equal("the language of the text", {s["language"] for s in manifest("held-too/heldout")["shards"]}, {"nl"})

@@ -68,7 +68,7 @@ def sizes(case):
 def preset(case):
     # As published: OpenAI's GPT-2, and Meta's Llama 3.
     for name, parameters in (("gpt2", 124_439_808), ("llama3-8b", 8_030_261_248)):
-        said = json.loads(case.molen("program", {"model.preset": name}, "--format", "json").stdout)
+        said = json.loads(case.molen("program", {"model.preset": name, "precision.compute": "fp32"}, "--format", "json").stdout)
         arch = json.loads(said["text"].split("arch ")[1].splitlines()[0])
         equal("name", arch["name"], name)
         close(f"{name}: bytes of the parameters", said["parameters_bytes"], 4 * parameters, 1e-4)
