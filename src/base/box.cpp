@@ -181,7 +181,7 @@ void copy_box(const Box& part, const Box& from, const void* source, const Box& t
 std::string text_of(const Box& box) {
   std::string text;
   for (std::size_t d = 0; d < box.sizes.size(); ++d)
-    text += fmt::format("{}{}:{}", d == 0 ? "" : ", ", box.offsets[d], box.offsets[d] + box.sizes[d]);
+    text += fmt::format("{}{}+{}", d == 0 ? "" : ", ", box.offsets[d], box.sizes[d]);
   return "[" + text + "]";
 }
 

@@ -39,7 +39,7 @@ std::string tiling_problem(const std::vector<std::int64_t>& shape, std::span<con
 void copy_box(const Box& part, const Box& from, const void* source, const Box& to, void* destination,
               std::int64_t size);
 
-// "[0:4, 8:16]".
+// "[0+4, 8+16]": offset and size of each dimension.
 std::string text_of(const Box& box);
 
 }  // namespace molen
