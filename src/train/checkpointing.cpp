@@ -87,43 +87,56 @@ void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, co
   }
 }
 
-// Fills what this rank holds beyond its tile with the tiles of the ranks that hold the same. Collective.
-void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& holders) {
-  if (holders.size() == 1) return;
-  for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
-    const auto tile = tile_of(executor, u);
-    const auto held = executor.state_range(storage, u);
-    if (tile == held) continue;  // every rank of the group has a part of its own, or none has
-    std::vector<std::int64_t> ends(static_cast<std::size_t>(holders.size()), 0);
-    ends[static_cast<std::size_t>(holders.rank())] = tile.second;
-    holders.all_reduce(ends.data(), holders.size(), DType::kI64, comm::Reduce::kMax);
-    std::int64_t first = held.first;
-    for (int rank = 0; rank < holders.size(); ++rank) {
-      const std::int64_t last = ends[static_cast<std::size_t>(rank)];
-      for (std::int64_t at = first; at < last; at += kPiece) {
-        const std::int64_t n = std::min(kPiece, last - at);
-        at::Tensor values = held_part(executor, storage, u, at, at + n);
-        at::Tensor host = values.to(at::kCPU);
-        holders.broadcast(host.data_ptr(), n, dtype_of(host), rank);
-        if (!values.device().is_cpu()) values.copy_(host);
-      }
-      first = std::max(first, last);
-    }
-    MOLEN_CHECK(first == held.second, "tiles of unit {} end at {} of {}", u, first, held.second);
-  }
-}
-
-// The ranks that hold the same elements of every unit, in the order of their tiles.
-std::unique_ptr<comm::Communicator> holders_of(const exec::Executor& executor, comm::Communicator& world) {
+// The ranks that differ from this one along some axes of the mesh alone.
+std::unique_ptr<comm::Communicator> along(const exec::Executor& executor, comm::Communicator& world, mesh::Axes axes) {
   const program::Setting& s = executor.program().setting;
-  const mesh::PerAxis& at = executor.coordinates();
-  const mesh::Axes along = s.zero < 2 ? mesh::kReplicas : mesh::Axes{mesh::Axis::kDpReplicate};
   int color = 0, key = 0;
   for (const mesh::Axis axis : s.order) {
-    int& number = along.contains(axis) ? key : color;
-    number = number * s.mesh[axis] + at[axis];
+    int& number = axes.contains(axis) ? key : color;
+    number = number * s.mesh[axis] + executor.coordinates()[axis];
   }
   return world.split(color, key);
+}
+
+// Every rank's tile goes to all ranks of the group, which hold the same elements of the unit. Collective over the
+// group.
+void exchange_tiles(exec::Executor& executor, const std::string& storage, int unit, comm::Communicator& group) {
+  const auto tile = tile_of(executor, unit);
+  std::vector<std::int64_t> bounds(static_cast<std::size_t>(group.size()) * 2, 0);
+  bounds[static_cast<std::size_t>(group.rank()) * 2] = tile.first;
+  bounds[static_cast<std::size_t>(group.rank()) * 2 + 1] = tile.second;
+  group.all_reduce(bounds.data(), static_cast<std::int64_t>(bounds.size()), DType::kI64, comm::Reduce::kMax);
+  std::int64_t elements = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const std::int64_t first = bounds[static_cast<std::size_t>(rank) * 2],
+                       last = bounds[static_cast<std::size_t>(rank) * 2 + 1];
+    elements += last - first;
+    for (std::int64_t at = first; at < last; at += kPiece) {
+      const std::int64_t n = std::min(kPiece, last - at);
+      at::Tensor values = held_part(executor, storage, unit, at, at + n);
+      at::Tensor host = values.to(at::kCPU);
+      group.broadcast(host.data_ptr(), n, dtype_of(host), rank);
+      if (!values.device().is_cpu()) values.copy_(host);
+    }
+  }
+  const auto held = executor.state_range(storage, unit);
+  MOLEN_CHECK(elements == held.second - held.first, "tiles of unit {} have {} of {} elements", unit, elements,
+              held.second - held.first);
+}
+
+// Fills what this rank holds beyond its tile with the tiles of the ranks that hold the same: all data-parallel ranks
+// where each holds the whole unit, those of its shard where they hold that. `replicas`, `copies`: these groups.
+// Collective.
+void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& replicas,
+                 comm::Communicator& copies) {
+  for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
+    const auto tile = tile_of(executor, u), held = executor.state_range(storage, u);
+    const std::int64_t elements = executor.program().units[static_cast<std::size_t>(u)].elements;
+    // All ranks decide alike: the tile of one may happen to be all that there is.
+    std::int32_t lacking[2] = {held != tile ? 1 : 0, held.first != 0 || held.second != elements ? 1 : 0};
+    replicas.all_reduce(lacking, 2, DType::kI32, comm::Reduce::kMax);
+    if (lacking[0]) exchange_tiles(executor, storage, u, lacking[1] ? copies : replicas);
+  }
 }
 
 }  // namespace
@@ -169,11 +182,10 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, co
     read_tiles(from, executor, "optimizer.m/", {"m"});
     read_tiles(from, executor, "optimizer.v/", {"v"});
   });
-  const auto holders = holders_of(executor, world);
-  for (const std::string& storage : weights) share_tiles(executor, storage, *holders);
-  if (weights_only) return;
-  share_tiles(executor, "m", *holders);
-  share_tiles(executor, "v", *holders);
+  const auto replicas = along(executor, world, mesh::kReplicas);
+  const auto copies = along(executor, world, mesh::Axes{mesh::Axis::kDpReplicate});
+  if (!weights_only) weights.insert(weights.end(), {"m", "v"});
+  for (const std::string& storage : weights) share_tiles(executor, storage, *replicas, *copies);
 }
 
 std::string state_hash(const exec::Executor& executor, comm::Communicator& world) {
