@@ -601,6 +601,7 @@ TEST(Process, OutputAndStatus) {
   EXPECT_EQ(run_process({"sh", "-c", "pwd; exit 3"}, "/").status, 3);
   EXPECT_EQ(run_process({"sh", "-c", "pwd"}, "/").output, "/\n");
   EXPECT_EQ(run_process({"no-such-program-here"}, "/").status, 127);
+  EXPECT_EQ(run_process({"no-such-program-here"}, "/", {}, {0, 1 << 30, 0}).status, 127);
   EXPECT_EQ(run_process({"sh", "-c", "kill -9 $$"}, "/").status, 137);
   const std::string input(300000, 'x');
   EXPECT_EQ(run_process({"wc", "-c"}, "/", input).output, "300000\n");

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -70,12 +69,12 @@ std::string read_all(int fd, const ProcessLimits& limits, pid_t child) {
   }
 }
 
-// The program runs already: what it may have taken before this is what microseconds allow.
-void limit_memory(pid_t child, std::int64_t bytes) {
-  const auto most = static_cast<rlim_t>(bytes);
-  const struct rlimit both { most, most };
-  // It fails only where the program has ended before.
-  if (bytes > 0) ::prlimit(child, RLIMIT_AS, &both, nullptr);
+// The limit is set before the program is: once it runs, it may have taken the memory already.
+std::vector<std::string> with_limit(const std::vector<std::string>& arguments, std::int64_t bytes) {
+  if (bytes <= 0) return arguments;
+  std::vector<std::string> limited{"prlimit", fmt::format("--as={}:{}", bytes, bytes), "--"};
+  limited.insert(limited.end(), arguments.begin(), arguments.end());
+  return limited;
 }
 
 }  // namespace
@@ -89,8 +88,9 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
     throw Error("{}: cannot be started: {}", program, std::strerror(errno));
   const Descriptor out(pipe[0]);
   Descriptor child_out(pipe[1]);
+  const std::vector<std::string> limited = with_limit(arguments, limits.memory_bytes);
   std::vector<char*> argv;
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& argument : limited) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   std::string english = "LC_ALL=C";
   std::vector<char*> environment;
@@ -109,9 +109,8 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const std::
   const int failed = ::posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environment.data());
   posix_spawn_file_actions_destroy(&actions);
   ::close(child_out.release());
-  if (failed == ENOENT) return {127, program + ": no such program"};
+  if (failed == ENOENT) return {127, limited[0] + ": no such program"};
   if (failed != 0) throw Error("{}: cannot be started: {}", program, std::strerror(failed));
-  limit_memory(child, limits.memory_bytes);
   ProcessResult result{0, read_all(out.get(), limits, child)};
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
