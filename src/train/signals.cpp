@@ -33,9 +33,12 @@ extern "C" void on_signal(int signal) {
 
 }  // namespace
 
+void ignore_closed_output() {
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
 void catch_stop_signals() {
   launched = comm::launch_environment().size > 0;
-  ::signal(SIGPIPE, SIG_IGN);  // whoever read the output is gone; the run is not
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;

@@ -5,6 +5,8 @@
 
 namespace molen::train {
 
+// A reader of the output that goes away ends no run. To be called before the run prints anything.
+void ignore_closed_output();
 void catch_stop_signals();
 bool stop_requested();
 void clear_stop_request();

@@ -515,6 +515,7 @@ class Loop {
 
 void run_job(const Job& job, comm::Communicator& world) {
   if (job.options.dry_run) return dry_run(job, world);
+  ignore_closed_output();
   const auto inputs = open_inputs(job, world);
   Loop loop(job, world, *inputs);
   try {
