@@ -27,9 +27,10 @@ void verify_shard(const fs::path& folder, const ShardRecord& record, std::int64_
   const std::int64_t bin_bytes = size_of_file(record.bin);
   const bool hashed = is_hashed(record, hash_limit);
   const bool right = bin_bytes == record.bin.bytes && size_of_file(record.idx) == record.idx.bytes;
-  // An index of more than the limit says of itself only what its header says.
-  const ShardIndex index =
-      right && hashed ? read_index(prefix) : ShardIndex{DType::kU16, record.tokens, record.documents};
+  // Of an index above the limit the header alone is read.
+  const ShardIndex index = !right   ? ShardIndex{DType::kU16, record.tokens, record.documents}
+                           : hashed ? read_index(prefix)
+                                    : read_index_header(prefix);
   if (!right || index.tokens != record.tokens || index.documents != record.documents)
     throw UsageError(
         "{}: {} documents, {} tokens, {} bytes; its manifest says {}, {}, {}: truncated or altered, run "

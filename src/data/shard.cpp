@@ -199,6 +199,14 @@ ShardIndex read_index(const fs::path& prefix, const OnDocument& on_document) {
   return walk(read, header, File::open(prefix.string() + ".bin").size(), idx.path().string(), on_document);
 }
 
+ShardIndex read_index_header(const fs::path& prefix) {
+  const Header header = read_header(File::open(prefix.string() + ".idx"));
+  const std::int64_t bytes = File::open(prefix.string() + ".bin").size(), width = size_of(header.dtype);
+  if (bytes % width != 0)
+    throw UsageError("{}.bin: {} bytes are no whole number of tokens of {}", prefix.string(), bytes, width);
+  return {header.dtype, bytes / width, header.marks - 1};
+}
+
 std::string format_index(DType dtype, std::span<const std::int32_t> lengths) {
   std::string out(kMagic);
   out.reserve(static_cast<std::size_t>(kHeaderBytes) + lengths.size() * 20 + 8);

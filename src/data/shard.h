@@ -38,6 +38,9 @@ ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::stri
                        const OnDocument& on_document = {});
 // The same of the pair `prefix`.idx and .bin.
 ShardIndex read_index(const fs::path& prefix, const OnDocument& on_document = {});
+// What the header of `prefix`.idx and the size of `prefix`.bin say alone: for shards whose index is too large to be
+// read at every start. The sequences are not looked at.
+ShardIndex read_index_header(const fs::path& prefix);
 // The bytes of an `.idx` whose documents have one sequence each.
 std::string format_index(DType dtype, std::span<const std::int32_t> lengths);
 // u16 below 65,500 entries, else i32: Megatron's rule.
