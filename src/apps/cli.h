@@ -38,8 +38,8 @@ bool names_run(const ConfigOptions& options);  // CONFIG is a run directory
 void add_node_option(CLI::App& app, ConfigOptions& options);
 plan::Machine planned_machine(const ConfigOptions& options, const config::Config& config);
 
-// What the configuration leaves open and shapes the program, and what stands for it: {key, value, why}; `resolved` is
-// the configuration after plan::resolve_setting.
+// The choices that the configuration leaves open and that shape the program, each as {key, value used, why}; `resolved`
+// is the configuration after plan::resolve_setting.
 struct OpenChoice {
   std::string key, value, why;
 };

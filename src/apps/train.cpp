@@ -37,7 +37,7 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
   config::Config c = load_config(options);
   const auto launch = train::resolve_launch(c, options.ranks);
   train::run_ranks(launch, [&](comm::Communicator& world) {
-    // What is wrong with it is said now, not at the end of the run.
+    // A calibration that cannot be read is refused now, not at the end of the run.
     train::together(world, [&] {
       if (world.rank() == 0 && train_options.cluster) sim::read_calibration(*train_options.cluster);
     });

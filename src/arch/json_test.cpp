@@ -43,7 +43,8 @@ TEST(ArchitectureJson, AllPresetsReadBack) {
     EXPECT_EQ(architecture_from_json(parse_json(to_json(a).dump(), "x"), "x"), a) << a.name;
 }
 
-// What programs and checkpoints hold that are on disk already; programs of version 6 have numbers.
+// Architectures in programs and checkpoints that are on disk already are still read; programs of version 6 have
+// numbers.
 TEST(ArchitectureJson, KeepsItsBytesAndReadsNumbers) {
   const std::string names =
       R"({"name":"llama-tiny*","family":"gpt","layers":1,"hidden":256,"ffn":704,"heads":4,"kv_heads":2,"head_dim":64,)"
