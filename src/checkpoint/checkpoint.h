@@ -63,7 +63,7 @@ struct SaveOptions {
   // apart, and what throws if the lease is lost; called before a save begins, before it is published, and before each
   // removal.
   std::int64_t token = 0;
-  std::function<void()> still_owner;
+  std::function<void()> still_owner{};
 };
 
 // Collective over the ranks. Returns the checkpoint's path. Throws Error on every rank if any rank fails (disk full,
