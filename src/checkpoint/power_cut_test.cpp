@@ -128,7 +128,7 @@ TEST(PowerCut, OfMovingAbandonedCheckpointsAway) {
        },
        [](const fs::path& d, bool done) {
          EXPECT_EQ(verify(d / "step-000000001").tensors, 2);
-         if (done) EXPECT_EQ(newest_whole(d), 1);
+         EXPECT_TRUE(!done || newest_whole(d) == 1);
          // Each is in one of the two places, whole.
          for (const char* name : {"step-000000002", "step-000000003"})
            EXPECT_EQ(verify(fs::exists(d / name) ? d / name : d / (std::string(name) + ".abandoned-2")).tensors, 2);
@@ -145,7 +145,7 @@ TEST(PowerCut, OfSettingADamagedOneAside) {
        [](const fs::path& d, bool done) {
          EXPECT_EQ(newest_whole(d), 1);
          EXPECT_EQ(steps_in(d).size() + static_cast<std::size_t>(damaged_in(d)), 2u);
-         if (done) EXPECT_EQ(damaged_in(d), 1);
+         EXPECT_TRUE(!done || damaged_in(d) == 1);
        }});
 }
 
