@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""What a cuda device computes, beside the host: layouts, steps in each type, resumed runs, kernels of attention. Every check is made, also
+after one has failed.
+
+usage: gpu.py MOLEN [DEVICE]   (skipped where there is no cuda device; DEVICE = cpu runs the checks themselves on a host beside itself)
+"""
+import json
+import math
+import re
+import sys
+import traceback
+
+from harness import finish, metrics, ok, run, shards, skip, work
+
+DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cuda"
+failed = []
+FAMILIES = {"llama": ["model.kv_heads=2"], "gpt": ["model.family=gpt"]}
+SIZES = ["model.family=llama", "model.layers=4", "model.hidden=48", "model.ffn=80", "model.heads=4", "model.head_dim=12", "model.vocabulary=71", "model.max_sequence=64",
+         "data.sequence_length=16", "batch.global=8", "batch.micro=2"]  # fmt: skip
+
+
+def sets(*values):
+    return [x for value in values for x in ("--set", value)]
+
+
+def check(call):
+    try:
+        call()
+    except Exception as e:  # the next check says something else
+        failed.append(call.__name__)
+        print(f"FAILED {call.__name__}: {e}", flush=True)
+        if not isinstance(e, AssertionError):
+            traceback.print_exc()
+
+
+def train(name, *values, device=DEVICE):
+    return run("train", "run.toml", *sets(f"run.name={name}", f'device.kind="{device}"', *values))
+
+
+def near(name, of, beside, first, last):
+    """Losses and gradient norms of two runs: the first step within `first`, all within `last`, relative."""
+    a, b = metrics(of), metrics(beside)
+    worst = max(abs(a[s][key] / b[s][key] - 1) if b[s][key] else math.inf for s in b for key in ("loss", "grad_norm"))
+    start = abs(a[1]["loss"] / b[1]["loss"] - 1)
+    ok(f"{name}: first loss within {first:g}, all within {last:g} (are {start:.2g}, {worst:.2g})", a.keys() == b.keys() and start <= first and worst <= last, (start, worst))
+
+
+def layouts(family, ranks, *more):
+    out = run("verify", *sets(*SIZES, *FAMILIES[family], f'device.kind="{DEVICE}"'), "--ranks", ranks, "--cover", "pairs", *more).stdout
+    said = re.search(r"(\d+) layouts in fp64 and fp32, \d+ runs: (\d+) of them the same model; the largest difference is ([0-9.]+)", out)
+    ok(f"layouts of {ranks} ranks, {family}: {said[0] if said else ''}", said and 0 < int(said[1]) == int(said[2]), out)
+
+
+def layouts_llama():
+    layouts("llama", 2)
+    layouts("llama", 4)
+
+
+def layouts_gpt():
+    layouts("gpt", 2)
+    layouts("gpt", 4)
+
+
+# Each type beside the host. Rounding to bf16 is 2^-9 of a value, to fp16 2^-12, and a loss is a mean over many.
+TYPES = {"fp32": (1e-6, 1e-3), "bf16": (2e-3, 5e-2), "fp16": (5e-4, 2e-2)}
+
+
+def types():
+    for kind, (first, last) in TYPES.items():
+        for name, device in (("host", "cpu"), ("device", DEVICE)):
+            train(f"{kind}-{name}", f"precision.compute={kind}", "model.head_dim=16", device=device)
+        near(f"{kind} on the device beside the host", f"{kind}-device", f"{kind}-host", first, last)
+    ok("it says where it ran", json.loads((work / "runs/bf16-device/environment.json").read_text())["device"] == DEVICE)
+
+
+def kinds():
+    for name, values in {
+        "gpt": ["model.family=gpt", "model.kv_heads=4", "model.head_dim=16"],
+        "alibi": ["model.position=alibi", "model.head_dim=16"],
+        "documents": ["data.document_mask=true", "model.head_dim=16"],
+        "odd heads": ["model.head_dim=12"],
+        "tied": ["model.tied=true", "model.head_dim=16"],
+    }.items():
+        for kind in ("fp32", "bf16"):
+            for place, device in (("host", "cpu"), ("device", DEVICE)):
+                train(f"{name}-{kind}-{place}", f"precision.compute={kind}", *values, device=device)
+            near(f"{name} in {kind}", f"{name}-{kind}-device", f"{name}-{kind}-host", *TYPES[kind])
+
+
+def same(name, a, b):
+    out = run("runs", "compare", f"runs/{a}", f"runs/{b}").stdout
+    ok(f"{name}: identical", "identical" in out, out)
+
+
+def repeats():
+    for kind in TYPES:
+        for name in ("one", "two"):
+            train(f"{name}-{kind}", f"precision.compute={kind}", "model.head_dim=16")
+        same(f"the same run twice, {kind}", f"one-{kind}", f"two-{kind}")
+
+
+def resumes():
+    train("whole", "precision.compute=bf16", "model.head_dim=16")
+    for stop in ("8 steps", ""):
+        train("parts", "precision.compute=bf16", "model.head_dim=16", *([f'train.stop_after="{stop}"'] if stop else []))
+    same("stopped and resumed", "whole", "parts")
+
+
+def moves():
+    for name, a, b in (("to-device", "cpu", DEVICE), ("to-host", DEVICE, "cpu")):
+        train(name, "precision.compute=fp32", 'train.stop_after="6 steps"', device=a)
+        train(name, "precision.compute=fp32", device=b)
+    train("stays", "precision.compute=fp32", device="cpu")
+    near("begun on the host, ended on the device", "to-device", "stays", *TYPES["fp32"])
+    near("begun on the device, ended on the host", "to-host", "stays", *TYPES["fp32"])
+
+
+def memory_savers():
+    train("plain", "precision.compute=bf16", "model.head_dim=16")
+    for name, value in {
+        "recompute": "parallel.recompute=full",
+        "offload": 'parallel.offload=["optimizer","gradients","parameters","activations"]',
+        "unit": "parallel.unit_layers=half",
+    }.items():
+        train(name, "precision.compute=bf16", "model.head_dim=16", value)
+        near(name, name, "plain", 1e-6, 1e-3)
+
+
+def generates():
+    text = run("generate", "runs/bf16-device", "--prompt", "de molen", "--max-tokens", 8, "--seed", 1).stdout
+    ok("a checkpoint of the device generates", text.strip(), text)
+
+
+shards()
+if DEVICE == "cuda" and not json.loads(run("doctor", "--format", "json").stdout).get("cuda"):
+    skip("the device", "no cuda device")
+    finish("gpu")
+for step in (types, kinds, repeats, resumes, moves, memory_savers, generates, layouts_llama, layouts_gpt):
+    check(step)
+if failed:
+    sys.exit(f"gpu: failed: {', '.join(failed)}")
+finish("gpu")
