@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <csignal>
 #include <cstring>
@@ -210,6 +211,12 @@ TEST(Safetensors, FindsAlteredBytesByTheirHash) {
   writer.write("a", 1000, values.data(), 3000);
   writer.finish();
   EXPECT_EQ(SafetensorsFile(folder / "a").verify_hashes(), 2);
+  // XXH128 in its canonical form, as `xxh128sum` prints it.
+  XXH128_canonical_t bytes;
+  XXH128_canonicalFromHash(&bytes, XXH3_128bits(values.data(), 4));
+  std::string hex;
+  for (const unsigned char byte : bytes.digest) hex += fmt::format("{:02x}", byte);
+  EXPECT_NE(read_file(folder / "a").find(hex), std::string::npos) << hex;
   std::string content = read_file(folder / "a");
   content[content.size() - 1000] ^= 4;
   write_file_atomic(folder / "a", content);

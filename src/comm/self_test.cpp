@@ -30,5 +30,16 @@ TEST(Self, AbortEndsLaterCallsOfEveryGroup) {
   EXPECT_THROW((void)part->split(0, 0), Error);
 }
 
+// What has gone over the wire is unknown from the moment that one part of it is.
+TEST(Traffic, DifferencesAndSumsKnowWhatIsUnknown) {
+  const Traffic later{5, 100, 40, 30}, earlier{2, 60, 10, 20}, unknown{1, 50, std::nullopt, std::nullopt};
+  EXPECT_EQ(later - earlier, (Traffic{3, 40, 30, 10}));
+  EXPECT_EQ(later - unknown, (Traffic{4, 50, std::nullopt, std::nullopt}));
+  EXPECT_EQ(unknown - earlier, (Traffic{-1, -10, std::nullopt, std::nullopt}));
+  Traffic sum = later;
+  EXPECT_EQ(sum += earlier, (Traffic{7, 160, 50, 50}));
+  EXPECT_EQ(sum += unknown, (Traffic{8, 210, std::nullopt, std::nullopt}));
+}
+
 }  // namespace
 }  // namespace molen::comm

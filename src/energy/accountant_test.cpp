@@ -127,6 +127,13 @@ TEST(Replay, RefusesHostileFiles) {
     EXPECT_THROW((void)open_replay(f.machine, f.root() / "r.jsonl"), UsageError) << bad;
   }
   EXPECT_THROW((void)open_replay(f.machine, f.root() / "nowhere"), UsageError);
+  f.write("r.jsonl", good + "{\"time_s\":2,\"energy_j\":{\"a\":0.5}}");
+  try {
+    (void)open_replay(f.machine, f.root() / "r.jsonl");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("a goes back from 1 to 0.5"), std::string::npos) << error.what();
+  }
 }
 
 class FrozenPerf : public PerfEvents {

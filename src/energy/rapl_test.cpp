@@ -191,7 +191,13 @@ TEST(Perf, ReasonsArePrecise) {
                                    {"events/energy-pkg.unit", "Watts"}}) {
     perf_tree(f, "0");
     f.write(d + file, text);
-    EXPECT_NE(find(open_perf(f.machine, perf), "cpu-package"), nullptr) << file << " " << text;
+    const auto unavailable = find(open_perf(f.machine, perf), "cpu-package");
+    ASSERT_NE(unavailable, nullptr) << file << " " << text;
+    // The file first, then what stands in it.
+    const std::string& reason = unavailable->reason;
+    ASSERT_NE(reason.find(file), std::string::npos) << reason;
+    EXPECT_LT(reason.find(file), reason.rfind(text)) << reason;
+    EXPECT_NE(reason.rfind(text), std::string::npos) << reason;
   }
   perf_tree(f, "0-");
   EXPECT_TRUE(open_perf(f.machine, perf).meters.empty());
@@ -203,6 +209,18 @@ TEST(CpuList, IsStrict) {
   EXPECT_EQ(parse_cpu_list("100000-100001").value(), (std::vector<int>{100000, 100001}));
   for (const char* bad : {"", ",", "1,", "a", "3-1", "-1", "0-99999999", "0-65536", "1;2", "1-"})
     EXPECT_FALSE(parse_cpu_list(bad).ok()) << bad;
+}
+
+// A counter of one microjoule wraps at once, one without a range never does, and is read when it is asked.
+TEST(Powercap, IsReadTwiceWhileItCanWrap) {
+  for (const auto& [range, seconds] : {std::pair{"65532610987", 32.77}, {"2000000000", 1.0}, {"0", 0.0}}) {
+    FakeMachine f;
+    f.zone("intel-rapl:0", "package-0", 1000000);
+    f.write("sys/class/powercap/intel-rapl:0/max_energy_range_uj", std::string(range) + "\n");
+    const Meters m = open_powercap(f.machine);
+    ASSERT_EQ(m.meters.size(), 1u);
+    EXPECT_NEAR(m.meters[0]->info().read_every.value, seconds, 0.01) << range;
+  }
 }
 
 }  // namespace

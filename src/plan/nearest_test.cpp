@@ -132,5 +132,18 @@ TEST(Nearest, EndsInTime) {
   EXPECT_NE(text.find(" 0 of "), std::string::npos) << text;
 }
 
+// What stays on the host counts there, before a plan is made: a device too small for it holds the layout all the same.
+TEST(Nearest, WhatIsKeptIsCountedWhereItLies) {
+  arch::Architecture a = model();
+  a.vocabulary = 512, a.layers = 12;
+  auto s = given();
+  s.mesh = mesh::kOne;
+  s.micro_batch = 1, s.head_chunk = 64;
+  s.offload.optimizer = s.offload.gradients = s.offload.parameters = true;
+  const auto plan = program::plan_memory(program::build(a, s));
+  ASSERT_GT(plan.host.value, plan.peak.value);
+  EXPECT_TRUE(need_within(a, s, {plan.host, plan.peak}));
+}
+
 }  // namespace
 }  // namespace molen::plan

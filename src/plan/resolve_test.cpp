@@ -279,5 +279,29 @@ TEST(Horizon, StepsTokensEpochs) {
   EXPECT_EQ(steps_of(c, {config::Horizon::Unit::kSeconds, 2.0}, "x", 100), -1);
 }
 
+TEST(Setting, OffloadIsWhatTheListNames) {
+  const std::vector<std::pair<std::string, program::Offload>> lists{
+      {"[]", {false, false, false, false}},
+      {"[\"optimizer\"]", {true, false, false, false}},
+      {"[\"optimizer\", \"gradients\"]", {true, true, false, false}},
+      {"[\"activations\", \"optimizer\"]", {true, false, false, true}},
+      {"[\"optimizer\", \"gradients\", \"parameters\", \"activations\"]", {true, true, true, true}}};
+  for (const auto& [list, want] : lists)
+    EXPECT_EQ(setting({"model.preset=llama-tiny", "parallel.offload=" + list}).offload, want) << list;
+}
+
+TEST(Setting, ContextRanksAreRefusedWithTheirFigures) {
+  Machine machine;
+  machine.ranks = machine.local_ranks = 4;
+  try {
+    setting({"model.preset=llama-tiny", "data.sequence_length=50", "parallel.context=4"}, machine);
+    FAIL();
+  } catch (const UsageError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("4 ranks have two pieces each of every sequence; 50 tokens"), std::string::npos) << text;
+    EXPECT_NE(text.find("do not divide by 8, 56 tokens do"), std::string::npos) << text;
+  }
+}
+
 }  // namespace
 }  // namespace molen::plan

@@ -567,6 +567,8 @@ TEST(Text, NumbersBeyondWhatIsThereAreRefused) {
   EXPECT_FALSE(accepted("reduce_scalars", "first=0", "first=99"));
   const std::string beyond = fmt::format("count={}", static_cast<int>(kNumScalars) + 1);
   EXPECT_FALSE(accepted("reduce_scalars", "count=2", beyond));
+  const std::string both = fmt::format("first=1 count={}", static_cast<int>(kNumScalars));
+  EXPECT_FALSE(accepted("reduce_scalars", "first=0 count=2", both)) << "one more than is left";
 }
 
 TEST(Text, ChoicesAreNamesAndOlderTextIsRead) {
@@ -624,6 +626,32 @@ TEST(Build, RefusesWhatItCannotHonour) {
   s = hybrid(2, 2, 3, true);
   s.offload = {true, false, true};
   EXPECT_THROW(build(tiny(), s), UsageError);
+}
+
+// Each refusal names the key and the figures, in their places.
+TEST(Build, RefusalsNameTheirFigures) {
+  const auto why = [](const Setting& s) -> std::string {
+    try {
+      build(tiny(), s);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  Setting s = setting_of(1, 0, false, 0);
+  EXPECT_EQ(why(s), "batch.global: must be at least 1, is 0");
+  s = setting_of(1, 0, false, 4), s.micro_batch = 0;
+  EXPECT_EQ(why(s), "batch.micro: must be at least 1, is 0");
+  s = setting_of(1, 0, false, 4), s.sequence = 0;
+  EXPECT_EQ(why(s), "data.sequence_length: must be at least 1, is 0");
+  EXPECT_EQ(why(hybrid(1, 5, 2, false)),
+            "parallel.data_shard: ZeRO-2 has nothing to shard over with 5 replicas of one rank");
+  s = setting_of(1, 0, false, 4), s.mesh[mesh::Axis::kCp] = 4;
+  EXPECT_NE(why(s).find("4 ranks have two pieces each of every sequence; 150 tokens"), std::string::npos) << why(s);
+  s = setting_of(1, 0, false, 4), s.mesh[mesh::Axis::kTp] = 2, s.sequence_parallel = true, s.sequence = 1,
+  s.micro_batch = 1;
+  EXPECT_NE(why(s).find("1 tokens of a micro-batch have no row for each of 2 tensor ranks"), std::string::npos)
+      << why(s);
 }
 
 // On whatever stream they run: a flag that is read before it is decided is last step's, or none.

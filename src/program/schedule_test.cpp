@@ -447,5 +447,29 @@ RC_GTEST_PROP(ScheduleText, GarbledTextIsRefusedOrRoundTrips, ()) {
   }
 }
 
+// Counts stand in their places, and the limit is where it says.
+TEST(Schedule, TooManyActionsAreNamedInOrder) {
+  const int most = static_cast<int>(kMaxScheduleActions / 2);
+  Schedule s;
+  s.stages = 1, s.chunks = 1, s.micro_batches = most + 1;
+  s.order.resize(1);
+  EXPECT_EQ(refusal(s),
+            fmt::format("a pipeline schedule of 1 stages x 1 chunks x {} micro-batches has more than {} actions",
+                        most + 1, kMaxScheduleActions));
+  s.micro_batches = most;
+  EXPECT_EQ(refusal(s).find("more than"), std::string::npos) << refusal(s);
+  s.stages = 2, s.chunks = 3, s.micro_batches = most;
+  EXPECT_NE(refusal(s).find(fmt::format("2 stages x 3 chunks x {} micro-batches", most)), std::string::npos)
+      << refusal(s);
+  try {
+    make_schedule(kInterleaved, 2, 3, most);
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              fmt::format("schedule interleaved: 2 stages x 3 chunks x {} micro-batches are more than {} actions", most,
+                          kMaxScheduleActions));
+  }
+}
+
 }  // namespace
 }  // namespace molen::program

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -391,6 +392,17 @@ TEST(Simulate, RefusesCostsThatAreNoNumbers) {
   for (auto& [kind, fit] : json["kinds"].items()) fit["weights"][0] = 1e300;
   const Costs costs(CostModel::from_json(json, "test"), {}, "self");
   EXPECT_THROW(simulate(p, program::expand(p), costs), UsageError);
+}
+
+// The typical time of a kind is the middle one, in whatever order samples came.
+TEST(CostModel, TheTypicalTimeIsTheMedianInAnyOrder) {
+  std::vector<double> seconds{9e-3, 1e-3, 7e-3, 3e-3, 5e-3};
+  std::sort(seconds.begin(), seconds.end());
+  do {
+    std::vector<Sample> samples;
+    for (const double s : seconds) samples.push_back({"op", {1.0, std::log(10.0)}, s});
+    EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 5e-3);
+  } while (std::next_permutation(seconds.begin(), seconds.end()));
 }
 
 }  // namespace

@@ -603,5 +603,15 @@ TEST_F(FlightWatch, ARankThatEndsIsNotDead) {
   EXPECT_TRUE(alarms().empty()) << alarms()[0].report;
 }
 
+TEST(FlightPeers, AreTheNextTwoAndTwoOfTheHost) {
+  std::vector<std::uint64_t> apart, four;
+  for (int r = 0; r < 20; ++r)
+    apart.push_back(static_cast<std::uint64_t>(r)), four.push_back(static_cast<std::uint64_t>(r % 5));
+  EXPECT_EQ(peers_of(0, apart), (std::vector<int>{1, 2}));
+  EXPECT_EQ(peers_of(19, apart), (std::vector<int>{0, 1}));
+  EXPECT_EQ(peers_of(0, four), (std::vector<int>{1, 2, 5, 10}));
+  EXPECT_EQ(peers_of(3, std::vector<std::uint64_t>(4)), (std::vector<int>{0, 1, 2}));
+}
+
 }  // namespace
 }  // namespace molen::store

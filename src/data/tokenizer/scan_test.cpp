@@ -100,9 +100,10 @@ TEST(Pattern, RefusesWhatEnginesReadDifferently) {
 // What runs away is an error, not a hang.
 TEST(Pattern, QuantifiersNeedSomethingToRepeat) {
   for (const char* bad : {"*", "+a", "?", "a|*", "(*)", "a**b", "a{2}{3}", "{2}", "a{", "a{,3}", "a{3,2", "a{1,2,3}",
-                          "a{x}", "a{1001}", "a{1,1001}", "a{}"})
+                          "a{x}", "a{1001}", "a{1,1001}", "a{}", "[x-\\d]", "[x-[]"})
     EXPECT_THROW(translate_pattern(bad, "test"), UsageError) << bad;
-  for (const char* good : {"a*", "a+?", "a?+", "(ab)*", "a{2}", "a{2,}", "a{2,3}", "a{1000}", "a|b*", "a{0,1000}"})
+  for (const char* good : {"a*", "a+?", "a?+", "(ab)*", "a{2}", "a{2,}", "a{2,3}", "a{1000}", "a|b*", "a{0,1000}",
+                           "[-\\d]", "[^-\\d]", "[\\d-]", "[a-z]"})
     EXPECT_NO_THROW(translate_pattern(good, "test")) << good;
 }
 

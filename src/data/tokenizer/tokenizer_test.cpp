@@ -200,5 +200,24 @@ TEST(Tokenizer, KnowsItsEnds) {
   for (TokenId id = 0; id < llama3.vocab_size(); ++id) EXPECT_FALSE(llama3.decode(std::vector{id}).empty()) << id;
 }
 
+// Up to the last id, each alone and behind its neighbour.
+TEST(Tokenizer, DecodesEveryId) {
+  for (const char* name : kModels) {
+    const Tokenizer tokenizer = load(name);
+    const auto size = static_cast<TokenId>(tokenizer.vocab_size());
+    std::string all;
+    std::vector<TokenId> ids;
+    for (TokenId id = 0; id < size; ++id) {
+      const std::string one = tokenizer.decode(std::vector<TokenId>(1, id));
+      EXPECT_LT(one.size(), 200u) << name << " " << id;
+      all += one;
+      ids.push_back(id);
+    }
+    EXPECT_EQ(tokenizer.decode(ids), all) << name;
+    EXPECT_FALSE(tokenizer.decode(std::vector<TokenId>(1, size - 1)).empty()) << name;
+    EXPECT_THROW((void)tokenizer.decode(std::vector<TokenId>(1, size)), UsageError) << name;
+  }
+}
+
 }  // namespace
 }  // namespace molen::data

@@ -1,0 +1,231 @@
+// What programs of small settings consist of, beside tests/golden/program/figures.txt: a change of a pass shows which
+// programs it changes, and in what. MOLEN_UPDATE_GOLDEN=1 writes the file anew; read the difference before it is kept.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <type_traits>
+
+#include "base/file.h"
+#include "program/build.h"
+#include "program/memory.h"
+#include "program/payload.h"
+#include "program/test_edit.h"
+#include "program/text.h"
+#include "program/verify.h"
+
+namespace molen::program {
+namespace {
+
+struct Case {
+  std::string name;
+  arch::Architecture arch;
+  Setting setting;
+};
+
+Setting small(int shards, int zero) {
+  Setting s;
+  s.mesh[mesh::Axis::kDpShard] = shards;
+  s.zero = zero;
+  s.global_batch = 24;
+  s.micro_batch = 2;
+  s.sequence = 144;  // more than one chunk of the head
+  s.head_chunk = 128;
+  return s;
+}
+
+// GPT with every bias, learned positions and LayerNorm.
+arch::Architecture tiny_gpt() {
+  arch::Architecture a = arch::preset("gpt2");
+  const arch::Architecture sizes = tiny();
+  a.name = "custom", a.layers = 4, a.hidden = sizes.hidden, a.ffn = sizes.ffn, a.heads = a.kv_heads = 6, a.head_dim = 4;
+  a.vocabulary = sizes.vocabulary, a.max_sequence = 256;
+  return a;
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const auto add = [&](std::string name, const Setting& s, const arch::Architecture& a = tiny()) {
+    all.push_back({std::move(name), a, s});
+  };
+  for (int zero = 0; zero <= 3; ++zero) add(fmt::format("zero {} on 2", zero), small(2, zero));
+  add("tied, zero 2 on 3", small(3, 2), tiny(true));
+  add("gpt, zero 3 on 2", small(2, 3), tiny_gpt());
+  Setting s = small(2, 3);
+  s.mesh[mesh::Axis::kDpReplicate] = 2;
+  add("hybrid", s);
+  s.own_over_dp = true;
+  s.zero = 2;
+  add("hybrid, moments over all", s);
+  s = small(2, 2);
+  s.reduce = DType::kBF16;
+  add("gradients travel in bf16", s);
+  s.kernels = arch::Kernels::kAten, s.compute = DType::kBF16;
+  add("bf16", s);
+  s = small(1, 1), s.mesh[mesh::Axis::kTp] = 2;
+  add("tp 2", s);
+  s.sequence_parallel = true;
+  add("tp 2, rows cut", s);
+  s.mesh[mesh::Axis::kTp] = 3;
+  arch::Architecture thirds = tiny(true);
+  thirds.ffn = 42;
+  add("tp 3, rows cut, tied: keys copied", s, thirds);
+  s.mesh[mesh::Axis::kTp] = 2, s.tensor_chunks = 2;
+  add("tp 2 in pieces", s);
+  for (const ContextForm form : {ContextForm::kGather, ContextForm::kRing}) {
+    s = small(2, 1), s.mesh[mesh::Axis::kCp] = 2, s.context_form = form;
+    add(form == ContextForm::kRing ? "cp 2 ring" : "cp 2 gather", s);
+    s.recompute = Recompute::full();
+    add(form == ContextForm::kRing ? "cp 2 ring, recompute" : "cp 2 gather, recompute", s);
+  }
+  for (int what = 1; what <= 4; ++what) {
+    s = small(what == 3 ? 1 : 2, what == 3 ? 0 : 3);
+    s.offload = {what < 4, what >= 2 && what < 4, what == 3, what == 4};
+    s.prefetch = what % 2;
+    add(fmt::format("offload {}", what), s);
+  }
+  s = small(1, 0);
+  s.recompute = Recompute::full(), s.recompute.every = 2, s.unit_layers = 2;
+  add("recompute of every second layer, units of 2", s);
+  s = small(2, 3), s.unit_layers = kHalfLayer, s.prefetch = 2;
+  add("units of half a layer", s);
+  for (const ScheduleKind kind : kAllScheduleKinds)
+    for (int stage = 0; stage < 2; ++stage) {
+      s = small(2, 1), s.mesh[mesh::Axis::kPp] = 2;
+      s.pipeline.schedule = kind, s.pipeline.stage = stage;
+      const bool v = kind == ScheduleKind::kZbV;
+      s.pipeline.chunks = v || kind == ScheduleKind::kInterleaved ? 2 : 1;
+      s.pipeline.placement = v ? Placement::kV : Placement::kInterleaved;
+      s.pipeline.halves = v || kind == ScheduleKind::kZbH1;
+      add(fmt::format("{} stage {}", name_of(kind), stage), s, tiny_gpt());
+      arch::Architecture tied = tiny_gpt();
+      tied.tied = true;
+      if (kind == ScheduleKind::k1f1b) add(fmt::format("{} stage {}, tied", name_of(kind), stage), s, tied);
+    }
+  s = small(1, 0), s.purpose = Purpose::kEvaluate;
+  add("evaluation", s);
+  s.document_mask = true, s.purpose = Purpose::kTrain;
+  add("document mask", s);
+  return all;
+}
+
+std::string figures_of(const Case& c) {
+  const Program p = build(c.arch, c.setting);
+  const MemoryPlan plan = plan_memory(p);
+  const auto ops = expand(p);
+  std::map<std::string, int> kinds;
+  std::int64_t waits = 0, moved = 0, scratch = 0;
+  double flops = 0, hardware = 0;
+  for (const Expanded& e : ops) {
+    ++kinds[kind_of(e.step->op)];
+    waits += std::ssize(e.after);
+    moved += e.step->moved.value, flops += e.step->model_flops.value, hardware += e.step->hardware_flops.value,
+        scratch += e.step->scratch.value;
+  }
+  std::int64_t bytes = 0;
+  for (const Buffer& b : p.buffers) bytes += b.bytes().value;
+  std::string text = fmt::format("{}\n  {} buffers of {} bytes, peak {}, persistent {}, host {}\n", c.name,
+                                 p.buffers.size(), bytes, plan.peak.value, plan.persistent.value, plan.host.value);
+  text += fmt::format("  {} ops, {} waits, {} bytes moved, {} of scratch, {:.0f} model flops, {:.0f} done\n ",
+                      ops.size(), waits, moved, scratch, flops, hardware);
+  for (const auto& [kind, count] : kinds) text += fmt::format(" {} {}", count, kind);
+  for (int last = 0; last < 2; ++last) {  // the first rank of each axis, and its last
+    mesh::PerAxis at{};
+    if (last)
+      for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kCp, mesh::Axis::kTp})
+        at[axis] = c.setting.mesh[axis] - 1;
+    text += last ? "\n  last rank:" : "\n  first rank:";
+    for (const auto& [call, payload] : payloads_of(p, ops, at))
+      text += fmt::format(" {}/{} {} x, {} bytes;", name_of(call.first), call.second, payload.calls, payload.bytes);
+  }
+  return text + "\n";
+}
+
+TEST(Figures, OfEachProgramAreTheGoldenOnes) {
+  std::string text;
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    EXPECT_TRUE(verify(build(c.arch, c.setting)).empty());
+    text += figures_of(c);
+  }
+  const std::filesystem::path golden = "tests/golden/program/figures.txt";
+  if (std::getenv("MOLEN_UPDATE_GOLDEN")) write_file_atomic(golden, text);
+  EXPECT_EQ(text, read_file(golden));
+}
+
+TEST(Figures, TheTextOfEachProgramIsTheProgram) {
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    EXPECT_EQ(parse(print(p), c.name), p) << c.name;
+  }
+}
+
+// Every one in a release build; under a sanitizer, which makes each fifteen times as slow, every eleventh.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kStride = 11;
+#else
+constexpr int kStride = 1;
+#endif
+
+// An op that talks over other ranks than its own: each axis in the place of the right one.
+template <class O>
+concept OverAnAxis = requires(O o) {
+  o.axis = Axis::kTp;
+};
+TEST(Figures, EveryCollectiveOverOtherRanksIsRefused) {
+  int tried = 0, turn = 0;
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    for (std::size_t b = 0; b < p.bodies.size(); ++b)
+      for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
+        const auto axis = axis_of(p.bodies[b].steps[k].op);
+        if (!axis) continue;
+        for (const Axis other : kAllAxes) {
+          if (other == *axis || turn++ % kStride != 0) continue;
+          Program q = p;
+          const bool changed = std::visit(
+              [&](auto& op) {
+                if constexpr (OverAnAxis<std::remove_cvref_t<decltype(op)>>) {
+                  op.axis = other;
+                  return true;
+                }
+                return false;
+              },
+              q.bodies[b].steps[k].op);
+          if (!changed) continue;
+          ++tried;
+          EXPECT_FALSE(verify(q).empty()) << c.name << ": " << kind_of(p.bodies[b].steps[k].op) << " %" << k << " over "
+                                          << name_of(other) << " where " << name_of(*axis) << " is right";
+        }
+      }
+  }
+  EXPECT_GT(tried * kStride, 500);
+}
+
+// A half of a backward that runs again would add its gradient twice.
+TEST(Figures, EveryHalfThatRunsTwiceIsRefused) {
+  int tried = 0;
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    if (!p.setting.pipeline.halves) continue;
+    for (std::size_t b = 0; b < p.bodies.size(); ++b)
+      for (const Step& step : p.bodies[b].steps) {
+        const auto* compute = std::get_if<Compute>(&step.op);
+        if (!compute || compute->pass != ComputePass::kInput) continue;
+        Program q = p;
+        q.bodies[b].steps.push_back(step);  // at the end: nothing refers past it
+        const auto found = verify(q);
+        ++tried;
+        EXPECT_TRUE(
+            std::any_of(found.begin(), found.end(),
+                        [](const Finding& f) { return f.text.find("runs a second time") != std::string::npos; }))
+            << c.name << ": " << kind_of(step.op);
+      }
+  }
+  EXPECT_GT(tried, 20);
+}
+
+}  // namespace
+}  // namespace molen::program
