@@ -26,8 +26,9 @@ static_assert(std::endian::native == std::endian::little, "the file is little-en
 constexpr char kMagic[8] = {'M', 'O', 'L', 'E', 'N', 'F', 'L', 'T'};
 constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kHeadBytes = 4096;
-constexpr std::uint32_t kMostRecords = 1 << 20;
+constexpr std::uint32_t kMostRecords = 1 << 14;
 constexpr std::int32_t kMostRanks = 1 << 24;
+constexpr std::int64_t kMostRanksAFile = 64, kMostRanksMissing = 1024;  // that reports believe in
 
 // Fields may be written while others read them: all are accessed through atomic_ref.
 struct Record {
@@ -376,13 +377,29 @@ Result<FlightState> read_flight_head(const fs::path& file) {
 }
 
 FlightState read_flight(const fs::path& file) {
-  constexpr std::int64_t kLimit = std::int64_t{1} << 28;
+  constexpr std::int64_t kLimit = kHeadBytes + sizeof(Slot) * kMostRecords * kFlightStreams;
   return parse_flight(read_file(file, kLimit), file.string());
 }
 
 fs::path flight_file(const fs::path& directory, int rank) {
   return directory / fmt::format("rank-{:05}.bin", rank);
 }
+
+namespace {
+
+// Of what follows, each rank that a record speaks of costs files to open and lines to print: a few missing files are
+// ranks of lost hosts, thousands beside one file are none.
+void require_plausible_ranks(const std::vector<FlightState>& all, const fs::path& directory) {
+  const auto most = static_cast<std::int64_t>(all.size()) * kMostRanksAFile + kMostRanksMissing;
+  for (const FlightState& s : all)
+    if (s.identity.ranks > most)
+      throw UsageError(
+          "{}: speaks of {} ranks, but {} of their files are in this folder: it is damaged, or the others were not "
+          "copied; restore the whole folder",
+          flight_file(directory, s.identity.rank).string(), s.identity.ranks, all.size());
+}
+
+}  // namespace
 
 std::vector<FlightState> read_flights(const fs::path& directory) {
   if (!fs::is_directory(directory))
@@ -398,6 +415,7 @@ std::vector<FlightState> read_flights(const fs::path& directory) {
   });
   const std::uint64_t job = newest->identity.job;
   std::erase_if(all, [job](const FlightState& s) { return s.identity.job != job; });
+  require_plausible_ranks(all, directory);
   std::sort(all.begin(), all.end(),
             [](const FlightState& a, const FlightState& b) { return a.identity.rank < b.identity.rank; });
   return all;
