@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Formatter, layers, arithmetic rules, file sizes, ASCII, the page of results, and headers that compile alone (with the flags of the release build).
+# Formatter, layers, writers of files, arithmetic rules, file sizes, ASCII, the page of results, and headers that compile alone (with the flags of the release build).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v clang-format-14 >/dev/null || { echo "lint: clang-format-14 is missing; tools/setup.sh test brings it" >&2; exit 1; }
 git ls-files '*.cpp' '*.h' | xargs -P "$(nproc)" -n 40 clang-format-14 --dry-run --Werror
 python3 tools/check_layers.py
+python3 tools/check_writers.py
 if git grep -nE -- '-ffast-math|-Ofast|-funsafe-math' -- '*.txt' '*.cmake' '*.cpp' '*.h' Makefile ':!tools'; then
   echo "lint: relaxed arithmetic is banned" >&2
   exit 1

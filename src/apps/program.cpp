@@ -21,7 +21,7 @@ struct Shown {
 Shown program_of_run(const fs::path& run, int rank) {
   const auto read = [&](int stage) {
     const fs::path file = run / (stage == 0 ? "program.txt" : fmt::format("program-stage-{}.txt", stage));
-    return Shown{program::parse(read_file(file, std::int64_t{1} << 30), file.string()), {}, file.string()};
+    return Shown{program::parse(read_file(file, program::kMaxTextBytes), file.string()), {}, file.string()};
   };
   Shown shown = read(0);
   const auto& s = shown.program.setting;

@@ -97,6 +97,8 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
   return difference.empty() ? kOk : kFailed;
 }
 
+constexpr std::int64_t kMostNamed = 3 << 20;  // ops and edges of a program
+
 // The programs of a run, one for each stage of a pipeline, by their digests.
 struct Recorded {
   program::Program program;
@@ -108,8 +110,10 @@ std::map<std::string, Recorded> recorded_programs(const fs::path& run) {
     const std::string name = entry.path().filename().string();
     if (name != "program.txt" && !(name.starts_with("program-stage-") && name.ends_with(".txt"))) continue;
     try {
-      const std::string text = read_file(entry.path(), std::int64_t{1} << 30);
+      const std::string text = read_file(entry.path(), program::kMaxTextBytes);
       program::Program p = program::parse(text, entry.path().string());
+      if (program::expanded_size(p) > kMostNamed)
+        throw UsageError("{}: stands for too many ops to name them", entry.path().string());
       Recorded& r = all[sha256_hex(program::without_comments(text))];
       r.program = std::move(p);
       r.ops = program::expand(r.program);

@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/temporary.h"
 
 namespace molen {
 namespace {
@@ -48,13 +48,6 @@ FileStatus status_of(const struct stat& s) {
   status.device = s.st_dev;
   status.inode = s.st_ino;
   return status;
-}
-
-// 64 random bits as text; a name that a planted link cannot stand under.
-std::string random_suffix() {
-  std::uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw IoError(errno, "no random bits from the system");
-  return fmt::format("{:016x}", bits);
 }
 
 fs::path parent_of(const fs::path& path) {
@@ -204,7 +197,7 @@ File File::create_new(const fs::path& path) {
 File File::temporary_beside(const fs::path& target) {
   const fs::path folder = parent_of(target);
   for (int attempt = 0;; ++attempt) {
-    const fs::path part = folder / fmt::format("{}.part-{}", target.filename().string(), random_suffix());
+    const fs::path part = folder / temporary_name(target.filename().string());
     const int fd = file_system().open(part, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0644);
     if (fd == -EEXIST && attempt < 8) continue;
     if (fd < 0) throw_write_error(target, fd);
@@ -329,7 +322,7 @@ void File::publish_unsynced() {
 
 TemporaryDirectory::TemporaryDirectory(const fs::path& target) : target_(target) {
   make_directories(parent_of(target));
-  path_ = parent_of(target) / fmt::format("{}.part-{}", target.filename().string(), random_suffix());
+  path_ = parent_of(target) / temporary_name(target.filename().string());
   if (const int code = file_system().make_directory(path_, 0755); code < 0) throw_write_error(target, code);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/temporary.h"
 #include "base/test_filesystem.h"
 
 namespace molen {
@@ -129,6 +130,25 @@ TEST_F(FileSystemTest, APlantedLinkIsNotWrittenThrough) {
   EXPECT_NE(a.path(), b.path());
   write_file_atomic(live() / "metrics.jsonl", "new");  // replaces the link
   EXPECT_EQ(read_file(root_ / "victim"), "mine");
+}
+
+// What a killed process leaves beside its files is known by its name, and nothing else is.
+TEST_F(FileSystemTest, TemporariesAreKnownByTheirNames) {
+  for (const char* name : {"a.part-0123456789abcdef", ".part-0123456789abcdef"}) EXPECT_TRUE(is_temporary_name(name));
+  for (const char* name : {"a.part", "a.part-0123456789abcde", "a.part-0123456789abcdeg", "a.part-0123456789abcdef.x",
+                           "a.pert-0123456789abcdef", "part-0123456789abcdef", ""})
+    EXPECT_FALSE(is_temporary_name(name)) << name;
+  const File file = File::temporary_beside(live() / "x");
+  const TemporaryDirectory directory(live() / "y");
+  write_file_atomic(directory.path() / "within", "x");
+  write_file_atomic(live() / "kept", "x");
+  EXPECT_TRUE(is_temporary_name(file.path().filename().string()));
+  EXPECT_TRUE(is_temporary_name(directory.path().filename().string()));
+  EXPECT_EQ(list_directory(live()).size(), 3u);
+  remove_temporaries(live());
+  remove_temporaries(live() / "absent");
+  ASSERT_EQ(list_directory(live()).size(), 1u);
+  EXPECT_EQ(list_directory(live())[0].name, "kept");
 }
 
 TEST_F(FileSystemTest, RemovesATreeButNotWhatItsLinksPointTo) {

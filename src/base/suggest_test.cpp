@@ -40,5 +40,17 @@ TEST(Suggest, GivesUpBeyondAThird) {
   EXPECT_EQ(did_you_mean("else", std::vector<std::string>{"hidden"}), "");
 }
 
+TEST(Suggest, ComparesNoNamesFromFilesWithoutEnd) {
+  const std::string longest(256, 'a'), longer(257, 'a');
+  EXPECT_EQ(nearest(longest, std::vector<std::string>{longest}), longest);
+  EXPECT_EQ(nearest(longer, std::vector<std::string>{longer}), "");
+  EXPECT_EQ(nearest("a", std::vector<std::string>{longer, "b"}), "b");
+  std::vector<std::string> many((1 << 14) - 1, "far away");
+  many.push_back("near");
+  EXPECT_EQ(nearest("naer", many), "near");
+  many.push_back("one more");
+  EXPECT_EQ(nearest("naer", many), "");
+}
+
 }  // namespace
 }  // namespace molen

@@ -63,10 +63,10 @@ Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) {
   step_ = stored.step;
   state_ = std::move(stored.state);
   attachments_ = std::move(stored.attachments);
-  const std::string text = read_member(index, kMaxIndexBytes);
-  if (sha256_hex(text) != stored.index_sha256)
-    throw DamagedError("{}: does not match the hash in state.json: the file was altered or cut short", index.string());
-  tensors_ = damaged_where_refused([&] { return parse_index(text, index.string()); });
+  const File file = open_member(index);
+  if (file.size() > kMaxIndexBytes)
+    throw DamagedError("{}: {} bytes, more than the limit of {}", index.string(), file.size(), kMaxIndexBytes);
+  tensors_ = damaged_where_refused([&] { return read_index(file, stored.index_sha256); });
 }
 
 const StoredTensor& Checkpoint::tensor(const std::string& name) const {

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/test_bounds.h"
 #include "checkpoint/digest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_folder.h"
@@ -362,6 +363,30 @@ TEST(Checkpoint, RefusesAnIndexThatPointsElsewhere) {
   EXPECT_NE(with("\"fp32\"", "\"fp64\""), "");
   EXPECT_NE(with("\"fp32\"", "\"f32\""), "");
   EXPECT_NE(with("\"format_version\":2", "\"format_version\":3"), "");
+}
+
+TEST(Checkpoint, HostileDocumentsAreBounded) {
+  const TestFolder folder;
+  const fs::path path = save_one(folder.path(), 1, ramp(10));
+  const std::string index = read_file(path / "index.json"), state = read_file(path / "state.json");
+  std::string arrays;
+  for (int i = 0; i < 1'300'000; ++i) arrays += "[],";
+  const auto opened = [&] { const Checkpoint checkpoint(path); };
+  EXPECT_EQ(bounded("a checkpoint", opened), "");
+  // All that state.json may hold.
+  write_file_atomic(path / "state.json",
+                    std::string(state).insert(state.find("\"tokens\""), "\"x\": [" + arrays + "[]],"));
+  EXPECT_NE(bounded("state.json of 1,300,000 lists", opened).find("does not match"), std::string::npos);
+  fs::resize_file(path / "state.json", std::uintmax_t{1} << 32);
+  EXPECT_NE(bounded("state.json of 4 GiB", opened).find("limit"), std::string::npos);
+  write_file_atomic(path / "state.json", state);
+  for (const std::string begin : {"[", "{\"tensors\":[", "{\"tensors\":{\"w\":{\"slices\":[", "{\"x\":["}) {
+    write_file_atomic(path / "index.json", begin + arrays);
+    fs::resize_file(path / "index.json", std::uintmax_t{3} << 29);  // 1.5 GiB
+    EXPECT_NE(bounded(fmt::format("index.json of 1.5 GiB that begins {}[],[],", begin), opened), "");
+  }
+  write_file_atomic(path / "index.json", index);
+  EXPECT_EQ(bounded("the checkpoint again", opened), "");
 }
 
 TEST(Checkpoint, PrintsItsBandwidth) {

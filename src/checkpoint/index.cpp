@@ -1,6 +1,7 @@
 #include "checkpoint/index.h"
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -220,12 +221,15 @@ std::string print_index(const Index& index) {
   return text + "}}\n";
 }
 
-Index parse_index(std::string_view text, const std::string& origin) {
-  if (text.find('\0') != std::string_view::npos) throw UsageError("{}: not valid JSON: a NUL byte", origin);
+namespace {
+
+// Takes the characters of [begin, end) through the parser. A NUL would end its input for it, and not for others.
+template <class Iterator>
+Index parse_characters(Iterator begin, Iterator end, const std::string& origin) {
   IndexReader reader(origin);
   Json rest;
   try {
-    rest = Json::parse(text.begin(), text.end(), std::ref(reader));
+    rest = Json::parse(begin, end, std::ref(reader));
   } catch (const Json::exception& error) {
     throw UsageError("{}: not valid JSON: {}", origin, error.what());
   }
@@ -234,6 +238,85 @@ Index parse_index(std::string_view text, const std::string& origin) {
     throw UsageError("{}: 'block_bytes' must be {}", origin, kBlockBytes);
   if (!json_member(rest, "tensors", origin).is_object()) throw UsageError("{}: 'tensors' must be an object", origin);
   return reader.take();
+}
+
+// A file's characters from its begin, one block of them in memory, hashed on their way.
+class Characters {
+ public:
+  explicit Characters(const File& file) : file_(file), block_(kBlock) { fill(); }
+
+  bool at_end() const { return at_ == size_; }
+  char now() const {
+    if (block_[at_] == '\0') throw UsageError("{}: not valid JSON: a NUL byte", file_.path().string());
+    return block_[at_];
+  }
+  void advance() {
+    if (++at_ == size_) fill();
+  }
+  // Of the whole file, whatever of it was taken.
+  std::string sha256() {
+    while (size_ > 0) fill();
+    return hash_.hex();
+  }
+
+  // What a parser takes: copies share the file's place.
+  struct Iterator {
+    using iterator_category = std::input_iterator_tag;
+    using value_type = char;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const char*;
+    using reference = char;
+    Characters* of = nullptr;  // null: the end
+    char operator*() const { return of->now(); }
+    Iterator& operator++() {
+      of->advance();
+      return *this;
+    }
+    Iterator operator++(int) { return ++*this; }
+    bool operator==(const Iterator& other) const { return ends() == other.ends(); }
+    bool ends() const { return of == nullptr || of->at_end(); }
+  };
+  Iterator begin() { return {this}; }
+
+ private:
+  static constexpr std::size_t kBlock = std::size_t{1} << 18;
+
+  void fill() {
+    at_ = 0;
+    size_ = file_.read_some(block_.data(), block_.size(), position_);
+    position_ += static_cast<std::int64_t>(size_);
+    hash_.update(block_.data(), size_);
+  }
+
+  const File& file_;
+  std::vector<char> block_;
+  std::size_t at_ = 0, size_ = 0;
+  std::int64_t position_ = 0;
+  Sha256 hash_;
+};
+
+}  // namespace
+
+Index parse_index(std::string_view text, const std::string& origin) {
+  if (text.find('\0') != std::string_view::npos) throw UsageError("{}: not valid JSON: a NUL byte", origin);
+  return parse_characters(text.begin(), text.end(), origin);
+}
+
+Index read_index(const File& file, const std::string& sha256) {
+  const std::string origin = file.path().string();
+  const auto require_hash = [&](Characters& characters) {
+    if (characters.sha256() != sha256)
+      throw DamagedError("{}: does not match the hash in state.json: the file was altered or cut short", origin);
+  };
+  Characters characters(file);
+  try {
+    Index index = parse_characters(characters.begin(), Characters::Iterator{}, origin);
+    require_hash(characters);
+    return index;
+  } catch (const VersionError&) {
+    require_hash(characters);  // a number that was altered is no other version
+    throw;
+  }
 }
 
 StoredState parse_state(std::string_view text, const std::string& origin) {

@@ -10,6 +10,7 @@
 
 #include "base/box.h"
 #include "base/dtype.h"
+#include "base/file.h"
 #include "base/json.h"
 
 namespace molen::checkpoint {
@@ -48,6 +49,9 @@ std::string print_index(const Index& index);
 // Checked: names, sizes, numbers of hashes, and that the slices tile each tensor. Throws UsageError naming `origin`,
 // and VersionError. Takes memory for what it returns and for one slice more.
 Index parse_index(std::string_view text, const std::string& origin);
+// The same of a file, which is never in memory as a whole, and of which nothing is read beyond what has no place in an
+// index. Throws DamagedError too, where its content is not the one with this SHA-256, and IoError.
+Index read_index(const File& file, const std::string& sha256);
 
 struct StoredState {
   std::int64_t step = 0;

@@ -106,6 +106,9 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
 
   bool string(string_t& value) override {
     if (where_ == Where::kMetadata) {
+      metadata_bytes_ += key_.size() + value.size();
+      if (header_.metadata.size() == kMaxMetadata || metadata_bytes_ > kMaxMetadataBytes)
+        fail("more than {} entries or {} bytes in __metadata__", kMaxMetadata, kMaxMetadataBytes);
       header_.metadata[key_] = value;
       return true;
     }
@@ -139,7 +142,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
       if (!names_.insert(value).second) fail("the name '{}' stands twice", value);
       if (names_.size() > kMaxTensors) fail("more than {} tensors", kMaxTensors);
     } else if (where_ == Where::kMetadata) {
-      if (!metadata_names_.insert(value).second) fail("the key '{}' stands twice in __metadata__", value);
+      if (header_.metadata.contains(value)) fail("the key '{}' stands twice in __metadata__", value);
     } else {
       const std::array<std::string_view, 3> known{"dtype", "shape", "data_offsets"};
       const auto* found = std::find(known.begin(), known.end(), value);
@@ -201,8 +204,21 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   TensorInfo tensor_;
   std::array<bool, 3> seen_{};
   int offsets_ = 0;
-  std::unordered_set<std::string> names_, metadata_names_;
+  std::unordered_set<std::string> names_;
+  std::size_t metadata_bytes_ = 0;
 };
+
+// Bytes of the longest string of a JSON text, escapes counted as written: the parser would hold a string three times.
+std::size_t longest_string(std::string_view text) {
+  std::size_t longest = 0;
+  for (std::size_t at = text.find('"'); at != std::string_view::npos;) {
+    std::size_t end = at + 1;
+    while ((end = std::min(text.find_first_of("\"\\", end), text.size())) < text.size() && text[end] == '\\') end += 2;
+    longest = std::max(longest, end - at - 1);
+    at = end < text.size() ? text.find('"', end + 1) : std::string_view::npos;
+  }
+  return longest;
+}
 
 // Bytes of a tensor by checked multiplication.
 std::uint64_t checked_bytes(const TensorInfo& tensor, std::string_view origin) {
@@ -293,6 +309,8 @@ SafetensorsHeader parse_safetensors(std::string_view bytes, std::uint64_t file_s
   if (text.empty() || text.front() != '{') fail("the header does not begin with '{'");
   // The JSON lexer takes NUL for the end of its input; what follows would be read by others and not by us.
   if (text.find('\0') != std::string_view::npos) fail("the header is not valid JSON: it contains a NUL byte");
+  if (longest_string(text) > kMaxMetadataBytes)
+    fail(fmt::format("a string of more than {} bytes in the header", kMaxMetadataBytes));
   SafetensorsHeader header;
   header.buffer_begin = 8 + length;
   HeaderHandler handler(header, origin);

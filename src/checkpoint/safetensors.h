@@ -25,6 +25,8 @@ namespace molen::checkpoint {
 
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the reference's limit
 inline constexpr std::size_t kMaxTensors = std::size_t{1} << 20;
+inline constexpr std::size_t kMaxMetadata = std::size_t{1} << 18;  // entries of "__metadata__"
+inline constexpr std::size_t kMaxMetadataBytes = std::size_t{1} << 24;
 inline constexpr std::size_t kMaxRank = 16;
 inline constexpr std::size_t kMaxNameBytes = 4096;
 

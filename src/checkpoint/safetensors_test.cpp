@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/test_bounds.h"
 #include "checkpoint/test_folder.h"
 
 namespace molen::checkpoint {
@@ -164,6 +165,41 @@ TEST(Safetensors, RefusesHolesOverlapsAndLeftovers) {
   for (int i = 0; i < 100000; ++i) many += entry(fmt::format("t{}", i), "U8", "[8]", 0, 8) + ",";
   many.back() = '}';
   expect_header_refused(many, "expected to begin at 8");
+}
+
+TEST(Safetensors, HostileHeadersAreBounded) {
+  const auto parsed = [](const std::string& header) {
+    return [file = file_of(header, 0)] { parse_safetensors(file, file.size(), "x"); };
+  };
+  const auto listed = [](std::string before, const auto& item, int count, const char* after) {
+    for (int i = 0; i < count; ++i) {
+      if (i > 0) before += ',';
+      before += item(i);
+    }
+    return before + after;
+  };
+  const auto metadata = [&](int count) {
+    return listed(
+        "{\"__metadata__\":{", [](int i) { return fmt::format("\"{}\":\"\"", i); }, count, "}}");
+  };
+  EXPECT_EQ(bounded("2^18 keys in __metadata__", parsed(metadata(1 << 18))), "");
+  EXPECT_NE(bounded("one more", parsed(metadata((1 << 18) + 1))).find("262144 entries"), std::string::npos);
+  EXPECT_NE(bounded("2 million", parsed(metadata(2'000'000))), "");
+  const auto value = [&](std::size_t bytes) { return "{\"__metadata__\":{\"\":\"" + std::string(bytes, 'x') + "\"}}"; };
+  EXPECT_EQ(bounded("16 MiB in __metadata__", parsed(value(1 << 24))), "");
+  EXPECT_NE(bounded("one byte more", parsed(value((1 << 24) + 1))).find("16777216 bytes"), std::string::npos);
+  EXPECT_NE(bounded("64 MB", parsed(value(64'000'000))), "");
+  EXPECT_NE(bounded("16 MiB of it in two values",
+                    parsed(listed(
+                        "{\"__metadata__\":{",
+                        [](int i) { return fmt::format("\"{}\":\"{}\"", i, std::string(9 << 20, 'x')); }, 2, "}}"))),
+            "");
+  EXPECT_NE(bounded("64 MB of a name", parsed("{\"" + std::string(64'000'000, 'x') + "\":1}")), "");
+  EXPECT_NE(bounded("64 MB of [", parsed("{\"a\":" + std::string(64'000'000, '['))), "");
+  EXPECT_NE(
+      bounded("10 MB of a shape", parsed(listed(
+                                      "{\"a\":{\"shape\":[", [](int) { return std::string("1"); }, 5'000'000, "]}}"))),
+      "");
 }
 
 TEST(Safetensors, AcceptsTheEdgesOfTheFormat) {

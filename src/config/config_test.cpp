@@ -321,6 +321,24 @@ TEST(Config, HostileDocuments) {
   EXPECT_NE(reason_of(many + "]"), "");
 }
 
+// A run's directory is one component below run.dir, whoever names it: a file, a flag, a checkpoint.
+TEST(Config, NoRunLeavesItsFolder) {
+  const std::vector<std::string> names{"../x",     "..",
+                                       ".",        "/etc/cron.d/x",
+                                       "a/b",      "a/../../x",
+                                       "a\nb",     "\x1b]52;c;eA==\x07",
+                                       "a\x7f",    std::string("a\0b", 3),
+                                       "\xc2\x9b", std::string(201, 'a')};
+  for (const std::string& name : names) {
+    const std::string shown = Json(name).dump();
+    EXPECT_NE(reason_of_set("run.name=" + name), "") << shown;
+    EXPECT_NE(reason_of("[run]\nname = " + shown), "") << shown;
+    Json document{{"run", {{"name", name}}}};
+    EXPECT_NE(reason([&] { from_json(document, "state.json"); }), "") << shown;
+  }
+  EXPECT_EQ(reason_of("[run]\nname = \"..x\""), "");
+}
+
 TEST(Config, AssignRecordsItsOrigin) {
   Config c = load(std::nullopt);
   assign(c, "precision.compute", "bf16", {Origin::Kind::kOther, "measured"});

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/suggest.h"
+#include "base/utf8.h"
 
 namespace molen::config::kinds {
 namespace {
@@ -24,14 +25,15 @@ std::string suggestion(const std::string& word, const std::vector<std::string>& 
   return word.size() > kShown ? "" : did_you_mean(word, choices);
 }
 
-bool printable(const std::string& text) {
-  return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+// On one line, and nothing that a terminal would act on.
+bool is_printable(const std::string& text) {
+  return text.find_first_of("\n\t") == std::string::npos && printable(text) == text;
 }
 
 std::string string_of(const Json& value, std::string_view expected) {
   if (!value.is_string()) reject(expected, value);
   std::string text = value.get<std::string>();
-  if (text.empty() || text.size() > kLongText || !printable(text)) reject(expected, value);
+  if (text.empty() || text.size() > kLongText || !is_printable(text)) reject(expected, value);
   return text;
 }
 
@@ -70,7 +72,7 @@ std::vector<std::string> words_of(const Json& value, std::string_view expected) 
   std::vector<std::string> words;
   if (value.is_string()) {
     const std::string text = value.get<std::string>();
-    if (text.size() > kLongText || !printable(text)) reject(expected, value);
+    if (text.size() > kLongText || !is_printable(text)) reject(expected, value);
     for (std::size_t begin = 0; begin <= text.size();) {
       const std::size_t end = std::min(text.find(',', begin), text.size());
       std::string word = text.substr(begin, end - begin);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/temporary.h"
 #include "base/utf8.h"
 #include "data/fetch.h"
 #include "data/manifest.h"
@@ -76,9 +77,8 @@ class OutputFolder {
                      path.string());
   }
   ~OutputFolder() {
-    std::error_code ignored;
-    if (!made_.empty() && is_bare()) fs::remove(lock_, ignored);
-    for (const fs::path& p : made_) fs::remove(p, ignored);  // innermost first; only where empty
+    if (!made_.empty() && is_bare()) file_system().remove(lock_);
+    for (const fs::path& p : made_) file_system().remove(p);  // innermost first; only where empty
   }
   OutputFolder(const OutputFolder&) = delete;
   OutputFolder& operator=(const OutputFolder&) = delete;
@@ -198,6 +198,10 @@ int prepare_command(const PrepareOptions& options, std::ostream& out, const Prog
   // A tokenizer that cannot be read is found before hours of extraction, and before anything is written.
   if (!options.tokenizer.empty()) Tokenizer::load(options.tokenizer);
   const OutputFolder folder(options.output);
+  // Of a run that was killed: nobody else writes here.
+  for (const char* below :
+       {"", "train", "heldout", "text", "text.part", "text.part/train", "text.part/heldout", "text.part/jobs"})
+    remove_temporaries(options.output / below);
   const TextManifest texts = prepare_text(options, progress);
   std::vector<Manifest> manifests;
   if (!options.tokenizer.empty()) manifests = prepare_shards(options, texts, progress);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/test_bounds.h"
 #include "data/html.h"
 #include "data/language.h"
 #include "data/roff.h"
@@ -213,9 +214,11 @@ TEST(Roff, HostilePagesAreBoundedOrRefused) {
   std::string text;
   const auto read = [&](const std::string& page) { return refusal([&] { text = roff(head + page); }); };
   // Nine kilobytes that stand for 100 GB.
-  read(".ds c " + std::string(100, 'A') + "\n.ds b " + repeat("\\*c", 1000) + "\n.ds a " + repeat("\\*b", 1000) + "\n" +
-       repeat("\\*a", 1000) + "\n");
+  const std::string nested = ".ds c " + std::string(100, 'A') + "\n.ds b " + repeat("\\*c", 1000) + "\n.ds a " +
+                             repeat("\\*b", 1000) + "\n" + repeat("\\*a", 1000) + "\n";
+  read(nested);
   EXPECT_LT(text.size(), std::size_t{1} << 20);
+  bounded("a manual page of nested strings", [&] { read(nested); });
   read(".ds a \\*a\\*a\\*a\\*a\n\\*a\n");
   EXPECT_LT(text.size(), std::size_t{1} << 20);
   EXPECT_NE(read(".nr x 1\n.while 1 \\{\\\nhello\n.\\}\n"), "");

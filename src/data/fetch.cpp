@@ -242,11 +242,8 @@ Licence licence_of_package(const fs::path& folder, const std::string& package) {
 FetchRecord fetch_packages(const std::string& set, const fs::path& folder, const Progress& progress) {
   const PackageSet& wanted = package_set(set);
   const fs::path archives = folder / "archives", root = folder / "root";
-  std::error_code error;
-  fs::create_directories(archives, error);
-  fs::create_directories(root, error);
-  if (!fs::is_directory(archives) || !fs::is_directory(root))
-    throw Error("{}: cannot be made: {}", folder.string(), error.message());
+  make_directories(archives);
+  make_directories(root);
   FetchRecord before;
   if (fs::exists(folder / "fetch.json")) before = read_fetch_record(folder);
   FetchRecord record{set, {}};
@@ -256,7 +253,7 @@ FetchRecord fetch_packages(const std::string& set, const fs::path& folder, const
     const bool intact = old != nullptr && fs::is_regular_file(deb) && sha256_file(deb) == old->archive_sha256;
     if (old != nullptr && !intact) {
       if (fs::exists(deb)) progress(package + ": its archive was altered, fetching it anew");
-      fs::remove(deb);
+      remove_file(deb);
       deb.clear();
     }
     if (!intact && deb.empty()) {

@@ -13,8 +13,10 @@ UnpackedPackages::UnpackedPackages(const fs::path& fetched, const fs::path& scra
 }
 
 UnpackedPackages::~UnpackedPackages() {
-  std::error_code ignored;
-  fs::remove_all(scratch_, ignored);
+  try {
+    remove_tree(scratch_);
+  } catch (const Error&) {  // the next run removes it
+  }
 }
 
 const FetchedPackage& UnpackedPackages::find(const std::string& package) const {

@@ -123,13 +123,14 @@ Manifest make_split(const std::string& split, const std::vector<const TextRecord
     write_file_unsynced(folder / "inputs", inputs);
     write_file_unsynced(folder / "manifest.part.json", format_manifest(manifest));
   }
-  if (!changed) {
-    if (progress) progress(split + " shards: unchanged, reused");
-    return manifest;
+  if (changed) {
+    write_file_atomic(folder / "inputs", inputs);
+    write_file_atomic(folder / "manifest.json", format_manifest(manifest));
+  } else if (progress) {
+    progress(split + " shards: unchanged, reused");
   }
-  write_file_atomic(folder / "inputs", inputs);
-  write_file_atomic(folder / "manifest.json", format_manifest(manifest));
   remove_file(folder / "manifest.part.json");
+  sync_directory(folder);
   return manifest;
 }
 

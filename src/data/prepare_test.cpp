@@ -26,45 +26,6 @@
 namespace molen::data {
 namespace {
 
-// 256 bytes and an end-of-text token: the smallest byte-level tokenizer.
-void write_tokenizer(const fs::path& path) {
-  Json vocabulary = Json::object();
-  int next = 0;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool plain = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-    std::string name;
-    append_utf8(name, plain ? static_cast<std::uint32_t>(byte) : 256u + static_cast<std::uint32_t>(next++));
-    vocabulary[name] = byte;
-  }
-  const Json json{
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", Json::array({{{"id", 256},
-                                     {"content", "<|endoftext|>"},
-                                     {"single_word", false},
-                                     {"lstrip", false},
-                                     {"rstrip", false},
-                                     {"normalized", false},
-                                     {"special", true}}})},
-      {"normalizer", nullptr},
-      {"pre_tokenizer",
-       {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
-      {"post_processor", nullptr},
-      {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}}},
-      {"model",
-       {{"type", "BPE"},
-        {"dropout", nullptr},
-        {"unk_token", nullptr},
-        {"continuing_subword_prefix", nullptr},
-        {"end_of_word_suffix", nullptr},
-        {"fuse_unk", false},
-        {"byte_fallback", false},
-        {"vocab", vocabulary},
-        {"merges", Json::array()}}}};
-  write_file_atomic(path, json.dump());
-}
-
 std::string sentence(const std::string& words, int n) {
   return words + " Nummer " + std::to_string(n) +
          " van de reeks, en dat is een zin die lang genoeg is om een eigen blok te zijn.";

@@ -123,6 +123,19 @@ bool is_reusable(const fs::path& folder, const std::string& inputs, TextManifest
   return true;
 }
 
+// Not synced: a copy that the power cut short has another hash than its job's, which is then done again.
+void duplicate(const fs::path& from, const fs::path& to) {
+  const File source = File::open(from);
+  File copy = File::create_new(to);
+  std::string block(1 << 20, '\0');
+  for (std::int64_t at = 0;;) {
+    const std::size_t got = source.read_some(block.data(), block.size(), at);
+    copy.write(std::string_view(block).substr(0, got));
+    at += static_cast<std::int64_t>(got);
+    if (got < block.size()) return;
+  }
+}
+
 // output/text.part, which a run that did not end has left, or the earlier text under a second name: a job of it that
 // still holds is not done again.
 TextFolder open_part(const fs::path& output) {
@@ -138,9 +151,9 @@ TextFolder open_part(const fs::path& output) {
       const fs::path from = text / folder / entry.name, to = part / folder / entry.name;
       // Finished texts are never written to, so two names will do; some file systems have no second names.
       if (entry.is_directory || file_system().link(from, to) == 0) continue;
-      fs::copy_file(from, to);
+      duplicate(from, to);
     }
-  fs::copy_file(text / "seen", part / "seen");
+  duplicate(text / "seen", part / "seen");
   return TextFolder(part);
 }
 
@@ -212,6 +225,8 @@ TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& pro
     throw UsageError("no document is left after cleaning: are the sources text in UTF-8?");
   }
   remove_strays(folder.path(), manifest);
+  // The names of the texts before the manifest that speaks of them.
+  for (const char* part : {"train", "heldout", "jobs"}) sync_directory(folder.path() / part);
   write_file_atomic(folder.path() / "text.json", format_text_manifest(manifest));
   remove_tree(text);
   rename_path(folder.path(), text);

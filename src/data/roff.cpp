@@ -1,14 +1,11 @@
 #include "data/roff.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <string>
 
 #include "base/error.h"
+#include "base/filesystem.h"
 #include "data/html.h"
 #include "data/process.h"
 
@@ -76,21 +73,6 @@ std::string without_marks(std::string_view html) {
   return out;
 }
 
-// A page may ask for files below the working directory, so there are none.
-class EmptyFolder {
- public:
-  EmptyFolder() : path_((fs::temp_directory_path() / "molen-XXXXXX").string()) {
-    if (::mkdtemp(path_.data()) == nullptr) throw Error("{}: cannot be made: {}", path_, std::strerror(errno));
-  }
-  ~EmptyFolder() { ::rmdir(path_.c_str()); }
-  EmptyFolder(const EmptyFolder&) = delete;
-  EmptyFolder& operator=(const EmptyFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 // A list's mark and its text are a term and its description: "*" and "text" become "* text".
 void join_marks(std::vector<Block>& blocks) {
   const auto is_mark = [](std::string_view s) {
@@ -114,7 +96,8 @@ void join_marks(std::vector<Block>& blocks) {
 
 std::vector<Block> roff_blocks(std::string_view page) {
   if (page.empty() || is_alias(page)) return {};
-  const EmptyFolder folder;
+  // Empty: a page may ask for files below the working directory.
+  const TemporaryDirectory folder(fs::temp_directory_path() / "molen-page");
   const ProcessResult made =
       run_process({"mandoc", "-K", "utf-8", "-T", "html", "-O", "fragment"}, folder.path(), page, kLimits);
   if (made.status == 127) throw Error("mandoc is not installed, which reads manual pages: apt-get install mandoc");

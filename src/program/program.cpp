@@ -150,6 +150,18 @@ int Program::num_ops() const {
   return static_cast<int>(count);
 }
 
+std::int64_t expanded_size(const Program& program) {
+  std::vector<std::int64_t> sizes;
+  for (const Body& body : program.bodies) {
+    auto size = static_cast<std::int64_t>(body.steps.size());
+    for (const Step& step : body.steps) size += static_cast<std::int64_t>(step.after.size());
+    sizes.push_back(size);
+  }
+  std::int64_t sum = 0;
+  for (const Instance& i : program.schedule) sum += sizes.at(static_cast<std::size_t>(i.body));
+  return sum;
+}
+
 std::vector<Expanded> expand(const Program& program) {
   std::vector<Expanded> all;
   all.reserve(static_cast<std::size_t>(program.num_ops()));

@@ -222,6 +222,9 @@ struct Expanded {
   const Step* step = nullptr;
   std::vector<int> after;  // indices in the expansion
 };
+// How much `expand` makes of the program, without making it: ops, and edges between them.
+std::int64_t expanded_size(const Program& program);
+inline constexpr std::int64_t kMaxExpanded = std::int64_t{1} << 27;  // that a text may stand for
 // Every op in list order. Ops keep pointing into the program, which must outlive the result.
 std::vector<Expanded> expand(const Program& program);
 

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/test_bounds.h"
 #include "program/build.h"
 #include "program/memory.h"
 #include "program/recompute.h"
@@ -540,6 +541,38 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("schedule first", "schedule fist", "unknown body");
   fails_with("after=%", "after=%9", "not there");
   fails_with("buffer ids i32", "buffer ids i33", "i33");
+}
+
+// What a text stands for is as large as the text, whatever it says.
+TEST(Text, HostileTextsAreBounded) {
+  const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));
+  const auto parsed = [](const std::string& hostile) { return [hostile] { parse(hostile, "p.txt"); }; };
+  std::string buffers, bodies, steps = "body hostile\n";
+  for (int i = 0; i < 400'000; ++i) buffers += fmt::format("buffer b{} u8 1 transient\n", i);
+  for (int i = 0; i < 400'000; ++i) bodies += fmt::format("body b{}\n", i);
+  for (int i = 0; i < 100'000; ++i)
+    steps +=
+        fmt::format("%{} load_batch stream=compute phase=data{}\n", i, i > 0 ? fmt::format(" after=%{}", i - 1) : "");
+  const std::size_t schedule = text.find("schedule ");
+  const auto with = [&](const std::string& more) { return std::string(text).insert(schedule, more); };
+  EXPECT_EQ(bounded("a program of 400,000 buffers", parsed(with(buffers))), "");
+  EXPECT_NE(bounded("the same, and an op that names none of them",
+                    parsed(with(buffers + "body b\n%1 load_batch stream=compute phase=data reads=x\n"))),
+            "");
+  EXPECT_EQ(bounded("a program of 400,000 bodies", parsed(with(bodies))), "");
+  EXPECT_EQ(bounded("a body of 100,000 ops", parsed(with(steps))), "");
+  // Two megabytes that stand for 5e10 ops.
+  std::string instances = "schedule";
+  for (int i = 0; i < 500'000; ++i) instances += " hostile";
+  EXPECT_NE(bounded("a body of 100,000 ops 500,000 times", parsed(text.substr(0, schedule) + steps + instances + "\n"))
+                .find("ops and edges"),
+            std::string::npos);
+  std::string words = "molen-program 7\n";
+  for (int i = 0; i < 8'000'000; ++i) words += "x ";
+  EXPECT_NE(bounded("a line of 8 million words", parsed(words)).find("words on a line"), std::string::npos);
+  EXPECT_NE(bounded("32 MiB of empty lines", parsed(std::string(32 << 20, '\n'))), "");
+  EXPECT_NE(bounded("more than 32 MiB", parsed(std::string((32 << 20) + 1, '\n'))).find("more than the"),
+            std::string::npos);
 }
 
 // Numbers that name a place are taken up to the last one there is, and no further.

@@ -18,7 +18,9 @@ std::string print(const Program& program, const MemoryPlan& plan);
 std::string without_comments(std::string_view text);
 // One op of a body as its line, without costs: "all_reduce axis=dp reads=... writes=...".
 std::string print_step(const Program& program, const Step& step);
-// Throws UsageError with `origin`, the line and what was expected.
+// Throws UsageError with `origin`, the line and what was expected; for a text above kMaxTextBytes, and for one that
+// stands for more than kMaxExpanded ops and edges. Time and memory are linear in the text's size.
+inline constexpr std::int64_t kMaxTextBytes = std::int64_t{1} << 25;
 Program parse(std::string_view text, std::string_view origin);
 
 }  // namespace molen::program

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <map>
 #include <optional>
-#include <sstream>
+#include <unordered_map>
 
 #include "arch/json.h"
 #include "base/error.h"
@@ -34,27 +34,37 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+// Words of one line; a schedule has the most of them, one for each instance.
+constexpr std::size_t kMaxWords = (std::size_t{1} << 20) + 1;
+
+// What stands behind each other without white space; one more than kMaxWords where there are more.
 std::vector<std::string> words(std::string_view line) {
+  constexpr std::string_view kSpace = " \t\r\v\f";
   std::vector<std::string> found;
-  std::istringstream in{std::string(line)};
-  for (std::string word; in >> word;) found.push_back(word);
+  for (std::size_t at = line.find_first_not_of(kSpace); at < line.size() && found.size() <= kMaxWords;) {
+    const std::size_t end = std::min(line.find_first_of(kSpace, at), line.size());
+    found.emplace_back(line.substr(at, end - at));
+    at = line.find_first_not_of(kSpace, end);
+  }
   return found;
 }
 
 class Parser {
  public:
-  Parser(std::string_view text, std::string_view origin) : origin_(origin) {
-    for (std::string& line : split(text, '\n')) lines_.push_back(std::move(line));
-  }
+  Parser(std::string_view text, std::string_view origin) : origin_(origin), text_(text) {}
 
   Program run() {
     bool versioned = false;
-    for (number_ = 1; number_ <= lines_.size(); ++number_) {
-      std::string line = lines_[number_ - 1];
+    for (std::size_t at = 0; at <= text_.size();) {
+      const std::size_t end = std::min(text_.find('\n', at), text_.size());
+      std::string_view line = text_.substr(at, end - at);
+      at = end + 1;
+      ++number_;
       // '#' starts a comment; names hold none.
-      if (line.rfind("arch ", 0) != 0) line = line.substr(0, line.find('#'));
+      if (!line.starts_with("arch ")) line = line.substr(0, line.find('#'));
       const auto w = words(line);
       if (w.empty()) continue;
+      if (w.size() > kMaxWords) fail(fmt::format("more than {} words on a line", kMaxWords));
       if (!versioned) {
         // 6 has the choices of the architecture as numbers, and 0 for units of half a layer.
         if (w.size() != 2 || w[0] != "molen-program" || (w[1] != "7" && w[1] != "6"))
@@ -78,11 +88,10 @@ class Parser {
   [[noreturn]] void fail(const std::string& what) const { throw UsageError("{}:{}: {}", origin_, number_, what); }
   std::string where() const { return fmt::format("{}:{}", origin_, number_); }
 
-  void statement(const std::string& line, const std::vector<std::string>& w) {
+  void statement(std::string_view line, const std::vector<std::string>& w) {
     if ((w[0] == "arch" && have_arch_) || (w[0] == "setting" && have_setting_)) fail("a second '" + w[0] + "' line");
     if (w[0] == "arch") {
-      program_.arch =
-          arch::architecture_from_json(parse_json(std::string_view(line).substr(5), where()), where() + ": arch");
+      program_.arch = arch::architecture_from_json(parse_json(line.substr(5), where()), where() + ": arch");
       have_arch_ = true;
     } else if (w[0] == "setting") {
       program_.setting = detail::setting_from_text(pairs(w, 1), where());
@@ -92,6 +101,7 @@ class Parser {
     } else if (w[0] == "body") {
       if (w.size() != 2) fail("expected 'body NAME'");
       if (body_index(w[1]) >= 0) fail("body '" + w[1] + "' stands twice");
+      bodies_.emplace(w[1], static_cast<int>(program_.bodies.size()));
       program_.bodies.push_back({w[1], {}});
       labels_.emplace_back();
     } else if (w[0][0] == '%') {
@@ -126,7 +136,8 @@ class Parser {
   void buffer(const std::vector<std::string>& w) {
     if (w.size() != 5 && !(w.size() == 6 && w[5] == name_of(Place::kHost)))
       fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch [host]'");
-    if (program_.find_buffer(w[1]) >= 0) fail("buffer '" + w[1] + "' stands twice");
+    if (!buffers_.emplace(w[1], static_cast<int>(program_.buffers.size())).second)
+      fail("buffer '" + w[1] + "' stands twice");
     program_.buffers.push_back({w[1], dtype(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
                                 choice<Lifetime>(w[4], kAllLifetimes, "lifetime"),
                                 w.size() == 6 ? Place::kHost : Place::kDevice});
@@ -141,9 +152,8 @@ class Parser {
   }
 
   int body_index(const std::string& name) const {
-    for (std::size_t b = 0; b < program_.bodies.size(); ++b)
-      if (program_.bodies[b].name == name) return static_cast<int>(b);
-    return -1;
+    const auto found = bodies_.find(name);
+    return found == bodies_.end() ? -1 : found->second;
   }
 
   std::vector<Use> uses(const std::string& text) const {
@@ -155,12 +165,13 @@ class Parser {
                                   std::array{Range::kShard, Range::kOwn, Range::kReplicated}, "range");
         name.resize(bracket);
       }
-      use.buffer = program_.find_buffer(name);
-      if (use.buffer < 0) {
+      const auto found = buffers_.find(name);
+      if (found == buffers_.end()) {
         std::vector<std::string> names;
         for (const auto& b : program_.buffers) names.push_back(b.name);
         fail("no buffer '" + name + "'" + did_you_mean(name, names));
       }
+      use.buffer = found->second;
       result.push_back(use);
     }
     return result;
@@ -351,7 +362,6 @@ class Parser {
   }
 
   void finish() {
-    number_ = lines_.size();
     if (!have_arch_ || !have_setting_) fail("no arch or no setting line");
     if (program_.schedule.empty()) fail("no schedule");
     Program described = describe(program_.arch, program_.setting);
@@ -370,12 +380,15 @@ class Parser {
       if (found == labels.end()) fail("'after' names an op that is not there: " + ref.text);
       program_.bodies[ref.body].steps[ref.step].after.push_back({body, found->second});
     }
+    if (expanded_size(program_) > kMaxExpanded)
+      fail(fmt::format("its schedule stands for more than {} ops and edges", kMaxExpanded));
   }
 
   std::string origin_;
-  std::vector<std::string> lines_;
+  std::string_view text_;
   std::size_t number_ = 0;
   Program program_;
+  std::unordered_map<std::string, int> buffers_, bodies_;  // by name
   bool have_arch_ = false, have_setting_ = false;
   std::vector<std::map<std::string, int>> labels_;
   std::vector<PendingRef> pending_;
@@ -384,6 +397,8 @@ class Parser {
 }  // namespace
 
 Program parse(std::string_view text, std::string_view origin) {
+  if (static_cast<std::int64_t>(text.size()) > kMaxTextBytes)
+    throw UsageError("{}: {} bytes, more than the {} of a program", origin, text.size(), kMaxTextBytes);
   return Parser(text, origin).run();
 }
 

@@ -2,15 +2,18 @@
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <fstream>
 
 #include "base/error.h"
+#include "base/test_bounds.h"
 #include "serve/assets.h"
 #include "serve/chart.h"
 #include "serve/page.h"
+#include "serve/run_data.h"
 #include "store/metrics.h"
 
 namespace molen::serve {
@@ -194,6 +197,53 @@ TEST_F(Report, SaysWhatEnergyLeavesOut) {
   EXPECT_EQ(summary(dir_)["energy_totals"]["total_j"], 1800);
   write("energy.jsonl", "{\"event\":\"totals\",\"steps\":[],\"total_j\":1}\n[]\n");
   EXPECT_EQ(page().find("Whole run"), std::string::npos);
+}
+
+TEST_F(Report, HostileRunsAreBounded) {
+  std::string events;
+  const auto validation = [](int step) {
+    return fmt::format("{{\"event\":\"validation\",\"step\":{},\"loss\":2}}\n", step);
+  };
+  for (int i = 0; i < 1'000'000; ++i) events += validation(i);
+  write("metrics.jsonl", "");
+  write("events.jsonl", events);
+  EXPECT_EQ(bounded("a run of 1,000,000 validations", [&] { read_run(dir_); }), "");
+  const RunData run = read_run(dir_);
+  EXPECT_EQ(run.validations.front().step, 0);
+  EXPECT_EQ(run.validations.back().step, 999'999);
+  EXPECT_NE(run.notices.at(0).find("left out"), std::string::npos);
+  write("events.jsonl", "");
+  std::string totals;
+  for (int i = 0; i < 500'000; ++i) totals += fmt::format("{{\"event\":\"totals\",\"steps\":{}}}\n", i);
+  write("energy.jsonl", totals + "{\"event\":\"totals\",\"st");
+  EXPECT_EQ(bounded("a run of 500,000 totals", [&] { read_run(dir_); }), "");
+  EXPECT_EQ(read_run(dir_).energy_totals["steps"], 499'999) << "the last that is whole";
+  for (const char* name : {"metrics.jsonl", "events.jsonl", "energy.jsonl", "config.toml"}) {
+    fs::remove(dir_ / name);
+    fs::create_symlink("/dev/zero", dir_ / name);
+    EXPECT_NE(bounded(fmt::format("{} is /dev/zero", name), [&] { read_run(dir_); }), "");
+    fs::remove(dir_ / name);
+    ASSERT_EQ(::mkfifo((dir_ / name).c_str(), 0600), 0);
+    EXPECT_NE(bounded(fmt::format("{} is a pipe", name), [&] { read_run(dir_); }), "");
+    fs::remove(dir_ / name);
+    write(name, "");
+    fs::resize_file(dir_ / name, std::uintmax_t{60} << 30);
+    EXPECT_NE(bounded(fmt::format("{} is 60 GiB of holes", name), [&] { read_run(dir_); }), "");
+    fs::remove(dir_ / name);
+    write(name, "");
+  }
+}
+
+// All that a report of fewer events than are left out shows is as before.
+TEST_F(Report, TheLastValidationOfAStepCounts) {
+  write("metrics.jsonl", "");
+  write("events.jsonl",
+        "{\"event\":\"validation\",\"step\":20,\"loss\":3}\n{\"event\":\"validation\",\"step\":10,\"loss\":4}\n"
+        "{\"event\":\"validation\",\"step\":20,\"loss\":2}\n");
+  const RunData run = read_run(dir_);
+  ASSERT_EQ(run.validations.size(), 2u);
+  EXPECT_EQ(run.validations[0].step, 10);
+  EXPECT_EQ(run.validations[1].loss, 2.0);
 }
 
 TEST_F(Report, RefusesWhatIsNoRun) {

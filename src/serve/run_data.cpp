@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
+#include "store/lines.h"
 
 namespace molen::serve {
 namespace {
@@ -20,23 +23,28 @@ std::map<std::string, double> numbers_of(const Json& object, const std::string& 
   return found;
 }
 
-void take_validation(const Json& event, RunData& run) {
+// A resumed run validates a step again: the last one counts, as with metrics.
+void take_validation(const Json& event, std::map<std::int64_t, Validation>& validations) {
   const double step = number_of(event, "step");
   if (!(std::abs(step) < 1e15)) return;
-  Validation v{static_cast<std::int64_t>(step), number_of(event, "loss"), numbers_of(event, "bits_per_byte")};
-  // A resumed run validates a step again: the last one counts, as with metrics.
-  std::erase_if(run.validations, [&](const Validation& old) { return old.step == v.step; });
-  run.validations.push_back(std::move(v));
+  const auto whole = static_cast<std::int64_t>(step);
+  validations[whole] = {whole, number_of(event, "loss"), numbers_of(event, "bits_per_byte")};
 }
 
+// The first and the last of a long file: some ten thousand events each, which no run of good sense has and no reader
+// of a page misses.
+constexpr std::int64_t kEventBytes = std::int64_t{4} << 20;
+
 void read_events(const fs::path& path, RunData& run) {
-  const std::string text = read_file(path, std::int64_t{1} << 32);
-  std::int64_t unreadable = 0;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = std::string_view(text).substr(at, end - at);
-    at = end + 1;
-    if (line.empty()) continue;
+  std::map<std::int64_t, Validation> validations;
+  const std::int64_t size = File::open(path).size();
+  std::int64_t unreadable = 0, left_out = 0, at = 0;
+  store::each_line(path, [&](std::string_view line, std::int64_t) {
+    const std::int64_t begin = std::exchange(at, at + static_cast<std::int64_t>(line.size()) + 1);
+    if (begin >= kEventBytes && begin < size - kEventBytes) {
+      ++left_out;
+      return;
+    }
     Json event;
     try {
       event = parse_json(line, path.string());
@@ -44,30 +52,38 @@ void read_events(const fs::path& path, RunData& run) {
     }
     if (!event.is_object()) {
       ++unreadable;
-      continue;
+      return;
     }
     const std::string name = text_of(event, "event");
-    if (name == "validation") take_validation(event, run);
+    if (name == "validation") take_validation(event, validations);
     if (name == "baseline") run.baselines[text_of(event, "name", "baseline")] = numbers_of(event, "bits_per_byte");
     run.events.push_back(std::move(event));
-  }
-  std::sort(run.validations.begin(), run.validations.end(),
-            [](const auto& a, const auto& b) { return a.step < b.step; });
+  });
+  for (auto& [step, validation] : validations) run.validations.push_back(std::move(validation));
   if (unreadable > 0)
     run.notices.push_back(fmt::format("{} line(s) of events.jsonl were cut short and are left out.", unreadable));
+  if (left_out > 0)
+    run.notices.push_back(fmt::format(
+        "events.jsonl has {} bytes: {} events between its first and its last {} MiB are left out, validations among "
+        "them.",
+        size, left_out, kEventBytes >> 20));
 }
 
-// The last totals of energy.jsonl.
+// The last totals of energy.jsonl. Other lines, one a step, are not parsed; of totals, those that a crash may have torn
+// are at the end.
 void read_totals(const fs::path& path, RunData& run) {
-  const std::string text = read_file(path, std::int64_t{1} << 32);
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = std::string_view(text).substr(at, end - at);
-    at = end + 1;
+  constexpr std::size_t kCandidates = 16, kLongest = std::size_t{1} << 20;
+  std::deque<std::string> last;
+  store::each_line(path, [&](std::string_view line, std::int64_t) {
+    if (line.size() > kLongest || line.find("\"totals\"") == std::string_view::npos) return;
+    if (last.size() == kCandidates) last.pop_front();
+    last.emplace_back(line);
+  });
+  for (auto line = last.rbegin(); line != last.rend() && run.energy_totals.is_null(); ++line) {
     try {
-      Json j = parse_json(line, path.string());
+      Json j = parse_json(*line, path.string());
       if (j.is_object() && text_of(j, "event") == "totals") run.energy_totals = std::move(j);
-    } catch (const UsageError&) {  // torn by a crash, or empty
+    } catch (const UsageError&) {
     }
   }
 }

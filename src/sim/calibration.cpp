@@ -117,7 +117,7 @@ Json to_json(const Calibration& c) {
 }
 
 void write_calibration(const fs::path& path, const Calibration& c) {
-  if (path.has_parent_path()) fs::create_directories(path.parent_path());
+  if (path.has_parent_path()) make_directories(path.parent_path());
   write_file_atomic(path, to_json(c).dump(1) + "\n");
 }
 

@@ -1,6 +1,5 @@
 #include "store/flight.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -15,7 +14,6 @@
 #include <optional>
 
 #include "base/clock.h"
-#include "base/descriptor.h"
 #include "base/error.h"
 
 namespace molen::store {
@@ -26,8 +24,9 @@ static_assert(std::endian::native == std::endian::little, "the file is little-en
 constexpr char kMagic[8] = {'M', 'O', 'L', 'E', 'N', 'F', 'L', 'T'};
 constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kHeadBytes = 4096;
-constexpr std::uint32_t kMostRecords = 1 << 20;
+constexpr std::uint32_t kMostRecords = 1 << 14;
 constexpr std::int32_t kMostRanks = 1 << 24;
+constexpr std::int64_t kMostRanksAFile = 64, kMostRanksMissing = 1024;  // that reports believe in
 
 // Fields may be written while others read them: all are accessed through atomic_ref.
 struct Record {
@@ -107,12 +106,11 @@ void put_text(char (&field)[N], const std::string& text) {
 
 // Of a text file in /proc, which has no size; empty where there is none.
 std::string read_proc(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return "";
-  char buffer[1024];
-  const ssize_t got = ::read(file, buffer, sizeof buffer);
-  ::close(file);
-  return got > 0 ? std::string(buffer, static_cast<std::size_t>(got)) : "";
+  try {
+    return read_file(path, 1 << 16);
+  } catch (const Error&) {  // its process is gone
+    return "";
+  }
 }
 
 // State letter and start time from /proc/PID/stat; the command in parentheses may hold anything.
@@ -159,23 +157,23 @@ FlightIdentity identify_process(FlightIdentity identity) {
 FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams) {
   static_assert(sizeof(Head) == kHeadBytes);
   MOLEN_CHECK(streams >= 2 && streams <= kFlightStreams, "a flight recorder of {} streams", streams);
-  const auto fail = [&](const char* what, int error) {
-    throw Error("{}: the flight recorder {}: {}", file.string(), what, std::strerror(error));
-  };
-  std::error_code error;
-  fs::create_directories(file.parent_path(), error);
-  if (error) fail("has no directory", error.value());
-  if (::unlink(file.c_str()) != 0 && errno != ENOENT) fail("cannot replace its file", errno);
-  const Descriptor opened(::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (opened.get() < 0) fail("cannot create its file", errno);
   bytes_ = kHeadBytes + sizeof(Slot) * kRecords * static_cast<std::size_t>(streams);
-  // Not a hole: a store to a page that a full disk has no room for would end the process (SIGBUS).
-  if (const int code = ::posix_fallocate(opened.get(), 0, static_cast<off_t>(bytes_)); code != 0) {
-    ::unlink(file.c_str());
-    fail("finds no room", code);
+  void* mapped = MAP_FAILED;
+  try {
+    make_directories(file.parent_path());
+    remove_file(file);
+    File created = File::create_new(file);
+    // Not a hole: a store to a page that a full disk has no room for would end the process (SIGBUS).
+    created.allocate(static_cast<std::int64_t>(bytes_));
+    created.write(std::string(bytes_, '\0'));
+    // The one writer that does not go through the file system's door: a record is a few stores into shared pages, and
+    // what they hold when the power goes is told by each record's check.
+    mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, created.descriptor(), 0);
+    if (mapped == MAP_FAILED) throw Error("{}: cannot be mapped: {}", file.string(), std::strerror(errno));
+  } catch (const Error& error) {
+    file_system().remove(file);  // whatever of it is there
+    throw Error("the flight recorder: {}", error.what());
   }
-  void* const mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, opened.get(), 0);
-  if (mapped == MAP_FAILED) fail("cannot map its file", errno);
   std::memset(mapped, 0, bytes_);  // and every page is there before the first op
   head_ = new (mapped) Head{};
   head_->version = kVersion;
@@ -363,11 +361,13 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
 }
 
 Result<FlightState> read_flight_head(const fs::path& file) {
-  const Descriptor opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
-  if (opened.get() < 0) return Failure{fmt::format("{}: {}", file.string(), std::strerror(errno))};
   char head[kHeadBytes];
-  const ssize_t got = ::pread(opened.get(), head, sizeof head, 0);
-  if (got < static_cast<ssize_t>(sizeof head)) return Failure{fmt::format("{}: is being created", file.string())};
+  try {
+    if (File::open(file).read_some(head, sizeof head, 0) < sizeof head)
+      return Failure{fmt::format("{}: is being created", file.string())};
+  } catch (const Error& error) {
+    return Failure{error.what()};
+  }
   try {
     return parse_flight(std::string_view(head, sizeof head), file.string());
   } catch (const UsageError& error) {
@@ -376,7 +376,7 @@ Result<FlightState> read_flight_head(const fs::path& file) {
 }
 
 FlightState read_flight(const fs::path& file) {
-  constexpr std::int64_t kLimit = std::int64_t{1} << 28;
+  constexpr std::int64_t kLimit = kHeadBytes + sizeof(Slot) * kMostRecords * kFlightStreams;
   return parse_flight(read_file(file, kLimit), file.string());
 }
 
@@ -384,20 +384,36 @@ fs::path flight_file(const fs::path& directory, int rank) {
   return directory / fmt::format("rank-{:05}.bin", rank);
 }
 
+namespace {
+
+// Of what follows, each rank that a record speaks of costs files to open and lines to print: a few missing files are
+// ranks of lost hosts, thousands beside one file are none.
+void require_plausible_ranks(const std::vector<FlightState>& all, const fs::path& directory) {
+  const auto most = static_cast<std::int64_t>(all.size()) * kMostRanksAFile + kMostRanksMissing;
+  for (const FlightState& s : all)
+    if (s.identity.ranks > most)
+      throw UsageError(
+          "{}: speaks of {} ranks, but {} of their files are in this folder: it is damaged, or the others were not "
+          "copied; restore the whole folder",
+          flight_file(directory, s.identity.rank).string(), s.identity.ranks, all.size());
+}
+
+}  // namespace
+
 std::vector<FlightState> read_flights(const fs::path& directory) {
   if (!fs::is_directory(directory))
     throw UsageError("{}: no flight records here; is it the flight/ folder of a run?", directory.string());
   std::vector<FlightState> all;
-  for (const auto& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("rank-") && name.ends_with(".bin")) all.push_back(read_flight(entry.path()));
-  }
+  for (const DirectoryEntry& entry : list_directory(directory))
+    if (entry.name.starts_with("rank-") && entry.name.ends_with(".bin"))
+      all.push_back(read_flight(directory / entry.name));
   if (all.empty()) throw UsageError("{}: holds no rank-*.bin", directory.string());
   const auto newest = std::max_element(all.begin(), all.end(), [](const FlightState& a, const FlightState& b) {
     return a.identity.start_wall_ns < b.identity.start_wall_ns;
   });
   const std::uint64_t job = newest->identity.job;
   std::erase_if(all, [job](const FlightState& s) { return s.identity.job != job; });
+  require_plausible_ranks(all, directory);
   std::sort(all.begin(), all.end(),
             [](const FlightState& a, const FlightState& b) { return a.identity.rank < b.identity.rank; });
   return all;

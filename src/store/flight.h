@@ -111,7 +111,7 @@ FlightState read_flight(const fs::path& file);
 
 fs::path flight_file(const fs::path& directory, int rank);
 // Files of the newest attempt in the directory, by rank; those of earlier ones are left out. Throws UsageError where
-// there is none.
+// there is none, and where they speak of far more ranks (64 times as many, and 1,024) than there are files.
 std::vector<FlightState> read_flights(const fs::path& directory);
 
 // What this machine knows of a rank's process.

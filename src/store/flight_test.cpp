@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/test_bounds.h"
 #include "store/flight_report.h"
 #include "store/watch.h"
 
@@ -241,6 +242,7 @@ TEST_F(Flight, HostileFiles) {
   refused(with(8, std::uint32_t{1}));
   refused(with(20, std::uint32_t{0}));
   refused(with(20, std::uint32_t{0xffffffff}));
+  refused(with(20, std::uint32_t{(1 << 14) + 1}));
   refused(with(20, std::uint32_t{1025}));
   refused(with(24, std::uint32_t{1}));
   refused(with(24, std::uint32_t{3}));  // of which the rings are not there
@@ -256,6 +258,23 @@ TEST_F(Flight, HostileFiles) {
   std::memset(name.data() + 88, 0x1b, 64);  // no end, and escapes for a terminal
   EXPECT_EQ(parse_flight(name, "x").identity.host, std::string(64, '?'));
   EXPECT_THROW(read_flights(directory_ / "none"), UsageError);
+}
+
+// A file says how many ranks there are: reports open files and print lines for each.
+TEST_F(Flight, RanksWithoutFilesAreNotBelieved) {
+  { const FlightWriter w(file(), identity(0, 1 << 24)); }
+  const auto report = [&] {
+    const auto records = read_flights(directory_);
+    to_text(judge(sight(directory_, records.front().identity, milliseconds(1)), nullptr), nullptr);
+  };
+  EXPECT_NE(bounded("a flight record of 2^24 ranks, beside no other", report).find("16777216 ranks"),
+            std::string::npos);
+  fs::resize_file(file(), 4096);  // its head alone, as a crash before the first op leaves it
+  EXPECT_NE(bounded("the same, 4,096 bytes long", report), "");
+  { const FlightWriter w(file(), identity(0, 1000)); }
+  EXPECT_EQ(bounded("a flight record of 1,000 ranks, beside no other", report), "") << "lost hosts";
+  fs::resize_file(file(), std::uintmax_t{1} << 34);
+  EXPECT_NE(bounded("a flight record of 16 GiB", report), "");
 }
 
 TEST_F(Flight, TheNewestAttemptOnly) {

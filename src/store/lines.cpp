@@ -90,7 +90,8 @@ bool LineWriter::sync() {
   if (!flush()) return false;
   try {
     file_.sync();
-    return true;
+    if (!entered_) sync_directory(file_.path().has_parent_path() ? file_.path().parent_path() : fs::path("."));
+    return entered_ = true;
   } catch (const IoError& error) {
     failed(error.what());
     return false;

@@ -41,6 +41,7 @@ class LineWriter {
   Warn warn_;
   std::string pending_;  // not written yet; may begin within a line
   bool failing_ = false, lost_ = false, mended_ = false;
+  bool entered_ = false;  // the file's name is durable too: whoever made it may have been killed at once
 };
 
 }  // namespace molen::store

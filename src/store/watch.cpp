@@ -1,11 +1,8 @@
 #include "store/watch.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -15,19 +12,19 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Creates the file with this text; false where it is there already, or cannot be made.
-bool create(const fs::path& file, std::string_view text) {
-  const int opened = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (opened < 0) return false;
-  while (!text.empty()) {
-    const ssize_t done = ::write(opened, text.data(), text.size());
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) break;
-    text.remove_prefix(static_cast<std::size_t>(done));
+// Creates the file with this text, as far as there is room for it; false where it is there already, or cannot be made.
+bool create(const fs::path& path, std::string_view text) {
+  try {
+    File file = File::create_new(path);
+    try {
+      file.write(text);
+      file.sync();
+    } catch (const IoError&) {  // what is there of it says more than nothing
+    }
+    return true;
+  } catch (const IoError&) {
+    return false;
   }
-  ::fsync(opened);
-  ::close(opened);
-  return true;
 }
 
 std::uint64_t progress_of(const FlightState& f) {

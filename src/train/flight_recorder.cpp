@@ -25,13 +25,12 @@ namespace {
 
 // What an earlier attempt left: marks of its alarms, and records of ranks that this one does not have.
 void remove_stale(const fs::path& directory, int ranks) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
+  if (!path_exists(directory)) return;
+  for (const auto& [name, is_directory] : list_directory(directory)) {
     bool stale = name.starts_with("alarm-");
     if (name.starts_with("rank-") && name.ends_with(".bin"))
       stale = std::strtol(name.c_str() + 5, nullptr, 10) >= ranks;
-    if (stale) fs::remove(entry.path(), error);
+    if (stale && !is_directory) remove_file(directory / name);
   }
 }
 

@@ -125,7 +125,7 @@ program::Program make_program(const Job& job) {
   if (!job.options.program_file) return job.program_of(job.setting.pipeline.stage);
   if (job.setting.pipelined()) throw UsageError("--program: a file holds one stage of a pipeline");
   const std::string& file = *job.options.program_file;
-  program::Program p = program::parse(read_file(file, std::int64_t{1} << 30), file);
+  program::Program p = program::parse(read_file(file, program::kMaxTextBytes), file);
   if (!(p.arch == job.arch)) throw UsageError("{}: the program's architecture is not the configuration's", file);
   if (!(p.setting == job.setting))
     throw UsageError("{}: the program was built for another layout, batch or precision than the configuration's", file);

@@ -68,7 +68,7 @@ Rate store_rate(const std::string& conditions, double flops_per_s) {
   try {
     Json j = stored();
     j["rates"][key_of(conditions)] = {{"flops_per_s", rate.flops_per_s}, {"measured", rate.measured}};
-    fs::create_directories(file.parent_path());
+    make_directories(file.parent_path());
     write_file_atomic(file, j.dump(1) + "\n");
   } catch (const std::exception&) {
   }
@@ -76,8 +76,7 @@ Rate store_rate(const std::string& conditions, double flops_per_s) {
 }
 
 void forget_rates() {
-  std::error_code ignored;
-  fs::remove(rates_file(), ignored);
+  file_system().remove(rates_file());
 }
 
 plan::PrecisionRates precision_rates(int threads, int cuda_device) {

@@ -65,6 +65,29 @@ class Layers(Folder):
         self.assertIn("ATen belongs to", self.layers("")[1])
 
 
+class Writers(Folder):
+    def writers(self, line, name="src/store/a.cpp"):
+        self.put(name, f"{line}\n")
+        return called(sys.executable, TOOLS / "check_writers.py", self.folder)
+
+    def test_what_goes_past_the_door(self):
+        for line in ("int f = ::open(path, O_RDONLY);", "  ::fsync(f);", "if (fsync(f)) return;", "std::ofstream out(path);", "ofstream out;",
+                     "std::FILE* f = fopen(path, \"w\");", "fs::rename(a, b);", "std::filesystem::remove_all(a);", "x = ::mmap(0, 1);",
+                     "std::fstream f;", "fs::create_directories(a, error);", "::unlink(x.c_str());"):
+            code, said = self.writers(line)
+            self.assertEqual(code, 1, line)
+            self.assertIn("src/store/a.cpp:1: ", said, line)
+
+    def test_what_does_not(self):
+        for line in ("File::open(path);", "file_system().rename(a, b);", "rename(step, \"fwd\");", "// ::open(path) would do", "file.write(text);",
+                     "fs::exists(a);", "std::ostream& out;", "fail(\"fsync(f)\");", "#include <fstream>", "FileSystem::open(a, 0, 0);"):
+            self.assertEqual(self.writers(line), (0, "writers: ok\n"), line)
+        self.assertEqual(self.writers("::open(path);", "src/store/a_test.cpp"), (0, "writers: ok\n"))
+
+    def test_a_reason_without_its_line(self):
+        self.assertIn("which has none", self.writers("int a;", "src/exec/arena.cpp")[1])
+
+
 class Headers(Folder):
     """A made-up ATen, which brings <string> as the real one does; the build precompiles <vector> beside it."""
 

@@ -1,0 +1,146 @@
+// What `molen data prepare` leaves when the power goes, or the storage fails, at any of its calls: it is gone on with,
+// and what comes out is what would have come out. What it said was done is there.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/test_filesystem.h"
+#include "data/commands.h"
+#include "data/test_folder.h"
+
+namespace molen::data {
+namespace {
+
+using Durable = FaultyFileSystem::Durable;
+
+std::string lines_of(int first, int last) {
+  std::string text;
+  for (int i = first; i < last; ++i)
+    text += Json{{"text", fmt::format("Dit is de {}e tekst van de reeks, en die is lang genoeg om te blijven.", i)}}
+                .dump() +
+            "\n";
+  return text;
+}
+
+class PreparePower : public ::testing::Test {
+ protected:
+  PreparePower() {
+    write_tokenizer(folder_.path() / "tokenizer.json");
+    write_file_atomic(folder_.path() / "a.jsonl", lines_of(0, 5));
+    write_file_atomic(folder_.path() / "b.jsonl", lines_of(3, 8));
+  }
+
+  void prepare(const fs::path& output) const {
+    PrepareOptions o;
+    o.sources = {folder_.path() / "a.jsonl", folder_.path() / "b.jsonl"};
+    o.output = output;
+    o.licence = "CC0-1.0";
+    o.language = "nl";
+    o.tokenizer = folder_.path() / "tokenizer.json";
+    o.threads = 1;
+    std::ostringstream out;
+    ASSERT_EQ(prepare_command(o, out, {}), 0);
+  }
+
+  // Names and contents of all that a reader takes; how far a text was read is for the next run alone.
+  static std::string content_of(const fs::path& output) {
+    std::string all;
+    for (const std::string part : {"text", "text/train", "text/heldout", "train"})
+      for (const DirectoryEntry& entry : list_directory(output / part))
+        if (!entry.is_directory && entry.name != "seen")
+          all += part + "/" + entry.name + "\n" + read_file(output / part / entry.name) + "\n";
+    return all;
+  }
+  static int verified(const fs::path& output) {
+    std::ostringstream out, err;
+    return verify_command({output, {}, false}, out, err);
+  }
+
+  // `before`: whether an earlier run of `a` alone is there. Returns how many calls prepare makes.
+  std::int64_t cut_everywhere(const std::function<void(const fs::path&)>& before) {
+    UnsyncedFileSystem unsynced;
+    const FileSystemOverride prepared(unsynced);
+    prepare(folder_.path() / "whole");
+    const std::string whole = content_of(folder_.path() / "whole");
+    const fs::path live = folder_.path() / "live", after = folder_.path() / "after";
+    for (std::int64_t call = 0;; ++call) {
+      remove_tree(live);
+      make_directories(live);
+      before(live / "out");
+      FaultyFileSystem faulty(live);
+      faulty.cut_at(call);
+      try {
+        const FileSystemOverride instead(faulty);
+        prepare(live / "out");
+      } catch (const Error&) {
+        EXPECT_TRUE(faulty.was_cut());
+      }
+      const std::string last = call < static_cast<std::int64_t>(faulty.log().size())
+                                   ? faulty.log()[static_cast<std::size_t>(call)]
+                                   : "the end";
+      for (const auto& [which, seed] :
+           {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0), std::pair(Durable::kRandom, 1)}) {
+        SCOPED_TRACE(fmt::format("cut before call {} ({}), kind {} {}", call, last, static_cast<int>(which), seed));
+        faulty.lay_out(after, which, static_cast<std::uint64_t>(call * 10 + seed));
+        EXPECT_TRUE(faulty.was_cut() || content_of(after / "out") == whole) << "it had said that it was done";
+        // A manifest that is there describes what is there.
+        EXPECT_TRUE(!path_exists(after / "out/train/manifest.json") || verified(after / "out") == 0);
+        prepare(after / "out");
+        EXPECT_TRUE(content_of(after / "out") == whole);
+        EXPECT_EQ(verified(after / "out"), 0);
+        EXPECT_FALSE(path_exists(after / "out/text.part"));
+        remove_tree(after);
+      }
+      if (!faulty.was_cut()) return call;
+    }
+  }
+
+  TestFolder folder_;
+};
+
+TEST_F(PreparePower, CutAtEveryCall) {
+  const std::int64_t calls = cut_everywhere([](const fs::path&) {});
+  fmt::print("prepare makes {} calls\n", calls);
+  EXPECT_GT(calls, 40);
+}
+
+// Over shards of other texts: those that no longer hold must not stand beside a manifest that is of them.
+TEST_F(PreparePower, CutWhereAnEarlierRunIsReplaced) {
+  cut_everywhere([&](const fs::path& output) {
+    const std::string b = read_file(folder_.path() / "b.jsonl");
+    write_file_atomic(folder_.path() / "b.jsonl", lines_of(2, 6));
+    prepare(output);
+    write_file_atomic(folder_.path() / "b.jsonl", b);
+  });
+}
+
+// The storage refuses one call, or all from one on: prepare says so, and the next one makes what is missing.
+TEST_F(PreparePower, FaultAtEveryCall) {
+  UnsyncedFileSystem unsynced;
+  const FileSystemOverride prepared(unsynced);
+  prepare(folder_.path() / "whole");
+  const std::string whole = content_of(folder_.path() / "whole");
+  for (const auto& [code, forever] : {std::pair(EIO, false), std::pair(ENOSPC, true)})
+    for (std::int64_t call = 0;; ++call) {
+      const fs::path live = folder_.path() / "live";
+      remove_tree(live);
+      make_directories(live);
+      FaultyFileSystem faulty(live);
+      forever ? faulty.fail_from(call, code) : faulty.fail_at(call, code);
+      try {
+        const FileSystemOverride instead(faulty);
+        prepare(live / "out");
+        EXPECT_TRUE(content_of(live / "out") == whole) << "no failure was told: " << code << " at " << call;
+      } catch (const IoError& error) {
+        EXPECT_EQ(error.code(), code);
+      }
+      prepare(live / "out");
+      EXPECT_TRUE(content_of(live / "out") == whole) << code << " at " << call;
+      if (call >= faulty.calls()) break;
+    }
+}
+
+}  // namespace
+}  // namespace molen::data
