@@ -29,6 +29,12 @@ void take_validation(const Json& event, RunData& run) {
   run.validations.push_back(std::move(v));
 }
 
+// An attempt that went on from an earlier step leaves nothing of the older ones beyond, as with metrics.
+void take_start(const Json& event, RunData& run) {
+  const double step = number_of(event, "step");
+  std::erase_if(run.validations, [&](const Validation& old) { return static_cast<double>(old.step) > step; });
+}
+
 void read_events(const fs::path& path, RunData& run) {
   const std::string text = read_file(path, std::int64_t{1} << 32);
   std::int64_t unreadable = 0;
@@ -48,6 +54,7 @@ void read_events(const fs::path& path, RunData& run) {
     }
     const std::string name = text_of(event, "event");
     if (name == "validation") take_validation(event, run);
+    if (name == "start" || name == "resume") take_start(event, run);
     if (name == "baseline") run.baselines[text_of(event, "name", "baseline")] = numbers_of(event, "bits_per_byte");
     run.events.push_back(std::move(event));
   }
