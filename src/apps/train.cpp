@@ -41,8 +41,7 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
     train::together(world, [&] {
       if (world.rank() == 0 && train_options.cluster) sim::read_calibration(*train_options.cluster);
     });
-    const auto job = train::prepare_job(c, launch.machine, launch.communicator, train_options, world);
-    train::run_job(job, world);
+    train::train(c, launch.machine, launch.communicator, train_options, world);
   });
   return kOk;
 }
@@ -193,7 +192,9 @@ void add_train(CLI::App& app, Chosen& chosen) {
   auto options = add_config_options(*verb);
   auto o = std::make_shared<train::TrainOptions>();
   auto program = std::make_shared<std::string>(), cluster = std::make_shared<std::string>();
-  verb->add_option("--resume", o->resume, "auto (continue where a checkpoint is), never, or a step")
+  verb->add_option("--resume", o->resume,
+                   "auto (continue where a checkpoint is), never, or a step; the last two keep what lies beyond aside, "
+                   "under names that end in .abandoned-N")
       ->capture_default_str();
   verb->add_option("--allow-change", o->allow_change,
                    "a key that may differ from the checkpoint's run; may be repeated")

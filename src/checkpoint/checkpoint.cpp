@@ -27,8 +27,9 @@ File open_member(const fs::path& path) {
   }
 }
 
-std::string read_member(const fs::path& path, std::int64_t limit) {
+std::string read_member(const fs::path& path, std::int64_t limit, FileStatus* status = nullptr) {
   const File file = open_member(path);
+  if (status) *status = file.status();
   const std::int64_t size = file.size();
   if (size > limit) throw DamagedError("{}: {} bytes, more than the limit of {}", path.string(), size, limit);
   std::string content(static_cast<std::size_t>(size), '\0');
@@ -59,7 +60,7 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) {
   const fs::path state = path_ / "state.json", index = path_ / "index.json";
   StoredState stored =
-      damaged_where_refused([&] { return parse_state(read_member(state, kMaxStateBytes), state.string()); });
+      damaged_where_refused([&] { return parse_state(read_member(state, kMaxStateBytes, &status_), state.string()); });
   step_ = stored.step;
   state_ = std::move(stored.state);
   attachments_ = std::move(stored.attachments);
@@ -67,6 +68,25 @@ Checkpoint::Checkpoint(fs::path path) : path_(std::move(path)) {
   if (file.size() > kMaxIndexBytes)
     throw DamagedError("{}: {} bytes, more than the limit of {}", index.string(), file.size(), kMaxIndexBytes);
   tensors_ = damaged_where_refused([&] { return read_index(file, stored.index_sha256); });
+}
+
+std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path) {
+  static std::mutex mutex;
+  static std::map<fs::path, std::weak_ptr<const Checkpoint>> opened;
+  const std::lock_guard lock(mutex);
+  if (auto held = opened[path].lock()) return held;
+  auto made = std::make_shared<const Checkpoint>(path);
+  opened[path] = made;
+  return made;
+}
+
+bool Checkpoint::is_current() const {
+  FileStatus now;
+  const int code = file_system().status(path_ / "state.json", now);
+  if (code == -ENOENT || code == -ENOTDIR) return false;
+  if (code < 0) throw_read_error(path_ / "state.json", code);
+  return now.inode == status_.inode && now.device == status_.device && now.size == status_.size &&
+         now.modified_ns == status_.modified_ns;
 }
 
 const StoredTensor& Checkpoint::tensor(const std::string& name) const {

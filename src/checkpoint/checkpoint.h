@@ -83,6 +83,12 @@ class Checkpoint {
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
+  // The same object for all of this process that ask while one of them holds it, so that state and index, which grow
+  // with tensors and ranks, are read and parsed once, also by ranks that are threads.
+  static std::shared_ptr<const Checkpoint> open(const fs::path& path);
+  // Under this path still stands what was read: nobody has moved or replaced it.
+  bool is_current() const;
+
   const fs::path& path() const { return path_; }
   std::int64_t step() const { return step_; }
   const Json& state() const { return state_; }  // as given to save()
@@ -113,6 +119,7 @@ class Checkpoint {
   void read_boxes(const std::string& name, std::span<const Box> wanted, const Take& take, bool keep) const;
 
   fs::path path_;
+  FileStatus status_;  // of state.json as it was read
   std::int64_t step_ = 0;
   Json state_;
   Index tensors_;

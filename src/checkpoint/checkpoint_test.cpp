@@ -13,7 +13,9 @@
 
 #include "base/error.h"
 #include "base/test_bounds.h"
+#include "base/test_filesystem.h"
 #include "checkpoint/digest.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_folder.h"
 
@@ -281,6 +283,67 @@ TEST(Checkpoint, PrunesTheOldestAndCountsOnlyGoodOnes) {
     if (listed.problem == Problem::kNone) good.push_back(listed.step);
   EXPECT_EQ(good, (std::vector<std::int64_t>{3, 5}));
   EXPECT_FALSE(fs::exists(folder / "step-000000002.removing"));
+}
+
+// State and index grow with tensors and ranks: ranks that are threads of one process share what was read.
+TEST(Checkpoint, IsReadOnceByAllThatHoldIt) {
+  const TestFolder folder;
+  const auto values = ramp(6);
+  save_ranks({{whole("w", values, {6})}}, folder.path(), 1);
+  FaultyFileSystem counting(folder.path());
+  std::atomic<int> opened = 0;
+  counting.on_open = [&](const fs::path&) {
+    ++opened;
+    return 0;
+  };
+  const FileSystemOverride instead(counting);
+  {
+    const auto held = Checkpoint::open(folder / "step-000000001");
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < 4; ++rank)
+      ranks.emplace_back([&] { EXPECT_EQ(Checkpoint::open(folder / "step-000000001"), held); });
+  }
+  EXPECT_EQ(opened, 2);  // state.json and index.json
+  EXPECT_EQ(Checkpoint::open(folder / "step-000000001")->step(), 1);
+  EXPECT_EQ(opened, 4);  // nobody held it any more
+  EXPECT_THROW(Checkpoint::open(folder / "step-000000002"), DamagedError);
+}
+
+TEST(Checkpoint, KnowsWhetherItStillStandsUnderItsName) {
+  const TestFolder folder;
+  const auto values = ramp(6);
+  const fs::path path = folder / "step-000000001";
+  save_ranks({{whole("w", values, {6})}}, folder.path(), 1);
+  const Checkpoint first(path);
+  EXPECT_TRUE(first.is_current());
+  save_ranks({{whole("w", values, {6})}}, folder.path(), 1);
+  EXPECT_FALSE(first.is_current());
+  const Checkpoint second(path);
+  EXPECT_TRUE(second.is_current());
+  set_aside(path);
+  EXPECT_FALSE(second.is_current());
+}
+
+// What a history leaves behind: also what had been set aside as damaged, and never what lies before.
+TEST(Checkpoint, AbandonsWhatLiesBeyondAStepByName) {
+  const TestFolder folder;
+  const auto values = ramp(6);
+  for (const int step : {0, 4, 8, 12}) save_ranks({{whole("w", values, {6})}}, folder.path(), step);
+  set_aside(folder / "step-000000008");
+  const auto names = [&] {
+    std::string all;
+    for (const DirectoryEntry& entry : list_directory(folder.path())) all += entry.name.substr(12) + " ";
+    return all;
+  };
+  EXPECT_EQ(abandon(folder.path(), 4, 2), std::vector<std::int64_t>{12});
+  EXPECT_EQ(names(), "00 04 08.damaged-1.abandoned-2 12.abandoned-2 ");
+  EXPECT_TRUE(damaged_in(folder.path()).empty());
+  save_ranks({{whole("w", values, {6})}}, folder.path(), 12);
+  EXPECT_EQ(abandon(folder.path(), -1, 2), (std::vector<std::int64_t>{12, 4, 0}));
+  EXPECT_EQ(names(), "00.abandoned-2 04.abandoned-2 08.damaged-1.abandoned-2 12.abandoned-2 12.abandoned-2.2 ");
+  EXPECT_TRUE(steps_in(folder.path()).empty());
+  EXPECT_EQ(verify(folder / "step-000000012.abandoned-2").tensors, 1);
+  EXPECT_TRUE(abandon(folder / "absent", -1, 3).empty());
 }
 
 TEST(Checkpoint, ReplacesTheSameStep) {

@@ -57,9 +57,12 @@ std::vector<fs::path> unfinished_in(const fs::path& directory) {
   return paths;
 }
 
-std::int64_t damaged_in(const fs::path& directory) {
-  const auto entries = entries_of(directory);
-  return std::count_if(entries.begin(), entries.end(), [](const auto& e) { return is_damaged(e.name); });
+std::vector<Step> damaged_in(const fs::path& directory) {
+  std::vector<Step> steps;
+  for (const DirectoryEntry& entry : entries_of(directory))
+    if (const auto step = damaged_step(entry.name)) steps.push_back({directory / entry.name, *step});
+  std::sort(steps.begin(), steps.end(), [](const Step& a, const Step& b) { return a.step < b.step; });
+  return steps;
 }
 
 void recover(const fs::path& directory) {
@@ -92,16 +95,21 @@ fs::path set_aside(const fs::path& checkpoint) {
 }
 
 std::vector<std::int64_t> abandon(const fs::path& directory, std::int64_t beyond, std::int64_t history) {
-  std::vector<std::int64_t> moved;
-  const std::vector<Step> steps = steps_in(directory);
-  for (auto it = steps.rbegin(); it != steps.rend() && it->step > beyond; ++it) {
-    const std::string aside = it->path.string() + fmt::format("{}{}", kAbandoned, history);
+  const auto move_aside = [&](const fs::path& path) {
+    const std::string aside = path.string() + fmt::format("{}{}", kAbandoned, history);
     fs::path to = aside;
     for (int number = 2; path_exists(to); ++number) to = fmt::format("{}.{}", aside, number);
-    rename_path(it->path, to);
+    rename_path(path, to);
+  };
+  std::vector<std::int64_t> moved;
+  const std::vector<Step> steps = steps_in(directory), damaged = damaged_in(directory);
+  for (auto it = steps.rbegin(); it != steps.rend() && it->step > beyond; ++it) {
+    move_aside(it->path);
     moved.push_back(it->step);
   }
-  if (!moved.empty()) sync_directory(directory);
+  for (const Step& one : damaged)
+    if (one.step > beyond) move_aside(one.path);
+  if (path_exists(directory)) sync_directory(directory);  // also of a move that was cut short
   return moved;
 }
 

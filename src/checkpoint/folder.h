@@ -5,8 +5,9 @@
 //   step-000000100.partial-7      a save of the owner with fencing token 7 that is not finished
 //   step-000000100.replaced       the one before of the same step, until the new one is durable
 //   step-000000100.removing       on its way out
-//   step-000000100.damaged-2      set aside: the second that was found damaged
-//   step-000000100.abandoned-3    what history 3 of the run left behind (store/history.h)
+//   step-000000100.damaged-2      set aside: the second of this step that was found damaged
+//   step-000000100.abandoned-3    what history 3 of the run left behind (store/history.h); also of a damaged one:
+//                                 step-000000100.damaged-2.abandoned-3
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ struct Step {
 // Under their final names, oldest first. An absent directory is empty; throws IoError where it cannot be read.
 std::vector<Step> steps_in(const fs::path& directory);
 std::vector<fs::path> unfinished_in(const fs::path& directory);
-// How many were set aside as damaged.
-std::int64_t damaged_in(const fs::path& directory);
+// Those that were set aside as damaged, oldest first.
+std::vector<Step> damaged_in(const fs::path& directory);
 
 // What a new owner does once it holds the lease, before it looks for checkpoints: whatever an earlier owner has not
 // published is moved out of its reach and removed, and a replacement that was cut short is brought to its end.
@@ -35,8 +36,9 @@ void recover(const fs::path& directory);
 // Renames a damaged checkpoint so that nobody takes it again; returns where it is now.
 fs::path set_aside(const fs::path& checkpoint);
 
-// Moves checkpoints beyond `step` into `directory`/abandoned-<history>, newest first, so that a move cut short leaves
-// no hole. Returns their steps.
+// Renames checkpoints beyond step `beyond`, and damaged ones that were set aside there, so that they say which history
+// left them behind: newest first, so that a move cut short leaves no hole. Returns the steps of those that had their
+// final name.
 std::vector<std::int64_t> abandon(const fs::path& directory, std::int64_t beyond, std::int64_t history);
 
 // Leaves the newest `keep` complete ones up to `saved`, and removes what is on its way out. `before_each` may throw.

@@ -48,8 +48,8 @@ bool is_removing(std::string_view name) {
   return step_of(before) || is_unfinished(before) || replaced_name(before);
 }
 
-bool is_damaged(std::string_view name) {
-  return is_numbered(name, kDamaged);
+std::optional<std::int64_t> damaged_step(std::string_view name) {
+  return is_numbered(name, kDamaged) ? step_of(name.substr(0, name.rfind(kDamaged))) : std::nullopt;
 }
 
 std::optional<std::string> replaced_name(std::string_view name) {

@@ -16,7 +16,7 @@ std::string partial_name(std::int64_t step, std::int64_t token);  // "step-00000
 std::optional<std::int64_t> step_of(std::string_view name);       // of a final name; none for anything else
 bool is_unfinished(std::string_view name);  // "step-000000100.partial-7", "step-000000100.partial"
 bool is_removing(std::string_view name);    // "step-000000100.removing", also of an unfinished one
-bool is_damaged(std::string_view name);     // "step-000000100.damaged-1"
+std::optional<std::int64_t> damaged_step(std::string_view name);  // of "step-000000100.damaged-1"
 // "step-000000100" of "step-000000100.replaced"; none for anything else.
 std::optional<std::string> replaced_name(std::string_view name);
 std::string rank_file(int rank);      // "rank-00000.safetensors"

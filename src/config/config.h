@@ -130,6 +130,7 @@ struct RunTable {
   std::optional<std::string> name;
   std::string dir = "runs";
   std::vector<std::string> tags;
+  Seconds lease{60};
 };
 
 struct DeviceTable {

@@ -217,6 +217,8 @@ std::vector<Field> outer_fields() {
       make("run.name", &C::run, &R::name, run_name(), e, "name of the run's directory; model and time where not set"),
       make("run.dir", &C::run, &R::dir, path(), e, "directory of all runs"),
       make("run.tags", &C::run, &R::tags, names(), e, "labels to find the run by (`molen runs list --tag`)"),
+      make("run.lease", &C::run, &R::lease, time(), e,
+           "a job on another host that shows no life for so long is taken for dead: the next one may write here"),
       make("device.kind", &C::device, &D::kind, choice({"auto", "cpu", "cuda"}), e, "where tensors live"),
       make("device.communicator", &C::device, &D::communicator, choice({"auto", "self", "threads", "mpi", "nccl"}), e,
            "how ranks talk"),

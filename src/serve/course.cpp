@@ -19,13 +19,15 @@ Series over_steps(const RunData& run, const std::string& name, F&& value) {
   return s;
 }
 
-// Where the run was stopped and taken up again.
+// Where the run was stopped and taken up again. What lies beyond the step of a later start is not its course.
 std::vector<Mark> marks_of(const RunData& run) {
   std::vector<Mark> marks;
   for (const Json& e : run.events) {
     const std::string name = text_of(e, "event");
     const double step = number_of(e, "step");
-    if ((name != "resume" && name != "stop") || !std::isfinite(step)) continue;
+    if ((name != "resume" && name != "stop" && name != "start") || !std::isfinite(step)) continue;
+    if (name != "stop") std::erase_if(marks, [&](const Mark& m) { return m.x > step; });
+    if (name == "start") continue;
     // A stop and the resume after it stand at one step: one line, one name.
     if (!marks.empty() && marks.back().x == step && marks.back().name == "stop" && name == "resume")
       marks.back().name = "stop, resume";

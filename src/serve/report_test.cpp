@@ -176,6 +176,23 @@ TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
   EXPECT_EQ(summary(dir_)["energy_j"]["package-0"], 7.2e6);
 }
 
+// A run that went to step 12 and was taken up again from step 4: what lies between is not its course any more.
+TEST_F(Report, DropsWhatLiesBeyondALaterResume) {
+  std::string events;
+  for (const int at : {4, 8, 12})
+    events += fmt::format("{{\"event\":\"validation\",\"step\":{},\"loss\":{}}}\n", at, 20 - at);
+  write("metrics.jsonl", step(1, 3.0));
+  write("events.jsonl", events + "{\"event\":\"stop\",\"step\":12}\n");
+  EXPECT_EQ(summary(dir_)["validation"]["step"], 12);
+  events += "{\"event\":\"stop\",\"step\":12}\n{\"event\":\"resume\",\"step\":4}\n";
+  write("events.jsonl", events);
+  EXPECT_EQ(summary(dir_)["validation"]["step"], 4);
+  EXPECT_EQ(data_of(page())["charts"][0]["series"][1]["x"], Json::array({4}));
+  EXPECT_EQ(data_of(page())["charts"][0]["marks"], Json::parse(R"([{"x":4,"name":"resume"}])"));
+  write("events.jsonl", events + "{\"event\":\"start\",\"step\":0}\n");
+  EXPECT_TRUE(summary(dir_)["validation"].is_null());
+}
+
 TEST_F(Report, SaysWhatEnergyLeavesOut) {
   store::StepMetrics m;
   m.step = 1;

@@ -31,6 +31,13 @@ void take_validation(const Json& event, std::map<std::int64_t, Validation>& vali
   validations[whole] = {whole, number_of(event, "loss"), numbers_of(event, "bits_per_byte")};
 }
 
+// An attempt that went on from an earlier step leaves nothing of the older ones beyond, as with metrics.
+void take_start(const Json& event, std::map<std::int64_t, Validation>& validations) {
+  const double step = number_of(event, "step");
+  if (!(std::abs(step) < 1e15)) return;
+  validations.erase(validations.upper_bound(static_cast<std::int64_t>(step)), validations.end());
+}
+
 // The first and the last of a long file: some ten thousand events each, which no run of good sense has and no reader
 // of a page misses.
 constexpr std::int64_t kEventBytes = std::int64_t{4} << 20;
@@ -56,6 +63,7 @@ void read_events(const fs::path& path, RunData& run) {
     }
     const std::string name = text_of(event, "event");
     if (name == "validation") take_validation(event, validations);
+    if (name == "start" || name == "resume") take_start(event, validations);
     if (name == "baseline") run.baselines[text_of(event, "name", "baseline")] = numbers_of(event, "bits_per_byte");
     run.events.push_back(std::move(event));
   });

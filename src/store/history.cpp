@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
@@ -10,6 +11,7 @@
 #include "base/json.h"
 #include "base/json_fields.h"
 #include "store/lines.h"
+#include "store/metrics.h"
 
 namespace molen::store {
 namespace {
@@ -30,8 +32,12 @@ RunIdentity from_json(const Json& j, const std::string& origin) {
   try {
     identity.id = j.at("id").get<std::string>();
     identity.attempts = fields.integer("attempts");
+    identity.named = fields.boolean("named", false);
     identity.slurm_job = j.at("slurm").at("job").get<std::string>();
     identity.slurm_step = j.at("slurm").at("step").get<std::string>();
+    if (const Json* from = fields.find("from"))
+      identity.from = Fork{from->at("id").get<std::string>(), from->at("name").get<std::string>(),
+                           from->at("step").get<std::int64_t>()};
     identity.histories.clear();
     for (const Json& h : j.at("histories"))
       identity.histories.push_back(
@@ -41,6 +47,21 @@ RunIdentity from_json(const Json& j, const std::string& origin) {
   }
   if (identity.id.empty() || identity.histories.empty()) throw UsageError("{}: no id or no history", origin);
   return identity;
+}
+
+// Attempts that ended before their first step stand in the events only.
+std::int64_t last_attempt(const fs::path& events) {
+  if (!path_exists(events)) return 0;
+  std::int64_t last = 0;
+  each_line(events, [&](std::string_view line, std::int64_t) {
+    try {
+      const Json j = parse_json(line, events.string());
+      if (j.is_object() && j.contains("attempt") && j.at("attempt").is_number_integer())
+        last = std::max(last, j.at("attempt").get<std::int64_t>());
+    } catch (const UsageError&) {  // cut short by a crash
+    }
+  });
+  return last;
 }
 
 }  // namespace
@@ -58,11 +79,15 @@ void write_identity(const fs::path& run, const RunIdentity& identity) {
   Json histories = Json::array();
   for (const History& h : identity.histories)
     histories.push_back({{"history", h.history}, {"from_step", h.from_step}, {"settled", h.settled}});
+  Json from;
+  if (identity.from) from = {{"id", identity.from->id}, {"name", identity.from->name}, {"step", identity.from->step}};
   write_file_atomic(run / "run.json", Json{{"format", "molen-run"},
                                            {"format_version", kVersion},
                                            {"id", identity.id},
                                            {"attempts", identity.attempts},
+                                           {"named", identity.named},
                                            {"slurm", {{"job", identity.slurm_job}, {"step", identity.slurm_step}}},
+                                           {"from", from},
                                            {"histories", histories}}
                                               .dump(1) +
                                           "\n");
@@ -76,6 +101,31 @@ RunIdentity new_identity() {
   identity.slurm_job = environment("SLURM_JOB_ID");
   identity.slurm_step = environment("SLURM_STEP_ID");
   return identity;
+}
+
+RunIdentity identity_of(const fs::path& run) {
+  if (auto identity = read_identity(run)) return *identity;
+  RunIdentity identity = new_identity();
+  identity.attempts = std::max(read_metrics(run / "metrics.jsonl").last_attempt, last_attempt(run / "events.jsonl"));
+  return identity;
+}
+
+std::vector<fs::path> requeued_runs(const fs::path& directory) {
+  const std::string job = environment("SLURM_JOB_ID"), restarts = environment("SLURM_RESTART_COUNT");
+  if (job.empty() || restarts.empty() || restarts == "0" || !path_exists(directory)) return {};
+  std::vector<fs::path> found;
+  for (const DirectoryEntry& entry : list_directory(directory)) {
+    if (!entry.is_directory) continue;
+    try {
+      const auto identity = read_identity(directory / entry.name);
+      if (identity && !identity->named && identity->slurm_job == job &&
+          identity->slurm_step == environment("SLURM_STEP_ID"))
+        found.push_back(directory / entry.name);
+    } catch (const UsageError&) {  // no run.json of ours: another run's trouble
+    } catch (const VersionError&) {
+    }
+  }
+  return found;
 }
 
 void abandon_lines(const fs::path& file, std::int64_t beyond, std::int64_t history) {
@@ -96,6 +146,17 @@ void abandon_lines(const fs::path& file, std::int64_t beyond, std::int64_t histo
   // First the copy, then the file without them: cut in between, the next start does both again.
   write_file_atomic(fmt::format("{}.abandoned-{}", file.string(), history), left);
   write_file_atomic(file, kept);
+}
+
+void abandon_records(const fs::path& run, const History& history) {
+  if (!path_exists(run)) return;
+  for (const char* name : {"metrics.jsonl", "events.jsonl", "energy.jsonl"})
+    abandon_lines(run / name, history.from_step, history.history);
+  if (history.from_step != kAnew) return;  // the next attempt's session tells TensorBoard what it goes on from
+  const fs::path shown = run / "tensorboard", aside = fmt::format("{}.abandoned-{}", shown.string(), history.history);
+  if (!path_exists(shown) || path_exists(aside)) return;
+  rename_path(shown, aside);
+  sync_directory(run);
 }
 
 }  // namespace molen::store

@@ -50,6 +50,7 @@ std::string read_lease(const fs::path& directory, std::int64_t token) {
 struct Held {
   Owner owner;
   bool released = false, known = false;  // known: the file could be understood
+  double period_s = 0;                   // 0: it does not say
 };
 
 Held parse_lease(const std::string& text) {
@@ -60,6 +61,7 @@ Held parse_lease(const std::string& text) {
                   j.at("pid_namespace").get<std::string>(),  j.at("pid").get<std::int64_t>(),
                   j.at("process_start").get<std::int64_t>(), j.at("job").get<std::string>()};
     held.released = j.at("released").get<bool>();
+    held.period_s = j.value("period_s", 0.0);
     held.known = true;
   } catch (const UsageError&) {  // cut short by a crash: its owner is found dead by not renewing it
   } catch (const Json::exception&) {
@@ -123,14 +125,16 @@ class Watch {
       const Life life = held.known ? life_of(held.owner, options_.owner) : Life::kUnknown;
       if (life == Life::kDead) return highest;
       if (life == Life::kAlive || (seen && (seen_token != highest || *seen != text))) refuse(directory_, held);
+      // How often it renews is the owner's own choice.
+      const double period_s = held.period_s > 0 ? held.period_s : options_.period_s;
       if (!seen) {
         seen = text, seen_token = highest, since = clock::now();
         if (options_.waiting)
-          options_.waiting(fmt::format("{}: {} was writing here; taking over if it shows no life for {:.0f} s",
-                                       directory_.string(), name_of(held), options_.period_s));
+          options_.waiting(fmt::format("{}: {} was writing here; taking over if it shows no life for {:g} s",
+                                       directory_.string(), name_of(held), period_s));
       }
-      if (std::chrono::duration<double>(clock::now() - since).count() >= options_.period_s) return highest;
-      std::this_thread::sleep_for(std::chrono::duration<double>(options_.period_s / 20));
+      if (std::chrono::duration<double>(clock::now() - since).count() >= period_s) return highest;
+      std::this_thread::sleep_for(std::chrono::duration<double>(period_s / 20));
     }
   }
 
@@ -212,6 +216,7 @@ std::string Lease::content(bool released) {
               {"pid", o.pid},
               {"process_start", o.process_start},
               {"job", o.job},
+              {"period_s", options_.period_s},
               {"since_wall_s", since_wall_s_},
               {"renewals", renewals_++},
               {"released", released}}
@@ -236,9 +241,8 @@ void Lease::require() const {
   const std::int64_t highest = highest_token(directory_);
   if (highest <= token_) return;
   const Held held = parse_lease(read_lease(directory_, highest));
-  throw LeaseHeld(
-      "{}: {} has taken over, because this process showed no life for {:.0f} s; nothing more is written here",
-      directory_.string(), name_of(held), options_.period_s);
+  throw LeaseHeld("{}: {} has taken over, because this process showed no life for {:g} s; nothing more is written here",
+                  directory_.string(), name_of(held), options_.period_s);
 }
 
 std::string lease_owner(const fs::path& directory) {

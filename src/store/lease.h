@@ -2,8 +2,8 @@
 //
 // The directory holds files lease-<token>.json; whoever made the one with the highest token is the owner. A lease is
 // taken by creating the file of the next token, which one of several can do. The owner renews its file; who finds one
-// that has not been renewed for a period, by its own clock, takes over. No lock of the kernel is used: those of network
-// file systems are optional and outlive nobody.
+// that has not been renewed for the owner's period, by its own clock, takes over. No lock of the kernel is used: those
+// of network file systems are optional and outlive nobody.
 #pragma once
 
 #include <condition_variable>
@@ -37,7 +37,7 @@ struct Owner {
 };
 
 struct LeaseOptions {
-  double period_s = 60;  // an owner that has not renewed for so long is dead
+  double period_s = 60;  // once this owner has not renewed for so long, others take it for dead
   Owner owner = Owner::self();
   // Called when another's lease must be waited for, once, with what to tell the user.
   std::function<void(const std::string&)> waiting;
@@ -45,7 +45,7 @@ struct LeaseOptions {
 
 class Lease {
  public:
-  // Throws LeaseHeld where another owner is alive. Returns after at most a period and a little more.
+  // Throws LeaseHeld where another owner is alive. Returns after at most that owner's period and a little more.
   Lease(fs::path directory, LeaseOptions options);
   // Releases it: who comes next need not wait.
   ~Lease();

@@ -100,6 +100,25 @@ TEST_F(LeaseTest, ALivingOwnerElsewhereIsSeenByItsRenewals) {
   mine.require();
 }
 
+// How often an owner renews is its own choice, so that who waits goes by that, whatever its own period is.
+TEST_F(LeaseTest, TheOwnersPeriodDecidesWhenItIsDead) {
+  {
+    const Lease slow(directory_, elsewhere("node1", 3));
+    EXPECT_THROW(Lease(directory_, elsewhere("node2", 0.2)), LeaseHeld);
+    slow.require();
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    static const Lease lease(directory_, elsewhere("node1", 0.4));
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  const auto begin = std::chrono::steady_clock::now();
+  const Lease next(directory_, elsewhere("node2", 60));
+  EXPECT_LT(seconds_since(begin), 5);
+}
+
 // An owner that was away for too long learns that it is none any more before it writes.
 TEST_F(LeaseTest, ALateOwnerIsFenced) {
   const Lease late(directory_, elsewhere("node1", 0.4));

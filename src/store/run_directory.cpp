@@ -1,9 +1,6 @@
 #include "store/run_directory.h"
 
-#include <algorithm>
-
 #include "base/clock.h"
-#include "base/error.h"
 
 namespace molen::store {
 namespace {
@@ -13,31 +10,17 @@ fs::path created(fs::path path) {
   return path;
 }
 
-// Attempts that ended before their first step stand in the events only.
-std::int64_t last_attempt(const fs::path& events) {
-  if (!path_exists(events)) return 0;
-  std::int64_t last = 0;
-  each_line(events, [&](std::string_view line, std::int64_t) {
-    try {
-      const Json j = parse_json(line, events.string());
-      if (j.is_object() && j.contains("attempt") && j.at("attempt").is_number_integer())
-        last = std::max(last, j.at("attempt").get<std::int64_t>());
-    } catch (const UsageError&) {  // cut short by a crash
-    }
-  });
-  return last;
+RunIdentity enter_attempt(const fs::path& run) {
+  RunIdentity identity = identity_of(run);
+  ++identity.attempts;
+  write_identity(run, identity);
+  return identity;
 }
 
-// Runs of older versions of molen have no run.json; their lines say how often they began.
-RunIdentity enter_attempt(const fs::path& run) {
-  auto identity = read_identity(run);
-  if (!identity) {
-    identity = new_identity();
-    identity->attempts = std::max(read_metrics(run / "metrics.jsonl").last_attempt, last_attempt(run / "events.jsonl"));
-  }
-  ++identity->attempts;
-  write_identity(run, *identity);
-  return *identity;
+Json event_line(const std::string& name, std::int64_t attempt, const Json& fields) {
+  Json line{{"event", name}, {"wall_time_s", wall_time()}, {"attempt", attempt}};
+  for (const auto& [key, value] : fields.items()) line[key] = value;
+  return line;
 }
 
 }  // namespace
@@ -78,9 +61,13 @@ void RunDirectory::write_prediction(const Json& json) const {
 }
 
 void RunDirectory::event(const std::string& name, const Json& fields) {
-  Json line{{"event", name}, {"wall_time_s", wall_time()}, {"attempt", attempt()}};
-  for (const auto& [key, value] : fields.items()) line[key] = value;
-  events_.append(line.dump());
+  events_.append(event_line(name, attempt(), fields).dump());
+}
+
+void record_event(const fs::path& run, const std::string& name, std::int64_t attempt, const Json& fields) {
+  LineWriter events(run / "events.jsonl");
+  events.append(event_line(name, attempt, fields).dump());
+  events.sync();
 }
 
 }  // namespace molen::store

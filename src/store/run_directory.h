@@ -47,4 +47,8 @@ class RunDirectory {
   LineWriter metrics_, events_, energy_;
 };
 
+// One event of an attempt that has not opened the directory yet. What cannot be written is lost: it is told elsewhere
+// too.
+void record_event(const fs::path& run, const std::string& name, std::int64_t attempt, const Json& fields);
+
 }  // namespace molen::store

@@ -36,7 +36,7 @@ std::vector<data::DataEntry> entries(const Job& job) {
 }
 
 void require_same_data(const Job& job, const data::Dataset& data) {
-  const checkpoint::Checkpoint from(*job.resume_from);
+  const checkpoint::Checkpoint& from = *job.from;
   if (!from.state().contains("step_done")) return;  // weights alone
   const std::string path = from.path().string();
   const std::string digest = JsonFields(from.state(), path + "/state.json").text("data_digest");
@@ -80,6 +80,7 @@ void print_data(const Job& job, const Inputs& inputs, const Course& course) {
       fmt::print("validation: {} tokens of {} in {}\n", language.tokens, language.name,
                  job.config.data.validation[i].path);
   for (const auto& note : inputs.notes()) fmt::print("note: {}\n", note);
+  for (const Damaged& d : job.damaged) fmt::print("damaged, and to be set aside: {}\n", d.why);
   if (job.resume_from) fmt::print("continues from {}\n", *job.resume_from);
 }
 
@@ -143,7 +144,7 @@ std::unique_ptr<Inputs> open_inputs(const Job& job, comm::Communicator& world) {
   });
   together(world, [&] {
     if (world.rank() != 0) inputs = std::make_unique<Inputs>(job, false);
-    if (job.resume_from) require_same_data(job, inputs->train);
+    if (job.from) require_same_data(job, inputs->train);
   });
   return inputs;
 }

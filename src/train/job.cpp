@@ -9,12 +9,11 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/folder.h"
-#include "checkpoint/naming.h"
 #include "plan/nearest.h"
 #include "program/build.h"
 #include "program/text.h"
 #include "program/verify.h"
+#include "store/history.h"
 #include "train/rates.h"
 #include "train/require_memory.h"
 #include "train/together.h"
@@ -33,7 +32,13 @@ std::string on_rank_zero(comm::Communicator& world, F&& find) {
   return broadcast_text(text, world);
 }
 
-// "llama-60m-20260102T030405Z", where run.name is not set. A directory that is there belongs to another run.
+std::vector<std::string> names_of(const std::vector<fs::path>& paths) {
+  std::vector<std::string> names;
+  for (const fs::path& path : paths) names.push_back(path.filename().string());
+  return names;
+}
+
+// "llama-60m-20260102T030405Z". A directory that is there belongs to another run.
 std::string new_run_name(const config::Config& c, const std::string& model) {
   std::string name, time = utc_timestamp(wall_time());
   for (const char ch : model)  // a changed preset's name ends in '*'
@@ -45,33 +50,16 @@ std::string new_run_name(const config::Config& c, const std::string& model) {
   return free;
 }
 
-// The newest that is usable. Those that are damaged are named in `note`; where there are some and none is usable, the
-// run must not begin anew without a word.
-std::optional<fs::path> newest_checkpoint(const fs::path& directory, std::string& note) {
-  const auto steps = checkpoint::steps_in(directory);
-  std::vector<std::string> skipped;
-  const auto found = checkpoint::latest(directory, &skipped);
-  if (steps.empty() || found == steps.back().path) return found;
-  const std::string all = fmt::format("{}", fmt::join(skipped, "\n  "));
-  if (!found)
-    throw DamagedError(
-        "{}: holds checkpoints, and none can be used:\n  {}\nrestore one, or begin anew with --resume never",
-        directory.string(), all);
-  note = fmt::format("the newest checkpoint is damaged; going on from {}, {} steps before it:\n  {}", found->string(),
-                     steps.back().step - checkpoint::step_of(found->filename().string()).value_or(0), all);
-  return found;
-}
-
-std::optional<fs::path> find_checkpoint(const config::Config& c, const std::string& resume, std::string& note) {
-  if (resume == "never") return std::nullopt;
-  const fs::path directory = checkpoint_directory(c);
-  if (resume == "auto") return newest_checkpoint(directory, note);
-  const bool digits = !resume.empty() && resume.size() < 19 &&
-                      std::all_of(resume.begin(), resume.end(), [](char ch) { return ch >= '0' && ch <= '9'; });
-  if (!digits) throw UsageError("--resume {}: expected auto, never or a step", resume);
-  for (const auto& listed : checkpoint::list(directory))
-    if (listed.step == std::stoll(resume)) return listed.path;
-  throw UsageError("--resume {}: {} holds no checkpoint of this step", resume, directory.string());
+// Where run.name is not set: the run that this job began before Slurm requeued it, or a new one.
+std::string find_run_name(const config::Config& c, const std::string& model, bool& is_new) {
+  const auto begun = store::requeued_runs(c.run.dir);
+  if (begun.size() > 1)
+    throw UsageError(
+        "{}: this job was requeued, and began several runs that have no run.name ({}): set run.name to say which one "
+        "goes on",
+        c.run.dir, fmt::join(names_of(begun), ", "));
+  is_new = begun.empty();
+  return is_new ? new_run_name(c, model) : begun[0].filename().string();
 }
 
 // What the earlier run measured or derived stands where this one leaves it open: bits depend on the number of threads
@@ -184,34 +172,41 @@ fs::path checkpoint_directory(const config::Config& c) {
 }
 
 Job prepare_job(config::Config config, const plan::Machine& machine, const std::string& communicator,
-                const TrainOptions& options, comm::Communicator& world) {
+                const TrainOptions& options, comm::Communicator& world, const std::optional<std::string>& held_name) {
   Job job;
   job.machine = machine;
   job.communicator = communicator;
   job.options = options;
   job.arch = plan::resolve_architecture(config);
-  if (!config.run.name)
-    config::assign(config, "run.name", on_rank_zero(world, [&] { return new_run_name(config, job.arch.name); }),
-                   {config::Origin::Kind::kOther, "model and time"});
-  std::string damaged;  // what rank 0 passed over
+  job.named = config.run.name.has_value();
+  if (!job.named)
+    config::assign(
+        config, "run.name",
+        on_rank_zero(world,
+                     [&] { return held_name ? *held_name : find_run_name(config, job.arch.name, job.new_name); }),
+        {config::Origin::Kind::kOther, "model and time"});
   const std::string resume = on_rank_zero(world, [&] {
-    const auto found = find_checkpoint(config, options.resume, damaged);
-    return found ? found->string() : std::string();
+    Found found = find_checkpoint(config, options.resume);
+    job.from = std::move(found.checkpoint);
+    job.damaged = std::move(found.damaged);
+    return job.from ? job.from->path().string() : std::string();
   });
   if (!resume.empty()) job.resume_from = resume;
+  together(world, [&] {
+    if (job.resume_from && !job.from) job.from = checkpoint::Checkpoint::open(*job.resume_from);
+  });
 
   plan::Machine measuring = machine;
   measuring.measure_precision = [&](int threads) {
     return precision_rates(threads, machine.cuda ? machine.device : -1);
   };
   std::optional<config::Config> before;
-  if (job.resume_from) {
-    const checkpoint::Checkpoint stored(*job.resume_from);
-    before = config::from_json(json_member(stored.state(), "config", resume), resume);
-    const Json ranks = stored.state().value("ranks", Json(world.size()));
+  if (job.from) {
+    const Json& state = job.from->state();
+    before = config::from_json(json_member(state, "config", resume), resume);
+    const Json ranks = state.value("ranks", Json(world.size()));
     const bool same_ranks = ranks == world.size();
     job.note = keep_measured(config, *before, same_ranks, machine);
-    if (!damaged.empty()) job.note = damaged + (job.note.empty() ? "" : "\n" + job.note);
   }
   // Rank 0 decides what is open; what a rank measures or fits into a budget could differ from host to host.
   const std::string decided = on_rank_zero(world, [&] {

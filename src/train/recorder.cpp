@@ -77,7 +77,7 @@ class Recorder::Impl {
                                                      {"memory_other_bytes", memory.other.value}});
     console_.begin(start_step, memory, state_hash);
     begin_energy();
-    if (start_step > 0) tensorboard_.session_start(start_step + 1, wall_time());
+    if (start_step > 0 || run_.attempt() > 1) tensorboard_.session_start(start_step + 1, wall_time());
     tensorboard_.text("mfu/flops_formula",
                       fmt::format("{}: {}", name_of(job_.options.mfu), formula_of(job_.options.mfu)), start_step + 1,
                       wall_time());

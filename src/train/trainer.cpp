@@ -17,7 +17,6 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/json_fields.h"
-#include "checkpoint/folder.h"
 #include "comm/nccl/nccl.h"
 #include "data/loader.h"
 #include "exec/executor.h"
@@ -25,103 +24,33 @@
 #include "math/gemm.h"
 #include "optim/loss_scale.h"
 #include "program/build.h"
-#include "store/lease.h"
 #include "train/checkpointing.h"
 #include "train/flight_recorder.h"
 #include "train/init.h"
 #include "train/inputs.h"
 #include "train/job_energy.h"
+#include "train/ownership.h"
 #include "train/predicted.h"
 #include "train/recorder.h"
+#include "train/resident.h"
 #include "train/signals.h"
 #include "train/together.h"
 #include "train/traffic.h"
+#include "train/training_state.h"
 
 namespace molen::train {
 namespace {
 
-// Resident bytes now, and the most there ever were.
-Bytes resident() {
-  std::ifstream in("/proc/self/statm");
-  std::int64_t pages = 0, rss = 0;
-  in >> pages >> rss;
-  return Bytes(rss * ::sysconf(_SC_PAGESIZE));
-}
-// One product of each kind and shape of the model, in the compute type, so that the library's packing buffers, its
-// workspace and the code that it makes for them are there. A part of those that are very large, as the buffers stop
-// growing. Operands lie in a mapping of their own, which leaves nothing behind.
-void run_products(const Job& job) {
-  const c10::InferenceMode inference;
-  const auto& a = job.arch;
-  const bool aten = job.setting.kernels == arch::Kernels::kAten;
-  const DType type = aten ? job.setting.compute : DType::kF32;
-  struct Shape {
-    std::int64_t m, n, k;
-  };
-  // Of all rows or, where they are in pieces, of the largest and the smallest.
-  std::vector<std::int64_t> heights{job.setting.tokens()};
-  if (job.setting.chunked_rows()) {
-    heights.clear();
-    for (const std::int64_t piece : {std::int64_t{0}, job.setting.tensor_chunks - 1}) {
-      const auto [first, last] = program::chunk_rows(job.setting, piece);
-      heights.push_back(last - first);
-    }
-  }
-  // MKL's buffers do not depend on the shape.
-  const bool by_shape = aten || math::gemm_library() == math::GemmLibrary::kOneDnn;
-  std::vector<Shape> shapes = {{job.setting.head_chunk, a.vocabulary, a.hidden}};
-  if (by_shape)
-    for (const auto& [n, k] :
-         {std::pair{a.qkv_size(), a.hidden}, {a.hidden, a.query_size()}, {a.up_size(), a.hidden}, {a.hidden, a.ffn}})
-      for (const std::int64_t rows : heights) shapes.push_back({std::min<std::int64_t>(rows, 4096), n, k});
-  for (auto [m, n, k] : shapes) {
-    n = std::min<std::int64_t>(n, 16384), k = std::min<std::int64_t>(k, by_shape ? 16384 : 1024);
-    const std::int64_t x_bytes = math::Scratch::aligned(m * k * size_of(type)),
-                       w_bytes = math::Scratch::aligned(n * k * size_of(type));
-    const exec::Arena space(Bytes(x_bytes + w_bytes + m * n * size_of(type)), at::kCPU);
-    at::Tensor x = space.view(0, type, {m, k}), w = space.view(x_bytes, type, {n, k}),
-               y = space.view(x_bytes + w_bytes, type, {m, n});
-    const math::AllocationGuard guard(nullptr);
-    if (!aten) {
-      auto *px = x.data_ptr<float>(), *pw = w.data_ptr<float>(), *py = y.data_ptr<float>();
-      math::matmul_nt(m, n, k, px, pw, false, py);
-      math::matmul_nn(m, k, n, py, pw, false, px);
-      math::matmul_tn(n, k, m, py, px, false, pw);
-      continue;
-    }
-    const math::LibraryCall call;
-    at::mm_out(y, x, w.t());
-    at::addmm_out(y, y, x, w.t());
-    at::mm_out(x, y, w);
-    at::mm_out(w, y.t(), x);
-  }
-}
-
-struct AlreadyThere {
-  Bytes total, workspace;  // of the process; the products' workspace is in the total
-};
-// What the process holds before any of its arenas. Collective: rank-threads share the process, so that none may be
-// ahead of the reading, nor still hold its operands.
-AlreadyThere resident_before_arena(const Job& job, comm::Communicator& world) {
-  at::set_num_threads(job.setting.threads);
-  math::AllocationGuard::install();
-  if (!job.machine.cuda) run_products(job);
-  world.barrier();
-  std::int64_t bytes = resident().value, kept = math::LibraryCall::kept();
-  world.all_reduce(&bytes, 1, DType::kI64, comm::Reduce::kMax);
-  world.all_reduce(&kept, 1, DType::kI64, job.communicator == "threads" ? comm::Reduce::kSum : comm::Reduce::kMax);
-  return {Bytes(bytes), Bytes(kept)};
-}
-
 class Loop {
  public:
-  Loop(const Job& job, comm::Communicator& world, const Inputs& inputs)
+  Loop(Job& job, comm::Communicator& world, const Inputs& inputs, Ownership& ownership)
       : job_(job),
         world_(world),
         inputs_(inputs),
         data_(inputs.train),
         validation_(inputs.validation),
-        loss_scale_({job.config.precision.loss_scale, 0, 0}, job.config.precision.loss_scale_window),
+        ownership_(ownership),
+        state_(job.config),
         base_(resident_before_arena(job, world)),
         devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
         executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}) {
@@ -130,45 +59,51 @@ class Loop {
     if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, world);
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
-    load();
-    together(world, [&] {
-      if (world.rank() != 0) return;
-      own_directories();
-      if (job.config.data.tokenizer) tokenizer_ = read_file(*job.config.data.tokenizer);
-      recorder_ = std::make_unique<Recorder>(job, *energy_, total_steps_, stop_step_);
-      if (totals_) recorder_->restore_totals(*totals_, step_, *job_.resume_from);
+  }
+
+  // Takes the directories, loads the state and begins to record. False, on all ranks, where the job has to be prepared
+  // again: its name was taken, or its checkpoint is damaged or not the newest any more.
+  bool open() {
+    if (!rank_zero_says([&] { return ownership_.take(job_) && ownership_.settle(job_); }) || !load()) return false;
+    together(world_, [&] {
+      if (world_.rank() != 0) return;
+      ownership_.enter(job_);
+      if (job_.config.data.tokenizer) tokenizer_ = read_file(*job_.config.data.tokenizer);
+      recorder_ = std::make_unique<Recorder>(job_, *energy_, total_steps_, stop_step_);
+      if (state_.totals) recorder_->restore_totals(*state_.totals, state_.step, *job_.resume_from);
     });
-    if (!leases_.empty()) token_ = leases_.back()->token();
-    world.broadcast(&token_, 1, DType::kI64, 0);
+    token_ = ownership_.token();
+    world_.broadcast(&token_, 1, DType::kI64, 0);
     start();
+    return true;
   }
 
   void run() {
     catch_stop_signals();
-    data::Loader loader(data_, {next_sample_, job_.setting.global_batch, job_.setting.micro_batch, data_rank(),
+    data::Loader loader(data_, {state_.next_sample, job_.setting.global_batch, job_.setting.micro_batch, data_rank(),
                                 job_.setting.data_ranks(), 4, job_.setting.document_mask});
     loader_ = &loader;
-    if (job_.options.save_initial && step_ == 0) save();
+    if (job_.options.save_initial && state_.step == 0) save();
     const double begun = now().value;
-    if (step_ >= stop_step_) {
-      flight_.phase(store::FlightPhase::kFinish, step_);
+    if (state_.step >= stop_step_) {
+      flight_.phase(store::FlightPhase::kFinish, state_.step);
       const energy::EnergySoFar used = energy_->so_far();
       if (recorder_)  // no step ran, so there is no peak to compare with the prediction
-        recorder_->end(step_, tokens_total_, used, communication_,
+        recorder_->end(state_.step, state_.tokens_total, used, communication_,
                        fmt::format("nothing to do, {} ({} steps) was reached before",
                                    stop_step_ < total_steps_ ? "train.stop_after" : "train.until", stop_step_));
       return;
     }
     std::string reason = fmt::format("reached train.until ({} steps)", total_steps_);
-    while (step_ < total_steps_) {
+    while (state_.step < total_steps_) {
       one_step();
       const auto [stop, why, save_due] = decide(begun);
-      const bool last = stop || step_ == total_steps_;
+      const bool last = stop || state_.step == total_steps_;
       // A launcher that was told to stop leaves a second to save in; the run is not at its end.
-      if (!validation_.empty() && !stopped_ && (validate_every_.due(step_) || last)) run_validation();
+      if (!validation_.empty() && !stopped_ && (validate_every_.due(state_.step) || last)) run_validation();
       if (save_due || last) save();
       if (stop) {
-        if (step_ < total_steps_) reason = why;
+        if (state_.step < total_steps_) reason = why;
         break;
       }
     }
@@ -200,32 +135,33 @@ class Loop {
   // One of the ranks that see the same samples has their losses to add up.
   bool counts_losses() const { return executor_.coordinates()[mesh::Axis::kTp] == 0 && executor_.program().has_head(); }
 
-  // The run directory and the checkpoints' are this job's alone from here on, and what an earlier one left unfinished
-  // is gone.
-  void own_directories() {
-    store::LeaseOptions options;
-    options.waiting = [](const std::string& text) { std::fprintf(stderr, "molen: %s\n", text.c_str()); };
-    const fs::path run = run_directory(job_.config), checkpoints = checkpoint_directory(job_.config);
-    leases_.push_back(std::make_unique<store::Lease>(run, options));
-    if (checkpoints != run / "checkpoints") leases_.push_back(std::make_unique<store::Lease>(checkpoints, options));
-    if (path_exists(checkpoints)) checkpoint::recover(checkpoints);
-    if (job_.options.resume != "auto") return;
-    const auto newest = checkpoint::latest(checkpoints);
-    if (newest != (job_.resume_from ? std::optional<fs::path>(*job_.resume_from) : std::nullopt))
-      throw UsageError("{}: another job saved here while this one started; start again", checkpoints.string());
+  bool rank_zero_says(const std::function<bool()>& question) {
+    std::int32_t yes = 0;
+    together(world_, [&] { yes = world_.rank() == 0 && question() ? 1 : 0; });
+    world_.broadcast(&yes, 1, DType::kI32, 0);
+    return yes == 1;
   }
 
-  void load() {
-    if (!job_.resume_from) {
+  // False where the checkpoint is damaged and was set aside, so that there may be another one to go on from.
+  bool load() {
+    if (!job_.from) {
       initialize_parameters(executor_, static_cast<std::uint64_t>(job_.config.train.seed), job_.setting.threads);
-      return;
+      return true;
     }
-    std::optional<checkpoint::Checkpoint> from;
-    together(world_, [&] { from.emplace(*job_.resume_from); });
-    const Json& state = from->state();
-    const bool weights_only = !state.contains("step_done");
-    load_state(*from, executor_, world_, weights_only);
-    if (!weights_only) together(world_, [&] { restore(state, from->path().string()); });
+    const checkpoint::Checkpoint& from = *job_.from;
+    const bool weights_only = !from.state().contains("step_done");
+    try {
+      load_state(from, executor_, world_, weights_only);
+    } catch (const DamagedError& error) {  // the same on every rank
+      if (job_.options.resume != "auto") throw;
+      rank_zero_says([&] {
+        ownership_.set_aside(from.path(), error.what());
+        return true;
+      });
+      return false;
+    }
+    if (!weights_only) together(world_, [&] { state_.restore(from.state(), from.path().string(), job_.config); });
+    return true;
   }
 
   void start() {
@@ -248,56 +184,24 @@ class Loop {
                base_.workspace,
                threads ? world_.size() : 1,
                threads ? Bytes(all) : arena};
-    if (recorder_) recorder_->begin(step_, tokens_total_, memory_, hash, flops / world_.size());
+    if (recorder_) recorder_->begin(state_.step, state_.tokens_total, memory_, hash, flops / world_.size());
     if (recorder_)
       for (const auto& note : inputs_.notes()) recorder_->note(note);
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
+    job_.from.reset();  // with it go its files and its index
     flight_.open(job_, recorder_ ? recorder_->attempt() : 0, world_);
   }
 
-  void restore(const Json& state, const std::string& origin) {
-    try {
-      const JsonFields fields(state, origin + "/state.json");
-      step_ = fields.integer("step_done");
-      next_sample_ = fields.integer("next_sample");
-      tokens_total_ = fields.integer("tokens_total");
-      restore_loss_scale(state, origin);
-      totals_ = state.at("totals");
-    } catch (const Json::exception& e) {
-      throw UsageError("{}: state.json is incomplete: {}", origin, e.what());
-    }
-  }
-
-  // Runs whose loss was never scaled have none; one that continues them in fp16 (--allow-change) begins with the
-  // configuration's.
-  void restore_loss_scale(const Json& state, const std::string& origin) {
-    if (!state.contains("loss_scale")) {
-      if (config::from_json(state.at("config"), origin).precision.scales_loss())
-        throw UsageError("{}: state.json is incomplete: no loss_scale of a run in fp16", origin);
-      return;
-    }
-    const std::string where = origin + "/state.json: loss_scale";
-    const JsonFields fields(state.at("loss_scale"), where);
-    const optim::LossScale::State stored{fields.number("scale"), fields.integer("good_steps"),
-                                         fields.integer("skipped_steps")};
-    if (stored.skipped > step_) throw UsageError("{}: {} of {} steps skipped", where, stored.skipped, step_);
-    try {
-      loss_scale_ = optim::LossScale(stored, job_.config.precision.loss_scale_window);
-    } catch (const UsageError& error) {
-      throw UsageError("{}: {}", where, error.what());
-    }
-  }
-
   void one_step() {
-    flight_.phase(store::FlightPhase::kTrain, step_ + 1);
+    flight_.phase(store::FlightPhase::kTrain, state_.step + 1);
     energy_->begin_step();
     double wait = 0.0;
     exec::StepInput input;
-    input.step = step_ + 1 - loss_scale_.skipped();
+    input.step = state_.step + 1 - state_.loss_scale.skipped();
     input.optimizer = optimizer_;
-    input.optimizer.lr = schedule_.lr(step_ + 1);
+    input.optimizer.lr = schedule_.lr(state_.step + 1);
     input.clip = job_.config.optimizer.clip;
-    if (job_.setting.scales_loss()) input.loss_scale = loss_scale_.scale();
+    if (job_.setting.scales_loss()) input.loss_scale = state_.loss_scale.scale();
     input.load = [&](const exec::MicroBatch& to) {
       const data::Batch batch = loader_->next();
       wait += batch.wait_s;
@@ -309,34 +213,34 @@ class Loop {
     };
     const exec::StepResult result = executor_.run(input);
     if (result.non_finite && !result.overflow) refuse_non_finite(result);
-    ++step_;
+    ++state_.step;
     if (job_.setting.scales_loss()) rescale(result);
     communication_.add(result.timeline, result.overflow);
     flight_.step_took(result.timeline.total_s);
-    next_sample_ += job_.setting.global_batch;
-    tokens_total_ += static_cast<std::int64_t>(result.valid_tokens);
+    state_.next_sample += job_.setting.global_batch;
+    state_.tokens_total += static_cast<std::int64_t>(result.valid_tokens);
     record(result, input, wait);
     if (predicted_) predicted_->add(result.timeline);
   }
 
   [[noreturn]] void refuse_non_finite(const exec::StepResult& result) {
     std::string places;
-    for (std::int64_t s = next_sample_; s < next_sample_ + job_.setting.global_batch; ++s)
+    for (std::int64_t s = state_.next_sample; s < state_.next_sample + job_.setting.global_batch; ++s)
       places += "\n  " + data_.describe(s);
     throw Error(
         "step {}: the loss ({}) or the gradient norm ({}) is not finite; the optimizer was not run. Samples {} to {} "
         "of the global order:{}",
-        step_ + 1, result.loss_sum / result.valid_tokens, result.grad_norm, next_sample_,
-        next_sample_ + job_.setting.global_batch - 1, places);
+        state_.step + 1, result.loss_sum / result.valid_tokens, result.grad_norm, state_.next_sample,
+        state_.next_sample + job_.setting.global_batch - 1, places);
   }
 
   // What the step says about the loss scale of the next. A step that was skipped has used its samples and its place in
   // the schedule. From what all ranks have alike, so no rank can disagree.
   void rescale(const exec::StepResult& result) {
     if (result.overflow)
-      loss_scale_.overflow(step_);
+      state_.loss_scale.overflow(state_.step);
     else
-      loss_scale_.good();
+      state_.loss_scale.good();
   }
 
   void record(const exec::StepResult& result, const exec::StepInput& input, double wait) {
@@ -355,14 +259,14 @@ class Loop {
     world_.all_reduce(&peak, 1, DType::kI64, comm::Reduce::kMax);
     if (!recorder_) return;
     StepRecord r;
-    r.step = step_;
+    r.step = state_.step;
     r.loss = result.mean_loss();
     r.grad_norm = result.grad_norm;
     r.lr = input.optimizer.lr;
     if (job_.setting.scales_loss()) r.loss_scale = input.loss_scale;
-    r.skipped_steps = loss_scale_.skipped();
+    r.skipped_steps = state_.loss_scale.skipped();
     r.skipped = result.overflow;
-    r.tokens_total = tokens_total_;
+    r.tokens_total = state_.tokens_total;
     for (int i = 0; i < program::kNumPhases; ++i)
       r.phase_s[std::string(program::name_of(static_cast<program::Phase>(i)))] = sums[static_cast<std::size_t>(i)];
     r.phase_s["bubble"] = sums[program::kNumPhases];
@@ -370,13 +274,13 @@ class Loop {
     r.data_wait_s = sums[program::kNumPhases + 2];
     r.memory_peak = peak;
     r.memory_planned = planned_peak_;
-    r.first_sample = next_sample_ - job_.setting.global_batch;
-    r.last_sample = next_sample_ - 1;
+    r.first_sample = state_.next_sample - job_.setting.global_batch;
+    r.last_sample = state_.next_sample - 1;
     r.energy = energy_->step(std::span(sums).subspan(means));
     recorder_->step(r);
     const auto& traced = job_.config.train.trace_steps;
-    if (std::find(traced.begin(), traced.end(), step_) != traced.end())
-      recorder_->trace(step_, executor_.ops(), result.timeline);
+    if (std::find(traced.begin(), traced.end(), state_.step) != traced.end())
+      recorder_->trace(state_.step, executor_.ops(), result.timeline);
   }
 
   struct Decision {
@@ -388,69 +292,61 @@ class Loop {
   Decision decide(double begun) {
     std::int32_t flags[3] = {stop_requested() ? 1 : 0,
                              stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
-                             save_every_.due(step_) ? 1 : 0};
+                             save_every_.due(state_.step) ? 1 : 0};
     world_.all_reduce(flags, 3, DType::kI32, comm::Reduce::kMax);
     stopped_ = flags[0] != 0;
     if (stopped_) return {true, "stopped by a signal", true};
     if (flags[1]) return {true, "reached train.stop_after", true};
-    if (step_ >= stop_step_) return {true, fmt::format("reached train.stop_after ({} steps)", stop_step_), true};
+    if (state_.step >= stop_step_) return {true, fmt::format("reached train.stop_after ({} steps)", stop_step_), true};
     return {false, "", flags[2] != 0};
   }
 
   void run_validation() {
-    flight_.phase(store::FlightPhase::kValidate, step_);
+    flight_.phase(store::FlightPhase::kValidate, state_.step);
     std::vector<const data::ValidationSet*> sets;
     for (const auto& set : validation_) sets.push_back(set.get());
     const auto result = validate(*evaluator_, sets, {data_rank(), job_.setting.data_ranks(), counts_losses()}, world_,
                                  job_.config.train.validate_batches.value_or(0) * job_.setting.global_batch);
-    if (recorder_) recorder_->validation(step_, result);
+    if (recorder_) recorder_->validation(state_.step, result);
   }
 
   void save() {
-    if (saved_step_ == step_) return;
-    flight_.phase(store::FlightPhase::kCheckpoint, step_);
+    if (saved_step_ == state_.step) return;
+    flight_.phase(store::FlightPhase::kCheckpoint, state_.step);
     const double start = now().value;
     checkpoint::SaveOptions o;
     o.directory = checkpoint_directory(job_.config);
-    o.step = step_;
+    o.step = state_.step;
     o.rank = world_.rank();
     o.ranks = world_.size();
     if (world_.size() > 1) o.agree = agree_over(world_);
     const energy::EnergySoFar used = energy_->so_far();
     o.keep = static_cast<int>(job_.config.checkpoint.keep);
     if (world_.rank() == 0) {
-      o.state = {{"step_done", step_},
-                 {"next_sample", next_sample_},
-                 {"tokens_total", tokens_total_},
-                 {"data_digest", data_.digest()},
-                 {"ranks", world_.size()},
-                 {"seed", job_.config.train.seed},
-                 {"rng", {{"init", "philox4x32-10 by parameter name"}, {"data_seed", job_.config.data.seed}}},
-                 {"lr", schedule_.lr(std::max<std::int64_t>(1, step_))},
-                 {"total_steps", total_steps_},
-                 {"config", config::to_json(job_.config)},
-                 {"arch", arch::to_json(job_.arch)},
-                 {"totals", recorder_->totals(step_, tokens_total_, used)}};
-      // Also of a run that goes on in another type: the optimizer counts updates.
-      if (const auto& scale = loss_scale_.state(); job_.setting.scales_loss() || scale.skipped > 0)
-        o.state["loss_scale"] = {
-            {"scale", scale.scale}, {"good_steps", scale.good_steps}, {"skipped_steps", scale.skipped}};
+      o.state = state_.to_json(job_.setting.scales_loss());
+      o.state.update({{"data_digest", data_.digest()},
+                      {"ranks", world_.size()},
+                      {"seed", job_.config.train.seed},
+                      {"rng", {{"init", "philox4x32-10 by parameter name"}, {"data_seed", job_.config.data.seed}}},
+                      {"lr", schedule_.lr(std::max<std::int64_t>(1, state_.step))},
+                      {"total_steps", total_steps_},
+                      {"config", config::to_json(job_.config)},
+                      {"arch", arch::to_json(job_.arch)},
+                      {"run", recorder_->identity()},
+                      {"totals", recorder_->totals(state_.step, state_.tokens_total, used)}});
       if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = tokenizer_;
       o.attachments["config.toml"] = config::to_toml(job_.config);
     }
     o.token = token_;
-    if (!leases_.empty()) {
-      o.still_owner = [this] {
-        for (const auto& lease : leases_) lease->require();
-      };
-      o.state["run"] = recorder_->identity();
+    if (recorder_) {
+      o.still_owner = [this] { ownership_.require(); };
       recorder_->sync();  // what the run says it did up to this checkpoint lasts as long as the checkpoint
     }
     const SavingGuard saving;
     const fs::path path = checkpoint::save(spans_of(executor_), o);
-    saved_step_ = step_;
+    saved_step_ = state_.step;
     save_every_.last = now().value;
-    if (recorder_) recorder_->checkpoint(step_, path.string(), now().value - start);
+    if (recorder_) recorder_->checkpoint(state_.step, path.string(), now().value - start);
   }
 
   // On all ranks: whether others waited is known together alone.
@@ -464,13 +360,13 @@ class Loop {
   }
 
   void finish(const std::string& reason) {
-    flight_.phase(store::FlightPhase::kFinish, step_);
+    flight_.phase(store::FlightPhase::kFinish, state_.step);
     const std::int64_t rss = peak_resident().value;
     if (predicted_) compare_with_prediction(rss);
     const energy::EnergySoFar used = energy_->so_far();
     if (recorder_)
       recorder_->end(
-          step_, tokens_total_, used, communication_,
+          state_.step, state_.tokens_total, used, communication_,
           fmt::format("{}; peak resident memory {}, {:.1f}% {} the {} predicted", reason, human(Bytes(rss)),
                       100.0 * std::abs(static_cast<double>(rss) / static_cast<double>(memory_.total().value) - 1.0),
                       rss < memory_.total().value ? "below" : "above", human(memory_.total())));
@@ -481,23 +377,22 @@ class Loop {
                              : at::Device(at::kCPU);
   }
 
-  const Job& job_;
+  Job& job_;
   comm::Communicator& world_;  // moves host memory
   const Inputs& inputs_;
   const data::Dataset& data_;
   const std::vector<std::unique_ptr<data::ValidationSet>>& validation_;
-  optim::LossScale loss_scale_;  // the same on all ranks; used where Setting::scales_loss
-  AlreadyThere base_;
+  Ownership& ownership_;  // rank 0's
+  TrainingState state_;
+  Resident base_;
   std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
   FlightRecorder flight_;
   exec::Executor executor_;
   Communication communication_{executor_};
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
-  std::vector<std::unique_ptr<store::Lease>> leases_;  // rank 0; the last is that of the checkpoints
-  std::optional<Json> totals_;                         // of the checkpoint that this run continues
-  std::int64_t token_ = 0;                             // of that lease, on every rank
-  std::string tokenizer_;                              // rank 0: held, so that a save needs no file but its own
+  std::int64_t token_ = 0;  // of the checkpoints' lease, on every rank
+  std::string tokenizer_;   // rank 0: held, so that a save needs no file but its own
   std::unique_ptr<Recorder> recorder_;
   data::Loader* loader_ = nullptr;
   optim::Schedule schedule_;
@@ -506,24 +401,36 @@ class Loop {
   MemoryPrediction memory_;
   std::int64_t planned_peak_ = 0;         // of the largest rank
   std::unique_ptr<Predicted> predicted_;  // where a calibration was given
-  std::int64_t total_steps_ = 0, stop_step_ = 0, step_ = 0, next_sample_ = 0, tokens_total_ = 0, saved_step_ = -1;
+  std::int64_t total_steps_ = 0, stop_step_ = 0, saved_step_ = -1;
   double stop_seconds_ = 0.0;
   bool stopped_ = false;  // by a signal
 };
 
-}  // namespace
-
-void run_job(const Job& job, comm::Communicator& world) {
-  if (job.options.dry_run) return dry_run(job, world);
-  ignore_closed_output();
+// False, on all ranks, where the job has to be prepared again.
+bool run_job(Job& job, Ownership& ownership, comm::Communicator& world) {
   const auto inputs = open_inputs(job, world);
-  Loop loop(job, world, *inputs);
+  Loop loop(job, world, *inputs, ownership);
+  if (!loop.open()) return false;
   try {
     loop.run();
   } catch (const UsageError& error) {
     // One rank alone may have met it; the others must not wait for this one.
     if (world.size() > 1) throw Error(error.what());
     throw;
+  }
+  return true;
+}
+
+}  // namespace
+
+void train(const config::Config& config, const plan::Machine& machine, const std::string& communicator,
+           const TrainOptions& options, comm::Communicator& world) {
+  if (!options.dry_run) ignore_closed_output();
+  Ownership ownership;
+  for (bool done = false; !done;) {
+    Job job = prepare_job(config, machine, communicator, options, world, ownership.run_name());
+    if (options.dry_run) return dry_run(job, world);
+    done = run_job(job, ownership, world);
   }
 }
 

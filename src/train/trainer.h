@@ -12,6 +12,7 @@
 #include "plan/resolve.h"
 #include "program/program.h"
 #include "train/device_peak.h"
+#include "train/resume.h"
 
 namespace molen::train {
 
@@ -41,19 +42,27 @@ struct Job {
   plan::Machine machine;
   std::string communicator;
   TrainOptions options;
-  std::optional<std::string> resume_from;  // checkpoint directory
-  std::string note;                        // what the user should know before it starts; mostly nothing
-  DevicePeak peak;                         // what MFU and HFU are taken against
+  bool named = true;                                   // by run.name
+  bool new_name = false;                               // made up for a new run
+  std::optional<std::string> resume_from;              // checkpoint directory
+  std::shared_ptr<const checkpoint::Checkpoint> from;  // the same, opened; let go once it is loaded
+  std::vector<Damaged> damaged;                        // rank 0: newer ones that were passed over, newest first
+  std::string note;                                    // what the user should know before it starts; mostly nothing
+  DevicePeak peak;                                     // what MFU and HFU are taken against
 };
 
 // Resolves the configuration (on rank 0's findings), finds the checkpoint to continue from, builds or loads the program
-// and has it verified. Collective over `world`. Throws UsageError before anything is written.
+// and has it verified. `held_name`: rank 0's, of the run directory that it owns already. Collective over `world`.
+// Writes nothing. Throws UsageError, and as find_checkpoint does.
 Job prepare_job(config::Config config, const plan::Machine& machine, const std::string& communicator,
-                const TrainOptions& options, comm::Communicator& world);
+                const TrainOptions& options, comm::Communicator& world,
+                const std::optional<std::string>& held_name = std::nullopt);
 
-// Runs the job on this rank. Returns normally when the horizon, stop_after or a stop signal was reached and the state
-// is saved.
-void run_job(const Job& job, comm::Communicator& world);
+// Trains on this rank; or says what it would do (TrainOptions::dry_run). Returns when the horizon, stop_after or a stop
+// signal was reached and the state is saved. A checkpoint that is found damaged while it is loaded is set aside, and
+// the job prepared again. Collective over `world`. Throws as prepare_job does before anything is written, later Error.
+void train(const config::Config& config, const plan::Machine& machine, const std::string& communicator,
+           const TrainOptions& options, comm::Communicator& world);
 
 // What the process will hold, by name: the arena of each of its ranks, and what lies outside of them: what was there
 // before, measured at the start, and what the loaders hold.

@@ -222,6 +222,24 @@ def naming(case):
     case.refused("train", "tiny.toml", {"run.name": "../out"}, says="run.name")
 
 
+@row("run.lease")
+def lease(case):
+    """How long the next job waits for an owner of which nobody can see whether it lives: as long as that one's lease says."""
+    took = {}
+    for seconds in (1.0, 4.0):
+        name = {"run.name": f"lease{seconds:g}"}
+        case.molen("train", "tiny.toml", name, {"run.lease": f"{seconds:g} s", "train.stop_after": "2 steps"})
+        file = next((work / f"runs/lease{seconds:g}").glob("lease-*.json"))
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"host": "node7", "boot": "another", "released": False}) + "\n")
+        start = time.monotonic()
+        said = case.molen("train", "tiny.toml", name).stderr
+        took[seconds] = time.monotonic() - start
+        assert f"on node7 was writing here; taking over if it shows no life for {seconds:g} s" in said, said
+        equal("1 min where not set", json.loads(next((work / f"runs/lease{seconds:g}").glob("lease-*.json")).read_text())["period_s"], 60)
+    assert all(t >= s for s, t in took.items()) and 2 < took[4.0] - took[1.0] < 5, took
+    case.refused("train", "tiny.toml", {"run.lease": "soon"}, says="run.lease")
+
+
 @row("device.kind", "device.communicator")
 def device(case):
     for kind in ("auto", "cpu"):

@@ -1,0 +1,32 @@
+// Where a training stands beside its tensors: what state.json of a checkpoint keeps of it. The same on every rank.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/json.h"
+#include "config/config.h"
+#include "optim/loss_scale.h"
+
+namespace molen::train {
+
+struct TrainingState {
+  // Before the first step.
+  explicit TrainingState(const config::Config& config);
+  // `state` is that of the checkpoint `origin`, of any layout. Throws UsageError naming it where it is incomplete.
+  void restore(const Json& state, const std::string& origin, const config::Config& config);
+  // The keys of a checkpoint's state that `restore` reads, but for "config" and "totals".
+  Json to_json(bool scales_loss) const;
+
+  std::int64_t step = 0;         // optimizer steps done
+  std::int64_t next_sample = 0;  // of the global order
+  std::int64_t tokens_total = 0;
+  optim::LossScale loss_scale;  // used where Setting::scales_loss
+  std::optional<Json> totals;   // of the attempts before this one: time, tokens, joules
+
+ private:
+  void restore_loss_scale(const Json& state, const std::string& origin, const config::Config& config);
+};
+
+}  // namespace molen::train

@@ -1,0 +1,60 @@
+/* Loaded into molen by LD_PRELOAD, for tests: the process ends within a move, or stands still within a save.
+   DIE_AT_MOVE=N: ends at its (N+1)th rename to a name with ".abandoned-" or ".damaged-" in it.
+   COUNT_OPENS=FILE: gets a line with the path of each state.json and index.json that is opened for reading.
+   HOLD_SAVE=FILE: the first fsync within a checkpoint that is not finished makes FILE, and waits until it is gone. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int rename(const char* from, const char* to) {
+  static int seen = 0;
+  const char* at = getenv("DIE_AT_MOVE");
+  if (at && (strstr(to, ".abandoned-") || strstr(to, ".damaged-")) && seen++ == atoi(at)) _exit(9);
+  return ((int (*)(const char*, const char*))dlsym(RTLD_NEXT, "rename"))(from, to);
+}
+
+static int counted(const char* call, const char* path, int flags, int mode) {
+  int (*real)(const char*, int, int) = (int (*)(const char*, int, int))dlsym(RTLD_NEXT, call);
+  const char* file = getenv("COUNT_OPENS");
+  if (file && (flags & O_ACCMODE) == O_RDONLY && (strstr(path, "/state.json") || strstr(path, "/index.json"))) {
+    int out = real(file, O_CREAT | O_WRONLY | O_APPEND, 0644);
+    dprintf(out, "%s\n", path);
+    close(out);
+  }
+  return real(path, flags, mode);
+}
+
+static int mode_of(int flags, va_list rest) { return (flags & (O_CREAT | __O_TMPFILE)) ? va_arg(rest, int) : 0; }
+
+int open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  int mode = mode_of(flags, rest);
+  va_end(rest);
+  return counted("open", path, flags, mode);
+}
+
+int open64(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  int mode = mode_of(flags, rest);
+  va_end(rest);
+  return counted("open64", path, flags, mode);
+}
+
+int fsync(int fd) {
+  static int held = 0;
+  const char* hold = getenv("HOLD_SAVE");
+  char link[64], path[4096] = "";
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  if (hold && readlink(link, path, sizeof path - 1) > 0 && strstr(path, ".partial-") && !held++) {
+    close(open(hold, O_CREAT | O_WRONLY, 0644));
+    while (access(hold, F_OK) == 0) usleep(10000);
+  }
+  return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
+}
