@@ -66,6 +66,7 @@ TEST(PartCost, OfEveryPartIsTheGoldenOne) {
                                {"fused fp32", Kernels::kFused, DType::kF32, 1},
                                {"aten fp32", Kernels::kAten, DType::kF32, 1},
                                {"aten bf16", Kernels::kAten, DType::kBF16, 1},
+                               {"aten fp16", Kernels::kAten, DType::kF16, 1},
                                {"aten fp64", Kernels::kAten, DType::kF64, 1},
                                {"fused fp32, 4 tensor ranks", Kernels::kFused, DType::kF32, 4},
                                {"aten bf16, 4 tensor ranks", Kernels::kAten, DType::kBF16, 4}};

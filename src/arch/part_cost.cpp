@@ -183,14 +183,16 @@ i64 fused_scratch(const Sizes& s, Part part, Pass pass, i64 threads) {
 // the products' library is not in it (math/allocation.h).
 class AtenScratch {
  public:
-  AtenScratch(const Sizes& sizes, Position position, i64 threads)
-      : s(sizes), position_(position), threads_(threads), low_(sizes.e < sizes.a) {}
+  AtenScratch(const Sizes& sizes, Position position, i64 threads, DType compute)
+      : s(sizes), position_(position), threads_(threads), low_(sizes.e < sizes.a), own_(compute == DType::kBF16) {}
 
   i64 of(Part part, Pass pass) const {
     const bool backward = pass != Pass::kForward, weights = backward && pass != Pass::kBackwardInput;
     switch (part) {
       case Part::kEmbed:
-        return backward ? widened(s.N * s.d) + (s.a == 8 && position_ == Position::kLearned ? wide(s.S * s.d) : 0) : 0;
+        return backward ? (own_ ? 0 : widened(s.N * s.d)) +
+                              (s.a == 8 && position_ == Position::kLearned ? wide(s.S * s.d) : 0)
+                        : 0;
       case Part::kNormQkv:
         return std::max(pass == Pass::kBackwardWeights ? 0 : rotation(), norm_linear(s.Q, pass));
       case Part::kAttention:
@@ -222,24 +224,28 @@ class AtenScratch {
   bool rms() const { return s.stats == 1; }
 
   i64 weight_gradient(i64 in, i64 out) const {
+    if (own_) return narrow(in * out);
     return low_ ? narrow(in * out) + wide(std::min(in * out, kWidenBlock)) : 0;
   }
   i64 linear_gradient(i64 in, i64 out) const {
+    if (own_) return weight_gradient(in, out);
     const i64 bias = s.biases ? wide(out) + widened(widened_rows(s.N, out) * out) : 0;
     return std::max(weight_gradient(in, out), bias);
   }
   // Halves of the heads of queries and keys.
   i64 rotation() const {
     const i64 values = (s.Q - s.q) / 2;
-    return position_ == Position::kRope ? 3 * wide(s.N * (s.Q - values) / 2) : 0;
+    return position_ == Position::kRope && !own_ ? 3 * wide(s.N * (s.Q - values) / 2) : 0;
   }
   // LayerNorm's is ATen's own, which returns the rows and both statistics.
   i64 norm_output() const {
+    if (own_) return 0;
     if (!rms()) return widened(s.N * s.d) + s.norm_vectors * widened(s.d) + wide(s.N * s.d) + 2 * wide(s.N);
     return 2 * widened(s.N * s.d) + s.norm_vectors * widened(s.d);
   }
-  i64 norm_output_again() const { return widened(s.N * s.d) + s.norm_vectors * widened(s.d); }
+  i64 norm_output_again() const { return own_ ? 0 : widened(s.N * s.d) + s.norm_vectors * widened(s.d); }
   i64 norm_backward() const {
+    if (own_) return wide(threads_ * s.norm_vectors * s.d);
     if (rms()) return 3 * wide(s.N * s.d) + std::max(s.norm_vectors * wide(s.d), wide(s.N));
     const i64 weights = s.norm_vectors ? 2 * widened(s.d) + 2 * wide(s.d) + wide(2 * threads_ * s.d) : 0;
     return 2 * widened(s.N * s.d) + wide(s.N * s.d) + weights;
@@ -261,7 +267,8 @@ class AtenScratch {
   }
   i64 head(bool backward) const {
     const i64 gradient = backward ? weight_gradient(s.d, s.V) : 0;
-    if (low_) return narrow(s.C * s.V) + std::max(wide(widened_rows(s.C, s.V) * s.V), gradient);
+    const i64 rows = own_ ? threads_ : widened_rows(s.C, s.V);
+    if (low_) return narrow(s.C * s.V) + std::max(wide(rows * s.V), gradient);
     // In fp64 the losses are ATen's operators: a bound.
     return wide(s.C * s.V) + (s.a == 8 ? wide(s.C * s.V) + 8 * wide(s.C) : 0);
   }
@@ -269,7 +276,8 @@ class AtenScratch {
   const Sizes& s;
   Position position_;
   i64 threads_;
-  bool low_;
+  bool low_;  // 16 bits
+  bool own_;  // bf16: kernels of our own, which widen where they read
 };
 
 }  // namespace
@@ -350,7 +358,7 @@ PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartSha
       scratch = fused_scratch(s, part, pass, threads);
       break;
     case Kernels::kAten:
-      scratch = kAtenScalars + AtenScratch(s, arch.position, threads).of(part, pass);
+      scratch = kAtenScalars + AtenScratch(s, arch.position, threads, shape.compute).of(part, pass);
       break;
   }
   scratch += shared_scratch(s, part, pass, shape.kv_copied);

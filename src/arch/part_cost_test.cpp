@@ -130,10 +130,15 @@ TEST(PartCost, ScratchOfHalves) {
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackward), 4 * n * d + 2 * 4 * d + 2 * 4 * q * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), 4 * n * d + 2 * 4 * d + 4 * q * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardWeights), 4 * n * d + 4 * q * d);
-  // bf16: gradients of a matrix in 16 bits, and a block of them widened
+  // 16 bits: gradients of a matrix in them, which fp16 adds by widening a block; the norm's gradient by thread, where
+  // fp16 widens all of its rows three times
   shape = {4, 512, 0, DType::kBF16, 2, Kernels::kAten};
   EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardInput), kAtenScalars);
+  EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * d * 1408);
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), kAtenScalars + 2 * n * d + 4 * 2 * d);
+  shape.compute = DType::kF16;
   EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * d * 1408 + 4 * kWidenBlock);
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), kAtenScalars + 2 * n * d + 3 * 4 * n * d + 4 * n);
 }
 
 TEST(PartCost, HeadChunkBoundsTheLogits) {

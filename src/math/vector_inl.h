@@ -1,4 +1,5 @@
-// The vector kernels, written once over `Simd` (lanes, F, I, fma) and compiled by vector_<isa>.cpp. Everything is in an
+// The vector kernels, written once over `Simd` (lanes, F, I, fma) and over the type S that rows are stored in, and
+// compiled by vector_<isa>.cpp. Everything is in an
 // unnamed namespace, so that nothing here can be merged with another file's copy. No header of its own: include it
 // after `Simd`.
 #include <math.h>
@@ -37,6 +38,42 @@ MOLEN_INLINE void store(float* p, F v, Whole) {
 MOLEN_INLINE void store(float* p, F v, Part part) {
   memcpy(p, &v, static_cast<size_t>(part.count) * sizeof(float));
 }
+
+// bf16 is the upper half of a float. Widening is exact; narrowing rounds to the nearest, ties to even.
+typedef uint16_t Halves __attribute__((vector_size(2 * Simd::kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * Simd::kLanes)));
+MOLEN_INLINE F widen(Halves h) {
+  const Words bits = __builtin_convertvector(h, Words) << 16;
+  F v;
+  memcpy(&v, &bits, sizeof v);
+  return v;
+}
+MOLEN_INLINE Halves narrow(F v) {
+  Words bits;
+  memcpy(&bits, &v, sizeof bits);
+  const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const Words quiet = Words{} + 0x7fc00000u;
+  return __builtin_convertvector((v == v ? rounded : quiet) >> 16, Halves);
+}
+MOLEN_INLINE F load(const uint16_t* p, Whole) {
+  Halves h;
+  memcpy(&h, p, sizeof h);
+  return widen(h);
+}
+MOLEN_INLINE F load(const uint16_t* p, Part part) {
+  Halves h = {};
+  memcpy(&h, p, static_cast<size_t>(part.count) * sizeof(uint16_t));
+  return widen(h);
+}
+MOLEN_INLINE void store(uint16_t* p, F v, Whole) {
+  const Halves h = narrow(v);
+  memcpy(p, &h, sizeof h);
+}
+MOLEN_INLINE void store(uint16_t* p, F v, Part part) {
+  const Halves h = narrow(v);
+  memcpy(p, &h, static_cast<size_t>(part.count) * sizeof(uint16_t));
+}
+
 // Lanes beyond the part as zero, for sums.
 MOLEN_INLINE F only(F v, Whole) {
   return v;
@@ -118,8 +155,8 @@ constexpr int64_t kLine = 16;  // floats of a cache line
 // --- norms
 // ------------------------------------------------------------------------------------------------------------------
 
-MOLEN_INLINE void apply_row(int64_t d, const float* x, float rstd, float mean, const float* w, const float* b,
-                            float* y) {
+template <class S>
+MOLEN_INLINE void apply_row(int64_t d, const S* x, float rstd, float mean, const S* w, const S* b, S* y) {
   const F s = splat(rstd), m = splat(mean);
   columns(
       d, [&](int64_t c, auto k) __attribute__((always_inline)) {
@@ -130,7 +167,8 @@ MOLEN_INLINE void apply_row(int64_t d, const float* x, float rstd, float mean, c
       });
 }
 
-MOLEN_INLINE double sum_of_squares(int64_t d, const float* x, float mean) {
+template <class S>
+MOLEN_INLINE double sum_of_squares(int64_t d, const S* x, float mean) {
   F sum = {};
   const F m = splat(mean);
   columns(
@@ -141,13 +179,14 @@ MOLEN_INLINE double sum_of_squares(int64_t d, const float* x, float mean) {
   return total(sum);
 }
 
-void norm_forward(int threads, int64_t rows, int64_t d, double eps, const float* x, const float* w, const float* b,
-                  float* rstd, float* mean, float* y) {
+template <class S>
+void norm_forward(int threads, int64_t rows, int64_t d, double eps, const S* x, const S* w, const S* b, float* rstd,
+                  float* mean, S* y) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
     for (int64_t r = range.first; r < range.last; ++r) {
-      const float* row = x + r * d;
+      const S* row = x + r * d;
       float m = 0.0f;
       if (mean) {
         F sum = {};
@@ -161,8 +200,9 @@ void norm_forward(int threads, int64_t rows, int64_t d, double eps, const float*
   }
 }
 
-void norm_apply(int threads, int64_t rows, int64_t d, const float* x, const float* rstd, const float* mean,
-                const float* w, const float* b, float* y) {
+template <class S>
+void norm_apply(int threads, int64_t rows, int64_t d, const S* x, const float* rstd, const float* mean, const S* w,
+                const S* b, S* y) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
@@ -171,14 +211,17 @@ void norm_apply(int threads, int64_t rows, int64_t d, const float* x, const floa
   }
 }
 
+template <class S>
 struct NormRow {
-  const float *d_y, *x, *w;
+  const S *d_y, *x, *w;
   float rstd, mean;
   bool centred, add;
-  float *d_x, *d_w, *d_b;
+  S* d_x;
+  float *d_w, *d_b;
 };
 
-MOLEN_INLINE void norm_backward_row(int64_t d, const NormRow& n) {
+template <class S>
+MOLEN_INLINE void norm_backward_row(int64_t d, const NormRow<S>& n) {
   const F s = splat(n.rstd), m = splat(n.mean);
   F sum_g = {}, sum_gu = {};
   columns(
@@ -213,9 +256,9 @@ MOLEN_INLINE void add_partials(int64_t count, int64_t d, const float* partial, b
       });
 }
 
-void norm_backward(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd,
-                   const float* mean, const float* w, bool add_to_d_x, float* d_x, bool accumulate, float* d_w,
-                   float* d_b, float* partial) {
+template <class S>
+void norm_backward(int threads, int64_t rows, int64_t d, const S* d_y, const S* x, const float* rstd, const float* mean,
+                   const S* w, bool add_to_d_x, S* d_x, bool accumulate, float* d_w, float* d_b, float* partial) {
   float* partial_w = partial;
   float* partial_b = partial + (d_w ? threads * d : 0);
 #pragma omp parallel num_threads(threads)
@@ -227,8 +270,8 @@ void norm_backward(int threads, int64_t rows, int64_t d, const float* d_y, const
     if (own_b) memset(own_b, 0, static_cast<size_t>(d) * sizeof(float));
     const Range range = share(rows);
     for (int64_t r = range.first; r < range.last; ++r)
-      norm_backward_row(d, {d_y + r * d, x + r * d, w, rstd[r], mean ? mean[r] : 0.0f, mean != nullptr, add_to_d_x,
-                            d_x + r * d, own_w, own_b});
+      norm_backward_row<S>(d, {d_y + r * d, x + r * d, w, rstd[r], mean ? mean[r] : 0.0f, mean != nullptr, add_to_d_x,
+                               d_x + r * d, own_w, own_b});
     if (d_w || d_b) {
 #pragma omp barrier
       if (d_w) add_partials(omp_get_num_threads(), d, partial_w, accumulate, d_w);
@@ -240,8 +283,9 @@ void norm_backward(int threads, int64_t rows, int64_t d, const float* d_y, const
 // --- RoPE, activations
 // ------------------------------------------------------------------------------------------------------
 
+template <class S>
 void rope(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width,
-          const float* cos_SD2, const float* sin_SD2, bool inverse, float* qkv) {
+          const float* cos_SD2, const float* sin_SD2, bool inverse, S* qkv) {
   const int64_t half = head_dim / 2;
   const F sign = splat(inverse ? -1.0f : 1.0f);
 #pragma omp parallel num_threads(threads)
@@ -250,7 +294,7 @@ void rope(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t he
     for (int64_t n = range.first; n < range.last; ++n) {
       const float *cosine = cos_SD2 + (n % sequence) * half, *sine = sin_SD2 + (n % sequence) * half;
       for (int64_t head = 0; head < heads; ++head) {
-        float* p = qkv + n * width + head * head_dim;
+        S* p = qkv + n * width + head * head_dim;
         columns(
             half, [&](int64_t i, auto k) __attribute__((always_inline)) {
               const F c = load(cosine + i, k), s = load(sine + i, k) * sign, a = load(p + i, k),
@@ -263,12 +307,13 @@ void rope(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t he
   }
 }
 
-void swiglu_forward(int threads, int64_t rows, int64_t f, const float* up, float* a) {
+template <class S>
+void swiglu_forward(int threads, int64_t rows, int64_t f, const S* up, S* a) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
     for (int64_t r = range.first; r < range.last; ++r) {
-      const float *gate = up + r * 2 * f, *linear = gate + f;
+      const S *gate = up + r * 2 * f, *linear = gate + f;
       columns(
           f, [&](int64_t c, auto k) __attribute__((always_inline)) {
             const F g = load(gate + c, k);
@@ -278,13 +323,14 @@ void swiglu_forward(int threads, int64_t rows, int64_t f, const float* up, float
   }
 }
 
-void swiglu_backward(int threads, int64_t rows, int64_t f, const float* d_a, const float* up, float* d_up) {
+template <class S>
+void swiglu_backward(int threads, int64_t rows, int64_t f, const S* d_a, const S* up, S* d_up) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(rows);
     for (int64_t r = range.first; r < range.last; ++r) {
-      const float *gate = up + r * 2 * f, *linear = gate + f;
-      float *d_gate = d_up + r * 2 * f, *d_linear = d_gate + f;
+      const S *gate = up + r * 2 * f, *linear = gate + f;
+      S *d_gate = d_up + r * 2 * f, *d_linear = d_gate + f;
       columns(
           f, [&](int64_t c, auto k) __attribute__((always_inline)) {
             const F g = load(gate + c, k), u = load(linear + c, k), d = load(d_a + r * f + c, k), s = sigmoid(g);
@@ -299,7 +345,8 @@ void swiglu_backward(int threads, int64_t rows, int64_t f, const float* d_a, con
 // (1 + tanh(u))/2 = sigmoid(2u), so GELU's tanh form is x sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3).
 constexpr float kTwoScale = 1.59576912160573071f, kCubic = 0.044715f;
 
-void gelu_tanh_forward(int threads, int64_t count, const float* x, float* y) {
+template <class S>
+void gelu_tanh_forward(int threads, int64_t count, const S* x, S* y) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(count, kLine);
@@ -312,7 +359,8 @@ void gelu_tanh_forward(int threads, int64_t count, const float* x, float* y) {
   }
 }
 
-void gelu_tanh_backward(int threads, int64_t count, const float* d_y, const float* x, float* d_x) {
+template <class S>
+void gelu_tanh_backward(int threads, int64_t count, const S* d_y, const S* x, S* d_x) {
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(count, kLine);
@@ -346,7 +394,8 @@ void fill_rows(int threads, int64_t rows, int64_t width, const float* source, co
   }
 }
 
-void column_sums(int threads, int64_t rows, int64_t width, const float* d_y, bool accumulate, float* d_bias) {
+template <class S>
+void column_sums(int threads, int64_t rows, int64_t width, const S* d_y, bool accumulate, float* d_bias) {
   constexpr int64_t kRun = 64;  // rows added in one vector before it is added to the whole: short sums lose less
 #pragma omp parallel num_threads(threads)
   {
@@ -383,7 +432,8 @@ void embedding_forward(int threads, int64_t rows, int64_t sequence, int64_t d, c
   }
 }
 
-void embedding_backward(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const float* d_x,
+template <class S>
+void embedding_backward(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids, const S* d_x,
                         float* d_table, float* d_positions) {
 #pragma omp parallel num_threads(threads)
   {
@@ -391,13 +441,38 @@ void embedding_backward(int threads, int64_t rows, int64_t sequence, int64_t d, 
     for (int64_t n = 0; n < rows; ++n) {
       float* row = ids[n] >= 0 ? d_table + static_cast<int64_t>(ids[n]) * d + range.first : nullptr;
       float* position = d_positions ? d_positions + (n % sequence) * d + range.first : nullptr;
-      const float* g = d_x + n * d + range.first;
+      const S* g = d_x + n * d + range.first;
       columns(
           range.last - range.first, [&](int64_t c, auto k) __attribute__((always_inline)) {
             if (row) store(row + c, load(row + c, k) + load(g + c, k), k);
             if (position) store(position + c, load(position + c, k) + load(g + c, k), k);
           });
     }
+  }
+}
+
+// out (+)= values, in fp32.
+void widen_rows(int threads, int64_t count, const uint16_t* values, bool accumulate, float* out) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(count, kLine);
+    columns(
+        range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+          const int64_t at = range.first + i;
+          const F v = load(values + at, k);
+          store(out + at, accumulate ? load(out + at, k) + v : v, k);
+        });
+  }
+}
+
+void narrow_rows(int threads, int64_t count, const float* values, uint16_t* out) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(count, kLine);
+    columns(
+        range.last - range.first, [&](int64_t i, auto k) __attribute__((always_inline)) {
+          store(out + range.first + i, load(values + range.first + i, k), k);
+        });
   }
 }
 
@@ -525,12 +600,54 @@ void cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t*
   }
 }
 
+// A row at a time in fp32, in the calling thread's `vocabulary` floats of `space`, which stay in its second cache.
+void narrow_cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
+                          double grad_scale, uint16_t* logits, float* losses, float* space) {
+#pragma omp parallel num_threads(threads)
+  {
+    float* wide = space + omp_get_thread_num() * vocabulary;
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      uint16_t* row = logits + r * vocabulary;
+      losses[r] = 0.0f;
+      if (labels[r] < 0) {
+        if (gradient) memset(row, 0, static_cast<size_t>(vocabulary) * sizeof(uint16_t));
+        continue;
+      }
+      columns(
+          vocabulary, [&](int64_t c, auto k) __attribute__((always_inline)) { store(wide + c, load(row + c, k), k); });
+      losses[r] = cross_entropy_row(vocabulary, labels[r], gradient, grad_scale, wide);
+      if (gradient)
+        columns(
+            vocabulary, [&](int64_t c, auto k)
+                            __attribute__((always_inline)) { store(row + c, load(wide + c, k), k); });
+    }
+  }
+}
+
 }  // namespace
 
 namespace molen::math {
 extern const VectorKernels MOLEN_VECTOR_TABLE;
 const VectorKernels MOLEN_VECTOR_TABLE = {
-    MOLEN_VECTOR_NAME,  norm_forward,      norm_apply,         norm_backward, rope,           swiglu_forward,
-    swiglu_backward,    gelu_tanh_forward, gelu_tanh_backward, fill_rows,     column_sums,    embedding_forward,
-    embedding_backward, cross_entropy,     fill_zero,          shared_sums,   shared_gradient};
+    MOLEN_VECTOR_NAME,
+    norm_forward<float>,
+    norm_apply<float>,
+    norm_backward<float>,
+    rope<float>,
+    swiglu_forward<float>,
+    swiglu_backward<float>,
+    gelu_tanh_forward<float>,
+    gelu_tanh_backward<float>,
+    fill_rows,
+    column_sums<float>,
+    embedding_forward,
+    embedding_backward<float>,
+    cross_entropy,
+    fill_zero,
+    shared_sums,
+    shared_gradient,
+    {norm_forward<uint16_t>, norm_apply<uint16_t>, norm_backward<uint16_t>, rope<uint16_t>, swiglu_forward<uint16_t>,
+     swiglu_backward<uint16_t>, gelu_tanh_forward<uint16_t>, gelu_tanh_backward<uint16_t>, column_sums<uint16_t>,
+     embedding_backward<uint16_t>, narrow_cross_entropy, widen_rows, narrow_rows}};
 }  // namespace molen::math

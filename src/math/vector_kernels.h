@@ -1,6 +1,7 @@
-// The fused fp32 kernels of the layer parts (all but products and attention), one table per instruction set. Formulas
-// and meanings are those of math/reference.h; each makes one pass over its operands. Plain declarations only: the
-// kernel files are compiled with flags of their own and must not share inline code with the rest.
+// The fused kernels of the layer parts, in fp32 and over rows in bf16 (all but products and attention), one table per
+// instruction set. Formulas and meanings are those of math/reference.h; each makes one pass over its operands. Plain
+// declarations only: the kernel files are compiled with flags of their own and must not share inline code with the
+// rest.
 //
 // All matrices are row-major and contiguous. Work is split over `threads` by fixed ranges: results are the same bits
 // from run to run for a number of threads, and for any number but in norm_backward's d_w and d_b.
@@ -9,6 +10,33 @@
 #include <stdint.h>
 
 namespace molen::math {
+
+// Those whose rows are stored in bf16 (uint16_t: the upper half of a float) and computed in fp32, each result rounded
+// once, to the nearest, ties to even. Statistics, losses and gradients of parameters are fp32.
+struct NarrowKernels {
+  void (*norm_forward)(int threads, int64_t rows, int64_t d, double eps, const uint16_t* x, const uint16_t* w,
+                       const uint16_t* b, float* rstd, float* mean, uint16_t* y);
+  void (*norm_apply)(int threads, int64_t rows, int64_t d, const uint16_t* x, const float* rstd, const float* mean,
+                     const uint16_t* w, const uint16_t* b, uint16_t* y);
+  void (*norm_backward)(int threads, int64_t rows, int64_t d, const uint16_t* d_y, const uint16_t* x, const float* rstd,
+                        const float* mean, const uint16_t* w, bool add_to_d_x, uint16_t* d_x, bool accumulate,
+                        float* d_w, float* d_b, float* partial);
+  void (*rope)(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width,
+               const float* cos_SD2, const float* sin_SD2, bool inverse, uint16_t* qkv);
+  void (*swiglu_forward)(int threads, int64_t rows, int64_t f, const uint16_t* up, uint16_t* a);
+  void (*swiglu_backward)(int threads, int64_t rows, int64_t f, const uint16_t* d_a, const uint16_t* up,
+                          uint16_t* d_up);
+  void (*gelu_tanh_forward)(int threads, int64_t count, const uint16_t* x, uint16_t* y);
+  void (*gelu_tanh_backward)(int threads, int64_t count, const uint16_t* d_y, const uint16_t* x, uint16_t* d_x);
+  void (*column_sums)(int threads, int64_t rows, int64_t columns, const uint16_t* d_y, bool accumulate, float* d_bias);
+  void (*embedding_backward)(int threads, int64_t rows, int64_t sequence, int64_t d, const int32_t* ids,
+                             const uint16_t* d_x, float* d_table, float* d_positions);
+  // space: threads * vocabulary floats.
+  void (*cross_entropy)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
+                        double grad_scale, uint16_t* logits, float* losses, float* space);
+  void (*widen)(int threads, int64_t count, const uint16_t* values, bool accumulate, float* out);  // out (+)= values
+  void (*narrow)(int threads, int64_t count, const float* values, uint16_t* out);
+};
 
 struct VectorKernels {
   const char* name;  // "avx512", "avx2", "generic"
@@ -43,6 +71,8 @@ struct VectorKernels {
                       const float* logits, float* sums);
   void (*shared_gradient)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, const float* lse,
                           const float* scale, float* logits);
+
+  NarrowKernels narrow;
 };
 
 extern const VectorKernels kVectorGeneric;

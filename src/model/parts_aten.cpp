@@ -31,6 +31,26 @@ bool own_kernels(const at::Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() != at::kDouble;
 }
 
+// Rows in bf16 on the host: kernels of ours that widen each value where it is used.
+bool own_narrow(const at::Tensor& t) {
+  return t.device().is_cpu() && t.scalar_type() == at::kBFloat16;
+}
+const math::NarrowKernels& narrow_kernels() {
+  return math::vector_kernels().narrow;
+}
+int threads_of(const Context& c) {
+  return std::max(c.shape.threads, 1);
+}
+// Null for an undefined tensor.
+std::uint16_t* bits(const at::Tensor& t) {
+  if (!t.defined()) return nullptr;
+  MOLEN_CHECK(t.is_contiguous(), "an operand of a kernel is not contiguous");
+  return static_cast<std::uint16_t*>(t.data_ptr());
+}
+float* floats(const at::Tensor& t) {
+  return t.defined() ? t.data_ptr<float>() : nullptr;
+}
+
 // --- temporaries: arch/part_cost.cpp counts them
 
 using math::LibraryCall;
@@ -48,8 +68,18 @@ at::Tensor temporary(const Context& c, const at::Tensor& like, at::ScalarType ty
 at::Tensor widened(const Context& c, const at::Tensor& t) {
   if (!t.defined() || !low_precision(t)) return t;
   at::Tensor wide = temporary(c, t, accurate(t), t.sizes());
-  wide.copy_(t);
+  if (own_narrow(t) && t.is_contiguous())
+    narrow_kernels().widen(threads_of(c), t.numel(), bits(t), false, floats(wide));
+  else
+    wide.copy_(t);
   return wide;
+}
+// to = wide, rounded once.
+void narrow_into(const Context& c, at::Tensor& to, const at::Tensor& wide) {
+  if (own_narrow(to) && to.is_contiguous())
+    narrow_kernels().narrow(threads_of(c), to.numel(), floats(wide), bits(to));
+  else
+    to.copy_(wide);
 }
 
 // a b, into out.
@@ -72,6 +102,8 @@ void add_into(bool accumulate, at::Tensor& gradient, const at::Tensor& value) {
 }
 // gradient (+)= value of 16 bits, a block at a time: ATen would widen all of it at once.
 void add_narrow_into(const Context& c, at::Tensor& gradient, const at::Tensor& value) {
+  if (own_narrow(value))
+    return narrow_kernels().widen(threads_of(c), value.numel(), bits(value), c.accumulate, floats(gradient));
   const i64 count = value.numel(), block = std::min(count, arch::kWidenBlock);
   const at::Tensor from = value.view(-1), to = gradient.view(-1), wide = temporary(c, value, at::kFloat, {block});
   for (i64 first = 0; first < count; first += block) {
@@ -112,6 +144,8 @@ void bias_gradient(const Context& c, at::Tensor& d_b, const at::Tensor& d_y) {
   if (!d_y.device().is_cpu()) return add_into(c.accumulate, d_b, at::sum(d_y, {0}, false, accurate(d_y)));
   const Rewind rewind(c.scratch);
   const i64 rows = d_y.size(0), columns = d_y.size(1);
+  if (own_narrow(d_y))
+    return narrow_kernels().column_sums(threads_of(c), rows, columns, bits(d_y), c.accumulate, floats(d_b));
   at::Tensor sums = temporary(c, d_y, accurate(d_y), {columns});
   if (!low_precision(d_y)) {
     at::sum_out(sums, d_y, {0});
@@ -151,6 +185,10 @@ bool rms(const Context& c) {
 void norm_output(const Context& c, const at::Tensor& x, const NormWeights& w, NormSaved& saved, at::Tensor& y) {
   const i64 d = x.size(1);
   const Rewind rewind(c.scratch);
+  if (own_narrow(x))
+    return narrow_kernels().norm_forward(threads_of(c), x.size(0), d, c.arch.norm_eps, bits(x), bits(w.weight_d),
+                                         bits(w.bias_d), floats(saved.rstd_N), rms(c) ? nullptr : floats(saved.mean_N),
+                                         bits(y));
   if (!rms(c)) {
     const auto [out, mean, rstd] = at::native_layer_norm(widened(c, x), {d}, optional(widened(c, w.weight_d)),
                                                          optional(widened(c, w.bias_d)), c.arch.norm_eps);
@@ -179,6 +217,10 @@ void norm_output(const Context& c, const at::Tensor& x, const NormWeights& w, No
 void norm_output_again(const Context& c, const at::Tensor& x, const NormWeights& w, const NormSaved& saved,
                        at::Tensor& y) {
   const Rewind rewind(c.scratch);
+  if (own_narrow(x))
+    return narrow_kernels().norm_apply(threads_of(c), x.size(0), x.size(1), bits(x), floats(saved.rstd_N),
+                                       rms(c) ? nullptr : floats(saved.mean_N), bits(w.weight_d), bits(w.bias_d),
+                                       bits(y));
   at::Tensor unit = low_precision(x) ? temporary(c, x, accurate(x), x.sizes()) : y;
   unit.copy_(x);
   if (!rms(c)) unit.sub_(saved.mean_N.unsqueeze(1));
@@ -286,7 +328,8 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
     d_table.zero_();
     if (d_positions.defined()) d_positions.zero_();
   }
-  const at::Tensor wide = widened(c, d_x);
+  const bool narrow = own_narrow(d_x);
+  const at::Tensor wide = narrow ? d_x : widened(c, d_x);
   const bool positions = d_positions.defined() && c.share.rank == 0;
   if (positions) check_positions(c, d_positions.size(0));
   if (own_kernels(d_x)) {
@@ -294,8 +337,12 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
     const std::int32_t* rows = rows_of(c, ids, d_table.size(0));
     float* learned = positions ? d_positions.data_ptr<float>() : nullptr;
     const auto add = [&](i64 row, i64 count, i64 sequence, float* to) {
-      math::vector_kernels().embedding_backward(std::max(c.shape.threads, 1), count, sequence, d, rows + row,
-                                                wide.data_ptr<float>() + row * d, d_table.data_ptr<float>(), to);
+      if (narrow)
+        narrow_kernels().embedding_backward(threads_of(c), count, sequence, d, rows + row, bits(d_x) + row * d,
+                                            floats(d_table), to);
+      else
+        math::vector_kernels().embedding_backward(threads_of(c), count, sequence, d, rows + row, floats(wide) + row * d,
+                                                  floats(d_table), to);
     };
     if (!positions || c.positions.empty()) return add(0, d_x.size(0), c.shape.sequence, learned);
     for_each_run(c, [&](i64 row, i64 count, i64 first) { add(row, count, count, learned + first * d); });
@@ -373,6 +420,10 @@ void rope(const Context& c, const RopeTable& table, bool inverse, at::Tensor& qk
   check_rope_rows(c, table.cos_SD2.size(0));
   const auto& arch = c.arch;
   const i64 half = arch.head_dim / 2;
+  if (own_narrow(qkv))
+    return narrow_kernels().rope(threads_of(c), qkv.size(0), c.shape.sequence, arch.heads + arch.kv_heads,
+                                 arch.head_dim, arch.qkv_size(), floats(table.cos_SD2), floats(table.sin_SD2), inverse,
+                                 bits(qkv));
   const at::Tensor rotated = qkv.view({c.shape.batch, c.shape.sequence, arch.heads + 2 * arch.kv_heads, arch.head_dim})
                                  .narrow(2, 0, arch.heads + arch.kv_heads);
   const at::Tensor first = rotated.narrow(3, 0, half), second = rotated.narrow(3, half, half);
@@ -400,7 +451,7 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
     at::Tensor result = low_precision(o) ? temporary(c, o, at::kFloat, o.sizes()) : o;
     math::attention_forward(shape, wide.data_ptr<float>(), result.data_ptr<float>(), lse.data_ptr<float>(),
                             c.scratch.take_bytes(math::attention_forward_scratch(shape)));
-    if (low_precision(o)) o.copy_(result);
+    if (low_precision(o)) narrow_into(c, o, result);
     return;
   }
   if (!qkv.device().is_cpu()) return document_attention_forward(c, qkv, o, lse);
@@ -425,7 +476,7 @@ void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tenso
     math::attention_backward(shape, wide_g.data_ptr<float>(), wide.data_ptr<float>(), wide_o.data_ptr<float>(),
                              lse.data_ptr<float>(), result.data_ptr<float>(),
                              c.scratch.take_bytes(math::attention_backward_scratch(shape)));
-    if (low_precision(qkv)) d_qkv.copy_(result);
+    if (low_precision(qkv)) narrow_into(c, d_qkv, result);
     return;
   }
   if (!qkv.device().is_cpu()) return document_attention_backward(c, d_o, qkv, o, lse, d_qkv);
@@ -441,6 +492,11 @@ void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tenso
 }
 
 void activation_forward(const Context& c, const at::Tensor& up, at::Tensor& a) {
+  if (own_narrow(up)) {
+    if (c.arch.activation == arch::Activation::kGeluTanh)
+      return narrow_kernels().gelu_tanh_forward(threads_of(c), a.numel(), bits(up), bits(a));
+    return narrow_kernels().swiglu_forward(threads_of(c), a.size(0), c.arch.ffn, bits(up), bits(a));
+  }
   if (c.arch.activation == arch::Activation::kGeluTanh) {
     at::gelu_out(a, up, "tanh");
     return;
@@ -451,6 +507,11 @@ void activation_forward(const Context& c, const at::Tensor& up, at::Tensor& a) {
 }
 
 void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tensor& up, at::Tensor& d_up) {
+  if (own_narrow(up)) {
+    if (c.arch.activation == arch::Activation::kGeluTanh)
+      return narrow_kernels().gelu_tanh_backward(threads_of(c), d_a.numel(), bits(d_a), bits(up), bits(d_up));
+    return narrow_kernels().swiglu_backward(threads_of(c), d_a.size(0), c.arch.ffn, bits(d_a), bits(up), bits(d_up));
+  }
   if (c.arch.activation == arch::Activation::kGeluTanh) {
     at::gelu_backward_out(d_up, d_a, up, "tanh");
     return;
@@ -533,6 +594,13 @@ void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x,
       d_x.copy_(d_in);
     return;
   }
+  if (own_narrow(x)) {
+    const i64 vectors = (d_norm.weight_d.defined() ? 1 : 0) + (d_norm.bias_d.defined() ? 1 : 0);
+    auto* partial = static_cast<float*>(c.scratch.take_bytes(4 * threads_of(c) * vectors * d));
+    return narrow_kernels().norm_backward(threads_of(c), x.size(0), d, bits(d_y), bits(x), floats(saved.rstd_N),
+                                          rms(c) ? nullptr : floats(saved.mean_N), bits(norm.weight_d), add, bits(d_x),
+                                          c.accumulate, floats(d_norm.weight_d), floats(d_norm.bias_d), partial);
+  }
   if (rms(c)) return rms_backward(c, d_y, x, saved, norm, add, d_x, d_norm);
   at::Tensor g = widened(c, d_y);
   auto [d_in, d_w, d_b] = at::native_layer_norm_backward(
@@ -553,16 +621,20 @@ at::Tensor wide_logits(const Context& c, const at::Tensor& y, const at::Tensor& 
   return widened(c, logits);
 }
 
+void check_labels(const at::Tensor& labels, i64 vocabulary) {
+  const auto* label = labels.data_ptr<std::int32_t>();
+  for (i64 i = 0; i < labels.numel(); ++i)
+    MOLEN_CHECK(label[i] >= -1 && label[i] < vocabulary, "label {} at place {} is not in the vocabulary of {}",
+                label[i], i, vocabulary);
+}
+
 // Losses; logits become (softmax - onehot) * scale where `gradient`.
 void cross_entropy(const Context& c, bool gradient, double scale, const at::Tensor& labels, at::Tensor& logits,
                    at::Tensor& losses) {
   if (own_kernels(logits)) {
-    const auto* label = labels.data_ptr<std::int32_t>();
-    for (i64 i = 0; i < labels.numel(); ++i)
-      MOLEN_CHECK(label[i] >= -1 && label[i] < logits.size(1), "label {} at place {} is not in the vocabulary of {}",
-                  label[i], i, logits.size(1));
-    math::vector_kernels().cross_entropy(std::max(c.shape.threads, 1), logits.size(0), logits.size(1), label, gradient,
-                                         scale, logits.data_ptr<float>(), losses.data_ptr<float>());
+    check_labels(labels, logits.size(1));
+    math::vector_kernels().cross_entropy(threads_of(c), logits.size(0), logits.size(1), labels.data_ptr<std::int32_t>(),
+                                         gradient, scale, logits.data_ptr<float>(), losses.data_ptr<float>());
     return;
   }
   const at::Tensor valid = labels.ge(0).to(logits.scalar_type()),
@@ -579,10 +651,18 @@ void cross_entropy(const Context& c, bool gradient, double scale, const at::Tens
 
 namespace {
 
-// Losses of a chunk in 16 bits on the host, a block of rows widened at a time; logits become their gradient.
+// Losses of a chunk in 16 bits on the host, a row (in fp16 a block of rows) widened at a time; logits become their
+// gradient.
 void narrow_cross_entropy(const Context& c, bool gradient, double scale, const at::Tensor& labels, at::Tensor& logits,
                           at::Tensor& losses) {
   const Rewind rewind(c.scratch);
+  if (own_narrow(logits)) {
+    check_labels(labels, logits.size(1));
+    auto* space = static_cast<float*>(c.scratch.take_bytes(4 * threads_of(c) * logits.size(1)));
+    return narrow_kernels().cross_entropy(threads_of(c), logits.size(0), logits.size(1),
+                                          labels.data_ptr<std::int32_t>(), gradient, scale, bits(logits),
+                                          floats(losses), space);
+  }
   const i64 rows = logits.size(0), block = arch::widened_rows(rows, logits.size(1));
   const at::Tensor space = temporary(c, logits, at::kFloat, {block, logits.size(1)});
   for (i64 first = 0; first < rows; first += block) {

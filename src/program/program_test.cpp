@@ -777,7 +777,7 @@ TEST(Messages, AreNotNarrowerThanTheirProof) {
   EXPECT_THROW(build(tiny(), s), UsageError);
 }
 
-// fp16 has bf16's program, byte for byte: the loss scale is data of the step.
+// fp16 has bf16's program but for the scratch of its kernels, which widen more: the loss scale is data of the step.
 TEST(Build, TakesBothTypesOf16Bits) {
   Setting s = setting_of(2, 1, true, 8);
   s.kernels = arch::Kernels::kAten;
@@ -786,8 +786,11 @@ TEST(Build, TakesBothTypesOf16Bits) {
   EXPECT_TRUE(verify(half).empty());
   EXPECT_EQ(parse(print(half), "text"), half);
   s.compute = DType::kBF16;
-  const Program other = build(tiny(), s);
-  EXPECT_EQ(plan_memory(half).peak, plan_memory(other).peak);
+  Program other = build(tiny(), s);
+  EXPECT_GE(plan_memory(half).peak, plan_memory(other).peak);
+  for (Program* p : {&half, &other})
+    for (Body& body : p->bodies)
+      for (Step& step : body.steps) step.scratch = Bytes(0);
   EXPECT_EQ(half.bodies, other.bodies);
   EXPECT_EQ(half.schedule, other.schedule);
 }
