@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/units.h"
 
 namespace molen::serve {
 namespace {
@@ -54,7 +55,7 @@ void read_events(const fs::path& path, RunData& run) {
   std::sort(run.validations.begin(), run.validations.end(),
             [](const auto& a, const auto& b) { return a.step < b.step; });
   if (unreadable > 0)
-    run.notices.push_back(fmt::format("{} line(s) of events.jsonl were cut short and are left out.", unreadable));
+    run.notices.push_back(fmt::format("{} of events.jsonl cut short, and left out.", counted(unreadable, "line")));
 }
 
 // The last totals of energy.jsonl.
@@ -88,7 +89,8 @@ void note_non_finite(RunData& run) {
   for (const auto& m : run.metrics.steps)
     if (!std::isfinite(m.loss) && ++count == 1) first = m.step;
   if (count > 0)
-    run.notices.push_back(fmt::format("The loss was not finite at {} step(s), first at step {}.", count, first));
+    run.notices.push_back(
+        fmt::format("The loss was not finite at {}, first at step {}.", counted(count, "step"), first));
 }
 
 }  // namespace
@@ -103,7 +105,7 @@ RunData read_run(const fs::path& path) {
   run.metrics = store::read_metrics(path / "metrics.jsonl");
   if (run.metrics.torn_lines > 0)
     run.notices.push_back(
-        fmt::format("{} line(s) of metrics.jsonl were cut short and are left out.", run.metrics.torn_lines));
+        fmt::format("{} of metrics.jsonl cut short, and left out.", counted(run.metrics.torn_lines, "line")));
   note_non_finite(run);
   if (fs::exists(path / "config.toml")) run.config = read_file(path / "config.toml");
   try {
