@@ -1,8 +1,16 @@
 #include "apps/cli.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
+#include <algorithm>
+
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/utf8.h"
+#include "comm/mpi/mpi.h"
+#include "plan/complete.h"
 #ifdef MOLEN_HAS_TORCH
 #include "train/rates.h"
 #include "train/world.h"
@@ -24,13 +32,17 @@ std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks
   return o;
 }
 
-config::Config load_config(const ConfigOptions& o) {
+config::Config load_config(const ConfigOptions& o, const config::Completion& more) {
   std::vector<std::string> sets;
   if (o.model) sets.push_back("model.preset=\"" + *o.model + "\"");
   sets.insert(sets.end(), o.sets.begin(), o.sets.end());
   if (!o.file && !o.model && sets.empty()) throw UsageError("a CONFIG file, or --model NAME, is needed");
-  if (!names_run(o)) return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets);
-  config::Config c = config::load(fs::path(*o.file) / "config.toml", sets);
+  const config::Completion complete = [&](config::Config& c, config::Problems& problems) {
+    plan::complete(c, problems);
+    if (more) more(c, problems);
+  };
+  if (!names_run(o)) return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets, complete);
+  config::Config c = config::load(fs::path(*o.file) / "config.toml", sets, complete);
   // There every key is written out; one at its default was not asked for.
   const config::Config plain;
   for (const auto& f : config::fields())
@@ -110,6 +122,36 @@ std::shared_ptr<std::string> add_format_option(CLI::App& app) {
   auto format = std::make_shared<std::string>("text");
   app.add_option("--format", *format, "text or json")->check(CLI::IsMember({"text", "json"}));
   return format;
+}
+
+void print_columns(const std::vector<std::vector<std::string>>& rows, const std::set<std::size_t>& right) {
+  std::vector<std::size_t> width;
+  for (const auto& row : rows)
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      width.resize(std::max(width.size(), i + 1));
+      width[i] = std::max(width[i], row[i].size());
+    }
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string blanks(width[i] - row[i].size(), ' ');
+      line += (i == 0 ? "" : "  ") + (right.count(i) > 0 ? blanks + row[i] : row[i] + blanks);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    fmt::print("{}\n", printable(line));
+  }
+}
+
+std::unique_ptr<store::Progress> make_progress(const std::string& verb) {
+  // mpirun gives its ranks terminals of their own even where its output goes to a file.
+  const bool launched = comm::launch_environment().size > 0;
+  const auto terminal = [&](int descriptor) { return !launched && ::isatty(descriptor) == 1; };
+  store::ProgressPlace place;
+  place.live = terminal(STDOUT_FILENO) ? stdout : terminal(STDERR_FILENO) ? stderr : nullptr;
+  struct winsize size {};
+  if (place.live) ::ioctl(place.live == stdout ? STDOUT_FILENO : STDERR_FILENO, TIOCGWINSZ, &size);
+  place.columns = store::console_style(nullptr, nullptr, place.live != nullptr, size.ws_col).width;
+  return std::make_unique<store::Progress>(verb, place, [] { return now().value; });
 }
 
 std::shared_ptr<std::string> add_mfu_option(CLI::App& app) {

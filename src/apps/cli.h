@@ -6,12 +6,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
 #include "config/config.h"
 #include "plan/resolve.h"
+#include "store/progress.h"
 
 namespace molen::apps {
 
@@ -30,7 +32,8 @@ struct ConfigOptions {
 };
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks = true);
 // Where CONFIG is a run directory, the configuration that it resolved.
-config::Config load_config(const ConfigOptions& options);
+// `more`: what the verb refuses beside what no verb takes.
+config::Config load_config(const ConfigOptions& options, const config::Completion& more = {});
 bool names_run(const ConfigOptions& options);  // CONFIG is a run directory
 
 // --ranks-per-node, for verbs that plan a job without starting it; and that job's machine: of as many ranks as --ranks
@@ -54,6 +57,12 @@ std::shared_ptr<std::string> add_format_option(CLI::App& app);
 
 // --mfu causal|palm: how model FLOPs are counted.
 std::shared_ptr<std::string> add_mfu_option(CLI::App& app);
+
+// A table on stdout, its columns as wide as their widest cells; those of `right` stand to the right.
+void print_columns(const std::vector<std::vector<std::string>>& rows, const std::set<std::size_t>& right);
+
+// Of a verb that takes more than seconds: on this process's terminal, or a line a minute on stderr.
+std::unique_ptr<store::Progress> make_progress(const std::string& verb);
 
 void add_model_verb(CLI::App& app, Chosen& chosen);
 void add_config_verb(CLI::App& app, Chosen& chosen);

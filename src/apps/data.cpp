@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <iostream>
+#include <sstream>
 
 #include "apps/cli.h"
 #include "base/file.h"
@@ -61,7 +62,15 @@ void add_prepare(CLI::App& verb, Chosen& chosen) {
       o->json = *format == "json";
       o->output = *output;
       o->tokenizer = *tokenizer;
-      return data::prepare_command(*o, std::cout, progress);
+      const auto shown = make_progress("prepare");
+      o->at = [&](std::string_view stage, double share, std::string_view doing) {
+        shown->at(stage, share, printable(doing));
+      };
+      std::ostringstream table;
+      const int code = data::prepare_command(*o, table, [&](const std::string& line) { shown->note(printable(line)); });
+      shown->finish();
+      std::cout << table.str();
+      return code;
     };
   });
 }
@@ -172,7 +181,7 @@ void add_tokenizer(CLI::App& app, Chosen& chosen) {
   });
   auto e = std::make_shared<data::EncodeCommand>();
   CLI::App* encode = verb->add_subcommand("encode", "text on standard input to ids");
-  encode->add_option("--tokenizer", e->tokenizer, "tokenizer.json")->required();
+  encode->add_option("TOKENIZER,--tokenizer", e->tokenizer, "tokenizer.json")->required();
   encode->add_flag("--jsonl", e->jsonl, "lines {\"text\": ...} to lines {\"ids\": [...]}");
   encode->add_flag("--allow-special", e->allow_special, "match special tokens in the text (never for training text)");
   encode->add_flag("--template", e->add_template, "add what the post-processor adds (begin of text)");
@@ -185,7 +194,7 @@ void add_tokenizer(CLI::App& app, Chosen& chosen) {
   });
   auto d = std::make_shared<data::DecodeCommand>();
   CLI::App* decode = verb->add_subcommand("decode", "ids on standard input to text");
-  decode->add_option("--tokenizer", d->tokenizer, "tokenizer.json")->required();
+  decode->add_option("TOKENIZER,--tokenizer", d->tokenizer, "tokenizer.json")->required();
   decode->add_flag("--jsonl", d->jsonl, "lines {\"ids\": [...]} to lines {\"text\": ...}");
   decode->add_flag("--skip-special", d->skip_special, "leave special tokens out");
   decode->callback([&chosen, d] {

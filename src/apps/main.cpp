@@ -56,11 +56,19 @@ bool says_so() {
   }
 }
 
+// A file may be on one host and not on another.
+bool first_of_host() {
+  return molen::comm::launch_environment().local_rank == 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
+  } catch (const molen::MissingFileError& error) {
+    if (says_so() || first_of_host()) std::fprintf(stderr, "molen: %s\n", molen::printable(error.what()).c_str());
+    return molen::apps::kUsage;
   } catch (const molen::UsageError& error) {
     if (says_so()) std::fprintf(stderr, "molen: %s\n", molen::printable(error.what()).c_str());
     return molen::apps::kUsage;

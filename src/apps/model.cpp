@@ -79,13 +79,13 @@ int show(const std::string& name, std::int64_t sequence, arch::FlopsConvention m
   for (const auto& [key, value] : j.items())
     if (value.is_primitive() && key != "name" && key != "parameters")
       fmt::print("  {:<30} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
-  fmt::print("\ntraining takes {:.4g} GFLOP a token ({}: {})\n", j["train_flops_per_token"].get<double>() * 1e-9,
+  fmt::print("\ntraining takes {} a token ({}: {})\n", human(Flops(j["train_flops_per_token"].get<double>())),
              name_of(mfu), formula_of(mfu));
-  fmt::print("\none sequence of {} tokens in bf16, each part once:\n  {:<16} {:>12} {:>12} {:>12} {:>12}\n", s, "part",
-             "fwd FLOPs", "bwd FLOPs", "fwd bytes", "bwd bytes");
+  fmt::print("\none sequence of {} tokens in bf16, each part once:\n  {:<16} {:>14} {:>14} {:>14} {:>14}\n", s, "part",
+             "forward", "backward", "moved forward", "moved backward");
   for (const auto& p : parts)
-    fmt::print("  {:<16} {:>12} {:>12} {:>12} {:>12}\n", p["part"].get<std::string>(),
-               human_count(p["forward_flops"].get<double>()), human_count(p["backward_flops"].get<double>()),
+    fmt::print("  {:<16} {:>14} {:>14} {:>14} {:>14}\n", p["part"].get<std::string>(),
+               human(Flops(p["forward_flops"].get<double>())), human(Flops(p["backward_flops"].get<double>())),
                human(Bytes(p["forward_bytes"].get<std::int64_t>())),
                human(Bytes(p["backward_bytes"].get<std::int64_t>())));
   return kOk;

@@ -25,7 +25,7 @@ Shown program_of_run(const fs::path& run, int rank) {
   };
   Shown shown = read(0);
   const auto& s = shown.program.setting;
-  if (rank >= s.ranks()) throw UsageError("--rank {}: the run had {} ranks", rank, s.ranks());
+  if (rank >= s.ranks()) throw UsageError("--rank {}: the run had {}", rank, counted(s.ranks(), "rank"));
   const int stage = program::at_rank(s, rank).pipeline.stage;
   return stage == 0 ? shown : read(stage);
 }
@@ -35,7 +35,7 @@ Shown program_of_config(const ConfigOptions& options, int rank) {
   config::Config c = given;
   const auto a = plan::resolve_architecture(c);
   const plan::Machine machine = planned_machine(options, c);
-  if (rank >= machine.ranks) throw UsageError("--rank {}: the world has {} ranks", rank, machine.ranks);
+  if (rank >= machine.ranks) throw UsageError("--rank {}: the world has {}", rank, counted(machine.ranks, "rank"));
   const auto setting = plan::resolve_setting(c, a, machine);
   const auto schedule = plan::read_schedule(c);
   auto p = program::build(a, program::at_rank(setting, rank), schedule ? &*schedule : nullptr);

@@ -2,15 +2,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "apps/cli.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/units.h"
 #include "program/excerpt.h"
 #include "program/text.h"
+#include "serve/facts.h"
 #include "store/flight_report.h"
+#include "store/lease.h"
 #include "store/metrics.h"
 #include "store/watch.h"
 
@@ -34,6 +38,38 @@ std::vector<std::string> tags_of(const fs::path& run) {
   return tags;
 }
 
+// "2026-01-02 03:04" of a time stamp.
+std::string short_time(const Json& stamp) {
+  std::string text = stamp.get<std::string>().substr(0, 16);
+  std::replace(text.begin(), text.end(), 'T', ' ');
+  return text;
+}
+
+// "running", "done" (train.until was reached), "stopped" (before it), or "cut off" (nobody has it, and it said no end).
+std::string state_of(const serve::RunData& run) {
+  if (!store::lease_owner(run.path).empty()) return "running";
+  const serve::Ending end = serve::ending_of(run);
+  return !end.stopped ? "cut off" : end.complete ? "done" : "stopped";
+}
+
+Json row_of(const fs::path& path, const std::vector<std::string>& tags) {
+  const serve::RunData run = serve::read_run(path);
+  const auto& steps = run.metrics.steps;
+  const serve::Dates when = serve::dates_of(run);
+  Json row{{"run", path.filename().string()},
+           {"state", state_of(run)},
+           {"started", std::isfinite(when.first) ? Json(utc_timestamp(when.first)) : Json()},
+           {"last", std::isfinite(when.last) ? Json(utc_timestamp(when.last)) : Json()},
+           {"layout", serve::layout_of(run)},
+           {"steps", steps.empty() ? 0 : steps.back().step},
+           {"tags", tags}};
+  if (!steps.empty())
+    row.update({{"loss", steps.back().loss},
+                {"tokens", steps.back().tokens_total},
+                {"tokens_per_s", steps.back().tokens_per_s}});
+  return row;
+}
+
 int list(const std::string& directory, const std::vector<std::string>& wanted, const std::string& format) {
   if (!fs::is_directory(directory)) throw UsageError("{}: no such directory", directory);
   std::vector<fs::path> runs;
@@ -43,58 +79,170 @@ int list(const std::string& directory, const std::vector<std::string>& wanted, c
   Json rows = Json::array();
   for (const auto& run : runs) {
     const auto tags = tags_of(run);
-    if (!std::all_of(wanted.begin(), wanted.end(),
-                     [&](const auto& tag) { return std::find(tags.begin(), tags.end(), tag) != tags.end(); }))
-      continue;
-    const auto steps = steps_of(run);
-    Json row{{"run", run.filename().string()}, {"steps", steps.empty() ? 0 : steps.back().step}, {"tags", tags}};
-    if (!steps.empty())
-      row.update({{"loss", steps.back().loss},
-                  {"tokens", steps.back().tokens_total},
-                  {"tokens_per_s", steps.back().tokens_per_s}});
-    rows.push_back(row);
+    if (std::all_of(wanted.begin(), wanted.end(),
+                    [&](const auto& tag) { return std::find(tags.begin(), tags.end(), tag) != tags.end(); }))
+      rows.push_back(row_of(run, tags));
   }
   if (format == "json") {
     fmt::print("{}\n", rows.dump(2));
     return kOk;
   }
-  fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}  {}\n", "run", "steps", "loss", "tokens", "tokens/s", "tags");
-  for (const auto& r : rows)
-    fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}  {}\n", r["run"].get<std::string>(), r["steps"].get<std::int64_t>(),
-               r.contains("loss") ? fmt::format("{:.4f}", r["loss"].get<double>()) : "-",
-               r.contains("tokens") ? human_count(static_cast<double>(r["tokens"].get<std::int64_t>())) : "-",
-               r.contains("tokens_per_s") ? fmt::format("{:.0f}", r["tokens_per_s"].get<double>()) : "-",
-               fmt::join(r["tags"].get<std::vector<std::string>>(), ","));
+  std::vector<std::vector<std::string>> table{
+      {"run", "started (UTC)", "state", "steps", "loss", "tokens", "tokens/s", "layout", "tags"}};
+  for (const auto& r : rows) {
+    const auto number = [&](const char* key, auto&& text) {
+      return r.contains(key) && r[key].is_number() ? text(r[key].get<double>()) : std::string("-");
+    };
+    table.push_back({r["run"].get<std::string>(), r["started"].is_null() ? "-" : short_time(r["started"]),
+                     r["state"].get<std::string>(), std::to_string(r["steps"].get<std::int64_t>()),
+                     number("loss", [](double v) { return fmt::format("{:.4f}", v); }), number("tokens", human_count),
+                     number("tokens_per_s", human_count), r["layout"].get<std::string>(),
+                     fmt::format("{}", fmt::join(r["tags"].get<std::vector<std::string>>(), ","))});
+  }
+  print_columns(table, {3, 4, 5, 6});
   return kOk;
 }
 
-int show(const std::string& run, const std::string& format) {
-  const auto steps = steps_of(run);
-  if (steps.empty()) throw UsageError("{}: no step was recorded", run);
+// What a step's line of metrics says, for people.
+std::vector<std::pair<std::string, std::string>> facts_of(const store::StepMetrics& m) {
+  const auto maybe = [](const std::optional<double>& v, const char* format) {
+    return v ? fmt::format(fmt::runtime(format), *v) : std::string();
+  };
+  std::vector<std::pair<std::string, std::string>> facts{
+      {"loss", fmt::format("{:.4f} nats a token", m.loss)},
+      {"gradient norm", fmt::format("{:.4g}, before clipping", m.grad_norm)},
+      {"learning rate", fmt::format("{:.4g}", m.lr)},
+      {"loss scale", maybe(m.loss_scale, "{:g}")},
+      {"tokens", fmt::format("{} ({})", m.tokens_total, human_count(static_cast<double>(m.tokens_total)))},
+      {"samples", fmt::format("{} to {} of the global order", m.samples[0], m.samples[1])},
+      {"step time", fmt::format("{}, {} tokens/s, {} a device", human(Seconds(m.step_s)), human_count(m.tokens_per_s),
+                                human_count(m.tokens_per_s_per_device))},
+      {"MFU", m.mfu
+                  ? fmt::format("{:.1f}%{}", 100 * *m.mfu, m.flops_formula.empty() ? "" : " (" + m.flops_formula + ")")
+                  : std::string()},
+      {"HFU", m.hfu ? fmt::format("{:.1f}%", 100 * *m.hfu) : std::string()},
+      {"memory of a rank",
+       fmt::format("{} of {} planned", human(Bytes(m.memory_peak_bytes)), human(Bytes(m.memory_planned_bytes)))},
+      {"energy", maybe(m.j_per_token, "{:.3g} J a token")}};
+  std::erase_if(facts, [](const auto& fact) { return fact.second.empty(); });
+  return facts;
+}
+
+int show(const std::string& path, const std::string& format) {
+  const auto steps = steps_of(path);
+  if (steps.empty()) throw UsageError("{}: no step was recorded", path);
+  const store::StepMetrics& last = steps.back();
   if (format == "json") {
-    fmt::print("{}\n", store::to_line(steps.back()));
+    fmt::print("{}\n", store::to_line(last));
     return kOk;
   }
-  const Json last = parse_json(store::to_line(steps.back()), run);  // items() does not keep it
-  for (const auto& [key, value] : last.items()) fmt::print("{:<26} {}\n", key, value.dump());
+  const serve::RunData run = serve::read_run(path);
+  const serve::Dates when = serve::dates_of(run);
+  const std::string ending = serve::ending_of(run).text;
+  std::vector<std::vector<std::string>> table{{"run", path}};
+  const auto add = [&](const std::string& name, const std::string& text) {
+    if (!text.empty()) table.push_back({name, text});
+  };
+  add("state", state_of(run) + (ending.empty() ? "" : ": " + ending));
+  add("model", serve::model_of(run));
+  add("layout", serve::layout_of(run));
+  if (std::isfinite(when.first))
+    add("dates", fmt::format("{} to {}, {} attempt{}", utc_timestamp(when.first), utc_timestamp(when.last), when.starts,
+                             when.starts == 1 ? "" : "s"));
+  add("tags", fmt::format("{}", fmt::join(tags_of(path), ", ")));
+  add("last step", std::to_string(last.step));
+  for (const auto& [name, text] : facts_of(last)) add("  " + name, text);
+  std::vector<std::pair<std::string, double>> phases(last.phase_s.begin(), last.phase_s.end());
+  std::stable_sort(phases.begin(), phases.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  for (const auto& [name, seconds] : phases)
+    if (seconds > 0)
+      add("  " + name, fmt::format("{}, {:.1f}% of the step", human(Seconds(seconds)), 100 * seconds / last.step_s));
+  print_columns(table, {});
   return kOk;
+}
+
+// What differs between the configurations of two runs, but their names; or why that cannot be said.
+struct ConfigDifference {
+  std::vector<config::Difference> keys;
+  std::string unknown;
+};
+ConfigDifference difference_of(const fs::path& a, const fs::path& b) {
+  ConfigDifference d;
+  try {
+    d.keys = config::diff(config::load(a / "config.toml"), config::load(b / "config.toml"));
+    std::erase_if(d.keys, [](const auto& key) { return key.key == "run.name"; });
+  } catch (const UsageError& error) {
+    d.unknown = error.what();
+  }
+  return d;
+}
+
+Json to_json(const ConfigDifference& d) {
+  Json rows = Json::array();
+  for (const auto& key : d.keys)
+    rows.push_back({{"key", key.key},
+                    {"a", key.before},
+                    {"b", key.after},
+                    {"decides_numbers", key.effect == config::Effect::kNumbers}});
+  return rows;
+}
+
+void print_difference(const ConfigDifference& d) {
+  if (!d.unknown.empty()) {
+    fmt::print("\nconfigurations: {}\n", d.unknown);
+    return;
+  }
+  if (d.keys.empty()) {
+    fmt::print("\nconfigurations: the same\n");
+    return;
+  }
+  fmt::print("\n");
+  std::vector<std::vector<std::string>> table{{"configuration", "a", "b", ""}};
+  for (const auto& key : d.keys)
+    table.push_back(
+        {key.key, key.before, key.after, key.effect == config::Effect::kNumbers ? "decides the numbers" : ""});
+  print_columns(table, {});
+}
+
+// "+12.5%" of b beside a; "" where there is nothing to compare.
+std::string beside(const std::optional<double>& a, const std::optional<double>& b) {
+  return a && b && *a != 0 ? fmt::format("{:+.1f}%", 100 * (*b - *a) / std::abs(*a)) : "";
 }
 
 int compare(const std::string& a, const std::string& b, const std::string& format) {
   const auto x = steps_of(a), y = steps_of(b);
   const std::string difference = store::first_difference(x, y);
-  if (format == "json")
+  const ConfigDifference configs = difference_of(a, b);
+  const auto of_a = serve::figures_of(serve::read_run(a)), of_b = serve::figures_of(serve::read_run(b));
+  const int code = difference.empty() ? kOk : kFailed;
+  if (format == "json") {
+    Json figures = Json::array();
+    for (std::size_t i = 0; i < of_a.size(); ++i)
+      figures.push_back({{"figure", of_a[i].name},
+                         {"a", of_a[i].value ? Json(*of_a[i].value) : Json()},
+                         {"b", of_b[i].value ? Json(*of_b[i].value) : Json()}});
     fmt::print("{}\n", Json{{"a", a},
                             {"b", b},
                             {"identical", difference.empty()},
                             {"steps", x.size()},
-                            {"first_difference", difference.empty() ? Json(nullptr) : Json(difference)}}
+                            {"first_difference", difference.empty() ? Json(nullptr) : Json(difference)},
+                            {"configuration", configs.unknown.empty() ? to_json(configs) : Json(nullptr)},
+                            {"figures", figures}}
                            .dump(2));
-  else if (difference.empty())
-    fmt::print("identical: {} steps\n", x.size());
+    return code;
+  }
+  if (difference.empty())
+    fmt::print("identical: {} step{}\n", x.size(), x.size() == 1 ? "" : "s");
   else
     fmt::print("different: {}\n", difference);
-  return difference.empty() ? kOk : kFailed;
+  print_difference(configs);
+  std::vector<std::vector<std::string>> table{{"figure", "a", "b", "b beside a"}};
+  for (std::size_t i = 0; i < of_a.size(); ++i)
+    if (of_a[i].value || of_b[i].value)
+      table.push_back({of_a[i].name, of_a[i].text, of_b[i].text, beside(of_a[i].value, of_b[i].value)});
+  fmt::print("\n");
+  print_columns(table, {1, 2, 3});
+  return code;
 }
 
 constexpr std::int64_t kMostNamed = 3 << 20;  // ops and edges of a program
@@ -170,7 +318,7 @@ void add_runs_verb(CLI::App& app, Chosen& chosen) {
   CLI::App* verb = app.add_subcommand("runs", "recorded runs");
   verb->require_subcommand(1);
   auto directory = std::make_shared<std::string>("runs");
-  CLI::App* all = verb->add_subcommand("list", "runs of a directory, with their last step");
+  CLI::App* all = verb->add_subcommand("list", "runs of a directory: when, in what state, how far, on what layout");
   all->add_option("DIR", *directory, "directory of runs")->capture_default_str();
   auto tags = std::make_shared<std::vector<std::string>>();
   all->add_option("--tag", *tags, "only runs with this tag (run.tags); may be repeated, all must be there")
@@ -182,12 +330,14 @@ void add_runs_verb(CLI::App& app, Chosen& chosen) {
     chosen.action = [=] { return list(*directory, *tags, *list_format); };
   });
   auto run = std::make_shared<std::string>();
-  CLI::App* one = verb->add_subcommand("show", "the last step of a run");
+  CLI::App* one = verb->add_subcommand("show", "a run and its last step");
   one->add_option("RUN", *run, "run directory")->required();
   auto show_format = add_format_option(*one);
   one->callback([&chosen, run, show_format] { chosen.action = [=] { return show(*run, *show_format); }; });
   auto a = std::make_shared<std::string>(), b = std::make_shared<std::string>();
-  CLI::App* two = verb->add_subcommand("compare", "identical bit for bit, or the first difference (exit 1)");
+  CLI::App* two = verb->add_subcommand(
+      "compare",
+      "identical bit for bit, or the first difference (exit 1); their configurations and figures beside each other");
   two->add_option("A", *a, "run directory")->required();
   two->add_option("B", *b, "run directory")->required();
   auto compare_format = add_format_option(*two);

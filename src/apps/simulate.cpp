@@ -102,17 +102,15 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
       simulate_open(c, machine, sim::read_calibration(cluster), cluster, communicator);
   const auto choices = open_choices(c, resolved, p.arch, p.setting);
   const auto ops = program::expand(p);
-  const auto phases = program::phase_seconds(ops, timeline);
+  const auto phases = program::phase_seconds(p.setting, ops, timeline).values();
+  const auto phase_keys = program::phase_keys();
   const auto memory = program::plan_memory(p);
   const double tokens = static_cast<double>(p.setting.global_batch * p.setting.sequence);
   // Its rows hold what each kind of op takes; nothing is measured here.
   auto kinds = program::compare(ops, timeline, timeline).rows;
   if (format == "json") {
     Json by_phase;
-    for (int i = 0; i < program::kNumPhases; ++i)
-      by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] =
-          phases.phase_s[static_cast<std::size_t>(i)];
-    by_phase["bubble"] = phases.bubble_s;
+    for (std::size_t i = 0; i < phases.size(); ++i) by_phase[phase_keys[i]] = phases[i];
     std::map<std::string, double> computing;
     for (std::size_t i = 0; i < ops.size(); ++i) computing[program::kind_of(ops[i].step->op)] += timeline.ops[i].cpu_s;
     Json by_kind = Json::array();
@@ -139,13 +137,10 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
              human(memory.peak), memory.host.value > 0 ? fmt::format(", on the host {}", human(memory.host)) : "");
   if (!costs.extrapolated().empty())
     fmt::print("these ranks were not measured: extrapolated from {}\n", costs.extrapolated());
-  for (int i = 0; i < program::kNumPhases; ++i)
-    if (phases.phase_s[static_cast<std::size_t>(i)] > 0)
-      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", program::name_of(static_cast<program::Phase>(i)),
-                 human(Seconds(phases.phase_s[static_cast<std::size_t>(i)])),
-                 100.0 * phases.phase_s[static_cast<std::size_t>(i)] / timeline.total_s);
-  fmt::print("  {:<18} {:>10} {:>6.1f}%\n", "idle (bubble)", human(Seconds(phases.bubble_s)),
-             100.0 * phases.bubble_s / timeline.total_s);
+  for (std::size_t i = 0; i < phases.size(); ++i)
+    if (phases[i] > 0)
+      fmt::print("  {:<18} {:>10} {:>6.1f}%\n", phase_keys[i], human(Seconds(phases[i])),
+                 100.0 * phases[i] / timeline.total_s);
   fmt::print("\n  {:<28} {:>6} {:>12} {:>12}\n", "op", "count", "predicted", "bytes");
   for (const auto& row : kinds)
     fmt::print("  {:<28} {:>6} {:>12} {:>12}\n", row.kind, row.count, human(Seconds(row.predicted_s)),

@@ -6,12 +6,15 @@
 #include <array>
 #include <cstdio>
 #include <map>
+#include <set>
 
 #include "apps/cli.h"
 #include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "comm/mpi/mpi.h"
+#include "plan/complete.h"
 #include "plan/nearest.h"
 #include "plan/resolve.h"
 #include "program/build.h"
@@ -34,7 +37,9 @@ namespace {
 #ifdef MOLEN_HAS_TORCH
 
 int run_train(const ConfigOptions& options, const train::TrainOptions& train_options) {
-  config::Config c = load_config(options);
+  // Of several processes the first looks for the files, when it can tell the others what it found.
+  const bool alone = comm::launch_environment().size <= 1;
+  config::Config c = load_config(options, alone ? plan::require_training : config::Completion());
   const auto launch = train::resolve_launch(c, options.ranks);
   train::run_ranks(launch, [&](comm::Communicator& world) {
     // A calibration that cannot be read is refused now, not at the end of the run.
@@ -80,6 +85,7 @@ int run_calibrate(const std::string& output, std::optional<int> ranks, train::Ca
   if (compute != "auto") wanted = {dtype_from_name(compute)};
   sim::Calibration all = calibration_to_extend(output, train::cpu_model());
   Json added = Json::array();
+  const auto progress = make_progress("calibrate");
   train::run_ranks(launch, [&](comm::Communicator& world) {
     for (const DType precision : wanted.empty() ? train::likely_precisions(o.threads, world) : wanted) {
       train::CalibrateOptions of = o;
@@ -87,9 +93,17 @@ int run_calibrate(const std::string& output, std::optional<int> ranks, train::Ca
       of.kernels = precision == DType::kF32   ? arch::Kernels::kFused
                    : precision == DType::kF64 ? arch::Kernels::kReference
                                               : arch::Kernels::kAten;
-      auto entry = train::calibrate(of, launch.communicator, world,
-                                    [](const std::string& line) { fmt::print(stderr, "{}\n", line); });
+      std::set<std::string> measured;
+      std::string last;
+      auto entry = train::calibrate(of, launch.communicator, world, [&](double share, const std::string& what) {
+        progress->at(name_of(precision), share, what);
+        measured.insert(what);
+        last = what;
+      });
       if (world.rank() != 0) continue;
+      progress->finish();
+      progress->note(fmt::format("{}: {} measurements, from {}, to {}", name_of(precision), measured.size(),
+                                 *measured.begin(), last));
       char host[256] = "";
       ::gethostname(host, sizeof host - 1);
       all.host = host;
@@ -151,11 +165,9 @@ int run_bench(const ConfigOptions& options, int steps) {
                                            arch::FlopsConvention::kCausal)
                              .value;
     Json by_phase;
-    const auto phases = program::phase_seconds(program::expand(p), timelines[timelines.size() / 2]);
-    for (int i = 0; i < program::kNumPhases; ++i)
-      by_phase[std::string(program::name_of(static_cast<program::Phase>(i)))] =
-          phases.phase_s[static_cast<std::size_t>(i)];
-    by_phase["bubble"] = phases.bubble_s;
+    const auto phases = program::phase_seconds(p.setting, program::expand(p), timelines[timelines.size() / 2]).values();
+    const auto keys = program::phase_keys();
+    for (std::size_t i = 0; i < keys.size(); ++i) by_phase[keys[i]] = phases[i];
     fmt::print("{}\n", Json{{"median_s", median},
                             {"min_s", timelines.front().total_s},
                             {"max_s", timelines.back().total_s},

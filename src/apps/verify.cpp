@@ -2,8 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
 
 #include "apps/cli.h"
 #include "base/clock.h"
@@ -11,6 +17,7 @@
 #include "base/json.h"
 #include "plan/layouts.h"
 #include "plan/resolve.h"
+#include "plan/static_check.h"
 #include "program/build.h"
 #include "program/memory.h"
 #include "program/verify.h"
@@ -133,6 +140,56 @@ int plan_given(const VerifyArguments& o) {
   return sound ? kOk : kFailed;
 }
 
+// Columns that the names take, so that what stands behind them is aligned.
+std::size_t widest_name(const std::vector<plan::Layout>& layouts) {
+  std::size_t width = std::string_view("layout").size();
+  for (const auto& layout : layouts) width = std::max(width, layout.name.size());
+  return width;
+}
+
+struct Checked {
+  plan::StaticCheck check;
+  double seconds = 0.0;
+};
+
+// `make(i)` for each of so many on this machine's cores, and `take(i, made)` here, in their order.
+template <class Made, class Make, class Take>
+void in_order(std::size_t count, Make&& make, Take&& take) {
+  std::vector<std::optional<Made>> made(count);
+  std::exception_ptr failure;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < count; i = next++) {
+      std::optional<Made> one;
+      std::exception_ptr failed;
+      try {
+        one = make(i);
+      } catch (...) {
+        failed = std::current_exception();
+        next = count;
+      }
+      const std::lock_guard lock(mutex);
+      if (failed && !failure) failure = failed;
+      made[i] = std::move(one);
+      changed.notify_all();
+    }
+  };
+  std::vector<std::jthread> workers;
+  for (int i = 0; i < plan::auto_threads(1); ++i) workers.emplace_back(work);
+  for (std::size_t i = 0; i < count; ++i) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return made[i] || failure; });
+    if (!made[i]) break;
+    lock.unlock();
+    take(i, *made[i]);
+    made[i].reset();
+  }
+  workers.clear();
+  if (failure) std::rethrow_exception(failure);
+}
+
 int run_static(const VerifyArguments& o) {
   if (o.given()) return plan_given(o);
   config::Config c = load_config(o.config);
@@ -142,33 +199,36 @@ int run_static(const VerifyArguments& o) {
   base.kernels = arch::Kernels::kFused;
   bool sound = true;
   Json rows = Json::array();
-  if (o.format != "json")
-    fmt::print("{:<68} {:>8} {:>12} {:>9}  verifier\n", "layout", "ops", "peak a rank", "seconds");
   const plan::Machine machine = planned_machine(o.config, c);
   auto layouts = plan::within_nodes(plan::layouts_of(a, base, machine.ranks, o.wanted()), machine.local_ranks);
   if (o.pairs()) layouts = plan::covering_pairs(layouts);
-  for (const auto& layout : layouts) {
+  const std::size_t width = widest_name(layouts);
+  const auto progress = make_progress("verify");
+  if (o.format != "json")
+    progress->result(
+        fmt::format("{:<{}} {:>8} {:>11} {:>9}  verifier", "layout", width, "ops", "peak a rank", "seconds"));
+  const auto check = [&](std::size_t i) {
     const double start = now().value;
-    const auto stages = program::build_stages(a, layout.setting);
-    auto findings = program::verify_world(stages);
-    Bytes peak;
-    int ops = 0;
-    for (const auto& p : stages) {
-      const auto more = program::verify(p);
-      findings.insert(findings.end(), more.begin(), more.end());
-      peak = std::max(peak, program::plan_memory(p).peak);
-      ops = std::max(ops, p.num_ops());
-    }
-    const double seconds = now().value - start;
-    sound = sound && findings.empty();
-    Json texts = Json::array();
-    for (const auto& f : findings) texts.push_back(f.text);
-    rows.push_back(
-        {{"layout", layout.name}, {"ops", ops}, {"peak_bytes", peak.value}, {"seconds", seconds}, {"findings", texts}});
+    Checked checked{plan::check_statically(a, layouts[i].setting), 0.0};
+    checked.seconds = now().value - start;
+    return checked;
+  };
+  progress->at("layouts", 0.0, layouts.front().name);
+  in_order<Checked>(layouts.size(), check, [&](std::size_t i, const Checked& checked) {
+    const auto& [of, seconds] = checked;
+    sound = sound && of.findings.empty();
+    rows.push_back({{"layout", layouts[i].name},
+                    {"ops", of.ops},
+                    {"peak_bytes", of.peak.value},
+                    {"micro_batches_verified", of.micro_batches},
+                    {"seconds", seconds},
+                    {"findings", of.findings}});
     if (o.format != "json")
-      fmt::print("{:<68} {:>8} {:>12} {:>9.3f}  {}\n", layout.name, ops, human(peak), seconds,
-                 findings.empty() ? "sound" : findings[0].text);
-  }
+      progress->result(fmt::format("{:<{}} {:>8} {:>11} {:>9.3f}  {}", layouts[i].name, width, of.ops, human(of.peak),
+                                   seconds, of.findings.empty() ? "sound" : of.findings[0]));
+    progress->at("layouts", static_cast<double>(i + 1) / static_cast<double>(layouts.size()), layouts[i].name);
+  });
+  progress->finish();
   if (o.format == "json") fmt::print("{}\n", rows.dump(2));
   return sound ? kOk : kFailed;
 }
@@ -204,13 +264,13 @@ train::ReadSamples samples_of(const config::Config& c, const program::Setting& s
   };
 }
 
-void print_row(const train::VerifyRow& r) {
+std::string row_text(const train::VerifyRow& r, std::size_t width) {
   const auto number = [](double v) { return std::isfinite(v) ? fmt::format("{:.1e}", v) : std::string("-"); };
-  fmt::print("{:<68} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9.4f} {:>7.1f} s  {}\n", r.layout, name_of(r.compute),
-             r.steps, number(r.difference.loss), number(r.difference.norm), number(r.difference.gradients),
-             std::isfinite(r.bounds.parameters) ? number(r.difference.parameters) : "-", number(r.bounds.gradients),
-             r.ratio(), r.seconds, r.failure.empty() ? "same" : "DIFFERS: " + r.failure);
-  std::fflush(stdout);
+  return fmt::format(
+      "{:<{}} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9.4f} {:>7.1f} s  {}", r.layout, width, name_of(r.compute),
+      r.steps, number(r.difference.loss), number(r.difference.norm), number(r.difference.gradients),
+      std::isfinite(r.bounds.parameters) ? number(r.difference.parameters) : "-", number(r.bounds.gradients), r.ratio(),
+      r.seconds, r.failure.empty() ? "same" : "DIFFERS: " + r.failure);
 }
 
 Json to_json(const train::VerifyRow& r) {
@@ -263,21 +323,28 @@ int run_verify(const VerifyArguments& o) {
   for (const auto& name : o.precisions) options.compute.push_back(dtype_from_name(name));
   const auto read = samples_of(c, base, a.vocabulary);
   bool same = true;
+  const std::size_t width = widest_name(layouts);
   train::run_ranks(launch, [&](comm::Communicator& world) {
     const bool table = o.format != "json";
+    std::unique_ptr<store::Progress> progress;
+    if (world.rank() == 0) progress = make_progress("verify");
+    std::size_t ran = 0;
     train::require_memory_of_layouts(a, base, layouts, options, launch.machine, world);
     if (world.rank() == 0 && table)
-      fmt::print(
-          "{} on {} rank{} ({}{}), {}; differences from one rank, relative\n{:<68} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} "
-          "{:>9} {:>9} {:>9}\n",
+      progress->result(fmt::format(
+          "{} on {} rank{} ({}{}), {}; differences from one rank, relative\n{:<{}} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} "
+          "{:>9} {:>9} {:>9}",
           a.name, world.size(), world.size() == 1 ? "" : "s", launch.communicator,
           options.cuda ? fmt::format(" on cuda:{}, with ATen's kernels", *options.cuda) : "",
-          c.data.train.empty() ? "counting samples (no data.train)" : "data.train", "layout", "type", "steps", "loss",
-          "norm", "gradient", "weights", "bound", "of bound", "took");
+          c.data.train.empty() ? "counting samples (no data.train)" : "data.train", "layout", width, "type", "steps",
+          "loss", "norm", "gradient", "weights", "bound", "of bound", "took"));
     const auto rows = train::verify_layouts(a, base, layouts, read, options, world, [&](const train::VerifyRow& row) {
-      if (table) print_row(row);
+      if (table) progress->result(row_text(row, width));
+      progress->at("layouts", static_cast<double>(++ran) / static_cast<double>(layouts.size() * options.compute.size()),
+                   row.layout);
     });
     if (world.rank() != 0) return;
+    progress->finish();
     Json all = Json::array();
     for (const auto& row : rows) {
       same = same && row.failure.empty();

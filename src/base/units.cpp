@@ -40,4 +40,19 @@ std::string human_count(double count) {
   return unit == 0 ? fmt::format("{:g}", count) : fmt::format("{:.2f}{}", count, kNames[unit]);
 }
 
+std::string human(Flops flops) {
+  static constexpr std::array kNames{"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"};
+  double value = flops.value;
+  std::size_t unit = 0;
+  while (std::abs(value) >= 1000.0 && unit + 1 < kNames.size()) {
+    value /= 1000.0;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:g} FLOP", value) : fmt::format("{:.2f} {}", value, kNames[unit]);
+}
+
+std::string counted(std::int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : noun.ends_with("ch") ? "es" : "s");
+}
+
 }  // namespace molen

@@ -4,6 +4,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace molen {
 
@@ -48,5 +49,9 @@ constexpr Joules operator*(Watts p, Seconds t) {
 std::string human(Bytes bytes);
 std::string human(Seconds seconds);
 std::string human_count(double count);
+// "12.3 GFLOP".
+std::string human(Flops flops);
+// "1 rank", "2 ranks"; a noun that ends in ch has "es".
+std::string counted(std::int64_t count, std::string_view noun);
 
 }  // namespace molen

@@ -48,5 +48,19 @@ TEST(Units, PowerIsEnergyOverTime) {
   EXPECT_DOUBLE_EQ((Joules(30) / Seconds(2)).value, 15.0);
 }
 
+TEST(Units, FlopsHaveTheirUnit) {
+  EXPECT_EQ(human(Flops(950)), "950 FLOP");
+  EXPECT_EQ(human(Flops(2.5e9)), "2.50 GFLOP");
+  EXPECT_EQ(human(Flops(7e14)), "700.00 TFLOP");
+  EXPECT_EQ(human(Flops(3e24)), "3000000.00 EFLOP");
+}
+
+TEST(Units, CountsHaveTheirPlural) {
+  EXPECT_EQ(counted(1, "rank"), "1 rank");
+  EXPECT_EQ(counted(0, "rank"), "0 ranks");
+  EXPECT_EQ(counted(2, "micro-batch"), "2 micro-batches");
+  EXPECT_EQ(counted(1, "micro-batch"), "1 micro-batch");
+}
+
 }  // namespace
 }  // namespace molen

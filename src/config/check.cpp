@@ -8,28 +8,45 @@
 namespace molen::config {
 namespace {
 
-void check_model(const Config& c) {
+// What nothing else gives where no preset does. The tokenizer's entries are the vocabulary where that is not said,
+// which only who reads the tokenizer can tell.
+void check_sizes(const Config& c, Problems& problems) {
+  const ModelTable& m = c.model;
+  std::vector<std::string> missing;
+  for (const auto& [key, given] : {std::pair{"model.layers", m.layers.has_value()},
+                                   {"model.hidden", m.hidden.has_value()},
+                                   {"model.heads", m.heads.has_value()}})
+    if (!given) missing.push_back(key);
+  if (!missing.empty())
+    problems.add("{}: needed where model.family stands without model.preset (`molen model list` shows the presets)",
+                 fmt::join(missing, ", "));
+  if (!m.vocabulary && !c.data.tokenizer)
+    problems.add("model.vocabulary: needed where neither model.preset nor data.tokenizer gives it");
+}
+
+void check_model(const Config& c, Problems& problems) {
   const ModelTable& m = c.model;
   if (m.preset && m.family) {
-    throw UsageError("{}: a preset ({}) has its family; drop one of the two, or set it to \"none\"",
-                     c.where("model.family"), *m.preset);
+    problems.add("{}: a preset ({}) has its family; drop one of the two, or set it to \"none\"",
+                 c.where("model.family"), *m.preset);
   }
+  if (m.family && !m.preset) check_sizes(c, problems);
   if (m.heads && m.kv_heads && *m.heads % *m.kv_heads != 0) {
-    throw UsageError("{}: {} does not divide model.heads = {}", c.where("model.kv_heads"), *m.kv_heads, *m.heads);
+    problems.add("{}: {} does not divide model.heads = {}", c.where("model.kv_heads"), *m.kv_heads, *m.heads);
   }
   if (m.hidden && m.heads && !m.head_dim && *m.hidden % *m.heads != 0) {
-    throw UsageError("{}: {} does not divide model.hidden = {}; or set model.head_dim", c.where("model.heads"),
-                     *m.heads, *m.hidden);
+    problems.add("{}: {} does not divide model.hidden = {}; or set model.head_dim", c.where("model.heads"), *m.heads,
+                 *m.hidden);
   }
   if (m.max_sequence && c.data.sequence_length > *m.max_sequence) {
-    throw UsageError("{}: {} is longer than model.max_sequence = {}", c.where("data.sequence_length"),
-                     c.data.sequence_length, *m.max_sequence);
+    problems.add("{}: {} is longer than model.max_sequence = {}", c.where("data.sequence_length"),
+                 c.data.sequence_length, *m.max_sequence);
   }
 }
 
-void check_batch(const Config& c) {
+void check_batch(const Config& c, Problems& problems) {
   if (c.batch.global % c.batch.micro != 0) {
-    throw UsageError("{}: {} does not divide batch.global = {}", c.where("batch.micro"), c.batch.micro, c.batch.global);
+    problems.add("{}: {} does not divide batch.global = {}", c.where("batch.micro"), c.batch.micro, c.batch.global);
   }
 }
 
@@ -40,43 +57,43 @@ std::int64_t stage_of(const std::string& sharding) {
   return 3;
 }
 
-void check_parallel(const Config& c) {
+void check_parallel(const Config& c, Problems& problems) {
   const ParallelTable& p = c.parallel;
   // Stage 1 beside a hybrid name: groups shard as it says, and the optimizer over all ranks.
   const bool hybrid = p.sharding && p.sharding->rfind("HYBRID", 0) == 0;
   if (p.sharding && p.zero && stage_of(*p.sharding) != *p.zero && !(hybrid && *p.zero == 1)) {
-    throw UsageError("{}: {} contradicts parallel.sharding = {}, which is stage {}", c.where("parallel.zero"), *p.zero,
-                     *p.sharding, stage_of(*p.sharding));
+    problems.add("{}: {} contradicts parallel.sharding = {}, which is stage {}", c.where("parallel.zero"), *p.zero,
+                 *p.sharding, stage_of(*p.sharding));
   }
   if (p.virtual_stages > 1 && p.pipeline == 1) {
-    throw UsageError("{}: {} needs parallel.pipeline above 1", c.where("parallel.virtual_stages"), p.virtual_stages);
+    problems.add("{}: {} needs parallel.pipeline above 1", c.where("parallel.virtual_stages"), p.virtual_stages);
   }
   if (p.virtual_stages > 1 && (p.schedule == "gpipe" || p.schedule == "1f1b" || p.schedule == "zb-h1")) {
-    throw UsageError("{}: {} needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"{}\"",
-                     c.where("parallel.virtual_stages"), p.virtual_stages, p.schedule);
+    problems.add("{}: {} needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"{}\"",
+                 c.where("parallel.virtual_stages"), p.virtual_stages, p.schedule);
   }
 }
 
-void check_precision(const Config& c) {
+void check_precision(const Config& c, Problems& problems) {
   const PrecisionTable& p = c.precision;
   if (p.compute == "fp64" && p.master == "fp32") {
-    throw UsageError("{}: fp32 is narrower than precision.compute = fp64", c.where("precision.master"));
+    problems.add("{}: fp32 is narrower than precision.compute = fp64", c.where("precision.master"));
   }
   const PrecisionTable plain;
   for (const auto& [key, changed] : {std::pair{"precision.loss_scale", p.loss_scale != plain.loss_scale},
                                      {"precision.loss_scale_window", p.loss_scale_window != plain.loss_scale_window}})
     if (changed && !p.scales_loss())
-      throw UsageError("{}: is for precision.compute or precision.reduce = \"fp16\", not \"{}\" and \"{}\"",
-                       c.where(key), p.compute, p.reduce);
+      problems.add("{}: is for precision.compute or precision.reduce = \"fp16\", not \"{}\" and \"{}\"", c.where(key),
+                   p.compute, p.reduce);
   if (p.compute == "fp64" && (p.reduce == "fp32" || p.reduce == "bf16" || p.reduce == "fp16"))
-    throw UsageError("{}: {} is narrower than precision.compute = fp64", c.where("precision.reduce"), p.reduce);
+    problems.add("{}: {} is narrower than precision.compute = fp64", c.where("precision.reduce"), p.reduce);
 }
 
-void check_data(const Config& c) {
+void check_data(const Config& c, Problems& problems) {
   for (const DataSource& set : c.data.validation)
     if (set.weight != 1.0)
-      throw UsageError("{}: {} has a weight; weights mix data.train, and each held-out set is read whole",
-                       c.where("data.validation"), set.path);
+      problems.add("{}: {} has a weight; weights mix data.train, and each held-out set is read whole",
+                   c.where("data.validation"), set.path);
 }
 
 // Only lengths of one unit compare.
@@ -84,45 +101,45 @@ bool longer(const Horizon& a, const Horizon& b) {
   return a.unit == b.unit && a.value > b.value;
 }
 
-void check_lengths(const Config& c) {
+void check_lengths(const Config& c, Problems& problems) {
   const Horizon& until = c.train.until;
-  if (longer(c.schedule.warmup, until)) {
-    throw UsageError("{}: {} is longer than train.until = {}; set a shorter one", c.where("schedule.warmup"),
-                     print(c.schedule.warmup), print(until));
+  if (c.schedule.warmup && longer(*c.schedule.warmup, until)) {
+    problems.add("{}: {} is longer than train.until = {}; set a shorter one, or \"none\" for the default",
+                 c.where("schedule.warmup"), print(*c.schedule.warmup), print(until));
   }
   if (c.train.stop_after && longer(*c.train.stop_after, until)) {
-    throw UsageError("{}: {} is after train.until = {}", c.where("train.stop_after"), print(*c.train.stop_after),
-                     print(until));
+    problems.add("{}: {} is after train.until = {}", c.where("train.stop_after"), print(*c.train.stop_after),
+                 print(until));
   }
   if (!c.schedule.decay) return;
   if (c.schedule.kind != "wsd") {
-    throw UsageError("{}: is for schedule.kind = \"wsd\", not \"{}\"", c.where("schedule.decay"), c.schedule.kind);
+    problems.add("{}: is for schedule.kind = \"wsd\", not \"{}\"", c.where("schedule.decay"), c.schedule.kind);
+    return;
   }
   Horizon both = *c.schedule.decay;
-  if (both.unit == c.schedule.warmup.unit) both.value += c.schedule.warmup.value;
+  if (c.schedule.warmup && both.unit == c.schedule.warmup->unit) both.value += c.schedule.warmup->value;
   if (longer(both, until)) {
-    throw UsageError("{}: {} with warm-up is longer than train.until = {}", c.where("schedule.decay"),
-                     print(*c.schedule.decay), print(until));
+    problems.add("{}: {} with warm-up is longer than train.until = {}", c.where("schedule.decay"),
+                 print(*c.schedule.decay), print(until));
   }
 }
 
-void check_rates(const Config& c) {
+void check_rates(const Config& c, Problems& problems) {
   if (c.schedule.min_lr && *c.schedule.min_lr > c.optimizer.lr) {
-    throw UsageError("{}: {} is above optimizer.lr = {}", c.where("schedule.min_lr"), *c.schedule.min_lr,
-                     c.optimizer.lr);
+    problems.add("{}: {} is above optimizer.lr = {}", c.where("schedule.min_lr"), *c.schedule.min_lr, c.optimizer.lr);
   }
 }
 
 }  // namespace
 
-void check(const Config& config) {
-  check_model(config);
-  check_data(config);
-  check_batch(config);
-  check_parallel(config);
-  check_precision(config);
-  check_lengths(config);
-  check_rates(config);
+void check(const Config& config, Problems& problems) {
+  check_model(config, problems);
+  check_data(config, problems);
+  check_batch(config, problems);
+  check_parallel(config, problems);
+  check_precision(config, problems);
+  check_lengths(config, problems);
+  check_rates(config, problems);
 }
 
 }  // namespace molen::config

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/units.h"
@@ -96,7 +98,7 @@ struct OptimizerTable {
 
 struct ScheduleTable {
   std::string kind = "cosine";
-  Horizon warmup = steps(2000);
+  std::optional<Horizon> warmup;  // `load` and `parse` derive it from train.until where it is not said
   std::optional<double> min_lr;
   std::optional<Horizon> decay;
 };
@@ -186,15 +188,50 @@ const std::vector<Field>& fields();
 // Throws UsageError with the nearest key.
 const Field& field(std::string_view key);
 
-// Reads, merges and checks. Throws UsageError: "run.toml:12: model.layers: expected a positive integer, got
-// \"twelve\"".
-Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets = {});
+// What is wrong with a configuration, to be said at once.
+class Problems {
+ public:
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    all_.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+  // Keeps the UsageError of `attempt`; returns whether there was none.
+  template <class F>
+  bool none_of(F&& attempt) {
+    try {
+      attempt();
+      return true;
+    } catch (const UsageError& error) {
+      if (all_.empty()) first_ = std::current_exception();
+      all_.push_back(error.what());
+      return false;
+    }
+  }
+  bool empty() const { return all_.empty(); }
+  const std::vector<std::string>& all() const { return all_; }
+  // Throws where there are any: the one as it was, or a UsageError with all of them below "3 errors:", a line each.
+  void raise() const;
+
+ private:
+  std::vector<std::string> all_;
+  std::exception_ptr first_;  // where that was thrown
+};
+
+// What a caller knows beyond this module: it fills in values that nothing said, or adds what it refuses.
+using Completion = std::function<void(Config&, Problems&)>;
+
+// Reads, merges, derives what follows from other keys where it is not said (schedule.warmup, model.max_sequence) and
+// checks. Throws UsageError with all that is wrong, such as "run.toml:12: model.layers: expected a positive integer,
+// got
+// \"twelve\"". `complete` runs last, where every value could be read.
+Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets = {},
+            const Completion& complete = {});
 // A document without `extends`; `name` stands for the file in errors and origins.
 Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets = {});
 // One more value, of a resolved choice or a preset; `value` as in the file. Throws UsageError.
 void assign(Config& config, std::string_view key, const Json& value, const Origin& origin);
 // What arithmetic alone can refuse across keys: divisibility, contradictions, lengths. `load` and `parse` call it.
-void check(const Config& config);
+void check(const Config& config, Problems& problems);
 
 // The resolved configuration, each line with its origin; parse(to_toml(c)) has the same values.
 std::string to_toml(const Config& config);

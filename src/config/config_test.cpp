@@ -50,7 +50,87 @@ TEST(Config, DefaultsAreValid) {
   EXPECT_EQ(c.train.until, steps(10000));
   EXPECT_EQ(c.parallel.data_shard, std::nullopt);
   EXPECT_DOUBLE_EQ(c.min_lr(), 3e-5);
-  EXPECT_TRUE(c.origins.empty());
+  EXPECT_EQ(c.schedule.warmup, steps(1000));
+  EXPECT_EQ(c.origins.size(), 1u);
+}
+
+// A tenth of the run, and at most 2000 steps, whichever way its length is said.
+TEST(Config, WarmupFollowsTheRun) {
+  const auto warmup = [](const std::string& until, const std::string& set = "batch.global=8") {
+    return load(std::nullopt, {"train.until=" + until, set}).schedule.warmup;
+  };
+  EXPECT_EQ(warmup("30 steps"), steps(3));
+  EXPECT_EQ(warmup("5 steps"), steps(0));
+  EXPECT_EQ(warmup("1M steps"), steps(2000));
+  EXPECT_EQ(warmup("409600 tokens"), steps(10));  // of 8 x 512
+  EXPECT_EQ(warmup("409601 tokens", "batch.global=4"), steps(20));
+  EXPECT_EQ(warmup("450B tokens"), steps(2000));
+  EXPECT_EQ(warmup("3 epochs"), (Horizon{Horizon::Unit::kEpochs, 3.0 / 10}));
+  EXPECT_EQ(warmup("30 steps", "schedule.warmup=7 steps"), steps(7));
+  EXPECT_EQ(warmup("30 steps", "schedule.warmup=0 steps"), steps(0));
+  EXPECT_NE(to_toml(load(std::nullopt)).find("# derived: of train.until"), std::string::npos);
+}
+
+TEST(Config, SequencesOfAModelOfOnesOwn) {
+  const std::vector<std::string> own{"model.family=gpt", "model.layers=2",     "model.hidden=64",
+                                     "model.heads=4",    "model.vocabulary=9", "data.sequence_length=96"};
+  EXPECT_EQ(load(std::nullopt, own).model.max_sequence, 96);
+  auto said = own;
+  said.push_back("model.max_sequence=128");
+  EXPECT_EQ(load(std::nullopt, said).model.max_sequence, 128);
+  EXPECT_EQ(load(std::nullopt, {"model.preset=gpt2"}).model.max_sequence, std::nullopt);
+}
+
+TEST(Config, AllErrorsAreSaidAtOnce) {
+  EXPECT_EQ(reason_of("[train]\nuntil = \"50 steps\"\nmicro_batch = 3\n[modle]\nx = 1\n[model]\nlayers = \"two\"\n"
+                      "[schedule]\nwarmup = \"60 steps\"\n[batch]\nmicro = 3"),
+            "5 errors:\n"
+            "  run.toml:3: unknown key train.micro_batch; did you mean 'batch.micro'? (`molen config reference` lists "
+            "all)\n"
+            "  run.toml:4: unknown table [modle]; did you mean 'model'?\n"
+            "  run.toml:7: model.layers: expected a positive integer, got \"two\"\n"
+            "  run.toml:11: batch.micro: 3 does not divide batch.global = 8\n"
+            "  run.toml:9: schedule.warmup: 60 steps is longer than train.until = 50 steps; set a shorter one, or "
+            "\"none\" for the default");
+  // What follows from a value that was refused is not said beside it.
+  EXPECT_EQ(reason_of("[batch]\nglobal = \"many\"\nmicro = 3"),
+            "run.toml:2: batch.global: expected a positive integer, got \"many\"");
+  EXPECT_EQ(reason_of("[model]\nfamily = \"gpt\"\nlayers = 2\n[data]\nsequence_length = 0"),
+            "3 errors:\n  run.toml:5: data.sequence_length: expected a positive integer, got 0\n"
+            "  model.hidden, model.heads: needed where model.family stands without model.preset (`molen model list` "
+            "shows the presets)\n"
+            "  model.vocabulary: needed where neither model.preset nor data.tokenizer gives it");
+  EXPECT_EQ(reason([] {
+              load(std::nullopt, {"model.layers", "batch.micro=x"});
+            }),
+            "2 errors:\n  --set model.layers: expected table.key=value\n"
+            "  --set batch.micro: expected a positive integer, got \"x\"");
+  std::string many = "[model]\n";
+  for (int i = 0; i < 60; ++i) many += fmt::format("x{} = 1\n", i);
+  EXPECT_NE(reason_of(many).find("60 errors:"), std::string::npos);
+  EXPECT_NE(reason_of(many).find("and 10 more"), std::string::npos);
+}
+
+TEST(Config, NamesOfOtherSystemsLeadToOurs) {
+  for (const auto& [theirs, ours] : {std::pair{"learning_rate", "optimizer.lr"},
+                                     {"train.learning_rate", "optimizer.lr"},
+                                     {"micro_batch", "batch.micro"},
+                                     {"batch.micro_batch_size", "batch.micro"},
+                                     {"model.n_embd", "model.hidden"},
+                                     {"model.num_hidden_layers", "model.layers"},
+                                     {"seq_len", "data.sequence_length"},
+                                     {"train.warmup_steps", "schedule.warmup"},
+                                     {"TP", "parallel.tensor"}})
+    EXPECT_NE(reason_of_set(std::string(theirs) + "=1").find(fmt::format("did you mean '{}'?", ours)),
+              std::string::npos)
+        << reason_of_set(std::string(theirs) + "=1");
+}
+
+TEST(Config, ChoicesInAnyCase) {
+  EXPECT_EQ(load(std::nullopt, {"parallel.sharding=full_shard"}).parallel.sharding, "FULL_SHARD");
+  EXPECT_EQ(load(std::nullopt, {"precision.compute=BF16"}).precision.compute, "bf16");
+  EXPECT_EQ(load(std::nullopt, {"parallel.schedule=GPipe"}).parallel.schedule, "gpipe");
+  EXPECT_NE(reason_of_set("parallel.sharding=full shard"), "");
 }
 
 TEST(Config, ReadsEveryTable) {
@@ -61,6 +141,7 @@ layers = 3
 hidden = 96
 heads = 6
 kv_heads = 2
+vocabulary = 320
 tied = true
 rope_scaling = { factor = 32 }
 [data]
@@ -193,10 +274,11 @@ TEST(Config, ContradictionsAreRefused) {
       {"[precision]\ncompute = \"bf16\"\nloss_scale_window = 10",
        "run.toml:3: precision.loss_scale_window: is for precision.compute or precision.reduce = \"fp16\", not "
        "\"bf16\""},
-      {"[train]\nuntil = \"50 steps\"", "schedule.warmup: 2000 steps is longer than train.until = 50 steps"},
+      {"[train]\nuntil = \"50 steps\"\n[schedule]\nwarmup = \"60 steps\"",
+       "run.toml:4: schedule.warmup: 60 steps is longer than train.until = 50 steps"},
       {"[train]\nstop_after = \"20000 steps\"", "run.toml:2: train.stop_after: 20000 steps is after"},
       {"[schedule]\ndecay = \"10 steps\"", "run.toml:2: schedule.decay: is for"},
-      {"[schedule]\nkind = \"wsd\"\ndecay = \"9000 steps\"", "run.toml:3: schedule.decay: 9000 steps with warm-up"},
+      {"[schedule]\nkind = \"wsd\"\ndecay = \"9500 steps\"", "run.toml:3: schedule.decay: 9500 steps with warm-up"},
       {"[schedule]\nmin_lr = 1.0", "run.toml:2: schedule.min_lr: 1 is above"},
   };
   for (const auto& [toml, expected] : cases) {
@@ -418,6 +500,7 @@ Config any_config() {
   c.batch.micro = *rc::gen::inRange<std::int64_t>(1, 9);
   c.batch.global = c.batch.micro * *rc::gen::inRange<std::int64_t>(1, 9);
   c.optimizer.lr = *rc::gen::inRange(1, 1 << 30) / 7.3e9;
+  c.schedule.warmup = steps(*rc::gen::inRange<std::int64_t>(0, 3000));
   c.train.until = {Horizon::Unit::kTokens,
                    static_cast<double>(*rc::gen::inRange<std::int64_t>(1, std::int64_t{1} << 50))};
   if (*rc::gen::arbitrary<bool>())

@@ -2,6 +2,7 @@
 #include "config/kinds.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <set>
@@ -28,6 +29,11 @@ std::string suggestion(const std::string& word, const std::vector<std::string>& 
 // On one line, and nothing that a terminal would act on.
 bool is_printable(const std::string& text) {
   return text.find_first_of("\n\t") == std::string::npos && printable(text) == text;
+}
+
+bool same_but_case(const std::string& a, const std::string& b) {
+  const auto lower = [](unsigned char c) { return std::tolower(c); };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
 }
 
 std::string string_of(const Json& value, std::string_view expected) {
@@ -221,9 +227,10 @@ Kind<std::string> choice(std::vector<std::string> choices) {
               [=](const Json& value) {
                 if (!value.is_string()) reject(expected, value);
                 const std::string word = value.get<std::string>();
-                if (std::find(choices.begin(), choices.end(), word) == choices.end())
-                  reject(expected, value, suggestion(word, choices));
-                return word;
+                const auto found = std::find_if(choices.begin(), choices.end(),
+                                                [&](const std::string& known) { return same_but_case(word, known); });
+                if (found == choices.end()) reject(expected, value, suggestion(word, choices));
+                return *found;
               },
           .choices = choices,
           .textual = true};

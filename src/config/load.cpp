@@ -8,13 +8,13 @@
 #include "base/suggest.h"
 #include "base/utf8.h"
 #include "config/config.h"
+#include "config/names.h"
 
 namespace molen::config {
 namespace {
 
 constexpr std::int64_t kLargestFile = 1 << 20;
 constexpr int kDeepestExtends = 16;
-constexpr std::size_t kLongestKey = 100;  // characters compared with valid keys, and shown
 constexpr int kDeepestValue = 8;
 
 struct Entry {
@@ -22,62 +22,6 @@ struct Entry {
   Origin origin;
 };
 using Entries = std::map<std::string, Entry, std::less<>>;
-
-const std::map<std::string, const Field*, std::less<>>& by_key() {
-  static const auto index = [] {
-    std::map<std::string, const Field*, std::less<>> map;
-    for (const Field& f : fields()) map[f.key] = &f;
-    return map;
-  }();
-  return index;
-}
-
-std::vector<std::string> keys_of(std::string_view table) {
-  std::vector<std::string> keys;
-  for (const Field& f : fields()) {
-    if (f.key.starts_with(std::string(table) + ".")) keys.push_back(f.key.substr(table.size() + 1));
-  }
-  return keys;
-}
-
-std::vector<std::string> table_names() {
-  std::vector<std::string> names;
-  for (const Field& f : fields()) {
-    const std::string table = f.key.substr(0, f.key.find('.'));
-    if (names.empty() || names.back() != table) names.push_back(table);
-  }
-  return names;
-}
-
-bool is_table(std::string_view name) {
-  const auto names = table_names();
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-// Where the same name stands in another table, then the nearest name of its table, then of all.
-std::string suggestion(std::string_view key) {
-  if (key.size() > kLongestKey) return "";
-  const std::size_t dot = key.find('.');
-  const std::string_view table = key.substr(0, dot), name = dot == std::string_view::npos ? key : key.substr(dot + 1);
-  if (dot != std::string_view::npos && is_table(table)) {
-    const std::string hint = nearest(name, keys_of(table));
-    if (!hint.empty()) return fmt::format("; did you mean '{}.{}'?", table, hint);
-  }
-  std::vector<std::string> all;
-  for (const Field& f : fields()) {
-    if (f.key.substr(f.key.find('.') + 1) == name) return fmt::format("; did you mean '{}'?", f.key);
-    all.push_back(f.key);
-  }
-  return did_you_mean(key, all);
-}
-
-std::string shown(std::string_view key) {
-  return key.size() <= kLongestKey ? std::string(key) : std::string(key.substr(0, kLongestKey)) + "...";
-}
-
-[[noreturn]] void unknown_key(std::string_view where, std::string_view key) {
-  throw UsageError("{}unknown key {}{} (`molen config reference` lists all)", where, shown(key), suggestion(key));
-}
 
 Origin file_origin(std::string_view name, const toml::node& node) {
   return {Origin::Kind::kFile, fmt::format("{}:{}", name, node.source().begin.line)};
@@ -122,27 +66,41 @@ toml::table parse_toml(std::string_view text, std::string_view name) {
   }
 }
 
-void collect(const toml::table& document, std::string_view name, Entries& entries) {
-  for (const auto& [table_key, node] : document) {
-    const std::string table(table_key.str());
-    if (table == "extends") continue;
-    const Origin place = file_origin(name, node);
-    if (!is_table(table)) {
-      if (!node.is_table()) unknown_key(place.text + ": ", table);
-      throw UsageError("{}: unknown table [{}]{}", place.text, shown(table),
-                       table.size() > kLongestKey ? "" : did_you_mean(table, table_names()));
-    }
-    if (!node.is_table()) throw UsageError("{}: {}: expected a table, [{}]", place.text, table, table);
-    for (const auto& [key, value] : *node.as_table()) {
-      const std::string full = table + "." + std::string(key.str());
-      const Origin origin = file_origin(name, value);
-      if (!by_key().contains(full)) unknown_key(origin.text + ": ", full);
-      entries.insert_or_assign(full, Entry{json_of(value, origin), origin});
-    }
+// As they stand in the file; the parser sorts them by name.
+std::vector<std::pair<std::string, const toml::node*>> in_order(const toml::table& table) {
+  std::vector<std::pair<std::string, const toml::node*>> members;
+  for (const auto& [key, node] : table) members.emplace_back(std::string(key.str()), &node);
+  std::stable_sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
+    return a.second->source().begin.line < b.second->source().begin.line;
+  });
+  return members;
+}
+
+void collect_table(const std::string& table, const toml::node& node, std::string_view name, Entries& entries,
+                   Problems& problems) {
+  const Origin place = file_origin(name, node);
+  if (!is_table(table)) {
+    if (!node.is_table()) unknown_key(place.text + ": ", table);
+    throw UsageError("{}: unknown table [{}]{}", place.text, shown(table), table_suggestion(table));
+  }
+  if (!node.is_table()) throw UsageError("{}: {}: expected a table, [{}]", place.text, table, table);
+  for (const auto& member : in_order(*node.as_table())) {
+    const std::string full = table + "." + member.first;
+    const Origin origin = file_origin(name, *member.second);
+    problems.none_of([&] {
+      if (!find_field(full)) unknown_key(origin.text + ": ", full);
+      entries.insert_or_assign(full, Entry{json_of(*member.second, origin), origin});
+    });
   }
 }
 
-void collect_file(const fs::path& file, std::vector<fs::path>& chain, Entries& entries) {
+void collect(const toml::table& document, std::string_view name, Entries& entries, Problems& problems) {
+  for (const auto& member : in_order(document))
+    if (member.first != "extends")
+      problems.none_of([&] { collect_table(member.first, *member.second, name, entries, problems); });
+}
+
+void collect_file(const fs::path& file, std::vector<fs::path>& chain, Entries& entries, Problems& problems) {
   const std::string name = file.string();
   const toml::table document = parse_toml(read_file(file, kLargestFile), name);
   std::error_code ignored;
@@ -159,9 +117,9 @@ void collect_file(const fs::path& file, std::vector<fs::path>& chain, Entries& e
     if (chain.size() >= kDeepestExtends) {
       throw UsageError("{}: extends: more than {} files in a chain", where, kDeepestExtends);
     }
-    collect_file(base, chain, entries);
+    collect_file(base, chain, entries, problems);
   }
-  collect(document, name, entries);
+  collect(document, name, entries, problems);
 }
 
 // A TOML value, or the text itself where it is none: `--set train.until="2000 steps"` loses its quotes to the shell.
@@ -187,14 +145,14 @@ void collect_set(std::string_view argument, Entries& entries) {
   if (equals == std::string_view::npos) throw UsageError("--set {}: expected table.key=value", shown(argument));
   const std::string key(trimmed(argument.substr(0, equals)));
   const std::string raw(trimmed(argument.substr(equals + 1)));
-  const auto known = by_key().find(key);
-  if (known == by_key().end()) unknown_key("--set: ", key);
+  const Field* known = find_field(key);
+  if (!known) unknown_key("--set: ", key);
   if (static_cast<std::int64_t>(raw.size()) > kLargestFile || !valid_utf8(raw)) {
     throw UsageError("--set {}: the value is too long or not UTF-8", key);
   }
   refuse_long_dotted_keys(raw, "--set " + key);
   Json value = set_value(raw);
-  if (known->second->textual && !value.is_string() && !value.is_structured()) value = raw;
+  if (known->textual && !value.is_string() && !value.is_structured()) value = raw;
   entries.insert_or_assign(key, Entry{std::move(value), {Origin::Kind::kSet, ""}});
 }
 
@@ -211,17 +169,75 @@ void read(Config& config, const Field& f, const Json& value, const Origin& origi
   throw UsageError("{}: {}", config.where(f.key), problem);
 }
 
-Config resolved(const Entries& entries) {
+// A tenth of the run, and at most 2000 steps; in epochs, whose steps only the data can tell, a tenth of them.
+std::optional<Horizon> usual_warmup(const Config& c) {
+  constexpr std::int64_t kMost = 2000, kPart = 10;
+  const Horizon& until = c.train.until;
+  const auto of_steps = [&](std::int64_t all) { return steps(std::min(kMost, all / kPart)); };
+  switch (until.unit) {
+    case Horizon::Unit::kSteps:
+      return of_steps(until.count());
+    case Horizon::Unit::kTokens: {
+      const std::int64_t step = c.batch.global * c.data.sequence_length;
+      return of_steps(until.count() / step + (until.count() % step != 0));
+    }
+    case Horizon::Unit::kEpochs:
+      return Horizon{Horizon::Unit::kEpochs, until.value / kPart};
+    case Horizon::Unit::kSeconds:
+      return std::nullopt;  // no length of a schedule
+  }
+  return std::nullopt;
+}
+
+void derive(Config& c) {
+  if (!c.schedule.warmup) {
+    c.schedule.warmup = usual_warmup(c);
+    if (c.schedule.warmup) c.origins["schedule.warmup"] = {Origin::Kind::kOther, "derived: of train.until"};
+  }
+  if (c.model.family && !c.model.preset && !c.model.max_sequence) {
+    c.model.max_sequence = c.data.sequence_length;
+    c.origins["model.max_sequence"] = {Origin::Kind::kOther, "derived: data.sequence_length"};
+  }
+}
+
+// An error that comes of a key whose own value was refused says nothing new.
+void add_checks(const Config& config, const std::vector<std::string>& refused, Problems& problems) {
+  Problems checks;
+  check(config, checks);
+  for (const std::string& text : checks.all())
+    if (std::none_of(refused.begin(), refused.end(),
+                     [&](const std::string& key) { return text.find(key) != std::string::npos; }))
+      problems.add("{}", text);
+}
+
+Config resolved(const Entries& entries, Problems& problems, const Completion& complete = {}) {
   Config config;
+  std::vector<std::string> refused;
   for (const Field& f : fields()) {
     const auto entry = entries.find(f.key);
-    if (entry != entries.end()) read(config, f, entry->second.value, entry->second.origin);
+    if (entry == entries.end()) continue;
+    if (!problems.none_of([&] { read(config, f, entry->second.value, entry->second.origin); }))
+      refused.push_back(f.key);
   }
-  check(config);
+  derive(config);
+  add_checks(config, refused, problems);
+  if (complete && refused.empty()) complete(config, problems);
+  problems.raise();
   return config;
 }
 
 }  // namespace
+
+void Problems::raise() const {
+  constexpr std::size_t kShownErrors = 50;
+  if (all_.empty()) return;
+  if (all_.size() == 1 && first_) std::rethrow_exception(first_);
+  if (all_.size() == 1) throw UsageError(all_.front());
+  std::string text = fmt::format("{} errors:", all_.size());
+  for (std::size_t i = 0; i < std::min(all_.size(), kShownErrors); ++i) text += "\n  " + all_[i];
+  if (all_.size() > kShownErrors) text += fmt::format("\n  and {} more", all_.size() - kShownErrors);
+  throw UsageError(text);
+}
 
 std::string Origin::describe() const {
   switch (kind) {
@@ -244,17 +260,18 @@ std::string Config::where(std::string_view key) const {
 }
 
 const Field& field(std::string_view key) {
-  const auto known = by_key().find(key);
-  if (known == by_key().end()) unknown_key("", key);
-  return *known->second;
+  const Field* known = find_field(key);
+  if (!known) unknown_key("", key);
+  return *known;
 }
 
-Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets) {
+Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets, const Completion& complete) {
   Entries entries;
+  Problems problems;
   std::vector<fs::path> chain;
-  if (file) collect_file(*file, chain, entries);
-  for (const std::string& set : sets) collect_set(set, entries);
-  return resolved(entries);
+  if (file) collect_file(*file, chain, entries, problems);
+  for (const std::string& set : sets) problems.none_of([&] { collect_set(set, entries); });
+  return resolved(entries, problems, complete);
 }
 
 Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets) {
@@ -265,9 +282,10 @@ Config parse(std::string_view toml, std::string_view name, const std::vector<std
     throw UsageError("{}: extends: only a file can extend another", file_origin(name, *extends).text);
   }
   Entries entries;
-  collect(document, name, entries);
-  for (const std::string& set : sets) collect_set(set, entries);
-  return resolved(entries);
+  Problems problems;
+  collect(document, name, entries, problems);
+  for (const std::string& set : sets) problems.none_of([&] { collect_set(set, entries); });
+  return resolved(entries, problems);
 }
 
 void assign(Config& config, std::string_view key, const Json& value, const Origin& origin) {
@@ -277,15 +295,16 @@ void assign(Config& config, std::string_view key, const Json& value, const Origi
 Config from_json(const Json& json, std::string_view name) {
   if (!json.is_object()) throw UsageError("{}: expected an object of tables", name);
   Entries entries;
+  Problems problems;
   for (const auto& [table, members] : json.items()) {
     if (!members.is_object()) throw UsageError("{}: {}: expected an object", name, shown(table));
     for (const auto& [key, value] : members.items()) {
       const std::string full = table + "." + key;
-      if (!by_key().contains(full)) unknown_key(fmt::format("{}: ", name), full);
+      if (!find_field(full)) unknown_key(fmt::format("{}: ", name), full);
       entries.insert_or_assign(full, Entry{value, {Origin::Kind::kFile, std::string(name)}});
     }
   }
-  return resolved(entries);
+  return resolved(entries, problems);
 }
 
 }  // namespace molen::config

@@ -15,6 +15,8 @@ namespace molen::data {
 namespace fs = std::filesystem;
 
 using ProgressLine = std::function<void(const std::string&)>;
+// So much of a stage ("text", "tokens") is done, 0 to 1, and what is next. Called often.
+using ProgressShare = std::function<void(std::string_view stage, double share, std::string_view doing)>;
 
 struct FetchOptions {
   std::string set;    // "demo"
@@ -42,6 +44,7 @@ struct PrepareOptions {
   fs::path tokenizer;           // "" = text only
   int threads = 0;              // 0 = all cores
   bool json = false;
+  ProgressShare at;  // may be empty
 };
 int prepare_command(const PrepareOptions& options, std::ostream& out, const ProgressLine& progress);
 

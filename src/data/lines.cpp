@@ -128,6 +128,10 @@ LineReader::LineReader(const std::filesystem::path& path, std::int64_t line_limi
 
 LineReader::~LineReader() = default;
 
+std::int64_t LineReader::bytes_read() const {
+  return source_->taken;
+}
+
 bool LineReader::fill() {
   if (ended_) return false;
   buffer_.erase(0, at_);

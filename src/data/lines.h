@@ -22,6 +22,7 @@ class LineReader {
   // line beyond the limit.
   bool next(std::string_view& line);
   std::int64_t line_number() const { return line_number_; }
+  std::int64_t bytes_read() const;  // of the file, compressed as it is
 
  private:
   struct Source;

@@ -134,11 +134,26 @@ fs::path manifest_folder(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
+std::string no_manifest(const fs::path& path) {
+  if (!fs::exists(path)) return fmt::format("{}: there is nothing of this name", path.string());
+  if (fs::is_regular_file(path) || fs::exists(path / "manifest.json")) return "";
+  std::string below;
+  bool several = false;
+  for (const char* split : {"train", "heldout"})
+    if (fs::exists(path / split / "manifest.json")) {
+      several = !below.empty();
+      below += fmt::format("{}{}", several ? " and " : "", (path / split).string());
+    }
+  if (!below.empty())
+    return fmt::format("{}: no manifest.json there; {} {}: name {}", path.string(), below,
+                       several ? "have theirs" : "has its own", several ? "one of them" : "that");
+  return fmt::format("{}: no manifest.json there; `molen data prepare` writes shards together with their manifest",
+                     path.string());
+}
+
 Manifest read_manifest(const fs::path& path) {
   const fs::path file = fs::is_regular_file(path) ? path : path / "manifest.json";
-  if (!fs::exists(file))
-    throw UsageError("{}: no manifest.json there; `molen data prepare` writes shards together with their manifest",
-                     path.string());
+  if (const std::string why = no_manifest(path); !why.empty()) throw UsageError(why);
   return parse_manifest(read_file(file, std::int64_t{1} << 30), file.string());
 }
 

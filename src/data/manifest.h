@@ -62,6 +62,8 @@ struct Manifest {
 // Throw UsageError naming `origin` and the key: missing, unknown or mistyped keys, negative counts, names that leave
 // the folder or stand twice.
 Manifest parse_manifest(std::string_view text, std::string_view origin);
+// Why there is no manifest at `path`, and where there is one; "" where there is.
+std::string no_manifest(const fs::path& path);
 // `path` is a folder with a manifest.json or that file itself.
 Manifest read_manifest(const fs::path& path);
 fs::path manifest_folder(const fs::path& path);

@@ -1,4 +1,5 @@
 // Clean text to token shards.
+#include <functional>
 #include <map>
 #include <set>
 #include <sstream>
@@ -18,7 +19,8 @@ namespace {
 constexpr std::size_t kBatchBytes = 16 << 20;
 
 ShardRecord make_shard(const TextRecord& text, const fs::path& jsonl, const fs::path& folder,
-                       const Tokenizer& tokenizer, std::int32_t end_of_text, int threads) {
+                       const Tokenizer& tokenizer, std::int32_t end_of_text, int threads,
+                       const std::function<void(std::int64_t text_bytes)>& told) {
   ShardWriter writer(folder / text.name, tokenizer.vocab_size());
   LineReader lines(jsonl);
   JsonlParser parser;
@@ -35,6 +37,7 @@ ShardRecord make_shard(const TextRecord& text, const fs::path& jsonl, const fs::
     }
     batch.clear();
     bytes = 0;
+    told(text_bytes);
   };
   for (std::string_view line; lines.next(line);) {
     batch.push_back(parser.parse(line, fmt::format("{}:{}", jsonl.string(), lines.line_number())).text);
@@ -99,10 +102,19 @@ struct Made {
   std::set<std::string> inputs_;
 };
 
+// How much of all text has its tokens.
+struct TokenProgress {
+  const ProgressShare& at;
+  std::int64_t done = 0, all = 0;  // bytes of text
+  void tell(std::int64_t more, const std::string& name) const {
+    if (at && all > 0) at("tokens", static_cast<double>(done + more) / static_cast<double>(all), name);
+  }
+};
+
 // The shards of one split, with those of an earlier run that still hold.
 Manifest make_split(const std::string& split, const std::vector<const TextRecord*>& texts,
                     const PrepareOptions& options, const Tokenizer& tokenizer, const TokenizerRecord& record,
-                    const ProgressLine& progress) {
+                    const ProgressLine& progress, TokenProgress& at) {
   const fs::path folder = options.output / split;
   make_directories(folder);
   const Made made(folder, record);
@@ -113,13 +125,16 @@ Manifest make_split(const std::string& split, const std::vector<const TextRecord
     inputs += input_line(*text) + "\n";
     if (const ShardRecord* shard = made.find(*text)) {
       manifest.shards.push_back(*shard);
+      at.done += text->counts.bytes;
       continue;
     }
     if (progress) progress("tokenising " + text->name);
     remove_file(folder / "manifest.json");  // no manifest stands beside shards that it does not describe
     changed = true;
     manifest.shards.push_back(make_shard(*text, options.output / "text" / split / text->file.path, folder, tokenizer,
-                                         record.end_of_text, options.threads));
+                                         record.end_of_text, options.threads,
+                                         [&](std::int64_t bytes) { at.tell(bytes, text->name); }));
+    at.done += text->counts.bytes;
     write_file_unsynced(folder / "inputs", inputs);
     write_file_unsynced(folder / "manifest.part.json", format_manifest(manifest));
   }
@@ -145,11 +160,13 @@ std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextMa
                      options.tokenizer.string());
   const TokenizerRecord record{tokenizer.fingerprint(), tokenizer.vocab_size(), static_cast<std::int32_t>(*end)};
   std::vector<Manifest> manifests;
+  TokenProgress at{options.at, 0, 0};
+  for (const TextRecord& text : texts.texts) at.all += text.counts.bytes;
   for (const std::string split : {"train", "heldout"}) {
     std::vector<const TextRecord*> members;
     for (const TextRecord& text : texts.texts)
       if (text.split == split && text.counts.documents > 0) members.push_back(&text);
-    if (!members.empty()) manifests.push_back(make_split(split, members, options, tokenizer, record, progress));
+    if (!members.empty()) manifests.push_back(make_split(split, members, options, tokenizer, record, progress, at));
   }
   return manifests;
 }

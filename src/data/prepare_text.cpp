@@ -33,6 +33,7 @@ void add_packages(const fs::path& folder, std::vector<Job>& jobs) {
       job.recipe = recipe;
       job.fetched = folder;
       job.key = p.archive_sha256;
+      job.bytes = p.archive_bytes;
       jobs.push_back(std::move(job));
     }
   }
@@ -67,6 +68,7 @@ void add_files(const fs::path& path, const PrepareOptions& options, std::vector<
   job.root = fs::is_directory(path) ? path : path.parent_path();
   job.files = fs::is_directory(path) ? files_below(path, "") : std::vector{path};
   if (job.files.empty()) throw UsageError("{}: an empty folder", path.string());
+  for (const fs::path& file : job.files) job.bytes += static_cast<std::int64_t>(fs::file_size(file));
   for (const fs::path& file : job.files)
     job.key += file.lexically_relative(job.root).generic_string() + " " + sha256_file(file) + "\n";
   jobs.push_back(std::move(job));
@@ -104,6 +106,13 @@ std::vector<Job> find_jobs(const PrepareOptions& options) {
     for (int n = 2; !names.insert(job.record.name).second; ++n) job.record.name = base + "-" + std::to_string(n);
   }
   chain_keys(jobs, options);
+  double all = 0.0, before = 0.0;
+  for (const Job& job : jobs) all += static_cast<double>(std::max<std::int64_t>(1, job.bytes));
+  for (Job& job : jobs) {
+    job.begin_share = before / all;
+    before += static_cast<double>(std::max<std::int64_t>(1, job.bytes));
+    job.end_share = before / all;
+  }
   return jobs;
 }
 

@@ -148,6 +148,9 @@ class Runner {
   JobState run() {
     if (job_.recipe) output(job_.recipe->language);  // which there is even where nothing is left of the package
     const auto count = static_cast<std::int64_t>(job_.files.size());
+    for (const fs::path& file : job_.files) bytes_ += static_cast<double>(fs::file_size(file));
+    for (std::int64_t i = 0; i < std::min(state_.files, count); ++i) finish_file(i);
+    tell(0);
     while (state_.files < count) {
       const fs::path& file = job_.files[static_cast<std::size_t>(state_.files)];
       const std::string id = file.lexically_relative(job_.root).generic_string();
@@ -157,6 +160,8 @@ class Runner {
         lines(file, id);
       else
         add(read_text_file(file), id, "");
+      finish_file(state_.files);
+      tell(0);
       ++state_.files;
       state_.line = state_.invalid_in_file = 0;
       save_now_and_then();
@@ -219,6 +224,7 @@ class Runner {
       } catch (const UsageError& error) {
         invalid_line(error.what());
       }
+      tell(lines.bytes_read());
       save_now_and_then();
     }
     if (state_.invalid_in_file > kSlips) check_slips();
@@ -257,6 +263,16 @@ class Runner {
       to.add({std::move(*text), id, language});
   }
 
+  void finish_file(std::int64_t number) {
+    done_ += static_cast<double>(fs::file_size(job_.files[static_cast<std::size_t>(number)]));
+  }
+  // So much of the file at hand is read, beside those that are done.
+  void tell(std::int64_t read) const {
+    if (!options_.at) return;
+    const double part = bytes_ > 0 ? (done_ + static_cast<double>(read)) / bytes_ : 1.0;
+    options_.at("text", job_.begin_share + (job_.end_share - job_.begin_share) * std::min(1.0, part), job_.record.name);
+  }
+
   void save_now_and_then() {
     if (now().value - saved_ > kSaveSeconds) save();
   }
@@ -284,6 +300,7 @@ class Runner {
   File seen_;
   std::map<std::string, std::unique_ptr<Output>> outputs_;  // by language
   double saved_ = now().value;
+  double bytes_ = 0.0, done_ = 0.0;  // of the job's files
 };
 
 }  // namespace

@@ -17,11 +17,13 @@ namespace molen::data {
 // What will become one text file (packages), or several by language (files).
 struct Job {
   TextRecord record;
-  std::optional<Recipe> recipe;  // of packages
-  fs::path fetched;              // the folder of the package
-  fs::path root;                 // what ids of files are relative to
-  std::vector<fs::path> files;   // of packages known once they are unpacked
-  std::string key;               // changes with anything that decides this job's text, the jobs before it included
+  std::optional<Recipe> recipe;               // of packages
+  fs::path fetched;                           // the folder of the package
+  fs::path root;                              // what ids of files are relative to
+  std::vector<fs::path> files;                // of packages known once they are unpacked
+  std::int64_t bytes = 0;                     // of what it is made from
+  double begin_share = 0.0, end_share = 0.0;  // of the bytes of all jobs, before and after it
+  std::string key;  // changes with anything that decides this job's text, the jobs before it included
 };
 
 // How far a job is. `files` of its files are done, and `line` lines of the next one.

@@ -17,7 +17,7 @@ std::optional<double> RunTotals::j_per_token() const {
 
 std::string RunTotals::text() const {
   std::string text = first_step > 1 ? fmt::format("since step {}: ", first_step) : "";
-  text += fmt::format("{} steps, {} tokens, {}, ", steps, tokens, human(Seconds(seconds)));
+  text += fmt::format("{}, {} tokens, {}, ", counted(steps, "step"), tokens, human(Seconds(seconds)));
   if (!total_j) return text + "energy not measured";
   text += fmt::format("{:.6g} J", *total_j);
   if (const std::string left_out = partial(); !left_out.empty()) text += fmt::format(" (partial: {})", left_out);

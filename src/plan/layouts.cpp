@@ -237,8 +237,13 @@ bool share_node(const program::Setting& s, mesh::Axes axes, int local_ranks) {
 }
 
 std::vector<Layout> within_nodes(std::vector<Layout> layouts, int local_ranks) {
+  // Of many layouts the grids are few.
+  std::map<std::pair<std::array<int, mesh::kAxes>, std::array<mesh::Axis, mesh::kAxes>>, bool> known;
   std::erase_if(layouts, [&](const Layout& l) {
-    return local_ranks % l.setting.tensor_ranks() != 0 || !share_node(l.setting, mesh::Axis::kTp, local_ranks);
+    if (local_ranks % l.setting.tensor_ranks() != 0) return true;
+    const auto [found, fresh] = known.try_emplace({l.setting.mesh.values, l.setting.order});
+    if (fresh) found->second = share_node(l.setting, mesh::Axis::kTp, local_ranks);
+    return !found->second;
   });
   return layouts;
 }

@@ -20,8 +20,8 @@ program::Setting of_short_batch(program::Setting s) {
 
 MemoryNeed need_of_stage(const arch::Architecture& arch, const program::Setting& s,
                          const program::Schedule* file = nullptr) {
-  const auto plan = program::plan_memory(program::build(arch, s, file));
-  return {plan.peak, plan.host};
+  const auto plan = program::planned_peak(program::build(arch, s, file));
+  return {plan.device, plan.host};
 }
 
 // What the stage keeps from step to step, which no plan is below; without building it.

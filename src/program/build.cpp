@@ -99,7 +99,11 @@ std::optional<std::string> offload_refused(const arch::Architecture& arch, const
   return std::nullopt;
 }
 
-Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file) {
+namespace {
+
+// `ready`: the pipeline's schedule, where it was made before.
+Program build_with(const arch::Architecture& arch, const Setting& setting, const Schedule* file,
+                   const Schedule* ready) {
   arch::validate(arch);
   check_setting(setting);
   if (const auto why = offload_refused(arch, setting)) throw UsageError("parallel.offload: {}", *why);
@@ -108,7 +112,8 @@ Program build(const arch::Architecture& arch, const Setting& setting, const Sche
   if (setting.recompute.any() && train) p = pass::recompute(std::move(p));
   p = pass::exchange_tensors(pass::exchange_context(std::move(p)));
   if (setting.pipelined())
-    p = train ? pass::pipeline(std::move(p), schedule_of(setting, file)) : pass::pipeline_forward(std::move(p));
+    p = train ? pass::pipeline(std::move(p), ready ? *ready : schedule_of(setting, file))
+              : pass::pipeline_forward(std::move(p));
   else if (train)
     p = pass::micro_batch_loop(std::move(p));
   if (setting.offload.activations && train) p = pass::offload_activations(std::move(p));
@@ -117,10 +122,20 @@ Program build(const arch::Architecture& arch, const Setting& setting, const Sche
   return pass::order_streams(pass::costs(std::move(p)));
 }
 
+}  // namespace
+
+Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file) {
+  return build_with(arch, setting, file, nullptr);
+}
+
 std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file) {
-  std::vector<Program> stages;
-  for (setting.pipeline.stage = 0; setting.pipeline.stage < setting.stages(); ++setting.pipeline.stage)
-    stages.push_back(build(arch, setting, file));
+  setting.pipeline.stage = 0;
+  std::vector<Program> stages{build(arch, setting, file)};  // refuses what cannot be built before a schedule is made
+  if (setting.stages() == 1) return stages;
+  std::optional<Schedule> schedule;
+  if (setting.purpose == Purpose::kTrain) schedule = schedule_of(setting, file);
+  while (++setting.pipeline.stage < setting.stages())
+    stages.push_back(build_with(arch, setting, file, schedule ? &*schedule : nullptr));
   return stages;
 }
 

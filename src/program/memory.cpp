@@ -1,6 +1,7 @@
 #include "program/memory.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/error.h"
 
@@ -128,17 +129,45 @@ class Packer {
 
   bool interfere(const Item& a, const Item& b) const {
     if (apart_) return true;
+    // Scratch is of one body, where ops of one stream follow each other.
+    if (a.buffer < 0 || b.buffer < 0) {
+      const Item& scratch = a.buffer < 0 ? a : b;
+      if (a.buffer < 0 && b.buffer < 0 && (a.body != b.body || stream_of(a) == stream_of(b))) return false;
+      const auto body = static_cast<std::size_t>(scratch.body);
+      return !span(a, body).apart(span(b, body));
+    }
     for (std::size_t body = 0; body < program_.bodies.size(); ++body)
       if (!span(a, body).apart(span(b, body))) return true;
     return false;
+  }
+  Stream stream_of(const Item& scratch) const {
+    return program_.bodies[static_cast<std::size_t>(scratch.body)].steps[static_cast<std::size_t>(scratch.op)].stream;
+  }
+
+  // What is placed and may stand in the item's way: of scratch, which there is most of, only that of other streams.
+  template <class Found>
+  void others(const Item& item, Found&& found) const {
+    for (const std::size_t i : placed_buffers_) found(items_[i]);
+    for (const auto& [body, streams] : placed_scratch_) {
+      if (!apart_ && item.buffer < 0 && body != item.body) continue;
+      for (std::size_t s = 0; s < kNumStreams; ++s)
+        if (apart_ || item.buffer >= 0 || s != static_cast<std::size_t>(stream_of(item)))
+          for (const std::size_t i : streams[s]) found(items_[i]);
+    }
   }
 
   void place(std::size_t index) {
     Item& item = items_[index];
     std::vector<std::pair<std::int64_t, std::int64_t>> taken;
-    for (std::size_t i = 0; i < index; ++i)
-      if (interfere(items_[i], item)) taken.emplace_back(items_[i].offset, items_[i].offset + items_[i].bytes);
+    others(item, [&](const Item& other) {
+      if (interfere(other, item)) taken.emplace_back(other.offset, other.offset + other.bytes);
+    });
     std::sort(taken.begin(), taken.end());
+    taken.erase(std::unique(taken.begin(), taken.end()), taken.end());
+    if (item.buffer >= 0)
+      placed_buffers_.push_back(index);
+    else
+      placed_scratch_[item.body][static_cast<std::size_t>(stream_of(item))].push_back(index);
     std::int64_t offset = plan_.kept.value;
     for (const auto& [first, last] : taken) {
       if (offset + item.bytes <= first) break;
@@ -157,6 +186,8 @@ class Packer {
   bool apart_;
   MemoryPlan& plan_;
   std::vector<Item> items_;
+  std::vector<std::size_t> placed_buffers_;
+  std::map<int, std::array<std::vector<std::size_t>, kNumStreams>> placed_scratch_;  // by body
 };
 
 }  // namespace
@@ -165,18 +196,15 @@ bool packed(const Buffer& buffer) {
   return buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice;
 }
 
-MemoryPlan plan_memory(const Program& p, bool apart) {
+namespace {
+
+// Offsets and peaks; when what is in use is left to `plan_memory`.
+MemoryPlan plan_offsets(const Program& p, bool apart, std::vector<BodySpans>& spans) {
   MemoryPlan plan;
   plan.buffer_offset.assign(p.buffers.size(), -1);
   for (const Body& body : p.bodies) {
     plan.scratch_offset.emplace_back(body.steps.size(), -1);
-    plan.high_water.emplace_back(body.steps.size(), 0);
-  }
-  std::vector<BodySpans> spans;
-  for (const Body& body : p.bodies) {
     spans.push_back(spans_of(p, body));
-    plan.live.emplace_back();
-    for (const Span& buffer : spans.back().buffers) plan.live.back().push_back(live_of(body, spans.back(), buffer));
   }
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     if (p.buffers[i].lifetime != Lifetime::kPersistent || p.buffers[i].place == Place::kHost) continue;
@@ -197,7 +225,25 @@ MemoryPlan plan_memory(const Program& p, bool apart) {
   }
   plan.peak = plan.kept;
   Packer(p, spans, apart, plan).pack();
+  return plan;
+}
 
+}  // namespace
+
+PlannedPeak planned_peak(const Program& program) {
+  std::vector<BodySpans> spans;
+  const MemoryPlan plan = plan_offsets(program, false, spans);
+  return {plan.peak, plan.host};
+}
+
+MemoryPlan plan_memory(const Program& p, bool apart) {
+  std::vector<BodySpans> spans;
+  MemoryPlan plan = plan_offsets(p, apart, spans);
+  for (std::size_t b = 0; b < p.bodies.size(); ++b) {
+    plan.high_water.emplace_back(p.bodies[b].steps.size(), 0);
+    plan.live.emplace_back();
+    for (const Span& buffer : spans[b].buffers) plan.live.back().push_back(live_of(p.bodies[b], spans[b], buffer));
+  }
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
       std::int64_t top = plan.kept.value;
@@ -213,7 +259,7 @@ MemoryPlan plan_memory(const Program& p, bool apart) {
 
 Bytes peak_of(const std::vector<Program>& stages) {
   Bytes peak;
-  for (const Program& p : stages) peak = std::max(peak, plan_memory(p).peak);
+  for (const Program& p : stages) peak = std::max(peak, planned_peak(p).device);
   return peak;
 }
 

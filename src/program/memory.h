@@ -46,6 +46,11 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const Program& program, bool apart = false);
 
 // Of the device, of the stage that needs most.
+// The plan's peak and `host` alone, sooner.
+struct PlannedPeak {
+  Bytes device, host;
+};
+PlannedPeak planned_peak(const Program& program);
 Bytes peak_of(const std::vector<Program>& stages);
 
 // Bytes of the device by kind of buffer, for people: parameters, gradients, optimizer states, activations (peak of

@@ -33,7 +33,7 @@ inline constexpr std::array kAllStreams{Stream::kCompute, Stream::kDpComm, Strea
 inline constexpr int kNumStreams = kAllStreams.size();
 
 // What an op's seconds and joules are booked under. The bubble is not a phase of any op: it is what a Timeline shows as
-// idle.
+// idle for other stages of a pipeline.
 enum class Phase {
   kData,
   kForward,

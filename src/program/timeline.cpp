@@ -28,24 +28,85 @@ double beside(const OpTime& op, const std::vector<OpTime>& others, std::size_t& 
   return seconds;
 }
 
+struct Span {
+  double begin_s = 0.0, end_s = 0.0;
+};
+
+// Of the step, when no op of the compute stream ran.
+std::vector<Span> idle_of(const std::vector<OpTime>& compute, double total_s) {
+  std::vector<Span> idle;
+  double end = 0.0;
+  for (const OpTime& op : compute) {
+    if (op.start_s > end) idle.push_back({end, op.start_s});
+    end = std::max(end, op.end_s);
+  }
+  if (total_s > end) idle.push_back({end, total_s});
+  return idle;
+}
+
+// Books on `found` what of `idle` the ops of a stream ran in, which follow each other, and returns the rest.
+template <class Found>
+std::vector<Span> without(const std::vector<Span>& idle, const std::vector<Expanded>& ops, const Timeline& timeline,
+                          Stream stream, Found&& found) {
+  std::vector<Span> rest;
+  std::size_t i = 0;
+  const auto skip = [&](double before) {
+    while (i < ops.size() && (ops[i].step->stream != stream || timeline.ops[i].end_s <= before)) ++i;
+  };
+  for (Span gap : idle) {
+    for (skip(gap.begin_s); i < ops.size() && timeline.ops[i].start_s < gap.end_s; skip(gap.begin_s)) {
+      const OpTime& op = timeline.ops[i];
+      const double begin = std::max(gap.begin_s, op.start_s), end = std::min(gap.end_s, op.end_s);
+      if (begin > gap.begin_s) rest.push_back({gap.begin_s, begin});
+      found(*ops[i].step, end - begin);
+      gap.begin_s = end;
+      if (end >= gap.end_s) break;
+    }
+    if (gap.end_s > gap.begin_s) rest.push_back(gap);
+  }
+  return rest;
+}
+
+// Whether stages of a pipeline meet in the op.
+bool between_stages(const Setting& s, const Step& step) {
+  const auto axis = axis_of(step.op);
+  return s.pipelined() && axis && (*axis == Axis::kPp || *axis == Axis::kEnds || *axis == Axis::kWorld);
+}
+
 }  // namespace
 
-PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& timeline) {
+std::vector<double> PhaseSeconds::values() const {
+  std::vector<double> all(phase_s.begin(), phase_s.end());
+  all.push_back(bubble_s);
+  all.push_back(idle_s);
+  return all;
+}
+
+std::vector<std::string> phase_keys() {
+  std::vector<std::string> keys;
+  for (int i = 0; i < kNumPhases; ++i) keys.emplace_back(name_of(static_cast<Phase>(i)));
+  keys.emplace_back("bubble");
+  keys.emplace_back("idle");
+  return keys;
+}
+
+PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& ops, const Timeline& timeline) {
   MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
               ops.size());
   PhaseSeconds result;
-  double busy = 0.0;
-  const std::vector<OpTime> compute = times_of(ops, timeline, Stream::kCompute);
-  std::size_t first = 0;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    const Stream stream = ops[i].step->stream;
-    if (stream != Stream::kCompute && stream != Stream::kHost) continue;
-    double s = timeline.ops[i].seconds();
-    if (stream == Stream::kHost) s -= beside(timeline.ops[i], compute, first);
-    result.phase_s[static_cast<std::size_t>(ops[i].step->phase)] += s;
-    busy += s;
-  }
-  result.bubble_s = timeline.total_s - busy;
+  const auto book = [&](const Step& step, double s) { result.phase_s[static_cast<std::size_t>(step.phase)] += s; };
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (ops[i].step->stream == Stream::kCompute) book(*ops[i].step, timeline.ops[i].seconds());
+  std::vector<Span> idle = idle_of(times_of(ops, timeline, Stream::kCompute), timeline.total_s);
+  idle = without(idle, ops, timeline, Stream::kHost, book);
+  idle = without(idle, ops, timeline, Stream::kDpComm, [&](const Step& step, double s) {
+    if (between_stages(setting, step))
+      result.bubble_s += s;
+    else
+      book(step, s);
+  });
+  for (const Stream copies : {Stream::kToDevice, Stream::kToHost}) idle = without(idle, ops, timeline, copies, book);
+  for (const Span& gap : idle) result.idle_s += gap.end_s - gap.begin_s;
   return result;
 }
 

@@ -25,13 +25,18 @@ struct Timeline {
   double total_s = 0.0;     // the whole step on this rank
 };
 
-// Seconds of the compute stream by phase, and of the host's cores where compute does not run beside them; `bubble_s` is
-// what is left of the step, so that all sum to total_s.
+// Where the seconds of a step went (docs/formats/metrics.md). A phase has what the compute stream runs of it, the
+// host's cores where compute does not run beside them, and the time that compute stands idle while one of its
+// collectives or copies is on its way. Together they are total_s.
 struct PhaseSeconds {
   std::array<double, kNumPhases> phase_s{};
-  double bubble_s = 0.0;
+  double bubble_s = 0.0;               // idle for other stages of a pipeline; 0 without one
+  double idle_s = 0.0;                 // nothing ran on any stream: between ops, and until the rank could go on
+  std::vector<double> values() const;  // by phase_keys
 };
-PhaseSeconds phase_seconds(const std::vector<Expanded>& ops, const Timeline& timeline);
+// Keys of `phase_s` in metrics.jsonl: the phases, "bubble" and "idle".
+std::vector<std::string> phase_keys();
+PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& ops, const Timeline& timeline);
 
 // Communication over an axis: how long it took, and how much of that ran beside computation.
 struct Overlap {

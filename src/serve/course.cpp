@@ -102,19 +102,20 @@ Chart phase_chart(const RunData& run) {
   for (const auto& m : run.metrics.steps)
     for (const auto& [phase, seconds] : m.phase_s)
       if (seconds > 0 && std::isfinite(seconds)) total[phase] += seconds;
-  // The largest lie below, where they read best; idle time always on top, in grey.
+  // The largest lie below, where they read best; idle time always on top, in grey. Older runs call all of it bubble.
   std::vector<std::string> names;
   for (const auto& [name, seconds] : total) names.push_back(name);
-  std::sort(names.begin(), names.end(), [&](const auto& a, const auto& b) {
-    return std::pair(a == "bubble", -total[a]) < std::pair(b == "bubble", -total[b]);
-  });
+  const auto top = [](const std::string& name) { return name == "idle" ? 2 : name == "bubble" ? 1 : 0; };
+  std::sort(names.begin(), names.end(),
+            [&](const auto& a, const auto& b) { return std::pair(top(a), -total[a]) < std::pair(top(b), -total[b]); });
+  const std::string grey = total.count("idle") > 0 ? "idle" : "bubble";
   int color = 0;
   for (const std::string& name : names) {
     c.series.push_back(over_steps(run, name, [&](const auto& m) {
       const auto at = m.phase_s.find(name);
       return at == m.phase_s.end() ? std::nan("") : at->second;
     }));
-    c.series.back().color = name == "bubble" ? 7 : color == 7 ? ++color : color;
+    c.series.back().color = name == grey ? 7 : color == 7 ? ++color : color;
     ++color;
   }
   return c;

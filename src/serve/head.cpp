@@ -20,68 +20,8 @@ std::string tile(const std::string& name, const std::string& value) {
                        : "<div><b>" + escape(value) + "</b><span>" + escape(name) + "</span></div>";
 }
 
-// "4 ranks (mpi), pipeline 2, tensor 2": what differs from one, so that the line stays short.
-std::string layout_of(const RunData& run, const Json& start) {
-  const auto value = [&](const char* key) {
-    const auto at = run.values.find(std::string("parallel.") + key);
-    return at == run.values.end() ? std::string() : at->second;
-  };
-  std::string text = text_of(start, "ranks", text_of(run.environment, "ranks"));
-  if (text.empty()) return text;
-  text += text == "1" ? " rank" : " ranks";
-  if (const std::string c = text_of(start, "communicator", text_of(run.environment, "communicator")); !c.empty())
-    text += " (" + c + ")";
-  for (const char* key : {"pipeline", "virtual_stages", "tensor", "context", "data_replicate"})
-    if (const std::string v = value(key); !v.empty() && v != "1") text += fmt::format(", {} {}", key, v);
-  if (const std::string v = value("pipeline"); !v.empty() && v != "1") text += ", schedule " + value("schedule");
-  if (const std::string v = value("sharding"); !v.empty()) text += ", " + v;
-  if (const std::string v = value("zero"); !v.empty()) text += ", ZeRO " + v;
-  if (const std::string v = value("recompute"); !v.empty() && v != "none") text += ", recompute " + v;
-  return text;
-}
-
-std::string model_of(const RunData& run, const Json& start) {
-  std::string name = text_of(start, "arch");
-  const auto config = [&](const char* key) {
-    const auto at = run.values.find(key);
-    return at == run.values.end() ? std::string() : at->second;
-  };
-  if (name.empty()) name = config("model.preset");
-  if (name.empty()) name = config("model.family");
-  if (const double n = number_of(start, "parameters"); std::isfinite(n)) name += " (" + human_count(n) + " parameters)";
-  std::string shape;
-  for (const auto& [key, label] : {std::pair{"model.layers", "layers"},
-                                   {"model.hidden", "hidden"},
-                                   {"model.heads", "heads"},
-                                   {"data.sequence_length", "sequence"},
-                                   {"batch.global", "batch"},
-                                   {"precision.compute", ""}})
-    if (const std::string v = config(key); !v.empty())
-      shape += fmt::format("{}{}{}{}", shape.empty() && name.empty() ? "" : ", ", label, *label ? " " : "", v);
-  return name + shape;
-}
-
 std::string about(const RunData& run) {
-  Json start;
-  double first = std::nan(""), last = std::nan("");
-  std::int64_t starts = 0;
-  std::string end;
-  const auto seen = [&](double wall) {
-    if (!std::isfinite(wall) || wall <= 0 || wall > 2e11) return;
-    first = std::isfinite(first) ? std::min(first, wall) : wall;
-    last = std::isfinite(last) ? std::max(last, wall) : wall;
-  };
-  for (const Json& e : run.events) {
-    const std::string name = text_of(e, "event");
-    seen(number_of(e, "wall_time_s"));
-    if (name == "start" || name == "resume") {
-      start = e;
-      ++starts;
-      end.clear();
-    }
-    if (name == "stop") end = text_of(e, "reason", "stopped");
-  }
-  for (const auto& m : run.metrics.steps) seen(m.wall_time_s);
+  const Dates when = dates_of(run);
   std::string host = text_of(run.environment, "host");
   for (const char* key : {"cpu", "gpu", "device", "system"})
     if (const std::string v = text_of(run.environment, key); !v.empty()) host += (host.empty() ? "" : ", ") + v;
@@ -94,12 +34,11 @@ std::string about(const RunData& run) {
     if (const std::string v = text_of(run.environment, key); !v.empty())
       software += fmt::format("{}{} {}", software.empty() ? "" : ", ", key, v);
   std::string dates;
-  if (std::isfinite(first)) dates = utc_timestamp(first) + " to " + utc_timestamp(last);
-  if (starts > 1) dates += fmt::format(", {} attempts", starts);
-  return "<dl class=about>" + row("Model", model_of(run, start)) + row("Layout", layout_of(run, start)) +
-         row("Host", host) + row("Peak of a device", peak) + row("Software", software) + row("Dates", dates) +
-         row("Ended", end.empty() && !run.events.empty() ? "no stop recorded: still running, or killed" : end) +
-         "</dl>";
+  if (std::isfinite(when.first)) dates = utc_timestamp(when.first) + " to " + utc_timestamp(when.last);
+  if (when.starts > 1) dates += fmt::format(", {} attempts", when.starts);
+  return "<dl class=about>" + row("Model", model_of(run)) + row("Layout", layout_of(run)) + row("Host", host) +
+         row("Peak of a device", peak) + row("Software", software) + row("Dates", dates) +
+         row("Ended", ending_of(run).text) + "</dl>";
 }
 
 std::string tiles(const RunData& run) {
@@ -150,13 +89,6 @@ std::string tiles(const RunData& run) {
 }
 
 }  // namespace
-
-double median(std::vector<double> v) {
-  std::erase_if(v, [](double x) { return !std::isfinite(x); });
-  if (v.empty()) return std::nan("");
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
 
 std::string head_section(const RunData& run) {
   std::string s = "<h1>" + escape(run.path.filename().string()) + "</h1>" + about(run) + tiles(run);

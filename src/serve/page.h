@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "serve/chart.h"
+#include "serve/facts.h"
 #include "serve/run_data.h"
 
 namespace molen::serve {
@@ -26,8 +27,6 @@ std::string predicted_section(const RunData& run);
 std::string events_section(const RunData& run);
 std::string config_section(const RunData& run);
 
-// Median of the finite values; NaN where there are none.
-double median(std::vector<double> values);
 // Joules by scope over all steps that have them, and how they were had ("counter", "power", "model").
 struct EnergyTotal {
   double joules = 0;

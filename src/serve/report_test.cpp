@@ -80,12 +80,47 @@ TEST_F(Report, LastAttemptOfAStepCounts) {
   EXPECT_EQ(summary(dir_)["attempts"], 2);
 }
 
+// The report is of the training: a later start that finds nothing to do does not hide how it ended.
+TEST_F(Report, ShowsHowTheTrainingEnded) {
+  const auto ended = [&] {
+    const std::string html = page(), open = "<dt>Ended<dd>";
+    const auto at = html.find(open);
+    return at == std::string::npos ? "" : html.substr(at + open.size(), html.find("</div>", at) - at - open.size());
+  };
+  const std::string trained = R"({"event":"start","step":0})"
+                              "\n"
+                              R"({"event":"stop","step":30,"reason":"reached train.until"})"
+                              "\n";
+  const std::string idle = R"({"event":"resume","step":30})"
+                           "\n"
+                           R"({"event":"stop","step":30,"reason":"nothing to do"})"
+                           "\n";
+  write("metrics.jsonl", step(30, 3.0));
+  write("events.jsonl", trained);
+  EXPECT_EQ(ended(), "reached train.until");
+  write("events.jsonl", trained + idle);
+  EXPECT_EQ(ended(), "reached train.until; started once more after that, with nothing to do");
+  write("events.jsonl", trained + idle + idle);
+  EXPECT_EQ(ended(), "reached train.until; started 2 times more after that, with nothing to do");
+  write("events.jsonl", trained + idle +
+                            R"({"event":"resume","step":30})"
+                            "\n"
+                            R"({"event":"stop","step":40,"reason":"stopped by a signal"})"
+                            "\n");
+  EXPECT_EQ(ended(), "stopped by a signal");
+  write("events.jsonl", trained + R"({"event":"resume","step":30})"
+                                  "\n");
+  EXPECT_EQ(ended(), "no stop recorded: still running, or killed");
+  write("events.jsonl", idle);  // of a directory whose older events are gone
+  EXPECT_EQ(ended(), "nothing to do");
+}
+
 TEST_F(Report, TornLineIsLeftOutAndNamed) {
   write("metrics.jsonl", step(1, 3.0) + step(2, 2.0).substr(0, 30));
   write("events.jsonl", "{\"event\":\"stop\",\"step\":1}\n{\"event\":\"st");
   const std::string html = page();
-  EXPECT_NE(html.find("1 line(s) of metrics.jsonl were cut short"), std::string::npos);
-  EXPECT_NE(html.find("1 line(s) of events.jsonl were cut short"), std::string::npos);
+  EXPECT_NE(html.find("1 line of metrics.jsonl cut short"), std::string::npos);
+  EXPECT_NE(html.find("1 line of events.jsonl cut short"), std::string::npos);
   EXPECT_EQ(summary(dir_)["steps"], 1);
 }
 
@@ -94,7 +129,7 @@ TEST_F(Report, NonFiniteIsAGapAndNamed) {
         step(1, 3.0) + step(2, std::nan("")) + step(3, std::numeric_limits<double>::infinity()) + step(4, 2.0));
   const std::string html = page();
   EXPECT_EQ(data_of(html)["charts"][0]["series"][0]["y"], Json::array({3.0, nullptr, nullptr, 2.0}));
-  EXPECT_NE(html.find("not finite at 2 step(s), first at step 2"), std::string::npos);
+  EXPECT_NE(html.find("not finite at 2 steps, first at step 2"), std::string::npos);
   // Our markup, without the scripts, holds no such number.
   const std::string markup = html.substr(0, html.find("<script"));
   for (const char* bad : {">nan", ">-nan", ">inf", "nan<", "=nan", "=inf", " nan", "Mnan", "Lnan"})

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "store/lines.h"
 
 namespace molen::serve {
@@ -69,7 +70,7 @@ void read_events(const fs::path& path, RunData& run) {
   });
   for (auto& [step, validation] : validations) run.validations.push_back(std::move(validation));
   if (unreadable > 0)
-    run.notices.push_back(fmt::format("{} line(s) of events.jsonl were cut short and are left out.", unreadable));
+    run.notices.push_back(fmt::format("{} of events.jsonl cut short, and left out.", counted(unreadable, "line")));
   if (left_out > 0)
     run.notices.push_back(fmt::format(
         "events.jsonl has {} bytes: {} events between its first and its last {} MiB are left out, validations among "
@@ -112,7 +113,8 @@ void note_non_finite(RunData& run) {
   for (const auto& m : run.metrics.steps)
     if (!std::isfinite(m.loss) && ++count == 1) first = m.step;
   if (count > 0)
-    run.notices.push_back(fmt::format("The loss was not finite at {} step(s), first at step {}.", count, first));
+    run.notices.push_back(
+        fmt::format("The loss was not finite at {}, first at step {}.", counted(count, "step"), first));
 }
 
 }  // namespace
@@ -127,7 +129,7 @@ RunData read_run(const fs::path& path) {
   run.metrics = store::read_metrics(path / "metrics.jsonl");
   if (run.metrics.torn_lines > 0)
     run.notices.push_back(
-        fmt::format("{} line(s) of metrics.jsonl were cut short and are left out.", run.metrics.torn_lines));
+        fmt::format("{} of metrics.jsonl cut short, and left out.", counted(run.metrics.torn_lines, "line")));
   note_non_finite(run);
   if (fs::exists(path / "config.toml")) run.config = read_file(path / "config.toml");
   try {

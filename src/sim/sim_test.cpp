@@ -193,10 +193,12 @@ TEST(Simulate, StreamsOverlapAndEdgesHold) {
   }
   EXPECT_GE(t.total_s, compute);
   EXPECT_LT(t.total_s, compute + comm);  // the last layers' reductions run beside the first layers' backward
-  const auto phases = program::phase_seconds(ops, t);
-  double sum = phases.bubble_s;
-  for (const double s : phases.phase_s) sum += s;
+  const auto phases = program::phase_seconds(p.setting, ops, t);
+  double sum = 0.0;
+  for (const double s : phases.values()) sum += s;
   EXPECT_NEAR(sum, t.total_s, 1e-12);
+  EXPECT_EQ(phases.bubble_s, 0.0);
+  EXPECT_GT(phases.phase_s[static_cast<std::size_t>(program::Phase::kGradientReduce)], 0.0);
 }
 
 TEST(Calibration, RoundTripAndMissingConditions) {

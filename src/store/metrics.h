@@ -28,7 +28,7 @@ struct StepMetrics {
   std::optional<double> model_tflops_per_device, mfu, hfu;
   std::int64_t memory_peak_bytes = 0, memory_planned_bytes = 0;  // maximum over ranks
   double data_wait_s = 0;
-  std::map<std::string, double> phase_s;                  // with "bubble" they sum to step_s
+  std::map<std::string, double> phase_s;                  // with "bubble" and "idle" they sum to step_s
   std::map<std::string, std::optional<double>> energy_j;  // by scope
   std::map<std::string, std::string> energy_source;       // "counter", "power", "model", "none"
   std::optional<double> j_per_token;

@@ -216,15 +216,17 @@ double pace_of(const Trial& trial, const sim::Costs& costs) {
 }  // namespace
 
 sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
-                                  const std::function<void(const std::string&)>& progress) {
+                                  const CalibrateProgress& progress) {
   std::vector<Trial> trials = make_trials(o, world.size());
   // In rounds, so that a slow moment of a shared machine falls on no shape alone.
+  std::size_t done = 0;
+  const auto all = static_cast<double>(trials.size() * static_cast<std::size_t>(o.rounds));
   for (int round = 0; round < o.rounds; ++round)
     for (Trial& trial : trials) {
-      const double start = now().value;
+      const std::string what = fmt::format("round {} of {}, {}", round + 1, o.rounds, trial.name);
+      if (progress && world.rank() == 0) progress(static_cast<double>(done) / all, what);
       for (auto& t : run_synthetic(trial.program, world, o.repeats).timelines) trial.timelines.push_back(std::move(t));
-      if (progress && world.rank() == 0)
-        progress(fmt::format("round {} of {}, {}: {}", round + 1, o.rounds, trial.name, human(now() - Seconds(start))));
+      if (progress && world.rank() == 0) progress(static_cast<double>(++done) / all, what);
     }
   std::vector<sim::Sample> samples;
   for (const Trial& trial : trials) add_samples(trial, samples);

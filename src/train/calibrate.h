@@ -24,9 +24,11 @@ struct CalibrateOptions {
   std::int64_t widest = 0;  // models of at most so wide a residual stream; 0: all
 };
 
-// Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0.
+// Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0 with the share that
+// is measured, and of what.
+using CalibrateProgress = std::function<void(double share, const std::string& what)>;
 sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::string& communicator,
-                                  comm::Communicator& world, const std::function<void(const std::string&)>& progress);
+                                  comm::Communicator& world, const CalibrateProgress& progress);
 
 // What `precision.compute = "auto"` comes to on this machine with so many threads a rank: the faster of fp32 and bf16
 // by rank 0's measurement, and the other too where it is so near (80 %) that the next measurement may turn the choice.

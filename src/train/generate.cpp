@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -38,6 +39,16 @@ std::size_t held_back(const std::string& text, const std::vector<std::string>& s
   return most;
 }
 
+// Ids of the model that no token has: its vocabulary may be padded beyond the tokenizer's.
+at::Tensor ids_without_token(const data::Tokenizer& tokenizer, std::int64_t vocabulary) {
+  std::vector<std::int64_t> ids;
+  for (std::int64_t id = 0; id < vocabulary; ++id)
+    if (tokenizer.token_bytes(static_cast<data::TokenId>(id)).empty()) ids.push_back(id);
+  if (static_cast<std::int64_t>(ids.size()) == vocabulary)
+    throw UsageError("the tokenizer has no token for any of the model's {} ids: it is not the model's", vocabulary);
+  return at::tensor(ids, at::kLong);
+}
+
 }  // namespace
 
 std::string generate(const LoadedModel& model, const std::string& prompt, const GenerateOptions& o,
@@ -61,10 +72,12 @@ std::string generate(const LoadedModel& model, const std::string& prompt, const 
                      model.weights->arch().max_sequence);
   Inference inference(model.weights, threads, std::max<std::int64_t>(limit, 1));
   const c10::InferenceMode mode;
+  const at::Tensor unusable = ids_without_token(tokenizer, model.weights->arch().vocabulary);
   std::string text;
   std::size_t shown = 0;
   at::Tensor logits = inference.advance(ids);
   for (std::int64_t i = 0; i < o.max_tokens; ++i) {
+    if (unusable.numel() > 0) logits = logits.index_fill(0, unusable, -std::numeric_limits<double>::infinity());
     const std::int32_t next = sample(logits, o.sampling, static_cast<std::int64_t>(ids.size()));
     if (tokenizer.eos_id() && next == static_cast<std::int32_t>(*tokenizer.eos_id())) break;
     ids.push_back(next);

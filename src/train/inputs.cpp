@@ -70,8 +70,9 @@ void print_data(const Job& job, const Inputs& inputs, const Course& course) {
              job.setting.sequence, inputs.train.tokens());
   const auto said = [&](const char* key, std::int64_t steps) {
     const std::int64_t read = steps * job.setting.global_batch;
-    fmt::print("{}: {} steps of {} sequences, {} tokens, {:.4g} epochs\n", key, steps, job.setting.global_batch,
-               read * job.setting.sequence, static_cast<double>(read) / static_cast<double>(sequences));
+    fmt::print("{}: {} of {}, {} tokens, {:.4g} epochs\n", key, counted(steps, "step"),
+               counted(job.setting.global_batch, "sequence"), read * job.setting.sequence,
+               static_cast<double>(read) / static_cast<double>(sequences));
   };
   said("train.until", course.total_steps);
   if (course.stop_step < course.total_steps) said("train.stop_after", course.stop_step);

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
+#include "plan/complete.h"
 #include "plan/nearest.h"
 #include "program/build.h"
 #include "program/text.h"
@@ -69,6 +70,9 @@ std::string keep_measured(config::Config& c, const config::Config& before, bool 
   const config::Origin origin{config::Origin::Kind::kOther, "as in the checkpoint"};
   if (c.precision.compute == "auto" && before.precision.compute != "auto")
     config::assign(c, "precision.compute", before.precision.compute, origin);
+  if (const auto of = c.origins.find("schedule.warmup");
+      before.schedule.warmup && of != c.origins.end() && of->second.kind == config::Origin::Kind::kOther)
+    config::assign(c, "schedule.warmup", config::field("schedule.warmup").write(before), origin);
   if (c.math.threads != 0 || before.math.threads == 0 || !same_ranks) return "";
   config::assign(c, "math.threads", before.math.threads, origin);
   const int here = plan::auto_threads(machine.local_ranks);
@@ -96,17 +100,24 @@ void take_decided(config::Config& c, const std::string& text) {
 void refuse_changes(const config::Config& c, const config::Config& before, const std::vector<std::string>& allowed,
                     const std::string& path) {
   for (const auto& key : allowed) config::field(key);  // an unknown key is an error of its own
-  std::string text;
+  std::string text, flags;
+  bool horizon = false;
   for (const auto& d : config::diff(before, c)) {
     if (d.effect != config::Effect::kNumbers || std::find(allowed.begin(), allowed.end(), d.key) != allowed.end())
       continue;
     text += fmt::format("\n  {}: {} in the checkpoint, {} now ({})", d.key, d.before, d.after, c.where(d.key));
+    flags += " --allow-change " + d.key;
+    horizon = horizon || d.key == "train.until";
   }
-  if (!text.empty())
-    throw UsageError(
-        "{}: this run would not continue the same training:{}\nkeep the old values, start anew with --resume never, or "
-        "name each key with --allow-change",
-        path, text);
+  if (text.empty()) return;
+  if (horizon)
+    text +=
+        "\ntrain.until is the horizon of the learning rate too: from the next step on the rate follows the course of "
+        "the new length, with the warm-up that was";
+  throw UsageError(
+      "{}: this run would not continue the same training:{}\nto go on all the same, add to the command:{}\notherwise "
+      "keep the old values, or start anew with --resume never",
+      path, text, flags);
 }
 
 program::Program make_program(const Job& job) {
@@ -177,6 +188,12 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   job.machine = machine;
   job.communicator = communicator;
   job.options = options;
+  on_rank_zero(world, [&] {  // a path that is wrong now is said as such, whatever the checkpoint says
+    config::Problems problems;
+    plan::require_training(config, problems);
+    problems.raise();
+    return std::string();
+  });
   job.arch = plan::resolve_architecture(config);
   job.named = config.run.name.has_value();
   if (!job.named)

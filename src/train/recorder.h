@@ -24,7 +24,7 @@ struct StepRecord {
   bool skipped = false;              // this one
   std::int64_t tokens_total = 0;
   double step_s = 0, data_wait_s = 0;
-  std::map<std::string, double> phase_s;  // with "bubble"; sums to step_s
+  std::map<std::string, double> phase_s;  // by program::phase_keys; sums to step_s
   std::int64_t memory_peak = 0, memory_planned = 0;
   std::int64_t first_sample = 0, last_sample = 0;
   energy::StepEnergy energy;  // of all hosts

@@ -244,10 +244,9 @@ class Loop {
   }
 
   void record(const exec::StepResult& result, const exec::StepInput& input, double wait) {
-    const auto phases = program::phase_seconds(executor_.ops(), result.timeline);
+    const auto phases = program::phase_seconds(job_.setting, executor_.ops(), result.timeline);
     // Means over ranks; the peak is the largest.
-    std::vector<double> sums(phases.phase_s.begin(), phases.phase_s.end());
-    sums.push_back(phases.bubble_s);
+    std::vector<double> sums = phases.values();
     sums.push_back(result.timeline.total_s);
     sums.push_back(wait);
     const std::size_t means = sums.size();
@@ -267,11 +266,10 @@ class Loop {
     r.skipped_steps = state_.loss_scale.skipped();
     r.skipped = result.overflow;
     r.tokens_total = state_.tokens_total;
-    for (int i = 0; i < program::kNumPhases; ++i)
-      r.phase_s[std::string(program::name_of(static_cast<program::Phase>(i)))] = sums[static_cast<std::size_t>(i)];
-    r.phase_s["bubble"] = sums[program::kNumPhases];
-    r.step_s = sums[program::kNumPhases + 1];
-    r.data_wait_s = sums[program::kNumPhases + 2];
+    const auto keys = program::phase_keys();
+    for (std::size_t i = 0; i < keys.size(); ++i) r.phase_s[keys[i]] = sums[i];
+    r.step_s = sums[keys.size()];
+    r.data_wait_s = sums[keys.size() + 1];
     r.memory_peak = peak;
     r.memory_planned = planned_peak_;
     r.first_sample = state_.next_sample - job_.setting.global_batch;

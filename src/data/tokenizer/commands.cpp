@@ -297,6 +297,11 @@ void train_command(const TrainCommand& command, std::istream& in, std::ostream& 
   tokenizer.save(command.output);
   log << fmt::format("{}: vocabulary {} from {} bytes, {} different words; fingerprint {}\n", command.output.string(),
                      tokenizer.vocab_size(), trainer.bytes(), trainer.words(), tokenizer.fingerprint());
+  if (tokenizer.vocab_size() < command.options.vocabulary)
+    log << fmt::format(
+        "fewer entries than the {} asked for: within the words of this text no two neighbouring tokens that are left "
+        "occur {} times or more, so there is nothing to merge; more text gives more entries\n",
+        command.options.vocabulary, command.options.min_frequency);
 }
 
 }  // namespace molen::data

@@ -1,0 +1,53 @@
+#include "plan/complete.h"
+
+#include "base/error.h"
+#include "data/manifest.h"
+#include "data/tokenizer/tokenizer.h"
+#include "plan/resolve.h"
+
+namespace molen::plan {
+namespace {
+
+void take_vocabulary(config::Config& c) {
+  const std::string where = c.where("data.tokenizer");
+  try {
+    config::assign(c, "model.vocabulary", data::Tokenizer::load(*c.data.tokenizer).vocab_size(),
+                   {config::Origin::Kind::kOther, "derived: data.tokenizer"});
+  } catch (const MissingFileError& error) {
+    throw MissingFileError("{}: {}; it would give model.vocabulary", where, error.what());
+  } catch (const UsageError& error) {
+    throw UsageError("{}: {}", where, error.what());
+  }
+}
+
+void require_model(const config::Config& c) {
+  const arch::Architecture arch = resolve_architecture(c);
+  if (c.data.sequence_length > arch.max_sequence)
+    throw UsageError("{}: {} is more than the {} that {} takes (model.max_sequence)", c.where("data.sequence_length"),
+                     c.data.sequence_length, arch.max_sequence, arch.name);
+}
+
+}  // namespace
+
+void complete(config::Config& c, config::Problems& problems) {
+  const auto& m = c.model;
+  const bool own = m.family && !m.preset;
+  if (own && !m.vocabulary && c.data.tokenizer) problems.none_of([&] { take_vocabulary(c); });
+  // Without sizes the checks have said what is missing; without a model, who needs one says so.
+  if (m.preset || (own && m.layers && m.hidden && m.heads && m.vocabulary)) problems.none_of([&] { require_model(c); });
+}
+
+void require_training(const config::Config& c, config::Problems& problems) {
+  if (!c.model.preset && !c.model.family)
+    problems.add("model.preset: a preset (`molen model list`), or model.family with its sizes, is needed");
+  if (c.data.train.empty())
+    problems.add("data.train: at least one entry is needed, e.g. train = [{{ path = \"data/train\" }}]");
+  for (const auto& [key, sets] :
+       {std::pair{"data.train", &c.data.train}, std::pair{"data.validation", &c.data.validation}})
+    for (const config::DataSource& set : *sets)
+      if (const std::string why = data::no_manifest(set.path); !why.empty()) problems.add("{}: {}", c.where(key), why);
+  if (c.data.tokenizer && !fs::exists(*c.data.tokenizer))
+    problems.add("{}: {}: there is no such file", c.where("data.tokenizer"), *c.data.tokenizer);
+}
+
+}  // namespace molen::plan

@@ -1,0 +1,87 @@
+#include "plan/static_check.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/layouts.h"
+#include "program/build.h"
+#include "program/memory.h"
+#include "program/verify.h"
+
+namespace molen::plan {
+namespace {
+
+arch::Architecture model(std::int64_t layers) {
+  auto a = arch::preset("llama-tiny");
+  a.layers = layers;
+  return a;
+}
+
+// Of every layout, schedules of four stages among them: what is counted from few micro-batches is what building all of
+// them gives, and those are sound too.
+TEST(StaticCheck, CountsWhatIsLeftOut) {
+  const auto a = model(8);
+  std::size_t left_out = 0;
+  for (const int ranks : {1, 4}) {
+    program::Setting base;
+    base.micro_batch = 1;
+    base.sequence = 16;
+    base.global_batch = 32;
+    for (const Layout& l : layouts_of(a, base, ranks, {})) {
+      SCOPED_TRACE(l.name);
+      const StaticCheck check = check_statically(a, l.setting);
+      EXPECT_TRUE(check.findings.empty()) << check.findings.front();
+      left_out += check.micro_batches < l.setting.micro_batches();
+      const auto stages = program::build_stages(a, l.setting);
+      Bytes peak;
+      std::int64_t ops = 0;
+      for (const auto& p : stages) {
+        peak = std::max(peak, program::plan_memory(p).peak);
+        ops = std::max<std::int64_t>(ops, p.num_ops());
+        EXPECT_TRUE(program::verify(p).empty());
+      }
+      EXPECT_TRUE(program::verify_world(stages).empty());
+      EXPECT_EQ(check.peak, peak);
+      EXPECT_EQ(check.ops, ops);
+    }
+  }
+  EXPECT_GT(left_out, 50u);
+}
+
+// The order of instances really repeats: a program of more micro-batches has the same bodies.
+TEST(StaticCheck, MoreMicroBatchesHaveTheSameBodies) {
+  const auto a = model(8);
+  for (const auto kind :
+       {program::ScheduleKind::kGpipe, program::ScheduleKind::k1f1b, program::ScheduleKind::kInterleaved,
+        program::ScheduleKind::kZbH1, program::ScheduleKind::kZbV}) {
+    program::Setting s;
+    s.mesh[mesh::Axis::kPp] = 4;
+    s.pipeline = program::pipeline_of(kind, kind == program::ScheduleKind::kInterleaved ? 2 : 1);
+    s.sequence = 16;
+    s.global_batch = 32;
+    const std::int64_t few = repeating_micro_batches(s);
+    ASSERT_LT(few, 32);
+    auto shorter = s;
+    shorter.global_batch = few;
+    const auto all = program::build_stages(a, s), some = program::build_stages(a, shorter);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(all[i].bodies.size(), some[i].bodies.size());
+      EXPECT_EQ(all[i].bodies, some[i].bodies) << name_of(kind) << " stage " << i;
+      EXPECT_EQ(all[i].buffers, some[i].buffers);
+    }
+  }
+}
+
+TEST(StaticCheck, LeavesNothingOutWhereNothingRepeats) {
+  const auto a = model(2);
+  program::Setting s;
+  s.sequence = 16;
+  s.global_batch = 4;
+  EXPECT_EQ(check_statically(a, s).micro_batches, 4);
+  s.mesh[mesh::Axis::kPp] = 2;
+  s.pipeline = program::pipeline_of(program::ScheduleKind::kInterleaved, 1);
+  s.global_batch = 33;  // no whole groups: nothing is left out
+  EXPECT_EQ(repeating_micro_batches(s), 33);
+}
+
+}  // namespace
+}  // namespace molen::plan
