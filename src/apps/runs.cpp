@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "program/excerpt.h"
 #include "program/text.h"
 #include "store/flight_report.h"
@@ -60,11 +61,12 @@ int list(const std::string& directory, const std::vector<std::string>& wanted, c
   }
   fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}  {}\n", "run", "steps", "loss", "tokens", "tokens/s", "tags");
   for (const auto& r : rows)
-    fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}  {}\n", r["run"].get<std::string>(), r["steps"].get<std::int64_t>(),
+    fmt::print("{:<28} {:>8} {:>10} {:>12} {:>12}  {}\n", printable(r["run"].get_ref<const std::string&>()),
+               r["steps"].get<std::int64_t>(),
                r.contains("loss") ? fmt::format("{:.4f}", r["loss"].get<double>()) : "-",
                r.contains("tokens") ? human_count(static_cast<double>(r["tokens"].get<std::int64_t>())) : "-",
                r.contains("tokens_per_s") ? fmt::format("{:.0f}", r["tokens_per_s"].get<double>()) : "-",
-               fmt::join(r["tags"].get<std::vector<std::string>>(), ","));
+               printable(fmt::format("{}", fmt::join(r["tags"].get<std::vector<std::string>>(), ","))));
   return kOk;
 }
 
@@ -76,7 +78,7 @@ int show(const std::string& run, const std::string& format) {
     return kOk;
   }
   const Json last = parse_json(store::to_line(steps.back()), run);  // items() does not keep it
-  for (const auto& [key, value] : last.items()) fmt::print("{:<26} {}\n", key, value.dump());
+  for (const auto& [key, value] : last.items()) fmt::print("{:<26} {}\n", key, printable(value.dump()));
   return kOk;
 }
 
@@ -93,7 +95,7 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
   else if (difference.empty())
     fmt::print("identical: {} steps\n", x.size());
   else
-    fmt::print("different: {}\n", difference);
+    fmt::print("different: {}\n", printable(difference));
   return difference.empty() ? kOk : kFailed;
 }
 

@@ -142,6 +142,14 @@ ok("program: defaults that shape the plan are said", "# data.sequence_length = 5
 refused("program: a directory that is no run", "program", "data", says=["data: a directory without config.toml"])
 open_simulate = [*AUTO, "--ranks", "1", "--cluster", "here.json"]
 ok("simulate: which choice is open, and what stands for it", '# precision.compute = "fp32" (predicted to be the fastest of what here.json holds' in run("simulate", "run.toml", *open_simulate).stdout)
+# Whoever may write into the folder of runs gives them their names and tags.
+planted = work / "runs" / "x\x1b]52;c;eA==\x07"
+shutil.copytree(work / "runs/some", planted)
+(planted / "environment.json").write_text(json.dumps({"tags": ["a\x1b[2J", "\x9b2J"]}))
+said = run("runs", "list").stdout
+ok("runs list: no name acts on a terminal", not any(c in said for c in "\x1b\x07\x9b") and "x\\x1b]52;c;eA==\\x07" in said, repr(said))
+shutil.rmtree(planted)
+
 # One peak a machine: runs of the same type and threads are measured against the same.
 peaks = [json.loads((work / "runs" / name / "environment.json").read_text())["device_peak"] for name in ("some", "parallel.pipeline")]
 run("train", "run.toml", "--set", "run.name=again", "--set", 'train.stop_after="1 steps"')
