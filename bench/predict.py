@@ -133,9 +133,9 @@ def main():
     unseen = [r for r in rows if r["extrapolated"]]
     if unseen:
         print(f"*: ranks that the calibration did not see: median error {100 * median_error(unseen):.1f}% over {len(unseen)}")
-    # The system gives memory by pages, of up to 2 MiB.
-    differing = [r for r in rows if not 0 <= r["planned_bytes"] - r["touched_bytes"] < 2 << 20]
-    print(f"median error {100 * median_error(rows):.1f}% over {len(rows)} shapes; memory {'DIFFERS' if differing else 'as planned, up to a page'}")
+    # An op may leave some of its scratch, and the system gives memory by pages.
+    differing = [r for r in rows if not 0.95 * r["planned_bytes"] < r["touched_bytes"] <= r["planned_bytes"]]
+    print(f"median error {100 * median_error(rows):.1f}% over {len(rows)} shapes; memory {'DIFFERS' if differing else 'touched as planned'}")
     if a.output:
         pathlib.Path(a.output).write_text(json.dumps({"median_error": median_error(rows), "memory_exact": not differing, "rows": rows}, indent=1) + "\n")
     measured = [("predict/step", 100 * median_error(rows), None), ("predict/memory", len(differing), None)]

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "exec/executor.h"
+#include "math/allocation.h"
 #include "math/scratch.h"
 #include "program/build.h"
 #include "program/payload.h"
@@ -145,8 +146,14 @@ void mark_written(const program::Program& p, comm::Communicator& world, bool apa
     const std::int64_t slot = micro++ * p.setting.data_ranks() + program::data_rank(p.setting, executor.coordinates());
     return read(slot * p.setting.micro_batch, p.setting.micro_batch, to);
   };
+  world.barrier();
+  const std::int64_t before = math::AllocationGuard::unserved();
+  world.barrier();
   for (input.step = 1; input.step <= 2; ++input.step)
     if (executor.run(input).non_finite) throw Error("rank {}: not finite", world.rank());
+  world.barrier();
+  EXPECT_EQ(math::AllocationGuard::unserved() - before, 0) << "bytes that ATen took beside the arenas, of all ranks";
+  world.barrier();
   for (std::size_t place = 0; place < kPlaces.size(); ++place) {
     const auto arena = executor.arena(kPlaces[place]);
     Marks& marks = written[place];

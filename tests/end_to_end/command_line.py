@@ -37,6 +37,13 @@ for words, says in (
 ):
     refused(f"molen {' '.join(words)}", *words, says=says)
 
+# What a message repeats of a file acts on no terminal.
+(work / "escape.toml").write_text('[model]\n"\\u001b]52;c;eA==\\u0007" = 1\n')
+(work / "escape.json").write_text('{"\\u001b]52;c;eA==\\u0007": 1, "\\u001b]52;c;eA==\\u0007": 2}')
+for words in (["config", "show", "escape.toml"], ["simulate", "--model", "llama-tiny", "--cluster", "escape.json"], ["train", "\x1b[2J.toml"], ["report", "\x9b2J"]):
+    r = run(*words, code=2)
+    ok(f"{words[0]}: no escape reaches the terminal", not any(c in r.stdout + r.stderr for c in "\x1b\x07\x9b") and r.stderr.startswith("molen: "), repr(r.stderr))
+
 r = subprocess.run([MOLEN, "doctor"], cwd=work, env={**ENV, "MOLEN_GEMM": "cublas"}, capture_output=True, text=True)
 ok("MOLEN_GEMM of no library is refused", r.returncode == 2 and "MOLEN_GEMM=cublas: aten or onednn" in r.stderr, r.stderr)
 

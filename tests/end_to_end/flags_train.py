@@ -98,7 +98,8 @@ def bench(case):
     planned = json.loads(case.molen("program", "--model", "llama-tiny", small, "--format", "json").stdout)["peak_bytes"]
     equal("its arena", preset["arena_bytes"], planned)
     assert planned != times[1]["arena_bytes"]
-    assert planned - 4096 < preset["arena_touched_bytes"] <= planned, (preset["arena_touched_bytes"], planned)
+    # Pages of it: an op may leave some of its scratch.
+    assert 0.95 * planned < preset["arena_touched_bytes"] <= planned, (preset["arena_touched_bytes"], planned)
 
 
 # --- what looks at runs ----------------------------------------------------------------------------------------------------------------
