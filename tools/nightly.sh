@@ -145,7 +145,7 @@ hang() {
 load() {
   cmake --build --preset release -j "$(nproc)" --target train_test >"$log/load-build.txt" 2>&1
   if MOLEN_LOAD_MIB=1024 build/release/src/train/train_test --gtest_filter=LoadedBytes.* >"$log/load.txt" 2>&1; then
-    record load/read "$(sed -nE 's/^bytes read over bytes needed: ([0-9.]+)$/\1/p' "$log/load.txt")" "tools/nightly.sh load" "of one rank's checkpoint on two: $(sed -nE 's/^ +1 rank to ((NO_SHARD|FULL_SHARD|TP) 2) +([0-9.]+) .*/\1 \3/p' "$log/load.txt" | paste -sd, | sed 's/,/, /g')"
+    record load/read "$(sed -nE 's/^bytes read over bytes needed: ([0-9.]+)$/\1/p' "$log/load.txt")" "tools/nightly.sh load" "of one rank's checkpoint on two: $(sed -nE 's/^ +1 rank to ((FULL_SHARD|TP) 2) +([0-9.]+) .*/\1 \3/p' "$log/load.txt" | paste -sd, | sed 's/,/, /g')"
   else
     finding "a load reads more than it needs: see $log/load.txt"
   fi

@@ -85,8 +85,7 @@ TEST(CheckpointSize, OfLargeModelsUnderLargeLayouts) {
   const std::vector<Case> cases{{"8B, TP 2", "llama3-8b", layout(1, 2, 1, 0)},
                                 {"8B, TP 2, FULL_SHARD 4", "llama3-8b", layout(4, 2, 1, 3)},
                                 {"70B, TP 8 x PP 4", "llama3-70b", layout(1, 8, 4, 0)},
-                                {"405B, TP 8 x PP 16 x DP 8", "llama3-405b", layout(8, 8, 16, 0)},
-                                {"405B, TP 8 x PP 16 x FULL_SHARD 8", "llama3-405b", layout(8, 8, 16, 3)}};
+                                {"405B, TP 8 x PP 16 x DP 8", "llama3-405b", layout(8, 8, 16, 3)}};
   constexpr std::uint64_t kBound = 50'000'000;
   fmt::print("{:<36} {:>6} {:>8} {:>9} {:>12} {:>14} {:>9}\n", "planned", "ranks", "tensors", "slices", "index bytes",
              "largest header", "read in");

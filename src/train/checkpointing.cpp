@@ -37,6 +37,31 @@ std::pair<std::int64_t, std::int64_t> tile_of(const exec::Executor& executor, in
   return program::unit_tile(p.setting, executor.coordinates(), p.units[static_cast<std::size_t>(unit)].elements);
 }
 
+// Where a block of a parameter begins that is stored whole, nearest to a border within the unit.
+std::int64_t nearest_block(const program::Unit& unit, std::int64_t border) {
+  constexpr std::int64_t kBlock = checkpoint::kBlockBytes / 4;  // elements of fp32
+  std::int64_t first = 0, last = unit.elements;                 // of the parameter around the border
+  for (const program::UnitEntry& entry : unit.entries)
+    if (entry.offset <= border)
+      first = std::max(first, entry.offset);
+    else
+      last = std::min(last, entry.offset);
+  const std::int64_t before = first + (border - first) / kBlock * kBlock, after = std::min(before + kBlock, last);
+  return border - before <= after - border ? before : after;
+}
+
+// The part of a unit that this rank reads of a checkpoint: its tile. Where every rank holds whole units and gets the
+// others' parts from them, the borders lie between blocks, so that no block is read by two.
+std::pair<std::int64_t, std::int64_t> reading_tile(const exec::Executor& executor, int unit) {
+  const auto& p = executor.program();
+  const program::Unit& u = p.units[static_cast<std::size_t>(unit)];
+  auto [first, last] = tile_of(executor, unit);
+  if (p.setting.zero > 0) return {first, last};
+  if (first > 0) first = nearest_block(u, first);
+  if (last < u.elements) last = nearest_block(u, last);
+  return {first, last};
+}
+
 // The elements of [first, last) of a unit's state, where they lie.
 at::Tensor held_part(const exec::Executor& executor, const std::string& storage, int unit, std::int64_t first,
                      std::int64_t last) {
@@ -54,7 +79,7 @@ void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, co
   const auto parameters = arch::parameters(program.arch);
   for (int u = 0; u < static_cast<int>(program.units.size()); ++u) {
     if (!program.counts(u)) continue;  // the pipeline's first stage reads it
-    const auto [first, last] = tile_of(executor, u);
+    const auto [first, last] = reading_tile(executor, u);
     const auto boxes = program::global_boxes(program, executor.coordinates(), u, first, last);
     for (std::size_t begin = 0, end; begin < boxes.size(); begin = end) {
       end = begin;
@@ -114,7 +139,7 @@ void share_between_ends(exec::Executor& executor, const std::vector<std::string>
   if (mine == 0) return;
   for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
     if (!p.shared_by_ends(u)) continue;
-    const auto [first, last] = tile_of(executor, u);
+    const auto [first, last] = reading_tile(executor, u);
     for (const std::string& storage : storages)
       for (std::int64_t at = first; at < last; at += kPiece) {
         const std::int64_t n = std::min(kPiece, last - at);
@@ -129,7 +154,7 @@ void share_between_ends(exec::Executor& executor, const std::vector<std::string>
 // Every rank's tile goes to all ranks of the group, which hold the same elements of the unit. Collective over the
 // group.
 void exchange_tiles(exec::Executor& executor, const std::string& storage, int unit, comm::Communicator& group) {
-  const auto tile = tile_of(executor, unit);
+  const auto tile = reading_tile(executor, unit);
   std::vector<std::int64_t> bounds(static_cast<std::size_t>(group.size()) * 2, 0);
   bounds[static_cast<std::size_t>(group.rank()) * 2] = tile.first;
   bounds[static_cast<std::size_t>(group.rank()) * 2 + 1] = tile.second;
@@ -158,7 +183,7 @@ void exchange_tiles(exec::Executor& executor, const std::string& storage, int un
 void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& replicas,
                  comm::Communicator& copies) {
   for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
-    const auto tile = tile_of(executor, u), held = executor.state_range(storage, u);
+    const auto tile = reading_tile(executor, u), held = executor.state_range(storage, u);
     const std::int64_t elements = executor.program().units[static_cast<std::size_t>(u)].elements;
     // All ranks decide alike: the tile of one may happen to be all that there is.
     std::int32_t lacking[2] = {held != tile ? 1 : 0, held.first != 0 || held.second != elements ? 1 : 0};

@@ -117,14 +117,16 @@ TEST(LoadedBytes, EachByteOnce) {
     }
     for (const Named& loading : kLayouts) {
       const bool same = loading.name == saved.name, alone = loading.layout.ranks() == 1;
-      // Between other layouts a block may hold parts of several ranks, which each of them reads.
-      if (!same && !alone && saved.layout.ranks() > 1) continue;
+      // Ranks that hold whole units hand each other theirs. Between other layouts a block may hold parts of several
+      // ranks, which each of them reads.
+      const bool once = same || alone || loading.layout.ranks() == loading.layout.shards * (loading.layout.zero == 0) ||
+                        loading.layout.ranks() == loading.layout.stages;
+      if (!once && saved.layout.ranks() > 1) continue;
       const Loaded loaded = load(a, loading.layout, path);
       EXPECT_EQ(loaded.hash, hash) << saved.name << " to " << loading.name;
       EXPECT_GE(loaded.ratio, 1.0);
-      EXPECT_LE(loaded.ratio, same || alone ? 1.02 : loading.layout.ranks() + 0.02)
-          << saved.name << " to " << loading.name;
-      if (same || alone) worst = std::max(worst, loaded.ratio);
+      EXPECT_LE(loaded.ratio, once ? 1.02 : loading.layout.ranks() + 0.02) << saved.name << " to " << loading.name;
+      if (once) worst = std::max(worst, loaded.ratio);
       fmt::print("{:>20} to {:<20} {:.4f} bytes read over bytes needed, {:.2f} s\n", saved.name, loading.name,
                  loaded.ratio, loaded.seconds);
     }
