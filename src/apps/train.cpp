@@ -176,7 +176,7 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"gemm_gflops", train::measure_precision(p.setting.threads).fp32},
                             {"peak_rss_bytes", peak_resident().value},
                             {"arena_bytes", plan.peak.value},
-                            {"arena_used_bytes", run.used.value},
+                            {"arena_touched_bytes", run.touched ? Json(run.touched->value) : Json()},
                             {"startup_s", ready - started},
                             // On the monotonic clock, to tell loading the program, too.
                             {"ready_at_s", ready},

@@ -188,7 +188,8 @@ void Checkpoint::read_boxes(const std::string& name, std::span<const Box> wanted
 void Checkpoint::read(const std::string& name, std::span<const Box> wanted, const Take& take) const {
   const StoredTensor& stored = tensor(name);
   for (const Box& box : wanted)
-    MOLEN_CHECK(box.sizes.size() == stored.shape.size() && intersection(box, whole_box(stored.shape)) == box,
+    MOLEN_CHECK(box.sizes.size() == stored.shape.size() &&
+                    (box.elements() == 0 || intersection(box, whole_box(stored.shape)) == box),
                 "box {} of tensor '{}' [{}]", text_of(box), name, fmt::join(stored.shape, ", "));
   read_boxes(name, wanted, take, false);
 }

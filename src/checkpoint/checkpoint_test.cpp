@@ -18,6 +18,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_folder.h"
+#include "checkpoint/test_golden.h"
 
 namespace molen::checkpoint {
 namespace {
@@ -426,6 +427,36 @@ TEST(Checkpoint, RefusesAnIndexThatPointsElsewhere) {
   EXPECT_NE(with("\"fp32\"", "\"fp64\""), "");
   EXPECT_NE(with("\"fp32\"", "\"f32\""), "");
   EXPECT_NE(with("\"format_version\":2", "\"format_version\":3"), "");
+}
+
+// What the code of commit 0f58bcb wrote (tests/golden/checkpoint/make_version_1.cpp), in flat slices.
+TEST(Checkpoint, ReadsFormatVersion1BitForBit) {
+  const fs::path directory = "tests/golden/checkpoint/version-1";
+  ASSERT_EQ(latest(directory), directory / "step-000000042");
+  const Checkpoint checkpoint(directory / "step-000000042");
+  EXPECT_EQ(checkpoint.step(), 42);
+  EXPECT_EQ(checkpoint.state(), (Json{{"step_done", 42}, {"text", "een \xc3\xa9\xc3\xa9n"}, {"loss", 0.1}}));
+  EXPECT_EQ(checkpoint.attachment("config.toml"), "[run]\nname = \"golden\"\n");
+  EXPECT_EQ(checkpoint.tensors().size(), golden::tensors().size());
+  std::int64_t flat = 0;
+  for (const golden::Tensor& tensor : golden::tensors()) {
+    const std::string name(tensor.name);
+    const StoredTensor& stored = checkpoint.tensor(name);
+    EXPECT_EQ(stored.dtype, tensor.dtype) << name;
+    EXPECT_EQ(stored.shape, tensor.shape) << name;
+    for (const Slice& slice : stored.slices) flat += slice.boxes.size() > 1;
+    const std::vector<char> expected = golden::bytes_of(tensor);
+    const std::int64_t n = golden::elements_of(tensor), width = size_of(tensor.dtype);
+    ASSERT_EQ(stored.elements(), n) << name;
+    for (std::int64_t first = 0; first <= n; ++first)
+      for (const std::int64_t count : {n - first, (n - first) / 2}) {
+        std::vector<char> got(static_cast<std::size_t>(count * width));
+        checkpoint.read(name, first, count, got.data());
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), expected.begin() + first * width)) << name << " from " << first;
+      }
+  }
+  EXPECT_GE(flat, 6) << "slices that are no box";
+  EXPECT_EQ(verify(checkpoint.path()).tensors, 8);
 }
 
 TEST(Checkpoint, HostileDocumentsAreBounded) {

@@ -91,14 +91,18 @@ struct TensorSpec {
   std::vector<std::int64_t> shape;
 };
 
+// The order in which the reference writer, and ours, lays tensors out: widest dtype first, then by name.
+void sort_as_written(std::vector<TensorSpec>& tensors);
+// The header of a file of these tensors, back to back in this order, with the eight bytes of its length.
+std::string header_of(const std::vector<TensorSpec>& tensors, const std::map<std::string, std::string>& metadata);
+
 struct WriterOptions {
   std::map<std::string, std::string> metadata;
   bool hashes = false;  // "xxh3:<name>" in "__metadata__"; the parts of a tensor must then come in order
 };
 
-// The header is known ahead, the tensors come in parts of any size. Nothing stands under `path` before finish().
-// Tensors are laid out as the reference writer does: widest dtype first, then by name; the header is padded to a
-// multiple of 8 bytes.
+// The header is known ahead, the tensors come in parts of any size. Nothing stands under `path` before finish(). The
+// header is padded to a multiple of 8 bytes.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(fs::path path, std::vector<TensorSpec> tensors, WriterOptions options = {});

@@ -105,6 +105,39 @@ std::int64_t SafetensorsFile::verify_hashes() const {
   return compared;
 }
 
+void sort_as_written(std::vector<TensorSpec>& tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](const TensorSpec& a, const TensorSpec& b) {
+    const std::int64_t left = size_of(a.dtype), right = size_of(b.dtype);
+    return left != right ? left > right : a.dtype != b.dtype ? a.dtype < b.dtype : a.name < b.name;
+  });
+}
+
+std::string header_of(const std::vector<TensorSpec>& tensors, const std::map<std::string, std::string>& metadata) {
+  std::string text = "{";
+  const auto quoted = [](const std::string& s) { return Json(s).dump(); };
+  if (!metadata.empty()) {
+    text += "\"__metadata__\":{";
+    for (const auto& [key, value] : metadata) text += fmt::format("{}:{},", quoted(key), quoted(value));
+    text.back() = '}';
+    text += ",";
+  }
+  std::uint64_t begin = 0;
+  for (const TensorSpec& spec : tensors) {
+    const std::uint64_t end = begin + bytes_of(spec);
+    text += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}},", quoted(spec.name),
+                        safetensors_name(spec.dtype), fmt::join(spec.shape, ","), begin, end);
+    begin = end;
+  }
+  if (text.size() > 1) text.pop_back();
+  text += "}";
+  text.append((8 - text.size() % 8) % 8, ' ');
+  const std::uint64_t length = text.size();
+  MOLEN_CHECK(length <= kMaxHeaderBytes, "a safetensors header of {} bytes", length);
+  std::string prefix(8, '\0');
+  std::memcpy(prefix.data(), &length, 8);
+  return prefix + text;
+}
+
 struct SafetensorsWriter::Slot {
   TensorSpec spec;
   std::uint64_t begin = 0, size = 0;
@@ -114,10 +147,7 @@ struct SafetensorsWriter::Slot {
 
 SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<TensorSpec> tensors, WriterOptions options)
     : file_(File::temporary_beside(path)), options_(std::move(options)) {
-  std::sort(tensors.begin(), tensors.end(), [](const TensorSpec& a, const TensorSpec& b) {
-    const std::int64_t left = size_of(a.dtype), right = size_of(b.dtype);
-    return left != right ? left > right : a.dtype != b.dtype ? a.dtype < b.dtype : a.name < b.name;
-  });
+  sort_as_written(tensors);
   for (TensorSpec& spec : tensors) {
     const std::string problem = name_problem(spec.name);
     MOLEN_CHECK(problem.empty() && spec.shape.size() <= kMaxRank, "tensor '{}' cannot be stored: {}", spec.name,
@@ -147,34 +177,16 @@ std::uint64_t SafetensorsWriter::bytes() const {
   return buffer_begin_ + buffer_size_;
 }
 
-// Length included. Hashes have a fixed width, so that the header keeps its length when they become known.
+// Hashes have a fixed width, so that the header keeps its length when they become known.
 std::string SafetensorsWriter::header_text() const {
-  std::string text = "{";
-  const auto quoted = [](const std::string& s) { return Json(s).dump(); };
   std::map<std::string, std::string> metadata = options_.metadata;
   if (options_.hashes) {
     for (const auto& slot : slots_)
       metadata["xxh3:" + slot->spec.name] = hex_of(XXH3_128bits_digest(slot->state.get()));
   }
-  if (!metadata.empty()) {
-    text += "\"__metadata__\":{";
-    for (const auto& [key, value] : metadata) text += fmt::format("{}:{},", quoted(key), quoted(value));
-    text.back() = '}';
-    text += ",";
-  }
-  for (const auto& slot : slots_) {
-    text += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}},", quoted(slot->spec.name),
-                        safetensors_name(slot->spec.dtype), fmt::join(slot->spec.shape, ","), slot->begin,
-                        slot->begin + slot->size);
-  }
-  if (text.size() > 1) text.pop_back();
-  text += "}";
-  text.append((8 - text.size() % 8) % 8, ' ');
-  const std::uint64_t length = text.size();
-  MOLEN_CHECK(length <= kMaxHeaderBytes, "a safetensors header of {} bytes", length);
-  std::string prefix(8, '\0');
-  std::memcpy(prefix.data(), &length, 8);
-  return prefix + text;
+  std::vector<TensorSpec> specs;
+  for (const auto& slot : slots_) specs.push_back(slot->spec);
+  return header_of(specs, metadata);
 }
 
 void SafetensorsWriter::write(std::string_view tensor, std::uint64_t offset, const void* data, std::uint64_t size) {

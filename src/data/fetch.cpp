@@ -158,16 +158,14 @@ std::string copyright_path(const fs::path& folder, const std::string& package) {
 
 void unpack_archive(const fs::path& archive, const fs::path& target) {
   // Beside the target and renamed, so that a half-unpacked package is never taken for a whole one.
-  const fs::path part = target.string() + ".part";
-  remove_tree(part);
-  make_directories(part);
+  TemporaryDirectory part(target);
   const ProcessResult result =
-      run_process({"dpkg-deb", "-x", fs::absolute(archive).string(), fs::absolute(part).string()}, ".");
+      run_process({"dpkg-deb", "-x", fs::absolute(archive).string(), fs::absolute(part.path()).string()}, ".");
   if (result.status == 127)
     throw Error("dpkg-deb is not installed: packages can only be unpacked on Debian and its kin");
   if (result.status != 0) throw Error("{}: cannot be unpacked: {}", archive.string(), last_lines(result.output));
   remove_tree(target);
-  rename_path(part, target);
+  part.publish();
 }
 
 FetchRecord parse_fetch_record(std::string_view text, std::string_view origin) {

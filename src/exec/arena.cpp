@@ -2,10 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <vector>
 
 #include "base/error.h"
 
@@ -70,6 +73,22 @@ void Arena::take(bool pinned) {
     throw Error("the memory plan needs {}, which this machine does not give", human(size));
   }
   ::madvise(base_, static_cast<std::size_t>(size.value), MADV_HUGEPAGE);  // a hint; refusal costs speed only
+}
+
+std::optional<Bytes> Arena::touched() const {
+  if (!base_ || block_.defined()) return std::nullopt;
+  constexpr std::int64_t kPages = 1 << 16;  // asked about at once
+  const std::int64_t page = ::sysconf(_SC_PAGESIZE);
+  std::vector<unsigned char> given(static_cast<std::size_t>(kPages));
+  std::int64_t pages = 0;
+  for (std::int64_t at = 0; at < size_.value; at += kPages * page) {
+    const std::int64_t bytes = std::min(kPages * page, size_.value - at);
+    if (::mincore(static_cast<char*>(base_) + at, static_cast<std::size_t>(bytes), given.data()) != 0)
+      return std::nullopt;
+    pages += std::count_if(given.begin(), given.begin() + (bytes + page - 1) / page,
+                           [](unsigned char state) { return (state & 1) != 0; });
+  }
+  return Bytes(std::min(pages * page, size_.value));
 }
 
 std::optional<at::Device> Arena::device_of(const void* data) {

@@ -24,6 +24,10 @@ class Arena {
 
   Bytes size() const { return size_; }
   at::Device device() const { return device_; }
+  // What the system has given of it: pages that were written or read since it was made, with the pages beside them
+  // where it gives large ones; less what it has moved out since. Nothing where memory is not given page by page (a
+  // device's, pinned memory).
+  std::optional<Bytes> touched() const;
   void* at(std::int64_t offset) const { return static_cast<char*>(base_) + offset; }
   // The device of the arena that an address lies in; nothing where it lies in none of this process.
   static std::optional<at::Device> device_of(const void* data);

@@ -131,7 +131,7 @@ class Executor::Impl {
     if (const at::Device streams = options_.streams.value_or(options_.device); !streams.is_cpu())
       launches_ = std::make_unique<Launches>(streams, ops_.size());
     for (const auto& e : ops_) launched_.push_back(launches_ && !options_.written && only_launched(program_, *e.step));
-    measured_.assign(ops_.size(), 0);
+    high_water_.assign(ops_.size(), 0);
     for (const auto& e : ops_) used_[static_cast<std::size_t>(e.step->stream)] = true;
   }
 
@@ -175,9 +175,17 @@ class Executor::Impl {
                                             : arena_->view(base_ + offset, b.dtype, {b.elements});
   }
 
-  std::span<std::byte> arena() const {
+  const Arena& arena_of(program::Place place) const { return place == program::Place::kHost ? *host_ : *arena_; }
+
+  std::span<std::byte> bytes_of(program::Place place) const {
     MOLEN_CHECK(options_.device.is_cpu(), "the bytes of a device are not read here");
-    return {static_cast<std::byte*>(arena_->at(0)), static_cast<std::size_t>(arena_->size().value)};
+    const Arena& arena = arena_of(place);
+    return {static_cast<std::byte*>(arena.at(0)), static_cast<std::size_t>(arena.size().value)};
+  }
+
+  std::optional<Bytes> touched(program::Place place) const {
+    const bool lent = place == program::Place::kDevice && owner_ && arena_ == owner_->arena_;
+    return lent ? std::nullopt : arena_of(place).touched();
   }
 
   program::Program program_;
@@ -186,7 +194,7 @@ class Executor::Impl {
   program::MemoryPlan plan_;
   program::Slots slots_;
   std::vector<program::Expanded> ops_;
-  std::vector<std::int64_t> measured_;
+  std::vector<std::int64_t> high_water_;
 
  private:
   // Instances of a body share its kernels where their micro-batches lie in the same slots.
@@ -216,7 +224,8 @@ class Executor::Impl {
 
   // A program that borrows another's weights also runs in its transient space where it fits: the two never run at once.
   void place(const Executor* owner) {
-    host_ = std::make_unique<Arena>(plan_.host, at::kCPU, !options_.device.is_cpu());
+    const Bytes guard = plan_.host.value > 0 ? options_.guard : Bytes{};
+    host_ = std::make_unique<Arena>(plan_.host + guard, at::kCPU, !options_.device.is_cpu());
     if (owner) {
       owner_ = owner->impl_.get();
       const std::int64_t space = owner_->plan_.peak.value - owner_->plan_.persistent.value;
@@ -407,7 +416,7 @@ class Executor::Impl {
         top = std::max(top, plan_.buffer_offset[b] + math::Scratch::aligned(buffer.bytes().value));
     }
     if (scratch_offset >= 0) top = std::max(top, scratch_offset + math::Scratch::aligned(scratch_used));
-    measured_[i] = top;
+    high_water_[i] = top;
   }
 
   void poison(std::size_t i) {
@@ -467,8 +476,11 @@ const program::MemoryPlan& Executor::memory() const {
 const std::vector<program::Expanded>& Executor::ops() const {
   return impl_->ops_;
 }
-const std::vector<std::int64_t>& Executor::measured_high_water() const {
-  return impl_->measured_;
+const std::vector<std::int64_t>& Executor::high_water() const {
+  return impl_->high_water_;
+}
+std::optional<Bytes> Executor::touched(program::Place place) const {
+  return impl_->touched(place);
 }
 
 namespace {
@@ -504,8 +516,8 @@ comm::Traffic Executor::traffic(program::Axis axis, comm::CallKind kind) const {
   return group ? group->traffic_of(kind) : comm::Traffic{0, 0, 0, 0};
 }
 
-std::span<std::byte> Executor::arena() const {
-  return impl_->arena();
+std::span<std::byte> Executor::arena(program::Place place) const {
+  return impl_->bytes_of(place);
 }
 
 const mesh::PerAxis& Executor::coordinates() const {

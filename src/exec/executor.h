@@ -69,7 +69,7 @@ struct Options {
   std::function<void(const program::Expanded&, const std::vector<at::Tensor>& writes)> written = {};
   // For tests: whose streams order the ops, where not those of `device`.
   std::optional<at::Device> streams = {};
-  // For tests of what a step writes: bytes of the arena behind what is planned, and a plan in which nothing takes
+  // For tests of what a step writes: bytes of each arena behind what is planned, and a plan in which nothing takes
   // turns.
   Bytes guard = {};
   bool apart = false;
@@ -100,13 +100,17 @@ class Executor {
   std::pair<std::int64_t, std::int64_t> state_range(const std::string& family, int unit) const;
   // What this rank's communicator of an axis has moved so far by a kind of call; nothing for an axis that no op names.
   comm::Traffic traffic(program::Axis axis, comm::CallKind kind) const;
-  // The whole arena, with Options::guard: a test sees what a step writes. Of a CPU device.
-  std::span<std::byte> arena() const;
+  // The whole arena of the device, or of what stands on the host, with Options::guard: a test sees what a step writes.
+  // Of a CPU device.
+  std::span<std::byte> arena(program::Place place = program::Place::kDevice) const;
   // Where this rank stands in the program's mesh.
   const mesh::PerAxis& coordinates() const;
 
-  // Highest byte in use while each expanded op of the last `run` was running; equals MemoryPlan::high_water.
-  const std::vector<std::int64_t>& measured_high_water() const;
+  // End of the highest byte in use while each expanded op of the last `run` was running, in the plan's places: what is
+  // counted is how much of its scratch an op took. Equals MemoryPlan::high_water. No measurement of what was touched.
+  const std::vector<std::int64_t>& high_water() const;
+  // Arena::touched of the arena that this executor made for itself.
+  std::optional<Bytes> touched(program::Place place = program::Place::kDevice) const;
 
  private:
   class Impl;

@@ -558,8 +558,9 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
       return stats;
     case Value::kQkv:
     case Value::kDQkv:
-    case Value::kDQuery:
       return n * a.qkv_size();
+    case Value::kDQuery:  // becomes q|k|v where it stands, but where it is wider
+      return n * (wide_partial(program, Value::kDQuery) ? a.query_size() : a.qkv_size());
     case Value::kKeys:
     case Value::kDKeys:
     case Value::kDKeysIn:

@@ -88,7 +88,8 @@ Chart memory_chart(const RunData& run) {
   const double unit = large ? 1024.0 * 1024 * 1024 : 1024.0 * 1024;
   const auto in_unit = [&](std::int64_t bytes) { return bytes > 0 ? static_cast<double>(bytes) / unit : std::nan(""); };
   Chart c = chart(run, "Memory of a rank", large ? "GiB, most of all ranks" : "MiB, most of all ranks");
-  c.series.push_back(over_steps(run, "used, peak", [&](const auto& m) { return in_unit(m.memory_peak_bytes); }));
+  c.series.push_back(
+      over_steps(run, "in use, by the plan's places", [&](const auto& m) { return in_unit(m.memory_peak_bytes); }));
   c.series.push_back(over_steps(run, "planned", [&](const auto& m) { return in_unit(m.memory_planned_bytes); }));
   c.series.back().dashed = 1;
   c.from_zero = true;

@@ -73,7 +73,7 @@ std::string tiles(const RunData& run) {
     s += tile(last.flops_formula.empty() ? "MFU, median" : "MFU (" + last.flops_formula + "), median",
               finite(100 * median(mfu), "{:.1f}%"));
   s += tile("time in steps", human(Seconds(total_s))) +
-       tile("memory peak of a rank", peak > 0 ? human(Bytes(peak)) : "");
+       tile("memory of a rank, by its plan", peak > 0 ? human(Bytes(peak)) : "");
   const auto totals = energy_totals(run);
   if (totals.empty()) return s + tile("energy", "") + "</div>";
   // Scopes nest (a package holds its cores), so they are not summed.

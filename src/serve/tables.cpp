@@ -60,7 +60,7 @@ std::string predicted_section(const RunData& run) {
        "scope=col>error<th><th scope=col>waiting";
   s += member_row(part("step_s"), "step", "predicted", "measured", seconds);
   const Json memory = part("memory_bytes");
-  s += member_row(memory, "memory: arena of a rank", "planned", "measured", bytes);
+  s += member_row(memory, "memory: arena of a rank (measured: pages touched)", "planned", "measured", bytes);
   s += member_row(memory, "memory: whole process", "process_predicted", "process_measured", bytes);
   const Json ops = part("ops");
   if (!ops.is_array()) return s + "</table></div>";

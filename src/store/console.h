@@ -28,7 +28,7 @@ struct ConsoleStep {
   std::string flops_formula;                                // "palm": shown at MFU
   std::optional<double> tflops;                             // model TFLOP/s per device
   std::optional<double> mfu;                                // a fraction, 0 to 1
-  std::optional<std::int64_t> memory_peak, memory_planned;  // bytes, maximum over ranks
+  std::optional<std::int64_t> memory_peak, memory_planned;  // as in metrics.h
   double data_wait_s = 0;
   std::optional<double> j_per_token, watts;
   bool energy_partial = false;  // they leave something out: marked ~

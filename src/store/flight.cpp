@@ -108,7 +108,10 @@ void put_text(char (&field)[N], const std::string& text) {
 std::string read_proc(const std::string& path) {
   try {
     return read_file(path, 1 << 16);
-  } catch (const Error&) {  // its process is gone
+  } catch (const UsageError&) {  // its process is gone
+    return "";
+  } catch (const IoError& error) {
+    if (error.code() != ESRCH) throw;  // no descriptor left, ...: that says nothing about the process
     return "";
   }
 }

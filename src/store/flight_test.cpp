@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/test_bounds.h"
+#include "base/test_filesystem.h"
 #include "store/flight_report.h"
 #include "store/watch.h"
 
@@ -210,6 +211,23 @@ TEST_F(Flight, AProcessIsAliveStoppedOrDead) {
 }
 
 // A program without copies has no rings for them, and one with has.
+// A watch that has no descriptor left must not take its neighbours for dead.
+TEST_F(Flight, WhatCannotBeAskedIsNotDead) {
+  make_directories(directory_);
+  const FlightIdentity own = identity();
+  FaultyFileSystem faulty(directory_);
+  const FileSystemOverride instead(faulty);
+  EXPECT_EQ(process_of(own, own), ProcessState::kAlive);
+  for (const int code : {EMFILE, EIO}) {
+    faulty.on_open = [code](const fs::path& path) { return path.string().starts_with("/proc/") ? -code : 0; };
+    EXPECT_THROW(process_of(own, own), IoError);
+  }
+  for (const int code : {ENOENT, ESRCH}) {
+    faulty.on_open = [code](const fs::path& path) { return path.string().starts_with("/proc/") ? -code : 0; };
+    EXPECT_EQ(process_of(own, own), ProcessState::kDead);
+  }
+}
+
 TEST_F(Flight, RingsOfTheStreamsThatAreUsed) {
   for (const int streams : {2, kFlightStreams}) {
     FlightWriter w(file(), identity(), streams);

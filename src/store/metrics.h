@@ -26,7 +26,9 @@ struct StepMetrics {
   double step_s = 0, tokens_per_s = 0, tokens_per_s_per_device = 0;
   std::string flops_formula;  // how model FLOPs are counted: "causal", "palm"; empty (no key) in older files
   std::optional<double> model_tflops_per_device, mfu, hfu;
-  std::int64_t memory_peak_bytes = 0, memory_planned_bytes = 0;  // maximum over ranks
+  // Maximum over ranks: the highest byte of the plan that ops had in use, counted by the plan's places and by the
+  // scratch that they took, and the plan's own. Neither is a measurement.
+  std::int64_t memory_peak_bytes = 0, memory_planned_bytes = 0;
   double data_wait_s = 0;
   std::map<std::string, double> phase_s;                  // with "bubble" and "idle" they sum to step_s
   std::map<std::string, std::optional<double>> energy_j;  // by scope

@@ -1,5 +1,5 @@
-// What lines and a run directory hold when the power goes, or the storage fails, at any call: all that `sync` said is on
-// disk, in order, and nothing that spoils what follows.
+// What lines and a run directory hold when the power goes, or the storage fails, at any call: all that `sync` said is
+// on disk, in order, and nothing that spoils what follows.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -141,8 +141,7 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
     if (i == 0) run.first_step_end_s = now().value;
     if (i > 0) run.timelines.push_back(std::move(result.timeline));
   }
-  const auto& high = executor.measured_high_water();
-  run.used = Bytes(*std::max_element(high.begin(), high.end()));
+  run.touched = executor.touched();
   return run;
 }
 

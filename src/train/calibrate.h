@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "comm/communicator.h"
@@ -36,10 +37,10 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::st
 std::vector<DType> likely_precisions(int threads, comm::Communicator& world);
 
 // Steps of `p` on synthetic tokens, timed; for calibration, comparison and benchmarks. Returns the Timeline of each
-// repeat on this rank after one warm-up, and the highest byte of the arena that was in use.
+// repeat on this rank after one warm-up, and what was touched of its arena (exec::Arena::touched).
 struct SyntheticRun {
   std::vector<program::Timeline> timelines;
-  Bytes used;
+  std::optional<Bytes> touched;
   double first_step_end_s = 0.0;  // now() behind the warm-up
 };
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats);

@@ -26,18 +26,40 @@ DType dtype_of(const at::Tensor& t) {
 
 constexpr std::int64_t kPiece = 1 << 22;  // elements that one call hands on
 
-struct Family {
-  std::string storage, prefix;
-};
-
-std::vector<Family> families(const exec::Executor& executor) {
-  return {{executor.has_state("master") ? "master" : "param", ""}, {"m", "optimizer.m/"}, {"v", "optimizer.v/"}};
+// Where the values of each of kSavedPrefixes lie.
+std::array<std::string, kSavedPrefixes.size()> storages(const exec::Executor& executor) {
+  return {executor.has_state("master") ? "master" : "param", "m", "v"};
 }
 
 // The part of a unit that this rank alone writes to a checkpoint, and reads from one.
 std::pair<std::int64_t, std::int64_t> tile_of(const exec::Executor& executor, int unit) {
   const auto& p = executor.program();
   return program::unit_tile(p.setting, executor.coordinates(), p.units[static_cast<std::size_t>(unit)].elements);
+}
+
+// Where a block of a parameter begins that is stored whole, nearest to a border within the unit.
+std::int64_t nearest_block(const program::Unit& unit, std::int64_t border) {
+  constexpr std::int64_t kBlock = checkpoint::kBlockBytes / 4;  // elements of fp32
+  std::int64_t first = 0, last = unit.elements;                 // of the parameter around the border
+  for (const program::UnitEntry& entry : unit.entries)
+    if (entry.offset <= border)
+      first = std::max(first, entry.offset);
+    else
+      last = std::min(last, entry.offset);
+  const std::int64_t before = first + (border - first) / kBlock * kBlock, after = std::min(before + kBlock, last);
+  return border - before <= after - border ? before : after;
+}
+
+// The part of a unit that this rank reads of a checkpoint: its tile. Where every rank holds whole units and gets the
+// others' parts from them, the borders lie between blocks, so that no block is read by two.
+std::pair<std::int64_t, std::int64_t> reading_tile(const exec::Executor& executor, int unit) {
+  const auto& p = executor.program();
+  const program::Unit& u = p.units[static_cast<std::size_t>(unit)];
+  auto [first, last] = tile_of(executor, unit);
+  if (p.setting.zero > 0) return {first, last};
+  if (first > 0) first = nearest_block(u, first);
+  if (last < u.elements) last = nearest_block(u, last);
+  return {first, last};
 }
 
 // The elements of [first, last) of a unit's state, where they lie.
@@ -56,7 +78,8 @@ void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, co
   const auto& program = executor.program();
   const auto parameters = arch::parameters(program.arch);
   for (int u = 0; u < static_cast<int>(program.units.size()); ++u) {
-    const auto [first, last] = tile_of(executor, u);
+    if (!program.counts(u)) continue;  // the pipeline's first stage reads it
+    const auto [first, last] = reading_tile(executor, u);
     const auto boxes = program::global_boxes(program, executor.coordinates(), u, first, last);
     for (std::size_t begin = 0, end; begin < boxes.size(); begin = end) {
       end = begin;
@@ -98,10 +121,40 @@ std::unique_ptr<comm::Communicator> along(const exec::Executor& executor, comm::
   return world.split(color, key);
 }
 
+// An embedding that a pipeline's first and last stage share goes from the one to the other, a tile at a time.
+// Collective.
+void share_between_ends(exec::Executor& executor, const std::vector<std::string>& storages, comm::Communicator& world) {
+  const program::Program& p = executor.program();
+  std::int32_t shared = 0;
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) shared |= p.shared_by_ends(u) ? 1 : 0;
+  const std::int32_t mine = shared;
+  world.all_reduce(&shared, 1, DType::kI32, comm::Reduce::kMax);
+  if (shared == 0) return;
+  // Ranks of the same place in the two stages; those between are together and have nothing to do.
+  const program::Setting& s = p.setting;
+  int place = 0;
+  for (const mesh::Axis axis : s.order)
+    if (axis != mesh::Axis::kPp) place = place * s.mesh[axis] + executor.coordinates()[axis];
+  const auto ends = world.split(2 * place + mine, executor.coordinates()[mesh::Axis::kPp]);
+  if (mine == 0) return;
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+    if (!p.shared_by_ends(u)) continue;
+    const auto [first, last] = reading_tile(executor, u);
+    for (const std::string& storage : storages)
+      for (std::int64_t at = first; at < last; at += kPiece) {
+        const std::int64_t n = std::min(kPiece, last - at);
+        at::Tensor values = held_part(executor, storage, u, at, at + n);
+        at::Tensor host = values.to(at::kCPU);
+        ends->broadcast(host.data_ptr(), n, dtype_of(host), 0);
+        if (!values.device().is_cpu()) values.copy_(host);
+      }
+  }
+}
+
 // Every rank's tile goes to all ranks of the group, which hold the same elements of the unit. Collective over the
 // group.
 void exchange_tiles(exec::Executor& executor, const std::string& storage, int unit, comm::Communicator& group) {
-  const auto tile = tile_of(executor, unit);
+  const auto tile = reading_tile(executor, unit);
   std::vector<std::int64_t> bounds(static_cast<std::size_t>(group.size()) * 2, 0);
   bounds[static_cast<std::size_t>(group.rank()) * 2] = tile.first;
   bounds[static_cast<std::size_t>(group.rank()) * 2 + 1] = tile.second;
@@ -130,7 +183,7 @@ void exchange_tiles(exec::Executor& executor, const std::string& storage, int un
 void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& replicas,
                  comm::Communicator& copies) {
   for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
-    const auto tile = tile_of(executor, u), held = executor.state_range(storage, u);
+    const auto tile = reading_tile(executor, u), held = executor.state_range(storage, u);
     const std::int64_t elements = executor.program().units[static_cast<std::size_t>(u)].elements;
     // All ranks decide alike: the tile of one may happen to be all that there is.
     std::int32_t lacking[2] = {held != tile ? 1 : 0, held.first != 0 || held.second != elements ? 1 : 0};
@@ -141,32 +194,44 @@ void share_tiles(exec::Executor& executor, const std::string& storage, comm::Com
 
 }  // namespace
 
+std::vector<SavedBox> saved_boxes(const program::Program& p, const mesh::PerAxis& coordinates) {
+  std::vector<SavedBox> boxes;
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+    if (!p.counts(u)) continue;
+    const program::Unit& unit = p.units[static_cast<std::size_t>(u)];
+    const auto [tile, tile_end] = program::unit_tile(p.setting, coordinates, unit.elements);
+    const auto [first, last] = program::counted_once(coordinates, unit, tile, tile_end);
+    for (auto& box : program::global_boxes(p, coordinates, u, first, last)) boxes.push_back({u, std::move(box)});
+  }
+  return boxes;
+}
+
 std::vector<checkpoint::Span> spans_of(const exec::Executor& executor) {
   const c10::InferenceMode inference;
   const auto& p = executor.program();
   const auto parameters = arch::parameters(p.arch);
+  const auto boxes = saved_boxes(p, executor.coordinates());
+  const auto storage = storages(executor);
   std::vector<checkpoint::Span> spans;
-  for (const Family& family : families(executor))
-    for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
-      if (!p.counts(u)) continue;
-      const auto [tile, tile_end] = tile_of(executor, u);
-      const auto [first, last] =
-          program::counted_once(executor.coordinates(), p.units[static_cast<std::size_t>(u)], tile, tile_end);
-      for (const auto& global : program::global_boxes(p, executor.coordinates(), u, first, last)) {
-        const auto& parameter = parameters[static_cast<std::size_t>(global.parameter)];
-        const at::Tensor values =
-            held_part(executor, family.storage, u, global.unit_first, global.unit_first + global.box.elements());
-        checkpoint::Span span{
-            family.prefix + parameter.name, dtype_of(values), parameter.shape, global.box, nullptr, {}};
-        if (values.device().is_cpu())
-          span.data = values.data_ptr();
-        else
-          span.read = [values](std::int64_t at, std::int64_t count, void* destination) {
-            const at::Tensor host = values.narrow(0, at, count).to(at::kCPU);
-            std::memcpy(destination, host.data_ptr(), host.nbytes());
-          };
-        spans.push_back(std::move(span));
-      }
+  for (std::size_t family = 0; family < kSavedPrefixes.size(); ++family)
+    for (const auto& [u, global] : boxes) {
+      const auto& parameter = parameters[static_cast<std::size_t>(global.parameter)];
+      const at::Tensor values =
+          held_part(executor, storage[family], u, global.unit_first, global.unit_first + global.box.elements());
+      checkpoint::Span span{std::string(kSavedPrefixes[family]) + parameter.name,
+                            dtype_of(values),
+                            parameter.shape,
+                            global.box,
+                            nullptr,
+                            {}};
+      if (values.device().is_cpu())
+        span.data = values.data_ptr();
+      else
+        span.read = [values](std::int64_t at, std::int64_t count, void* destination) {
+          const at::Tensor host = values.narrow(0, at, count).to(at::kCPU);
+          std::memcpy(destination, host.data_ptr(), host.nbytes());
+        };
+      spans.push_back(std::move(span));
     }
   return spans;
 }
@@ -185,6 +250,7 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, co
   const auto replicas = along(executor, world, mesh::kReplicas);
   const auto copies = along(executor, world, mesh::Axes{mesh::Axis::kDpReplicate});
   if (!weights_only) weights.insert(weights.end(), {"m", "v"});
+  share_between_ends(executor, weights, world);
   for (const std::string& storage : weights) share_tiles(executor, storage, *replicas, *copies);
 }
 

@@ -2,7 +2,9 @@
 // weights where there are any), moments under "optimizer.m/<name>" and "optimizer.v/<name>".
 #pragma once
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -11,6 +13,16 @@
 #include "exec/executor.h"
 
 namespace molen::train {
+
+// A box that a rank saves, of the weights and of each moment, and the unit that it lies in.
+struct SavedBox {
+  int unit = -1;
+  program::GlobalBox box;
+};
+// Those of the rank at `coordinates`, whose program's units, as program::describe has them, are `program`'s.
+std::vector<SavedBox> saved_boxes(const program::Program& program, const mesh::PerAxis& coordinates);
+// The prefixes of tensor names under which its elements stand: of weights, and of the moments.
+inline constexpr std::array<std::string_view, 3> kSavedPrefixes{"", "optimizer.m/", "optimizer.v/"};
 
 // What this rank saves: its part of every unit (program::unit_tile), so that the ranks' spans tile each tensor once,
 // whatever the layout.

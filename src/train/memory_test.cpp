@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstring>
@@ -12,6 +13,7 @@
 
 #include "base/error.h"
 #include "exec/executor.h"
+#include "math/allocation.h"
 #include "math/scratch.h"
 #include "program/build.h"
 #include "program/payload.h"
@@ -67,7 +69,7 @@ void check_peak(const char* name, DType compute, arch::Kernels kernels) {
   initialize_parameters(executor, 1, 2);
   one_step(executor, 1, a.vocabulary);
   const auto& plan = executor.memory();
-  const auto& high = executor.measured_high_water();
+  const auto& high = executor.high_water();
   std::int64_t peak = 0;
   for (std::size_t i = 0; i < executor.ops().size(); ++i) {
     const auto& e = executor.ops()[i];
@@ -75,24 +77,40 @@ void check_peak(const char* name, DType compute, arch::Kernels kernels) {
     EXPECT_EQ(planned, high[i]) << program::kind_of(e.step->op) << " " << e.op;
     peak = std::max(peak, high[i]);
   }
-  fmt::print("{:<12} planned peak {} measured {}\n", name, plan.peak.value, peak);
+  fmt::print("{:<12} planned peak {} counted {}\n", name, plan.peak.value, peak);
   EXPECT_EQ(plan.peak.value, peak);
 }
 
-TEST(Memory, PlannedIsMeasuredOpByOp) {
+TEST(Memory, PlannedIsCountedOpByOp) {
   check_peak("aten_bf16", DType::kBF16, arch::Kernels::kAten);
   check_peak("aten_fp32", DType::kF32, arch::Kernels::kAten);
 }
 
-// What a step writes, found without the executor's own record of it: an arena full of a pattern, and which of its bytes
+// What a step writes, found without the executor's own record of it: arenas full of a pattern, and which of their bytes
 // hold another afterwards. Each rank tells of its own, in two runs of two patterns, for a step may write the pattern.
 constexpr Bytes kGuard(1 << 16);
-using Marks = std::vector<bool>;  // by byte of an arena and the guard behind it
+constexpr std::array kPlaces{program::Place::kDevice, program::Place::kHost};
+using Marks = std::vector<bool>;               // by byte of an arena and the guard behind it
+using PlaceMarks = std::array<Marks, 2>;       // by place
+using Stages = std::vector<program::Program>;  // of a pipeline; one where there is none
 
-// What a step reads before it writes begins as zeros: parameters, moments, and of whole gradients, which stay from step
-// to step, what lies between parameters.
+Stages stages_of(const arch::Architecture& a, program::Setting s) {
+  Stages stages;
+  for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage) stages.push_back(program::build(a, s));
+  return stages;
+}
+const program::Program& program_of(const Stages& stages, int rank) {
+  return stages[static_cast<std::size_t>(program::at_rank(stages[0].setting, rank).pipeline.stage)];
+}
+
+// What a step reads before it writes begins as zeros: parameters, also those that the host updates for the device,
+// moments, and of whole gradients, which stay from step to step, what lies between parameters.
 void clear_state(exec::Executor& executor, unsigned char pattern) {
   const auto& p = executor.program();
+  for (std::size_t b = 0; b < p.buffers.size(); ++b)
+    if (p.buffers[b].name.starts_with("param_host."))
+      std::memset(executor.arena(program::Place::kHost).data() + executor.memory().buffer_offset[b], 0,
+                  static_cast<std::size_t>(p.buffers[b].bytes().value));
   for (const char* family : {"param", "master", "m", "v"})
     for (int u = 0; executor.has_state(family) && u < static_cast<int>(p.units.size()); ++u)
       executor.state(family, u).zero_();
@@ -106,38 +124,53 @@ void clear_state(exec::Executor& executor, unsigned char pattern) {
   }
 }
 
-// Collective.
+// Collective. Two steps: what is written in the first alone, or from the second on, is written.
 void mark_written(const program::Program& p, comm::Communicator& world, bool apart, unsigned char pattern,
-                  Marks& written) {
+                  PlaceMarks& written) {
   const c10::InferenceMode inference;
   at::set_num_threads(p.setting.threads);
   exec::Options options;
   options.guard = kGuard;
   options.apart = apart;
   exec::Executor executor(p, world.rank(), &world, options);
-  const auto arena = executor.arena();
-  std::memset(arena.data(), pattern, arena.size());
+  for (const program::Place place : kPlaces) {
+    const auto arena = executor.arena(place);
+    if (!arena.empty()) std::memset(arena.data(), pattern, arena.size());
+  }
   clear_state(executor, pattern);
   initialize_parameters(executor, 5, p.setting.threads);
-  exec::StepInput input;
   const ReadSamples read = synthetic_samples(p.setting, p.arch.vocabulary);
   std::int64_t micro = 0;
+  exec::StepInput input;
   input.load = [&](const exec::MicroBatch& to) {
     const std::int64_t slot = micro++ * p.setting.data_ranks() + program::data_rank(p.setting, executor.coordinates());
     return read(slot * p.setting.micro_batch, p.setting.micro_batch, to);
   };
-  if (executor.run(input).non_finite) throw Error("rank {}: not finite", world.rank());
-  written.resize(arena.size());
-  for (std::size_t i = 0; i < arena.size(); ++i)
-    if (arena[i] != std::byte{pattern}) written[i] = true;
+  world.barrier();
+  const std::int64_t before = math::AllocationGuard::unserved();
+  world.barrier();
+  for (input.step = 1; input.step <= 2; ++input.step)
+    if (executor.run(input).non_finite) throw Error("rank {}: not finite", world.rank());
+  world.barrier();
+  EXPECT_EQ(math::AllocationGuard::unserved() - before, 0) << "bytes that ATen took beside the arenas, of all ranks";
+  world.barrier();
+  for (std::size_t place = 0; place < kPlaces.size(); ++place) {
+    const auto arena = executor.arena(kPlaces[place]);
+    Marks& marks = written[place];
+    marks.resize(arena.size());
+    for (std::size_t i = 0; i < arena.size(); ++i)
+      if (arena[i] != std::byte{pattern}) marks[i] = true;
+  }
 }
 
 // By rank.
-std::vector<Marks> written_by(const program::Program& p, bool apart) {
-  std::vector<Marks> written(static_cast<std::size_t>(p.setting.ranks()));
-  suite::on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
+std::vector<PlaceMarks> written_by(const Stages& stages, bool apart) {
+  const int ranks = stages[0].setting.ranks();
+  std::vector<PlaceMarks> written(static_cast<std::size_t>(ranks));
+  suite::on_ranks(ranks, [&](comm::Communicator& world) {
     for (const unsigned char pattern : {0x5a, 0xa5})
-      mark_written(p, world, apart, pattern, written[static_cast<std::size_t>(world.rank())]);
+      mark_written(program_of(stages, world.rank()), world, apart, pattern,
+                   written[static_cast<std::size_t>(world.rank())]);
   });
   return written;
 }
@@ -148,80 +181,166 @@ std::int64_t end_of(const Marks& bytes) {
 
 // What the plan gives a rank: buffers as far as this rank fills them, and scratch; without what aligns the next.
 struct Planned {
-  Marks buffers, all;
-  Bytes peak;
+  struct Part {
+    std::size_t place;
+    std::int64_t first, last;
+    std::string name;
+  };
+  PlaceMarks buffers, all;
+  std::array<Bytes, 2> peak;
+  std::vector<Part> parts;
 
   Planned(const program::Program& p, int rank, bool apart) {
     const program::MemoryPlan plan = program::plan_memory(p, apart);
     const mesh::Mesh mesh(p.setting.mesh, p.setting.ranks(), p.setting.order);
-    peak = plan.peak;
-    buffers.resize(static_cast<std::size_t>((peak + kGuard).value));
+    peak = {plan.peak, plan.host};
+    for (std::size_t place = 0; place < kPlaces.size(); ++place)
+      if (peak[place].value > 0) buffers[place].resize(static_cast<std::size_t>((peak[place] + kGuard).value));
     const program::Slots slots(p);
-    for (int b = 0; b < static_cast<int>(p.buffers.size()); ++b)
-      std::fill_n(buffers.begin() + plan.offset(p, slots, b, -1),
-                  program::used_bytes(p, {program::Use{b}}, mesh.coordinates(rank)), true);
+    for (int b = 0; b < static_cast<int>(p.buffers.size()); ++b) {
+      const program::Buffer& buffer = p.buffers[static_cast<std::size_t>(b)];
+      if (buffer.lifetime == program::Lifetime::kExternal) continue;
+      const std::size_t place = buffer.place == program::Place::kHost;
+      const std::int64_t bytes = program::used_bytes(p, {program::Use{b}}, mesh.coordinates(rank));
+      for (std::int64_t slot = 0; slot < slots.count(b); ++slot) {
+        const std::int64_t first =
+            plan.buffer_offset[static_cast<std::size_t>(b)] + slot * math::Scratch::aligned(buffer.bytes().value);
+        std::fill_n(buffers[place].begin() + first, bytes, true);
+        parts.push_back({place, first, first + bytes, buffer.name});
+      }
+    }
     all = buffers;
     for (std::size_t body = 0; body < p.bodies.size(); ++body)
       for (std::size_t k = 0; k < p.bodies[body].steps.size(); ++k)
         if (const std::int64_t scratch = p.bodies[body].steps[k].scratch.value; scratch > 0)
-          std::fill_n(all.begin() + plan.scratch_offset[body][k], scratch, true);
+          std::fill_n(all[0].begin() + plan.scratch_offset[body][k], scratch, true);
   }
 
-  // What is wrong; "" if nothing is. Nothing is written elsewhere, all of every buffer is, and the arena ends where
+  // What is wrong; "" if nothing is. Nothing is written elsewhere, all of every buffer is, and the arenas end where
   // writing does, up to the alignment of what comes last. An op may leave some of its scratch, as attention does whose
   // blocks are of more keys than a short sequence has: how much an op takes is held to its plan by train/proof.cpp.
-  std::string differs_from(const Marks& written) const {
-    std::int64_t beyond = 0, unused = 0;
-    for (std::size_t i = 0; i < std::max(written.size(), all.size()); ++i) {
-      const bool is = i < written.size() && written[i];
-      beyond += is && !(i < all.size() && all[i]);
-      unused += !is && i < buffers.size() && buffers[i];
+  std::string differs_from(const PlaceMarks& written) const {
+    std::string text;
+    for (std::size_t place = 0; place < kPlaces.size(); ++place) {
+      const Marks &is = written[place], &planned = all[place];
+      std::int64_t beyond = 0;
+      for (std::size_t i = 0; i < is.size(); ++i) beyond += is[i] && !(i < planned.size() && planned[i]);
+      std::string missing;
+      for (const Part& part : parts) {
+        if (part.place != place) continue;
+        std::int64_t bytes = 0;
+        for (std::int64_t i = part.first; i < part.last; ++i)
+          bytes += static_cast<std::size_t>(i) >= is.size() || !is[static_cast<std::size_t>(i)];
+        if (bytes > 0)
+          missing += fmt::format(", {} of {} bytes of {} not written", bytes, part.last - part.first, part.name);
+      }
+      const std::int64_t end = math::Scratch::aligned(end_of(is));
+      // Scratch that was left may lie behind all that was written.
+      const bool ends = end == peak[place].value ||
+                        (end < peak[place].value && math::Scratch::aligned(end_of(buffers[place])) <= end &&
+                         math::Scratch::aligned(end_of(planned)) == peak[place].value);
+      if (beyond == 0 && missing.empty() && ends) continue;
+      text += fmt::format("{}: {} bytes written elsewhere, up to {} of {}{}; ", program::name_of(kPlaces[place]),
+                          beyond, end, peak[place].value, missing);
     }
-    const std::int64_t end = math::Scratch::aligned(end_of(written));
-    if (beyond == 0 && unused == 0 && end == peak.value) return "";
-    return fmt::format("{} bytes written elsewhere, {} of buffers not written, up to {} of {}", beyond, unused, end,
-                       peak.value);
+    return text;
   }
 };
 
 struct Strategy {
   const char* name;
   suite::Layout layout;
+  DType compute = DType::kF32;
 };
 suite::Layout sharded(int shards, int zero, int replicas = 1, bool own_over_dp = false) {
   suite::Layout l{shards, zero, false, 1};
   l.replicas = replicas, l.own_over_dp = own_over_dp;
   return l;
 }
-const std::vector<Strategy> kStrategies{{"NO_SHARD", sharded(4, 0)},
-                                        {"ZeRO-1", sharded(4, 1)},
-                                        {"SHARD_GRAD_OP", sharded(4, 2)},
-                                        {"FULL_SHARD", sharded(4, 3)},
-                                        {"HYBRID_SHARD", sharded(2, 3, 2)},
-                                        {"HYBRID_SHARD_ZERO2", sharded(2, 2, 2)},
-                                        {"HYBRID_SHARD, optimizer over all", sharded(2, 3, 2, true)}};
+suite::Layout over(int tensor, int stages, int context, int shards = 1, int zero = 0) {
+  suite::Layout l = sharded(shards, zero);
+  l.tensor = tensor, l.stages = stages, l.context = context;
+  l.rows = tensor > 1;
+  l.sequence = 24;  // context ranks share it in even pieces
+  return l;
+}
+suite::Layout ring(suite::Layout l) {
+  l.form = program::ContextForm::kRing;
+  return l;
+}
+suite::Layout offloading(suite::Layout l, program::Offload offload) {
+  l.offload = offload;
+  return l;
+}
+const std::vector<Strategy> kStrategies{
+    {"NO_SHARD", sharded(4, 0)},
+    {"ZeRO-1", sharded(4, 1)},
+    {"SHARD_GRAD_OP", sharded(4, 2)},
+    {"FULL_SHARD", sharded(4, 3)},
+    {"HYBRID_SHARD", sharded(2, 3, 2)},
+    {"HYBRID_SHARD_ZERO2", sharded(2, 2, 2)},
+    {"HYBRID_SHARD, optimizer over all", sharded(2, 3, 2, true)},
+    {"bf16", sharded(1, 0), DType::kBF16},
+    {"bf16, FULL_SHARD", sharded(2, 3), DType::kBF16},
+    {"TP 2", over(2, 1, 1)},
+    {"TP 2, bf16, FULL_SHARD 2", over(2, 1, 1, 2, 3), DType::kBF16},
+    {"PP 2", over(1, 2, 1)},
+    {"PP 2, bf16, FULL_SHARD 2", over(1, 2, 1, 2, 3), DType::kBF16},
+    {"CP 2, gathered", over(1, 1, 2)},
+    {"CP 2, in a ring", ring(over(1, 1, 2))},
+    {"CP 2, in a ring, bf16", ring(over(1, 1, 2)), DType::kBF16},
+    {"TP 2 x PP 2 x CP 2", over(2, 2, 2)},
+    {"optimizer on the host", offloading(sharded(2, 3), {true, false, false, false})},
+    {"optimizer and gradients on the host, bf16", offloading(sharded(2, 3), {true, true, false, false}), DType::kBF16},
+    {"all on the host", offloading(sharded(2, 3), {true, true, true, true})},
+};
 
 TEST(Memory, EveryRankWritesWhatIsPlanned) {
-  for (const auto& [name, layout] : kStrategies)
+  auto even = suite::llama(false);  // of which two tensor ranks have as much
+  even.hidden = 32, even.heads = 4, even.kv_heads = 2, even.head_dim = 8, even.vocabulary = 72;
+  for (const auto& [name, layout, compute] : kStrategies)
     for (const bool apart : {false, true}) {
-      const auto p = program::build(suite::llama(false), suite::setting_of(layout, DType::kF32));
-      const auto written = written_by(p, apart);
+      auto setting = suite::setting_of(layout, compute);
+      if (compute == DType::kBF16) setting.kernels = arch::Kernels::kAten;
+      const auto stages = stages_of(layout.tensor > 1 ? even : suite::llama(false), setting);
+      const auto written = written_by(stages, apart);
       std::string ends;
-      for (int rank = 0; rank < p.setting.ranks(); ++rank) {
-        const Marks& mine = written[static_cast<std::size_t>(rank)];
-        EXPECT_EQ(Planned(p, rank, apart).differs_from(mine), "") << name << ", rank " << rank << ", apart " << apart;
-        ends += fmt::format(" {}", end_of(mine));
+      for (int rank = 0; rank < stages[0].setting.ranks(); ++rank) {
+        const PlaceMarks& mine = written[static_cast<std::size_t>(rank)];
+        EXPECT_EQ(Planned(program_of(stages, rank), rank, apart).differs_from(mine), "")
+            << name << ", rank " << rank << ", apart " << apart;
+        ends += fmt::format(" {}", end_of(mine[0]));
+        if (!mine[1].empty()) ends += fmt::format("+{}", end_of(mine[1]));
       }
-      if (!apart)
-        fmt::print("{:<33} planned {} bytes a rank, written up to{}\n", name, program::plan_memory(p).peak.value, ends);
+      if (apart) continue;
+      const auto plan = program::plan_memory(stages[0]);
+      fmt::print("{:<42} planned {} bytes a rank{}, touched up to{}\n", name, plan.peak.value,
+                 plan.host.value > 0 ? fmt::format(" and {} on the host", plan.host.value) : "", ends);
     }
+}
+
+// The system's account of an arena of which pages here and there are touched.
+TEST(Memory, TouchedPagesAreTheSystemsAccount) {
+  const exec::Arena arena(Bytes(std::int64_t{64} << 20), at::kCPU);
+  ASSERT_TRUE(arena.touched().has_value());
+  EXPECT_EQ(arena.touched()->value, 0);
+  *static_cast<char*>(arena.at(5)) = 1;
+  const std::int64_t one = arena.touched()->value;  // a page of 4 KiB, or a large one
+  EXPECT_TRUE(one >= 4096 && one <= 2 << 20) << one;
+  *static_cast<char*>(arena.at((32 << 20) + 7)) = 1;
+  EXPECT_EQ(arena.touched()->value, 2 * one);
+  std::memset(arena.at(0), 1, static_cast<std::size_t>(arena.size().value));
+  EXPECT_EQ(arena.touched()->value, arena.size().value);
+  const exec::Arena odd(Bytes(5000), at::kCPU);
+  std::memset(odd.at(0), 1, 5000);
+  EXPECT_EQ(odd.touched()->value, 5000) << "no more than there is";
 }
 
 // The same comparison where a buffer is planned by 16 elements (a unit's block) smaller, or larger, than it is used;
 // and where the scratch of an op is.
 TEST(Memory, WhatIsPlannedTooSmallOrTooLargeIsFound) {
   const auto p = program::build(suite::llama(false), suite::setting_of(sharded(4, 3), DType::kF32));
-  const Marks written = written_by(p, true).front();
+  const PlaceMarks written = written_by({p}, true).front();
   const auto found = [&](const program::Program& q) { return Planned(q, 0, true).differs_from(written) != ""; };
   EXPECT_FALSE(found(p));
   for (std::size_t b = 0; b < p.buffers.size(); ++b)

@@ -73,7 +73,7 @@ void check_memory(const exec::Executor& executor) {
     const auto& e = executor.ops()[i];
     const std::int64_t planned =
         executor.memory().high_water[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];
-    const std::int64_t used = executor.measured_high_water()[i];
+    const std::int64_t used = executor.high_water()[i];
     if (used != planned)
       throw Error("op %{} ({}) used memory up to byte {} where {} was planned", e.op, program::kind_of(e.step->op),
                   used, planned);

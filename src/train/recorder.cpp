@@ -172,7 +172,7 @@ class Recorder::Impl {
   }
 
   void prediction(const program::Comparison& c, const MemoryPrediction& memory, std::int64_t planned,
-                  std::int64_t measured_peak, std::int64_t rss) {
+                  std::optional<Bytes> touched, std::int64_t rss) {
     Json ops = Json::array();
     for (const auto& row : c.rows)
       ops.push_back({{"kind", row.kind},
@@ -184,7 +184,7 @@ class Recorder::Impl {
     run_.write_prediction({{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
                            {"memory_bytes",
                             {{"planned", planned},
-                             {"measured", measured_peak},
+                             {"measured", touched ? Json(touched->value) : Json()},
                              {"process_predicted", memory.total().value},
                              {"process_measured", rss}}},
                            {"extrapolated", c.extrapolated.empty() ? Json() : Json(c.extrapolated)},
@@ -307,8 +307,8 @@ class Recorder::Impl {
         {"molen_tokens_per_second", "Tokens per second over all ranks.", PrometheusType::kGauge, labels,
          m.tokens_per_s},
         {"molen_step_seconds", "Duration of the step.", PrometheusType::kGauge, labels, m.step_s},
-        {"molen_memory_peak_bytes", "Most memory any rank used of its plan.", PrometheusType::kGauge, labels,
-         static_cast<double>(m.memory_peak_bytes)}};
+        {"molen_memory_peak_bytes", "Highest byte of its plan that ops of any rank had in use.", PrometheusType::kGauge,
+         labels, static_cast<double>(m.memory_peak_bytes)}};
     if (m.loss_scale)
       samples.push_back({"molen_loss_scale", "Multiple of the loss whose gradient the step was made of.",
                          PrometheusType::kGauge, labels, *m.loss_scale});
@@ -381,8 +381,8 @@ void Recorder::checkpoint(std::int64_t step, const std::string& path, double sec
   impl_->checkpoint(step, path, seconds);
 }
 void Recorder::prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned,
-                          std::int64_t measured_peak, std::int64_t rss) {
-  impl_->prediction(comparison, memory, planned, measured_peak, rss);
+                          std::optional<Bytes> touched, std::int64_t rss) {
+  impl_->prediction(comparison, memory, planned, touched, rss);
 }
 std::int64_t Recorder::attempt() const {
   return impl_->attempt();

@@ -24,8 +24,8 @@ struct StepRecord {
   bool skipped = false;              // this one
   std::int64_t tokens_total = 0;
   double step_s = 0, data_wait_s = 0;
-  std::map<std::string, double> phase_s;  // by program::phase_keys; sums to step_s
-  std::int64_t memory_peak = 0, memory_planned = 0;
+  std::map<std::string, double> phase_s;             // by program::phase_keys; sums to step_s
+  std::int64_t memory_peak = 0, memory_planned = 0;  // Executor::high_water; MemoryPlan::peak
   std::int64_t first_sample = 0, last_sample = 0;
   energy::StepEnergy energy;  // of all hosts
 };
@@ -44,8 +44,9 @@ class Recorder {
   void validation(std::int64_t step, const ValidationResult& result);
   void checkpoint(std::int64_t step, const std::string& path, double seconds);
   // Predicted beside measured, where a calibration of this machine is there.
+  // `touched`: of the arena, exec::Arena::touched.
   void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak,
-                  std::int64_t measured_peak, std::int64_t measured_rss);
+                  std::optional<Bytes> touched, std::int64_t measured_rss);
   std::int64_t attempt() const;
   Json identity() const;               // {"id", "attempt", "history"}, for a checkpoint
   void sync();                         // what was recorded so far is on disk; a failure is told, and tried again

@@ -253,7 +253,7 @@ class Loop {
     energy_->end_step(sums);
     world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
     for (std::size_t i = 0; i < means; ++i) sums[i] /= world_.size();
-    const auto& high = executor_.measured_high_water();
+    const auto& high = executor_.high_water();
     std::int64_t peak = *std::max_element(high.begin(), high.end());
     world_.all_reduce(&peak, 1, DType::kI64, comm::Reduce::kMax);
     if (!recorder_) return;
@@ -352,9 +352,7 @@ class Loop {
     const auto comparison = predicted_->compare();
     if (!recorder_) return;
     if (!comparison) return recorder_->note("no prediction: " + comparison.reason());
-    const auto& high = executor_.measured_high_water();
-    recorder_->prediction(comparison.value(), memory_, executor_.memory().peak.value,
-                          *std::max_element(high.begin(), high.end()), rss);
+    recorder_->prediction(comparison.value(), memory_, executor_.memory().peak.value, executor_.touched(), rss);
   }
 
   void finish(const std::string& reason) {

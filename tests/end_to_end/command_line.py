@@ -37,6 +37,13 @@ for words, says in (
 ):
     refused(f"molen {' '.join(words)}", *words, says=says)
 
+# What a message repeats of a file acts on no terminal.
+(work / "escape.toml").write_text('[model]\n"\\u001b]52;c;eA==\\u0007" = 1\n')
+(work / "escape.json").write_text('{"\\u001b]52;c;eA==\\u0007": 1, "\\u001b]52;c;eA==\\u0007": 2}')
+for words in (["config", "show", "escape.toml"], ["simulate", "--model", "llama-tiny", "--cluster", "escape.json"], ["train", "\x1b[2J.toml"], ["report", "\x9b2J"]):
+    r = run(*words, code=2)
+    ok(f"{words[0]}: no escape reaches the terminal", not any(c in r.stdout + r.stderr for c in "\x1b\x07\x9b") and r.stderr.startswith("molen: "), repr(r.stderr))
+
 r = subprocess.run([MOLEN, "doctor"], cwd=work, env={**ENV, "MOLEN_GEMM": "cublas"}, capture_output=True, text=True)
 ok("MOLEN_GEMM of no library is refused", r.returncode == 2 and "MOLEN_GEMM=cublas: aten or onednn" in r.stderr, r.stderr)
 
@@ -142,6 +149,14 @@ ok("program: defaults that shape the plan are said", "# data.sequence_length = 5
 refused("program: a directory that is no run", "program", "data", says=["data: a directory without config.toml"])
 open_simulate = [*AUTO, "--ranks", "1", "--cluster", "here.json"]
 ok("simulate: which choice is open, and what stands for it", '# precision.compute = "fp32" (predicted to be the fastest of what here.json holds' in run("simulate", "run.toml", *open_simulate).stdout)
+# Whoever may write into the folder of runs gives them their names and tags.
+planted = work / "runs" / "x\x1b]52;c;eA==\x07"
+shutil.copytree(work / "runs/some", planted)
+(planted / "environment.json").write_text(json.dumps({"tags": ["a\x1b[2J", "\x9b2J"]}))
+said = run("runs", "list").stdout
+ok("runs list: no name acts on a terminal", not any(c in said for c in "\x1b\x07\x9b") and "x\\x1b]52;c;eA==\\x07" in said, repr(said))
+shutil.rmtree(planted)
+
 # One peak a machine: runs of the same type and threads are measured against the same.
 peaks = [json.loads((work / "runs" / name / "environment.json").read_text())["device_peak"] for name in ("some", "parallel.pipeline")]
 run("train", "run.toml", "--set", "run.name=again", "--set", 'train.stop_after="1 steps"')

@@ -97,7 +97,9 @@ def bench(case):
     preset = json.loads(case.molen("bench", "--model", "llama-tiny", small, "--steps", 1).stdout)
     planned = json.loads(case.molen("program", "--model", "llama-tiny", small, "--format", "json").stdout)["peak_bytes"]
     equal("its arena", preset["arena_bytes"], planned)
-    assert preset["arena_used_bytes"] == planned != times[1]["arena_bytes"]
+    assert planned != times[1]["arena_bytes"]
+    # Pages of it: an op may leave some of its scratch.
+    assert 0.95 * planned < preset["arena_touched_bytes"] <= planned, (preset["arena_touched_bytes"], planned)
 
 
 # --- what looks at runs ----------------------------------------------------------------------------------------------------------------

@@ -63,11 +63,12 @@ def ok(name, condition, detail=""):
 
 
 def refused(name, *args, says, code=2, launcher=()):
-    # What is remembered of a machine may be written.
-    files = lambda: {p: p.stat().st_mtime_ns for p in work.rglob("*") if p.is_file() and work / "cache" not in p.parents}
-    before = files()
+    def written():  # but what is remembered of a machine, such as shards that were verified
+        return {p: p.stat().st_mtime_ns for p in work.rglob("*") if work / "cache" not in p.parents and p.is_file()}
+
+    before = written()
     r = run(*args, code=code, launcher=launcher)
-    after = files()
+    after = written()
     ok(name, all(s in r.stderr for s in says) and r.stderr.count("molen:") == 1, r.stderr)
     ok(name + ": nothing written over", all(after.get(p) == t for p, t in before.items()), [p for p, t in before.items() if after.get(p) != t])
 
