@@ -55,7 +55,10 @@ class Loop {
         devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
         executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}) {
     at::set_num_threads(job.setting.threads);
-    together(world, [&] { set_course(); });
+    together(world, [&] {
+      set_course();
+      if (job.from && !weights_only()) state_.restore(job.from->state(), job.from->path().string(), job.config);
+    });
     if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, world);
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
@@ -142,6 +145,9 @@ class Loop {
     return yes == 1;
   }
 
+  // Of an import from elsewhere: no step was done here.
+  bool weights_only() const { return !job_.from->state().contains("step_done"); }
+
   // False where the checkpoint is damaged and was set aside, so that there may be another one to go on from.
   bool load() {
     if (!job_.from) {
@@ -149,9 +155,8 @@ class Loop {
       return true;
     }
     const checkpoint::Checkpoint& from = *job_.from;
-    const bool weights_only = !from.state().contains("step_done");
     try {
-      load_state(from, executor_, world_, weights_only);
+      load_state(from, executor_, world_, weights_only());
     } catch (const DamagedError& error) {  // the same on every rank
       if (job_.options.resume != "auto") throw;
       rank_zero_says([&] {
@@ -160,7 +165,6 @@ class Loop {
       });
       return false;
     }
-    if (!weights_only) together(world_, [&] { state_.restore(from.state(), from.path().string(), job_.config); });
     return true;
   }
 

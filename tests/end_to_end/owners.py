@@ -212,4 +212,18 @@ ok("each step is recorded once in the end", job.returncode == 0 and recorded == 
 ok("and each file warned once", 1 <= len(warned) == len({re.search(r"runs/records/\S+", x)[0] for x in warned}) <= 3 and any("metrics.jsonl" in x for x in warned), warned)
 prom = work / "runs/records/metrics.prom"
 ok("metrics.prom is of the last step", f"molen_step{{run=\"records\"}} {recorded[-1]}" in prom.read_text(), prom.read_text())
+# What stands in the way of a file that others read: said once, tried again with each step.
+(work / "runs/blocked/metrics.prom").mkdir(parents=True)
+(work / "runs/blocked/trace.json").mkdir()
+job = subprocess.Popen([MOLEN, *words[:2], "--set", "run.name=blocked", "--set", "train.trace_steps=[2, 3]"], cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+said = []
+reader = threading.Thread(target=lambda: said.extend(job.stdout))
+reader.start()
+wait(lambda: lines("blocked") >= 8, job)
+(work / "runs/blocked/metrics.prom").rmdir()
+wait((work / "runs/blocked/metrics.prom").is_file, job)
+job.send_signal(signal.SIGTERM)
+job.wait(60)
+reader.join()
+ok("files that cannot be written end no training, are told once and tried again", job.returncode == 0 and "".join(said).count("the run goes on, and tries") == 1 and checkpoints("blocked") == [len(metrics("blocked"))], said)
 finish("owners")
