@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/naming.h"
 #include "store/run_directory.h"
@@ -17,7 +18,7 @@ namespace molen::train {
 namespace {
 
 void say(const std::string& text) {
-  std::fprintf(stderr, "molen: %s\n", text.c_str());
+  std::fprintf(stderr, "molen: %s\n", printable(text).c_str());
 }
 
 }  // namespace
@@ -57,11 +58,14 @@ bool Ownership::settle(const Job& job) {
   if (path_exists(checkpoints_)) checkpoint::recover(checkpoints_);
   if (!identity_.current().settled) finish_history();
   // The oldest first: what is said to be lost then counts from the one that the run goes on from.
-  for (auto it = job.damaged.rbegin(); it != job.damaged.rend(); ++it) try {
-      if (path_exists(it->checkpoint.path)) open_checkpoint(it->checkpoint);
+  for (auto it = job.damaged.rbegin(); it != job.damaged.rend(); ++it) {
+    if (!path_exists(it->checkpoint.path)) continue;
+    try {
+      open_checkpoint(it->checkpoint);
     } catch (const DamagedError& error) {
       set_aside(it->checkpoint.path, error.what());
     }
+  }
   if (job.from && !job.from->is_current()) return false;
   if (job.options.resume != "auto") return true;
   const auto steps = checkpoint::steps_in(checkpoints_);

@@ -96,6 +96,9 @@ for seconds in (2, 5):
     took = time.monotonic() - began - alone
     ok(f"a dead owner elsewhere with a lease of {seconds} s: taken over after {took:.1f} s", seconds - 1 < took < seconds + 3 and f"on node7 was writing here; taking over if it shows no life for {seconds} s" in r.stderr, (took, r.stderr))
 ok("the lease is as long as run.lease says", json.loads(leases("runs/killed")[-1].read_text())["period_s"] == 60 and len(leases("runs/killed")) == 1)
+elsewhere("runs/killed", period_s=0.5, host="node7\x1b]0;gone\x07")
+r = run("train", "long.toml", "--set", "run.name=killed", "--set", 'train.stop_after="1 steps"')
+ok("what an owner's file says reaches no terminal as it is", "node7\\x1b]0;gone" in r.stderr and "\x1b" not in r.stderr, r.stderr)
 # One that lives elsewhere renews; the one that waits sees it.
 elsewhere("runs/killed", period_s=4)
 renewing = threading.Event()
@@ -183,6 +186,23 @@ for _ in range(2):
     time.sleep(0.05)
 job.communicate(timeout=60)
 ok("two signals within a step end it at once", job.returncode == 128 + signal.SIGTERM and checkpoints("hasty") == [], job.returncode)
+
+# --- what a save needs, and what lasts as long as it does ---------------------------------------------------------------------------------
+log = work / "syncs.txt"
+job = start("needs", env={"LD_PRELOAD": str(FAULTS), "LOG_SYNCS": str(log)})
+tokenizer = (work / "tok.json").read_bytes()
+for name in ("tok.json", "long.toml", "base.toml"):
+    (work / name).rename(work / f"{name}.gone")
+stop(job)
+for name in ("tok.json", "long.toml", "base.toml"):
+    (work / f"{name}.gone").rename(work / name)
+saved = work / f"runs/needs/checkpoints/step-{len(metrics('needs')):09}"
+ok("a save needs neither tokenizer nor configuration to be there still", (saved / "tokenizer.json").read_bytes() == tokenizer and (saved / "config.toml").exists())
+calls = log.read_text().splitlines()
+published = next(i for i, x in enumerate(calls) if x.startswith("rename") and x.endswith(f"/{saved.name}"))
+for name in ("metrics.jsonl", "events.jsonl", "energy.jsonl"):
+    ok(f"{name} is on disk before the checkpoint is", f"sync {work}/runs/needs/{name}" in calls[:published], calls[:published])
+ok("metrics.prom is written with each step and not synced", not any("metrics.prom" in x for x in calls if x.startswith("sync")) and sum(x.endswith("/metrics.prom") for x in calls) == len(metrics("needs")), calls[:20])
 
 # --- records that cannot be written -------------------------------------------------------------------------------------------------------
 def ignore_limit():
