@@ -41,13 +41,12 @@ bool Ownership::take(const Job& job) {
   options.period_s = job.config.run.lease.value;
   options.waiting = say;
   leases_.push_back(std::make_unique<store::Lease>(run_, options));
-  if (checkpoints_ != run_ / "checkpoints") {
-    try {
-      leases_.push_back(std::make_unique<store::Lease>(checkpoints_, options));
-    } catch (...) {
-      leases_.clear();
-      throw;
-    }
+  options.dead = leases_.back()->outlived();  // it held both
+  try {  // also of the usual place: another run's checkpoint.dir may be this one
+    leases_.push_back(std::make_unique<store::Lease>(checkpoints_, options));
+  } catch (...) {
+    leases_.clear();
+    throw;
   }
   identity_ = store::identity_of(run_);
   if (identity_.attempts == 0) identity_.named = job.named;

@@ -17,7 +17,7 @@ namespace molen::train {
 
 class Ownership {
  public:
-  // Takes the leases of the run directory and of checkpoint.dir, unless they are held already. False where the run's
+  // Takes the leases of the run directory and of that of its checkpoints, unless they are held already. False where the run's
   // name was made up and another run took it meanwhile; nothing is held then. Throws store::LeaseHeld, which names the
   // other owner, and IoError.
   bool take(const Job& job);

@@ -98,8 +98,9 @@ void cut_everywhere(const std::function<void(const fs::path& run)>& before, cons
       SCOPED_TRACE(fmt::format("cut before call {}, kind {}", call, static_cast<int>(which)));
       faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
       // Its owner is this very process, which lives.
-      for (const DirectoryEntry& entry : list_directory(folder / "after/run"))
-        if (entry.name.starts_with("lease-")) fs::remove(folder / "after/run" / entry.name);
+      for (const fs::path& directory : {folder / "after/run", folder / "after/run/checkpoints"})
+        for (const DirectoryEntry& entry : list_directory(directory))
+          if (entry.name.starts_with("lease-")) fs::remove(directory / entry.name);
       check(folder / "after/run", start(folder / "after", "auto"), !faulty.was_cut());
       fs::remove_all(folder / "after");
     }

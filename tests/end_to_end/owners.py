@@ -71,6 +71,10 @@ job = start("one", "checkpoint.dir=shared")
 r = run("train", "long.toml", "--set", "run.name=other", "--set", "checkpoint.dir=shared", code=1)
 ok("a second job in a checkpoint.dir: refused", f"shared: process {job.pid} on " in r.stderr and not (work / "runs/other/metrics.jsonl").exists(), r.stderr)
 stop(job)
+job = start("usual")
+r = run("train", "long.toml", "--set", "run.name=own", "--set", "checkpoint.dir=runs/usual/checkpoints", code=1)
+ok("a second job that names a run's own checkpoints: refused", f"runs/usual/checkpoints: process {job.pid} on " in r.stderr, r.stderr)
+stop(job)
 run("train", "long.toml", "--set", "run.name=own", "--set", 'train.stop_after="1 steps"')
 
 # --- an owner that is gone ----------------------------------------------------------------------------------------------------------------
@@ -120,7 +124,8 @@ ok("an owner that lives elsewhere: refused", "on node7 writes here" in r.stderr,
 # One that stood still for too long has lost its lease: it saves nothing any more.
 job = start("still", 'run.lease="1 s"')
 os.kill(job.pid, signal.SIGSTOP)
-elsewhere("runs/still", period_s=1)
+for folder in ("runs/still", "runs/still/checkpoints"):
+    elsewhere(folder, period_s=1)
 r = run("train", "long.toml", "--set", "run.name=still", "--set", 'train.stop_after="3 steps"')
 os.kill(job.pid, signal.SIGCONT)
 err = stop(job, code=1)
