@@ -42,7 +42,7 @@ bool Ownership::take(const Job& job) {
   options.waiting = say;
   leases_.push_back(std::make_unique<store::Lease>(run_, options));
   options.dead = leases_.back()->outlived();  // it held both
-  try {  // also of the usual place: another run's checkpoint.dir may be this one
+  try {                                       // also of the usual place: another run's checkpoint.dir may be this one
     leases_.push_back(std::make_unique<store::Lease>(checkpoints_, options));
   } catch (...) {
     leases_.clear();
