@@ -248,9 +248,12 @@ std::vector<Listed> list(const fs::path& directory, std::vector<std::string>* sk
     }
     found.push_back(std::move(listed));
   }
-  if (skipped)
+  if (skipped) {
     for (const fs::path& path : unfinished_in(directory))
       skipped->push_back(fmt::format("{}: unfinished, skipped", path.string()));
+    for (const Step& step : damaged_in(directory))
+      skipped->push_back(fmt::format("{}: set aside as damaged", step.path.string()));
+  }
   return found;
 }
 

@@ -137,8 +137,8 @@ struct Listed {
       Problem::kNone;  // kNone: state and index are whole (the data is compared while it is read, or by verify)
   std::string text;    // what the problem is
 };
-// Every checkpoint under its final name, oldest first, each opened; `skipped` takes a line for each unfinished one.
-// Throws IoError where the directory cannot be read; an absent one is empty.
+// Every checkpoint under its final name, oldest first, each opened; `skipped` takes a line for each unfinished and
+// each set-aside one. Throws IoError where the directory cannot be read; an absent one is empty.
 std::vector<Listed> list(const fs::path& directory, std::vector<std::string>* skipped = nullptr);
 // The newest complete one; `skipped` says which damaged ones were passed over. Throws IoError and VersionError where it
 // cannot be known which is the newest that is usable.

@@ -112,17 +112,22 @@ class Watch {
  public:
   Watch(const fs::path& directory, const LeaseOptions& options) : directory_(directory), options_(options) {}
 
-  std::int64_t wait_for_the_dead() {
+  // `outlived`: the owner that is dead, where it is known.
+  std::int64_t wait_for_the_dead(std::optional<Owner>& outlived) {
     std::optional<std::string> seen;
     std::int64_t seen_token = 0;
     auto since = clock::now();
     while (true) {
       const std::int64_t highest = highest_token(directory_);
+      outlived.reset();
       if (highest == 0) return 0;
       const std::string text = read_lease(directory_, highest);
       const Held held = parse_lease(text);
       if (held.released) return highest;
-      const Life life = held.known ? life_of(held.owner, options_.owner) : Life::kUnknown;
+      if (held.known) outlived = held.owner;
+      const Life life = !held.known                   ? Life::kUnknown
+                        : options_.dead == held.owner ? Life::kDead
+                                                      : life_of(held.owner, options_.owner);
       if (life == Life::kDead) return highest;
       if (life == Life::kAlive || (seen && (seen_token != highest || *seen != text))) refuse(directory_, held);
       // How often it renews is the owner's own choice.
@@ -167,7 +172,7 @@ std::string Owner::text() const {
 Lease::Lease(fs::path directory, LeaseOptions options)
     : directory_(std::move(directory)), options_(std::move(options)), since_wall_s_(wall_time()) {
   make_directories(directory_);
-  do token_ = Watch(directory_, options_).wait_for_the_dead() + 1;
+  do token_ = Watch(directory_, options_).wait_for_the_dead(outlived_) + 1;
   while (!take());
   for (const DirectoryEntry& entry : list_directory(directory_))
     if (const std::int64_t token = token_of(entry.name); token > 0 && token < token_)

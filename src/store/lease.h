@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -34,11 +35,13 @@ struct Owner {
   std::string job;  // of the batch system; empty without one
   static Owner self();
   std::string text() const;  // "process 12 on node7 (Slurm job 99)"
+  bool operator==(const Owner&) const = default;
 };
 
 struct LeaseOptions {
   double period_s = 60;  // once this owner has not renewed for so long, others take it for dead
   Owner owner = Owner::self();
+  std::optional<Owner> dead;  // known to be so: nobody waits for it
   // Called when another's lease must be waited for, once, with what to tell the user.
   std::function<void(const std::string&)> waiting;
 };
@@ -53,6 +56,8 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
 
   std::int64_t token() const { return token_; }
+  // Whose place it took because that one was dead; none where it had released the lease, or there was none.
+  const std::optional<Owner>& outlived() const { return outlived_; }
   // Throws LeaseHeld, naming the new owner, if another one has taken over.
   void require() const;
 
@@ -64,6 +69,7 @@ class Lease {
   const fs::path directory_;
   const LeaseOptions options_;
   std::int64_t token_ = 0, renewals_ = 0;
+  std::optional<Owner> outlived_;
   double since_wall_s_ = 0;
   std::mutex mutex_;
   std::condition_variable_any wake_;

@@ -100,6 +100,27 @@ TEST_F(LeaseTest, ALivingOwnerElsewhereIsSeenByItsRenewals) {
   mine.require();
 }
 
+// Who held two directories and is dead in the one is dead in the other, without another wait.
+TEST_F(LeaseTest, ADeadOwnerIsWaitedForOnce) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    static const Lease first(directory_ / "a", elsewhere("node1", 0.6)),
+        second(directory_ / "b", elsewhere("node1", 0.6));
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  const Lease first(directory_ / "a", elsewhere("node2", 60));
+  ASSERT_TRUE(first.outlived());
+  EXPECT_EQ(first.outlived()->host, "node1");
+  LeaseOptions options = elsewhere("node2", 60);
+  options.dead = first.outlived();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(Lease(directory_ / "b", options).token(), 2);
+  EXPECT_LT(seconds_since(begin), 0.4);
+  EXPECT_FALSE(Lease(directory_ / "b", options).outlived()) << "that one was released";
+}
+
 // How often an owner renews is its own choice, so that who waits goes by that, whatever its own period is.
 TEST_F(LeaseTest, TheOwnersPeriodDecidesWhenItIsDead) {
   {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/naming.h"
 #include "store/run_directory.h"
@@ -17,7 +18,7 @@ namespace molen::train {
 namespace {
 
 void say(const std::string& text) {
-  std::fprintf(stderr, "molen: %s\n", text.c_str());
+  std::fprintf(stderr, "molen: %s\n", printable(text).c_str());
 }
 
 }  // namespace
@@ -40,13 +41,12 @@ bool Ownership::take(const Job& job) {
   options.period_s = job.config.run.lease.value;
   options.waiting = say;
   leases_.push_back(std::make_unique<store::Lease>(run_, options));
-  if (checkpoints_ != run_ / "checkpoints") {
-    try {
-      leases_.push_back(std::make_unique<store::Lease>(checkpoints_, options));
-    } catch (...) {
-      leases_.clear();
-      throw;
-    }
+  options.dead = leases_.back()->outlived();  // it held both
+  try {                                       // also of the usual place: another run's checkpoint.dir may be this one
+    leases_.push_back(std::make_unique<store::Lease>(checkpoints_, options));
+  } catch (...) {
+    leases_.clear();
+    throw;
   }
   identity_ = store::identity_of(run_);
   if (identity_.attempts == 0) identity_.named = job.named;
@@ -57,11 +57,14 @@ bool Ownership::settle(const Job& job) {
   if (path_exists(checkpoints_)) checkpoint::recover(checkpoints_);
   if (!identity_.current().settled) finish_history();
   // The oldest first: what is said to be lost then counts from the one that the run goes on from.
-  for (auto it = job.damaged.rbegin(); it != job.damaged.rend(); ++it) try {
-      if (path_exists(it->checkpoint.path)) open_checkpoint(it->checkpoint);
+  for (auto it = job.damaged.rbegin(); it != job.damaged.rend(); ++it) {
+    if (!path_exists(it->checkpoint.path)) continue;
+    try {
+      open_checkpoint(it->checkpoint);
     } catch (const DamagedError& error) {
       set_aside(it->checkpoint.path, error.what());
     }
+  }
   if (job.from && !job.from->is_current()) return false;
   if (job.options.resume != "auto") return true;
   const auto steps = checkpoint::steps_in(checkpoints_);

@@ -17,9 +17,9 @@ namespace molen::train {
 
 class Ownership {
  public:
-  // Takes the leases of the run directory and of checkpoint.dir, unless they are held already. False where the run's
-  // name was made up and another run took it meanwhile; nothing is held then. Throws store::LeaseHeld, which names the
-  // other owner, and IoError.
+  // Takes the leases of the run directory and of that of its checkpoints, unless they are held already. False where the
+  // run's name was made up and another run took it meanwhile; nothing is held then. Throws store::LeaseHeld, which
+  // names the other owner, and IoError.
   bool take(const Job& job);
   // Ends what earlier owners began, saves and histories, and sets the damaged checkpoints aside that the job passed
   // over. False where the job's checkpoint is not the one to go on from any more: it has to be prepared again.

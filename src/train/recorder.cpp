@@ -137,7 +137,7 @@ class Recorder::Impl {
                         0});
     }
     timeline_end_ = origin + timeline.total_s;
-    run_.write_trace(store::trace_json(spans_));
+    telemetry([&] { run_.write_trace(store::trace_json(spans_)); });
   }
 
   void validation(std::int64_t step, const ValidationResult& v) {
@@ -181,14 +181,15 @@ class Recorder::Impl {
                      {"measured_s", row.measured_s},
                      {"waited_s", row.waited_s},
                      {"bytes", row.bytes}});
-    run_.write_prediction({{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
-                           {"memory_bytes",
-                            {{"planned", planned},
-                             {"measured", touched ? Json(touched->value) : Json()},
-                             {"process_predicted", memory.total().value},
-                             {"process_measured", rss}}},
-                           {"extrapolated", c.extrapolated.empty() ? Json() : Json(c.extrapolated)},
-                           {"ops", ops}});
+    const Json all{{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
+                   {"memory_bytes",
+                    {{"planned", planned},
+                     {"measured", touched ? Json(touched->value) : Json()},
+                     {"process_predicted", memory.total().value},
+                     {"process_measured", rss}}},
+                   {"extrapolated", c.extrapolated.empty() ? Json() : Json(c.extrapolated)},
+                   {"ops", ops}};
+    telemetry([&] { run_.write_prediction(all); });
     console_.prediction(c);
   }
 

@@ -4,11 +4,9 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <span>
 
 #include "arch/json.h"
@@ -16,23 +14,19 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/json_fields.h"
 #include "comm/nccl/nccl.h"
 #include "data/loader.h"
 #include "exec/executor.h"
-#include "math/allocation.h"
-#include "math/gemm.h"
-#include "optim/loss_scale.h"
 #include "program/build.h"
 #include "train/checkpointing.h"
 #include "train/flight_recorder.h"
-#include "train/init.h"
 #include "train/inputs.h"
 #include "train/job_energy.h"
 #include "train/ownership.h"
 #include "train/predicted.h"
 #include "train/recorder.h"
 #include "train/resident.h"
+#include "train/saved_state.h"
 #include "train/signals.h"
 #include "train/together.h"
 #include "train/traffic.h"
@@ -49,31 +43,32 @@ class Loop {
         inputs_(inputs),
         data_(inputs.train),
         validation_(inputs.validation),
-        ownership_(ownership),
         state_(job.config),
         base_(resident_before_arena(job, world)),
         devices_(job.communicator == "nccl" ? comm::open_nccl(world, job.machine.device) : nullptr),
-        executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}) {
+        executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}),
+        saved_(job, executor_, world, ownership) {
     at::set_num_threads(job.setting.threads);
-    together(world, [&] { set_course(); });
+    together(world, [&] {
+      set_course();
+      if (job.from && !weights_only(*job.from))
+        state_.restore(job.from->state(), job.from->path().string(), job.config);
+    });
     if (job.options.cluster) predicted_ = std::make_unique<Predicted>(job, executor_, world);
     open_validation();
     energy_ = std::make_unique<JobEnergy>(world, job.config);
   }
 
   // Takes the directories, loads the state and begins to record. False, on all ranks, where the job has to be prepared
-  // again: its name was taken, or its checkpoint is damaged or not the newest any more.
+  // again.
   bool open() {
-    if (!rank_zero_says([&] { return ownership_.take(job_) && ownership_.settle(job_); }) || !load()) return false;
+    if (!saved_.open()) return false;
     together(world_, [&] {
       if (world_.rank() != 0) return;
-      ownership_.enter(job_);
-      if (job_.config.data.tokenizer) tokenizer_ = read_file(*job_.config.data.tokenizer);
+      saved_.enter();
       recorder_ = std::make_unique<Recorder>(job_, *energy_, total_steps_, stop_step_);
       if (state_.totals) recorder_->restore_totals(*state_.totals, state_.step, *job_.resume_from);
     });
-    token_ = ownership_.token();
-    world_.broadcast(&token_, 1, DType::kI64, 0);
     start();
     return true;
   }
@@ -134,35 +129,6 @@ class Loop {
   int data_rank() const { return program::data_rank(job_.setting, executor_.coordinates()); }
   // One of the ranks that see the same samples has their losses to add up.
   bool counts_losses() const { return executor_.coordinates()[mesh::Axis::kTp] == 0 && executor_.program().has_head(); }
-
-  bool rank_zero_says(const std::function<bool()>& question) {
-    std::int32_t yes = 0;
-    together(world_, [&] { yes = world_.rank() == 0 && question() ? 1 : 0; });
-    world_.broadcast(&yes, 1, DType::kI32, 0);
-    return yes == 1;
-  }
-
-  // False where the checkpoint is damaged and was set aside, so that there may be another one to go on from.
-  bool load() {
-    if (!job_.from) {
-      initialize_parameters(executor_, static_cast<std::uint64_t>(job_.config.train.seed), job_.setting.threads);
-      return true;
-    }
-    const checkpoint::Checkpoint& from = *job_.from;
-    const bool weights_only = !from.state().contains("step_done");
-    try {
-      load_state(from, executor_, world_, weights_only);
-    } catch (const DamagedError& error) {  // the same on every rank
-      if (job_.options.resume != "auto") throw;
-      rank_zero_says([&] {
-        ownership_.set_aside(from.path(), error.what());
-        return true;
-      });
-      return false;
-    }
-    if (!weights_only) together(world_, [&] { state_.restore(from.state(), from.path().string(), job_.config); });
-    return true;
-  }
 
   void start() {
     const std::string hash = state_hash(executor_, world_);
@@ -312,36 +278,23 @@ class Loop {
     if (saved_step_ == state_.step) return;
     flight_.phase(store::FlightPhase::kCheckpoint, state_.step);
     const double start = now().value;
-    checkpoint::SaveOptions o;
-    o.directory = checkpoint_directory(job_.config);
-    o.step = state_.step;
-    o.rank = world_.rank();
-    o.ranks = world_.size();
-    if (world_.size() > 1) o.agree = agree_over(world_);
     const energy::EnergySoFar used = energy_->so_far();
-    o.keep = static_cast<int>(job_.config.checkpoint.keep);
-    if (world_.rank() == 0) {
-      o.state = state_.to_json(job_.setting.scales_loss());
-      o.state.update({{"data_digest", data_.digest()},
-                      {"ranks", world_.size()},
-                      {"seed", job_.config.train.seed},
-                      {"rng", {{"init", "philox4x32-10 by parameter name"}, {"data_seed", job_.config.data.seed}}},
-                      {"lr", schedule_.lr(std::max<std::int64_t>(1, state_.step))},
-                      {"total_steps", total_steps_},
-                      {"config", config::to_json(job_.config)},
-                      {"arch", arch::to_json(job_.arch)},
-                      {"run", recorder_->identity()},
-                      {"totals", recorder_->totals(state_.step, state_.tokens_total, used)}});
-      if (job_.config.data.tokenizer) o.attachments["tokenizer.json"] = tokenizer_;
-      o.attachments["config.toml"] = config::to_toml(job_.config);
-    }
-    o.token = token_;
+    Json state;
     if (recorder_) {
-      o.still_owner = [this] { ownership_.require(); };
+      state = state_.to_json(job_.setting.scales_loss());
+      state.update({{"data_digest", data_.digest()},
+                    {"ranks", world_.size()},
+                    {"seed", job_.config.train.seed},
+                    {"rng", {{"init", "philox4x32-10 by parameter name"}, {"data_seed", job_.config.data.seed}}},
+                    {"lr", schedule_.lr(std::max<std::int64_t>(1, state_.step))},
+                    {"total_steps", total_steps_},
+                    {"config", config::to_json(job_.config)},
+                    {"arch", arch::to_json(job_.arch)},
+                    {"run", recorder_->identity()},
+                    {"totals", recorder_->totals(state_.step, state_.tokens_total, used)}});
       recorder_->sync();  // what the run says it did up to this checkpoint lasts as long as the checkpoint
     }
-    const SavingGuard saving;
-    const fs::path path = checkpoint::save(spans_of(executor_), o);
+    const fs::path path = saved_.save(state_.step, std::move(state));
     saved_step_ = state_.step;
     save_every_.last = now().value;
     if (recorder_) recorder_->checkpoint(state_.step, path.string(), now().value - start);
@@ -378,17 +331,15 @@ class Loop {
   const Inputs& inputs_;
   const data::Dataset& data_;
   const std::vector<std::unique_ptr<data::ValidationSet>>& validation_;
-  Ownership& ownership_;  // rank 0's
   TrainingState state_;
   Resident base_;
   std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
   FlightRecorder flight_;
   exec::Executor executor_;
+  SavedState saved_;
   Communication communication_{executor_};
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
-  std::int64_t token_ = 0;  // of the checkpoints' lease, on every rank
-  std::string tokenizer_;   // rank 0: held, so that a save needs no file but its own
   std::unique_ptr<Recorder> recorder_;
   data::Loader* loader_ = nullptr;
   optim::Schedule schedule_;

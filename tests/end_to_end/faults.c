@@ -1,6 +1,7 @@
 /* Loaded into molen by LD_PRELOAD, for tests: the process ends within a move, or stands still within a save.
    DIE_AT_MOVE=N: ends at its (N+1)th rename to a name with ".abandoned-" or ".damaged-" in it.
    COUNT_OPENS=FILE: gets a line with the path of each state.json and index.json that is opened for reading.
+   LOG_SYNCS=FILE: gets a line "sync PATH" for each fsync, and "rename PATH" with the new name of each rename.
    HOLD_SAVE=FILE: the first fsync within a checkpoint that is not finished makes FILE, and waits until it is gone. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,8 +12,17 @@
 #include <string.h>
 #include <unistd.h>
 
+static void log_call(const char* what, const char* path) {
+  const char* file = getenv("LOG_SYNCS");
+  int out = file ? ((int (*)(const char*, int, int))dlsym(RTLD_NEXT, "open"))(file, O_CREAT | O_WRONLY | O_APPEND, 0644) : -1;
+  if (out < 0) return;
+  dprintf(out, "%s %s\n", what, path);
+  close(out);
+}
+
 int rename(const char* from, const char* to) {
   static int seen = 0;
+  log_call("rename", to);
   const char* at = getenv("DIE_AT_MOVE");
   if (at && (strstr(to, ".abandoned-") || strstr(to, ".damaged-")) && seen++ == atoi(at)) _exit(9);
   return ((int (*)(const char*, const char*))dlsym(RTLD_NEXT, "rename"))(from, to);
@@ -52,7 +62,8 @@ int fsync(int fd) {
   const char* hold = getenv("HOLD_SAVE");
   char link[64], path[4096] = "";
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-  if (hold && readlink(link, path, sizeof path - 1) > 0 && strstr(path, ".partial-") && !held++) {
+  if (readlink(link, path, sizeof path - 1) > 0) log_call("sync", path);
+  if (hold && strstr(path, ".partial-") && !held++) {
     close(open(hold, O_CREAT | O_WRONLY, 0644));
     while (access(hold, F_OK) == 0) usleep(10000);
   }

@@ -138,6 +138,8 @@ for world, words, launcher in worlds:
         e = events(name, "set_aside")
         ok(f"{name}: and recorded", [(x["checkpoint_step"], x["from_step"], x["steps_lost"], x["attempt"]) for x in e] == [(12, 8, 4, 2)] and file in e[0]["reason"], e)
         ok(f"{name}: the same course in the end", "identical: 12 steps" in run("runs", "compare", f"runs/sound-{world}", f"runs/{name}").stdout)
+    listed = run("checkpoint", "list", f"runs/{name}")
+    ok(f"{name}: checkpoint list names what was set aside", listed.stderr.count("step-000000012.damaged-1: set aside as damaged") == 1 and "damaged" not in listed.stdout, listed.stderr)
     # None is left: an error, and one that stays, as a requeued job will find.
     name = f"ruined-{world}"
     copy(f"sound-{world}", name)

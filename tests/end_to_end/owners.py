@@ -71,6 +71,10 @@ job = start("one", "checkpoint.dir=shared")
 r = run("train", "long.toml", "--set", "run.name=other", "--set", "checkpoint.dir=shared", code=1)
 ok("a second job in a checkpoint.dir: refused", f"shared: process {job.pid} on " in r.stderr and not (work / "runs/other/metrics.jsonl").exists(), r.stderr)
 stop(job)
+job = start("usual")
+r = run("train", "long.toml", "--set", "run.name=own", "--set", "checkpoint.dir=runs/usual/checkpoints", code=1)
+ok("a second job that names a run's own checkpoints: refused", f"runs/usual/checkpoints: process {job.pid} on " in r.stderr, r.stderr)
+stop(job)
 run("train", "long.toml", "--set", "run.name=own", "--set", 'train.stop_after="1 steps"')
 
 # --- an owner that is gone ----------------------------------------------------------------------------------------------------------------
@@ -96,6 +100,9 @@ for seconds in (2, 5):
     took = time.monotonic() - began - alone
     ok(f"a dead owner elsewhere with a lease of {seconds} s: taken over after {took:.1f} s", seconds - 1 < took < seconds + 3 and f"on node7 was writing here; taking over if it shows no life for {seconds} s" in r.stderr, (took, r.stderr))
 ok("the lease is as long as run.lease says", json.loads(leases("runs/killed")[-1].read_text())["period_s"] == 60 and len(leases("runs/killed")) == 1)
+elsewhere("runs/killed", period_s=0.5, host="node7\x1b]0;gone\x07")
+r = run("train", "long.toml", "--set", "run.name=killed", "--set", 'train.stop_after="1 steps"')
+ok("what an owner's file says reaches no terminal as it is", "node7\\x1b]0;gone" in r.stderr and "\x1b" not in r.stderr, r.stderr)
 # One that lives elsewhere renews; the one that waits sees it.
 elsewhere("runs/killed", period_s=4)
 renewing = threading.Event()
@@ -117,7 +124,8 @@ ok("an owner that lives elsewhere: refused", "on node7 writes here" in r.stderr,
 # One that stood still for too long has lost its lease: it saves nothing any more.
 job = start("still", 'run.lease="1 s"')
 os.kill(job.pid, signal.SIGSTOP)
-elsewhere("runs/still", period_s=1)
+for folder in ("runs/still", "runs/still/checkpoints"):
+    elsewhere(folder, period_s=1)
 r = run("train", "long.toml", "--set", "run.name=still", "--set", 'train.stop_after="3 steps"')
 os.kill(job.pid, signal.SIGCONT)
 err = stop(job, code=1)
@@ -184,6 +192,23 @@ for _ in range(2):
 job.communicate(timeout=60)
 ok("two signals within a step end it at once", job.returncode == 128 + signal.SIGTERM and checkpoints("hasty") == [], job.returncode)
 
+# --- what a save needs, and what lasts as long as it does ---------------------------------------------------------------------------------
+log = work / "syncs.txt"
+job = start("needs", env={"LD_PRELOAD": str(FAULTS), "LOG_SYNCS": str(log)})
+tokenizer = (work / "tok.json").read_bytes()
+for name in ("tok.json", "long.toml", "base.toml"):
+    (work / name).rename(work / f"{name}.gone")
+stop(job)
+for name in ("tok.json", "long.toml", "base.toml"):
+    (work / f"{name}.gone").rename(work / name)
+saved = work / f"runs/needs/checkpoints/step-{len(metrics('needs')):09}"
+ok("a save needs neither tokenizer nor configuration to be there still", (saved / "tokenizer.json").read_bytes() == tokenizer and (saved / "config.toml").exists())
+calls = log.read_text().splitlines()
+published = next(i for i, x in enumerate(calls) if x.startswith("rename") and x.endswith(f"/{saved.name}"))
+for name in ("metrics.jsonl", "events.jsonl", "energy.jsonl"):
+    ok(f"{name} is on disk before the checkpoint is", f"sync {work}/runs/needs/{name}" in calls[:published], calls[:published])
+ok("metrics.prom is written with each step and not synced", not any("metrics.prom" in x for x in calls if x.startswith("sync")) and sum(x.endswith("/metrics.prom") for x in calls) == len(metrics("needs")), calls[:20])
+
 # --- records that cannot be written -------------------------------------------------------------------------------------------------------
 def ignore_limit():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -212,4 +237,18 @@ ok("each step is recorded once in the end", job.returncode == 0 and recorded == 
 ok("and each file warned once", 1 <= len(warned) == len({re.search(r"runs/records/\S+", x)[0] for x in warned}) <= 3 and any("metrics.jsonl" in x for x in warned), warned)
 prom = work / "runs/records/metrics.prom"
 ok("metrics.prom is of the last step", f"molen_step{{run=\"records\"}} {recorded[-1]}" in prom.read_text(), prom.read_text())
+# What stands in the way of a file that others read: said once, tried again with each step.
+(work / "runs/blocked/metrics.prom").mkdir(parents=True)
+(work / "runs/blocked/trace.json").mkdir()
+job = subprocess.Popen([MOLEN, *words[:2], "--set", "run.name=blocked", "--set", "train.trace_steps=[2, 3]"], cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+said = []
+reader = threading.Thread(target=lambda: said.extend(job.stdout))
+reader.start()
+wait(lambda: lines("blocked") >= 8, job)
+(work / "runs/blocked/metrics.prom").rmdir()
+wait((work / "runs/blocked/metrics.prom").is_file, job)
+job.send_signal(signal.SIGTERM)
+job.wait(60)
+reader.join()
+ok("files that cannot be written end no training, are told once and tried again", job.returncode == 0 and "".join(said).count("the run goes on, and tries") == 1 and checkpoints("blocked") == [len(metrics("blocked"))], said)
 finish("owners")
