@@ -69,16 +69,28 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
                      all.host, all.cpu, cpu);
   const std::string gemm(math::name_of(math::gemm_library()));
   if (!all.entries.empty() && all.gemm != gemm)
-    throw UsageError("{}: holds measurements with products by {}, which are by {} now: choose another --output", output,
+    throw UsageError("{}: was measured while {} multiplied matrices; now {} does: choose another --output", output,
                      all.gemm, gemm);
   all.cpu = cpu;
   all.gemm = gemm;
   return all;
 }
 
-int run_calibrate(const std::string& output, std::optional<int> ranks, train::CalibrateOptions o,
-                  const std::string& compute, const std::string& format) {
-  const auto launch = train::resolve_launch({}, ranks);
+// Of a configuration the conditions under which it will run, threads and type, and its width, beyond which nothing
+// needs to be measured.
+void take_conditions(const ConfigOptions& options, train::CalibrateOptions& o, std::string& compute) {
+  if (!options.file && !options.model && options.sets.empty()) return;
+  const config::Config c = load_config(options);
+  if (o.threads == 0) o.threads = static_cast<int>(c.math.threads);
+  if (compute == "auto") compute = c.precision.compute;
+  if (o.widest == 0 && (c.model.preset || c.model.family))
+    o.widest = train::calibrated_width(plan::resolve_architecture(c).hidden);
+}
+
+int run_calibrate(const ConfigOptions& options, const std::string& output, train::CalibrateOptions o,
+                  std::string compute, const std::string& format) {
+  take_conditions(options, o, compute);
+  const auto launch = train::resolve_launch({}, options.ranks);
   if (o.threads == 0) o.threads = plan::auto_threads(launch.machine.local_ranks);
   // Read before anything is measured: wrong input is found at once.
   std::vector<DType> wanted;
@@ -234,15 +246,16 @@ void add_train(CLI::App& app, Chosen& chosen) {
 }
 
 void add_calibrate(CLI::App& app, Chosen& chosen) {
-  CLI::App* verb = app.add_subcommand("calibrate",
-                                      "measures this machine, as so many ranks and threads, into a cluster "
-                                      "description; other ranks are predicted from it");
+  CLI::App* verb =
+      app.add_subcommand("calibrate",
+                         "measures this machine, as so many ranks and threads, into a cluster description; "
+                         "other ranks are predicted from it. With a CONFIG: under its conditions (threads, "
+                         "type), and no wider than its model");
   auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("auto");
-  auto ranks = std::make_shared<std::optional<int>>();
+  auto options = add_config_options(*verb);
   auto o = std::make_shared<train::CalibrateOptions>();
   o->threads = 0;
   verb->add_option("--output", *output, "file; other conditions in it are kept")->capture_default_str();
-  verb->add_option("--ranks", *ranks, "thread-ranks at once (under mpirun: its ranks)")->check(CLI::PositiveNumber);
   verb->add_option("--threads", o->threads, "per rank; 0: the cores over the ranks")->check(CLI::NonNegativeNumber);
   verb->add_option("--compute", *compute,
                    "fp32, bf16, fp16, fp64; auto: what a training's \"auto\" measures as the faster, or both where "
@@ -256,8 +269,8 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
                    "wider ones are extrapolated")
       ->check(CLI::NonNegativeNumber);
   auto format = add_format_option(*verb);
-  verb->callback([&chosen, output, compute, ranks, o, format] {
-    chosen.action = [=] { return run_calibrate(*output, *ranks, *o, *compute, *format); };
+  verb->callback([&chosen, options, output, compute, o, format] {
+    chosen.action = [=] { return run_calibrate(*options, *output, *o, *compute, *format); };
   });
 }
 

@@ -375,10 +375,12 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
   auto options = add_config_options(*verb);
   auto o = std::make_shared<VerifyArguments>();
   add_node_option(*verb, *options);
-  verb->add_option("--layouts", o->layouts,
-                   "all that the model and batch have on so many ranks (of [parallel] only offload, unit_layers and "
-                   "tensor_chunks count); given: the configuration's own; or a list of: " +
-                       fmt::format("{}", fmt::join(plan::strategies(), ",")))
+  verb->add_option(
+          "--layouts", o->layouts,
+          "all: every layout that the model and the batch allow on so many ranks, with the configuration's offload, "
+          "unit_layers and tensor_chunks and nothing else of its [parallel]; given: the configuration's own; or a "
+          "list of: " +
+              fmt::format("{}", fmt::join(plan::strategies(), ",")))
       ->capture_default_str();
   verb->add_option("--cover", o->cover, "all of them, or so many that every two choices stand together once")
       ->capture_default_str()

@@ -180,7 +180,7 @@ i64 fused_scratch(const Sizes& s, Part part, Pass pass, i64 threads) {
 }
 
 // model/parts_aten.cpp on the host, function by function: the temporaries that lie there together at most. Workspace of
-// the products' library is not in it (math/allocation.h).
+// the library that multiplies matrices is not in it (math/allocation.h).
 class AtenScratch {
  public:
   AtenScratch(const Sizes& sizes, Position position, i64 threads, DType compute)

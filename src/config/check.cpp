@@ -12,14 +12,12 @@ namespace {
 // which only who reads the tokenizer can tell.
 void check_sizes(const Config& c, Problems& problems) {
   const ModelTable& m = c.model;
-  std::vector<std::string> missing;
   for (const auto& [key, given] : {std::pair{"model.layers", m.layers.has_value()},
                                    {"model.hidden", m.hidden.has_value()},
                                    {"model.heads", m.heads.has_value()}})
-    if (!given) missing.push_back(key);
-  if (!missing.empty())
-    problems.add("{}: needed where model.family stands without model.preset (`molen model list` shows the presets)",
-                 fmt::join(missing, ", "));
+    if (!given)
+      problems.add("{}: needed where model.family stands without model.preset (`molen model list` shows the presets)",
+                   key);
   if (!m.vocabulary && !c.data.tokenizer)
     problems.add("model.vocabulary: needed where neither model.preset nor data.tokenizer gives it");
 }

@@ -95,11 +95,12 @@ TEST(Config, AllErrorsAreSaidAtOnce) {
   // What follows from a value that was refused is not said beside it.
   EXPECT_EQ(reason_of("[batch]\nglobal = \"many\"\nmicro = 3"),
             "run.toml:2: batch.global: expected a positive integer, got \"many\"");
-  EXPECT_EQ(reason_of("[model]\nfamily = \"gpt\"\nlayers = 2\n[data]\nsequence_length = 0"),
-            "3 errors:\n  run.toml:5: data.sequence_length: expected a positive integer, got 0\n"
-            "  model.hidden, model.heads: needed where model.family stands without model.preset (`molen model list` "
-            "shows the presets)\n"
-            "  model.vocabulary: needed where neither model.preset nor data.tokenizer gives it");
+  EXPECT_EQ(
+      reason_of("[model]\nfamily = \"gpt\"\nlayers = 2\n[data]\nsequence_length = 0"),
+      "4 errors:\n  run.toml:5: data.sequence_length: expected a positive integer, got 0\n"
+      "  model.hidden: needed where model.family stands without model.preset (`molen model list` shows the presets)\n"
+      "  model.heads: needed where model.family stands without model.preset (`molen model list` shows the presets)\n"
+      "  model.vocabulary: needed where neither model.preset nor data.tokenizer gives it");
   EXPECT_EQ(reason([] {
               load(std::nullopt, {"model.layers", "batch.micro=x"});
             }),

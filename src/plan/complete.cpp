@@ -1,5 +1,7 @@
 #include "plan/complete.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "data/manifest.h"
 #include "data/tokenizer/tokenizer.h"
@@ -33,8 +35,11 @@ void complete(config::Config& c, config::Problems& problems) {
   const auto& m = c.model;
   const bool own = m.family && !m.preset;
   if (own && !m.vocabulary && c.data.tokenizer) problems.none_of([&] { take_vocabulary(c); });
-  // Without sizes the checks have said what is missing; without a model, who needs one says so.
-  if (m.preset || (own && m.layers && m.hidden && m.heads && m.vocabulary)) problems.none_of([&] { require_model(c); });
+  // What the checks have said of the model is not said again; without a model, who needs one says so.
+  const bool said = std::any_of(problems.all().begin(), problems.all().end(),
+                                [](const std::string& text) { return text.find("model.") != std::string::npos; });
+  if (!said && (m.preset || (own && m.layers && m.hidden && m.heads && m.vocabulary)))
+    problems.none_of([&] { require_model(c); });
 }
 
 void require_training(const config::Config& c, config::Problems& problems) {

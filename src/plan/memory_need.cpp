@@ -60,6 +60,14 @@ std::vector<MemoryNeed> memory_needs(const arch::Architecture& arch, const progr
   return needs;
 }
 
+MemoryNeed kept_need(const arch::Architecture& arch, const program::Setting& setting) {
+  program::Setting s = setting;
+  MemoryNeed most;
+  for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage)
+    if (const MemoryNeed need = kept_by_stage(arch, s); need.total() > most.total()) most = need;
+  return most;
+}
+
 std::optional<MemoryNeed> need_within(const arch::Architecture& arch, const program::Setting& setting,
                                       const MemoryRoom& room) {
   program::Setting s = of_short_batch(setting);

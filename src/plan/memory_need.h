@@ -30,6 +30,10 @@ struct MemoryRoom {
 std::vector<MemoryNeed> memory_needs(const arch::Architecture& arch, const program::Setting& setting,
                                      const program::Schedule* file = nullptr);
 
+// What a rank keeps from step to step (parameters, gradients, optimizer states), of the stage that keeps most; a lower
+// bound of its need, without building a program.
+MemoryNeed kept_need(const arch::Architecture& arch, const program::Setting& setting);
+
 // That of the stage that needs most, where `room` holds every stage's; nothing as soon as it holds one stage's not.
 std::optional<MemoryNeed> need_within(const arch::Architecture& arch, const program::Setting& setting,
                                       const MemoryRoom& room);

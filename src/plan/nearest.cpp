@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/clock.h"
 
@@ -32,6 +33,32 @@ std::vector<Candidate> candidates(const arch::Architecture& arch, const program:
   return all;
 }
 
+void keep_least(const arch::Architecture& arch, const Layout& layout, std::optional<Layout>& least) {
+  const auto order = [&](const Layout& l) {
+    return std::tuple(kept_need(arch, l.setting).total(), l.setting.recompute == program::Recompute::full() ? 0 : 1,
+                      l.setting.micro_batch * l.setting.local_sequence());
+  };
+  if (!least || order(layout) < order(*least)) least = layout;
+}
+
+// What the layout that comes nearest would need, what most of it is for, and what there is besides layouts.
+std::string least_text(const arch::Architecture& arch, const Layout& least, const MemoryRoom& room) {
+  MemoryNeed need;
+  for (const MemoryNeed& stage : memory_needs(arch, least.setting))
+    if (stage.total() > need.total()) need = stage;
+  const MemoryNeed kept = kept_need(arch, least.setting);
+  const Bytes all = room.device ? need.device : need.total(), state = room.device ? kept.device : kept.total();
+  const bool states = state.value * 2 > all.value;
+  std::string text = fmt::format("; the nearest, {} in micro-batches of {}, needs {}, {} of it {}", least.name,
+                                 least.setting.micro_batch, human(all), human(states ? state : all - state),
+                                 states ? "parameters, gradients and optimizer states, which more ranks would divide"
+                                        : "activations and what is gathered or computed for a time, which shorter "
+                                          "sequences or context ranks would divide");
+  if (room.device && !least.setting.offload.any())
+    text += "; parallel.offload puts states and activations into the host's memory";
+  return text;
+}
+
 }  // namespace
 
 Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
@@ -50,7 +77,10 @@ Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting&
     }
     ++nearest.looked;
     const auto need = need_within(arch, candidate.layout.setting, room);
-    if (!need) continue;
+    if (!need) {
+      keep_least(arch, candidate.layout, nearest.least);
+      continue;
+    }
     // Behind those that differ less, and of those that differ as much behind those that need no more.
     std::size_t at = differs.size();
     while (at > 0 && differs[at - 1] == candidate.differs && need->total() < nearest.fitting[at - 1].need.total()) --at;
@@ -59,6 +89,7 @@ Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting&
     differs.push_back(candidate.differs);
   }
   if (nearest.fitting.size() > limits.count) nearest.fitting.resize(limits.count);
+  if (!nearest.fitting.empty()) nearest.least.reset();
   return nearest;
 }
 
@@ -69,8 +100,9 @@ std::string nearest_text(const arch::Architecture& arch, const program::Setting&
       nearest.ended ? fmt::format(" (in {} {} of {} were looked at)", human(limits.time), nearest.looked, nearest.all)
                     : "";
   if (nearest.fitting.empty())
-    return fmt::format("; none of the nearest layouts of {} rank{} fits either{}", setting.ranks(),
-                       setting.ranks() == 1 ? "" : "s", looked);
+    return fmt::format("; none of the nearest layouts of {} fits either{}{}", counted(setting.ranks(), "rank"), looked,
+                       nearest.ended ? "" : " (every sharding, recompute and micro-batch was tried)") +
+           (nearest.least ? least_text(arch, *nearest.least, room) : "");
   std::string text = "; nearest layouts that fit: ";
   for (const Fitting& f : nearest.fitting)
     text += fmt::format("{}{} in micro-batches of {} ({})", &f == nearest.fitting.data() ? "" : "; ", f.layout.name,

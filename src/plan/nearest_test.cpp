@@ -121,7 +121,15 @@ TEST(Nearest, KeepsTensorRanksOnANode) {
 TEST(Nearest, SaysWhereNothingFits) {
   EXPECT_TRUE(nearest_that_fit(model(), given(), 4, {Bytes(1000)}).fitting.empty());
   const std::string none = nearest_text(model(), given(), 4, {Bytes(1000)}, kUnhurried);
-  EXPECT_EQ(none, "; none of the nearest layouts of 4 ranks fits either");
+  EXPECT_TRUE(
+      none.starts_with("; none of the nearest layouts of 4 ranks fits either (every sharding, recompute and "
+                       "micro-batch was tried); the nearest, "))
+      << none;
+  EXPECT_NE(none.find(" in micro-batches of 1, needs "), std::string::npos) << none;
+  EXPECT_NE(none.find(" of it "), std::string::npos) << none;
+  EXPECT_EQ(none.find("parallel.offload"), std::string::npos) << none;
+  const std::string device = nearest_text(model(), given(), 4, {Bytes(1000), Bytes(1000)}, kUnhurried);
+  EXPECT_NE(device.find("parallel.offload puts states and activations into the host's memory"), std::string::npos);
   const std::string text = nearest_text(model(), given(), 4, {Bytes(peak(given()).value - 1)}, kUnhurried);
   EXPECT_NE(text.find("nearest layouts that fit: "), std::string::npos) << text;
 }

@@ -54,7 +54,7 @@ std::string sharding_text(const Setting& s) {
   if (s.offload.any()) text += fmt::format(", {} on the host", text_of(s.offload));
   if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
   if (s.tensor())
-    text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? " with rows cut" : "");
+    text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? ", sequence parallel" : "");
   if (s.chunked_rows()) text += fmt::format(" in {} pieces", s.tensor_chunks);
   if (s.pipelined()) {
     text += fmt::format(", {} stages, {}", s.stages(), name_of(s.pipeline.schedule));

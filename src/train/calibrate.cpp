@@ -214,6 +214,12 @@ double pace_of(const Trial& trial, const sim::Costs& costs) {
 
 }  // namespace
 
+std::int64_t calibrated_width(std::int64_t hidden) {
+  for (const Shape& shape : kShapes)
+    if (shape.hidden >= hidden) return shape.hidden;
+  return std::rbegin(kShapes)->hidden;
+}
+
 sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
                                   const CalibrateProgress& progress) {
   std::vector<Trial> trials = make_trials(o, world.size());

@@ -25,6 +25,9 @@ struct CalibrateOptions {
   std::int64_t widest = 0;  // models of at most so wide a residual stream; 0: all
 };
 
+// `CalibrateOptions::widest` for models of such a width: the next that is measured, or the widest.
+std::int64_t calibrated_width(std::int64_t hidden);
+
 // Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0 with the share that
 // is measured, and of what.
 using CalibrateProgress = std::function<void(double share, const std::string& what)>;

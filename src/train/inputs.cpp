@@ -57,8 +57,9 @@ void print_program(const Job& job) {
              job.setting.micro_batches() == 1 ? "" : "es", job.setting.micro_batch, job.setting.sequence,
              name_of(job.setting.compute));
   fmt::print(
-      "the program{} is sound: {} ops in {} bodies; memory a rank: parameters {}, gradients {}, optimizer {}, "
-      "activations {}, peak {}{}\n",
+      "the program{} is sound: {} ops in {} bodies; memory a rank: parameters {}, gradients {}, optimizer {}, for a "
+      "time "
+      "{} (activations, gathered parameters, gradients on their way, scratch), peak {}{}\n",
       job.setting.pipelined() ? " of stage 0" : "", job.program.num_ops(), job.program.bodies.size(),
       human(s.parameters), human(s.gradients), human(s.optimizer), human(s.transient), human(s.peak),
       s.host.value > 0 ? fmt::format("; on the host {}", human(s.host)) : "");

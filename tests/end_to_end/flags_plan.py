@@ -137,12 +137,12 @@ def model(case):
         equal("causal", (said["causal"]["train_flops_per_token"], said["causal"]["sequence"]), (said["palm"]["train_flops_per_token_causal"], sequence))
 
 
-@row("calibrate --output", "calibrate --ranks", "calibrate --threads", "calibrate --compute", "calibrate --rounds", "calibrate --widest", "calibrate --format")
+@row("calibrate --output", "calibrate --ranks", "calibrate --threads", "calibrate --compute", "calibrate --rounds", "calibrate --widest", "calibrate --format", "calibrate --set", "calibrate --model")
 def calibrate(case):
     fast = ["--widest", 128, "--output", "measured.json"]
     first = case.molen("calibrate", *fast, "--compute", "fp32", "--threads", 1, "--rounds", 2, "--format", "json")
-    trials = [x for x in first.stderr.splitlines() if x.startswith("round ")]
-    equal("--rounds, --widest", [sum(x.startswith(f"round {i} of 2, d 128 ") for x in trials) for i in (1, 2, 3)], [len(trials) // 2, len(trials) // 2, 0])
+    said = re.search(r"^fp32: (\d+) measurements, from (.*), to (.*)$", first.stderr, re.M)
+    equal("--rounds, --widest", (int(said[1]), said[2].startswith("round 1 of 2, d 128 "), said[3].startswith("round 2 of 2, d 128 ")), (4, True, True))
     entry = json.loads(first.stdout)[0]
     equal("as asked", (entry["compute"], entry["threads"], entry["ranks"], entry["communicator"]), ("fp32", 1, 1, "self"))
     text = case.molen("calibrate", *fast, "--compute", "bf16", "--threads", 1, "--ranks", 2, "--rounds", 1).stdout
@@ -160,3 +160,7 @@ def calibrate(case):
     (work / "doubled.json").write_text(json.dumps(doubled))
     close("twice the pace", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
     case.refused("calibrate", "--widest", 100, says=["--widest", "128"])
+    # Under the conditions of a configuration, or of a preset with others over it.
+    for words in (["tiny.toml"], ["--model", "llama-tiny"]):
+        own = json.loads(case.molen("calibrate", *words, {"precision.compute": "fp64", "math.threads": 1, "data.sequence_length": 16}, "--rounds", 1, "--output", f"own-{len(words)}.json", "--format", "json").stdout)
+        equal(f"{words}: type and threads", [(e["compute"], e["threads"]) for e in own], [("fp64", 1)])

@@ -111,7 +111,7 @@ run("train", "tiny.toml", "--set", "run.name=longer", "--set", 'train.until="6 s
 def runs(case):
     found = formats(case, "runs", "list", "--tag", "looked-at", shows=lambda v: [v[0]["run"], v[0]["steps"], "looked-at", f"{v[0]['loss']:.4f}"])
     equal("by tag", [r["run"] for r in found], ["seen"])
-    equal("last step", formats(case, "runs", "show", "runs/longer", shows=lambda v: [v["step"], v["loss"], v["tokens_total"]])["tokens_total"], 6 * 64)
+    equal("last step", formats(case, "runs", "show", "runs/longer", shows=lambda v: [v["step"], f"{v['loss']:.4f}", v["tokens_total"]])["tokens_total"], 6 * 64)
     same = formats(case, "runs", "compare", "runs/seen", "runs/seen", shows=lambda v: ["identical", v["steps"]])
     other = formats(case, "runs", "compare", "runs/seen", "runs/longer", shows=lambda v: [v["first_difference"]], code=1)
     equal("identical", (same["identical"], other["identical"]), (True, False))
