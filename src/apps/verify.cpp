@@ -392,7 +392,10 @@ void add_verify_verb(CLI::App& app, Chosen& chosen) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::IsMember({"fp64", "fp32"}));
-  verb->add_flag("--static", o->only_static, "builds and verifies each program, plans its memory, runs nothing");
+  verb->add_flag(
+      "--static", o->only_static,
+      "builds and verifies each program, plans its memory, runs nothing; of a step of many micro-batches as many as "
+      "it takes until further ones only repeat the program's bodies");
   auto format = add_format_option(*verb);
   verb->callback([&chosen, options, o, format] {
     chosen.action = [=] {

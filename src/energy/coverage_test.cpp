@@ -203,7 +203,7 @@ TEST(Totals, ACheckpointWithoutThemStartsTheCountThere) {
   const RunTotals t = totals_from_json(parse_json("{\"attempts\":2}", "x"), 12, "x");
   EXPECT_EQ(t.first_step, 13);
   EXPECT_EQ(t.steps, 0);
-  EXPECT_EQ(add(t, 1, 10, {}, {}).text().rfind("since step 13: 1 steps", 0), 0u);
+  EXPECT_EQ(add(t, 1, 10, {}, {}).text().rfind("since step 13: 1 step, ", 0), 0u);
 }
 
 TEST(Totals, RefusesHostileRecords) {

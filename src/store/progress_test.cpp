@@ -80,7 +80,8 @@ TEST(Progress, ATerminalHasOneLineThatIsRewritten) {
   const std::string text = terminal.text();
   EXPECT_EQ(text.find("25%"), std::string::npos);
   EXPECT_EQ(text.substr(0, 1), "\r");
-  EXPECT_NE(text.find("calibrate fp32 [########--------] 50% | d 4096 with a... | eta 00:10"), std::string::npos) << text;
+  EXPECT_NE(text.find("calibrate fp32 [########--------] 50% | d 4096 with a... | eta 00:10"), std::string::npos)
+      << text;
   EXPECT_NE(text.find("a row"), std::string::npos);
   EXPECT_EQ(text.back(), '\n');
   for (std::size_t at = 0; at < text.size();) {  // no line of it is wider

@@ -22,8 +22,7 @@ optim::Schedule resolve_schedule(const config::Config& c, std::int64_t total_ste
   s.peak_lr = c.optimizer.lr;
   s.min_lr = c.min_lr();
   s.total_steps = total_steps;
-  if (c.schedule.warmup)
-    s.warmup_steps = plan::steps_of(c, *c.schedule.warmup, "schedule.warmup", sequences_per_epoch);
+  if (c.schedule.warmup) s.warmup_steps = plan::steps_of(c, *c.schedule.warmup, "schedule.warmup", sequences_per_epoch);
   if (s.warmup_steps < 0)
     throw UsageError("{}: a time cannot be a warm-up; give steps or tokens", c.where("schedule.warmup"));
   if (s.warmup_steps > total_steps)

@@ -160,7 +160,8 @@ def calibrate(case):
     (work / "doubled.json").write_text(json.dumps(doubled))
     close("twice the pace", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
     case.refused("calibrate", "--widest", 100, says=["--widest", "128"])
-    # Under the conditions of a configuration, or of a preset with others over it.
-    for words in (["tiny.toml"], ["--model", "llama-tiny"]):
-        own = json.loads(case.molen("calibrate", *words, {"precision.compute": "fp64", "math.threads": 1, "data.sequence_length": 16}, "--rounds", 1, "--output", f"own-{len(words)}.json", "--format", "json").stdout)
-        equal(f"{words}: type and threads", [(e["compute"], e["threads"]) for e in own], [("fp64", 1)])
+    # Under the conditions of a configuration, or of a preset with others over it, and no wider than its model.
+    for words, width in ((["tiny.toml"], 128), (["--model", "llama-tiny", {"model.hidden": 128, "model.head_dim": 32}], 128)):
+        made = case.molen("calibrate", *words, {**FP32, "math.threads": 1, "data.sequence_length": 16}, "--rounds", 1, "--output", f"own-{len(words)}.json", "--format", "json")
+        equal(f"{words}: type and threads", [(e["compute"], e["threads"]) for e in json.loads(made.stdout)], [("fp32", 1)])
+        assert re.search(rf"^fp32: 2 measurements, .* to round 1 of 1, d {width} ", made.stderr, re.M), made.stderr

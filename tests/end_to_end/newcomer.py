@@ -93,6 +93,14 @@ ok("which continues it, with the warm-up that was", max(metrics("own")) == 60 an
 shown = run("train", "own.toml", "--dry-run", "--ranks", 2, "--set", "parallel.sharding=Full_Shard", "--set", "run.name=dry").stdout
 ok("what is in memory for a time is not called activations alone", "(activations, gathered parameters, gradients on their way, scratch)" in shown and "ZeRO-3" in shown, shown)
 
+# --- where a step went (docs/formats/metrics.md) ---------------------------------------------------------------------------------
+for name, sets, piped in (("pair", [], False), ("stages", ["--set", "parallel.pipeline=2"], True)):
+    run("train", "own.toml", "--set", f"run.name={name}", "--set", "train.until=6 steps", "--set", "math.threads=1", "--ranks", 2, *sets)
+    last = metrics(name)[6]
+    phases = last["phase_s"]
+    ok(f"{name}: waiting is a bubble in a pipeline alone", (phases["bubble"] > 0) == piped and abs(sum(phases.values()) - last["step_s"]) < 1e-6 * len(phases) + 1e-9, last)
+    ok(f"{name}: what waits for a reduction is booked there", piped or phases["gradient_reduce"] > 0, phases)
+
 # --- several nodes -------------------------------------------------------------------------------------------------------------
 page = (ROOT / "docs/several-nodes.md").read_text()
 plans = re.findall(r"^    molen (program .*)\n((?:^    .*\n|^\n)+)", page, re.M)
