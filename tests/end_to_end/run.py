@@ -59,7 +59,7 @@ for name, end, extra in (("first", 6, ["--set", 'train.stop_after="6 steps"']), 
 # How model FLOPs are counted: the name in the console, the metrics and the events; the rate by the formula it names.
 flops = {x: json.loads(run("model", "show", "gpt2", "--sequence", 512, "--mfu", x, "--format", "json").stdout) for x in ("causal", "palm")}
 for x, j in flops.items():
-    ok(f"model show --mfu {x}", j["flops_formula"] == x and j["train_flops_per_token"] == j[f"train_flops_per_token_{x}"] and f"GFLOP a token ({x}: " in run("model", "show", "gpt2", "--mfu", x).stdout, j)
+    ok(f"model show --mfu {x}", j["flops_formula"] == x and j["train_flops_per_token"] == j[f"train_flops_per_token_{x}"] and f"FLOP a token ({x}: " in run("model", "show", "gpt2", "--mfu", x).stdout, j)
 n, attention = flops["palm"]["parameters"], 12 * 12 * 768 * 512  # layers, heads x head_dim, sequence
 ok("palm is 6N + 12LhDs", flops["palm"]["train_flops_per_token"] == 6 * n + attention and flops["causal"]["train_flops_per_token"] < 6 * n + attention / 2 + 1, flops)
 out = run("train", "run.toml", "--set", "run.name=palm", "--set", 'train.stop_after="2 steps"', "--mfu", "palm").stdout
