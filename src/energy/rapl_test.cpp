@@ -191,7 +191,8 @@ TEST(Perf, ReasonsArePrecise) {
                                    {"events/energy-pkg.unit", "Watts"}}) {
     perf_tree(f, "0");
     f.write(d + file, text);
-    const auto unavailable = find(open_perf(f.machine, perf), "cpu-package");
+    const Meters found = open_perf(f.machine, perf);
+    const Unavailable* unavailable = find(found, "cpu-package");
     ASSERT_NE(unavailable, nullptr) << file << " " << text;
     // The file first, then what stands in it.
     const std::string& reason = unavailable->reason;
