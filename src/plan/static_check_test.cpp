@@ -16,17 +16,25 @@ arch::Architecture model(std::int64_t layers) {
   return a;
 }
 
+// Every one in a release build; under a sanitizer, which makes each fifteen times as slow, every eleventh.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::size_t kStride = 11;
+#else
+constexpr std::size_t kStride = 1;
+#endif
+
 // Of every layout, schedules of four stages among them: what is counted from few micro-batches is what building all of
 // them gives, and those are sound too.
 TEST(StaticCheck, CountsWhatIsLeftOut) {
   const auto a = model(8);
-  std::size_t left_out = 0;
+  std::size_t left_out = 0, turn = 0;
   for (const int ranks : {1, 4}) {
     program::Setting base;
     base.micro_batch = 1;
     base.sequence = 16;
     base.global_batch = 32;
     for (const Layout& l : layouts_of(a, base, ranks, {})) {
+      if (turn++ % kStride != 0) continue;
       SCOPED_TRACE(l.name);
       const StaticCheck check = check_statically(a, l.setting);
       EXPECT_TRUE(check.findings.empty()) << check.findings.front();
@@ -44,7 +52,7 @@ TEST(StaticCheck, CountsWhatIsLeftOut) {
       EXPECT_EQ(check.ops, ops);
     }
   }
-  EXPECT_GT(left_out, 50u);
+  EXPECT_GT(left_out * kStride, 50u);
 }
 
 // The order of instances really repeats: a program of more micro-batches has the same bodies.

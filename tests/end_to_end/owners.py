@@ -186,11 +186,11 @@ for signals, code in ((2, 0), (3, 128 + signal.SIGTERM)):
     _, err = job.communicate(timeout=60)
     ok(f"{name}: exit {code}, {'nothing' if code else 'the last step'} saved", job.returncode == code and checkpoints(name) == ([] if code else [len(metrics(name))]), (job.returncode, err))
 job = start("hasty", env={"LD_PRELOAD": str(FAULTS)}, words=["--set", "model.hidden=192", "--set", "model.head_dim=48", "--set", "batch.global=256"], ready=1)
-for _ in range(2):
-    job.send_signal(signal.SIGTERM)
-    time.sleep(0.05)
+# Two of a kind could become one, and a step might end between two with a pause.
+job.send_signal(signal.SIGINT)
+job.send_signal(signal.SIGTERM)
 job.communicate(timeout=60)
-ok("two signals within a step end it at once", job.returncode == 128 + signal.SIGTERM and checkpoints("hasty") == [], job.returncode)
+ok("two signals within a step end it at once", job.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM) and checkpoints("hasty") == [], (job.returncode, checkpoints("hasty")))
 
 # --- what a save needs, and what lasts as long as it does ---------------------------------------------------------------------------------
 log = work / "syncs.txt"
