@@ -96,4 +96,5 @@ def main():
         shutil.rmtree(scratch)
 
 
-main()
+if __name__ == "__main__":
+    main()

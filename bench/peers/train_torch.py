@@ -135,6 +135,28 @@ def distributed(net, strategy):
     return net
 
 
+class OneDnnProduct(torch.autograd.Function):
+    """x W^T by oneDNN in all three products of a step, where PyTorch takes the BLAS that it was built with."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+        to_input = torch.ops.mkldnn._linear_pointwise(gradient, weight.t().contiguous(), None, "none", [], "")
+        return to_input, torch.ops.mkldnn._linear_pointwise(rows.t().contiguous(), columns.t().contiguous(), None, "none", [], "")
+
+
+def use_onednn(net):
+    for module in net.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = (lambda m: lambda x: OneDnnProduct.apply(x, m.weight))(module)
+
+
 def make_optimizer(net, strategy, lr):
     decay = [w for w in net.parameters() if w.dim() >= 2]
     plain = [w for w in net.parameters() if w.dim() < 2]
@@ -183,6 +205,8 @@ def main():
     p.add_argument("--clip", type=float, default=1.0)
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--compile", action="store_true")
+    p.add_argument("--autocast", action="store_true", help="bf16 by torch.autocast over weights of --dtype")
+    p.add_argument("--onednn", action="store_true", help="products of linear layers by oneDNN")
     p.add_argument("--strategy", choices=["ddp", "zero1", "fsdp2_grad_op", "fsdp2_full"], default="ddp", help="what several ranks share (torchrun)")
     p.add_argument("--warmup-steps", type=int, default=2, help="left out of the median")
     p.add_argument("--device", default="cpu")
@@ -203,6 +227,8 @@ def main():
     missing, unexpected = net.load_state_dict(load_file(os.path.join(a.model, "model.safetensors")), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     net.to(device=a.device)
+    if a.onednn:
+        use_onednn(net)
     run = torch.compile(net) if a.compile else net
     if ranks > 1:
         run = distributed(run, a.strategy)
@@ -223,7 +249,8 @@ def main():
             first = (m * ranks + rank) * a.micro
             part = batch[first : first + a.micro]
             with only_last_reduces(run, m == rounds - 1):
-                loss = run(part[:, :-1], part[:, 1:].contiguous()) / rounds
+                with torch.autocast(torch.device(a.device).type, dtype=torch.bfloat16, enabled=a.autocast):
+                    loss = run(part[:, :-1], part[:, 1:].contiguous()) / rounds
                 loss.backward()
             total += loss.item()
         norm = nn.utils.clip_grad_norm_(net.parameters(), a.clip)
