@@ -61,7 +61,7 @@ std::shared_ptr<std::string> add_mfu_option(CLI::App& app);
 // A table on stdout, its columns as wide as their widest cells; those of `right` stand to the right.
 void print_columns(const std::vector<std::vector<std::string>>& rows, const std::set<std::size_t>& right);
 
-// Of a verb that takes more than seconds: on this process's terminal, or a line a minute on stderr.
+// The progress of a verb that takes more than seconds: a bar on this process's terminal, or a line a minute on stderr.
 std::unique_ptr<store::Progress> make_progress(const std::string& verb);
 
 void add_model_verb(CLI::App& app, Chosen& chosen);

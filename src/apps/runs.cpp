@@ -104,7 +104,7 @@ int list(const std::string& directory, const std::vector<std::string>& wanted, c
   return kOk;
 }
 
-// What a step's line of metrics says, for people.
+// The figures of one step's line of metrics, with units, for people to read.
 std::vector<std::pair<std::string, std::string>> facts_of(const store::StepMetrics& m) {
   const auto maybe = [](const std::optional<double>& v, const char* format) {
     return v ? fmt::format(fmt::runtime(format), *v) : std::string();
@@ -162,7 +162,7 @@ int show(const std::string& path, const std::string& format) {
   return kOk;
 }
 
-// What differs between the configurations of two runs, but their names; or why that cannot be said.
+// The keys whose values differ between the configurations of two runs, without their names; or why they cannot be compared.
 struct ConfigDifference {
   std::vector<config::Difference> keys;
   std::string unknown;

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/available_memory.h"
+#include "base/test_sanitized.h"
 
 namespace molen {
 
@@ -79,11 +80,7 @@ inline Cost cost_of(const std::function<void()>& attack) {
 
 // An attack is bounded: it ends within its limits, whether it is refused or not. Returns what refused it.
 inline std::string bounded(const std::string& name, const std::function<void()>& attack) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr int kTimes = 20, kMore = 8;  // unoptimised, and with shadow memory
-#else
-  constexpr int kTimes = 1, kMore = 1;
-#endif
+  constexpr int kTimes = kSanitized ? 20 : 1, kMore = kSanitized ? 8 : 1;  // unoptimised, and with shadow memory
   const Cost cost = cost_of(attack);
   EXPECT_TRUE(cost.ended) << name << ": took all the time and memory there was";
   EXPECT_LT(cost.cpu_s, 1.0 * kTimes) << name;

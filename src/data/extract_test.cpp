@@ -8,18 +8,13 @@
 
 #include "base/error.h"
 #include "base/test_bounds.h"
+#include "base/test_sanitized.h"
 #include "data/html.h"
 #include "data/language.h"
 #include "data/roff.h"
 
 namespace molen::data {
 namespace {
-
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 std::string html(const std::string& page, const std::string& root = "") {
   HtmlRules rules;

@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-#include "math/vector_kernels.h"
+#include "math/test_vector.h"
 
 namespace molen::math {
 namespace {
@@ -45,15 +45,7 @@ class Narrow : public ::testing::TestWithParam<const VectorKernels*> {
   const NarrowKernels& n = GetParam()->narrow;
 };
 
-std::vector<const VectorKernels*> tables() {
-  std::vector<const VectorKernels*> list{&kVectorGeneric};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) list.push_back(&kVectorAvx2);
-  if (std::strcmp(vector_kernels().name, "avx512") == 0) list.push_back(&kVectorAvx512);
-#endif
-  return list;
-}
-INSTANTIATE_TEST_SUITE_P(Isa, Narrow, ::testing::ValuesIn(tables()),
+INSTANTIATE_TEST_SUITE_P(Isa, Narrow, ::testing::ValuesIn(testing::tables()),
                          [](const auto& info) { return std::string(info.param->name); });
 
 TEST_P(Narrow, EveryPatternIsWidenedExactlyAndNarrowedBack) {

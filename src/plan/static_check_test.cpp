@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/test_sanitized.h"
 #include "plan/layouts.h"
 #include "program/build.h"
 #include "program/memory.h"
@@ -15,13 +16,6 @@ arch::Architecture model(std::int64_t layers) {
   a.layers = layers;
   return a;
 }
-
-// Every one in a release build; under a sanitizer, which makes each fifteen times as slow, every eleventh.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::size_t kStride = 11;
-#else
-constexpr std::size_t kStride = 1;
-#endif
 
 // Of every layout, schedules of four stages among them: what is counted from few micro-batches is what building all of
 // them gives, and those are sound too.

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "base/file.h"
+#include "base/test_sanitized.h"
 #include "program/build.h"
 #include "program/memory.h"
 #include "program/payload.h"
@@ -162,20 +163,13 @@ TEST(Figures, TheTextOfEachProgramIsTheProgram) {
   }
 }
 
-// Every one in a release build; under a sanitizer, which makes each fifteen times as slow, every eleventh.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kStride = 11;
-#else
-constexpr int kStride = 1;
-#endif
-
 // An op that talks over other ranks than its own: each axis in the place of the right one.
 template <class O>
 concept OverAnAxis = requires(O o) {
   o.axis = Axis::kTp;
 };
 TEST(Figures, EveryCollectiveOverOtherRanksIsRefused) {
-  int tried = 0, turn = 0;
+  std::size_t tried = 0, turn = 0;
   for (const Case& c : cases()) {
     const Program p = build(c.arch, c.setting);
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
@@ -201,12 +195,12 @@ TEST(Figures, EveryCollectiveOverOtherRanksIsRefused) {
         }
       }
   }
-  EXPECT_GT(tried * kStride, 500);
+  EXPECT_GT(tried * kStride, 500u);
 }
 
 // A half of a backward that runs again would add its gradient twice.
 TEST(Figures, EveryHalfThatRunsTwiceIsRefused) {
-  int tried = 0, turn = 0;
+  std::size_t tried = 0, turn = 0;
   for (const Case& c : cases()) {
     const Program p = build(c.arch, c.setting);
     if (!p.setting.pipeline.halves) continue;
@@ -224,7 +218,7 @@ TEST(Figures, EveryHalfThatRunsTwiceIsRefused) {
             << c.name << ": " << kind_of(step.op);
       }
   }
-  EXPECT_GT(tried * kStride, 20);
+  EXPECT_GT(tried * kStride, 20u);
 }
 
 }  // namespace

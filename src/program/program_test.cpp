@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/test_bounds.h"
+#include "base/test_sanitized.h"
 #include "program/build.h"
 #include "program/memory.h"
 #include "program/recompute.h"
@@ -415,13 +416,6 @@ bool keeps_the_meaning(const Program& p, std::size_t body, std::size_t op, bool 
   }
   return true;
 }
-
-// Every one in a release build; under a sanitizer, which makes each fifteen times as slow, every eleventh.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::size_t kStride = 11;
-#else
-constexpr std::size_t kStride = 1;
-#endif
 
 TEST_P(Edited, EveryRetargetedOperandIsRefused) {
   const Program p = program();

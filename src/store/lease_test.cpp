@@ -32,6 +32,18 @@ class LeaseTest : public ::testing::Test {
     return options;
   }
 
+  // Leases of a process that has died without giving them back.
+  static void held_by_the_dead(const std::vector<fs::path>& directories, const LeaseOptions& options) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (const fs::path& directory : directories)
+        new Lease(directory, options);  // never destroyed: a destructor releases
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+  }
+
   fs::path directory_;
 };
 
@@ -64,26 +76,14 @@ TEST_F(LeaseTest, AReleasedOneIsTakenAtOnceWithAHigherToken) {
 
 // A process of this host that was killed: nobody has to wait for it.
 TEST_F(LeaseTest, ADeadProcessOfThisHostIsKnownAtOnce) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    static const Lease lease(directory_, {});
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
+  held_by_the_dead({directory_}, {});
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(Lease(directory_, {}).token(), 2);
   EXPECT_LT(seconds_since(begin), 5);
 }
 
 TEST_F(LeaseTest, ADeadOwnerElsewhereIsTakenOverInTime) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    static const Lease lease(directory_, elsewhere("node1", 0.4));
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
+  held_by_the_dead({directory_}, elsewhere("node1", 0.4));
   std::string told;
   LeaseOptions options = elsewhere("node2", 0.4);
   options.waiting = [&](const std::string& text) { told = text; };
@@ -102,14 +102,7 @@ TEST_F(LeaseTest, ALivingOwnerElsewhereIsSeenByItsRenewals) {
 
 // Who held two directories and is dead in the one is dead in the other, without another wait.
 TEST_F(LeaseTest, ADeadOwnerIsWaitedForOnce) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    static const Lease first(directory_ / "a", elsewhere("node1", 0.6)),
-        second(directory_ / "b", elsewhere("node1", 0.6));
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
+  held_by_the_dead({directory_ / "a", directory_ / "b"}, elsewhere("node1", 0.6));
   const Lease first(directory_ / "a", elsewhere("node2", 60));
   ASSERT_TRUE(first.outlived());
   EXPECT_EQ(first.outlived()->host, "node1");
@@ -128,13 +121,7 @@ TEST_F(LeaseTest, TheOwnersPeriodDecidesWhenItIsDead) {
     EXPECT_THROW(Lease(directory_, elsewhere("node2", 0.2)), LeaseHeld);
     slow.require();
   }
-  const pid_t child = ::fork();
-  if (child == 0) {
-    static const Lease lease(directory_, elsewhere("node1", 0.4));
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
+  held_by_the_dead({directory_}, elsewhere("node1", 0.4));
   const auto begin = std::chrono::steady_clock::now();
   const Lease next(directory_, elsewhere("node2", 60));
   EXPECT_LT(seconds_since(begin), 5);
