@@ -14,6 +14,11 @@ if git grep -nIP '[^\x00-\x7F]' -- 'src/*.h' 'src/*.cpp' '*.sh' '*.cmake' ':!*_t
   echo "lint: sources are ASCII" >&2
   exit 1
 fi
+# A message that quotes a file's name or text must not reach the terminal as it stands.
+if git grep -nE 'printf\(stderr|print\(stderr' -- 'src/*.cpp' 'src/*.h' ':!src/base/console.cpp' ':!*_test.cpp'; then
+  echo "lint: say() of base/console.h writes to stderr" >&2
+  exit 1
+fi
 # The map names only what is there.
 for path in $(grep -oE '`src/[a-z/_.]+`' ARCHITECTURE.md | tr -d '`' | sort -u); do
   [ -e "$path" ] || { echo "lint: ARCHITECTURE.md names $path, which is not there" >&2; exit 1; }

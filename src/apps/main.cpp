@@ -1,13 +1,12 @@
 // molen <verb>: exit codes 0 ok, 1 failed, 2 usage or configuration error; errors on stderr.
-#include <cstdio>
 #include <exception>
 #include <string>
 #include <vector>
 
 #include "apps/arguments.h"
 #include "apps/cli.h"
+#include "base/console.h"
 #include "base/error.h"
-#include "base/utf8.h"
 #include "comm/mpi/mpi.h"
 
 namespace {
@@ -67,13 +66,13 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const molen::MissingFileError& error) {
-    if (says_so() || first_of_host()) std::fprintf(stderr, "molen: %s\n", molen::printable(error.what()).c_str());
+    if (says_so() || first_of_host()) molen::say(error.what());
     return molen::apps::kUsage;
   } catch (const molen::UsageError& error) {
-    if (says_so()) std::fprintf(stderr, "molen: %s\n", molen::printable(error.what()).c_str());
+    if (says_so()) molen::say(error.what());
     return molen::apps::kUsage;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "molen: %s\n", molen::printable(error.what()).c_str());
+    molen::say(error.what());
     return molen::apps::kFailed;
   }
 }

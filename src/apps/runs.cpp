@@ -7,6 +7,7 @@
 
 #include "apps/cli.h"
 #include "base/clock.h"
+#include "base/console.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/units.h"
@@ -162,7 +163,8 @@ int show(const std::string& path, const std::string& format) {
   return kOk;
 }
 
-// The keys whose values differ between the configurations of two runs, without their names; or why they cannot be compared.
+// The keys whose values differ between the configurations of two runs, without their names; or why they cannot be
+// compared.
 struct ConfigDifference {
   std::vector<config::Difference> keys;
   std::string unknown;
@@ -268,7 +270,7 @@ std::map<std::string, Recorded> recorded_programs(const fs::path& run) {
       r.ops = program::expand(r.program);
     } catch (const UsageError& error) {
       // Its ops have numbers only; the records still tell who holds up whom.
-      fmt::print(stderr, "{}\n", error.what());
+      say(error.what());
     }
   }
   return all;

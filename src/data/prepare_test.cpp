@@ -375,6 +375,26 @@ std::string json_line(int i) {
   return format_jsonl({sentence("De regel van het bestand staat hier.", i), "", "nl"});
 }
 
+// Another user of a shared folder who expects the name of what is being unpacked finds nothing written through it.
+TEST_F(PrepareTest, UnpackingFollowsNoLinkThatWaitsForIt) {
+  const FetchedPackage package = build_package("demo", {{"usr/share/doc/demo/a.html", "text"}});
+  const fs::path root = at("fetch") / "root", elsewhere = at("elsewhere");
+  fs::create_directories(elsewhere);
+  fs::remove_all(root / "demo");
+  for (const char* name : {"demo.part", "demo.tmp", ".demo.part", "demo.part-0"})
+    fs::create_directory_symlink(elsewhere, root / name);
+  unpack_archive(at("fetch") / "archives" / package.archive, root / "demo");
+  EXPECT_EQ(read_file(root / "demo/usr/share/doc/demo/a.html"), "text");
+  EXPECT_TRUE(fs::is_empty(elsewhere));
+  // And where the target itself is a link, the link is replaced, not what it names.
+  fs::remove_all(root / "demo");
+  fs::create_directory_symlink(elsewhere, root / "demo");
+  unpack_archive(at("fetch") / "archives" / package.archive, root / "demo");
+  EXPECT_FALSE(fs::is_symlink(root / "demo"));
+  EXPECT_EQ(read_file(root / "demo/usr/share/doc/demo/a.html"), "text");
+  EXPECT_TRUE(fs::is_empty(elsewhere));
+}
+
 TEST_F(PrepareTest, AnInvalidLineIsNamedAndSkipped) {
   std::string text;
   for (int i = 0; i < 50; ++i) text += i == 20 ? "{\"text\": 3}\n" : json_line(i);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <functional>
 #include <map>
@@ -14,6 +13,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/console.h"
 #include "base/error.h"
 #include "program/excerpt.h"
 #include "program/text.h"
@@ -37,8 +37,7 @@ void remove_stale(const fs::path& directory, int ranks) {
 // Ends the job. Called beside threads that may hang in a collective, so nothing is unwound.
 [[noreturn]] void end_job(const store::Alarm& alarm, comm::Communicator& world) {
   if (alarm.writer) {
-    std::fprintf(stderr, "molen: %s\n  report: %s\n", alarm.summary.c_str(), alarm.file.c_str());
-    std::fflush(stderr);
+    say(fmt::format("{}\n  report: {}", alarm.summary, alarm.file.string()));
   } else {
     // The rank that wrote the report says so and ends all.
     std::this_thread::sleep_for(std::chrono::seconds(3));

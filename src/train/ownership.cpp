@@ -4,24 +4,16 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 
+#include "base/console.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "base/utf8.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/naming.h"
 #include "store/run_directory.h"
 #include "train/resume.h"
 
 namespace molen::train {
-namespace {
-
-void say(const std::string& text) {
-  std::fprintf(stderr, "molen: %s\n", printable(text).c_str());
-}
-
-}  // namespace
 
 // A name that was made up belongs to whoever makes the directory.
 bool Ownership::claim(const Job& job) {

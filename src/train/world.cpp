@@ -6,13 +6,13 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "base/console.h"
 #include "base/error.h"
 #include "comm/mpi/mpi.h"
 #include "comm/self/self.h"
@@ -67,13 +67,12 @@ void run_mpi(const std::function<void(comm::Communicator&)>& body) {
     // and ends the job.
     std::thread([text = std::string(error.what()), rank = world->rank()] {
       std::this_thread::sleep_for(std::chrono::seconds(10));
-      std::fprintf(stderr, "molen: rank %d: %s\n", rank, text.c_str());
+      say(fmt::format("rank {}: {}", rank, text));
       ::_exit(2);
     }).detach();
     throw;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "molen: rank %d: %s\n", world->rank(), error.what());
-    std::fflush(stderr);
+    say(fmt::format("rank {}: {}", world->rank(), error.what()));
     world->abort(error.what());
     throw;
   }
