@@ -6,8 +6,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "base/test_filesystem.h"
 
@@ -32,12 +34,12 @@ class LeaseTest : public ::testing::Test {
     return options;
   }
 
-  // Leases of a process that has died without giving them back.
-  static void held_by_the_dead(const std::vector<fs::path>& directories, const LeaseOptions& options) {
+  // Leases of a process that has died without giving them back. Without options that process is the owner.
+  static void held_by_the_dead(const std::vector<fs::path>& directories, const std::optional<LeaseOptions>& options) {
     const pid_t child = ::fork();
     if (child == 0) {
       for (const fs::path& directory : directories)
-        new Lease(directory, options);  // never destroyed: a destructor releases
+        new Lease(directory, options.value_or(LeaseOptions{}));  // never destroyed, as that would give it back
       ::_exit(0);
     }
     int status = 0;
@@ -76,7 +78,7 @@ TEST_F(LeaseTest, AReleasedOneIsTakenAtOnceWithAHigherToken) {
 
 // A process of this host that was killed: nobody has to wait for it.
 TEST_F(LeaseTest, ADeadProcessOfThisHostIsKnownAtOnce) {
-  held_by_the_dead({directory_}, {});
+  held_by_the_dead({directory_}, std::nullopt);
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(Lease(directory_, {}).token(), 2);
   EXPECT_LT(seconds_since(begin), 5);
