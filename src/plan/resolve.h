@@ -19,7 +19,7 @@ arch::Architecture resolve_architecture(const config::Config& config);
 // GFLOP/s of a GEMM of a layer's shape: what `precision.compute = "auto"` decides by.
 struct PrecisionRates {
   double fp32 = 0.0, bf16 = 0.0;
-  std::string measured;  // when, where that was before
+  std::string measured = {};  // when, where that was before
 };
 
 struct Machine {

@@ -26,7 +26,7 @@ struct Mark {
 struct Chart {
   std::string title, x_name, y_name;
   std::vector<Series> series;
-  std::vector<Mark> marks;  // vertical lines
+  std::vector<Mark> marks = {};  // vertical lines
   bool from_zero = false;
   bool stacked = false;  // all series have the same x values; what is not finite counts as 0
   std::string empty = "Nothing measured.";
