@@ -353,7 +353,7 @@ Bounds held_of(const program::Program& p, int buffer, const mesh::PerAxis& coord
   const int unit = p.unit_of_buffer(buffer);
   if (unit < 0) return {0, b.elements};
   return program::unit_range(p.setting, coordinates, p.units[static_cast<std::size_t>(unit)],
-                             program::extent_of(p, b.name));
+                             program::extent_of(p, b.role));
 }
 
 Bounds range_of(const program::Program& p, const program::Use& use, const mesh::PerAxis& coordinates) {

@@ -168,7 +168,11 @@ class Executor::Impl {
     const auto& b = program_.buffers.at(static_cast<std::size_t>(buffer));
     if (b.lifetime == program::Lifetime::kExternal) {
       MOLEN_CHECK(owner_ != nullptr, "external buffer {} without an owner", b.name);
-      return owner_->flat(owner_->program_.buffer(b.name));
+      const auto& owner = owner_->program_;
+      const int theirs =
+          owner.find_buffer(b.role, owner.find_unit(program_.units.at(static_cast<std::size_t>(b.unit)).name));
+      MOLEN_CHECK(theirs >= 0, "external buffer {} is not in its owner's program", b.name);
+      return owner_->flat(theirs);
     }
     const std::int64_t offset = plan_.offset(program_, slots_, buffer, micro_batch);
     return b.place == program::Place::kHost ? host_->view(offset, b.dtype, {b.elements})
@@ -431,7 +435,7 @@ class Executor::Impl {
   }
 
   void read_scalars(const RunState& state, StepResult& result) const {
-    const at::Tensor host = flat(program_.buffer("scalars")).to(at::kCPU);
+    const at::Tensor host = flat(program_.find_buffer(program::Value::kScalars, -1)).to(at::kCPU);
     const double* s = host.data_ptr<double>();
     result.loss_sum = s[program::kLossSum];
     result.valid_tokens = s[program::kValidTokens];
@@ -485,13 +489,18 @@ std::optional<Bytes> Executor::touched(program::Place place) const {
 
 namespace {
 
-// The buffer that keeps a family of state from step to step; -1 if none does.
-int state_buffer(const program::Program& p, const std::string& family, int unit) {
-  const std::string& name = p.units.at(static_cast<std::size_t>(unit)).name;
-  if (family == "param" && p.setting.offload.parameters) return p.find_buffer("param_host." + name);
-  if (family == "grad" && p.setting.offload.gradients) return p.find_buffer("grad_host." + name);
-  const int shard = p.find_buffer(family + "_shard." + name);
-  return shard >= 0 ? shard : p.find_buffer(family + "." + name);
+// The buffer that keeps a state from step to step; -1 if none does.
+int state_buffer(const program::Program& p, const std::string& state, int unit) {
+  using program::Value;
+  const auto value = program::value_named(state);
+  if (!value) return -1;
+  const bool parameters = *value == Value::kParam, gradients = *value == Value::kGrad;
+  if (parameters && p.setting.offload.parameters) return p.find_buffer(Value::kParamHost, unit);
+  if (gradients && p.setting.offload.gradients) return p.find_buffer(Value::kGradHost, unit);
+  if (parameters || gradients)
+    if (const int shard = p.find_buffer(parameters ? Value::kParamShard : Value::kGradShard, unit); shard >= 0)
+      return shard;
+  return p.find_buffer(*value, unit);
 }
 
 }  // namespace

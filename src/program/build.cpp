@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -176,39 +177,87 @@ Value stands_for(Value v) {
   }
 }
 
+// The value in whose buffer `value` is made; mostly `value` itself.
+Value role_for(const Program& p, Value value) {
+  const bool summed_in_place = class_of(value) == ValueClass::kSum && !p.setting.sharded_rows();
+  switch (value) {
+    case Value::kDMid:  // one residual gradient is added to in place; halves of a backward read what it was
+      return p.setting.pipeline.halves ? value : Value::kDResidual;
+    case Value::kResidualSum:
+      return summed_in_place ? Value::kResidual : value;
+    case Value::kMidSum:
+      return summed_in_place ? Value::kMid : value;
+    case Value::kDResidualSum:
+      return summed_in_place ? Value::kDResidual : value;
+    case Value::kDMidSum:
+      return summed_in_place ? role_for(p, Value::kDMid) : value;
+    default:
+      return wide_partial(p, value) ? value : stands_for(value);
+  }
+}
+
+// Whether one buffer serves all layers, one after the other.
+bool one_for_all_layers(const Program& p, Value value) {
+  const ValueClass of = class_of(value);
+  if (of == ValueClass::kHead || of == ValueClass::kKeys)
+    return true;  // a chunk of the head, or an attention, at a time
+  switch (value) {
+    case Value::kDActivation:
+    case Value::kDAttention:
+      return true;
+    case Value::kDResidual:
+    case Value::kDMid:
+    case Value::kDUp:
+    case Value::kDQkv:  // a layer's backward uses them up before the next begins
+      return !p.setting.pipeline.halves;
+    default:
+      return false;
+  }
+}
+
+// The fields that tell buffers apart; `suffix` as in ensure_buffer.
+Buffer place_for(const Program& p, const Operand& operand, const std::string& suffix) {
+  Buffer b;
+  b.role = role_for(p, operand.value);
+  b.place = place_of(p, operand);
+  if (of_unit(b.role))
+    b.unit = static_cast<int>(operand.layer);
+  else if (b.role == Value::kKeys || b.role == Value::kDKeys)
+    b.slot = std::to_string(operand.step % 2);  // of what passes on, and of what comes or is made meanwhile
+  else if (!one_for_all_layers(p, b.role) && operand.layer >= 0 && (suffix.empty() || between_layers(b.role)))
+    b.layer = operand.layer;
+  else if (!one_for_all_layers(p, b.role) && operand.layer >= 0)
+    b.slot = suffix;
+  if (chunk_apart(p, operand)) b.chunk = operand.chunk;
+  return b;
+}
+
+std::string label_of(const Program& p, const Buffer& b, bool host) {
+  std::string name(name_of(b.role));
+  if (b.unit >= 0) name += "." + p.units.at(static_cast<std::size_t>(b.unit)).name;
+  if (b.layer >= 0) name += fmt::format(".{}", b.layer);
+  if (!b.slot.empty()) name += "." + b.slot;
+  if (b.chunk >= 0) name += fmt::format(".part{}", b.chunk);
+  return name + (host ? "/host" : "");
+}
+
 }  // namespace
 
 int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix) {
-  std::string name(name_of(operand.value));
-  const bool of_unit = operand.value >= Value::kParam && operand.value <= Value::kMaster;
-  const bool halves = p.setting.pipeline.halves;  // gradients that the second half reads stand by layer
-  if (of_unit) {
-    name += "." + p.units.at(static_cast<std::size_t>(operand.layer)).name;
-  } else if (!halves && (operand.value == Value::kDResidual || operand.value == Value::kDMid)) {
-    name = "d_x";  // one residual gradient, added to in place from the top of the model to its bottom
-  } else if (!p.setting.sharded_rows() && operand.value >= Value::kResidualSum && operand.value <= Value::kDMidSum) {
-    // Summed where it is.
-    const auto kept = std::array{Value::kResidual, Value::kMid, Value::kDResidual, Value::kDMid}.at(
-        static_cast<std::size_t>(operand.value) - static_cast<std::size_t>(Value::kResidualSum));
-    return ensure_buffer(p, {kept, operand.layer}, suffix);
-  } else if (operand.value == Value::kKeys || operand.value == Value::kDKeys) {
-    // Two places: of what passes on, and of what comes or is made meanwhile.
-    name += fmt::format(".{}", operand.step % 2);
-  } else if (const Value whole = stands_for(operand.value); whole != operand.value && !wide_partial(p, operand.value)) {
-    return ensure_buffer(p, {whole, operand.layer}, suffix);
-  } else if (operand.value >= Value::kLogits && operand.value <= Value::kDQuery) {
-    // one chunk of the head, or one layer's attention, at a time
-  } else if (operand.value == Value::kDActivation || operand.value == Value::kDAttention ||
-             (!halves && (operand.value == Value::kDUp || operand.value == Value::kDQkv))) {
-    // one slot each for all layers: a layer's backward uses them up before the next begins
-  } else if (operand.layer >= 0) {
-    name += "." + (suffix.empty() || between_layers(operand.value) ? std::to_string(operand.layer) : suffix);
-  }
-  if (chunk_apart(p, operand)) name += fmt::format(".part{}", operand.chunk);
-  if (operand.host) name += "/host";
-  if (const int found = p.find_buffer(name); found >= 0) return found;
-  p.buffers.push_back(
-      {name, dtype_of(p, operand.value), elements_of(p, operand), lifetime_of(p, operand.value), place_of(p, operand)});
+  Buffer b = place_for(p, operand, suffix);
+  const auto same = [&](const Buffer& o) {
+    return o.role == b.role && o.unit == b.unit && o.layer == b.layer && o.place == b.place && o.chunk == b.chunk &&
+           o.copy == 0 && o.slot == b.slot;
+  };
+  if (const auto found = std::find_if(p.buffers.begin(), p.buffers.end(), same); found != p.buffers.end())
+    return static_cast<int>(found - p.buffers.begin());
+  Operand held = operand;
+  held.value = b.role;
+  b.name = label_of(p, b, operand.host);
+  b.dtype = dtype_of(p, b.role);
+  b.elements = elements_of(p, held);
+  b.lifetime = lifetime_of(p, b.role);
+  p.buffers.push_back(std::move(b));
   return static_cast<int>(p.buffers.size()) - 1;
 }
 

@@ -163,6 +163,56 @@ TEST(Figures, TheTextOfEachProgramIsTheProgram) {
   }
 }
 
+// A text of version 7 says by the names of buffers what they are.
+TEST(Figures, TheOlderTextOfEachProgramIsTheProgram) {
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    EXPECT_EQ(parse(as_version_7(print(p)), c.name), p) << c.name;
+  }
+}
+
+// Names of buffers are labels: nothing is read from them.
+TEST(Figures, AProgramWithOtherNamesIsTheSame) {
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    const Program q = renamed(p);
+    EXPECT_TRUE(verify(q).empty()) << c.name;
+    EXPECT_EQ(parse(print(q), c.name), q) << c.name;
+    const MemoryPlan before = plan_memory(p), after = plan_memory(q);
+    EXPECT_EQ(before.buffer_offset, after.buffer_offset) << c.name;
+    EXPECT_EQ(summarize(p, before).parameters, summarize(q, after).parameters) << c.name;
+    EXPECT_EQ(payloads_of(p, expand(p), {}), payloads_of(q, expand(q), {})) << c.name;
+  }
+}
+
+// What a buffer says of itself is held to what ops need of it.
+TEST(Figures, AnotherUnitOfAStateIsRefused) {
+  std::size_t tried = 0;
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    for (std::size_t b = 0; b < p.buffers.size(); ++b) {
+      if (p.buffers[b].unit < 0 || p.buffers[b].copy > 0) continue;
+      Program q = p;
+      q.buffers[b].unit = (p.buffers[b].unit + 1) % static_cast<int>(p.units.size());
+      if (q.buffers[b].unit == p.buffers[b].unit) continue;
+      ++tried;
+      EXPECT_FALSE(verify(q).empty()) << c.name << ": " << p.buffers[b].name << " of another unit";
+      break;
+    }
+  }
+  EXPECT_GT(tried, cases().size() / 2);
+}
+
+TEST(Figures, TwoBuffersOfOneStateAreRefused) {
+  Program p = build(cases().front().arch, cases().front().setting);
+  Buffer twin = p.buffers[static_cast<std::size_t>(p.find_buffer(Value::kMoment1, 0))];
+  twin.name = "twin";
+  p.buffers.push_back(twin);
+  const auto found = verify(p);
+  ASSERT_FALSE(found.empty());
+  EXPECT_NE(found.front().text.find("and twin both keep m of unit embed"), std::string::npos) << found.front().text;
+}
+
 // An op that talks over other ranks than its own: each axis in the place of the right one.
 template <class O>
 concept OverAnAxis = requires(O o) {

@@ -272,10 +272,23 @@ MemorySummary summarize(const Program& p, const MemoryPlan& plan) {
   MemorySummary s;
   for (const Buffer& buffer : p.buffers) {
     if (buffer.lifetime != Lifetime::kPersistent || buffer.place == Place::kHost) continue;
-    const std::string family = buffer.name.substr(0, buffer.name.find('.'));
-    if (family == "param" || family == "param_shard") s.parameters += buffer.bytes();
-    if (family == "grad" || family == "grad_shard") s.gradients += buffer.bytes();
-    if (family == "m" || family == "v" || family == "master") s.optimizer += buffer.bytes();
+    switch (buffer.role) {
+      case Value::kParam:
+      case Value::kParamShard:
+        s.parameters += buffer.bytes();
+        break;
+      case Value::kGrad:
+      case Value::kGradShard:
+        s.gradients += buffer.bytes();
+        break;
+      case Value::kMoment1:
+      case Value::kMoment2:
+      case Value::kMaster:
+        s.optimizer += buffer.bytes();
+        break;
+      default:
+        break;
+    }
   }
   s.transient = plan.peak - plan.persistent;
   s.peak = plan.peak;

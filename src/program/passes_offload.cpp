@@ -114,6 +114,7 @@ class ActivationOffload {
   int back(int buffer) {
     Buffer copy = p_.buffers[static_cast<std::size_t>(buffer)];
     copy.name += "/back";
+    copy.copy = 1;
     if (const int found = p_.find_buffer(copy.name); found >= 0) return found;
     p_.buffers.push_back(copy);
     return static_cast<int>(p_.buffers.size()) - 1;

@@ -70,7 +70,7 @@ class Stage {
   int chunk_of(int g) const { return g / stages_; }
 
   void use_gradient(Body& body, int copy) {
-    const int d_x = p_.find_buffer("d_x");
+    const int d_x = p_.find_buffer(Value::kDResidual, -1);
     if (d_x < 0 || copy == 0) return;
     const int own = detail::copy_of(p_, d_x, copy);
     for (Step& step : body.steps)

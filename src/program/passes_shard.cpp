@@ -17,6 +17,7 @@ int copy_of(Program& p, int buffer, int copy) {
   if (copy == 0) return buffer;
   Buffer another = p.buffers[static_cast<std::size_t>(buffer)];
   another.name += "/" + std::to_string(copy);
+  another.copy = copy;
   if (const int found = p.find_buffer(another.name); found >= 0) return found;
   p.buffers.push_back(another);
   return static_cast<int>(p.buffers.size()) - 1;
@@ -76,8 +77,7 @@ std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
   std::vector<Cluster> clusters;
   for (std::size_t k = 0; k < body.steps.size(); ++k)
     for (const Use& use : body.steps[k].reads) {
-      const std::string& name = p.buffers[static_cast<std::size_t>(use.buffer)].name;
-      if (name.rfind("param.", 0) != 0) continue;
+      if (p.buffers[static_cast<std::size_t>(use.buffer)].role != Value::kParam) continue;
       const int unit = p.unit_of_buffer(use.buffer);
       if (clusters.empty() || clusters.back().unit != unit) clusters.push_back({unit, k, k});
       clusters.back().last = k;
@@ -117,11 +117,10 @@ void gather_in(Program& p, Body& body) {
   for (std::size_t c = 0; c < clusters.size(); ++c) {
     const Cluster& cluster = clusters[c];
     const int copy = copies[cluster.unit]++;
-    const int whole =
-        detail::copy_of(p, p.buffer("param." + p.units[static_cast<std::size_t>(cluster.unit)].name), copy);
+    const int whole = detail::copy_of(p, p.find_buffer(Value::kParam, cluster.unit), copy);
     for (std::size_t k = cluster.first; k <= cluster.last; ++k)
       for (Use& use : body.steps[k].reads)
-        if (p.buffers[static_cast<std::size_t>(use.buffer)].name.rfind("param.", 0) == 0) use.buffer = whole;
+        if (p.buffers[static_cast<std::size_t>(use.buffer)].role == Value::kParam) use.buffer = whole;
     // The bound on memory: no more than `ahead` units besides the one in use.
     std::optional<OpRef> bound;
     if (c > ahead) bound = OpRef{-1, static_cast<int>(clusters[c - ahead - 1].last)};
@@ -135,7 +134,7 @@ void gather_in(Program& p, Body& body) {
 std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
   std::map<std::size_t, int> unit_after_step;
   for (std::size_t u = 0; u < p.units.size(); ++u) {
-    const int grad = p.find_buffer("grad." + p.units[u].name);
+    const int grad = p.find_buffer(Value::kGrad, static_cast<int>(u));
     std::size_t last = body.steps.size();
     for (std::size_t k = 0; k < body.steps.size(); ++k)
       for (const Use& use : body.steps[k].writes)

@@ -111,13 +111,11 @@ class Exchanger {
   }
 
   static std::string suffix_of(const Program& p, const Step& step) {
-    // Buffers of a layer's middle carry the pass they belong to: "mid.3", "mid.fwd", "mid_sum.re.part0".
+    // Where forward and recompute have buffers of their own, those of a layer's middle say which.
     for (const auto* uses : {&step.reads, &step.writes})
       for (const Use& use : *uses) {
-        const std::string& name = p.buffers[static_cast<std::size_t>(use.buffer)].name;
-        if (name.rfind("mid", 0) != 0) continue;
-        const std::size_t first = name.find('.') + 1;
-        return name.substr(first, name.find('.', first) - first);
+        const Buffer& b = p.buffers[static_cast<std::size_t>(use.buffer)];
+        if (b.role == Value::kMid || b.role == Value::kMidSum || b.role == Value::kMidRows) return b.slot;
       }
     return "";
   }

@@ -37,7 +37,7 @@ std::int64_t used_elements(const Program& p, const Use& use, const mesh::PerAxis
   const int unit = p.unit_of_buffer(use.buffer);
   // The buffer is as large as the rank at 0 needs it, and a text may say another size than the layout's.
   if (unit < 0 || (use.range == Range::kAll && at == mesh::PerAxis{})) return buffer.elements;
-  const Range range = use.range == Range::kAll ? extent_of(p, buffer.name) : use.range;
+  const Range range = use.range == Range::kAll ? extent_of(p, buffer.role) : use.range;
   const auto [first, last] = unit_range(p.setting, at, p.units[static_cast<std::size_t>(unit)], range);
   return last - first;
 }

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
@@ -129,18 +127,15 @@ int Program::buffer(const std::string& name) const {
   return id;
 }
 
-int Program::unit_of_buffer(int id) const {
-  // Asked for every operand many times over: no copies.
-  const std::string_view name = buffers.at(static_cast<std::size_t>(id)).name;
-  const auto dot = name.find('.');
-  if (dot == std::string_view::npos) return -1;
-  static constexpr std::array<std::string_view, 10> kFamilies{
-      "param", "grad", "param_shard", "grad_shard", "grad_host", "param_host", "message", "m", "v", "master"};
-  if (std::find(kFamilies.begin(), kFamilies.end(), name.substr(0, dot)) == kFamilies.end()) return -1;
-  std::string_view rest = name.substr(dot + 1);
-  rest = rest.substr(0, rest.find('/'));
+int Program::find_buffer(Value role, int unit) const {
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    if (buffers[i].role == role && buffers[i].unit == unit && buffers[i].copy == 0) return static_cast<int>(i);
+  return -1;
+}
+
+int Program::find_unit(std::string_view name) const {
   for (std::size_t u = 0; u < units.size(); ++u)
-    if (units[u].name == rest) return static_cast<int>(u);
+    if (units[u].name == name) return static_cast<int>(u);
   return -1;
 }
 

@@ -16,6 +16,7 @@
 #include "program/layout.h"
 #include "program/op.h"
 #include "program/pipeline.h"
+#include "program/value.h"
 
 namespace molen::program {
 
@@ -33,11 +34,18 @@ enum class Place { kDevice, kHost };
 std::string_view name_of(Place place);  // "device", "host"
 
 struct Buffer {
-  std::string name;  // unique; the text form refers to buffers by it
+  std::string name;  // unique; the text form refers to buffers by it, and nothing else reads it
   DType dtype{};
   std::int64_t elements = 0;  // the largest over the ranks that share the program
   Lifetime lifetime{};
   Place place = Place::kDevice;
+  // The value that it was made for. It may hold others in turn: the one residual gradient goes through all layers.
+  Value role{};
+  int unit = -1;            // of a unit's values: its index
+  std::int64_t layer = -1;  // -1: of no layer, or of one after another
+  std::string slot;         // which of several that layers share: "fwd", "re"; of a ring, "0" and "1"
+  std::int64_t chunk = -1;  // the piece of rows that it is for (Setting::tensor_chunks)
+  int copy = 0;             // of several that hold the same at different times
   Bytes bytes() const { return Bytes(elements * size_of(dtype)); }
   bool operator==(const Buffer&) const = default;
 };
@@ -197,10 +205,11 @@ struct Program {
 
   int buffer(const std::string& name) const;       // throws Error if there is none
   int find_buffer(const std::string& name) const;  // -1 if there is none
-  // Unit X of "param.X", "grad.X", "param_shard.X", "grad_shard.X", "message.X", "m.X", "v.X", "master.X" and of
-  // copies like "param.X/1"; else -1.
-  int unit_of_buffer(int buffer) const;
-  int num_ops() const;  // expanded
+  // The first buffer of a unit's value; -1 if there is none.
+  int find_buffer(Value role, int unit) const;
+  int unit_of_buffer(int buffer) const { return buffers.at(static_cast<std::size_t>(buffer)).unit; }
+  int find_unit(std::string_view name) const;  // -1 if there is none
+  int num_ops() const;                         // expanded
 
   bool embeds() const;    // on this stage; one of its chunks begins the model
   bool has_head() const;  // one of them ends it

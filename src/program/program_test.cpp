@@ -393,17 +393,12 @@ TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
 // Moving a value that nobody reads, or reading the same value from where it also stands, changes nothing and is
 // accepted.
 bool keeps_the_meaning(const Program& p, std::size_t body, std::size_t op, bool write, int from, int to) {
-  const auto family = [&](int b) {
-    return p.buffers[static_cast<std::size_t>(b)].name.substr(0, p.buffers[static_cast<std::size_t>(b)].name.find('.'));
-  };
-  const auto unit_value = [&](int b) {  // of a gathered copy
-    return p.buffers[static_cast<std::size_t>(b)].name.substr(0, p.buffers[static_cast<std::size_t>(b)].name.find('/'));
-  };
-  const auto slot = [&](int b) {  // of what is dropped: forward's last layer may still stand in its slot
-    const std::string& name = p.buffers[static_cast<std::size_t>(b)].name;
-    return name.ends_with(".fwd") || name.ends_with(".re");
-  };
-  if (!write) return unit_value(from) == unit_value(to) || (family(from) == family(to) && slot(from) && slot(to));
+  const Buffer &was = p.buffers[static_cast<std::size_t>(from)], &is = p.buffers[static_cast<std::size_t>(to)];
+  const bool copies = was.role == is.role && was.unit == is.unit && was.layer == is.layer && was.slot == is.slot &&
+                      was.chunk == is.chunk && was.place == is.place;
+  // Of what is dropped, forward's last layer may still be in its slot.
+  const bool slots = was.role == is.role && !was.slot.empty() && !is.slot.empty();
+  if (!write) return copies || slots;
   // A value that another follows before any op has read it: a ring's own keys, and gradients that are home.
   const auto in = [&](const std::vector<Use>& uses) {
     return std::any_of(uses.begin(), uses.end(), [&](const Use& use) { return use.buffer == from; });
@@ -530,7 +525,15 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("part=embed", "part=embet", "unknown part");
   fails_with("writes=x.0", "writes=y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 7", "molen-program 5", "expected 'molen-program 7', or 6");
+  fails_with("molen-program 8", "molen-program 5", "expected 'molen-program 8', or 7 or 6");
+  fails_with("role=param unit=embed", "role=parm unit=embed", "role=parm is no value; did you mean 'param'?");
+  fails_with("role=param unit=embed", "role=param unit=embet", "unit=embet: this stage has no such unit");
+  fails_with("role=param unit=embed", "role=param", "role=param is a unit's");
+  fails_with("role=ids", "role=ids unit=embed", "role=ids is no unit's");
+  fails_with("role=ids", "copy=1", "a buffer without role=VALUE");
+  fails_with("role=ids", "role=ids layr=1", "a buffer has no field 'layr'; did you mean 'layer'?");
+  fails_with("role=ids", "role=ids layer=-1", "layer=-1 is no number from 0 to");
+  fails_with("role=ids", "role=ids piece=65", "piece=65 is no number from 0 to 64");
   fails_with("\"llama\"", "\"lama\"", "'lama'");
   fails_with("schedule first", "schedule fist", "unknown body");
   fails_with("after=%", "after=%9", "not there");
@@ -542,7 +545,7 @@ TEST(Text, HostileTextsAreBounded) {
   const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));
   const auto parsed = [](const std::string& hostile) { return [hostile] { parse(hostile, "p.txt"); }; };
   std::string buffers, bodies, steps = "body hostile\n";
-  for (int i = 0; i < 400'000; ++i) buffers += fmt::format("buffer b{} u8 1 transient\n", i);
+  for (int i = 0; i < 400'000; ++i) buffers += fmt::format("buffer b{} u8 1 transient role=ids\n", i);
   for (int i = 0; i < 400'000; ++i) bodies += fmt::format("body b{}\n", i);
   for (int i = 0; i < 100'000; ++i)
     steps +=
@@ -561,7 +564,7 @@ TEST(Text, HostileTextsAreBounded) {
   EXPECT_NE(bounded("a body of 100,000 ops 500,000 times", parsed(text.substr(0, schedule) + steps + instances + "\n"))
                 .find("ops and edges"),
             std::string::npos);
-  std::string words = "molen-program 7\n";
+  std::string words = "molen-program 8\n";
   for (int i = 0; i < 8'000'000; ++i) words += "x ";
   EXPECT_NE(bounded("a line of 8 million words", parsed(words)).find("words on a line"), std::string::npos);
   EXPECT_NE(bounded("32 MiB of empty lines", parsed(std::string(32 << 20, '\n'))), "");
@@ -609,7 +612,7 @@ TEST(Text, ChoicesAreNamesAndOlderTextIsRead) {
                                                                {"\"position\":\"rope\"", "\"position\":0"},
                                                                {"\"activation\":\"swiglu\"", "\"activation\":0"},
                                                                {"unit_layers=half", "unit_layers=0"}};
-  std::string older = text;
+  std::string older = as_version_7(text);
   for (const auto& [name, number] : forms) {
     ASSERT_NE(older.find(name), std::string::npos) << name;
     older.replace(older.find(name), name.size(), number);
@@ -625,7 +628,7 @@ TEST(Text, BeginsWithItsMemoryAndIsTheSameWithoutComments) {
   const auto plan = plan_memory(p);
   const std::string text = print(p, plan);
   EXPECT_EQ(text.find(fmt::format("# planned peak {} bytes", plan.peak.value)),
-            std::string("molen-program 7\n").size());
+            std::string("molen-program 8\n").size());
   EXPECT_NE(text.find(fmt::format("# on the host {} bytes", plan.host.value)), std::string::npos);
   EXPECT_EQ(without_comments(text), print(p));
   EXPECT_EQ(parse(text, "with its plan"), p);

@@ -11,12 +11,6 @@ namespace {
 
 using arch::Part;
 
-int unit_named(const Program& program, const std::string& name) {
-  for (std::size_t u = 0; u < program.units.size(); ++u)
-    if (program.units[u].name == name) return static_cast<int>(u);
-  return -1;
-}
-
 int unit_with(const Program& program, std::int64_t layer, Blocks block) {
   for (std::size_t u = 0; u < program.units.size(); ++u)
     if (program.units[u].has(layer, block)) return static_cast<int>(u);
@@ -284,7 +278,7 @@ Signature cast(const Program& p, const Cast& o, int unit) {
 Signature piece_of(Signature s, std::int64_t chunk) {
   for (auto* operands : {&s.reads, &s.writes})
     for (Operand& o : *operands)
-      if (o.value < Value::kParam) o.chunk = chunk;
+      if (!of_unit(o.value) && o.value != Value::kScalars) o.chunk = chunk;
   return s;
 }
 
@@ -367,30 +361,16 @@ Signature copy_to_device(const Program& p, const CopyToDevice& o, int unit) {
 
 }  // namespace
 
-std::string_view name_of(Value value) {
-  static constexpr std::array<std::string_view, 51> kNames{
-      "ids",      "labels",      "documents",  "x",         "stats1",        "qkv",         "lse",
-      "attn",     "mid",         "stats2",     "up",        "act",           "stats_final", "normed",
-      "d_normed", "losses",      "d_x",        "d_mid",     "d_act",         "d_up",        "d_attn",
-      "d_qkv",    "x_sum",       "mid_sum",    "d_x_sum",   "d_mid_sum",     "x_rows",      "mid_rows",
-      "d_x_rows", "d_mid_rows",  "logits",     "head_sums", "head_sums_all", "keys_all",    "d_keys_all",
-      "keys",     "d_keys",      "d_keys_in",  "attn_part", "lse_part",      "d_query",     "param",
-      "grad",     "param_shard", "grad_shard", "grad_host", "param_host",    "message",     "m",
-      "v",        "master"};
-  if (value == Value::kScalars) return "scalars";
-  return kNames.at(static_cast<std::size_t>(value));
-}
-
 int unit_of_part(const Program& program, Part part, std::int64_t layer) {
   switch (part) {
     case Part::kEmbed:
-      return unit_named(program, "embed");
+      return program.find_unit("embed");
     case Part::kHead:
     case Part::kHeadLogits:
     case Part::kHeadLoss:
-      return unit_named(program, program.arch.tied ? "embed" : "final");
+      return program.find_unit(program.arch.tied ? "embed" : "final");
     case Part::kFinalNorm:
-      return has_norm_weights(program) ? unit_named(program, "final") : -1;
+      return has_norm_weights(program) ? program.find_unit("final") : -1;
     case Part::kAttention:
     case Part::kActivation:
       return -1;
@@ -457,7 +437,8 @@ bool by_chunks(const Setting& setting, Part part) {
 }
 
 bool chunk_apart(const Program& program, const Operand& o) {
-  if (o.chunk < 0 || o.value < Value::kResidualSum || o.value > Value::kDMidRows) return false;
+  const ValueClass of = class_of(o.value);
+  if (o.chunk < 0 || (of != ValueClass::kSum && of != ValueClass::kRows)) return false;
   const bool of_table = (o.value == Value::kResidualSum || o.value == Value::kDResidualRows) && o.layer == 0;
   const bool of_norm =
       (o.value == Value::kResidualRows || o.value == Value::kDResidualSum) && o.layer == program.arch.layers;
@@ -508,13 +489,6 @@ Range extent_of(const Program& program, Value value) {
     default:
       return Range::kAll;
   }
-}
-
-Range extent_of(const Program& program, const std::string& buffer) {
-  const std::string family = buffer.substr(0, buffer.find('.'));
-  for (int v = static_cast<int>(Value::kParam); v <= static_cast<int>(Value::kMaster); ++v)
-    if (family == name_of(static_cast<Value>(v))) return extent_of(program, static_cast<Value>(v));
-  return Range::kAll;
 }
 
 std::int64_t elements_of(const Program& program, const Operand& operand) {
@@ -645,7 +619,7 @@ Lifetime lifetime_of(const Program& program, Value value) {
   if (value == Value::kGradMessage) return Lifetime::kTransient;
   const bool parameters = value == Value::kParam || value == Value::kParamShard || value == Value::kParamHost;
   if (parameters && s.purpose == Purpose::kEvaluate) return Lifetime::kExternal;
-  const bool persistent = (value >= Value::kParam && value <= Value::kMaster) || value == Value::kScalars;
+  const bool persistent = of_unit(value) || value == Value::kScalars;
   return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
 }
 

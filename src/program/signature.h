@@ -10,70 +10,7 @@
 
 namespace molen::program {
 
-// Letters as in arch/parts.h. `layer` of an operand is the layer l, or the unit's index for kParam .. kMaster.
-enum class Value {
-  kIds,
-  kLabels,     // i32 [N]
-  kDocuments,  // i32 [N]: the position where the document of each token begins
-  kResidual,   // x_Nd: input of layer l; l = L is the input of the final norm
-  kStats1,
-  kQkv,
-  kLse,
-  kAttention,
-  kMid,
-  kStats2,
-  kUp,
-  kActivation,
-  kStatsFinal,
-  kNormed,
-  kDNormed,    // complete once every chunk of the head has written its part; of tensor ranks, a sum of all
-  kLosses,     // one per token
-  kDResidual,  // gradient of kResidual of layer l
-  kDMid,
-  kDActivation,
-  kDUp,
-  kDAttention,
-  kDQkv,
-  // Between tensor ranks: sums to which each rank has added its share (kResidualSum, ...), and under sequence
-  // parallelism all rows of what the ranks keep by rows (kResidualRows, ...).
-  kResidualSum,
-  kMidSum,
-  kDResidualSum,
-  kDMidSum,
-  kResidualRows,
-  kMidRows,
-  kDResidualRows,
-  kDMidRows,
-  // Of a chunk of the head (`layer` is the chunk) over a vocabulary that tensor ranks share: logits [C, V of the rank];
-  // for each token (log of the sum of exp(logits), logit of the label or 0), of this rank and of all [ranks, C, 2].
-  kLogits,
-  kHeadSums,
-  kHeadSumsAll,
-  // Between context ranks: keys and values of a layer on all of them [ranks, N, 2*k*D], their gradients, and that of
-  // qkv of which only the queries are made.
-  // In a ring (`step` of it): what passes, and the outputs so far; in fp32 where compute is narrower.
-  kKeysAll,
-  kDKeysAll,
-  kKeys,
-  kDKeys,
-  kDKeysIn,  // as they come, without this rank's share
-  kAttentionPart,
-  kLsePart,
-  kDQuery,
-  kParam,       // whole, of a unit; gathered where parameters are sharded
-  kGrad,        // whole
-  kParamShard,  // what the rank keeps of sharded parameters, and of sharded gradients
-  kGradShard,
-  kGradHost,     // on the host: of the gradient what this rank updates
-  kParamHost,    // parameters that live there; or, of the compute type, what is updated there and goes to the device
-  kGradMessage,  // on its way between data-parallel ranks, where narrower; `step` says how far (signature.cpp)
-  kMoment1,
-  kMoment2,
-  kMaster,
-  kScalars,
-};
-std::string_view name_of(Value value);
-
+// `layer`: the layer l whose value it is, or the unit's index where the value is a unit's (value.h: of_unit).
 struct Operand {
   Value value{};
   std::int64_t layer = -1;
@@ -103,9 +40,8 @@ bool by_chunks(const Setting& setting, arch::Part part);
 // final norm, which leave and take all rows at once.
 bool chunk_apart(const Program& program, const Operand& operand);
 
-// What of its unit a buffer with this value, or of this name, holds.
+// The range of its unit that a buffer with this role holds.
 Range extent_of(const Program& program, Value value);
-Range extent_of(const Program& program, const std::string& buffer);
 
 // Of the largest rank.
 std::int64_t elements_of(const Program& program, const Operand& operand);

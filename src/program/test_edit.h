@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,21 @@ inline std::string rewrite(const std::string& text, const std::vector<std::strin
   }
   MOLEN_CHECK(hits > 0, "no line to edit: {} in {}", from, where.empty() ? "" : where.front());
   return edited;
+}
+
+// The same program, with names of buffers that say nothing.
+inline Program renamed(Program p) {
+  int number = 0;
+  for (Buffer& b : p.buffers) b.name = "b" + std::to_string(number++);
+  return p;
+}
+
+// A text of version 8 as version 7 had it: names of buffers say what they are.
+inline std::string as_version_7(const std::string& text) {
+  static const std::regex fields(" role=[^\n]*");
+  const std::string now = "molen-program 8\n";
+  MOLEN_CHECK(text.starts_with(now), "not of version 8");
+  return "molen-program 7\n" + std::regex_replace(text.substr(now.size()), fields, "");
 }
 
 }  // namespace molen::program

@@ -12,6 +12,7 @@
 #include "base/suggest.h"
 #include "program/signature.h"
 #include "program/text.h"
+#include "program/text_buffers.h"
 #include "program/text_detail.h"
 
 namespace molen::program {
@@ -66,9 +67,11 @@ class Parser {
       if (w.empty()) continue;
       if (w.size() > kMaxWords) fail(fmt::format("more than {} words on a line", kMaxWords));
       if (!versioned) {
-        // 6 has the choices of the architecture as numbers, and 0 for units of half a layer.
-        if (w.size() != 2 || w[0] != "molen-program" || (w[1] != "7" && w[1] != "6"))
-          fail("expected 'molen-program 7', or 6 of an older version");
+        // 7 has no fields of buffers; 6 has the choices of the architecture as numbers too, and 0 for units of half a
+        // layer.
+        if (w.size() != 2 || w[0] != "molen-program" || (w[1] != "8" && w[1] != "7" && w[1] != "6"))
+          fail("expected 'molen-program 8', or 7 or 6 of an older version");
+        named_fields_ = w[1] != "8";
         versioned = true;
       } else {
         statement(line, w);
@@ -79,6 +82,10 @@ class Parser {
   }
 
  private:
+  struct Fields {
+    std::map<std::string, std::string> values;
+    std::size_t line;
+  };
   struct PendingRef {
     std::size_t body, step;
     std::string text;
@@ -134,13 +141,20 @@ class Parser {
   }
 
   void buffer(const std::vector<std::string>& w) {
-    if (w.size() != 5 && !(w.size() == 6 && w[5] == name_of(Place::kHost)))
-      fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch [host]'");
+    const bool host = w.size() > 5 && w[5] == name_of(Place::kHost);
+    const std::size_t fields = host ? 6 : 5;
+    if (w.size() < fields || (named_fields_ && w.size() != fields))
+      fail(fmt::format("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch [host]{}'",
+                       named_fields_ ? "" : " role=VALUE ..."));
     if (!buffers_.emplace(w[1], static_cast<int>(program_.buffers.size())).second)
       fail("buffer '" + w[1] + "' stands twice");
-    program_.buffers.push_back({w[1], dtype(w[2]), number<std::int64_t>(w[3], 0, kMaxElements),
-                                choice<Lifetime>(w[4], kAllLifetimes, "lifetime"),
-                                w.size() == 6 ? Place::kHost : Place::kDevice});
+    Buffer& b = program_.buffers.emplace_back();
+    b.name = w[1];
+    b.dtype = dtype(w[2]);
+    b.elements = number<std::int64_t>(w[3], 0, kMaxElements);
+    b.lifetime = choice<Lifetime>(w[4], kAllLifetimes, "lifetime");
+    b.place = host ? Place::kHost : Place::kDevice;
+    fields_.push_back({pairs(w, fields), number_});
   }
 
   DType dtype(const std::string& name) const {
@@ -369,6 +383,7 @@ class Parser {
     program_.parameters = std::move(described.parameters);
     program_.chunks = std::move(described.chunks);
     program_.units = std::move(described.units);
+    for (std::size_t b = 0; b < program_.buffers.size(); ++b) set_fields(b);
     for (const PendingRef& ref : pending_) {
       number_ = ref.line;
       const auto dot = ref.text.find(".%");
@@ -384,12 +399,27 @@ class Parser {
       fail(fmt::format("its schedule stands for more than {} ops and edges", kMaxExpanded));
   }
 
+  // Once the units are known, that fields name.
+  void set_fields(std::size_t buffer) {
+    number_ = fields_[buffer].line;
+    try {
+      if (named_fields_)
+        detail::set_fields_of_name(program_, program_.buffers[buffer]);
+      else
+        detail::set_fields(program_, fields_[buffer].values, program_.buffers[buffer]);
+    } catch (const UsageError& error) {
+      fail(error.what());
+    }
+  }
+
   std::string origin_;
   std::string_view text_;
   std::size_t number_ = 0;
   Program program_;
   std::unordered_map<std::string, int> buffers_, bodies_;  // by name
   bool have_arch_ = false, have_setting_ = false;
+  bool named_fields_ = false;   // an older text: names of buffers give their fields
+  std::vector<Fields> fields_;  // of each buffer
   std::vector<std::map<std::string, int>> labels_;
   std::vector<PendingRef> pending_;
 };

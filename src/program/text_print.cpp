@@ -8,6 +8,7 @@
 #include "base/match.h"
 #include "program/slots.h"
 #include "program/text.h"
+#include "program/text_buffers.h"
 #include "program/text_detail.h"
 
 namespace molen::program {
@@ -103,15 +104,15 @@ std::string memory_text(const Program& p, const MemoryPlan& plan) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 7\n";
+  std::string text = "molen-program 8\n";
   if (plan) text += memory_text(p, *plan);
   text += "arch " + arch::to_json(p.arch).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
   const std::optional<Slots> slots = plan ? std::optional<Slots>(p) : std::nullopt;
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];
-    text += fmt::format("buffer {} {} {} {}{}", b.name, name_of(b.dtype), b.elements, name_of(b.lifetime),
-                        b.place == Place::kHost ? " host" : "");
+    text += fmt::format("buffer {} {} {} {}{}{}", b.name, name_of(b.dtype), b.elements, name_of(b.lifetime),
+                        b.place == Place::kHost ? " host" : "", detail::fields_text(p, b));
     if (plan && b.lifetime != Lifetime::kExternal)
       text += fmt::format(
           "  # at {}, {}{}", plan->buffer_offset[i],

@@ -52,8 +52,7 @@ struct Held {
   std::string text() const {
     if (!defined) return "nothing";
     std::string t(name_of(value));
-    const bool unit = value >= Value::kParam && value <= Value::kMaster;
-    if (layer >= 0) t += fmt::format(" of {} {}", unit ? "unit" : "layer", layer);
+    if (layer >= 0) t += fmt::format(" of {} {}", of_unit(value) ? "unit" : "layer", layer);
     if (step > 0) t += fmt::format(", step {}", step);
     if (chunk >= 0) t += fmt::format(", piece {}", chunk);
     return t + fmt::format(", micro-batch {}", micro_batch);
@@ -111,7 +110,20 @@ class Verifier {
     units_.begin_instance();
   }
 
+  // State is found by what it is of which unit, so nothing else may say the same of itself.
+  void one_buffer_a_state() {
+    std::map<std::pair<Value, int>, const Buffer*> seen;
+    for (const Buffer& b : p_.buffers) {
+      if (b.unit < 0 || b.lifetime == Lifetime::kTransient) continue;
+      if (b.copy > 0) report_all("buffer {}: copies are transient", b.name);
+      if (const auto [first, fresh] = seen.emplace(std::pair{b.role, b.unit}, &b); !fresh && b.copy == 0)
+        report_all("buffers {} and {} both keep {} of unit {}", first->second->name, b.name, name_of(b.role),
+                   p_.units[static_cast<std::size_t>(b.unit)].name);
+    }
+  }
+
   void structure() {
+    one_buffer_a_state();
     if (p_.setting.purpose == Purpose::kTrain && p_.setting.holders() < 1) report_all("no ranks");
     for (std::size_t b = 0; b < p_.bodies.size(); ++b)
       for (std::size_t k = 0; k < p_.bodies[b].steps.size(); ++k)
@@ -133,8 +145,6 @@ class Verifier {
       if (findings_.size() >= kMaxFindings) return;
     }
   }
-
-  static bool of_unit(Value v) { return v >= Value::kParam && v <= Value::kMaster; }
 
   // What a buffer holds, piece by piece of its rows: all pieces, or the one that an operand is of.
   std::span<Held> held(int buffer, std::int64_t micro_batch, const Operand& of = {}) {
@@ -235,14 +245,13 @@ class Verifier {
       return false;
     }
     if (of_unit(want.value)) {
-      const std::string name = std::string(name_of(want.value)) + "." +
-                               (want.layer >= 0 ? p_.units[static_cast<std::size_t>(want.layer)].name : "?");
-      // Gathered parameters may stand in several copies: param.X, param.X/1.
-      if (b.name != name && !(b.lifetime == Lifetime::kTransient && b.name.rfind(name + "/", 0) == 0)) {
-        report(e, "names {} where it needs {}", b.name, name);
+      // Gathered parameters may be in several copies.
+      if (b.role != want.value || b.unit != want.layer || (b.copy > 0 && b.lifetime != Lifetime::kTransient)) {
+        report(e, "names {} where it needs {} of {}", b.name, name_of(want.value),
+               want.layer >= 0 ? "unit " + p_.units[static_cast<std::size_t>(want.layer)].name : "a unit");
         return false;
       }
-    } else if (want.value == Value::kScalars && b.name != "scalars") {
+    } else if (want.value == Value::kScalars && b.role != Value::kScalars) {
       report(e, "names {} where it needs scalars", b.name);
       return false;
     }

@@ -42,6 +42,12 @@ std::vector<Key> keys_of(const arch::Architecture& arch, bool inner) {
   return keys;
 }
 
+// Values that `keys_of` may name: activations and their gradients, and what a micro-batch brings.
+bool located(Value value) {
+  const auto of = program::class_of(value);
+  return of == program::ValueClass::kLayer || of == program::ValueClass::kBatch;
+}
+
 // What a rank has written of one value in one step: rows of `width`, each one token of the batch.
 struct Rows {
   std::vector<std::int64_t> tokens;  // sample x S + position
@@ -73,7 +79,7 @@ class Capture {
     const auto signature = program::signature(p_, e.step->op, program::unit_of_step(p_, *e.step));
     for (std::size_t i = 0; i < signature.writes.size() && i < buffers.size(); ++i) {
       const program::Operand& o = signature.writes[i];
-      if (o.value > Value::kDQkv || o.host || program::chunk_apart(p_, o)) continue;
+      if (!located(o.value) || o.host || program::chunk_apart(p_, o)) continue;
       const at::Tensor values = buffers[i].to(at::kCPU, at::kDouble, false, true);
       const std::lock_guard lock(mutex_);
       made_[{Key{o.value, o.layer}, e.micro_batch}] = {values, writer_of(e)};

@@ -122,15 +122,16 @@ Chain chain_of(const program::Program& p) {
   return {forward + batch, forward + a.vocabulary + norm + a.layers * back + batch};
 }
 
-// "body last, op %14 (reduce_scatter)": the last op of the step that writes a unit's buffer of one of these families.
-std::string last_writer(const program::Program& p, const std::string& unit, const std::vector<std::string>& families) {
+// "body last, op %14 (reduce_scatter)": the last op of the step that writes one of these values of a unit.
+std::string last_writer(const program::Program& p, const std::string& unit, const std::vector<program::Value>& values) {
+  const int wanted = p.find_unit(unit);
   std::string found = "no op of the program writes it";
   for (const auto& instance : p.schedule) {
     const auto& body = p.bodies[static_cast<std::size_t>(instance.body)];
     for (std::size_t k = 0; k < body.steps.size(); ++k)
       for (const auto& use : body.steps[k].writes)
-        for (const auto& family : families)
-          if (p.buffers[static_cast<std::size_t>(use.buffer)].name == family + "." + unit)
+        for (const auto value : values)
+          if (const auto& b = p.buffers[static_cast<std::size_t>(use.buffer)]; b.role == value && b.unit == wanted)
             found = fmt::format("body {}, op %{} ({})", body.name, k, program::kind_of(body.steps[k].op));
   }
   return found;
@@ -280,7 +281,7 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
       for (auto entry = unit->entries.rbegin(); entry != unit->entries.rend(); ++entry)
         if (differs(kGradient, name_of(*entry), bounds.gradients))
           return fmt::format("the gradient of {}, last written by {}{}", name_of(*entry), in_pipeline(*p),
-                             last_writer(*p, unit->name, {"grad", "grad_shard"}));
+                             last_writer(*p, unit->name, {program::Value::kGrad, program::Value::kGradShard}));
   for (const auto& [name, off, bound] :
        {std::tuple{"loss", worst_of(reference.losses, outcome.losses), bounds.loss},
         {"norm of the gradients", worst_of(reference.norms, outcome.norms), bounds.norm}})
@@ -290,7 +291,7 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
       for (const auto& entry : unit.entries)
         if (differs("", name_of(entry), bounds.parameters))
           return fmt::format("{}, last written by {}{}", name_of(entry), in_pipeline(p),
-                             last_writer(p, unit.name, {"param", "param_shard"}));
+                             last_writer(p, unit.name, {program::Value::kParam, program::Value::kParamShard}));
   return "nothing in its first step";
 }
 

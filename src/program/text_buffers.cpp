@@ -1,0 +1,115 @@
+#include "program/text_buffers.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/suggest.h"
+
+namespace molen::program::detail {
+namespace {
+
+std::optional<std::int64_t> whole_number(std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) return {};
+  return value;
+}
+
+std::int64_t number_of(const std::string& key, const std::string& text, std::int64_t most) {
+  const auto value = whole_number(text);
+  if (!value || *value > most) throw UsageError("{}={} is no number from 0 to {}", key, text, most);
+  return *value;
+}
+
+Value role_of(const std::string& text) {
+  if (const auto role = value_named(text)) return *role;
+  std::vector<std::string> names;
+  for (const ValueInfo& info : kValues) names.emplace_back(info.name);
+  throw UsageError("role={} is no value{}", text, did_you_mean(text, names));
+}
+
+int unit_of(const Program& program, const std::string& text) {
+  if (const int unit = program.find_unit(text); unit >= 0) return unit;
+  std::vector<std::string> names;
+  for (const Unit& unit : program.units) names.push_back(unit.name);
+  throw UsageError("unit={}: this stage has no such unit{}", text, did_you_mean(text, names));
+}
+
+constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+
+}  // namespace
+
+std::string fields_text(const Program& program, const Buffer& b) {
+  std::string text = fmt::format(" role={}", name_of(b.role));
+  if (b.unit >= 0) text += " unit=" + program.units.at(static_cast<std::size_t>(b.unit)).name;
+  if (b.layer >= 0) text += fmt::format(" layer={}", b.layer);
+  if (!b.slot.empty()) text += " slot=" + b.slot;
+  if (b.chunk >= 0) text += fmt::format(" piece={}", b.chunk);
+  if (b.copy > 0) text += fmt::format(" copy={}", b.copy);
+  return text;
+}
+
+void set_fields(const Program& program, std::map<std::string, std::string> fields, Buffer& buffer) {
+  if (!fields.count("role")) throw UsageError("a buffer without role=VALUE");
+  for (const auto& [key, text] : fields) {
+    if (key == "role")
+      buffer.role = role_of(text);
+    else if (key == "unit")
+      buffer.unit = unit_of(program, text);
+    else if (key == "layer")
+      buffer.layer = number_of(key, text, kMost);
+    else if (key == "slot")
+      buffer.slot = text;
+    else if (key == "piece")
+      buffer.chunk = number_of(key, text, kMaxTensorChunks);
+    else if (key == "copy")
+      buffer.copy = static_cast<int>(number_of(key, text, kMost));
+    else
+      throw UsageError("a buffer has no field '{}'{}", key,
+                       did_you_mean(key, std::vector<std::string>{"role", "unit", "layer", "slot", "piece", "copy"}));
+  }
+  if (of_unit(buffer.role) != (buffer.unit >= 0))
+    throw UsageError(
+        "role={} {}", name_of(buffer.role),
+        of_unit(buffer.role) ? "is a unit's: which one does unit=NAME say" : "is no unit's: leave unit out");
+}
+
+void set_fields_of_name(const Program& program, Buffer& buffer) {
+  const std::string_view name = buffer.name;
+  const std::size_t slash = std::min(name.find('/'), name.size());
+  const std::string_view behind = name.substr(std::min(slash + 1, name.size()));
+  if (behind == "back")
+    buffer.copy = 1;
+  else if (const auto copy = whole_number(behind); copy && *copy <= kMost)
+    buffer.copy = static_cast<int>(*copy);
+  const std::string_view base = name.substr(0, slash);
+  const std::size_t dot = std::min(base.find('.'), base.size());
+  const auto role = value_named(base.substr(0, dot));
+  if (!role)
+    throw UsageError("a text of this version names a buffer for the value that it holds, and '{}' is none", name);
+  buffer.role = *role;
+  std::string_view rest = base.substr(std::min(dot + 1, base.size()));
+  if (of_unit(buffer.role)) {
+    buffer.unit = unit_of(program, std::string(rest));
+    return;
+  }
+  if (const std::size_t part = rest.rfind("part");
+      part != std::string_view::npos && (part == 0 || rest[part - 1] == '.')) {
+    if (const auto piece = whole_number(rest.substr(part + 4))) buffer.chunk = *piece;
+    rest = rest.substr(0, part == 0 ? 0 : part - 1);
+  }
+  const auto layer = whole_number(rest);
+  if (layer && buffer.role != Value::kKeys && buffer.role != Value::kDKeys)
+    buffer.layer = *layer;
+  else
+    buffer.slot = rest;
+}
+
+}  // namespace molen::program::detail
