@@ -111,7 +111,7 @@ class Executor::Impl {
       : program_(std::move(program)),
         groups_(program_, rank, world),
         options_(options),
-        plan_(program::plan_memory(program_, options.apart)),
+        plan_(program::plan_memory(program_, options.packing)),
         slots_(program_),
         ops_(program::expand(program_)),
         progress_(ops_.size()) {
@@ -417,9 +417,9 @@ class Executor::Impl {
     for (std::size_t b = 0; b < program_.buffers.size(); ++b) {
       const auto& buffer = program_.buffers[b];
       if (program::packed(buffer) && plan_.live[static_cast<std::size_t>(e.body)][b].during(e.step->stream, e.op))
-        top = std::max(top, plan_.buffer_offset[b] + math::Scratch::aligned(buffer.bytes().value));
+        top = std::max(top, plan_.buffer_offset[b] + plan_.aligned(buffer.bytes().value));
     }
-    if (scratch_offset >= 0) top = std::max(top, scratch_offset + math::Scratch::aligned(scratch_used));
+    if (scratch_offset >= 0) top = std::max(top, scratch_offset + plan_.aligned(scratch_used));
     high_water_[i] = top;
   }
 

@@ -69,10 +69,9 @@ struct Options {
   std::function<void(const program::Expanded&, const std::vector<at::Tensor>& writes)> written = {};
   // For tests: whose streams order the ops, where not those of `device`.
   std::optional<at::Device> streams = {};
-  // For tests of what a step writes: bytes of each arena behind what is planned, and a plan in which nothing takes
-  // turns.
+  // For tests of what a step touches: bytes of each arena behind what is planned, and where in it what stands.
   Bytes guard = {};
-  bool apart = false;
+  program::Packing packing = program::Packing::kShared;
 };
 
 class Executor {

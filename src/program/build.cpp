@@ -171,6 +171,7 @@ Value stands_for(Value v) {
     case Value::kLsePart:
       return Value::kLse;
     case Value::kDQuery:
+    case Value::kDProjected:
       return Value::kDQkv;
     default:
       return v;

@@ -8,11 +8,6 @@
 namespace molen::program {
 namespace {
 
-constexpr std::int64_t kAlign = 64;
-std::int64_t align(std::int64_t n) {
-  return (n + kAlign - 1) / kAlign * kAlign;
-}
-
 // What has to be placed: a transient buffer (its interval in each body), or the scratch of one op.
 struct Item {
   std::int64_t bytes = 0;
@@ -100,8 +95,8 @@ MemoryPlan::Live live_of(const Body& body, const BodySpans& spans, const Span& b
 
 class Packer {
  public:
-  Packer(const Program& p, const std::vector<BodySpans>& spans, bool apart, MemoryPlan& plan)
-      : program_(p), spans_(spans), apart_(apart), plan_(plan) {}
+  Packer(const Program& p, const std::vector<BodySpans>& spans, Packing packing, MemoryPlan& plan)
+      : program_(p), spans_(spans), apart_(packing != Packing::kShared), plan_(plan) {}
 
   void pack() {
     collect();
@@ -114,11 +109,11 @@ class Packer {
   void collect() {
     for (std::size_t i = 0; i < program_.buffers.size(); ++i)
       if (packed(program_.buffers[i]))
-        items_.push_back({align(program_.buffers[i].bytes().value), static_cast<int>(i), -1, -1, -1});
+        items_.push_back({plan_.aligned(program_.buffers[i].bytes().value), static_cast<int>(i), -1, -1, -1});
     for (std::size_t b = 0; b < program_.bodies.size(); ++b)
       for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k)
         if (const auto bytes = program_.bodies[b].steps[k].scratch.value; bytes > 0)
-          items_.push_back({align(bytes), -1, static_cast<int>(b), static_cast<int>(k), -1});
+          items_.push_back({plan_.aligned(bytes), -1, static_cast<int>(b), static_cast<int>(k), -1});
   }
 
   const Span& span(const Item& item, std::size_t body) const {
@@ -199,8 +194,9 @@ bool packed(const Buffer& buffer) {
 namespace {
 
 // Offsets and peaks; when what is in use is left to `plan_memory`.
-MemoryPlan plan_offsets(const Program& p, bool apart, std::vector<BodySpans>& spans) {
+MemoryPlan plan_offsets(const Program& p, Packing packing, std::vector<BodySpans>& spans) {
   MemoryPlan plan;
+  if (packing == Packing::kPages) plan.alignment = MemoryPlan::kPage;
   plan.buffer_offset.assign(p.buffers.size(), -1);
   for (const Body& body : p.bodies) {
     plan.scratch_offset.emplace_back(body.steps.size(), -1);
@@ -209,22 +205,22 @@ MemoryPlan plan_offsets(const Program& p, bool apart, std::vector<BodySpans>& sp
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     if (p.buffers[i].lifetime != Lifetime::kPersistent || p.buffers[i].place == Place::kHost) continue;
     plan.buffer_offset[i] = plan.persistent.value;
-    plan.persistent += Bytes(align(p.buffers[i].bytes().value));
+    plan.persistent += Bytes(plan.aligned(p.buffers[i].bytes().value));
   }
   plan.kept = plan.persistent;
   const Slots slots(p);
   for (std::size_t i = 0; i < p.buffers.size(); ++i) {
     if (p.buffers[i].place == Place::kHost && p.buffers[i].lifetime != Lifetime::kExternal) {
       plan.buffer_offset[i] = plan.host.value;
-      plan.host += Bytes(slots.count(static_cast<int>(i)) * align(p.buffers[i].bytes().value));
+      plan.host += Bytes(slots.count(static_cast<int>(i)) * plan.aligned(p.buffers[i].bytes().value));
       continue;
     }
     if (p.buffers[i].lifetime != Lifetime::kMicroBatch) continue;
     plan.buffer_offset[i] = plan.kept.value;
-    plan.kept += Bytes(slots.count(static_cast<int>(i)) * align(p.buffers[i].bytes().value));
+    plan.kept += Bytes(slots.count(static_cast<int>(i)) * plan.aligned(p.buffers[i].bytes().value));
   }
   plan.peak = plan.kept;
-  Packer(p, spans, apart, plan).pack();
+  Packer(p, spans, packing, plan).pack();
   return plan;
 }
 
@@ -232,13 +228,13 @@ MemoryPlan plan_offsets(const Program& p, bool apart, std::vector<BodySpans>& sp
 
 PlannedPeak planned_peak(const Program& program) {
   std::vector<BodySpans> spans;
-  const MemoryPlan plan = plan_offsets(program, false, spans);
+  const MemoryPlan plan = plan_offsets(program, Packing::kShared, spans);
   return {plan.peak, plan.host};
 }
 
-MemoryPlan plan_memory(const Program& p, bool apart) {
+MemoryPlan plan_memory(const Program& p, Packing packing) {
   std::vector<BodySpans> spans;
-  MemoryPlan plan = plan_offsets(p, apart, spans);
+  MemoryPlan plan = plan_offsets(p, packing, spans);
   for (std::size_t b = 0; b < p.bodies.size(); ++b) {
     plan.high_water.emplace_back(p.bodies[b].steps.size(), 0);
     plan.live.emplace_back();
@@ -249,9 +245,9 @@ MemoryPlan plan_memory(const Program& p, bool apart) {
       std::int64_t top = plan.kept.value;
       for (std::size_t i = 0; i < p.buffers.size(); ++i)
         if (packed(p.buffers[i]) && plan.live[b][i].during(p.bodies[b].steps[k].stream, static_cast<int>(k)))
-          top = std::max(top, plan.buffer_offset[i] + align(p.buffers[i].bytes().value));
+          top = std::max(top, plan.buffer_offset[i] + plan.aligned(p.buffers[i].bytes().value));
       if (plan.scratch_offset[b][k] >= 0)
-        top = std::max(top, plan.scratch_offset[b][k] + align(p.bodies[b].steps[k].scratch.value));
+        top = std::max(top, plan.scratch_offset[b][k] + plan.aligned(p.bodies[b].steps[k].scratch.value));
       plan.high_water[b][k] = top;
     }
   return plan;
@@ -265,7 +261,7 @@ Bytes peak_of(const std::vector<Program>& stages) {
 
 std::int64_t MemoryPlan::offset(const Program& p, const Slots& slots, int buffer, std::int64_t micro_batch) const {
   const auto b = static_cast<std::size_t>(buffer);
-  return buffer_offset[b] + slots.of(buffer, micro_batch) * align(p.buffers[b].bytes().value);
+  return buffer_offset[b] + slots.of(buffer, micro_batch) * aligned(p.buffers[b].bytes().value);
 }
 
 MemorySummary summarize(const Program& p, const MemoryPlan& plan) {

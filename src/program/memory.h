@@ -15,7 +15,17 @@ namespace molen::program {
 // Whether a buffer shares the device's memory with others: transient, and there.
 bool packed(const Buffer& buffer);
 
+// How buffers and scratch share an arena.
+enum class Packing {
+  kShared,  // two take turns in the same bytes where the program's order allows it
+  kApart,   // nothing takes turns, so that a test sees the bytes that each uses
+  kPages,   // and each begins on a page of its own, so that a test may forbid pages
+};
+
 struct MemoryPlan {
+  static constexpr std::int64_t kPage = 4096;
+  std::int64_t alignment = 64;  // of every buffer and scratch, bytes
+  std::int64_t aligned(std::int64_t bytes) const { return (bytes + alignment - 1) / alignment * alignment; }
   std::vector<std::int64_t> buffer_offset;  // bytes from the start of its place's arena, per buffer; of its first slot
   std::vector<std::vector<std::int64_t>> scratch_offset;  // per body and op; -1 where the op has none
   std::vector<std::vector<std::int64_t>> high_water;  // per body and op: end of the highest byte in use while it runs
@@ -40,10 +50,9 @@ struct MemoryPlan {
   std::int64_t offset(const Program& program, const Slots& slots, int buffer, std::int64_t micro_batch) const;
 };
 
-// 64-byte aligned. Deterministic. Two buffers share bytes only where `after` and the order within streams prove, within
-// a body, that one is dead before the other is written; between instances pass::order_streams sees to it. `apart`: they
-// never do, so that a test sees what each of them uses.
-MemoryPlan plan_memory(const Program& program, bool apart = false);
+// Deterministic. Two buffers share bytes only where `after` and the order within streams prove, within a body, that one
+// is dead before the other is written; between instances pass::order_streams sees to it.
+MemoryPlan plan_memory(const Program& program, Packing packing = Packing::kShared);
 
 // Of the device, of the stage that needs most.
 // The plan's peak and `host` alone, sooner.

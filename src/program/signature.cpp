@@ -38,13 +38,20 @@ struct Residuals {
   Operand d_mid_out(std::int64_t l) const { return out(Value::kDMid, Value::kDMidSum, l); }
 };
 
+Operand consumed(Operand o) {
+  o.consumed = true;
+  return o;
+}
+
 // Of the ring's step c.chunk.
 Signature ring_forward(const Program& p, const Compute& c) {
   const std::int64_t l = c.layer, i = c.chunk;
   const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
   Signature s{{{Value::kQkv, l}}, {at(Value::kAttentionPart, i), at(Value::kLsePart, i)}};
+  // The last step finishes in the part so far, also where that is wider than what it writes.
   if (i > 0)
-    s.reads.insert(s.reads.end(), {at(Value::kKeys, i), at(Value::kAttentionPart, i - 1), at(Value::kLsePart, i - 1)});
+    s.reads.insert(s.reads.end(),
+                   {at(Value::kKeys, i), consumed(at(Value::kAttentionPart, i - 1)), at(Value::kLsePart, i - 1)});
   if (i + 1 == p.setting.context_ranks()) s.writes = {{Value::kAttention, l}, {Value::kLse, l}};
   return s;
 }
@@ -66,7 +73,7 @@ Signature shift(const Program& p, const Shift& o) {
     if (i == 1) return {{{Value::kQkv, l}}, {at(Value::kKeys, 0), at(Value::kKeys, 1)}};
     return {{at(Value::kKeys, i - 1)}, {at(Value::kKeys, i)}};
   }
-  Signature s{{at(Value::kDKeys, i - 1)}, {at(Value::kDKeysIn, i)}};
+  Signature s{{consumed(at(Value::kDKeys, i - 1))}, {at(Value::kDKeysIn, i)}};
   if (i > 1) s.reads.push_back(at(Value::kDKeysIn, i - 1));
   if (i == p.setting.context_ranks()) {
     s.reads.push_back(at(Value::kDQuery, i - 1));
@@ -128,8 +135,9 @@ Signature backward(const Program& p, const Compute& c, int unit) {
     case Part::kEmbed:
       return {{{Value::kIds}, stream.d_x_in(0)}, {{Value::kGrad, unit}}};
     case Part::kNormQkv:
-      return backward_norm(stream, {Value::kDQkv, l}, stream.x_in(l), {Value::kStats1, l}, unit, Value::kDMid, l,
-                           stream.d_x_out(l));
+      // The gradient is turned back by RoPE where it is.
+      return backward_norm(stream, consumed({Value::kDQkv, l}), stream.x_in(l), {Value::kStats1, l}, unit, Value::kDMid,
+                           l, stream.d_x_out(l));
     case Part::kAttention: {
       if (c.chunk >= 0) return ring_backward(c);
       Signature s{{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}},
@@ -165,7 +173,7 @@ Signature backward(const Program& p, const Compute& c, int unit) {
     case Part::kHeadLoss:
       return {{{Value::kHeadSumsAll, c.chunk},
                {Value::kLabels},
-               {Value::kLogits, c.chunk},
+               consumed({Value::kLogits, c.chunk}),
                {Value::kNormed},
                {Value::kParam, unit}},
               {{Value::kLosses}, {Value::kScalars}, {Value::kDNormed}, {Value::kGrad, unit}}};
@@ -188,6 +196,10 @@ Signature backward_input(const Program& p, const Compute& c, int unit) {
     case Part::kNormQkv:
     case Part::kNormUp:
       if (!has_norm_weights(p)) s.writes.pop_back();
+      if (c.part == Part::kNormQkv) {
+        s.reads[0].consumed = false;
+        s.writes.push_back({Value::kDProjected, l});
+      }
       return s;
     default:
       return s;
@@ -201,7 +213,7 @@ Signature backward_weights(const Program& p, const Compute& c, int unit) {
   const Operand grad{Value::kGrad, unit};
   switch (c.part) {
     case Part::kNormQkv:
-      return {{{Value::kDQkv, l}, stream.x_in(l), {Value::kStats1, l}, {Value::kParam, unit}}, {grad}};
+      return {{{Value::kDProjected, l}, stream.x_in(l), {Value::kStats1, l}, {Value::kParam, unit}}, {grad}};
     case Part::kOutProjection:
       return {{stream.d_mid_in(l), {Value::kAttention, l}}, {grad}};
     case Part::kNormUp:
@@ -285,20 +297,22 @@ Signature piece_of(Signature s, std::int64_t chunk) {
 // Gradients on their way from whole sums of this rank to what it updates.
 Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
   if (o.moves == Moves::kDKeys)
-    return {{{Value::kDKeysAll, o.layer}, {Value::kDQuery, o.layer}}, {{Value::kDQkv, o.layer}}};
+    return {{consumed({Value::kDKeysAll, o.layer}), {Value::kDQuery, o.layer}}, {{Value::kDQkv, o.layer}}};
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
-    Signature s{{{e.sum, o.layer}}, {{e.kept, o.layer}}};
+    Signature s{{consumed({e.sum, o.layer})}, {{e.kept, o.layer}}};
     // The residual gradient so far: of the layer above the middle, of the middle above the input.
     if (o.accumulate)
       s.reads.push_back(o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1}
                                                 : Operand{Value::kDMid, o.layer});
     return piece_of(std::move(s), o.chunk);
   }
-  if (p.setting.narrow_over(o.axis)) return {{message(p, o.axis, false, unit)}, {message(p, o.axis, true, unit)}};
-  if (!p.setting.sharded_gradients()) return {{{Value::kGrad, unit}}, {{Value::kGrad, unit, Range::kOwn}}};
-  if (o.axis == Axis::kReplicate) return {{{Value::kGradShard, unit}}, {{Value::kGradShard, unit, Range::kOwn}}};
-  return {{{Value::kGrad, unit}}, {{Value::kGradShard, unit}}};
+  if (p.setting.narrow_over(o.axis))
+    return {{consumed(message(p, o.axis, false, unit))}, {message(p, o.axis, true, unit)}};
+  if (!p.setting.sharded_gradients()) return {{consumed({Value::kGrad, unit})}, {{Value::kGrad, unit, Range::kOwn}}};
+  if (o.axis == Axis::kReplicate)
+    return {{consumed({Value::kGradShard, unit})}, {{Value::kGradShard, unit, Range::kOwn}}};
+  return {{consumed({Value::kGrad, unit})}, {{Value::kGradShard, unit}}};
 }
 
 Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
@@ -432,6 +446,11 @@ Signature signature(const Program& program, const Op& op, int unit) {
                     op);
 }
 
+bool consumes(const Program& program, const Step& step, std::size_t read) {
+  const Signature s = signature(program, step.op, unit_of_step(program, step));
+  return read < s.reads.size() && s.reads[read].consumed;
+}
+
 bool by_chunks(const Setting& setting, Part part) {
   return setting.chunked_rows() && arch::has_halves(part);
 }
@@ -456,6 +475,7 @@ bool in_place(const Program& program, const Op& op, const Operand& write, const 
   const auto goes_on = [&](Value part, Value whole) {
     return read.value == part && (write.value == part || (write.value == whole && !wide_partial(program, part)));
   };
+  if (read.value == Value::kDQkv && write.value == Value::kDProjected) return true;
   if (goes_on(Value::kAttentionPart, Value::kAttention) || goes_on(Value::kLsePart, Value::kLse) ||
       goes_on(Value::kDQuery, Value::kDQkv) || (read.value == Value::kDKeysIn && write.value == Value::kDKeysIn))
     return true;
@@ -532,6 +552,7 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
       return stats;
     case Value::kQkv:
     case Value::kDQkv:
+    case Value::kDProjected:
       return n * a.qkv_size();
     case Value::kDQuery:  // becomes q|k|v where it stands, but where it is wider
       return n * (wide_partial(program, Value::kDQuery) ? a.query_size() : a.qkv_size());

@@ -19,6 +19,8 @@ struct Operand {
   bool host = false;      // what a layer keeps, on the host meanwhile
   // Which piece of its rows an op uses (Setting::tensor_chunks); -1: all.
   std::int64_t chunk = -1;
+  // Of a read: the op uses the value up, and its memory may hold anything afterwards.
+  bool consumed = false;
   bool operator==(const Operand&) const = default;
 };
 
@@ -29,6 +31,9 @@ struct Signature {
 // The operands of `op` in a program of this architecture and setting. `unit` is the unit an OptimizerStep, SumSquares
 // or collective works on (it follows from the buffer that the step names).
 Signature signature(const Program& program, const Op& op, int unit);
+
+// Whether a step may overwrite what it reads as operand `read`.
+bool consumes(const Program& program, const Step& step, std::size_t read);
 
 // Unit whose parameters a part reads; -1 where it has none.
 int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);

@@ -31,6 +31,7 @@ enum class Value {
   kDUp,
   kDAttention,
   kDQkv,
+  kDProjected,  // the same before RoPE: what backward of the projection to q|k|v takes
   // Between tensor ranks: sums to which each rank has added its share (kResidualSum, ...), and under sequence
   // parallelism all rows of a value that each rank keeps by rows (kResidualRows, ...).
   kResidualSum,
@@ -110,6 +111,7 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kDUp, "d_up", ValueClass::kLayer},
     ValueInfo{Value::kDAttention, "d_attn", ValueClass::kLayer},
     ValueInfo{Value::kDQkv, "d_qkv", ValueClass::kLayer},
+    ValueInfo{Value::kDProjected, "d_projected", ValueClass::kLayer},
     ValueInfo{Value::kResidualSum, "x_sum", ValueClass::kSum},
     ValueInfo{Value::kMidSum, "mid_sum", ValueClass::kSum},
     ValueInfo{Value::kDResidualSum, "d_x_sum", ValueClass::kSum},

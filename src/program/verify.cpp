@@ -197,6 +197,9 @@ class Verifier {
     }
     aliases(e, want);
     for (std::size_t i = 0; i < want.reads.size(); ++i) read(e, e.step->reads[i], want.reads[i]);
+    for (std::size_t i = 0; i < want.reads.size(); ++i)
+      if (want.reads[i].consumed)
+        for (Held& piece : held(e.step->reads[i].buffer, e.micro_batch, want.reads[i])) piece = {};
     for (std::size_t i = 0; i < want.writes.size(); ++i) write(e, e.step->writes[i], want.writes[i]);
     return true;
   }
@@ -325,7 +328,7 @@ class Verifier {
             },
             [&](const ReduceScatter& o) {
               if (o.moves == Moves::kDKeys)
-                exchange_keys(e, o.axis, o.moves, false);
+                exchange_keys(e, o.axis, false);
               else if (o.moves != Moves::kUnit)
                 exchange_rows(e, o);
               else
@@ -333,7 +336,7 @@ class Verifier {
             },
             [&](const AllGather& o) {
               if (o.moves == Moves::kKeys)
-                exchange_keys(e, o.axis, o.moves, false);
+                exchange_keys(e, o.axis, false);
               else if (o.moves != Moves::kUnit)
                 exchange(e, o.axis, o.moves == Moves::kHead || p_.setting.sharded_rows());
               else
@@ -341,7 +344,7 @@ class Verifier {
             },
             [&](const Send& o) { message(e, 0, o.moves, o.layer); },
             [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
-            [&](const Shift& o) { exchange_keys(e, o.axis, o.moves, true); },
+            [&](const Shift& o) { exchange_keys(e, o.axis, true); },
             [&](const CopyToHost& o) {
               if (o.moves == Moves::kUnit) return units_.copy_gradient(e, o.accumulate);
               if (o.accumulate) report(e, "activations do not add up");
@@ -406,19 +409,14 @@ class Verifier {
     if (!fits_layout)
       report(e, "the residual stream is {}", p_.setting.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
   }
-  void exchange_keys(const Expanded& e, Axis axis, Moves moves, bool ring) {
+  void exchange_keys(const Expanded& e, Axis axis, bool ring) {
     if (!p_.setting.context()) report(e, "there are no context ranks to exchange with");
     if (ring != p_.setting.ring())
       report(e, "context ranks {}", ring ? "gather keys and values" : "pass keys and values on in a ring");
     if (axis != Axis::kCp) report(e, "keys and values are exchanged over the axis cp");
-    // Sums are made in what a rank has of them.
-    if (moves == Moves::kDKeys && !e.step->reads.empty()) forget(e.step->reads[0].buffer, e.micro_batch);
   }
   void exchange_rows(const Expanded& e, const ReduceScatter& o) {
     exchange(e, o.axis, p_.setting.sharded_rows());
-    // The sum is made in what was to be summed.
-    const Operand used_up = signature(p_, o, -1).reads[0];
-    for (Held& piece : held(e.step->reads[0].buffer, e.micro_batch, used_up)) piece = {};
     const bool adds = o.moves == Moves::kDMid || (o.moves == Moves::kDResidual && o.layer < p_.arch.layers);
     if (o.accumulate != adds) report(e, "{} the residual gradient so far", adds ? "must add to" : "cannot add to");
   }

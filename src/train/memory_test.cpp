@@ -125,13 +125,13 @@ void clear_state(exec::Executor& executor, unsigned char pattern) {
 }
 
 // Collective. Two steps: what is written in the first alone, or from the second on, is written.
-void mark_written(const program::Program& p, comm::Communicator& world, bool apart, unsigned char pattern,
+void mark_written(const program::Program& p, comm::Communicator& world, program::Packing packing, unsigned char pattern,
                   PlaceMarks& written) {
   const c10::InferenceMode inference;
   at::set_num_threads(p.setting.threads);
   exec::Options options;
   options.guard = kGuard;
-  options.apart = apart;
+  options.packing = packing;
   exec::Executor executor(p, world.rank(), &world, options);
   for (const program::Place place : kPlaces) {
     const auto arena = executor.arena(place);
@@ -164,12 +164,12 @@ void mark_written(const program::Program& p, comm::Communicator& world, bool apa
 }
 
 // By rank.
-std::vector<PlaceMarks> written_by(const Stages& stages, bool apart) {
+std::vector<PlaceMarks> written_by(const Stages& stages, program::Packing packing) {
   const int ranks = stages[0].setting.ranks();
   std::vector<PlaceMarks> written(static_cast<std::size_t>(ranks));
   suite::on_ranks(ranks, [&](comm::Communicator& world) {
     for (const unsigned char pattern : {0x5a, 0xa5})
-      mark_written(program_of(stages, world.rank()), world, apart, pattern,
+      mark_written(program_of(stages, world.rank()), world, packing, pattern,
                    written[static_cast<std::size_t>(world.rank())]);
   });
   return written;
@@ -190,8 +190,8 @@ struct Planned {
   std::array<Bytes, 2> peak;
   std::vector<Part> parts;
 
-  Planned(const program::Program& p, int rank, bool apart) {
-    const program::MemoryPlan plan = program::plan_memory(p, apart);
+  Planned(const program::Program& p, int rank, program::Packing packing) {
+    const program::MemoryPlan plan = program::plan_memory(p, packing);
     const mesh::Mesh mesh(p.setting.mesh, p.setting.ranks(), p.setting.order);
     peak = {plan.peak, plan.host};
     for (std::size_t place = 0; place < kPlaces.size(); ++place)
@@ -299,20 +299,20 @@ TEST(Memory, EveryRankWritesWhatIsPlanned) {
   auto even = suite::llama(false);  // of which two tensor ranks have as much
   even.hidden = 32, even.heads = 4, even.kv_heads = 2, even.head_dim = 8, even.vocabulary = 72;
   for (const auto& [name, layout, compute] : kStrategies)
-    for (const bool apart : {false, true}) {
+    for (const auto packing : {program::Packing::kShared, program::Packing::kApart}) {
       auto setting = suite::setting_of(layout, compute);
       if (compute == DType::kBF16) setting.kernels = arch::Kernels::kAten;
       const auto stages = stages_of(layout.tensor > 1 ? even : suite::llama(false), setting);
-      const auto written = written_by(stages, apart);
+      const auto written = written_by(stages, packing);
       std::string ends;
       for (int rank = 0; rank < stages[0].setting.ranks(); ++rank) {
         const PlaceMarks& mine = written[static_cast<std::size_t>(rank)];
-        EXPECT_EQ(Planned(program_of(stages, rank), rank, apart).differs_from(mine), "")
-            << name << ", rank " << rank << ", apart " << apart;
+        EXPECT_EQ(Planned(program_of(stages, rank), rank, packing).differs_from(mine), "")
+            << name << ", rank " << rank << ", packing " << static_cast<int>(packing);
         ends += fmt::format(" {}", end_of(mine[0]));
         if (!mine[1].empty()) ends += fmt::format("+{}", end_of(mine[1]));
       }
-      if (apart) continue;
+      if (packing != program::Packing::kShared) continue;
       const auto plan = program::plan_memory(stages[0]);
       fmt::print("{:<42} planned {} bytes a rank{}, touched up to{}\n", name, plan.peak.value,
                  plan.host.value > 0 ? fmt::format(" and {} on the host", plan.host.value) : "", ends);
@@ -340,8 +340,10 @@ TEST(Memory, TouchedPagesAreTheSystemsAccount) {
 // and where the scratch of an op is.
 TEST(Memory, WhatIsPlannedTooSmallOrTooLargeIsFound) {
   const auto p = program::build(suite::llama(false), suite::setting_of(sharded(4, 3), DType::kF32));
-  const PlaceMarks written = written_by({p}, true).front();
-  const auto found = [&](const program::Program& q) { return Planned(q, 0, true).differs_from(written) != ""; };
+  const PlaceMarks written = written_by({p}, program::Packing::kApart).front();
+  const auto found = [&](const program::Program& q) {
+    return Planned(q, 0, program::Packing::kApart).differs_from(written) != "";
+  };
   EXPECT_FALSE(found(p));
   for (std::size_t b = 0; b < p.buffers.size(); ++b)
     for (const int more : {-16, 16}) {

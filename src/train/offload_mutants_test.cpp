@@ -127,7 +127,7 @@ TEST(OffloadMutants, AreRefused) {
        "does not wait for"},
       {"another layer's gradient", one,
        edited({"copy_to_host reads=grad.layer.1"}, "grad_host.layer.1", "grad_host.layer.0"),
-       "where it needs grad_host.layer.1"},
+       "where it needs grad_host of unit layer.1"},
       {"a replica's gradient", hybrid, dropped("all_reduce", "grad_shard.layer.1"), "not summed over all ranks"},
       {"parameters that are not there", full, dropped("copy_to_device", "param_shard.layer.1"), "which holds nothing"},
       {"a gather of the shard of another layer", full,

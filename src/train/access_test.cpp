@@ -1,0 +1,277 @@
+// Every op touches what its operands name and nothing else: while it runs, the buffers that it reads are
+// write-protected and those that it does not name cannot be reached at all. A fault is noted with its op and buffer,
+// and the page is opened, so that one run finds all.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "math/allocation.h"
+#include "program/build.h"
+#include "train/layouts_suite.h"
+
+namespace molen::train {
+namespace {
+
+using program::Place;
+using program::Program;
+
+constexpr std::int64_t kPage = program::MemoryPlan::kPage;
+
+// The same program with all its ops in list order, whatever their streams: one op runs at a time.
+Program in_list_order(Program p) {
+  for (std::size_t b = 0; b < p.bodies.size(); ++b) {
+    auto& steps = p.bodies[b].steps;
+    for (std::size_t k = 1; k < steps.size(); ++k) steps[k].after.push_back({-1, static_cast<int>(k) - 1});
+    if (steps.empty()) continue;
+    for (std::size_t before = 0; before < p.bodies.size(); ++before)
+      if (const auto last = static_cast<int>(p.bodies[before].steps.size()) - 1; last >= 0)
+        steps[0].after.push_back({static_cast<int>(before), last});
+  }
+  return p;
+}
+
+class Fence;
+constexpr int kMostRanks = 8;
+std::array<std::atomic<Fence*>, kMostRanks> fences{};
+
+// Around the arenas of one rank.
+class Fence : public exec::Observer {
+ public:
+  void watch(const exec::Executor& executor, int rank) {
+    executor_ = &executor;
+    slots_.emplace(executor.program());
+    for (const Place place : {Place::kDevice, Place::kHost}) arenas_[place == Place::kHost] = executor.arena(place);
+    fences.at(static_cast<std::size_t>(rank_ = rank)) = this;
+  }
+  ~Fence() override {
+    if (rank_ >= 0) fences.at(static_cast<std::size_t>(rank_)) = nullptr;
+    open_all();
+  }
+
+  void begin(program::Stream, std::size_t op, std::int64_t) noexcept override {
+    if (!executor_) return;
+    op_ = op;
+    faults_ = 0;
+    for (const auto& arena : arenas_)
+      if (!arena.empty()) ::mprotect(arena.data(), arena.size(), PROT_NONE);
+    const program::Expanded& e = executor_->ops()[op];
+    for (const auto& use : e.step->reads) allow(use.buffer, e.micro_batch, PROT_READ);
+    for (std::size_t i = 0; i < e.step->reads.size(); ++i)
+      if (program::consumes(executor_->program(), *e.step, i))
+        allow(e.step->reads[i].buffer, e.micro_batch, PROT_READ | PROT_WRITE);
+    for (const auto& use : e.step->writes) allow(use.buffer, e.micro_batch, PROT_READ | PROT_WRITE);
+    const auto& plan = executor_->memory();
+    const auto scratch = plan.scratch_offset[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];
+    if (scratch >= 0) protect(Place::kDevice, scratch, e.step->scratch.value, PROT_READ | PROT_WRITE);
+    ++watched;
+  }
+  void end(program::Stream, std::size_t, std::int64_t) noexcept override {
+    open_all();
+    for (int i = 0; i < std::min<int>(faults_, kMostFaults); ++i) note(addresses_[static_cast<std::size_t>(i)]);
+  }
+
+  // From the signal handler: whether the address is of these arenas.
+  bool fault(std::byte* address, bool write) noexcept {
+    for (const auto& arena : arenas_) {
+      if (arena.empty() || address < arena.data() || address >= arena.data() + arena.size()) continue;
+      if (const int i = faults_++; i < kMostFaults) addresses_[static_cast<std::size_t>(i)] = {address, write};
+      auto* page = reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(address) / kPage * kPage);
+      ::mprotect(page, kPage, PROT_READ | PROT_WRITE);
+      return true;
+    }
+    return false;
+  }
+
+  std::set<std::string> found;
+  std::int64_t watched = 0;
+
+ private:
+  struct Fault {
+    std::byte* address;
+    bool write;
+  };
+  static constexpr int kMostFaults = 64;
+
+  void open_all() {
+    for (const auto& arena : arenas_)
+      if (!arena.empty()) ::mprotect(arena.data(), arena.size(), PROT_READ | PROT_WRITE);
+  }
+  void protect(Place place, std::int64_t offset, std::int64_t bytes, int rights) const {
+    if (bytes > 0) ::mprotect(arenas_[place == Place::kHost].data() + offset, static_cast<std::size_t>(bytes), rights);
+  }
+  std::int64_t offset_of(int buffer, std::int64_t micro_batch) const {
+    return executor_->memory().offset(executor_->program(), *slots_, buffer, micro_batch);
+  }
+  void allow(int buffer, std::int64_t micro_batch, int rights) const {
+    const auto& b = executor_->program().buffers[static_cast<std::size_t>(buffer)];
+    protect(b.place, offset_of(buffer, micro_batch), b.bytes().value, rights);
+  }
+  void note(const Fault& fault) {
+    const auto& p = executor_->program();
+    const program::Expanded& e = executor_->ops()[op_];
+    std::string what = "no buffer";
+    for (int b = 0; b < static_cast<int>(p.buffers.size()); ++b) {
+      const auto& buffer = p.buffers[static_cast<std::size_t>(b)];
+      const std::byte* first = arenas_[buffer.place == Place::kHost].data() + offset_of(b, e.micro_batch);
+      if (first <= fault.address && fault.address < first + executor_->memory().aligned(buffer.bytes().value))
+        what = buffer.name.substr(0, buffer.name.find('.'));
+    }
+    found.insert(fmt::format("{} {} {}", program::kind_of(e.step->op), fault.write ? "writes" : "reads", what));
+  }
+
+  const exec::Executor* executor_ = nullptr;
+  int rank_ = -1;
+  std::optional<program::Slots> slots_;
+  std::array<std::span<std::byte>, 2> arenas_;
+  std::size_t op_ = 0;
+  std::atomic<int> faults_ = 0;
+  std::array<Fault, kMostFaults> addresses_{};
+};
+
+struct sigaction before_us;
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  bool write = false;
+#if defined(__x86_64__)
+  write = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+#endif
+  for (const auto& fence : fences)
+    if (Fence* f = fence.load(); f && f->fault(static_cast<std::byte*>(info->si_addr), write)) return;
+  ::sigaction(signal, &before_us, nullptr);  // a fault of another kind, which happens again
+}
+
+class HandleFaults {
+ public:
+  HandleFaults() {
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO;
+    ::sigaction(SIGSEGV, &action, &before_us);
+  }
+  ~HandleFaults() { ::sigaction(SIGSEGV, &before_us, nullptr); }
+};
+
+// What the ops of two steps touch that they do not name, over all ranks.
+std::set<std::string> undeclared(const std::vector<Program>& stages, std::int64_t& watched) {
+  const HandleFaults handler;
+  std::mutex mutex;
+  std::set<std::string> all;
+  suite::on_ranks(stages[0].setting.ranks(), [&](comm::Communicator& world) {
+    const auto& p = stages[static_cast<std::size_t>(program::at_rank(stages[0].setting, world.rank()).pipeline.stage)];
+    const c10::InferenceMode inference;
+    at::set_num_threads(p.setting.threads);
+    Fence fence;
+    exec::Options options;
+    options.packing = program::Packing::kPages;
+    options.observer = &fence;
+    exec::Executor executor(in_list_order(p), world.rank(), &world, options);
+    for (const char* state : {"param", "master", "m", "v"})
+      for (int u = 0; executor.has_state(state) && u < static_cast<int>(p.units.size()); ++u)
+        executor.state(state, u).zero_();
+    initialize_parameters(executor, 5, p.setting.threads);
+    const ReadSamples read = synthetic_samples(p.setting, p.arch.vocabulary);
+    std::int64_t micro = 0;
+    exec::StepInput input;
+    input.load = [&](const exec::MicroBatch& to) {
+      const std::int64_t slot =
+          micro++ * p.setting.data_ranks() + program::data_rank(p.setting, executor.coordinates());
+      return read(slot * p.setting.micro_batch, p.setting.micro_batch, to);
+    };
+    world.barrier();
+    fence.watch(executor, world.rank());
+    for (input.step = 1; input.step <= 2; ++input.step)
+      if (executor.run(input).non_finite) throw Error("rank {}: not finite", world.rank());
+    world.barrier();
+    const std::lock_guard lock(mutex);
+    all.insert(fence.found.begin(), fence.found.end());
+    watched += fence.watched;
+  });
+  return all;
+}
+
+struct Case {
+  const char* name;
+  suite::Layout layout;
+  DType compute = DType::kF32;
+  arch::Kernels kernels = arch::Kernels::kFused;
+};
+
+suite::Layout over(int tensor, int context, int shards = 1, int zero = 0) {
+  suite::Layout l{shards, zero, true, 1};
+  l.tensor = tensor, l.context = context, l.rows = tensor > 1, l.sequence = 24;
+  return l;
+}
+suite::Layout staged(int stages, bool halves) {
+  suite::Layout l{1, 0, false, 1};
+  l.stages = stages;
+  if (halves) l.pipeline.schedule = program::ScheduleKind::kZbH1, l.pipeline.halves = true;
+  return l;
+}
+suite::Layout with_ring(suite::Layout l) {
+  l.form = program::ContextForm::kRing;
+  return l;
+}
+suite::Layout in_pieces(suite::Layout l) {
+  l.chunks = 2;
+  return l;
+}
+suite::Layout on_host(suite::Layout l) {
+  l.offload = {true, true, true, true};
+  return l;
+}
+
+TEST(Access, OpsTouchWhatTheyName) {
+  const std::vector<Case> cases{
+      {"one rank", {1, 0, false, 2}},
+      {"one rank, recompute", {1, 0, true, 2}},
+      {"ATen in fp32", {1, 0, false, 2}, DType::kF32, arch::Kernels::kAten},
+      {"bf16", {1, 0, true, 2}, DType::kBF16, arch::Kernels::kAten},
+      {"ZeRO-1", {2, 1, false, 2}},
+      {"ZeRO-2, bf16", {2, 2, false, 2}, DType::kBF16, arch::Kernels::kAten},
+      {"ZeRO-3", {2, 3, true, 2}},
+      {"TP 2", over(2, 1)},
+      {"TP 2 in pieces, FULL_SHARD", in_pieces(over(2, 1, 2, 3))},
+      {"CP 2, gathered", over(1, 2)},
+      {"CP 2, in a ring", with_ring(over(1, 2))},
+      {"CP 2, in a ring, bf16", with_ring(over(1, 2)), DType::kBF16, arch::Kernels::kAten},
+      {"all on the host", on_host({2, 3, false, 2})},
+      {"documents",
+       [] {
+         suite::Layout l{1, 0, false, 2};
+         l.documents = true;
+         return l;
+       }()},
+      {"PP 2", staged(2, false)},
+      {"PP 2 in halves", staged(2, true)},
+  };
+  for (const Case& c : cases)
+    for (const bool gpt : {false, true}) {
+      auto setting = suite::setting_of(c.layout, c.compute);
+      setting.kernels = c.kernels;
+      auto arch = gpt ? suite::gpt() : suite::llama(true);
+      if (c.layout.tensor > 1) {  // which two ranks can share
+        arch.hidden = 32, arch.heads = 4, arch.head_dim = 8, arch.ffn = 48, arch.vocabulary = 72;
+        arch.kv_heads = gpt ? 4 : 2;
+      }
+      std::vector<Program> stages;
+      for (int stage = 0; stage < setting.stages(); ++stage) {
+        setting.pipeline.stage = stage;
+        stages.push_back(program::build(arch, setting));
+      }
+      std::int64_t watched = 0;
+      const std::set<std::string> found = undeclared(stages, watched);
+      EXPECT_EQ(fmt::format("{}", fmt::join(found, "; ")), "") << c.name << (gpt ? ", GPT" : ", Llama");
+      EXPECT_GT(watched, 50) << c.name;
+    }
+}
+
+}  // namespace
+}  // namespace molen::train
