@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <set>
@@ -106,10 +107,44 @@ TEST(Config, AllErrorsAreSaidAtOnce) {
             }),
             "2 errors:\n  --set model.layers: expected table.key=value\n"
             "  --set batch.micro: expected a positive integer, got \"x\"");
-  std::string many = "[model]\n";
-  for (int i = 0; i < 60; ++i) many += fmt::format("x{} = 1\n", i);
-  EXPECT_NE(reason_of(many).find("60 errors:"), std::string::npos);
-  EXPECT_NE(reason_of(many).find("and 10 more"), std::string::npos);
+}
+
+// Fifty are shown, and how many there are beyond.
+TEST(Config, ErrorsAreShownUpToFifty) {
+  for (const int count : {49, 50, 51, 60}) {
+    std::string many = "[model]\n", expected = fmt::format("{} errors:", count);
+    for (int i = 0; i < count; ++i) {
+      many += fmt::format("qqqqqqqq{} = 1\n", i);
+      if (i < 50)
+        expected +=
+            fmt::format("\n  run.toml:{}: unknown key model.qqqqqqqq{} (`molen config reference` lists all)", i + 2, i);
+    }
+    if (count > 50) expected += fmt::format("\n  and {} more", count - 50);
+    EXPECT_EQ(reason_of(many), expected);
+  }
+}
+
+TEST(Config, UnknownKeysLeadToTheNearest) {
+  const auto hint = [](const std::string& key) {
+    const std::string said = reason_of_set(key + "=1"), open = "--set: unknown key " + key,
+                      end = " (`molen config reference` lists all)";
+    EXPECT_TRUE(said.starts_with(open) && said.ends_with(end)) << said;
+    return said.substr(open.size(), said.size() - open.size() - end.size());
+  };
+  EXPECT_EQ(hint("lr"), "; did you mean 'optimizer.lr'?");
+  EXPECT_EQ(hint("train.lr"), "; did you mean 'optimizer.lr'?");
+  EXPECT_EQ(hint("model.seed"), "; did you mean 'data.seed'?") << "the same name, though model.tied is near";
+  EXPECT_EQ(hint("parallel.max_sequence"), "; did you mean 'model.max_sequence'?");
+  EXPECT_EQ(hint("train.sed"), "; did you mean 'train.seed'?");
+  EXPECT_EQ(hint("checkpoint.evry"), "; did you mean 'checkpoint.every'?");
+  EXPECT_EQ(hint("trian.seed"), "; did you mean 'data.seed'?");
+  EXPECT_EQ(hint("bacth.micr"), "; did you mean 'batch.micro'?");
+  EXPECT_EQ(hint("zzzzzzzz.qqqqqqqq"), "");
+  EXPECT_EQ(hint("train.Learning_Rate"), "; did you mean 'optimizer.lr'?");
+  // Longer ones are neither compared nor shown whole.
+  const std::string longest = "model.layers" + std::string(88, 's'), cut = std::string(100, 'k');
+  EXPECT_EQ(hint(longest), "");
+  EXPECT_EQ(reason_of_set(cut + "k=1"), "--set: unknown key " + cut + "... (`molen config reference` lists all)");
 }
 
 TEST(Config, NamesOfOtherSystemsLeadToOurs) {
@@ -392,7 +427,15 @@ TEST(Config, HostileDocuments) {
   std::string below = "data";
   for (int i = 0; i < 9000; ++i) below += ".a";
   EXPECT_NE(reason_of(below + " = 1"), "");
-  EXPECT_NE(reason_of("[data]\ntrain = [[[[[[[[[[[[1]]]]]]]]]]]]").find("nested"), std::string::npos);
+  const auto nested = [](const std::string& open, const std::string& close, int depth) {
+    std::string text = "1";
+    for (int i = 0; i < depth; ++i) text = open + text + close;
+    return reason_of("[data]\ntrain = " + text);
+  };
+  for (const auto& [open, close] : {std::pair{"[", "]"}, {"{a=", "}"}}) {
+    EXPECT_EQ(nested(open, close, 9), "run.toml:2: values are nested more than 8 deep");
+    EXPECT_NE(nested(open, close, 8).find("data.train: expected a path"), std::string::npos);
+  }
   EXPECT_NE(reason_of(std::string(2 << 20, '#')).find("larger"), std::string::npos);
   EXPECT_NE(reason_of(std::string("[run]\nname = \"\0\"", 16)), "");
   EXPECT_NE(reason_of("[run]\nname = \"\\u0000\""), "");
@@ -432,6 +475,28 @@ TEST(Config, AssignRecordsItsOrigin) {
             }),
             "measured: math.threads: expected an integer of 0 or more, got -1");
   EXPECT_NE(reason([&] { assign(c, "math.thread", 1, {}); }).find("did you mean 'math.threads'?"), std::string::npos);
+}
+
+// What a terminal would act on is escaped in errors and in the resolved file; other text stays as it is.
+TEST(Config, TextAsToml) {
+  EXPECT_EQ(toml_value("a\x7f\x1f\x01 \xc2\x80\xc3\xa9~\n\t\"\\/"),
+            "\"a\\u007f\\u001f\\u0001 \xc2\x80\xc3\xa9~\\n\\t\\\"\\\\/\"");
+  EXPECT_EQ(toml_value(1.0), "1.0");
+  EXPECT_EQ(toml_value(0.1), "0.1");
+  EXPECT_EQ(toml_value(1e300), "1e+300");
+  EXPECT_EQ(toml_value(std::nan("")), "nan");
+  EXPECT_EQ(toml_value(HUGE_VAL), "inf");
+  EXPECT_EQ(toml_value(-HUGE_VAL), "-inf");
+  EXPECT_EQ(toml_value(-3), "-3");
+  EXPECT_EQ(toml_value(std::uint64_t{18446744073709551615u}), "18446744073709551615");
+  EXPECT_EQ(toml_value(true), "true");
+  EXPECT_EQ(toml_value(false), "false");
+  EXPECT_EQ(toml_value(Json()), "none");
+  EXPECT_EQ(toml_value(Json::parse(R"(["a", 1, []])")), "[\"a\", 1, []]");
+  EXPECT_EQ(toml_value(Json::parse(R"({"b c": 1, "a-b_9": {}})")), "{ \"b c\" = 1, a-b_9 = {} }");
+  Config c = load(std::nullopt);
+  c.origins["batch.micro"] = {Origin::Kind::kOther, "a\x1f\x7f\n\xc2\x80 ~"};
+  EXPECT_NE(to_toml(c).find("# a???\xc2\x80 ~\n"), std::string::npos);
 }
 
 TEST(Config, DiffSaysWhatDecidesTheNumbers) {
