@@ -60,6 +60,11 @@ TEST(TensorParallel, LocalShapes) {
   EXPECT_EQ(shapes(2), "8192x256, 256, 128x256, 64x256, 64x256, 256x128, 256, 352x256, 352x256, 256x352, 256");
   EXPECT_EQ(shapes(4), "4096x256, 256, 64x256, 128x256, 128x256, 256x64, 256, 176x256, 176x256, 256x176, 256");
   EXPECT_THROW(tensor_local_parameters(a, 3), UsageError);
+  a = preset("gpt2");  // 12 heads of 64, biases
+  a.layers = 1, a.kv_heads = 2, a.vocabulary = 100, a.max_sequence = 10;
+  EXPECT_EQ(shapes(4),
+            "25x768, 10x768, 768, 768, 192x768, 128x768, 128x768, 192, 128, 128, 768x192, 768, 768, 768, 768x768, 768, "
+            "768x768, 768, 768, 768");
 }
 
 // Each query head of a rank finds the key head that it has in the whole model.

@@ -137,7 +137,7 @@ bool is_table(std::string_view name) {
 }
 
 std::string table_suggestion(std::string_view table) {
-  return table.size() > kLongestKey ? "" : did_you_mean(table, table_names());
+  return did_you_mean(table, table_names());
 }
 
 std::string shown(std::string_view key) {
