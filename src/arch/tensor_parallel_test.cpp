@@ -27,6 +27,46 @@ TEST(TensorParallel, BlocksTileEachParameter) {
     }
 }
 
+// The third rank of four: rows of the matrices that are cut by rows, columns of the others, all of what is not cut.
+TEST(TensorParallel, BlocksAreWhereTheyAre) {
+  Parameter matrix, vector;
+  matrix.shape = {10, 12}, vector.shape = {10};
+  const auto text = [](const Parameter& whole, ShardDim cut, int rank, int ranks) {
+    Parameter local = whole;
+    local.shard = cut;
+    const Block b = block_of(whole, local, rank, ranks);
+    return fmt::format("rows {} + {}, columns {} + {} of {}", b.first_row, b.rows, b.first_column, b.columns,
+                       b.all_columns);
+  };
+  EXPECT_EQ(text(matrix, ShardDim::kNone, 2, 4), "rows 0 + 10, columns 0 + 12 of 12");
+  EXPECT_EQ(text(matrix, ShardDim::kRows, 2, 4), "rows 6 + 2, columns 0 + 12 of 12");
+  EXPECT_EQ(text(matrix, ShardDim::kColumns, 2, 4), "rows 0 + 10, columns 6 + 3 of 12");
+  EXPECT_EQ(text(matrix, ShardDim::kRows, 0, 1), "rows 0 + 10, columns 0 + 12 of 12");
+  EXPECT_EQ(text(vector, ShardDim::kNone, 2, 4), "rows 0 + 10, columns 0 + 1 of 1");
+  EXPECT_EQ(text(vector, ShardDim::kRows, 1, 4), "rows 3 + 3, columns 0 + 1 of 1");
+}
+
+// Embedding; norm, q, k, v, output, norm, gate, up, down of a layer; last norm. KV heads that do not divide stay whole.
+TEST(TensorParallel, LocalShapes) {
+  Architecture a = preset("llama-tiny");  // 4 heads, 2 KV heads of 64, FFN 704
+  a.vocabulary = 16383;
+  const auto shapes = [&](int ranks) {
+    std::string text;
+    for (const Parameter& p : tensor_local_parameters(a, ranks))
+      if (p.layer <= 0) text += fmt::format("{}{}", text.empty() ? "" : ", ", fmt::join(p.shape, "x"));
+    return text;
+  };
+  EXPECT_EQ(shapes(1), "16383x256, 256, 256x256, 128x256, 128x256, 256x256, 256, 704x256, 704x256, 256x704, 256");
+  EXPECT_EQ(shapes(2), "8192x256, 256, 128x256, 64x256, 64x256, 256x128, 256, 352x256, 352x256, 256x352, 256");
+  EXPECT_EQ(shapes(4), "4096x256, 256, 64x256, 128x256, 128x256, 256x64, 256, 176x256, 176x256, 256x176, 256");
+  EXPECT_THROW(tensor_local_parameters(a, 3), UsageError);
+  a = preset("gpt2");  // 12 heads of 64, biases
+  a.layers = 1, a.kv_heads = 2, a.vocabulary = 100, a.max_sequence = 10;
+  EXPECT_EQ(shapes(4),
+            "25x768, 10x768, 768, 768, 192x768, 128x768, 128x768, 192, 128, 128, 768x192, 768, 768, 768, 768x768, 768, "
+            "768x768, 768, 768, 768");
+}
+
 // Each query head of a rank finds the key head that it has in the whole model.
 RC_GTEST_PROP(TensorParallel, QueryHeadsKeepTheirKeyHeads, ()) {
   Architecture a = preset("llama-tiny");
@@ -64,7 +104,10 @@ TEST(TensorParallel, SaysWhichDegreesFit) {
     validate_tensor_parallel(preset("llama3-8b"), 3);
     FAIL();
   } catch (const UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find("1, 2, 4, 8, 16, 32"), std::string::npos) << error.what();
+    EXPECT_STREQ(
+        error.what(),
+        "parallel.tensor: 3 ranks cannot share 32 heads, FFN 14336 and vocabulary 128256 evenly; these degrees "
+        "fit: 1, 2, 4, 8, 16, 32");
   }
 }
 

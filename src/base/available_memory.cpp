@@ -111,7 +111,7 @@ std::vector<Mount> mounts_in(const std::string& mountinfo) {
 fs::path group_in(const std::string& cgroup, bool version2) {
   for (const std::string& line : words_of(cgroup, '\n')) {
     const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
+    if (second == std::string::npos) continue;
     const auto controllers = words_of(line.substr(first + 1, second - first - 1), ',');
     if (version2 ? line.starts_with("0::")
                  : std::find(controllers.begin(), controllers.end(), "memory") != controllers.end())
@@ -143,10 +143,9 @@ AvailableMemory available_memory(const fs::path& root) {
   if (!fs::exists(self) || !fs::exists(mountinfo)) return least;  // a kernel without control groups
   const std::string groups = read_file(self);
   for (const Mount& mount : mounts_in(read_file(mountinfo))) {
-    const fs::path group = group_in(groups, mount.version2);
-    if (group.empty()) continue;
-    const fs::path within = group.lexically_relative(mount.root);
-    if (within.empty() || *within.begin() == "..") continue;  // what is mounted there is not around this process
+    const fs::path within = group_in(groups, mount.version2).lexically_relative(mount.root);
+    // Empty where the process is in no group of the version; else what is mounted there may not be around it.
+    if (within.empty() || *within.begin() == "..") continue;
     const Names& names = mount.version2 ? kVersion2 : kVersion1;
     fs::path here = below(root, mount.at);
     within_group(here, names, least);

@@ -105,6 +105,33 @@ TEST_F(Tree, TheGroupOfVersion1BesideVersion2) {
   expect(5, "sys/fs/cgroup/memory/slurm/memory.limit_in_bytes");
 }
 
+TEST_F(Tree, GroupsThatAreNotTheProcessesDoNotCount) {
+  limit1("sys/fs/cgroup/memory", kMiB, 0);
+  limit1("sys/fs/cgroup/memory/job", kMiB, 0);
+  // Lines that are cut short, of another controller, of the other version.
+  for (const char* lines : {"", "memory", "4:memory", "4:cpu:/job\n", "0::/job\n"}) {
+    in_group(lines, kMounts1);
+    expect(8, "proc/meminfo");
+  }
+  in_group("memory\n7:memory\n4:memory:/job\n5:memory:/other\n", kMounts1);
+  expect(1, "sys/fs/cgroup/memory/memory.limit_in_bytes");
+  limit1("sys/fs/cgroup/memory", 8 * kMiB, 0);
+  expect(1, "sys/fs/cgroup/memory/job/memory.limit_in_bytes");
+  limit2("sys/fs/cgroup", std::to_string(kMiB), 0);
+  in_group("4:memory:/job\n", kMount2);
+  expect(8, "proc/meminfo");
+  // Mounts that are cut short, or of other types.
+  limit2("sys/fs/cgroup/job", std::to_string(kMiB), 0);
+  for (const char* mounts : {"41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2\n", "41 / /sys/fs/cgroup\n",
+                             "41 31 0:38 / /sys/fs/cgroup rw - tmpfs tmpfs rw,memory\n",
+                             "41 31 0:38 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu\n"}) {
+    in_group("0::/job\n4:memory:/job\n", mounts);
+    expect(8, "proc/meminfo");
+  }
+  in_group("0::/job\n", "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  expect(1, "sys/fs/cgroup/memory.max");
+}
+
 // A container may see its own group alone, under the path that the host knows it by.
 TEST_F(Tree, AMountedGroup) {
   in_group("4:memory:/docker/abc/inner\n", "35 31 0:32 /docker/abc /a\\040b rw - cgroup cgroup rw,memory\n");
@@ -140,7 +167,8 @@ TEST_F(Tree, RefusesWhatTheKernelDoesNotWrite) {
       available_memory(root_);
       FAIL() << wrong;
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("job/memory.max"), std::string::npos) << error.what();
+      EXPECT_EQ(error.what(), fmt::format("{}: '{}' is no number of bytes",
+                                          (root_ / "sys/fs/cgroup/job/memory.max").string(), wrong));
     }
   }
   fs::remove(root_ / "sys/fs/cgroup/job/memory.max");

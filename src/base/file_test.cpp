@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,7 +39,12 @@ TEST_F(FileTest, NamesTheMissingFile) {
 
 TEST_F(FileTest, RefusesAboveTheLimit) {
   write_file_atomic(dir_ / "big", std::string(100, 'x'));
-  EXPECT_THROW(read_file(dir_ / "big", 99), UsageError);
+  try {
+    read_file(dir_ / "big", 99);
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_EQ(error.what(), (dir_ / "big").string() + ": 100 bytes, more than the limit of 99");
+  }
   EXPECT_EQ(read_file(dir_ / "big", 100).size(), 100u);
 }
 
@@ -65,6 +71,24 @@ TEST_F(FileTest, RefusesWhatIsNoFile) {
 TEST_F(FileTest, RefusesASparseGiantBeforeReadingIt) {
   ASSERT_EQ(::truncate((std::ofstream(dir_ / "giant"), dir_ / "giant").c_str(), std::int64_t{60} << 30), 0);
   EXPECT_THROW(read_file(dir_ / "giant"), UsageError);
+}
+
+TEST(Hash, LeavesNoMemoryBehind) {
+  const auto in_use = [] { return static_cast<std::int64_t>(::mallinfo2().uordblks); };
+  EXPECT_EQ(sha256_hex("abc").size(), 64u);  // what the library sets up once
+  const std::int64_t before = in_use();
+  for (int i = 0; i < 1000; ++i) sha256_hex("abc");
+  EXPECT_LT(in_use() - before, 1000 * 16);
+}
+
+TEST_F(FileTest, HashesInBlocks) {
+  for (const std::size_t size : {0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20}) {
+    std::string text(size, 'x');
+    for (std::size_t i = 0; i < size; i += 997) text[i] = static_cast<char>('a' + i % 23);
+    write_file_unsynced(dir_ / "a", text);
+    EXPECT_EQ(sha256_file(dir_ / "a"), sha256_hex(text)) << size;
+  }
+  EXPECT_EQ(sha256_hex(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 
 TEST(Hash, Sha256KnownAnswer) {

@@ -99,14 +99,8 @@ int FileSystem::make_directory(const fs::path& path, int mode) {
 int FileSystem::list(const fs::path& path, std::vector<DirectoryEntry>& entries) {
   DIR* const directory = ::opendir(path.c_str());
   if (!directory) return -errno;
-  int code = 0;
-  while (true) {
-    errno = 0;
-    const dirent* entry = ::readdir(directory);
-    if (!entry) {
-      code = -errno;
-      break;
-    }
+  errno = 0;  // the end of the list leaves it as it is
+  for (const dirent* entry = nullptr; (entry = ::readdir(directory)) != nullptr; errno = 0) {
     const std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
     bool is_directory = entry->d_type == DT_DIR;
@@ -116,6 +110,7 @@ int FileSystem::list(const fs::path& path, std::vector<DirectoryEntry>& entries)
     }
     entries.push_back({name, is_directory});
   }
+  const int code = -errno;
   ::closedir(directory);
   return code;
 }

@@ -1,6 +1,10 @@
 #include "base/filesystem.h"
 
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +14,26 @@
 #include "base/file.h"
 #include "base/temporary.h"
 #include "base/test_filesystem.h"
+
+namespace {
+
+bool hide_types = false;  // as file systems do that do not say what an entry is
+int listing_fails = 0;    // with this errno, after the first entry
+int entries_read = 0;
+
+}  // namespace
+
+// Stands before the C library's, which it calls.
+extern "C" dirent* readdir(DIR* directory) {
+  static auto* const real = reinterpret_cast<dirent* (*)(DIR*)>(::dlsym(RTLD_NEXT, "readdir"));
+  if (listing_fails != 0 && entries_read++ > 0) {
+    errno = listing_fails;
+    return nullptr;
+  }
+  dirent* const entry = real(directory);
+  if (entry && hide_types) entry->d_type = DT_UNKNOWN;
+  return entry;
+}
 
 namespace molen {
 namespace {
@@ -149,6 +173,100 @@ TEST_F(FileSystemTest, TemporariesAreKnownByTheirNames) {
   remove_temporaries(live() / "absent");
   ASSERT_EQ(list_directory(live()).size(), 1u);
   EXPECT_EQ(list_directory(live())[0].name, "kept");
+}
+
+// Whether or not the file system says what its entries are; a link to a directory is none.
+TEST_F(FileSystemTest, ListsEntriesByNameAndSaysWhichAreDirectories) {
+  make_directories(live() / "b");
+  write_file_unsynced(live() / "a", "x");
+  fs::create_directory_symlink(live() / "b", live() / "c");
+  for (const bool hidden : {false, true}) {
+    hide_types = hidden;
+    const auto entries = list_directory(live());
+    hide_types = false;
+    std::string text;
+    for (const DirectoryEntry& e : entries) text += e.name + (e.is_directory ? "/ " : " ");
+    EXPECT_EQ(text, "a b/ c ") << hidden;
+  }
+}
+
+TEST_F(FileSystemTest, AListThatBreaksOffIsNone) {
+  entries_read = 0, listing_fails = EIO;
+  const int code = code_of([&] { list_directory(live()); });
+  listing_fails = 0;
+  EXPECT_EQ(code, EIO);
+  std::vector<DirectoryEntry> entries;
+  EXPECT_EQ(file_system().list(live() / "none", entries), -ENOENT);
+  EXPECT_EQ(file_system().list(live(), entries), 0);
+}
+
+TEST_F(FileSystemTest, StatusIsThatOfThePathItself) {
+  using Kind = FileStatus::Kind;
+  write_file_unsynced(live() / "a", "12345");
+  const timespec times[2] = {{0, 0}, {1234567890, 123456789}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, (live() / "a").c_str(), times, 0), 0);
+  fs::create_symlink(live() / "a", live() / "link");
+  ASSERT_EQ(::mkfifo((live() / "pipe").c_str(), 0600), 0);
+  const auto status = [&](const char* name) {
+    FileStatus s;
+    EXPECT_EQ(file_system().status(live() / name, s), 0) << name;
+    return s;
+  };
+  struct stat raw {};
+  ASSERT_EQ(::stat((live() / "a").c_str(), &raw), 0);
+  const FileStatus a = status("a"), open = File::open(live() / "a").status();
+  for (const FileStatus& s : {a, open}) {
+    EXPECT_EQ(s.kind, Kind::kFile);
+    EXPECT_EQ(s.size, 5);
+    EXPECT_EQ(s.modified_ns, 1234567890123456789);
+    EXPECT_EQ(s.device, raw.st_dev);
+    EXPECT_EQ(s.inode, raw.st_ino);
+  }
+  EXPECT_EQ(status("link").kind, Kind::kLink);
+  EXPECT_EQ(status("pipe").kind, Kind::kOther);
+  EXPECT_EQ(status(".").kind, Kind::kDirectory);
+  FileStatus none;
+  EXPECT_EQ(file_system().status(live() / "none", none), -ENOENT);
+  EXPECT_EQ(file_system().status(-1, none), -EBADF);
+}
+
+// What a user reads of each failure: the file, what was tried, and the system's reason.
+TEST_F(FileSystemTest, FailuresSayWhatAndWhy) {
+  const auto said = [](const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  const fs::path none = live() / "none", a = live() / "a", link = live() / "link";
+  write_file_unsynced(a, "12345");
+  fs::create_symlink(a, link);
+  EXPECT_EQ(said([&] { File::open(none); }), none.string() + ": cannot be read: No such file or directory");
+  EXPECT_EQ(said([&] { File::open(a / "x"); }), (a / "x").string() + ": cannot be read: Not a directory");
+  EXPECT_EQ(said([&] { File::open(live()); }), live().string() + ": is a directory");
+  EXPECT_EQ(said([&] { File::open("/dev/null"); }), "/dev/null: is not a regular file");
+  EXPECT_EQ(said([&] { File::append(link); }),
+            link.string() + ": is a symbolic link, through which nothing is written; remove it");
+  EXPECT_EQ(said([&] { File::append("/dev/null"); }), "/dev/null: cannot be written: it is not a regular file");
+  EXPECT_EQ(said([&] { File::create_new(a); }), a.string() + ": cannot be written: File exists");
+  EXPECT_EQ(said([&] { File::temporary_beside(none / "x"); }),
+            (none / "x").string() + ": cannot be written: No such file or directory");
+  EXPECT_EQ(said([&] {
+              char to[8];
+              File::open(a).read(to, 4, 3);
+            }),
+            a.string() + ": ends early, at byte 5");
+  EXPECT_EQ(said([&] { rename_path(none, a); }),
+            none.string() + ": cannot be renamed to " + a.string() + ": No such file or directory");
+  EXPECT_EQ(said([&] { make_directories(a / "b"); }), (a / "b").string() + ": cannot be created: Not a directory");
+  EXPECT_EQ(said([&] { remove_file(root_); }), root_.string() + ": cannot be removed: Directory not empty");
+  EXPECT_EQ(said([&] { remove_file(none); }), "nothing");
+  EXPECT_EQ(said([&] { sync_directory(a); }), a.string() + ": cannot be flushed: Not a directory");
+  EXPECT_EQ(said([&] { make_directories(live() / "d" / "e" / ""); }), "nothing");
+  EXPECT_TRUE(path_exists(live() / "d" / "e"));
+  EXPECT_FALSE(path_exists(a / "x"));
 }
 
 TEST_F(FileSystemTest, RemovesATreeButNotWhatItsLinksPointTo) {

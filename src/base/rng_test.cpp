@@ -8,6 +8,8 @@
 #include <set>
 #include <vector>
 
+#include "base/error.h"
+
 namespace molen {
 namespace {
 
@@ -51,6 +53,33 @@ TEST(Rng, ValuesStayAsTheyAre) {
   EXPECT_DOUBLE_EQ(normal_at(3, 0), 0.44592406723503097);
   EXPECT_DOUBLE_EQ(normal_at(3, 1), -0.85944669049193267);
   EXPECT_DOUBLE_EQ(normal_at(3, 123456789), -0.44525369206939969);
+}
+
+// The upper 53 of the 64 bits, the first word above the second.
+TEST(Rng, UniformsAreTheBitsOfPhilox) {
+  EXPECT_EQ(uniform_at(0, 0), static_cast<double>(0x6627e8d5e169c58dull >> 11) * 0x1p-53);
+  EXPECT_EQ(uniform_at(~0ull, ~0ull), static_cast<double>(philox(~0ull, ~0ull)[0]) * 0x1p-32 +
+                                          static_cast<double>(philox(~0ull, ~0ull)[1] >> 11) * 0x1p-53);
+  for (std::uint64_t i = 0; i < 1000; ++i) {
+    EXPECT_GE(uniform_at(5, i), 0.0);
+    EXPECT_LT(uniform_at(5, i), 1.0);
+  }
+}
+
+TEST(Rng, PermutationsOfOneAndOfMany) {
+  EXPECT_EQ(permute_at(9, 0, 1), 0u);
+  EXPECT_THROW(permute_at(9, 1, 1), Error);
+  EXPECT_THROW(permute_at(9, 0, 0), Error);
+  constexpr std::uint64_t kMany = std::uint64_t{1} << 40;
+  std::set<std::uint64_t> places;
+  for (std::uint64_t i = 0; i < 1000; ++i) {
+    const std::uint64_t place = permute_at(9, i * (kMany / 1000), kMany);
+    EXPECT_LT(place, kMany);
+    places.insert(place);
+  }
+  EXPECT_EQ(places.size(), 1000u);
+  EXPECT_LT(*places.begin(), kMany / 100);
+  EXPECT_GT(*places.rbegin(), kMany - kMany / 100);
 }
 
 // Each element goes to each place about equally often over keys: five standard deviations of a binomial count.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -26,6 +27,15 @@ TEST(Suggest, CountsEdits) {
     EXPECT_EQ(edit_distance(a, b), edits) << a << " " << b;
     EXPECT_EQ(edit_distance(b, a), edits) << b << " " << a;
   }
+}
+
+// Nothing before a name is looked at: these have letters there that would make an exchange.
+TEST(Suggest, NamesWithinOtherText) {
+  const std::string_view y_x("yx"), one = y_x.substr(1);
+  EXPECT_EQ(edit_distance("ppxy", one), 3);
+  EXPECT_EQ(edit_distance(one, "ppxy"), 3);
+  EXPECT_EQ(edit_distance("pxyp", one), 3);
+  EXPECT_EQ(edit_distance(one, "pxyp"), 3);
 }
 
 // A third of the letters may differ, and two in any case; the first of those that are as near.

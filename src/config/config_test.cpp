@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <set>
@@ -106,10 +107,46 @@ TEST(Config, AllErrorsAreSaidAtOnce) {
             }),
             "2 errors:\n  --set model.layers: expected table.key=value\n"
             "  --set batch.micro: expected a positive integer, got \"x\"");
-  std::string many = "[model]\n";
-  for (int i = 0; i < 60; ++i) many += fmt::format("x{} = 1\n", i);
-  EXPECT_NE(reason_of(many).find("60 errors:"), std::string::npos);
-  EXPECT_NE(reason_of(many).find("and 10 more"), std::string::npos);
+}
+
+// Fifty are shown, and how many there are beyond.
+TEST(Config, ErrorsAreShownUpToFifty) {
+  for (const int count : {49, 50, 51, 60}) {
+    std::string many = "[model]\n", expected = fmt::format("{} errors:", count);
+    for (int i = 0; i < count; ++i) {
+      many += fmt::format("qqqqqqqq{} = 1\n", i);
+      if (i < 50)
+        expected +=
+            fmt::format("\n  run.toml:{}: unknown key model.qqqqqqqq{} (`molen config reference` lists all)", i + 2, i);
+    }
+    if (count > 50) expected += fmt::format("\n  and {} more", count - 50);
+    EXPECT_EQ(reason_of(many), expected);
+  }
+}
+
+TEST(Config, UnknownKeysLeadToTheNearest) {
+  const auto hint = [](const std::string& key) {
+    const std::string said = reason_of_set(key + "=1"), open = "--set: unknown key " + key,
+                      end = " (`molen config reference` lists all)";
+    EXPECT_TRUE(said.starts_with(open) && said.ends_with(end)) << said;
+    return said.substr(open.size(), said.size() - open.size() - end.size());
+  };
+  EXPECT_EQ(hint("lr"), "; did you mean 'optimizer.lr'?");
+  EXPECT_EQ(hint("train.lr"), "; did you mean 'optimizer.lr'?");
+  EXPECT_EQ(hint("model.seed"), "; did you mean 'data.seed'?") << "the same name, though model.tied is near";
+  EXPECT_EQ(hint("parallel.max_sequence"), "; did you mean 'model.max_sequence'?");
+  EXPECT_EQ(hint("train.sed"), "; did you mean 'train.seed'?");
+  EXPECT_EQ(hint("checkpoint.evry"), "; did you mean 'checkpoint.every'?");
+  EXPECT_EQ(hint("trian.seed"), "; did you mean 'data.seed'?");
+  EXPECT_EQ(hint("bacth.micr"), "; did you mean 'batch.micro'?");
+  EXPECT_EQ(hint("zzzzzzzz.qqqqqqqq"), "");
+  EXPECT_EQ(hint("train.Learning_Rate"), "; did you mean 'optimizer.lr'?");
+  // Longer ones are neither compared nor shown whole.
+  const std::string cut(100, 'k');
+  EXPECT_EQ(hint(std::string(97, 'k') + ".lr"), "; did you mean 'optimizer.lr'?");
+  EXPECT_EQ(reason_of_set(std::string(98, 'k') + ".lr=1"),
+            "--set: unknown key " + std::string(98, 'k') + ".l... (`molen config reference` lists all)");
+  EXPECT_EQ(reason_of_set(cut + "k=1"), "--set: unknown key " + cut + "... (`molen config reference` lists all)");
 }
 
 TEST(Config, NamesOfOtherSystemsLeadToOurs) {
@@ -260,31 +297,42 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
 
 TEST(Config, ContradictionsAreRefused) {
   const std::vector<std::pair<std::string, std::string>> cases{
-      {"[model]\npreset = \"gpt2\"\nfamily = \"gpt\"", "run.toml:3: model.family: a preset"},
+      {"[model]\npreset = \"gpt2\"\nfamily = \"gpt\"",
+       "run.toml:3: model.family: a preset (gpt2) has its family; drop one of the two, or set it to \"none\""},
       {"[model]\nheads = 6\nkv_heads = 4", "run.toml:3: model.kv_heads: 4 does not divide model.heads = 6"},
-      {"[model]\nheads = 7\nhidden = 96", "run.toml:2: model.heads: 7 does not divide model.hidden = 96"},
+      {"[model]\nheads = 7\nhidden = 96",
+       "run.toml:2: model.heads: 7 does not divide model.hidden = 96; or set model.head_dim"},
       {"[model]\nmax_sequence = 128", "data.sequence_length: 512 is longer than model.max_sequence = 128"},
       {"[batch]\nmicro = 3", "run.toml:2: batch.micro: 3 does not divide batch.global = 8"},
-      {"[parallel]\nsharding = \"FULL_SHARD\"\nzero = 1", "run.toml:3: parallel.zero: 1 contradicts"},
-      {"[parallel]\nvirtual_stages = 2", "run.toml:2: parallel.virtual_stages: 2 needs parallel.pipeline"},
-      {"[parallel]\nvirtual_stages = 2\npipeline = 2", "needs parallel.schedule = \"interleaved\""},
-      {"[precision]\ncompute = \"fp64\"\nmaster = \"fp32\"", "run.toml:3: precision.master: fp32 is narrower"},
+      {"[parallel]\nsharding = \"FULL_SHARD\"\nzero = 1",
+       "run.toml:3: parallel.zero: 1 contradicts parallel.sharding = FULL_SHARD, which is stage 3"},
+      {"[parallel]\nvirtual_stages = 2",
+       "2 errors:\n  run.toml:2: parallel.virtual_stages: 2 needs parallel.pipeline above 1\n  run.toml:2: "
+       "parallel.virtual_stages: 2 needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"1f1b\""},
+      {"[parallel]\nvirtual_stages = 2\npipeline = 2",
+       "run.toml:2: parallel.virtual_stages: 2 needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"1f1b\""},
+      {"[precision]\ncompute = \"fp64\"\nmaster = \"fp32\"",
+       "run.toml:3: precision.master: fp32 is narrower than precision.compute = fp64"},
       {"[precision]\nloss_scale = 1024",
-       "run.toml:2: precision.loss_scale: is for precision.compute or precision.reduce = \"fp16\", not \"auto\" and"},
-      {"[precision]\ncompute = \"fp64\"\nreduce = \"bf16\"", "run.toml:3: precision.reduce: bf16 is narrower"},
+       "run.toml:2: precision.loss_scale: is for precision.compute or precision.reduce = \"fp16\", not \"auto\" and "
+       "\"auto\""},
+      {"[precision]\ncompute = \"fp64\"\nreduce = \"bf16\"",
+       "run.toml:3: precision.reduce: bf16 is narrower than precision.compute = fp64"},
       {"[precision]\ncompute = \"bf16\"\nloss_scale_window = 10",
-       "run.toml:3: precision.loss_scale_window: is for precision.compute or precision.reduce = \"fp16\", not "
-       "\"bf16\""},
+       "run.toml:3: precision.loss_scale_window: is for precision.compute or precision.reduce = \"fp16\", not \"bf16\" "
+       "and \"auto\""},
       {"[train]\nuntil = \"50 steps\"\n[schedule]\nwarmup = \"60 steps\"",
-       "run.toml:4: schedule.warmup: 60 steps is longer than train.until = 50 steps"},
-      {"[train]\nstop_after = \"20000 steps\"", "run.toml:2: train.stop_after: 20000 steps is after"},
-      {"[schedule]\ndecay = \"10 steps\"", "run.toml:2: schedule.decay: is for"},
-      {"[schedule]\nkind = \"wsd\"\ndecay = \"9500 steps\"", "run.toml:3: schedule.decay: 9500 steps with warm-up"},
-      {"[schedule]\nmin_lr = 1.0", "run.toml:2: schedule.min_lr: 1 is above"},
+       "run.toml:4: schedule.warmup: 60 steps is longer than train.until = 50 steps; set a shorter one, or \"none\" "
+       "for the default"},
+      {"[train]\nstop_after = \"20000 steps\"",
+       "run.toml:2: train.stop_after: 20000 steps is after train.until = 10000 steps"},
+      {"[schedule]\ndecay = \"10 steps\"",
+       "run.toml:2: schedule.decay: is for schedule.kind = \"wsd\", not \"cosine\""},
+      {"[schedule]\nkind = \"wsd\"\ndecay = \"9500 steps\"",
+       "run.toml:3: schedule.decay: 9500 steps with warm-up is longer than train.until = 10000 steps"},
+      {"[schedule]\nmin_lr = 1.0", "run.toml:2: schedule.min_lr: 1 is above optimizer.lr = 0.0003"},
   };
-  for (const auto& [toml, expected] : cases) {
-    EXPECT_NE(reason_of(toml).find(expected), std::string::npos) << toml << "\n  " << reason_of(toml);
-  }
+  for (const auto& [toml, expected] : cases) EXPECT_EQ(reason_of(toml), expected) << toml;
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 3"), "");
   for (const auto& [name, stage] :
        {std::pair{"NO_SHARD", 0}, {"SHARD_GRAD_OP", 2}, {"HYBRID_SHARD_ZERO2", 2}, {"FULL_SHARD", 3}})
@@ -302,6 +350,22 @@ TEST(Config, ContradictionsAreRefused) {
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 1"), "");
   EXPECT_EQ(reason_of("[precision]\ncompute = \"fp16\"\nloss_scale = 1\nloss_scale_window = 1"), "");
   EXPECT_EQ(reason_of("[precision]\nreduce = \"fp16\"\nloss_scale = 8"), "");
+  // At the bound is within it.
+  for (const char* fits :
+       {"[train]\nuntil = \"50 steps\"\n[schedule]\nwarmup = \"50 steps\"", "[train]\nstop_after = \"10000 steps\"",
+        "[schedule]\nkind = \"wsd\"\ndecay = \"9000 steps\"", "[schedule]\nmin_lr = 3e-4",
+        "[model]\nmax_sequence = 512", "[model]\nheads = 7\nhidden = 96\nhead_dim = 16",
+        "[parallel]\npipeline = 2\nvirtual_stages = 2\nschedule = \"interleaved\"",
+        "[parallel]\npipeline = 2\nvirtual_stages = 2\nschedule = \"zb-v\"",
+        "[data]\nvalidation = [{ path = \"a\", weight = 1.0 }]"})
+    EXPECT_EQ(reason_of(fits), "") << fits;
+  EXPECT_EQ(reason_of("[schedule]\nkind = \"wsd\"\ndecay = \"9001 steps\""),
+            "run.toml:3: schedule.decay: 9001 steps with warm-up is longer than train.until = 10000 steps");
+  for (const char* schedule : {"gpipe", "zb-h1"})
+    EXPECT_EQ(reason_of(fmt::format("[parallel]\npipeline = 2\nvirtual_stages = 2\nschedule = \"{}\"", schedule)),
+              fmt::format("run.toml:3: parallel.virtual_stages: 2 needs parallel.schedule = \"interleaved\" or "
+                          "\"zb-v\", is \"{}\"",
+                          schedule));
   EXPECT_EQ(reason_of("[train]\nuntil = \"50M tokens\""), "");  // other unit: nothing to compare
 }
 
@@ -392,7 +456,15 @@ TEST(Config, HostileDocuments) {
   std::string below = "data";
   for (int i = 0; i < 9000; ++i) below += ".a";
   EXPECT_NE(reason_of(below + " = 1"), "");
-  EXPECT_NE(reason_of("[data]\ntrain = [[[[[[[[[[[[1]]]]]]]]]]]]").find("nested"), std::string::npos);
+  const auto nested = [](const std::string& open, const std::string& close, int depth) {
+    std::string text = "1";
+    for (int i = 0; i < depth; ++i) text = open + text + close;
+    return reason_of("[data]\ntrain = " + text);
+  };
+  for (const auto& [open, close] : {std::pair{"[", "]"}, {"{a=", "}"}}) {
+    EXPECT_EQ(nested(open, close, 9), "run.toml:2: values are nested more than 8 deep");
+    EXPECT_NE(nested(open, close, 8).find("data.train: expected a path"), std::string::npos);
+  }
   EXPECT_NE(reason_of(std::string(2 << 20, '#')).find("larger"), std::string::npos);
   EXPECT_NE(reason_of(std::string("[run]\nname = \"\0\"", 16)), "");
   EXPECT_NE(reason_of("[run]\nname = \"\\u0000\""), "");
@@ -432,6 +504,28 @@ TEST(Config, AssignRecordsItsOrigin) {
             }),
             "measured: math.threads: expected an integer of 0 or more, got -1");
   EXPECT_NE(reason([&] { assign(c, "math.thread", 1, {}); }).find("did you mean 'math.threads'?"), std::string::npos);
+}
+
+// What a terminal would act on is escaped in errors and in the resolved file; other text stays as it is.
+TEST(Config, TextAsToml) {
+  EXPECT_EQ(toml_value("a\x7f\x1f\x01 \xc2\x80\xc3\xa9~\n\t\"\\/"),
+            "\"a\\u007f\\u001f\\u0001 \xc2\x80\xc3\xa9~\\n\\t\\\"\\\\/\"");
+  EXPECT_EQ(toml_value(1.0), "1.0");
+  EXPECT_EQ(toml_value(0.1), "0.1");
+  EXPECT_EQ(toml_value(1e300), "1e+300");
+  EXPECT_EQ(toml_value(std::nan("")), "nan");
+  EXPECT_EQ(toml_value(HUGE_VAL), "inf");
+  EXPECT_EQ(toml_value(-HUGE_VAL), "-inf");
+  EXPECT_EQ(toml_value(-3), "-3");
+  EXPECT_EQ(toml_value(std::uint64_t{18446744073709551615u}), "18446744073709551615");
+  EXPECT_EQ(toml_value(true), "true");
+  EXPECT_EQ(toml_value(false), "false");
+  EXPECT_EQ(toml_value(Json()), "none");
+  EXPECT_EQ(toml_value(Json::parse(R"(["a", 1, []])")), "[\"a\", 1, []]");
+  EXPECT_EQ(toml_value(Json::parse(R"({"b c": 1, "a-b_9": {}})")), "{ \"b c\" = 1, a-b_9 = {} }");
+  Config c = load(std::nullopt);
+  c.origins["batch.micro"] = {Origin::Kind::kOther, "a\x1f\x7f\n\xc2\x80 ~"};
+  EXPECT_NE(to_toml(c).find("# a???\xc2\x80 ~\n"), std::string::npos);
 }
 
 TEST(Config, DiffSaysWhatDecidesTheNumbers) {

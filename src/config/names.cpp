@@ -22,14 +22,6 @@ const std::map<std::string, const Field*, std::less<>>& by_key() {
   return index;
 }
 
-std::vector<std::string> keys_of(std::string_view table) {
-  std::vector<std::string> keys;
-  for (const Field& f : fields()) {
-    if (f.key.starts_with(std::string(table) + ".")) keys.push_back(f.key.substr(table.size() + 1));
-  }
-  return keys;
-}
-
 std::vector<std::string> table_names() {
   std::vector<std::string> names;
   for (const Field& f : fields()) {
@@ -116,20 +108,14 @@ std::string_view known_elsewhere_as(std::string_view name) {
   return found == names.end() ? "" : found->second;
 }
 
-// Where the same name stands in another table, or what is called so elsewhere; then the nearest name of its table, then
-// of all.
+// What is called so elsewhere, or where the same name stands in another table; then the nearest of all keys.
 std::string suggestion(std::string_view key) {
   if (key.size() > kLongestKey) return "";
-  const std::size_t dot = key.find('.');
-  const std::string_view table = key.substr(0, dot), name = dot == std::string_view::npos ? key : key.substr(dot + 1);
+  const std::string_view name = key.substr(key.find('.') + 1);  // all of it where there is no dot
   std::string lower(name);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
   if (const std::string_view ours = known_elsewhere_as(lower); !ours.empty())
     return fmt::format("; did you mean '{}'?", ours);
-  if (dot != std::string_view::npos && is_table(table)) {
-    const std::string hint = nearest(name, keys_of(table));
-    if (!hint.empty()) return fmt::format("; did you mean '{}.{}'?", table, hint);
-  }
   std::vector<std::string> all;
   for (const Field& f : fields()) {
     if (f.key.substr(f.key.find('.') + 1) == name) return fmt::format("; did you mean '{}'?", f.key);
@@ -151,7 +137,7 @@ bool is_table(std::string_view name) {
 }
 
 std::string table_suggestion(std::string_view table) {
-  return table.size() > kLongestKey ? "" : did_you_mean(table, table_names());
+  return did_you_mean(table, table_names());
 }
 
 std::string shown(std::string_view key) {

@@ -113,17 +113,13 @@ Result<double> scaled(std::string_view text, const std::array<Units, N>& units, 
   return value;
 }
 
-// The value in the largest unit that divides it, else in the base unit.
+// The value in the largest unit that divides it, else in the base unit. Units are above one and ascend.
 template <std::size_t N>
 std::string in_largest(double value, const std::array<Units, N>& units, std::string_view base,
                        std::string_view separator = " ") {
   const Units* best = nullptr;
-  for (const Units& unit : units) {
-    if (unit.second > 1 && value >= unit.second && std::fmod(value, unit.second) == 0.0 &&
-        (!best || unit.second > best->second)) {
-      best = &unit;
-    }
-  }
+  for (const Units& unit : units)
+    if (value >= unit.second && std::fmod(value, unit.second) == 0.0) best = &unit;
   if (!best) return fmt::format("{}{}{}", value, base.empty() ? "" : separator, base);
   return fmt::format("{}{}{}", value / best->second, separator, best->first);
 }

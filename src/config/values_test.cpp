@@ -46,6 +46,89 @@ TEST(Values, RefusedHorizons) {
   EXPECT_FALSE(parse_horizon(std::string(100000, '9') + " steps").ok());
 }
 
+TEST(Values, RefusalsSayWhatIsExpected) {
+  const auto length = [](const char* text) { return parse_horizon(text).reason(); };
+  const std::string example = "a length such as \"2000 steps\", \"450B tokens\", \"12 h\" or \"3 epochs\"";
+  EXPECT_EQ(length("steps"), example);
+  EXPECT_EQ(length("12 parsecs"), example);
+  EXPECT_EQ(length("1.5 steps"), "a whole number of steps");
+  EXPECT_EQ(length("1.5 tokens"), "a whole number of tokens");
+  EXPECT_EQ(length("1.0000001M tokens"), "a whole number of tokens");
+  EXPECT_EQ(length("9007199254740992 steps"), "a length below 2^53");
+  EXPECT_EQ(parse_horizon("9007199254740991 steps").value(), steps(9007199254740991));
+  EXPECT_EQ(length("9007199254740992 s"), "a length below 2^53 seconds");
+  EXPECT_TRUE(parse_horizon("9007199254740991 s").ok());
+  EXPECT_EQ(parse_seconds("2").reason(), "a time such as \"100 ms\", \"30 s\" or \"12 h\"");
+  EXPECT_EQ(parse_watts("2").reason(), "a power such as \"300 W\" or \"1.2 MW\"");
+  const std::string size = "a size such as \"512 MiB\" or \"40 GB\"";
+  EXPECT_EQ(parse_bytes("").reason(), size);
+  EXPECT_EQ(parse_bytes("8192 TiB").reason(), size + ", below 2^53 of its base unit");
+  EXPECT_TRUE(parse_bytes("8191 TiB").ok());
+}
+
+// Bytes are whole, but for the rounding of the product.
+TEST(Values, WholeBytes) {
+  EXPECT_EQ(parse_bytes("1.5 kB").value(), Bytes(1500));
+  EXPECT_EQ(parse_bytes("0.3 GB").value(), Bytes(300'000'000));
+  EXPECT_EQ(parse_bytes("4.35 TB").value(), Bytes(4'350'000'000'000));
+  for (const char* text : {"0.3 B", "1.5 B", "1.2345 kB", "1000000.5 B", "0.1 KiB"})
+    EXPECT_EQ(parse_bytes(text).ok() ? "accepted" : parse_bytes(text).reason(), "a whole number of bytes") << text;
+}
+
+TEST(Values, EveryUnitHasItsSize) {
+  for (const auto& [text, seconds] : {std::pair{"2 s", 2.0},
+                                      {"2 sec", 2.0},
+                                      {"2 second", 2.0},
+                                      {"2 seconds", 2.0},
+                                      {"2 min", 120.0},
+                                      {"2 minute", 120.0},
+                                      {"2 minutes", 120.0},
+                                      {"2 h", 7200.0},
+                                      {"2 hour", 7200.0},
+                                      {"2 hours", 7200.0},
+                                      {"2 d", 172800.0},
+                                      {"2 day", 172800.0},
+                                      {"2 days", 172800.0},
+                                      {"2 ms", 0.002},
+                                      {"2 us", 2e-6},
+                                      {"2 millisecond", 0.002},
+                                      {"2 milliseconds", 0.002}}) {
+    EXPECT_DOUBLE_EQ(parse_seconds(text).value().value, seconds) << text;
+    EXPECT_DOUBLE_EQ(parse_horizon(text).value().value, seconds) << text;
+  }
+  for (const auto& [text, watts] : {std::pair{"2 mW", 0.002}, {"2 W", 2.0}, {"2 kW", 2e3}, {"2 MW", 2e6}})
+    EXPECT_DOUBLE_EQ(parse_watts(text).value().value, watts) << text;
+  const std::int64_t one = 1;
+  for (const auto& [text, bytes] : {std::pair{"2 B", 2 * one},
+                                    {"2 kB", 2'000 * one},
+                                    {"2 MB", 2'000'000 * one},
+                                    {"2 GB", 2'000'000'000 * one},
+                                    {"2 TB", 2'000'000'000'000 * one},
+                                    {"2 KiB", one << 11},
+                                    {"2 MiB", one << 21},
+                                    {"2 GiB", one << 31},
+                                    {"2 TiB", one << 41}})
+    EXPECT_EQ(parse_bytes(text).value(), Bytes(bytes)) << text;
+  for (const auto& [text, count] : {std::pair{"2k tokens", 2e3},
+                                    {"2K tokens", 2e3},
+                                    {"2M tokens", 2e6},
+                                    {"2B tokens", 2e9},
+                                    {"2G tokens", 2e9},
+                                    {"2T tokens", 2e12}})
+    EXPECT_EQ(parse_horizon(text).value(), tokens(static_cast<std::int64_t>(count))) << text;
+}
+
+TEST(Values, LongTextIsNoNumber) {
+  const std::string sixty_four = std::string(60, '0') + "12 s", longer = "0" + sixty_four;
+  EXPECT_EQ(parse_seconds(sixty_four).value(), Seconds(12));
+  EXPECT_FALSE(parse_seconds(longer).ok());
+  EXPECT_EQ(parse_seconds("\t1 s\t").value(), Seconds(1));
+  EXPECT_EQ(parse_seconds("1_2 s").value(), Seconds(12));
+  EXPECT_FALSE(parse_seconds("12_ s").ok());
+  EXPECT_FALSE(parse_seconds("1_.5 s").ok());
+  EXPECT_EQ(parse_seconds(".5 s").value(), Seconds(0.5));
+}
+
 TEST(Values, OtherUnits) {
   EXPECT_EQ(parse_watts("300 W").value(), Watts(300));
   EXPECT_EQ(parse_watts("1.2 MW").value(), Watts(1.2e6));
@@ -65,6 +148,26 @@ TEST(Values, PrintsTheLargestUnit) {
   EXPECT_EQ(print(tokens(450'000'000'000)), "450B tokens");
   EXPECT_EQ(print(tokens(1'500'000'000)), "1500M tokens");
   EXPECT_EQ(print(tokens(123)), "123 tokens");
+  EXPECT_EQ(print(tokens(2'000'000)), "2M tokens");
+  EXPECT_EQ(print(tokens(3'000'000'000'000)), "3T tokens");
+  EXPECT_EQ(print(tokens(0)), "0 tokens");
+  EXPECT_EQ(print(tokens(999'999)), "999999 tokens");
+  EXPECT_EQ(print(Seconds(0)), "0 s");
+  EXPECT_EQ(print(Seconds(59)), "59 s");
+  EXPECT_EQ(print(Seconds(60)), "1 min");
+  EXPECT_EQ(print(Seconds(90)), "90 s");
+  EXPECT_EQ(print(Seconds(3600)), "1 h");
+  EXPECT_EQ(print(Seconds(86400)), "1 d");
+  EXPECT_EQ(print(Seconds(172800)), "2 d");
+  EXPECT_EQ(print(Seconds(90000)), "25 h");
+  EXPECT_EQ(print(Horizon{Unit::kEpochs, 2.5}), "2.5 epochs");
+  EXPECT_EQ(print(Bytes(0)), "0 B");
+  EXPECT_EQ(print(Bytes(1023)), "1023 B");
+  EXPECT_EQ(print(Bytes(1024)), "1 KiB");
+  EXPECT_EQ(print(Bytes(1025)), "1025 B");
+  EXPECT_EQ(print(Bytes(std::int64_t{3} << 20)), "3 MiB");
+  EXPECT_EQ(print(Bytes(std::int64_t{3} << 30)), "3 GiB");
+  EXPECT_EQ(print(Bytes(std::int64_t{1} << 40)), "1 TiB");
   EXPECT_EQ(print(steps(2000)), "2000 steps");
   EXPECT_EQ(print(Horizon{Unit::kSeconds, 43200}), "12 h");
   EXPECT_EQ(print(Seconds(0.1)), "0.1 s");

@@ -81,7 +81,7 @@ Mesh::Mesh(PerAxis sizes, int world, std::array<Axis, kAxes> order) : sizes_(siz
   }
   if (product != world) {
     const std::string shape = product_text(sizes, product);
-    if (product > world || world % product != 0)
+    if (world % product != 0)  // nor does any that is larger
       throw UsageError(fmt::format("the mesh {} does not make {} ranks", shape, world));
     throw UsageError(fmt::format("the mesh {} does not make {} ranks; with dp_shard {} it does", shape, world,
                                  sizes[Axis::kDpShard] * (world / product)));

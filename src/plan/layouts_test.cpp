@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <set>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "program/build.h"
+#include "program/recompute.h"
 #include "program/verify.h"
 
 namespace molen::plan {
@@ -112,6 +114,99 @@ TEST(Layouts, KeepsWhatIsWanted) {
   EXPECT_EQ(layouts_of(model(), base(1), 3, {"ZERO1"}).size(), 6u);
   EXPECT_THROW(layouts_of(model(), base(1), 8, {"FULLSHARD"}), UsageError);
   EXPECT_THROW(layouts_of(model(), base(1), 2, {"HYBRID_SHARD"}), UsageError);  // 2 ranks have no proper division
+}
+
+// The name of a layout says all that differs from one rank that does everything; nothing else does.
+TEST(Layouts, NamesSayWhatDiffers) {
+  const auto name = [](const std::function<void(program::Setting&)>& change) {
+    program::Setting s = base(3);
+    s.global_batch = 3;
+    change(s);
+    return layout_of(s).name;
+  };
+  EXPECT_EQ(name([](auto&) {}), "NO_SHARD");
+  EXPECT_EQ(name([](auto& s) { s.global_batch = 12; }), "NO_SHARD, 4 micro-batches");
+  EXPECT_EQ(name([](auto& s) { s.mesh[mesh::Axis::kTp] = 2; }), "NO_SHARD, tp 2");
+  EXPECT_EQ(name([](auto& s) {
+              s.mesh[mesh::Axis::kTp] = 2;
+              s.sequence_parallel = true;
+              s.tensor_chunks = 3;
+            }),
+            "NO_SHARD, tp 2 with sequence parallelism in 3 pieces");
+  EXPECT_EQ(name([](auto& s) {
+              s.mesh[mesh::Axis::kCp] = 4;
+              s.context_form = program::ContextForm::kRing;
+            }),
+            "NO_SHARD, cp 4 ring");
+  EXPECT_EQ(name([](auto& s) {
+              s.mesh[mesh::Axis::kPp] = 2;
+              s.pipeline = program::pipeline_of(program::ScheduleKind::kInterleaved, 2);
+            }),
+            "NO_SHARD, pp 2 interleaved x 2");
+  EXPECT_EQ(name([](auto& s) {
+              s.mesh[mesh::Axis::kPp] = 2;
+              s.pipeline.layers = {5, 1};
+            }),
+            "NO_SHARD, pp 2 1f1b of 5+1 layers");
+  EXPECT_EQ(name([](auto& s) { s.recompute = program::Recompute::full(); }), "NO_SHARD, recompute");
+  EXPECT_EQ(name([](auto& s) {
+              s.recompute = program::recompute_from_text("attention/2");
+              s.offload.optimizer = true;
+              s.order = mesh::parse_order("tp,pp,dp_replicate,dp_shard,cp");
+              s.global_batch = 6;
+            }),
+            "NO_SHARD, recompute attention/2, optimizer on the host, order tp,pp,dp_replicate,dp_shard,cp, 2 "
+            "micro-batches");
+  const auto groups = [&](int zero, int shards, int replicas, bool own) {
+    return name([&](auto& s) {
+      s.zero = zero;
+      s.mesh[mesh::Axis::kDpShard] = shards;
+      s.mesh[mesh::Axis::kDpReplicate] = replicas;
+      s.own_over_dp = own;
+    });
+  };
+  EXPECT_EQ(groups(1, 4, 1, false), "ZERO1");
+  EXPECT_EQ(groups(2, 4, 1, false), "SHARD_GRAD_OP");
+  EXPECT_EQ(groups(3, 4, 1, false), "FULL_SHARD");
+  EXPECT_EQ(groups(1, 2, 2, false), "ZERO1");
+  EXPECT_EQ(groups(3, 2, 4, false), "HYBRID_SHARD 4 x 2");
+  EXPECT_EQ(groups(2, 4, 2, true), "HYBRID_SHARD_ZERO2 2 x 4, optimizer over all");
+}
+
+TEST(Layouts, RefusalsAreWhole) {
+  const auto refused = [](const program::Setting& s, int ranks, const std::vector<std::string>& wanted) {
+    try {
+      layouts_of(model(), s, ranks, wanted);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_EQ(refused(base(1), 8, {"FULLSHARD"}), "--layouts: unknown layout 'FULLSHARD'; did you mean 'FULL_SHARD'?");
+  EXPECT_EQ(refused(base(1), 2, {"HYBRID_SHARD"}), "--layouts: none of these is a layout of 2 ranks");
+  program::Setting pieces = base(1);
+  pieces.tensor_chunks = 4;
+  EXPECT_EQ(refused(pieces, 1, {}), "parallel.tensor_chunks: no layout of 1 ranks has rows for 4 pieces");
+  EXPECT_EQ(refused(pieces, 2, {}), "accepted");
+}
+
+// What is on the host in the configuration is tried, and nothing there; pieces of rows and one sequence likewise.
+TEST(Layouts, VariantsOfTheConfiguration) {
+  const auto names = [](const program::Setting& s, int ranks, bool one_sequence = false) {
+    std::vector<std::string> all;
+    for (const Layout& l : layouts_of(model(), s, ranks, {"NO_SHARD"}, one_sequence))
+      if (!l.setting.recompute.any()) all.push_back(l.name);
+    return all;
+  };
+  using Names = std::vector<std::string>;
+  program::Setting s = base(3);
+  EXPECT_EQ(names(s, 1), (Names{"NO_SHARD, 8 micro-batches", "NO_SHARD"}));
+  EXPECT_EQ(names(s, 1, true), (Names{"NO_SHARD, 8 micro-batches", "NO_SHARD", "NO_SHARD, 24 micro-batches"}));
+  EXPECT_EQ(names(base(24), 1), (Names{"NO_SHARD", "NO_SHARD, 24 micro-batches"}));
+  EXPECT_EQ(names(base(24), 1, true), (Names{"NO_SHARD", "NO_SHARD, 24 micro-batches"}));
+  s.offload.optimizer = true;
+  EXPECT_EQ(names(s, 1), (Names{"NO_SHARD, 8 micro-batches", "NO_SHARD, optimizer on the host, 8 micro-batches",
+                                "NO_SHARD", "NO_SHARD, optimizer on the host"}));
 }
 
 }  // namespace

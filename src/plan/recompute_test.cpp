@@ -149,6 +149,10 @@ TEST(Recompute, ABudgetIsWrittenBack) {
     auto again = config::from_json(config::to_json(c), "stored");
     EXPECT_EQ(resolve_setting(again, a, {}).recompute, chosen);
   }
+  c = with("\"1 GB\"");
+  resolve_setting(c, a, {});
+  EXPECT_EQ(c.where("parallel.recompute"),
+            fmt::format("derived: a plan of {} within 1000000000 B: parallel.recompute", human(none)));
   c = with("\"1 kB\"");
   EXPECT_THROW(resolve_setting(c, a, {}), UsageError);
 }

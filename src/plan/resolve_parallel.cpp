@@ -177,16 +177,19 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
         c.where("parallel.sharding"), *p.sharding, machine.local_ranks, p.tensor, p.context);
   const std::int64_t group = by_node ? std::min(of_node, ranks) : ranks / replicate;
   const std::int64_t shard = p.data_shard.value_or(group);
-  const std::int64_t copies = is_hybrid(c) && replicate == 1 ? ranks / std::max<std::int64_t>(1, shard) : replicate;
+  const bool any_groups = is_hybrid(c) && replicate == 1;  // as many as there are ranks for
+  const std::int64_t copies = any_groups ? ranks / std::max<std::int64_t>(1, shard) : replicate;
+  const auto shards_fit = [&](std::int64_t n) {
+    return any_groups ? ranks == 1 || n * p.context > 1 : n * replicate == ranks;
+  };
   if (shard * copies != ranks)
-    throw UsageError(
-        "{}: data_replicate {} x data_shard {}{} is not the world of {} ranks{}",
-        c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard,
-        (p.context > 1 ? fmt::format(" x context {}", p.context) : "") +
-            (p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "") +
-            (p.pipeline > 1 ? fmt::format(" x pipeline {}", p.pipeline) : ""),
-        machine.ranks,
-        p.data_shard ? "; of shards" + fitting(ranks / (is_hybrid(c) ? 1 : replicate), any).substr(1) : "");
+    throw UsageError("{}: data_replicate {} x data_shard {}{} is not the world of {} ranks{}",
+                     c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard,
+                     (p.context > 1 ? fmt::format(" x context {}", p.context) : "") +
+                         (p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "") +
+                         (p.pipeline > 1 ? fmt::format(" x pipeline {}", p.pipeline) : ""),
+                     machine.ranks,
+                     p.data_shard ? "; of shards" + fitting(ranks / replicate, shards_fit).substr(1) : "");
   if (p.sharding && !is_hybrid(c) && *p.sharding != "NO_SHARD" && copies > 1)
     throw UsageError("{}: {} shards over all data-parallel ranks; with copies (data_replicate {}) it is {}",
                      c.where("parallel.sharding"), *p.sharding, copies,

@@ -1,8 +1,10 @@
 #include "plan/resolve.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cstring>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -22,6 +24,15 @@ config::Config with(const std::vector<std::string>& sets) {
 program::Setting setting(const std::vector<std::string>& sets, Machine machine = {}) {
   auto c = with(sets);
   return resolve_setting(c, resolve_architecture(c), machine);
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
 }
 
 TEST(Architecture, PresetAndOverrides) {
@@ -73,6 +84,52 @@ TEST(Architecture, EachKeySetsItsMember) {
       EXPECT_EQ(after.at(other), was) << member << " changes " << other;
     }
   }
+}
+
+// Heads follow each other where they were as many; a preset's sizes stay where only others are said.
+TEST(Architecture, SizesThatFollowFromOthers) {
+  struct Sizes {
+    std::int64_t heads, kv_heads, head_dim, ffn;
+    bool operator==(const Sizes&) const = default;
+  };
+  const auto sizes = [](std::vector<std::string> sets) {
+    sets.push_back("data.sequence_length=16");
+    const auto a = resolve_architecture(with(sets));
+    return Sizes{a.heads, a.kv_heads, a.head_dim, a.ffn};
+  };
+  EXPECT_EQ(sizes({"model.preset=gpt2"}), (Sizes{12, 12, 64, 3072}));
+  EXPECT_EQ(sizes({"model.preset=gpt2", "model.heads=6"}), (Sizes{6, 6, 128, 3072}));
+  EXPECT_EQ(sizes({"model.preset=gpt2", "model.heads=6", "model.kv_heads=3"}), (Sizes{6, 3, 128, 3072}));
+  EXPECT_EQ(sizes({"model.preset=gpt2", "model.kv_heads=4"}), (Sizes{12, 4, 64, 3072}));
+  EXPECT_EQ(sizes({"model.preset=gpt2", "model.layers=3"}), (Sizes{12, 12, 64, 3072}));
+  EXPECT_EQ(sizes({"model.preset=gpt2", "model.hidden=384"}), (Sizes{12, 12, 32, 3072}));
+  EXPECT_EQ(sizes({"model.preset=gpt2", "model.hidden=384", "model.head_dim=64", "model.ffn=100"}),
+            (Sizes{12, 12, 64, 100}));
+  EXPECT_EQ(sizes({"model.preset=llama3-8b"}), (Sizes{32, 8, 128, 14336}));
+  EXPECT_EQ(sizes({"model.preset=llama3-8b", "model.heads=64"}), (Sizes{64, 8, 64, 14336}));
+}
+
+TEST(Architecture, SizesThatAreNeeded) {
+  config::Config all;
+  all.model.family = "gpt";
+  all.model.layers = 2, all.model.hidden = 64, all.model.heads = 4, all.model.vocabulary = 100;
+  all.model.max_sequence = 512;
+  EXPECT_EQ(resolve_architecture(all).name, "custom");
+  for (const auto& [key, size] : {std::pair{"model.layers", &decltype(config::Config::model)::layers},
+                                  {"model.hidden", &decltype(config::Config::model)::hidden},
+                                  {"model.heads", &decltype(config::Config::model)::heads},
+                                  {"model.vocabulary", &decltype(config::Config::model)::vocabulary},
+                                  {"model.max_sequence", &decltype(config::Config::model)::max_sequence}}) {
+    config::Config without = all;
+    without.model.*size = std::nullopt;
+    EXPECT_EQ(refusal([&] { resolve_architecture(without); }),
+              fmt::format("{}: needed where model.preset is not given (`molen model list` shows the presets)", key));
+  }
+  EXPECT_EQ(refusal([] { resolve_architecture({}); }),
+            "model.preset: a preset, or model.family with its sizes, is needed");
+  config::Config unknown = all;
+  unknown.model.family = "bert";
+  EXPECT_EQ(refusal([&] { resolve_architecture(unknown); }), "model.family: unknown value 'bert'");
 }
 
 TEST(Architecture, FamiliesFillWhatIsNotSaid) {
@@ -251,6 +308,127 @@ TEST(Setting, ShardingNamesAreStagesOnAMesh) {
   }
 }
 
+TEST(Setting, TakesWhatTheConfigurationSays) {
+  const auto s =
+      setting({"model.preset=llama-tiny", "precision.compute=fp32", "batch.global=24", "batch.micro=6",
+               "data.sequence_length=48", "data.document_mask=true", "math.threads=3", "parallel.prefetch=5"});
+  EXPECT_EQ(s.global_batch, 24);
+  EXPECT_EQ(s.micro_batch, 6);
+  EXPECT_EQ(s.sequence, 48);
+  EXPECT_TRUE(s.document_mask);
+  EXPECT_EQ(s.threads, 3);
+  EXPECT_EQ(s.prefetch, 5);
+  EXPECT_EQ(s.head_chunk, 1024);
+  EXPECT_EQ(s.kernels, arch::Kernels::kFused);
+  EXPECT_EQ(refusal([] {
+              setting({"model.preset=llama-tiny", "data.sequence_length=1025"});
+            }),
+            "--set data.sequence_length: 1025 is more than model.max_sequence 1024");
+  EXPECT_EQ(setting({"model.preset=llama-tiny", "data.sequence_length=1024"}).sequence, 1024);
+}
+
+// A resumed run must find the threads that the first start chose, and a reader of config.toml where they come from.
+TEST(Setting, ThreadsOfTheMachineAreWrittenBack) {
+  Machine two;
+  two.ranks = two.local_ranks = 2;
+  auto c = with({"model.preset=llama-tiny", "precision.compute=fp32"});
+  ASSERT_EQ(c.math.threads, 0);
+  const auto s = resolve_setting(c, resolve_architecture(c), two);
+  EXPECT_EQ(s.threads, auto_threads(2));
+  EXPECT_EQ(c.math.threads, s.threads);
+  EXPECT_EQ(c.where("math.threads"), "derived: math.threads");
+  c = with({"model.preset=llama-tiny", "precision.compute=fp32", "math.threads=7"});
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), two).threads, 7);
+  EXPECT_EQ(c.where("math.threads"), "--set math.threads");
+}
+
+TEST(Setting, AutoThreadsShareTheCores) {
+  cpu_set_t mask;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof mask, &mask), 0);
+  const int cores = CPU_COUNT(&mask);
+  EXPECT_EQ(auto_threads(1), cores);
+  EXPECT_EQ(auto_threads(0), cores);
+  EXPECT_EQ(auto_threads(cores), 1);
+  EXPECT_EQ(auto_threads(2 * cores), 1);
+}
+
+TEST(Setting, RefusalsSayWhatWouldDo) {
+  const auto refused = [](std::vector<std::string> sets, bool cuda = false) {
+    sets.push_back("model.preset=llama-tiny");
+    Machine machine;
+    machine.cuda = cuda;
+    return refusal([&] { setting(sets, machine); });
+  };
+  EXPECT_EQ(refused({"energy.slowdown=\"5 %\""}), "--set energy.slowdown: only 0 is built yet");
+  EXPECT_EQ(refused({"energy.power_budget=\"300 W\""}), "--set energy.power_budget: only no budget is built yet");
+  EXPECT_EQ(refused({"math.flash_attention=false"}), "--set math.flash_attention: only true is built yet");
+  EXPECT_EQ(refused({"train.deterministic=false"}), "--set train.deterministic: only true is built yet");
+  EXPECT_EQ(refused({"precision.compute=fp32", "precision.reduce=fp64"}),
+            "--set precision.reduce: only fp32, bf16, fp16 with this compute precision is built yet");
+  EXPECT_EQ(refused({"precision.compute=fp64", "precision.reduce=fp32"}),
+            "--set precision.reduce: fp32 is narrower than precision.compute = fp64");
+  EXPECT_EQ(refused({"precision.compute=fp32", "precision.master=fp64"}),
+            "--set precision.master: only fp32 with this compute precision is built yet");
+  EXPECT_EQ(refused({"precision.compute=bf16", "math.kernels=reference"}),
+            "--set math.kernels: the reference kernels compute in fp64 or fp32, not in bf16");
+  EXPECT_EQ(refused({"precision.compute=fp32", "math.kernels=reference"}, true),
+            "--set math.kernels: the reference kernels compute in the host's memory, not on cuda; device.kind = "
+            "\"cpu\" does");
+  EXPECT_EQ(refused({"precision.compute=fp64", "math.kernels=fused"}),
+            "--set math.kernels: fp64 has the reference kernels alone on the host");
+  EXPECT_EQ(refused({"parallel.recompute=full/7"}), "--set parallel.recompute: every 7 layers of a model that has 6");
+  EXPECT_EQ(refused({"parallel.recompute=full/6", "precision.compute=fp32"}), "accepted");
+  EXPECT_EQ(refused({"data.document_mask=true", "model.head_dim=264", "precision.compute=fp32"}),
+            "--set data.document_mask: heads of 264 are more than the 256 of attention within documents; math.kernels "
+            "\"reference\" has no such limit");
+  EXPECT_EQ(refused({"data.document_mask=true", "model.head_dim=256", "precision.compute=fp32"}), "accepted");
+  EXPECT_EQ(
+      refused({"data.document_mask=true", "model.head_dim=264", "precision.compute=fp32", "math.kernels=reference"}),
+      "accepted");
+}
+
+TEST(Setting, NumbersFollowThePrecision) {
+  const auto s = [](const char* compute, std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"model.preset=llama-tiny", std::string("precision.compute=") + compute});
+    return setting(more);
+  };
+  for (const char* compute : {"fp32", "bf16", "fp16"}) {
+    EXPECT_EQ(s(compute).master, DType::kF32) << compute;
+    EXPECT_EQ(s(compute).reduce, DType::kF32) << compute;
+  }
+  EXPECT_EQ(s("fp64").master, DType::kF64);
+  EXPECT_EQ(s("fp64").reduce, DType::kF64);
+  EXPECT_EQ(s("bf16", {"precision.reduce=bf16"}).reduce, DType::kBF16);
+  EXPECT_EQ(s("fp16", {"precision.reduce=fp16"}).reduce, DType::kF16);
+  EXPECT_EQ(s("bf16").kernels, arch::Kernels::kAten);
+  EXPECT_EQ(s("fp32").kernels, arch::Kernels::kFused);
+  EXPECT_EQ(s("fp32", {"math.kernels=reference"}).kernels, arch::Kernels::kReference);
+}
+
+TEST(Setting, SaysWhereAPrecisionComesFrom) {
+  const auto origin = [](const Machine& machine) {
+    auto c = with({"model.preset=llama-tiny", "math.threads=3"});
+    resolve_setting(c, resolve_architecture(c), machine);
+    return c.where("precision.compute");
+  };
+  Machine machine;
+  EXPECT_EQ(origin(machine), "derived: not measured on this machine: precision.compute");
+  int threads = 0;
+  machine.measure_precision = [&](int n) {
+    threads = n;
+    return PrecisionRates{100.4, 300.6};
+  };
+  EXPECT_EQ(origin(machine), "measured: fp32 100, bf16 301 GFLOP/s: precision.compute");
+  EXPECT_EQ(threads, 3);
+  machine.measure_precision = [](int) { return PrecisionRates{200.0, 200.0, "a device"}; };
+  EXPECT_EQ(origin(machine), "measured on a device: fp32 200, bf16 200 GFLOP/s: precision.compute");
+  auto c = with({"model.preset=llama-tiny"});
+  EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kF32) << "no faster, no narrower";
+  machine.measure_precision = nullptr;
+  machine.cuda = true;
+  EXPECT_EQ(origin(machine), "derived: bf16 on CUDA, not measured: precision.compute");
+}
+
 TEST(Setting, AutoPrecisionIsMeasuredAndRecorded) {
   Machine machine;
   machine.measure_precision = [](int) { return PrecisionRates{100.0, 300.0}; };
@@ -277,7 +455,9 @@ TEST(Horizon, StepsTokensEpochs) {
   const auto c = with({"batch.global=8", "data.sequence_length=100"});
   EXPECT_EQ(steps_of(c, config::steps(7), "x", 0), 7);
   EXPECT_EQ(steps_of(c, config::tokens(8001), "x", 0), 11);
+  EXPECT_EQ(steps_of(c, config::tokens(8000), "x", 0), 10);
   EXPECT_EQ(steps_of(c, {config::Horizon::Unit::kEpochs, 2.0}, "x", 100), 25);
+  EXPECT_EQ(steps_of(c, {config::Horizon::Unit::kEpochs, 0.5}, "x", 17), 2);
   EXPECT_EQ(steps_of(c, {config::Horizon::Unit::kSeconds, 2.0}, "x", 100), -1);
 }
 

@@ -286,6 +286,118 @@ TEST_F(Report, HostileRunsAreBounded) {
   }
 }
 
+// Of lines of 1 KiB: those that begin in the first 4 MiB or in the last 4 MiB are read.
+TEST_F(Report, SaysHowManyEventsAreLeftOut) {
+  const std::string line = "{\"event\":\"x\",\"text\":\"" + std::string(1000, 'y') + "\"}\n";
+  ASSERT_EQ(line.size(), 1024u);
+  write("config.toml", "");
+  for (const int kept_out : {0, 1024}) {
+    std::string events;
+    for (int i = 0; i < 8192 + kept_out; ++i) events += line;
+    write("events.jsonl", events);
+    const RunData run = read_run(dir_);
+    EXPECT_EQ(run.events.size(), 8192u);
+    std::vector<std::string> notices;
+    if (kept_out > 0)
+      notices.push_back(
+          "events.jsonl has 9437184 bytes: 1024 events between its first and its last 4 MiB are left out, validations "
+          "among them.");
+    EXPECT_EQ(run.notices, notices);
+  }
+}
+
+TEST_F(Report, NoticesSayWhatCouldNotBeRead) {
+  write("metrics.jsonl", step(1, std::nan("")) + step(2, 3.0) + "{\"st\n{\"st");
+  write("events.jsonl", "[]\n{\"ev\n");
+  write("config.toml", "[model]\nlayers = \n");
+  write("environment.json", "{");
+  write("predicted.json", "{");
+  const RunData run = read_run(dir_);
+  const std::string no_json =
+      ": not valid JSON: [json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing "
+      "object key - unexpected end of input; expected string literal";
+  EXPECT_EQ(
+      run.notices,
+      (std::vector<std::string>{
+          "2 lines of metrics.jsonl cut short, and left out.", "The loss was not finite at 1 step, first at step 1.",
+          "config.toml cannot be read: line 2: Error while parsing key-value pair: expected value, saw '\\n'",
+          "environment.json could not be read: " + (dir_ / "environment.json").string() + no_json,
+          "predicted.json could not be read: " + (dir_ / "predicted.json").string() + no_json,
+          "2 lines of events.jsonl cut short, and left out."}));
+  EXPECT_TRUE(run.values.empty());
+  EXPECT_EQ(run.config, "[model]\nlayers = \n");
+  EXPECT_TRUE(run.predicted.is_null());
+}
+
+// Steps beyond what a double tells apart are no steps, in whatever direction.
+TEST_F(Report, StepsThatAreNoneAreLeftOut) {
+  write("metrics.jsonl", "");
+  const std::string kept = R"({"event":"validation","step":999999999999999,"loss":3})"
+                           "\n"
+                           R"({"event":"validation","step":1e15,"loss":2})"
+                           "\n"
+                           R"({"event":"validation","step":-1e15,"loss":2})"
+                           "\n";
+  for (const char* start : {"", R"({"event":"resume","step":-1e15})", R"({"event":"start","step":-1.5e15})",
+                            R"({"event":"resume"})", R"({"event":"validation","loss":7})"}) {
+    write("events.jsonl", kept + start + "\n");
+    const RunData run = read_run(dir_);
+    ASSERT_EQ(run.validations.size(), 1u) << start;
+    EXPECT_EQ(run.validations[0].step, 999999999999999);
+    EXPECT_EQ(run.validations[0].loss, 3.0);
+  }
+}
+
+TEST_F(Report, SummaryIsWhole) {
+  write("metrics.jsonl", step(1, 3.0) + step(2, 2.5) + step(3, 2.0, 2));
+  write("events.jsonl", R"({"event":"validation","step":1,"loss":4,"bits_per_byte":{"nl":9}})"
+                        "\n"
+                        R"({"event":"validation","step":3,"loss":2,"bits_per_byte":{"en":1.25,"nl":1.5,"x":"y"}})"
+                        "\n");
+  write("predicted.json", R"({"step_s":{"predicted":1}})");
+  Json all = summary(dir_);
+  EXPECT_EQ(all["last"]["loss"], 2.0);
+  all.erase("last");
+  EXPECT_EQ(all, (Json{{"run", dir_.filename().string()},
+                       {"steps", 3},
+                       {"attempts", 2},
+                       {"median_step_s", 0.5},
+                       {"median_tokens_per_s", 2000.0},
+                       {"validation", {{"step", 3}, {"loss", 2.0}, {"bits_per_byte", {{"en", 1.25}, {"nl", 1.5}}}}},
+                       {"energy_j", Json::object()},
+                       {"energy_totals", Json()},
+                       {"predicted", {{"step_s", {{"predicted", 1}}}}},
+                       {"notices", Json::array()}}));
+}
+
+// Reasons stand in events of meters alone, and the last of them counts.
+TEST_F(Report, MetersThatCouldNotBeRead) {
+  const auto section = [&](const std::string& events) {
+    write("metrics.jsonl", step(1, 3.0));
+    write("events.jsonl", events);
+    const std::string html = page();
+    const auto at = html.find("<h2>Energy</h2>");
+    return html.substr(at, html.find("<h2>", at + 5) - at);
+  };
+  const std::string none = section("");
+  EXPECT_TRUE(
+      none.starts_with("<h2>Energy</h2><p class=none>Not measured: this run recorded no meter (<code>molen "
+                       "doctor</code> says which meters this machine has and why others cannot be read).</p>"))
+      << none;
+  EXPECT_EQ(section(R"({"event":"x","unavailable":{"gpu":"why"}})"), none);
+  EXPECT_EQ(section(R"({"event":"meters"})"), none);
+  EXPECT_EQ(section(R"({"event":"meters","unavailable":3})"), none);
+  EXPECT_EQ(section(R"({"event":"meters","unavailable":{}})"), none);
+  const std::string two = section(R"({"event":"meters","unavailable":{"dram":"old"}})"
+                                  "\n"
+                                  R"({"event":"meters","unavailable":{"cpu":"a<","gpu":"b"}})"
+                                  "\n");
+  EXPECT_TRUE(
+      two.starts_with("<h2>Energy</h2><p class=none>Not measured.</p><p class=none>Meters that could not be "
+                      "read:</p><ul class=none><li>cpu: a&lt;<li>gpu: b</ul>"))
+      << two;
+}
+
 // All that a report of fewer events than are left out shows is as before.
 TEST_F(Report, TheLastValidationOfAStepCounts) {
   write("metrics.jsonl", "");
@@ -299,6 +411,23 @@ TEST_F(Report, TheLastValidationOfAStepCounts) {
 }
 
 TEST_F(Report, RefusesWhatIsNoRun) {
+  const auto refusal = [](const fs::path& path) {
+    try {
+      read_run(path);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("read");
+  };
+  EXPECT_EQ(refusal(dir_ / "nowhere"),
+            (dir_ / "nowhere").string() + ": no such run directory (`molen runs list` shows those there are)");
+  EXPECT_EQ(refusal(dir_),
+            dir_.string() + ": no metrics.jsonl, events.jsonl or config.toml here; is it a run directory?");
+  for (const char* name : {"metrics.jsonl", "events.jsonl", "config.toml"}) {
+    write(name, "");
+    EXPECT_EQ(refusal(dir_), "read") << name;
+    fs::remove(dir_ / name);
+  }
   EXPECT_THROW(write_report(dir_ / "nowhere", dir_ / "x.html"), UsageError);
   EXPECT_THROW(summary(dir_ / "nowhere"), UsageError);
   EXPECT_THROW(write_report(dir_, dir_ / "x.html"), UsageError);  // empty
@@ -316,6 +445,19 @@ TEST(ConfigValues, ReadsWhatAResolvedConfigHolds) {
   EXPECT_EQ(v.at("a-table.x y.z"), "1.5");
   EXPECT_FALSE(v.contains("model.tied"));
   EXPECT_THROW(config_values("a = 1\n[broken\n"), UsageError);
+}
+
+TEST(Members, AsTextAndAsNumbers) {
+  const Json j = Json::parse(R"({"s":"a","n":1.5,"l":[1,"x"],"z":null,"b":true})");
+  EXPECT_EQ(text_of(j, "s"), "a");
+  EXPECT_EQ(text_of(j, "n"), "1.5");
+  EXPECT_EQ(text_of(j, "l"), "[1,\"x\"]");
+  EXPECT_EQ(text_of(j, "z", "none"), "none");
+  EXPECT_EQ(text_of(j, "absent", "none"), "none");
+  EXPECT_EQ(text_of(Json::array(), "s", "none"), "none");
+  EXPECT_EQ(number_of(j, "n"), 1.5);
+  for (const char* key : {"s", "l", "z", "b", "absent"}) EXPECT_TRUE(std::isnan(number_of(j, key))) << key;
+  EXPECT_TRUE(std::isnan(number_of(Json(3), "n")));
 }
 
 TEST(Asset, UnknownNameThrows) {
