@@ -595,6 +595,19 @@ TEST(Process, OutputAndStatus) {
   EXPECT_EQ(run_process({"cat"}, "/").output, "") << "no input is an empty one";
 }
 
+// Without a limit the end of what a program writes is kept, and enough of it.
+TEST(Process, KeepsTheEndOfALongOutput) {
+  const std::string output = run_process({"seq", "100001", "200000"}, "/").output;
+  EXPECT_GE(output.size(), std::size_t{64} << 10);
+  EXPECT_LE(output.size(), std::size_t{192} << 10);
+  std::string all;
+  for (int i = 100001; i <= 200000; ++i) all += std::to_string(i) + "\n";
+  EXPECT_TRUE(all.ends_with(output));
+  EXPECT_EQ(run_process({"seq", "100001", "118000"}, "/").output.size(), 18000u * 7) << "less than that is kept whole";
+  EXPECT_EQ(run_process({"seq", "100001", "200000"}, "/", {}, {0, 0, 1 << 20}).output.size(), 700000u);
+  EXPECT_EQ(run_process({"no-such-program-here"}, "/").output, "no-such-program-here: no such program");
+}
+
 TEST(Process, LimitsEndIt) {
   EXPECT_EQ(run_process({"sh", "-c", "while :; do :; done"}, "/", {}, {0.1, 0, 0}).status, 137);
   const ProcessResult loud = run_process({"yes"}, "/", {}, {0, 0, 1 << 20});
