@@ -278,7 +278,8 @@ TEST_F(DataPrepare, TellsHowFarItIs) {
   for (std::size_t i = 0; i < told.size(); ++i)
     if (std::get<0>(told[i]) == "tokens")
       tokens.push_back(told[i]);
-    else if (std::get<0>(told[i + 1]) == "tokens" || std::get<2>(told[i]) != std::get<2>(told[i + 1]))
+    else if (i + 1 == told.size() || std::get<0>(told[i + 1]) == "tokens" ||
+             std::get<2>(told[i]) != std::get<2>(told[i + 1]))
       ends.push_back(told[i]);
   EXPECT_EQ(tokens, (std::vector<std::tuple<std::string, double, std::string>>{
                         {"tokens", first / (first + second), "nl-first"}, {"tokens", 1.0, "nl-second"}}));

@@ -424,6 +424,12 @@ TEST(Simulate, SaysWhatItCannotSimulate) {
   EXPECT_EQ(key([](program::Setting& s) { s.mesh[mesh::Axis::kPp] = 2; }), "parallel.pipeline");
   EXPECT_EQ(key([](program::Setting& s) { s.mesh[mesh::Axis::kTp] = 2; }), "parallel.tensor");
   EXPECT_EQ(key([](program::Setting& s) { s.document_mask = true; }), "data.document_mask");
+  const auto ring = [](program::Setting& s) { s.context_form = program::ContextForm::kRing; };
+  EXPECT_EQ(key(ring), "") << "nothing travels";
+  EXPECT_EQ(key([&](program::Setting& s) { ring(s), s.mesh[mesh::Axis::kCp] = 2; }), "parallel.context_form");
+  const auto narrow = [](program::Setting& s) { s.reduce = DType::kBF16; };
+  EXPECT_EQ(key(narrow), "") << "nothing travels";
+  EXPECT_EQ(key([&](program::Setting& s) { narrow(s), s.mesh[mesh::Axis::kDpShard] = 2; }), "precision.reduce");
 }
 
 TEST(Simulate, RefusesCostsThatAreNoNumbers) {
@@ -463,8 +469,7 @@ TEST(Extrapolate, SaysFromWhat) {
   const std::string shared = "; memory shared by busy cores from ",
                     last = "1 rank x 1 thread, fp32, fused kernels, threads",  // of equals
       four = "4 ranks x 1 thread, fp32, fused kernels, mpi";
-  EXPECT_EQ(told(c, 3, "threads"), four + shared + "1 rank x 1 thread, fp32, fused kernels, threads" +
-                                       "; collectives at the optimizer step's memory rate");
+  EXPECT_EQ(told(c, 3, "threads"), four + shared + last + "; collectives at the optimizer step's memory rate");
   EXPECT_EQ(told(c, 3, "mpi"), four + shared + last + "; collectives from 4 ranks, by bytes moved");
   EXPECT_EQ(told(c, 32, "mpi"),
             four + shared + last + "; collectives from 4 ranks, by bytes moved; 32 threads share 16 cores");
