@@ -26,7 +26,7 @@
 namespace molen::data {
 namespace {
 
-// A table with columns as wide as their widest cell; numbers to the right.
+// A table with columns as wide as their widest cell; numbers to the right. All rows have as many cells as the head.
 class Table {
  public:
   explicit Table(std::vector<std::string> head) : rows_{std::move(head)} {}
@@ -41,7 +41,7 @@ class Table {
     for (const auto& row : rows_) {
       std::string line;
       for (std::size_t c = 0; c < row.size(); ++c) {
-        const bool number = rows_.size() > 1 && c < rows_.back().size() && is_number(rows_.back()[c]);
+        const bool number = is_number(rows_.back()[c]);
         line += (c == 0 ? "" : "  ") +
                 (number ? fmt::format("{:>{}}", row[c], widths[c]) : fmt::format("{:<{}}", row[c], widths[c]));
       }

@@ -160,7 +160,6 @@ void TokenStream::read(std::int64_t first, std::span<std::int32_t> out) const {
 
 Dataset::Dataset(const std::vector<DataEntry>& entries, std::uint64_t seed, const OpenOptions& options)
     : seed_(seed), options_(options) {
-  check_options(options);
   const auto weighted =
       std::count_if(entries.begin(), entries.end(), [](const DataEntry& e) { return e.weight.has_value(); });
   if (weighted != 0 && weighted != static_cast<std::ptrdiff_t>(entries.size()))
@@ -246,7 +245,6 @@ std::vector<double> Dataset::shares() const {
 ValidationSet::ValidationSet(const fs::path& path, const OpenOptions& options,
                              const std::vector<std::string>& languages)
     : path_(path), options_(options) {
-  check_options(options);
   std::set<std::string> names;
   for (const ShardRecord& shard : read_manifest(path).shards)
     if (shard.tokens > 0) names.insert(shard.language);

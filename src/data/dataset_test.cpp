@@ -325,5 +325,82 @@ TEST(Validation, EachTokenIsALabelOnce) {
   EXPECT_DOUBLE_EQ(set.bits_per_byte(1, 73 * 4 * 2 * std::numbers::ln2, 73), 2.0);
 }
 
+// Every sample ends its documents as the shards that it is of do, and says where it is from.
+TEST(Dataset, SamplesKnowTheirShards) {
+  const TestFolder folder;
+  write_test_shards(folder.path() / "a", {counted("a", "nl", 1, 60)}, 300);
+  write_test_shards(folder.path() / "b", {counted("b", "en", 100, 60), counted("c", "de", 200, 60)}, 300);
+  Manifest other = read_manifest(folder.path() / "b");
+  other.tokenizer.end_of_text = 9;
+  write_file_atomic(folder.path() / "b/manifest.json", format_manifest(other));
+  const Dataset data({{folder.path() / "a", 0.5, {}}, {folder.path() / "b", 0.5, {"en", "de"}}}, 3, {5, 300, "test"});
+  std::set<std::int32_t> components;
+  for (std::int64_t i = 0; i < 200; i += 9) {
+    const auto from = data.origin(i);
+    components.insert(from.component);
+    EXPECT_EQ(data.end_of_text(i), from.component == 0 ? 0 : 9) << i;
+    EXPECT_EQ(data.describe(i), fmt::format("{}, epoch {}, token {}",
+                                            from.component == 0 ? (folder.path() / "a").string()
+                                                                : (folder.path() / "b").string() + " (en,de)",
+                                            from.epoch, from.first_token));
+  }
+  EXPECT_EQ(components.size(), 2u);
+}
+
+TEST(Dataset, MessagesInFull) {
+  const TestFolder folder;
+  const std::string path = folder.path().string();
+  write_test_shards(folder.path(), {counted("a", "nl", 1, 200), counted("b", "en", 1, 50)}, 300);
+  const auto open = [&](const OpenOptions& options, std::vector<std::string> languages = {}) {
+    return reason([&] { Dataset({{folder.path(), {}, languages}}, 0, options); });
+  };
+  const auto validate = [&](const OpenOptions& options, const std::vector<std::string>& languages = {}) {
+    return reason([&] { ValidationSet(folder.path(), options, languages); });
+  };
+  for (const auto& [options, why] :
+       {std::pair<OpenOptions, std::string>{{0, 300, "test"}, "data.sequence_length: 0 must be at least 1"},
+        {{1, 0, "test"}, "model.vocabulary: 0 is impossible"},
+        {{1, std::int64_t{1} << 31, "test"}, "model.vocabulary: 2147483648 is impossible"},
+        {{1, (std::int64_t{1} << 31) - 1, "test"}, ""}}) {
+    EXPECT_EQ(open(options), why);
+    EXPECT_EQ(validate(options), why);
+  }
+  const std::string fry = path + ": no shard in language 'fry' (there are: en,nl)";
+  EXPECT_EQ(open({8, 300, "test"}, {"nl", "fry"}), fry);
+  EXPECT_EQ(validate({8, 300, "test"}, {"nl", "fry"}), fry);
+  EXPECT_EQ(open({249, 300, "test"}), "");
+  EXPECT_EQ(open({250, 300, "test"}),
+            path + ": 250 tokens, fewer than one sequence of 250 and its next token; lower data.sequence_length");
+  EXPECT_EQ(
+      reason([&] {
+        Dataset({{folder.path(), 1.0, {}}, {folder.path(), {}, {}}, {folder.path(), {}, {}}}, 0, {8, 300, "test"});
+      }),
+      "data.train: 1 of 3 entries have a weight; give one to each or to none");
+  EXPECT_EQ(
+      Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test", 10}).unhashed_note(),
+      "984 B of shards of more than 10 B each: sizes and sampled tokens were checked, hashes not; `molen data verify " +
+          path + "` does");
+  // A shard that is not what its manifest says, by each of the three numbers.
+  const std::string good = read_file(folder.path() / "manifest.json");
+  const auto changed = [&](auto&& change) {
+    Manifest manifest = parse_manifest(good, "");
+    change(manifest.shards[0]);
+    write_file_atomic(folder.path() / "manifest.json", format_manifest(manifest));
+    return open({8, 300, "test"});
+  };
+  const std::string end = ": truncated or altered, run `molen data prepare` again";
+  EXPECT_EQ(changed([](ShardRecord& s) { s.documents = 3; }),
+            path + "/a: 16 documents, 200 tokens, 400 bytes; its manifest says 3, 200, 400" + end);
+  EXPECT_EQ(changed([](ShardRecord& s) { s.tokens = 201; }),
+            path + "/a: 16 documents, 200 tokens, 400 bytes; its manifest says 16, 201, 400" + end);
+  EXPECT_EQ(changed([](ShardRecord& s) { s.bin.bytes = 402; }),
+            path + "/a: 16 documents, 200 tokens, 400 bytes; its manifest says 16, 200, 402" + end);
+  EXPECT_EQ(changed([](ShardRecord& s) { s.idx.sha256 = std::string(64, 'a'); }),
+            path + "/a.idx: its SHA-256 is not the one in the manifest: altered; run `molen data prepare` again");
+  write_test_shards(folder.path(), {{"a", "nl", {}}}, 300);
+  EXPECT_EQ(open({8, 300, "test"}), path + ": holds no tokens");
+  EXPECT_EQ(validate({8, 300, "test"}), path + ": holds no tokens");
+}
+
 }  // namespace
 }  // namespace molen::data

@@ -228,6 +228,46 @@ TEST(Roff, HostilePagesAreBoundedOrRefused) {
   }
 }
 
+// Whatever ends mandoc is said as it ended, and what it only found wanting is read.
+TEST(Roff, SaysHowMandocEnded) {
+  const fs::path folder = fs::temp_directory_path() / fmt::format("molen-mandoc-{}", ::getpid());
+  fs::create_directories(folder);
+  const std::string path = ::getenv("PATH");
+  const auto with = [&](const std::string& end) {
+    write_file_atomic(folder / "mandoc", "#!/bin/sh\necho '<p>text</p>'\n" + end + "\n");
+    fs::permissions(folder / "mandoc", fs::perms::owner_all);
+    ::setenv("PATH", (folder.string() + ":" + path).c_str(), 1);
+    std::string text;
+    const std::string why = refusal([&] { text = roff(".TH X 1\n"); });
+    ::setenv("PATH", path.c_str(), 1);
+    return why + text;
+  };
+  EXPECT_EQ(with("exit 0"), "text\n");
+  EXPECT_EQ(with("exit 4"), "text\n");
+  EXPECT_EQ(with("exit 5"), "mandoc gives up on the page (status 5)");
+  EXPECT_EQ(with("kill -HUP $$"), "mandoc gives up on the page (signal 1)");
+  EXPECT_EQ(with("kill -KILL $$"), "mandoc gives up on the page (signal 9)");
+  ::setenv("PATH", "/nowhere", 1);
+  try {
+    roff(".TH X 1\n");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()), "mandoc is not installed, which reads manual pages: apt-get install mandoc");
+  }
+  ::setenv("PATH", path.c_str(), 1);
+  fs::remove_all(folder);
+}
+
+// A block that is taken back is gone: its words beside the same ones before it are no title.
+TEST(Html, ASectionThatIsDroppedIsNoHeading) {
+  HtmlRules rules;
+  rules.drop_sections = {"AUTEUR"};
+  EXPECT_EQ(join_blocks(html_blocks("<body><p>AUTEUR</p><section><h1>AUTEUR</h1>x</section></body>", rules)),
+            "AUTEUR\n");
+  EXPECT_EQ(join_blocks(html_blocks("<body><p>A</p><h1>A</h1><p>A</p></body>", rules)), "A\n\nA\n");
+  EXPECT_EQ(join_blocks(html_blocks("<body><p>A</p></body>", rules)), "A\n");
+}
+
 // What a page may hold, in any order: mandoc's HTML is read, whatever it is.
 TEST(Roff, NothingCrashes) {
   const std::vector<std::string> pieces{

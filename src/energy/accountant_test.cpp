@@ -233,5 +233,58 @@ TEST(ThisMachine, ReadsOrSaysWhy) {
   }
 }
 
+TEST(Replay, MessagesInFull) {
+  FakeMachine f;
+  const auto why = [&](const std::string& text) -> std::string {
+    try {
+      (void)parse_replay(f.machine, text, "r");
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string good = "{\"time_s\":1,\"energy_j\":{\"a\":1,\"b\":2}}\n";
+  const auto then = [&](const std::string& energy) { return why(good + "{\"time_s\":2,\"energy_j\":" + energy + "}"); };
+  EXPECT_EQ(then("{\"a\":1,\"b\":2}"), "") << "nothing was spent";
+  EXPECT_EQ(then("{\"a\":1,\"c\":2}"), "r:2: energy_j: scope 'c' is not in the lines before");
+  EXPECT_EQ(then("{\"a\":1}"), "r:2: energy_j has 1 scopes, the lines before have 2");
+  EXPECT_EQ(then("{\"a\":1,\"b\":1.5}"), "r:2: energy_j: b goes back from 2 to 1.5");
+  EXPECT_EQ(then("{\"a\":-1,\"b\":2}"), "r:2: energy_j: a must be joules >= 0 or null");
+  EXPECT_EQ(then("{\"a\":\"1\",\"b\":2}"), "r:2: energy_j: a must be joules >= 0 or null");
+  EXPECT_EQ(then("[]"), "r:2: energy_j must name at least one scope");
+  EXPECT_EQ(then("{}"), "r:2: energy_j must name at least one scope");
+  EXPECT_EQ(why(good + good), "r:2: time_s 1 is not after 1");
+  EXPECT_EQ(why("\n\n" + good + "{\"time_s\":0.5,\"energy_j\":{\"a\":1,\"b\":2}}"), "r:4: time_s 0.5 is not after 1");
+  EXPECT_EQ(why("{\"time_s\":null,\"energy_j\":{\"a\":1}}"), "r:1: time_s is no number");
+  EXPECT_EQ(why("\n\n"), "r: no readings");
+  // What went back over a gap went back.
+  EXPECT_EQ(
+      why(good + "{\"time_s\":2,\"energy_j\":{\"a\":null,\"b\":2}}\n{\"time_s\":3,\"energy_j\":{\"a\":0.5,\"b\":2}}"),
+      "r:3: energy_j: a goes back from 1 to 0.5");
+  EXPECT_EQ(why("{\"time_s\":-1,\"energy_j\":{\"a\":0}}"), "");
+}
+
+TEST(Replay, ReadsBetweenItsPoints) {
+  FakeMachine f;
+  const Meters m = parse_replay(f.machine,
+                                "{\"time_s\":10,\"energy_j\":{\"a\":4}}\n{\"time_s\":12,\"energy_j\":{\"a\":8}}\n"
+                                "{\"time_s\":14,\"energy_j\":{\"a\":null}}\n{\"time_s\":16,\"energy_j\":{\"a\":12}}\n",
+                                "r.jsonl");
+  ASSERT_EQ(m.meters.size(), 1u);
+  EXPECT_EQ(m.meters[0]->info().detail, "r.jsonl");
+  EXPECT_EQ(m.meters[0]->info().scope, "a");
+  const auto at = [&](double seconds) {
+    f.time = 100 + seconds;
+    return m.meters[0]->read();
+  };
+  EXPECT_EQ(at(0).value().total.value, 4.0);
+  EXPECT_EQ(at(0.5).value().total.value, 5.0);
+  EXPECT_EQ(at(2).value().total.value, 8.0) << "the point itself, beside one without a reading";
+  EXPECT_EQ(at(2.5).reason(), "r.jsonl: nothing was recorded at 12.500 s");
+  EXPECT_EQ(at(5).reason(), "r.jsonl: nothing was recorded at 15.000 s");
+  EXPECT_EQ(at(6).value().total.value, 12.0);
+  EXPECT_EQ(at(6.5).reason(), "r.jsonl: the recording ends at 16 s");
+}
+
 }  // namespace
 }  // namespace molen::energy

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <map>
+#include <tuple>
 
 #include "energy/counter.h"
 #include "energy/rapl_perf.h"
@@ -200,6 +201,44 @@ TEST(Perf, ReasonsArePrecise) {
     EXPECT_LT(reason.find(file), reason.rfind(text)) << reason;
     EXPECT_NE(reason.rfind(text), std::string::npos) << reason;
   }
+  const std::string events = (f.root() / d / "events/energy-pkg").string(), much(50, '7');
+  for (const auto& [file, text, why] :
+       {std::tuple<std::string, std::string, std::string>{"", "event=2" + much,
+                                                          "event=2" + much.substr(0, 33) + "' is not event=0x.."},
+        {"", "event=0x2;umask" + much, "event=0x2;umask" + much.substr(0, 25) + "' is not event=0x.."},
+        {"", "event=0x", "event=0x' is not event=0x.."},
+        {".scale", "1e-10x" + much, "1e-10x" + much.substr(0, 34) + "' is no scale"},
+        {".scale", "0", "0' is no scale"},
+        {".scale", "inf", "inf' is no scale"}}) {
+    perf_tree(f, "0");
+    f.write(d + "events/energy-pkg" + file, text);
+    const Meters found = open_perf(f.machine, perf);
+    ASSERT_NE(find(found, "cpu-package"), nullptr) << text;
+    EXPECT_EQ(find(found, "cpu-package")->reason, events + file + ": '" + why);
+  }
+  perf_tree(f, "0");
+  f.write(d + "events/energy-pkg.unit", "Watts" + much);
+  EXPECT_EQ(find(open_perf(f.machine, perf), "cpu-package")->reason,
+            events + ".unit: unit 'Watts" + much.substr(0, 35) + "', not Joules");
+  perf_tree(f, "0");
+  perf->read_error = EIO;
+  EXPECT_EQ(find(open_perf(f.machine, perf), "cpu-package0")->reason, "power/energy-pkg/ on cpu 0: Input/output error");
+  perf->read_error = 0;
+  fs::remove(f.root() / d / "events/energy-pkg");
+  const std::string device = (f.root() / "sys/bus/event_source/devices/power").string();
+  EXPECT_EQ(find(open_perf(f.machine, perf), "cpu-package")->reason, "no event energy-pkg in " + device);
+  f.write("proc/cpuinfo", "processor : 0\nflags\t\t: fpu sse hypervisor\n");
+  const std::string vm = "; this is a virtual machine, whose host keeps the counters";
+  EXPECT_EQ(find(open_perf(f.machine, perf), "cpu-package")->reason, "no event energy-pkg in " + device + vm);
+  perf_tree(f, "0");
+  perf->error = ENODEV;
+  EXPECT_EQ(find(open_perf(f.machine, perf), "cpu-package0")->reason, "perf_event_open: No such device" + vm);
+  perf->error = 0;
+  fs::remove_all(device);
+  EXPECT_EQ(find(open_perf(f.machine, perf), "cpu-package")->reason, "no " + device + vm);
+  fs::remove(f.root() / "proc/cpuinfo");
+  EXPECT_EQ(find(open_perf(f.machine, perf), "cpu-package")->reason,
+            "no " + device + "; this CPU or kernel has no RAPL events");
   perf_tree(f, "0-");
   EXPECT_TRUE(open_perf(f.machine, perf).meters.empty());
 }

@@ -375,6 +375,24 @@ TEST(Extrapolate, RefusesWithoutABasis) {
     EXPECT_NE(reason(wanted).find("1 rank x 2 threads"), std::string::npos) << "names what is there";
     EXPECT_THROW(c.costs(wanted, "x"), UsageError);
   }
+  const std::string basis =
+                        "the number of threads a rank, the precision and the kernels of a prediction must be measured",
+                    what = "\nrun `molen calibrate` under these conditions";
+  EXPECT_EQ(reason({1, 3, "fp32", "fused", "self"}),
+            "no measurement with 1 rank x 3 threads, fp32, fused kernels, self, and no basis to predict it from (" +
+                basis +
+                "); it has:\n  1 rank x 1 thread, fp32, fused kernels, self\n  1 rank x 2 threads, fp32, fused "
+                "kernels, self" +
+                what);
+  EXPECT_EQ(Calibration().find({1, 1, "fp32", "fused", "self"}).reason(),
+            "no measurement with 1 rank x 1 thread, fp32, fused kernels, self, and no basis to predict it from (" +
+                basis + "); it has: nothing" + what);
+  try {
+    (void)Calibration().costs({1, 1, "fp32", "fused", "self"}, "file.json");
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_EQ(std::string(error.what()), "file.json: " + Calibration().find({1, 1, "fp32", "fused", "self"}).reason());
+  }
 }
 
 TEST(Simulate, RefusesStagesThatWaitForOthers) {
@@ -384,8 +402,34 @@ TEST(Simulate, RefusesStagesThatWaitForOthers) {
   s.global_batch = 4;
   s.sequence = 64;
   const auto p = program::build(a, s);
-  EXPECT_THROW(simulate(p, program::expand(p), Costs(CostModel::fit(samples_from({p}, 0.0)), {1, 1, 1}, "self")),
-               UsageError);
+  try {
+    simulate(p, program::expand(p), Costs(CostModel::fit(samples_from({p}, 0.0)), {1, 1, 1}, "self"));
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "parallel.pipeline: the simulator knows one stage; stages that wait for each other are not built yet");
+  }
+}
+
+// Each by the key that asks for it.
+TEST(Simulate, SaysWhatItCannotSimulate) {
+  const auto key = [](auto&& change) {
+    program::Setting s;
+    change(s);
+    const auto found = unsimulated(s);
+    return found ? found->key : std::string();
+  };
+  EXPECT_EQ(key([](program::Setting&) {}), "");
+  EXPECT_EQ(key([](program::Setting& s) { s.mesh[mesh::Axis::kDpShard] = 2; }), "");
+  EXPECT_EQ(key([](program::Setting& s) { s.mesh[mesh::Axis::kPp] = 2; }), "parallel.pipeline");
+  EXPECT_EQ(key([](program::Setting& s) { s.mesh[mesh::Axis::kTp] = 2; }), "parallel.tensor");
+  EXPECT_EQ(key([](program::Setting& s) { s.document_mask = true; }), "data.document_mask");
+  const auto ring = [](program::Setting& s) { s.context_form = program::ContextForm::kRing; };
+  EXPECT_EQ(key(ring), "") << "nothing travels";
+  EXPECT_EQ(key([&](program::Setting& s) { ring(s), s.mesh[mesh::Axis::kCp] = 2; }), "parallel.context_form");
+  const auto narrow = [](program::Setting& s) { s.reduce = DType::kBF16; };
+  EXPECT_EQ(key(narrow), "") << "nothing travels";
+  EXPECT_EQ(key([&](program::Setting& s) { narrow(s), s.mesh[mesh::Axis::kDpShard] = 2; }), "precision.reduce");
 }
 
 TEST(Simulate, RefusesCostsThatAreNoNumbers) {
@@ -405,6 +449,51 @@ TEST(CostModel, TheTypicalTimeIsTheMedianInAnyOrder) {
     for (const double s : seconds) samples.push_back({"op", {1.0, std::log(10.0)}, s});
     EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 5e-3);
   } while (std::next_permutation(seconds.begin(), seconds.end()));
+}
+
+// From which measurements each part of a prediction is, as it is told.
+TEST(Extrapolate, SaysFromWhat) {
+  const auto told = [](const Calibration& c, int ranks, const std::string& communicator) {
+    return c.costs({ranks, 1, "fp32", "fused", communicator}, "test").extrapolated();
+  };
+  const std::string one = "1 rank x 1 thread, fp32, fused kernels, self";
+  Calibration c;
+  c.replace(entry_of(1, "self", 1.0, 16));
+  EXPECT_EQ(told(c, 3, "threads"), one +
+                                       "; how 3 busy cores slow each other's memory was not measured; collectives at "
+                                       "the optimizer step's memory rate");
+  EXPECT_EQ(told(c, 1, "threads"), one);
+  // Ranks of another communicator say nothing of these collectives, nor does a rank alone.
+  c.replace(entry_of(4, "mpi", 1.0, 16));
+  c.replace(entry_of(1, "threads", 1.0, 16));
+  const std::string shared = "; memory shared by busy cores from ",
+                    last = "1 rank x 1 thread, fp32, fused kernels, threads",  // of equals
+      four = "4 ranks x 1 thread, fp32, fused kernels, mpi";
+  EXPECT_EQ(told(c, 3, "threads"), four + shared + last + "; collectives at the optimizer step's memory rate");
+  EXPECT_EQ(told(c, 3, "mpi"), four + shared + last + "; collectives from 4 ranks, by bytes moved");
+  EXPECT_EQ(told(c, 32, "mpi"),
+            four + shared + last + "; collectives from 4 ranks, by bytes moved; 32 threads share 16 cores");
+}
+
+// A collective that was not measured moves its bytes at the memory rate; one of nothing costs what one byte does.
+TEST(Extrapolate, UnmeasuredCollectivesMoveMemory) {
+  Calibration c;
+  c.replace(entry_of(1, "self", 1.0, 16));
+  const Costs costs = c.costs({2, 1, "fp32", "fused", "threads"}, "test");
+  const auto p = program_of(2, 0, 8);
+  int seen = 0;
+  for (const auto& body : p.bodies)
+    for (program::Step step : body.steps)
+      if (std::holds_alternative<program::AllReduce>(step.op)) {
+        ++seen;
+        for (const auto& [bytes, traffic] : {std::pair(0, 2.0), {1, 2.0}, {2, 4.0}, {1000, 2000.0}}) {
+          step.moved = Bytes(bytes);
+          EXPECT_DOUBLE_EQ(costs.seconds(p, step),
+                           c.entries[0].costs.seconds("optimizer_step", {1.0, std::log(traffic)}))
+              << bytes;
+        }
+      }
+  EXPECT_GT(seen, 0);
 }
 
 }  // namespace

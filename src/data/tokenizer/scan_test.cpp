@@ -107,6 +107,41 @@ TEST(Pattern, QuantifiersNeedSomethingToRepeat) {
     EXPECT_NO_THROW(translate_pattern(good, "test")) << good;
 }
 
+TEST(Pattern, SaysWhatItRefusesAndWhere) {
+  const auto why = [](const std::string& pattern) -> std::string {
+    try {
+      translate_pattern(pattern, "test");
+    } catch (const UsageError& error) {
+      const std::string text = error.what(), begin = "test: the split pattern has ";
+      EXPECT_EQ(text.find(begin), 0u) << text;
+      EXPECT_TRUE(text.ends_with("(it may mean something else in another regex engine): " + pattern)) << text;
+      return text.substr(begin.size(), text.find(", which is not supported") - begin.size());
+    }
+    return "";
+  };
+  EXPECT_EQ(why("a{"), "an unclosed { at byte 1");
+  EXPECT_EQ(why("ab{}"), "a wrong repeat at byte 2");
+  EXPECT_EQ(why("a{,3}"), "a repeat other than {m}, {m,} or {m,n} at byte 1");
+  EXPECT_EQ(why("a{3,2}"), "a wrong repeat at byte 1");
+  EXPECT_EQ(why("a{1001}"), "a repeat beyond 1000 at byte 1");
+  EXPECT_EQ(why("a{2}?"), "a quantifier after {} at byte 4");
+  EXPECT_EQ(why("a{2}*"), "a quantifier after {} at byte 4");
+  EXPECT_EQ(why("*a"), "a quantifier without anything to repeat at byte 0");
+  EXPECT_EQ(why("a)"), "a ')' without '(' at byte 1");
+}
+
+TEST(Unicode, EveryCodePointHasOneCategory) {
+  std::uint64_t count = 0;
+  for (const char* group : {"C", "L", "M", "N", "P", "S", "Z"})
+    for (const CharRange& range : category_ranges(group)) count += range.last - range.first + 1;
+  EXPECT_EQ(count, 0x110000u);
+  const std::vector<CharRange> unassigned = category_ranges("Cn");
+  EXPECT_EQ(unassigned.back().first, 0x10fffeu);
+  EXPECT_EQ(unassigned.back().last, 0x10ffffu);
+  EXPECT_TRUE(category_ranges("").empty());
+  EXPECT_TRUE(category_ranges("Lux").empty());
+}
+
 TEST(Unicode, LettersThatCountAsSymbolsArePartOfWords) {
   for (const std::uint32_t c : {0x24b6u, 0x24e9u, 0x1f130u, 0x1f149u, 0x1f150u, 0x1f169u, 0x1f170u, 0x1f189u, 0x200cu,
                                 0x200du, 0x5fu, 0x41u, 0x660u, 0x2160u, 0x301u})

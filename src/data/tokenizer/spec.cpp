@@ -149,7 +149,7 @@ class Reader {
       if (!spec_.vocabulary[at].empty())
         fail("model.vocab", fmt::format("id {} stands for '{}' and for '{}'", at, spec_.vocabulary[at], token));
       spec_.vocabulary[at] = token;
-      if (!ids_.emplace(token, at).second) fail("model.vocab", fmt::format("'{}' stands twice", token.substr(0, 100)));
+      ids_.emplace(token, at);
     }
     vocabulary_size_ = vocabulary.size();
     for (unsigned byte = 0; byte < 256; ++byte) {

@@ -138,6 +138,27 @@ TEST(Spec, HostileFilesTakeLittle) {
   EXPECT_EQ(tokenizer.encode(std::string(500, 'a') + "4999", {true, false}).size(), 1u) << "the longest, not 499";
 }
 
+// At most 64 tokens around a text, wherever they stand.
+TEST(Spec, TokensAroundATextAreFew) {
+  const auto around = [](int before, int after) {
+    Json root = read_json("tests/golden/tokenizer/llama3.json");
+    Json& processor = root["post_processor"]["processors"][1];
+    const Json token = {{"SpecialToken", {{"id", "<|begin_of_text|>"}, {"type_id", 0}}}};
+    Json single = Json::array();
+    for (int i = 0; i < before; ++i) single.push_back(token);
+    single.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
+    for (int i = 0; i < after; ++i) single.push_back(token);
+    processor["single"] = single;
+    return error_of(root.dump());
+  };
+  EXPECT_EQ(around(64, 0), "");
+  EXPECT_EQ(around(32, 32), "");
+  EXPECT_EQ(around(0, 64), "");
+  for (const auto& [before, after] : {std::pair(65, 0), {33, 32}, {0, 65}, {40, 40}})
+    EXPECT_EQ(around(before, after), "file.json: post_processor: more than 64 tokens around a text")
+        << before << " " << after;
+}
+
 // Any single damage is refused or gives a tokenizer that still works; nothing crashes.
 TEST(Spec, SurvivesRandomDamage) {
   const std::string good = read_file("tests/golden/tokenizer/llama3.json");

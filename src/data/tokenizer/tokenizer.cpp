@@ -236,9 +236,8 @@ inline void Tokenizer::State::encode_piece(std::string_view piece, std::size_t r
   }
 }
 
-// Text without added tokens.
+// Text without added tokens, of at least one byte.
 void Tokenizer::State::encode_plain(std::string_view text, Scratch& scratch, Output& out) const {
-  if (text.empty()) return;
   if (spec.add_prefix_space && !spec.split_sequence && text.front() != ' ') {
     scratch.text.assign(1, ' ').append(text);
     text = scratch.text;

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <random>
+#include <set>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -183,6 +184,38 @@ TEST(Tokenizer, FingerprintSeesEveryChange) {
   EXPECT_TRUE(changed([](TokenizerSpec& s) { s.pattern = R"(\p{L}+|\s+)"; }));
   EXPECT_TRUE(changed([](TokenizerSpec& s) { s.added[1].lstrip = !s.added[1].lstrip; }));
   EXPECT_TRUE(changed([](TokenizerSpec& s) { s.before = {0}; }));
+}
+
+// Shards carry it: another one for the same tokenizer would disown them all.
+TEST(Tokenizer, FingerprintsStayAsTheyAre) {
+  EXPECT_EQ(load("gpt2").fingerprint(), "c547de694318220071c993e12706ca20db41772e5cbef249ca2458a74d07537f");
+  EXPECT_EQ(load("gpt2_added").fingerprint(), "aa8954eddf7d18265efe137ba5ed4fb4d21508bb3281719d59b952a4fa19371b");
+  EXPECT_EQ(load("llama3").fingerprint(), "bfee1ab3c51669ac6bcd5e4dad708b5019dcac570f276934e8e575262960c49f");
+  EXPECT_EQ(load("cased").fingerprint(), "9b0d1e22743691c93e0ccab81462dfd77f130ab04eb2e335b2254ca770d3882a");
+}
+
+TEST(Tokenizer, FingerprintsOfAllFlagsDiffer) {
+  TokenizerSpec spec = load("gpt2").spec();
+  std::set<std::string> seen;
+  for (int flags = 0; flags < 32; ++flags) {
+    AddedToken& t = spec.added[0];
+    t.single_word = flags & 1;
+    t.lstrip = flags & 2;
+    t.rstrip = flags & 4;
+    t.normalized = flags & 8;
+    t.special = flags & 16;
+    seen.insert(Tokenizer(spec).fingerprint());
+  }
+  EXPECT_EQ(seen.size(), 32u);
+  spec.before = {1, 2};
+  seen.insert(Tokenizer(spec).fingerprint());
+  spec.before = {1};
+  spec.after = {2};
+  seen.insert(Tokenizer(spec).fingerprint());
+  spec.before = {};
+  spec.after = {1, 2};
+  seen.insert(Tokenizer(spec).fingerprint());
+  EXPECT_EQ(seen.size(), 35u);
 }
 
 TEST(Tokenizer, KnowsItsEnds) {

@@ -2,12 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 #include <map>
 #include <random>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/tokenizer/word_counts.h"
 
 namespace molen::data {
 namespace {
@@ -145,6 +149,35 @@ TEST(Train, RefusesWrongOptions) {
   refused([](TrainOptions& o) { o.special_tokens = {"\xff\xff"}; });
   refused([](TrainOptions& o) { o.bos = "<none>"; });
   EXPECT_THROW(Trainer(TrainOptions{}).train(), UsageError);
+}
+
+// Words whose places in the table are the same, at its end, and more words than it begins with.
+TEST(WordCounts, FindsEveryWordAgain) {
+  WordCounts counts, other;
+  std::vector<std::string> last;
+  for (int i = 0; last.size() < 5; ++i) {
+    const std::string word = "w" + std::to_string(i);
+    if ((XXH3_64bits(word.data(), word.size()) & 4095) == 4095) last.push_back(word);
+  }
+  for (int round = 0; round < 2; ++round)
+    for (const std::string& word : last) counts.add(word, 3);
+  ASSERT_EQ(counts.size(), 5u);
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(counts.word(i), last[i]);
+    EXPECT_EQ(counts.count(i), 6u);
+  }
+  for (int i = 0; i < 20000; ++i) other.add(std::to_string(i), 2);
+  counts.merge(other);
+  counts.merge(other);
+  other.merge(counts);
+  ASSERT_EQ(counts.size(), 20005u);
+  ASSERT_EQ(other.size(), 20005u);
+  for (std::size_t i = 0; i < 20000; ++i) {
+    EXPECT_EQ(other.word(i), std::to_string(i));
+    EXPECT_EQ(other.count(i), 6u);
+    EXPECT_EQ(counts.word(i + 5), std::to_string(i));
+    EXPECT_EQ(counts.count(i + 5), 4u);
+  }
 }
 
 }  // namespace

@@ -43,10 +43,13 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   *device = &gpus[index];
   return 0;
 }
+// Text is for 96 bytes: with less there is none, and more would be written behind the caller's.
 int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
+  if (length != 96) return 7;
   return std::snprintf(uuid, length, "GPU-%c0000000", "abcdefgh"[static_cast<FakeGpu*>(device) - gpus]), 0;
 }
 int nvmlDeviceGetName(void*, char* name, unsigned length) {
+  if (length != 96) return 7;
   return std::snprintf(name, length, "Fake GPU"), 0;
 }
 int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {

@@ -111,5 +111,32 @@ TEST_F(Nvml, AFrozenCounterIsNotBelieved) {
   EXPECT_NE(m.meters[1]->read().reason().find("stood still"), std::string::npos);
 }
 
+TEST_F(Nvml, WhatIsSaidOfEachDevice) {
+  set(1, 0, 0, 3, 4);
+  const Meters m = open();
+  ASSERT_EQ(m.meters.size(), 1u);
+  EXPECT_EQ(m.meters[0]->info().detail, "Fake GPU GPU-a0000000, energy counter");
+  EXPECT_EQ(m.meters[0]->info().read_every.value, 0.0);
+  EXPECT_EQ(m.unavailable.at(0).reason,
+            "Fake GPU GPU-b0000000: energy: Not Supported; power: Insufficient Permissions");
+  set(1, 0, 0, 3, 0);
+  const Meters power = open("1");
+  EXPECT_EQ(power.meters.at(0)->info().detail, "Fake GPU GPU-b0000000, power samples");
+  EXPECT_EQ(power.meters[0]->info().read_every.value, 0.1);
+  const auto why = [&](const char* visible) { return open(visible).unavailable.at(0).reason; };
+  EXPECT_EQ(why(""), "none of 2 GPUs is visible");
+  EXPECT_EQ(why("2"), "no GPU 2: NVML shows 2");
+  EXPECT_EQ(why("GPU-"), "'GPU-' in the visible devices names 2 GPUs");
+  EXPECT_EQ(why("GPU-x"), "'GPU-x' in the visible devices names 0 GPUs");
+  EXPECT_EQ(why("1x"), "'1x' in the visible devices names 0 GPUs");
+  EXPECT_EQ(why("MIG-1"), "MIG-1: a MIG instance has no energy reading of its own");
+  EXPECT_EQ(why((std::string("GPU-") + std::string(80, 'x')).c_str()),
+            "'GPU-" + std::string(56, 'x') + "' in the visible devices names 0 GPUs");
+  set(0, 0, 0, 9, 9);
+  EXPECT_EQ(m.meters[0]->read().reason(), "nvmlDeviceGetTotalEnergyConsumption: Driver Not Loaded");
+  set(1, 0, 0, 3, 9);
+  EXPECT_EQ(power.meters[0]->read().reason(), "nvmlDeviceGetPowerUsage: Driver Not Loaded");
+}
+
 }  // namespace
 }  // namespace molen::energy
