@@ -63,5 +63,31 @@ TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
   EXPECT_GT(several, 100) << "no schedule has two micro-batches in flight";
 }
 
+// A text may have a body of no micro-batch use what is kept for one: the verifier refuses it, after all have a place.
+TEST(Slots, BodiesOfNoMicroBatchTakeNone) {
+  Setting s;
+  s.mesh[mesh::Axis::kPp] = 2;
+  s.pipeline = pipeline_of(ScheduleKind::k1f1b, 1);
+  s.global_batch = 4;
+  s.sequence = 8;
+  Program p = build_stages(tiny(), s)[0];
+  int kept = -1;
+  for (std::size_t b = 0; b < p.buffers.size(); ++b)
+    if (p.buffers[b].lifetime == Lifetime::kMicroBatch) kept = static_cast<int>(b);
+  ASSERT_GE(kept, 0);
+  const Slots before(p);
+  std::size_t edited = 0;
+  for (const Instance& i : p.schedule)
+    if (i.micro_batch < 0) {
+      p.bodies[static_cast<std::size_t>(i.body)].steps.front().reads.push_back({kept, Range::kAll});
+      ++edited;
+    }
+  ASSERT_GT(edited, 0u);
+  const Slots after(p);
+  for (std::int64_t m = -1; m <= s.global_batch; ++m) EXPECT_EQ(after.place(kept, m), before.place(kept, m)) << m;
+  EXPECT_EQ(after.count(kept), before.count(kept));
+  EXPECT_EQ(after.place(kept, -1), after.place(kept, 0)) << "that of no micro-batch is the first";
+}
+
 }  // namespace
 }  // namespace molen::program
