@@ -241,6 +241,33 @@ TEST_P(Nccl, EqualCountsTakeTheNativeCall) {
   EXPECT_EQ(count("ncclAllGather") + count("ncclReduceScatter"), 4) << "none more";
 }
 
+// Of an exchange each rank keeps its own block without asking the library for it, and sends none that is empty.
+TEST_P(Nccl, AnExchangeSendsToOthersAlone) {
+  for (const std::string& e : on_ranks(3, options(), [](Communicator& c) {
+         std::vector<float> x(9, static_cast<float>(c.rank())), y(9);
+         const std::vector<std::int64_t> three{3, 3, 3};
+         c.all_to_all(x.data(), three, y.data(), three, DType::kF32);
+         if (y != std::vector<float>{0, 0, 0, 1, 1, 1, 2, 2, 2}) throw Error("other blocks");
+       }))
+    EXPECT_EQ(e, "");
+  EXPECT_EQ(count("ncclSend"), 6);
+  EXPECT_EQ(count("ncclRecv"), 6);
+  for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
+         std::vector<float> x(4), y(4);
+         const std::vector<std::int64_t> own =
+             c.rank() == 0 ? std::vector<std::int64_t>{2, 0} : std::vector<std::int64_t>{0, 2};
+         c.all_to_all(x.data(), own, y.data(), own, DType::kF32);
+         const std::vector<std::int64_t> uneven{1, 2};
+         if (c.rank() == 0) c.all_to_all(x.data(), uneven, y.data(), uneven, DType::kF32);
+         if (c.rank() == 1) {
+           const std::vector<std::int64_t> mine{2, 1};
+           c.all_to_all(x.data(), mine, y.data(), mine, DType::kF32);
+         }
+       }))
+    EXPECT_EQ(e, "");
+  EXPECT_EQ(count("ncclSend"), 8) << "two of the uneven ones";
+}
+
 // A maximum of several chunks, written over what it reads.
 TEST_P(Nccl, MaximaOfManyElementsKeepNaN) {
   constexpr std::int64_t n = 1'500'000;
