@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -112,7 +113,8 @@ TEST(Stages, OpsThatNameNoUnit) {
   EXPECT_TRUE(finds(edited(p, " sum_squares ", "reads=grad.embed", "reads=x.0"), "names no parameter unit"));
 }
 
-// The first buffer is packed as any other one: scratch of an op that uses it has a place of its own.
+// The first buffer is packed as any other one: scratch of an op that uses it has a place of its own, whether it is
+// placed before the buffer, as the larger one, or after.
 TEST(Stages, ScratchStaysOffTheFirstBuffer) {
   Setting s = staged(2);
   s.purpose = Purpose::kEvaluate;
@@ -120,21 +122,22 @@ TEST(Stages, ScratchStaysOffTheFirstBuffer) {
   Program p = build_stages(tiny(), s)[0];
   ASSERT_EQ(p.buffers[0].name, "ids");
   ASSERT_TRUE(packed(p.buffers[0]));
-  std::size_t seen = 0;
-  for (Body& body : p.bodies)
-    for (Step& step : body.steps)
-      for (const Use& use : step.reads)
-        if (use.buffer == 0) step.scratch = Bytes(64), ++seen;
-  ASSERT_GT(seen, 0u);
-  const MemoryPlan plan = plan_memory(p);
-  const std::int64_t first = plan.buffer_offset[0], end = first + p.buffers[0].bytes().value;
+  std::vector<std::pair<std::size_t, std::size_t>> users;  // body and op
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
       for (const Use& use : p.bodies[b].steps[k].reads)
-        if (use.buffer == 0) {
-          const std::int64_t at = plan.scratch_offset[b][k];
-          EXPECT_TRUE(at >= end || at + 64 <= first) << at << " within " << first << " to " << end;
-        }
+        if (use.buffer == 0) users.emplace_back(b, k);
+  ASSERT_FALSE(users.empty());
+  for (const std::int64_t scratch : {64, 1 << 20}) {
+    for (const auto& [b, k] : users) p.bodies[b].steps[k].scratch = Bytes(scratch);
+    const MemoryPlan plan = plan_memory(p);
+    const std::int64_t first = plan.buffer_offset[0], end = first + p.buffers[0].bytes().value;
+    for (const auto& [b, k] : users) {
+      const std::int64_t at = plan.scratch_offset[b][k];
+      EXPECT_TRUE(at >= end || at + scratch <= first)
+          << scratch << " at " << at << " beside " << first << " to " << end;
+    }
+  }
 }
 
 }  // namespace

@@ -495,6 +495,37 @@ TEST_P(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
     EXPECT_EQ(e, "");
 }
 
+// Every call looks at the memory that it is given, before anything is on its way.
+TEST_P(Nccl, NoCallTakesMemoryItCannotReach) {
+  double host[2] = {1, 2}, mine[2] = {3, 4};
+  FAKE(runtime, fake_runtime_pointers)(host, nullptr);
+  const std::vector<std::int64_t> ones{1, 1};
+  for (const std::string& e : on_ranks(2, options(), [&](Communicator& c) {
+         const auto refused = [&](const char* what, auto call) {
+           std::string said = "took it";
+           try {
+             call();
+           } catch (const Error& e) {
+             said = e.what();
+           }
+           if (said.find("plain host memory") == std::string::npos) throw Error("{}: {}", what, said);
+         };
+         const int peer = 1 - c.rank();
+         constexpr DType kType = DType::kF64;
+         refused("all_reduce", [&] { c.all_reduce(host, 1, kType, Reduce::kSum); });
+         refused("reduce_scatter from", [&] { c.reduce_scatter(host, mine, ones, kType, Reduce::kSum); });
+         refused("reduce_scatter to", [&] { c.reduce_scatter(mine, host, ones, kType, Reduce::kSum); });
+         refused("all_gather from", [&] { c.all_gather(host, mine, ones, kType); });
+         refused("all_gather to", [&] { c.all_gather(mine, host, ones, kType); });
+         refused("all_to_all from", [&] { c.all_to_all(host, ones, mine, ones, kType); });
+         refused("all_to_all to", [&] { c.all_to_all(mine, ones, host, ones, kType); });
+         refused("broadcast", [&] { c.broadcast(host, 1, kType, 0); });
+         refused("send", [&] { c.send(host, 1, kType, peer); });
+         refused("recv", [&] { c.recv(host, 1, kType, peer); });
+       }))
+    EXPECT_EQ(e, "");
+}
+
 // libtorch asks for the thread's last error after each kernel launch.
 TEST_P(Nccl, NoErrorOfTheRuntimeStaysBehind) {
   for (const std::string& e : on_ranks(2, options(), [this](Communicator& c) {
