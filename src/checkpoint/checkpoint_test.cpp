@@ -209,10 +209,32 @@ TEST(Checkpoint, RefusesSlicesThatDoNotTile) {
                 .find("several slices have the elements at [9]"),
             std::string::npos);
   EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {}}).find("no slice has the elements at [10]"), std::string::npos);
+  EXPECT_NE(errors_of({{part("w", values, 0, 20)}, {part("v", values, 7, 0)}})
+                .find("the slices of tensor 'v' do not tile it: no slice has the elements at [0]"),
+            std::string::npos)
+      << "a tensor that only empty boxes speak of is not left out unseen";
   Span shaped = part("w", values, 10, 10);
   shaped.shape = {4, 5};
   shaped.box = {{2, 0}, {2, 5}};
   EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {shaped}}).find("disagree"), std::string::npos);
+}
+
+// A rank may hold nothing of a tensor, and a tensor may have no elements at all.
+TEST(Checkpoint, EmptyBoxesHoldNothing) {
+  const TestFolder folder;
+  const auto values = ramp(20);
+  Span none = part("none", values, 0, 0);
+  none.shape = {0, 3};
+  none.box = {{0, 0}, {0, 3}};
+  none.data = nullptr;
+  const auto errors = save_ranks({{part("w", values, 0, 20), none}, {part("w", values, 20, 0)}}, folder.path(), 1);
+  EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
+  const Checkpoint checkpoint(folder / "step-000000001");
+  EXPECT_EQ(checkpoint.tensor("w").slices.size(), 1u);
+  EXPECT_EQ(checkpoint.tensor("none").shape, (std::vector<std::int64_t>{0, 3}));
+  EXPECT_TRUE(checkpoint.tensor("none").slices.empty());
+  EXPECT_FALSE(fs::exists(checkpoint.path() / "rank-00001.safetensors"));
+  EXPECT_EQ(verify(checkpoint.path()).tensors, 2);
 }
 
 TEST(Checkpoint, NamesFileAndTensorOfEveryDamage) {

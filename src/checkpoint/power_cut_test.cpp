@@ -245,5 +245,40 @@ TEST(Fencing, ALateOwnerPublishesNothing) {
   EXPECT_EQ(list_directory(folder.path()).size(), 1u);
 }
 
+// What is taken from an owner that still writes goes at once, by its name; only then is it removed file by file.
+TEST(Fencing, RecoveryMovesAwayBeforeItRemoves) {
+  const TestFolder folder;
+  const fs::path partial = folder / "step-000000002.partial-1", left = folder / "step-000000002.partial-1.removing";
+  for (const fs::path& path : {partial, left}) {
+    fs::create_directory(path);
+    write_file_atomic(path / "rank-00000.safetensors", "x");
+  }
+  FaultyFileSystem faulty(folder.path());
+  {
+    const FileSystemOverride instead(faulty);
+    recover(folder.path());
+  }
+  EXPECT_EQ(faulty.log(), (std::vector<std::string>{"remove step-000000002.partial-1.removing/rank-00000.safetensors",
+                                                    "remove step-000000002.partial-1.removing",
+                                                    "rename step-000000002.partial-1.removing",
+                                                    "remove step-000000002.partial-1.removing/rank-00000.safetensors",
+                                                    "remove step-000000002.partial-1.removing", "sync ."}));
+  EXPECT_TRUE(list_directory(folder.path()).empty());
+}
+
+// A replacement that was cut short: the new one stays where it is there, and else the old one comes back.
+TEST(Fencing, RecoveryEndsAReplacement) {
+  const TestFolder folder;
+  for (const int step : {1, 2}) save_step(folder.path(), step, 0, static_cast<float>(step));
+  fs::rename(folder / "step-000000002", folder / "step-000000001.replaced");
+  recover(folder.path());
+  EXPECT_EQ(Checkpoint(folder / "step-000000001").state()["value"], 1.0);
+  EXPECT_EQ(list_directory(folder.path()).size(), 1u);
+  fs::rename(folder / "step-000000001", folder / "step-000000001.replaced");
+  recover(folder.path());
+  EXPECT_EQ(newest_whole(folder.path()), 1);
+  EXPECT_EQ(list_directory(folder.path()).size(), 1u);
+}
+
 }  // namespace
 }  // namespace molen::checkpoint

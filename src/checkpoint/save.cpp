@@ -42,7 +42,7 @@ void write_rank(const fs::path& folder, const std::vector<Span>& spans, int rank
   std::vector<TensorSpec> specs;
   for (const Span& span : spans) {
     check_span(span);
-    // A tensor without elements has no slice to hold; rank 0 still learns its shape from the entry below.
+    // A box without elements has nothing to hold; rank 0 still learns of the tensor from the entry below.
     if (span.box.elements() > 0)
       specs.push_back({entry_name(span.tensor, span.shape, span.box), span.dtype, span.box.sizes});
   }
@@ -52,7 +52,6 @@ void write_rank(const fs::path& folder, const std::vector<Span>& spans, int rank
   if (!specs.empty())
     writer.emplace(folder / rank_file(rank), std::move(specs), WriterOptions{{{"format", "molen"}}, false});
   for (const Span& span : spans) {
-    if (span.box.elements() == 0 && elements_of(span.shape) > 0) continue;
     slices.push_back({{"tensor", span.tensor},
                       {"dtype", name_of(span.dtype)},
                       {"shape", span.shape},

@@ -71,6 +71,22 @@ TEST_P(Threads, SumsUnderDelayAndDisorder) {
     EXPECT_EQ(e, "");
 }
 
+// Without delays the tests above would meet the orders that threads have by themselves alone.
+TEST(ThreadsTrouble, DelaysTakeTheirTime) {
+  const auto seconds = [](int delay_us) {
+    ThreadOptions options;
+    options.delay_us = delay_us;
+    options.seed = 11;
+    const auto begin = std::chrono::steady_clock::now();
+    for (const std::string& e : on_threads(1, options, [](Communicator& c) {
+           for (int i = 0; i < 16; ++i) c.barrier();
+         }))
+      EXPECT_EQ(e, "");
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  EXPECT_GT(seconds(5'000), 0.016);  // 16 shares of 5 ms each, 40 ms in the mean
+}
+
 TEST_P(Threads, WireBytesAreTheTextbooks) {
   ThreadOptions options;
   options.delay_us = 20;
@@ -111,6 +127,7 @@ class Guarded final : public Memory, public suite::Staging {
   }
   void copy(void* to, const void* from, std::int64_t bytes) override {
     if (fails && holds(to) && holds(from)) throw Error("the device has failed");
+    if (bytes <= 0 || to == from) throw Error("the device is asked to copy nothing");
     std::memmove(const_cast<char*>(reach(to)), reach(from), static_cast<std::size_t>(bytes));
   }
   void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op) override {

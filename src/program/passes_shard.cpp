@@ -69,8 +69,8 @@ class Insertion {
 
 // A run of steps that read one unit's parameters, with no other unit's in between: they share one gathered copy.
 struct Cluster {
-  int unit = -1;
-  std::size_t first = 0, last = 0;
+  int unit;
+  std::size_t first, last;
 };
 
 std::vector<Cluster> clusters_of(const Program& p, const Body& body) {

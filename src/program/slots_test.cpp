@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "program/build.h"
@@ -61,6 +62,39 @@ TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
       }
   EXPECT_GT(shared, 100) << "no schedule gives a place to a second micro-batch";
   EXPECT_GT(several, 100) << "no schedule has two micro-batches in flight";
+}
+
+// A text may have a body of no micro-batch use what is kept for one: the verifier refuses it, after all have a place.
+TEST(Slots, BodiesOfNoMicroBatchTakeNone) {
+  Setting s;
+  s.mesh[mesh::Axis::kPp] = 2;
+  s.pipeline = pipeline_of(ScheduleKind::k1f1b, 1);
+  s.global_batch = 4;
+  s.sequence = 8;
+  Program p = build_stages(tiny(), s)[0];
+  const Slots before(p);
+  int kept = -1;  // with the most slots
+  for (int b = 0; b < static_cast<int>(p.buffers.size()); ++b)
+    if (p.buffers[static_cast<std::size_t>(b)].lifetime == Lifetime::kMicroBatch &&
+        (kept < 0 || before.count(b) > before.count(kept)))
+      kept = b;
+  ASSERT_GE(kept, 0);
+  ASSERT_GT(before.count(kept), 1);
+  const auto none =
+      std::find_if(p.schedule.begin(), p.schedule.end(), [](const Instance& i) { return i.micro_batch < 0; });
+  ASSERT_NE(none, p.schedule.end());
+  p.schedule.insert(p.schedule.begin(), Instance(*none));
+  std::size_t edited = 0;
+  for (const Instance& i : p.schedule)
+    if (i.micro_batch < 0) {
+      p.bodies[static_cast<std::size_t>(i.body)].steps.front().reads.push_back({kept, Range::kAll});
+      ++edited;
+    }
+  ASSERT_GT(edited, 0u);
+  const Slots after(p);
+  for (std::int64_t m = -1; m <= s.global_batch; ++m) EXPECT_EQ(after.place(kept, m), before.place(kept, m)) << m;
+  EXPECT_EQ(after.count(kept), before.count(kept));
+  EXPECT_EQ(after.place(kept, -1), after.place(kept, 0)) << "that of no micro-batch is the first";
 }
 
 }  // namespace

@@ -137,8 +137,9 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));
   s.offload = offload_from_text(text("offload"), where);
+  const std::string& recomputed = text("recompute");
   try {
-    s.recompute = recompute_from_text(text("recompute"));
+    s.recompute = recompute_from_text(recomputed);
   } catch (const UsageError& error) {
     throw UsageError("{}: setting recompute: {}", where, error.what());
   }

@@ -195,6 +195,12 @@ class Verifier {
              want.reads.size(), want.writes.size());
       return false;
     }
+    const auto nameless = [](const Operand& o) { return of_unit(o.value) && o.layer < 0; };
+    if (std::any_of(want.reads.begin(), want.reads.end(), nameless) ||
+        std::any_of(want.writes.begin(), want.writes.end(), nameless)) {
+      report(e, "names no parameter unit");
+      return false;
+    }
     aliases(e, want);
     for (std::size_t i = 0; i < want.reads.size(); ++i) read(e, e.step->reads[i], want.reads[i]);
     for (std::size_t i = 0; i < want.reads.size(); ++i)

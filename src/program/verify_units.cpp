@@ -83,11 +83,8 @@ void UnitLedger::totals() {
   }
 }
 
-UnitLedger::State* UnitLedger::unit(const Expanded& e) {
-  const int u = unit_of_step(p_, *e.step);
-  if (u >= 0) return &units_[static_cast<std::size_t>(u)];
-  report(e, "names no parameter unit");
-  return nullptr;
+UnitLedger::State& UnitLedger::unit(const Expanded& e) {
+  return units_.at(static_cast<std::size_t>(unit_of_step(p_, *e.step)));
 }
 
 std::size_t UnitLedger::expected_contributions(int u) const {
@@ -138,16 +135,15 @@ void UnitLedger::exchange_gradient(const Expanded& e, int u, State& state) {
 
 void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool accumulate) {
   const Setting& s = p_.setting;
-  State* state = unit(e);
-  if (!state) return;
+  State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
   if (axis == Axis::kTp) {
     if (scatter) report(e, "what tensor ranks hold alike is not cut");
-    exchange_gradient(e, u, *state);
+    exchange_gradient(e, u, state);
     return;
   }
   if (axis == Axis::kEnds) {
-    join_ends(e, u, *state, scatter);
+    join_ends(e, u, state, scatter);
     return;
   }
   over_data_ranks(e, axis);
@@ -157,21 +153,20 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool accumul
     if (accumulate) report(e, "a message is added where it is cast back");
     return;
   }
-  depart(e, axis, u, *state);
-  arrive(e, axis, *state, accumulate);
+  depart(e, axis, u, state);
+  arrive(e, axis, state, accumulate);
 }
 
 void UnitLedger::cast(const Expanded& e, const Cast& o) {
-  State* state = unit(e);
-  if (!state) return;
+  State& state = unit(e);
   if (!p_.setting.narrow_over(o.over)) report(e, "gradients travel in the type in which they are kept");
   over_data_ranks(e, o.over);
   if (!o.back) {
     if (o.accumulate) report(e, "a message holds one sum");
-    depart(e, o.over, unit_of_step(p_, *e.step), *state);
+    depart(e, o.over, unit_of_step(p_, *e.step), state);
     return;
   }
-  arrive(e, o.over, *state, o.accumulate);
+  arrive(e, o.over, state, o.accumulate);
   used_up_(e, e.step->reads[0].buffer);
 }
 
@@ -220,31 +215,30 @@ void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool accumul
 // What the host updates from: of each micro-batch, as soon as it is summed over the ranks, or of all at once.
 void UnitLedger::copy_gradient(const Expanded& e, bool accumulate) {
   const Setting& s = p_.setting;
-  State* state = unit(e);
-  if (!state) return;
+  State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
   if (!s.offload.optimizer) report(e, "no gradient belongs on the host");
-  if (accumulate != (s.offload.gradients && state->copied > 0))
+  if (accumulate != (s.offload.gradients && state.copied > 0))
     report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what is there already");
-  ++state->copied;
+  ++state.copied;
   if (!s.offload.gradients) {
-    if (state->copied > 1) report(e, "copies it a second time");
-    if (!reduced_on_device(u) || state->contributions.size() != expected_contributions(u))
+    if (state.copied > 1) report(e, "copies it a second time");
+    if (!reduced_on_device(u) || state.contributions.size() != expected_contributions(u))
       report(e, "copies a gradient that is not reduced");
-    state->on_host = state->contributions.size();
+    state.on_host = state.contributions.size();
     return;
   }
   const std::size_t needed = needed_in(e, u);
   if (s.holders() == 1) {  // nobody to reduce with: it leaves from where it was made
-    complete(e, u, *state);
-    leave(e, *state);
-    arrive(e, Axis::kDp, *state, false);
+    complete(e, u, state);
+    leave(e, state);
+    arrive(e, Axis::kDp, state, false);
   }
   if (needed == 0) report(e, "copies a gradient that no op of this instance has made");
-  if (state->delivered != state->on_host + needed ||
-      (s.sharded_gradients() && s.replicas() > 1 && state->replicated != state->reductions))
+  if (state.delivered != state.on_host + needed ||
+      (s.sharded_gradients() && s.replicas() > 1 && state.replicated != state.reductions))
     report(e, "copies what is not summed over all ranks, or has been copied before");
-  state->on_host = state->delivered;
+  state.on_host = state.delivered;
 }
 
 void UnitLedger::complete(const Expanded& e, int u, const State& state) {
@@ -271,16 +265,15 @@ void UnitLedger::leave(const Expanded& e, State& state) {
 // For use, or once the host has updated them.
 void UnitLedger::copy_parameters(const Expanded& e) {
   const Setting& s = p_.setting;
-  State* state = unit(e);
-  if (!state) return;
+  State& state = unit(e);
   if (s.offload.parameters) {
-    if (state->updated > 0) report(e, "brings parameters that no op of this step reads any more");
+    if (state.updated > 0) report(e, "brings parameters that no op of this step reads any more");
     return;
   }
   if (!s.offload.optimizer) report(e, "no parameters are on the host");
-  if (state->updated != 1) report(e, "brings parameters that are not updated yet");
+  if (state.updated != 1) report(e, "brings parameters that are not updated yet");
   if (!e.step->unless) report(e, "unless=non_finite is missing");
-  if (++state->came > 1) report(e, "brings them a second time");
+  if (++state.came > 1) report(e, "brings them a second time");
 }
 
 bool UnitLedger::reduced(int u) const {
@@ -302,43 +295,40 @@ bool UnitLedger::reduced_on_device(int u) const {
 }
 
 void UnitLedger::count(const Expanded& e) {
-  State* s = unit(e);
-  if (!s) return;
+  State& s = unit(e);
   const int u = unit_of_step(p_, *e.step);
-  if (!reduced(u) || s->contributions.size() != expected_contributions(u))
+  if (!reduced(u) || s.contributions.size() != expected_contributions(u))
     report(e, "counts a gradient that is not reduced");
   if (!p_.counts(u)) report(e, "counts what the first stage of the pipeline counts");
-  ++s->counted;
+  ++s.counted;
 }
 
 void UnitLedger::update(const Expanded& e) {
-  State* s = unit(e);
-  if (!s) return;
+  State& s = unit(e);
   if (!e.step->unless) report(e, "would update from a non-finite gradient: unless=non_finite is missing");
   const int u = unit_of_step(p_, *e.step);
-  if (s->contributions.size() != expected_contributions(u) ||
-      (p_.setting.offload.optimizer && s->on_host != expected_contributions(u)))
+  if (s.contributions.size() != expected_contributions(u) ||
+      (p_.setting.offload.optimizer && s.on_host != expected_contributions(u)))
     report(e, "updates from an incomplete gradient");
-  ++s->updated;
+  ++s.updated;
 }
 
 void UnitLedger::gather(const Expanded& e, Axis axis) {
   const Setting& s = p_.setting;
-  State* state = unit(e);
-  if (!state) return;
+  State& state = unit(e);
   if (s.sharded_parameters() && axis == Axis::kShard) {  // for use, not for keeping
-    if (state->updated > 0) report(e, "gathers parameters that no op of this step reads any more");
+    if (state.updated > 0) report(e, "gathers parameters that no op of this step reads any more");
     return;
   }
   const std::vector<Axis> axes = detail::gathered_over(s);
-  if (state->gathered.size() >= axes.size())
+  if (state.gathered.size() >= axes.size())
     report(e, "parameters are whole by then; there is nothing to gather");
-  else if (axes[state->gathered.size()] != axis)
-    report(e, "parameters come together over {}", name_of(axes[state->gathered.size()]));
-  if (state->updated != 1 || (s.offload.optimizer && state->came != 1))
+  else if (axes[state.gathered.size()] != axis)
+    report(e, "parameters come together over {}", name_of(axes[state.gathered.size()]));
+  if (state.updated != 1 || (s.offload.optimizer && state.came != 1))
     report(e, "gathers parameters that are not updated yet");
   if (!e.step->unless) report(e, "unless=non_finite is missing");
-  state->gathered.push_back(axis);
+  state.gathered.push_back(axis);
 }
 
 }  // namespace molen::program

@@ -71,7 +71,7 @@ class UnitLedger {
     report_(nullptr, fmt::format(format, std::forward<Args>(args)...));
   }
 
-  State* unit(const Expanded& e);
+  State& unit(const Expanded& e);  // whose operands are of one
   std::size_t expected_contributions(int u) const;
   // Contributions that a reduction takes along: those of its micro-batch in its instance, or all.
   std::size_t needed_in(const Expanded& e, int u) const;

@@ -186,6 +186,27 @@ TEST(Console, KeepsTheMostNeededFields) {
   EXPECT_EQ(step_line(sample(), {false, 52}), "step 120/2000 | loss 4.1235 | 12.35 k tok/s");
 }
 
+// What goes where the columns do not suffice, in order: the step and the loss are the last that stay.
+TEST(Console, LeavesOutTheLeastNeededFirst) {
+  ConsoleStep s = sample();
+  s.loss_scale = 65536;
+  const std::vector<std::string> order{" W",    " k tok |", "TFLOP/s", "500.0 ms", "scale ", "lr ",   "data ",
+                                       "gnorm", "mem ",     "J/tok",   "MFU",      "eta ",   "tok/s", "loss"};
+  std::vector<std::string> gone;
+  for (int width = 300; width > 0; --width) {
+    const std::string line = step_line(s, {false, width}) + " |";
+    EXPECT_TRUE(line.starts_with(std::string("step 120/2000").substr(0, static_cast<std::size_t>(width))));
+    for (const std::string& field : order)
+      if (line.find(field) == std::string::npos && std::find(gone.begin(), gone.end(), field) == gone.end())
+        gone.push_back(field);
+  }
+  // Of equal need the first in the line.
+  std::vector<std::string> expected = order;
+  std::swap(expected[2], expected[3]);
+  std::swap(expected[4], expected[5]);
+  EXPECT_EQ(gone, expected);
+}
+
 TEST(Console, Durations) {
   EXPECT_EQ(duration(0), "00:00");
   EXPECT_EQ(duration(59.6), "01:00");

@@ -312,6 +312,13 @@ TEST(FlightLimit, Auto) {
   EXPECT_DOUBLE_EQ(hang_limit_s(Seconds(4), 0), 40.0) << "before the first step's end";
 }
 
+// Six beats before the limit, and never a tenth of it or more.
+TEST(FlightLimit, LeavesTimeToConfirm) {
+  EXPECT_DOUBLE_EQ(suspect_after_s(30.0, milliseconds(250)), 28.5);
+  EXPECT_DOUBLE_EQ(suspect_after_s(15.0, milliseconds(250)), 13.5);
+  EXPECT_DOUBLE_EQ(suspect_after_s(4.0, milliseconds(250)), 3.6);
+}
+
 // Every row of neighbours that is gone has somebody left who looks at one of it, and so has every rank on its host.
 TEST(FlightPeers, SomebodyLooksAtEverybody) {
   for (const int ranks : {1, 2, 5, 16, 17, 64}) {
@@ -333,187 +340,10 @@ TEST(FlightPeers, SomebodyLooksAtEverybody) {
   }
 }
 
-// --- who is to blame
-// ---------------------------------------------------------------------------------------------------
-
-struct Place {
-  std::int64_t step;
-  int op;
-  bool inside;
-};
-
-Sighting living(int rank, int ranks, std::optional<Place> compute, std::optional<Place> comm, bool advances = false) {
-  Sighting s;
-  s.rank = rank;
-  s.process = ProcessState::kAlive;
-  s.beats = true;
-  s.advances = advances;
-  s.flight.emplace();
-  s.flight->identity.rank = rank;
-  s.flight->identity.ranks = ranks;
-  s.flight->identity.host = "node1";
-  s.flight->identity.pid = 100 + rank;
-  s.flight->phase = FlightPhase::kTrain;
-  s.flight->beat_wall_ns = 1'000'000'000'000;
-  for (int i = 0; i < 2; ++i)
-    if (const auto& p = i == 0 ? compute : comm) {
-      s.flight->step = p->step;
-      s.flight->streams[static_cast<std::size_t>(i)] = {true, p->step, p->op, p->inside, 9, {}, 0};
-    }
-  return s;
-}
 const OpTexts kOps = [](const std::string&, int op) {
   return OpText{op % 10 == 0 ? fmt::format("all_reduce {}", op) : fmt::format("part {}", op),
                 fmt::format("  {} <-- here\n", op)};
 };
-
-TEST(FlightJudge, TheRankThatHasNotEnteredWhatTheOthersWaitIn) {
-  const auto j = judge(
-      {living(0, 3, Place{7, 25, false}, Place{7, 20, true}), living(1, 3, Place{7, 15, true}, Place{7, 10, false}),
-       living(2, 3, Place{7, 25, false}, Place{7, 20, true})},
-      kOps);
-  EXPECT_EQ(j.culprits, std::vector<int>{1});
-  EXPECT_EQ(j.waiting, (std::vector<int>{0, 2}));
-  EXPECT_EQ(j.waits_in, 20);
-  EXPECT_EQ(j.ranks[1].state, RankState::kHung);
-  EXPECT_NE(j.summary.find("rank 1 (node1 pid 101) hung: op 15 (part 15) of step 7"), std::string::npos) << j.summary;
-  EXPECT_NE(j.summary.find("ranks 0, 2 wait in op 20 (all_reduce 20)"), std::string::npos) << j.summary;
-  const std::string text = to_text(j, kOps);
-  EXPECT_NE(text.find("15 <-- here"), std::string::npos) << text;
-  EXPECT_NE(text.find("20 <-- here"), std::string::npos) << text;
-  EXPECT_EQ(to_json(j, kOps)["culprits"], Json::array({1}));
-}
-
-// The table and the JSON of one judgement, as people and programs read them.
-TEST(FlightJudge, IsShownWhole) {
-  std::vector<Sighting> ranks{living(0, 3, Place{7, 25, false}, Place{7, 20, true}),
-                              living(1, 3, Place{7, 15, true}, Place{7, 10, false}), Sighting{}};
-  ranks[2].rank = 2;
-  ranks[0].flight->idle_ns = 2'500'000'000;
-  ranks[1].flight->idle_ns = 4'000'000'000;
-  ranks[1].flight->beat_wall_ns -= 3'000'000'000;
-  ranks[0].flight->identity.attempt = 4;
-  ranks[0].flight->streams[1].written = 11;
-  ranks[0].flight->streams[1].torn = 1;
-  ranks[0].flight->streams[1].records.resize(6);
-  const auto j = judge(ranks, kOps);
-  EXPECT_EQ(
-      to_text(j, kOps),
-      "rank 2 has left no record; rank 0 waits in op 20 (all_reduce 20)\n\n"
-      "  rank  host                  pid  state      step  no progress  doing\n"
-      "     0  node1                 100  waiting       7       2.50 s  waiting in op 20 (all_reduce 20) of step 7\n"
-      "     1  node1                 101  hung          7       7.00 s  hung: op 15 (part 15) of step 7\n"
-      "        last heartbeat 1970-01-01T00:16:37Z, 3.00 s before the last of all\n"
-      "     2  -                       -  absent  \n\n"
-      "rank 0 (waiting), step 7, op 20:\n  20 <-- here\n");
-  const Json json = to_json(j, kOps);
-  EXPECT_EQ(json["waits_in"], 20);
-  EXPECT_EQ(json["waiting"], Json::array({0}));
-  ASSERT_EQ(json["ranks"].size(), 3u);
-  Json first = json["ranks"][0];
-  EXPECT_DOUBLE_EQ(first["last_beat_s"].get<double>(), 1000.0);
-  first.erase("last_beat_s");
-  EXPECT_EQ(first, Json::parse(R"({"rank":0,"state":"waiting","doing":"waiting in op 20 (all_reduce 20) of step 7",
-      "host":"node1","pid":100,"attempt":4,"phase":"train","step":7,"op":20,"inside":true,"text":"all_reduce 20",
-      "excerpt":"  20 <-- here\n","idle_s":2.5,
-      "streams":[{"records":9,"readable":0,"torn":0},{"records":11,"readable":6,"torn":1}]})"));
-  EXPECT_EQ(json["ranks"][1]["rank"], 1);
-  EXPECT_EQ(json["ranks"][1]["op"], 15);
-  EXPECT_EQ(json["ranks"][2]["rank"], 2);
-  EXPECT_FALSE(json["ranks"][2].contains("host"));
-}
-
-TEST(FlightJudge, AStoppedRankInsideTheSameCollective) {
-  auto stopped = living(1, 2, Place{7, 25, false}, Place{7, 20, true});
-  stopped.process = ProcessState::kStopped;
-  stopped.beats = false;
-  const auto j = judge({living(0, 2, Place{7, 25, false}, Place{7, 20, true}), stopped}, kOps);
-  EXPECT_EQ(j.culprits, std::vector<int>{1});
-  EXPECT_EQ(j.waiting, std::vector<int>{0});
-}
-
-TEST(FlightJudge, AnEarlierCollectiveThanTheOthers) {
-  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{6, 90, true})}, kOps);
-  EXPECT_EQ(j.culprits, std::vector<int>{1});
-}
-
-TEST(FlightJudge, AllInTheSameCollectiveBlameNobody) {
-  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{7, 20, true})}, kOps);
-  EXPECT_TRUE(j.culprits.empty());
-  EXPECT_NE(j.summary.find("no rank is behind the others"), std::string::npos) << j.summary;
-}
-
-// Ops of two stages of a pipeline have numbers of their own: a smaller one is not behind.
-TEST(FlightJudge, RanksOfOtherProgramsAreNotBehind) {
-  auto first = living(0, 4, {}, Place{7, 90, true}), second = living(1, 4, {}, Place{7, 90, true});
-  auto third = living(2, 4, {}, Place{7, 20, true}), fourth = living(3, 4, {}, Place{7, 20, true});
-  for (auto* s : {&third, &fourth}) s->flight->identity.program_digest = "stage 1";
-  const OpTexts of_stages = [](const std::string& program, int op) {
-    return OpText{program == "stage 1" ? fmt::format("receive {}", op) : fmt::format("send {}", op), ""};
-  };
-  EXPECT_TRUE(judge({first, second, third, fourth}, of_stages).culprits.empty());
-  fourth.flight->streams[kCommStream].op = 10;
-  const auto j = judge({first, second, third, fourth}, of_stages);
-  EXPECT_EQ(j.culprits, std::vector<int>{3});
-  EXPECT_NE(j.summary.find("receive 10"), std::string::npos) << j.summary;
-  EXPECT_NE(j.summary.find("send 90"), std::string::npos) << j.summary;
-  // One that computes holds up its own program's and others' ranks.
-  const auto busy = living(0, 4, Place{7, 31, true}, Place{7, 30, false});
-  EXPECT_EQ(judge({busy, second, third}, of_stages).culprits, std::vector<int>{0});
-}
-
-TEST(FlightJudge, ABusyRankHoldsOthersUpRightly) {
-  auto busy = living(0, 2, Place{7, 90, false}, Place{7, 88, false});
-  busy.flight->phase = FlightPhase::kCheckpoint;
-  EXPECT_TRUE(judge({busy, living(1, 2, {}, Place{8, 3, true})}, kOps).culprits.empty());
-}
-
-// All ranks of a job that has ended, in the same place.
-std::vector<Sighting> dead_in_a_collective(int ranks) {
-  std::vector<Sighting> all;
-  for (int r = 0; r < ranks; ++r) {
-    auto s = living(r, ranks, Place{7, 25, false}, Place{7, 20, true});
-    s.process = ProcessState::kDead;
-    s.beats = s.advances = false;
-    all.push_back(s);
-  }
-  return all;
-}
-
-TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
-  std::vector<Sighting> all = dead_in_a_collective(3);
-  all[2].flight->beat_wall_ns -= 1'500'000'000;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{2});
-  // All at once: who was found dead by the others.
-  all[2].flight->beat_wall_ns = all[0].flight->beat_wall_ns;
-  all[0].flight->saw_dead = 1;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{1});
-  // Nothing of that: whoever was behind.
-  all[0].flight->saw_dead = -1;
-  all[0].flight->streams[1].inside = false;
-  all[0].flight->streams[1].op = 10;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{0});
-}
-
-// The rank that ended the job died first; a launcher let the stopped one go on before it killed it.
-TEST(FlightJudge, TheVerdictOfTheTimeStands) {
-  std::vector<Sighting> all = dead_in_a_collective(2);
-  all[0].flight->beat_wall_ns -= 1'500'000'000;
-  all[0].flight->end = FlightEnd::kAlarmed;
-  all[0].flight->saw_dead = 1;
-  const auto j = judge(all, kOps);
-  EXPECT_EQ(j.culprits, std::vector<int>{1});
-  EXPECT_EQ(j.waiting, std::vector<int>{0});
-  EXPECT_EQ(j.waits_in, 20);
-}
-
-TEST(FlightJudge, WithoutRecordsOrNames) {
-  Sighting none;
-  none.rank = 1;
-  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), none}, {});
-  EXPECT_EQ(j.culprits, std::vector<int>{1});
-  EXPECT_NE(to_text(j, {}).find("absent"), std::string::npos);
-}
 
 // --- the watch
 // ---------------------------------------------------------------------------------------------------------
@@ -649,6 +479,5 @@ TEST(FlightPeers, AreTheNextTwoAndTwoOfTheHost) {
   EXPECT_EQ(peers_of(0, four), (std::vector<int>{1, 2, 5, 10}));
   EXPECT_EQ(peers_of(3, std::vector<std::uint64_t>(4)), (std::vector<int>{0, 1, 2}));
 }
-
 }  // namespace
 }  // namespace molen::store

@@ -61,8 +61,10 @@ TEST_F(LeaseTest, OneOwnerAtATimeAndTheLoserIsToldWho) {
     const Lease second(directory_, {});
     FAIL();
   } catch (const LeaseHeld& error) {
-    EXPECT_NE(std::string(error.what()).find(fmt::format("process {} on ", ::getpid())), std::string::npos)
-        << error.what();
+    EXPECT_EQ(std::string(error.what()),
+              fmt::format("{}: process {} on {} writes here, and only one may; wait for it to end, or give this run "
+                          "another name (run.name)",
+                          directory_.string(), ::getpid(), Owner::self().host));
   }
 }
 
@@ -84,6 +86,28 @@ TEST_F(LeaseTest, ADeadProcessOfThisHostIsKnownAtOnce) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
+// A number of a process is given again after a while: who has it now is not who had it then.
+TEST_F(LeaseTest, ANumberThatIsGivenAgainIsNotItsOwner) {
+  LeaseOptions before;
+  before.owner.process_start -= 1;
+  held_by_the_dead({directory_}, before);
+  EXPECT_EQ(lease_owner(directory_), "") << "this process has that number, and began at another time";
+}
+
+// Only where host, boot and process namespace are the same can a process be looked for.
+TEST_F(LeaseTest, AProcessMeansSomethingInItsPlaceAlone) {
+  for (const auto field : {&Owner::host, &Owner::boot, &Owner::pid_namespace}) {
+    const fs::path directory = directory_ / std::to_string(field == &Owner::host ? 1 : field == &Owner::boot ? 2 : 3);
+    LeaseOptions options;
+    options.owner.pid = 0;  // no process has it
+    held_by_the_dead({directory}, options);
+    EXPECT_EQ(lease_owner(directory), "");
+    options.owner.*field = "another";
+    held_by_the_dead({directory / "elsewhere"}, options);
+    EXPECT_EQ(lease_owner(directory / "elsewhere"), options.owner.text());
+  }
+}
+
 TEST_F(LeaseTest, ADeadOwnerElsewhereIsTakenOverInTime) {
   held_by_the_dead({directory_}, elsewhere("node1", 0.4));
   std::string told;
@@ -93,7 +117,8 @@ TEST_F(LeaseTest, ADeadOwnerElsewhereIsTakenOverInTime) {
   EXPECT_EQ(Lease(directory_, options).token(), 2);
   EXPECT_GE(seconds_since(begin), 0.4);
   EXPECT_LT(seconds_since(begin), 3);
-  EXPECT_NE(told.find("node1"), std::string::npos);
+  EXPECT_EQ(told, fmt::format("{}: {} was writing here; taking over if it shows no life for 0.4 s", directory_.string(),
+                              elsewhere("node1", 0.4).owner.text()));
 }
 
 TEST_F(LeaseTest, ALivingOwnerElsewhereIsSeenByItsRenewals) {
@@ -132,8 +157,22 @@ TEST_F(LeaseTest, TheOwnersPeriodDecidesWhenItIsDead) {
 // An owner that was away for too long learns that it is none any more before it writes.
 TEST_F(LeaseTest, ALateOwnerIsFenced) {
   const Lease late(directory_, elsewhere("node1", 0.4));
+  const auto refusal = [&]() -> std::string {
+    try {
+      late.require();
+      return "";
+    } catch (const LeaseHeld& error) {
+      return error.what();
+    }
+  };
+  const std::string end =
+      " has taken over, because this process showed no life for 0.4 s; nothing more is written here";
   write_file_atomic(directory_ / "lease-000000002.json", "{}");
-  EXPECT_THROW(late.require(), LeaseHeld);
+  EXPECT_EQ(refusal(), directory_.string() + ": another process" + end);
+  write_file_atomic(directory_ / "lease-000000003.json",
+                    R"({"host":"node2","boot":"b","pid_namespace":"n","pid":12,"process_start":34,"job":"Slurm job 9",
+                        "released":false})");
+  EXPECT_EQ(refusal(), directory_.string() + ": process 12 on node2 (Slurm job 9)" + end);
 }
 
 TEST_F(LeaseTest, ALeaseFileCutShortByACrashIsTakenOver) {

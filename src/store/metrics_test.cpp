@@ -70,6 +70,46 @@ TEST(MetricsLine, CoverageIsThereOnlyWhereSomethingIsLeftOut) {
   EXPECT_THROW((void)from_line(bad.dump(), "test"), UsageError);
 }
 
+TEST(MetricsLine, SaysWhoseStepItIs) {
+  StepMetrics m = at(1, 1, 2.0);
+  m.history = 4;
+  const Json older = Json::parse(to_line(m));
+  EXPECT_FALSE(older.contains("run_id"));
+  EXPECT_FALSE(older.contains("history"));
+  EXPECT_EQ(from_line(older.dump(), "test").run_id, "");
+  EXPECT_EQ(from_line(older.dump(), "test").history, 1);
+  m.run_id = "7f3a";
+  const StepMetrics back = from_line(to_line(m), "test");
+  EXPECT_EQ(back.run_id, "7f3a");
+  EXPECT_EQ(back.history, 4);
+}
+
+// Every number comes back under its own name.
+TEST(MetricsLine, AllOfItComesBack) {
+  const Json line = Json::parse(R"({"step":7,"attempt":2,"wall_time_s":1.5,"loss":2.5,"grad_norm":3.5,"lr":4.5,
+      "loss_scale":8.0,"skipped_steps":3,"tokens_total":4,"step_s":5.5,"tokens_per_s":6.5,
+      "tokens_per_s_per_device":7.5,"model_tflops_per_device":8.5,"mfu":0.25,"hfu":0.5,"memory_peak_bytes":5,
+      "memory_planned_bytes":6,"data_wait_s":9.5,"phase_s":{"forward":0.5,"idle":null},
+      "energy_j":{"cpu":null,"gpu0":12.5},"energy_source":{"cpu":"none","gpu0":"counter"},"j_per_token":0.75,
+      "samples":[8,15],"flops_formula":"palm","energy_coverage":"gpu only","run_id":"7f3a","history":4})");
+  EXPECT_EQ(Json::parse(to_line(from_json(line, "test"))), line);
+  const StepMetrics m = from_json(line, "test");
+  EXPECT_EQ(m.samples, (std::array<std::int64_t, 2>{8, 15}));
+  EXPECT_EQ(m.energy_j.at("cpu"), std::nullopt);
+  EXPECT_TRUE(std::isnan(m.phase_s.at("idle")));
+  for (const Json& samples :
+       {Json(7), Json::array({1}), Json::array({1, 2, 3}), Json::array({1, "2"}), Json::array({1.5, 2})}) {
+    Json bad = line;
+    bad["samples"] = samples;
+    try {
+      (void)from_json(bad, "test");
+      ADD_FAILURE() << samples;
+    } catch (const UsageError& e) {
+      EXPECT_STREQ(e.what(), "test: samples: expected two whole numbers");
+    }
+  }
+}
+
 // Of a loss that is not scaled both are null; older files have no such keys.
 TEST(MetricsLine, HoldsTheLossScale) {
   StepMetrics m = at(7, 1, 2.0);
@@ -128,6 +168,23 @@ TEST(Identical, SeesOneBit) {
   b.loss = 2.0;
   EXPECT_EQ(first_difference({a}, {b}), "");  // attempts may differ
   EXPECT_NE(first_difference({a, a}, {b}), "");
+}
+
+TEST(Identical, SaysWhatDiffersFirst) {
+  const StepMetrics a = at(3, 1, 2.0);
+  const auto difference = [&](auto&& change) {
+    StepMetrics b = a;
+    change(b);
+    return first_difference({a}, {b});
+  };
+  EXPECT_EQ(difference([](StepMetrics& m) { m.step = 4; }), "one has step 3 where the other has step 4");
+  EXPECT_EQ(difference([](StepMetrics& m) { m.loss = 2.5; }), "step 3: loss 2 and 2.5");
+  EXPECT_EQ(difference([](StepMetrics& m) { m.grad_norm = 1.5; }), "step 3: grad_norm 0 and 1.5");
+  EXPECT_EQ(difference([](StepMetrics& m) { m.lr = -0.0; }), "step 3: lr 0 and -0");
+  EXPECT_EQ(difference([](StepMetrics& m) { m.tokens_total = 9; }), "step 3: tokens_total 0 and 9");
+  EXPECT_EQ(difference([](StepMetrics& m) { m.samples[1] = 99; }), "step 3: other samples");
+  EXPECT_EQ(difference([](StepMetrics& m) { m.step_s = 99; }), "");
+  EXPECT_EQ(first_difference({a}, {}), "one has 1 steps, the other 0");
 }
 
 }  // namespace

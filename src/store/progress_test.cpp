@@ -63,6 +63,17 @@ TEST(Progress, WhatWasDoneBeforeIsNoPace) {
   EXPECT_EQ(log.text(), "prepare text: 75% | a | eta 01:40\n");
 }
 
+// What is being done is cut to the room there is, and left out where no more than a few letters would be left.
+TEST(Progress, TheTextFitsItsColumns) {
+  const auto text = [](int columns) { return progress_text("verify", "a", 0.5, "0123456789", 60.0, false, columns); };
+  EXPECT_EQ(text(40), "verify a: 50% | 0123456789 | eta 01:00");
+  EXPECT_EQ(text(38), "verify a: 50% | 0123456789 | eta 01:00");
+  EXPECT_EQ(text(37), "verify a: 50% | 012345... | eta 01:00");
+  EXPECT_EQ(text(36), "verify a: 50% | eta 01:00");
+  EXPECT_EQ(progress_text("verify", "a", -1, "", std::nullopt, true, 40), "verify a [----------------] 0%");
+  EXPECT_EQ(progress_text("verify", "a", 2, "b", std::nullopt, false, 40), "verify a: 100% | b");
+}
+
 TEST(Progress, ATerminalHasOneLineThatIsRewritten) {
   Memory terminal, log;
   double time = 0.0;

@@ -89,6 +89,27 @@ TEST(TensorBoard, EachAttemptHasItsOwnFile) {
   EXPECT_EQ(count_records(read_file(second.path())), 2u);
 }
 
+// What goes to the file are the records above with all that was handed in, in the order of the calls.
+TEST(TensorBoard, TheFileHoldsWhatWasSaid) {
+  const TemporaryDirectory dir;
+  TensorBoardWriter writer(dir.path, "node", 1, 9.0);
+  writer.session_start(7, 3.0);
+  writer.scalar("loss", 2.5, 7, 2.0);
+  writer.text("note", "a *b*", 300, 4.0);
+  writer.flush();
+  EXPECT_EQ(read_file(writer.path()), file_version_record(9.0) + session_start_record(7, 3.0) +
+                                          scalar_record("loss", 2.5f, 7, 2.0) + text_record("note", "a *b*", 300, 4.0));
+}
+
+// Lengths and steps of more than seven bits take several bytes, the lowest first.
+TEST(TensorBoard, LargeNumbers) {
+  const auto payload = [](const std::string& record) { return hex(record).substr(24 + 18); };
+  EXPECT_TRUE(payload(session_start_record(127, 3.0)).starts_with("107f3a")) << payload(session_start_record(127, 3.0));
+  EXPECT_TRUE(payload(session_start_record(128, 3.0)).starts_with("1080013a"));
+  EXPECT_TRUE(payload(session_start_record(300, 3.0)).starts_with("10ac023a"));
+  EXPECT_TRUE(payload(session_start_record(0, 3.0)).starts_with("3a")) << "0 is not written";
+}
+
 TEST(TensorBoard, AFileWhereTheDirectoryShouldBeIsAnError) {
   const TemporaryDirectory dir;
   fs::create_directories(dir.path);

@@ -46,14 +46,61 @@ TEST(Trace, SpansInMicrosecondsOnNamedThreads) {
   EXPECT_EQ(of_kind(t, "C")[0]["args"]["value"], 250.5);
 }
 
+// Each process and thread is named once, under its own ids, and sorted by them; counters are on the spans' clock.
+TEST(Trace, TheWholeOfASmallOne) {
+  const Json t = parsed(
+      {{"b", "compute", "main", 5.0, 5.003, {{"bytes", 12}}, 3}, {"a", "comm", "dp", 5.001, 5.002, Json::object(), 3}},
+      {{"watts", 5.0015, 250.5, 4}});
+  EXPECT_EQ(t, Json::parse(R"({"traceEvents":[
+      {"name":"process_name","ph":"M","pid":3,"tid":0,"args":{"name":"rank 3"}},
+      {"name":"process_sort_index","ph":"M","pid":3,"tid":0,"args":{"sort_index":3}},
+      {"name":"thread_name","ph":"M","pid":3,"tid":1,"args":{"name":"main"}},
+      {"name":"thread_sort_index","ph":"M","pid":3,"tid":1,"args":{"sort_index":1}},
+      {"name":"thread_name","ph":"M","pid":3,"tid":2,"args":{"name":"dp"}},
+      {"name":"thread_sort_index","ph":"M","pid":3,"tid":2,"args":{"sort_index":2}},
+      {"name":"b","cat":"compute","ph":"X","ts":0.0,"dur":3000.0,"pid":3,"tid":1,"args":{"bytes":12}},
+      {"name":"a","cat":"comm","ph":"X","ts":1000.0,"dur":1000.0,"pid":3,"tid":2,"args":{}},
+      {"name":"watts","ph":"C","ts":1500.0,"pid":4,"tid":0,"args":{"value":250.5}}],"displayTimeUnit":"ms"})"))
+      << t.dump(1);
+}
+
+// Spans that overlap without nesting go to a lane of their own; one that follows at once, and one inside, do not.
+TEST(Trace, OverlapsGoToFurtherThreads) {
+  const Json t = parsed({{"outer", "", "t", 0, 4, {}, 0},
+                         {"inner", "", "t", 0, 2, {}, 0},
+                         {"crosses", "", "t", 3, 5, {}, 0},
+                         {"follows", "", "t", 4, 6, {}, 0}});
+  std::map<std::string, std::int64_t> lane;
+  for (const Json& e : of_kind(t, "X")) lane[e["name"].get<std::string>()] = e["tid"].get<std::int64_t>();
+  EXPECT_EQ(lane, (std::map<std::string, std::int64_t>{{"outer", 1}, {"inner", 1}, {"crosses", 2}, {"follows", 1}}));
+  EXPECT_EQ(of_kind(t, "M")[4]["args"]["name"], "t (2)");
+}
+
+// The earliest event of all is at 0, be it a counter.
+TEST(Trace, BeginsWithTheEarliest) {
+  const Json t = parsed({{"a", "", "t", 2, 3, {}, 0}}, {{"watts", 1.5, 1, 0}});
+  EXPECT_EQ(of_kind(t, "C")[0]["ts"], 0.0);
+  EXPECT_EQ(of_kind(t, "X")[0]["ts"], 5e5);
+}
+
 TEST(Trace, EmptyIsValid) {
   EXPECT_TRUE(parsed({})["traceEvents"].empty());
 }
 
 TEST(Trace, RefusesImpossibleTimes) {
-  EXPECT_THROW(trace_json({{"a", "", "t", 2, 1, {}, 0}}), Error);
-  EXPECT_THROW(trace_json({{"a", "", "t", NAN, 1, {}, 0}}), Error);
-  EXPECT_THROW(trace_json({{"a", "", "t", 0, INFINITY, {}, 0}}), Error);
+  const auto refusal = [](const TraceSpan& span, const std::vector<TraceCounter>& counters) -> std::string {
+    try {
+      (void)trace_json({span}, counters);
+      return "";
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(refusal({"a", "", "t", 2, 1, {}, 0}, {}), "trace: 'a' ends before it starts (1 s, 2 s)");
+  EXPECT_EQ(refusal({"a", "", "t", NAN, 1, {}, 0}, {}), "trace: the times of 'a' are not finite");
+  EXPECT_EQ(refusal({"a", "", "t", 0, INFINITY, {}, 0}, {}), "trace: the times of 'a' are not finite");
+  EXPECT_EQ(refusal({"a", "", "t", 1, 1, {}, 0}, {{"w", NAN, 1, 0}}), "trace: the time of counter 'w' is not finite");
+  EXPECT_EQ(refusal({"a", "", "t", 1, 1, {}, 0}, {{"w", 1, NAN, 0}}), "");
 }
 
 // The unit that viewers show; text is not escaped beyond what JSON asks for.

@@ -51,6 +51,10 @@ double hang_limit_s(std::optional<Seconds> hang_timeout, std::int64_t median_ste
   return median_step_ns > 0 ? limit : 10.0 * limit;
 }
 
+double suspect_after_s(double limit_s, milliseconds beat) {
+  return limit_s - std::min(0.1 * limit_s, 6e-3 * static_cast<double>(beat.count()));
+}
+
 std::vector<int> peers_of(int rank, const std::vector<std::uint64_t>& hosts) {
   constexpr int kAll = 16, kNext = 2;
   const int ranks = static_cast<int>(hosts.size());
@@ -135,9 +139,7 @@ void Watch::beat_loop() {
 }
 
 double Watch::limit_s() const {
-  // Less what noticing and confirming take, so that the report is there within the limit.
-  const double limit = hang_limit_s(options_.hang_timeout, writer_.median_step());
-  return limit - std::min(0.1 * limit, 6e-3 * static_cast<double>(options_.beat.count()));
+  return suspect_after_s(hang_limit_s(options_.hang_timeout, writer_.median_step()), options_.beat);
 }
 
 void Watch::look_loop() {

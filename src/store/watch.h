@@ -74,6 +74,10 @@ class Watch {
 // The limit in force: `hang_timeout`, or max(3 x median step, 30 s); ten times as long before the first step's end.
 double hang_limit_s(std::optional<Seconds> hang_timeout, std::int64_t median_step_ns);
 
+// As much of that limit as may pass before one suspects: noticing and confirming take the rest, so that the report is
+// there within the limit.
+double suspect_after_s(double limit_s, std::chrono::milliseconds beat);
+
 // Peers to look at: all of a small job; else the next ranks, and the next ones of the same host (`hosts`: a key per
 // rank), so that every dead rank, host or row of hosts is seen by somebody.
 std::vector<int> peers_of(int rank, const std::vector<std::uint64_t>& hosts);

@@ -241,6 +241,33 @@ TEST_P(Nccl, EqualCountsTakeTheNativeCall) {
   EXPECT_EQ(count("ncclAllGather") + count("ncclReduceScatter"), 4) << "none more";
 }
 
+// Of an exchange each rank keeps its own block without asking the library for it, and sends none that is empty.
+TEST_P(Nccl, AnExchangeSendsToOthersAlone) {
+  for (const std::string& e : on_ranks(3, options(), [](Communicator& c) {
+         std::vector<float> x(9, static_cast<float>(c.rank())), y(9);
+         const std::vector<std::int64_t> three{3, 3, 3};
+         c.all_to_all(x.data(), three, y.data(), three, DType::kF32);
+         if (y != std::vector<float>{0, 0, 0, 1, 1, 1, 2, 2, 2}) throw Error("other blocks");
+       }))
+    EXPECT_EQ(e, "");
+  EXPECT_EQ(count("ncclSend"), 6);
+  EXPECT_EQ(count("ncclRecv"), 6);
+  for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
+         std::vector<float> x(4), y(4);
+         const std::vector<std::int64_t> own =
+             c.rank() == 0 ? std::vector<std::int64_t>{2, 0} : std::vector<std::int64_t>{0, 2};
+         c.all_to_all(x.data(), own, y.data(), own, DType::kF32);
+         const std::vector<std::int64_t> uneven{1, 2};
+         if (c.rank() == 0) c.all_to_all(x.data(), uneven, y.data(), uneven, DType::kF32);
+         if (c.rank() == 1) {
+           const std::vector<std::int64_t> mine{2, 1};
+           c.all_to_all(x.data(), mine, y.data(), mine, DType::kF32);
+         }
+       }))
+    EXPECT_EQ(e, "");
+  EXPECT_EQ(count("ncclSend"), 8) << "two of the uneven ones";
+}
+
 // A maximum of several chunks, written over what it reads.
 TEST_P(Nccl, MaximaOfManyElementsKeepNaN) {
   constexpr std::int64_t n = 1'500'000;
@@ -464,6 +491,37 @@ TEST_P(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
          EXPECT_THROW(c.all_reduce(&mine, -1, DType::kF64, Reduce::kSum), Error);
          EXPECT_EQ(c.traffic().calls, 1);
          EXPECT_FALSE(c.traffic().wire_bytes || c.traffic().wire_received) << "NCCL cannot be asked";
+       }))
+    EXPECT_EQ(e, "");
+}
+
+// Every call looks at the memory that it is given, before anything is on its way.
+TEST_P(Nccl, NoCallTakesMemoryItCannotReach) {
+  double host[2] = {1, 2}, mine[2] = {3, 4};
+  FAKE(runtime, fake_runtime_pointers)(host, nullptr);
+  const std::vector<std::int64_t> ones{1, 1};
+  for (const std::string& e : on_ranks(2, options(), [&](Communicator& c) {
+         const auto refused = [&](const char* what, auto call) {
+           std::string said = "took it";
+           try {
+             call();
+           } catch (const Error& e) {
+             said = e.what();
+           }
+           if (said.find("plain host memory") == std::string::npos) throw Error("{}: {}", what, said);
+         };
+         const int peer = 1 - c.rank();
+         constexpr DType kType = DType::kF64;
+         refused("all_reduce", [&] { c.all_reduce(host, 1, kType, Reduce::kSum); });
+         refused("reduce_scatter from", [&] { c.reduce_scatter(host, mine, ones, kType, Reduce::kSum); });
+         refused("reduce_scatter to", [&] { c.reduce_scatter(mine, host, ones, kType, Reduce::kSum); });
+         refused("all_gather from", [&] { c.all_gather(host, mine, ones, kType); });
+         refused("all_gather to", [&] { c.all_gather(mine, host, ones, kType); });
+         refused("all_to_all from", [&] { c.all_to_all(host, ones, mine, ones, kType); });
+         refused("all_to_all to", [&] { c.all_to_all(mine, ones, host, ones, kType); });
+         refused("broadcast", [&] { c.broadcast(host, 1, kType, 0); });
+         refused("send", [&] { c.send(host, 1, kType, peer); });
+         refused("recv", [&] { c.recv(host, 1, kType, peer); });
        }))
     EXPECT_EQ(e, "");
 }

@@ -1,7 +1,8 @@
 // A library with NCCL's functions between threads of one process, on the fake runtime's streams. It keeps to what
-// NCCL promises and no more: calls return before anything is done, sums of bf16 and fp16 round at each rank, a maximum
-// drops a NaN, an abort reaches only the rank that calls it, and a communicator that is asked again while in progress
-// refuses. FAKE_NO_SPLIT leaves ncclCommSplit out (NCCL before 2.18), FAKE_NO_SEND leaves ncclSend out.
+// NCCL promises and no more: a message has the size that its receiver asks for, calls return before anything is done,
+// sums of bf16 and fp16 round at each rank, a maximum drops a NaN, an abort reaches only the rank that calls it, and a
+// communicator that is asked again while in progress refuses. FAKE_NO_SPLIT leaves ncclCommSplit out (NCCL
+// before 2.18), FAKE_NO_SEND leaves ncclSend out.
 #include "comm/nccl/fake/fake.h"
 
 #include <algorithm>
@@ -240,7 +241,14 @@ void execute(FakeComm& c, const std::vector<Op>& ops) {
       auto& box = w.mail[{op.peer, c.rank}];
       whole = wait(lock, c, [&] { return !box.empty(); });
       if (!whole) break;
-      std::memcpy(op.receive, box.front()->op->send, std::min(op.count, box.front()->op->count));
+      const Op& sent = *box.front()->op;
+      if (op.count != sent.count || op.type != sent.type) {
+        w.broken = kInvalidUsage;
+        w.changed.notify_all();
+        whole = wait(lock, c, [] { return false; });
+        break;
+      }
+      std::memcpy(op.receive, sent.send, op.count * width_of(op.type));
       box.front()->taken = true;
       box.pop_front();
       w.changed.notify_all();

@@ -1,0 +1,242 @@
+// config.json: the value of every key, in and out, and the words with which a key is refused.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "checkpoint/huggingface.h"
+
+namespace molen::checkpoint {
+namespace {
+
+using arch::Architecture;
+
+// Every key with a value of its own, none of them its default.
+Json llama() {
+  return Json::parse(R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":24,
+      "intermediate_size":40,"num_hidden_layers":3,"num_attention_heads":6,"num_key_value_heads":2,"head_dim":8,
+      "hidden_act":"silu","rms_norm_eps":0.125,"rope_theta":2500.0,
+      "rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.5,"high_freq_factor":4.5,
+                      "original_max_position_embeddings":16},
+      "max_position_embeddings":50,"vocab_size":97,"tie_word_embeddings":true,"attention_bias":false,
+      "mlp_bias":false,"attention_dropout":0.0,"initializer_range":0.25,"pretraining_tp":1,"use_cache":true,
+      "bos_token_id":1,"eos_token_id":[2,3],"pad_token_id":4,"torch_dtype":"float32",
+      "transformers_version":"4.46.0"})");
+}
+Json gpt2() {
+  return Json::parse(R"({"architectures":["GPT2LMHeadModel"],"model_type":"gpt2","vocab_size":97,"n_positions":50,
+      "n_embd":24,"n_layer":3,"n_head":6,"n_inner":40,"activation_function":"gelu_new","layer_norm_epsilon":0.125,
+      "initializer_range":0.25,"attn_pdrop":0.0,"embd_pdrop":0.0,"resid_pdrop":0.0,"scale_attn_weights":true,
+      "scale_attn_by_inverse_layer_idx":false,"reorder_and_upcast_attn":false,"tie_word_embeddings":false,
+      "use_cache":true,"bos_token_id":null,"eos_token_id":2,"pad_token_id":null,"torch_dtype":"bfloat16",
+      "transformers_version":"4.46.0"})");
+}
+
+std::string refusal(const Json& json) {
+  try {
+    (void)parse_hf_config(json, "config.json");
+    return "accepted";
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+}
+std::string with(Json json, const char* key, const Json& value) {
+  json[key] = value;
+  return refusal(json);
+}
+Architecture without(Json json, std::vector<const char*> keys) {
+  for (const char* key : keys) json.erase(key);
+  return parse_hf_config(json, "config.json").arch;
+}
+
+TEST(HfConfig, EveryKeyOfALlama) {
+  const HfConfig config = parse_hf_config(llama(), "config.json");
+  const Architecture& a = config.arch;
+  EXPECT_EQ(a.family, arch::Family::kLlama);
+  EXPECT_EQ(a.name, "custom");
+  EXPECT_EQ(a.layers, 3);
+  EXPECT_EQ(a.hidden, 24);
+  EXPECT_EQ(a.ffn, 40);
+  EXPECT_EQ(a.heads, 6);
+  EXPECT_EQ(a.kv_heads, 2);
+  EXPECT_EQ(a.head_dim, 8);
+  EXPECT_EQ(a.vocabulary, 97);
+  EXPECT_EQ(a.max_sequence, 50);
+  EXPECT_TRUE(a.tied);
+  EXPECT_EQ(a.norm_eps, 0.125);
+  EXPECT_EQ(a.init_std, 0.25);
+  EXPECT_EQ(a.rope_theta, 2500.0);
+  EXPECT_EQ(a.rope_scaling, (arch::RopeScaling{8.0, 1.5, 4.5, 16}));
+  EXPECT_EQ(config.tokens.bos, 1);
+  EXPECT_EQ(config.tokens.eos, (std::vector<std::int64_t>{2, 3}));
+  EXPECT_EQ(config.tokens.pad, 4);
+  EXPECT_TRUE(config.ignored.empty());
+  EXPECT_EQ(hf_config(a, config.tokens, DType::kF32), llama());
+}
+
+TEST(HfConfig, EveryKeyOfAGpt2) {
+  const HfConfig config = parse_hf_config(gpt2(), "config.json");
+  const Architecture& a = config.arch;
+  EXPECT_EQ(a.family, arch::Family::kGpt);
+  EXPECT_EQ(a.norm, arch::Norm::kLayer);
+  EXPECT_EQ(a.position, arch::Position::kLearned);
+  EXPECT_EQ(a.activation, arch::Activation::kGeluTanh);
+  EXPECT_TRUE(a.biases);
+  EXPECT_EQ(a.layers, 3);
+  EXPECT_EQ(a.hidden, 24);
+  EXPECT_EQ(a.ffn, 40);
+  EXPECT_EQ(a.heads, 6);
+  EXPECT_EQ(a.kv_heads, 6);
+  EXPECT_EQ(a.head_dim, 4);
+  EXPECT_EQ(a.vocabulary, 97);
+  EXPECT_EQ(a.max_sequence, 50);
+  EXPECT_FALSE(a.tied);
+  EXPECT_EQ(a.norm_eps, 0.125);
+  EXPECT_EQ(a.init_std, 0.25);
+  EXPECT_EQ(config.tokens.bos, std::nullopt);
+  EXPECT_EQ(hf_config(a, config.tokens, DType::kBF16), gpt2());
+}
+
+// As transformers has them, configuration_llama.py and configuration_gpt2.py.
+TEST(HfConfig, WhatIsNotThereHasTheDefaultsOfTransformers) {
+  const Architecture a =
+      without(llama(), {"architectures", "num_key_value_heads", "head_dim", "max_position_embeddings",
+                        "tie_word_embeddings", "rms_norm_eps", "initializer_range", "rope_theta", "rope_scaling",
+                        "hidden_act", "attention_bias", "mlp_bias", "bos_token_id", "eos_token_id", "pad_token_id"});
+  EXPECT_EQ(a.kv_heads, 6);
+  EXPECT_EQ(a.head_dim, 4);
+  EXPECT_EQ(a.max_sequence, 2048);
+  EXPECT_FALSE(a.tied);
+  EXPECT_EQ(a.norm_eps, 1e-6);
+  EXPECT_EQ(a.init_std, 0.02);
+  EXPECT_EQ(a.rope_theta, 10000.0);
+  EXPECT_EQ(a.rope_scaling, std::nullopt);
+  const Architecture g = without(gpt2(), {"architectures", "n_inner", "n_positions", "tie_word_embeddings",
+                                          "layer_norm_epsilon", "initializer_range", "activation_function",
+                                          "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "eos_token_id"});
+  EXPECT_EQ(g.ffn, 96);
+  EXPECT_EQ(g.max_sequence, 1024);
+  EXPECT_TRUE(g.tied);
+  EXPECT_EQ(g.norm_eps, 1e-5);
+  EXPECT_EQ(g.init_std, 0.02);
+}
+
+TEST(HfConfig, RefusesALlamaInTheseWords) {
+  EXPECT_EQ(refusal(llama()), "accepted");
+  EXPECT_EQ(with(llama(), "architectures", Json::array({"GPT2LMHeadModel"})),
+            "config.json: 'architectures': only [\"LlamaForCausalLM\"] is known for this model_type");
+  for (const Json& bad : {Json::array(), Json("LlamaForCausalLM"), Json::array({"LlamaForCausalLM", "x"})})
+    EXPECT_NE(with(llama(), "architectures", bad), "accepted") << bad;
+  EXPECT_EQ(with(llama(), "model_type", "mistral"),
+            "config.json: 'model_type': 'mistral' is not implemented; known: llama, gpt2");
+  EXPECT_EQ(with(llama(), "model_type", std::string(50, 'x')),
+            "config.json: 'model_type': '" + std::string(40, 'x') + "' is not implemented; known: llama, gpt2");
+  EXPECT_EQ(with(llama(), "quantization_config", Json::object()),
+            "config.json: 'quantization_config': quantised weights are not implemented");
+  EXPECT_EQ(with(llama(), "num_attention_heads", 0), "config.json: 'num_attention_heads': must divide hidden_size");
+  Json odd = llama();
+  odd["num_attention_heads"] = odd["num_key_value_heads"] = 5;
+  EXPECT_EQ(refusal(odd), "accepted") << "head_dim stands for itself";
+  odd.erase("head_dim");
+  EXPECT_EQ(refusal(odd), "config.json: 'num_attention_heads': must divide hidden_size");
+  EXPECT_EQ(with(llama(), "sliding_window", 49),
+            "config.json: 'sliding_window': attention over a window shorter than max_position_embeddings is not "
+            "implemented");
+  EXPECT_EQ(with(llama(), "sliding_window", 50), "accepted");
+  EXPECT_EQ(with(llama(), "hidden_act", "gelu"), "config.json: 'hidden_act': only silu is implemented");
+  EXPECT_EQ(with(llama(), "attention_bias", true),
+            "config.json: 'attention_bias': biases in a Llama are not implemented");
+  EXPECT_EQ(with(llama(), "mlp_bias", true), "config.json: 'mlp_bias': biases in a Llama are not implemented");
+}
+
+TEST(HfConfig, RefusesAGpt2InTheseWords) {
+  EXPECT_EQ(refusal(gpt2()), "accepted");
+  EXPECT_EQ(with(gpt2(), "architectures", Json::array({"LlamaForCausalLM"})),
+            "config.json: 'architectures': only [\"GPT2LMHeadModel\"] is known for this model_type");
+  for (const int heads : {0, -6, 5})
+    EXPECT_EQ(with(gpt2(), "n_head", heads), "config.json: 'n_head': must divide n_embd");
+  EXPECT_EQ(with(gpt2(), "n_embd", 6 * (std::int64_t{1} << 40)), "config.json: 'n_embd': too large");
+  EXPECT_EQ(with(gpt2(), "activation_function", "relu"),
+            "config.json: 'activation_function': only gelu_new is implemented");
+  EXPECT_EQ(with(gpt2(), "activation_function", "gelu_pytorch_tanh"), "accepted");
+  EXPECT_EQ(with(gpt2(), "scale_attn_weights", false), "config.json: 'scale_attn_weights': only true is implemented");
+  EXPECT_EQ(with(gpt2(), "scale_attn_by_inverse_layer_idx", true),
+            "config.json: 'scale_attn_by_inverse_layer_idx': only false is implemented");
+  EXPECT_EQ(with(gpt2(), "add_cross_attention", true), "config.json: 'add_cross_attention': only false is implemented");
+}
+
+TEST(HfConfig, RopeInBothFormsAndTheKindsItKnows) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const std::string origin = std::string("config.json: ") + key + ": ";
+    Json base = llama();
+    base.erase("rope_scaling");
+    EXPECT_EQ(with(base, key, {{"partial_rotary_factor", 0.5}}),
+              origin + "'partial_rotary_factor': only 1 is implemented");
+    EXPECT_EQ(with(base, key, {{"partial_rotary_factor", 1.0}}), "accepted");
+    EXPECT_EQ(with(base, key, {{"type", "yarn"}}),
+              origin + "'rope_type': 'yarn' is not implemented; known: default, llama3");
+    EXPECT_EQ(with(base, key, {{"rope_type", "llama3"}, {"type", "yarn"}, {"factor", 8.0}, {"low_freq_factor", 1.0}}),
+              origin + "'high_freq_factor' is missing");
+    EXPECT_EQ(with(base, key, 3), origin.substr(0, origin.size() - 2) + ": must be a JSON object");
+    base[key] = {{"rope_theta", 77.0}};
+    EXPECT_EQ(parse_hf_config(base, "config.json").arch.rope_theta, 77.0);
+    EXPECT_EQ(parse_hf_config(base, "config.json").arch.rope_scaling, std::nullopt);
+  }
+}
+
+// Ids that name no token of the table are left out: some published files hold them.
+TEST(HfConfig, SpecialTokensAreOfTheTable) {
+  const auto tokens = [](const char* key, const Json& value) {
+    Json json = llama();
+    json[key] = value;
+    return parse_hf_config(Json::parse(json.dump()), "config.json").tokens;  // as a file has it
+  };
+  EXPECT_EQ(tokens("bos_token_id", 96).bos, 96);
+  EXPECT_EQ(tokens("pad_token_id", 0).pad, 0);
+  for (const Json& none : {Json(97), Json(-1), Json(1.0), Json("1"), Json(nullptr)}) {
+    EXPECT_EQ(tokens("bos_token_id", none).bos, std::nullopt) << none;
+    EXPECT_EQ(tokens("pad_token_id", none).pad, std::nullopt) << none;
+    EXPECT_TRUE(tokens("eos_token_id", none).eos.empty()) << none;
+  }
+  EXPECT_EQ(tokens("eos_token_id", 5).eos, std::vector<std::int64_t>{5});
+  EXPECT_EQ(tokens("eos_token_id", {5, 97, 6}).eos, (std::vector<std::int64_t>{5, 6}));
+}
+
+TEST(HfConfig, CodeIsNamedAndNeverRun) {
+  const std::string why = " names code to run, which molen never does; remove the key if the weights are a plain model";
+  EXPECT_EQ(with(llama(), "auto_map", Json::object()), "config.json: 'auto_map'" + why);
+  EXPECT_EQ(with(llama(), "x", Json::array({Json{{"custom_generate", "y"}}})), "config.json: 'custom_generate'" + why);
+  EXPECT_EQ(with(llama(), "x", {{"custom_pipelines", true}}), "config.json: 'custom_pipelines'" + why);
+  EXPECT_EQ(with(llama(), "attn_implementation", "kernels/x"), "config.json: 'attn_implementation'" + why);
+  for (const Json& off : {Json(nullptr), Json(false)}) EXPECT_EQ(with(llama(), "trust_remote_code", off), "accepted");
+  EXPECT_EQ(with(llama(), "_attn_implementation_autoset", true), "accepted");
+}
+
+TEST(HfConfig, WhatHasNoFormThere) {
+  const auto text = [](auto&& change, DType dtype = DType::kF32) -> std::string {
+    Architecture a = parse_hf_config(gpt2(), "config.json").arch;
+    change(a);
+    try {
+      (void)hf_config(a, {}, dtype);
+      return "accepted";
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_EQ(text([](Architecture&) {}), "accepted");
+  EXPECT_EQ(
+      text([](Architecture& a) { a.position = arch::Position::kRope; }),
+      "model 'custom' (layer norm, rope positions, gelu_tanh, biases) has no Hugging Face form that molen writes; "
+      "known: Llama (rms, rope, swiglu, no biases) and GPT-2 (layer, learned, gelu_tanh, biases, as many KV heads "
+      "as heads)");
+  EXPECT_NE(text([](Architecture& a) { a.norm = arch::Norm::kRms; }), "accepted");
+  EXPECT_NE(text([](Architecture& a) { a.biases = false; }), "accepted");
+  EXPECT_NE(text([](Architecture& a) { a.kv_heads = 2; }), "accepted");
+  EXPECT_NE(text([](Architecture& a) { a.head_dim = 8; }), "accepted");
+  EXPECT_EQ(text([](Architecture&) {}, DType::kI32), "weights of type i32 have no Hugging Face form");
+}
+
+}  // namespace
+}  // namespace molen::checkpoint

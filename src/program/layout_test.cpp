@@ -1,0 +1,128 @@
+// Which elements each rank has: of the units that ranks share, and of the parameters of the whole model.
+#include "program/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+#include "arch/parameters.h"
+#include "program/build.h"
+#include "program/test_edit.h"
+
+namespace molen::program {
+namespace {
+
+using Bounds = std::pair<std::int64_t, std::int64_t>;
+
+mesh::PerAxis at(int replicate, int shard, int tp = 0) {
+  mesh::PerAxis c{};
+  c[mesh::Axis::kDpReplicate] = replicate;
+  c[mesh::Axis::kDpShard] = shard;
+  c[mesh::Axis::kTp] = tp;
+  return c;
+}
+
+Setting hybrid(int zero, bool own_over_dp) {
+  Setting s;
+  s.mesh[mesh::Axis::kDpReplicate] = 2;
+  s.mesh[mesh::Axis::kDpShard] = 3;
+  s.zero = zero;
+  s.own_over_dp = own_over_dp;
+  return s;
+}
+
+// 12 blocks of 16 elements over two copies of three ranks: what each op's range is on a rank, by stage.
+TEST(Layout, RangesOfEachStage) {
+  Unit unit;
+  unit.elements = 192;
+  unit.replicated = 48;
+  const auto range = [&](const Setting& s, int replicate, int shard, Range r) {
+    return unit_range(s, at(replicate, shard), unit, r);
+  };
+  const Bounds all{0, 192};
+  for (const bool own : {false, true})
+    for (int zero = 0; zero <= 3; ++zero) {
+      EXPECT_EQ(range(hybrid(zero, own), 1, 2, Range::kAll), all);
+      EXPECT_EQ(range(hybrid(zero, own), 1, 2, Range::kReplicated), Bounds(0, 48));
+    }
+  EXPECT_EQ(range(hybrid(0, false), 1, 2, Range::kOwn), all);
+  EXPECT_EQ(range(hybrid(0, false), 1, 2, Range::kShard), all);
+  // Stage 1: over all six, a copy after the other, as they stand in the communicator that gathers them.
+  EXPECT_EQ(range(hybrid(1, false), 1, 2, Range::kShard), all);
+  for (int replicate = 0; replicate < 2; ++replicate)
+    for (int shard = 0; shard < 3; ++shard) {
+      const std::int64_t first = 32 * (3 * replicate + shard);
+      EXPECT_EQ(range(hybrid(1, false), replicate, shard, Range::kOwn), Bounds(first, first + 32));
+      EXPECT_EQ(unit_tile(hybrid(1, false), at(replicate, shard), 192), Bounds(first, first + 32));
+      EXPECT_EQ(unit_tile(hybrid(0, false), at(replicate, shard), 192), Bounds(first, first + 32));
+      // Stages 2 and 3: over the three of a copy, and each third over the copies.
+      const Bounds third{64 * shard, 64 * shard + 64},
+          sixth{64 * shard + 32 * replicate, 64 * shard + 32 * replicate + 32};
+      for (const int zero : {2, 3}) {
+        EXPECT_EQ(range(hybrid(zero, false), replicate, shard, Range::kShard), third);
+        EXPECT_EQ(range(hybrid(zero, false), replicate, shard, Range::kOwn), third);
+        EXPECT_EQ(range(hybrid(zero, true), replicate, shard, Range::kShard), third);
+        EXPECT_EQ(range(hybrid(zero, true), replicate, shard, Range::kOwn), sixth);
+        EXPECT_EQ(unit_tile(hybrid(zero, false), at(replicate, shard), 192), sixth);
+      }
+    }
+}
+
+// The order of the rank grid says whose number is which.
+TEST(Layout, RangesFollowTheOrderOfTheGrid) {
+  Setting s = hybrid(1, false);
+  s.order = {mesh::Axis::kPp, mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kCp, mesh::Axis::kTp};
+  for (int replicate = 0; replicate < 2; ++replicate)
+    for (int shard = 0; shard < 3; ++shard) {
+      const std::int64_t first = 32 * (2 * shard + replicate);
+      EXPECT_EQ(unit_tile(s, at(replicate, shard), 192), Bounds(first, first + 32));
+    }
+}
+
+// The boxes of any range of a unit are its elements, in their order; padding is none of them.
+TEST(Layout, BoxesOfARangeAreItsElements) {
+  for (const int tensor : {1, 2}) {
+    Setting s;
+    s.mesh[mesh::Axis::kTp] = tensor;
+    const Program p = build(tiny(), s);
+    const auto whole = arch::parameters(p.arch);
+    std::map<std::pair<int, std::int64_t>, int> held;  // by parameter and element of it: how many ranks
+    for (int rank = 0; rank < tensor; ++rank)
+      for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+        const std::int64_t size = p.units[static_cast<std::size_t>(u)].elements;
+        // The element of the whole model that each place of the unit has; by runs, which say it otherwise.
+        std::map<std::int64_t, std::pair<int, std::int64_t>> places;
+        for (const GlobalRun& run : global_runs(p, at(0, 0, rank), u, 0, size))
+          for (std::int64_t i = 0; i < run.count; ++i) {
+            places[run.unit_first + i] = {run.parameter, run.first + i};
+            ++held[{run.parameter, run.first + i}];
+          }
+        for (const Bounds& range : std::vector<Bounds>{{0, size}, {0, size / 3}, {size / 3, size}, {7, 8}, {5, 5}}) {
+          std::int64_t count = 0;
+          for (const GlobalBox& global : global_boxes(p, at(0, 0, rank), u, range.first, range.second)) {
+            const auto& parameter = whole[static_cast<std::size_t>(global.parameter)];
+            const std::int64_t columns = parameter.shape.back();
+            std::int64_t place = global.unit_first;
+            const bool flat = parameter.shape.size() == 1;
+            const std::int64_t rows = flat ? 1 : global.box.sizes[0], first_row = flat ? 0 : global.box.offsets[0];
+            for (std::int64_t r = 0; r < rows; ++r)
+              for (std::int64_t c = 0; c < global.box.sizes.back(); ++c, ++place, ++count) {
+                const std::int64_t element = (first_row + r) * columns + global.box.offsets.back() + c;
+                ASSERT_EQ(places.at(place), std::pair(global.parameter, element))
+                    << parameter.name << " at " << place << " of rank " << rank;
+                ASSERT_TRUE(range.first <= place && place < range.second) << parameter.name;
+              }
+          }
+          EXPECT_EQ(count, std::distance(places.lower_bound(range.first), places.lower_bound(range.second)));
+        }
+      }
+    EXPECT_EQ(std::ssize(held), arch::num_parameters(p.arch)) << "no element without a rank";
+    if (tensor == 1) {
+      for (const auto& [element, ranks] : held) ASSERT_EQ(ranks, 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace molen::program

@@ -1,0 +1,144 @@
+// Programs of the stages of a pipeline beside each other: that they meet, and what is refused of them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "program/build.h"
+#include "program/memory.h"
+#include "program/test_edit.h"
+#include "program/text.h"
+#include "program/verify.h"
+
+namespace molen::program {
+namespace {
+
+Setting staged(int stages, ScheduleKind kind = ScheduleKind::k1f1b) {
+  Setting s;
+  s.mesh[mesh::Axis::kPp] = stages;
+  s.pipeline = pipeline_of(kind, kind == ScheduleKind::kInterleaved ? 2 : 1);
+  s.global_batch = 4;
+  s.sequence = 8;
+  return s;
+}
+
+arch::Architecture seven_layers(bool tied = false) {
+  arch::Architecture a = tiny(tied);
+  a.layers = 7;
+  return a;
+}
+
+// Whether a finding has the text.
+::testing::AssertionResult finds(const Program& p, const std::string& text) {
+  std::string all;
+  for (const Finding& f : verify(p)) {
+    if (f.text.find(text) != std::string::npos) return ::testing::AssertionSuccess();
+    all += "\n  " + f.text;
+  }
+  return ::testing::AssertionFailure() << "not found: " << text << all;
+}
+
+// Validation runs all stages forward once, whatever order training has them in.
+TEST(Stages, EvaluateInTurn) {
+  for (const ScheduleKind kind : kAllScheduleKinds)
+    for (const int count : {2, 3}) {
+      Setting s = staged(count, kind);
+      s.purpose = Purpose::kEvaluate;
+      const auto stages = build_stages(seven_layers(), s);
+      ASSERT_EQ(std::ssize(stages), count);
+      std::vector<std::int64_t> layers;
+      int heads = 0;
+      for (const Program& p : stages) {
+        EXPECT_TRUE(verify(p).empty()) << name_of(kind) << ": " << verify(p)[0].text;
+        EXPECT_EQ(parse(print(p), "text"), p);
+        for (const Expanded& e : expand(p))
+          if (const auto* c = std::get_if<Compute>(&e.step->op)) {
+            EXPECT_EQ(c->pass, ComputePass::kForward);
+            if (c->part == arch::Part::kAttention) layers.push_back(c->layer);
+            heads += c->part == arch::Part::kHead;
+          }
+      }
+      const auto between = verify_world(stages);
+      EXPECT_TRUE(between.empty()) << name_of(kind) << ": " << between[0].text;
+      std::sort(layers.begin(), layers.end());
+      EXPECT_EQ(layers, (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5, 6}));
+      EXPECT_EQ(heads, 1);
+    }
+}
+
+// The order of training, which may be a file's, is nothing to an evaluation.
+TEST(Stages, EvaluateWithoutTheFileOfTheSchedule) {
+  Setting s = staged(2);
+  s.pipeline.schedule = ScheduleKind::kFile;
+  s.purpose = Purpose::kEvaluate;
+  EXPECT_EQ(build_stages(seven_layers(), s).size(), 2u);
+}
+
+TEST(Stages, LayersMayBeGiven) {
+  Setting s = staged(2);
+  s.pipeline.layers = {5, 2};
+  const auto stages = build_stages(seven_layers(), s);
+  EXPECT_EQ(stages[0].chunks[0].end, 5);
+  EXPECT_EQ(stages[1].chunks[0].first, 5);
+  for (const Program& p : stages) {
+    EXPECT_TRUE(verify(p).empty());
+    EXPECT_EQ(parse(print(p), "text"), p);
+  }
+}
+
+// The program with one line edited, whose costs are those of the ops it has now.
+Program edited(const Program& p, const std::string& line, const std::string& from, const std::string& to) {
+  return pass::costs(parse(rewrite(print(p), {line}, from, to), "edited"));
+}
+
+// The shares of a tied table are summed by the two ends that have them, each once, and nothing else is.
+TEST(Stages, OnlyTheTableIsOfBothEnds) {
+  const Program p = build_stages(seven_layers(true), staged(2))[0];
+  ASSERT_TRUE(verify(p).empty());
+  EXPECT_TRUE(finds(edited(p, "all_reduce axis=pp_ends", "reads=grad.embed writes=grad.embed",
+                           "reads=grad.layer.1 writes=grad.layer.1"),
+                    "the other end of the pipeline has no such gradient"));
+}
+
+// An op that names no unit where it needs one is told so, and is no reason to fall over.
+TEST(Stages, OpsThatNameNoUnit) {
+  Setting s = staged(1);
+  s.offload.optimizer = true;
+  const Program p = build(tiny(), s);
+  EXPECT_TRUE(finds(edited(p, " copy_to_host ", "reads=grad.embed writes=grad_host.embed", "reads=x.0 writes=x.1"),
+                    "names no parameter unit"));
+  EXPECT_TRUE(finds(edited(p, " sum_squares ", "reads=grad.embed", "reads=x.0"), "names no parameter unit"));
+}
+
+// The first buffer is packed as any other one: scratch of an op that uses it has a place of its own, whether it is
+// placed before the buffer, as the larger one, or after.
+TEST(Stages, ScratchStaysOffTheFirstBuffer) {
+  Setting s = staged(2);
+  s.purpose = Purpose::kEvaluate;
+  s.sequence = 300;
+  Program p = build_stages(tiny(), s)[0];
+  ASSERT_EQ(p.buffers[0].name, "ids");
+  ASSERT_TRUE(packed(p.buffers[0]));
+  std::vector<std::pair<std::size_t, std::size_t>> users;  // body and op
+  for (std::size_t b = 0; b < p.bodies.size(); ++b)
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
+      for (const Use& use : p.bodies[b].steps[k].reads)
+        if (use.buffer == 0) users.emplace_back(b, k);
+  ASSERT_FALSE(users.empty());
+  for (const std::int64_t scratch : {64, 1 << 20}) {
+    for (const auto& [b, k] : users) p.bodies[b].steps[k].scratch = Bytes(scratch);
+    const MemoryPlan plan = plan_memory(p);
+    const std::int64_t first = plan.buffer_offset[0], end = first + p.buffers[0].bytes().value;
+    for (const auto& [b, k] : users) {
+      const std::int64_t at = plan.scratch_offset[b][k];
+      EXPECT_TRUE(at >= end || at + scratch <= first)
+          << scratch << " at " << at << " beside " << first << " to " << end;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace molen::program
