@@ -175,5 +175,5 @@ for part in "${parts[@]}"; do
   esac
 done
 tools/results.py page
-tools/stale_records.py || finding "records that are too old"
+[ $# -gt 0 ] || tools/stale_records.py || finding "records that are too old"
 [ ${#findings[@]} = 0 ] || { printf 'nightly: %s\n' "${findings[@]}" >&2; exit 1; }
