@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 
 namespace molen {
 namespace {
@@ -61,16 +62,32 @@ TEST_F(FileTest, FullDiskLeavesTheOldFile) {
 
 // A pipe or a device in the place of a file must neither be waited for nor read without end.
 TEST_F(FileTest, RefusesWhatIsNoFile) {
+  const GoldenMessages golden;
   ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
-  EXPECT_THROW(read_file(dir_ / "pipe"), UsageError);
+  EXPECT_NOTED(read_file(dir_ / "pipe"), UsageError);
   fs::create_symlink("/dev/zero", dir_ / "zero");
-  EXPECT_THROW(read_file(dir_ / "zero"), UsageError);
-  EXPECT_THROW(read_file(dir_), UsageError);
+  EXPECT_NOTED(read_file(dir_ / "zero"), UsageError);
+  EXPECT_NOTED(read_file(dir_), UsageError);
+}
+
+// A file of /proc says that it is empty, and one that grows says too little.
+TEST_F(FileTest, RefusesWhatTurnsOutToBeAboveTheLimit) {
+  const std::string text = read_file("/proc/self/limits");
+  EXPECT_GT(text.size(), 100u);
+  EXPECT_EQ(read_file("/proc/self/limits", static_cast<std::int64_t>(text.size())), text);
+  try {
+    read_file("/proc/self/limits", static_cast<std::int64_t>(text.size()) - 1);
+    ADD_FAILURE();
+  } catch (const UsageError& error) {
+    EXPECT_EQ(std::string(error.what()),
+              fmt::format("/proc/self/limits: more than the limit of {} bytes", text.size() - 1));
+  }
 }
 
 TEST_F(FileTest, RefusesASparseGiantBeforeReadingIt) {
+  const GoldenMessages golden;
   ASSERT_EQ(::truncate((std::ofstream(dir_ / "giant"), dir_ / "giant").c_str(), std::int64_t{60} << 30), 0);
-  EXPECT_THROW(read_file(dir_ / "giant"), UsageError);
+  EXPECT_NOTED(read_file(dir_ / "giant"), UsageError);
 }
 
 TEST(Hash, LeavesNoMemoryBehind) {

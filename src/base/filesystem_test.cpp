@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/temporary.h"
 #include "base/test_filesystem.h"
+#include "base/test_golden.h"
 
 namespace {
 
@@ -71,8 +72,9 @@ TEST_F(FileSystemTest, ShortAndInterruptedTransfersLoseNothing) {
 }
 
 TEST_F(FileSystemTest, TellsWhatIsMissingFromWhatDoesNotAnswer) {
-  EXPECT_THROW(File::open(live() / "none"), MissingFileError);
-  EXPECT_THROW(list_directory(live() / "none"), MissingFileError);
+  const GoldenMessages golden;
+  EXPECT_NOTED(File::open(live() / "none"), MissingFileError);
+  EXPECT_NOTED(list_directory(live() / "none"), MissingFileError);
   write_file_atomic(live() / "a", "x");
   FaultyFileSystem faulty(root_);
   const FileSystemOverride instead(faulty);
@@ -232,11 +234,12 @@ TEST_F(FileSystemTest, StatusIsThatOfThePathItself) {
 
 // What a user reads of each failure: the file, what was tried, and the system's reason.
 TEST_F(FileSystemTest, FailuresSayWhatAndWhy) {
+  const GoldenMessages golden;
   const auto said = [](const std::function<void()>& call) {
     try {
       call();
     } catch (const Error& error) {
-      return std::string(error.what());
+      return GoldenMessages::note(error.what());
     }
     return std::string("nothing");
   };
@@ -267,6 +270,29 @@ TEST_F(FileSystemTest, FailuresSayWhatAndWhy) {
   EXPECT_EQ(said([&] { make_directories(live() / "d" / "e" / ""); }), "nothing");
   EXPECT_TRUE(path_exists(live() / "d" / "e"));
   EXPECT_FALSE(path_exists(a / "x"));
+}
+
+TEST_F(FileSystemTest, AFullDiskAndALostFileSayWhy) {
+  struct Failing : UnsyncedFileSystem {
+    using UnsyncedFileSystem::status;
+    int allocate(int, std::int64_t) override { return -code; }
+    int status(int fd, FileStatus& status) override { return lost ? -EIO : UnsyncedFileSystem::status(fd, status); }
+    int code = ENOSPC;
+    bool lost = false;
+  } failing;
+  const GoldenMessages golden;
+  const FileSystemOverride instead(failing);
+  write_file_unsynced(live() / "a", "12345");
+  for (const int code : {ENOSPC, EFBIG, EDQUOT}) {
+    failing.code = code;
+    File file = File::temporary_beside(live() / "b");
+    EXPECT_NOTED(file.allocate(12345), IoError) << code;
+  }
+  failing.code = EOPNOTSUPP;  // a file system that cannot tell beforehand
+  EXPECT_NO_THROW(File::temporary_beside(live() / "b").allocate(12345));
+  const File file = File::open(live() / "a");
+  failing.lost = true;
+  EXPECT_NOTED((void)file.status(), Error);
 }
 
 TEST_F(FileSystemTest, RemovesATreeButNotWhatItsLinksPointTo) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 
 namespace molen {
 namespace {
@@ -67,9 +68,10 @@ TEST(Rng, UniformsAreTheBitsOfPhilox) {
 }
 
 TEST(Rng, PermutationsOfOneAndOfMany) {
+  const GoldenMessages golden;
   EXPECT_EQ(permute_at(9, 0, 1), 0u);
-  EXPECT_THROW(permute_at(9, 1, 1), Error);
-  EXPECT_THROW(permute_at(9, 0, 0), Error);
+  EXPECT_NOTED(permute_at(9, 1, 1), Error);
+  EXPECT_NOTED(permute_at(9, 0, 0), Error);
   constexpr std::uint64_t kMany = std::uint64_t{1} << 40;
   std::set<std::uint64_t> places;
   for (std::uint64_t i = 0; i < 1000; ++i) {

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 
 namespace molen::config {
 namespace {
@@ -20,7 +21,7 @@ std::string reason(F make) {
   try {
     make();
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
   return "";
 }
@@ -53,6 +54,21 @@ TEST(Config, DefaultsAreValid) {
   EXPECT_DOUBLE_EQ(c.min_lr(), 3e-5);
   EXPECT_EQ(c.schedule.warmup, steps(1000));
   EXPECT_EQ(c.origins.size(), 1u);
+}
+
+// All keys with their values, and where each value is from. After an intended change: MOLEN_UPDATE_GOLDEN=1
+// config_test.
+TEST(Config, TheResolvedTextIsTheGoldenOne) {
+  const GoldenMessages golden;
+  for (const Config& c :
+       {load(std::nullopt), parse("[model]\npreset = \"gpt2\"\n[data]\ntrain = [\"a\", \"b\"]\n", "x")}) {
+    const std::string text = to_toml(c);
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t end = std::min(text.find('\n', at), text.size());
+      GoldenMessages::note(text.substr(at, end - at));
+      at = end + 1;
+    }
+  }
 }
 
 // A tenth of the run, and at most 2000 steps, whichever way its length is said.
@@ -125,6 +141,7 @@ TEST(Config, ErrorsAreShownUpToFifty) {
 }
 
 TEST(Config, UnknownKeysLeadToTheNearest) {
+  const GoldenMessages golden;
   const auto hint = [](const std::string& key) {
     const std::string said = reason_of_set(key + "=1"), open = "--set: unknown key " + key,
                       end = " (`molen config reference` lists all)";
@@ -150,6 +167,7 @@ TEST(Config, UnknownKeysLeadToTheNearest) {
 }
 
 TEST(Config, NamesOfOtherSystemsLeadToOurs) {
+  const GoldenMessages golden;
   for (const auto& [theirs, ours] : {std::pair{"learning_rate", "optimizer.lr"},
                                      {"train.learning_rate", "optimizer.lr"},
                                      {"micro_batch", "batch.micro"},
@@ -232,6 +250,7 @@ name = "first"
 }
 
 TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
+  const GoldenMessages golden;
   const std::vector<std::pair<std::string, std::string>> cases{
       {"[model]\nlayers = \"twelve\"", "run.toml:2: model.layers: expected a positive integer, got \"twelve\""},
       {"[model]\nlayers = 0", "run.toml:2: model.layers: expected a positive integer, got 0"},
@@ -296,6 +315,7 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
 }
 
 TEST(Config, ContradictionsAreRefused) {
+  const GoldenMessages golden;
   const std::vector<std::pair<std::string, std::string>> cases{
       {"[model]\npreset = \"gpt2\"\nfamily = \"gpt\"",
        "run.toml:3: model.family: a preset (gpt2) has its family; drop one of the two, or set it to \"none\""},
@@ -401,6 +421,7 @@ TEST(Config, NoneResetsWhatMayBeAbsent) {
 }
 
 TEST(Config, BadSets) {
+  const GoldenMessages golden;
   EXPECT_EQ(reason_of_set("data.validation=[{path=\"x\", weight=2.0}]"),
             "--set data.validation: x has a weight; weights mix data.train, and each held-out set is read whole");
   EXPECT_EQ(reason_of_set("model.layers"), "--set model.layers: expected table.key=value");
@@ -428,6 +449,7 @@ TEST(Config, ExtendsIsReadFirstAndRelativeToItsFile) {
 }
 
 TEST(Config, ExtendsCyclesDepthAndAbsence) {
+  const GoldenMessages golden;
   const Folder folder;
   folder.write("a.toml", "extends = \"b.toml\"");
   folder.write("b.toml", "extends = \"./a.toml\"");
@@ -495,6 +517,7 @@ TEST(Config, NoRunLeavesItsFolder) {
 }
 
 TEST(Config, AssignRecordsItsOrigin) {
+  const GoldenMessages golden;
   Config c = load(std::nullopt);
   assign(c, "precision.compute", "bf16", {Origin::Kind::kOther, "measured"});
   EXPECT_EQ(c.precision.compute, "bf16");
@@ -636,6 +659,7 @@ RC_GTEST_PROP(Config, ResolvedTomlAndJsonReadBackTheSame, ()) {
 }
 
 TEST(Config, JsonFromOutsideIsChecked) {
+  const GoldenMessages golden;
   const auto bad = [](const char* text) { return reason([&] { from_json(parse_json(text, "c.json"), "c.json"); }); };
   EXPECT_NE(bad("[]"), "");
   EXPECT_NE(bad("{\"model\": 3}"), "");

@@ -44,6 +44,20 @@ TEST(Kinds, RopeScaling) {
                                                        "high_freq_factor": 4.0, "original_max_sequence": 8192})"));
 }
 
+TEST(Kinds, SeedsAreWhatADoubleHolds) {
+  EXPECT_EQ(refusal("train.seed", std::int64_t{1} << 53), "accepted");
+  EXPECT_NE(refusal("train.seed", (std::int64_t{1} << 53) + 1), "accepted");
+}
+
+// What begins with a digit was meant as a size, whichever digit it is.
+TEST(Kinds, RecomputeThatBeginsWithADigitIsASize) {
+  for (const char* text : {"0x", "5 XiB", "9x"}) {
+    const std::string said = refusal("parallel.recompute", text);
+    EXPECT_EQ(said.find("attention"), std::string::npos) << said;
+    EXPECT_NE(said, "accepted");
+  }
+}
+
 TEST(Kinds, Sources) {
   const std::string key = "data.train";
   EXPECT_EQ(refusal(key, 1), "a path, or a list of paths or { path, weight, languages } tables, got 1");
