@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 #include "program/build.h"
 #include "program/build_detail.h"
 #include "program/test_edit.h"
@@ -59,6 +60,7 @@ TEST(Recompute, TextRoundTrip) {
 }
 
 TEST(Recompute, BadTextIsRefused) {
+  const GoldenMessages golden;
   for (const char* bad : {"",
                           "1",
                           "0",
@@ -80,7 +82,7 @@ TEST(Recompute, BadTextIsRefused) {
                           "/2",
                           "full/x",
                           "attention activation"})
-    EXPECT_THROW(recompute_from_text(bad), UsageError) << bad;
+    EXPECT_NOTED(recompute_from_text(bad), UsageError) << bad;
   try {
     recompute_from_text("atention");
   } catch (const UsageError& error) {
@@ -88,16 +90,17 @@ TEST(Recompute, BadTextIsRefused) {
   }
   std::string text = print(build(model(), setting_of("full/2")));
   text.replace(text.find("full/2"), 6, "full/0");
-  EXPECT_THROW(parse(text, "p.txt"), UsageError);
+  EXPECT_NOTED(parse(text, "p.txt"), UsageError);
 }
 
 TEST(Recompute, BuildRefusesWhatIsNoChoice) {
+  const GoldenMessages golden;
   Setting s = setting_of("full");
   s.recompute.add(Part::kDown);
-  EXPECT_THROW(build(model(), s), UsageError);
+  EXPECT_NOTED(build(model(), s), UsageError);
   s = setting_of("full");
   s.recompute.every = 0;
-  EXPECT_THROW(build(model(), s), UsageError);
+  EXPECT_NOTED(build(model(), s), UsageError);
 }
 
 // Each part that is dropped runs again once, in the layers asked for, with only other recomputations between it and its

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 
 namespace molen::program {
 namespace {
@@ -38,7 +39,7 @@ std::string refusal(const Schedule& s) {
   try {
     check(s);
   } catch (const UsageError& e) {
-    return e.what();
+    return GoldenMessages::note(e.what());
   }
   return "";
 }
@@ -286,6 +287,7 @@ TEST(Schedule, EverySwapAndDropOfSmallSchedules) {
 }
 
 TEST(Schedule, RefusalsSayWhereAndWhy) {
+  const GoldenMessages golden;
   const Schedule good = make_schedule(kZbH1, 2, 1, 2);  // 0F0,0F1,0I0,0W0,0I1,0W1
   Schedule s = good;
   std::swap(s.order[0][2], s.order[0][3]);
@@ -316,12 +318,13 @@ TEST(Schedule, RefusalsSayWhereAndWhy) {
 }
 
 TEST(Schedule, CountsThatAKindDoesNotHaveAreRefused) {
-  EXPECT_THROW(make_schedule(k1f1b, 2, 2, 4), UsageError);
-  EXPECT_THROW(make_schedule(kZbH1, 2, 2, 4), UsageError);
-  EXPECT_THROW(make_schedule(kZbV, 2, 1, 4), UsageError);
-  EXPECT_THROW(make_schedule(kGpipe, 0, 1, 4), UsageError);
-  EXPECT_THROW(make_schedule(kGpipe, 2, 1, 0), UsageError);
-  EXPECT_THROW(make_schedule(kInterleaved, 1 << 30, 1 << 30, 1 << 30), UsageError);
+  const GoldenMessages golden;
+  EXPECT_NOTED(make_schedule(k1f1b, 2, 2, 4), UsageError);
+  EXPECT_NOTED(make_schedule(kZbH1, 2, 2, 4), UsageError);
+  EXPECT_NOTED(make_schedule(kZbV, 2, 1, 4), UsageError);
+  EXPECT_NOTED(make_schedule(kGpipe, 0, 1, 4), UsageError);
+  EXPECT_NOTED(make_schedule(kGpipe, 2, 1, 0), UsageError);
+  EXPECT_NOTED(make_schedule(kInterleaved, 1 << 30, 1 << 30, 1 << 30), UsageError);
   EXPECT_EQ(parse_schedule_kind("zb-v"), kZbV);
   try {
     parse_schedule_kind("zb-h2");
@@ -349,12 +352,13 @@ TEST(Schedule, SimulationByHand) {
 }
 
 TEST(Schedule, CostsThatMakeNoSenseAreRefused) {
+  const GoldenMessages golden;
   const Schedule s = make_schedule(k1f1b, 2, 1, 2);
   ScheduleCosts costs = uniform_costs(s, 1, 1, 1);
   costs.forward_s.pop_back();
-  EXPECT_THROW(simulate(s, costs), UsageError);
-  EXPECT_THROW(simulate(s, uniform_costs(s, -1, 1, 1)), UsageError);
-  EXPECT_THROW(simulate(s, uniform_costs(s, 1, 1, 1, std::nan(""))), UsageError);
+  EXPECT_NOTED(simulate(s, costs), UsageError);
+  EXPECT_NOTED(simulate(s, uniform_costs(s, -1, 1, 1)), UsageError);
+  EXPECT_NOTED(simulate(s, uniform_costs(s, 1, 1, 1, std::nan(""))), UsageError);
   EXPECT_EQ(idle_share(simulate(s, uniform_costs(s, 0, 0, 0))), 0.0);
 }
 
@@ -388,12 +392,13 @@ std::string text_refusal(std::string_view text) {
   try {
     parse_schedule(text, "s.csv");
   } catch (const UsageError& e) {
-    return e.what();
+    return GoldenMessages::note(e.what());
   }
   return "";
 }
 
 TEST(ScheduleText, RefusalsSayWhereAndWhy) {
+  const GoldenMessages golden;
   using namespace std::string_view_literals;
   const std::vector<std::pair<std::string_view, std::string_view>> cases{
       {"", "s.csv: no actions"},
@@ -425,6 +430,7 @@ TEST(ScheduleText, RefusalsSayWhereAndWhy) {
   for (const auto& [text, expected] : cases)
     EXPECT_NE(text_refusal(text).find(expected), std::string::npos) << text << " -> " << text_refusal(text);
   EXPECT_NE(text_refusal(std::string(70000, '\n')).find("more than 65536 rows"), std::string::npos);
+  EXPECT_NE(text_refusal(std::string((1 << 24) + 1, '\n')).find("more than 65536 rows"), std::string::npos);
   EXPECT_LT(text_refusal(std::string(1 << 20, 'x')).size(), 200U);
 }
 
@@ -449,6 +455,7 @@ RC_GTEST_PROP(ScheduleText, GarbledTextIsRefusedOrRoundTrips, ()) {
 
 // Counts stand in their places, and the limit is where it says.
 TEST(Schedule, TooManyActionsAreNamedInOrder) {
+  const GoldenMessages golden;
   const int most = static_cast<int>(kMaxScheduleActions / 2);
   Schedule s;
   s.stages = 1, s.chunks = 1, s.micro_batches = most + 1;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 #include "program/program.h"
 #include "program/recompute.h"
 #include "program/text_detail.h"
@@ -66,7 +67,7 @@ std::string refusal(const Setting& s, const std::string& key, const std::string&
     (void)setting_from_text(values, "p.txt:3");
     return "accepted";
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
 }
 
@@ -148,6 +149,7 @@ TEST(SettingText, NumbersHaveTheirRanges) {
 }
 
 TEST(SettingText, NamesAreOfTheirList) {
+  const GoldenMessages golden;
   const Setting s = unusual();
   EXPECT_EQ(refusal(s, "purpose", "training"), "p.txt:3: purpose must be train or evaluate");
   EXPECT_EQ(refusal(s, "purpose", "train"), "accepted");
