@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 #include "comm/mpi/mpi.h"
 
 namespace molen::comm {
@@ -32,7 +33,7 @@ std::string refusal(const Environment& variables) {
   try {
     of(variables);
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
   return "";
 }
@@ -67,6 +68,7 @@ TEST(LaunchEnvironment, NoLauncher) {
 }
 
 TEST(LaunchEnvironment, OpenMpi) {
+  const GoldenMessages golden;
   EXPECT_EQ(figures(kOpenMpi), std::tuple(4, 6, 1, 3));
   EXPECT_EQ(of(kOpenMpi).source, "Open MPI");
   // Its variables stand before those of the Slurm step that mpirun runs in.
@@ -79,6 +81,7 @@ TEST(LaunchEnvironment, OpenMpi) {
 }
 
 TEST(LaunchEnvironment, Pmi) {
+  const GoldenMessages golden;
   const Environment pmi{{"PMI_SIZE", "4"}, {"PMI_RANK", "3"}};
   EXPECT_NE(refusal(pmi).find("PMI_LOCAL_SIZE"), std::string::npos);
   EXPECT_EQ(figures(with(with(pmi, "PMI_LOCAL_SIZE", "2"), "PMI_LOCAL_RANK", "1")), std::tuple(3, 4, 1, 2));
@@ -93,6 +96,7 @@ TEST(LaunchEnvironment, Pmi) {
 }
 
 TEST(LaunchEnvironment, SlurmTasksOfEachNode) {
+  const GoldenMessages golden;
   EXPECT_EQ(figures(slurm("5", "8", "1", "1", "4(x2)")), std::tuple(5, 8, 1, 4));
   EXPECT_EQ(figures(slurm("0", "11", "0", "0", "4(x2),3")), std::tuple(0, 11, 0, 4));
   EXPECT_EQ(figures(slurm("10", "11", "2", "2", "4(x2),3")), std::tuple(10, 11, 2, 3));
@@ -118,6 +122,7 @@ TEST(LaunchEnvironment, WhatDoesNotGoTogether) {
 }
 
 TEST(LaunchEnvironment, MalformedTasks) {
+  const GoldenMessages golden;
   for (const char* text : {"x",
                            "4(",
                            "4(x",

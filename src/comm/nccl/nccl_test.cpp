@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/test_golden.h"
 #include "comm/comm_suite.h"
 #include "comm/nccl/api.h"
 #include "comm/nccl/fake/fake.h"
@@ -113,7 +114,7 @@ class Nccl : public ::testing::TestWithParam<Maker> {
     try {
       open_nccl(*self, device, o);
     } catch (const Kind& e) {
-      return e.what();
+      return GoldenMessages::note(e.what());
     }
     return "";
   }
@@ -290,6 +291,7 @@ TEST_P(Nccl, MaximaOfManyElementsKeepNaN) {
 }
 
 TEST_P(Nccl, MissingLibrariesAreNamed) {
+  const GoldenMessages golden;
   NcclOptions o = options();
   collectives(o) = {"libno-such-nccl.so.2", "libnot-this-either.so"};
   const std::string nccl_missing = refusal<UsageError>(o);
@@ -306,6 +308,7 @@ TEST_P(Nccl, MissingLibrariesAreNamed) {
 }
 
 TEST_P(Nccl, MissingFunctionVersionAndDevice) {
+  const GoldenMessages golden;
   EXPECT_NE(refusal<UsageError>(options(GetParam().without("send"))).find("lacks ncclSend"), std::string::npos);
   NcclOptions swapped = options();
   collectives(swapped) = {GetParam().runtime};
@@ -564,12 +567,15 @@ TEST_P(Nccl, RanksOfTwoMakersAreRefused) {
 
 // Before ROCm 6 a device's memory had the number of the host's.
 TEST_P(Nccl, AnOldHipIsRefused) {
-  FAKE(runtime, fake_runtime_version)(50'731'921);
-  const std::string e = refusal<UsageError>(options());
-  if (GetParam().hip)
-    EXPECT_NE(e.find("is HIP 5.7; ROCm 6 or newer"), std::string::npos) << e;
-  else
-    EXPECT_EQ(e, "");
+  const GoldenMessages golden;
+  for (const auto& [version, text] : {std::pair{50'731'921, "5.7"}, {50'700'000, "5.7"}, {50'000'000, "5.0"}}) {
+    FAKE(runtime, fake_runtime_version)(version);
+    const std::string e = refusal<UsageError>(options());
+    if (GetParam().hip)
+      EXPECT_NE(e.find(fmt::format("is HIP {}; ROCm 6 or newer", text)), std::string::npos) << e;
+    else
+      EXPECT_EQ(e, "");
+  }
 }
 
 TEST(NcclApi, VersionsAsText) {
