@@ -166,7 +166,7 @@ Dataset::Dataset(const std::vector<DataEntry>& entries, std::uint64_t seed, cons
     throw UsageError("data.train: {} of {} entries have a weight; give one to each or to none", weighted,
                      entries.size());
   for (const DataEntry& entry : entries) {
-    Component component{entry, std::make_unique<TokenStream>(entry.path, entry.languages, options), 0, 0};
+    Component component{entry, std::make_unique<TokenStream>(entry.path, entry.languages, options)};
     component.windows = component.stream->tokens() / options.sequence_length;
     if (component.stream->tokens() < options.sequence_length + 1)
       throw UsageError("{}: {} tokens, fewer than one sequence of {} and its next token; lower data.sequence_length",

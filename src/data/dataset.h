@@ -112,8 +112,8 @@ class Dataset {
   struct Component {
     DataEntry entry;
     std::unique_ptr<TokenStream> stream;
-    std::int64_t windows;
-    std::uint64_t key;
+    std::int64_t windows = 0;
+    std::uint64_t key = 0;
   };
   std::uint64_t seed_;
   OpenOptions options_;

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/test_golden.h"
 #include "data/test_folder.h"
 
 namespace molen::data {
@@ -35,7 +36,7 @@ std::string reason(const std::function<void()>& body) {
   try {
     body();
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
   return "";
 }
@@ -65,10 +66,11 @@ TEST(Mixture, LargePositionsDoNotOverflow) {
 }
 
 TEST(Mixture, RefusesImpossibleWeights) {
-  EXPECT_THROW(Mixture(std::vector<double>{}), UsageError);
-  EXPECT_THROW(Mixture(std::vector<double>{1, 0}), UsageError);
-  EXPECT_THROW(Mixture(std::vector<double>{-1}), UsageError);
-  EXPECT_THROW(Mixture(std::vector<double>{NAN}), UsageError);
+  const GoldenMessages golden;
+  EXPECT_NOTED(Mixture(std::vector<double>{}), UsageError);
+  EXPECT_NOTED(Mixture(std::vector<double>{1, 0}), UsageError);
+  EXPECT_NOTED(Mixture(std::vector<double>{-1}), UsageError);
+  EXPECT_NOTED(Mixture(std::vector<double>{NAN}), UsageError);
 }
 
 TEST(Dataset, AnEpochUsesEachTokenAtMostOnceAndOrderDependsOnTheSeedOnly) {
@@ -151,6 +153,7 @@ TEST(Dataset, LanguagesAndWeights) {
 }
 
 TEST(Dataset, BadInputGetsOneClearError) {
+  const GoldenMessages golden;
   const TestFolder folder;
   write_test_shards(folder.path(), {counted("a", "nl", 1, 200)}, 300);
   const auto open = [&](const OpenOptions& options, std::vector<std::string> languages = {}) {
@@ -221,6 +224,7 @@ class Cache {
 };
 
 TEST(Dataset, VerifiedOnceOnAMachine) {
+  const GoldenMessages golden;
   const TestFolder folder;
   const Cache cache(folder.path() / "cache");
   const fs::path shards = folder.path() / "s", bin = shards / "a.bin";
@@ -265,6 +269,7 @@ TEST(Dataset, VerifiedOnceOnAMachine) {
 }
 
 TEST(Dataset, WhatIsNotVerifiedIsCheckedWhenItIsRead) {
+  const GoldenMessages golden;
   const TestFolder folder;
   write_test_shards(folder.path(), {counted("a", "nl", 1, 200)}, 300);
   OpenOptions options{8, 300, "test"};
@@ -284,13 +289,14 @@ TEST(Dataset, WhatIsNotVerifiedIsCheckedWhenItIsRead) {
 }
 
 TEST(Validation, TakesTheLanguagesThatAreNamed) {
+  const GoldenMessages golden;
   const TestFolder folder;
   write_test_shards(folder.path(), {counted("a", "nl", 1, 50), counted("c", "en", 200, 14)}, 300);
   const ValidationSet set(folder.path(), {7, 300, "test"}, {"en"});
   ASSERT_EQ(set.languages().size(), 1u);
   EXPECT_EQ(set.languages()[0].name, "en");
   EXPECT_EQ(set.languages()[0].tokens, 14);
-  EXPECT_THROW(ValidationSet(folder.path(), {7, 300, "test"}, {"fy"}), UsageError);
+  EXPECT_NOTED(ValidationSet(folder.path(), {7, 300, "test"}, {"fy"}), UsageError);
 }
 
 TEST(Validation, EachTokenIsALabelOnce) {

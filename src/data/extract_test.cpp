@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/test_bounds.h"
 #include "base/test_sanitized.h"
+#include "data/clean.h"
 #include "data/html.h"
 #include "data/language.h"
 #include "data/roff.h"
@@ -282,6 +283,14 @@ TEST(Roff, NothingCrashes) {
     } catch (const UsageError&) {
     }
   }
+}
+
+TEST(Text, CountsAddressesByTheirShape) {
+  EXPECT_EQ(count_addresses("a.b+c@d-e.org, x@y (no), @z.w, q_1@r.s.. and a@@b.c"), 2);
+  EXPECT_EQ(count_addresses("ann@example.com bob@mail.example.org cy@example.net dee@test.nl"), 1);
+  EXPECT_EQ(count_addresses("at@end.of"), 1);
+  EXPECT_EQ(count_addresses("at@"), 0);
+  EXPECT_EQ(count_addresses(""), 0);
 }
 
 TEST(Language, TellsLanguagesApart) {

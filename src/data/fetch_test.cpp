@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/test_filesystem.h"
+#include "base/test_golden.h"
 #include "data/commands.h"
 #include "data/process.h"
 #include "data/recipes.h"
@@ -246,11 +247,12 @@ TEST_F(Fetch, WithoutItsPrograms) {
 }
 
 TEST(FetchRecord, DamageIsNamed) {
+  const GoldenMessages golden;
   const auto reason = [](const std::string& text) -> std::string {
     try {
       parse_fetch_record(text, "r.json");
     } catch (const UsageError& error) {
-      return error.what();
+      return GoldenMessages::note(error.what());
     }
     return "";
   };

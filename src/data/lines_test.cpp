@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/test_bounds.h"
+#include "base/test_golden.h"
 #include "data/jsonl.h"
 #include "data/test_folder.h"
 
@@ -49,7 +50,7 @@ std::string reason(const std::function<void()>& body) {
   try {
     body();
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
   return "";
 }
@@ -77,6 +78,7 @@ RC_GTEST_PROP(Lines, LongTextsSurviveCompression, ()) {
 }
 
 TEST(Lines, DamageNamesFileAndLine) {
+  const GoldenMessages golden;
   std::string text;
   for (int i = 0; i < 100000; ++i) text += std::to_string(i * 7919) + "\n";
   for (const std::string& whole : {gzip(text), zstd(text)}) {
@@ -103,6 +105,7 @@ std::string bomb(const std::string& bytes, std::int64_t& read) {
 }
 
 TEST(Lines, WhatGrowsWithoutEndIsRefused) {
+  const GoldenMessages golden;
   // Short lines, so that it is not the length of one that ends it.
   std::string lines;
   for (int i = 0; i < (1 << 20); ++i) lines += "xxxxxxx\n";
@@ -124,6 +127,7 @@ TEST(Lines, WhatGrowsWithoutEndIsRefused) {
 }
 
 TEST(Lines, PipesAndDevicesAreNotWaitedFor) {
+  const GoldenMessages golden;
   const TestFolder folder;
   ASSERT_EQ(::mkfifo((folder.path() / "fifo").c_str(), 0600), 0);
   EXPECT_NE(reason([&] { LineReader(folder.path() / "fifo"); }).find("not a regular file"), std::string::npos);
@@ -131,6 +135,7 @@ TEST(Lines, PipesAndDevicesAreNotWaitedFor) {
 }
 
 TEST(Jsonl, LongLinesAreRefused) {
+  const GoldenMessages golden;
   std::string line = "{\"text\":\"a\",\"n\":[1";
   while (line.size() < (std::size_t{9} << 20)) line += ",[]";
   JsonlParser parser;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 #include "data/test_folder.h"
 
 namespace molen::data {
@@ -31,7 +32,7 @@ std::string reason(const std::string& text) {
   try {
     parse_manifest(text, "m.json");
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
   return "";
 }
@@ -47,6 +48,7 @@ TEST(Manifest, ParseOfFormatIsIdentity) {
 }
 
 TEST(Manifest, DamageNamesFileAndKey) {
+  const GoldenMessages golden;
   const std::string good = format_manifest(sample());
   EXPECT_EQ(reason(good), "");
   const auto expect = [&](const std::string& from, const std::string& to, const std::string& part) {
@@ -86,13 +88,14 @@ TEST(Manifest, DamageNamesFileAndKey) {
 }
 
 TEST(Manifest, TokenizerMustMatch) {
+  const GoldenMessages golden;
   EXPECT_NO_THROW(check_tokenizer(sample(), "x", "fp", 300));
   EXPECT_NO_THROW(check_tokenizer(sample(), "x", "", 512));
   const auto why = [&](const char* fingerprint, std::int64_t vocabulary) -> std::string {
     try {
       check_tokenizer(sample(), "x", fingerprint, vocabulary);
     } catch (const UsageError& error) {
-      return error.what();
+      return GoldenMessages::note(error.what());
     }
     return "";
   };
@@ -105,6 +108,7 @@ TEST(Manifest, TokenizerMustMatch) {
 }
 
 TEST(Manifest, MissingFolderSaysWhatToDo) {
+  const GoldenMessages golden;
   const TestFolder folder;
   const std::string path = folder.path().string();
   const auto why = [&] {
@@ -112,7 +116,7 @@ TEST(Manifest, MissingFolderSaysWhatToDo) {
       read_manifest(path);
     } catch (const UsageError& error) {
       EXPECT_EQ(error.what(), no_manifest(path));
-      return std::string(error.what());
+      return GoldenMessages::note(error.what());
     }
     return std::string();
   };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 
 namespace molen::data {
 namespace {
@@ -51,8 +52,9 @@ TEST(Ngram, BitsAreTheSumOverTheDocumentAndItsEnd) {
 }
 
 TEST(Ngram, OrderIsLimited) {
-  EXPECT_THROW(NgramModel(0), UsageError);
-  EXPECT_THROW(NgramModel(8), UsageError);
+  const GoldenMessages golden;
+  EXPECT_NOTED(NgramModel(0), UsageError);
+  EXPECT_NOTED(NgramModel(8), UsageError);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/test_golden.h"
 #include "base/utf8.h"
 #include "data/baseline.h"
 #include "data/dataset.h"
@@ -46,7 +47,7 @@ class PrepareTest : public ::testing::Test {
     try {
       prepare_command(o, out, {});
     } catch (const UsageError& error) {
-      return error.what();
+      return GoldenMessages::note(error.what());
     }
     return "";
   }
@@ -236,6 +237,7 @@ TEST_F(PrepareTest, FilesOfEveryForm) {
 
 // Names of shards: letters, digits, - and _ of the file's name stay, all else is a dash.
 TEST_F(PrepareTest, NamesComeFromFiles) {
+  const GoldenMessages golden;
   write_file_atomic(at("a_b-c 7.x.txt"), sentence("De tekst van het bestand is in het Nederlands.", 1));
   std::ostringstream out;
   EXPECT_EQ(prepare_command(options({at("a_b-c 7.x.txt")}), out, {}), 0);
@@ -248,7 +250,7 @@ TEST_F(PrepareTest, NamesComeFromFiles) {
   for (const Json& wrong : {Json::object(), Json("x"), Json(nullptr)}) {
     json["texts"] = wrong;
     write_file_atomic(file, json.dump());
-    EXPECT_THROW(read_text_manifest(at("out") / "text"), UsageError) << wrong;
+    EXPECT_NOTED(read_text_manifest(at("out") / "text"), UsageError) << wrong;
   }
 }
 
@@ -299,6 +301,7 @@ TEST_F(PrepareTest, SpecialTokensInTextAreText) {
 }
 
 TEST_F(PrepareTest, BadInputGetsOneClearError) {
+  const GoldenMessages golden;
   write_file_atomic(at("a.jsonl"), "{\"txet\":\"x\"}\n{\"txet\":\"y\"}\n");
   EXPECT_NE(reason(options({at("a.jsonl")})).find("2 invalid lines and no valid one; the first: "), std::string::npos);
   EXPECT_NE(reason(options({at("a.jsonl")})).find("a.jsonl:1: no 'text'"), std::string::npos);
@@ -331,6 +334,7 @@ TEST_F(PrepareTest, BadInputGetsOneClearError) {
 }
 
 TEST_F(PrepareTest, WhatIsTrainedIsWhatTheArchiveHolds) {
+  const GoldenMessages golden;
   write_fetch_folder();
   std::ostringstream out;
   const auto reads = [&] {
@@ -401,6 +405,7 @@ TEST_F(PrepareTest, UnpackingFollowsNoLinkThatWaitsForIt) {
 }
 
 TEST_F(PrepareTest, AnInvalidLineIsNamedAndSkipped) {
+  const GoldenMessages golden;
   std::string text;
   for (int i = 0; i < 50; ++i) text += i == 20 ? "{\"text\": 3}\n" : json_line(i);
   write_file_atomic(at("a.jsonl"), text);
@@ -427,6 +432,7 @@ std::string all_text(const fs::path& folder) {
 }
 
 TEST_F(PrepareTest, WorkThatIsDoneIsKept) {
+  const GoldenMessages golden;
   std::string first, second;
   for (int i = 0; i < 40; ++i) first += json_line(i);
   for (int i = 20; i < 90; ++i) second += json_line(i);
@@ -524,6 +530,7 @@ TEST_F(PrepareTest, KilledAndGoneOnWith) {
 }
 
 TEST_F(PrepareTest, TwoInOneFolderDoNotMix) {
+  const GoldenMessages golden;
   write_file_atomic(at("a.jsonl"), json_line(1));
   std::ostringstream out;
   std::string second;
@@ -557,17 +564,18 @@ TEST_F(PrepareTest, ShardsOfAnEarlierRunAreKept) {
 }
 
 TEST_F(PrepareTest, FetchRecordAndSets) {
+  const GoldenMessages golden;
   write_fetch_folder();
   const FetchRecord record = read_fetch_record(at("fetch"));
   EXPECT_EQ(parse_fetch_record(format_fetch_record(record), "x"), record);
   std::string text = format_fetch_record(record);
   text.replace(text.find("aptitude-doc-nl"), 15, "../titude-doc-n");
-  EXPECT_THROW(parse_fetch_record(text, "x"), UsageError);
+  EXPECT_NOTED(parse_fetch_record(text, "x"), UsageError);
   std::ostringstream out;
   EXPECT_EQ(fetch_command({"", "", true, false}, out, {}), 0);
   EXPECT_NE(out.str().find("debian-reference-en"), std::string::npos);
-  EXPECT_THROW(fetch_command({"dmeo", at("x"), false, false}, out, {}), UsageError);
-  EXPECT_THROW(fetch_command({"demo", "", false, false}, out, {}), UsageError);
+  EXPECT_NOTED(fetch_command({"dmeo", at("x"), false, false}, out, {}), UsageError);
+  EXPECT_NOTED(fetch_command({"demo", "", false, false}, out, {}), UsageError);
 }
 
 TEST_F(PrepareTest, LicenceBehindALinkAndWithoutAny) {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/test_bounds.h"
+#include "base/test_golden.h"
 #include "data/test_folder.h"
 
 namespace molen::data {
@@ -37,7 +38,7 @@ std::string reason(Body&& body) {
   try {
     body();
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
   return "";
 }
@@ -182,6 +183,7 @@ TEST(Shard, RefusesTokensOutsideTheVocabulary) {
 }
 
 TEST(Shard, TruncationIsAnErrorAndNotASignal) {
+  const GoldenMessages golden;
   const TestFolder folder;
   ShardWriter writer(folder.path() / "a", 300);
   writer.add(std::vector<std::int32_t>(5000, 3));
@@ -207,7 +209,7 @@ TEST(Shard, TruncationIsAnErrorAndNotASignal) {
   fs::resize_file(bin, 4000);
   EXPECT_EQ(reason([&] { reader.read(1000, std::span(tokens).first(3000), 65000); }),
             bin.string() + ": ends at byte 4000, 10000 expected: it was truncated while in use");
-  EXPECT_THROW(ShardReader(folder.path() / "missing"), UsageError);
+  EXPECT_NOTED(ShardReader(folder.path() / "missing"), UsageError);
 }
 
 TEST(Shard, MoreOfThemThanOpenFiles) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 
 namespace molen::data {
 namespace {
@@ -14,7 +15,7 @@ std::string reason(const std::string& text) {
     check_spdx(text, "--licence");
     return "accepted";
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
 }
 
@@ -27,6 +28,7 @@ TEST(Spdx, AcceptsExpressions) {
 }
 
 TEST(Spdx, RefusesOthersWithTheNearest) {
+  const GoldenMessages golden;
   const auto expect = [](const std::string& text, const std::string& why) {
     EXPECT_NE(reason(text).find(why), std::string::npos) << text << ": " << reason(text);
   };

@@ -368,7 +368,8 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, DecodeOptions option
 
 std::string_view Tokenizer::token_bytes(TokenId id) const {
   if (id >= vocab_size()) return {};
-  return std::string_view(state_->bytes).substr(state_->offsets[id], state_->offsets[id + 1] - state_->offsets[id]);
+  const std::vector<std::size_t>& offsets = state_->offsets;
+  return std::string_view(state_->bytes).substr(offsets[id], offsets.at(id + 1) - offsets[id]);
 }
 
 std::optional<TokenId> Tokenizer::find(std::string_view token) const {
