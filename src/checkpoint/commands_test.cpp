@@ -13,6 +13,7 @@
 #include "arch/parameters.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/test_golden.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/digest.h"
 #include "checkpoint/huggingface.h"
@@ -70,7 +71,7 @@ std::string refusal(void (*command)(const Options&, std::ostream&, std::ostream&
     printed(command, options);
     return "accepted";
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
 }
 
@@ -120,12 +121,13 @@ TEST(CheckpointCommands, ListShowsEachAndWhatIsWrongWithIt) {
 
 // A checkpoint under the name of another step is none to go on from.
 TEST(CheckpointCommands, ResolveSaysWhyThereIsNone) {
+  const GoldenMessages golden;
   const TestFolder folder;
   const auto resolved = [](const fs::path& path) -> std::string {
     try {
       return resolve(path).string();
     } catch (const UsageError& error) {
-      return error.what();
+      return GoldenMessages::note(error.what());
     }
   };
   EXPECT_EQ(resolved(folder / "absent"), (folder / "absent").string() + ": no such directory");

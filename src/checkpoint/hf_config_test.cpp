@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/test_golden.h"
 #include "checkpoint/huggingface.h"
 
 namespace molen::checkpoint {
@@ -39,7 +40,7 @@ std::string refusal(const Json& json) {
     (void)parse_hf_config(json, "config.json");
     return "accepted";
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
 }
 std::string with(Json json, const char* key, const Json& value) {
@@ -215,6 +216,7 @@ TEST(HfConfig, CodeIsNamedAndNeverRun) {
 }
 
 TEST(HfConfig, WhatHasNoFormThere) {
+  const GoldenMessages golden;
   const auto text = [](auto&& change, DType dtype = DType::kF32) -> std::string {
     Architecture a = parse_hf_config(gpt2(), "config.json").arch;
     change(a);
@@ -222,7 +224,7 @@ TEST(HfConfig, WhatHasNoFormThere) {
       (void)hf_config(a, {}, dtype);
       return "accepted";
     } catch (const UsageError& error) {
-      return error.what();
+      return GoldenMessages::note(error.what());
     }
   };
   EXPECT_EQ(text([](Architecture&) {}), "accepted");

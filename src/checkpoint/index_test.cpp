@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 #include "checkpoint/safetensors.h"
 
 namespace molen::checkpoint {
@@ -19,7 +20,7 @@ std::string refusal(F&& action) {
     action();
     return "accepted";
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   } catch (const VersionError& error) {
     return std::string("another version: ") + error.what();
   }
@@ -52,7 +53,17 @@ TEST(Index, ComesBackAsItWasPrinted) {
   EXPECT_EQ(print_index(index), text);
 }
 
+TEST(Index, FilesOfAnyRank) {
+  for (const int rank : {0, 1, 9, 10, 12, 345, 99999, 100000, 2147483}) {
+    StoredTensor w{DType::kF32, {2}, {}};
+    w.slices.push_back({rank, "", {{{0}, {2}}}, {"00000000000000aa"}});
+    const Index index = parse_index(print_index({{"w", w}}), "index.json");
+    EXPECT_EQ(index.at("w").slices[0].rank, rank);
+  }
+}
+
 TEST(Index, RefusesInTheseWords) {
+  const GoldenMessages golden;
   const std::string text = print_index(whole_index());
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string changed = text;

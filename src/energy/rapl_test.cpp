@@ -40,6 +40,15 @@ TEST(Powercap, ReadsPackagesAndDramOnce) {
   EXPECT_LE(m.meters[0]->info().read_every.value, 33.0) << "half the time in which 65.5 kJ can wrap";
 }
 
+// Memory whose package says no name is numbered as its zone.
+TEST(Powercap, MemoryWithoutAPackage) {
+  FakeMachine f;
+  f.zone("intel-rapl:3:0", "dram", 1);
+  Meters m = open_powercap(f.machine);
+  ASSERT_EQ(m.meters.size(), 1u);
+  EXPECT_EQ(m.meters[0]->info().scope, "dram3");
+}
+
 TEST(Powercap, WrapsOnceButAdmitsALongSilence) {
   FakeMachine f;
   f.zone("intel-rapl:0", "package-0", 65532000000);
@@ -151,6 +160,7 @@ TEST(Perf, ScalesCountsOfEachPackage) {
     for (const auto& meter : m.meters) scopes.push_back(meter->info().scope);
     EXPECT_EQ(scopes, (std::vector<std::string>{"cpu-package0", "cpu-package1", "dram0", "dram1", "psys"}));
     perf->counts[{2, 18}] = std::uint64_t{3} << 32;  // 2^-32 J each
+    f.time += 86400;                                 // 64 bits do not wrap in a day
     EXPECT_DOUBLE_EQ(m.meters[1]->read().value().total.value, 3.0);
     EXPECT_EQ(m.meters[0]->read().value().total.value, 0.0);
     perf->read_error = EIO;
@@ -253,13 +263,14 @@ TEST(CpuList, IsStrict) {
 
 // A counter of one microjoule wraps at once, one without a range never does, and is read when it is asked.
 TEST(Powercap, IsReadTwiceWhileItCanWrap) {
-  for (const auto& [range, seconds] : {std::pair{"65532610987", 32.77}, {"2000000000", 1.0}, {"0", 0.0}}) {
+  for (const auto& [range, seconds] :
+       {std::pair{"65532610987", 32.7663054935}, {"2000000000", 1.0}, {"1", 5e-10}, {"0", 0.0}}) {
     FakeMachine f;
-    f.zone("intel-rapl:0", "package-0", 1000000);
+    f.zone("intel-rapl:0", "package-0", 1);
     f.write("sys/class/powercap/intel-rapl:0/max_energy_range_uj", std::string(range) + "\n");
     const Meters m = open_powercap(f.machine);
     ASSERT_EQ(m.meters.size(), 1u);
-    EXPECT_NEAR(m.meters[0]->info().read_every.value, seconds, 0.01) << range;
+    EXPECT_DOUBLE_EQ(m.meters[0]->info().read_every.value, seconds) << range;
   }
 }
 

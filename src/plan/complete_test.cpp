@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 #include "data/tokenizer/tokenizer.h"
 #include "plan/resolve.h"
 
@@ -21,7 +22,7 @@ std::string refusal(const std::vector<std::string>& sets, const config::Completi
   try {
     load(sets, what);
   } catch (const UsageError& error) {
-    return error.what();
+    return GoldenMessages::note(error.what());
   }
   return "";
 }
@@ -40,8 +41,9 @@ TEST(Complete, TakesTheVocabularyOfTheTokenizer) {
 }
 
 TEST(Complete, RefusesWhatFilesAndPresetsContradict) {
+  const GoldenMessages golden;
   EXPECT_NE(refusal({"data.tokenizer=nowhere.json"}).find("--set data.tokenizer: nowhere.json"), std::string::npos);
-  EXPECT_THROW(load({"data.tokenizer=nowhere.json"}), MissingFileError);
+  EXPECT_NOTED(load({"data.tokenizer=nowhere.json"}), MissingFileError);
   EXPECT_NE(refusal({"data.tokenizer=tests/golden/arch/presets.json"}).find("--set data.tokenizer: "),
             std::string::npos);
   EXPECT_EQ(refusal({"model.vocabulary=10"}), "");
@@ -57,6 +59,7 @@ TEST(Complete, RefusesWhatFilesAndPresetsContradict) {
 }
 
 TEST(Complete, SaysWhichFilesOfATrainingAreMissing) {
+  const GoldenMessages golden;
   const fs::path folder = fs::temp_directory_path() / fmt::format("molen_complete_{}", ::getpid());
   for (const char* split : {"train", "heldout"}) {
     fs::create_directories(folder / split);

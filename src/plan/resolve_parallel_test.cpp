@@ -48,6 +48,9 @@ TEST(ResolveParallel, TensorRanksThatDoNotFit) {
             "--set parallel.tensor: 4 does not divide the world of 6 ranks; these degrees fit: 1, 2");
   EXPECT_EQ(refusal({"parallel.tensor=4"}, machine_of(8, 2)),
             "--set parallel.tensor: groups of 4 do not lie within a node of 2 ranks; these degrees fit: 1, 2");
+  EXPECT_EQ(
+      refusal({"parallel.tensor=8"}, machine_of(6, 4)),
+      "--set parallel.tensor: 8 ranks cannot share 4 heads, FFN 704 and vocabulary 16384; these degrees fit: 1, 2");
   EXPECT_EQ(refusal({"parallel.sequence=true"}, eight),
             "--set parallel.sequence: sequence parallelism cuts rows over tensor ranks; parallel.tensor is 1");
   EXPECT_EQ(refusal({"parallel.tensor=2", "parallel.tensor_chunks=2"}, eight),

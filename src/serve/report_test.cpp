@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/test_bounds.h"
+#include "base/test_golden.h"
 #include "serve/assets.h"
 #include "serve/chart.h"
 #include "serve/page.h"
@@ -411,11 +412,12 @@ TEST_F(Report, TheLastValidationOfAStepCounts) {
 }
 
 TEST_F(Report, RefusesWhatIsNoRun) {
+  const GoldenMessages golden;
   const auto refusal = [](const fs::path& path) {
     try {
       read_run(path);
     } catch (const UsageError& error) {
-      return std::string(error.what());
+      return GoldenMessages::note(error.what());
     }
     return std::string("read");
   };
@@ -428,13 +430,14 @@ TEST_F(Report, RefusesWhatIsNoRun) {
     EXPECT_EQ(refusal(dir_), "read") << name;
     fs::remove(dir_ / name);
   }
-  EXPECT_THROW(write_report(dir_ / "nowhere", dir_ / "x.html"), UsageError);
-  EXPECT_THROW(summary(dir_ / "nowhere"), UsageError);
-  EXPECT_THROW(write_report(dir_, dir_ / "x.html"), UsageError);  // empty
+  EXPECT_NOTED(write_report(dir_ / "nowhere", dir_ / "x.html"), UsageError);
+  EXPECT_NOTED(summary(dir_ / "nowhere"), UsageError);
+  EXPECT_NOTED(write_report(dir_, dir_ / "x.html"), UsageError);  // empty
   EXPECT_FALSE(fs::exists(dir_ / "x.html"));
 }
 
 TEST(ConfigValues, ReadsWhatAResolvedConfigHolds) {
+  const GoldenMessages golden;
   const auto v = config_values(
       "a = 1\n[model]\nname = \"x # y \\\" z\"  # base.toml:3\n# tied is not set\nlayers = 2 # default\n"
       "[data]\ntrain = [  # mixed\n  { path = \"a\" },\n  { path = \"b\" }\n]\n[a-table.'x y']\nz = 1.5\n");
@@ -444,7 +447,7 @@ TEST(ConfigValues, ReadsWhatAResolvedConfigHolds) {
   EXPECT_EQ(v.at("data.train"), "[ { path = 'a' }, { path = 'b' } ]");
   EXPECT_EQ(v.at("a-table.x y.z"), "1.5");
   EXPECT_FALSE(v.contains("model.tied"));
-  EXPECT_THROW(config_values("a = 1\n[broken\n"), UsageError);
+  EXPECT_NOTED(config_values("a = 1\n[broken\n"), UsageError);
 }
 
 TEST(Members, AsTextAndAsNumbers) {
@@ -461,7 +464,8 @@ TEST(Members, AsTextAndAsNumbers) {
 }
 
 TEST(Asset, UnknownNameThrows) {
-  EXPECT_THROW(asset("nothing"), Error);
+  const GoldenMessages golden;
+  EXPECT_NOTED(asset("nothing"), Error);
 }
 
 TEST(Thin, KeepsTheSpike) {

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "base/test_golden.h"
 #include "program/build.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"
@@ -102,6 +103,16 @@ TEST(CostModel, FitsAPowerLawByHand) {
   EXPECT_EQ(read.fits().at("op").samples, 10);
 }
 
+TEST(CostModel, TypicalSecondsAreTheMedianInAnyOrder) {
+  std::vector<Sample> samples;
+  for (const double seconds : {5.0, 1.0, 9.0, 3.0, 7.0}) samples.push_back({"op", {1.0}, seconds});
+  EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 5.0);
+  samples.push_back({"op", {1.0}, 0.5});
+  EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 5.0);  // the upper one of the two in the middle
+  samples.push_back({"op", {1.0}, 2.0});
+  EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 3.0);
+}
+
 // A kind that was recomputed and never measured so costs what its forward does; any other is refused by name.
 TEST(CostModel, RecomputationCostsTheForward) {
   const CostModel model = CostModel::fit({{"forward attention", {1.0}, 2e-3}, {"all_reduce", {1.0}, 1e-3}});
@@ -130,13 +141,13 @@ TEST(CostModel, RefusesDamage) {
        {Json(0.0), Json(-1.0), Json(nullptr), Json("1"), Json(std::numeric_limits<double>::infinity())}) {
     Json bad = good;
     bad["pace"] = pace;
-    EXPECT_THROW(CostModel::from_json(bad, "test"), UsageError) << pace;
+    EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError) << pace;
   }
   Json bad = good;
   bad["kinds"]["op"]["center"] = {1.0};
-  EXPECT_THROW(CostModel::from_json(bad, "test"), UsageError);
+  EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError);
   bad["kinds"]["op"]["center"] = bad["kinds"]["op"]["weights"] = Json::array();
-  EXPECT_THROW(CostModel::from_json(bad, "test"), UsageError);
+  EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError);
 }
 
 // Copies from and to the host: read and written at the memory rate of the optimizer step, and what adds up reads once
@@ -159,6 +170,28 @@ TEST(Costs, CopiesMoveAtTheRateOfTheOptimizerStep) {
   EXPECT_NEAR(with(program::CopyToDevice{}), 2e-3, 1e-8);
 }
 
+// Without a measured collective its bytes move at the rate of the optimizer step, and no bytes at that of one.
+TEST(Costs, UnmeasuredCollectivesMoveAtTheRateOfTheOptimizerStep) {
+  std::vector<Sample> samples;
+  for (const double bytes : {1.0, 1e4, 1e8})
+    samples.push_back({"optimizer_step", {1.0, std::log(bytes)}, bytes * 1e-10});
+  const CostModel model = CostModel::fit(samples);
+  const Costs costs(model, {4, 0, 1}, "threads");
+  const auto p = program_of(2, 0, 8);
+  int seen = 0;
+  for (const auto& body : p.bodies)
+    for (program::Step step : body.steps)
+      if (std::holds_alternative<program::AllReduce>(step.op)) {
+        ++seen;
+        const double bytes = static_cast<double>(step.moved.value);
+        EXPECT_DOUBLE_EQ(costs.seconds(p, step), model.seconds("optimizer_step", {1.0, std::log(2 * bytes)}));
+        step.moved = Bytes(0);
+        EXPECT_DOUBLE_EQ(costs.seconds(p, step), model.seconds("optimizer_step", {1.0, std::log(2.0)}));
+        EXPECT_DOUBLE_EQ(Costs(model, {4, 0, 1}, "mpi").seconds(p, step), model.seconds("optimizer_step", {1.0, 0.0}));
+      }
+  EXPECT_GT(seen, 0);
+}
+
 TEST(Costs, TrafficOfEachCollective) {
   EXPECT_DOUBLE_EQ(collective_traffic("all_reduce", 12.0, 4, "threads"), 24.0);
   EXPECT_DOUBLE_EQ(collective_traffic("all_gather", 12.0, 4, "threads"), 24.0);
@@ -176,9 +209,10 @@ TEST(Calibration, IsWrittenIntoAFolderThatIsNotThere) {
 }
 
 TEST(CostModel, RefusesWhatItHasNotSeen) {
+  const GoldenMessages golden;
   const auto one = program_of(1, 0, 4), two = program_of(2, 0, 4);
   const Costs model(CostModel::fit(samples_from({one}, 0.0)), {}, "threads");
-  EXPECT_THROW(simulate(two, program::expand(two), model), UsageError);
+  EXPECT_NOTED(simulate(two, program::expand(two), model), UsageError);
 }
 
 TEST(Simulate, StreamsOverlapAndEdgesHold) {
@@ -202,6 +236,7 @@ TEST(Simulate, StreamsOverlapAndEdgesHold) {
 }
 
 TEST(Calibration, RoundTripAndMissingConditions) {
+  const GoldenMessages golden;
   const fs::path path = fs::temp_directory_path() / fmt::format("molen_calibration_{}.json", ::getpid());
   const auto p = program_of(1, 0, 4);
   Calibration c{"host", "cpu", "2026-01-01T00:00:00Z", {}, {}};
@@ -210,9 +245,9 @@ TEST(Calibration, RoundTripAndMissingConditions) {
   const Calibration read = read_calibration(path);
   EXPECT_EQ(read.entries[0].cores, c.entries[0].cores);
   EXPECT_TRUE(read.has(conditions_of(p.setting, "self")));
-  EXPECT_THROW(read.costs({7, 1, "fp32", "fused", "mpi"}, "x"), UsageError);
+  EXPECT_NOTED(read.costs({7, 1, "fp32", "fused", "mpi"}, "x"), UsageError);
   write_file_atomic(path, "{}");
-  EXPECT_THROW(read_calibration(path), UsageError);
+  EXPECT_NOTED(read_calibration(path), UsageError);
   fs::remove(path);
 }
 
@@ -360,6 +395,7 @@ TEST(Extrapolate, CollectivesByBytesMoved) {
 }
 
 TEST(Extrapolate, RefusesWithoutABasis) {
+  const GoldenMessages golden;
   Calibration c;
   c.replace(entry_of(1, "self", 1.0));
   c.replace(entry_of(1, "self", 1.0, 2, 2));
@@ -373,7 +409,7 @@ TEST(Extrapolate, RefusesWithoutABasis) {
            {{2, 1, "fp32", "fused", "mpi"}, "no collective of 'mpi'"}}) {
     EXPECT_NE(reason(wanted).find(why), std::string::npos) << reason(wanted);
     EXPECT_NE(reason(wanted).find("1 rank x 2 threads"), std::string::npos) << "names what is there";
-    EXPECT_THROW(c.costs(wanted, "x"), UsageError);
+    EXPECT_NOTED(c.costs(wanted, "x"), UsageError);
   }
   const std::string basis =
                         "the number of threads a rank, the precision and the kernels of a prediction must be measured",
@@ -433,11 +469,12 @@ TEST(Simulate, SaysWhatItCannotSimulate) {
 }
 
 TEST(Simulate, RefusesCostsThatAreNoNumbers) {
+  const GoldenMessages golden;
   const auto p = program_of(1, 0, 4);
   Json json = CostModel::fit(samples_from({p}, 0.0)).to_json();
   for (auto& [kind, fit] : json["kinds"].items()) fit["weights"][0] = 1e300;
   const Costs costs(CostModel::from_json(json, "test"), {}, "self");
-  EXPECT_THROW(simulate(p, program::expand(p), costs), UsageError);
+  EXPECT_NOTED(simulate(p, program::expand(p), costs), UsageError);
 }
 
 // The typical time of a kind is the middle one, in whatever order samples came.

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/test_filesystem.h"
+#include "base/test_golden.h"
 #include "store/run_directory.h"
 
 namespace molen::store {
@@ -66,10 +67,11 @@ TEST_F(HistoryTest, ARunOfAnOlderVersionCountsItsAttemptsByItsLines) {
 }
 
 TEST_F(HistoryTest, WhatIsNoRunIsRefused) {
+  const GoldenMessages golden;
   write("run.json", "{\"format_version\": 1, \"id\": \"x\"}");
-  EXPECT_THROW(read_identity(run_), UsageError);
+  EXPECT_NOTED(read_identity(run_), UsageError);
   write("run.json", "{\"format_version\": 9}");
-  EXPECT_THROW(read_identity(run_), VersionError);
+  EXPECT_NOTED(read_identity(run_), VersionError);
 }
 
 TEST_F(HistoryTest, LinesBeyondAStepMoveAndTheOthersStay) {

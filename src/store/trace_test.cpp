@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/test_golden.h"
 
 namespace molen::store {
 namespace {
@@ -88,12 +89,13 @@ TEST(Trace, EmptyIsValid) {
 }
 
 TEST(Trace, RefusesImpossibleTimes) {
+  const GoldenMessages golden;
   const auto refusal = [](const TraceSpan& span, const std::vector<TraceCounter>& counters) -> std::string {
     try {
       (void)trace_json({span}, counters);
       return "";
     } catch (const Error& e) {
-      return e.what();
+      return GoldenMessages::note(e.what());
     }
   };
   EXPECT_EQ(refusal({"a", "", "t", 2, 1, {}, 0}, {}), "trace: 'a' ends before it starts (1 s, 2 s)");
