@@ -192,7 +192,6 @@ TEST(Naming, AttachmentsHavePlainNames) {
 }
 
 TEST(HuggingFace, WritesNothingOver) {
-  const GoldenMessages golden;
   const TestFolder folder;
   write_file_atomic(folder / "precious", "x");
   EXPECT_REFUSED(export_hf(tiny_gpt2(), synthetic(), folder.path(), {}), "not an empty directory");

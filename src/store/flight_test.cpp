@@ -221,7 +221,6 @@ TEST_F(Flight, AProcessIsAliveStoppedOrDead) {
 // A program without copies has no rings for them, and one with has.
 // A watch that has no descriptor left must not take its neighbours for dead.
 TEST_F(Flight, WhatCannotBeAskedIsNotDead) {
-  const GoldenMessages golden;
   make_directories(directory_);
   const FlightIdentity own = identity();
   FaultyFileSystem faulty(directory_);
