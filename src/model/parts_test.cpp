@@ -57,7 +57,7 @@ void check(const Case& c, Part part, Pass pass, bool accumulate) {
   }
 }
 
-class Parts : public ::testing::TestWithParam<Path> {};
+class Parts : public OnPath {};
 INSTANTIATE_TEST_SUITE_P(Paths, Parts, ::testing::ValuesIn(kPaths),
                          [](const auto& info) { return std::string(info.param.name); });
 
