@@ -274,8 +274,8 @@ Program costs(Program p) {
                      [&](const CopyToDevice&) { step.moved = Bytes(written); },
                      [&](const Cast& o) {
                        // A sum is widened a block at a time, and its target read too.
-                       const std::int64_t wide =
-                           step.writes.empty() ? 0 : used_elements(p, step.writes[0], {}) * size_of(DType::kF32);
+                       const Use* to = step.find_write(Arg::kTo);
+                       const std::int64_t wide = to ? used_elements(p, *to, {}) * size_of(DType::kF32) : 0;
                        step.moved = touched + Bytes(o.accumulate ? wide : 0);
                        step.scratch =
                            Bytes(o.accumulate ? std::min(wide, arch::kWidenBlock * size_of(DType::kF32)) : 0);
