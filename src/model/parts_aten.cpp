@@ -78,6 +78,7 @@ void weight_gradient(const Context& c, at::Tensor& d_w, const at::Tensor& d_y, c
       product(d_w, d_y.t(), x);
   } else if (own_narrow(x) && math::own_products()) {
     const i64 terms = x.size(0), in = x.size(1);
+    MOLEN_CHECK(d_w.is_contiguous(), "the gradient of a weight is not contiguous");
     math::weight_gradient(threads_of(c), d_y.size(1), in, terms, bits(d_y), bits(x), c.accumulate, floats(d_w),
                           weight_gradient_space(c, d_w, terms));
   } else if (x.device().is_cpu()) {  // ATen has no product that rounds only once, into fp32
