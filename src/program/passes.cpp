@@ -77,6 +77,7 @@ arch::PartCost part_cost(const arch::Architecture& local, const Setting& s, arch
   }
   shape.tensor_ranks = s.tensor_ranks();
   shape.kv_copied = kv_copied;
+  shape.documents = s.document_mask;
   if (part != arch::Part::kAttention || !s.context()) return arch::part_cost(local, part, pass, shape);
   const arch::Pass attention = pass == arch::Pass::kForward ? pass : arch::Pass::kBackward;
   if (s.ring()) return arch::ring_attention_cost(local, attention, shape, s.sequence, s.context_ranks(), chunk);
