@@ -95,8 +95,14 @@ def program(case):
     ran = case.train("--ranks", 2).path
     equal("of a run: what any of its ranks ran", {case.molen("program", ran, "--rank", r).stdout.split("\n", 1)[0] for r in (0, 1)}, {f"# what ran, as {ran}/program.txt has it"})
     case.refused("program", ran, "--rank", 2, says="--rank 2: the run had 2 ranks")
-    left = json.loads(case.molen("program", "--model", "gpt2", FP32, "--ranks", 2, "--format", "json").stdout)["open_choices"]
-    assert {"data.sequence_length", "batch.global", "batch.micro", "parallel.sharding"} <= {c["key"] for c in left if c["why"].startswith("default")}, left
+    def left_open(**more):
+        return {c["key"]: c for c in json.loads(case.molen("program", "--model", "gpt2", {**FP32, **more}, "--ranks", 2, "--format", "json").stdout)["open_choices"]}
+
+    left = left_open()
+    assert all(left[key]["why"].startswith("default") for key in ("data.sequence_length", "batch.global", "batch.micro", "parallel.sharding")), left
+    length = left["data.sequence_length"]
+    equal("shorter than the model takes", length["why"], "default; the model takes up to 1024")
+    equal("all that it takes", left_open(**{"model.max_sequence": int(length["value"])})["data.sequence_length"]["why"], "default")
     case.refused("program", "tiny.toml", "--ranks", 4, "--ranks-per-node", 3, says="--ranks-per-node")
 
 

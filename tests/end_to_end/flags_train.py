@@ -166,6 +166,8 @@ def runs(case):
     equal("by tag", [r["run"] for r in found], ["seen"])
     equal("last step", formats(case, "runs", "show", "runs/longer", shows=lambda v: [v["step"], f"{v['loss']:.4f}", v["tokens_total"]])["tokens_total"], 6 * 64)
     same = formats(case, "runs", "compare", "runs/seen", "runs/seen", shows=lambda v: ["identical", v["steps"]])
+    case.train({"train.stop_after": "1 steps"}, name="single")
+    assert "identical: 1 step\n" in case.molen("runs", "compare", "runs/single", "runs/single").stdout
     other = formats(case, "runs", "compare", "runs/seen", "runs/longer", shows=lambda v: [v["first_difference"]], code=1)
     equal("identical", (same["identical"], other["identical"]), (True, False))
     flight = formats(case, "runs", "flight", "runs/seen", shows=lambda v: [f"attempt {v['attempt']}", "rank  host", v["ranks"][1]["pid"], v["ranks"][1]["state"]])
