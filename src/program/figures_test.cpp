@@ -232,6 +232,28 @@ TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
   EXPECT_TRUE(has(verify(p).at(0).text, "writes operands x where it needs y")) << verify(p).at(0).text;
 }
 
+// Whatever a text says of an op's costs must be what the op costs, also where that is nothing.
+TEST(Figures, OtherCostsOfAnOpAreRefused) {
+  std::set<std::string> tried;
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    for (std::size_t b = 0; b < p.bodies.size(); ++b)
+      for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
+        if (!tried.insert(kind_of(p.bodies[b].steps[k].op)).second) continue;
+        for (int cost = 0; cost < 4; ++cost) {
+          Program q = p;
+          Step& step = q.bodies[b].steps[k];
+          if (cost == 0) step.scratch += Bytes(64);
+          if (cost == 1) step.moved += Bytes(1);
+          if (cost == 2) step.model_flops += Flops(1);
+          if (cost == 3) step.hardware_flops += Flops(1);
+          EXPECT_FALSE(verify(q).empty()) << c.name << ": " << kind_of(step.op) << ", cost " << cost;
+        }
+      }
+  }
+  EXPECT_GT(tried.size(), 30u);
+}
+
 // By its argument an operand is found, so no op has two of one name.
 TEST(Figures, EachArgumentOfAnOpIsThereOnce) {
   for (const Case& c : cases())

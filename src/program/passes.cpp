@@ -255,6 +255,8 @@ Program costs(Program p) {
     for (Step& step : body.steps) {
       const std::int64_t read = used_bytes(p, step.reads, {}), written = used_bytes(p, step.writes, {});
       const Bytes touched(read + written);
+      step.scratch = step.moved = Bytes();
+      step.model_flops = step.hardware_flops = Flops();
       const auto communicated = [&](const auto&) { step.moved = payload_of(p, step, {}); };
       std::visit(Match{
                      [&](const Compute& c) { cost_compute(p, c, step); },
