@@ -3,7 +3,8 @@
 
 ATen takes seconds to read. A header that brings some of it gets exactly what it and the headers that it includes bring of it
 precompiled, and nothing else, so that no missing include is hidden.
-A header that was checked and has not changed since, nor anything it includes, is not compiled again (build/headers)."""
+A header that was checked and has not changed since, nor anything it includes, is not compiled again (build/headers). Nor is one that a source without
+precompiled headers includes before all else, for then the build has shown it."""
 import concurrent.futures
 import hashlib
 import json
@@ -41,6 +42,20 @@ def flags_by_folder():
         if source.parent not in found or source.name.endswith("_test.cpp"):
             found[source.parent] = kept
     return found
+
+
+def shown_by_the_build():
+    """Headers that stand first in a source of their name which has no precompiled header."""
+    shown = set()
+    for entry in json.loads((BUILD / "compile_commands.json").read_text()):
+        source = pathlib.Path(entry["file"])
+        header = source.with_suffix(".h")
+        if " -include " in entry["command"] or ROOT / "src" not in source.parents or not header.is_file():
+            continue
+        first = re.search(r'^#include .*$', source.read_text(), re.M)
+        if first and first[0] == f'#include "{header.relative_to(ROOT / "src")}"':
+            shown.add(header)
+    return shown
 
 
 def precompiled(headers, flags):
@@ -86,7 +101,7 @@ def main():
     if not (BUILD / "compile_commands.json").is_file():
         sys.exit("check_headers: build first (make build)")
     STAMPS.mkdir(parents=True, exist_ok=True)
-    folders = flags_by_folder()
+    folders, shown = flags_by_folder(), shown_by_the_build()
     work = []
     for header in sorted((ROOT / "src").rglob("*.h")):
         folder = header.parent
@@ -94,13 +109,13 @@ def main():
             folder = folder.parent
         if folder == ROOT:
             sys.exit(f"check_headers: no source near {header.relative_to(ROOT)} gives its flags")
-        if not header.name.endswith("_inl.h"):  # bodies for one instruction set each, included once
+        if header not in shown and not header.name.endswith("_inl.h"):  # bodies for one instruction set each, included once
             work.append((header, folders[folder]))
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         failures = [f for f in pool.map(lambda w: check(*w), work) if f]
     for failure in failures:
         print(failure, file=sys.stderr)
-    print(f"headers: {len(work)} compile alone" if not failures else f"headers: {len(failures)} of {len(work)} failed")
+    print(f"headers: {len(work) + len(shown)} compile alone" if not failures else f"headers: {len(failures)} of {len(work)} failed")
     sys.exit(1 if failures else 0)
 
 

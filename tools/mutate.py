@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Seeded mutation run: small faults are put into src, and each must be caught by a test that reaches it.
 
-usage: mutate.py [--mutants N] [--seed N] [--modules base,data] [--since COMMIT] [--list] ...
+usage: mutate.py [--mutants N] [--seed N] [--modules base,data] [--since COMMIT] [--list] ...      (with the tree's own Python, which has libclang)
 
 All mutants of a run go into one build (mutant schemata): each stands in the source beside what it replaces, and a variable of the environment chooses
 which one is in force. So a file is compiled once, and a mutant costs its tests alone. A first run of every test says which mutants it
@@ -30,6 +30,7 @@ REASONS = "tests/mutants.json"
 # Programs of each module's own tests; after them come those of the modules above it.
 TORCH_FREE = ["base", "arch", "mesh", "config", "store", "energy", "program", "comm", "data", "checkpoint", "sim", "plan", "serve"]
 TORCH = ["math", "optim", "model", "exec", "train"]
+PROGRAM = ["apps"]  # not sampled unless it is named: its tests are the end-to-end scripts, which cost minutes for a mutant that survives
 LAUNCHED = ["comm_mpi_suite"]  # whole programs under mpirun
 RUNTIME = r"""// Which mutant is in force (tools/mutate.py); made for one run.
 #include <fcntl.h>
@@ -164,7 +165,7 @@ def arguments():
     p.add_argument("--mutants", type=int, default=500)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--modules", default=",".join(TORCH_FREE + TORCH))
-    p.add_argument("--tests", help="modules whose tests run (default: those of --modules, and the communicator's suite under mpirun)")
+    p.add_argument("--tests", help="modules whose tests run, and end-to-end scripts by name (default: those of --modules, with it the communicator's suite under mpirun, and scripts for apps)")
     p.add_argument("--since", help="only files that changed since this commit")
     p.add_argument("--in-place", action="store_true")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -213,8 +214,9 @@ def main():
             print(f"{m['file']}:{m['line']}: {m['kind']}: {m['old']}  ->  {m['new']}")
         return 0
     instrument(tree, chosen)
-    tests = a.tests.split(",") if a.tests else modules + (LAUNCHED if "comm" in modules else [])
-    build(tree, chosen, [mutants_run.target_of(t) for t in tests], a.jobs)
+    asked = a.tests.split(",") if a.tests else modules + (LAUNCHED if "comm" in modules else [])
+    tests = [t for m in asked for t in (mutants_run.SCRIPTS if m in PROGRAM else [m])]
+    build(tree, chosen, sorted({mutants_run.target_of(t) for t in tests}), a.jobs)
     caught = {m["key"]: m["outcome"] for m in json.loads(pathlib.Path(a.again).read_text())["mutants"] if m["outcome"].startswith("caught")} if a.again else {}
     left = [m for m in chosen if not m.get("dropped") and m["key"] not in caught]
     outcomes = {m["number"]: caught[m["key"]] for m in chosen if m["key"] in caught} | mutants_run.run(tree, left, tests, a.jobs, a.budget)

@@ -164,6 +164,7 @@ mutate() {
 predict() { python3 bench/predict.py build/molen --record >"$log/predict.txt" || finding "predictions: see $log/predict.txt"; }
 
 bench() {
+  .venv/bin/python bench/ratios.py build/molen --rounds 3 --record >"$log/ratios.txt" || finding "a step beside the best of PyTorch: see $log/ratios.txt"
   .venv/bin/python bench/step.py build/molen --record >"$log/step.txt" || finding "the step beside PyTorch: see $log/step.txt"
   .venv/bin/python bench/sharding.py build/molen --record >"$log/sharding.txt" || finding "sharding beside PyTorch: see $log/sharding.txt"
 }

@@ -31,6 +31,7 @@ struct Sizes {
         f(arch.ffn),
         V(arch.vocabulary),
         h(arch.heads),
+        k(arch.kv_heads),
         D(arch.head_dim),
         e(size_of(shape.compute)),
         a(shape.compute == DType::kF64 ? 8 : 4),
@@ -40,8 +41,10 @@ struct Sizes {
                                                  : 0),
         stats(arch.norm == Norm::kRms ? 1 : 2),
         biases(arch.biases ? 1 : 0),
-        ranks(shape.tensor_ranks) {}
-  i64 B, S, N, C, d, Q, q, U, f, V, h, D, e, a, g, norm_vectors, stats, biases, ranks;
+        ranks(shape.tensor_ranks),
+        documents(shape.documents) {}
+  i64 B, S, N, C, d, Q, q, U, f, V, h, k, D, e, a, g, norm_vectors, stats, biases, ranks;
+  bool documents;
 };
 
 double product(i64 m, i64 n, i64 k) {
@@ -160,6 +163,17 @@ i64 attention_scratch(const Sizes& s, bool backward, i64 threads) {
   return aligned(threads * 4 * (backward ? 96 * (2 * w + 290) + 646 * w : 288 * (2 * w + 162) + 256 * w));
 }
 
+// math/attention_narrow.h
+i64 narrow_attention_scratch(const Sizes& s, bool backward, i64 threads) {
+  const auto width = [](i64 n) { return (n + 15) / 16 * 16 + 16; };
+  const i64 w = width(s.D), a = width((s.D + 1) / 2);
+  if (!backward) return aligned(threads * 4 * (416 * a + 352 * w + 6256));
+  const i64 pieces = s.B * s.k, rounds = (pieces + threads - 1) / threads;
+  const bool finely = 7 * pieces < 5 * rounds * threads && s.S > 128;
+  return aligned(threads * 4 * (448 * a + 512 * w + 23424) +
+                 (finely ? 0 : std::min(threads, pieces) * 4 * (s.h / s.k) * s.S * w));
+}
+
 // math/vector_kernels.h (partial sums of the norms' gradients) and math/attention.h.
 i64 fused_scratch(const Sizes& s, Part part, Pass pass, i64 threads) {
   const bool backward = pass != Pass::kForward, of_norm = backward && pass != Pass::kBackwardWeights;
@@ -212,7 +226,7 @@ class AtenScratch {
       case Part::kHeadLogits:
         return low_ ? narrow(s.C * s.V) : 0;
       case Part::kHeadLoss:
-        return backward ? (low_ ? narrow(s.C * s.V) : 0) + weight_gradient(s.d, s.V) : 0;
+        return backward ? (low_ ? narrow(s.C * s.V) : 0) + logits_backward() : 0;
     }
     throw Error("no such part");
   }
@@ -223,14 +237,21 @@ class AtenScratch {
   i64 widened(i64 elements) const { return low_ ? wide(elements) : 0; }
   bool rms() const { return s.stats == 1; }
 
-  i64 weight_gradient(i64 in, i64 out) const {
-    if (own_) return narrow(in * out);
+  // math/gemm_narrow.h, of a product with n columns and k terms.
+  i64 own_product(i64 n, i64 k) const {
+    const auto up = [](i64 count, i64 step) { return (count + step - 1) / step * step; };
+    const i64 packed = up(std::min<i64>(n, 512), 64) * up(std::min<i64>(k, 2048), 256) / 2;
+    return 4 * (packed + threads_ * (128 * 112 + 384));
+  }
+  // A product of our own into fp32, or a rounded gradient.
+  i64 weight_gradient(i64 in, i64 out, i64 terms) const {
+    if (own_) return aligned(std::max(2 * in * out, own_product(in, terms)));
     return low_ ? narrow(in * out) + wide(std::min(in * out, kWidenBlock)) : 0;
   }
   i64 linear_gradient(i64 in, i64 out) const {
-    if (own_) return weight_gradient(in, out);
+    if (own_) return weight_gradient(in, out, s.N);
     const i64 bias = s.biases ? wide(out) + widened(widened_rows(s.N, out) * out) : 0;
-    return std::max(weight_gradient(in, out), bias);
+    return std::max(weight_gradient(in, out, s.N), bias);
   }
   // Halves of the heads of queries and keys.
   i64 rotation() const {
@@ -257,6 +278,7 @@ class AtenScratch {
     return narrow(s.N * s.d) + std::max(input, weights);
   }
   i64 attention(bool backward) const {
+    if (own_ && !s.documents && s.D <= kOwnAttentionMaxHead) return narrow_attention_scratch(s, backward, threads_);
     if (s.a == 4 && s.D <= kOwnAttentionMaxHead)
       return (backward ? 2 : 1) * (widened(s.N * s.Q) + widened(s.N * s.q)) + attention_scratch(s, backward, threads_);
     // ATen's own: results, tiles of each thread, and a bound of the mask of ALiBi.
@@ -265,8 +287,13 @@ class AtenScratch {
     if (backward) return wide(s.N * s.Q) + 128 + 2 * wide(threads_ * rows * columns) + wide(rows) + mask;
     return wide(s.N * s.q) + wide(s.N * s.h) + wide(threads_ * (rows * columns + 2 * rows + rows * s.D)) + mask;
   }
+  i64 logits_backward() const {
+    constexpr i64 kLongProduct = 8192;  // of math/gemm_narrow.h
+    const i64 input = own_ && s.V >= kLongProduct ? aligned(own_product(s.d, s.V) + (s.C * s.d + 15) / 16 * 64) : 0;
+    return std::max(input, weight_gradient(s.d, s.V, s.C));
+  }
   i64 head(bool backward) const {
-    const i64 gradient = backward ? weight_gradient(s.d, s.V) : 0;
+    const i64 gradient = backward ? logits_backward() : 0;
     const i64 rows = own_ ? threads_ : widened_rows(s.C, s.V);
     if (low_) return narrow(s.C * s.V) + std::max(wide(rows * s.V), gradient);
     // In fp64 the losses are ATen's operators: a bound.

@@ -132,15 +132,32 @@ TEST(PartCost, ScratchOfHalves) {
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackward), 4 * n * d + 2 * 4 * d + 2 * 4 * q * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), 4 * n * d + 2 * 4 * d + 4 * q * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardWeights), 4 * n * d + 4 * q * d);
-  // 16 bits: gradients of a matrix in them, which fp16 adds by widening a block; the norm's gradient by thread, where
-  // fp16 widens all of its rows three times
+  // 16 bits: gradients of a matrix in them (in bf16 at least what a product of our own packs), which fp16 adds by
+  // widening a block; the norm's gradient by thread, where fp16 widens all of its rows three times
   shape = {4, 512, 0, DType::kBF16, 2, Kernels::kAten};
   EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardInput), kAtenScalars);
-  EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * d * 1408);
+  EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * 512 * 2048 + 2 * 4 * (128 * 112 + 384));
+  EXPECT_EQ(scratch(Part::kNormUp, Pass::kBackwardWeights), kAtenScalars + 2 * n * d + 2 * d * 2816);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), kAtenScalars + 2 * n * d + 4 * 2 * d);
   shape.compute = DType::kF16;
   EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * d * 1408 + 4 * kWidenBlock);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), kAtenScalars + 2 * n * d + 3 * 4 * n * d + 4 * n);
+}
+
+// Attention of rows in bf16 takes the sums of one key head's queries a thread; within documents it widens all rows.
+TEST(PartCost, ScratchOfAttentionInBf16) {
+  const auto a = bench_llama();
+  PartShape shape{4, 512, 0, DType::kBF16, 2, Kernels::kAten};
+  const auto scratch = [&] { return part_cost(a, Part::kAttention, Pass::kBackward, shape).scratch.value; };
+  const std::int64_t few = scratch();
+  EXPECT_EQ(few, kAtenScalars + 2 * 4 * (448 * 48 + 512 * 80 + 23424 + 2 * 512 * 80));
+  shape.sequence = 4096;
+  EXPECT_EQ(scratch() - few, 2 * 4 * 2 * (4096 - 512) * 80);
+  shape.batch = 1, shape.threads = 16;  // too few heads for the threads: split by tiles, without the sums
+  EXPECT_EQ(scratch(), kAtenScalars + 16 * 4 * (448 * 48 + 512 * 80 + 23424));
+  shape = {4, 512, 0, DType::kBF16, 2, Kernels::kAten};
+  shape.documents = true;
+  EXPECT_GT(scratch(), 2 * 4 * 2048 * (1024 + 512));
 }
 
 TEST(PartCost, HeadChunkBoundsTheLogits) {

@@ -94,6 +94,7 @@ struct PartShape {
   Kernels kernels = Kernels::kFused;
   int tensor_ranks = 1;    // whose local sizes the architecture has (arch/tensor_parallel.h)
   bool kv_copied = false;  // key and value weights are put together for each use
+  bool documents = false;  // attention stays within documents, which has kernels of its own
   std::int64_t tokens() const { return batch * sequence; }
 };
 

@@ -13,5 +13,7 @@ inline constexpr bool kSanitized = false;
 
 // A test of thousands of like cases takes every case in a release build, and every eleventh under a sanitizer.
 inline constexpr std::size_t kStride = kSanitized ? 11 : 1;
+// One of tens of thousands, each of which costs milliseconds.
+inline constexpr std::size_t kLongStride = kSanitized ? 101 : 1;
 
 }  // namespace molen

@@ -18,6 +18,7 @@
 namespace molen::exec {
 namespace {
 
+using program::Arg;
 using program::Program;
 using program::Step;
 
@@ -30,10 +31,10 @@ at::Tensor view_of(const BindContext& c, const program::Use& use) {
 
 Kernel bind_load(const BindContext& c, const Step& step) {
   if (c.program.setting.context()) return bind_load_part(c, step);
-  auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
-       scalars = c.flat(step.writes.at(2).buffer);
+  auto ids = c.flat(step.write(Arg::kIds).buffer), labels = c.flat(step.write(Arg::kLabels).buffer),
+       scalars = c.flat(step.write(Arg::kScalars).buffer);
   at::Tensor documents;
-  if (c.program.setting.document_mask) documents = c.flat(step.writes.at(3).buffer);
+  if (c.program.setting.document_mask) documents = c.flat(step.write(Arg::kDocuments).buffer);
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   if (ids.device().is_cpu())
     return [=](RunState& run, math::Scratch&) {
@@ -53,12 +54,12 @@ Kernel bind_load(const BindContext& c, const Step& step) {
 
 Kernel bind_sum_squares(const BindContext& c, const Step& step) {
   // What tensor ranks hold alike is counted by the first of them.
-  const auto [held, held_end] = held_of(c.program, step.reads.at(0).buffer, c.coordinates);
-  const auto [first, last] = range_of(c.program, step.reads[0], c.coordinates);
+  const program::Use& of = step.read(Arg::kGrad);
+  const auto [held, held_end] = held_of(c.program, of.buffer, c.coordinates);
+  const auto [first, last] = range_of(c.program, of, c.coordinates);
   const auto& unit = c.program.units[static_cast<std::size_t>(program::unit_of_step(c.program, step))];
   const auto [from, to] = program::counted_once(c.coordinates, unit, first, last);
-  auto grad = c.flat(step.reads[0].buffer).narrow(0, from - held, to - from),
-       scalars = c.flat(step.writes.at(0).buffer);
+  auto grad = c.flat(of.buffer).narrow(0, from - held, to - from), scalars = c.flat(step.write(Arg::kScalars).buffer);
   const int threads = c.program.setting.threads;
   return [=](RunState&, math::Scratch&) mutable {
     if (!grad.device().is_cpu()) {
@@ -76,7 +77,7 @@ Kernel bind_sum_squares(const BindContext& c, const Step& step) {
 }
 
 Kernel bind_clip(const BindContext& c, const Step& step) {
-  auto scalars = c.flat(step.writes.at(0).buffer);
+  auto scalars = c.flat(step.write(Arg::kScalars).buffer);
   const double places =
       static_cast<double>(c.program.setting.global_batch) * static_cast<double>(c.program.setting.sequence);
   return [=](RunState& run, math::Scratch&) mutable {
@@ -93,7 +94,7 @@ Kernel bind_clip(const BindContext& c, const Step& step) {
 }
 
 Kernel bind_agree(const BindContext& c, const Step& step) {
-  auto scalars = c.flat(step.reads.at(0).buffer);
+  auto scalars = c.flat(step.read(Arg::kScalars).buffer);
   const bool scaled = c.program.setting.scales_loss();
   return [=](RunState& run, math::Scratch&) {
     const auto host = scalars.to(at::kCPU);
@@ -121,8 +122,8 @@ struct Run {
 std::vector<Run> runs_of(const BindContext& c, const Step& step) {
   const int unit = program::unit_of_step(c.program, step);
   const auto& u = c.program.units[static_cast<std::size_t>(unit)];
-  const auto [first, last] = range_of(c.program, step.writes.at(0), c.coordinates);
-  const bool master = step.writes.size() > 3;
+  const auto [first, last] = range_of(c.program, step.write(Arg::kParam), c.coordinates);
+  const program::Use* master = step.find_write(Arg::kMaster);
   std::vector<Run> runs;
   for (const auto& entry : u.entries) {
     const auto& parameter = c.program.parameters[static_cast<std::size_t>(entry.parameter)];
@@ -131,9 +132,13 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
     const auto part = [&](const program::Use& use) {
       return c.flat(use.buffer).narrow(0, from - held_of(c.program, use.buffer, c.coordinates).first, to - from);
     };
-    Run run{parameter.decay,         part(step.reads[0]),     part(step.writes[0]),
-            part(step.writes.at(1)), part(step.writes.at(2)), {}};
-    if (master) run.master = part(step.writes.at(3));
+    Run run{parameter.decay,
+            part(step.read(Arg::kGrad)),
+            part(step.write(Arg::kParam)),
+            part(step.write(Arg::kMoment1)),
+            part(step.write(Arg::kMoment2)),
+            {}};
+    if (master) run.master = part(*master);
     runs.push_back(std::move(run));
   }
   return runs;
@@ -151,7 +156,7 @@ void update_on_device(const StepInput& input, Run& run, const at::Tensor& scalar
 
 Kernel bind_optimizer(const BindContext& c, const Step& step) {
   auto runs = runs_of(c, step);
-  auto scalars = c.flat(step.reads.at(1).buffer);
+  auto scalars = c.flat(step.read(Arg::kScalars).buffer);
   const int threads = c.program.setting.threads;
   return [=](RunState& state, math::Scratch&) mutable {
     const bool on_device =
@@ -211,19 +216,20 @@ RowPiece row_piece(const BindContext& c, const program::Operand& all, std::int64
 // The rows of each tensor rank, summed: into its own place, or onto what is there.
 Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScatter>(step.op);
-  const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).reads[0], op.chunk);
+  const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).read(Arg::kFrom), op.chunk);
   const std::int64_t own = piece.counts[static_cast<std::size_t>(group->rank())];
   const std::int64_t before =
       std::accumulate(piece.counts.begin(), piece.counts.begin() + group->rank(), std::int64_t{0});
-  auto all = c.flat(step.reads.at(0).buffer).narrow(0, piece.all, piece.count()),
-       kept = c.flat(step.writes.at(0).buffer).narrow(0, piece.kept, own);
+  const program::Use& to = step.write(Arg::kTo);
+  auto all = c.flat(step.read(Arg::kFrom).buffer).narrow(0, piece.all, piece.count()),
+       kept = c.flat(to.buffer).narrow(0, piece.kept, own);
   const bool adds = op.accumulate;
   at::Tensor sum = adds ? all.narrow(0, before, own) : kept;
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  const DType dtype = dtype_of(c, step.write(Arg::kTo));
   // To the residual gradient so far: in its place, or in another where that is still to be read.
   at::Tensor before_sum;
-  if (adds) before_sum = c.flat(step.reads.at(1).buffer).narrow(0, piece.kept, own);
-  const bool apart = adds && step.reads.at(1).buffer != step.writes[0].buffer;
+  if (adds) before_sum = c.flat(step.read(Arg::kSoFar).buffer).narrow(0, piece.kept, own);
+  const bool apart = adds && step.read(Arg::kSoFar).buffer != to.buffer;
   return [=, counts = piece.counts](RunState&, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
     if (apart) kept.copy_(before_sum);
@@ -233,22 +239,22 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
 
 // Everyone's rows, or sums of the head, one after the other.
 Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
-  auto part = c.flat(step.reads.at(0).buffer), all = c.flat(step.writes.at(0).buffer);
+  auto part = c.flat(step.read(Arg::kFrom).buffer), all = c.flat(step.write(Arg::kTo).buffer);
   const auto& op = std::get<program::AllGather>(step.op);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()), part.numel());
   if (op.moves != program::Moves::kHead) {
-    const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).writes[0], op.chunk);
+    const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).write(Arg::kTo), op.chunk);
     counts = piece.counts;
     part = part.narrow(0, piece.kept, counts[static_cast<std::size_t>(group->rank())]);
     all = all.narrow(0, piece.all, piece.count());
   }
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  const DType dtype = dtype_of(c, step.write(Arg::kTo));
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
 Kernel bind_all_reduce(const BindContext& c, const Step& step, comm::Communicator* group) {
-  auto tensor = view_of(c, step.writes.at(0));
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  auto tensor = view_of(c, step.write(Arg::kTo));
+  const DType dtype = dtype_of(c, step.write(Arg::kTo));
   return [=](RunState&, math::Scratch&) {
     group->all_reduce(tensor.data_ptr(), tensor.numel(), dtype, comm::Reduce::kSum);
   };
@@ -258,9 +264,9 @@ Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communi
   const auto& op = std::get<program::ReduceScatter>(step.op);
   if (op.moves == program::Moves::kDKeys) return bind_scatter_keys(c, step, group);
   if (op.moves != program::Moves::kUnit) return bind_scatter_rows(c, step, group);
-  auto all = view_of(c, step.reads.at(0)), part = view_of(c, step.writes.at(0));
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
-  const auto counts = counts_over(c, op.axis, step.writes[0], group->size());
+  auto all = view_of(c, step.read(Arg::kFrom)), part = view_of(c, step.write(Arg::kTo));
+  const DType dtype = dtype_of(c, step.write(Arg::kTo));
+  const auto counts = counts_over(c, op.axis, step.write(Arg::kTo), group->size());
   // A sum to be added to an earlier one is made in this rank's part of what is used up.
   const std::int64_t own = std::accumulate(counts.begin(), counts.begin() + group->rank(), std::int64_t{0});
   at::Tensor sum = op.accumulate ? all.narrow(0, own, part.numel()) : part;
@@ -274,15 +280,15 @@ Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicato
   const auto& op = std::get<program::AllGather>(step.op);
   if (op.moves == program::Moves::kKeys) return bind_gather_keys(c, step, group);
   if (op.moves != program::Moves::kUnit) return bind_gather_rows(c, step, group);
-  auto part = view_of(c, step.reads.at(0)), all = view_of(c, step.writes.at(0));
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
-  const auto counts = counts_over(c, op.axis, step.reads[0], group->size());
+  auto part = view_of(c, step.read(Arg::kFrom)), all = view_of(c, step.write(Arg::kTo));
+  const DType dtype = dtype_of(c, step.write(Arg::kTo));
+  const auto counts = counts_over(c, op.axis, step.read(Arg::kFrom), group->size());
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
 // Of what this rank has of a gradient and its message.
 Kernel bind_cast(const BindContext& c, const Step& step) {
-  auto from = view_of(c, step.reads.at(0)), to = view_of(c, step.writes.at(0));
+  auto from = view_of(c, step.read(Arg::kFrom)), to = view_of(c, step.write(Arg::kTo));
   const std::int64_t block = step.scratch.value / size_of(DType::kF32);
   if (!std::get<program::Cast>(step.op).accumulate) return [=](RunState&, math::Scratch&) mutable { to.copy_(from); };
   if (!to.device().is_cpu()) return [=](RunState&, math::Scratch&) mutable { to.add_(from); };
@@ -307,21 +313,21 @@ at::Tensor message_of(const BindContext& c, int buffer) {
 }
 
 Kernel bind_send(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {
-  const at::Tensor value = message_of(c, step.reads.at(0).buffer);
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.reads[0].buffer)].dtype;
+  const at::Tensor value = message_of(c, step.read(Arg::kFrom).buffer);
+  const DType dtype = dtype_of(c, step.read(Arg::kFrom));
   return [=](RunState&, math::Scratch&) { stages->send(value.data_ptr(), value.numel(), dtype, peer); };
 }
 
 Kernel bind_receive(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {
-  const at::Tensor value = message_of(c, step.writes.at(0).buffer);
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  const at::Tensor value = message_of(c, step.write(Arg::kTo).buffer);
+  const DType dtype = dtype_of(c, step.write(Arg::kTo));
   return [=](RunState&, math::Scratch&) { stages->recv(value.data_ptr(), value.numel(), dtype, peer); };
 }
 
 // Between the device's memory and the host's.
 Kernel bind_copy(const BindContext& c, const Step& step, bool accumulate) {
-  const at::Tensor from = view_of(c, step.reads.at(0));
-  at::Tensor to = view_of(c, step.writes.at(0));
+  const at::Tensor from = view_of(c, step.read(Arg::kFrom));
+  at::Tensor to = view_of(c, step.write(Arg::kTo));
   MOLEN_CHECK(from.numel() == to.numel(), "a copy of {} elements to {}", from.numel(), to.numel());
   return [=](RunState&, math::Scratch&) mutable {
     if (accumulate)
@@ -333,7 +339,7 @@ Kernel bind_copy(const BindContext& c, const Step& step, bool accumulate) {
 
 Kernel bind_reduce_scalars(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScalars>(step.op);
-  auto sums = c.flat(step.writes.at(0).buffer).narrow(0, op.first, op.count);
+  auto sums = c.flat(step.write(Arg::kScalars).buffer).narrow(0, op.first, op.count);
   return [=](RunState&, math::Scratch&) {
     group->all_reduce(sums.data_ptr(), sums.numel(), DType::kF64, comm::Reduce::kSum);
   };
@@ -368,7 +374,7 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::Compute& op) { return bind_compute(c, step, op); },
           [&](const program::LoadBatch&) { return bind_load(c, step); },
           [&](const program::ZeroFill&) -> Kernel {
-            auto target = c.flat(step.writes.at(0).buffer);
+            auto target = c.flat(step.write(Arg::kTo).buffer);
             return [=](RunState&, math::Scratch&) mutable { target.zero_(); };
           },
           [&](const program::SumSquares&) { return bind_sum_squares(c, step); },

@@ -1,5 +1,5 @@
-// Binding: a step of a program becomes a callable on tensors in the arena. Operands are bound by position
-// (program/signature.h).
+// Binding: a step of a program becomes a callable on tensors in the arena. Each kernel finds its operands by argument
+// (program/arg.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +41,10 @@ struct BindContext {
   std::function<at::Tensor(int buffer)> flat;  // the whole buffer, one-dimensional
   const std::vector<model::RopeTable>& rope;   // of all rows of a sequence; or of each piece of a micro-batch's
 };
+
+inline DType dtype_of(const BindContext& c, const program::Use& use) {
+  return c.program.buffers[static_cast<std::size_t>(use.buffer)].dtype;
+}
 
 using Kernel = std::function<void(RunState&, math::Scratch&)>;
 Kernel bind(const BindContext& context, const program::Step& step);

@@ -53,11 +53,11 @@ std::vector<PositionRun> positions_of(const program::Setting& s, const mesh::Per
 
 // Whole sequences, of which a context rank takes its positions and counts their tokens.
 Kernel bind_load_part(const BindContext& c, const program::Step& step) {
-  auto ids = c.flat(step.writes.at(0).buffer), labels = c.flat(step.writes.at(1).buffer),
-       scalars = c.flat(step.writes.at(2).buffer);
+  auto ids = c.flat(step.write(Arg::kIds).buffer), labels = c.flat(step.write(Arg::kLabels).buffer),
+       scalars = c.flat(step.write(Arg::kScalars).buffer);
   const auto& s = c.program.setting;
   at::Tensor documents;
-  if (s.document_mask) documents = c.flat(step.writes.at(3).buffer);
+  if (s.document_mask) documents = c.flat(step.write(Arg::kDocuments).buffer);
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   return [=, batch = s.micro_batch, count = s.micro_batch * s.sequence, runs = positions_of(s, c.coordinates)](
              RunState& run, math::Scratch&) mutable {
@@ -81,8 +81,8 @@ Kernel bind_load_part(const BindContext& c, const program::Step& step) {
 }
 
 Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
-  const KeyValues keys(c, step.writes.at(0).buffer, step.reads.at(0).buffer);
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes[0].buffer)].dtype;
+  const KeyValues keys(c, step.write(Arg::kTo).buffer, step.read(Arg::kFrom).buffer);
+  const DType dtype = dtype_of(c, step.write(Arg::kTo));
   return
       [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts()](RunState& run, math::Scratch&) mutable {
         own.copy_(keys.columns_NW);
@@ -93,8 +93,8 @@ Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::C
 
 // The gradients of every rank's keys and values, summed over ranks, go to that rank.
 Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
-  const KeyValues keys(c, step.reads.at(0).buffer, step.writes.at(0).buffer);
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.reads[0].buffer)].dtype;
+  const KeyValues keys(c, step.read(Arg::kFrom).buffer, step.write(Arg::kTo).buffer);
+  const DType dtype = dtype_of(c, step.read(Arg::kFrom));
   return [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts(), columns = keys.columns_NW](
              RunState&, math::Scratch&) mutable {
     group->reduce_scatter(keys.all_RNW.data_ptr(), own.data_ptr(), counts, dtype, comm::Reduce::kSum);
@@ -104,17 +104,17 @@ Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::
 
 Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communicator* ring) {
   const auto& op = std::get<program::Shift>(step.op);
-  const DType dtype = c.program.buffers[static_cast<std::size_t>(step.writes.at(0).buffer)].dtype;
+  const DType dtype = dtype_of(c, step.write(Arg::kTo));
+  auto in = c.flat(step.write(Arg::kTo).buffer);
   if (op.moves == program::Moves::kKeys && op.step == 1) {
-    const KeyValues keys(c, step.writes[0].buffer, step.reads.at(0).buffer);
-    return [=, own = keys.all_RNW.select(0, 0), in = c.flat(step.writes.at(1).buffer)](RunState& run,
-                                                                                       math::Scratch&) mutable {
+    const KeyValues keys(c, step.write(Arg::kOwn).buffer, step.read(Arg::kFrom).buffer);
+    return [=, own = keys.all_RNW.select(0, 0)](RunState& run, math::Scratch&) mutable {
       own.copy_(keys.columns_NW);
       run.settle();
       pass_on(*ring, own, in, dtype);
     };
   }
-  auto out = c.flat(step.reads.at(0).buffer), in = c.flat(step.writes[0].buffer);
+  auto out = c.flat(step.read(Arg::kFrom).buffer);
   if (op.moves == program::Moves::kKeys)
     return [=](RunState&, math::Scratch&) mutable { pass_on(*ring, out, in, dtype); };
   const bool adds = op.step > 1;
@@ -127,10 +127,11 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
       pass_on(*ring, out, in, dtype);
     };
   // Home: beside the gradient of the queries.
-  const KeyValues keys(c, step.writes[0].buffer, step.writes.at(1).buffer);
+  const program::Use &so_far = step.read(Arg::kDQkvSoFar), &whole = step.write(Arg::kDQkv);
+  const KeyValues keys(c, step.write(Arg::kTo).buffer, whole.buffer);
   const std::int64_t n = c.program.setting.tokens(), queries = c.program.local.query_size();
-  auto d_qkv = c.flat(step.writes[1].buffer).view({n, -1}), made = c.flat(step.reads.at(2).buffer).view({n, -1});
-  const bool apart = step.reads[2].buffer != step.writes[1].buffer;
+  auto d_qkv = c.flat(whole.buffer).view({n, -1}), made = c.flat(so_far.buffer).view({n, -1});
+  const bool apart = so_far.buffer != whole.buffer;
   return [=, home = keys.all_RNW.select(0, 0), columns = keys.columns_NW](RunState& run, math::Scratch&) mutable {
     if (adds) {
       out.add_(in);
@@ -151,7 +152,8 @@ Kernel bind_gathered_attention(const Operands& o, const Common& common, const pr
   const std::array<std::int64_t, 3> of_all{ranks, o.tokens(), 2 * common.arch.kv_heads * common.arch.head_dim};
   const auto at_rank = [](const at::Tensor& all, std::size_t r) { return all.select(0, static_cast<std::int64_t>(r)); };
   if (!program::is_backward(op.pass)) {
-    auto qkv = o.read_rows(0), kv = o.read(1, of_all), out = o.write_rows(0), lse = o.write(1, lse_shape(common));
+    auto qkv = o.read_rows(Arg::kQkv), kv = o.read(Arg::kKeys, of_all), out = o.write_rows(Arg::kY),
+         lse = o.write(Arg::kLse, lse_shape(common));
     return [=](RunState&, math::Scratch& s) mutable {
       at::Tensor sum = is_narrow(out) ? wide_rows(out, queries, s) : out;
       for (std::size_t r = 0; r < keys.size(); ++r)
@@ -159,8 +161,9 @@ Kernel bind_gathered_attention(const Operands& o, const Common& common, const pr
       if (is_narrow(out)) out.copy_(sum);
     };
   }
-  auto d_o = o.read_rows(0), qkv = o.read_rows(1), out = o.read_rows(2), lse = o.read(3, lse_shape(common)),
-       kv = o.read(4, of_all), d_qkv = o.write_rows(0), d_kv = o.write(1, of_all);
+  auto d_o = o.read_rows(Arg::kDY), qkv = o.read_rows(Arg::kQkv), out = o.read_rows(Arg::kY),
+       lse = o.read(Arg::kLse, lse_shape(common)), kv = o.read(Arg::kKeys, of_all), d_qkv = o.write_rows(Arg::kDQkv),
+       d_kv = o.write(Arg::kDKeys, of_all);
   return [=](RunState&, math::Scratch& s) mutable {
     at::Tensor sum = is_narrow(d_qkv) ? wide_rows(d_qkv, queries, s) : d_qkv;
     for (std::size_t r = 0; r < keys.size(); ++r) {
@@ -180,8 +183,8 @@ Kernel bind_ring_attention(const Operands& o, const Common& common, const progra
   const bool first = step == 0;
   const std::array<std::int64_t, 2> rows{o.tokens(), 2 * common.arch.kv_heads * common.arch.head_dim};
   if (!program::is_backward(op.pass)) {
-    auto qkv = o.read_rows(0), out = o.write_rows(0), lse = o.write(1, lse_shape(common));
-    auto kv = first ? at::Tensor() : o.read(1, rows), sum = first ? out : o.read_rows(2);
+    auto qkv = o.read_rows(Arg::kQkv), out = o.write_rows(Arg::kY), lse = o.write(Arg::kLse, lse_shape(common));
+    auto kv = first ? at::Tensor() : o.read(Arg::kKeys, rows), sum = first ? out : o.read_rows(Arg::kYSoFar);
     return [=](RunState&, math::Scratch& s) mutable {
       const model::Context context = common.context(s);
       model::context_attention_forward(context, qkv, first ? model::key_value_columns(context, qkv) : kv, keys, first,
@@ -189,9 +192,9 @@ Kernel bind_ring_attention(const Operands& o, const Common& common, const progra
       if (out.scalar_type() != sum.scalar_type()) out.copy_(sum);
     };
   }
-  auto d_o = o.read_rows(0), qkv = o.read_rows(1), out = o.read_rows(2), lse = o.read(3, lse_shape(common)),
-       d_qkv = o.write_rows(0), d_kv = o.write(1, rows);
-  auto kv = first ? at::Tensor() : o.read(4, rows);
+  auto d_o = o.read_rows(Arg::kDY), qkv = o.read_rows(Arg::kQkv), out = o.read_rows(Arg::kY),
+       lse = o.read(Arg::kLse, lse_shape(common)), d_qkv = o.write_rows(Arg::kDQkv), d_kv = o.write(Arg::kDKeys, rows);
+  auto kv = first ? at::Tensor() : o.read(Arg::kKeys, rows);
   return [=](RunState&, math::Scratch& s) mutable {
     const model::Context context = common.context(s);
     model::context_attention_backward(context, d_o, qkv, first ? model::key_value_columns(context, qkv) : kv, keys, out,

@@ -6,7 +6,7 @@ namespace {
 
 using arch::Part;
 
-// A norm with the product behind it. Operands 0 to 3: gradient of the result, input, statistics, parameters.
+// A norm with the product behind it.
 struct NormHalf {
   at::Tensor d_out, x, d_x, before;
   model::NormSaved stats;
@@ -14,18 +14,18 @@ struct NormHalf {
   model::Linear product, d_product;
 
   NormHalf(const Operands& o, const Common& common, bool qkv)
-      : d_out(o.read_rows(0)), x(o.read_rows(1)), stats(o.read_stats(2)) {
+      : d_out(o.read_rows(Arg::kDY)), x(o.read_rows(Arg::kX)), stats(o.read_stats()) {
     const auto norm_of = [&](const UnitWeights& unit) { return qkv ? unit.attention_norm() : unit.mlp_norm(); };
     const auto product_of = [&](const UnitWeights& unit) { return qkv ? unit.qkv() : unit.up(); };
-    norm = norm_of(o.read_unit(3));
+    norm = norm_of(o.param());
     if (common.half == model::Half::kWeights) {
-      d_product = product_of(o.write_unit(0));
+      d_product = product_of(o.grad());
       return;
     }
-    d_x = o.write_rows(0);
+    d_x = o.write_rows(Arg::kDX);
     before = o.residual_gradient_beside();
-    product = product_of(o.read_unit(3));
-    if (common.arch.norm != arch::Norm::kLayerPlain) d_norm = norm_of(o.write_unit(1));
+    product = product_of(o.param());
+    if (common.arch.norm != arch::Norm::kLayerPlain) d_norm = norm_of(o.grad());
   }
   void bring_over() {
     if (before.defined()) d_x.copy_(before);
@@ -50,15 +50,15 @@ Kernel bind_product_half(const Operands& o, const Common& common, const program:
   const bool output = op.part == Part::kOutProjection;
   const bool weights = common.half == model::Half::kWeights;
   const auto product_of = [&](const UnitWeights& unit) { return output ? unit.output() : unit.down(); };
-  const at::Tensor d_out = o.read_rows(0);
+  const at::Tensor d_out = o.read_rows(Arg::kDY);
   at::Tensor in, d_in;
   model::Linear product, d_product;
   if (weights) {
-    in = o.read_rows(1);
-    d_product = product_of(o.write_unit(0));
+    in = o.read_rows(Arg::kX);
+    d_product = product_of(o.grad());
   } else {
-    product = product_of(o.read_unit(1));
-    d_in = o.write_rows(0);
+    product = product_of(o.param());
+    d_in = o.write_rows(Arg::kDX);
   }
   return [=](RunState&, math::Scratch& s) mutable {
     const model::Context context = common.context(s);

@@ -95,23 +95,24 @@ Kernel bind_shared_head(const Operands& o, const Common& common, std::int64_t fi
   const Role role = common.arch.tied ? Role::kEmbedding : Role::kHead;
   const auto part = [&](at::Tensor rows) { return rows.narrow(0, first, count); };
   if (op.part == Part::kHeadLogits) {
-    auto y = part(o.read_rows(0)), labels = part(o.read(1, {o.tokens()})), head = o.table(o.read_unit(2), role);
-    auto logits = o.write_flat(0).narrow(0, 0, count * head.size(0)).view({count, -1}),
-         sums = o.write(1, {largest, 2}).narrow(0, 0, count);
+    auto y = part(o.read_rows(Arg::kX)), labels = part(o.read(Arg::kLabels, {o.tokens()})),
+         head = o.table(o.param(), role);
+    auto logits = o.write_flat(Arg::kLogits).narrow(0, 0, count * head.size(0)).view({count, -1}),
+         sums = o.write(Arg::kSums, {largest, 2}).narrow(0, 0, count);
     return [=](RunState&, math::Scratch& s) mutable {
       model::head_logits_sums(common.context(s), y, labels, head, logits, sums);
     };
   }
-  auto sums = o.read(0, {common.share.ranks, largest, 2}), labels = part(o.read(1, {o.tokens()}));
-  auto losses = part(o.write(0, {o.tokens()})), scalars = o.write(1, {program::kNumScalars});
+  auto sums = o.read(Arg::kSums, {common.share.ranks, largest, 2}), labels = part(o.read(Arg::kLabels, {o.tokens()}));
+  auto losses = part(o.write(Arg::kLosses, {o.tokens()})), scalars = o.write(Arg::kScalars, {program::kNumScalars});
   if (op.pass == program::ComputePass::kForward)
     return [=](RunState&, math::Scratch& s) mutable {
       model::head_shared_loss(common.context(s), sums, labels, losses);
       add_losses(losses, scalars);
     };
-  auto y = part(o.read_rows(3)), head = o.table(o.read_unit(4), role), d_y = part(o.write_rows(2)),
-       d_head = o.table(o.write_unit(3), role);
-  auto logits = o.read_flat(2).narrow(0, 0, count * head.size(0)).view({count, -1});
+  auto y = part(o.read_rows(Arg::kX)), head = o.table(o.param(), role), d_y = part(o.write_rows(Arg::kDX)),
+       d_head = o.table(o.grad(), role);
+  auto logits = o.read_flat(Arg::kLogits).narrow(0, 0, count * head.size(0)).view({count, -1});
   return [=](RunState& run, math::Scratch& s) mutable {
     model::head_shared_gradient(common.context(s), sums, labels, logits, y, head, grad_scale * run.input->loss_scale,
                                 losses, d_y, d_head);
@@ -123,10 +124,10 @@ namespace {
 
 Kernel bind_copied_qkv_weights(const Operands& o, const Common& common, const arch::Architecture& all,
                                const model::RopeTable& rope) {
-  auto d_qkv = o.read_rows(0), x = o.read_rows(1);
-  auto stats = o.read_stats(2);
-  auto norm = o.read_unit(3).attention_norm();
-  const CopiedQkv gradients(all, common, o.write_unit(0));
+  auto d_qkv = o.read_rows(Arg::kDY), x = o.read_rows(Arg::kX);
+  auto stats = o.read_stats();
+  auto norm = o.param().attention_norm();
+  const CopiedQkv gradients(all, common, o.grad());
   return [=, &rope](RunState&, math::Scratch& s) mutable {
     const model::Context context = common.context(s);
     model::Linear d_w = gradients.fresh(s, context.accumulate);
@@ -142,10 +143,10 @@ Kernel bind_copied_qkv_weights(const Operands& o, const Common& common, const ar
 Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Architecture& all,
                        const program::Compute& op, const model::RopeTable& rope) {
   if (!program::is_backward(op.pass)) {
-    auto x = o.read_rows(0), out = o.write_rows(0);
-    auto norm = o.read_unit(1).attention_norm();
-    const CopiedQkv weights(all, common, o.read_unit(1));
-    auto stats = o.write_stats(1);
+    auto x = o.read_rows(Arg::kX), out = o.write_rows(Arg::kY);
+    auto norm = o.param().attention_norm();
+    const CopiedQkv weights(all, common, o.param());
+    auto stats = o.write_stats();
     return [=, &rope](RunState&, math::Scratch& s) mutable {
       model::norm_qkv_forward(common.context(s), x, norm, weights.assemble(s), rope, stats, out);
     };
@@ -153,14 +154,13 @@ Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Arch
   if (op.pass == program::ComputePass::kWeights) return bind_copied_qkv_weights(o, common, all, rope);
   const bool whole = op.pass == program::ComputePass::kBackward;
   const bool plain = all.norm == arch::Norm::kLayerPlain;
-  auto d_qkv = o.read_rows(0), x = o.read_rows(1), d_x = o.write_rows(0);
-  auto stats = o.read_stats(2);
-  auto norm = o.read_unit(3).attention_norm(),
-       d_norm = whole || !plain ? o.write_unit(1).attention_norm() : model::NormWeights{};
+  auto d_qkv = o.read_rows(Arg::kDY), x = o.read_rows(Arg::kX), d_x = o.write_rows(Arg::kDX);
+  auto stats = o.read_stats();
+  auto norm = o.param().attention_norm(), d_norm = whole || !plain ? o.grad().attention_norm() : model::NormWeights{};
   auto before = o.residual_gradient_beside();
-  const CopiedQkv weights(all, common, o.read_unit(3));
+  const CopiedQkv weights(all, common, o.param());
   std::optional<CopiedQkv> gradients;
-  if (whole) gradients.emplace(all, common, o.write_unit(1));
+  if (whole) gradients.emplace(all, common, o.grad());
   return [=, &rope](RunState&, math::Scratch& s) mutable {
     if (before.defined()) d_x.copy_(before);
     const model::Linear qkv = weights.assemble(s);

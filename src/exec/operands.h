@@ -12,6 +12,7 @@
 namespace molen::exec {
 
 using arch::Role;
+using program::Arg;
 
 // The operands of one step as tensors of the shapes that model/parts.h names.
 class Operands {
@@ -21,21 +22,19 @@ class Operands {
       : c_(context), step_(step), chunk_(chunk), rows_(program::chunk_rows(context.program.setting, chunk)) {}
 
   std::int64_t tokens() const { return rows_.second - rows_.first; }
-  at::Tensor read(std::size_t i, at::IntArrayRef shape) const { return c_.flat(step_.reads.at(i).buffer).view(shape); }
-  at::Tensor write(std::size_t i, at::IntArrayRef shape) const {
-    return c_.flat(step_.writes.at(i).buffer).view(shape);
-  }
+  at::Tensor read(Arg arg, at::IntArrayRef shape) const { return read_flat(arg).view(shape); }
+  at::Tensor write(Arg arg, at::IntArrayRef shape) const { return write_flat(arg).view(shape); }
   // The residual gradient that a norm's backward adds to: written over what it reads last, or beside it, where that is
   // still to be read. Undefined: there is nothing to bring over.
   at::Tensor residual_gradient_beside() const {
-    const int read = step_.reads.back().buffer;
-    const bool apart = c_.program.setting.pipeline.halves && !c_.program.setting.sharded_rows();
-    return apart && read != step_.writes.at(0).buffer ? c_.flat(read).view({tokens(), -1}) : at::Tensor();
+    const program::Use* read = step_.find_read(Arg::kDResidual);
+    if (!read || read->buffer == step_.write(Arg::kDX).buffer) return {};
+    return c_.flat(read->buffer).view({tokens(), -1});
   }
-  at::Tensor read_flat(std::size_t i) const { return c_.flat(step_.reads.at(i).buffer); }
-  at::Tensor write_flat(std::size_t i) const { return c_.flat(step_.writes.at(i).buffer); }
-  at::Tensor read_rows(std::size_t i) const { return rows(read_operand(i), read_flat(i)); }
-  at::Tensor write_rows(std::size_t i) const { return rows(write_operand(i), write_flat(i)); }
+  at::Tensor read_flat(Arg arg) const { return c_.flat(step_.read(arg).buffer); }
+  at::Tensor write_flat(Arg arg) const { return c_.flat(step_.write(arg).buffer); }
+  at::Tensor read_rows(Arg arg) const { return rows(signature().read(arg), read_flat(arg)); }
+  at::Tensor write_rows(Arg arg) const { return rows(signature().write(arg), write_flat(arg)); }
 
   model::NormSaved stats(int buffer) const {
     const at::Tensor flat = c_.flat(buffer);
@@ -45,21 +44,21 @@ class Operands {
       saved.mean_N = flat.narrow(0, c_.program.setting.tokens() + rows_.first, tokens());
     return saved;
   }
-  model::NormSaved read_stats(std::size_t i) const { return stats(step_.reads.at(i).buffer); }
-  model::NormSaved write_stats(std::size_t i) const { return stats(step_.writes.at(i).buffer); }
+  model::NormSaved read_stats() const { return stats(step_.read(Arg::kStats).buffer); }
+  model::NormSaved write_stats() const { return stats(step_.write(Arg::kStats).buffer); }
 
   // The weights (or gradients) of the unit that a buffer holds.
   UnitWeights unit(int buffer) const {
     const int u = c_.program.unit_of_buffer(buffer);
     MOLEN_CHECK(u >= 0, "operand {} is no unit", c_.program.buffers[static_cast<std::size_t>(buffer)].name);
     const program::Unit& unit = c_.program.units[static_cast<std::size_t>(u)];
-    // Of a unit of one layer that one, whose weights a text may name for another layer's op; of several the op's own.
+    // A one-layer unit always uses its own layer; a program text may name that unit's weights for another layer's op.
     const auto* compute = std::get_if<program::Compute>(&step_.op);
     const std::int64_t layer = compute && unit.end - unit.first > 1 ? compute->layer : unit.first;
     return {c_.program.local, c_.program.parameters, unit, layer, c_.flat(buffer)};
   }
-  UnitWeights read_unit(std::size_t i) const { return unit(step_.reads.at(i).buffer); }
-  UnitWeights write_unit(std::size_t i) const { return unit(step_.writes.at(i).buffer); }
+  UnitWeights param() const { return unit(step_.read(Arg::kParam).buffer); }
+  UnitWeights grad() const { return unit(step_.write(Arg::kGrad).buffer); }
 
   // The rows that this rank has of a table of the vocabulary.
   at::Tensor table(const UnitWeights& weights, Role role) const {
@@ -71,14 +70,14 @@ class Operands {
     return arch::even_range(c_.program.arch.vocabulary, c_.coordinates[mesh::Axis::kTp], s.tensor_ranks());
   }
   // The residual stream's rows to which this rank adds what counts once. A value that is kept by rows has no others.
-  at::Tensor read_residual(std::size_t i) const {
+  at::Tensor residual() const {
     const auto& s = c_.program.setting;
     const auto [first, last] = program::row_range(s, c_.coordinates, chunk_);
     if (s.sharded_rows()) {
       const std::int64_t kept = program::first_kept_row(s, c_.coordinates, chunk_), d = c_.program.arch.hidden;
-      return c_.flat(step_.reads.at(i).buffer).narrow(0, kept * d, (last - first) * d).view({last - first, -1});
+      return read_flat(Arg::kResidual).narrow(0, kept * d, (last - first) * d).view({last - first, -1});
     }
-    return read_rows(i).narrow(0, first, last - first);
+    return read_rows(Arg::kResidual).narrow(0, first, last - first);
   }
   model::Share share() const {
     const auto& s = c_.program.setting;
@@ -107,8 +106,6 @@ class Operands {
   program::Signature signature() const {
     return program::signature(c_.program, step_.op, program::unit_of_step(c_.program, step_));
   }
-  program::Operand read_operand(std::size_t i) const { return signature().reads.at(i); }
-  program::Operand write_operand(std::size_t i) const { return signature().writes.at(i); }
 
   const BindContext& c_;
   const program::Step& step_;

@@ -26,7 +26,7 @@
 
 namespace molen::math {
 
-enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512 };
+enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512, kAvx512Bf16 };  // the last: rows in bf16 only
 
 struct AttentionShape {
   std::int64_t B = 0, S = 0, h = 0, k = 0, D = 0;  // h a multiple of k; 1 <= D <= 256; S any

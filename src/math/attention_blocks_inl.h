@@ -152,7 +152,7 @@ inline void product(i64 rows, i64 columns, const float* a, i64 lda, const float*
 // ---- packing ----
 
 // to [n, ld] = from [n, D], padded with zeros to a multiple of 16.
-void pack_rows(float* to, i64 ld, const float* from, i64 ld_from, i64 n, i64 D) {
+[[maybe_unused]] void pack_rows(float* to, i64 ld, const float* from, i64 ld_from, i64 n, i64 D) {
   for (i64 r = 0; r < n; ++r, to += ld, from += ld_from) {
     i64 d = 0;
     for (; d + kL <= D; d += kL) store(to + d, load(from + d));
@@ -182,7 +182,7 @@ inline void transpose_square(F (&x)[kL]) {
 }
 
 // to [strip][D][64] = scale * from [n, D] transposed, n <= kTileColumns; columns up to a multiple of 16 are zero.
-void pack_transposed(float* to, const float* from, i64 ld_from, i64 n, i64 D, float scale) {
+[[maybe_unused]] void pack_transposed(float* to, const float* from, i64 ld_from, i64 n, i64 D, float scale) {
   for (i64 j = 0; j < round16(n); j += kL) {
     float* strip = to + j / kStrip * kStrip * D + j % kStrip;
     const i64 full = smaller(n - j, kL);

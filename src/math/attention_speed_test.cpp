@@ -12,6 +12,7 @@
 #include <functional>
 
 #include "math/attention.h"
+#include "math/attention_narrow.h"
 
 namespace molen::math {
 namespace {
@@ -59,6 +60,18 @@ void measure(std::int64_t B, std::int64_t h, std::int64_t k, std::int64_t S, std
   const double flops = 2e-9 * static_cast<double>(B * h * S * S * D);
   std::printf("%-8s B%ld h%ld k%ld S%-5ld D%-4ld threads %d | forward %6.1f  backward %6.1f", name_of(isa), B, h, k, S,
               D, threads, flops / forward, 2.5 * flops / backward);
+  const at::Tensor n_qkv = qkv.to(at::kBFloat16), n_d_o = d_o.to(at::kBFloat16);
+  at::Tensor n_o = n_d_o.clone(), n_d_qkv = n_qkv.clone();
+  at::Tensor space =
+      huge({std::max(narrow_attention_forward_scratch(shape), narrow_attention_backward_scratch(shape)) / 4}, false);
+  const auto bits = [](const at::Tensor& t) { return static_cast<std::uint16_t*>(t.data_ptr()); };
+  const double narrow_forward = best_seconds(
+      [&] { narrow_attention_forward(shape, bits(n_qkv), bits(n_o), lse.data_ptr<float>(), space.data_ptr()); });
+  const double narrow_backward = best_seconds([&] {
+    narrow_attention_backward(shape, bits(n_d_o), bits(n_qkv), bits(n_o), lse.data_ptr<float>(), bits(n_d_qkv),
+                              space.data_ptr());
+  });
+  std::printf(" | bf16 %6.1f %6.1f", flops / narrow_forward, 2.5 * flops / narrow_backward);
   if (aten) {
     const auto part = [&](std::int64_t first, std::int64_t n) {
       return qkv.view({B, S, h + 2 * k, D}).slice(2, first, first + n).transpose(1, 2);

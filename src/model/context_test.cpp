@@ -221,7 +221,8 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
     const at::ScalarType type = scalar_type(path.compute);
     Outcome got{at::full({69, a.query_size()}, NAN, type), at::full({3, a.heads, 23}, NAN, wide_of(path)),
                 at::full({69, a.qkv_size()}, NAN, type)};
-    const arch::PartShape shape{3, 23, 0, path.compute, 2, path.kernels};
+    arch::PartShape shape{3, 23, 0, path.compute, 2, path.kernels};
+    shape.documents = true;
     const auto op = [&](Pass pass, const auto& f) {
       Workspace w(arch::part_cost(a, arch::Part::kAttention, pass, shape).scratch.value);
       guarded(path.kernels, w.scratch, [&] { f(Context{a, shape, w.scratch, true, {}, Half::kBoth, {}, &in.starts}); });

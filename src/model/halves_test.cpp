@@ -143,7 +143,7 @@ std::vector<Path> paths() {
   all.push_back({"reference_fp64", Kernels::kReference, DType::kF64, 1});
   return all;
 }
-class Halves : public ::testing::TestWithParam<Path> {};
+class Halves : public OnPath {};
 const auto name_of_path = [](const auto& info) { return std::string(info.param.name); };
 INSTANTIATE_TEST_SUITE_P(Paths, Halves, ::testing::ValuesIn(paths()), name_of_path);
 
@@ -226,8 +226,6 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
 TEST_P(BlockedHalves, GiveTheBitsOfTheWholeAtSize) {
   const Path& path = GetParam();
   const c10::InferenceMode inference;
-  const int threads = at::get_num_threads();
-  at::set_num_threads(2);
   auto llama = test_architectures()[0], gpt = test_architectures()[2];
   llama.hidden = 256, llama.ffn = 704, llama.heads = 8, llama.kv_heads = 4, llama.head_dim = 32;
   gpt.hidden = 320, gpt.ffn = 1280, gpt.heads = 5, gpt.kv_heads = 5, gpt.head_dim = 64;
@@ -237,7 +235,6 @@ TEST_P(BlockedHalves, GiveTheBitsOfTheWholeAtSize) {
     for (const Part part : parts_with_halves())
       for (const bool accumulate : {false, true}) check_bits({{a, path, 2, 128}, part, {}, accumulate}, made);
   }
-  at::set_num_threads(threads);
 }
 
 }  // namespace

@@ -9,8 +9,11 @@
 
 #include "math/allocation.h"
 #include "math/attention.h"
+#include "math/attention_narrow.h"
+#include "math/gemm_narrow.h"
 #include "math/reference.h"
 #include "math/vector_kernels.h"
+#include "model/aten_temporaries.h"
 #include "model/context.h"
 #include "model/share.h"
 
@@ -18,69 +21,8 @@ namespace molen::model::aten {
 namespace {
 
 using i64 = std::int64_t;
-
-// Statistics, losses and sums are at least fp32.
-at::ScalarType accurate(const at::Tensor& t) {
-  return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-bool low_precision(const at::Tensor& t) {
-  return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
-}
-// The widest of our own CPU kernels that fits: fp32 data on the host.
-bool own_kernels(const at::Tensor& t) {
-  return t.device().is_cpu() && t.scalar_type() != at::kDouble;
-}
-
-// Rows in bf16 on the host: kernels of ours that widen each value where it is used.
-bool own_narrow(const at::Tensor& t) {
-  return t.device().is_cpu() && t.scalar_type() == at::kBFloat16;
-}
-const math::NarrowKernels& narrow_kernels() {
-  return math::vector_kernels().narrow;
-}
-int threads_of(const Context& c) {
-  return std::max(c.shape.threads, 1);
-}
-// Null for an undefined tensor.
-std::uint16_t* bits(const at::Tensor& t) {
-  if (!t.defined()) return nullptr;
-  MOLEN_CHECK(t.is_contiguous(), "an operand of a kernel is not contiguous");
-  return static_cast<std::uint16_t*>(t.data_ptr());
-}
-float* floats(const at::Tensor& t) {
-  return t.defined() ? t.data_ptr<float>() : nullptr;
-}
-
-// --- temporaries: arch/part_cost.cpp counts them
-
 using math::LibraryCall;
 using math::Rewind;
-
-// From the op's scratch on the host, in the order of the calls; from the device's allocator elsewhere.
-at::Tensor temporary(const Context& c, const at::Tensor& like, at::ScalarType type, at::IntArrayRef shape) {
-  const at::TensorOptions options = like.options().dtype(type);
-  if (!like.device().is_cpu()) return at::empty(shape, options);
-  i64 elements = 1;
-  for (const i64 n : shape) elements *= n;
-  return at::from_blob(c.scratch.take_bytes(elements * static_cast<i64>(c10::elementSize(type))), shape, options);
-}
-// `t` itself where it is accurate already.
-at::Tensor widened(const Context& c, const at::Tensor& t) {
-  if (!t.defined() || !low_precision(t)) return t;
-  at::Tensor wide = temporary(c, t, accurate(t), t.sizes());
-  if (own_narrow(t) && t.is_contiguous())
-    narrow_kernels().widen(threads_of(c), t.numel(), bits(t), false, floats(wide));
-  else
-    wide.copy_(t);
-  return wide;
-}
-// to = wide, rounded once.
-void narrow_into(const Context& c, at::Tensor& to, const at::Tensor& wide) {
-  if (own_narrow(to) && to.is_contiguous())
-    narrow_kernels().narrow(threads_of(c), to.numel(), floats(wide), bits(to));
-  else
-    to.copy_(wide);
-}
 
 // a b, into out.
 void product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
@@ -120,6 +62,12 @@ void add_narrow_into(const Context& c, at::Tensor& gradient, const at::Tensor& v
   }
 }
 
+// For a product of our own or for a rounded gradient: on every processor the same, as the plan is.
+void* weight_gradient_space(const Context& c, const at::Tensor& d_w, i64 terms) {
+  return c.scratch.take_bytes(
+      std::max(2 * d_w.numel(), math::weight_gradient_scratch(threads_of(c), d_w.size(1), terms)));
+}
+
 // d_W (+)= d_y^T x in the main gradient's dtype.
 void weight_gradient(const Context& c, at::Tensor& d_w, const at::Tensor& d_y, const at::Tensor& x) {
   const Rewind rewind(c.scratch);
@@ -128,8 +76,15 @@ void weight_gradient(const Context& c, at::Tensor& d_w, const at::Tensor& d_y, c
       product_added(d_w, d_w, d_y.t(), x);
     else
       product(d_w, d_y.t(), x);
-  } else if (x.device().is_cpu()) {  // the CPU has no product that rounds only once, into fp32
-    at::Tensor rounded = temporary(c, x, x.scalar_type(), d_w.sizes());
+  } else if (own_narrow(x) && math::own_products()) {
+    const i64 terms = x.size(0), in = x.size(1);
+    MOLEN_CHECK(d_w.is_contiguous(), "the gradient of a weight is not contiguous");
+    math::weight_gradient(threads_of(c), d_y.size(1), in, terms, bits(d_y), bits(x), c.accumulate, floats(d_w),
+                          weight_gradient_space(c, d_w, terms));
+  } else if (x.device().is_cpu()) {  // ATen has no product that rounds only once, into fp32
+    at::Tensor rounded = own_narrow(x)
+                             ? at::from_blob(weight_gradient_space(c, d_w, x.size(0)), d_w.sizes(), x.options())
+                             : temporary(c, x, x.scalar_type(), d_w.sizes());
     product(rounded, d_y.t(), x);
     add_narrow_into(c, d_w, rounded);
   } else if (c.accumulate) {
@@ -263,7 +218,8 @@ double scale_of(const Context& c) {
 bool is_alibi(const Context& c) {
   return c.arch.position == arch::Position::kAlibi;
 }
-// Our own attention in fp32 on the host: faster than ATen's, in 16-bit types too, whose rows are widened for it.
+// Our own attention on the host: faster than ATen's. Rows in bf16 have kernels of their own (math/attention_narrow.h);
+// those in fp16 are widened.
 bool own_attention(const Context& c, const at::Tensor& qkv) {
   return own_kernels(qkv) && c.arch.head_dim <= arch::kOwnAttentionMaxHead;
 }
@@ -447,11 +403,14 @@ void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, a
     const Rewind rewind(c.scratch);
     const std::vector<float> slopes = float_slopes(c);
     const math::AttentionShape shape = attention_shape(c, slopes);
+    if (own_narrow(qkv))
+      return math::narrow_attention_forward(shape, bits(qkv), bits(o), floats(lse),
+                                            c.scratch.take_bytes(math::narrow_attention_forward_scratch(shape)));
     const at::Tensor wide = widened(c, qkv);
     at::Tensor result = low_precision(o) ? temporary(c, o, at::kFloat, o.sizes()) : o;
     math::attention_forward(shape, wide.data_ptr<float>(), result.data_ptr<float>(), lse.data_ptr<float>(),
                             c.scratch.take_bytes(math::attention_forward_scratch(shape)));
-    if (low_precision(o)) narrow_into(c, o, result);
+    if (low_precision(o)) o.copy_(result);
     return;
   }
   if (!qkv.device().is_cpu()) return document_attention_forward(c, qkv, o, lse);
@@ -471,12 +430,15 @@ void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tenso
     const Rewind rewind(c.scratch);
     const std::vector<float> slopes = float_slopes(c);
     const math::AttentionShape shape = attention_shape(c, slopes);
+    if (own_narrow(qkv))
+      return math::narrow_attention_backward(shape, bits(d_o), bits(qkv), bits(o), floats(lse), bits(d_qkv),
+                                             c.scratch.take_bytes(math::narrow_attention_backward_scratch(shape)));
     const at::Tensor wide_g = widened(c, d_o), wide = widened(c, qkv), wide_o = widened(c, o);
     at::Tensor result = low_precision(qkv) ? temporary(c, qkv, at::kFloat, qkv.sizes()) : d_qkv;
     math::attention_backward(shape, wide_g.data_ptr<float>(), wide.data_ptr<float>(), wide_o.data_ptr<float>(),
                              lse.data_ptr<float>(), result.data_ptr<float>(),
                              c.scratch.take_bytes(math::attention_backward_scratch(shape)));
-    if (low_precision(qkv)) narrow_into(c, d_qkv, result);
+    if (low_precision(qkv)) d_qkv.copy_(result);
     return;
   }
   if (!qkv.device().is_cpu()) return document_attention_backward(c, d_o, qkv, o, lse, d_qkv);
@@ -690,11 +652,27 @@ at::Tensor chunk_losses(const Context& c, bool gradient, double scale, const at:
 
 }  // namespace
 
+namespace {
+
+// d_y = d_logits W, whose sums are as long as the vocabulary.
+void head_input_gradient(const Context& c, at::Tensor& d_y, const at::Tensor& d_logits, const at::Tensor& head) {
+  const i64 rows = d_logits.size(0), vocabulary = d_logits.size(1), d = head.size(1);
+  const Rewind rewind(c.scratch);
+  if (own_narrow(d_logits) && vocabulary >= math::kLongProduct) {
+    void* space = c.scratch.take_bytes(math::long_product_scratch(threads_of(c), rows, d, vocabulary));
+    if (math::own_products())
+      return math::long_product(threads_of(c), rows, d, vocabulary, bits(d_logits), bits(head), bits(d_y), space);
+  }
+  product(d_y, d_logits, head);
+}
+
+}  // namespace
+
 void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, const at::Tensor& head,
                double grad_scale, at::Tensor& losses, at::Tensor& d_y, at::Tensor& d_head) {
   const Rewind rewind(c.scratch);
   const at::Tensor d_logits = chunk_losses(c, true, grad_scale, y, labels, head, losses);
-  product(d_y, d_logits, head);
+  head_input_gradient(c, d_y, d_logits, head);
   weight_gradient(c, d_head, d_logits, y);
 }
 
@@ -772,7 +750,7 @@ void head_shared_gradient(const Context& c, const at::Tensor& sums, const at::Te
     d_logits = temporary(c, y, y.scalar_type(), logits.sizes());
     d_logits.copy_(logits);
   }
-  product(d_y, d_logits, head);
+  head_input_gradient(c, d_y, d_logits, head);
   weight_gradient(c, d_head, d_logits, y);
 }
 

@@ -1,6 +1,6 @@
 // The parts on device-generic ATen operators (Kernels::kAten), same meanings as model/parts.h. On the host their
 // temporaries are cut from Context::scratch, and so is what an operator allocates itself (math/allocation.h), in the
-// order that arch/part_cost.cpp counts: the scratch is known exactly. Attention there is our own, in fp32.
+// order that arch/part_cost.cpp counts: the scratch is known exactly. Attention there is our own.
 #pragma once
 
 #include "model/parts.h"

@@ -57,7 +57,7 @@ void check(const Case& c, Part part, Pass pass, bool accumulate) {
   }
 }
 
-class Parts : public ::testing::TestWithParam<Path> {};
+class Parts : public OnPath {};
 INSTANTIATE_TEST_SUITE_P(Paths, Parts, ::testing::ValuesIn(kPaths),
                          [](const auto& info) { return std::string(info.param.name); });
 
@@ -75,6 +75,17 @@ TEST_P(Parts, LongerSequences) {
   for (const auto& a : test_architectures())
     for (const Pass pass : {Pass::kForward, Pass::kBackward})
       check({a, GetParam(), 1, 131}, Part::kAttention, pass, false);
+}
+
+// Weights, and rows of a bias and of the head, that take more than one of the blocks in which fp16 is widened.
+TEST(HalfPrecision, IsWidenedBlockAfterBlock) {
+  auto a = test_architectures()[2];
+  a.hidden = 20, a.ffn = a.vocabulary = 16384;
+  ASSERT_GT(a.ffn * a.hidden, arch::kWidenBlock);
+  ASSERT_LT(arch::widened_rows(3 * 7 - 3, a.vocabulary), 3 * 7 - 3);
+  ASSERT_TRUE(a.biases);
+  check({a, kPaths[6], 3, 7}, Part::kNormUp, Pass::kBackward, false);
+  check({a, kPaths[6], 3, 7}, Part::kHead, Pass::kBackward, true);
 }
 
 // At sizes where ATen and its BLAS block and pack: what an op takes beside what is declared for it.

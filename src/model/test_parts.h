@@ -1,6 +1,7 @@
 // Every part on operands made for it by name, as the executor runs it: for the tests of the parts.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -67,6 +68,16 @@ inline const Path kPaths[] = {{"reference_fp32", Kernels::kReference, DType::kF3
                               {"aten_fp32", Kernels::kAten, DType::kF32, 2},
                               {"aten_bf16", Kernels::kAten, DType::kBF16, 2},
                               {"aten_fp16", Kernels::kAten, DType::kF16, 2}};
+
+// ATen's operators take as many threads as the path says, whatever machine this is: their scratch depends on it.
+class OnPath : public ::testing::TestWithParam<Path> {
+ protected:
+  void SetUp() override { at::set_num_threads(GetParam().threads); }
+  void TearDown() override { at::set_num_threads(before_); }
+
+ private:
+  const int before_ = at::get_num_threads();
+};
 
 struct Case {
   arch::Architecture arch;

@@ -63,6 +63,18 @@ TEST(AdamW, SplitsGiveTheSameBits) {
   EXPECT_EQ(v1, v2);
 }
 
+// Norms and biases are not decayed.
+TEST(AdamW, DecaysWhereItIsAsked) {
+  AdamW o;
+  o.lr = 0.5, o.weight_decay = 0.25;
+  for (const bool decay : {false, true}) {
+    const std::vector<double> g(3, 0.0);
+    std::vector<double> p{1.0, -2.0, 0.5}, m(3), v(3);
+    adamw_update<double>(o, 1, decay, 1.0, 3, 1, g.data(), p.data(), m.data(), v.data());
+    EXPECT_EQ(p, decay ? (std::vector<double>{0.875, -1.75, 0.4375}) : (std::vector<double>{1.0, -2.0, 0.5}));
+  }
+}
+
 TEST(SumSquares, IsExactEnoughAndThreadIndependent) {
   constexpr std::int64_t n = 100003;
   const auto x = normals(5, n);
@@ -153,6 +165,30 @@ TEST(Schedule, Shapes) {
   EXPECT_NEAR(s.lr(110), 0.1, 1e-12);
   s.kind = ScheduleKind::kConstant;
   EXPECT_DOUBLE_EQ(s.lr(110), 1.0);
+}
+
+// Away from the middle of the course, where cosine and line meet.
+TEST(Schedule, CosineIsNoLine) {
+  Schedule s{ScheduleKind::kCosine, 1.0, 0.1, 10, 110, 0};
+  EXPECT_NEAR(s.lr(35), 0.55 + 0.45 * std::sqrt(0.5), 1e-12);
+  EXPECT_NEAR(s.lr(85), 0.55 - 0.45 * std::sqrt(0.5), 1e-12);
+  s.kind = ScheduleKind::kLinear;
+  EXPECT_NEAR(s.lr(35), 0.775, 1e-12);
+  EXPECT_NEAR(s.lr(85), 0.325, 1e-12);
+}
+
+TEST(Schedule, DecayOfATenthAndBehindTheWarmUp) {
+  Schedule s{ScheduleKind::kWsd, 1.0, 0.1, 10, 110, 0};
+  EXPECT_DOUBLE_EQ(s.lr(99), 1.0);
+  EXPECT_NEAR(s.lr(100), 1.0 - 0.9 / 11, 1e-12);
+  EXPECT_NEAR(s.lr(110), 0.1, 1e-12);
+  s.total_steps = 5, s.warmup_steps = 0;  // at least a step
+  EXPECT_DOUBLE_EQ(s.lr(4), 1.0);
+  EXPECT_NEAR(s.lr(5), 0.1, 1e-12);
+  s = {ScheduleKind::kWsd, 1.0, 0.1, 105, 110, 20};
+  EXPECT_DOUBLE_EQ(s.lr(105), 1.0);
+  EXPECT_NEAR(s.lr(106), 1.0 - 0.9 / 5, 1e-12);
+  EXPECT_THROW(s.lr(0), Error);
 }
 
 }  // namespace

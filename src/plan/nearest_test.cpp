@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/test_sanitized.h"
 #include "program/build.h"
 #include "program/memory.h"
 
@@ -68,7 +69,8 @@ TEST(Nearest, FindsAllThatTheWholePlansFit) {
   auto s = given();
   s.global_batch = 28;
   s.micro_batch = 2;
-  for (const bool offload : {false, true}) {
+  for (const bool offload : {true, false}) {
+    if (kSanitized && !offload) continue;
     s.offload = {offload, offload, offload, offload};
     s.zero = offload ? 3 : 0;
     std::map<std::string, Bytes> needs;
@@ -84,6 +86,7 @@ TEST(Nearest, FindsAllThatTheWholePlansFit) {
     std::sort(sizes.begin(), sizes.end());
     ASSERT_GT(sizes.back().value, sizes.front().value);
     for (const std::size_t rank : {std::size_t{0}, sizes.size() / 4, sizes.size() / 2, sizes.size() - 1}) {
+      if (kSanitized && rank != sizes.size() / 2) continue;
       const Bytes memory = sizes[rank];
       std::map<std::string, Bytes> found, expected;
       for (const Fitting& f : nearest_that_fit(model(), s, 4, {memory}, kAll).fitting)

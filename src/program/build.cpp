@@ -265,8 +265,8 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
 Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const std::string& suffix) {
   const Signature s = signature(p, op, unit);
   Step step{std::move(op), phase, stream, {}, {}, {}, {}, {}, {}, {}, {}};
-  for (const Operand& o : s.reads) step.reads.push_back({ensure_buffer(p, o, suffix), o.range});
-  for (const Operand& o : s.writes) step.writes.push_back({ensure_buffer(p, o, suffix), o.range});
+  for (const Operand& o : s.reads) step.reads.push_back({o.arg, ensure_buffer(p, o, suffix), o.range});
+  for (const Operand& o : s.writes) step.writes.push_back({o.arg, ensure_buffer(p, o, suffix), o.range});
   return step;
 }
 

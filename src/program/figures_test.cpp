@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <type_traits>
 
 #include "base/file.h"
@@ -167,8 +168,101 @@ TEST(Figures, TheTextOfEachProgramIsTheProgram) {
 TEST(Figures, TheOlderTextOfEachProgramIsTheProgram) {
   for (const Case& c : cases()) {
     const Program p = build(c.arch, c.setting);
+    EXPECT_EQ(parse(as_version_8(print(p)), c.name), p) << c.name;
     EXPECT_EQ(parse(as_version_7(print(p)), c.name), p) << c.name;
   }
+}
+
+// An operand is found by its argument, so a text may have operands in any order.
+TEST(Figures, TheOrderOfOperandsInATextIsFree) {
+  // The lists behind reads= and writes=, from back to front.
+  const auto turned = [](const std::string& text) {
+    std::string made, word;
+    const auto add = [&] {
+      const std::size_t list = word.starts_with("reads=") ? 6 : word.starts_with("writes=") ? 7 : word.size();
+      made += word.substr(0, list);
+      for (std::size_t end = word.size(); end > list;) {
+        const std::size_t comma = std::max(word.rfind(',', end - 1) + 1, list);
+        made += word.substr(comma, end - comma) + (comma > list ? "," : "");
+        end = comma > list ? comma - 1 : list;
+      }
+      word.clear();
+    };
+    for (const char c : text) {
+      if (c == ' ' || c == '\n') {
+        add();
+        made += c;
+      } else {
+        word += c;
+      }
+    }
+    return made;
+  };
+  std::size_t changed = 0;
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    const std::string text = print(p), other = turned(text);
+    changed += other != text;
+    EXPECT_EQ(other.size(), text.size()) << c.name;
+    EXPECT_EQ(parse(other, c.name), p) << c.name;
+  }
+  EXPECT_EQ(changed, cases().size());
+}
+
+TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
+  const std::string text = print(build(tiny(), [] {
+    Setting s;
+    s.sequence = 8;
+    return s;
+  }()));
+  const auto says = [&](const std::string& from, const std::string& to) {
+    return refusal(rewrite(text, {" forward part=embed"}, from, to));
+  };
+  const auto has = [](const std::string& all, const std::string& part) { return all.find(part) != std::string::npos; };
+  EXPECT_TRUE(has(says("writes=y:x.0", "writes=x.0"), "expected OPERAND:BUFFER, got 'x.0'"));
+  EXPECT_TRUE(has(says("writes=y:x.0", "writes=yy:x.0"), "no op has an operand 'yy'"));
+  EXPECT_TRUE(has(says("ids:ids,", ""), "forward embed: no operand 'ids' to read; it reads ids, param"));
+  EXPECT_TRUE(has(says("y:x.0", "y:x.0,y:x.1"), "operand 'y' stands twice; it writes y"));
+  EXPECT_TRUE(has(says("y:x.0", "y:x.0,stats:x.1"), "'stats' is no operand to write; it writes y"));
+  // The verifier says the same of a program that no text was.
+  Program p = parse(text, "sound");
+  Step& embed = *std::find_if(p.bodies[0].steps.begin(), p.bodies[0].steps.end(),
+                              [](const Step& s) { return kind_of(s.op) == "forward embed"; });
+  embed.writes[0].arg = Arg::kX;
+  EXPECT_TRUE(has(verify(p).at(0).text, "writes operands x where it needs y")) << verify(p).at(0).text;
+}
+
+// Whatever a text says of an op's costs must be what the op costs, also where that is nothing.
+TEST(Figures, OtherCostsOfAnOpAreRefused) {
+  std::set<std::string> tried;
+  for (const Case& c : cases()) {
+    const Program p = build(c.arch, c.setting);
+    for (std::size_t b = 0; b < p.bodies.size(); ++b)
+      for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
+        if (!tried.insert(kind_of(p.bodies[b].steps[k].op)).second) continue;
+        for (int cost = 0; cost < 4; ++cost) {
+          Program q = p;
+          Step& step = q.bodies[b].steps[k];
+          if (cost == 0) step.scratch += Bytes(64);
+          if (cost == 1) step.moved += Bytes(1);
+          if (cost == 2) step.model_flops += Flops(1);
+          if (cost == 3) step.hardware_flops += Flops(1);
+          EXPECT_FALSE(verify(q).empty()) << c.name << ": " << kind_of(step.op) << ", cost " << cost;
+        }
+      }
+  }
+  EXPECT_GT(tried.size(), 30u);
+}
+
+// By its argument an operand is found, so no op has two of one name.
+TEST(Figures, EachArgumentOfAnOpIsThereOnce) {
+  for (const Case& c : cases())
+    for (const Body& body : build(c.arch, c.setting).bodies)
+      for (const Step& step : body.steps)
+        for (const auto* uses : {&step.reads, &step.writes}) {
+          std::set<Arg> seen;
+          for (const Use& use : *uses) EXPECT_TRUE(seen.insert(use.arg).second) << c.name << ": " << kind_of(step.op);
+        }
 }
 
 // Names of buffers are labels: nothing is read from them.

@@ -2,10 +2,52 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "base/error.h"
 #include "base/match.h"
 
 namespace molen::program {
+
+std::optional<Arg> arg_named(std::string_view name) {
+  for (const ArgInfo& info : kArgs)
+    if (info.name == name) return info.arg;
+  return {};
+}
+
+namespace {
+
+const Use* find(const std::vector<Use>& uses, Arg arg) {
+  for (const Use& use : uses)
+    if (use.arg == arg) return &use;
+  return nullptr;
+}
+
+const Use& found(const Use* use, const Op& op, Arg arg) {
+  MOLEN_CHECK(use != nullptr, "{} has no operand '{}'", kind_of(op), name_of(arg));
+  return *use;
+}
+
+}  // namespace
+
+const Use* Step::find_read(Arg arg) const {
+  return find(reads, arg);
+}
+const Use* Step::find_write(Arg arg) const {
+  return find(writes, arg);
+}
+Use& Step::read(Arg arg) {
+  return const_cast<Use&>(std::as_const(*this).read(arg));
+}
+Use& Step::write(Arg arg) {
+  return const_cast<Use&>(std::as_const(*this).write(arg));
+}
+const Use& Step::read(Arg arg) const {
+  return found(find_read(arg), op, arg);
+}
+const Use& Step::write(Arg arg) const {
+  return found(find_write(arg), op, arg);
+}
 
 std::string_view name_of(Phase phase) {
   switch (phase) {

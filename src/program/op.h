@@ -1,8 +1,8 @@
 // Ops: all that a rank does in one optimizer step, as plain data in a closed variant. A consumer visits with one lambda
 // per op (base/match.h), so an op that one forgets does not compile.
 //
-// Operands are positional: `reads` and `writes` list buffers in the order that signature.h fixes for each op.
-// Retargeting an operand in the text form therefore changes what runs.
+// An op finds each of its operands by the argument that it is, never by its position. Retargeting an operand in the
+// text form therefore changes what runs.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 
 #include "arch/parts.h"
 #include "base/units.h"
+#include "program/arg.h"
 
 namespace molen::program {
 
@@ -52,6 +53,7 @@ inline constexpr int kNumPhases = 9;
 enum class Range { kAll, kShard, kOwn, kReplicated };
 
 struct Use {
+  Arg arg{};
   int buffer = -1;
   Range range = Range::kAll;
   bool operator==(const Use&) const = default;
@@ -88,7 +90,7 @@ struct ZeroFill {
   bool padding = false;  // of a gradient: only the elements between its parameters, which no op writes
   bool operator==(const ZeroFill&) const = default;
 };
-// scalars[kSumSquares] += sum of squares of reads[0].
+// scalars[kSumSquares] += sum of squares of `grad`.
 struct SumSquares {
   bool operator==(const SumSquares&) const = default;
 };
@@ -131,8 +133,7 @@ struct AllReduce {
   std::int64_t layer = -1;  // of what it moves; the chunk of kHead
   bool operator==(const AllReduce&) const = default;
 };
-// Leaves in writes[0] this rank's part of the sum of reads[0]. What is read is used up: it may hold anything
-// afterwards.
+// Leaves in `to` this rank's part of the sum of `from`, which is used up: it may hold anything afterwards.
 struct ReduceScatter {
   Axis axis{};
   bool accumulate = false;  // adds to what an earlier micro-batch, or the layer above, left there
@@ -233,6 +234,13 @@ struct Step {
   Flops model_flops, hardware_flops;
   Bytes moved;  // memory traffic of a compute op; payload of a collective
   bool operator==(const Step&) const = default;
+  // Throw Error where there is none.
+  const Use& read(Arg arg) const;
+  const Use& write(Arg arg) const;
+  Use& read(Arg arg);
+  Use& write(Arg arg);
+  const Use* find_read(Arg arg) const;
+  const Use* find_write(Arg arg) const;
 };
 
 std::string_view name_of(Phase phase);

@@ -77,6 +77,7 @@ arch::PartCost part_cost(const arch::Architecture& local, const Setting& s, arch
   }
   shape.tensor_ranks = s.tensor_ranks();
   shape.kv_copied = kv_copied;
+  shape.documents = s.document_mask;
   if (part != arch::Part::kAttention || !s.context()) return arch::part_cost(local, part, pass, shape);
   const arch::Pass attention = pass == arch::Pass::kForward ? pass : arch::Pass::kBackward;
   if (s.ring()) return arch::ring_attention_cost(local, attention, shape, s.sequence, s.context_ranks(), chunk);
@@ -254,6 +255,8 @@ Program costs(Program p) {
     for (Step& step : body.steps) {
       const std::int64_t read = used_bytes(p, step.reads, {}), written = used_bytes(p, step.writes, {});
       const Bytes touched(read + written);
+      step.scratch = step.moved = Bytes();
+      step.model_flops = step.hardware_flops = Flops();
       const auto communicated = [&](const auto&) { step.moved = payload_of(p, step, {}); };
       std::visit(Match{
                      [&](const Compute& c) { cost_compute(p, c, step); },
@@ -274,8 +277,8 @@ Program costs(Program p) {
                      [&](const CopyToDevice&) { step.moved = Bytes(written); },
                      [&](const Cast& o) {
                        // A sum is widened a block at a time, and its target read too.
-                       const std::int64_t wide =
-                           step.writes.empty() ? 0 : used_elements(p, step.writes[0], {}) * size_of(DType::kF32);
+                       const Use* to = step.find_write(Arg::kTo);
+                       const std::int64_t wide = to ? used_elements(p, *to, {}) * size_of(DType::kF32) : 0;
                        step.moved = touched + Bytes(o.accumulate ? wide : 0);
                        step.scratch =
                            Bytes(o.accumulate ? std::min(wide, arch::kWidenBlock * size_of(DType::kF32)) : 0);

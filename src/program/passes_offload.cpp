@@ -129,9 +129,9 @@ class ActivationOffload {
     const Stream stream = stream_of(p_, op);
     Step step = detail::make_step(p_, op, -1, phase, stream);
     if constexpr (std::is_same_v<Copy, CopyToHost>)
-      step.reads[0].buffer = buffer;
+      step.read(Arg::kFrom).buffer = buffer;
     else
-      step.writes[0].buffer = back(buffer);
+      step.write(Arg::kTo).buffer = back(buffer);
     return step;
   }
 

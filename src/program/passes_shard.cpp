@@ -97,13 +97,14 @@ std::vector<Step> bring(Program& p, int unit, int copy, int whole, std::optional
   };
   if (s.offload.parameters) {
     Step& step = add(CopyToDevice{});
-    step.writes[0].buffer = s.sharded_parameters() ? detail::copy_of(p, step.writes[0].buffer, copy) : whole;
+    Use& to = step.write(Arg::kTo);
+    to.buffer = s.sharded_parameters() ? detail::copy_of(p, to.buffer, copy) : whole;
   }
   if (s.sharded_parameters()) {
-    const int shard = steps.empty() ? -1 : steps.back().writes[0].buffer;
+    const int shard = steps.empty() ? -1 : steps.back().write(Arg::kTo).buffer;
     Step& gather = add(AllGather{Axis::kShard});
-    if (shard >= 0) gather.reads[0].buffer = shard;
-    gather.writes[0].buffer = whole;
+    if (shard >= 0) gather.read(Arg::kFrom).buffer = shard;
+    gather.write(Arg::kTo).buffer = whole;
   }
   if (bound) steps.front().after.push_back(*bound);
   return steps;

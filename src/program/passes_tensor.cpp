@@ -126,9 +126,9 @@ class Exchanger {
     for (const std::int64_t chunk : chunks_of(step)) {
       Step gather = detail::make_step(p_, AllGather{Axis::kTp, e.moves, e.layer, chunk}, -1, step.phase,
                                       Stream::kDpComm, suffix_of(p_, step));
-      const int rows = gather.writes[0].buffer;
+      const int rows = gather.write(Arg::kTo).buffer;
       if (!own.count(rows)) own[rows] = detail::copy_of(p_, rows, copies_[rows]++);
-      gather.writes[0].buffer = own[rows];
+      gather.write(Arg::kTo).buffer = own[rows];
       steps_.insert(place_of_gather(e, chunk), std::move(gather));
     }
     for (Use& use : step.reads)

@@ -11,9 +11,9 @@ std::int64_t width_of(const Program& p, const Use& use) {
   return size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
 }
 
-// Of a text, an op may lack operands: the verifier says so afterwards.
-std::vector<Use> first_of(const std::vector<Use>& uses) {
-  return {uses.begin(), uses.begin() + (uses.empty() ? 0 : 1)};
+// An op of a text may lack its operand: the verifier says so afterwards.
+std::vector<Use> if_any(const Use* use) {
+  return use ? std::vector<Use>{*use} : std::vector<Use>{};
 }
 
 // All that `whole` holds, or the piece of its rows.
@@ -55,15 +55,15 @@ Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
         if constexpr (std::is_same_v<O, AllReduce>)
           return used_bytes(p, step.writes, at);
         else if constexpr (std::is_same_v<O, ReduceScatter>)
-          return exchanged_bytes(p, o.chunk, first_of(step.reads), at);
+          return exchanged_bytes(p, o.chunk, if_any(step.find_read(Arg::kFrom)), at);
         else if constexpr (std::is_same_v<O, AllGather>)
-          return exchanged_bytes(p, o.chunk, first_of(step.writes), at);
+          return exchanged_bytes(p, o.chunk, if_any(step.find_write(Arg::kTo)), at);
         else if constexpr (std::is_same_v<O, Send>)
           return message_bytes(p, step.reads, at);
         else if constexpr (std::is_same_v<O, Receive>)
           return message_bytes(p, step.writes, at);
         else if constexpr (std::is_same_v<O, Shift>)  // sent and received
-          return 2 * used_bytes(p, first_of(step.writes), at);
+          return 2 * used_bytes(p, if_any(step.find_write(Arg::kTo)), at);
         else if constexpr (std::is_same_v<O, ReduceScalars>)
           return o.count * size_of(DType::kF64);
         else

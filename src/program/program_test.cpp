@@ -424,7 +424,7 @@ TEST_P(Edited, EveryRetargetedOperandIsRefused) {
           Use& use = (write ? q.bodies[b].steps[k].writes : q.bodies[b].steps[k].reads)[u];
           const Buffer& old = p.buffers[static_cast<std::size_t>(use.buffer)];
           for (std::size_t other = 0; other < p.buffers.size(); ++other) {
-            if (static_cast<int>(other) == use.buffer || turn++ % kStride != 0 ||
+            if (static_cast<int>(other) == use.buffer || turn++ % kLongStride != 0 ||
                 keeps_the_meaning(p, b, k, write, use.buffer, static_cast<int>(other)))
               continue;
             use.buffer = static_cast<int>(other);
@@ -523,9 +523,9 @@ TEST(Text, ErrorsNameTheLine) {
     }
   };
   fails_with("part=embed", "part=embet", "unknown part");
-  fails_with("writes=x.0", "writes=y.0", "no buffer 'y.0'");
+  fails_with("writes=y:x.0", "writes=y:y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 8", "molen-program 5", "expected 'molen-program 8', or 7 or 6");
+  fails_with("molen-program 9", "molen-program 5", "expected 'molen-program 9', or 8, 7 or 6");
   fails_with("role=param unit=embed", "role=parm unit=embed", "role=parm is no value; did you mean 'param'?");
   fails_with("role=param unit=embed", "role=param unit=embet", "unit=embet: this stage has no such unit");
   fails_with("role=param unit=embed", "role=param", "role=param is a unit's");
@@ -548,13 +548,13 @@ TEST(Text, HostileTextsAreBounded) {
   for (int i = 0; i < 400'000; ++i) buffers += fmt::format("buffer b{} u8 1 transient role=ids\n", i);
   for (int i = 0; i < 400'000; ++i) bodies += fmt::format("body b{}\n", i);
   for (int i = 0; i < 100'000; ++i)
-    steps +=
-        fmt::format("%{} load_batch stream=compute phase=data{}\n", i, i > 0 ? fmt::format(" after=%{}", i - 1) : "");
+    steps += fmt::format("%{} load_batch writes=ids:ids,labels:labels,scalars:scalars stream=compute phase=data{}\n", i,
+                         i > 0 ? fmt::format(" after=%{}", i - 1) : "");
   const std::size_t schedule = text.find("schedule ");
   const auto with = [&](const std::string& more) { return std::string(text).insert(schedule, more); };
   EXPECT_EQ(bounded("a program of 400,000 buffers", parsed(with(buffers))), "");
   EXPECT_NE(bounded("the same, and an op that names none of them",
-                    parsed(with(buffers + "body b\n%1 load_batch stream=compute phase=data reads=x\n"))),
+                    parsed(with(buffers + "body b\n%1 load_batch stream=compute phase=data reads=x:x\n"))),
             "");
   EXPECT_EQ(bounded("a program of 400,000 bodies", parsed(with(bodies))), "");
   EXPECT_EQ(bounded("a body of 100,000 ops", parsed(with(steps))), "");
@@ -564,7 +564,7 @@ TEST(Text, HostileTextsAreBounded) {
   EXPECT_NE(bounded("a body of 100,000 ops 500,000 times", parsed(text.substr(0, schedule) + steps + instances + "\n"))
                 .find("ops and edges"),
             std::string::npos);
-  std::string words = "molen-program 8\n";
+  std::string words = "molen-program 9\n";
   for (int i = 0; i < 8'000'000; ++i) words += "x ";
   EXPECT_NE(bounded("a line of 8 million words", parsed(words)).find("words on a line"), std::string::npos);
   EXPECT_NE(bounded("32 MiB of empty lines", parsed(std::string(32 << 20, '\n'))), "");
@@ -628,7 +628,7 @@ TEST(Text, BeginsWithItsMemoryAndIsTheSameWithoutComments) {
   const auto plan = plan_memory(p);
   const std::string text = print(p, plan);
   EXPECT_EQ(text.find(fmt::format("# planned peak {} bytes", plan.peak.value)),
-            std::string("molen-program 8\n").size());
+            std::string("molen-program 9\n").size());
   EXPECT_NE(text.find(fmt::format("# on the host {} bytes", plan.host.value)), std::string::npos);
   EXPECT_EQ(without_comments(text), print(p));
   EXPECT_EQ(parse(text, "with its plan"), p);

@@ -38,6 +38,13 @@ struct Residuals {
   Operand d_mid_out(std::int64_t l) const { return out(Value::kDMid, Value::kDMidSum, l); }
 };
 
+using enum Arg;
+
+Operand as(Arg arg, Operand o) {
+  o.arg = arg;
+  return o;
+}
+
 Operand consumed(Operand o) {
   o.consumed = true;
   return o;
@@ -47,20 +54,25 @@ Operand consumed(Operand o) {
 Signature ring_forward(const Program& p, const Compute& c) {
   const std::int64_t l = c.layer, i = c.chunk;
   const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
-  Signature s{{{Value::kQkv, l}}, {at(Value::kAttentionPart, i), at(Value::kLsePart, i)}};
+  Signature s{{as(kQkv, {Value::kQkv, l})}, {as(kY, at(Value::kAttentionPart, i)), as(kLse, at(Value::kLsePart, i))}};
   // The last step finishes in the part so far, also where that is wider than what it writes.
   if (i > 0)
     s.reads.insert(s.reads.end(),
-                   {at(Value::kKeys, i), consumed(at(Value::kAttentionPart, i - 1)), at(Value::kLsePart, i - 1)});
-  if (i + 1 == p.setting.context_ranks()) s.writes = {{Value::kAttention, l}, {Value::kLse, l}};
+                   {as(kKeys, at(Value::kKeys, i)), as(kYSoFar, consumed(at(Value::kAttentionPart, i - 1))),
+                    as(kLseSoFar, at(Value::kLsePart, i - 1))});
+  if (i + 1 == p.setting.context_ranks()) s.writes = {as(kY, {Value::kAttention, l}), as(kLse, {Value::kLse, l})};
   return s;
+}
+Signature attention_gradient(std::int64_t l) {
+  return {{as(kDY, {Value::kDAttention, l}), as(kQkv, {Value::kQkv, l}), as(kY, {Value::kAttention, l}),
+           as(kLse, {Value::kLse, l})},
+          {as(kDQkv, {Value::kDQkv, l})}};
 }
 Signature ring_backward(const Compute& c) {
   const std::int64_t l = c.layer, i = c.chunk;
   const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
-  Signature s{{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}},
-              {at(Value::kDQuery, i), at(Value::kDKeys, i)}};
-  if (i > 0) s.reads.insert(s.reads.end(), {at(Value::kKeys, i), at(Value::kDQuery, i - 1)});
+  Signature s{attention_gradient(l).reads, {as(kDQkv, at(Value::kDQuery, i)), as(kDKeys, at(Value::kDKeys, i))}};
+  if (i > 0) s.reads.insert(s.reads.end(), {as(kKeys, at(Value::kKeys, i)), as(kDQkvSoFar, at(Value::kDQuery, i - 1))});
   return s;
 }
 // The first step of keys leaves the rank's own beside each other too. A step of gradients adds what came before to what
@@ -70,14 +82,14 @@ Signature shift(const Program& p, const Shift& o) {
   const std::int64_t l = o.layer, i = o.step;
   const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
   if (o.moves == Moves::kKeys) {
-    if (i == 1) return {{{Value::kQkv, l}}, {at(Value::kKeys, 0), at(Value::kKeys, 1)}};
-    return {{at(Value::kKeys, i - 1)}, {at(Value::kKeys, i)}};
+    if (i == 1) return {{as(kFrom, {Value::kQkv, l})}, {as(kOwn, at(Value::kKeys, 0)), as(kTo, at(Value::kKeys, 1))}};
+    return {{as(kFrom, at(Value::kKeys, i - 1))}, {as(kTo, at(Value::kKeys, i))}};
   }
-  Signature s{{consumed(at(Value::kDKeys, i - 1))}, {at(Value::kDKeysIn, i)}};
-  if (i > 1) s.reads.push_back(at(Value::kDKeysIn, i - 1));
+  Signature s{{as(kFrom, consumed(at(Value::kDKeys, i - 1)))}, {as(kTo, at(Value::kDKeysIn, i))}};
+  if (i > 1) s.reads.push_back(as(kSoFar, at(Value::kDKeysIn, i - 1)));
   if (i == p.setting.context_ranks()) {
-    s.reads.push_back(at(Value::kDQuery, i - 1));
-    s.writes.push_back({Value::kDQkv, l});
+    s.reads.push_back(as(kDQkvSoFar, at(Value::kDQuery, i - 1)));
+    s.writes.push_back(as(kDQkv, {Value::kDQkv, l}));
   }
   return s;
 }
@@ -85,37 +97,41 @@ Signature shift(const Program& p, const Shift& o) {
 Signature forward(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
+  const Operand param = as(kParam, {Value::kParam, unit});
   switch (c.part) {
     case Part::kEmbed:
-      return {{{Value::kIds}, {Value::kParam, unit}}, {stream.x_out(0)}};
+      return {{as(kIds, {Value::kIds}), param}, {as(kY, stream.x_out(0))}};
     case Part::kNormQkv:
-      return {{stream.x_in(l), {Value::kParam, unit}}, {{Value::kQkv, l}, {Value::kStats1, l}}};
+      return {{as(kX, stream.x_in(l)), param}, {as(kY, {Value::kQkv, l}), as(kStats, {Value::kStats1, l})}};
     case Part::kAttention: {
       if (c.chunk >= 0) return ring_forward(p, c);
-      Signature s{{{Value::kQkv, l}}, {{Value::kAttention, l}, {Value::kLse, l}}};
-      if (p.setting.context() && !p.setting.ring()) s.reads.push_back({Value::kKeysAll, l});
+      Signature s{{as(kQkv, {Value::kQkv, l})}, {as(kY, {Value::kAttention, l}), as(kLse, {Value::kLse, l})}};
+      if (p.setting.context() && !p.setting.ring()) s.reads.push_back(as(kKeys, {Value::kKeysAll, l}));
       return s;
     }
     case Part::kOutProjection:
-      return {{{Value::kAttention, l}, {Value::kResidual, l}, {Value::kParam, unit}}, {stream.mid_out(l)}};
+      return {{as(kX, {Value::kAttention, l}), as(kResidual, {Value::kResidual, l}), param},
+              {as(kY, stream.mid_out(l))}};
     case Part::kNormUp:
-      return {{stream.mid_in(l), {Value::kParam, unit}}, {{Value::kUp, l}, {Value::kStats2, l}}};
+      return {{as(kX, stream.mid_in(l)), param}, {as(kY, {Value::kUp, l}), as(kStats, {Value::kStats2, l})}};
     case Part::kActivation:
-      return {{{Value::kUp, l}}, {{Value::kActivation, l}}};
+      return {{as(kX, {Value::kUp, l})}, {as(kY, {Value::kActivation, l})}};
     case Part::kDown:
-      return {{{Value::kActivation, l}, {Value::kMid, l}, {Value::kParam, unit}}, {stream.x_out(l + 1)}};
+      return {{as(kX, {Value::kActivation, l}), as(kResidual, {Value::kMid, l}), param}, {as(kY, stream.x_out(l + 1))}};
     case Part::kFinalNorm: {
-      Signature s{{stream.x_in(last)}, {{Value::kNormed}, {Value::kStatsFinal}}};
-      if (unit >= 0) s.reads.push_back({Value::kParam, unit});
+      Signature s{{as(kX, stream.x_in(last))}, {as(kY, {Value::kNormed}), as(kStats, {Value::kStatsFinal})}};
+      if (unit >= 0) s.reads.push_back(param);
       return s;
     }
     case Part::kHead:
-      return {{{Value::kNormed}, {Value::kLabels}, {Value::kParam, unit}}, {{Value::kLosses}, {Value::kScalars}}};
+      return {{as(kX, {Value::kNormed}), as(kLabels, {Value::kLabels}), param},
+              {as(kLosses, {Value::kLosses}), as(kScalars, {Value::kScalars})}};
     case Part::kHeadLogits:
-      return {{{Value::kNormed}, {Value::kLabels}, {Value::kParam, unit}},
-              {{Value::kLogits, c.chunk}, {Value::kHeadSums, c.chunk}}};
+      return {{as(kX, {Value::kNormed}), as(kLabels, {Value::kLabels}), param},
+              {as(kLogits, {Value::kLogits, c.chunk}), as(kSums, {Value::kHeadSums, c.chunk})}};
     case Part::kHeadLoss:
-      return {{{Value::kHeadSumsAll, c.chunk}, {Value::kLabels}}, {{Value::kLosses}, {Value::kScalars}}};
+      return {{as(kSums, {Value::kHeadSumsAll, c.chunk}), as(kLabels, {Value::kLabels})},
+              {as(kLosses, {Value::kLosses}), as(kScalars, {Value::kScalars})}};
   }
   throw Error("unknown part {}", static_cast<int>(c.part));
 }
@@ -123,60 +139,59 @@ Signature forward(const Program& p, const Compute& c, int unit) {
 // Parts that add to the residual gradient: in place, but where rows are kept, and the reduction adds.
 Signature backward_norm(const Residuals& stream, Operand d_out, Operand in, Operand stats, int unit, Value kept,
                         std::int64_t kept_layer, Operand result) {
-  Signature s{{d_out, in, stats, {Value::kParam, unit}}, {result, {Value::kGrad, unit}}};
-  if (!stream.rows) s.reads.push_back({kept, kept_layer});
+  Signature s{{as(kDY, d_out), as(kX, in), as(kStats, stats), as(kParam, {Value::kParam, unit})},
+              {as(kDX, result), as(kGrad, {Value::kGrad, unit})}};
+  if (!stream.rows) s.reads.push_back(as(kDResidual, {kept, kept_layer}));
   return s;
 }
 
 Signature backward(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
+  const Operand param = as(kParam, {Value::kParam, unit}), grad = as(kGrad, {Value::kGrad, unit});
   switch (c.part) {
     case Part::kEmbed:
-      return {{{Value::kIds}, stream.d_x_in(0)}, {{Value::kGrad, unit}}};
+      return {{as(kIds, {Value::kIds}), as(kDY, stream.d_x_in(0))}, {grad}};
     case Part::kNormQkv:
       // The gradient is turned back by RoPE where it is.
       return backward_norm(stream, consumed({Value::kDQkv, l}), stream.x_in(l), {Value::kStats1, l}, unit, Value::kDMid,
                            l, stream.d_x_out(l));
     case Part::kAttention: {
       if (c.chunk >= 0) return ring_backward(c);
-      Signature s{{{Value::kDAttention, l}, {Value::kQkv, l}, {Value::kAttention, l}, {Value::kLse, l}},
-                  {{Value::kDQkv, l}}};
+      Signature s = attention_gradient(l);
       if (p.setting.context() && !p.setting.ring()) {
-        s.reads.push_back({Value::kKeysAll, l});
-        s.writes = {{Value::kDQuery, l}, {Value::kDKeysAll, l}};
+        s.reads.push_back(as(kKeys, {Value::kKeysAll, l}));
+        s.writes = {as(kDQkv, {Value::kDQuery, l}), as(kDKeys, {Value::kDKeysAll, l})};
       }
       return s;
     }
     case Part::kOutProjection:
-      return {{stream.d_mid_in(l), {Value::kAttention, l}, {Value::kParam, unit}},
-              {{Value::kDAttention, l}, {Value::kGrad, unit}}};
+      return {{as(kDY, stream.d_mid_in(l)), as(kX, {Value::kAttention, l}), param},
+              {as(kDX, {Value::kDAttention, l}), grad}};
     case Part::kNormUp:
       return backward_norm(stream, {Value::kDUp, l}, stream.mid_in(l), {Value::kStats2, l}, unit, Value::kDResidual,
                            l + 1, stream.d_mid_out(l));
     case Part::kActivation:
-      return {{{Value::kDActivation, l}, {Value::kUp, l}}, {{Value::kDUp, l}}};
+      return {{as(kDY, {Value::kDActivation, l}), as(kX, {Value::kUp, l})}, {as(kDX, {Value::kDUp, l})}};
     case Part::kDown:
-      return {{stream.d_x_in(l + 1), {Value::kActivation, l}, {Value::kParam, unit}},
-              {{Value::kDActivation, l}, {Value::kGrad, unit}}};
+      return {{as(kDY, stream.d_x_in(l + 1)), as(kX, {Value::kActivation, l}), param},
+              {as(kDX, {Value::kDActivation, l}), grad}};
     case Part::kFinalNorm: {
-      Signature s{{{Value::kDNormed}, stream.x_in(last), {Value::kStatsFinal}}, {stream.d_x_out(last)}};
+      Signature s{{as(kDY, {Value::kDNormed}), as(kX, stream.x_in(last)), as(kStats, {Value::kStatsFinal})},
+                  {as(kDX, stream.d_x_out(last))}};
       if (unit >= 0) {
-        s.reads.push_back({Value::kParam, unit});
-        s.writes.push_back({Value::kGrad, unit});
+        s.reads.push_back(param);
+        s.writes.push_back(grad);
       }
       return s;
     }
     case Part::kHead:
-      return {{{Value::kNormed}, {Value::kLabels}, {Value::kParam, unit}},
-              {{Value::kLosses}, {Value::kScalars}, {Value::kDNormed}, {Value::kGrad, unit}}};
+      return {{as(kX, {Value::kNormed}), as(kLabels, {Value::kLabels}), param},
+              {as(kLosses, {Value::kLosses}), as(kScalars, {Value::kScalars}), as(kDX, {Value::kDNormed}), grad}};
     case Part::kHeadLoss:
-      return {{{Value::kHeadSumsAll, c.chunk},
-               {Value::kLabels},
-               consumed({Value::kLogits, c.chunk}),
-               {Value::kNormed},
-               {Value::kParam, unit}},
-              {{Value::kLosses}, {Value::kScalars}, {Value::kDNormed}, {Value::kGrad, unit}}};
+      return {{as(kSums, {Value::kHeadSumsAll, c.chunk}), as(kLabels, {Value::kLabels}),
+               as(kLogits, consumed({Value::kLogits, c.chunk})), as(kX, {Value::kNormed}), param},
+              {as(kLosses, {Value::kLosses}), as(kScalars, {Value::kScalars}), as(kDX, {Value::kDNormed}), grad}};
     case Part::kHeadLogits:
       break;
   }
@@ -187,18 +202,19 @@ Signature backward(const Program& p, const Compute& c, int unit) {
 Signature backward_input(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer;
+  const Operand param = as(kParam, {Value::kParam, unit});
   Signature s = backward(p, c, unit);
   switch (c.part) {
     case Part::kOutProjection:
-      return {{stream.d_mid_in(l), {Value::kParam, unit}}, {{Value::kDAttention, l}}};
+      return {{as(kDY, stream.d_mid_in(l)), param}, {as(kDX, {Value::kDAttention, l})}};
     case Part::kDown:
-      return {{stream.d_x_in(l + 1), {Value::kParam, unit}}, {{Value::kDActivation, l}}};
+      return {{as(kDY, stream.d_x_in(l + 1)), param}, {as(kDX, {Value::kDActivation, l})}};
     case Part::kNormQkv:
     case Part::kNormUp:
       if (!has_norm_weights(p)) s.writes.pop_back();
       if (c.part == Part::kNormQkv) {
-        s.reads[0].consumed = false;
-        s.writes.push_back({Value::kDProjected, l});
+        s.reads.front().consumed = false;
+        s.writes.push_back(as(kDProjected, {Value::kDProjected, l}));
       }
       return s;
     default:
@@ -210,16 +226,17 @@ Signature backward_input(const Program& p, const Compute& c, int unit) {
 Signature backward_weights(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer;
-  const Operand grad{Value::kGrad, unit};
+  const Operand param = as(kParam, {Value::kParam, unit}), grad = as(kGrad, {Value::kGrad, unit});
   switch (c.part) {
     case Part::kNormQkv:
-      return {{{Value::kDProjected, l}, stream.x_in(l), {Value::kStats1, l}, {Value::kParam, unit}}, {grad}};
+      return {{as(kDY, {Value::kDProjected, l}), as(kX, stream.x_in(l)), as(kStats, {Value::kStats1, l}), param},
+              {grad}};
     case Part::kOutProjection:
-      return {{stream.d_mid_in(l), {Value::kAttention, l}}, {grad}};
+      return {{as(kDY, stream.d_mid_in(l)), as(kX, {Value::kAttention, l})}, {grad}};
     case Part::kNormUp:
-      return {{{Value::kDUp, l}, stream.mid_in(l), {Value::kStats2, l}, {Value::kParam, unit}}, {grad}};
+      return {{as(kDY, {Value::kDUp, l}), as(kX, stream.mid_in(l)), as(kStats, {Value::kStats2, l}), param}, {grad}};
     case Part::kDown:
-      return {{stream.d_x_in(l + 1), {Value::kActivation, l}}, {grad}};
+      return {{as(kDY, stream.d_x_in(l + 1)), as(kX, {Value::kActivation, l})}, {grad}};
     default:
       throw Error("part {} has no weights' half of its backward", arch::name_of(c.part));
   }
@@ -277,13 +294,17 @@ Operand message(const Program& p, Axis over, bool summed, int unit) {
   return {Value::kGradMessage, unit, range, (replicas ? 2 : 0) + (summed ? 1 : 0)};
 }
 
+Signature moved(Operand from, Operand to) {
+  return {{as(kFrom, from)}, {as(kTo, to)}};
+}
+
 Signature cast(const Program& p, const Cast& o, int unit) {
   const Setting& s = p.setting;
   const bool replicas = o.over == Axis::kReplicate;
-  if (!o.back) return {{{replicas ? Value::kGradShard : Value::kGrad, unit}}, {message(p, o.over, false, unit)}};
+  if (!o.back) return moved({replicas ? Value::kGradShard : Value::kGrad, unit}, message(p, o.over, false, unit));
   const bool shard = replicas || o.over == Axis::kShard, own = replicas ? s.own_over_dp : !shard && s.owns_part();
-  return {{message(p, o.over, true, unit)},
-          {{shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll}}};
+  return moved(message(p, o.over, true, unit),
+               {shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll});
 }
 
 // An op on one piece of the rows; parameters and gradients have none.
@@ -297,51 +318,53 @@ Signature piece_of(Signature s, std::int64_t chunk) {
 // Gradients on their way from whole sums of this rank to what it updates.
 Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
   if (o.moves == Moves::kDKeys)
-    return {{consumed({Value::kDKeysAll, o.layer}), {Value::kDQuery, o.layer}}, {{Value::kDQkv, o.layer}}};
+    return {{as(kFrom, consumed({Value::kDKeysAll, o.layer})), as(kDQkvSoFar, {Value::kDQuery, o.layer})},
+            {as(kTo, {Value::kDQkv, o.layer})}};
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
-    Signature s{{consumed({e.sum, o.layer})}, {{e.kept, o.layer}}};
+    Signature s = moved(consumed({e.sum, o.layer}), {e.kept, o.layer});
     // The residual gradient so far: of the layer above the middle, of the middle above the input.
     if (o.accumulate)
-      s.reads.push_back(o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1}
-                                                : Operand{Value::kDMid, o.layer});
+      s.reads.push_back(as(
+          kSoFar, o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1} : Operand{Value::kDMid, o.layer}));
     return piece_of(std::move(s), o.chunk);
   }
   if (p.setting.narrow_over(o.axis))
-    return {{consumed(message(p, o.axis, false, unit))}, {message(p, o.axis, true, unit)}};
-  if (!p.setting.sharded_gradients()) return {{consumed({Value::kGrad, unit})}, {{Value::kGrad, unit, Range::kOwn}}};
+    return moved(consumed(message(p, o.axis, false, unit)), message(p, o.axis, true, unit));
+  if (!p.setting.sharded_gradients()) return moved(consumed({Value::kGrad, unit}), {Value::kGrad, unit, Range::kOwn});
   if (o.axis == Axis::kReplicate)
-    return {{consumed({Value::kGradShard, unit})}, {{Value::kGradShard, unit, Range::kOwn}}};
-  return {{consumed({Value::kGrad, unit})}, {{Value::kGradShard, unit}}};
+    return moved(consumed({Value::kGradShard, unit}), {Value::kGradShard, unit, Range::kOwn});
+  return moved(consumed({Value::kGrad, unit}), {Value::kGradShard, unit});
 }
 
 Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
-    return {{{e.sum, o.layer}}, {{e.kept, o.layer}}};
+    return moved({e.sum, o.layer}, {e.kept, o.layer});
   }
   if (o.axis == Axis::kTp)
-    return {{{Value::kGrad, unit, Range::kReplicated}}, {{Value::kGrad, unit, Range::kReplicated}}};
-  if (p.setting.narrow_over(o.axis)) return {{message(p, o.axis, false, unit)}, {message(p, o.axis, true, unit)}};
+    return moved({Value::kGrad, unit, Range::kReplicated}, {Value::kGrad, unit, Range::kReplicated});
+  if (p.setting.narrow_over(o.axis)) return moved(message(p, o.axis, false, unit), message(p, o.axis, true, unit));
   const Value value = p.setting.sharded_gradients() ? Value::kGradShard : Value::kGrad;
-  return {{{value, unit}}, {{value, unit}}};
+  return moved({value, unit}, {value, unit});
 }
 
 // Parameters on their way back: from what was updated to the shard, and from shards to the whole.
 Signature all_gather(const Program& p, const AllGather& o, int unit) {
-  if (o.moves == Moves::kHead) return {{{Value::kHeadSums, o.layer}}, {{Value::kHeadSumsAll, o.layer}}};
-  if (o.moves == Moves::kKeys) return {{{Value::kQkv, o.layer}}, {{Value::kKeysAll, o.layer}}};
+  if (o.moves == Moves::kHead) return moved({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
+  if (o.moves == Moves::kKeys) return moved({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
-    return piece_of({{{e.kept, o.layer}}, {{e.rows, o.layer}}}, o.chunk);
+    return piece_of(moved({e.kept, o.layer}, {e.rows, o.layer}), o.chunk);
   }
   const Setting& s = p.setting;
   if (s.sharded_parameters()) {
-    if (o.axis == Axis::kReplicate) return {{{Value::kParamShard, unit, Range::kOwn}}, {{Value::kParamShard, unit}}};
-    return {{{Value::kParamShard, unit}}, {{Value::kParam, unit}}};
+    if (o.axis == Axis::kReplicate) return moved({Value::kParamShard, unit, Range::kOwn}, {Value::kParamShard, unit});
+    return moved({Value::kParamShard, unit}, {Value::kParam, unit});
   }
-  if (o.axis == Axis::kReplicate) return {{{Value::kParam, unit, Range::kOwn}}, {{Value::kParam, unit, Range::kShard}}};
-  return {{{Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}}, {{Value::kParam, unit}}};
+  if (o.axis == Axis::kReplicate)
+    return moved({Value::kParam, unit, Range::kOwn}, {Value::kParam, unit, Range::kShard});
+  return moved({Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
 }
 
 // What the update leaves in the compute type.
@@ -353,24 +376,26 @@ Operand updated(const Program& p, int unit) {
 }
 
 Signature optimizer(const Program& p, int unit) {
-  Signature s{{p.setting.offload.optimizer ? Operand{Value::kGradHost, unit} : owned(p, true, unit), {Value::kScalars}},
-              {updated(p, unit), {Value::kMoment1, unit}, {Value::kMoment2, unit}}};
-  if (p.setting.master != p.setting.compute) s.writes.push_back({Value::kMaster, unit});
+  const Operand grad = p.setting.offload.optimizer ? Operand{Value::kGradHost, unit} : owned(p, true, unit);
+  Signature s{
+      {as(kGrad, grad), as(kScalars, {Value::kScalars})},
+      {as(kParam, updated(p, unit)), as(kMoment1, {Value::kMoment1, unit}), as(kMoment2, {Value::kMoment2, unit})}};
+  if (p.setting.master != p.setting.compute) s.writes.push_back(as(kMaster, {Value::kMaster, unit}));
   return s;
 }
 
 Signature copy_to_host(const Program& p, const CopyToHost& o, int unit) {
   if (o.moves != Moves::kUnit)
-    return {{{kept_value(o.moves), o.layer}}, {{kept_value(o.moves), o.layer, Range::kAll, 0, true}}};
-  return {{owned(p, true, unit)}, {{Value::kGradHost, unit}}};
+    return moved({kept_value(o.moves), o.layer}, {kept_value(o.moves), o.layer, Range::kAll, 0, true});
+  return moved(owned(p, true, unit), {Value::kGradHost, unit});
 }
 
 // What is to be computed with, or has been updated.
 Signature copy_to_device(const Program& p, const CopyToDevice& o, int unit) {
   if (o.moves != Moves::kUnit)
-    return {{{kept_value(o.moves), o.layer, Range::kAll, 0, true}}, {{kept_value(o.moves), o.layer}}};
-  if (!p.setting.offload.parameters) return {{updated(p, unit)}, {owned(p, false, unit)}};
-  return {{{Value::kParamHost, unit}}, {{p.setting.sharded_parameters() ? Value::kParamShard : Value::kParam, unit}}};
+    return moved({kept_value(o.moves), o.layer, Range::kAll, 0, true}, {kept_value(o.moves), o.layer});
+  if (!p.setting.offload.parameters) return moved(updated(p, unit), owned(p, false, unit));
+  return moved({Value::kParamHost, unit}, {p.setting.sharded_parameters() ? Value::kParamShard : Value::kParam, unit});
 }
 
 }  // namespace
@@ -398,57 +423,76 @@ int unit_of_part(const Program& program, Part part, std::int64_t layer) {
   throw Error("no such part");
 }
 
-Signature signature(const Program& program, const Op& op, int unit) {
-  return std::visit(Match{
-                        [&](const Compute& c) {
-                          Signature s = compute(program, c, unit_of_part(program, c.part, c.layer));
-                          if (c.part == Part::kAttention && program.setting.document_mask)
-                            s.reads.push_back({Value::kDocuments});
-                          return by_chunks(program.setting, c.part) ? piece_of(std::move(s), c.chunk) : s;
-                        },
-                        [&](const LoadBatch&) {
-                          Signature s{{}, {{Value::kIds}, {Value::kLabels}, {Value::kScalars}}};
-                          if (program.setting.document_mask) s.writes.push_back({Value::kDocuments});
-                          return s;
-                        },
-                        [&](const ZeroFill&) {
-                          return unit >= 0 ? Signature{{}, {{Value::kGrad, unit}}} : Signature{{}, {{Value::kScalars}}};
-                        },
-                        [&](const SumSquares&) {
-                          const bool host = program.setting.offload.gradients;
-                          return Signature{{host ? Operand{Value::kGradHost, unit} : owned(program, true, unit)},
-                                           {{Value::kScalars}}};
-                        },
-                        [&](const ClipScale&) {
-                          return Signature{{}, {{Value::kScalars}}};
-                        },
-                        [&](const OptimizerStep&) { return optimizer(program, unit); },
-                        [&](const AllReduce& o) { return all_reduce(program, o, unit); },
-                        [&](const ReduceScatter& o) { return reduce_scatter(program, o, unit); },
-                        [&](const AllGather& o) { return all_gather(program, o, unit); },
-                        [&](const Send& o) {
-                          return Signature{{{exchanged(o.moves).kept, o.layer}}, {}};
-                        },
-                        [&](const Receive& o) {
-                          return Signature{{}, {{exchanged(o.moves).kept, o.layer}}};
-                        },
-                        [&](const Shift& o) { return shift(program, o); },
-                        [&](const CopyToHost& o) { return copy_to_host(program, o, unit); },
-                        [&](const CopyToDevice& o) { return copy_to_device(program, o, unit); },
-                        [&](const Cast& o) { return cast(program, o, unit); },
-                        [&](const ReduceScalars&) {
-                          return Signature{{}, {{Value::kScalars}}};
-                        },
-                        [&](const Agree&) {
-                          return Signature{{{Value::kScalars}}, {}};
-                        },
-                    },
-                    op);
+namespace {
+
+const Operand& found(const std::vector<Operand>& operands, Arg arg) {
+  const auto at = std::find_if(operands.begin(), operands.end(), [&](const Operand& o) { return o.arg == arg; });
+  MOLEN_CHECK(at != operands.end(), "no operand '{}'", name_of(arg));
+  return *at;
 }
 
-bool consumes(const Program& program, const Step& step, std::size_t read) {
+}  // namespace
+
+const Operand& Signature::read(Arg arg) const {
+  return found(reads, arg);
+}
+const Operand& Signature::write(Arg arg) const {
+  return found(writes, arg);
+}
+
+Signature signature(const Program& program, const Op& op, int unit) {
+  const Operand scalars = as(kScalars, {Value::kScalars});
+  return std::visit(
+      Match{
+          [&](const Compute& c) {
+            Signature s = compute(program, c, unit_of_part(program, c.part, c.layer));
+            if (c.part == Part::kAttention && program.setting.document_mask)
+              s.reads.push_back(as(kDocuments, {Value::kDocuments}));
+            return by_chunks(program.setting, c.part) ? piece_of(std::move(s), c.chunk) : s;
+          },
+          [&](const LoadBatch&) {
+            Signature s{{}, {as(kIds, {Value::kIds}), as(kLabels, {Value::kLabels}), scalars}};
+            if (program.setting.document_mask) s.writes.push_back(as(kDocuments, {Value::kDocuments}));
+            return s;
+          },
+          [&](const ZeroFill&) {
+            return Signature{{}, {unit >= 0 ? as(kTo, {Value::kGrad, unit}) : as(kTo, {Value::kScalars})}};
+          },
+          [&](const SumSquares&) {
+            const bool host = program.setting.offload.gradients;
+            return Signature{{as(kGrad, host ? Operand{Value::kGradHost, unit} : owned(program, true, unit))},
+                             {scalars}};
+          },
+          [&](const ClipScale&) {
+            return Signature{{}, {scalars}};
+          },
+          [&](const OptimizerStep&) { return optimizer(program, unit); },
+          [&](const AllReduce& o) { return all_reduce(program, o, unit); },
+          [&](const ReduceScatter& o) { return reduce_scatter(program, o, unit); },
+          [&](const AllGather& o) { return all_gather(program, o, unit); },
+          [&](const Send& o) {
+            return Signature{{as(kFrom, {exchanged(o.moves).kept, o.layer})}, {}};
+          },
+          [&](const Receive& o) {
+            return Signature{{}, {as(kTo, {exchanged(o.moves).kept, o.layer})}};
+          },
+          [&](const Shift& o) { return shift(program, o); },
+          [&](const CopyToHost& o) { return copy_to_host(program, o, unit); },
+          [&](const CopyToDevice& o) { return copy_to_device(program, o, unit); },
+          [&](const Cast& o) { return cast(program, o, unit); },
+          [&](const ReduceScalars&) {
+            return Signature{{}, {scalars}};
+          },
+          [&](const Agree&) {
+            return Signature{{scalars}, {}};
+          },
+      },
+      op);
+}
+
+bool consumes(const Program& program, const Step& step, Arg read) {
   const Signature s = signature(program, step.op, unit_of_step(program, step));
-  return read < s.reads.size() && s.reads[read].consumed;
+  return std::any_of(s.reads.begin(), s.reads.end(), [&](const Operand& o) { return o.arg == read && o.consumed; });
 }
 
 bool by_chunks(const Setting& setting, Part part) {

@@ -1,5 +1,5 @@
-// What each op reads and writes, in order: the positional operands, as values of the model's computation. The builder
-// makes buffers from it, the verifier follows the values through a program, the executor binds operands by position.
+// What each op reads and writes: its operands by argument, as values of the model's computation. The builder makes
+// buffers from it, and the verifier follows the values through a program.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,22 @@ struct Operand {
   std::int64_t chunk = -1;
   // Of a read: the op uses the value up, and its memory may hold anything afterwards.
   bool consumed = false;
+  Arg arg{};
   bool operator==(const Operand&) const = default;
 };
 
 struct Signature {
   std::vector<Operand> reads, writes;
+  const Operand& read(Arg arg) const;  // throws Error where there is none
+  const Operand& write(Arg arg) const;
 };
 
 // The operands of `op` in a program of this architecture and setting. `unit` is the unit an OptimizerStep, SumSquares
 // or collective works on (it follows from the buffer that the step names).
 Signature signature(const Program& program, const Op& op, int unit);
 
-// Whether a step may overwrite what it reads as operand `read`.
-bool consumes(const Program& program, const Step& step, std::size_t read);
+// Whether a step may overwrite what it reads as this argument.
+bool consumes(const Program& program, const Step& step, Arg read);
 
 // Unit whose parameters a part reads; -1 where it has none.
 int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);

@@ -87,7 +87,7 @@ TEST(Slots, BodiesOfNoMicroBatchTakeNone) {
   std::size_t edited = 0;
   for (const Instance& i : p.schedule)
     if (i.micro_batch < 0) {
-      p.bodies[static_cast<std::size_t>(i.body)].steps.front().reads.push_back({kept, Range::kAll});
+      p.bodies[static_cast<std::size_t>(i.body)].steps.front().reads.push_back({Arg::kResidual, kept});
       ++edited;
     }
   ASSERT_GT(edited, 0u);

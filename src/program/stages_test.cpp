@@ -98,8 +98,8 @@ Program edited(const Program& p, const std::string& line, const std::string& fro
 TEST(Stages, OnlyTheTableIsOfBothEnds) {
   const Program p = build_stages(seven_layers(true), staged(2))[0];
   ASSERT_TRUE(verify(p).empty());
-  EXPECT_TRUE(finds(edited(p, "all_reduce axis=pp_ends", "reads=grad.embed writes=grad.embed",
-                           "reads=grad.layer.1 writes=grad.layer.1"),
+  EXPECT_TRUE(finds(edited(p, "all_reduce axis=pp_ends", "reads=from:grad.embed writes=to:grad.embed",
+                           "reads=from:grad.layer.1 writes=to:grad.layer.1"),
                     "the other end of the pipeline has no such gradient"));
 }
 
@@ -108,9 +108,10 @@ TEST(Stages, OpsThatNameNoUnit) {
   Setting s = staged(1);
   s.offload.optimizer = true;
   const Program p = build(tiny(), s);
-  EXPECT_TRUE(finds(edited(p, " copy_to_host ", "reads=grad.embed writes=grad_host.embed", "reads=x.0 writes=x.1"),
-                    "names no parameter unit"));
-  EXPECT_TRUE(finds(edited(p, " sum_squares ", "reads=grad.embed", "reads=x.0"), "names no parameter unit"));
+  EXPECT_TRUE(finds(
+      edited(p, " copy_to_host ", "reads=from:grad.embed writes=to:grad_host.embed", "reads=from:x.0 writes=to:x.1"),
+      "names no parameter unit"));
+  EXPECT_TRUE(finds(edited(p, " sum_squares ", "reads=grad:grad.embed", "reads=grad:x.0"), "names no parameter unit"));
 }
 
 // The first buffer is packed as any other one: scratch of an op that uses it has a place of its own, whether it is

@@ -7,7 +7,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "program/build.h"
 #include "program/program.h"
+#include "program/text.h"
+#include "program/verify.h"
 
 namespace molen::program {
 
@@ -66,6 +69,18 @@ inline std::string rewrite(const std::string& text, const std::vector<std::strin
   return edited;
 }
 
+// Why a text is refused, by the parser or by the verifier, with the costs of what it says: those alone would give an
+// edited one away. Empty where it is sound.
+inline std::string refusal(const std::string& text) {
+  std::string all;
+  try {
+    for (const auto& finding : verify(pass::costs(parse(text, "edited")))) all += finding.text + "\n";
+  } catch (const UsageError& error) {
+    all = error.what();
+  }
+  return all;
+}
+
 // The same program, with names of buffers that say nothing.
 inline Program renamed(Program p) {
   int number = 0;
@@ -73,12 +88,18 @@ inline Program renamed(Program p) {
   return p;
 }
 
-// A text of version 8 as version 7 had it: names of buffers say what they are.
+// A text of version 9 as version 8 had it: operands stand in their order, without the arguments that they are.
+inline std::string as_version_8(const std::string& text) {
+  static const std::regex arguments("([=,])[a-z_]+:");
+  const std::string now = "molen-program 9\n";
+  MOLEN_CHECK(text.starts_with(now), "not of version 9");
+  return "molen-program 8\n" + std::regex_replace(text.substr(now.size()), arguments, "$1");
+}
+// And as version 7 had it: names of buffers say what they are.
 inline std::string as_version_7(const std::string& text) {
   static const std::regex fields(" role=[^\n]*");
-  const std::string now = "molen-program 8\n";
-  MOLEN_CHECK(text.starts_with(now), "not of version 8");
-  return "molen-program 7\n" + std::regex_replace(text.substr(now.size()), fields, "");
+  const std::string before = as_version_8(text);
+  return "molen-program 7\n" + std::regex_replace(before.substr(before.find('\n') + 1), fields, "");
 }
 
 }  // namespace molen::program

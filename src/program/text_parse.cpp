@@ -67,11 +67,13 @@ class Parser {
       if (w.empty()) continue;
       if (w.size() > kMaxWords) fail(fmt::format("more than {} words on a line", kMaxWords));
       if (!versioned) {
-        // 7 has no fields of buffers; 6 has the choices of the architecture as numbers too, and 0 for units of half a
-        // layer.
-        if (w.size() != 2 || w[0] != "molen-program" || (w[1] != "8" && w[1] != "7" && w[1] != "6"))
-          fail("expected 'molen-program 8', or 7 or 6 of an older version");
-        named_fields_ = w[1] != "8";
+        // 8 does not name the arguments that operands are; 7 has no fields of buffers; 6 has the choices of the
+        // architecture as numbers too, and 0 for units of half a layer.
+        constexpr std::string_view kVersions = "9876";
+        if (w.size() != 2 || w[0] != "molen-program" || w[1].size() != 1 || kVersions.find(w[1]) == kVersions.npos)
+          fail("expected 'molen-program 9', or 8, 7 or 6 of an older version");
+        positional_ = w[1] < "9";
+        named_fields_ = w[1] < "8";
         versioned = true;
       } else {
         statement(line, w);
@@ -111,6 +113,7 @@ class Parser {
       bodies_.emplace(w[1], static_cast<int>(program_.bodies.size()));
       program_.bodies.push_back({w[1], {}});
       labels_.emplace_back();
+      step_lines_.emplace_back();
     } else if (w[0][0] == '%') {
       step(w);
     } else if (w[0] == "schedule") {
@@ -170,10 +173,23 @@ class Parser {
     return found == bodies_.end() ? -1 : found->second;
   }
 
+  Arg arg(const std::string& name) const {
+    if (const auto known = arg_named(name)) return *known;
+    std::vector<std::string> names;
+    for (const ArgInfo& info : kArgs) names.emplace_back(info.name);
+    fail("no op has an operand '" + name + "'" + did_you_mean(name, names));
+  }
+
   std::vector<Use> uses(const std::string& text) const {
     std::vector<Use> result;
     for (std::string name : split(text, ',')) {
       Use use;
+      if (!positional_) {
+        const auto colon = name.find(':');
+        if (colon == std::string::npos) fail("expected OPERAND:BUFFER, got '" + name + "'");
+        use.arg = arg(name.substr(0, colon));
+        name.erase(0, colon + 1);
+      }
       if (const auto bracket = name.find('['); bracket != std::string::npos && name.back() == ']') {
         use.range = choice<Range>(name.substr(bracket + 1, name.size() - bracket - 2),
                                   std::array{Range::kShard, Range::kOwn, Range::kReplicated}, "range");
@@ -359,6 +375,7 @@ class Parser {
     s.moved = Bytes(number<std::int64_t>(take(values, "moved", "0"), 0, std::int64_t{1} << 60));
     if (!values.empty()) fail("unknown key '" + values.begin()->first + "' for " + w[1]);
     body.steps.push_back(std::move(s));
+    step_lines_.back().push_back(number_);
   }
 
   void schedule(const std::vector<std::string>& w) {
@@ -384,6 +401,11 @@ class Parser {
     program_.chunks = std::move(described.chunks);
     program_.units = std::move(described.units);
     for (std::size_t b = 0; b < program_.buffers.size(); ++b) set_fields(b);
+    for (std::size_t b = 0; b < program_.bodies.size(); ++b)
+      for (std::size_t k = 0; k < program_.bodies[b].steps.size(); ++k) {
+        number_ = step_lines_[b][k];
+        set_arguments(program_.bodies[b].steps[k]);
+      }
     for (const PendingRef& ref : pending_) {
       number_ = ref.line;
       const auto dot = ref.text.find(".%");
@@ -397,6 +419,44 @@ class Parser {
     }
     if (expanded_size(program_) > kMaxExpanded)
       fail(fmt::format("its schedule stands for more than {} ops and edges", kMaxExpanded));
+  }
+
+  // Operands in the order of the op's signature: a text may have them in any.
+  void set_arguments(Step& step) const {
+    Signature want;
+    try {
+      want = signature(program_, step.op, unit_of_step(program_, step));
+    } catch (const Error&) {
+      return;  // an op that this program cannot have; the verifier says why
+    }
+    arrange(step.op, "read", want.reads, step.reads);
+    arrange(step.op, "write", want.writes, step.writes);
+  }
+
+  void arrange(const Op& op, const char* what, const std::vector<Operand>& want, std::vector<Use>& uses) const {
+    std::vector<std::string_view> names;
+    for (const Operand& o : want) names.push_back(name_of(o.arg));
+    const auto refuse = [&](const std::string& reason) {
+      fail(fmt::format("{}: {}; it {}s {}", kind_of(op), reason, what,
+                       names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "))));
+    };
+    if (positional_ && uses.size() != want.size())
+      refuse(fmt::format("{} operand{} to {}", uses.size(), uses.size() == 1 ? "" : "s", what));
+    std::vector<Use> arranged;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      if (positional_) uses[i].arg = want[i].arg;
+      const auto found = std::find_if(uses.begin(), uses.end(), [&](const Use& u) { return u.arg == want[i].arg; });
+      if (found == uses.end()) refuse(fmt::format("no operand '{}' to {}", names[i], what));
+      arranged.push_back(*found);
+    }
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      const auto same = [&](const auto& o) { return o.arg == uses[i].arg; };
+      if (std::none_of(want.begin(), want.end(), same))
+        refuse(fmt::format("'{}' is no operand to {}", name_of(uses[i].arg), what));
+      if (std::count_if(uses.begin(), uses.end(), same) > 1)
+        refuse(fmt::format("operand '{}' stands twice", name_of(uses[i].arg)));
+    }
+    uses = std::move(arranged);
   }
 
   // Once the units are known, that fields name.
@@ -418,10 +478,12 @@ class Parser {
   Program program_;
   std::unordered_map<std::string, int> buffers_, bodies_;  // by name
   bool have_arch_ = false, have_setting_ = false;
+  bool positional_ = false;     // an older text: operands stand in the order of the signature
   bool named_fields_ = false;   // an older text: names of buffers give their fields
   std::vector<Fields> fields_;  // of each buffer
   std::vector<std::map<std::string, int>> labels_;
   std::vector<PendingRef> pending_;
+  std::vector<std::vector<std::size_t>> step_lines_;  // by body and step
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ std::string uses_text(const Program& p, const std::vector<Use>& uses) {
   std::string text;
   for (const Use& use : uses) {
     if (!text.empty()) text += ',';
-    text += p.buffers.at(static_cast<std::size_t>(use.buffer)).name;
+    text += fmt::format("{}:{}", name_of(use.arg), p.buffers.at(static_cast<std::size_t>(use.buffer)).name);
     if (use.range != Range::kAll) text += fmt::format("[{}]", name_of(use.range));
   }
   return text;
@@ -104,7 +104,7 @@ std::string memory_text(const Program& p, const MemoryPlan& plan) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 8\n";
+  std::string text = "molen-program 9\n";
   if (plan) text += memory_text(p, *plan);
   text += "arch " + arch::to_json(p.arch).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";

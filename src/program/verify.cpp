@@ -182,7 +182,7 @@ class Verifier {
     return rows && p_.setting.chunked_rows();
   }
 
-  // Types, sizes and values of an op's operands, by position; false: there are others, of which nothing can be said.
+  // Types, sizes and values of an op's operands; false: there are others, of which nothing can be said.
   bool operands(const Expanded& e) {
     if (!detail::of_this_stage(p_, e.step->op)) {
       report(e, "is of no chunk of this stage");
@@ -190,11 +190,18 @@ class Verifier {
     }
     if (!piece_fits(e)) return false;
     const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
-    if (e.step->reads.size() != want.reads.size() || e.step->writes.size() != want.writes.size()) {
-      report(e, "has {} + {} operands where it needs {} + {}", e.step->reads.size(), e.step->writes.size(),
-             want.reads.size(), want.writes.size());
-      return false;
-    }
+    const auto arguments = [](const auto& operands) {
+      std::vector<std::string_view> names;
+      for (const auto& o : operands) names.push_back(name_of(o.arg));
+      return names;
+    };
+    const auto differ = [&](const std::vector<Use>& has, const std::vector<Operand>& needs, const char* what) {
+      if (std::ranges::equal(has, needs, {}, &Use::arg, &Operand::arg)) return false;
+      report(e, "{} operands {} where it needs {}", what, fmt::join(arguments(has), ", "),
+             fmt::join(arguments(needs), ", "));
+      return true;
+    };
+    if (differ(e.step->reads, want.reads, "reads") || differ(e.step->writes, want.writes, "writes")) return false;
     const auto nameless = [](const Operand& o) { return of_unit(o.value) && o.layer < 0; };
     if (std::any_of(want.reads.begin(), want.reads.end(), nameless) ||
         std::any_of(want.writes.begin(), want.writes.end(), nameless)) {

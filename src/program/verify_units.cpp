@@ -167,7 +167,7 @@ void UnitLedger::cast(const Expanded& e, const Cast& o) {
     return;
   }
   arrive(e, o.over, state, o.accumulate);
-  used_up_(e, e.step->reads[0].buffer);
+  used_up_(e, e.step->read(Arg::kFrom).buffer);
 }
 
 void UnitLedger::over_data_ranks(const Expanded& e, Axis axis) {
@@ -259,7 +259,7 @@ void UnitLedger::leave(const Expanded& e, State& state) {
   state.written.clear();
   ++state.reductions;
   const bool used_up = p_.setting.sharded_gradients() || (p_.setting.offload.gradients && p_.setting.holders() == 1);
-  if (used_up) used_up_(e, e.step->reads[0].buffer);
+  if (used_up) used_up_(e, e.step->read(Arg::kFrom).buffer);
 }
 
 // For use, or once the host has updated them.

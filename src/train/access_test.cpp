@@ -64,9 +64,9 @@ class Fence : public exec::Observer {
       if (!arena.empty()) ::mprotect(arena.data(), arena.size(), PROT_NONE);
     const program::Expanded& e = executor_->ops()[op];
     for (const auto& use : e.step->reads) allow(use.buffer, e.micro_batch, PROT_READ);
-    for (std::size_t i = 0; i < e.step->reads.size(); ++i)
-      if (program::consumes(executor_->program(), *e.step, i))
-        allow(e.step->reads[i].buffer, e.micro_batch, PROT_READ | PROT_WRITE);
+    for (const auto& use : e.step->reads)
+      if (program::consumes(executor_->program(), *e.step, use.arg))
+        allow(use.buffer, e.micro_batch, PROT_READ | PROT_WRITE);
     for (const auto& use : e.step->writes) allow(use.buffer, e.micro_batch, PROT_READ | PROT_WRITE);
     const auto& plan = executor_->memory();
     const auto scratch = plan.scratch_offset[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];

@@ -24,7 +24,7 @@ DType dtype_of(const at::Tensor& t) {
   }
 }
 
-constexpr std::int64_t kPiece = 1 << 22;  // elements that one call hands on
+constexpr std::int64_t kPiece = 1 << 20;  // elements that one call hands on
 
 // Where the values of each of kSavedPrefixes lie.
 std::array<std::string, kSavedPrefixes.size()> storages(const exec::Executor& executor) {

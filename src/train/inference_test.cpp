@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "arch/parts.h"
 #include "base/error.h"
 #include "base/rng.h"
 
@@ -54,6 +55,24 @@ TEST(Inference, CacheEqualsNoCache) {
       if (t == 23) break;
       got = stepwise.advance({&ids[static_cast<std::size_t>(t)], 1});
     }
+  }
+}
+
+// More rows than the head takes at once: each sequence has the logits that it has alone.
+TEST(Inference, LogitsOfManyRows) {
+  const auto a = small("llama-tiny");
+  constexpr std::int64_t batch = 56, sequence = 23;
+  ASSERT_GT(batch * sequence, arch::head_chunk(a.vocabulary));
+  std::vector<std::int32_t> ids;
+  for (std::uint64_t i = 0; i < batch * sequence; ++i) ids.push_back(static_cast<std::int32_t>(uniform_at(4, i) * 97));
+  Inference inference(random_weights(a), 1, 40);
+  const c10::InferenceMode mode;
+  const at::Tensor all = inference.logits(ids, batch, sequence);
+  for (const std::int64_t b : {std::int64_t{0}, batch / 2, batch - 2, batch - 1}) {
+    const at::Tensor alone = inference.logits({ids.data() + b * sequence, sequence}, 1, sequence).select(0, 0);
+    const double scale = alone.abs().max().item<double>(),
+                 error = (all.select(0, b) - alone).abs().max().item<double>();
+    EXPECT_TRUE(error <= 64 * 0x1p-24 * scale) << b << ": " << error << " of " << scale;
   }
 }
 

@@ -135,5 +135,40 @@ TEST(LoadedBytes, EachByteOnce) {
   fmt::print("bytes read over bytes needed: {:.4f}\n", worst);
 }
 
+// Ranks hand each other what lies in several messages: copies of a unit, and an embedding that the ends of a pipeline
+// share.
+TEST(LoadedBytes, EveryPieceOfALargeUnitArrives) {
+  arch::Architecture a = model();
+  a.hidden = 64, a.ffn = 96, a.head_dim = 16, a.layers = 2, a.vocabulary = 40000, a.tied = true;
+  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("molen_pieces_{}", ::getpid());
+  CountingFileSystem unsynced;
+  const FileSystemOverride instead(unsynced);
+  const auto embedding_of = [](const exec::Executor& executor) { return executor.program().find_unit("embed"); };
+  const auto counting = [](std::int64_t n, std::int64_t from) {
+    return at::arange(n, at::kFloat).remainder_(8191).add_(from);
+  };
+  fs::path path;
+  on_executors(a, over(1, 0), [&](exec::Executor& executor, comm::Communicator& world) {
+    std::int64_t from = 0;
+    for (const char* family : {"param", "m", "v"}) {
+      at::Tensor t = executor.state(family, embedding_of(executor));
+      t.copy_(counting(t.numel(), from++));
+    }
+    path = checkpoint::save(spans_of(executor), {folder, 4, 0, 1, agree_over(world), Json{{"x", 1}}, {}, 0});
+  });
+  for (const auto& layout : {over(2, 0), over(1, 0, 1, 2)})
+    on_executors(a, layout, [&](exec::Executor& executor, comm::Communicator& world) {
+      const int unit = embedding_of(executor);
+      ASSERT_GE(unit, 0);
+      load_state(checkpoint::Checkpoint(path), executor, world, false);
+      std::int64_t from = 0;
+      for (const char* family : {"param", "m", "v"}) {
+        const at::Tensor t = executor.state(family, unit).narrow(0, 0, a.vocabulary * a.hidden);
+        EXPECT_TRUE(at::equal(t, counting(t.numel(), from++))) << family << " of rank " << world.rank();
+      }
+    });
+  remove_tree(folder);
+}
+
 }  // namespace
 }  // namespace molen::train

@@ -65,14 +65,14 @@ TEST(Locate, NamesWhatWentWrongFirst) {
   // The shares of two ranks are added in a buffer of the wrong ranks: of one rank.
   expect_named(located(tensor_ranks(), rewritten({"all_reduce axis=tp moves=x layer=2"}, "axis=tp", "axis=dp")),
                "x of layer 2 at sample 0", "(all_reduce, micro-batch 0) on rank 0");
-  expect_named(located({2, 3, false, 3}, rewritten({"forward part=norm_up layer=1"}, "reads=mid.1", "reads=mid.0")),
+  expect_named(located({2, 3, false, 3}, rewritten({"forward part=norm_up layer=1"}, "reads=x:mid.1", "reads=x:mid.0")),
                "up of layer 1 at sample 0", "(forward norm_up, layer 1, micro-batch 0) on rank 0");
   expect_named(located({2, 0, false, 3}, rewritten({"backward part=norm_up layer=1"}, "stats2.1", "stats2.0")),
                "d_mid of layer 1", "(backward norm_up, layer 1, micro-batch 0) on rank 0");
-  expect_named(located({2, 1, false, 3}, without_text("reduce_scatter axis=dp reads=grad.layer.1")),
+  expect_named(located({2, 1, false, 3}, without_text("reduce_scatter axis=dp reads=from:grad.layer.1")),
                "the gradient of model.layers.1.", "(backward norm_qkv)");
-  expect_named(located({2, 1, false, 3}, without_text("all_gather axis=dp reads=param.layer.1")), "model.layers.1.",
-               "(optimizer_step)");
+  expect_named(located({2, 1, false, 3}, without_text("all_gather axis=dp reads=from:param.layer.1")),
+               "model.layers.1.", "(optimizer_step)");
   expect_named(located({2, 0, false, 3}, without_text("reduce_scalars axis=dp")), "the loss,",
                "which no op sums over the ranks");
 }

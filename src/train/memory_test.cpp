@@ -201,7 +201,7 @@ struct Planned {
       const program::Buffer& buffer = p.buffers[static_cast<std::size_t>(b)];
       if (buffer.lifetime == program::Lifetime::kExternal) continue;
       const std::size_t place = buffer.place == program::Place::kHost;
-      const std::int64_t bytes = program::used_bytes(p, {program::Use{b}}, mesh.coordinates(rank));
+      const std::int64_t bytes = program::used_bytes(p, {program::Use{.buffer = b}}, mesh.coordinates(rank));
       for (std::int64_t slot = 0; slot < slots.count(b); ++slot) {
         const std::int64_t first =
             plan.buffer_offset[static_cast<std::size_t>(b)] + slot * math::Scratch::aligned(buffer.bytes().value);

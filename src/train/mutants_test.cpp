@@ -98,6 +98,14 @@ const Layout kContext = of_context_ranks(program::ContextForm::kGather),
              kRing = of_context_ranks(program::ContextForm::kRing);
 const Layout kTensor = of_tensor_ranks(false), kRows = of_tensor_ranks(true), kRowsGrads = of_tensor_ranks(true, 2, 2);
 
+// The first step, of the bodies from `first` on, whose text begins so.
+std::pair<std::size_t, std::size_t> at_text(const Program& p, const std::string& text, std::size_t first = 0) {
+  for (std::size_t b = first; b < p.bodies.size(); ++b)
+    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
+      if (program::print_step(p, p.bodies[b].steps[k]).starts_with(text)) return {b, k};
+  throw Error("no step begins with {}", text);
+}
+
 std::vector<Mutant> mutants() {
   return {
       {"a dropped all-reduce", kCopies, dropped("all_reduce", "grad.layer.1")},
@@ -116,9 +124,9 @@ std::vector<Mutant> mutants() {
        moved("all_gather", "param.layer.1", "optimizer_step", "param.layer.1")},
       {"the norm of one rank's part", kOwn, rewritten({"reduce_scalars"}, "count=3", "count=2")},
       {"an update of what another rank owns", kOwn,
-       rewritten({"optimizer_step reads=grad.layer.0[own]"}, "grad.layer.0[own]", "grad.layer.1[own]")},
+       rewritten({"optimizer_step reads=grad:grad.layer.0[own]"}, "grad.layer.0[own]", "grad.layer.1[own]")},
       {"an update that does not wait for agreement", kOwn,
-       rewritten({"optimizer_step reads=grad.layer.0[own]"}, " unless=non_finite", "")},
+       rewritten({"optimizer_step reads=grad:grad.layer.0[own]"}, " unless=non_finite", "")},
       {"a reduction that does not wait for the backward", kOwn,
        [](const Program& p) {
          Program q = p;
@@ -127,16 +135,18 @@ std::vector<Mutant> mutants() {
          return q;
        }},
       {"a shard overwritten by the second micro-batch", kGrads,
-       rewritten({"reduce_scatter axis=dp_shard accumulate=1 reads=grad.layer.1"}, " accumulate=1", "")},
+       rewritten({"reduce_scatter axis=dp_shard accumulate=1 reads=from:grad.layer.1"}, " accumulate=1", "")},
       {"a shard that still holds the last step's sum", kGrads,
-       rewritten({"reduce_scatter axis=dp_shard reads=grad.layer.1"}, "axis=dp_shard", "axis=dp_shard accumulate=1")},
+       rewritten({"reduce_scatter axis=dp_shard reads=from:grad.layer.1"}, "axis=dp_shard",
+                 "axis=dp_shard accumulate=1")},
       {"a micro-batch that is not reduced", kGrads, dropped("reduce_scatter", "grad_shard.layer.0")},
       {"padding that holds anything", kGrads, dropped("zero_fill", "grad.layer.0")},
       {"a tied gradient that is not cleared", kGrads, dropped("zero_fill", "grad.embed"), true},
       {"layers that read each other's parameters", kFull,
        rewritten({"forward part=down layer=1"}, "param.layer.1", "param.layer.0")},
       {"a gather that fills another layer", kFull,
-       rewritten({"all_gather", "writes=param.layer.0 "}, "reads=param_shard.layer.0", "reads=param_shard.layer.1")},
+       rewritten({"all_gather", "writes=to:param.layer.0 "}, "reads=from:param_shard.layer.0",
+                 "reads=from:param_shard.layer.1")},
       {"a use that does not wait for its gather", kFull,
        [](const Program& p) {
          Program q = p;
@@ -147,7 +157,7 @@ std::vector<Mutant> mutants() {
       {"a dropped sum over the replicas", kHybrid, dropped("all_reduce", "grad_shard.layer.1")},
       {"replicas summed twice", kHybrid, doubled("all_reduce", "grad_shard.layer.1")},
       {"a sum over the wrong axis", kHybrid,
-       rewritten({"all_reduce axis=dp_replicate reads=grad_shard.layer.1"}, "axis=dp_replicate", "axis=dp_shard")},
+       rewritten({"all_reduce axis=dp_replicate reads=from:grad_shard.layer.1"}, "axis=dp_replicate", "axis=dp_shard")},
       {"the norm over the wrong axis", kHybrid,
        rewritten({"reduce_scalars axis=dp_shard first=2"}, "axis=dp_shard", "axis=dp")},
       {"losses of one group", kHybrid, rewritten({"reduce_scalars axis=dp first=0"}, "axis=dp ", "axis=dp_shard ")},
@@ -177,17 +187,24 @@ std::vector<Mutant> mutants() {
       {"one layer's middle for another", kTensor,
        rewritten({"all_reduce axis=tp moves=mid layer=1"}, "layer=1", "layer=0")},
       {"all of the gradient summed, not what is alike", kTensor,
-       rewritten({"all_reduce axis=tp reads=grad.layer.1"}, "[replicated] writes=grad.layer.1[replicated]",
-                 " writes=grad.layer.1")},
+       rewritten({"all_reduce axis=tp reads=from:grad.layer.1"}, "[replicated] writes=to:grad.layer.1[replicated]",
+                 " writes=to:grad.layer.1")},
       {"rows that are not gathered again", kRows, dropped("all_gather", "x_rows.1/1")},
       {"the rows of another layer", kRows,
-       rewritten({"all_gather axis=tp moves=x layer=1", "writes=x_rows.1 "}, "reads=x.1", "reads=x.0")},
+       rewritten({"all_gather axis=tp moves=x layer=1", "writes=to:x_rows.1 "}, "reads=from:x.1", "reads=from:x.0")},
       {"a residual gradient that is not added to", kRows,
-       rewritten({"reduce_scatter axis=tp accumulate=1 moves=d_mid layer=1"}, " accumulate=1", "")},
+       [](const Program& p) {
+         Program q = p;
+         const auto [b, k] = at_text(p, "reduce_scatter axis=tp accumulate=1 moves=d_mid layer=1");
+         program::Step& step = q.bodies[b].steps[k];
+         std::get<program::ReduceScatter>(step.op).accumulate = false;
+         std::erase_if(step.reads, [](const program::Use& use) { return use.arg == program::Arg::kSoFar; });
+         return q;
+       }},
       {"rows that stay sums", kRows, dropped("reduce_scatter", "mid.0")},
       {"keys that are not gathered", kContext, dropped("all_gather", "qkv.1")},
       {"keys of the layer before", kContext,
-       rewritten({"all_gather axis=cp moves=keys layer=1"}, "reads=qkv.1", "reads=qkv.0")},
+       rewritten({"all_gather axis=cp moves=keys layer=1"}, "reads=from:qkv.1", "reads=from:qkv.0")},
       {"gradients of one rank's keys", kContext, dropped("reduce_scatter", "d_keys_all")},
       {"gradients of keys summed twice", kContext, doubled("reduce_scatter", "d_keys_all")},
       {"a step of the ring left out", kRing, dropped("shift", "keys.1")},
@@ -273,14 +290,6 @@ TEST(Mutants, AreFarOutsideOfTheBoundOfFp32) {
 
 // --- gradients that travel in 16 bits, between casts
 
-// The first step, of the bodies from `first` on, whose text begins so.
-std::pair<std::size_t, std::size_t> at_text(const Program& p, const std::string& text, std::size_t first = 0) {
-  for (std::size_t b = first; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
-      if (program::print_step(p, p.bodies[b].steps[k]).starts_with(text)) return {b, k};
-  throw Error("no step begins with {}", text);
-}
-
 auto without_text(std::string text) {
   return [=](const Program& p) {
     const auto [b, k] = at_text(p, text);
@@ -305,8 +314,9 @@ auto moved_text(std::string text, std::string before) {
 }
 
 std::vector<Mutant> message_mutants() {
-  const std::string into = "cast over=dp reads=grad.layer.1", back = "cast over=dp back=1 reads=message.layer.1",
-                    sum = "all_reduce axis=dp reads=message.layer.1";
+  const std::string into = "cast over=dp reads=from:grad.layer.1",
+                    back = "cast over=dp back=1 reads=from:message.layer.1",
+                    sum = "all_reduce axis=dp reads=from:message.layer.1";
   return {
       {"a message that is not made", kCopies, without_text(into)},
       {"a message that is not cast back", kCopies, without_text(back)},
@@ -314,7 +324,7 @@ std::vector<Mutant> message_mutants() {
       {"a message summed twice", kCopies, doubled("all_reduce", "message.layer.1")},
       {"a message cast back twice", kGrads, doubled("cast", "grad_shard.layer.1")},
       {"a message made before the last contribution", kCopies,
-       moved_text("cast over=dp reads=grad.embed", "backward part=embed")},
+       moved_text("cast over=dp reads=from:grad.embed", "backward part=embed")},
       {"a message cast back before it is summed", kCopies, moved_text(back, sum)},
       {"a message that does not wait for the backward", kCopies,
        [into](const Program& p) {
@@ -324,23 +334,23 @@ std::vector<Mutant> message_mutants() {
          return q;
        }},
       {"a cast from a stale message: another layer's", kCopies,
-       rewritten({back}, "reads=message.layer.1", "reads=message.layer.0")},
+       rewritten({back}, "reads=from:message.layer.1", "reads=from:message.layer.0")},
       {"a cast into another layer's gradient", kCopies,
-       rewritten({back}, "writes=grad.layer.1", "writes=grad.layer.0")},
+       rewritten({back}, "writes=to:grad.layer.1", "writes=to:grad.layer.0")},
       {"a cast back of all where a part was summed", kOwn,
-       rewritten({back}, "[own] writes=grad.layer.1[own]", " writes=grad.layer.1")},
+       rewritten({back}, "[own] writes=to:grad.layer.1[own]", " writes=to:grad.layer.1")},
       {"a cast back of the wrong range", kHybridOwn,
        rewritten({"cast over=dp_replicate back=1", "message.layer.1"}, "message.layer.1[own]",
                  "message.layer.1[shard]")},
       {"a sum of the wrong range", kHybridOwn,
-       rewritten({"reduce_scatter axis=dp_replicate reads=message.layer.1"}, "[shard]", "")},
+       rewritten({"reduce_scatter axis=dp_replicate reads=from:message.layer.1"}, "[shard]", "")},
       {"a shard overwritten by the second micro-batch", kGrads,
-       rewritten({"cast over=dp_shard back=1 accumulate=1 reads=message.layer.1"}, " accumulate=1", "")},
+       rewritten({"cast over=dp_shard back=1 accumulate=1 reads=from:message.layer.1"}, " accumulate=1", "")},
       {"a shard that still holds the last step's sum", kGrads,
-       rewritten({"cast over=dp_shard back=1 reads=message.layer.1"}, "back=1", "back=1 accumulate=1")},
+       rewritten({"cast over=dp_shard back=1 reads=from:message.layer.1"}, "back=1", "back=1 accumulate=1")},
       {"a message over the wrong axis", kHybrid,
-       rewritten({"cast over=dp_replicate reads=grad_shard.layer.1"}, "over=dp_replicate", "over=dp_shard")},
-      {"replicas that are left out", kHybrid, without_text("cast over=dp_replicate back=1 reads=message.layer.1")},
+       rewritten({"cast over=dp_replicate reads=from:grad_shard.layer.1"}, "over=dp_replicate", "over=dp_shard")},
+      {"replicas that are left out", kHybrid, without_text("cast over=dp_replicate back=1 reads=from:message.layer.1")},
   };
 }
 

@@ -150,6 +150,25 @@ INSTANTIATE_TEST_SUITE_P(Some, NarrowMessages,
                                            offloading(Layout{2, 1, false, 3}, {true, true, false}),
                                            offloading(Layout{2, 3, false, 3, 2}, {true, true, true})));
 
+// Messages of more elements than a sum widens at once: each block comes to its own place.
+TEST(Messages, OfLargeUnitsAreAddedBlockByBlock) {
+  auto a = llama(true);
+  a.hidden = 240, a.ffn = 1000;
+  const Layout l{2, 2, false, 1};
+  const auto stages = stages_of(a, travelling(l, DType::kF32, DType::kBF16));
+  std::int64_t widened = 0;
+  for (const auto& body : stages[0].bodies)
+    for (const auto& step : body.steps)
+      if (const auto* cast = std::get_if<program::Cast>(&step.op); cast && cast->accumulate)
+        widened = std::max(widened, step.scratch.value / size_of(DType::kF32));
+  ASSERT_EQ(widened, arch::kWidenBlock);
+  ASSERT_GT(3 * a.hidden * a.ffn / l.shards, widened + widened / 4);
+  const Outcome wide = train_threads(stages_of(a, travelling(l, DType::kF32, DType::kF32)), 1);
+  const Difference d = difference(wide, train_threads(stages, 1));
+  EXPECT_LT(d.gradients, 16 * unit_roundoff(DType::kBF16))
+      << d.worst_gradient;  // a block that is lost is off by far more
+}
+
 // --- the scale
 
 Outcome train_scaled(const program::Program& p, double loss_scale) {

@@ -289,11 +289,12 @@ TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
     text = rewrite(
         text, {line}, line,
         fmt::format("buffer elsewhere {} {} transient role=ids\n{}", name_of(moved.dtype), moved.elements, line));
-    const std::string once = rewrite(text, {c.writer}, c.buffer, "elsewhere");
-    std::string both = rewrite(once, {c.reader}, c.buffer, "elsewhere");
+    const std::string name = std::string(":") + c.buffer;
+    const std::string once = rewrite(text, {c.writer}, name, ":elsewhere");
+    std::string both = rewrite(once, {c.reader}, name, ":elsewhere");
     if (std::string(c.buffer) == "attn.re")  // two more read it
       for (const char* reader : {" recompute part=out_projection layer=1", " backward part=attention layer=1"})
-        both = rewrite(both, {reader}, c.buffer, "elsewhere");
+        both = rewrite(both, {reader}, name, ":elsewhere");
     const Rank base = run_one(p), one_sided = run_one(program::parse(once, "once")),
                two_sided = run_one(program::parse(both, "both"));
     const std::size_t l1 = unit(p, "layer.1");
@@ -311,7 +312,7 @@ TEST(Ends, EmbeddingReadsTheIdsItNames) {
     counted(ids, labels);
     std::copy_n(labels, 480, ids);
   };
-  const Program q = edited(p, {" forward part=embed"}, "ids", "labels");
+  const Program q = edited(p, {" forward part=embed"}, ":ids", ":labels");
   EXPECT_FALSE(program::verify(q).empty());
   const Variation plain{1, [](exec::Executor&) {}, counted}, copied{1, [](exec::Executor&) {}, swapped};
   EXPECT_EQ(run_one(q, plain).loss(), run_one(p, copied).loss());
@@ -422,7 +423,7 @@ TEST(Update, OnlyTheAgreementStopsABadStep) {
   const Variation bad{1, [](exec::Executor& e) { parameter_view(e, 0).fill_(NAN); }};
   const auto finite = [&](const Rank& r) { return r.param[u].isfinite().all().item<bool>(); };
   const Rank base = run_one(p, bad), unaware = run_one(deleted(p, "agree"), bad),
-             anyway = run_one(edited(p, {"optimizer_step reads=grad.layer.0"}, " unless=non_finite", ""), bad);
+             anyway = run_one(edited(p, {"optimizer_step reads=grad:grad.layer.0"}, " unless=non_finite", ""), bad);
   EXPECT_TRUE(base.steps[0].non_finite && finite(base));
   EXPECT_FALSE(unaware.steps[0].non_finite || finite(unaware));
   EXPECT_TRUE(anyway.steps[0].non_finite);
@@ -439,7 +440,7 @@ TEST(Update, UpdatesTheUnitsNamedFromTheGradientsNamed) {
   EXPECT_TRUE(same(skipped.param[l0], start.param[0]));
   EXPECT_TRUE(same(skipped.param[l1], base.param[l1]));
   EXPECT_FALSE(same(base.param[l0], start.param[0]));
-  const Rank crossed = run_one(edited(p, {"optimizer_step reads=grad.layer.0"}, "grad.layer.0", "grad.layer.1"));
+  const Rank crossed = run_one(edited(p, {"optimizer_step reads=grad:grad.layer.0"}, "grad.layer.0", "grad.layer.1"));
   EXPECT_TRUE(same(crossed.m[l0], base.m[l1]));
 }
 

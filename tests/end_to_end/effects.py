@@ -220,6 +220,8 @@ def run_table(what, listed):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for (names, function), (failure, seconds) in zip(chosen, pool.map(measure, chosen)):
             print(f"{'ok  ' if failure is None else 'FAIL'} {seconds:5.1f} s  {function.__name__}: {', '.join(names)}", flush=True)
+            if failure and "MOLEN_ROWS_UNTIL_ONE_FAILS" in os.environ:
+                os._exit(1)  # of tools/mutate.py, which ends what other rows have started and removes what they wrote
             if failure:
                 failures.append(f"{function.__name__} ({', '.join(names)}): {failure}")
     if failures:

@@ -92,6 +92,17 @@ def program(case):
         setting = case.program(hybrid, *words).setting
         equal(f"{words}: a group is a node", (setting["dp_replicate"], setting["dp_shard"]), groups)
     case.refused("program", "tiny.toml", "--rank", 1, says="--rank 1")
+    ran = case.train("--ranks", 2).path
+    equal("of a run: what any of its ranks ran", {case.molen("program", ran, "--rank", r).stdout.split("\n", 1)[0] for r in (0, 1)}, {f"# what ran, as {ran}/program.txt has it"})
+    case.refused("program", ran, "--rank", 2, says="--rank 2: the run had 2 ranks")
+    def left_open(**more):
+        return {c["key"]: c for c in json.loads(case.molen("program", "--model", "gpt2", {**FP32, **more}, "--ranks", 2, "--format", "json").stdout)["open_choices"]}
+
+    left = left_open()
+    assert all(left[key]["why"].startswith("default") for key in ("data.sequence_length", "batch.global", "batch.micro", "parallel.sharding")), left
+    length = left["data.sequence_length"]
+    equal("shorter than the model takes", length["why"], "default; the model takes up to 1024")
+    equal("all that it takes", left_open(**{"model.max_sequence": int(length["value"])})["data.sequence_length"]["why"], "default")
     case.refused("program", "tiny.toml", "--ranks", 4, "--ranks-per-node", 3, says="--ranks-per-node")
 
 
@@ -161,7 +172,9 @@ def calibrate(case):
     close("twice the pace", json.loads(case.molen("simulate", "tiny.toml", sets, "--cluster", "doubled.json", "--format", "json").stdout)["step_s"], 2 * said["step_s"])
     case.refused("calibrate", "--widest", 100, says=["--widest", "128"])
     # Under the conditions of a configuration, or of a preset with others over it, and no wider than its model.
-    for words, width in ((["tiny.toml"], 128), (["--model", "llama-tiny", {"model.hidden": 128, "model.head_dim": 32}], 128)):
-        made = case.molen("calibrate", *words, {**FP32, "math.threads": 1, "data.sequence_length": 16}, "--rounds", 1, "--output", f"own-{len(words)}.json", "--format", "json")
+    (work / "own.toml").write_text('extends = "tiny.toml"\n[precision]\ncompute = "fp32"\n')
+    preset = {"model.hidden": 128, "model.head_dim": 32, "math.threads": 1, "data.sequence_length": 16, **FP32}
+    for words, width in ((["own.toml"], 128), (["--model", "llama-tiny", preset], 128)):
+        made = case.molen("calibrate", *words, "--rounds", 1, "--output", f"own-{len(words)}.json", "--format", "json")
         equal(f"{words}: type and threads", [(e["compute"], e["threads"]) for e in json.loads(made.stdout)], [("fp32", 1)])
         assert re.search(rf"^fp32: 2 measurements, .* to round 1 of 1, d {width} ", made.stderr, re.M), made.stderr

@@ -41,6 +41,58 @@ def ranks(case):
     all_close("losses", three.column("loss"), one.column("loss"), 1e-10)
 
 
+# Of tiny.toml's model, and FLOPs of a token.
+PARAMETERS = 2 * 320 * 24 + 2 * (24 * (24 + 2 * 12) + 24 * 24 + 3 * 24 * 40 + 2 * 24) + 24
+RATES = {"palm": 6 * PARAMETERS + 12 * 2 * 24 * 16, "causal": 6 * (PARAMETERS - 320 * 24 - 5 * 24) + 6 * 2 * 24 * 16}
+
+
+def scalars(folder):
+    """What TensorBoard itself reads: tag -> values by step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [e.value for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def samples(text):
+    """Name -> value of a Prometheus text."""
+    return {line.split("{")[0]: float(line.split()[-1]) for line in text.splitlines() if not line.startswith("#")}
+
+
+@row("train --ranks")
+def records(case):
+    """The numbers of a step on two ranks, each from what it is made of, and the same in every view."""
+    ran = case.train({"precision.compute": "fp32", "batch.global": 512, "train.trace_steps": [3], "data.validation": [{"path": "held/heldout"}], "train.validate_batches": 1}, "--ranks", 2)
+    peak, steps, tokens = ran.events("start")[0]["device_peak"]["flops_per_s"], ran.steps, 512 * 16
+    planned = json.loads(case.molen("program", "tiny.toml", "--ranks", 2, {"precision.compute": "fp32", "batch.global": 512}, "--format", "json").stdout)["peak_bytes"]
+    traced = [e for e in json.loads((ran.path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    equal("traced", {e["args"]["step"] for e in traced}, {3})
+    for m in steps:
+        close("tokens a second", m["tokens_per_s"] * m["step_s"], tokens)
+        close("of a device", m["tokens_per_s_per_device"], m["tokens_per_s"] / 2)
+        close("model FLOPs of both devices", 2 * m["model_tflops_per_device"] * 1e12 * m["step_s"], tokens * RATES["causal"])
+        close("MFU", m["mfu"] * peak, m["model_tflops_per_device"] * 1e12)
+        close("HFU", m["hfu"] * peak * m["step_s"], sum(e["args"]["flops"] for e in traced))
+        equal("memory", (m["memory_planned_bytes"], 0 < m["memory_peak_bytes"] <= planned), (planned, True))
+        assert 0 <= m["data_wait_s"] < m["step_s"] and sum(m["phase_s"].values()) < 2 * m["step_s"], m
+    # A mean over ranks, which end a step together.
+    took = (max(e["ts"] + e["dur"] for e in traced) - min(e["ts"] for e in traced)) * 1e-6
+    assert steps[2]["step_s"] < 1.5 * took, (steps[2], took)
+    state = json.loads((ran.checkpoint(4) / "state.json").read_text())["state"]
+    equal("the state that is saved", {k: state[k] for k in ("step_done", "next_sample", "tokens_total", "total_steps", "ranks", "lr")},
+          {"step_done": 4, "next_sample": 4 * 512, "tokens_total": 4 * tokens, "total_steps": 4, "ranks": 2, "lr": steps[-1]["lr"]})
+    shown, held = scalars(ran.path / "tensorboard"), ran.events("validation")[-1]
+    for tag, column, unit in (("loss_metrics/global_avg_loss", "loss", 1), ("grad_norm", "grad_norm", 1), ("lr", "lr", 1), ("throughput(tps)", "tokens_per_s", 1), ("tflops", "model_tflops_per_device", 1), ("mfu(%)", "mfu", 100),
+                              ("hfu(%)", "hfu", 100), ("time_metrics/end_to_end(s)", "step_s", 1), ("time_metrics/data_loading(s)", "data_wait_s", 1), ("memory/max_active(GiB)", "memory_peak_bytes", 2**-30)):
+        all_close(f"TensorBoard's {tag}", shown[tag], [m[column] * unit for m in steps], 1e-6)
+    all_close("TensorBoard's validation", [shown["validation_metrics/loss"][-1], shown["validation_metrics/bits_per_byte/nl"][-1]], [held["loss"], held["bits_per_byte"]["nl"]], 1e-6)
+    told, last = samples((ran.path / "metrics.prom").read_text()), steps[-1]
+    for name, value in {"step": 4, "loss": last["loss"], "tokens_total": 4 * tokens, "tokens_per_second": last["tokens_per_s"], "step_seconds": last["step_s"], "memory_peak_bytes": last["memory_peak_bytes"],
+                        "model_flops_per_second": last["model_tflops_per_device"] * 1e12, "mfu_ratio": last["mfu"], "hfu_ratio": last["hfu"], "device_peak_flops_per_second": peak}.items():
+        close(f"Prometheus' {name}", told[f"molen_{name}"], value, 1e-5)
+
+
 @row("train --resume", "train --allow-change", "train --save-initial")
 def resume(case):
     whole = case.train({"checkpoint.every": "1 steps", "checkpoint.keep": 0}, "--save-initial", name="resumed")
@@ -74,14 +126,12 @@ def program(case):
 
 @row("train --mfu", "train --dry-run")
 def said(case):
-    parameters = 2 * 320 * 24 + 2 * (24 * (24 + 2 * 12) + 24 * 24 + 3 * 24 * 40 + 2 * 24) + 24
-    rates = {"palm": 6 * parameters + 12 * 2 * 24 * 16, "causal": 6 * (parameters - 320 * 24 - 5 * 24) + 6 * 2 * 24 * 16}
-    for name, flops in rates.items():
+    for name, flops in RATES.items():
         for m in case.train("--mfu", name).steps:
             equal("formula", m["flops_formula"], name)
             close(f"FLOPs of a token by {name}", m["model_tflops_per_device"] * 1e12 * m["step_s"] / 64, flops)
     dry = case.molen("train", "tiny.toml", {"run.name": "never"}, "--dry-run").stdout
-    assert f"{parameters} parameters" in dry and "4 steps of 4 sequences, 256 tokens" in dry and "is sound" in dry and not (work / "runs/never").exists(), dry
+    assert f"{PARAMETERS} parameters" in dry and "4 steps of 4 sequences, 256 tokens" in dry and "is sound" in dry and not (work / "runs/never").exists(), dry
 
 
 # --- bench --------------------------------------------------------------------------------------------------------------------------
@@ -91,6 +141,9 @@ def bench(case):
     times = {n: json.loads(case.molen("bench", "tiny.toml", "--steps", n, fp32).stdout) for n in (1, 2, 3)}
     spread = {n: len({t["min_s"], t["median_s"], t["max_s"]}) for n, t in times.items()}
     equal("of one step one time, of two the lesser and the greater, of three all", spread, {1: 1, 2: 2, 3: 3})
+    for t in times.values():
+        close("model FLOPs of a step", t["gflops"] * 1e9 * t["median_s"], 64 * RATES["causal"])
+        assert t["min_s"] <= t["median_s"] <= t["max_s"] and 0 < t["ready_at_s"] < t["first_step_at_s"], t
     two = json.loads(case.molen("bench", "tiny.toml", "--ranks", 2, "--steps", 1, fp32).stdout)
     equal("what two ranks do more", set(two["ops"]) - set(times[1]["ops"]), {"all_reduce", "reduce_scalars"})
     small = {**fp32, "model.layers": 1, "model.vocabulary": 320, "data.sequence_length": 16, "batch.global": 2, "math.threads": 1}
@@ -113,6 +166,8 @@ def runs(case):
     equal("by tag", [r["run"] for r in found], ["seen"])
     equal("last step", formats(case, "runs", "show", "runs/longer", shows=lambda v: [v["step"], f"{v['loss']:.4f}", v["tokens_total"]])["tokens_total"], 6 * 64)
     same = formats(case, "runs", "compare", "runs/seen", "runs/seen", shows=lambda v: ["identical", v["steps"]])
+    case.train({"train.stop_after": "1 steps"}, name="single")
+    assert "identical: 1 step\n" in case.molen("runs", "compare", "runs/single", "runs/single").stdout
     other = formats(case, "runs", "compare", "runs/seen", "runs/longer", shows=lambda v: [v["first_difference"]], code=1)
     equal("identical", (same["identical"], other["identical"]), (True, False))
     flight = formats(case, "runs", "flight", "runs/seen", shows=lambda v: [f"attempt {v['attempt']}", "rank  host", v["ranks"][1]["pid"], v["ranks"][1]["state"]])

@@ -145,19 +145,19 @@ def held_out(folder, language):
     return ids.reshape(-1, 16), labels.reshape(-1, 16)
 
 
-def summed_loss(model, ids, labels):
+def summed_loss(model, ids, labels, ends=None):
     with torch.no_grad():
-        scores = model.logits(torch.as_tensor(ids)).flatten(0, 1)
+        scores = model.logits(torch.as_tensor(ids), ends).flatten(0, 1)
         return torch.nn.functional.cross_entropy(scores, torch.as_tensor(labels).flatten(), ignore_index=-1, reduction="sum").item()
 
 
-def expected_validation(model, sets, windows=None):
-    """Loss, tokens and bits a byte of [(folder, language)], over at most so many windows of each."""
+def expected_validation(model, sets, windows=None, ends=None):
+    """Loss, tokens and bits a byte of [(folder, language)], over at most so many windows of each; `ends`: attention within documents."""
     total, counted, bits = 0.0, 0, {}
     for folder, language in sets:
         ids, labels = held_out(folder, language)
         part = slice(0, windows)
-        loss, tokens = summed_loss(model, ids[part], labels[part]), int((labels[part] >= 0).sum())
+        loss, tokens = summed_loss(model, ids[part], labels[part], ends), int((labels[part] >= 0).sum())
         shards = [s for s in json.loads((work / folder / "manifest.json").read_text())["shards"] if s["language"] == language]
         size = sum(s["text_bytes"] for s in shards) * tokens / sum(s["tokens"] for s in shards)
         total, counted = total + loss, counted + tokens
@@ -183,10 +183,11 @@ def validation(case):
         ({"data.validation": both, "train.validate_batches": 2}, everything, 8, 1),
         ({"data.validation": both, "train.validate_batches": 2}, everything, 8, 3),
         ({"data.validation": both, "train.validate_batches": 1}, everything, 4, 2),
+        ({"data.validation": both, "data.document_mask": True}, everything, None, 1),
     ):
         ran = case.train({"train.until": "2 steps", **sets}, "--ranks", ranks)
         model = final(ran) if ranks == 1 else final(case.train({"train.until": "2 steps"}))
-        loss, tokens, bits = expected_validation(model, expected, windows)
+        loss, tokens, bits = expected_validation(model, expected, windows, END if "data.document_mask" in sets else None)
         found = ran.events("validation")[-1]
         equal(f"{sets} on {ranks}: tokens", found["tokens"], tokens)
         close(f"{sets} on {ranks}: loss", found["loss"], loss, 1e-9)

@@ -91,13 +91,14 @@ class Writers(Folder):
 class Headers(Folder):
     """A made-up ATen, which brings <string> as the real one does; the build precompiles <vector> beside it."""
 
-    def headers(self, header):
+    def headers(self, header, source='#include "math/a.h"\n', precompiled=True):
         self.put("torch/include/ATen/core/Tensor.h", "#pragma once\n#include <string>\nnamespace at { struct Tensor {}; }\n")
         self.put("torch/version.py", "1")
         self.put("src/math/a.h", header)
-        self.put("src/math/a.cpp", '#include "math/a.h"\n')
+        self.put("src/math/a.cpp", source)
         self.put("build/release/pch.h", "#include <ATen/core/Tensor.h>\n#include <vector>\n")
-        command = f"g++ -std=c++20 -I{self.folder}/src -idirafter{self.folder}/torch/include -include {self.folder}/build/release/pch.h -o a.o -c {self.folder}/src/math/a.cpp"
+        include = f"-include {self.folder}/build/release/pch.h" if precompiled else ""
+        command = f"g++ -std=c++20 -I{self.folder}/src -idirafter{self.folder}/torch/include {include} -o a.o -c {self.folder}/src/math/a.cpp"
         self.put("build/release/compile_commands.json", json.dumps([{"file": str(self.folder / "src/math/a.cpp"), "command": command, "directory": str(self.folder)}]))
         return called(sys.executable, TOOLS / "check_headers.py", self.folder)
 
@@ -110,6 +111,12 @@ class Headers(Folder):
     def test_sound_headers(self):
         for header in ("#include <ATen/core/Tensor.h>\n#include <vector>\ninline std::vector<at::Tensor> f() { return {}; }\n", "#include <vector>\nstd::vector<int> f();\n"):
             self.assertEqual(self.headers(header), (0, "headers: 1 compile alone\n"), header)
+
+    def test_what_the_build_has_shown_is_not_compiled_again(self):
+        alone = "std::vector<int> f();\n"
+        self.assertEqual(self.headers(alone, precompiled=False), (0, "headers: 1 compile alone\n"), "the build would have failed")
+        for source in ('#include <vector>\n\n#include "math/a.h"\n', '// math/a.h\n#include "math/b.h"\n'):
+            self.assertEqual(self.headers(alone, source, precompiled=False)[0], 1, source)
 
     def test_a_header_that_lost_an_include_is_compiled_again(self):
         self.headers("#include <vector>\nstd::vector<int> f();\n")

@@ -3,6 +3,7 @@
 
 usage: mutants.py     (with the tree's own Python, which has libclang)
 """
+import ast
 import os
 import pathlib
 import shutil
@@ -15,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import mutants_find  # noqa: E402
+import mutants_run  # noqa: E402
 import mutate  # noqa: E402
 
 SOURCE = """#include <cstdio>
@@ -88,6 +90,18 @@ class Mutants(unittest.TestCase):
         counts = {module: sum(m["file"].split("/")[1] == module for m in first) for module in ("base", "data", "sim")}
         self.assertEqual(counts, {"base": 5, "data": 15, "sim": 10})
         self.assertGreaterEqual(len({m["kind"] for m in first}), 6)
+
+
+class Tests(unittest.TestCase):
+    def test_every_row_of_a_table_is_run(self):
+        for table in mutants_run.TABLES:
+            rows = set()
+            for file in (ROOT / "tests/end_to_end").glob(f"{table.split('_')[-1]}_*.py"):
+                functions = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef)]
+                rows |= {f.name for f in functions for d in f.decorator_list if isinstance(d, ast.Call) and d.func.id == "row"}
+            run = mutants_run.tests_of(ROOT, table)
+            self.assertEqual({name for together in run for name in together.split(":")}, rows)
+            self.assertLessEqual(max(together.count(":") for together in run), mutants_run.TOGETHER[table] - 1)
 
 
 if __name__ == "__main__":

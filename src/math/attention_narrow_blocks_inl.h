@@ -1,0 +1,244 @@
+// What the attention kernels over rows in bf16 are made of, beside attention_blocks_inl.h, whose vectors, exponential
+// and transposition they use.
+//
+// Products multiply bf16 with bf16 and add in fp32, two terms a step: a pair is two neighbours along the depth in one
+// lane of 32 bits, the first in the lower half, as VDPBF16PS wants it. So A is read along its rows as it lies (a pair
+// is 4 bytes), or from rows that are interleaved two by two, and B always has its rows interleaved: of K^T and V^T that
+// is the transposition of 32-bit lanes. Without VDPBF16PS both halves are widened and multiplied one after the other;
+// results then differ in rounding only.
+#include "math/attention_blocks_inl.h"
+
+namespace molen::math::attention_detail {
+namespace {
+
+typedef unsigned short u16;
+typedef int Pair __attribute__((may_alias));  // two values in bf16
+typedef int UnalignedPairs __attribute__((vector_size(sizeof(F)), aligned(2), may_alias));
+typedef u16 Halves __attribute__((vector_size(sizeof(F) / 2)));
+typedef unsigned Words __attribute__((vector_size(sizeof(F))));
+
+inline I load_pairs(const Pair* p) {
+  return (I) * reinterpret_cast<const UnalignedPairs*>(p);
+}
+inline void store_pairs(Pair* p, I x) {
+  *reinterpret_cast<UnalignedPairs*>(p) = (UnalignedPairs)x;
+}
+inline Words load_halves(const u16* p) {  // each in the lower half of a lane
+  Halves h;
+  memcpy(&h, p, sizeof h);
+  return __builtin_convertvector(h, Words);
+}
+inline F widened(const u16* p) {
+  return (F)(load_halves(p) << 16);
+}
+inline float widened_one(u16 x) {
+  const unsigned bits = (unsigned)x << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Rounded to the nearest, ties to even, in the upper half of each lane; NaN stays NaN.
+inline Words rounded(F x) {
+  const Words bits = (Words)x, quiet = Words{} + 0x7fc00000u;
+  const Words nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+  return x == x ? nearest : quiet;
+}
+
+inline F dot(F sum, I a, I b);           // sum + lower a * lower b + upper a * upper b
+inline void store_narrow(u16* to, F x);  // kL values
+inline I paired(F lower, F upper);       // lane by lane
+
+#ifdef __AVX512BF16__
+inline F dot(F sum, I a, I b) {
+  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+inline void store_narrow(u16* to, F x) {
+  const __m256bh h = _mm512_cvtneps_pbh((__m512)x);
+  memcpy(to, &h, sizeof h);
+}
+inline I paired(F lower, F upper) {
+  Words interleave;  // of 16-bit lanes: 0, 16, 1, 17, ...
+  for (int l = 0; l < kL; ++l) interleave[l] = (unsigned)(l | (l + kL) << 16);
+  return (I)_mm512_permutexvar_epi16((__m512i)interleave, (__m512i)_mm512_cvtne2ps_pbh((__m512)upper, (__m512)lower));
+}
+#else
+inline F dot(F sum, I a, I b) {
+  const I upper = I{} + (int)0xffff0000;
+  sum = Simd::fma((F)(a & upper), (F)(b & upper), sum);
+  return Simd::fma((F)(a << 16), (F)(b << 16), sum);
+}
+inline void store_narrow(u16* to, F x) {
+  const Halves h = __builtin_convertvector(rounded(x) >> 16, Halves);
+  memcpy(to, &h, sizeof h);
+}
+inline I paired(F lower, F upper) {
+  return (I)(rounded(lower) >> 16 | rounded(upper));
+}
+#endif
+
+inline u16 narrowed(float x) {  // as store_narrow does
+  u16 all[kL];
+  store_narrow(all, Simd::set1(x));
+  return all[0];
+}
+// Pairs that D values, or D rows, make.
+inline i64 pairs_of(i64 n) {
+  return (n + 1) / 2;
+}
+// Pairs from one row of an A to the next: rows a power of two apart would share few cache sets.
+inline i64 pair_width(i64 D) {
+  return round16(pairs_of(D)) + 16;
+}
+constexpr i64 kLdPairs = kTileColumns / 2 + 16;
+
+// ---- matrix products ----
+
+// C = A B, or where `scale` is given C = diag(scale) C + A B, over `depth` pairs. A has a row's pairs side by side, or
+// (kInterleaved) the pairs of its rows: element (pair p, row r) at a[p * lda + r].
+template <int R, int NV, bool kInterleaved>
+[[gnu::noinline]] void dot_block(const Pair* a, i64 lda, const Pair* b, i64 ldb, i64 depth, float* c, i64 ldc,
+                                 const float* scale) {
+  F acc[R][NV];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) acc[r][v] = F{};
+  for (i64 p = 0; p < depth; ++p) {
+    I column[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) column[v] = load_pairs(b + v * kL);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const I x = I{} + (kInterleaved ? a[r] : a[r * lda]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[r][v] = dot(acc[r][v], x, column[v]);
+    }
+    a += kInterleaved ? lda : 1;
+    b += ldb;
+  }
+  if (scale) {
+    const float* from = c;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r, from += ldc) {
+      const F factor = Simd::set1(scale[r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[r][v] = Simd::fma(factor, load(from + v * kL), acc[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r, c += ldc)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) store(c + v * kL, acc[r][v]);
+}
+
+typedef void (*DotBlock)(const Pair*, i64, const Pair*, i64, i64, float*, i64, const float*);
+
+template <int NV, bool kInterleaved>
+constexpr DotBlock kDotBlocks[kRowsPerBlock + 1] = {nullptr,
+                                                    dot_block<1, NV, kInterleaved>,
+                                                    dot_block<2, NV, kInterleaved>,
+                                                    dot_block<3, NV, kInterleaved>,
+                                                    dot_block<4, NV, kInterleaved>,
+                                                    dot_block<5, NV, kInterleaved>,
+                                                    dot_block<6, NV, kInterleaved>};
+
+// C [rows <= 6, columns, a multiple of 16] from A [rows, depth] and B [depth, columns], depth in pairs.
+template <bool kInterleaved>
+inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pair* b, i64 ldb, i64 depth, float* c,
+                        i64 ldc, const float* scale = nullptr) {
+  i64 at = 0;
+  for (; at + kV * kL <= columns; at += kV * kL)
+    kDotBlocks<kV, kInterleaved>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
+  if constexpr (kV > 2) {
+    if (columns - at == 3 * kL)
+      return kDotBlocks<3, kInterleaved>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
+    if (columns - at == 2 * kL)
+      return kDotBlocks<2, kInterleaved>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
+  }
+  if (columns - at == kL) kDotBlocks<1, kInterleaved>[rows](a, lda, b + at, ldb, depth, c + at, ldc, scale);
+}
+
+// ---- packing ----
+
+// to [n, ld] = rows of D values, the last pair filled up with zero.
+[[maybe_unused]] void copy_rows(Pair* to, i64 ld, const u16* from, i64 ld_from, i64 n, i64 D) {
+  for (i64 r = 0; r < n; ++r, to += ld, from += ld_from) {
+    i64 d = 0;
+    for (; d + 2 * kL <= D; d += 2 * kL) {
+      I x;
+      memcpy(&x, from + d, sizeof x);
+      store_pairs(to + d / 2, x);
+    }
+    for (; d < D; d += 2) to[d / 2] = (int)((unsigned)from[d] | (d + 1 < D ? (unsigned)from[d + 1] << 16 : 0u));
+  }
+}
+
+// to [pairs of n, ld]: rows interleaved two by two, columns and the last row filled up with zeros (to a multiple of 16,
+// and of 2).
+[[maybe_unused]] void interleave_rows(Pair* to, i64 ld, const u16* from, i64 ld_from, i64 n, i64 D) {
+  for (i64 r = 0; r < n; r += 2, to += ld, from += 2 * ld_from) {
+    const u16* second = from + ld_from;
+    const bool both = r + 1 < n;
+    i64 d = 0;
+    for (; d + kL <= D; d += kL) {
+      Words x = load_halves(from + d);
+      if (both) x |= load_halves(second + d) << 16;
+      store_pairs(to + d, (I)x);
+    }
+    for (; d < round16(D); ++d) to[d] = d < D ? (int)((unsigned)from[d] | (both ? (unsigned)second[d] << 16 : 0u)) : 0;
+  }
+}
+
+// to [strip][pairs of D][64] = from [n, D] transposed, n <= kTileColumns; columns up to a multiple of 16 are zero.
+[[maybe_unused]] void transpose_pairs(Pair* to, const u16* from, i64 ld_from, i64 n, i64 D) {
+  const i64 depth = pairs_of(D);
+  for (i64 j = 0; j < round16(n); j += kL) {
+    Pair* strip = to + j / kStrip * kStrip * depth + j % kStrip;
+    const i64 full = smaller(n - j, kL);
+    i64 p = 0;
+    if (full == kL) {
+      for (; 2 * (p + kL) <= D; p += kL) {
+        F x[kL];
+#pragma GCC unroll 16
+        for (int l = 0; l < kL; ++l) memcpy(&x[l], from + (j + l) * ld_from + 2 * p, sizeof(F));
+        transpose_square(x);
+#pragma GCC unroll 16
+        for (int l = 0; l < kL; ++l) store_pairs(strip + (p + l) * kStrip, (I)x[l]);
+      }
+    }
+    for (; p < depth; ++p)
+      for (i64 l = 0; l < kL; ++l) {
+        const u16* at = from + (j + l) * ld_from + 2 * p;
+        strip[p * kStrip + l] = l < full ? (int)((unsigned)at[0] | (2 * p + 1 < D ? (unsigned)at[1] << 16 : 0u)) : 0;
+      }
+  }
+}
+
+// scores [rows, kLdP], columns [strip begin, columns) = A [rows, D] times one strip of transpose_pairs.
+inline void dot_strip(i64 rows, i64 columns, i64 strip, const Pair* a, i64 lda, const Pair* packed, i64 D,
+                      float* scores) {
+  const i64 begin = strip * kStrip, n = smaller(columns - begin, kStrip);
+  if (n > 0)
+    dot_product<false>(rows, n, a, lda, packed + begin * pairs_of(D), kStrip, pairs_of(D), scores + begin, kLdP);
+}
+
+// to [D] = from * factor, rounded once.
+inline void narrow_row(u16* to, const float* from, i64 D, float factor) {
+  i64 d = 0;
+  for (; d + kL <= D; d += kL) store_narrow(to + d, load(from + d) * Simd::set1(factor));
+  for (; d < D; ++d) to[d] = narrowed(from[d] * factor);
+}
+
+// The sum of a[d] * b[d].
+inline float dot_rows(const u16* a, const u16* b, i64 D) {
+  F sum = F{};
+  i64 d = 0;
+  for (; d + kL <= D; d += kL) sum = Simd::fma(widened(a + d), widened(b + d), sum);
+  float total = sum_of(sum);
+  for (; d < D; ++d) total += widened_one(a[d]) * widened_one(b[d]);
+  return total;
+}
+
+}  // namespace
+}  // namespace molen::math::attention_detail

@@ -1,0 +1,45 @@
+// What attention_narrow.cpp (which splits the work over threads) asks of the kernels over rows in bf16 (which do one
+// piece of it). Plain declarations only, as in attention_kernels.h.
+#pragma once
+
+#include <cstdint>
+
+#include "math/attention_kernels.h"
+
+namespace molen::math::attention_detail {
+
+struct NarrowForward {
+  i64 B, S, h, k, D;
+  const float* alibi;
+  const std::uint16_t* qkv;
+  std::uint16_t* o;
+  float* lse;
+};
+
+struct NarrowBackward {
+  i64 B, S, h, k, D;
+  const float* alibi;
+  const std::uint16_t *d_o, *qkv, *o;
+  const float* lse;
+  std::uint16_t* d_qkv;
+};
+
+// Each writes outputs that no other piece writes.
+struct NarrowAttention {
+  // Rows i0..i0+n of `heads` query heads from `head`, all reading one key/value head; heads * n <= kForwardRows.
+  void (*forward_rows)(const NarrowForward&, i64 b, i64 head, i64 heads, i64 i0, i64 n, float* scratch);
+  // dk, dv of the tile of keys that starts at j0; where there is dq [h / k, S, width of D]: adds its part to it
+  // (tiles in rising order, from 0, which overwrites).
+  void (*backward_columns)(const NarrowBackward&, i64 b, i64 kv, i64 j0, float* dq, float* scratch);
+  // Rounds dq of all heads on one key/value head to d_qkv, when the last tile of keys is added.
+  void (*finish_queries)(const NarrowBackward&, i64 b, i64 kv, const float* dq);
+  // dq alone, of rows i0..i0+n of one query head, n <= kBackwardRows.
+  void (*backward_rows)(const NarrowBackward&, i64 b, i64 head, i64 i0, i64 n, float* scratch);
+};
+
+extern const NarrowAttention kNarrowGeneric;
+extern const NarrowAttention kNarrowAvx2;  // x86-64 only, as the next two
+extern const NarrowAttention kNarrowAvx512;
+extern const NarrowAttention kNarrowAvx512Bf16;  // with the processor's own dot products of bf16 (VDPBF16PS)
+
+}  // namespace molen::math::attention_detail
