@@ -229,7 +229,7 @@ TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
   Step& embed = *std::find_if(p.bodies[0].steps.begin(), p.bodies[0].steps.end(),
                               [](const Step& s) { return kind_of(s.op) == "forward embed"; });
   embed.writes[0].arg = Arg::kX;
-  EXPECT_TRUE(has(verify(p).at(0).text, "writes operands x where it needs y")) << verify(p).at(0).text;
+  EXPECT_TRUE(has(verify(p).at(0).text, "writes x where it needs y")) << verify(p).at(0).text;
 }
 
 // Whatever a text says of an op's costs must be what the op costs, also where that is nothing.

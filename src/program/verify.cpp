@@ -193,12 +193,11 @@ class Verifier {
     const auto arguments = [](const auto& operands) {
       std::vector<std::string_view> names;
       for (const auto& o : operands) names.push_back(name_of(o.arg));
-      return names;
+      return names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "));
     };
     const auto differ = [&](const std::vector<Use>& has, const std::vector<Operand>& needs, const char* what) {
       if (std::ranges::equal(has, needs, {}, &Use::arg, &Operand::arg)) return false;
-      report(e, "{} operands {} where it needs {}", what, fmt::join(arguments(has), ", "),
-             fmt::join(arguments(needs), ", "));
+      report(e, "{} {} where it needs {}", what, arguments(has), arguments(needs));
       return true;
     };
     if (differ(e.step->reads, want.reads, "reads") || differ(e.step->writes, want.writes, "writes")) return false;
