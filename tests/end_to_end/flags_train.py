@@ -78,7 +78,7 @@ def records(case):
         assert 0 <= m["data_wait_s"] < m["step_s"] and sum(m["phase_s"].values()) < 2 * m["step_s"], m
     # A mean over ranks, which end a step together.
     took = (max(e["ts"] + e["dur"] for e in traced) - min(e["ts"] for e in traced)) * 1e-6
-    assert steps[2]["step_s"] < 1.5 * took, (steps[2], took)
+    assert steps[2]["step_s"] < 1.8 * took, (steps[2], took)
     state = json.loads((ran.checkpoint(4) / "state.json").read_text())["state"]
     equal("the state that is saved", {k: state[k] for k in ("step_done", "next_sample", "tokens_total", "total_steps", "ranks", "lr")},
           {"step_done": 4, "next_sample": 4 * 512, "tokens_total": 4 * tokens, "total_steps": 4, "ranks": 2, "lr": steps[-1]["lr"]})
@@ -218,7 +218,8 @@ def machine_and_config(case):
 @row("doctor --measure")
 def measured_anew(case):
     """Rates are kept from one call to the next, and measured anew where that is asked for."""
-    rates = lambda *words: json.loads(case.molen("doctor", *words, "--format", "json").stdout)["gemm_gflops"]
+    own = {"XDG_CACHE_HOME": str(work / "measured")}  # rows beside this one measure too
+    rates = lambda *words: json.loads(case.molen("doctor", *words, "--format", "json", env=own).stdout)["gemm_gflops"]
     first = rates("--measure")
     kept = [rates() for _ in range(2)]
     assert all(k[t] == first[t] for k in kept for t in ("fp32", "bf16")), (first, kept)
