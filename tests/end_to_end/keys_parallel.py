@@ -149,7 +149,7 @@ def units(case):
     def ahead(n):
         """Ops of the layer before between a layer's gathering in forward and its first use."""
         p = at(case, 2, zero=3, prefetch=n, model__layers=4)
-        gathered = next(i for i, o in enumerate(p.ops) if o["kind"] == "all_gather" and o.get("writes", "").startswith("param.layer.3"))
+        gathered = next(i for i, o in enumerate(p.ops) if o["kind"] == "all_gather" and o.get("writes", "").startswith("to:param.layer.3"))
         return sum(o["kind"] == "forward" and int(o.get("layer", -1)) < 3 and o["part"] == "down" for o in p.ops[gathered:]), p
 
     # A unit is gathered when that many others stand before it.
