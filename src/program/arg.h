@@ -1,4 +1,4 @@
-// What an operand is to the kernel of its op: the name under which the op finds it.
+// The arguments of ops: the names under which an op's kernel finds its operands.
 #pragma once
 
 #include <array>
@@ -7,29 +7,30 @@
 
 namespace molen::program {
 
-// `x` goes in and `y` comes out; d_ stands for the gradient of the loss, so that backward takes d_y and leaves d_x.
+// `x` goes in and `y` comes out. The prefix d_ means the gradient of the loss with respect to a value: a backward takes
+// d_y and leaves d_x.
 enum class Arg {
   kX,
   kY,
   kResidual,  // the residual stream, to which a product is added
   kParam,     // parameters of a unit
-  kStats,     // of the rows that a norm has seen
+  kStats,     // statistics of the rows that a norm has seen
   kIds,
   kLabels,
-  kDocuments,  // for each token, where its document begins
-  kQkv,        // queries, keys and values beside each other
+  kDocuments,  // for each token, the position where its document begins
+  kQkv,        // queries, keys and values side by side
   kKeys,       // keys and values of other ranks
-  kLse,        // the logarithm of the sum of exponentials of each row of attention
-  kYSoFar,     // attention over the keys that have come by
+  kLse,        // log-sum-exp of each row of attention
+  kYSoFar,     // attention output over the keys seen so far
   kLseSoFar,
   kLogits,
-  kSums,  // what tensor ranks tell each other of their logits
+  kSums,  // two numbers per token on each tensor rank's logits (value.h: kHeadSums)
   kLosses,
   kScalars,
   kDX,
   kDY,
   kDResidual,  // the gradient of the residual stream that a norm's backward adds to
-  kGrad,       // of a unit's parameters
+  kGrad,       // gradient of a unit's parameters
   kDQkv,
   kDQkvSoFar,
   kDKeys,
@@ -37,9 +38,9 @@ enum class Arg {
   kMoment1,
   kMoment2,
   kMaster,
-  kFrom,   // what a collective, a message, a copy or a cast takes
-  kTo,     // and what it leaves
-  kOwn,    // the rank's own keys, beside those that come
+  kFrom,   // source of a collective, a message, a copy or a cast
+  kTo,     // its destination
+  kOwn,    // the rank's own keys, next to the received keys
   kSoFar,  // what a sum is added to
 };
 

@@ -1,4 +1,4 @@
-// The order of passes, and the first of them.
+// The order of the passes, and the first pass, micro_batch.
 #include "program/build.h"
 
 #include <fmt/format.h>
@@ -102,7 +102,7 @@ std::optional<std::string> offload_refused(const arch::Architecture& arch, const
 
 namespace {
 
-// `ready`: the pipeline's schedule, where it was made before.
+// `ready`: the pipeline's schedule, if it has been made already.
 Program build_with(const arch::Architecture& arch, const Setting& setting, const Schedule* file,
                    const Schedule* ready) {
   arch::validate(arch);
@@ -143,7 +143,7 @@ std::vector<Program> build_stages(const arch::Architecture& arch, Setting settin
 namespace detail {
 namespace {
 
-// Values that every layer has a buffer of its own for, whatever pass makes them.
+// Values for which every layer has a buffer of its own, whichever pass makes them.
 bool between_layers(Value v) {
   switch (v) {
     case Value::kResidual:
@@ -163,7 +163,7 @@ bool between_layers(Value v) {
   }
 }
 
-// What stands where a value in the making stands.
+// Returns the value whose buffer a partial value uses.
 Value stands_for(Value v) {
   switch (v) {
     case Value::kAttentionPart:
@@ -178,11 +178,11 @@ Value stands_for(Value v) {
   }
 }
 
-// The value in whose buffer `value` is made; mostly `value` itself.
+// Returns the value whose buffer holds `value`; mostly `value` itself.
 Value role_for(const Program& p, Value value) {
   const bool summed_in_place = class_of(value) == ValueClass::kSum && !p.setting.sharded_rows();
   switch (value) {
-    case Value::kDMid:  // one residual gradient is added to in place; halves of a backward read what it was
+    case Value::kDMid:  // one residual gradient is added to in place; halves of a backward read its old value
       return p.setting.pipeline.halves ? value : Value::kDResidual;
     case Value::kResidualSum:
       return summed_in_place ? Value::kResidual : value;
@@ -201,7 +201,7 @@ Value role_for(const Program& p, Value value) {
 bool one_for_all_layers(const Program& p, Value value) {
   const ValueClass of = class_of(value);
   if (of == ValueClass::kHead || of == ValueClass::kKeys)
-    return true;  // a chunk of the head, or an attention, at a time
+    return true;  // for one chunk of the head, or one attention, at a time
   switch (value) {
     case Value::kDActivation:
     case Value::kDAttention:
@@ -216,7 +216,7 @@ bool one_for_all_layers(const Program& p, Value value) {
   }
 }
 
-// The fields that tell buffers apart; `suffix` as in ensure_buffer.
+// Returns the fields that identify a buffer; `suffix` as in ensure_buffer.
 Buffer place_for(const Program& p, const Operand& operand, const std::string& suffix) {
   Buffer b;
   b.role = role_for(p, operand.value);
@@ -224,7 +224,7 @@ Buffer place_for(const Program& p, const Operand& operand, const std::string& su
   if (of_unit(b.role))
     b.unit = static_cast<int>(operand.layer);
   else if (b.role == Value::kKeys || b.role == Value::kDKeys)
-    b.slot = std::to_string(operand.step % 2);  // of what passes on, and of what comes or is made meanwhile
+    b.slot = std::to_string(operand.step % 2);  // one slot is sent while the other receives or is computed
   else if (!one_for_all_layers(p, b.role) && operand.layer >= 0 && (suffix.empty() || between_layers(b.role)))
     b.layer = operand.layer;
   else if (!one_for_all_layers(p, b.role) && operand.layer >= 0)
@@ -311,7 +311,7 @@ class MicroBatch {
   void stage_bodies(const Chunk& chunk) {
     const std::string number = std::to_string(chunk.global_stage);
     begin("forward." + number);
-    // Where documents are masked every stage reads them, from its first forward on.
+    // With a document mask, every stage reads the documents, from its first forward on.
     if (chunk.embed || (chunk.head && !train_) || p_.setting.document_mask) load();
     forward(chunk);
     const bool halves = p_.setting.pipeline.halves;
@@ -322,7 +322,7 @@ class MicroBatch {
     }
     if (train_) backward(chunk, ComputePass::kBackward);
     if (!train_ || !halves) return;
-    // The same as its two halves; a chunk's micro-batch runs either.
+    // The same backward in two halves; for each micro-batch, a chunk runs either the whole or the halves.
     Body input = p_.bodies.back();
     input.name = "input." + number;
     for (Step& step : input.steps)
@@ -340,7 +340,7 @@ class MicroBatch {
   void add(arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk = -1) {
     p_.bodies.back().steps.push_back(detail::compute_step(p_, part, pass, layer, chunk, train_ ? "" : "slot"));
   }
-  // Once on a stage.
+  // Adds LoadBatch at most once per stage.
   void load() {
     if (!std::exchange(loaded_, true)) add(LoadBatch{!p_.has_head()}, Phase::kData);
   }

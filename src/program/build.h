@@ -10,62 +10,63 @@
 
 namespace molen::program {
 
-// Throws UsageError where the setting cannot be honoured exactly (nothing falls back), naming the configuration key.
-// `file` is the schedule where Setting::pipeline.schedule is kFile.
+// Throws UsageError, which names the configuration key, when the setting cannot be honoured exactly: nothing falls
+// back. `file` is the schedule when Setting::pipeline.schedule is kFile.
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file = nullptr);
 
-// Why Setting::offload cannot be honoured with the rest of the setting; nothing where it can.
+// Returns why Setting::offload cannot be combined with the rest of the setting, or nothing when it can.
 std::optional<std::string> offload_refused(const arch::Architecture& arch, const Setting& setting);
 
-// The program of each stage of the pipeline; one where there is none.
+// Returns the program of each stage of the pipeline: a single program without a pipeline.
 std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file = nullptr);
 
 namespace pass {
 
-// One micro-batch on one rank: a single body "micro" with forward, head and (when training) backward. Of a pipeline,
-// the bodies "forward.G" (and "backward.G", which begins with the head; where Pipeline::halves, also as "input.G" and
-// "weights.G") of each chunk, G being its global stage.
+// Builds one micro-batch on one rank: a single body "micro" with forward, head and (when training) backward. With a
+// pipeline, each chunk has the bodies "forward.G" and "backward.G", G being its global stage; the backward of the last
+// chunk begins with the head. When Pipeline::halves is set, the backward also exists as "input.G" and "weights.G".
 Program micro_batch(const arch::Architecture& arch, const Setting& setting);
-// Drops what the parts of Setting::recompute made ("qkv.fwd", one slot for all layers) and makes it again ("qkv.re") as
-// late as backward allows; what such a part reads is kept, or made again before it.
+// Drops the results of the parts of Setting::recompute ("qkv.fwd", one slot for all layers) and computes them again
+// ("qkv.re") as late as backward allows. The inputs of such a part are kept, or computed again before it.
 Program recompute(Program program);
-// Tensor ranks exchange what parts leave as sums, and the rows they need of each other: between the parts, in both
-// directions and in recomputation.
+// Adds the communication of tensor ranks between the parts, in forward, backward and recomputation: the sums of partial
+// results, and the gathering of rows.
 Program exchange_tensors(Program program);
-// Context ranks gather the keys and values of a layer for each attention over them, and sum and share out their
-// gradients; or pass them on in a ring, gradients behind them.
+// Adds the communication of context ranks. Either they all-gather the keys and values of a layer before each attention
+// and reduce-scatter the gradients, or they pass keys and values on in a ring, followed by the gradients.
 Program exchange_context(Program program);
-// Repeats the micro-batch: the first overwrites gradients, later ones add.
+// Repeats the micro-batch: the first one overwrites gradients, later ones add.
 Program micro_batch_loop(Program program);
-// The actions of the stage in the order of the schedule, with the messages between: values that one body leaves for
-// another get a buffer for each micro-batch, and the bodies of backward are told apart by whether they are the first or
-// the last to run.
+// Puts the actions of the stage into the order of the schedule, with the messages between them. A value that one body
+// leaves for another gets a buffer for each micro-batch. A backward has separate bodies for its first, its last and its
+// other runs.
 //
-// Messages block, so all stages put them into one order: an action stands at its start in `simulate(schedule)`, a
-// message at the end of the action that makes it, before actions that start then. No rank can then wait for one that
-// waits for it: the first message of that order that has not been made has both its ranks before it.
+// Messages block, so all stages put them into one common order. An action is placed at its start time in
+// `simulate(schedule)`. A message is placed at the end of the action that makes it, before the actions that start at
+// that time. Therefore no two ranks wait for each other: the next pending message in this order has both its ranks free
+// to reach it.
 Program pipeline(Program program, const Schedule& schedule);
-// The same for an evaluation: each chunk forward once.
+// The same for an evaluation: each chunk runs forward once.
 Program pipeline_forward(Program program);
-// What layers keep for backward is copied to the host when it is made, and comes back for the backward of its layer,
-// Setting::prefetch layers ahead; no more layers are on their way out.
+// Copies the values that layers keep for backward to the host as soon as they are made, and brings them back
+// Setting::prefetch layers before their layer's backward. No more layers than that are on their way out at a time.
 Program offload_activations(Program program);
-// ZeRO-3: before a unit is used, its parameters are gathered over dp_shard, Setting::prefetch units ahead; the copy is
-// dead after its last reader.
+// ZeRO-3: gathers the parameters of a unit over dp_shard before the unit is used, Setting::prefetch units ahead. The
+// gathered copy is dead after its last reader.
 Program shard_parameters(Program program);
-// Gradients of a unit are reduced as soon as they are finished: in the last micro-batch, all-reduced (ZeRO-0) or
-// reduce-scattered to their owners (ZeRO-1); in every micro-batch, reduce-scattered into the shards (ZeRO-2, ZeRO-3),
-// which the last one sums over the replicas. Where Setting::reduce is narrower than gradients are kept, between two
-// casts.
+// Reduces the gradient of each unit as soon as it is finished. ZeRO-0 all-reduces it in the last micro-batch; ZeRO-1
+// reduce-scatters it to its owners, also in the last. ZeRO-2 and ZeRO-3 reduce-scatter it into the shards in every
+// micro-batch, and sum the shards over the replicas in the last. When Setting::reduce is narrower than the kept
+// gradients, each reduction runs between two casts.
 Program reduce_gradients(Program program);
-// Clipping, AdamW, and the gathering of updated parameters where the owner of a part is not its only holder: a body
-// "update" at the end.
+// Appends a body "update": clipping, AdamW, and the all-gather of updated parameters when other ranks than their owner
+// hold them too.
 Program update(Program program);
-// FLOPs, bytes and scratch of every op.
+// Sets FLOPs, bytes and scratch of every op.
 Program costs(Program program);
-// `after` edges: every hazard between streams that the edges which are there do not order yet, and no more than needed;
-// and from `agree` to what its flag guards.
-// Transient memory that a communication stream uses passes from one instance to the next as a whole.
+// Sets the `after` edges: every hazard between streams that existing edges do not order yet, and no more than needed;
+// also the edges from `agree` to the ops that its flag guards. When a communication stream uses transient memory, the
+// transient memory passes from one instance to the next as a whole.
 Program order_streams(Program program);
 
 }  // namespace pass

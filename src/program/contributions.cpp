@@ -41,7 +41,7 @@ std::size_t expected_contributions(const Program& p, int unit) {
     add(p.setting.tensor() ? arch::Part::kHeadLoss : arch::Part::kHead, -1,
         static_cast<std::size_t>(p.setting.head_chunks()));
   }
-  // Of a layer: norm_qkv and output_projection, norm_up and down.
+  // The parts of a layer that have gradients: norm_qkv and out_projection, norm_up and down.
   const Unit& u = p.units[static_cast<std::size_t>(unit)];
   parts +=
       static_cast<std::size_t>(u.end - u.first) * (u.blocks == Blocks::kBoth ? 4 : 2) * row_chunks(p.setting).size();

@@ -21,7 +21,7 @@ std::string op_title(const Program& program, const std::vector<Expanded>& ops, i
   const std::string line = print_step(program, step);
   const std::size_t operands = std::min(line.find(" reads="), line.find(" writes="));
   std::string title = line.substr(0, operands);
-  // What a collective moves says where in the model it stands.
+  // The buffer that a collective writes shows its place in the model.
   if (const Use* to = step.find_write(Arg::kTo); to && is_communication(step.op))
     title += " of " + program.buffers[static_cast<std::size_t>(to->buffer)].name;
   return title;

@@ -1,4 +1,4 @@
-// A place in an expanded program, for people: the ops around it, as program.txt has them.
+// Shows a place in an expanded program to people: the ops around it, as program.txt prints them.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace molen::program {
 
-// "all_reduce axis=dp of layers.3", on one line; empty where there is no such op.
+// Returns a line like "all_reduce axis=dp of layers.3", or an empty string when there is no such op.
 std::string op_title(const Program& program, const std::vector<Expanded>& ops, int op);
 
-// The lines of the ops from 3 before to 3 behind in the expansion, that of `op` marked "<-- here", with the bodies that
-// they are of; empty where there is no such op.
+// Returns the lines of the ops from 3 before `op` to 3 after it in the expansion, with the names of their bodies. The
+// line of `op` is marked "<-- here". Returns an empty string when there is no such op.
 std::string excerpt(const Program& program, const std::vector<Expanded>& ops, int op);
 
 }  // namespace molen::program

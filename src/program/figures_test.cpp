@@ -1,5 +1,6 @@
-// What programs of small settings consist of, beside tests/golden/program/figures.txt: a change of a pass shows which
-// programs it changes, and in what. MOLEN_UPDATE_GOLDEN=1 writes the file anew; read the difference before it is kept.
+// Compares what programs of small settings consist of with tests/golden/program/figures.txt: a change of a pass shows
+// which programs it changes, and how. MOLEN_UPDATE_GOLDEN=1 writes the file anew; read the difference before you keep
+// it.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -164,7 +165,7 @@ TEST(Figures, TheTextOfEachProgramIsTheProgram) {
   }
 }
 
-// A text of version 7 says by the names of buffers what they are.
+// In a text of version 7, the names of buffers give their fields.
 TEST(Figures, TheOlderTextOfEachProgramIsTheProgram) {
   for (const Case& c : cases()) {
     const Program p = build(c.arch, c.setting);
@@ -175,7 +176,7 @@ TEST(Figures, TheOlderTextOfEachProgramIsTheProgram) {
 
 // An operand is found by its argument, so a text may have operands in any order.
 TEST(Figures, TheOrderOfOperandsInATextIsFree) {
-  // The lists behind reads= and writes=, from back to front.
+  // Reverses the lists behind reads= and writes=.
   const auto turned = [](const std::string& text) {
     std::string made, word;
     const auto add = [&] {
@@ -224,7 +225,7 @@ TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
   EXPECT_TRUE(has(says("ids:ids,", ""), "forward embed: no operand 'ids' to read; it reads ids, param"));
   EXPECT_TRUE(has(says("y:x.0", "y:x.0,y:x.1"), "operand 'y' stands twice; it writes y"));
   EXPECT_TRUE(has(says("y:x.0", "y:x.0,stats:x.1"), "'stats' is no operand to write; it writes y"));
-  // The verifier says the same of a program that no text was.
+  // The verifier says the same of a program that was never a text.
   Program p = parse(text, "sound");
   Step& embed = *std::find_if(p.bodies[0].steps.begin(), p.bodies[0].steps.end(),
                               [](const Step& s) { return kind_of(s.op) == "forward embed"; });
@@ -232,7 +233,7 @@ TEST(Figures, OperandsThatAnOpDoesNotHaveAreRefused) {
   EXPECT_TRUE(has(verify(p).at(0).text, "writes x where it needs y")) << verify(p).at(0).text;
 }
 
-// Whatever a text says of an op's costs must be what the op costs, also where that is nothing.
+// The costs of an op in a text must be the costs of the op, even when those are zero.
 TEST(Figures, OtherCostsOfAnOpAreRefused) {
   std::set<std::string> tried;
   for (const Case& c : cases()) {
@@ -254,7 +255,7 @@ TEST(Figures, OtherCostsOfAnOpAreRefused) {
   EXPECT_GT(tried.size(), 30u);
 }
 
-// By its argument an operand is found, so no op has two of one name.
+// An operand is found by its argument, so no op has two operands of one name.
 TEST(Figures, EachArgumentOfAnOpIsThereOnce) {
   for (const Case& c : cases())
     for (const Body& body : build(c.arch, c.setting).bodies)
@@ -279,7 +280,7 @@ TEST(Figures, AProgramWithOtherNamesIsTheSame) {
   }
 }
 
-// What a buffer says of itself is held to what ops need of it.
+// The verifier checks the fields of a buffer against what ops need.
 TEST(Figures, AnotherUnitOfAStateIsRefused) {
   std::size_t tried = 0;
   for (const Case& c : cases()) {
@@ -307,7 +308,7 @@ TEST(Figures, TwoBuffersOfOneStateAreRefused) {
   EXPECT_NE(found.front().text.find("and twin both keep m of unit embed"), std::string::npos) << found.front().text;
 }
 
-// An op that talks over other ranks than its own: each axis in the place of the right one.
+// Puts each other axis in the place of an op's own axis.
 template <class O>
 concept OverAnAxis = requires(O o) {
   o.axis = Axis::kTp;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kAlign = 16;  // elements: 64 bytes in fp32
 
-// Whether a parameter continues the matrix or vector of the one placed before it.
+// Whether a parameter continues the matrix or vector of the parameter placed before it.
 bool continues(const arch::Parameter& placed, const arch::Parameter& next) {
   using arch::Role;
   const Role before = placed.role, role = next.role;
@@ -40,7 +40,7 @@ Blocks block_of(arch::Role role) {
   }
 }
 
-// The units of the layers of a chunk.
+// Appends the units of a chunk's layers.
 void add_layers(const Chunk& chunk, std::int64_t unit_layers, std::vector<Unit>& units) {
   const auto add = [&](std::string name, std::int64_t first, std::int64_t end, Blocks blocks) {
     Unit unit;
@@ -79,7 +79,7 @@ std::vector<Unit> make_units(const std::vector<Chunk>& chunks, const std::vector
       return p.role == arch::Role::kEmbedding || p.role == arch::Role::kPositions ? &units.front() : &units.back();
     const auto found =
         std::find_if(units.begin(), units.end(), [&](const Unit& unit) { return unit.has(p.layer, block_of(p.role)); });
-    return found == units.end() ? nullptr : &*found;  // of another stage
+    return found == units.end() ? nullptr : &*found;  // nullptr: on another stage
   };
   const auto place = [&](std::size_t i) {
     const arch::Parameter& p = parameters[i];
@@ -117,7 +117,7 @@ namespace {
 
 using Bounds = std::pair<std::int64_t, std::int64_t>;
 
-// A rank's number among those that differ from it along some axes alone, as in their communicator.
+// Returns a rank's number among the ranks that differ from it only along `axes`, as in their communicator.
 int position(const Setting& s, const mesh::PerAxis& at, mesh::Axes axes) {
   int position = 0;
   for (const mesh::Axis axis : s.order)
@@ -125,7 +125,7 @@ int position(const Setting& s, const mesh::PerAxis& at, mesh::Axes axes) {
   return position;
 }
 
-// Part `rank` of `ranks` of a range.
+// Returns part `rank` of `ranks` of a range.
 Bounds part_of(Bounds range, int rank, int ranks) {
   const auto [first, last] = owned_range(range.second - range.first, rank, ranks);
   return {range.first + first, range.first + last};
@@ -134,7 +134,8 @@ Bounds part_of(Bounds range, int rank, int ranks) {
 }  // namespace
 
 Bounds unit_tile(const Setting& s, const mesh::PerAxis& at, std::int64_t elements) {
-  // Below stage 2 every rank holds all of a unit; by its number in dp, so that stage 1 saves what it owns.
+  // Below stage 2 every rank holds all of a unit. Tiles follow the rank's number in dp, so that stage 1 saves what it
+  // owns.
   if (s.zero < 2) return owned_range(elements, position(s, at, mesh::kReplicas), s.holders());
   return part_of(owned_range(elements, position(s, at, mesh::kShards), s.shards()), at[mesh::Axis::kDpReplicate],
                  s.replicas());
@@ -228,7 +229,7 @@ std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, in
   for (const UnitEntry& entry : p.units.at(static_cast<std::size_t>(unit)).entries) {
     const auto index = static_cast<std::size_t>(entry.parameter);
     const arch::Block b = arch::block_of(whole[index], p.parameters[index], rank, ranks);
-    // Whole rows follow each other without a break in both; else row by row.
+    // Whole rows are consecutive in the unit and in the whole parameter; other blocks go row by row.
     const bool flat = b.columns == b.all_columns;
     const std::int64_t length = flat ? b.rows * b.columns : b.columns, count = flat ? 1 : b.rows;
     for (std::int64_t r = 0; r < count; ++r) {

@@ -1,4 +1,4 @@
-// Which elements each rank has: of the units that ranks share, and of the parameters of the whole model.
+// Tests which elements each rank has: of the units that ranks share, and of the parameters of the whole model.
 #include "program/layout.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ Setting hybrid(int zero, bool own_over_dp) {
   return s;
 }
 
-// 12 blocks of 16 elements over two copies of three ranks: what each op's range is on a rank, by stage.
+// The range of each op on each rank, by stage, for 12 blocks of 16 elements over two copies of three ranks.
 TEST(Layout, RangesOfEachStage) {
   Unit unit;
   unit.elements = 192;
@@ -48,7 +48,7 @@ TEST(Layout, RangesOfEachStage) {
     }
   EXPECT_EQ(range(hybrid(0, false), 1, 2, Range::kOwn), all);
   EXPECT_EQ(range(hybrid(0, false), 1, 2, Range::kShard), all);
-  // Stage 1: over all six, a copy after the other, as they stand in the communicator that gathers them.
+  // Stage 1: over all six ranks, copy after copy, in the order of the communicator that gathers them.
   EXPECT_EQ(range(hybrid(1, false), 1, 2, Range::kShard), all);
   for (int replicate = 0; replicate < 2; ++replicate)
     for (int shard = 0; shard < 3; ++shard) {
@@ -56,7 +56,7 @@ TEST(Layout, RangesOfEachStage) {
       EXPECT_EQ(range(hybrid(1, false), replicate, shard, Range::kOwn), Bounds(first, first + 32));
       EXPECT_EQ(unit_tile(hybrid(1, false), at(replicate, shard), 192), Bounds(first, first + 32));
       EXPECT_EQ(unit_tile(hybrid(0, false), at(replicate, shard), 192), Bounds(first, first + 32));
-      // Stages 2 and 3: over the three of a copy, and each third over the copies.
+      // Stages 2 and 3: over the three ranks of a copy; own_over_dp divides each third over the copies.
       const Bounds third{64 * shard, 64 * shard + 64},
           sixth{64 * shard + 32 * replicate, 64 * shard + 32 * replicate + 32};
       for (const int zero : {2, 3}) {
@@ -69,7 +69,7 @@ TEST(Layout, RangesOfEachStage) {
     }
 }
 
-// The order of the rank grid says whose number is which.
+// The order of the rank grid determines each rank's number.
 TEST(Layout, RangesFollowTheOrderOfTheGrid) {
   Setting s = hybrid(1, false);
   s.order = {mesh::Axis::kPp, mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kCp, mesh::Axis::kTp};
@@ -80,18 +80,18 @@ TEST(Layout, RangesFollowTheOrderOfTheGrid) {
     }
 }
 
-// The boxes of any range of a unit are its elements, in their order; padding is none of them.
+// The boxes of any range of a unit hold its elements in order, without padding.
 TEST(Layout, BoxesOfARangeAreItsElements) {
   for (const int tensor : {1, 2}) {
     Setting s;
     s.mesh[mesh::Axis::kTp] = tensor;
     const Program p = build(tiny(), s);
     const auto whole = arch::parameters(p.arch);
-    std::map<std::pair<int, std::int64_t>, int> held;  // by parameter and element of it: how many ranks
+    std::map<std::pair<int, std::int64_t>, int> held;  // by parameter and its element: how many ranks hold it
     for (int rank = 0; rank < tensor; ++rank)
       for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
         const std::int64_t size = p.units[static_cast<std::size_t>(u)].elements;
-        // The element of the whole model that each place of the unit has; by runs, which say it otherwise.
+        // The element of the whole model at each place of the unit, from global_runs, which is independent of boxes.
         std::map<std::int64_t, std::pair<int, std::int64_t>> places;
         for (const GlobalRun& run : global_runs(p, at(0, 0, rank), u, 0, size))
           for (std::int64_t i = 0; i < run.count; ++i) {

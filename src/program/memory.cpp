@@ -8,7 +8,7 @@
 namespace molen::program {
 namespace {
 
-// What has to be placed: a transient buffer (its interval in each body), or the scratch of one op.
+// An item to place: a transient buffer (its interval in each body), or the scratch of one op.
 struct Item {
   std::int64_t bytes = 0;
   int buffer = -1;
@@ -24,7 +24,7 @@ constexpr PerStream kNone = [] {
   return a;
 }();
 
-// What is known to have ended when each op of a body starts: per stream, the latest such op.
+// Returns, for each op of a body, the latest op of each stream that is known to have ended when the op starts.
 std::vector<PerStream> ended_before(const Body& body) {
   std::vector<PerStream> known(body.steps.size(), kNone);
   std::array<PerStream, kNumStreams> now;
@@ -43,8 +43,8 @@ std::vector<PerStream> ended_before(const Body& body) {
   return known;
 }
 
-// A transient buffer, or the scratch of an op, in one body: an op that has ended before `start` of its stream is over
-// when the first use begins; `end` are its last uses.
+// The uses of a transient buffer, or of the scratch of an op, in one body. On each stream, ops up to `start` have ended
+// when the first use begins; `end` are the last uses.
 struct Span {
   bool used = false;
   PerStream start = kNone, end = kNone;
@@ -80,7 +80,7 @@ BodySpans spans_of(const Program& p, const Body& body) {
   return spans;
 }
 
-// The ops of each stream that are neither over before the buffer's first use nor begin after its last.
+// Returns, per stream, the range of ops that are neither over before the buffer's first use nor begin after its last.
 MemoryPlan::Live live_of(const Body& body, const BodySpans& spans, const Span& buffer) {
   MemoryPlan::Live live{kNone, kNone};
   if (!buffer.used) return live;
@@ -124,7 +124,7 @@ class Packer {
 
   bool interfere(const Item& a, const Item& b) const {
     if (apart_) return true;
-    // Scratch is of one body, where ops of one stream follow each other.
+    // Scratch belongs to one body, where ops of one stream follow each other.
     if (a.buffer < 0 || b.buffer < 0) {
       const Item& scratch = a.buffer < 0 ? a : b;
       if (a.buffer < 0 && b.buffer < 0 && (a.body != b.body || stream_of(a) == stream_of(b))) return false;
@@ -139,7 +139,8 @@ class Packer {
     return program_.bodies[static_cast<std::size_t>(scratch.body)].steps[static_cast<std::size_t>(scratch.op)].stream;
   }
 
-  // What is placed and may stand in the item's way: of scratch, which there is most of, only that of other streams.
+  // Calls `found` with the placed items that may be in the item's way. For scratch, which most items are, it skips the
+  // scratch of the same stream and of other bodies.
   template <class Found>
   void others(const Item& item, Found&& found) const {
     for (const std::size_t i : placed_buffers_) found(items_[i]);
@@ -193,7 +194,7 @@ bool packed(const Buffer& buffer) {
 
 namespace {
 
-// Offsets and peaks; when what is in use is left to `plan_memory`.
+// Computes offsets and peaks; `plan_memory` adds when each byte is in use.
 MemoryPlan plan_offsets(const Program& p, Packing packing, std::vector<BodySpans>& spans) {
   MemoryPlan plan;
   if (packing == Packing::kPages) plan.alignment = MemoryPlan::kPage;

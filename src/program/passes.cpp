@@ -35,8 +35,7 @@ void set_accumulate(Program& p, Body& body, bool first) {
   for (Step& step : body.steps)
     if (auto* c = std::get_if<Compute>(&step.op)) {
       if (!is_backward(c->pass)) continue;
-      // Chunks of the head, and pieces of the rows, share one gradient; a tied embedding adds to what the head left
-      // there.
+      // Chunks of the head, and pieces of the rows, share one gradient; a tied embedding adds to the head's gradient.
       const bool head = arch::is_head(c->part);
       const bool earlier_writer = ((head || by_chunks(p.setting, c->part)) && c->chunk > 0) ||
                                   (p.arch.tied && (head || c->part == arch::Part::kEmbed));
@@ -137,7 +136,7 @@ Body without_zero_fill(Body body) {
   return body;
 }
 
-// Forward and backward of one micro-batch, whose values all have a buffer for each layer.
+// Rewrites forward and backward of one micro-batch, in which every value has a buffer for each layer.
 class Recomputer {
  public:
   explicit Recomputer(Program& p) : p_(p) {}
@@ -159,7 +158,7 @@ class Recomputer {
     return part && p_.setting.recompute.in(*part, o.layer) ? part : std::nullopt;
   }
 
-  // What `op` reads of what was dropped, if it is not there again yet.
+  // Adds a recomputation of each dropped value that `op` reads, unless the value has been computed again already.
   void make_again(const Op& op) {
     for (const Operand& o : signature(p_, op, -1).reads) {
       const auto part = dropped(o);
@@ -171,7 +170,7 @@ class Recomputer {
     }
   }
 
-  // Values that are dropped stand in a slot that layers share: one of forward, one of backward.
+  // Puts dropped values into slots that layers share: one slot for forward, one for backward.
   void rename(Step& step, const std::string& suffix) {
     const Signature s = signature(p_, step.op, -1);
     for (std::size_t i = 0; i < s.reads.size(); ++i)
@@ -276,7 +275,7 @@ Program costs(Program p) {
                      [&](const CopyToHost&) { step.moved = Bytes(read); },
                      [&](const CopyToDevice&) { step.moved = Bytes(written); },
                      [&](const Cast& o) {
-                       // A sum is widened a block at a time, and its target read too.
+                       // An accumulating cast widens the sum one block at a time, and reads its target too.
                        const Use* to = step.find_write(Arg::kTo);
                        const std::int64_t wide = to ? used_elements(p, *to, {}) * size_of(DType::kF32) : 0;
                        step.moved = touched + Bytes(o.accumulate ? wide : 0);
@@ -309,8 +308,8 @@ bool uses_transients(const Program& p, const Step& step) {
   return false;
 }
 
-// Instances take turns in the transient space: what each op must wait for so that no stream works in it for one
-// instance while another still does for the one before.
+// Instances use the transient space in turn. Finds the ops that each op must wait for, so that no stream works in this
+// space for one instance while another stream still works in it for the instance before.
 class Turns {
  public:
   explicit Turns(const Program& p) : p_(p) {
@@ -319,7 +318,7 @@ class Turns {
         shared_ = shared_ || (step.stream != Stream::kCompute && uses_transients(p, step));
   }
 
-  // Latest ops of the other streams that op `index` has to wait for; kNone where there are none.
+  // Returns the latest ops of the other streams that op `index` has to wait for; kNone when there are none.
   PerStream before(const Expanded& e, int index) {
     if (!shared_ || !uses_transients(p_, *e.step)) return kNone;
     if (e.instance != instance_) {
@@ -345,12 +344,12 @@ class Turns {
 Program order_streams(Program p) {
   const std::vector<Expanded> all = expand(p);
   const Slots slots(p);
-  // Latest reader and writer of each place on each stream so far; and for each stream, how far into every other stream
-  // its next op is already known to be (index of the last op that has ended).
+  // `reader` and `writer`: the latest reader and writer of each place on each stream so far. `known`: for each stream,
+  // the last op of every other stream that is known to have ended before its next op.
   std::vector<PerStream> reader(slots.places(), kNone), writer(slots.places(), kNone);
   std::array<PerStream, kNumStreams> known;
   known.fill(kNone);
-  std::vector<PerStream> at_end(all.size(), kNone);  // what is known to have ended once op i has
+  std::vector<PerStream> at_end(all.size(), kNone);  // what is known to have ended once op i has ended
   PerStream agreed = kNone;                          // latest decision on a flag, which guarded ops wait for
   Turns turns(p);
 

@@ -1,4 +1,4 @@
-// What context ranks exchange for the attention of a layer.
+// The communication of context ranks for the attention of a layer.
 #include <map>
 #include <utility>
 
@@ -27,7 +27,8 @@ class ContextExchanger {
   }
 
  private:
-  // An op in the place of `whole`, or beside it, on the buffers that `whole` has: recomputation puts some elsewhere.
+  // Adds an op beside `whole` or in its place. The op uses the buffers of `whole`, because recomputation moves some
+  // operands to other buffers.
   void add(Op op, const Compute& c, const Step& whole, Stream stream) {
     Compute plain = c;
     plain.chunk = -1;
@@ -52,10 +53,11 @@ class ContextExchanger {
     if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, false, Moves::kDKeys, c.layer}, c, whole, Stream::kDpComm);
   }
 
-  // Keys move on while the attention over those that are here is made, and gradients while those of the next are.
+  // Sends keys on while the attention over the present keys is computed, and gradients while those of the next are
+  // computed.
   void ring(const Compute& c, const Step& whole) {
     const int ranks = p_.setting.context_ranks();
-    // Two places hold the keys of two other ranks.
+    // With at most 3 ranks, the two key slots still hold the keys of all other ranks.
     const bool there = std::exchange(held_, c.layer) == c.layer && ranks <= 3;
     for (int i = 0; i < ranks; ++i) {
       if (i + 1 < ranks && !there) add(Shift{Axis::kCp, Moves::kKeys, c.layer, i + 1}, c, whole, Stream::kDpComm);
@@ -68,7 +70,7 @@ class ContextExchanger {
 
   Program& p_;
   std::vector<Step> steps_;
-  // Whose keys the attention before has left: those of the last layer, or of one that is made again.
+  // The layer whose keys the previous attention left in the slots: the last layer, or one that is computed again.
   std::int64_t held_ = -1;
 };
 

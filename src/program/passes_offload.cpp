@@ -1,4 +1,4 @@
-// What layers keep for backward, on the host meanwhile.
+// Offloads the values that layers keep for backward to the host.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -11,7 +11,7 @@
 namespace molen::program::pass {
 namespace {
 
-// What of which layer.
+// A kept value and its layer.
 struct Kept {
   Moves moves{};
   std::int64_t layer = -1;
@@ -22,8 +22,8 @@ bool is_forward_of_layer(const Step& step) {
   return c && c->layer >= 0 && c->pass == ComputePass::kForward;
 }
 
-// Where backward begins in a body, with what it first brings together again: what comes before is forward, and the
-// head.
+// Returns the position where backward begins in a body, with the first value that it gathers or computes again. Forward
+// and the head come before.
 std::size_t turn_of(const Body& body) {
   const auto found = std::find_if(body.steps.begin(), body.steps.end(), [](const Step& step) {
     const bool backward = step.phase == Phase::kBackward || step.phase == Phase::kRecompute;
@@ -52,13 +52,13 @@ class ActivationOffload {
   }
 
  private:
-  // The last layer of the model: its backward follows the head.
+  // Whether the layer is the last of the model, whose backward follows the head.
   bool next_is_backward(std::int64_t layer) const {
     return std::any_of(p_.chunks.begin(), p_.chunks.end(),
                        [&](const Chunk& c) { return c.head && layer + 1 >= c.end; });
   }
 
-  // Buffers that forward ops of the layers read and write with what may leave.
+  // Collects the buffers that forward ops of the layers read and write and whose values may be offloaded.
   void find_made(const Body& body, std::map<int, Kept>& made) {
     for (std::size_t k = 0; k < turn_of(body); ++k) {
       const Step& step = body.steps[k];
@@ -75,7 +75,7 @@ class ActivationOffload {
     }
   }
 
-  // A layer whose backward in this body reads what has left: from its first such op to its last.
+  // A layer whose backward in this body reads offloaded values: its first and its last such op.
   struct Reader {
     std::int64_t layer = -1;
     std::size_t first = 0, last = 0;
@@ -95,8 +95,8 @@ class ActivationOffload {
     return readers;
   }
 
-  // After which steps of forward which buffers leave: once they are whole, or first read where a message has brought
-  // them.
+  // Returns the forward steps after which buffers leave: a buffer leaves once it is complete, or after its first reader
+  // when a message has brought it.
   std::multimap<std::size_t, int> leaving_after(const Body& body) const {
     std::map<int, std::size_t> at;
     const bool layers = std::any_of(body.steps.begin(), body.steps.end(), is_forward_of_layer);
@@ -146,12 +146,13 @@ class ActivationOffload {
 
     std::vector<Step> steps;
     std::vector<int> moved(body.steps.size(), -1);
-    std::map<std::int64_t, std::vector<int>> out;  // copies of each layer that leave here
+    std::map<std::int64_t, std::vector<int>> out;  // copies to the host, by layer
     int last_forward = -1;
     for (std::size_t k = 0; k < body.steps.size(); ++k) {
       for (auto [at, end] = coming.equal_range(k); at != end; ++at) {
         const std::size_t r = at->second;
-        // No more layers at once than are needed and brought ahead; none before forward has ended.
+        // Keeps no more layers on the device than the current one and `ahead_` more; none comes before forward has
+        // ended.
         const int bound = r > ahead_ ? moved[readers[r - ahead_ - 1].last] : last_forward;
         for (const int buffer : readers[r].buffers) {
           steps.push_back(copy_of<CopyToDevice>(buffer, Phase::kBackward));
@@ -176,7 +177,7 @@ class ActivationOffload {
     body.steps = std::move(steps);
   }
 
-  // The first op of a layer waits until what layers before have left is gone, but of as many as come back ahead.
+  // Makes the first op of a layer wait until kept values of earlier layers have left, except the last `ahead_` layers.
   void wait_for_earlier(Step& step, std::map<std::int64_t, std::vector<int>>& out) const {
     const std::int64_t layer = std::get<Compute>(step.op).layer;
     while (!out.empty() && out.begin()->first + static_cast<std::int64_t>(ahead_) < layer) {

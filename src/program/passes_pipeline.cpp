@@ -12,12 +12,12 @@
 namespace molen::program::pass {
 namespace {
 
-// In the order that all stages share: messages come before actions that start when they can be sent.
+// Sorted into the order that all stages share: a message comes before the actions that start when it can be sent.
 struct Event {
   double time = 0.0;
   int action = 0;  // 0: message
   int backward = 0;
-  int global_stage = 0, micro_batch = 0;  // of the action, or of what sends
+  int global_stage = 0, micro_batch = 0;  // of the action, or of the sender
   int body = -1;
   auto key() const { return std::tie(time, action, backward, global_stage, micro_batch); }
 };
@@ -29,8 +29,8 @@ bool is_forward(ActionKind kind) {
 class Stage {
  public:
   explicit Stage(Program p) : p_(std::move(p)), at_(p_.setting.pipeline), stages_(p_.setting.stages()) {
-    // The bodies of pass::micro_batch, chunk by chunk. Each chunk's residual gradient has a buffer, but where one chunk
-    // hands it to the other on this stage.
+    // Takes the bodies of pass::micro_batch, chunk by chunk. Each chunk has a buffer for its residual gradient, but two
+    // chunks share one when one hands its gradient to the other on this stage.
     const std::size_t each = p_.bodies.size() / p_.chunks.size();
     int gradients = 0;
     for (std::size_t c = 0; c < p_.chunks.size(); ++c) {
@@ -79,7 +79,7 @@ class Stage {
           if (use.buffer == d_x) use.buffer = own;
   }
 
-  // The loader gives micro-batches one after the other.
+  // The loader delivers micro-batches in order.
   void check_loads(const Schedule& schedule) const {
     const bool first_loads = p_.embeds() || p_.setting.document_mask;
     if (!first_loads && !p_.has_head()) return;
@@ -95,7 +95,7 @@ class Stage {
     }
   }
 
-  // How many actions of each kind each chunk has yet to run.
+  // Counts the actions of each kind that each chunk has yet to run.
   void count_left(const Schedule& schedule) {
     left_.assign(p_.chunks.size(), {});
     for (const Action& a : schedule.order[static_cast<std::size_t>(at_.stage)]) {
@@ -105,8 +105,8 @@ class Stage {
     }
   }
 
-  // The body of the stage's next action. Of backwards, the first of a chunk finds gradients that hold anything; and the
-  // last of a kind is a body of its own, for gradients are finished there.
+  // Returns the body of the stage's next action. The first backward of a chunk finds arbitrary contents in the
+  // gradients. The last backward of a kind has a body of its own, because gradients are finished there.
   int body_of(const Action& a) {
     const auto c = static_cast<std::size_t>(a.chunk), kind = static_cast<std::size_t>(a.kind);
     std::string name = actions_[c][kind].name;
@@ -124,13 +124,13 @@ class Stage {
   }
 
   void prepare_gradients(Body& body, const Chunk& chunk, ActionKind kind, bool first) {
-    const bool fresh = p_.setting.gradients_leave();  // a gradient of each micro-batch by itself
-    // A half writes but some of a unit's parameters, and halves and wholes may come in any order: all is cleared once,
-    // and all add.
+    const bool fresh = p_.setting.gradients_leave();  // each micro-batch has a gradient of its own
+    // A half writes only some of a unit's parameters, and halves and whole backwards may come in any order. The
+    // gradient is therefore cleared once, and all of them add.
     const bool adds = at_.halves && (!fresh || kind != ActionKind::kBackward);
     detail::set_accumulate(p_, body, !adds && (first || fresh));
     if (!first && !fresh) return;
-    // A tied table of a stage with both ends is cleared where the head's backward begins.
+    // On a stage with both ends, a tied table is cleared where the head's backward begins.
     const bool cleared = !fresh && p_.arch.tied && p_.has_head() && !chunk.head;
     detail::clear_gradients(
         p_, body, {cleared ? unit_of_part(p_, arch::Part::kEmbed, -1) : -1, adds, adds && !fresh ? &chunk : nullptr});
@@ -146,7 +146,8 @@ class Stage {
     return static_cast<int>(p_.bodies.size()) - 1;
   }
 
-  // An action of any stage: as an instance where it is this one's, and its message where this stage has part in it.
+  // Adds an action of any stage: its instance if this stage runs it, and its message if this stage sends or receives
+  // it.
   void add(int stage, const Action& a, const OpTime& time) {
     const int g = global_stage_of(at_.placement, stages_, stage, a.chunk);
     const int backward = is_forward(a.kind) ? 0 : 1;
@@ -162,7 +163,7 @@ class Stage {
     events_.push_back({time.end_s, 0, backward, g, a.micro_batch, body});
   }
 
-  // The body that sends what chunk `c` has made, or receives what it needs.
+  // Returns the body that sends the result of chunk `c`, or receives its input.
   template <class M>
   int message(int backward, std::size_t c, int peer) {
     constexpr bool kSends = std::is_same_v<M, Send>;

@@ -1,4 +1,4 @@
-// The passes of data parallelism: where gradients are reduced, who updates what, and when parameters are gathered.
+// The passes of data parallelism: the reduction of gradients, the update, and the gathering of parameters.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -37,7 +37,7 @@ std::vector<Axis> gathered_over(const Setting& s) {
 namespace pass {
 namespace {
 
-// New steps in front of steps of a body (by their index before); same-body edges keep their targets.
+// Inserts new steps before steps of a body, given by their old index; `after` edges within the body keep their targets.
 class Insertion {
  public:
   void add(std::size_t before, Step step) { new_.emplace(before, std::move(step)); }
@@ -56,7 +56,7 @@ class Insertion {
       moved[k] = static_cast<int>(steps.size());
       steps.push_back(body.steps[k]);
     }
-    // New steps name old ones by their old index, too.
+    // The `after` edges of new steps use old indices, too.
     for (Step& step : steps)
       for (OpRef& ref : step.after)
         if (ref.body < 0) ref.op = moved[static_cast<std::size_t>(ref.op)];
@@ -85,8 +85,8 @@ std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
   return clusters;
 }
 
-// Brings the parameters of a cluster: from the host, from the ranks that share them, or both one after the other. The
-// first of the steps waits for `bound`.
+// Makes the steps that bring the parameters of a cluster: a copy from the host, an all-gather over the ranks that share
+// the unit, or both in this order. The first step waits for `bound`.
 std::vector<Step> bring(Program& p, int unit, int copy, int whole, std::optional<OpRef> bound) {
   const Setting& s = p.setting;
   std::vector<Step> steps;
@@ -113,7 +113,7 @@ std::vector<Step> bring(Program& p, int unit, int copy, int whole, std::optional
 void gather_in(Program& p, Body& body) {
   const std::vector<Cluster> clusters = clusters_of(p, body);
   const auto ahead = static_cast<std::size_t>(p.setting.prefetch);
-  std::map<int, int> copies;  // of each unit so far
+  std::map<int, int> copies;  // number of copies of each unit so far
   Insertion insertion;
   for (std::size_t c = 0; c < clusters.size(); ++c) {
     const Cluster& cluster = clusters[c];
@@ -122,7 +122,7 @@ void gather_in(Program& p, Body& body) {
     for (std::size_t k = cluster.first; k <= cluster.last; ++k)
       for (Use& use : body.steps[k].reads)
         if (p.buffers[static_cast<std::size_t>(use.buffer)].role == Value::kParam) use.buffer = whole;
-    // The bound on memory: no more than `ahead` units besides the one in use.
+    // Bounds the memory: no more than `ahead` units besides the unit in use.
     std::optional<OpRef> bound;
     if (c > ahead) bound = OpRef{-1, static_cast<int>(clusters[c - ahead - 1].last)};
     for (Step& step : bring(p, cluster.unit, copy, whole, bound))
@@ -131,7 +131,7 @@ void gather_in(Program& p, Body& body) {
   insertion.apply(body);
 }
 
-// The last gradient writer of each unit that a body has writers of.
+// Maps the last gradient writer of each unit that the body writes to the unit.
 std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
   std::map<std::size_t, int> unit_after_step;
   for (std::size_t u = 0; u < p.units.size(); ++u) {
@@ -145,8 +145,8 @@ std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
   return unit_after_step;
 }
 
-// A reduction over data-parallel ranks: of the gradient itself, or of a message in a narrower type. The casts stand on
-// the stream of communication, beside what backward goes on with, so that one message at a time is in memory.
+// Adds a reduction over data-parallel ranks, of the gradient itself or of a message in a narrower type. The casts run
+// on the communication stream, beside the following backward ops, so that only one message at a time is in memory.
 template <class O>
 void add_reduction(const Setting& s, O op, std::vector<Op>& ops) {
   if (!s.narrow_over(op.axis)) {
@@ -158,7 +158,8 @@ void add_reduction(const Setting& s, O op, std::vector<Op>& ops) {
   ops.insert(ops.end(), {Cast{op.axis}, op, back});
 }
 
-// What makes one of the parts of a whole gradient: of a unit that both ends of a pipeline hold, after theirs is added.
+// Adds the reduction that completes the sum: of whole gradients over dp, or of shards over the replicas. For a unit
+// that both ends of a pipeline hold, it runs after the sum of the ends.
 void add_sums_over_data(const Setting& s, std::vector<Op>& ops) {
   const Axis axis = s.sharded_gradients() ? Axis::kReplicate : Axis::kDp;
   if ((s.sharded_gradients() ? s.replicas() : s.holders()) == 1) return;
@@ -168,16 +169,16 @@ void add_sums_over_data(const Setting& s, std::vector<Op>& ops) {
     add_reduction(s, AllReduce{axis}, ops);
 }
 
-// What happens to a finished gradient of one micro-batch.
+// Returns the ops that reduce and move a finished gradient of one micro-batch.
 std::vector<Op> reductions(const Program& p, int u, bool first, bool last) {
   const Setting& s = p.setting;
-  // Whole gradients add up over the micro-batches first, where they stay.
+  // When gradients stay, the whole gradient first sums all micro-batches.
   if (!s.gradients_leave() && !last) return {};
   std::vector<Op> ops;
-  // Each tensor rank has its share of the sum for what all of them hold.
+  // Each tensor rank has only its share of the gradient of elements that all of them hold.
   if (p.units[static_cast<std::size_t>(u)].replicated > 0) ops.push_back(AllReduce{Axis::kTp});
   if (s.sharded_gradients()) add_reduction(s, ReduceScatter{Axis::kShard, !first && !s.offload.gradients}, ops);
-  // On the host only what is summed over all ranks adds up, for there no rank meets another.
+  // The host adds up only gradients that are summed over all ranks, because ranks do not communicate there.
   if ((last || s.offload.gradients) && !p.shared_by_ends(u)) add_sums_over_data(s, ops);
   if (s.offload.gradients) ops.push_back(CopyToHost{!first});
   return ops;
@@ -202,7 +203,7 @@ void reduce_in(Program& p, int b, const Writers& writers) {
   Body& body = p.bodies[static_cast<std::size_t>(b)];
   Insertion insertion;
   for (const auto& [step, unit] : writers.in[static_cast<std::size_t>(b)]) {
-    // What the next part waits for goes first.
+    // Communication that the next part waits for goes first.
     std::size_t at = step + 1;
     while (at < body.steps.size() && is_communication(body.steps[at].op)) ++at;
     const auto u = static_cast<std::size_t>(unit);
@@ -235,7 +236,7 @@ Program update(Program p) {
     body.steps.push_back(detail::make_step(p, std::move(op), unit, phase, stream));
     return body.steps.back();
   };
-  // After all messages: one end of a pipeline is done long before the other.
+  // This comes after all messages, because one end of a pipeline finishes long before the other.
   for (int u = 0; u < units; ++u) {
     if (!p.shared_by_ends(u)) continue;
     std::vector<Op> ops{AllReduce{Axis::kEnds}};
@@ -248,7 +249,7 @@ Program update(Program p) {
     if (p.counts(u)) add(SumSquares{}, u, Phase::kClip);
   }
   if (s.holders() > 1) {
-    // Where every rank holds the same whole gradient or shard, its sum of squares is already the same on them.
+    // When every rank holds the same whole gradient or shard, its sum of squares is already the same on all of them.
     const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
     add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip);
     if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip);

@@ -1,4 +1,4 @@
-// What tensor ranks exchange between the parts of a layer.
+// The communication of tensor ranks between the parts of a layer.
 #include <map>
 
 #include "program/build.h"
@@ -12,11 +12,11 @@ struct Exchange {
   std::int64_t layer = -1;
 };
 
-// What a part reads by rows, and what it leaves as a sum.
+// The values that a part reads as gathered rows, and the partial sum that it leaves.
 struct Exchanges {
   std::vector<Exchange> in;
   std::optional<Exchange> out;
-  bool adds = false;  // the sum joins the residual gradient
+  bool adds = false;  // the sum is added to the residual gradient
 };
 
 Exchanges exchanges_of(const Program& p, const Compute& c) {
@@ -40,7 +40,7 @@ Exchanges exchanges_of(const Program& p, const Compute& c) {
       if (backward) return {{{Moves::kDResidual, l + 1}}, {}, false};
       return {{}, Exchange{Moves::kResidual, l + 1}, false};
     case Part::kFinalNorm:
-      // Its backward follows at once and finds the rows that its forward gathered.
+      // Its backward follows at once and uses the rows that its forward gathered.
       if (backward) return {{}, Exchange{Moves::kDResidual, last}, false};
       return {{{Moves::kResidual, last}}, {}, false};
     case Part::kHeadLogits:
@@ -66,8 +66,8 @@ class Exchanger {
         continue;
       }
       const Exchanges e = exchanges_of(p_, *c);
-      // All that is brought together stands before the first product, so that its stream has no product to wait for
-      // between two pieces.
+      // All gathers stand before the first product, so that the communication stream waits for no product between two
+      // pieces.
       std::vector<Step> products = pieces_of(step);
       if (p_.setting.sharded_rows())
         for (const Exchange& in : e.in)
@@ -82,7 +82,7 @@ class Exchanger {
   }
 
  private:
-  // The part once for each piece of its rows.
+  // Returns the part once for each piece of its rows.
   std::vector<Step> pieces_of(const Step& step) {
     const auto& whole = std::get<Compute>(step.op);
     if (!by_chunks(p_.setting, whole.part)) return {step};
@@ -91,7 +91,7 @@ class Exchanger {
       Compute piece = whole;
       piece.chunk = chunk;
       Step made = detail::make_step(p_, piece, -1, step.phase, step.stream, suffix_of(p_, step));
-      // What stands elsewhere for recomputation, or is made of it.
+      // Operands without a buffer per piece keep the buffers of `step`: recomputation may have moved them.
       const Signature of_piece = signature(p_, piece, -1);
       const auto keep = [&](const std::vector<Operand>& operands, const std::vector<Use>& from, std::vector<Use>& to) {
         for (std::size_t i = 0; i < operands.size(); ++i)
@@ -104,14 +104,14 @@ class Exchanger {
     return pieces;
   }
 
-  // The pieces of rows that a step takes or leaves: its own, or all of them.
+  // Returns the pieces of rows that a step takes or leaves: its own piece, or all pieces.
   std::vector<std::int64_t> chunks_of(const Step& step) const {
     const auto& c = std::get<Compute>(step.op);
     return by_chunks(p_.setting, c.part) ? std::vector{c.chunk} : row_chunks(p_.setting);
   }
 
   static std::string suffix_of(const Program& p, const Step& step) {
-    // Where forward and recompute have buffers of their own, those of a layer's middle say which.
+    // When forward and recompute have separate buffers, the slot of the layer's middle tells them apart.
     for (const auto* uses : {&step.reads, &step.writes})
       for (const Use& use : *uses) {
         const Buffer& b = p.buffers[static_cast<std::size_t>(use.buffer)];
@@ -120,7 +120,7 @@ class Exchanger {
     return "";
   }
 
-  // The rows for `step` to read, in a buffer of its own.
+  // Gathers the rows that `step` reads into a buffer of its own.
   void gather(const Exchange& e, Step& step) {
     std::map<int, int> own;  // one copy for all pieces that share a buffer
     for (const std::int64_t chunk : chunks_of(step)) {
@@ -135,8 +135,9 @@ class Exchanger {
       if (const auto copy = own.find(use.buffer); copy != own.end()) use.buffer = copy->second;
   }
 
-  // Behind the sum that leaves the same piece, which has the stream before it: the next product may begin while sums of
-  // later pieces are made. Otherwise here.
+  // Returns the place right after the reduce-scatter of the same piece, which precedes the gather on the same stream:
+  // the next product may then begin while sums of later pieces are made. Without such a reduce-scatter, returns the
+  // end.
   std::vector<Step>::iterator place_of_gather(const Exchange& e, std::int64_t chunk) {
     if (chunk >= 0)
       for (auto step = steps_.end(); step != steps_.begin();) {
@@ -167,7 +168,7 @@ class Exchanger {
 Program exchange_tensors(Program p) {
   if (!p.setting.tensor()) return p;
   for (Body& body : p.bodies) Exchanger(p).run(body);
-  if (p.setting.chunked_rows()) detail::drop_unused_buffers(p);  // those of all pieces at once
+  if (p.setting.chunked_rows()) detail::drop_unused_buffers(p);  // buffers of all rows
   return p;
 }
 

@@ -11,12 +11,12 @@ std::int64_t width_of(const Program& p, const Use& use) {
   return size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
 }
 
-// An op of a text may lack its operand: the verifier says so afterwards.
+// An op from a text may lack this operand; the verifier reports that afterwards.
 std::vector<Use> if_any(const Use* use) {
   return use ? std::vector<Use>{*use} : std::vector<Use>{};
 }
 
-// All that `whole` holds, or the piece of its rows.
+// Returns the bytes of all operands in `whole`, or of the piece `chunk` of their rows.
 std::int64_t exchanged_bytes(const Program& p, std::int64_t chunk, const std::vector<Use>& whole,
                              const mesh::PerAxis& at) {
   if (chunk < 0 || whole.empty()) return used_bytes(p, whole, at);
@@ -24,7 +24,7 @@ std::int64_t exchanged_bytes(const Program& p, std::int64_t chunk, const std::ve
   return (last - first) * p.arch.hidden * width_of(p, whole.front());
 }
 
-// Between stages: of rows that tensor ranks share, those that the rank keeps.
+// Bytes of a message between stages. When tensor ranks share the rows, it holds the rows that the rank keeps.
 std::int64_t message_bytes(const Program& p, const std::vector<Use>& value, const mesh::PerAxis& at) {
   if (!p.setting.sharded_rows() || at == mesh::PerAxis{} || value.empty()) return used_bytes(p, value, at);
   return kept_rows(p.setting, at) * p.arch.hidden * width_of(p, value.front());
@@ -35,7 +35,7 @@ std::int64_t message_bytes(const Program& p, const std::vector<Use>& value, cons
 std::int64_t used_elements(const Program& p, const Use& use, const mesh::PerAxis& at) {
   const Buffer& buffer = p.buffers.at(static_cast<std::size_t>(use.buffer));
   const int unit = p.unit_of_buffer(use.buffer);
-  // The buffer is as large as the rank at 0 needs it, and a text may say another size than the layout's.
+  // The buffer has the size that the rank at 0 needs; a text may give it another size than the layout's.
   if (unit < 0 || (use.range == Range::kAll && at == mesh::PerAxis{})) return buffer.elements;
   const Range range = use.range == Range::kAll ? extent_of(p, buffer.role) : use.range;
   const auto [first, last] = unit_range(p.setting, at, p.units[static_cast<std::size_t>(unit)], range);

@@ -38,12 +38,14 @@ std::vector<std::int64_t> balanced_layers(const arch::Architecture& arch, const 
   const arch::Architecture local = arch::tensor_local(arch, setting.tensor_ranks());
   double layer = 0.0;
   for (const arch::Part part : detail::kLayerParts) layer += flops_of(local, setting, part);
-  // In layers. An embedding has no products: what it takes, copies and the update of its table, tells between stages
-  // that are equal without it (as in Llama 3, whose first and last stages have a layer less; Grattafiori et al. 2024).
+  // Loads are in units of layers. An embedding has no products: its cost, for copies and the update of its table,
+  // decides only between stages that are otherwise equal (as in Llama 3, whose first and last stages have a layer less;
+  // Grattafiori et al. 2024).
   const double head = flops_of(local, setting, arch::Part::kHead) / layer;
   const auto count = static_cast<std::size_t>(global_stages);
   MOLEN_CHECK(global_stages <= arch.layers, "{} layers for {} chunks", arch.layers, global_stages);
-  // Each stage one layer, for a chunk without any has no place to keep its input; then one by one to the lightest.
+  // Each stage gets one layer, because a chunk without layers has no place to keep its input. The other layers go one
+  // by one to the lightest stage.
   std::vector<std::int64_t> layers(count, 1);
   for (std::int64_t left = arch.layers - global_stages; left > 0; --left) {
     const auto load = [&](std::size_t g) { return static_cast<double>(layers[g]) + (g + 1 == count ? head : 0.0); };

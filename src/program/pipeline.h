@@ -1,4 +1,4 @@
-// Where the stages of a pipeline lie in the model: which layers, and which of its two ends, each chunk of a stage has.
+// The layers of each chunk of a pipeline stage, and whether it has the embedding or the head.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace molen::program {
 
 struct Setting;
 
-// How the actions of a step are ordered (program/schedule.h); kFile: as a text file says.
+// The order of a step's actions (program/schedule.h). kFile: a text file gives the order.
 enum class ScheduleKind { kGpipe, k1f1b, kInterleaved, kZbH1, kZbV, kFile };
 inline constexpr std::array kAllScheduleKinds{ScheduleKind::kGpipe, ScheduleKind::k1f1b, ScheduleKind::kInterleaved,
                                               ScheduleKind::kZbH1, ScheduleKind::kZbV};
@@ -29,33 +29,34 @@ std::string_view name_of(Placement placement);  // "interleaved", "v"
 int global_stage_of(Placement placement, int stages, int stage, int chunk);
 int stage_of(Placement placement, int stages, int global_stage);
 
-// What a Setting says of the pipeline along its axis pp.
+// The part of a Setting that describes the pipeline along its axis pp.
 struct Pipeline {
   ScheduleKind schedule = ScheduleKind::k1f1b;
   Placement placement = Placement::kInterleaved;
   int chunks = 1;  // on each stage
-  // Backwards run in halves, of the input and of the weights (zb-h1, zb-v, files with I and W): what the second half
-  // reads is kept until then, so the residual gradient has a buffer in each place and is not added to in place.
+  // Backwards run in halves, of the input and of the weights (zb-h1, zb-v, files with I and W). The inputs of the
+  // second half are kept until it runs, so the residual gradient has a buffer at each place and is not added to in
+  // place.
   bool halves = false;
   std::vector<std::int64_t> layers;  // of each global stage; empty: balanced_layers
-  int stage = 0;                     // whose program it is
+  int stage = 0;                     // the stage whose program this is
   bool operator==(const Pipeline&) const = default;
 };
 
-// A run of layers with what stands at the model's ends.
+// A run of layers, with the embedding or the head when the run is at an end of the model.
 struct Chunk {
   int global_stage = 0;
   std::int64_t first = 0, end = 0;  // layers [first, end)
-  bool embed = true, head = true;   // embedding before them; final norm and head behind them
+  bool embed = true, head = true;   // embedding before the layers; final norm and head after them
   bool operator==(const Chunk&) const = default;
 };
 
-// Layers of each global stage such that the one with the most FLOPs, embedding and head counted, has as few as
-// possible; each has at least one.
+// Chooses the number of layers of each global stage so that the largest FLOPs of a stage, embedding and head included,
+// are as few as possible. Each stage has at least one layer.
 std::vector<std::int64_t> balanced_layers(const arch::Architecture& arch, const Setting& setting, int global_stages);
 
-// The chunks of Setting::pipeline.stage; the whole model where there is one stage. Throws UsageError where the layers
-// said are not the model's.
+// Returns the chunks of Setting::pipeline.stage, or the whole model when there is one stage. Throws UsageError when the
+// given layer counts do not match the model.
 std::vector<Chunk> chunks_of(const arch::Architecture& arch, const Setting& setting);
 
 }  // namespace molen::program

@@ -41,7 +41,7 @@ Setting hybrid(int shards, int replicas, int zero, bool own_over_dp) {
   return s;
 }
 
-// Any parts, in every layer or in some.
+// Any set of parts, in every layer or in some layers.
 rc::Gen<Recompute> any_recompute() {
   return rc::gen::map(
       rc::gen::pair(rc::gen::inRange(0, 1 << 5), rc::gen::inRange(1, 5)), [](const std::pair<int, int>& chosen) {
@@ -99,7 +99,8 @@ TEST(Program, EvaluationProgramIsSound) {
   EXPECT_EQ(p.find_buffer("grad.embed"), -1);
 }
 
-// When each op runs if it takes as long as `duration` says: in list order on its stream, after what it waits for.
+// Returns when each op runs if it takes as long as `duration` says: in list order on its stream, after the ops it waits
+// for.
 std::vector<std::pair<double, double>> run_times(const std::vector<Expanded>& ops,
                                                  const std::function<double()>& duration) {
   std::vector<std::pair<double, double>> times(ops.size());
@@ -119,7 +120,7 @@ struct Use1 {
   std::string name;
 };
 
-// Buffers (from their first use in an instance to their last one) and scratch, in a run with these times.
+// Returns the uses of buffers (from first to last use in an instance) and of scratch, in a run with these times.
 std::vector<Use1> uses_in(const Program& p, const MemoryPlan& plan, const std::vector<Expanded>& ops,
                           const std::vector<std::pair<double, double>>& times) {
   std::map<std::pair<int, int>, Use1> buffers;  // by instance and buffer
@@ -183,10 +184,10 @@ TEST(Memory, HighWaterHoldsWhatIsLive) {
   }
 }
 
-// Persistent memory of a rank by strategy, in bytes a parameter, against the formulas of Rajbhandari et al. 2020 (Fig.
-// 1) and, of groups of S among N ranks, of FSDP's hybrids (Zhao et al. 2023) and Megatron's: weights w, gradients g,
-// optimizer states k. In fp32 k is 8 for the moments, in the place of mixed precision's 12; gradients are kept in fp32
-// in bf16 too, so that g is 4.
+// Persistent memory of a rank by strategy, in bytes per parameter, against the formulas of Rajbhandari et al. 2020
+// (Fig. 1) and, for groups of S among N ranks, of FSDP's hybrids (Zhao et al. 2023) and Megatron's. Weights are w,
+// gradients g, optimizer states k. In fp32, k is 8 for the moments, instead of mixed precision's 12. Gradients are in
+// fp32 in bf16 runs too, so g is 4.
 struct Bytes3 {
   double w, g, k;
 };
@@ -219,8 +220,8 @@ TEST(Memory, StrategiesReachTheFormulas) {
       const MemorySummary m = summarize(p, plan_memory(p));
       double parameters = 0;
       for (const auto& u : p.units) parameters += static_cast<double>(u.elements);
-      // Each kind of a unit's state (weights, gradients, two moments, master) is cut in blocks of 16 elements: the
-      // first rank has up to one more than its share; where states are cut twice, half of another.
+      // Each kind of a unit's state (weights, gradients, two moments, master) is cut in blocks of 16 elements. The
+      // first rank has up to one block more than its share, and half a block more when states are cut twice.
       const double slack = static_cast<double>(p.units.size()) * 5 * 64 * (s.own_over_dp ? 1.5 : 1.0);
       const double planned = static_cast<double>((m.parameters + m.gradients + m.optimizer).value),
                    published = strategy.formula(bytes);
@@ -293,7 +294,7 @@ TEST(Layout, OwnedRangesTile) {
     }
 }
 
-// Each parameter has one place, whatever the units are; those of a chunk's layers do not reach into another's.
+// Each parameter has one place, whatever the units are; units of one chunk's layers do not reach into another chunk.
 TEST(Layout, UnitsHoldEveryParameterOnce) {
   auto a = tiny(false);
   a.layers = 5;
@@ -325,7 +326,7 @@ TEST(Layout, UnitsHoldEveryParameterOnce) {
   EXPECT_EQ(names(a.layers).size(), 4u);
 }
 
-// Deleting, retargeting or disordering an op: every single deletion, in every layout, is refused.
+// Edits that delete, retarget or reorder an op. Every single deletion, in every layout, is refused.
 struct EditedLayout {
   int shards, zero;
   bool recompute, tied;
@@ -390,16 +391,16 @@ TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
     }
 }
 
-// Moving a value that nobody reads, or reading the same value from where it also stands, changes nothing and is
+// Moving a value that no op reads, or reading the same value from another buffer that holds it, changes nothing and is
 // accepted.
 bool keeps_the_meaning(const Program& p, std::size_t body, std::size_t op, bool write, int from, int to) {
   const Buffer &was = p.buffers[static_cast<std::size_t>(from)], &is = p.buffers[static_cast<std::size_t>(to)];
   const bool copies = was.role == is.role && was.unit == is.unit && was.layer == is.layer && was.slot == is.slot &&
                       was.chunk == is.chunk && was.place == is.place;
-  // Of what is dropped, forward's last layer may still be in its slot.
+  // A slot of dropped values may still hold those of forward's last layer.
   const bool slots = was.role == is.role && !was.slot.empty() && !is.slot.empty();
   if (!write) return copies || slots;
-  // A value that another follows before any op has read it: a ring's own keys, and gradients that are home.
+  // A value that is overwritten before any op has read it: a ring's own keys, and gradients that are home.
   const auto in = [&](const std::vector<Use>& uses) {
     return std::any_of(uses.begin(), uses.end(), [&](const Use& use) { return use.buffer == from; });
   };
@@ -443,7 +444,7 @@ TEST_P(Edited, SwappingNeighboursIsRefusedOrKeepsTheMeaning) {
       Program q = p;
       std::swap(q.bodies[b].steps[k], q.bodies[b].steps[k + 1]);
       if (!verify(q).empty()) continue;
-      // Accepted only where neither op reads or writes what the other writes, or where both add to the step's sums.
+      // Accepted only when neither op reads or writes what the other writes, or when both add to the step's sums.
       const auto touches = [&](const std::vector<Use>& uses, const std::vector<Use>& writes) {
         for (const Use& x : uses)
           for (const Use& y : writes)
@@ -467,11 +468,11 @@ TEST_P(Edited, EveryDroppedEdgeIsRefused) {
       if (!p.bodies[b].steps[k].after.empty()) {
         Program q = p;
         q.bodies[b].steps[k].after.clear();
-        // What only bounds the prefetch is no hazard: without it more memory is planned, or as much.
+        // An edge that only bounds the prefetch prevents no hazard: without it the plan needs more memory, or as much.
         const Op& op = p.bodies[b].steps[k].op;
         const bool brings = (std::holds_alternative<AllGather>(op) && p.setting.sharded_parameters()) ||
                             (std::holds_alternative<CopyToDevice>(op) && p.setting.offload.parameters);
-        // So do those of activations that come, and of forward ops behind such as leave.
+        // The same holds for activations that come back, and for forward ops that wait for activations to leave.
         const auto* c = std::get_if<Compute>(&op);
         const bool bound = p.setting.offload.activations && (std::holds_alternative<CopyToDevice>(op) ||
                                                              (c && c->layer >= 0 && c->pass == ComputePass::kForward));
@@ -540,7 +541,7 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("buffer ids i32", "buffer ids i33", "i33");
 }
 
-// What a text stands for is as large as the text, whatever it says.
+// The memory for a parsed program is bounded by the size of its text, whatever the text says.
 TEST(Text, HostileTextsAreBounded) {
   const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));
   const auto parsed = [](const std::string& hostile) { return [hostile] { parse(hostile, "p.txt"); }; };
@@ -558,7 +559,7 @@ TEST(Text, HostileTextsAreBounded) {
             "");
   EXPECT_EQ(bounded("a program of 400,000 bodies", parsed(with(bodies))), "");
   EXPECT_EQ(bounded("a body of 100,000 ops", parsed(with(steps))), "");
-  // Two megabytes that stand for 5e10 ops.
+  // Two megabytes that expand to 5e10 ops.
   std::string instances = "schedule";
   for (int i = 0; i < 500'000; ++i) instances += " hostile";
   EXPECT_NE(bounded("a body of 100,000 ops 500,000 times", parsed(text.substr(0, schedule) + steps + instances + "\n"))
@@ -572,7 +573,7 @@ TEST(Text, HostileTextsAreBounded) {
             std::string::npos);
 }
 
-// Numbers that name a place are taken up to the last one there is, and no further.
+// Numbers that name a place are accepted up to the last place, and no further.
 TEST(Text, NumbersBeyondWhatIsThereAreRefused) {
   const auto p = build(tiny(), setting_of(2, 0, false, 4));
   const std::string text = print(p);
@@ -649,10 +650,10 @@ TEST(Build, RefusesWhatItCannotHonour) {
   EXPECT_THROW(build(tiny(), s), UsageError);
   s = setting_of(2, 0, false, 4);
   s.offload.gradients = true;
-  EXPECT_THROW(build(tiny(), s), UsageError);  // an optimizer on the device
+  EXPECT_THROW(build(tiny(), s), UsageError);  // the optimizer is on the device
   s.offload = {true, false, true};
   s.zero = 1;
-  EXPECT_THROW(build(tiny(), s), UsageError);  // updates a part of what it keeps
+  EXPECT_THROW(build(tiny(), s), UsageError);  // updates only a part of what it keeps
   s = hybrid(2, 2, 3, true);
   s.offload = {true, false, true};
   EXPECT_THROW(build(tiny(), s), UsageError);
@@ -684,7 +685,7 @@ TEST(Build, RefusalsNameTheirFigures) {
       << why(s);
 }
 
-// On whatever stream they run: a flag that is read before it is decided is last step's, or none.
+// Guarded ops wait on every stream: a flag that is read before it is decided is last step's, or none.
 TEST(Streams, GuardedOpsWaitForTheAgreement) {
   for (const bool parameters : {false, true}) {
     Setting s = setting_of(2, parameters ? 3 : 1, false, 8);
@@ -692,7 +693,7 @@ TEST(Streams, GuardedOpsWaitForTheAgreement) {
     s.offload.gradients = s.offload.parameters = parameters;
     const Program p = build(tiny(), s);
     const auto ops = expand(p);
-    std::vector<bool> after_agree(ops.size(), false);  // of what is known to have ended before
+    std::vector<bool> after_agree(ops.size(), false);  // whether the agreement is known to have ended before
     std::array<bool, kNumStreams> stream{};
     int guarded = 0;
     for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -709,7 +710,7 @@ TEST(Streams, GuardedOpsWaitForTheAgreement) {
   }
 }
 
-// Of a step, what travels of gradients: as many elements in half the bytes, and nothing else of another size.
+// A 16-bit type halves the bytes of a step's gradient messages, with as many elements, and changes no other size.
 TEST(Messages, HalveWhatTravelsOfGradients) {
   const auto moved = [](const Program& p) {
     std::map<std::string, std::int64_t> bytes;
@@ -721,7 +722,7 @@ TEST(Messages, HalveWhatTravelsOfGradients) {
   };
   std::vector<Setting> settings{setting_of(2, 0, false, 8), setting_of(3, 1, false, 12), setting_of(2, 2, true, 12),
                                 setting_of(2, 3, false, 8), hybrid(2, 2, 3, false),      hybrid(2, 2, 2, true)};
-  settings.push_back(setting_of(2, 2, false, 8));  // what tensor ranks sum stays as it is
+  settings.push_back(setting_of(2, 2, false, 8));  // sums over tensor ranks stay as they are
   settings.back().mesh[mesh::Axis::kTp] = 2;
   for (Setting s : settings) {
     SCOPED_TRACE(sharding_text(s));
@@ -740,7 +741,7 @@ TEST(Messages, HalveWhatTravelsOfGradients) {
         halved += half;
       }
       EXPECT_GE(halved, 1);
-      // Gradients themselves stay wide, and messages share the place of one.
+      // Gradients themselves stay wide, and all messages share the memory of the largest.
       std::int64_t largest = 0, all = 0;
       for (const Buffer& b : p.buffers)
         if (b.name.starts_with("grad")) {
@@ -774,7 +775,7 @@ TEST(Messages, AreNotNarrowerThanTheirProof) {
   EXPECT_THROW(build(tiny(), s), UsageError);
 }
 
-// fp16 has bf16's program but for the scratch of its kernels, which widen more: the loss scale is data of the step.
+// fp16 has bf16's program, except for the scratch of its kernels, which widen more. The loss scale is data of the step.
 TEST(Build, TakesBothTypesOf16Bits) {
   Setting s = setting_of(2, 1, true, 8);
   s.kernels = arch::Kernels::kAten;

@@ -11,7 +11,7 @@ namespace {
 // Per stream, the latest op that is known to have ended; -1: none.
 using PerStream = std::array<int, kNumStreams>;
 
-// What is known to have ended when each op starts and ends.
+// Returns, for each op, what is known to have ended once the op has ended.
 std::vector<PerStream> known_by(const std::vector<Expanded>& ops) {
   const auto stream_of_op = [&](int op) {
     return static_cast<std::size_t>(ops[static_cast<std::size_t>(op)].step->stream);

@@ -1,4 +1,4 @@
-// Ops of two streams that use one buffer with nothing between them that says which comes first.
+// Finds pairs of ops that use one buffer on two streams without an order between them.
 #pragma once
 
 #include <utility>
@@ -9,8 +9,8 @@
 namespace molen::program {
 
 // Every pair of ops that touch one buffer on two streams, one of them writing, must be ordered: the edges that
-// pass::order_streams finds must follow from the edges that are there. Of each that does not: the op, and the one it
-// should wait for. `ops`: the expanded program.
+// pass::order_streams finds must follow from the existing edges. Returns, for each edge that does not follow, the op
+// and the op that it should wait for. `ops` is the expanded program.
 std::vector<std::pair<int, int>> unordered(const Program& program, const std::vector<Expanded>& ops);
 
 }  // namespace molen::program

@@ -12,7 +12,7 @@
 namespace molen::program {
 namespace {
 
-// A layer number, like those of arch::validate.
+// The bound on a layer number, like the bounds of arch::validate.
 constexpr std::int64_t kMostLayers = std::int64_t{1} << 31;
 
 std::int64_t every_from_text(std::string_view digits, std::string_view whole) {

@@ -1,4 +1,4 @@
-// Which activations are computed again instead of being kept: by part of a layer, in every layer or in every k-th.
+// Text form and helpers of recomputation: which parts of a layer are computed again, in every layer or in every k-th.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace molen::program {
 
-// The part of a layer that makes a value which backward reads and a recomputation can make again. None for what layers
-// hand to each other: it is always kept.
+// Returns the part of a layer that makes a value, if backward reads the value and recomputation can make it again.
+// Returns nothing for the values that layers hand to each other, which are always kept.
 std::optional<arch::Part> made_by(Value value);
 
-// "none", "full", "norm_qkv,attention", each but the first with "/2" behind it for every second layer.
+// Returns "none", "full" or "norm_qkv,attention"; all but "none" may end with "/2", which means every second layer.
 std::string text_of(const Recompute& recompute);
-// Reads that, the parts in any order. Throws UsageError without a place: who calls knows it.
+// Reads that form, the parts in any order. Throws UsageError without a place in a file: the caller knows it.
 Recompute recompute_from_text(std::string_view text);
 // Adds a part by its name. Throws UsageError for a name that is no part of a layer, and for "down".
 void add_part(Recompute& recompute, std::string_view part);

@@ -103,8 +103,8 @@ TEST(Recompute, BuildRefusesWhatIsNoChoice) {
   EXPECT_NOTED(build(model(), s), UsageError);
 }
 
-// Each part that is dropped runs again once, in the layers asked for, with only other recomputations between it and its
-// first reader in backward; and every choice is sound.
+// Each dropped part runs again once, in the layers asked for, with only other recomputations between it and its first
+// reader in backward; and every choice is sound.
 TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
   for (const Recompute& choice : all_choices()) {
     SCOPED_TRACE(text_of(choice));
@@ -143,7 +143,7 @@ TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
   }
 }
 
-// A value that is read before it is there again is refused, for every choice and every part that runs again.
+// Reading a value before it is computed again is refused, for every choice and every part that runs again.
 TEST(Recompute, ReadingTooEarlyIsRefused) {
   int moved = 0;
   for (const Recompute& choice : all_choices()) {
@@ -175,7 +175,7 @@ TEST(Recompute, ReadingTooEarlyIsRefused) {
   EXPECT_EQ(moved, 16 * 5 * (4 + 2 + 2 + 1));  // each part is in 16 choices; 4, 2, 2, 1 layers
 }
 
-// FLOPs that are made a second time are the hardware's, not the model's.
+// FLOPs of recomputation are the hardware's, not the model's.
 TEST(Recompute, CountsAsWorkOfTheHardwareOnly) {
   const auto sums = [](const Program& p) {
     double model_flops = 0, hardware = 0;
@@ -208,7 +208,7 @@ TEST(Recompute, CountsAsWorkOfTheHardwareOnly) {
   }
 }
 
-// Sums and gathered rows of parts that run again are exchanged again, by recomputation's own collectives.
+// Sums and gathered rows of recomputed parts are exchanged again, by recomputation's own collectives.
 TEST(Recompute, TensorRanksExchangeAgainWhatTheyNeed) {
   for (const bool rows : {false, true})
     for (const Recompute& choice : all_choices()) {

@@ -1,4 +1,4 @@
-// What a setting, a text and an edited program are refused for, whole message by whole message
+// Tests the refusals of settings, texts and edited programs, whole message by whole message
 // (tests/golden/messages/Refusals.*.txt), and the whole texts of the programs that are edited
 // (tests/golden/program/texts.txt).
 #include <fmt/format.h>
@@ -133,7 +133,7 @@ TEST(Refusals, OfSettings) {
   EXPECT_NOTED(build(two_layers(), s, &other), UsageError);
 }
 
-// A program of each kind of op.
+// Programs that together have each kind of op.
 std::vector<Program> programs() {
   std::vector<Program> all;
   Setting s = plain(2, 3);
@@ -174,7 +174,7 @@ std::string findings_of(const Program& p) {
   return text;
 }
 
-// Alike but for their numbers: one of them says what all do.
+// Messages that differ only in numbers are noted once.
 std::string without_numbers(std::string text) {
   std::erase_if(text, [](char c) { return c >= '0' && c <= '9'; });
   return text;
@@ -205,7 +205,7 @@ std::string joined(const std::vector<std::string>& parts, char separator) {
   return text;
 }
 
-// Without it, another name, the next number, and a list without its first member.
+// Returns damaged forms of a word: empty, with another name, the next number, and a list without its first member.
 std::vector<std::string> damages_of(const std::string& word) {
   std::vector<std::string> damages{""};
   const std::size_t begin = word.find('=') + 1;
@@ -218,7 +218,7 @@ std::vector<std::string> damages_of(const std::string& word) {
   return damages;
 }
 
-// Each word of the first line of each kind (its keys), damaged.
+// Damages each word of the first line of each kind (its keys).
 TEST(Refusals, OfTexts) {
   const GoldenMessages golden;
   std::set<std::string> seen, said;
@@ -248,7 +248,7 @@ TEST(Refusals, OfTexts) {
   }
 }
 
-// Each line once more, and each gone: what stands twice or not at all.
+// Each line twice, and each line missing.
 TEST(Refusals, OfTextsWithOtherLines) {
   const GoldenMessages golden;
   const std::vector<std::string> lines = split(print(programs().front()), '\n');
@@ -297,7 +297,7 @@ TEST(Refusals, OfStagesThatDoNotMeet) {
       }
 }
 
-// Each op gone, and each in the place of the one before it.
+// Each op missing, and each op swapped with the op before it.
 TEST(Refusals, OfEditedPrograms) {
   const GoldenMessages golden;
   std::set<std::string> seen;

@@ -1,4 +1,4 @@
-// What schedules of any origin have in common: the check, the slots, the simulation.
+// Shared code for schedules of any origin: the check and the simulation.
 #include "program/schedule.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ bool gives_input_gradient(const Action& a) {
   return a.kind == ActionKind::kBackward || a.kind == ActionKind::kBackwardInput;
 }
 
-// The global stage whose action of the same direction an action waits for, or -1. What it needs of its own global stage
-// stands before it in the list of its stage.
+// Returns the global stage whose action of the same direction an action waits for, or -1. An action that it needs of
+// its own global stage is earlier in the list of its stage.
 int waits_for(const Schedule& s, int stage, const Action& a) {
   const int g = s.global_stage(stage, a.chunk);
   if (is_forward(a)) return g - 1;
@@ -76,7 +76,7 @@ void check_sizes(const Schedule& s) {
   if (s.stages < 1 || s.chunks < 1 || s.micro_batches < 1)
     throw UsageError("a pipeline schedule needs at least one stage, chunk and micro-batch, not {}, {} and {}", s.stages,
                      s.chunks, s.micro_batches);
-  // In steps, for the product of three counts need not fit.
+  // Compares in steps, because the product of three counts may overflow.
   const auto global = std::int64_t{s.stages} * s.chunks;
   if (global > kMaxScheduleActions || global * s.micro_batches > kMaxScheduleActions / 2)
     throw UsageError("a pipeline schedule of {} stages x {} chunks x {} micro-batches has more than {} actions",
@@ -89,7 +89,7 @@ void check_sizes(const Schedule& s) {
 
 enum class Progress : std::uint8_t { kNone, kForward, kInput, kDone };
 
-// What is wrong with running `a` now, or nullptr; moves `state` on.
+// Returns why `a` cannot run now, or nullptr; advances `state`.
 const char* advance(Progress& state, const Action& a) {
   const Progress before = state;
   switch (a.kind) {
@@ -112,7 +112,7 @@ const char* advance(Progress& state, const Action& a) {
   return "it is of no known kind";
 }
 
-// Each stage alone: all that it must run, once, in an order that its own actions allow.
+// Checks one stage alone: it must run each of its actions once, in an order that its own actions allow.
 void check_stage(const Schedule& s, int stage) {
   const auto m = static_cast<std::size_t>(s.micro_batches);
   const auto& order = s.order[static_cast<std::size_t>(stage)];
@@ -135,7 +135,7 @@ void check_stage(const Schedule& s, int stage) {
   }
 }
 
-// Follows what a stage waits for until a stage comes up again: that is the circle.
+// Follows the waits from stage to stage until a stage comes up again, which closes the cycle.
 [[noreturn]] void report_deadlock(const Schedule& s, const std::vector<std::size_t>& ran) {
   constexpr int kShown = 6;
   const auto stuck = [&](int stage) {

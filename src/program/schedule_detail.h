@@ -1,4 +1,4 @@
-// Shared by the sources that make schedules.
+// Internals of the sources that make schedules.
 #pragma once
 
 #include "program/schedule.h"

@@ -1,4 +1,4 @@
-// Schedules with whole backwards: GPipe, 1F1B, interleaved 1F1B; and the door to all kinds.
+// Schedules with whole backwards (GPipe, 1F1B, interleaved 1F1B), and the entry points for all kinds.
 #include <algorithm>
 
 #include "base/error.h"
@@ -111,7 +111,7 @@ Schedule make_schedule(ScheduleKind kind, int stages, int chunks, int micro_batc
       detail::fill_zb_h1(s);
       break;
     case ScheduleKind::kZbV:
-      // On one stage both placements are the same, and have one name.
+      // On one stage both placements are the same, and kInterleaved stands for both.
       if (stages > 1) s.placement = Placement::kV;
       detail::fill_zb_v(s);
       break;

@@ -115,7 +115,7 @@ TEST(Schedule, OneForwardOneBackwardByHand) {
             "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n");
 }
 
-// The closed forms are exact: what differs is the rounding of one division.
+// The closed forms are exact up to the rounding of one division.
 TEST(Schedule, IdleSharesAreTheFormulas) {
   constexpr double kRounding = 4 * std::numeric_limits<double>::epsilon();
   for_all_schedules([&](ScheduleKind kind, const Schedule& s) {
@@ -123,12 +123,12 @@ TEST(Schedule, IdleSharesAreTheFormulas) {
     const ScheduleTimes times = unit_times(s);
     const double got = idle_share(times);
     const bool filled = m >= (kind == kZbV ? 2 * p - 1 : p);
-    // GPipe and 1F1B have no chunk to wait for, so they hold for fewer micro-batches than stages, too.
+    // GPipe and 1F1B have no chunk to wait for, so their formulas hold for fewer micro-batches than stages, too.
     if (filled || ((kind == kGpipe || kind == k1f1b) && v == 1)) {
       ASSERT_NEAR(got, ideal_idle_share(kind, p, v, m), kRounding) << describe(kind, s);
     }
-    // What no schedule can beat with fewer: the first micro-batch's way there and back, the others behind it on the
-    // last stage, and (split) the weights of the last one on stage 0.
+    // A bound for any schedule with fewer micro-batches: the first micro-batch's way there and back, the others behind
+    // it on the last stage, and (when backwards are split) the weight gradients of the last one on stage 0.
     if (kind == kInterleaved) {
       ASSERT_EQ(times.total_s, 3 * std::max(v * m + p - 1, v * p + m - 1)) << describe(kind, s);
     }
@@ -155,8 +155,8 @@ TEST(Schedule, ZbVIsBelowZbH1) {
   }
 }
 
-// With few micro-batches zb-v has no closed form: how far it is from the bound, in chunk times, is printed. It never
-// takes longer than zb-h1, whose stages are two chunks each.
+// With few micro-batches zb-v has no closed form; the test prints how far it is from the bound, in chunk times. It
+// never takes longer than zb-h1, whose stages are two chunks each.
 TEST(Schedule, ZbVWithFewMicroBatches) {
   double worst = 0.0;
   int at_bound = 0, cases = 0;
@@ -174,7 +174,7 @@ TEST(Schedule, ZbVWithFewMicroBatches) {
   fmt::print("zb-v, m < 2p-1: {} of {} at the bound, worst {:.3f} above it\n", at_bound, cases, worst);
 }
 
-// Micro-batches whose forward has run on a stage and whose backward has not.
+// Returns the largest number of micro-batches whose forward has run on a stage and whose backward has not.
 int most_in_flight(const Schedule& s, int stage) {
   int live = 0, most = 0;
   for (const Action& a : s.order[static_cast<std::size_t>(stage)]) {
@@ -242,7 +242,7 @@ RC_GTEST_PROP(Schedule, DroppedDoubledAndForeignActionsAreRefused, ()) {
     case 3:
       a.chunk = *rc::gen::element(-1, s.chunks, 1 << 30);
       break;
-    default:  // another kind: what it was is missing, or what it becomes is doubled
+    default:  // another kind: the old action is missing, or the new one is doubled
       a.kind = a.kind == kBackward ? kBackwardInput : a.kind == kForward ? kBackwardWeight : kForward;
       break;
   }
@@ -302,7 +302,7 @@ TEST(Schedule, RefusalsSayWhereAndWhy) {
   s = good;
   s.order[0][1].micro_batch = 2;
   EXPECT_EQ(refusal(s), "stage 0, action 2: chunk 0, micro-batch 2 is not one of 1 chunks and 2 micro-batches");
-  // Stage 0 wants the gradient of the first before it sends the second; stage 1 wants the second first.
+  // Stage 0 needs the gradient of the first micro-batch before it sends the second; stage 1 needs the second first.
   s = make_schedule(k1f1b, 2, 1, 2);
   s.order[0] = {{kForward, 0, 0}, {kBackward, 0, 0}, {kForward, 0, 1}, {kBackward, 0, 1}};
   s.order[1] = {{kForward, 0, 0}, {kForward, 0, 1}, {kBackward, 0, 0}, {kBackward, 0, 1}};
@@ -335,7 +335,7 @@ TEST(Schedule, CountsThatAKindDoesNotHaveAreRefused) {
 }
 
 TEST(Schedule, SimulationByHand) {
-  // Two stages, one micro-batch, 0.5 s on the way: 1 | .5 | 2 3 | .5 | 4.
+  // Two stages, one micro-batch, 0.5 s per transfer: 1 | .5 | 2 3 | .5 | 4.
   const Schedule s = make_schedule(k1f1b, 2, 1, 1);
   ScheduleCosts costs = uniform_costs(s, 1, 1, 1, 0.5);
   costs.forward_s = {1, 2};
@@ -368,8 +368,8 @@ TEST(ScheduleText, RoundTrip) {
   });
 }
 
-// As torch 2.13 writes it (Python's csv: CRLF, an empty cell where a rank waits) for its ScheduleZBVZeroBubble with 2
-// ranks and 3 micro-batches, which is the schedule of the same paper.
+// The text that torch 2.13 writes (Python's csv: CRLF, an empty cell when a rank waits) for its ScheduleZBVZeroBubble
+// with 2 ranks and 3 micro-batches, which is the schedule of the same paper.
 TEST(ScheduleText, ReadsPyTorch) {
   const Schedule s = parse_schedule(
       "0F0,0F1,0F2,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,3F2,3I2,3W2,0I1,0W1,0I2,0W2\r\n"
@@ -453,7 +453,7 @@ RC_GTEST_PROP(ScheduleText, GarbledTextIsRefusedOrRoundTrips, ()) {
   }
 }
 
-// Counts stand in their places, and the limit is where it says.
+// The message has the counts in their order, and the limit is exact.
 TEST(Schedule, TooManyActionsAreNamedInOrder) {
   const GoldenMessages golden;
   const int most = static_cast<int>(kMaxScheduleActions / 2);

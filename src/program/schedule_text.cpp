@@ -10,7 +10,7 @@
 namespace molen::program {
 namespace {
 
-constexpr std::size_t kMaxDigits = 9;  // what is read fits an int
+constexpr std::size_t kMaxDigits = 9;  // so that every number fits an int
 constexpr std::size_t kMaxRows = std::size_t{1} << 16;
 
 char letter(ActionKind kind) {
@@ -38,7 +38,7 @@ std::string_view trim(std::string_view s) {
   return first == std::string_view::npos ? std::string_view{} : s.substr(first, s.find_last_not_of(kBlank) - first + 1);
 }
 
-// For messages: short, and printable whatever it holds.
+// Returns a short and printable form of any text, for messages.
 std::string shown(std::string_view s) {
   constexpr std::size_t kShown = 32;
   std::string out;
@@ -127,7 +127,8 @@ class Parser {
     return value;
   }
 
-  // Counts are the largest numbers that occur; nothing is allocated by them before the cells are known to be enough.
+  // Derives the counts from the largest numbers that occur; allocates nothing of their size before the cells are known
+  // to be enough.
   Schedule sizes() const {
     int last_stage = 0, last_batch = 0;
     for (const auto& row : rows_) {
@@ -146,7 +147,7 @@ class Parser {
         static_cast<int>(stages), static_cast<int>(global / stages), last_batch + 1, Placement::kInterleaved, {}};
     auto wrong = misplaced(s);
     if (wrong.count != 0 && s.chunks == 2 && s.stages > 1) {
-      // The placement that more actions agree with, so that one wrong cell is the one named.
+      // Takes the placement that more actions agree with, so that the message names the wrong cell.
       s.placement = Placement::kV;
       const auto as_v = misplaced(s);
       if (as_v.count < wrong.count)

@@ -1,5 +1,5 @@
-// Schedules whose weight gradients are actions of their own, put where a stage would wait (Qi et al. 2023, "Zero Bubble
-// Pipeline Parallelism", arXiv 2401.10241).
+// Schedules whose weight gradients are separate actions, placed where a stage would otherwise wait (Qi et al. 2023,
+// "Zero Bubble Pipeline Parallelism", arXiv 2401.10241).
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -10,8 +10,8 @@
 namespace molen::program::detail {
 namespace {
 
-// Appends a chunk's next action of a kind: micro-batches ascend. Those from the schedule's count on are left out, which
-// leaves the rest valid: no action needs one of another micro-batch.
+// Appends a chunk's next action of a kind, in ascending micro-batch order. Micro-batches beyond the schedule's count
+// are left out. The rest stays valid, because no action needs one of another micro-batch.
 class Writer {
  public:
   Writer(const Schedule& schedule, std::vector<Action>& order)
@@ -36,12 +36,13 @@ class Writer {
 };
 
 // The V of section 6 for F = I = W. Stage s fills, and then repeats F0 I0 W0 F1 I1 W1. It is full after 2p forwards of
-// chunk 0 and needs 2p-1 micro-batches to run without gaps: missing ones are counted and not written.
+// chunk 0, and needs 2p-1 micro-batches to run without gaps: missing micro-batches are counted but not written.
 void write_v(const Schedule& s, int stage, std::vector<Action>& order) {
   Writer w(s, order);
   const int below = s.stages - stage;  // stages from here to the turn
   const int m = std::max(s.micro_batches, 2 * s.stages - 1);
-  // Until the first micro-batch is back from the turn, and then until its gradient comes up from stage 0's chunk 1.
+  // Forwards until the first micro-batch is back from the turn, and then until its gradient comes up from stage 0's
+  // chunk 1.
   for (int k = 0; k < 2 * below - 1; ++k) w.forward(0);
   for (int k = 0; k < stage; ++k) {
     w.forward(1);
@@ -58,7 +59,7 @@ void write_v(const Schedule& s, int stage, std::vector<Action>& order) {
     w.forward(1);
     w.both(1);
   }
-  // Draining: gradients that others wait for first, then the weights that fill the rest of the step.
+  // Draining: first the gradients that other stages wait for, then the weight gradients that fill the rest of the step.
   for (int k = 0; k < stage; ++k) {
     w.input(0);
     w.input(1);
@@ -68,15 +69,15 @@ void write_v(const Schedule& s, int stage, std::vector<Action>& order) {
   while (w.weights[0] < m) w.weight(0);
 }
 
-// List scheduling of the V with actions of one time unit. At each unit every stage takes the first of these that can
-// run:
-//   I of chunk 1, I of chunk 0   (others wait for them, and memory is freed behind them)
+// List scheduling of the V with actions of one time unit. In each unit every stage takes the first of these actions
+// that can run:
+//   I of chunk 1, I of chunk 0   (other stages wait for them, and they let memory be freed)
 //   F of chunk 1                 while less than 2p activations are held
 //   F of chunk 0                 while less than 2p-1 are held
 //   W of chunk 1, W of chunk 0
-// It cannot get stuck: take the earliest micro-batch that is not through. What is held for later ones is F of chunk 0
-// only, at most 2p-1 of them, so its F of chunk 1 has room, and for its F of chunk 0 nothing later is held at all; all
-// W of earlier ones can run.
+// It cannot get stuck: consider the earliest unfinished micro-batch. For later micro-batches, only F of chunk 0 is
+// held, at most 2p-1 of them, so its F of chunk 1 has room. For its F of chunk 0, nothing later is held at all. All W
+// of earlier micro-batches can run.
 class GreedyV {
  public:
   explicit GreedyV(Schedule& schedule)
@@ -87,7 +88,7 @@ class GreedyV {
   }
 
   void run() {
-    // Each unit at least one action can run.
+    // In each time unit at least one action can run.
     const auto actions = std::int64_t{6} * p_ * m_;
     std::int64_t written = 0;
     for (now_ = 0; written < actions; ++now_) {
@@ -162,8 +163,9 @@ class GreedyV {
 
 }  // namespace
 
-// Stage s warms up as 1F1B does and runs its weight gradients s micro-batches late: the later stages, which hold fewer
-// activations, answer sooner, and fill the end of the step with the weights they owe. Each stage then holds p.
+// Stage s warms up as 1F1B does and runs its weight gradients s micro-batches late. Later stages, which hold fewer
+// activations, therefore answer sooner, and fill the end of the step with the weight gradients that they owe. Each
+// stage then holds p activations.
 void fill_zb_h1(Schedule& s) {
   for (int stage = 0; stage < s.stages; ++stage) {
     Writer w(s, s.order[static_cast<std::size_t>(stage)]);
@@ -177,8 +179,8 @@ void fill_zb_h1(Schedule& s) {
   }
 }
 
-// Where the fixed pattern fills the pipeline nothing is shorter; with fewer micro-batches the shorter of pattern and
-// greedy list is taken, the pattern where they are equal.
+// When the fixed pattern fills the pipeline, no schedule is shorter. With fewer micro-batches, takes the shorter of
+// pattern and greedy list, and the pattern when they are equal.
 void fill_zb_v(Schedule& s) {
   Schedule greedy = s;
   for (int stage = 0; stage < s.stages; ++stage) write_v(s, stage, s.order[static_cast<std::size_t>(stage)]);

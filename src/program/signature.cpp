@@ -21,8 +21,8 @@ bool has_norm_weights(const Program& program) {
   return program.arch.norm != arch::Norm::kLayerPlain;
 }
 
-// The residual stream and its gradient between the parts. One rank alone has whole values. Tensor ranks leave sums to
-// be made; under sequence parallelism they keep rows, and gather all of them for a product.
+// The residual stream and its gradient between the parts. A single rank has whole values. Tensor ranks leave partial
+// sums; under sequence parallelism they keep rows, and gather all rows for a product.
 struct Residuals {
   bool tensor, rows;
   explicit Residuals(const Setting& s) : tensor(s.tensor()), rows(s.sharded_rows()) {}
@@ -50,12 +50,12 @@ Operand consumed(Operand o) {
   return o;
 }
 
-// Of the ring's step c.chunk.
+// The signature of the ring's step c.chunk.
 Signature ring_forward(const Program& p, const Compute& c) {
   const std::int64_t l = c.layer, i = c.chunk;
   const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
   Signature s{{as(kQkv, {Value::kQkv, l})}, {as(kY, at(Value::kAttentionPart, i)), as(kLse, at(Value::kLsePart, i))}};
-  // The last step finishes in the part so far, also where that is wider than what it writes.
+  // The last step finishes in the buffer of the partial output, even when that is wider than the result.
   if (i > 0)
     s.reads.insert(s.reads.end(),
                    {as(kKeys, at(Value::kKeys, i)), as(kYSoFar, consumed(at(Value::kAttentionPart, i - 1))),
@@ -75,9 +75,9 @@ Signature ring_backward(const Compute& c) {
   if (i > 0) s.reads.insert(s.reads.end(), {as(kKeys, at(Value::kKeys, i)), as(kDQkvSoFar, at(Value::kDQuery, i - 1))});
   return s;
 }
-// The first step of keys leaves the rank's own beside each other too. A step of gradients adds what came before to what
-// this rank makes of the same keys, which uses that up, and passes on the sum; the last brings it home, into
-// q|k|v beside those of the queries.
+// The first step of keys also leaves the rank's own keys side by side. A step of gradients adds the received gradients
+// to this rank's own for the same keys, which are used up, and passes the sum on. The last step brings the sum home,
+// into q|k|v beside the gradients of the queries.
 Signature shift(const Program& p, const Shift& o) {
   const std::int64_t l = o.layer, i = o.step;
   const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
@@ -136,7 +136,8 @@ Signature forward(const Program& p, const Compute& c, int unit) {
   throw Error("unknown part {}", static_cast<int>(c.part));
 }
 
-// Parts that add to the residual gradient: in place, but where rows are kept, and the reduction adds.
+// Parts that add to the residual gradient: they add in place, except under sequence parallelism, where the reduction
+// adds.
 Signature backward_norm(const Residuals& stream, Operand d_out, Operand in, Operand stats, int unit, Value kept,
                         std::int64_t kept_layer, Operand result) {
   Signature s{{as(kDY, d_out), as(kX, in), as(kStats, stats), as(kParam, {Value::kParam, unit})},
@@ -153,7 +154,7 @@ Signature backward(const Program& p, const Compute& c, int unit) {
     case Part::kEmbed:
       return {{as(kIds, {Value::kIds}), as(kDY, stream.d_x_in(0))}, {grad}};
     case Part::kNormQkv:
-      // The gradient is turned back by RoPE where it is.
+      // The inverse RoPE of the gradient runs in place.
       return backward_norm(stream, consumed({Value::kDQkv, l}), stream.x_in(l), {Value::kStats1, l}, unit, Value::kDMid,
                            l, stream.d_x_out(l));
     case Part::kAttention: {
@@ -198,7 +199,7 @@ Signature backward(const Program& p, const Compute& c, int unit) {
   throw Error("part {} has no backward", arch::name_of(c.part));
 }
 
-// The half that the part before waits for. The residual gradient is read in one place and written in another.
+// The half that the part before waits for. It reads the residual gradient from one buffer and writes it to another.
 Signature backward_input(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer;
@@ -222,7 +223,7 @@ Signature backward_input(const Program& p, const Compute& c, int unit) {
   }
 }
 
-// Of products, from what forward kept and the first half left.
+// The half for the weights of products. It reads values that forward kept and values that the first half left.
 Signature backward_weights(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer;
@@ -255,7 +256,7 @@ Signature compute(const Program& p, const Compute& c, int unit) {
   }
 }
 
-// The three states of what tensor ranks exchange.
+// The three states of a value that tensor ranks exchange.
 struct Exchanged {
   Value kept, sum, rows;
 };
@@ -275,7 +276,7 @@ Exchanged exchanged(Moves moves) {
   throw Error("tensor ranks exchange no {} so", name_of(moves));
 }
 
-// What this rank updates of a unit: the gradient and the parameters there, in the buffers of the device.
+// Returns the part of a unit's gradient or parameters that this rank updates, in the buffers of the device.
 Operand owned(const Program& p, bool gradient, int unit) {
   const Setting& s = p.setting;
   if (gradient ? s.sharded_gradients() : s.sharded_parameters())
@@ -283,8 +284,8 @@ Operand owned(const Program& p, bool gradient, int unit) {
   return {gradient ? Value::kGrad : Value::kParam, unit, s.owns_part() ? Range::kOwn : Range::kAll};
 }
 
-// The message of a unit for the reduction over an axis, or behind it this rank's part of the sums. Steps: made and
-// summed over the ranks that share a unit, then over the replicas.
+// Returns the message of a unit for the reduction over an axis or, when `summed`, this rank's part of the sums after
+// it. Steps 0 and 1 are message and sums over the ranks that share a unit, 2 and 3 over the replicas.
 Operand message(const Program& p, Axis over, bool summed, int unit) {
   const Setting& s = p.setting;
   const bool replicas = over == Axis::kReplicate;
@@ -307,7 +308,7 @@ Signature cast(const Program& p, const Cast& o, int unit) {
                {shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll});
 }
 
-// An op on one piece of the rows; parameters and gradients have none.
+// Returns the signature on one piece of the rows; parameters, gradients and scalars have no pieces.
 Signature piece_of(Signature s, std::int64_t chunk) {
   for (auto* operands : {&s.reads, &s.writes})
     for (Operand& o : *operands)
@@ -315,7 +316,7 @@ Signature piece_of(Signature s, std::int64_t chunk) {
   return s;
 }
 
-// Gradients on their way from whole sums of this rank to what it updates.
+// Reduces this rank's whole partial sums to the part that it keeps or updates.
 Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
   if (o.moves == Moves::kDKeys)
     return {{as(kFrom, consumed({Value::kDKeysAll, o.layer})), as(kDQkvSoFar, {Value::kDQuery, o.layer})},
@@ -323,7 +324,7 @@ Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
     Signature s = moved(consumed({e.sum, o.layer}), {e.kept, o.layer});
-    // The residual gradient so far: of the layer above the middle, of the middle above the input.
+    // The residual gradient so far: for the middle, that of the layer above; for the input, that of the middle.
     if (o.accumulate)
       s.reads.push_back(as(
           kSoFar, o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1} : Operand{Value::kDMid, o.layer}));
@@ -349,7 +350,7 @@ Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
   return moved({value, unit}, {value, unit});
 }
 
-// Parameters on their way back: from what was updated to the shard, and from shards to the whole.
+// Gathers parameters: from the updated part to the shard, and from shards to the whole.
 Signature all_gather(const Program& p, const AllGather& o, int unit) {
   if (o.moves == Moves::kHead) return moved({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
   if (o.moves == Moves::kKeys) return moved({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
@@ -367,7 +368,7 @@ Signature all_gather(const Program& p, const AllGather& o, int unit) {
   return moved({Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
 }
 
-// What the update leaves in the compute type.
+// Returns the operand of the updated parameters in the compute type.
 Operand updated(const Program& p, int unit) {
   const Setting& s = p.setting;
   if (!s.offload.optimizer) return owned(p, false, unit);
@@ -390,7 +391,7 @@ Signature copy_to_host(const Program& p, const CopyToHost& o, int unit) {
   return moved(owned(p, true, unit), {Value::kGradHost, unit});
 }
 
-// What is to be computed with, or has been updated.
+// Copies a kept value, parameters for their use, or updated parameters.
 Signature copy_to_device(const Program& p, const CopyToDevice& o, int unit) {
   if (o.moves != Moves::kUnit)
     return moved({kept_value(o.moves), o.layer, Range::kAll, 0, true}, {kept_value(o.moves), o.layer});
@@ -515,7 +516,7 @@ bool wide_partial(const Program& program, Value value) {
 }
 
 bool in_place(const Program& program, const Op& op, const Operand& write, const Operand& read) {
-  // Outputs of attention over some ranks' keys go on where they are, but from wide to narrow.
+  // Partial outputs of attention are continued in place, except from a wide to a narrow type.
   const auto goes_on = [&](Value part, Value whole) {
     return read.value == part && (write.value == part || (write.value == whole && !wide_partial(program, part)));
   };
@@ -523,10 +524,10 @@ bool in_place(const Program& program, const Op& op, const Operand& write, const 
   if (goes_on(Value::kAttentionPart, Value::kAttention) || goes_on(Value::kLsePart, Value::kLse) ||
       goes_on(Value::kDQuery, Value::kDQkv) || (read.value == Value::kDKeysIn && write.value == Value::kDKeysIn))
     return true;
-  if (std::holds_alternative<Shift>(op)) return false;  // what passes on is sent while the next comes
+  if (std::holds_alternative<Shift>(op)) return false;  // one value is sent while the next is received
   const bool apart = program.setting.pipeline.halves;
   const auto gradient = [](Value v) { return v == Value::kDResidual || v == Value::kDMid; };
-  if (std::holds_alternative<Compute>(op))  // the residual gradient is added to where it is
+  if (std::holds_alternative<Compute>(op))  // the residual gradient is added to in place
     return !apart && gradient(read.value) &&
            (gradient(write.value) || write.value == Value::kDResidualSum || write.value == Value::kDMidSum);
   if (const auto* reduce = std::get_if<AllReduce>(&op))
@@ -598,7 +599,7 @@ std::int64_t elements_of(const Program& program, const Operand& operand) {
     case Value::kDQkv:
     case Value::kDProjected:
       return n * a.qkv_size();
-    case Value::kDQuery:  // becomes q|k|v where it stands, but where it is wider
+    case Value::kDQuery:  // becomes q|k|v in place, unless it is wider
       return n * (wide_partial(program, Value::kDQuery) ? a.query_size() : a.qkv_size());
     case Value::kKeys:
     case Value::kDKeys:
@@ -725,11 +726,11 @@ Value kept_value(Moves moves) {
 
 Stream stream_of(const Program& program, const Op& op) {
   const Offload& offload = program.setting.offload;
-  // The casts of messages are beside what sums them: backward waits for neither.
+  // The casts of messages run beside the reductions: backward waits for neither.
   if (is_communication(op) || std::holds_alternative<Cast>(op)) return Stream::kDpComm;
   if (std::holds_alternative<CopyToHost>(op)) return Stream::kToHost;
   if (std::holds_alternative<CopyToDevice>(op)) return Stream::kToDevice;
-  // Where what they read is. The step's sums, a few bytes, are used where they are.
+  // These two run where their gradients are. The step's sums, a few bytes, stay where they are.
   const bool host = (std::holds_alternative<OptimizerStep>(op) && offload.optimizer) ||
                     (std::holds_alternative<SumSquares>(op) && offload.gradients);
   return host ? Stream::kHost : Stream::kCompute;

@@ -1,4 +1,4 @@
-// What the steps of a ring read and write: the builder, the verifier and the executor all go by it.
+// Tests the operands of the steps of a ring, which the builder, the verifier and the executor use.
 #include "program/signature.h"
 
 #include <fmt/format.h>
@@ -40,13 +40,13 @@ TEST(Signature, TheStepsOfARing) {
     return text_of(signature(p, Shift{Axis::kCp, moves, 1, step}, -1));
   };
   const auto forward = ComputePass::kForward, backward = ComputePass::kBackward;
-  // Forward: the keys that have come, and what was summed with those before them.
+  // Forward: each step reads the received keys, and the partial output over the keys before them.
   EXPECT_EQ(attention(forward, 0), "qkv.1/0 -> attn_part.1/0 lse_part.1/0");
   EXPECT_EQ(attention(forward, 1), "qkv.1/0 keys.1/1 attn_part.1/0 lse_part.1/0 -> attn_part.1/1 lse_part.1/1");
   EXPECT_EQ(attention(forward, 2), "qkv.1/0 keys.1/2 attn_part.1/1 lse_part.1/1 -> attn.1/0 lse.1/0");
   EXPECT_EQ(shift(Moves::kKeys, 1), "qkv.1/0 -> keys.1/0 keys.1/1");
   EXPECT_EQ(shift(Moves::kKeys, 2), "keys.1/1 -> keys.1/2");
-  // Backward: gradients of keys go around until they are home, where those of queries wait for them.
+  // Backward: gradients of keys go around until they are home, where the gradients of queries wait for them.
   const std::string kept = "d_attn.1/0 qkv.1/0 attn.1/0 lse.1/0";
   EXPECT_EQ(attention(backward, 0), kept + " -> d_query.1/0 d_keys.1/0");
   EXPECT_EQ(attention(backward, 1), kept + " keys.1/1 d_query.1/0 -> d_query.1/1 d_keys.1/1");

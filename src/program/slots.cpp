@@ -54,7 +54,7 @@ Slots::Slots(const Program& p) : counts_(p.buffers.size(), 1), slots_(p.buffers.
     }
   }
   for (std::size_t b = 0; b < p.buffers.size(); ++b) {
-    // A buffer that only instances of no micro-batch use is refused by the verifier, but has a place.
+    // The verifier refuses a buffer that only instances of no micro-batch use, but the buffer still needs a place.
     counts_[b] = std::max(counts_[b], 1);
     for (int& slot : slots_[b]) slot = std::max(slot, 0);
     first_.push_back(places_);

@@ -11,12 +11,12 @@
 namespace molen::program {
 namespace {
 
-// From the first op to the last that uses a buffer for a micro-batch.
+// The first and the last instance that use a buffer for a micro-batch.
 struct Life {
   int first = -1, last = -1;
 };
 
-// Values that live at one time lie apart, and there are no more places than that takes.
+// Values that are alive at one time have different places, and no place is spare.
 TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
   int shared = 0, several = 0;
   for (const ScheduleKind kind : kAllScheduleKinds)
@@ -38,7 +38,7 @@ TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
               for (const Use& use : *uses) {
                 if (p.buffers[static_cast<std::size_t>(use.buffer)].lifetime != Lifetime::kMicroBatch) continue;
                 Life& life = lives[use.buffer][ops[i].micro_batch];
-                // By instance: an instance frees what it uses last only when it ends.
+                // Counts by instance: an instance frees its buffers only when it ends.
                 if (life.first < 0) life.first = ops[i].instance;
                 life.last = ops[i].instance;
               }
@@ -64,7 +64,8 @@ TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
   EXPECT_GT(several, 100) << "no schedule has two micro-batches in flight";
 }
 
-// A text may have a body of no micro-batch use what is kept for one: the verifier refuses it, after all have a place.
+// In a text, a body without a micro-batch may use a buffer that is kept for one. Every buffer gets a place, and then
+// the verifier refuses the program.
 TEST(Slots, BodiesOfNoMicroBatchTakeNone) {
   Setting s;
   s.mesh[mesh::Axis::kPp] = 2;
@@ -73,7 +74,7 @@ TEST(Slots, BodiesOfNoMicroBatchTakeNone) {
   s.sequence = 8;
   Program p = build_stages(tiny(), s)[0];
   const Slots before(p);
-  int kept = -1;  // with the most slots
+  int kept = -1;  // the buffer with the most slots
   for (int b = 0; b < static_cast<int>(p.buffers.size()); ++b)
     if (p.buffers[static_cast<std::size_t>(b)].lifetime == Lifetime::kMicroBatch &&
         (kept < 0 || before.count(b) > before.count(kept)))

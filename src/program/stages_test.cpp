@@ -1,4 +1,4 @@
-// Programs of the stages of a pipeline beside each other: that they meet, and what is refused of them.
+// Tests the programs of all stages of a pipeline together: that their messages match, and what is refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ arch::Architecture seven_layers(bool tied = false) {
   return a;
 }
 
-// Whether a finding has the text.
+// Whether a finding contains the text.
 ::testing::AssertionResult finds(const Program& p, const std::string& text) {
   std::string all;
   for (const Finding& f : verify(p)) {
@@ -69,7 +69,7 @@ TEST(Stages, EvaluateInTurn) {
     }
 }
 
-// The order of training, which may be a file's, is nothing to an evaluation.
+// The order of training, which a file may give, does not matter to an evaluation.
 TEST(Stages, EvaluateWithoutTheFileOfTheSchedule) {
   Setting s = staged(2);
   s.pipeline.schedule = ScheduleKind::kFile;
@@ -89,12 +89,12 @@ TEST(Stages, LayersMayBeGiven) {
   }
 }
 
-// The program with one line edited, whose costs are those of the ops it has now.
+// Returns the program with one line edited and with the costs of the ops that it has now.
 Program edited(const Program& p, const std::string& line, const std::string& from, const std::string& to) {
   return pass::costs(parse(rewrite(print(p), {line}, from, to), "edited"));
 }
 
-// The shares of a tied table are summed by the two ends that have them, each once, and nothing else is.
+// The two ends sum their shares of a tied table, each once, and sum nothing else.
 TEST(Stages, OnlyTheTableIsOfBothEnds) {
   const Program p = build_stages(seven_layers(true), staged(2))[0];
   ASSERT_TRUE(verify(p).empty());
@@ -103,7 +103,7 @@ TEST(Stages, OnlyTheTableIsOfBothEnds) {
                     "the other end of the pipeline has no such gradient"));
 }
 
-// An op that names no unit where it needs one is told so, and is no reason to fall over.
+// An op that names no unit where it needs one gets a finding and causes no crash.
 TEST(Stages, OpsThatNameNoUnit) {
   Setting s = staged(1);
   s.offload.optimizer = true;
@@ -114,8 +114,8 @@ TEST(Stages, OpsThatNameNoUnit) {
   EXPECT_TRUE(finds(edited(p, " sum_squares ", "reads=grad:grad.embed", "reads=grad:x.0"), "names no parameter unit"));
 }
 
-// The first buffer is packed as any other one: scratch of an op that uses it has a place of its own, whether it is
-// placed before the buffer, as the larger one, or after.
+// The first buffer is packed like any other. Scratch of an op that uses it has a place of its own, whether the scratch
+// is placed before the buffer, being larger, or after it.
 TEST(Stages, ScratchStaysOffTheFirstBuffer) {
   Setting s = staged(2);
   s.purpose = Purpose::kEvaluate;

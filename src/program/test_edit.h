@@ -1,4 +1,4 @@
-// Edits of a program for tests: what a user might do to its text form.
+// Edits of a program for tests: changes that a user might make to its text form.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +47,7 @@ inline Program without(const Program& p, std::size_t body, std::size_t op) {
   return q;
 }
 
-// Replaces `from` by `to` in every line of `text` that holds all of `where`. Throws Error where no line does.
+// Replaces `from` by `to` in every line of `text` that holds all of `where`. Throws Error when no line does.
 inline std::string rewrite(const std::string& text, const std::vector<std::string>& where, const std::string& from,
                            const std::string& to) {
   std::string edited;
@@ -69,8 +69,8 @@ inline std::string rewrite(const std::string& text, const std::vector<std::strin
   return edited;
 }
 
-// Why a text is refused, by the parser or by the verifier, with the costs of what it says: those alone would give an
-// edited one away. Empty where it is sound.
+// Returns why the parser or the verifier refuses a text, or an empty string when the text is sound. It computes the
+// costs anew from the text, because stale costs alone would give an edit away.
 inline std::string refusal(const std::string& text) {
   std::string all;
   try {
@@ -81,21 +81,21 @@ inline std::string refusal(const std::string& text) {
   return all;
 }
 
-// The same program, with names of buffers that say nothing.
+// Returns the same program with meaningless buffer names.
 inline Program renamed(Program p) {
   int number = 0;
   for (Buffer& b : p.buffers) b.name = "b" + std::to_string(number++);
   return p;
 }
 
-// A text of version 9 as version 8 had it: operands stand in their order, without the arguments that they are.
+// Turns a text of version 9 into version 8: operands are in their order, without argument names.
 inline std::string as_version_8(const std::string& text) {
   static const std::regex arguments("([=,])[a-z_]+:");
   const std::string now = "molen-program 9\n";
   MOLEN_CHECK(text.starts_with(now), "not of version 9");
   return "molen-program 8\n" + std::regex_replace(text.substr(now.size()), arguments, "$1");
 }
-// And as version 7 had it: names of buffers say what they are.
+// Turns a text into version 7: buffer names carry their fields.
 inline std::string as_version_7(const std::string& text) {
   static const std::regex fields(" role=[^\n]*");
   const std::string before = as_version_8(text);

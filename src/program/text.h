@@ -1,4 +1,4 @@
-// The text form of a program (docs/formats/program.md): one op a line. parse(print(p)) == p, and what is edited there
+// The text form of a program (docs/formats/program.md): one op per line. parse(print(p)) == p. A text that is edited
 // and loaded again is what runs.
 #pragma once
 
@@ -11,15 +11,15 @@
 namespace molen::program {
 
 std::string print(const Program& program);
-// With each buffer's and scratch's place in the arena and each op's high-water mark, as comments.
+// Adds comments with the place of each buffer and scratch in the arena, and the high-water mark of each op.
 std::string print(const Program& program, const MemoryPlan& plan);
-// The text without the printer's comments: of a printed program with its plan, that of the program alone, whichever
-// version printed it.
+// Returns the text without the printer's comments. For a program printed with its plan, the result is the text printed
+// without a plan, whichever version printed it.
 std::string without_comments(std::string_view text);
-// One op of a body as its line, without costs: "all_reduce axis=dp reads=... writes=...".
+// Returns the line of one op of a body, without costs: "all_reduce axis=dp reads=... writes=...".
 std::string print_step(const Program& program, const Step& step);
-// Throws UsageError with `origin`, the line and what was expected; for a text above kMaxTextBytes, and for one that
-// stands for more than kMaxExpanded ops and edges. Time and memory are linear in the text's size.
+// Throws UsageError with `origin`, the line and what was expected. Also refuses a text above kMaxTextBytes, and one
+// that expands to more than kMaxExpanded ops and edges. Time and memory are linear in the text's size.
 inline constexpr std::int64_t kMaxTextBytes = std::int64_t{1} << 25;
 Program parse(std::string_view text, std::string_view origin);
 

@@ -35,10 +35,10 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
-// Words of one line; a schedule has the most of them, one for each instance.
+// Limit on the words of a line; a schedule has the most words, one for each instance.
 constexpr std::size_t kMaxWords = (std::size_t{1} << 20) + 1;
 
-// What stands behind each other without white space; one more than kMaxWords where there are more.
+// Splits a line at white space. Returns one word more than kMaxWords when there are more.
 std::vector<std::string> words(std::string_view line) {
   constexpr std::string_view kSpace = " \t\r\v\f";
   std::vector<std::string> found;
@@ -61,14 +61,14 @@ class Parser {
       std::string_view line = text_.substr(at, end - at);
       at = end + 1;
       ++number_;
-      // '#' starts a comment; names hold none.
+      // '#' starts a comment; no name contains it.
       if (!line.starts_with("arch ")) line = line.substr(0, line.find('#'));
       const auto w = words(line);
       if (w.empty()) continue;
       if (w.size() > kMaxWords) fail(fmt::format("more than {} words on a line", kMaxWords));
       if (!versioned) {
-        // 8 does not name the arguments that operands are; 7 has no fields of buffers; 6 has the choices of the
-        // architecture as numbers too, and 0 for units of half a layer.
+        // Version 8 does not name the arguments of operands. Version 7 has no fields of buffers. Version 6 may have the
+        // choices of the architecture as numbers, and 0 for units of half a layer.
         constexpr std::string_view kVersions = "9876";
         if (w.size() != 2 || w[0] != "molen-program" || w[1].size() != 1 || kVersions.find(w[1]) == kVersions.npos)
           fail("expected 'molen-program 9', or 8, 7 or 6 of an older version");
@@ -229,7 +229,7 @@ class Parser {
 
   Axis axis(std::map<std::string, std::string>& v) const { return choice<Axis>(take(v, "axis", ""), kAllAxes, "axis"); }
 
-  // Not at its boundaries.
+  // Whether the value is inside a layer, not at its boundaries.
   static bool in_a_layer(Moves m) { return m == Moves::kMid || m == Moves::kDMid || m >= Moves::kKeys; }
 
   template <class O>
@@ -381,7 +381,7 @@ class Parser {
   void schedule(const std::vector<std::string>& w) {
     if (!program_.schedule.empty()) fail("a second schedule");
     if (!have_setting_) fail("a schedule before the setting line");
-    // Each micro-batch has an instance.
+    // Bounds the numbers of micro-batches: each micro-batch has an instance.
     const auto last = std::min<std::int64_t>(program_.setting.micro_batches() - 1, static_cast<std::int64_t>(w.size()));
     for (std::size_t i = 1; i < w.size(); ++i) {
       const auto colon = w[i].find(':');
@@ -421,7 +421,7 @@ class Parser {
       fail(fmt::format("its schedule stands for more than {} ops and edges", kMaxExpanded));
   }
 
-  // Operands in the order of the op's signature: a text may have them in any.
+  // Puts operands into the order of the op's signature; a text may have them in any order.
   void set_arguments(Step& step) const {
     Signature want;
     try {
@@ -459,7 +459,7 @@ class Parser {
     uses = std::move(arranged);
   }
 
-  // Once the units are known, that fields name.
+  // Sets the fields of a buffer, once the units that the fields name are known.
   void set_fields(std::size_t buffer) {
     number_ = fields_[buffer].line;
     try {
@@ -478,8 +478,8 @@ class Parser {
   Program program_;
   std::unordered_map<std::string, int> buffers_, bodies_;  // by name
   bool have_arch_ = false, have_setting_ = false;
-  bool positional_ = false;     // an older text: operands stand in the order of the signature
-  bool named_fields_ = false;   // an older text: names of buffers give their fields
+  bool positional_ = false;     // in an older text, operands are in the order of the signature
+  bool named_fields_ = false;   // in an older text, names of buffers give their fields
   std::vector<Fields> fields_;  // of each buffer
   std::vector<std::map<std::string, int>> labels_;
   std::vector<PendingRef> pending_;

@@ -24,7 +24,7 @@ std::string uses_text(const Program& p, const std::vector<Use>& uses) {
   return text;
 }
 
-// What a collective moves, where that is not a unit.
+// Prints the value that a collective moves, unless that is a unit.
 template <class O>
 std::string moves_text(const O& o) {
   std::string text = o.moves == Moves::kUnit ? "" : fmt::format(" moves={} layer={}", name_of(o.moves), o.layer);
@@ -91,7 +91,7 @@ std::string step_text(const Program& p, const Step& step, std::size_t index) {
   return text;
 }
 
-// What a reader wants first.
+// Prints the memory summary, which a reader wants first.
 std::string memory_text(const Program& p, const MemoryPlan& plan) {
   const MemorySummary m = summarize(p, plan);
   std::string text = fmt::format(

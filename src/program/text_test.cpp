@@ -1,4 +1,4 @@
-// The setting line of a program's text: all of a setting goes through it, and what it refuses is named.
+// Tests the setting line of a program's text: all fields of a setting pass through it, and refusals name their cause.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -14,7 +14,7 @@
 namespace molen::program::detail {
 namespace {
 
-// No value of it is a default, and no two numbers are alike.
+// A setting in which no value is a default and no two numbers are equal.
 Setting unusual() {
   Setting s;
   s.purpose = Purpose::kEvaluate;
@@ -88,7 +88,7 @@ TEST(SettingText, HoldsAllOfASetting) {
 }
 
 TEST(SettingText, EveryKeyIsNeeded) {
-  // Those that older texts do not have stand for their defaults.
+  // Keys that older texts do not have keep their defaults.
   const std::map<std::string, bool> optional{{"tensor_chunks", true}, {"unit_layers", true}, {"layers", true}};
   for (const auto& [key, value] : values_of(unusual())) {
     auto values = values_of(unusual());

@@ -11,7 +11,7 @@ namespace molen::program {
 
 namespace {
 
-// Ops of a stream follow each other.
+// Returns the times of the ops of a stream, which follow each other.
 std::vector<OpTime> times_of(const std::vector<Expanded>& ops, const Timeline& timeline, Stream stream) {
   std::vector<OpTime> times;
   for (std::size_t i = 0; i < ops.size(); ++i)
@@ -19,7 +19,8 @@ std::vector<OpTime> times_of(const std::vector<Expanded>& ops, const Timeline& t
   return times;
 }
 
-// Seconds of `op` beside `others`, which follow each other; those before `first` have ended, and for the next op too.
+// Returns how long `op` ran beside `others`, which follow each other. Those before `first` have ended, also for the
+// next op.
 double beside(const OpTime& op, const std::vector<OpTime>& others, std::size_t& first) {
   while (first < others.size() && others[first].end_s <= op.start_s) ++first;
   double seconds = 0.0;
@@ -32,7 +33,7 @@ struct Span {
   double begin_s = 0.0, end_s = 0.0;
 };
 
-// Of the step, when no op of the compute stream ran.
+// Returns the spans of the step in which no op of the compute stream ran.
 std::vector<Span> idle_of(const std::vector<OpTime>& compute, double total_s) {
   std::vector<Span> idle;
   double end = 0.0;
@@ -44,7 +45,8 @@ std::vector<Span> idle_of(const std::vector<OpTime>& compute, double total_s) {
   return idle;
 }
 
-// Books on `found` what of `idle` the ops of a stream ran in, which follow each other, and returns the rest.
+// Calls `found` with each op of a stream and its seconds within `idle`, and returns the rest of `idle`. The ops of a
+// stream follow each other.
 template <class Found>
 std::vector<Span> without(const std::vector<Span>& idle, const std::vector<Expanded>& ops, const Timeline& timeline,
                           Stream stream, Found&& found) {
@@ -67,7 +69,7 @@ std::vector<Span> without(const std::vector<Span>& idle, const std::vector<Expan
   return rest;
 }
 
-// Whether stages of a pipeline meet in the op.
+// Whether the op communicates between stages of a pipeline.
 bool between_stages(const Setting& s, const Step& step) {
   const auto axis = axis_of(step.op);
   return s.pipelined() && axis && (*axis == Axis::kPp || *axis == Axis::kEnds || *axis == Axis::kWorld);

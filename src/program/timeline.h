@@ -1,4 +1,4 @@
-// When each op of an expanded program ran: measured by exec, predicted by sim, in the same form.
+// A Timeline: when each op of an expanded program ran. exec measures it and sim predicts it, in the same form.
 #pragma once
 
 #include <array>
@@ -12,10 +12,10 @@ namespace molen::program {
 
 struct OpTime {
   double start_s = 0.0, end_s = 0.0;  // from the step's start
-  // What the thread that ran it computed: less than seconds() where it slept or shared its core. On other devices, and
-  // where nobody shares, seconds() itself.
+  // CPU seconds of the thread that ran the op: less than seconds() when the thread slept or shared its core. On other
+  // devices, and when no thread shares a core, equal to seconds().
   double cpu_s = 0.0;
-  // Of seconds(), what a collective waited for ranks that came to it later; 0 where nobody looked.
+  // The part of seconds() that a collective waited for later ranks; 0 when it was not measured.
   double waited_s = 0.0;
   double seconds() const { return end_s - start_s; }
 };
@@ -25,27 +25,27 @@ struct Timeline {
   double total_s = 0.0;     // the whole step on this rank
 };
 
-// Where the seconds of a step went (docs/formats/metrics.md). A phase has what the compute stream runs of it, the
-// host's cores where compute does not run beside them, and the time that compute stands idle while one of its
-// collectives or copies is on its way. Together they are total_s.
+// Splits the seconds of a step (docs/formats/metrics.md). A phase gets the time of its ops on the compute stream; of
+// the host's cores while compute is idle; and of its collectives and copies while compute and host are idle. The values
+// add up to total_s.
 struct PhaseSeconds {
   std::array<double, kNumPhases> phase_s{};
   double bubble_s = 0.0;               // idle for other stages of a pipeline; 0 without one
-  double idle_s = 0.0;                 // nothing ran on any stream: between ops, and until the rank could go on
-  std::vector<double> values() const;  // by phase_keys
+  double idle_s = 0.0;                 // no op ran on any stream: between ops, and until the rank could go on
+  std::vector<double> values() const;  // in the order of phase_keys
 };
 // Keys of `phase_s` in metrics.jsonl: the phases, "bubble" and "idle".
 std::vector<std::string> phase_keys();
 PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& ops, const Timeline& timeline);
 
-// Communication over an axis: how long it took, and how much of that ran beside computation.
+// Communication over an axis: how long it took, and how much of that time overlapped computation.
 struct Overlap {
   double seconds = 0.0, hidden_s = 0.0;
   double share() const { return seconds > 0.0 ? hidden_s / seconds : 1.0; }
 };
 Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis);
 
-// Predicted beside measured, summed by kind of op.
+// Predicted and measured seconds, summed by kind of op.
 struct KindRow {
   std::string kind;
   int count = 0;
@@ -56,7 +56,7 @@ struct KindRow {
 struct Comparison {
   std::vector<KindRow> rows;  // by measured and waited seconds, largest first
   double predicted_step_s = 0.0, measured_step_s = 0.0;
-  std::string extrapolated;  // from what the prediction is derived where its conditions were not measured
+  std::string extrapolated;  // what the prediction is derived from when its conditions were not measured
   // (predicted - measured) / measured.
   double step_error() const {
     return measured_step_s > 0 ? (predicted_step_s - measured_step_s) / measured_step_s : 0.0;

@@ -36,7 +36,7 @@ Made made(const Setting& setting, Seconds&& seconds_of) {
     m.timeline.ops.push_back({now, now + s, s});
     now += s;
   }
-  m.timeline.total_s = now + 0.5;  // the rank was let go later
+  m.timeline.total_s = now + 0.5;  // the rank could go on only later
   return m;
 }
 
@@ -71,7 +71,7 @@ TEST(PhaseSeconds, WithoutAPipelineThereIsNoBubble) {
   EXPECT_NEAR(sum_of(p), m.timeline.total_s, 1e-9);
 }
 
-// What a stage waits for another is the bubble, whichever message it waits for; sums along other axes are not.
+// The time that a stage waits for another is the bubble, whichever message it waits for; sums along other axes are not.
 TEST(PhaseSeconds, OfAPipelineTheWaitingForOtherStages) {
   const auto between = [](const Step& s) {
     const auto axis = axis_of(s.op);
@@ -92,7 +92,7 @@ TEST(PhaseSeconds, OfAPipelineTheWaitingForOtherStages) {
   }
 }
 
-// What runs beside compute costs nothing: only the part that sticks out is booked.
+// Communication beside compute costs nothing: only the part that compute waits for is booked.
 TEST(PhaseSeconds, OnlyWhatComputeWaitsForCounts) {
   auto m = made(setting_of(2, 1), [](const Step&) { return 1.0; });
   double compute = 0.0, end = 0.0;
@@ -120,7 +120,7 @@ TEST(PhaseSeconds, OnlyWhatComputeWaitsForCounts) {
   EXPECT_NEAR(phases, compute + 2.0, 1e-9);
 }
 
-// Predicted beside measured, by kind of op, the slowest first: every op of the program counts once.
+// Predicted and measured seconds by kind of op, the slowest first: every op of the program counts once.
 TEST(Comparison, SumsTheKindsOfAProgram) {
   const GoldenMessages golden;
   auto m = made(setting_of(1, 1), [](const Step&) { return 0.0; });
@@ -172,7 +172,7 @@ TEST(Comparison, TheTable) {
             "step                              3     6.00 s     4.00 s   +50.0%          -          -\n");
 }
 
-// How much of the sums over an axis runs beside compute; of none, all.
+// The share of the sums over an axis that runs beside compute; 1 when there are no sums.
 TEST(Overlap, IsWhatComputeCovers) {
   auto m = made(setting_of(2, 1), [](const Step&) { return 0.0; });
   for (OpTime& t : m.timeline.ops) t = {100.0, 100.0};

@@ -1,4 +1,4 @@
-// The values of a step: what buffers hold and ops exchange. Letters as in arch/parts.h.
+// The values of a step, which buffers hold and ops exchange. Letters as in arch/parts.h.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ enum class Value {
   kActivation,
   kStatsFinal,
   kNormed,
-  kDNormed,    // complete once every chunk of the head has written its part; with tensor ranks, a sum over all
+  kDNormed,    // complete once every chunk of the head has written its part; with tensor ranks, a partial sum
   kLosses,     // one per token
   kDResidual,  // gradient of kResidual of layer l
   kDMid,
@@ -31,9 +31,9 @@ enum class Value {
   kDUp,
   kDAttention,
   kDQkv,
-  kDProjected,  // the same before RoPE: what backward of the projection to q|k|v takes
-  // Between tensor ranks: sums to which each rank has added its share (kResidualSum, ...), and under sequence
-  // parallelism all rows of a value that each rank keeps by rows (kResidualRows, ...).
+  kDProjected,  // kDQkv before RoPE: input of the projection's backward
+  // Between tensor ranks: partial sums, to which each rank has added its share (kResidualSum, ...), and under sequence
+  // parallelism the gathered rows of a value whose rows are sharded (kResidualRows, ...).
   kResidualSum,
   kMidSum,
   kDResidualSum,
@@ -42,36 +42,36 @@ enum class Value {
   kMidRows,
   kDResidualRows,
   kDMidRows,
-  // A chunk of the head (`layer` is the chunk) over a vocabulary that tensor ranks share: logits [C, V of the rank];
-  // for each token (log of the sum of exp(logits), logit of the label or 0), of this rank and of all [ranks, C, 2].
+  // A chunk of the head (`layer` is the chunk) when tensor ranks share the vocabulary: logits [C, V of the rank]; for
+  // each token (log of the sum of exp(logits), logit of the label or 0), of this rank and of all [ranks, C, 2].
   kLogits,
   kHeadSums,
   kHeadSumsAll,
-  // Between context ranks: keys and values of a layer on all of them [ranks, N, 2*k*D], their gradients, and the
-  // gradient of qkv of which only the queries are made.
-  // In a ring (`step` of it): the keys that pass, and the outputs so far; in fp32 where compute is narrower.
+  // Between context ranks: keys and values of a layer of all ranks [ranks, N, 2*k*D], their gradients, and a gradient
+  // of qkv that holds only the queries' part yet. In a ring (`step` of it): the received keys, and the partial outputs,
+  // which are in fp32 when compute is narrower.
   kKeysAll,
   kDKeysAll,
   kKeys,
   kDKeys,
-  kDKeysIn,  // as they come, without this rank's share
+  kDKeysIn,  // as received, without this rank's share
   kAttentionPart,
   kLsePart,
   kDQuery,
-  kParam,       // whole, of a unit; gathered where parameters are sharded
+  kParam,       // whole parameters of a unit; gathered when parameters are sharded
   kGrad,        // whole
-  kParamShard,  // the part of sharded parameters, and of sharded gradients, that the rank keeps
+  kParamShard,  // the rank's part of sharded parameters; likewise kGradShard
   kGradShard,
   kGradHost,     // on the host: the part of the gradient that this rank updates
-  kParamHost,    // parameters that live there; or, of the compute type, what is updated there and goes to the device
-  kGradMessage,  // on its way between data-parallel ranks, where narrower; `step` says how far (signature.cpp)
+  kParamHost,    // offloaded parameters; or, in the compute type, updated on the host and copied to the device
+  kGradMessage,  // in transit between data-parallel ranks, when narrower; `step`: see signature.cpp: message
   kMoment1,
   kMoment2,
   kMaster,
   kScalars,
 };
 
-// What kind of value it is. Each value is of one class.
+// The class of a value. Each value has exactly one.
 enum class ValueClass {
   kBatch,    // of the micro-batch: tokens, labels, losses
   kLayer,    // an activation or its gradient, whole on the rank or the rank's own rows

@@ -41,14 +41,14 @@ std::string where(const Program& p, const Expanded& e) {
   return text + ")";
 }
 
-// What a buffer holds: a value of a layer and micro-batch, or nothing.
+// The contents of a buffer: a value of a layer and micro-batch, or nothing.
 struct Held {
   bool defined = false;
   Value value{};
   std::int64_t layer = -1;
   std::int64_t micro_batch = -1;
-  std::int64_t step = 0;    // of a ring
-  std::int64_t chunk = -1;  // of rows, where each piece has a buffer of its own
+  std::int64_t step = 0;    // in a ring
+  std::int64_t chunk = -1;  // piece of rows, when each piece has a buffer of its own
   std::string text() const {
     if (!defined) return "nothing";
     std::string t(name_of(value));
@@ -100,7 +100,7 @@ class Verifier {
     findings_.push_back({fmt::format(format, std::forward<Args>(args)...)});
   }
 
-  // Transient values are gone.
+  // Forgets transient values, which do not outlive an instance.
   void begin_instance() {
     report_unread();
     for (std::size_t b = 0; b < p_.buffers.size(); ++b)
@@ -110,7 +110,7 @@ class Verifier {
     units_.begin_instance();
   }
 
-  // State is found by what it is of which unit, so nothing else may say the same of itself.
+  // State is found by its role and unit, so no two buffers of state may have the same role and unit.
   void one_buffer_a_state() {
     std::map<std::pair<Value, int>, const Buffer*> seen;
     for (const Buffer& b : p_.buffers) {
@@ -146,7 +146,7 @@ class Verifier {
     }
   }
 
-  // What a buffer holds, piece by piece of its rows: all pieces, or the one that an operand is of.
+  // Returns what a buffer holds, by piece of its rows: all pieces, or only the piece of the operand `of`.
   std::span<Held> held(int buffer, std::int64_t micro_batch, const Operand& of = {}) {
     const std::span<Held> all(held_.data() + slots_.place(buffer, micro_batch) * pieces_, pieces_);
     const bool part = of.chunk >= 0 && !chunk_apart(p_, of);
@@ -159,7 +159,7 @@ class Verifier {
     return {true, o.value, o.layer, micro_batch, o.step, chunk_apart(p_, o) ? o.chunk : -1};
   }
 
-  // Which piece of the rows an op is of, where the setting has them in pieces.
+  // Checks that the piece of the rows that an op works on fits the setting.
   bool piece_fits(const Expanded& e) {
     const auto fits = [&](bool in_pieces, std::int64_t chunk) {
       const bool right = in_pieces ? chunk >= 0 && chunk < p_.setting.tensor_chunks : chunk < 0;
@@ -182,7 +182,8 @@ class Verifier {
     return rows && p_.setting.chunked_rows();
   }
 
-  // Types, sizes and values of an op's operands; false: there are others, of which nothing can be said.
+  // Checks types, sizes and values of an op's operands. Returns false when the op has other operands, which cannot be
+  // checked further.
   bool operands(const Expanded& e) {
     if (!detail::of_this_stage(p_, e.step->op)) {
       report(e, "is of no chunk of this stage");
@@ -216,7 +217,7 @@ class Verifier {
     return true;
   }
 
-  // The residual gradient is added to in place; nothing else may be written where an op still reads.
+  // Refuses an op that writes a buffer that it reads, unless in_place() requires it (as for the residual gradient).
   void aliases(const Expanded& e, const Signature& want) {
     for (std::size_t w = 0; w < want.writes.size(); ++w)
       for (std::size_t v = 0; v < w; ++v)
@@ -291,7 +292,7 @@ class Verifier {
   void write(const Expanded& e, const Use& use, const Operand& want) {
     if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
-    // Each chunk of the head writes its part of one buffer; anything else in between would start it over.
+    // Each chunk of the head writes its part of one buffer; another value in between starts the count anew.
     if (want.value == Value::kDNormed)
       chunks_in_[use.buffer] =
           now.front().defined && now.front().value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
@@ -302,8 +303,8 @@ class Verifier {
       report(e, "brings again what no op has read");
   }
 
-  // From other ranks, to be read once at least. A ring begins with the rank's own keys, which stay where they are too,
-  // and ends with gradients that are home.
+  // Values from other ranks, which an op must read at least once. A ring begins with the rank's own keys, which also
+  // stay where they are, and ends with gradients that are home: these need no reader.
   bool brought(const Operand& o) const {
     return o.value == Value::kParam || o.value == Value::kParamShard || o.value == Value::kKeysAll ||
            (o.value == Value::kKeys && o.step > 0) ||
@@ -323,7 +324,7 @@ class Verifier {
             [&](const LoadBatch& o) {
               if (o.uncounted == p_.has_head()) report(e, "tokens are counted where the head is");
               if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
-              // The loader gives them one after the other.
+              // The loader delivers micro-batches in order.
               if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
                 report(e, "loads micro-batch {} as number {}", e.micro_batch, loaded_.size());
               loaded_.insert(e.micro_batch);
@@ -392,7 +393,7 @@ class Verifier {
     units_.add(e, c);
   }
 
-  // operands() has checked that it crosses a boundary of this stage.
+  // operands() has checked that the message crosses a boundary of this stage.
   void message(const Expanded& e, int receives, Moves moves, std::int64_t layer) {
     if (!messages_.emplace(receives, static_cast<int>(moves), layer, e.micro_batch).second)
       report(e, "moves it a second time");
@@ -414,7 +415,7 @@ class Verifier {
     }
   }
 
-  // A value on its way between tensor ranks; signature() has checked which.
+  // Checks the exchange of a value between tensor ranks; signature() has checked which value it is.
   void exchange(const Expanded& e, Axis axis, bool fits_layout) {
     if (!p_.setting.tensor()) report(e, "there are no tensor ranks to exchange with");
     if (axis != Axis::kTp) report(e, "activations are exchanged over the axis tp");
@@ -433,7 +434,7 @@ class Verifier {
     if (o.accumulate != adds) report(e, "{} the residual gradient so far", adds ? "must add to" : "cannot add to");
   }
 
-  // operands() has followed the value there and back.
+  // operands() has followed the value to the host and back.
   void copy_activations(const Expanded& e) {
     if (!p_.setting.offload.activations) report(e, "activations stay on the device");
   }
@@ -502,14 +503,14 @@ class Verifier {
   const Program& p_;
   std::vector<Expanded> ops_;
   Slots slots_;
-  std::size_t pieces_;      // of rows
+  std::size_t pieces_;      // of rows; 1 when rows are whole
   std::vector<Held> held_;  // by place, and piece
   UnitLedger units_;
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
   std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
       inputs_;  // halves of backwards that have run: part, layer, chunk, micro-batch
   std::set<std::int64_t> chunks_, loaded_;
-  std::map<int, std::string> unread_;      // what was brought from other ranks and waits for a reader, and by whom
+  std::map<int, std::string> unread_;      // buffers brought from other ranks and not read yet, and by which op
   std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds
   std::array<std::vector<Axis>, kSumSquares + 1> summed_over_;
   bool scalars_zeroed_ = false, clipped_ = false, agreed_ = false;

@@ -1,5 +1,5 @@
-// The verifier: follows the values through a program and refuses it where it would not compute one optimizer step of
-// its model. Runs before every training, on programs from any source.
+// The verifier: follows the values through a program and refuses a program that would not compute one optimizer step of
+// its model. It runs before every training, on programs from any source.
 #pragma once
 
 #include <optional>
@@ -15,18 +15,18 @@ struct Finding {
   std::string text;  // "body last, op %12 (backward down, layer 3): reads ... where it needs ..."
 };
 
-// Empty: the program is sound. At most the first 20 findings.
-//   - every operand exists, has the type and size its op needs, and holds the value its op needs: nothing is read
-//   before it
-//     is written or after its slot was given to something else
+// Returns at most the first 20 findings; none when the program is sound:
+//   - every operand exists, has the type and size that its op needs, and holds the value that its op needs: nothing is
+//     read before it is written or after its slot was given to another value
 //   - each micro-batch contributes once to each gradient; each unit is reduced exactly once after its last contribution
 //     (dp > 1), updated exactly once from the reduced, counted gradient, and gathered once (ZeRO-1)
 //   - ops that touch one buffer on two streams are ordered by `after`; `after` points backwards only
-//   - FLOPs, scratch and bytes are what the costs pass gives; planned memory fits `device_memory`
+//   - FLOPs, scratch and bytes are those of the costs pass; planned memory fits `device_memory`
 std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_memory = std::nullopt);
 
-// The programs of all stages of a pipeline, each of which `verify` accepts: that their messages and the collectives
-// between them meet, in value, micro-batch, bytes and order, when each op waits for its partner. O(ops).
+// Checks the programs of all stages of a pipeline together, each of which `verify` accepts: their messages and the
+// collectives between them must match in value, micro-batch, bytes and order, when each op waits for its partner.
+// O(ops).
 std::vector<Finding> verify_world(const std::vector<Program>& stages);
 
 // Throws UsageError with all findings.

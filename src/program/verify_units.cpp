@@ -30,7 +30,7 @@ void UnitLedger::add(const Expanded& e, const Compute& c) {
   State& state = units_[static_cast<std::size_t>(u)];
   if (state.reductions > 0 && !p_.setting.gradients_leave())
     report(e, "adds to gradient {} after it was reduced", p_.units[static_cast<std::size_t>(u)].name);
-  // Parts write disjoint parameters of a unit, but for the head's chunks and a tied table, which share one.
+  // Parts write disjoint parameters of a unit. Only the head's chunks and a tied embedding write the same table.
   const bool table = arch::is_head(c.part) || (p_.arch.tied && c.part == arch::Part::kEmbed);
   const auto target = [&](int half) {
     return table ? Target{-1, -1, half} : Target{static_cast<int>(c.part), c.layer, half};
@@ -212,7 +212,8 @@ void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool accumul
   state.delivered += std::exchange(state.in_message, 0);
 }
 
-// What the host updates from: of each micro-batch, as soon as it is summed over the ranks, or of all at once.
+// Copies the gradient for the host's update: of each micro-batch, as soon as it is summed over the ranks, or of all at
+// once.
 void UnitLedger::copy_gradient(const Expanded& e, bool accumulate) {
   const Setting& s = p_.setting;
   State& state = unit(e);
@@ -229,7 +230,7 @@ void UnitLedger::copy_gradient(const Expanded& e, bool accumulate) {
     return;
   }
   const std::size_t needed = needed_in(e, u);
-  if (s.holders() == 1) {  // nobody to reduce with: it leaves from where it was made
+  if (s.holders() == 1) {  // no ranks to reduce with: the gradient leaves from where it was made
     complete(e, u, state);
     leave(e, state);
     arrive(e, Axis::kDp, state, false);
@@ -262,7 +263,7 @@ void UnitLedger::leave(const Expanded& e, State& state) {
   if (used_up) used_up_(e, e.step->read(Arg::kFrom).buffer);
 }
 
-// For use, or once the host has updated them.
+// Copies parameters for their use, or after the host has updated them.
 void UnitLedger::copy_parameters(const Expanded& e) {
   const Setting& s = p_.setting;
   State& state = unit(e);

@@ -1,4 +1,4 @@
-// The stages of a pipeline beside each other: that what one sends the other receives, and that nobody waits for ever.
+// Checks the stages of a pipeline together: each message that is sent is received, and no stage waits forever.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace molen::program {
 namespace {
 
-// A communication op that other stages have part in.
+// A communication op with other stages.
 struct Meeting {
   const Expanded* op = nullptr;
   std::vector<int> stages;  // all that take part
@@ -37,7 +37,7 @@ std::vector<int> stages_of(const Program& p, const Op& op) {
       op);
 }
 
-// Two ops that can run together.
+// Whether two ops can run as partners.
 bool meet(const Expanded& a, const Expanded& b) {
   if (a.micro_batch != b.micro_batch || a.step->moved != b.step->moved) return false;
   const auto pair = [](const Op& x, const Op& y) {
@@ -61,7 +61,7 @@ class World {
   }
 
   std::vector<Finding> run() {
-    // What is possible stays possible, so any order will do.
+    // A meeting that is possible stays possible, so any order will do.
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t s = 0; s < stages_.size(); ++s)
