@@ -35,7 +35,7 @@ void complete(config::Config& c, config::Problems& problems) {
   const auto& m = c.model;
   const bool own = m.family && !m.preset;
   if (own && !m.vocabulary && c.data.tokenizer) problems.none_of([&] { take_vocabulary(c); });
-  // What the checks have said of the model is not said again; without a model, who needs one says so.
+  // Does not repeat what the checks have said of the model. When there is no model, the code that needs one says so.
   const bool said = std::any_of(problems.all().begin(), problems.all().end(),
                                 [](const std::string& text) { return text.find("model.") != std::string::npos; });
   if (!said && (m.preset || (own && m.layers && m.hidden && m.heads && m.vocabulary)))

@@ -1,15 +1,16 @@
-// What files beside a configuration say about it.
+// Completes a configuration from the files that it names, and checks it against them.
 #pragma once
 
 #include "config/config.h"
 
 namespace molen::plan {
 
-// A config::Completion: model.vocabulary from the tokenizer where nothing else says it; refuses a model that cannot be,
-// and sequences that are longer than it takes.
+// A config::Completion. Takes model.vocabulary from the tokenizer when nothing else gives it. Refuses an impossible
+// model, and sequences that are longer than the model takes.
 void complete(config::Config& config, config::Problems& problems);
 
-// What a training needs and the configuration lacks: a model, data, and the files that it names.
+// Adds a problem for everything that a training needs and that is missing: a model, data, and the files that the
+// configuration names.
 void require_training(const config::Config& config, config::Problems& problems);
 
 }  // namespace molen::plan

@@ -47,7 +47,7 @@ TEST(Complete, RefusesWhatFilesAndPresetsContradict) {
   EXPECT_NE(refusal({"data.tokenizer=tests/golden/arch/presets.json"}).find("--set data.tokenizer: "),
             std::string::npos);
   EXPECT_EQ(refusal({"model.vocabulary=10"}), "");
-  // All of it at once, also where the field list and the files each refuse something.
+  // Both errors at once, when the field list refuses one value and the files another.
   const std::string both = refusal({"data.tokenizer=nowhere.json", "batch.micro=3"});
   EXPECT_NE(both.find("2 errors:"), std::string::npos) << both;
   try {

@@ -45,13 +45,13 @@ std::vector<Sharding> shardings_of(int ranks) {
   return all;
 }
 
-// How the ranks of one replica share a layer, and each sequence.
+// How the ranks of one replica share each layer and each sequence.
 struct Grid {
   int tensor = 1;
   bool rows = false;  // sequence parallelism
   int context = 1;
   program::ContextForm form = program::ContextForm::kGather;
-  std::int64_t chunks = 1;  // of the rows
+  std::int64_t chunks = 1;  // pieces of the rows
   std::string text() const { return layer_text() + context_text(); }
   std::string layer_text() const {
     if (tensor == 1) return "";
@@ -61,7 +61,7 @@ struct Grid {
   std::string context_text() const { return context == 1 ? "" : fmt::format(", cp {} {}", context, name_of(form)); }
 };
 
-// Rows stay in one piece, or are cut as the configuration has them.
+// Rows stay whole, or are cut into the configuration's number of pieces.
 std::vector<Grid> grids_of(const arch::Architecture& arch, const program::Setting& base, int ranks) {
   std::vector<Grid> grids;
   for (const int tensor : arch::tensor_degrees(arch, ranks))
@@ -105,12 +105,13 @@ std::vector<Stages> stages_of(const arch::Architecture& arch, int ranks) {
   return all;
 }
 
-// Nothing, everything, and a set that mixes layers which keep their values with such that do not.
+// Nothing, everything, and some parts of every second layer: a mix of layers that keep their values and layers that do
+// not.
 std::vector<program::Recompute> recomputes() {
   return {{}, program::Recompute::full(), program::recompute_from_text("attention,norm_up,activation/2")};
 }
 
-// What the configuration puts on the host, and nothing.
+// No offload, and the configuration's.
 std::vector<program::Offload> offloads(const program::Setting& base) {
   if (base.offload.any()) return {{}, base.offload};
   return {{}};
@@ -139,8 +140,8 @@ Sharding sharding_of(const program::Setting& s) {
   return {strategy, s.zero, s.shards(), s.replicas(), s.own_over_dp};
 }
 
-// With and without accumulation: the configuration's, and all that a rank has of a step at once, or where that is the
-// same, one sequence.
+// Micro-batches with and without accumulation: the configuration's, and all sequences that a rank has in a step or,
+// when these are the same, one sequence.
 std::vector<std::int64_t> micro_batches(const program::Setting& s, bool one_sequence) {
   const std::int64_t whole = (s.global_batch + s.data_ranks() - 1) / s.data_ranks();
   std::vector<std::int64_t> all{s.micro_batch};
@@ -189,7 +190,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
     for (const program::Offload& offload : offloads(base)) variants.emplace_back(recompute, offload);
   std::vector<Layout> layouts;
   const auto add = [&](const Stages& stages, const Grid& grid, const Sharding& sharding) {
-    if (sharding.shards % grid.context != 0) return;  // a group to shard in has whole sequences
+    if (sharding.shards % grid.context != 0) return;  // each sharding group has whole sequences
     program::Setting s = base;
     s.mesh[mesh::Axis::kPp] = stages.count;
     s.pipeline = stages.pipeline;
@@ -237,7 +238,7 @@ bool share_node(const program::Setting& s, mesh::Axes axes, int local_ranks) {
 }
 
 std::vector<Layout> within_nodes(std::vector<Layout> layouts, int local_ranks) {
-  // Of many layouts the grids are few.
+  // Many layouts share few grids.
   std::map<std::pair<std::array<int, mesh::kAxes>, std::array<mesh::Axis, mesh::kAxes>>, bool> known;
   std::erase_if(layouts, [&](const Layout& l) {
     if (local_ranks % l.setting.tensor_ranks() != 0) return true;
@@ -264,7 +265,7 @@ std::vector<Pair> pairs_of(const Layout& layout) {
 
 std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts) {
   std::map<Pair, std::size_t> numbers;
-  std::vector<std::vector<std::size_t>> pairs, having;  // of a layout, and the layouts that have a pair
+  std::vector<std::vector<std::size_t>> pairs, having;  // by layout: its pairs; by pair: the layouts that have it
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     pairs.emplace_back();
     for (const Pair& p : pairs_of(layouts[i])) {

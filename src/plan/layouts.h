@@ -1,4 +1,4 @@
-// The layouts that a number of ranks can run, by name: what `molen verify` goes through.
+// The named layouts that a number of ranks can run; `molen verify` checks all of them.
 #pragma once
 
 #include <string>
@@ -10,37 +10,40 @@ namespace molen::plan {
 
 struct Layout {
   std::string name;      // "FULL_SHARD", "HYBRID_SHARD 2 x 4, optimizer over all, recompute, micro 1"
-  std::string strategy;  // its first word
+  std::string strategy;  // the first word of the name
   program::Setting setting;
-  std::vector<std::string> choices;  // one for each thing that layouts differ in: sharding, tensor ranks, stages, ...
+  std::vector<std::string> choices;  // one for each dimension of layouts: sharding, tensor ranks, stages, ...
 };
 
 // The sharding strategies by the names of parallel.sharding, and "ZERO1" for parallel.zero = 1.
 const std::vector<std::string>& strategies();
 
-// Every layout over exactly `ranks` ranks that starts from `base` (model sizes, batch, types): each strategy, for the
-// hybrid ones every division into groups of more than one rank; each times the tensor degrees that fit the model, with
-// and without sequence parallelism, and the numbers of pipeline stages that it has layers for, with every schedule
-// that is built; each without recompute, with full recompute, and with some parts of every second
-// layer recomputed, with everything on the device and with what base.offload puts on the host where that can be
-// honoured, in micro-batches of base.micro_batch sequences and in one of all that a rank has (or of one sequence, where
-// that is the same); `one_sequence`: of one, too, which needs least memory. `wanted`: strategies to keep, all where
-// empty. Throws UsageError for an unknown one, and where none fits.
+// Returns every layout over exactly `ranks` ranks that starts from `base` (model sizes, batch, types). The layouts are
+// all combinations of:
+//   - each strategy; for the hybrid ones, every division into groups of more than one rank
+//   - the tensor degrees that fit the model, with and without sequence parallelism
+//   - the numbers of pipeline stages that the model has layers for, with every schedule that is built
+//   - no recompute, full recompute, and some parts recomputed in every second layer
+//   - everything on the device, and base.offload if it can be honoured
+//   - micro-batches of base.micro_batch sequences, and one of all sequences of a rank (or of one sequence, when the two
+//     are the same); with `one_sequence` also micro-batches of one sequence, which need the least memory
+// `wanted` lists the strategies to keep; empty keeps all. Throws UsageError for an unknown strategy, and when none
+// fits.
 std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Setting& base, int ranks,
                                const std::vector<std::string>& wanted, bool one_sequence = false);
 
-// The layout that a setting is, and what it has chosen.
+// Returns the layout of a setting, and the choices that the setting makes.
 Layout layout_of(const program::Setting& setting);
 std::vector<std::string> choices_of(const program::Setting& setting);
 
-// Whether each group of ranks along some axes lies within a node of so many, which follow each other.
+// Whether each group of ranks along some axes lies within one node; a node has `local_ranks` consecutive ranks.
 bool share_node(const program::Setting& setting, mesh::Axes axes, int local_ranks);
 
-// Those whose tensor ranks, which talk most, share nodes of so many ranks.
+// Returns the layouts whose tensor ranks, which communicate most, share a node of `local_ranks` ranks.
 std::vector<Layout> within_nodes(std::vector<Layout> layouts, int local_ranks);
 
-// Few of them, in their order, such that any two choices that stand together in some layout stand together in one of
-// these (pairwise covering; greedily, so not always as few as there could be).
+// Returns a small selection in the given order: any two choices that occur together in some layout occur together in a
+// selected one (pairwise covering; greedy, so the selection is not always the smallest).
 std::vector<Layout> covering_pairs(const std::vector<Layout>& layouts);
 
 }  // namespace molen::plan

@@ -30,8 +30,8 @@ arch::Architecture model() {
   return a;
 }
 
-// Strategies: 4, and two hybrids with two homes of the optimizer for each proper division into groups that hold whole
-// sequences of `context` ranks.
+// Returns the number of shardings: 4 strategies, and two hybrids with two places of the optimizer states for each
+// proper division into groups that hold whole sequences of `context` ranks.
 std::size_t shardings(int holders, int context) {
   std::size_t divisions = 0;
   for (int d = 2; d < holders; ++d) divisions += holders % d == 0 && d % context == 0;
@@ -49,9 +49,9 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
       for (const auto& p : stages) EXPECT_TRUE(program::verify(p).empty()) << l.name;
       EXPECT_TRUE(program::verify_world(stages).empty()) << l.name;
     }
-    // Times three ways of recompute, with and without accumulation, and rows whole or cut over tensor ranks. Two layers
-    // make two stages, whose order is GPipe's, 1F1B's or ZB-H1's. Sixteen tokens are for 1, 2, 4 or 8 context ranks,
-    // which gather or make a ring.
+    // Times three kinds of recompute, with and without accumulation, and rows whole or cut over tensor ranks. Two
+    // layers make two stages, in the order of GPipe, 1F1B or ZB-H1. Sixteen tokens fit 1, 2, 4 or 8 context ranks,
+    // which gather or form a ring.
     std::size_t expected = 0;
     for (const int stages : {1, 2})
       for (const int tensor : arch::tensor_degrees(a, ranks))
@@ -63,7 +63,7 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
   }
 }
 
-// With every way to share a model, a rank's batch of a step is one micro-batch or several.
+// For every way to share a model, a rank's batch of a step is one micro-batch in some layouts and several in others.
 TEST(Layouts, AccumulateAndDoNot) {
   std::map<std::string, std::set<bool>> ways;
   for (const Layout& l : layouts_of(model(), base(3), 8, {})) {
@@ -112,13 +112,13 @@ TEST(Layouts, PairsAreCoveredByFew) {
 TEST(Layouts, KeepsWhatIsWanted) {
   const GoldenMessages golden;
   for (const Layout& l : layouts_of(model(), base(1), 8, {"HYBRID_SHARD"})) EXPECT_EQ(l.strategy, "HYBRID_SHARD");
-  // Three ways of recompute, one micro-batch and eight.
+  // Three kinds of recompute, one micro-batch and eight.
   EXPECT_EQ(layouts_of(model(), base(1), 3, {"ZERO1"}).size(), 6u);
   EXPECT_NOTED(layouts_of(model(), base(1), 8, {"FULLSHARD"}), UsageError);
   EXPECT_NOTED(layouts_of(model(), base(1), 2, {"HYBRID_SHARD"}), UsageError);  // 2 ranks have no proper division
 }
 
-// The name of a layout says all that differs from one rank that does everything; nothing else does.
+// The name of a layout tells every difference from one rank that does everything, and nothing more.
 TEST(Layouts, NamesSayWhatDiffers) {
   const auto name = [](const std::function<void(program::Setting&)>& change) {
     program::Setting s = base(3);
@@ -193,7 +193,7 @@ TEST(Layouts, RefusalsAreWhole) {
   EXPECT_EQ(refused(pieces, 2, {}), "accepted");
 }
 
-// What is on the host in the configuration is tried, and nothing there; pieces of rows and one sequence likewise.
+// Layouts with and without the configuration's offload are tried; so are pieces of rows and one sequence.
 TEST(Layouts, VariantsOfTheConfiguration) {
   const auto names = [](const program::Setting& s, int ranks, bool one_sequence = false) {
     std::vector<std::string> all;

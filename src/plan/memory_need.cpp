@@ -9,8 +9,8 @@
 namespace molen::plan {
 namespace {
 
-// The same plan sooner. Micro-batches between the first and the last run one body; two of them, so that its edges from
-// one to the next are there. In a pipeline more micro-batches may need more memory.
+// Makes the same plan faster. Micro-batches between the first and the last run one body; two of them are kept, so that
+// the edges from one to the next exist. In a pipeline more micro-batches may need more memory, so nothing is shortened.
 program::Setting of_short_batch(program::Setting s) {
   constexpr std::int64_t kMicroBatches = 4;
   if (!s.pipelined())
@@ -24,7 +24,7 @@ MemoryNeed need_of_stage(const arch::Architecture& arch, const program::Setting&
   return {plan.device, plan.host};
 }
 
-// What the stage keeps from step to step, which no plan is below; without building it.
+// Returns the memory that the stage keeps from step to step, a lower bound of every plan; builds no program.
 MemoryNeed kept_by_stage(const arch::Architecture& arch, const program::Setting& s) {
   using program::Value;
   const program::Program p = program::describe(arch, s);

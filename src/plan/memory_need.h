@@ -1,4 +1,4 @@
-// What a layout needs of memory, without running it, and what there is of it.
+// The memory that a layout needs, computed without running it, and the memory that is available.
 #pragma once
 
 #include <optional>
@@ -10,13 +10,13 @@
 
 namespace molen::plan {
 
-// What a rank takes: arenas of the device, and what stands on the host beside them.
+// The memory of one rank: arenas on the device, and buffers on the host beside them.
 struct MemoryNeed {
   Bytes device, host;
   Bytes total() const { return device + host; }
 };
 
-// What there is for a rank. On a CPU the device's memory is the host's.
+// The memory available to a rank. On a CPU the device's memory is the host's.
 struct MemoryRoom {
   Bytes host;
   std::optional<Bytes> device = std::nullopt;
@@ -25,16 +25,17 @@ struct MemoryRoom {
   }
 };
 
-// The need of a rank of each stage, by the memory plans of their programs. `file`: the pipeline's schedule where it is
-// a file.
+// Returns the need of a rank of each stage, from the memory plans of their programs. `file` is the pipeline's schedule
+// when that comes from a file.
 std::vector<MemoryNeed> memory_needs(const arch::Architecture& arch, const program::Setting& setting,
                                      const program::Schedule* file = nullptr);
 
-// What a rank keeps from step to step (parameters, gradients, optimizer states), of the stage that keeps most; a lower
-// bound of its need, without building a program.
+// Returns what a rank keeps from step to step (parameters, gradients, optimizer states), on the stage that keeps the
+// most. It is a lower bound of the need, computed without building a program.
 MemoryNeed kept_need(const arch::Architecture& arch, const program::Setting& setting);
 
-// That of the stage that needs most, where `room` holds every stage's; nothing as soon as it holds one stage's not.
+// Returns the need of the stage that needs most if `room` holds every stage's need, and nothing as soon as one stage's
+// does not fit.
 std::optional<MemoryNeed> need_within(const arch::Architecture& arch, const program::Setting& setting,
                                       const MemoryRoom& room);
 

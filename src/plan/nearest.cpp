@@ -18,7 +18,7 @@ int differences(const std::vector<std::string>& a, const std::vector<std::string
 
 struct Candidate {
   Layout layout;
-  int differs;  // in so many choices
+  int differs;  // number of choices that differ
 };
 
 std::vector<Candidate> candidates(const arch::Architecture& arch, const program::Setting& setting, int local_ranks) {
@@ -41,7 +41,7 @@ void keep_least(const arch::Architecture& arch, const Layout& layout, std::optio
   if (!least || order(layout) < order(*least)) least = layout;
 }
 
-// What the layout that comes nearest would need, what most of it is for, and what there is besides layouts.
+// Says what the nearest layout would need, what takes most of it, and what may help besides another layout.
 std::string least_text(const arch::Architecture& arch, const Layout& least, const MemoryRoom& room) {
   MemoryNeed need;
   for (const MemoryNeed& stage : memory_needs(arch, least.setting))
@@ -67,9 +67,9 @@ Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting&
   auto all = candidates(arch, setting, local_ranks);
   Nearest nearest;
   nearest.all = all.size();
-  std::vector<int> differs;  // each that fits
+  std::vector<int> differs;  // number of choices that differ, for each fitting layout
   for (Candidate& candidate : all) {
-    // All that differ as little have been looked at.
+    // All candidates with as few differences have been looked at.
     if (differs.size() >= limits.count && candidate.differs > differs.back()) break;
     if (static_cast<double>(thread_cpu_ns() - begun) * 1e-9 > limits.time.value) {
       nearest.ended = true;
@@ -81,7 +81,7 @@ Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting&
       keep_least(arch, candidate.layout, nearest.least);
       continue;
     }
-    // Behind those that differ less, and of those that differ as much behind those that need no more.
+    // Insert after candidates with fewer differences, and after equally different ones that need no more.
     std::size_t at = differs.size();
     while (at > 0 && differs[at - 1] == candidate.differs && need->total() < nearest.fitting[at - 1].need.total()) --at;
     nearest.fitting.insert(nearest.fitting.begin() + static_cast<std::ptrdiff_t>(at),

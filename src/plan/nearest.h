@@ -1,4 +1,4 @@
-// Which layouts to try instead of one that does not fit.
+// Suggests layouts to try instead of one that does not fit.
 #pragma once
 
 #include <optional>
@@ -17,28 +17,28 @@ struct Fitting {
 
 struct Nearest {
   std::vector<Fitting> fitting;
-  std::size_t looked = 0, all = 0;  // layouts that the search came to, of those there are
-  bool ended = false;               // by its time
-  // Where none fits: of those looked at the one that keeps least from step to step; of such, one with full recompute
-  // and the shortest micro-batch.
+  std::size_t looked = 0, all = 0;  // layouts that the search looked at, and that there are
+  bool ended = false;               // whether the time limit ended the search
+  // When no layout fits: of the layouts looked at, the one that keeps the least from step to step; among equals, one
+  // with full recompute and the shortest micro-batch.
   std::optional<Layout> least;
 };
 
-// Where a search ends, whatever it has found.
+// The limits that end a search, whatever it has found.
 struct SearchLimits {
-  std::size_t count = 3;  // that fit
-  Seconds time{1.5};      // that it computes
+  std::size_t count = 3;  // layouts that fit
+  Seconds time{1.5};      // CPU time of the search
 };
 
-// Layouts of as many ranks as `setting` has, on nodes of `local_ranks` of them, whose need `room` holds on every rank:
-// those first that differ from it in the fewest choices, then those that need least. On a device (MemoryRoom::device)
-// without those that do not run there yet.
+// Returns layouts with as many ranks as `setting`, on nodes of `local_ranks` ranks, whose need `room` holds on every
+// rank. Layouts that differ from `setting` in the fewest choices come first, then those that need least. On a device
+// (MemoryRoom::device), layouts that do not run there yet are left out.
 Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
                          const MemoryRoom& room, const SearchLimits& limits = {});
 
-// "; nearest layouts that fit: ZERO1, recompute in micro-batches of 2 (1.2 GiB); ...", or "; none of the nearest
-// layouts of 4 ranks fits either" with the one that comes nearest, what it needs most for, and what else there is; with
-// how many were looked at where time ended the search.
+// Returns "; nearest layouts that fit: ZERO1, recompute in micro-batches of 2 (1.2 GiB); ..." or, when nothing fits, ";
+// none of the nearest layouts of 4 ranks fits either" with the nearest layout, its largest need, and other remedies.
+// Adds how many layouts were looked at when the time limit ended the search.
 std::string nearest_text(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
                          const MemoryRoom& room, const SearchLimits& limits = {});
 

@@ -38,7 +38,7 @@ int differences(const program::Setting& a, const program::Setting& b) {
   return n;
 }
 
-// Sooner than any machine is done in.
+// A time limit that no machine reaches.
 const SearchLimits kUnhurried{3, Seconds(1e9)};
 const SearchLimits kAll{100000, Seconds(1e9)};
 
@@ -57,14 +57,14 @@ TEST(Nearest, FitsAndDiffersLeast) {
   EXPECT_TRUE(std::is_sorted(nearest.fitting.begin(), nearest.fitting.end(),
                              [](const Fitting& a, const Fitting& b) { return a.need.total() < b.need.total(); }));
   EXPECT_LT(nearest.looked, nearest.all);
-  // What fits needs nothing else.
+  // A setting that fits is its own nearest layout.
   const auto same = nearest_that_fit(model(), s, 4, {whole}, kUnhurried).fitting;
   ASSERT_FALSE(same.empty());
   EXPECT_EQ(same.front().layout.setting, s);
 }
 
-// What the search leaves out, and the shorter batch that it plans, change no answer: beside the plans of all layouts,
-// in micro-batches of one too, of which there are four and more.
+// Neither what the search leaves out nor the shorter batch that it plans changes an answer: compares with the plans of
+// all layouts, also in micro-batches of one, of which there are four and more.
 TEST(Nearest, FindsAllThatTheWholePlansFit) {
   auto s = given();
   s.global_batch = 28;
@@ -143,7 +143,8 @@ TEST(Nearest, EndsInTime) {
   EXPECT_NE(text.find(" 0 of "), std::string::npos) << text;
 }
 
-// What stays on the host counts there, before a plan is made: a device too small for it holds the layout all the same.
+// Kept state on the host counts as host memory, before a plan is made: a device too small for it still holds the
+// layout.
 TEST(Nearest, WhatIsKeptIsCountedWhereItLies) {
   arch::Architecture a = model();
   a.vocabulary = 512, a.layers = 12;

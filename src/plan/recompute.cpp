@@ -16,7 +16,7 @@ std::vector<program::Recompute> candidates(const arch::Architecture& arch) {
        {"activation", "attention", "attention,activation", "norm_up,activation", "attention,norm_up,activation",
         "norm_qkv,norm_up,activation", "norm_qkv,attention,norm_up,activation"})
     all.push_back(program::recompute_from_text(parts));
-  std::int64_t layers = 0;  // that the last choice computes again
+  std::int64_t layers = 0;  // that the last choice recomputes
   for (std::int64_t every = arch.layers; every >= 1; --every) {
     const std::int64_t now = (arch.layers + every - 1) / every;
     if (now != layers) all.push_back(program::Recompute::full(every));

@@ -39,7 +39,8 @@ Bytes peak_of(const program::Setting& base, const std::string& recompute) {
   return program::plan_memory(program::build(twelve_layers(), s)).peak;
 }
 
-// More recomputation, less memory: the planned peaks, which a run's measured ones equal op by op (train/proof).
+// More recomputation needs less memory. The test compares planned peaks, which a run's measured peaks equal op by op
+// (train/proof).
 TEST(Recompute, PlannedPeaksFallAsMoreIsComputedAgain) {
   for (const int tensor : {1, 2}) {
     program::Setting s = base();
@@ -130,7 +131,7 @@ TEST(Recompute, TheConfigurationSaysIt) {
   }
 }
 
-// A budget is decided once: the configuration then says what runs, and resolves to the same again.
+// A budget is decided once: the configuration then gives the choice that runs, and resolves to it again.
 TEST(Recompute, ABudgetIsWrittenBack) {
   const GoldenMessages golden;
   auto c = with("none");

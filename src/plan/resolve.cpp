@@ -69,8 +69,8 @@ void resolve_offload(const Config& c, const arch::Architecture& arch, program::S
   if (const auto why = program::offload_refused(arch, s)) throw UsageError("{}: {}", c.where("parallel.offload"), *why);
 }
 
-// A budget becomes the cheapest choice whose plan fits it, written back so that it is what every later look at the
-// configuration sees.
+// Turns a budget into the cheapest choice whose plan fits it, and writes the choice back, so that every later reader of
+// the configuration sees it.
 void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setting& s) {
   using Mode = config::Recompute::Mode;
   const std::string key = "parallel.recompute", where = c.where(key);
@@ -135,7 +135,7 @@ arch::Architecture resolve_architecture(const Config& config) {
   override_with(m.kv_heads, a.kv_heads);
   override_with(m.head_dim, a.head_dim);
   override_with(m.ffn, a.ffn);
-  // Sizes that follow from others where they are not said.
+  // Sizes that follow from others when the configuration does not give them.
   if (!m.kv_heads && (a.kv_heads == 0 || (m.heads && before.kv_heads == before.heads))) a.kv_heads = a.heads;
   if (!m.head_dim && (a.head_dim == 0 || m.hidden || m.heads) && a.heads > 0) a.head_dim = a.hidden / a.heads;
   if (!m.ffn && a.ffn == 0) a.ffn = 4 * a.hidden;
@@ -181,7 +181,7 @@ arch::Kernels resolve_kernels(const Config& c, bool cuda, DType compute) {
                      name_of(compute));
   if (cuda || narrow) return arch::Kernels::kAten;
   if (compute != DType::kF64) return reference ? arch::Kernels::kReference : arch::Kernels::kFused;
-  // "fused" is the default; asked for, it is not replaced.
+  // "fused" is the default. When the configuration asks for it, it is not replaced.
   if (!reference && c.origins.count("math.kernels") > 0)
     throw UsageError("{}: fp64 has the reference kernels alone on the host", c.where("math.kernels"));
   return arch::Kernels::kReference;

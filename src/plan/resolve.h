@@ -1,5 +1,5 @@
-// From a configuration to what runs: architecture, program setting, schedule. Everything that `auto` leaves open is
-// decided here, and what is not built yet is refused here; nothing falls back silently.
+// Turns a configuration into what runs: architecture, program setting, schedule. It decides everything that `auto`
+// leaves open, and refuses what is not built yet; nothing falls back silently.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace molen::plan {
 
 arch::Architecture resolve_architecture(const config::Config& config);
 
-// GFLOP/s of a GEMM of a layer's shape: what `precision.compute = "auto"` decides by.
+// Measured GFLOP/s of a GEMM with a layer's shape, by which `precision.compute = "auto"` decides.
 struct PrecisionRates {
   double fp32 = 0.0, bf16 = 0.0;
-  std::string measured = {};  // when, where that was before
+  std::string measured = {};  // when, if it was measured before
 };
 
 struct Machine {
@@ -27,22 +27,24 @@ struct Machine {
   int local_ranks = 1;  // on this host
   bool cuda = false;
   int device = 0;  // index of this rank's CUDA device
-  // Measures on the device in use, with so many threads. Without it (planning away from the machine) `auto` is fp32 on
-  // a CPU and bf16 on CUDA.
+  // Measures on the device in use, with `threads` threads. When it is not set (planning away from the machine), `auto`
+  // means fp32 on a CPU and bf16 on CUDA.
   std::function<PrecisionRates(int threads)> measure_precision;
 };
 
-// Writes what it decides back into `config` with its origin ("measured", "derived"), so that it is stored and reused.
+// Writes its decisions back into `config` with their origin ("measured", "derived"), so that they are stored and
+// reused.
 program::Setting resolve_setting(config::Config& config, const arch::Architecture& arch, const Machine& machine);
 
-// The pipeline schedule of `parallel.schedule` where that is a file.
+// Reads the pipeline schedule of `parallel.schedule` if that names a file.
 std::optional<program::Schedule> read_schedule(const config::Config& config);
 
-// Lengths in optimizer steps. `sequences_per_epoch` is needed for epochs only; seconds have no count (returns -1).
+// Returns a length in optimizer steps. `sequences_per_epoch` is needed for epochs only; seconds have no count (returns
+// -1).
 std::int64_t steps_of(const config::Config& config, const config::Horizon& horizon, std::string_view key,
                       double sequences_per_epoch);
 
-// Threads per rank that this machine gives: its cores (as the affinity mask has them) over the ranks on it, at least 1.
+// Returns the threads per rank: this machine's cores (by the affinity mask) divided by its ranks, at least 1.
 int auto_threads(int local_ranks);
 
 }  // namespace molen::plan

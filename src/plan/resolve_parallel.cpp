@@ -17,7 +17,7 @@ bool is_hybrid(const Config& c) {
   return c.parallel.sharding && c.parallel.sharding->rfind("HYBRID", 0) == 0;
 }
 
-// PyTorch's names as ZeRO stages; the two hybrid ones shard within groups and replicate across them.
+// Maps PyTorch's names to ZeRO stages; the two hybrid ones shard within groups and replicate across them.
 int zero_stage(const Config& c) {
   const auto& p = c.parallel;
   if (!p.sharding) return static_cast<int>(p.zero.value_or(0));
@@ -25,7 +25,7 @@ int zero_stage(const Config& c) {
   return *p.sharding == "SHARD_GRAD_OP" || *p.sharding == "HYBRID_SHARD_ZERO2" ? 2 : 3;
 }
 
-// "1, 2, 4": tensor degrees that divide the ranks of a node, and the model.
+// Returns "1, 2, 4": the tensor degrees that divide the ranks of a node and fit the model.
 std::string degrees_text(const arch::Architecture& arch, const Machine& machine) {
   std::string text;
   for (const int n : arch::tensor_degrees(arch, machine.local_ranks))
@@ -34,7 +34,7 @@ std::string degrees_text(const arch::Architecture& arch, const Machine& machine)
   return text;
 }
 
-// ", 1, 2 or 4 do": what of 1 to `most` divides it and satisfies `fits`.
+// Returns "; 1, 2 and 4 do": the numbers from 1 to `most` that divide it and satisfy `fits`.
 template <class Fits>
 std::string fitting(std::int64_t most, Fits fits) {
   std::vector<std::int64_t> all;
@@ -158,7 +158,7 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
   s.pipeline.layers = p.stage_layers;
 }
 
-// The data-parallel axes of the rank grid.
+// Sets the data-parallel axes of the rank grid.
 void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
   const std::int64_t ranks = machine.ranks / (p.tensor * p.pipeline * p.context),
@@ -167,7 +167,7 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
   if (ranks % replicate != 0)
     throw UsageError("{}: {} groups cannot be made of {} rank{}{}", c.where("parallel.data_replicate"), replicate,
                      ranks, ranks == 1 ? "" : "s", fitting(ranks, any));
-  // A group is the node, where nothing else is said.
+  // A group is the node unless the configuration gives another.
   const bool by_node = is_hybrid(c) && replicate == 1 && !p.data_shard;
   const std::int64_t of_node = machine.local_ranks / (p.tensor * p.context);
   if (by_node && machine.local_ranks % (p.tensor * p.context) != 0)

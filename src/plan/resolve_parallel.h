@@ -1,4 +1,4 @@
-// The part of resolve_setting that lays the ranks of a job out: axes, their sizes and order, stages, what is sharded.
+// The part of resolve_setting that arranges the ranks of a job: axes, their sizes and order, stages, sharding.
 #pragma once
 
 #include "config/config.h"
@@ -6,7 +6,7 @@
 
 namespace molen::plan {
 
-// Throws UsageError, with what would fit, where the ranks, their nodes or the model do not divide.
+// Throws UsageError, which says what would fit, when the ranks, their nodes or the model do not divide.
 void resolve_parallel(const config::Config& config, const arch::Architecture& arch, const Machine& machine,
                       program::Setting& setting);
 

@@ -19,7 +19,7 @@ Machine machine_of(int ranks, int local_ranks) {
   return machine;
 }
 
-// Of a model of 6 layers with 4 heads, FFN 704 and a vocabulary of 16384.
+// Resolves a setting of a model with 6 layers, 4 heads, FFN 704 and a vocabulary of 16384.
 program::Setting setting(Sets sets, const Machine& machine) {
   sets.insert(sets.end(), {"schedule.warmup=\"0 steps\"", "model.preset=llama-tiny", "precision.compute=fp32"});
   auto c = config::load(std::nullopt, sets);
@@ -35,7 +35,8 @@ std::string refusal(const Sets& sets, const Machine& machine) {
   return "accepted";
 }
 
-// What was said, the figures that it goes against, and what would do: a user reads no more than this line.
+// A refusal gives the value, the figures that it contradicts, and values that would do: a user reads no more than this
+// line.
 TEST(ResolveParallel, TensorRanksThatDoNotFit) {
   const Machine eight = machine_of(8, 4);
   EXPECT_EQ(
@@ -123,7 +124,7 @@ TEST(ResolveParallel, StagesThatDoNotFit) {
       2);
 }
 
-// What is assigned after the configuration was read is checked here alone.
+// A value that is assigned after the configuration was read is checked only here.
 TEST(ResolveParallel, ChunksWithoutStages) {
   auto c = config::load(std::nullopt, {"model.preset=llama-tiny", "precision.compute=fp32"});
   config::assign(c, "parallel.virtual_stages", 2, {config::Origin::Kind::kOther, "planned"});
@@ -207,7 +208,7 @@ TEST(ResolveParallel, GroupsThatDoNotFit) {
   EXPECT_EQ(
       refusal({"parallel.sharding=HYBRID_SHARD", "parallel.data_shard=1"}, eight),
       "--set parallel.sharding: HYBRID_SHARD needs groups of more than one rank; set parallel.data_shard, or NO_SHARD");
-  // What is said to do is not refused next.
+  // A value that a message suggests is not refused next.
   for (const char* shards : {"2", "4", "8"})
     EXPECT_EQ(refusal({"parallel.sharding=HYBRID_SHARD", std::string("parallel.data_shard=") + shards}, eight),
               "accepted");
@@ -237,7 +238,7 @@ TEST(ResolveParallel, OrdersThatSpreadAGroup) {
             "last they share one");
 }
 
-// Each name of PyTorch's, and each stage, where a rank alone cannot tell them by its groups.
+// Each of PyTorch's names, and each stage, on several ranks: a single rank could not tell them apart.
 TEST(ResolveParallel, StagesOfSharding) {
   const Machine eight = machine_of(8, 4);
   const auto zero = [&](const Sets& sets) { return setting(sets, eight).zero; };

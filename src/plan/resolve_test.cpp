@@ -43,7 +43,7 @@ TEST(Architecture, PresetAndOverrides) {
   EXPECT_EQ(changed.name, "llama-60m*");
 }
 
-// Every key of [model] but preset and family sets the member of its name, to the value that it says, and no other one.
+// Every key of [model] but preset and family sets the member of its name to the given value, and no other member.
 TEST(Architecture, EachKeySetsItsMember) {
   const std::map<std::string, std::pair<std::string, Json>> values{
       {"layers", {"7", 7}},
@@ -65,8 +65,8 @@ TEST(Architecture, EachKeySetsItsMember) {
       {"rope_scaling",
        {"{ factor = 3.0, low_freq_factor = 1.5, high_freq_factor = 5.0, original_max_sequence = 128 }",
         Json{{"factor", 3.0}, {"low_freq_factor", 1.5}, {"high_freq_factor", 5.0}, {"original_max_sequence", 128}}}}};
-  const std::set<std::string> follow{"name", "head_dim", "kv_heads"};  // of other sizes, where they are not said
-  const auto made = [](const std::vector<std::string>& more) {         // of an MLP that may have biases
+  const std::set<std::string> follow{"name", "head_dim", "kv_heads"};  // follow from other sizes unless they are given
+  const auto made = [](const std::vector<std::string>& more) {         // an MLP that may have biases
     std::vector<std::string> sets{"model.preset=llama-tiny", "data.sequence_length=32", "model.activation=gelu_tanh"};
     sets.insert(sets.end(), more.begin(), more.end());
     return arch::to_json(resolve_architecture(with(sets)));
@@ -87,7 +87,7 @@ TEST(Architecture, EachKeySetsItsMember) {
   }
 }
 
-// Heads follow each other where they were as many; a preset's sizes stay where only others are said.
+// kv_heads follows heads when the two were equal; a preset's sizes stay when only others are given.
 TEST(Architecture, SizesThatFollowFromOthers) {
   struct Sizes {
     std::int64_t heads, kv_heads, head_dim, ffn;
@@ -147,7 +147,7 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
   EXPECT_NOTED(resolve_architecture(with({"model.family=gpt", "model.layers=2"})), UsageError);
 }
 
-// Nothing that is asked for and not built runs as something else.
+// A request that is not built is refused and never runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
   const GoldenMessages golden;
   for (const char* set : {"parallel.context_form=ring", "parallel.virtual_stages=2", "parallel.schedule=gpipe",
@@ -162,7 +162,7 @@ TEST(Setting, RefusesWhatIsNotBuilt) {
     } catch (const UsageError& error) {
       const std::string key(set, std::strchr(set, '='));
       EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
-      // What is offered instead is a value, not the key.
+      // The message suggests a value, not the key.
       EXPECT_EQ(std::string(error.what()).find("only " + key), std::string::npos) << error.what();
     }
   }
@@ -211,7 +211,7 @@ TEST(Setting, StagesAsTheyAreCounted) {
   EXPECT_EQ(s.unit_layers, program::kHalfLayer);
 }
 
-// Groups that have to talk within a node do, whatever the order of axes.
+// Groups that must communicate within a node do so in any order of axes.
 TEST(Setting, GroupsShareANodeInAnyOrder) {
   const GoldenMessages golden;
   Machine sixteen;
@@ -251,7 +251,7 @@ TEST(Setting, ContextRanksOnAMesh) {
   EXPECT_EQ(s.data_ranks(), 2);
   EXPECT_EQ(s.shards(), 4) << "context ranks share the state too";
   EXPECT_EQ(s.tokens(), s.micro_batch * s.sequence / 2);
-  // A node of four: two context ranks of each of two data ranks.
+  // A node of four ranks holds two context ranks of each of two data ranks.
   const auto hybrid = with({"parallel.context=2", "parallel.sharding=HYBRID_SHARD"});
   EXPECT_EQ(hybrid.shards(), 4);
   EXPECT_EQ(hybrid.replicas(), 2);
@@ -335,7 +335,7 @@ TEST(Setting, TakesWhatTheConfigurationSays) {
   EXPECT_EQ(setting({"model.preset=llama-tiny", "data.sequence_length=1024"}).sequence, 1024);
 }
 
-// A resumed run must find the threads that the first start chose, and a reader of config.toml where they come from.
+// A resumed run must find the threads that the first start chose, and a reader of config.toml must see their origin.
 TEST(Setting, ThreadsOfTheMachineAreWrittenBack) {
   Machine two;
   two.ranks = two.local_ranks = 2;
@@ -454,7 +454,7 @@ TEST(Setting, AutoPrecisionIsMeasuredAndRecorded) {
   c = with({"model.preset=llama-tiny"});
   EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kBF16);
   machine.cuda = false;
-  // What is requested is honoured.
+  // A requested type is honoured.
   c = with({"model.preset=llama-tiny", "precision.compute=bf16"});
   EXPECT_EQ(resolve_setting(c, resolve_architecture(c), machine).compute, DType::kBF16);
 }

@@ -10,7 +10,7 @@
 namespace molen::plan {
 namespace {
 
-// What each micro-batch that was left out adds to a stage.
+// The ops and memory that each omitted micro-batch adds to a stage.
 struct Repeated {
   std::int64_t ops = 0;
   Bytes memory;
@@ -22,7 +22,7 @@ Repeated repeated_of(const program::Program& p, std::int64_t micro_batches) {
   for (const program::Instance& i : p.schedule)
     if (i.micro_batch == middle)
       r.ops += static_cast<std::int64_t>(p.bodies[static_cast<std::size_t>(i.body)].steps.size());
-  // Values of all micro-batches stand at once (GPipe): so they do of any number.
+  // When the values of all micro-batches are alive at once (GPipe), they are for any number of micro-batches.
   constexpr std::int64_t kAlign = 64;
   const program::Slots slots(p);
   for (std::size_t b = 0; b < p.buffers.size(); ++b)
@@ -39,7 +39,7 @@ std::int64_t repeating_micro_batches(const program::Setting& s) {
   const std::int64_t all = s.micro_batches(), stages = s.stages();
   std::int64_t few = all;
   if (!s.pipelined()) {
-    few = 4;  // the first, the last, and two that follow each other
+    few = 4;  // the first, the last, and two in succession
   } else {
     switch (s.pipeline.schedule) {
       case ScheduleKind::kGpipe:

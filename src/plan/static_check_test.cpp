@@ -17,8 +17,8 @@ arch::Architecture model(std::int64_t layers) {
   return a;
 }
 
-// Of every layout, schedules of four stages among them: what is counted from few micro-batches is what building all of
-// them gives, and those are sound too.
+// For every layout, including schedules of four stages: the counts from few micro-batches equal those of building all
+// of them, and the full programs are sound too.
 TEST(StaticCheck, CountsWhatIsLeftOut) {
   const auto a = model(8);
   std::size_t left_out = 0, turn = 0;
