@@ -9,7 +9,7 @@
 namespace molen::sim {
 namespace {
 
-// 2: costs have a pace; 3: costs are those of a core of its own, entries have cores; 4: who made products in fp32
+// Version 2: costs have a pace. 3: costs are those on a core of their own, and entries have cores. 4: `gemm`.
 constexpr int kFormat = 4;
 
 }  // namespace

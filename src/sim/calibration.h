@@ -21,7 +21,7 @@ struct Conditions {
 };
 Conditions conditions_of(const program::Setting& setting, const std::string& communicator);
 
-// What the ranks of a measurement could run on, together.
+// The cores that the ranks of a measurement could run on, together.
 struct Cores {
   int logical = 1, physical = 1;
   std::string affinity = "0";  // as Linux writes it: "0-3,8"
@@ -30,7 +30,7 @@ struct Cores {
 
 struct Calibration {
   std::string host, cpu, created;  // created: UTC
-  std::string gemm;                // who made products in fp32 (math/gemm.h)
+  std::string gemm;                // what computed fp32 GEMMs (math/gemm.h)
   struct Entry {
     Conditions conditions;
     Cores cores;
@@ -38,12 +38,12 @@ struct Calibration {
   };
   std::vector<Entry> entries;
 
-  // As measured under these conditions or, where only other numbers of ranks were, carried over from those
-  // (Costs::extrapolated says how). The reason names the conditions that are there.
+  // Returns the costs measured under these conditions. When only other numbers of ranks were measured, extrapolates
+  // from those (Costs::extrapolated says how). On failure, the reason names the conditions that were measured.
   Result<Costs> find(const Conditions& conditions) const;
-  // The same; throws UsageError.
+  // Does the same; throws UsageError on failure.
   Costs costs(const Conditions& conditions, std::string_view origin) const;
-  bool has(const Conditions& conditions) const;  // measured
+  bool has(const Conditions& conditions) const;  // whether they were measured
   void replace(Entry entry);
 };
 

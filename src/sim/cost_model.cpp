@@ -37,7 +37,7 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
     y[i] = std::log(std::max(s.seconds, 1e-9));
     seconds.push_back(s.seconds);
   }
-  // Centred, so that the ridge pulls exponents and not the level.
+  // Centred, so that the ridge pulls the exponents and not the level.
   const Eigen::RowVectorXd center = x.colwise().mean();
   Eigen::MatrixXd xc = x.rowwise() - center;
   xc.col(0).setOnes();
@@ -61,7 +61,7 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
 std::vector<double> features_of(const program::Program& p, const program::Step& step) {
   const auto log1 = [](double v) { return std::log(std::max(v, 1.0)); };
   if (const auto* compute = std::get_if<program::Compute>(&step.op))
-    // Adding to a gradient reads it; overwriting may first have to clear it.
+    // Adding to a gradient reads it; overwriting may have to clear it first.
     return {
         1.0,
         step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),

@@ -1,10 +1,10 @@
-// What an op costs on a machine: fitted to measured op times (exec's Timelines of calibration programs), asked for any
-// shape.
+// The cost of an op on a machine: fitted to measured op times (exec's Timelines of calibration programs), and evaluated
+// for any shape.
 //
 // Per kind of op:  log t = w . features,  features = (1, log FLOPs, log bytes, log tokens, log sequence, accumulates)
-// as far as the kind has them, by ridge regression in relative error, towards t proportional to FLOPs (or bytes where
-// there are none). A power law in the sizes holds well over the ranges one machine is used in, needs few samples, and
-// extrapolates without surprises.
+// as far as the kind has them. The fit is a ridge regression in relative error, towards t proportional to FLOPs (or
+// bytes, for kinds without FLOPs). A power law in the sizes holds well over the ranges that one machine is used in,
+// needs few samples, and extrapolates without surprises.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ struct Sample {
   double seconds = 0.0;          // with a core to itself (program::OpTime::cpu_s)
 };
 
-// Features of a step in the order above.
+// Returns the features of a step in the order above.
 std::vector<double> features_of(const program::Program& program, const program::Step& step);
 
 struct Fit {
@@ -34,7 +34,7 @@ struct Fit {
 
 class CostModel {
  public:
-  // At least one sample of every kind that will be asked for.
+  // Needs at least one sample of every kind that `seconds` will be asked for.
   static CostModel fit(const std::vector<Sample>& samples);
 
   double seconds(const program::Program& program,
@@ -42,12 +42,13 @@ class CostModel {
   bool knows(const std::string& kind) const { return fits_.count(kind) > 0; }
   const std::map<std::string, Fit>& fits() const { return fits_; }
 
-  // Of any kind, by its features; `kind` without samples: the forward kernel's for a recomputation, else UsageError.
+  // Returns the seconds of any kind from its features. A recomputation without samples costs what the forward kernel
+  // costs; any other kind without samples throws UsageError.
   double seconds(const std::string& kind, const std::vector<double>& features) const;
 
-  // Seconds of a whole step, measured over simulated, in the calibration's own programs; every op's seconds are scaled
-  // by it. It holds what ops measured one by one leave out: ranks that wait for a slower one, and the slow side of each
-  // op's distribution (a sum of medians lies below the median of sums).
+  // Measured over simulated seconds of a whole step in the calibration's own programs; it scales every op's seconds. It
+  // covers what ops measured one by one leave out: ranks that wait for a slower one, and the slow side of each op's
+  // distribution (a sum of medians lies below the median of sums).
   double pace() const { return pace_; }
   void set_pace(double pace);  // above 0
 

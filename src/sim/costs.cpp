@@ -18,7 +18,8 @@ double Sharing::rate(bool compute, int others) const {
 
 double collective_traffic(const std::string& kind, double bytes, int ranks, const std::string& communicator) {
   const double n = ranks;
-  // Each rank reads its n-th of n buffers and writes it to its own, or to all; a gather reads and writes all of it.
+  // Each rank reads its n-th of n buffers and writes the result to its own buffer, or to all; a gather reads and writes
+  // all of it.
   if (communicator == "threads") return kind == "reduce_scatter" ? bytes * (1.0 + 1.0 / n) : 2.0 * bytes;
   return bytes * (kind == "all_reduce" ? 2.0 : 1.0) * (n - 1.0) / n;
 }
@@ -29,7 +30,7 @@ double Costs::seconds(const program::Program& p, const program::Step& step) cons
 }
 
 double Costs::copy_seconds(const program::Step& step) const {
-  // Read and written; what adds up reads what is there as well.
+  // A copy reads and writes; one that accumulates reads its target as well.
   const auto* out = std::get_if<program::CopyToHost>(&step.op);
   const double traffic = (out && out->accumulate ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
   return compute_.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
@@ -39,7 +40,7 @@ double Costs::compute_seconds(const program::Program& p, const program::Step& st
   const double near = compute_.seconds(p, step);
   if (!contention_) return near;
   const auto& c = *contention_;
-  // More busy cores never make an op faster, and never slower than if all of it waited for the memory they share.
+  // More busy cores never make an op faster, and never slower than if the whole op waited for the shared memory.
   const double growth = std::log(c.other.seconds(p, step) / near) / std::log(double(c.other_busy) / c.busy);
   return near * std::pow(double(sharing_.busy()) / c.busy, std::clamp(growth, 0.0, 1.0));
 }
@@ -47,7 +48,7 @@ double Costs::compute_seconds(const program::Program& p, const program::Step& st
 double Costs::collective_seconds(const program::Program& p, const program::Step& step) const {
   const std::string kind = program::kind_of(step.op);
   const double bytes = std::max(1.0, static_cast<double>(step.moved.value));
-  // Among the ranks of the op's axis, where all of the measured ones had a part.
+  // The measured collectives were among all ranks; this one is among the ranks of the op's axis.
   const auto axis = program::axis_of(step.op);
   MOLEN_CHECK(axis, "{} is among no ranks", kind);
   const int group = program::group_size(p.setting, *axis),
@@ -56,7 +57,7 @@ double Costs::collective_seconds(const program::Program& p, const program::Step&
   const double traffic = collective_traffic(kind, bytes, group, communicator_);
   if (measured == 0) return model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
   if (group == measured) return model.seconds(p, step);
-  // Rounds of messages in which everyone's few bytes reach everyone; on threads each reads those of each other.
+  // Rounds of messages until each rank's few bytes have reached all ranks; with threads, each rank reads every other's.
   const auto rounds = [&](int ranks) { return communicator_ == "mpi" ? std::ceil(std::log2(ranks)) : ranks - 1.0; };
   if (kind == "reduce_scalars") return model.seconds(p, step) * rounds(group) / rounds(measured);
   return model.seconds(p, step) * traffic / collective_traffic(kind, bytes, measured, communicator_);

@@ -1,5 +1,5 @@
-// What the ops of a program cost on a machine whose cores its ranks share: a cost model, carried over to numbers of
-// ranks that the calibration did not measure where that is needed. docs/formats/calibration.md has the rules.
+// The cost of a program's ops on a machine whose cores its ranks share: a cost model, extrapolated when needed to
+// numbers of ranks that the calibration did not measure. docs/formats/calibration.md has the rules.
 #pragma once
 
 #include <optional>
@@ -9,16 +9,16 @@
 
 namespace molen::sim {
 
-// Who runs on the cores of one machine.
+// What runs on the cores of one machine.
 struct Sharing {
-  int cores = 1 << 20;  // logical, that the ranks may use
-  int ranks = 1;        // alike, at once
+  int cores = 1 << 20;  // logical cores that the ranks may use
+  int ranks = 1;        // identical ranks that run at once
   int threads = 1;      // of each stream of a rank but communication, which has one
 
-  // Cores that compute keeps busy.
+  // Number of cores that compute keeps busy.
   int busy() const;
-  // Speed of every thread of a rank while its compute stream is busy or not, and `others` more threads are; 1 on a core
-  // of its own.
+  // Speed of every thread of a rank while its compute stream is busy (`compute`) and `others` more threads are; 1 when
+  // each thread has a core of its own.
   double rate(bool compute, int others) const;
   bool operator==(const Sharing&) const = default;
 };
@@ -29,7 +29,7 @@ double collective_traffic(const std::string& kind, double bytes, int ranks, cons
 
 class Costs {
  public:
-  // As measured: with collectives among all ranks over that communicator.
+  // Costs as measured, with collectives among all ranks over `communicator`.
   Costs(CostModel model, Sharing sharing, std::string communicator)
       : compute_(std::move(model)), sharing_(sharing), communicator_(std::move(communicator)) {}
 
@@ -37,7 +37,7 @@ class Costs {
   double seconds(const program::Program& program, const program::Step& step) const;
   const Sharing& sharing() const { return sharing_; }
 
-  // Empty: the very conditions were measured. Else from what the costs are derived, for people.
+  // What the costs are derived from, for people; empty when these very conditions were measured.
   const std::string& extrapolated() const { return extrapolated_; }
 
  private:
@@ -45,7 +45,7 @@ class Costs {
 
   double compute_seconds(const program::Program& program, const program::Step& step) const;
   double collective_seconds(const program::Program& program, const program::Step& step) const;
-  // On a CPU the host's memory is the device's: at the memory rate of the optimizer step.
+  // On a CPU, host and device memory are the same: copies run at the memory rate of the optimizer step.
   double copy_seconds(const program::Step& step) const;
 
   CostModel compute_;
@@ -53,15 +53,16 @@ class Costs {
   std::string communicator_;
   std::string extrapolated_;
 
-  // A second measurement with other cores busy: an op's seconds grow as busy^g, g in [0, 1] by the two for each op.
+  // A second measurement with another number of busy cores: an op's seconds grow as busy^g, where the two measurements
+  // give g in [0, 1] for each op.
   struct Contention {
     CostModel other;
     int busy = 1, other_busy = 1;  // of compute_, of other
   };
   std::optional<Contention> contention_;
 
-  // Collectives measured among other ranks, or (ranks 0) not at all: then moved at the memory rate of the optimizer
-  // step.
+  // Collectives measured among another number of ranks or, with ranks 0, not measured: they then run at the memory rate
+  // of the optimizer step.
   struct Collectives {
     CostModel model;
     int ranks = 0;

@@ -44,7 +44,7 @@ class Extrapolation {
   }
   static double distance(int a, int b) { return std::abs(std::log(static_cast<double>(a) / b)); }
 
-  // By the cores that are busy, then by the communicator, then by ranks; of equals the one measured last.
+  // The nearest entry by busy cores, then by communicator, then by ranks; among equals, the one measured last.
   const Calibration::Entry* nearest(const std::vector<const Calibration::Entry*>& among) const {
     const auto rank_of = [&](const Calibration::Entry* e) {
       const int wanted = Sharing{e->cores.logical, wanted_.ranks, wanted_.threads}.busy();

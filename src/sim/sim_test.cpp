@@ -81,7 +81,7 @@ TEST(CostModel, RecoversAMachineFromNoisySamples) {
   EXPECT_DOUBLE_EQ(again.seconds(p, p.bodies[0].steps[5]), model.seconds(p, p.bodies[0].steps[5]));
 }
 
-// By hand: t = 3e-6 * FLOPs^2 with one outlier-free kind; the level, the exponent, the scatter and the median.
+// By hand: t = 3e-6 * FLOPs^2, one kind without outliers; checks the level, the exponent, the scatter and the median.
 TEST(CostModel, FitsAPowerLawByHand) {
   std::vector<Sample> samples;
   for (const double flops : {10.0, 20.0, 40.0, 80.0, 160.0})
@@ -90,7 +90,7 @@ TEST(CostModel, FitsAPowerLawByHand) {
   const CostModel model = CostModel::fit(samples);
   const Fit& fit = model.fits().at("op");
   EXPECT_EQ(fit.samples, 10);
-  // The exponent 2, which a ridge of 0.05 pulls towards 1; the scatter and what the pull leaves.
+  // The exponent 2, which a ridge of 0.05 pulls towards 1; the residual holds the scatter and the effect of the pull.
   const double variance = 2 * std::log(2.0) * std::log(2.0), exponent = 1 + variance / (variance + 0.05);
   EXPECT_NEAR(fit.weights[1], exponent, 1e-9);
   EXPECT_NEAR(fit.center[1], std::log(40.0), 1e-12);
@@ -113,7 +113,7 @@ TEST(CostModel, TypicalSecondsAreTheMedianInAnyOrder) {
   EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 3.0);
 }
 
-// A kind that was recomputed and never measured so costs what its forward does; any other is refused by name.
+// A recomputed kind without samples costs what its forward does; any other kind without samples is refused by name.
 TEST(CostModel, RecomputationCostsTheForward) {
   const CostModel model = CostModel::fit({{"forward attention", {1.0}, 2e-3}, {"all_reduce", {1.0}, 1e-3}});
   EXPECT_DOUBLE_EQ(model.seconds("recompute attention", {1.0}), model.seconds("forward attention", {1.0}));
@@ -150,7 +150,7 @@ TEST(CostModel, RefusesDamage) {
   EXPECT_NOTED(CostModel::from_json(bad, "test"), UsageError);
 }
 
-// Copies from and to the host: read and written at the memory rate of the optimizer step, and what adds up reads once
+// Copies from and to the host read and write at the memory rate of the optimizer step; an accumulating copy reads once
 // more.
 TEST(Costs, CopiesMoveAtTheRateOfTheOptimizerStep) {
   std::vector<Sample> samples;
@@ -170,7 +170,8 @@ TEST(Costs, CopiesMoveAtTheRateOfTheOptimizerStep) {
   EXPECT_NEAR(with(program::CopyToDevice{}), 2e-3, 1e-8);
 }
 
-// Without a measured collective its bytes move at the rate of the optimizer step, and no bytes at that of one.
+// Without a measured collective, its bytes move at the rate of the optimizer step, and zero bytes cost what one byte
+// does.
 TEST(Costs, UnmeasuredCollectivesMoveAtTheRateOfTheOptimizerStep) {
   std::vector<Sample> samples;
   for (const double bytes : {1.0, 1e4, 1e8})
@@ -251,7 +252,7 @@ TEST(Calibration, RoundTripAndMissingConditions) {
   fs::remove(path);
 }
 
-// Costs of `p`'s kinds on a machine whose ops take `slow` times as long, with `ranks` ranks of one thread.
+// Costs on a machine whose ops take `slow` times as long, with `ranks` ranks of `threads` threads.
 Calibration::Entry entry_of(int ranks, const std::string& communicator, double slow, int cores = 2, int threads = 1) {
   auto samples = samples_from({program_of(ranks, 0, 4 * ranks), program_of(ranks, 1, 4 * ranks)}, 0.0);
   for (Sample& s : samples) s.seconds *= slow;
@@ -278,12 +279,12 @@ TEST(Simulate, FullCoresDoAllWorkOneAfterTheOther) {
   const CostModel model = CostModel::fit(samples_from({p}, 0.0));
   const auto free = simulate(p, ops, Costs(model, {4, 2, 1}, "threads")),
              full = simulate(p, ops, Costs(model, {2, 2, 1}, "threads"));
-  double work = 0.0, beside = 0.0;  // of one rank; what its compute stream does while collectives run
+  double work = 0.0, beside = 0.0;  // of one rank: all its work, and the work of its collectives
   for (const auto& t : full.ops) work += t.cpu_s;
   for (std::size_t i = 0; i < ops.size(); ++i)
     if (ops[i].step->stream != program::Stream::kCompute) beside += free.ops[i].cpu_s;
   EXPECT_LE(free.total_s, full.total_s);
-  // One core a rank: it is idle only while a collective runs alone, which it computes too.
+  // With one core per rank, the rank never idles: a collective that runs alone is computed, too.
   EXPECT_NEAR(full.total_s, work, 1e-9 * work);
   EXPECT_GE(free.total_s, work - beside);
 }
@@ -343,7 +344,7 @@ TEST(Extrapolate, RanksBeyondTheCoresTakeTurns) {
   const Costs two = c.costs({2, 1, "fp32", "fused", "threads"}, "test");
   const Costs three = c.costs({3, 1, "fp32", "fused", "threads"}, "test");
   EXPECT_NE(three.extrapolated().find("3 threads share 2 cores"), std::string::npos) << three.extrapolated();
-  // The same work an op, at two thirds of the speed; the all-reduce of thread-ranks moves the same bytes a rank.
+  // Each op does the same work at two thirds of the speed; an all-reduce among threads moves the same bytes per rank.
   EXPECT_NEAR(step_seconds(c, 3, "threads") / step_seconds(c, 2, "threads"), 1.5, 0.01);
   for (std::size_t k = 0; k < q.bodies[0].steps.size(); ++k)
     if (q.bodies[0].steps[k].stream == program::Stream::kCompute) {
@@ -359,13 +360,13 @@ TEST(Extrapolate, BusyCoresSlowEachOtherAsMeasured) {
     const Costs costs = c.costs({ranks, 1, "fp32", "fused", "threads"}, "test");
     return costs.seconds(p, p.bodies[0].steps[3]) / c.entries[0].costs.seconds(p, p.bodies[0].steps[3]);
   };
-  EXPECT_DOUBLE_EQ(ratio_of(4), 1.0);  // nothing is known of it
+  EXPECT_DOUBLE_EQ(ratio_of(4), 1.0);  // nothing is known about contention
   c.replace(entry_of(8, "mpi", std::sqrt(8.0), 16));
   EXPECT_NEAR(ratio_of(2), std::sqrt(2.0), 1e-9);  // as the root of the busy cores
   EXPECT_NEAR(ratio_of(16), 4.0, 1e-9);
   c.replace(entry_of(8, "mpi", 0.5, 16));  // noise: busy cores do not help each other
   EXPECT_NEAR(ratio_of(2), 1.0, 1e-9);
-  c.replace(entry_of(8, "mpi", 1000.0, 16));  // nor is memory shared by more than those who want it
+  c.replace(entry_of(8, "mpi", 1000.0, 16));  // nor does memory slow down more than all cores waiting for it explain
   EXPECT_NEAR(ratio_of(2), 2.0, 1e-9);
 }
 
@@ -400,7 +401,7 @@ TEST(Extrapolate, RefusesWithoutABasis) {
   c.replace(entry_of(1, "self", 1.0));
   c.replace(entry_of(1, "self", 1.0, 2, 2));
   const auto reason = [&](const Conditions& wanted) { return c.find(wanted).reason(); };
-  EXPECT_EQ(reason({2, 1, "fp32", "fused", "threads"}), "");  // its collectives move memory
+  EXPECT_EQ(reason({2, 1, "fp32", "fused", "threads"}), "");  // collectives of threads move memory
   for (const auto& [wanted, why] : std::vector<std::pair<Conditions, std::string>>{
            {{1, 3, "fp32", "fused", "self"}, "threads a rank"},
            {{1, 1, "bf16", "fused", "self"}, "precision"},
@@ -447,7 +448,7 @@ TEST(Simulate, RefusesStagesThatWaitForOthers) {
   }
 }
 
-// Each by the key that asks for it.
+// Each setting that cannot be simulated is refused by the key that asks for it.
 TEST(Simulate, SaysWhatItCannotSimulate) {
   const auto key = [](auto&& change) {
     program::Setting s;
@@ -477,7 +478,7 @@ TEST(Simulate, RefusesCostsThatAreNoNumbers) {
   EXPECT_NOTED(simulate(p, program::expand(p), costs), UsageError);
 }
 
-// The typical time of a kind is the middle one, in whatever order samples came.
+// The typical time of a kind is the median, in whatever order samples came.
 TEST(CostModel, TheTypicalTimeIsTheMedianInAnyOrder) {
   std::vector<double> seconds{9e-3, 1e-3, 7e-3, 3e-3, 5e-3};
   std::sort(seconds.begin(), seconds.end());
@@ -488,7 +489,7 @@ TEST(CostModel, TheTypicalTimeIsTheMedianInAnyOrder) {
   } while (std::next_permutation(seconds.begin(), seconds.end()));
 }
 
-// From which measurements each part of a prediction is, as it is told.
+// The text names the measurements from which each part of a prediction is derived.
 TEST(Extrapolate, SaysFromWhat) {
   const auto told = [](const Calibration& c, int ranks, const std::string& communicator) {
     return c.costs({ranks, 1, "fp32", "fused", communicator}, "test").extrapolated();
@@ -500,11 +501,11 @@ TEST(Extrapolate, SaysFromWhat) {
                                        "; how 3 busy cores slow each other's memory was not measured; collectives at "
                                        "the optimizer step's memory rate");
   EXPECT_EQ(told(c, 1, "threads"), one);
-  // Ranks of another communicator say nothing of these collectives, nor does a rank alone.
+  // Measurements of another communicator say nothing of these collectives, nor does a measurement of one rank.
   c.replace(entry_of(4, "mpi", 1.0, 16));
   c.replace(entry_of(1, "threads", 1.0, 16));
   const std::string shared = "; memory shared by busy cores from ",
-                    last = "1 rank x 1 thread, fp32, fused kernels, threads",  // of equals
+                    last = "1 rank x 1 thread, fp32, fused kernels, threads",  // the last measured among equals
       four = "4 ranks x 1 thread, fp32, fused kernels, mpi";
   EXPECT_EQ(told(c, 3, "threads"), four + shared + last + "; collectives at the optimizer step's memory rate");
   EXPECT_EQ(told(c, 3, "mpi"), four + shared + last + "; collectives from 4 ranks, by bytes moved");
@@ -512,7 +513,7 @@ TEST(Extrapolate, SaysFromWhat) {
             four + shared + last + "; collectives from 4 ranks, by bytes moved; 32 threads share 16 cores");
 }
 
-// A collective that was not measured moves its bytes at the memory rate; one of nothing costs what one byte does.
+// A collective that was not measured moves its bytes at the memory rate; an empty one costs what one byte does.
 TEST(Extrapolate, UnmeasuredCollectivesMoveMemory) {
   Calibration c;
   c.replace(entry_of(1, "self", 1.0, 16));

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kNone = -1;
 
-// The streams of one rank side by side. Between two events (an op ends) all threads run at one speed.
+// The streams of one rank, side by side. Between two events (an event is the end of an op) all threads run at one
+// speed.
 class Streams {
  public:
   Streams(const std::vector<program::Expanded>& ops, std::vector<double> work, const Sharing& sharing)
@@ -58,7 +59,7 @@ class Streams {
     int others = 0;
     for (std::size_t s = 0; s < current_.size(); ++s) {
       if (current_[s] == kNone) continue;
-      // Copies and the host's work have as many threads as compute, communication one.
+      // Copies and the host's work have as many threads as compute; communication has one.
       if (s != kCompute) others += s == kComm ? 1 : sharing_.threads;
       if (left_[s] < least) least = left_[s], first = s;
     }
