@@ -24,7 +24,7 @@ void check_order(const std::array<Axis, kAxes>& order) {
       throw UsageError("order of mesh axes: {} must stand in it once", name_of(axis));
 }
 
-// "pp 2 x tp 3 = 6".
+// Returns a text such as "pp 2 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 3 = 6".
 std::string product_text(const PerAxis& sizes, std::int64_t product) {
   std::string text;
   for (const Axis axis : kDefaultOrder)
@@ -76,12 +76,12 @@ Mesh::Mesh(PerAxis sizes, int world, std::array<Axis, kAxes> order) : sizes_(siz
   for (const Axis axis : kDefaultOrder) {
     if (sizes[axis] < 1)
       throw UsageError(fmt::format("mesh axis {} has size {}; it must be at least 1", name_of(axis), sizes[axis]));
-    // Too large is too large; it must not wrap.
+    // Saturates above the largest int, because a product that wraps could fit.
     product = std::min<std::int64_t>(product * sizes[axis], std::numeric_limits<int>::max() + std::int64_t{1});
   }
   if (product != world) {
     const std::string shape = product_text(sizes, product);
-    if (world % product != 0)  // nor does any that is larger
+    if (world % product != 0)  // no larger dp_shard makes it fit
       throw UsageError(fmt::format("the mesh {} does not make {} ranks", shape, world));
     throw UsageError(fmt::format("the mesh {} does not make {} ranks; with dp_shard {} it does", shape, world,
                                  sizes[Axis::kDpShard] * (world / product)));
@@ -124,7 +124,7 @@ int Mesh::rank_of(const PerAxis& coordinates) const {
 std::vector<int> Mesh::group(int rank, Axes axes) const {
   const PerAxis own = coordinates(rank);
   std::vector<int> members{0};
-  for (const Axis axis : order_) {  // slowest first: members come out ascending
+  for (const Axis axis : order_) {  // slowest axis first, so members come out ascending
     std::vector<int> longer;
     for (const int base : members)
       for (int i = 0; i < (axes.contains(axis) ? sizes_[axis] : 1); ++i)

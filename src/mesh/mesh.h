@@ -1,8 +1,8 @@
-// The rank grid: how the ranks of a job are arranged along the axes of parallelism. Arithmetic only: no rank talks
+// The rank grid: the arrangement of a job's ranks along the axes of parallelism. Arithmetic only: no rank communicates
 // here.
 //
 // A rank is a number in mixed radix whose digits are its coordinates. `order` lists the axes from the slowest digit to
-// the fastest; by default tensor parallelism is innermost, so that its ranks, which talk most, share a node.
+// the fastest. By default tensor parallelism is innermost, so that tensor ranks, which communicate most, share a node.
 #pragma once
 
 #include <array>
@@ -21,11 +21,11 @@ inline constexpr std::array<Axis, kAxes> kDefaultOrder{Axis::kPp, Axis::kDpRepli
 
 std::string_view name_of(Axis axis);         // "pp", "dp_replicate", "dp_shard", "cp", "tp"
 Axis axis_from_name(std::string_view name);  // throws UsageError with the nearest name
-// "pp,dp_replicate,dp_shard,cp,tp", outermost first; every axis once. Throws UsageError.
+// Reads "pp,dp_replicate,dp_shard,cp,tp", outermost first, every axis once. Throws UsageError for anything else.
 std::array<Axis, kAxes> parse_order(std::string_view text);
-std::string text_of(const std::array<Axis, kAxes>& order);  // as parse_order reads it
+std::string text_of(const std::array<Axis, kAxes>& order);  // in the form that parse_order reads
 
-// A set of axes: {Axis::kDpReplicate, Axis::kDpShard} are the ranks that see different data.
+// A set of axes: the ranks along {Axis::kDpReplicate, Axis::kDpShard} see different data.
 class Axes {
  public:
   constexpr Axes() = default;
@@ -47,8 +47,8 @@ class Axes {
 };
 
 inline constexpr Axes kDataParallel{Axis::kDpReplicate, Axis::kDpShard};
-// Ranks with the same parameters, whose gradients are summed: those of a sequence too. And those among which one copy
-// of a unit's state may be cut.
+// kReplicas: the axes of ranks with the same parameters, whose gradients are summed; ranks that share a sequence are
+// among them. kShards: the axes over which one copy of a unit's state may be sharded.
 inline constexpr Axes kReplicas{Axis::kDpReplicate, Axis::kDpShard, Axis::kCp};
 inline constexpr Axes kShards{Axis::kDpShard, Axis::kCp};
 
@@ -75,14 +75,14 @@ class Mesh {
   PerAxis coordinates(int rank) const;
   int rank_of(const PerAxis& coordinates) const;
 
-  // Ranks that differ from `rank` along `axes` only, ascending; `rank` is among them.
+  // Returns the ranks that differ from `rank` only along `axes`, in ascending order; `rank` is among them.
   std::vector<int> group(int rank, Axes axes) const;
-  // Where `rank` stands in that group, and the group's number among the groups along `axes` (0 .. world / size(axes) -
-  // 1): key and color for Communicator::split.
+  // The position of `rank` in that group, and the group's number among the groups along `axes` (0 .. world / size(axes)
+  // - 1). They are key and color for Communicator::split.
   int position(int rank, Axes axes) const;
   int group_number(int rank, Axes axes) const { return position(rank, axes.complement()); }
 
-  // "pp 2 x dp_shard 4 x tp 8", axes of size 1 left out; "1 rank" where all are.
+  // Returns "pp 2 x dp_shard 4 x tp 8", without axes of size 1, or "1 rank" when all have size 1.
   std::string text() const;
 
  private:

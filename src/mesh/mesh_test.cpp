@@ -17,7 +17,7 @@
 namespace molen::mesh {
 namespace {
 
-// Any mesh of up to 3^5 ranks, axes in any order.
+// Returns any mesh of up to 3^5 ranks, with axes in any order.
 Mesh any_mesh() {
   PerAxis sizes;
   int world = 1;
@@ -95,7 +95,7 @@ TEST(Mesh, WrongSizesAreExplained) {
               Mesh({{1, -2, 1, 1, 1}}, 2);
             }),
             "mesh axis dp_replicate has size -2; it must be at least 1");
-  // Too large is not wrapped to 0, or to what fits.
+  // A product that is too large does not wrap to 0 or to a size that fits.
   EXPECT_EQ(usage_error([] {
               Mesh({{65536, 65536, 1, 1, 1}}, 1);
             }),
@@ -108,7 +108,7 @@ TEST(Mesh, WrongSizesAreExplained) {
             "2147483648 does not make 2147483647 ranks");
   EXPECT_EQ(usage_error([] { Mesh({{most, 1, 1, 1, 1}}, most); }), "");
   EXPECT_EQ(usage_error([] { Mesh(kOne, 0); }), "a world of 0 ranks");
-  // A larger mesh, though it is a multiple of the world, has no size that mends it; nor has one of a third more.
+  // No dp_shard mends a mesh that is twice as large as the world, nor one whose world is a third larger than the mesh.
   for (const auto& [sizes, world] : {std::pair{PerAxis{{2, 1, 1, 1, 4}}, 4}, {PerAxis{{3, 1, 1, 1, 1}}, 4}}) {
     const std::string said = usage_error([&, &s = sizes, w = world] { Mesh(s, w); });
     EXPECT_TRUE(said.ends_with("does not make 4 ranks")) << said;
