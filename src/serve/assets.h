@@ -5,7 +5,8 @@
 
 namespace molen::serve {
 
-// `name` as below assets/, "uplot/LICENSE" say. Throws Error for a name that CMakeLists.txt does not list.
+// Returns a file of assets/ by its path there ("uplot/LICENSE"). Throws Error for a name that CMakeLists.txt does not
+// list.
 std::string_view asset(std::string_view name);
 
 }  // namespace molen::serve

@@ -90,7 +90,7 @@ bool measured(const Series& s) {
   return std::any_of(s.points.begin(), s.points.end(), [](const auto& p) { return std::isfinite(p.second); });
 }
 
-// Every so many steps, the ends, and each series' least and greatest.
+// Returns the x values of the table's rows: every n-th step, the ends, and each series' least and greatest value.
 std::vector<double> table_rows(const Chart& c) {
   std::vector<double> all, rows;
   for (const auto& s : c.series) {
@@ -133,7 +133,7 @@ std::string table(const Chart& c) {
   return s + "</table></div></details>";
 }
 
-// Rows of a stacked chart that stand for all: the least and the greatest total of each column.
+// Returns the rows that represent a stacked chart: those with the least and the greatest total of each column.
 std::vector<std::size_t> stack_rows(const Chart& c) {
   const std::size_t n = c.series.empty() ? 0 : c.series.front().points.size();
   Points totals;
@@ -148,7 +148,7 @@ std::vector<std::size_t> stack_rows(const Chart& c) {
   return rows;
 }
 
-// The series as they are drawn: thinned; a stacked chart's on common rows, not yet summed.
+// Returns the series as they are drawn: thinned; those of a stacked chart on common rows, not summed yet.
 std::vector<Points> drawn(const Chart& c, std::size_t columns) {
   std::vector<Points> all;
   if (!c.stacked) {
@@ -188,7 +188,7 @@ std::string draw_line(const Frame& f, const Series& s, const Points& points, std
 }
 
 std::string draw_area(const Frame& f, const Points& low, const Points& high, std::size_t color) {
-  // A single step has no width: it is drawn as a bar of its own.
+  // A single step has no width, so it is drawn as a bar.
   if (high.size() == 1)
     return fmt::format("<rect x={:.1f} y={:.1f} width=60 height={:.1f} fill='var(--c{})' />", f.px(high[0].first) - 30,
                        f.py(high[0].second), std::max(0.0, f.py(low[0].second) - f.py(high[0].second)), color);

@@ -19,7 +19,8 @@ Series over_steps(const RunData& run, const std::string& name, F&& value) {
   return s;
 }
 
-// Where the run was stopped and taken up again. What lies beyond the step of a later start is not its course.
+// Returns the marks where the run was stopped and resumed. Marks beyond the step of a later start are dropped, because
+// the run no longer went there.
 std::vector<Mark> marks_of(const RunData& run) {
   std::vector<Mark> marks;
   for (const Json& e : run.events) {
@@ -28,7 +29,7 @@ std::vector<Mark> marks_of(const RunData& run) {
     if ((name != "resume" && name != "stop" && name != "start") || !std::isfinite(step)) continue;
     if (name != "stop") std::erase_if(marks, [&](const Mark& m) { return m.x > step; });
     if (name == "start") continue;
-    // A stop and the resume after it stand at one step: one line, one name.
+    // A stop and the resume after it are at one step: they share one line and one name.
     if (!marks.empty() && marks.back().x == step && marks.back().name == "stop" && name == "resume")
       marks.back().name = "stop, resume";
     else
@@ -55,7 +56,7 @@ Chart loss_chart(const RunData& run) {
   return c;
 }
 
-// Each language, and in its colour the baselines to beat.
+// Returns the chart of each language, with the baselines to beat in the language's colour.
 Chart bits_chart(const RunData& run) {
   Chart c = chart(run, "Held-out text", "bits per byte");
   c.empty = "No validation yet (train.validate_every).";
@@ -71,7 +72,7 @@ Chart bits_chart(const RunData& run) {
     c.series.push_back(series);
     int dash = 0;
     for (const auto& [name, bits] : run.baselines) {
-      ++dash;  // one pattern a baseline, in all languages
+      ++dash;  // one dash pattern per baseline, in all languages
       if (bits.contains(language))
         c.series.push_back(
             {name + ", " + language, {{0.0, bits.at(language)}, {last, bits.at(language)}}, false, dash, color});
@@ -103,7 +104,8 @@ Chart phase_chart(const RunData& run) {
   for (const auto& m : run.metrics.steps)
     for (const auto& [phase, seconds] : m.phase_s)
       if (seconds > 0 && std::isfinite(seconds)) total[phase] += seconds;
-  // The largest lie below, where they read best; idle time always on top, in grey. Older runs call all of it bubble.
+  // The largest phases lie at the bottom, where they read best; idle time is always on top, in grey. Older runs call
+  // all idle time bubble.
   std::vector<std::string> names;
   for (const auto& [name, seconds] : total) names.push_back(name);
   const auto top = [](const std::string& name) { return name == "idle" ? 2 : name == "bubble" ? 1 : 0; };
@@ -141,7 +143,7 @@ std::string course_section(const RunData& run, Charts& charts) {
       "aria-pressed=true>steps</button>"
       "<button data-axis=tokens aria-pressed=false>tokens</button></span><span class=hint>Drag to zoom, double click "
       "for all.</span></div><div class=charts>";
-  // One statement each: the order of the charts is the order of these calls.
+  // One statement per chart: the order of the charts is the order of these calls.
   s += charts.add(loss_chart(run));
   s += charts.add(bits_chart(run));
   Chart speed = chart(run, "Speed", "tokens/s, all ranks");
@@ -186,7 +188,7 @@ std::string energy_left_out(const RunData& run) {
 
 namespace {
 
-// Steps alone leave out what lies between them; the totals hold it.
+// The steps alone leave out the energy between them; the totals contain it.
 std::string whole_run(const RunData& run) {
   const Json& t = run.energy_totals;
   const double joules = number_of(t, "total_j"), steps = number_of(t, "steps"), tokens = number_of(t, "tokens");

@@ -65,7 +65,7 @@ TEST(Facts, Medians) {
   EXPECT_TRUE(std::isnan(median({nan})));
 }
 
-// Steps count as events do, and what no clock says does not.
+// Steps count as events do. A record without a valid time does not count.
 TEST(Facts, DatesOfEventsAndSteps) {
   RunData run;
   EXPECT_TRUE(std::isnan(dates_of(run).first));

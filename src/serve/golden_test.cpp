@@ -1,5 +1,5 @@
-// Charts and a report as they were read and found right (tests/golden/serve): any other page, number or line is a
-// change that someone has to look at. MOLEN_WRITE_GOLDEN=1 writes them anew.
+// Compares charts and a report with copies that a person has read and found right (tests/golden/serve): someone has to
+// look at any other page, number or line. MOLEN_WRITE_GOLDEN=1 writes them anew.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -96,7 +96,7 @@ store::StepMetrics step(std::int64_t s) {
   return m;
 }
 
-// The page without styles and scripts of others, and without the time at which it was written.
+// The page without third-party styles and scripts, and without the time at which it was written.
 TEST(Golden, ReportOfARun) {
   const fs::path dir = fs::temp_directory_path() / fmt::format("molen_golden_{}", ::getpid()) / "a run";
   fs::create_directories(dir);

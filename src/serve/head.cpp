@@ -76,7 +76,7 @@ std::string tiles(const RunData& run) {
        tile("memory of a rank, by its plan", peak > 0 ? human(Bytes(peak)) : "");
   const auto totals = energy_totals(run);
   if (totals.empty()) return s + tile("energy", "") + "</div>";
-  // Scopes nest (a package holds its cores), so they are not summed.
+  // Scopes nest (a package includes its cores), so they are not summed.
   for (const auto& [scope, total] : totals) {
     const double wh = total.joules / 3600;
     s += tile("energy, " + scope + " (" + total.source + ")",

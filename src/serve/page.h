@@ -1,4 +1,4 @@
-// The page's sections; each returns HTML with all that came from the run escaped.
+// The page's sections. Each function returns HTML in which all text from the run is escaped.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace molen::serve {
 
-// Charts of the page in order of their index, as the script reads them.
+// The charts of the page in the order of their index, as the script reads them.
 class Charts {
  public:
-  std::string add(const Chart& chart);  // the figure
+  std::string add(const Chart& chart);  // returns the figure
   std::string to_script() const;        // a JSON array
 
  private:
@@ -27,14 +27,14 @@ std::string predicted_section(const RunData& run);
 std::string events_section(const RunData& run);
 std::string config_section(const RunData& run);
 
-// Joules by scope over all steps that have them, and how they were had ("counter", "power", "model").
+// Joules by scope over all steps that have them, and their source ("counter", "power", "model").
 struct EnergyTotal {
   double joules = 0;
   std::int64_t steps = 0;
   std::string source;
 };
 std::map<std::string, EnergyTotal> energy_totals(const RunData& run);
-// What J/token leaves out, as " (gpu only)"; "" where it is whole or was never said.
+// Returns what J/token leaves out, as " (gpu only)", or "" when it leaves out nothing or does not say.
 std::string energy_left_out(const RunData& run);
 
 }  // namespace molen::serve

@@ -16,7 +16,7 @@
 namespace molen::serve {
 namespace {
 
-// One pass over the template: what is put in is never read for placeholders again.
+// Fills the template in one pass: inserted text is never read for placeholders.
 std::string fill(std::string_view text, const std::map<std::string, std::string, std::less<>>& values) {
   std::string out;
   while (true) {
@@ -32,7 +32,8 @@ std::string fill(std::string_view text, const std::map<std::string, std::string,
   }
 }
 
-// 'sha256-...' of a script, as a content security policy names it: no other script runs, whatever a run's texts hold.
+// Returns 'sha256-...' of a script for the content security policy: no other script runs, whatever a run's texts
+// contain.
 std::string script_hash(std::string_view script) {
   std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
   SHA256(reinterpret_cast<const unsigned char*>(script.data()), script.size(), digest.data());
@@ -41,8 +42,8 @@ std::string script_hash(std::string_view script) {
   return "'sha256-" + std::string(reinterpret_cast<const char*>(base64.data()), static_cast<std::size_t>(length)) + "'";
 }
 
-// Tokens seen by step, for the script's other x axis: enough of them that a straight line between two is exact but
-// where the batch changes.
+// Returns tokens seen by step, for the script's other x axis: enough points that a straight line between two is exact
+// except where the batch changes.
 std::string tokens_script(const RunData& run) {
   const auto& steps = run.metrics.steps;
   constexpr std::size_t kMost = 500;

@@ -1,6 +1,6 @@
-// molen report RUN: one self-contained HTML page of a run. No network: style, scripts (uPlot and ours) and data stand
-// in the page, so it opens from file:// and by mail. Without scripts, and on paper, its charts are SVG; each has its
-// table.
+// molen report RUN: writes one self-contained HTML page of a run. The page holds its style, scripts (uPlot and ours)
+// and data and needs no network, so it opens from file:// and by mail. Without scripts, and on paper, its charts are
+// SVG; each chart has its table.
 #pragma once
 
 #include "base/file.h"
@@ -9,11 +9,11 @@
 namespace molen::serve {
 
 // Reads the run directory (DESIGN section 5) and writes the page atomically. Torn lines and damaged files beside the
-// metrics are left out and named on the page. Throws UsageError where there is no run, Error where `output` cannot be
+// metrics are left out and named on the page. Throws UsageError when there is no run, and Error when `output` cannot be
 // written.
 void write_report(const fs::path& run_directory, const fs::path& output);
 
-// The figures of the page's head, for `--format json`; null where nothing was measured.
+// Returns the figures of the page's head, for `--format json`; null for a figure that was not measured.
 Json summary(const fs::path& run_directory);
 
 }  // namespace molen::serve

@@ -29,7 +29,7 @@ class Report : public ::testing::Test {
     write_report(dir_, dir_ / "report.html");
     return read_file(dir_ / "report.html");
   }
-  // What the page's script reads.
+  // Returns the data that the page's script reads.
   static Json data_of(const std::string& html) {
     const std::string open = "<script type=\"application/json\" id=\"data\">";
     const auto at = html.find(open) + open.size();
@@ -62,7 +62,7 @@ TEST_F(Report, RunsWithoutSteps) {
   EXPECT_EQ(summary(dir_)["steps"], 0);
   EXPECT_TRUE(summary(dir_)["last"].is_null());
   fs::remove(dir_ / "metrics.jsonl");
-  write("config.toml", "[model]\n");  // died before its first step
+  write("config.toml", "[model]\n");  // the run died before its first step
   EXPECT_EQ(data_of(page())["charts"][0], Json());
 }
 
@@ -81,7 +81,7 @@ TEST_F(Report, LastAttemptOfAStepCounts) {
   EXPECT_EQ(summary(dir_)["attempts"], 2);
 }
 
-// The report is of the training: a later start that finds nothing to do does not hide how it ended.
+// The report shows the training: a later start that finds nothing to do does not hide how the training ended.
 TEST_F(Report, ShowsHowTheTrainingEnded) {
   const auto ended = [&] {
     const std::string html = page(), open = "<dt>Ended<dd>";
@@ -112,7 +112,7 @@ TEST_F(Report, ShowsHowTheTrainingEnded) {
   write("events.jsonl", trained + R"({"event":"resume","step":30})"
                                   "\n");
   EXPECT_EQ(ended(), "no stop recorded: still running, or killed");
-  write("events.jsonl", idle);  // of a directory whose older events are gone
+  write("events.jsonl", idle);  // a directory whose older events are gone
   EXPECT_EQ(ended(), "nothing to do");
 }
 
@@ -131,7 +131,7 @@ TEST_F(Report, NonFiniteIsAGapAndNamed) {
   const std::string html = page();
   EXPECT_EQ(data_of(html)["charts"][0]["series"][0]["y"], Json::array({3.0, nullptr, nullptr, 2.0}));
   EXPECT_NE(html.find("not finite at 2 steps, first at step 2"), std::string::npos);
-  // Our markup, without the scripts, holds no such number.
+  // The page's own markup, without the scripts, holds no such number.
   const std::string markup = html.substr(0, html.find("<script"));
   for (const char* bad : {">nan", ">-nan", ">inf", "nan<", "=nan", "=inf", " nan", "Mnan", "Lnan"})
     EXPECT_EQ(markup.find(bad), std::string::npos) << bad;
@@ -212,7 +212,7 @@ TEST_F(Report, ShowsBaselinesEnergyAndPrediction) {
   EXPECT_EQ(summary(dir_)["energy_j"]["package-0"], 7.2e6);
 }
 
-// A run that went to step 12 and was taken up again from step 4: what lies between is not its course any more.
+// A run that went to step 12 and was resumed from step 4: the steps between no longer belong to its course.
 TEST_F(Report, DropsWhatLiesBeyondALaterResume) {
   std::string events;
   for (const int at : {4, 8, 12})
@@ -287,7 +287,7 @@ TEST_F(Report, HostileRunsAreBounded) {
   }
 }
 
-// Of lines of 1 KiB: those that begin in the first 4 MiB or in the last 4 MiB are read.
+// The lines have 1 KiB: those that begin in the first 4 MiB or in the last 4 MiB are read.
 TEST_F(Report, SaysHowManyEventsAreLeftOut) {
   const std::string line = "{\"event\":\"x\",\"text\":\"" + std::string(1000, 'y') + "\"}\n";
   ASSERT_EQ(line.size(), 1024u);
@@ -330,7 +330,7 @@ TEST_F(Report, NoticesSayWhatCouldNotBeRead) {
   EXPECT_TRUE(run.predicted.is_null());
 }
 
-// Steps beyond what a double tells apart are no steps, in whatever direction.
+// Steps beyond the integers that a double tells apart are not steps, in either direction.
 TEST_F(Report, StepsThatAreNoneAreLeftOut) {
   write("metrics.jsonl", "");
   const std::string kept = R"({"event":"validation","step":999999999999999,"loss":3})"
@@ -371,7 +371,7 @@ TEST_F(Report, SummaryIsWhole) {
                        {"notices", Json::array()}}));
 }
 
-// Reasons stand in events of meters alone, and the last of them counts.
+// Only events of meters have reasons, and the last such event counts.
 TEST_F(Report, MetersThatCouldNotBeRead) {
   const auto section = [&](const std::string& events) {
     write("metrics.jsonl", step(1, 3.0));
@@ -399,7 +399,7 @@ TEST_F(Report, MetersThatCouldNotBeRead) {
       << two;
 }
 
-// All that a report of fewer events than are left out shows is as before.
+// The last validation of a step counts, and validations are in the order of their steps.
 TEST_F(Report, TheLastValidationOfAStepCounts) {
   write("metrics.jsonl", "");
   write("events.jsonl",
@@ -477,7 +477,7 @@ TEST(Thin, KeepsTheSpike) {
   EXPECT_TRUE(std::any_of(kept.begin(), kept.end(), [](const auto& p) { return p.second == 50.0; }));
 }
 
-// Whatever the points: a subset of them in order, with the least, the greatest and a sign of each gap, within the
+// For any points, thin() keeps a subset in order, with the least, the greatest and a sign of the gaps, within the
 // limit.
 RC_GTEST_PROP(Thin, KeepsExtremesGapsAndOrder, (const std::vector<int>& values)) {
   const auto columns = static_cast<std::size_t>(*rc::gen::inRange(1, 20));

@@ -24,7 +24,7 @@ std::map<std::string, double> numbers_of(const Json& object, const std::string& 
   return found;
 }
 
-// A resumed run validates a step again: the last one counts, as with metrics.
+// A resumed run validates a step again. The last validation counts, as with metrics.
 void take_validation(const Json& event, std::map<std::int64_t, Validation>& validations) {
   const double step = number_of(event, "step");
   if (!(std::abs(step) < 1e15)) return;
@@ -32,15 +32,15 @@ void take_validation(const Json& event, std::map<std::int64_t, Validation>& vali
   validations[whole] = {whole, number_of(event, "loss"), numbers_of(event, "bits_per_byte")};
 }
 
-// An attempt that went on from an earlier step leaves nothing of the older ones beyond, as with metrics.
+// An attempt that resumes from an earlier step drops the validations beyond that step, as with metrics.
 void take_start(const Json& event, std::map<std::int64_t, Validation>& validations) {
   const double step = number_of(event, "step");
   if (!(std::abs(step) < 1e15)) return;
   validations.erase(validations.upper_bound(static_cast<std::int64_t>(step)), validations.end());
 }
 
-// The first and the last of a long file: some ten thousand events each, which no run of good sense has and no reader
-// of a page misses.
+// Bytes that are read at the start and at the end of a long file: some ten thousand events each. No sensible run has
+// more, and no reader of a page misses the rest.
 constexpr std::int64_t kEventBytes = std::int64_t{4} << 20;
 
 void read_events(const fs::path& path, RunData& run) {
@@ -78,8 +78,8 @@ void read_events(const fs::path& path, RunData& run) {
         size, left_out, kEventBytes >> 20));
 }
 
-// The last totals of energy.jsonl. Other lines, one a step, are not parsed; of totals, those that a crash may have torn
-// are at the end.
+// Reads the last totals of energy.jsonl. The other lines, one per step, are not parsed. Totals that a crash may have
+// torn are at the end.
 void read_totals(const fs::path& path, RunData& run) {
   constexpr std::size_t kCandidates = 16, kLongest = std::size_t{1} << 20;
   std::deque<std::string> last;
@@ -97,7 +97,7 @@ void read_totals(const fs::path& path, RunData& run) {
   }
 }
 
-// A file beside the metrics that is damaged costs its part of the page, not the page.
+// Reads a file beside the metrics. A damaged file costs its part of the page, not the page.
 Json read_beside(const fs::path& path, RunData& run) {
   if (!fs::exists(path)) return {};
   try {
@@ -146,7 +146,7 @@ RunData read_run(const fs::path& path) {
 
 namespace {
 
-// Values by dotted key; a string without its quotes, anything else as TOML writes it.
+// Collects values by dotted key; a string without its quotes, any other value as TOML writes it.
 void collect_values(const toml::table& table, const std::string& prefix, std::map<std::string, std::string>& values) {
   for (const auto& [key, node] : table) {
     const std::string name = prefix + std::string(key.str());

@@ -1,5 +1,5 @@
-// What the report reads of a run directory (DESIGN section 5). Every file may be absent: a run that died before its
-// first step has a report too.
+// The parts of a run directory (DESIGN section 5) that the report reads. Every file may be absent: a run that died
+// before its first step has a report, too.
 #pragma once
 
 #include <map>
@@ -22,25 +22,25 @@ struct RunData {
   fs::path path;
   store::MetricsFile metrics;
   std::vector<Json> events;                                        // objects, in file order
-  std::vector<Validation> validations;                             // by step, the last one of each
+  std::vector<Validation> validations;                             // by step; the last one of each step
   std::map<std::string, std::map<std::string, double>> baselines;  // name -> language -> bits per byte
-  Json environment = Json::object(), predicted;                    // predicted: null where there is none
-  Json energy_totals;                                              // of the run; null where there are none
+  Json environment = Json::object(), predicted;                    // predicted: null when there is none
+  Json energy_totals;                                              // of the run; null when there are none
   std::string config;                                              // TOML text
   std::map<std::string, std::string> values;                       // "table.key" -> value, of `config`
   std::vector<std::string> notices;                                // what could not be read and was left out
 };
 
-// Throws UsageError where `path` is no run directory.
+// Throws UsageError when `path` is no run directory.
 RunData read_run(const fs::path& path);
 
-// "table.key" -> value as written, without quotes and comments, of one-line values of a resolved configuration. For
-// display only: what it does not understand it leaves out.
+// Returns "table.key" -> value of a TOML text: strings without their quotes, other values as TOML writes them. Throws
+// UsageError that names the line when the text is not TOML.
 std::map<std::string, std::string> config_values(const std::string& toml);
 
-// A member as text: strings as they are, others as JSON, `absent` where there is none or it is null.
+// Returns a member as text: a string as it is, another value as JSON, `absent` when the member is missing or null.
 std::string text_of(const Json& object, const std::string& key, const std::string& absent = "");
-// A member as a number; NaN where it is none.
+// Returns a member as a number, or NaN when it is no number.
 double number_of(const Json& object, const std::string& key);
 
 }  // namespace molen::serve

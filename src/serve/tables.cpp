@@ -1,4 +1,4 @@
-// What is shown as tables: predicted beside measured, events, the configuration.
+// The tables of the page: predicted beside measured, events, the configuration.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace molen::serve {
 namespace {
 
-// The error as a bar from the middle; a bar at the edge is 100% or more.
+// Returns the error as a bar from the middle; a bar at the edge means 100% or more.
 std::string error_bar(double error) {
   const double part = std::clamp(error, -1.0, 1.0) * 68;
   return fmt::format(
@@ -91,7 +91,7 @@ std::string events_section(const RunData& run) {
     const Json& e = *shown[i];
     std::string what;
     for (const auto& [key, value] : e.items())
-      // Arrays are tables of their own (what a run sent, at its end), too long for a line.
+      // Arrays have tables of their own (the data that a run sent, at its end); they are too long for a line.
       if (key != "event" && key != "wall_time_s" && key != "step" && !value.is_array() && !text_of(e, key).empty())
         what += (what.empty() ? "" : "; ") +
                 (key == "text" || key == "reason" ? text_of(e, key) : key + " " + text_of(e, key));
