@@ -1,6 +1,6 @@
-// Every op touches what its operands name and nothing else: while it runs, the buffers that it reads are
-// write-protected and those that it does not name cannot be reached at all. A fault is noted with its op and buffer,
-// and the page is opened, so that one run finds all.
+// Tests that every op touches what its operands name and nothing else. While an op runs, the buffers that it reads are
+// write-protected and the buffers that it does not name are inaccessible. A fault is recorded with its op and buffer
+// and the page is opened, so that one run finds all faults.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,7 +25,7 @@ using program::Program;
 
 constexpr std::int64_t kPage = program::MemoryPlan::kPage;
 
-// The same program with all its ops in list order, whatever their streams: one op runs at a time.
+// Returns the same program with all its ops in list order, whatever their streams: one op runs at a time.
 Program in_list_order(Program p) {
   for (std::size_t b = 0; b < p.bodies.size(); ++b) {
     auto& steps = p.bodies[b].steps;
@@ -42,7 +42,7 @@ class Fence;
 constexpr int kMostRanks = 8;
 std::array<std::atomic<Fence*>, kMostRanks> fences{};
 
-// Around the arenas of one rank.
+// Protects the pages of one rank's arenas.
 class Fence : public exec::Observer {
  public:
   void watch(const exec::Executor& executor, int rank) {
@@ -78,7 +78,7 @@ class Fence : public exec::Observer {
     for (int i = 0; i < std::min<int>(faults_, kMostFaults); ++i) note(addresses_[static_cast<std::size_t>(i)]);
   }
 
-  // From the signal handler: whether the address is of these arenas.
+  // Called by the signal handler; returns whether the address lies in these arenas.
   bool fault(std::byte* address, bool write) noexcept {
     for (const auto& arena : arenas_) {
       if (arena.empty() || address < arena.data() || address >= arena.data() + arena.size()) continue;
@@ -145,7 +145,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 #endif
   for (const auto& fence : fences)
     if (Fence* f = fence.load(); f && f->fault(static_cast<std::byte*>(info->si_addr), write)) return;
-  ::sigaction(signal, &before_us, nullptr);  // a fault of another kind, which happens again
+  ::sigaction(signal, &before_us, nullptr);  // another kind of fault: it happens again, with the earlier handler
 }
 
 class HandleFaults {
@@ -159,7 +159,7 @@ class HandleFaults {
   ~HandleFaults() { ::sigaction(SIGSEGV, &before_us, nullptr); }
 };
 
-// What the ops of two steps touch that they do not name, over all ranks.
+// Returns what the ops of two steps touch without naming it, over all ranks.
 std::set<std::string> undeclared(const std::vector<Program>& stages, std::int64_t& watched) {
   const HandleFaults handler;
   std::mutex mutex;
@@ -257,7 +257,7 @@ TEST(Access, OpsTouchWhatTheyName) {
       auto setting = suite::setting_of(c.layout, c.compute);
       setting.kernels = c.kernels;
       auto arch = gpt ? suite::gpt() : suite::llama(true);
-      if (c.layout.tensor > 1) {  // which two ranks can share
+      if (c.layout.tensor > 1) {  // sizes that two ranks can share
         arch.hidden = 32, arch.heads = 4, arch.head_dim = 8, arch.ffn = 48, arch.vocabulary = 72;
         arch.kv_heads = gpt ? 4 : 2;
       }

@@ -28,7 +28,8 @@ struct Shape {
   std::int64_t hidden, ffn, heads, kv_heads, head_dim, vocabulary, batch, sequence, layers;
 };
 
-// Spread over the sizes that a CPU machine trains; pairwise different, so that no two exponents move together.
+// Shapes spread over the sizes that a CPU machine trains. They differ pairwise, so that no two exponents of the fit are
+// coupled.
 constexpr Shape kShapes[] = {
     {128, 352, 4, 2, 32, 2048, 2, 128, 2},    {128, 512, 2, 1, 64, 8192, 8, 128, 2},
     {192, 512, 6, 2, 32, 4096, 4, 256, 2},    {256, 704, 4, 2, 64, 16384, 4, 256, 2},
@@ -113,7 +114,7 @@ std::vector<DType> likely_precisions(int threads, comm::Communicator& world) {
 }
 
 SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats) {
-  at::set_num_threads(p.setting.threads);  // else every rank would take all cores
+  at::set_num_threads(p.setting.threads);  // otherwise every rank would take all cores
   exec::Executor executor(p, world.rank(), &world, {});
   {
     // Speed does not depend on the values as long as they are ordinary numbers; drawing them would take longer than the
@@ -147,7 +148,7 @@ SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world,
 
 namespace {
 
-// One calibration program and what was measured of it.
+// One calibration program and its measurements.
 struct Trial {
   program::Program program;
   std::string name;
@@ -196,9 +197,9 @@ void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
   }
 }
 
-// Measured over simulated seconds of a step. What the ops of each step computed, simulated, is compared with the fit on
-// one side and with how long the step took on the other; of the latter the step with the least waiting counts, for what
-// else runs on the machine can only add to it.
+// Returns measured over simulated seconds of a step. The computation of each step's ops, simulated, is compared with
+// the fit and with how long the step took. Of the steps the one with the least waiting counts, because other work on
+// the machine can only add to it.
 double pace_of(const Trial& trial, const sim::Costs& costs) {
   const auto ops = program::expand(trial.program);
   std::vector<double> computed;
@@ -223,7 +224,7 @@ std::int64_t calibrated_width(std::int64_t hidden) {
 sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,
                                   const CalibrateProgress& progress) {
   std::vector<Trial> trials = make_trials(o, world.size());
-  // In rounds, so that a slow moment of a shared machine falls on no shape alone.
+  // Measures in rounds, so that a slow moment of a shared machine does not hit a single shape.
   std::size_t done = 0;
   const auto all = static_cast<double>(trials.size() * static_cast<std::size_t>(o.rounds));
   for (int round = 0; round < o.rounds; ++round)

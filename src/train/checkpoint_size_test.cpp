@@ -1,5 +1,5 @@
-// How large index and headers of checkpoints become, planned without their bytes: they grow with tensors times ranks,
-// never with rows.
+// Tests how large a checkpoint's index and headers become, planned without the data: they grow with tensors times
+// ranks, never with rows.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 struct Planned {
   std::string index;         // index.json
-  std::uint64_t header = 0;  // of the rank with the largest
+  std::uint64_t header = 0;  // of the rank with the largest header
   std::int64_t slices = 0, elements = 0;
   std::size_t tensors = 0;
 };
@@ -37,7 +37,7 @@ program::Setting layout(int data, int tensor, int stages, int zero) {
   return s;
 }
 
-// Of weights and both moments in fp32, as a run in bf16 keeps them.
+// Plans the checkpoint of weights and both moments in fp32, as a run in bf16 keeps them.
 Planned plan(const arch::Architecture& arch, program::Setting setting) {
   std::vector<program::Program> stages;
   for (setting.pipeline.stage = 0; setting.pipeline.stage < setting.stages(); ++setting.pipeline.stage)
@@ -95,7 +95,7 @@ TEST(CheckpointSize, OfLargeModelsUnderLargeLayouts) {
     EXPECT_EQ(planned.elements, 3 * arch::num_parameters(arch)) << name;
     EXPECT_LT(planned.index.size(), kBound) << name;
     EXPECT_LT(planned.header, kBound) << name;
-    // What is written can be read.
+    // The index can be read back.
     const auto start = std::chrono::steady_clock::now();
     EXPECT_EQ(checkpoint::parse_index(planned.index, name).size(), planned.tensors);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -104,7 +104,7 @@ TEST(CheckpointSize, OfLargeModelsUnderLargeLayouts) {
   }
 }
 
-// With eight times the rows the number of slices is the same.
+// With eight times as many rows the number of slices is the same.
 TEST(CheckpointSize, DoesNotGrowWithRows) {
   auto small = arch::preset("llama-tiny"), large = small;
   large.hidden *= 8, large.ffn *= 8, large.head_dim *= 8, large.vocabulary *= 8;

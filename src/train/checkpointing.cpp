@@ -24,9 +24,9 @@ DType dtype_of(const at::Tensor& t) {
   }
 }
 
-constexpr std::int64_t kPiece = 1 << 20;  // elements that one call hands on
+constexpr std::int64_t kPiece = 1 << 20;  // elements that one call transfers
 
-// Where the values of each of kSavedPrefixes lie.
+// Returns the storages that hold the values of each of kSavedPrefixes.
 std::array<std::string, kSavedPrefixes.size()> storages(const exec::Executor& executor) {
   return {executor.has_state("master") ? "master" : "param", "m", "v"};
 }
@@ -37,7 +37,8 @@ std::pair<std::int64_t, std::int64_t> tile_of(const exec::Executor& executor, in
   return program::unit_tile(p.setting, executor.coordinates(), p.units[static_cast<std::size_t>(unit)].elements);
 }
 
-// Where a block of a parameter begins that is stored whole, nearest to a border within the unit.
+// Returns the beginning of a checkpoint block, of a parameter that is stored whole, nearest to `border` within the
+// unit.
 std::int64_t nearest_block(const program::Unit& unit, std::int64_t border) {
   constexpr std::int64_t kBlock = checkpoint::kBlockBytes / 4;  // elements of fp32
   std::int64_t first = 0, last = unit.elements;                 // of the parameter around the border
@@ -50,8 +51,8 @@ std::int64_t nearest_block(const program::Unit& unit, std::int64_t border) {
   return border - before <= after - border ? before : after;
 }
 
-// The part of a unit that this rank reads of a checkpoint: its tile. Where every rank holds whole units and gets the
-// others' parts from them, the borders lie between blocks, so that no block is read by two.
+// Returns the part of a unit that this rank reads from a checkpoint: its tile. When every rank holds whole units and
+// receives the other parts from other ranks, the borders lie between blocks, so that no two ranks read the same block.
 std::pair<std::int64_t, std::int64_t> reading_tile(const exec::Executor& executor, int unit) {
   const auto& p = executor.program();
   const program::Unit& u = p.units[static_cast<std::size_t>(unit)];
@@ -62,7 +63,7 @@ std::pair<std::int64_t, std::int64_t> reading_tile(const exec::Executor& executo
   return {first, last};
 }
 
-// The elements of [first, last) of a unit's state, where they lie.
+// Returns the view of elements [first, last) of a unit's state in this rank's storage.
 at::Tensor held_part(const exec::Executor& executor, const std::string& storage, int unit, std::int64_t first,
                      std::int64_t last) {
   const auto [held_first, held_last] = executor.state_range(storage, unit);
@@ -71,8 +72,8 @@ at::Tensor held_part(const exec::Executor& executor, const std::string& storage,
   return executor.state(storage, unit).narrow(0, first - held_first, last - first);
 }
 
-// Reads this rank's tiles of all tensors of one kind into the states that hold them: each byte once, also where weights
-// go to the parameters and to their masters.
+// Reads this rank's tiles of all tensors of one kind into the states that hold them. Each byte is read once, even when
+// weights go to both the parameters and their master copies.
 void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, const std::string& prefix,
                 const std::vector<std::string>& storages) {
   const auto& program = executor.program();
@@ -110,7 +111,7 @@ void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, co
   }
 }
 
-// The ranks that differ from this one along some axes of the mesh alone.
+// Returns a communicator of the ranks that differ from this one only along the given axes of the mesh.
 std::unique_ptr<comm::Communicator> along(const exec::Executor& executor, comm::Communicator& world, mesh::Axes axes) {
   const program::Setting& s = executor.program().setting;
   int color = 0, key = 0;
@@ -121,7 +122,7 @@ std::unique_ptr<comm::Communicator> along(const exec::Executor& executor, comm::
   return world.split(color, key);
 }
 
-// An embedding that a pipeline's first and last stage share goes from the one to the other, a tile at a time.
+// Sends an embedding that a pipeline's first and last stage share from the first to the last, a tile at a time.
 // Collective.
 void share_between_ends(exec::Executor& executor, const std::vector<std::string>& storages, comm::Communicator& world) {
   const program::Program& p = executor.program();
@@ -130,7 +131,8 @@ void share_between_ends(exec::Executor& executor, const std::vector<std::string>
   const std::int32_t mine = shared;
   world.all_reduce(&shared, 1, DType::kI32, comm::Reduce::kMax);
   if (shared == 0) return;
-  // Ranks of the same place in the two stages; those between are together and have nothing to do.
+  // Pairs the ranks that have the same place in the two stages. Ranks between these stages form a group of their own
+  // that has nothing to do.
   const program::Setting& s = p.setting;
   int place = 0;
   for (const mesh::Axis axis : s.order)
@@ -151,7 +153,7 @@ void share_between_ends(exec::Executor& executor, const std::vector<std::string>
   }
 }
 
-// Every rank's tile goes to all ranks of the group, which hold the same elements of the unit. Collective over the
+// Sends every rank's tile to all ranks of the group, which hold the same elements of the unit. Collective over the
 // group.
 void exchange_tiles(exec::Executor& executor, const std::string& storage, int unit, comm::Communicator& group) {
   const auto tile = reading_tile(executor, unit);
@@ -177,15 +179,15 @@ void exchange_tiles(exec::Executor& executor, const std::string& storage, int un
               held.second - held.first);
 }
 
-// Fills what this rank holds beyond its tile with the tiles of the ranks that hold the same: all data-parallel ranks
-// where each holds the whole unit, those of its shard where they hold that. `replicas`, `copies`: these groups.
-// Collective.
+// Fills what this rank holds beyond its tile with the tiles of the ranks that hold the same elements: all data-parallel
+// ranks when each holds the whole unit, or else the ranks that hold the same shard. `replicas` and `copies` are these
+// two groups. Collective.
 void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& replicas,
                  comm::Communicator& copies) {
   for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
     const auto tile = reading_tile(executor, u), held = executor.state_range(storage, u);
     const std::int64_t elements = executor.program().units[static_cast<std::size_t>(u)].elements;
-    // All ranks decide alike: the tile of one may happen to be all that there is.
+    // All ranks must decide alike: one rank's tile may happen to be everything that it holds.
     std::int32_t lacking[2] = {held != tile ? 1 : 0, held.first != 0 || held.second != elements ? 1 : 0};
     replicas.all_reduce(lacking, 2, DType::kI32, comm::Reduce::kMax);
     if (lacking[0]) exchange_tiles(executor, storage, u, lacking[1] ? copies : replicas);
@@ -267,7 +269,7 @@ std::string state_hash(const exec::Executor& executor, comm::Communicator& world
     digest.add(span.tensor, span.dtype, span.shape, span.box, data);
   }
   auto lanes = digest.lanes();
-  // Sums modulo 2^64 are the same bits signed and unsigned.
+  // Sums modulo 2^64 have the same bits signed and unsigned.
   world.all_reduce(lanes.data(), 2, DType::kI64, comm::Reduce::kSum);
   return checkpoint::StateDigest::from_lanes(lanes).hex();
 }

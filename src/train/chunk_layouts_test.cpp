@@ -1,5 +1,6 @@
-// Rows that travel between tensor ranks piece by piece (Setting::tensor_chunks) leave the same model, alone and with
-// every other axis; what breaks between two pieces is refused; and what is gained, with sleeps in the place of ops.
+// Tests rows that travel between tensor ranks piece by piece (Setting::tensor_chunks): they leave the same model, alone
+// and with every other axis; programs that are broken between two pieces are refused; and pieces hide communication,
+// measured with a sleep in place of each op.
 #include <gtest/gtest.h>
 
 #include "base/error.h"
@@ -22,7 +23,7 @@ arch::Architecture deep(arch::Architecture a) {
   a.layers = 4;
   return a;
 }
-// Keys and values that every rank holds, and biases on all products.
+// A model whose keys and values every rank holds, with biases on all products.
 arch::Architecture grouped() {
   auto a = gpt();
   a.heads = 12;
@@ -77,7 +78,7 @@ TEST_P(Pieces, SameModelInDouble) {
   }
 }
 
-// The fused kernels, and ATen's.
+// Runs the fused kernels and ATen's.
 TEST_P(Pieces, OneStepInFloatWithinTheBound) {
   for (const auto kernels : {arch::Kernels::kFused, arch::Kernels::kAten}) {
     if (kernels == arch::Kernels::kAten && (GetParam().context > 1 || GetParam().documents)) continue;
@@ -104,7 +105,7 @@ TEST_P(Pieces, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
   EXPECT_EQ(once.hash, again.hash);
 }
 
-// The text form carries all of it.
+// The text form keeps the whole program.
 TEST_P(Pieces, ReadsBackWhatItPrints) {
   for (const Program& p : sound_stages(deep(grouped()), setting_of(GetParam(), DType::kF32)))
     EXPECT_EQ(program::parse(program::print(p), "text"), p);
@@ -167,11 +168,11 @@ TEST(PiecesSetting, WhatCannotBeCutIsRefused) {
   refused(pieces(24, 2, 1, 0, 2), "46 tokens of a micro-batch in 24 pieces have no row for each of 2 tensor ranks");
 }
 
-// --- what breaks between two pieces
+// --- programs that are broken between two pieces
 
 struct Mutant {
   const char* name;
-  // Changes one op; false: it is another one.
+  // Changes one op; returns false when the op is another one.
   std::function<bool(Program&, program::Body&, std::size_t)> change;
 };
 
@@ -274,7 +275,7 @@ std::vector<Mutant> mutants() {
   };
 }
 
-// Edges are made anew where ops have come or gone, so that it is not they that give a mutant away.
+// Edges are computed anew after ops were added or removed, so that stale edges do not give a mutant away.
 TEST(PiecesMutants, TheVerifierRefusesEach) {
   const Program sound = program::build(deep(llama(false)), setting_of(pieces(2, 2), DType::kF64));
   ASSERT_TRUE(program::verify(sound).empty());
@@ -299,8 +300,8 @@ TEST(PiecesMutants, TheVerifierRefusesEach) {
   }
 }
 
-// Where backwards come in halves the residual gradient is not added to in place, so that its old value is still there
-// for a second sum.
+// With split backwards the residual gradient is not added to in place, so its old value is still there for a second
+// sum.
 TEST(PiecesMutants, ASecondSumOfAPieceIsRefused) {
   for (const std::int64_t chunks : {1, 2}) {
     auto stages = program::build_stages(
@@ -322,7 +323,7 @@ TEST(PiecesMutants, ASecondSumOfAPieceIsRefused) {
   }
 }
 
-// An op without its operands is a finding, whatever else is asked of it.
+// An op without its operands is reported, whatever else is checked.
 TEST(PiecesMutants, OperandsThatAreMissingAreFound) {
   const Program sound = program::build(deep(llama(false)), setting_of(pieces(2, 2, 2, 2), DType::kF64));
   for (std::size_t b = 0; b < sound.bodies.size(); ++b)
@@ -336,9 +337,9 @@ TEST(PiecesMutants, OperandsThatAreMissingAreFound) {
       }
 }
 
-// --- what is gained
+// --- the gain
 
-constexpr double kProduct = 24e-3;  // seconds of each part of a layer; a collective of all rows takes half as long
+constexpr double kProduct = 24e-3;  // seconds of each part of a layer; a collective of all rows takes half of it
 
 double seconds_of(const Program& p, const program::Step& step) {
   const double all = kProduct / static_cast<double>(p.setting.tensor_chunks);

@@ -1,5 +1,5 @@
-// Context parallelism computes the same model: sequences in zig-zag pieces over thread-ranks, keys and values gathered
-// or passed on, alone and with every other way to share a model.
+// Tests that context parallelism computes the same model: sequences in zig-zag pieces over thread-ranks, keys and
+// values gathered or passed on, alone and with every other kind of parallelism.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ Layout ordered(Layout l, const char* order) {
   return l;
 }
 
-// Of sizes that two tensor ranks share.
+// A model with sizes that two tensor ranks can share.
 arch::Architecture gpt_of(arch::Position position) {
   auto a = gpt();
   a.heads = a.kv_heads = 4;
@@ -68,7 +68,7 @@ program::Setting alone(DType compute) {
 
 class ContextLayouts : public ::testing::TestWithParam<Layout> {
  protected:
-  // A layer at least for each chunk of a stage.
+  // Gives each chunk of a stage at least one layer.
   static std::vector<arch::Architecture> models(std::vector<arch::Architecture> of) {
     for (auto& a : of) a.layers = std::max<std::int64_t>(a.layers, GetParam().stages * GetParam().pipeline.chunks);
     return of;
@@ -95,7 +95,7 @@ TEST_P(ContextLayouts, OneStepWithinTheBound) {
       const Bounds bounds = compute == DType::kF32
                                 ? bounds_of(stages.front())
                                 : bounds_beside(train_alone(program::build(a, alone(DType::kF64)), 1), reference);
-      ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost is off by 1
+      ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
       EXPECT_LE(d.loss, bounds.loss);
       EXPECT_LE(d.norm, bounds.norm);
       EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
                       context(2, kRing).recomputing("attention"), context(2, kGather, 2, 3).recomputing("full"),
                       beside(context(2, kRing, 1, 0, 1), 2, true, 2).recomputing("norm_qkv,attention/2")));
 
-// Each as a wrong pass would have made it.
+// Each mutant is a program as a wrong pass would have made it.
 TEST(ContextMutants, AreRefused) {
   struct Mutant {
     std::string name;
@@ -202,7 +202,7 @@ TEST(ContextMutants, AreRefused) {
     const auto whole = program::build(llama(false), setting_of(m.layout, DType::kF64));
     const std::string broken = program::rewrite(program::print(whole), m.where, m.from, m.to);
     ASSERT_NE(broken, program::print(whole));
-    // With the costs of what it became, which alone would give it away.
+    // The costs are computed for the changed program: the old costs alone would give it away.
     const std::string all = program::refusal(broken);
     EXPECT_NE(all.find(m.says), std::string::npos) << all;
   }

@@ -16,16 +16,16 @@
 namespace molen::train {
 namespace {
 
-constexpr double kMeasureSeconds = 1.0;  // once a machine: what else runs there must leave a quiet moment
+constexpr double kMeasureSeconds = 1.0;  // measured once per machine: long enough for a moment without other work
 
 struct Published {
   std::string_view name;  // without "NVIDIA ", which older drivers leave out
   double fp32, half;      // TFLOP/s; half: bf16 and fp16, dense
   std::string_view sheet;
 };
-// From the vendors' data sheets. NVIDIA's name the rates of bf16 with sparsity: these are halved. fp32 is the rate of
-// the CUDA cores; on AMD, that of the matrix cores, which its libraries use for fp32 GEMMs. Names are exact: other
-// parts of one family (A100-SXM-64GB, H100 NVL) have other rates.
+// From the vendors' data sheets. NVIDIA's sheets give the bf16 rates with sparsity: these are halved. fp32 is the rate
+// of the CUDA cores; on AMD it is the rate of the matrix cores, which its libraries use for fp32 GEMMs. Names are
+// exact: other parts of the same family (A100-SXM-64GB, H100 NVL) have other rates.
 constexpr Published kTable[] = {
     {"A100-SXM4-40GB", 19.5, 312, "NVIDIA A100 data sheet, June 2021"},
     {"A100-SXM4-80GB", 19.5, 312, "NVIDIA A100 data sheet, June 2021"},
@@ -41,8 +41,8 @@ constexpr Published kTable[] = {
     {"AMD Instinct MI300X", 163.4, 1307.4, "AMD Instinct MI300X data sheet"},
 };
 
-// What an attempt before this one measured, where its conditions were the same; NaN otherwise. A file that cannot be
-// read counts as none: measuring anew costs little.
+// Returns what an earlier attempt measured under the same conditions; NaN otherwise. A file that cannot be read counts
+// as none, because measuring again costs little.
 double measured_before(const std::optional<std::filesystem::path>& environment, const std::string& conditions,
                        std::string& source) {
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -76,7 +76,7 @@ DevicePeak measured_peak(const program::Setting& s, const plan::Machine& machine
   }
   world.broadcast(&flops, 1, DType::kF64, 0);
   if (std::isnan(flops)) {
-    world.barrier();  // all ranks of a host at once: they share its memory and its clock
+    world.barrier();  // all ranks of a host measure at once: they share its memory and its clock
     flops = measure_gemm(s.compute, s.threads, kMeasureSeconds) * 1e9;
     world.all_reduce(&flops, 1, DType::kF64, comm::Reduce::kSum);
     flops /= world.size();
@@ -86,8 +86,8 @@ DevicePeak measured_peak(const program::Setting& s, const plan::Machine& machine
   return peak;
 }
 
-// The entry point `name` of the first of `libraries` that is there. They are loaded already where libtorch uses them,
-// and stay loaded.
+// Returns the entry point `name` of the first of `libraries` that exists. The libraries are already loaded when
+// libtorch uses them, and they stay loaded.
 void* entry(std::initializer_list<const char*> libraries, const char* name) {
   for (const char* library : libraries)
     if (void* handle = ::dlopen(library, RTLD_NOW | RTLD_LOCAL))
@@ -115,7 +115,7 @@ DevicePeak published_peak(std::string_view device_name, DType compute) {
 std::string gpu_name(int index) {
   std::array<char, 257> text{};
   constexpr int kSize = 256;
-  // CUDA's driver interface and HIP's: 0 is success in both, and both number the visible devices.
+  // CUDA's driver interface and HIP's: in both, 0 is success and the visible devices are numbered.
   const auto init = reinterpret_cast<int (*)(unsigned)>(entry({"libcuda.so.1"}, "cuInit"));
   const auto get = reinterpret_cast<int (*)(int*, int)>(entry({"libcuda.so.1"}, "cuDeviceGet"));
   const auto name = reinterpret_cast<int (*)(char*, int, int)>(entry({"libcuda.so.1"}, "cuDeviceGetName"));

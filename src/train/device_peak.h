@@ -1,5 +1,5 @@
-// The peak of one device in FLOP/s, which MFU and HFU are taken against: measured on a CPU, published on a GPU, and
-// absent with its reason where neither is known.
+// The peak of one device in FLOP/s, the denominator of MFU and HFU. It is measured on a CPU and taken from the vendor's
+// publication on a GPU; when neither is known it is absent and a reason is given.
 #pragma once
 
 #include <filesystem>
@@ -14,28 +14,29 @@
 namespace molen::train {
 
 struct DevicePeak {
-  std::optional<double> flops_per_s;      // of one device, that is of one rank
-  std::string source = "not looked for";  // where the figure is from; without one: why not
+  std::optional<double> flops_per_s;      // of one device, which is one rank's
+  std::string source = "not looked for";  // the source of the figure, or why there is none
 };
 
-// Dense peak by the device's name as its driver says it, for GEMMs in `compute` as molen runs them (fp32 without
-// TF32). A name or type that is not in the table, or a part of a device (MIG), has none.
+// Returns the dense peak of the device with the name `device_name`, as its driver reports it, for GEMMs in `compute` as
+// molen runs them (fp32 without TF32). There is none for a name or type that the table lacks, nor for a part of a
+// device (MIG).
 DevicePeak published_peak(std::string_view device_name, DType compute);
 
-// The driver's name of the CUDA or ROCm device `index` among the visible ones; empty where no driver answers.
+// Returns the driver's name of visible CUDA or ROCm device `index`; empty when no driver answers.
 std::string gpu_name(int index);
 
-// One figure for the whole run, the same on every rank. On a CPU all ranks measure at once and the mean counts, and is
-// kept (train/rates.h); unless `environment` (environment.json of the attempt that this one continues; absent or
-// unreadable: none) holds what was measured under the same conditions, or this machine was measured before. Collective
-// over `world`; rank 0 alone has its source.
+// Returns one figure for the whole run, the same on every rank. On a CPU all ranks measure at once; their mean is used
+// and kept (train/rates.h). Nothing is measured when `environment` (environment.json of the attempt that this one
+// continues; absent or unreadable: none) holds a figure for the same conditions, or when this machine was measured
+// before. Collective over `world`; only rank 0 has the source.
 DevicePeak find_device_peak(const program::Setting& setting, const plan::Machine& machine,
                             const std::optional<std::filesystem::path>& environment, comm::Communicator& world);
 
-// {"flops_per_s": number or null, "source": text}: in environment.json and in the run's start event.
+// {"flops_per_s": number or null, "source": text}, for environment.json and the run's start event.
 Json to_json(const DevicePeak& peak);
 
-// "2 threads", "1 thread, mean of 3 ranks (3 of a host) at once": under which conditions a CPU is measured.
+// Returns the conditions under which a CPU is measured: "2 threads", "1 thread, mean of 3 ranks (3 of a host) at once".
 std::string gemm_conditions(const program::Setting& setting, const plan::Machine& machine);
 
 }  // namespace molen::train

@@ -1,4 +1,4 @@
-// Peaks: the table, its refusals, and one measured figure for all ranks and attempts.
+// Tests device peaks: the table, its refusals, and one measured figure for all ranks and attempts.
 #include "train/device_peak.h"
 
 #include <ATen/Parallel.h>
@@ -40,7 +40,7 @@ DevicePeak find(const program::Setting& s, const std::optional<path>& environmen
   return find_device_peak(s, {}, environment, *self);
 }
 
-// FLOP/s of one thread in the products that find_device_peak says it times, the best of several.
+// Returns FLOP/s of one thread in the products that find_device_peak says it times, the best of several runs.
 double products_per_s() {
   const std::int64_t m = 1024, k = 512, n = 1408;
   const int threads = at::get_num_threads();
@@ -57,7 +57,7 @@ double products_per_s() {
   return 2.0 * static_cast<double>(m * k * n) / best;
 }
 
-// Rates are kept in a directory of the test's own.
+// Keeps rates in a directory of the test's own.
 class Kept : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -80,7 +80,7 @@ TEST_F(DevicePeakKept, IsMeasuredOnceAMachine) {
   const auto rates = precision_rates(1);
   EXPECT_EQ(precision_rates(1).bf16, rates.bf16);
   EXPECT_NE(precision_rates(1).measured, "");
-  // Auto and the peak speak of the same measurement, the first one.
+  // Auto and the peak use the same measurement, the first one.
   EXPECT_NEAR(rates.fp32 * 1e9, first, 1e-3);
   EXPECT_EQ(find(fp32()).flops_per_s, first);
   program::Setting two = fp32();
@@ -110,7 +110,7 @@ TEST_F(DevicePeakKept, IsMeasuredWhereWhatIsKeptIsNoUse) {
     store_rate(conditions, bad);
     EXPECT_GT(find(fp32()).flops_per_s.value_or(0), 1e8) << bad;
   }
-  ::setenv("XDG_CACHE_HOME", "/proc/nowhere", 1);  // not to be written
+  ::setenv("XDG_CACHE_HOME", "/proc/nowhere", 1);  // cannot be written
   EXPECT_GT(find(fp32()).flops_per_s.value_or(0), 1e8);
 }
 
@@ -172,7 +172,8 @@ TEST_F(DevicePeakKept, IsOneMeasuredFigureOnAllRanks) {
   }
   ASSERT_TRUE(of[0].flops_per_s);
   EXPECT_EQ(*of[0].flops_per_s, *of[1].flops_per_s);
-  // Beside products of the same size timed here. Other work on the machine slows either; it does not speed one up.
+  // Compares with products of the same size timed here. Other work on the machine slows either measurement; it never
+  // speeds one up.
   EXPECT_GT(*of[0].flops_per_s, 0.1 * products_per_s()) << of[0].source;
   EXPECT_LT(*of[0].flops_per_s, 4 * products_per_s()) << of[0].source;
   const std::string conditions =

@@ -1,5 +1,5 @@
-// Thread-ranks whose collectives move the memory of a device: whole layouts through exec::DeviceMemory, which stands on
-// the host's arenas here, and leaves the bits that the host's own collectives leave.
+// Tests thread-ranks whose collectives move the memory of a device: whole layouts run through exec::DeviceMemory, which
+// uses the host's arenas here, and must leave the same bits as the host's own collectives.
 #include <gtest/gtest.h>
 
 #include "exec/device_memory.h"

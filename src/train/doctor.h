@@ -1,4 +1,4 @@
-// molen doctor: what this machine can and cannot do, and why.
+// molen doctor: reports what this machine can and cannot do, and why.
 #pragma once
 
 namespace molen::train {

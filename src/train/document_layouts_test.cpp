@@ -1,4 +1,5 @@
-// Attention within documents: the model that has each of them as a sequence of its own, and the same on every layout.
+// Tests attention within documents: it equals a model that gets each document as a sequence of its own, and is the same
+// on every layout.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +54,8 @@ program::Setting alone(DType compute, bool documents = true) {
   return s;
 }
 
-// RoPE and ALiBi know distances alone. Three documents of a sequence, and each as a sequence, in the same order.
+// RoPE and ALiBi depend on distances alone. Compares three documents in one sequence with each document as a sequence,
+// in the same order.
 TEST(Documents, AreSequencesOfTheirOwn) {
   constexpr std::int64_t kShort = kSequence / 3;
   for (const auto& a : {llama(true), gpt_alibi()}) {
@@ -115,7 +117,7 @@ TEST_P(DocumentLayouts, OneStepWithinTheBound) {
                                 ? bounds_of(stages.front())
                                 : bounds_beside(train_alone(program::build(a, alone(DType::kF64)), 1), reference);
       const Difference d = difference(reference, train_threads(stages, 1));
-      ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost is off by 1
+      ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
       EXPECT_LE(d.loss, bounds.loss);
       EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
     }

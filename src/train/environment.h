@@ -1,4 +1,4 @@
-// What a run ran on: host, processor, build, libraries. For environment.json and `molen doctor`.
+// The environment of a run: host, processor, build, libraries. For environment.json and `molen doctor`.
 #pragma once
 
 #include "base/json.h"

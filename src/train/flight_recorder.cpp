@@ -23,7 +23,7 @@
 namespace molen::train {
 namespace {
 
-// What an earlier attempt left: marks of its alarms, and records of ranks that this one does not have.
+// Removes what an earlier attempt left: marks of its alarms, and records of ranks that this attempt does not have.
 void remove_stale(const fs::path& directory, int ranks) {
   if (!path_exists(directory)) return;
   for (const auto& [name, is_directory] : list_directory(directory)) {
@@ -34,15 +34,15 @@ void remove_stale(const fs::path& directory, int ranks) {
   }
 }
 
-// Ends the job. Called beside threads that may hang in a collective, so nothing is unwound.
+// Ends the job. Other threads may hang in a collective meanwhile, so nothing is unwound.
 [[noreturn]] void end_job(const store::Alarm& alarm, comm::Communicator& world) {
   if (alarm.writer) {
     say(fmt::format("{}\n  report: {}", alarm.summary, alarm.file.string()));
   } else {
-    // The rank that wrote the report says so and ends all.
+    // The rank that wrote the report prints it and ends all ranks.
     std::this_thread::sleep_for(std::chrono::seconds(3));
   }
-  // Aborting goes through the communication library, which may be what hangs.
+  // Aborting goes through the communication library, which may itself hang.
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::seconds(5));
     ::_exit(1);
@@ -56,7 +56,7 @@ struct Listed {
   std::vector<program::Expanded> ops;
 };
 
-// The programs of a pipeline's other stages, by their digests.
+// Returns the programs of a pipeline's other stages, by their digests.
 std::map<std::string, std::unique_ptr<Listed>> other_stages(const Job& job) {
   std::map<std::string, std::unique_ptr<Listed>> programs;
   for (int stage = 0; stage < job.setting.stages(); ++stage) {
@@ -69,7 +69,8 @@ std::map<std::string, std::unique_ptr<Listed>> other_stages(const Job& job) {
   return programs;
 }
 
-// The first so many that have all of a program's ops; compute and communication at least.
+// Returns how many streams, counted from the first, cover all of a program's ops; at least two, compute and
+// communication.
 int streams_of(const program::Program& p) {
   int streams = 2;
   for (const auto& body : p.bodies)
@@ -90,12 +91,12 @@ struct FlightRecorder::Open {
   std::int64_t step = 0;
   std::vector<double> last_steps;
   int exceptions = std::uncaught_exceptions();
-  // Of a pipeline's other stages, made when a report first names one of their ops.
+  // Makes the programs of a pipeline's other stages when a report first names one of their ops.
   std::function<std::map<std::string, std::unique_ptr<Listed>>()> other_stages;
   std::optional<std::map<std::string, std::unique_ptr<Listed>>> others;
-  std::optional<store::Watch> watch;  // last: it uses the rest
+  std::optional<store::Watch> watch;  // last member: it uses the others
 
-  // Called by the watch alone, which must come to its end whatever happens here.
+  // Called only by the watch, which must complete whatever happens here.
   store::OpText text_of_other(const std::string& digest, int op) {
     try {
       if (!others) others = other_stages();
@@ -120,7 +121,7 @@ FlightRecorder::~FlightRecorder() {
 void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicator& world) {
   const fs::path directory = run_directory(job.config) / "flight";
   store::FlightIdentity identity = store::identify_process({});
-  // Attempt and job as rank 0 has them; a host key per rank.
+  // Rank 0's attempt and job id for all ranks; one host key per rank.
   std::int64_t common[2] = {attempt, now_ns() ^ (identity.pid << 40)};
   world.broadcast(common, 2, DType::kI64, 0);
   const auto ranks = static_cast<std::size_t>(world.size());
@@ -142,7 +143,7 @@ void FlightRecorder::open(const Job& job, std::int64_t attempt, comm::Communicat
     failure = error.what();
   }
   std::int32_t failed = failure.empty() ? 0 : 1;
-  world.all_reduce(&failed, 1, DType::kI32, comm::Reduce::kMax);  // and all files are there
+  world.all_reduce(&failed, 1, DType::kI32, comm::Reduce::kMax);  // after this all files exist
   if (failed) throw Error("{}", failure.empty() ? "another rank cannot open its flight recorder" : failure);
   made->ops = program::expand(job.program);
   for (const auto& op : made->ops)

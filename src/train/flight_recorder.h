@@ -1,5 +1,5 @@
-// A training rank's flight record and its watch over the others (src/store/flight.h, watch.h), beside the executor and
-// the loop.
+// A training rank's flight record and its watch over the other ranks (src/store/flight.h, watch.h); both run beside the
+// executor and the loop.
 #pragma once
 
 #include <memory>
@@ -12,16 +12,17 @@
 
 namespace molen::train {
 
-// Records nothing before `open`.
+// Records nothing until `open` is called.
 class FlightRecorder final : public exec::Observer {
  public:
   FlightRecorder();
-  // The record then says that the rank ended, or failed where an exception is on its way.
+  // Records that the rank ended, or that it failed when an exception is propagating.
   ~FlightRecorder() override;
 
-  // Creates this rank's file under the run directory and starts to beat and watch. `attempt` as rank 0 has it; `job`
-  // must outlive this. Collective over `world`; throws Error on all ranks where one has no room for its file.
-  // When a rank dies, stops or hangs, the report is written, its summary said on stderr and the process ended with 1.
+  // Creates this rank's file under the run directory and starts to beat and watch. `attempt` is rank 0's; `job` must
+  // outlive this object. Collective over `world`; throws Error on all ranks when one rank has no room for its file.
+  // When a rank dies, stops or hangs, the recorder writes the report, prints its summary on stderr and ends the process
+  // with status 1.
   void open(const Job& job, std::int64_t attempt, comm::Communicator& world);
 
   void phase(store::FlightPhase phase, std::int64_t step) noexcept;

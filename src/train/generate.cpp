@@ -16,7 +16,7 @@
 namespace molen::train {
 namespace {
 
-// Bytes at the end that may be the start of a longer UTF-8 sequence.
+// Returns how many bytes at the end may be the start of a longer UTF-8 sequence.
 std::size_t incomplete_tail(const std::string& text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const auto c = static_cast<unsigned char>(text[text.size() - back]);
@@ -27,7 +27,7 @@ std::size_t incomplete_tail(const std::string& text) {
   return 0;
 }
 
-// Longest end of `text` that is a proper start of a stop string: it may not be shown yet.
+// Returns the length of the longest end of `text` that is a proper start of a stop string: it may not be shown yet.
 std::size_t held_back(const std::string& text, const std::vector<std::string>& stops) {
   std::size_t most = incomplete_tail(text);
   for (const auto& stop : stops)
@@ -39,7 +39,7 @@ std::size_t held_back(const std::string& text, const std::vector<std::string>& s
   return most;
 }
 
-// Ids of the model that no token has: its vocabulary may be padded beyond the tokenizer's.
+// Returns the model's ids that belong to no token: its vocabulary may be padded beyond the tokenizer's.
 at::Tensor ids_without_token(const data::Tokenizer& tokenizer, std::int64_t vocabulary) {
   std::vector<std::int64_t> ids;
   for (std::int64_t id = 0; id < vocabulary; ++id)
@@ -58,7 +58,7 @@ std::string generate(const LoadedModel& model, const std::string& prompt, const 
     if (stop.empty()) throw UsageError("--stop: an empty string");
   const auto& tokenizer = *model.tokenizer;
   std::vector<std::int32_t> ids;
-  // Without a prompt the model starts a document, which in training follows the end of another.
+  // Without a prompt the model starts a document. In training a document follows the end of another one.
   if (const auto bos = tokenizer.bos_id() ? tokenizer.bos_id() : tokenizer.eos_id(); bos && prompt.empty())
     ids.push_back(static_cast<std::int32_t>(*bos));
   for (const auto id : tokenizer.encode(prompt)) ids.push_back(static_cast<std::int32_t>(id));

@@ -32,7 +32,7 @@ at::Tensor Weights::parameter(std::size_t index) const {
 exec::UnitWeights Weights::unit(const std::string& name) const {
   for (std::size_t u = 0; u < units_.size(); ++u)
     if (units_[u].name == name) return {arch_, parameters_, units_[u], units_[u].first, flat_[u]};
-  // A tied model with a plain norm has no unit "final"; its weights are all undefined.
+  // A tied model with a plain norm has no unit "final"; this unit has only undefined weights.
   static const program::Unit kEmpty;
   return {arch_, parameters_, kEmpty, -1, {}};
 }
@@ -102,7 +102,7 @@ class Inference::Impl {
  private:
   using Shape = arch::PartShape;
 
-  // Calls a part with scratch of the size that it declares.
+  // Calls a part with the scratch size that the part declares.
   template <class F>
   void with(arch::Part part, const Shape& shape, F&& call) {
     const std::int64_t bytes = arch::part_cost(arch(), part, arch::Pass::kForward, shape).scratch.value;
@@ -180,14 +180,14 @@ class Inference::Impl {
     with(arch::Part::kAttention, shape, [&](const model::Context& c) { model::attention_forward(c, qkv, out, lse); });
   }
 
-  // Keys and values of rows 0.. of qkv to cache positions `position`...
+  // Stores the keys and values of the rows of qkv in the cache, from `position` on.
   void store(std::int64_t l, const at::Tensor& qkv, std::int64_t position) {
     const std::int64_t n = qkv.size(0), k = arch().kv_heads, d = arch().head_dim, q = arch().query_size();
     cache_k_[l].narrow(1, position, n).copy_(qkv.narrow(1, q, k * d).reshape({n, k, d}).transpose(0, 1));
     cache_v_[l].narrow(1, position, n).copy_(qkv.narrow(1, q + k * d, k * d).reshape({n, k, d}).transpose(0, 1));
   }
 
-  // One query against the cache: out_h = softmax(q_h K^T / sqrt(D) [+ ALiBi]) V.
+  // Attends from one query to the cache: out_h = softmax(q_h K^T / sqrt(D) [+ ALiBi]) V.
   void attend_cached(std::int64_t l, const at::Tensor& qkv, at::Tensor& out) {
     const std::int64_t k = arch().kv_heads, d = arch().head_dim, group = arch().heads / k, t = length_ + 1;
     const at::Tensor q = qkv.narrow(1, 0, arch().query_size()).view({k, group, d});
@@ -249,7 +249,7 @@ std::int32_t sample(const at::Tensor& logits, const Sampling& s, std::int64_t po
   const double* z = host.data_ptr<double>();
   std::vector<std::int32_t> order(static_cast<std::size_t>(host.numel()));
   std::iota(order.begin(), order.end(), 0);
-  // Equal logits in the order of ids, so that the choice does not depend on the sort.
+  // Orders equal logits by id, so that the choice does not depend on the sort.
   const auto before = [&](std::int32_t a, std::int32_t b) { return z[a] != z[b] ? z[a] > z[b] : a < b; };
   if (s.temperature <= 0.0) return *std::min_element(order.begin(), order.end(), before);
   const std::size_t keep =
@@ -262,7 +262,7 @@ std::int32_t sample(const at::Tensor& logits, const Sampling& s, std::int64_t po
     weight.push_back(std::exp((z[id] - z[order[0]]) / s.temperature));
     total += weight.back();
   }
-  // The smallest set of likely tokens that holds top_p of the probability.
+  // Keeps the smallest set of most likely tokens whose probability is at least top_p.
   double kept = 0.0;
   std::size_t count = 0;
   while (count < weight.size() && (count == 0 || kept < s.top_p * total)) kept += weight[count++];

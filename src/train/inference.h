@@ -18,14 +18,14 @@
 
 namespace molen::train {
 
-// Weights of a whole model in fp32 (fp64 in fp64), in units as the executor has them.
+// Weights of a whole model in fp32 (or fp64), divided into units as the executor divides them.
 class Weights {
  public:
   Weights(arch::Architecture arch, DType dtype);
   const arch::Architecture& arch() const { return arch_; }
   DType dtype() const { return dtype_; }
   const std::vector<arch::Parameter>& parameters() const { return parameters_; }
-  // The parameter's elements, to be filled.
+  // Returns the tensor of the parameter's elements, for the caller to fill.
   at::Tensor parameter(std::size_t index) const;
   exec::UnitWeights unit(const std::string& name) const;
 
@@ -45,10 +45,10 @@ class Inference {
   // ids [B, S] -> logits [B, S, V].
   at::Tensor logits(std::span<const std::int32_t> ids, std::int64_t batch, std::int64_t sequence);
 
-  // Starts a sequence over.
+  // Starts a new sequence.
   void reset();
-  // Appends tokens to the sequence and returns the logits [V] that follow the last of them. The first call (after
-  // reset) may have many tokens; throws UsageError past max_sequence.
+  // Appends tokens to the sequence and returns the logits [V] that follow the last token. The first call (after reset)
+  // may append many tokens. Throws UsageError past max_sequence.
   at::Tensor advance(std::span<const std::int32_t> ids);
   std::int64_t length() const;
 
@@ -63,7 +63,7 @@ struct Sampling {
   double top_p = 1.0;
   std::uint64_t seed = 0;
 };
-// The next token from logits [V]; the draw is a pure function of (seed, position).
+// Draws the next token from logits [V]; the draw is a pure function of (seed, position).
 std::int32_t sample(const at::Tensor& logits, const Sampling& sampling, std::int64_t position);
 
 }  // namespace molen::train

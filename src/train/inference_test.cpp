@@ -36,7 +36,7 @@ std::shared_ptr<Weights> random_weights(const arch::Architecture& a) {
   return weights;
 }
 
-// The cache is another order of the same sums: a few roundings of values of order one.
+// The cache sums the same terms in another order: results differ by a few roundings of values of order one.
 TEST(Inference, CacheEqualsNoCache) {
   for (const char* preset : {"llama-tiny", "gpt2", "poro-34b", "olmo-7b"}) {
     SCOPED_TRACE(preset);
@@ -58,7 +58,7 @@ TEST(Inference, CacheEqualsNoCache) {
   }
 }
 
-// More rows than the head takes at once: each sequence has the logits that it has alone.
+// With more rows than the head takes at once, each sequence has the same logits as alone.
 TEST(Inference, LogitsOfManyRows) {
   const auto a = small("llama-tiny");
   constexpr std::int64_t batch = 56, sequence = 23;

@@ -9,7 +9,7 @@
 namespace molen::train {
 namespace {
 
-// Elements [first, first + out.numel()) of a parameter, drawn in double and rounded once.
+// Fills `out` with elements [first, first + out.numel()) of a parameter, drawn in double and rounded once.
 void fill(const arch::Parameter& parameter, std::uint64_t seed, std::int64_t first, at::Tensor out, int threads) {
   if (parameter.init != arch::Init::kNormal) {
     out.fill_(parameter.init == arch::Init::kOnes ? 1.0 : 0.0);
@@ -24,7 +24,7 @@ void fill(const arch::Parameter& parameter, std::uint64_t seed, std::int64_t fir
   };
   if (out.device().is_cpu() && out.scalar_type() == at::kDouble) return draw(out.data_ptr<double>());
   if (out.device().is_cpu() && out.scalar_type() == at::kFloat) return draw(out.data_ptr<float>());
-  // Elsewhere, or narrower: the same numbers first.
+  // For another device or type, the same numbers are drawn on the host first.
   const bool wide = out.scalar_type() == at::kDouble;
   at::Tensor host = at::empty({n}, wide ? at::kDouble : at::kFloat);
   if (wide)

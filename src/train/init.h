@@ -8,10 +8,10 @@
 
 namespace molen::train {
 
-// Fills "param" (and "master" where there is one) of every unit; moments and gradients are zero from the start.
+// Fills "param" (and "master" when it exists) of every unit; moments and gradients are zero from the start.
 void initialize_parameters(exec::Executor& executor, std::uint64_t seed, int threads);
 
-// A parameter's view in the executor's "param" storage; for layouts that keep parameters whole.
+// Returns a parameter's view in the executor's "param" storage; for layouts that keep parameters whole.
 at::Tensor parameter_view(const exec::Executor& executor, int parameter);
 
 }  // namespace molen::train

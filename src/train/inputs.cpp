@@ -37,7 +37,7 @@ std::vector<data::DataEntry> entries(const Job& job) {
 
 void require_same_data(const Job& job, const data::Dataset& data) {
   const checkpoint::Checkpoint& from = *job.from;
-  if (!from.state().contains("step_done")) return;  // weights alone
+  if (!from.state().contains("step_done")) return;  // only weights
   const std::string path = from.path().string();
   const std::string digest = JsonFields(from.state(), path + "/state.json").text("data_digest");
   const auto& allowed = job.options.allow_change;
@@ -140,7 +140,7 @@ Course course_of(const Job& job, const data::Dataset& data) {
 
 std::unique_ptr<Inputs> open_inputs(const Job& job, comm::Communicator& world) {
   std::unique_ptr<Inputs> inputs;
-  // The first rank reads the shards, once on this machine; the others take its word for it.
+  // Rank 0 reads the shards, once on this machine; the other ranks rely on its result.
   together(world, [&] {
     if (world.rank() == 0) inputs = std::make_unique<Inputs>(job, true);
   });

@@ -1,4 +1,4 @@
-// What is decided before the loop: resolution, resume, the program.
+// The decisions before the loop: resolution, resume, the program.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 namespace molen::train {
 namespace {
 
-// What rank 0 finds, on every rank; its error is every rank's error.
+// Returns on every rank the text that rank 0 finds. When rank 0 fails, every rank throws its error.
 template <class F>
 std::string on_rank_zero(comm::Communicator& world, F&& find) {
   std::string text;
@@ -39,7 +39,7 @@ std::vector<std::string> names_of(const std::vector<fs::path>& paths) {
   return names;
 }
 
-// "llama-60m-20260102T030405Z". A directory that is there belongs to another run.
+// Returns a new name: "llama-60m-20260102T030405Z". A directory that exists belongs to another run.
 std::string new_run_name(const config::Config& c, const std::string& model) {
   std::string name, time = utc_timestamp(wall_time());
   for (const char ch : model)  // a changed preset's name ends in '*'
@@ -51,7 +51,7 @@ std::string new_run_name(const config::Config& c, const std::string& model) {
   return free;
 }
 
-// Where run.name is not set: the run that this job began before Slurm requeued it, or a new one.
+// Chooses the name when run.name is not set: the run that this job began before Slurm requeued it, or a new one.
 std::string find_run_name(const config::Config& c, const std::string& model, bool& is_new) {
   const auto begun = store::requeued_runs(c.run.dir);
   if (begun.size() > 1)
@@ -63,8 +63,8 @@ std::string find_run_name(const config::Config& c, const std::string& model, boo
   return is_new ? new_run_name(c, model) : begun[0].filename().string();
 }
 
-// What the earlier run measured or derived stands where this one leaves it open: bits depend on the number of threads
-// too. Returns what there is to say about it. On another number of ranks the cores are divided anew.
+// Keeps what the earlier run measured or derived for keys that this configuration leaves open: bits depend on the
+// number of threads too. Returns a note for the user. When the number of ranks differs, the cores are divided anew.
 std::string keep_measured(config::Config& c, const config::Config& before, bool same_ranks,
                           const plan::Machine& machine) {
   const config::Origin origin{config::Origin::Kind::kOther, "as in the checkpoint"};
@@ -81,7 +81,7 @@ std::string keep_measured(config::Config& c, const config::Config& before, bool 
                      before.math.threads, here);
 }
 
-// What rank 0 measured or chose, for the others.
+// The keys that rank 0 measures or chooses for the other ranks.
 constexpr std::array kDecided{"precision.compute", "parallel.recompute"};
 
 std::string decided_text(const config::Config& c) {
@@ -131,8 +131,8 @@ program::Program make_program(const Job& job) {
   return p;
 }
 
-// The arena that evaluations need beside the training's (exec::Executor): none where they fit into what is transient
-// there.
+// Returns the arena that evaluations need beside the training's (exec::Executor): none when they fit into the
+// training's transient memory.
 plan::MemoryNeed need_of(const Job& job) {
   const auto plan = program::plan_memory(job.program);
   plan::MemoryNeed need{plan.peak, plan.host};
@@ -143,7 +143,7 @@ plan::MemoryNeed need_of(const Job& job) {
   return need;
 }
 
-// That the stages' messages meet: what no rank can see of its own program.
+// Checks that the stages' messages match, which no rank can see from its own program.
 void require_stages(const Job& job, comm::Communicator& world) {
   together(world, [&] {
     if (world.rank() != 0) return;
@@ -188,7 +188,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
   job.machine = machine;
   job.communicator = communicator;
   job.options = options;
-  on_rank_zero(world, [&] {  // a path that is wrong now is said as such, whatever the checkpoint says
+  on_rank_zero(world, [&] {  // reports a wrong path as such, whatever the checkpoint contains
     config::Problems problems;
     plan::require_training(config, problems);
     problems.raise();
@@ -225,7 +225,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
     const bool same_ranks = ranks == world.size();
     job.note = keep_measured(config, *before, same_ranks, machine);
   }
-  // Rank 0 decides what is open; what a rank measures or fits into a budget could differ from host to host.
+  // Rank 0 decides the open keys: what each rank measures or fits into a budget could differ from host to host.
   const std::string decided = on_rank_zero(world, [&] {
     job.setting = plan::resolve_setting(config, job.arch, measuring);
     return decided_text(config);
@@ -247,7 +247,7 @@ Job prepare_job(config::Config config, const plan::Machine& machine, const std::
                  machine, world);
   if (job.setting.pipelined()) require_stages(job, world);
   if (!options.dry_run) {
-    std::optional<fs::path> environment;  // of the attempt that this one continues
+    std::optional<fs::path> environment;  // environment.json of the attempt that this one continues
     if (job.resume_from) environment = run_directory(job.config) / "environment.json";
     job.peak = find_device_peak(job.setting, machine, environment, world);
   }

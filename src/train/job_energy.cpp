@@ -16,7 +16,7 @@
 namespace molen::train {
 namespace {
 
-// Every rank's text, on every rank.
+// Returns every rank's text on every rank.
 std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& own) {
   const auto ranks = static_cast<std::size_t>(world.size());
   const std::int64_t size = static_cast<std::int64_t>(own.size());
@@ -33,7 +33,7 @@ std::vector<std::string> gather_texts(comm::Communicator& world, const std::stri
   return texts;
 }
 
-// The devices of all ranks of a host: a launcher may give each rank its own.
+// Merges the devices of all ranks of a host: a launcher may give each rank its own.
 class VisibleDevices {
  public:
   void add(const Json& devices) {
@@ -46,7 +46,7 @@ class VisibleDevices {
       const std::size_t comma = std::min(text.find(',', at), text.size());
       const std::string word = text.substr(at, comma - at);
       at = comma + 1;
-      if (word.rfind('-', 0) == 0) break;  // CUDA's own rule: what follows an invalid index is hidden
+      if (word.rfind('-', 0) == 0) break;  // as in CUDA: entries after an invalid index are hidden
       if (std::find(words_.begin(), words_.end(), word) == words_.end()) words_.push_back(word);
     }
   }
@@ -63,7 +63,7 @@ class VisibleDevices {
 EnergyHost this_host() {
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);
-  // Counters belong to a running kernel: containers of one machine share them under different names.
+  // Counters belong to a running kernel: containers of one machine share them under different host names.
   const auto boot = energy::read_small("/proc/sys/kernel/random/boot_id");
   EnergyHost host{boot && !boot.value().empty() ? boot.value() : name, name, std::nullopt};
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) host.visible = visible;
@@ -83,7 +83,7 @@ bool gpus_here(const std::optional<std::string>& visible) {
   return energy::has_gpus(energy::Machine(), visible);
 }
 
-// What a host tells the others; an error instead where its meters could not be opened.
+// Returns what a host tells the others, or an error when its meters could not be opened.
 Json describe_host(const std::string& name, const energy::Accountant& accountant, bool gpus) {
   Json scopes = Json::object();
   for (const auto& m : accountant.meters().meters) {
@@ -175,7 +175,7 @@ void JobEnergy::end_step(std::vector<double>& sums) {
   own_ = accountant_ ? accountant_->end_step() : energy::StepEnergy{};
   const auto put = [&](const std::optional<double>& joules) {
     sums.push_back(joules.value_or(0.0));
-    sums.push_back(joules ? 1.0 : 0.0);  // hosts with a reading
+    sums.push_back(joules ? 1.0 : 0.0);  // number of hosts with a reading, after the sum
   };
   for (const auto& [scope, s] : scopes_) {
     const auto read = own_.scopes.find(scope);
@@ -188,7 +188,8 @@ energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
   MOLEN_CHECK(summed.size() == values(), "{} sums of joules, {} expected", summed.size(), values());
   energy::StepEnergy job;
   std::size_t at = 0;
-  // The joules of all hosts, or why they are not known: a lasting reason, else this host's, else how many lack them.
+  // Takes the joules of all hosts, or the reason why they are unknown: a lasting reason, else this host's, else how
+  // many hosts lack them.
   const auto take = [&](const std::string& lasting, const std::string& here, std::string& reason) {
     const double joules = summed[at], read = summed[at + 1], all = static_cast<double>(hosts_);
     at += 2;

@@ -1,5 +1,5 @@
-// Joules of a whole job: one rank of each host reads that host's meters, and the readings of all hosts are added by a
-// sum over ranks that the loop makes anyway.
+// Joules of a whole job. One rank of each host reads that host's meters, and a reduction over ranks that the loop makes
+// anyway adds the readings of all hosts.
 #pragma once
 
 #include <functional>
@@ -25,39 +25,38 @@ struct EnergyHost {
   std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES
 };
 
-// Opens one host's meters; `visible` holds the devices of all its ranks. Throws UsageError for a meter that was asked
-// for by name and is not there.
+// Opens one host's meters; `visible` holds the devices of all its ranks. Throws UsageError when a meter that the
+// configuration names is not there.
 using OpenMeters = std::function<energy::Meters(const std::optional<std::string>& visible)>;
 using HasGpus = std::function<bool(const std::optional<std::string>& visible)>;
 
 class JobEnergy {
  public:
-  // Collective over `world`, which must outlive this. `open` is called on the lowest rank of each host. Throws
-  // UsageError on every rank where one rank's `open` does.
+  // Collective over `world`, which must outlive this object. `open` is called on the lowest rank of each host. Throws
+  // UsageError on every rank when `open` throws it on one rank.
   JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus);
-  // This machine, with the configuration's meters and the process's environment.
+  // Uses this machine, with the configuration's meters and the process's environment.
   JobEnergy(comm::Communicator& world, const config::Config& config);
 
   void begin_step();
-  // Ends the step on this host and appends its joules: the same number of values on every rank, to be summed over
-  // ranks.
+  // Ends the step on this host and appends its joules: the same number of values on every rank, for a sum over ranks.
   void end_step(std::vector<double>& sums);
-  // The step of the job from the appended values, summed. A scope of which any host has no reading is null, with its
-  // reason; so is the total.
+  // Returns the job's step from the appended values after their sum over ranks. A scope is null, with its reason, when
+  // any host has no reading of it; the total is then null too.
   energy::StepEnergy step(std::span<const double> summed) const;
   std::size_t values() const { return 2 * scopes_.size() + 2; }
 
-  // All hosts since the meters were opened. Collective.
+  // Returns the energy of all hosts since the meters were opened. Collective.
   energy::EnergySoFar so_far();
 
   const energy::Coverage& coverage() const { return coverage_; }
-  // For the run's events, as Accountant::describe; where there are several hosts, each key begins with "HOST: ".
+  // For the run's events, as Accountant::describe; when there are several hosts, each key begins with "HOST: ".
   const Json& describe() const { return description_; }
 
  private:
   struct Scope {
-    energy::Source source = energy::Source::kNone;  // the least certain of the hosts'
-    std::string lacking;                            // why a host has no meter for it; empty: all have one
+    energy::Source source = energy::Source::kNone;  // the least certain source of any host
+    std::string lacking;                            // why a host has no meter for it; empty: all hosts have one
   };
   void exchange(comm::Communicator& world, const std::string& own);
   void add_host(const Json& host);
@@ -66,7 +65,7 @@ class JobEnergy {
   std::unique_ptr<energy::Accountant> accountant_;  // on one rank of each host
   double opened_ = 0;                               // on the clock of base/clock.h
   std::int64_t hosts_ = 0;
-  std::map<std::string, Scope> scopes_;  // of any host: the order in which values stand in the sums
+  std::map<std::string, Scope> scopes_;  // the scopes of any host; the values in the sums have this order
   energy::Coverage coverage_;
   energy::StepEnergy own_;  // this host's last step: its reasons are exact
   std::string unmetered_;   // why a host has no total at all

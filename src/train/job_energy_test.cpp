@@ -1,4 +1,5 @@
-// Joules of several hosts: thread-ranks stand for processes on hosts of their own, with recorded meters and one clock.
+// Tests joules of several hosts: thread-ranks act as processes on hosts of their own, with recorded meters and one
+// clock.
 #include "train/job_energy.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ namespace {
 
 using Recorded = std::vector<std::string>;  // lines of a recording
 
-// {scope: watts}, constant for 1000 s.
+// Makes a recording of {scope: watts}, constant for 1000 s.
 Recorded constant(const std::vector<std::pair<std::string, double>>& watts) {
   Recorded lines;
   for (const double t : {0.0, 1000.0}) {
@@ -35,7 +36,7 @@ class Hosts : public ::testing::Test {
   fs::path folder_ = fs::temp_directory_path() / ("molen_job_energy_" + std::to_string(::getpid()));
   std::atomic<double> time_ = 0;
   std::atomic<int> opened_ = 0;
-  std::map<std::string, std::string> visible_of_;  // what each host's meters were opened with
+  std::map<std::string, std::string> visible_of_;  // devices that each host's meters were opened for
   std::mutex mutex_;
 
   void SetUp() override { fs::create_directories(folder_); }
@@ -58,7 +59,7 @@ class Hosts : public ::testing::Test {
     return energy::open_meters({"replay:" + (folder_ / host).string()}, o);
   }
 
-  // `use(job, world)` on a rank for each element of `hosts`, which says where it runs.
+  // Runs `use(job, world)` on one rank for each element of `hosts`; the element is the rank's host.
   void on(const std::vector<EnergyHost>& hosts, const std::function<void(JobEnergy&, comm::Communicator&)>& use) {
     comm::ThreadWorld world(static_cast<int>(hosts.size()));
     std::vector<std::exception_ptr> errors(hosts.size());
@@ -81,7 +82,7 @@ class Hosts : public ::testing::Test {
       if (e) std::rethrow_exception(e);
   }
 
-  // One step that takes `seconds`, beside two other sums.
+  // Runs one step that takes `seconds`; two other values are summed with its joules.
   energy::StepEnergy step(JobEnergy& job, comm::Communicator& world, double seconds) {
     world.barrier();
     job.begin_step();
@@ -104,7 +105,7 @@ EnergyHost at(const std::string& name, std::optional<std::string> visible = {}) 
 TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
   record("a", constant({{"cpu-package0", 50}, {"dram0", 8}}));
   record("b", constant({{"cpu-package0", 30}, {"dram0", 4}}));
-  // Two ranks a host, in mixed order.
+  // Two ranks per host, in mixed order.
   on({at("a"), at("b"), at("b"), at("a")}, [&](JobEnergy& job, comm::Communicator& world) {
     for (const double seconds : {2.0, 0.5}) {
       const auto e = step(job, world, seconds);
@@ -135,7 +136,7 @@ TEST_F(Hosts, OneHostWithoutMetersMakesNullWithItsReason) {
     EXPECT_EQ(e.total_reason, "b: no meter");
     EXPECT_EQ(job.coverage().partial(), "without part of cpu, part of dram");
     EXPECT_EQ(job.describe()["unavailable"]["b: rapl cpu-package"], "Permission denied");
-    // A run's total keeps what could be read, and its coverage says what is missing.
+    // A run's total includes what could be read; its coverage says what is missing.
     EXPECT_DOUBLE_EQ(job.so_far().total_j.value(), 58 * 2.0);
   });
 }
@@ -176,7 +177,7 @@ TEST_F(Hosts, OneHostIsItsAccountant) {
     const auto e = step(job, world, 3);
     EXPECT_EQ(e.total_j, 1050.0) << "bit for bit";
     EXPECT_TRUE(job.describe()["available"].contains("gpu0"));
-    // The clock stands still: a counter that did not move is no 0.
+    // The clock does not advance here. A counter that did not move does not count as 0 J.
     if (world.rank() == 0)
       EXPECT_EQ(step(job, world, 0).total_reason, "cpu-package0: the counter did not change in this time");
     else

@@ -1,5 +1,5 @@
-// Steps whose ops are only launched: on a stand-in for a device's streams and events (its memory is the host's, and
-// what is launched runs at once), which knows of every op what has ended before it for sure.
+// Tests steps whose ops are only launched, on a mock of a device's streams and events. The mock's memory is the host's
+// and a launched op runs at once; for every op it knows which events have certainly been reached before.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 using namespace suite;
 using program::Program;
 
-// By stream: how many of its records are known to have been reached.
+// By stream: how many of its recorded events are known to have been reached.
 using Known = std::map<c10::StreamId, std::size_t>;
 
 void merge(Known& into, const Known& other) {
@@ -37,9 +37,9 @@ struct StandIn {
   std::mutex mutex;
   std::map<c10::StreamId, OfStream> streams;
   c10::StreamId last = 0, failing = -1;
-  std::size_t moments = 0;  // orders what happens on several threads
+  std::size_t moments = 0;  // numbers what happens on several threads
 
-  // Its clock is not the host's: it runs twice as fast.
+  // The mock's clock is not the host's: it runs twice as fast.
   static double clock() { return 2 * now().value; }
   void check(const c10::Stream& s) const {
     if (s.id() == failing) throw Error("the device has failed");
@@ -98,15 +98,15 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-// What was known when each op of a rank's step began, and whether the host waited while it ran.
+// Records what was known when each op of a rank's step began, and whether the host waited while the op ran.
 class Watch : public exec::Observer {
  public:
   struct OfOp {
     c10::StreamId stream = -1;
-    Known known;            // when it began
-    std::size_t end = 0;    // the last record of its stream when it had ended
-    std::size_t waits = 0;  // of the host, in between
-    double waited = 0;      // between the first of them and the last
+    Known known;            // when the op began
+    std::size_t end = 0;    // the last event of its stream when the op had ended
+    std::size_t waits = 0;  // of the host, while the op ran
+    double waited = 0;      // from the first of them to the last
     std::size_t begun_at = 0, ended_at = 0;
   };
   void begin(program::Stream, std::size_t op, std::int64_t) noexcept override {
@@ -134,7 +134,7 @@ bool on_host(const Program& p, const program::Step& step) {
   return false;
 }
 
-// Ops between which and the host nothing passes.
+// Returns whether an op exchanges nothing with the host, so that it may only be launched.
 bool may_be_launched(const Program& p, const program::Step& step) {
   const std::string kind = program::kind_of(step.op);
   for (const char* name : {"forward", "backward", "recompute", "zero", "sum_squares", "optimizer_step", "cast"})
@@ -142,8 +142,9 @@ bool may_be_launched(const Program& p, const program::Step& step) {
   return false;
 }
 
-// The place of that wait is not seen, only that there is one: what is launched here runs at once. Context ranks put
-// keys and values side by side, and add to gradients of keys, before they send them.
+// Returns whether an op computes what it sends: context ranks put keys and values side by side, and add to gradients of
+// keys, before they send them. The host waits once more for that. Only the number of the waits is checked, not their
+// place, because a launched op runs at once here.
 bool makes_what_it_sends(const program::Step& step) {
   if (const auto* gather = std::get_if<program::AllGather>(&step.op)) return gather->moves == program::Moves::kKeys;
   const auto* shift = std::get_if<program::Shift>(&step.op);
@@ -166,13 +167,13 @@ void expect_ordered(const Program& p, const Watch& watch) {
     }
     if (may_be_launched(p, *ops[i].step))
       EXPECT_EQ(op.waits, 0u) << "the host waits";
-    else  // before it for what it reads, after it, and for what it makes itself to be sent
+    else  // waits before the op for its inputs, after it, and for what it makes itself to send
       EXPECT_EQ(op.waits, makes_what_it_sends(*ops[i].step) ? 3u : 2u);
     EXPECT_GT(device.streams.at(op.stream).waited_at, op.ended_at) << "the step ended before its ops";
   }
 }
 
-// Stage by stage; all ranks of a stage run the same program.
+// Runs the stages one by one; all ranks of a stage run the same program.
 void run_watched(const std::vector<Program>& stages, const Outcome& host) {
   const auto& s = stages[0].setting;
   std::mutex mutex;
@@ -222,8 +223,8 @@ exec::StepInput counting_samples(const Program& p) {
   return input;
 }
 
-// With a sleep in the place of each op: a launched one takes it by the device's clock, and no time of the host's; one
-// that the host takes part in lies between two waits.
+// Each op is a sleep. A launched op takes that time by the device's clock and none of the host's; an op that the host
+// takes part in lies between two waits.
 TEST(Launches, TellTheirTimes) {
   constexpr double kSleep = 1e-3;
   const Program p = program::build(llama(false), setting_of({1, 0, false, 6}, DType::kF32));
@@ -241,7 +242,7 @@ TEST(Launches, TellTheirTimes) {
     const auto& time = result.timeline.ops[i];
     SCOPED_TRACE(program::print_step(p, step));
     if (may_be_launched(p, step)) {
-      EXPECT_GE(time.start_s, last);  // all on one stream
+      EXPECT_GE(time.start_s, last);  // all ops are on one stream
       EXPECT_GE(time.seconds(), 2 * kSleep);
       last = time.end_s;
     } else {
@@ -252,7 +253,7 @@ TEST(Launches, TellTheirTimes) {
   EXPECT_GT(last, 0.0);
 }
 
-// From the third op of a stream on the device fails there.
+// The device fails at the third and later ops of a stream.
 class Failing final : public Watch {
  public:
   explicit Failing(program::Stream stream) : stream_(stream) {}
@@ -267,7 +268,7 @@ class Failing final : public Watch {
   int begun_ = 0;
 };
 
-// On whichever stream it shows, no other waits for it for ever.
+// Whichever stream fails, no other stream waits for it forever.
 TEST(Launches, ADeviceThatFailsEndsTheStep) {
   const auto stages = program::build_stages(llama(false), setting_of({2, 3, false, 2}, DType::kF32));
   for (const program::Stream stream : {program::Stream::kCompute, program::Stream::kDpComm}) {

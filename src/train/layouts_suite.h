@@ -1,4 +1,4 @@
-// What the layout proofs share: small models, settings, and runs of a program on thread-ranks. Used by
+// Shared parts of the layout proofs: small models, settings, and runs of a program on thread-ranks. Used by
 // layouts_test.cpp, mutants_test.cpp and, under a launcher, tests/ranks/layouts_mpi.cpp.
 #pragma once
 
@@ -57,7 +57,7 @@ inline arch::Architecture gpt() {
   return a;
 }
 
-// Layouts of `shards` x `replicas` x `tensor` ranks.
+// A layout of `shards` x `replicas` x `tensor` ranks.
 struct Layout {
   int shards = 1, zero = 0;
   bool recompute = false;
@@ -67,14 +67,14 @@ struct Layout {
   int prefetch = 1;
   int tensor = 1;
   bool rows = false;         // sequence parallelism
-  std::int64_t chunks = 1;   // of the rows
-  std::string recomputed{};  // in the place of `recompute`: "attention,activation/2"
+  std::int64_t chunks = 1;   // number of pieces of the rows
+  std::string recomputed{};  // replaces `recompute`: "attention,activation/2"
   int stages = 1;            // of a pipeline
   program::Pipeline pipeline{};
   int context = 1;
   program::ContextForm form = program::ContextForm::kGather;
   std::int64_t sequence = 23;
-  std::string order{};  // of the axes, where it is not the default
+  std::string order{};  // of the axes, when it is not the default
   bool documents = false;
   program::Offload offload{};
   std::int64_t unit_layers = 1;
@@ -127,7 +127,7 @@ inline program::Setting setting_of(const Layout& l, DType compute) {
   return s;
 }
 
-// One rank of `p` on samples that count up.
+// Trains one rank of `p` on samples that count up.
 inline Outcome train_rank(const program::Program& p, comm::Communicator& world, int steps, exec::Options options = {}) {
   Trial trial;
   trial.steps = steps;
@@ -135,7 +135,7 @@ inline Outcome train_rank(const program::Program& p, comm::Communicator& world, 
   return prove(p, world, synthetic_samples(p.setting, p.arch.vocabulary), trial);
 }
 
-// All ranks as threads. The first error of a rank is thrown.
+// Runs all ranks as threads. Rethrows the first error of a rank.
 inline void on_ranks(int count, const std::function<void(comm::Communicator&)>& run, comm::ThreadOptions between = {}) {
   const auto n = static_cast<std::size_t>(count);
   std::vector<std::exception_ptr> errors(n);
@@ -157,7 +157,7 @@ inline void on_ranks(int count, const std::function<void(comm::Communicator&)>& 
     if (error) std::rethrow_exception(error);
 }
 
-// What a step hides of an axis's communication, on rank 0, with sleeps in the place of all ops.
+// Returns how much of an axis's communication a step hides on rank 0, when every op is a sleep.
 inline program::Overlap hidden_of(const program::Program& p, program::Axis axis,
                                   const std::function<double(const program::Step&)>& seconds_of) {
   program::Overlap overlap;
@@ -173,7 +173,7 @@ inline program::Overlap hidden_of(const program::Program& p, program::Axis axis,
   return overlap;
 }
 
-// Each rank with the program of its stage; what rank 0 puts together.
+// Trains each rank with the program of its stage; returns the outcome that rank 0 assembles.
 inline Outcome train_threads(const std::vector<program::Program>& stages, int steps, exec::Options options = {},
                              comm::ThreadOptions between = {}) {
   const program::Setting& setting = stages.front().setting;
@@ -192,7 +192,7 @@ inline Outcome train_threads(const program::Program& p, int steps, exec::Options
   return train_threads(std::vector{p}, steps, options);
 }
 
-// The same of one rank, which many layouts are held to, made once.
+// Returns the outcome of one rank on its own, to which many layouts are compared. It is computed once for each program.
 inline const Outcome& train_alone(const program::Program& p, int steps) {
   static std::map<std::pair<std::string, int>, Outcome> made;
   const auto [found, fresh] = made.try_emplace({program::print(p), steps});
@@ -200,7 +200,8 @@ inline const Outcome& train_alone(const program::Program& p, int steps) {
   return found->second;
 }
 
-// The hash of the states of all ranks, which are filled by position alone and saved to `dir`, or read from there.
+// Returns the hash of all ranks' states. With `save`, the states are filled by position alone and saved to `dir`;
+// otherwise they are read from `dir`.
 inline std::string hash_of_checkpoint(const program::Program& p, const std::filesystem::path& dir, bool save) {
   std::string hash;
   on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
@@ -225,7 +226,7 @@ inline std::string hash_of_checkpoint(const program::Program& p, const std::file
   return hash;
 }
 
-// The proof run of DESIGN section 3: ten steps in fp64.
+// Checks the proof run of DESIGN section 3: ten steps in fp64.
 inline void expect_same_model(const Outcome& one, const Outcome& many) {
   const Difference d = difference(one, many);
   EXPECT_LE(d.parameters, 1e-9) << d.worst_parameter;

@@ -1,5 +1,5 @@
-// Layouts compute the same model: ranks x ZeRO x recompute x micro-batches on thread-ranks, from the same start on the
-// same data.
+// Tests that layouts compute the same model: ranks x ZeRO x recompute x micro-batches on thread-ranks, from the same
+// start on the same data.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ TEST_P(Layouts, SameLayoutTwiceIsIdentical) {
   EXPECT_EQ(a.hash, b.hash);
 }
 
-// What is dead is never read: filling it with NaN changes no bit.
+// Dead values are never read: filling them with NaN changes no bit.
 TEST_P(Layouts, DeadBuffersAreDead) {
   const auto s = setting_of(GetParam(), DType::kF32);
   EXPECT_EQ(train(llama(true), s, 3).hash, train(llama(true), s, 3, {at::kCPU, true}).hash);
@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{2, 3, false, 2}.recomputing("attention,norm_up/2").units(2)));
 
 #ifdef MOLEN_FAKE_NCCL
-// The program over the NCCL communicator, against stand-ins for the libraries that treat host memory as a device's.
+// Runs the program over the NCCL communicator with mock libraries that treat host memory as a device's.
 TEST(Nccl, CarriesTheProgramsCollectives) {
   comm::NcclOptions options;
   options.nccl = {MOLEN_FAKE_NCCL};
@@ -109,7 +109,7 @@ TEST(Nccl, CarriesTheProgramsCollectives) {
 }
 #endif
 
-// Every set of parts, in all layers and in every second one, alone and on tensor ranks that hold rows.
+// Recomputes every set of parts, in all layers and in every second one, alone and on tensor ranks that hold rows.
 TEST(Recompute, ChangesNoBit) {
   constexpr std::array kParts{arch::Part::kNormQkv, arch::Part::kAttention, arch::Part::kOutProjection,
                               arch::Part::kNormUp, arch::Part::kActivation};
@@ -132,7 +132,7 @@ TEST(Recompute, ChangesNoBit) {
   }
 }
 
-// The text is what runs: an accepted edit changes the run as it says.
+// The text is what runs: an accepted edit changes the run as the edit says.
 TEST(EditedProgram, RunsAsTheTextSays) {
   const auto a = llama(false);
   auto s = setting_of(1, 0, false, DType::kF32);
@@ -140,10 +140,10 @@ TEST(EditedProgram, RunsAsTheTextSays) {
   s.micro_batch = 12;  // 480 tokens: two chunks of the head
   const auto built = program::build(a, s);
   const Outcome plain = train(a, s, 3);
-  // Read back from text: the same bits.
+  // The program read back from its text: the same bits.
   const auto same = program::parse(program::print(built), "text");
   EXPECT_EQ(train(a, s, 3, {}, &same).hash, plain.hash);
-  // The optimizer's units in another order: the same bits, for they are independent.
+  // The optimizer's units in another order: the same bits, because units are independent.
   auto swapped = built;
   auto& update = swapped.bodies.back().steps;
   for (std::size_t k = 0; k + 1 < update.size(); ++k)
@@ -154,7 +154,7 @@ TEST(EditedProgram, RunsAsTheTextSays) {
     }
   EXPECT_FALSE(swapped == built);
   EXPECT_EQ(train(a, s, 3, {}, &swapped).hash, plain.hash);
-  // The gradient norm summed in another order of units: other roundings of the norm at most.
+  // The gradient norm summed over units in another order: at most the norm rounds differently.
   auto reordered = built;
   auto& steps = reordered.bodies.back().steps;
   std::swap(steps[0], steps[1]);

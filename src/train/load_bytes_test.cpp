@@ -1,5 +1,5 @@
-// How much a load reads of what it needs, counted where the file system is called: each byte once, whole blocks, hashed
-// once. MOLEN_LOAD_MIB sets the size of the state (tools/nightly.sh load: 1024).
+// Tests how much a load reads, counted in the file system's calls: each needed byte once, in whole blocks, hashed once.
+// MOLEN_LOAD_MIB sets the size of the state (tools/nightly.sh load: 1024).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 namespace molen::train {
 namespace {
 
-// Counts what is read, and waits for no disk.
+// Counts the bytes read; does not sync.
 class CountingFileSystem : public FileSystem {
  public:
   std::int64_t read(int fd, void* to, std::size_t size, std::int64_t offset) override {
@@ -117,8 +117,8 @@ TEST(LoadedBytes, EachByteOnce) {
     }
     for (const Named& loading : kLayouts) {
       const bool same = loading.name == saved.name, alone = loading.layout.ranks() == 1;
-      // Ranks that hold whole units hand each other theirs. Between other layouts a block may hold parts of several
-      // ranks, which each of them reads.
+      // Ranks that hold whole units exchange their parts. Between other layouts a block may hold parts of several
+      // ranks; each of those ranks then reads it.
       const bool once = same || alone || loading.layout.ranks() == loading.layout.shards * (loading.layout.zero == 0) ||
                         loading.layout.ranks() == loading.layout.stages;
       if (!once && saved.layout.ranks() > 1) continue;
@@ -135,8 +135,7 @@ TEST(LoadedBytes, EachByteOnce) {
   fmt::print("bytes read over bytes needed: {:.4f}\n", worst);
 }
 
-// Ranks hand each other what lies in several messages: copies of a unit, and an embedding that the ends of a pipeline
-// share.
+// Ranks exchange large units in several messages: copies of a unit, and an embedding that the ends of a pipeline share.
 TEST(LoadedBytes, EveryPieceOfALargeUnitArrives) {
   arch::Architecture a = model();
   a.hidden = 64, a.ffn = 96, a.head_dim = 16, a.layers = 2, a.vocabulary = 40000, a.tied = true;

@@ -1,4 +1,4 @@
-// A model for inference, from a run, a checkpoint or a Hugging Face directory.
+// Loading of a model for inference from a run, a checkpoint or a Hugging Face directory.
 #pragma once
 
 #include <memory>
@@ -13,11 +13,11 @@ namespace molen::train {
 
 struct LoadedModel {
   std::shared_ptr<const Weights> weights;
-  std::optional<data::Tokenizer> tokenizer;  // the one that lies with the model
-  std::string origin;                        // what was loaded, for people
+  std::optional<data::Tokenizer> tokenizer;  // the tokenizer stored with the model
+  std::string origin;                        // a readable description of what was loaded
 };
 
-// Weights in fp32 (fp64 with `dtype`). Throws UsageError where there is no model under `path`.
+// Loads weights in fp32, or in fp64 with `dtype`. Throws UsageError when there is no model under `path`.
 LoadedModel load_model(const fs::path& path, DType dtype = DType::kF32);
 
 }  // namespace molen::train

@@ -24,7 +24,7 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// In the order in which one rank makes them for a micro-batch.
+// Returns the values in the order in which one rank computes them for a micro-batch.
 std::vector<Key> keys_of(const arch::Architecture& arch, bool inner) {
   std::vector<Key> keys;
   const auto add = [&](std::int64_t layer, std::initializer_list<Value> values, std::initializer_list<Value> boundary) {
@@ -42,20 +42,20 @@ std::vector<Key> keys_of(const arch::Architecture& arch, bool inner) {
   return keys;
 }
 
-// Values that `keys_of` may name: activations and their gradients, and what a micro-batch brings.
+// Returns whether `keys_of` may name a value: activations and their gradients, and the contents of a micro-batch.
 bool located(Value value) {
   const auto of = program::class_of(value);
   return of == program::ValueClass::kLayer || of == program::ValueClass::kBatch;
 }
 
-// What a rank has written of one value in one step: rows of `width`, each one token of the batch.
+// The rows that a rank has written of one value in one step, each `width` wide and for one token of the batch.
 struct Rows {
   std::vector<std::int64_t> tokens;  // sample x S + position
-  std::vector<at::Tensor> values;    // fp64 [tokens that follow each other here, width]
-  std::vector<std::string> writers;  // of each of them
+  std::vector<at::Tensor> values;    // fp64 [consecutive tokens, width]
+  std::vector<std::string> writers;  // the op that wrote each of `values`
 };
 
-// Keeps what the ops of one step write, last writes over earlier ones.
+// Keeps what the ops of one step write; a later write replaces an earlier one.
 class Capture {
  public:
   Capture(const program::Program& program, const mesh::PerAxis& at) : p_(program), at_(at) {
@@ -86,13 +86,13 @@ class Capture {
     }
   }
 
-  // Tokens beyond the batch are left out.
+  // Leaves out tokens beyond the batch.
   Rows rows(const Key& key) const {
     const auto& s = p_.setting;
     Rows rows;
     for (auto it = made_.lower_bound({key, 0}); it != made_.end() && it->first.first == key; ++it) {
       const std::int64_t slot = (it->first.second * s.data_ranks() + program::data_rank(s, at_)) * s.micro_batch;
-      // A buffer has the rows of the rank that keeps most.
+      // Every buffer has as many rows as the rank that keeps the most.
       const at::Tensor values = it->second.values.view({s.sharded_rows() ? program::kept_rows(s, {}) : s.tokens(), -1});
       for (std::int64_t row = 0; row < static_cast<std::int64_t>(kept_.size()); ++row) {
         const std::int64_t local = s.local_sequence(), token = kept_[static_cast<std::size_t>(row)],
@@ -122,12 +122,12 @@ class Capture {
 
   const program::Program& p_;
   const mesh::PerAxis at_;
-  std::vector<std::int64_t> positions_, kept_;  // of the rank's tokens in a sequence; of what it keeps in its tokens
-  std::mutex mutex_;                            // streams write side by side
+  std::vector<std::int64_t> positions_, kept_;  // of its tokens in a sequence; of what it keeps among its tokens
+  std::mutex mutex_;                            // streams write concurrently
   std::map<std::pair<Key, std::int64_t>, Made> made_;
 };
 
-// One step of `program` under capture.
+// Runs one step of `program` under capture.
 Outcome captured(const program::Program& program, comm::Communicator& world, const ReadSamples& read, Trial trial,
                  Capture& capture) {
   trial.steps = 1;
@@ -141,7 +141,7 @@ mesh::PerAxis coordinates_of(const program::Setting& s, int rank) {
   return mesh::Mesh(s.mesh, s.ranks(), s.order).coordinates(rank);
 }
 
-// Rank 0's value, whole, on every rank: [tokens of the batch, width].
+// Returns rank 0's value, whole, on every rank: [tokens of the batch, width].
 at::Tensor whole_of(const Capture* reference, const Key& key, const program::Setting& s, comm::Communicator& world) {
   std::int64_t width = 0;
   at::Tensor whole;
@@ -157,7 +157,7 @@ at::Tensor whole_of(const Capture* reference, const Key& key, const program::Set
   return whole;
 }
 
-// What of a value differs here: its first token in the order of the batch; empty where nothing does.
+// Describes the first token, in the order of the batch, at which a value differs on this rank; empty when none does.
 std::string difference_at(const Rows& rows, const at::Tensor& whole, const Key& key, double bound,
                           const program::Setting& s, int rank) {
   if (whole.numel() == 0) return "";
@@ -176,7 +176,7 @@ std::string difference_at(const Rows& rows, const at::Tensor& whole, const Key& 
                      rows.tokens[first] % s.sequence, off_first, rows.writers[first], rank);
 }
 
-// The text of the first rank that has one, on every rank.
+// Returns on every rank the text of the first rank that has one.
 std::string first_text(const std::string& text, comm::Communicator& world) {
   std::int64_t who = text.empty() ? world.size() : world.rank();
   world.all_reduce(&who, 1, DType::kI64, comm::Reduce::kMin);
@@ -189,7 +189,7 @@ std::string first_text(const std::string& text, comm::Communicator& world) {
   return all;
 }
 
-// The first token that no rank has a value for; -1 where all have one.
+// Returns the first token that no rank has a value for; -1 when all tokens have one.
 std::int64_t missing(const Rows& rows, const at::Tensor& whole, comm::Communicator& world) {
   at::Tensor made = at::zeros({std::max<std::int64_t>(1, whole.size(0))}, at::kLong);
   for (const std::int64_t token : rows.tokens) made[token] = 1;

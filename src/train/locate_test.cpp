@@ -1,4 +1,5 @@
-// What `molen verify` names where a layout is not the same model: broken programs, and what is wrong with each.
+// Tests what `molen verify` names when a layout is not the same model: broken programs, and the place and op of the
+// error in each.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -19,7 +20,7 @@ Layout tensor_ranks() {
   return l;
 }
 
-// What the ranks of `broken` say, all of them alike.
+// Returns what the ranks of `broken` report; all ranks report the same.
 std::string located(const Layout& layout, const std::function<Program(const Program&)>& broken) {
   const auto a = llama(false);
   const Program sound = program::build(a, setting_of(layout, DType::kF64));
@@ -44,7 +45,7 @@ auto rewritten(std::vector<std::string> where, std::string from, std::string to)
       [=](const Program& p) { return program::parse(program::rewrite(program::print(p), where, from, to), "broken"); };
 }
 
-// Leaves out the first step whose text begins so.
+// Removes the first step whose text begins with `text`.
 auto without_text(std::string text) {
   return [=](const Program& p) {
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
@@ -62,7 +63,7 @@ void expect_named(const std::string& text, const std::string& value, const std::
 TEST(Locate, NamesWhatWentWrongFirst) {
   expect_named(located(tensor_ranks(), without_text("all_reduce axis=tp moves=mid layer=0")),
                "mid of layer 0 at sample 0, token 0", "which no op writes");
-  // The shares of two ranks are added in a buffer of the wrong ranks: of one rank.
+  // The parts of two ranks are summed over the wrong axis, which has one rank.
   expect_named(located(tensor_ranks(), rewritten({"all_reduce axis=tp moves=x layer=2"}, "axis=tp", "axis=dp")),
                "x of layer 2 at sample 0", "(all_reduce, micro-batch 0) on rank 0");
   expect_named(located({2, 3, false, 3}, rewritten({"forward part=norm_up layer=1"}, "reads=x:mid.1", "reads=x:mid.0")),
@@ -77,7 +78,8 @@ TEST(Locate, NamesWhatWentWrongFirst) {
                "which no op sums over the ranks");
 }
 
-// Counted by hand: a Llama of 2 layers of 30 with 6 heads of 10 on 3 keys, 44 wide, 71 words, 12 sequences of 23.
+// Computed by hand: a Llama of 2 layers of width 30 with 6 heads of size 10 on 3 keys, FFN size 44, 71 words, 12
+// sequences of 23.
 TEST(Bounds, FollowFromTheChainOfSums) {
   const Program p = program::build(llama(false), setting_of({2, 0, false, 2}, DType::kF32));
   const double layer = 30 + 30 + 10 + 23 + 23 + 60 + 30 + 30 + 44, head = 30 + 30 + 71, batch = 12 * 23;
@@ -86,13 +88,13 @@ TEST(Bounds, FollowFromTheChainOfSums) {
   EXPECT_DOUBLE_EQ(b.loss, 2 * std::sqrt(2 * layer + head + batch) * 0x1p-24);
   EXPECT_DOUBLE_EQ(b.gradients, 2 * std::sqrt(2 * (layer + back) + head + 71 + 30 + batch) * 0x1p-24);
   EXPECT_EQ(b.norm, b.gradients);
-  // A LayerNorm sums twice.
+  // A LayerNorm has two sums.
   const Program g = program::build(gpt(), setting_of({2, 0, false, 2}, DType::kF32));
   const double layer_g = 60 + 30 + 10 + 23 + 23 + 30 + 60 + 30 + 50;
   EXPECT_DOUBLE_EQ(bounds_of(g).loss, 2 * std::sqrt(2 * layer_g + 60 + 30 + 71 + batch) * 0x1p-24);
 }
 
-// Nothing is named on the way where nothing is wrong, however the values are cut.
+// No difference is named in a sound program, however the layout cuts the values.
 TEST(Locate, FollowsEveryLayout) {
   const auto with = [](Layout l, auto change) {
     change(l);

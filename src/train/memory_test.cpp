@@ -1,5 +1,5 @@
-// The plan beside what runs: the scratch of each op and the peak, for ATen's kernels too; and that a run repeats bit
-// for bit.
+// Tests the memory plan against the run: the scratch of each op and the peak, also with ATen's kernels; and tests that
+// a run repeats bit for bit.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ Figures one_step(exec::Executor& executor, std::int64_t step, std::int64_t vocab
   return {result.mean_loss(), result.grad_norm};
 }
 
-// The model of the benchmarks: 56.4M parameters, a sequence of 512.
+// The model of the benchmarks: 56.4M parameters, sequences of 512 tokens.
 void check_peak(const char* name, DType compute, arch::Kernels kernels) {
   const auto a = arch::preset("llama-60m");
   exec::Executor executor(program::build(a, one_rank(compute, kernels, 1, 512, a.vocabulary)), 0, nullptr, {});
@@ -86,13 +86,14 @@ TEST(Memory, PlannedIsCountedOpByOp) {
   check_peak("aten_fp32", DType::kF32, arch::Kernels::kAten);
 }
 
-// What a step writes, found without the executor's own record of it: arenas full of a pattern, and which of their bytes
-// hold another afterwards. Each rank tells of its own, in two runs of two patterns, for a step may write the pattern.
+// Finds the bytes that a step writes without the executor's own record: the arenas are filled with a pattern, and the
+// bytes that differ from it afterwards were written. Each rank reports its own bytes. There are two runs with two
+// patterns, because a step may write the pattern itself.
 constexpr Bytes kGuard(1 << 16);
 constexpr std::array kPlaces{program::Place::kDevice, program::Place::kHost};
-using Marks = std::vector<bool>;               // by byte of an arena and the guard behind it
+using Marks = std::vector<bool>;               // by byte of an arena and the guard after it
 using PlaceMarks = std::array<Marks, 2>;       // by place
-using Stages = std::vector<program::Program>;  // of a pipeline; one where there is none
+using Stages = std::vector<program::Program>;  // of a pipeline; one when there is none
 
 Stages stages_of(const arch::Architecture& a, program::Setting s) {
   Stages stages;
@@ -103,8 +104,8 @@ const program::Program& program_of(const Stages& stages, int rank) {
   return stages[static_cast<std::size_t>(program::at_rank(stages[0].setting, rank).pipeline.stage)];
 }
 
-// What a step reads before it writes begins as zeros: parameters, also those that the host updates for the device,
-// moments, and of whole gradients, which stay from step to step, what lies between parameters.
+// Sets to zero what a step reads before it writes: parameters, including those that the host updates for the device;
+// moments; and, in whole gradients, which stay from step to step, the gaps between parameters.
 void clear_state(exec::Executor& executor, unsigned char pattern) {
   const auto& p = executor.program();
   for (std::size_t b = 0; b < p.buffers.size(); ++b)
@@ -124,7 +125,8 @@ void clear_state(exec::Executor& executor, unsigned char pattern) {
   }
 }
 
-// Collective. Two steps: what is written in the first alone, or from the second on, is written.
+// Collective. Runs two steps, so that bytes count as written whether the first step alone or also later steps write
+// them.
 void mark_written(const program::Program& p, comm::Communicator& world, program::Packing packing, unsigned char pattern,
                   PlaceMarks& written) {
   const c10::InferenceMode inference;
@@ -163,7 +165,7 @@ void mark_written(const program::Program& p, comm::Communicator& world, program:
   }
 }
 
-// By rank.
+// Returns the written bytes by rank.
 std::vector<PlaceMarks> written_by(const Stages& stages, program::Packing packing) {
   const int ranks = stages[0].setting.ranks();
   std::vector<PlaceMarks> written(static_cast<std::size_t>(ranks));
@@ -179,7 +181,8 @@ std::int64_t end_of(const Marks& bytes) {
   return bytes.rend() - std::find(bytes.rbegin(), bytes.rend(), true);
 }
 
-// What the plan gives a rank: buffers as far as this rank fills them, and scratch; without what aligns the next.
+// The plan of one rank: its buffers, each up to what this rank fills, and scratch; without the padding that aligns the
+// next buffer.
 struct Planned {
   struct Part {
     std::size_t place;
@@ -216,9 +219,10 @@ struct Planned {
           std::fill_n(all[0].begin() + plan.scratch_offset[body][k], scratch, true);
   }
 
-  // What is wrong; "" if nothing is. Nothing is written elsewhere, all of every buffer is, and the arenas end where
-  // writing does, up to the alignment of what comes last. An op may leave some of its scratch, as attention does whose
-  // blocks are of more keys than a short sequence has: how much an op takes is held to its plan by train/proof.cpp.
+  // Returns what is wrong; "" if nothing is. Nothing may be written elsewhere, every buffer must be written whole, and
+  // each arena must end where writing ends, up to the alignment of its last part. An op may leave some of its scratch
+  // unwritten: attention does when its key blocks are longer than a short sequence. train/proof.cpp checks how much
+  // scratch an op takes.
   std::string differs_from(const PlaceMarks& written) const {
     std::string text;
     for (std::size_t place = 0; place < kPlaces.size(); ++place) {
@@ -235,7 +239,7 @@ struct Planned {
           missing += fmt::format(", {} of {} bytes of {} not written", bytes, part.last - part.first, part.name);
       }
       const std::int64_t end = math::Scratch::aligned(end_of(is));
-      // Scratch that was left may lie behind all that was written.
+      // Unwritten scratch may lie after all written bytes.
       const bool ends = end == peak[place].value ||
                         (end < peak[place].value && math::Scratch::aligned(end_of(buffers[place])) <= end &&
                          math::Scratch::aligned(end_of(planned)) == peak[place].value);
@@ -261,7 +265,7 @@ suite::Layout over(int tensor, int stages, int context, int shards = 1, int zero
   suite::Layout l = sharded(shards, zero);
   l.tensor = tensor, l.stages = stages, l.context = context;
   l.rows = tensor > 1;
-  l.sequence = 24;  // context ranks share it in even pieces
+  l.sequence = 24;  // divides evenly among context ranks
   return l;
 }
 suite::Layout ring(suite::Layout l) {
@@ -296,7 +300,7 @@ const std::vector<Strategy> kStrategies{
 };
 
 TEST(Memory, EveryRankWritesWhatIsPlanned) {
-  auto even = suite::llama(false);  // of which two tensor ranks have as much
+  auto even = suite::llama(false);  // sizes that two tensor ranks share evenly
   even.hidden = 32, even.heads = 4, even.kv_heads = 2, even.head_dim = 8, even.vocabulary = 72;
   for (const auto& [name, layout, compute] : kStrategies)
     for (const auto packing : {program::Packing::kShared, program::Packing::kApart}) {
@@ -319,13 +323,13 @@ TEST(Memory, EveryRankWritesWhatIsPlanned) {
     }
 }
 
-// The system's account of an arena of which pages here and there are touched.
+// The system's count of an arena's touched pages, when pages here and there are touched.
 TEST(Memory, TouchedPagesAreTheSystemsAccount) {
   const exec::Arena arena(Bytes(std::int64_t{64} << 20), at::kCPU);
   ASSERT_TRUE(arena.touched().has_value());
   EXPECT_EQ(arena.touched()->value, 0);
   *static_cast<char*>(arena.at(5)) = 1;
-  const std::int64_t one = arena.touched()->value;  // a page of 4 KiB, or a large one
+  const std::int64_t one = arena.touched()->value;  // one page of 4 KiB, or a large page
   EXPECT_TRUE(one >= 4096 && one <= 2 << 20) << one;
   *static_cast<char*>(arena.at((32 << 20) + 7)) = 1;
   EXPECT_EQ(arena.touched()->value, 2 * one);
@@ -336,8 +340,8 @@ TEST(Memory, TouchedPagesAreTheSystemsAccount) {
   EXPECT_EQ(odd.touched()->value, 5000) << "no more than there is";
 }
 
-// The same comparison where a buffer is planned by 16 elements (a unit's block) smaller, or larger, than it is used;
-// and where the scratch of an op is.
+// The same comparison must find a buffer that is planned 16 elements (a unit's block) smaller or larger than it is
+// used, and an op's scratch that is.
 TEST(Memory, WhatIsPlannedTooSmallOrTooLargeIsFound) {
   const auto p = program::build(suite::llama(false), suite::setting_of(sharded(4, 3), DType::kF32));
   const PlaceMarks written = written_by({p}, program::Packing::kApart).front();
@@ -363,7 +367,8 @@ TEST(Memory, WhatIsPlannedTooSmallOrTooLargeIsFound) {
       }
 }
 
-// Two threads on whatever else the machine does: the same bits each time, from new memory and with other work beside.
+// With two threads, and whatever else the machine does, the bits are the same each time: from new memory and beside
+// other work.
 TEST(Repeat, TwoThreadsGiveTheSameBits) {
   auto a = arch::preset("llama-tiny");
   a.name = "test", a.layers = 2, a.hidden = 256, a.ffn = 704, a.heads = 4, a.kv_heads = 2, a.head_dim = 64,

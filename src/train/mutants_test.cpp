@@ -1,5 +1,6 @@
 // Broken passes: each mutant is a program as a wrong pass would have made it. The verifier must refuse it, or running
-// it must show a difference of at least ten times the bound (or an error); the test prints who catches what.
+// it must show a difference of at least ten times the bound (or an error); the test prints which check catches which
+// mutant.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +23,7 @@ struct Mutant {
   bool tied = false;
 };
 
-// The step that holds `kind` on a buffer, in the last body that has one.
+// Finds the step of kind `kind` on a buffer, in the last body that has one.
 std::pair<std::size_t, std::size_t> find(const Program& p, const std::string& kind, const std::string& buffer) {
   std::pair<std::size_t, std::size_t> found{p.bodies.size(), 0};
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
@@ -51,12 +52,12 @@ auto doubled(std::string kind, std::string buffer = "") {
     Program q = p;
     q.bodies[b].steps.push_back(q.bodies[b].steps[k]);
     q.bodies[b].steps.back().after.clear();
-    // Behind everything that stands there: only the order of communication changes.
+    // The copy comes after all steps of the body: only the order of communication changes.
     return q;
   };
 }
 
-// Moves a step to the place of another of the same body, without its edges: both are ordered anew.
+// Moves a step to the place of another step of the same body, without its edges; all edges are computed anew.
 auto moved(std::string kind, std::string buffer, std::string before_kind, std::string before_buffer) {
   return [=](const Program& p) {
     const auto [b, k] = find(p, kind, buffer);
@@ -98,7 +99,7 @@ const Layout kContext = of_context_ranks(program::ContextForm::kGather),
              kRing = of_context_ranks(program::ContextForm::kRing);
 const Layout kTensor = of_tensor_ranks(false), kRows = of_tensor_ranks(true), kRowsGrads = of_tensor_ranks(true, 2, 2);
 
-// The first step, of the bodies from `first` on, whose text begins so.
+// Finds the first step, in the bodies from `first` on, whose text begins with `text`.
 std::pair<std::size_t, std::size_t> at_text(const Program& p, const std::string& text, std::size_t first = 0) {
   for (std::size_t b = first; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
@@ -170,7 +171,7 @@ std::vector<Mutant> mutants() {
       {"gathered over shards before replicas", kHybridGrads,
        [](const Program& p) {
          Program q = p;
-         const auto [b, k] = find(p, "all_gather", "param.layer.1");  // the second of the two
+         const auto [b, k] = find(p, "all_gather", "param.layer.1");  // the second of the two gathers
          std::swap(q.bodies[b].steps[k], q.bodies[b].steps[k - 1]);
          return q;
        }},
@@ -222,7 +223,7 @@ std::vector<Mutant> mutants() {
   };
 }
 
-// By how much of the bound the run is off; infinite where it fails.
+// Returns the run's difference as a multiple of the bound; infinite when the run fails.
 double off_by(const Program& p, const Outcome& reference, std::string& how, int steps, const Bounds& b) {
   try {
     const Difference d = difference(reference, train_threads(p, steps));
@@ -266,8 +267,8 @@ TEST(Mutants, AreCaughtEveryOne) {
              by_running);
 }
 
-// In fp32 the bound is one of rounding: it must let sound programs pass and still tell what is broken. What is stale is
-// the same in the first step, and what races may be.
+// In fp32 the bound is one of rounding: it must let sound programs pass and still detect broken ones. In the first step
+// stale values equal fresh ones, and values in a race may.
 TEST(Mutants, AreFarOutsideOfTheBoundOfFp32) {
   int far = 0;
   const auto all = mutants();
@@ -297,7 +298,7 @@ auto without_text(std::string text) {
   };
 }
 
-// A step in the place of another of the same body, all ordered anew.
+// Moves a step to the place of another step of the same body; all edges are computed anew.
 auto moved_text(std::string text, std::string before) {
   return [=](const Program& p) {
     const auto [b, from] = at_text(p, text);
@@ -365,7 +366,7 @@ TEST(Mutants, OfMessagesAreRefused) {
     const Outcome& exact = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, m.layout.micro)), 1);
     const Outcome reference = train_threads(sound, 1);
     const Bounds bounds = bounds_beside(exact, reference);
-    const Program broken = program::pass::costs(m.broken(sound));  // so that no cost gives it away
+    const Program broken = program::pass::costs(m.broken(sound));  // no cost gives it away
     ASSERT_FALSE(broken == sound);
     const auto findings = program::verify(broken);
     std::string how;

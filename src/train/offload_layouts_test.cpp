@@ -1,4 +1,4 @@
-// What stands on the host changes no number: optimizer states, gradients and parameters there, in the layouts of
+// Tests that offloading changes no number: optimizer states, gradients and parameters on the host, in the layouts of
 // data-parallel, tensor, pipeline and context ranks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ std::vector<Program> stages_of(arch::Architecture a, const program::Setting& s) 
   return stages;
 }
 
-// One rank with everything on its device.
+// The setting of one rank with everything on its device.
 program::Setting alone(const Layout& l, DType compute) {
   auto s = setting_of(1, 0, false, compute, 3);
   s.sequence = l.sequence;
@@ -54,19 +54,19 @@ program::Setting alone(const Layout& l, DType compute) {
 }
 arch::Architecture of_layout(arch::Architecture a, const Layout& l) {
   a.layers = std::max<std::int64_t>(a.layers, l.stages * l.pipeline.chunks);
-  // What the last layer keeps stays where it is.
+  // The values of the last layer are not offloaded.
   if (l.offload.activations) a.layers = std::max<std::int64_t>(4, 2 * l.stages * l.pipeline.chunks);
   return a;
 }
 
 class OffloadLayouts : public ::testing::TestWithParam<Layout> {
  protected:
-  // Both ends of a pipeline sum what they share of a tied table on the device.
+  // When the two ends of a pipeline share a tied table, they sum its gradient on the device.
   static std::vector<arch::Architecture> models() {
     std::vector<arch::Architecture> of{llama(false), gpt()};
     const bool apart = GetParam().stages > 1 && GetParam().pipeline.placement != program::Placement::kV;
     of.back().tied = !(apart && GetParam().offload.gradients);
-    of.back().heads = of.back().kv_heads = 6;  // that two tensor ranks share
+    of.back().heads = of.back().kv_heads = 6;  // sizes that two tensor ranks share
     of.back().head_dim = 5;
     for (auto& a : of) a = of_layout(a, GetParam());
     return of;
@@ -94,15 +94,15 @@ TEST_P(OffloadLayouts, OneStepWithinTheBound) {
         compute == DType::kF32
             ? bounds_of(stages.front())
             : bounds_beside(train_alone(program::build(a, alone(GetParam(), DType::kF64)), 1), reference);
-    ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost is off by 1
+    ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
     EXPECT_LE(d.loss, bounds.loss);
     EXPECT_LE(d.norm, bounds.norm);
     EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
   }
 }
 
-// The same sums in the same order: states on the host are the very bits that they are on the device. Gradients add up
-// there in another order than in a product that adds to them.
+// The same sums in the same order: offloaded optimizer states have the same bits as states on the device. Offloaded
+// gradients are summed in another order than by a GEMM that adds to them.
 TEST_P(OffloadLayouts, StatesOnTheHostChangeNoBit) {
   Layout there = GetParam(), here = there;
   there.offload.gradients = false;
@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(
                       on_host(kActivations, context({2, 1, false, 2}, kGather)),
                       on_host(kActivations, context({1, 3}, kRing))));
 
-// In the device's memory nothing of what stands on the host; there as much as it is said to be.
+// Nothing that is offloaded is in the device's memory, and the host's memory holds as much as the plan says.
 TEST(Offload, LeavesTheDevice) {
   const auto a = llama(false);
   for (const Layout& l : {kOne, Layout{2, 0}, Layout{3, 1}, Layout{3, 2}, Layout{3, 3}, Layout{2, 3, false, 2, 2}})
@@ -184,8 +184,8 @@ TEST(Offload, LeavesTheDevice) {
       } else {
         EXPECT_GT(s.gradients.value, 0);
       }
-      // Moments and masters, the gradient to update from, and parameters of the compute type; buffers begin at 64
-      // bytes.
+      // The host holds moments and masters, the gradient of the update, and parameters of the compute type; buffers
+      // begin at multiples of 64 bytes.
       const std::int64_t host = offload.optimizer ? 16 * updated + 2 * (offload.parameters ? kept : updated) : 0;
       EXPECT_GE(s.host.value, host);
       EXPECT_LE(s.host.value, host + static_cast<std::int64_t>(p.units.size() * 6 * 64));
@@ -227,7 +227,8 @@ TEST(Offload, PlannedIsMeasured) {
   }
 }
 
-// Of a deep model the device holds what a few layers keep, however many there are; with more ahead, more.
+// The device holds the activations of a few layers, however many layers a model has; with a larger prefetch it holds
+// more.
 TEST(Offload, ActivationsOfAFewLayersAreOnTheDevice) {
   const auto transient = [](std::int64_t layers, bool offload, int prefetch, const std::string& recompute) {
     auto a = llama(false);
@@ -245,19 +246,19 @@ TEST(Offload, ActivationsOfAFewLayersAreOnTheDevice) {
     const auto [six, host6] = transient(6, true, 1, recompute);
     const auto [twelve, host12] = transient(12, true, 1, recompute);
     const auto all6 = transient(6, false, 1, recompute).first, all12 = transient(12, false, 1, recompute).first;
-    // Statistics, which stay on the device, are a value or two a token and layer.
+    // Statistics, which stay on the device, are one or two values per token and layer.
     const std::int64_t small = 6 * 3 * 64 * (2 + 6) * 4 + 6 * 3 * 64;
     EXPECT_LE(twelve - six, small) << recompute;
     EXPECT_GT(all12 - all6, *recompute ? 6 * 3 * 64 * 30 * 4 - 64 : 8 * (twelve - six)) << recompute;
     EXPECT_LT(twelve, all12) << recompute;
-    EXPECT_EQ(host12 * 5, host6 * 11) << recompute;  // all layers but the last
+    EXPECT_EQ(host12 * 5, host6 * 11) << recompute;  // all layers except the last
     EXPECT_GT(transient(12, true, 3, recompute).first, twelve) << recompute;
     fmt::print("12 layers, recompute {}: {} of activations on the device, {} with {} of them on the host\n",
                *recompute ? recompute : "none", human(Bytes(all12)), human(Bytes(twelve)), human(Bytes(host12)));
   }
 }
 
-// With sleeps in the place of ops, sixteen equal units: copies and the host's update beside the device's work.
+// Each op is a sleep, of sixteen equal units: copies and the host's update run beside the device's work.
 TEST(Offload, CopiesAndUpdatesRunBesideEachOther) {
   constexpr double kUnit = 24e-3;
   auto a = llama(false);
@@ -290,7 +291,8 @@ TEST(Offload, CopiesAndUpdatesRunBesideEachOther) {
     EXPECT_LT(phases.idle_s, 0.2 * result.timeline.total_s);
     const double hidden = 1.0 - std::max(0.0, result.timeline.total_s - compute) / copies;
     fmt::print("{:.2f} s of copies beside {:.2f} s of computation: {:.1f} % hidden\n", copies, compute, 100 * hidden);
-    // Parameters twice and gradients once; of each layer but the last six values there and back.
+    // Parameters are copied twice and gradients once; six values of each layer except the last are copied there and
+    // back.
     EXPECT_GT(copies, ((offload.parameters ? 3 * 15 : 0) + (offload.activations ? 13 * 12 : 0)) * copy);
     EXPECT_GE(hidden, 0.8);
   }

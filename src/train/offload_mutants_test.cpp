@@ -1,4 +1,4 @@
-// Copies between device and host as a wrong pass would have made them.
+// Mutants with copies between device and host as a wrong pass would have made them.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The optimizer's part of a configuration as optim takes it.
+// The optimizer's part of a configuration, as the types of src/optim.
 #pragma once
 
 #include "config/config.h"

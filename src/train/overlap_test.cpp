@@ -1,5 +1,5 @@
-// What a program hides of its communication, with sleeps in the place of ops: sixteen equal units, each collective half
-// as long as the computation of its unit.
+// Tests how much communication a program hides, with a sleep in place of each op: sixteen equal units, each collective
+// half as long as the computation of its unit.
 #include <gtest/gtest.h>
 
 #include "program/signature.h"
@@ -17,8 +17,8 @@ using program::Program;
 constexpr int kUnits = 16;
 constexpr double kUnit = 24e-3;  // seconds that a unit computes in each direction
 
-// Embedding, 14 layers, final norm with head: each unit computes for kUnit forward and as long backward, whatever it is
-// made of; the update of a unit takes as long as well.
+// Embedding, 14 layers, final norm with head. Each unit computes for kUnit forward and kUnit backward, whatever its
+// parts; its update takes kUnit as well.
 double seconds_of(const Program& p, const program::Step& step) {
   if (program::is_communication(step.op)) return program::unit_of_step(p, step) >= 0 ? kUnit / 2 : 0.0;
   if (std::holds_alternative<program::OptimizerStep>(step.op)) return kUnit;
@@ -26,11 +26,12 @@ double seconds_of(const Program& p, const program::Step& step) {
   if (!c) return 0.0;
   if (c->layer >= 0) return kUnit / 6;
   if (c->part == arch::Part::kFinalNorm) return 0.0;
-  // Loss and gradient of the head are one op for both directions.
+  // The head computes loss and gradient, which belong to both directions, in one op.
   return c->part == arch::Part::kHead ? 2 * kUnit / static_cast<double>(p.setting.head_chunks()) : kUnit;
 }
 
-// Share of communication over dp_shard (dp for stage 1) that ran beside computation, on rank 0 of two.
+// Returns the communication over dp_shard (dp for stage 1) and the part of it that ran beside computation, on rank 0 of
+// two.
 program::Overlap measured(int zero, int prefetch) {
   auto a = llama(false);
   a.layers = kUnits - 2;
@@ -46,21 +47,21 @@ TEST(Overlap, ShardedStagesHideFourFifths) {
   for (const int zero : {2, 3}) {
     const program::Overlap o = measured(zero, 1);
     fmt::print("ZeRO-{}, prefetch 1: {:.1f} % of {:.2f} s of communication hidden\n", zero, 100 * o.share(), o.seconds);
-    // A gather before the first use and a reduction after the last backward stand alone, and ZeRO-2's last gather.
+    // A gather before the first use, a reduction after the last backward and ZeRO-2's last gather run beside nothing.
     EXPECT_GE(o.share(), 0.8) << zero;
     EXPECT_LT(o.share(), 1.0) << zero;
     EXPECT_GT(o.seconds, (zero == 3 ? 3 : 2) * kUnits * kUnit / 2 * 0.9);
   }
 }
 
-// Without prefetch every gather is waited for; the reductions alone are hidden.
+// Without prefetch the step waits for every gather; only the reductions are hidden.
 TEST(Overlap, NothingIsGatheredAheadWithoutPrefetch) {
   const program::Overlap o = measured(3, 0);
   fmt::print("ZeRO-3, no prefetch: {:.1f} % hidden\n", 100 * o.share());
   EXPECT_LT(o.share(), measured(3, 1).share() - 0.2);
 }
 
-// By hand: two ops of computation around one collective.
+// Computed by hand: two ops of computation around one collective.
 TEST(Overlap, CountsWhatRunsBeside) {
   const Program p = program::build(llama(false), setting_of(Layout{2, 0}, DType::kF64));
   const auto ops = program::expand(p);

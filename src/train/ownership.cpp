@@ -15,7 +15,7 @@
 
 namespace molen::train {
 
-// A name that was made up belongs to whoever makes the directory.
+// A generated name belongs to the process that creates the directory.
 bool Ownership::claim(const Job& job) {
   if (!job.new_name) return true;
   make_directories(run_.parent_path());
@@ -33,8 +33,8 @@ bool Ownership::take(const Job& job) {
   options.period_s = job.config.run.lease.value;
   options.waiting = say;
   leases_.push_back(std::make_unique<store::Lease>(run_, options));
-  options.dead = leases_.back()->outlived();  // it held both
-  try {                                       // also of the usual place: another run's checkpoint.dir may be this one
+  options.dead = leases_.back()->outlived();  // that owner held both directories
+  try {                                       // also for the default one: another run's checkpoint.dir may be this one
     leases_.push_back(std::make_unique<store::Lease>(checkpoints_, options));
   } catch (...) {
     leases_.clear();
@@ -48,7 +48,7 @@ bool Ownership::take(const Job& job) {
 bool Ownership::settle(const Job& job) {
   if (path_exists(checkpoints_)) checkpoint::recover(checkpoints_);
   if (!identity_.current().settled) finish_history();
-  // The oldest first: what is said to be lost then counts from the one that the run goes on from.
+  // Oldest first: the reported loss is then counted from the checkpoint that the run continues from.
   for (auto it = job.damaged.rbegin(); it != job.damaged.rend(); ++it) {
     if (!path_exists(it->checkpoint.path)) continue;
     try {

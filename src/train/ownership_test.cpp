@@ -1,5 +1,5 @@
-// The power goes at any call of a start that moves something aside: the next start goes on from what this one had
-// decided, or from what was there before, and every checkpoint and every line is in one place, whole.
+// Tests a power failure at every call of a start that moves something aside: the next start continues from what the
+// first one had decided, or from the earlier state, and every checkpoint and every line exists whole and in one place.
 #include "train/ownership.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ void save_step(const fs::path& directory, std::int64_t step) {
   checkpoint::save({{"w", DType::kF32, {6}, {{0}, {6}}, values.data(), {}}}, options);
 }
 
-// A run that saved steps 4, 8 and 12.
+// Makes a run that saved steps 4, 8 and 12.
 void make_run(const fs::path& run) {
   store::RunIdentity identity;
   identity.id = "0123";
@@ -46,7 +46,7 @@ Job job_of(const fs::path& runs, const std::string& resume) {
   return job;
 }
 
-// What a start does before it records anything. Returns the step that it goes on from, or -1.
+// Does what a start does before it records anything. Returns the step that the start continues from, or -1.
 std::int64_t start(const fs::path& runs, const std::string& resume) {
   Ownership ownership;
   for (int turn = 0; turn < 3; ++turn) {
@@ -67,15 +67,15 @@ std::string names_in(const fs::path& directory) {
   return names;
 }
 
-// What is moved aside is said each time.
+// Captures stderr: each move is reported there.
 class Quiet {
  public:
   Quiet() { ::testing::internal::CaptureStderr(); }
   ~Quiet() { ::testing::internal::GetCapturedStderr(); }
 };
 
-// A start with `resume` is cut at each of its calls; `check` looks at what the next start found, given the step that it
-// goes on from.
+// Interrupts a start with `resume` at each of its calls; `check` examines what the next start found, given the step
+// that it continues from.
 void cut_everywhere(const std::function<void(const fs::path& run)>& before, const std::string& resume,
                     const std::function<void(const fs::path& run, std::int64_t from, bool done)>& check) {
   UnsyncedFileSystem unsynced;
@@ -97,7 +97,7 @@ void cut_everywhere(const std::function<void(const fs::path& run)>& before, cons
          {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0), std::pair(Durable::kRandom, 1)}) {
       SCOPED_TRACE(fmt::format("cut before call {}, kind {}", call, static_cast<int>(which)));
       faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
-      // Its owner is this very process, which lives.
+      // The lease's owner is this process, which is still alive.
       for (const fs::path& directory : {folder / "after/run", folder / "after/run/checkpoints"})
         for (const DirectoryEntry& entry : list_directory(directory))
           if (entry.name.starts_with("lease-")) fs::remove(directory / entry.name);
@@ -156,8 +156,8 @@ TEST(PowerCutOfAStart, ThatSetsADamagedCheckpointAside) {
                  });
 }
 
-// Between the look at the checkpoints and the lease another job may have saved, or a save is brought to its end: the
-// start looks again.
+// Between reading the list of checkpoints and taking the lease, another job may have saved, or an unfinished save may
+// be completed: the start then looks again.
 TEST(Ownership, TheJobIsPreparedAgainWhereTheNewestCheckpointIsAnother) {
   const checkpoint::TestFolder folder;
   make_run(folder / "run");
@@ -184,7 +184,7 @@ TEST(Ownership, ANameThatWasMadeUpIsForWhoMakesTheDirectory) {
   EXPECT_EQ(first.run_name(), "made-up");
   EXPECT_FALSE(second.take(job));
   EXPECT_FALSE(second.held());
-  job.new_name = false;  // by run.name
+  job.new_name = false;  // as if run.name were set
   EXPECT_THROW(second.take(job), store::LeaseHeld);
 }
 

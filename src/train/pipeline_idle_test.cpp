@@ -1,5 +1,5 @@
-// How long stages of a pipeline stand idle, with sleeps in the place of computation: forward, backward of the input and
-// of the weights take equally long, messages are real.
+// Tests how long the stages of a pipeline are idle, with sleeps in place of computation: forward, backward of the input
+// and backward of the weights take equally long; messages are real.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using program::ScheduleKind;
 
 constexpr double kUnit = 40e-3;  // seconds of a chunk's forward, and of each half of its backward
 
-// A chunk is one layer, whose `down` stands for all of it.
+// A chunk is one layer; its `down` takes the time of the whole layer.
 std::optional<double> seconds_of(const program::Step& step) {
   if (program::is_communication(step.op)) return std::nullopt;
   const auto* c = std::get_if<Compute>(&step.op);
@@ -32,7 +32,7 @@ struct Measured {
   double idle = 0.0, step_s = 0.0;
 };
 
-// From the step's start to where the clip barrier opens, over all stages.
+// Measures from the step's start to the opening of the clip barrier, over all stages.
 Measured measure(ScheduleKind kind, int stages, int micro_batches) {
   const int chunks = kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV ? 2 : 1;
   auto a = llama(false);
@@ -75,7 +75,7 @@ TEST(PipelineIdle, IsWhatTheFormulasSay) {
     for (const ScheduleKind kind : program::kAllScheduleKinds) {
       const int chunks = kind == ScheduleKind::kInterleaved || kind == ScheduleKind::kZbV ? 2 : 1;
       const double ideal = program::ideal_idle_share(kind, stages, chunks, m);
-      // A neighbour on this machine can only lengthen it, by late wake-ups: wait until it is done.
+      // Other work on this machine can only lengthen the idle time, by late wake-ups: wait until that work is done.
       Measured best = measure(kind, stages, m);
       for (int wait = 1; wait <= 32 && best.idle > ideal + 0.02; wait *= 2) {
         std::this_thread::sleep_for(std::chrono::seconds(wait));

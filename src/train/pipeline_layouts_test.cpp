@@ -1,4 +1,4 @@
-// Pipelines compute the same model: schedules x stages x what else ranks share, on thread-ranks.
+// Tests that pipelines compute the same model: schedules x stages x other kinds of parallelism, on thread-ranks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ constexpr std::int64_t kLayers = 5;
 
 arch::Architecture deep(arch::Architecture a) {
   a.layers = kLayers;
-  if (a.heads == 3) a.heads = a.kv_heads = 4;  // two tensor ranks share them
+  if (a.heads == 3) a.heads = a.kv_heads = 4;  // two tensor ranks can share them
   return a;
 }
 
@@ -61,7 +61,7 @@ TEST_P(PipelineLayouts, OneStepInFloatWithinTheBound) {
   EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
 }
 
-// What is dead is never read, and nothing depends on chance.
+// Dead values are never read, and nothing depends on chance.
 TEST_P(PipelineLayouts, DeadBuffersAreDead) {
   const auto stages = stages_of(deep(llama(true)), setting_of(GetParam(), DType::kF32));
   EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
@@ -105,7 +105,7 @@ std::vector<Layout> layouts() {
 
 INSTANTIATE_TEST_SUITE_P(Matrix, PipelineLayouts, ::testing::ValuesIn(layouts()));
 
-// Stages as uneven as they can be, and a schedule from a file: all forwards before all backwards, by hand.
+// Stages as uneven as possible, and a schedule from a file: all forwards before all backwards, written by hand.
 TEST(Pipeline, TakesLayersAndOrderAsTheyAreSaid) {
   const auto a = deep(llama(false));
   const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, 6)), 5);
@@ -115,7 +115,7 @@ TEST(Pipeline, TakesLayersAndOrderAsTheyAreSaid) {
   s.pipeline.schedule = ScheduleKind::kFile;
   const auto file = program::parse_schedule("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "file.csv");
   EXPECT_LE(difference(one, train_threads(stages_of(a, s, &file), 5)).parameters, 1e-9);
-  // Whole backwards and halves, mixed.
+  // A mix of whole and split backwards.
   s.pipeline.halves = true;
   const auto mixed = program::parse_schedule("0F0,0F1,0I0,0B1,0W0\n1F0,1I0,1F1,1W0,1B1\n", "file.csv");
   EXPECT_TRUE(program::has_halves(mixed));

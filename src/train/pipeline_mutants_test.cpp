@@ -1,6 +1,6 @@
-// Broken pipelines: stages as a wrong pass would have made them. What one stage shows by itself `verify` must refuse,
-// what only two show beside each other `verify_world`. They are not run: a stage that never gets its message waits for
-// ever.
+// Broken pipelines: stages as a wrong pass would have made them. `verify` must refuse errors that one stage alone
+// shows; `verify_world` must refuse errors that only two stages together show. The mutants are not run: a stage that
+// never gets its message would wait forever.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ int body_of(const Program& p, const std::string& name) {
   throw Error("no body {}", name);
 }
 
-// The n-th instance of a body in the schedule.
+// Finds the n-th instance of a body in the schedule.
 std::size_t instance_of(const Program& p, const std::string& body, int n = 0) {
   const int b = body_of(p, body);
   for (std::size_t i = 0; i < p.schedule.size(); ++i)
@@ -92,7 +92,7 @@ auto other_micro_batch(std::string body, int n, std::int64_t micro_batch) {
     return q;
   };
 }
-// A step of one body that stands at another place, ordered anew.
+// Moves a step of one body to another place; all edges are computed anew.
 auto moved(std::string from, std::string kind, std::string to, std::string before) {
   return [=](const Program& p) {
     Program q = p;

@@ -18,17 +18,17 @@ struct Sizes {
   double gflop() const { return 3 * 2.0 * static_cast<double>(tokens * in * out) * 1e-9; }
 };
 constexpr Sizes kHost{1024, 512, 1408};
-constexpr Sizes kDevice{4096, 2048, 5632};  // less would measure how fast kernels are launched
+constexpr Sizes kDevice{4096, 2048, 5632};  // smaller sizes would measure how fast kernels are launched
 
 at::Device device_of(int cuda_device) {
   return cuda_device < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(cuda_device));
 }
 
-// The three GEMMs of a layer's matrix in training, as the kernels run them: in bf16 the weight gradient is added to an
-// fp32 sum, by the product itself where the device has one that does.
+// The three GEMMs of a layer's matrix in training, as the kernels run them. In bf16 the weight gradient is added to an
+// fp32 sum; on a device the GEMM itself adds to it.
 struct Layer {
   at::Tensor x, w, dy, y, dx, dw, sum;
-  math::GemmLibrary library;  // of fp32 on the host
+  math::GemmLibrary library;  // of the fp32 products on the host
   Layer(const Sizes& s, at::ScalarType type, at::Device device, math::GemmLibrary of = math::gemm_library())
       : library(of) {
     const at::TensorOptions t = at::TensorOptions().dtype(type).device(device);

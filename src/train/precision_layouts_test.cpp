@@ -1,5 +1,5 @@
-// Narrow types on many ranks: fp16 under a loss scale, and gradients that travel in 16 bits, compute the same model in
-// every layout, and a step whose gradient overflows anywhere is skipped everywhere.
+// Tests narrow types on many ranks: fp16 with a loss scale, and gradients that travel in 16 bits, compute the same
+// model in every layout, and a step whose gradient overflows anywhere is skipped everywhere.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ Layout pieces(program::ContextForm form, int shards = 1, int zero = 0) {
   return l;
 }
 
-// With what stands on the host.
+// Returns the layout with the given offloading.
 Layout offloading(Layout l, program::Offload offload) {
   l.offload = offload;
   return l;
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Some, HalfLayouts,
 
 // --- messages
 
-// Gradients are kept in fp32 and travel in `reduce`.
+// Returns a setting in which gradients are kept in fp32 and travel in `reduce`.
 program::Setting travelling(const Layout& l, DType compute, DType reduce) {
   program::Setting s = setting_of(l, DType::kF32);
   if (compute != DType::kF32) s = narrow(s, compute);
@@ -104,8 +104,9 @@ program::Setting travelling(const Layout& l, DType compute, DType reduce) {
 
 class NarrowMessages : public ::testing::TestWithParam<Layout> {};
 
-// In a type of 16 bits a gradient is rounded where it leaves a rank and where it was summed: about as often as in a
-// backward in that type, whose own distance from fp64 is the measure. The proof holds memory and payload to the plan.
+// A gradient that travels in a 16-bit type is rounded when it leaves a rank and after it is summed. That is about as
+// often as in a backward in that type, so the distance of such a backward from fp64 gives the bound. The proof checks
+// memory and payload against the plan.
 TEST_P(NarrowMessages, OneStepWithinTheBound) {
   const auto a = llama(true);
   const Outcome& exact = train_alone(program::build(a, alone(GetParam(), DType::kF64)), 1);
@@ -120,13 +121,13 @@ TEST_P(NarrowMessages, OneStepWithinTheBound) {
       const Outcome& reference = train_alone(program::build(a, one), 1);
       const DType coarser = compute == DType::kBF16 ? compute : reduce;
       const Bounds bounds = bounds_beside(exact, train_alone(program::build(a, alone(GetParam(), coarser)), 1));
-      ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost is off by 1
+      ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
       const Outcome many = train_threads(stages_of(a, travelling(GetParam(), compute, reduce)), 1);
       const Difference d = difference(reference, many);
       EXPECT_LE(d.loss, bounds.loss);
       EXPECT_LE(d.norm, bounds.norm);
       EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
-      // They did travel so: fp32 alone would not differ by as much.
+      // Checks that gradients did travel in `reduce`: fp32 alone would not differ by as much.
       if (compute == DType::kF32) {
         const Outcome wide = train_threads(stages_of(a, travelling(GetParam(), compute, DType::kF32)), 1);
         EXPECT_GT(difference(wide, many).gradients, unit_roundoff(reduce) / 4);
@@ -150,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(Some, NarrowMessages,
                                            offloading(Layout{2, 1, false, 3}, {true, true, false}),
                                            offloading(Layout{2, 3, false, 3, 2}, {true, true, true})));
 
-// Messages of more elements than a sum widens at once: each block comes to its own place.
+// A message with more elements than a sum widens at once: each block must land in its own place.
 TEST(Messages, OfLargeUnitsAreAddedBlockByBlock) {
   auto a = llama(true);
   a.hidden = 240, a.ffn = 1000;
@@ -166,7 +167,7 @@ TEST(Messages, OfLargeUnitsAreAddedBlockByBlock) {
   const Outcome wide = train_threads(stages_of(a, travelling(l, DType::kF32, DType::kF32)), 1);
   const Difference d = difference(wide, train_threads(stages, 1));
   EXPECT_LT(d.gradients, 16 * unit_roundoff(DType::kBF16))
-      << d.worst_gradient;  // a block that is lost is off by far more
+      << d.worst_gradient;  // a lost block is off by far more
 }
 
 // --- the scale
@@ -178,8 +179,8 @@ Outcome train_scaled(const program::Program& p, double loss_scale) {
   return prove(p, *comm::make_self(), synthetic_samples(p.setting, p.arch.vocabulary), trial);
 }
 
-// Gradients and norm are those of the loss itself, whatever it was multiplied by within the range of fp16. Not a power
-// of two: its products round once more.
+// Gradients and norm are those of the unscaled loss for any scale within the range of fp16. The scale here is not a
+// power of two, so its products round once more.
 TEST(LossScaling, LeavesNoTraceInGradientAndNorm) {
   const auto a = llama(false);
   const Outcome& exact = train_alone(program::build(a, alone({}, DType::kF64)), 1);
@@ -194,7 +195,8 @@ TEST(LossScaling, LeavesNoTraceInGradientAndNorm) {
   }
 }
 
-// Of many words each has so little of the gradient that fp16 has no value for it, but of a multiple of the loss.
+// With many words, each word's gradient is so small that fp16 has no value for it; it has one for the gradient of a
+// scaled loss.
 TEST(LossScaling, KeepsWhatIsSmall) {
   auto a = llama(false);
   a.vocabulary = 4001;
@@ -207,7 +209,7 @@ TEST(LossScaling, KeepsWhatIsSmall) {
 
 // --- overflow
 
-// Where the optimizer is sharded, so are its fp32 masters.
+// When the optimizer is sharded, its fp32 master weights are sharded too.
 TEST(Masters, AreShardedLikeTheMoments) {
   for (const DType compute : {DType::kBF16, DType::kF16})
     for (const int zero : {0, 1, 2, 3}) {
@@ -222,11 +224,11 @@ TEST(Masters, AreShardedLikeTheMoments) {
     }
 }
 
-// What a rank has of a course of steps.
+// The results and states of a sequence of steps on one rank.
 struct Course {
   std::vector<exec::StepResult> steps;
   std::vector<double> scales;                   // of each step
-  std::vector<std::vector<at::Tensor>> states;  // param, master, m and v of all units: at the start, after each step
+  std::vector<std::vector<at::Tensor>> states;  // param, master, m and v of all units: at the start and after each step
   optim::LossScale::State scale;                // at the end
 };
 
@@ -246,8 +248,8 @@ bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return a.size() == b.size();
 }
 
-// The same samples in each step, until `updates` were made. Of several data-parallel ranks the first has no label that
-// counts: its own gradient is zero, whatever the scale.
+// Trains on the same samples in each step until `updates` updates were made. With several data-parallel ranks, the
+// first has no label that counts, so its own gradient is zero whatever the scale.
 Course course_of(const program::Program& p, comm::Communicator& world, double scale, int updates) {
   const c10::InferenceMode inference;
   exec::Executor executor(p, world.rank(), &world, {});
@@ -322,7 +324,7 @@ TEST_P(Overflows, IsSkippedOnAllRanksAlike) {
     }
     EXPECT_LT(c.steps.back().mean_loss(), c.steps.front().mean_loss());
   }
-  // What was skipped has left nothing: with the last scale from the start it is the same run.
+  // A skipped step leaves no trace: starting with the last scale gives the same run.
   const auto without = courses_of(stages, first.scale.scale, kUpdates);
   for (std::size_t r = 0; r < courses.size(); ++r) {
     EXPECT_EQ(without[r].scale.skipped, 0);
@@ -336,7 +338,7 @@ INSTANTIATE_TEST_SUITE_P(Some, Overflows,
                                            offloading(Layout{2, 1, false, 3}, {true, false, false}),
                                            offloading(Layout{2, 2, false, 3}, {true, true, false})));
 
-// What fp32 holds and a message in fp16 does not.
+// Values that fp32 holds and a message in fp16 does not.
 TEST(Overflow, OfAMessageIsSkippedAlike) {
   for (const Layout& layout : {Layout{2, 0}, Layout{2, 3, false, 3, 2, true}}) {
     const auto stages = stages_of(llama(true), travelling(layout, DType::kF32, DType::kF16));
@@ -348,14 +350,14 @@ TEST(Overflow, OfAMessageIsSkippedAlike) {
       for (std::size_t i = 0; i < c.steps.size(); ++i)
         EXPECT_EQ(same(c.states[i], c.states[i + 1]), c.steps[i].overflow) << i;
     }
-    // In fp32 nothing of it overflows.
+    // In fp32 none of these values overflows.
     const auto wide = stages_of(llama(true), travelling(layout, DType::kF32, DType::kF32));
     EXPECT_EQ(courses_of(wide, 0x1p+40, 2)[0].scale.skipped, 0);
   }
 }
 
-// That the ranks above do not all overflow by themselves: without what they say to each other, the first has a gradient
-// of zeros.
+// Checks that in the tests above not all ranks overflow by themselves: without communication, the first rank has a
+// gradient of zeros.
 TEST(Overflow, IsOfOneRankAlone) {
   const program::Program p =
       program::build(llama(true), narrow(setting_of(Layout{2, 0, false, 6}, DType::kF32), DType::kF16));
@@ -391,7 +393,8 @@ TEST(Overflow, IsOfOneRankAlone) {
   EXPECT_LT(finite[1], elements[1]);
 }
 
-// A loss that is not finite is no overflow, nor is a gradient where the loss is not scaled: smaller scales do not help.
+// A loss that is not finite is not an overflow, nor is a gradient that is not finite when the loss is not scaled:
+// smaller scales do not help.
 TEST(Overflow, IsToldFromWhatEndsARun) {
   const auto a = llama(true);
   const auto once = [&](const program::Setting& s, double loss_scale, double weight) {

@@ -1,4 +1,4 @@
-// The probe behind precision.compute = "auto": the same code on a CPU and on a CUDA device.
+// Tests the measurement behind precision.compute = "auto": the same code on a CPU and on a CUDA device.
 #include "train/precision.h"
 
 #include <ATen/Context.h>

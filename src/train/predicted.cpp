@@ -20,7 +20,7 @@ void Predicted::add(const program::Timeline& timeline) {
   if (timelines_.size() > kKept) timelines_.erase(timelines_.begin());
 }
 
-// The step that is the median on rank 0, on every rank.
+// Returns, on every rank, the timeline of the step that has rank 0's median duration.
 program::Timeline Predicted::median_step() {
   std::vector<std::size_t> order(timelines_.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -40,7 +40,7 @@ Result<program::Comparison> Predicted::compare() {
   if (world_.rank() != 0) return Failure{"rank 0 has it"};
   try {
     return beside(std::move(measured));
-  } catch (const std::exception& error) {  // an op that the calibration has not, a file that went away
+  } catch (const std::exception& error) {  // an op that the calibration lacks, a file that was removed
     return Failure{error.what()};
   }
 }

@@ -1,5 +1,5 @@
-// Predicted beside measured at the end of a run: the program through its other consumer, simulated with what `molen
-// calibrate` measured, beside the median of the last steps. That there is no prediction never fails a run.
+// Comparison of prediction and measurement at the end of a run: the program's step, simulated with the measurements of
+// `molen calibrate`, beside the median of the last steps. A missing prediction never fails a run.
 #pragma once
 
 #include <string>
@@ -18,10 +18,10 @@ class Predicted {
   Predicted(const Job& job, const exec::Executor& executor, comm::Communicator& world)
       : job_(job), executor_(executor), world_(world) {}
 
-  // A step, on every rank alike.
+  // Adds a step. Every rank must add the same steps.
   void add(const program::Timeline& timeline);
 
-  // Rank 0's comparison, or why there is none. Collective; only rank 0 has what it returns.
+  // Returns rank 0's comparison, or why there is none. Collective; only rank 0's result is meaningful.
   Result<program::Comparison> compare();
 
  private:
@@ -35,9 +35,9 @@ class Predicted {
   std::vector<program::Timeline> timelines_;  // of the last steps
 };
 
-// Says of each collective of `timeline` how long this rank waited in it for others (OpTime::waited_s): what it took
-// longer than on that rank of its group where it took least, for whoever comes last waits for nobody. Clocks of ranks
-// need not agree. Collective; what rank 0 gets is complete.
+// Sets, for each collective of `timeline`, how long this rank waited in it for others (OpTime::waited_s): its duration
+// here minus its duration on the fastest rank of the group, because the last rank to arrive waits for nobody. The
+// ranks' clocks need not agree. Collective; rank 0's timeline becomes complete.
 void tell_waiting(const program::Program& program, const std::vector<program::Expanded>& ops,
                   program::Timeline& timeline, comm::Communicator& world);
 

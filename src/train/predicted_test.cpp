@@ -23,7 +23,8 @@ program::Program program_of(int ranks, int replicas) {
   return program::build(a, s);
 }
 
-// Rank r takes r + 1 seconds for the collective of the whole world, and so on: whoever takes least waits for nobody.
+// Rank r takes r + 1 seconds for the collective of the whole world, and so on: the rank that takes least waits for
+// nobody.
 TEST(Waiting, IsWhatACollectiveTookLongerThanOnTheRankThatTookLeast) {
   const auto p = program_of(4, 2);
   const auto ops = program::expand(p);
@@ -88,7 +89,7 @@ TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
   };
   EXPECT_GT(sums(0).second, 0.5 * kSleep);
   EXPECT_LT(sums(1).second, 0.5 * kSleep);
-  // What is left of rank 0's collectives is no longer than what rank 1's took.
+  // Without the waiting, rank 0's collectives take no longer than rank 1's.
   double sent[2] = {0.0, 0.0};
   for (std::size_t i = 0; i < ops.size(); ++i)
     for (std::size_t rank = 0; rank < 2; ++rank)

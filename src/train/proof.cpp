@@ -18,14 +18,14 @@
 namespace molen::train {
 namespace {
 
-// A tensor of which this rank holds some elements.
+// A tensor of which this rank holds some of the elements.
 struct Part {
   at::Tensor values, held;
   explicit Part(at::IntArrayRef shape) : values(at::zeros(shape, at::kDouble)), held(at::zeros(shape, at::kBool)) {}
 };
 
-// What this rank holds of [of.first, of.second) of a unit's state, over `scale`, goes to its place in the whole
-// tensors.
+// Copies this rank's elements of [of.first, of.second) of a unit's state, divided by `scale`, to their places in the
+// whole tensors.
 void put(const exec::Executor& executor, const char* family, int unit, std::pair<std::int64_t, std::int64_t> of,
          const std::string& prefix, double scale, std::map<std::string, Part>& parts) {
   const auto& p = executor.program();
@@ -51,15 +51,15 @@ std::map<std::string, Part> held_by(const exec::Executor& executor, double loss_
   for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
     const auto& unit = p.units[static_cast<std::size_t>(u)];
     put(executor, "param", u, {0, unit.elements}, "", 1.0, parts);
-    // Of a whole gradient the rank's own part is the reduced one.
+    // When a rank has a whole gradient, only the rank's own part of it is reduced.
     put(executor, "grad", u, program::unit_range(p.setting, executor.coordinates(), unit, program::Range::kOwn),
         kGradient, loss_scale, parts);
   }
   return parts;
 }
 
-// The whole tensor. Ranks that hold the same element must hold the same bits of it: NaN where they do not, and where
-// nobody holds it.
+// Returns the whole tensor. Ranks that hold the same element must hold the same bits of it: the element is NaN when
+// they do not, or when no rank holds it.
 at::Tensor join(const Part& part, comm::Communicator& world) {
   at::Tensor high = at::where(part.held, part.values, -INFINITY), low = at::where(part.held, part.values, INFINITY);
   world.all_reduce(high.data_ptr(), high.numel(), DType::kF64, comm::Reduce::kMax);
@@ -68,7 +68,7 @@ at::Tensor join(const Part& part, comm::Communicator& world) {
 }
 
 void check_memory(const exec::Executor& executor) {
-  if (!executor.device().is_cpu()) return;  // ops take their scratch from its own allocator (parts_aten.cpp: temporary)
+  if (!executor.device().is_cpu()) return;  // scratch comes from the device's allocator (parts_aten.cpp: temporary)
   for (std::size_t i = 0; i < executor.ops().size(); ++i) {
     const auto& e = executor.ops()[i];
     const std::int64_t planned =
@@ -80,14 +80,14 @@ void check_memory(const exec::Executor& executor) {
   }
 }
 
-// Largest difference over the largest value; a NaN anywhere is infinite.
+// Returns the largest difference over the largest value; infinity when any value is NaN.
 double relative(const at::Tensor& difference, double scale) {
   const double value = difference.abs().max().item<double>() / scale;
   return std::isnan(value) ? INFINITY : value;
 }
 
-// A key's bias moves all scores of a query alike, so its gradient is zero but for rounding, which AdamW then amplifies:
-// it is held to the query's bias instead of to itself.
+// The key's bias shifts all scores of a query equally, so its gradient is zero except for rounding, which AdamW then
+// amplifies. Its difference is therefore taken relative to the query's bias.
 std::string scale_name(std::string name) {
   if (const auto at = name.find("k_proj.bias"); at != std::string::npos) name[at] = 'q';
   return name;
@@ -102,27 +102,27 @@ double worst_of(const std::vector<double>& a, const std::vector<double>& b) {
   return worst;
 }
 
-// Terms of the sums that lie one after another between a token and the loss, and between it and the gradient of the
-// first parameter.
+// The number of terms in the sums that follow one another between a token and the loss, and from there to the gradient
+// of the first parameter.
 struct Chain {
   std::int64_t forward, whole;
 };
 Chain chain_of(const program::Program& p) {
   const arch::Architecture& a = p.arch;
   const std::int64_t sequence = p.setting.sequence, queries_of_key = sequence * (a.heads / a.kv_heads);
-  const std::int64_t norm = a.norm == arch::Norm::kRms ? a.hidden : 2 * a.hidden;  // a variance sums what a mean has
+  const std::int64_t norm = a.norm == arch::Norm::kRms ? a.hidden : 2 * a.hidden;  // a variance sums as many as a mean
   // Norm, QKV, scores, their softmax, values, projection; norm, up, down. Then the head's norm, product and logsumexp.
   const std::int64_t layer = norm + a.hidden + a.head_dim + 2 * sequence + a.query_size() + norm + a.hidden + a.ffn;
   const std::int64_t head = norm + a.hidden + a.vocabulary, batch = p.setting.global_batch * sequence;
-  // The gradient of what a product reads is a sum over what it wrote. From down to up and norm, then from the
-  // projection to values, softmax, keys, QKV and norm.
+  // The gradient of a product's input is a sum over its outputs. From down to up and norm, then from the projection to
+  // values, softmax, keys, QKV and norm.
   const std::int64_t back = a.hidden + a.up_size() + norm +  //
                             a.hidden + a.head_dim + sequence + queries_of_key + a.qkv_size() + norm;
   const std::int64_t forward = a.layers * layer + head;
   return {forward + batch, forward + a.vocabulary + norm + a.layers * back + batch};
 }
 
-// "body last, op %14 (reduce_scatter)": the last op of the step that writes one of these values of a unit.
+// "body last, op %14 (reduce_scatter)": the last op of the step that writes one of `values` of a unit.
 std::string last_writer(const program::Program& p, const std::string& unit, const std::vector<program::Value>& values) {
   const int wanted = p.find_unit(unit);
   std::string found = "no op of the program writes it";
@@ -137,7 +137,7 @@ std::string last_writer(const program::Program& p, const std::string& unit, cons
   return found;
 }
 
-// How a rank's loss and squares become those of all.
+// Returns the op that sums the loss and squares over ranks.
 std::string sum_of_scalars(const program::Program& p) {
   for (const auto& body : p.bodies)
     for (std::size_t k = 0; k < body.steps.size(); ++k)
@@ -186,7 +186,7 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
     input.optimizer.lr = trial.lr;
     if (s.scales_loss()) input.loss_scale = trial.loss_scale;
     input.load = [&](const exec::MicroBatch& to) {
-      // As data::samples_of deals them.
+      // Deals samples as data::samples_of does.
       const std::int64_t slot = (micro++ * s.data_ranks() + data_rank) * s.micro_batch;
       const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
       return read((step - 1) * s.global_batch + slot, count, to);
@@ -207,8 +207,8 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
 }
 
 OutcomeBytes outcome_bytes(const arch::Architecture& arch) {
-  // A parameter and its gradient: in fp64 with what is held of them (Part), then again joined; of one at a time the
-  // highest, the lowest and whether they agree.
+  // A parameter and its gradient take fp64 values with a mask of the held elements (Part), and then the joined tensor.
+  // Joining takes, for one parameter at a time, the highest and lowest values and whether they agree.
   constexpr std::int64_t kPart = sizeof(double) + 1, kJoining = 2 * sizeof(double) + 1;
   std::int64_t all = 0, largest = 0;
   for (const auto& parameter : arch::parameters(arch)) {
@@ -240,7 +240,7 @@ double over_bounds(const Difference& d, const Bounds& b) {
   double worst = 0;
   for (const auto& [off, bound] :
        {std::pair{d.loss, b.loss}, {d.norm, b.norm}, {d.parameters, b.parameters}, {d.gradients, b.gradients}}) {
-    // A maximum would drop NaN, and inf / inf is one.
+    // A maximum would drop NaN, and inf / inf is NaN.
     if (!std::isfinite(off)) return INFINITY;
     worst = std::max(worst, off / bound);
   }
@@ -251,7 +251,7 @@ Bounds bounds_of(const program::Program& p) {
   if (p.setting.compute == DType::kF64) return {1e-9, 1e-9, 1e-9, 1e-9};
   MOLEN_CHECK(p.setting.compute == DType::kF32, "no bound for {}", name_of(p.setting.compute));
   const auto bound = [](std::int64_t terms) {
-    return 2 * std::sqrt(static_cast<double>(terms)) * 0x1p-24;  // both sides round
+    return 2 * std::sqrt(static_cast<double>(terms)) * 0x1p-24;  // both sides of the comparison round
   };
   const Chain terms = chain_of(p);
   return {bound(terms.forward), bound(terms.whole), INFINITY, bound(terms.whole)};

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kFormat = 1;
 
-// One line of the file. Another processor, or another libtorch, multiplies at another rate.
+// Returns the key of one entry of the file. Another processor, or another libtorch, multiplies at another rate.
 std::string key_of(const std::string& conditions) {
   return fmt::format("{}, libtorch {}: {}", cpu_model(), TORCH_VERSION, conditions);
 }
@@ -84,7 +84,7 @@ plan::PrecisionRates precision_rates(int threads, int cuda_device) {
   const std::string fp32 = conditions_of(DType::kF32, threads), bf16 = conditions_of(DType::kBF16, threads);
   const auto a = stored_rate(fp32), b = stored_rate(bf16);
   if (a && b) return {a->flops_per_s * 1e-9, b->flops_per_s * 1e-9, a->measured};
-  // What is kept stays: MFU of earlier runs was taken against it.
+  // A kept rate stays, because the MFU of earlier runs was computed with it.
   const plan::PrecisionRates rates = measure_precision(threads);
   const auto keep = [](const std::optional<Rate>& kept, const std::string& conditions, double gflops) {
     return (kept ? *kept : store_rate(conditions, gflops * 1e9)).flops_per_s * 1e-9;

@@ -222,8 +222,8 @@ class Recorder::Impl {
   }
 
  private:
-  // Views that others read beside the metrics: one that cannot be written is told once, tried again with the next step,
-  // and ends no training.
+  // Writes the views that others read beside the metrics. A view that cannot be written is reported once and tried
+  // again with the next step; it ends no training.
   template <class F>
   void telemetry(F&& write) {
     try {
@@ -260,7 +260,7 @@ class Recorder::Impl {
     console_.energy(meters, !energy_.coverage().summed.empty(), partial_);
   }
 
-  // Which scopes have no reading, and why, where that changes.
+  // Records which scopes have no reading, and why, whenever that changes.
   void unread(std::int64_t step, const energy::StepEnergy& e) {
     std::set<std::string> scopes;
     Json reasons = Json::object();
@@ -278,7 +278,7 @@ class Recorder::Impl {
     energy_line("unread", step, {{"reasons", reasons}});
   }
 
-  // torchtitan's names, so that dashboards carry over.
+  // Uses torchtitan's names, so that its dashboards work here.
   void to_tensorboard(const store::StepMetrics& m) {
     const auto put = [&](const char* tag, double value) { tensorboard_.scalar(tag, value, m.step, m.wall_time_s); };
     put("loss_metrics/global_avg_loss", m.loss);
@@ -326,7 +326,7 @@ class Recorder::Impl {
     store::write_prometheus(run_.path() / "metrics.prom", samples);
   }
 
-  // What depends on how model FLOPs are counted says so in a label.
+  // A rate that depends on how model FLOPs are counted says so in a label.
   void rates(const store::StepMetrics& m, const std::map<std::string, std::string>& labels,
              std::vector<store::PrometheusSample>& samples) const {
     using store::PrometheusType;
@@ -348,18 +348,18 @@ class Recorder::Impl {
 
   const Job& job_;
   const JobEnergy& energy_;
-  std::string partial_;  // what joules leave out
+  std::string partial_;  // what the joules leave out
   energy::RunTotals before_;
   std::int64_t start_step_ = 0, start_tokens_ = 0;
   std::set<std::string> unread_;
   RunConsole console_;
-  store::RunDirectory run_;  // after the console, which it warns on
+  store::RunDirectory run_;  // declared after the console, which it warns on
   store::TensorBoardWriter tensorboard_;
   bool telemetry_failed_ = false;
-  std::vector<store::TraceSpan> spans_;  // of the traced steps, one after another
+  std::vector<store::TraceSpan> spans_;  // of the traced steps, in sequence
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
-  double hardware_flops_ = 0;  // of a rank's step, on average
+  double hardware_flops_ = 0;  // of one rank's step, on average
 };
 
 Recorder::Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step)

@@ -1,4 +1,4 @@
-// What a run leaves behind: the run directory, metrics, events, TensorBoard, Prometheus, traces and the console. Rank 0
+// The records of a run: the run directory, metrics, events, TensorBoard, Prometheus, traces and the console. Rank 0
 // only.
 #pragma once
 
@@ -15,13 +15,13 @@
 
 namespace molen::train {
 
-// One step as the loop knows it; sums and means over ranks are done.
+// One step as the loop knows it; its sums and means are already over ranks.
 struct StepRecord {
   std::int64_t step = 0;
   double loss = 0, grad_norm = 0, lr = 0;
-  std::optional<double> loss_scale;  // where the loss is scaled, and then
+  std::optional<double> loss_scale;  // present when the loss is scaled: the scale of this step
   std::int64_t skipped_steps = 0;    // of the run so far
-  bool skipped = false;              // this one
+  bool skipped = false;              // whether this step was skipped
   std::int64_t tokens_total = 0;
   double step_s = 0, data_wait_s = 0;
   std::map<std::string, double> phase_s;             // by program::phase_keys; sums to step_s
@@ -36,29 +36,30 @@ class Recorder {
   Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step);
   ~Recorder();
 
-  // `start_tokens`: trained on before this attempt. `hardware_flops`: of a rank's step, on average.
+  // `start_tokens`: trained on before this attempt. `hardware_flops`: of one rank's step, on average.
   void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
              const std::string& state_hash, double hardware_flops);
   void step(const StepRecord& record);
   void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
   void validation(std::int64_t step, const ValidationResult& result);
   void checkpoint(std::int64_t step, const std::string& path, double seconds);
-  // Predicted beside measured, where a calibration of this machine is there.
-  // `touched`: of the arena, exec::Arena::touched.
+  // Records prediction beside measurement when this machine has a calibration. `touched`: the touched bytes of the
+  // arena (exec::Arena::touched).
   void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak,
                   std::optional<Bytes> touched, std::int64_t measured_rss);
   std::int64_t attempt() const;
   Json identity() const;               // {"id", "attempt", "history"}, for a checkpoint
-  void sync();                         // what was recorded so far is on disk; a failure is told, and tried again
-  void note(const std::string& text);  // a line for people, also an event
-  // `tokens` and `used` as for `totals`.
+  void sync();                         // writes all records so far to disk; reports a failure and tries again later
+  void note(const std::string& text);  // a line for people, which is also an event
+  // `tokens` and `used` as in `totals`.
   void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used, const Communication& communication,
            const std::string& reason);
 
-  // The object "totals" of a checkpoint after `step` steps and `tokens` tokens: all attempts that led there, this one
-  // with what it has used so far. Also a line of energy.jsonl.
+  // Returns the object "totals" of a checkpoint after `step` steps and `tokens` tokens: the sum over all attempts that
+  // led there, of which this one has used `used` so far. Also writes a line of energy.jsonl.
   Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used);
-  // Of the checkpoint that this attempt continues, before `begin`. Throws UsageError naming `origin` and the key.
+  // Takes over the totals of the checkpoint that this attempt continues; to be called before `begin`. Throws UsageError
+  // naming `origin` and the key.
   void restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin);
 
  private:

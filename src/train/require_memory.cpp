@@ -11,13 +11,13 @@
 namespace molen::train {
 namespace {
 
-// Of this rank's device, with what torch's allocator holds for reuse: it is given back first.
+// Returns the free bytes of this rank's device, after torch's allocator gives back what it keeps for reuse.
 Bytes free_on_device(int device) {
   at::accelerator::emptyCache();
   return Bytes(static_cast<std::int64_t>(at::accelerator::getMemoryInfo(static_cast<c10::DeviceIndex>(device)).first));
 }
 
-// What ranks take of one memory counts for all of them alike.
+// Replaces the needs of ranks that share one memory by their mean.
 plan::MemoryNeed evened_out(const MemoryRequest& request, const plan::Machine& machine, comm::Communicator& world) {
   plan::MemoryNeed need = request.need;
   std::array<std::int64_t, 2> sums{need.host.value, need.device.value};
@@ -50,7 +50,7 @@ plan::MemoryRoom memory_room(const plan::Machine& machine, int sharing) {
 void require_memory(const MemoryRequest& request, const plan::Machine& machine, comm::Communicator& world) {
   const plan::MemoryNeed need = evened_out(request, machine, world);
   const plan::MemoryRoom room = memory_room(machine, request.sharing);
-  // The lowest rank that has too little says it, and looks for what would fit, which takes a while.
+  // The lowest rank that has too little reports it and looks for what would fit, which takes a while.
   std::int32_t first = room.holds(need) ? world.size() : world.rank();
   world.all_reduce(&first, 1, DType::kI32, comm::Reduce::kMin);
   if (first == world.size()) return;

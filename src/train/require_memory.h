@@ -1,4 +1,4 @@
-// That the memory is there which ranks are about to take: asked before the first of their arenas is.
+// A check, before any rank allocates its arena, that the memory which the ranks are about to take is available.
 #pragma once
 
 #include <functional>
@@ -10,20 +10,20 @@
 
 namespace molen::train {
 
-// What there is for each rank of this host. The host's ranks share its memory evenly, and those of them that have one
-// device between them (`sharing`) the device's.
+// Returns the memory available to each rank of this host. The host's ranks share its memory evenly; the ranks that
+// share one device (`sharing` of them) share the device's memory evenly.
 plan::MemoryRoom memory_room(const plan::Machine& machine, int sharing = 1);
 
 struct MemoryRequest {
   plan::MemoryNeed need;  // of this rank
   std::string what;       // "the step program"
   int sharing = 1;        // ranks whose arenas lie on one device
-  // What to do instead, behind the refusal: asked of one rank alone.
+  // Suggests what to do instead, at the end of the refusal. Only one rank calls it.
   std::function<std::string(const plan::MemoryRoom&)> instead;
 };
 
-// Throws UsageError on every rank where some rank's need is more than its room. Ranks may need differently much (stages
-// do): where all share a host, what they need together must be there. Collective.
+// Throws UsageError on every rank when some rank needs more memory than it has room for. Ranks may need different
+// amounts (pipeline stages do): when all ranks share a host, the sum of their needs must be available. Collective.
 void require_memory(const MemoryRequest& request, const plan::Machine& machine, comm::Communicator& world);
 
 }  // namespace molen::train

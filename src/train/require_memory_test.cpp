@@ -15,7 +15,7 @@
 namespace molen::train {
 namespace {
 
-// What each rank's request ends in, "" for nothing: the texts that there are.
+// Returns the distinct texts in which the ranks' requests end; "" for a request that is granted.
 std::set<std::string> ends(const Launch& launch, const std::function<MemoryRequest(int)>& request) {
   std::mutex mutex;
   std::set<std::string> texts;
@@ -42,7 +42,7 @@ TEST(RequireMemory, WhatIsThereIsNotRefused) {
             std::set<std::string>{""});
 }
 
-// Of a pipeline's stages one may need more than a rank's part of the host; what counts is what all take.
+// One stage of a pipeline may need more than a rank's share of the host; the sum over all stages counts.
 TEST(RequireMemory, RanksOfAHostHaveItTogether) {
   const std::int64_t there = available_memory().bytes.value;
   const auto one_takes = [&](double part) {
@@ -73,7 +73,7 @@ TEST(RequireMemory, OneRankLooksForWhatFits) {
   EXPECT_TRUE(refused.begin()->ends_with("; try another")) << *refused.begin();
 }
 
-// Ranks of several hosts cannot lend each other memory: the one that has too little is named.
+// Ranks of different hosts cannot lend each other memory: the message names the rank that has too little.
 TEST(RequireMemory, ARankOfAnotherHostIsNamed) {
   Launch launch = launch_threads(4);
   launch.machine.local_ranks = 1;
@@ -104,14 +104,14 @@ TEST(RequireMemory, TheLargestLayoutOfAProofIsNamed) {
     return text;
   };
   EXPECT_EQ(refusal(arch::preset("llama-tiny")), "");
-  arch::Architecture wide = arch::preset("gpt-1t");  // of 128 layers
+  arch::Architecture wide = arch::preset("gpt-1t");  // has 128 layers
   wide.layers = 8;
   const std::string text = refusal(wide);  // 2 TB a rank
   EXPECT_EQ(text.rfind("the layout NO_SHARD", 0), 0u) << text;
   EXPECT_NE(text.find(" in fp64, with the tensors to compare, needs "), std::string::npos) << text;
 }
 
-// 2 tensors of each parameter in fp64 are what stays.
+// The outcome keeps 2 tensors of each parameter in fp64.
 TEST(RequireMemory, OutcomesAreCounted) {
   const arch::Architecture a = arch::preset("llama-tiny");
   const OutcomeBytes bytes = outcome_bytes(a);

@@ -17,16 +17,16 @@
 namespace molen::train {
 namespace {
 
-// Resident bytes now, and the most there ever were.
+// Returns resident bytes now, and their peak.
 Bytes resident() {
   std::ifstream in("/proc/self/statm");
   std::int64_t pages = 0, rss = 0;
   in >> pages >> rss;
   return Bytes(rss * ::sysconf(_SC_PAGESIZE));
 }
-// One product of each kind and shape of the model, in the compute type, so that the library's packing buffers, its
-// workspace and the code that it makes for them are there. A part of those that are very large, as the buffers stop
-// growing. Operands lie in a mapping of their own, which leaves nothing behind.
+// Runs one product of each kind and shape of the model, in the compute type, so that the library's packing buffers, its
+// workspace and its generated code are allocated. Of a very large product it runs only a part, because the buffers stop
+// growing. The operands lie in a mapping of their own, which leaves no memory behind.
 void run_products(const Job& job) {
   const c10::InferenceMode inference;
   const auto& a = job.arch;
@@ -35,7 +35,7 @@ void run_products(const Job& job) {
   struct Shape {
     std::int64_t m, n, k;
   };
-  // Of all rows or, where they are in pieces, of the largest and the smallest.
+  // The heights of all rows or, when the rows are cut into pieces, of the largest and the smallest piece.
   std::vector<std::int64_t> heights{job.setting.tokens()};
   if (job.setting.chunked_rows()) {
     heights.clear();

@@ -1,4 +1,4 @@
-// What a rank's process holds before any arena of its own is there.
+// The memory that a rank's process holds before it allocates any arena.
 #pragma once
 
 #include "base/units.h"
@@ -8,10 +8,11 @@
 namespace molen::train {
 
 struct Resident {
-  Bytes total, workspace;  // of the process; the products' workspace is in the total
+  Bytes total, workspace;  // of the process; the workspace of the GEMM library is part of the total
 };
-// The largest of all ranks. Runs a product of each kind first, so that what the library keeps for itself is there.
-// Collective: rank-threads share the process, so that none may be ahead of the reading, nor still hold its operands.
+// Returns the largest figures of all ranks. Runs a product of each kind first, so that the memory which the library
+// keeps for itself is allocated. Collective: rank-threads share the process, so during the reading no rank may be ahead
+// or still hold the operands of its products.
 Resident resident_before_arena(const Job& job, comm::Communicator& world);
 
 }  // namespace molen::train

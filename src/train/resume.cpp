@@ -21,11 +21,11 @@ std::int64_t step_number(const std::string& resume) {
   return std::stoll(resume);
 }
 
-// A run must not go on from what another one saved in the same place: which of the two went on would be chance. A
+// Refuses a checkpoint that another run saved in the same place: which of the two runs continued would be chance. A
 // directory that holds no run yet may begin from any checkpoint.
 void refuse_other_run(const checkpoint::Checkpoint& found, const std::optional<store::RunIdentity>& identity,
                       const fs::path& run) {
-  if (!identity || !found.state().contains("run")) return;  // imported, or of an older version of molen
+  if (!identity || !found.state().contains("run")) return;  // imported, or written by an older version of molen
   const Json& whose = found.state().at("run");
   const std::string id = whose.value("id", ""), name = whose.value("name", "");
   if (id == identity->id) return;

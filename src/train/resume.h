@@ -1,4 +1,4 @@
-// Which checkpoint a start goes on from. Reads only.
+// The choice of the checkpoint that a start continues from. Only reads.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace molen::train {
 
-// A checkpoint whose content is not what was written.
+// A checkpoint whose content differs from what was written.
 struct Damaged {
   checkpoint::Step checkpoint;
   std::string why;
@@ -20,15 +20,16 @@ struct Damaged {
 
 struct Found {
   std::shared_ptr<const checkpoint::Checkpoint> checkpoint;  // null: the run begins anew
-  std::vector<Damaged> damaged;  // under `auto`: newer ones that were passed over, newest first
+  std::vector<Damaged> damaged;  // with `auto`: newer checkpoints that were skipped, newest first
 };
 
-// `resume`: auto, never or a step. What lies beyond the step of a history that has not settled counts as gone
-// (store/history.h). Throws UsageError (no such step; the checkpoint is another run's), DamagedError (the step that was
-// asked for is damaged; checkpoints are there and none can be used), IoError, VersionError.
+// `resume`: auto, never or a step. Checkpoints beyond the step of a history that has not settled count as gone
+// (store/history.h). Throws UsageError (no such step; the checkpoint belongs to another run), DamagedError (the
+// requested step is damaged; checkpoints exist but none can be used), IoError, VersionError.
 Found find_checkpoint(const config::Config& config, const std::string& resume);
 
-// Opened, state and index checked, and of the step that its name says. Throws as checkpoint::Checkpoint does.
+// Opens a checkpoint and checks its state, its index and that its step is the one that its name gives. Throws as
+// checkpoint::Checkpoint does.
 std::shared_ptr<const checkpoint::Checkpoint> open_checkpoint(const checkpoint::Step& step);
 
 }  // namespace molen::train

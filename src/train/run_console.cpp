@@ -15,8 +15,8 @@
 namespace molen::train {
 namespace {
 
-// mpirun hands its ranks a terminal of its own even where its output goes to a file, so under a launcher every step is
-// a plain line.
+// mpirun gives its ranks a terminal even when its output goes to a file, so under a launcher every step is a plain
+// line.
 bool on_terminal() {
   return ::isatty(STDOUT_FILENO) == 1 && comm::launch_environment().size == 0;
 }
@@ -44,12 +44,13 @@ RunConsole::RunConsole(const Job& job, std::int64_t total_steps, std::int64_t st
       style_(style_of(terminal_)),
       live_(stdout, terminal_) {}
 
-// The writer ignores a reader that is gone or, once the run was told to stop, does not keep up; fmt::print would throw.
+// The writer ignores a reader that is gone and, once the run was told to stop, one that does not keep up; fmt::print
+// would throw.
 void RunConsole::say(const std::string& text) {
   live_.note(store::wrapped(text, style_.width));
 }
 
-// A log has every step; a terminal, where one line is rewritten, the first, the last, and one a minute.
+// A log has every step. A terminal, where one line is rewritten, keeps the first, the last, and one a minute.
 bool RunConsole::keeps_line(std::int64_t step) {
   constexpr double kEvery = 60.0;
   const double time = now().value;

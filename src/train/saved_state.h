@@ -1,4 +1,4 @@
-// A run's state on disk: who may write it, what a start loads of it, and its saves.
+// A run's state on disk: its ownership, what a start loads, and the saves.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ namespace molen::train {
 
 class SavedState {
  public:
-  // All of these must outlive it; `ownership` is rank 0's.
+  // All arguments must outlive this object; `ownership` is rank 0's.
   SavedState(Job& job, exec::Executor& executor, comm::Communicator& world, Ownership& ownership);
 
-  // Takes the directories, and fills the executor from the job's checkpoint, or with initial parameters. False, on all
-  // ranks, where the job has to be prepared again: its name was taken, its checkpoint is not the newest any more, or it
-  // is damaged and was set aside. Collective. Throws as Ownership and load_state do.
+  // Takes the directories, and fills the executor from the job's checkpoint or with initial parameters. Returns false,
+  // on all ranks, when the job must be prepared again: its name was taken, its checkpoint is no longer the newest, or
+  // the checkpoint is damaged and was set aside. Collective. Throws as Ownership and load_state do.
   bool open();
-  // Rank 0, before anything is recorded: what the start leaves behind is moved aside, and what saves need is held.
+  // Rank 0, before anything is recorded: moves aside what the start abandons, and reads what later saves need.
   void enter();
   // Saves the executor's state; `state` is rank 0's, for state.json. Collective. Throws as checkpoint::save does.
   fs::path save(std::int64_t step, Json state);
@@ -37,10 +37,10 @@ class SavedState {
   comm::Communicator& world_;
   Ownership& ownership_;
   std::int64_t token_ = 0;  // of the checkpoints' lease, on every rank
-  std::string tokenizer_;   // rank 0: held, so that a save needs no file but its own
+  std::string tokenizer_;   // rank 0: kept in memory, so that a save does not depend on another file
 };
 
-// Of an import from elsewhere: no step was done here.
+// Returns whether a checkpoint was imported from elsewhere: molen did no step of it.
 bool weights_only(const checkpoint::Checkpoint& from);
 
 }  // namespace molen::train

@@ -20,9 +20,9 @@ extern "C" void on_signal(int signal) {
   const int before = requests.fetch_add(1);
   if (before > 1 || (before == 1 && saving.load() == 0)) ::_exit(128 + signal);
   if (!launched.load()) return;
-  // mpirun no longer reads what its ranks print once it was told to stop, and kills them a second later: a write that
-  // waits for it, also one that this signal interrupted, must give up for the state to be saved. The pipe is this
-  // rank's own.
+  // Once mpirun is told to stop, it no longer reads what its ranks print, and kills them a second later. A write that
+  // waits for mpirun, including one that this signal interrupted, must give up so that the state can be saved. The pipe
+  // belongs to this rank alone.
   const int saved = errno;
   for (const int file : {STDOUT_FILENO, STDERR_FILENO}) {
     const int flags = ::fcntl(file, F_GETFL);
@@ -44,7 +44,7 @@ void catch_stop_signals() {
   action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU}) {
-    // What the user's shell ignores (nohup) stays ignored.
+    // A signal that the user's shell ignores (nohup) stays ignored.
     struct sigaction before {};
     if (signal == SIGHUP && ::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
     ::sigaction(signal, &action, nullptr);

@@ -1,17 +1,17 @@
-// Ctrl-C, SIGTERM and what batch systems send before they end a job (SIGUSR1, SIGHUP, SIGXCPU): the first asks the loop
-// to save and stop, the second ends the process at once, but lets a save that has begun come to its end; a third does
-// not.
+// Handling of Ctrl-C, SIGTERM and the signals that batch systems send before they end a job (SIGUSR1, SIGHUP, SIGXCPU).
+// The first signal asks the loop to save and stop. The second ends the process at once, but lets a save in progress
+// complete; a third does not.
 #pragma once
 
 namespace molen::train {
 
-// A reader of the output that goes away ends no run. To be called before the run prints anything.
+// Makes sure that a run continues when the reader of its output goes away. To be called before the run prints anything.
 void ignore_closed_output();
 void catch_stop_signals();
 bool stop_requested();
 void clear_stop_request();
 
-// A save is going on as long as it lives.
+// Marks a save as in progress for the lifetime of the object.
 class SavingGuard {
  public:
   SavingGuard();

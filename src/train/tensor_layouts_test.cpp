@@ -1,5 +1,5 @@
-// Tensor and sequence parallelism compute the same model: heads, FFN and vocabulary cut over thread-ranks, alone and
-// with data sharding, for models whose sizes do not divide well.
+// Tests that tensor and sequence parallelism compute the same model: heads, FFN and vocabulary are split over
+// thread-ranks, alone and with data sharding, for models whose sizes do not divide well.
 #include <gtest/gtest.h>
 
 #include "arch/tensor_parallel.h"
@@ -11,7 +11,8 @@ namespace {
 
 using namespace suite;
 
-// As llama3-30b has 13 KV heads at tensor degree 4: 3 KV heads, and 4 query heads to each, over 4 ranks of 3.
+// llama3-30b has 13 KV heads at tensor degree 4. Here: 3 KV heads with 4 query heads each; each of 4 ranks has 3 query
+// heads.
 arch::Architecture llama_odd_kv(bool tied) {
   auto a = llama(tied);
   a.heads = 12;
@@ -19,7 +20,7 @@ arch::Architecture llama_odd_kv(bool tied) {
   return a;
 }
 
-// KV heads that divide: 4 query heads and 2 KV heads a rank at degree 2, 2 and 1 at 4.
+// KV heads that divide: a rank has 4 query heads and 2 KV heads at degree 2, 2 and 1 at degree 4.
 arch::Architecture llama_even_kv() {
   auto a = llama(false);
   a.heads = 8;
@@ -37,7 +38,7 @@ arch::Architecture gpt_four_heads(arch::Position position, bool tied) {
   return a;
 }
 
-// Odd KV heads, and biases on all of them.
+// An odd number of KV heads, all with biases.
 arch::Architecture gpt_grouped() {
   auto a = gpt_four_heads(arch::Position::kLearned, false);
   a.heads = 12;
@@ -80,7 +81,7 @@ TEST_P(Tensor, SameModelInDouble) {
   }
 }
 
-// The fused kernels, and ATen's.
+// Runs the fused kernels and ATen's.
 TEST_P(Tensor, OneStepInFloatWithinTheBound) {
   for (const auto kernels : {arch::Kernels::kFused, arch::Kernels::kAten})
     for (const auto& a : models()) {
@@ -117,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(Matrix, Tensor,
                                            tensor_layout(4, false).recomputing("norm_qkv,out_projection/2"),
                                            tensor_layout(2, true, 2, 3).recomputing("out_projection,norm_up")));
 
-// One chunk of the head after the other, the last shorter, on every rank of the vocabulary.
+// The head goes through its chunks one after another, the last one shorter, on every rank of the vocabulary.
 TEST(TensorHead, GoesThroughChunks) {
   auto alone = setting_of(1, 0, false, DType::kF64, 2), setting = setting_of(tensor_layout(4, true), DType::kF64);
   alone.head_chunk = 46;
@@ -128,7 +129,7 @@ TEST(TensorHead, GoesThroughChunks) {
   EXPECT_LE(d.loss, 1e-9);
 }
 
-// The published case: llama3-30b's 13 KV heads over 4 ranks, at full size without tensors.
+// The published model: llama3-30b's 13 KV heads over 4 ranks, at full size, without allocating tensors.
 TEST(TensorSizes, ThirteenKeyHeadsOverFourRanks) {
   const auto& a = arch::preset("llama3-30b");
   EXPECT_TRUE(arch::kv_replicated(a, 4));

@@ -1,7 +1,7 @@
-// The program is what runs: each kind of op is deleted or retargeted in the text form and the text is run as it stands,
-// past the verifier (which refuses nearly all of these: program_test.cpp). The run must change in the way the text
-// says, so no work of a step can stand anywhere but in the program. In fp64 on the reference kernels, most of it
-// bit for bit.
+// Tests that the program is what runs. Each kind of op is deleted or retargeted in the text form, and the text is run
+// as it is, without the verifier (which refuses nearly all of these programs: program_test.cpp). The run must change as
+// the text says; so no work of a step exists outside the program. The runs are in fp64 on the reference kernels, and
+// most are compared bit for bit.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ using program::rewrite;
 
 constexpr double kLr = 3e-3;
 
-// One rank after its steps.
+// The state of one rank after its steps.
 struct Rank {
   std::vector<exec::StepResult> steps;
   std::vector<at::Tensor> param, grad, m;  // by unit: whole, whole, owned
@@ -36,11 +36,11 @@ struct Rank {
 struct Variation {
   int steps = 1;
   std::function<void(exec::Executor&)> prepare = [](exec::Executor&) {};  // after the initial weights
-  // What the second load of a step gives, and so on: the batch's first sample.
+  // Changes the batch of the second and later loads of a step; the arguments begin at the batch's first sample.
   std::function<void(std::int32_t*, std::int32_t*)> change = [](std::int32_t*, std::int32_t*) {};
 };
 
-// Programs as they are built, and the kinds of their ops that a run below did without, had twice, or had otherwise.
+// The programs as they are built, and the kinds of ops that some run below omitted, repeated or changed.
 struct Tried {
   std::vector<Program> built;
   std::set<std::string> kinds;
@@ -60,7 +60,7 @@ std::map<std::pair<std::string, std::string>, int> steps_of(const Program& p) {
   return steps;
 }
 
-// Differs from a program of the same ranks as it is built, and from the nearest one in these kinds.
+// Records the kinds of ops in which `p` differs from the nearest of the built programs with the same setting.
 void Tried::run(const Program& p) {
   std::optional<std::set<std::string>> nearest;
   const auto steps = steps_of(p);
@@ -84,7 +84,7 @@ Program layout(int ranks, int zero, bool recompute, bool tied = false) {
   return tried().as_built(program::build(llama(tied), s));
 }
 
-// Two ranks that share each layer, on one micro-batch; under sequence parallelism where `rows`.
+// Two ranks that share each layer, on one micro-batch; with `rows`, under sequence parallelism.
 Program tensor_layout(bool rows) {
   auto s = setting_of(1, 0, false, DType::kF64);
   s.mesh[mesh::Axis::kTp] = 2;
@@ -97,7 +97,7 @@ Program tensor_layout(bool rows) {
 
 Rank run_rank(const Program& p, comm::Communicator& world, const Variation& trial) {
   const c10::InferenceMode inference;
-  // What is dead becomes NaN: a value that nobody writes where it is read cannot be there by chance.
+  // Dead values become NaN: if a value is read that no op wrote, it cannot be right by chance.
   exec::Executor executor(p, world.rank(), &world, {at::kCPU, true});
   initialize_parameters(executor, 5, 1);
   trial.prepare(executor);
@@ -135,7 +135,7 @@ Rank run_one(const Program& p, const Variation& trial = {}) {
   return run(p, trial).front();
 }
 
-// The text of `p`, edited, and read back.
+// Prints `p`, edits the text and parses it.
 Program edited(const Program& p, const std::vector<std::string>& where, const std::string& from,
                const std::string& to) {
   Program q = program::parse(rewrite(program::print(p), where, from, to), "edited");
@@ -143,7 +143,7 @@ Program edited(const Program& p, const std::vector<std::string>& where, const st
   return q;
 }
 
-// Without the op whose line holds all of `where`; exactly one does.
+// Removes the op whose line holds all of the given texts; there must be exactly one.
 Program deleted(const Program& p, const std::string& kind, const std::string& buffer = "") {
   Program q;
   int hits = 0;
@@ -169,7 +169,7 @@ std::size_t unit(const Program& p, const std::string& name) {
   throw Error("no unit {}", name);
 }
 
-// The element ranges of the parameters that a part of a layer uses.
+// Returns the elements of the parameters that a part of a layer uses.
 at::Tensor part_of(const Program& p, const at::Tensor& flat, std::size_t u, const std::set<arch::Role>& roles) {
   const auto all = arch::parameters(p.arch);
   std::vector<at::Tensor> pieces;
@@ -233,7 +233,7 @@ TEST_P(Weighted, BackwardWritesTheGradientItNames) {
 }
 
 TEST_P(Weighted, RecomputeFeedsTheBackwardOfItsLayerOnly) {
-  if (GetParam() == "down") return;  // not recomputed: its result is kept
+  if (GetParam() == "down") return;  // not recomputed, because its result is kept
   const Program p = layout(1, 0, true);
   const Program q = edited(p, {" recompute part=" + GetParam() + " layer=1"}, "param.layer.1", "param.layer.0");
   const Rank base = run_one(p), as_text = run_one(q);
@@ -244,8 +244,6 @@ TEST_P(Weighted, RecomputeFeedsTheBackwardOfItsLayerOnly) {
 
 INSTANTIATE_TEST_SUITE_P(Parts, Weighted, ::testing::Values("norm_qkv", "out_projection", "norm_up", "down"));
 
-// Attention and activation have no weights: layer 1's reads what layer 0 made, so the weights before it in layer 1 do
-// not matter any more.
 // Names of buffers are labels: a run finds state, weights and the evaluation's owner by the fields of buffers.
 TEST(Names, AreLabels) {
   for (const auto& [ranks, zero] : {std::pair{1, 0}, {2, 1}, {2, 3}}) {
@@ -254,6 +252,8 @@ TEST(Names, AreLabels) {
   }
 }
 
+// Attention, activation and the final norm are made to read what the layer before made. Attention and activation have
+// no weights, so the weights before them in their own layer no longer matter.
 TEST(Weightless, ForwardReadsTheValueItNames) {
   const Program p = layout(1, 0, false);
   const std::array<std::tuple<const char*, const char*, const char*, std::set<R>>, 3> cases{{
@@ -270,8 +270,8 @@ TEST(Weightless, ForwardReadsTheValueItNames) {
   }
 }
 
-// A value moved to a buffer of another name, by its writer and its reader, is the same run; moved by one of them, it is
-// not.
+// When both the writer and the reader of a value use a buffer of another name, the run is the same; when only one of
+// them does, it is not.
 TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
   struct Case {
     bool recompute;
@@ -292,7 +292,7 @@ TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
     const std::string name = std::string(":") + c.buffer;
     const std::string once = rewrite(text, {c.writer}, name, ":elsewhere");
     std::string both = rewrite(once, {c.reader}, name, ":elsewhere");
-    if (std::string(c.buffer) == "attn.re")  // two more read it
+    if (std::string(c.buffer) == "attn.re")  // two more ops read it
       for (const char* reader : {" recompute part=out_projection layer=1", " backward part=attention layer=1"})
         both = rewrite(both, {reader}, name, ":elsewhere");
     const Rank base = run_one(p), one_sided = run_one(program::parse(once, "once")),
@@ -306,7 +306,7 @@ TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
 TEST(Ends, EmbeddingReadsTheIdsItNames) {
   const Program p = layout(1, 0, false);
   const auto counted = [](std::int32_t*, std::int32_t* labels) {
-    for (int i = 0; i < 480; ++i) labels[i] = std::max(labels[i], 0);  // no label that is no id
+    for (int i = 0; i < 480; ++i) labels[i] = std::max(labels[i], 0);  // all labels are ids
   };
   const auto swapped = [&](std::int32_t* ids, std::int32_t* labels) {
     counted(ids, labels);
@@ -319,7 +319,7 @@ TEST(Ends, EmbeddingReadsTheIdsItNames) {
   EXPECT_NE(run_one(q, plain).loss(), run_one(p, plain).loss());
 }
 
-// A second time, adding: twice the gradient of what the op writes, and of nothing else.
+// A second, adding backward doubles the gradient that the op writes, and no other gradient.
 TEST(Ends, BackwardRunsAsOftenAsItStands) {
   const Program p = layout(1, 0, false);
   for (const auto& [part, name, role] : {std::tuple{arch::Part::kFinalNorm, "final", R::kFinalNorm},
@@ -372,7 +372,7 @@ TEST(Data, LoadsAsOftenAsItStands) {
   const Rank base = run_one(p, {2}), twice = run_one(program::parse(program::print(q), "twice"));
   EXPECT_EQ(twice.loads, 2);
   EXPECT_EQ(twice.steps[0].valid_tokens, base.steps[0].valid_tokens + base.steps[1].valid_tokens);
-  // The second batch is what is trained on: the first one's loss is another.
+  // The run trains on the second batch, whose loss differs from the first one's.
   EXPECT_NE(twice.steps[0].loss_sum, base.steps[0].loss_sum);
 }
 
@@ -402,7 +402,7 @@ TEST(Update, TheNormCountsTheGradientsNamed) {
   }
 }
 
-// Without its scale the gradient counts for nothing: only weight decay is left.
+// Without the scale the gradient has no effect: only weight decay is left.
 TEST(Update, NothingIsLearntWithoutTheScale) {
   const Program p = layout(1, 0, false);
   const std::size_t u = unit(p, "layer.0");
@@ -475,7 +475,7 @@ TEST(Collectives, ParametersThatAreNotGatheredStayOld) {
   const auto stale = run(deleted(p, "all_gather", "param.layer.0"),
                          {1, [&](exec::Executor& e) {
                             const std::lock_guard lock(mutex);
-                            start[0] = e.state("param", static_cast<int>(l0)).clone();  // the same on both
+                            start[0] = e.state("param", static_cast<int>(l0)).clone();  // the same on both ranks
                           }});
   for (std::size_t r = 0; r < 2; ++r) {
     const auto [first, last] = program::owned_range(p.units[l0].elements, static_cast<int>(r), 2);
@@ -500,7 +500,7 @@ TEST(Collectives, SumsThatAreNotReducedStayLocal) {
   EXPECT_EQ(part[0].steps[0].valid_tokens, local[0].steps[0].valid_tokens);
 }
 
-// Chunk 1 of the head of ranks that share the vocabulary: of its loss, or of its logits.
+// Removes chunk 1 of the head, its loss or its logits, from a program of ranks that share the vocabulary.
 Program without_chunk(const Program& p, arch::Part part) {
   for (std::size_t k = 0; k < p.bodies[0].steps.size(); ++k)
     if (const auto* c = std::get_if<program::Compute>(&p.bodies[0].steps[k].op); c && c->part == part && c->chunk == 1)
@@ -518,14 +518,15 @@ TEST(Tensor, AChunkThatIsGoneIsNotInTheLoss) {
   EXPECT_GT(run_one(p).loss(), run_one(q).loss() * 1.5);
 }
 
-// Logits that are not made anew are those of the chunk before: the loss of its labels is another.
+// When the logits of a chunk are not computed, those of the chunk before remain, and the loss of the chunk's labels
+// differs.
 TEST(Tensor, LogitsThatAreNotMadeAreThoseBefore) {
   const Program p = tensor_layout(false), q = without_chunk(p, arch::Part::kHeadLogits);
   EXPECT_FALSE(program::verify(q).empty());
   EXPECT_NE(run_one(q).loss(), run_one(p).loss());
 }
 
-// A rank that keeps its share of a sum goes on with another model than its peer.
+// A rank that keeps its partial sum continues with another model than its peer.
 TEST(Tensor, ASumThatIsNotMadeStaysAShare) {
   const Program p = tensor_layout(false);
   const auto base = run(p);
@@ -537,7 +538,7 @@ TEST(Tensor, ASumThatIsNotMadeStaysAShare) {
   EXPECT_NE(run(deleted(rows, "reduce_scatter", "mid.1"))[0].loss(), run(rows)[0].loss());
 }
 
-// No kind of op is left out above: looked at when all tests of this file have run.
+// Checks, when all tests of this file have run, that they cover every kind of op.
 class Coverage : public ::testing::Environment {
  public:
   void TearDown() override {

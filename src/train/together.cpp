@@ -15,7 +15,7 @@ std::string broadcast_text(std::string text, comm::Communicator& world, int root
 
 namespace {
 
-// The failures that all ranks say alike, by what is thrown on each.
+// The kinds of failures that all ranks raise alike; the kind determines which error each rank throws.
 enum class Kind : std::int32_t { kUsage, kDamaged, kIo, kVersion };
 
 [[noreturn]] void say(Kind kind, int code, const std::string& text) {
@@ -52,7 +52,7 @@ void together(comm::Communicator& world, const std::function<void()>& local) {
     fail(Kind::kIo, error.code(), error);
   }
   const bool failed = met[0] >= 0;
-  // The lowest rank that failed, and whether all did.
+  // The lowest rank that failed, and whether all ranks failed.
   std::int32_t first[2] = {failed ? world.rank() : world.size(), failed ? 1 : 0};
   world.all_reduce(first, 2, DType::kI32, comm::Reduce::kMin);
   if (first[0] == world.size()) return;

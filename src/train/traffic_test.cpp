@@ -1,4 +1,4 @@
-// Measured traffic beside the program's: by axis and kind of call, on every rank.
+// Tests measured traffic against the program's: by axis and kind of call, on every rank.
 #include "train/traffic.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(Traffic, WhatThePlanSaysPasses) {
   EXPECT_EQ(refusal(moved, kPlanned), "");
 }
 
-// Calls and bytes of the axis add up to the program's.
+// The sums of calls and bytes over the axis equal the program's, but the kinds do not.
 TEST(Traffic, ErrorsThatCancelOverAnAxisAreFound) {
   const Traffic bytes{{{Axis::kDp, CallKind::kAllGather}, {3, 364, 0, 0}},
                       {{Axis::kDp, CallKind::kReduceScatter}, {3, 236, 0, 0}}};
@@ -75,7 +75,7 @@ TEST(Traffic, AsJson) {
     {"axis": "tp", "op": "send", "calls": 1, "payload_bytes": 8, "wire_bytes": null}])"));
 }
 
-// By hand: of two axes on one stream, the first op of each. The first step and one that was skipped do not count.
+// Computed by hand: two axes on one stream, the first op of each. The first step and a skipped step do not count.
 TEST(Communication, IsOfTheAxesOfThePlan) {
   Layout layout{2, 2};
   layout.replicas = 2;
@@ -110,8 +110,8 @@ TEST(Communication, IsOfTheAxesOfThePlan) {
   });
 }
 
-// Ranks with smaller shards, and with fewer rows, have less to move than the first: what each one's communicators count
-// is its own (train/proof.cpp compares on every rank), and not what the first rank's program would say.
+// Ranks with smaller shards, and ranks with fewer rows, move less than the first rank: each rank's communicators count
+// its own traffic (train/proof.cpp compares on every rank), not what the first rank's program would say.
 TEST(Traffic, OfUnevenRanksIsTheirOwn) {
   Layout states{3, 2};
   states.replicas = 2, states.own_over_dp = true;

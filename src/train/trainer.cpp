@@ -1,4 +1,4 @@
-// The loop: steps, validation, checkpoints, stopping; the same on every rank.
+// The training loop: steps, validation, checkpoints, stopping; the same on every rank.
 #include "train/trainer.h"
 
 #include <ATen/ATen.h>
@@ -59,8 +59,8 @@ class Loop {
     energy_ = std::make_unique<JobEnergy>(world, job.config);
   }
 
-  // Takes the directories, loads the state and begins to record. False, on all ranks, where the job has to be prepared
-  // again.
+  // Takes the directories, loads the state and begins to record. Returns false, on all ranks, when the job must be
+  // prepared again.
   bool open() {
     if (!saved_.open()) return false;
     together(world_, [&] {
@@ -94,7 +94,8 @@ class Loop {
       one_step();
       const auto [stop, why, save_due] = decide(begun);
       const bool last = stop || state_.step == total_steps_;
-      // A launcher that was told to stop leaves a second to save in; the run is not at its end.
+      // A launcher that was told to stop leaves a second to save in, so validation is skipped: the run is not at its
+      // end.
       if (!validation_.empty() && !stopped_ && (validate_every_.due(state_.step) || last)) run_validation();
       if (save_due || last) save();
       if (stop) {
@@ -127,13 +128,13 @@ class Loop {
   }
 
   int data_rank() const { return program::data_rank(job_.setting, executor_.coordinates()); }
-  // One of the ranks that see the same samples has their losses to add up.
+  // Of the ranks that see the same samples, one counts its losses.
   bool counts_losses() const { return executor_.coordinates()[mesh::Axis::kTp] == 0 && executor_.program().has_head(); }
 
   void start() {
     const std::string hash = state_hash(executor_, world_);
-    // Beside the arena, what the loader holds ahead. Beside what was there, pages of libraries that the first steps
-    // touch: 5 to 14 MiB were measured.
+    // `other` is what the loader holds ahead. The base includes pages of libraries that the first steps touch: 5 to 14
+    // MiB were measured.
     constexpr std::int64_t kLibraryPages = 8 << 20;
     const bool threads = job_.communicator == "threads";
     const Bytes peak = executor_.memory().peak, arena = peak + executor_.memory().host;
@@ -154,7 +155,7 @@ class Loop {
     if (recorder_)
       for (const auto& note : inputs_.notes()) recorder_->note(note);
     if (recorder_ && !job_.note.empty()) recorder_->note(job_.note);
-    job_.from.reset();  // with it go its files and its index
+    job_.from.reset();  // releases its files and its index
     flight_.open(job_, recorder_ ? recorder_->attempt() : 0, world_);
   }
 
@@ -200,8 +201,8 @@ class Loop {
         state_.next_sample + job_.setting.global_batch - 1, places);
   }
 
-  // What the step says about the loss scale of the next. A step that was skipped has used its samples and its place in
-  // the schedule. From what all ranks have alike, so no rank can disagree.
+  // Updates the loss scale for the next step. A step that was skipped has used its samples and its place in the
+  // schedule. The decision uses only values that are equal on all ranks, so ranks cannot disagree.
   void rescale(const exec::StepResult& result) {
     if (result.overflow)
       state_.loss_scale.overflow(state_.step);
@@ -211,7 +212,7 @@ class Loop {
 
   void record(const exec::StepResult& result, const exec::StepInput& input, double wait) {
     const auto phases = program::phase_seconds(job_.setting, executor_.ops(), result.timeline);
-    // Means over ranks; the peak is the largest.
+    // Means over ranks, but for the peak, which is the maximum.
     std::vector<double> sums = phases.values();
     sums.push_back(result.timeline.total_s);
     sums.push_back(wait);
@@ -252,7 +253,7 @@ class Loop {
     std::string why;
     bool save;
   };
-  // Whatever depends on a clock or a signal is decided on all ranks together.
+  // Makes all decisions that depend on a clock or a signal on all ranks together.
   Decision decide(double begun) {
     std::int32_t flags[3] = {stop_requested() ? 1 : 0,
                              stop_seconds_ > 0 && now().value - begun >= stop_seconds_ ? 1 : 0,
@@ -292,7 +293,7 @@ class Loop {
                     {"arch", arch::to_json(job_.arch)},
                     {"run", recorder_->identity()},
                     {"totals", recorder_->totals(state_.step, state_.tokens_total, used)}});
-      recorder_->sync();  // what the run says it did up to this checkpoint lasts as long as the checkpoint
+      recorder_->sync();  // the records up to this checkpoint become as durable as the checkpoint
     }
     const fs::path path = saved_.save(state_.step, std::move(state));
     saved_step_ = state_.step;
@@ -300,7 +301,7 @@ class Loop {
     if (recorder_) recorder_->checkpoint(state_.step, path.string(), now().value - start);
   }
 
-  // On all ranks: whether others waited is known together alone.
+  // Runs on all ranks: only together do they know whether one waited for others.
   void compare_with_prediction(std::int64_t rss) {
     const auto comparison = predicted_->compare();
     if (!recorder_) return;
@@ -333,7 +334,7 @@ class Loop {
   const std::vector<std::unique_ptr<data::ValidationSet>>& validation_;
   TrainingState state_;
   Resident base_;
-  std::unique_ptr<comm::Communicator> devices_;  // moves device memory, where that is another one
+  std::unique_ptr<comm::Communicator> devices_;  // moves device memory, when `world_` does not
   FlightRecorder flight_;
   exec::Executor executor_;
   SavedState saved_;
@@ -347,13 +348,13 @@ class Loop {
   Period save_every_, validate_every_;
   MemoryPrediction memory_;
   std::int64_t planned_peak_ = 0;         // of the largest rank
-  std::unique_ptr<Predicted> predicted_;  // where a calibration was given
+  std::unique_ptr<Predicted> predicted_;  // when a calibration was given
   std::int64_t total_steps_ = 0, stop_step_ = 0, saved_step_ = -1;
   double stop_seconds_ = 0.0;
   bool stopped_ = false;  // by a signal
 };
 
-// False, on all ranks, where the job has to be prepared again.
+// Returns false, on all ranks, when the job must be prepared again.
 bool run_job(Job& job, Ownership& ownership, comm::Communicator& world) {
   const auto inputs = open_inputs(job, world);
   Loop loop(job, world, *inputs, ownership);
@@ -361,7 +362,7 @@ bool run_job(Job& job, Ownership& ownership, comm::Communicator& world) {
   try {
     loop.run();
   } catch (const UsageError& error) {
-    // One rank alone may have met it; the others must not wait for this one.
+    // One rank alone may have met the error; the others must not wait for it.
     if (world.size() > 1) throw Error(error.what());
     throw;
   }

@@ -19,62 +19,63 @@ namespace molen::train {
 struct TrainOptions {
   std::string resume = "auto";              // auto, never, or a step
   std::vector<std::string> allow_change;    // keys that may differ from the checkpoint's run
-  std::optional<std::string> program_file;  // a step program in text form, in the place of the built one
+  std::optional<std::string> program_file;  // a step program in text form, used instead of the built one
   bool dry_run = false;                     // build, verify, print what would run
   bool verbose = false;                     // on a terminal, a full line every step
-  bool save_initial = false;                // a checkpoint of step 0 too: the starting point for comparisons
-  arch::FlopsConvention mfu = arch::FlopsConvention::kCausal;  // how model FLOPs are counted in what the run says
-  std::optional<std::string> cluster;                          // a calibration: predicted beside measured at the end
+  bool save_initial = false;                // also save step 0: the starting point for comparisons
+  arch::FlopsConvention mfu = arch::FlopsConvention::kCausal;  // how reported model FLOPs are counted
+  std::optional<std::string> cluster;                          // a calibration: predict and compare at the end
 };
 
-// Everything that is decided once and is the same on every rank of the job, but for what a stage of a pipeline has of
+// All decisions that are made once. They are the same on every rank of the job, except for what a pipeline stage has of
 // its own: setting.pipeline.stage, and the program.
 struct Job {
   config::Config config;  // resolved
   arch::Architecture arch;
   program::Setting setting;
-  std::optional<program::Schedule> schedule;  // of a pipeline, where a file says it
+  std::optional<program::Schedule> schedule;  // of a pipeline, when a file gives it
   program::Program program;
-  // Of any stage.
+  // Returns the program of any stage.
   program::Program program_of(int stage) const;
-  // What validation runs, beside the training's weights.
+  // Returns the program that validation runs on the training's weights.
   program::Program evaluation() const;
   plan::Machine machine;
   std::string communicator;
   TrainOptions options;
-  bool named = true;                                   // by run.name
-  bool new_name = false;                               // made up for a new run
+  bool named = true;                                   // run.name is set
+  bool new_name = false;                               // the name was generated for a new run
   std::optional<std::string> resume_from;              // checkpoint directory
-  std::shared_ptr<const checkpoint::Checkpoint> from;  // the same, opened; let go once it is loaded
-  std::vector<Damaged> damaged;                        // rank 0: newer ones that were passed over, newest first
-  std::string note;                                    // what the user should know before it starts; mostly nothing
-  DevicePeak peak;                                     // what MFU and HFU are taken against
+  std::shared_ptr<const checkpoint::Checkpoint> from;  // the same, opened; released once it is loaded
+  std::vector<Damaged> damaged;                        // rank 0: newer checkpoints that were skipped, newest first
+  std::string note;                                    // what the user should know before the start; mostly empty
+  DevicePeak peak;                                     // the denominator of MFU and HFU
 };
 
-// Resolves the configuration (on rank 0's findings), finds the checkpoint to continue from, builds or loads the program
-// and has it verified. `held_name`: rank 0's, of the run directory that it owns already. Collective over `world`.
-// Writes nothing. Throws UsageError, and as find_checkpoint does.
+// Resolves the configuration (with rank 0's findings), finds the checkpoint to continue from, builds or loads the
+// program and verifies it. `held_name`: the name of the run directory that rank 0 owns already. Collective over
+// `world`. Writes nothing. Throws UsageError, and as find_checkpoint does.
 Job prepare_job(config::Config config, const plan::Machine& machine, const std::string& communicator,
                 const TrainOptions& options, comm::Communicator& world,
                 const std::optional<std::string>& held_name = std::nullopt);
 
-// Trains on this rank; or says what it would do (TrainOptions::dry_run). Returns when the horizon, stop_after or a stop
-// signal was reached and the state is saved. A checkpoint that is found damaged while it is loaded is set aside, and
-// the job prepared again. Collective over `world`. Throws as prepare_job does before anything is written, later Error.
+// Trains on this rank, or prints what it would do (TrainOptions::dry_run). Returns when the horizon, stop_after or a
+// stop signal was reached and the state is saved. A checkpoint that turns out damaged while it is loaded is set aside,
+// and the job is prepared again. Collective over `world`. Throws as prepare_job does before anything is written, later
+// Error.
 void train(const config::Config& config, const plan::Machine& machine, const std::string& communicator,
            const TrainOptions& options, comm::Communicator& world);
 
-// What the process will hold, by name: the arena of each of its ranks, and what lies outside of them: what was there
-// before, measured at the start, and what the loaders hold.
+// The memory that the process will hold, by name: the arena of each of its ranks; the base, which is what the process
+// held before, measured at the start; and what the loaders hold.
 struct MemoryPrediction {
   Bytes arena, base, other;
-  Bytes workspace;  // of the products' library, in `base`
+  Bytes workspace;  // of the GEMM library; part of `base`
   int ranks = 1;    // in this process
-  Bytes arenas;     // of all of them; those of pipeline stages differ
+  Bytes arenas;     // of all ranks in this process; those of pipeline stages differ
   Bytes total() const { return base + arenas + Bytes(other.value * ranks); }
 };
 
-// Directory of the run: run.dir/run.name. prepare_job gives a name where the configuration has none.
+// Returns the directory of the run: run.dir/run.name. prepare_job gives a name when the configuration has none.
 fs::path run_directory(const config::Config& config);
 fs::path checkpoint_directory(const config::Config& config);
 

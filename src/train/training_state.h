@@ -1,4 +1,4 @@
-// Where a training stands beside its tensors: what state.json of a checkpoint keeps of it. The same on every rank.
+// The progress of a training beside its tensors: what a checkpoint's state.json keeps. The same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,18 @@
 namespace molen::train {
 
 struct TrainingState {
-  // Before the first step.
+  // The state before the first step.
   explicit TrainingState(const config::Config& config);
-  // `state` is that of the checkpoint `origin`, of any layout. Throws UsageError naming it where it is incomplete.
+  // `state` comes from checkpoint `origin`, of any layout. Throws UsageError naming `origin` when the state is
+  // incomplete.
   void restore(const Json& state, const std::string& origin, const config::Config& config);
-  // The keys of a checkpoint's state that `restore` reads, but for "config" and "totals".
+  // Returns the keys of a checkpoint's state that `restore` reads, except "config" and "totals".
   Json to_json(bool scales_loss) const;
 
   std::int64_t step = 0;         // optimizer steps done
-  std::int64_t next_sample = 0;  // of the global order
+  std::int64_t next_sample = 0;  // in the global order
   std::int64_t tokens_total = 0;
-  optim::LossScale loss_scale;  // used where Setting::scales_loss
+  optim::LossScale loss_scale;  // used when Setting::scales_loss
   std::optional<Json> totals;   // of the attempts before this one: time, tokens, joules
 
  private:

@@ -18,7 +18,8 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
   const std::int64_t windows = most_windows > 0 ? std::min(there, most_windows) : there;
   const std::int64_t micro = setting.micro_batch, sequence = setting.sequence;
   Sum sum;
-  // All ranks run as many batches, the last of them perhaps empty: they may have to gather parameters together.
+  // All ranks run the same number of batches, the last perhaps empty, because they may have to gather parameters
+  // together.
   for (std::int64_t round = 0; round < windows; round += micro * place.ranks) {
     const std::int64_t first = round + place.rank * micro;
     exec::StepInput input;
@@ -45,10 +46,10 @@ Sum run_language(exec::Executor& evaluator, const data::ValidationSet& set, int 
   return sum;
 }
 
-// Sums of losses and bits, and what they are over, until they are divided.
+// Sums of losses and bits with their denominators, before the division.
 struct Tally {
   double loss = 0.0, tokens = 0.0;
-  std::map<std::string, std::pair<double, double>> bits;  // by language: bits a byte times tokens, and tokens
+  std::map<std::string, std::pair<double, double>> bits;  // by language: bits per byte times tokens, and tokens
 
   void add(const std::string& language, const Sum& sum, double bits_per_byte) {
     loss += sum.loss;

@@ -24,7 +24,7 @@ program::Setting with_type(program::Setting s, DType compute) {
   return s;
 }
 
-// Of the ranks, with the kernels of where they run.
+// Returns the ranks' setting in type `compute`, with the kernels of the device that they run on.
 program::Setting typed(const program::Setting& setting, DType compute, const VerifyOptions& options) {
   program::Setting s = with_type(setting, compute);
   if (options.cuda) s.kernels = arch::Kernels::kAten;
@@ -49,20 +49,20 @@ program::Program sound(const arch::Architecture& arch, const program::Setting& s
   return p;
 }
 
-// What one of the ranks takes.
+// The need of one rank, and the layout that has it.
 struct Largest {
   std::string what;
   plan::MemoryNeed need;
 };
 
-// Of the reference and each layout those that need most of the host and of the device. On one host the ranks' mean, for
-// they share its memory; else what the rank takes that needs most.
+// Returns the largest needs, of host and of device, among the reference and the layouts. On one host a need is the
+// ranks' mean, because they share its memory; else it is that of the rank that needs most.
 std::array<Largest, 2> largest_of(const arch::Architecture& arch, const program::Setting& base,
                                   const std::vector<plan::Layout>& layouts, const VerifyOptions& options,
                                   const plan::Machine& machine) {
   const OutcomeBytes outcome = outcome_bytes(arch);
   const bool one_host = machine.local_ranks == machine.ranks;
-  const std::int64_t alone_of = one_host ? machine.ranks : 1;  // what rank 0 alone takes counts for so many
+  const std::int64_t alone_of = one_host ? machine.ranks : 1;  // what rank 0 alone takes counts for this many ranks
   std::array<Largest, 2> largest;
   const auto consider = [&](const std::string& what, const plan::MemoryNeed& need) {
     if (need.host > largest[0].need.host) largest[0] = {what, need};
@@ -90,7 +90,7 @@ std::array<Largest, 2> largest_of(const arch::Architecture& arch, const program:
   return largest;
 }
 
-// The samples in micro-batches of another size.
+// Returns the samples in micro-batches of another size.
 ReadSamples in_rows(const ReadSamples& read, std::int64_t from, std::int64_t to, std::int64_t sequence) {
   if (from == to) return read;
   return [=](std::int64_t first, std::int64_t count, const exec::MicroBatch& batch) {
@@ -155,7 +155,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
       const ReadSamples cut = in_rows(read, base.micro_batch, layout.setting.micro_batch, base.sequence);
       const Outcome outcome = prove(p, world, cut, there);
       VerifyRow row{layout.name, compute, trial.steps, {}, bounds_of(p), program::peak_of(stages).value, 0, "", {}};
-      // What differs is what rank 0 says; all of them look for where.
+      // Rank 0 decides whether the outcomes differ; all ranks then search for the place.
       std::int64_t same = 1;
       if (world.rank() == 0) {
         row.difference = difference(reference, outcome);

@@ -37,7 +37,8 @@ void run_threads(const plan::Machine& machine, const std::function<void(comm::Co
   std::vector<std::jthread> threads;
   for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {
-      // Ends with this rank's thread, however its body ends: ranks that still wait for it then get an error.
+      // The communicator ends with this rank's thread, however its body ends: ranks that still wait for it then get an
+      // error.
       const auto communicator = std::move(communicators[static_cast<std::size_t>(r)]);
       try {
         body(*communicator);
@@ -62,9 +63,9 @@ void run_mpi(const std::function<void(comm::Communicator&)>& body) {
   try {
     body(*world);
   } catch (const UsageError& error) {
-    // Wrong input is wrong on every rank alike: rank 0 says it, and all end with the same code. Should one rank be
-    // alone with it (a file missing on its host), the others would wait for it in MPI_Finalize: it then says so itself
-    // and ends the job.
+    // Wrong input is usually wrong on every rank alike: rank 0 reports it, and all ranks end with the same code. If
+    // only one rank has the error (a file missing on its host), the others would wait for it in MPI_Finalize; after a
+    // delay that rank reports the error itself and ends the job.
     std::thread([text = std::string(error.what()), rank = world->rank()] {
       std::this_thread::sleep_for(std::chrono::seconds(10));
       say(fmt::format("rank {}: {}", rank, text));
@@ -114,7 +115,7 @@ bool resolve_cuda(const config::Config& c) {
   return kind == "cuda" || (kind == "auto" && at::hasCUDA());
 }
 
-// Several ranks with a device each: the processes of a launcher, in the order of their host's devices.
+// Handles several ranks with a device each: the processes of a launcher, in the order of their host's devices.
 void on_devices(const config::Config& c, Launch& launch) {
   if (launch.communicator == "threads")
     throw UsageError("{}: thread-ranks on cuda devices are for molen verify; start one process a device (mpirun -n {})",
@@ -134,14 +135,14 @@ void on_devices(const config::Config& c, Launch& launch) {
 }  // namespace
 
 Launch resolve_launch(const config::Config& c, std::optional<int> thread_ranks, bool share) {
-  math::gemm_library();  // refused before anything runs
+  math::gemm_library();  // throws before anything runs
   Launch launch = resolve_ranks(c, thread_ranks);
   launch.machine.cuda = resolve_cuda(c);
   if (!launch.machine.cuda && launch.communicator == "nccl")
     throw UsageError("{}: \"nccl\" moves the memory of cuda devices, and this run is on the cpu",
                      c.where("device.communicator"));
   const bool shared = share && launch.communicator == "threads";
-  if (share && launch.communicator == "mpi" && launch.machine.cuda) {  // whose world moves the host's memory
+  if (share && launch.communicator == "mpi" && launch.machine.cuda) {  // the world communicator then moves host memory
     if (c.device.kind == "cuda")
       throw UsageError("{}: the processes of a launcher prove it on the host; use \"cpu\", or --ranks N on one device",
                        c.where("device.kind"));
@@ -158,7 +159,7 @@ bool has_cuda() {
 
 void require_determinism() {
   at::globalContext().setDeterministicAlgorithms(true, false);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);  // no op of ours reads what it has not written
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // no op of molen reads what it has not written
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);                   // libtorch refuses products without it
 }
 

@@ -15,7 +15,7 @@
 namespace molen::train {
 namespace {
 
-// What the ranks' run throws, "" for nothing; a hang ends in the test's own time limit.
+// Returns the error that the ranks' run throws, "" for none; a hang ends in the test's own time limit.
 std::string thrown_by(int ranks, const std::function<void(comm::Communicator&)>& body) {
   const auto begun = std::chrono::steady_clock::now();
   std::string text;
@@ -28,7 +28,8 @@ std::string thrown_by(int ranks, const std::function<void(comm::Communicator&)>&
   return text;
 }
 
-// What a run on a device asks of libtorch. Its operators on the host have no other form, and leave the same bits.
+// Checks what a run on a device asks of libtorch. On the host these operators have no other form and leave the same
+// bits.
 TEST(Determinism, IsRequiredOfLibtorch) {
   auto setting = suite::setting_of(1, 0, false, DType::kBF16);
   setting.kernels = arch::Kernels::kAten;
@@ -71,7 +72,7 @@ TEST(RunRanks, ARankThatReturnsEarlyIsNamed) {
   }
 }
 
-// The others' errors say what the first one said, and the first is the one that is thrown, with its type.
+// The other ranks' errors repeat the first one's text; the first error is thrown, with its own type.
 TEST(RunRanks, TheFirstErrorIsThrown) {
   EXPECT_THROW(run_ranks(launch_threads(3),
                          [](comm::Communicator& world) {
