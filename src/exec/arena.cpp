@@ -40,7 +40,7 @@ at::ScalarType to_aten(DType dtype) {
 
 namespace {
 
-// The arenas of this process, by where they begin.
+// The arenas of this process, by their first address.
 struct Registry {
   std::shared_mutex mutex;
   std::map<const char*, const Arena*> arenas;
@@ -72,12 +72,12 @@ void Arena::take(bool pinned) {
     base_ = nullptr;
     throw Error("the memory plan needs {}, which this machine does not give", human(size));
   }
-  ::madvise(base_, static_cast<std::size_t>(size.value), MADV_HUGEPAGE);  // a hint; refusal costs speed only
+  ::madvise(base_, static_cast<std::size_t>(size.value), MADV_HUGEPAGE);  // a hint; a refusal only costs speed
 }
 
 std::optional<Bytes> Arena::touched() const {
   if (!base_ || block_.defined()) return std::nullopt;
-  constexpr std::int64_t kPages = 1 << 16;  // asked about at once
+  constexpr std::int64_t kPages = 1 << 16;  // number of pages of one mincore call
   const std::int64_t page = ::sysconf(_SC_PAGESIZE);
   std::vector<unsigned char> given(static_cast<std::size_t>(kPages));
   std::int64_t pages = 0;

@@ -1,4 +1,4 @@
-// The arena: one block of memory per rank in which the plan has placed every buffer and every op's scratch.
+// The arena: one block of memory per rank, in which the plan has placed every buffer and every op's scratch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +15,8 @@ at::ScalarType to_aten(DType dtype);
 
 class Arena {
  public:
-  // Zero-filled. Throws Error with the size if the device has no such memory. `pinned`: of the host, where a device
-  // reaches it by itself.
+  // Zero-filled. Throws Error with the size when the device does not have that much memory. `pinned`: host memory that
+  // a device can access directly.
   Arena(Bytes size, at::Device device, bool pinned = false);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -24,14 +24,14 @@ class Arena {
 
   Bytes size() const { return size_; }
   at::Device device() const { return device_; }
-  // What the system has given of it: pages that were written or read since it was made, with the pages beside them
-  // where it gives large ones; less what it has moved out since. Nothing where memory is not given page by page (a
-  // device's, pinned memory).
+  // Returns how much of the arena the system has really allocated: the pages that were written or read since the arena
+  // was made, with their neighbours when the system allocates large pages, without those it has swapped out since.
+  // Returns nothing when memory is not allocated page by page (a device's, pinned memory).
   std::optional<Bytes> touched() const;
   void* at(std::int64_t offset) const { return static_cast<char*>(base_) + offset; }
-  // The device of the arena that an address lies in; nothing where it lies in none of this process.
+  // Returns the device of the arena that contains an address; nothing when no arena of this process contains it.
   static std::optional<at::Device> device_of(const void* data);
-  // A view of `elements` elements; the arena outlives it.
+  // Returns a view with the given shape; the arena must outlive it.
   at::Tensor view(std::int64_t offset, DType dtype, at::IntArrayRef shape) const;
 
  private:
@@ -40,7 +40,7 @@ class Arena {
   Bytes size_;
   at::Device device_;
   void* base_ = nullptr;
-  at::Tensor block_;  // owns the memory on an accelerator, and what is pinned
+  at::Tensor block_;  // owns accelerator memory and pinned memory
 };
 
 }  // namespace molen::exec

@@ -22,7 +22,7 @@ using program::Arg;
 using program::Program;
 using program::Step;
 
-// What a use names of a unit's buffer, as a view.
+// Returns the elements of a unit's buffer that a use names, as a view.
 at::Tensor view_of(const BindContext& c, const program::Use& use) {
   const auto [held, held_end] = held_of(c.program, use.buffer, c.coordinates);
   const auto [first, last] = range_of(c.program, use, c.coordinates);
@@ -53,7 +53,7 @@ Kernel bind_load(const BindContext& c, const Step& step) {
 }
 
 Kernel bind_sum_squares(const BindContext& c, const Step& step) {
-  // What tensor ranks hold alike is counted by the first of them.
+  // Elements that tensor ranks hold alike are counted only by the first of these ranks.
   const program::Use& of = step.read(Arg::kGrad);
   const auto [held, held_end] = held_of(c.program, of.buffer, c.coordinates);
   const auto [first, last] = range_of(c.program, of, c.coordinates);
@@ -113,7 +113,7 @@ void update_entry(const StepInput& input, bool decay, double scale, std::int64_t
                          target.data_ptr<T>(), m.data_ptr<T>(), v.data_ptr<T>());
 }
 
-// One run of elements of a unit that this rank updates, all with or all without weight decay.
+// Consecutive elements of a unit that this rank updates, all with or all without weight decay.
 struct Run {
   bool decay;
   at::Tensor grad, param, m, v, master;
@@ -146,7 +146,8 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
 
 void update_on_device(const StepInput& input, Run& run, const at::Tensor& scalars) {
   at::Tensor& target = run.master.defined() ? run.master : run.param;
-  // Not by the fused op's own scale: that is fp32, and writes the scaled gradient back over the other.
+  // Does not use the fused op's own scale: that is fp32, and the op writes the scaled gradient back over the unscaled
+  // one.
   const at::Tensor grad = run.grad.mul(scalars.select(0, program::kGradScale));
   const at::Tensor step = at::full({}, static_cast<double>(input.step), run.grad.options().dtype(at::kFloat));
   const double decay = run.decay ? input.optimizer.weight_decay : 0.0;
@@ -178,7 +179,7 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
   };
 }
 
-// Elements that each member of a collective's group contributes to, or gets of, a buffer.
+// Returns how many elements of a buffer each member of a collective's group contributes or receives.
 std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, const program::Use& use, int members) {
   std::vector<std::int64_t> counts;
   const auto& s = c.program.setting;
@@ -192,8 +193,8 @@ std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, 
   return counts;
 }
 
-// The piece of the rows that an op of tensor ranks exchanges: where it stands in what holds all of it, where what the
-// rank keeps of it in what that keeps, and how much each rank keeps of it; in elements.
+// The piece of the rows that an op of tensor ranks exchanges, in elements: its offset in the buffer of all rows, the
+// offset of this rank's part in the buffer of kept rows, and the size of each rank's part.
 struct RowPiece {
   std::int64_t all = 0, kept = 0;
   std::vector<std::int64_t> counts;
@@ -213,7 +214,7 @@ RowPiece row_piece(const BindContext& c, const program::Operand& all, std::int64
   return piece;
 }
 
-// The rows of each tensor rank, summed: into its own place, or onto what is there.
+// Sums the rows of each tensor rank, overwriting the rank's part or adding to it.
 Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScatter>(step.op);
   const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).read(Arg::kFrom), op.chunk);
@@ -226,7 +227,7 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
   const bool adds = op.accumulate;
   at::Tensor sum = adds ? all.narrow(0, before, own) : kept;
   const DType dtype = dtype_of(c, step.write(Arg::kTo));
-  // To the residual gradient so far: in its place, or in another where that is still to be read.
+  // Adds to the residual gradient so far: in place, or in another buffer when the old value is still to be read.
   at::Tensor before_sum;
   if (adds) before_sum = c.flat(step.read(Arg::kSoFar).buffer).narrow(0, piece.kept, own);
   const bool apart = adds && step.read(Arg::kSoFar).buffer != to.buffer;
@@ -237,7 +238,7 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
   };
 }
 
-// Everyone's rows, or sums of the head, one after the other.
+// Gathers the rows of all ranks, or the sums of the head, in rank order.
 Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   auto part = c.flat(step.read(Arg::kFrom).buffer), all = c.flat(step.write(Arg::kTo).buffer);
   const auto& op = std::get<program::AllGather>(step.op);
@@ -267,7 +268,8 @@ Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communi
   auto all = view_of(c, step.read(Arg::kFrom)), part = view_of(c, step.write(Arg::kTo));
   const DType dtype = dtype_of(c, step.write(Arg::kTo));
   const auto counts = counts_over(c, op.axis, step.write(Arg::kTo), group->size());
-  // A sum to be added to an earlier one is made in this rank's part of what is used up.
+  // When the sum is added to an earlier one, it is first computed in this rank's part of the buffer that the op uses
+  // up.
   const std::int64_t own = std::accumulate(counts.begin(), counts.begin() + group->rank(), std::int64_t{0});
   at::Tensor sum = op.accumulate ? all.narrow(0, own, part.numel()) : part;
   return [=](RunState&, math::Scratch&) mutable {
@@ -286,13 +288,13 @@ Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicato
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
-// Of what this rank has of a gradient and its message.
+// Casts between this rank's part of a gradient and its message.
 Kernel bind_cast(const BindContext& c, const Step& step) {
   auto from = view_of(c, step.read(Arg::kFrom)), to = view_of(c, step.write(Arg::kTo));
   const std::int64_t block = step.scratch.value / size_of(DType::kF32);
   if (!std::get<program::Cast>(step.op).accumulate) return [=](RunState&, math::Scratch&) mutable { to.copy_(from); };
   if (!to.device().is_cpu()) return [=](RunState&, math::Scratch&) mutable { to.add_(from); };
-  // A block at a time: ATen would widen all of it at once, in memory that no plan knows.
+  // Casts a block at a time: ATen would widen the whole buffer at once, in memory that the plan does not contain.
   MOLEN_CHECK(block > 0, "a cast that adds has no scratch");
   return [=](RunState&, math::Scratch& scratch) mutable {
     const at::Tensor wide = at::from_blob(scratch.take_bytes(block * size_of(DType::kF32)), {block}, at::kFloat);
@@ -305,7 +307,7 @@ Kernel bind_cast(const BindContext& c, const Step& step) {
   };
 }
 
-// What a stage keeps of a value: of rows that tensor ranks share, its own.
+// Returns the part of a value that a stage sends or receives: when tensor ranks share the rows, the rank's own rows.
 at::Tensor message_of(const BindContext& c, int buffer) {
   const at::Tensor all = c.flat(buffer);
   if (!c.program.setting.sharded_rows()) return all;
@@ -324,7 +326,7 @@ Kernel bind_receive(const BindContext& c, const Step& step, int peer, comm::Comm
   return [=](RunState&, math::Scratch&) { stages->recv(value.data_ptr(), value.numel(), dtype, peer); };
 }
 
-// Between the device's memory and the host's.
+// Copies between the device's memory and the host's.
 Kernel bind_copy(const BindContext& c, const Step& step, bool accumulate) {
   const at::Tensor from = view_of(c, step.read(Arg::kFrom));
   at::Tensor to = view_of(c, step.write(Arg::kTo));
@@ -345,7 +347,7 @@ Kernel bind_reduce_scalars(const BindContext& c, const Step& step, comm::Communi
   };
 }
 
-// The group of an op's axis.
+// Returns the group of an op's axis.
 comm::Communicator* group_of(const BindContext& c, program::Axis axis) {
   comm::Communicator* group = c.group(axis);
   MOLEN_CHECK(group != nullptr, "a program with collectives over {} needs a communicator", program::name_of(axis));

@@ -15,16 +15,18 @@
 
 namespace molen::exec {
 
-// What ops of one step share besides buffers.
+// State, other than buffers, that the ops of one step share.
 struct RunState {
   const StepInput* input = nullptr;
   bool non_finite = false, overflow = false;  // StepResult
-  const Launches* launches = nullptr;         // of the rank's device; none on the host
-  // What this thread has launched has ended: a communicator, which knows no stream of ours, may read it.
+  const Launches* launches = nullptr;         // of the rank's device; null on the host
+  // Waits until everything that this thread launched has ended: only then may a communicator, which does not know the
+  // device's streams, read it.
   void settle() const {
     if (launches) launches->wait();
   }
-  // A micro-batch that does not stay where it is loaded: for a device, or for a rank with part of each sequence.
+  // Storage for a micro-batch that does not stay where it is loaded: for a device, or for a rank with part of each
+  // sequence.
   std::vector<std::int32_t> ids, labels, document_start;
   MicroBatch staged(std::size_t tokens, bool documents) {
     ids.resize(tokens);
@@ -38,7 +40,7 @@ struct BindContext {
   const program::Program& program;
   mesh::PerAxis coordinates;  // of this rank
   std::function<comm::Communicator*(program::Axis)> group;
-  std::function<at::Tensor(int buffer)> flat;  // the whole buffer, one-dimensional
+  std::function<at::Tensor(int buffer)> flat;  // for all rows of a sequence, or one for each piece of the rows
   const std::vector<model::RopeTable>& rope;   // of all rows of a sequence; or of each piece of a micro-batch's
 };
 
@@ -49,7 +51,8 @@ inline DType dtype_of(const BindContext& c, const program::Use& use) {
 using Kernel = std::function<void(RunState&, math::Scratch&)>;
 Kernel bind(const BindContext& context, const program::Step& step);
 
-// The elements of a unit that a buffer of it holds on a rank, and those that `use` names: [first, second).
+// held_of returns the elements of a unit that a buffer holds on a rank; range_of returns those that `use` names. Both
+// are [first, second).
 using Bounds = std::pair<std::int64_t, std::int64_t>;
 Bounds held_of(const program::Program& program, int buffer, const mesh::PerAxis& coordinates);
 Bounds range_of(const program::Program& program, const program::Use& use, const mesh::PerAxis& coordinates);

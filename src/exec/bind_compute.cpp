@@ -1,4 +1,4 @@
-// Compute ops: operands by position to the functions of model/parts.h.
+// Compute ops: passes the operands of a step to the functions of model/parts.h.
 #include "exec/bind_compute.h"
 
 #include <ATen/ATen.h>
@@ -182,7 +182,7 @@ void add_losses(const at::Tensor& losses, at::Tensor& scalars) {
     scalars.select(0, program::kLossSum).add_(losses.sum(at::kDouble));
     return;
   }
-  // In order and in double, without ATen: its sum would allocate.
+  // Adds in order and in double, without ATen: its sum would allocate.
   double sum = 0.0;
   for (std::int64_t i = 0; i < losses.numel(); ++i)
     sum += losses.scalar_type() == at::kDouble ? losses.data_ptr<double>()[i]
@@ -202,7 +202,7 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
                 operands.share(),
                 positions_of(context.program.setting, context.coordinates)};
   if (piece) {
-    // Whole sequences, or one run of rows with a table of its own.
+    // A piece is either whole sequences, or consecutive rows with a RoPE table of their own.
     const std::int64_t rows = operands.tokens(), length = setting.local_sequence();
     const bool whole = program::chunk_rows(setting, op.chunk).first % length == 0 && rows % length == 0;
     common.shape.batch = whole ? rows / length : 1;
@@ -210,8 +210,8 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
   }
   if (arch::is_head(op.part)) {
     common.shape.chunk = setting.head_chunk_tokens(op.chunk);
-    // Gradients are of the mean over all places of the global batch, times the step's loss scale; ClipScale corrects
-    // for places without a label, and takes the scale out again.
+    // Gradients belong to the mean over all positions of the global batch, times the step's loss scale. ClipScale
+    // corrects for positions without a label and removes the scale.
     const double scale = 1.0 / (static_cast<double>(setting.global_batch) * static_cast<double>(setting.sequence));
     const std::int64_t first = op.chunk * setting.head_chunk;
     return op.part == Part::kHead ? bind_head(operands, common, first, op, scale)

@@ -10,7 +10,8 @@ bool is_narrow(const at::Tensor& t) {
   return t.element_size() < 4;
 }
 
-// Rows of `like` in fp32, from the op's scratch: sums of a call for each rank's keys, which would be rounded at each.
+// Returns rows of `like` in fp32, from the op's scratch: a sum over the calls for each rank's keys would otherwise be
+// rounded at each call.
 at::Tensor wide_rows(const at::Tensor& like, std::int64_t columns, math::Scratch& scratch) {
   const at::TensorOptions options = like.options().dtype(at::kFloat);
   if (!like.device().is_cpu()) return at::empty({like.size(0), columns}, options);
@@ -21,9 +22,9 @@ std::array<std::int64_t, 3> lse_shape(const Common& common) {
   return {common.shape.batch, common.arch.heads, common.shape.sequence};
 }
 
-// Keys and values beside each other, as context ranks exchange them: those of rank r are [r] of `all`.
+// Keys and values side by side, as context ranks exchange them: [r] of `all` belongs to rank r.
 struct KeyValues {
-  at::Tensor all_RNW, columns_NW;  // and where this rank's own stand, in q|k|v
+  at::Tensor all_RNW, columns_NW;  // and this rank's own columns in q|k|v
   KeyValues(const BindContext& c, int all, int qkv) {
     const auto& a = c.program.local;
     const std::int64_t n = c.program.setting.tokens(), width = 2 * a.kv_heads * a.head_dim;
@@ -35,7 +36,8 @@ struct KeyValues {
   }
 };
 
-// Every other rank sends first; in an odd ring the last two of those wait for the first.
+// Ranks with an even number send first, the others receive first; in a ring of odd size two neighbours both send first,
+// and one of them waits.
 void pass_on(comm::Communicator& ring, const at::Tensor& out, at::Tensor& in, DType dtype) {
   const int ranks = ring.size(), next = (ring.rank() + 1) % ranks, before = (ring.rank() + ranks - 1) % ranks;
   const bool sends_first = ring.rank() % 2 == 0;
@@ -51,7 +53,7 @@ std::vector<PositionRun> positions_of(const program::Setting& s, const mesh::Per
   return arch::context_runs(s.sequence, coordinates[mesh::Axis::kCp], s.context_ranks());
 }
 
-// Whole sequences, of which a context rank takes its positions and counts their tokens.
+// Loads whole sequences; the context rank takes its own positions and counts their labels.
 Kernel bind_load_part(const BindContext& c, const program::Step& step) {
   auto ids = c.flat(step.write(Arg::kIds).buffer), labels = c.flat(step.write(Arg::kLabels).buffer),
        scalars = c.flat(step.write(Arg::kScalars).buffer);
@@ -91,7 +93,7 @@ Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::C
       };
 }
 
-// The gradients of every rank's keys and values, summed over ranks, go to that rank.
+// Sums the gradients of each rank's keys and values over ranks and gives the sum to that rank.
 Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
   const KeyValues keys(c, step.read(Arg::kFrom).buffer, step.write(Arg::kTo).buffer);
   const DType dtype = dtype_of(c, step.read(Arg::kFrom));
@@ -126,7 +128,7 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
       }
       pass_on(*ring, out, in, dtype);
     };
-  // Home: beside the gradient of the queries.
+  // The keys are back at their own rank: their gradient goes beside the gradient of the queries.
   const program::Use &so_far = step.read(Arg::kDQkvSoFar), &whole = step.write(Arg::kDQkv);
   const KeyValues keys(c, step.write(Arg::kTo).buffer, whole.buffer);
   const std::int64_t n = c.program.setting.tokens(), queries = c.program.local.query_size();

@@ -1,4 +1,4 @@
-// What context ranks do otherwise: each has some positions of every sequence (arch/context_parallel.h).
+// Kernels of context ranks: each rank has some positions of every sequence (arch/context_parallel.h).
 #pragma once
 
 #include <vector>
@@ -8,17 +8,18 @@
 
 namespace molen::exec {
 
-// The positions of each sequence that a rank has; empty where it has all.
+// Returns the positions of each sequence that a rank has; empty when it has all positions.
 std::vector<PositionRun> positions_of(const program::Setting& setting, const mesh::PerAxis& coordinates);
 
-// Of whole sequences, the ids and labels at the rank's positions.
+// Loads whole sequences and keeps the ids and labels at the rank's positions.
 Kernel bind_load_part(const BindContext& context, const program::Step& step);
-// Keys and values of every rank on each, and the sums of their gradients back to whose they are.
+// bind_gather_keys gathers every rank's keys and values on all ranks; bind_scatter_keys sums their gradients and
+// returns each sum to the rank that owns the keys.
 Kernel bind_gather_keys(const BindContext& context, const program::Step& step, comm::Communicator* group);
 Kernel bind_scatter_keys(const BindContext& context, const program::Step& step, comm::Communicator* group);
-// Keys and values, or their gradients, to the next rank of the ring.
+// Sends keys and values, or their gradients, to the next rank of the ring.
 Kernel bind_shift(const BindContext& context, const program::Step& step, comm::Communicator* ring);
-// Attention over all ranks' keys and values, at once or a step of the ring.
+// Attention over all ranks' keys and values, gathered or in one step of the ring.
 Kernel bind_gathered_attention(const Operands& operands, const Common& common, const program::Compute& op,
                                const program::Setting& setting);
 Kernel bind_ring_attention(const Operands& operands, const Common& common, const program::Compute& op,

@@ -1,4 +1,4 @@
-// Backwards in halves: what each reads and writes is in program/signature.cpp (backward_input, backward_weights).
+// Split backwards. program/signature.cpp gives what each half reads and writes (backward_input, backward_weights).
 #include "exec/operands.h"
 
 namespace molen::exec {
@@ -6,7 +6,7 @@ namespace {
 
 using arch::Part;
 
-// A norm with the product behind it.
+// A norm and the linear layer after it.
 struct NormHalf {
   at::Tensor d_out, x, d_x, before;
   model::NormSaved stats;

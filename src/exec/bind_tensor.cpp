@@ -1,4 +1,4 @@
-// Compute ops of tensor ranks whose binding differs from that of a rank alone.
+// Compute ops whose binding on tensor ranks differs from the binding on a single rank.
 #include <optional>
 
 #include "exec/operands.h"
@@ -8,8 +8,8 @@ namespace {
 
 using arch::Part;
 
-// q|k|v of a rank that holds all key and value heads: the rows that its heads need, put together for a use, and
-// gradients brought back to where they belong.
+// q|k|v of a rank that holds all key and value heads. Copies the rows that the rank's heads need together for a use,
+// and spreads gradients back to the rows where they belong.
 class CopiedQkv {
  public:
   CopiedQkv(const arch::Architecture& all, const Common& common, UnitWeights weights)
@@ -18,7 +18,7 @@ class CopiedQkv {
         rows_(common.arch.qkv_size()),
         head_dim_(common.arch.head_dim) {}
 
-  // In scratch of the op.
+  // Copies the weights together, in the op's scratch.
   model::Linear assemble(math::Scratch& scratch) const {
     model::Linear all = empty(scratch);
     each([&](at::Tensor part, const at::Tensor& source) { part.copy_(source); }, all);
@@ -34,7 +34,7 @@ class CopiedQkv {
     if (bias.defined()) all.bias_O = make({rows_}, rows_);
     return all;
   }
-  // For gradients that are made anew; those of the norm are the unit's own, and may be added to.
+  // Returns space for gradients that are computed anew; the norm's gradients are the unit's own and may be added to.
   model::Linear fresh(math::Scratch& scratch, bool adds) const {
     model::Linear d_w = empty(scratch);
     if (adds) {
@@ -43,7 +43,8 @@ class CopiedQkv {
     }
     return d_w;
   }
-  // Of these weights as gradients: what `all` has is written or added; key and value heads of other ranks get zero.
+  // Treats these weights as gradients: writes or adds the gradients in `all`; the key and value heads of other ranks
+  // get zero.
   void spread(const model::Linear& all, bool accumulate) const {
     if (!accumulate)
       for (const Role role : {Role::kKey, Role::kValue, Role::kKeyBias, Role::kValueBias})
@@ -52,19 +53,19 @@ class CopiedQkv {
     std::int64_t row = 0;
     each(
         [&](const at::Tensor& part, at::Tensor target) {
-          // Two of the rank's heads may share one head of keys.
+          // Two of the rank's query heads may share one key head.
           if (accumulate || row >= query)
             target.add_(part);
           else
             target.copy_(part);
           row += part.size(0);
-          if (row == rows_) row = 0;  // weights, then biases
+          if (row == rows_) row = 0;  // the weights are done, the biases follow
         },
         all);
   }
 
  private:
-  // f(part of `all`, the rows that it stands for), in order.
+  // Calls f(part of `all`, the source rows of that part), in order.
   template <class F>
   void each(F&& f, const model::Linear& all) const {
     const auto one = [&](const at::Tensor& whole, Role query, Role key, Role value) {
@@ -88,7 +89,7 @@ class CopiedQkv {
 
 }  // namespace
 
-// The head of tensor ranks: logits and sums of a chunk; then, from everyone's sums, losses and gradient.
+// The head of tensor ranks: computes logits and sums of a chunk; then, from all ranks' sums, losses and gradient.
 Kernel bind_shared_head(const Operands& o, const Common& common, std::int64_t first, const program::Compute& op,
                         double grad_scale, std::int64_t largest) {
   const std::int64_t count = common.shape.chunk;

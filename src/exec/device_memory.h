@@ -10,10 +10,10 @@ namespace molen::exec {
 
 class DeviceMemory final : public comm::Memory {
  public:
-  // `device`: where the ranks' arenas are. The host's own memory will do, so that the same code runs without a device.
+  // `device`: the device of the ranks' arenas. It may be the host, so that the same code runs without a device.
   explicit DeviceMemory(at::Device device) : device_(device) {}
 
-  bool holds(const void* data) const override;  // what lies in an arena there
+  bool holds(const void* data) const override;  // true when an arena on the device contains `data`
   void copy(void* to, const void* from, std::int64_t bytes) override;
   void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype,
                comm::Reduce op) override;

@@ -1,5 +1,5 @@
-// Copies and sums of thread-ranks in a device's memory, by ATen: here on the host's, where they must give the bits that
-// comm::combine gives.
+// Tests the copies and sums of thread-ranks in a device's memory, computed by ATen. The tests use the host's memory,
+// where the bits must equal those of comm::combine.
 #include "exec/device_memory.h"
 
 #include <ATen/ATen.h>

@@ -1,6 +1,6 @@
-// Ops that compute on tensors that are not the host's: ATen's meta device has shapes and types and no memory. An op
-// that reads a device's tensors from the host fails there by itself; that none is handed tensors of both, which some of
-// meta's forms take, is looked for in every call.
+// Tests compute ops on tensors that are not on the host: ATen's meta device has shapes and types but no memory. An op
+// that reads a device's tensors from the host fails there by itself. Some of meta's operators accept a mix of device
+// and host tensors, so every call is checked for such a mix.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
@@ -45,7 +45,7 @@ program::Setting setting(DType compute) {
   return s;
 }
 
-// What libtorch 2.13 has no meta form of: an op that comes to it is seen up to there.
+// Returns whether an error says that libtorch 2.13 has no meta form of an operator; an op is tested up to that call.
 bool lacks_meta(const std::string& error) {
   for (const char* op : {"_fused_adamw_", "abs.out", "addmm.dtype_out", "index_select.out", "mm.dtype_out",
                          "native_batch_norm", "native_layer_norm_backward"})
@@ -53,8 +53,8 @@ bool lacks_meta(const std::string& error) {
   return false;
 }
 
-// Calls of ATen, while this stands, that are handed tensors of the host beside others: none of a device would take them
-// but copies, and numbers in the form of tensors.
+// Records, during its lifetime, the ATen calls that mix host tensors with others. A device's operator would accept that
+// only in copies and for numbers in the form of tensors.
 class Mixtures {
  public:
   Mixtures() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(look).needsInputs(true))) {
@@ -93,7 +93,7 @@ bool computes(const program::Op& op) {
          std::holds_alternative<program::Cast>(op);
 }
 
-// Which compute ops of rank 0 ran to their end.
+// Returns the names of the compute ops of rank 0 that ran to their end.
 std::set<std::string> run_compute_ops(const program::Program& p) {
   const auto& s = p.setting;
   std::vector<at::Tensor> buffers;
@@ -113,7 +113,7 @@ std::set<std::string> run_compute_ops(const program::Program& p) {
       const StepInput input;
       RunState run;
       run.input = &input;
-      math::Scratch none;  // of the host's
+      math::Scratch none;  // for the host's ops
       const Mixtures mixtures;
       try {
         bind(context, step)(run, none);

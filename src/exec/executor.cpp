@@ -27,8 +27,8 @@
 namespace molen::exec {
 namespace {
 
-// Which ops have ended, or on a device been launched, across the rank's threads. Waiting ends early when any thread of
-// the rank has failed.
+// Records, across the rank's threads, which ops have ended, or on a device been launched. Waiting ends early when any
+// thread of the rank has failed.
 class Progress {
  public:
   explicit Progress(std::size_t ops) : done_(ops) {}
@@ -41,7 +41,7 @@ class Progress {
     done_[op].store(1, std::memory_order_release);
     done_[op].notify_all();
   }
-  // False if another thread of the rank has failed.
+  // Returns false if another thread of the rank has failed.
   bool wait(std::size_t op) {
     done_[op].wait(0, std::memory_order_acquire);
     return !failed_.load(std::memory_order_acquire);
@@ -59,8 +59,8 @@ class Progress {
   std::atomic<bool> failed_{false};
 };
 
-// Whether the host only launches an op: what it reads and writes is the device's, and nothing waits for it here. What
-// a kernel copies from the host's own (slopes) ATen has copied when the call returns.
+// Returns whether the host only launches an op: the op reads and writes only the device's memory, and nothing waits for
+// it here. When a kernel's call returns, ATen has already copied what the kernel takes from the host (slopes).
 bool only_launched(const program::Program& p, const program::Step& step) {
   const bool computes = std::visit(Match{
                                        [](const program::Compute&) { return true; },
@@ -78,8 +78,8 @@ bool only_launched(const program::Program& p, const program::Step& step) {
          std::all_of(step.writes.begin(), step.writes.end(), on_device);
 }
 
-// RoPE's table of a sequence; or that of each piece of a micro-batch's rows: part of it, but where a piece goes on from
-// one sequence into the next.
+// Returns RoPE's table of a sequence, or one for each piece of a micro-batch's rows. A piece's table is a part of the
+// sequence's table, unless the piece continues from one sequence into the next.
 std::vector<model::RopeTable> rope_tables(const program::Setting& s, const model::RopeTable& sequence) {
   if (!s.chunked_rows() || !sequence.cos_SD2.defined())
     return std::vector<model::RopeTable>(program::row_chunks(s).size(), sequence);
@@ -148,8 +148,9 @@ class Executor::Impl {
     for (const program::Stream stream : program::kAllStreams)
       if (const auto s = static_cast<std::size_t>(stream); stream != program::Stream::kCompute && used_[s])
         beside.emplace_back([&, stream, s] {
-          // Of this thread alone: at::set_num_threads would also set MKL's number for the whole process, and which of
-          // the compute thread's products still ran on all threads, and so their bits, would be chance.
+          // Sets the number for this thread only. at::set_num_threads would also set MKL's number for the whole
+          // process; it would then be chance which of the compute thread's products still ran on all threads, and so
+          // what bits they had.
           at::internal::lazy_init_num_threads();
           ::omp_set_num_threads(stream == program::Stream::kDpComm ? 1 : program_.setting.threads);
           errors[s] = run_stream(stream, state, result.timeline);
@@ -201,7 +202,7 @@ class Executor::Impl {
   std::vector<std::int64_t> high_water_;
 
  private:
-  // Instances of a body share its kernels where their micro-batches lie in the same slots.
+  // Instances of a body share its kernels when their micro-batches lie in the same slots.
   void bind_instances() {
     std::vector<std::vector<int>> kept(program_.bodies.size());
     for (std::size_t b = 0; b < program_.bodies.size(); ++b)
@@ -226,7 +227,8 @@ class Executor::Impl {
     }
   }
 
-  // A program that borrows another's weights also runs in its transient space where it fits: the two never run at once.
+  // A program that borrows another program's weights also uses its transient memory when it fits: the two never run at
+  // once.
   void place(const Executor* owner) {
     const Bytes guard = plan_.host.value > 0 ? options_.guard : Bytes{};
     host_ = std::make_unique<Arena>(plan_.host + guard, at::kCPU, !options_.device.is_cpu());
@@ -242,8 +244,8 @@ class Executor::Impl {
     arena_ = std::make_shared<Arena>(plan_.peak + options_.guard, options_.device);
   }
 
-  // For each op of each body: the transient buffers whose lifetime ends with it. Where streams still share the end of a
-  // buffer's life, none is named.
+  // Lists, for each op of each body, the transient buffers whose lifetime ends with it. When more than one stream may
+  // be the last to use a buffer, the buffer is not listed.
   void find_deaths() {
     for (std::size_t b = 0; b < program_.bodies.size(); ++b) {
       const auto& steps = program_.bodies[b].steps;
@@ -261,8 +263,8 @@ class Executor::Impl {
     }
   }
 
-  // For each op of the expansion, the values of its micro-batch that it is the last to use; of those that one stream
-  // alone uses.
+  // Lists, for each op of the expansion, the micro-batch values that it is the last to use. Only values that a single
+  // stream uses are listed.
   void find_deaths_of_micro_batches() {
     micro_batch_deaths_.resize(ops_.size());
     struct Last {
@@ -282,7 +284,8 @@ class Executor::Impl {
       if (use.alone) micro_batch_deaths_[use.op].push_back(value.first);
   }
 
-  // Whether the ops of a stream that use a buffer have ended when op `last`, of another stream or theirs, has.
+  // Returns whether the ops of a stream that use a buffer have ended when op `last`, of this or another stream, has
+  // ended.
   static bool over_before(const std::vector<program::Step>& steps, int buffer, program::Stream stream, int last) {
     const program::Stream own = steps[static_cast<std::size_t>(last)].stream;
     if (stream == own) return true;
@@ -327,7 +330,7 @@ class Executor::Impl {
       run_ops(stream, state, timeline);
     });
     attempt([&] {
-      if (own) launches_->wait();  // whatever came of it, nothing still uses the arena
+      if (own) launches_->wait();  // in any case nothing uses the arena any more
     });
     return error;
   }
@@ -353,7 +356,7 @@ class Executor::Impl {
     if (options_.observer) options_.observer->begin(e.step->stream, i, now_ns());
     const bool waits = launches_ && !launched_[i];
     try {
-      if (waits) launches_->wait();  // for what it reads
+      if (waits) launches_->wait();  // for its inputs
       const std::int64_t cpu_start = options_.device.is_cpu() ? thread_cpu_ns() : 0;
       time.start_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
       if (launched_[i]) launches_->begin(i);
@@ -380,7 +383,7 @@ class Executor::Impl {
     void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;
     math::Scratch scratch(base, e.step->scratch.value);
     if (e.step->stream == program::Stream::kCompute && options_.device.is_cpu()) {
-      // ATen may allocate only where the op's kernels are ATen's; elsewhere scratch belongs to our own kernels.
+      // ATen may allocate only when the op's kernels are ATen's; otherwise scratch belongs to molen's own kernels.
       const bool serve = program_.setting.kernels == arch::Kernels::kAten && e.step->scratch.value > 0;
       const math::AllocationGuard guard(serve ? &scratch : nullptr);
       kernel(state, scratch);
@@ -395,7 +398,7 @@ class Executor::Impl {
     if (options_.poison_dead) poison(i);
   }
 
-  // What was launched took its time on the device, not on the thread.
+  // A launched op took its time on the device, not on the thread.
   void read_times(program::Timeline& timeline) const {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       if (!launched_[i]) continue;
@@ -450,12 +453,12 @@ class Executor::Impl {
   std::int64_t base_ = 0;
   std::vector<model::RopeTable> rope_;
   std::vector<std::vector<Kernel>> bound_;
-  std::vector<std::size_t> kernels_;  // in bound_, by instance
+  std::vector<std::size_t> kernels_;  // index into bound_, by instance
   std::vector<std::vector<std::vector<int>>> deaths_;
   std::vector<std::vector<int>> micro_batch_deaths_;
   Progress progress_;
-  std::unique_ptr<Launches> launches_;  // none on the host
-  std::vector<bool> launched_;          // by op; for others the host waits
+  std::unique_ptr<Launches> launches_;  // null on the host
+  std::vector<bool> launched_;          // by op; the host waits for the others
   std::int64_t start_ns_ = 0;
   std::array<bool, program::kNumStreams> used_{};
 };
@@ -489,7 +492,7 @@ std::optional<Bytes> Executor::touched(program::Place place) const {
 
 namespace {
 
-// The buffer that keeps a state from step to step; -1 if none does.
+// Returns the buffer that keeps a state from step to step; -1 if none does.
 int state_buffer(const program::Program& p, const std::string& state, int unit) {
   using program::Value;
   const auto value = program::value_named(state);

@@ -9,7 +9,7 @@ using program::Axis;
 
 namespace {
 
-// The axes of a program's ops. Stages of a pipeline differ in them, and all must split alike.
+// Returns the axes of a program's ops. The stages of a pipeline use different axes, but all ranks must split alike.
 std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
   std::array<bool, program::kAllAxes.size()> used{};
   if (p.setting.pipelined()) {
@@ -23,8 +23,8 @@ std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
   return used;
 }
 
-// Which of the groups along the axes this rank is in. The ends of a pipeline are two of its ranks; the others make a
-// group that nobody uses.
+// Returns the number of this rank's group along an axis. The group of a pipeline's ends has two of its ranks; the other
+// ranks form a group that nobody uses.
 int color_of(const mesh::Mesh& mesh, int rank, Axis axis) {
   const int group = mesh.group_number(rank, program::axes_of(axis));
   if (axis != Axis::kEnds) return group;
@@ -44,7 +44,8 @@ Groups::Groups(const program::Program& p, int rank, comm::Communicator* world) {
     if (!used[static_cast<std::size_t>(axis)]) continue;
     MOLEN_CHECK(world != nullptr && world->size() == ranks, "a program for {} needs a communicator of {} ranks",
                 mesh.text(), ranks);
-    // One of its own even where it holds the whole world: it counts what the axis moves.
+    // The axis gets a communicator of its own even when it covers the whole world: the communicator counts what the
+    // axis moves.
     made_.push_back(world->split(color_of(mesh, rank, axis), mesh.position(rank, program::axes_of(axis))));
     groups_[static_cast<std::size_t>(axis)] = made_.back().get();
   }

@@ -1,4 +1,4 @@
-// The communicators of a program: one for each axis that its ops talk over.
+// The communicators of a program: one for each axis that its ops communicate over.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@ namespace molen::exec {
 
 class Groups {
  public:
-  // Splits `world` for the axes that the program's ops name (of a pipeline: for all); collective over it. `world` may
-  // be null where no op communicates.
+  // Splits `world` for the axes that the program's ops name (in a pipeline: for all axes); collective over it. `world`
+  // may be null when no op communicates.
   Groups(const program::Program& program, int rank, comm::Communicator* world);
 
-  // Null for an axis that no op names.
+  // Returns null for an axis that no op names.
   comm::Communicator* of(program::Axis axis) const { return groups_[static_cast<std::size_t>(axis)]; }
   const mesh::PerAxis& coordinates() const { return coordinates_; }
 

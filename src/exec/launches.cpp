@@ -5,7 +5,7 @@
 namespace molen::exec {
 namespace {
 
-constexpr auto kTimed = c10::EventFlag::BACKEND_DEFAULT;  // the other flag's events have no times
+constexpr auto kTimed = c10::EventFlag::BACKEND_DEFAULT;  // events with the other flag have no times
 
 std::vector<c10::Event> events(at::Device device, std::size_t count) {
   std::vector<c10::Event> made;

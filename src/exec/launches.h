@@ -1,5 +1,5 @@
-// Ops that the host only launches: each of the program's streams has a stream of the device, events carry the order of
-// ops from one to another and tell their times. Through c10, so for whatever accelerator libtorch has.
+// Ops that the host only launches: each of the program's streams has a stream of the device; events order ops across
+// streams and measure their times. Through c10, so for any accelerator that libtorch supports.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -16,25 +16,25 @@
 
 namespace molen::exec {
 
-// An op of the expansion is launched between `begin` and `end`, on the thread and the stream of its program's stream;
-// what another thread does with the same op comes after `end`, by the caller's means. Throws c10::Error where the
-// device fails, of this op or of an earlier one.
+// An op of the expansion is launched between `begin` and `end`, on the thread and the device stream of its program
+// stream. The caller must make sure that what another thread does with the same op comes after `end`. Throws c10::Error
+// when the device fails, in this op or in an earlier one.
 class Launches {
  public:
   Launches(at::Device device, std::size_t ops);
 
-  // Waits for what the calling thread has launched, and begins a step. Returns when, on the steady clock, in
-  // nanoseconds: the device's times count from some microseconds later.
+  // Waits for what the calling thread has launched, and begins a step. Returns the start on the steady clock, in
+  // nanoseconds; the device's times count from some microseconds later.
   std::int64_t begin_step();
-  // To be the calling thread's current one while it runs the ops of a program's stream.
+  // Returns the device stream that the calling thread must make current while it runs the ops of a program's stream.
   c10::Stream stream(program::Stream stream) const { return streams_[static_cast<std::size_t>(stream)]; }
-  // What the thread launches from here on begins when `op` has ended.
+  // Everything that the thread launches after this call begins after `op` has ended.
   void order_after(std::size_t op) { ends_[op].block(current()); }
   void begin(std::size_t op) { begins_[op].record(current()); }
   void end(std::size_t op) { ends_[op].record(current()); }
-  // The calling thread waits until all that it has launched has ended.
+  // Blocks the calling thread until everything that it launched has ended.
   void wait() const { guard_.synchronizeStream(current()); }
-  // When an op began and ended, in seconds of the step; once it has ended.
+  // Returns when an op began and ended, in seconds of the step; the op must have ended.
   std::pair<double, double> seconds(std::size_t op) const;
 
  private:

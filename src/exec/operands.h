@@ -1,4 +1,4 @@
-// What the binding of compute ops shares: the operands of a step as tensors of the shapes that model/parts.h names.
+// Shared parts of the binding of compute ops: the operands of a step as tensors with the shapes of model/parts.h.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,18 +14,18 @@ namespace molen::exec {
 using arch::Role;
 using program::Arg;
 
-// The operands of one step as tensors of the shapes that model/parts.h names.
+// The operands of one step as tensors with the shapes of model/parts.h.
 class Operands {
  public:
-  // `chunk`: which piece of the rows the op is of (program/layout.h: chunk_rows); -1: all.
+  // `chunk`: the piece of the rows that the op belongs to (program/layout.h: chunk_rows); -1: all rows.
   Operands(const BindContext& context, const program::Step& step, std::int64_t chunk = -1)
       : c_(context), step_(step), chunk_(chunk), rows_(program::chunk_rows(context.program.setting, chunk)) {}
 
   std::int64_t tokens() const { return rows_.second - rows_.first; }
   at::Tensor read(Arg arg, at::IntArrayRef shape) const { return read_flat(arg).view(shape); }
   at::Tensor write(Arg arg, at::IntArrayRef shape) const { return write_flat(arg).view(shape); }
-  // The residual gradient that a norm's backward adds to: written over what it reads last, or beside it, where that is
-  // still to be read. Undefined: there is nothing to bring over.
+  // Returns the residual gradient that a norm's backward adds to, when the op writes the sum to another buffer because
+  // the old value is still to be read. Undefined when the op adds in place or reads none: nothing must be copied.
   at::Tensor residual_gradient_beside() const {
     const program::Use* read = step_.find_read(Arg::kDResidual);
     if (!read || read->buffer == step_.write(Arg::kDX).buffer) return {};
@@ -60,7 +60,7 @@ class Operands {
   UnitWeights param() const { return unit(step_.read(Arg::kParam).buffer); }
   UnitWeights grad() const { return unit(step_.write(Arg::kGrad).buffer); }
 
-  // The rows that this rank has of a table of the vocabulary.
+  // Returns this rank's rows of a table of the vocabulary.
   at::Tensor table(const UnitWeights& weights, Role role) const {
     const auto [first, last] = vocabulary();
     return weights.weight(role).narrow(0, 0, last - first);
@@ -69,7 +69,8 @@ class Operands {
     const auto& s = c_.program.setting;
     return arch::even_range(c_.program.arch.vocabulary, c_.coordinates[mesh::Axis::kTp], s.tensor_ranks());
   }
-  // The residual stream's rows to which this rank adds what counts once. A value that is kept by rows has no others.
+  // Returns the rows of the residual stream to which this rank adds what counts once. A value that is kept by rows
+  // contains only these rows.
   at::Tensor residual() const {
     const auto& s = c_.program.setting;
     const auto [first, last] = program::row_range(s, c_.coordinates, chunk_);
@@ -83,7 +84,7 @@ class Operands {
     const auto& s = c_.program.setting;
     model::Share share;
     if (!s.tensor()) return share;
-    // A part of all rows adds nothing to those of its own where they are in pieces: the products do.
+    // When the rows are cut into pieces, an op on all rows adds nothing to the rank's own rows: the products do.
     const auto [first, last] =
         s.chunked_rows() && chunk_ < 0 ? Bounds{0, 0} : program::row_range(s, c_.coordinates, chunk_);
     share.rank = c_.coordinates[mesh::Axis::kTp];
@@ -98,7 +99,7 @@ class Operands {
   }
 
  private:
-  // A piece of the rows of a value, all of which stand in its buffer, or this piece alone.
+  // Returns a piece of a value's rows. Its buffer holds all rows, or only this piece.
   at::Tensor rows(const program::Operand& o, const at::Tensor& flat) const {
     if (chunk_ < 0 || program::chunk_apart(c_.program, o)) return flat.view({tokens(), -1});
     return flat.view({c_.program.setting.tokens(), -1}).narrow(0, rows_.first, tokens());
@@ -118,23 +119,23 @@ struct Common {
   arch::PartShape shape;
   bool accumulate;
   model::Share share;
-  std::vector<PositionRun> positions;  // of a context rank
+  std::vector<PositionRun> positions;  // of this context rank
   model::Half half = model::Half::kBoth;
-  at::Tensor documents{};  // of attention within them: where they begin
+  at::Tensor documents{};  // for attention within documents: where they begin
   model::Context context(math::Scratch& scratch) const {
     return {arch, shape, scratch, accumulate, share, half, positions, documents.defined() ? &documents : nullptr};
   }
 };
 
-// scalars[kLossSum] += the losses, in their order and in double.
+// scalars[kLossSum] += the losses, in order and in double.
 void add_losses(const at::Tensor& losses, at::Tensor& scalars);
 
-// Parts of ranks that share a layer, where they are not the whole part on local sizes (bind_tensor.cpp): the head in
-// two, and q|k|v where every rank holds all keys and values. `first`: token where the chunk begins; `largest`: tokens
-// of the largest chunk.
+// Binds parts of ranks that share a layer when they are not simply the whole part at local sizes (bind_tensor.cpp): the
+// head in two ops, and q|k|v when every rank holds all keys and values. `first`: token where the chunk begins;
+// `largest`: number of tokens of the largest chunk.
 Kernel bind_shared_head(const Operands& operands, const Common& common, std::int64_t first, const program::Compute& op,
                         double grad_scale, std::int64_t largest);
-// The halves of a backward (bind_halves.cpp); of parts that have none, nothing.
+// Binds the halves of a split backward (bind_halves.cpp); returns nothing for parts without halves.
 Kernel bind_half(const Operands& operands, const Common& common, const program::Compute& op,
                  const model::RopeTable& rope);
 Kernel bind_copied_qkv(const Operands& operands, const Common& common, const arch::Architecture& whole,

@@ -1,4 +1,4 @@
-// A unit's flat parameters (or gradients) as the weights that model/parts.h asks for.
+// A unit's flat parameters (or gradients) as the weights that the functions of model/parts.h take.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +13,14 @@ namespace molen::exec {
 
 class UnitWeights {
  public:
-  // Those of one of the unit's layers, or with -1 those of none. `flat` has unit.elements elements and is viewed, not
-  // copied.
+  // The weights of one of the unit's layers; with -1, those that belong to no layer. `flat` has unit.elements elements
+  // and is viewed, not copied.
   UnitWeights(const arch::Architecture& arch, const std::vector<arch::Parameter>& parameters, const program::Unit& unit,
               std::int64_t layer, at::Tensor flat)
       : arch_(arch), parameters_(parameters), unit_(unit), layer_(layer), flat_(std::move(flat)) {}
 
-  // Undefined where the architecture has no such parameter. `rows` > 0 widens it over the parameters behind it (q|k|v,
-  // gate|up).
+  // Returns an undefined tensor when the architecture has no such parameter. `rows` > 0 extends the view over the
+  // parameters after it (q|k|v, gate|up).
   at::Tensor weight(arch::Role role, std::int64_t rows = 0) const;
 
   model::Linear qkv() const { return linear(arch::Role::kQuery, arch::Role::kQueryBias, arch_.qkv_size()); }
