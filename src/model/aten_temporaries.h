@@ -1,4 +1,4 @@
-// What the parts on ATen's operators (model/parts_aten.cpp) ask of a tensor, and their temporaries.
+// Properties of tensors that the parts on ATen's operators (model/parts_aten.cpp) ask for, and their temporaries.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,19 +13,19 @@
 
 namespace molen::model::aten {
 
-// Statistics, losses and sums are at least fp32.
+// Returns the type of statistics, losses and sums: at least fp32.
 inline at::ScalarType accurate(const at::Tensor& t) {
   return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 inline bool low_precision(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
 }
-// The widest of our own CPU kernels that fits: fp32 data on the host.
+// Returns whether molen's own CPU kernels apply: data on the host in any type but fp64.
 inline bool own_kernels(const at::Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() != at::kDouble;
 }
 
-// Rows in bf16 on the host: kernels of ours that widen each value where it is used.
+// Returns whether rows are bf16 on the host: for these, molen has kernels that widen each value as they use it.
 inline bool own_narrow(const at::Tensor& t) {
   return t.device().is_cpu() && t.scalar_type() == at::kBFloat16;
 }
@@ -35,7 +35,7 @@ inline const math::NarrowKernels& narrow_kernels() {
 inline int threads_of(const Context& c) {
   return std::max(c.shape.threads, 1);
 }
-// Null for an undefined tensor.
+// Returns null for an undefined tensor.
 inline std::uint16_t* bits(const at::Tensor& t) {
   if (!t.defined()) return nullptr;
   MOLEN_CHECK(t.is_contiguous(), "an operand of a kernel is not contiguous");
@@ -47,7 +47,8 @@ inline float* floats(const at::Tensor& t) {
 
 // --- temporaries: arch/part_cost.cpp counts them
 
-// From the op's scratch on the host, in the order of the calls; from the device's allocator elsewhere.
+// On the host, takes the temporary from the op's scratch, in the order of the calls; elsewhere from the device's
+// allocator.
 inline at::Tensor temporary(const Context& c, const at::Tensor& like, at::ScalarType type, at::IntArrayRef shape) {
   const at::TensorOptions options = like.options().dtype(type);
   if (!like.device().is_cpu()) return at::empty(shape, options);
@@ -56,7 +57,7 @@ inline at::Tensor temporary(const Context& c, const at::Tensor& like, at::Scalar
   return at::from_blob(c.scratch.take_bytes(elements * static_cast<std::int64_t>(c10::elementSize(type))), shape,
                        options);
 }
-// `t` itself where it is accurate already.
+// Returns `t` itself when it is at least fp32.
 inline at::Tensor widened(const Context& c, const at::Tensor& t) {
   if (!t.defined() || !low_precision(t)) return t;
   at::Tensor wide = temporary(c, t, accurate(t), t.sizes());

@@ -1,6 +1,6 @@
-// The parts of ranks that share sequences, put together again, beside whole sequences in double: attention over
-// gathered keys and as a ring, with and without documents, on every set of kernels, on exactly the scratch that is
-// declared; embedding and RoPE at the rank's positions.
+// Tests the parts of ranks that share sequences: their assembled results against whole sequences in double. Attention
+// over gathered keys and as a ring, with and without documents, on every set of kernels, with exactly the declared
+// scratch; embedding and RoPE at the rank's positions.
 #include "model/context.h"
 
 #include <ATen/ATen.h>
@@ -24,7 +24,7 @@ using math::testing::Bound;
 using math::testing::close;
 using i64 = std::int64_t;
 
-// As the executor runs an op: ATen allocates from its scratch or, elsewhere, not at all.
+// Runs a call as the executor runs an op: ATen allocates from the op's scratch or, with other kernels, not at all.
 template <class F>
 void guarded(Kernels kernels, math::Scratch& scratch, F&& call) {
   math::AllocationGuard::install();
@@ -36,7 +36,7 @@ void guarded(Kernels kernels, math::Scratch& scratch, F&& call) {
   EXPECT_EQ(math::AllocationGuard::unserved() - before, 0) << "allocated beside the op's scratch";
 }
 
-struct Outcome {  // of whole sequences, [B * S, ...]
+struct Outcome {  // for whole sequences, [B * S, ...]
   at::Tensor o, lse, d_qkv;
 };
 
@@ -45,7 +45,7 @@ struct Rank {
   at::Tensor qkv, d_o, starts, kv, o, lse, d_qkv, d_kv;
 };
 
-// The reverse of take_rows.
+// The inverse of take_rows.
 void put_rows(i64 batch, const Runs& runs, const at::Tensor& rows, at::Tensor& all) {
   at::Tensor places = at::empty({rows.size(0)}, at::kLong);
   take_rows(batch, runs, at::arange(all.size(0)), places);
@@ -99,7 +99,7 @@ class Ranks {
     arch::PartShape shape{in_.B, count_positions(k.runs), 0, path_.compute, 2, path_.kernels};
     return {a_, shape, scratch, true, {}, Half::kBoth, k.runs, k.starts.defined() ? &k.starts : nullptr};
   }
-  // An op on exactly the scratch that is declared for it.
+  // Runs an op with exactly the scratch that is declared for it.
   template <class F>
   void op(const Rank& k, Pass pass, const Runs& keys, bool adds, const F& f) {
     const Context sizes = context(k, scratch_);
@@ -126,7 +126,7 @@ class Ranks {
     for (Rank& k : ranks_) take_rows(in_.B, k.runs, sums, k.d_kv);
   }
 
-  // At step s, rank r has the keys of rank r + s; the gradients go with them.
+  // At step s, rank r has the keys of rank r + s; their gradients travel with them.
   void ring() {
     const std::size_t count = ranks_.size();
     const auto each = [&](const auto& f) {
@@ -152,7 +152,7 @@ class Ranks {
   std::vector<Rank> ranks_;
 };
 
-// What parts.h makes of whole sequences in double, without ranks.
+// Returns the result of parts.h for whole sequences in double, without ranks.
 Outcome whole(const arch::Architecture& a, const AttentionPath& path, const AttentionOperands& in) {
   const at::Tensor qkv = in.qkv.to(at::kDouble), d_o = in.d_o.to(at::kDouble);
   Outcome out{at::full({in.B * in.S, a.query_size()}, NAN, at::kDouble),
@@ -191,14 +191,15 @@ TEST_P(ContextParts, AttentionOfRanksTogetherIsTheWhole) {
           if (form == Form::kWideRing && !narrow(path)) continue;
           SCOPED_TRACE(testing::Message() << a.name << (documents ? " documents " : " ") << ranks << " ranks, form "
                                           << static_cast<int>(form));
-          // Each step of a narrow ring rounds its results once more.
+          // Each step of a ring in a narrow type rounds its results once more.
           const double steps = form == Form::kRing && narrow(path) ? ranks : 1;
           expect_close(Ranks(a, path, in, ranks, form).run(), want, path, in.S + 2 * a.head_dim, steps);
         }
     }
 }
 
-// Documents in whole sequences: one after another as sequences of their own; on the scratch of attention without them.
+// Documents in whole sequences equal the documents one after another as sequences of their own; the op takes the
+// scratch of attention without documents.
 TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
   const c10::InferenceMode inference;
   const AttentionPath& path = GetParam();
@@ -234,7 +235,8 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
   }
 }
 
-// Rows that stand alone (all but attention) at the ranks' positions: the same bits as in whole sequences.
+// Parts that treat each row independently (all but attention), at the ranks' positions: the same bits as in whole
+// sequences.
 TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
   const c10::InferenceMode inference;
   const AttentionPath& path = GetParam();
@@ -256,7 +258,7 @@ TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
     struct Out {
       at::Tensor embedded, qkv, d_x, d_table, d_positions, d_weight;
     };
-    // What a rank (or, without runs, the whole) makes of its rows.
+    // Computes a rank's rows or, without runs, all rows.
     const auto compute = [&](const Runs& runs, const at::Tensor& its_ids, const at::Tensor& its_x,
                              const at::Tensor& its_d_x, const at::Tensor& its_d_qkv) {
       const i64 rows = its_x.size(0);
@@ -313,7 +315,7 @@ TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
             << a.name << " " << ranks << " ranks: " << what;
       };
       EXPECT_TRUE(at::equal(all.embedded, want.embedded));
-      same(all.qkv, want.qkv, 8, d, "qkv");  // a product rounds by its number of rows
+      same(all.qkv, want.qkv, 8, d, "qkv");  // the rounding of a product depends on its number of rows
       same(all.d_x, want.d_x, 8, a.qkv_size(), "d_x");
       same(all.d_table, want.d_table, 4, n, "d_table");
       same(all.d_weight, want.d_weight, 8, n, "d_weight");
@@ -346,7 +348,7 @@ TEST(ContextRefusals, WhatDoesNotFitTogether) {
   arch::PartShape narrow_shape = shape;
   narrow_shape.compute = DType::kBF16;
   EXPECT_THROW(attention({a, narrow_shape, w.scratch, true}, all), Error);
-  // RoPE's table of whole sequences on the rows of a rank.
+  // RoPE's table for whole sequences is refused for the rows of a rank.
   const arch::PartShape rank{2, 4, 0, DType::kF32, 1, Kernels::kFused};
   const RopeTable whole_table = make_rope_table(a, 8, at::kFloat, at::kCPU);
   NormSaved saved{at::empty({8}, at::kFloat), {}};

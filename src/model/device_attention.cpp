@@ -13,24 +13,24 @@ namespace {
 
 using i64 = std::int64_t;
 using Runs = std::span<const PositionRun>;
-constexpr double kNone = -std::numeric_limits<double>::infinity();  // log-sum-exp of no scores
+constexpr double kNone = -std::numeric_limits<double>::infinity();  // log-sum-exp over no scores
 
 at::ScalarType accurate(const at::Tensor& t) {
   return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Columns [first, first + heads * D) of rows as [B, heads, rows of a sequence, D], a view.
+// Returns columns [first, first + heads * D) of rows as [B, heads, rows of a sequence, D], a view.
 at::Tensor heads_of(const Context& c, const at::Tensor& rows, i64 first, i64 heads) {
   const i64 D = c.arch.head_dim;
   return rows.narrow(1, first, heads * D).unflatten(1, {heads, D}).unflatten(0, {c.shape.batch, -1}).transpose(1, 2);
 }
 
-// exp(x - lse), 0 where lse is that of no keys.
+// exp(x - lse); 0 when lse is that of no keys.
 at::Tensor shares(const at::Tensor& x, const at::Tensor& lse) {
   return x.sub(lse.masked_fill(lse.eq(kNone), 0.0)).exp_();
 }
 
-// What all pieces of one call read.
+// The inputs that all pieces of one call share.
 class Sources {
  public:
   Sources(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& qkv, const at::Tensor& kv,
@@ -47,7 +47,7 @@ class Sources {
     }
     const at::ScalarType type = accurate(qkv);
     q_ = q_.to(type);
-    k_ = k_.to(type).contiguous(), v_ = v_.to(type).contiguous();  // not again for each piece
+    k_ = k_.to(type).contiguous(), v_ = v_.to(type).contiguous();  // once for all pieces
     query_at_ = positions_of(queries), key_at_ = positions_of(keys);
     if (c.document_start) starts_ = c.document_start->view({c.shape.batch, 1, -1, 1});
     const std::vector<double> slopes = slopes_of(c);
@@ -58,25 +58,25 @@ class Sources {
   }
 
   const std::vector<AttentionPiece>& pieces() const { return pieces_; }
-  // Whether the piece is all there is.
+  // Returns whether the piece covers the whole call.
   bool whole(const AttentionPiece& p) const {
     return pieces_.size() == 1 && p.sequences == q_.size(0) && p.query_rows == q_.size(2) && p.key_rows == k_.size(2);
   }
 
-  // o and lse of a piece's rows over its keys alone.
+  // Returns o and lse of a piece's rows over only the piece's keys.
   std::pair<at::Tensor, at::Tensor> forward(const AttentionPiece& p) const {
     if (flash_) return flash_forward(queries(p, q_), keys(p, k_), keys(p, v_), p.causal);
     const at::Tensor scores = scores_of(p), most = at::amax(scores, {-1}, true);
     const at::Tensor grown = shares(scores, most), sums = grown.sum(-1, true);
     const at::Tensor o = at::matmul(by_group(grown), keys(p, v_)).view({sums.size(0), sums.size(1), sums.size(2), -1});
-    // Of no keys: nothing, over nothing.
+    // Without any keys, sums are 0: o is 0 and lse is -infinity.
     return {o.div(sums.masked_fill(sums.eq(0), 1.0)), sums.log().add_(most).squeeze(-1)};
   }
 
   struct Gradients {
     at::Tensor q, k, v;  // [B, h, r, D]; [B, kv, C, D]
   };
-  // With d_o, o and lse of all rows and all keys, [B, h, R, D] and [B, h, R].
+  // Takes d_o, o and lse of all rows and over all keys, [B, h, R, D] and [B, h, R].
   Gradients backward(const AttentionPiece& p, const at::Tensor& d_o, const at::Tensor& o, const at::Tensor& lse) const {
     const at::Tensor sums = queries(p, lse);
     if (flash_) return flash_backward(p, queries(p, d_o), queries(p, o), sums.contiguous());
@@ -106,9 +106,9 @@ class Sources {
       each.push_back(at::arange(run.first, run.last, at::TensorOptions().dtype(at::kLong).device(q_.device())));
     return at::cat(each);
   }
-  // [B, h, r, n] as [B, kv, group * r, n]: queries that share a head of keys, one after another.
+  // [B, h, r, n] as [B, kv, group * r, n]: the queries that share a key head follow one another.
   at::Tensor by_group(const at::Tensor& t) const { return t.reshape({t.size(0), c_.arch.kv_heads, -1, t.size(3)}); }
-  // [B, h, r, C], -infinity where hidden.
+  // [B, h, r, C], with -infinity for hidden keys.
   at::Tensor scores_of(const AttentionPiece& p) const {
     at::Tensor scores = at::matmul(by_group(queries(p, q_)), keys(p, k_).transpose(2, 3))
                             .mul_(scale_)
@@ -123,7 +123,7 @@ class Sources {
 
   std::pair<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                   bool causal) const {
-    if (q.device().is_cpu()) {  // the same contract, so that pieces are tested where there is no device
+    if (q.device().is_cpu()) {  // the same contract, so that pieces are tested without a device
       const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, {}, scale_);
       return {o, lse};
     }
@@ -147,9 +147,9 @@ class Sources {
 
   const Context& c_;
   bool flash_;
-  at::Tensor q_, k_, v_;  // [B, h, R, D], [B, kv, M, D]: views of the operands, or wide
+  at::Tensor q_, k_, v_;  // [B, h, R, D], [B, kv, M, D]: views of the operands, or widened copies
   double scale_;
-  at::Tensor query_at_, key_at_, starts_, slopes_;  // where scores are written out
+  at::Tensor query_at_, key_at_, starts_, slopes_;  // used when scores are written out
   std::vector<AttentionPiece> pieces_;
 };
 
@@ -157,7 +157,7 @@ void store(bool add, const at::Tensor& to, const at::Tensor& value) {
   to.copy_(add ? value.add(to) : value);
 }
 
-// A gradient that pieces add to, in fp32 or wider.
+// Returns a zero gradient for pieces to add to, in fp32 or wider.
 at::Tensor zeros_of(const at::Tensor& like) {
   return at::zeros(like.sizes(), like.options().dtype(accurate(like)));
 }

@@ -1,4 +1,5 @@
-// Attention of devices on the host, beside the reference in fp64: what its pieces hold, and what they come to.
+// Tests attention on devices, here run on the host, against the reference in fp64: which pairs its pieces contain, and
+// the results.
 #include "model/device_attention.h"
 
 #include <ATen/ATen.h>
@@ -23,7 +24,7 @@ using arch::Kernels;
 using math::testing::close;
 using i64 = std::int64_t;
 
-// Runs of positions below 12, by the bits of a number.
+// Returns the runs of positions below 12 that the bits of a number select.
 Runs runs_of_bits(unsigned bits) {
   Runs runs;
   for (i64 p = 0; p < 12; ++p)
@@ -43,7 +44,7 @@ std::vector<i64> positions_in(const Runs& runs) {
   return all;
 }
 
-// Of every query and key of a sequence, whether a piece has the pair; each at most once.
+// Checks, for every query and key of a sequence, whether a piece has the pair, and that at most one piece does.
 TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
   std::mt19937 engine(7);
   for (int round = 0; round < 2000; ++round) {
@@ -59,7 +60,7 @@ TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
            flash ? aten::flash_pieces(batch, queries, keys) : aten::written_pieces(batch, queries, keys, scores)) {
         ASSERT_TRUE(flash || p.sequences * p.query_rows * p.key_rows <= scores ||
                     (p.sequences == 1 && p.query_rows == 1));
-        if (p.causal) {  // else flash attention of the host and of devices would not mean the same
+        if (p.causal) {  // otherwise flash attention would mean different things on the host and on devices
           ASSERT_EQ(p.query_rows, p.key_rows);
           ASSERT_EQ(at(q_at, p.query), at(k_at, p.key));
         }
@@ -84,13 +85,13 @@ TEST(DeviceAttention, PiecesHaveEveryPairOnce) {
   const auto one = aten::flash_pieces(2, whole, whole);
   ASSERT_EQ(one.size(), 1U);
   EXPECT_EQ(one[0], (aten::AttentionPiece{0, 2, 0, 9, 0, 9, true}));
-  EXPECT_EQ(aten::flash_pieces(2, zigzag, Runs{{0, 18}}).size(), 4U);  // keys before, and as many, for both runs
-  // Whole sequences first: of eight, three and three and two; then queries of one.
+  EXPECT_EQ(aten::flash_pieces(2, zigzag, Runs{{0, 18}}).size(), 4U);  // equal numbers of earlier keys for both runs
+  // Whole sequences first: eight are cut into three, three and two. Then each sequence is cut by queries.
   EXPECT_EQ(aten::written_pieces(8, whole, whole, 3 * 81 + 5).size(), 3U);
   EXPECT_EQ(aten::written_pieces(8, whole, whole, 80).size(), 16U);
 }
 
-// What a call leaves of attention over blocks of keys, one after another, by the code of devices or by ours.
+// Results of attention over consecutive blocks of keys, by the device code or by molen's own kernels.
 struct Blocks {
   at::Tensor o, lse, d_qkv;
   std::vector<at::Tensor> d_kv;
@@ -115,7 +116,8 @@ Blocks over_blocks(const Context& c, at::ScalarType out, const at::Tensor& qkv, 
   return x;
 }
 
-// One way of devices, here on the host, beside the reference in fp64: queries that see nothing included.
+// Runs one way of device attention, here on the host, against the reference in fp64, including queries that see no
+// keys.
 void expect_way(const aten::AttentionWay& way, const arch::Architecture& a, const AttentionPath& path, bool documents,
                 const Runs& queries, const std::vector<Runs>& blocks) {
   const i64 B = 2, R = count_positions(queries);
@@ -155,8 +157,8 @@ void expect_way(const aten::AttentionWay& way, const arch::Architecture& a, cons
         device_attention_backward(way, c, queries, d_o, qkv, kv[i], blocks[i], o, lse, i > 0, i == 0, d_qkv, d_kv);
       });
   const at::Tensor unseeing = want.lse.isneginf();
-  const bool nothing = unseeing.all().item<bool>();  // is seen by any query
-  // Operands are the same numbers, and what is written out is fp32 throughout.
+  const bool nothing = unseeing.all().item<bool>();  // whether no query sees any key
+  // The operands are the same numbers, and written-out scores are fp32 throughout.
   const double roundoff = way.flash ? path.roundoff : std::min(path.roundoff, 0x1p-24);
   const auto same = [&](const at::Tensor& mine, const at::Tensor& its, double constant, const char* what) {
     if (nothing)
@@ -182,7 +184,7 @@ TEST(DeviceAttention, WrittenOutInAnyBlocksIsTheReference) {
           const aten::AttentionWay way{false, scores};
           expect_way(way, a, path, documents, {{0, 5}, {9, 12}}, {{{3, 6}, {8, 10}}, {{0, 3}}, {{6, 8}, {10, 19}}});
           expect_way(way, a, path, documents, {{0, 19}}, {{{0, 19}}});
-          expect_way(way, a, path, documents, {{2, 6}}, {{{6, 9}}, {{11, 13}}});  // nothing to see
+          expect_way(way, a, path, documents, {{2, 6}}, {{{6, 9}}, {{11, 13}}});  // no visible keys
         }
 }
 
@@ -199,7 +201,7 @@ TEST(DeviceAttention, FlashInPiecesIsTheReference) {
   }
 }
 
-// The most that ATen held at once on the host while this stood.
+// Records the most bytes that ATen held at once on the host during its lifetime.
 class Peak : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t, c10::Device) override {
@@ -240,12 +242,12 @@ TEST(DeviceAttention, HoldsAPartOfTheScores) {
                     }));
   };
   EXPECT_GT(peaks(i64{1} << 24), 2 * all_scores);
-  const i64 part = peaks(a.heads * S * 8);  // of eight queries
+  const i64 part = peaks(a.heads * S * 8);  // eight queries at once
   EXPECT_LT(part, 5 * all_scores / (S / 8) + 6 * rows) << part;
 }
 
-// As the step program has them: of whole sequences, keys and values and their gradients are columns of the packed rows;
-// of gathered keys, the gradient of the queries is fp32 where that of the keys is narrow.
+// Uses operands as the step program has them. For whole sequences, keys, values and their gradients are columns of the
+// packed rows. For gathered keys, the gradient of the queries is fp32 even when that of the keys is narrow.
 TEST(DeviceAttention, WritesWhereTheProgramHasItsOperands) {
   const c10::InferenceMode inference;
   const auto a = test_architectures()[0];

@@ -1,5 +1,5 @@
-// The backward of a part in two halves (Context::half) beside the whole of it: the same bits, from no more than what
-// each half is documented to take, on exactly the scratch that is declared for it.
+// Tests the split backward of a part (Context::half) against the whole backward: the same bits, with only the operands
+// that each half is documented to take, and with exactly the declared scratch.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 using Names = std::set<std::string>;
 
-// The operands of run_part that a half takes, and those of them that it writes.
+// The operands of run_part that a half takes, and those that it writes.
 struct Taken {
   Names all, written;
 };
@@ -53,17 +53,17 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() == b.defined() &&
          (!a.defined() || (a.nbytes() == b.nbytes() && std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0));
 }
-// Operands with some statistics in place of what the forward saves.
+// Makes operands, with some statistics in place of what the forward saves.
 Tensors make(const Case& c) {
   Tensors t = make_operands(c, false);
   for (const auto& [name, value] : {std::pair{"rstd", 0.75}, std::pair{"mean", 0.25}, std::pair{"lse", 1.5}})
     if (t[name].defined()) t[name].fill_(value);
-  // Absent, as a norm's weights that an architecture lacks.
+  // Adds undefined tensors, as for norm weights that an architecture lacks.
   for (const char* name : {"norm_w", "norm_b", "d_norm_w", "d_norm_b", "mean"}) t.try_emplace(name);
   for (const std::string name : {"qkv_", "out_", "up_", "down_"}) t.try_emplace("d_" + name + "b");
   return t;
 }
-// Names whose tensors differ in any bit.
+// Returns the names whose tensors differ in any bit.
 Names differing(const Tensors& a, const Tensors& b) {
   Names names;
   for (const auto& [name, tensor] : a)
@@ -89,14 +89,14 @@ struct Task {
   void run(Pass pass, Tensors t) const {
     Workspace exact(arch::part_cost(c.arch, part, pass, shape()).scratch.value);
     const Context context{c.arch, shape(), exact.scratch, accumulate, share, half_of(pass)};
-    // The weights' half takes the gradient before RoPE.
+    // The weights half takes the gradient before RoPE.
     const RopeTable table = pass == Pass::kBackwardWeights ? RopeTable{} : rope();
     guarded(shape(), exact.scratch, [&] { run_part(context, part, pass, table, t); });
     if (scratch_is_exact(c.path, part)) {
       EXPECT_EQ(exact.scratch.high_water(), exact.scratch.capacity()) << name_of(pass);
     }
   }
-  // On what the half takes alone; the rest is undefined.
+  // Runs with only what the half takes; all other operands are undefined.
   void run_bare(Pass half, const Tensors& all) const {
     Tensors t;
     for (const std::string& name : taken(part, half).all) t[name] = all.at(name);
@@ -109,7 +109,7 @@ struct Task {
   }
 };
 
-// All rows; the second third of them, as a tensor rank; that with the residual kept by rows.
+// All rows; the second third of the rows, as a tensor rank; the same with the residual kept by rows.
 std::vector<Share> shares() {
   Share rows;
   rows.rank = 1, rows.ranks = 3, rows.first_row = 7, rows.rows = 7;
@@ -147,7 +147,7 @@ class Halves : public OnPath {};
 const auto name_of_path = [](const auto& info) { return std::string(info.param.name); };
 INSTANTIATE_TEST_SUITE_P(Paths, Halves, ::testing::ValuesIn(paths()), name_of_path);
 
-// Plain loops do not block.
+// Leaves out the reference kernels: plain loops do not block.
 std::vector<Path> blocking_paths() {
   auto all = paths();
   std::erase_if(all, [](const Path& path) { return path.kernels == Kernels::kReference; });
@@ -183,7 +183,7 @@ TEST_P(Halves, WriteTheirOwnAlone) {
         Names expected;
         for (const std::string& name : taken(part, half).written)
           if (t[name].defined()) expected.insert(name);
-        // Without RoPE there is nothing to rotate back.
+        // Without RoPE nothing is rotated back.
         if (a.position != arch::Position::kRope) expected.erase("d_qkv");
         const Tensors before = clone(t);
         s.run(half, t);
@@ -206,7 +206,7 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
       s.run(Pass::kBackwardInput, input);
       EXPECT_EQ(differing(whole, input), Names{});
       const Tensors before = clone(weights);
-      // On the scratch of the whole: nothing but the half is amiss.
+      // Gives the scratch of the whole backward, so that the half is the only error.
       Workspace ample(arch::part_cost(a, part, Pass::kBackward, s.shape()).scratch.value);
       const Context context{a, s.shape(), ample.scratch, true, {}, Half::kWeights};
       Tensors operands = weights;
@@ -222,7 +222,7 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
   EXPECT_THROW(head_shared_gradient(context, {}, {}, logits, {}, {}, 1.0, losses, d_y, d_head), Error);
 }
 
-// At sizes where products block, pack and go to several threads, and 16-bit gradients are added by blocks.
+// Uses sizes at which products block, pack and run on several threads, and 16-bit gradients are added in blocks.
 TEST_P(BlockedHalves, GiveTheBitsOfTheWholeAtSize) {
   const Path& path = GetParam();
   const c10::InferenceMode inference;

@@ -1,6 +1,6 @@
-// The parts chained into a whole model, forward and backward, on every path against libtorch's autograd on composite
-// operators in float64: loss and the gradient of every parameter, with accumulation over two micro-batches, tied and
-// untied heads, ignored labels.
+// Tests the parts, chained into a whole model, forward and backward, on every path against libtorch's autograd on
+// composite operators in float64: loss and the gradient of every parameter, with accumulation over two micro-batches,
+// tied and untied heads, ignored labels.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -122,8 +122,8 @@ at::ScalarType wide_type(DType compute) {
 
 class Model {
  public:
-  // Weights in the compute dtype; gradients and statistics are wide. `halves`: the weights' halves of all layers come
-  // after the rest of the backward, the first layer's first.
+  // Weights in the compute dtype; gradients and statistics are wide. `halves`: the weights halves of all layers run
+  // after the rest of the backward, beginning with the first layer.
   Model(const arch::Architecture& a, Kernels kernels, DType compute, const Weights& weights, const Batch& batch,
         bool halves = false)
       : a_(a),
@@ -135,7 +135,7 @@ class Model {
         rope_(make_rope_table(a, batch.S, wide_, at::kCPU)),
         halves_(halves) {}
 
-  // Loss sum, and gradients of loss * scale into `grads`.
+  // Returns the loss sum; writes the gradients of loss * scale into `grads`.
   double step(double scale, bool accumulate, Weights& grads) {
     accumulate_ = accumulate;
     at::Tensor x = empty(a_.hidden), y = empty(a_.hidden), d_x = empty(a_.hidden), d_y = empty(a_.hidden);
@@ -169,7 +169,7 @@ class Model {
     at::Tensor x, qkv, o, lse, mid, up, a, y;
     NormSaved norm1, norm2;
   };
-  // The gradients of what the linear layers give, for the weights' halves.
+  // Gradients of the linear layers' outputs, kept for the weights halves.
   struct Kept {
     at::Tensor d_down, d_up, d_out, d_qkv;
   };
@@ -242,7 +242,7 @@ class Model {
     return {d_down, d_up, d_out, d_qkv};
   }
 
-  // No matrix is read.
+  // Runs the weights halves, which read no weight matrix.
   void backward_weights(std::int64_t l, const Saved& s, const Kept& kept, Weights& grads) {
     const std::string p = std::to_string(l) + ".";
     constexpr Pass kPass = Pass::kBackwardWeights;
@@ -291,9 +291,10 @@ class Model {
   bool halves_, accumulate_ = false;
 };
 
-// Relative to the largest element: c u sqrt(n depth). Each part on the way from a weight to the loss and back (`depth`)
-// rounds anew, independently of the others. n is the longest sum behind an element where sums round as they go; in bf16
-// they run in fp32 and only their results are rounded: n is 1. c, as in parts_test.cpp: roundings per term.
+// The bound relative to the largest element: c u sqrt(n depth). Each part on the way from a weight to the loss and back
+// (`depth`) rounds again, independently of the others. n is the length of the longest sum behind an element when sums
+// round as they go; in bf16 they run in fp32 and only their results are rounded, so n is 1. c, as in parts_test.cpp:
+// roundings per term.
 double bound(const arch::Architecture& a, DType compute, std::int64_t tokens) {
   constexpr double kC = 8.0;
   const std::int64_t depth = 2 * (6 * a.layers + 2);
@@ -306,7 +307,7 @@ void check(const arch::Architecture& a, Kernels kernels, DType compute) {
   Weights weights = make_weights(a), grads, leaves;
   for (auto& [name, tensor] : weights) {
     tensor = tensor.to(scalar_type(compute));
-    // The oracle gets the rounded weights: what they lost is no error of the kernels.
+    // The oracle uses the rounded weights: the rounding of the weights is not an error of the kernels.
     leaves[name] = tensor.to(at::kDouble, /*non_blocking*/ false, /*copy*/ true).requires_grad_(true);
     grads[name] = at::full(tensor.sizes(), NAN, wide_type(compute));
   }
@@ -346,16 +347,16 @@ TEST(Model, ReferenceAgreesWithAutograd) {
 TEST(Model, AtenAgreesWithAutograd) {
   for (const auto& a : with_tied()) check(a, Kernels::kAten, DType::kF64);
 }
-// What runs on CPUs in fact.
+// The kernels and type that CPUs normally run.
 TEST(Model, FusedAgreesWithAutograd) {
   for (const auto& a : with_tied()) check(a, Kernels::kFused, DType::kF32);
 }
-// What runs in bf16 in fact.
+// The kernels that run in bf16 in practice.
 TEST(Model, AtenInHalfPrecisionAgreesWithAutograd) {
   for (const auto& a : with_tied()) check(a, Kernels::kAten, DType::kBF16);
 }
 
-// A zero-bubble schedule's order of work: the gradients are those of the whole backward, to the bit.
+// The order of work of a zero-bubble schedule: the gradients equal those of the whole backward, bit for bit.
 TEST(Model, HalvesGiveTheGradientsOfTheWhole) {
   for (const auto& a : with_tied())
     for (const auto& [kernels, compute] :
@@ -379,8 +380,8 @@ TEST(Model, HalvesGiveTheGradientsOfTheWhole) {
     }
 }
 
-// transformers 4.x, modeling_rope_utils._compute_llama3_parameters, for theta 500000, D 128, factor 8, low 1, high 4,
-// original 8192.
+// Expected values from transformers 4.x, modeling_rope_utils._compute_llama3_parameters, for theta 500000, D 128,
+// factor 8, low 1, high 4, original 8192.
 TEST(Rope, ScalesFrequenciesAsLlama3) {
   arch::Architecture a = test_architectures()[0];
   a.head_dim = 128, a.rope_theta = 500000.0, a.rope_scaling = arch::RopeScaling{};

@@ -1,5 +1,5 @@
-// Assembles the parts from kernels on raw pointers: one text for the reference and the fused kernels, which have the
-// same shape. ATen's own way is in parts_aten.cpp.
+// Assembles the parts from kernels on raw pointers. The same code serves the reference and the fused kernels, which
+// have the same interface. parts_aten.cpp has the ATen kernels.
 #include "model/parts.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ using arch::Kernels;
 using math::Scratch;
 using i64 = std::int64_t;
 
-// Sizes and statistics of one norm; mean null: RMSNorm.
+// Sizes and statistics of one norm; mean is null for RMSNorm.
 template <class T>
 struct NormPointers {
   T *rstd, *mean;
@@ -215,7 +215,7 @@ struct Fused {
 // --- tensors to pointers
 // ----------------------------------------------------------------------------------------------------
 
-// Null for an undefined tensor.
+// Returns null for an undefined tensor.
 template <class T>
 T* pointer(const at::Tensor& t) {
   if (!t.defined()) return nullptr;
@@ -227,7 +227,7 @@ NormPointers<T> pointers(const NormWeights& w, const NormSaved& saved) {
   return {pointer<T>(saved.rstd_N), pointer<T>(saved.mean_N), pointer<T>(w.weight_d), pointer<T>(w.bias_d)};
 }
 
-// Calls `with` on the kernels of the context, or `aten`.
+// Calls `with` with the kernels of the context, or calls `aten`.
 template <class With, class Aten>
 void run(const Context& c, const With& with, const Aten& aten) {
   const int threads = std::max(c.shape.threads, 1);
@@ -250,7 +250,7 @@ using RealOf = typename K::Real;
 // --- pieces that parts share
 // ------------------------------------------------------------------------------------------------
 
-// y = [residual] + x W^T [+ b]; residual and bias in `rows` rows from `first` on only.
+// y = [residual] + x W^T [+ b]; residual and bias only in `rows` rows from `first` on.
 template <class K>
 void linear_forward(const K& k, const RealOf<K>* x, const at::Tensor& residual, const Linear& w, i64 first, i64 rows,
                     at::Tensor& y) {
@@ -266,7 +266,7 @@ void linear_forward(const K& k, const RealOf<K>* x, const at::Tensor& residual, 
   k.matmul_nt(all, out, in, x, pointer<T>(w.weight_OI), start, pointer<T>(y));
 }
 
-// d_W (+)= d_y^T x and d_b (+)= sum d_y, over `rows` rows from `first` on for the bias.
+// d_W (+)= d_y^T x and d_b (+)= sum d_y; the bias gradient sums `rows` rows from `first` on.
 template <class K>
 void linear_weight_gradient(const K& k, bool accumulate, const at::Tensor& d_y, const RealOf<K>* x, i64 first, i64 rows,
                             Linear& d_w) {
@@ -288,7 +288,7 @@ void linear_backward(const K& k, const Context& c, const at::Tensor& d_y, const 
     linear_weight_gradient(k, c.accumulate, d_y, pointer<T>(x), c.share.first_row, c.share.count_rows(rows), d_w);
 }
 
-// Adds to d_x in the rank's rows, and overwrites the others, which another rank adds to.
+// Adds to d_x in the rank's rows and overwrites the other rows, to which another rank adds.
 template <class K>
 void norm_backward_rows(const K& k, const Context& c, const RealOf<K>* d_y, const at::Tensor& x,
                         const NormPointers<RealOf<K>>& p, at::Tensor& d_x, NormWeights& d_norm) {
@@ -320,7 +320,7 @@ void norm_linear_forward(const K& k, const Context& c, const at::Tensor& x, cons
   linear_forward(k, normed, at::Tensor(), w, 0, rows, y);
 }
 
-// The norm's output is computed again for d_W; its place then takes its gradient.
+// Computes the norm's output again for d_W; its gradient then overwrites it.
 template <class K>
 void norm_linear_backward(const K& k, const Context& c, const at::Tensor& d_y, const at::Tensor& x,
                           const NormSaved& saved, const NormWeights& norm, const Linear& w, at::Tensor& d_x,
@@ -347,7 +347,7 @@ void rotate(const K& k, const Context& c, const RopeTable& rope, bool inverse, c
          pointer<T>(rope.cos_SD2), pointer<T>(rope.sin_SD2), inverse, pointer<T>(qkv));
 }
 
-// Of a backward without halves, which runs whole with kInput.
+// Checks the half of a backward that is not split: it runs whole with kInput.
 void check_whole(const Context& c, arch::Part part) {
   MOLEN_CHECK(c.of_input(), "the backward of {} has no half for the weights alone", arch::name_of(part));
 }
@@ -366,7 +366,7 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence,
   for (i64 i = 0; i < half; ++i) {
     double frequency = std::pow(arch.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(arch.head_dim));
     if (arch.rope_scaling) {
-      // Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated.
+      // Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, wavelengths in between interpolated.
       const auto& s = *arch.rope_scaling;
       const double wavelength = 2.0 * M_PI / frequency, original = static_cast<double>(s.original_max_sequence);
       if (wavelength > original / s.low_freq_factor) {
@@ -545,7 +545,7 @@ void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tens
 }
 
 void down_forward(const Context& c, const at::Tensor& a, const at::Tensor& mid, const Linear& down, at::Tensor& y) {
-  output_projection_forward(c, a, mid, down, y);  // y = residual + x W^T + b, as there
+  output_projection_forward(c, a, mid, down, y);  // same as there: y = residual + x W^T + b
 }
 
 void down_backward(const Context& c, const at::Tensor& d_x, const at::Tensor& a, const Linear& down, at::Tensor& d_a,

@@ -1,14 +1,14 @@
-// The parts of a layer (arch/parts.h) on tensors: what the executor calls for each compute op. Nothing here allocates:
-// results and saved tensors are views into the plan's arena, workspace comes from Context::scratch (Kernels::kAten:
-// what ATen allocates too, by the guard of math/allocation.h). Products run with at::get_num_threads() threads, the
-// rest with PartShape::threads.
+// The parts of a layer (arch/parts.h) on tensors, which the executor calls for compute ops. Nothing here allocates:
+// results and saved tensors are views into the plan's arena, workspace comes from Context::scratch (with Kernels::kAten
+// also what ATen allocates, by the guard of math/allocation.h). Products run with at::get_num_threads() threads,
+// everything else with PartShape::threads.
 //
-// Dtypes: activations and weights have the compute dtype (fp64, fp32, bf16); lse, rstd and mean are fp32 (fp64 in
+// Dtypes: activations and weights have the compute dtype (fp64, fp32, bf16, fp16); lse, rstd and mean are fp32 (fp64 in
 // fp64); weight gradients `d_*` of parameters have the main-gradient dtype (fp32; fp64 in fp64). Biases and norm
-// weights that a model lacks are undefined tensors. Shapes: the letters of arch/parts.h as suffixes. Rule of
-// accumulation: backward *adds* into parameter gradients when `accumulate`, else overwrites them (norms, matrices,
-// biases) -- the embedding table is zeroed first. Activation gradients are overwritten, but for the residual d_x, which
-// is added to.
+// weights that a model lacks are undefined tensors. Suffixes of names give shapes in the letters of arch/parts.h. Rule
+// of accumulation: backward *adds* into parameter gradients when `accumulate` is set, otherwise it overwrites them
+// (norms, matrices, biases) -- the embedding table is zeroed first. Activation gradients are overwritten, except the
+// residual d_x, which is added to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,23 +21,23 @@
 
 namespace molen::model {
 
-// What this rank does of a part that tensor ranks share: by default, all of it. Where ranks leave sums to be made, what
-// is to be counted once (residual, biases of row-cut products) is added to the rank's rows only.
+// This rank's share of a part that tensor ranks split; by default, the whole part. When ranks leave partial sums, terms
+// that count once (residual, biases of row-split products) are added only to the rank's rows.
 struct Share {
   int rank = 0, ranks = 1;
   std::int64_t first_row = 0, rows = -1;                  // of the N tokens; -1: all
-  std::int64_t vocabulary_first = 0, vocabulary_all = 0;  // the table's first row, and rows of the whole one
-  std::int64_t all_heads = 0;                             // of the model: ALiBi's slopes follow from it
+  std::int64_t vocabulary_first = 0, vocabulary_all = 0;  // the table's first row, and the rows of the whole table
+  std::int64_t all_heads = 0;                             // of the model: they determine ALiBi's slopes
   bool residual_rows = false;  // the residual gradient is kept elsewhere, by rows: d_x is overwritten
   std::int64_t count_rows(std::int64_t all) const { return rows < 0 ? all : rows; }
 };
 
-// Which of a part's gradients a backward makes; arch::has_halves says which parts have two, and arch/parts.h what each
-// reads. A half reads and writes nothing of the other: what only the other one takes may be undefined.
+// Which of a part's gradients a backward computes. arch::has_halves tells which parts have two halves, and arch/parts.h
+// what each half reads. A half touches nothing of the other: operands that only the other half takes may be undefined.
 enum class Half {
   kBoth,
-  kInput,   // what the part before needs, and the norm's weights; parts without halves run whole
-  kWeights  // matrices and their biases, after kInput; an Error in parts without halves
+  kInput,   // gradients of the part's input and of the norm's weights; parts without halves run whole
+  kWeights  // matrices and their biases, after kInput; throws Error in parts without halves
 };
 
 struct Context {
@@ -49,10 +49,11 @@ struct Context {
   Half half = Half::kBoth;  // backward only
   bool of_input() const { return half != Half::kWeights; }
   bool of_weights() const { return half != Half::kInput; }
-  // Where context ranks share each sequence (model/context.h): the positions of this rank's rows, shape.sequence of
-  // them; empty: 0 to S-1. Tables of RoPE have a row for each.
+  // When context ranks share each sequence (model/context.h): the shape.sequence positions of this rank's rows; empty:
+  // 0 to S-1. RoPE's tables have a row for each position.
   std::span<const PositionRun> positions = {};
-  // For each row (int32 [N]), the position where its document begins: attention stays within it. Null: one document.
+  // For each row (int32 [N]), the position where its document begins: attention stays within the document. Null: one
+  // document.
   const at::Tensor* document_start = nullptr;
 };
 
@@ -74,15 +75,15 @@ struct RopeTable {
 RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype,
                           at::Device device);
 
-// Of ids that are in another rank's table, nothing is added. ids_N: int32. positions_Sd: learned positions, undefined
-// for RoPE and ALiBi.
+// Ids in another rank's part of the table add nothing. ids_N: int32. positions_Sd: learned positions, undefined for
+// RoPE and ALiBi.
 void embed_forward(const Context&, const at::Tensor& ids_N, const at::Tensor& table_Vd, const at::Tensor& positions_Sd,
                    at::Tensor& x_Nd);
 void embed_backward(const Context&, const at::Tensor& ids_N, const at::Tensor& d_x_Nd, at::Tensor& d_table_Vd,
                     at::Tensor& d_positions_Sd);
 
-// `backward` rotates d_qkv back in place (RoPE): what is in d_qkv_NQ afterwards is the gradient before RoPE. In halves,
-// kInput does, and kWeights takes it from there.
+// `backward` rotates d_qkv back in place (RoPE): d_qkv_NQ then holds the gradient before RoPE. In a split backward,
+// kInput does this, and kWeights reads the result.
 void norm_qkv_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&, const Linear& qkv, const RopeTable&,
                       NormSaved&, at::Tensor& qkv_NQ);
 void norm_qkv_backward(const Context&, const at::Tensor& d_qkv_NQ, const at::Tensor& x_Nd, const NormSaved&,
@@ -93,8 +94,8 @@ void attention_forward(const Context&, const at::Tensor& qkv_NQ, at::Tensor& o_N
 void attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ, const at::Tensor& o_NhD,
                         const at::Tensor& lse_BhS, at::Tensor& d_qkv_NQ);
 
-// The residual (x, mid) has the rows of Share only, R of them. In halves, kWeights needs d_x as kInput read it, before
-// the parts that come next have added to it; so in down_backward.
+// The residual (x, mid) has only the rows of Share, R of them. In a split backward, kWeights needs d_x as kInput read
+// it, before the next parts of the backward add to it; the same holds for down_backward.
 void output_projection_forward(const Context&, const at::Tensor& o_NhD, const at::Tensor& x_Rd, const Linear& output,
                                at::Tensor& mid_Nd);
 void output_projection_backward(const Context&, const at::Tensor& d_x_Nd, const at::Tensor& o_NhD, const Linear& output,
@@ -119,16 +120,16 @@ void final_norm_backward(const Context&, const at::Tensor& d_y_Nd, const at::Ten
                          const NormWeights&, at::Tensor& d_x_Nd, NormWeights& d_norm);
 
 // One chunk of C = y.size(0) tokens. labels_C int32, -1 = ignored. `losses_C` receives each token's loss in fp32 (fp64
-// in fp64; 0 where ignored). Gradients of sum(losses) * grad_scale: d_y_Cd is overwritten; d_head_Vd as `accumulate`
-// says. grad_scale is 1/(valid tokens of the global batch).
+// in fp64; 0 when ignored). The gradients are those of sum(losses) * grad_scale: d_y_Cd is overwritten; d_head_Vd
+// follows `accumulate`. In training, grad_scale is the loss scale / (tokens of the global batch).
 void head_loss(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_Vd,
                double grad_scale, at::Tensor& losses_C, at::Tensor& d_y_Cd, at::Tensor& d_head_Vd);
-// The head of tensor ranks that share the vocabulary, v rows of it on this one (Share). First the logits of a chunk
+// The head of tensor ranks that share the vocabulary; this rank has v rows of it (Share). First, the logits of a chunk
 // (fp32; fp64 in fp64) and for each token (log of the sum of their exponentials, logit of the label or 0)...
 void head_logits_sums(const Context&, const at::Tensor& y_Cd, const at::Tensor& labels_C, const at::Tensor& head_vd,
                       at::Tensor& logits_Cv, at::Tensor& sums_C2);
-// ... then, with everyone's sums_RC2 (of a whole chunk; the first C rows count), the losses, and in place of the logits
-// their gradient. d_y_Cd is this rank's share of a sum.
+// ... then, with all ranks' sums_RC2 (of a whole chunk; the first C rows count), the losses; the gradient of the logits
+// overwrites them. d_y_Cd is this rank's part of a sum over ranks.
 void head_shared_loss(const Context&, const at::Tensor& sums_RC2, const at::Tensor& labels_C, at::Tensor& losses_C);
 void head_shared_gradient(const Context&, const at::Tensor& sums_RC2, const at::Tensor& labels_C, at::Tensor& logits_Cv,
                           const at::Tensor& y_Cd, const at::Tensor& head_vd, double grad_scale, at::Tensor& losses_C,

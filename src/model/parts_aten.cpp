@@ -24,7 +24,7 @@ using i64 = std::int64_t;
 using math::LibraryCall;
 using math::Rewind;
 
-// a b, into out.
+// out = a b
 void product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   const LibraryCall call;
   at::mm_out(out, a, b);
@@ -42,7 +42,7 @@ void add_into(bool accumulate, at::Tensor& gradient, const at::Tensor& value) {
   else
     gradient.copy_(value.view_as(gradient));
 }
-// gradient (+)= value of 16 bits, a block at a time: ATen would widen all of it at once.
+// gradient (+)= value in 16 bits, a block at a time: ATen would widen the whole value at once.
 void add_narrow_into(const Context& c, at::Tensor& gradient, const at::Tensor& value) {
   if (own_narrow(value))
     return narrow_kernels().widen(threads_of(c), value.numel(), bits(value), c.accumulate, floats(gradient));
@@ -62,7 +62,8 @@ void add_narrow_into(const Context& c, at::Tensor& gradient, const at::Tensor& v
   }
 }
 
-// For a product of our own or for a rounded gradient: on every processor the same, as the plan is.
+// Takes scratch for a product of molen's own or for a rounded gradient: the same size on every processor, as in the
+// plan.
 void* weight_gradient_space(const Context& c, const at::Tensor& d_w, i64 terms) {
   return c.scratch.take_bytes(
       std::max(2 * d_w.numel(), math::weight_gradient_scratch(threads_of(c), d_w.size(1), terms)));
@@ -81,7 +82,7 @@ void weight_gradient(const Context& c, at::Tensor& d_w, const at::Tensor& d_y, c
     MOLEN_CHECK(d_w.is_contiguous(), "the gradient of a weight is not contiguous");
     math::weight_gradient(threads_of(c), d_y.size(1), in, terms, bits(d_y), bits(x), c.accumulate, floats(d_w),
                           weight_gradient_space(c, d_w, terms));
-  } else if (x.device().is_cpu()) {  // ATen has no product that rounds only once, into fp32
+  } else if (x.device().is_cpu()) {  // ATen has no product into fp32 that rounds only once
     at::Tensor rounded = own_narrow(x)
                              ? at::from_blob(weight_gradient_space(c, d_w, x.size(0)), d_w.sizes(), x.options())
                              : temporary(c, x, x.scalar_type(), d_w.sizes());
@@ -94,7 +95,7 @@ void weight_gradient(const Context& c, at::Tensor& d_w, const at::Tensor& d_y, c
   }
 }
 
-// d_b (+)= the sums of d_y's columns, of some of N rows: what it takes does not depend on how many.
+// d_b (+)= the column sums of d_y, which has some of the N rows. The scratch does not depend on how many.
 void bias_gradient(const Context& c, at::Tensor& d_b, const at::Tensor& d_y) {
   if (!d_y.device().is_cpu()) return add_into(c.accumulate, d_b, at::sum(d_y, {0}, false, accurate(d_y)));
   const Rewind rewind(c.scratch);
@@ -117,14 +118,14 @@ void bias_gradient(const Context& c, at::Tensor& d_b, const at::Tensor& d_y) {
   }
 }
 
-// The bias is counted in the rows of `d_bias_y`.
+// The bias gradient sums the rows of `d_bias_y`.
 void linear_gradient(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& d_bias_y,
                      Linear& d_linear) {
   weight_gradient(c, d_linear.weight_OI, d_y, x);
   if (d_linear.bias_O.defined()) bias_gradient(c, d_linear.bias_O, d_bias_y);
 }
 
-// The rank's rows of a tensor of all tokens.
+// Returns the rank's rows of a tensor of all tokens.
 at::Tensor own_rows(const Context& c, const at::Tensor& all) {
   return c.share.rows < 0 ? all : all.narrow(0, c.share.first_row, c.share.rows);
 }
@@ -136,7 +137,7 @@ bool rms(const Context& c) {
   return c.arch.norm == arch::Norm::kRms;
 }
 
-// The norm of x into y, both in the compute dtype; its statistics into `saved`.
+// Writes the norm of x, in the compute dtype, to y, and its statistics to `saved`.
 void norm_output(const Context& c, const at::Tensor& x, const NormWeights& w, NormSaved& saved, at::Tensor& y) {
   const i64 d = x.size(1);
   const Rewind rewind(c.scratch);
@@ -168,7 +169,7 @@ void norm_output(const Context& c, const at::Tensor& x, const NormWeights& w, No
   if (!unit.is_same(y)) y.copy_(unit);
 }
 
-// The same from the saved statistics.
+// Computes the norm's output from the saved statistics.
 void norm_output_again(const Context& c, const at::Tensor& x, const NormWeights& w, const NormSaved& saved,
                        at::Tensor& y) {
   const Rewind rewind(c.scratch);
@@ -200,7 +201,7 @@ at::Tensor heads_of(const Context& c, const at::Tensor& rows) {
   return rows.view({c.shape.batch, c.shape.sequence, c.arch.heads, c.arch.head_dim}).transpose(1, 2);
 }
 
-// slope_h (j - i), and -infinity above the diagonal: [1, h, S, S].
+// Returns slope_h (j - i), with -infinity above the diagonal: [1, h, S, S].
 at::Tensor alibi_mask(const Context& c, at::ScalarType type) {
   const i64 s = c.shape.sequence;
   const std::vector<double> slopes = model::slopes_of(c);
@@ -218,8 +219,8 @@ double scale_of(const Context& c) {
 bool is_alibi(const Context& c) {
   return c.arch.position == arch::Position::kAlibi;
 }
-// Our own attention on the host: faster than ATen's. Rows in bf16 have kernels of their own (math/attention_narrow.h);
-// those in fp16 are widened.
+// Returns whether molen's own attention runs: on the host it is faster than ATen's. Rows in bf16 have kernels of their
+// own (math/attention_narrow.h); rows in fp16 are widened.
 bool own_attention(const Context& c, const at::Tensor& qkv) {
   return own_kernels(qkv) && c.arch.head_dim <= arch::kOwnAttentionMaxHead;
 }
@@ -235,13 +236,13 @@ std::vector<float> float_slopes(const Context& c) {
   return {slopes.begin(), slopes.end()};
 }
 
-// On a device: ids as rows of this rank's table, and whether they are; [N], [N, 1].
+// On a device: returns ids as rows of this rank's table, and whether the rows are in this rank's table; [N], [N, 1].
 std::pair<at::Tensor, at::Tensor> device_rows_of(const Context& c, const at::Tensor& ids, i64 table_rows) {
   const at::Tensor rows = ids.sub(c.share.vocabulary_first), here = rows.ge(0).bitwise_and_(rows.lt(table_rows));
   return {rows.clamp(0, table_rows - 1), here.unsqueeze(1)};
 }
 
-// Rows of another rank's table are zero.
+// Leaves zeros for rows of another rank's table.
 void share_embed_forward(const Context& c, const at::Tensor& ids, const at::Tensor& table, at::Tensor& x) {
   if (!x.device().is_cpu()) {
     const auto [rows, here] = device_rows_of(c, ids, table.size(0));
@@ -356,7 +357,7 @@ void norm_linear_forward(const Context& c, const at::Tensor& x, const NormWeight
   linear_forward(c, normed, at::Tensor(), w, y);
 }
 
-// The norm's output is computed again for d_W; its place then takes its gradient.
+// Computes the norm's output again for d_W; its gradient then overwrites it.
 void norm_linear_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
                           const NormWeights& norm, const Linear& w, at::Tensor& d_x, NormWeights& d_norm,
                           Linear& d_linear) {
@@ -493,7 +494,7 @@ void norm_forward(const Context& c, const at::Tensor& x, const NormWeights& norm
 
 namespace {
 
-// d_x (+)= value, rounded once; `scrap`: a wide temporary of its size.
+// d_x (+)= value, rounded once; `scrap`: a wide temporary of the same size.
 void add_rounded(bool add, at::Tensor& d_x, at::Tensor& value, at::Tensor& scrap) {
   if (add && low_precision(d_x)) {
     scrap.copy_(d_x);
@@ -505,7 +506,7 @@ void add_rounded(bool add, at::Tensor& d_x, at::Tensor& value, at::Tensor& scrap
   d_x.copy_(value);
 }
 
-// With u = x rstd, v = d_y w: d_x = rstd (v - u mean(v u)), d_w = sum of d_y u.
+// With u = x rstd and v = d_y w: d_x = rstd (v - u mean(v u)), d_w = sum of d_y u.
 void rms_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x, const NormSaved& saved,
                   const NormWeights& norm, bool add, at::Tensor& d_x, NormWeights& d_norm) {
   const at::ScalarType type = accurate(x);
@@ -541,7 +542,7 @@ void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x,
                    const NormWeights& norm, bool add, at::Tensor& d_x, NormWeights& d_norm) {
   const i64 d = x.size(1);
   const Rewind rewind(c.scratch);
-  if (add && c.share.ranks > 1) {  // in the rank's rows; another adds to the others
+  if (add && c.share.ranks > 1) {  // in the rank's rows; another rank adds to the others
     const i64 first = c.share.residual_rows ? 0 : c.share.first_row, rows = c.share.residual_rows ? 0 : c.share.rows;
     d_x.narrow(0, 0, first).zero_();
     d_x.narrow(0, first + rows, d_x.size(0) - first - rows).zero_();
@@ -575,7 +576,7 @@ void norm_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& x,
 
 namespace {
 
-// Logits in fp32 or wider.
+// Returns logits in fp32 or wider.
 at::Tensor wide_logits(const Context& c, const at::Tensor& y, const at::Tensor& head) {
   if (low_precision(y) && y.is_cuda()) return at::mm(y, head.t(), at::kFloat);
   at::Tensor logits = temporary(c, y, y.scalar_type(), {y.size(0), head.size(0)});
@@ -590,7 +591,7 @@ void check_labels(const at::Tensor& labels, i64 vocabulary) {
                 label[i], i, vocabulary);
 }
 
-// Losses; logits become (softmax - onehot) * scale where `gradient`.
+// Computes losses; with `gradient`, logits become (softmax - onehot) * scale.
 void cross_entropy(const Context& c, bool gradient, double scale, const at::Tensor& labels, at::Tensor& logits,
                    at::Tensor& losses) {
   if (own_kernels(logits)) {
@@ -613,8 +614,8 @@ void cross_entropy(const Context& c, bool gradient, double scale, const at::Tens
 
 namespace {
 
-// Losses of a chunk in 16 bits on the host, a row (in fp16 a block of rows) widened at a time; logits become their
-// gradient.
+// Computes losses of a chunk in 16 bits on the host, widening one row (in fp16 a block of rows) at a time; with
+// `gradient`, logits become their gradient.
 void narrow_cross_entropy(const Context& c, bool gradient, double scale, const at::Tensor& labels, at::Tensor& logits,
                           at::Tensor& losses) {
   const Rewind rewind(c.scratch);
@@ -636,7 +637,7 @@ void narrow_cross_entropy(const Context& c, bool gradient, double scale, const a
   }
 }
 
-// The losses of a chunk; returns the gradient of its logits in the compute dtype where `gradient`.
+// Computes the losses of a chunk; with `gradient`, returns the gradient of its logits in the compute dtype.
 at::Tensor chunk_losses(const Context& c, bool gradient, double scale, const at::Tensor& y, const at::Tensor& labels,
                         const at::Tensor& head, at::Tensor& losses) {
   if (low_precision(y) && y.device().is_cpu()) {
@@ -654,7 +655,7 @@ at::Tensor chunk_losses(const Context& c, bool gradient, double scale, const at:
 
 namespace {
 
-// d_y = d_logits W, whose sums are as long as the vocabulary.
+// d_y = d_logits W; these sums are as long as the vocabulary.
 void head_input_gradient(const Context& c, at::Tensor& d_y, const at::Tensor& d_logits, const at::Tensor& head) {
   const i64 rows = d_logits.size(0), vocabulary = d_logits.size(1), d = head.size(1);
   const Rewind rewind(c.scratch);
@@ -678,7 +679,7 @@ void head_loss(const Context& c, const at::Tensor& y, const at::Tensor& labels, 
 
 namespace {
 
-// On a device: everyone's sums to the logarithm of the whole sum and the losses.
+// On a device: combines all ranks' sums to the logarithm of the whole sum and the losses.
 at::Tensor device_combine(const at::Tensor& sums, const at::Tensor& labels, at::Tensor& losses) {
   const at::Tensor all = sums.narrow(1, 0, losses.size(0));
   const at::Tensor lse = at::logsumexp(all.select(2, 0), {0});
@@ -695,7 +696,7 @@ void device_gradient(const Context& c, const at::Tensor& sums, const at::Tensor&
   logits.mul_(labels.ge(0).to(logits.scalar_type()).mul_(grad_scale).unsqueeze(1));
 }
 
-// Calls f on the element type of values on the host.
+// Calls f with the element type of `values`, which are on the host.
 template <class F>
 void on_host(const at::Tensor& values, const F& f) {
   if (values.scalar_type() == at::kDouble)

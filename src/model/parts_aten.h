@@ -1,6 +1,6 @@
-// The parts on device-generic ATen operators (Kernels::kAten), same meanings as model/parts.h. On the host their
-// temporaries are cut from Context::scratch, and so is what an operator allocates itself (math/allocation.h), in the
-// order that arch/part_cost.cpp counts: the scratch is known exactly. Attention there is our own.
+// The parts on device-generic ATen operators (Kernels::kAten), with the same meanings as in model/parts.h. On the host,
+// their temporaries and what an operator allocates itself (math/allocation.h) are taken from Context::scratch in the
+// order that arch/part_cost.cpp counts, so the scratch is known exactly. Attention on the host is molen's own.
 #pragma once
 
 #include "model/parts.h"
@@ -12,7 +12,7 @@ void embed_forward(const Context&, const at::Tensor& ids, const at::Tensor& tabl
 void embed_backward(const Context&, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
                     at::Tensor& d_positions);
 
-// y = norm(x) W^T + b: what norm_qkv (before RoPE) and norm_up share.
+// y = norm(x) W^T + b: shared by norm_qkv (before RoPE) and norm_up.
 void norm_linear_forward(const Context&, const at::Tensor& x, const NormWeights&, const Linear&, NormSaved&,
                          at::Tensor& y);
 void norm_linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const NormSaved&,
@@ -23,7 +23,7 @@ void attention_forward(const Context&, const at::Tensor& qkv, at::Tensor& o, at:
 void attention_backward(const Context&, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,
                         const at::Tensor& lse, at::Tensor& d_qkv);
 
-// y = residual + x W^T + b; backward of x W^T + b, or a half of it.
+// y = residual + x W^T + b; the backward of x W^T + b, or a half of it.
 void linear_forward(const Context&, const at::Tensor& x, const at::Tensor& residual, const Linear&, at::Tensor& y);
 void linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const Linear&, at::Tensor& d_x,
                      Linear& d_linear);

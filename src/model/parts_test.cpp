@@ -1,5 +1,5 @@
-// Every part, forward and backward, on each path against the double reference, within bounds that follow from dtype and
-// length; scratch taken against scratch declared; nothing else allocated.
+// Tests every part, forward and backward, on each path against the double reference, within bounds that follow from
+// dtype and length. Also tests that each part takes exactly the declared scratch and allocates nothing else.
 #include "model/parts.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +16,8 @@ namespace {
 using math::testing::Bound;
 using math::testing::close;
 
-// What the backward takes from the forward: the reference's statistics, attention output and lse, rounded for the path.
+// Fills what the backward takes from the forward: the reference's statistics, attention output and lse, rounded for the
+// path.
 void fill_saved(const Context& c, Part part, const RopeTable& rope, Tensors& reference, Tensors& path) {
   run_part(c, part, Pass::kForward, rope, reference);
   c.scratch.reset();
@@ -48,7 +49,7 @@ void check(const Case& c, Part part, Pass pass, bool accumulate) {
   const auto outputs = run_part(oracle, part, pass, exact_rope, want);
   guarded(shape, exact.scratch, [&] { run_part(context, part, pass, rope, got); });
   for (const Output& o : outputs) {
-    // Activations carry the rounding of the compute dtype; main gradients are fp32, of terms that carry it too.
+    // Activations have the rounding of the compute dtype; main gradients are fp32 sums of terms with that rounding.
     const Bound bound{unit_roundoff(c.path.compute), o.length, o.c, 1.0};
     EXPECT_TRUE(close(values(got[o.name]), values(want[o.name]), bound)) << o.name;
   }
@@ -77,7 +78,7 @@ TEST_P(Parts, LongerSequences) {
       check({a, GetParam(), 1, 131}, Part::kAttention, pass, false);
 }
 
-// Weights, and rows of a bias and of the head, that take more than one of the blocks in which fp16 is widened.
+// Weights, and rows of a bias and of the head, larger than one of the blocks in which fp16 is widened.
 TEST(HalfPrecision, IsWidenedBlockAfterBlock) {
   auto a = test_architectures()[2];
   a.hidden = 20, a.ffn = a.vocabulary = 16384;
@@ -88,7 +89,7 @@ TEST(HalfPrecision, IsWidenedBlockAfterBlock) {
   check({a, kPaths[6], 3, 7}, Part::kHead, Pass::kBackward, true);
 }
 
-// At sizes where ATen and its BLAS block and pack: what an op takes beside what is declared for it.
+// At sizes at which ATen and its BLAS block and pack: the scratch that an op takes against the declared scratch.
 TEST(Scratch, OfAtenIsWhatIsDeclared) {
   static_assert(arch::kAtenScalars == math::AllocationGuard::kStray);
   const c10::InferenceMode inference;
@@ -183,7 +184,7 @@ TEST(Scratch, TooLittleIsAnError) {
       Error);
 }
 
-// Embedding and head of ranks that share the vocabulary, put together, beside the whole in double.
+// Compares the assembled embedding and head of ranks that share the vocabulary with the whole, in double.
 TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
   const c10::InferenceMode inference;
   constexpr int kRanks = 3;
@@ -209,7 +210,7 @@ TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
       const auto [first, last] = arch::even_range(a.vocabulary, r, kRanks);
       return of_rank[static_cast<std::size_t>(r)][name].narrow(0, first, last - first);
     };
-    // An op of a rank on exactly the scratch that is declared for its largest.
+    // Runs an op of a rank with exactly the scratch that is declared for the rank with the largest share.
     const auto run = [&](int r, Part part, Pass pass, const std::function<void(const Context&)>& f) {
       Workspace w(arch::part_cost(local, part, pass, shape).scratch.value);
       guarded(shape, w.scratch, [&] { f({local, shape, w.scratch, true, shares[static_cast<std::size_t>(r)]}); });
@@ -250,7 +251,7 @@ TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
       const Bound bound{unit_roundoff(c.path.compute), o.length + kRanks, o.c, 1.0};
       EXPECT_TRUE(close(values(got.at(o.name)), values(want[o.name]), bound)) << a.name << " " << o.name;
     }
-    // The embedding: each row is of one rank, the others leave zeros; positions are added once.
+    // The embedding: each row belongs to one rank, and the others leave zeros; positions are added once.
     Tensors whole = make_operands(c, true);
     run_part(oracle, Part::kEmbed, Pass::kForward, {}, whole);
     at::Tensor x = at::zeros({n, d}, at::kDouble);

@@ -1,4 +1,4 @@
-// What both sets of kernels need where ranks share a part (model/parts.h: Share, Context::positions).
+// Helpers of both sets of kernels for ranks that share a part (model/parts.h: Share, Context::positions).
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace molen::model {
 
-// ALiBi's slopes of this rank's heads; empty without ALiBi.
+// Returns the ALiBi slopes of this rank's heads; empty without ALiBi.
 inline std::vector<double> slopes_of(const Context& c) {
   if (c.arch.position != arch::Position::kAlibi) return {};
   const std::vector<double> all = arch::alibi_slopes(c.share.ranks > 1 ? c.share.all_heads : c.arch.heads);
@@ -20,7 +20,7 @@ inline std::vector<double> slopes_of(const Context& c) {
   return {first, first + c.arch.heads};
 }
 
-// ids in [low, vocabulary): an index that is wrong would read or write anywhere.
+// Checks that ids are in [low, vocabulary): a wrong index would read or write anywhere.
 inline const std::int32_t* checked_ids(const at::Tensor& t, std::int64_t low, std::int64_t vocabulary) {
   const auto* p = t.data_ptr<std::int32_t>();
   for (std::int64_t i = 0; i < t.numel(); ++i)
@@ -29,7 +29,7 @@ inline const std::int32_t* checked_ids(const at::Tensor& t, std::int64_t low, st
   return p;
 }
 
-// ids as rows of this rank's table, -1 where another rank has the row; in scratch where they are not the ids.
+// Returns ids as rows of this rank's table, -1 when another rank has the row; in scratch when they differ from the ids.
 inline const std::int32_t* rows_of(const Context& c, const at::Tensor& ids, std::int64_t table_rows) {
   if (c.share.ranks == 1) return checked_ids(ids, 0, table_rows);
   const std::int32_t* all = checked_ids(ids, 0, c.share.vocabulary_all);
@@ -41,7 +41,7 @@ inline const std::int32_t* rows_of(const Context& c, const at::Tensor& ids, std:
   return local;
 }
 
-// Calls f(row, rows, position of the first) for rows at neighbouring positions, of a sequence each.
+// Calls f(row, rows, position of the first) for each run of rows at consecutive positions of one sequence.
 template <class F>
 void for_each_run(const Context& c, const F& f) {
   std::int64_t row = 0;
@@ -63,7 +63,7 @@ inline void check_rope_rows(const Context& c, std::int64_t table_rows) {
               "a table of {} positions for the {} that a rank has of a sequence", table_rows, c.shape.sequence);
 }
 
-// Losses from everyone's sums [ranks, chunk, 2]; of each token the log of the whole sum, where asked for.
+// Computes losses from all ranks' sums [ranks, chunk, 2], and, if asked for, the log of the whole sum of each token.
 template <class T>
 void combine_sums(const Context& c, const at::Tensor& all, std::int64_t rows, const std::int32_t* labels, T* losses,
                   T* lse) {
@@ -82,8 +82,8 @@ void combine_sums(const Context& c, const at::Tensor& all, std::int64_t rows, co
   }
 }
 
-// What the gradient of a chunk's logits needs of each row, in scratch: the log of the whole sum, the scale (0 where the
-// label does not count), and the label's column on this rank, else -1. Writes the losses.
+// Inputs of the gradient of a chunk's logits for each row, in scratch: the log of the whole sum, the scale (0 when the
+// label does not count), and the label's column on this rank, else -1. Also writes the losses.
 template <class T>
 struct RowTargets {
   T *lse, *scale;

@@ -1,4 +1,4 @@
-// Kernels and dtypes, and operands of whole sequences, for the tests of attention.
+// For the tests of attention: kernels and dtypes, and operands of whole sequences.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -38,7 +38,7 @@ inline std::vector<double> doubles_of(const at::Tensor& t) {
   return {wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel()};
 }
 
-// Of whole sequences, as the path's dtype rounds them.
+// Operands of whole sequences, rounded to the path's dtype.
 struct AttentionOperands {
   AttentionOperands(const arch::Architecture& a, const AttentionPath& path, std::int64_t batch, std::int64_t sequence,
                     bool documents)

@@ -1,5 +1,5 @@
-// Small architectures of both families in awkward sizes, random tensors keyed by name, and workspace: for the tests of
-// the parts.
+// For the tests of the parts: small architectures of both families in awkward sizes, random tensors keyed by name, and
+// workspace.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -72,7 +72,7 @@ inline at::Tensor random_ids(std::int64_t count, std::int64_t vocabulary, int ig
   return t;
 }
 
-// Scratch of exactly `bytes`.
+// Scratch of exactly the given number of bytes.
 struct Workspace {
   explicit Workspace(std::int64_t bytes)
       : memory(static_cast<std::size_t>(bytes) + 64),

@@ -1,4 +1,4 @@
-// Every part on operands made for it by name, as the executor runs it: for the tests of the parts.
+// For the tests of the parts: runs every part on named operands, as the executor runs it.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -22,8 +22,8 @@ using arch::Part;
 using arch::Pass;
 using Tensors = std::map<std::string, at::Tensor>;
 
-// Runs a part as the executor does: ATen may allocate from the op's scratch where the kernels are ATen's, and not at
-// all elsewhere, on no thread.
+// Runs a part as the executor does: ATen may allocate only from the op's scratch, and only when the kernels are ATen's;
+// this holds on all threads.
 template <class F>
 void guarded(const arch::PartShape& shape, math::Scratch& scratch, F&& call) {
   math::AllocationGuard::install();
@@ -32,12 +32,12 @@ void guarded(const arch::PartShape& shape, math::Scratch& scratch, F&& call) {
     const math::AllocationGuard guard(shape.kernels == Kernels::kAten ? &scratch : nullptr);
     call();
   }
-  // ATen's attention in fp64 takes a row of sums on each thread.
+  // ATen's attention in fp64 allocates a row of sums on each thread.
   if (shape.kernels == Kernels::kAten && shape.compute == DType::kF64) return;
   EXPECT_EQ(math::AllocationGuard::unserved() - before, 0) << "allocated beside the op's scratch";
 }
 
-// The half of a backward that a pass of arch/parts.h is.
+// Returns the half of a backward for a pass of arch/parts.h.
 inline Half half_of(Pass pass) {
   return pass == Pass::kBackwardInput ? Half::kInput : pass == Pass::kBackwardWeights ? Half::kWeights : Half::kBoth;
 }
@@ -69,7 +69,7 @@ inline const Path kPaths[] = {{"reference_fp32", Kernels::kReference, DType::kF3
                               {"aten_bf16", Kernels::kAten, DType::kBF16, 2},
                               {"aten_fp16", Kernels::kAten, DType::kF16, 2}};
 
-// ATen's operators take as many threads as the path says, whatever machine this is: their scratch depends on it.
+// Sets the number of threads of ATen's operators to the path's, whatever the machine: their scratch depends on it.
 class OnPath : public ::testing::TestWithParam<Path> {
  protected:
   void SetUp() override { at::set_num_threads(GetParam().threads); }
@@ -85,19 +85,20 @@ struct Case {
   std::int64_t batch, sequence;
 };
 
-// Operands of all parts by name. What a part only reads is the same (rounded to the path's dtype) for both sides.
+// Operands of all parts by name. Operands that a part only reads are the same numbers (rounded to the path's dtype) for
+// the path and the reference.
 class Operands {
  public:
   Operands(const Case& c, at::ScalarType compute, at::ScalarType wide) : c_(c), compute_(compute), wide_(wide) {}
 
-  // Normal values rounded to the path's dtype, in `type`.
+  // Makes normal values, rounded to the path's dtype, in `type`.
   void make(const std::string& name, at::IntArrayRef shape, double scale, at::ScalarType rounded, at::ScalarType type) {
     t[name] = random_normal(shape, name, scale).to(rounded).to(type);
   }
   void input(const std::string& name, at::IntArrayRef shape, double scale = 1.0) {
     make(name, shape, scale, scalar_type(c_.path.compute), compute_);
   }
-  // Gradients that are accumulated into, in the main-gradient dtype.
+  // Makes gradients that are accumulated into, in the main-gradient dtype.
   void gradient(const std::string& name, at::IntArrayRef shape) { make(name, shape, 1.0, at::kFloat, wide_); }
   void output(const std::string& name, at::IntArrayRef shape) { t[name] = at::full(shape, NAN, compute_); }
   void wide_output(const std::string& name, at::IntArrayRef shape) { t[name] = at::full(shape, NAN, wide_); }
@@ -149,7 +150,7 @@ inline Tensors make_operands(const Case& c, bool reference) {
   return o.t;
 }
 
-// Runs the part on the operands; names the outputs with the length of their longest sum and the roundings per term.
+// An output of a part, with the length of its longest sum and the roundings per term.
 struct Output {
   std::string name;
   std::int64_t length;
@@ -232,7 +233,8 @@ inline std::vector<Output> run_part(const Context& c, Part part, Pass pass, cons
       if (forward)
         return head_loss_forward(c, y, labels, t["table"], losses), std::vector<Output>{{"chunk_losses", d, 16}};
       head_loss(c, y, labels, t["table"], 1.0 / 64.0, losses, d_y, t["d_table"]);
-      // Logits are some sqrt(d) large here, and exp turns their rounding into a relative error that much larger.
+      // Logits are about sqrt(d) large here, and exp turns their rounding into a relative error that is larger by that
+      // factor.
       const double c_exp = 16.0 + 8.0 * std::sqrt(static_cast<double>(d));
       return {{"chunk_losses", d, 16}, {"chunk_d_y", d + a.vocabulary, c_exp}, {"d_table", d + count, c_exp}};
     }
@@ -248,7 +250,7 @@ inline std::vector<double> values(const at::Tensor& t) {
   return {wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel()};
 }
 
-// More than declared fails in every case; in these it is the very amount.
+// Taking more than the declared scratch fails in every case; in the cases named here the part takes exactly that much.
 inline bool scratch_is_exact(const Path& path, Part part) {
   return path.kernels != Kernels::kAten || path.compute != DType::kF64 ||
          (part != Part::kAttention && part != Part::kHead);
