@@ -21,7 +21,7 @@ std::int64_t aligned(std::int64_t bytes) {
   return Scratch::aligned(bytes);
 }
 
-// The blocks that this thread's guard has handed out.
+// The blocks that this thread's guard has allocated from the op's scratch.
 struct Serving {
   Scratch* scratch = nullptr;
   struct Block {
@@ -30,14 +30,14 @@ struct Serving {
   };
   std::vector<Block> blocks;  // in order of address
   char* stray = nullptr;
-  std::uint32_t strays = 0;  // one bit a place of 64 bytes
+  std::uint32_t strays = 0;  // one bit for each place of 64 bytes
 };
 thread_local Serving* serving = nullptr;
 
 struct Free {
   void operator()(char* p) const { std::free(p); }
 };
-// What a library uses between calls that nest: one block, and loose ones for what does not fit into it.
+// A thread's memory for nested library calls: one block, and separate allocations for what does not fit into it.
 struct Kept {
   std::unique_ptr<char, Free> block;
   std::int64_t size = 0;
@@ -71,7 +71,8 @@ class ServingAllocator final : public c10::Allocator {
       data = static_cast<char*>(serving->scratch->take_bytes(size));
       serving->blocks.push_back({data, begin, serving->scratch->used()});
     }
-    // raw_allocate wants the context to equal the data pointer, so the deleter tells the kinds of memory apart itself.
+    // raw_allocate requires the context to equal the data pointer, so the deleter itself must tell the kinds of memory
+    // apart.
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -105,7 +106,7 @@ class ServingAllocator final : public c10::Allocator {
   }
 
   static void release(void* data) {
-    if (!serving) return;  // the op has ended and its scratch is gone with it
+    if (!serving) return;  // the op has ended, and with it its scratch
     const char* p = static_cast<char*>(data);
     if (serving->stray && p >= serving->stray && p < serving->stray + AllocationGuard::kStray) {
       serving->strays &= ~(1U << ((p - serving->stray) / kPlace));
@@ -114,7 +115,7 @@ class ServingAllocator final : public c10::Allocator {
     auto& blocks = serving->blocks;
     for (auto& block : blocks)
       if (block.data == p) block.data = nullptr;
-    // The op's own temporaries may lie above.
+    // The op's own temporaries may lie above the block.
     while (!blocks.empty() && !blocks.back().data) {
       if (blocks.back().end == serving->scratch->used()) serving->scratch->rewind(blocks.back().begin);
       blocks.pop_back();

@@ -1,6 +1,6 @@
-// What ATen allocates on the host while an op of the plan runs. An allocator that we install serves it from the op's
-// scratch and fails loudly beyond; what a product's library takes for itself is no tensor of ours and comes from a
-// block that is kept.
+// Control of ATen's allocations on the host while an op of the plan runs. An allocator that molen installs takes them
+// from the op's scratch and throws when that is exceeded. What the GEMM library takes for itself is not a tensor of the
+// plan and comes from a block that is kept.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@
 
 namespace molen::math {
 
-// Marks a call into a product's library on this thread. oneDNN asks ATen's allocator for a scratchpad whose size is a
-// matter of the processor, the version and the number of threads, so that no plan can know it: each thread keeps one
-// block for it, as large as any call has asked, which belongs to the process beside the plan and is measured at start.
+// Marks a call into the GEMM library on this thread. oneDNN asks ATen's allocator for a scratchpad whose size depends
+// on the processor, the version and the number of threads, so no plan can know it. Each thread keeps one block for it,
+// as large as the largest request so far. The block belongs to the process, outside the plan, and is measured at the
+// start.
 class LibraryCall {
  public:
   LibraryCall() { ++depth_; }
@@ -19,16 +20,16 @@ class LibraryCall {
   LibraryCall(const LibraryCall&) = delete;
   LibraryCall& operator=(const LibraryCall&) = delete;
   static bool active() { return depth_ > 0; }
-  // Bytes of this thread's block.
+  // Returns the size of this thread's block in bytes.
   static std::int64_t kept();
 
  private:
   static thread_local int depth_;
 };
 
-// While one of these lives on a thread, what ATen allocates on that thread is taken from `scratch`, and given back
-// where it lies on top; scalars that ATen wraps into tensors (16 bytes at most) have kStray bytes of their own, taken
-// at once. Without scratch nothing may be allocated. Outside, ATen allocates as always.
+// During the lifetime of a guard, ATen's allocations on its thread are taken from `scratch`, and freed blocks are
+// returned when they are the topmost. Scalars that ATen wraps into tensors (16 bytes at most) use kStray bytes, which
+// are taken at once. Without scratch nothing may be allocated. Without a guard, ATen allocates as usual.
 class AllocationGuard {
  public:
   static constexpr std::int64_t kStray = 1024;
@@ -40,7 +41,8 @@ class AllocationGuard {
 
   static void install();  // once per process
 
-  // Bytes that no guard and no library's block served since the process began, on all threads: what tests hold at 0.
+  // Returns the bytes that neither a guard nor a library's block served since the process began, on all threads. Tests
+  // require 0.
   static std::int64_t unserved();
 };
 

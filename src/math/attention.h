@@ -1,4 +1,4 @@
-// Causal multi-head attention on CPU, forward and backward, fp32, on raw pointers and allocating nothing.
+// Causal multi-head attention on CPU, forward and backward, in fp32, on raw pointers, without allocating.
 //
 //   o_i   = sum_{j<=i} p_ij v_j         p_ij = exp(s_ij - lse_i)       s_ij = (q_i . k_j) / sqrt(D) + slope * (j - i)
 //   dv_j  = sum_i p_ij do_i             delta_i = do_i . o_i            ds_ij = p_ij (do_i . v_j - delta_i)
@@ -12,10 +12,10 @@
 //   o, d_o     [N, h*D]
 //   lse        [B, h, S]       natural logarithm of the softmax's denominator, ALiBi included
 //
-// Results are the same bits for any number of threads: which thread computes a tile never changes how. They differ
-// between instruction sets (AVX-512, AVX2, any). NaN in what a row may see is NaN out; NaN in the five tokens behind a
-// row may reach it too (0 * NaN in a block of six rows), no other number ever does. Shares below 2^-100 of the largest
-// are zero.
+// Results have the same bits for any number of threads: a tile is computed alike on every thread. They differ between
+// instruction sets (AVX-512, AVX2, any). A NaN in what a row sees makes the row NaN. A NaN in the five tokens after a
+// row may reach it too (0 * NaN in a block of six rows); no other number ever does. p_ij below 2^-100 of the largest in
+// its row is zero.
 //
 // Scratch, in bytes, with W = D rounded up to a multiple of 16, plus 16:
 //   forward   threads * 4 * (288 * (2 W + 162) + 256 W)
@@ -26,17 +26,17 @@
 
 namespace molen::math {
 
-enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512, kAvx512Bf16 };  // the last: rows in bf16 only
+enum class AttentionIsa { kBest, kGeneric, kAvx2, kAvx512, kAvx512Bf16 };  // kAvx512Bf16: only for rows in bf16
 
 struct AttentionShape {
   std::int64_t B = 0, S = 0, h = 0, k = 0, D = 0;  // h a multiple of k; 1 <= D <= 256; S any
   int threads = 1;
   const float* alibi = nullptr;            // h slopes, or none
-  AttentionIsa isa = AttentionIsa::kBest;  // the fastest that this processor has; tests force the others
+  AttentionIsa isa = AttentionIsa::kBest;  // kBest: the fastest of this processor; tests force others
 };
 
 bool attention_isa_available(AttentionIsa isa);
-const char* name_of(AttentionIsa isa);  // "avx512"; kBest gives the name of what it stands for here
+const char* name_of(AttentionIsa isa);  // "avx512"; for kBest, the name of the selected set
 
 std::int64_t attention_forward_scratch(const AttentionShape& shape);
 std::int64_t attention_backward_scratch(const AttentionShape& shape);

@@ -1,11 +1,12 @@
-// What attention kernels are made of, written once over a vector type `Simd` that the including file defines for its
-// instruction set. Everything is in an anonymous namespace: each including file has its own copy, compiled with its own
-// flags.
+// Building blocks of the attention kernels, written once over a vector type `Simd` that the including file defines for
+// its instruction set. Everything is in an anonymous namespace: each including file has its own copy, compiled with its
+// own flags.
 //
-// All matrix products are one kernel: a block of up to 6 rows by kVectors vectors of C stays in registers while the
-// loop runs over the depth, multiplying a broadcast element of A with a vector of B. So B needs its columns contiguous
-// (K^T and V^T are packed, in strips of 64 columns that fit L1), A may be read along rows or columns (P and P^T alike).
-// Row-major tiles have rows of D rounded up to 16, plus 16: rows a power of two apart would share few cache sets.
+// All matrix products use one kernel: a block of up to 6 rows by kVectors vectors of C stays in registers while the
+// loop runs over the depth, multiplying a broadcast element of A with a vector of B. B therefore needs contiguous
+// columns (K^T and V^T are packed, in strips of 64 columns that fit L1); A may be read along rows or columns (both P
+// and P^T). Row-major tiles have rows of D rounded up to 16, plus 16: rows a power of two apart would share few cache
+// sets.
 #include <math.h>
 #include <string.h>
 
@@ -45,9 +46,8 @@ inline i64 width(i64 D) {
 
 // ---- elementary functions ----
 
-// 2^x for x <= about 0, error 1 ulp; 0 below -100 (a share of 1e-30 of a sum that is at least 1). x = n + f, n an
-// integer, |f| <= 1/2; n is added to the exponent by way of a sum with 1.5*2^23. Coefficients: minimax of relative
-// error.
+// 2^x for x <= about 0, with an error of 1 ulp; 0 below -100 (1e-30 of a sum that is at least 1). x = n + f, n an
+// integer, |f| <= 1/2; n is added to the exponent through a sum with 1.5*2^23. Coefficients: minimax of relative error.
 inline F exp2_vector(F x) {
   const F magic = Simd::set1(12582912.0f + 127.0f);
   const F t = x + magic;
@@ -86,7 +86,7 @@ inline float max_of(F x) {
 
 // ---- matrix products ----
 
-// C = A B, or where `scale` is given C = diag(scale) C + A B. Blocks of 6 rows and 4 vectors do nearly all the work.
+// C = A B or, with `scale`, C = diag(scale) C + A B. Blocks of 6 rows and 4 vectors do nearly all the work.
 template <int R, int NV, bool kTransposed>
 [[gnu::noinline]] void block(const float* a, i64 lda, const float* b, i64 ldb, i64 depth, float* c, i64 ldc,
                              const float* scale) {
@@ -161,7 +161,7 @@ inline void product(i64 rows, i64 columns, const float* a, i64 lda, const float*
   }
 }
 
-// A square of vectors transposed by a perfect-shuffle network: log2(kL) rounds of interleaving row i with row i + kL/2.
+// Transposes a square of vectors by a perfect-shuffle network: log2(kL) rounds of interleaving row i with row i + kL/2.
 inline void transpose_square(F (&x)[kL]) {
   I low, high;
   for (int l = 0; l < kL; ++l) {

@@ -1,12 +1,12 @@
-// Attention of whole sequences, from the pieces of attention_blocks_inl.h. Causality at the level of blocks: a block of
-// 6 rows stops at the vector that holds its last visible column; within it, hidden elements are set to -inf or 0.
+// Attention of whole sequences, built on attention_blocks_inl.h. Causality works on blocks: a block of 6 rows stops at
+// the vector that holds its last visible column; inside the block, hidden elements are set to -inf or 0.
 #include "math/attention_blocks_inl.h"
 
 namespace molen::math::attention_detail {
 namespace {
 
-// Rows of D elements that the next tile will read: they lie far apart in qkv, where the processor does not foresee
-// them. Fetched a few at a time while products run.
+// Rows of D elements that the next tile will read. They lie far apart in qkv, where the processor's prefetcher does not
+// find them, so they are fetched a few at a time while products run.
 struct Prefetch {
   const float* row = nullptr;
   i64 ld = 0, rows = 0, D = 0;
@@ -20,11 +20,12 @@ struct Prefetch {
 
 struct Statistics {  // of one block's rows, in units of log2
   float* largest;    // [rows]
-  float* scale;      // [rows] what the output so far is multiplied by
+  float* scale;      // [rows] factor of the output so far
   float* sums;       // [rows, 16] the denominator, lane by lane
 };
 
-// Scores to unnormalised probabilities, in place; updates the statistics of `rows` rows of which the first is i.
+// Turns scores into unnormalised probabilities, in place; updates the statistics of `rows` rows, the first of which is
+// i.
 void softmax_block(float* x, i64 rows, i64 columns, i64 i, i64 j0, float slope, const Statistics& s) {
   float change[16] __attribute__((aligned(64)));
   for (i64 r = 0; r < 16; ++r) change[r] = 0;
@@ -53,7 +54,7 @@ void softmax_block(float* x, i64 rows, i64 columns, i64 i, i64 j0, float slope, 
   }
 }
 
-// o rows = accumulated / denominator; lse.
+// Writes the rows o = accumulated / denominator, and lse.
 void finish_rows(const Forward& f, i64 b, i64 head, i64 i0, i64 n, const float* acc, i64 W, const Statistics& s) {
   for (i64 r = 0; r < n; ++r) {
     const float total = sum_of(load(s.sums + 16 * r)), inverse = 1.0f / total;
@@ -77,7 +78,7 @@ inline void for_each_block(i64 heads, i64 n, i64 i0, i64 j0, Function f) {
     }
 }
 
-// One tile of keys into the output so far of all rows that see it.
+// Adds one tile of keys to the output so far of all rows that see it.
 void forward_tile(const Forward& f, i64 head0, i64 heads, i64 i0, i64 n, i64 j0, const float* q,
                   const float* k_transposed, const float* v, float* p, float* acc, const Statistics& s, Prefetch next_k,
                   Prefetch next_v) {
@@ -90,7 +91,7 @@ void forward_tile(const Forward& f, i64 head0, i64 heads, i64 i0, i64 n, i64 j0,
     softmax_block(p + r * kLdP, rows, round16(seen(i, rows)), i, j0, f.alibi ? f.alibi[head0 + head] * kLog2e : 0.0f,
                   at);
   };
-  if (D <= 64) {  // all keys of the tile stay in L1: scores are used while they are there too
+  if (D <= 64) {  // all keys of the tile stay in L1: scores are used while they are also there
     for_each_block(heads, n, i0, j0, [&](i64 head, i64 r, i64 rows, i64 i) {
       for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip)
         product_strip(rows, round16(seen(i, rows)), strip, q + r * W, W, k_transposed, D, p + r * kLdP);
@@ -185,7 +186,8 @@ void load_keys(const Backward& g, const KeyTile& t) {
   pack_rows(t.k, width(D), k, ld, t.keys, D);
 }
 
-// What the products on a tile of queries fetch meanwhile: its dq, then the rows that the next tile packs.
+// The queue of prefetches during the products on a tile of queries: the tile's dq, then the rows that the next tile
+// packs.
 struct PrefetchQueue {
   Prefetch part[4];
   int at = 0;
@@ -219,7 +221,8 @@ void load_queries(const Backward& g, i64 b, const QueryTile& u) {
   }
 }
 
-// p and ds of a tile, ds times 1/sqrt(D). Columns that a row does not see are 0, up to the tile's last.
+// p and ds of a tile; ds is multiplied by 1/sqrt(D). Columns that a row does not see are 0, up to the tile's last
+// column.
 void scores_tile(const Backward& g, const KeyTile& t, const QueryTile& u, PrefetchQueue& next) {
   const i64 D = g.D, W = width(D), all = round16(t.keys);
   const auto seen = [&](i64 i, i64 rows) { return round16(smaller(t.keys, i + rows - t.j0)); };
@@ -249,7 +252,7 @@ void scores_tile(const Backward& g, const KeyTile& t, const QueryTile& u, Prefet
   }
 }
 
-// dv += p^T d_o or dk += ds^T q, blocks of keys; rows above the diagonal are left out.
+// dv += p^T d_o or dk += ds^T q, in blocks of keys; rows above the diagonal are left out.
 void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const float* weights, const float* rows, float* sums,
                  PrefetchQueue& next) {
   const i64 W = width(D);
@@ -263,7 +266,7 @@ void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const float* weigh
     }
 }
 
-// dq (+)= ds k, straight into d_qkv where its rows are whole vectors.
+// dq (+)= ds k, directly into d_qkv when its rows are whole vectors.
 void add_to_queries(const Backward& g, const KeyTile& t, const QueryTile& u) {
   const i64 D = g.D, W = width(D), ld = (g.h + 2 * g.k) * D;
   float* dq = g.d_qkv + (t.b * g.S + u.i0) * ld + u.head * D;

@@ -1,6 +1,6 @@
-// What attention.cpp (which splits the work over threads) asks of the kernels (which do one piece of it). Plain
-// declarations only: the kernel files are compiled with flags of their own, and an inline function from a shared header
-// could then run on a processor that lacks the instructions.
+// The interface between attention.cpp, which splits the work over threads, and the kernels, which each compute a piece
+// of it. Plain declarations only: the kernel files are compiled with flags of their own, and an inline function from a
+// shared header could then run on a processor that lacks the instructions.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace molen::math::attention_detail {
 using i64 = std::int64_t;
 
 enum Tile : i64 {
-  kTileColumns = 128,  // keys a tile holds
-  kForwardRows = 288,  // query rows, over the heads that share the keys, that one forward piece holds
-  kBackwardRows = 96,  // query rows of one head that meet a tile of keys at a time
+  kTileColumns = 128,  // keys of a tile
+  kForwardRows = 288,  // query rows, over the heads that share the keys, of one forward piece
+  kBackwardRows = 96,  // query rows of one head that are combined with a tile of keys at a time
   kMaxHeadsPerPiece = 8,
   kMaxD = 256,
 };
@@ -32,13 +32,14 @@ struct Backward {
   float* d_qkv;
 };
 
-// Each writes outputs that no other piece writes.
+// Each function writes outputs that no other piece writes.
 struct Kernels {
   // Rows i0..i0+n of `heads` query heads from `head`, all reading one key/value head; heads * n <= kForwardRows.
   void (*forward_rows)(const Forward&, i64 b, i64 head, i64 heads, i64 i0, i64 n, float* scratch);
-  // dk, dv of the tile of keys that starts at j0; with_dq: adds its part of dq too (tiles in rising order, from 0).
+  // Computes dk and dv of the tile of keys that starts at j0; with_dq: also adds the tile's part of dq (tiles in rising
+  // order, from 0).
   void (*backward_columns)(const Backward&, i64 b, i64 kv, i64 j0, bool with_dq, float* scratch);
-  // dq alone, of rows i0..i0+n of one query head, n <= kBackwardRows.
+  // Computes only dq, of rows i0..i0+n of one query head, n <= kBackwardRows.
   void (*backward_rows)(const Backward&, i64 b, i64 head, i64 i0, i64 n, float* scratch);
 };
 

@@ -1,4 +1,4 @@
-// Picks the instruction set, and splits the work over threads as in fp32.
+// Selects the instruction set, and splits the work over threads as in fp32.
 #include "math/attention_narrow.h"
 
 #include "math/attention_narrow_kernels.h"
@@ -34,7 +34,7 @@ i64 forward_words(i64 D) {
 i64 backward_words(i64 D) {
   return 448 * half_width(D) + 512 * padded_width(D) + 23424;
 }
-// The sums of dq of one key/value head's queries, where one thread makes them all.
+// Returns the size of the dq sums of one key/value head's queries, which are needed when one thread computes them all.
 i64 query_words(const AttentionShape& s) {
   return split_finely(s) ? 0 : s.h / s.k * s.S * padded_width(s.D);
 }
@@ -77,7 +77,7 @@ void narrow_attention_backward(const AttentionShape& s, const std::uint16_t* d_o
         [&](i64 b, i64 head, i64 i0, i64 n, float* mine) { f.backward_rows(args, b, head, i0, n, mine); });
     return;
   }
-  AttentionShape fewer = s;  // a thread without a piece has no sums
+  AttentionShape fewer = s;  // a thread without a piece needs no sums
   fewer.threads = static_cast<int>(std::max<i64>(1, std::min<i64>(s.threads, s.B * s.k)));
   for_each_piece(fewer, s.B * s.k, scratch, words + query_words(s), [&](i64 index, float* mine) {
     float* dq = mine + words;

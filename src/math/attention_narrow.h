@@ -1,14 +1,13 @@
 // Causal multi-head attention of math/attention.h over rows in bf16 (uint16_t: the upper half of a float), on CPU,
-// forward and backward, allocating nothing. Products multiply bf16 and add in fp32; p and ds are rounded to bf16 before
-// the products they go into (as FlashAttention-2 does in 16 bits); o and d_qkv are rounded once; lse, and every sum, is
-// fp32. Shapes, layouts, NaN (which may reach one more token here) and bits beside threads: as there. Values that are
-// subnormal may count as zero.
+// forward and backward, without allocating. Products multiply bf16 and add in fp32; p and ds are rounded to bf16 before
+// the products that take them (as in FlashAttention-2 in 16 bits); o and d_qkv are rounded once; lse and every sum are
+// fp32. Shapes, layouts, NaN (which may reach one more token here) and the independence of threads are as in
+// math/attention.h. Subnormal values may count as zero.
 //
 // Scratch in 4-byte words, with W = D rounded up to a multiple of 16, plus 16; A = half of D, rounded up likewise:
 //   forward   threads * (416 A + 352 W + 6256)
-//   backward  threads * (448 A + 512 W + 23424), and where the work is split by key/value heads
-//   (math/attention_split.h)
-//             min(threads, B k) * (h/k) S W more, the sums of dq
+//   backward  threads * (448 A + 512 W + 23424); when the work is split by key/value heads (math/attention_split.h),
+//             min(threads, B k) * (h/k) S W more, for the sums of dq
 #pragma once
 
 #include <cstdint>
@@ -17,13 +16,13 @@
 
 namespace molen::math {
 
-// What kBest stands for where rows are in bf16.
+// Returns the instruction set that kBest selects for rows in bf16.
 AttentionIsa narrow_attention_isa();
 
 std::int64_t narrow_attention_forward_scratch(const AttentionShape& shape);
 std::int64_t narrow_attention_backward_scratch(const AttentionShape& shape);
 
-// Overwrites o and lse. `scratch`: as many bytes as said above, aligned to 64 for speed. No two arguments may overlap.
+// Overwrites o and lse. `scratch`: as many bytes as given above, aligned to 64 for speed. No two arguments may overlap.
 void narrow_attention_forward(const AttentionShape& shape, const std::uint16_t* qkv, std::uint16_t* o, float* lse,
                               void* scratch);
 

@@ -1,11 +1,11 @@
-// What the attention kernels over rows in bf16 are made of, beside attention_blocks_inl.h, whose vectors, exponential
-// and transposition they use.
+// Building blocks of the attention kernels over rows in bf16. They use the vectors, the exponential and the
+// transposition of attention_blocks_inl.h.
 //
-// Products multiply bf16 with bf16 and add in fp32, two terms a step: a pair is two neighbours along the depth in one
-// lane of 32 bits, the first in the lower half, as VDPBF16PS wants it. So A is read along its rows as it lies (a pair
-// is 4 bytes), or from rows that are interleaved two by two, and B always has its rows interleaved: of K^T and V^T that
-// is the transposition of 32-bit lanes. Without VDPBF16PS both halves are widened and multiplied one after the other;
-// results then differ in rounding only.
+// Products multiply bf16 with bf16 and add in fp32, two terms a step. A pair is two neighbours along the depth in one
+// lane of 32 bits, the first in the lower half, as VDPBF16PS takes it. A is read along its rows as they are stored (a
+// pair is 4 bytes), or from rows that are interleaved in pairs. B always has its rows interleaved in pairs: for K^T and
+// V^T, this is a transposition of 32-bit lanes. Without VDPBF16PS, both halves are widened and multiplied one after the
+// other; results then differ only in rounding.
 #include "math/attention_blocks_inl.h"
 
 namespace molen::math::attention_detail {
@@ -23,7 +23,7 @@ inline I load_pairs(const Pair* p) {
 inline void store_pairs(Pair* p, I x) {
   *reinterpret_cast<UnalignedPairs*>(p) = (UnalignedPairs)x;
 }
-inline Words load_halves(const u16* p) {  // each in the lower half of a lane
+inline Words load_halves(const u16* p) {  // each value in the lower half of a lane
   Halves h;
   memcpy(&h, p, sizeof h);
   return __builtin_convertvector(h, Words);
@@ -38,7 +38,7 @@ inline float widened_one(u16 x) {
   return value;
 }
 
-// Rounded to the nearest, ties to even, in the upper half of each lane; NaN stays NaN.
+// Rounds to the nearest, ties to even, in the upper half of each lane; NaN stays NaN.
 inline Words rounded(F x) {
   const Words bits = (Words)x, quiet = Words{} + 0x7fc00000u;
   const Words nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
@@ -82,11 +82,11 @@ inline u16 narrowed(float x) {  // as store_narrow does
   store_narrow(all, Simd::set1(x));
   return all[0];
 }
-// Pairs that D values, or D rows, make.
+// Returns the number of pairs that D values, or D rows, form.
 inline i64 pairs_of(i64 n) {
   return (n + 1) / 2;
 }
-// Pairs from one row of an A to the next: rows a power of two apart would share few cache sets.
+// Returns the number of pairs from one row of A to the next: rows a power of two apart would share few cache sets.
 inline i64 pair_width(i64 D) {
   return round16(pairs_of(D)) + 16;
 }
@@ -94,8 +94,8 @@ constexpr i64 kLdPairs = kTileColumns / 2 + 16;
 
 // ---- matrix products ----
 
-// C = A B, or where `scale` is given C = diag(scale) C + A B, over `depth` pairs. A has a row's pairs side by side, or
-// (kInterleaved) the pairs of its rows: element (pair p, row r) at a[p * lda + r].
+// C = A B or, with `scale`, C = diag(scale) C + A B, over `depth` pairs. A stores a row's pairs next to each other or,
+// with kInterleaved, the pairs of all rows together: element (pair p, row r) is at a[p * lda + r].
 template <int R, int NV, bool kInterleaved>
 [[gnu::noinline]] void dot_block(const Pair* a, i64 lda, const Pair* b, i64 ldb, i64 depth, float* c, i64 ldc,
                                  const float* scale) {
@@ -161,7 +161,7 @@ inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pai
 
 // ---- packing ----
 
-// to [n, ld] = rows of D values, the last pair filled up with zero.
+// to [n, ld] = rows of D values; the last pair is filled up with zero.
 [[maybe_unused]] void copy_rows(Pair* to, i64 ld, const u16* from, i64 ld_from, i64 n, i64 D) {
   for (i64 r = 0; r < n; ++r, to += ld, from += ld_from) {
     i64 d = 0;
@@ -174,8 +174,8 @@ inline void dot_product(i64 rows, i64 columns, const Pair* a, i64 lda, const Pai
   }
 }
 
-// to [pairs of n, ld]: rows interleaved two by two, columns and the last row filled up with zeros (to a multiple of 16,
-// and of 2).
+// to [pairs of n, ld]: rows interleaved in pairs; columns (to a multiple of 16) and the last row (to a multiple of 2)
+// are filled up with zeros.
 [[maybe_unused]] void interleave_rows(Pair* to, i64 ld, const u16* from, i64 ld_from, i64 n, i64 D) {
   for (i64 r = 0; r < n; r += 2, to += ld, from += 2 * ld_from) {
     const u16* second = from + ld_from;

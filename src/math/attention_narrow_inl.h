@@ -1,15 +1,15 @@
 // Attention of whole sequences over rows in bf16, forward and backward: FlashAttention-2 (Dao, arXiv 2307.08691,
 // algorithms 1 and 2). As in its kernels for 16 bits, all five products take bf16 and add in fp32; p and ds are rounded
-// to bf16 for the products that follow, and the denominator is the sum of what p was before. Blocks of 6 query rows go
-// through a tile of keys in one go: their scores, and what the softmax makes of them, never leave the first cache.
-// Causality at the level of blocks is as in attention_inl.h.
+// to bf16 for the products that follow, and the denominator sums p before rounding. Blocks of 6 query rows pass through
+// a tile of keys at once: their scores, and the softmax of these, never leave the L1 cache. Causality works on blocks,
+// as in attention_inl.h.
 #include "math/attention_narrow_blocks_inl.h"
 #include "math/attention_narrow_kernels.h"
 
 namespace molen::math::attention_detail {
 namespace {
 
-// Cuts the scratch of a thread; all pieces are multiples of 64 bytes.
+// Divides the scratch of a thread; all pieces are multiples of 64 bytes.
 struct Cutter {
   float* at;
   float* floats(i64 n) {
@@ -20,7 +20,7 @@ struct Cutter {
   Pair* pairs(i64 n) { return (Pair*)floats(n); }
 };
 
-// Columns of a tile of keys from j0 that the last of some rows from i sees.
+// Returns how many columns of a tile of keys from j0 the last of `rows` rows from i sees.
 inline i64 seen_columns(i64 keys, i64 i, i64 rows, i64 j0) {
   return smaller(keys, i + rows - j0);
 }
@@ -37,8 +37,8 @@ struct ForwardTile {
   Pair *k_transposed, *v;
 };
 
-// Scores (products, not yet scaled) to unnormalised probabilities in bf16; updates the statistics of `rows` rows of
-// which the first is i. change: what the output so far is multiplied by.
+// Turns scores (products, not yet scaled) into unnormalised probabilities in bf16; updates the statistics of `rows`
+// rows, the first of which is i. change: the factor of the output so far.
 void softmax_block(float* x, Pair* p, i64 rows, i64 columns, i64 i, i64 j0, float scale, float slope,
                    const Statistics& s, float* change) {
   for (i64 r = 0; r < 16; ++r) change[r] = 0;
@@ -127,7 +127,7 @@ struct KeyTile {  // keys j0 .. j0+keys of one key/value head
 struct QueryTile {  // rows i0 .. i0+n of one query head
   i64 head = 0, i0 = 0, n = 0;
   Pair *q = nullptr, *d_o = nullptr, *q_rows = nullptr, *d_o_rows = nullptr;  // A, and B with rows interleaved
-  Pair *p_rows = nullptr, *ds_rows = nullptr, *ds = nullptr;                  // A of keys, and A of queries
+  Pair *p_rows = nullptr, *ds_rows = nullptr, *ds = nullptr;                  // A for keys, A for queries
   float *delta = nullptr, *lse = nullptr, *scores = nullptr, *d_p = nullptr, *dq = nullptr;
 };
 
@@ -177,8 +177,8 @@ void load_queries(const NarrowBackward& g, i64 b, const QueryTile& u, bool for_k
   }
 }
 
-// One row's share and gradient of the scores, in place over `columns`, of which the row sees `visible`; the others
-// become 0. ds times 1/sqrt(D).
+// Turns one row into p and ds, in place over `columns`. The row sees the first `visible` columns; the others become 0.
+// ds is multiplied by 1/sqrt(D).
 inline void row_gradients(float* p, float* ds, i64 columns, i64 visible, float scale, float inverse_root, float lse,
                           float delta) {
   const F factor = Simd::set1(scale), shift = Simd::set1(-lse), minus = Simd::set1(delta),
@@ -191,7 +191,8 @@ inline void row_gradients(float* p, float* ds, i64 columns, i64 visible, float s
   for (i64 c = visible; c < columns; ++c) p[c] = ds[c] = 0;
 }
 
-// p and ds of a block of rows from r, as the products want them; columns that a row does not see are 0, up to `all`.
+// Stores p and ds of a block of rows from r in the layouts that the products take; columns that a row does not see are
+// 0, up to `all`.
 void store_block(const QueryTile& u, i64 r, i64 rows, i64 all, bool for_keys) {
   for (i64 x = 0; x < rows; ++x) {
     u16* ds = (u16*)(u.ds + (r + x) * kLdPairs);
@@ -209,7 +210,7 @@ void store_block(const QueryTile& u, i64 r, i64 rows, i64 all, bool for_keys) {
   }
 }
 
-// Calls f(row, rows, columns that the last row sees) for blocks of rows that see any.
+// Calls f(row, rows, columns that the last row sees) for the blocks of rows that see any column.
 template <class Function>
 inline void for_each_seeing_block(const KeyTile& t, const QueryTile& u, Function f) {
   for (i64 r = larger(0, t.j0 - u.i0) / kRowsPerBlock * kRowsPerBlock; r < u.n; r += kRowsPerBlock) {
@@ -241,7 +242,7 @@ void scores_tile(const NarrowBackward& g, const KeyTile& t, const QueryTile& u, 
   });
 }
 
-// dv += p^T d_o or dk += ds^T q, blocks of keys; rows above the diagonal are left out.
+// dv += p^T d_o or dk += ds^T q, in blocks of keys; rows above the diagonal are left out.
 void add_to_keys(const KeyTile& t, const QueryTile& u, i64 D, const Pair* weights, const Pair* rows, float* sums) {
   const i64 W = width(D);
   for (i64 d = 0; d < round16(D); d += kStrip)

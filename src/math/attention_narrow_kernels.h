@@ -1,5 +1,5 @@
-// What attention_narrow.cpp (which splits the work over threads) asks of the kernels over rows in bf16 (which do one
-// piece of it). Plain declarations only, as in attention_kernels.h.
+// The interface between attention_narrow.cpp, which splits the work over threads, and the kernels over rows in bf16,
+// which each compute a piece of it. Plain declarations only, as in attention_kernels.h.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +24,16 @@ struct NarrowBackward {
   std::uint16_t* d_qkv;
 };
 
-// Each writes outputs that no other piece writes.
+// Each function writes outputs that no other piece writes.
 struct NarrowAttention {
   // Rows i0..i0+n of `heads` query heads from `head`, all reading one key/value head; heads * n <= kForwardRows.
   void (*forward_rows)(const NarrowForward&, i64 b, i64 head, i64 heads, i64 i0, i64 n, float* scratch);
-  // dk, dv of the tile of keys that starts at j0; where there is dq [h / k, S, width of D]: adds its part to it
-  // (tiles in rising order, from 0, which overwrites).
+  // Computes dk and dv of the tile of keys that starts at j0. When dq [h / k, S, width of D] is given, also adds the
+  // tile's part to it (tiles in rising order, from 0, which overwrites).
   void (*backward_columns)(const NarrowBackward&, i64 b, i64 kv, i64 j0, float* dq, float* scratch);
-  // Rounds dq of all heads on one key/value head to d_qkv, when the last tile of keys is added.
+  // Rounds dq of all heads on one key/value head to d_qkv, after the last tile of keys was added.
   void (*finish_queries)(const NarrowBackward&, i64 b, i64 kv, const float* dq);
-  // dq alone, of rows i0..i0+n of one query head, n <= kBackwardRows.
+  // Computes only dq, of rows i0..i0+n of one query head, n <= kBackwardRows.
   void (*backward_rows)(const NarrowBackward&, i64 b, i64 head, i64 i0, i64 n, float* scratch);
 };
 

@@ -1,4 +1,5 @@
-// Attention over rows in bf16 against a double loop over the same rows, and against itself (threads, instruction sets).
+// Tests attention over rows in bf16 against a double loop over the same rows, and against itself (threads, instruction
+// sets).
 #include "math/attention_narrow.h"
 
 #include <c10/util/BFloat16.h>
@@ -31,7 +32,7 @@ Halves rounded(const Floats& values) {
   return all;
 }
 
-// As in fp32, of values that bf16 holds exactly.
+// Inputs as in fp32, with values that bf16 holds exactly.
 Inputs narrow_inputs(i64 B, i64 S, i64 h, i64 k, i64 D, bool alibi = false) {
   Inputs in = make_inputs(B, S, h, k, D, alibi);
   for (Floats* values : {&in.qkv, &in.d_o})
@@ -47,7 +48,7 @@ struct Result {
   }
 };
 
-// Outputs and scratch begin as NaN and have guards behind them.
+// Fills outputs and scratch with NaN, with guards after them.
 template <class T>
 class Guarded {
  public:
@@ -82,7 +83,7 @@ Result run(const Inputs& in, int threads = 1, AttentionIsa isa = AttentionIsa::k
   return {o.take("o"), d_qkv.take("d_qkv"), lse.take("lse")};
 }
 
-// |got - want| <= (roundings * u + fp32) * magnitude at every place, and now and then near that.
+// Checks |got - want| <= (roundings * u + fp32) * magnitude at every element, and that some errors come near the bound.
 template <class Wide, class Roundings>
 void expect_close(std::size_t count, const Wide& got, const Sums& want, const Roundings& roundings, double in_fp32,
                   const char* name) {
@@ -107,11 +108,10 @@ std::vector<AttentionIsa> available() {
   return all;
 }
 
-// Where u is bf16's roundoff and magnitudes are the sums of |terms|, what is rounded to bf16 costs at most:
-//   o    p before p v, and o itself: 2 u; the products and lse are fp32's, whose bound is that of attention_test.cpp
-//   dv   p and dv: 2 u
-//   dk,  ds and the result: 2 u; and delta = d_o . o of a rounded o, 2 u of a part of the magnitude
-//   dq
+// With u the roundoff of bf16 and magnitudes the sums of |terms|, rounding to bf16 costs at most:
+//   o       p before p v, and o itself: 2 u; the products and lse are in fp32, with the bound of attention_test.cpp
+//   dv      p and dv: 2 u
+//   dk, dq  ds and the result: 2 u; and delta = d_o . o of a rounded o, 2 u of a part of the magnitude
 void expect_true(const Inputs& in, int threads, const std::vector<AttentionIsa>& isas) {
   const AttentionShape& s = in.shape;
   const Truth t = truth(in);
@@ -133,7 +133,8 @@ void expect_true(const Inputs& in, int threads, const std::vector<AttentionIsa>&
   }
 }
 
-// Blocks are 6 rows, pairs 2 of what a product adds, vectors 4 to 16 columns, strips 64, tiles 128 keys and 96 queries.
+// Blocks have 6 rows, a product adds 2 terms in a pair, vectors have 4 to 16 columns, strips 64, tiles 128 keys and 96
+// queries.
 TEST(NarrowAttention, AwkwardSizesOnEveryInstructionSet) {
   for (i64 S : {1, 7, 63, 129})
     for (i64 D : {1, 8, 31, 33, 64, 80, 128}) expect_true(narrow_inputs(1, S, 2, 1, D, S == 63), 2, available());
@@ -150,7 +151,7 @@ TEST(NarrowAttention, GroupedHeads) {
   expect_true(narrow_inputs(2, 150, 3, 3, 16), 1, {AttentionIsa::kBest});
   expect_true(narrow_inputs(2, 150, 4, 2, 16, true), 3, {AttentionIsa::kBest});
   expect_true(narrow_inputs(1, 301, 6, 2, 16), 1, {AttentionIsa::kBest});
-  // More heads on one key head than a piece takes.
+  // More heads on one key head than fit into a piece.
   expect_true(narrow_inputs(1, 150, 11, 1, 8, true), 1, {AttentionIsa::kBest});
 }
 
@@ -163,7 +164,7 @@ RC_GTEST_PROP(NarrowAttention, AnyShape, ()) {
 }
 
 TEST(NarrowAttention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
-  // B*k = 2: on three threads and more the backward is split by tiles.
+  // B*k = 2: with three threads and more the backward is split by tiles.
   const Inputs in = narrow_inputs(1, 300, 4, 2, 40);
   for (AttentionIsa isa : available()) {
     const Result one = run(in, 1, isa);
@@ -172,7 +173,7 @@ TEST(NarrowAttention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
   }
 }
 
-// What tensor ranks compute: a key/value head alone, or a part of the query heads that share it.
+// The work of tensor ranks: one key/value head, or a part of the query heads that share it.
 TEST(NarrowAttention, HeadsAloneAreTheSameBits) {
   const i64 S = 150, D = 24;
   const Inputs all = narrow_inputs(1, S, 4, 2, D);
@@ -215,7 +216,7 @@ TEST(NarrowAttention, LaterTokensDoNotReachEarlierOnes) {
     }
 }
 
-// One token sees itself only: o is its value, exactly, and nothing flows to its query and key.
+// A sequence of one token sees only itself: o is exactly its value, and its query and key have zero gradient.
 TEST(NarrowAttention, AShareOfOneGivesTheValueItself) {
   for (AttentionIsa isa : available()) {
     const Inputs in = narrow_inputs(3, 1, 2, 2, 33);

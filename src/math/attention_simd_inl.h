@@ -1,6 +1,6 @@
-// The vector type that the attention kernels are written over, for the instruction set that the including file names:
-// MOLEN_SIMD_BITS 512 (AVX-512), 256 (AVX2 with FMA) or 128 (any processor: vectors of four floats). A product's block
-// is 6 rows by kVectors vectors.
+// The vector type of the attention kernels, for the instruction set that the including file selects: MOLEN_SIMD_BITS
+// 512 (AVX-512), 256 (AVX2 with FMA) or 128 (any processor: vectors of four floats). A product's block is 6 rows by
+// kVectors vectors.
 #ifndef MOLEN_SIMD_BITS
 #error "MOLEN_SIMD_BITS: which instruction set?"
 #endif
@@ -19,7 +19,7 @@ struct Simd {
   static F fma(F a, F b, F c) { return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
   static F max(F a, F b) {
     return (F)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b);
-  }  // gcc 12 warns of the plain one
+  }  // gcc 12 warns about the plain form
   static F zero_below(F value, F x, F limit) {
     return (F)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)limit, _CMP_NLT_UQ), (__m512)value);
   }

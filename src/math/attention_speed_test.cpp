@@ -29,7 +29,7 @@ double best_seconds(const std::function<void()>& f) {
   return best;
 }
 
-// On huge pages, as an arena of the executor may be: rows of qkv lie a page or more apart.
+// Allocates on huge pages, as the executor's arena may: rows of qkv lie a page or more apart.
 at::Tensor huge(at::IntArrayRef sizes, bool random) {
   constexpr std::size_t kPage = 2 << 20;
   std::size_t bytes = sizeof(float);

@@ -1,4 +1,4 @@
-// How attention of whole sequences is split into pieces for threads, whatever the rows' type. Nothing depends on which
+// The split of whole-sequence attention into pieces for threads, for any type of rows. No result depends on which
 // thread takes which piece.
 #pragma once
 
@@ -21,14 +21,14 @@ inline i64 padded_width(i64 D) {
   return (D + 15) / 16 * 16 + 16;
 }
 
-// The five matrix products of a tile are done once if a piece is a whole key/value head, but then there are only B*k
+// When a piece is a whole key/value head, the five matrix products of a tile are done once, but there are only B*k
 // pieces. Splitting by key tiles and by query tiles gives many pieces and seven products. Both give the same bits.
 inline bool split_finely(const AttentionShape& s) {
   const i64 pieces = s.B * s.k, rounds = ceil_div(pieces, s.threads);
   return 7 * pieces < 5 * rounds * s.threads && s.S > kTileColumns;
 }
 
-// Runs piece(index, scratch of the thread) for all pieces, which are handed out as threads become free.
+// Runs piece(index, scratch of the thread) for all pieces; a thread takes the next piece when it is free.
 template <class Piece>
 void for_each_piece(const AttentionShape& s, i64 pieces, void* scratch, i64 floats_each, Piece piece) {
 #pragma omp parallel num_threads(s.threads)
@@ -39,7 +39,7 @@ void for_each_piece(const AttentionShape& s, i64 pieces, void* scratch, i64 floa
   }
 }
 
-// rows(b, head, heads, i0, n, scratch of the thread) for all query rows.
+// Calls rows(b, head, heads, i0, n, scratch of the thread) for all query rows.
 template <class Rows>
 void for_each_forward(const AttentionShape& s, void* scratch, i64 floats_each, Rows rows_of) {
   const i64 group = s.h / s.k, head_parts = ceil_div(group, kMaxHeadsPerPiece), heads = ceil_div(group, head_parts);
@@ -55,8 +55,8 @@ void for_each_forward(const AttentionShape& s, void* scratch, i64 floats_each, R
   });
 }
 
-// Backward in fine pieces: columns(b, kv, j0, scratch) for all tiles of keys, then rows(b, head, i0, n, scratch) for
-// all of queries.
+// Runs the backward in fine pieces: columns(b, kv, j0, scratch) for all tiles of keys, then rows(b, head, i0, n,
+// scratch) for all tiles of queries.
 template <class Columns, class Rows>
 void for_each_fine_backward(const AttentionShape& s, void* scratch, i64 floats_each, Columns columns, Rows rows) {
   const i64 tiles = ceil_div(s.S, kTileColumns), blocks = ceil_div(s.S, kBackwardRows);

@@ -1,4 +1,4 @@
-// Attention against a plain double loop, against ATen, and against itself (threads, instruction sets, repeats).
+// Tests attention against a plain double loop, against ATen, and against itself (threads, instruction sets, repeats).
 #include "math/attention.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ struct Result {
   Floats o, lse, d_qkv;
 };
 
-// Runs both directions with outputs and scratch full of NaN and guard bytes behind each of them.
+// Runs both directions, with outputs and scratch full of NaN and guard bytes after each of them.
 Result run(const Inputs& in, int threads = 1, AttentionIsa isa = AttentionIsa::kBest) {
   AttentionShape shape = in.shape;
   shape.threads = threads, shape.isa = isa, shape.alibi = in.slopes.empty() ? nullptr : in.slopes.data();
@@ -50,10 +50,10 @@ Result run(const Inputs& in, int threads = 1, AttentionIsa isa = AttentionIsa::k
   return {unguard(r.o, "o"), unguard(r.lse, "lse"), unguard(r.d_qkv, "d_qkv")};
 }
 
-// Shares below 2^-100 are zero; inputs and slopes of these tests are below 1e3.
+// Values of p below 2^-100 are zero; inputs and slopes of these tests are below 1e3.
 constexpr double kVanishing = 1e-24;
 
-// |got - want| <= factor * eps * magnitude, and not all zeros.
+// Checks |got - want| <= factor * eps * magnitude, and that not all values are zero.
 void expect_close(const Floats& got, const Sums& want, double factor, const char* name) {
   ASSERT_EQ(got.size(), want.value.size());
   double worst = 0;
@@ -70,10 +70,10 @@ void expect_close(const Floats& got, const Sums& want, double factor, const char
   }
 }
 
-// A score whose terms sum to M in absolute value has a rounding error of at most (D + 3) M eps. Terms here have random
-// signs, so partial sums stay near sqrt(D) terms while M is D of them: the standard deviation is below M eps. It
-// becomes the relative error of p, with 2 more for exp and for lse; the sums that follow add as little again. 6
-// standard deviations: the worst of up to a million elements.
+// A score whose terms sum to M in absolute value has a rounding error of at most (D + 3) M eps. The terms here have
+// random signs, so partial sums stay near sqrt(D) terms while M is D terms: the standard deviation is below M eps. It
+// becomes the relative error of p, with 2 more for exp and for lse; the sums that follow add as little again. The
+// factor allows 6 standard deviations, for the worst of up to a million elements.
 double error_factor(const Truth& t) {
   return 6 * (t.largest_score + 3);
 }
@@ -121,7 +121,7 @@ TEST(Attention, GroupedHeads) {
   expect_true(make_inputs(2, 150, 3, 3, 16));
   expect_true(make_inputs(2, 150, 4, 2, 16, true));
   expect_true(make_inputs(1, 301, 6, 2, 16));
-  expect_true(make_inputs(1, 150, 11, 1, 8, true));  // more heads on one key head than a piece takes
+  expect_true(make_inputs(1, 150, 11, 1, 8, true));  // more heads on one key head than fit into a piece
 }
 
 RC_GTEST_PROP(Attention, AnyShape, ()) {
@@ -133,7 +133,7 @@ RC_GTEST_PROP(Attention, AnyShape, ()) {
 }
 
 TEST(Attention, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
-  // B*k = 2: on three threads and more the backward is split by tiles.
+  // B*k = 2: with three threads and more the backward is split by tiles.
   const Inputs in = make_inputs(1, 300, 4, 2, 64);
   for (AttentionIsa isa : available()) {
     const Result one = run(in, 1, isa);
@@ -185,11 +185,11 @@ TEST(Attention, NanAndInfinityShow) {
 TEST(Attention, SharpAndFlatSoftmax) {
   Inputs sharp = make_inputs(1, 140, 1, 1, 16);
   for (i64 n = 0; n < 140; ++n)
-    for (i64 d = 0; d < 16; ++d) sharp.qkv[n * sharp.row() + d] *= 100;  // scores of hundreds: most shares vanish
+    for (i64 d = 0; d < 16; ++d) sharp.qkv[n * sharp.row() + d] *= 100;  // scores of hundreds: most of p vanishes
   expect_true(sharp);
   Inputs flat = make_inputs(1, 140, 1, 1, 16);
   for (i64 n = 0; n < 140; ++n)
-    for (i64 d = 0; d < 16; ++d) flat.qkv[n * flat.row() + d] = 0;  // every share of row i is 1/(i+1)
+    for (i64 d = 0; d < 16; ++d) flat.qkv[n * flat.row() + d] = 0;  // p of row i is 1/(i+1) everywhere
   const Result r = run(flat);
   for (i64 i = 0; i < 140; ++i)
     EXPECT_NEAR(r.lse[i], std::log(static_cast<double>(i + 1)), 4 * FLT_EPSILON * (1 + std::log(i + 1.0)));
@@ -206,7 +206,7 @@ TEST(Attention, AgreesWithAten) {
   const auto [dq, dk, dv] =
       at::_scaled_dot_product_flash_attention_for_cpu_backward(d_o, heads(0), heads(1), heads(2), o, lse, 0.0, true);
   const Truth t = truth(in);
-  const double factor = 2 * error_factor(t);  // both round
+  const double factor = 2 * error_factor(t);  // both sides round
   const auto compare = [&](const at::Tensor& theirs, const Floats& got, const Doubles& magnitude, const char* name) {
     const at::Tensor flat = theirs.contiguous();
     ASSERT_EQ(flat.numel(), static_cast<i64>(got.size()));

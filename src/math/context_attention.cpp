@@ -50,7 +50,7 @@ std::vector<ContextRun> rows_of_runs(std::span<const PositionRun> runs) {
   }
   return list;
 }
-// Of at most `n` rows each, none of two runs.
+// Cuts the runs into pieces of at most `n` rows; no piece spans two runs.
 std::vector<ContextRows> cut(const std::vector<ContextRun>& runs, i64 n) {
   std::vector<ContextRows> list;
   for (const ContextRun& run : runs)
@@ -69,13 +69,14 @@ i64 backward_floats(i64 D) {
   return kBackwardRows * (2 * padded_width(D) + 290) + (5 * kTileColumns + 6) * padded_width(D);
 }
 
-// Five matrix products in few pieces or seven in many, as in attention.cpp; both give the same bits.
+// Chooses between five matrix products in few pieces and seven in many, as in attention_split.h; both give the same
+// bits.
 bool split_finely(const ContextShape& s, std::size_t tiles) {
   const i64 pieces = s.B * s.k, rounds = ceil_div(pieces, s.threads);
   return static_cast<double>(pieces) / static_cast<double>(rounds * s.threads) < 5.0 / 7.0 && tiles > 1;
 }
 
-// Runs piece(index, scratch of the thread) for all pieces, handed out as threads become free.
+// Runs piece(index, scratch of the thread) for all pieces; a thread takes the next piece when it is free.
 template <class Piece>
 void for_each_piece(const ContextShape& s, i64 pieces, float* scratch, i64 floats_each, Piece piece) {
 #pragma omp parallel num_threads(s.threads)

@@ -1,17 +1,17 @@
-// Attention of some queries over some keys, from the pieces of attention_blocks_inl.h: what a query sees of a tile of
-// keys is a range of its columns, [where its document begins, its own position]. Positions rise with the rows, and so
-// do the ends of both, so that a block of 6 rows sees the range from its first row's begin to its last row's end. Tiles
-// and blocks that see nothing are left out; within a block, hidden elements are set to -inf or 0.
+// Attention of some queries over some keys, built on attention_blocks_inl.h. A query sees a range of a tile's columns:
+// [where its document begins, its own position]. Positions rise with the rows, and so do both ends of the range; a
+// block of 6 rows therefore sees the range from its first row's begin to its last row's end. Tiles and blocks that see
+// nothing are left out; inside a block, hidden elements are set to -inf or 0.
 #include "math/attention_blocks_inl.h"
 #include "math/context_attention_kernels.h"
 
 namespace molen::math::attention_detail {
 namespace {
 
-// Columns of a tile of keys (positions from j0) that rows at positions from i0 see: [begin, end) of a row.
+// The columns of a tile of keys (positions from j0) that rows at positions from i0 see: [begin, end) for each row.
 struct Sight {
   i64 i0, j0, keys;
-  const std::int32_t* starts;  // of the rows, or null
+  const std::int32_t* starts;  // of the rows; may be null
   i64 begin(i64 r) const { return starts ? larger(0, smaller(keys, starts[r] - j0)) : 0; }
   i64 end(i64 r) const { return larger(0, smaller(keys, i0 + r + 1 - j0)); }
 };
@@ -29,7 +29,7 @@ inline i64 down16(i64 n) {
   return n / 16 * 16;
 }
 
-// Scores of columns [begin, end), widened to whole vectors, as far as they are in the strip.
+// Computes the scores of those columns of [begin, end), widened to whole vectors, that are in the strip.
 inline void strip_scores(i64 strip, i64 rows, i64 begin, i64 end, const float* a, i64 lda, const float* packed, i64 D,
                          float* scores) {
   const i64 first = larger(down16(begin), strip * kStrip), last = smaller(round16(end), (strip + 1) * kStrip);
@@ -42,12 +42,12 @@ inline void strip_scores(i64 strip, i64 rows, i64 begin, i64 end, const float* a
 
 struct Statistics {  // of one head's rows, in units of log2
   float* largest;    // [rows]
-  float* scale;      // [rows] what the output so far is multiplied by
+  float* scale;      // [rows] factor of the output so far
   float* sums;       // [rows, 16] the denominator, lane by lane
   Statistics from(i64 row) const { return {largest + row, scale + row, sums + 16 * row}; }
 };
 
-// Scores to unnormalised probabilities, in place; updates the statistics of the block's rows.
+// Turns scores into unnormalised probabilities, in place; updates the statistics of the block's rows.
 void softmax_rows(float* x, i64 row, i64 rows, i64 begin, i64 end, const Sight& sight, float slope,
                   const Statistics& s) {
   const i64 from = down16(begin), to = round16(end);
@@ -93,7 +93,8 @@ struct ForwardPiece {
   Statistics s = {nullptr, nullptr, nullptr};
 };
 
-// Statistics and output of earlier keys, as if a first key had had that share; or of none.
+// Starts the statistics and output from those of earlier keys, as if these were one key with their whole weight, or
+// from none.
 void begin_rows(const ContextForward& f, const ForwardPiece& piece, i64 head) {
   const i64 D = f.D, W = width(D), n = piece.rows.n, at = head * n;
   const Statistics s = piece.s.from(at);
@@ -118,7 +119,7 @@ bool sees_a_key(const ContextForward& f, i64 begin, i64 position) {
   return false;
 }
 
-// o = accumulated / denominator; lse. A row that saw no key is left alone, or zero.
+// Writes o = accumulated / denominator, and lse. A row that saw no key is left unchanged, or set to zero.
 void finish_rows(const ContextForward& f, const ForwardPiece& piece, i64 head) {
   const i64 D = f.D, W = width(D), n = piece.rows.n, at = head * n;
   const Statistics s = piece.s.from(at);
@@ -141,7 +142,7 @@ void finish_rows(const ContextForward& f, const ForwardPiece& piece, i64 head) {
   }
 }
 
-// One tile of keys into the output so far of all rows that see it.
+// Adds one tile of keys to the output so far of all rows that see it.
 void forward_tile(const ContextForward& f, const ForwardPiece& piece, const Sight& sight) {
   const i64 D = f.D, W = width(D), n = piece.rows.n;
   for (i64 head = 0; head < piece.heads; ++head) {
@@ -152,7 +153,7 @@ void forward_tile(const ContextForward& f, const ForwardPiece& piece, const Sigh
     const auto softmax = [&](i64 r, i64 rows, i64 begin, i64 end) {
       softmax_rows(p + r * kLdP, r, rows, begin, end, sight, slope, s.from(r));
     };
-    if (D <= 64) {  // all keys of the tile stay in L1: scores are used while they are there too
+    if (D <= 64) {  // all keys of the tile stay in L1: scores are used while they are also there
       for_each_seeing(n, sight, [&](i64 r, i64 rows, i64 begin, i64 end) {
         for (i64 strip = 0; strip < kTileColumns / kStrip; ++strip)
           strip_scores(strip, rows, begin, end, q + r * W, W, piece.k_transposed, D, p + r * kLdP);
@@ -271,7 +272,7 @@ void load_queries(const ContextBackward& g, i64 b, const ContextQueries& u) {
   }
 }
 
-// p and ds of a tile, ds times 1/sqrt(D); 0 where a row does not see a column.
+// p and ds of a tile; ds is multiplied by 1/sqrt(D). Columns that a row does not see are 0.
 void scores_tile(const ContextBackward& g, const ContextKeys& t, const ContextQueries& u) {
   const i64 D = g.D, W = width(D), all = round16(t.at.n);
   const Sight sight = sight_of(t, u);
@@ -302,7 +303,7 @@ void scores_tile(const ContextBackward& g, const ContextKeys& t, const ContextQu
   }
 }
 
-// dv += p^T d_o or dk += ds^T q, blocks of keys; rows that do not see them are left out.
+// dv += p^T d_o or dk += ds^T q, in blocks of keys; rows that do not see the keys are left out.
 void add_to_keys(const ContextKeys& t, const ContextQueries& u, i64 D, const float* weights, const float* rows,
                  float* sums) {
   const i64 W = width(D), n = u.at.n;
@@ -319,7 +320,7 @@ void add_to_keys(const ContextKeys& t, const ContextQueries& u, i64 D, const flo
   }
 }
 
-// dq += ds k, straight into d_q where its rows are whole vectors.
+// dq += ds k, directly into d_q when its rows are whole vectors.
 void add_to_queries(const ContextBackward& g, const ContextKeys& t, const ContextQueries& u) {
   const i64 D = g.D, W = width(D), ld = g.d_q_stride;
   float* dq = g.d_q + (t.b * g.rows + u.at.row) * ld + u.head * D;
@@ -350,11 +351,11 @@ void context_backward_keys(const ContextBackward& g, i64 b, i64 kv, const Contex
   for (u.head = kv * group; u.head < (kv + 1) * group; ++u.head)
     for (int x = 0; x < g.query_runs; ++x) {
       const ContextRun& run = g.queries[x];
-      // Tiles begin where they do for backward_rows.
+      // Tiles begin at the same rows as for backward_rows.
       const i64 skip = larger(0, tile.first - run.first) / kBackwardRows * kBackwardRows;
       for (i64 i = run.first + skip; i < run.last; i += kBackwardRows) {
         set_rows(g, u, b, {run.row + i - run.first, i, smaller(kBackwardRows, run.last - i)});
-        if (u.starts && u.starts[0] >= tile.first + tile.n) break;  // and so are the documents of all that follow
+        if (u.starts && u.starts[0] >= tile.first + tile.n) break;  // so do the documents of all later rows
         load_queries(g, b, u);
         scores_tile(g, t, u);
         add_to_keys(t, u, D, u.p, u.d_o, t.dv);

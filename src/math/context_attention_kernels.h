@@ -1,5 +1,5 @@
-// What context_attention.cpp (which splits the work over threads) asks of the kernels (which do one piece of it). Plain
-// declarations only, as in attention_kernels.h, whose tile sizes hold here too.
+// The interface between context_attention.cpp, which splits the work over threads, and the kernels, which each compute
+// a piece of it. Plain declarations only, as in attention_kernels.h, whose tile sizes also apply here.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace molen::math::attention_detail {
 
-struct ContextRun {  // positions [first, last) are the rows from `row` on of each sequence
+struct ContextRun {  // rows from `row` on, of each sequence, have positions [first, last)
   i64 first, last, row;
 };
 struct ContextRows {  // n rows from `row` on of each sequence, at positions from `first` on
@@ -26,7 +26,7 @@ struct ContextForward {
   i64 q_stride;
   const float *k_rows, *v_rows;
   i64 kv_stride;
-  bool first;  // there is no output of earlier keys
+  bool first;  // whether there is no output of earlier keys
   float *o, *lse;
 };
 
@@ -48,13 +48,15 @@ struct ContextBackward {
   bool add_kv;
 };
 
-// Each writes outputs that no other piece writes. Rows of a piece are of one run.
+// Each function writes outputs that no other piece writes. The rows of a piece belong to one run.
 struct ContextKernels {
   // `heads` query heads from `head`, all reading one key/value head; heads * rows <= kForwardRows.
   void (*forward_rows)(const ContextForward&, i64 b, i64 head, i64 heads, const ContextRows& rows, float* scratch);
-  // dk, dv of a tile of at most kTileColumns keys; with_dq: adds its part of dq too (tiles in rising order).
+  // Computes dk and dv of a tile of at most kTileColumns keys; with_dq: also adds the tile's part of dq (tiles in
+  // rising order).
   void (*backward_keys)(const ContextBackward&, i64 b, i64 kv, const ContextRows& tile, bool with_dq, float* scratch);
-  // dq alone, of at most kBackwardRows rows of one query head: a whole number of kBackwardRows from its run's first.
+  // Computes only dq, of at most kBackwardRows rows of one query head, which begin a multiple of kBackwardRows after
+  // the first row of their run.
   void (*backward_rows)(const ContextBackward&, i64 b, i64 head, const ContextRows& rows, float* scratch);
 };
 

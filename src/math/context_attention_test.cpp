@@ -1,5 +1,5 @@
-// Attention of ranks that share a sequence: the reference against the complex step, the ranks' union against whole
-// sequences, a ring of calls against one; the fused kernels against the reference in double.
+// Tests attention of ranks that share a sequence: the reference against the complex step, the ranks' union against
+// whole sequences, a ring of calls against one call; the fused kernels against the reference in double.
 #include "math/context_attention.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ template <class T>
 using Values = std::vector<T>;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// A zig-zag of uneven chunks, as arch/context_parallel.h has them.
+// Returns a zig-zag of uneven chunks, as in arch/context_parallel.h.
 Runs zig_zag(i64 S, int rank, int ranks) {
   const auto chunk = [&](i64 c) {
     const i64 n = 2 * ranks, base = S / n, extra = S % n;
@@ -49,7 +49,8 @@ struct Problem {
       s.push_back(std::exp2(-8.0 * static_cast<double>(j + 1) / static_cast<double>(h)));
     return s;
   }
-  // Where the document of each position begins: pieces of 1 to about a third of the sequence.
+  // Returns the position where the document of each position begins; documents have 1 token to about a third of the
+  // sequence.
   Starts starts() const {
     if (!documents) return {};
     Starts all;
@@ -72,11 +73,11 @@ Values<double> random(i64 count, unsigned seed) {
   std::mt19937_64 engine(seed);
   std::normal_distribution<double> normal;
   Values<double> v(static_cast<std::size_t>(count));
-  for (double& x : v) x = static_cast<float>(normal(engine));  // the fused kernels get the same
+  for (double& x : v) x = static_cast<float>(normal(engine));  // the fused kernels get the same values
   return v;
 }
 
-// Rows of `width` at the runs' positions of all B sequences; and back.
+// take returns the rows of `width` at the runs' positions of all B sequences; its inverse follows.
 template <class T>
 Values<T> take(const Problem& p, const Runs& runs, i64 width, const Values<T>& all) {
   Values<T> part;
@@ -93,7 +94,7 @@ void put(const Problem& p, const Runs& runs, i64 width, const Values<T>& part, V
       for (i64 x = (b * p.S + run.first) * width; x < (b * p.S + run.last) * width; ++x, ++at)
         all[static_cast<std::size_t>(x)] = part[at] + (add ? all[static_cast<std::size_t>(x)] : T(0));
 }
-// lse [B, h, rows] as rows [B, rows, h].
+// Returns lse [B, h, rows] as rows [B, rows, h].
 template <class T>
 Values<T> by_rows(const Problem& p, i64 rows, const Values<T>& lse) {
   Values<T> out(lse.size());
@@ -111,7 +112,7 @@ struct Workspace {
   Scratch scratch;
 };
 
-// The two kinds of kernels behind one face. q [rows, h*D], kv [keys, 2*k*D], packed k|v.
+// The two kinds of kernels behind a common interface. q [rows, h*D], kv [keys, 2*k*D], packed k|v.
 template <class T>
 struct ReferenceKernels {
   using Real = T;
@@ -146,7 +147,7 @@ struct FusedKernels {
   int threads = 2;
   AttentionIsa isa = AttentionIsa::kBest;
 
-  // Scratch full of NaN, with guards behind it.
+  // Calls f with scratch full of NaN and with guards after it.
   template <class F>
   void with_scratch(i64 bytes, const F& f) const {
     Values<float> scratch(static_cast<std::size_t>(bytes / 4 + 16), kNaN);
@@ -188,7 +189,7 @@ struct FusedKernels {
 };
 
 template <class T>
-struct Outcome {  // of whole sequences, by position: [B, S, ...]
+struct Outcome {  // for whole sequences, by position: [B, S, ...]
   Values<T> o, lse, d_q, d_kv;
 };
 
@@ -202,7 +203,8 @@ struct Inputs {
   Values<T> q, kv, d_o;
 };
 
-// Splits the sequences over `ranks`, each of which sees all keys at once, or each rank's in turn from its own on.
+// Splits the sequences over `ranks`. Each rank sees all keys at once or, in a ring, each rank's keys in turn, beginning
+// with its own.
 template <class K>
 Outcome<typename K::Real> run(const Problem& p, const K& kernels, int ranks, bool ring) {
   using T = typename K::Real;
@@ -224,7 +226,7 @@ Outcome<typename K::Real> run(const Problem& p, const K& kernels, int ranks, boo
     for (std::size_t x = 0; x < blocks.size(); ++x)
       kernels.forward(mine, blocks[x], own, q, take(p, blocks[x], p.kv_row(), in.kv), x == 0, o, lse);
     for (std::size_t x = 0; x < blocks.size(); ++x) {
-      // Gradients of a block: added to what is there, or over it.
+      // The gradients of a block are added to existing values, or overwrite them.
       Values<T> d_kv = take(p, blocks[x], p.kv_row(), out.d_kv);
       const bool add = r % 2 == 1;
       if (!add) std::fill(d_kv.begin(), d_kv.end(), none);
@@ -239,7 +241,7 @@ Outcome<typename K::Real> run(const Problem& p, const K& kernels, int ranks, boo
   return out;
 }
 
-// The double loop that math/reference.h has of whole sequences: an oracle of its own where there are no documents.
+// Runs the double loop of math/reference.h for whole sequences: an independent oracle when there are no documents.
 Outcome<double> whole(const Problem& p) {
   const Inputs<double> in(p);
   const i64 N = p.B * p.S, q = p.q_row(), kv = p.kv_row(), width = q + kv;
@@ -265,8 +267,8 @@ Outcome<double> whole(const Problem& p) {
   return out;
 }
 
-// Documents one by one, as if each were a sequence: what the mask must amount to. ALiBi goes by distance, so that it
-// is the same there.
+// Runs documents one by one, as if each were a sequence; the mask must give the same. ALiBi depends on distance alone,
+// so it is the same there.
 Outcome<double> document_by_document(const Problem& p) {
   const Inputs<double> in(p);
   const Starts starts = p.starts();
@@ -308,8 +310,8 @@ double relative_error(const Values<T>& got, const Values<double>& want, double t
   return worst / largest;
 }
 
-// terms: the size of what cancels in the gradients, where it may be all.
-// Returns how near to the bound the worst came.
+// terms: the size of the terms that cancel in the gradients, when everything may cancel. Returns the largest error
+// relative to the bound.
 template <class T>
 double expect_same(const Outcome<T>& got, const Outcome<double>& want, double bound, double terms = 0) {
   double worst = 0;
@@ -344,7 +346,8 @@ TEST(ContextReference, RanksTogetherAreTheWhole) {
       }
 }
 
-// d/dx of sum of weights o over the ranks that see x, one element at a time (reference_test.cpp says how).
+// d/dx of the weighted sum of o over the ranks that see x, one element at a time (reference_test.cpp explains the
+// method).
 TEST(ContextReference, BackwardIsTheComplexStep) {
   constexpr double kStep = 1e-50;
   for (const Problem& p : {Problem{2, 11, 4, 2, 3, true, true}, Problem{1, 13, 3, 1, 5}}) {
@@ -390,9 +393,9 @@ TEST(ContextReference, BackwardIsTheComplexStep) {
 }
 
 // A score is a sum of D products of standard normal numbers over sqrt(D): its terms sum to at most M ~ 2 sqrt(D) in
-// absolute value over many rows, and its rounding is the relative error of a share, M eps. Each ring step rounds o, and
-// lse (of size up to log S + M) whose error is that of a share too. Gradients are sums of as many terms of that error.
-// Errors are relative to the largest value of a tensor, or to 1, the size of a gradient's terms.
+// absolute value over many rows, and its rounding gives p a relative error of M eps. Each ring step rounds o, and also
+// lse (of size up to log S + M), whose error is a relative error of p too. Gradients are sums of as many terms with
+// that error. Errors are relative to the largest value of a tensor, or to 1, the size of a gradient's terms.
 double fused_bound(const Problem& p, int ranks) {
   const double M = 2 * std::sqrt(static_cast<double>(p.D)), lse = std::log(static_cast<double>(p.S)) + M;
   return 4 * FLT_EPSILON * (M + lse * ranks + 4);
@@ -418,7 +421,7 @@ TEST(ContextFused, RanksTogetherAreTheWhole) {
         for (const bool ring : {false, true}) expect_fused(p, ranks, ring, 2, isa);
 }
 
-// Several tiles of keys and of queries, heads wider than a strip, more heads on a key head than a piece takes.
+// Several tiles of keys and of queries, heads wider than a strip, more heads on a key head than fit into a piece.
 TEST(ContextFused, LongerThanSeveralTiles) {
   double worst = 0;
   for (const AttentionIsa isa : available()) {
@@ -432,7 +435,8 @@ TEST(ContextFused, LongerThanSeveralTiles) {
   expect_fused({1, 211, 11, 1, 8, true}, 2, true, 2, AttentionIsa::kBest);
 }
 
-// Documents that begin at the last key of a tile, its first, and around; backward by tiles of keys and by both.
+// Documents that begin at the last key of a tile, at its first, and around these; backward by tiles of keys and by both
+// kinds of tiles.
 TEST(ContextFused, DocumentsBeginAnywhereInATile) {
   for (const i64 second : {1, 126, 127, 128, 129, 255, 256})
     for (const int threads : {1, 3}) {
@@ -472,13 +476,13 @@ TEST(ContextFused, SameBitsForAnyNumberOfThreadsAndOnRepeat) {
   }
 }
 
-// Queries that see no key of a block keep their bits; the first block makes them zero.
+// Queries that see no key of a block keep their bits; the first block sets them to zero.
 TEST(ContextFused, QueriesWithoutKeysAreLeftAlone) {
   const Problem p{2, 24, 2, 1, 9};
   const Runs queries{{0, 4}, {20, 24}}, keys{{10, 14}};
   const Inputs<float> in(p);
   const auto q = take(p, queries, p.q_row(), in.q), kv = take(p, keys, p.kv_row(), in.kv);
-  // The second sequence's late queries begin after the keys.
+  // In the second sequence, the documents of the late queries begin after the keys.
   const Starts starts{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 15, 15, 15, 15};
   for (const AttentionIsa isa : available())
     for (const bool first : {true, false}) {
@@ -518,7 +522,7 @@ TEST(ContextFused, QueriesWithoutKeysAreLeftAlone) {
     }
 }
 
-// One run of all positions and no documents is the attention of math/attention.h.
+// One run of all positions, without documents, is the attention of math/attention.h.
 TEST(ContextFused, AgreesWithWholeSequences) {
   const Problem p{2, 150, 4, 2, 32, true};
   const Inputs<float> in(p);

@@ -22,10 +22,11 @@ namespace at::native {
 namespace molen::math {
 namespace {
 
-// Below this a call of oneDNN costs more than it saves (10 us; measured at 1 and 2 threads, equal at about 3 MFLOP).
+// Below this number of FLOPs a call of oneDNN costs more than it saves (10 us; measured at 1 and 2 threads, equal at
+// about 3 MFLOP).
 constexpr std::int64_t kOneDnnFrom = 4'000'000;
-// Its products of a single row corrupt the heap where they add (libtorch 2.13, AVX-512: 1 x 1501 x 1499), and thin ones
-// gain nothing.
+// oneDNN's products of a single row corrupt the heap when they add (libtorch 2.13, AVX-512: 1 x 1501 x 1499), and thin
+// products gain nothing.
 constexpr std::int64_t kOneDnnThinnest = 16;
 
 bool intel_or_no_avx512() {
@@ -36,8 +37,8 @@ bool intel_or_no_avx512() {
 #endif
 }
 
-// libtorch refuses its own function on processors that its oneDNN has no fast path for, and by its environment
-// (ONEDNN_MAX_CPU_ISA); which those are is a matter of its version. So: a small product, once.
+// Tests oneDNN with one small product. libtorch refuses mkldnn_matmul on processors without a fast path in its oneDNN,
+// and by its environment (ONEDNN_MAX_CPU_ISA); which processors these are depends on its version.
 bool onednn_multiplies() {
   if (!at::native::mkldnn_matmul || !at::hasMKLDNN()) return false;
   const c10::InferenceMode inference;
@@ -58,7 +59,7 @@ bool onednn_multiplies() {
 GemmLibrary choose() {
   const char* name = std::getenv("MOLEN_GEMM");
   if (!name || *name == '\0') {
-    // A user who lets oneDNN round fp32 operands to fewer bits does not mean these.
+    // A user who lets oneDNN round fp32 operands to fewer bits does not mean these products.
     const bool exact = !std::getenv("ONEDNN_DEFAULT_FPMATH_MODE") && !std::getenv("DNNL_DEFAULT_FPMATH_MODE");
     return gemm_library_available(GemmLibrary::kOneDnn) && exact && !intel_or_no_avx512() ? GemmLibrary::kOneDnn
                                                                                           : GemmLibrary::kAten;
@@ -71,7 +72,7 @@ GemmLibrary choose() {
   throw UsageError("MOLEN_GEMM={}: aten or onednn", name);
 }
 
-// Who multiplies products of these sizes.
+// Returns the library that multiplies products of these sizes.
 GemmLibrary library_for(GemmLibrary chosen, std::int64_t m, std::int64_t n, std::int64_t k) {
   const bool worth = 2 * m * n * k >= kOneDnnFrom && std::min({m, n, k}) >= kOneDnnThinnest;
   return worth ? chosen : GemmLibrary::kAten;
@@ -93,15 +94,15 @@ void product(GemmLibrary library, const at::Tensor& a, const at::Tensor& b, bool
     at::mm_out(out, a, b);
 }
 
-// A short and very wide product (the head's logits): each thread makes its own columns with a product of its own. MKL
-// cuts such shapes worse: 28 ms against 32 for 256 x 32000 x 512 on two cores.
+// A short and very wide product (the head's logits): each thread computes its own columns with a separate product. MKL
+// splits such shapes less well: 256 x 32000 x 512 on two cores takes 32 ms with MKL's split and 28 ms with this one.
 void wide_product_nt(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const float* a, const float* b,
                      bool accumulate, float* c) {
   constexpr std::int64_t kGrain = 64;
   const std::int64_t blocks = (n + kGrain - 1) / kGrain;
 #pragma omp parallel num_threads(threads)
   {
-    const c10::InferenceMode guard;  // a property of the thread
+    const c10::InferenceMode guard;  // the mode is a property of the thread
     const std::int64_t t = omp_get_thread_num(), count = omp_get_num_threads();
     const std::int64_t first = std::min(n, blocks * t / count * kGrain),
                        last = std::min(n, blocks * (t + 1) / count * kGrain);

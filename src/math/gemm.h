@@ -1,6 +1,7 @@
 // The three products of a linear layer in fp32 (y = x W^T, W [out, in]), with at::get_num_threads() threads of the
-// calling thread. Row-major, contiguous; the plan's memory is not touched, and what the library takes for itself is a
-// LibraryCall's. `accumulate` adds to C, otherwise C is overwritten (and may hold anything, NaN included).
+// calling thread. Matrices are row-major and contiguous. The products take no memory of the plan; what the library
+// takes for itself goes through LibraryCall. `accumulate` adds to C, otherwise C is overwritten (and may hold anything,
+// NaN included).
 #pragma once
 
 #include <cstdint>
@@ -8,13 +9,13 @@
 
 namespace molen::math {
 
-// Who multiplies. ATen takes fp32 to MKL, which keeps to AVX2 on processors that are not Intel's: half the rate that
-// oneDNN, in the same libtorch, has there with AVX-512 (docs/decisions/0007-products.md).
+// The library that multiplies. ATen passes fp32 to MKL, which uses only AVX2 on processors that are not Intel's: half
+// the rate that oneDNN, in the same libtorch, reaches there with AVX-512 (docs/decisions/0007-products.md).
 enum class GemmLibrary { kAten, kOneDnn };
 
-// A matter of the processor alone, so that a run and its resumption on the same machine agree in every bit;
-// MOLEN_GEMM=aten|onednn in the environment overrides it. Throws UsageError where that names neither, or one that this
-// libtorch has not.
+// Returns the library chosen by the processor alone, so that a run and its resumption on the same machine agree in
+// every bit; MOLEN_GEMM=aten|onednn in the environment overrides it. Throws UsageError when that names neither, or
+// names one that this libtorch lacks.
 GemmLibrary gemm_library();
 std::string_view name_of(GemmLibrary library);
 bool gemm_library_available(GemmLibrary library);
@@ -26,7 +27,7 @@ void matmul_nn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a_mk
 void matmul_tn(std::int64_t m, std::int64_t n, std::int64_t k, const float* a_km, const float* b_kn, bool accumulate,
                float* c_mn);
 
-// The same by a library of choice: for tests, and to measure one beside the other.
+// The same products by a given library: for tests, and to compare the libraries' rates.
 void matmul_nt(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t k, const float* a_mk,
                const float* b_nk, bool accumulate, float* c_mn);
 void matmul_nn(GemmLibrary library, std::int64_t m, std::int64_t n, std::int64_t k, const float* a_mk,

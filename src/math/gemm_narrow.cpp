@@ -14,7 +14,7 @@ namespace {
 using namespace gemm_detail;
 using i64 = std::int64_t;
 
-constexpr i64 kSpace = kTerms / 2 * (kRows + 16) + 6 * kPanel;  // words a thread
+constexpr i64 kSpace = kTerms / 2 * (kRows + 16) + 6 * kPanel;  // words per thread
 
 i64 ceil_div(i64 a, i64 b) {
   return (a + b - 1) / b;
@@ -25,7 +25,8 @@ i64 packed_words(i64 n, i64 k) {
 }
 
 #if defined(__x86_64__)
-// B is packed by all threads, then each adds to rows of its own: ranges that differ by one block of registers at most.
+// All threads pack B; then each thread adds to rows of its own. The threads' ranges differ by at most one block of
+// registers.
 void columns_and_terms(const SumKernels& f, const Sums& g, float* space) {
   const i64 panels = ceil_div(g.columns, kPanel), pieces = panels * ceil_div(g.terms, kTerms);
 #pragma omp for schedule(static)

@@ -1,7 +1,7 @@
-// Products of rows in bf16 on AVX-512 with dot products of bf16 (VDPBF16PS), in the manner of Goto and van de Geijn
-// (Anatomy of high-performance matrix multiplication, 2008): a panel of B in the first cache, a block of A and of C in
-// the second, and blocks of 6 rows by 4 vectors of C in registers. Terms lie along the rows of both operands, so that
-// packing is no transposition: it puts two neighbouring rows into one of pairs. Compiled with flags of its own
+// Products of rows in bf16 on AVX-512 with dot products of bf16 (VDPBF16PS), after Goto and van de Geijn (Anatomy of
+// high-performance matrix multiplication, 2008): a panel of B in the L1 cache, a block of A and of C in L2, and blocks
+// of 6 rows by 4 vectors of C in registers. Terms lie along the rows of both operands, so packing needs no
+// transposition: it interleaves two neighbouring rows into one row of pairs. Compiled with flags of its own
 // (CMakeLists.txt): plain headers only.
 #if defined(__x86_64__)
 #define MOLEN_SIMD_BITS 512
@@ -14,7 +14,7 @@ namespace {
 
 using namespace attention_detail;
 
-constexpr i64 kPairs = kTerms / 2, kLdA = kRows + 16, kLdRow = kPairs + 16;  // of A by terms, and by rows
+constexpr i64 kPairs = kTerms / 2, kLdA = kRows + 16, kLdRow = kPairs + 16;  // for A by terms, and by rows
 
 inline i64 panels_of(const Sums& g) {
   return (g.columns + kPanel - 1) / kPanel;
@@ -29,7 +29,7 @@ void pack(const Sums& g, i64 panel, i64 block) {
                   smaller(kTerms, g.terms - block * kTerms), smaller(kPanel, g.column + g.columns - column));
 }
 
-// A block of rows with one panel.
+// Adds the products of a block of rows with one panel.
 void add_panel(const Sums& g, i64 i0, i64 rows, i64 panel, const Pair* a, const Pair* b, i64 pairs, bool add,
                float* bounce) {
   const i64 column = g.column + panel * kPanel, columns = smaller(kPanel, g.column + g.columns - column);

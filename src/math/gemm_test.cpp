@@ -1,5 +1,5 @@
-// The fp32 products of each library against the double reference, in the shapes that take each way, one thread and two;
-// repeated calls give the same bits.
+// Tests the fp32 products of each library against the double reference, in the shapes of each code path, on one thread
+// and two; repeated calls give the same bits.
 #include "math/gemm.h"
 
 #include <ATen/Parallel.h>
@@ -35,7 +35,7 @@ void check(GemmLibrary library, Fast fast, Plain<double> plain, std::int64_t m, 
     auto want = wide(start);
     plain(2, m, n, k, da.data(), db.data(), accumulate, want.data());
     std::vector<float> got = start, again = start;
-    if (!accumulate) got.assign(got.size(), NAN);  // what is overwritten may hold anything
+    if (!accumulate) got.assign(got.size(), NAN);  // an overwritten C may hold anything
     fast(library, m, n, k, a.data(), b.data(), accumulate, got.data());
     if (accumulate || m * n < 100000) fast(library, m, n, k, a.data(), b.data(), accumulate, again.data());
     EXPECT_TRUE(testing::close(wide(got), want, {0x1p-24, k, 4, 0}))
@@ -67,7 +67,7 @@ TEST_P(Gemm, AllForms) {
   at::set_num_threads(before);
 }
 
-// Small integers multiply exactly, in whatever order; nothing is written beside C.
+// Small integers multiply exactly, in any order; nothing is written outside C.
 TEST_P(Gemm, RandomShapesExactlyAndNowhereElse) {
   if (!gemm_library_available(GetParam())) GTEST_SKIP() << "this libtorch has no products by " << name_of(GetParam());
   std::mt19937_64 engine(7);
@@ -105,7 +105,7 @@ TEST_P(Gemm, RandomShapesExactlyAndNowhereElse) {
 INSTANTIATE_TEST_SUITE_P(Libraries, Gemm, ::testing::Values(GemmLibrary::kAten, GemmLibrary::kOneDnn),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-// What is not asked for by name is made by the library of choice.
+// Products without a named library use the chosen library.
 TEST(GemmLibrary, TheChosenOneMultiplies) {
   ASSERT_TRUE(gemm_library_available(gemm_library()));
   const std::int64_t m = 131, n = 99, k = 1203;

@@ -62,7 +62,7 @@ void matmul_nt(int threads, std::int64_t m, std::int64_t n, std::int64_t k, cons
 }
 
 namespace detail {
-// One row of C_mn (+)= sum_l a(l) B_kn, in blocks of columns whose sums stay in registers or the first cache.
+// One row of C_mn (+)= sum_l a(l) B_kn, in blocks of columns whose sums stay in registers or L1.
 template <class T, class Row>
 void combine_rows(std::int64_t n, std::int64_t k, const Row& a, const T* b, bool accumulate, T* c) {
   constexpr std::int64_t kBlock = 32;
@@ -99,7 +99,7 @@ void matmul_tn(int threads, std::int64_t m, std::int64_t n, std::int64_t k, cons
         n, k, [&](std::int64_t l) { return a[l * m + i]; }, b, accumulate, c + i * n);
 }
 
-// out_rc = rows_rc + bias_c, either of which may be null; what a product then adds to.
+// out_rc = rows_rc + bias_c, to which a product is then added; rows and bias may each be null.
 template <class T>
 void fill_rows(int threads, std::int64_t rows, std::int64_t columns, const T* source, const T* bias, T* out) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -156,7 +156,7 @@ void layer_norm_forward(int threads, std::int64_t rows, std::int64_t d, double e
   }
 }
 
-// The norm's output again from its saved statistics. mean null: RMSNorm.
+// Computes the norm's output again from its saved statistics. mean null: RMSNorm.
 template <class T>
 void norm_apply(int threads, std::int64_t rows, std::int64_t d, const T* x, const T* rstd, const T* mean, const T* w,
                 const T* b, T* y) {
@@ -170,7 +170,7 @@ void norm_apply(int threads, std::int64_t rows, std::int64_t d, const T* x, cons
 }
 
 // With u = (x - mean) rstd and g = d_y w:  d_x (+)= rstd (g - [mean(g)] - u mean(g u)),  d_w (+)= sum_r d_y u,  d_b
-// (+)= sum_r d_y. The bracket is LayerNorm's alone (mean null: RMSNorm). d_w and d_b may be null.
+// (+)= sum_r d_y. Only LayerNorm has the term in brackets (mean null: RMSNorm). d_w and d_b may be null.
 template <class T>
 void norm_backward(int threads, std::int64_t rows, std::int64_t d, const T* d_y, const T* x, const T* rstd,
                    const T* mean, const T* w, bool add_to_d_x, T* d_x, bool accumulate, T* d_w, T* d_b) {
@@ -208,8 +208,8 @@ void norm_backward(int threads, std::int64_t rows, std::int64_t d, const T* d_y,
 // -------------------------------------------------------------------------------------------------------------------
 
 // RoFormer's rotation (arXiv 2104.09864) in Hugging Face's rotate-half pairing (i, i + D/2), in place on the first
-// `heads` heads (queries, then keys) of each row of `width` elements. Row n stands at position n % sequence of the
-// tables [S, D/2]. `inverse` rotates back, which is the backward.
+// `heads` heads (queries, then keys) of each row of `width` elements. Row n uses position n % sequence of the tables
+// [S, D/2]. `inverse` rotates back, which is the backward.
 template <class T, class Table>
 void rope(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t heads, std::int64_t head_dim,
           std::int64_t width, const Table* cos_SD2, const Table* sin_SD2, bool inverse, T* qkv) {
@@ -408,7 +408,7 @@ void gelu_tanh_backward(int threads, std::int64_t count, const T* d_y, const T* 
 // --- embedding
 // --------------------------------------------------------------------------------------------------------------
 
-// x_n = table[ids_n] (+ positions[n % S]); an id below 0 is of another rank's table, and adds nothing.
+// x_n = table[ids_n] (+ positions[n % S]); an id below 0 belongs to another rank's table and adds nothing.
 template <class T>
 void embedding_forward(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t d, const std::int32_t* ids,
                        const T* table, const T* positions, T* x) {
@@ -418,7 +418,8 @@ void embedding_forward(int threads, std::int64_t rows, std::int64_t sequence, st
       x[n * d + c] =
           (ids[n] >= 0 ? table[ids[n] * d + c] : T(0)) + (positions ? positions[(n % sequence) * d + c] : T(0));
 }
-// d_table[ids_n] += d_x_n and d_positions[n % S] += d_x_n, in token order; the caller has zeroed them or accumulates.
+// d_table[ids_n] += d_x_n and d_positions[n % S] += d_x_n, in token order; the caller must have zeroed them or wants to
+// accumulate.
 template <class T>
 void embedding_backward(int threads, std::int64_t rows, std::int64_t sequence, std::int64_t d, const std::int32_t* ids,
                         const T* d_x, T* d_table, T* d_positions) {
@@ -458,8 +459,8 @@ void cross_entropy(int threads, std::int64_t rows, std::int64_t vocabulary, cons
   }
 }
 
-// A vocabulary that tensor ranks share: of each row of the rank's logits, sums[2 r] = log sum exp and, of the label
-// where it is in [first, first + vocabulary), sums[2 r + 1] = its logit, else 0.
+// For a vocabulary that tensor ranks share. For each row of the rank's logits, sums[2 r] = log sum exp, and sums[2 r +
+// 1] = the logit of the label when the label is in [first, first + vocabulary), else 0.
 template <class T>
 void shared_sums(int threads, std::int64_t rows, std::int64_t vocabulary, std::int64_t first,
                  const std::int32_t* labels, const T* logits, T* sums) {
@@ -475,7 +476,8 @@ void shared_sums(int threads, std::int64_t rows, std::int64_t vocabulary, std::i
     sums[2 * r + 1] = label >= 0 && label < vocabulary ? row[label] : T(0);
   }
 }
-// Logits become (exp(logit - lse_r) - onehot) * scale_r; labels are columns of the rank, -1: of another rank.
+// Logits become (exp(logit - lse_r) - onehot) * scale_r; labels are columns of this rank, or -1 when another rank has
+// the label.
 template <class T>
 void shared_gradient(int threads, std::int64_t rows, std::int64_t vocabulary, const std::int32_t* labels, const T* lse,
                      const T* scale, T* logits) {

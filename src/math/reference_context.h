@@ -1,5 +1,5 @@
-// The reference of attention between some queries and some keys (math/context_attention.h, where its letters and what a
-// query sees are said), as math/reference.h has that of whole sequences.
+// The reference of attention between some queries and some keys; math/context_attention.h explains its letters and what
+// a query sees. math/reference.h has the reference for whole sequences.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ struct ContextSizes {
 };
 
 template <class T>
-struct ContextRows {  // k and v of a row at q's kind of stride; pointers to const or not
+struct ContextRows {  // row strides of q, and of k and v; T may be const
   T* q;
   std::int64_t q_stride;
   T *k, *v;
@@ -73,8 +73,8 @@ ContextHead<T> context_head(const ContextSizes& s, const double* slopes, const C
 }
 }  // namespace detail
 
-// first: overwrites o [B*R, h*D] and lse [B, h, R], with 0 and -infinity where a query sees no key; else continues from
-// them. Takes threads * (C + D) accumulators of scratch.
+// first: overwrites o [B*R, h*D] and lse [B, h, R], with 0 and -infinity when a query sees no key; otherwise continues
+// from them. Takes threads * (C + D) accumulators of scratch.
 template <class T>
 void context_forward(int threads, const ContextSizes& s, const double* slopes, const ContextRows<const T>& x,
                      bool first, T* o, T* lse, Scratch& scratch) {
@@ -101,7 +101,7 @@ void context_forward(int threads, const ContextSizes& s, const double* slopes, c
         most = real_of(p[key]) > most ? real_of(p[key]) : most;
       });
       if (!sees) return;
-      // Earlier keys are as one whose value is the output so far.
+      // Earlier keys count as one key whose value is the output so far.
       Accum<T> sum = before ? std::exp(Accum<T>(l) - most) : Accum<T>(0);
       for (std::int64_t c = 0; c < D; ++c) out[c] = before ? sum * Accum<T>(to[c]) : Accum<T>(0);
       head.for_each_key(row, position, [&](std::int64_t key, std::int64_t) {
@@ -115,8 +115,8 @@ void context_forward(int threads, const ContextSizes& s, const double* slopes, c
   }
 }
 
-// The formulas of `attention_backward`, over the keys that are given; o and lse are those of all keys. add_q, add_kv:
-// adds to the gradients, else overwrites them. Takes threads * 2 D accumulators of scratch.
+// The formulas of `attention_backward`, over the given keys; o and lse are those over all keys. add_q, add_kv: adds to
+// the gradients, otherwise overwrites them. Takes threads * 2 D accumulators of scratch.
 template <class T>
 void context_backward(int threads, const ContextSizes& s, const double* slopes, const T* d_o,
                       const ContextRows<const T>& x, const T* o, const T* lse, bool add_q, bool add_kv,

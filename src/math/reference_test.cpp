@@ -1,5 +1,5 @@
-// The references' backward against the complex step: with inputs x + ih, imag(f)/h is df/dx without subtraction, so h
-// can be 1e-50 and the only error is rounding. Bound: 1e-12 of each tensor's largest gradient. Sizes are distinct
+// Tests the references' backward against the complex step: with inputs x + ih, imag(f)/h is df/dx without subtraction,
+// so h can be 1e-50 and the only error is rounding. Bound: 1e-12 of each tensor's largest gradient. Sizes are distinct
 // primes.
 #include "math/reference.h"
 
@@ -95,7 +95,7 @@ TEST(Reference, FloatSumsAreKeptInDouble) {
   EXPECT_EQ(c, 1.0f);
 }
 
-// All three kinds of norm; with d_x added to what is there, and parameters accumulated.
+// Checks all three kinds of norm, with d_x added to earlier values, and with parameter gradients accumulated.
 void check_norm(bool layer, bool parameters) {
   const std::int64_t rows = 5, d = 13;
   const double eps = 1e-3;
@@ -179,7 +179,7 @@ TEST(Reference, Rope) {
                              return y;
                            }),
               "rope");
-  // Element 0 of the second position by hand.
+  // Element 0 of the second position, computed by hand.
   Real y = x;
   rope(1, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), false, y.data());
   EXPECT_NEAR(y[width], x[width] * cosine[3] - x[width + 3] * sine[3], 1e-15);

@@ -1,5 +1,5 @@
-// Scratch: the memory an op may use while it runs, cut from one block that the memory plan has placed. Kernels allocate
-// nothing; what they take is counted, and taking more than the plan gave is an error, not a reallocation.
+// Scratch: the memory that an op may use while it runs, taken from one block that the memory plan has placed. Kernels
+// do not allocate; scratch counts what they take, and taking more than the plan gave is an error, not a reallocation.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Scratch {
   Scratch() = default;
   Scratch(void* base, std::int64_t capacity) : base_(static_cast<char*>(base)), capacity_(capacity) {}
 
-  // 64-byte aligned, uninitialised, valid until `reset`.
+  // Returns memory that is 64-byte aligned, uninitialised, and valid until `reset`.
   void* take_bytes(std::int64_t bytes) {
     const std::int64_t begin = used_;
     used_ += aligned(bytes);
@@ -31,7 +31,7 @@ class Scratch {
     return static_cast<T*>(take_bytes(count * static_cast<std::int64_t>(sizeof(T))));
   }
   void reset() { used_ = 0; }
-  // Gives back all that was taken since `used()` was `used`.
+  // Gives back everything that was taken since `used()` returned `used`.
   void rewind(std::int64_t used) { used_ = used; }
   bool owns(const void* p) const { return base_ && p >= base_ && p < base_ + capacity_; }
   std::int64_t used() const { return used_; }
@@ -43,7 +43,7 @@ class Scratch {
   std::int64_t capacity_ = 0, used_ = 0, high_water_ = 0;
 };
 
-// Gives back at the end of a scope what was taken in it.
+// At the end of its scope, gives back the scratch that was taken in the scope.
 class Rewind {
  public:
   explicit Rewind(Scratch& scratch) : scratch_(scratch), used_(scratch.used()) {}

@@ -1,4 +1,4 @@
-// Inputs of attention and what comes of them in double, for the tests of its kernels.
+// For the tests of the attention kernels: inputs of attention, and its results in double.
 #pragma once
 
 #include <cmath>
@@ -36,7 +36,7 @@ inline Inputs make_inputs(i64 B, i64 S, i64 h, i64 k, i64 D, bool alibi = false,
   return in;
 }
 
-// Each value comes with the sum of the absolute values of its terms: what rounding is relative to.
+// Values, each with the sum of the absolute values of its terms, to which rounding is relative.
 struct Sums {
   Doubles value, magnitude;
   explicit Sums(std::size_t n) : value(n), magnitude(n) {}
@@ -47,7 +47,7 @@ struct Sums {
 
 struct Truth {
   Sums o, lse, d_qkv;
-  double largest_score = 0;  // sum of |terms| of a score, at most
+  double largest_score = 0;  // largest sum of |terms| of a score
 };
 
 inline Truth truth(const Inputs& in) {

@@ -1,6 +1,6 @@
-// The one comparison of the kernels' tests: bound = c * unit_roundoff * sqrt(n) * scale, where n is the length of the
-// longest sum behind an element and scale the largest magnitude that was wanted (or that of the terms, where the
-// formula cancels). What proves nothing fails: NaN, infinity, nothing but zeros, a constant where there is more than
+// The comparison of the kernels' tests: bound = c * unit_roundoff * sqrt(n) * scale, where n is the length of the
+// longest sum behind an element and scale is the largest expected magnitude (or that of the terms, when the formula
+// cancels). A comparison that would prove nothing fails: NaN, infinity, only zeros, a constant when there is more than
 // one element, empty or differently sized data.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Bound {
   double unit_roundoff = 0x1p-53;
   std::int64_t length = 1;  // n: terms of the longest sum
   double c = 8.0;           // roundings per term, a small number that follows from the formula
-  double terms = 0.0;       // magnitude of the terms that cancel, where the formula has such
+  double terms = 0.0;       // magnitude of the terms that cancel, if the formula has such terms
   double relative() const { return c * unit_roundoff * std::sqrt(static_cast<double>(length)); }
 };
 

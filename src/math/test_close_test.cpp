@@ -1,4 +1,4 @@
-// The comparison itself: what must fail does.
+// Tests that the comparison of test_close.h fails when it must.
 #include "math/test_close.h"
 
 #include <limits>

@@ -1,4 +1,4 @@
-// The tables of vector kernels that this processor can run. For tests.
+// For tests: the tables of vector kernels that this processor can run.
 #pragma once
 
 #include <cstring>

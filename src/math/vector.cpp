@@ -1,4 +1,4 @@
-// Chooses the table of vector kernels by what the processor says it has.
+// Selects the table of vector kernels by the instruction sets that the processor reports.
 #include "math/vector_kernels.h"
 
 namespace molen::math {

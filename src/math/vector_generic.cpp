@@ -1,4 +1,4 @@
-// Vector kernels on what every machine of this architecture has.
+// Vector kernels on the instructions that every machine of this architecture has.
 #include <stdint.h>
 
 namespace {

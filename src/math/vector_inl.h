@@ -1,7 +1,6 @@
 // The vector kernels, written once over `Simd` (lanes, F, I, fma) and over the type S that rows are stored in, and
-// compiled by vector_<isa>.cpp. Everything is in an
-// unnamed namespace, so that nothing here can be merged with another file's copy. No header of its own: include it
-// after `Simd`.
+// compiled by vector_<isa>.cpp. Everything is in an unnamed namespace, so that nothing here can be merged with another
+// file's copy. Not a self-contained header: include it after `Simd`.
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -16,8 +15,8 @@ constexpr int64_t kLanes = Simd::kLanes;
 
 #define MOLEN_INLINE inline __attribute__((always_inline))
 
-// A whole vector, or the first `count` lanes of one (loads give zeros behind them, stores leave memory behind them
-// alone).
+// A whole vector, or its first `count` lanes (loads set the other lanes to zero, stores leave the memory after them
+// unchanged).
 struct Whole {};
 struct Part {
   int64_t count;
@@ -74,7 +73,7 @@ MOLEN_INLINE void store(uint16_t* p, F v, Part part) {
   memcpy(p, &h, static_cast<size_t>(part.count) * sizeof(uint16_t));
 }
 
-// Lanes beyond the part as zero, for sums.
+// Sets the lanes beyond the part to zero, for sums.
 MOLEN_INLINE F only(F v, Whole) {
   return v;
 }
@@ -83,7 +82,7 @@ MOLEN_INLINE F only(F v, Part part) {
   return v;
 }
 
-// body(column, Whole or Part) over `count` columns.
+// Calls body(column, Whole or Part) over `count` columns.
 template <class Body>
 MOLEN_INLINE void columns(int64_t count, const Body& body) {
   int64_t c = 0;
@@ -95,23 +94,22 @@ MOLEN_INLINE F splat(float x) {
   return F{} + x;
 }
 
-// Lane sums in double: one rounding at the end of a row.
+// Sums the lanes in double: one rounding at the end of a row.
 MOLEN_INLINE double total(F v) {
   double sum = 0.0;
   for (int64_t i = 0; i < kLanes; ++i) sum += static_cast<double>(v[i]);
   return sum;
 }
 
-// Comparisons leave NaN in place.
+// Comparisons with NaN are false, so NaN stays NaN.
 MOLEN_INLINE F clamp(F x, float low, float high) {
   x = x < splat(low) ? splat(low) : x;
   return x > splat(high) ? splat(high) : x;
 }
 
-// exp(x) for x clamped to [-87, 88]: 2^n e^r, |r| <= ln(2)/2, and a polynomial of degree 6 for e^r whose truncation
-// error
-// (|r|^7/7!) is below 2^-23.9 relative; the coefficients are those of a minimax fit as in Cephes' expf. About 1.5 units
-// in the last place with fused multiply-adds. NaN stays NaN.
+// exp(x) for x clamped to [-87, 88]: 2^n e^r, |r| <= ln(2)/2, with a polynomial of degree 6 for e^r whose truncation
+// error (|r|^7/7!) is below 2^-23.9 relative; the coefficients are those of a minimax fit as in Cephes' expf. About 1.5
+// units in the last place with fused multiply-adds. NaN stays NaN.
 MOLEN_INLINE F exponential(F x) {
   x = clamp(x, -87.0f, 88.0f);
   const F shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer, kept in the low bits
@@ -139,7 +137,7 @@ MOLEN_INLINE F sigmoid(F x) {
   return splat(1.0f) / (splat(1.0f) + exponential(-x));
 }
 
-// [first, last) of the calling thread's share of `total`, cut at multiples of `grain`.
+// [first, last): the calling thread's share of `total`, cut at multiples of `grain`.
 struct Range {
   int64_t first, last;
 };
@@ -396,7 +394,7 @@ void fill_rows(int threads, int64_t rows, int64_t width, const float* source, co
 
 template <class S>
 void column_sums(int threads, int64_t rows, int64_t width, const S* d_y, bool accumulate, float* d_bias) {
-  constexpr int64_t kRun = 64;  // rows added in one vector before it is added to the whole: short sums lose less
+  constexpr int64_t kRun = 64;  // rows summed in one vector before it is added to the total: short sums lose less
 #pragma omp parallel num_threads(threads)
   {
     const Range range = share(width, kLine);
@@ -506,8 +504,8 @@ MOLEN_INLINE float largest(int64_t count, const float* row) {
   return most;
 }
 
-// Sum of exp(row - most); `each` sees the terms. Sums of short runs are added in double, so that the error does not
-// grow with the vocabulary.
+// Sum of exp(row - most); `each` is called with the terms. Sums of short runs are added in double, so that the error
+// does not grow with the vocabulary.
 template <class Each>
 MOLEN_INLINE double exponential_sum(int64_t count, float most, const float* row, Each each) {
   constexpr int64_t kRun = 32 * kLanes;
@@ -526,13 +524,14 @@ MOLEN_INLINE double exponential_sum(int64_t count, float most, const float* row,
   return sum;
 }
 
-// Below kNothing a gradient is zero: products with subnormal numbers run a hundred times slower, and nobody sees 1e-30.
+// Sets gradients below kNothing to zero: products with subnormal numbers run a hundred times slower, and 1e-30 has no
+// effect.
 MOLEN_INLINE F without_dust(F p) {
   const F nothing = splat(kNothing);
   return (p < nothing) & (p > -nothing) ? F{} : p;
 }
 
-// One row: from memory once, back once; the three sweeps in between run in the second cache.
+// Processes one row: it is read from memory once and written back once; the three sweeps in between run in L2.
 MOLEN_INLINE float cross_entropy_row(int64_t vocabulary, int32_t label, bool gradient, double grad_scale, float* row) {
   const float most = largest(vocabulary, row);
   const double at_label = static_cast<double>(row[label]) - static_cast<double>(most);
@@ -600,7 +599,7 @@ void cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t*
   }
 }
 
-// A row at a time in fp32, in the calling thread's `vocabulary` floats of `space`, which stay in its second cache.
+// Processes a row at a time in fp32, in the calling thread's `vocabulary` floats of `space`, which stay in its L2.
 void narrow_cross_entropy(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
                           double grad_scale, uint16_t* logits, float* losses, float* space) {
 #pragma omp parallel num_threads(threads)

@@ -1,17 +1,18 @@
-// The fused kernels of the layer parts, in fp32 and over rows in bf16 (all but products and attention), one table per
-// instruction set. Formulas and meanings are those of math/reference.h; each makes one pass over its operands. Plain
-// declarations only: the kernel files are compiled with flags of their own and must not share inline code with the
-// rest.
+// The fused kernels of the layer parts, in fp32 and over rows in bf16 (all parts but products and attention), one table
+// per instruction set. Formulas and meanings are those of math/reference.h; each kernel makes one pass over its
+// operands. Plain declarations only: the kernel files are compiled with flags of their own and must not share inline
+// code with the rest.
 //
-// All matrices are row-major and contiguous. Work is split over `threads` by fixed ranges: results are the same bits
-// from run to run for a number of threads, and for any number but in norm_backward's d_w and d_b.
+// All matrices are row-major and contiguous. Work is split over `threads` by fixed ranges: for a given number of
+// threads, results have the same bits in every run; except for norm_backward's d_w and d_b, they have the same bits for
+// any number of threads.
 #pragma once
 
 #include <stdint.h>
 
 namespace molen::math {
 
-// Those whose rows are stored in bf16 (uint16_t: the upper half of a float) and computed in fp32, each result rounded
+// Kernels whose rows are stored in bf16 (uint16_t: the upper half of a float) and computed in fp32, each result rounded
 // once, to the nearest, ties to even. Statistics, losses and gradients of parameters are fp32.
 struct NarrowKernels {
   void (*norm_forward)(int threads, int64_t rows, int64_t d, double eps, const uint16_t* x, const uint16_t* w,
@@ -46,7 +47,7 @@ struct VectorKernels {
                        float* rstd, float* mean, float* y);
   void (*norm_apply)(int threads, int64_t rows, int64_t d, const float* x, const float* rstd, const float* mean,
                      const float* w, const float* b, float* y);
-  // partial: threads * d floats for each of d_w and d_b that is given (none for neither).
+  // partial: threads * d floats for d_w and for d_b, each if it is given.
   void (*norm_backward)(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd,
                         const float* mean, const float* w, bool add_to_d_x, float* d_x, bool accumulate, float* d_w,
                         float* d_b, float* partial);
@@ -66,7 +67,7 @@ struct VectorKernels {
   void (*cross_entropy)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, bool gradient,
                         double grad_scale, float* logits, float* losses);
   void (*fill_zero)(int threads, int64_t count, float* out);
-  // A vocabulary that tensor ranks share (math/reference.h: shared_sums, shared_gradient).
+  // For a vocabulary that tensor ranks share (math/reference.h: shared_sums, shared_gradient).
   void (*shared_sums)(int threads, int64_t rows, int64_t vocabulary, int64_t first, const int32_t* labels,
                       const float* logits, float* sums);
   void (*shared_gradient)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, const float* lse,
@@ -81,7 +82,7 @@ extern const VectorKernels kVectorAvx2;
 extern const VectorKernels kVectorAvx512;
 #endif
 
-// The best table that this processor can run, decided once.
+// Returns the best table that this processor can run; the choice is made once.
 const VectorKernels& vector_kernels();
 
 }  // namespace molen::math

@@ -1,5 +1,5 @@
-// The vector kernels over rows in bf16, of every instruction set this processor has: they are those in fp32 on the
-// widened values, rounded once, bit for bit. Rounding itself is held to c10::BFloat16.
+// Tests the vector kernels over rows in bf16, for every instruction set of this processor: they must equal, bit for
+// bit, the fp32 kernels on the widened values, rounded once. The rounding itself is compared with c10::BFloat16.
 #include <c10/util/BFloat16.h>
 #include <gtest/gtest.h>
 
@@ -78,7 +78,7 @@ TEST_P(Narrow, RoundsToTheNearestTiesToEven) {
   Halves got(values.size(), kUnwritten);
   n.narrow(2, std::ssize(values), values.data(), got.data());
   EXPECT_EQ(got, rounded(values));
-  // Adding to what is there, of any length.
+  // Adds to earlier values, with various lengths.
   for (const std::int64_t count : {1, 15, 16, 17, 100}) {
     const Halves more = random(count, 3);
     Floats sum = floats(count, 4), want = sum;

@@ -1,4 +1,4 @@
-// The vector kernels of every instruction set this processor has, against the double reference; tails, threads,
+// Tests the vector kernels of every instruction set of this processor against the double reference; tails, threads,
 // determinism.
 #include <gtest/gtest.h>
 
@@ -168,7 +168,7 @@ TEST_P(Vector, CrossEntropy) {
       Floats got = logits, losses(rows, kNan), only(rows, kNan), untouched = logits;
       v.cross_entropy(2, rows, vocabulary, labels.data(), true, 0.125, got.data(), losses.data());
       v.cross_entropy(2, rows, vocabulary, labels.data(), false, 0.125, untouched.data(), only.data());
-      // x - max is rounded relative to its size, which exp turns into a relative error of the result.
+      // x - max is rounded relative to its size; exp turns this into a relative error of the result.
       const double c = 8.0 + 8.0 * scale;
       EXPECT_TRUE(close(wide(got), want, Bound{0x1p-24, 1, c, 0.125})) << vocabulary << " " << scale;  // p - 1 cancels
       EXPECT_TRUE(close(wide(losses), want_losses, bound(1, c))) << vocabulary << " " << scale;
