@@ -36,7 +36,7 @@ inline __attribute__((always_inline)) void update_block(const Coefficients<T>& c
   }
 }
 
-// target_clones does not apply to templates, hence the two plain functions.
+// target_clones does not apply to templates, so there are two plain functions.
 MOLEN_VECTOR_TARGETS void update_f32(const Coefficients<float>& c, std::int64_t n, const float* g, float* p, float* m,
                                      float* v) {
   update_block(c, n, g, p, m, v);
@@ -46,7 +46,7 @@ MOLEN_VECTOR_TARGETS void update_f64(const Coefficients<double>& c, std::int64_t
   update_block(c, n, g, p, m, v);
 }
 
-// Eight interleaved partial sums: a fixed order that the compiler may keep in one vector register.
+// Keeps eight interleaved partial sums: a fixed order that the compiler may hold in one vector register.
 template <class T>
 inline __attribute__((always_inline)) double squares_block(const T* x, std::int64_t n) {
   double partial[8] = {};

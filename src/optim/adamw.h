@@ -21,7 +21,7 @@ extern template void adamw_update<float>(const AdamW&, std::int64_t, bool, doubl
 extern template void adamw_update<double>(const AdamW&, std::int64_t, bool, double, std::int64_t, int, const double*,
                                           double*, double*, double*);
 
-// Sum of squares in double, in an order that does not depend on `threads`.
+// Returns the sum of squares in double, in an order that does not depend on `threads`.
 template <class T>
 double sum_squares(const T* values, std::int64_t count, int threads);
 extern template double sum_squares<float>(const float*, std::int64_t, int);

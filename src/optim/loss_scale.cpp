@@ -27,7 +27,7 @@ void LossScale::good() {
 }
 
 void LossScale::overflow(std::int64_t step) {
-  // At the smallest scale, good steps are 0 behind a skipped one alone: doubling leads away from it.
+  // At the smallest scale, good_steps is 0 only directly after a skipped step: doubling leads away from that scale.
   if (state_.scale <= kMinimum && state_.skipped > 0 && state_.good_steps == 0)
     throw Error(
         "step {}: the gradient overflows in fp16 at the smallest loss scale ({}), as in the step before it; the "

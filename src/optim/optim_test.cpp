@@ -63,7 +63,7 @@ TEST(AdamW, SplitsGiveTheSameBits) {
   EXPECT_EQ(v1, v2);
 }
 
-// Norms and biases are not decayed.
+// Norms and biases have no weight decay.
 TEST(AdamW, DecaysWhereItIsAsked) {
   AdamW o;
   o.lr = 0.5, o.weight_decay = 0.25;
@@ -95,7 +95,7 @@ TEST(LossScale, DoublesAfterTheWindowAndHalvesAtOnce) {
     EXPECT_EQ(s.scale(), expected);
   }
   s.overflow(8);
-  EXPECT_EQ(s.state(), (LossScale::State{16.0, 0, 1}));  // the good step before it does not count any more
+  EXPECT_EQ(s.state(), (LossScale::State{16.0, 0, 1}));  // the good step before it no longer counts
   s.good();
   s.good();
   EXPECT_EQ(s.scale(), 16.0);
@@ -115,7 +115,7 @@ TEST(LossScale, FallsToTheMinimumAndThenSaysSo) {
               std::string::npos)
         << error.what();
   }
-  // One overflow at the smallest scale is a step that went wrong; a second in a row is not.
+  // One overflow at the smallest scale is tolerated; a second in a row is not.
   LossScale once({1.0, 0, 0}, 2000);
   once.overflow(1);
   once.good();
@@ -138,7 +138,7 @@ TEST(LossScale, StaysWithinItsBounds) {
   EXPECT_THROW(LossScale({2.0, 0, 0}, 0), UsageError);
 }
 
-// From its state it goes on as if it had not stopped.
+// A loss scale that is restored from its state continues as if it had not stopped.
 TEST(LossScale, GoesOnFromItsState) {
   LossScale whole({64.0, 0, 0}, 2), part = whole;
   for (const bool overflow : {false, false, true, false, true, true, false, false, false}) {
@@ -167,7 +167,7 @@ TEST(Schedule, Shapes) {
   EXPECT_DOUBLE_EQ(s.lr(110), 1.0);
 }
 
-// Away from the middle of the course, where cosine and line meet.
+// Compares away from the middle of the schedule, where cosine and line meet.
 TEST(Schedule, CosineIsNoLine) {
   Schedule s{ScheduleKind::kCosine, 1.0, 0.1, 10, 110, 0};
   EXPECT_NEAR(s.lr(35), 0.55 + 0.45 * std::sqrt(0.5), 1e-12);
@@ -182,7 +182,7 @@ TEST(Schedule, DecayOfATenthAndBehindTheWarmUp) {
   EXPECT_DOUBLE_EQ(s.lr(99), 1.0);
   EXPECT_NEAR(s.lr(100), 1.0 - 0.9 / 11, 1e-12);
   EXPECT_NEAR(s.lr(110), 0.1, 1e-12);
-  s.total_steps = 5, s.warmup_steps = 0;  // at least a step
+  s.total_steps = 5, s.warmup_steps = 0;  // decay takes at least one step
   EXPECT_DOUBLE_EQ(s.lr(4), 1.0);
   EXPECT_NEAR(s.lr(5), 0.1, 1e-12);
   s = {ScheduleKind::kWsd, 1.0, 0.1, 105, 110, 20};
