@@ -1,5 +1,5 @@
-// Calibrations: refused with a UsageError, or the same after being written and read again; asking for more ranks gives
-// costs or a reason.
+// Calibrations: either refused with a UsageError, or unchanged after being written and read again; a request for more
+// ranks gives costs or a reason.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

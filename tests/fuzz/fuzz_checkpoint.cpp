@@ -1,4 +1,4 @@
-// A checkpoint's state.json and index.json: refused with a UsageError or VersionError, or slices that tile each tensor.
+// A checkpoint's state.json and index.json: refused with a UsageError or VersionError, or the slices tile each tensor.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Configuration documents: refused with a UsageError or read; what is read survives its resolved form.
+// Configuration documents: refused with a UsageError, or read; a document that is read survives in its resolved form.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// Flight records: refused with a UsageError, or consistent, and good for a report. A seed is kept short: zeros fill it
-// up to the size that its head names.
+// Flight records: refused with a UsageError, or consistent and sufficient for a report. A seed is stored short: zeros
+// fill it up to the size that its head names.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

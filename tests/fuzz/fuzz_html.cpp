@@ -1,4 +1,4 @@
-// HTML and XML pages: any bytes are refused or become blocks that are not empty; text that is UTF-8 stays UTF-8.
+// HTML and XML pages: any bytes are either refused or become non-empty blocks; UTF-8 text stays UTF-8.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

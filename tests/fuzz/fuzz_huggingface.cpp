@@ -1,5 +1,5 @@
-// Hugging Face config.json and model.safetensors.index.json: refused with a UsageError, or an architecture that can be
-// written again and read as the same, and plain file names.
+// Hugging Face config.json and model.safetensors.index.json: refused with a UsageError, or they give an architecture
+// that reads back the same after it is written, and plain file names.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// Lines of corpora, plain text and copyright files: refused with a UsageError, or read; what is read survives its
-// written form.
+// Lines of corpora, plain text and copyright files: refused with a UsageError, or read; everything that is read
+// survives in its written form.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     if (parser.parse(data::format_jsonl(record), "again").text != record.text) std::abort();
   } catch (const UsageError&) {
   }
-  // Cut, joined and cut again, plain text stays as it is.
+  // Plain text that is split and joined stays the same when it is split and joined again.
   const std::string once = data::join_blocks(data::split_plain(text));
   if (data::join_blocks(data::split_plain(once)) != once) std::abort();
   if (const auto dep5 = data::parse_dep5(text)) dep5->match("src/main.c");

@@ -1,5 +1,5 @@
-// Files of lines, plain, gzip or zstd, and the documents in them: refused with a UsageError, or lines without their
-// ends.
+// Files of lines, plain, gzip or zstd, and the documents in them: refused with a UsageError, or they give lines without
+// line ends.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace molen;
-  // A file in memory: the reader opens paths.
+  // A file in memory, because the reader opens paths.
   const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
   if (fd < 0 || ::write(fd, data, size) != static_cast<ssize_t>(size)) std::abort();
   constexpr std::int64_t kLimit = 1 << 16;

@@ -1,5 +1,5 @@
-// Manifests of shards and records of downloads: refused with a UsageError, or the same after being written and read
-// again.
+// Manifests of shards and records of downloads: either refused with a UsageError, or unchanged after being written and
+// read again.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// A line of metrics.jsonl: read, or refused; what was read is written and read again alike.
+// A line of metrics.jsonl: either refused, or unchanged after being written and read again.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

@@ -1,4 +1,4 @@
-// Recordings of energy: refused with a UsageError, or meters whose joules never decrease.
+// Recordings of energy: refused with a UsageError, or they give meters whose joules never decrease.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         const auto reading = found.meters[m]->read();
         if (!reading) continue;
         const double joules = reading.value().total.value;
-        // Interpolation rounds: by a few units in the last place of the larger of two joules.
+        // Interpolation rounds: joules may decrease by a few units in the last place of the larger value.
         if (!std::isfinite(joules) || joules < last[m] * (1.0 - 1e-15)) std::abort();
         last[m] = joules;
       }

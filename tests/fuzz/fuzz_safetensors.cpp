@@ -1,4 +1,4 @@
-// libFuzzer target: any bytes as a safetensors file give a UsageError or a header whose tensors cover the buffer
+// libFuzzer target: any bytes read as a safetensors file give a UsageError or a header whose tensors cover the buffer
 // exactly.
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Pipeline schedules: refused with a UsageError, or the same after being written and read again, with slots and times.
+// Pipeline schedules: refused with a UsageError, or unchanged after being written and read again; they then have slots
+// and times.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

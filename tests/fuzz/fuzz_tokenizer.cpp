@@ -1,7 +1,7 @@
 // libFuzzer target: the tokenizer.json loader, and encoding and decoding of arbitrary bytes.
 //
-// Input: a first byte chooses. Even: the rest is a tokenizer.json, which must load or be refused. Odd: the rest is text
-// for a fixed tokenizer; its laws are checked.
+// The first byte of the input chooses. Even: the rest is a tokenizer.json, which must load or be refused.
+// Odd: the rest is text for a fixed tokenizer, whose properties are checked.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -21,7 +21,8 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// Trained in place, so that the target needs no files: one per shape, with an added token that strips white space.
+// Trains the tokenizer here, so that the target needs no files: one per shape, with an added token that strips white
+// space.
 const Tokenizer& tokenizer(bool llama3) {
   const auto make = [](const char* shape) {
     TrainOptions options;
@@ -56,7 +57,7 @@ void load(std::string_view json) {
     const Tokenizer loaded = Tokenizer::parse(json, "fuzz");
     const auto ids = loaded.encode("Hello, world's 123  \r\n \xf0\x9f\x98\x80<|endoftext|>", {true, true});
     loaded.decode(ids);
-    // What loads saves, and loads again as the same.
+    // A tokenizer that loads can be saved, and loads again as the same.
     require(Tokenizer::parse(loaded.json(), "again").fingerprint() == loaded.fingerprint());
   } catch (const UsageError&) {
   } catch (const Error& error) {

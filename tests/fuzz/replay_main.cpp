@@ -1,4 +1,4 @@
-// Runs a fuzz target over files: every seed is replayed in `make test`, where no fuzzer is at hand.
+// Runs a fuzz target over files: `make test` replays every seed, without needing a fuzzer.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -14,7 +14,7 @@ void replay(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   const std::string content{std::istreambuf_iterator<char>(in), {}};
   LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(content.data()), content.size());
-  // Cut short and with one bit flipped in each part, too: a seed stands for its neighbours.
+  // Also runs the seed cut short, and with one bit flipped in each part: inputs near the seed.
   for (std::size_t part = 1; part < 16 && content.size() > 16; ++part) {
     const std::size_t at = content.size() * part / 16;
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(content.data()), at);

@@ -1,8 +1,8 @@
-// What molen reads of licences, line by line, for licences.py.
-//   licence_tool spdx       expressions from standard input: an empty line where one is good, else what is wrong with
-//   it licence_tool declared   licence names of DEP-5: their SPDX expressions licence_tool dep5       copyright files:
-//   their stanzas as JSON, null where one is not in this format licence_tool match      copyright file, tab, path in
-//   its source: the licence declared for it
+// Answers, line by line of standard input, how molen reads licences; for licences.py.
+//   licence_tool spdx       SPDX expressions: an empty line when one is valid, else its error
+//   licence_tool declared   licence names of DEP-5: their SPDX expressions
+//   licence_tool dep5       copyright files: their stanzas as JSON, null when a file is not in this format
+//   licence_tool match      copyright file, tab, path in its source: the licence declared for the path
 #include <iostream>
 #include <string>
 

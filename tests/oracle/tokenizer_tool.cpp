@@ -1,8 +1,10 @@
 // `molen tokenizer` alone, for tokenizer tests and benchmarks before or without the whole program:
-//   tokenizer_tool encode|decode --tokenizer FILE [--jsonl] [--allow-special] [--template] [--skip-special] [--threads
-//   N] tokenizer_tool train --output FILE [--vocab N] [--shape gpt2|llama3] [--bos TOKEN] [--special TOKEN]... [--min
-//   N] INPUT... tokenizer_tool bench --tokenizer FILE [--jsonl] < TEXT     MB/s of one thread, one line for each
-//   repetition
+//   tokenizer_tool encode|decode --tokenizer FILE [--jsonl] [--allow-special] [--template] [--skip-special]
+//                  [--threads N]
+//   tokenizer_tool train --output FILE [--vocab N] [--shape gpt2|llama3] [--bos TOKEN] [--special TOKEN]...
+//                  [--min N] INPUT...
+//   tokenizer_tool bench --tokenizer FILE [--jsonl] < TEXT
+//                  MB/s of one thread, one line for each repetition
 #include <chrono>
 #include <cstring>
 #include <iostream>

@@ -1,6 +1,7 @@
-// Collectives of a 56M-parameter model's gradient, 225 MB in fp32: `comm_bench [RANKS]` on threads, `mpirun -n N
-// comm_bench` on MPI, there beside MPI_Allreduce. Prints the median and the best of 7. `mpirun -n N comm_bench turns`:
-// our collectives over messages and the library's in turns, and how many times as long the library's take.
+// Benchmarks collectives of a 56M-parameter model's gradient, 225 MB in fp32: `comm_bench [RANKS]` on threads, `mpirun
+// -n N comm_bench` on MPI, where MPI_Allreduce is measured too. Prints the median and the best of 7. `mpirun -n N
+// comm_bench turns` runs molen's collectives over messages and the library's in turns, and prints how many times as
+// long the library's take.
 #include <mpi.h>
 
 #include <algorithm>
@@ -33,7 +34,7 @@ void measure(Communicator& c, const char* what, const std::function<void()>& cal
     const double start = now();
     call();
     c.barrier();
-    if (i > 0) seconds.push_back(now() - start);  // the first touches memory
+    if (i > 0) seconds.push_back(now() - start);  // the first round touches memory
   }
   std::sort(seconds.begin(), seconds.end());
   if (c.rank() == 0)
@@ -76,7 +77,7 @@ void all(Communicator& c) {
   }
 }
 
-// Seconds of one call, after all have begun and until all have ended.
+// Returns the seconds of one call, from when all ranks have begun until all have ended.
 double seconds_of(Communicator& c, int calls, const std::function<void()>& call) {
   c.barrier();
   const double start = now();
@@ -93,7 +94,7 @@ void turns(const char* what, std::int64_t bytes, Communicator& own, Communicator
     double a = 0, b = 0;
     for (const bool first : {round % 2 == 0, round % 2 != 0})
       (first ? a : b) = seconds_of(own, calls, [&] { call(first ? own : library); });
-    if (round < 2) continue;  // the first touch memory
+    if (round < 2) continue;  // the first rounds touch memory
     ours.push_back(a);
     theirs.push_back(b);
     ratios.push_back(b / a);

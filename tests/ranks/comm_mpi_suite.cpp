@@ -1,4 +1,5 @@
-// The communicator suite under a launcher, over our own collectives and over the library's: mpirun -n N comm_mpi_suite.
+// The communicator suite under a launcher, over molen's own collectives and over the library's: mpirun -n N
+// comm_mpi_suite.
 #include <cstdio>
 #include <memory>
 
@@ -10,7 +11,8 @@ namespace {
 
 using namespace molen::comm;
 
-// The library's collectives count nothing; messages and what we exchange for a sum stay counted, by kind.
+// Checks that the library's collectives count no wire bytes; messages and molen's own exchanges for a sum are still
+// counted, by kind.
 std::string library_is_silent(Communicator& c) {
   std::vector<double> x(static_cast<std::size_t>(c.size()) * 3), y(x.size());
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(c.size()), 3);
@@ -24,7 +26,7 @@ std::string library_is_silent(Communicator& c) {
   return "";
 }
 
-// Outlives MPI, which ends with the process: what it holds there is no longer its to free.
+// Outlives MPI, which ends with the process: the communicator must then not free what it holds in MPI.
 std::unique_ptr<Communicator> outlives;
 
 std::string suites(Communicator& own, Communicator& library) {

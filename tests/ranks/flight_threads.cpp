@@ -1,5 +1,6 @@
-// A thread-rank that hangs in an op: its process ends with 1 and a report that names the rank, the op and what the
-// other rank waits in; the same ranks without a hang end by themselves, within the same limit. usage: flight_threads
+// Tests a thread-rank that hangs in an op: its process ends with status 1 and a report that names the rank, the op and
+// what the other rank waits in. The same ranks without a hang end normally, within the same limit. usage:
+// flight_threads
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ namespace {
 constexpr double kLimit = 2.0;  // seconds, of train.hang_timeout
 constexpr std::int64_t kHangStep = 4;
 
-// Counts steps for the recorder, and hangs where it is told to.
+// Counts steps for the recorder, and hangs when it is told to.
 class Hanging final : public exec::Observer {
  public:
   Hanging(FlightRecorder& recorder, bool hangs) : recorder_(recorder), hangs_(hangs) {}
@@ -60,7 +61,7 @@ int run(const fs::path& runs, bool hangs) {
   return 0;
 }
 
-// Exit code of a process of its own; -1 where it is not over in time.
+// Returns the exit code of a separate process; -1 when the process does not end in time.
 int in_process(const fs::path& runs, bool hangs, double seconds) {
   const pid_t pid = ::fork();
   if (pid == 0) {

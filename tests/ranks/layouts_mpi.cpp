@@ -1,5 +1,5 @@
-// The layout proof under a launcher: mpirun -n N layouts_mpi. Ten steps in fp64 and one in fp32, also with gradients
-// that travel in bf16, of every ZeRO stage on N ranks beside one rank, and the same layout twice.
+// The layout proof under a launcher: mpirun -n N layouts_mpi. Compares every ZeRO stage on N ranks with one rank, over
+// ten steps in fp64 and one in fp32, also with gradients that travel in bf16; and runs the same layout twice.
 #include "comm/mpi/mpi.h"
 #include "train/layouts_suite.h"
 
@@ -21,7 +21,7 @@ Outcome run(comm::Communicator& ranks, const arch::Architecture& a, const progra
   return train_rank(p, ranks, steps);
 }
 
-// A stage with this many replicas, over all ranks there are.
+// A ZeRO stage with a given number of replicas, over all ranks.
 class LayoutsMpi : public ::testing::TestWithParam<Layout> {
  protected:
   void SetUp() override {
@@ -37,12 +37,12 @@ class LayoutsMpi : public ::testing::TestWithParam<Layout> {
   static std::vector<arch::Architecture> models() {
     auto all = whole_models();
     if (GetParam().stages > 1)
-      for (auto& a : all) a.layers = 4;  // a chunk each, of two on two stages
+      for (auto& a : all) a.layers = 4;  // one layer per chunk, with two chunks on each of two stages
     return all;
   }
   static std::vector<arch::Architecture> whole_models() {
     if (GetParam().tensor == 1) return {llama(false), llama(true), gpt()};
-    auto heads = gpt();  // that two ranks can share
+    auto heads = gpt();  // sizes that two ranks can share
     heads.heads = heads.kv_heads = 4;
     return {llama(false), llama(true), heads};
   }
@@ -85,7 +85,7 @@ TEST_P(LayoutsMpi, OneStepInFloatWithinTheBound) {
       GetParam().zero, layout().shards, layout().replicas, d.gradients, bounds.gradients, d.loss, bounds.loss);
 }
 
-// Gradients that travel in 16 bits, beside how far a step in 16 bits is from fp64.
+// Gradients that travel in 16 bits; the bound is the distance of a 16-bit step from fp64.
 TEST_P(LayoutsMpi, OneStepWithNarrowMessagesWithinTheBound) {
   const auto a = models().front();
   auto narrow = setting(DType::kF32), bf16 = alone(DType::kF32);
@@ -123,7 +123,7 @@ Layout tensor_ranks(int zero, bool rows, std::int64_t chunks = 1) {
   l.chunks = chunks;
   return l;
 }
-// Here a send blocks until it is received, but for short ones.
+// Under MPI a send blocks until it is received, except for short messages.
 Layout piped(program::ScheduleKind kind, int chunks, int zero) {
   Layout l{1, zero, false, 3};
   l.stages = 2;
