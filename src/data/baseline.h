@@ -1,4 +1,4 @@
-// Bits per byte of the n-gram baselines on held-out text, from what `molen data prepare` wrote.
+// Bits per byte of the n-gram baselines on the held-out text that `molen data prepare` wrote.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace molen::data {
 struct Baseline {
   int order;  // 3: byte trigram
   std::string language;
-  std::int64_t bytes;  // of held-out text
+  std::int64_t bytes;  // held-out text
   double bits_per_byte;
 };
 
-// Trains one model per order on all training texts of `prepared` (the folder given to `prepare` as output), of every
-// language together as the trained model sees them, and scores the held-out texts by language. Throws UsageError when
-// there is no text.
+// Trains one model per order on all training texts of `prepared` (the output folder of `prepare`), in all languages
+// together as the trained model sees them. Scores the held-out texts by language. Throws UsageError when there is no
+// text.
 std::vector<Baseline> ngram_baselines(const std::filesystem::path& prepared, const std::vector<int>& orders);
 
 }  // namespace molen::data

@@ -1,4 +1,4 @@
-// From extracted blocks to a document worth training on, or the reason why it is none.
+// Turns extracted blocks into a document worth training on, or gives the reason to drop them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace molen::data {
 
 struct CleanCounts {
   std::int64_t documents = 0;  // kept
-  std::int64_t bytes = 0;      // of their text, UTF-8
+  std::int64_t bytes = 0;      // UTF-8 bytes of their text
   std::int64_t blocks_repeated = 0, blocks_foreign = 0;
   std::int64_t addresses = 0;                   // e-mail addresses left in the text, example.* not counted
   std::map<std::string, std::int64_t> dropped;  // documents by reason
@@ -24,20 +24,20 @@ struct CleanCounts {
 
 struct CleanRules {
   std::int64_t min_block_bytes = 80;  // shorter blocks repeat with good reason (headings)
-  std::int64_t min_characters = 200;  // of a document
+  std::int64_t min_characters = 200;  // per document
   bool filter_language = true;
   bool deduplicate_blocks = true;
 };
 
-// Exact de-duplication over everything that one cleaner sees: a block of `min_block_bytes` or more, or a whole
-// document, is kept where it comes first. It holds 16 bytes a block.
+// Exact de-duplication over all blocks that one cleaner sees. It keeps the first copy of a whole document and of each
+// block of `min_block_bytes` or more. The cleaner stores 16 bytes per block.
 class Cleaner {
  public:
-  // The document's text; nullopt where it is dropped (counted by reason).
+  // Returns the document's text, or nullopt when the document is dropped (counted by reason).
   std::optional<std::string> clean(std::vector<Block> blocks, std::string_view language, const CleanRules& rules,
                                    CleanCounts& counts);
 
-  // What it has seen since this was last called, as bytes (16 for each block) that `restore` takes on another day.
+  // Returns the hashes seen since the last call, 16 bytes per block. A later run passes them to `restore`.
   std::string take_seen() { return std::exchange(fresh_, {}); }
   void restore(std::string_view seen);
 
@@ -55,7 +55,7 @@ class Cleaner {
   std::string fresh_;
 };
 
-// E-mail addresses (by shape), those at example.com and its kin left out.
+// Counts e-mail addresses (by shape), except those at example.com and similar domains.
 std::int64_t count_addresses(std::string_view text);
 
 }  // namespace molen::data

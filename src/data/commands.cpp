@@ -26,7 +26,7 @@
 namespace molen::data {
 namespace {
 
-// A table with columns as wide as their widest cell; numbers to the right. All rows have as many cells as the head.
+// A table with columns as wide as their widest cell and right-aligned numbers. All rows have as many cells as the head.
 class Table {
  public:
   explicit Table(std::vector<std::string> head) : rows_{std::move(head)} {}
@@ -64,7 +64,8 @@ std::string grouped(std::int64_t n) {
   return digits;
 }
 
-// The folder that `prepare` writes to, for one process at a time. Where nothing came of it, no folder stays behind.
+// The folder that `prepare` writes to, locked for one process at a time. A run without a result removes the folders
+// that it made.
 class OutputFolder {
  public:
   explicit OutputFolder(const fs::path& path) : lock_(path / ".prepare.lock") {
@@ -78,7 +79,7 @@ class OutputFolder {
   }
   ~OutputFolder() {
     if (!made_.empty() && is_bare()) file_system().remove(lock_);
-    for (const fs::path& p : made_) file_system().remove(p);  // innermost first; only where empty
+    for (const fs::path& p : made_) file_system().remove(p);  // innermost first; only if empty
   }
   OutputFolder(const OutputFolder&) = delete;
   OutputFolder& operator=(const OutputFolder&) = delete;
@@ -93,14 +94,14 @@ class OutputFolder {
   std::optional<File> file_;
 };
 
-// The manifests at `path`: itself, or its train and heldout folders.
+// Returns the folders with a manifest at `path`: `path` itself, or its train and heldout folders.
 std::vector<fs::path> manifest_folders(const fs::path& path) {
   if (!fs::exists(path)) throw UsageError("{}: does not exist", path.string());
   if (fs::is_regular_file(path) || fs::exists(path / "manifest.json")) return {path};
   std::vector<fs::path> folders;
   for (const char* split : {"train", "heldout"})
     if (fs::exists(path / split / "manifest.json")) folders.push_back(path / split);
-  if (folders.empty()) read_manifest(path);  // says what is missing and what to do
+  if (folders.empty()) read_manifest(path);  // throws and says what is missing and what to do
   return folders;
 }
 
@@ -118,7 +119,7 @@ Json totals(const Manifest& manifest) {
   return json;
 }
 
-// One shard, read whole: what differs from the manifest.
+// Reads one whole shard and appends its differences from the manifest to `findings`.
 void verify_shard(const fs::path& folder, const Manifest& manifest, const ShardRecord& record,
                   std::vector<std::string>& findings) {
   const std::string prefix = (folder / record.name).string();
@@ -195,10 +196,10 @@ int fetch_command(const FetchOptions& options, std::ostream& out, const Progress
 int prepare_command(const PrepareOptions& options, std::ostream& out, const ProgressLine& progress) {
   if (options.output.empty()) throw UsageError("--output is missing: the folder to write to");
   if (options.threads < 0) throw UsageError("--threads {}: must not be negative", options.threads);
-  // A tokenizer that cannot be read is found before hours of extraction, and before anything is written.
+  // An unreadable tokenizer is reported before hours of extraction, and before anything is written.
   if (!options.tokenizer.empty()) Tokenizer::load(options.tokenizer);
   const OutputFolder folder(options.output);
-  // Of a run that was killed: nobody else writes here.
+  // Temporary files of a killed run: no other process writes here.
   for (const char* below :
        {"", "train", "heldout", "text", "text.part", "text.part/train", "text.part/heldout", "text.part/jobs"})
     remove_temporaries(options.output / below);

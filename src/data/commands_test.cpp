@@ -1,4 +1,4 @@
-// What `molen data inspect|verify|prepare|fetch --list` print, as whole texts, and what they say where they cannot.
+// Tests the whole output of `molen data inspect|verify|prepare|fetch --list`, and the texts of their errors.
 #include "data/commands.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 class DataCommands : public ::testing::Test {
  protected:
   fs::path at(const std::string& name) const { return folder_.path() / name; }
-  // With the test's folder called DIR.
+  // Replaces the path of the test's folder by DIR.
   std::string shown(std::string text) const {
     const std::string path = folder_.path().string();
     for (auto found = text.find(path); found != std::string::npos; found = text.find(path))
@@ -41,7 +41,7 @@ class DataCommands : public ::testing::Test {
     EXPECT_EQ(inspect_command({path, json}, out), 0);
     return shown(out.str());
   }
-  // The exit status, then what stands on the two streams.
+  // Returns the exit status, then the contents of the two streams.
   std::string verify(const VerifyOptions& options) const {
     std::ostringstream out, err;
     const int status = verify_command(options, out, err);
@@ -93,7 +93,7 @@ TEST_F(DataCommands, InspectShowsEverySplit) {
             "nl-h   nl        CC0-1.0  1                1       2      8         4.00\n"
             "all    nl                                  1       2      8         4.00\n");
   EXPECT_EQ(inspect(at("s/heldout/manifest.json")), inspect(at("s/heldout")));
-  // Without a shard there is the head alone.
+  // Without a shard the output is the head alone.
   edit(at("s/heldout"), [](Manifest& m) { m.shards.clear(); });
   EXPECT_EQ(inspect(at("s/heldout")),
             "DIR/s/heldout (heldout), tokenizer test, 10 entries\n"
@@ -161,7 +161,7 @@ TEST_F(DataCommands, VerifyNamesEachFindingInFull) {
             }),
             "2\nDIR/s/b.bin: token 4 is outside the vocabulary of 5 entries: the shard is damaged or was made with "
             "another tokenizer\nDIR/s/a.bin: not in the manifest\n2 findings in 1 shards\n");
-  // The first document that ends otherwise is the one that is named.
+  // The finding names the first document that ends with another token.
   EXPECT_EQ(findings([&](Manifest& m) {
               m.shards.erase(m.shards.begin());
               m.tokenizer.end_of_text = 5;
@@ -184,7 +184,7 @@ TEST_F(DataCommands, VerifyAgainstATokenizer) {
             "0\n1 shards, 2 tokens: every hash, count and token is right\n");
 }
 
-// Texts with a repeated line, one that is short, and one line that is no JSON, as `prepare` counts them.
+// Texts with a repeated line, a short line and an invalid JSON line; tests how `prepare` counts them.
 class DataPrepare : public DataCommands {
  protected:
   DataPrepare() {
@@ -250,14 +250,14 @@ TEST_F(DataPrepare, WhatIsWrongIsSaidBeforeAnythingIsWritten) {
   options.output = at("deep/er");
   EXPECT_EQ(why(), "no source given: a folder made by `molen data fetch`, or text files");
   EXPECT_FALSE(fs::exists(at("deep"))) << "no folder stays of a run of which nothing came";
-  // One that was there before stays.
+  // A folder that existed before the run stays.
   fs::create_directories(at("deep"));
   EXPECT_NE(why(), "");
   EXPECT_TRUE(fs::exists(at("deep")));
   EXPECT_FALSE(fs::exists(at("deep/er")));
 }
 
-// How much is done, of the text and then of its tokens: it never falls and ends at one.
+// Progress of the text and then of its tokens: the share never falls and ends at one.
 TEST_F(DataPrepare, TellsHowFarItIs) {
   write_tokenizer(at("tokenizer.json"));
   options.tokenizer = at("tokenizer.json");

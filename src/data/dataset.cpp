@@ -20,14 +20,15 @@ bool is_hashed(const ShardRecord& record, std::int64_t limit) {
   return record.bin.bytes + record.idx.bytes <= limit;
 }
 
-// The structure and sizes against the manifest, then hashes where the shard is small, else 16 stretches of tokens.
+// Compares structure and sizes with the manifest, then the hashes of a small shard or 16 stretches of tokens of a large
+// one.
 void verify_shard(const fs::path& folder, const ShardRecord& record, std::int64_t vocabulary, std::int64_t hash_limit) {
   const std::string prefix = (folder / record.name).string();
   const auto size_of_file = [&](const FileRecord& file) { return File::open(folder / file.path).size(); };
   const std::int64_t bin_bytes = size_of_file(record.bin);
   const bool hashed = is_hashed(record, hash_limit);
   const bool right = bin_bytes == record.bin.bytes && size_of_file(record.idx) == record.idx.bytes;
-  // Of an index above the limit the header alone is read.
+  // Above the limit only the header of an index is read.
   const ShardIndex index = !right   ? ShardIndex{DType::kU16, record.tokens, record.documents}
                            : hashed ? read_index(prefix)
                                     : read_index_header(prefix);
@@ -48,8 +49,8 @@ void verify_shard(const fs::path& folder, const ShardRecord& record, std::int64_
     reader.read((reader.tokens() - static_cast<std::int64_t>(sample.size())) / 15 * i, sample, vocabulary);
 }
 
-// Verifies what this machine has not verified before, where that counts. Returns the bytes of shards that were not
-// hashed, now or before.
+// Verifies the shards that this machine has not verified before, when `options.remember` is set, else all. Returns the
+// bytes of shards that were not hashed, now or before.
 std::int64_t verify_shards(const fs::path& folder, const std::vector<const ShardRecord*>& records,
                            std::int64_t vocabulary, const OpenOptions& options) {
   std::optional<VerifiedShards> before;
@@ -91,7 +92,7 @@ void require_languages(const fs::path& path, const std::vector<std::string>& wan
                        did_you_mean(language, names));
 }
 
-// Of folders and the bytes of their shards that were not hashed.
+// Formats a note about folders and the bytes of their shards that were not hashed.
 std::string note_of(const std::map<std::string, std::int64_t>& folders, std::int64_t hash_limit) {
   std::string commands;
   std::int64_t bytes = 0;
@@ -130,7 +131,7 @@ TokenStream::TokenStream(const fs::path& path, const std::vector<std::string>& l
   for (const ShardRecord& record : manifest.shards)
     if (languages.empty() || std::find(languages.begin(), languages.end(), record.language) != languages.end())
       chosen.push_back(&record);
-  // Tokens beyond the tokenizer's own vocabulary are damage even where the model's is larger.
+  // Tokens beyond the tokenizer's own vocabulary are damage even when the model's vocabulary is larger.
   if (options.verify) unhashed_bytes_ = verify_shards(folder, chosen, manifest.tokenizer.vocabulary, options);
   Sha256 hash;
   for (const ShardRecord* record : chosen) {
@@ -229,7 +230,7 @@ std::string Dataset::digest() const {
 }
 
 std::string Dataset::unhashed_note() const {
-  std::map<std::string, std::int64_t> folders;  // one may be there in several entries
+  std::map<std::string, std::int64_t> folders;  // several entries may name the same folder
   for (const Component& c : components_) folders[c.entry.path.string()] += c.stream->unhashed_bytes();
   return note_of(folders, options_.hash_limit);
 }

@@ -1,11 +1,11 @@
-// From shards to sequences of S + 1 tokens, in an order that is a pure function of (seed, global sample index).
+// Turns shards into sequences of S + 1 tokens, in an order that is a pure function of (seed, global sample index).
 //
 // Each entry of `data.train` is a component: its shards (of the chosen languages), one after another, as a circle of T
-// tokens; every document in it ends with the end-of-text token. In epoch e the circle is cut into n = floor(T / S)
-// windows that start at an offset drawn from (seed, component, e), and the windows are read in an order permuted by the
-// same key. Window w holds inputs [o + wS, o + wS + S) and labels one further, so an epoch uses each token at most once
-// as a label and leaves out T mod S < S of them, others each time. No index files, no tables, no dependence on ranks.
-// Which component the g-th global sample comes from is in data/mixture.h.
+// tokens. Every document in it ends with the end-of-text token. In epoch e the circle is cut into n = floor(T / S)
+// windows. The offset of the first window is drawn from (seed, component, e); the same key permutes the order in which
+// windows are read. Window w holds inputs [o + wS, o + wS + S) and labels one position further. An epoch therefore uses
+// each token at most once as a label and leaves out T mod S < S tokens, different ones each time. There are no index
+// files, no tables, and no dependence on ranks. data/mixture.h chooses the component of the g-th global sample.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@
 
 namespace molen::data {
 
-// For each token of a row, the column where its document begins: behind the last end-of-text token before it, or 0. An
-// end-of-text token is the last of its document. Every document ends with one, so the tokens say it all: across shards
-// and where the circle closes too.
+// Computes for each token of a row the column where the token's document begins: behind the last end-of-text token
+// before it, or 0. An end-of-text token is the last token of its document. Every document ends with one, so this also
+// holds across shards and where the circle closes.
 void document_starts(std::span<const std::int32_t> tokens, std::int32_t end_of_text, std::span<std::int32_t> starts);
 
-// One entry of `data.train`: a folder with a manifest.json. Weights are in any unit; left out on all entries, each
+// One entry of `data.train`: a folder with a manifest.json. Weights are in any unit; when no entry has a weight, each
 // entry's share is its share of the tokens. No languages = all.
 struct DataEntry {
   fs::path path;
@@ -36,33 +36,33 @@ struct DataEntry {
   std::vector<std::string> languages;
 };
 
-// What opening checks, for training and validation data.
+// Checks on opening training or validation data.
 struct OpenOptions {
   std::int64_t sequence_length = 0;
   std::int64_t vocabulary = 0;        // of the model
   std::string tokenizer_fingerprint;  // "" = not compared
-  // Shards up to this size are hashed at open; beyond, sizes and sampled tokens are checked and `molen data verify`
-  // does the rest.
+  // Shards up to this size are hashed at open. Of larger shards the sizes and some sampled tokens are checked; `molen
+  // data verify` checks the rest.
   std::int64_t hash_limit = std::int64_t{256} << 20;
-  // Whether the shards are read to compare them with their manifest. Ranks that another one speaks for do not: they
-  // believe the manifest, and what a shard holds is checked when it is read.
+  // Whether to compare the shards with their manifest at open. When another rank does this for a rank, that rank trusts
+  // the manifest; the content of a shard is still checked when it is read.
   bool verify = true;
-  // Whether what was verified on this machine before counts, and is remembered (data/verified.h).
+  // Whether to trust and record earlier verifications on this machine (data/verified.h).
   bool remember = false;
 };
 
 // Shards one after another, read as one row of tokens.
 class TokenStream {
  public:
-  // The shards of `path` (all of them where `languages` is empty), verified as `options` say. Throws UsageError: no
-  // such folder, language without shards, wrong tokenizer, size or hash that differs from the manifest, token beyond
-  // the vocabulary.
+  // Opens the shards of `path` (all of them when `languages` is empty) and verifies them according to `options`. Throws
+  // UsageError: no such folder, language without shards, wrong tokenizer, size or hash that differs from the manifest,
+  // token beyond the vocabulary.
   TokenStream(const fs::path& path, const std::vector<std::string>& languages, const OpenOptions& options);
 
   std::int64_t tokens() const { return starts_.back(); }
   std::int64_t text_bytes() const { return text_bytes_; }
   std::int32_t end_of_text() const { return end_of_text_; }
-  // Tokens [first, first + out.size()), past the end from the start again.
+  // Reads tokens [first, first + out.size()); past the end, reading continues from the start.
   void read(std::int64_t first, std::span<std::int32_t> out) const;
   // Changes when any token of any shard does.
   const std::string& digest() const { return digest_; }
@@ -94,9 +94,9 @@ class Dataset {
     std::int64_t epoch;
     std::int64_t first_token;  // position in the component's circle
   };
-  // Where a sample comes from; the loop names it when a loss is not finite.
+  // The origin of a sample; the training loop reports it when a loss is not finite.
   Origin origin(std::int64_t global_sample) const;
-  // The token that ends the documents of the component that a sample comes from.
+  // The end-of-text token of the component that the sample comes from.
   std::int32_t end_of_text(std::int64_t global_sample) const;
   // "nl,en from data/train, epoch 0, token 81920".
   std::string describe(std::int64_t global_sample) const;
@@ -105,7 +105,8 @@ class Dataset {
   std::string digest() const;
   // Share of each entry, in the order given; sums to 1.
   std::vector<double> shares() const;
-  // For the log of a run: what was not hashed on opening and which commands do it; "" where everything was.
+  // A note for the log of a run: which shards were not hashed on opening and which commands hash them; "" when all
+  // were.
   std::string unhashed_note() const;
 
  private:
@@ -122,12 +123,12 @@ class Dataset {
   std::optional<Mixture> mixture_;
 };
 
-// Held-out text, one stream per language. Its windows do not overlap: the input row is the stream behind one
-// end-of-text token, so that each of its tokens (end-of-text included) is a label exactly once; the last window is
-// filled up with labels of -1.
+// Held-out text, one stream per language. Its windows do not overlap. The input row is the stream shifted behind one
+// end-of-text token, so that each token of the stream (end-of-text included) is a label exactly once. Labels of -1 fill
+// up the last window.
 class ValidationSet {
  public:
-  // No languages = all. Throws UsageError for one without shards.
+  // No languages = all. Throws UsageError for a language without shards.
   ValidationSet(const fs::path& path, const OpenOptions& options, const std::vector<std::string>& languages = {});
 
   struct Language {
@@ -137,18 +138,18 @@ class ValidationSet {
     std::int64_t windows;
   };
   const std::vector<Language>& languages() const { return languages_; }
-  // Window `window` of language number `language`: ids and labels of S elements each. Returns the count of valid
-  // labels.
+  // Fills `ids` and `labels` (S elements each) with window `window` of language number `language`. Returns the number
+  // of valid labels.
   std::int64_t read(int language, std::int64_t window, std::span<std::int32_t> ids,
                     std::span<std::int32_t> labels) const;
 
-  // The token that ends the documents of a language.
+  // The end-of-text token of a language's documents.
   std::int32_t end_of_text(int language) const { return streams_[static_cast<std::size_t>(language)]->end_of_text(); }
 
-  // Bits per UTF-8 byte from the summed loss (nats) of `tokens` labels. Where only some windows were read, the bytes
-  // are counted in proportion.
+  // Bits per UTF-8 byte from the summed loss (nats) of `tokens` labels. When only some windows were read, the bytes are
+  // counted in proportion.
   double bits_per_byte(int language, double loss_sum, std::int64_t tokens) const;
-  // As Dataset's.
+  // Same as Dataset::unhashed_note.
   std::string unhashed_note() const;
 
  private:

@@ -22,7 +22,7 @@
 namespace molen::data {
 namespace {
 
-// Tokens that say where they stand: 1, 2, 3, ... cut into documents of 13 that end with 0.
+// Makes a shard of consecutive tokens `first`, `first` + 1, ... cut into documents of 13 that end with 0.
 TestShard counted(const std::string& name, const std::string& language, int first, int count) {
   TestShard shard{name, language, {}};
   for (int i = 0; i < count; ++i) {
@@ -97,7 +97,7 @@ TEST(Dataset, AnEpochUsesEachTokenAtMostOnceAndOrderDependsOnTheSeedOnly) {
       offsets.insert(data.origin(epoch * 21 + i).first_token);
       for (std::size_t k = 1; k < x.size(); ++k) {
         if (x[k] != 0) labels.insert(x[k]);
-        // Neighbours in the text are neighbours here.
+        // Neighbours in the text are neighbours in the sample.
         EXPECT_TRUE(x[k] == 0 || x[k - 1] == 0 || x[k] == x[k - 1] + 1) << x[k - 1] << " then " << x[k];
       }
     }
@@ -109,7 +109,7 @@ TEST(Dataset, AnEpochUsesEachTokenAtMostOnceAndOrderDependsOnTheSeedOnly) {
   EXPECT_NE(data.digest(), other.digest());
 }
 
-// The order of samples is kept from version to version: a run that is resumed goes on where it was.
+// The order of samples is the same in every version, so that a resumed run continues where it stopped.
 TEST(Dataset, TheOrderStaysAsItIs) {
   const TestFolder folder;
   write_test_shards(folder.path(), {counted("a", "nl", 1, 101), counted("b", "en", 200, 147)}, 400);
@@ -175,14 +175,14 @@ TEST(Dataset, BadInputGetsOneClearError) {
             }).find("weight"),
             std::string::npos);
 
-  // What was not hashed is said.
+  // The note names the shards that were not hashed.
   EXPECT_EQ(Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test"}).unhashed_note(), "");
   const std::string note = Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test", 10}).unhashed_note();
   EXPECT_NE(note.find("molen data verify " + folder.path().string()), std::string::npos) << note;
   EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test"}).unhashed_note(), "");
   EXPECT_EQ(ValidationSet(folder.path(), {8, 300, "test", 10}).unhashed_note(), note);
 
-  // A manifest of another shard: documents, tokens or bytes are not those of the files.
+  // A manifest of another shard: its documents, tokens or bytes differ from the files.
   const std::string manifest = read_file(folder.path() / "manifest.json");
   for (const char* count : {"documents", "tokens", "bytes"}) {
     Json other = parse_json(manifest, "manifest");
@@ -190,13 +190,13 @@ TEST(Dataset, BadInputGetsOneClearError) {
     Json& number = count == std::string("bytes") ? shard["bin"]["bytes"] : shard[count];
     number = number.get<std::int64_t>() + 1;
     write_file_atomic(folder.path() / "manifest.json", other.dump());
-    // Above the hash limit too.
+    // The check also runs above the hash limit.
     for (const std::int64_t limit : {std::int64_t{0}, OpenOptions().hash_limit})
       EXPECT_NE(open({8, 300, "test", limit}).find("its manifest says"), std::string::npos) << count << limit;
   }
   write_file_atomic(folder.path() / "manifest.json", manifest);
 
-  // One altered token: the hash tells; without the hash, a token beyond the vocabulary does.
+  // One altered token: the hash finds it; without the hash, the check for tokens beyond the vocabulary finds it.
   std::string bin = read_file(folder.path() / "a.bin");
   bin[11] = '\x7f';
   write_file_atomic(folder.path() / "a.bin", bin);
@@ -208,7 +208,7 @@ TEST(Dataset, BadInputGetsOneClearError) {
   EXPECT_NE(open({8, 300, "test"}).find("cannot be read"), std::string::npos);
 }
 
-// Runs with a cache of its own.
+// A verification cache of the test's own.
 class Cache {
  public:
   explicit Cache(const fs::path& folder) {
@@ -256,7 +256,7 @@ TEST(Dataset, VerifiedOnceOnAMachine) {
   options.remember = false;
   fs::last_write_time(bin, old);
   EXPECT_NE(open().find("SHA-256"), std::string::npos);
-  // The manifest is part of what was verified.
+  // The record of a verification includes the manifest.
   write_test_shards(shards, {counted("a", "nl", 1, 200), counted("b", "nl", 1, 100)}, 300);
   touch(old);
   options.remember = true;
@@ -331,7 +331,7 @@ TEST(Validation, EachTokenIsALabelOnce) {
   EXPECT_DOUBLE_EQ(set.bits_per_byte(1, 73 * 4 * 2 * std::numbers::ln2, 73), 2.0);
 }
 
-// Every sample ends its documents as the shards that it is of do, and says where it is from.
+// Every sample has the end-of-text token of its own shards and names its origin.
 TEST(Dataset, SamplesKnowTheirShards) {
   const TestFolder folder;
   write_test_shards(folder.path() / "a", {counted("a", "nl", 1, 60)}, 300);
@@ -386,7 +386,7 @@ TEST(Dataset, MessagesInFull) {
       Dataset({{folder.path(), {}, {}}}, 0, {8, 300, "test", 10}).unhashed_note(),
       "984 B of shards of more than 10 B each: sizes and sampled tokens were checked, hashes not; `molen data verify " +
           path + "` does");
-  // A shard that is not what its manifest says, by each of the three numbers.
+  // A shard that differs from its manifest in each of the three numbers.
   const std::string good = read_file(folder.path() / "manifest.json");
   const auto changed = [&](auto&& change) {
     Manifest manifest = parse_manifest(good, "");

@@ -26,7 +26,7 @@ struct Field {
   std::string rest;         // continuation lines
 };
 
-// Paragraphs of fields; comments and lines that are neither field nor continuation are passed over.
+// Splits the text into paragraphs of fields. Skips comments and lines that are neither field nor continuation.
 std::vector<std::vector<Field>> paragraphs(std::string_view text) {
   std::vector<std::vector<Field>> out(1);
   std::istringstream lines{std::string(text)};
@@ -111,12 +111,12 @@ std::string spdx_name(std::string_view name) {
   return reference;
 }
 
-// An expression, and whether an OR stands in it outside parentheses.
+// An expression, and whether it contains an OR outside parentheses.
 struct Term {
   std::string text;
   bool has_or = false;
 };
-// Terms with an operator between each two.
+// Terms with an operator between each pair of neighbours.
 struct Joined {
   std::vector<Term> terms;
   std::vector<bool> ands;  // true: AND, false: OR
@@ -140,7 +140,7 @@ Term expression(const Joined& joined) {
 }  // namespace
 
 bool glob_match(std::string_view pattern, std::string_view path) {
-  // One saved position of the last `*` is enough: it may only grow.
+  // One saved position of the last `*` is enough, because that position only grows.
   std::size_t p = 0, s = 0, star = std::string_view::npos, mark = 0;
   while (s < path.size()) {
     const bool escaped = p + 1 < pattern.size() && pattern[p] == '\\';
@@ -198,7 +198,7 @@ std::optional<Dep5> parse_dep5(std::string_view text) {
 
 std::string spdx_of(std::string_view declared) {
   std::istringstream words{std::string(declared)};
-  // Names joined by operators make a part; an operator behind a comma joins parts.
+  // Names joined by operators form a part; an operator behind a comma joins parts.
   Joined parts, names;
   std::string name;
   const auto end_name = [&] {
@@ -217,7 +217,7 @@ std::string spdx_of(std::string_view declared) {
     if (is_operator) {
       comma ? end_part() : end_name();
       Joined& joined = comma ? parts : names;
-      // Without a name on each side it joins nothing.
+      // An operator without a name on each side joins nothing.
       if (joined.ands.size() < joined.terms.size()) joined.ands.push_back(is_and);
       comma = false;
       continue;

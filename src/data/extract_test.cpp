@@ -1,4 +1,4 @@
-// HTML, roff and language: what comes out of pages like those of the demo corpus, and that nothing crashes them.
+// Tests HTML, roff and language extraction on pages like those of the demo corpus, and that no input crashes it.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <sys/resource.h>
@@ -82,7 +82,7 @@ std::string repeat(const std::string& text, int times) {
   return all;
 }
 
-// CPU time of this process and of those it waited for: what other programs do meanwhile does not count.
+// CPU time of this process and of its finished children; the load of other programs does not count.
 double cpu_seconds() {
   double sum = 0;
   for (const auto who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
@@ -94,7 +94,7 @@ double cpu_seconds() {
   return sum;
 }
 
-// "" or what is wrong with a page; a second is the most that any may take.
+// Returns "" or the reason why a page is refused. A page may take at most a second.
 template <class Extract>
 std::string refusal(const Extract& extract) {
   const double start = cpu_seconds();
@@ -129,7 +129,7 @@ TEST(Html, XmlEntitiesDoNotMultiply) {
   EXPECT_LE(text.size(), 4u) << text.substr(0, 100);
 }
 
-// Pieces of markup in any order and any bytes between them.
+// Makes a page of markup pieces in random order with random bytes between them.
 std::string random_markup(const std::vector<std::string>& pieces) {
   std::string page;
   for (const int piece :
@@ -209,7 +209,7 @@ TEST(Roff, HostilePagesAreBoundedOrRefused) {
   const std::string head = ".TH X 1\n.SH N\n";
   std::string text;
   const auto read = [&](const std::string& page) { return refusal([&] { text = roff(head + page); }); };
-  // Nine kilobytes that stand for 100 GB.
+  // Nine kilobytes that expand to 100 GB.
   const std::string nested = ".ds c " + std::string(100, 'A') + "\n.ds b " + repeat("\\*c", 1000) + "\n.ds a " +
                              repeat("\\*b", 1000) + "\n" + repeat("\\*a", 1000) + "\n";
   read(nested);
@@ -222,14 +222,14 @@ TEST(Roff, HostilePagesAreBoundedOrRefused) {
       read(".de b\n" + repeat("AAAA\n", 1000) + "..\n.de c\n" + repeat(".b\n", 1000) + "..\n" + repeat(".c\n", 1000)),
       "");
   EXPECT_NE(refusal([&] { roff(".Dd x\n.Dt X 1\n.Os\n.Sh N\n" + repeat(".Bl -tag\n.It a\n", 50000)); }), "");
-  // No file is read for a page.
+  // A page cannot make the reader open a file.
   for (const char* file : {"etc/passwd", "/etc/passwd"}) {
     read(std::string("x\n.so ") + file + "\n");
     EXPECT_EQ(text.find("root:"), std::string::npos);
   }
 }
 
-// Whatever ends mandoc is said as it ended, and what it only found wanting is read.
+// An error reports how mandoc ended; a page about which mandoc only warns is read.
 TEST(Roff, SaysHowMandocEnded) {
   const fs::path folder = fs::temp_directory_path() / fmt::format("molen-mandoc-{}", ::getpid());
   fs::create_directories(folder);
@@ -259,7 +259,7 @@ TEST(Roff, SaysHowMandocEnded) {
   fs::remove_all(folder);
 }
 
-// A block that is taken back is gone: its words beside the same ones before it are no title.
+// A dropped section leaves no heading: its words do not make the same words before it a repeated title.
 TEST(Html, ASectionThatIsDroppedIsNoHeading) {
   HtmlRules rules;
   rules.drop_sections = {"AUTEUR"};
@@ -269,7 +269,7 @@ TEST(Html, ASectionThatIsDroppedIsNoHeading) {
   EXPECT_EQ(join_blocks(html_blocks("<body><p>A</p></body>", rules)), "A\n");
 }
 
-// What a page may hold, in any order: mandoc's HTML is read, whatever it is.
+// Pieces of manual pages in random order: the reader accepts any HTML from mandoc.
 TEST(Roff, NothingCrashes) {
   const std::vector<std::string> pieces{
       "\n.",     "\n",  ".TP", "SH ",    "\\f",    "\\(",     "\\[", "]", "\\*", "\\s",   "\\h'",  ".de",   "..",

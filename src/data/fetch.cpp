@@ -32,7 +32,7 @@ std::string last_lines(const std::string& output) {
   return text.empty() ? output.substr(output.size() > 300 ? output.size() - 300 : 0) : text;
 }
 
-// Value of a control field: `dpkg-deb -f FILE Field`.
+// Returns the value of a control field: `dpkg-deb -f FILE Field`.
 std::string control_field(const fs::path& deb, const std::string& field) {
   const ProcessResult result = run_process({"dpkg-deb", "-f", deb.string(), field}, ".");
   if (result.status == 127)
@@ -43,7 +43,7 @@ std::string control_field(const fs::path& deb, const std::string& field) {
   return value;
 }
 
-// The SHA-256 that the signed package index gives for this version, or "".
+// Returns the SHA-256 that the signed package index gives for this version, or "".
 std::string index_hash(const std::string& package, const std::string& version) {
   const ProcessResult result = run_process({"apt-cache", "show", package + "=" + version}, ".");
   if (result.status != 0) return "";
@@ -53,7 +53,7 @@ std::string index_hash(const std::string& package, const std::string& version) {
   return "";
 }
 
-// The archive of `package` among the files of `folder`, or an empty path.
+// Returns the archive of `package` among the files of `folder`, or an empty path.
 fs::path find_archive(const fs::path& folder, const std::string& package) {
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -128,7 +128,7 @@ Json to_json(const FetchedPackage& p) {
               {"licence", to_json(p.licence)}};
 }
 
-// Names become folders: letters, digits and + - . only, as Debian has them.
+// Package names become folder names: only letters, digits and + - . are allowed, as in Debian.
 void check_package_name(const std::string& name, const std::string& origin) {
   bool good = !name.empty() && name.size() < 100 && std::isalnum(static_cast<unsigned char>(name[0]));
   for (char c : name) good = good && (std::isalnum(static_cast<unsigned char>(c)) || c == '+' || c == '-' || c == '.');
@@ -141,7 +141,7 @@ const FetchedPackage* known(const FetchRecord& record, const std::string& packag
   return nullptr;
 }
 
-// The copyright file's path below root/, with links into other packages resolved, or "" where there is none.
+// Returns the copyright file's path below root/, with links into other packages resolved, or "" when there is none.
 std::string copyright_path(const fs::path& folder, const std::string& package) {
   const fs::path doc = folder / "root" / package / "usr/share/doc";
   std::string owner = package, name = package;
@@ -157,7 +157,7 @@ std::string copyright_path(const fs::path& folder, const std::string& package) {
 }  // namespace
 
 void unpack_archive(const fs::path& archive, const fs::path& target) {
-  // Beside the target and renamed, so that a half-unpacked package is never taken for a whole one.
+  // Unpacks beside the target and renames, so that a half-unpacked package is never taken for a whole one.
   TemporaryDirectory part(target);
   const ProcessResult result =
       run_process({"dpkg-deb", "-x", fs::absolute(archive).string(), fs::absolute(part.path()).string()}, ".");
@@ -260,16 +260,16 @@ FetchRecord fetch_packages(const std::string& set, const fs::path& folder, const
       deb = find_archive(archives, package);
     }
     FetchedPackage entry = intact ? *old : describe(package, deb);
-    // Always: the licence below is to be that of the archive, not of what somebody has put into root/.
+    // Always unpack: the licence below must come from the archive, not from files that somebody put into root/.
     unpack_archive(deb, root / package);
     if (entry.checked.empty())
       progress(fmt::format("note: {} {} is in no signed package index here: that it is Debian's is not shown", package,
                            entry.version));
     record.packages.push_back(std::move(entry));
   }
-  // Licences last: one package's copyright file may lie in another package.
+  // Read the licences last: one package's copyright file may be in another package.
   for (FetchedPackage& p : record.packages) p.licence = licence_of_package(folder, p.package);
-  // Another set's packages that lie here stay known.
+  // Packages of another set whose archives are in this folder stay in the record.
   for (const FetchedPackage& p : before.packages)
     if (known(record, p.package) == nullptr && fs::is_regular_file(archives / p.archive)) record.packages.push_back(p);
   if (record != before) write_file_atomic(folder / "fetch.json", format_fetch_record(record));

@@ -1,4 +1,4 @@
-// `molen data fetch` without a network: apt-get and apt-cache are scripts that hand out packages made here.
+// Tests `molen data fetch` without a network: apt-get and apt-cache are scripts that serve packages made by the test.
 #include "data/fetch.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ class Fetch : public ::testing::Test {
  protected:
   Fetch() : path_(::getenv("PATH")) {
     for (const char* folder : {"bin", "debs", "told"}) fs::create_directories(at(folder));
-    // A package is there once its archive is in debs/; the index knows the hashes in told/.
+    // A package is available when its archive is in debs/; the index knows the hashes in told/.
     script("apt-get", "echo \"$*\" >> " + at("calls").string() +
                           "\n[ -e fail ] && { echo 'E: '$(/bin/cat fail); exit 100; }\n"
                           "if [ \"$1\" = update ]; then\n"
@@ -64,7 +64,7 @@ class Fetch : public ::testing::Test {
         run_process({"dpkg-deb", "-Znone", "--root-owner-group", "-b", tree.string(), archive.string()}, "/");
     ASSERT_EQ(built.status, 0) << built.output;
   }
-  // All packages of the set, which are made once.
+  // Builds all packages of the set, once per process.
   void build_all(const std::string& but = "") const {
     static const TestFolder made;
     for (const std::string& package : package_set("demo").packages) {
@@ -79,7 +79,7 @@ class Fetch : public ::testing::Test {
         fs::copy(made.path() / archive, at("debs"));
     }
   }
-  // What is said on the way, then how it ended.
+  // Returns the progress lines, then the error or the end.
   std::vector<std::string> fetch() const {
     std::vector<std::string> steps;
     try {
@@ -127,7 +127,7 @@ TEST_F(Fetch, DownloadsChecksAndRemembers) {
     EXPECT_EQ(p.licence.evidence, packages[i] + "/usr/share/doc/" + packages[i] + "/copyright");
     EXPECT_TRUE(fs::exists(at("f/root") / p.licence.evidence));
   }
-  // Again: what is there is kept.
+  // A second fetch keeps the archives.
   fs::remove(at("calls"));
   EXPECT_EQ(fetch(), Lines{"note: " + packages[0] + kNote});
   EXPECT_FALSE(fs::exists(at("calls")));
@@ -144,7 +144,7 @@ TEST_F(Fetch, DownloadsChecksAndRemembers) {
       out.str().find("\nmanpages-nl                 1.0  GPL-2.0-or-later  DEP-5 Files: *  signed package index  "),
       std::string::npos)
       << out.str();
-  // One that was altered, and one that is gone.
+  // One altered archive and one missing archive.
   write_file_atomic(at("f/archives") / archive(packages[1]), "altered");
   fs::remove(at("f/archives") / archive(packages[2]));
   EXPECT_EQ(fetch(), (Lines{"note: " + packages[0] + kNote, packages[1] + ": its archive was altered, fetching it anew",
@@ -152,7 +152,8 @@ TEST_F(Fetch, DownloadsChecksAndRemembers) {
   EXPECT_EQ(sha256_file(at("f/archives") / archive(packages[1])), record.packages[1].archive_sha256);
 }
 
-// Packages that lie there already are taken, the newest by name, and of an older record what is still there stays.
+// Fetch takes archives that are already in the folder, the newest by name, and keeps the entries of an older record
+// whose archives still exist.
 TEST_F(Fetch, WhatLiesThereIsTaken) {
   build_all();
   fs::create_directories(at("f/archives"));
@@ -199,18 +200,18 @@ TEST_F(Fetch, FailuresSayWhatToDo) {
                             "again"}));
   EXPECT_FALSE(fs::exists(at("f/fetch.json")));
 
-  // The archive is another package's.
+  // The archive holds another package.
   build("manpages-nl", "1.0", "debs", "libreoffice-help-nl");
   EXPECT_EQ(fetch().back(),
             "DIR/f/archives/libreoffice-help-nl_1.0_all.deb: holds package 'manpages-nl', not 'libreoffice-help-nl'");
-  // No package at all.
+  // The file is not a package.
   write_file_atomic(at("f/archives/libreoffice-help-nl_1.0_all.deb"), "no archive");
   const std::string unreadable = fetch().back();
   EXPECT_EQ(unreadable.find("DIR/f/archives/libreoffice-help-nl_1.0_all.deb: not a readable Debian package: dpkg-deb: "
                             "error: "),
             0u)
       << unreadable;
-  // Not what the index says.
+  // The archive differs from the hash in the index.
   fs::remove_all(at("f"));
   fs::remove_all(at("debs"));
   build("libreoffice-help-nl", "1.0");

@@ -13,7 +13,7 @@
 namespace molen::data {
 namespace {
 
-// Real pages stay below 100. libxml2 looks through all open elements for each stray end tag, so depth is time.
+// Real pages stay below 100. For each stray end tag libxml2 searches all open elements, so depth costs time.
 constexpr std::size_t kMaxDepth = 512;
 
 bool is_block(std::string_view name) {
@@ -46,7 +46,7 @@ class Reader {
  public:
   explicit Reader(const HtmlRules& rules) : rules_(rules), kept_(rules.xml) {}
 
-  // False where the page is nested too deep to go on.
+  // Returns false when the page is nested too deep to continue.
   bool open(std::string_view name, const xmlChar** attributes) {
     if (keeping()) {
       if (name == "br") builder_.line_break();
@@ -89,7 +89,7 @@ class Reader {
   void text(std::string_view raw) {
     if (!keeping()) return;
     if (builder_.is_verbatim()) return builder_.text(raw);
-    // A soft hyphen marks where a word may be cut, and U+0080 to U+009F are controls: neither is text.
+    // Dropped characters: a soft hyphen only marks a place to break a word, and U+0080 to U+009F are controls.
     while (!raw.empty()) {
       std::size_t end = 0;
       const auto is_dropped_at = [&](std::size_t i) {
@@ -104,7 +104,7 @@ class Reader {
 
   std::vector<Block> take() {
     std::vector<Block> blocks = builder_.take();
-    // A page's title and its first heading are mostly the same words.
+    // A page's title and its first heading are often the same words.
     if (blocks.size() > 1 && blocks[0].text == blocks[1].text) blocks.erase(blocks.begin());
     return blocks;
   }
@@ -134,7 +134,7 @@ class Reader {
   int dropped_ = 0, kept_ = 0;
 };
 
-// The parser's own structure is what its handlers get; the reader is where it may keep a pointer of ours.
+// libxml2 passes its own structure to the handlers; `_private` in it holds our pointer to the reader.
 Reader& reader_of(void* context) {
   return *static_cast<Reader*>(static_cast<xmlParserCtxtPtr>(context)->_private);
 }
@@ -152,8 +152,8 @@ void on_text(void* context, const xmlChar* text, int length) {
   reader_of(context).text({reinterpret_cast<const char*>(text), static_cast<std::size_t>(length)});
 }
 
-// No handler for entities and definitions: those of HTML and XML themselves are known to the parsers, others are not
-// believed.
+// There is no handler for entities and definitions: the parsers know those of HTML and XML themselves, and others are
+// ignored.
 xmlSAXHandler handler() {
   xmlSAXHandler sax{};
   sax.startElement = on_start;
@@ -180,7 +180,8 @@ std::vector<Block> html_blocks(std::string_view page, const HtmlRules& rules) {
   *parser->sax = handler();
   parser->_private = &reader;
   const int size = static_cast<int>(page.size());
-  // Neither reads what a page says of its own encoding: UTF-8 was asked for, and what is not is dropped before.
+  // Both parsers ignore the encoding that a page declares: UTF-8 is requested, and bytes that are not UTF-8 were
+  // dropped before.
   xmlDocPtr made = rules.xml ? xmlCtxtReadMemory(parser.get(), page.data(), size, nullptr, "UTF-8",
                                                  XML_PARSE_RECOVER | XML_PARSE_NONET | XML_PARSE_NOERROR |
                                                      XML_PARSE_NOWARNING | XML_PARSE_IGNORE_ENC | XML_PARSE_SAX1)

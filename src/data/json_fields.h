@@ -20,7 +20,7 @@ inline std::string string_field(const Json& object, std::string_view key, std::s
   return value.get<std::string>();
 }
 
-// A count: an integer in [0, 2^62].
+// Reads a count: an integer in [0, 2^62].
 inline std::int64_t count_field(const Json& object, std::string_view key, std::string_view origin) {
   const Json& value = json_member(object, key, origin);
   if (!value.is_number_integer() ||

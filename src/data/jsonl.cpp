@@ -21,7 +21,7 @@ JsonlParser::~JsonlParser() = default;
 JsonlRecord JsonlParser::parse(std::string_view line, std::string_view origin) {
   // simdjson would copy from a null pointer.
   if (line.empty()) throw UsageError("{}: not valid JSON: an empty line", origin);
-  // The parser takes up to 20 bytes for each one of the line.
+  // The parser takes up to 20 bytes of memory for each byte of the line.
   if (line.size() > kMostBytes) throw UsageError("{}: a line of more than {} bytes", origin, kMostBytes);
   simdjson::dom::element document;
   if (const auto error = state_->parser.parse(line.data(), line.size()).get(document))

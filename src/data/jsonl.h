@@ -1,4 +1,4 @@
-// Lines of JSON objects with a "text": the text form of corpora, read and written.
+// Reads and writes lines of JSON objects with a "text" member, the text form of corpora.
 #pragma once
 
 #include <memory>
@@ -10,15 +10,15 @@ namespace molen::data {
 
 struct JsonlRecord {
   std::string text;
-  std::string id;        // "" where the line has none
-  std::string language;  // from "language" or "lang"; "" where the line has none
+  std::string id;        // "" when the line has none
+  std::string language;  // from "language" or "lang"; "" when the line has none
 };
 
 class JsonlParser {
  public:
   JsonlParser();
   ~JsonlParser();
-  // Throws UsageError naming `origin`: not one JSON object, no string "text", "text" twice, invalid UTF-8.
+  // Throws UsageError naming `origin`: not exactly one JSON object, no string "text", "text" twice, invalid UTF-8.
   JsonlRecord parse(std::string_view line, std::string_view origin);
 
  private:
@@ -26,7 +26,7 @@ class JsonlParser {
   std::unique_ptr<State> state_;
 };
 
-// One line, with its newline.
+// Returns one line with its newline.
 std::string format_jsonl(const JsonlRecord& record);
 
 }  // namespace molen::data

@@ -11,8 +11,8 @@
 namespace molen::data {
 namespace {
 
-// Of the text's score for a language, in CLD2's own unit, for each KiB: sentences have 1,000 and more, lists of
-// identifiers and file names less (docs/decisions/0009-text-libraries.md).
+// Least score of prose, in CLD2's own unit for each KiB of text. Sentences score 1,000 and more; lists of identifiers
+// and file names score less (docs/decisions/0009-text-libraries.md).
 constexpr double kProseScore = 1000;
 constexpr int kMostPercent = 75;
 
@@ -23,7 +23,7 @@ struct Best {
   bool reliable = false;
 };
 
-// Looks at the first GiB at most.
+// Reads at most the first GiB.
 Best detect(std::string_view text, CLD2::Language expected) {
   const auto size = static_cast<int>(std::min<std::size_t>(text.size(), 1 << 30));
   const CLD2::CLDHints hints{nullptr, nullptr, CLD2::UNKNOWN_ENCODING, expected};
@@ -38,8 +38,8 @@ Best detect(std::string_view text, CLD2::Language expected) {
   return {languages[0], percents[0], scores[0], reliable};
 }
 
-// Whether the text holds six words: letters alone between white space, but for marks around them. Options, identifiers
-// and signatures are words of English and no prose.
+// Returns whether the text holds six words: letters between white space, with punctuation marks around them allowed.
+// CLD2 takes options, identifiers and signatures for English words, but they are not prose.
 bool has_words(std::string_view text) {
   const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\n'; };
   const auto is_letter = [](char c) {
@@ -74,7 +74,7 @@ bool is_in_language(std::string_view text, std::string_view language) {
   const CLD2::Language own = CLD2::GetLanguageFromName(std::string(language).c_str());
   if (own == CLD2::UNKNOWN_LANGUAGE || !has_words(text)) return true;
   const Best best = detect(text, own);
-  // Afrikaans differs from Dutch in whole texts, hardly in one sentence.
+  // Afrikaans is hard to tell from Dutch by a single sentence; whole texts differ.
   const bool near = own == CLD2::DUTCH && best.language == CLD2::AFRIKAANS;
   return best.language == own || near || best.language == CLD2::UNKNOWN_LANGUAGE || !best.reliable ||
          best.percent < kMostPercent || best.score < kProseScore;

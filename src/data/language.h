@@ -1,4 +1,4 @@
-// Which language a text is in, by CLD2, which knows 83 languages.
+// Detects the language of a text with CLD2, which knows 83 languages.
 #pragma once
 
 #include <string>
@@ -6,11 +6,11 @@
 
 namespace molen::data {
 
-// ISO 639-1 code of the language that most of the text is in; "" where that is not sure. Accepts any bytes.
+// Returns the ISO 639-1 code of the main language of a text, or "" when that is not sure. Accepts any bytes.
 std::string detect_language(std::string_view text);
 
-// False where a block of six or more words is prose in another language than `language`. What is no prose (names,
-// identifiers, formulas) passes, and so does everything where `language` is not one that can be told ("code", say).
+// Returns false when a block of six or more words is prose in another language than `language`. Text that is not prose
+// (names, identifiers, formulas) passes. Everything passes when CLD2 does not know `language` ("code", say).
 bool is_in_language(std::string_view text, std::string_view language);
 
 }  // namespace molen::data

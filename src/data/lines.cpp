@@ -14,13 +14,13 @@ namespace {
 
 constexpr std::size_t kChunk = 1 << 18;
 
-// Text shrinks to a fifth, to a fiftieth where it repeats itself. What grows more than this is made to fill a disk; the
-// first megabytes are given to small files of one line again and again.
+// Text compresses to a fifth of its size, repetitive text to a fiftieth. A file that grows more than this is made to
+// fill a disk. The first megabytes are exempt, for small files that repeat one line.
 constexpr std::int64_t kMostGrowth = 200, kFreeBytes = std::int64_t{64} << 20;
 
 }  // namespace
 
-// Appends decompressed bytes; false at the end. Throws a plain reason, to which the reader adds file and line.
+// Appends decompressed bytes; returns false at the end. Throws a plain reason, to which the reader adds file and line.
 struct LineReader::Source {
   explicit Source(File opened) : file(std::move(opened)), input(kChunk) {}
   virtual ~Source() = default;
@@ -31,7 +31,7 @@ struct LineReader::Source {
     taken += static_cast<std::int64_t>(got);
     return got;
   }
-  // Of what decompression has made so far.
+  // Checks the bytes decompressed so far.
   void check_growth(std::size_t more) {
     made += static_cast<std::int64_t>(more);
     if (made > kFreeBytes && made / kMostGrowth > taken)
@@ -72,7 +72,7 @@ struct LineReader::Gzip final : Source {
       if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
         throw UsageError("the gzip data is damaged ({})", stream.msg != nullptr ? stream.msg : "zlib error");
       at_member_start = status == Z_STREAM_END;
-      if (at_member_start) inflateReset(&stream);  // members may follow one another
+      if (at_member_start) inflateReset(&stream);  // a file may hold several members
       const std::size_t more = output.size() - stream.avail_out;
       check_growth(more);
       out.append(output.data(), more);

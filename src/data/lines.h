@@ -1,4 +1,4 @@
-// Text files of any size as lines: plain, gzip or zstd, told apart by their first bytes.
+// Reads text files of any size as lines: plain, gzip or zstd, recognized by their first bytes.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@ namespace molen::data {
 
 class LineReader {
  public:
-  // Throws UsageError when the file cannot be opened or is no regular one.
+  // Throws UsageError when the file cannot be opened or is not a regular file.
   explicit LineReader(const std::filesystem::path& path, std::int64_t line_limit = std::int64_t{64} << 20);
   ~LineReader();
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  // The next line without its end (LF or CR LF), valid until the next call; false at the end. Throws UsageError with
-  // file and line for damaged or truncated compression, for what decompresses to hundreds of times its size, and for a
-  // line beyond the limit.
+  // Stores the next line without its end (LF or CR LF), valid until the next call; returns false at the end. Throws
+  // UsageError with file and line for damaged or truncated compression, for data that decompresses to hundreds of times
+  // its size, and for a line beyond the limit.
   bool next(std::string_view& line);
   std::int64_t line_number() const { return line_number_; }
-  std::int64_t bytes_read() const;  // of the file, compressed as it is
+  std::int64_t bytes_read() const;  // of the file, still compressed
 
  private:
   struct Source;
@@ -39,7 +39,7 @@ class LineReader {
   bool ended_ = false;
 };
 
-// The whole of a file, decompressed; at most `limit` bytes.
+// Returns the whole file, decompressed; at most `limit` bytes.
 std::string read_text_file(const std::filesystem::path& path, std::int64_t limit = std::int64_t{1} << 31);
 
 }  // namespace molen::data

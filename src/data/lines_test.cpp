@@ -94,7 +94,7 @@ TEST(Lines, DamageNamesFileAndLine) {
   EXPECT_NE(reason([&] { LineReader("/tmp"); }).find("is a directory"), std::string::npos);
 }
 
-// How a file of `size` zero bytes is read, once compressed: the reason, and how much of it was read before.
+// Reads a file of the compressed `bytes`. Returns the reason of its refusal; `read` counts the bytes read before that.
 std::string bomb(const std::string& bytes, std::int64_t& read) {
   const TestFolder folder;
   write_file_atomic(folder.path() / "t", bytes);
@@ -106,7 +106,7 @@ std::string bomb(const std::string& bytes, std::int64_t& read) {
 
 TEST(Lines, WhatGrowsWithoutEndIsRefused) {
   const GoldenMessages golden;
-  // Short lines, so that it is not the length of one that ends it.
+  // Short lines, so that the limit on a line's length does not end it.
   std::string lines;
   for (int i = 0; i < (1 << 20); ++i) lines += "xxxxxxx\n";
   std::string members;

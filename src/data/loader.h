@@ -1,4 +1,4 @@
-// Batches for one rank: which samples a rank holds in a step, and a thread that reads them ahead.
+// Batches for one rank: the samples that a rank holds in a step, and a thread that reads them ahead.
 #pragma once
 
 #include <condition_variable>
@@ -21,10 +21,10 @@ struct MicroBatch {
   bool operator==(const MicroBatch&) const = default;
 };
 
-// A step covers the global samples [start, start + global). It is dealt in slots of `micro` samples: slot m * ranks +
-// rank is micro-batch m of `rank`, so any number of ranks makes the same step from the same samples. Every rank has the
-// same number of micro-batches, ceil(global / (ranks * micro)); where `global` does not divide, the last slots hold
-// fewer samples or none. Throws UsageError when a size is not positive.
+// Divides the global samples [start, start + global) of a step into slots of `micro` samples. Slot m * ranks + rank is
+// micro-batch m of `rank`, so any number of ranks makes the same step from the same samples. Every rank has the same
+// number of micro-batches, ceil(global / (ranks * micro)); when this does not divide `global` evenly, the last slots
+// hold fewer samples or none. Throws UsageError when a size is not positive.
 std::vector<MicroBatch> samples_of(std::int64_t start, int rank, int ranks, std::int64_t global, std::int64_t micro);
 
 // One micro-batch as two arrays [micro, S], row-major. Rows beyond `count` are end-of-row padding: ids 0, labels -1.
@@ -32,9 +32,9 @@ struct Batch {
   std::int64_t first_sample = 0;
   std::int64_t count = 0;                 // rows that hold a sample
   std::vector<std::int32_t> ids, labels;  // labels: the next token of each id, -1 = not counted
-  // Where it was asked for: for each id the column where its document begins in its row (document_starts in dataset.h).
+  // If requested: for each id, the column where its document begins in its row (document_starts in dataset.h).
   std::vector<std::int32_t> document_start;
-  double wait_s = 0;  // how long `next` had to wait for it
+  double wait_s = 0;  // time that `next` waited for this batch
 };
 
 struct LoaderOptions {
@@ -45,7 +45,7 @@ struct LoaderOptions {
   bool document_start = false;  // fill Batch::document_start
 };
 
-// Reads ahead in a thread of its own. `next` gives the rank's micro-batches in order, step after step, without end.
+// Reads ahead in its own thread. `next` returns the rank's micro-batches in order, step after step, without end.
 class Loader {
  public:
   // `dataset` must outlive the loader.
@@ -54,8 +54,8 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // Blocks until the next micro-batch is there. An error of the reading thread is thrown here, at the batch it belongs
-  // to, and again by every later call.
+  // Blocks until the next micro-batch is ready. Rethrows an error of the reading thread at the batch where it occurred,
+  // and again on every later call.
   Batch next();
   std::int64_t micro_batches_per_step() const { return per_step_; }
 
@@ -70,7 +70,7 @@ class Loader {
   std::condition_variable_any changed_;
   std::deque<Batch> ready_;
   std::exception_ptr error_;
-  std::jthread thread_;  // last: it ends before what it uses
+  std::jthread thread_;  // last member: destroyed first, before the members that it uses
 };
 
 }  // namespace molen::data

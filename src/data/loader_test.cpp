@@ -99,8 +99,8 @@ TEST(DocumentStarts, AreBehindEndsOfText) {
   EXPECT_EQ(starts({}), (List{}));
 }
 
-// Windows over documents of all lengths, in two shards, against the documents themselves: token t of a document is
-// 1 + t, so that its place says how far its document's begin is.
+// Compares windows over documents of all lengths, in two shards, with the documents themselves. Token t of a document
+// is 1 + t, so a token tells its distance from its document's beginning.
 TEST(DocumentStarts, OfWindowsAreWhereTheirDocumentsBegin) {
   const TestFolder folder;
   std::vector<TestShard> shards{{"a", "nl", {}}, {"b", "nl", {}}};
@@ -123,7 +123,8 @@ TEST(DocumentStarts, OfWindowsAreWhereTheirDocumentsBegin) {
     EXPECT_TRUE(b.document_start.empty());
     ASSERT_EQ(a.document_start.size(), a.ids.size());
     for (std::size_t row = 0; row < 4; ++row) {
-      // What the text of a token says of its place in its document; the last one's is behind the one before it.
+      // The token's value gives its place in its document; an end-of-text token's place is one after its left
+      // neighbour's.
       for (std::int32_t k = 0; k < 19; ++k) {
         const std::size_t at = row * 19 + static_cast<std::size_t>(k);
         const std::int32_t start = a.document_start[at], id = a.ids[at];
@@ -133,7 +134,7 @@ TEST(DocumentStarts, OfWindowsAreWhereTheirDocumentsBegin) {
         }
         ASSERT_LE(start, k);
         const std::int32_t place = id > 0 ? id - 1 : k > start ? a.ids[at - 1] : -1;
-        if (place < 0) continue;  // an end of text alone, or at the window's begin
+        if (place < 0) continue;  // a lone end of text, or one at the window's beginning
         EXPECT_EQ(start, std::max(0, k - place)) << row << " " << k;
         start > 0 ? ++inside : ++cut;
       }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kFormat = "molen-shards";
 
-// A plain name: no folder, nothing hidden, nothing a terminal would act on.
+// Accepts only a plain name: no folder, no hidden file, no character that controls a terminal.
 void check_name(const std::string& name, std::string_view origin) {
   bool good = !name.empty() && name.size() <= 200 && name[0] != '.';
   for (unsigned char c : name) good = good && c > 0x20 && c < 0x7f && c != '/' && c != '\\';
@@ -97,7 +97,7 @@ Licence licence_from_json(const Json& json, const std::string& origin) {
 
 Manifest parse_manifest(std::string_view text, std::string_view origin) {
   const std::string at(origin);
-  // A data set may have a hundred thousand shards, and every rank reads their manifest.
+  // A data set may have a hundred thousand shards, and every rank reads their manifest: parse element by element.
   Manifest manifest;
   std::set<std::string> names;
   const Json json = parse_json_elements(text, origin, "shards", [&](std::size_t i, const Json& shard) {

@@ -1,5 +1,5 @@
-// manifest.json: what stands beside shards. It says where each shard's text came from and under which licence, with
-// which tokenizer it was made, how much it holds, and the SHA-256 of each file.
+// manifest.json: the record beside shards. It gives the source and licence of each shard's text, the tokenizer, the
+// counts, and the SHA-256 of each file.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ namespace molen::data {
 
 namespace fs = std::filesystem;
 
-// The licence of a text and what shows it.
+// The licence of a text and its evidence.
 struct Licence {
-  std::string spdx;             // "MPL-2.0", "LicenseRef-..." where there is no SPDX identifier
+  std::string spdx;             // "MPL-2.0", or "LicenseRef-..." when there is no SPDX identifier
   std::string declared;         // as the source writes it
   std::string evidence;         // licence file, relative to the folder of the source
-  std::string evidence_sha256;  // of that file; "" where there is no file
+  std::string evidence_sha256;  // of that file; "" when there is no file
   std::string rule;  // how `spdx` follows from the evidence: "DEP-5 Files: *", "reviewed", "given by the user"
   bool operator==(const Licence&) const = default;
 };
@@ -34,8 +34,8 @@ struct FileRecord {
 // One `.idx/.bin` pair.
 struct ShardRecord {
   std::string name;     // of the pair, without `.idx`
-  std::string source;   // what it was made from: a package set or the files given
-  std::string package;  // "" where the source is no package
+  std::string source;   // a package set or the files given
+  std::string package;  // "" when the source is not a package
   std::string version;
   Licence licence;
   std::string language;  // ISO 639-1
@@ -59,17 +59,17 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
-// Throw UsageError naming `origin` and the key: missing, unknown or mistyped keys, negative counts, names that leave
-// the folder or stand twice.
+// Throw UsageError naming `origin` and the key: missing, unknown or mistyped keys, negative counts, names that point
+// outside the folder, duplicate names.
 Manifest parse_manifest(std::string_view text, std::string_view origin);
-// Why there is no manifest at `path`, and where there is one; "" where there is.
+// Returns the reason why there is no manifest at `path` and where one exists; "" when `path` has one.
 std::string no_manifest(const fs::path& path);
 // `path` is a folder with a manifest.json or that file itself.
 Manifest read_manifest(const fs::path& path);
 fs::path manifest_folder(const fs::path& path);
 std::string format_manifest(const Manifest& manifest);
-// Checks what a consumer relies on; throws UsageError that says which side differs. An empty `fingerprint` is not
-// compared.
+// Checks the tokenizer properties that a consumer relies on; throws UsageError that says which side differs. An empty
+// `fingerprint` is not compared.
 void check_tokenizer(const Manifest& manifest, std::string_view origin, std::string_view fingerprint,
                      std::int64_t vocabulary);
 

@@ -8,7 +8,7 @@
 namespace molen::data {
 namespace {
 
-// The last `length` symbols of a history (9 bits each, newest lowest) and their number, in one key that is never 0.
+// Packs the last `length` symbols of a history (9 bits each, newest lowest) and their number into one key, never 0.
 std::uint64_t context_key(std::uint64_t history, int length) {
   const std::uint64_t mask = (std::uint64_t{1} << (9 * length)) - 1;
   return (history & mask) | (std::uint64_t{1} << (9 * length));
@@ -50,7 +50,7 @@ std::uint32_t NgramModel::Counts::get(std::uint64_t key) const {
 }
 
 NgramModel::NgramModel(int order) : order_(order) {
-  // 9 bits a symbol, and the mark above them, in 64 bits.
+  // 64 bits hold 9 bits per symbol and the mark above them.
   if (order < 1 || order > 7) throw UsageError("n-gram order {}: must be 1 to 7", order);
   levels_.resize(static_cast<std::size_t>(order));
 }

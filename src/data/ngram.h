@@ -14,7 +14,7 @@ namespace molen::data {
 
 class NgramModel {
  public:
-  // order 1..7: a symbol is predicted from order - 1 symbols before it.
+  // Order 1..7: the model predicts a symbol from the order - 1 symbols before it.
   explicit NgramModel(int order);
 
   void train(std::string_view document);
@@ -30,7 +30,7 @@ class NgramModel {
   class Counts {
    public:
     Counts() : slots_(1 << 12) {}
-    // Adds 1; true where the key is new.
+    // Adds 1; returns true when the key is new.
     bool add(std::uint64_t key);
     std::uint32_t get(std::uint64_t key) const;
 

@@ -42,7 +42,7 @@ void UnpackedPackages::unpack(const FetchedPackage& p) {
 fs::path UnpackedPackages::root(const std::string& package) {
   const FetchedPackage& p = find(package);
   unpack(p);
-  // The copyright file may be another package's.
+  // The copyright file may be in another package.
   const std::string owner = p.licence.evidence.substr(0, p.licence.evidence.find('/'));
   if (!owner.empty()) unpack(find(owner));
   const Licence held = licence_of_package(scratch_, package);

@@ -1,4 +1,4 @@
-// The text of fetched packages, as their archives hold it.
+// The text of fetched packages, read from their archives.
 #pragma once
 
 #include <functional>
@@ -9,19 +9,19 @@
 
 namespace molen::data {
 
-// Packages of a fetch folder, unpacked anew from their archives: root/ beside the archives is for people to look at and
-// may have been changed since. Before a package is unpacked its archive is compared with fetch.json, and the licence
-// that fetch.json gives it with the copyright file that comes out.
+// Packages of a fetch folder, unpacked again from their archives: root/ beside the archives is for people to look at
+// and may have been changed. Each archive is compared with fetch.json before it is unpacked. The licence in fetch.json
+// is compared with the unpacked copyright file.
 class UnpackedPackages {
  public:
-  // Unpacks into `scratch`, which must be the caller's own and is removed in the end.
+  // Unpacks into `scratch`, which must be the caller's own; the destructor removes it.
   UnpackedPackages(const fs::path& fetched, const fs::path& scratch, Progress progress);
   ~UnpackedPackages();
   UnpackedPackages(const UnpackedPackages&) = delete;
   UnpackedPackages& operator=(const UnpackedPackages&) = delete;
 
-  // Where the files of `package` are. Throws UsageError where the archive is gone or altered, or the licence is
-  // another.
+  // Returns the folder with the files of `package`. Throws UsageError when the archive is missing or altered, or when
+  // its licence differs.
   fs::path root(const std::string& package);
 
  private:

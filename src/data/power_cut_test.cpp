@@ -1,5 +1,5 @@
-// What `molen data prepare` leaves when the power goes, or the storage fails, at any of its calls: it is gone on with,
-// and what comes out is what would have come out. What it said was done is there.
+// Cuts the power, or fails the storage, at each file-system call of `molen data prepare`. The next run continues and
+// gives the same output as an undisturbed run; results that prepare reported as done are there.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -44,7 +44,7 @@ class PreparePower : public ::testing::Test {
     ASSERT_EQ(prepare_command(o, out, {}), 0);
   }
 
-  // Names and contents of all that a reader takes; how far a text was read is for the next run alone.
+  // Names and contents of the files that a reader uses; the position in a partly read text is for the next run alone.
   static std::string content_of(const fs::path& output) {
     std::string all;
     for (const std::string part : {"text", "text/train", "text/heldout", "train"})
@@ -58,7 +58,7 @@ class PreparePower : public ::testing::Test {
     return verify_command({output, {}, false}, out, err);
   }
 
-  // `before`: whether an earlier run of `a` alone is there. Returns how many calls prepare makes.
+  // `before` makes the folder's earlier state. Returns the number of calls that prepare makes.
   std::int64_t cut_everywhere(const std::function<void(const fs::path&)>& before) {
     UnsyncedFileSystem unsynced;
     const FileSystemOverride prepared(unsynced);
@@ -85,7 +85,7 @@ class PreparePower : public ::testing::Test {
         SCOPED_TRACE(fmt::format("cut before call {} ({}), kind {} {}", call, last, static_cast<int>(which), seed));
         faulty.lay_out(after, which, static_cast<std::uint64_t>(call * 10 + seed));
         EXPECT_TRUE(faulty.was_cut() || content_of(after / "out") == whole) << "it had said that it was done";
-        // A manifest that is there describes what is there.
+        // An existing manifest describes the existing files.
         EXPECT_TRUE(!path_exists(after / "out/train/manifest.json") || verified(after / "out") == 0);
         prepare(after / "out");
         EXPECT_TRUE(content_of(after / "out") == whole);
@@ -106,7 +106,7 @@ TEST_F(PreparePower, CutAtEveryCall) {
   EXPECT_GT(calls, 40);
 }
 
-// Over shards of other texts: those that no longer hold must not stand beside a manifest that is of them.
+// Replaces shards of other texts: old shards must not remain beside a manifest that describes new ones, or the reverse.
 TEST_F(PreparePower, CutWhereAnEarlierRunIsReplaced) {
   cut_everywhere([&](const fs::path& output) {
     const std::string b = read_file(folder_.path() / "b.jsonl");
@@ -116,7 +116,7 @@ TEST_F(PreparePower, CutWhereAnEarlierRunIsReplaced) {
   });
 }
 
-// The storage refuses one call, or all from one on: prepare says so, and the next one makes what is missing.
+// The storage refuses one call, or all calls from one on: prepare reports it, and the next run makes what is missing.
 TEST_F(PreparePower, FaultAtEveryCall) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);

@@ -27,7 +27,7 @@ struct TextRecord {
 };
 
 struct TextManifest {
-  std::string inputs;  // fingerprint of what the text was made from and how
+  std::string inputs;  // fingerprint of the sources and settings
   std::vector<TextRecord> texts;
 };
 
@@ -36,9 +36,8 @@ Json to_json(const TextRecord& text);
 TextRecord text_record_from_json(const Json& json, const std::string& origin);
 std::string format_text_manifest(const TextManifest& manifest);
 
-// Writes output/text; reuses it where inputs and files are unchanged. What is not finished stands in output/text.part,
-// where the next call goes on from it. Throws UsageError for sources that do not exist, have no recipe, no licence or
-// no text.
+// Writes output/text; reuses it when inputs and files are unchanged. Unfinished text is kept in output/text.part, where
+// the next call continues. Throws UsageError for sources that do not exist, have no recipe, no licence or no text.
 TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& progress);
 // Writes output/<split>; reuses a split whose texts and tokenizer are unchanged.
 std::vector<Manifest> prepare_shards(const PrepareOptions& options, const TextManifest& texts,

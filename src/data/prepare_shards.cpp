@@ -1,4 +1,4 @@
-// Clean text to token shards.
+// Turns clean text into token shards.
 #include <functional>
 #include <map>
 #include <set>
@@ -15,7 +15,7 @@
 namespace molen::data {
 namespace {
 
-// Text held at a time: enough to keep all cores busy, little beside any model.
+// Bytes of text in memory at a time: enough to keep all cores busy, little compared with any model.
 constexpr std::size_t kBatchBytes = 16 << 20;
 
 ShardRecord make_shard(const TextRecord& text, const fs::path& jsonl, const fs::path& folder,
@@ -60,12 +60,12 @@ ShardRecord make_shard(const TextRecord& text, const fs::path& jsonl, const fs::
           {text.name + ".idx", done.idx_bytes, done.idx_sha256}};
 }
 
-// Which text, under which licence, a shard is made from.
+// Identifies the text and the licence that a shard is made from.
 std::string input_line(const TextRecord& text) {
   return fmt::format("{} {} {}", text.name, text.file.sha256, text.licence.spdx);
 }
 
-// What an earlier run, ended or not, made in the folder of a split: its shards, and the lines of `inputs`.
+// The output of an earlier run, finished or not, in the folder of a split: its shards and the lines of `inputs`.
 struct Made {
   Made(const fs::path& folder, const TokenizerRecord& tokenizer) : folder_(folder) {
     for (const char* name : {"manifest.json", "manifest.part.json"}) {
@@ -80,11 +80,11 @@ struct Made {
       } catch (const IoError&) {
         throw;
       } catch (const UsageError&) {
-        // None, or one that does not hold: nothing was made.
+        // No manifest, or an invalid one: nothing can be reused.
       }
     }
   }
-  // The shard of this text, where it stands there with all its bytes.
+  // Returns this text's shard if the folder holds all its bytes, else null.
   const ShardRecord* find(const TextRecord& text) const {
     const auto found = shards_.find(text.name);
     if (found == shards_.end() || !inputs_.contains(input_line(text))) return nullptr;
@@ -102,7 +102,7 @@ struct Made {
   std::set<std::string> inputs_;
 };
 
-// How much of all text has its tokens.
+// Progress of tokenization over all texts.
 struct TokenProgress {
   const ProgressShare& at;
   std::int64_t done = 0, all = 0;  // bytes of text
@@ -111,7 +111,7 @@ struct TokenProgress {
   }
 };
 
-// The shards of one split, with those of an earlier run that still hold.
+// Makes the shards of one split and reuses valid shards of an earlier run.
 Manifest make_split(const std::string& split, const std::vector<const TextRecord*>& texts,
                     const PrepareOptions& options, const Tokenizer& tokenizer, const TokenizerRecord& record,
                     const ProgressLine& progress, TokenProgress& at) {
@@ -129,7 +129,7 @@ Manifest make_split(const std::string& split, const std::vector<const TextRecord
       continue;
     }
     if (progress) progress("tokenising " + text->name);
-    remove_file(folder / "manifest.json");  // no manifest stands beside shards that it does not describe
+    remove_file(folder / "manifest.json");  // a manifest must never be beside shards that it does not describe
     changed = true;
     manifest.shards.push_back(make_shard(*text, options.output / "text" / split / text->file.path, folder, tokenizer,
                                          record.end_of_text, options.threads,

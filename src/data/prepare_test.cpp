@@ -1,4 +1,5 @@
-// `molen data` from files and from a fetch folder made by hand (no network): text, shards, inspection, verification.
+// Tests `molen data` on files and on a fetch folder made by the test (no network): text, shards, inspection,
+// verification.
 #include "data/prepare.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +54,7 @@ class PrepareTest : public ::testing::Test {
   }
   static std::string page(const std::string& body) { return "<html><body>" + body + "</body></html>"; }
 
-  // A package as Debian has them, with these files and a copyright file.
+  // Builds a package in Debian's form, with these files and a copyright file.
   FetchedPackage build_package(const std::string& package,
                                const std::vector<std::pair<std::string, std::string>>& files,
                                const std::string& licence = "GPL-2+") const {
@@ -86,7 +87,7 @@ class PrepareTest : public ::testing::Test {
             licence_of_package(at("fetch"), package)};
   }
 
-  // A fetch folder of two packages, one of them held out.
+  // Writes a fetch folder of two packages; one is held out.
   void write_fetch_folder() const {
     std::string dutch, held;
     for (int i = 0; i < 4; ++i)
@@ -157,7 +158,7 @@ TEST_F(PrepareTest, PackagesToVerifiedShards) {
   EXPECT_EQ(inspect_command({at("out"), true}, report), 0);
   for (const Baseline& b : ngram_baselines(at("out"), {3})) EXPECT_GT(b.bits_per_byte, 0.1);
 
-  // Again: nothing is made anew.
+  // A second run makes nothing again.
   const auto before = fs::last_write_time(at("out") / "train" / "nl-libreoffice-help-nl.bin");
   steps.clear();
   EXPECT_EQ(prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); }), 0);
@@ -235,7 +236,7 @@ TEST_F(PrepareTest, FilesOfEveryForm) {
         << text.name;
 }
 
-// Names of shards: letters, digits, - and _ of the file's name stay, all else is a dash.
+// Names of shards: letters, digits, - and _ of the file's name stay; every other character becomes a dash.
 TEST_F(PrepareTest, NamesComeFromFiles) {
   const GoldenMessages golden;
   write_file_atomic(at("a_b-c 7.x.txt"), sentence("De tekst van het bestand is in het Nederlands.", 1));
@@ -244,7 +245,7 @@ TEST_F(PrepareTest, NamesComeFromFiles) {
   const TextManifest texts = read_text_manifest(at("out") / "text");
   ASSERT_EQ(texts.texts.size(), 1u);
   EXPECT_NE(texts.texts[0].name.find("a_b-c-7"), std::string::npos) << texts.texts[0].name;
-  // A list of texts that is none.
+  // A malformed list of texts.
   const fs::path file = at("out") / "text" / "text.json";
   Json json = parse_json(read_file(file), "text");
   for (const Json& wrong : {Json::object(), Json("x"), Json(nullptr)}) {
@@ -254,7 +255,7 @@ TEST_F(PrepareTest, NamesComeFromFiles) {
   }
 }
 
-// Shards are made anew where either of the two files that say what they were made from is gone.
+// Shards are made again when either of their two record files (manifest and inputs) is missing.
 TEST_F(PrepareTest, ShardsWithoutTheirRecordsAreMadeAgain) {
   write_tokenizer(at("tokenizer.json"));
   write_file_atomic(at("a.txt"), sentence("De tekst van het bestand is in het Nederlands.", 1));
@@ -282,7 +283,7 @@ TEST(Recipes, LanguagesOfManualPages) {
   }
 }
 
-// The name of a special token in a text is text: only molen itself ends a document.
+// The name of a special token in a text is plain text: only molen itself ends a document.
 TEST_F(PrepareTest, SpecialTokensInTextAreText) {
   write_tokenizer(at("tokenizer.json"));
   const std::string text = "A page about <|endoftext|> says that it ends the text, which is what this page is about.";
@@ -323,7 +324,7 @@ TEST_F(PrepareTest, BadInputGetsOneClearError) {
   o.tokenizer = at("good.jsonl");
   EXPECT_NE(reason(o), "");
   EXPECT_FALSE(fs::exists(at("out"))) << "nothing is left behind";
-  // An earlier result outlives bad input.
+  // Bad input leaves an earlier result in place.
   std::ostringstream out;
   o.tokenizer = "";
   EXPECT_EQ(prepare_command(o, out, {}), 0);
@@ -344,7 +345,7 @@ TEST_F(PrepareTest, WhatIsTrainedIsWhatTheArchiveHolds) {
     return read_file(at("out") / "text/train/nl-libreoffice-help-nl.jsonl");
   };
   const std::string honest = reads();
-  // Text put into root/ is not the package's.
+  // Files added to root/ do not count as the package's text.
   const fs::path folder = at("fetch") / "root/libreoffice-help-nl/usr/share/libreoffice/help/nl/text";
   write_file_atomic(folder / "a.html", page("<div id='DisplayArea'><p>" + sentence("Ingevoegd.", 1) + "</p></div>"));
   write_file_atomic(folder / "new.html", page("<div id='DisplayArea'><p>" + sentence("Nieuw.", 2) + "</p></div>"));
@@ -368,7 +369,7 @@ TEST_F(PrepareTest, WhatIsTrainedIsWhatTheArchiveHolds) {
   refused("is gone");
   write_file_atomic(archive, bytes);
 
-  // One that no index vouches for is said.
+  // A progress line names a package that no index vouches for.
   edited = good;
   edited.replace(edited.find("signed package index"), 20, "");
   write_file_atomic(at("fetch") / "fetch.json", edited);
@@ -384,7 +385,8 @@ std::string json_line(int i) {
   return format_jsonl({sentence("De regel van het bestand staat hier.", i), "", "nl"});
 }
 
-// Another user of a shared folder who expects the name of what is being unpacked finds nothing written through it.
+// Another user of a shared folder may guess the name of the unpacking folder and plant a link: nothing is written
+// through it.
 TEST_F(PrepareTest, UnpackingFollowsNoLinkThatWaitsForIt) {
   const FetchedPackage package = build_package("demo", {{"usr/share/doc/demo/a.html", "text"}});
   const fs::path root = at("fetch") / "root", elsewhere = at("elsewhere");
@@ -395,7 +397,7 @@ TEST_F(PrepareTest, UnpackingFollowsNoLinkThatWaitsForIt) {
   unpack_archive(at("fetch") / "archives" / package.archive, root / "demo");
   EXPECT_EQ(read_file(root / "demo/usr/share/doc/demo/a.html"), "text");
   EXPECT_TRUE(fs::is_empty(elsewhere));
-  // And where the target itself is a link, the link is replaced, not what it names.
+  // If the target itself is a link, the link is replaced; the folder that it points to is not touched.
   fs::remove_all(root / "demo");
   fs::create_directory_symlink(elsewhere, root / "demo");
   unpack_archive(at("fetch") / "archives" / package.archive, root / "demo");
@@ -416,14 +418,14 @@ TEST_F(PrepareTest, AnInvalidLineIsNamedAndSkipped) {
   const TextManifest texts = read_text_manifest(at("out") / "text");
   EXPECT_EQ(texts.texts[0].counts.documents, 49);
   EXPECT_EQ(texts.texts[0].counts.dropped.at("invalid line"), 1);
-  // More than slips: the file is not what it is taken for.
+  // Too many invalid lines for slips: the file has another format.
   for (int i = 0; i < 11; ++i) text += "no JSON\n";
   write_file_atomic(at("a.jsonl"), text);
   EXPECT_NE(reason(options({at("a.jsonl")})).find("12 of the first 61 lines are invalid; the first: "),
             std::string::npos);
 }
 
-// Every document of a folder's text.
+// Returns every document of a folder's text.
 std::string all_text(const fs::path& folder) {
   std::string all;
   for (const TextRecord& t : read_text_manifest(folder).texts)
@@ -445,7 +447,8 @@ TEST_F(PrepareTest, WorkThatIsDoneIsKept) {
   const std::string expected = all_text(at("out") / "text");
   fs::remove_all(at("out"));
 
-  // The second file ends in a damaged member: what the first gave stays, and is not done again once that is mended.
+  // The second file ends in a damaged member: the first file's text stays, and is not made again once the second is
+  // mended.
   std::string packed;
   {
     std::string gz = (at("x.gz")).string();
@@ -469,20 +472,20 @@ TEST_F(PrepareTest, WorkThatIsDoneIsKept) {
       << "what the first file has is known";
   EXPECT_FALSE(fs::exists(at("out") / "text.part"));
 
-  // A third source: the two are not read again.
+  // A third source: the first two are not read again.
   write_file_atomic(at("third.jsonl"), json_line(500));
   o.sources.push_back(at("third.jsonl"));
   steps.clear();
   prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
   EXPECT_EQ(steps, std::vector<std::string>{"extracting third"});
-  // An earlier one that changes makes all that follow it new.
+  // A changed earlier source makes all later sources be read again.
   write_file_atomic(at("first.jsonl"), first + json_line(600));
   steps.clear();
   prepare_command(o, out, [&](const std::string& line) { steps.push_back(line); });
   EXPECT_EQ(steps, (std::vector<std::string>{"extracting first", "extracting second", "extracting third"}));
 }
 
-// Killed at any moment, and then gone on with, it writes what it would have written.
+// A run that is killed at any moment and then continued writes the same output as an undisturbed run.
 TEST_F(PrepareTest, KilledAndGoneOnWith) {
   const fs::path input = at("a.jsonl");
   std::string text;
@@ -496,7 +499,7 @@ TEST_F(PrepareTest, KilledAndGoneOnWith) {
 
   PrepareOptions o = options({input});
   for (const std::int64_t killed_at : {1, 17, 300, 599}) {
-    // What stands there after a save at that line, and more text and hashes that were written behind it.
+    // The state after a save at that line, plus text and hashes that were written after the save.
     std::string half;
     std::istringstream lines(text);
     std::string line;
@@ -550,7 +553,7 @@ TEST_F(PrepareTest, ShardsOfAnEarlierRunAreKept) {
   std::ostringstream out;
   prepare_command(o, out, {});
   const Manifest manifest = read_manifest(at("out") / "train");
-  // As a run that was killed behind the first shard leaves it.
+  // The state that a run killed after the first shard leaves.
   Manifest half = manifest;
   half.shards.pop_back();
   write_file_atomic(at("out") / "train/manifest.part.json", format_manifest(half));
@@ -603,7 +606,7 @@ TEST(Process, OutputAndStatus) {
   EXPECT_EQ(run_process({"cat"}, "/").output, "") << "no input is an empty one";
 }
 
-// Without a limit the end of what a program writes is kept, and enough of it.
+// Without a limit the end of a program's output is kept, at least 64 KiB of it.
 TEST(Process, KeepsTheEndOfALongOutput) {
   const std::string output = run_process({"seq", "100001", "200000"}, "/").output;
   EXPECT_GE(output.size(), std::size_t{64} << 10);
@@ -621,7 +624,7 @@ TEST(Process, LimitsEndIt) {
   const ProcessResult loud = run_process({"yes"}, "/", {}, {0, 0, 1 << 20});
   EXPECT_EQ(loud.status, 137);
   EXPECT_LE(loud.output.size(), std::size_t{2} << 20);
-  // dd takes its block at once; 32 MiB are enough for it with a small one.
+  // dd allocates its block at once; 32 MiB of memory are enough for a small block.
   EXPECT_EQ(run_process({"dd", "if=/dev/zero", "of=/dev/null", "bs=1K", "count=1"}, "/", {}, {0, 32 << 20, 0}).status,
             0);
   EXPECT_NE(run_process({"dd", "if=/dev/zero", "of=/dev/null", "bs=200M", "count=1"}, "/", {}, {0, 32 << 20, 0}).status,

@@ -1,4 +1,4 @@
-// Sources to clean text: which there are, what was done of them before, and what is left to do.
+// Turns sources into clean text: lists the sources, finds finished work of earlier runs, and does the rest.
 #include <algorithm>
 #include <set>
 
@@ -13,7 +13,7 @@
 namespace molen::data {
 namespace {
 
-// Raise it when extraction or cleaning changes what comes out, so that old text is not reused.
+// Increase this when extraction or cleaning changes its output, so that old text is not reused.
 constexpr int kExtractorVersion = 2;
 
 void add_packages(const fs::path& folder, std::vector<Job>& jobs) {
@@ -39,7 +39,7 @@ void add_packages(const fs::path& folder, std::vector<Job>& jobs) {
   }
 }
 
-// A shard's name from a file's: what may stand in file names everywhere.
+// Makes a shard's name from a file's, of characters that every file system allows.
 std::string safe_name(const fs::path& path) {
   std::string name = path.filename().string();
   name = name.substr(0, name.find('.'));
@@ -74,7 +74,7 @@ void add_files(const fs::path& path, const PrepareOptions& options, std::vector<
   jobs.push_back(std::move(job));
 }
 
-// Each job's text depends on those before it, whose blocks it does not repeat: so does its key.
+// Each job drops blocks that earlier jobs hold, so its text depends on them; its key therefore includes theirs.
 void chain_keys(std::vector<Job>& jobs, const PrepareOptions& options) {
   std::string before = fmt::format("extractor {}", kExtractorVersion);
   for (Job& job : jobs) {
@@ -97,7 +97,7 @@ std::vector<Job> find_jobs(const PrepareOptions& options) {
     else
       add_files(source, options, jobs);
   }
-  // Training text comes first, so that what it shares with held-out text is kept there and dropped here.
+  // Training text comes first (descending order): held-out text then drops the blocks that training text holds.
   std::stable_sort(jobs.begin(), jobs.end(),
                    [](const Job& a, const Job& b) { return a.record.split > b.record.split; });
   std::set<std::string> names;
@@ -116,7 +116,7 @@ std::vector<Job> find_jobs(const PrepareOptions& options) {
   return jobs;
 }
 
-// The text of an earlier run, where nothing has changed since.
+// Returns whether the text of an earlier run can be reused because nothing has changed since.
 bool is_reusable(const fs::path& folder, const std::string& inputs, TextManifest& manifest) {
   if (!fs::is_regular_file(folder / "text.json")) return false;
   try {
@@ -132,7 +132,7 @@ bool is_reusable(const fs::path& folder, const std::string& inputs, TextManifest
   return true;
 }
 
-// Not synced: a copy that the power cut short has another hash than its job's, which is then done again.
+// Not synced: a copy that a power cut shortens has another hash than its job's record, and that job is then done again.
 void duplicate(const fs::path& from, const fs::path& to) {
   const File source = File::open(from);
   File copy = File::create_new(to);
@@ -145,20 +145,20 @@ void duplicate(const fs::path& from, const fs::path& to) {
   }
 }
 
-// output/text.part, which a run that did not end has left, or the earlier text under a second name: a job of it that
-// still holds is not done again.
+// Returns output/text.part: the folder that an unfinished run left, or the earlier text under second names. Its valid
+// jobs are not done again.
 TextFolder open_part(const fs::path& output) {
   const fs::path part = output / "text.part", text = output / "text";
   if (fs::is_symlink(fs::symlink_status(part))) throw UsageError("{}: is a symbolic link; remove it", part.string());
   const bool fresh = !path_exists(part);
   for (const char* folder : {"train", "heldout", "jobs"}) make_directories(part / folder);
   for (const DirectoryEntry& entry : list_directory(part))
-    if (entry.name.starts_with("unpacked")) remove_tree(part / entry.name);  // of a run that was killed
+    if (entry.name.starts_with("unpacked")) remove_tree(part / entry.name);  // left by a killed run
   if (!fresh || !path_exists(text / "jobs")) return TextFolder(part);
   for (const char* folder : {"train", "heldout", "jobs"})
     for (const DirectoryEntry& entry : list_directory(text / folder)) {
       const fs::path from = text / folder / entry.name, to = part / folder / entry.name;
-      // Finished texts are never written to, so two names will do; some file systems have no second names.
+      // Finished texts are never written to, so hard links suffice; some file systems have no hard links.
       if (entry.is_directory || file_system().link(from, to) == 0) continue;
       duplicate(from, to);
     }
@@ -166,7 +166,7 @@ TextFolder open_part(const fs::path& output) {
   return TextFolder(part);
 }
 
-// What is in the folder and in no text of the manifest goes: whoever reads all files of a split must not find it.
+// Removes files that no text of the manifest names: a reader of all files of a split must not find them.
 void remove_strays(const fs::path& folder, const TextManifest& manifest) {
   for (const std::string split : {"train", "heldout"})
     for (const DirectoryEntry& entry : list_directory(folder / split)) {
@@ -178,7 +178,7 @@ void remove_strays(const fs::path& folder, const TextManifest& manifest) {
 void run_jobs(std::vector<Job>& jobs, const PrepareOptions& options, const TextFolder& folder, TextManifest& manifest,
               const ProgressLine& progress) {
   Cleaner cleaner;
-  std::int64_t seen = 0;  // bytes of what jobs have seen that are done
+  std::int64_t seen = 0;  // bytes of the hashes that finished jobs have seen
   std::unique_ptr<UnpackedPackages> packages;
   fs::path unpacked_from;
   bool going_on = true;
@@ -224,17 +224,17 @@ TextManifest prepare_text(const PrepareOptions& options, const ProgressLine& pro
   try {
     run_jobs(jobs, options, folder, manifest, progress);
   } catch (...) {
-    if (list_directory(folder.path() / "jobs").empty()) remove_tree(folder.path());  // there is nothing to go on with
+    if (list_directory(folder.path() / "jobs").empty()) remove_tree(folder.path());  // nothing to continue from
     throw;
   }
   std::int64_t documents = 0;
   for (const TextRecord& record : manifest.texts) documents += record.counts.documents;
   if (documents == 0) {
-    remove_tree(folder.path());  // there is nothing to go on with
+    remove_tree(folder.path());  // nothing to continue from
     throw UsageError("no document is left after cleaning: are the sources text in UTF-8?");
   }
   remove_strays(folder.path(), manifest);
-  // The names of the texts before the manifest that speaks of them.
+  // Sync the names of the texts before the manifest that refers to them.
   for (const char* part : {"train", "heldout", "jobs"}) sync_directory(folder.path() / part);
   write_file_atomic(folder.path() / "text.json", format_text_manifest(manifest));
   remove_tree(text);

@@ -23,8 +23,8 @@ namespace {
 
 constexpr std::size_t kKept = 64 << 10;
 
-// A file in memory that holds `input`. A pipe would need a writer beside the reader, and a signal where the program
-// does not read it all.
+// Opens an in-memory file that holds `input`. A pipe would need a concurrent writer, and raises a signal when the
+// program does not read all of it.
 int input_file(const std::string& program, std::string_view input) {
   if (input.empty()) return ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   Descriptor fd(::memfd_create("input", MFD_CLOEXEC));
@@ -45,7 +45,7 @@ double cpu_seconds(pid_t child) {
   return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
-// What the program writes, until it ends; it is ended where that, or its time, is more than the limits.
+// Returns the program's output up to its end; kills the program when its output or its time exceeds the limits.
 std::string read_all(int fd, const ProcessLimits& limits, pid_t child) {
   constexpr int kLookMs = 50;
   std::string output;
@@ -69,7 +69,7 @@ std::string read_all(int fd, const ProcessLimits& limits, pid_t child) {
   }
 }
 
-// The limit is set before the program is: once it runs, it may have taken the memory already.
+// `prlimit` sets the limit before it starts the program, which could otherwise take the memory first.
 std::vector<std::string> with_limit(const std::vector<std::string>& arguments, std::int64_t bytes) {
   if (bytes <= 0) return arguments;
   std::vector<std::string> limited{"prlimit", fmt::format("--as={}:{}", bytes, bytes), "--"};

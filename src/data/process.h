@@ -9,20 +9,20 @@
 
 namespace molen::data {
 
-// What a program that reads text from outside may take; 0 = no limit.
+// Limits on a program that reads text from outside; 0 = no limit.
 struct ProcessLimits {
   double cpu_seconds = 0;
   std::int64_t memory_bytes = 0;  // of address space
-  std::int64_t output_bytes = 0;  // beyond it the program is ended; without a limit the last 64 KiB are kept
+  std::int64_t output_bytes = 0;  // more output ends the program; without a limit the last 64 KiB are kept
 };
 
 struct ProcessResult {
-  int status;          // exit status; 127 where the program does not exist, 128 + n where signal n ended it
+  int status;          // exit status; 127 when the program does not exist, 128 + n when signal n ended it
   std::string output;  // stdout and stderr together
 };
 
-// `arguments[0]` is looked up in PATH. Messages are in English (LC_ALL=C). The program reads `input` as its standard
-// input. Throws Error when no process can be made.
+// Looks up `arguments[0]` in PATH. Messages are in English (LC_ALL=C). The program reads `input` as its standard input.
+// Throws Error when no process can be created.
 ProcessResult run_process(const std::vector<std::string>& arguments, const std::filesystem::path& folder,
                           std::string_view input = {}, const ProcessLimits& limits = {});
 

@@ -1,5 +1,5 @@
-// What is known about each Debian package whose text molen can use: the sets that `molen data fetch` offers, where a
-// package keeps its text, in which markup and language, and whether it is held out of training.
+// Debian packages whose text molen can use: the sets that `molen data fetch` offers, the place, markup and language of
+// a package's text, and whether the text is held out of training.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ struct PackageSet {
   std::vector<std::string> packages;
 };
 const std::vector<PackageSet>& package_sets();
-// Throws UsageError with the nearest name.
+// Throws UsageError that suggests the nearest name.
 const PackageSet& package_set(std::string_view name);
 
 struct Recipe {
@@ -26,11 +26,11 @@ struct Recipe {
   std::string root_id;   // HTML: the element that holds the text
   bool held_out = false;
 };
-// One per language that the package holds; empty where the package is not known.
+// Returns one recipe per language of the package; empty when the package is not known.
 std::vector<Recipe> recipes_of(std::string_view package);
 
-// A licence read by a person from a copyright file that has no machine-readable form. It holds for exactly that file:
-// another SHA-256 means that it has to be read again.
+// A licence that a person read from a copyright file without machine-readable form. It holds for exactly that file: a
+// file with another SHA-256 must be read again.
 struct ReviewedLicence {
   std::string spdx, declared;
 };

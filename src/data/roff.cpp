@@ -14,10 +14,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Macros can be made to repeat each other without end; the largest pages of Debian take 0.1 s, 20 MiB and 1 MiB.
+// Macros can repeat each other without end; the largest pages of Debian take 0.1 s, 20 MiB and 1 MiB.
 constexpr ProcessLimits kLimits{0.5, std::int64_t{192} << 20, std::int64_t{16} << 20};
 
-// What mandoc makes of a page: `section`s with an `h1`, the page's head and foot as tables, mail addresses as links.
+// Rules for mandoc's HTML: `section`s with an `h1`, the page's head and foot as tables, mail addresses as links.
 const HtmlRules& rules() {
   static const HtmlRules made{
       "",
@@ -40,7 +40,7 @@ const HtmlRules& rules() {
   return made;
 }
 
-// The first line that is no comment names another page.
+// Returns whether the first line that is not a comment names another page.
 bool is_alias(std::string_view page) {
   while (!page.empty()) {
     const std::string_view line = page.substr(0, page.find('\n'));
@@ -59,8 +59,8 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
   return out.append(text);
 }
 
-// In verbatim text mandoc marks a line that begins with white space by a `br` on a line of its own, which a browser
-// shows as two more lines.
+// In verbatim text mandoc marks a line that begins with white space by a `br` on its own line, which a browser shows as
+// two more lines.
 std::string without_marks(std::string_view html) {
   std::string out;
   for (std::size_t at = 0; at < html.size();) {
@@ -73,7 +73,7 @@ std::string without_marks(std::string_view html) {
   return out;
 }
 
-// A list's mark and its text are a term and its description: "*" and "text" become "* text".
+// mandoc makes a list's mark and its text a term and its description; this joins "*" and "text" to "* text".
 void join_marks(std::vector<Block>& blocks) {
   const auto is_mark = [](std::string_view s) {
     for (const char* mark : {"\xe2\x80\xa2", "*", "-", "+", "o", "\xc2\xb7", "\xe2\x80\x93"})
@@ -96,17 +96,17 @@ void join_marks(std::vector<Block>& blocks) {
 
 std::vector<Block> roff_blocks(std::string_view page) {
   if (page.empty() || is_alias(page)) return {};
-  // Empty: a page may ask for files below the working directory.
+  // An empty folder: a page may ask for files below the working directory.
   const TemporaryDirectory folder(fs::temp_directory_path() / "molen-page");
   const ProcessResult made =
       run_process({"mandoc", "-K", "utf-8", "-T", "html", "-O", "fragment"}, folder.path(), page, kLimits);
   if (made.status == 127) throw Error("mandoc is not installed, which reads manual pages: apt-get install mandoc");
-  // Up to 4 it only found the page's language wanting.
+  // A status up to 4 only reports faults of the page's language.
   if (made.status > 4)
     throw UsageError("mandoc gives up on the page ({} {})", made.status > 128 ? "signal" : "status",
                      made.status > 128 ? made.status - 128 : made.status);
   std::vector<Block> blocks = html_blocks(without_marks(made.output), rules());
-  // Pages write their hyphens as "-" or \\(hy by turns; mandoc makes U+2010 of the second.
+  // Pages write hyphens as "-" or \\(hy; mandoc turns the second into U+2010.
   for (Block& block : blocks) block.text = replaced(block.text, "\xe2\x80\x90", "-");
   join_marks(blocks);
   return blocks;

@@ -1,8 +1,7 @@
-// Manual pages (man and mdoc macros) to blocks of text, by the program `mandoc`.
+// Turns manual pages (man and mdoc macros) into blocks of text with the program `mandoc`.
 //
-// Sections that hold names, addresses and licences rather than the manual (authors, copyright, translation, reporting
-// bugs) are left out by their headings, in English, Dutch, German and Finnish; so are mail addresses that a page marks
-// as such.
+// Sections of names, addresses and licences (authors, copyright, translation, reporting bugs) are left out by their
+// headings, in English, Dutch, German and Finnish. Mail addresses that a page marks as such are left out too.
 #pragma once
 
 #include <string_view>
@@ -12,8 +11,9 @@
 
 namespace molen::data {
 
-// Empty for an alias (a page that is only `.so other`). Throws UsageError for a page that mandoc cannot read within
-// half a second of CPU time, 192 MiB of memory and 16 MiB of text, and Error where there is no mandoc.
+// Returns no blocks for an alias (a page that is only `.so other`). Throws UsageError for a page that mandoc cannot
+// read within half a second of CPU time, 192 MiB of memory and 16 MiB of text. Throws Error when mandoc is not
+// installed.
 std::vector<Block> roff_blocks(std::string_view page);
 
 }  // namespace molen::data

@@ -57,10 +57,10 @@ int code_of_dtype(DType dtype) {
   return dtype == DType::kU16 ? 8 : 4;
 }
 
-// Where an index is read from: `size` bytes at `offset`, which lie within it.
+// Reads `size` bytes at `offset` of an index; the range lies within it.
 using ReadAt = std::function<void(void* to, std::size_t size, std::int64_t offset)>;
 
-// One of the arrays of an index, element by element.
+// Reads one of an index's arrays element by element.
 template <class T>
 class Column {
  public:
@@ -112,7 +112,7 @@ Header parse_header(std::string_view bytes, std::int64_t size, std::string_view 
   return {*dtype, static_cast<std::int64_t>(sequences), static_cast<std::int64_t>(documents)};
 }
 
-// Follows sequences: lengths are not negative, pointers are the running sum of lengths x element size.
+// Checks the sequences: lengths are not negative, pointers are the running sum of lengths x element size.
 class Sequences {
  public:
   Sequences(const ReadAt& read, const Header& header, std::int64_t bin_bytes, std::string_view origin)
@@ -129,7 +129,7 @@ class Sequences {
     if (pointer != bytes_)
       throw UsageError("{}: sequence {} starts at byte {} of the .bin file, {} expected", origin_, passed_, pointer,
                        bytes_);
-    bytes_ += length * width_;  // no more than bin_bytes + 2^34
+    bytes_ += length * width_;  // at most bin_bytes + 2^34
     if (bytes_ > bin_bytes_)
       throw UsageError(
           "{}: sequence {} ends at byte {}, but the .bin file has {} bytes: it is truncated or does not "
@@ -231,7 +231,7 @@ struct OpenShard {
   DType dtype;
 };
 
-// The pairs that are open, the one that was read last at the front.
+// The open pairs, the most recently read first.
 class OpenShards {
  public:
   static OpenShards& get() {
@@ -314,8 +314,8 @@ ShardReader::~ShardReader() {
 
 namespace {
 
-// Widens elements of T to 32 bits; says where the first token outside the vocabulary is, or -1. The common case has no
-// branch per token, so that it vectorises.
+// Widens elements of T to 32 bits; returns the position of the first token outside the vocabulary, or -1. The common
+// case has no branch per token, so that it vectorises.
 template <class T>
 std::int64_t widen(const char* raw, std::span<std::int32_t> out, std::int64_t vocabulary) {
   bool bad = false;
@@ -425,7 +425,7 @@ ShardWriter::Written ShardWriter::finish() {
   State& s = *state_;
   s.flush();
   const std::string idx = s.prefix.string() + ".idx", index = format_index(s.dtype, s.lengths);
-  // The old index goes first and the new one comes last: a pair whose halves differ never stands complete.
+  // Remove the old index first and write the new one last: a pair of different halves never exists complete.
   remove_file(idx);
   s.file.publish();
   write_file_atomic(idx, index);

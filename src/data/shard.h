@@ -1,5 +1,5 @@
-// Token shards: Megatron-compatible `.idx/.bin` pairs (magic MMIDIDX, version 1), read with every field checked and
-// written so that a reader sees a whole pair or none.
+// Token shards: Megatron-compatible `.idx/.bin` pairs (magic MMIDIDX, version 1). Reading checks every field; a reader
+// sees either a whole written pair or none.
 //
 //   .idx  "MMIDIDX\0\0", u64 version = 1, u8 dtype code, u64 S, u64 D, i32 length[S], i64 byte pointer[S],
 //         i64 document index[D], optional i8 mode[S]; little-endian. documents = D - 1.
@@ -23,7 +23,7 @@ namespace molen::data {
 
 namespace fs = std::filesystem;
 
-// What an `.idx` file says.
+// The content of an `.idx` file.
 struct ShardIndex {
   DType dtype = DType::kU16;
   std::int64_t tokens = 0, documents = 0;
@@ -32,30 +32,30 @@ struct ShardIndex {
 // Tokens [first, end) are one document.
 using OnDocument = std::function<void(std::int64_t first, std::int64_t end)>;
 
-// Reads and validates an `.idx` through windows of a few kilobytes, whatever it says of its own size; `bin_bytes` is
-// the size of its `.bin`. Throws UsageError naming `origin`.
+// Reads and validates an `.idx` through windows of a few kilobytes, whatever size it declares; `bin_bytes` is the size
+// of its `.bin`. Throws UsageError naming `origin`.
 ShardIndex parse_index(std::string_view bytes, std::int64_t bin_bytes, std::string_view origin,
                        const OnDocument& on_document = {});
-// The same of the pair `prefix`.idx and .bin.
+// Reads and validates the index of the pair `prefix`.idx and .bin in the same way.
 ShardIndex read_index(const fs::path& prefix, const OnDocument& on_document = {});
-// What the header of `prefix`.idx and the size of `prefix`.bin say alone: for shards whose index is too large to be
-// read at every start. The sequences are not looked at.
+// Reads only the header of `prefix`.idx and the size of `prefix`.bin, for shards whose index is too large to read at
+// every start. Does not check the sequences.
 ShardIndex read_index_header(const fs::path& prefix);
-// The bytes of an `.idx` whose documents have one sequence each.
+// Returns the bytes of an `.idx` whose documents have one sequence each.
 std::string format_index(DType dtype, std::span<const std::int32_t> lengths);
 // u16 below 65,500 entries, else i32: Megatron's rule.
 DType token_dtype(std::int64_t vocabulary);
 
-// The tokens of a pair. Threads may read at the same time.
+// Reads the tokens of a pair. Threads may read at the same time.
 //
-// A data set may have more shards than a process may have open files: a pair is opened when it is read, checked against
-// what was said of it, and closed when many others were read since.
+// A data set may have more shards than a process may have open files. A pair is therefore opened when it is read,
+// checked against the sizes given, and closed after many other pairs were read.
 class ShardReader {
  public:
   // `prefix` is the path without `.idx` or `.bin`. Opens nothing.
   ShardReader(const fs::path& prefix, std::int64_t tokens, std::int64_t bin_bytes)
       : prefix_(prefix.string()), tokens_(tokens), bin_bytes_(bin_bytes) {}
-  // Takes the sizes from the pair. Throws UsageError where a file of it is missing, truncated or malformed.
+  // Takes the sizes from the pair. Throws UsageError when one of its files is missing, truncated or malformed.
   explicit ShardReader(const fs::path& prefix);
   ~ShardReader();
   ShardReader(const ShardReader&) = delete;
@@ -65,8 +65,8 @@ class ShardReader {
   std::int64_t tokens() const { return tokens_; }
   std::int64_t bin_bytes() const { return bin_bytes_; }
 
-  // Tokens [first, first + out.size()). Throws UsageError when a token is negative or >= `vocabulary`, or when the pair
-  // is missing, malformed or of another size; `first` and the size must lie within the shard.
+  // Reads tokens [first, first + out.size()). Throws UsageError when a token is negative or >= `vocabulary`, or when
+  // the pair is missing, malformed or of another size. The range must lie within the shard.
   void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const;
 
  private:
@@ -74,11 +74,11 @@ class ShardReader {
   std::int64_t tokens_ = 0, bin_bytes_ = 0;
 };
 
-// How many pairs are open now, and how many may be: a quarter of what the process may open, 1,024 at most.
+// Number of pairs open now, and its limit: a quarter of the files that the process may open, 1,024 at most.
 int open_shards();
 int open_shards_limit();
 
-// Writes a pair. Nothing stands under the final names before `finish`; an abandoned writer leaves nothing behind.
+// Writes a pair. The final names do not exist before `finish`; an abandoned writer leaves nothing behind.
 class ShardWriter {
  public:
   // Throws Error when the folder cannot be written.

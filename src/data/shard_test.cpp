@@ -203,7 +203,7 @@ TEST(Shard, TruncationIsAnErrorAndNotASignal) {
                 ": sequence 0 ends at byte 10000, but the .bin file has 4000 bytes: it "
                 "is truncated or does not belong to this index" +
                 again);
-  // While it is open.
+  // The file changes while the reader has it open.
   fs::resize_file(bin, 10000);
   reader.read(0, tokens, 65000);
   fs::resize_file(bin, 4000);
@@ -233,7 +233,7 @@ TEST(Shard, MoreOfThemThanOpenFiles) {
   EXPECT_EQ(open_shards(), open_shards_limit());
   readers.clear();
   EXPECT_EQ(open_shards(), 0);
-  // What the manifest says is checked when the pair is opened.
+  // The manifest's sizes are checked when the pair is opened.
   std::int32_t token = 0;
   const std::string prefix = (folder.path() / "1").string();
   for (const auto& [tokens, bytes] : {std::pair(2, 4), {1, 4}, {2, 2}}) {
@@ -255,7 +255,7 @@ TEST(Shard, HostileFilesAreRefusedAtOnce) {
     EXPECT_NE(why.find(reason), std::string::npos) << why;
   };
   write_file_atomic(prefix.string() + ".bin", "");
-  // 60 GB of holes: without the magic; with it and sizes that do not fit.
+  // A sparse file of 60 GB: without the magic, then with the magic and sizes that do not fit.
   write_file_atomic(prefix.string() + ".idx", "");
   fs::resize_file(prefix.string() + ".idx", std::uintmax_t{60} << 30);
   refused("not a Megatron");
@@ -274,7 +274,7 @@ TEST(Shard, TemporaryFilesAreNobodyElses) {
   const TestFolder folder;
   const fs::path victim = folder.path() / "victim";
   write_file_atomic(victim, "kept");
-  // The names that molen once used.
+  // Temporary names that molen once used.
   fs::create_symlink(victim, folder.path() / fmt::format("a.bin.part.{}", ::getpid()));
   fs::create_symlink(victim, folder.path() / fmt::format("a.idx.part.{}", ::getpid()));
   ShardWriter writer(folder.path() / "a", 300);

@@ -21,7 +21,7 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// "; did you mean 'MIT'?": the nearest regardless of case, in the list's spelling.
+// Returns "; did you mean 'MIT'?": the nearest identifier regardless of case, in the list's spelling.
 template <std::size_t N>
 std::string suggestion(std::string_view word, const std::string_view (&known)[N]) {
   std::vector<std::string> folded;
@@ -40,7 +40,7 @@ bool listed(std::string_view word, const std::string_view (&known)[N]) {
   return std::find(std::begin(known), std::end(known), word) != std::end(known);
 }
 
-// letters, digits, '-' and '.', at least one
+// Returns whether `text` is at least one character, all of them letters, digits, '-' or '.'.
 bool is_idstring(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
     return c < 0x80 && (std::isalnum(c) || c == '-' || c == '.');
@@ -68,7 +68,7 @@ class Parser {
   }
 
  private:
-  // The next word or parenthesis; empty at the end.
+  // Moves to the next word or parenthesis; empty at the end.
   void advance() {
     const auto space = [](char c) { return c == ' ' || c == '\t'; };
     while (at_ < text_.size() && space(text_[at_])) ++at_;

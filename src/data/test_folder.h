@@ -1,4 +1,4 @@
-// For tests: a folder that disappears, bytes from hexadecimal, a tokenizer, and a folder of shards with its manifest.
+// Test helpers: a temporary folder, bytes from hexadecimal, a tokenizer, and a folder of shards with its manifest.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ inline std::string from_hex(std::string_view hex) {
   return bytes;
 }
 
-// 256 bytes and an end-of-text token: the smallest byte-level tokenizer.
+// Writes the smallest byte-level tokenizer: 256 bytes and an end-of-text token.
 inline void write_tokenizer(const fs::path& path) {
   Json vocabulary = Json::object();
   int next = 0;

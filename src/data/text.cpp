@@ -11,7 +11,7 @@ bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v';
 }
 
-// Trailing white space of each line and empty lines at both ends go.
+// Removes trailing white space of each line and empty lines at both ends.
 std::string trimmed_lines(std::string_view text) {
   std::string out;
   std::size_t at = 0;

@@ -1,5 +1,5 @@
-// Text as blocks (headings, paragraphs, list items, code), and what holds for any text whatever it was extracted from:
-// strict UTF-8, white space, the join of blocks to a document.
+// Text as blocks (headings, paragraphs, list items, code), and operations for text of any source: strict UTF-8, white
+// space, the join of blocks to a document.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
-// Valid UTF-8 (no overlong forms, surrogates or values beyond U+10FFFF) and no NUL.
+// Returns whether `text` is valid UTF-8 (no overlong forms, surrogates or values beyond U+10FFFF) without NUL.
 bool is_clean_utf8(std::string_view text);
 
-// Builds blocks from runs of inline text: white space (no-break space included) folds to one space, save in verbatim
-// blocks, where lines stay.
+// Builds blocks from runs of inline text. White space (no-break space included) folds to one space, except in verbatim
+// blocks, which keep their lines.
 class BlockBuilder {
  public:
   void text(std::string_view raw);  // folds white space unless verbatim
@@ -40,9 +40,9 @@ class BlockBuilder {
   int verbatim_ = 0;
 };
 
-// Blocks apart by an empty line, items of a list by a newline; ends with a newline. Empty for no blocks.
+// Separates blocks by an empty line and items of a list by a newline; ends with a newline. Empty for no blocks.
 std::string join_blocks(const std::vector<Block>& blocks);
-// The reverse for plain text: cut at empty lines. CR LF becomes LF, other controls but tab go.
+// The reverse for plain text: cuts at empty lines. CR LF becomes LF; other controls except tab are removed.
 std::vector<Block> split_plain(std::string_view text);
 
 }  // namespace molen::data

@@ -17,7 +17,7 @@ namespace molen::data {
 namespace {
 
 constexpr double kSaveSeconds = 2;
-// More invalid lines than one in a hundred are not slips: the file is another than the user thinks.
+// More than one invalid line in a hundred is not a slip: the file has another format than the user thinks.
 constexpr std::int64_t kSlips = 10, kLinesForASlip = 100;
 
 Json to_json(const JobState& s) {
@@ -51,7 +51,7 @@ JobState state_from_json(const Json& json, const std::string& at) {
 // A text file under construction.
 class Output {
  public:
-  // Begins a file, or goes on behind the `record.file.bytes` bytes that are in it.
+  // Begins a file, or continues after the `record.file.bytes` bytes in it.
   Output(const fs::path& path, TextRecord begun) : record(std::move(begun)), file_(open(path, record.file.bytes)) {
     std::string block;
     for (std::int64_t at = 0; at < record.file.bytes; at += static_cast<std::int64_t>(block.size())) {
@@ -90,8 +90,8 @@ class Output {
   Sha256 hash_;
 };
 
-// As many documents in the first `bytes` of the file as the record says, each a whole line: what the power took is not
-// gone on from.
+// Returns whether the first `bytes` of the file hold as many documents as the record says, each a whole line. A text
+// that lost data in a power cut is not continued.
 bool holds(const fs::path& path, const TextRecord& record) {
   const File file = File::open(path);
   if (file.size() < record.file.bytes) return false;
@@ -146,7 +146,7 @@ class Runner {
   }
 
   JobState run() {
-    if (job_.recipe) output(job_.recipe->language);  // which there is even where nothing is left of the package
+    if (job_.recipe) output(job_.recipe->language);  // the file exists even when the package leaves no text
     const auto count = static_cast<std::int64_t>(job_.files.size());
     for (const fs::path& file : job_.files) bytes_ += static_cast<double>(fs::file_size(file));
     for (std::int64_t i = 0; i < std::min(state_.files, count); ++i) finish_file(i);
@@ -266,7 +266,7 @@ class Runner {
   void finish_file(std::int64_t number) {
     done_ += static_cast<double>(fs::file_size(job_.files[static_cast<std::size_t>(number)]));
   }
-  // So much of the file at hand is read, beside those that are done.
+  // Reports progress: `read` bytes of the current file, in addition to the finished files.
   void tell(std::int64_t read) const {
     if (!options_.at) return;
     const double part = bytes_ > 0 ? (done_ + static_cast<double>(read)) / bytes_ : 1.0;
@@ -276,7 +276,7 @@ class Runner {
   void save_now_and_then() {
     if (now().value - saved_ > kSaveSeconds) save();
   }
-  // In the order in which it is believed: texts and what was seen, then how far they go.
+  // Writes in the order of trust: texts and `seen` first, then the record of their lengths.
   void save() {
     state_.outputs.clear();
     for (auto& [language, output] : outputs_) {
@@ -300,7 +300,7 @@ class Runner {
   File seen_;
   std::map<std::string, std::unique_ptr<Output>> outputs_;  // by language
   double saved_ = now().value;
-  double bytes_ = 0.0, done_ = 0.0;  // of the job's files
+  double bytes_ = 0.0, done_ = 0.0;  // bytes of the job's files
 };
 
 }  // namespace
@@ -337,7 +337,7 @@ void TextFolder::drop(std::size_t number) const {
       for (const TextRecord& record : state_from_json(read_json(file), file.string()).outputs)
         remove_file(text(record));
     } catch (const UsageError&) {
-      // Its files are written over, or stay without being named.
+      // The next run overwrites the record's files, or leaves them unnamed.
     }
     remove_file(job_file(number));
   }

@@ -1,4 +1,4 @@
-// The records of texts under construction: which are gone on with, and which are refused.
+// Tests the records of texts under construction: which are continued, and which are refused.
 #include "data/text_job.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST(TextRecord, IsReadAsItWasWritten) {
   EXPECT_EQ(t.file.sha256, sha256_hex("x"));
 }
 
-// Files are removed by these names: none leads out of the folder, or to another text.
+// Files are removed by these names, so no name may point outside the folder or to another text.
 TEST(TextRecord, NamesStayInTheFolder) {
   const auto named = [](const std::string& name, const std::string& path) {
     Json json = to_json(record_of("x", 3));
@@ -90,7 +90,7 @@ class TextFolderTest : public ::testing::Test {
     write("seen", std::string(32, 's'));
   }
   void write(const std::string& name, const std::string& text) const { write_file_atomic(folder_.path() / name, text); }
-  // Whether a job that stopped behind `text`, of `documents` lines, is gone on with where `there` stands.
+  // Returns whether a job that stopped after `text`, of `documents` lines, continues when the file holds `there`.
   bool goes_on(const std::string& text, std::int64_t documents, const std::string& there) const {
     write("train/nl-a.jsonl", there);
     JobState state;
@@ -135,7 +135,7 @@ TEST_F(TextFolderTest, AJobIsLoadedAsItWasSaved) {
   EXPECT_EQ(loaded->outputs[0].counts.documents, 1);
   EXPECT_FALSE(texts.load(5, "other"));
   EXPECT_FALSE(texts.load(4, "key"));
-  // What is done has the very bytes; what was seen is all there.
+  // A finished job's file must have the very same bytes, and `seen` must be complete.
   write("train/nl-a.jsonl", "test\n");
   EXPECT_FALSE(texts.load(5, "key"));
   write("train/nl-a.jsonl", "text\n");
@@ -146,7 +146,7 @@ TEST_F(TextFolderTest, AJobIsLoadedAsItWasSaved) {
   EXPECT_FALSE(texts.load(5, "key"));
 }
 
-// Text that is not whole lines, or not as many as were written, was lost with the power: it is made again.
+// Text that ends in a partial line, or has fewer lines than were written, lost data in a power cut: it is made again.
 TEST_F(TextFolderTest, OnlyWholeLinesAreGoneOnFrom) {
   EXPECT_TRUE(goes_on("a\nb\n", 2, "a\nb\n"));
   EXPECT_TRUE(goes_on("a\nb\n", 2, "a\nb\ntorn")) << "what was written behind it is cut off";
@@ -156,7 +156,7 @@ TEST_F(TextFolderTest, OnlyWholeLinesAreGoneOnFrom) {
   EXPECT_FALSE(goes_on("a\nb\n", 1, "a\nb\n")) << "one line more";
   EXPECT_FALSE(goes_on("a\nbc", 1, "a\nbc")) << "half a line";
   EXPECT_FALSE(goes_on("a\nb\n", 2, std::string("a\n\0\n", 4))) << "a hole";
-  // More than is read at a time.
+  // More than one read's worth of text.
   std::string many;
   for (int i = 0; i < 400000; ++i) many += "1234\n";
   EXPECT_TRUE(goes_on(many, 400000, many));

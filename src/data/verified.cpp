@@ -11,9 +11,9 @@ namespace molen::data {
 namespace {
 
 constexpr std::string_view kHead = "molen-verified 1";
-constexpr std::int64_t kTickNs = 2'000'000'000;  // of the coarsest file systems
+constexpr std::int64_t kTickNs = 2'000'000'000;  // clock tick of the coarsest file systems
 
-// One line a shard: state, stamp, name. Names hold no white space.
+// One line per shard: state, stamp, name. Names hold no white space.
 std::string line_of(const std::string& name, const std::string& stamp, Verified state) {
   return fmt::format("{}\t{}\t{}\n", state == Verified::kHashed ? "hashed" : "sampled", stamp, name);
 }
@@ -77,7 +77,7 @@ void VerifiedShards::save() const {
     make_directories(file_.parent_path());
     write_file_atomic(file_, text);
   } catch (const Error&) {
-    // A home without space or rights: the next start verifies again.
+    // The home folder has no space or is not writable: the next start verifies again.
   }
 }
 

@@ -1,8 +1,9 @@
-// What this machine has verified of a data set, so that it is read once and not at each start of a run.
+// A record of the shards that this machine has verified, so that a data set is read once and not at each start of a
+// run.
 //
-// A file in the user's cache names the shards of one folder that were found to be what their manifest says, each with
-// the size, time of change and inode that both its files had then. A shard for which any of these differs is verified
-// again. Where there is no cache to write to, nothing is remembered.
+// A file in the user's cache names the shards of one folder that matched their manifest, each with the size, time of
+// change and inode of both its files at that time. A shard is verified again when any of these differs. Without a
+// writable cache nothing is remembered.
 #pragma once
 
 #include <string>
@@ -12,22 +13,22 @@
 
 namespace molen::data {
 
-enum class Verified { kNo, kSampled, kHashed };  // its sizes and some tokens; every byte
+enum class Verified { kNo, kSampled, kHashed };  // not; its sizes and some tokens; every byte
 
 class VerifiedShards {
  public:
   explicit VerifiedShards(const fs::path& folder);
 
   Verified state(const ShardRecord& shard) const;
-  // `stamp` is what stamp(shard) was before the shard was read.
+  // `stamp` is the value of stamp(shard) before the shard was read.
   void add(const ShardRecord& shard, const std::string& stamp, Verified state);
-  // Size, time of change and inode of both files and the hashes that the manifest gives; "" where a file is missing, or
-  // so new that a change within the clock's tick would not show.
+  // Size, time of change and inode of both files, and the manifest's hashes. Returns "" when a file is missing, or so
+  // new that a change within the clock's tick would not show.
   std::string stamp(const ShardRecord& shard) const;
-  // Writes what was added. Failures are no errors: the next start verifies again.
+  // Writes the added shards. Failures are not errors: the next start verifies again.
   void save() const;
 
-  // $XDG_CACHE_HOME/molen/verified or ~/.cache/molen/verified; "" where neither variable is set.
+  // $XDG_CACHE_HOME/molen/verified or ~/.cache/molen/verified; "" when neither variable is set.
   static fs::path cache_folder();
 
  private:

@@ -11,7 +11,7 @@ const unsigned char* bytes_of(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
 }
 
-// Start of the character that ends at text[end); end > 0.
+// Returns the start of the character that ends at text[end); end > 0.
 std::size_t previous_char(std::string_view text, std::size_t end) {
   do --end;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80);
@@ -63,7 +63,7 @@ AddedTokenMatcher::AddedTokenMatcher(std::span<const AddedToken> tokens, bool no
   std::sort(sorted_.begin(), sorted_.end());
 }
 
-// The tokens that begin with the text so far are a range of the sorted ones; each byte of the text narrows it.
+// The tokens that begin with the text read so far are a range of the sorted tokens; each byte of text narrows it.
 std::int32_t AddedTokenMatcher::longest(std::string_view text, std::size_t at, std::size_t& length) const {
   std::int32_t found = -1;
   auto first = sorted_.begin(), last = sorted_.end();
@@ -98,7 +98,7 @@ void AddedTokenMatcher::find(std::string_view whole, std::size_t first, std::siz
     const Flags& flags = flags_[token];
     if (flags.special && !allow_special) continue;
     if (flags.single_word && (word_before(text, start) || word_after(text, stop))) continue;
-    // A token that an earlier one's white space already covered still counts, as there.
+    // As in Hugging Face, a token still counts when an earlier token's white space already covered it.
     if (flags.lstrip) start = std::max(skip_spaces_back(text, start), done);
     if (flags.rstrip) stop = skip_spaces(text, stop);
     if (done < start) out.push_back({-1, first + done, first + start});

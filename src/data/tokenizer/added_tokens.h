@@ -1,4 +1,4 @@
-// Finds added tokens in text, as Hugging Face does: leftmost, then longest.
+// Finds added tokens in text as Hugging Face does: leftmost, then longest.
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@ class AddedTokenMatcher {
   };
 
   AddedTokenMatcher() = default;
-  // Of `tokens`, those whose `normalized` flag is as given.
+  // Uses those of `tokens` whose `normalized` flag equals the argument.
   AddedTokenMatcher(std::span<const AddedToken> tokens, bool normalized);
 
   // Whether a search can find anything.
   bool active(bool allow_special) const { return allow_special ? any_ : any_plain_; }
-  // Appends the parts of text[first, last) to `out`. Special tokens count only with allow_special, but (as in Hugging
-  // Face) what they cover is not searched for others.
+  // Appends the parts of text[first, last) to `out`. Special tokens count only with allow_special; without it, as in
+  // Hugging Face, the text that they cover is still not searched for other tokens.
   void find(std::string_view text, std::size_t first, std::size_t last, bool allow_special,
             std::vector<Part>& out) const;
 
@@ -35,7 +35,7 @@ class AddedTokenMatcher {
   struct Flags {
     bool single_word, lstrip, rstrip, special;
   };
-  // Longest token that starts at text[at], or -1; its length in `length`.
+  // Returns the longest token that starts at text[at], or -1; stores its length in `length`.
   std::int32_t longest(std::string_view text, std::size_t at, std::size_t& length) const;
 
   std::vector<std::pair<std::string, std::int32_t>> sorted_;  // contents and tokens, by content

@@ -59,7 +59,7 @@ void merge_long(const MergeTable& merges, const std::array<TokenId, 256>& byte_i
     heap.pop_back();
     const auto at = static_cast<std::int32_t>(top.order & 0xffffffff);
     const std::int32_t gone = nodes[at].next;
-    // Out of date: one of the two has merged with another since.
+    // The candidate is out of date: one of its two tokens has since merged with another.
     if (nodes[at].id != top.left || gone < 0 || nodes[gone].id != top.right) continue;
     nodes[at].id = top.result;
     nodes[at].next = nodes[gone].next;

@@ -13,7 +13,7 @@ namespace molen::data {
 
 using TokenId = std::uint32_t;
 
-// (left, right) -> rank and merged token; open addressing.
+// Hash table with open addressing: (left, right) -> rank and merged token.
 class MergeTable {
  public:
   struct Merge {
@@ -24,9 +24,9 @@ class MergeTable {
 
   MergeTable() { rehash(16); }
   void reserve(std::size_t merges) { rehash(std::bit_ceil(merges * 2 + 16)); }
-  // False if the pair is already there.
+  // Returns false if the pair is already in the table.
   bool insert(TokenId left, TokenId right, Merge merge);
-  // rank == kNoRank where there is none.
+  // Returns a merge with rank == kNoRank when the pair is not in the table.
   Merge find(TokenId left, TokenId right) const {
     const std::uint64_t key = static_cast<std::uint64_t>(left) << 32 | right;
     for (std::size_t i = slot(key);; i = (i + 1) & mask_) {

@@ -25,7 +25,7 @@ int hex_digit(char c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-// The value of \uXXXX at raw[at] (the backslash), or -1.
+// Returns the value of \uXXXX at raw[at] (the backslash), or -1.
 int unit_at(std::string_view raw, std::size_t at) {
   if (at + 6 > raw.size() || raw[at] != '\\' || raw[at + 1] != 'u') return -1;
   int value = 0;
@@ -37,8 +37,8 @@ int unit_at(std::string_view raw, std::size_t at) {
   return value;
 }
 
-// A JSON string without its quotes. A surrogate without its other half becomes U+FFFD, where strict readers give up:
-// such lines stand in real corpora. False for a wrong escape or a control character.
+// Decodes a JSON string without its quotes. An unpaired surrogate becomes U+FFFD, although strict readers refuse it:
+// real corpora have such lines. Returns false for an invalid escape or a control character.
 bool unescape(std::string_view raw, std::string& out) {
   out.clear();
   for (std::size_t i = 0; i < raw.size();) {
@@ -74,12 +74,12 @@ bool unescape(std::string_view raw, std::string& out) {
   return true;
 }
 
-// Lines of JSON objects. One parser and one padded buffer for all lines.
+// Reads lines of JSON objects. One parser and one padded buffer serve all lines.
 class JsonLines {
  public:
   JsonLines(std::istream& in, std::string origin) : in_(in), origin_(std::move(origin)) {}
 
-  // The next line that is not blank, or false at the end.
+  // Reads the next line that is not blank; returns false at the end.
   bool next() {
     while (std::getline(in_, line_)) {
       ++number_;
@@ -98,7 +98,7 @@ class JsonLines {
       std::string_view token;
       if (value.type().value() != simdjson::ondemand::json_type::string) fail("\"text\" is not a string");
       token = value.raw_json_token();
-      // The token runs to the next one: cut at the closing quote.
+      // The raw token extends to the next token: cut it at the closing quote.
       const std::size_t close = token.find_last_of('"');
       if (token.size() < 2 || close == 0 || !unescape(token.substr(1, close - 1), out)) fail("a malformed string");
     });

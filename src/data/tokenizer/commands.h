@@ -1,4 +1,4 @@
-// What `molen tokenizer train|encode|decode` do, on streams.
+// `molen tokenizer train|encode|decode` on streams.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,7 @@ struct EncodeCommand {
   bool add_template = false;
   int threads = 0;  // 0 = all cores
 };
-// Throws UsageError naming the line for input that is not of this form; what came before it has been written.
+// Throws UsageError naming the line for malformed input; the output of earlier lines has been written.
 void encode_command(const EncodeCommand& command, std::istream& in, std::ostream& out);
 
 struct DecodeCommand {
@@ -25,7 +25,7 @@ struct DecodeCommand {
   bool jsonl = false;  // lines {"ids": [...]} to lines {"text": ...}; otherwise ids between white space to bytes
   bool skip_special = false;
 };
-// Text in JSON must be UTF-8: with `jsonl`, bytes that are not become U+FFFD.
+// Text in JSON must be UTF-8: with `jsonl`, invalid bytes become U+FFFD.
 void decode_command(const DecodeCommand& command, std::istream& in, std::ostream& out);
 
 struct TrainCommand {

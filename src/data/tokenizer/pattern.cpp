@@ -88,7 +88,7 @@ class Translator {
 
   void emit(const std::vector<CharRange>& ranges, bool negated, bool in_class, std::size_t length) {
     if (!in_class) out_.append(negated ? "[^" : "[");
-    // Outside a class the negation is the class's own; inside, the complement is written out.
+    // Outside a class, "[^" negates; inside a class, the complement is written out.
     for (const CharRange& range : negated&& in_class ? complement(ranges) : ranges)
       out_.append(fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", range.first, range.last));
     if (!in_class) out_.push_back(']');
@@ -143,7 +143,7 @@ class Translator {
       fold = true;
       length = 4;
     } else if (!rest.starts_with("(?")) {
-      out_.append("(?:");  // what it captures is never used
+      out_.append("(?:");  // its capture is never used
       at_ += 1;
       groups_.push_back(fold);
       atom_ = false;

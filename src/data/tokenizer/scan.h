@@ -1,6 +1,6 @@
 // Hand-written scanners for the two split patterns that almost every byte-level tokenizer uses. Each returns the end of
-// the piece that starts at p (p < end, valid UTF-8) and equals the regular expression on all input (scan_test.cpp
-// against PCRE2, tests/oracle/tokenizer_parity.py against Hugging Face), at about ten times its speed.
+// the piece that starts at p (p < end, valid UTF-8). Each equals its regular expression on all input (tests:
+// scan_test.cpp against PCRE2, tests/oracle/tokenizer_parity.py against Hugging Face), at about ten times its speed.
 #pragma once
 
 #include "data/tokenizer/unicode.h"
@@ -15,14 +15,14 @@ namespace scan {
 
 using Byte = unsigned char;
 
-// The class of the character at p, and its length in bytes.
+// Returns the class of the character at p; stores its length in bytes in `length`.
 inline CharClass class_at(const ClassTable& table, const Byte* p, unsigned& length) {
   if (*p < 0x80) [[likely]]
     return length = 1, table.ascii(*p);
   return table.of(decode_utf8(p, length));
 }
 
-// The end of the run of class C that starts at p (which may be end).
+// Returns the end of the run of class C that starts at p (which may be end).
 template <CharClass C>
 inline const Byte* run(const ClassTable& table, const Byte* p, const Byte* end) {
   while (p < end) {
@@ -39,7 +39,7 @@ inline const Byte* run_of(CharClass c, const ClassTable& table, const Byte* p, c
   return run<kOther>(table, p, end);
 }
 
-// The end of 's 't 're 've 'm 'll 'd at p (where an apostrophe stands), or p.
+// Returns the end of 's 't 're 've 'm 'll 'd at p (which points to an apostrophe), or p.
 inline const Byte* contraction(const Byte* p, const Byte* end) {
   if (end - p < 2) return p;
   const Byte a = p[1], b = end - p > 2 ? p[2] : 0;
@@ -48,7 +48,7 @@ inline const Byte* contraction(const Byte* p, const Byte* end) {
   return p;
 }
 
-// The same without regard to case; U+017F folds to s.
+// The same regardless of case; U+017F folds to s.
 inline const Byte* contraction_any_case(const Byte* p, const Byte* end) {
   if (end - p < 2) return p;
   const Byte a = p[1], b = end - p > 2 ? p[2] : 0;
@@ -61,8 +61,8 @@ inline const Byte* contraction_any_case(const Byte* p, const Byte* end) {
   return a == 0xc5 && b == 0xbf ? p + 3 : p;
 }
 
-// \s+(?!\S)|\s+ at p: all of the run at the end of the text; else all but its last character, which belongs to what
-// follows; a run of one is a piece of its own.
+// \s+(?!\S)|\s+ at p. At the end of the text: the whole run. Elsewhere: all but its last character, which belongs to
+// the next piece. A run of one character is its own piece.
 inline const Byte* spaces(const ClassTable& table, const Byte* p, const Byte* end) {
   const Byte* last = p;
   const Byte* q = p;
@@ -95,7 +95,7 @@ inline const Byte* line_ends(const Byte* p, const Byte* end) {
   return p;
 }
 
-// \s*[\r\n]+|\s+(?!\S)|\s+ : up to the run's last line end where it has one.
+// \s*[\r\n]+|\s+(?!\S)|\s+ : up to the run's last line end if it has one.
 inline const Byte* spaces_and_lines(const ClassTable& table, const Byte* p, const Byte* end) {
   const Byte* last = p;  // start of the run's last character
   const Byte* lines = nullptr;

@@ -1,4 +1,4 @@
-// The scanners against the regular expressions they stand for, and the classes against themselves.
+// Compares the scanners with their regular expressions, and the character classes with each other.
 #include "data/tokenizer/scan.h"
 
 #include <gtest/gtest.h>
@@ -99,7 +99,7 @@ TEST(Pattern, RefusesWhatEnginesReadDifferently) {
   EXPECT_NOTED(Splitter(std::string(5000, 'a'), "test"), UsageError);
 }
 
-// What runs away is an error, not a hang.
+// A quantifier without an operand is an error, not a hang.
 TEST(Pattern, QuantifiersNeedSomethingToRepeat) {
   const GoldenMessages golden;
   for (const char* bad : {"*", "+a", "?", "a|*", "(*)", "a**b", "a{2}{3}", "{2}", "a{", "a{,3}", "a{3,2", "a{1,2,3}",
@@ -182,7 +182,7 @@ TEST(Unicode, ClassesAreConsistent) {
 
 TEST(Unicode, ReplacesMaximalParts) {
   const std::string r = "\xef\xbf\xbd";
-  // The table of the Unicode standard, section 3.9.
+  // The example table of the Unicode standard, section 3.9.
   EXPECT_EQ(replace_invalid_utf8("\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41"), r + r + r + r + r + r + r + r + "A");
   EXPECT_EQ(replace_invalid_utf8("\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41"), r + r + r + r + r + r + r + r + "A");
   EXPECT_EQ(replace_invalid_utf8("\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41"), r + r + r + r + "A");

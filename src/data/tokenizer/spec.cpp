@@ -16,9 +16,9 @@ namespace {
 constexpr TokenId kMaxId = 1 << 24;
 constexpr std::size_t kMaxTokenBytes = 1 << 16;
 constexpr std::size_t kMaxAdded = 1 << 16;
-// Real ones have up to 50 bytes; text is compared with them at each of its bytes.
+// Real added tokens have up to 50 bytes; text is compared with them at each of its bytes.
 constexpr std::size_t kMaxAddedBytes = 512;
-// Ids that stand for nothing, which take memory all the same: added tokens may fill them.
+// Ids without a token still take memory; added tokens may fill them.
 constexpr std::size_t kMaxHoles = kMaxAdded;
 
 class Reader {
@@ -43,7 +43,7 @@ class Reader {
     throw UsageError("{}: {}{}{}", origin_, key, key.empty() ? "" : ": ", why);
   }
 
-  // Absent counts as null.
+  // A missing key counts as null.
   static bool null(const Json& object, const char* key) { return !object.contains(key) || object.at(key).is_null(); }
   const Json& object(const Json& parent, const char* key) const {
     if (!parent.is_object() || !parent.contains(key) || !parent.at(key).is_object()) fail(key, "must be an object");
@@ -67,7 +67,7 @@ class Reader {
       fail(key, fmt::format("{} is no token id (0 to {})", value.dump().substr(0, 40), kMaxId - 1));
     return value.get<TokenId>();
   }
-  // The `type` of a component; an object without one is refused.
+  // Returns the `type` of a component; refuses an object without a type.
   std::string type(const Json& component, const char* where) const {
     if (!component.is_object()) fail(where, "must be an object with a 'type'");
     return text(component, "type");
@@ -130,7 +130,7 @@ class Reader {
       if (!null(model, key) && !text(model, key).empty()) fail(key, "is not supported by byte-level models");
     if (flag(model, "byte_fallback", false))
       fail("model.byte_fallback", "is not supported: a byte-level vocabulary needs no fallback");
-    if (!null(model, "unk_token")) text(model, "unk_token");  // never used: all 256 bytes are demanded below
+    if (!null(model, "unk_token")) text(model, "unk_token");  // never used: all 256 bytes are required below
     spec_.ignore_merges = flag(model, "ignore_merges", false);
     read_vocabulary(object(model, "vocab"));
     read_merges(array(model, "merges"));
@@ -212,8 +212,8 @@ class Reader {
     }
   }
 
-  // Hugging Face does not believe the file's ids: a token of the vocabulary keeps that id, another gets the next free
-  // one.
+  // Hugging Face ignores the file's ids: a token of the vocabulary keeps its vocabulary id, and any other token gets
+  // the next free id.
   void check_added(const AddedToken& token, std::optional<TokenId> highest) {
     const std::string shown = token.content.substr(0, 100);
     if (token.content.empty() || token.content.size() > kMaxAddedBytes)
@@ -290,11 +290,11 @@ Json pre_tokenizer_json(const TokenizerSpec& spec) {
 }
 
 Json model_json(const TokenizerSpec& spec) {
-  // Ids ascend, so that the file reads as a table; the object keeps that order.
+  // Ids ascend, so that the file reads as a table; the object keeps this order.
   Json vocabulary = Json::object();
   auto& members = vocabulary.get_ref<Json::object_t&>();
   for (TokenId id = 0; id < spec.vocabulary.size(); ++id)
-    // Past the container's own insertion, which would look for the key from the start each time.
+    // Appends directly: the container's own insertion would search for the key from the start each time.
     if (!spec.vocabulary[id].empty())
       static_cast<std::vector<Json::object_t::value_type>&>(members).emplace_back(spec.vocabulary[id], id);
   Json merges = Json::array();
@@ -318,7 +318,7 @@ TokenizerSpec parse_tokenizer_json(std::string_view text, std::string_view origi
   const Json root = parse_json(text, origin);
   try {
     return Reader(root, origin).read();
-  } catch (const Json::exception& error) {  // a shape that no check above foresaw
+  } catch (const Json::exception& error) {  // a malformed file that no check above covers
     throw UsageError("{}: not a tokenizer.json: {}", origin, error.what());
   }
 }

@@ -14,10 +14,10 @@ namespace molen::data {
 struct AddedToken {
   TokenId id = 0;
   std::string content;
-  bool single_word = false;  // only where no word character stands beside it
+  bool single_word = false;  // only if no word character is beside it
   bool lstrip = false;       // takes the white space before it
-  bool rstrip = false;       // and after it
-  bool normalized = false;   // matched in a second pass, on what the first left over
+  bool rstrip = false;       // takes the white space after it
+  bool normalized = false;   // matched in a second pass, on the text that the first pass left
   bool special = false;
 };
 
@@ -30,8 +30,8 @@ struct TokenizerSpec {
   std::vector<std::string> vocabulary;              // by id, in the byte alphabet; empty = no such id
   std::vector<std::pair<TokenId, TokenId>> merges;  // by rank
   std::vector<AddedToken> added;                    // in the file's order
-  std::vector<TokenId> before, after;               // what the post-processor puts around a text
-  std::string post_processor;                       // its JSON as it stood in the file; "" = none
+  std::vector<TokenId> before, after;               // tokens that the post-processor puts around a text
+  std::string post_processor;                       // its JSON text from the file; "" = none
 };
 
 // Throws UsageError naming `origin` and the key for anything malformed, inconsistent or not supported.

@@ -1,4 +1,4 @@
-// Files that must be refused: each by a change to a good one, with an error that names the file and the key.
+// Files that must be refused: each is a changed good file, and the error names the file and the key.
 #include "data/tokenizer/spec.h"
 
 #include <gtest/gtest.h>
@@ -90,7 +90,7 @@ TEST(Spec, RefusesInconsistentVocabularies) {
   refused("empty", [](Json& j) { j["added_tokens"][0]["content"] = ""; });
   refused("content", [](Json& j) { j["added_tokens"][0].erase("content"); });
   refused("special", [](Json& j) { j["added_tokens"][0]["special"] = "yes"; });
-  // Ordinary text must not be able to make a special token.
+  // Ordinary text must not be able to produce a special token.
   refused("special token", [](Json& j) {
     auto& vocabulary = j["model"]["vocab"];
     const std::string made =
@@ -150,7 +150,7 @@ TEST(Spec, HostileFilesTakeLittle) {
     token["id"] = j["model"]["vocab"].size();
     j["added_tokens"].push_back(token);
   });
-  // Many tokens that begin alike, and a text that is nearly one of them at every byte.
+  // Many tokens with a common beginning, and a text that nearly matches one of them at every byte.
   Json root = read_json("tests/golden/tokenizer/gpt2.json");
   Json tokens = Json::array();
   std::size_t next = root["model"]["vocab"].size();
@@ -173,7 +173,7 @@ TEST(Spec, HostileFilesTakeLittle) {
   EXPECT_EQ(tokenizer.encode(std::string(500, 'a') + "4999", {true, false}).size(), 1u) << "the longest, not 499";
 }
 
-// At most 64 tokens around a text, wherever they stand.
+// At most 64 tokens surround a text, before and after it together.
 TEST(Spec, TokensAroundATextAreFew) {
   const auto around = [](int before, int after) {
     Json root = read_json("tests/golden/tokenizer/llama3.json");
@@ -194,7 +194,7 @@ TEST(Spec, TokensAroundATextAreFew) {
         << before << " " << after;
 }
 
-// Any single damage is refused or gives a tokenizer that still works; nothing crashes.
+// A file with any single damage is refused or gives a tokenizer that still works; nothing crashes.
 TEST(Spec, SurvivesRandomDamage) {
   const std::string good = read_file("tests/golden/tokenizer/llama3.json");
   std::mt19937_64 random(5);

@@ -30,7 +30,7 @@ std::shared_ptr<const void> compile(const std::string& pattern, std::string_view
   std::uint32_t empty = 0;
   pcre2_pattern_info(compiled, PCRE2_INFO_MATCHEMPTY, &empty);
   if (empty != 0) throw UsageError("{}: the split pattern can match nothing at all, which is not supported", origin);
-  // Without JIT support the interpreter does the same, slower.
+  // Without JIT support the interpreter gives the same result, more slowly.
   pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
   return owner;
 }

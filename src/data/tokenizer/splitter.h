@@ -9,7 +9,7 @@
 
 namespace molen::data {
 
-// What one thread needs while it matches with PCRE2.
+// The PCRE2 match data of one thread.
 class RegexScratch {
  public:
   RegexScratch() = default;
@@ -27,14 +27,14 @@ class RegexScratch {
 // Immutable after construction; shared by threads.
 class Splitter {
  public:
-  // `pattern` as it stands in the file. Throws UsageError where it cannot be honoured. The two known patterns use the
-  // scanners, all others (and these too, with `force_regex`) PCRE2.
+  // `pattern` is the pattern as written in the file. Throws UsageError when it is not supported. The two known patterns
+  // use the scanners; all others (and, with `force_regex`, these too) use PCRE2.
   Splitter(std::string pattern, std::string_view origin, bool force_regex = false);
 
   const std::string& pattern() const { return pattern_; }
 
-  // Calls piece(string_view) for each piece in order; together they are `text`, which must be valid UTF-8.
-  // Throws Error where the pattern exceeds the engine's match limits.
+  // Calls piece(string_view) for each piece in order; together they are `text`, which must be valid UTF-8. Throws Error
+  // when the pattern exceeds the engine's match limits.
   template <class F>
   void split(std::string_view text, RegexScratch& scratch, F&& piece) const {
     const auto* p = reinterpret_cast<const scan::Byte*>(text.data());
@@ -59,7 +59,7 @@ class Splitter {
   void split_regex(std::string_view text, RegexScratch& scratch, F&& piece) const {
     std::size_t at = 0, first = 0, last = 0;
     while (at < text.size() && match(text, at, scratch, first, last)) {
-      if (first > at) piece(text.substr(at, first - at));  // what no alternative matches is a piece too
+      if (first > at) piece(text.substr(at, first - at));  // text that no alternative matches is a piece too
       piece(text.substr(first, last - first));
       at = last;
     }

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::int64_t kMaxFile = std::int64_t{1} << 29;
 
-// What one thread needs while it encodes.
+// Working memory of one thread that encodes.
 struct Scratch {
   WordCache cache;
   MergeScratch merge;
@@ -63,7 +63,7 @@ std::string fingerprint_of(const TokenizerSpec& spec) {
   return hash.hex();
 }
 
-// Appends to a vector through a pointer: room for what one piece may need is made before it, not tested at each token.
+// Appends to a vector through a pointer: room for a whole piece is made before it, so appending a token needs no test.
 class Output {
  public:
   explicit Output(std::vector<TokenId>& out) : out_(out), at_(out.size()) {}
@@ -156,12 +156,12 @@ void Tokenizer::State::build_tokens(std::string_view origin) {
         if (special[id])
           throw UsageError("{}: added_tokens: the special token '{}' is a single byte", origin, spec.vocabulary[id]);
       }
-      // Ordinary text must never give a special token.
+      // Ordinary text must never produce a special token.
       if (spec.ignore_merges && !special[id]) whole.emplace(decoded, id);
     } else if (id < spec.vocabulary.size()) {
       decoded = spec.vocabulary[id];
     }
-    // An added token stands for its text, whatever its characters would mean in the byte alphabet.
+    // An added token stands for its literal text, even if its characters have another meaning in the byte alphabet.
     bytes += added[id] != nullptr ? added[id]->content : id < spec.vocabulary.size() ? decoded : "";
   }
   offsets.push_back(bytes.size());
@@ -207,7 +207,7 @@ void Tokenizer::State::tokens_of(std::string_view piece, Scratch& scratch, std::
   merge_piece(merges, byte_ids, piece, scratch.merge, out);
 }
 
-// `readable`: how many bytes may be read from the piece's start (the rest of the buffer it lies in).
+// `readable`: the number of bytes that may be read from the piece's start (the rest of its buffer).
 inline void Tokenizer::State::encode_piece(std::string_view piece, std::size_t readable, Scratch& scratch,
                                            Output& out) const {
   WordCache& cache = scratch.cache;
@@ -243,7 +243,7 @@ void Tokenizer::State::encode_plain(std::string_view text, Scratch& scratch, Out
     text = scratch.text;
   }
   const char* const end = text.data() + text.size();
-  if (spec.add_prefix_space && spec.split_sequence) {  // there each piece gets its space
+  if (spec.add_prefix_space && spec.split_sequence) {  // in this shape each piece gets its space
     std::string spaced;
     splitter.split(text, scratch.regex, [&](std::string_view piece) {
       if (piece.front() == ' ') return encode_piece(piece, piece.size(), scratch, out);
@@ -316,7 +316,7 @@ void Tokenizer::save(const std::filesystem::path& path) const {
 void Tokenizer::encode_to(std::string_view text, EncodeOptions options, std::vector<TokenId>& out) const {
   std::unique_ptr<Scratch> scratch = state_->borrow();
   state_->encode(text, options, *scratch, out);
-  // After an exception the scratch is simply dropped.
+  // After an exception the scratch is not given back.
   state_->give_back(std::move(scratch));
 }
 

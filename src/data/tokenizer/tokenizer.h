@@ -1,4 +1,5 @@
-// Byte-level BPE tokenizers in the `tokenizer.json` form: the ids that Hugging Face `tokenizers` gives, for any bytes.
+// Byte-level BPE tokenizers in the `tokenizer.json` form. They give the same ids as Hugging Face `tokenizers`, for any
+// bytes.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,10 @@
 namespace molen::data {
 
 struct EncodeOptions {
-  // Match special tokens in the text. Off for anything from outside: a document that contains "<|endoftext|>" must not
-  // be able to end itself. Off equals Hugging Face's `encode_special_tokens = True`, on equals its default.
+  // Match special tokens in the text. Keep it off for any text from outside: a document that contains "<|endoftext|>"
+  // must not be able to end itself. Off equals Hugging Face's `encode_special_tokens = True`, on equals its default.
   bool allow_special = false;
-  // Put the post-processor's tokens (begin of text, say) around it.
+  // Put the post-processor's tokens (begin of text, say) around the text.
   bool add_template = false;
 };
 
@@ -29,29 +30,29 @@ struct DecodeOptions {
 // Immutable; copies share one state, and any number of threads may use it.
 class Tokenizer {
  public:
-  // Throws UsageError where the file is malformed or asks for what is not supported.
+  // Throws UsageError when the file is malformed or requires an unsupported feature.
   static Tokenizer load(const std::filesystem::path& path);
   static Tokenizer parse(std::string_view json, std::string_view origin);
   explicit Tokenizer(TokenizerSpec spec, std::string_view origin = "tokenizer");
 
-  // Writes tokenizer.json, complete or not at all.
+  // Writes tokenizer.json completely or not at all.
   void save(const std::filesystem::path& path) const;
   std::string json() const;
 
-  // Any bytes: each maximal ill-formed part of UTF-8 counts as one U+FFFD.
+  // Accepts any bytes: each maximal ill-formed part of UTF-8 counts as one U+FFFD.
   std::vector<TokenId> encode(std::string_view text, EncodeOptions options = {}) const;
-  // The same, appended.
+  // The same, but appends to `out`.
   void encode_to(std::string_view text, EncodeOptions options, std::vector<TokenId>& out) const;
   // One result per text, the same for any number of threads (0 = all cores).
   std::vector<std::vector<TokenId>> encode_batch(std::span<const std::string_view> texts, EncodeOptions options = {},
                                                  int threads = 0) const;
 
-  // The bytes that the tokens stand for: for valid UTF-8 without added tokens that strip white space or a prefix space,
-  // decode(encode(x)) == x. Throws UsageError for an id outside the vocabulary.
+  // Returns the bytes that the tokens stand for. decode(encode(x)) == x for valid UTF-8 without a prefix space and
+  // without added tokens that strip white space. Throws UsageError for an id outside the vocabulary.
   std::string decode(std::span<const TokenId> ids, DecodeOptions options = {}) const;
-  // The bytes of one token; empty for an id that no token has. Valid as long as the tokenizer.
+  // Returns the bytes of one token; empty for an id without a token. Valid as long as the tokenizer.
   std::string_view token_bytes(TokenId id) const;
-  // The id of an added token or of a vocabulary entry (given as bytes).
+  // Returns the id of an added token or of a vocabulary entry (given as bytes).
   std::optional<TokenId> find(std::string_view token) const;
   bool is_special(TokenId id) const;
 
@@ -63,8 +64,8 @@ class Tokenizer {
   const std::string& pattern() const;
   const TokenizerSpec& spec() const;
 
-  // SHA-256 (hexadecimal) of all that decides ids: vocabulary, merges, pattern, flags, added tokens, template, Unicode
-  // version. Independent of the file's layout.
+  // SHA-256 (hexadecimal) of everything that decides ids: vocabulary, merges, pattern, flags, added tokens, template,
+  // Unicode version. Independent of the file's layout.
   const std::string& fingerprint() const;
 
  private:

@@ -1,4 +1,4 @@
-// Golden ids of Hugging Face (tests/golden/tokenizer), and the laws: round trip, threads, special tokens.
+// Tests golden ids of Hugging Face (tests/golden/tokenizer), and properties: round trip, threads, special tokens.
 #include "data/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ Tokenizer load(const std::string& name) {
   return Tokenizer::load(kGolden / (name + ".json"));
 }
 
-// Text that visits every branch of the splitters, and now and then broken UTF-8.
+// Random text that reaches every branch of the splitters, sometimes with broken UTF-8.
 std::string random_text(std::mt19937_64& random, int pieces, bool broken) {
   static const char* const kPieces[] = {"'s",
                                         "'LL",
@@ -133,7 +133,7 @@ TEST(Tokenizer, ThreadsDoNotMatter) {
   for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(Tokenizer(tokenizer).encode(texts[i]), one[i]);
 }
 
-// A word is answered from the cache the second time, wherever it lies in its buffer.
+// The second encoding of a word comes from the cache, wherever the word lies in its buffer.
 TEST(Tokenizer, TheCacheChangesNothing) {
   const Tokenizer tokenizer = load("gpt2");
   std::mt19937_64 random(3);
@@ -147,7 +147,7 @@ TEST(Tokenizer, TheCacheChangesNothing) {
   }
 }
 
-// 1 MB in one piece: the long path, in time n log n, equal to the short path where both exist.
+// 1 MB in one piece takes the long path in n log n time; long and short path agree where both apply.
 TEST(Tokenizer, OnePieceOfAMegabyte) {
   const Tokenizer tokenizer = load("gpt2");
   for (const char* unit : {"a", "ab", "\xe6\x97\xa5", " "}) {
@@ -169,7 +169,7 @@ TEST(Tokenizer, SavesWhatItLoaded) {
   EXPECT_NE(load("gpt2").fingerprint(), load("llama3").fingerprint());
 }
 
-// Each thing that decides ids changes the fingerprint.
+// Each property that decides ids changes the fingerprint.
 TEST(Tokenizer, FingerprintSeesEveryChange) {
   const TokenizerSpec base = load("gpt2_added").spec();
   const std::string first = Tokenizer(base).fingerprint();
@@ -188,7 +188,7 @@ TEST(Tokenizer, FingerprintSeesEveryChange) {
   EXPECT_TRUE(changed([](TokenizerSpec& s) { s.before = {0}; }));
 }
 
-// Shards carry it: another one for the same tokenizer would disown them all.
+// Shards record the fingerprint: a changed fingerprint for the same tokenizer would reject them all.
 TEST(Tokenizer, FingerprintsStayAsTheyAre) {
   EXPECT_EQ(load("gpt2").fingerprint(), "c547de694318220071c993e12706ca20db41772e5cbef249ca2458a74d07537f");
   EXPECT_EQ(load("gpt2_added").fingerprint(), "aa8954eddf7d18265efe137ba5ed4fb4d21508bb3281719d59b952a4fa19371b");
@@ -232,11 +232,11 @@ TEST(Tokenizer, KnowsItsEnds) {
   EXPECT_EQ(llama3.token_bytes(*llama3.find(" ")), " ");
   EXPECT_EQ(llama3.decode(std::vector{*llama3.bos_id()}, {.skip_special = true}), "");
   EXPECT_NOTED(llama3.decode(std::vector{llama3.vocab_size()}), UsageError);
-  // Each id by itself, up to the last one.
+  // Each id by itself, up to the last.
   for (TokenId id = 0; id < llama3.vocab_size(); ++id) EXPECT_FALSE(llama3.decode(std::vector{id}).empty()) << id;
 }
 
-// Pairs that share a place, in a table that grows as they come.
+// Pairs with the same hash slot, in a table that grows while they are inserted.
 TEST(MergeTable, FindsEveryPairAfterItHasGrown) {
   MergeTable table;
   constexpr TokenId kPairs = 3000;
@@ -251,7 +251,7 @@ TEST(MergeTable, FindsEveryPairAfterItHasGrown) {
   for (TokenId i = 0; i < 100; ++i) EXPECT_EQ(table.find(50 + i, i).rank, MergeTable::kNoRank);
 }
 
-// Up to the last id, each alone and behind its neighbour.
+// Decodes each id, up to the last, alone and after its neighbour.
 TEST(Tokenizer, DecodesEveryId) {
   const GoldenMessages golden;
   for (const char* name : kModels) {

@@ -20,11 +20,11 @@ namespace {
 
 constexpr std::uint32_t kMaxVocabulary = 1 << 22;
 
-// Index of each pair of tokens that was ever seen.
+// Maps each pair of tokens seen so far to its index.
 class PairIndex {
  public:
   PairIndex() : keys_(1 << 16, kEmpty), values_(1 << 16) {}
-  // The pair's index; `fresh` is the one to give a pair that is new.
+  // Returns the pair's index; a new pair gets the index `fresh`.
   std::uint32_t find_or_add(std::uint64_t key, std::uint32_t fresh) {
     if ((used_ + 1) * 2 > keys_.size()) grow();
     std::size_t i = place(key);
@@ -61,9 +61,9 @@ class PairIndex {
   std::size_t used_ = 0;
 };
 
-// The merge loop. Keeps the books of Hugging Face's trainer, quirks included, because the ids must be the same: a
-// merged pair keeps its count, and a pair that comes up again (its token had another derivation) queues a second time,
-// with the words of that time only.
+// The merge loop. It reproduces the bookkeeping of Hugging Face's trainer, quirks included, because the ids must be the
+// same. A merged pair keeps its count. A pair that appears again (because its token has another derivation) is queued a
+// second time, only with the words of that second appearance.
 class MergeLoop {
  public:
   MergeLoop(const WordCounts& words, TokenizerSpec& spec, const TrainOptions& options)
@@ -94,7 +94,7 @@ class MergeLoop {
  private:
   struct Pair {
     std::int64_t count = 0;
-    std::vector<std::uint32_t> words;  // where it arose since it was last queued
+    std::vector<std::uint32_t> words;  // where it appeared since it was last queued
   };
   struct Queued {
     std::int64_t count;
@@ -156,7 +156,7 @@ class MergeLoop {
     std::vector<std::uint32_t> words = std::move(lists_[top.words]);
     lists_[top.words] = {};
     free_.push_back(top.words);
-    if (result < special_) return;  // ordinary text must never make a special token
+    if (result < special_) return;  // ordinary text must never produce a special token
     if (fresh) spec_.vocabulary.push_back(token);
     spec_.merges.emplace_back(left, right);
     for (const std::uint32_t word : words) merge_word(word, left, right, result);
@@ -186,7 +186,7 @@ class MergeLoop {
     lengths_[word] = to;
   }
 
-  // A pair that merged twice counts with its last rank, as it does there.
+  // A pair that merged twice keeps its last rank, as in Hugging Face's trainer.
   void drop_repeated() {
     std::unordered_map<std::uint64_t, std::size_t> last;
     const auto key = [](const auto& merge) { return static_cast<std::uint64_t>(merge.first) << 32 | merge.second; };
@@ -201,8 +201,8 @@ class MergeLoop {
   TokenId special_ = 0;
   std::unordered_map<std::string, TokenId> ids_;
   std::vector<TokenId> symbols_;        // of all words, one after the other
-  std::vector<std::uint64_t> offsets_;  // of each word in symbols_
-  std::vector<std::uint32_t> lengths_;  // of each word now
+  std::vector<std::uint64_t> offsets_;  // start of each word in symbols_
+  std::vector<std::uint32_t> lengths_;  // current length of each word
   PairIndex index_;
   std::vector<Pair> pairs_;
   std::vector<std::uint64_t> keys_;
@@ -232,7 +232,7 @@ void check(const TrainOptions& options) {
     throw UsageError("tokenizer training: '{}' (bos) is not among the special tokens", options.bos);
 }
 
-// Puts `bos` before each text.
+// Returns the template that puts `bos` before each text.
 std::string template_json(const std::string& bos, TokenId id) {
   const auto token = [&](int type) { return Json{{"SpecialToken", {{"id", bos}, {"type_id", type}}}}; };
   const auto sequence = [&](const char* name, int type) {

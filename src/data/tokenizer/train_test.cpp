@@ -32,8 +32,8 @@ Tokenizer trained(const TrainOptions& options, const std::vector<std::string>& t
   return trainer.train();
 }
 
-// The definition, word by word, without any bookkeeping: what the fast trainer must equal where no token has two
-// derivations.
+// BPE training by its definition, word by word, without bookkeeping. The fast trainer must equal it when no token has
+// two derivations.
 std::vector<std::string> plain_training(const std::vector<std::vector<std::string>>& start, std::size_t merges,
                                         std::vector<std::string> vocabulary) {
   auto words = start;
@@ -70,7 +70,7 @@ TEST(Train, FollowsTheDefinition) {
     std::vector<std::vector<std::string>> words;
     for (int w = 0; w < 60; ++w) {
       std::string word;
-      // Different letters in turn: no overlaps (aaa) and no token with two derivations.
+      // Neighbouring letters differ, so there are no overlaps (aaa) and no token with two derivations.
       for (std::uint64_t n = 1 + random() % 6; n > 0; --n) word.push_back(static_cast<char>('a' + random() % 20));
       if (std::adjacent_find(word.begin(), word.end()) != word.end()) continue;
       texts.push_back(word);
@@ -117,7 +117,7 @@ TEST(Train, ShapesRoundTrip) {
   }
 }
 
-// Text full of a special token's characters must not make the token.
+// Text full of a special token's characters must not produce the token.
 TEST(Train, TextCannotMakeASpecialToken) {
   TrainOptions options;
   options.vocabulary = 300;
@@ -153,7 +153,7 @@ TEST(Train, RefusesWrongOptions) {
   EXPECT_NOTED(Trainer(TrainOptions{}).train(), UsageError);
 }
 
-// Words whose places in the table are the same, at its end, and more words than it begins with.
+// Words with the same slot at the end of the table, and more words than the table's initial size.
 TEST(WordCounts, FindsEveryWordAgain) {
   WordCounts counts, other;
   std::vector<std::string> last;

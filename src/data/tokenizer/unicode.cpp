@@ -69,7 +69,7 @@ std::vector<CharRange> complement(const std::vector<CharRange>& ranges) {
 
 bool is_word_char(std::uint32_t c) {
   if (c == 0x200c || c == 0x200d) return true;  // Join_Control
-  // Letters that count as symbols: circled and squared Latin.
+  // Alphabetic characters of the symbol category: circled and squared Latin letters.
   if ((c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) || (c >= 0x1f150 && c <= 0x1f169) ||
       (c >= 0x1f170 && c <= 0x1f189))
     return true;

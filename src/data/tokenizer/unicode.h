@@ -1,6 +1,6 @@
-// What the splitter needs to know of Unicode: UTF-8, and the class of each code point.
+// Unicode data for the splitter: UTF-8, and the class of each code point.
 //
-// The tables are our own (unicode_table.inc), pinned to one Unicode version: a library's newer or older tables would
+// The tables are our own (unicode_table.inc), pinned to one Unicode version. A library's newer or older tables would
 // split newly assigned letters differently, and the same text would get other ids on another machine.
 #pragma once
 
@@ -31,7 +31,7 @@ const std::vector<CharRange>& space_ranges();
 // All code points (without surrogates) that are in none of `ranges`.
 std::vector<CharRange> complement(const std::vector<CharRange>& ranges);
 
-// \w of the regex crate, which decides `single_word` of added tokens.
+// Implements \w of the regex crate, which decides `single_word` of added tokens.
 bool is_word_char(std::uint32_t code_point);
 
 // code point -> class, two look-ups. One for the process.
@@ -50,7 +50,7 @@ class ClassTable {
   std::vector<std::uint8_t> blocks_;
 };
 
-// Decodes one code point of *valid* UTF-8 and says how many bytes it takes.
+// Decodes one code point of *valid* UTF-8 and stores its length in bytes.
 inline std::uint32_t decode_utf8(const unsigned char* p, unsigned& length) {
   if (p[0] < 0x80) return length = 1, p[0];
   if (p[0] < 0xe0) return length = 2, (p[0] & 0x1fu) << 6 | (p[1] & 0x3fu);
@@ -58,13 +58,13 @@ inline std::uint32_t decode_utf8(const unsigned char* p, unsigned& length) {
   return length = 4, (p[0] & 7u) << 18 | (p[1] & 0x3fu) << 12 | (p[2] & 0x3fu) << 6 | (p[3] & 0x3fu);
 }
 
-// The byte alphabet of byte-level BPE: each byte is written as a printable character. Bytes 0x21-0x7E, 0xA1-0xAC and
-// 0xAE-0xFF are themselves, the other 68 follow U+0100 in order.
+// The byte alphabet of byte-level BPE writes each byte as a printable character. Bytes 0x21-0x7E, 0xA1-0xAC and
+// 0xAE-0xFF are themselves; the other 68 become U+0100 and up, in order.
 std::uint32_t byte_to_char(std::uint8_t byte);
-// -1 for a character that stands for no byte.
+// Returns -1 for a character that stands for no byte.
 int char_to_byte(std::uint32_t code_point);
 std::string to_byte_alphabet(std::string_view bytes);
-// False if some character stands for no byte; `bytes` is then unspecified. `text` must be valid UTF-8.
+// Returns false if some character stands for no byte; `bytes` is then unspecified. `text` must be valid UTF-8.
 bool from_byte_alphabet(std::string_view text, std::string& bytes);
 
 }  // namespace molen::data

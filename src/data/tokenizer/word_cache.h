@@ -1,8 +1,8 @@
-// Remembers the tokens of pieces. A text has few different words, so that most pieces are answered from here.
+// Caches the tokens of pieces. A text has few different words, so the cache answers most pieces.
 //
-// Two levels: pieces of at most 16 bytes and 3 tokens stand in 32-byte slots, two to a cache line, compared as two
-// words without touching anything else; the rest (up to 64 bytes) in a table with an arena, emptied when it is full.
-// Not thread-safe: each thread has its own.
+// There are two levels. Pieces of at most 16 bytes and 3 tokens are in 32-byte slots, two to a cache line, compared as
+// two words without touching other memory. Longer pieces (up to 64 bytes) are in a table with an arena, which is
+// emptied when it is full. Not thread-safe: each thread has its own cache.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class WordCache {
     std::uint8_t size = 0, count = 0;  // size 0: empty
     bool holds(Key key, std::size_t n) const { return low == key.low && high == key.high && size == n; }
   };
-  // The slot that holds the key, or null.
+  // Returns the slot that holds the key, or null.
   const Slot* find(Key key, std::size_t size, std::uint64_t hash) const {
     const Slot* pair = &slots_[(hash & (kSlots / 2 - 1)) * 2];
     if (pair[0].holds(key, size)) return pair;
@@ -64,7 +64,7 @@ class WordCache {
   }
 
   static std::uint64_t hash_long(std::string_view piece);
-  // Empty where it is not known.
+  // Returns an empty span when the piece is not in the cache.
   std::span<const TokenId> find_long(std::string_view piece, std::uint64_t hash) const;
   void insert_long(std::string_view piece, std::uint64_t hash, std::span<const TokenId> ids);
 
