@@ -1,5 +1,5 @@
-// One suite for every communicator: each collective against a plain reference, for types, even, uneven and empty
-// counts. Called on every rank; returns what is wrong, empty if nothing is.
+// One test suite for every communicator. It compares each collective with a plain reference, for all types and for
+// even, uneven and empty counts. Call it on every rank; it returns the failures as text, empty if there are none.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace molen::comm::suite {
 
-// Element `i` of rank `r`'s data: small integers, which every type holds and sums exactly.
+// Element `i` of rank `r`'s data: small integers that every type holds and sums exactly.
 inline double value(int rank, std::int64_t i) {
   return static_cast<double>((rank * 7 + i * 3) % 11) - (rank % 2 == 0 ? 0 : 2);
 }
@@ -82,7 +82,7 @@ inline double load(DType t, const void* data, std::int64_t i) {
   }
 }
 
-// What a communicator promises beyond the suite's sums of small integers.
+// Properties that a communicator may have beyond exact sums of small integers.
 struct Promises {
   bool nan_survives = true;  // kMax and kMin of a NaN and a number is NaN
   bool rounds_once = true;   // bf16 and fp16 sums are kept in fp32 until the end
@@ -135,7 +135,8 @@ class Suite {
     return x;
   }
 
-  // Megabytes go another way than the few kilobytes above: in pieces, along rings, through memory that ranks share.
+  // Megabytes take other code paths than the few kilobytes above: in pieces, along rings, through memory that ranks
+  // share.
   void megabytes() {
     constexpr std::int64_t n = (std::int64_t{1} << 19) + 7;
     all_reduce(DType::kF64, n);
@@ -146,7 +147,7 @@ class Suite {
     exchange(DType::kF32, 4 * n, 0);
   }
 
-  // Counts per rank: even, uneven, everything on the last.
+  // Counts per rank: even, uneven, or all on the last rank.
   std::vector<std::int64_t> counts(std::int64_t n, int shape) const {
     std::vector<std::int64_t> result;
     for (int r = 0; r < c_.size(); ++r)
@@ -206,7 +207,7 @@ class Suite {
       counted("reduce_scatter", all * width, [&] { c_.reduce_scatter(send.data(), into, k, t, op); });
       bool ok = in_place || receive[static_cast<std::size_t>(mine * width)] == 0x5a;
       for (std::int64_t i = 0; i < mine; ++i) ok = ok && load(t, into, i) == combined(t, first + i, op);
-      // What is not ours stays as it was.
+      // Other ranks' blocks keep their values.
       if (in_place)
         for (std::int64_t i = 0; i < all; ++i)
           if (i < first || i >= first + mine) ok = ok && load(t, send.data(), i) == as(t, value(c_.rank(), i));
@@ -216,7 +217,7 @@ class Suite {
   }
 
   void exchange(DType t, std::int64_t n, int shape) {
-    // Rank r sends (base + r) elements to everyone: what arrives from r is as long as r says.
+    // Rank r sends (base + r) elements to every rank, so the length of a received block depends on its sender.
     const std::int64_t base = shape == 2 ? 0 : n / 4 + shape;
     const std::vector<std::int64_t> out(static_cast<std::size_t>(c_.size()), base + c_.rank());
     std::vector<std::int64_t> in;
@@ -261,7 +262,7 @@ class Suite {
   }
 
   void groups() {
-    const auto half = c_.split(c_.rank() % 2, -c_.rank());  // keys turn the order around
+    const auto half = c_.split(c_.rank() % 2, -c_.rank());  // keys reverse the order
     std::int64_t ranks = c_.rank();
     half->all_reduce(&ranks, 1, DType::kI64, Reduce::kSum);
     std::int64_t want = 0;
@@ -272,7 +273,7 @@ class Suite {
       larger += r > c_.rank();
     }
     expect(half->traffic().calls == 1 && half->traffic().bytes == 8, "a split group's traffic is counted wrongly");
-    // A group of the group: each rank alone.
+    // A split of the split group: each rank alone.
     const auto alone = half->split(half->rank(), 0);
     std::int64_t one = 1;
     alone->all_reduce(&one, 1, DType::kI64, Reduce::kSum);
@@ -281,7 +282,7 @@ class Suite {
     c_.barrier();
   }
 
-  // Sums that do round, small and large: the same bits on every rank, and again, and from reduce_scatter.
+  // Sums that round, small and large, must have the same bits on every rank, on a second call, and from reduce_scatter.
   void rounding() {
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
       for (const std::int64_t n : {1, 301, 600011}) same_bits(t, n);
@@ -309,7 +310,7 @@ class Suite {
            fmt::format("reduce_scatter and all_reduce of {} x {} give different bits", n, name_of(t)));
   }
 
-  // Divergence must be seen by all: no reduction may lose a NaN.
+  // All ranks must see divergence: no reduction may lose a NaN.
   void not_a_number() {
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
       for (const Reduce op : {Reduce::kSum, Reduce::kMax, Reduce::kMin})
@@ -323,14 +324,14 @@ class Suite {
         }
   }
 
-  // 256 + 1 + 1 + ...: bf16 cannot hold 257, so a sum that rounds on the way stays at 256; fp16 likewise at 2048.
+  // 256 + 1 + 1 + ...: bf16 cannot hold 257, so a sum that rounds at every step stays at 256; fp16 likewise at 2048.
   void one_rounding() {
     for (const auto& [t, large] : {std::pair{DType::kBF16, 256.0}, std::pair{DType::kF16, 2048.0}})
       for (const std::int64_t n : {5, 100003}) {
         Bytes data(static_cast<std::size_t>(n * 2));
         for (std::int64_t i = 0; i < n; ++i) store(t, data.data(), i, c_.rank() == 0 ? large : 1.0);
         c_.all_reduce(data.data(), n, t, Reduce::kSum);
-        const int ones = c_.size() - 1;  // large + 1 ties to even: large; + 2 is held; + 3 ties to + 4
+        const int ones = c_.size() - 1;  // large + 1 ties to even: large; + 2 is exact; + 3 ties to + 4
         const double want = large + (ones <= 1 ? 0 : ones == 2 ? 2 : 4);
         bool ok = c_.size() > 4;
         if (!ok) {
@@ -341,7 +342,7 @@ class Suite {
       }
   }
 
-  // What every rank can see for itself is refused before anything is sent, and does no harm.
+  // Errors that each rank can detect alone are refused before anything is sent, and do no harm.
   void refusals() {
     const auto refuse = [&](const char* what, const auto& call) {
       try {

@@ -5,7 +5,7 @@ namespace {
 
 using Bytes = std::optional<std::int64_t>;
 
-// Unknown where either is.
+// Unknown when either operand is unknown.
 Bytes sum(Bytes a, Bytes b) {
   return a && b ? Bytes(*a + *b) : std::nullopt;
 }

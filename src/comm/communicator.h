@@ -1,7 +1,7 @@
-// Communicators: what ranks say to each other, behind one interface (`self`, `threads`, `mpi`, `nccl`). One object
-// stands for one group of ranks. Calls are collective and blocking, and are made from one thread per rank, in the same
-// order on all ranks of the group (the program's launch order). Buffers are host or device memory as the implementation
-// says.
+// Communicators: the interface of all communication between ranks (`self`, `threads`, `mpi`, `nccl`). One object
+// represents one group of ranks. Calls are collective and blocking. Each rank calls from one thread, in the same order
+// on all ranks of the group (the program's launch order). The implementation decides whether buffers are host or device
+// memory.
 #pragma once
 
 #include <array>
@@ -20,19 +20,20 @@ namespace molen::comm {
 
 enum class Reduce { kSum, kMax, kMin };
 
-// The calls that move data: all but barrier and split.
+// The calls that move data: all except barrier and split.
 enum class CallKind { kAllReduce, kReduceScatter, kAllGather, kAllToAll, kBroadcast, kSend, kRecv };
 inline constexpr std::array kAllCallKinds{CallKind::kAllReduce, CallKind::kReduceScatter, CallKind::kAllGather,
                                           CallKind::kAllToAll,  CallKind::kBroadcast,     CallKind::kSend,
                                           CallKind::kRecv};
-std::string_view name_of(CallKind kind);  // as the functions below: "all_reduce", ...
+std::string_view name_of(CallKind kind);  // the name of the member function: "all_reduce", ...
 
-// Calls that came back, and their payload: all elements of the reduced or gathered buffer (sum of counts), of what
-// all_to_all and send send, recv receives, broadcast fills.
+// Completed calls and their payload. The payload is all elements of the reduced or gathered buffer (sum of counts), the
+// elements that all_to_all and send send, that recv receives, and that broadcast fills.
 //
-// The wire bytes are those that these calls really carried from this rank to other ranks, and from others to it,
-// counted where they are copied or handed to the transport: over a group's ranks both add up to the same. They do not
-// say how far: a byte that a rank passes on is sent again. Absent where a library moves the data and cannot be asked.
+// Wire bytes are the bytes that these calls actually carried from this rank to other ranks and back, counted where they
+// are copied or handed to the transport. Summed over a group's ranks, sent and received bytes are equal. They do not
+// measure distance: a byte that a rank forwards is sent again. Absent when a library moves the data and does not report
+// it.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;
@@ -44,7 +45,7 @@ struct Traffic {
   bool operator==(const Traffic&) const = default;
 };
 
-// By kind of call, from nothing.
+// Traffic per kind of call; all counts start at zero.
 class TrafficByCall {
  public:
   explicit TrafficByCall(Traffic none) { of_.fill(none); }
@@ -62,18 +63,18 @@ class Communicator {
   virtual int size() const = 0;
   virtual std::string name() const = 0;  // "self", "threads", "mpi", "nccl"
 
-  // In place over `count` elements (fp64, fp32, bf16, fp16, i64, i32, u8). The order of summation depends on the
-  // group's size only, so the same layout gives the same bits. bf16 and fp16 are summed in fp32 and rounded once. A NaN
-  // of any rank stays NaN under kMax and kMin too. Other element types throw Error.
+  // Reduces in place over `count` elements (fp64, fp32, bf16, fp16, i64, i32, u8). The order of summation depends on
+  // the group's size only, so the same layout gives the same bits. bf16 and fp16 are summed in fp32 and rounded once. A
+  // NaN of any rank stays NaN under kMax and kMin too. Throws Error for other element types.
   virtual void all_reduce(void* data, std::int64_t count, DType dtype, Reduce op) = 0;
-  // Rank r's `counts[r]` elements of `send` (which holds sum(counts)) reduced into `receive`. Uneven counts are
-  // allowed. `receive` may be this rank's block of `send`, and overlaps it nowhere else.
+  // Reduces rank r's block of `counts[r]` elements of `send` (which holds sum(counts)) into `receive`. Uneven counts
+  // are allowed. `receive` may be this rank's block of `send`, but must not overlap the rest of `send`.
   virtual void reduce_scatter(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype,
                               Reduce op) = 0;
-  // Everyone's `counts[rank]` elements, concatenated in rank order into `receive`. `send` may lie in its place in
+  // Concatenates every rank's `counts[rank]` elements in rank order into `receive`. `send` may be this rank's block of
   // `receive`.
   virtual void all_gather(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype) = 0;
-  // Block r of `counts_send[r]` elements goes to rank r.
+  // Sends the block of `counts_send[r]` elements to rank r.
   virtual void all_to_all(const void* send, std::span<const std::int64_t> counts_send, void* receive,
                           std::span<const std::int64_t> counts_receive, DType dtype) = 0;
   virtual void broadcast(void* data, std::int64_t count, DType dtype, int root) = 0;
@@ -81,14 +82,15 @@ class Communicator {
   virtual void recv(void* data, std::int64_t count, DType dtype, int from) = 0;
   virtual void barrier() = 0;
 
-  // A new group of the ranks that pass the same color (>= 0), ordered by key, then rank. Collective over this group.
+  // Makes a new group of the ranks that pass the same color (>= 0), ordered by key, then rank. Collective over this
+  // group.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  // Makes every pending and later call on any rank of the world throw Error, so that a rank that failed does not leave
-  // the others waiting.
+  // Makes every pending and later call on any rank of the world throw Error, so that the other ranks do not wait for a
+  // rank that failed.
   virtual void abort(const std::string& reason) noexcept = 0;
 
-  // What this communicator's calls of a kind have moved so far, and those of all kinds.
+  // Traffic of this communicator's calls of one kind so far, and of all kinds.
   virtual Traffic traffic_of(CallKind kind) const = 0;
   Traffic traffic() const;
 };

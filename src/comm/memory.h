@@ -1,5 +1,5 @@
-// Memory that buffers of thread-ranks may lie in besides the host's: how its bytes are copied and combined, by whoever
-// knows the device (exec/device_memory.h).
+// Device memory that may hold the buffers of thread-ranks. The code that knows the device (exec/device_memory.h)
+// implements how its bytes are copied and combined.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace molen::comm {
 
-// Any thread may call; what a call begins is done when `wait` has returned on the same thread. What lies in the memory
-// must be there when a communicator is called: it waits for no other stream of the device.
+// Any thread may call. An operation is complete when `wait` has returned on the same thread. Data in this memory must
+// be complete before a communicator is called, which waits for no other stream of the device.
 class Memory {
  public:
   virtual ~Memory() = default;
-  // Whether an address is in this memory; else it is the host's.
+  // Returns whether an address is in this memory; otherwise it is host memory.
   virtual bool holds(const void* data) const = 0;
-  // At least one side is here.
+  // At least one side is in this memory.
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
-  // As comm::combine (reduce.h), but for the sign of a zero and the bits of a NaN; all of it is here.
+  // Same as comm::combine (reduce.h), except for the sign of a zero and the bits of a NaN. All buffers are in this
+  // memory.
   virtual void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op) = 0;
   virtual void wait() = 0;
 };

@@ -1,4 +1,4 @@
-// What ranks that are threads, and a rank alone, say of calls that cannot be honoured (tests/golden/messages).
+// Tests the error texts for invalid calls, with threads as ranks and with a single rank (tests/golden/messages).
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -14,7 +14,7 @@
 namespace molen::comm {
 namespace {
 
-// Notes what each of two ranks says.
+// Notes the error text of each of two ranks.
 template <class Body>
 void note_both(Body body) {
   ThreadWorld world(2, {});

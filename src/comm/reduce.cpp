@@ -10,7 +10,7 @@
 namespace molen::comm {
 namespace {
 
-constexpr std::int64_t kBlock = 2048;  // elements combined at a time: stays in the first cache
+constexpr std::int64_t kBlock = 2048;  // elements combined at a time: fit in the L1 cache
 
 float widen_bf16(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);

@@ -1,4 +1,4 @@
-// Element-wise reduction of equal runs, by element type.
+// Element-wise reduction of arrays of equal length, by element type.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace molen::comm {
 
-// target[i] = target[i] op source[i]. bf16 and fp16 are combined in fp32 and rounded.
+// Computes target[i] = target[i] op source[i]. bf16 and fp16 are combined in fp32 and rounded.
 void accumulate(void* target, const void* source, std::int64_t count, DType dtype, Reduce op);
 
-// out[i] = sources[0][i] op sources[1][i] op ..., in this order; bf16 and fp16 are combined in fp32 and rounded once.
-// `out` may be one of the sources.
+// Computes out[i] = sources[0][i] op sources[1][i] op ..., in this order. bf16 and fp16 are combined in fp32 and
+// rounded once. `out` may be one of the sources.
 void combine(void* out, std::span<const void* const> sources, std::int64_t count, DType dtype, Reduce op);
 
-// Throws Error where elements of `dtype` cannot be reduced.
+// Throws Error when elements of `dtype` cannot be reduced.
 void check_reducible(DType dtype);
 
-// Elements before rank `rank`'s block.
+// Returns the number of elements before rank `rank`'s block.
 std::int64_t offset_of(std::span<const std::int64_t> counts, int rank);
-// Sum of all blocks; throws Error unless there are `ranks` counts, none negative.
+// Returns the sum of all blocks. Throws Error unless there are `ranks` counts, none of them negative.
 std::int64_t total_of(std::span<const std::int64_t> counts, int ranks);
 
 }  // namespace molen::comm

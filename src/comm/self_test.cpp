@@ -32,7 +32,7 @@ TEST(Self, AbortEndsLaterCallsOfEveryGroup) {
   EXPECT_NOTED((void)part->split(0, 0), Error);
 }
 
-// What has gone over the wire is unknown from the moment that one part of it is.
+// Wire traffic is unknown as soon as one part of it is unknown.
 TEST(Traffic, DifferencesAndSumsKnowWhatIsUnknown) {
   const Traffic later{5, 100, 40, 30}, earlier{2, 60, 10, 20}, unknown{1, 50, std::nullopt, std::nullopt};
   EXPECT_EQ(later - earlier, (Traffic{3, 40, 30, 10}));

@@ -1,4 +1,4 @@
-// The suites of comm_suite.h have host buffers; this lets a communicator of device memory run them.
+// The suites of comm_suite.h use host buffers; this adapter runs them on a communicator of device memory.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace molen::comm::suite {
 
-// Where a rank's buffers lie during a call.
+// The memory that holds a rank's buffers during a call.
 class Staging {
  public:
   virtual ~Staging() = default;
-  virtual void begin() = 0;  // what this thread took is free again
+  virtual void begin() = 0;  // frees all buffers that this thread took
   virtual char* take(std::int64_t bytes) = 0;
-  // At least one side is there; done on return.
+  // At least one side is in this memory; the copy is complete on return.
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
 };
 
-// A communicator whose callers have host buffers, for one that is called with the device's.
+// A communicator for callers with host buffers that forwards to a communicator of device memory.
 class Staged final : public Communicator {
  public:
   Staged(Communicator& inner, Staging& memory) : inner_(&inner), memory_(memory) {}
@@ -99,7 +99,7 @@ class Staged final : public Communicator {
     std::int64_t bytes;
     char* there = nullptr;
   };
-  // A buffer that may lie in its place in another.
+  // A buffer that may be a part of another buffer.
   Buffer within(Buffer& all, const void* part, std::int64_t bytes) {
     const std::ptrdiff_t at = static_cast<const char*>(part) - static_cast<const char*>(all.host);
     if (at < 0 || at >= all.bytes) return {*this, part, bytes};

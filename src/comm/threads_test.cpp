@@ -16,7 +16,7 @@
 namespace molen::comm {
 namespace {
 
-// What each rank's body threw, "" if nothing.
+// Runs `body` on each rank; returns the text of each rank's error, "" if it threw none.
 template <class Body>
 std::vector<std::string> on_threads(int ranks, ThreadOptions options, Body body) {
   ThreadWorld world(ranks, options);
@@ -71,7 +71,7 @@ TEST_P(Threads, SumsUnderDelayAndDisorder) {
     EXPECT_EQ(e, "");
 }
 
-// Without delays the tests above would meet the orders that threads have by themselves alone.
+// Without working delays the tests above would only see the arrival orders that threads happen to have.
 TEST(ThreadsTrouble, DelaysTakeTheirTime) {
   const auto seconds = [](int delay_us) {
     ThreadOptions options;
@@ -84,7 +84,7 @@ TEST(ThreadsTrouble, DelaysTakeTheirTime) {
       EXPECT_EQ(e, "");
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
-  EXPECT_GT(seconds(5'000), 0.016);  // 16 shares of 5 ms each, 40 ms in the mean
+  EXPECT_GT(seconds(5'000), 0.016);  // 16 uniform delays of up to 5 ms each, 40 ms in the mean
 }
 
 TEST_P(Threads, WireBytesAreTheTextbooks) {
@@ -97,8 +97,8 @@ TEST_P(Threads, WireBytesAreTheTextbooks) {
     EXPECT_EQ(e, "");
 }
 
-// A device's memory stood in for: addresses that no instruction may touch, behind which pages lie that the device's own
-// copies and sums reach by another way.
+// A stand-in for a device's memory. Instructions cannot access its addresses; copies and sums of the device reach the
+// pages behind them through a second mapping.
 class Guarded final : public Memory, public suite::Staging {
  public:
   static constexpr std::int64_t kParts = 8, kPart = 64 << 20;
@@ -113,7 +113,7 @@ class Guarded final : public Memory, public suite::Staging {
     ::munmap(pages_, kBytes);
     ::close(file_);
   }
-  // What a thread has taken is its own until it says that it begins again.
+  // Memory that a thread has taken stays its own until its next `begin`.
   void begin() override { mine() = 0; }
   char* take(std::int64_t bytes) override {
     thread_local const std::int64_t part = parts_.fetch_add(1) % kParts;
@@ -167,7 +167,7 @@ TEST_P(Threads, SuiteAndWireInTheMemoryOfADevice) {
          suite::Staged staged(c, memory);
          if (const std::string wrong = suite::Suite(staged).run(); !wrong.empty()) throw Error(wrong);
          if (const std::string wrong = suite::WireSuite(staged).run(); !wrong.empty()) throw Error(wrong);
-         // The host's stays the host's: flags that ranks agree on.
+         // Host buffers remain usable: flags that ranks agree on.
          double x = 1;
          c.all_reduce(&x, 1, DType::kF64, Reduce::kSum);
          if (x != c.size()) throw Error("a wrong sum on the host");
@@ -177,7 +177,8 @@ TEST_P(Threads, SuiteAndWireInTheMemoryOfADevice) {
   EXPECT_GT(memory.waited, 0);
 }
 
-// Neither the sender, which waits for a copy of its buffer, nor a peer in a collective waits for ever.
+// When the device fails, neither a sender (which waits for a copy of its buffer) nor a peer in a collective waits for
+// ever.
 TEST(ThreadsMemory, ADeviceThatFailsEndsAll) {
   for (const bool message : {true, false}) {
     Guarded memory;
@@ -209,7 +210,8 @@ TEST(ThreadsMemory, OneSumInTwoMemoriesIsRefused) {
   for (const std::string& e : errors) EXPECT_NE(e.find("memories of host and device"), std::string::npos) << e;
 }
 
-// Whose memory is read has sent: a root and the owner of a block send it to each of the others.
+// The owner of memory that another rank reads counts as the sender: a root or a block's owner sends it to each other
+// rank.
 TEST_P(Threads, WhoseMemoryIsReadHasSent) {
   const std::int64_t n = GetParam();
   for (const std::string& e : on_threads(GetParam(), {}, [n](Communicator& c) {

@@ -1,8 +1,8 @@
-// What a communicator that counts wire bytes must say: the textbook's share of the payload where blocks are equal, the
-// right sums over ranks where they are not (n ranks; Thakur, Rabenseifner and Gropp, "Optimization of collective
+// Expected wire bytes of a communicator that counts them: the textbook share of the payload for equal blocks, and the
+// right sums over ranks for unequal blocks (n ranks; Thakur, Rabenseifner and Gropp, "Optimization of collective
 // communication operations in MPICH", 2005):
-//   all_reduce 2(n-1)/n, reduce_scatter, all_gather and all_to_all (n-1)/n, send and recv 1; broadcast n-1 over all.
-// Called on every rank; returns what is wrong, empty if nothing is.
+//   all_reduce 2(n-1)/n, reduce_scatter, all_gather and all_to_all (n-1)/n, send and recv 1; broadcast n-1 in total.
+// Call it on every rank; it returns the failures as text, empty if there are none.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace molen::comm::suite {
 
 class WireSuite {
  public:
-  // An all_reduce of up to `gathered` bytes may gather everything everywhere, n-1 times the payload.
+  // An all_reduce of up to `gathered` bytes may gather all data on every rank, n-1 times the payload.
   explicit WireSuite(Communicator& c, std::int64_t gathered = 0) : c_(c), n_(c.size()), gathered_(gathered) {}
 
   std::string run() {
@@ -40,13 +40,13 @@ class WireSuite {
         equal_blocks(t, share);
         unequal_blocks(t, share);
       }
-    equal_blocks(DType::kU8, 4'500'000);  // blocks of megabytes may go another way
+    equal_blocks(DType::kU8, 4'500'000);  // blocks of megabytes may take another path
     unequal_blocks(DType::kU8, 4'500'000);
     messages();
     if (moved([&] { c_.barrier(); }) != Moved{}) fail("barrier");
   }
 
-  // Blocks of `share` elements: n of them are the payload.
+  // Blocks of `share` elements: the payload is n blocks.
   void equal_blocks(DType t, std::int64_t share) {
     const Counts counts(static_cast<std::size_t>(n_), share);
     const std::int64_t block = share * size_of(t), payload = n_ * block, most = (n_ - 1) * block;
@@ -103,7 +103,7 @@ class WireSuite {
     }
   }
 
-  // A group counts its own, from nothing, and leaves what it was split from as it was.
+  // A new group counts from zero, and its traffic does not change the counts of the group that it was split from.
   void groups() {
     const Traffic before = c_.traffic();
     const auto part = c_.split(c_.rank() % 2, c_.rank());

@@ -9,7 +9,7 @@
 namespace molen::comm {
 namespace {
 
-// More than any machine has: sums of such counts stay numbers.
+// More than any machine has; sums of such counts do not overflow.
 constexpr std::int64_t kMost = std::int64_t{1} << 30;
 
 std::optional<std::int64_t> number(std::string_view text, std::int64_t least) {
@@ -28,13 +28,13 @@ class Variables {
     const char* text = read_(name);
     return text ? text : "";
   }
-  // Of a variable that is set.
+  // Reads a variable that is set.
   int get(const char* name, std::int64_t least) const {
     const auto value = number(text(name), least);
     if (!value) throw UsageError("{}=\"{}\": expected a number from {} on", name, text(name), least);
     return static_cast<int>(*value);
   }
-  // Of the first of them that is set.
+  // Reads the first of the variables that is set.
   std::optional<int> first(std::initializer_list<const char*> names, std::int64_t least) const {
     for (const char* name : names)
       if (has(name)) return get(name, least);
@@ -45,7 +45,8 @@ class Variables {
   const ReadVariable& read_;
 };
 
-// Tasks of each node as Slurm writes them: "4(x2),3" are 4, 4 and 3. How many node `node` has, and all together.
+// Tasks per node in Slurm's notation: "4(x2),3" means 4, 4 and 3. The tasks of node `node`, of all nodes, and the
+// number of nodes.
 struct Tasks {
   std::int64_t of_node = 0, all = 0, nodes = 0;
 };
@@ -70,7 +71,7 @@ std::optional<Tasks> parse_tasks(std::string_view text, std::int64_t node) {
   }
 }
 
-// Ranks of a Slurm step on this node. SLURM_NTASKS_PER_NODE is what was asked for, not what the last node has.
+// Ranks of a Slurm step on this node. SLURM_NTASKS_PER_NODE is the requested number, which the last node may not have.
 std::optional<int> slurm_local_size(const Variables& v, int size) {
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
     if (!v.has(name)) continue;
@@ -88,7 +89,8 @@ std::optional<int> slurm_local_size(const Variables& v, int size) {
   return std::nullopt;
 }
 
-// Where a launcher does not say it, ranks of one are alone and those of one node are together.
+// Completes values that a launcher does not set: a job of one rank has one local rank, and a lone local rank is 0.
+// Throws UsageError when a value stays unknown or the values contradict each other.
 LaunchEnvironment checked(LaunchEnvironment e, std::optional<int> local_rank, std::optional<int> local_size,
                           const char* variables) {
   if (!local_size && e.size == 1) local_size = 1;
@@ -114,7 +116,7 @@ LaunchEnvironment of_open_mpi(const Variables& v) {
                  "OMPI_COMM_WORLD_LOCAL_SIZE");
 }
 
-// Hydra names ranks of a host by MPI_LOCAL..., and Slurm's own PMI leaves that to Slurm's variables.
+// Hydra gives the ranks of a host in MPI_LOCAL... variables; under Slurm's own PMI only Slurm's variables give them.
 LaunchEnvironment of_pmi(const Variables& v) {
   LaunchEnvironment e;
   e.source = "PMI";
@@ -139,7 +141,7 @@ LaunchEnvironment launch_environment(const ReadVariable& read) {
   const Variables v(read);
   if (v.has("OMPI_COMM_WORLD_SIZE")) return of_open_mpi(v);
   if (v.has("PMI_SIZE")) return of_pmi(v);
-  // The batch script itself sees SLURM_NTASKS but is no step: only a step has ranks.
+  // The batch script itself sees SLURM_NTASKS but is not a step: only a step has ranks.
   if (v.has("SLURM_STEP_ID") && v.has("SLURM_PROCID") && v.has("SLURM_NTASKS")) return of_slurm(v);
   return {};
 }

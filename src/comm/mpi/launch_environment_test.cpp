@@ -1,4 +1,4 @@
-// What launchers' variables come to; the forms are those of Open MPI 4 and 5, MPICH's Hydra and Slurm's srun.
+// Tests how launchers' variables are read, in the forms of Open MPI 4 and 5, MPICH's Hydra and Slurm's srun.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -62,7 +62,7 @@ Environment without(Environment e, const std::string& name) {
 TEST(LaunchEnvironment, NoLauncher) {
   EXPECT_EQ(of({}).size, 0);
   EXPECT_EQ(of({{"OMPI_COMM_WORLD_SIZE", ""}}).size, 0);
-  // A batch script is no step, and a step's variables without a rank are none either.
+  // A batch script is not a step, and neither are a step's variables without a rank.
   EXPECT_EQ(of({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).size, 0);
   EXPECT_EQ(of({{"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}}).size, 0);
 }
@@ -71,7 +71,7 @@ TEST(LaunchEnvironment, OpenMpi) {
   const GoldenMessages golden;
   EXPECT_EQ(figures(kOpenMpi), std::tuple(4, 6, 1, 3));
   EXPECT_EQ(of(kOpenMpi).source, "Open MPI");
-  // Its variables stand before those of the Slurm step that mpirun runs in.
+  // Its variables take precedence over those of the Slurm step in which mpirun runs.
   auto both = kOpenMpi;
   both.merge(slurm("0", "2", "0", "0", "1(x2)"));
   EXPECT_EQ(figures(both), std::tuple(4, 6, 1, 3));
@@ -88,7 +88,7 @@ TEST(LaunchEnvironment, Pmi) {
   EXPECT_EQ(figures(with(with(pmi, "MPI_LOCALNRANKS", "2"), "MPI_LOCALRANKID", "1")), std::tuple(3, 4, 1, 2));
   EXPECT_EQ(figures(with(pmi, "PMI_LOCAL_SIZE", "1")), std::tuple(3, 4, 0, 1));
   EXPECT_NE(refusal(with(pmi, "PMI_LOCAL_SIZE", "2")).find("which of the 2 ranks of this host"), std::string::npos);
-  // srun --mpi=pmi2 says the rest in Slurm's own.
+  // srun --mpi=pmi2 gives the rest in Slurm's own variables.
   auto both = slurm("3", "4", "1", "0", "3,1");
   both.insert(pmi.begin(), pmi.end());
   EXPECT_EQ(figures(both), std::tuple(3, 4, 0, 1));
@@ -103,11 +103,11 @@ TEST(LaunchEnvironment, SlurmTasksOfEachNode) {
   EXPECT_EQ(figures(slurm("4", "6", "3", "0", "2,1(x2),2")), std::tuple(4, 6, 0, 2));
   EXPECT_EQ(figures(slurm("1", "2", "0", "1", "2")), std::tuple(1, 2, 1, 2));
   EXPECT_EQ(of(slurm("1", "2", "0", "1", "2")).source, "Slurm");
-  // The step's tasks, not the allocation's; and the latter where the former is not there.
+  // Uses the step's tasks, not the allocation's; the allocation's only when the step's are missing.
   EXPECT_EQ(figures(with(slurm("1", "2", "0", "1", "2"), "SLURM_TASKS_PER_NODE", "64(x9)")), std::tuple(1, 2, 1, 2));
   const auto older = without(slurm("1", "2", "0", "1", "2"), "SLURM_STEP_TASKS_PER_NODE");
   EXPECT_EQ(figures(with(older, "SLURM_TASKS_PER_NODE", "2")), std::tuple(1, 2, 1, 2));
-  // What was asked for a node is not what this one has.
+  // The number of tasks requested per node may differ from this node's number.
   EXPECT_NE(refusal(older).find("Slurm: how many of its 2 ranks share this host"), std::string::npos) << refusal(older);
   EXPECT_EQ(figures({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}), std::tuple(0, 1, 0, 1));
 }
@@ -160,7 +160,7 @@ TEST(LaunchEnvironment, MalformedTasks) {
   }
 }
 
-// Whatever stands there: figures of a job, or a UsageError.
+// Any values of the variables give a job's figures or a UsageError.
 RC_GTEST_PROP(LaunchEnvironmentOf, AnyText, ()) {
   const auto text = [](const char* letters) {
     return *rc::gen::container<std::string>(rc::gen::elementOf(std::string(letters)));
@@ -176,7 +176,7 @@ RC_GTEST_PROP(LaunchEnvironmentOf, AnyText, ()) {
   }
 }
 
-// Any tasks of nodes, written as Slurm does, are read back.
+// Parses any list of tasks per node that is written in Slurm's notation.
 RC_GTEST_PROP(LaunchEnvironmentOf, TasksOfNodes, ()) {
   const auto counts = *rc::gen::nonEmpty(rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 5)));
   const auto node = *rc::gen::inRange<std::size_t>(0, counts.size());

@@ -1,4 +1,4 @@
-// Ranks started by mpirun or srun. Where MPI is not built in, `mpi_available` is false and the rest throws.
+// Ranks started by mpirun or srun. In a build without MPI, `mpi_available` is false and the other functions throw.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,29 @@ namespace molen::comm {
 
 bool mpi_available();
 
-// What a launcher's environment says: ranks of the job and of this host. size 0: nothing launched this process as a
-// rank.
+// A launcher's environment: the ranks of the job and of this host. size 0: no launcher started this process as a rank.
 struct LaunchEnvironment {
   int rank = 0, size = 0, local_rank = 0, local_size = 1;
   std::string source;  // "Open MPI", "PMI", "Slurm"
 };
-// Throws UsageError, with the variable, where they do not say it, or not of one job.
+// Throws UsageError, with the variable, when the variables are incomplete or not of one job.
 LaunchEnvironment launch_environment();
-// The same of another environment: `read` is as getenv.
+// The same for another environment; `read` works like getenv.
 using ReadVariable = std::function<const char*(const char* name)>;
 LaunchEnvironment launch_environment(const ReadVariable& read);
 
-// Who moves the data of broadcast, all_gather and the second half of all_reduce. The rest, and every sum, is ours over
-// point-to-point messages in any case, so the results are the same bits.
-//   kOwn: messages of ours (mpi/routes.h), so wire bytes are counted. Short ones take a logarithm of the group's size
-//         of rounds, long ones go around a ring, gathered blocks in between from each rank to each.
-//   kLibrary: the library's collectives, which cannot be asked: wire bytes are absent from the first such call on.
-//   kAuto: kOwn in a group that shares a host or has at most 8 ranks, which is what ours were measured on; else
-//   kLibrary,
-//          for blocks that go from each rank to each enter a host once for every rank there.
+// Selects the code that moves the data of broadcast, all_gather and the second half of all_reduce. Our own
+// point-to-point messages do the rest, and every sum, in any case, so the results have the same bits.
+//   kOwn: our own messages (mpi/routes.h), so wire bytes are counted. Short blocks take a number of rounds that is
+//         logarithmic in the group's size, long blocks go around a ring; gathered blocks of medium size go from each
+//         rank to each.
+//   kLibrary: the library's collectives, which do not report wire bytes: they are absent from the first such call on.
+//   kAuto: kOwn in a group that shares a host or has at most 8 ranks, the groups on which ours were measured; else
+//          kLibrary, because blocks sent from each rank to each would enter a host once for every rank on it.
 enum class MpiCollectives { kOwn, kLibrary, kAuto };
 
-// An all_reduce of up to so many bytes gathers everything everywhere: one exchange, but n-1 times the payload sent by
-// each of n ranks; above it is 2(n-1)/n times.
+// An all_reduce of up to this many bytes gathers all data on every rank: one exchange, but each of n ranks sends n-1
+// times the payload. A larger all_reduce sends 2(n-1)/n times the payload.
 inline constexpr std::int64_t kMpiShort = std::int64_t{1} << 15;
 
 // MPI_COMM_WORLD, initialised at the first call and finalised at exit. One thread at a time may use it.

@@ -1,6 +1,6 @@
-// MPI-3. Reductions are ours: a pairwise exchange that adds in rank order. MPI's own may add in any order, drop a NaN
-// in a maximum, and have no bf16; ours give the bits of the threads communicator. A reduction that is itself passed
-// around a ring would send as much, but add each block in another order, and round bf16 at every hop.
+// The MPI-3 communicator. Reductions are our own: a pairwise exchange that adds in rank order. MPI's reductions may add
+// in any order, drop a NaN in a maximum, and have no bf16; ours give the same bits as the threads communicator. A
+// reduction passed around a ring would send as much, but add each block in another order and round bf16 at every hop.
 #include <mpi.h>
 
 #include <time.h>
@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t kMany = std::int64_t{1} << 30;     // elements of one library call
 constexpr std::int64_t kChunk = std::int64_t{1} << 18;    // elements of one exchange, at most
 constexpr std::int64_t kScratch = std::int64_t{8} << 20;  // bytes received before they are added, about
-constexpr std::int64_t kHop = std::int64_t{4} << 20;      // bytes that go around a ring at a time; no more: no ring
+constexpr std::int64_t kHop = std::int64_t{4} << 20;      // largest piece in bytes that goes around a ring
 constexpr std::size_t kAhead = 4;                         // messages under way in each direction
 
 void check(int code, const char* what) {
@@ -34,8 +34,8 @@ void check(int code, const char* what) {
   throw Error("MPI: {} failed: {}", what, std::string(text, static_cast<std::size_t>(length)));
 }
 
-// MPI's own waits spin. Where ranks fill the cores of a host, a communication thread that spins takes its compute
-// thread's core while it waits for a slower rank, so after a moment ours sleeps between looks.
+// MPI's own waits spin. If ranks fill the cores of a host, a spinning communication thread takes its compute thread's
+// core while it waits for a slower rank. After a moment our wait therefore sleeps between looks.
 class Patience {
  public:
   void pause() {
@@ -225,7 +225,7 @@ class Mpi final : public Communicator {
     traffic_[kind_].bytes += count * size_of(dtype);
   }
 
-  // Messages. A peer of MPI_PROC_NULL: none, and nothing is counted.
+  // Messages. A peer of MPI_PROC_NULL sends and receives nothing, and nothing is counted.
   struct Arrival {
     MPI_Request request;
     int expected, from;
@@ -247,7 +247,8 @@ class Mpi final : public Communicator {
     check(MPI_Test(&request, &flag, MPI_STATUS_IGNORE), what);
     return flag != 0;
   }
-  // True once. A message that is too long is MPI's error already; one that is too short is not.
+  // Returns true once the message has arrived. MPI itself fails on a message that is too long, but not on one too
+  // short.
   bool arrived(Arrival& a) {
     int flag = 0, got = 0;
     MPI_Status status;
@@ -269,7 +270,7 @@ class Mpi final : public Communicator {
     wait([&] { return arrived(arrival); });
     wait([&] { return done(sent, "MPI_Isend"); });
   }
-  // A collective of the library.
+  // Runs a collective of the library.
   template <class Start>
   void library(const char* what, Start start) {
     traffic_[kind_].wire_bytes = traffic_[kind_].wire_received = std::nullopt;
@@ -280,7 +281,7 @@ class Mpi final : public Communicator {
 
   void exchange(const void* out, std::int64_t count_out, int to, void* in, std::int64_t count_in, int from,
                 DType dtype) {
-    // As many rounds as each pair's own message has: the count of what we send says nothing about what we receive.
+    // Each direction takes as many rounds as its own message needs: the lengths sent and received are independent.
     std::int64_t at_out = 0, at_in = 0;
     do {
       const bool sends = at_out == 0 || at_out < count_out, receives = at_in == 0 || at_in < count_in;
@@ -298,8 +299,8 @@ class Mpi final : public Communicator {
       });
   }
 
-  // Our block of everyone's `send`, added in rank order. Chunk by chunk, so that what arrived is added while it is in
-  // cache. `receive` may be our block of `send`: only others' blocks are sent.
+  // Reduces our block of every rank's `send`, added in rank order. Works chunk by chunk, so that received data is added
+  // while it is in cache. `receive` may be our block of `send`, because only the other blocks are sent.
   void reduce_blocks(const void* send, void* receive, std::span<const std::int64_t> counts, DType dtype, Reduce op) {
     const std::int64_t width = size_of(dtype),
                        chunk = std::clamp<std::int64_t>(kScratch / (width * size_), 4096, kChunk);
@@ -327,7 +328,7 @@ class Mpi final : public Communicator {
     }
   }
 
-  // Each rank's block lies in its place.
+  // Each rank's block must already be in its place in `data`.
   void gather_blocks(void* data, std::span<const std::int64_t> counts, DType dtype) {
     const std::int64_t all = offset_of(counts, size_);
     if (size_ == 1 || all == 0) return;
@@ -365,7 +366,7 @@ class Mpi final : public Communicator {
     }
   }
 
-  // All blocks, this rank's `own` first, the next rank's behind it, and so on around. Valid until the next call.
+  // Gathers all blocks: this rank's `own` first, then the next rank's, and so on around. Valid until the next call.
   const char* gather_rotated(const void* own, std::span<const std::int64_t> counts, DType dtype) {
     char* all = scratch_of(static_cast<std::size_t>(offset_of(counts, size_) * size_of(dtype)));
     std::int64_t have = counts[static_cast<std::size_t>(rank_)];
@@ -378,8 +379,8 @@ class Mpi final : public Communicator {
     return all;
   }
 
-  // Shorter pieces would wait for their rank's turn more often where ranks share cores. With two ranks nobody passes
-  // anything on.
+  // Shorter pieces would wait for their rank's turn more often when ranks share cores. With two ranks no rank forwards
+  // anything.
   void pass_around(void* data, std::span<const std::int64_t> counts, DType dtype) {
     carry(data, mpi::ring_of(counts, rank_, size_ == 2 ? kMany : kHop / size_of(dtype)), dtype);
   }
@@ -425,7 +426,7 @@ class Mpi final : public Communicator {
     for (MPI_Request& sent : sends) wait([&] { return done(sent, "MPI_Isend"); });
   }
 
-  // Everyone's elements to everyone, then the same sum in rank order everywhere.
+  // Gathers every rank's elements on every rank; each rank then computes the same sum in rank order.
   void reduce_small(void* data, std::int64_t count, DType dtype, Reduce op) {
     if (count == 0) return;
     const std::int64_t bytes = count * size_of(dtype);
@@ -454,8 +455,8 @@ class Mpi final : public Communicator {
   bool owned_;
   MpiCollectives wanted_, collectives_{};
   int rank_ = 0, size_ = 1;
-  std::vector<char> scratch_;  // what others sent, before it is added or put in its place; grows to the largest
-  CallKind kind_{};            // of the call under way
+  std::vector<char> scratch_;  // received data before it is added or put in its place; grows to the largest
+  CallKind kind_{};            // kind of the current call
   TrafficByCall traffic_{{0, 0, 0, 0}};
 };
 

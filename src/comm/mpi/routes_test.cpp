@@ -1,4 +1,4 @@
-// Our own collectives' messages, played through without MPI on worlds of up to 17 ranks.
+// Simulates the messages of our own collectives without MPI, on worlds of up to 17 ranks.
 #include "comm/mpi/routes.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace molen::comm::mpi {
 namespace {
 
 using Counts = std::vector<std::int64_t>;
-using Buffer = std::vector<std::int64_t>;  // element i of the whole holds i once it is there, -1 before
+using Buffer = std::vector<std::int64_t>;  // element i of the whole holds i once it has arrived, -1 before
 
 std::int64_t sum(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
@@ -33,8 +33,8 @@ Buffer with_own_block(const Counts& counts, int rank) {
   return buffer;
 }
 
-// Elements that each rank sent. Fails where a message is not what its receiver expects next from that rank, or is sent
-// before its elements are there.
+// Simulates a route and returns the number of elements that each rank sent. Fails when a message is not the next one
+// that its receiver expects from that rank, or is sent before its elements have arrived.
 std::vector<std::int64_t> play(const Counts& counts, const std::function<Route(int)>& route) {
   const int n = static_cast<int>(counts.size());
   struct Rank {
@@ -143,7 +143,7 @@ TEST(Routes, OneBlockAroundTheRingIsABroadcast) {
       Counts counts(unsign(n));
       counts[unsign(root)] = 23;
       std::vector<std::int64_t> expected(unsign(n), 23);
-      expected[unsign((root + n - 1) % n)] = 0;  // the last has nobody to pass it to
+      expected[unsign((root + n - 1) % n)] = 0;  // the last rank of the ring sends nothing
       EXPECT_EQ(play_ring(counts, 4), expected);
     }
 }

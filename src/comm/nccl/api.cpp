@@ -62,7 +62,7 @@ void find_nccl(const Library& library, Api& api) {
   find(library, "ncclGetLastError", api.last_error, false);
 }
 
-// HIP's functions are CUDA's by other names, but for what it says of memory: before ROCm 6 its types had other numbers.
+// HIP's functions are CUDA's with other names, except for its memory types: before ROCm 6 they had other numbers.
 void find_runtime(const Library& library, Api& api) {
   api.hip = ::dlsym(library.handle, "hipGetDeviceCount") != nullptr;
   const auto function = [&](const char* name, auto& f) {

@@ -1,6 +1,6 @@
-// The functions of NCCL and of the CUDA runtime that the communicator calls, found at run time. The declarations follow
-// nccl.h of 2.14 to 2.32 (the values and layouts named here did not change between them) and cuda_runtime_api.h of CUDA
-// 12 and 13; rccl.h and, with other names, hip_runtime_api.h of ROCm 6 and 7 have the same values and layouts.
+// The functions of NCCL and of the CUDA runtime that the communicator calls, loaded at run time. The declarations
+// follow nccl.h of 2.14 to 2.32 (the values and layouts used here did not change between them) and cuda_runtime_api.h
+// of CUDA 12 and 13. rccl.h and, with other names, hip_runtime_api.h of ROCm 6 and 7 have the same values and layouts.
 #pragma once
 
 #include <climits>
@@ -29,16 +29,16 @@ inline constexpr int kSum = 0, kMax = 2, kMin = 3;
 inline constexpr int kInvalidValue = 1, kNotReady = 600, kCopyDefault = 4, kUnregistered = 0, kDeviceMemory = 2;
 inline constexpr unsigned kNonBlocking = 1;
 
-inline constexpr int kOldest = 21400;          // 2.14: as ncclGetVersion counts
-inline constexpr int kOldestHip = 60'000'000;  // 6.0: as hipRuntimeGetVersion counts
+inline constexpr int kOldest = 21400;          // 2.14, encoded as in ncclGetVersion
+inline constexpr int kOldestHip = 60'000'000;  // 6.0, encoded as in hipRuntimeGetVersion
 
-// ncclConfig_t as of 2.14; newer libraries take the rest from their defaults, going by `size` and `version`.
+// ncclConfig_t of 2.14; newer libraries use defaults for their later fields, according to `size` and `version`.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
   unsigned version = kOldest;
   int blocking = 0;
-  int padding = INT_MIN;  // "undefined", for it lies where 2.17 has cgaClusterSize
+  int padding = INT_MIN;  // "undefined", because 2.17 has cgaClusterSize at this place
 };
 static_assert(sizeof(Config) == 24 && offsetof(Config, blocking) == 16);
 
@@ -69,7 +69,7 @@ struct Api {
   int (*broadcast)(const void*, void*, std::size_t, int type, int root, Comm, Stream) = nullptr;
   int (*send)(const void*, std::size_t, int type, int peer, Comm, Stream) = nullptr;
   int (*recv)(void*, std::size_t, int type, int peer, Comm, Stream) = nullptr;
-  // Absent from older libraries: null.
+  // Null when an older library lacks the function.
   int (*split)(Comm, int color, int key, Comm*, Config*) = nullptr;  // 2.18
   const char* (*last_error)(Comm) = nullptr;
 
@@ -93,11 +93,11 @@ struct Api {
   const char* runtime() const { return hip ? "HIP" : "CUDA"; }
 };
 
-// Opens both libraries and finds all functions; throws UsageError. They stay open until the process ends, for they
-// start threads of their own.
+// Opens both libraries and finds all functions; throws UsageError. The libraries stay open until the process ends,
+// because they start their own threads.
 std::shared_ptr<const Api> load(const NcclOptions& options);
 
-// "2.14.3" of 21403.
+// Returns "2.14.3" for 21403.
 std::string version_text(int version);
 
 }  // namespace molen::comm::nccl

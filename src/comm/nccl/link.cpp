@@ -11,14 +11,14 @@
 namespace molen::comm::nccl {
 namespace {
 
-constexpr double kGrace = 5;  // seconds that an orderly end may take before it becomes an abort
+constexpr double kGrace = 5;  // seconds before an orderly shutdown becomes an abort
 
-// Short collectives take tens of microseconds, so the first looks follow each other at once; after that the thread
-// sleeps between looks, for its core may be wanted by the thread that launches kernels.
+// Short collectives take tens of microseconds, so the first polls follow each other at once. After that the thread
+// sleeps between polls, because the thread that launches kernels may need its core.
 class Patience {
  public:
   explicit Patience(double timeout) : timeout_(timeout) {}
-  // False when the time is over.
+  // Returns false when the timeout has passed.
   bool pause() {
     if (looks_++ < kSpins) return true;
     if (timeout_ > 0 && now().value - start_ > timeout_) return false;
@@ -40,7 +40,7 @@ void Failure::set(const std::string& reason) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     if (reason_.empty()) reason_ = reason.empty() ? "aborted" : reason;
-  } catch (...) {  // out of memory for the text: the flag says it without
+  } catch (...) {  // no memory for the text: the flag alone reports the failure
   }
   set_.store(true, std::memory_order_release);
 }
@@ -86,7 +86,7 @@ void* Device::scratch(std::size_t bytes) {
     scratch_bytes_ = 0;
     check(api->allocate(&scratch_, bytes), "Malloc");
     scratch_bytes_ = bytes;
-    // So that a barrier does not read what was never written.
+    // Clear the buffer, so that a barrier does not read uninitialized memory.
     check(api->fill(scratch_, 0, bytes, stream), "MemsetAsync");
   }
   return scratch_;
@@ -95,7 +95,7 @@ void* Device::scratch(std::size_t bytes) {
 void Device::check_memory(const void* data, std::int64_t bytes) const {
   if (bytes <= 0) return;
   PointerAttributes found;
-  // HIP may not know plain memory at all, as CUDA before 11.
+  // HIP may not know plain host memory at all, like CUDA before 11.
   if (const int error = api->attributes(&found, data); error == kInvalidValue) {
     api->clear_error();
     found.type = kUnregistered;
@@ -155,7 +155,7 @@ void Link::init(const UniqueId& id) {
 void Link::split_from(Link& parent, int color, int key) {
   const Call call{"split"};
   device_->use();
-  // The new communicator appears while the old one is in progress.
+  // `comm_` is set while the parent communicator is still in progress.
   parent.check(device_->api->split(parent.comm_, color, key, &comm_, nullptr), call);
   parent.settle(call);
   if (comm_ == nullptr) fail("NCCL made no communicator", call);
@@ -163,7 +163,7 @@ void Link::split_from(Link& parent, int color, int key) {
   verify();
 }
 
-// The bootstrap's idea of the group is what we divide blocks by.
+// Compares NCCL's rank and size with the bootstrap's, by which we divide blocks.
 void Link::verify() {
   const Call call{"creating a communicator"};
   int rank = -1, size = -1;
@@ -201,7 +201,8 @@ void Link::wait_stream(const Call& call) {
   Patience patience(device_->options.timeout.value);
   for (;;) {
     const int error = api.stream_query(device_->stream);
-    // An error stays behind as the thread's last one, "not ready" too: a launch check of libtorch would find it.
+    // The runtime keeps any error, "not ready" too, as the thread's last error: a launch check of libtorch would find
+    // it.
     if (error != 0) api.clear_error();
     if (error != 0 && error != kNotReady) {
       const char* text = api.runtime_error(error);
@@ -235,7 +236,7 @@ void Link::kill() noexcept {
   api.set_device(device_->ordinal);
   api.abort(comm_);
   comm_ = nullptr;
-  // The caller frees its buffers when we throw: the kernels that use them have to be gone, unless the device itself
+  // The caller frees its buffers when we throw: the kernels that use them must have ended, unless the device itself
   // hangs.
   Patience patience(kGrace);
   while (api.stream_query(device_->stream) == kNotReady && patience.pause()) {

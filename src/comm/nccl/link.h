@@ -1,4 +1,4 @@
-// One NCCL communicator and how to wait for it: everything that may hang, fail or be aborted goes through `Link`.
+// One NCCL communicator and how to wait for it. Every call that may hang, fail or be aborted goes through `Link`.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace molen::comm::nccl {
 
-// Shared by all ranks of a world that live in this process, and by the groups split off: the first failure ends all.
+// Shared by all ranks of a world in this process, and by the groups split off: the first failure ends all of them.
 class Failure {
  public:
   void set(const std::string& reason) noexcept;
@@ -25,10 +25,10 @@ class Failure {
   std::atomic<bool> set_ = false;
 };
 
-// The same object for the same id, as long as someone holds it.
+// Returns the same object for the same id, while any holder keeps it alive.
 std::shared_ptr<Failure> failure_of(const UniqueId& id);
 
-// This rank's GPU: the stream of all its communicators and a scratch buffer. One thread at a time.
+// This rank's GPU: the stream of all its communicators and a scratch buffer. Used by one thread at a time.
 class Device {
  public:
   Device(std::shared_ptr<const Api> api, int ordinal, NcclOptions options);
@@ -36,11 +36,11 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  void use() const;                  // makes it the calling thread's device
+  void use() const;                  // makes it the calling thread's current device
   void* scratch(std::size_t bytes);  // valid until the next call
   // Throws Error unless the device can reach `bytes` at `data`.
   void check_memory(const void* data, std::int64_t bytes) const;
-  void check(int error, const char* what) const;  // of the runtime's function without its cuda or hip
+  void check(int error, const char* what) const;  // `what`: the runtime's function without "cuda" or "hip"
 
   const std::shared_ptr<const Api> api;
   const int ordinal;
@@ -52,7 +52,7 @@ class Device {
   std::size_t scratch_bytes_ = 0;
 };
 
-// What a rank is doing, for messages.
+// The current operation of a rank, for messages.
 inline constexpr std::int64_t kNone = INT64_MIN;
 struct Call {
   const char* kind;
@@ -76,9 +76,9 @@ class Link {
 
   // Ends the communicator and throws Error unless `code` is success or "in progress".
   void check(int code, const Call& call);
-  void settle(const Call& call);       // until NCCL has taken what was asked
-  void wait_stream(const Call& call);  // until the device has done it
-  // The failure of anyone. Ends this communicator, and with it what still runs on the device.
+  void settle(const Call& call);       // waits until NCCL has accepted the operation
+  void wait_stream(const Call& call);  // waits until the device has completed it
+  // Checks for a failure of any rank. A failure ends this communicator and its operations on the device.
   void check_failure();
 
   Comm comm() const { return comm_; }

@@ -1,25 +1,23 @@
-// Ranks with one GPU each, over NCCL on NVIDIA's and over RCCL, which has the same functions, on AMD's. Nothing of
-// either is needed to build: the libraries are opened when a communicator is, and where they are missing that is a
-// UsageError that names what was looked for. What is said of NCCL and CUDA here holds for RCCL and HIP.
+// Ranks with one GPU each, over NCCL on NVIDIA GPUs and over RCCL, which has the same functions, on AMD GPUs. Neither
+// is needed to build: a communicator opens the libraries when it is opened. If they are missing, it throws a UsageError
+// that names the libraries it tried. These comments name NCCL and CUDA; the same holds for RCCL and HIP.
 //
 // Memory: all buffers are device memory of the communicator's GPU (managed or pinned host memory is accepted, plain
 // host memory is refused before anything is sent). Host values go over the bootstrap communicator.
 //
 // Order with other streams: a call enqueues on the communicator's own non-blocking stream and returns when that stream
-// is done, so results may be used from any stream at once. What a call reads must be complete when it is made (the
-// caller has synchronised the stream that wrote it), or `NcclOptions::before` makes the communicator's stream wait for
-// it.
+// is done, so any stream may use the results at once. A call's inputs must be complete when it is made: either the
+// caller has synchronised the stream that wrote them, or `NcclOptions::before` makes the communicator's stream wait for
+// that stream.
 //
-// Where it keeps the contract of communicator.h, and where NCCL decides:
+// Differences from the contract of communicator.h:
 //   - kMax and kMin of floats: NCCL may drop a NaN, so these gather all ranks' elements and combine them on the host in
-//   rank
-//     order. Exact, and slow: meant for flags and norms, not for gradients.
-//   - kSum: added by NCCL, in an order that depends on its algorithm and topology. The same bits come back for the same
-//   layout
-//     on the same machine only as far as NCCL repeats its choice (NCCL_ALGO and NCCL_PROTO pin it). all_reduce and
+//     rank order. Exact, and slow: meant for flags and norms, not for gradients.
+//   - kSum: added by NCCL, in an order that depends on its algorithm and topology. The same layout on the same machine
+//     gives the same bits only while NCCL repeats its choice (NCCL_ALGO and NCCL_PROTO pin it). all_reduce and
 //     reduce_scatter of the same data need not agree in the last bit. bf16 and fp16 sums may be rounded at every hop.
 //   - counts that differ over ranks are not detected; `NcclOptions::timeout` turns the hang into an Error that names
-//   the call.
+//     the call.
 #pragma once
 
 #include <functional>
@@ -33,8 +31,8 @@
 namespace molen::comm {
 
 struct NcclOptions {
-  // Each tried in this order, after those that the process has loaded already (libtorch's own: two copies are a trap).
-  // The runtime that is found says whether NCCL or RCCL is looked for.
+  // Library names, tried in this order after those that the process has already loaded (libtorch's own: two copies
+  // would conflict). The runtime that is found decides whether NCCL or RCCL is opened.
   std::vector<std::string> runtime = {"libcudart.so.13", "libcudart.so.12", "libamdhip64.so.7", "libamdhip64.so.6",
                                       "libamdhip64.so"};
   std::vector<std::string> nccl = {"libnccl.so.2"};
@@ -44,14 +42,14 @@ struct NcclOptions {
   std::function<void(void* stream)> before;
 };
 
-// One communicator over all ranks of `bootstrap`, which moves host memory and is used for a moment only (a group split
-// off it is kept: for split, and so that abort reaches all ranks). Collective over `bootstrap`: a rank that cannot open
-// fails all of them. Each rank names its own CUDA device ordinal. Requires NCCL 2.14 (communicators that do not block
-// the host) on CUDA 12, or RCCL of that version on ROCm 6. Throws UsageError where a library or the device is missing
-// or too old, Error where NCCL fails.
+// Opens one communicator over all ranks of `bootstrap`, which moves host memory. It uses `bootstrap` itself only while
+// opening; it keeps a group split off `bootstrap`, for split and so that abort reaches all ranks. Collective over
+// `bootstrap`: a rank that cannot open fails all of them. Each rank names its own CUDA device ordinal. Requires NCCL
+// 2.14 (communicators that do not block the host) on CUDA 12, or RCCL of that version on ROCm 6. Throws UsageError when
+// a library or the device is missing or too old, Error when NCCL fails.
 //
-// abort() may be called from any thread. Ranks of this process wake by themselves; other processes through bootstrap's
-// abort. NCCL's own failure on one rank ends the communicators of this process; the caller reports it to others with
+// Any thread may call abort(). It wakes ranks of this process directly, and other processes through bootstrap's abort.
+// NCCL's own failure on one rank ends the communicators of this process; the caller reports it to other processes with
 // abort().
 std::unique_ptr<Communicator> open_nccl(Communicator& bootstrap, int device, NcclOptions options = {});
 

@@ -18,7 +18,7 @@ using nccl::Failure;
 using nccl::Link;
 using nccl::UniqueId;
 
-constexpr std::int64_t kHostBytes = std::int64_t{4} << 20;  // gathered at a time where the host combines
+constexpr std::int64_t kHostBytes = std::int64_t{4} << 20;  // gathered at a time for a reduction on the host
 
 int type_of(DType dtype) {
   switch (dtype) {
@@ -245,7 +245,8 @@ class Nccl final : public Communicator {
     link_->settle(call);
   }
 
-  // Everything `enqueue` asks for goes off together. The group is closed before an error ends the communicator.
+  // Groups all operations of `enqueue`, which NCCL starts together. Closes the group before an error ends the
+  // communicator.
   template <class Enqueue>
   void group(const Call& call, Enqueue enqueue) {
     link_->check(api().group_start(), call);
@@ -281,8 +282,8 @@ class Nccl final : public Communicator {
     });
   }
 
-  // Elements [first, first + own) of all ranks' `send` combined in rank order into `receive`, chunk by chunk. A chunk
-  // is written after all ranks have gathered it, so `receive` may lie in `send`.
+  // Combines elements [first, first + own) of all ranks' `send` in rank order into `receive`, chunk by chunk. A chunk
+  // is written after all ranks have gathered it, so `receive` may be part of `send`.
   void combine_on_host(const Call& call, const void* send, void* receive, std::int64_t first, std::int64_t own,
                        Reduce op) {
     const std::int64_t width = size_of(call.dtype), chunk = std::max<std::int64_t>(1, kHostBytes / (width * size()));
@@ -310,12 +311,12 @@ class Nccl final : public Communicator {
   std::shared_ptr<Device> device_;
   std::shared_ptr<Failure> failure_;
   std::unique_ptr<Communicator> bootstrap_;
-  std::unique_ptr<Link> link_;  // before the device goes
+  std::unique_ptr<Link> link_;  // destroyed before the device
   std::vector<char> host_;
-  TrafficByCall traffic_{Traffic{}};  // what NCCL sends is its own affair
+  TrafficByCall traffic_{Traffic{}};  // NCCL does not report its wire bytes
 };
 
-// The id that rank 0 of `bootstrap` makes, on all its ranks.
+// Distributes the id that rank 0 of `bootstrap` makes to all its ranks.
 UniqueId exchange_id(Communicator& bootstrap, const nccl::Api& api) {
   struct {
     std::int32_t error = 0;
@@ -342,7 +343,7 @@ std::unique_ptr<Communicator> Nccl::split(int color, int key) {
   return std::make_unique<Nccl>(device_, failure_, std::move(bootstrap), std::move(link));
 }
 
-// Every rank says which version it has opened, RCCL's negated, 0 if none: nobody goes on alone.
+// All ranks exchange the version that they opened (RCCL's negated, 0 if none), so that no rank continues alone.
 void agree(Communicator& bootstrap, const Device* gpu, const std::exception_ptr& error) {
   std::vector<std::int32_t> versions(unsign(bootstrap.size()));
   const std::vector<std::int64_t> one(versions.size(), 1);
@@ -375,7 +376,7 @@ std::unique_ptr<Communicator> open_nccl(Communicator& bootstrap, int device, Ncc
   auto own = bootstrap.split(0, bootstrap.rank());
   const UniqueId id = exchange_id(*own, *gpu->api);
   auto failure = nccl::failure_of(id);
-  own->barrier();  // all hold it: one that fails at once and leaves must not take it along
+  own->barrier();  // all ranks hold `failure` first, so that a rank that fails at once and leaves does not destroy it
   auto link = std::make_unique<Link>(gpu, failure, own->rank(), own->size());
   link->init(id);
   return std::make_unique<Nccl>(std::move(gpu), std::move(failure), std::move(own), std::move(link));

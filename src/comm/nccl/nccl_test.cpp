@@ -1,5 +1,5 @@
-// The NCCL communicator on the fake libraries of nccl/fake, NVIDIA's and AMD's: ranks are threads, device memory is
-// host memory.
+// Tests the NCCL communicator on the fake libraries of nccl/fake, for NVIDIA and AMD: ranks are threads, device memory
+// is host memory.
 #include "comm/nccl/nccl.h"
 
 #include <dlfcn.h>
@@ -22,12 +22,12 @@
 namespace molen::comm {
 namespace {
 
-// A library and what the tests turn in it.
+// A fake library and its test controls.
 struct Fake {
   explicit Fake(const std::string& file) : handle(::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (handle == nullptr) throw Error("{}", ::dlerror());
   }
-  // The first argument only says what the function looks like.
+  // The first argument only gives the function's type.
   template <class F>
   F* get(F* /*type*/, const char* name) const {
     return reinterpret_cast<F*>(::dlsym(handle, name));
@@ -36,7 +36,7 @@ struct Fake {
 };
 #define FAKE(library, function) (library).get(static_cast<decltype(&function)>(nullptr), #function)
 
-// Where the stand-ins of a maker's libraries are.
+// The fake libraries of one GPU maker.
 struct Maker {
   const char *name, *device, *prefix, *runtime, *collectives;
   bool hip;
@@ -66,20 +66,20 @@ class Nccl : public ::testing::TestWithParam<Maker> {
   }
 
   static NcclOptions options() { return options(GetParam().collectives); }
-  // With another library than the maker's own; the list of the other maker names none.
+  // Options with another collectives library than the maker's own; the other maker's list is empty.
   static NcclOptions options(const std::string& library) {
     NcclOptions o;
     o.runtime = {GetParam().runtime};
     o.nccl = o.rccl = {"libof-another-maker.so"};
     collectives(o) = {library};
-    o.timeout = Seconds(60);  // a hang is a failure with a name
+    o.timeout = Seconds(60);  // a hang becomes a failure with a name
     return o;
   }
 
   static std::vector<std::string>& collectives(NcclOptions& o) { return GetParam().hip ? o.rccl : o.nccl; }
   static std::string device_text(const char* rest) { return fmt::format("{} device {}", GetParam().device, rest); }
 
-  // What each rank's body threw, "" if nothing.
+  // Runs `body` on each rank; returns the text of each rank's error, "" if it threw none.
   template <class Body>
   static std::vector<std::string> on_ranks(int ranks, NcclOptions o, Body body) {
     return on_ranks(ranks, std::vector<NcclOptions>(static_cast<std::size_t>(ranks), o), body);
@@ -108,7 +108,7 @@ class Nccl : public ::testing::TestWithParam<Maker> {
     for (const std::string& e : errors)
       EXPECT_NE(e.find(part), std::string::npos) << "'" << e << "' lacks '" << part << "'";
   }
-  // What open_nccl says with these options, on one rank.
+  // Returns the error text of open_nccl with these options, on one rank.
   template <class Kind>
   static std::string refusal(const NcclOptions& o, int device = 0) {
     const auto self = make_self();
@@ -146,7 +146,7 @@ TEST_P(Nccl, Suite) {
   }
 }
 
-// Buffers of the suite in memory that the runtime has allocated, as a real library wants them.
+// Buffers of the suite in memory allocated by the runtime, as a real library requires.
 class Allocated final : public suite::Staging {
  public:
   Allocated(const NcclOptions& options, int ordinal) : device_(nccl::load(options), ordinal, options) {
@@ -198,7 +198,7 @@ TEST_P(Nccl, SuiteInMemoryOfTheDevice) {
   }
 }
 
-// The libraries of this machine, where it has a device.
+// Runs on the libraries of this machine, if it has a device.
 TEST(NcclHere, SuiteOfOneRank) {
   const NcclOptions here;
   try {
@@ -244,7 +244,7 @@ TEST_P(Nccl, EqualCountsTakeTheNativeCall) {
   EXPECT_EQ(count("ncclAllGather") + count("ncclReduceScatter"), 4) << "none more";
 }
 
-// Of an exchange each rank keeps its own block without asking the library for it, and sends none that is empty.
+// In an exchange each rank copies its own block without the library, and sends no empty block.
 TEST_P(Nccl, AnExchangeSendsToOthersAlone) {
   for (const std::string& e : on_ranks(3, options(), [](Communicator& c) {
          std::vector<float> x(9, static_cast<float>(c.rank())), y(9);
@@ -271,7 +271,7 @@ TEST_P(Nccl, AnExchangeSendsToOthersAlone) {
   EXPECT_EQ(count("ncclSend"), 8) << "two of the uneven ones";
 }
 
-// A maximum of several chunks, written over what it reads.
+// A maximum of several chunks, written over its own input.
 TEST_P(Nccl, MaximaOfManyElementsKeepNaN) {
   constexpr std::int64_t n = 1'500'000;
   for (const std::string& e : on_ranks(2, options(), [](Communicator& c) {
@@ -304,7 +304,7 @@ TEST_P(Nccl, MissingLibrariesAreNamed) {
   EXPECT_NE(refusal<UsageError>(o).find("libno-such-runtime.so.13"), std::string::npos);
   o.runtime = {};
   EXPECT_NE(refusal<UsageError>(o), "");
-  // The second choice is taken where the first is missing.
+  // If the first choice is missing, the second is used.
   o.runtime = {"libno-such-runtime.so.13", GetParam().runtime};
   EXPECT_EQ(refusal<Error>(o), "");
 }
@@ -500,7 +500,7 @@ TEST_P(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
     EXPECT_EQ(e, "");
 }
 
-// Every call looks at the memory that it is given, before anything is on its way.
+// Every call checks its memory before it starts any operation.
 TEST_P(Nccl, NoCallTakesMemoryItCannotReach) {
   double host[2] = {1, 2}, mine[2] = {3, 4};
   FAKE(runtime, fake_runtime_pointers)(host, nullptr);
@@ -567,7 +567,7 @@ TEST_P(Nccl, RanksOfTwoMakersAreRefused) {
                                     : "rank 0 has NCCL 2.27.3, rank 1 has RCCL 2.27.3");
 }
 
-// Before ROCm 6 a device's memory had the number of the host's.
+// Before ROCm 6 the memory type of a device had the number of the host's.
 TEST_P(Nccl, AnOldHipIsRefused) {
   const GoldenMessages golden;
   for (const auto& [version, text] : {std::pair{50'731'921, "5.7"}, {50'700'000, "5.7"}, {50'000'000, "5.0"}}) {

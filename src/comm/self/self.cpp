@@ -9,7 +9,7 @@
 namespace molen::comm {
 namespace {
 
-// Shared by what `split` makes, so that an abort reaches all.
+// Shared with the communicators that `split` makes, so that an abort reaches all.
 struct Failure {
   std::mutex mutex;
   std::string reason;
@@ -57,7 +57,7 @@ class Self final : public Communicator {
     try {
       const std::lock_guard lock(failure_->mutex);
       if (failure_->reason.empty()) failure_->reason = reason.empty() ? "aborted" : reason;
-    } catch (...) {  // out of memory for the text: nothing more can be done here
+    } catch (...) {  // no memory for the text: nothing more can be done here
     }
   }
   Traffic traffic_of(CallKind kind) const override { return traffic_[kind]; }
@@ -78,7 +78,7 @@ class Self final : public Communicator {
     if (from != to && count > 0) std::memcpy(to, from, static_cast<std::size_t>(count * size_of(dtype)));
   }
   std::shared_ptr<Failure> failure_;
-  TrafficByCall traffic_{{0, 0, 0, 0}};  // nothing leaves
+  TrafficByCall traffic_{{0, 0, 0, 0}};  // no bytes leave this rank
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// One rank alone.
+// A communicator of a single rank.
 #pragma once
 
 #include <memory>

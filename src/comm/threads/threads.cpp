@@ -16,7 +16,7 @@
 namespace molen::comm {
 namespace {
 
-// What a rank is doing: published before a collective, compared by all.
+// The current call of a rank: published before a collective and compared by all ranks.
 struct Call {
   std::int64_t count = 0;  // elements of payload, as Traffic counts them
   DType dtype = DType::kU8;
@@ -38,7 +38,7 @@ struct Call {
   }
 };
 
-// A rank that waits. `text` says what for; empty: for other ranks' copies, which end whatever fails.
+// A waiting rank. `text` describes the awaited event; empty: other ranks' copies, which end whatever fails.
 struct Waiter {
   Waiter(int r, std::function<bool()> until, std::function<std::string()> what)
       : rank(r), done(std::move(until)), text(std::move(what)) {}
@@ -54,7 +54,7 @@ const char* text_of(Reduce op) {
 
 }  // namespace
 
-// The world: one failure ends all groups. Everything is guarded by `mutex`.
+// The world: one failure ends all groups. `mutex` guards all members.
 struct ThreadWorld::Shared {
   std::mutex mutex;
   std::string failure;  // empty: none
@@ -72,8 +72,8 @@ struct ThreadWorld::Shared {
     set_failure(reason);
   }
 
-  // Until `done()` or a failure anywhere; `text` says what the rank waits for. A rank uses one thread, so when all wait
-  // and none is done, none ever will be.
+  // Waits for `done()` or a failure anywhere; `text` describes the awaited event. A rank uses one thread, so when all
+  // ranks wait and no condition holds, none ever will.
   template <class Done, class Text>
   void wait(std::unique_lock<std::mutex>& lock, int rank, Done done, Text text) {
     if (done() || !failure.empty()) return;
@@ -83,7 +83,7 @@ struct ThreadWorld::Shared {
     leave(me);
   }
 
-  // Until other ranks have made their copies: they are finite, and no failure may cut them short.
+  // Waits until other ranks have made their copies: the copies are finite, and no failure may cut them short.
   template <class Done>
   void wait_for_copies(std::unique_lock<std::mutex>& lock, int rank, Done done) {
     if (done()) return;
@@ -92,7 +92,7 @@ struct ThreadWorld::Shared {
     leave(me);
   }
 
-  // After any change: those who can go on, and no others, for a woken thread wants the mutex.
+  // Call after any change. Wakes only the ranks that can continue, because each woken thread needs the mutex.
   void wake() {
     for (Waiter& w : waiters)
       if (w.done() || (w.text && !failure.empty())) w.ready.notify_one();
@@ -129,16 +129,16 @@ struct Message {
   std::int64_t taken = 0;  // bytes copied by the receiver
 };
 
-// Bytes that one rank's thread copied between its own memory and another rank's. Reading is the other rank's sending:
-// whose memory the bytes leave has sent them, whichever thread moves them.
+// Bytes that one rank's thread copied between its own memory and another rank's. The owner of the memory that is read
+// counts as the sender, whichever thread copies.
 struct Moved {
   std::int64_t read = 0, written = 0;
 };
 
-// A group of ranks. All its state is guarded by the world's mutex, but for `calls` while `moving` > 0: then nobody
-// writes them, and every published buffer stays, for no rank leaves a collective, not even by an exception, before all
-// have moved. A row of `moved` is written by its rank alone while `moving` > 0, and read by all between the end of that
-// and their next collective, which no rank begins to move in before all are there.
+// A group of ranks. The world's mutex guards all its state, except `calls` while `moving` > 0. During that time no rank
+// writes `calls`, and every published buffer stays valid: no rank leaves a collective, not even by an exception, before
+// all ranks have moved their data. Only its own rank writes a row of `moved`, while `moving` > 0. All ranks read
+// `moved` between then and their next collective, in which no rank begins to move before all have arrived.
 struct Group {
   Group(std::shared_ptr<World> w, std::vector<int> world_ranks)
       : world(std::move(w)),
@@ -151,17 +151,17 @@ struct Group {
   std::shared_ptr<World> world;
   std::vector<int> members;  // world ranks
   std::vector<Call> calls;
-  std::vector<std::vector<Moved>> moved;  // [rank whose thread copies][the other rank], in the collective under way
+  std::vector<std::vector<Moved>> moved;  // [rank whose thread copies][the other rank], in the current collective
   std::vector<bool> gone;
   std::size_t arrived = 0, moving = 0;
   std::int64_t generation = 0;
   std::map<std::pair<int, int>, Message*> mail;
-  std::map<int, std::shared_ptr<Group>> split;  // by color, while a split is under way
+  std::map<int, std::shared_ptr<Group>> split;  // by color, while a split is in progress
 };
 
 class Threads final : public Communicator {
  public:
-  // With the world's mutex held.
+  // Requires the world's mutex.
   Threads(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {
     int& handles = world().handles[static_cast<std::size_t>(me())];
     handles = std::max(handles, 0) + 1;
@@ -173,7 +173,7 @@ class Threads final : public Communicator {
     world().wake();
     try {
       world().find_deadlock();
-    } catch (...) {  // out of memory for the text: the others find out when they leave
+    } catch (...) {  // no memory for the text: the other ranks find out when they leave
     }
   }
 
@@ -187,7 +187,7 @@ class Threads final : public Communicator {
       // Each rank reduces one slice of all buffers and writes it to all of them.
       const std::int64_t first = count * rank_ / size(), last = count * (rank_ + 1) / size();
       const std::int64_t width = size_of(dtype);
-      // Keeps the reduced block in cache while it is copied out; a device wants all at once.
+      // Small blocks keep the reduced block in cache while it is copied out; a device takes the whole slice at once.
       const std::int64_t block = here(data) ? std::int64_t{1} << 15 : std::max<std::int64_t>(last - first, 1);
       std::vector<const void*> sources(group_->calls.size());
       for (std::int64_t at = first; at < last; at += block) {
@@ -267,7 +267,7 @@ class Threads final : public Communicator {
     world().wait(
         lock, me(), [&] { return message.state == Message::kTaken || left(to); },
         [&] { return fmt::format("send of {} x {} to rank {}", count, name_of(dtype), other(to)); });
-    // Our buffer is read until the receiver says so, whatever else has failed.
+    // The receiver reads our buffer until it reports the end of its copy, whatever else has failed.
     world().wait_for_copies(lock, me(), [&] { return message.state != Message::kCopying; });
     if (message.state != Message::kTaken) {
       group_->mail.erase(box);
@@ -347,7 +347,7 @@ class Threads final : public Communicator {
       if (!group) group = std::make_shared<Group>(group_->world, ranks);
       made = std::make_unique<Threads>(group, position);
     });
-    // All have taken theirs, and none can begin another split before we do.
+    // All ranks have taken their group, and none can begin another split before we do.
     const std::lock_guard lock(world().mutex);
     group_->split.erase(color);
     return made;
@@ -356,7 +356,7 @@ class Threads final : public Communicator {
   void abort(const std::string& reason) noexcept override {
     try {
       world().fail(reason);
-    } catch (...) {  // out of memory for the text: nothing more can be done here
+    } catch (...) {  // no memory for the text: nothing more can be done here
     }
   }
   Traffic traffic_of(CallKind kind) const override { return traffic_[kind]; }
@@ -366,7 +366,7 @@ class Threads final : public Communicator {
   int other(int rank) const { return group_->members[static_cast<std::size_t>(rank)]; }
   int me() const { return other(rank_); }
   bool left(int rank) const { return group_->gone[static_cast<std::size_t>(rank)]; }
-  // Whether data is the host's.
+  // Returns whether `data` is host memory.
   bool here(const void* data) const {
     const Memory* memory = world().options.memory;
     return !memory || !memory->holds(data);
@@ -388,14 +388,15 @@ class Threads final : public Communicator {
     else
       world().options.memory->combine(out, sources, count, dtype, op);
   }
-  // What was begun must be done before others may free their buffers, also where more was to come.
+  // Copies in progress must end before other ranks may free their buffers, even when an exception cut the sequence
+  // short.
   void settle_after_failure() const noexcept {
     try {
       settle();
     } catch (...) {  // a device that fails has stopped copying
     }
   }
-  // Until a device has done what this thread began there.
+  // Waits until a device has completed the operations that this thread began on it.
   void settle() const {
     if (Memory* memory = world().options.memory) memory->wait();
   }
@@ -406,7 +407,7 @@ class Threads final : public Communicator {
     traffic_[kind] += {1, count * size_of(dtype), sent, received};
   }
 
-  // Copies between this rank's memory and rank `other`'s inside a collective, and their count.
+  // Counts copies between this rank's memory and rank `other`'s inside a collective.
   void has_read(int other, std::int64_t bytes) {
     if (other != rank_) moved_by(rank_, other).read += bytes;
   }
@@ -431,7 +432,7 @@ class Threads final : public Communicator {
     note(kind, count, dtype, sent, received);
   }
 
-  // The injected trouble.
+  // Injects the configured delay and failure.
   void begin() {
     const ThreadOptions& o = world().options;
     if (me() == o.fail_rank && call_ == o.fail_call) {
@@ -447,7 +448,7 @@ class Threads final : public Communicator {
     ++call_;
   }
 
-  // A collective that moves data.
+  // Runs a collective that moves data and counts its traffic.
   template <class Move>
   void counted(CallKind kind, Call call, Move move) {
     const std::int64_t count = call.count;
@@ -456,7 +457,7 @@ class Threads final : public Communicator {
     note_collective(kind, count, dtype);
   }
 
-  // Publishes `call`, waits for all, compares, runs `move` on all, waits for all.
+  // Publishes `call`, waits for all ranks, compares the calls, runs `move` on all ranks, waits for all.
   template <class Move>
   void collective(std::string_view kind, Call call, Move move) {
     begin();
@@ -481,7 +482,7 @@ class Threads final : public Communicator {
     if (!world().failure.empty()) throw Error(world().failure);
   }
 
-  // All ranks have arrived, or one never will.
+  // Waits until all ranks have arrived; throws when one never will.
   void enter(Call call) {
     std::unique_lock lock(world().mutex);
     if (!world().failure.empty()) throw Error(world().failure);
@@ -520,7 +521,7 @@ class Threads final : public Communicator {
   TrafficByCall traffic_{{0, 0, 0, 0}};
 };
 
-// The world group, kept by the world so that every rank finds it.
+// The world group; the world keeps it so that every rank finds it.
 struct WorldGroup : World {
   std::shared_ptr<Group> group;
 };
@@ -535,7 +536,7 @@ ThreadWorld::ThreadWorld(int ranks, ThreadOptions options) {
   world->handles.assign(static_cast<std::size_t>(ranks), -1);
   std::vector<int> members(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) members[static_cast<std::size_t>(r)] = r;
-  // The group points back at the world; ~ThreadWorld cuts the circle.
+  // The group points back to the world; ~ThreadWorld breaks the cycle.
   world->group = std::make_shared<Group>(world, members);
   shared_ = world;
 }

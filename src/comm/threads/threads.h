@@ -1,5 +1,5 @@
-// N ranks as threads of one process, in the host's memory or in that of a device that they share. Deterministic; with
-// injected delay, disorder and failure for tests.
+// N ranks as threads of one process, in host memory or in the memory of a device that they share. Deterministic; tests
+// can inject delay, disorder and failure.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct ThreadOptions {
   int delay_us = 0;  // each call first sleeps a random time up to this: delays, and disorder of arrival
   std::uint64_t seed = 0;
   int fail_rank = -1;           // this rank throws ...
-  std::int64_t fail_call = -1;  // ... at its call of this number (from 0)
-  Memory* memory = nullptr;     // where buffers may lie besides the host's; must outlive the world
+  std::int64_t fail_call = -1;  // ... at its call with this number (from 0)
+  Memory* memory = nullptr;     // memory that may hold buffers besides the host's; must outlive the world
 };
 
 class ThreadWorld {
@@ -25,7 +25,7 @@ class ThreadWorld {
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
 
-  // To be called once per rank. When a communicator is destroyed while others wait for it, they throw Error.
+  // Call once per rank. When a communicator is destroyed while other ranks wait for it, those ranks throw Error.
   std::unique_ptr<Communicator> communicator(int rank);
 
   struct Shared;

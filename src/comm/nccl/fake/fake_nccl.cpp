@@ -1,8 +1,8 @@
-// A library with NCCL's functions between threads of one process, on the fake runtime's streams. It keeps to what
-// NCCL promises and no more: a message has the size that its receiver asks for, calls return before anything is done,
-// sums of bf16 and fp16 round at each rank, a maximum drops a NaN, an abort reaches only the rank that calls it, and a
-// communicator that is asked again while in progress refuses. FAKE_NO_SPLIT leaves ncclCommSplit out (NCCL
-// before 2.18), FAKE_NO_SEND leaves ncclSend out.
+// A library with NCCL's functions between threads of one process, on the fake runtime's streams. It guarantees only
+// what NCCL guarantees. A message must have the size that its receiver requests; calls return before their work is
+// done; sums of bf16 and fp16 round at each rank; a maximum drops a NaN; an abort reaches only the rank that calls it;
+// a communicator refuses a call while it is in progress. FAKE_NO_SPLIT leaves out ncclCommSplit (NCCL before 2.18),
+// FAKE_NO_SEND leaves out ncclSend.
 #include "comm/nccl/fake/fake.h"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ struct World {
   std::condition_variable changed;
   int size = 0, joined = 0, finalized = 0, arrived = 0, splitting = 0;
   long generation = 0;
-  bool dead = false;  // a rank has gone: nothing that needs all will be done
+  bool dead = false;  // a rank has gone: no operation that needs all ranks will complete
   int broken = 0;     // ranks call different collectives
   std::set<int> devices;
   std::vector<const Op*> slots;
@@ -63,7 +63,7 @@ struct FakeComm {
   std::shared_ptr<World> world;
   int rank = 0, polls = 0, async = 0, running = 0;
   bool aborted = false, finalizing = false, blocking = false;
-  // A split under way: where the new one goes, what was asked, what came of it.
+  // A split in progress: the place for the new communicator, the arguments, the result.
   FakeComm** wanted = nullptr;
   int color = 0, key = 0;
   FakeComm* made = nullptr;
@@ -90,7 +90,7 @@ struct Batch {
 thread_local int depth = 0;
 thread_local std::vector<Batch> batches;
 
-// Counts the call; what the test wants it to return.
+// Counts the call; returns the result that the test set.
 int enter(const char* name, int rank) {
   const std::lock_guard lock(controls);
   ++calls[name];
@@ -164,7 +164,7 @@ void put(void* to, const Bytes& from) {
   if (!from.empty()) std::memcpy(to, from.data(), from.size());
 }
 
-// All ranks' operation at once, with the world's mutex held. Nothing is written before all is read.
+// Performs all ranks' operation at once, with the world's mutex held. Reads all inputs before it writes anything.
 void perform(World& w) {
   const Op& first = *w.slots[0];
   const std::size_t n = first.count * width_of(first.type);
@@ -269,7 +269,7 @@ struct Task {
   std::vector<Op> ops;
 };
 
-// With the world's mutex held.
+// Requires the world's mutex.
 void submit(FakeComm& c) {
   ++c.running;
   fake_runtime_enqueue(
@@ -333,7 +333,7 @@ std::shared_ptr<World> world_of(int size) {
   return world;
 }
 
-// All ranks have asked: makes every color's communicator.
+// Makes every color's communicator, once all ranks have called split.
 [[maybe_unused]] void divide(World& w, int wanted_polls) {
   std::map<int, std::vector<FakeComm*>> colors;
   for (FakeComm* c : w.comms) colors[c->color].push_back(c);

@@ -1,5 +1,5 @@
-// A library with the CUDA runtime's functions, or HIP's with FAKE_HIP, on host memory: streams are threads, so what a
-// test does not wait for is not done.
+// A library with the CUDA runtime's functions, or HIP's with FAKE_HIP, on host memory. Streams are threads, so an
+// operation is not done until a test waits for it.
 #include "comm/nccl/fake/fake.h"
 
 #include <chrono>
@@ -189,7 +189,7 @@ int RUNTIME(PointerGetAttributes)(void* attributes, const void* data) {
   } found{};
   const std::lock_guard lock(mutex);
 #ifdef FAKE_HIP
-  if (is_host(data)) return failed(1);  // as ROCm of memory it knows nothing of
+  if (is_host(data)) return failed(1);  // ROCm's answer for unknown memory
 #endif
   found.type = is_host(data) ? 0 : 2;
   found.device = data == foreign_pointer ? current_device + 1 : current_device;
