@@ -13,7 +13,7 @@ namespace {
 
 struct Field {
   std::string text;
-  int need;            // the field with the largest goes first where the line is too long
+  int need;            // when the line is too long, the field with the largest value is dropped first
   bool alarm = false;  // a value that must not be overlooked
 };
 
@@ -38,12 +38,12 @@ void add_eta(const ConsoleStep& s, std::vector<Field>& fields) {
   if (known(s.eta_s)) fields.push_back({"eta " + duration(*s.eta_s), 3});
 }
 
-// A rate that is not finite (a step of no duration) was not measured.
+// A rate that is not finite (a step of no duration) counts as not measured.
 std::string count(double value) {
   return std::isfinite(value) ? human_count(value) : "-";
 }
 
-// "scale 65536", or that the step was skipped at that scale.
+// "scale 65536", or a note that the step was skipped at that scale.
 Field scale_of(const ConsoleStep& s) {
   if (!s.skipped) return {fmt::format("scale {:g}", *s.loss_scale), 10};
   return {
@@ -94,13 +94,13 @@ int width_of(const std::vector<Field>& fields) {
   return static_cast<int>(width);
 }
 
-// fmt::print would throw where the pipe is closed; what cannot be shown is not worth a run.
+// fmt::print would throw when the pipe is closed; lost output must not end a run.
 void put(std::FILE* file, const std::string& text) {
   [[maybe_unused]] const auto written = std::fwrite(text.data(), 1, text.size(), file);
   std::fflush(file);
 }
 
-// Blanks over what remains of a longer line before it: works where the terminal knows no escape sequence.
+// Writes blanks over the rest of a longer previous line: this also works on a terminal without escape sequences.
 std::string over(const std::string& old_line, const std::string& line) {
   const int rest = std::max(visible_columns(old_line) - visible_columns(line), 0);
   return "\r" + line + std::string(static_cast<std::size_t>(rest), ' ');
@@ -139,7 +139,7 @@ int visible_columns(std::string_view line) {
 
 namespace {
 
-// Whole fields, the least needed left out until the line fits.
+// Joins whole fields; drops the least needed until the line fits.
 std::string line_of(std::vector<Field> fields, const ConsoleStyle& style) {
   while (style.width > 0 && fields.size() > 1 && width_of(fields) > style.width)
     fields.erase(
@@ -181,7 +181,7 @@ std::string wrapped(std::string_view text, int width) {
   constexpr std::string_view kIndent = "    ";
   if (width <= 0) return std::string(text);
   std::string all;
-  std::size_t line = 0;  // where the last line begins in `all`
+  std::size_t line = 0;  // start of the last line in `all`
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find_first_of(" \n", at), text.size());
     const std::string_view word = text.substr(at, end - at);

@@ -186,7 +186,7 @@ TEST(Console, KeepsTheMostNeededFields) {
   EXPECT_EQ(step_line(sample(), {false, 52}), "step 120/2000 | loss 4.1235 | 12.35 k tok/s");
 }
 
-// What goes where the columns do not suffice, in order: the step and the loss are the last that stay.
+// The order in which fields are left out when columns are short: the step and the loss stay longest.
 TEST(Console, LeavesOutTheLeastNeededFirst) {
   ConsoleStep s = sample();
   s.loss_scale = 65536;
@@ -200,7 +200,7 @@ TEST(Console, LeavesOutTheLeastNeededFirst) {
       if (line.find(field) == std::string::npos && std::find(gone.begin(), gone.end(), field) == gone.end())
         gone.push_back(field);
   }
-  // Of equal need the first in the line.
+  // Of fields of equal need, the first in the line goes first.
   std::vector<std::string> expected = order;
   std::swap(expected[2], expected[3]);
   std::swap(expected[4], expected[5]);

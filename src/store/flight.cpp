@@ -26,15 +26,15 @@ constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kHeadBytes = 4096;
 constexpr std::uint32_t kMostRecords = 1 << 14;
 constexpr std::int32_t kMostRanks = 1 << 24;
-constexpr std::int64_t kMostRanksAFile = 64, kMostRanksMissing = 1024;  // that reports believe in
+constexpr std::int64_t kMostRanksAFile = 64, kMostRanksMissing = 1024;  // limits of plausible rank counts in reports
 
-// Fields may be written while others read them: all are accessed through atomic_ref.
+// Other processes may read fields while they are written: all accesses go through atomic_ref.
 struct Record {
   std::uint64_t sequence;  // 0 while the rest is being written
   std::int64_t ns, step, bytes;
   std::int32_t op;
   std::uint32_t end;
-  std::uint64_t check;  // of the fields above: half a record that a lost host's disk kept is told by it
+  std::uint64_t check;  // checksum of the fields above: it exposes half a record on the disk of a lost host
 };
 
 struct alignas(64) Slot {
@@ -71,7 +71,7 @@ constexpr int kOpBits = 26;  // with the bit of `inside`
 
 // The first page of the file; docs/formats/flight.md lists the offsets.
 struct FlightWriter::Head {
-  char magic[8];  // written last, when the rest is there
+  char magic[8];  // written last, after the rest
   std::uint32_t version, head_bytes, slot_bytes, records, streams;
   std::int32_t rank, ranks;
   std::uint32_t phase;
@@ -81,10 +81,10 @@ struct FlightWriter::Head {
   std::uint64_t pid_start, pid_namespace;
   std::int64_t start_wall_ns;
   char host[64], boot[64], digest[72];
-  // Live from here on.
+  // Fields that change during the run.
   std::uint64_t beat;
   std::int64_t beat_ns, beat_wall_ns, idle_ns, median_step_ns, step;
-  std::uint64_t phases;  // changes of phase
+  std::uint64_t phases;  // number of phase changes
   std::uint32_t end;
   std::int32_t saw_dead;
   StreamHead stream[kFlightStreams];
@@ -104,19 +104,19 @@ void put_text(char (&field)[N], const std::string& text) {
   std::memcpy(field, text.data(), std::min(text.size(), N - 1));
 }
 
-// Of a text file in /proc, which has no size; empty where there is none.
+// Reads a text file in /proc, whose size the system does not tell. Returns an empty string when the process is gone.
 std::string read_proc(const std::string& path) {
   try {
     return read_file(path, 1 << 16);
   } catch (const UsageError&) {  // its process is gone
     return "";
   } catch (const IoError& error) {
-    if (error.code() != ESRCH) throw;  // no descriptor left, ...: that says nothing about the process
+    if (error.code() != ESRCH) throw;  // no descriptor left, ...: no information about the process
     return "";
   }
 }
 
-// State letter and start time from /proc/PID/stat; the command in parentheses may hold anything.
+// State letter and start time from /proc/PID/stat; the command in parentheses may contain any characters.
 struct Stat {
   char state = 0;
   std::uint64_t start = 0;
@@ -166,18 +166,19 @@ FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity,
     make_directories(file.parent_path());
     remove_file(file);
     File created = File::create_new(file);
-    // Not a hole: a store to a page that a full disk has no room for would end the process (SIGBUS).
+    // Allocates real blocks instead of a hole: on a full disk, a store to a page without a block would kill the process
+    // (SIGBUS).
     created.allocate(static_cast<std::int64_t>(bytes_));
     created.write(std::string(bytes_, '\0'));
-    // The one writer that does not go through the file system's door: a record is a few stores into shared pages, and
-    // what they hold when the power goes is told by each record's check.
+    // The only writer that bypasses the file system interface: a record is a few stores into shared pages. After a
+    // power cut, each record's checksum shows whether the record is whole.
     mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, created.descriptor(), 0);
     if (mapped == MAP_FAILED) throw Error("{}: cannot be mapped: {}", file.string(), std::strerror(errno));
   } catch (const Error& error) {
-    file_system().remove(file);  // whatever of it is there
+    file_system().remove(file);  // removes a partly made file
     throw Error("the flight recorder: {}", error.what());
   }
-  std::memset(mapped, 0, bytes_);  // and every page is there before the first op
+  std::memset(mapped, 0, bytes_);  // also maps every page before the first op
   head_ = new (mapped) Head{};
   head_->version = kVersion;
   head_->head_bytes = kHeadBytes;
@@ -263,7 +264,7 @@ void FlightWriter::sync() noexcept {
 
 namespace {
 
-// Reads fields out of bytes of any origin.
+// Reads fields from untrusted bytes.
 class Reader {
  public:
   Reader(std::string_view bytes, std::string_view origin) : bytes_(bytes), origin_(origin) {}
@@ -389,8 +390,8 @@ fs::path flight_file(const fs::path& directory, int rank) {
 
 namespace {
 
-// Of what follows, each rank that a record speaks of costs files to open and lines to print: a few missing files are
-// ranks of lost hosts, thousands beside one file are none.
+// In reports, each rank that a file mentions costs files to open and lines to print. A few missing files are ranks of
+// lost hosts; thousands beside one file are not plausible.
 void require_plausible_ranks(const std::vector<FlightState>& all, const fs::path& directory) {
   const auto most = static_cast<std::int64_t>(all.size()) * kMostRanksAFile + kMostRanksMissing;
   for (const FlightState& s : all)

@@ -1,6 +1,6 @@
 // The flight recorder: one memory-mapped ring file per rank, runs/NAME/flight/rank-%05d.bin (docs/formats/flight.md).
-// Writing a record is a few stores into shared pages, no system call, so what was written outlives SIGKILL. The file's
-// head carries the rank's heartbeat, which other ranks read (store/watch.h).
+// Writing a record takes a few stores into shared pages and no system call, so written records survive SIGKILL. The
+// file's head carries the rank's heartbeat, which other ranks read (store/watch.h).
 #pragma once
 
 #include <array>
@@ -14,15 +14,14 @@
 
 namespace molen::store {
 
-// Compute, communication, copies to the host and to the device, the host's cores: each written by one thread. A file
-// has the first so many of them that its program uses.
+// Streams: compute, communication, copies to the host and to the device, the host's cores. One thread writes each. A
+// file has the first n of them, as many as its program uses.
 inline constexpr int kFlightStreams = 5;
 inline constexpr int kCommStream = 1;
 
-// What the loop does; ops are only expected to advance in kTrain.
+// The phase of the training loop; ops are only expected to advance in kTrain.
 enum class FlightPhase : std::uint32_t { kStart, kTrain, kValidate, kCheckpoint, kFinish };
-// How the rank left, by its own account.
-// kAlarmed: it ended the job because of another rank.
+// How the rank left, by its own account. kAlarmed: it ended the job because of another rank.
 enum class FlightEnd : std::uint32_t { kRunning, kEnded, kFailed, kAlarmed };
 std::string_view name_of(FlightPhase phase);
 
@@ -33,20 +32,20 @@ struct FlightIdentity {
   std::string host, boot;  // name; boot id of the kernel: ranks that share it share a host
   std::int64_t pid = 0;
   std::uint64_t pid_start = 0;      // clock ticks after boot; tells a reused pid
-  std::uint64_t pid_namespace = 0;  // pids mean something within one
+  std::uint64_t pid_namespace = 0;  // pids are unique only within one namespace
   std::string program_digest;       // SHA-256 of the program's text, hexadecimal
   std::int64_t start_wall_ns = 0;
 };
-// Host, boot, pid and start of this process and the time now; the rest as it is.
+// Fills in host, boot, pid and start of this process and the time now; leaves the other fields unchanged.
 FlightIdentity identify_process(FlightIdentity identity);
 
-// Writes one rank's file. `record` may be called by one thread per stream, the rest from any thread.
+// Writes one rank's file. One thread per stream may call `record`; any thread may call the other functions.
 class FlightWriter {
  public:
   static constexpr int kRecords = 1024;  // per stream
 
-  // Creates the file anew: who still has an earlier attempt's open keeps that one. Throws Error (disk full, ...).
-  // `streams`: that have a ring, 2 to kFlightStreams; others are not recorded.
+  // Creates a new file; a process that still has an earlier attempt's file open keeps that file. Throws Error (disk
+  // full, ...). `streams`: number of streams with a ring, 2 to kFlightStreams; other streams are not recorded.
   FlightWriter(const fs::path& file, const FlightIdentity& identity, int streams = 2);
   ~FlightWriter();
   FlightWriter(const FlightWriter&) = delete;
@@ -54,10 +53,10 @@ class FlightWriter {
 
   // `op`: index in the expanded program; `bytes`: payload of a collective; `ns`: steady clock.
   void record(int stream, bool end, std::int64_t step, int op, std::int64_t bytes, std::int64_t ns) noexcept;
-  // Counts as progress, like a record.
+  // Counts as progress, as a record does.
   void phase(FlightPhase phase, std::int64_t step) noexcept;
   void median_step(std::int64_t ns) noexcept;
-  // `idle_ns`: since the last progress, on a clock that stands still while the process is stopped.
+  // `idle_ns`: time since the last progress, on a clock that stops while the process is stopped.
   void beat(std::int64_t idle_ns, std::int64_t ns, std::int64_t wall_ns) noexcept;
   void saw_dead(int rank) noexcept;
   void leave(FlightEnd end) noexcept;
@@ -76,7 +75,7 @@ class FlightWriter {
 };
 
 struct FlightRecord {
-  std::uint64_t sequence = 0;  // from 1, without gaps in what was written
+  std::uint64_t sequence = 0;  // from 1, without gaps among written records
   std::int64_t ns = 0, step = 0, bytes = 0;
   int op = 0;
   bool end = false;
@@ -98,23 +97,23 @@ struct FlightState {
   std::int64_t beat_wall_ns = 0, idle_ns = 0, median_step_ns = 0, step = 0;
   FlightPhase phase{};
   FlightEnd end{};
-  int saw_dead = -1;  // a rank whose process this one found gone; with kAlarmed: the rank to blame
+  int saw_dead = -1;  // a rank whose process this rank found dead; with kAlarmed: the rank to blame
   std::array<FlightStream, kFlightStreams> streams;
 };
 
-// A whole file, or its head alone (`records` stay empty). Any bytes: throws UsageError naming `origin` where they are
-// no such file. Text in it comes out printable.
+// Parses a whole file, or its head alone (`records` stay empty). Accepts any bytes: throws UsageError naming `origin`
+// when they are not such a file. Text in the result is printable.
 FlightState parse_flight(std::string_view bytes, std::string_view origin);
-// Head only; a failure where the file is absent or is being created.
+// Reads the head only; returns a failure when the file is absent or is being created.
 Result<FlightState> read_flight_head(const fs::path& file);
 FlightState read_flight(const fs::path& file);
 
 fs::path flight_file(const fs::path& directory, int rank);
-// Files of the newest attempt in the directory, by rank; those of earlier ones are left out. Throws UsageError where
-// there is none, and where they speak of far more ranks (64 times as many, and 1,024) than there are files.
+// Reads the files of the newest attempt in the directory, by rank, and ignores earlier attempts. Throws UsageError when
+// there is none, and when the files claim far more ranks (64 times as many, and 1,024) than there are files.
 std::vector<FlightState> read_flights(const fs::path& directory);
 
-// What this machine knows of a rank's process.
+// State of a rank's process as far as this machine knows it.
 enum class ProcessState { kUnknown, kAlive, kStopped, kDead };
 ProcessState process_of(const FlightIdentity& identity, const FlightIdentity& here);
 

@@ -12,11 +12,10 @@
 namespace molen::store {
 namespace {
 
-// Ranks beat four times a second, so one that fell silent this much before the last was no longer running.
+// Ranks beat four times a second, so a rank whose last beat is this much before the others' was no longer running.
 constexpr std::int64_t kApartNs = 700'000'000;
 
-// Where a rank is in the order that all ranks of one program share: the collective it is in or comes from. Further is
-// larger.
+// A rank's place in the order that all ranks of one program share: its current or last collective. Further is larger.
 struct Place {
   std::int64_t step = 0;
   int op = -1;
@@ -26,11 +25,12 @@ struct Place {
 
 Place comm_place(const FlightState& f) {
   const FlightStream& c = f.streams[kCommStream];
-  if (c.any && c.step >= f.step) return {c.step, c.op, !c.inside};  // behind its end is further than in it
+  // After a collective's end is further than inside it
+  if (c.any && c.step >= f.step) return {c.step, c.op, !c.inside};
   return {f.step, -1, false};
 }
 
-// The stream that tells most about what the rank is doing.
+// Returns the stream that tells most about the rank's activity.
 const FlightStream* telling(const FlightState& f) {
   if (f.streams[kCommStream].inside) return &f.streams[kCommStream];
   const FlightStream* latest = nullptr;
@@ -97,7 +97,7 @@ std::vector<int> ranks_where(const Judgement& j, F&& condition) {
   return found;
 }
 
-// After the fact, all processes are gone: the one that went first, by its last beat or by what others saw.
+// After the job, all processes are gone: finds the one that went first, by its last beat or by what other ranks saw.
 std::vector<int> first_gone(const Judgement& j) {
   std::vector<int> seen;
   std::int64_t last = 0;
@@ -110,7 +110,7 @@ std::vector<int> first_gone(const Judgement& j) {
     return r.state == RankState::kDead && r.seen.flight && last - r.seen.flight->beat_wall_ns > kApartNs;
   });
   if (!silent.empty()) {
-    // Of those the earliest, and who fell silent with it.
+    // The earliest silent rank, and the ranks that fell silent together with it.
     std::int64_t first = last;
     for (const auto& r : j.ranks)
       if (r.state == RankState::kDead && r.seen.flight) first = std::min(first, r.seen.flight->beat_wall_ns);
@@ -123,8 +123,9 @@ std::vector<int> first_gone(const Judgement& j) {
   return seen;
 }
 
-// Of ranks that live: those that have not entered what the others of their program wait in; or, where some wait for
-// none that waits, of those that are in nothing the furthest behind.
+// Finds the ranks to blame among living ranks. If some ranks wait in no collective: of these, the furthest behind of
+// each program. If all wait: the ranks in an earlier collective than others of their program. If none waits: the hung
+// ranks.
 std::vector<int> behind(const Judgement& j) {
   const auto in_step = [](const Judgement::Rank& r) {
     return r.seen.flight && r.state != RankState::kEnded && r.state != RankState::kFailed;
@@ -151,14 +152,14 @@ std::vector<int> behind(const Judgement& j) {
   return ranks_where(j, [&](const Judgement::Rank& r) {
     if (!compared(r)) return false;
     const Extent& e = extents.at(program_of(*r.seen.flight));
-    // All in the same collective: none is behind.
+    // If all ranks are in the same collective, none is behind.
     return comm_place(*r.seen.flight) == e.least && (any_free || e.least != e.most);
   });
 }
 
 std::vector<int> find_culprits(const Judgement& j) {
-  // The verdict of the time when it happened. What the launcher did afterwards (a stopped rank goes on before it is
-  // killed) says less.
+  // Keep the verdict that a rank recorded when it ended the job. Later events at the hands of the launcher (a stopped
+  // rank continues before it is killed) tell less.
   for (const auto& r : j.ranks)
     if (r.state == RankState::kAlarmed && r.seen.flight->saw_dead >= 0) return {r.seen.flight->saw_dead};
   const auto dead = ranks_where(j, [](const auto& r) { return gone(r.state); });
@@ -174,7 +175,7 @@ std::vector<int> find_culprits(const Judgement& j) {
     auto found = ranks_where(j, [s](const auto& r) { return r.state == s; });
     if (!found.empty()) return found;
   }
-  // Ranks outside of steps hold the others up, rightly: nobody is to blame.
+  // Ranks outside of steps hold the others up rightly: nobody is to blame.
   if (std::any_of(j.ranks.begin(), j.ranks.end(), [](const auto& r) { return r.state == RankState::kBusy; })) return {};
   return behind(j);
 }
@@ -332,7 +333,7 @@ Json to_json(const Judgement& j, const OpTexts& ops) {
       Json streams = Json::array();
       for (std::size_t i = 0; i < f.streams.size(); ++i) {
         const FlightStream& stream = f.streams[i];
-        if (i > kCommStream && !stream.any) continue;  // of copies, which most programs have none of
+        if (i > kCommStream && !stream.any) continue;  // copy streams, which most programs do not use
         streams.push_back({{"records", stream.written}, {"readable", stream.records.size()}, {"torn", stream.torn}});
       }
       row["streams"] = streams;

@@ -1,5 +1,6 @@
-// From the flight records of all ranks to a report: what each rank does, who holds the others up, and where in the
-// program. Pure functions; who reads the files and looks at processes is store/watch.h and `molen runs flight`.
+// Turns the flight records of all ranks into a report: the activity of each rank, the rank that holds the others up,
+// and the place in the program. Pure functions; store/watch.h and `molen runs flight` read the files and look at
+// processes.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ struct OpText {
   std::string name;     // "all_reduce axis=dp", on one line
   std::string excerpt;  // the lines around it, with "<-- here"; may be empty
 };
-// Of the program with this digest (FlightIdentity): stages of a pipeline have one each. May be empty: then ops have
-// numbers only.
+// Returns the op's text in the program with this digest (FlightIdentity); each pipeline stage has its own program. May
+// be empty: then ops have numbers only.
 using OpTexts = std::function<OpText(const std::string& program_digest, int op)>;
 
 enum class RankState {
@@ -38,7 +39,7 @@ enum class RankState {
 };
 std::string_view name_of(RankState state);
 
-// What was seen of one rank. `beats` and `advances`: between two looks; nothing where there was one look only.
+// Observations of one rank. `beats` and `advances` compare two looks; absent after a single look.
 struct Sighting {
   int rank = 0;
   std::optional<FlightState> flight;
@@ -56,7 +57,7 @@ struct Judgement {
   std::vector<Rank> ranks;
   std::vector<int> culprits;    // empty: nobody holds the others up, or it cannot be told
   std::vector<int> waiting;     // ranks in a collective
-  std::optional<int> waits_in;  // the op that the first of them waits in; of ranks with its program the first op
+  std::optional<int> waits_in;  // the op that the first waiting rank waits in; of ranks with its program the first op
   std::string summary;          // one sentence
 };
 Judgement judge(std::vector<Sighting> ranks, const OpTexts& ops);

@@ -59,7 +59,7 @@ TEST(FlightJudge, TheRankThatHasNotEnteredWhatTheOthersWaitIn) {
   EXPECT_EQ(to_json(j, kOps)["culprits"], Json::array({1}));
 }
 
-// The table and the JSON of one judgement, as people and programs read them.
+// The whole table for people and the whole JSON for programs of one judgement.
 TEST(FlightJudge, IsShownWhole) {
   std::vector<Sighting> ranks{living(0, 3, Place{7, 25, false}, Place{7, 20, true}),
                               living(1, 3, Place{7, 15, true}, Place{7, 10, false}), Sighting{}};
@@ -118,7 +118,7 @@ TEST(FlightJudge, AllInTheSameCollectiveBlameNobody) {
   EXPECT_NE(j.summary.find("no rank is behind the others"), std::string::npos) << j.summary;
 }
 
-// Ops of two stages of a pipeline have numbers of their own: a smaller one is not behind.
+// Ops of two pipeline stages are numbered separately: a smaller number is not behind.
 TEST(FlightJudge, RanksOfOtherProgramsAreNotBehind) {
   auto first = living(0, 4, {}, Place{7, 90, true}), second = living(1, 4, {}, Place{7, 90, true});
   auto third = living(2, 4, {}, Place{7, 20, true}), fourth = living(3, 4, {}, Place{7, 20, true});
@@ -132,7 +132,7 @@ TEST(FlightJudge, RanksOfOtherProgramsAreNotBehind) {
   EXPECT_EQ(j.culprits, std::vector<int>{3});
   EXPECT_NE(j.summary.find("receive 10"), std::string::npos) << j.summary;
   EXPECT_NE(j.summary.find("send 90"), std::string::npos) << j.summary;
-  // One that computes holds up its own program's and others' ranks.
+  // A computing rank holds up ranks of its own program and of others.
   const auto busy = living(0, 4, Place{7, 31, true}, Place{7, 30, false});
   EXPECT_EQ(judge({busy, second, third}, of_stages).culprits, std::vector<int>{0});
 }
@@ -143,7 +143,7 @@ TEST(FlightJudge, ABusyRankHoldsOthersUpRightly) {
   EXPECT_TRUE(judge({busy, living(1, 2, {}, Place{8, 3, true})}, kOps).culprits.empty());
 }
 
-// All ranks of a job that has ended, in the same place.
+// All ranks of an ended job, in the same place.
 std::vector<Sighting> dead_in_a_collective(int ranks) {
   std::vector<Sighting> all;
   for (int r = 0; r < ranks; ++r) {
@@ -159,18 +159,18 @@ TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
   std::vector<Sighting> all = dead_in_a_collective(3);
   all[2].flight->beat_wall_ns -= 1'500'000'000;
   EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{2});
-  // All at once: who was found dead by the others.
+  // All fell silent at once: blames the rank that the others found dead.
   all[2].flight->beat_wall_ns = all[0].flight->beat_wall_ns;
   all[0].flight->saw_dead = 1;
   EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{1});
-  // Nothing of that: whoever was behind.
+  // Without any such record: blames the rank that was behind.
   all[0].flight->saw_dead = -1;
   all[0].flight->streams[1].inside = false;
   all[0].flight->streams[1].op = 10;
   EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{0});
 }
 
-// The rank that ended the job died first; a launcher let the stopped one go on before it killed it.
+// The rank that ended the job died first; a launcher resumed the stopped rank before it killed it.
 TEST(FlightJudge, TheVerdictOfTheTimeStands) {
   std::vector<Sighting> all = dead_in_a_collective(2);
   all[0].flight->beat_wall_ns -= 1'500'000'000;
@@ -190,7 +190,7 @@ TEST(FlightJudge, WithoutRecordsOrNames) {
   EXPECT_NE(to_text(j, {}).find("absent"), std::string::npos);
 }
 
-// What is asked first decides: how it left, whether its process is there, whether it beats, and only then its ops.
+// The order of the checks: how the rank left, whether its process exists, whether it beats, and only then its ops.
 TEST(FlightJudge, TheStateOfARank) {
   EXPECT_EQ(state_of({}), RankState::kAbsent);
   const auto state = [](Sighting s, auto&& change) {
@@ -236,7 +236,7 @@ TEST(FlightJudge, SaysWhatARankDoes) {
   EXPECT_EQ(doing(in_op, end(FlightEnd::kRunning)), "running: op 15 (part 15) of step 7");
   EXPECT_EQ(doing(in_op, [](Sighting& s) { s.flight->phase = FlightPhase::kCheckpoint; }), "in checkpoint, step 7");
   EXPECT_EQ(doing(in_op, [](Sighting& s) { s.process = ProcessState::kDead; }), "dead: op 15 (part 15) of step 7");
-  // The last of what it left, whichever stream that was in.
+  // Shows the last op of the rank, from whichever stream.
   const auto leave = [](Sighting& s) { s.flight->streams[0].inside = false; };
   EXPECT_EQ(doing(in_op, leave), "between: after op 15 (part 15) of step 7");
   EXPECT_EQ(doing(living(0, 1, Place{7, 15, false}, Place{7, 20, false}, true), leave),
@@ -261,7 +261,7 @@ TEST(FlightJudge, WhoHangsWhereNobodyWaits) {
   const auto runs = living(1, 2, Place{7, 15, true}, Place{7, 10, false}, true);
   EXPECT_EQ(judge({hung(0), runs}, kOps).culprits, std::vector<int>{0});
   EXPECT_EQ(judge({hung(0)}, kOps).culprits, std::vector<int>{0});
-  // What holds all of them up is none of them.
+  // When every rank is held up, none of them is to blame.
   const auto j = judge({hung(0), hung(1)}, kOps);
   EXPECT_TRUE(j.culprits.empty());
   EXPECT_EQ(j.summary, "no rank holds the others up");
@@ -280,7 +280,7 @@ TEST(FlightJudge, TheSummaryWhereNobodyIsToBlame) {
             "no rank holds the others up; rank 0 waits in op 20");
 }
 
-// A job has thousands of ranks: neither list of them grows with it.
+// A job has thousands of ranks: neither list of ranks in the report grows with their number.
 TEST(FlightJudge, ManyRanksAreCounted) {
   std::vector<Sighting> all;
   for (int r = 0; r < 9; ++r) all.push_back(living(r, 30, {}, Place{7, 20, true}));
@@ -308,7 +308,7 @@ TEST(FlightJudge, ManyRanksAreCounted) {
                                                 "ranks 0"}));
 }
 
-// Ranks beat four times a second: what is less than 0.7 s apart is at the same time.
+// Ranks beat four times a second: beats less than 0.7 s apart count as simultaneous.
 TEST(FlightJudge, HowFarApartTheLastBeatsAre) {
   std::vector<Sighting> all = dead_in_a_collective(4);
   const std::int64_t last = all[0].flight->beat_wall_ns;
@@ -317,7 +317,7 @@ TEST(FlightJudge, HowFarApartTheLastBeatsAre) {
   EXPECT_EQ(to_text(judge(all, kOps), kOps).find("heartbeat"), std::string::npos);
   all[2].flight->beat_wall_ns = last - 700'000'001;
   EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{2});
-  // Those that fell silent with the first of them, and not one that did later.
+  // The ranks that fell silent together with the first one, and not a rank that did so later.
   all[2].flight->beat_wall_ns = last - 2'000'000'000;
   all[1].flight->beat_wall_ns = last - 1'300'000'000;
   all[3].flight->beat_wall_ns = last - 1'299'999'999;
@@ -343,7 +343,7 @@ TEST(FlightJudge, TroubleOfARanksOwnComesBeforeItsPlace) {
   EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{3});
 }
 
-// A file may say anything of other ranks.
+// A file may make any claim about other ranks.
 TEST(FlightJudge, ARankThatIsNotThereIsNotToBlame) {
   std::vector<Sighting> all = dead_in_a_collective(2);
   all[0].flight->end = FlightEnd::kAlarmed;

@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Deadlines are for broken code on a slow machine: nothing waits for them where all is well.
+// Deadlines are for broken code on a slow machine: working code never waits for them.
 template <class F>
 bool soon(F&& condition, double seconds = 20.0) {
   const double end = now().value + seconds;
@@ -56,7 +56,7 @@ class Flight : public ::testing::Test {
   }
   fs::path file(int rank = 0) const { return flight_file(directory_, rank); }
 
-  // Runs `body` in a process of its own, which then waits to be killed; returns its pid once the rank's file beats.
+  // Runs `body` in a separate process, which then waits to be killed; returns its pid once the rank's file beats.
   template <class F>
   pid_t rank_process(int rank, int ranks, F body) {
     const pid_t pid = ::fork();
@@ -126,14 +126,14 @@ TEST_F(Flight, TheHeadComesBackWhole) {
   EXPECT_EQ(s.identity.pid_namespace, id.pid_namespace);
   EXPECT_GT(id.pid_namespace, 0u);
   EXPECT_EQ(s.identity.boot, id.boot);
-  EXPECT_EQ(s.beat, 3u);  // one at its start
+  EXPECT_EQ(s.beat, 3u);  // one beat at its start
   EXPECT_EQ(s.idle_ns, 9'000);
   EXPECT_EQ(s.beat_wall_ns, 1'700'000'000'250'000'000);
   EXPECT_EQ(s.saw_dead, 5);
   char host[256] = "";
   ASSERT_EQ(::gethostname(host, sizeof host - 1), 0);
   EXPECT_EQ(s.identity.host, std::string(host).substr(0, 63));
-  // The monotonic time of the beat, which is for debuggers.
+  // The monotonic time of the beat, which serves debuggers only.
   std::int64_t beat_ns = 0;
   std::memcpy(&beat_ns, read_file(file(3)).data() + 296, sizeof beat_ns);
   EXPECT_EQ(beat_ns, 124'000);
@@ -151,7 +151,7 @@ TEST_F(Flight, TheRingKeepsTheLast) {
   EXPECT_EQ(s.streams[0].torn, 0);
 }
 
-// Large steps and ops survive the packing into one word.
+// Large steps and ops fit into the packed word.
 TEST_F(Flight, TheLargestPlace) {
   FlightWriter w(file(), identity());
   w.record(1, false, (std::int64_t{1} << 37) + 5, (1 << 25) - 1, 0, 1);
@@ -165,14 +165,14 @@ TEST_F(Flight, ATornRecordIsLeftOut) {
   FlightWriter w(file(), identity());
   for (int i = 0; i < 5; ++i) w.record(0, false, 1, i, 0, i);
   std::string bytes = read_file(file());
-  for (const std::size_t slot : {1u, 3u}) bytes[4096 + 64 * slot + 9] ^= 1;  // a byte of its time
+  for (const std::size_t slot : {1u, 3u}) bytes[4096 + 64 * slot + 9] ^= 1;  // a byte of the record's time
   const FlightState s = parse_flight(bytes, "test");
   EXPECT_EQ(s.streams[0].torn, 2);
   ASSERT_EQ(s.streams[0].records.size(), 3u);
   EXPECT_EQ(s.streams[0].records[1].op, 2);
 }
 
-// One thread writes while another reads: every record that comes out is one that went in.
+// One thread writes while another reads: every record that the reader gets is one that was written.
 TEST_F(Flight, ReadersSeeWholeRecords) {
   FlightWriter w(file(), identity());
   std::atomic<bool> stop{false};
@@ -218,8 +218,7 @@ TEST_F(Flight, AProcessIsAliveStoppedOrDead) {
   end_process(pid);
 }
 
-// A program without copies has no rings for them, and one with has.
-// A watch that has no descriptor left must not take its neighbours for dead.
+// A watch without free descriptors must not take its neighbours for dead.
 TEST_F(Flight, WhatCannotBeAskedIsNotDead) {
   make_directories(directory_);
   const FlightIdentity own = identity();
@@ -273,7 +272,7 @@ TEST_F(Flight, HostileFiles) {
   refused(with(20, std::uint32_t{(1 << 14) + 1}));
   refused(with(20, std::uint32_t{1025}));
   refused(with(24, std::uint32_t{1}));
-  refused(with(24, std::uint32_t{3}));  // of which the rings are not there
+  refused(with(24, std::uint32_t{3}));  // whose rings are missing
   refused(with(24, std::uint32_t{6}));
   refused(with(28, std::int32_t{-1}));
   refused(with(28, std::int32_t{1}));
@@ -283,12 +282,12 @@ TEST_F(Flight, HostileFiles) {
   refused(with(344, std::uint32_t{4}));
   refused(with(348, std::int32_t{1}));
   std::string name = good;
-  std::memset(name.data() + 88, 0x1b, 64);  // no end, and escapes for a terminal
+  std::memset(name.data() + 88, 0x1b, 64);  // no terminator, and escapes for a terminal
   EXPECT_EQ(parse_flight(name, "x").identity.host, std::string(64, '?'));
   EXPECT_NOTED(read_flights(directory_ / "none"), UsageError);
 }
 
-// A file says how many ranks there are: reports open files and print lines for each.
+// A file claims a number of ranks, and reports open files and print lines for each.
 TEST_F(Flight, RanksWithoutFilesAreNotBelieved) {
   { const FlightWriter w(file(), identity(0, 1 << 24)); }
   const auto report = [&] {
@@ -297,7 +296,7 @@ TEST_F(Flight, RanksWithoutFilesAreNotBelieved) {
   };
   EXPECT_NE(bounded("a flight record of 2^24 ranks, beside no other", report).find("16777216 ranks"),
             std::string::npos);
-  fs::resize_file(file(), 4096);  // its head alone, as a crash before the first op leaves it
+  fs::resize_file(file(), 4096);  // the head alone, as after a crash before the first op
   EXPECT_NE(bounded("the same, 4,096 bytes long", report), "");
   { const FlightWriter w(file(), identity(0, 1000)); }
   EXPECT_EQ(bounded("a flight record of 1,000 ranks, beside no other", report), "") << "lost hosts";
@@ -322,14 +321,14 @@ TEST(FlightLimit, Auto) {
   EXPECT_DOUBLE_EQ(hang_limit_s(Seconds(4), 0), 40.0) << "before the first step's end";
 }
 
-// Six beats before the limit, and never a tenth of it or more.
+// Leaves six beats before the limit, and never a tenth of the limit or more.
 TEST(FlightLimit, LeavesTimeToConfirm) {
   EXPECT_DOUBLE_EQ(suspect_after_s(30.0, milliseconds(250)), 28.5);
   EXPECT_DOUBLE_EQ(suspect_after_s(15.0, milliseconds(250)), 13.5);
   EXPECT_DOUBLE_EQ(suspect_after_s(4.0, milliseconds(250)), 3.6);
 }
 
-// Every row of neighbours that is gone has somebody left who looks at one of it, and so has every rank on its host.
+// For every run of dead neighbours, some living rank watches one of them; each rank is also watched from its own host.
 TEST(FlightPeers, SomebodyLooksAtEverybody) {
   for (const int ranks : {1, 2, 5, 16, 17, 64}) {
     std::vector<std::uint64_t> hosts;
@@ -356,7 +355,6 @@ const OpTexts kOps = [](const std::string&, int op) {
 };
 
 // --- the watch
-// ---------------------------------------------------------------------------------------------------------
 
 class FlightWatch : public Flight {
  protected:
@@ -395,7 +393,7 @@ TEST_F(FlightWatch, ADeadRankIsNoticedAtOnce) {
   FlightWriter w(file(0), identity(0, 2));
   start_step(w);
   w.record(1, false, 7, 20, 0, 1);
-  const auto watching = watch(w, 0, 2, Seconds(1000), WatchOptions{}.beat);  // as runs have it
+  const auto watching = watch(w, 0, 2, Seconds(1000), WatchOptions{}.beat);  // as in real runs
   const double start = now().value;
   end_process(pid);
   ASSERT_TRUE(soon([&] { return !alarms().empty(); }));
@@ -415,7 +413,7 @@ TEST_F(FlightWatch, AStoppedRankIsNoticedWithinTheLimit) {
   });
   FlightWriter w(file(0), identity(0, 2));
   start_step(w);
-  w.phase(FlightPhase::kCheckpoint, 7);  // no op is expected to advance here, so it is the missing beat that tells
+  w.phase(FlightPhase::kCheckpoint, 7);  // no op is expected to advance here, so the missing beat decides
   const auto watching = watch(w, 0, 2, Seconds(1.0));
   ::kill(pid, SIGSTOP);
   const double start = now().value;
@@ -426,7 +424,7 @@ TEST_F(FlightWatch, AStoppedRankIsNoticedWithinTheLimit) {
   end_process(pid);
 }
 
-// Rank-threads of one process: one does not get on with its op, the other waits for it; one of them writes.
+// Ranks are threads of one process: one hangs in its op, the other waits for it; only one writes the report.
 TEST_F(FlightWatch, AHungRankIsNamedByOneWriter) {
   FlightWriter a(file(0), identity(0, 2)), b(file(1), identity(1, 2));
   start_step(a);
@@ -442,8 +440,8 @@ TEST_F(FlightWatch, AHungRankIsNamedByOneWriter) {
   EXPECT_TRUE(fs::exists(directory_ / "report-3.txt"));
 }
 
-// A rank that waits for one that advances, slowly, or that validates, or that is in its first step, is no alarm; the
-// same rank without those is.
+// A rank raises no alarm when it waits for a rank that advances slowly, validates, or is in its first step; without
+// these reasons the same rank does.
 TEST_F(FlightWatch, NoFalseAlarm) {
   FlightWriter a(file(0), identity(0, 2)), b(file(1), identity(1, 2));
   start_step(a);

@@ -49,7 +49,7 @@ RunIdentity from_json(const Json& j, const std::string& origin) {
   return identity;
 }
 
-// Attempts that ended before their first step stand in the events only.
+// Attempts that ended before their first step appear in the events only.
 std::int64_t last_attempt(const fs::path& events) {
   if (!path_exists(events)) return 0;
   std::int64_t last = 0;
@@ -121,7 +121,7 @@ std::vector<fs::path> requeued_runs(const fs::path& directory) {
       if (identity && !identity->named && identity->slurm_job == job &&
           identity->slurm_step == environment("SLURM_STEP_ID"))
         found.push_back(directory / entry.name);
-    } catch (const UsageError&) {  // no run.json of ours: another run's trouble
+    } catch (const UsageError&) {  // no valid run.json: not this run's error
     } catch (const VersionError&) {
     }
   }
@@ -143,7 +143,7 @@ void abandon_lines(const fs::path& file, std::int64_t beyond, std::int64_t histo
     to += '\n';
   });
   if (left.empty()) return;
-  // First the copy, then the file without them: cut in between, the next start does both again.
+  // Write the copy first, then the file without these lines: after a cut in between, the next start does both again.
   write_file_atomic(fmt::format("{}.abandoned-{}", file.string(), history), left);
   write_file_atomic(file, kept);
 }
@@ -152,7 +152,7 @@ void abandon_records(const fs::path& run, const History& history) {
   if (!path_exists(run)) return;
   for (const char* name : {"metrics.jsonl", "events.jsonl", "energy.jsonl"})
     abandon_lines(run / name, history.from_step, history.history);
-  if (history.from_step != kAnew) return;  // the next attempt's session tells TensorBoard what it goes on from
+  if (history.from_step != kAnew) return;  // the next attempt's session tells TensorBoard the step it continues from
   const fs::path shown = run / "tensorboard", aside = fmt::format("{}.abandoned-{}", shown.string(), history.history);
   if (!path_exists(shown) || path_exists(aside)) return;
   rename_path(shown, aside);

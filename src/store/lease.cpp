@@ -38,7 +38,7 @@ std::int64_t highest_token(const fs::path& directory) {
   return highest;
 }
 
-// The text of a lease; empty where it is gone, as one is whose owner was overtaken.
+// Returns the text of a lease; empty when the file is gone, as after its owner was overtaken.
 std::string read_lease(const fs::path& directory, std::int64_t token) {
   try {
     return read_file(lease_file(directory, token), kMaxBytes);
@@ -50,7 +50,7 @@ std::string read_lease(const fs::path& directory, std::int64_t token) {
 struct Held {
   Owner owner;
   bool released = false, known = false;  // known: the file could be understood
-  double period_s = 0;                   // 0: it does not say
+  double period_s = 0;                   // 0: not given
 };
 
 Held parse_lease(const std::string& text) {
@@ -63,7 +63,7 @@ Held parse_lease(const std::string& text) {
     held.released = j.at("released").get<bool>();
     held.period_s = j.value("period_s", 0.0);
     held.known = true;
-  } catch (const UsageError&) {  // cut short by a crash: its owner is found dead by not renewing it
+  } catch (const UsageError&) {  // cut short by a crash: its owner counts as dead because it does not renew it
   } catch (const Json::exception&) {
   }
   return held;
@@ -78,10 +78,10 @@ std::string first_line(const char* file) {
   }
 }
 
-// When a process of this machine began, in clock ticks since boot; 0 where there is none.
+// Returns the start time of a process of this machine, in clock ticks since boot; 0 when there is no such process.
 std::int64_t start_of(std::int64_t pid) {
   const std::string stat = first_line(fmt::format("/proc/{}/stat", pid).c_str());
-  // Field 22; the second is the command in parentheses, which may hold anything.
+  // Field 22; the second field is the command in parentheses, which may contain any characters.
   const auto close = stat.rfind(')');
   if (close == std::string::npos) return 0;
   std::size_t at = close;
@@ -107,12 +107,12 @@ std::string name_of(const Held& held) {
                   directory.string(), name_of(held));
 }
 
-// Looks at the newest lease until it is known whether its owner is alive: returns its token where it may be taken over.
+// Watches the newest lease until it is known whether its owner is alive; returns its token when it may be taken over.
 class Watch {
  public:
   Watch(const fs::path& directory, const LeaseOptions& options) : directory_(directory), options_(options) {}
 
-  // `outlived`: the owner that is dead, where it is known.
+  // `outlived`: the dead owner, if known.
   std::int64_t wait_for_the_dead(std::optional<Owner>& outlived) {
     std::optional<std::string> seen;
     std::int64_t seen_token = 0;
@@ -130,7 +130,7 @@ class Watch {
                                                       : life_of(held.owner, options_.owner);
       if (life == Life::kDead) return highest;
       if (life == Life::kAlive || (seen && (seen_token != highest || *seen != text))) refuse(directory_, held);
-      // How often it renews is the owner's own choice.
+      // The owner chooses its own renewal period.
       const double period_s = held.period_s > 0 ? held.period_s : options_.period_s;
       if (!seen) {
         seen = text, seen_token = highest, since = clock::now();
@@ -180,15 +180,15 @@ Lease::Lease(fs::path directory, LeaseOptions options)
   renewer_ = std::jthread([this](std::stop_token stop) { renew(stop); });
 }
 
-// Makes the file of the token, which only one can. Whoever was slow, and made that of a token that others have long
-// left behind, does not own it.
+// Creates the file of the token, which only one process can do. A slow process that creates the file of an outdated
+// token does not own the lease.
 bool Lease::take() {
   const fs::path mine = lease_file(directory_, token_);
   {
     File file = File::temporary_beside(mine);
     file.write(content(false));
     int code = file_system().link(file.path(), mine);
-    if (code == -EPERM || code == -EOPNOTSUPP || code == -ENOSYS) {  // a file system without second names
+    if (code == -EPERM || code == -EOPNOTSUPP || code == -ENOSYS) {  // a file system without hard links
       code = file_system().open(mine, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0644);
       if (code >= 0) {
         file_system().close(code);
@@ -208,7 +208,7 @@ Lease::~Lease() {
   renewer_.join();
   try {
     if (highest_token(directory_) == token_) write_file_unsynced(lease_file(directory_, token_), content(true));
-  } catch (const Error&) {  // it is then found dead in time
+  } catch (const Error&) {  // the owner is then found dead after its period
   }
 }
 
@@ -237,7 +237,7 @@ void Lease::renew(std::stop_token stop) {
     try {
       if (highest_token(directory_) > token_) return;
       write_file_unsynced(lease_file(directory_, token_), content(false));
-    } catch (const Error&) {  // the storage may answer next time; if not, another takes over and require() says so
+    } catch (const Error&) {  // tried again at the next renewal; else another takes over and require() reports it
     }
   }
 }

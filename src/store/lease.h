@@ -1,9 +1,10 @@
-// Who may write into a directory: a lease with a fencing token (docs/decisions/0008-files-checkpoints-owners.md).
+// The exclusive right to write into a directory: a lease with a fencing token
+// (docs/decisions/0008-files-checkpoints-owners.md).
 //
-// The directory holds files lease-<token>.json; whoever made the one with the highest token is the owner. A lease is
-// taken by creating the file of the next token, which one of several can do. The owner renews its file; who finds one
-// that has not been renewed for the owner's period, by its own clock, takes over. No lock of the kernel is used: those
-// of network file systems are optional and outlive nobody.
+// The directory holds files lease-<token>.json; the maker of the file with the highest token is the owner. A process
+// takes a lease by creating the file of the next token, which only one process can do. The owner renews its file. A
+// process that finds it not renewed for the owner's period, by its own clock, takes over. Kernel locks are not used:
+// those of network file systems are optional and do not outlive their process.
 #pragma once
 
 #include <condition_variable>
@@ -21,14 +22,14 @@
 
 namespace molen::store {
 
-// Another owner has the directory; the text says who.
+// Another owner has the directory; the text names it.
 class LeaseHeld : public Error {
  public:
   using Error::Error;
 };
 
-// Who holds or asks for a lease. `process` is known by its start as well as its number, and both only on the host, boot
-// and process namespace where they mean something.
+// A process that holds or requests a lease. Its number and its start time identify the process, and both only on the
+// same host, boot and process namespace.
 struct Owner {
   std::string host, boot, pid_namespace;
   std::int64_t pid = 0, process_start = 0;
@@ -39,24 +40,24 @@ struct Owner {
 };
 
 struct LeaseOptions {
-  double period_s = 60;  // once this owner has not renewed for so long, others take it for dead
+  double period_s = 60;  // after this time without renewal, others take this owner for dead
   Owner owner = Owner::self();
-  std::optional<Owner> dead;  // known to be so: nobody waits for it
-  // Called when another's lease must be waited for, once, with what to tell the user.
+  std::optional<Owner> dead;  // an owner known to be dead: nobody waits for it
+  // Called once, with a text for the user, when this process must wait for another's lease.
   std::function<void(const std::string&)> waiting;
 };
 
 class Lease {
  public:
-  // Throws LeaseHeld where another owner is alive. Returns after at most that owner's period and a little more.
+  // Throws LeaseHeld when another owner is alive. Returns after at most that owner's period and a little more.
   Lease(fs::path directory, LeaseOptions options);
-  // Releases it: who comes next need not wait.
+  // Releases the lease, so that the next owner need not wait.
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
   std::int64_t token() const { return token_; }
-  // Whose place it took because that one was dead; none where it had released the lease, or there was none.
+  // The dead owner whose lease was taken over; nullopt when it had released the lease, or there was none.
   const std::optional<Owner>& outlived() const { return outlived_; }
   // Throws LeaseHeld, naming the new owner, if another one has taken over.
   void require() const;
@@ -73,10 +74,10 @@ class Lease {
   double since_wall_s_ = 0;
   std::mutex mutex_;
   std::condition_variable_any wake_;
-  std::jthread renewer_;  // last: it ends before what it uses
+  std::jthread renewer_;  // last member: destroyed first, before the members that it uses
 };
 
-// What is known of the lease of a directory: its owner's text, or "" where nobody holds it.
+// Returns the text of the owner of a directory's lease, or "" when nobody holds it.
 std::string lease_owner(const fs::path& directory);
 
 }  // namespace molen::store

@@ -24,7 +24,7 @@ class LeaseTest : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(directory_); }
 
-  // An owner on another machine: whether its process lives cannot be seen from here.
+  // An owner on another machine: this machine cannot see whether its process lives.
   static LeaseOptions elsewhere(const std::string& host, double period_s) {
     LeaseOptions options;
     options.period_s = period_s;
@@ -34,7 +34,7 @@ class LeaseTest : public ::testing::Test {
     return options;
   }
 
-  // Leases of a process that has died without giving them back. Without options that process is the owner.
+  // Leases of a process that died without releasing them. Without options that process is the owner.
   static void held_by_the_dead(const std::vector<fs::path>& directories, const std::optional<LeaseOptions>& options) {
     const pid_t child = ::fork();
     if (child == 0) {
@@ -78,7 +78,7 @@ TEST_F(LeaseTest, AReleasedOneIsTakenAtOnceWithAHigherToken) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
-// A process of this host that was killed: nobody has to wait for it.
+// Nobody has to wait for a killed process of this host.
 TEST_F(LeaseTest, ADeadProcessOfThisHostIsKnownAtOnce) {
   held_by_the_dead({directory_}, std::nullopt);
   const auto begin = std::chrono::steady_clock::now();
@@ -86,7 +86,7 @@ TEST_F(LeaseTest, ADeadProcessOfThisHostIsKnownAtOnce) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
-// A number of a process is given again after a while: who has it now is not who had it then.
+// The system reuses process numbers: the present process with a number may not be the former owner.
 TEST_F(LeaseTest, ANumberThatIsGivenAgainIsNotItsOwner) {
   LeaseOptions before;
   before.owner.process_start -= 1;
@@ -94,12 +94,12 @@ TEST_F(LeaseTest, ANumberThatIsGivenAgainIsNotItsOwner) {
   EXPECT_EQ(lease_owner(directory_), "") << "this process has that number, and began at another time";
 }
 
-// Only where host, boot and process namespace are the same can a process be looked for.
+// A process can be looked up only when host, boot and process namespace are the same.
 TEST_F(LeaseTest, AProcessMeansSomethingInItsPlaceAlone) {
   for (const auto field : {&Owner::host, &Owner::boot, &Owner::pid_namespace}) {
     const fs::path directory = directory_ / std::to_string(field == &Owner::host ? 1 : field == &Owner::boot ? 2 : 3);
     LeaseOptions options;
-    options.owner.pid = 0;  // no process has it
+    options.owner.pid = 0;  // no process has number 0
     held_by_the_dead({directory}, options);
     EXPECT_EQ(lease_owner(directory), "");
     options.owner.*field = "another";
@@ -127,7 +127,7 @@ TEST_F(LeaseTest, ALivingOwnerElsewhereIsSeenByItsRenewals) {
   mine.require();
 }
 
-// Who held two directories and is dead in the one is dead in the other, without another wait.
+// An owner of two directories that is found dead in one counts as dead in the other, without another wait.
 TEST_F(LeaseTest, ADeadOwnerIsWaitedForOnce) {
   held_by_the_dead({directory_ / "a", directory_ / "b"}, elsewhere("node1", 0.6));
   const Lease first(directory_ / "a", elsewhere("node2", 60));
@@ -141,7 +141,7 @@ TEST_F(LeaseTest, ADeadOwnerIsWaitedForOnce) {
   EXPECT_FALSE(Lease(directory_ / "b", options).outlived()) << "that one was released";
 }
 
-// How often an owner renews is its own choice, so that who waits goes by that, whatever its own period is.
+// The owner chooses its renewal period, so a waiting process uses the owner's period and not its own.
 TEST_F(LeaseTest, TheOwnersPeriodDecidesWhenItIsDead) {
   {
     const Lease slow(directory_, elsewhere("node1", 3));
@@ -154,7 +154,7 @@ TEST_F(LeaseTest, TheOwnersPeriodDecidesWhenItIsDead) {
   EXPECT_LT(seconds_since(begin), 5);
 }
 
-// An owner that was away for too long learns that it is none any more before it writes.
+// An owner that was away for too long learns before its next write that it has lost the lease.
 TEST_F(LeaseTest, ALateOwnerIsFenced) {
   const Lease late(directory_, elsewhere("node1", 0.4));
   const auto refusal = [&]() -> std::string {
@@ -190,8 +190,8 @@ TEST_F(LeaseTest, WorksWithoutSecondNames) {
   EXPECT_THROW(Lease(directory_, {}), LeaseHeld);
 }
 
-// Two jobs start on one directory at times that differ by little: in each of 200 runs one has it, the other is refused
-// or comes after the first has ended; never do both hold it.
+// Two jobs start on one directory at slightly different times. In each of 200 runs one gets the lease, and the other is
+// refused or follows after the first has ended; both never hold it together.
 TEST_F(LeaseTest, TwoHundredRandomInterleavings) {
   std::atomic<int> next = 0, in_turn = 0, refused = 0;
   const auto interleave = [&](int run) {

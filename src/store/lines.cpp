@@ -10,7 +10,7 @@ namespace molen::store {
 namespace {
 
 constexpr std::size_t kBlock = std::size_t{1} << 20;
-// Kept while the storage refuses: hours of steps. Beyond it the oldest lines are given up, and that is told too.
+// Kept while the storage fails: hours of steps. Beyond this limit the oldest lines are dropped, which is reported too.
 constexpr std::size_t kMostPending = std::size_t{64} << 20;
 
 }  // namespace
@@ -18,7 +18,7 @@ constexpr std::size_t kMostPending = std::size_t{64} << 20;
 void each_line(const fs::path& path, const std::function<void(std::string_view line, std::int64_t number)>& f) {
   const File file = File::open(path);
   std::vector<char> block(kBlock);
-  std::string line;  // what of a line stood in the blocks before
+  std::string line;  // the part of a line in earlier blocks
   std::int64_t number = 1;
   for (std::int64_t at = 0;;) {
     const std::size_t got = file.read_some(block.data(), block.size(), at);
@@ -60,14 +60,14 @@ void LineWriter::append(std::string_view line) {
   if (pending_.size() + line.size() > kMostPending) {
     const std::size_t end = pending_.find('\n');
     pending_.erase(0, end == std::string::npos ? pending_.size() : end + 1);
-    if (!std::exchange(lost_, true)) failing_ = false;  // so that the next failure says it
+    if (!std::exchange(lost_, true)) failing_ = false;  // so that the next failure reports the loss
   }
   pending_ += line;
   pending_ += '\n';
   flush();
 }
 
-// What the system took is never offered again, so that a line is neither doubled nor torn.
+// Bytes that the system accepted are never offered again, so that a line is neither doubled nor torn.
 bool LineWriter::flush() {
   while (!pending_.empty()) {
     const std::int64_t wrote = file_system().write(file_.descriptor(), pending_.data(), pending_.size());

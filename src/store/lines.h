@@ -1,5 +1,5 @@
-// Files of one JSON object a line: metrics.jsonl, events.jsonl, energy.jsonl. Read line by line, written so that a
-// failure of the storage costs nothing but time.
+// Files with one JSON object per line: metrics.jsonl, events.jsonl, energy.jsonl. They are read line by line, and
+// written so that a storage failure costs only time.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,21 @@ namespace molen::store {
 inline constexpr std::int64_t kMaxLineBytes = std::int64_t{1} << 24;
 
 // Calls f(line, number) for each line that is not empty, without its newline; numbers count from 1. Holds one line and
-// one block at a time. Throws as File does, and UsageError for a line above kMaxLineBytes.
+// one block at a time. Throws the errors of File, and UsageError for a line above kMaxLineBytes.
 void each_line(const fs::path& file, const std::function<void(std::string_view line, std::int64_t number)>& f);
 
-// Appends lines. A line torn by a crash is ended first, so that it spoils nothing after it. What cannot be written is
-// kept, in order, and tried again with the next line: the run goes on, and the first failure is told.
+// Appends lines. It first ends a line torn by a crash, so that the next line is intact. Lines that cannot be written
+// are kept, in order, and tried again with the next line: the run continues, and the first failure is reported.
 class LineWriter {
  public:
   using Warn = std::function<void(const std::string&)>;
-  // Throws IoError where the file cannot be opened. `warn` takes the first of consecutive failures.
+  // Throws IoError when the file cannot be opened. `warn` receives the first of consecutive failures.
   explicit LineWriter(const fs::path& path, Warn warn = nullptr);
   LineWriter(const LineWriter&) = delete;
   LineWriter& operator=(const LineWriter&) = delete;
   ~LineWriter();
   void append(std::string_view line);
-  // Everything appended so far is on disk when it returns true; else the failure was told and is tried again.
+  // Returns true when every appended line is on disk; else it has reported the failure and the next call tries again.
   bool sync();
   bool mended() const { return mended_; }  // a torn last line was found at open
   std::size_t waiting() const { return pending_.size(); }
@@ -41,7 +41,7 @@ class LineWriter {
   Warn warn_;
   std::string pending_;  // not written yet; may begin within a line
   bool failing_ = false, lost_ = false, mended_ = false;
-  bool entered_ = false;  // the file's name is durable too: whoever made it may have been killed at once
+  bool entered_ = false;  // the file's name is durable too: its creator may have been killed at once
 };
 
 }  // namespace molen::store

@@ -1,5 +1,5 @@
-// metrics.jsonl: the truth of a run, one JSON object per step and attempt, append-only. Keys are a contract (DESIGN
-// section 5); units stand in them. What was not measured is null, never 0.
+// metrics.jsonl, the authoritative record of a run: one JSON object per step and attempt, append-only. Keys are a
+// contract (DESIGN section 5) and contain their units. A value that was not measured is null, never 0.
 #pragma once
 
 #include <array>
@@ -18,46 +18,46 @@ struct StepMetrics {
   std::int64_t step = 0, attempt = 1;
   double wall_time_s = 0;  // seconds since 1970
   double loss = 0;         // mean over the valid tokens of the global batch
-  double grad_norm = 0;    // before clipping; not finite where the step was skipped
+  double grad_norm = 0;    // before clipping; not finite when the step was skipped
   double lr = 0;
-  std::optional<double> loss_scale;           // of the step; null where the loss is not scaled, no key in older files
-  std::optional<std::int64_t> skipped_steps;  // of the run so far, with this one; the same
+  std::optional<double> loss_scale;           // of the step; null when the loss is not scaled, no key in older files
+  std::optional<std::int64_t> skipped_steps;  // of the run so far, including this step; null and absent likewise
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0, tokens_per_s_per_device = 0;
   std::string flops_formula;  // how model FLOPs are counted: "causal", "palm"; empty (no key) in older files
   std::optional<double> model_tflops_per_device, mfu, hfu;
-  // Maximum over ranks: the highest byte of the plan that ops had in use, counted by the plan's places and by the
-  // scratch that they took, and the plan's own. Neither is a measurement.
+  // Maxima over ranks: the highest byte of the plan that ops had in use, counted from the plan's places and the ops'
+  // scratch, and the plan's own peak. Neither is a measurement.
   std::int64_t memory_peak_bytes = 0, memory_planned_bytes = 0;
   double data_wait_s = 0;
   std::map<std::string, double> phase_s;                  // with "bubble" and "idle" they sum to step_s
   std::map<std::string, std::optional<double>> energy_j;  // by scope
   std::map<std::string, std::string> energy_source;       // "counter", "power", "model", "none"
   std::optional<double> j_per_token;
-  std::string energy_coverage;  // what j_per_token leaves out: "gpu only"; empty (no key in the file): nothing
+  std::string energy_coverage;  // parts that j_per_token leaves out: "gpu only"; empty (no key in the file): none
   std::array<std::int64_t, 2> samples{};  // first and last position in the global order
   std::string run_id;                     // run.json; empty (no key) in older files
-  std::int64_t history = 1;               // the same
+  std::int64_t history = 1;               // no key in older files either
 };
 
-// One line without its newline. Doubles round-trip bit for bit; a non-finite one is null.
+// Returns one line without its newline. Doubles round-trip bit for bit; a non-finite value becomes null.
 std::string to_line(const StepMetrics& metrics);
 // Throws UsageError naming origin and key.
 StepMetrics from_line(std::string_view line, std::string_view origin);
 StepMetrics from_json(const Json& json, std::string_view origin);
 
 struct MetricsFile {
-  // By step, the last attempt of each. An attempt that went on from an earlier step leaves nothing of the older
-  // attempts beyond: what it did not reach again is not the run's course.
+  // By step, from the last attempt of each. When an attempt continued from an earlier step, older attempts' steps
+  // beyond that step are dropped: steps that were not reached again are not part of the run.
   std::vector<StepMetrics> steps;
-  std::int64_t torn_lines = 0;  // lines that are no JSON: cut short by a crash
+  std::int64_t torn_lines = 0;  // lines that are not JSON: cut short by a crash
   std::int64_t last_attempt = 0;
 };
-// An absent file is empty. Throws UsageError for a line that is JSON but not of this form.
+// An absent file gives an empty result. Throws UsageError for a line that is JSON but not of this form.
 MetricsFile read_metrics(const fs::path& path);
 
-// DESIGN section 5: step, loss, grad_norm, lr, tokens_total and samples, bit for bit. Empty: identical; else what
-// differs first.
+// Compares step, loss, grad_norm, lr, tokens_total and samples (DESIGN section 5) bit for bit. Returns an empty string
+// when they are identical, else the first difference.
 std::string first_difference(const std::vector<StepMetrics>& a, const std::vector<StepMetrics>& b);
 
 }  // namespace molen::store

@@ -86,7 +86,7 @@ TEST(MetricsLine, SaysWhoseStepItIs) {
   EXPECT_EQ(back.history, 4);
 }
 
-// Every number comes back under its own name.
+// Every number is read back under its own name.
 TEST(MetricsLine, AllOfItComesBack) {
   const Json line = Json::parse(R"({"step":7,"attempt":2,"wall_time_s":1.5,"loss":2.5,"grad_norm":3.5,"lr":4.5,
       "loss_scale":8.0,"skipped_steps":3,"tokens_total":4,"step_s":5.5,"tokens_per_s":6.5,
@@ -112,7 +112,7 @@ TEST(MetricsLine, AllOfItComesBack) {
   }
 }
 
-// Of a loss that is not scaled both are null; older files have no such keys.
+// Both fields are null when the loss is not scaled; older files have no such keys.
 TEST(MetricsLine, HoldsTheLossScale) {
   const GoldenMessages golden;
   StepMetrics m = at(7, 1, 2.0);
@@ -125,7 +125,7 @@ TEST(MetricsLine, HoldsTheLossScale) {
   EXPECT_EQ(from_line(older.dump(), "test").skipped_steps, std::nullopt);
   m.loss_scale = 0x1p+40;
   m.skipped_steps = 3;
-  m.grad_norm = INFINITY;  // of a step that was skipped
+  m.grad_norm = INFINITY;  // of a skipped step
   const StepMetrics back = from_line(to_line(m), "test");
   EXPECT_NE(to_line(m).find("\"grad_norm\":null"), std::string::npos);
   EXPECT_EQ(back.loss_scale, 0x1p+40);

@@ -1,5 +1,5 @@
-// What lines and a run directory hold when the power goes, or the storage fails, at any call: all that `sync` said is
-// on disk, in order, and nothing that spoils what follows.
+// The contents of line files and of a run directory after the power, or the storage, fails at any call: every line that
+// `sync` confirmed is on disk, in order, and nothing corrupts later lines.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ std::string line_of(int i) {
   return fmt::format(R"({{"line":{},"text":"{}"}})", i, std::string(static_cast<std::size_t>(i % 7), 'x'));
 }
 
-// Numbers of the lines of a file, those of torn lines left out.
+// Returns the numbers of the lines of a file without torn lines; counts the torn lines in `torn`.
 std::vector<int> lines_in(const fs::path& file, int& torn) {
   std::vector<int> found;
   torn = 0;
@@ -49,7 +49,7 @@ std::vector<int> lines_in(const fs::path& file, int& torn) {
   return found;
 }
 
-// The first `count` of 0, 1, 2, ...; or why not.
+// Returns "" when the lines are 0, 1, 2, ... and at least `least` of them; else the reason.
 std::string not_in_order(const std::vector<int>& lines, int least) {
   for (std::size_t i = 0; i < lines.size(); ++i)
     if (lines[i] != static_cast<int>(i)) return fmt::format("line {} in place {}", lines[i], i);
@@ -61,7 +61,7 @@ struct Said {
   int appended = 0, synced = 0;
 };
 
-// Ten lines behind `first`, synced by threes.
+// Writes ten lines from number `first`, with a sync after every third.
 void write_lines(const fs::path& file, int first, Said& said) {
   LineWriter writer(file);
   for (int i = first; i < first + 10; ++i) {
@@ -71,7 +71,7 @@ void write_lines(const fs::path& file, int first, Said& said) {
   }
 }
 
-// `before`: what an earlier run left. Cuts the power before each call of write_lines in turn.
+// `before` makes the file of an earlier run. Cuts the power before each call of write_lines in turn.
 void cut_lines(const std::function<int(const fs::path&)>& before, std::size_t most = SIZE_MAX) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);
@@ -98,7 +98,7 @@ void cut_lines(const std::function<int(const fs::path&)>& before, std::size_t mo
       EXPECT_EQ(not_in_order(found, said.synced), "");
       EXPECT_LE(static_cast<int>(found.size()), said.appended);
       EXPECT_LE(torn, 1) << "the last line, cut short";
-      // The next attempt goes on behind it.
+      // The next attempt continues after these lines.
       Said next{};
       write_lines(file, static_cast<int>(found.size()), next);
       const int torn_before = torn;
@@ -127,8 +127,8 @@ TEST(PowerCut, OfLinesThatAreWrittenInPieces) {
   cut_lines([](const fs::path&) { return 0; }, 5);
 }
 
-// Where the storage refuses one call, or all from one on: nothing is lost while the writer lives, and what `sync` says
-// holds.
+// The storage refuses one call, or all calls from one on: no line is lost while the writer lives, and every `sync` that
+// returned true holds.
 TEST(Faults, OfEveryCallOfLines) {
   for (const int code : {EIO, ENOSPC})
     for (const bool forever : {false, true})
@@ -159,8 +159,8 @@ TEST(Faults, OfEveryCallOfLines) {
       }
 }
 
-// A run's directory: an attempt that was cut short at any call leaves one that the next attempt enters, with the run's
-// id if that was written at all, and with the lines that were synced.
+// A run directory: an attempt that is interrupted at any call leaves a directory that the next attempt can use. It
+// keeps the run's id if that was written, and the lines that were synced.
 TEST(PowerCut, OfARunDirectory) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);

@@ -36,7 +36,7 @@ void Progress::at(std::string_view stage, double share, std::string_view doing) 
     stage_ = stage;
     begun_ = time;
     first_share_ = share;
-    // A log learns of a stage when it has taken a minute.
+    // A log mentions a stage only after a minute.
     said_ = place_.live ? std::nullopt : std::optional(time);
   }
   if (said_ && time - *said_ < (place_.live ? kRewriteSeconds : kLogSeconds)) return;
@@ -60,7 +60,7 @@ void Progress::note(const std::string& line) {
   put(place_.log, line);
 }
 
-// On the terminal above the live line; elsewhere that is not in the way.
+// On the terminal, writes above the live line; other files do not disturb it.
 void Progress::put(std::FILE* file, const std::string& line) {
   if (place_.live == file) {
     live_.note(line);

@@ -1,5 +1,5 @@
-// How far a command is that takes more than seconds: one line that is rewritten on a terminal, a line a minute in a
-// log.
+// Progress of a command that takes more than seconds: one line that is rewritten on a terminal, or one line per minute
+// in a log.
 #pragma once
 
 #include <cstdio>
@@ -12,10 +12,10 @@
 
 namespace molen::store {
 
-// Where to say it. As in console.h no environment is read here.
+// The output files for progress. As in console.h, no environment is read here.
 struct ProgressPlace {
-  std::FILE* live = nullptr;  // a terminal, on which a line is rewritten; nullptr: there is none
-  std::FILE* log = stderr;    // what is said where there is no terminal, and notes
+  std::FILE* live = nullptr;  // a terminal, on which a line is rewritten; nullptr: none
+  std::FILE* log = stderr;    // output when there is no terminal, and notes
   std::FILE* results = stdout;
   int columns = kTerminalColumns;
 };
@@ -25,13 +25,13 @@ class Progress {
   // `verb` leads each line: "verify". `clock`: seconds from any start.
   Progress(std::string verb, const ProgressPlace& place, std::function<double()> clock);
 
-  // `share` of `stage` is done, 0 to 1; `doing`: what is next, for people. Cheap, to be called often. The time that is
-  // left follows from the share done since the stage began, which may have begun with some of it done.
+  // `share` of `stage` is done, 0 to 1; `doing`: the next item, for people. Cheap, may be called often. The remaining
+  // time follows from the share done since this process began the stage, which may have begun partly done.
   void at(std::string_view stage, double share, std::string_view doing);
-  // A line of the command's results; one beside them. Both stay.
+  // Write a line of the command's results, or a note beside them. Both stay.
   void result(const std::string& line);
   void note(const std::string& line);
-  // Ends the line in place, so that what others print begins on a line of its own.
+  // Ends the line in place, so that other output begins on its own line.
   void finish() { live_.finish(); }
 
  private:
@@ -42,11 +42,11 @@ class Progress {
   std::function<double()> clock_;
   LiveLine live_;
   double begun_ = 0.0, first_share_ = 0.0;  // of the stage
-  std::optional<double> said_;              // when, last
+  std::optional<double> said_;              // time of the last output
 };
 
-// "verify layouts [####------------] 25% | FULL_SHARD, tp 2 | eta 01:30", at most so many columns: what is being done
-// is cut.
+// "verify layouts [####------------] 25% | FULL_SHARD, tp 2 | eta 01:30", at most `columns` columns: the current item
+// is shortened to fit.
 std::string progress_text(std::string_view verb, std::string_view stage, double share, std::string_view doing,
                           std::optional<double> eta_s, bool bar, int columns);
 

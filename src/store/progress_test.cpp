@@ -7,7 +7,7 @@
 namespace molen::store {
 namespace {
 
-// A file in memory.
+// An in-memory file.
 struct Memory {
   char* data = nullptr;
   std::size_t size = 0;
@@ -42,7 +42,7 @@ TEST(Progress, ALogHasALineAMinute) {
   EXPECT_NE(log.text().find("a note\n"), std::string::npos);
 }
 
-// What takes less says nothing.
+// A stage shorter than a minute leaves no line.
 TEST(Progress, ALogHasNothingOfShortStages) {
   Memory log;
   double time = 0.0;
@@ -52,7 +52,7 @@ TEST(Progress, ALogHasNothingOfShortStages) {
   EXPECT_EQ(log.text(), "");
 }
 
-// A stage that began with half of it done: the time that is left is of the other half.
+// A stage that began half done: the remaining time counts only the second half.
 TEST(Progress, WhatWasDoneBeforeIsNoPace) {
   Memory log;
   double time = 0.0;
@@ -63,7 +63,7 @@ TEST(Progress, WhatWasDoneBeforeIsNoPace) {
   EXPECT_EQ(log.text(), "prepare text: 75% | a | eta 01:40\n");
 }
 
-// What is being done is cut to the room there is, and left out where no more than a few letters would be left.
+// The current item is cut to the room left, and omitted when only a few letters would fit.
 TEST(Progress, TheTextFitsItsColumns) {
   const auto text = [](int columns) { return progress_text("verify", "a", 0.5, "0123456789", 60.0, false, columns); };
   EXPECT_EQ(text(40), "verify a: 50% | 0123456789 | eta 01:00");
@@ -95,7 +95,7 @@ TEST(Progress, ATerminalHasOneLineThatIsRewritten) {
       << text;
   EXPECT_NE(text.find("a row"), std::string::npos);
   EXPECT_EQ(text.back(), '\n');
-  for (std::size_t at = 0; at < text.size();) {  // no line of it is wider
+  for (std::size_t at = 0; at < text.size();) {  // no line is wider
     const std::size_t end = std::min(text.find_first_of("\r\n", at), text.size());
     EXPECT_LE(end - at, 68u);
     at = end + 1;

@@ -24,7 +24,7 @@ bool valid_name(std::string_view name, bool colon) {
   return true;
 }
 
-// HELP escapes backslash and newline; a label's value also the quote.
+// Escapes backslash and newline for HELP; for a label's value also the quote.
 std::string escape(std::string_view text, bool quote) {
   std::string out;
   for (const char c : text) {

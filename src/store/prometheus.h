@@ -1,4 +1,4 @@
-// Prometheus text exposition 0.0.4, written whole and renamed, as node_exporter's textfile collector wants it: no open
+// Prometheus text exposition 0.0.4, written whole and renamed, as node_exporter's textfile collector requires: no open
 // port on a compute node.
 #pragma once
 
@@ -17,15 +17,15 @@ struct PrometheusSample {
   std::string help;  // one for all samples of a name; any text
   PrometheusType type = PrometheusType::kGauge;
   std::map<std::string, std::string> labels;  // names [a-zA-Z_][a-zA-Z0-9_]*, not __...; values any UTF-8
-  double value = 0;                           // NaN and infinities are written as such; leave out what was not measured
+  double value = 0;                           // NaN and infinities are written as such; leave out unmeasured values
 };
 
-// Samples of one name are written together, under one HELP and one TYPE line, in the order in which names first appear.
+// Writes samples of one name together, under one HELP and one TYPE line, in the order in which names first appear.
 // Throws Error for a name or label that Prometheus would refuse, a counter not named _total, two help texts or types of
-// one name, or two samples of one name and labels: one bad line makes the collector drop the whole file.
+// one name, or two samples with the same name and labels: one bad line makes the collector drop the whole file.
 std::string prometheus_text(const std::vector<PrometheusSample>& samples);
 
-// Atomic: a scrape sees the old or the new file. The collector reads names that end in .prom only.
+// Atomic: a scrape sees the old or the new file. The collector reads only names that end in .prom.
 void write_prometheus(const fs::path& path, const std::vector<PrometheusSample>& samples);
 
 }  // namespace molen::store

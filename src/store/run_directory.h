@@ -1,4 +1,4 @@
-// runs/<name>/: what a run leaves behind, and where (DESIGN section 5).
+// runs/<name>/: the files of a run (DESIGN section 5).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace molen::store {
 
 class RunDirectory {
  public:
-  // Creates what is missing; keeps what is there; enters this attempt into run.json, durably. `warn` takes what cannot
-  // be written later on: it is kept, tried again, and never ends the run.
+  // Creates missing files and keeps existing ones; enters this attempt into run.json durably. `warn` receives later
+  // write failures: the data are kept, tried again, and never end the run.
   explicit RunDirectory(fs::path path, LineWriter::Warn warn = nullptr);
 
   const fs::path& path() const { return path_; }
@@ -29,7 +29,7 @@ class RunDirectory {
 
   void write_config(std::string_view toml) const;
   void write_environment(const Json& environment) const;
-  // program.txt; of the other stages of a pipeline program-stage-N.txt.
+  // Writes program.txt; for the other stages of a pipeline program-stage-N.txt.
   void write_program(std::string_view text, int stage = 0) const;
   void write_trace(std::string_view json) const;
   void write_prediction(const Json& json) const;
@@ -38,7 +38,7 @@ class RunDirectory {
   // {"event": name, "wall_time_s": ..., "attempt": ..., fields...}
   void event(const std::string& name, const Json& fields);
   void energy(const Json& line) { energy_.append(line.dump()); }
-  // Metrics, events and energy so far are on disk when it returns; a failure is told and tried again.
+  // Makes metrics, events and energy so far durable; a failure is reported and tried again.
   void sync();
 
  private:
@@ -47,8 +47,8 @@ class RunDirectory {
   LineWriter metrics_, events_, energy_;
 };
 
-// One event of an attempt that has not opened the directory yet. What cannot be written is lost: it is told elsewhere
-// too.
+// Records one event of an attempt that has not opened the directory yet. An event that cannot be written is lost: it is
+// reported elsewhere too.
 void record_event(const fs::path& run, const std::string& name, std::int64_t attempt, const Json& fields);
 
 }  // namespace molen::store

@@ -27,7 +27,7 @@ constexpr std::array<std::uint32_t, 256> make_table() {
 }
 constexpr auto kTable = make_table();
 
-// Little-endian whatever the host is.
+// Little-endian on every host.
 template <class T>
 void put_fixed(std::string& out, T value) {
   for (std::size_t i = 0; i < sizeof(T); ++i) out += static_cast<char>(value >> (8 * i));
@@ -50,7 +50,7 @@ void put_bytes(std::string& out, int field, std::string_view bytes) {
   out += bytes;
 }
 
-// Event without its payload: wall_time = 1, step = 2 (absent where 0, as protobuf writes it).
+// Event without its payload: wall_time = 1, step = 2 (absent when 0, as protobuf writes it).
 std::string event_head(std::int64_t step, double wall) {
   std::string event;
   put_key(event, 1, kFixed64);
@@ -132,7 +132,7 @@ namespace {
 constexpr std::string_view kFileStart = "events.out.tfevents.";
 
 // TensorBoard reads the files of a directory in the order of their names: a clock that was set back must not put a new
-// file before those that are there.
+// file before existing ones.
 std::int64_t after_those_in(const fs::path& dir, std::int64_t seconds) {
   for (const DirectoryEntry& entry : list_directory(dir)) {
     if (!entry.name.starts_with(kFileStart)) continue;
@@ -145,8 +145,8 @@ std::int64_t after_those_in(const fs::path& dir, std::int64_t seconds) {
 fs::path new_file(const fs::path& dir, const std::string& host, std::int64_t pid, double wall) {
   make_directories(dir);
   const std::int64_t seconds = after_those_in(dir, static_cast<std::int64_t>(wall));
-  // Attempts may begin within a second under one process id (in a container each is 1): the number keeps them apart, in
-  // their order.
+  // Attempts may begin within a second under one process id (in a container each is 1): the number separates and orders
+  // them.
   for (int n = 0;; ++n) {
     const std::string start = fmt::format("{}{:010}.", kFileStart, seconds);
     const std::string name = fmt::format("{}{:04}.{}.{}", start, n, host, pid);

@@ -11,19 +11,19 @@
 
 namespace molen::store {
 
-// CRC-32C (Castagnoli), and TensorFlow's rotation of it, which keeps a CRC of data that holds CRCs from degenerating.
+// CRC-32C (Castagnoli), and TensorFlow's rotation of it, which protects a CRC of data that itself contains CRCs.
 std::uint32_t crc32c(std::string_view data);
 std::uint32_t masked_crc32c(std::string_view data);
 
-// One framed record each. `wall`: seconds since 1970.
+// Each returns one framed record. `wall`: seconds since 1970.
 std::string file_version_record(double wall);
 std::string scalar_record(std::string_view tag, float value, std::int64_t step, double wall);
 // A text in TensorBoard's text panel (Markdown).
 std::string text_record(std::string_view tag, std::string_view text, std::int64_t step, double wall);
 std::string session_start_record(std::int64_t step, double wall);
 
-// Writes `dir`/events.out.tfevents.<seconds>.<n>.<host>.<pid>; a new file each time, named after those that are there,
-// which are never touched.
+// Writes `dir`/events.out.tfevents.<seconds>.<n>.<host>.<pid>. Each writer makes a new file, whose name sorts after
+// existing files; those are never changed.
 class TensorBoardWriter {
  public:
   // Creates `dir`. Throws Error naming the file and the reason. `wall` < 0: now.
@@ -32,14 +32,14 @@ class TensorBoardWriter {
   TensorBoardWriter(const TensorBoardWriter&) = delete;
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
-  // Non-finite values are written as they are: TensorBoard marks them. The value is stored as fp32.
+  // Writes non-finite values unchanged: TensorBoard marks them. Stores the value as fp32.
   void scalar(std::string_view tag, double value, std::int64_t step, double wall);
   void text(std::string_view tag, std::string_view text, std::int64_t step, double wall);
-  // On resume, before any scalar, with the first step that will be written again: TensorBoard then drops what earlier
-  // attempts wrote at this step and after it, and curves do not fold back.
+  // On resume, call this before any scalar with the first step that will be written again. TensorBoard then drops this
+  // step and later ones of earlier attempts, so curves do not fold back.
   void session_start(std::int64_t step, double wall);
-  // Writes what is buffered; what is not written stays buffered. Throws IoError (disk full). The destructor flushes
-  // too, and cannot report.
+  // Writes the buffer; bytes that cannot be written stay buffered. Throws IoError (disk full). The destructor flushes
+  // too, but cannot report errors.
   void flush();
 
   const fs::path& path() const { return file_.path(); }

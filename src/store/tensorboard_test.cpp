@@ -78,7 +78,7 @@ TEST(TensorBoard, EachAttemptHasItsOwnFile) {
   TensorBoardWriter first(dir.path, "node", 1, 1700000000.0), second(dir.path, "node", 1, 1700000000.9);
   EXPECT_EQ(first.path().filename(), "events.out.tfevents.1700000000.0000.node.1");
   EXPECT_EQ(second.path().filename(), "events.out.tfevents.1700000000.0001.node.1");
-  // A clock that was set back puts no file before those that are there.
+  // A clock that was set back does not put a file before existing ones.
   EXPECT_EQ(TensorBoardWriter(dir.path, "node", 1, 1600000000.0).path().filename(),
             "events.out.tfevents.1700000000.0002.node.1");
   for (int step = 1; step <= 5000; ++step) first.scalar("loss", 1.0 / step, step, 2.0 + step);
@@ -89,7 +89,7 @@ TEST(TensorBoard, EachAttemptHasItsOwnFile) {
   EXPECT_EQ(count_records(read_file(second.path())), 2u);
 }
 
-// What goes to the file are the records above with all that was handed in, in the order of the calls.
+// The file holds the records above with all arguments, in the order of the calls.
 TEST(TensorBoard, TheFileHoldsWhatWasSaid) {
   const TemporaryDirectory dir;
   TensorBoardWriter writer(dir.path, "node", 1, 9.0);

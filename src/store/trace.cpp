@@ -13,7 +13,7 @@
 namespace molen::store {
 namespace {
 
-// Whole nanoseconds, so that a span that ends where the next one starts does so in the file as well.
+// Rounds to whole nanoseconds, so that a span that ends where the next one starts does so in the file too.
 std::int64_t nanoseconds(double seconds) {
   return std::llround(seconds * 1e9);
 }
@@ -25,7 +25,7 @@ Json metadata(const char* what, std::int64_t pid, std::int64_t tid, Json args) {
   return {{"name", what}, {"ph", "M"}, {"pid", pid}, {"tid", tid}, {"args", std::move(args)}};
 }
 
-// One row of the display. Spans come in order of their start; those still open are nested.
+// One row of the display. Spans arrive in order of their start; open spans are nested.
 struct Lane {
   std::int64_t tid;
   std::vector<std::int64_t> open;  // ends, outermost first
@@ -98,7 +98,7 @@ std::string trace_json(const std::vector<TraceSpan>& spans, const std::vector<Tr
   Lanes lanes(events);
   for (const TraceSpan& s : spans) lanes.announce(s.process, s.thread);
 
-  // By start; of equal starts the longer first, so that it is the outer one.
+  // Sorts by start; of equal starts the longer span comes first, so that it is the outer one.
   std::vector<std::size_t> order(spans.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto start = [&](std::size_t i) { return nanoseconds(spans[i].start_s - zero); };
@@ -127,7 +127,7 @@ std::string trace_json(const std::vector<TraceSpan>& spans, const std::vector<Tr
                         {"tid", 0},
                         {"args", {{"value", c.value}}}});
   const Json document = {{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}};
-  // Names may come from anywhere: bytes that are no UTF-8 are replaced rather than losing the trace.
+  // Names may come from anywhere: invalid UTF-8 bytes are replaced rather than losing the trace.
   return document.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

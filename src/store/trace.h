@@ -18,15 +18,15 @@ struct TraceSpan {
 };
 
 struct TraceCounter {
-  std::string name;  // one chart a name and process
+  std::string name;  // one chart per name and process
   double time_s = 0, value = 0;
   std::int64_t process = 0;
 };
 
-// The whole document. Times become microseconds since the earliest event (doubles of nanosecond grain). Spans of one
-// thread that overlap without nesting would be drawn wrongly: they are moved to further threads "name (2)", so each
-// stays visible. Throws Error for a time that is not finite or a span that ends before it starts. A counter that is not
-// finite is left out.
+// Returns the whole document. Times become microseconds since the earliest event (doubles with nanosecond resolution).
+// Viewers draw overlapping spans of one thread wrongly unless they nest, so such spans move to further threads "name
+// (2)". Throws Error for a time that is not finite or a span that ends before it starts. Leaves out counters that are
+// not finite.
 std::string trace_json(const std::vector<TraceSpan>& spans, const std::vector<TraceCounter>& counters = {});
 
 }  // namespace molen::store

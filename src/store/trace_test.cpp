@@ -43,7 +43,7 @@ TEST(Trace, SpansInMicrosecondsOnNamedThreads) {
     if (m["name"] == "thread_name") names[m["tid"].get<std::int64_t>()] = m["args"]["name"].get<std::string>();
   EXPECT_EQ(names[spans[0]["tid"].get<std::int64_t>()], "compute");
   EXPECT_EQ(names[spans[1]["tid"].get<std::int64_t>()], "dp");
-  ASSERT_EQ(of_kind(t, "C").size(), 1u);  // what is no number is no sample
+  ASSERT_EQ(of_kind(t, "C").size(), 1u);  // a value that is not a number is no sample
   EXPECT_EQ(of_kind(t, "C")[0]["args"]["value"], 250.5);
 }
 
@@ -65,7 +65,7 @@ TEST(Trace, TheWholeOfASmallOne) {
       << t.dump(1);
 }
 
-// Spans that overlap without nesting go to a lane of their own; one that follows at once, and one inside, do not.
+// Overlapping spans that do not nest go to a separate lane; a directly following span and an inner span do not.
 TEST(Trace, OverlapsGoToFurtherThreads) {
   const Json t = parsed({{"outer", "", "t", 0, 4, {}, 0},
                          {"inner", "", "t", 0, 2, {}, 0},
@@ -77,7 +77,7 @@ TEST(Trace, OverlapsGoToFurtherThreads) {
   EXPECT_EQ(of_kind(t, "M")[4]["args"]["name"], "t (2)");
 }
 
-// The earliest event of all is at 0, be it a counter.
+// The earliest event of all is at 0, even if it is a counter.
 TEST(Trace, BeginsWithTheEarliest) {
   const Json t = parsed({{"a", "", "t", 2, 3, {}, 0}}, {{"watts", 1.5, 1, 0}});
   EXPECT_EQ(of_kind(t, "C")[0]["ts"], 0.0);
@@ -105,7 +105,7 @@ TEST(Trace, RefusesImpossibleTimes) {
   EXPECT_EQ(refusal({"a", "", "t", 1, 1, {}, 0}, {{"w", 1, NAN, 0}}), "");
 }
 
-// The unit that viewers show; text is not escaped beyond what JSON asks for.
+// The display unit for viewers; text is escaped only as JSON requires.
 TEST(Trace, TheDocument) {
   const std::string text = trace_json({{"m\u00fchle", "", "t", 0, 1, {}, 0}});
   EXPECT_EQ(parse_json(text, "trace")["displayTimeUnit"], "ms");
@@ -117,7 +117,7 @@ TEST(Trace, NamesThatAreNoUtf8DoNotLoseTheTrace) {
   EXPECT_EQ(of_kind(parsed({{"\xff", "", "t", 0, 1, {}, 0}}), "X").size(), 1u);
 }
 
-// The format's law: X events of one thread nest or are apart.
+// The format requires that X events of one thread nest or do not overlap.
 RC_GTEST_PROP(Trace, SpansOfAThreadNest, ()) {
   const auto raw = *rc::gen::container<std::vector<std::pair<int, int>>>(
       rc::gen::pair(rc::gen::inRange(0, 40), rc::gen::inRange(0, 20)));

@@ -12,14 +12,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Creates the file with this text, as far as there is room for it; false where it is there already, or cannot be made.
+// Creates the file with this text, as far as the disk has room; returns false when it exists already or cannot be
+// created.
 bool create(const fs::path& path, std::string_view text) {
   try {
     File file = File::create_new(path);
     try {
       file.write(text);
       file.sync();
-    } catch (const IoError&) {  // what is there of it says more than nothing
+    } catch (const IoError&) {  // a partial text says more than none
     }
     return true;
   } catch (const IoError&) {
@@ -121,7 +122,7 @@ bool Watch::pause(milliseconds time) {
   return !changed_.wait_for(lock, time, [this] { return ended_; });
 }
 
-// The clock of `idle` goes on by two beats at most between two looks: while this process was stopped, nothing idled.
+// Between two looks the `idle` clock advances by two beats at most: while this process was stopped, nothing idled.
 void Watch::beat_loop() {
   const std::int64_t most = 2'000'000 * options_.beat.count();
   std::uint64_t progress = writer_.progress();
@@ -155,12 +156,12 @@ void Watch::look_loop() {
       if (!suspect(peers, awake_s)) continue;
       if (const auto judgement = confirm()) return raise(*judgement);
     } catch (const std::exception&) {
-      // Out of memory or files: look again. A watch that ends the run by its own trouble would be worse than none.
+      // Out of memory or files: look again. The watch must not end the run because of its own trouble.
     }
   }
 }
 
-// Whether it is worth looking at all ranks: something here or at a peer stands still, or another rank says so.
+// Decides whether to look at all ranks: something here or at a peer stands still, or another rank reports an alarm.
 bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
   bool found = false;
   silent_.clear();
@@ -187,8 +188,8 @@ bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
   return found || hangs || fs::exists(directory_ / fmt::format("alarm-{}", identity_.job));
 }
 
-// Two looks at all. Nothing where the suspicion does not hold: ranks that advance, or validate, or write a checkpoint
-// keep others waiting rightly.
+// Looks twice at all ranks. Returns nullopt when the suspicion does not hold: ranks that advance, validate, or write a
+// checkpoint keep others waiting rightly.
 std::optional<Judgement> Watch::confirm() {
   Judgement j = judge(sight(directory_, identity_, options_.beat * 5 / 2), ops_);
   bool dead = false, silent = false, all_idle = true,
@@ -219,14 +220,14 @@ void Watch::raise(const Judgement& j) {
       break;
     }
   if (lowest != identity_.rank) {
-    // That rank writes it, once it knows. Should it not, this one does.
+    // The lowest rank writes the report once it knows. If it does not, this rank does.
     create(directory_ / fmt::format("alarm-{}", identity_.job), "");
     for (int i = 0; i < 12 && !fs::exists(alarm.file); ++i)
       if (!pause(options_.beat)) return;
   }
   alarm.writer = create(alarm.file, fmt::format("{}\nattempt {}, written by rank {}\n\n{}", utc_timestamp(wall_time()),
                                                 identity_.attempt, identity_.rank, alarm.report)) ||
-                 !fs::exists(alarm.file);  // no room for it: the summary must still be said
+                 !fs::exists(alarm.file);  // no room for it: the summary must still be reported
   writer_.saw_dead(j.culprits.empty() ? -1 : j.culprits.front());
   writer_.leave(FlightEnd::kAlarmed);
   on_alarm_(alarm);

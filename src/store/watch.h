@@ -1,6 +1,6 @@
-// A rank's heartbeat, and its look at the others' (docs/formats/flight.md). Two threads: one beats into this rank's own
-// flight record, one reads the records of some other ranks and, where a rank is dead, stopped or hung, has a report
-// written: runs/NAME/flight/report-ATTEMPT.txt. Nothing but files passes between ranks, so this works where
+// A rank's heartbeat, and its watch over other ranks (docs/formats/flight.md). Two threads: one beats into this rank's
+// own flight record; the other reads the records of some other ranks. When a rank is dead, stopped or hung, the second
+// thread has a report written: runs/NAME/flight/report-ATTEMPT.txt. Ranks exchange only files, so this works when
 // communication does not.
 #pragma once
 
@@ -23,9 +23,9 @@
 namespace molen::store {
 
 struct WatchOptions {
-  std::optional<Seconds> hang_timeout;  // nothing: max(3 x the median step, 30 s)
-  std::chrono::milliseconds beat{250};  // and between looks
-  // Ranks whose records this one reads as long as all is well; all of them where that is short.
+  std::optional<Seconds> hang_timeout;  // nullopt: max(3 x the median step, 30 s)
+  std::chrono::milliseconds beat{250};  // also the time between looks
+  // Ranks whose records this rank reads while all is well (peers_of); all ranks of a small job.
   std::vector<int> peers;
   bool several_hosts = false;  // records must reach a shared file system
 };
@@ -34,12 +34,12 @@ struct Alarm {
   std::string summary;  // one sentence
   std::string report;   // the text of the file
   fs::path file;
-  bool writer = false;  // this rank wrote it; others leave the word to it
+  bool writer = false;  // this rank wrote it; other ranks leave the announcement to it
 };
 
 class Watch {
  public:
-  // `writer` is this rank's record, `identity` what is in it. `on_alarm` is called once, from the looking thread; it
+  // `writer` is this rank's record, `identity` the identity in it. The looking thread calls `on_alarm` once; `on_alarm`
   // may end the process.
   Watch(fs::path directory, FlightWriter& writer, FlightIdentity identity, WatchOptions options, OpTexts ops,
         std::function<void(const Alarm&)> on_alarm);
@@ -51,7 +51,7 @@ class Watch {
   struct Peer;
   void beat_loop();
   void look_loop();
-  bool pause(std::chrono::milliseconds time);  // false: the end has come
+  bool pause(std::chrono::milliseconds time);  // returns false at the end
   bool suspect(std::vector<Peer>& peers, double awake_s);
   double limit_s() const;
   std::optional<Judgement> confirm();
@@ -67,22 +67,23 @@ class Watch {
   std::condition_variable changed_;
   bool ended_ = false;
   std::atomic<std::int64_t> idle_ns_{0};
-  std::set<int> silent_;  // peers that were silent for too long, as this rank saw it
+  std::set<int> silent_;  // peers that this rank found silent for too long
   std::thread beats_, looks_;
 };
 
-// The limit in force: `hang_timeout`, or max(3 x median step, 30 s); ten times as long before the first step's end.
+// Returns the current limit: `hang_timeout`, or max(3 x median step, 30 s); ten times as long before the first step's
+// end.
 double hang_limit_s(std::optional<Seconds> hang_timeout, std::int64_t median_step_ns);
 
-// As much of that limit as may pass before one suspects: noticing and confirming take the rest, so that the report is
-// there within the limit.
+// Returns the part of that limit that may pass before a rank is suspected: noticing and confirming take the rest, so
+// that the report exists within the limit.
 double suspect_after_s(double limit_s, std::chrono::milliseconds beat);
 
-// Peers to look at: all of a small job; else the next ranks, and the next ones of the same host (`hosts`: a key per
-// rank), so that every dead rank, host or row of hosts is seen by somebody.
+// Returns the peers to look at: all of a small job; else the next ranks and the next ranks of the same host (`hosts`: a
+// key per rank), so that some rank sees every dead rank, host or run of hosts.
 std::vector<int> peers_of(int rank, const std::vector<std::uint64_t>& hosts);
 
-// Two looks at all ranks of an attempt, `apart` from each other, with their processes where they are of this host.
+// Looks twice at all ranks of an attempt, `apart` from each other, and at the processes of those on this host.
 std::vector<Sighting> sight(const fs::path& directory, const FlightIdentity& of, std::chrono::milliseconds apart);
 
 }  // namespace molen::store
