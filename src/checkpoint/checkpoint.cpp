@@ -1,4 +1,4 @@
-// Loading: state and index are read whole and checked; data is read by blocks, which are compared with their hashes.
+// Loading: state and index are read whole and checked; data is read in blocks, which are compared with their hashes.
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::size_t kKeptBlocks = 16;
 
-// A file that belongs to a checkpoint: without it the checkpoint is damaged. One that may not be opened says nothing.
+// Opens a file that belongs to a checkpoint: if it is missing, the checkpoint is damaged. A file that may not be opened
+// proves nothing.
 File open_member(const fs::path& path) {
   try {
     return File::open(path);
@@ -37,7 +38,7 @@ std::string read_member(const fs::path& path, std::int64_t limit, FileStatus* st
   return content;
 }
 
-// What a parser refuses in a checkpoint's own file was not written so.
+// Reports a parser's refusal of a checkpoint's own file as damage.
 template <class F>
 auto damaged_where_refused(F&& parse) {
   try {
@@ -106,7 +107,7 @@ const SafetensorsFile& Checkpoint::file(int rank) const {
   return *file;
 }
 
-// Block `number` of the slice's entry, compared with its hash.
+// Returns block `number` of the slice's entry, compared with its hash.
 std::shared_ptr<const std::vector<char>> Checkpoint::block(const std::string& name, const StoredTensor& tensor,
                                                            const Slice& slice, std::int64_t number, bool keep) const {
   if (keep) {
@@ -150,8 +151,8 @@ void Checkpoint::read_slice(const std::string& name, const StoredTensor& tensor,
   for (std::int64_t number = 0; number < blocks; ++number) {
     const std::int64_t first = number * per_block, last = std::min(first + per_block, slice.elements());
     std::vector<Delivery> deliveries;
-    std::int64_t begin = 0;  // of the box, in the entry
-    bool whole = true;       // all of the block is wanted, so nobody will come back for it
+    std::int64_t begin = 0;  // start of the box in the entry
+    bool whole = true;       // all of the block is wanted, so no later read needs it
     for (const Box& box : slice.boxes) {
       const std::int64_t n = box.elements(), from = std::max(first, begin), to = std::min(last, begin + n);
       std::int64_t at = from;

@@ -1,4 +1,4 @@
-// Save and load over any cut into slices and ranks, damage of every kind, full disks, pruning.
+// Tests saving and loading over any cut into slices and ranks, damage of every kind, full disks, pruning.
 #include "checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ std::string message_of(const std::function<void()>& action) {
   }
 }
 
-// All ranks of a save, as threads that agree at a barrier. Returns each rank's error, or "".
+// Runs all ranks of a save as threads that agree at a barrier. Returns each rank's error, or "".
 std::vector<std::string> save_ranks(const std::vector<std::vector<Span>>& spans, const fs::path& directory,
                                     std::int64_t step, int keep = 0) {
   const int ranks = static_cast<int>(spans.size());
@@ -116,7 +116,7 @@ TEST(Checkpoint, ReturnsStateTensorsAndAttachments) {
   EXPECT_EQ(SafetensorsFile(path / "rank-00000.safetensors").at("w").shape, std::vector<std::int64_t>{35});
 }
 
-// The law of the module: however the tensors are cut and spread over ranks, any range reads back the same bits, and the
+// The main property: however the tensors are cut and spread over ranks, any range reads back the same bits, and the
 // digest does not change.
 RC_GTEST_PROP(Checkpoint, AnyCutReadsBackTheSame, ()) {
   const TestFolder folder;
@@ -151,7 +151,7 @@ TEST(Checkpoint, SpansSeveralHashBlocks) {
   const TestFolder folder;
   const std::int64_t count = 2 * kBlockBytes / 4 + 5001;
   const auto values = ramp(count);
-  // One slice from memory, the other through the reading callback, cut off every block border.
+  // One slice comes from memory, the other through the reading callback, cut off every block border.
   Span second = part("w", values, 4001, count - 4001);
   second.data = nullptr;
   second.read = [&](std::int64_t offset, std::int64_t n, void* out) {
@@ -221,7 +221,7 @@ TEST(Checkpoint, RefusesSlicesThatDoNotTile) {
   EXPECT_NE(errors_of({{part("w", values, 0, 10)}, {shaped}}).find("disagree"), std::string::npos);
 }
 
-// A rank may hold nothing of a tensor, and a tensor may have no elements at all.
+// A rank may hold no element of a tensor, and a tensor may have no elements at all.
 TEST(Checkpoint, EmptyBoxesHoldNothing) {
   const TestFolder folder;
   const auto values = ramp(20);
@@ -312,7 +312,7 @@ TEST(Checkpoint, PrunesTheOldestAndCountsOnlyGoodOnes) {
   EXPECT_FALSE(fs::exists(folder / "step-000000002.removing"));
 }
 
-// State and index grow with tensors and ranks: ranks that are threads of one process share what was read.
+// State and index grow with tensors and ranks: ranks that are threads of one process share one reading of them.
 TEST(Checkpoint, IsReadOnceByAllThatHoldIt) {
   const GoldenMessages golden;
   const TestFolder folder;
@@ -352,7 +352,7 @@ TEST(Checkpoint, KnowsWhetherItStillStandsUnderItsName) {
   EXPECT_FALSE(second.is_current());
 }
 
-// What a history leaves behind: also what had been set aside as damaged, and never what lies before.
+// Checkpoints that a history leaves behind, including those set aside as damaged, and never earlier ones.
 TEST(Checkpoint, AbandonsWhatLiesBeyondAStepByName) {
   const TestFolder folder;
   const auto values = ramp(6);
@@ -390,7 +390,7 @@ TEST(Checkpoint, AFullDiskLeavesOldCheckpointsAndNothingElse) {
   const auto values = ramp(1'000'000);
   std::vector<std::string> errors;
   {
-    // Rank 1's part fits, rank 0's does not: both must learn of it.
+    // Rank 1's part fits, rank 0's does not: both must report the failure.
     const ScopedFileLimit limit(1'000'000);
     errors = save_ranks({{part("w", values, 0, 999'000)}, {part("w", values, 999'000, 1000)}}, folder.path(), 2);
   }
@@ -456,7 +456,7 @@ TEST(Checkpoint, RefusesAnIndexThatPointsElsewhere) {
   EXPECT_NE(with("\"format_version\":2", "\"format_version\":3"), "");
 }
 
-// What the code of commit 0f58bcb wrote (tests/golden/checkpoint/make_version_1.cpp), in flat slices.
+// Files that the code of commit 0f58bcb wrote (tests/golden/checkpoint/make_version_1.cpp), in flat slices.
 TEST(Checkpoint, ReadsFormatVersion1BitForBit) {
   const fs::path directory = "tests/golden/checkpoint/version-1";
   ASSERT_EQ(latest(directory), directory / "step-000000042");
@@ -494,7 +494,7 @@ TEST(Checkpoint, HostileDocumentsAreBounded) {
   for (int i = 0; i < 1'300'000; ++i) arrays += "[],";
   const auto opened = [&] { const Checkpoint checkpoint(path); };
   EXPECT_EQ(bounded("a checkpoint", opened), "");
-  // All that state.json may hold.
+  // The longest list that state.json may hold.
   write_file_atomic(path / "state.json",
                     std::string(state).insert(state.find("\"tokens\""), "\"x\": [" + arrays + "[]],"));
   EXPECT_NE(bounded("state.json of 1,300,000 lists", opened).find("does not match"), std::string::npos);

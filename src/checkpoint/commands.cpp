@@ -55,7 +55,7 @@ TokenIds tokens_of(const Checkpoint& checkpoint) {
   return ids;
 }
 
-// The weights by our names must have the shapes the architecture says, or an export would mix up other tensors.
+// The weights must have the shapes of the architecture, or an export would mix up other tensors.
 void check_weights(const Checkpoint& checkpoint, const arch::Architecture& arch) {
   for (const arch::Parameter& p : arch::parameters(arch)) {
     const StoredTensor& stored = checkpoint.tensor(p.name);

@@ -1,5 +1,5 @@
-// What `molen checkpoint list|verify|export|import` do, apart from reading the command line. Results go to `out`, notes
-// to `err`.
+// `molen checkpoint list|verify|export|import`, apart from reading the command line. Results go to `out`, notes to
+// `err`.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct ListOptions {
 void list_command(const ListOptions& options, std::ostream& out, std::ostream& err);
 
 struct VerifyOptions {
-  fs::path path;  // a checkpoint; or a run or a directory of checkpoints: its newest
+  fs::path path;  // a checkpoint; or the newest of a run or a directory of checkpoints
   bool json = false;
   bool digest = false;  // also print the layout-independent digest of all tensors
 };

@@ -1,4 +1,4 @@
-// What the commands print, whole, and what they refuse.
+// Tests the whole output of the commands, and their refusals.
 #include "checkpoint/commands.h"
 
 #include <fmt/format.h>
@@ -34,7 +34,7 @@ Json state_of_tiny() {
   return {{"arch", arch::to_json(tiny())}, {"special_tokens", {{"bos", 1}, {"eos", {2, "x", 3}}, {"pad", 4}}}};
 }
 
-// A checkpoint of the model's weights, each a number of its own.
+// Saves a checkpoint of the model's weights with a distinct number in each.
 fs::path save_tiny(const fs::path& directory, std::int64_t step, const Json& state = state_of_tiny(),
                    const std::map<std::string, std::string>& attachments = {},
                    const std::function<void(Span&)>& change = {}) {
@@ -55,7 +55,7 @@ fs::path save_tiny(const fs::path& directory, std::int64_t step, const Json& sta
   return save(spans, options);
 }
 
-// What a command printed.
+// The output of a command.
 struct Printed {
   std::string out, err;
 };
@@ -106,7 +106,7 @@ TEST(CheckpointCommands, ListShowsEachAndWhatIsWrongWithIt) {
   EXPECT_EQ(table.err, fmt::format("{}: unfinished, skipped\n{}: set aside as damaged\n",
                                    path("step-000000008.partial-1"), path("step-000000009.damaged-1")));
 
-  // A directory of checkpoints itself serves as well.
+  // A path to a directory of checkpoints works as well.
   const Printed json = printed(list_command, {directory, true});
   const Json rows = Json::parse(json.out);
   ASSERT_EQ(rows.size(), 4u);
@@ -119,7 +119,7 @@ TEST(CheckpointCommands, ListShowsEachAndWhatIsWrongWithIt) {
   EXPECT_EQ(refusal(list_command, {folder / "absent", false}), (folder / "absent").string() + ": no such directory");
 }
 
-// A checkpoint under the name of another step is none to go on from.
+// A checkpoint under the name of another step cannot be resumed.
 TEST(CheckpointCommands, ResolveSaysWhyThereIsNone) {
   const GoldenMessages golden;
   const TestFolder folder;
@@ -165,7 +165,7 @@ TEST(CheckpointCommands, VerifySaysHowMuchItReadAndTheDigest) {
   const std::string end = " MiB/s)\ndigest " + state_digest(Checkpoint(path)).hex() + "\n";
   ASSERT_TRUE(text.out.starts_with(begin)) << text.out;
   ASSERT_TRUE(text.out.ends_with(end)) << text.out;
-  // "0.01 s, 400": the rate is that of the time, which has two decimals.
+  // "0.01 s, 400": the rate belongs to the unrounded time; the printed time has two decimals.
   double seconds = 0, rate = 0;
   ASSERT_EQ(std::sscanf(text.out.c_str() + begin.size(), "%lf s, %lf MiB/s)", &seconds, &rate), 2) << text.out;
   EXPECT_GE(rate, 4 / (seconds + 0.0051) - 1) << text.out;
@@ -213,7 +213,7 @@ TEST(CheckpointCommands, ExportSaysWhatItWroteAndTakesTheTokenizerItIsGiven) {
   EXPECT_EQ(read_json(folder / "bf16/config.json")["torch_dtype"], "bfloat16");
 }
 
-// The one given goes before the one attached.
+// The given tokenizer takes precedence over the attached one.
 TEST(CheckpointCommands, ExportPrefersTheTokenizerItIsGiven) {
   const TestFolder folder;
   save_tiny(folder.path(), 1, {{"arch", arch::to_json(tiny())}}, {{"tokenizer.json", R"({"attached": 1})"}});

@@ -20,13 +20,13 @@ std::uint16_t to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t quiet =
-      (bits >> 16) | 0x40u;  // a NaN whose payload lies in the bits cut off would become infinity
+      (bits >> 16) | 0x40u;  // else a NaN whose payload is only in the bits cut off would become infinity
   return static_cast<std::uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
 }
 
 float from_fp16(std::uint16_t half) {
   const std::uint32_t magnitude = half & 0x7FFFu, sign = (half & 0x8000u) << 16;
-  // Shifted into place the exponent is short by 127 - 15; the product sets it right, for subnormals too.
+  // Shifted into place, the exponent is too small by 127 - 15; the multiplication corrects it, for subnormals too.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   const std::uint32_t finite = std::bit_cast<std::uint32_t>(scaled);
   const std::uint32_t special = (magnitude << 13) | 0x7F800000u;
@@ -38,7 +38,7 @@ std::uint16_t to_fp16(float value) {
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
   const std::uint32_t rebased = magnitude - 0x38000000u;  // exponent bias 127 -> 15
   const std::uint32_t normal = (rebased + 0xFFFu + ((rebased >> 13) & 1u)) >> 13;
-  // Below 2^-14 the spacing is 2^-24: that of floats just above one half, so the addition itself rounds.
+  // Below 2^-14 the spacing is 2^-24, the spacing of floats just above one half, so the addition itself rounds.
   const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
   const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(shifted) - 0x3F000000u;
   std::uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
@@ -47,7 +47,7 @@ std::uint16_t to_fp16(float value) {
   return static_cast<std::uint16_t>(result | ((bits >> 16) & 0x8000u));
 }
 
-// To float by rounding to odd: a second rounding, to fewer bits, then gives what one rounding would have given.
+// Rounds to float by rounding to odd: a second rounding, to fewer bits, then equals a single rounding.
 float narrow_to_odd(double value) {
   const float nearest = static_cast<float>(value);
   const auto bits = std::bit_cast<std::uint32_t>(nearest);
@@ -93,7 +93,7 @@ void convert(DType from, const void* source, DType to, void* destination, std::i
     return static_cast<void>(std::memcpy(destination, source, static_cast<std::size_t>(count * size_of(from))));
   if (to == DType::kF32) return to_float(from, source, static_cast<float*>(destination), count, false);
   if (from == DType::kF32) return from_float(static_cast<const float*>(source), to, destination, count);
-  constexpr std::int64_t kChunk = 4096;  // floats in between stay in the cache
+  constexpr std::int64_t kChunk = 4096;  // the intermediate floats stay in the cache
   std::vector<float> between(kChunk);
   for (std::int64_t at = 0; at < count; at += kChunk) {
     const std::int64_t n = std::min(kChunk, count - at);

@@ -9,7 +9,7 @@
 namespace molen::checkpoint {
 
 bool is_floating(DType dtype);
-// `count` elements; the two buffers do not overlap. Equal types copy bits. Both must be floating.
+// Converts `count` elements; the two buffers must not overlap. Equal types copy bits. Both types must be floating.
 void convert(DType from, const void* source, DType to, void* destination, std::int64_t count);
 
 }  // namespace molen::checkpoint

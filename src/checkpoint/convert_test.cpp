@@ -1,4 +1,4 @@
-// Every 16-bit pattern both ways, and roundings against a search for the nearest value in double.
+// Tests every 16-bit pattern both ways, and compares roundings with a search for the nearest value in double.
 #include "checkpoint/convert.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ To one(DType from, From value, DType to) {
   return result;
 }
 
-// The finite values of a 16-bit type by their definition, indexed by magnitude bits.
+// Computes the finite values of a 16-bit type from its definition, indexed by magnitude bits.
 std::vector<double> magnitudes(int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   std::vector<double> values;
@@ -36,7 +36,8 @@ std::vector<double> magnitudes(int exponent_bits, int fraction_bits) {
   return values;
 }
 
-// Nearest with ties to even, by comparing distances; beyond the last value plus half a step lies infinity.
+// Returns the nearest value with ties to even, by comparing distances; infinity lies beyond the last value plus half a
+// step.
 std::uint16_t nearest(const std::vector<double>& values, double value) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
   const double x = std::fabs(value);
@@ -104,7 +105,7 @@ RC_GTEST_PROP(Convert, RoundsAnyFloat, (std::uint32_t bits)) {
   }
 }
 
-// fp64 to bf16 through float rounds once: beside a tie of bf16, by less than a float can tell.
+// fp64 to bf16 through float rounds once, even closer to a tie of bf16 than a float can resolve.
 TEST(Convert, DoublesRoundOnce) {
   for (const std::uint32_t high : {0x3f80u, 0x3f81u, 0x4240u, 0xbf80u, 0xc0d3u})
     for (const std::uint32_t low : {0x7fffu, 0x8000u, 0x8001u})

@@ -56,7 +56,7 @@ void StateDigest::add(std::string_view tensor, DType dtype, const std::vector<st
 void StateDigest::add(std::string_view tensor, DType dtype, const std::vector<std::int64_t>& shape, const Box& box,
                       const void* data) {
   if (shape.empty()) return add(tensor, dtype, shape, 0, 1, data);
-  // Row by row, or at once where the rows follow each other.
+  // Adds row by row, or all at once when the rows are contiguous.
   const Box whole = whole_box(shape);
   std::size_t inner = shape.size() - 1;
   while (inner > 0 && box.sizes[inner] == shape[inner]) --inner;

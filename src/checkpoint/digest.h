@@ -1,8 +1,9 @@
-// A digest of tensors that depends on their contents alone: not on the order in which parts are added, nor on how they
-// were cut.
+// A digest of tensors that depends on their contents alone: not on the order in which parts are added, nor on their
+// cut.
 //
-// Each element gives mix(key(name, dtype, shape), position, bits); the digest is the sum of these modulo 2^64, in two
-// lanes. A sum commutes, so ranks digest what they hold and add the results. It finds errors, not forgeries.
+// Each element contributes mix(key(name, dtype, shape), position, bits). The digest is the sum of these modulo 2^64, in
+// two lanes. A sum commutes, so each rank digests its own elements and the results are added. It detects errors, not
+// forgeries.
 #pragma once
 
 #include <array>
@@ -18,10 +19,10 @@ namespace molen::checkpoint {
 
 class StateDigest {
  public:
-  // `count` elements from flattened position `offset` of the tensor.
+  // Adds `count` elements from flattened position `offset` of the tensor.
   void add(std::string_view tensor, DType dtype, const std::vector<std::int64_t>& shape, std::int64_t offset,
            std::int64_t count, const void* data);
-  // A box of the tensor, in row-major order.
+  // Adds a box of the tensor, in row-major order.
   void add(std::string_view tensor, DType dtype, const std::vector<std::int64_t>& shape, const Box& box,
            const void* data);
   void merge(const StateDigest& other);
@@ -35,7 +36,7 @@ class StateDigest {
 };
 
 class Checkpoint;
-// Of all tensors of a checkpoint.
+// Returns the digest of all tensors of a checkpoint.
 StateDigest state_digest(const Checkpoint& checkpoint);
 
 }  // namespace molen::checkpoint

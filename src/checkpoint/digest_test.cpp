@@ -23,7 +23,7 @@ std::vector<Word> counting() {
   return words;
 }
 
-// Digests stand in events and in what users compare: they are the same in every version.
+// Digests are in events and in users' comparisons, so they are the same in every version.
 TEST(Digest, StaysAsItIs) {
   EXPECT_EQ(of(DType::kU8, counting<std::uint8_t>()).hex(), "cfeb6ff888bb0328531aa688e933caa7");
   EXPECT_EQ(of(DType::kBF16, counting<std::uint16_t>()).hex(), "5661240c70360ecac7a70a68b0fa51d6");
@@ -31,8 +31,8 @@ TEST(Digest, StaysAsItIs) {
   EXPECT_EQ(of(DType::kF64, counting<std::uint64_t>()).hex(), "dd92fc9d60a35b787ad89e8152186628");
 }
 
-// 128 bits that tell twice as much as 64: each flip of a bit moves both lanes, by amounts that do not follow from each
-// other, and each by another amount.
+// 128 bits detect more than 64 only if the lanes are independent: each bit flip changes both lanes, by amounts that do
+// not follow from each other, and each flip changes them by different amounts.
 TEST(Digest, TheLanesAreTwo) {
   const auto words = counting<std::uint32_t>();
   const StateDigest base = of(DType::kF32, words);

@@ -18,7 +18,8 @@ std::vector<DirectoryEntry> entries_of(const fs::path& directory) {
   }
 }
 
-// Renamed before it is removed, and that made durable: a removal cut short leaves nothing that looks like a checkpoint.
+// Makes a rename durable before the removal, so that an interrupted removal leaves nothing that looks like a
+// checkpoint.
 void remove_checkpoint(const fs::path& checkpoint) {
   const fs::path aside = checkpoint.string() + std::string(kRemoving);
   remove_tree(aside);
@@ -27,7 +28,7 @@ void remove_checkpoint(const fs::path& checkpoint) {
   remove_tree(aside);
 }
 
-// State and index are there and belong together.
+// Returns whether state and index exist and belong together.
 bool is_whole(const fs::path& checkpoint) {
   try {
     const StoredState state = parse_state(read_file(checkpoint / "state.json", kMaxStateBytes), "state.json");
@@ -69,7 +70,7 @@ void recover(const fs::path& directory) {
   for (const DirectoryEntry& entry : entries_of(directory)) {
     const fs::path path = directory / entry.name;
     if (is_unfinished(entry.name)) {
-      // The rename decides: an owner that lost its lease finds its own directory gone.
+      // The rename decides: an owner that lost its lease no longer finds its directory.
       fs::path gone = path;
       gone += kRemoving;
       remove_tree(gone);
@@ -109,7 +110,7 @@ std::vector<std::int64_t> abandon(const fs::path& directory, std::int64_t beyond
   }
   for (const Step& one : damaged)
     if (one.step > beyond) move_aside(one.path);
-  if (path_exists(directory)) sync_directory(directory);  // also of a move that was cut short
+  if (path_exists(directory)) sync_directory(directory);  // also for a move that was cut short
   return moved;
 }
 
@@ -123,7 +124,7 @@ void prune(const fs::path& directory, const fs::path& saved, int keep, const std
       remove_tree(directory / entry.name);
     }
   if (keep <= 0) return;
-  // The checkpoint just saved is complete and counts; those after it belong to nobody who is saving now.
+  // The checkpoint just saved is complete and counts; later ones do not belong to the owner that saves now.
   std::vector<fs::path> complete;
   for (const Step& step : steps_in(directory))
     if (step.step < step_of(saved.filename().string()).value_or(0) && is_whole(step.path))
@@ -144,12 +145,12 @@ void publish(const fs::path& from, const fs::path& to) {
   const fs::path before = to.string() + std::string(kReplaced);
   remove_tree(before);
   if (file_system().exchange(from, to) == 0) {
-    // What was replaced has the name of an unfinished save now, which goes with the next recovery if not here.
+    // The replaced checkpoint now has the name of an unfinished save; it is removed here, or by the next recovery.
     sync_directory(parent);
     remove_tree(from);
     return;
   }
-  // A file system without exchange: between the two renames the old one is found under the name that recover() knows.
+  // A file system without exchange: between the two renames the old checkpoint has the name that recover() knows.
   rename_path(to, before);
   rename_path(from, to);
   sync_directory(parent);

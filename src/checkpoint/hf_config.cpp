@@ -1,4 +1,4 @@
-// config.json <-> Architecture. JsonFields and defaults: transformers, configuration_llama.py and
+// Converts config.json to Architecture and back. Keys and defaults follow transformers, configuration_llama.py and
 // configuration_gpt2.py.
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@ namespace {
 
 using arch::Architecture;
 
-// The form we write is that of transformers 4, which 5 reads too.
+// We write the form of transformers 4, which transformers 5 reads too.
 constexpr std::string_view kTransformersVersion = "4.46.0";
 
 void require(bool condition, const JsonFields& f, std::string_view key, std::string_view why) {
@@ -63,7 +63,7 @@ Architecture parse_llama(const JsonFields& f) {
   a.norm_eps = f.number("rms_norm_eps", 1e-6);
   a.init_std = f.number("initializer_range", 0.02);
   parse_rope(f, a);
-  // A window that holds every position changes nothing; a smaller one hides positions that our attention sees.
+  // A window that holds every position changes nothing; a smaller one would hide positions that our attention sees.
   require(!f.find("sliding_window") || f.integer("sliding_window") >= a.max_sequence, f, "sliding_window",
           "attention over a window shorter than max_position_embeddings is not implemented");
   require(f.text("hidden_act", "silu") == "silu", f, "hidden_act", "only silu is implemented");
@@ -103,7 +103,7 @@ Architecture parse_gpt2(const JsonFields& f) {
 
 TokenIds parse_tokens(const JsonFields& f, std::int64_t vocabulary) {
   TokenIds ids;
-  // Some published files hold ids beyond the table (-1, or a default of another size): those name no token.
+  // Some published files hold ids beyond the table (-1, or a default for another size): these ids name no token.
   const auto valid = [&](const Json& value) {
     return value.is_number_unsigned() && value.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary);
   };
@@ -124,8 +124,7 @@ const std::set<std::string_view>& known_keys() {
       "attention_bias", "mlp_bias", "n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon",
       "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
       "bos_token_id", "eos_token_id", "pad_token_id",
-      // without effect on the result: rounding, dropout (pre-training uses none), caching, records of who wrote the
-      // file
+      // without effect on the result: rounding, dropout (pre-training uses none), caching, records of the file's writer
       "torch_dtype", "dtype", "use_cache", "transformers_version", "pretraining_tp", "attention_dropout", "attn_pdrop",
       "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
       "summary_proj_to_labels", "summary_type", "summary_use_proj", "n_ctx", "task_specific_params", "_name_or_path"};

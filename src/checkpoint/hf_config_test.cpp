@@ -1,4 +1,4 @@
-// config.json: the value of every key, in and out, and the words with which a key is refused.
+// Tests config.json: the value of every key, in and out, and the text with which a key is refused.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 
 using arch::Architecture;
 
-// Every key with a value of its own, none of them its default.
+// Every key has its own value, which is never its default.
 Json llama() {
   return Json::parse(R"({"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":24,
       "intermediate_size":40,"num_hidden_layers":3,"num_attention_heads":6,"num_key_value_heads":2,"head_dim":8,
@@ -100,7 +100,7 @@ TEST(HfConfig, EveryKeyOfAGpt2) {
   EXPECT_EQ(hf_config(a, config.tokens, DType::kBF16), gpt2());
 }
 
-// As transformers has them, configuration_llama.py and configuration_gpt2.py.
+// The defaults of transformers, configuration_llama.py and configuration_gpt2.py.
 TEST(HfConfig, WhatIsNotThereHasTheDefaultsOfTransformers) {
   const Architecture a =
       without(llama(), {"architectures", "num_key_value_heads", "head_dim", "max_position_embeddings",
@@ -187,7 +187,7 @@ TEST(HfConfig, RopeInBothFormsAndTheKindsItKnows) {
   }
 }
 
-// Ids that name no token of the table are left out: some published files hold them.
+// Ids outside the token table are left out: some published files hold them.
 TEST(HfConfig, SpecialTokensAreOfTheTable) {
   const auto tokens = [](const char* key, const Json& value) {
     Json json = llama();

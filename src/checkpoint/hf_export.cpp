@@ -1,4 +1,4 @@
-// Writing a Hugging Face directory: beside its target first, renamed when whole.
+// Writes a Hugging Face directory: under a temporary name beside its target, renamed when complete.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -27,7 +27,7 @@ class Exporter {
     return dtype;
   }
 
-  // Tensors in their order, a new file whenever the next one would exceed the limit.
+  // Tensors in their order; a new file begins whenever the next tensor would exceed the limit.
   std::vector<std::vector<const HfTensor*>> shards() const {
     std::vector<std::vector<const HfTensor*>> result(1);
     std::int64_t filled = 0;
@@ -66,7 +66,7 @@ class Exporter {
   }
 
  private:
-  // Ranges of a part, converted, given to `take` one after the other.
+  // Converts a part range by range and passes the ranges to `take` in order.
   template <class F>
   void stream(const std::string& part, DType to, F&& take) {
     const DType from = source_.dtype(part);
@@ -110,7 +110,7 @@ class Exporter {
   std::vector<char> raw_, converted_;
 };
 
-// Special tokens of tokenizer.json: content -> id.
+// Returns the special tokens of tokenizer.json: content -> id.
 std::map<std::string, std::int64_t> special_tokens(const std::string& tokenizer) {
   std::map<std::string, std::int64_t> found;
   const Json json = parse_json(tokenizer, "tokenizer.json");
@@ -125,7 +125,7 @@ std::map<std::string, std::int64_t> special_tokens(const std::string& tokenizer)
   return found;
 }
 
-// Ids left open are found by the names that published tokenizers use.
+// Looks up unset ids by the names that published tokenizers use.
 TokenIds complete_ids(TokenIds ids, const std::map<std::string, std::int64_t>& tokens) {
   constexpr std::array kBegin{"<|begin_of_text|>", "<s>", "<|startoftext|>", "<|endoftext|>"};
   constexpr std::array kEnd{"<|end_of_text|>", "</s>", "<|endoftext|>"};
@@ -196,7 +196,7 @@ void export_hf(const arch::Architecture& arch, const TensorSource& source, const
   }
   fs::path target = fs::absolute(directory).lexically_normal();
   if (!target.has_filename()) target = target.parent_path();
-  // Removed again where the export fails.
+  // Removed again when the export fails.
   TemporaryDirectory partial(target);
   write_all(arch, source, partial.path(), options);
   partial.publish();

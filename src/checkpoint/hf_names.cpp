@@ -1,4 +1,4 @@
-// Our parameters as tensors of a Hugging Face directory.
+// Maps our parameters to tensors of a Hugging Face directory.
 #include <map>
 
 #include "arch/parameters.h"
@@ -61,7 +61,7 @@ Gpt2Name gpt2_name(Role role) {
   throw Error("no GPT-2 name for this parameter");
 }
 
-// Parameters of one name are stacked in the order of the list, which is q, k, v.
+// Parameters with one name are stacked in the order of the list, which is q, k, v.
 std::vector<HfTensor> gpt2_tensors(const std::vector<Parameter>& parameters) {
   std::vector<HfTensor> tensors;
   std::map<std::string, std::size_t> by_name;

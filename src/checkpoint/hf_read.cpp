@@ -1,4 +1,4 @@
-// Opening a Hugging Face directory: nothing in it is believed before it was compared with what config.json implies.
+// Opens a Hugging Face directory: nothing in it is used before it was compared with what config.json implies.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -18,13 +18,13 @@ namespace {
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kSingle = "model.safetensors";
 
-// Our spelling of a stored name: GPT-2 was published without "transformer.".
+// Returns our spelling of a stored name: GPT-2 was published without "transformer.".
 std::string canonical(const std::string& name, bool gpt2) {
   if (!gpt2 || name.starts_with("transformer.") || name.starts_with("lm_head.")) return name;
   return "transformer." + name;
 }
 
-// Buffers that older versions of transformers stored among the weights.
+// Recognizes buffers that older versions of transformers stored among the weights.
 bool is_buffer(std::string_view name, bool gpt2) {
   return gpt2 ? name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")
               : name.ends_with(".rotary_emb.inv_freq");
@@ -45,7 +45,7 @@ bool holds_pickle(const fs::path& directory) {
 
 }  // namespace
 
-// A map: a Json object searches its list for every name.
+// Returns a map, because a Json object searches its list for every name.
 std::map<std::string, std::string> parse_hf_index(const Json& index, const std::string& origin) {
   const Json& weight_map = json_member(index, "weight_map", origin);
   if (!weight_map.is_object() || weight_map.empty())
@@ -61,14 +61,14 @@ std::map<std::string, std::string> parse_hf_index(const Json& index, const std::
   return files;
 }
 
-// A tensor found in a file, and how it is rearranged.
+// A tensor found in a file, and its rearrangement.
 struct HfModel::Stored {
   HfTensor tensor;
   const SafetensorsFile* file = nullptr;
   const TensorInfo* info = nullptr;
 };
 
-// Where one of our parameters lies: a range of rows of a stored tensor (after transposition).
+// The place of one of our parameters: a range of rows of a stored tensor (after transposition).
 struct HfModel::Place {
   const Stored* stored = nullptr;
   std::int64_t offset = 0;  // elements
@@ -176,8 +176,8 @@ void HfModel::check_complete() {
   std::sort(places_.begin(), places_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
 }
 
-// A tied model may store its head all the same. transformers replaces it by the embedding table; a different one would
-// be lost.
+// A tied model may still store its head. transformers replaces it by the embedding table; a different head would be
+// lost.
 void HfModel::check_tied_head() const {
   if (!head_) return;
   const SafetensorsFile& file = *files_[head_->first];

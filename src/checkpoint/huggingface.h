@@ -1,7 +1,7 @@
-// Hugging Face model directories, in and out: LlamaForCausalLM and GPT2LMHeadModel.
+// Reads and writes Hugging Face model directories: LlamaForCausalLM and GPT2LMHeadModel.
 //
-// Weights keep their bits; only GPT-2's are rearranged, because its Conv1D stores [in, out] and one matrix for q, k and
-// v. What a directory names as code (auto_map, ...) is refused, never followed; pickled weights are refused.
+// Weights keep their bits. Only GPT-2's are rearranged, because its Conv1D stores [in, out] and one matrix for q, k and
+// v. Keys that name code (auto_map, ...) are refused, never followed; pickled weights are refused.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,7 @@ namespace molen::checkpoint {
 class Checkpoint;
 class SafetensorsFile;
 
-// Where weights come from, by our parameter names (arch/parameters.h): their type, and any flat range of them in that
-// type.
+// A source of weights by our parameter names (arch/parameters.h): their type, and any flat range of them in that type.
 struct TensorSource {
   std::function<DType(const std::string& name)> dtype;
   std::function<void(const std::string& name, std::int64_t offset, std::int64_t count, void* destination)> read;
@@ -45,9 +44,9 @@ struct HfConfig {
 };
 // Throws UsageError naming the key: code, other models, options that would change the result and are not implemented.
 HfConfig parse_hf_config(const Json& json, const std::string& origin);
-// Throws UsageError where the architecture has no form in transformers that molen writes.
+// Throws UsageError when transformers has no form of the architecture that molen writes.
 Json hf_config(const arch::Architecture& arch, const TokenIds& tokens, DType dtype);
-// Throws UsageError at any key, at any depth, whose value names code to run.
+// Throws UsageError for any key, at any depth, whose value names code to run.
 void refuse_code(const Json& json, const std::string& origin);
 
 // --- names ----------------------------------------------------------------------------------------------------------
@@ -56,7 +55,7 @@ void refuse_code(const Json& json, const std::string& origin);
 // dimensions.
 struct HfTensor {
   std::string name;
-  std::vector<std::int64_t> shape;  // as it stands in the directory
+  std::vector<std::int64_t> shape;  // as in the directory
   bool transposed = false;
   std::vector<std::string> parts;
 };
@@ -64,10 +63,11 @@ std::vector<HfTensor> hf_tensors(const arch::Architecture& arch);
 
 // --- directories ----------------------------------------------------------------------------------------------------
 
-// model.safetensors.index.json: the file of each tensor. Throws UsageError at a name that is not of a file beside it.
+// Parses model.safetensors.index.json: the file of each tensor. Throws UsageError for a name that is not a file beside
+// it.
 std::map<std::string, std::string> parse_hf_index(const Json& index, const std::string& origin);
 
-// An opened directory: all names, shapes and types were checked, the data is read on demand. Safe to share by threads.
+// An opened directory: all names, shapes and types were checked; data is read on demand. Threads may share it.
 class HfModel {
  public:
   explicit HfModel(fs::path directory);  // throws UsageError
@@ -86,7 +86,7 @@ class HfModel {
   struct Place;
   struct Stored;
   void open_files();
-  // `listed`: the file of each tensor by the index, where there is one.
+  // `listed`: the file of each tensor according to the index, if there is one.
   void add_file(const std::string& name, const std::map<std::string, std::string>* listed);
   void check_complete();
   void check_tied_head() const;
@@ -105,13 +105,14 @@ class HfModel {
 };
 
 struct HfExport {
-  std::optional<DType> dtype;  // absent: as the source has them
+  std::optional<DType> dtype;  // absent: the types of the source
   std::int64_t max_shard_bytes = 5'000'000'000;
   std::optional<std::string> tokenizer;  // content of tokenizer.json
-  TokenIds tokens;                       // where empty, looked up in the tokenizer's special tokens
+  TokenIds tokens;                       // empty ids are looked up in the tokenizer's special tokens
 };
 // Writes config.json, generation_config.json, model.safetensors (or shards and their index), tokenizer.json and
-// tokenizer_config.json. `directory` must be absent or empty; it appears whole or not at all. Throws UsageError, Error.
+// tokenizer_config.json. `directory` must be absent or empty; it appears completely or not at all. Throws UsageError,
+// Error.
 void export_hf(const arch::Architecture& arch, const TensorSource& source, const fs::path& directory,
                const HfExport& options);
 

@@ -1,4 +1,5 @@
-// Directories out and in again, bit for bit; the forms other programs write; and everything that must be refused.
+// Tests directories written and read back bit for bit, the forms that other programs write, and everything that must be
+// refused.
 #include "checkpoint/huggingface.h"
 
 #include <gtest/gtest.h>
@@ -147,7 +148,7 @@ TEST(HuggingFace, FindsSpecialTokensOfTheTokenizer) {
   EXPECT_EQ(read_json(folder / "hf/generation_config.json")["eos_token_id"], 36);
   EXPECT_EQ(read_json(folder / "hf/tokenizer_config.json")["eos_token"], "<|endoftext|>");
   EXPECT_EQ(read_file(folder / "hf/tokenizer.json"), *options.tokenizer);
-  // What text is drawn with by default: from the model's own distribution, as long as it was made for.
+  // The default sampling draws from the model's own distribution, up to the model's length.
   const Json generation = read_json(folder / "hf/generation_config.json");
   EXPECT_EQ(generation["do_sample"], true);
   EXPECT_EQ(generation["temperature"], 1.0);
@@ -155,7 +156,7 @@ TEST(HuggingFace, FindsSpecialTokensOfTheTokenizer) {
   EXPECT_EQ(generation["max_length"], 50);
 }
 
-// A tokenizer without added tokens, or with what is no list of them, has no special ones.
+// A tokenizer without added tokens, or with a malformed list of them, has no special tokens.
 TEST(HuggingFace, TokenizersWithoutSpecialTokens) {
   for (const char* tokenizer : {"{}", "[]", "3", R"({"added_tokens": {}})", R"({"added_tokens": null})",
                                 R"({"added_tokens": [3, {"id": -1, "content": "a"}, {"id": 1}]})"}) {
@@ -167,7 +168,7 @@ TEST(HuggingFace, TokenizersWithoutSpecialTokens) {
   }
 }
 
-// The index of several files says how many bytes the tensors have and where each of them is.
+// The index of several files gives the tensors' total bytes and the file of each tensor.
 TEST(HuggingFace, TheIndexOfShards) {
   const TestFolder folder;
   HfExport options;
@@ -254,7 +255,7 @@ TEST(HuggingFace, RefusesConfigsItCannotHonour) {
   expect(llama, "rope_scaling", {{"rope_type", "llama3"}}, "'factor' is missing");
   expect(llama, "sliding_window", 16, "'sliding_window': attention over a window shorter");
   expect(llama, "sliding_window", true, "must be a whole number");
-  for (const Json& harmless : {Json(nullptr), Json(50), Json(4096)})  // of 50 positions
+  for (const Json& harmless : {Json(nullptr), Json(50), Json(4096)})  // the model has 50 positions
     EXPECT_EQ(with(llama, "sliding_window", harmless), "accepted") << harmless.dump();
   expect(llama, "quantization_config", {{"bits", 4}}, "quantised");
   expect(llama, "hidden_size", -4, "must be positive");
@@ -271,7 +272,7 @@ TEST(HuggingFace, RefusesConfigsItCannotHonour) {
   EXPECT_REFUSED(parse_hf_config(Json::array(), "config.json"), "must be a JSON object");
 }
 
-// A directory with one tensor added, replaced or left out.
+// Copies a directory with one tensor added, replaced or left out.
 class Rewritten {
  public:
   explicit Rewritten(const fs::path& directory)

@@ -12,7 +12,7 @@
 namespace molen::checkpoint {
 namespace {
 
-// Members of documents from outside, with their types and ranges checked.
+// Reads members of documents from outside, with their types and ranges checked.
 std::string text_member(const Json& object, std::string_view key, std::string_view origin) {
   const Json& value = json_member(object, key, origin);
   if (!value.is_string()) throw UsageError("{}: '{}' must be a string", origin, key);
@@ -70,7 +70,8 @@ std::vector<std::string> hashes_member(const Json& slice, const std::string& ori
   return hashes;
 }
 
-// A slice before its tensor's shape is known: in the order of our own keys it is, but a reader must not rely on it.
+// A slice before its tensor's shape is known. Our own key order gives the shape first, but a reader must not rely on
+// it.
 struct Raw {
   Slice slice;
   std::int64_t offset = 0, count = 0;  // of format version 1
@@ -123,8 +124,8 @@ StoredTensor finish_tensor(const std::string& name, const Json& json, std::vecto
   return tensor;
 }
 
-// Follows the parser through an index and takes each slice and each tensor away when it is whole, so that the document
-// never is in memory at once, and refuses what has no place in an index where it begins.
+// Follows the parser through an index and removes each slice and each tensor when it is complete, so that the document
+// is never in memory as a whole. Refuses any part that has no place in an index at its beginning.
 class IndexReader {
  public:
   explicit IndexReader(const std::string& origin) : origin_(origin) {}
@@ -173,7 +174,7 @@ class IndexReader {
   [[noreturn]] void refuse(const std::string& what) const { throw UsageError("{}: {}", origin_, what); }
 
   const std::string& origin_;
-  std::vector<std::string> keys_;  // of the objects that are open
+  std::vector<std::string> keys_;  // keys of the open objects
   std::unordered_set<std::string> known_;
   std::vector<Raw> raws_;
   Index index_;
@@ -223,7 +224,7 @@ std::string print_index(const Index& index) {
 
 namespace {
 
-// Takes the characters of [begin, end) through the parser. A NUL would end its input for it, and not for others.
+// Passes the characters of [begin, end) to the parser. A NUL would end the parser's input, but not other readers'.
 template <class Iterator>
 Index parse_characters(Iterator begin, Iterator end, const std::string& origin) {
   IndexReader reader(origin);
@@ -240,7 +241,7 @@ Index parse_characters(Iterator begin, Iterator end, const std::string& origin) 
   return reader.take();
 }
 
-// A file's characters from its begin, one block of them in memory, hashed on their way.
+// Reads a file's characters from its beginning, with one block in memory, and hashes them.
 class Characters {
  public:
   explicit Characters(const File& file) : file_(file), block_(kBlock) { fill(); }
@@ -253,13 +254,13 @@ class Characters {
   void advance() {
     if (++at_ == size_) fill();
   }
-  // Of the whole file, whatever of it was taken.
+  // Returns the hash of the whole file, whatever part was consumed.
   std::string sha256() {
     while (size_ > 0) fill();
     return hash_.hex();
   }
 
-  // What a parser takes: copies share the file's place.
+  // The parser's iterator: copies share the file's position.
   struct Iterator {
     using iterator_category = std::input_iterator_tag;
     using value_type = char;
@@ -314,7 +315,7 @@ Index read_index(const File& file, const std::string& sha256) {
     require_hash(characters);
     return index;
   } catch (const VersionError&) {
-    require_hash(characters);  // a number that was altered is no other version
+    require_hash(characters);  // an altered version number is damage, not another version
     throw;
   }
 }

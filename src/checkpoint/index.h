@@ -1,4 +1,4 @@
-// index.json and state.json of a checkpoint (docs/formats/checkpoint.md): what is stored where, with a hash of every
+// index.json and state.json of a checkpoint (docs/formats/checkpoint.md): the place of each slice, with a hash of every
 // block.
 #pragma once
 
@@ -16,14 +16,14 @@
 namespace molen::checkpoint {
 
 inline constexpr int kFormatVersion = 2;                            // written; 1 (flat slices) is read too
-inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 24;  // bytes of a slice under one hash
+inline constexpr std::int64_t kBlockBytes = std::int64_t{1} << 24;  // bytes of a slice per hash
 inline constexpr std::int64_t kMaxStateBytes = std::int64_t{1} << 22;
 inline constexpr std::int64_t kMaxIndexBytes = std::int64_t{1} << 32;
 
-// What one entry of one rank's file holds of a tensor: boxes, whose elements follow each other in the entry. There is
-// one in format version 2; a flat slice of version 1 is a run of up to three of a matrix.
+// The part of a tensor in one entry of one rank's file: boxes, whose elements follow each other in the entry. Format
+// version 2 has one box per entry; a flat slice of version 1 is a run of up to three boxes of a matrix.
 struct Slice {
-  int rank = 0;  // whose file
+  int rank = 0;  // the rank whose file holds it
   std::string entry;
   std::vector<Box> boxes;
   std::vector<std::string> hashes;  // XXH3-128 of each kBlockBytes of the entry
@@ -33,24 +33,25 @@ struct Slice {
 struct StoredTensor {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
-  std::vector<Slice> slices;  // together each element once
+  std::vector<Slice> slices;  // together they hold each element once
   std::int64_t elements() const { return elements_of(shape); }
 };
 
 using Index = std::map<std::string, StoredTensor>;
 
-// Why the slices do not hold each element of the tensor once, or "".
+// Returns the reason why the slices do not hold each element of the tensor exactly once, or "".
 std::string tiling_problem(const StoredTensor& tensor);
 
-// The name of a slice's entry in its file: the tensor's own where it is whole, so that other readers find it.
+// Returns the name of a slice's entry in its file: the tensor's own name for a whole tensor, so that other readers find
+// it.
 std::string entry_name(const std::string& tensor, const std::vector<std::int64_t>& shape, const Box& box);
 
 std::string print_index(const Index& index);
-// Checked: names, sizes, numbers of hashes, and that the slices tile each tensor. Throws UsageError naming `origin`,
-// and VersionError. Takes memory for what it returns and for one slice more.
+// Checks names, sizes, numbers of hashes, and that the slices tile each tensor. Throws UsageError naming `origin`, and
+// VersionError. Uses memory for the result and for one more slice.
 Index parse_index(std::string_view text, const std::string& origin);
-// The same of a file, which is never in memory as a whole, and of which nothing is read beyond what has no place in an
-// index. Throws DamagedError too, where its content is not the one with this SHA-256, and IoError.
+// Parses a file in the same way, without holding it in memory as a whole, and stops reading at the first part that has
+// no place in an index. Also throws DamagedError when the content does not have this SHA-256, and IoError.
 Index read_index(const File& file, const std::string& sha256);
 
 struct StoredState {

@@ -1,4 +1,4 @@
-// What an index and a state from outside may say, and the words with which all else is refused.
+// Tests which indexes and states from outside are accepted, and the texts with which all others are refused.
 #include "checkpoint/index.h"
 
 #include <fmt/format.h>
@@ -106,7 +106,7 @@ TEST(Index, RefusesInTheseWords) {
   EXPECT_EQ(with("\"format_version\":2", "\"format_version\":[]"), "index.json: a list where none belongs");
 }
 
-// No document without its tensors is an index of none.
+// A document without "tensors" is not an index of no tensors.
 TEST(Index, TensorsAreAnObject) {
   const auto with = [](const std::string& tensors) {
     const std::string text =

@@ -9,7 +9,7 @@ namespace molen::checkpoint {
 namespace {
 constexpr std::string_view kStep = "step-";
 
-// The part of `name` before the last `mark`, if that is a step's name and only digits follow.
+// Returns whether the part of `name` before the last `mark` is a step's name and only digits follow.
 bool is_numbered(std::string_view name, std::string_view mark) {
   const auto at = name.rfind(mark);
   if (at == std::string_view::npos || !step_of(name.substr(0, at))) return false;

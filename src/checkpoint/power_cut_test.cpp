@@ -1,5 +1,5 @@
-// What a save, a removal or a move leaves when the power goes, or the storage fails, at any of its calls: always a
-// newest checkpoint that is whole, and never one lost that was said to be saved.
+// Cuts the power, or fails the storage, at each call of a save, a removal or a move: the newest checkpoint is always
+// whole, and no checkpoint that was reported as saved is lost.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -17,7 +17,7 @@ namespace {
 using Durable = FaultyFileSystem::Durable;
 
 fs::path save_step(const fs::path& directory, std::int64_t step, int keep, float value = 1.0f, std::int64_t token = 1) {
-  // Two tensors, one in two boxes: every kind of file of a checkpoint is written.
+  // Two tensors, one in two boxes, so that every kind of checkpoint file is written.
   std::vector<float> a(35, value), b(12, value);
   std::vector<Span> spans{{"a", DType::kF32, {5, 7}, {{0, 0}, {5, 3}}, a.data(), {}},
                           {"a", DType::kF32, {5, 7}, {{0, 3}, {5, 4}}, a.data(), {}},
@@ -32,15 +32,15 @@ fs::path save_step(const fs::path& directory, std::int64_t step, int keep, float
   return save(spans, options);
 }
 
-// One scenario: `before` is undisturbed; `action` is cut at each of its calls in turn, or fails there. After each cut,
-// `check` looks at what the disk holds; `done` says whether the action had returned.
+// One scenario. `before` runs undisturbed; `action` is cut, or fails, at each of its calls in turn. After each cut,
+// `check` examines the contents of the disk; `done` tells whether the action had returned.
 struct Scenario {
   std::function<void(const fs::path&)> before, action;
   std::function<void(const fs::path&, bool done)> check;
   bool exchange = true;
 };
 
-// Returns how many calls the action makes.
+// Returns the number of calls that the action makes.
 std::int64_t cut_everywhere(const Scenario& scenario) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);
@@ -101,7 +101,7 @@ TEST(PowerCut, OfASaveThatPrunes) {
                                      [](const fs::path& d, bool done) {
                                        const std::int64_t newest = newest_whole(d);
                                        EXPECT_TRUE(newest == 4 || (!done && newest == 3)) << newest;
-                                       // What `keep` holds is whole too.
+                                       // The checkpoint that `keep` retains is whole too.
                                        EXPECT_EQ(verify(d / "step-000000003").tensors, 2);
                                      }});
   EXPECT_GT(calls, 30);
@@ -130,7 +130,7 @@ TEST(PowerCut, OfMovingAbandonedCheckpointsAway) {
        [](const fs::path& d, bool done) {
          EXPECT_EQ(verify(d / "step-000000001").tensors, 2);
          EXPECT_TRUE(!done || newest_whole(d) == 1);
-         // Each is in one of the two places, whole.
+         // Each checkpoint is whole in one of the two places.
          for (const char* name : {"step-000000002", "step-000000003"})
            EXPECT_EQ(verify(fs::exists(d / name) ? d / name : d / (std::string(name) + ".abandoned-2")).tensors, 2);
        }});
@@ -150,8 +150,8 @@ TEST(PowerCut, OfSettingADamagedOneAside) {
        }});
 }
 
-// The storage refuses one call, or all from one on: the save fails, or what it removes stays; nothing that was there is
-// lost, and the next save works.
+// The storage refuses one call, or all calls from one on: the save fails, or old checkpoints are not removed. No
+// earlier checkpoint is lost, and the next save works.
 TEST(Faults, OfEveryCallOfASave) {
   UnsyncedFileSystem unsynced;
   const FileSystemOverride prepared(unsynced);
@@ -189,7 +189,7 @@ TEST(Faults, ShortAndInterruptedTransfers) {
   EXPECT_EQ(newest_whole(folder.path()), 1);
 }
 
-// What the storage cannot say now is not damage: nothing is skipped, and nothing set aside.
+// A temporary read failure is not damage: no checkpoint is skipped, and none is set aside.
 TEST(Faults, UnreadableIsNotDamaged) {
   const GoldenMessages golden;
   const TestFolder folder;
@@ -221,8 +221,8 @@ TEST(Faults, AnotherVersionIsNotDamaged) {
   EXPECT_EQ(list(folder.path()).back().problem, Problem::kOtherVersion);
 }
 
-// A save of an owner whose lease is gone publishes nothing, and an owner that was overtaken in the middle finds its
-// directory gone.
+// An owner without its lease publishes nothing, and an owner that was overtaken during a save no longer finds its
+// directory.
 TEST(Fencing, ALateOwnerPublishesNothing) {
   const GoldenMessages golden;
   const TestFolder folder;
@@ -249,7 +249,7 @@ TEST(Fencing, ALateOwnerPublishesNothing) {
   EXPECT_EQ(list_directory(folder.path()).size(), 1u);
 }
 
-// What is taken from an owner that still writes goes at once, by its name; only then is it removed file by file.
+// A directory taken from an owner that still writes is first renamed at once; only then are its files removed.
 TEST(Fencing, RecoveryMovesAwayBeforeItRemoves) {
   const TestFolder folder;
   const fs::path partial = folder / "step-000000002.partial-1", left = folder / "step-000000002.partial-1.removing";
@@ -270,7 +270,7 @@ TEST(Fencing, RecoveryMovesAwayBeforeItRemoves) {
   EXPECT_TRUE(list_directory(folder.path()).empty());
 }
 
-// A replacement that was cut short: the new one stays where it is there, and else the old one comes back.
+// An interrupted replacement: the new checkpoint stays if it exists; otherwise the old one comes back.
 TEST(Fencing, RecoveryEndsAReplacement) {
   const TestFolder folder;
   for (const int step : {1, 2}) save_step(folder.path(), step, 0, static_cast<float>(step));

@@ -49,7 +49,7 @@ const Format* find_format(std::string_view name) {
   return found == kFormats.end() ? nullptr : found;
 }
 
-// Length of the well-formed UTF-8 sequence at the front (RFC 3629: no overlongs, no surrogates), 0 if there is none.
+// Returns the length of the well-formed UTF-8 sequence at the front (RFC 3629: no overlongs, no surrogates), or 0.
 std::size_t utf8_length(std::string_view s) {
   const auto byte = [&](std::size_t i) { return i < s.size() ? static_cast<unsigned char>(s[i]) : 0u; };
   const auto tail = [&](std::size_t i) { return (byte(i) & 0xC0u) == 0x80u; };
@@ -76,7 +76,7 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-// Takes the header's JSON as a stream of events, so that a hostile one never becomes a tree in memory.
+// Receives the header's JSON as a stream of events, so that a hostile header never becomes a tree in memory.
 class HeaderHandler : public nlohmann::json_sax<Json> {
  public:
   HeaderHandler(SafetensorsHeader& header, std::string_view origin) : header_(header), origin_(origin) {}
@@ -208,7 +208,8 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   std::size_t metadata_bytes_ = 0;
 };
 
-// Bytes of the longest string of a JSON text, escapes counted as written: the parser would hold a string three times.
+// Returns the bytes of the longest string of a JSON text, escapes counted as written: the parser would hold a string
+// three times.
 std::size_t longest_string(std::string_view text) {
   std::size_t longest = 0;
   for (std::size_t at = text.find('"'); at != std::string_view::npos;) {
@@ -220,7 +221,7 @@ std::size_t longest_string(std::string_view text) {
   return longest;
 }
 
-// Bytes of a tensor by checked multiplication.
+// Returns the bytes of a tensor, with overflow checks.
 std::uint64_t checked_bytes(const TensorInfo& tensor, std::string_view origin) {
   std::uint64_t bits = find_format(tensor.dtype_name)->bits;
   bool overflow = false, empty = false;
@@ -237,7 +238,7 @@ std::uint64_t checked_bytes(const TensorInfo& tensor, std::string_view origin) {
   return bits / 8;
 }
 
-// Sorted by offset the tensors must cover the buffer exactly: no hole, no overlap, nothing left over.
+// Sorted by offset, the tensors must cover the buffer exactly: no hole, no overlap, no rest.
 void check_layout(SafetensorsHeader& header, std::uint64_t file_size, std::string_view origin) {
   std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -307,7 +308,7 @@ SafetensorsHeader parse_safetensors(std::string_view bytes, std::uint64_t file_s
   const std::string_view text = bytes.substr(8, length);
   if (!is_utf8(text)) fail("the header is not UTF-8");
   if (text.empty() || text.front() != '{') fail("the header does not begin with '{'");
-  // The JSON lexer takes NUL for the end of its input; what follows would be read by others and not by us.
+  // The JSON lexer takes NUL for the end of its input; other readers would read the rest, and ours would not.
   if (text.find('\0') != std::string_view::npos) fail("the header is not valid JSON: it contains a NUL byte");
   if (longest_string(text) > kMaxMetadataBytes)
     fail(fmt::format("a string of more than {} bytes in the header", kMaxMetadataBytes));

@@ -1,12 +1,13 @@
 // safetensors files: a reader that trusts nothing it reads, and a streaming writer.
 //
-//   offset 0    u64 N, little-endian            length of the header
-//   offset 8    N bytes of JSON                 {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets"},
-//   ...} offset 8+N  the tensors, back to back       row-major, little-endian; data_offsets count from here
+//   offset 0    u64 N, little-endian         length of the header
+//   offset 8    N bytes of JSON              {"__metadata__": {str: str},
+//                                            name: {"dtype", "shape", "data_offsets"}, ...}
+//   offset 8+N  the tensors, back to back    row-major, little-endian; data_offsets count from here
 //
-// Format: https://github.com/huggingface/safetensors. Beyond the reference reader, duplicate keys, unknown keys, names
-// with control characters or "..", and sizes beyond the caps below are refused: two readers must not disagree on one
-// file.
+// Format: https://github.com/huggingface/safetensors. Stricter than the reference reader, ours refuses duplicate keys,
+// unknown keys, names with control characters or "..", and sizes beyond the caps below: two readers must not disagree
+// on one file.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +31,11 @@ inline constexpr std::size_t kMaxMetadataBytes = std::size_t{1} << 24;
 inline constexpr std::size_t kMaxRank = 16;
 inline constexpr std::size_t kMaxNameBytes = 4096;
 
-// "F32" <-> DType. Absent for types of the format that molen does not compute with (F8_E4M3, C64, ...).
+// "F32" <-> DType. Nullopt for types of the format that molen does not compute with (F8_E4M3, C64, ...).
 std::optional<DType> dtype_from_safetensors(std::string_view name);
 std::string_view safetensors_name(DType dtype);
 
-// Why a tensor may not have this name, or "". The writer is held to it as the reader is.
+// Returns the reason why a tensor may not have this name, or "". Applies to the writer and the reader.
 std::string name_problem(std::string_view name);
 
 struct TensorInfo {
@@ -57,12 +58,11 @@ struct SafetensorsHeader {
 // UsageError naming `origin`, the rule broken and the tensor.
 SafetensorsHeader parse_safetensors(std::string_view bytes, std::uint64_t file_size, std::string_view origin);
 
-// An open file. Reads go through pread: a file cut short underneath gives an error, not SIGBUS. Safe to share by
-// threads.
+// An open file. Reads use pread: a file that is cut short meanwhile gives an error, not SIGBUS. Threads may share it.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const fs::path& path) : SafetensorsFile(File::open(path)) {}
-  // Throws UsageError where the file is not one, IoError where the storage does not answer.
+  // Throws UsageError when the file is not a safetensors file, IoError when the storage does not answer.
   explicit SafetensorsFile(File file);
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
@@ -72,11 +72,11 @@ class SafetensorsFile {
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const TensorInfo* find(std::string_view name) const;  // null if absent
   const TensorInfo& at(std::string_view name) const;    // throws UsageError
-  // `count` elements from flattened position `offset`, as they stand in the file. Throws DamagedError where it ends
-  // early, IoError where the storage does not answer.
+  // Reads `count` elements from flattened position `offset`, unconverted. Throws DamagedError when the file ends early,
+  // IoError when the storage does not answer.
   void read(const TensorInfo& tensor, std::int64_t offset, std::int64_t count, void* destination) const;
   void read_bytes(const TensorInfo& tensor, std::uint64_t offset, std::uint64_t size, void* destination) const;
-  // Compares each tensor with its hash in "__metadata__", where there is one. Returns how many were compared.
+  // Compares each tensor with its hash in "__metadata__", if present. Returns the number of tensors compared.
   std::int64_t verify_hashes() const;
 
  private:
@@ -91,9 +91,9 @@ struct TensorSpec {
   std::vector<std::int64_t> shape;
 };
 
-// The order in which the reference writer, and ours, lays tensors out: widest dtype first, then by name.
+// Sorts tensors into the order in which the reference writer and ours write them: widest dtype first, then by name.
 void sort_as_written(std::vector<TensorSpec>& tensors);
-// The header of a file of these tensors, back to back in this order, with the eight bytes of its length.
+// Returns the header of a file of these tensors, back to back in this order, including the eight bytes of its length.
 std::string header_of(const std::vector<TensorSpec>& tensors, const std::map<std::string, std::string>& metadata);
 
 struct WriterOptions {
@@ -101,18 +101,18 @@ struct WriterOptions {
   bool hashes = false;  // "xxh3:<name>" in "__metadata__"; the parts of a tensor must then come in order
 };
 
-// The header is known ahead, the tensors come in parts of any size. Nothing stands under `path` before finish(). The
+// The header is known in advance; the tensors arrive in parts of any size. `path` does not exist before finish(). The
 // header is padded to a multiple of 8 bytes.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(fs::path path, std::vector<TensorSpec> tensors, WriterOptions options = {});
-  ~SafetensorsWriter();  // an unfinished file goes
+  ~SafetensorsWriter();  // removes an unfinished file
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  // `size` bytes at byte `offset` of the tensor. Throws Error (disk full, ...).
+  // Writes `size` bytes at byte `offset` of the tensor. Throws Error (disk full, ...).
   void write(std::string_view tensor, std::uint64_t offset, const void* data, std::uint64_t size);
-  // Flushes to disk and renames into place. Throws Error; a part never written is a broken invariant.
+  // Flushes to disk and renames into place. Throws Error; finishing with a missing part is a broken invariant.
   void finish();
   std::uint64_t bytes() const;  // of the whole file
 

@@ -1,4 +1,4 @@
-// Reading and writing of safetensors files: descriptors, offsets, hashes.
+// Reads and writes safetensors files: descriptors, offsets, hashes.
 #include <fcntl.h>
 #include <xxhash.h>
 
@@ -41,7 +41,7 @@ SafetensorsFile::SafetensorsFile(File file) : file_(std::move(file)) {
   std::string front(std::min<std::uint64_t>(file_size, 8), '\0');
   file_.read(front.data(), front.size(), 0);
   if (front.size() == 8) std::memcpy(&length, front.data(), 8);
-  // Memory is taken only for a header that can be true.
+  // Memory is allocated only for a header length that is possible.
   if (length <= kMaxHeaderBytes && file_size >= 8 && length <= file_size - 8) {
     front.resize(8 + length);
     file_.read(front.data() + 8, length, 8);
@@ -166,7 +166,7 @@ SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<TensorSpec> tens
   }
   const std::string header = header_text();
   buffer_begin_ = header.size();
-  // A full disk is noticed here and not after hours of writing.
+  // A full disk is detected here and not after hours of writing.
   file_.allocate(static_cast<std::int64_t>(bytes()));
   file_.write_at(header.data(), header.size(), 0);
 }
@@ -177,7 +177,7 @@ std::uint64_t SafetensorsWriter::bytes() const {
   return buffer_begin_ + buffer_size_;
 }
 
-// Hashes have a fixed width, so that the header keeps its length when they become known.
+// Hashes have a fixed width, so that the header keeps its length when they are filled in.
 std::string SafetensorsWriter::header_text() const {
   std::map<std::string, std::string> metadata = options_.metadata;
   if (options_.hashes) {
@@ -199,7 +199,7 @@ void SafetensorsWriter::write(std::string_view tensor, std::uint64_t offset, con
     XXH3_128bits_update(slot.state.get(), data, size);
   }
   file_.write_at(data, size, static_cast<std::int64_t>(buffer_begin_ + slot.begin + offset));
-  // Starts the disk on what is complete, so that finish() waits for the last part only. A hint: its failure changes
+  // Starts writing complete data to disk, so that finish() waits only for the last part. A hint: its failure changes
   // nothing.
   if (size >= kWriteback) {
     ::sync_file_range(file_.descriptor(), static_cast<off_t>(buffer_begin_ + slot.begin + offset),

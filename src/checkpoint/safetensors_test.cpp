@@ -1,4 +1,4 @@
-// The golden file, each rule of the format broken once, round trips, and the fuzz seeds.
+// Tests the golden file, each rule of the format broken once, round trips, and the fuzz seeds.
 #include "checkpoint/safetensors.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 namespace molen::checkpoint {
 namespace {
 
-// A file of `header` (padded as given) and `buffer` bytes of tensors.
+// Makes a file of `header` (padded as given) and `buffer` bytes of tensors.
 std::string file_of(std::string_view header, std::size_t buffer) {
   const std::uint64_t length = header.size();
   std::string file(8, '\0');
@@ -33,7 +33,7 @@ std::string entry(std::string_view name, std::string_view dtype, std::string_vie
   return fmt::format(R"("{}":{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})", name, dtype, shape, begin, end);
 }
 
-// The error's text, or "accepted".
+// Returns the error's text, or "accepted".
 std::string verdict(std::string_view file) {
   try {
     parse_safetensors(file, file.size(), "x");
@@ -238,7 +238,7 @@ TEST(Safetensors, SurvivesAFileCutAfterOpening) {
   EXPECT_NOTED(file.read(file.at("a"), 0, 1000000, bytes.data()), DamagedError);
 }
 
-// Names at both ends of each length of a character.
+// Names with the first and last characters of each UTF-8 length.
 TEST(Safetensors, NamesAreWellFormedUtf8) {
   for (const char* name : {"a\xc2\x80z", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xef\xbf\xbd",
                            "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf", "\xf3\xa0\x80\x80"}) {
@@ -296,7 +296,7 @@ TEST(Safetensors, AnAbandonedWriterLeavesNothing) {
   const TestFolder folder;
   { const SafetensorsWriter writer(folder / "a", {{"a", DType::kU8, {10}}}); }
   EXPECT_TRUE(fs::is_empty(folder.path()));
-  // What the reader would refuse is not written.
+  // The writer refuses names and shapes that the reader would refuse.
   EXPECT_NOTED(SafetensorsWriter(folder / "c", {{"a..b", DType::kU8, {1}}}), Error);
   EXPECT_NOTED(SafetensorsWriter(folder / "c", {{"a", DType::kU8, std::vector<std::int64_t>(kMaxRank + 1, 1)}}), Error);
   SafetensorsWriter unfinished(folder / "b", {{"a", DType::kU8, {10}}});
@@ -330,7 +330,7 @@ RC_GTEST_PROP(Safetensors, ReadsWhatItWrote, (std::uint64_t seed)) {
   }
 }
 
-// Any one changed byte of the header's part gives an error or a file whose tensors still cover the buffer; never a
+// Any single changed byte of the header's part gives an error, or a file whose tensors still cover the buffer; never a
 // crash.
 RC_GTEST_PROP(Safetensors, MutatedHeadersAreRefusedOrConsistent, (std::uint32_t position, char byte)) {
   std::string file = file_of("{" + entry("a", "F32", "[3,2]", 0, 24) + "," + entry("b", "U8", "[]", 24, 25) + "}", 25);
@@ -349,7 +349,7 @@ TEST(Safetensors, ReplaysTheFuzzSeeds) {
   for (const auto& seed : fs::directory_iterator("tests/fuzz/seeds/safetensors")) {
     const std::string content = read_file(seed.path());
     const bool good = verdict(content) == "accepted";
-    // A seed's name says what becomes of it.
+    // A seed's name gives the expected result.
     EXPECT_EQ(good, seed.path().filename().string().starts_with("good-")) << seed.path();
     ++seeds;
     accepted += good;

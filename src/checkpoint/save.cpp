@@ -1,4 +1,4 @@
-// Saving: what each rank writes, and what rank 0 makes of it.
+// Saving: each rank writes its file, and rank 0 merges the results.
 #include <algorithm>
 
 #include "base/error.h"
@@ -37,12 +37,13 @@ Json write_span(SafetensorsWriter& writer, const Span& span, std::vector<char>& 
   return hashes;
 }
 
-// This rank's file, and beside it what rank 0 needs to know of it. That is read at once and need not survive.
+// Writes this rank's file and, beside it, a fragment of the index for rank 0, which reads it at once; it need not
+// survive.
 void write_rank(const fs::path& folder, const std::vector<Span>& spans, int rank) {
   std::vector<TensorSpec> specs;
   for (const Span& span : spans) {
     check_span(span);
-    // A box without elements has nothing to hold; rank 0 still learns of the tensor from the entry below.
+    // A box without elements has no entry in the file; rank 0 still learns of the tensor from the fragment below.
     if (span.box.elements() > 0)
       specs.push_back({entry_name(span.tensor, span.shape, span.box), span.dtype, span.box.sizes});
   }
@@ -72,7 +73,7 @@ Json read_fragment(const fs::path& folder, int rank) {
   }
 }
 
-// The index from all ranks' fragments. A tensor that is not covered exactly once must never become a checkpoint.
+// Builds the index from all ranks' fragments. A tensor that is not covered exactly once must never become a checkpoint.
 Index merge_fragments(const fs::path& folder, int ranks) {
   Index index;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -123,7 +124,7 @@ void write_state(const fs::path& folder, const SaveOptions& options) {
 void try_remove(const fs::path& partial) {
   try {
     remove_tree(partial);
-  } catch (const Error&) {  // the failure that led here is the one to be told
+  } catch (const Error&) {  // the original failure is the one to report
   }
 }
 
@@ -134,7 +135,7 @@ void try_prune(const SaveOptions& options, const fs::path& saved) {
   }
 }
 
-// Runs one phase; its failure is kept until all ranks have agreed, so that none is left waiting.
+// Runs one phase and keeps its failure until all ranks have agreed, so that no rank is left waiting.
 class Phases {
  public:
   explicit Phases(const SaveOptions& options) : agree_(options.agree) {
@@ -188,7 +189,7 @@ fs::path save(const std::vector<Span>& spans, const SaveOptions& options) {
     if (dynamic_cast<const Error*>(&error)) throw;
     throw Error("{}: checkpoint not saved: {}", target.string(), error.what());
   }
-  // The checkpoint is saved: what cannot be removed now goes with the next one.
+  // The checkpoint is saved: checkpoints that cannot be removed now are removed after the next save.
   if (first) try_prune(options, target);
   return target;
 }

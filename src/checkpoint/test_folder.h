@@ -1,4 +1,4 @@
-// For tests: a folder that goes with its owner, and a limit that makes writes fail as a full disk does.
+// Test helpers: a folder that is removed with its owner, and a limit that makes writes fail like a full disk.
 #pragma once
 
 #include <sys/resource.h>
@@ -33,7 +33,7 @@ class TestFolder {
   fs::path path_;
 };
 
-// No file of this process may grow beyond `bytes`; writes then fail with EFBIG.
+// Limits every file of this process to `bytes`; further writes fail with EFBIG.
 class ScopedFileLimit {
  public:
   explicit ScopedFileLimit(std::uint64_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {

@@ -1,5 +1,5 @@
-// What the golden checkpoints in tests/golden/checkpoint hold: bits that follow from a tensor's name and an element's
-// position alone, NaNs, zeros of both signs and denormal numbers among them.
+// The contents of the golden checkpoints in tests/golden/checkpoint: bits that follow from a tensor's name and an
+// element's position alone, including NaNs, zeros of both signs and denormal numbers.
 #pragma once
 
 #include <array>
@@ -36,7 +36,7 @@ inline std::int64_t elements_of(const Tensor& tensor) {
   return product;
 }
 
-// All elements, one after the other.
+// Returns all elements, one after the other.
 inline std::vector<char> bytes_of(const Tensor& tensor) {
   const auto width = static_cast<std::size_t>(size_of(tensor.dtype));
   std::vector<char> bytes(static_cast<std::size_t>(elements_of(tensor)) * width);

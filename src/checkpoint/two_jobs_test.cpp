@@ -1,6 +1,7 @@
-// Two jobs, each a process, on one directory of checkpoints: at nearly the same time, or the second when the first was
-// killed within a save, or stands still there for longer than its lease holds and then goes on. One runs and the other
-// is refused, or comes after it; no checkpoint mixes what the two wrote, and none is lost that was said to be saved.
+// Two jobs, each a process, on one directory of checkpoints. They start at nearly the same time, or the second starts
+// when the first was killed within a save, or was stopped there for longer than its lease and then continues. One runs
+// and the other is refused or follows it. No checkpoint mixes the files of both, and no checkpoint that was reported as
+// saved is lost.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,7 +27,7 @@ constexpr int kRuns = 200, kControllers = 40, kSaves = 3;
 constexpr double kPeriod = 0.4;
 enum Exit { kSavedAll = 0, kRefused = 3, kFenced = 4 };
 
-// Sends this process a signal before one of the calls by which it changes something.
+// Sends this process a signal before one of its calls that change something.
 class Fated : public UnsyncedFileSystem {
  public:
   Fated(int signal, int calls) : signal_(signal), left_(calls) {}
@@ -46,14 +47,14 @@ class Fated : public UnsyncedFileSystem {
     if (signal_ != 0 && left_-- == 0) ::raise(signal_);
   }
   const int signal_;
-  std::atomic<int> left_;  // the lease renews itself on a thread of its own
+  std::atomic<int> left_;  // the lease renews itself on a separate thread
 };
 
 void pause_us(unsigned us) {
   std::this_thread::sleep_for(std::chrono::microseconds(us));
 }
 
-// An owner on another machine: whether its process lives is seen by its renewals alone.
+// An owner on another machine: only its renewals show whether its process lives.
 store::LeaseOptions options_of(int job) {
   store::LeaseOptions options;
   options.period_s = kPeriod;
@@ -62,8 +63,8 @@ store::LeaseOptions options_of(int job) {
   return options;
 }
 
-// What a job does with the directory; it writes a line to `said` for each checkpoint that it takes for saved. `signal`,
-// if any, meets it at a random call.
+// The work of a job on the directory; it writes a line to `said` for each checkpoint that it considers saved. `signal`,
+// if any, arrives at a random call.
 int run_job(const fs::path& directory, const fs::path& said, int job, int signal, unsigned seed) {
   std::mt19937 random(seed);
   Fated fated(signal, static_cast<int>(random() % 120));
@@ -98,12 +99,13 @@ int run_job(const fs::path& directory, const fs::path& said, int job, int signal
     return kSavedAll;
   } catch (const store::LeaseHeld&) {
     return path_exists(said) ? kFenced : kRefused;
-  } catch (const Error&) {  // its own directory was taken from it
+  } catch (const Error&) {  // its directory was taken from it
     return kFenced;
   }
 }
 
-// "": every checkpoint is one job's, and the newest is not older than what was said to be saved.
+// Returns "" when every checkpoint is one job's, and the newest is not older than those reported as saved; else the
+// problem.
 std::string problem_in(const fs::path& directory, const std::vector<fs::path>& said) {
   std::int64_t newest = 0, promised = 0;
   for (const Step& step : steps_in(directory)) try {
@@ -130,7 +132,7 @@ struct Outcome {
   int refused = 0, in_turn = 0, taken_over = 0, failed = 0;
 };
 
-// Once the process has ended, or also once it stands still.
+// Waits until the process has ended, or optionally until it has stopped.
 int status_of(pid_t process, bool or_stopped = false) {
   int status = 0;
   ::waitpid(process, &status, or_stopped ? WUNTRACED : 0);
@@ -155,7 +157,7 @@ void one_run(const fs::path& directory, int run, Outcome& outcome) {
   pid_t second = at_once ? begin(1, 0) : 0;
   int status = status_of(first, true);
   if (!at_once) second = begin(1, 0);
-  if (WIFSTOPPED(status)) {  // while the second is at its saves
+  if (WIFSTOPPED(status)) {  // while the second is in its saves
     pause_us(static_cast<unsigned>(kPeriod * 1e6) + random() % 300'000);
     ::kill(first, SIGCONT);
     status = status_of(first);
