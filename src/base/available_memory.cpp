@@ -11,8 +11,8 @@
 namespace molen {
 namespace {
 
-// Files of a control group by version: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst. Beyond
-// memory.high nothing is killed, but an arena that cannot be swapped stands still there.
+// Files of a control group by version: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst. The
+// kernel kills nothing beyond memory.high, but an arena that cannot be swapped makes no progress there.
 struct Names {
   std::vector<const char*> limits;
   const char* usage;
@@ -42,7 +42,7 @@ std::int64_t number(const std::string& text, const fs::path& file) {
   return value;
 }
 
-// The sum of the named rows of memory.stat, of those that are there.
+// Returns the sum of the named rows of memory.stat; missing rows count as 0.
 std::int64_t caches_in(const fs::path& group, const std::vector<std::string>& rows) {
   const fs::path file = group / "memory.stat";
   if (!fs::exists(file)) return 0;
@@ -54,7 +54,8 @@ std::int64_t caches_in(const fs::path& group, const std::vector<std::string>& ro
   return sum;
 }
 
-// Lowers `least` to what the group leaves; a group without limits, such as the outermost, has none of the files.
+// Lowers `least` to the memory that the group leaves; a group without limits, such as the outermost, has none of the
+// files.
 void within_group(const fs::path& group, const Names& names, AvailableMemory& least) {
   std::optional<std::int64_t> used;
   for (const char* name : names.limits) {
@@ -71,7 +72,7 @@ void within_group(const fs::path& group, const Names& names, AvailableMemory& le
   }
 }
 
-// "\040" in mountinfo stands for a space, as octal digits do for what else would end a word.
+// "\040" in mountinfo is a space; other characters that would end a word are octal escapes too.
 std::string unescaped(const std::string& text) {
   std::string plain;
   const auto octal = [](char c) { return c >= '0' && c <= '7'; };
@@ -88,10 +89,10 @@ std::string unescaped(const std::string& text) {
 
 struct Mount {
   bool version2;
-  fs::path root, at;  // the group that is mounted, and where
+  fs::path root, at;  // the mounted group, and its mount point
 };
 
-// Where groups that limit memory are mounted (proc(5), mountinfo): "36 35 98:0 ROOT AT OPTIONS [FIELDS] - TYPE SOURCE
+// Finds the mounts of groups that limit memory (proc(5), mountinfo): "36 35 98:0 ROOT AT OPTIONS [FIELDS] - TYPE SOURCE
 // OPTIONS".
 std::vector<Mount> mounts_in(const std::string& mountinfo) {
   std::vector<Mount> mounts;
@@ -107,7 +108,7 @@ std::vector<Mount> mounts_in(const std::string& mountinfo) {
   return mounts;
 }
 
-// The process's group of each version, "" where it is in none: lines "HIERARCHY:CONTROLLERS:PATH".
+// Returns the process's group of a version, "" if it has none: lines "HIERARCHY:CONTROLLERS:PATH".
 fs::path group_in(const std::string& cgroup, bool version2) {
   for (const std::string& line : words_of(cgroup, '\n')) {
     const auto first = line.find(':'), second = line.find(':', first + 1);
@@ -120,7 +121,7 @@ fs::path group_in(const std::string& cgroup, bool version2) {
   return {};
 }
 
-// "KEY:    8192 kB" of a file in /proc.
+// Reads "KEY:    8192 kB" from a file in /proc.
 Bytes kilobytes_of(const fs::path& file, const std::string& name) {
   const std::string text = read_file(file), key = name + ":";
   const auto at = text.find(key);
@@ -144,7 +145,7 @@ AvailableMemory available_memory(const fs::path& root) {
   const std::string groups = read_file(self);
   for (const Mount& mount : mounts_in(read_file(mountinfo))) {
     const fs::path within = group_in(groups, mount.version2).lexically_relative(mount.root);
-    // Empty where the process is in no group of the version; else what is mounted there may not be around it.
+    // Empty when the process is in no group of the version; otherwise the mounted group may not be around the process.
     if (within.empty() || *within.begin() == "..") continue;
     const Names& names = mount.version2 ? kVersion2 : kVersion1;
     fs::path here = below(root, mount.at);

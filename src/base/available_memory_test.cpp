@@ -18,7 +18,7 @@ constexpr const char* kMounts1 =
     "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
     "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
 
-// A tree of files in the place of /proc and /sys.
+// A tree of files in place of /proc and /sys.
 class Tree : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -68,7 +68,7 @@ TEST_F(Tree, TheGroupOfVersion2) {
   expect(8, "proc/meminfo");
   put("sys/fs/cgroup/job/step/memory.high", std::to_string(3 * kMiB));
   expect(1, "sys/fs/cgroup/job/step/memory.high");
-  put("sys/fs/cgroup/job/step/memory.high", std::to_string(1 * kMiB));  // used beyond it
+  put("sys/fs/cgroup/job/step/memory.high", std::to_string(1 * kMiB));  // usage above the limit
   expect(0, "sys/fs/cgroup/job/step/memory.high");
   limit2("sys/fs/cgroup/job/step", std::to_string(100 * kMiB), 2 * kMiB);
   put("sys/fs/cgroup/job/step/memory.high", "max\n");
@@ -108,7 +108,7 @@ TEST_F(Tree, TheGroupOfVersion1BesideVersion2) {
 TEST_F(Tree, GroupsThatAreNotTheProcessesDoNotCount) {
   limit1("sys/fs/cgroup/memory", kMiB, 0);
   limit1("sys/fs/cgroup/memory/job", kMiB, 0);
-  // Lines that are cut short, of another controller, of the other version.
+  // Incomplete lines, lines of another controller, lines of the other version.
   for (const char* lines : {"", "memory", "4:memory", "4:cpu:/job\n", "0::/job\n"}) {
     in_group(lines, kMounts1);
     expect(8, "proc/meminfo");
@@ -120,7 +120,7 @@ TEST_F(Tree, GroupsThatAreNotTheProcessesDoNotCount) {
   limit2("sys/fs/cgroup", std::to_string(kMiB), 0);
   in_group("4:memory:/job\n", kMount2);
   expect(8, "proc/meminfo");
-  // Mounts that are cut short, or of other types.
+  // Incomplete mounts, or mounts of other types.
   limit2("sys/fs/cgroup/job", std::to_string(kMiB), 0);
   for (const char* mounts : {"41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2\n", "41 / /sys/fs/cgroup\n",
                              "41 31 0:38 / /sys/fs/cgroup rw - tmpfs tmpfs rw,memory\n",
@@ -132,7 +132,7 @@ TEST_F(Tree, GroupsThatAreNotTheProcessesDoNotCount) {
   expect(1, "sys/fs/cgroup/memory.max");
 }
 
-// A container may see its own group alone, under the path that the host knows it by.
+// A container may see only its own group, under the path by which the host knows it.
 TEST_F(Tree, AMountedGroup) {
   in_group("4:memory:/docker/abc/inner\n", "35 31 0:32 /docker/abc /a\\040b rw - cgroup cgroup rw,memory\n");
   limit1("a b", 5 * kMiB, kMiB);
@@ -143,7 +143,7 @@ TEST_F(Tree, AMountedGroup) {
   expect(8, "proc/meminfo");
 }
 
-// Every octal escape of mountinfo; a backslash that begins none is itself.
+// Every octal escape of mountinfo; a backslash that begins no escape is literal.
 TEST_F(Tree, NamesOfMountsAreUnescaped) {
   for (const auto& [written, name] : {std::pair{"/tab\\011b", "tab\tb"},
                                       {"/end\\012", "end\n"},
@@ -178,7 +178,7 @@ TEST_F(Tree, RefusesWhatTheKernelDoesNotWrite) {
   }
 }
 
-// What no test can choose: that this host's own files are read.
+// This host's own files, whose values a test cannot choose.
 TEST(AvailableMemory, OfThisHost) {
   EXPECT_GT(available_memory().bytes.value, 0);
 }

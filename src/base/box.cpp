@@ -10,8 +10,8 @@
 namespace molen {
 namespace {
 
-// Boxes that tile a part of an array, one dimension after the other: along the first dimension the array falls into
-// slabs in which the same boxes lie, and these must tile each slab in the dimensions that are left.
+// Checks that boxes tile a part of an array, one dimension after the other. Along the first dimension the array falls
+// into slabs that each meet the same boxes; these must tile each slab in the remaining dimensions.
 class Tiling {
  public:
   Tiling(const std::vector<std::int64_t>& shape, std::span<const Box* const> boxes) : shape_(shape) {
@@ -21,7 +21,7 @@ class Tiling {
   const std::string& problem() const { return problem_; }
 
  private:
-  // Enough for any layout that ranks have; what would take longer was made to.
+  // Enough for any real layout of ranks; an index that needs more work is hostile.
   static constexpr std::int64_t kMostWork = std::int64_t{1} << 24;
 
   void check(std::size_t dimension, std::vector<const Box*> boxes) {
@@ -154,7 +154,7 @@ std::string tiling_problem(const std::vector<std::int64_t>& shape, std::span<con
 
 void copy_box(const Box& part, const Box& from, const void* source, const Box& to, void* destination,
               std::int64_t size) {
-  // The innermost dimensions that are whole in all three make one run.
+  // The innermost dimensions that are whole in all three boxes form one contiguous run.
   std::size_t split = part.sizes.size();
   std::int64_t run = size;
   while (split > 0) {

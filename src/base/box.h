@@ -17,25 +17,25 @@ struct Box {
 
 std::int64_t elements_of(std::span<const std::int64_t> shape);
 
-// The whole of an array.
+// Returns the box of the whole array.
 Box whole_box(const std::vector<std::int64_t>& shape);
 
-// None where they share no element.
+// Returns nullopt when the boxes share no element.
 std::optional<Box> intersection(const Box& a, const Box& b);
 
-// Elements [first, first + count) of `box`, counted in row-major order of the box, as boxes of the same array: at most
-// 2 n - 1 for n dimensions (the end of a row, whole rows, the beginning of a row), in order, each contiguous in the
-// box.
+// Returns elements [first, first + count) of `box`, counted in row-major order of the box, as boxes of the same array:
+// at most 2 n - 1 boxes for n dimensions (the end of a row, whole rows, the beginning of a row), in order, each
+// contiguous in the box.
 std::vector<Box> boxes_of_run(const Box& box, std::int64_t first, std::int64_t count);
 
-// Where `inner`, which lies in `outer`, begins in the row-major elements of `outer`.
+// Returns the position at which `inner`, a part of `outer`, begins in the row-major elements of `outer`.
 std::int64_t position_in(const Box& outer, const Box& inner);
 
-// Why the boxes do not cover each element of an array exactly once, or "".
+// Returns the reason why the boxes do not cover each element of an array exactly once, or "".
 std::string tiling_problem(const std::vector<std::int64_t>& shape, std::span<const Box* const> boxes);
 
-// Copies `part` from an array that holds the box `from` to one that holds the box `to`; `part` lies in both. `size`:
-// bytes of an element.
+// Copies `part`, which lies in both boxes, from an array that holds the box `from` to an array that holds the box `to`.
+// `size`: bytes per element.
 void copy_box(const Box& part, const Box& from, const void* source, const Box& to, void* destination,
               std::int64_t size);
 

@@ -50,7 +50,7 @@ RC_GTEST_PROP(Box, TheBoxesOfARunAreTheRun, ()) {
   for (std::int64_t i = 0; i < count; ++i) RC_ASSERT(run[static_cast<std::size_t>(i)] == first + i);
 }
 
-// The runs that tile an array, each cut into boxes, tile it; with one box missing, doubled or moved they do not.
+// The runs that tile an array, each cut into boxes, tile it; with one box missing, doubled or moved, they do not.
 RC_GTEST_PROP(Box, TellsATilingFromWhatIsNone, ()) {
   const auto shape = any_shape();
   const Box box = whole_box(shape);
@@ -73,7 +73,7 @@ RC_GTEST_PROP(Box, TellsATilingFromWhatIsNone, ()) {
   RC_ASSERT(tiling_problem(shape, pointers(broken)) != "");
 }
 
-// A part lands where it belongs, whatever else the two arrays hold.
+// A part is copied to its place, and the rest of the array is unchanged.
 RC_GTEST_PROP(Box, CopiesBetweenBoxes, ()) {
   const auto shape = any_shape();
   const auto inside = [&] {
@@ -106,8 +106,8 @@ TEST(Box, RefusesSlicesThatLieOutside) {
   }
 }
 
-// Slices that would make the proof take forever are refused in time: each of n rows long, n of them beside each other,
-// with offsets so that all slabs differ.
+// Slices whose check would take forever are refused in time: n slices beside each other, each n rows long, with offsets
+// that make all slabs different.
 TEST(Box, ATilingThatWouldTakeForeverIsRefused) {
   constexpr std::int64_t n = 20'000;
   std::vector<Box> boxes;

@@ -18,7 +18,7 @@ inline Seconds now() {
   return Seconds(static_cast<double>(now_ns()) * 1e-9);
 }
 
-// What the calling thread has computed so far; stands still while it sleeps or another thread has its core.
+// CPU time of the calling thread; it stops while the thread sleeps or another thread has its core.
 inline std::int64_t thread_cpu_ns() {
   timespec t{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

@@ -8,7 +8,7 @@
 namespace molen {
 
 void say(std::string_view text) {
-  // One call, so that lines of several ranks do not mix.
+  // A single write call, so that lines of several ranks do not mix.
   const std::string line = "molen: " + printable(text) + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
   std::fflush(stderr);

@@ -1,4 +1,4 @@
-// An open file that is closed on every way out.
+// A file descriptor that is closed on every exit path.
 #pragma once
 
 #include <unistd.h>

@@ -1,10 +1,10 @@
 // The three kinds of failure (docs/decisions/0002-errors.md):
-//   expected and answered by the caller  -> Result<T> (base/result.h)
+//   expected and handled by the caller   -> Result<T> (base/result.h)
 //   the user's input is wrong            -> UsageError, exit code 2
-//   the run cannot go on                 -> Error, exit code 1; IoError, DamagedError and VersionError where the caller
-//                                           answers them differently (docs/decisions/0008-files-checkpoints-owners.md)
-// A broken invariant of ours is MOLEN_CHECK: on in release builds, no side effects in its condition.
-// Exceptions are caught in train and apps only.
+//   the run cannot continue              -> Error, exit code 1; IoError, DamagedError and VersionError when the caller
+//                                           handles them differently (docs/decisions/0008-files-checkpoints-owners.md)
+// A broken invariant of molen itself is a MOLEN_CHECK: on in release builds, no side effects in its condition. Only
+// train and apps catch exceptions.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,20 +22,20 @@ class Error : public std::runtime_error {
       : std::runtime_error(fmt::format(format, std::forward<Args>(args)...)) {}
 };
 
-// What the user wrote cannot be honoured; the message names file, line and key where there are any.
+// The user's input cannot be honoured; the message names file, line and key if there are any.
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-// A path at which there is nothing.
+// The path does not exist.
 class MissingFileError : public UsageError {
  public:
   using UsageError::UsageError;
 };
 
-// The storage does not do now what was asked (EIO, ESTALE, EMFILE, ENOSPC, ...). It says nothing about the content: the
-// same command may work later.
+// The storage cannot do the operation now (EIO, ESTALE, EMFILE, ENOSPC, ...). The error says nothing about the content:
+// the same command may work later.
 class IoError : public Error {
  public:
   template <class... Args>
@@ -47,13 +47,13 @@ class IoError : public Error {
   int code_;
 };
 
-// The content is not what was written: another hash, cut short, a file of it missing.
+// The content differs from what was written: another hash, cut short, a file missing.
 class DamagedError : public Error {
  public:
   using Error::Error;
 };
 
-// Whole, but in a format that another version of molen made.
+// A complete file, but in the format of another version of molen.
 class VersionError : public Error {
  public:
   using Error::Error;

@@ -11,14 +11,14 @@
 
 namespace molen {
 
-// The whole of a regular file. Throws as File::open does (named file, reason), and UsageError if it is larger than
-// `limit` bytes; no more than that is ever taken of memory.
+// Reads a whole regular file. Throws the errors of File::open (naming file and reason), and UsageError if the file is
+// larger than `limit` bytes; never takes more memory than that.
 std::string read_file(const fs::path& path, std::int64_t limit = std::int64_t{1} << 26);
 
-// Writes beside the target, flushes to disk, renames: readers see the old or the new file, never a part.
-// Throws IoError (disk full, no permission) and leaves the old file untouched.
+// Writes beside the target, flushes to disk, renames: readers see the old or the new file, never a part. Throws IoError
+// (disk full, no permission) and leaves the old file untouched.
 void write_file_atomic(const fs::path& path, std::string_view content);
-// The same for readers, but not flushed: after a power cut the old file, the new one or an empty one may be there.
+// The same for readers, but without a flush: after a power cut the file may be the old one, the new one or empty.
 void write_file_unsynced(const fs::path& path, std::string_view content);
 
 // Lower-case hexadecimal SHA-256.

@@ -51,7 +51,7 @@ TEST_F(FileTest, RefusesAboveTheLimit) {
 
 TEST_F(FileTest, FullDiskLeavesTheOldFile) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
-  // /dev/full takes the open and fails the write, as a full disk does.
+  // /dev/full allows open and fails write, like a full disk.
   EXPECT_THROW(
       {
         fs::create_directory_symlink("/dev", dir_ / "dev");
@@ -60,7 +60,7 @@ TEST_F(FileTest, FullDiskLeavesTheOldFile) {
       Error);
 }
 
-// A pipe or a device in the place of a file must neither be waited for nor read without end.
+// A pipe or a device in place of a file must neither block the reader nor be read without end.
 TEST_F(FileTest, RefusesWhatIsNoFile) {
   const GoldenMessages golden;
   ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
@@ -70,7 +70,7 @@ TEST_F(FileTest, RefusesWhatIsNoFile) {
   EXPECT_NOTED(read_file(dir_), UsageError);
 }
 
-// A file of /proc says that it is empty, and one that grows says too little.
+// A file of /proc reports size 0, and a growing file reports too little.
 TEST_F(FileTest, RefusesWhatTurnsOutToBeAboveTheLimit) {
   const std::string text = read_file("/proc/self/limits");
   EXPECT_GT(text.size(), 100u);
@@ -92,7 +92,7 @@ TEST_F(FileTest, RefusesASparseGiantBeforeReadingIt) {
 
 TEST(Hash, LeavesNoMemoryBehind) {
   const auto in_use = [] { return static_cast<std::int64_t>(::mallinfo2().uordblks); };
-  EXPECT_EQ(sha256_hex("abc").size(), 64u);  // what the library sets up once
+  EXPECT_EQ(sha256_hex("abc").size(), 64u);  // the library's one-time setup
   const std::int64_t before = in_use();
   for (int i = 0; i < 1000; ++i) sha256_hex("abc");
   EXPECT_LT(in_use() - before, 1000 * 16);

@@ -18,7 +18,7 @@
 namespace molen {
 namespace {
 
-constexpr std::size_t kTransfer = std::size_t{1} << 24;  // bytes of one call: some file systems take no more than 2 GiB
+constexpr std::size_t kTransfer = std::size_t{1} << 24;  // bytes per call: some file systems accept at most 2 GiB
 
 template <class T>
 T or_errno(T result) {
@@ -99,12 +99,12 @@ int FileSystem::make_directory(const fs::path& path, int mode) {
 int FileSystem::list(const fs::path& path, std::vector<DirectoryEntry>& entries) {
   DIR* const directory = ::opendir(path.c_str());
   if (!directory) return -errno;
-  errno = 0;  // the end of the list leaves it as it is
+  errno = 0;  // the end of the list does not change errno
   for (const dirent* entry = nullptr; (entry = ::readdir(directory)) != nullptr; errno = 0) {
     const std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
     bool is_directory = entry->d_type == DT_DIR;
-    if (entry->d_type == DT_UNKNOWN) {  // some file systems do not say
+    if (entry->d_type == DT_UNKNOWN) {  // some file systems do not report types
       FileStatus status;
       is_directory = this->status(path / name, status) == 0 && status.kind == FileStatus::Kind::kDirectory;
     }
@@ -162,7 +162,7 @@ void throw_write_error(const fs::path& path, std::int64_t code) {
 }
 
 File File::open(const fs::path& path) {
-  // O_NONBLOCK: a named pipe must give an error, not wait for its writer.
+  // O_NONBLOCK: opening a named pipe must give an error, not wait for its writer.
   const int fd = file_system().open(path, O_RDONLY | O_NONBLOCK, 0);
   if (fd < 0) throw_read_error(path, fd);
   File file(fd, path);
@@ -294,7 +294,7 @@ void File::truncate(std::int64_t size) {
 }
 
 void File::close() {
-  // Linux closes the descriptor also where close is interrupted.
+  // Linux closes the descriptor even when close is interrupted.
   if (const int code = file_system().close(std::exchange(fd_, -1)); code < 0 && code != -EINTR)
     throw_write_error(target_.empty() ? path_ : target_, code);
 }
@@ -325,7 +325,7 @@ TemporaryDirectory::~TemporaryDirectory() {
   if (target_.empty()) return;
   try {
     remove_tree(path_);
-  } catch (const Error&) {  // a directory under a name of its own is left
+  } catch (const Error&) {  // a directory under its own temporary name is left
   }
 }
 
@@ -348,9 +348,9 @@ void make_directories(const fs::path& path) {
     make_directories(path.parent_path());
     code = file_system().make_directory(path, 0755);
   }
-  // A directory that is new must itself be durable before what is in it can be.
+  // A new directory must itself be durable before its content can be.
   if (code == 0) return sync_directory(parent_of(path));
-  // There already, perhaps as a link to a directory.
+  // The directory exists already, perhaps as a link to a directory.
   std::error_code ignored;
   if (code == -EEXIST && fs::is_directory(path, ignored)) return;
   if (!path.has_filename()) return make_directories(path.parent_path());  // a trailing separator
@@ -395,7 +395,7 @@ void sync_directory(const fs::path& directory) {
     code = file_system().sync(fd);
     file_system().close(fd);
   }
-  // Some network file systems refuse fsync on a directory; there the rename itself is the promise.
+  // Some network file systems refuse fsync on a directory; on these the rename itself is durable.
   if (code < 0 && code != -EINVAL) throw IoError(-code, "{}: cannot be flushed: {}", directory.string(), reason(code));
 }
 

@@ -1,8 +1,8 @@
-// The one door to the file system: what molen writes, and what it reads back of it, goes through here, so that tests
-// can let any call fail, write short, or be the last one before the power goes (base/test_filesystem.h).
+// The only access to the file system: all of molen's writes, and all its reads of those files, go through here. Tests
+// can thus make any call fail, write short, or be the last before a power cut (base/test_filesystem.h).
 //
-// FileSystem has one method a system call. File and the functions below are what the rest of the tree uses: whole
-// transfers, temporary files that nobody can guess or plant, errors with their own types (base/error.h).
+// FileSystem has one method per system call. The rest of the tree uses File and the functions below: whole transfers,
+// temporary files with names that nobody can guess or plant, errors with their own types (base/error.h).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 struct DirectoryEntry {
   std::string name;
-  bool is_directory = false;  // of the entry itself: a symbolic link is none
+  bool is_directory = false;  // of the entry itself; false for a symbolic link
 };
 
 struct FileStatus {
@@ -29,8 +29,8 @@ struct FileStatus {
   std::uint64_t device = 0, inode = 0;
 };
 
-// Each method does what the system call of its name does, once: a transfer may be short or interrupted. They return
-// what the call returns (0 or a count), or -errno. Safe to share by threads.
+// Each method makes the system call of its name once: a transfer may be short or interrupted. It returns the call's
+// result (0 or a count), or -errno. Threads may share it.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -44,18 +44,18 @@ class FileSystem {
   virtual int truncate(int fd, std::int64_t size);
   virtual int rename(const fs::path& from, const fs::path& to);
   virtual int exchange(const fs::path& a, const fs::path& b);  // renameat2, RENAME_EXCHANGE
-  virtual int link(const fs::path& from, const fs::path& to);  // a second name
+  virtual int link(const fs::path& from, const fs::path& to);  // a hard link
   virtual int remove(const fs::path& path);                    // a file, a link or an empty directory
   virtual int make_directory(const fs::path& path, int mode);
-  virtual int list(const fs::path& path, std::vector<DirectoryEntry>& entries);  // in no order; a part of it on failure
+  virtual int list(const fs::path& path, std::vector<DirectoryEntry>& entries);  // in no order; incomplete on failure
   virtual int status(int fd, FileStatus& status);                                // fstat
   virtual int status(const fs::path& path, FileStatus& status);                  // lstat
 };
 
-// The system's own, or what a test has put in its place.
+// Returns the system's file system, or the replacement of a test.
 FileSystem& file_system();
 
-// Puts another one in the system's place for as long as it lives. For tests.
+// Replaces the system's file system while it lives. For tests.
 class FileSystemOverride {
  public:
   explicit FileSystemOverride(FileSystem& instead);
@@ -67,23 +67,23 @@ class FileSystemOverride {
   FileSystem* before_;
 };
 
-// What -errno of a read of `path` means, thrown: MissingFileError (nothing there), UsageError (no permission, a
+// Throws the error for -errno of a read of `path`: MissingFileError (nothing there), UsageError (no permission, a
 // directory, a loop of links: the path is wrong), IoError (the storage does not answer now).
 [[noreturn]] void throw_read_error(const fs::path& path, std::int64_t code);
-// The same of a write: IoError.
+// Throws the error for -errno of a write: IoError.
 [[noreturn]] void throw_write_error(const fs::path& path, std::int64_t code);
 
-// An open file. Every method throws as above.
+// An open file. Every method throws the errors above.
 class File {
  public:
-  // A regular file; anything else (a pipe, a device) is refused with UsageError, without waiting for it.
+  // Opens a regular file; refuses anything else (a pipe, a device) with UsageError, without waiting for it.
   static File open(const fs::path& path);
-  // For lines: created where absent, never through a symbolic link; writes go to its end.
+  // Opens for appending lines: creates the file if absent, never follows a symbolic link; writes go to its end.
   static File append(const fs::path& path);
-  // Created; IoError with EEXIST where there is one.
+  // Creates the file; throws IoError with EEXIST when it exists.
   static File create_new(const fs::path& path);
-  // A new file in the directory of `target`, under a name that cannot be guessed, for `publish`. Removed where it was
-  // not published.
+  // Creates a new file in the directory of `target`, under a name that cannot be guessed, for `publish`. The destructor
+  // removes it if it was not published.
   static File temporary_beside(const fs::path& target);
 
   ~File();
@@ -95,22 +95,22 @@ class File {
   const fs::path& path() const { return path_; }
   FileStatus status() const;
   std::int64_t size() const { return status().size; }
-  int descriptor() const { return fd_; }  // for calls that are not the file system's (mmap)
+  int descriptor() const { return fd_; }  // for calls outside the file system interface (mmap)
 
-  // At most `size` bytes from `offset`; fewer only at the end of the file.
+  // Reads at most `size` bytes from `offset`; fewer only at the end of the file.
   std::size_t read_some(void* to, std::size_t size, std::int64_t offset) const;
-  // `size` bytes from `offset`; DamagedError where the file ends before.
+  // Reads `size` bytes from `offset`; throws DamagedError when the file ends earlier.
   void read(void* to, std::size_t size, std::int64_t offset) const;
   void write(std::string_view content);
   void write_at(const void* from, std::size_t size, std::int64_t offset);
-  // Takes the space ahead where the file system can, so that a full disk is noticed before hours of writing.
+  // Reserves the space if the file system can, so that a full disk is detected before hours of writing.
   void allocate(std::int64_t size);
   void sync();
   void truncate(std::int64_t size);
-  void close();  // the destructor closes too, and is silent about errors
-  // Syncs, closes and gives the file its final name at once. The directory still has to be synced.
+  void close();  // the destructor closes too, but ignores errors
+  // Syncs, closes and atomically gives the file its final name. The caller must still sync the directory.
   void publish();
-  // As publish, but without syncing: for what may be lost with the power.
+  // Same as publish, but without a sync: for files that a power cut may lose.
   void publish_unsynced();
 
  private:
@@ -119,12 +119,12 @@ class File {
   void rename_to_target();
 
   int fd_ = -1;
-  fs::path path_;    // where it is now
-  fs::path target_;  // of a temporary one
+  fs::path path_;    // current path
+  fs::path target_;  // of a temporary file
 };
 
-// A directory beside its target, under a name that cannot be guessed, that gets the target's name when it is whole.
-// Removed with all that is in it where it was not published.
+// A directory beside its target, under a name that cannot be guessed; `publish` renames it to the target. The
+// destructor removes it with its content if it was not published.
 class TemporaryDirectory {
  public:
   explicit TemporaryDirectory(const fs::path& target);
@@ -140,11 +140,11 @@ class TemporaryDirectory {
 
 // Renames, removals, directories. All throw IoError unless said otherwise.
 void rename_path(const fs::path& from, const fs::path& to);
-void make_directories(const fs::path& path);  // all that are missing
-void remove_file(const fs::path& path);       // nothing there is no error
-void remove_tree(const fs::path& path);       // never follows a symbolic link; nothing there is no error
-std::vector<DirectoryEntry> list_directory(const fs::path& path);  // by name; throws as a read does
-bool path_exists(const fs::path& path);  // false only where it is certain that nothing is there
+void make_directories(const fs::path& path);  // creates all missing ones
+void remove_file(const fs::path& path);       // no error when it does not exist
+void remove_tree(const fs::path& path);       // never follows a symbolic link; no error when it does not exist
+std::vector<DirectoryEntry> list_directory(const fs::path& path);  // sorted by name; throws like a read
+bool path_exists(const fs::path& path);  // false only when it is certain that nothing exists there
 // Flushes a directory's entries, so that a rename in it survives a power cut.
 void sync_directory(const fs::path& directory);
 

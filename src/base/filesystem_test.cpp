@@ -18,13 +18,13 @@
 
 namespace {
 
-bool hide_types = false;  // as file systems do that do not say what an entry is
+bool hide_types = false;  // imitates file systems that do not report types
 int listing_fails = 0;    // with this errno, after the first entry
 int entries_read = 0;
 
 }  // namespace
 
-// Stands before the C library's, which it calls.
+// Replaces the C library's readdir, which it calls.
 extern "C" dirent* readdir(DIR* directory) {
   static auto* const real = reinterpret_cast<dirent* (*)(DIR*)>(::dlsym(RTLD_NEXT, "readdir"));
   if (listing_fails != 0 && entries_read++ > 0) {
@@ -97,7 +97,7 @@ TEST_F(FileSystemTest, AWriteThatFailsAnywhereLeavesTheOldFileAndNothingElse) {
     faulty.fail_at(call, ENOSPC);
     const FileSystemOverride instead(faulty);
     EXPECT_EQ(code_of([&] { write_file_atomic(live() / "a", "new"); }), ENOSPC) << "call " << call;
-    // The last call flushes the directory: then the new name stands, though nothing says that it will stay.
+    // The last call flushes the directory: at that point the new name exists, though its durability is not guaranteed.
     if (faulty.log()[static_cast<std::size_t>(call)] == "sync live") break;
     EXPECT_EQ(read_file(live() / "a"), "old") << "call " << call;
     EXPECT_EQ(list_directory(live()).size(), 1u) << "call " << call;
@@ -132,7 +132,7 @@ TEST_F(FileSystemTest, AfterAPowerCutTheOldOrTheNewFileIsThere) {
   }
 }
 
-// The control: a rename before the sync is what the fake must see through.
+// The control: the fake must detect a rename before the sync.
 TEST_F(FileSystemTest, TheFakeLosesWhatWasNotSynced) {
   write_file_atomic(live() / "a", "old");
   FaultyFileSystem faulty(live());
@@ -151,14 +151,14 @@ TEST_F(FileSystemTest, APlantedLinkIsNotWrittenThrough) {
   fs::create_symlink(root_ / "victim", live() / "metrics.jsonl");
   EXPECT_EQ(code_of([&] { File::append(live() / "metrics.jsonl"); }), ELOOP);
   EXPECT_EQ(code_of([&] { File::create_new(live() / "metrics.jsonl"); }), EEXIST);
-  // Temporary names of two files never are the same, nor known ahead: no link can be planted under them.
+  // Temporary names are all different and unpredictable: no link can be planted under them.
   const File a = File::temporary_beside(live() / "x"), b = File::temporary_beside(live() / "x");
   EXPECT_NE(a.path(), b.path());
   write_file_atomic(live() / "metrics.jsonl", "new");  // replaces the link
   EXPECT_EQ(read_file(root_ / "victim"), "mine");
 }
 
-// What a killed process leaves beside its files is known by its name, and nothing else is.
+// Only the files that a killed process leaves have names of this form.
 TEST_F(FileSystemTest, TemporariesAreKnownByTheirNames) {
   for (const char* name : {"a.part-0123456789abcdef", ".part-0123456789abcdef"}) EXPECT_TRUE(is_temporary_name(name));
   for (const char* name : {"a.part", "a.part-0123456789abcde", "a.part-0123456789abcdeg", "a.part-0123456789abcdef.x",
@@ -177,7 +177,7 @@ TEST_F(FileSystemTest, TemporariesAreKnownByTheirNames) {
   EXPECT_EQ(list_directory(live())[0].name, "kept");
 }
 
-// Whether or not the file system says what its entries are; a link to a directory is none.
+// Works whether or not the file system reports types; a link to a directory is not a directory.
 TEST_F(FileSystemTest, ListsEntriesByNameAndSaysWhichAreDirectories) {
   make_directories(live() / "b");
   write_file_unsynced(live() / "a", "x");
@@ -232,7 +232,7 @@ TEST_F(FileSystemTest, StatusIsThatOfThePathItself) {
   EXPECT_EQ(file_system().status(-1, none), -EBADF);
 }
 
-// What a user reads of each failure: the file, what was tried, and the system's reason.
+// The user's text for each failure: the file, the operation, and the system's reason.
 TEST_F(FileSystemTest, FailuresSayWhatAndWhy) {
   const GoldenMessages golden;
   const auto said = [](const std::function<void()>& call) {
@@ -288,7 +288,7 @@ TEST_F(FileSystemTest, AFullDiskAndALostFileSayWhy) {
     File file = File::temporary_beside(live() / "b");
     EXPECT_NOTED(file.allocate(12345), IoError) << code;
   }
-  failing.code = EOPNOTSUPP;  // a file system that cannot tell beforehand
+  failing.code = EOPNOTSUPP;  // a file system that cannot reserve space
   EXPECT_NO_THROW(File::temporary_beside(live() / "b").allocate(12345));
   const File file = File::open(live() / "a");
   failing.lost = true;

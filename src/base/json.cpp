@@ -10,12 +10,12 @@
 namespace molen {
 namespace {
 
-// Builds the document from the parser's events. Json's objects are lists of members, in which the library looks each
-// new key up: 100,000 keys would take minutes. Here a hash set knows the keys of the objects that are open.
+// Builds the document from the parser's events. Json's objects are lists of members, which the library searches for
+// each new key: 100,000 keys would take minutes. This builder keeps the keys of the open objects in hash sets instead.
 class Builder : public nlohmann::json_sax<Json> {
  public:
   using Element = std::function<void(std::size_t, const Json&)>;
-  // With `element`: what the root's member `list` holds goes there and is not kept.
+  // With `element`: the elements of the root's member `list` are passed to it and not kept.
   Builder(std::string_view origin, int max_depth, std::string_view list = {}, const Element* element = nullptr)
       : origin_(origin), max_depth_(max_depth), list_(list), element_(element) {}
   Json take() { return std::move(root_); }
@@ -56,7 +56,7 @@ class Builder : public nlohmann::json_sax<Json> {
       throw UsageError("{}: JSON nested deeper than {} levels", origin_, max_depth_);
   }
 
-  // A place stays where it is while its value is built: what holds it grows only after.
+  // A pointer to a place stays valid while its value is built: its container grows only afterwards.
   Json* place(Json value) {
     check_depth();
     if (open_.empty()) return &(root_ = std::move(value));
@@ -97,7 +97,7 @@ class Builder : public nlohmann::json_sax<Json> {
 };
 
 Json parse_with(Builder& builder, std::string_view text, std::string_view origin) {
-  // The parser takes a NUL for the end of its input and would leave what follows unread.
+  // The parser takes a NUL for the end of its input and would leave the rest unread.
   if (text.find('\0') != std::string_view::npos) throw UsageError("{}: not valid JSON: a NUL byte", origin);
   try {
     Json::sax_parse(text.begin(), text.end(), &builder);

@@ -1,4 +1,4 @@
-// Documents that are a long list and little else, without holding the whole of them.
+// Parses documents that consist mainly of one long list, without holding the whole list.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,8 @@
 
 namespace molen {
 
-// As parse_json, but objects and arrays in the list that is the root's member `list` are handed over one at a time and
-// then forgotten; in the document that is returned they are missing.
+// Same as parse_json, but passes the objects and arrays in the root's member `list` to `element` one at a time and then
+// drops them; the returned document lacks them.
 Json parse_json_elements(std::string_view text, std::string_view origin, std::string_view list,
                          const std::function<void(std::size_t index, const Json& element)>& element);
 

@@ -1,4 +1,4 @@
-// Reading JSON objects from outside: each getter checks type and range and names origin and key in its error.
+// Reads JSON objects from outside: each getter checks type and range and names origin and key in its error.
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,14 @@ class JsonFields {
   }
   const std::string& origin() const { return origin_; }
 
-  // Refuses a key that is not in `known`, with the nearest one that is.
+  // Refuses a key that is not in `known`, and suggests the nearest known key.
   void require_known(std::span<const std::string> known) const {
     for (const auto& [key, value] : object_.items())
       if (std::find(known.begin(), known.end(), key) == known.end())
         throw UsageError("{}: unknown key '{}'{}", origin_, key, did_you_mean(key, known));
   }
 
-  // Null where the key is absent or its value is null.
+  // Returns null when the key is absent or its value is null.
   const Json* find(std::string_view key) const {
     const auto found = object_.find(std::string(key));
     return found == object_.end() || found->is_null() ? nullptr : &*found;

@@ -22,7 +22,7 @@ TEST(Json, RefusesDepth) {
   const GoldenMessages golden;
   EXPECT_NOTED(parse_json(std::string(100, '[') + std::string(100, ']'), "x"), UsageError);
 }
-// As many levels as asked for, whatever they are made of, and not one more.
+// Accepts exactly as many levels as requested, of whatever kind.
 TEST(Json, CountsLevels) {
   const GoldenMessages golden;
   const auto nested = [](int levels, const char* open, const char* close) {

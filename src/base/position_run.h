@@ -1,5 +1,5 @@
-// A run of neighbouring positions of a sequence. Where ranks share a sequence (arch/context_parallel.h), a rank's rows
-// are those of its runs, one after another.
+// A run of neighbouring positions of a sequence. When ranks share a sequence (arch/context_parallel.h), a rank's rows
+// are the rows of its runs, one run after another.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ inline std::int64_t count_positions(std::span<const PositionRun> runs) {
   return count;
 }
 
-// Whether the runs rise, none is empty and no two overlap, all within [0, sequence).
+// Returns whether the runs ascend, none is empty and no two overlap, all within [0, sequence).
 inline bool in_order(std::span<const PositionRun> runs, std::int64_t sequence) {
   std::int64_t last = 0;
   for (const PositionRun& run : runs) {

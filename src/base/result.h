@@ -1,5 +1,5 @@
-// Result<T>: a value, or the reason why there is none. For failures that a caller expects and answers (a meter that
-// this machine lacks, a file that may be absent); ignoring one does not compile.
+// Result<T>: a value, or the reason why there is none. For failures that a caller expects and handles (a meter that
+// this machine lacks, a file that may be absent). Ignoring a Result does not compile.
 #pragma once
 
 #include <optional>
@@ -32,7 +32,7 @@ class [[nodiscard]] Result {
     MOLEN_CHECK(ok(), "value of a failed result: {}", reason());
     return std::get<0>(std::move(state_));
   }
-  // Empty where there is a value.
+  // Empty when there is a value.
   std::string reason() const { return ok() ? std::string() : std::get<1>(state_).reason; }
 
  private:

@@ -46,8 +46,8 @@ TEST(Rng, NamesAndSeedsGiveDifferentStreams) {
   EXPECT_NE(stream_key(1, "a"), stream_key(2, "a"));
 }
 
-// Initial weights and the order of samples follow from these: a run that is resumed by a later version must find the
-// same ones.
+// Initial weights and the order of samples follow from these values: a later version that resumes a run must compute
+// the same ones.
 TEST(Rng, ValuesStayAsTheyAre) {
   EXPECT_EQ(stream_key(7, "data.train[0]"), 3637843058465516851u);
   EXPECT_EQ(permutation(41, 12), (std::vector<std::uint64_t>{5, 6, 7, 4, 0, 3, 2, 11, 10, 9, 8, 1}));

@@ -9,8 +9,8 @@ namespace molen {
 
 // Edit distance with transpositions (optimal string alignment).
 int edit_distance(std::string_view a, std::string_view b);
-// The nearest of `valid`, or "" where nothing is near (more than a third of the letters, at least 2, differ), and for
-// what no person typed: names above 256 bytes, and more than 2^14 of them to compare with.
+// Returns the nearest of `valid`, or "" when none is near (more than a third of the letters, at least 2, differ). Also
+// returns "" for input that no person typed: names above 256 bytes, or more than 2^14 valid names.
 std::string nearest(std::string_view name, std::span<const std::string> valid);
 // "; did you mean 'x'?" or "".
 std::string did_you_mean(std::string_view name, std::span<const std::string> valid);

@@ -17,7 +17,7 @@ TEST(Suggest, FindsTheNearest) {
   EXPECT_EQ(nearest("completely_else", keys), "");
 }
 
-// Insertions, deletions, replacements and exchanges of neighbours, one each.
+// One insertion, deletion, replacement or exchange of neighbours each.
 TEST(Suggest, CountsEdits) {
   const std::tuple<const char*, const char*, int> cases[] = {
       {"", "", 0},       {"", "abc", 3},           {"abc", "", 3},  {"abc", "abc", 0},   {"abc", "abd", 1},
@@ -29,7 +29,7 @@ TEST(Suggest, CountsEdits) {
   }
 }
 
-// Nothing before a name is looked at: these have letters there that would make an exchange.
+// Characters before a name are not read: here they would make an exchange of neighbours.
 TEST(Suggest, NamesWithinOtherText) {
   const std::string_view y_x("yx"), one = y_x.substr(1);
   EXPECT_EQ(edit_distance("ppxy", one), 3);
@@ -38,7 +38,7 @@ TEST(Suggest, NamesWithinOtherText) {
   EXPECT_EQ(edit_distance(one, "pxyp"), 3);
 }
 
-// A third of the letters may differ, and two in any case; the first of those that are as near.
+// A third of the letters may differ, and always two; of equally near names the first wins.
 TEST(Suggest, GivesUpBeyondAThird) {
   EXPECT_EQ(nearest("abcd", std::vector<std::string>{"abxy"}), "abxy");
   EXPECT_EQ(nearest("abcd", std::vector<std::string>{"axyz"}), "");

@@ -1,5 +1,5 @@
-// Names of what is written beside a file before it gets the file's name (File::temporary_beside, TemporaryDirectory).
-// A process that is killed leaves them behind.
+// Temporary names of files and directories beside their target (File::temporary_beside, TemporaryDirectory). A killed
+// process leaves them behind.
 #pragma once
 
 #include <filesystem>
@@ -8,10 +8,10 @@
 
 namespace molen {
 
-// "NAME.part-", and 64 random bits that nobody can guess.
+// "NAME.part-" and 64 random bits that nobody can guess.
 std::string temporary_name(std::string_view name);
 bool is_temporary_name(std::string_view name);
-// Removes those in the folder; not below it. Only for who knows that no process writes there. Throws IoError.
+// Removes temporary files in the folder, not below it. Call only when no process writes there. Throws IoError.
 void remove_temporaries(const std::filesystem::path& folder);
 
 }  // namespace molen

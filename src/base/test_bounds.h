@@ -1,4 +1,4 @@
-// What hostile input may take of a machine before it is refused or done with: a second and 256 MiB. For tests.
+// Limits on the resources that hostile input may take: a second and 256 MiB. For tests.
 #pragma once
 
 #include <fmt/format.h>
@@ -20,12 +20,12 @@ namespace molen {
 
 struct Cost {
   double cpu_s = 0;
-  std::int64_t bytes = 0;  // of memory, beyond what was there
+  std::int64_t bytes = 0;  // memory above the level before the attack
   bool ended = false;      // false: it was killed, for time or memory
-  std::string refusal;     // the error's text; empty where there was none
+  std::string refusal;     // the error's text; empty if there was no error
 };
 
-// Runs `attack` in a child process, so that memory of other tests hides nothing and one without end ends all the same.
+// Runs `attack` in a child process: free memory of other tests hides nothing, and an endless attack can be ended.
 inline Cost cost_of(const std::function<void()>& attack) {
   struct Measured {
     double cpu_s;
@@ -34,14 +34,14 @@ inline Cost cost_of(const std::function<void()>& attack) {
   constexpr rlim_t kMostSeconds = 60;
   int ends[2];
   if (::pipe(ends) != 0) return {};
-  ::malloc_trim(0);  // what this process has free would be free in the child too
+  ::malloc_trim(0);  // memory that is free here would be free in the child too
   const pid_t pid = ::fork();
   if (pid == 0) {
     const rlimit limit{kMostSeconds, kMostSeconds};
     ::setrlimit(RLIMIT_CPU, &limit);
     const auto cpu_s = [] {
       double sum = 0;
-      for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {  // and of programs that it runs
+      for (const int who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {  // includes programs that it runs
         rusage used{};
         ::getrusage(who, &used);
         for (const timeval& t : {used.ru_utime, used.ru_stime})
@@ -78,7 +78,7 @@ inline Cost cost_of(const std::function<void()>& attack) {
   return cost;
 }
 
-// An attack is bounded: it ends within its limits, whether it is refused or not. Returns what refused it.
+// Checks that an attack ends within its limits, whether it is refused or not. Returns the text of its refusal.
 inline std::string bounded(const std::string& name, const std::function<void()>& attack) {
   constexpr int kTimes = kSanitized ? 20 : 1, kMore = kSanitized ? 8 : 1;  // unoptimised, and with shadow memory
   const Cost cost = cost_of(attack);

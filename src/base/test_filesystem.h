@@ -1,8 +1,8 @@
-// A file system that fails on demand, for tests. It passes every call on to the real one under `root`, numbers those
-// that change something, and can
-//   - let one call, or all from one on, fail with an errno;
+// A file system that fails on demand, for tests. It passes every call to the real file system under `root`, numbers the
+// calls that change something, and can
+//   - make one call, or all from one on, fail with an errno;
 //   - write a few bytes at a time, and interrupt every transfer once;
-//   - cut the power before a call: nothing happens any more, and `lay_out` writes what a disk would still hold.
+//   - cut the power before a call: later calls do nothing, and `lay_out` writes what a disk would still hold.
 #pragma once
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 
 namespace molen {
 
-// The real one without waiting for the disk: for what a test only prepares.
+// The real file system without waiting for the disk: for the preparation of a test.
 class UnsyncedFileSystem : public FileSystem {
  public:
   int sync(int) override { return 0; }
@@ -28,10 +28,10 @@ class UnsyncedFileSystem : public FileSystem {
 
 class FaultyFileSystem : public FileSystem {
  public:
-  // What is under `root` now is durable.
+  // The present content of `root` counts as durable.
   explicit FaultyFileSystem(fs::path root) : root_(std::move(root)) { nodes_.push_back(adopt(root_)); }
 
-  // The number of calls that change something, so far; the next has this number.
+  // Returns the number of changing calls so far, which is the number of the next such call.
   std::int64_t calls() const { return calls_; }
   std::int64_t bytes_read() const { return bytes_read_; }
   std::int64_t opened_at_once() const { return most_open_; }
@@ -43,14 +43,14 @@ class FaultyFileSystem : public FileSystem {
   bool was_cut() const { return calls_ > cut_; }
   void write_short(std::size_t most) { most_ = most; }
   void interrupt() { interrupt_ = true; }
-  // Called for each opening and reading; a negative result is returned in the call's place.
+  // Called for each open and read; a negative result is returned instead of the call's own.
   std::function<int(const fs::path&)> on_open, on_list;
   std::function<int(const fs::path&)> on_read;
 
   enum class Durable { kSynced, kEntries, kRandom };
-  // What is there after the power cut. kSynced: only what fsync made durable, contents and directory entries. kEntries:
-  // all entries as they were, with contents as of their last fsync. kRandom: for each directory and file one or the
-  // other.
+  // The content of the disk after the power cut. kSynced: only contents and directory entries that fsync made durable.
+  // kEntries: all entries as they were, with contents of their last fsync. kRandom: a random choice of these two for
+  // each directory and file.
   void lay_out(const fs::path& to, Durable which, std::uint64_t seed = 0) {
     const std::lock_guard lock(mutex_);
     std::mt19937_64 random(seed);
@@ -187,7 +187,7 @@ class FaultyFileSystem : public FileSystem {
     bool is_directory = false;
     std::string content;                 // as of the last sync
     std::map<std::string, int> entries;  // of a directory: name -> node
-    std::map<std::string, int> durable;  // the same as of its last sync
+    std::map<std::string, int> durable;  // entries at its last sync
   };
 
   static bool exists(const fs::path& path) {
@@ -202,7 +202,7 @@ class FaultyFileSystem : public FileSystem {
     return first;
   }
 
-  // What a changing call has to return at once: 0 to go on.
+  // Returns the result of a changing call that must end at once; 0 to continue.
   int next(const char* what, const fs::path& path) {
     const std::int64_t number = calls_++;
     log_.push_back(std::string(what) + " " + path.lexically_relative(root_).string());
@@ -220,7 +220,7 @@ class FaultyFileSystem : public FileSystem {
     return content;
   }
 
-  // A node for what is really there, durable as it is. The root's node must be the first.
+  // Makes a node for an existing file or directory, durable as it is. The root's node must be the first.
   Node adopt(const fs::path& path) {
     Node node;
     node.is_directory = fs::is_directory(path);
@@ -238,7 +238,7 @@ class FaultyFileSystem : public FileSystem {
     }
     return node;
   }
-  // Adopted nodes are numbered -1, -2, ...: they were made before the root's.
+  // Adopted nodes are numbered -1, -2, ...: they existed before the root's node.
   Node& node(int id) {
     return id < 0 ? adopted_[static_cast<std::size_t>(-id - 1)] : nodes_[static_cast<std::size_t>(id)];
   }
@@ -270,7 +270,7 @@ class FaultyFileSystem : public FileSystem {
       node(parent).entries.erase(path.filename().string());
   }
 
-  // Where each node that still has a name is now.
+  // Records the current path of each node that still has a name.
   void locate(int id, const fs::path& now) {
     places_[id] = now;
     for (const auto& [name, child] : node(id).entries) locate(child, now / name);
@@ -285,7 +285,7 @@ class FaultyFileSystem : public FileSystem {
         lay_out(child, to / name, which, random);
       return;
     }
-    // Content that was not synced may have reached the disk too.
+    // Content that was not synced may have reached the disk anyway.
     std::string content = n.content;
     if (which == Durable::kRandom && !durable && places_.contains(id)) {
       const int fd = FileSystem::open(places_[id], O_RDONLY, 0);

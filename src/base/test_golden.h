@@ -1,6 +1,6 @@
-// Whole messages of a test, beside a file of tests/golden/messages that a person has read: a test that looks for a few
-// words of a message does not see two numbers of it that have changed places. MOLEN_UPDATE_GOLDEN=1 writes the files
-// anew; read the difference before it is kept.
+// Compares the whole messages of a test with a file of tests/golden/messages that a person has read: a test that only
+// looks for a few words of a message does not notice that two of its numbers were swapped. MOLEN_UPDATE_GOLDEN=1
+// rewrites the files; read the difference before you keep it.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@
 
 namespace molen {
 
-// Stands at the beginning of a test and compares at its end.
+// Construct it at the beginning of a test; it compares at the end of the test.
 class GoldenMessages {
  public:
   GoldenMessages() : outer_(std::exchange(current_, this)) {}
@@ -27,7 +27,7 @@ class GoldenMessages {
     current_ = outer_;
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     std::string name = fmt::format("{}.{}.txt", test->test_suite_name(), test->name());
-    std::replace(name.begin(), name.end(), '/', '_');  // of a test with parameters
+    std::replace(name.begin(), name.end(), '/', '_');  // in the name of a parametrized test
     const std::filesystem::path file = std::filesystem::path("tests/golden/messages") / name;
     try {
       if (std::getenv("MOLEN_UPDATE_GOLDEN")) {
@@ -42,7 +42,7 @@ class GoldenMessages {
   GoldenMessages(const GoldenMessages&) = delete;
   GoldenMessages& operator=(const GoldenMessages&) = delete;
 
-  // One line of the file, where a test keeps one; gives the message back.
+  // Adds a line to the file if the test keeps one; returns the message.
   static std::string note(std::string message) {
     if (current_) current_->add(message);
     return message;
@@ -50,14 +50,14 @@ class GoldenMessages {
 
  private:
   void add(std::string message) {
-    // No two runs share the names of their folders, and the line of a check in its file says nothing.
+    // Removes parts that vary: the names of temporary folders, and the source line of a failed check.
     const std::string folders = std::filesystem::temp_directory_path().string() + "/";
     for (auto at = message.find(folders); at != std::string::npos; at = message.find(folders)) {
       const auto end = message.find_first_of("/ :,;)'\"", at + folders.size());
       message.replace(at, end == std::string::npos ? end : end - at, "DIR");
     }
-    message = std::regex_replace(message, std::regex("(/[^ /:']+)+/(lib[^ /:']+\\.so)"), "$2");  // of a build
-    // What libraries say depends on their version.
+    message = std::regex_replace(message, std::regex("(/[^ /:']+)+/(lib[^ /:']+\\.so)"), "$2");  // folders of the build
+    // The texts of libraries depend on their version.
     for (const char* theirs : {"[json.exception", "not TOML: "})
       if (const auto at = message.find(theirs); at != std::string::npos) message.resize(at + std::strlen(theirs));
     if (message.starts_with("internal error")) message.resize(message.rfind(" ("));
@@ -79,7 +79,7 @@ class GoldenMessages {
   GoldenMessages* outer_;
 };
 
-// What an action says when it is refused, which is noted.
+// Runs an action, notes the text of its refusal and returns it.
 template <class Refusal, class Action>
 std::string noted_refusal(Action&& action) {
   try {

@@ -1,4 +1,4 @@
-// What a test may do under a sanitizer, which makes it about fifteen times as slow. For tests.
+// Reduced test sizes under a sanitizer, which makes a test about fifteen times as slow.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// A test of thousands of like cases takes every case in a release build, and every eleventh under a sanitizer.
+// For a test of thousands of similar cases: every case in a release build, every eleventh under a sanitizer.
 inline constexpr std::size_t kStride = kSanitized ? 11 : 1;
-// One of tens of thousands, each of which costs milliseconds.
+// For a test of tens of thousands of cases that each cost milliseconds.
 inline constexpr std::size_t kLongStride = kSanitized ? 101 : 1;
 
 }  // namespace molen

@@ -11,7 +11,7 @@ namespace {
 static_assert(!std::is_convertible_v<Bytes, Seconds>);
 static_assert(!std::is_convertible_v<std::int64_t, Bytes>);
 
-// Each unit on either side of where it begins.
+// Values just below and at the beginning of each unit.
 TEST(Units, HumanBytes) {
   const std::pair<std::int64_t, const char*> cases[] = {{0, "0 B"},
                                                         {312, "312 B"},

@@ -8,8 +8,8 @@
 namespace molen {
 namespace {
 
-// Length of the longest prefix of p[0..n) that begins a well-formed sequence; `complete` if it is a whole one.
-// (Table 3-7 of the Unicode standard; n > 0.)
+// Returns the length of the longest prefix of p[0..n) that begins a well-formed sequence; `complete` if it is a whole
+// sequence. (Table 3-7 of the Unicode standard; n > 0.)
 std::size_t well_formed_prefix(const unsigned char* p, std::size_t n, bool& complete) {
   complete = false;
   const unsigned lead = p[0];
