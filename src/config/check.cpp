@@ -1,4 +1,5 @@
-// What arithmetic alone refuses across keys. What a build of molen cannot do yet is refused by who would do it.
+// Checks across keys that need arithmetic alone. Features that this build of molen lacks are refused by the code that
+// would implement them.
 #include <algorithm>
 #include <array>
 
@@ -8,8 +9,8 @@
 namespace molen::config {
 namespace {
 
-// What nothing else gives where no preset does. The tokenizer's entries are the vocabulary where that is not said,
-// which only who reads the tokenizer can tell.
+// Sizes that only a preset could supply otherwise. The vocabulary defaults to the tokenizer's number of entries, which
+// only the reader of the tokenizer knows.
 void check_sizes(const Config& c, Problems& problems) {
   const ModelTable& m = c.model;
   for (const auto& [key, given] : {std::pair{"model.layers", m.layers.has_value()},
@@ -48,7 +49,7 @@ void check_batch(const Config& c, Problems& problems) {
   }
 }
 
-// ZeRO stage that a sharding name stands for.
+// Returns the ZeRO stage of a sharding name.
 std::int64_t stage_of(const std::string& sharding) {
   if (sharding == "NO_SHARD") return 0;
   if (sharding == "SHARD_GRAD_OP" || sharding == "HYBRID_SHARD_ZERO2") return 2;
@@ -57,7 +58,7 @@ std::int64_t stage_of(const std::string& sharding) {
 
 void check_parallel(const Config& c, Problems& problems) {
   const ParallelTable& p = c.parallel;
-  // Stage 1 beside a hybrid name: groups shard as it says, and the optimizer over all ranks.
+  // Stage 1 with a hybrid name: groups shard as the name says, and the optimizer shards over all ranks.
   const bool hybrid = p.sharding && p.sharding->rfind("HYBRID", 0) == 0;
   if (p.sharding && p.zero && stage_of(*p.sharding) != *p.zero && !(hybrid && *p.zero == 1)) {
     problems.add("{}: {} contradicts parallel.sharding = {}, which is stage {}", c.where("parallel.zero"), *p.zero,
@@ -94,7 +95,7 @@ void check_data(const Config& c, Problems& problems) {
                    c.where("data.validation"), set.path);
 }
 
-// Only lengths of one unit compare.
+// Compares lengths of the same unit only.
 bool longer(const Horizon& a, const Horizon& b) {
   return a.unit == b.unit && a.value > b.value;
 }

@@ -1,8 +1,8 @@
-// The configuration of a run: typed tables, their one field list, and what is made from that list (the reader, `--set`,
-// errors with the nearest key, the reference page, the resolved TOML, JSON, and the comparison on resume).
+// The configuration of a run: typed tables and their single field list. The list defines the reader, `--set`, errors
+// with the nearest key, the reference page, the resolved TOML, JSON, and the comparison on resume.
 //
-// A file is TOML with these tables; `extends = "base.toml"` (relative to the file) is read first and overridden. Then
-// come `--set table.key=value` in their order. A key that may be absent is reset by the value "none".
+// A file is TOML with these tables. `extends = "base.toml"` (relative to the file) is read first and overridden by the
+// file; then `--set table.key=value` in order. The value "none" resets a key that may be absent.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// Every member but `preset` and `family` overrides the preset's value, or gives the family's size.
+// Every member except `preset` and `family` overrides the preset's value, or gives the family's size.
 struct ModelTable {
   std::optional<std::string> preset, family;
   std::optional<std::int64_t> layers, hidden, ffn, heads, kv_heads, head_dim, vocabulary, max_sequence;
@@ -69,7 +69,7 @@ struct ParallelTable {
   std::int64_t context = 1;
   std::string context_form = "gather";
   std::int64_t data_replicate = 1;
-  std::optional<std::int64_t> data_shard;  // nothing: "auto", all ranks that the other axes leave
+  std::optional<std::int64_t> data_shard;  // nullopt: "auto", all ranks that the other axes leave
   std::optional<std::string> sharding;
   std::optional<std::int64_t> zero;
   std::vector<std::string> order{"pp", "dp-replicate", "dp-shard", "cp", "tp"};
@@ -83,7 +83,7 @@ struct PrecisionTable {
   std::string compute = "auto", reduce = "auto", master = "auto";
   double loss_scale = 65536.0;
   std::int64_t loss_scale_window = 2000;
-  bool scales_loss() const { return compute == "fp16" || reduce == "fp16"; }  // what the two above are for
+  bool scales_loss() const { return compute == "fp16" || reduce == "fp16"; }  // whether loss_scale and its window apply
 };
 
 struct MathTable {
@@ -98,7 +98,7 @@ struct OptimizerTable {
 
 struct ScheduleTable {
   std::string kind = "cosine";
-  std::optional<Horizon> warmup;  // `load` and `parse` derive it from train.until where it is not said
+  std::optional<Horizon> warmup;  // when unset, `load` and `parse` derive it from train.until
   std::optional<double> min_lr;
   std::optional<Horizon> decay;
 };
@@ -111,7 +111,7 @@ struct TrainTable {
   std::optional<std::int64_t> validate_batches;
   bool deterministic = true;
   std::vector<std::int64_t> trace_steps;
-  std::optional<Seconds> hang_timeout;  // nothing: "auto", max(3 x median step, 30 s)
+  std::optional<Seconds> hang_timeout;  // nullopt: "auto", max(3 x median step, 30 s)
 };
 
 struct CheckpointTable {
@@ -139,11 +139,11 @@ struct DeviceTable {
   std::string kind = "auto", communicator = "auto";
 };
 
-// Where a value comes from.
+// The origin of a value.
 struct Origin {
   enum class Kind { kDefault, kFile, kSet, kOther };
   Kind kind = Kind::kDefault;
-  std::string text;              // kFile: "run.toml:12"; kOther: what the caller says ("preset llama3-8b", "measured")
+  std::string text;              // kFile: "run.toml:12"; kOther: the caller's text ("preset llama3-8b", "measured")
   std::string describe() const;  // "default", "run.toml:12", "--set", text
 };
 
@@ -169,7 +169,7 @@ struct Config {
   std::string where(std::string_view key) const;
 };
 
-// Does a field decide the numbers? Those must not change on resume (DESIGN section 5).
+// Whether a field decides the numbers, which must not change on resume (DESIGN section 5), or only the run.
 enum class Effect { kNumbers, kRun };
 
 struct Field {
@@ -183,19 +183,19 @@ struct Field {
   std::function<Json(const Config&)> write;        // null: not set
 };
 
-// The one list, in the order of the reference page.
+// Returns the single field list, in the order of the reference page.
 const std::vector<Field>& fields();
-// Throws UsageError with the nearest key.
+// Throws UsageError that suggests the nearest key.
 const Field& field(std::string_view key);
 
-// What is wrong with a configuration, to be said at once.
+// The errors of a configuration, collected and reported together.
 class Problems {
  public:
   template <class... Args>
   void add(fmt::format_string<Args...> format, Args&&... args) {
     all_.push_back(fmt::format(format, std::forward<Args>(args)...));
   }
-  // Keeps the UsageError of `attempt`; returns whether there was none.
+  // Keeps the UsageError of `attempt`; returns whether there was no error.
   template <class F>
   bool none_of(F&& attempt) {
     try {
@@ -209,28 +209,28 @@ class Problems {
   }
   bool empty() const { return all_.empty(); }
   const std::vector<std::string>& all() const { return all_; }
-  // Throws where there are any: the one as it was, or a UsageError with all of them below "3 errors:", a line each.
+  // Throws if there are errors: a single error unchanged, or a UsageError that lists all of them below "3 errors:", one
+  // per line.
   void raise() const;
 
  private:
   std::vector<std::string> all_;
-  std::exception_ptr first_;  // where that was thrown
+  std::exception_ptr first_;  // the first error as it was thrown
 };
 
-// What a caller knows beyond this module: it fills in values that nothing said, or adds what it refuses.
+// A caller's knowledge beyond this module: it fills in unset values, or adds errors.
 using Completion = std::function<void(Config&, Problems&)>;
 
-// Reads, merges, derives what follows from other keys where it is not said (schedule.warmup, model.max_sequence) and
-// checks. Throws UsageError with all that is wrong, such as "run.toml:12: model.layers: expected a positive integer,
-// got
-// \"twelve\"". `complete` runs last, where every value could be read.
+// Reads, merges, derives unset values from other keys (schedule.warmup, model.max_sequence) and checks. Throws
+// UsageError with all errors, such as `run.toml:12: model.layers: expected a positive integer, got "twelve"`.
+// `complete` runs last, if every value could be read.
 Config load(const std::optional<fs::path>& file, const std::vector<std::string>& sets = {},
             const Completion& complete = {});
-// A document without `extends`; `name` stands for the file in errors and origins.
+// Parses a document without `extends`; errors and origins use `name` as the file's name.
 Config parse(std::string_view toml, std::string_view name, const std::vector<std::string>& sets = {});
-// One more value, of a resolved choice or a preset; `value` as in the file. Throws UsageError.
+// Assigns one more value, from a resolved choice or a preset; `value` has the file's form. Throws UsageError.
 void assign(Config& config, std::string_view key, const Json& value, const Origin& origin);
-// What arithmetic alone can refuse across keys: divisibility, contradictions, lengths. `load` and `parse` call it.
+// Checks across keys that need arithmetic alone: divisibility, contradictions, lengths. `load` and `parse` call it.
 void check(const Config& config, Problems& problems);
 
 // The resolved configuration, each line with its origin; parse(to_toml(c)) has the same values.
@@ -246,11 +246,11 @@ struct Difference {
 };
 std::vector<Difference> diff(const Config& before, const Config& after);
 
-// The text of `molen config reference`, and the same as JSON for programs.
+// Return the text of `molen config reference`, and the same as JSON for programs.
 std::string reference();
 Json reference_json();
 
-// The text of a value in TOML.
+// Returns the text of a value in TOML.
 std::string toml_value(const Json& value);
 
 }  // namespace molen::config

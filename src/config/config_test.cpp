@@ -15,7 +15,7 @@
 namespace molen::config {
 namespace {
 
-// The error of what `make` does, or "" where there is none.
+// Runs `make`; returns the text of its error, or "" if there was none.
 template <class F>
 std::string reason(F make) {
   try {
@@ -34,7 +34,7 @@ std::string reason_of_set(const std::string& set) {
   return reason([&] { load(std::nullopt, {set}); });
 }
 
-// A directory that is gone after the test.
+// A directory that is removed after the test.
 struct Folder {
   fs::path path = fs::temp_directory_path() / fmt::format("molen-config-{}-{}", getpid(), next++);
   static inline int next = 0;
@@ -56,7 +56,7 @@ TEST(Config, DefaultsAreValid) {
   EXPECT_EQ(c.origins.size(), 1u);
 }
 
-// All keys with their values, and where each value is from. After an intended change: MOLEN_UPDATE_GOLDEN=1
+// All keys with their values, and the origin of each value. After an intended change: MOLEN_UPDATE_GOLDEN=1
 // config_test.
 TEST(Config, TheResolvedTextIsTheGoldenOne) {
   const GoldenMessages golden;
@@ -71,7 +71,7 @@ TEST(Config, TheResolvedTextIsTheGoldenOne) {
   }
 }
 
-// A tenth of the run, and at most 2000 steps, whichever way its length is said.
+// A tenth of the run, and at most 2000 steps, in whichever unit its length is given.
 TEST(Config, WarmupFollowsTheRun) {
   const auto warmup = [](const std::string& until, const std::string& set = "batch.global=8") {
     return load(std::nullopt, {"train.until=" + until, set}).schedule.warmup;
@@ -109,7 +109,7 @@ TEST(Config, AllErrorsAreSaidAtOnce) {
             "  run.toml:11: batch.micro: 3 does not divide batch.global = 8\n"
             "  run.toml:9: schedule.warmup: 60 steps is longer than train.until = 50 steps; set a shorter one, or "
             "\"none\" for the default");
-  // What follows from a value that was refused is not said beside it.
+  // Errors that only follow from a refused value are not reported beside it.
   EXPECT_EQ(reason_of("[batch]\nglobal = \"many\"\nmicro = 3"),
             "run.toml:2: batch.global: expected a positive integer, got \"many\"");
   EXPECT_EQ(
@@ -125,7 +125,7 @@ TEST(Config, AllErrorsAreSaidAtOnce) {
             "  --set batch.micro: expected a positive integer, got \"x\"");
 }
 
-// Fifty are shown, and how many there are beyond.
+// Fifty errors are shown, and the number of the rest.
 TEST(Config, ErrorsAreShownUpToFifty) {
   for (const int count : {49, 50, 51, 60}) {
     std::string many = "[model]\n", expected = fmt::format("{} errors:", count);
@@ -158,7 +158,7 @@ TEST(Config, UnknownKeysLeadToTheNearest) {
   EXPECT_EQ(hint("bacth.micr"), "; did you mean 'batch.micro'?");
   EXPECT_EQ(hint("zzzzzzzz.qqqqqqqq"), "");
   EXPECT_EQ(hint("train.Learning_Rate"), "; did you mean 'optimizer.lr'?");
-  // Longer ones are neither compared nor shown whole.
+  // Longer names are neither compared nor shown in full.
   const std::string cut(100, 'k');
   EXPECT_EQ(hint(std::string(97, 'k') + ".lr"), "; did you mean 'optimizer.lr'?");
   EXPECT_EQ(reason_of_set(std::string(98, 'k') + ".lr=1"),
@@ -273,7 +273,7 @@ TEST(Config, ErrorsNameFileLineKeyAndTheNearest) {
       {"[precision]\ncompute = \"fp23\"",
        "run.toml:2: precision.compute: expected one of auto, fp64, fp32, bf16, fp16, got \"fp23\"; did you mean "
        "'fp32'?"},
-      // Long text is cut, between characters.
+      // Long text is cut between characters.
       {"[precision]\ncompute = \"" + std::string(58, 'x') + "\u00e9\u00e9" + std::string(90, 'y') + "\"",
        "got \"" + std::string(58, 'x') + "..."},
       {"[train]\nuntil = 2000", "run.toml:2: train.until: expected a length such as \"2000 steps\""},
@@ -370,7 +370,7 @@ TEST(Config, ContradictionsAreRefused) {
   EXPECT_EQ(reason_of("[parallel]\nsharding = \"HYBRID_SHARD\"\nzero = 1"), "");
   EXPECT_EQ(reason_of("[precision]\ncompute = \"fp16\"\nloss_scale = 1\nloss_scale_window = 1"), "");
   EXPECT_EQ(reason_of("[precision]\nreduce = \"fp16\"\nloss_scale = 8"), "");
-  // At the bound is within it.
+  // The bound itself is allowed.
   for (const char* fits :
        {"[train]\nuntil = \"50 steps\"\n[schedule]\nwarmup = \"50 steps\"", "[train]\nstop_after = \"10000 steps\"",
         "[schedule]\nkind = \"wsd\"\ndecay = \"9000 steps\"", "[schedule]\nmin_lr = 3e-4",
@@ -498,7 +498,7 @@ TEST(Config, HostileDocuments) {
   EXPECT_NE(reason_of(many + "]"), "");
 }
 
-// A run's directory is one component below run.dir, whoever names it: a file, a flag, a checkpoint.
+// A run's directory is one path component below run.dir, whatever gives its name: a file, a flag, a checkpoint.
 TEST(Config, NoRunLeavesItsFolder) {
   const std::vector<std::string> names{"../x",     "..",
                                        ".",        "/etc/cron.d/x",
@@ -529,7 +529,7 @@ TEST(Config, AssignRecordsItsOrigin) {
   EXPECT_NE(reason([&] { assign(c, "math.thread", 1, {}); }).find("did you mean 'math.threads'?"), std::string::npos);
 }
 
-// What a terminal would act on is escaped in errors and in the resolved file; other text stays as it is.
+// Characters that control a terminal are escaped in errors and in the resolved file; other text is unchanged.
 TEST(Config, TextAsToml) {
   EXPECT_EQ(toml_value("a\x7f\x1f\x01 \xc2\x80\xc3\xa9~\n\t\"\\/"),
             "\"a\\u007f\\u001f\\u0001 \xc2\x80\xc3\xa9~\\n\\t\\\"\\\\/\"");
@@ -568,7 +568,7 @@ TEST(Config, DiffSaysWhatDecidesTheNumbers) {
   EXPECT_TRUE(diff(a, a).empty());
 }
 
-// DESIGN section 5: these decide the numbers, and nothing else does.
+// DESIGN section 5: only these keys decide the numbers.
 TEST(Config, EffectsFollowTheDesign) {
   const std::set<std::string> tables{"model", "data", "batch", "optimizer", "schedule"};
   const std::set<std::string> keys{"train.until", "train.seed", "precision.compute"};
@@ -590,7 +590,7 @@ TEST(Config, FieldsAreNamedOnceAndReadTheirOwnDefault) {
   }
 }
 
-// The surface users rely on. After an intended change: MOLEN_UPDATE_GOLDEN=1 config_test.
+// The reference page that users rely on. After an intended change: MOLEN_UPDATE_GOLDEN=1 config_test.
 TEST(Config, ReferenceIsFrozen) {
   const fs::path golden = "src/config/reference.golden.txt";
   if (std::getenv("MOLEN_UPDATE_GOLDEN")) write_file_atomic(golden, reference());
@@ -668,7 +668,7 @@ TEST(Config, JsonFromOutsideIsChecked) {
   EXPECT_NE(bad("{\"model\": {\"layers\": 18446744073709551615}}").find("expected"), std::string::npos);
 }
 
-// What the fuzzer starts from: each seed is read or refused, and what is read survives its resolved form.
+// The fuzzer's seeds: each is read or refused, and a configuration that is read survives its resolved form.
 TEST(Config, FuzzSeeds) {
   int seeds = 0, read = 0;
   for (const auto& entry : fs::directory_iterator("tests/fuzz/seeds/config")) {

@@ -1,4 +1,4 @@
-// The one list of configuration fields. Append new fields to their table; everything else follows from here.
+// The single list of configuration fields. Append new fields to their table; all other uses follow from the list.
 #include "config/config.h"
 #include "config/kinds.h"
 

@@ -26,7 +26,7 @@ std::string suggestion(const std::string& word, const std::vector<std::string>& 
   return word.size() > kShown ? "" : did_you_mean(word, choices);
 }
 
-// On one line, and nothing that a terminal would act on.
+// Returns whether the text is on one line and has no character that controls a terminal.
 bool is_printable(const std::string& text) {
   return text.find_first_of("\n\t") == std::string::npos && printable(text) == text;
 }
@@ -43,7 +43,7 @@ std::string string_of(const Json& value, std::string_view expected) {
   return text;
 }
 
-// An integer is a number too; not the other way round.
+// An integer is a number too, but not the reverse.
 double number_of(const Json& value, std::string_view expected) {
   if (!value.is_number()) reject(expected, value);
   const double number = value.get<double>();
@@ -62,7 +62,7 @@ Kind<double> number(std::string expected, std::function<bool(double)> allowed) {
 Kind<std::int64_t> integer(std::string expected, std::int64_t least, std::int64_t most) {
   return {.type = expected, .read = [=](const Json& value) {
             if (!value.is_number_integer() || value.is_number_unsigned()) {
-              // Documents hold signed integers; an unsigned one is what a program wrote.
+              // Documents hold signed integers; unsigned integers come from programs.
               if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::uint64_t(INT64_MAX))
                 reject(expected, value);
             }
@@ -73,7 +73,7 @@ Kind<std::int64_t> integer(std::string expected, std::int64_t least, std::int64_
           }};
 }
 
-// A string, or a list of them; commas separate too, for `--set`.
+// Reads a string, or a list of strings; commas separate too, for `--set`.
 std::vector<std::string> words_of(const Json& value, std::string_view expected) {
   std::vector<std::string> words;
   if (value.is_string()) {
@@ -147,7 +147,7 @@ void reject(std::string_view expected, const Json& got, std::string_view hint) {
   std::string shown = toml_value(got);
   if (shown.size() > kShown) {
     std::size_t end = kShown;
-    while (end > 0 && (static_cast<unsigned char>(shown[end]) & 0xc0) == 0x80) --end;  // not within a UTF-8 sequence
+    while (end > 0 && (static_cast<unsigned char>(shown[end]) & 0xc0) == 0x80) --end;  // not inside a UTF-8 sequence
     shown = shown.substr(0, end) + "...";
   }
   throw UsageError("expected {}, got {}{}", expected, shown, hint);
@@ -177,7 +177,7 @@ Kind<double> share() {
   Kind<double> kind = number("a share such as 0.05 or \"5 %\"", [](double v) { return v >= 0.0 && v <= 10.0; });
   kind.read = [plain = kind.read, expected = kind.type](const Json& value) {
     if (!value.is_string()) return plain(value);
-    // As a watt count: the same grammar of numbers, another unit.
+    // Parsed as a number of watts: the same grammar of numbers with another unit.
     std::string text = value.get<std::string>();
     if (text.empty() || text.back() != '%') reject(expected, value);
     text.back() = 'W';
@@ -277,7 +277,8 @@ namespace {
 const std::string kRecomputeExpected =
     "none, full, full/2 (every second layer), a list of parts such as [\"attention\"], or a size such as \"8 GiB\"";
 
-// Takes "/3" off the end of `text`; 1 where there is none. Throws where it is no number of layers.
+// Removes "/3" from the end of `text` and returns 3; returns 1 if there is none. Throws when it is not a number of
+// layers.
 std::int64_t take_every(std::string& text, const Json& value) {
   const std::size_t slash = text.rfind('/');
   if (slash == std::string::npos) return 1;
@@ -299,7 +300,7 @@ Recompute recompute_of(const Json& value) {
       if (budget.value() <= Bytes(0)) reject(kRecomputeExpected, value);
       return {.mode = Recompute::Mode::kBudget, .budget = budget.value()};
     }
-    // A part's name does not start with a digit: this was meant as a size.
+    // A part's name does not start with a digit, so this text was meant as a size.
     if (!text.empty() && text[0] >= '0' && text[0] <= '9') reject(parse_bytes(text).reason(), value);
     every = take_every(text, value);
     if (text == "full") return {.mode = Recompute::Mode::kFull, .every = every};

@@ -1,5 +1,5 @@
 // Kinds of value: how each is read from JSON, written back, and named in errors and the reference page. A field of the
-// list is a key, a member and a kind.
+// list consists of a key, a member and a kind.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ struct Kind {
 // Throws UsageError("expected ..., got ...").
 [[noreturn]] void reject(std::string_view expected, const Json& got, std::string_view hint = "");
 
-// Largest number of anything that is counted: products of two stay within 64 bits.
+// Largest count: a product of two counts fits in 64 bits.
 inline constexpr std::int64_t kManyMost = std::int64_t{1} << 31;
 
 Kind<std::int64_t> positive(std::int64_t most = kManyMost);
@@ -52,10 +52,10 @@ Kind<std::optional<std::int64_t>> positive_or_auto();
 Kind<std::int64_t> half_or_positive();  // "half" is 0
 Kind<std::vector<std::string>> names(std::vector<std::string> choices = {});
 Kind<std::vector<std::string>> axis_order();
-Kind<std::vector<std::int64_t>> positives(std::string expected);  // a list, or one alone
+Kind<std::vector<std::int64_t>> positives(std::string expected);  // a list, or a single number
 Kind<std::vector<DataSource>> sources();
 
-// A field of a member that is always there.
+// Makes the field of a member that is always set.
 template <class Table, class T>
 Field make(std::string key, Table Config::*table, T Table::*member, Kind<T> kind, Effect effect, std::string meaning) {
   return {.key = std::move(key),
@@ -68,7 +68,7 @@ Field make(std::string key, Table Config::*table, T Table::*member, Kind<T> kind
           .write = [=](const Config& c) { return kind.write((c.*table).*member); }};
 }
 
-// A field that may be absent: "none" resets it.
+// Makes the field of a member that may be absent: "none" resets it.
 template <class Table, class T>
 Field make(std::string key, Table Config::*table, std::optional<T> Table::*member, Kind<T> kind, Effect effect,
            std::string meaning) {

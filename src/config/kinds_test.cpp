@@ -1,4 +1,4 @@
-// What each kind of value says of a value that it does not take: all that a user reads of it.
+// Tests the whole error text of each kind for values that it refuses.
 #include "config/kinds.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST(Kinds, SeedsAreWhatADoubleHolds) {
   EXPECT_NE(refusal("train.seed", (std::int64_t{1} << 53) + 1), "accepted");
 }
 
-// What begins with a digit was meant as a size, whichever digit it is.
+// Text that begins with any digit was meant as a size.
 TEST(Kinds, RecomputeThatBeginsWithADigitIsASize) {
   for (const char* text : {"0x", "5 XiB", "9x"}) {
     const std::string said = refusal("parallel.recompute", text);
@@ -130,7 +130,7 @@ TEST(Kinds, Text) {
   EXPECT_EQ(refusal("run.tags", names(4096)), "accepted");
   EXPECT_NE(refusal("run.tags", names(4097)), "accepted");
   EXPECT_EQ(read("run.tags", " a b ,, c,"), Json::array({"a b", "c"}));
-  // Cut after 60 characters, not within one.
+  // Cut after 60 characters, but not inside a character.
   EXPECT_EQ(refusal("data.tokenizer", "\n" + std::string(56, 'y')), "a path, got \"\\n" + std::string(56, 'y') + "\"");
   EXPECT_EQ(refusal("data.tokenizer", "\n" + std::string(57, 'y')), "a path, got \"\\n" + std::string(57, 'y') + "...");
 }

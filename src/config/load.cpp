@@ -1,4 +1,4 @@
-// Reading: TOML files with `extends`, `--set`, and JSON, merged key by key and then read by the field list.
+// Reads TOML files with `extends`, `--set`, and JSON; merges them key by key, then reads them with the field list.
 #include <toml++/toml.h>
 #include <algorithm>
 #include <cmath>
@@ -46,7 +46,7 @@ Json json_of(const toml::node& node, const Origin& origin, int depth = 0) {
   throw UsageError("{}: a date or time of day has no meaning here; quote it if a string was meant", origin.text);
 }
 
-// Chains of dotted keys nest tables without a limit of the parser's, and tables are destroyed recursively.
+// The parser does not limit chains of dotted keys, which nest tables, and tables are destroyed recursively.
 void refuse_long_dotted_keys(std::string_view text, std::string_view name) {
   int line = 1, dots = 0;
   for (const char c : text) {
@@ -66,7 +66,7 @@ toml::table parse_toml(std::string_view text, std::string_view name) {
   }
 }
 
-// As they stand in the file; the parser sorts them by name.
+// Returns the members in the file's order; the parser sorts them by name.
 std::vector<std::pair<std::string, const toml::node*>> in_order(const toml::table& table) {
   std::vector<std::pair<std::string, const toml::node*>> members;
   for (const auto& [key, node] : table) members.emplace_back(std::string(key.str()), &node);
@@ -122,7 +122,8 @@ void collect_file(const fs::path& file, std::vector<fs::path>& chain, Entries& e
   collect(document, name, entries, problems);
 }
 
-// A TOML value, or the text itself where it is none: `--set train.until="2000 steps"` loses its quotes to the shell.
+// Parses a TOML value, or takes the text itself when it is not TOML: `--set train.until="2000 steps"` loses its quotes
+// to the shell.
 Json set_value(const std::string& raw) {
   if (raw.find('\n') != std::string::npos) return raw;
   try {
@@ -156,7 +157,7 @@ void collect_set(std::string_view argument, Entries& entries) {
   entries.insert_or_assign(key, Entry{std::move(value), {Origin::Kind::kSet, ""}});
 }
 
-// The reader of a kind knows the value, not its place: this adds it.
+// Adds the value's place to the error of its kind, which knows the value only.
 void read(Config& config, const Field& f, const Json& value, const Origin& origin) {
   config.origins[f.key] = origin;
   std::string problem;
@@ -169,7 +170,7 @@ void read(Config& config, const Field& f, const Json& value, const Origin& origi
   throw UsageError("{}: {}", config.where(f.key), problem);
 }
 
-// A tenth of the run, and at most 2000 steps; in epochs, whose steps only the data can tell, a tenth of them.
+// A tenth of the run, and at most 2000 steps; in epochs, whose steps only the data determine, a tenth of the epochs.
 std::optional<Horizon> usual_warmup(const Config& c) {
   constexpr std::int64_t kMost = 2000, kPart = 10;
   const Horizon& until = c.train.until;
@@ -184,7 +185,7 @@ std::optional<Horizon> usual_warmup(const Config& c) {
     case Horizon::Unit::kEpochs:
       return Horizon{Horizon::Unit::kEpochs, until.value / kPart};
     case Horizon::Unit::kSeconds:
-      return std::nullopt;  // no length of a schedule
+      return std::nullopt;  // a schedule has no length in seconds
   }
   return std::nullopt;
 }
@@ -200,7 +201,7 @@ void derive(Config& c) {
   }
 }
 
-// An error that comes of a key whose own value was refused says nothing new.
+// Drops errors that follow from a key whose own value was refused.
 void add_checks(const Config& config, const std::vector<std::string>& refused, Problems& problems) {
   Problems checks;
   check(config, checks);

@@ -31,7 +31,7 @@ std::vector<std::string> table_names() {
   return names;
 }
 
-// What other systems call it, in lower case.
+// Returns our key for another system's name of a setting, in lower case.
 std::string_view known_elsewhere_as(std::string_view name) {
   static const std::map<std::string_view, std::string_view> names{
       {"batch_size", "batch.global"},
@@ -108,10 +108,10 @@ std::string_view known_elsewhere_as(std::string_view name) {
   return found == names.end() ? "" : found->second;
 }
 
-// What is called so elsewhere, or where the same name stands in another table; then the nearest of all keys.
+// Suggests our key for another system's name, or the same name in another table; then the nearest of all keys.
 std::string suggestion(std::string_view key) {
   if (key.size() > kLongestKey) return "";
-  const std::string_view name = key.substr(key.find('.') + 1);  // all of it where there is no dot
+  const std::string_view name = key.substr(key.find('.') + 1);  // the whole key if it has no dot
   std::string lower(name);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
   if (const std::string_view ours = known_elsewhere_as(lower); !ours.empty())

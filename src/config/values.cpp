@@ -1,4 +1,4 @@
-// Parsing and printing of values with units.
+// Parses and prints values with units.
 #include "config/values.h"
 
 #include <fmt/format.h>
@@ -63,10 +63,10 @@ bool digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// The leading number and what follows it.
+// Returns the leading number and the text after it.
 std::optional<std::pair<double, std::string>> split(std::string_view text) {
   text = trimmed(text);
-  // from_chars would take "inf", "nan" and signs.
+  // from_chars would accept "inf", "nan" and signs.
   if (text.empty() || text.size() > kLongest || !(digit(text[0]) || text[0] == '.')) return std::nullopt;
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -88,11 +88,11 @@ std::optional<Horizon::Unit> count_unit(std::string_view name) {
 
 const Failure kNoHorizon{"a length such as \"2000 steps\", \"450B tokens\", \"12 h\" or \"3 epochs\""};
 
-// `factor` in 10^3 steps: 1.5B tokens are whole, 1.0001 steps are not.
+// Accepts steps and tokens only as whole numbers: 1.5B tokens are whole, 1.0001 steps are not.
 Result<Horizon> counted(Horizon::Unit unit, double value) {
   if (unit != Horizon::Unit::kEpochs) {
     const double whole = std::round(value);
-    // Products such as 0.3 * 1e9 are off by one rounding.
+    // Products such as 0.3 * 1e9 have an error of one rounding.
     if (std::abs(value - whole) > 1e-15 * value) {
       return Failure{unit == Horizon::Unit::kSteps ? "a whole number of steps" : "a whole number of tokens"};
     }
@@ -113,7 +113,7 @@ Result<double> scaled(std::string_view text, const std::array<Units, N>& units, 
   return value;
 }
 
-// The value in the largest unit that divides it, else in the base unit. Units are above one and ascend.
+// Prints the value in the largest unit that divides it, else in the base unit. Units are above one and ascend.
 template <std::size_t N>
 std::string in_largest(double value, const std::array<Units, N>& units, std::string_view base,
                        std::string_view separator = " ") {

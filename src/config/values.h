@@ -27,18 +27,18 @@ constexpr Horizon tokens(std::int64_t n) {
   return {Horizon::Unit::kTokens, static_cast<double>(n)};
 }
 
-// What activations are computed again in backward.
+// The activations that backward computes again.
 struct Recompute {
   enum class Mode { kNone, kFull, kParts, kBudget };
   Mode mode = Mode::kNone;
   std::vector<std::string> parts = {};  // kParts: names of layer parts, "attention", "norm_up", ...
-  Bytes budget{0};                      // kBudget: what the memory plan of a rank may come to
-  std::int64_t every = 1;               // kFull, kParts: in the layers that it divides
+  Bytes budget{0};                      // kBudget: limit on the memory plan of a rank
+  std::int64_t every = 1;               // kFull, kParts: only layers whose number it divides
   bool operator==(const Recompute&) const = default;
 };
 
-// Numbers: decimals with optional underscores and exponent. Magnitudes of counts: k, M, B (or G), T, powers of 1000.
-// Failures say what was expected; values are finite and not negative.
+// Numbers are decimals with optional underscores and exponent. Magnitudes of counts: k, M, B (or G), T, powers of 1000.
+// Failures describe the expected text; values are finite and not negative.
 Result<Horizon> parse_horizon(std::string_view text);  // step(s), token(s), epoch(s), s, min, h, d
 Result<Seconds> parse_seconds(std::string_view text);  // us, ms, s, min, h, d
 Result<Watts> parse_watts(std::string_view text);      // mW, W, kW, MW

@@ -66,7 +66,7 @@ TEST(Values, RefusalsSayWhatIsExpected) {
   EXPECT_TRUE(parse_bytes("8191 TiB").ok());
 }
 
-// Bytes are whole, but for the rounding of the product.
+// Bytes are whole, up to the rounding of the product.
 TEST(Values, WholeBytes) {
   EXPECT_EQ(parse_bytes("1.5 kB").value(), Bytes(1500));
   EXPECT_EQ(parse_bytes("0.3 GB").value(), Bytes(300'000'000));
@@ -194,7 +194,7 @@ RC_GTEST_PROP(Values, RoundTrip, ()) {
   RC_ASSERT(parse_bytes(print(bytes)).value() == bytes);
 }
 
-// No text crashes a parser, and what one accepts is finite and not negative.
+// No text crashes a parser, and an accepted value is finite and not negative.
 RC_GTEST_PROP(Values, AnyTextIsAcceptedOrRefused, ()) {
   const auto number =
       *rc::gen::element<std::string>("", "1", "1.5", ".", "1e", "9e999", "1_0", "_", "-1", "0x1", "nan");

@@ -1,5 +1,5 @@
-// Writing: the resolved configuration as TOML with origins and as JSON, what differs between two, and the reference
-// page.
+// Writes the resolved configuration as TOML with origins and as JSON, the differences between two configurations, and
+// the reference page.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +18,7 @@ std::string name_of(const Field& f) {
   return f.key.substr(f.key.find('.') + 1);
 }
 
-// A basic string: JSON's escapes, and DEL, which TOML does not take raw.
+// A basic string: JSON's escapes, and an escape for DEL, which TOML does not allow raw.
 std::string toml_string(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
