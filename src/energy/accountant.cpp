@@ -38,7 +38,7 @@ void Accountant::keep_reading(double every_s) {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, std::chrono::duration<double>(every_s), [this] { return stopping_; }))
     for (const auto& m : meters_.meters)
-      if (m->info().read_every.value > 0) (void)m->read().ok();  // a gap that this meets shows in the next difference
+      if (m->info().read_every.value > 0) (void)m->read().ok();  // the next difference shows a gap found here
 }
 
 Accountant::Snapshot Accountant::snapshot() {

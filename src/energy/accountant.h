@@ -1,5 +1,5 @@
-// Joules of each step by scope, from whatever meters there are. A scope without a reading in a step is null with its
-// reason; it is never 0 and never silently missing from a sum.
+// Joules of each step by scope, from the available meters. A scope without a reading in a step is null with its reason;
+// it is never 0 and never silently missing from a sum.
 #pragma once
 
 #include <condition_variable>
@@ -18,14 +18,14 @@ namespace molen::energy {
 
 struct ScopeEnergy {
   std::optional<double> joules;
-  Source source = Source::kNone;  // kNone where there are no joules
-  std::string reason;             // why there are none
+  Source source = Source::kNone;  // kNone when there are no joules
+  std::string reason;             // the reason for missing joules
 };
 
 struct StepEnergy {
   std::map<std::string, ScopeEnergy> scopes;
-  // Sum over the counted scopes that have a meter; null where one of them has no reading in this step, or none is
-  // there.
+  // Sum over the counted scopes that have a meter; null when one of them has no reading in this step, or when there is
+  // no such scope.
   std::optional<double> total_j;
   std::string total_reason;
 
@@ -36,22 +36,22 @@ struct StepEnergy {
 
 class Accountant {
  public:
-  // Where a meter must be read more often than steps end (a counter that wraps, power that is integrated), a thread
-  // does so.
+  // Starts a thread when a meter must be read more often than steps end (a counter that wraps, power that is
+  // integrated).
   explicit Accountant(Meters meters);
   ~Accountant();
   Accountant(const Accountant&) = delete;
   Accountant& operator=(const Accountant&) = delete;
 
   void begin_step();
-  // The joules since begin_step (or since the last end_step, where there was none in between). A counter that did not
-  // change within the step gives null: steps shorter than its update period (about 1 ms RAPL, 100 ms NVML) cannot be
-  // told from 0.
+  // Returns the joules since begin_step (or since the last end_step, if that was later). A counter that did not change
+  // within the step gives null: a step shorter than the counter's update period (about 1 ms RAPL, 100 ms NVML) cannot
+  // be told from 0.
   StepEnergy end_step();
-  // Since construction. Exact where single steps are too short for a counter.
+  // Returns the joules since construction. Exact even when single steps are too short for a counter.
   StepEnergy since_start();
-  // Since construction too, but it keeps what could be read: from each meter's first good reading to its last one, with
-  // the scopes named that lack something. `seconds` is left to the caller.
+  // Also since construction, but it keeps partial readings: from each meter's first good reading to its last one, with
+  // the names of scopes that lack a part. The caller fills in `seconds`.
   EnergySoFar so_far();
 
   // {"available": {scope: "meter: detail"}, "unavailable": {"meter scope": reason}}, for the run's events.
@@ -67,7 +67,7 @@ class Accountant {
   struct Span {
     std::optional<Reading> first, last;
     bool late = false;     // the first reading failed
-    bool failing = false;  // the last one did
+    bool failing = false;  // the last reading failed
   };
   Meters meters_;
   std::mutex mutex_;

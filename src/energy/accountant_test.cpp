@@ -45,7 +45,7 @@ class CountingMeter : public Meter {
   std::atomic<int>& reads_;
 };
 
-// A counter that wraps is read by the accountant itself, as often as it asks for; others only when they are asked for.
+// The accountant reads a wrapping counter by itself at the requested rate; it reads other counters only on request.
 TEST(Accountant, ReadsInTimeWhatWraps) {
   std::atomic<int> often = 0, never = 0;
   {
@@ -182,7 +182,7 @@ OpenOptions bare(const FakeMachine& f) {
   return o;
 }
 
-// As on Firecracker: perf offers energy-psys, which opens and reads 0 for ever.
+// As on Firecracker: perf offers energy-psys, which can be opened but always reads 0.
 TEST(Open, ACounterThatStandsStillIsNotBelieved) {
   FakeMachine f;
   const std::string d = "sys/bus/event_source/devices/power/";
@@ -252,7 +252,7 @@ TEST(Live, PrintsWattsOrTheReason) {
   EXPECT_EQ(j["seconds"], 2.0);
 }
 
-// This machine, whatever it is: each scope has joules or a reason.
+// On any machine each scope has joules or a reason.
 TEST(ThisMachine, ReadsOrSaysWhy) {
   Accountant a(open_meters({"auto"}));
   volatile double x = 1;
@@ -292,7 +292,7 @@ TEST(Replay, MessagesInFull) {
   EXPECT_EQ(why("\n\n" + good + "{\"time_s\":0.5,\"energy_j\":{\"a\":1,\"b\":2}}"), "r:4: time_s 0.5 is not after 1");
   EXPECT_EQ(why("{\"time_s\":null,\"energy_j\":{\"a\":1}}"), "r:1: time_s is no number");
   EXPECT_EQ(why("\n\n"), "r: no readings");
-  // What went back over a gap went back.
+  // A counter that decreased across a gap still counts as going back.
   EXPECT_EQ(
       why(good + "{\"time_s\":2,\"energy_j\":{\"a\":null,\"b\":2}}\n{\"time_s\":3,\"energy_j\":{\"a\":0.5,\"b\":2}}"),
       "r:3: energy_j: a goes back from 1 to 0.5");

@@ -1,5 +1,5 @@
-// What `molen energy` shows: the meters of this machine with their reasons, and live readings. Text only; apps prints
-// it.
+// The output of `molen energy`: the meters of this machine with their reasons, and live readings. Text only; apps
+// prints it.
 #pragma once
 
 #include <string>
@@ -8,17 +8,17 @@
 
 namespace molen::energy {
 
-// One line a meter: scope, meter, source, what is read; then what is not available and why.
+// One line per meter: scope, meter, source, quantity read; then the unavailable meters and their reasons.
 std::string list_text(const Meters& meters);
 Json list_json(const Meters& meters);
 
-// Watts by scope between two calls. The first covers the time since construction.
+// Watts by scope between two calls. The first call covers the time since construction.
 class LiveReading {
  public:
   explicit LiveReading(Meters meters);
 
   struct Line {
-    double seconds = 0;  // covered
+    double seconds = 0;  // time covered
     StepEnergy energy;
   };
   Line next();

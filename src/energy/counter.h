@@ -1,4 +1,4 @@
-// A counter that wraps, as a total that does not.
+// Turns a counter that wraps into a total that does not.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,15 @@
 
 namespace molen::energy {
 
-// `range`: the counter's largest value, after which it starts at 0 again; 0: not known, it must not go back.
-// `wrap_s`: shortest time in which the counter can wrap; after a longer silence the number of wraps is unknown, a gap.
+// `range`: the counter's largest value, after which it starts at 0 again; 0: unknown, then it must not decrease.
+// `wrap_s`: shortest time in which the counter can wrap; after a longer silence the number of wraps is unknown, which
+// is a gap.
 class Unwrapper {
  public:
   Unwrapper(std::uint64_t range, double wrap_s) : range_(range), wrap_s_(wrap_s) {}
 
-  // Adds what was counted since the last call; the first call only sets the start. A reason for a value beyond the
-  // range, or one that goes back without a range: then the total has a gap and goes on from this value.
+  // Adds the increase since the last call; the first call only sets the start. Returns a failure for a value beyond the
+  // range, or for a decrease without a range: then the total has a gap and continues from this value.
   Result<Reading> add(std::uint64_t value, double time_s, double joules_per_count) {
     if (range_ > 0 && value > range_)
       return Failure{fmt::format("the counter reads {}, beyond its range {}", value, range_)};

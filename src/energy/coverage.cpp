@@ -24,7 +24,7 @@ std::set<std::string> parts_of_all(const std::set<std::string>& scopes) {
   return parts;
 }
 
-// A processor with a GPU inside (an APU) has its energy in the package.
+// A GPU inside a processor (an APU) is metered with the package.
 bool has_amd_gpu(const Machine& machine) {
   std::error_code error;
   for (fs::directory_iterator node(machine.sys / "class/kfd/kfd/topology/nodes", error), end; !error && node != end;
@@ -99,11 +99,11 @@ Coverage coverage_of(const Meters& meters, bool gpus) {
   const auto covered = parts_of_all(c.summed);
   for (const std::string part : kParts) {
     const bool there = part != "gpu" || gpus || std::any_of(unread.begin(), unread.end(), [](const std::string& scope) {
-                         return starts_with(scope, "gpu") && scope != "gpu";  // one that NVML shows but cannot read
+                         return starts_with(scope, "gpu") && scope != "gpu";  // NVML lists it but cannot read it
                        });
     if (there && !covered.contains(part)) c.missing[part] = 1;
   }
-  // "cpu-package" without a number is a meter's word for all of them: another meter may have read them.
+  // "cpu-package" without a number is a meter's name for all packages: another meter may have read them.
   for (const std::string& scope : unread) {
     const auto parts = parts_of(scope);
     const bool numbered = !scope.empty() && scope.back() >= '0' && scope.back() <= '9';

@@ -1,5 +1,5 @@
-// What a sum of joules covers and what it leaves out, so that a total over part of the machine is never taken for the
-// whole.
+// The parts of a machine that a sum of joules covers and those that it leaves out, so that a partial total is never
+// taken for the whole.
 #pragma once
 
 #include <cstdint>
@@ -17,28 +17,28 @@ namespace molen::energy {
 struct Coverage {
   std::int64_t hosts = 0;
   std::map<std::string, std::int64_t> scopes;   // hosts that have a meter for this scope
-  std::set<std::string> summed;                 // the scopes that are in the total; others lie within one of these
+  std::set<std::string> summed;                 // the scopes in the total; other scopes lie within these
   std::map<std::string, std::int64_t> missing;  // "cpu", "dram", "gpu", or one scope ("gpu3"): hosts without it
 
-  // Of several hosts together.
+  // Combines the coverage of several hosts.
   Coverage& operator+=(const Coverage& other);
-  // "" for all that is there; else "gpu only", "without cpu-package1, part of gpu", "nothing measured".
+  // Returns "" for complete coverage; else "gpu only", "without cpu-package1, part of gpu", "nothing measured".
   std::string partial() const;
 };
 
-// The parts of a machine that a scope holds: "cpu-package0" {cpu}, "psys" {cpu, dram}, "dram0" {dram}, "gpu1" {gpu};
-// nothing for a name of another kind.
+// Returns the parts of a machine that a scope contains: "cpu-package0" {cpu}, "psys" {cpu, dram}, "dram0" {dram},
+// "gpu1" {gpu}; empty for a name of another kind.
 std::set<std::string> parts_of(const std::string& scope);
 
-// One host. CPU and DRAM are always there, GPUs where `gpus` says so; what has no reading, as a part or as one scope of
-// a part that has others, is missing.
+// Returns the coverage of one host. A host always has CPU and DRAM, and GPUs if `gpus` is true. A part without a
+// reading is missing, and so is a single scope of a part whose other scopes are read.
 Coverage coverage_of(const Meters& meters, bool gpus);
 
-// GPUs that this process may use: NVIDIA's (by the driver's folder in /proc) unless `visible` (as
-// CUDA_VISIBLE_DEVICES) hides all; AMD's that are no part of a processor.
+// Returns whether this process may use GPUs: NVIDIA's (by the driver's folder in /proc) unless `visible` (like
+// CUDA_VISIBLE_DEVICES) hides all; AMD's unless they are part of a processor.
 bool has_gpus(const Machine& machine, const std::optional<std::string>& visible);
 
-// The text of `partial` for what is summed and what is missing on how many of `hosts`.
+// Returns the text of `partial` for the summed scopes, and for each missing one its number of hosts among `hosts`.
 std::string partial_text(const std::set<std::string>& summed, const std::map<std::string, std::int64_t>& missing,
                          std::int64_t hosts);
 

@@ -1,4 +1,4 @@
-// Members of stored energy records, checked: they come from files.
+// Checked access to members of stored energy records, which come from files.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace molen::energy {
 
 inline std::int64_t count_value(const Json& value, const std::string& key, const std::string& origin) {
-  // Beyond 2^53 other readers of JSON lose digits; no count of ours is there.
+  // Beyond 2^53 other JSON readers lose digits; our counts never get there.
   if (!value.is_number_integer() || value.get<double>() < 0 || value.get<double>() > 9007199254740992.0)
     throw UsageError("{}: {} is no count", origin, key);
   return value.get<std::int64_t>();

@@ -1,4 +1,5 @@
-// The machine as meters see it: where the kernel's files are, and time. Tests put a fake tree and a fake clock here.
+// The machine as meters see it: the location of the kernel's files, and time. Tests substitute a fake tree and a fake
+// clock.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,14 @@ struct Machine {
   Machine();  // this machine
 };
 
-// The CPU flag "hypervisor": a virtual machine, whose host usually keeps the energy counters.
+// The CPU flag "hypervisor": a virtual machine, whose host usually does not pass on the energy counters.
 bool is_virtual(const Machine& machine);
 
-// A small kernel file without its trailing white space, or why it cannot be read ("FILE: Permission denied").
+// Reads a small kernel file without its trailing white space; a failure gives the reason ("FILE: Permission denied").
 Result<std::string> read_small(const fs::path& path);
-// The same as an unsigned decimal number; anything else in the file is a reason.
+// Reads a small kernel file that holds an unsigned decimal number; any other content is a failure.
 Result<std::uint64_t> read_count(const fs::path& path);
-// "0,18-19" -> {0, 18, 19}; a reason for anything else, or for more than 65536 CPUs.
+// "0,18-19" -> {0, 18, 19}; a failure for anything else, or for more than 65536 CPUs.
 Result<std::vector<int>> parse_cpu_list(std::string_view text);
 
 }  // namespace molen::energy

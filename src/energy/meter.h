@@ -1,5 +1,5 @@
-// One source of energy readings, whatever it stands on: a hardware counter, integrated power, a recording, or nothing.
-// A reading that could not be taken is a reason, never 0 J.
+// One source of energy readings of any kind: a hardware counter, integrated power, a recording, or nothing. A reading
+// that could not be taken is a failure with its reason, never 0 J.
 #pragma once
 
 #include <cstdint>
@@ -12,26 +12,26 @@
 
 namespace molen::energy {
 
-// How joules come about; the words of metrics.jsonl.
+// The origin of joules; the words of metrics.jsonl.
 enum class Source { kCounter, kPower, kModel, kNone };
 const char* name_of(Source source);
 
 struct Reading {
   Joules total;           // since the meter was opened; never decreases
-  std::int64_t gaps = 0;  // times that energy was lost (more than one wrap possible, samples missed): a difference of
-                          // two readings is valid only where this is equal in both
+  std::int64_t gaps = 0;  // number of energy losses (more than one wrap possible, samples missed): the difference of
+                          // two readings is valid only when this number is equal in both
 };
 
 struct MeterInfo {
   std::string name;   // "rapl-perf", "rapl-powercap", "nvml", "replay", "null"
-  std::string scope;  // "cpu-package0", "dram0", "psys", "gpu0"; "cpu-package0-die1" where a package has several dies
+  std::string scope;  // "cpu-package0", "dram0", "psys", "gpu0"; "cpu-package0-die1" if a package has several dies
   Source source = Source::kNone;
-  std::string detail;     // what exactly is read: a file, an event, a device
+  std::string detail;     // the exact source: a file, an event, a device
   Seconds read_every{0};  // longest time between two reads without a gap; 0: any
-  bool counted = true;    // part of the sum over scopes: false for what contains other counted scopes
+  bool counted = true;    // part of the sum over scopes; false if it contains other counted scopes
 };
 
-// Not thread-safe: one thread at a time (the Accountant sees to it).
+// Not thread-safe: one thread at a time (the Accountant ensures this).
 class Meter {
  public:
   explicit Meter(MeterInfo info) : info_(std::move(info)) {}
@@ -47,7 +47,7 @@ class Meter {
   MeterInfo info_;
 };
 
-// Says for a scope why it is not measured.
+// Gives the reason why a scope is not measured.
 class NullMeter : public Meter {
  public:
   NullMeter(std::string scope, std::string reason)
@@ -62,7 +62,7 @@ struct Unavailable {
   std::string meter, scope, reason;
 };
 
-// What one kind of meter found on this machine.
+// The result of one kind of meter on this machine.
 struct Meters {
   std::vector<std::unique_ptr<Meter>> meters;
   std::vector<Unavailable> unavailable;

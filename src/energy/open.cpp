@@ -19,8 +19,8 @@ bool has_scope_like(const Meters& all, const std::string& prefix) {
   });
 }
 
-// A virtual machine may show a counter that always reads 0 (seen on Firecracker: energy-psys opens and stands still).
-// Each must advance once within `settle_s`.
+// A virtual machine may show a counter that always reads 0 (seen on Firecracker: energy-psys opens and never changes).
+// Each counter must advance once within `settle_s`.
 void drop_frozen(Meters& found, const OpenOptions& o) {
   std::vector<double> first;
   for (const auto& m : found.meters) {
@@ -119,10 +119,10 @@ Meters open_meters(const std::vector<std::string>& names, const OpenOptions& opt
   }
   if (automatic && !has_scope_like(all, "cpu-package"))
     all.meters.push_back(std::make_unique<NullMeter>("cpu-package", reasons(all, "cpu-package")));
-  // psys holds the packages: summed only where they are not read.
+  // psys contains the packages: it is summed only when they are not read.
   for (const auto& m : all.meters)
     if (m->info().scope == "psys") m->set_counted(!has_scope_like(all, "cpu-package"));
-  // A GPU that is there but cannot be read is not nothing: it appears with its reason.
+  // A GPU that exists but cannot be read must not be omitted: it appears with its reason.
   for (const auto& u : all.unavailable)
     if (u.meter == "nvml" && u.scope != "gpu" && !has_scope(all, u.scope))
       all.meters.push_back(std::make_unique<NullMeter>(u.scope, u.reason));

@@ -1,4 +1,4 @@
-// Which meters a run reads: chosen by name, tried, and tested before they are believed.
+// Chooses the meters that a run reads: by name, with a test before their values are used.
 #pragma once
 
 #include <optional>
@@ -16,14 +16,14 @@ struct OpenOptions {
   Machine machine;
   NvmlOptions nvml;
   std::shared_ptr<PerfEvents> perf = kernel_perf_events();
-  double settle_s = 0.5;  // longest wait for a counter's first change; one that stands still is not believed
+  double settle_s = 0.5;  // longest wait for a counter's first change; a counter that never changes is dropped
 };
 
-// `names` (energy.meters): "auto" takes what this machine has; "none"; "rapl" (perf, then powercap for scopes that perf
-// lacks), "rapl-perf", "rapl-powercap", "nvml", "replay:FILE". One reader a node is enough: counters are the node's,
-// not a rank's. Under "auto" a machine without a package counter gets a null meter "cpu-package" that says why. Throws
-// UsageError for an unknown name, and for a meter asked for by name that has no reading here (nothing is quietly left
-// out).
+// Opens the meters in `names` (energy.meters): "auto" takes all that this machine has; "none"; "rapl" (perf, then
+// powercap for scopes that perf lacks), "rapl-perf", "rapl-powercap", "nvml", "replay:FILE". One reader per node is
+// enough: counters belong to the node, not to a rank. Under "auto" a machine without a package counter gets a null
+// meter "cpu-package" with the reason. Throws UsageError for an unknown name, and for a meter requested by name that
+// has no reading here (nothing is omitted silently).
 Meters open_meters(const std::vector<std::string>& names, const OpenOptions& options = {});
 
 }  // namespace molen::energy

@@ -1,11 +1,11 @@
-// Joules from power samples: the trapezoid rule over measured times.
+// Integrates power samples to joules by the trapezoid rule over the measured times.
 #pragma once
 
 #include "energy/meter.h"
 
 namespace molen::energy {
 
-// `longest_s`: two samples further apart say nothing about the time between them, a gap.
+// `longest_s`: if two samples are further apart, the energy between them is unknown, which is a gap.
 class PowerIntegral {
  public:
   explicit PowerIntegral(double longest_s) : longest_s_(longest_s) {}

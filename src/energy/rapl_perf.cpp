@@ -66,7 +66,7 @@ struct Event {
   double scale = 0;
 };
 
-// events/NAME "event=0x02", NAME.scale, NAME.unit.
+// Reads events/NAME "event=0x02", NAME.scale and NAME.unit.
 Result<Event> read_event(const fs::path& folder, const std::string& name) {
   const auto text = read_small(folder / name), scale = read_small(folder / (name + ".scale")),
              unit = read_small(folder / (name + ".unit"));
@@ -102,7 +102,7 @@ std::string open_reason(const Machine& machine, int error) {
                      vm ? "; this is a virtual machine, whose host keeps the counters" : "");
 }
 
-// CPU -> "0", or "0-die1" where several CPUs of the mask share a package.
+// CPU -> "0", or "0-die1" if several CPUs of the mask share a package.
 std::map<int, std::string> packages_of(const Machine& machine, const std::vector<int>& cpus) {
   std::map<int, std::uint64_t> package, die;
   std::map<std::uint64_t, int> dies;
@@ -174,7 +174,7 @@ Meters open_perf(const Machine& machine, std::shared_ptr<PerfEvents> events) {
         else
           found.meters.push_back(std::move(meter));
       }
-      if (scope == "psys") break;  // the whole node: one reading
+      if (scope == "psys") break;  // the whole node: a single reading
     }
   }
   return found;

@@ -8,7 +8,7 @@
 namespace molen::energy {
 namespace {
 
-// No package draws more for long; a counter of range R joules therefore takes at least R / this to wrap.
+// No package draws more for long, so a counter of range R joules takes at least R / this to wrap.
 constexpr double kMostWatts = 1000.0;
 
 class PowercapMeter : public Meter {
@@ -43,7 +43,7 @@ std::string package_of(const std::string& zone_name) {
   return plain ? rest : "";
 }
 
-// The scope of a zone, or "" for one that is not read.
+// Returns the scope of a zone, or "" for a zone that is not read.
 std::string scope_of(const fs::path& root, const std::string& zone, const std::string& name) {
   if (name == "psys") return "psys";
   if (const std::string package = package_of(name); !package.empty()) return "cpu-package" + package;
@@ -64,7 +64,7 @@ std::vector<std::string> zones_in(const fs::path& root) {
   }
   std::sort(plain.begin(), plain.end());
   std::sort(mmio.begin(), mmio.end());
-  plain.insert(plain.end(), mmio.begin(), mmio.end());  // copies come last and lose
+  plain.insert(plain.end(), mmio.begin(), mmio.end());  // copies come last and are dropped
   return plain;
 }
 

@@ -7,8 +7,8 @@
 
 namespace molen::energy {
 
-// Packages, their DRAM, and psys. `core` and `uncore` are inside the package and left out; a zone that appears twice
-// (intel-rapl-mmio shows the packages of intel-rapl again) is read once and the copy is listed with its reason.
+// Opens packages, their DRAM, and psys. `core` and `uncore` are inside the package and left out. A zone that appears
+// twice (intel-rapl-mmio repeats the packages of intel-rapl) is read once, and the copy is listed with its reason.
 Meters open_powercap(const Machine& machine);
 
 }  // namespace molen::energy

@@ -40,7 +40,7 @@ TEST(Powercap, ReadsPackagesAndDramOnce) {
   EXPECT_LE(m.meters[0]->info().read_every.value, 33.0) << "half the time in which 65.5 kJ can wrap";
 }
 
-// Memory whose package says no name is numbered as its zone.
+// DRAM whose package has no name gets the number of its zone.
 TEST(Powercap, MemoryWithoutAPackage) {
   FakeMachine f;
   f.zone("intel-rapl:3:0", "dram", 1);
@@ -97,7 +97,7 @@ TEST(Powercap, NoPermissionNamesTheWayOut) {
   EXPECT_NE(find(m, "cpu-package0")->reason.find("perf_event_paranoid"), std::string::npos);
 }
 
-// The law of a wrapping counter: the sum of what is added is what was spent, wherever it wraps.
+// A wrapping counter's total is the energy spent, wherever the counter wraps.
 RC_GTEST_PROP(Unwrapper, TotalIsWhatWasSpent, ()) {
   const std::uint64_t range = *rc::gen::inRange<std::uint64_t>(1000, 1 << 20);
   const auto spent = *rc::gen::container<std::vector<std::uint64_t>>(rc::gen::inRange<std::uint64_t>(0, range));
@@ -205,7 +205,7 @@ TEST(Perf, ReasonsArePrecise) {
     const Meters found = open_perf(f.machine, perf);
     const Unavailable* unavailable = find(found, "cpu-package");
     ASSERT_NE(unavailable, nullptr) << file << " " << text;
-    // The file first, then what stands in it.
+    // The reason names the file first, then its content.
     const std::string& reason = unavailable->reason;
     ASSERT_NE(reason.find(file), std::string::npos) << reason;
     EXPECT_LT(reason.find(file), reason.rfind(text)) << reason;
@@ -261,7 +261,7 @@ TEST(CpuList, IsStrict) {
     EXPECT_FALSE(parse_cpu_list(bad).ok()) << bad;
 }
 
-// A counter of one microjoule wraps at once, one without a range never does, and is read when it is asked.
+// A counter of one microjoule wraps at once; a counter without a range never does and is read only on request.
 TEST(Powercap, IsReadTwiceWhileItCanWrap) {
   for (const auto& [range, seconds] :
        {std::pair{"65532610987", 32.7663054935}, {"2000000000", 1.0}, {"1", 5e-10}, {"0", 0.0}}) {

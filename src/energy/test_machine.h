@@ -1,4 +1,4 @@
-// A folder that stands for /sys and /proc, and a clock that the test turns.
+// A folder in place of /sys and /proc, and a clock that the test sets.
 #pragma once
 
 #include <unistd.h>

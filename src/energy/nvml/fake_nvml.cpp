@@ -1,4 +1,4 @@
-// A library with NVML's functions whose devices the test sets, to exercise loading and reading without a GPU.
+// A library with NVML's functions and devices that the test sets, to exercise loading and reading without a GPU.
 #include <cstdio>
 #include <cstring>
 
@@ -15,7 +15,7 @@ int init_error = 0, users = 0;
 
 extern "C" {
 
-// What the tests turn.
+// The test's controls.
 void fake_nvml_set(unsigned index, unsigned long long millijoules, unsigned milliwatts, int energy_error,
                    int power_error) {
   gpus[index] = {millijoules, milliwatts, energy_error, power_error};
@@ -43,7 +43,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   *device = &gpus[index];
   return 0;
 }
-// Text is for 96 bytes: with less there is none, and more would be written behind the caller's.
+// The text needs 96 bytes: this fails for a shorter buffer rather than write behind its end.
 int nvmlDeviceGetUUID(void* device, char* uuid, unsigned length) {
   if (length != 96) return 7;
   return std::snprintf(uuid, length, "GPU-%c0000000", "abcdefgh"[static_cast<FakeGpu*>(device) - gpus]), 0;

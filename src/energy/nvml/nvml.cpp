@@ -12,7 +12,7 @@
 namespace molen::energy {
 namespace {
 
-// NVML's C interface as far as it is used (nvml.h of any driver since 2017 has the same).
+// The part of NVML's C interface that is used (the same in nvml.h of every driver since 2017).
 using Device = void*;
 constexpr int kSuccess = 0;
 
@@ -142,7 +142,8 @@ std::vector<Gpu> all_gpus(const Library& library, unsigned count) {
   return gpus;
 }
 
-// The GPU that one word of CUDA_VISIBLE_DEVICES names; a UUID may be shortened as long as it fits one device.
+// Returns the GPU that one word of CUDA_VISIBLE_DEVICES names; a UUID may be shortened as long as it matches one
+// device.
 Gpu pick(const std::vector<Gpu>& gpus, const std::string& word) {
   Gpu none;
   if (word.rfind("MIG-", 0) == 0) {
@@ -170,7 +171,7 @@ std::vector<Gpu> visible_gpus(const std::vector<Gpu>& gpus, const std::optional<
   for (std::size_t at = 0; at <= visible->size() && !visible->empty();) {
     const std::size_t comma = std::min(visible->find(',', at), visible->size());
     const std::string word = visible->substr(at, comma - at);
-    if (word.rfind('-', 0) == 0) break;  // as CUDA: nothing after "-1"
+    if (word.rfind('-', 0) == 0) break;  // as in CUDA: nothing after "-1"
     chosen.push_back(pick(gpus, word));
     at = comma + 1;
   }

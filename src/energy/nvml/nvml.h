@@ -12,13 +12,13 @@ namespace molen::energy {
 
 struct NvmlOptions {
   std::string library = "libnvidia-ml.so.1";
-  // As CUDA_VISIBLE_DEVICES: indices or UUIDs. Scope gpuN is the N-th visible device. Absent: all devices.
+  // Same form as CUDA_VISIBLE_DEVICES: indices or UUIDs. Scope gpuN is the N-th visible device. Absent: all devices.
   std::optional<std::string> visible;
-  Seconds sample_every{0.1};  // of power, where there is no counter
+  Seconds sample_every{0.1};  // of power, when there is no counter
 };
 
-// Without the library, or with no device that is visible, nothing but the reason. On GH200-class modules the counter
-// holds CPU and memory too.
+// Returns only the reason when the library is missing or no device is visible. On GH200-class modules the counter
+// includes CPU and memory.
 Meters open_nvml(const Machine& machine, const NvmlOptions& options = {});
 
 }  // namespace molen::energy

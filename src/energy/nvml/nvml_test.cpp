@@ -56,7 +56,7 @@ TEST_F(Nvml, FailuresAreReasons) {
   Meters m = open();
   set(0, 0, 0, 9, 9);
   EXPECT_NE(m.meters[0]->read().reason().find("Driver Not Loaded"), std::string::npos);
-  set(0, 10, 0, 0, 0);  // the counter went back: driver reloaded
+  set(0, 10, 0, 0, 0);  // the counter decreased: driver reloaded
   EXPECT_NE(m.meters[0]->read().reason().find("went back"), std::string::npos);
   set(1, 0, 0, 3, 4);
   m = open();
