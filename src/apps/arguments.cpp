@@ -16,7 +16,7 @@ struct Unbuilt {
   const char* verb;
   const char* would;
 };
-// The commands of DESIGN section 5 that have no code; a line goes when its command comes.
+// The commands of DESIGN section 5 that have no code yet; remove a line when its command is built.
 constexpr Unbuilt kUnbuilt[] = {
     {"molen plan", "search layouts by time, energy, cost or memory; `molen simulate` predicts one layout"},
     {"molen serve", "serve text over HTTP; `molen generate` writes it to the terminal"},
@@ -43,12 +43,12 @@ std::vector<std::string> options_of(const CLI::App& app) {
   return names;
 }
 
-// The command that the words lead to: the last verb found, and how far the words were read.
+// The command that the words select: the last verb found, and the position in the words.
 struct Place {
   const CLI::App* app;
   std::string name;         // "molen data"
   std::size_t first, next;  // words behind it: all, and the first that may be a verb
-  bool verb_open = false;   // that word stands where a verb must, and is none
+  bool verb_open = false;   // the word there should be a verb but is not
 };
 
 Place place_of(const CLI::App& app, const std::vector<std::string>& words) {
@@ -57,7 +57,7 @@ Place place_of(const CLI::App& app, const std::vector<std::string>& words) {
     const auto subs = verbs(*p.app);
     if (subs.empty()) break;
     const std::string& word = words[p.next];
-    if (!word.empty() && word.front() == '-') continue;  // above a verb stand only flags
+    if (!word.empty() && word.front() == '-') continue;  // only flags come before a verb
     const auto found = std::find_if(subs.begin(), subs.end(), [&](const auto* s) { return s->get_name() == word; });
     if (found == subs.end()) {
       p.verb_open = true;
@@ -74,7 +74,8 @@ std::string help_of(const std::string& name) {
   return fmt::format("(`{} --help` lists what there is)", name);
 }
 
-// The first word that has the form of an option and is none of the command's. No such word is ever taken for a value.
+// Returns the first word that looks like an option but is not one of the command's. Such a word is never taken for a
+// value.
 std::optional<std::string> unknown_option(const CLI::App& app, const std::vector<std::string>& words,
                                           std::size_t first) {
   for (std::size_t i = first; i < words.size() && words[i] != "--"; ++i) {

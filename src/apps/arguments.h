@@ -1,4 +1,4 @@
-// What is wrong with a command line, said once and with the nearest name: verbs that DESIGN names and nothing does yet,
+// Errors of a command line, reported once with the nearest name: verbs that DESIGN names but that are not built yet,
 // misspelt verbs and options.
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace molen::apps {
 
-// Throws UsageError where a word in the place of a verb is none: "`molen plan` is not built yet ...", or "unknown
-// command 'trian' ...; did you mean 'train'?". Before parsing, so that --help behind it is no way round.
+// Throws UsageError when a word in the place of a verb is not a verb: "`molen plan` is not built yet ...", or "unknown
+// command 'trian' ...; did you mean 'train'?". Call it before parsing, so that a later --help does not skip it.
 void require_verbs(const CLI::App& app, const std::vector<std::string>& words);
 
-// Why CLI11 refused `words`, in the form of molen's other errors.
+// Returns the reason why CLI11 refused `words`, in the form of molen's other errors.
 std::string explain(const CLI::App& app, const std::vector<std::string>& words, const CLI::ParseError& error);
 
 // "Not built yet: ...", for the end of the top help.

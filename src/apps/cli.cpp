@@ -43,7 +43,7 @@ config::Config load_config(const ConfigOptions& o, const config::Completion& mor
   };
   if (!names_run(o)) return config::load(o.file ? std::optional<fs::path>(*o.file) : std::nullopt, sets, complete);
   config::Config c = config::load(fs::path(*o.file) / "config.toml", sets, complete);
-  // There every key is written out; one at its default was not asked for.
+  // A run's config.toml contains every key; a key at its default was not set by the user.
   const config::Config plain;
   for (const auto& f : config::fields())
     if (f.write(c) == f.write(plain)) c.origins.erase(f.key);
@@ -143,7 +143,7 @@ void print_columns(const std::vector<std::vector<std::string>>& rows, const std:
 }
 
 std::unique_ptr<store::Progress> make_progress(const std::string& verb) {
-  // mpirun gives its ranks terminals of their own even where its output goes to a file.
+  // mpirun gives its ranks their own terminals even when its output goes to a file.
   const bool launched = comm::launch_environment().size > 0;
   const auto terminal = [&](int descriptor) { return !launched && ::isatty(descriptor) == 1; };
   store::ProgressPlace place;

@@ -1,4 +1,4 @@
-// What the verbs of `molen` share: their registration, the configuration options that stand in every CONFIG place, exit
+// Code that the verbs of `molen` share: their registration, the configuration options of every CONFIG argument, exit
 // codes.
 #pragma once
 
@@ -19,49 +19,50 @@ namespace molen::apps {
 
 inline constexpr int kOk = 0, kFailed = 1, kUsage = 2;
 
-// The verb that was chosen leaves its action here; main runs it.
+// The chosen verb stores its action here; main runs it.
 struct Chosen {
   std::function<int()> action;
 };
 
-// CONFIG, --model NAME, --set key=value ..., --ranks N.
+// The options CONFIG, --model NAME, --set key=value ..., --ranks N.
 struct ConfigOptions {
   std::optional<std::string> file, model;
   std::vector<std::string> sets;
   std::optional<int> ranks, ranks_per_node;
 };
 std::shared_ptr<ConfigOptions> add_config_options(CLI::App& app, bool with_ranks = true);
-// Where CONFIG is a run directory, the configuration that it resolved.
-// `more`: what the verb refuses beside what no verb takes.
+// Loads the configuration; if CONFIG is a run directory, the configuration that the run resolved. `more`: checks of
+// this verb beyond those of all verbs.
 config::Config load_config(const ConfigOptions& options, const config::Completion& more = {});
 bool names_run(const ConfigOptions& options);  // CONFIG is a run directory
 
-// --ranks-per-node, for verbs that plan a job without starting it; and that job's machine: of as many ranks as --ranks
-// says, or the run had; with the devices and the rates of this one.
+// --ranks-per-node, for verbs that plan a job without starting it; and the machine of that job. It has the ranks of
+// --ranks or of the run, and the devices and rates of this machine.
 void add_node_option(CLI::App& app, ConfigOptions& options);
 plan::Machine planned_machine(const ConfigOptions& options, const config::Config& config);
 
-// The choices that the configuration leaves open and that shape the program, each as {key, value used, why}; `resolved`
+// The choices that the configuration leaves open and that shape the program, each as {key, value used, why}. `resolved`
 // is the configuration after plan::resolve_setting.
 struct OpenChoice {
   std::string key, value, why;
 };
 std::vector<OpenChoice> open_choices(const config::Config& given, const config::Config& resolved,
                                      const arch::Architecture& arch, const program::Setting& setting);
-// A line each: "# precision.compute = \"bf16\" (measured: ...)".
+// One line each: "# precision.compute = \"bf16\" (measured: ...)".
 std::string to_text(const std::vector<OpenChoice>& choices);
 Json to_json(const std::vector<OpenChoice>& choices);
 
 // --format text|json.
 std::shared_ptr<std::string> add_format_option(CLI::App& app);
 
-// --mfu causal|palm: how model FLOPs are counted.
+// --mfu causal|palm: the convention by which model FLOPs are counted.
 std::shared_ptr<std::string> add_mfu_option(CLI::App& app);
 
-// A table on stdout, its columns as wide as their widest cells; those of `right` stand to the right.
+// Prints a table on stdout with columns as wide as their widest cells; the columns of `right` are right-aligned.
 void print_columns(const std::vector<std::vector<std::string>>& rows, const std::set<std::size_t>& right);
 
-// The progress of a verb that takes more than seconds: a bar on this process's terminal, or a line a minute on stderr.
+// Returns the progress display of a verb that takes more than seconds: a bar on this process's terminal, or a line a
+// minute on stderr.
 std::unique_ptr<store::Progress> make_progress(const std::string& verb);
 
 void add_model_verb(CLI::App& app, Chosen& chosen);

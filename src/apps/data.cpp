@@ -125,7 +125,8 @@ void add_baseline(CLI::App& verb, Chosen& chosen) {
   baseline->callback([&chosen, path, format] { chosen.action = [=] { return baselines(*path, *format); }; });
 }
 
-// The batches a training reads, as it reads them: for peers that must see the same, and for eyes.
+// Writes the batches exactly as a training run reads them, for other programs that must see the same, and for
+// inspection.
 int write_batches(const ConfigOptions& options, std::int64_t first_step, std::int64_t steps,
                   const std::string& output) {
   const config::Config c = load_config(options);

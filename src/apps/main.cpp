@@ -46,7 +46,8 @@ int run(int argc, char** argv) {
   return chosen.action();
 }
 
-// Wrong input is wrong on every rank alike; one says so. Where what is wrong is which rank this is, each does.
+// Wrong input is wrong on every rank alike, so only rank 0 reports it. If the rank number itself is wrong, every rank
+// reports.
 bool says_so() {
   try {
     return molen::comm::launch_environment().rank == 0;
@@ -55,7 +56,7 @@ bool says_so() {
   }
 }
 
-// A file may be on one host and not on another.
+// A file may exist on one host and not on another.
 bool first_of_host() {
   return molen::comm::launch_environment().local_rank == 0;
 }

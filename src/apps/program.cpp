@@ -14,10 +14,10 @@ namespace {
 struct Shown {
   program::Program program;
   std::vector<OpenChoice> choices;
-  std::string origin;  // where it was read from; empty: built
+  std::string origin;  // the source; empty: built now
 };
 
-// The program that a run keeps: what ran, whatever would be built now.
+// Returns the program that a run recorded: the one that ran, whatever would be built now.
 Shown program_of_run(const fs::path& run, int rank) {
   const auto read = [&](int stage) {
     const fs::path file = run / (stage == 0 ? "program.txt" : fmt::format("program-stage-{}.txt", stage));

@@ -29,7 +29,7 @@ std::vector<store::StepMetrics> steps_of(const fs::path& run) {
   return store::read_metrics(run / "metrics.jsonl").steps;
 }
 
-// run.tags of the last attempt; none where it is not recorded.
+// Returns run.tags of the last attempt; empty when not recorded.
 std::vector<std::string> tags_of(const fs::path& run) {
   if (!fs::exists(run / "environment.json")) return {};
   const Json environment = read_json(run / "environment.json");
@@ -40,14 +40,15 @@ std::vector<std::string> tags_of(const fs::path& run) {
   return tags;
 }
 
-// "2026-01-02 03:04" of a time stamp.
+// Returns "2026-01-02 03:04" from a time stamp.
 std::string short_time(const Json& stamp) {
   std::string text = stamp.get<std::string>().substr(0, 16);
   std::replace(text.begin(), text.end(), 'T', ' ');
   return text;
 }
 
-// "running", "done" (train.until was reached), "stopped" (before it), or "cut off" (nobody has it, and it said no end).
+// "running", "done" (train.until was reached), "stopped" (before it), or "cut off" (no lease owner, and no recorded
+// end).
 std::string state_of(const serve::RunData& run) {
   if (!store::lease_owner(run.path).empty()) return "running";
   const serve::Ending end = serve::ending_of(run);
@@ -105,7 +106,7 @@ int list(const std::string& directory, const std::vector<std::string>& wanted, c
   return kOk;
 }
 
-// The figures of one step's line of metrics, with units, for people to read.
+// The values of one step's line of metrics, with units, for people to read.
 std::vector<std::pair<std::string, std::string>> facts_of(const store::StepMetrics& m) {
   const auto maybe = [](const std::optional<double>& v, const char* format) {
     return v ? fmt::format(fmt::runtime(format), *v) : std::string();
@@ -163,8 +164,8 @@ int show(const std::string& path, const std::string& format) {
   return kOk;
 }
 
-// The keys whose values differ between the configurations of two runs, without their names; or why they cannot be
-// compared.
+// The keys whose values differ between the configurations of two runs, except their names; or the reason why they
+// cannot be compared.
 struct ConfigDifference {
   std::vector<config::Difference> keys;
   std::string unknown;
@@ -207,7 +208,7 @@ void print_difference(const ConfigDifference& d) {
   print_columns(table, {});
 }
 
-// "+12.5%" of b beside a; "" where there is nothing to compare.
+// Returns the change from a to b, "+12.5%"; "" when they cannot be compared.
 std::string beside(const std::optional<double>& a, const std::optional<double>& b) {
   return a && b && *a != 0 ? fmt::format("{:+.1f}%", 100 * (*b - *a) / std::abs(*a)) : "";
 }
@@ -250,7 +251,7 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
 
 constexpr std::int64_t kMostNamed = 3 << 20;  // ops and edges of a program
 
-// The programs of a run, one for each stage of a pipeline, by their digests.
+// The recorded programs of a run, one per pipeline stage, by their digests.
 struct Recorded {
   program::Program program;
   std::vector<program::Expanded> ops;
@@ -269,7 +270,7 @@ std::map<std::string, Recorded> recorded_programs(const fs::path& run) {
       r.program = std::move(p);
       r.ops = program::expand(r.program);
     } catch (const UsageError& error) {
-      // Its ops have numbers only; the records still tell who holds up whom.
+      // Ops of this program are shown by number only; the records still tell which rank holds the others up.
       say(error.what());
     }
   }
@@ -291,7 +292,7 @@ int flight(const std::string& run, const std::string& format) {
       const auto& [program, ops] = found->second;
       return {program::op_title(program, ops, op), program::excerpt(program, ops, op)};
     };
-  // Ranks that beat four times a second have beaten between the two looks.
+  // Ranks that beat four times a second beat between the two looks.
   auto seen = store::sight(directory, of, std::chrono::milliseconds(700));
   for (const auto& record : records)
     for (auto& s : seen)

@@ -27,7 +27,7 @@ struct Simulated {
   program::Timeline timeline;
 };
 
-// A failure where the calibration has nothing to predict it from.
+// Returns a failure when the calibration has no data for the prediction.
 Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, const sim::Calibration& calibration,
                               const std::string& communicator) {
   const auto a = plan::resolve_architecture(c);
@@ -53,8 +53,8 @@ bool measured_here(const sim::Calibration& calibration) {
 #endif
 }
 
-// Where the precision is left open: as a run on this machine would have it where that is the calibrated one, else of
-// the types that the calibration knows the one that is predicted to be the fastest.
+// For an open precision: uses the precision of a run on this machine if the calibration is of this machine; else the
+// calibrated type that is predicted to be fastest.
 Simulated simulate_open(const config::Config& c, plan::Machine machine, const sim::Calibration& calibration,
                         const std::string& cluster, const std::string& communicator) {
   if (!measured_here(calibration)) machine.measure_precision = nullptr;
@@ -77,7 +77,7 @@ Simulated simulate_open(const config::Config& c, plan::Machine machine, const si
       auto simulated = simulate_on(std::move(fixed), machine, calibration, communicator);
       if (simulated && (!fastest || simulated.value().timeline.total_s < fastest->timeline.total_s))
         fastest = std::move(simulated).value();
-    } catch (const UsageError& error) {  // what one type cannot honour the other may
+    } catch (const UsageError& error) {  // another type may still be valid
       refused = error.what();
     }
   }
@@ -106,7 +106,7 @@ int run_simulate(const ConfigOptions& options, const std::string& cluster, const
   const auto phase_keys = program::phase_keys();
   const auto memory = program::plan_memory(p);
   const double tokens = static_cast<double>(p.setting.global_batch * p.setting.sequence);
-  // Its rows hold what each kind of op takes; nothing is measured here.
+  // Only its rows are used, which hold the time of each kind of op; nothing is measured here.
   auto kinds = program::compare(ops, timeline, timeline).rows;
   if (format == "json") {
     Json by_phase;

@@ -37,12 +37,12 @@ namespace {
 #ifdef MOLEN_HAS_TORCH
 
 int run_train(const ConfigOptions& options, const train::TrainOptions& train_options) {
-  // Of several processes the first looks for the files, when it can tell the others what it found.
+  // With several processes, only the first looks for the files, once it can tell the others its result.
   const bool alone = comm::launch_environment().size <= 1;
   config::Config c = load_config(options, alone ? plan::require_training : config::Completion());
   const auto launch = train::resolve_launch(c, options.ranks);
   train::run_ranks(launch, [&](comm::Communicator& world) {
-    // A calibration that cannot be read is refused now, not at the end of the run.
+    // An unreadable calibration is refused now, not at the end of the run.
     train::together(world, [&] {
       if (world.rank() == 0 && train_options.cluster) sim::read_calibration(*train_options.cluster);
     });
@@ -60,7 +60,7 @@ void print_calibrated(const sim::Calibration::Entry& entry) {
                human(Seconds(fit.typical_s)), 100.0 * fit.residual);
 }
 
-// What `output` holds so far. Predictions carry costs from one of its entries to another, so all are of one machine.
+// Reads the present content of `output`. Predictions transfer costs between its entries, so all must be of one machine.
 sim::Calibration calibration_to_extend(const std::string& output, const std::string& cpu) {
   sim::Calibration all;
   if (fs::exists(output)) all = sim::read_calibration(output);
@@ -76,8 +76,8 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
   return all;
 }
 
-// Of a configuration the conditions under which it will run, threads and type, and its width, beyond which nothing
-// needs to be measured.
+// Takes from a configuration the conditions of its run, threads and type, and its width, beyond which nothing needs
+// measuring.
 void take_conditions(const ConfigOptions& options, train::CalibrateOptions& o, std::string& compute) {
   if (!options.file && !options.model && options.sets.empty()) return;
   const config::Config c = load_config(options);
@@ -92,7 +92,7 @@ int run_calibrate(const ConfigOptions& options, const std::string& output, train
   take_conditions(options, o, compute);
   const auto launch = train::resolve_launch({}, options.ranks);
   if (o.threads == 0) o.threads = plan::auto_threads(launch.machine.local_ranks);
-  // Read before anything is measured: wrong input is found at once.
+  // Read the input before any measurement, so that errors are found at once.
   std::vector<DType> wanted;
   if (compute != "auto") wanted = {dtype_from_name(compute)};
   sim::Calibration all = calibration_to_extend(output, train::cpu_model());
@@ -132,7 +132,7 @@ int run_calibrate(const ConfigOptions& options, const std::string& output, train
   return kOk;
 }
 
-// Seconds by kind of op: of its stream, and of computing (less where threads share cores or wait).
+// Seconds by kind of op: of its stream, and of computing (less when threads share cores or wait).
 Json ops_of(const program::Program& p, const program::Timeline& timeline) {
   std::map<std::string, std::array<double, 2>> kinds;
   const auto ops = program::expand(p);
@@ -146,12 +146,12 @@ Json ops_of(const program::Program& p, const program::Timeline& timeline) {
   return rows;
 }
 
-// Steps on synthetic tokens, for bench/: the trainer alone, without data or records.
+// Runs steps on synthetic tokens, for bench/: the trainer alone, without data or records.
 int run_bench(const ConfigOptions& options, int steps) {
   const double started = now().value;
   config::Config c = load_config(options);
   const auto launch = train::resolve_launch(c, options.ranks);
-  plan::Machine host = launch.machine;  // where it runs, whatever else there is
+  plan::Machine host = launch.machine;  // the bench runs on the host, whatever devices exist
   host.cuda = false;
   train::run_ranks(launch, [&](comm::Communicator& world) {
     config::Config mine = c;
@@ -190,7 +190,7 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"arena_bytes", plan.peak.value},
                             {"arena_touched_bytes", run.touched ? Json(run.touched->value) : Json()},
                             {"startup_s", ready - started},
-                            // On the monotonic clock, to tell loading the program, too.
+                            // On the monotonic clock, so that the time to load the program can be derived too.
                             {"ready_at_s", ready},
                             {"first_step_at_s", run.first_step_end_s},
                             {"phase_s", by_phase},

@@ -1,4 +1,4 @@
-// molen verify: that layouts compute the same model, by the verifier alone or by running them.
+// molen verify: checks that layouts compute the same model, with the verifier alone or by running them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ struct VerifyArguments {
   bool pairs() const { return cover == "pairs"; }
   bool given() const { return layouts == "given"; }
 
-  // The strategies asked for; empty for all.
+  // Returns the requested strategies; empty for all.
   std::vector<std::string> wanted() const {
     std::vector<std::string> names;
     if (layouts == "all") return names;
@@ -58,9 +58,9 @@ struct VerifyArguments {
   }
 };
 
-// The model and batch of the configuration, what it puts on the host, its units, and in how many pieces it cuts rows;
-// the rest of its layout, and its types, do not matter here. Threads of a rank are those it has beside the others of
-// its host.
+// The model and batch of the configuration, its offloading, its units, and the number of pieces into which it cuts
+// rows; the rest of its layout, and its types, do not matter here. The threads of a rank are its share beside the other
+// ranks of its host.
 program::Setting base_setting(config::Config& c, const arch::Architecture& a, int local_ranks) {
   const auto offload = c.parallel.offload;
   const std::int64_t chunks = c.parallel.tensor_chunks, unit_layers = c.parallel.unit_layers;
@@ -76,7 +76,7 @@ program::Setting base_setting(config::Config& c, const arch::Architecture& a, in
   return setting;
 }
 
-// The configuration's own layout, stage by stage: verified, and the memory of each stage's ranks planned.
+// Verifies the configuration's own layout stage by stage, and plans the memory of each stage's ranks.
 int plan_given(const VerifyArguments& o) {
   const config::Config given = load_config(o.config);
   config::Config c = given;
@@ -140,7 +140,7 @@ int plan_given(const VerifyArguments& o) {
   return sound ? kOk : kFailed;
 }
 
-// Columns that the names take, so that what stands behind them is aligned.
+// Returns the width of the name column, so that the columns after it are aligned.
 std::size_t widest_name(const std::vector<plan::Layout>& layouts) {
   std::size_t width = std::string_view("layout").size();
   for (const auto& layout : layouts) width = std::max(width, layout.name.size());
@@ -152,7 +152,8 @@ struct Checked {
   double seconds = 0.0;
 };
 
-// `make(i)` for each of so many on this machine's cores, and `take(i, made)` here, in their order.
+// Computes `make(i)` for each i below `count` on this machine's cores, and calls `take(i, made)` on this thread, in
+// order.
 template <class Made, class Make, class Take>
 void in_order(std::size_t count, Make&& make, Take&& take) {
   std::vector<std::optional<Made>> made(count);
@@ -235,7 +236,7 @@ int run_static(const VerifyArguments& o) {
 
 #ifdef MOLEN_HAS_TORCH
 
-// The configuration's training data, or samples that count up where it names none.
+// Returns the configuration's training data, or samples of ascending numbers when it names none.
 train::ReadSamples samples_of(const config::Config& c, const program::Setting& s, std::int64_t vocabulary) {
   if (c.data.train.empty()) return train::synthetic_samples(s, vocabulary);
   data::OpenOptions options;
@@ -291,14 +292,14 @@ Json to_json(const train::VerifyRow& r) {
           {"first_difference", r.failure.empty() ? Json(nullptr) : Json(r.failure)}};
 }
 
-// What to run: the configuration's own layout, or those that its model and batch have on so many ranks. Types are those
-// of the proof.
+// Returns the layouts to run: the configuration's own, or those that its model and batch allow on this many ranks.
+// Types are those of the proof.
 std::pair<program::Setting, std::vector<plan::Layout>> wanted_layouts(const VerifyArguments& o, config::Config& c,
                                                                       const arch::Architecture& a,
                                                                       plan::Machine machine) {
   if (o.given()) {
     machine.measure_precision = nullptr;
-    machine.cuda = false;  // kernels and types are the proof's
+    machine.cuda = false;  // the proof chooses kernels and types
     const auto setting = plan::resolve_setting(c, a, machine);
     return {setting, {plan::layout_of(setting)}};
   }
