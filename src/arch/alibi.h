@@ -1,5 +1,5 @@
-// ALiBi's slopes (Press, Smith, Lewis, arXiv 2108.12409, section 3; the rule for head counts that are no power of two
-// is the authors' published code and what BLOOM and Poro use).
+// ALiBi's slopes (Press, Smith, Lewis, arXiv 2108.12409, section 3). The rule for head counts that are not a power of
+// two is that of the authors' published code, which BLOOM and Poro use.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace molen::arch {
 
-// Slope m_h of each head: score(i, j) = q_i k_j / sqrt(D) + m_h * (j - i).
+// Returns slope m_h of each head: score(i, j) = q_i k_j / sqrt(D) + m_h * (j - i).
 std::vector<double> alibi_slopes(std::int64_t heads);
 
 }  // namespace molen::arch

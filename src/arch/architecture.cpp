@@ -1,4 +1,4 @@
-// Which architectures can be built, and the names of their choices.
+// The architectures that can be built, and the names of their choices.
 #include "arch/architecture.h"
 
 #include <cmath>
@@ -8,7 +8,7 @@
 namespace molen::arch {
 namespace {
 
-// Bounds beyond which nothing real lies, low enough that no count or byte size below overflows 64 bits.
+// Bounds above every real model, low enough that no count or byte size below overflows 64 bits.
 constexpr std::int64_t kMaxLayers = 1 << 14;
 constexpr std::int64_t kMaxWidth = 1 << 20;
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 28;
@@ -59,7 +59,7 @@ void check_rope(const Architecture& a) {
   check_positive("rope_scaling.low_freq_factor", r.low_freq_factor);
   check_positive("rope_scaling.high_freq_factor", r.high_freq_factor);
   check_count("rope_scaling.original_max_sequence", r.original_max_sequence, kMaxSequence);
-  // Between the two the factor is interpolated over their difference.
+  // Between the two bounds the factor is interpolated over their difference.
   if (!(r.high_freq_factor > r.low_freq_factor)) {
     throw UsageError("model.rope_scaling.high_freq_factor: {} must be above low_freq_factor = {}", r.high_freq_factor,
                      r.low_freq_factor);

@@ -1,5 +1,5 @@
-// What a model is, without tensors: the sizes and choices from which parameters, FLOPs, bytes and programs follow.
-// Names follow the configuration table [model] and Hugging Face's config.json.
+// A model without tensors: the sizes and choices from which parameters, FLOPs, bytes and programs follow. Names follow
+// the configuration table [model] and Hugging Face's config.json.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Architecture {
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
   bool tied = false;    // the head shares the embedding table
-  bool biases = false;  // on all linear layers but the head
+  bool biases = false;  // on all linear layers except the head
   double norm_eps = 1e-5;
   Norm norm = Norm::kRms;
   Position position = Position::kRope;
@@ -51,18 +51,17 @@ struct Architecture {
   std::int64_t up_size() const { return gated() ? 2 * ffn : ffn; }  // columns of the fused gate|up product
 };
 
-// The names configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "rope", "learned", "alibi";
-// "swiglu", "gelu_tanh".
+// The names that the configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "rope", "learned",
+// "alibi"; "swiglu", "gelu_tanh".
 std::string_view name_of(Family family);
 std::string_view name_of(Norm norm);
 std::string_view name_of(Position position);
 std::string_view name_of(Activation activation);
 
-// Throws UsageError naming the [model] key that cannot be (not positive, heads % kv_heads != 0, odd head_dim under
-// RoPE, ...).
+// Throws UsageError naming the invalid [model] key (not positive, heads % kv_heads != 0, odd head_dim under RoPE, ...).
 void validate(const Architecture& arch);
 
-// Named architectures in the order of `molen model list`. `preset` throws UsageError with the nearest name.
+// Named architectures in the order of `molen model list`. `preset` throws UsageError that suggests the nearest name.
 const std::vector<Architecture>& presets();
 const Architecture& preset(const std::string& name);
 

@@ -38,8 +38,8 @@ TEST(Presets, AreValidAndNamedOnce) {
   EXPECT_EQ(presets().size(), 19u);
 }
 
-// Every member of every preset, as the models were published (tests/golden/arch): checkpoints and runs are named after
-// them.
+// Every member of every preset equals the published model (tests/golden/arch): checkpoints and runs carry the presets'
+// names.
 TEST(Presets, StayAsTheyAre) {
   const Json golden = parse_json(read_file("tests/golden/arch/presets.json"), "presets");
   ASSERT_EQ(golden.size(), presets().size());
@@ -98,7 +98,7 @@ TEST(Validate, OddHeadsWithoutRopeAreFine) {
   EXPECT_EQ(reason(a), "");
 }
 
-// Whatever the numbers are, validate either refuses or every count is positive and did not overflow.
+// For any numbers, validate either refuses them or every count is positive and did not overflow.
 RC_GTEST_PROP(Validate, AcceptedSizesNeverOverflow, ()) {
   const auto any = [] {
     return rc::gen::element<std::int64_t>(1, 2, 16, 127, 1 << 10, 1 << 20, (1 << 20) + 1, std::int64_t{1} << 62);

@@ -48,7 +48,7 @@ double causal_pairs(std::span<const PositionRun> queries, std::span<const Positi
   double pairs = 0;
   for (const PositionRun& q : queries)
     for (const PositionRun& k : keys) {
-      // Queries below the run of keys see none of it, those beyond it all, those within it as in a triangle.
+      // Queries before the run of keys attend to none of it, those after it to all, those within it as in a triangle.
       const i64 first = std::max(q.first, k.first), last = std::min(q.last, k.last);
       if (first < last) {
         const auto before = static_cast<double>(first - k.first), n = static_cast<double>(last - first);
@@ -76,7 +76,7 @@ PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartS
   const bool fused = a == 4 && D <= kOwnAttentionMaxHead && shape.kernels != Kernels::kReference;
   i64 scratch = fused ? fused_scratch(D, backward, threads) : reference_scratch(D, keys, backward, threads);
   if (shape.kernels == Kernels::kAten) scratch += kAtenScalars;
-  if (e < a) {  // widened to fp32: q and k|v, d_o; and o and the gradients where they are narrow
+  if (e < a) {  // widened to fp32: q and k|v, d_o; and o and the gradients if they are narrow
     scratch += aligned(a * q) + aligned(a * kv) + (backward ? aligned(a * q) : 0);
     if (!call.wide) scratch += aligned(a * q) + (backward ? aligned(a * q) + aligned(a * kv) : 0);
   }
@@ -92,7 +92,7 @@ PartCost gathered_attention_cost(const Architecture& arch, Pass pass, const Part
     const PartCost one = ring_attention_cost(arch, pass, shape, sequence, ranks, step);
     all = {all.flops + one.flops, all.moved + one.moved, std::max(all.scratch, one.scratch)};
   }
-  // Gradients of keys are written once, each widened for its call; those of queries, and the output, are sums.
+  // Gradients of keys are written once, each widened for its call; gradients of queries, and the output, are sums.
   if (narrow && backward) all.scratch += Bytes(aligned(4 * rows * width) + aligned(4 * rows * arch.query_size()));
   if (narrow && !backward) all.scratch += Bytes(aligned(4 * rows * arch.query_size()));
   return all;
@@ -112,7 +112,7 @@ PartCost ring_attention_cost(const Architecture& arch, Pass pass, const PartShap
   const auto keys = context_runs(sequence, static_cast<int>((ranks - step) % ranks), ranks);
   const bool narrow = size_of(shape.compute) < 4;
   PartCost cost = context_attention_cost(arch, pass, shape, {queries, keys, step > 0, narrow});
-  // Sums are wide; the finished output, which backward reads, is not.
+  // Sums are wide; the finished output, which backward reads, is narrow.
   if (narrow && pass == Pass::kBackward)
     cost.scratch += Bytes(aligned(4 * shape.batch * count_positions(queries) * arch.query_size()));
   return cost;

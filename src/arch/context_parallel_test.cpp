@@ -73,8 +73,8 @@ RC_GTEST_PROP(CausalPairs, AreThoseThatAreCounted, ()) {
   RC_ASSERT(causal_pairs(q, k) == pairs);
 }
 
-// The zig-zag's purpose. Of 4096 positions, the ranks' work is the same to the pair; uneven ones differ by about a row
-// (2c/S of the work) and by what the chunks behind longer ones are later.
+// The purpose of the zig-zag. If the chunks of 4096 positions are equal, the ranks' work is equal to the pair. Unequal
+// chunks make it differ by about a row (2c/S of the work), and because chunks after longer ones start later.
 TEST(ContextRuns, CausalWorkIsBalanced) {
   const auto imbalance = [](i64 sequence, int ranks) {
     const Runs all{{0, sequence}};

@@ -1,7 +1,7 @@
-// What each part costs in each pass, for small models on each kind of kernel, beside tests/golden/arch/costs.txt. The
-// figures themselves are held by hand-worked ones (part_cost_test.cpp) and by what kernels really take
-// (model/*_test.cpp); this file shows which of them a change of a formula changes. MOLEN_UPDATE_GOLDEN=1 writes it
-// anew.
+// Compares the cost of each part in each pass, for small models on each kind of kernel, with
+// tests/golden/arch/costs.txt. Hand-worked figures (part_cost_test.cpp) and the real use of kernels (model/*_test.cpp)
+// verify the figures themselves; this file shows which figures a change of a formula changes. MOLEN_UPDATE_GOLDEN=1
+// rewrites it.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ struct Variant {
   int ranks;
 };
 
-// Sizes that differ in pairs, so that none stands for another.
+// Sizes that are pairwise different, so that a mix-up of two sizes shows.
 Architecture model(const char* like, int kv_heads, Position position) {
   Architecture a = preset(like);
   a.name = "custom", a.layers = 3, a.hidden = 136, a.ffn = 228, a.heads = 12, a.kv_heads = kv_heads, a.head_dim = 20;
@@ -81,7 +81,7 @@ TEST(PartCost, OfEveryPartIsTheGoldenOne) {
   EXPECT_EQ(text, read_file(golden));
 }
 
-// A head of keys that no rank could have alone is on each of them, with its bias.
+// A key head that cannot be dealt to one rank is on each rank, with its bias.
 TEST(TensorParallel, KeysAndValuesThatDoNotDivideAreOnEveryRank) {
   Architecture a = model("gpt2", 3, Position::kLearned);
   for (const auto& [ranks, copied] : {std::pair{4, true}, std::pair{3, false}, std::pair{2, true}}) {

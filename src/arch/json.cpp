@@ -8,7 +8,7 @@
 namespace molen::arch {
 namespace {
 
-// In the order of their enums: the number of a choice is its place.
+// In the order of their enums: the number of a choice is its index.
 constexpr std::array kFamilies{Family::kLlama, Family::kGpt};
 constexpr std::array kNorms{Norm::kRms, Norm::kLayer, Norm::kLayerPlain};
 constexpr std::array kPositions{Position::kRope, Position::kLearned, Position::kAlibi};

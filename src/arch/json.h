@@ -1,4 +1,4 @@
-// An Architecture as JSON: in a checkpoint's state, and in the text form of a program.
+// An Architecture as JSON, for a checkpoint's state and for the text form of a program.
 #pragma once
 
 #include <string_view>
@@ -8,11 +8,11 @@
 
 namespace molen::arch {
 
-// Family, norm, position and activation stand by name.
+// Writes family, norm, position and activation by name.
 Json to_json(const Architecture& arch);
 
-// Reads those choices by their place in their enum, too, as older programs have them. The result is valid. Throws
-// UsageError naming origin and key where one is missing, unknown, of another type or cannot be.
+// Also reads these choices by their index in their enum, which older programs contain. The result is valid. Throws
+// UsageError naming origin and key when a member is missing, unknown, of another type or invalid.
 Architecture architecture_from_json(const Json& json, std::string_view origin);
 
 }  // namespace molen::arch

@@ -16,7 +16,7 @@ std::string refusal(const Json& json) {
   return "";
 }
 
-// Every member in turn: `change` spoils it, and the refusal must name the origin, the object it is in and its key.
+// Applies `change` to each member in turn; the error must name the origin, the member's object and its key.
 template <class Change>
 void refuses_each(const Json& whole, Change change) {
   std::vector<std::pair<std::string, std::string>> keys;  // object ("" or "rope_scaling"), key
@@ -43,8 +43,7 @@ TEST(ArchitectureJson, AllPresetsReadBack) {
     EXPECT_EQ(architecture_from_json(parse_json(to_json(a).dump(), "x"), "x"), a) << a.name;
 }
 
-// Architectures in programs and checkpoints that are on disk already are still read; programs of version 6 have
-// numbers.
+// Architectures in existing programs and checkpoints must still be read; programs of version 6 contain numbers.
 TEST(ArchitectureJson, KeepsItsBytesAndReadsNumbers) {
   const std::string names =
       R"({"name":"llama-tiny*","family":"gpt","layers":1,"hidden":256,"ffn":704,"heads":4,"kv_heads":2,"head_dim":64,)"

@@ -18,7 +18,7 @@ class Builder {
     matrix("model.embed_tokens.weight", Role::kEmbedding, arch_.vocabulary, arch_.hidden, ShardDim::kRows);
     if (arch_.position == Position::kLearned) {
       matrix("model.embed_positions.weight", Role::kPositions, arch_.max_sequence, arch_.hidden, ShardDim::kNone);
-      list_.back().decay = false;  // a table of offsets, not a matrix that multiplies
+      list_.back().decay = false;  // a table of offsets, not a factor of a product
     }
     for (layer_ = 0; layer_ < arch_.layers; ++layer_) layer();
     layer_ = -1;
@@ -28,8 +28,8 @@ class Builder {
   }
 
  private:
-  // Weights of a fused product stand side by side, then their biases: q|k|v and gate|up are one matrix (and vector)
-  // each.
+  // The weights of a fused product are adjacent, followed by their biases: q|k|v and gate|up are one matrix (and
+  // vector) each.
   void layer() {
     const std::string prefix = fmt::format("model.layers.{}.", layer_);
     const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";

@@ -1,4 +1,4 @@
-// The one parameter list: initialisation, sharding, optimizer, checkpoint names, FLOPs and byte counts all read it.
+// The single parameter list, which initialisation, sharding, optimizer, checkpoint names, FLOPs and byte counts read.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace molen::arch {
 
 enum class Init { kOnes, kZeros, kNormal };
 
-// How tensor parallelism cuts a parameter: by output rows (dim 0), by input columns (dim 1), or not at all.
+// How tensor parallelism splits a parameter: by output rows (dim 0), by input columns (dim 1), or not at all.
 enum class ShardDim { kNone, kRows, kColumns };
 
-// What a parameter is, for the code that finds "the query weight of layer 3" without parsing names.
+// The role of a parameter, for code that finds "the query weight of layer 3" without parsing names.
 enum class Role {
   kEmbedding,
   kPositions,
@@ -48,16 +48,16 @@ struct Parameter {
   std::int64_t layer = -1;          // -1: outside the layers
   Init init = Init::kNormal;
   double init_std = 0.0;  // for kNormal; output projections are scaled by 1/sqrt(2 L)
-  bool decay = false;     // weight decay applies: every matrix with embedding and head (as Megatron-LM);
-                          // not learned positions, norms, biases
+  bool decay = false;     // weight decay applies: every matrix, including embedding and head (as Megatron-LM); not
+                          // learned positions, norms, biases
   ShardDim shard = ShardDim::kNone;
   std::int64_t elements() const;
   bool operator==(const Parameter&) const = default;
 };
 
-// In storage order: embedding, [positions], each layer (norm, q, k, v, o, norm, gate, up, down, biases after all the
-// weights of their group so that q|k|v and gate|up are contiguous matrices and vectors), final norm, head (absent when
-// tied).
+// Returns the parameters in storage order: embedding, [positions], each layer (norm, q, k, v, o, norm, gate, up, down;
+// the biases of a group come after all its weights, so that q|k|v and gate|up are contiguous matrices and vectors),
+// final norm, head (absent when tied).
 std::vector<Parameter> parameters(const Architecture& arch);
 std::int64_t num_parameters(const Architecture& arch);
 

@@ -39,7 +39,7 @@ TEST(Parameters, Llama32With3B) {
   EXPECT_EQ(num_parameters(a), 3'212'749'824);
 }
 
-// Sizes as their sources print them, or as the shape works out (Viking 7B has 7.55 B).
+// Sizes as their sources give them, or as computed from the shape (Viking 7B has 7.55 B).
 TEST(Parameters, CountsAgreeWithTheNames) {
   const std::map<std::string, double> billions{
       {"llama3-30b", 29.8}, {"gpt-1.4b", 1.4},  {"gpt-22b", 22},     {"gpt-175b", 175},    {"gpt-1t", 1008},
@@ -89,7 +89,7 @@ TEST(Parameters, AlibiHasNoPositionsAndPlainNormNoParameters) {
   for (const Parameter& p : parameters(preset("olmo-7b"))) EXPECT_EQ(p.shape.size(), 2u) << p.name;
 }
 
-// What the optimizer, the initialiser and tensor parallelism rely on, for every preset.
+// Properties that the optimizer, the initialiser and tensor parallelism rely on, for every preset.
 TEST(Parameters, EachIsNamedOnceAndFollowsTheRules) {
   for (const Architecture& a : presets()) {
     std::set<std::string> names;

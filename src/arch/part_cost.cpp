@@ -1,5 +1,5 @@
-// What each part costs, as functions of sizes. FLOPs are those of matrix products (and of attention's two), so that the
-// parts of a step add up to `model_flops`; element-wise work is in the bytes moved.
+// The cost of each part as functions of sizes. FLOPs are those of matrix products (and of attention's two), so that the
+// parts of a step add up to `model_flops`; element-wise work is counted in the bytes moved.
 #include <algorithm>
 
 #include "arch/parameters.h"
@@ -11,13 +11,13 @@ namespace {
 
 using i64 = std::int64_t;
 
-// math::Scratch hands out memory in whole lines of 64 bytes.
+// math::Scratch allocates memory in whole lines of 64 bytes.
 i64 aligned(i64 bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
-// The sizes of one op, with the element sizes of its tensors: e of activations and weights, a of statistics, losses and
-// accumulators of the device-generic path, g of main gradients.
+// The sizes of one op, with the element sizes of its tensors: e for activations and weights, a for statistics, losses
+// and accumulators of the device-generic path, g for main gradients.
 struct Sizes {
   Sizes(const Architecture& arch, const PartShape& shape)
       : B(shape.batch),
@@ -53,7 +53,7 @@ double product(i64 m, i64 n, i64 k) {
 
 Flops flops_of(const Sizes& s, Part part, Pass pass) {
   const bool backward = pass != Pass::kForward;
-  const double passes = pass == Pass::kBackward ? 2.0 : 1.0;  // with respect to the input, and to the weight
+  const double passes = pass == Pass::kBackward ? 2.0 : 1.0;  // for the input, and for the weight
   switch (part) {
     case Part::kEmbed:
     case Part::kActivation:
@@ -61,7 +61,7 @@ Flops flops_of(const Sizes& s, Part part, Pass pass) {
       return Flops(0);
     case Part::kNormQkv:
       return Flops(passes * product(s.N, s.Q, s.d));
-    // Two products of S x S x D a head, half of each below the diagonal.
+    // Two products of S x S x D per head, half of each below the diagonal.
     case Part::kAttention:
       return Flops(passes * product(s.N * s.h, s.S, s.D));
     case Part::kOutProjection:
@@ -70,7 +70,7 @@ Flops flops_of(const Sizes& s, Part part, Pass pass) {
       return Flops(passes * product(s.N, s.U, s.d));
     case Part::kDown:
       return Flops(passes * product(s.N, s.d, s.f));
-    // Its backward is one op with its forward.
+    // The backward of the head is one op with its forward.
     case Part::kHead:
       return Flops((backward ? 3.0 : 1.0) * product(s.C, s.V, s.d));
     case Part::kHeadLogits:
@@ -81,8 +81,9 @@ Flops flops_of(const Sizes& s, Part part, Pass pass) {
   throw Error("no such part");
 }
 
-// A linear layer in -> out over N tokens: forward reads input and weight and writes the output; backward reads d_out,
-// input and weight, writes d_in, and reads and writes the weight gradient. Both halves read d_out.
+// A linear layer in -> out over N tokens. Forward reads input and weight and writes the output. Backward reads d_out,
+// input and weight, writes d_in, and reads and writes the weight gradient. Each of the two halves of backward reads
+// d_out.
 i64 linear_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
   const i64 gradient = 2 * s.g * (in * out + s.biases * out);
   switch (pass) {
@@ -98,8 +99,8 @@ i64 linear_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
   throw Error("no such pass");
 }
 
-// What the norm before a linear layer d -> out adds: statistics and weights wherever there is a norm, the residual that
-// d_in is added to, the norm's gradients, and its input where the linear layer does not read it.
+// Bytes that the norm before a linear layer d -> out adds: statistics and weights if there is a norm, the residual to
+// which d_in is added, the norm's gradients, and the norm's input if the linear layer does not read it.
 i64 norm_linear_moved(const Sizes& s, i64 out, Pass pass) {
   const i64 x = s.e * s.N * s.d, read = s.a * s.stats * s.N + s.e * s.norm_vectors * s.d;
   const bool input = pass == Pass::kBackward || pass == Pass::kBackwardInput;
@@ -193,8 +194,8 @@ i64 fused_scratch(const Sizes& s, Part part, Pass pass, i64 threads) {
   }
 }
 
-// model/parts_aten.cpp on the host, function by function: the temporaries that lie there together at most. Workspace of
-// the library that multiplies matrices is not in it (math/allocation.h).
+// Scratch of model/parts_aten.cpp on the host, function by function: the largest sum of temporaries that exist at the
+// same time. The workspace of the library's matrix products is not included (math/allocation.h).
 class AtenScratch {
  public:
   AtenScratch(const Sizes& sizes, Position position, i64 threads, DType compute)
@@ -237,13 +238,13 @@ class AtenScratch {
   i64 widened(i64 elements) const { return low_ ? wide(elements) : 0; }
   bool rms() const { return s.stats == 1; }
 
-  // math/gemm_narrow.h, of a product with n columns and k terms.
+  // Scratch of math/gemm_narrow.h for a product with n columns and k terms.
   i64 own_product(i64 n, i64 k) const {
     const auto up = [](i64 count, i64 step) { return (count + step - 1) / step * step; };
     const i64 packed = up(std::min<i64>(n, 512), 64) * up(std::min<i64>(k, 2048), 256) / 2;
     return 4 * (packed + threads_ * (128 * 112 + 384));
   }
-  // A product of our own into fp32, or a rounded gradient.
+  // Our own product into fp32, or a rounded gradient.
   i64 weight_gradient(i64 in, i64 out, i64 terms) const {
     if (own_) return aligned(std::max(2 * in * out, own_product(in, terms)));
     return low_ ? narrow(in * out) + wide(std::min(in * out, kWidenBlock)) : 0;
@@ -253,12 +254,12 @@ class AtenScratch {
     const i64 bias = s.biases ? wide(out) + widened(widened_rows(s.N, out) * out) : 0;
     return std::max(weight_gradient(in, out, s.N), bias);
   }
-  // Halves of the heads of queries and keys.
+  // Halves of the query and key heads.
   i64 rotation() const {
     const i64 values = (s.Q - s.q) / 2;
     return position_ == Position::kRope && !own_ ? 3 * wide(s.N * (s.Q - values) / 2) : 0;
   }
-  // LayerNorm's is ATen's own, which returns the rows and both statistics.
+  // LayerNorm uses ATen's own operator, which returns the rows and both statistics.
   i64 norm_output() const {
     if (own_) return 0;
     if (!rms()) return widened(s.N * s.d) + s.norm_vectors * widened(s.d) + wide(s.N * s.d) + 2 * wide(s.N);
@@ -281,7 +282,7 @@ class AtenScratch {
     if (own_ && !s.documents && s.D <= kOwnAttentionMaxHead) return narrow_attention_scratch(s, backward, threads_);
     if (s.a == 4 && s.D <= kOwnAttentionMaxHead)
       return (backward ? 2 : 1) * (widened(s.N * s.Q) + widened(s.N * s.q)) + attention_scratch(s, backward, threads_);
-    // ATen's own: results, tiles of each thread, and a bound of the mask of ALiBi.
+    // ATen's own attention: results, tiles of each thread, and a bound on the mask of ALiBi.
     const i64 rows = std::min<i64>(s.S >= 768 ? 256 : s.S >= 192 ? 64 : 32, s.S), columns = std::min<i64>(512, s.S);
     const i64 mask = position_ == Position::kAlibi ? 3 * wide(s.h * s.S * s.S) + 4 * wide(s.S * s.S) : 0;
     if (backward) return wide(s.N * s.Q) + 128 + 2 * wide(threads_ * rows * columns) + wide(rows) + mask;
@@ -296,7 +297,7 @@ class AtenScratch {
     const i64 gradient = backward ? logits_backward() : 0;
     const i64 rows = own_ ? threads_ : widened_rows(s.C, s.V);
     if (low_) return narrow(s.C * s.V) + std::max(wide(rows * s.V), gradient);
-    // In fp64 the losses are ATen's operators: a bound.
+    // In fp64 the losses use ATen's operators: a bound.
     return wide(s.C * s.V) + (s.a == 8 ? wide(s.C * s.V) + 8 * wide(s.C) : 0);
   }
 
@@ -304,7 +305,7 @@ class AtenScratch {
   Position position_;
   i64 threads_;
   bool low_;  // 16 bits
-  bool own_;  // bf16: kernels of our own, which widen where they read
+  bool own_;  // bf16: our own kernels, which widen while they read
 };
 
 }  // namespace
@@ -348,8 +349,9 @@ std::int64_t head_chunk(std::int64_t vocabulary) {
 
 namespace {
 
-// What parts take besides where tensor ranks share the model: ids as rows of the rank's table, log of the sum and scale
-// of each row, and weights and gradients of q|k|v put together (of a half: what it takes of the two).
+// Additional scratch when tensor ranks share the model: ids as rows of the rank's table, the log of the sum and the
+// scale of each row, and assembled weights and gradients of q|k|v (for one half of backward, only the one that it
+// uses).
 i64 shared_scratch(const Sizes& s, Part part, Pass pass, bool kv_copied) {
   if (s.ranks == 1) return 0;
   const bool backward = pass != Pass::kForward;

@@ -1,4 +1,4 @@
-// Costs of parts against hand-worked figures and against the model's FLOPs.
+// Compares costs of parts with hand-worked figures and with the model's FLOPs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -127,13 +127,13 @@ TEST(PartCost, ScratchOfHalves) {
   const auto scratch = [&](Part part, Pass pass) { return part_cost(a, part, pass, shape).scratch.value; };
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), 4 * n * d + 2 * 4 * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardWeights), 4 * n * d);
-  // Rows of q|k|v that tensor ranks put together: the weights for the input, their gradients for the weights.
+  // q|k|v rows that tensor ranks assemble: the weights for the input half, their gradients for the weight half.
   shape.tensor_ranks = 8, shape.kv_copied = true;
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackward), 4 * n * d + 2 * 4 * d + 2 * 4 * q * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), 4 * n * d + 2 * 4 * d + 4 * q * d);
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardWeights), 4 * n * d + 4 * q * d);
-  // 16 bits: gradients of a matrix in them (in bf16 at least what a product of our own packs), which fp16 adds by
-  // widening a block; the norm's gradient by thread, where fp16 widens all of its rows three times
+  // 16 bits: gradients of a matrix in 16 bits (in bf16 at least the packed operands of our own product), which fp16
+  // adds by widening a block; the norm's gradient by thread, for which fp16 widens all of its rows three times.
   shape = {4, 512, 0, DType::kBF16, 2, Kernels::kAten};
   EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardInput), kAtenScalars);
   EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * 512 * 2048 + 2 * 4 * (128 * 112 + 384));
@@ -144,7 +144,7 @@ TEST(PartCost, ScratchOfHalves) {
   EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), kAtenScalars + 2 * n * d + 3 * 4 * n * d + 4 * n);
 }
 
-// Attention of rows in bf16 takes the sums of one key head's queries a thread; within documents it widens all rows.
+// Attention of rows in bf16 takes, per thread, the sums of one key head's queries; within documents it widens all rows.
 TEST(PartCost, ScratchOfAttentionInBf16) {
   const auto a = bench_llama();
   PartShape shape{4, 512, 0, DType::kBF16, 2, Kernels::kAten};

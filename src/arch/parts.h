@@ -1,5 +1,5 @@
-// The unit of compute: a part of a layer that contains no collective. What each part costs is a function of sizes
-// alone, so planner and simulator need no tensor, and the executor's kernels are held to it.
+// The unit of compute: a part of a layer that contains no collective. The cost of each part is a function of sizes
+// alone, so planner and simulator need no tensor; tests hold the executor's kernels to it.
 //
 // Letters: B sequences of a micro-batch, S positions, N = B*S tokens, d hidden, h query heads, k KV heads, D head size,
 // f FFN, V vocabulary, C tokens of one head chunk.
@@ -27,15 +27,16 @@
 //   kNormQkv       d_qkv, x, rstd  -> d_x += ; d_W, d_norm
 //   kEmbed         d_x, ids        -> d_table
 //
-// Zero-bubble schedules (arXiv 2401.10241) run the backward of the parts that hold matrices in two halves: first the
-// one of the input, on which the stage before waits, and later the one of the weights.
+// Zero-bubble schedules (arXiv 2401.10241) split the backward of parts with matrices into two halves: first the
+// gradient of the input, for which the previous stage waits, and later the gradient of the weights.
 //   part           kBackwardInput                               kBackwardWeights
 //   kDown          d_x -> d_a                                   d_x, a -> d_Wd
 //   kNormUp        d_up, mid, rstd -> d_x += ; d_norm           d_up, mid, rstd -> d_W
 //   kOutProjection d_x -> d_o                                   d_x, o -> d_Wo
 //   kNormQkv       d_qkv, x, rstd -> d_x += ; d_qkv ; d_norm    d_qkv, x, rstd -> d_W
-// The halves read the same d_x, and the weights' half of kNormQkv the d_qkv before RoPE that the other leaves. Both
-// make what they need of the norm again. All other parts run whole with the first half and have nothing in the second.
+// Both halves read the same d_x; the weight half of kNormQkv reads the d_qkv before RoPE that the input half leaves.
+// Each half computes again the values of the norm that it needs. All other parts run entirely in the first half and do
+// nothing in the second.
 #pragma once
 
 #include <array>
@@ -64,7 +65,7 @@ enum class Part {
 inline constexpr std::array kAllParts{Part::kEmbed,  Part::kNormQkv,    Part::kAttention, Part::kOutProjection,
                                       Part::kNormUp, Part::kActivation, Part::kDown,      Part::kFinalNorm,
                                       Part::kHead,   Part::kHeadLogits, Part::kHeadLoss};
-// Those of a rank that shares no layer with others.
+// The parts of a rank that does not share layers with other ranks.
 inline constexpr std::array kWholeParts{Part::kEmbed,         Part::kNormQkv,   Part::kAttention,
                                         Part::kOutProjection, Part::kNormUp,    Part::kActivation,
                                         Part::kDown,          Part::kFinalNorm, Part::kHead};
@@ -78,13 +79,13 @@ constexpr bool has_halves(Part part) {
   return part == Part::kNormQkv || part == Part::kOutProjection || part == Part::kNormUp || part == Part::kDown;
 }
 
-// Which implementation runs a part: its scratch differs, its result does not (within rounding).
+// The implementation that runs a part: its scratch differs, its result does not (within rounding).
 //   kReference  plain templates over the element type, no ATen
 //   kFused      this CPU's fast path
 //   kAten       device-generic ATen operators: CUDA, and 16-bit types on the CPU
 enum class Kernels { kReference, kFused, kAten };
 
-// The sizes one op of a part sees.
+// The sizes of one op of a part.
 struct PartShape {
   std::int64_t batch = 1;     // B
   std::int64_t sequence = 1;  // S
@@ -92,41 +93,41 @@ struct PartShape {
   DType compute = DType::kF32;
   int threads = 1;
   Kernels kernels = Kernels::kFused;
-  int tensor_ranks = 1;    // whose local sizes the architecture has (arch/tensor_parallel.h)
-  bool kv_copied = false;  // key and value weights are put together for each use
-  bool documents = false;  // attention stays within documents, which has kernels of its own
+  int tensor_ranks = 1;    // the architecture holds the local sizes of one of these ranks (arch/tensor_parallel.h)
+  bool kv_copied = false;  // key and value weights are assembled for each use
+  bool documents = false;  // attention stays within documents, which has its own kernels
   std::int64_t tokens() const { return batch * sequence; }
 };
 
 struct PartCost {
   Flops flops;  // multiply and add count as two; attention counts the causal half only
   Bytes moved;  // bytes read and written if every operand crosses memory once
-  // What the kernel takes from the op's scratch on a CPU, exactly but for kAten's attention and head in fp64, where it
-  // is a bound.
+  // Bytes that the kernel takes from the op's scratch on a CPU: exact, except a bound for kAten's attention and head in
+  // fp64.
   Bytes scratch;
 };
-// Of each op of kAten: scalars that ATen wraps into tensors (math/allocation.h).
+// Per op of kAten: scalars that ATen wraps into tensors (math/allocation.h).
 inline constexpr std::int64_t kAtenScalars = 1024;
-// 16-bit values that ATen's parts widen at once on the host: 1 MiB of fp32.
+// Number of 16-bit values that ATen's parts widen at once on the host: 1 MiB of fp32.
 inline constexpr std::int64_t kWidenBlock = std::int64_t{1} << 18;
-// Rows of `columns` values that are widened at once.
+// Returns the number of rows of `columns` values that are widened at once.
 std::int64_t widened_rows(std::int64_t rows, std::int64_t columns);
 // The widest head of our own attention (math/attention.h).
 inline constexpr std::int64_t kOwnAttentionMaxHead = 256;
 
-// Of a part without halves, kBackwardInput is kBackward and kBackwardWeights costs nothing.
+// For a part without halves, kBackwardInput equals kBackward and kBackwardWeights costs nothing.
 PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape);
 
-// Tokens of one head chunk, a choice of the program builder: at most 2^25 logits (128 MiB in fp32), 64 to 1024 tokens
-// in steps of 64. Short and wide products are slower: the head of 2048 tokens x 512 x 32000 takes 0.60 s on two AVX-512
-// cores in chunks of 256 and 0.54 s in chunks of 1024.
+// Returns the tokens of one head chunk, a choice of the program builder: at most 2^25 logits (128 MiB in fp32), 64 to
+// 1024 tokens in steps of 64. Short and wide products are slower: the head of 2048 tokens x 512 x 32000 takes 0.60 s on
+// two AVX-512 cores in chunks of 256 and 0.54 s in chunks of 1024.
 std::int64_t head_chunk(std::int64_t vocabulary);
 
 // Model FLOPs of one optimizer step over `tokens` tokens in sequences of S: forward + backward with causal attention at
 // half (Megatron-LM since 2025), or PaLM's 6N + 12LhDS (appendix B of arXiv 2204.02311).
 enum class FlopsConvention { kCausal, kPalm };
-std::string_view name_of(FlopsConvention convention);     // "causal", "palm": what --mfu takes and every log says
-std::string_view formula_of(FlopsConvention convention);  // FLOPs of a token, as a person reads it
+std::string_view name_of(FlopsConvention convention);               // "causal", "palm": the words of --mfu and of logs
+std::string_view formula_of(FlopsConvention convention);            // FLOPs per token, for people
 FlopsConvention flops_convention_from_name(std::string_view name);  // throws UsageError
 Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t sequence, FlopsConvention convention);
 

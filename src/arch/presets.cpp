@@ -1,4 +1,4 @@
-// The named architectures. Sizes are the published ones; where a source prints none, the comment says what we chose.
+// The named architectures. Sizes are the published ones; if a source gives none, the comment states our choice.
 #include <string>
 #include <vector>
 
@@ -33,7 +33,7 @@ Architecture llama(const char* name, const Sizes& sizes, double rope_theta) {
   return a;
 }
 
-// Llama 3.1 and later: positions beyond 8192 by rescaled frequencies.
+// Llama 3.1 and later: rescaled frequencies for positions beyond 8192.
 Architecture scaled(Architecture a, double factor) {
   a.rope_scaling = RopeScaling{.factor = factor};
   return a;
@@ -68,7 +68,7 @@ Architecture alibi(Architecture a) {
   return a;
 }
 
-// OLMo 1: a Llama with LayerNorm without weight and bias.
+// OLMo 1: a Llama whose LayerNorm has no weight and bias.
 Architecture plain_norm(Architecture a) {
   a.norm = Norm::kLayerPlain;
   return a;
@@ -89,18 +89,18 @@ std::vector<Architecture> make_presets() {
       scaled(llama("llama3-405b", {126, 16384, 53248, 128, 8, 128256, 131072}, 500000.0), 8.0),
       tied(scaled(llama("llama3.2-1b", {16, 2048, 8192, 32, 8, 128256, 131072}, 500000.0), 32.0)),
       gpt("gpt2", 12, 768, 12, 50257, 1024),
-      // Frontier's family; 1.4B is printed with hidden 2114, which 24 heads do not divide.
+      // Frontier's family; the paper gives 1.4B a hidden size of 2114, which 24 heads do not divide.
       gpt("gpt-1.4b", 24, 2112, 24, 51200, 2048),
       gpt("gpt-22b", 48, 6144, 48, 51200, 2048),
       gpt("gpt-175b", 96, 12288, 96, 51200, 2048),
       gpt("gpt-1t", 128, 25600, 128, 51200, 2048),
-      // GPT-3's 13B shape (OpenGPT-X prints no sizes).
+      // GPT-3's 13B shape (OpenGPT-X gives no sizes).
       gpt("gpt-13b", 40, 5120, 40, 51200, 2048),
       alibi(gpt("poro-34b", 54, 7168, 56, 128000, 2048)),
       with_init(llama("viking-7b", {32, 4096, 11008, 32, 32, 131072, 4096}, 10000.0), 0.0048),
       with_init(llama("viking-33b", {56, 7168, 20480, 56, 8, 131072, 4096}, 10000.0), 0.0048),
       with_init(plain_norm(llama("olmo-7b", {32, 4096, 11008, 32, 32, 50304, 2048}, 10000.0)), 1.0 / 64.0),
-      // LUMI's 140B is named without sizes: ours is 140.7 B with 128-wide heads, divisible by TP 8 and PP 4.
+      // LUMI's 140B is named without sizes: ours has 140.7 B parameters and 128-wide heads, divisible by TP 8 and PP 4.
       gpt("gpt-140b", 92, 11264, 88, 51200, 2048),
   };
 }

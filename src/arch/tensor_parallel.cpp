@@ -14,7 +14,8 @@ bool fits(const Architecture& a, int ranks) {
   return ranks >= 1 && a.heads % ranks == 0 && a.ffn % ranks == 0 && a.vocabulary >= ranks;
 }
 
-// Query heads of a rank that share a KV head without a break: the run divides both the rank's heads and the group.
+// Returns the number of consecutive query heads of a rank that share a KV head: it divides the rank's heads and the
+// group.
 std::int64_t query_run(const Architecture& a, int ranks) {
   return std::gcd(a.heads / ranks, a.heads / a.kv_heads);
 }

@@ -9,7 +9,7 @@
 namespace molen::arch {
 namespace {
 
-// Every element of a cut parameter is on exactly one rank, every other one on all.
+// Every element of a split parameter is on exactly one rank; every element of any other parameter is on all ranks.
 TEST(TensorParallel, BlocksTileEachParameter) {
   for (const char* name : {"llama3-8b", "llama3-30b", "gpt2", "poro-34b", "gpt-1t", "olmo-7b"})
     for (const int ranks : {1, 2, 4}) {
@@ -28,7 +28,7 @@ TEST(TensorParallel, BlocksTileEachParameter) {
     }
 }
 
-// The third rank of four: rows of the matrices that are cut by rows, columns of the others, all of what is not cut.
+// The third rank of four: rows of row-split matrices, columns of column-split ones, the whole of unsplit ones.
 TEST(TensorParallel, BlocksAreWhereTheyAre) {
   Parameter matrix, vector;
   matrix.shape = {10, 12}, vector.shape = {10};
@@ -47,7 +47,8 @@ TEST(TensorParallel, BlocksAreWhereTheyAre) {
   EXPECT_EQ(text(vector, ShardDim::kRows, 1, 4), "rows 3 + 3, columns 0 + 1 of 1");
 }
 
-// Embedding; norm, q, k, v, output, norm, gate, up, down of a layer; last norm. KV heads that do not divide stay whole.
+// Embedding; norm, q, k, v, output, norm, gate, up, down of a layer; last norm. KV heads that cannot be divided stay
+// whole.
 TEST(TensorParallel, LocalShapes) {
   const GoldenMessages golden;
   Architecture a = preset("llama-tiny");  // 4 heads, 2 KV heads of 64, FFN 704
@@ -69,7 +70,7 @@ TEST(TensorParallel, LocalShapes) {
             "768x768, 768, 768, 768");
 }
 
-// Each query head of a rank finds the key head that it has in the whole model.
+// Each query head of a rank uses the same key head as in the whole model.
 RC_GTEST_PROP(TensorParallel, QueryHeadsKeepTheirKeyHeads, ()) {
   Architecture a = preset("llama-tiny");
   a.kv_heads = *rc::gen::inRange<std::int64_t>(1, 16);
