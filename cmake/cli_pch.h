@@ -1,4 +1,4 @@
-// What every verb of `molen` includes, compiled once.
+// Headers that every verb of `molen` includes, precompiled once.
 #pragma once
 
 #include <fmt/format.h>

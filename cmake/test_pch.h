@@ -1,4 +1,4 @@
-// What tests of modules free of ATen include and change never does, compiled once.
+// Stable headers that the tests of modules without ATen include, precompiled once.
 #pragma once
 
 #include <fmt/format.h>

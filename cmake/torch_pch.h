@@ -1,4 +1,4 @@
-// What the modules that may use ATen (math, model, optim, exec, train) include, compiled once.
+// Headers that the modules that may use ATen (math, model, optim, exec, train) include, precompiled once.
 #pragma once
 
 #include <ATen/ATen.h>

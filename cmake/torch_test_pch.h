@@ -1,4 +1,4 @@
-// What tests of the modules that may use ATen include, compiled once.
+// Header that the tests of modules that may use ATen include, precompiled once.
 #pragma once
 
 #include <gtest/gtest.h>
