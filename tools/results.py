@@ -2,13 +2,14 @@
 """Results as data: docs/results/records.jsonl holds what was measured, docs/results/metrics.json what each metric is and where its bounds lie.
 
 usage: results.py add METRIC VALUE [--spread LOW HIGH] [--note TEXT] --command TEXT     appends a record of this machine and commit
-       results.py page      writes docs/RESULTS.md: the latest of each metric beside the best, and the peer
-       results.py check     exit status 1 where the page is not what the records say, or a record lacks what it needs (make lint)
+       results.py page      writes docs/RESULTS.md (the latest of each metric beside the best, and the peer) and the figures that README quotes
+       results.py check     exit status 1 where page or README is not what the records say, or a record lacks what it needs (make lint)
        results.py judge METRIC VALUE     exit status 1 where the value misses the bound of this make of machine
 
 A record: metric, value, spread ([lowest, highest] of its rounds, or null), unit, machine, make, commit, date, command, note. A metric: title, section, unit,
 better (higher, lower, or none), peer, covers (paths it depends on), stale_after (commits that touch those), bounds ({make: {at_least or at_most, why}};
-"any" stands for makes that are not named). benches use it as a module: `report` prints, judges and records.
+"any" stands for makes that are not named). README quotes the latest value of a metric between <!-- result METRIC --> and <!-- /result -->.
+benches use it as a module: `report` prints, judges and records.
 """
 import argparse
 import datetime
@@ -24,6 +25,8 @@ ROOT = pathlib.Path(os.environ.get("MOLEN_ROOT") or pathlib.Path(__file__).paren
 RECORDS = ROOT / "docs/results/records.jsonl"
 METRICS = ROOT / "docs/results/metrics.json"
 PAGE = ROOT / "docs/RESULTS.md"
+README = ROOT / "README.md"
+QUOTE = re.compile(r"(<!-- result (\S+) -->)(.*?)(<!-- /result -->)", re.S)
 FIELDS = ("metric", "value", "spread", "unit", "machine", "make", "commit", "date", "command", "note")
 
 
@@ -123,6 +126,12 @@ def page():
     return "\n".join(out) + "\n"
 
 
+def quoted(text):
+    """`text` with the latest value of each metric that it quotes."""
+    described, latest = metrics(), {r["metric"]: r for r in records()}
+    return QUOTE.sub(lambda m: m[1] + (cell(latest[m[2]] | {"spread": None}, described[m[2]])[0] if m[2] in latest else "not measured yet") + m[4], text)
+
+
 def faults():
     """What lacks in the data, in sentences."""
     wrong, described = [], metrics()
@@ -140,6 +149,11 @@ def faults():
         wrong += [f"{METRICS.name}: {name} covers {path}, which is not in the tree" for path in metric["covers"] if not (ROOT / path).exists()]
     if not wrong and (not PAGE.exists() or PAGE.read_text() != page()):
         wrong.append(f"{PAGE.relative_to(ROOT)} is not what the records say; tools/results.py page writes it")
+    if not wrong and README.exists():
+        unknown = [m[2] for m in QUOTE.finditer(README.read_text()) if m[2] not in described]
+        wrong += [f"{README.name}: quotes {name}, which is no metric of {METRICS.name}" for name in unknown]
+        if not unknown and README.read_text() != quoted(README.read_text()):
+            wrong.append(f"{README.name} quotes a figure that is not the latest record's; tools/results.py page writes it")
     return wrong
 
 
@@ -163,6 +177,8 @@ def main():
         add(a.metric, a.value, a.spread, a.command, a.note)
     elif a.verb == "page":
         PAGE.write_text(page())
+        if README.exists():
+            README.write_text(quoted(README.read_text()))
     else:
         wrong = faults() if a.verb == "check" else list(filter(None, [missed(a.metric, a.value)]))
         print("\n".join(f"results: {w}" for w in wrong) or "results: ok", file=sys.stderr if wrong else sys.stdout)

@@ -3,8 +3,9 @@
 //   the user's input is wrong            -> UsageError, exit code 2
 //   the run cannot continue              -> Error, exit code 1; IoError, DamagedError and VersionError when the caller
 //                                           handles them differently (docs/decisions/0008-files-checkpoints-owners.md)
-// A broken invariant of molen itself is a MOLEN_CHECK: on in release builds, no side effects in its condition. Only
-// train and apps catch exceptions.
+// A broken invariant of molen itself is a MOLEN_CHECK: on in release builds, no side effects in its condition.
+// Exceptions are caught only where something can be done about them (a rank tells the others, telemetry is retried);
+// train and apps catch the rest.
 #pragma once
 
 #include <fmt/format.h>

@@ -166,8 +166,7 @@ TEST(Messages, OfLargeUnitsAreAddedBlockByBlock) {
   ASSERT_GT(3 * a.hidden * a.ffn / l.shards, widened + widened / 4);
   const Outcome wide = train_threads(stages_of(a, travelling(l, DType::kF32, DType::kF32)), 1);
   const Difference d = difference(wide, train_threads(stages, 1));
-  EXPECT_LT(d.gradients, 16 * unit_roundoff(DType::kBF16))
-      << d.worst_gradient;  // a lost block is off by far more
+  EXPECT_LT(d.gradients, 16 * unit_roundoff(DType::kBF16)) << d.worst_gradient;  // a lost block is off by far more
 }
 
 // --- the scale

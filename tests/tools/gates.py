@@ -220,6 +220,18 @@ class Results(Folder):
         self.records({}, {"value": 2.1})
         self.assertEqual(self.tool("results.py", "check")[0], 1)
 
+    def test_readme_quotes_the_latest_records(self):
+        self.put("README.md", "It is <!-- result speed -->9x<!-- /result --> as fast, with <!-- result error --><!-- /result --> of error.\n")
+        self.records({}, {"value": 2.05})
+        self.assertEqual(self.tool("results.py", "page")[0], 0)
+        readme = self.folder / "README.md"
+        self.assertEqual(readme.read_text(), "It is <!-- result speed -->2.05x<!-- /result --> as fast, with <!-- result error -->not measured yet<!-- /result --> of error.\n")
+        self.assertEqual(self.tool("results.py", "check"), (0, "results: ok\n"))
+        readme.write_text(readme.read_text().replace("2.05x", "3x"))
+        self.assertIn("README.md quotes a figure that is not the latest record's", self.tool("results.py", "check")[1])
+        readme.write_text(readme.read_text().replace("result speed", "result haste"))
+        self.assertIn("quotes haste, which is no metric", self.tool("results.py", "check")[1])
+
     def test_records_that_lack_something(self):
         for row, says in (({"metric": "none"}, "no metric none"), ({"unit": "s"}, "in s, where"), ({"value": 3.0}, "no number within its spread"), ({"more": 1}, "a record has")):
             self.records(row)
