@@ -1,9 +1,14 @@
-# molen_module(NAME [TORCH] [DEPENDS module...] [LIBS library...])
+# molen_module(NAME [TORCH] [LONG_TESTS] [TIMED pattern...] [DEPENDS module...] [LIBS library...])
 #
 # One static library molen_<name> from the *.cpp beside the CMakeLists.txt (and of its subfolders), one test program
 # <name>_test from the *_test.cpp, registered with ctest as <name>. TORCH modules are left out where there is no libtorch.
+#
+# Tests free of ATen run under AddressSanitizer (preset asan), so the preset release leaves them out of its default target and
+# of ctest. LONG_TESTS: a sanitized build leaves out some cases (base/test_sanitized.h), so release runs these tests too.
+# TIMED: tests that compare times, as patterns of --gtest_filter. They run alone, as <name>_timed; the others run beside
+# other suites. A TORCH module without it runs alone.
 function(molen_module name)
-  cmake_parse_arguments(M "TORCH" "" "DEPENDS;LIBS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(M "TORCH;LONG_TESTS" "" "TIMED;DEPENDS;LIBS;EXCLUDE" ${ARGN})
   if(M_TORCH AND NOT TARGET molen_torch)
     return()
   endif()
@@ -36,9 +41,19 @@ function(molen_module name)
       target_precompile_headers(${name}_test REUSE_FROM molen_test_pch)
     endif()
     target_compile_options(${name}_test PRIVATE ${MOLEN_RUNS_ONCE})
-    add_test(NAME ${name} COMMAND ${name}_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-    if(M_TORCH)  # some compare speeds, and all have threads of their own
-      set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+    if(MOLEN_TESTS_SANITIZED_ELSEWHERE AND NOT M_TORCH AND NOT M_LONG_TESTS)
+      set_target_properties(${name}_test PROPERTIES EXCLUDE_FROM_ALL ON)
+    elseif(M_TIMED)
+      list(JOIN M_TIMED ":" timed)
+      add_test(NAME ${name} COMMAND ${name}_test --gtest_filter=-${timed} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+      add_test(NAME ${name}_timed COMMAND ${name}_test --gtest_filter=${timed} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+      set_tests_properties(${name} PROPERTIES COST 300)  # ctest begins with what takes longest
+      set_tests_properties(${name}_timed PROPERTIES RUN_SERIAL ON)
+    else()
+      add_test(NAME ${name} COMMAND ${name}_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+      if(M_TORCH)  # some compare speeds, and all have threads of their own
+        set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+      endif()
     endif()
   endif()
 endfunction()

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The long checks. What they measure is added to docs/results/records.jsonl, with machine, commit and command, and shown in docs/RESULTS.md; findings are listed at
 # the end, and there being one is exit status 1.
-# `nightly.sh [fuzz|tsan|ubsan|tidy|verify|hang|load|mutate|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|verify|hang|load|mutate|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan tidy verify hang load mutate predict bench)
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify hang load mutate predict bench)
 seconds=${FUZZ_SECONDS:-60}
 log=build/nightly
 findings=()
@@ -21,7 +21,7 @@ finding() { findings+=("$1") && printf '** %s\n' "$1"; }
 
 # libFuzzer on every parser, under ASan and UBSan.
 fuzz() {
-  CC=clang-14 CXX=clang++-14 cmake --preset asan -B build/fuzz -DMOLEN_FUZZ=ON -DMOLEN_TESTS=ON >"$log/fuzz-configure.txt" 2>&1
+  CC=clang-16 CXX=clang++-16 cmake --preset asan -B build/fuzz -DMOLEN_FUZZ=ON -DMOLEN_TESTS=ON >"$log/fuzz-configure.txt" 2>&1
   for source in tests/fuzz/fuzz_*.cpp; do
     name=$(basename "$source" .cpp)
     cmake --build build/fuzz -j "$(nproc)" --target "$name" >"$log/$name-build.txt" 2>&1
@@ -65,6 +65,17 @@ ubsan() {
     record ubsan "$(sed -nE 's/^100% tests passed, 0 tests failed out of ([0-9]+)/\1/p' "$log/ubsan.txt")" "tools/nightly.sh ubsan"
   else
     finding "UBSan: see $log/ubsan.txt"
+  fi
+}
+
+# The tests of the torch-free code as users build it; `make test` runs most of them under ASan only.
+optimised() {
+  cmake --preset release -B build/optimised -DMOLEN_TORCH=OFF -DMOLEN_TESTS_SANITIZED_ELSEWHERE=OFF >"$log/optimised-configure.txt" 2>&1
+  cmake --build build/optimised -j "$(nproc)" >"$log/optimised-build.txt" 2>&1
+  if ctest --test-dir build/optimised --output-junit suites.xml --no-tests=error -j "$(nproc)" >"$log/optimised.txt" 2>&1 && tools/check_suites.py asan build/optimised >>"$log/optimised.txt" 2>&1; then
+    printf 'optimised: %s\n' "$(tail -1 "$log/optimised.txt")"
+  else
+    finding "torch-free tests of the release build: see $log/optimised.txt"
   fi
 }
 
@@ -171,8 +182,8 @@ bench() {
 
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | tidy | verify | hang | load | mutate | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, tidy, verify, hang, load, mutate, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | optimised | tidy | verify | hang | load | mutate | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, hang, load, mutate, predict, bench)" >&2; exit 2 ;;
   esac
 done
 tools/results.py page

@@ -12,7 +12,7 @@ failed=0
 ctest --test-dir build/asan --output-junit suites.xml --no-tests=error --output-on-failure -j "$(nproc)" || failed=1
 tools/check_suites.py asan
 if [ "$failed" = 1 ]; then
-  # GCC 12's LeakSanitizer sometimes dies itself at the end, when all tests of a program have passed. Only where each failure is
+  # LeakSanitizer sometimes dies itself at the end, when all tests of a program have passed. Only where each failure is
   # one of those are they run again.
   logs=build/asan/Testing/Temporary
   [ "$(grep -c 'LeakSanitizer has encountered a fatal error' "$logs/LastTest.log")" = "$(wc -l <"$logs/LastTestsFailed.log")" ]

@@ -25,8 +25,10 @@ Json write_span(SafetensorsWriter& writer, const Span& span, std::vector<char>& 
   Json hashes = Json::array();
   for (std::int64_t at = 0; at < elements; at += step) {
     const std::int64_t count = std::min(step, elements - at);
-    const char* block = static_cast<const char*>(span.data) + at * size;
-    if (!span.data) {
+    const char* block = nullptr;
+    if (span.data) {
+      block = static_cast<const char*>(span.data) + at * size;
+    } else {
       buffer.resize(static_cast<std::size_t>(count * size));
       span.read(at, count, buffer.data());
       block = buffer.data();

@@ -9,6 +9,7 @@
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/test_golden.h"
+#include "base/test_sanitized.h"
 #include "program/build.h"
 #include "program/recompute.h"
 #include "program/verify.h"
@@ -40,11 +41,13 @@ std::size_t shardings(int holders, int context) {
 
 TEST(Layouts, EachUsesAllRanksAndIsSound) {
   const arch::Architecture a = model();
+  std::size_t turn = 0;
   for (const int ranks : {1, 2, 4, 6, 8}) {
     std::set<std::string> names;
     for (const Layout& l : layouts_of(model(), base(3), ranks, {})) {
       EXPECT_EQ(l.setting.ranks(), ranks);
       EXPECT_TRUE(names.insert(l.name).second) << l.name << " stands twice";
+      if (turn++ % kStride != 0) continue;
       const auto stages = program::build_stages(a, l.setting);
       for (const auto& p : stages) EXPECT_TRUE(program::verify(p).empty()) << l.name;
       EXPECT_TRUE(program::verify_world(stages).empty()) << l.name;
