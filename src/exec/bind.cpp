@@ -14,6 +14,7 @@
 #include "exec/groups.h"
 #include "optim/adamw.h"
 #include "program/signature.h"
+#include "program/value_memory.h"
 
 namespace molen::exec {
 namespace {
@@ -31,10 +32,10 @@ at::Tensor view_of(const BindContext& c, const program::Use& use) {
 
 Kernel bind_load(const BindContext& c, const Step& step) {
   if (c.program.setting.context()) return bind_load_part(c, step);
-  auto ids = c.flat(step.write(Arg::kIds).buffer), labels = c.flat(step.write(Arg::kLabels).buffer),
-       scalars = c.flat(step.write(Arg::kScalars).buffer);
+  auto ids = c.flat(step.operand(Arg::kIds).buffer), labels = c.flat(step.operand(Arg::kLabels).buffer),
+       scalars = c.flat(step.operand(Arg::kScalars).buffer);
   at::Tensor documents;
-  if (c.program.setting.document_mask) documents = c.flat(step.write(Arg::kDocuments).buffer);
+  if (c.program.setting.document_mask) documents = c.flat(step.operand(Arg::kDocuments).buffer);
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   if (ids.device().is_cpu())
     return [=](RunState& run, math::Scratch&) {
@@ -54,12 +55,12 @@ Kernel bind_load(const BindContext& c, const Step& step) {
 
 Kernel bind_sum_squares(const BindContext& c, const Step& step) {
   // Elements that tensor ranks hold alike are counted only by the first of these ranks.
-  const program::Use& of = step.read(Arg::kGrad);
+  const program::Use& of = step.operand(Arg::kGrad);
   const auto [held, held_end] = held_of(c.program, of.buffer, c.coordinates);
   const auto [first, last] = range_of(c.program, of, c.coordinates);
   const auto& unit = c.program.units[static_cast<std::size_t>(program::unit_of_step(c.program, step))];
   const auto [from, to] = program::counted_once(c.coordinates, unit, first, last);
-  auto grad = c.flat(of.buffer).narrow(0, from - held, to - from), scalars = c.flat(step.write(Arg::kScalars).buffer);
+  auto grad = c.flat(of.buffer).narrow(0, from - held, to - from), scalars = c.flat(step.operand(Arg::kScalars).buffer);
   const int threads = c.program.setting.threads;
   return [=](RunState&, math::Scratch&) mutable {
     if (!grad.device().is_cpu()) {
@@ -77,7 +78,7 @@ Kernel bind_sum_squares(const BindContext& c, const Step& step) {
 }
 
 Kernel bind_clip(const BindContext& c, const Step& step) {
-  auto scalars = c.flat(step.write(Arg::kScalars).buffer);
+  auto scalars = c.flat(step.operand(Arg::kScalars).buffer);
   const double places =
       static_cast<double>(c.program.setting.global_batch) * static_cast<double>(c.program.setting.sequence);
   return [=](RunState& run, math::Scratch&) mutable {
@@ -94,7 +95,7 @@ Kernel bind_clip(const BindContext& c, const Step& step) {
 }
 
 Kernel bind_agree(const BindContext& c, const Step& step) {
-  auto scalars = c.flat(step.read(Arg::kScalars).buffer);
+  auto scalars = c.flat(step.operand(Arg::kScalars).buffer);
   const bool scaled = c.program.setting.scales_loss();
   return [=](RunState& run, math::Scratch&) {
     const auto host = scalars.to(at::kCPU);
@@ -122,8 +123,8 @@ struct Run {
 std::vector<Run> runs_of(const BindContext& c, const Step& step) {
   const int unit = program::unit_of_step(c.program, step);
   const auto& u = c.program.units[static_cast<std::size_t>(unit)];
-  const auto [first, last] = range_of(c.program, step.write(Arg::kParam), c.coordinates);
-  const program::Use* master = step.find_write(Arg::kMaster);
+  const auto [first, last] = range_of(c.program, step.operand(Arg::kParam), c.coordinates);
+  const program::Use* master = step.find(Arg::kMaster);
   std::vector<Run> runs;
   for (const auto& entry : u.entries) {
     const auto& parameter = c.program.parameters[static_cast<std::size_t>(entry.parameter)];
@@ -133,10 +134,10 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
       return c.flat(use.buffer).narrow(0, from - held_of(c.program, use.buffer, c.coordinates).first, to - from);
     };
     Run run{parameter.decay,
-            part(step.read(Arg::kGrad)),
-            part(step.write(Arg::kParam)),
-            part(step.write(Arg::kMoment1)),
-            part(step.write(Arg::kMoment2)),
+            part(step.operand(Arg::kGrad)),
+            part(step.operand(Arg::kParam)),
+            part(step.operand(Arg::kMoment1)),
+            part(step.operand(Arg::kMoment2)),
             {}};
     if (master) run.master = part(*master);
     runs.push_back(std::move(run));
@@ -157,7 +158,7 @@ void update_on_device(const StepInput& input, Run& run, const at::Tensor& scalar
 
 Kernel bind_optimizer(const BindContext& c, const Step& step) {
   auto runs = runs_of(c, step);
-  auto scalars = c.flat(step.read(Arg::kScalars).buffer);
+  auto scalars = c.flat(step.operand(Arg::kScalars).buffer);
   const int threads = c.program.setting.threads;
   return [=](RunState& state, math::Scratch&) mutable {
     const bool on_device =
@@ -217,45 +218,45 @@ RowPiece row_piece(const BindContext& c, const program::Operand& all, std::int64
 // Sums the rows of each tensor rank, overwriting the rank's part or adding to it.
 Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScatter>(step.op);
-  const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).read(Arg::kFrom), op.chunk);
+  const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).operand(Arg::kFrom), op.chunk);
   const std::int64_t own = piece.counts[static_cast<std::size_t>(group->rank())];
   const std::int64_t before =
       std::accumulate(piece.counts.begin(), piece.counts.begin() + group->rank(), std::int64_t{0});
-  const program::Use& to = step.write(Arg::kTo);
-  auto all = c.flat(step.read(Arg::kFrom).buffer).narrow(0, piece.all, piece.count()),
+  const program::Use& to = step.operand(Arg::kTo);
+  auto all = c.flat(step.operand(Arg::kFrom).buffer).narrow(0, piece.all, piece.count()),
        kept = c.flat(to.buffer).narrow(0, piece.kept, own);
-  const bool adds = op.accumulate;
-  at::Tensor sum = adds ? all.narrow(0, before, own) : kept;
-  const DType dtype = dtype_of(c, step.write(Arg::kTo));
   // Adds to the residual gradient so far: in place, or in another buffer when the old value is still to be read.
+  const program::Use* so_far = step.find(Arg::kSoFar);
+  const bool adds = so_far || step.updates(Arg::kTo);
+  at::Tensor sum = adds ? all.narrow(0, before, own) : kept;
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   at::Tensor before_sum;
-  if (adds) before_sum = c.flat(step.read(Arg::kSoFar).buffer).narrow(0, piece.kept, own);
-  const bool apart = adds && step.read(Arg::kSoFar).buffer != to.buffer;
+  if (so_far) before_sum = c.flat(so_far->buffer).narrow(0, piece.kept, own);
   return [=, counts = piece.counts](RunState&, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
-    if (apart) kept.copy_(before_sum);
+    if (before_sum.defined()) kept.copy_(before_sum);
     if (adds) kept.add_(sum);
   };
 }
 
 // Gathers the rows of all ranks, or the sums of the head, in rank order.
 Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
-  auto part = c.flat(step.read(Arg::kFrom).buffer), all = c.flat(step.write(Arg::kTo).buffer);
+  auto part = c.flat(step.operand(Arg::kFrom).buffer), all = c.flat(step.operand(Arg::kTo).buffer);
   const auto& op = std::get<program::AllGather>(step.op);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()), part.numel());
   if (op.moves != program::Moves::kHead) {
-    const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).write(Arg::kTo), op.chunk);
+    const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).operand(Arg::kTo), op.chunk);
     counts = piece.counts;
     part = part.narrow(0, piece.kept, counts[static_cast<std::size_t>(group->rank())]);
     all = all.narrow(0, piece.all, piece.count());
   }
-  const DType dtype = dtype_of(c, step.write(Arg::kTo));
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
 Kernel bind_all_reduce(const BindContext& c, const Step& step, comm::Communicator* group) {
-  auto tensor = view_of(c, step.write(Arg::kTo));
-  const DType dtype = dtype_of(c, step.write(Arg::kTo));
+  auto tensor = view_of(c, step.operand(Arg::kTo));
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return [=](RunState&, math::Scratch&) {
     group->all_reduce(tensor.data_ptr(), tensor.numel(), dtype, comm::Reduce::kSum);
   };
@@ -265,16 +266,17 @@ Kernel bind_reduce_scatter(const BindContext& c, const Step& step, comm::Communi
   const auto& op = std::get<program::ReduceScatter>(step.op);
   if (op.moves == program::Moves::kDKeys) return bind_scatter_keys(c, step, group);
   if (op.moves != program::Moves::kUnit) return bind_scatter_rows(c, step, group);
-  auto all = view_of(c, step.read(Arg::kFrom)), part = view_of(c, step.write(Arg::kTo));
-  const DType dtype = dtype_of(c, step.write(Arg::kTo));
-  const auto counts = counts_over(c, op.axis, step.write(Arg::kTo), group->size());
+  auto all = view_of(c, step.operand(Arg::kFrom)), part = view_of(c, step.operand(Arg::kTo));
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
+  const auto counts = counts_over(c, op.axis, step.operand(Arg::kTo), group->size());
   // When the sum is added to an earlier one, it is first computed in this rank's part of the buffer that the op uses
   // up.
   const std::int64_t own = std::accumulate(counts.begin(), counts.begin() + group->rank(), std::int64_t{0});
-  at::Tensor sum = op.accumulate ? all.narrow(0, own, part.numel()) : part;
+  const bool adds = step.updates(Arg::kTo);
+  at::Tensor sum = adds ? all.narrow(0, own, part.numel()) : part;
   return [=](RunState&, math::Scratch&) mutable {
     group->reduce_scatter(all.data_ptr(), sum.data_ptr(), counts, dtype, comm::Reduce::kSum);
-    if (op.accumulate) part.add_(sum);
+    if (adds) part.add_(sum);
   };
 }
 
@@ -282,17 +284,17 @@ Kernel bind_all_gather(const BindContext& c, const Step& step, comm::Communicato
   const auto& op = std::get<program::AllGather>(step.op);
   if (op.moves == program::Moves::kKeys) return bind_gather_keys(c, step, group);
   if (op.moves != program::Moves::kUnit) return bind_gather_rows(c, step, group);
-  auto part = view_of(c, step.read(Arg::kFrom)), all = view_of(c, step.write(Arg::kTo));
-  const DType dtype = dtype_of(c, step.write(Arg::kTo));
-  const auto counts = counts_over(c, op.axis, step.read(Arg::kFrom), group->size());
+  auto part = view_of(c, step.operand(Arg::kFrom)), all = view_of(c, step.operand(Arg::kTo));
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
+  const auto counts = counts_over(c, op.axis, step.operand(Arg::kFrom), group->size());
   return [=](RunState&, math::Scratch&) { group->all_gather(part.data_ptr(), all.data_ptr(), counts, dtype); };
 }
 
 // Casts between this rank's part of a gradient and its message.
 Kernel bind_cast(const BindContext& c, const Step& step) {
-  auto from = view_of(c, step.read(Arg::kFrom)), to = view_of(c, step.write(Arg::kTo));
+  auto from = view_of(c, step.operand(Arg::kFrom)), to = view_of(c, step.operand(Arg::kTo));
   const std::int64_t block = step.scratch.value / size_of(DType::kF32);
-  if (!std::get<program::Cast>(step.op).accumulate) return [=](RunState&, math::Scratch&) mutable { to.copy_(from); };
+  if (!step.updates(Arg::kTo)) return [=](RunState&, math::Scratch&) mutable { to.copy_(from); };
   if (!to.device().is_cpu()) return [=](RunState&, math::Scratch&) mutable { to.add_(from); };
   // Casts a block at a time: ATen would widen the whole buffer at once, in memory that the plan does not contain.
   MOLEN_CHECK(block > 0, "a cast that adds has no scratch");
@@ -315,24 +317,25 @@ at::Tensor message_of(const BindContext& c, int buffer) {
 }
 
 Kernel bind_send(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {
-  const at::Tensor value = message_of(c, step.read(Arg::kFrom).buffer);
-  const DType dtype = dtype_of(c, step.read(Arg::kFrom));
+  const at::Tensor value = message_of(c, step.operand(Arg::kFrom).buffer);
+  const DType dtype = dtype_of(c, step.operand(Arg::kFrom));
   return [=](RunState&, math::Scratch&) { stages->send(value.data_ptr(), value.numel(), dtype, peer); };
 }
 
 Kernel bind_receive(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {
-  const at::Tensor value = message_of(c, step.write(Arg::kTo).buffer);
-  const DType dtype = dtype_of(c, step.write(Arg::kTo));
+  const at::Tensor value = message_of(c, step.operand(Arg::kTo).buffer);
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return [=](RunState&, math::Scratch&) { stages->recv(value.data_ptr(), value.numel(), dtype, peer); };
 }
 
 // Copies between the device's memory and the host's.
-Kernel bind_copy(const BindContext& c, const Step& step, bool accumulate) {
-  const at::Tensor from = view_of(c, step.read(Arg::kFrom));
-  at::Tensor to = view_of(c, step.write(Arg::kTo));
+Kernel bind_copy(const BindContext& c, const Step& step) {
+  const bool adds = step.updates(Arg::kTo);
+  const at::Tensor from = view_of(c, step.operand(Arg::kFrom));
+  at::Tensor to = view_of(c, step.operand(Arg::kTo));
   MOLEN_CHECK(from.numel() == to.numel(), "a copy of {} elements to {}", from.numel(), to.numel());
   return [=](RunState&, math::Scratch&) mutable {
-    if (accumulate)
+    if (adds)
       to.add_(from.to(to.device()));
     else
       to.copy_(from);
@@ -341,7 +344,7 @@ Kernel bind_copy(const BindContext& c, const Step& step, bool accumulate) {
 
 Kernel bind_reduce_scalars(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScalars>(step.op);
-  auto sums = c.flat(step.write(Arg::kScalars).buffer).narrow(0, op.first, op.count);
+  auto sums = c.flat(step.operand(Arg::kScalars).buffer).narrow(0, op.first, op.count);
   return [=](RunState&, math::Scratch&) {
     group->all_reduce(sums.data_ptr(), sums.numel(), DType::kF64, comm::Reduce::kSum);
   };
@@ -376,7 +379,7 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::Compute& op) { return bind_compute(c, step, op); },
           [&](const program::LoadBatch&) { return bind_load(c, step); },
           [&](const program::ZeroFill&) -> Kernel {
-            auto target = c.flat(step.write(Arg::kTo).buffer);
+            auto target = c.flat(step.operand(Arg::kTo).buffer);
             return [=](RunState&, math::Scratch&) mutable { target.zero_(); };
           },
           [&](const program::SumSquares&) { return bind_sum_squares(c, step); },
@@ -388,8 +391,8 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::Send& o) { return bind_send(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::Receive& o) { return bind_receive(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::Shift& o) { return bind_shift(c, step, group_of(c, o.axis)); },
-          [&](const program::CopyToHost& o) { return bind_copy(c, step, o.accumulate); },
-          [&](const program::CopyToDevice&) { return bind_copy(c, step, false); },
+          [&](const program::CopyToHost&) { return bind_copy(c, step); },
+          [&](const program::CopyToDevice&) { return bind_copy(c, step); },
           [&](const program::Cast&) { return bind_cast(c, step); },
           [&](const program::ReduceScalars& o) { return bind_reduce_scalars(c, step, group_of(c, o.axis)); },
           [&](const program::Agree&) { return bind_agree(c, step); },

@@ -17,56 +17,56 @@ Kernel bind_forward(const Operands& o, const Common& common, const program::Comp
   const std::int64_t n = o.tokens();
   switch (op.part) {
     case Part::kEmbed: {
-      auto ids = o.read(Arg::kIds, {n}), table = o.table(o.param(), Role::kEmbedding),
+      auto ids = o.view(Arg::kIds, {n}), table = o.table(o.param(), Role::kEmbedding),
            positions = o.param().weight(Role::kPositions);
-      auto x = o.write_rows(Arg::kY);
+      auto x = o.rows(Arg::kY);
       return [=](RunState&, math::Scratch& s) mutable {
         model::embed_forward(common.context(s), ids, table, positions, x);
       };
     }
     case Part::kNormQkv: {
-      auto x = o.read_rows(Arg::kX), out = o.write_rows(Arg::kY);
+      auto x = o.rows(Arg::kX), out = o.rows(Arg::kY);
       auto norm = o.param().attention_norm();
       auto qkv = o.param().qkv();
-      auto stats = o.write_stats();
+      auto stats = o.stats();
       return [=, &rope](RunState&, math::Scratch& s) mutable {
         model::norm_qkv_forward(common.context(s), x, norm, qkv, rope, stats, out);
       };
     }
     case Part::kAttention: {
-      auto qkv = o.read_rows(Arg::kQkv), out = o.write_rows(Arg::kY);
-      auto lse = o.write(Arg::kLse, {common.shape.batch, common.arch.heads, common.shape.sequence});
+      auto qkv = o.rows(Arg::kQkv), out = o.rows(Arg::kY);
+      auto lse = o.view(Arg::kLse, {common.shape.batch, common.arch.heads, common.shape.sequence});
       return [=](RunState&, math::Scratch& s) mutable { model::attention_forward(common.context(s), qkv, out, lse); };
     }
     case Part::kOutProjection: {
-      auto attention = o.read_rows(Arg::kX), x = o.residual(), mid = o.write_rows(Arg::kY);
+      auto attention = o.rows(Arg::kX), x = o.residual(), mid = o.rows(Arg::kY);
       auto output = o.param().output();
       return [=](RunState&, math::Scratch& s) mutable {
         model::output_projection_forward(common.context(s), attention, x, output, mid);
       };
     }
     case Part::kNormUp: {
-      auto mid = o.read_rows(Arg::kX), out = o.write_rows(Arg::kY);
+      auto mid = o.rows(Arg::kX), out = o.rows(Arg::kY);
       auto norm = o.param().mlp_norm();
       auto up = o.param().up();
-      auto stats = o.write_stats();
+      auto stats = o.stats();
       return [=](RunState&, math::Scratch& s) mutable {
         model::norm_up_forward(common.context(s), mid, norm, up, stats, out);
       };
     }
     case Part::kActivation: {
-      auto up = o.read_rows(Arg::kX), a = o.write_rows(Arg::kY);
+      auto up = o.rows(Arg::kX), a = o.rows(Arg::kY);
       return [=](RunState&, math::Scratch& s) mutable { model::activation_forward(common.context(s), up, a); };
     }
     case Part::kDown: {
-      auto a = o.read_rows(Arg::kX), mid = o.residual(), y = o.write_rows(Arg::kY);
+      auto a = o.rows(Arg::kX), mid = o.residual(), y = o.rows(Arg::kY);
       auto down = o.param().down();
       return [=](RunState&, math::Scratch& s) mutable { model::down_forward(common.context(s), a, mid, down, y); };
     }
     case Part::kFinalNorm: {
-      auto x = o.read_rows(Arg::kX), y = o.write_rows(Arg::kY);
+      auto x = o.rows(Arg::kX), y = o.rows(Arg::kY);
       auto norm = common.arch.norm == arch::Norm::kLayerPlain ? model::NormWeights{} : o.param().final_norm();
-      auto stats = o.write_stats();
+      auto stats = o.stats();
       return
           [=](RunState&, math::Scratch& s) mutable { model::final_norm_forward(common.context(s), x, norm, stats, y); };
     }
@@ -83,15 +83,15 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
   const std::int64_t n = o.tokens();
   switch (op.part) {
     case Part::kEmbed: {
-      auto ids = o.read(Arg::kIds, {n}), d_x = o.read_rows(Arg::kDY);
+      auto ids = o.view(Arg::kIds, {n}), d_x = o.rows(Arg::kDY);
       auto d_table = o.table(o.grad(), Role::kEmbedding), d_positions = o.grad().weight(Role::kPositions);
       return [=](RunState&, math::Scratch& s) mutable {
         model::embed_backward(common.context(s), ids, d_x, d_table, d_positions);
       };
     }
     case Part::kNormQkv: {
-      auto d_qkv = o.read_rows(Arg::kDY), x = o.read_rows(Arg::kX), d_x = o.write_rows(Arg::kDX);
-      auto stats = o.read_stats();
+      auto d_qkv = o.rows(Arg::kDY), x = o.rows(Arg::kX), d_x = o.rows(Arg::kDX);
+      auto stats = o.stats();
       auto norm = o.param().attention_norm(), d_norm = o.grad().attention_norm();
       auto qkv = o.param().qkv(), d_w = o.grad().qkv();
       auto before = o.residual_gradient_beside();
@@ -101,23 +101,22 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
       };
     }
     case Part::kAttention: {
-      auto d_o = o.read_rows(Arg::kDY), qkv = o.read_rows(Arg::kQkv), out = o.read_rows(Arg::kY),
-           d_qkv = o.write_rows(Arg::kDQkv);
-      auto lse = o.read(Arg::kLse, {common.shape.batch, common.arch.heads, common.shape.sequence});
+      auto d_o = o.rows(Arg::kDY), qkv = o.rows(Arg::kQkv), out = o.rows(Arg::kY), d_qkv = o.rows(Arg::kDQkv);
+      auto lse = o.view(Arg::kLse, {common.shape.batch, common.arch.heads, common.shape.sequence});
       return [=](RunState&, math::Scratch& s) mutable {
         model::attention_backward(common.context(s), d_o, qkv, out, lse, d_qkv);
       };
     }
     case Part::kOutProjection: {
-      auto d_x = o.read_rows(Arg::kDY), attention = o.read_rows(Arg::kX), d_o = o.write_rows(Arg::kDX);
+      auto d_x = o.rows(Arg::kDY), attention = o.rows(Arg::kX), d_o = o.rows(Arg::kDX);
       auto output = o.param().output(), d_w = o.grad().output();
       return [=](RunState&, math::Scratch& s) mutable {
         model::output_projection_backward(common.context(s), d_x, attention, output, d_o, d_w);
       };
     }
     case Part::kNormUp: {
-      auto d_up = o.read_rows(Arg::kDY), mid = o.read_rows(Arg::kX), d_x = o.write_rows(Arg::kDX);
-      auto stats = o.read_stats();
+      auto d_up = o.rows(Arg::kDY), mid = o.rows(Arg::kX), d_x = o.rows(Arg::kDX);
+      auto stats = o.stats();
       auto norm = o.param().mlp_norm(), d_norm = o.grad().mlp_norm();
       auto up = o.param().up(), d_w = o.grad().up();
       auto before = o.residual_gradient_beside();
@@ -127,18 +126,18 @@ Kernel bind_backward(const Operands& o, const Common& common, const program::Com
       };
     }
     case Part::kActivation: {
-      auto d_a = o.read_rows(Arg::kDY), up = o.read_rows(Arg::kX), d_up = o.write_rows(Arg::kDX);
+      auto d_a = o.rows(Arg::kDY), up = o.rows(Arg::kX), d_up = o.rows(Arg::kDX);
       return [=](RunState&, math::Scratch& s) mutable { model::activation_backward(common.context(s), d_a, up, d_up); };
     }
     case Part::kDown: {
-      auto d_x = o.read_rows(Arg::kDY), a = o.read_rows(Arg::kX), d_a = o.write_rows(Arg::kDX);
+      auto d_x = o.rows(Arg::kDY), a = o.rows(Arg::kX), d_a = o.rows(Arg::kDX);
       auto down = o.param().down(), d_w = o.grad().down();
       return
           [=](RunState&, math::Scratch& s) mutable { model::down_backward(common.context(s), d_x, a, down, d_a, d_w); };
     }
     case Part::kFinalNorm: {
-      auto d_y = o.read_rows(Arg::kDY), x = o.read_rows(Arg::kX), d_x = o.write_rows(Arg::kDX);
-      auto stats = o.read_stats();
+      auto d_y = o.rows(Arg::kDY), x = o.rows(Arg::kX), d_x = o.rows(Arg::kDX);
+      auto stats = o.stats();
       const bool plain = common.arch.norm == arch::Norm::kLayerPlain;
       auto norm = plain ? model::NormWeights{} : o.param().final_norm(),
            d_norm = plain ? model::NormWeights{} : o.grad().final_norm();
@@ -158,17 +157,16 @@ Kernel bind_head(const Operands& o, const Common& common, std::int64_t first, co
                  double grad_scale) {
   const std::int64_t count = common.shape.chunk;
   const Role role = common.arch.tied ? Role::kEmbedding : Role::kHead;
-  auto y = o.read_rows(Arg::kX).narrow(0, first, count),
-       labels = o.read(Arg::kLabels, {o.tokens()}).narrow(0, first, count);
+  auto y = o.rows(Arg::kX).narrow(0, first, count), labels = o.view(Arg::kLabels, {o.tokens()}).narrow(0, first, count);
   auto head = o.table(o.param(), role);
-  auto losses = o.write(Arg::kLosses, {o.tokens()}).narrow(0, first, count);
-  auto scalars = o.write(Arg::kScalars, {program::kNumScalars});
+  auto losses = o.view(Arg::kLosses, {o.tokens()}).narrow(0, first, count);
+  auto scalars = o.view(Arg::kScalars, {program::kNumScalars});
   if (op.pass == program::ComputePass::kForward)
     return [=](RunState&, math::Scratch& s) mutable {
       model::head_loss_forward(common.context(s), y, labels, head, losses);
       add_losses(losses, scalars);
     };
-  auto d_y = o.write_rows(Arg::kDX).narrow(0, first, count), d_head = o.table(o.grad(), role);
+  auto d_y = o.rows(Arg::kDX).narrow(0, first, count), d_head = o.table(o.grad(), role);
   return [=](RunState& run, math::Scratch& s) mutable {
     model::head_loss(common.context(s), y, labels, head, grad_scale * run.input->loss_scale, losses, d_y, d_head);
     add_losses(losses, scalars);
@@ -198,7 +196,7 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
   const model::RopeTable& rope = context.rope.at(piece ? static_cast<std::size_t>(op.chunk) : 0);
   Common common{p.local,
                 {setting.micro_batch, setting.local_sequence(), 0, setting.compute, setting.threads, setting.kernels},
-                op.accumulate,
+                step.updates(Arg::kGrad),
                 operands.share(),
                 positions_of(context.program.setting, context.coordinates)};
   if (piece) {
@@ -219,7 +217,7 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
   }
   if (op.pass == program::ComputePass::kInput) common.half = model::Half::kInput;
   if (op.pass == program::ComputePass::kWeights) common.half = model::Half::kWeights;
-  if (op.part == Part::kAttention && setting.document_mask) common.documents = operands.read_flat(Arg::kDocuments);
+  if (op.part == Part::kAttention && setting.document_mask) common.documents = operands.flat(Arg::kDocuments);
   if (op.part == Part::kAttention && setting.context())
     return setting.ring() ? bind_ring_attention(operands, common, op, setting, context.coordinates)
                           : bind_gathered_attention(operands, common, op, setting);

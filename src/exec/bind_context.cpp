@@ -55,11 +55,11 @@ std::vector<PositionRun> positions_of(const program::Setting& s, const mesh::Per
 
 // Loads whole sequences; the context rank takes its own positions and counts their labels.
 Kernel bind_load_part(const BindContext& c, const program::Step& step) {
-  auto ids = c.flat(step.write(Arg::kIds).buffer), labels = c.flat(step.write(Arg::kLabels).buffer),
-       scalars = c.flat(step.write(Arg::kScalars).buffer);
+  auto ids = c.flat(step.operand(Arg::kIds).buffer), labels = c.flat(step.operand(Arg::kLabels).buffer),
+       scalars = c.flat(step.operand(Arg::kScalars).buffer);
   const auto& s = c.program.setting;
   at::Tensor documents;
-  if (s.document_mask) documents = c.flat(step.write(Arg::kDocuments).buffer);
+  if (s.document_mask) documents = c.flat(step.operand(Arg::kDocuments).buffer);
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   return [=, batch = s.micro_batch, count = s.micro_batch * s.sequence, runs = positions_of(s, c.coordinates)](
              RunState& run, math::Scratch&) mutable {
@@ -83,8 +83,8 @@ Kernel bind_load_part(const BindContext& c, const program::Step& step) {
 }
 
 Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
-  const KeyValues keys(c, step.write(Arg::kTo).buffer, step.read(Arg::kFrom).buffer);
-  const DType dtype = dtype_of(c, step.write(Arg::kTo));
+  const KeyValues keys(c, step.operand(Arg::kTo).buffer, step.operand(Arg::kFrom).buffer);
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return
       [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts()](RunState& run, math::Scratch&) mutable {
         own.copy_(keys.columns_NW);
@@ -95,8 +95,8 @@ Kernel bind_gather_keys(const BindContext& c, const program::Step& step, comm::C
 
 // Sums the gradients of each rank's keys and values over ranks and gives the sum to that rank.
 Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::Communicator* group) {
-  const KeyValues keys(c, step.read(Arg::kFrom).buffer, step.write(Arg::kTo).buffer);
-  const DType dtype = dtype_of(c, step.read(Arg::kFrom));
+  const KeyValues keys(c, step.operand(Arg::kFrom).buffer, step.operand(Arg::kTo).buffer);
+  const DType dtype = dtype_of(c, step.operand(Arg::kFrom));
   return [=, own = keys.all_RNW.select(0, group->rank()), counts = keys.counts(), columns = keys.columns_NW](
              RunState&, math::Scratch&) mutable {
     group->reduce_scatter(keys.all_RNW.data_ptr(), own.data_ptr(), counts, dtype, comm::Reduce::kSum);
@@ -106,17 +106,17 @@ Kernel bind_scatter_keys(const BindContext& c, const program::Step& step, comm::
 
 Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communicator* ring) {
   const auto& op = std::get<program::Shift>(step.op);
-  const DType dtype = dtype_of(c, step.write(Arg::kTo));
-  auto in = c.flat(step.write(Arg::kTo).buffer);
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
+  auto in = c.flat(step.operand(Arg::kTo).buffer);
   if (op.moves == program::Moves::kKeys && op.step == 1) {
-    const KeyValues keys(c, step.write(Arg::kOwn).buffer, step.read(Arg::kFrom).buffer);
+    const KeyValues keys(c, step.operand(Arg::kOwn).buffer, step.operand(Arg::kFrom).buffer);
     return [=, own = keys.all_RNW.select(0, 0)](RunState& run, math::Scratch&) mutable {
       own.copy_(keys.columns_NW);
       run.settle();
       pass_on(*ring, own, in, dtype);
     };
   }
-  auto out = c.flat(step.read(Arg::kFrom).buffer);
+  auto out = c.flat(step.operand(Arg::kFrom).buffer);
   if (op.moves == program::Moves::kKeys)
     return [=](RunState&, math::Scratch&) mutable { pass_on(*ring, out, in, dtype); };
   const bool adds = op.step > 1;
@@ -129,18 +129,19 @@ Kernel bind_shift(const BindContext& c, const program::Step& step, comm::Communi
       pass_on(*ring, out, in, dtype);
     };
   // The keys are back at their own rank: their gradient goes beside the gradient of the queries.
-  const program::Use &so_far = step.read(Arg::kDQkvSoFar), &whole = step.write(Arg::kDQkv);
-  const KeyValues keys(c, step.write(Arg::kTo).buffer, whole.buffer);
+  const program::Use *so_far = step.find(Arg::kDQkvSoFar), &whole = step.operand(Arg::kDQkv);
+  const KeyValues keys(c, step.operand(Arg::kTo).buffer, whole.buffer);
   const std::int64_t n = c.program.setting.tokens(), queries = c.program.local.query_size();
-  auto d_qkv = c.flat(whole.buffer).view({n, -1}), made = c.flat(so_far.buffer).view({n, -1});
-  const bool apart = so_far.buffer != whole.buffer;
+  auto d_qkv = c.flat(whole.buffer).view({n, -1});
+  at::Tensor made;  // the gradient of the queries, when it is in a wider type
+  if (so_far) made = c.flat(so_far->buffer).view({n, -1});
   return [=, home = keys.all_RNW.select(0, 0), columns = keys.columns_NW](RunState& run, math::Scratch&) mutable {
     if (adds) {
       out.add_(in);
       run.settle();
     }
     pass_on(*ring, out, in, dtype);
-    if (apart) d_qkv.narrow(1, 0, queries).copy_(made.narrow(1, 0, queries));
+    if (made.defined()) d_qkv.narrow(1, 0, queries).copy_(made.narrow(1, 0, queries));
     columns.copy_(home);
   };
 }
@@ -154,8 +155,8 @@ Kernel bind_gathered_attention(const Operands& o, const Common& common, const pr
   const std::array<std::int64_t, 3> of_all{ranks, o.tokens(), 2 * common.arch.kv_heads * common.arch.head_dim};
   const auto at_rank = [](const at::Tensor& all, std::size_t r) { return all.select(0, static_cast<std::int64_t>(r)); };
   if (!program::is_backward(op.pass)) {
-    auto qkv = o.read_rows(Arg::kQkv), kv = o.read(Arg::kKeys, of_all), out = o.write_rows(Arg::kY),
-         lse = o.write(Arg::kLse, lse_shape(common));
+    auto qkv = o.rows(Arg::kQkv), kv = o.view(Arg::kKeys, of_all), out = o.rows(Arg::kY),
+         lse = o.view(Arg::kLse, lse_shape(common));
     return [=](RunState&, math::Scratch& s) mutable {
       at::Tensor sum = is_narrow(out) ? wide_rows(out, queries, s) : out;
       for (std::size_t r = 0; r < keys.size(); ++r)
@@ -163,9 +164,9 @@ Kernel bind_gathered_attention(const Operands& o, const Common& common, const pr
       if (is_narrow(out)) out.copy_(sum);
     };
   }
-  auto d_o = o.read_rows(Arg::kDY), qkv = o.read_rows(Arg::kQkv), out = o.read_rows(Arg::kY),
-       lse = o.read(Arg::kLse, lse_shape(common)), kv = o.read(Arg::kKeys, of_all), d_qkv = o.write_rows(Arg::kDQkv),
-       d_kv = o.write(Arg::kDKeys, of_all);
+  auto d_o = o.rows(Arg::kDY), qkv = o.rows(Arg::kQkv), out = o.rows(Arg::kY),
+       lse = o.view(Arg::kLse, lse_shape(common)), kv = o.view(Arg::kKeys, of_all), d_qkv = o.rows(Arg::kDQkv),
+       d_kv = o.view(Arg::kDKeys, of_all);
   return [=](RunState&, math::Scratch& s) mutable {
     at::Tensor sum = is_narrow(d_qkv) ? wide_rows(d_qkv, queries, s) : d_qkv;
     for (std::size_t r = 0; r < keys.size(); ++r) {
@@ -185,8 +186,8 @@ Kernel bind_ring_attention(const Operands& o, const Common& common, const progra
   const bool first = step == 0;
   const std::array<std::int64_t, 2> rows{o.tokens(), 2 * common.arch.kv_heads * common.arch.head_dim};
   if (!program::is_backward(op.pass)) {
-    auto qkv = o.read_rows(Arg::kQkv), out = o.write_rows(Arg::kY), lse = o.write(Arg::kLse, lse_shape(common));
-    auto kv = first ? at::Tensor() : o.read(Arg::kKeys, rows), sum = first ? out : o.read_rows(Arg::kYSoFar);
+    auto qkv = o.rows(Arg::kQkv), out = o.rows(Arg::kY), lse = o.view(Arg::kLse, lse_shape(common));
+    auto kv = first ? at::Tensor() : o.view(Arg::kKeys, rows), sum = o.has(Arg::kYSoFar) ? o.rows(Arg::kYSoFar) : out;
     return [=](RunState&, math::Scratch& s) mutable {
       const model::Context context = common.context(s);
       model::context_attention_forward(context, qkv, first ? model::key_value_columns(context, qkv) : kv, keys, first,
@@ -194,9 +195,9 @@ Kernel bind_ring_attention(const Operands& o, const Common& common, const progra
       if (out.scalar_type() != sum.scalar_type()) out.copy_(sum);
     };
   }
-  auto d_o = o.read_rows(Arg::kDY), qkv = o.read_rows(Arg::kQkv), out = o.read_rows(Arg::kY),
-       lse = o.read(Arg::kLse, lse_shape(common)), d_qkv = o.write_rows(Arg::kDQkv), d_kv = o.write(Arg::kDKeys, rows);
-  auto kv = first ? at::Tensor() : o.read(Arg::kKeys, rows);
+  auto d_o = o.rows(Arg::kDY), qkv = o.rows(Arg::kQkv), out = o.rows(Arg::kY),
+       lse = o.view(Arg::kLse, lse_shape(common)), d_qkv = o.rows(Arg::kDQkv), d_kv = o.view(Arg::kDKeys, rows);
+  auto kv = first ? at::Tensor() : o.view(Arg::kKeys, rows);
   return [=](RunState&, math::Scratch& s) mutable {
     const model::Context context = common.context(s);
     model::context_attention_backward(context, d_o, qkv, first ? model::key_value_columns(context, qkv) : kv, keys, out,

@@ -14,7 +14,9 @@ struct NormHalf {
   model::Linear product, d_product;
 
   NormHalf(const Operands& o, const Common& common, bool qkv)
-      : d_out(o.read_rows(Arg::kDY)), x(o.read_rows(Arg::kX)), stats(o.read_stats()) {
+      : d_out(o.rows(qkv && common.half == model::Half::kInput ? Arg::kDProjected : Arg::kDY)),
+        x(o.rows(Arg::kX)),
+        stats(o.stats()) {
     const auto norm_of = [&](const UnitWeights& unit) { return qkv ? unit.attention_norm() : unit.mlp_norm(); };
     const auto product_of = [&](const UnitWeights& unit) { return qkv ? unit.qkv() : unit.up(); };
     norm = norm_of(o.param());
@@ -22,7 +24,7 @@ struct NormHalf {
       d_product = product_of(o.grad());
       return;
     }
-    d_x = o.write_rows(Arg::kDX);
+    d_x = o.rows(Arg::kDX);
     before = o.residual_gradient_beside();
     product = product_of(o.param());
     if (common.arch.norm != arch::Norm::kLayerPlain) d_norm = norm_of(o.grad());
@@ -50,15 +52,15 @@ Kernel bind_product_half(const Operands& o, const Common& common, const program:
   const bool output = op.part == Part::kOutProjection;
   const bool weights = common.half == model::Half::kWeights;
   const auto product_of = [&](const UnitWeights& unit) { return output ? unit.output() : unit.down(); };
-  const at::Tensor d_out = o.read_rows(Arg::kDY);
+  const at::Tensor d_out = o.rows(Arg::kDY);
   at::Tensor in, d_in;
   model::Linear product, d_product;
   if (weights) {
-    in = o.read_rows(Arg::kX);
+    in = o.rows(Arg::kX);
     d_product = product_of(o.grad());
   } else {
     product = product_of(o.param());
-    d_in = o.write_rows(Arg::kDX);
+    d_in = o.rows(Arg::kDX);
   }
   return [=](RunState&, math::Scratch& s) mutable {
     const model::Context context = common.context(s);

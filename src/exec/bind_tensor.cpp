@@ -96,24 +96,23 @@ Kernel bind_shared_head(const Operands& o, const Common& common, std::int64_t fi
   const Role role = common.arch.tied ? Role::kEmbedding : Role::kHead;
   const auto part = [&](at::Tensor rows) { return rows.narrow(0, first, count); };
   if (op.part == Part::kHeadLogits) {
-    auto y = part(o.read_rows(Arg::kX)), labels = part(o.read(Arg::kLabels, {o.tokens()})),
-         head = o.table(o.param(), role);
-    auto logits = o.write_flat(Arg::kLogits).narrow(0, 0, count * head.size(0)).view({count, -1}),
-         sums = o.write(Arg::kSums, {largest, 2}).narrow(0, 0, count);
+    auto y = part(o.rows(Arg::kX)), labels = part(o.view(Arg::kLabels, {o.tokens()})), head = o.table(o.param(), role);
+    auto logits = o.flat(Arg::kLogits).narrow(0, 0, count * head.size(0)).view({count, -1}),
+         sums = o.view(Arg::kSums, {largest, 2}).narrow(0, 0, count);
     return [=](RunState&, math::Scratch& s) mutable {
       model::head_logits_sums(common.context(s), y, labels, head, logits, sums);
     };
   }
-  auto sums = o.read(Arg::kSums, {common.share.ranks, largest, 2}), labels = part(o.read(Arg::kLabels, {o.tokens()}));
-  auto losses = part(o.write(Arg::kLosses, {o.tokens()})), scalars = o.write(Arg::kScalars, {program::kNumScalars});
+  auto sums = o.view(Arg::kSums, {common.share.ranks, largest, 2}), labels = part(o.view(Arg::kLabels, {o.tokens()}));
+  auto losses = part(o.view(Arg::kLosses, {o.tokens()})), scalars = o.view(Arg::kScalars, {program::kNumScalars});
   if (op.pass == program::ComputePass::kForward)
     return [=](RunState&, math::Scratch& s) mutable {
       model::head_shared_loss(common.context(s), sums, labels, losses);
       add_losses(losses, scalars);
     };
-  auto y = part(o.read_rows(Arg::kX)), head = o.table(o.param(), role), d_y = part(o.write_rows(Arg::kDX)),
+  auto y = part(o.rows(Arg::kX)), head = o.table(o.param(), role), d_y = part(o.rows(Arg::kDX)),
        d_head = o.table(o.grad(), role);
-  auto logits = o.read_flat(Arg::kLogits).narrow(0, 0, count * head.size(0)).view({count, -1});
+  auto logits = o.flat(Arg::kLogits).narrow(0, 0, count * head.size(0)).view({count, -1});
   return [=](RunState& run, math::Scratch& s) mutable {
     model::head_shared_gradient(common.context(s), sums, labels, logits, y, head, grad_scale * run.input->loss_scale,
                                 losses, d_y, d_head);
@@ -125,8 +124,8 @@ namespace {
 
 Kernel bind_copied_qkv_weights(const Operands& o, const Common& common, const arch::Architecture& all,
                                const model::RopeTable& rope) {
-  auto d_qkv = o.read_rows(Arg::kDY), x = o.read_rows(Arg::kX);
-  auto stats = o.read_stats();
+  auto d_qkv = o.rows(Arg::kDY), x = o.rows(Arg::kX);
+  auto stats = o.stats();
   auto norm = o.param().attention_norm();
   const CopiedQkv gradients(all, common, o.grad());
   return [=, &rope](RunState&, math::Scratch& s) mutable {
@@ -144,10 +143,10 @@ Kernel bind_copied_qkv_weights(const Operands& o, const Common& common, const ar
 Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Architecture& all,
                        const program::Compute& op, const model::RopeTable& rope) {
   if (!program::is_backward(op.pass)) {
-    auto x = o.read_rows(Arg::kX), out = o.write_rows(Arg::kY);
+    auto x = o.rows(Arg::kX), out = o.rows(Arg::kY);
     auto norm = o.param().attention_norm();
     const CopiedQkv weights(all, common, o.param());
-    auto stats = o.write_stats();
+    auto stats = o.stats();
     return [=, &rope](RunState&, math::Scratch& s) mutable {
       model::norm_qkv_forward(common.context(s), x, norm, weights.assemble(s), rope, stats, out);
     };
@@ -155,8 +154,8 @@ Kernel bind_copied_qkv(const Operands& o, const Common& common, const arch::Arch
   if (op.pass == program::ComputePass::kWeights) return bind_copied_qkv_weights(o, common, all, rope);
   const bool whole = op.pass == program::ComputePass::kBackward;
   const bool plain = all.norm == arch::Norm::kLayerPlain;
-  auto d_qkv = o.read_rows(Arg::kDY), x = o.read_rows(Arg::kX), d_x = o.write_rows(Arg::kDX);
-  auto stats = o.read_stats();
+  auto d_qkv = o.rows(whole ? Arg::kDY : Arg::kDProjected), x = o.rows(Arg::kX), d_x = o.rows(Arg::kDX);
+  auto stats = o.stats();
   auto norm = o.param().attention_norm(), d_norm = whole || !plain ? o.grad().attention_norm() : model::NormWeights{};
   auto before = o.residual_gradient_beside();
   const CopiedQkv weights(all, common, o.param());

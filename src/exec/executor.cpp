@@ -22,7 +22,6 @@
 #include "exec/launches.h"
 #include "math/allocation.h"
 #include "model/context.h"
-#include "program/signature.h"
 
 namespace molen::exec {
 namespace {
@@ -74,8 +73,7 @@ bool only_launched(const program::Program& p, const program::Step& step) {
   const auto on_device = [&](const program::Use& use) {
     return p.buffers[static_cast<std::size_t>(use.buffer)].place != program::Place::kHost;
   };
-  return computes && std::all_of(step.reads.begin(), step.reads.end(), on_device) &&
-         std::all_of(step.writes.begin(), step.writes.end(), on_device);
+  return computes && std::all_of(step.operands.begin(), step.operands.end(), on_device);
 }
 
 // Returns RoPE's table of a sequence, or one for each piece of a micro-batch's rows. A piece's table is a part of the
@@ -207,9 +205,8 @@ class Executor::Impl {
     std::vector<std::vector<int>> kept(program_.bodies.size());
     for (std::size_t b = 0; b < program_.bodies.size(); ++b)
       for (const auto& step : program_.bodies[b].steps)
-        for (const auto* uses : {&step.reads, &step.writes})
-          for (const auto& use : *uses)
-            if (slots_.count(use.buffer) > 1) kept[b].push_back(use.buffer);
+        for (const auto& use : step.operands)
+          if (slots_.count(use.buffer) > 1) kept[b].push_back(use.buffer);
     std::map<std::vector<int>, std::size_t> known;
     for (const auto& instance : program_.schedule) {
       std::vector<int> key{instance.body};
@@ -273,13 +270,11 @@ class Executor::Impl {
     };
     std::map<std::pair<int, std::int64_t>, Last> last;
     for (std::size_t i = 0; i < ops_.size(); ++i)
-      for (const auto* uses : {&ops_[i].step->reads, &ops_[i].step->writes})
-        for (const auto& use : *uses) {
-          if (program_.buffers[static_cast<std::size_t>(use.buffer)].lifetime != program::Lifetime::kMicroBatch)
-            continue;
-          const auto [at, fresh] = last.try_emplace({use.buffer, ops_[i].micro_batch}, Last{i, true});
-          at->second = {i, at->second.alone && ops_[at->second.op].step->stream == ops_[i].step->stream};
-        }
+      for (const auto& use : ops_[i].step->operands) {
+        if (program_.buffers[static_cast<std::size_t>(use.buffer)].lifetime != program::Lifetime::kMicroBatch) continue;
+        const auto [at, fresh] = last.try_emplace({use.buffer, ops_[i].micro_batch}, Last{i, true});
+        at->second = {i, at->second.alone && ops_[at->second.op].step->stream == ops_[i].step->stream};
+      }
     for (const auto& [value, use] : last)
       if (use.alone) micro_batch_deaths_[use.op].push_back(value.first);
   }
@@ -301,10 +296,8 @@ class Executor::Impl {
   }
 
   static bool uses(const program::Step& step, int buffer) {
-    for (const auto* uses : {&step.reads, &step.writes})
-      for (const auto& use : *uses)
-        if (use.buffer == buffer) return true;
-    return false;
+    return std::any_of(step.operands.begin(), step.operands.end(),
+                       [buffer](const program::Use& use) { return use.buffer == buffer; });
   }
 
   static int last_use(const std::vector<program::Step>& steps, int buffer) {
@@ -410,7 +403,8 @@ class Executor::Impl {
 
   void show_writes(const program::Expanded& e) const {
     std::vector<at::Tensor> writes;
-    for (const program::Use& use : e.step->writes) writes.push_back(flat(use.buffer, e.micro_batch));
+    for (const program::Use& use : e.step->operands)
+      if (use.writes()) writes.push_back(flat(use.buffer, e.micro_batch));
     options_.written(e, writes);
   }
 

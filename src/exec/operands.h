@@ -8,6 +8,7 @@
 #include "exec/bind.h"
 #include "exec/weights.h"
 #include "program/signature.h"
+#include "program/value_memory.h"
 
 namespace molen::exec {
 
@@ -22,30 +23,29 @@ class Operands {
       : c_(context), step_(step), chunk_(chunk), rows_(program::chunk_rows(context.program.setting, chunk)) {}
 
   std::int64_t tokens() const { return rows_.second - rows_.first; }
-  at::Tensor read(Arg arg, at::IntArrayRef shape) const { return read_flat(arg).view(shape); }
-  at::Tensor write(Arg arg, at::IntArrayRef shape) const { return write_flat(arg).view(shape); }
+  bool has(Arg arg) const { return step_.find(arg) != nullptr; }
+  at::Tensor flat(Arg arg) const { return c_.flat(step_.operand(arg).buffer); }
+  at::Tensor view(Arg arg, at::IntArrayRef shape) const { return flat(arg).view(shape); }
+  // Returns the rows of a value that the op works on: all of them, or a piece. The buffer holds all rows, or only this
+  // piece.
+  at::Tensor rows(Arg arg) const {
+    if (chunk_ < 0 || program::chunk_apart(c_.program, signature().operand(arg))) return view(arg, {tokens(), -1});
+    return view(arg, {c_.program.setting.tokens(), -1}).narrow(0, rows_.first, tokens());
+  }
   // Returns the residual gradient that a norm's backward adds to, when the op writes the sum to another buffer because
   // the old value is still to be read. Undefined when the op adds in place or reads none: nothing must be copied.
   at::Tensor residual_gradient_beside() const {
-    const program::Use* read = step_.find_read(Arg::kDResidual);
-    if (!read || read->buffer == step_.write(Arg::kDX).buffer) return {};
-    return c_.flat(read->buffer).view({tokens(), -1});
+    return has(Arg::kDResidual) ? view(Arg::kDResidual, {tokens(), -1}) : at::Tensor();
   }
-  at::Tensor read_flat(Arg arg) const { return c_.flat(step_.read(arg).buffer); }
-  at::Tensor write_flat(Arg arg) const { return c_.flat(step_.write(arg).buffer); }
-  at::Tensor read_rows(Arg arg) const { return rows(signature().read(arg), read_flat(arg)); }
-  at::Tensor write_rows(Arg arg) const { return rows(signature().write(arg), write_flat(arg)); }
 
-  model::NormSaved stats(int buffer) const {
-    const at::Tensor flat = c_.flat(buffer);
+  model::NormSaved stats() const {
+    const at::Tensor all = flat(Arg::kStats);
     model::NormSaved saved;
-    saved.rstd_N = flat.narrow(0, rows_.first, tokens());
+    saved.rstd_N = all.narrow(0, rows_.first, tokens());
     if (c_.program.arch.norm != arch::Norm::kRms)
-      saved.mean_N = flat.narrow(0, c_.program.setting.tokens() + rows_.first, tokens());
+      saved.mean_N = all.narrow(0, c_.program.setting.tokens() + rows_.first, tokens());
     return saved;
   }
-  model::NormSaved read_stats() const { return stats(step_.read(Arg::kStats).buffer); }
-  model::NormSaved write_stats() const { return stats(step_.write(Arg::kStats).buffer); }
 
   // The weights (or gradients) of the unit that a buffer holds.
   UnitWeights unit(int buffer) const {
@@ -57,8 +57,8 @@ class Operands {
     const std::int64_t layer = compute && unit.end - unit.first > 1 ? compute->layer : unit.first;
     return {c_.program.local, c_.program.parameters, unit, layer, c_.flat(buffer)};
   }
-  UnitWeights param() const { return unit(step_.read(Arg::kParam).buffer); }
-  UnitWeights grad() const { return unit(step_.write(Arg::kGrad).buffer); }
+  UnitWeights param() const { return unit(step_.operand(Arg::kParam).buffer); }
+  UnitWeights grad() const { return unit(step_.operand(Arg::kGrad).buffer); }
 
   // Returns this rank's rows of a table of the vocabulary.
   at::Tensor table(const UnitWeights& weights, Role role) const {
@@ -76,9 +76,9 @@ class Operands {
     const auto [first, last] = program::row_range(s, c_.coordinates, chunk_);
     if (s.sharded_rows()) {
       const std::int64_t kept = program::first_kept_row(s, c_.coordinates, chunk_), d = c_.program.arch.hidden;
-      return read_flat(Arg::kResidual).narrow(0, kept * d, (last - first) * d).view({last - first, -1});
+      return flat(Arg::kResidual).narrow(0, kept * d, (last - first) * d).view({last - first, -1});
     }
-    return read_rows(Arg::kResidual).narrow(0, first, last - first);
+    return rows(Arg::kResidual).narrow(0, first, last - first);
   }
   model::Share share() const {
     const auto& s = c_.program.setting;
@@ -99,11 +99,6 @@ class Operands {
   }
 
  private:
-  // Returns a piece of a value's rows. Its buffer holds all rows, or only this piece.
-  at::Tensor rows(const program::Operand& o, const at::Tensor& flat) const {
-    if (chunk_ < 0 || program::chunk_apart(c_.program, o)) return flat.view({tokens(), -1});
-    return flat.view({c_.program.setting.tokens(), -1}).narrow(0, rows_.first, tokens());
-  }
   program::Signature signature() const {
     return program::signature(c_.program, step_.op, program::unit_of_step(c_.program, step_));
   }

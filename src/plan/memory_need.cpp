@@ -5,6 +5,7 @@
 #include "program/build.h"
 #include "program/memory.h"
 #include "program/signature.h"
+#include "program/value_memory.h"
 
 namespace molen::plan {
 namespace {

@@ -22,7 +22,6 @@ enum class Arg {
   kKeys,       // keys and values of other ranks
   kLse,        // log-sum-exp of each row of attention
   kYSoFar,     // attention output over the keys seen so far
-  kLseSoFar,
   kLogits,
   kSums,  // two numbers per token on each tensor rank's logits (value.h: kHeadSums)
   kLosses,
@@ -61,7 +60,6 @@ inline constexpr std::array kArgs{
     ArgInfo{Arg::kKeys, "keys"},
     ArgInfo{Arg::kLse, "lse"},
     ArgInfo{Arg::kYSoFar, "y_so_far"},
-    ArgInfo{Arg::kLseSoFar, "lse_so_far"},
     ArgInfo{Arg::kLogits, "logits"},
     ArgInfo{Arg::kSums, "sums"},
     ArgInfo{Arg::kLosses, "losses"},

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "program/build_detail.h"
+#include "program/value_memory.h"
 
 namespace molen::program {
 namespace {
@@ -264,9 +265,8 @@ int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix)
 
 Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const std::string& suffix) {
   const Signature s = signature(p, op, unit);
-  Step step{std::move(op), phase, stream, {}, {}, {}, {}, {}, {}, {}, {}};
-  for (const Operand& o : s.reads) step.reads.push_back({o.arg, ensure_buffer(p, o, suffix), o.range});
-  for (const Operand& o : s.writes) step.writes.push_back({o.arg, ensure_buffer(p, o, suffix), o.range});
+  Step step{std::move(op), phase, stream, {}, {}, {}, {}, {}, {}, {}};
+  for (const Operand& o : s.operands) step.operands.push_back({o.arg, ensure_buffer(p, o, suffix), o.range, o.access});
   return step;
 }
 
@@ -276,7 +276,7 @@ Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t la
                       : pass == ComputePass::kForward   ? Phase::kForward
                       : pass == ComputePass::kRecompute ? Phase::kRecompute
                                                         : Phase::kBackward;
-  return make_step(p, Compute{part, pass, layer, chunk, false}, -1, phase, Stream::kCompute, suffix);
+  return make_step(p, Compute{part, pass, layer, chunk}, -1, phase, Stream::kCompute, suffix);
 }
 
 }  // namespace detail

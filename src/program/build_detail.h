@@ -33,7 +33,7 @@ int copy_of(Program& p, int buffer, int copy);
 std::vector<Axis> gathered_over(const Setting& setting);
 // Makes the backward ops of a body add to gradients; when `first` is set, the first writer of each gradient overwrites
 // it.
-void set_accumulate(Program& p, Body& body, bool first);
+void set_gradient_access(Program& p, Body& body, bool first);
 // Clears, at the start of a body, the elements of a gradient that its first writer would add to or a reduction would
 // read: in each unit that the body writes, the elements that no op of the body overwrites.
 struct Clearing {

@@ -18,11 +18,9 @@ bool there(const std::vector<Expanded>& ops, int op) {
 std::string op_title(const Program& program, const std::vector<Expanded>& ops, int op) {
   if (!there(ops, op)) return "";
   const Step& step = *ops[static_cast<std::size_t>(op)].step;
-  const std::string line = print_step(program, step);
-  const std::size_t operands = std::min(line.find(" reads="), line.find(" writes="));
-  std::string title = line.substr(0, operands);
+  std::string title = print_op(step.op);
   // The buffer that a collective writes shows its place in the model.
-  if (const Use* to = step.find_write(Arg::kTo); to && is_communication(step.op))
+  if (const Use* to = step.find(Arg::kTo); to && is_communication(step.op))
     title += " of " + program.buffers[static_cast<std::size_t>(to->buffer)].name;
   return title;
 }

@@ -72,9 +72,8 @@ BodySpans spans_of(const Program& p, const Body& body) {
   for (std::size_t k = 0; k < body.steps.size(); ++k) {
     const Step& step = body.steps[k];
     const auto stream = static_cast<std::size_t>(step.stream);
-    for (const auto* uses : {&step.reads, &step.writes})
-      for (const Use& use : *uses)
-        spans.buffers[static_cast<std::size_t>(use.buffer)].add(spans.ended[k], stream, static_cast<int>(k));
+    for (const Use& use : step.operands)
+      spans.buffers[static_cast<std::size_t>(use.buffer)].add(spans.ended[k], stream, static_cast<int>(k));
     spans.scratch[k].add(spans.ended[k], stream, static_cast<int>(k));
   }
   return spans;

@@ -15,38 +15,22 @@ std::optional<Arg> arg_named(std::string_view name) {
   return {};
 }
 
-namespace {
-
-const Use* find(const std::vector<Use>& uses, Arg arg) {
-  for (const Use& use : uses)
+const Use* Step::find(Arg arg) const {
+  for (const Use& use : operands)
     if (use.arg == arg) return &use;
   return nullptr;
 }
-
-const Use& found(const Use* use, const Op& op, Arg arg) {
+const Use& Step::operand(Arg arg) const {
+  const Use* use = find(arg);
   MOLEN_CHECK(use != nullptr, "{} has no operand '{}'", kind_of(op), name_of(arg));
   return *use;
 }
-
-}  // namespace
-
-const Use* Step::find_read(Arg arg) const {
-  return find(reads, arg);
+Use& Step::operand(Arg arg) {
+  return const_cast<Use&>(std::as_const(*this).operand(arg));
 }
-const Use* Step::find_write(Arg arg) const {
-  return find(writes, arg);
-}
-Use& Step::read(Arg arg) {
-  return const_cast<Use&>(std::as_const(*this).read(arg));
-}
-Use& Step::write(Arg arg) {
-  return const_cast<Use&>(std::as_const(*this).write(arg));
-}
-const Use& Step::read(Arg arg) const {
-  return found(find_read(arg), op, arg);
-}
-const Use& Step::write(Arg arg) const {
-  return found(find_write(arg), op, arg);
+bool Step::updates(Arg arg) const {
+  const Use* use = find(arg);
+  return use && use->access == Access::kUpdate;
 }
 
 std::string_view name_of(Phase phase) {
@@ -98,6 +82,10 @@ std::string_view name_of(Axis axis) {
       return "cp";
   }
   throw Error("unknown axis {}", static_cast<int>(axis));
+}
+std::string_view name_of(Access access) {
+  static constexpr std::array<std::string_view, kAllAccesses.size()> kNames{"reads", "consumes", "updates", "writes"};
+  return kNames.at(static_cast<std::size_t>(access));
 }
 std::string_view name_of(Range range) {
   static constexpr std::array<std::string_view, 4> kNames{"all", "shard", "own", "replicated"};

@@ -53,10 +53,30 @@ inline constexpr int kNumPhases = 9;
 // unit_range).
 enum class Range { kAll, kShard, kOwn, kReplicated };
 
+// What an op does with an operand. kConsume: reads it, and may leave anything in it. kUpdate: reads it and writes it,
+// so that the new contents follow from the old ones. kWrite: overwrites it without reading it.
+enum class Access { kRead, kConsume, kUpdate, kWrite };
+inline constexpr std::array kAllAccesses{Access::kRead, Access::kConsume, Access::kUpdate, Access::kWrite};
+constexpr bool reads(Access access) {
+  return access != Access::kWrite;
+}
+// Whether the op leaves a value for a later reader.
+constexpr bool writes(Access access) {
+  return access == Access::kUpdate || access == Access::kWrite;
+}
+// Whether the operand may hold something else afterwards.
+constexpr bool changes(Access access) {
+  return access != Access::kRead;
+}
+
 struct Use {
   Arg arg{};
   int buffer = -1;
   Range range = Range::kAll;
+  Access access = Access::kRead;
+  bool reads() const { return program::reads(access); }
+  bool writes() const { return program::writes(access); }
+  bool changes() const { return program::changes(access); }
   bool operator==(const Use&) const = default;
 };
 
@@ -78,7 +98,6 @@ struct Compute {
   // The head: the chunk of Setting::head_chunk tokens. Attention in a ring: the step. A product beside a
   // tensor-parallel exchange: the piece of Setting::tensor_chunks.
   std::int64_t chunk = -1;
-  bool accumulate = false;  // adds into the gradients instead of overwriting them
   bool operator==(const Compute&) const = default;
 };
 // Loads the next micro-batch of this rank from the data loader. `uncounted`: this op does not count the valid tokens,
@@ -138,7 +157,6 @@ struct AllReduce {
 // Leaves this rank's part of the sum of `from` in `to`. `from` is used up: it may hold anything afterwards.
 struct ReduceScatter {
   Axis axis{};
-  bool accumulate = false;  // adds to the result of an earlier micro-batch, or of the layer above
   Moves moves = Moves::kUnit;
   std::int64_t layer = -1;
   std::int64_t chunk = -1;  // rows between tensor ranks: the piece of Setting::tensor_chunks; -1: all rows
@@ -178,7 +196,6 @@ struct Shift {
 // Copies between device and host memory (Setting::offload). To the host: the part of a unit's gradient (kUnit) that
 // this rank updates, or a value that a layer keeps for backward. To the device: a unit's parameters, or a kept value.
 struct CopyToHost {
-  bool accumulate = false;  // adds to the gradient that earlier micro-batches left on the host
   Moves moves = Moves::kUnit;
   std::int64_t layer = -1;
   bool operator==(const CopyToHost&) const = default;
@@ -194,7 +211,6 @@ struct CopyToDevice {
 struct Cast {
   Axis over{};
   bool back = false;
-  bool accumulate = false;  // with `back`: adds to the result of an earlier micro-batch
   bool operator==(const Cast&) const = default;
 };
 // Sums scalars[first .. first + count) over the axis.
@@ -230,26 +246,26 @@ struct Step {
   Phase phase{};
   Stream stream{};
   std::vector<OpRef> after;
-  std::vector<Use> reads, writes;
+  std::vector<Use> operands;   // no two of one argument
   std::optional<Flag> unless;  // the op is skipped when the flag is set
   Bytes scratch;               // workspace of the kernel
   Flops model_flops, hardware_flops;
   Bytes moved;  // memory traffic of a compute op; payload of a collective
   bool operator==(const Step&) const = default;
   // Throw Error when there is no such operand.
-  const Use& read(Arg arg) const;
-  const Use& write(Arg arg) const;
-  Use& read(Arg arg);
-  Use& write(Arg arg);
-  const Use* find_read(Arg arg) const;
-  const Use* find_write(Arg arg) const;
+  const Use& operand(Arg arg) const;
+  Use& operand(Arg arg);
+  const Use* find(Arg arg) const;  // null when there is none
+  // Whether it has the operand and updates it; of a gradient or a sum: adds to it instead of overwriting it.
+  bool updates(Arg arg) const;
 };
 
 std::string_view name_of(Phase phase);
 std::string_view name_of(Stream stream);
 std::string_view name_of(Axis axis);
-std::string_view name_of(Range range);  // "all", "shard", "own", "replicated"
-std::string_view name_of(Moves moves);  // "unit", "x", "mid", ...: the names of the values (signature.h)
+std::string_view name_of(Access access);  // "reads", "consumes", "updates", "writes"
+std::string_view name_of(Range range);    // "all", "shard", "own", "replicated"
+std::string_view name_of(Moves moves);    // "unit", "x", "mid", ...: the names of the values (signature.h)
 std::string_view name_of(ComputePass pass);
 std::string_view name_of(Flag flag);
 // Returns "forward attention", "all_reduce", ...: the key of cost tables and comparisons.

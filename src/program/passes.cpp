@@ -31,23 +31,24 @@ bool has_padding(const Program& p, const Unit& unit) {
   return uneven || used < unit.elements;
 }
 
-void set_accumulate(Program& p, Body& body, bool first) {
+void set_gradient_access(Program& p, Body& body, bool first) {
   for (Step& step : body.steps)
-    if (auto* c = std::get_if<Compute>(&step.op)) {
+    if (const auto* c = std::get_if<Compute>(&step.op)) {
       if (!is_backward(c->pass)) continue;
       // Chunks of the head, and pieces of the rows, share one gradient; a tied embedding adds to the head's gradient.
       const bool head = arch::is_head(c->part);
       const bool earlier_writer = ((head || by_chunks(p.setting, c->part)) && c->chunk > 0) ||
                                   (p.arch.tied && (head || c->part == arch::Part::kEmbed));
-      c->accumulate = !first || earlier_writer;
+      if (step.find(Arg::kGrad))
+        step.operand(Arg::kGrad).access = first && !earlier_writer ? Access::kWrite : Access::kUpdate;
     }
 }
 
 void clear_gradients(Program& p, Body& body, const Clearing& clearing) {
   std::set<int> written;
   for (const Step& step : body.steps)
-    for (const Use& use : step.writes)
-      if (const int u = p.unit_of_buffer(use.buffer); u >= 0) written.insert(u);
+    for (const Use& use : step.operands)
+      if (const int u = p.unit_of_buffer(use.buffer); use.writes() && u >= 0) written.insert(u);
   if (clearing.all)
     for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
       const std::int64_t layer = p.units[static_cast<std::size_t>(u)].first;
@@ -87,10 +88,7 @@ void drop_unused_buffers(Program& p) {
   std::vector<bool> used(p.buffers.size(), false);
   const auto each_use = [&](const std::function<void(Use&)>& f) {
     for (auto& body : p.bodies)
-      for (auto& step : body.steps) {
-        for (auto& use : step.reads) f(use);
-        for (auto& use : step.writes) f(use);
-      }
+      for (auto& step : body.steps) std::for_each(step.operands.begin(), step.operands.end(), f);
   };
   each_use([&](Use& use) { used[static_cast<std::size_t>(use.buffer)] = true; });
   std::vector<int> renumbered(p.buffers.size(), -1);
@@ -109,9 +107,10 @@ void find_lifetimes(Program& p) {
   for (const Body& body : p.bodies) {
     std::set<int> written;
     for (const Step& step : body.steps) {
-      for (const Use& use : step.reads)
-        if (!written.count(use.buffer)) kept.insert(use.buffer);
-      for (const Use& use : step.writes) written.insert(use.buffer);
+      for (const Use& use : step.operands)
+        if (use.reads() && !written.count(use.buffer)) kept.insert(use.buffer);
+      for (const Use& use : step.operands)
+        if (use.writes()) written.insert(use.buffer);
     }
   }
   for (std::size_t b = 0; b < p.buffers.size(); ++b) {
@@ -160,9 +159,9 @@ class Recomputer {
 
   // Adds a recomputation of each dropped value that `op` reads, unless the value has been computed again already.
   void make_again(const Op& op) {
-    for (const Operand& o : signature(p_, op, -1).reads) {
+    for (const Operand& o : signature(p_, op, -1).operands) {
       const auto part = dropped(o);
-      if (!part || !again_.emplace(*part, o.layer).second) continue;
+      if (!reads(o.access) || !part || !again_.emplace(*part, o.layer).second) continue;
       Step step = detail::compute_step(p_, *part, ComputePass::kRecompute, o.layer, -1);
       make_again(step.op);
       rename(step, "re");
@@ -173,10 +172,8 @@ class Recomputer {
   // Puts dropped values into slots that layers share: one slot for forward, one for backward.
   void rename(Step& step, const std::string& suffix) {
     const Signature s = signature(p_, step.op, -1);
-    for (std::size_t i = 0; i < s.reads.size(); ++i)
-      if (dropped(s.reads[i])) step.reads[i].buffer = detail::ensure_buffer(p_, s.reads[i], suffix);
-    for (std::size_t i = 0; i < s.writes.size(); ++i)
-      if (dropped(s.writes[i])) step.writes[i].buffer = detail::ensure_buffer(p_, s.writes[i], suffix);
+    for (const Operand& o : s.operands)
+      if (dropped(o)) step.operand(o.arg).buffer = detail::ensure_buffer(p_, o, suffix);
   }
 
   Program& p_;
@@ -197,11 +194,11 @@ Program micro_batch_loop(Program p) {
   Body first = p.bodies.at(0);
   first.name = "first";
   Body later = without_zero_fill(p.bodies.at(0));
-  detail::set_accumulate(p, first, true);
+  detail::set_gradient_access(p, first, true);
   detail::clear_gradients(p, first);
   // A gradient that leaves is reduced and freed after each micro-batch; the sum grows in the shard, or on the host.
   const bool fresh = p.setting.gradients_leave();
-  detail::set_accumulate(p, later, fresh);
+  detail::set_gradient_access(p, later, fresh);
   if (fresh) detail::clear_gradients(p, later);
 
   p.bodies = {first};
@@ -252,7 +249,8 @@ void cost_compute(const Program& p, const Compute& c, Step& step) {
 Program costs(Program p) {
   for (Body& body : p.bodies)
     for (Step& step : body.steps) {
-      const std::int64_t read = used_bytes(p, step.reads, {}), written = used_bytes(p, step.writes, {});
+      std::int64_t read = 0, written = 0;  // an update counts as written here
+      for (const Use& use : step.operands) (use.writes() ? written : read) += used_bytes(p, use, {});
       const Bytes touched(read + written);
       step.scratch = step.moved = Bytes();
       step.model_flops = step.hardware_flops = Flops();
@@ -263,7 +261,7 @@ Program costs(Program p) {
                      [&](const ZeroFill&) { step.moved = touched; },
                      [&](const SumSquares&) { step.moved = Bytes(read); },
                      [&](const ClipScale&) { step.moved = touched; },
-                     // Parameters, moments and master weights are read and written, the gradient is read.
+                     // The gradient is read, all else read and written: a store to a parameter reads its cache line.
                      [&](const OptimizerStep&) { step.moved = Bytes(read + 2 * written); },
                      [&](const AllReduce& o) { communicated(o); },
                      [&](const ReduceScatter& o) { communicated(o); },
@@ -274,13 +272,12 @@ Program costs(Program p) {
                      [&](const ReduceScalars& o) { communicated(o); },
                      [&](const CopyToHost&) { step.moved = Bytes(read); },
                      [&](const CopyToDevice&) { step.moved = Bytes(written); },
-                     [&](const Cast& o) {
-                       // An accumulating cast widens the sum one block at a time, and reads its target too.
-                       const Use* to = step.find_write(Arg::kTo);
+                     [&](const Cast&) {
+                       // A cast that adds widens the sum one block at a time, and reads its target too.
+                       const Use* to = step.updates(Arg::kTo) ? step.find(Arg::kTo) : nullptr;
                        const std::int64_t wide = to ? used_elements(p, *to, {}) * size_of(DType::kF32) : 0;
-                       step.moved = touched + Bytes(o.accumulate ? wide : 0);
-                       step.scratch =
-                           Bytes(o.accumulate ? std::min(wide, arch::kWidenBlock * size_of(DType::kF32)) : 0);
+                       step.moved = touched + Bytes(wide);
+                       step.scratch = Bytes(std::min(wide, arch::kWidenBlock * size_of(DType::kF32)));
                      },
                      [&](const Agree&) { step.moved = touched; },
                  },
@@ -300,11 +297,10 @@ constexpr PerStream kNone = [] {
 
 bool uses_transients(const Program& p, const Step& step) {
   if (step.scratch.value > 0) return true;
-  for (const auto* uses : {&step.reads, &step.writes})
-    for (const Use& use : *uses) {
-      const Buffer& buffer = p.buffers[static_cast<std::size_t>(use.buffer)];
-      if (buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice) return true;
-    }
+  for (const Use& use : step.operands) {
+    const Buffer& buffer = p.buffers[static_cast<std::size_t>(use.buffer)];
+    if (buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice) return true;
+  }
   return false;
 }
 
@@ -367,10 +363,9 @@ Program order_streams(Program p) {
       for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
     };
     if (step.unless) want(agreed);
-    for (const Use& use : step.reads) want(writer[place(use)]);
-    for (const Use& use : step.writes) {
+    for (const Use& use : step.operands) {
       want(writer[place(use)]);
-      want(reader[place(use)]);
+      if (use.changes()) want(reader[place(use)]);
     }
     for (std::size_t s = 0; s < kNumStreams; ++s) {
       if (s == own || need[s] <= known[own][s]) continue;
@@ -383,8 +378,7 @@ Program order_streams(Program p) {
     known[own][own] = static_cast<int>(i);
     at_end[i] = known[own];
     if (std::holds_alternative<Agree>(step.op)) agreed[own] = static_cast<int>(i);
-    for (const Use& use : step.reads) reader[place(use)][own] = static_cast<int>(i);
-    for (const Use& use : step.writes) writer[place(use)][own] = static_cast<int>(i);
+    for (const Use& use : step.operands) (use.changes() ? writer : reader)[place(use)][own] = static_cast<int>(i);
   }
   for (Body& body : p.bodies)
     for (Step& step : body.steps) std::sort(step.after.begin(), step.after.end());

@@ -34,15 +34,10 @@ class ContextExchanger {
     plain.chunk = -1;
     const Signature of_whole = signature(p_, plain, -1);
     std::map<int, int> actual;
-    const auto note = [&](const std::vector<Operand>& operands, const std::vector<Use>& uses) {
-      for (std::size_t i = 0; i < operands.size(); ++i) actual[detail::ensure_buffer(p_, operands[i])] = uses[i].buffer;
-    };
-    note(of_whole.reads, whole.reads);
-    note(of_whole.writes, whole.writes);
+    for (const Operand& o : of_whole.operands) actual[detail::ensure_buffer(p_, o)] = whole.operand(o.arg).buffer;
     Step step = detail::make_step(p_, std::move(op), -1, whole.phase, stream);
-    for (auto* uses : {&step.reads, &step.writes})
-      for (Use& use : *uses)
-        if (const auto found = actual.find(use.buffer); found != actual.end()) use.buffer = found->second;
+    for (Use& use : step.operands)
+      if (const auto found = actual.find(use.buffer); found != actual.end()) use.buffer = found->second;
     steps_.push_back(std::move(step));
   }
 
@@ -50,7 +45,7 @@ class ContextExchanger {
     if (std::exchange(held_, c.layer) != c.layer)
       add(AllGather{Axis::kCp, Moves::kKeys, c.layer}, c, whole, Stream::kDpComm);
     steps_.push_back(whole);
-    if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, false, Moves::kDKeys, c.layer}, c, whole, Stream::kDpComm);
+    if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Moves::kDKeys, c.layer}, c, whole, Stream::kDpComm);
   }
 
   // Sends keys on while the attention over the present keys is computed, and gradients while those of the next are

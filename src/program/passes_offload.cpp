@@ -40,7 +40,8 @@ class ActivationOffload {
     std::set<int> read;
     for (const Body& body : p_.bodies)
       for (std::size_t k = turn_of(body); k < body.steps.size(); ++k)
-        for (const Use& use : body.steps[k].reads) read.insert(use.buffer);
+        for (const Use& use : body.steps[k].operands)
+          if (use.reads()) read.insert(use.buffer);
     for (const auto& [buffer, kept] : made)
       if (read.count(buffer) && !next_is_backward(kept.layer)) leaving_.emplace(buffer, kept);
   }
@@ -63,15 +64,11 @@ class ActivationOffload {
     for (std::size_t k = 0; k < turn_of(body); ++k) {
       const Step& step = body.steps[k];
       if (!is_forward_of_layer(step)) continue;
-      for (const Use& use : step.writes) made_by_layers_.insert(use.buffer);
-      const Signature s = signature(p_, step.op, -1);
-      const auto note = [&](const std::vector<Operand>& operands, const std::vector<Use>& uses) {
-        for (std::size_t i = 0; i < operands.size(); ++i)
-          for (const Moves moves : kKeptForBackward)
-            if (operands[i].value == kept_value(moves)) made[uses[i].buffer] = {moves, operands[i].layer};
-      };
-      note(s.reads, step.reads);
-      note(s.writes, step.writes);
+      for (const Use& use : step.operands)
+        if (use.writes()) made_by_layers_.insert(use.buffer);
+      for (const Operand& o : signature(p_, step.op, -1).operands)
+        for (const Moves moves : kKeptForBackward)
+          if (o.value == kept_value(moves)) made[step.operand(o.arg).buffer] = {moves, o.layer};
     }
   }
 
@@ -84,9 +81,9 @@ class ActivationOffload {
   std::vector<Reader> readers_of(const Body& body) const {
     std::vector<Reader> readers;
     for (std::size_t k = turn_of(body); k < body.steps.size(); ++k)
-      for (const Use& use : body.steps[k].reads) {
+      for (const Use& use : body.steps[k].operands) {
         const auto kept = leaving_.find(use.buffer);
-        if (kept == leaving_.end()) continue;
+        if (!use.reads() || kept == leaving_.end()) continue;
         if (readers.empty() || readers.back().layer != kept->second.layer)
           readers.push_back({kept->second.layer, k, k, {}});
         readers.back().last = k;
@@ -101,10 +98,13 @@ class ActivationOffload {
     std::map<int, std::size_t> at;
     const bool layers = std::any_of(body.steps.begin(), body.steps.end(), is_forward_of_layer);
     for (std::size_t k = 0; layers && k < turn_of(body); ++k) {
-      for (const Use& use : body.steps[k].reads)
-        if (leaving_.count(use.buffer) && !made_by_layers_.count(use.buffer)) at.emplace(use.buffer, k);
-      for (const Use& use : body.steps[k].writes)
-        if (leaving_.count(use.buffer)) at[use.buffer] = k;
+      for (const Use& use : body.steps[k].operands) {
+        if (!leaving_.count(use.buffer)) continue;
+        if (use.writes())
+          at[use.buffer] = k;
+        else if (!made_by_layers_.count(use.buffer))
+          at.emplace(use.buffer, k);
+      }
     }
     std::multimap<std::size_t, int> after;
     for (const auto& [buffer, k] : at) after.emplace(k, buffer);
@@ -129,9 +129,9 @@ class ActivationOffload {
     const Stream stream = stream_of(p_, op);
     Step step = detail::make_step(p_, op, -1, phase, stream);
     if constexpr (std::is_same_v<Copy, CopyToHost>)
-      step.read(Arg::kFrom).buffer = buffer;
+      step.operand(Arg::kFrom).buffer = buffer;
     else
-      step.write(Arg::kTo).buffer = back(buffer);
+      step.operand(Arg::kTo).buffer = back(buffer);
     return step;
   }
 
@@ -165,8 +165,8 @@ class ActivationOffload {
         last_forward = static_cast<int>(steps.size());
       }
       if (k >= turn)
-        for (Use& use : step.reads)
-          if (leaving_.count(use.buffer)) use.buffer = back(use.buffer);
+        for (Use& use : step.operands)
+          if (use.reads() && leaving_.count(use.buffer)) use.buffer = back(use.buffer);
       moved[k] = static_cast<int>(steps.size());
       steps.push_back(std::move(step));
       for (auto [at, end] = leaving.equal_range(k); at != end; ++at) {

@@ -74,9 +74,8 @@ class Stage {
     if (d_x < 0 || copy == 0) return;
     const int own = detail::copy_of(p_, d_x, copy);
     for (Step& step : body.steps)
-      for (auto* uses : {&step.reads, &step.writes})
-        for (Use& use : *uses)
-          if (use.buffer == d_x) use.buffer = own;
+      for (Use& use : step.operands)
+        if (use.buffer == d_x) use.buffer = own;
   }
 
   // The loader delivers micro-batches in order.
@@ -128,7 +127,7 @@ class Stage {
     // A half writes only some of a unit's parameters, and halves and whole backwards may come in any order. The
     // gradient is therefore cleared once, and all of them add.
     const bool adds = at_.halves && (!fresh || kind != ActionKind::kBackward);
-    detail::set_accumulate(p_, body, !adds && (first || fresh));
+    detail::set_gradient_access(p_, body, !adds && (first || fresh));
     if (!first && !fresh) return;
     // On a stage with both ends, a tied table is cleared where the head's backward begins.
     const bool cleared = !fresh && p_.arch.tied && p_.has_head() && !chunk.head;

@@ -76,8 +76,8 @@ struct Cluster {
 std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
   std::vector<Cluster> clusters;
   for (std::size_t k = 0; k < body.steps.size(); ++k)
-    for (const Use& use : body.steps[k].reads) {
-      if (p.buffers[static_cast<std::size_t>(use.buffer)].role != Value::kParam) continue;
+    for (const Use& use : body.steps[k].operands) {
+      if (!use.reads() || p.buffers[static_cast<std::size_t>(use.buffer)].role != Value::kParam) continue;
       const int unit = p.unit_of_buffer(use.buffer);
       if (clusters.empty() || clusters.back().unit != unit) clusters.push_back({unit, k, k});
       clusters.back().last = k;
@@ -97,14 +97,14 @@ std::vector<Step> bring(Program& p, int unit, int copy, int whole, std::optional
   };
   if (s.offload.parameters) {
     Step& step = add(CopyToDevice{});
-    Use& to = step.write(Arg::kTo);
+    Use& to = step.operand(Arg::kTo);
     to.buffer = s.sharded_parameters() ? detail::copy_of(p, to.buffer, copy) : whole;
   }
   if (s.sharded_parameters()) {
-    const int shard = steps.empty() ? -1 : steps.back().write(Arg::kTo).buffer;
+    const int shard = steps.empty() ? -1 : steps.back().operand(Arg::kTo).buffer;
     Step& gather = add(AllGather{Axis::kShard});
-    if (shard >= 0) gather.read(Arg::kFrom).buffer = shard;
-    gather.write(Arg::kTo).buffer = whole;
+    if (shard >= 0) gather.operand(Arg::kFrom).buffer = shard;
+    gather.operand(Arg::kTo).buffer = whole;
   }
   if (bound) steps.front().after.push_back(*bound);
   return steps;
@@ -120,8 +120,8 @@ void gather_in(Program& p, Body& body) {
     const int copy = copies[cluster.unit]++;
     const int whole = detail::copy_of(p, p.find_buffer(Value::kParam, cluster.unit), copy);
     for (std::size_t k = cluster.first; k <= cluster.last; ++k)
-      for (Use& use : body.steps[k].reads)
-        if (p.buffers[static_cast<std::size_t>(use.buffer)].role == Value::kParam) use.buffer = whole;
+      for (Use& use : body.steps[k].operands)
+        if (use.reads() && p.buffers[static_cast<std::size_t>(use.buffer)].role == Value::kParam) use.buffer = whole;
     // Bounds the memory: no more than `ahead` units besides the unit in use.
     std::optional<OpRef> bound;
     if (c > ahead) bound = OpRef{-1, static_cast<int>(clusters[c - ahead - 1].last)};
@@ -138,29 +138,33 @@ std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
     const int grad = p.find_buffer(Value::kGrad, static_cast<int>(u));
     std::size_t last = body.steps.size();
     for (std::size_t k = 0; k < body.steps.size(); ++k)
-      for (const Use& use : body.steps[k].writes)
-        if (use.buffer == grad) last = k;
+      for (const Use& use : body.steps[k].operands)
+        if (use.writes() && use.buffer == grad) last = k;
     if (last < body.steps.size()) unit_after_step[last] = static_cast<int>(u);
   }
   return unit_after_step;
 }
 
+// An op on a unit's gradient, and whether it adds to the sum of earlier micro-batches in its operand `to`.
+struct Reduction {
+  Op op;
+  bool adds = false;
+};
+
 // Adds a reduction over data-parallel ranks, of the gradient itself or of a message in a narrower type. The casts run
 // on the communication stream, beside the following backward ops, so that only one message at a time is in memory.
 template <class O>
-void add_reduction(const Setting& s, O op, std::vector<Op>& ops) {
+void add_reduction(const Setting& s, O op, std::vector<Reduction>& ops, bool adds = false) {
   if (!s.narrow_over(op.axis)) {
-    ops.push_back(op);
+    ops.push_back({op, adds});
     return;
   }
-  Cast back{op.axis, true};
-  if constexpr (requires { op.accumulate; }) back.accumulate = std::exchange(op.accumulate, false);
-  ops.insert(ops.end(), {Cast{op.axis}, op, back});
+  ops.insert(ops.end(), {{Cast{op.axis}}, {op}, {Cast{op.axis, true}, adds}});
 }
 
 // Adds the reduction that completes the sum: of whole gradients over dp, or of shards over the replicas. For a unit
 // that both ends of a pipeline hold, it runs after the sum of the ends.
-void add_sums_over_data(const Setting& s, std::vector<Op>& ops) {
+void add_sums_over_data(const Setting& s, std::vector<Reduction>& ops) {
   const Axis axis = s.sharded_gradients() ? Axis::kReplicate : Axis::kDp;
   if ((s.sharded_gradients() ? s.replicas() : s.holders()) == 1) return;
   if (s.sharded_gradients() ? s.own_over_dp : s.owns_part())
@@ -170,17 +174,17 @@ void add_sums_over_data(const Setting& s, std::vector<Op>& ops) {
 }
 
 // Returns the ops that reduce and move a finished gradient of one micro-batch.
-std::vector<Op> reductions(const Program& p, int u, bool first, bool last) {
+std::vector<Reduction> reductions(const Program& p, int u, bool first, bool last) {
   const Setting& s = p.setting;
   // When gradients stay, the whole gradient first sums all micro-batches.
   if (!s.gradients_leave() && !last) return {};
-  std::vector<Op> ops;
+  std::vector<Reduction> ops;
   // Each tensor rank has only its share of the gradient of elements that all of them hold.
-  if (p.units[static_cast<std::size_t>(u)].replicated > 0) ops.push_back(AllReduce{Axis::kTp});
-  if (s.sharded_gradients()) add_reduction(s, ReduceScatter{Axis::kShard, !first && !s.offload.gradients}, ops);
+  if (p.units[static_cast<std::size_t>(u)].replicated > 0) ops.push_back({AllReduce{Axis::kTp}});
+  if (s.sharded_gradients()) add_reduction(s, ReduceScatter{Axis::kShard}, ops, !first && !s.offload.gradients);
   // The host adds up only gradients that are summed over all ranks, because ranks do not communicate there.
   if ((last || s.offload.gradients) && !p.shared_by_ends(u)) add_sums_over_data(s, ops);
-  if (s.offload.gradients) ops.push_back(CopyToHost{!first});
+  if (s.offload.gradients) ops.push_back({CopyToHost{}, !first});
   return ops;
 }
 
@@ -207,8 +211,11 @@ void reduce_in(Program& p, int b, const Writers& writers) {
     std::size_t at = step + 1;
     while (at < body.steps.size() && is_communication(body.steps[at].op)) ++at;
     const auto u = static_cast<std::size_t>(unit);
-    for (const Op& op : reductions(p, unit, writers.first[u] == b, writers.last[u] == b))
-      insertion.add(at, detail::make_step(p, op, unit, Phase::kGradientReduce, stream_of(p, op)));
+    for (const auto& [op, adds] : reductions(p, unit, writers.first[u] == b, writers.last[u] == b)) {
+      Step reduction = detail::make_step(p, op, unit, Phase::kGradientReduce, stream_of(p, op));
+      if (adds) reduction.operand(Arg::kTo).access = Access::kUpdate;
+      insertion.add(at, std::move(reduction));
+    }
   }
   insertion.apply(body);
 }
@@ -239,9 +246,9 @@ Program update(Program p) {
   // This comes after all messages, because one end of a pipeline finishes long before the other.
   for (int u = 0; u < units; ++u) {
     if (!p.shared_by_ends(u)) continue;
-    std::vector<Op> ops{AllReduce{Axis::kEnds}};
+    std::vector<Reduction> ops{{AllReduce{Axis::kEnds}}};
     add_sums_over_data(s, ops);
-    for (const Op& op : ops) add(op, u, Phase::kGradientReduce);
+    for (const Reduction& reduction : ops) add(reduction.op, u, Phase::kGradientReduce);
   }
   // Backward order: the gradients that were reduced first are read first.
   for (int u = units - 1; u >= 0; --u) {

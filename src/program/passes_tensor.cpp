@@ -3,6 +3,7 @@
 
 #include "program/build.h"
 #include "program/build_detail.h"
+#include "program/value_memory.h"
 
 namespace molen::program::pass {
 namespace {
@@ -16,7 +17,6 @@ struct Exchange {
 struct Exchanges {
   std::vector<Exchange> in;
   std::optional<Exchange> out;
-  bool adds = false;  // the sum is added to the residual gradient
 };
 
 Exchanges exchanges_of(const Program& p, const Compute& c) {
@@ -25,26 +25,26 @@ Exchanges exchanges_of(const Program& p, const Compute& c) {
   const bool backward = is_backward(c.pass);
   switch (c.part) {
     case Part::kEmbed:
-      if (backward) return {{{Moves::kDResidual, 0}}, {}, false};
-      return {{}, Exchange{Moves::kResidual, 0}, false};
+      if (backward) return {{{Moves::kDResidual, 0}}, {}};
+      return {{}, Exchange{Moves::kResidual, 0}};
     case Part::kNormQkv:
-      if (backward) return {{{Moves::kResidual, l}}, Exchange{Moves::kDResidual, l}, true};
-      return {{{Moves::kResidual, l}}, {}, false};
+      if (backward) return {{{Moves::kResidual, l}}, Exchange{Moves::kDResidual, l}};
+      return {{{Moves::kResidual, l}}, {}};
     case Part::kOutProjection:
-      if (backward) return {{{Moves::kDMid, l}}, {}, false};
-      return {{}, Exchange{Moves::kMid, l}, false};
+      if (backward) return {{{Moves::kDMid, l}}, {}};
+      return {{}, Exchange{Moves::kMid, l}};
     case Part::kNormUp:
-      if (backward) return {{{Moves::kMid, l}}, Exchange{Moves::kDMid, l}, true};
-      return {{{Moves::kMid, l}}, {}, false};
+      if (backward) return {{{Moves::kMid, l}}, Exchange{Moves::kDMid, l}};
+      return {{{Moves::kMid, l}}, {}};
     case Part::kDown:
-      if (backward) return {{{Moves::kDResidual, l + 1}}, {}, false};
-      return {{}, Exchange{Moves::kResidual, l + 1}, false};
+      if (backward) return {{{Moves::kDResidual, l + 1}}, {}};
+      return {{}, Exchange{Moves::kResidual, l + 1}};
     case Part::kFinalNorm:
       // Its backward follows at once and uses the rows that its forward gathered.
-      if (backward) return {{}, Exchange{Moves::kDResidual, last}, false};
-      return {{{Moves::kResidual, last}}, {}, false};
+      if (backward) return {{}, Exchange{Moves::kDResidual, last}};
+      return {{{Moves::kResidual, last}}, {}};
     case Part::kHeadLogits:
-      return {{}, Exchange{Moves::kHead, c.chunk}, false};
+      return {{}, Exchange{Moves::kHead, c.chunk}};
     case Part::kAttention:
     case Part::kActivation:
     case Part::kHead:
@@ -75,7 +75,7 @@ class Exchanger {
       for (Step& product : products) {
         steps_.push_back(product);
         // Gradients of weights stay on their rank.
-        if (e.out && c->pass != ComputePass::kWeights) sum(*e.out, e.adds, product);
+        if (e.out && c->pass != ComputePass::kWeights) sum(*e.out, product);
       }
     }
     body.steps = std::move(steps_);
@@ -93,12 +93,8 @@ class Exchanger {
       Step made = detail::make_step(p_, piece, -1, step.phase, step.stream, suffix_of(p_, step));
       // Operands without a buffer per piece keep the buffers of `step`: recomputation may have moved them.
       const Signature of_piece = signature(p_, piece, -1);
-      const auto keep = [&](const std::vector<Operand>& operands, const std::vector<Use>& from, std::vector<Use>& to) {
-        for (std::size_t i = 0; i < operands.size(); ++i)
-          if (!chunk_apart(p_, operands[i])) to[i] = from[i];
-      };
-      keep(of_piece.reads, step.reads, made.reads);
-      keep(of_piece.writes, step.writes, made.writes);
+      for (const Operand& o : of_piece.operands)
+        if (!chunk_apart(p_, o)) made.operand(o.arg) = step.operand(o.arg);
       pieces.push_back(std::move(made));
     }
     return pieces;
@@ -112,11 +108,10 @@ class Exchanger {
 
   static std::string suffix_of(const Program& p, const Step& step) {
     // When forward and recompute have separate buffers, the slot of the layer's middle tells them apart.
-    for (const auto* uses : {&step.reads, &step.writes})
-      for (const Use& use : *uses) {
-        const Buffer& b = p.buffers[static_cast<std::size_t>(use.buffer)];
-        if (b.role == Value::kMid || b.role == Value::kMidSum || b.role == Value::kMidRows) return b.slot;
-      }
+    for (const Use& use : step.operands) {
+      const Buffer& b = p.buffers[static_cast<std::size_t>(use.buffer)];
+      if (b.role == Value::kMid || b.role == Value::kMidSum || b.role == Value::kMidRows) return b.slot;
+    }
     return "";
   }
 
@@ -126,13 +121,13 @@ class Exchanger {
     for (const std::int64_t chunk : chunks_of(step)) {
       Step gather = detail::make_step(p_, AllGather{Axis::kTp, e.moves, e.layer, chunk}, -1, step.phase,
                                       Stream::kDpComm, suffix_of(p_, step));
-      const int rows = gather.write(Arg::kTo).buffer;
+      const int rows = gather.operand(Arg::kTo).buffer;
       if (!own.count(rows)) own[rows] = detail::copy_of(p_, rows, copies_[rows]++);
-      gather.write(Arg::kTo).buffer = own[rows];
+      gather.operand(Arg::kTo).buffer = own[rows];
       steps_.insert(place_of_gather(e, chunk), std::move(gather));
     }
-    for (Use& use : step.reads)
-      if (const auto copy = own.find(use.buffer); copy != own.end()) use.buffer = copy->second;
+    for (Use& use : step.operands)
+      if (const auto copy = own.find(use.buffer); use.reads() && copy != own.end()) use.buffer = copy->second;
   }
 
   // Returns the place right after the reduce-scatter of the same piece, which precedes the gather on the same stream:
@@ -149,13 +144,13 @@ class Exchanger {
     return steps_.end();
   }
 
-  void sum(const Exchange& e, bool adds, const Step& step) {
+  void sum(const Exchange& e, const Step& step) {
     const auto add = [&](Op op) {
       steps_.push_back(detail::make_step(p_, std::move(op), -1, step.phase, Stream::kDpComm, suffix_of(p_, step)));
     };
     if (e.moves == Moves::kHead) return add(AllGather{Axis::kTp, e.moves, e.layer});
     if (!p_.setting.sharded_rows()) return add(AllReduce{Axis::kTp, e.moves, e.layer});
-    for (const std::int64_t chunk : chunks_of(step)) add(ReduceScatter{Axis::kTp, adds, e.moves, e.layer, chunk});
+    for (const std::int64_t chunk : chunks_of(step)) add(ReduceScatter{Axis::kTp, e.moves, e.layer, chunk});
   }
 
   Program& p_;

@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "base/match.h"
-#include "program/signature.h"
+#include "program/value_memory.h"
 
 namespace molen::program {
 namespace {
@@ -11,23 +11,17 @@ std::int64_t width_of(const Program& p, const Use& use) {
   return size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
 }
 
-// An op from a text may lack this operand; the verifier reports that afterwards.
-std::vector<Use> if_any(const Use* use) {
-  return use ? std::vector<Use>{*use} : std::vector<Use>{};
-}
-
-// Returns the bytes of all operands in `whole`, or of the piece `chunk` of their rows.
-std::int64_t exchanged_bytes(const Program& p, std::int64_t chunk, const std::vector<Use>& whole,
-                             const mesh::PerAxis& at) {
-  if (chunk < 0 || whole.empty()) return used_bytes(p, whole, at);
+// Returns the bytes of `whole`, or of the piece `chunk` of its rows.
+std::int64_t exchanged_bytes(const Program& p, std::int64_t chunk, const Use& whole, const mesh::PerAxis& at) {
+  if (chunk < 0) return used_bytes(p, whole, at);
   const auto [first, last] = chunk_rows(p.setting, chunk);
-  return (last - first) * p.arch.hidden * width_of(p, whole.front());
+  return (last - first) * p.arch.hidden * width_of(p, whole);
 }
 
 // Bytes of a message between stages. When tensor ranks share the rows, it holds the rows that the rank keeps.
-std::int64_t message_bytes(const Program& p, const std::vector<Use>& value, const mesh::PerAxis& at) {
-  if (!p.setting.sharded_rows() || at == mesh::PerAxis{} || value.empty()) return used_bytes(p, value, at);
-  return kept_rows(p.setting, at) * p.arch.hidden * width_of(p, value.front());
+std::int64_t message_bytes(const Program& p, const Use& value, const mesh::PerAxis& at) {
+  if (!p.setting.sharded_rows() || at == mesh::PerAxis{}) return used_bytes(p, value, at);
+  return kept_rows(p.setting, at) * p.arch.hidden * width_of(p, value);
 }
 
 }  // namespace
@@ -42,28 +36,27 @@ std::int64_t used_elements(const Program& p, const Use& use, const mesh::PerAxis
   return last - first;
 }
 
-std::int64_t used_bytes(const Program& p, const std::vector<Use>& uses, const mesh::PerAxis& at) {
-  std::int64_t bytes = 0;
-  for (const Use& use : uses) bytes += used_elements(p, use, at) * width_of(p, use);
-  return bytes;
+std::int64_t used_bytes(const Program& p, const Use& use, const mesh::PerAxis& at) {
+  return used_elements(p, use, at) * width_of(p, use);
 }
 
 Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
   return Bytes(std::visit(
       [&](const auto& o) -> std::int64_t {
         using O = std::decay_t<decltype(o)>;
+        // The operand whose size counts. An op from a text may lack it; the verifier reports that afterwards.
+        constexpr bool sends = std::is_same_v<O, ReduceScatter> || std::is_same_v<O, Send>;
+        const Use* use = step.find(sends ? Arg::kFrom : Arg::kTo);
+        if constexpr (!std::is_same_v<O, ReduceScalars>)
+          if (!use) return 0;
         if constexpr (std::is_same_v<O, AllReduce>)
-          return used_bytes(p, step.writes, at);
-        else if constexpr (std::is_same_v<O, ReduceScatter>)
-          return exchanged_bytes(p, o.chunk, if_any(step.find_read(Arg::kFrom)), at);
-        else if constexpr (std::is_same_v<O, AllGather>)
-          return exchanged_bytes(p, o.chunk, if_any(step.find_write(Arg::kTo)), at);
-        else if constexpr (std::is_same_v<O, Send>)
-          return message_bytes(p, step.reads, at);
-        else if constexpr (std::is_same_v<O, Receive>)
-          return message_bytes(p, step.writes, at);
+          return used_bytes(p, *use, at);
+        else if constexpr (std::is_same_v<O, ReduceScatter> || std::is_same_v<O, AllGather>)
+          return exchanged_bytes(p, o.chunk, *use, at);
+        else if constexpr (std::is_same_v<O, Send> || std::is_same_v<O, Receive>)
+          return message_bytes(p, *use, at);
         else if constexpr (std::is_same_v<O, Shift>)  // sent and received
-          return 2 * used_bytes(p, if_any(step.find_write(Arg::kTo)), at);
+          return 2 * used_bytes(p, *use, at);
         else if constexpr (std::is_same_v<O, ReduceScalars>)
           return o.count * size_of(DType::kF64);
         else

@@ -14,7 +14,7 @@ namespace molen::program {
 
 // Size of the elements that operands name, on the rank at `at`.
 std::int64_t used_elements(const Program& program, const Use& use, const mesh::PerAxis& at);
-std::int64_t used_bytes(const Program& program, const std::vector<Use>& uses, const mesh::PerAxis& at);
+std::int64_t used_bytes(const Program& program, const Use& use, const mesh::PerAxis& at);
 
 // Returns the bytes that the rank at `at` gives to the communicator calls of an op: all elements that are reduced or
 // gathered, sent or received. Step::moved is that of the rank whose coordinates are all 0, so this is less on other

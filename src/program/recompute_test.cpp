@@ -121,9 +121,9 @@ TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
       EXPECT_TRUE(again.emplace(c->part, c->layer).second) << "runs twice";
       std::size_t reader = k + 1;
       const auto reads = [&](const Step& step) {
-        for (const Use& w : steps[k].writes)
-          for (const Use& r : step.reads)
-            if (r.buffer == w.buffer) return true;
+        for (const Use& w : steps[k].operands)
+          for (const Use& r : step.operands)
+            if (w.writes() && r.reads() && r.buffer == w.buffer) return true;
         return false;
       };
       while (!reads(steps[reader])) {
@@ -156,9 +156,9 @@ TEST(Recompute, ReadingTooEarlyIsRefused) {
       if (!c || c->pass != ComputePass::kRecompute) continue;
       std::size_t reader = k + 1;
       const auto reads = [&](const Step& step) {
-        return std::any_of(step.reads.begin(), step.reads.end(), [&](const Use& r) {
-          return std::any_of(steps[k].writes.begin(), steps[k].writes.end(),
-                             [&](const Use& w) { return r.buffer == w.buffer; });
+        return std::any_of(step.operands.begin(), step.operands.end(), [&](const Use& r) {
+          return r.reads() && std::any_of(steps[k].operands.begin(), steps[k].operands.end(),
+                                          [&](const Use& w) { return w.writes() && r.buffer == w.buffer; });
         });
       };
       while (!reads(steps[reader])) ++reader;

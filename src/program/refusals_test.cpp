@@ -262,9 +262,9 @@ TEST(Refusals, OfTextsWithOtherLines) {
     GoldenMessages::note("gone: " + parsed(joined(gone, '\n')));
   }
   const std::string good = joined(lines, '\n');
-  for (const char* text : {"", "molen-program 5\n", "molen-program\n", "molen-program 9\n", "molen-program 9\nx\n",
-                           "molen-program 9\nbody\n", "molen-program 9\n%0 agree\n", "molen-program 9\nschedule a\n",
-                           "molen-program 9\nbody a\nbody a\n", "molen-program 9\nbuffer a\n"})
+  for (const char* text : {"", "molen-program 9\n", "molen-program\n", "molen-program 10\n", "molen-program 10\nx\n",
+                           "molen-program 10\nbody\n", "molen-program 10\n%0 agree\n", "molen-program 10\nschedule a\n",
+                           "molen-program 10\nbody a\nbody a\n", "molen-program 10\nbuffer a\n"})
     GoldenMessages::note(parsed(text));
   GoldenMessages::note(parsed(good + "\nbody x\n%x agree flag=0\n"));
   GoldenMessages::note(parsed(good + "\nschedule\n"));

@@ -1,10 +1,13 @@
 #include "program/signature.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
 #include "base/error.h"
 #include "base/match.h"
+#include "program/value_memory.h"
 
 namespace molen::program {
 namespace {
@@ -40,39 +43,71 @@ struct Residuals {
 
 using enum Arg;
 
-Operand as(Arg arg, Operand o) {
+Operand with(Arg arg, Access access, Operand o) {
   o.arg = arg;
+  o.access = access;
   return o;
 }
-
-Operand consumed(Operand o) {
-  o.consumed = true;
-  return o;
+Operand reads(Arg arg, Operand o) {
+  return with(arg, Access::kRead, o);
+}
+Operand consumes(Arg arg, Operand o) {
+  return with(arg, Access::kConsume, o);
+}
+Operand writes(Arg arg, Operand o) {
+  return with(arg, Access::kWrite, o);
+}
+Operand updates(Arg arg, Operand o) {
+  return with(arg, Access::kUpdate, o);
+}
+// Overwrites it, or adds to it, as the step says.
+Operand adds(Arg arg, Operand o) {
+  o.may_add = true;
+  return writes(arg, o);
+}
+// Makes `after` of `before`, in place.
+Operand turns(Arg arg, const Operand& before, Operand after) {
+  after.before = {before.value, before.layer, before.step};
+  return updates(arg, after);
 }
 
-// The signature of the ring's step c.chunk.
+// Step c.chunk of the ring. A sum that is wider than the result is not finished in place: the last step rounds it.
 Signature ring_forward(const Program& p, const Compute& c) {
   const std::int64_t l = c.layer, i = c.chunk;
-  const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
-  Signature s{{as(kQkv, {Value::kQkv, l})}, {as(kY, at(Value::kAttentionPart, i)), as(kLse, at(Value::kLsePart, i))}};
-  // The last step finishes in the buffer of the partial output, even when that is wider than the result.
-  if (i > 0)
-    s.reads.insert(s.reads.end(),
-                   {as(kKeys, at(Value::kKeys, i)), as(kYSoFar, consumed(at(Value::kAttentionPart, i - 1))),
-                    as(kLseSoFar, at(Value::kLsePart, i - 1))});
-  if (i + 1 == p.setting.context_ranks()) s.writes = {as(kY, {Value::kAttention, l}), as(kLse, {Value::kLse, l})};
+  const auto part = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
+  const bool last = i + 1 == p.setting.context_ranks();
+  const Operand y = last ? Operand{Value::kAttention, l} : part(Value::kAttentionPart, i);
+  const Operand lse = last ? Operand{Value::kLse, l} : part(Value::kLsePart, i);
+  Signature s{{reads(kQkv, {Value::kQkv, l})}};
+  auto& operands = s.operands;
+  if (i == 0) {
+    operands.insert(operands.end(), {writes(kY, y), writes(kLse, lse)});
+    return s;
+  }
+  operands.push_back(reads(kKeys, part(Value::kKeys, i)));
+  const Operand so_far = part(Value::kAttentionPart, i - 1);
+  if (last && wide_partial(p, Value::kAttentionPart))
+    operands.insert(operands.end(), {consumes(kYSoFar, so_far), writes(kY, y)});
+  else
+    operands.push_back(turns(kY, so_far, y));
+  operands.push_back(turns(kLse, part(Value::kLsePart, i - 1), lse));
   return s;
 }
-Signature attention_gradient(std::int64_t l) {
-  return {{as(kDY, {Value::kDAttention, l}), as(kQkv, {Value::kQkv, l}), as(kY, {Value::kAttention, l}),
-           as(kLse, {Value::kLse, l})},
-          {as(kDQkv, {Value::kDQkv, l})}};
+std::vector<Operand> of_attention_backward(std::int64_t l) {
+  return {reads(kDY, {Value::kDAttention, l}), reads(kQkv, {Value::kQkv, l}), reads(kY, {Value::kAttention, l}),
+          reads(kLse, {Value::kLse, l})};
 }
 Signature ring_backward(const Compute& c) {
   const std::int64_t l = c.layer, i = c.chunk;
-  const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
-  Signature s{attention_gradient(l).reads, {as(kDQkv, at(Value::kDQuery, i)), as(kDKeys, at(Value::kDKeys, i))}};
-  if (i > 0) s.reads.insert(s.reads.end(), {as(kKeys, at(Value::kKeys, i)), as(kDQkvSoFar, at(Value::kDQuery, i - 1))});
+  const auto part = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
+  Signature s{of_attention_backward(l)};
+  auto& operands = s.operands;
+  if (i == 0)
+    operands.push_back(writes(kDQkv, part(Value::kDQuery, 0)));
+  else
+    operands.insert(operands.end(), {reads(kKeys, part(Value::kKeys, i)),
+                                     turns(kDQkv, part(Value::kDQuery, i - 1), part(Value::kDQuery, i))});
+  operands.push_back(writes(kDKeys, part(Value::kDKeys, i)));
   return s;
 }
 // The first step of keys also leaves the rank's own keys side by side. A step of gradients adds the received gradients
@@ -80,164 +115,186 @@ Signature ring_backward(const Compute& c) {
 // into q|k|v beside the gradients of the queries.
 Signature shift(const Program& p, const Shift& o) {
   const std::int64_t l = o.layer, i = o.step;
-  const auto at = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
+  const auto part = [l](Value v, std::int64_t step) { return Operand{v, l, Range::kAll, step}; };
   if (o.moves == Moves::kKeys) {
-    if (i == 1) return {{as(kFrom, {Value::kQkv, l})}, {as(kOwn, at(Value::kKeys, 0)), as(kTo, at(Value::kKeys, 1))}};
-    return {{as(kFrom, at(Value::kKeys, i - 1))}, {as(kTo, at(Value::kKeys, i))}};
+    if (i == 1)
+      return {
+          {reads(kFrom, {Value::kQkv, l}), writes(kOwn, part(Value::kKeys, 0)), writes(kTo, part(Value::kKeys, 1))}};
+    return {{reads(kFrom, part(Value::kKeys, i - 1)), writes(kTo, part(Value::kKeys, i))}};
   }
-  Signature s{{as(kFrom, consumed(at(Value::kDKeys, i - 1)))}, {as(kTo, at(Value::kDKeysIn, i))}};
-  if (i > 1) s.reads.push_back(as(kSoFar, at(Value::kDKeysIn, i - 1)));
-  if (i == p.setting.context_ranks()) {
-    s.reads.push_back(as(kDQkvSoFar, at(Value::kDQuery, i - 1)));
-    s.writes.push_back(as(kDQkv, {Value::kDQkv, l}));
-  }
+  const Operand came = part(Value::kDKeysIn, i);
+  Signature s{{consumes(kFrom, part(Value::kDKeys, i - 1)),
+               i > 1 ? turns(kTo, part(Value::kDKeysIn, i - 1), came) : writes(kTo, came)}};
+  if (i < p.setting.context_ranks()) return s;
+  const Operand queries = part(Value::kDQuery, i - 1), whole{Value::kDQkv, l};
+  if (wide_partial(p, Value::kDQuery))
+    s.operands.insert(s.operands.end(), {reads(kDQkvSoFar, queries), writes(kDQkv, whole)});
+  else
+    s.operands.push_back(turns(kDQkv, queries, whole));
   return s;
 }
 
 Signature forward(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
-  const Operand param = as(kParam, {Value::kParam, unit});
+  const Operand param = reads(kParam, {Value::kParam, unit});
+  const Operand losses = writes(kLosses, {Value::kLosses}), scalars = updates(kScalars, {Value::kScalars});
   switch (c.part) {
     case Part::kEmbed:
-      return {{as(kIds, {Value::kIds}), param}, {as(kY, stream.x_out(0))}};
+      return {{reads(kIds, {Value::kIds}), param, writes(kY, stream.x_out(0))}};
     case Part::kNormQkv:
-      return {{as(kX, stream.x_in(l)), param}, {as(kY, {Value::kQkv, l}), as(kStats, {Value::kStats1, l})}};
+      return {{reads(kX, stream.x_in(l)), param, writes(kY, {Value::kQkv, l}), writes(kStats, {Value::kStats1, l})}};
     case Part::kAttention: {
       if (c.chunk >= 0) return ring_forward(p, c);
-      Signature s{{as(kQkv, {Value::kQkv, l})}, {as(kY, {Value::kAttention, l}), as(kLse, {Value::kLse, l})}};
-      if (p.setting.context() && !p.setting.ring()) s.reads.push_back(as(kKeys, {Value::kKeysAll, l}));
+      Signature s{{reads(kQkv, {Value::kQkv, l})}};
+      if (p.setting.context() && !p.setting.ring()) s.operands.push_back(reads(kKeys, {Value::kKeysAll, l}));
+      s.operands.insert(s.operands.end(), {writes(kY, {Value::kAttention, l}), writes(kLse, {Value::kLse, l})});
       return s;
     }
     case Part::kOutProjection:
-      return {{as(kX, {Value::kAttention, l}), as(kResidual, {Value::kResidual, l}), param},
-              {as(kY, stream.mid_out(l))}};
+      return {{reads(kX, {Value::kAttention, l}), reads(kResidual, {Value::kResidual, l}), param,
+               writes(kY, stream.mid_out(l))}};
     case Part::kNormUp:
-      return {{as(kX, stream.mid_in(l)), param}, {as(kY, {Value::kUp, l}), as(kStats, {Value::kStats2, l})}};
+      return {{reads(kX, stream.mid_in(l)), param, writes(kY, {Value::kUp, l}), writes(kStats, {Value::kStats2, l})}};
     case Part::kActivation:
-      return {{as(kX, {Value::kUp, l})}, {as(kY, {Value::kActivation, l})}};
+      return {{reads(kX, {Value::kUp, l}), writes(kY, {Value::kActivation, l})}};
     case Part::kDown:
-      return {{as(kX, {Value::kActivation, l}), as(kResidual, {Value::kMid, l}), param}, {as(kY, stream.x_out(l + 1))}};
+      return {{reads(kX, {Value::kActivation, l}), reads(kResidual, {Value::kMid, l}), param,
+               writes(kY, stream.x_out(l + 1))}};
     case Part::kFinalNorm: {
-      Signature s{{as(kX, stream.x_in(last))}, {as(kY, {Value::kNormed}), as(kStats, {Value::kStatsFinal})}};
-      if (unit >= 0) s.reads.push_back(param);
+      Signature s{{reads(kX, stream.x_in(last))}};
+      if (unit >= 0) s.operands.push_back(param);
+      s.operands.insert(s.operands.end(), {writes(kY, {Value::kNormed}), writes(kStats, {Value::kStatsFinal})});
       return s;
     }
     case Part::kHead:
-      return {{as(kX, {Value::kNormed}), as(kLabels, {Value::kLabels}), param},
-              {as(kLosses, {Value::kLosses}), as(kScalars, {Value::kScalars})}};
+      return {{reads(kX, {Value::kNormed}), reads(kLabels, {Value::kLabels}), param, losses, scalars}};
     case Part::kHeadLogits:
-      return {{as(kX, {Value::kNormed}), as(kLabels, {Value::kLabels}), param},
-              {as(kLogits, {Value::kLogits, c.chunk}), as(kSums, {Value::kHeadSums, c.chunk})}};
+      return {{reads(kX, {Value::kNormed}), reads(kLabels, {Value::kLabels}), param,
+               writes(kLogits, {Value::kLogits, c.chunk}), writes(kSums, {Value::kHeadSums, c.chunk})}};
     case Part::kHeadLoss:
-      return {{as(kSums, {Value::kHeadSumsAll, c.chunk}), as(kLabels, {Value::kLabels})},
-              {as(kLosses, {Value::kLosses}), as(kScalars, {Value::kScalars})}};
+      return {{reads(kSums, {Value::kHeadSumsAll, c.chunk}), reads(kLabels, {Value::kLabels}), losses, scalars}};
   }
   throw Error("unknown part {}", static_cast<int>(c.part));
 }
 
-// Parts that add to the residual gradient: they add in place, except under sequence parallelism, where the reduction
-// adds.
-Signature backward_norm(const Residuals& stream, Operand d_out, Operand in, Operand stats, int unit, Value kept,
-                        std::int64_t kept_layer, Operand result) {
-  Signature s{{as(kDY, d_out), as(kX, in), as(kStats, stats), as(kParam, {Value::kParam, unit})},
-              {as(kDX, result), as(kGrad, {Value::kGrad, unit})}};
-  if (!stream.rows) s.reads.push_back(as(kDResidual, {kept, kept_layer}));
+// The residual gradient to which a norm's backward adds its d_x: `so_far` in place, or from another buffer when halves
+// of backwards still have to read it. Under sequence parallelism the reduction adds instead, to the rows that are kept.
+void add_residual_gradient(const Program& p, Operand so_far, const Operand& result, Signature& s) {
+  if (p.setting.sharded_rows())
+    s.operands.push_back(writes(kDX, result));
+  else if (p.setting.pipeline.halves)
+    s.operands.insert(s.operands.end(), {reads(kDResidual, so_far), writes(kDX, result)});
+  else
+    s.operands.push_back(turns(kDX, so_far, result));
+}
+
+// The backward of a norm with the product behind it. `half`: the input's half of kNormQkv turns the gradient back to
+// before RoPE, for the weights' half to read; the whole backward only uses it up.
+Signature backward_norm(const Program& p, const Compute& c, int unit, bool half) {
+  const Residuals stream(p.setting);
+  const std::int64_t l = c.layer;
+  const bool qkv = c.part == Part::kNormQkv;
+  Signature s;
+  if (!qkv)
+    s = {{reads(kDY, {Value::kDUp, l}), reads(kX, stream.mid_in(l)), reads(kStats, {Value::kStats2, l})}};
+  else if (half)
+    s = {{reads(kX, stream.x_in(l)), reads(kStats, {Value::kStats1, l})}};
+  else
+    s = {{consumes(kDY, {Value::kDQkv, l}), reads(kX, stream.x_in(l)), reads(kStats, {Value::kStats1, l})}};
+  s.operands.push_back(reads(kParam, {Value::kParam, unit}));
+  if (qkv)
+    add_residual_gradient(p, {Value::kDMid, l}, stream.d_x_out(l), s);
+  else
+    add_residual_gradient(p, {Value::kDResidual, l + 1}, stream.d_mid_out(l), s);
+  if (!half || has_norm_weights(p)) s.operands.push_back(adds(kGrad, {Value::kGrad, unit}));
+  if (qkv && half) s.operands.push_back(turns(kDProjected, {Value::kDQkv, l}, {Value::kDProjected, l}));
   return s;
 }
 
 Signature backward(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer, last = p.arch.layers;
-  const Operand param = as(kParam, {Value::kParam, unit}), grad = as(kGrad, {Value::kGrad, unit});
+  const Operand param = reads(kParam, {Value::kParam, unit}), grad = adds(kGrad, {Value::kGrad, unit});
+  const Operand losses = writes(kLosses, {Value::kLosses}), scalars = updates(kScalars, {Value::kScalars});
   switch (c.part) {
     case Part::kEmbed:
-      return {{as(kIds, {Value::kIds}), as(kDY, stream.d_x_in(0))}, {grad}};
+      return {{reads(kIds, {Value::kIds}), reads(kDY, stream.d_x_in(0)), grad}};
     case Part::kNormQkv:
-      // The inverse RoPE of the gradient runs in place.
-      return backward_norm(stream, consumed({Value::kDQkv, l}), stream.x_in(l), {Value::kStats1, l}, unit, Value::kDMid,
-                           l, stream.d_x_out(l));
+    case Part::kNormUp:
+      return backward_norm(p, c, unit, false);
     case Part::kAttention: {
       if (c.chunk >= 0) return ring_backward(c);
-      Signature s = attention_gradient(l);
-      if (p.setting.context() && !p.setting.ring()) {
-        s.reads.push_back(as(kKeys, {Value::kKeysAll, l}));
-        s.writes = {as(kDQkv, {Value::kDQuery, l}), as(kDKeys, {Value::kDKeysAll, l})};
-      }
+      Signature s{of_attention_backward(l)};
+      if (p.setting.context() && !p.setting.ring())
+        s.operands.insert(s.operands.end(), {reads(kKeys, {Value::kKeysAll, l}), writes(kDQkv, {Value::kDQuery, l}),
+                                             writes(kDKeys, {Value::kDKeysAll, l})});
+      else
+        s.operands.push_back(writes(kDQkv, {Value::kDQkv, l}));
       return s;
     }
     case Part::kOutProjection:
-      return {{as(kDY, stream.d_mid_in(l)), as(kX, {Value::kAttention, l}), param},
-              {as(kDX, {Value::kDAttention, l}), grad}};
-    case Part::kNormUp:
-      return backward_norm(stream, {Value::kDUp, l}, stream.mid_in(l), {Value::kStats2, l}, unit, Value::kDResidual,
-                           l + 1, stream.d_mid_out(l));
+      return {{reads(kDY, stream.d_mid_in(l)), reads(kX, {Value::kAttention, l}), param,
+               writes(kDX, {Value::kDAttention, l}), grad}};
     case Part::kActivation:
-      return {{as(kDY, {Value::kDActivation, l}), as(kX, {Value::kUp, l})}, {as(kDX, {Value::kDUp, l})}};
+      return {{reads(kDY, {Value::kDActivation, l}), reads(kX, {Value::kUp, l}), writes(kDX, {Value::kDUp, l})}};
     case Part::kDown:
-      return {{as(kDY, stream.d_x_in(l + 1)), as(kX, {Value::kActivation, l}), param},
-              {as(kDX, {Value::kDActivation, l}), grad}};
+      return {{reads(kDY, stream.d_x_in(l + 1)), reads(kX, {Value::kActivation, l}), param,
+               writes(kDX, {Value::kDActivation, l}), grad}};
     case Part::kFinalNorm: {
-      Signature s{{as(kDY, {Value::kDNormed}), as(kX, stream.x_in(last)), as(kStats, {Value::kStatsFinal})},
-                  {as(kDX, stream.d_x_out(last))}};
-      if (unit >= 0) {
-        s.reads.push_back(param);
-        s.writes.push_back(grad);
-      }
+      Signature s{{reads(kDY, {Value::kDNormed}), reads(kX, stream.x_in(last)), reads(kStats, {Value::kStatsFinal})}};
+      if (unit >= 0) s.operands.push_back(param);
+      s.operands.push_back(writes(kDX, stream.d_x_out(last)));
+      if (unit >= 0) s.operands.push_back(grad);
       return s;
     }
     case Part::kHead:
-      return {{as(kX, {Value::kNormed}), as(kLabels, {Value::kLabels}), param},
-              {as(kLosses, {Value::kLosses}), as(kScalars, {Value::kScalars}), as(kDX, {Value::kDNormed}), grad}};
+      return {{reads(kX, {Value::kNormed}), reads(kLabels, {Value::kLabels}), param, losses, scalars,
+               writes(kDX, {Value::kDNormed}), grad}};
     case Part::kHeadLoss:
-      return {{as(kSums, {Value::kHeadSumsAll, c.chunk}), as(kLabels, {Value::kLabels}),
-               as(kLogits, consumed({Value::kLogits, c.chunk})), as(kX, {Value::kNormed}), param},
-              {as(kLosses, {Value::kLosses}), as(kScalars, {Value::kScalars}), as(kDX, {Value::kDNormed}), grad}};
+      return {{reads(kSums, {Value::kHeadSumsAll, c.chunk}), reads(kLabels, {Value::kLabels}),
+               consumes(kLogits, {Value::kLogits, c.chunk}), reads(kX, {Value::kNormed}), param, losses, scalars,
+               writes(kDX, {Value::kDNormed}), grad}};
     case Part::kHeadLogits:
       break;
   }
   throw Error("part {} has no backward", arch::name_of(c.part));
 }
 
-// The half that the part before waits for. It reads the residual gradient from one buffer and writes it to another.
+// The half of a backward that the part before waits for: the gradient of its input, and of norm weights.
 Signature backward_input(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer;
-  const Operand param = as(kParam, {Value::kParam, unit});
-  Signature s = backward(p, c, unit);
+  const Operand param = reads(kParam, {Value::kParam, unit});
   switch (c.part) {
     case Part::kOutProjection:
-      return {{as(kDY, stream.d_mid_in(l)), param}, {as(kDX, {Value::kDAttention, l})}};
+      return {{reads(kDY, stream.d_mid_in(l)), param, writes(kDX, {Value::kDAttention, l})}};
     case Part::kDown:
-      return {{as(kDY, stream.d_x_in(l + 1)), param}, {as(kDX, {Value::kDActivation, l})}};
+      return {{reads(kDY, stream.d_x_in(l + 1)), param, writes(kDX, {Value::kDActivation, l})}};
     case Part::kNormQkv:
     case Part::kNormUp:
-      if (!has_norm_weights(p)) s.writes.pop_back();
-      if (c.part == Part::kNormQkv) {
-        s.reads.front().consumed = false;
-        s.writes.push_back(as(kDProjected, {Value::kDProjected, l}));
-      }
-      return s;
+      return backward_norm(p, c, unit, true);
     default:
-      return s;
+      return backward(p, c, unit);
   }
 }
 
-// The half for the weights of products. It reads values that forward kept and values that the first half left.
+// The half that makes the gradients of matrices, from activations and the gradients that the first half left.
 Signature backward_weights(const Program& p, const Compute& c, int unit) {
   const Residuals stream(p.setting);
   const std::int64_t l = c.layer;
-  const Operand param = as(kParam, {Value::kParam, unit}), grad = as(kGrad, {Value::kGrad, unit});
+  const Operand param = reads(kParam, {Value::kParam, unit}), grad = adds(kGrad, {Value::kGrad, unit});
   switch (c.part) {
     case Part::kNormQkv:
-      return {{as(kDY, {Value::kDProjected, l}), as(kX, stream.x_in(l)), as(kStats, {Value::kStats1, l}), param},
-              {grad}};
+      return {{reads(kDY, {Value::kDProjected, l}), reads(kX, stream.x_in(l)), reads(kStats, {Value::kStats1, l}),
+               param, grad}};
     case Part::kOutProjection:
-      return {{as(kDY, stream.d_mid_in(l)), as(kX, {Value::kAttention, l})}, {grad}};
+      return {{reads(kDY, stream.d_mid_in(l)), reads(kX, {Value::kAttention, l}), grad}};
     case Part::kNormUp:
-      return {{as(kDY, {Value::kDUp, l}), as(kX, stream.mid_in(l)), as(kStats, {Value::kStats2, l}), param}, {grad}};
+      return {
+          {reads(kDY, {Value::kDUp, l}), reads(kX, stream.mid_in(l)), reads(kStats, {Value::kStats2, l}), param, grad}};
     case Part::kDown:
-      return {{as(kDY, stream.d_x_in(l + 1)), as(kX, {Value::kActivation, l})}, {grad}};
+      return {{reads(kDY, stream.d_x_in(l + 1)), reads(kX, {Value::kActivation, l}), grad}};
     default:
       throw Error("part {} has no weights' half of its backward", arch::name_of(c.part));
   }
@@ -256,7 +313,7 @@ Signature compute(const Program& p, const Compute& c, int unit) {
   }
 }
 
-// The three states of a value that tensor ranks exchange.
+// The three states of a residual value that tensor ranks exchange.
 struct Exchanged {
   Value kept, sum, rows;
 };
@@ -295,59 +352,84 @@ Operand message(const Program& p, Axis over, bool summed, int unit) {
   return {Value::kGradMessage, unit, range, (replicas ? 2 : 0) + (summed ? 1 : 0)};
 }
 
-Signature moved(Operand from, Operand to) {
-  return {{as(kFrom, from)}, {as(kTo, to)}};
+Signature moved(const Operand& from, const Operand& to) {
+  return {{reads(kFrom, from), writes(kTo, to)}};
+}
+
+// A reduce-scatter or an all-gather of a unit: of one value, the part lies in the buffer of the whole.
+Signature scattered(const Operand& from, const Operand& to) {
+  Signature s{{consumes(kFrom, from), writes(kTo, to)}};
+  if (from.value == to.value)
+    s.operands.back().within = kFrom;
+  else
+    s.operands.back().may_add = true;
+  return s;
+}
+Signature gathered(const Operand& from, const Operand& to) {
+  Signature s = moved(from, to);
+  if (from.value == to.value) s.operands.back().within = kFrom;
+  return s;
 }
 
 Signature cast(const Program& p, const Cast& o, int unit) {
   const Setting& s = p.setting;
   const bool replicas = o.over == Axis::kReplicate;
-  if (!o.back) return moved({replicas ? Value::kGradShard : Value::kGrad, unit}, message(p, o.over, false, unit));
+  if (!o.back) {
+    const Operand sum{replicas ? Value::kGradShard : Value::kGrad, unit};
+    const bool leaves = s.sharded_gradients() && !replicas;  // the whole gradient of a micro-batch
+    return {{leaves ? consumes(kFrom, sum) : reads(kFrom, sum), writes(kTo, message(p, o.over, false, unit))}};
+  }
   const bool shard = replicas || o.over == Axis::kShard, own = replicas ? s.own_over_dp : !shard && s.owns_part();
-  return moved(message(p, o.over, true, unit),
-               {shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll});
+  const Operand sum{shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll};
+  return {{consumes(kFrom, message(p, o.over, true, unit)), adds(kTo, sum)}};
 }
 
 // Returns the signature on one piece of the rows; parameters, gradients and scalars have no pieces.
 Signature piece_of(Signature s, std::int64_t chunk) {
-  for (auto* operands : {&s.reads, &s.writes})
-    for (Operand& o : *operands)
-      if (!of_unit(o.value) && o.value != Value::kScalars) o.chunk = chunk;
+  for (Operand& o : s.operands)
+    if (!of_unit(o.value) && o.value != Value::kScalars) o.chunk = chunk;
   return s;
 }
 
-// Reduces this rank's whole partial sums to the part that it keeps or updates.
+// The sums of the rows that this rank keeps. They join the residual gradient so far: that of the layer above joins the
+// middle's, and the middle's joins the input's. The first of them, behind the final norm, joins none.
+Signature scatter_rows(const Program& p, const ReduceScatter& o) {
+  const Exchanged e = exchanged(o.moves);
+  Signature s{{consumes(kFrom, {e.sum, o.layer})}};
+  const Operand kept{e.kept, o.layer};
+  const bool joins = o.moves == Moves::kDMid || (o.moves == Moves::kDResidual && o.layer < p.arch.layers);
+  const Operand so_far =
+      o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1} : Operand{Value::kDMid, o.layer};
+  if (!joins)
+    s.operands.push_back(writes(kTo, kept));
+  else if (p.setting.pipeline.halves)
+    s.operands.insert(s.operands.end(), {reads(kSoFar, so_far), writes(kTo, kept)});
+  else
+    s.operands.push_back(turns(kTo, so_far, kept));
+  return piece_of(std::move(s), o.chunk);
+}
+
+// A reduce-scatter makes its sums in what it consumes.
 Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
   if (o.moves == Moves::kDKeys)
-    return {{as(kFrom, consumed({Value::kDKeysAll, o.layer})), as(kDQkvSoFar, {Value::kDQuery, o.layer})},
-            {as(kTo, {Value::kDQkv, o.layer})}};
-  if (o.moves != Moves::kUnit) {
-    const Exchanged e = exchanged(o.moves);
-    Signature s = moved(consumed({e.sum, o.layer}), {e.kept, o.layer});
-    // The residual gradient so far: for the middle, that of the layer above; for the input, that of the middle.
-    if (o.accumulate)
-      s.reads.push_back(as(
-          kSoFar, o.moves == Moves::kDMid ? Operand{Value::kDResidual, o.layer + 1} : Operand{Value::kDMid, o.layer}));
-    return piece_of(std::move(s), o.chunk);
-  }
-  if (p.setting.narrow_over(o.axis))
-    return moved(consumed(message(p, o.axis, false, unit)), message(p, o.axis, true, unit));
-  if (!p.setting.sharded_gradients()) return moved(consumed({Value::kGrad, unit}), {Value::kGrad, unit, Range::kOwn});
-  if (o.axis == Axis::kReplicate)
-    return moved(consumed({Value::kGradShard, unit}), {Value::kGradShard, unit, Range::kOwn});
-  return moved(consumed({Value::kGrad, unit}), {Value::kGradShard, unit});
+    return {
+        {consumes(kFrom, {Value::kDKeysAll, o.layer}), turns(kTo, {Value::kDQuery, o.layer}, {Value::kDQkv, o.layer})}};
+  if (o.moves != Moves::kUnit) return scatter_rows(p, o);
+  if (p.setting.narrow_over(o.axis)) return scattered(message(p, o.axis, false, unit), message(p, o.axis, true, unit));
+  if (!p.setting.sharded_gradients()) return scattered({Value::kGrad, unit}, {Value::kGrad, unit, Range::kOwn});
+  if (o.axis == Axis::kReplicate) return scattered({Value::kGradShard, unit}, {Value::kGradShard, unit, Range::kOwn});
+  return scattered({Value::kGrad, unit}, {Value::kGradShard, unit});
 }
 
 Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
-    return moved({e.sum, o.layer}, {e.kept, o.layer});
+    return {{turns(kTo, {e.sum, o.layer}, {e.kept, o.layer})}};
   }
-  if (o.axis == Axis::kTp)
-    return moved({Value::kGrad, unit, Range::kReplicated}, {Value::kGrad, unit, Range::kReplicated});
-  if (p.setting.narrow_over(o.axis)) return moved(message(p, o.axis, false, unit), message(p, o.axis, true, unit));
-  const Value value = p.setting.sharded_gradients() ? Value::kGradShard : Value::kGrad;
-  return moved({value, unit}, {value, unit});
+  if (o.axis == Axis::kTp) return {{updates(kTo, {Value::kGrad, unit, Range::kReplicated})}};
+  if (p.setting.narrow_over(o.axis))
+    return {{turns(kTo, message(p, o.axis, false, unit), message(p, o.axis, true, unit))}};
+  return {{updates(kTo, {p.setting.sharded_gradients() ? Value::kGradShard : Value::kGrad, unit})}};
 }
 
 // Gathers parameters: from the updated part to the shard, and from shards to the whole.
@@ -360,15 +442,16 @@ Signature all_gather(const Program& p, const AllGather& o, int unit) {
   }
   const Setting& s = p.setting;
   if (s.sharded_parameters()) {
-    if (o.axis == Axis::kReplicate) return moved({Value::kParamShard, unit, Range::kOwn}, {Value::kParamShard, unit});
-    return moved({Value::kParamShard, unit}, {Value::kParam, unit});
+    if (o.axis == Axis::kReplicate)
+      return gathered({Value::kParamShard, unit, Range::kOwn}, {Value::kParamShard, unit});
+    return gathered({Value::kParamShard, unit}, {Value::kParam, unit});
   }
   if (o.axis == Axis::kReplicate)
-    return moved({Value::kParam, unit, Range::kOwn}, {Value::kParam, unit, Range::kShard});
-  return moved({Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
+    return gathered({Value::kParam, unit, Range::kOwn}, {Value::kParam, unit, Range::kShard});
+  return gathered({Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
 }
 
-// Returns the operand of the updated parameters in the compute type.
+// The parameters that an update leaves in the compute type.
 Operand updated(const Program& p, int unit) {
   const Setting& s = p.setting;
   if (!s.offload.optimizer) return owned(p, false, unit);
@@ -376,19 +459,24 @@ Operand updated(const Program& p, int unit) {
   return {s.master == s.compute ? Value::kMaster : Value::kParamHost, unit};
 }
 
+// A master weight is updated in the place of the parameter, which is a rounded copy of it.
 Signature optimizer(const Program& p, int unit) {
   const Operand grad = p.setting.offload.optimizer ? Operand{Value::kGradHost, unit} : owned(p, true, unit);
-  Signature s{
-      {as(kGrad, grad), as(kScalars, {Value::kScalars})},
-      {as(kParam, updated(p, unit)), as(kMoment1, {Value::kMoment1, unit}), as(kMoment2, {Value::kMoment2, unit})}};
-  if (p.setting.master != p.setting.compute) s.writes.push_back(as(kMaster, {Value::kMaster, unit}));
+  const Operand param = updated(p, unit);
+  const bool master = p.setting.master != p.setting.compute;
+  Signature s{{reads(kGrad, grad), reads(kScalars, {Value::kScalars}),
+               master ? writes(kParam, param) : updates(kParam, param), updates(kMoment1, {Value::kMoment1, unit}),
+               updates(kMoment2, {Value::kMoment2, unit})}};
+  if (master) s.operands.push_back(updates(kMaster, {Value::kMaster, unit}));
   return s;
 }
 
 Signature copy_to_host(const Program& p, const CopyToHost& o, int unit) {
   if (o.moves != Moves::kUnit)
     return moved({kept_value(o.moves), o.layer}, {kept_value(o.moves), o.layer, Range::kAll, 0, true});
-  return moved(owned(p, true, unit), {Value::kGradHost, unit});
+  const Operand grad = owned(p, true, unit);
+  const bool leaves = p.setting.offload.gradients && grad.value == Value::kGrad;  // from where backward made it
+  return {{leaves ? consumes(kFrom, grad) : reads(kFrom, grad), adds(kTo, {Value::kGradHost, unit})}};
 }
 
 // Copies a kept value, parameters for their use, or updated parameters.
@@ -426,282 +514,89 @@ int unit_of_part(const Program& program, Part part, std::int64_t layer) {
 
 namespace {
 
-const Operand& found(const std::vector<Operand>& operands, Arg arg) {
+template <class O>
+std::string accesses_text(const std::vector<O>& operands) {
+  std::string text;
+  for (const Access access : kAllAccesses) {
+    std::vector<std::string_view> names;
+    for (const O& o : operands)
+      if (o.access == access) names.push_back(name_of(o.arg));
+    if (!names.empty())
+      text += fmt::format("{}{} {}", text.empty() ? "" : "; ", name_of(access), fmt::join(names, ", "));
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+}  // namespace
+
+std::string text_of(const std::vector<Operand>& operands) {
+  return accesses_text(operands);
+}
+std::string text_of(const std::vector<Use>& operands) {
+  return accesses_text(operands);
+}
+
+Operand Operand::as_found() const {
+  if (!before) return *this;
+  Operand found = *this;
+  found.value = before->value;
+  found.layer = before->layer;
+  found.step = before->step;
+  return found;
+}
+
+const Operand& Signature::operand(Arg arg) const {
   const auto at = std::find_if(operands.begin(), operands.end(), [&](const Operand& o) { return o.arg == arg; });
   MOLEN_CHECK(at != operands.end(), "no operand '{}'", name_of(arg));
   return *at;
 }
 
-}  // namespace
-
-const Operand& Signature::read(Arg arg) const {
-  return found(reads, arg);
-}
-const Operand& Signature::write(Arg arg) const {
-  return found(writes, arg);
-}
-
 Signature signature(const Program& program, const Op& op, int unit) {
-  const Operand scalars = as(kScalars, {Value::kScalars});
+  const Operand scalars{Value::kScalars};
   return std::visit(
       Match{
           [&](const Compute& c) {
             Signature s = compute(program, c, unit_of_part(program, c.part, c.layer));
             if (c.part == Part::kAttention && program.setting.document_mask)
-              s.reads.push_back(as(kDocuments, {Value::kDocuments}));
+              s.operands.insert(s.operands.begin() + 1, reads(kDocuments, {Value::kDocuments}));
             return by_chunks(program.setting, c.part) ? piece_of(std::move(s), c.chunk) : s;
           },
           [&](const LoadBatch&) {
-            Signature s{{}, {as(kIds, {Value::kIds}), as(kLabels, {Value::kLabels}), scalars}};
-            if (program.setting.document_mask) s.writes.push_back(as(kDocuments, {Value::kDocuments}));
+            Signature s{{writes(kIds, {Value::kIds}), writes(kLabels, {Value::kLabels}), updates(kScalars, scalars)}};
+            if (program.setting.document_mask) s.operands.push_back(writes(kDocuments, {Value::kDocuments}));
             return s;
           },
           [&](const ZeroFill&) {
-            return Signature{{}, {unit >= 0 ? as(kTo, {Value::kGrad, unit}) : as(kTo, {Value::kScalars})}};
+            return Signature{{writes(kTo, unit >= 0 ? Operand{Value::kGrad, unit} : scalars)}};
           },
           [&](const SumSquares&) {
             const bool host = program.setting.offload.gradients;
-            return Signature{{as(kGrad, host ? Operand{Value::kGradHost, unit} : owned(program, true, unit))},
-                             {scalars}};
+            return Signature{{reads(kGrad, host ? Operand{Value::kGradHost, unit} : owned(program, true, unit)),
+                              updates(kScalars, scalars)}};
           },
-          [&](const ClipScale&) {
-            return Signature{{}, {scalars}};
-          },
+          [&](const ClipScale&) { return Signature{{updates(kScalars, scalars)}}; },
           [&](const OptimizerStep&) { return optimizer(program, unit); },
           [&](const AllReduce& o) { return all_reduce(program, o, unit); },
           [&](const ReduceScatter& o) { return reduce_scatter(program, o, unit); },
           [&](const AllGather& o) { return all_gather(program, o, unit); },
           [&](const Send& o) {
-            return Signature{{as(kFrom, {exchanged(o.moves).kept, o.layer})}, {}};
+            return Signature{{reads(kFrom, {exchanged(o.moves).kept, o.layer})}};
           },
           [&](const Receive& o) {
-            return Signature{{}, {as(kTo, {exchanged(o.moves).kept, o.layer})}};
+            return Signature{{writes(kTo, {exchanged(o.moves).kept, o.layer})}};
           },
           [&](const Shift& o) { return shift(program, o); },
           [&](const CopyToHost& o) { return copy_to_host(program, o, unit); },
           [&](const CopyToDevice& o) { return copy_to_device(program, o, unit); },
           [&](const Cast& o) { return cast(program, o, unit); },
-          [&](const ReduceScalars&) {
-            return Signature{{}, {scalars}};
-          },
-          [&](const Agree&) {
-            return Signature{{scalars}, {}};
-          },
+          [&](const ReduceScalars&) { return Signature{{updates(kScalars, scalars)}}; },
+          [&](const Agree&) { return Signature{{reads(kScalars, scalars)}}; },
       },
       op);
 }
 
-bool consumes(const Program& program, const Step& step, Arg read) {
-  const Signature s = signature(program, step.op, unit_of_step(program, step));
-  return std::any_of(s.reads.begin(), s.reads.end(), [&](const Operand& o) { return o.arg == read && o.consumed; });
-}
-
 bool by_chunks(const Setting& setting, Part part) {
   return setting.chunked_rows() && arch::has_halves(part);
-}
-
-bool chunk_apart(const Program& program, const Operand& o) {
-  const ValueClass of = class_of(o.value);
-  if (o.chunk < 0 || (of != ValueClass::kSum && of != ValueClass::kRows)) return false;
-  const bool of_table = (o.value == Value::kResidualSum || o.value == Value::kDResidualRows) && o.layer == 0;
-  const bool of_norm =
-      (o.value == Value::kResidualRows || o.value == Value::kDResidualSum) && o.layer == program.arch.layers;
-  return !of_table && !of_norm;
-}
-
-bool wide_partial(const Program& program, Value value) {
-  const bool partial =
-      value == Value::kAttentionPart || value == Value::kDQuery || value == Value::kDKeys || value == Value::kDKeysIn;
-  return partial && program.setting.ring() && size_of(program.setting.compute) < 4;
-}
-
-bool in_place(const Program& program, const Op& op, const Operand& write, const Operand& read) {
-  // Partial outputs of attention are continued in place, except from a wide to a narrow type.
-  const auto goes_on = [&](Value part, Value whole) {
-    return read.value == part && (write.value == part || (write.value == whole && !wide_partial(program, part)));
-  };
-  if (read.value == Value::kDQkv && write.value == Value::kDProjected) return true;
-  if (goes_on(Value::kAttentionPart, Value::kAttention) || goes_on(Value::kLsePart, Value::kLse) ||
-      goes_on(Value::kDQuery, Value::kDQkv) || (read.value == Value::kDKeysIn && write.value == Value::kDKeysIn))
-    return true;
-  if (std::holds_alternative<Shift>(op)) return false;  // one value is sent while the next is received
-  const bool apart = program.setting.pipeline.halves;
-  const auto gradient = [](Value v) { return v == Value::kDResidual || v == Value::kDMid; };
-  if (std::holds_alternative<Compute>(op))  // the residual gradient is added to in place
-    return !apart && gradient(read.value) &&
-           (gradient(write.value) || write.value == Value::kDResidualSum || write.value == Value::kDMidSum);
-  if (const auto* reduce = std::get_if<AllReduce>(&op))
-    return reduce->moves != Moves::kUnit || write.value == read.value;
-  if (const auto* scatter = std::get_if<ReduceScatter>(&op); scatter && scatter->moves != Moves::kUnit) {
-    return !apart && gradient(write.value) && gradient(read.value);
-  }
-  return is_communication(op) && write.value == read.value;
-}
-
-Range extent_of(const Program& program, Value value) {
-  switch (value) {
-    case Value::kParamShard:
-    case Value::kGradShard:
-      return Range::kShard;
-    case Value::kParamHost:
-      if (program.setting.offload.parameters) return program.setting.sharded_parameters() ? Range::kShard : Range::kAll;
-      [[fallthrough]];
-    case Value::kGradHost:
-    case Value::kMoment1:
-    case Value::kMoment2:
-    case Value::kMaster:
-      return program.setting.owns_part() ? Range::kOwn : Range::kAll;
-    default:
-      return Range::kAll;
-  }
-}
-
-std::int64_t elements_of(const Program& program, const Operand& operand) {
-  const auto& a = program.local;
-  const Setting& s = program.setting;
-  const std::int64_t n = s.tokens();
-  const auto [first_row, end_row] = chunk_rows(s, chunk_apart(program, operand) ? operand.chunk : -1);
-  const std::int64_t stats = a.norm == arch::Norm::kRms ? n : 2 * n;
-  switch (operand.value) {
-    case Value::kIds:
-    case Value::kLabels:
-    case Value::kDocuments:
-    case Value::kLosses:
-      return n;
-    case Value::kResidual:
-    case Value::kMid:
-    case Value::kDResidual:
-    case Value::kDMid:
-      return kept_rows(s, {}) * a.hidden;
-    case Value::kNormed:
-    case Value::kDNormed:
-      return n * a.hidden;
-    case Value::kResidualSum:
-    case Value::kMidSum:
-    case Value::kDResidualSum:
-    case Value::kDMidSum:
-    case Value::kResidualRows:
-    case Value::kMidRows:
-    case Value::kDResidualRows:
-    case Value::kDMidRows:
-      return (end_row - first_row) * a.hidden;
-    case Value::kLogits:
-      return s.head_chunk_tokens(0) * a.vocabulary;
-    case Value::kHeadSums:
-      return s.head_chunk_tokens(0) * 2;
-    case Value::kHeadSumsAll:
-      return s.head_chunk_tokens(0) * 2 * s.tensor_ranks();
-    case Value::kStats1:
-    case Value::kStats2:
-    case Value::kStatsFinal:
-      return stats;
-    case Value::kQkv:
-    case Value::kDQkv:
-    case Value::kDProjected:
-      return n * a.qkv_size();
-    case Value::kDQuery:  // becomes q|k|v in place, unless it is wider
-      return n * (wide_partial(program, Value::kDQuery) ? a.query_size() : a.qkv_size());
-    case Value::kKeys:
-    case Value::kDKeys:
-    case Value::kDKeysIn:
-      return n * 2 * a.kv_heads * a.head_dim;
-    case Value::kKeysAll:
-    case Value::kDKeysAll:
-      return s.context_ranks() * n * 2 * a.kv_heads * a.head_dim;
-    case Value::kLse:
-    case Value::kLsePart:
-      return n * a.heads;
-    case Value::kAttention:
-    case Value::kAttentionPart:
-    case Value::kDAttention:
-      return n * a.query_size();
-    case Value::kUp:
-    case Value::kDUp:
-      return n * a.up_size();
-    case Value::kActivation:
-    case Value::kDActivation:
-      return n * a.ffn;
-    case Value::kParam:
-    case Value::kGrad:
-    case Value::kParamShard:
-    case Value::kGradShard:
-    case Value::kGradHost:
-    case Value::kParamHost:
-    case Value::kGradMessage:
-    case Value::kMoment1:
-    case Value::kMoment2:
-    case Value::kMaster: {
-      const Unit& unit = program.units.at(static_cast<std::size_t>(operand.layer));
-      const auto [first, last] = unit_range(s, {}, unit, extent_of(program, operand.value));
-      return last - first;
-    }
-    case Value::kScalars:
-      return kNumScalars;
-  }
-  throw Error("unknown value {}", static_cast<int>(operand.value));
-}
-
-DType dtype_of(const Program& program, Value value) {
-  const Setting& s = program.setting;
-  const DType accurate = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
-  if (wide_partial(program, value)) return accurate;
-  switch (value) {
-    case Value::kIds:
-    case Value::kLabels:
-    case Value::kDocuments:
-      return DType::kI32;
-    case Value::kStats1:
-    case Value::kStats2:
-    case Value::kStatsFinal:
-    case Value::kLse:
-    case Value::kLsePart:
-    case Value::kLosses:
-    case Value::kLogits:
-    case Value::kHeadSums:
-    case Value::kHeadSumsAll:
-    case Value::kGrad:
-    case Value::kGradShard:
-    case Value::kGradHost:
-    case Value::kMoment1:
-    case Value::kMoment2:
-      return accurate;
-    case Value::kGradMessage:
-      return s.reduce;
-    case Value::kMaster:
-      return s.master;
-    case Value::kScalars:
-      return DType::kF64;
-    default:
-      return s.compute;
-  }
-}
-
-Lifetime lifetime_of(const Program& program, Value value) {
-  const Setting& s = program.setting;
-  if (value == Value::kParam && s.parameters_come()) return Lifetime::kTransient;
-  if (value == Value::kParamShard && s.offload.parameters) return Lifetime::kTransient;
-  if (value == Value::kGrad && s.gradients_leave()) return Lifetime::kTransient;
-  if (value == Value::kGradShard && s.offload.gradients) return Lifetime::kTransient;
-  if (value == Value::kGradMessage) return Lifetime::kTransient;
-  const bool parameters = value == Value::kParam || value == Value::kParamShard || value == Value::kParamHost;
-  if (parameters && s.purpose == Purpose::kEvaluate) return Lifetime::kExternal;
-  const bool persistent = of_unit(value) || value == Value::kScalars;
-  return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
-}
-
-Place place_of(const Program& program, const Operand& operand) {
-  if (operand.host) return Place::kHost;
-  switch (operand.value) {
-    case Value::kGradHost:
-    case Value::kParamHost:
-      return Place::kHost;
-    case Value::kMoment1:
-    case Value::kMoment2:
-    case Value::kMaster:
-      return program.setting.offload.optimizer ? Place::kHost : Place::kDevice;
-    default:
-      return Place::kDevice;
-  }
 }
 
 Value kept_value(Moves moves) {
@@ -737,9 +632,8 @@ Stream stream_of(const Program& program, const Op& op) {
 }
 
 int unit_of_step(const Program& program, const Step& step) {
-  for (const auto* uses : {&step.reads, &step.writes})
-    for (const Use& use : *uses)
-      if (const int unit = program.unit_of_buffer(use.buffer); unit >= 0) return unit;
+  for (const Use& use : step.operands)
+    if (const int unit = program.unit_of_buffer(use.buffer); unit >= 0) return unit;
   return -1;
 }
 

@@ -11,10 +11,9 @@ std::vector<std::vector<int>> kept_in(const Program& p) {
   std::vector<std::vector<int>> kept(p.bodies.size());
   for (std::size_t b = 0; b < p.bodies.size(); ++b) {
     for (const Step& step : p.bodies[b].steps)
-      for (const auto* uses : {&step.reads, &step.writes})
-        for (const Use& use : *uses)
-          if (p.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kMicroBatch)
-            kept[b].push_back(use.buffer);
+      for (const Use& use : step.operands)
+        if (p.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kMicroBatch)
+          kept[b].push_back(use.buffer);
     std::sort(kept[b].begin(), kept[b].end());
     kept[b].erase(std::unique(kept[b].begin(), kept[b].end()), kept[b].end());
   }

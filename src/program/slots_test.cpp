@@ -34,14 +34,13 @@ TEST(Slots, NoTwoLivesShareAPlaceAndNoneIsSpare) {
           std::map<int, std::map<std::int64_t, Life>> lives;  // by buffer and micro-batch
           const auto ops = expand(p);
           for (std::size_t i = 0; i < ops.size(); ++i)
-            for (const auto* uses : {&ops[i].step->reads, &ops[i].step->writes})
-              for (const Use& use : *uses) {
-                if (p.buffers[static_cast<std::size_t>(use.buffer)].lifetime != Lifetime::kMicroBatch) continue;
-                Life& life = lives[use.buffer][ops[i].micro_batch];
-                // Counts by instance: an instance frees its buffers only when it ends.
-                if (life.first < 0) life.first = ops[i].instance;
-                life.last = ops[i].instance;
-              }
+            for (const Use& use : ops[i].step->operands) {
+              if (p.buffers[static_cast<std::size_t>(use.buffer)].lifetime != Lifetime::kMicroBatch) continue;
+              Life& life = lives[use.buffer][ops[i].micro_batch];
+              // Counts by instance: an instance frees its buffers only when it ends.
+              if (life.first < 0) life.first = ops[i].instance;
+              life.last = ops[i].instance;
+            }
           for (const auto& [buffer, of] : lives) {
             int most = 0;
             for (const auto& [m, life] : of) {
@@ -88,7 +87,7 @@ TEST(Slots, BodiesOfNoMicroBatchTakeNone) {
   std::size_t edited = 0;
   for (const Instance& i : p.schedule)
     if (i.micro_batch < 0) {
-      p.bodies[static_cast<std::size_t>(i.body)].steps.front().reads.push_back({Arg::kResidual, kept});
+      p.bodies[static_cast<std::size_t>(i.body)].steps.front().operands.push_back({Arg::kResidual, kept});
       ++edited;
     }
   ASSERT_GT(edited, 0u);

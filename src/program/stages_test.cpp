@@ -98,8 +98,7 @@ Program edited(const Program& p, const std::string& line, const std::string& fro
 TEST(Stages, OnlyTheTableIsOfBothEnds) {
   const Program p = build_stages(seven_layers(true), staged(2))[0];
   ASSERT_TRUE(verify(p).empty());
-  EXPECT_TRUE(finds(edited(p, "all_reduce axis=pp_ends", "reads=from:grad.embed writes=to:grad.embed",
-                           "reads=from:grad.layer.1 writes=to:grad.layer.1"),
+  EXPECT_TRUE(finds(edited(p, "all_reduce axis=pp_ends", "updates=to:grad.embed", "updates=to:grad.layer.1"),
                     "the other end of the pipeline has no such gradient"));
 }
 
@@ -126,8 +125,8 @@ TEST(Stages, ScratchStaysOffTheFirstBuffer) {
   std::vector<std::pair<std::size_t, std::size_t>> users;  // body and op
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
     for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
-      for (const Use& use : p.bodies[b].steps[k].reads)
-        if (use.buffer == 0) users.emplace_back(b, k);
+      for (const Use& use : p.bodies[b].steps[k].operands)
+        if (use.reads() && use.buffer == 0) users.emplace_back(b, k);
   ASSERT_FALSE(users.empty());
   for (const std::int64_t scratch : {64, 1 << 20}) {
     for (const auto& [b, k] : users) p.bodies[b].steps[k].scratch = Bytes(scratch);

@@ -1,8 +1,8 @@
 // Edits of a program for tests: changes that a user might make to its text form.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -88,18 +88,22 @@ inline Program renamed(Program p) {
   return p;
 }
 
-// Turns a text of version 9 into version 8: operands are in their order, without argument names.
-inline std::string as_version_8(const std::string& text) {
-  static const std::regex arguments("([=,])[a-z_]+:");
-  const std::string now = "molen-program 9\n";
-  MOLEN_CHECK(text.starts_with(now), "not of version 9");
-  return "molen-program 8\n" + std::regex_replace(text.substr(now.size()), arguments, "$1");
-}
-// Turns a text into version 7: buffer names carry their fields.
-inline std::string as_version_7(const std::string& text) {
-  static const std::regex fields(" role=[^\n]*");
-  const std::string before = as_version_8(text);
-  return "molen-program 7\n" + std::regex_replace(before.substr(before.find('\n') + 1), fields, "");
+// Returns the program with another access to an operand of each step whose text holds all of `where`. Throws Error when
+// no step has such an operand with a different access.
+inline Program accessed(const Program& p, const std::vector<std::string>& where, Arg arg, Access access) {
+  Program q = p;
+  int hits = 0;
+  for (Body& body : q.bodies)
+    for (Step& step : body.steps) {
+      const std::string text = print_step(p, step);
+      const bool here = std::all_of(where.begin(), where.end(),
+                                    [&](const std::string& word) { return text.find(word) != std::string::npos; });
+      if (!here || !step.find(arg) || step.operand(arg).access == access) continue;
+      step.operand(arg).access = access;
+      ++hits;
+    }
+  MOLEN_CHECK(hits > 0, "no operand '{}' with another access in {}", name_of(arg), where.front());
+  return q;
 }
 
 }  // namespace molen::program

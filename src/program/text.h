@@ -16,7 +16,9 @@ std::string print(const Program& program, const MemoryPlan& plan);
 // Returns the text without the printer's comments. For a program printed with its plan, the result is the text printed
 // without a plan, whichever version printed it.
 std::string without_comments(std::string_view text);
-// Returns the line of one op of a body, without costs: "all_reduce axis=dp reads=... writes=...".
+// Returns an op without its operands: "all_reduce axis=dp".
+std::string print_op(const Op& op);
+// Returns the line of one op of a body, without costs: "all_reduce axis=dp updates=to:grad.embed".
 std::string print_step(const Program& program, const Step& step);
 // Throws UsageError with `origin`, the line and what was expected. Also refuses a text above kMaxTextBytes, and one
 // that expands to more than kMaxExpanded ops and edges. Time and memory are linear in the text's size.

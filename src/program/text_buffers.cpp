@@ -81,35 +81,4 @@ void set_fields(const Program& program, std::map<std::string, std::string> field
         of_unit(buffer.role) ? "is a unit's: which one does unit=NAME say" : "is no unit's: leave unit out");
 }
 
-void set_fields_of_name(const Program& program, Buffer& buffer) {
-  const std::string_view name = buffer.name;
-  const std::size_t slash = std::min(name.find('/'), name.size());
-  const std::string_view behind = name.substr(std::min(slash + 1, name.size()));
-  if (behind == "back")
-    buffer.copy = 1;
-  else if (const auto copy = whole_number(behind); copy && *copy <= kMost)
-    buffer.copy = static_cast<int>(*copy);
-  const std::string_view base = name.substr(0, slash);
-  const std::size_t dot = std::min(base.find('.'), base.size());
-  const auto role = value_named(base.substr(0, dot));
-  if (!role)
-    throw UsageError("a text of this version names a buffer for the value that it holds, and '{}' is none", name);
-  buffer.role = *role;
-  std::string_view rest = base.substr(std::min(dot + 1, base.size()));
-  if (of_unit(buffer.role)) {
-    buffer.unit = unit_of(program, std::string(rest));
-    return;
-  }
-  if (const std::size_t part = rest.rfind("part");
-      part != std::string_view::npos && (part == 0 || rest[part - 1] == '.')) {
-    if (const auto piece = whole_number(rest.substr(part + 4))) buffer.chunk = *piece;
-    rest = rest.substr(0, part == 0 ? 0 : part - 1);
-  }
-  const auto layer = whole_number(rest);
-  if (layer && buffer.role != Value::kKeys && buffer.role != Value::kDKeys)
-    buffer.layer = *layer;
-  else
-    buffer.slot = rest;
-}
-
 }  // namespace molen::program::detail

@@ -13,7 +13,4 @@ std::string fields_text(const Program& program, const Buffer& buffer);
 // Sets the buffer fields that `fields` gives. Throws UsageError without the place in the text.
 void set_fields(const Program& program, std::map<std::string, std::string> fields, Buffer& buffer);
 
-// Does the same for a text up to version 7, where the name gave them: "param.embed/1", "mid_sum.fwd.part2", "x.3/host".
-void set_fields_of_name(const Program& program, Buffer& buffer);
-
 }  // namespace molen::program::detail

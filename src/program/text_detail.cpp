@@ -132,7 +132,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
   if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, kMaxTensorChunks);
   if (values.count("unit_layers"))
-    s.unit_layers = text("unit_layers") == "half" ? kHalfLayer : integer("unit_layers", kHalfLayer, 1 << 16);
+    s.unit_layers = text("unit_layers") == "half" ? kHalfLayer : integer("unit_layers", 1, 1 << 16);
   s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
   s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
   s.zero = static_cast<int>(integer("zero", 0, 3));

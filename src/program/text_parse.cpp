@@ -67,13 +67,12 @@ class Parser {
       if (w.empty()) continue;
       if (w.size() > kMaxWords) fail(fmt::format("more than {} words on a line", kMaxWords));
       if (!versioned) {
-        // Version 8 does not name the arguments of operands. Version 7 has no fields of buffers. Version 6 may have the
-        // choices of the architecture as numbers, and 0 for units of half a layer.
-        constexpr std::string_view kVersions = "9876";
-        if (w.size() != 2 || w[0] != "molen-program" || w[1].size() != 1 || kVersions.find(w[1]) == kVersions.npos)
-          fail("expected 'molen-program 9', or 8, 7 or 6 of an older version");
-        positional_ = w[1] < "9";
-        named_fields_ = w[1] < "8";
+        if (w.size() != 2 || w[0] != "molen-program") fail("expected 'molen-program 10'");
+        if (w[1] != "10")
+          fail(fmt::format(
+              "is of version {}, and this molen reads version 10: `molen program CONFIG` prints the program "
+              "of a configuration anew",
+              w[1]));
         versioned = true;
       } else {
         statement(line, w);
@@ -146,9 +145,8 @@ class Parser {
   void buffer(const std::vector<std::string>& w) {
     const bool host = w.size() > 5 && w[5] == name_of(Place::kHost);
     const std::size_t fields = host ? 6 : 5;
-    if (w.size() < fields || (named_fields_ && w.size() != fields))
-      fail(fmt::format("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch [host]{}'",
-                       named_fields_ ? "" : " role=VALUE ..."));
+    if (w.size() < fields)
+      fail("expected 'buffer NAME DTYPE ELEMENTS persistent|transient|external|micro_batch [host] role=VALUE ...'");
     if (!buffers_.emplace(w[1], static_cast<int>(program_.buffers.size())).second)
       fail("buffer '" + w[1] + "' stands twice");
     Buffer& b = program_.buffers.emplace_back();
@@ -180,16 +178,14 @@ class Parser {
     fail("no op has an operand '" + name + "'" + did_you_mean(name, names));
   }
 
-  std::vector<Use> uses(const std::string& text) const {
-    std::vector<Use> result;
+  void add_operands(const std::string& text, Access access, std::vector<Use>& operands) const {
     for (std::string name : split(text, ',')) {
       Use use;
-      if (!positional_) {
-        const auto colon = name.find(':');
-        if (colon == std::string::npos) fail("expected OPERAND:BUFFER, got '" + name + "'");
-        use.arg = arg(name.substr(0, colon));
-        name.erase(0, colon + 1);
-      }
+      use.access = access;
+      const auto colon = name.find(':');
+      if (colon == std::string::npos) fail("expected OPERAND:BUFFER, got '" + name + "'");
+      use.arg = arg(name.substr(0, colon));
+      name.erase(0, colon + 1);
       if (const auto bracket = name.find('['); bracket != std::string::npos && name.back() == ']') {
         use.range = choice<Range>(name.substr(bracket + 1, name.size() - bracket - 2),
                                   std::array{Range::kShard, Range::kOwn, Range::kReplicated}, "range");
@@ -202,9 +198,8 @@ class Parser {
         fail("no buffer '" + name + "'" + did_you_mean(name, names));
       }
       use.buffer = found->second;
-      result.push_back(use);
+      operands.push_back(use);
     }
-    return result;
   }
 
   template <class E, class Names>
@@ -289,7 +284,6 @@ class Parser {
     if (c.part == arch::Part::kAttention && v.count("chunk"))
       c.chunk = number<std::int64_t>(take(v, "chunk", ""), 0, program_.setting.context_ranks() - 1);
     if (arch::has_halves(c.part) && v.count("chunk")) c.chunk = piece(v);
-    c.accumulate = flag(v, "accumulate");
     return c;
   }
 
@@ -310,7 +304,6 @@ class Parser {
     }
     if (name == "reduce_scatter") {
       ReduceScatter o{axis(v)};
-      o.accumulate = flag(v, "accumulate");
       moved(v, o);
       if (!one_of(o.moves,
                   {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid, Moves::kDKeys}))
@@ -333,12 +326,12 @@ class Parser {
       o.step = number<std::int64_t>(take(v, "step", ""), 1, last);
       return o;
     }
-    if (name == "copy_to_host") return copied(v, CopyToHost{flag(v, "accumulate")});
+    if (name == "copy_to_host") return copied(v, CopyToHost{});
     if (name == "copy_to_device") return copied(v, CopyToDevice{});
     if (name == "cast") {
       constexpr std::array kOver{Axis::kDp, Axis::kShard, Axis::kReplicate};
       const auto over = choice<Axis>(take(v, "over", ""), kOver, "axis that gradients travel over");
-      return Cast{over, flag(v, "back"), flag(v, "accumulate")};
+      return Cast{over, flag(v, "back")};
     }
     if (name == "reduce_scalars") {
       const Axis a = axis(v);
@@ -357,9 +350,10 @@ class Parser {
     Body& body = program_.bodies.back();
     if (!labels_.back().emplace(w[0], static_cast<int>(body.steps.size())).second)
       fail("label " + w[0] + " stands twice in this body");
-    Step s{op(w[1], values), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
-    if (const std::string t = take(values, "reads", ""); !t.empty()) s.reads = uses(t);
-    if (const std::string t = take(values, "writes", ""); !t.empty()) s.writes = uses(t);
+    Step s{op(w[1], values), {}, {}, {}, {}, {}, {}, {}, {}, {}};
+    for (const Access access : kAllAccesses)
+      if (const std::string t = take(values, std::string(name_of(access)), ""); !t.empty())
+        add_operands(t, access, s.operands);
     if (const std::string t = take(values, "after", ""); !t.empty())
       for (const std::string& ref : split(t, ','))
         pending_.push_back({program_.bodies.size() - 1, body.steps.size(), ref, number_});
@@ -421,52 +415,38 @@ class Parser {
       fail(fmt::format("its schedule stands for more than {} ops and edges", kMaxExpanded));
   }
 
-  // Puts operands into the order of the op's signature; a text may have them in any order.
+  // Operands in the order of the op's signature: a text may have them in any. Whether each is accessed as it must be is
+  // the verifier's to say.
   void set_arguments(Step& step) const {
-    Signature want;
+    std::vector<Operand> want;
     try {
-      want = signature(program_, step.op, unit_of_step(program_, step));
+      want = signature(program_, step.op, unit_of_step(program_, step)).operands;
     } catch (const Error&) {
       return;  // an op that this program cannot have; the verifier says why
     }
-    arrange(step.op, "read", want.reads, step.reads);
-    arrange(step.op, "write", want.writes, step.writes);
-  }
-
-  void arrange(const Op& op, const char* what, const std::vector<Operand>& want, std::vector<Use>& uses) const {
-    std::vector<std::string_view> names;
-    for (const Operand& o : want) names.push_back(name_of(o.arg));
     const auto refuse = [&](const std::string& reason) {
-      fail(fmt::format("{}: {}; it {}s {}", kind_of(op), reason, what,
-                       names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "))));
+      fail(fmt::format("{}: {}; it {}", kind_of(step.op), reason, text_of(want)));
     };
-    if (positional_ && uses.size() != want.size())
-      refuse(fmt::format("{} operand{} to {}", uses.size(), uses.size() == 1 ? "" : "s", what));
     std::vector<Use> arranged;
-    for (std::size_t i = 0; i < want.size(); ++i) {
-      if (positional_) uses[i].arg = want[i].arg;
-      const auto found = std::find_if(uses.begin(), uses.end(), [&](const Use& u) { return u.arg == want[i].arg; });
-      if (found == uses.end()) refuse(fmt::format("no operand '{}' to {}", names[i], what));
-      arranged.push_back(*found);
+    for (const Operand& o : want) {
+      const Use* use = step.find(o.arg);
+      if (!use) refuse(fmt::format("no operand '{}'", name_of(o.arg)));
+      arranged.push_back(*use);
     }
-    for (std::size_t i = 0; i < uses.size(); ++i) {
-      const auto same = [&](const auto& o) { return o.arg == uses[i].arg; };
-      if (std::none_of(want.begin(), want.end(), same))
-        refuse(fmt::format("'{}' is no operand to {}", name_of(uses[i].arg), what));
-      if (std::count_if(uses.begin(), uses.end(), same) > 1)
-        refuse(fmt::format("operand '{}' stands twice", name_of(uses[i].arg)));
+    for (const Use& use : step.operands) {
+      const auto same = [&](const auto& o) { return o.arg == use.arg; };
+      if (std::none_of(want.begin(), want.end(), same)) refuse(fmt::format("'{}' is no operand", name_of(use.arg)));
+      if (std::count_if(step.operands.begin(), step.operands.end(), same) > 1)
+        refuse(fmt::format("operand '{}' stands twice", name_of(use.arg)));
     }
-    uses = std::move(arranged);
+    step.operands = std::move(arranged);
   }
 
   // Sets the fields of a buffer, once the units that the fields name are known.
   void set_fields(std::size_t buffer) {
     number_ = fields_[buffer].line;
     try {
-      if (named_fields_)
-        detail::set_fields_of_name(program_, program_.buffers[buffer]);
-      else
-        detail::set_fields(program_, fields_[buffer].values, program_.buffers[buffer]);
+      detail::set_fields(program_, fields_[buffer].values, program_.buffers[buffer]);
     } catch (const UsageError& error) {
       fail(error.what());
     }
@@ -478,8 +458,6 @@ class Parser {
   Program program_;
   std::unordered_map<std::string, int> buffers_, bodies_;  // by name
   bool have_arch_ = false, have_setting_ = false;
-  bool positional_ = false;     // in an older text, operands are in the order of the signature
-  bool named_fields_ = false;   // in an older text, names of buffers give their fields
   std::vector<Fields> fields_;  // of each buffer
   std::vector<std::map<std::string, int>> labels_;
   std::vector<PendingRef> pending_;

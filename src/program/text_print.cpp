@@ -14,9 +14,10 @@
 namespace molen::program {
 namespace {
 
-std::string uses_text(const Program& p, const std::vector<Use>& uses) {
+std::string uses_text(const Program& p, const std::vector<Use>& uses, Access access) {
   std::string text;
   for (const Use& use : uses) {
+    if (use.access != access) continue;
     if (!text.empty()) text += ',';
     text += fmt::format("{}:{}", name_of(use.arg), p.buffers.at(static_cast<std::size_t>(use.buffer)).name);
     if (use.range != Range::kAll) text += fmt::format("[{}]", name_of(use.range));
@@ -31,46 +32,6 @@ std::string moves_text(const O& o) {
   if constexpr (requires { o.chunk; })
     if (o.chunk >= 0) text += fmt::format(" chunk={}", o.chunk);
   return text;
-}
-
-std::string op_text(const Op& op) {
-  return std::visit(
-      Match{
-          [](const Compute& c) {
-            std::string text = fmt::format("{} part={}", name_of(c.pass), arch::name_of(c.part));
-            if (c.layer >= 0) text += fmt::format(" layer={}", c.layer);
-            if (c.chunk >= 0) text += fmt::format(" chunk={}", c.chunk);
-            if (c.accumulate) text += " accumulate=1";
-            return text;
-          },
-          [](const LoadBatch& o) { return std::string(o.uncounted ? "load_batch uncounted=1" : "load_batch"); },
-          [](const ZeroFill& z) { return std::string(z.padding ? "zero_fill padding=1" : "zero_fill"); },
-          [](const SumSquares&) { return std::string("sum_squares"); },
-          [](const ClipScale&) { return std::string("clip_scale"); },
-          [](const OptimizerStep&) { return std::string("optimizer_step"); },
-          [](const AllReduce& o) { return fmt::format("all_reduce axis={}{}", name_of(o.axis), moves_text(o)); },
-          [](const ReduceScatter& o) {
-            return fmt::format("reduce_scatter axis={}{}{}", name_of(o.axis), o.accumulate ? " accumulate=1" : "",
-                               moves_text(o));
-          },
-          [](const AllGather& o) { return fmt::format("all_gather axis={}{}", name_of(o.axis), moves_text(o)); },
-          [](const Send& o) { return fmt::format("send peer={}{}", o.peer, moves_text(o)); },
-          [](const Receive& o) { return fmt::format("receive peer={}{}", o.peer, moves_text(o)); },
-          [](const CopyToHost& o) {
-            return fmt::format("copy_to_host{}{}", o.accumulate ? " accumulate=1" : "", moves_text(o));
-          },
-          [](const CopyToDevice& o) { return fmt::format("copy_to_device{}", moves_text(o)); },
-          [](const Shift& o) { return fmt::format("shift axis={}{} step={}", name_of(o.axis), moves_text(o), o.step); },
-          [](const Cast& o) {
-            return fmt::format("cast over={}{}{}", name_of(o.over), o.back ? " back=1" : "",
-                               o.accumulate ? " accumulate=1" : "");
-          },
-          [](const ReduceScalars& o) {
-            return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
-          },
-          [](const Agree& o) { return fmt::format("agree flag={}", name_of(o.flag)); },
-      },
-      op);
 }
 
 std::string step_text(const Program& p, const Step& step, std::size_t index) {
@@ -104,7 +65,7 @@ std::string memory_text(const Program& p, const MemoryPlan& plan) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 9\n";
+  std::string text = "molen-program 10\n";
   if (plan) text += memory_text(p, *plan);
   text += "arch " + arch::to_json(p.arch).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";
@@ -139,10 +100,44 @@ std::string print_all(const Program& p, const MemoryPlan* plan) {
 
 }  // namespace
 
+std::string print_op(const Op& op) {
+  return std::visit(
+      Match{
+          [](const Compute& c) {
+            std::string text = fmt::format("{} part={}", name_of(c.pass), arch::name_of(c.part));
+            if (c.layer >= 0) text += fmt::format(" layer={}", c.layer);
+            if (c.chunk >= 0) text += fmt::format(" chunk={}", c.chunk);
+            return text;
+          },
+          [](const LoadBatch& o) { return std::string(o.uncounted ? "load_batch uncounted=1" : "load_batch"); },
+          [](const ZeroFill& z) { return std::string(z.padding ? "zero_fill padding=1" : "zero_fill"); },
+          [](const SumSquares&) { return std::string("sum_squares"); },
+          [](const ClipScale&) { return std::string("clip_scale"); },
+          [](const OptimizerStep&) { return std::string("optimizer_step"); },
+          [](const AllReduce& o) { return fmt::format("all_reduce axis={}{}", name_of(o.axis), moves_text(o)); },
+          [](const ReduceScatter& o) {
+            return fmt::format("reduce_scatter axis={}{}", name_of(o.axis), moves_text(o));
+          },
+          [](const AllGather& o) { return fmt::format("all_gather axis={}{}", name_of(o.axis), moves_text(o)); },
+          [](const Send& o) { return fmt::format("send peer={}{}", o.peer, moves_text(o)); },
+          [](const Receive& o) { return fmt::format("receive peer={}{}", o.peer, moves_text(o)); },
+          [](const CopyToHost& o) { return fmt::format("copy_to_host{}", moves_text(o)); },
+          [](const CopyToDevice& o) { return fmt::format("copy_to_device{}", moves_text(o)); },
+          [](const Shift& o) { return fmt::format("shift axis={}{} step={}", name_of(o.axis), moves_text(o), o.step); },
+          [](const Cast& o) { return fmt::format("cast over={}{}", name_of(o.over), o.back ? " back=1" : ""); },
+          [](const ReduceScalars& o) {
+            return fmt::format("reduce_scalars axis={} first={} count={}", name_of(o.axis), o.first, o.count);
+          },
+          [](const Agree& o) { return fmt::format("agree flag={}", name_of(o.flag)); },
+      },
+      op);
+}
+
 std::string print_step(const Program& p, const Step& step) {
-  std::string text = op_text(step.op);
-  if (!step.reads.empty()) text += " reads=" + uses_text(p, step.reads);
-  if (!step.writes.empty()) text += " writes=" + uses_text(p, step.writes);
+  std::string text = print_op(step.op);
+  for (const Access access : kAllAccesses)
+    if (const std::string uses = uses_text(p, step.operands, access); !uses.empty())
+      text += fmt::format(" {}={}", name_of(access), uses);
   return text;
 }
 std::string print(const Program& program) {

@@ -17,6 +17,7 @@
 #include "program/races.h"
 #include "program/signature.h"
 #include "program/slots.h"
+#include "program/value_memory.h"
 #include "program/verify_detail.h"
 #include "program/verify_units.h"
 
@@ -68,10 +69,9 @@ class Verifier {
         slots_(p),
         pieces_(row_chunks(p.setting).size()),
         held_(slots_.places() * pieces_),
-        units_(
-            p,
-            [this](const Expanded* e, const std::string& what) { e ? report(*e, "{}", what) : report_all("{}", what); },
-            [this](const Expanded& e, int buffer) { forget(buffer, e.micro_batch); }) {}
+        units_(p, [this](const Expanded* e, const std::string& what) {
+          e ? report(*e, "{}", what) : report_all("{}", what);
+        }) {}
 
   std::vector<Finding> run() {
     structure();
@@ -191,46 +191,47 @@ class Verifier {
     }
     if (!piece_fits(e)) return false;
     const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
-    const auto arguments = [](const auto& operands) {
-      std::vector<std::string_view> names;
-      for (const auto& o : operands) names.push_back(name_of(o.arg));
-      return names.empty() ? "nothing" : fmt::format("{}", fmt::join(names, ", "));
+    const std::vector<Use>& has = e.step->operands;
+    const auto same = [](const Use& use, const Operand& o) {
+      return use.arg == o.arg && (use.access == o.access || (o.may_add && use.access == Access::kUpdate));
     };
-    const auto differ = [&](const std::vector<Use>& has, const std::vector<Operand>& needs, const char* what) {
-      if (std::ranges::equal(has, needs, {}, &Use::arg, &Operand::arg)) return false;
-      report(e, "{} {} where it needs {}", what, arguments(has), arguments(needs));
-      return true;
-    };
-    if (differ(e.step->reads, want.reads, "reads") || differ(e.step->writes, want.writes, "writes")) return false;
+    if (!std::ranges::equal(has, want.operands, same)) {
+      report(e, "has the operands [{}] where it needs [{}]", text_of(has), text_of(want.operands));
+      return false;
+    }
     const auto nameless = [](const Operand& o) { return of_unit(o.value) && o.layer < 0; };
-    if (std::any_of(want.reads.begin(), want.reads.end(), nameless) ||
-        std::any_of(want.writes.begin(), want.writes.end(), nameless)) {
+    if (std::any_of(want.operands.begin(), want.operands.end(), nameless)) {
       report(e, "names no parameter unit");
       return false;
     }
     aliases(e, want);
-    for (std::size_t i = 0; i < want.reads.size(); ++i) read(e, e.step->reads[i], want.reads[i]);
-    for (std::size_t i = 0; i < want.reads.size(); ++i)
-      if (want.reads[i].consumed)
-        for (Held& piece : held(e.step->reads[i].buffer, e.micro_batch, want.reads[i])) piece = {};
-    for (std::size_t i = 0; i < want.writes.size(); ++i) write(e, e.step->writes[i], want.writes[i]);
+    std::vector<std::size_t> sound;
+    for (std::size_t i = 0; i < has.size(); ++i)
+      if (fits(e, has[i], want.operands[i])) sound.push_back(i);
+    for (const std::size_t i : sound)
+      if (has[i].reads()) read(e, has[i], want.operands[i].as_found());
+    for (const std::size_t i : sound)
+      if (has[i].access == Access::kConsume)
+        for (Held& piece : held(has[i].buffer, e.micro_batch, want.operands[i])) piece = {};
+    for (const std::size_t i : sound)
+      if (has[i].writes()) write(e, has[i], want.operands[i]);
     return true;
   }
 
-  // Refuses an op that writes a buffer that it reads, unless in_place() requires it (as for the residual gradient).
+  // Operands that an op changes have buffers of their own, unless the signature says in whose buffer they lie.
   void aliases(const Expanded& e, const Signature& want) {
-    for (std::size_t w = 0; w < want.writes.size(); ++w)
-      for (std::size_t v = 0; v < w; ++v)
-        if (e.step->writes[w].buffer == e.step->writes[v].buffer)
-          report(e, "writes {} twice", p_.buffers[static_cast<std::size_t>(e.step->writes[w].buffer)].name);
-    for (std::size_t w = 0; w < want.writes.size(); ++w)
-      for (std::size_t r = 0; r < want.reads.size(); ++r) {
-        const bool stays = in_place(p_, e.step->op, want.writes[w], want.reads[r]);
-        const bool same = e.step->writes[w].buffer == e.step->reads[r].buffer;
-        const std::string& name = p_.buffers[static_cast<std::size_t>(e.step->writes[w].buffer)].name;
-        if (same && !stays && want.writes[w].value != Value::kScalars) report(e, "writes {} while it reads it", name);
-        if (!same && stays)
-          report(e, "must write {} in place", p_.buffers[static_cast<std::size_t>(e.step->reads[r].buffer)].name);
+    const std::vector<Use>& has = e.step->operands;
+    const auto name = [&](const Use& use) { return p_.buffers[static_cast<std::size_t>(use.buffer)].name; };
+    for (std::size_t i = 0; i < has.size(); ++i)
+      for (std::size_t k = 0; k < i; ++k) {
+        const bool shared = has[i].buffer == has[k].buffer;
+        const bool lies_within = want.operands[i].within == has[k].arg || want.operands[k].within == has[i].arg;
+        if (lies_within && !shared) report(e, "must write {} in place", name(has[k]));
+        if (lies_within || !shared || (!has[i].changes() && !has[k].changes())) continue;
+        if (has[i].writes() && has[k].writes())
+          report(e, "writes {} twice", name(has[i]));
+        else
+          report(e, "changes {} while it reads it", name(has[i]));
       }
   }
 
@@ -275,7 +276,7 @@ class Verifier {
   }
 
   void read(const Expanded& e, const Use& use, const Operand& want) {
-    if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
+    if (lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     unread_.erase(use.buffer);
     const Held needed = holding(want, e.micro_batch);
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
@@ -290,7 +291,7 @@ class Verifier {
   }
 
   void write(const Expanded& e, const Use& use, const Operand& want) {
-    if (!fits(e, use, want) || lifetime_of(p_, want.value) != Lifetime::kTransient) return;
+    if (lifetime_of(p_, want.value) != Lifetime::kTransient) return;
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
     // Each chunk of the head writes its part of one buffer; another value in between starts the count anew.
     if (want.value == Value::kDNormed)
@@ -343,9 +344,9 @@ class Verifier {
               if (o.moves == Moves::kDKeys)
                 exchange_keys(e, o.axis, false);
               else if (o.moves != Moves::kUnit)
-                exchange_rows(e, o);
+                exchange(e, o.axis, p_.setting.sharded_rows());
               else
-                units_.reduce(e, o.axis, true, o.accumulate);
+                units_.reduce(e, o.axis, true, e.step->updates(Arg::kTo));
             },
             [&](const AllGather& o) {
               if (o.moves == Moves::kKeys)
@@ -359,8 +360,7 @@ class Verifier {
             [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
             [&](const Shift& o) { exchange_keys(e, o.axis, true); },
             [&](const CopyToHost& o) {
-              if (o.moves == Moves::kUnit) return units_.copy_gradient(e, o.accumulate);
-              if (o.accumulate) report(e, "activations do not add up");
+              if (o.moves == Moves::kUnit) return units_.copy_gradient(e, e.step->updates(Arg::kTo));
               copy_activations(e);
             },
             [&](const CopyToDevice& o) { o.moves == Moves::kUnit ? units_.copy_parameters(e) : copy_activations(e); },
@@ -381,10 +381,7 @@ class Verifier {
       report(e, "chunk {} of the head runs twice", c.chunk);
     if (c.part == arch::Part::kAttention && (c.chunk >= 0) != p_.setting.ring())
       report(e, "attention is made {}", p_.setting.ring() ? "step by step of a ring" : "at once");
-    if (!is_backward(c.pass)) {
-      if (c.accumulate) report(e, "accumulate is for backward ops");
-      return;
-    }
+    if (!is_backward(c.pass)) return;
     if ((c.pass != ComputePass::kBackward) && !p_.setting.pipeline.halves)
       report(e, "is half of a backward, which this setting runs whole");
     const std::tuple half{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
@@ -427,11 +424,6 @@ class Verifier {
     if (ring != p_.setting.ring())
       report(e, "context ranks {}", ring ? "gather keys and values" : "pass keys and values on in a ring");
     if (axis != Axis::kCp) report(e, "keys and values are exchanged over the axis cp");
-  }
-  void exchange_rows(const Expanded& e, const ReduceScatter& o) {
-    exchange(e, o.axis, p_.setting.sharded_rows());
-    const bool adds = o.moves == Moves::kDMid || (o.moves == Moves::kDResidual && o.layer < p_.arch.layers);
-    if (o.accumulate != adds) report(e, "{} the residual gradient so far", adds ? "must add to" : "cannot add to");
   }
 
   // operands() has followed the value to the host and back.

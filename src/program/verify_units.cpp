@@ -8,8 +8,8 @@
 
 namespace molen::program {
 
-UnitLedger::UnitLedger(const Program& program, Report report, UsedUp used_up)
-    : p_(program), report_(std::move(report)), used_up_(std::move(used_up)), units_(program.units.size()) {
+UnitLedger::UnitLedger(const Program& program, Report report)
+    : p_(program), report_(std::move(report)), units_(program.units.size()) {
   for (const Body& body : p_.bodies) made_in_.push_back(contributions_in(p_, body));
 }
 
@@ -37,8 +37,9 @@ void UnitLedger::add(const Expanded& e, const Compute& c) {
   };
   bool earlier = state.zeroed;
   for (const int half : halves) earlier = earlier || state.written.count(target(half)) > 0;
-  if (c.accumulate && !earlier) report(e, "adds to a gradient that still holds something else");
-  if (!c.accumulate && earlier) report(e, "overwrites what was accumulated before");
+  const bool adds = e.step->updates(Arg::kGrad);
+  if (adds && !earlier) report(e, "adds to a gradient that still holds something else");
+  if (!adds && earlier) report(e, "overwrites what was accumulated before");
   for (const int half : halves) {
     const Contribution made{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch, half};
     state.contributions.insert(made);
@@ -133,7 +134,7 @@ void UnitLedger::exchange_gradient(const Expanded& e, int u, State& state) {
   ++state.exchanged;
 }
 
-void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool accumulate) {
+void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
   const Setting& s = p_.setting;
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
@@ -149,12 +150,9 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool accumul
   over_data_ranks(e, axis);
   const bool wanted = axis == Axis::kReplicate ? s.own_over_dp : s.owns_part();
   if (scatter != wanted) report(e, "this layout (ZeRO-{}) wants {}", s.zero, wanted ? "reduce_scatter" : "all_reduce");
-  if (s.narrow_over(axis)) {
-    if (accumulate) report(e, "a message is added where it is cast back");
-    return;
-  }
+  if (s.narrow_over(axis)) return;
   depart(e, axis, u, state);
-  arrive(e, axis, state, accumulate);
+  arrive(e, axis, state, adds);
 }
 
 void UnitLedger::cast(const Expanded& e, const Cast& o) {
@@ -162,12 +160,10 @@ void UnitLedger::cast(const Expanded& e, const Cast& o) {
   if (!p_.setting.narrow_over(o.over)) report(e, "gradients travel in the type in which they are kept");
   over_data_ranks(e, o.over);
   if (!o.back) {
-    if (o.accumulate) report(e, "a message holds one sum");
     depart(e, o.over, unit_of_step(p_, *e.step), state);
     return;
   }
-  arrive(e, o.over, state, o.accumulate);
-  used_up_(e, e.step->read(Arg::kFrom).buffer);
+  arrive(e, o.over, state, e.step->updates(Arg::kTo));
 }
 
 void UnitLedger::over_data_ranks(const Expanded& e, Axis axis) {
@@ -196,31 +192,31 @@ void UnitLedger::depart(const Expanded& e, Axis axis, int u, State& state) {
   if (s.pipelined() && p_.shared_by_ends(u) && !s.sharded_gradients() && state.joined == 0)
     report(e, "reduces before the other end of the pipeline has added its share");
   complete(e, u, state);
-  leave(e, state);
+  leave(state);
 }
 
-void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool accumulate) {
+void UnitLedger::arrive(const Expanded& e, Axis axis, State& state, bool adds) {
   const Setting& s = p_.setting;
   if (!std::exchange(state.on_the_way, false)) report(e, "nothing of it is on the way");
   if (axis == Axis::kReplicate) {
-    if (accumulate) report(e, "there is nothing to add to");
+    if (adds) report(e, "there is nothing to add to");
     ++state.replicated;
     return;
   }
-  if (accumulate != (s.sharded_gradients() && !s.offload.gradients && state.delivered > 0))
-    report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what earlier micro-batches left");
+  if (adds != (s.sharded_gradients() && !s.offload.gradients && state.delivered > 0))
+    report(e, "{}", adds ? "adds to what the last step left" : "overwrites what earlier micro-batches left");
   state.delivered += std::exchange(state.in_message, 0);
 }
 
 // Copies the gradient for the host's update: of each micro-batch, as soon as it is summed over the ranks, or of all at
 // once.
-void UnitLedger::copy_gradient(const Expanded& e, bool accumulate) {
+void UnitLedger::copy_gradient(const Expanded& e, bool adds) {
   const Setting& s = p_.setting;
   State& state = unit(e);
   const int u = unit_of_step(p_, *e.step);
   if (!s.offload.optimizer) report(e, "no gradient belongs on the host");
-  if (accumulate != (s.offload.gradients && state.copied > 0))
-    report(e, "{}", accumulate ? "adds to what the last step left" : "overwrites what is there already");
+  if (adds != (s.offload.gradients && state.copied > 0))
+    report(e, "{}", adds ? "adds to what the last step left" : "overwrites what is there already");
   ++state.copied;
   if (!s.offload.gradients) {
     if (state.copied > 1) report(e, "copies it a second time");
@@ -232,7 +228,7 @@ void UnitLedger::copy_gradient(const Expanded& e, bool accumulate) {
   const std::size_t needed = needed_in(e, u);
   if (s.holders() == 1) {  // no ranks to reduce with: the gradient leaves from where it was made
     complete(e, u, state);
-    leave(e, state);
+    leave(state);
     arrive(e, Axis::kDp, state, false);
   }
   if (needed == 0) report(e, "copies a gradient that no op of this instance has made");
@@ -253,14 +249,12 @@ void UnitLedger::complete(const Expanded& e, int u, const State& state) {
     report(e, "takes along padding that holds anything");
 }
 
-void UnitLedger::leave(const Expanded& e, State& state) {
+void UnitLedger::leave(State& state) {
   state.on_the_way = true;
   state.in_message = state.pending.size();
   state.pending.clear();
   state.written.clear();
   ++state.reductions;
-  const bool used_up = p_.setting.sharded_gradients() || (p_.setting.offload.gradients && p_.setting.holders() == 1);
-  if (used_up) used_up_(e, e.step->read(Arg::kFrom).buffer);
 }
 
 // Copies parameters for their use, or after the host has updated them.

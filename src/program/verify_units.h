@@ -17,18 +17,17 @@ namespace molen::program {
 
 class UnitLedger {
  public:
-  // Report takes findings, of an op or of the step as a whole. UsedUp is told that the value in a buffer is used up.
+  // Report takes findings, of an op or of the step as a whole.
   using Report = std::function<void(const Expanded*, const std::string&)>;
-  using UsedUp = std::function<void(const Expanded&, int buffer)>;
-  UnitLedger(const Program& program, Report report, UsedUp used_up);
+  UnitLedger(const Program& program, Report report);
 
   // Forgets gradients that leave in every micro-batch: they are gone from where they were made.
   void begin_instance();
   void add(const Expanded& e, const Compute& c);  // the contributions of a backward to a gradient
   void clear(const Expanded& e, int unit, bool padding);
-  void reduce(const Expanded& e, Axis axis, bool scatter, bool accumulate);
+  void reduce(const Expanded& e, Axis axis, bool scatter, bool adds);
   void cast(const Expanded& e, const Cast& o);
-  void copy_gradient(const Expanded& e, bool accumulate);
+  void copy_gradient(const Expanded& e, bool adds);
   void copy_parameters(const Expanded& e);
   void count(const Expanded& e);
   void clip(const Expanded& e);
@@ -90,19 +89,18 @@ class UnitLedger {
   // makes it.
   void depart(const Expanded& e, Axis axis, int u, State& state);
   // The sum, or this rank's part of it, reaches the place where it is kept.
-  void arrive(const Expanded& e, Axis axis, State& state, bool accumulate);
+  void arrive(const Expanded& e, Axis axis, State& state, bool adds);
   // Checks that the gradient that leaves has all contributions of its micro-batch (of all micro-batches when gradients
   // stay), and nothing else.
   void complete(const Expanded& e, int u, const State& state);
   // A micro-batch's contributions leave for the place where all micro-batches are summed.
-  void leave(const Expanded& e, State& state);
+  void leave(State& state);
   bool reduced(int u) const;
   // All contributions are in, and summed over all ranks.
   bool reduced_on_device(int u) const;
 
   const Program& p_;
   Report report_;
-  UsedUp used_up_;
   std::vector<State> units_;
   std::vector<std::vector<std::size_t>> made_in_;  // contributions, by body and unit
 };

@@ -60,15 +60,15 @@ Fit fit_kind(const std::vector<const Sample*>& samples) {
 
 std::vector<double> features_of(const program::Program& p, const program::Step& step) {
   const auto log1 = [](double v) { return std::log(std::max(v, 1.0)); };
-  if (const auto* compute = std::get_if<program::Compute>(&step.op))
-    // Adding to a gradient reads it; overwriting may have to clear it first.
+  if (std::holds_alternative<program::Compute>(step.op))
+    // Adding to a gradient reads it; overwriting may first have to clear it.
     return {
         1.0,
         step.hardware_flops.value > 0 ? log1(step.hardware_flops.value) : log1(static_cast<double>(step.moved.value)),
         log1(static_cast<double>(step.moved.value)),
         log1(static_cast<double>(p.setting.tokens())),
         log1(static_cast<double>(p.setting.local_sequence())),
-        compute->accumulate ? 1.0 : 0.0};
+        step.updates(program::Arg::kGrad) ? 1.0 : 0.0};
   return {1.0, log1(static_cast<double>(step.moved.value))};
 }
 

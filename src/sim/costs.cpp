@@ -30,9 +30,8 @@ double Costs::seconds(const program::Program& p, const program::Step& step) cons
 }
 
 double Costs::copy_seconds(const program::Step& step) const {
-  // A copy reads and writes; one that accumulates reads its target as well.
-  const auto* out = std::get_if<program::CopyToHost>(&step.op);
-  const double traffic = (out && out->accumulate ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
+  // A copy reads and writes; one that adds reads its target as well.
+  const double traffic = (step.updates(program::Arg::kTo) ? 3.0 : 2.0) * static_cast<double>(step.moved.value);
   return compute_.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});
 }
 

@@ -159,14 +159,13 @@ TEST(Costs, CopiesMoveAtTheRateOfTheOptimizerStep) {
   const Costs costs(CostModel::fit(samples), {4, 1, 1}, "self");
   program::Step step;
   step.moved = Bytes(10000000);
-  const auto with = [&](program::Op op) {
+  const auto with = [&](program::Op op, program::Access to = program::Access::kWrite) {
     step.op = std::move(op);
+    step.operands = {{program::Arg::kTo, 0, program::Range::kAll, to}};
     return costs.seconds(program_of(1, 0, 4), step);
   };
-  program::CopyToHost out, adding;
-  adding.accumulate = true;
-  EXPECT_NEAR(with(out), 2e-3, 1e-8);
-  EXPECT_NEAR(with(adding), 3e-3, 1e-8);
+  EXPECT_NEAR(with(program::CopyToHost{}), 2e-3, 1e-8);
+  EXPECT_NEAR(with(program::CopyToHost{}, program::Access::kUpdate), 3e-3, 1e-8);
   EXPECT_NEAR(with(program::CopyToDevice{}), 2e-3, 1e-8);
 }
 

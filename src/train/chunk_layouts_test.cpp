@@ -183,6 +183,11 @@ O* op_of(program::Body& body, std::size_t k) {
 bool in_pieces(const Compute* c) {
   return c && arch::has_halves(c->part);
 }
+// Sets the access to the gradient; false when the step has none or accesses it so already.
+bool access_of_gradient(program::Step& step, program::Access access) {
+  if (!step.find(program::Arg::kGrad)) return false;
+  return std::exchange(step.operand(program::Arg::kGrad).access, access) != access;
+}
 int buffer_beside(const Program& p, const std::string& name) {
   return p.find_buffer(name);
 }
@@ -243,20 +248,22 @@ std::vector<Mutant> mutants() {
       {"the second piece overwrites the gradient of the first",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return in_pieces(c) && c->chunk == 1 && is_backward(c->pass) && (c->accumulate = false, true);
+         return in_pieces(c) && c->chunk == 1 && is_backward(c->pass) &&
+                access_of_gradient(b.steps[k], program::Access::kWrite);
        }},
       {"the first piece adds to the last step's gradient",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return in_pieces(c) && c->chunk == 0 && is_backward(c->pass) && (c->accumulate = true, true);
+         return in_pieces(c) && c->chunk == 0 && is_backward(c->pass) &&
+                access_of_gradient(b.steps[k], program::Access::kUpdate);
        }},
       {"a product reads the rows of another piece",
        [](Program& p, program::Body& b, std::size_t k) {
          const auto* c = op_of<Compute>(b, k);
          const int first = buffer_beside(p, "mid_rows.1.part0"), second = buffer_beside(p, "mid_rows.1.part1");
          if (!c || c->chunk != 1 || first < 0) return false;
-         for (auto& use : b.steps[k].reads)
-           if (use.buffer == second) return use.buffer = first, true;
+         for (auto& use : b.steps[k].operands)
+           if (use.reads() && use.buffer == second) return use.buffer = first, true;
          return false;
        }},
       {"a gather goes before the sum that it needs",
@@ -330,9 +337,9 @@ TEST(PiecesMutants, OperandsThatAreMissingAreFound) {
     for (std::size_t k = 0; k < sound.bodies[b].steps.size(); ++k)
       for (const bool reads : {true, false}) {
         Program p = sound;
-        auto& uses = reads ? p.bodies[b].steps[k].reads : p.bodies[b].steps[k].writes;
-        if (uses.empty() || b > 0) continue;
-        uses.clear();
+        auto& operands = p.bodies[b].steps[k].operands;
+        if (b > 0 || std::erase_if(operands, [&](const program::Use& use) { return use.reads() == reads; }) == 0)
+          continue;
         EXPECT_FALSE(program::verify(p).empty()) << sound.bodies[b].name << " %" << k;
       }
 }

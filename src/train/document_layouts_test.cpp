@@ -141,10 +141,12 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(DocumentMutants, AreRefused) {
   const std::string sound = program::print(program::build(llama(true), setting_of(masked({2, 0}), DType::kF64)));
   for (const auto& [where, from, to, says] : std::vector<std::array<std::string, 4>>{
-           {"forward part=attention layer=1", ",documents:documents", "", "no operand 'documents' to read"},
+           {"forward part=attention layer=1", ",documents:documents", "",
+            "no operand 'documents'; it reads qkv, documents; writes y, lse"},
            {"forward part=attention layer=1", ",documents:documents", ",documents:labels", "where it needs documents"},
            {"backward part=attention layer=0", ",documents:documents", ",documents:ids", "where it needs documents"},
-           {"load_batch", ",documents:documents", "", "no operand 'documents' to write"}}) {
+           {"load_batch", ",documents:documents", "",
+            "no operand 'documents'; it updates scalars; writes ids, labels, documents"}}) {
     const std::string broken = program::rewrite(sound, {where}, from, to);
     ASSERT_NE(broken, sound);
     const std::string all = program::refusal(broken);

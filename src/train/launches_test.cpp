@@ -128,10 +128,9 @@ class Watch : public exec::Observer {
 };
 
 bool on_host(const Program& p, const program::Step& step) {
-  for (const auto* uses : {&step.reads, &step.writes})
-    for (const auto& use : *uses)
-      if (p.buffers[static_cast<std::size_t>(use.buffer)].place == program::Place::kHost) return true;
-  return false;
+  return std::any_of(step.operands.begin(), step.operands.end(), [&](const program::Use& use) {
+    return p.buffers[static_cast<std::size_t>(use.buffer)].place == program::Place::kHost;
+  });
 }
 
 // Returns whether an op exchanges nothing with the host, so that it may only be launched.

@@ -12,6 +12,7 @@
 #include "exec/bind_context.h"
 #include "program/layout.h"
 #include "program/signature.h"
+#include "program/value_memory.h"
 
 namespace molen::train {
 namespace {
@@ -77,10 +78,12 @@ class Capture {
   void written(const program::Expanded& e, const std::vector<at::Tensor>& buffers) {
     if (e.micro_batch < 0) return;
     const auto signature = program::signature(p_, e.step->op, program::unit_of_step(p_, *e.step));
-    for (std::size_t i = 0; i < signature.writes.size() && i < buffers.size(); ++i) {
-      const program::Operand& o = signature.writes[i];
+    std::size_t written = 0;
+    for (const program::Operand& o : signature.operands) {
+      if (!writes(o.access) || written == buffers.size()) continue;
+      const at::Tensor& buffer = buffers[written++];
       if (!located(o.value) || o.host || program::chunk_apart(p_, o)) continue;
-      const at::Tensor values = buffers[i].to(at::kCPU, at::kDouble, false, true);
+      const at::Tensor values = buffer.to(at::kCPU, at::kDouble, false, true);
       const std::lock_guard lock(mutex_);
       made_[{Key{o.value, o.layer}, e.micro_batch}] = {values, writer_of(e)};
     }

@@ -70,7 +70,7 @@ TEST(Locate, NamesWhatWentWrongFirst) {
                "up of layer 1 at sample 0", "(forward norm_up, layer 1, micro-batch 0) on rank 0");
   expect_named(located({2, 0, false, 3}, rewritten({"backward part=norm_up layer=1"}, "stats2.1", "stats2.0")),
                "d_mid of layer 1", "(backward norm_up, layer 1, micro-batch 0) on rank 0");
-  expect_named(located({2, 1, false, 3}, without_text("reduce_scatter axis=dp reads=from:grad.layer.1")),
+  expect_named(located({2, 1, false, 3}, without_text("reduce_scatter axis=dp consumes=from:grad.layer.1")),
                "the gradient of model.layers.1.", "(backward norm_qkv)");
   expect_named(located({2, 1, false, 3}, without_text("all_gather axis=dp reads=from:param.layer.1")),
                "model.layers.1.", "(optimizer_step)");

@@ -14,6 +14,8 @@ namespace molen::train {
 namespace {
 
 using namespace suite;
+using program::Access;
+using program::Arg;
 using program::Program;
 
 struct Mutant {
@@ -31,8 +33,8 @@ std::pair<std::size_t, std::size_t> find(const Program& p, const std::string& ki
       const auto& step = p.bodies[b].steps[k];
       bool here = program::kind_of(step.op) == kind && buffer.empty();
       if (program::kind_of(step.op) == kind)
-        for (const auto* uses : {&step.reads, &step.writes})
-          for (const auto& use : *uses) here = here || p.buffers[static_cast<std::size_t>(use.buffer)].name == buffer;
+        for (const auto& use : step.operands)
+          here = here || p.buffers[static_cast<std::size_t>(use.buffer)].name == buffer;
       if (here) found = {b, k};
     }
   MOLEN_CHECK(found.first < p.bodies.size(), "no {} on {}", kind, buffer);
@@ -79,6 +81,10 @@ auto rewritten(std::vector<std::string> where, std::string from, std::string to)
       [=](const Program& p) { return program::parse(program::rewrite(program::print(p), where, from, to), "mutant"); };
 }
 
+auto accessed(std::vector<std::string> where, program::Arg arg, program::Access access) {
+  return [=](const Program& p) { return program::pass::costs(program::accessed(p, where, arg, access)); };
+}
+
 const Layout kCopies{2, 0}, kOwn{2, 1}, kGrads{2, 2, false, 3}, kFull{2, 3, false, 3}, kHybrid{2, 3, false, 3, 2},
     kHybridOwn{2, 3, false, 3, 2, true}, kHybridGrads{2, 2, false, 3, 2, true};
 
@@ -114,7 +120,7 @@ std::vector<Mutant> mutants() {
       {"reduced before the last contribution", kCopies,
        moved("all_reduce", "grad.embed", "backward embed", "grad.embed")},
       {"a gradient overwritten by the second micro-batch", kCopies,
-       rewritten({"backward part=down layer=1 accumulate=1"}, " accumulate=1", "")},
+       accessed({"backward part=down layer=1"}, Arg::kGrad, Access::kWrite)},
       {"losses and tokens of one rank", kCopies, dropped("reduce_scalars")},
       {"tokens of one rank: a double average", kCopies, rewritten({"reduce_scalars"}, "count=2", "count=1")},
       {"sums reduced twice", kCopies, doubled("reduce_scalars")},
@@ -136,10 +142,9 @@ std::vector<Mutant> mutants() {
          return q;
        }},
       {"a shard overwritten by the second micro-batch", kGrads,
-       rewritten({"reduce_scatter axis=dp_shard accumulate=1 reads=from:grad.layer.1"}, " accumulate=1", "")},
+       accessed({"reduce_scatter axis=dp_shard", "from:grad.layer.1"}, Arg::kTo, Access::kWrite)},
       {"a shard that still holds the last step's sum", kGrads,
-       rewritten({"reduce_scatter axis=dp_shard reads=from:grad.layer.1"}, "axis=dp_shard",
-                 "axis=dp_shard accumulate=1")},
+       accessed({"reduce_scatter axis=dp_shard", "from:grad.layer.1"}, Arg::kTo, Access::kUpdate)},
       {"a micro-batch that is not reduced", kGrads, dropped("reduce_scatter", "grad_shard.layer.0")},
       {"padding that holds anything", kGrads, dropped("zero_fill", "grad.layer.0")},
       {"a tied gradient that is not cleared", kGrads, dropped("zero_fill", "grad.embed"), true},
@@ -158,7 +163,7 @@ std::vector<Mutant> mutants() {
       {"a dropped sum over the replicas", kHybrid, dropped("all_reduce", "grad_shard.layer.1")},
       {"replicas summed twice", kHybrid, doubled("all_reduce", "grad_shard.layer.1")},
       {"a sum over the wrong axis", kHybrid,
-       rewritten({"all_reduce axis=dp_replicate reads=from:grad_shard.layer.1"}, "axis=dp_replicate", "axis=dp_shard")},
+       rewritten({"all_reduce axis=dp_replicate updates=to:grad_shard.layer.1"}, "axis=dp_replicate", "axis=dp_shard")},
       {"the norm over the wrong axis", kHybrid,
        rewritten({"reduce_scalars axis=dp_shard first=2"}, "axis=dp_shard", "axis=dp")},
       {"losses of one group", kHybrid, rewritten({"reduce_scalars axis=dp first=0"}, "axis=dp ", "axis=dp_shard ")},
@@ -188,18 +193,15 @@ std::vector<Mutant> mutants() {
       {"one layer's middle for another", kTensor,
        rewritten({"all_reduce axis=tp moves=mid layer=1"}, "layer=1", "layer=0")},
       {"all of the gradient summed, not what is alike", kTensor,
-       rewritten({"all_reduce axis=tp reads=from:grad.layer.1"}, "[replicated] writes=to:grad.layer.1[replicated]",
-                 " writes=to:grad.layer.1")},
+       rewritten({"all_reduce axis=tp updates=to:grad.layer.1"}, "[replicated]", "")},
       {"rows that are not gathered again", kRows, dropped("all_gather", "x_rows.1/1")},
       {"the rows of another layer", kRows,
        rewritten({"all_gather axis=tp moves=x layer=1", "writes=to:x_rows.1 "}, "reads=from:x.1", "reads=from:x.0")},
       {"a residual gradient that is not added to", kRows,
        [](const Program& p) {
          Program q = p;
-         const auto [b, k] = at_text(p, "reduce_scatter axis=tp accumulate=1 moves=d_mid layer=1");
-         program::Step& step = q.bodies[b].steps[k];
-         std::get<program::ReduceScatter>(step.op).accumulate = false;
-         std::erase_if(step.reads, [](const program::Use& use) { return use.arg == program::Arg::kSoFar; });
+         const auto [b, k] = at_text(p, "reduce_scatter axis=tp moves=d_mid layer=1");
+         q.bodies[b].steps[k].operand(Arg::kTo).access = Access::kWrite;
          return q;
        }},
       {"rows that stay sums", kRows, dropped("reduce_scatter", "mid.0")},
@@ -316,8 +318,8 @@ auto moved_text(std::string text, std::string before) {
 
 std::vector<Mutant> message_mutants() {
   const std::string into = "cast over=dp reads=from:grad.layer.1",
-                    back = "cast over=dp back=1 reads=from:message.layer.1",
-                    sum = "all_reduce axis=dp reads=from:message.layer.1";
+                    back = "cast over=dp back=1 consumes=from:message.layer.1",
+                    sum = "all_reduce axis=dp updates=to:message.layer.1";
   return {
       {"a message that is not made", kCopies, without_text(into)},
       {"a message that is not cast back", kCopies, without_text(back)},
@@ -335,7 +337,7 @@ std::vector<Mutant> message_mutants() {
          return q;
        }},
       {"a cast from a stale message: another layer's", kCopies,
-       rewritten({back}, "reads=from:message.layer.1", "reads=from:message.layer.0")},
+       rewritten({back}, "from:message.layer.1", "from:message.layer.0")},
       {"a cast into another layer's gradient", kCopies,
        rewritten({back}, "writes=to:grad.layer.1", "writes=to:grad.layer.0")},
       {"a cast back of all where a part was summed", kOwn,
@@ -344,14 +346,15 @@ std::vector<Mutant> message_mutants() {
        rewritten({"cast over=dp_replicate back=1", "message.layer.1"}, "message.layer.1[own]",
                  "message.layer.1[shard]")},
       {"a sum of the wrong range", kHybridOwn,
-       rewritten({"reduce_scatter axis=dp_replicate reads=from:message.layer.1"}, "[shard]", "")},
+       rewritten({"reduce_scatter axis=dp_replicate consumes=from:message.layer.1"}, "[shard]", "")},
       {"a shard overwritten by the second micro-batch", kGrads,
-       rewritten({"cast over=dp_shard back=1 accumulate=1 reads=from:message.layer.1"}, " accumulate=1", "")},
+       accessed({"cast over=dp_shard back=1", "from:message.layer.1"}, Arg::kTo, Access::kWrite)},
       {"a shard that still holds the last step's sum", kGrads,
-       rewritten({"cast over=dp_shard back=1 reads=from:message.layer.1"}, "back=1", "back=1 accumulate=1")},
+       accessed({"cast over=dp_shard back=1", "from:message.layer.1"}, Arg::kTo, Access::kUpdate)},
       {"a message over the wrong axis", kHybrid,
        rewritten({"cast over=dp_replicate reads=from:grad_shard.layer.1"}, "over=dp_replicate", "over=dp_shard")},
-      {"replicas that are left out", kHybrid, without_text("cast over=dp_replicate back=1 reads=from:message.layer.1")},
+      {"replicas that are left out", kHybrid,
+       without_text("cast over=dp_replicate back=1 consumes=from:message.layer.1")},
   };
 }
 

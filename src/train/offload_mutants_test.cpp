@@ -33,12 +33,11 @@ TEST(OffloadMutants, AreRefused) {
     std::pair<std::size_t, std::size_t> found{p.bodies.size(), 0};
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
-        for (const auto* uses : {&p.bodies[b].steps[k].reads, &p.bodies[b].steps[k].writes})
-          for (const auto& use : *uses)
-            if (program::kind_of(p.bodies[b].steps[k].op) == kind &&
-                p.buffers[static_cast<std::size_t>(use.buffer)].name == buffer &&
-                (last || found.first == p.bodies.size()))
-              found = {b, k};
+        for (const auto& use : p.bodies[b].steps[k].operands)
+          if (program::kind_of(p.bodies[b].steps[k].op) == kind &&
+              p.buffers[static_cast<std::size_t>(use.buffer)].name == buffer &&
+              (last || found.first == p.bodies.size()))
+            found = {b, k};
     MOLEN_CHECK(found.first < p.bodies.size(), "no {} on {}", kind, buffer);
     return found;
   };
@@ -47,6 +46,9 @@ TEST(OffloadMutants, AreRefused) {
       const auto [b, k] = find(p, kind, buffer, true);
       return program::without(p, b, k);
     };
+  };
+  const auto accessed = [](std::vector<std::string> where, program::Access access) {
+    return [=](const Program& p) { return program::accessed(p, where, program::Arg::kTo, access); };
   };
   const auto doubled = [=](std::string kind, std::string buffer) {
     return [=](const Program& p) {
@@ -102,9 +104,9 @@ TEST(OffloadMutants, AreRefused) {
        "a gradient that is not reduced"},
       {"a micro-batch copied twice", grads, doubled("copy_to_host", "grad_host.layer.0"), "has been copied before"},
       {"a second micro-batch that overwrites the first", grads,
-       edited({"copy_to_host accumulate=1", "grad_host.layer.1"}, " accumulate=1", ""), "overwrites what is there"},
+       accessed({"copy_to_host", "grad_host.layer.1"}, program::Access::kWrite), "overwrites what is there"},
       {"a first micro-batch that adds to the last step's", grads,
-       edited({"copy_to_host reads=from:grad_shard.layer.1"}, "copy_to_host", "copy_to_host accumulate=1"),
+       accessed({"copy_to_host reads=from:grad_shard.layer.1"}, program::Access::kUpdate),
        "adds to what the last step left"},
       {"a gradient of one rank's micro-batch", whole, dropped("all_reduce", "grad.layer.1"),
        "not summed over all ranks"},
@@ -126,7 +128,7 @@ TEST(OffloadMutants, AreRefused) {
        },
        "does not wait for"},
       {"another layer's gradient", one,
-       edited({"copy_to_host reads=from:grad.layer.1"}, "grad_host.layer.1", "grad_host.layer.0"),
+       edited({"copy_to_host", "from:grad.layer.1"}, "grad_host.layer.1", "grad_host.layer.0"),
        "where it needs grad_host of unit layer.1"},
       {"a replica's gradient", hybrid, dropped("all_reduce", "grad_shard.layer.1"), "not summed over all ranks"},
       {"parameters that are not there", full, dropped("copy_to_device", "param_shard.layer.1"), "which holds nothing"},

@@ -161,7 +161,7 @@ std::vector<Mutant> mutants() {
          for (std::size_t k = 0; k < steps.size(); ++k)
            if (program::kind_of(steps[k].op) == "sum_squares") {
              auto step = steps[k];
-             step.reads[0].buffer = p.buffer("grad.embed");
+             step.operand(program::Arg::kGrad).buffer = p.buffer("grad.embed");
              steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(k), step);
              break;
            }
@@ -190,7 +190,10 @@ std::vector<Mutant> mutants() {
       {"one layer's weights that are left out", kHalves, 0, without_op("weights.0.middle", "backward_weights down")},
       {"weights twice", kHalves, 1, doubled("weights.1.middle", 0)},
       {"weights that overwrite", kHalves, 0,
-       rewritten({"backward_weights part=norm_up layer=1 accumulate=1"}, " accumulate=1", "")},
+       [](const Program& p) {
+         return program::accessed(p, {"backward_weights part=norm_up layer=1"}, program::Arg::kGrad,
+                                  program::Access::kWrite);
+       }},
       {"a gradient that begins with anything", kHalves, 0, without_op("input.0.first", "zero_fill")},
       {"the residual gradient in one place", kHalves, 0,
        rewritten({"backward_input part=norm_up layer=1"}, "writes=d_x:d_mid.1", "writes=d_x:d_x.2")},
@@ -203,7 +206,8 @@ std::vector<Mutant> mutants() {
          const auto head = static_cast<std::size_t>(body_of(p, "input.3.first")),
                     embed = static_cast<std::size_t>(body_of(p, "input.0.first"));
          for (const auto& step : p.bodies[head].steps)
-           if (!step.writes.empty() && step.writes[0].buffer == p.find_buffer("grad.embed") && step.reads.empty()) {
+           if (step.operands.size() == 1 && step.operands[0].access == program::Access::kWrite &&
+               step.operands[0].buffer == p.find_buffer("grad.embed")) {
              q.bodies[embed].steps.insert(q.bodies[embed].steps.begin(), step);
              break;
            }

@@ -160,7 +160,7 @@ TEST(Messages, OfLargeUnitsAreAddedBlockByBlock) {
   std::int64_t widened = 0;
   for (const auto& body : stages[0].bodies)
     for (const auto& step : body.steps)
-      if (const auto* cast = std::get_if<program::Cast>(&step.op); cast && cast->accumulate)
+      if (std::holds_alternative<program::Cast>(step.op) && step.updates(program::Arg::kTo))
         widened = std::max(widened, step.scratch.value / size_of(DType::kF32));
   ASSERT_EQ(widened, arch::kWidenBlock);
   ASSERT_GT(3 * a.hidden * a.ffn / l.shards, widened + widened / 4);

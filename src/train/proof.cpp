@@ -129,9 +129,10 @@ std::string last_writer(const program::Program& p, const std::string& unit, cons
   for (const auto& instance : p.schedule) {
     const auto& body = p.bodies[static_cast<std::size_t>(instance.body)];
     for (std::size_t k = 0; k < body.steps.size(); ++k)
-      for (const auto& use : body.steps[k].writes)
+      for (const auto& use : body.steps[k].operands)
         for (const auto value : values)
-          if (const auto& b = p.buffers[static_cast<std::size_t>(use.buffer)]; b.role == value && b.unit == wanted)
+          if (const auto& b = p.buffers[static_cast<std::size_t>(use.buffer)];
+              use.writes() && b.role == value && b.unit == wanted)
             found = fmt::format("body {}, op %{} ({})", body.name, k, program::kind_of(body.steps[k].op));
   }
   return found;

@@ -152,8 +152,8 @@ Program deleted(const Program& p, const std::string& kind, const std::string& bu
       const auto& step = p.bodies[b].steps[k];
       bool here = kind_of(step.op) == kind && buffer.empty();
       if (kind_of(step.op) == kind)
-        for (const auto* uses : {&step.reads, &step.writes})
-          for (const auto& use : *uses) here = here || p.buffers[static_cast<std::size_t>(use.buffer)].name == buffer;
+        for (const auto& use : step.operands)
+          here = here || p.buffers[static_cast<std::size_t>(use.buffer)].name == buffer;
       if (!here) continue;
       ++hits;
       q = program::without(p, b, k);
@@ -330,7 +330,7 @@ TEST(Ends, BackwardRunsAsOftenAsItStands) {
       if (const auto* c = std::get_if<program::Compute>(&steps[k].op);
           c && c->part == part && c->pass == program::ComputePass::kBackward) {
         auto again = steps[k];
-        std::get<program::Compute>(again.op).accumulate = true;
+        again.operand(program::Arg::kGrad).access = program::Access::kUpdate;
         steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(k) + 1, again);
         break;
       }

@@ -118,7 +118,7 @@ wide, short = (run("program", "run.toml", "--ranks", 2, "--set", f"precision.red
 
 
 def gradient_bytes(text):
-    return sum(int(re.search(r" moved=(\d+)", line)[1]) for line in text.splitlines() if re.search(r"all_reduce axis=dp reads=", line))
+    return sum(int(re.search(r" moved=(\d+)", line)[1]) for line in text.splitlines() if re.search(r"all_reduce axis=dp updates=", line))
 
 
 ok("half the bytes travel", gradient_bytes(wide) == 2 * gradient_bytes(short) > 0, (gradient_bytes(wide), gradient_bytes(short)))
