@@ -166,6 +166,43 @@ TEST(Figures, TheTextOfEachProgramIsTheProgram) {
   }
 }
 
+// docs/anatomy.md shows lines of a real program: each buffer and op of the page stands in the program that it
+// describes.
+TEST(Figures, TheAnatomyPageShowsARealProgram) {
+  arch::Architecture a = arch::preset("llama-tiny");
+  a.layers = 1;
+  Setting s;
+  s.mesh[mesh::Axis::kDpShard] = 2;
+  s.zero = 2;
+  s.global_batch = 4;
+  s.sequence = 128;
+  s.head_chunk = 1024;
+  s.compute = DType::kBF16;
+  s.kernels = arch::Kernels::kAten;
+  const Program p = build(a, s);
+  std::set<std::string> lines;
+  for (const Body& body : p.bodies)
+    for (std::size_t k = 0; k < body.steps.size(); ++k)
+      lines.insert(fmt::format("{} %{} {}", body.name, k, print_step(p, body.steps[k])));
+  const std::string text = print(p), page = read_file("docs/anatomy.md");
+  std::string body;
+  std::size_t shown = 0;
+  for (std::size_t at = 0, end = 0; at < page.size(); at = end + 1) {
+    end = std::min(page.find('\n', at), page.size());
+    const std::string line = page.substr(at, end - at);
+    if (!line.starts_with("    ")) continue;
+    const std::string code = line.substr(4);
+    if (code.starts_with("body ")) body = code.substr(5);
+    if (code.starts_with('%')) {
+      EXPECT_TRUE(lines.count(body + " " + code)) << code;
+    } else {
+      EXPECT_NE(text.find(code + "\n"), std::string::npos) << code;
+    }
+    ++shown;
+  }
+  EXPECT_GT(shown, 20u);
+}
+
 // The fuzzer begins with these programs of today. MOLEN_UPDATE_GOLDEN builds each anew from its architecture and
 // setting. Other seeds may hold anything.
 TEST(Figures, TheSeedsOfTheFuzzerAreSound) {
