@@ -114,7 +114,7 @@ TEST(SettingText, NumbersHaveTheirRanges) {
                                                         {"tp", 1, 1 << 16},
                                                         {"pp", 1, 1 << 16},
                                                         {"sequence_parallel", 0, 1},
-                                                        {"unit_layers", 0, 1 << 16},
+                                                        {"unit_layers", 1, 1 << 16},
                                                         {"own_over_dp", 0, 1},
                                                         {"prefetch", 0, 1 << 16},
                                                         {"zero", 0, 3},
