@@ -53,8 +53,9 @@ inline constexpr int kNumPhases = 9;
 // unit_range).
 enum class Range { kAll, kShard, kOwn, kReplicated };
 
-// What an op does with an operand. kConsume: reads it, and may leave anything in it. kUpdate: reads it and writes it,
-// so that the new contents follow from the old ones. kWrite: overwrites it without reading it.
+// The access of an op to one of its operands. kRead: the op reads the operand and leaves it unchanged. kConsume: the op
+// reads it and may leave anything in it. kUpdate: the op computes the new contents from the old ones. kWrite: the op
+// overwrites it without reading it.
 enum class Access { kRead, kConsume, kUpdate, kWrite };
 inline constexpr std::array kAllAccesses{Access::kRead, Access::kConsume, Access::kUpdate, Access::kWrite};
 constexpr bool reads(Access access) {

@@ -9,7 +9,7 @@
 
 namespace molen::sim {
 
-// What runs on the cores of one machine.
+// The ranks and threads that share the cores of one machine.
 struct Sharing {
   int cores = 1 << 20;  // logical cores that the ranks may use
   int ranks = 1;        // identical ranks that run at once
@@ -37,7 +37,8 @@ class Costs {
   double seconds(const program::Program& program, const program::Step& step) const;
   const Sharing& sharing() const { return sharing_; }
 
-  // What the costs are derived from, for people; empty when these very conditions were measured.
+  // A sentence for people that names the measurements from which the costs are derived. Empty when the same conditions
+  // were measured.
   const std::string& extrapolated() const { return extrapolated_; }
 
  private:

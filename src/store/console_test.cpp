@@ -200,7 +200,7 @@ TEST(Console, LeavesOutTheLeastNeededFirst) {
       if (line.find(field) == std::string::npos && std::find(gone.begin(), gone.end(), field) == gone.end())
         gone.push_back(field);
   }
-  // Of fields of equal need, the first in the line goes first.
+  // When two fields are equally needed, the first one in the line is left out first.
   std::vector<std::string> expected = order;
   std::swap(expected[2], expected[3]);
   std::swap(expected[4], expected[5]);

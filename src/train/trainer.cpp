@@ -128,7 +128,7 @@ class Loop {
   }
 
   int data_rank() const { return program::data_rank(job_.setting, executor_.coordinates()); }
-  // Of the ranks that see the same samples, one counts its losses.
+  // Several ranks may see the same samples; only one of them counts its losses.
   bool counts_losses() const { return executor_.coordinates()[mesh::Axis::kTp] == 0 && executor_.program().has_head(); }
 
   void start() {

@@ -20,7 +20,7 @@ TEST(VerifyLayouts, VerdictCountsLayoutsAndNotRuns) {
       "2 layouts in fp64 and fp32, 4 runs: 2 of them the same model; the largest difference is 0.5000 of its bound");
 }
 
-// Of three layouts, the first differs in one type and the second in both.
+// The first of three layouts differs in one type, the second in both.
 TEST(VerifyLayouts, ALayoutThatDiffersInOneTypeDiffers) {
   const std::string said = verdict({row(DType::kF64, 0), row(DType::kF64, 2, "loss"), row(DType::kF64, 0),
                                     row(DType::kF32, 4, "loss"), row(DType::kF32, 2, "loss"), row(DType::kF32, 0)},
