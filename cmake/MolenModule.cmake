@@ -1,4 +1,4 @@
-# molen_module(NAME [TORCH] [LONG_TESTS] [TIMED pattern...] [DEPENDS module...] [LIBS library...])
+# molen_module(NAME [TORCH] [LONG_TESTS] [REPEATS_NAMES] [TIMED pattern...] [DEPENDS module...] [LIBS library...])
 #
 # One static library molen_<name> from the *.cpp beside the CMakeLists.txt (and of its subfolders), one test program
 # <name>_test from the *_test.cpp, registered with ctest as <name>. TORCH modules are left out where there is no libtorch.
@@ -7,8 +7,11 @@
 # of ctest. LONG_TESTS: a sanitized build leaves out some cases (base/test_sanitized.h), so release runs these tests too.
 # TIMED: tests that compare times, as patterns of --gtest_filter. They run alone, as <name>_timed; the others run beside
 # other suites. A TORCH module without it runs alone.
+#
+# The presets release and asan compile up to six files of a module as one (CMAKE_UNITY_BUILD), so a name in an anonymous
+# namespace is used once in a module. REPEATS_NAMES: the module's files share names, so each file is compiled alone.
 function(molen_module name)
-  cmake_parse_arguments(M "TORCH;LONG_TESTS" "" "TIMED;DEPENDS;LIBS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(M "TORCH;LONG_TESTS;REPEATS_NAMES" "" "TIMED;DEPENDS;LIBS;EXCLUDE" ${ARGN})
   if(M_TORCH AND NOT TARGET molen_torch)
     return()
   endif()
@@ -27,6 +30,9 @@ function(molen_module name)
       target_link_libraries(molen_${name} PUBLIC molen_${dep})
     endif()
   endforeach()
+  if(M_REPEATS_NAMES)
+    set_target_properties(molen_${name} PROPERTIES UNITY_BUILD OFF)
+  endif()
   if(M_TORCH)
     target_link_libraries(molen_${name} PUBLIC molen_torch)
     target_precompile_headers(molen_${name} REUSE_FROM molen_torch_pch)
@@ -35,6 +41,9 @@ function(molen_module name)
   if(MOLEN_TESTS AND tests)
     add_executable(${name}_test ${tests})
     target_link_libraries(${name}_test PRIVATE molen_${name} GTest::gtest_main rapidcheck)
+    if(M_REPEATS_NAMES)
+      set_target_properties(${name}_test PROPERTIES UNITY_BUILD OFF)
+    endif()
     if(M_TORCH)
       target_precompile_headers(${name}_test REUSE_FROM molen_torch_test_pch)
     else()

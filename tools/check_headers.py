@@ -7,7 +7,6 @@ A header that was checked and has not changed since, nor anything it includes, i
 precompiled headers includes before all else, for then the build has shown it."""
 import concurrent.futures
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -15,6 +14,8 @@ import shlex
 import subprocess
 import sys
 import threading
+
+import compile_database
 
 ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 BUILD = ROOT / "build" / "release"
@@ -26,7 +27,7 @@ ATEN = re.compile(r'^#include <(?:ATen|c10)/[^>]+>', re.M)
 def flags_by_folder():
     """Compiler and flags, without output, precompiled header and dependency files, of one source of each folder."""
     found = {}
-    for entry in json.loads((BUILD / "compile_commands.json").read_text()):
+    for entry in compile_database.entries(BUILD):
         source = pathlib.Path(entry["file"])
         if ROOT / "src" not in source.parents or "cmake_pch" in source.name:
             continue
@@ -47,10 +48,10 @@ def flags_by_folder():
 def shown_by_the_build():
     """Headers that stand first in a source of their name which has no precompiled header."""
     shown = set()
-    for entry in json.loads((BUILD / "compile_commands.json").read_text()):
+    for entry in compile_database.entries(BUILD):
         source = pathlib.Path(entry["file"])
         header = source.with_suffix(".h")
-        if " -include " in entry["command"] or ROOT / "src" not in source.parents or not header.is_file():
+        if " -include " in entry["command"] or ROOT / "src" not in source.parents or not header.is_file() or not entry["first"]:
             continue
         first = re.search(r'^#include .*$', source.read_text(), re.M)
         if first and first[0] == f'#include "{header.relative_to(ROOT / "src")}"':

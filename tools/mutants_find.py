@@ -15,6 +15,8 @@ import clang.cindex as ci
 from clang.cindex import CursorKind as K
 from clang.cindex import TypeKind as T
 
+import compile_database
+
 RESOURCES = "/usr/lib/llvm-14/lib/clang/14.0.6"
 # Headers that clang has not (omp.h), behind all of its own.
 AFTER = ["-idirafter", subprocess.run(["gcc", "-print-file-name=include"], capture_output=True, text=True).stdout.strip()]
@@ -226,9 +228,9 @@ def kept_candidates(root, name, command):
     return json.loads(kept.read_text())
 
 
-def find(root, database, modules, only, jobs):
+def find(root, build, modules, only, jobs):
     work = []
-    for entry in json.loads(pathlib.Path(database).read_text()):
+    for entry in compile_database.entries(build):
         path = pathlib.Path(entry["file"])
         if root / "src" not in path.parents:
             continue

@@ -126,7 +126,7 @@ def build(tree, chosen, targets, jobs):
     """Builds; mutants on lines that do not compile (a constant is needed there, an overload is missing) are dropped, and it is built again."""
     folder = tree / "build/release"
     if not (folder / "build.ninja").exists():
-        subprocess.run(["cmake", "--preset", "release"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "--preset", "release", "-DCMAKE_UNITY_BUILD=OFF"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
     for _ in range(12):
         r = subprocess.run(["ninja", "-C", folder, "-k", "0", "-j", str(jobs), *targets], capture_output=True, text=True)
         if r.returncode == 0:
@@ -200,13 +200,13 @@ def main():
     tree = ROOT if a.in_place else copied_tree()
     if a.in_place:  # what an earlier run has put in
         subprocess.run(["git", "-C", ROOT, "checkout", "-q", "--", "src"], check=True)
-    database = ROOT / "build/release/compile_commands.json"
-    if not database.is_file():
+    release = ROOT / "build/release"
+    if not (release / "compile_commands.json").is_file():
         sys.exit("mutate: build first (make build)")
     only = None
     if a.since:
         only = set(subprocess.run(["git", "-C", ROOT, "diff", "--name-only", a.since, "--", "src"], capture_output=True, text=True, check=True).stdout.split())
-    candidates = mutants_find.find(ROOT, database, modules, only, a.jobs)
+    candidates = mutants_find.find(ROOT, release, modules, only, a.jobs)
     chosen = sample(candidates, a.mutants, a.seed)
     print(f"mutate: {len(candidates)} candidates in {len({c['file'] for c in candidates})} files, {len(chosen)} chosen", flush=True)
     if a.list:

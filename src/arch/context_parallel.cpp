@@ -10,10 +10,6 @@ namespace {
 
 using i64 = std::int64_t;
 
-i64 aligned(i64 bytes) {
-  return (bytes + 63) / 64 * 64;
-}
-
 // math/context_attention.h and math/reference_context.h
 i64 fused_scratch(i64 D, bool backward, i64 threads) {
   const i64 w = (D + 15) / 16 * 16 + 16;

@@ -11,11 +11,6 @@ namespace {
 
 using i64 = std::int64_t;
 
-// math::Scratch allocates memory in whole lines of 64 bytes.
-i64 aligned(i64 bytes) {
-  return (bytes + 63) / 64 * 64;
-}
-
 // The sizes of one op, with the element sizes of its tensors: e for activations and weights, a for statistics, losses
 // and accumulators of the device-generic path, g for main gradients.
 struct Sizes {

@@ -107,6 +107,11 @@ struct PartCost {
   Bytes scratch;
 };
 // Per op of kAten: scalars that ATen wraps into tensors (math/allocation.h).
+// Bytes that math::Scratch takes for `bytes`: whole lines of 64.
+constexpr std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
 inline constexpr std::int64_t kAtenScalars = 1024;
 // Number of 16-bit values that ATen's parts widen at once on the host: 1 MiB of fp32.
 inline constexpr std::int64_t kWidenBlock = std::int64_t{1} << 18;

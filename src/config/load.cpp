@@ -135,12 +135,6 @@ Json set_value(const std::string& raw) {
   }
 }
 
-std::string_view trimmed(std::string_view text) {
-  const std::size_t begin = text.find_first_not_of(" \t");
-  if (begin == std::string_view::npos) return "";
-  return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
-}
-
 void collect_set(std::string_view argument, Entries& entries) {
   const std::size_t equals = argument.find('=');
   if (equals == std::string_view::npos) throw UsageError("--set {}: expected table.key=value", shown(argument));

@@ -10,6 +10,13 @@
 #include <utility>
 
 namespace molen::config {
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
+  return text;
+}
+
 namespace {
 
 constexpr double kLargest = 9007199254740992.0;  // 2^53: every whole number up to here is a double
@@ -51,12 +58,6 @@ std::optional<double> factor_of(const std::array<Units, N>& units, std::string_v
     if (unit == name) return factor;
   }
   return std::nullopt;
-}
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  return text;
 }
 
 bool digit(char c) {

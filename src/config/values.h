@@ -12,6 +12,8 @@
 
 namespace molen::config {
 
+std::string_view trimmed(std::string_view text);  // without the spaces and tabs at both ends
+
 // A length of training: how long to run, when to save, how long to warm up.
 struct Horizon {
   enum class Unit { kSteps, kTokens, kSeconds, kEpochs };

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "model/aten_temporaries.h"
 #include "model/share.h"
 
 namespace molen::model::aten {
@@ -14,10 +15,6 @@ namespace {
 using i64 = std::int64_t;
 using Runs = std::span<const PositionRun>;
 constexpr double kNone = -std::numeric_limits<double>::infinity();  // log-sum-exp over no scores
-
-at::ScalarType accurate(const at::Tensor& t) {
-  return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 // Returns columns [first, first + heads * D) of rows as [B, heads, rows of a sequence, D], a view.
 at::Tensor heads_of(const Context& c, const at::Tensor& rows, i64 first, i64 heads) {

@@ -12,7 +12,7 @@
 namespace molen::plan {
 namespace {
 
-arch::Architecture model() {
+arch::Architecture four_layers() {
   arch::Architecture a = arch::preset("llama-tiny");
   a.layers = 4;
   return a;
@@ -28,7 +28,7 @@ program::Setting given() {
 }
 
 Bytes peak(const program::Setting& s) {
-  return program::peak_of(program::build_stages(model(), s));
+  return program::peak_of(program::build_stages(four_layers(), s));
 }
 
 int differences(const program::Setting& a, const program::Setting& b) {
@@ -46,7 +46,7 @@ TEST(Nearest, FitsAndDiffersLeast) {
   const auto s = given();
   const Bytes whole = peak(s);
   // A little less: one other choice is enough.
-  const auto nearest = nearest_that_fit(model(), s, 4, {Bytes(whole.value - 1)}, kUnhurried);
+  const auto nearest = nearest_that_fit(four_layers(), s, 4, {Bytes(whole.value - 1)}, kUnhurried);
   EXPECT_EQ(nearest.fitting.size(), 3u);
   for (const Fitting& f : nearest.fitting) {
     EXPECT_EQ(f.layout.setting.ranks(), 4);
@@ -58,7 +58,7 @@ TEST(Nearest, FitsAndDiffersLeast) {
                              [](const Fitting& a, const Fitting& b) { return a.need.total() < b.need.total(); }));
   EXPECT_LT(nearest.looked, nearest.all);
   // A setting that fits is its own nearest layout.
-  const auto same = nearest_that_fit(model(), s, 4, {whole}, kUnhurried).fitting;
+  const auto same = nearest_that_fit(four_layers(), s, 4, {whole}, kUnhurried).fitting;
   ASSERT_FALSE(same.empty());
   EXPECT_EQ(same.front().layout.setting, s);
 }
@@ -75,9 +75,9 @@ TEST(Nearest, FindsAllThatTheWholePlansFit) {
     s.zero = offload ? 3 : 0;
     std::map<std::string, Bytes> needs;
     std::vector<Bytes> sizes;
-    for (const Layout& l : layouts_of(model(), s, 4, {}, true)) {
+    for (const Layout& l : layouts_of(four_layers(), s, 4, {}, true)) {
       Bytes& need = needs[l.name];
-      for (const auto& p : program::build_stages(model(), l.setting)) {
+      for (const auto& p : program::build_stages(four_layers(), l.setting)) {
         const auto plan = program::plan_memory(p);
         need = std::max(need, plan.peak + plan.host);
       }
@@ -89,7 +89,7 @@ TEST(Nearest, FindsAllThatTheWholePlansFit) {
       if (kSanitized && rank != sizes.size() / 2) continue;
       const Bytes memory = sizes[rank];
       std::map<std::string, Bytes> found, expected;
-      for (const Fitting& f : nearest_that_fit(model(), s, 4, {memory}, kAll).fitting)
+      for (const Fitting& f : nearest_that_fit(four_layers(), s, 4, {memory}, kAll).fitting)
         found[f.layout.name] = f.need.total();
       for (const auto& [name, need] : needs)
         if (need <= memory) expected[name] = need;
@@ -102,28 +102,28 @@ TEST(Nearest, ADeviceAndItsHostAreLimitsApart) {
   auto s = given();
   s.zero = 3;
   s.offload.optimizer = true;
-  const auto plan = program::plan_memory(program::build(model(), s));
+  const auto plan = program::plan_memory(program::build(four_layers(), s));
   ASSERT_GT(plan.host.value, 0);
-  EXPECT_TRUE(need_within(model(), s, {plan.host, plan.peak}));
-  EXPECT_FALSE(need_within(model(), s, {Bytes(plan.host.value - 1), plan.peak}));
-  EXPECT_FALSE(need_within(model(), s, {plan.host, Bytes(plan.peak.value - 1)}));
-  EXPECT_TRUE(need_within(model(), s, {plan.host + plan.peak}));
-  EXPECT_FALSE(need_within(model(), s, {Bytes(plan.host.value + plan.peak.value - 1)}));
+  EXPECT_TRUE(need_within(four_layers(), s, {plan.host, plan.peak}));
+  EXPECT_FALSE(need_within(four_layers(), s, {Bytes(plan.host.value - 1), plan.peak}));
+  EXPECT_FALSE(need_within(four_layers(), s, {plan.host, Bytes(plan.peak.value - 1)}));
+  EXPECT_TRUE(need_within(four_layers(), s, {plan.host + plan.peak}));
+  EXPECT_FALSE(need_within(four_layers(), s, {Bytes(plan.host.value + plan.peak.value - 1)}));
   const MemoryRoom plenty{Bytes(std::int64_t{1} << 40), Bytes(std::int64_t{1} << 40)};
-  const auto fitting = nearest_that_fit(model(), s, 4, plenty, kAll).fitting;
+  const auto fitting = nearest_that_fit(four_layers(), s, 4, plenty, kAll).fitting;
   EXPECT_TRUE(std::any_of(fitting.begin(), fitting.end(), [](const Fitting& f) { return f.layout.setting.context(); }));
 }
 
 TEST(Nearest, KeepsTensorRanksOnANode) {
   const auto s = given();
-  const auto nearest = nearest_that_fit(model(), s, 1, {peak(s)}, kAll);
+  const auto nearest = nearest_that_fit(four_layers(), s, 1, {peak(s)}, kAll);
   EXPECT_FALSE(nearest.fitting.empty());
   for (const Fitting& f : nearest.fitting) EXPECT_EQ(f.layout.setting.tensor_ranks(), 1);
 }
 
 TEST(Nearest, SaysWhereNothingFits) {
-  EXPECT_TRUE(nearest_that_fit(model(), given(), 4, {Bytes(1000)}).fitting.empty());
-  const std::string none = nearest_text(model(), given(), 4, {Bytes(1000)}, kUnhurried);
+  EXPECT_TRUE(nearest_that_fit(four_layers(), given(), 4, {Bytes(1000)}).fitting.empty());
+  const std::string none = nearest_text(four_layers(), given(), 4, {Bytes(1000)}, kUnhurried);
   EXPECT_TRUE(
       none.starts_with("; none of the nearest layouts of 4 ranks fits either (every sharding, recompute and "
                        "micro-batch was tried); the nearest, "))
@@ -131,14 +131,14 @@ TEST(Nearest, SaysWhereNothingFits) {
   EXPECT_NE(none.find(" in micro-batches of 1, needs "), std::string::npos) << none;
   EXPECT_NE(none.find(" of it "), std::string::npos) << none;
   EXPECT_EQ(none.find("parallel.offload"), std::string::npos) << none;
-  const std::string device = nearest_text(model(), given(), 4, {Bytes(1000), Bytes(1000)}, kUnhurried);
+  const std::string device = nearest_text(four_layers(), given(), 4, {Bytes(1000), Bytes(1000)}, kUnhurried);
   EXPECT_NE(device.find("parallel.offload puts states and activations into the host's memory"), std::string::npos);
-  const std::string text = nearest_text(model(), given(), 4, {Bytes(peak(given()).value - 1)}, kUnhurried);
+  const std::string text = nearest_text(four_layers(), given(), 4, {Bytes(peak(given()).value - 1)}, kUnhurried);
   EXPECT_NE(text.find("nearest layouts that fit: "), std::string::npos) << text;
 }
 
 TEST(Nearest, EndsInTime) {
-  const std::string text = nearest_text(model(), given(), 4, {peak(given())}, {3, Seconds(0)});
+  const std::string text = nearest_text(four_layers(), given(), 4, {peak(given())}, {3, Seconds(0)});
   EXPECT_NE(text.find("fits either (in "), std::string::npos) << text;
   EXPECT_NE(text.find(" 0 of "), std::string::npos) << text;
 }
@@ -146,7 +146,7 @@ TEST(Nearest, EndsInTime) {
 // Kept state on the host counts as host memory, before a plan is made: a device too small for it still holds the
 // layout.
 TEST(Nearest, WhatIsKeptIsCountedWhereItLies) {
-  arch::Architecture a = model();
+  arch::Architecture a = four_layers();
   a.vocabulary = 512, a.layers = 12;
   auto s = given();
   s.mesh = mesh::kOne;

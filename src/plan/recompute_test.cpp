@@ -105,13 +105,13 @@ TEST(Recompute, ABudgetGetsTheCheapestThatFits) {
   }
 }
 
-config::Config with(const std::string& recompute) {
+config::Config recomputing(const std::string& recompute) {
   return config::load(std::nullopt, {"schedule.warmup=\"0 steps\"", "model.preset=llama-tiny", "precision.compute=fp32",
                                      "math.threads=1", "parallel.recompute=" + recompute});
 }
 
 program::Recompute resolved(const std::string& recompute) {
-  auto c = with(recompute);
+  auto c = recomputing(recompute);
   return resolve_setting(c, resolve_architecture(c), {}).recompute;
 }
 
@@ -134,17 +134,17 @@ TEST(Recompute, TheConfigurationSaysIt) {
 // A budget is decided once: the configuration then gives the choice that runs, and resolves to it again.
 TEST(Recompute, ABudgetIsWrittenBack) {
   const GoldenMessages golden;
-  auto c = with("none");
+  auto c = recomputing("none");
   const auto a = resolve_architecture(c);
   const auto ladder = recompute_ladder(a, resolve_setting(c, a, {}));
   program::Setting s = resolve_setting(c, a, {});
   s.recompute = program::Recompute::full();
   const Bytes full = program::plan_memory(program::build(a, s)).peak;
-  c = with("none");
+  c = recomputing("none");
   const Bytes none = program::plan_memory(program::build(a, resolve_setting(c, a, {}))).peak;
   ASSERT_LT(full, none);
   for (const Bytes budget : {none, Bytes(none.value - 1), full}) {
-    c = with("\"" + config::print(budget) + "\"");
+    c = recomputing("\"" + config::print(budget) + "\"");
     const program::Recompute chosen = resolve_setting(c, a, {}).recompute;
     EXPECT_NE(c.parallel.recompute.mode, config::Recompute::Mode::kBudget);
     EXPECT_EQ(chosen.any(), budget < none);
@@ -152,11 +152,11 @@ TEST(Recompute, ABudgetIsWrittenBack) {
     auto again = config::from_json(config::to_json(c), "stored");
     EXPECT_EQ(resolve_setting(again, a, {}).recompute, chosen);
   }
-  c = with("\"1 GB\"");
+  c = recomputing("\"1 GB\"");
   resolve_setting(c, a, {});
   EXPECT_EQ(c.where("parallel.recompute"),
             fmt::format("derived: a plan of {} within 1000000000 B: parallel.recompute", human(none)));
-  c = with("\"1 kB\"");
+  c = recomputing("\"1 kB\"");
   EXPECT_NOTED(resolve_setting(c, a, {}), UsageError);
 }
 

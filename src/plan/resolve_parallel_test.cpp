@@ -20,7 +20,7 @@ Machine machine_of(int ranks, int local_ranks) {
 }
 
 // Resolves a setting of a model with 6 layers, 4 heads, FFN 704 and a vocabulary of 16384.
-program::Setting setting(Sets sets, const Machine& machine) {
+program::Setting setting_on(Sets sets, const Machine& machine) {
   sets.insert(sets.end(), {"schedule.warmup=\"0 steps\"", "model.preset=llama-tiny", "precision.compute=fp32"});
   auto c = config::load(std::nullopt, sets);
   return resolve_setting(c, resolve_architecture(c), machine);
@@ -28,7 +28,7 @@ program::Setting setting(Sets sets, const Machine& machine) {
 
 std::string refusal(const Sets& sets, const Machine& machine) {
   try {
-    setting(sets, machine);
+    setting_on(sets, machine);
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -57,11 +57,11 @@ TEST(ResolveParallel, TensorRanksThatDoNotFit) {
   EXPECT_EQ(refusal({"parallel.tensor=2", "parallel.tensor_chunks=2"}, eight),
             "--set parallel.tensor_chunks: rows travel in pieces where tensor ranks keep them by rows; set "
             "parallel.sequence = true");
-  const auto s = setting({"parallel.tensor=2", "parallel.sequence=true", "parallel.tensor_chunks=2"}, eight);
+  const auto s = setting_on({"parallel.tensor=2", "parallel.sequence=true", "parallel.tensor_chunks=2"}, eight);
   EXPECT_EQ(s.tensor_ranks(), 2);
   EXPECT_TRUE(s.sequence_parallel);
   EXPECT_EQ(s.tensor_chunks, 2);
-  EXPECT_EQ(setting({"parallel.tensor=4"}, eight).tensor_ranks(), 4);
+  EXPECT_EQ(setting_on({"parallel.tensor=4"}, eight).tensor_ranks(), 4);
 }
 
 TEST(ResolveParallel, ContextRanksThatDoNotFit) {
@@ -118,9 +118,9 @@ TEST(ResolveParallel, StagesThatDoNotFit) {
             "--set parallel.virtual_stages: 2 needs parallel.schedule = \"interleaved\" or \"zb-v\", is \"1f1b\"");
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.virtual_stages=3", "parallel.schedule=zb-v"}, eight),
             "--set parallel.virtual_stages: zb-v has 2 chunks a stage, not 3");
-  EXPECT_EQ(setting({"parallel.pipeline=2", "parallel.schedule=zb-v"}, eight).pipeline.chunks, 2);
+  EXPECT_EQ(setting_on({"parallel.pipeline=2", "parallel.schedule=zb-v"}, eight).pipeline.chunks, 2);
   EXPECT_EQ(
-      setting({"parallel.pipeline=2", "parallel.virtual_stages=2", "parallel.schedule=zb-v"}, eight).pipeline.chunks,
+      setting_on({"parallel.pipeline=2", "parallel.virtual_stages=2", "parallel.schedule=zb-v"}, eight).pipeline.chunks,
       2);
 }
 
@@ -151,7 +151,7 @@ TEST(ResolveParallel, CountsOfLayersThatDoNotFit) {
             "has 6 layers; balanced they are 5, 1");
   EXPECT_EQ(refusal({"parallel.unit_layers=7"}, eight),
             "--set parallel.unit_layers: units of 7 layers; the model has 6");
-  EXPECT_EQ(setting({"parallel.unit_layers=6"}, eight).unit_layers, 6);
+  EXPECT_EQ(setting_on({"parallel.unit_layers=6"}, eight).unit_layers, 6);
 }
 
 TEST(ResolveParallel, AFileOfAnotherPipeline) {
@@ -166,7 +166,7 @@ TEST(ResolveParallel, AFileOfAnotherPipeline) {
   EXPECT_EQ(refusal({"parallel.pipeline=2", "parallel.virtual_stages=3", set}, eight),
             "--set parallel.schedule: has 2 stages of 2 chunks; parallel.pipeline is 2 and parallel.virtual_stages 3");
   for (const char* chunks : {"1", "2"}) {
-    const auto s = setting({"parallel.pipeline=2", std::string("parallel.virtual_stages=") + chunks, set}, eight);
+    const auto s = setting_on({"parallel.pipeline=2", std::string("parallel.virtual_stages=") + chunks, set}, eight);
     EXPECT_EQ(s.pipeline.schedule, program::ScheduleKind::kFile);
     EXPECT_EQ(s.pipeline.chunks, 2);
   }
@@ -241,7 +241,7 @@ TEST(ResolveParallel, OrdersThatSpreadAGroup) {
 // Each of PyTorch's names, and each stage, on several ranks: a single rank could not tell them apart.
 TEST(ResolveParallel, StagesOfSharding) {
   const Machine eight = machine_of(8, 4);
-  const auto zero = [&](const Sets& sets) { return setting(sets, eight).zero; };
+  const auto zero = [&](const Sets& sets) { return setting_on(sets, eight).zero; };
   EXPECT_EQ(zero({}), 0);
   for (int stage = 0; stage < 4; ++stage) EXPECT_EQ(zero({fmt::format("parallel.zero={}", stage)}), stage);
   for (const auto& [name, stage] : {std::pair{"NO_SHARD", 0},
@@ -250,7 +250,7 @@ TEST(ResolveParallel, StagesOfSharding) {
                                     {"HYBRID_SHARD", 3},
                                     {"HYBRID_SHARD_ZERO2", 2}})
     EXPECT_EQ(zero({std::string("parallel.sharding=") + name}), stage) << name;
-  EXPECT_EQ(setting({"parallel.prefetch=3"}, eight).prefetch, 3);
+  EXPECT_EQ(setting_on({"parallel.prefetch=3"}, eight).prefetch, 3);
 }
 
 }  // namespace

@@ -106,4 +106,9 @@ inline Program accessed(const Program& p, const std::vector<std::string>& where,
   return q;
 }
 
+// Returns the edit that reads a program back from its text with `from` replaced by `to` in the lines that hold `where`.
+inline auto rewritten(std::vector<std::string> where, std::string from, std::string to) {
+  return [=](const Program& p) { return parse(rewrite(print(p), where, from, to), "edited"); };
+}
+
 }  // namespace molen::program

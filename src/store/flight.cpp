@@ -22,7 +22,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the file is little-endian, as every host we know of");
 
 constexpr char kMagic[8] = {'M', 'O', 'L', 'E', 'N', 'F', 'L', 'T'};
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kFlightVersion = 2;
 constexpr std::size_t kHeadBytes = 4096;
 constexpr std::uint32_t kMostRecords = 1 << 14;
 constexpr std::int32_t kMostRanks = 1 << 24;
@@ -180,7 +180,7 @@ FlightWriter::FlightWriter(const fs::path& file, const FlightIdentity& identity,
   }
   std::memset(mapped, 0, bytes_);  // also maps every page before the first op
   head_ = new (mapped) Head{};
-  head_->version = kVersion;
+  head_->version = kFlightVersion;
   head_->head_bytes = kHeadBytes;
   head_->slot_bytes = sizeof(Slot);
   head_->records = kRecords;
@@ -319,8 +319,8 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
   const Reader in(bytes, origin);
   if (bytes.size() < kHeadBytes) in.wrong(fmt::format("{} bytes, its head has {}", bytes.size(), kHeadBytes));
   if (bytes.substr(0, sizeof kMagic) != std::string_view(kMagic, sizeof kMagic)) in.wrong("it does not begin so");
-  if (const auto version = in.at<std::uint32_t>(8); version != kVersion)
-    throw UsageError("{}: a flight record of version {}; this molen reads {}", origin, version, kVersion);
+  if (const auto version = in.at<std::uint32_t>(8); version != kFlightVersion)
+    throw UsageError("{}: a flight record of version {}; this molen reads {}", origin, version, kFlightVersion);
   if (in.at<std::uint32_t>(12) != kHeadBytes || in.at<std::uint32_t>(16) != sizeof(Slot))
     in.wrong("sizes of its parts");
   const auto slots = in.within<std::uint32_t>(20, 1, kMostRecords, "its number of records");

@@ -37,7 +37,7 @@ Sighting living(int rank, int ranks, std::optional<Place> compute, std::optional
     }
   return s;
 }
-const OpTexts kOps = [](const std::string&, int op) {
+const OpTexts kReportOps = [](const std::string&, int op) {
   return OpText{op % 10 == 0 ? fmt::format("all_reduce {}", op) : fmt::format("part {}", op),
                 fmt::format("  {} <-- here\n", op)};
 };
@@ -46,17 +46,17 @@ TEST(FlightJudge, TheRankThatHasNotEnteredWhatTheOthersWaitIn) {
   const auto j = judge(
       {living(0, 3, Place{7, 25, false}, Place{7, 20, true}), living(1, 3, Place{7, 15, true}, Place{7, 10, false}),
        living(2, 3, Place{7, 25, false}, Place{7, 20, true})},
-      kOps);
+      kReportOps);
   EXPECT_EQ(j.culprits, std::vector<int>{1});
   EXPECT_EQ(j.waiting, (std::vector<int>{0, 2}));
   EXPECT_EQ(j.waits_in, 20);
   EXPECT_EQ(j.ranks[1].state, RankState::kHung);
   EXPECT_NE(j.summary.find("rank 1 (node1 pid 101) hung: op 15 (part 15) of step 7"), std::string::npos) << j.summary;
   EXPECT_NE(j.summary.find("ranks 0, 2 wait in op 20 (all_reduce 20)"), std::string::npos) << j.summary;
-  const std::string text = to_text(j, kOps);
+  const std::string text = to_text(j, kReportOps);
   EXPECT_NE(text.find("15 <-- here"), std::string::npos) << text;
   EXPECT_NE(text.find("20 <-- here"), std::string::npos) << text;
-  EXPECT_EQ(to_json(j, kOps)["culprits"], Json::array({1}));
+  EXPECT_EQ(to_json(j, kReportOps)["culprits"], Json::array({1}));
 }
 
 // The whole table for people and the whole JSON for programs of one judgement.
@@ -71,9 +71,9 @@ TEST(FlightJudge, IsShownWhole) {
   ranks[0].flight->streams[1].written = 11;
   ranks[0].flight->streams[1].torn = 1;
   ranks[0].flight->streams[1].records.resize(6);
-  const auto j = judge(ranks, kOps);
+  const auto j = judge(ranks, kReportOps);
   EXPECT_EQ(
-      to_text(j, kOps),
+      to_text(j, kReportOps),
       "rank 2 has left no record; rank 0 waits in op 20 (all_reduce 20)\n\n"
       "  rank  host                  pid  state      step  no progress  doing\n"
       "     0  node1                 100  waiting       7       2.50 s  waiting in op 20 (all_reduce 20) of step 7\n"
@@ -81,7 +81,7 @@ TEST(FlightJudge, IsShownWhole) {
       "        last heartbeat 1970-01-01T00:16:37Z, 3.00 s before the last of all\n"
       "     2  -                       -  absent  \n\n"
       "rank 0 (waiting), step 7, op 20:\n  20 <-- here\n");
-  const Json json = to_json(j, kOps);
+  const Json json = to_json(j, kReportOps);
   EXPECT_EQ(json["waits_in"], 20);
   EXPECT_EQ(json["waiting"], Json::array({0}));
   ASSERT_EQ(json["ranks"].size(), 3u);
@@ -102,18 +102,18 @@ TEST(FlightJudge, AStoppedRankInsideTheSameCollective) {
   auto stopped = living(1, 2, Place{7, 25, false}, Place{7, 20, true});
   stopped.process = ProcessState::kStopped;
   stopped.beats = false;
-  const auto j = judge({living(0, 2, Place{7, 25, false}, Place{7, 20, true}), stopped}, kOps);
+  const auto j = judge({living(0, 2, Place{7, 25, false}, Place{7, 20, true}), stopped}, kReportOps);
   EXPECT_EQ(j.culprits, std::vector<int>{1});
   EXPECT_EQ(j.waiting, std::vector<int>{0});
 }
 
 TEST(FlightJudge, AnEarlierCollectiveThanTheOthers) {
-  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{6, 90, true})}, kOps);
+  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{6, 90, true})}, kReportOps);
   EXPECT_EQ(j.culprits, std::vector<int>{1});
 }
 
 TEST(FlightJudge, AllInTheSameCollectiveBlameNobody) {
-  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{7, 20, true})}, kOps);
+  const auto j = judge({living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{7, 20, true})}, kReportOps);
   EXPECT_TRUE(j.culprits.empty());
   EXPECT_NE(j.summary.find("no rank is behind the others"), std::string::npos) << j.summary;
 }
@@ -140,7 +140,7 @@ TEST(FlightJudge, RanksOfOtherProgramsAreNotBehind) {
 TEST(FlightJudge, ABusyRankHoldsOthersUpRightly) {
   auto busy = living(0, 2, Place{7, 90, false}, Place{7, 88, false});
   busy.flight->phase = FlightPhase::kCheckpoint;
-  EXPECT_TRUE(judge({busy, living(1, 2, {}, Place{8, 3, true})}, kOps).culprits.empty());
+  EXPECT_TRUE(judge({busy, living(1, 2, {}, Place{8, 3, true})}, kReportOps).culprits.empty());
 }
 
 // All ranks of an ended job, in the same place.
@@ -158,16 +158,16 @@ std::vector<Sighting> dead_in_a_collective(int ranks) {
 TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
   std::vector<Sighting> all = dead_in_a_collective(3);
   all[2].flight->beat_wall_ns -= 1'500'000'000;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{2});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{2});
   // All fell silent at once: blames the rank that the others found dead.
   all[2].flight->beat_wall_ns = all[0].flight->beat_wall_ns;
   all[0].flight->saw_dead = 1;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{1});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{1});
   // Without any such record: blames the rank that was behind.
   all[0].flight->saw_dead = -1;
   all[0].flight->streams[1].inside = false;
   all[0].flight->streams[1].op = 10;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{0});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{0});
 }
 
 // The rank that ended the job died first; a launcher resumed the stopped rank before it killed it.
@@ -176,7 +176,7 @@ TEST(FlightJudge, TheVerdictOfTheTimeStands) {
   all[0].flight->beat_wall_ns -= 1'500'000'000;
   all[0].flight->end = FlightEnd::kAlarmed;
   all[0].flight->saw_dead = 1;
-  const auto j = judge(all, kOps);
+  const auto j = judge(all, kReportOps);
   EXPECT_EQ(j.culprits, std::vector<int>{1});
   EXPECT_EQ(j.waiting, std::vector<int>{0});
   EXPECT_EQ(j.waits_in, 20);
@@ -223,7 +223,7 @@ TEST(FlightJudge, TheStateOfARank) {
 TEST(FlightJudge, SaysWhatARankDoes) {
   const auto doing = [](Sighting s, auto&& change) {
     change(s);
-    return judge({s}, kOps).ranks[0].doing;
+    return judge({s}, kReportOps).ranks[0].doing;
   };
   const Sighting in_op = living(0, 1, Place{7, 15, true}, Place{7, 10, false}, true);
   const Sighting in_comm = living(0, 1, Place{7, 25, false}, Place{7, 20, true});
@@ -249,7 +249,7 @@ TEST(FlightJudge, SaysWhatARankDoes) {
 TEST(FlightJudge, RanksComeInTheirOrder) {
   const auto j = judge({living(2, 3, {}, Place{7, 20, true}), living(0, 3, {}, Place{7, 20, true}),
                         living(1, 3, Place{7, 15, true}, Place{7, 10, false})},
-                       kOps);
+                       kReportOps);
   std::vector<int> order;
   for (const auto& r : j.ranks) order.push_back(r.seen.rank);
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
@@ -259,23 +259,23 @@ TEST(FlightJudge, RanksComeInTheirOrder) {
 TEST(FlightJudge, WhoHangsWhereNobodyWaits) {
   const auto hung = [](int rank) { return living(rank, 2, Place{7, 15, true}, Place{7, 10, false}); };
   const auto runs = living(1, 2, Place{7, 15, true}, Place{7, 10, false}, true);
-  EXPECT_EQ(judge({hung(0), runs}, kOps).culprits, std::vector<int>{0});
-  EXPECT_EQ(judge({hung(0)}, kOps).culprits, std::vector<int>{0});
+  EXPECT_EQ(judge({hung(0), runs}, kReportOps).culprits, std::vector<int>{0});
+  EXPECT_EQ(judge({hung(0)}, kReportOps).culprits, std::vector<int>{0});
   // When every rank is held up, none of them is to blame.
-  const auto j = judge({hung(0), hung(1)}, kOps);
+  const auto j = judge({hung(0), hung(1)}, kReportOps);
   EXPECT_TRUE(j.culprits.empty());
   EXPECT_EQ(j.summary, "no rank holds the others up");
 }
 
 TEST(FlightJudge, TheSummaryWhereNobodyIsToBlame) {
   std::vector<Sighting> all{living(0, 2, {}, Place{7, 20, true}), living(1, 2, {}, Place{7, 20, true})};
-  EXPECT_EQ(judge(all, kOps).summary,
+  EXPECT_EQ(judge(all, kReportOps).summary,
             "no rank is behind the others: all are in collectives; ranks 0, 1 wait in op 20 (all_reduce 20)");
   all[1].flight->phase = FlightPhase::kValidate;
   all[1].flight->streams[kCommStream].inside = false;
-  EXPECT_EQ(judge(all, kOps).summary, "no rank holds the others up; rank 0 waits in op 20 (all_reduce 20)");
+  EXPECT_EQ(judge(all, kReportOps).summary, "no rank holds the others up; rank 0 waits in op 20 (all_reduce 20)");
   for (auto& s : all) s.flight->end = FlightEnd::kEnded;
-  EXPECT_EQ(judge(all, kOps).summary, "all ranks ended by themselves");
+  EXPECT_EQ(judge(all, kReportOps).summary, "all ranks ended by themselves");
   EXPECT_EQ(judge({living(0, 1, {}, Place{7, 20, true})}, {}).summary,
             "no rank holds the others up; rank 0 waits in op 20");
 }
@@ -285,7 +285,7 @@ TEST(FlightJudge, ManyRanksAreCounted) {
   std::vector<Sighting> all;
   for (int r = 0; r < 9; ++r) all.push_back(living(r, 30, {}, Place{7, 20, true}));
   const auto waits = [&] {
-    const std::string text = judge(all, kOps).summary;
+    const std::string text = judge(all, kReportOps).summary;
     return text.substr(text.find("; ") + 2);
   };
   EXPECT_EQ(waits(), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more wait in op 20 (all_reduce 20)");
@@ -295,13 +295,13 @@ TEST(FlightJudge, ManyRanksAreCounted) {
     all.push_back(living(r, 30, Place{7, 15, true}, Place{7, 10, false}));
     all.back().process = ProcessState::kDead;
   }
-  const auto j = judge(all, kOps);
+  const auto j = judge(all, kReportOps);
   EXPECT_EQ(j.culprits.size(), 22u);
   EXPECT_TRUE(j.summary.starts_with("rank 8 (node1 pid 108) dead: op 15 (part 15) of step 7; rank 9 (")) << j.summary;
   EXPECT_NE(j.summary.find("; 22 ranks in all; ranks 0, 1,"), std::string::npos) << j.summary;
   EXPECT_LT(j.summary.size(), 600u);
   std::vector<std::string> excerpts;
-  const std::string text = to_text(j, kOps);
+  const std::string text = to_text(j, kReportOps);
   for (std::size_t at = 0; (at = text.find("\n\nrank", at)) != std::string::npos; at += 2)
     excerpts.push_back(text.substr(at + 2, text.find(',', at) - at - 2));
   EXPECT_EQ(excerpts, (std::vector<std::string>{"rank 8 (dead)", "rank 9 (dead)", "rank 10 (dead)", "rank 11 (dead)",
@@ -313,16 +313,16 @@ TEST(FlightJudge, HowFarApartTheLastBeatsAre) {
   std::vector<Sighting> all = dead_in_a_collective(4);
   const std::int64_t last = all[0].flight->beat_wall_ns;
   all[2].flight->beat_wall_ns = last - 700'000'000;
-  EXPECT_TRUE(judge(all, kOps).culprits.empty());
-  EXPECT_EQ(to_text(judge(all, kOps), kOps).find("heartbeat"), std::string::npos);
+  EXPECT_TRUE(judge(all, kReportOps).culprits.empty());
+  EXPECT_EQ(to_text(judge(all, kReportOps), kReportOps).find("heartbeat"), std::string::npos);
   all[2].flight->beat_wall_ns = last - 700'000'001;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{2});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{2});
   // The ranks that fell silent together with the first one, and not a rank that did so later.
   all[2].flight->beat_wall_ns = last - 2'000'000'000;
   all[1].flight->beat_wall_ns = last - 1'300'000'000;
   all[3].flight->beat_wall_ns = last - 1'299'999'999;
-  EXPECT_EQ(judge(all, kOps).culprits, (std::vector<int>{1, 2}));
-  const std::string text = to_text(judge(all, kOps), kOps);
+  EXPECT_EQ(judge(all, kReportOps).culprits, (std::vector<int>{1, 2}));
+  const std::string text = to_text(judge(all, kReportOps), kReportOps);
   EXPECT_EQ(text.substr(0, text.find(";")), "rank 1 (node1 pid 101) dead: op 20 (all_reduce 20) of step 7");
   EXPECT_NE(text.find("\n        last heartbeat 1970-01-01T00:16:38Z, 1.30 s before the last of all\n     2 "),
             std::string::npos)
@@ -332,15 +332,15 @@ TEST(FlightJudge, HowFarApartTheLastBeatsAre) {
 TEST(FlightJudge, TroubleOfARanksOwnComesBeforeItsPlace) {
   const auto waits = [](int rank) { return living(rank, 4, Place{7, 25, false}, Place{7, 20, true}); };
   std::vector<Sighting> all{waits(0), waits(1), waits(2), living(3, 4, Place{7, 15, true}, Place{7, 10, false})};
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{3});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{3});
   all[0].beats = false;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{0});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{0});
   all[1].process = ProcessState::kStopped;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{1});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{1});
   all[2].flight->end = FlightEnd::kFailed;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{2});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{2});
   all[3].process = ProcessState::kDead;
-  EXPECT_EQ(judge(all, kOps).culprits, std::vector<int>{3});
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{3});
 }
 
 // A file may make any claim about other ranks.
@@ -348,7 +348,7 @@ TEST(FlightJudge, ARankThatIsNotThereIsNotToBlame) {
   std::vector<Sighting> all = dead_in_a_collective(2);
   all[0].flight->end = FlightEnd::kAlarmed;
   all[0].flight->saw_dead = 2;
-  EXPECT_TRUE(judge(all, kOps).culprits.empty());
+  EXPECT_TRUE(judge(all, kReportOps).culprits.empty());
 }
 
 }  // namespace

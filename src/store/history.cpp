@@ -16,8 +16,8 @@
 namespace molen::store {
 namespace {
 
-constexpr int kVersion = 1;
-constexpr std::int64_t kMaxBytes = 1 << 22;
+constexpr int kHistoryVersion = 1;
+constexpr std::int64_t kMaxHistoryBytes = 1 << 22;
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -26,8 +26,8 @@ std::string environment(const char* name) {
 
 RunIdentity from_json(const Json& j, const std::string& origin) {
   const JsonFields fields(j, origin);
-  if (const auto version = fields.integer("format_version"); version != kVersion)
-    throw VersionError("{}: format version {}, this molen reads {}", origin, version, kVersion);
+  if (const auto version = fields.integer("format_version"); version != kHistoryVersion)
+    throw VersionError("{}: format version {}, this molen reads {}", origin, version, kHistoryVersion);
   RunIdentity identity;
   try {
     identity.id = j.at("id").get<std::string>();
@@ -69,7 +69,7 @@ std::int64_t last_attempt(const fs::path& events) {
 std::optional<RunIdentity> read_identity(const fs::path& run) {
   const fs::path file = run / "run.json";
   try {
-    return from_json(read_json(file, kMaxBytes), file.string());
+    return from_json(read_json(file, kMaxHistoryBytes), file.string());
   } catch (const MissingFileError&) {
     return std::nullopt;
   }
@@ -82,7 +82,7 @@ void write_identity(const fs::path& run, const RunIdentity& identity) {
   Json from;
   if (identity.from) from = {{"id", identity.from->id}, {"name", identity.from->name}, {"step", identity.from->step}};
   write_file_atomic(run / "run.json", Json{{"format", "molen-run"},
-                                           {"format_version", kVersion},
+                                           {"format_version", kHistoryVersion},
                                            {"id", identity.id},
                                            {"attempts", identity.attempts},
                                            {"named", identity.named},

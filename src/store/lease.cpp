@@ -17,7 +17,7 @@ namespace molen::store {
 namespace {
 
 constexpr std::string_view kPrefix = "lease-", kSuffix = ".json";
-constexpr std::int64_t kMaxBytes = 1 << 16;
+constexpr std::int64_t kMaxLeaseBytes = 1 << 16;
 
 fs::path lease_file(const fs::path& directory, std::int64_t token) {
   return directory / fmt::format("{}{:09d}{}", kPrefix, token, kSuffix);
@@ -41,7 +41,7 @@ std::int64_t highest_token(const fs::path& directory) {
 // Returns the text of a lease; empty when the file is gone, as after its owner was overtaken.
 std::string read_lease(const fs::path& directory, std::int64_t token) {
   try {
-    return read_file(lease_file(directory, token), kMaxBytes);
+    return read_file(lease_file(directory, token), kMaxLeaseBytes);
   } catch (const MissingFileError&) {
     return "";
   }
@@ -71,7 +71,7 @@ Held parse_lease(const std::string& text) {
 
 std::string first_line(const char* file) {
   try {
-    const std::string text = read_file(file, kMaxBytes);
+    const std::string text = read_file(file, kMaxLeaseBytes);
     return text.substr(0, text.find('\n'));
   } catch (const Error&) {
     return "";

@@ -107,8 +107,6 @@ TEST_P(ContextLayouts, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
   EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
 }
 
-constexpr auto kGather = ContextForm::kGather, kRing = ContextForm::kRing;
-
 INSTANTIATE_TEST_SUITE_P(
     Matrix, ContextLayouts,
     ::testing::Values(context(2, kGather), context(2, kRing), context(3, kGather), context(3, kRing), context(4, kRing),

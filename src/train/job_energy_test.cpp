@@ -18,11 +18,11 @@
 namespace molen::train {
 namespace {
 
-using Recorded = std::vector<std::string>;  // lines of a recording
+using RecordedLines = std::vector<std::string>;  // lines of a recording
 
 // Makes a recording of {scope: watts}, constant for 1000 s.
-Recorded constant(const std::vector<std::pair<std::string, double>>& watts) {
-  Recorded lines;
+RecordedLines constant(const std::vector<std::pair<std::string, double>>& watts) {
+  RecordedLines lines;
   for (const double t : {0.0, 1000.0}) {
     Json joules = Json::object();
     for (const auto& [scope, w] : watts) joules[scope] = w * t;
@@ -42,7 +42,7 @@ class Hosts : public ::testing::Test {
   void SetUp() override { fs::create_directories(folder_); }
   void TearDown() override { fs::remove_all(folder_); }
 
-  void record(const std::string& host, const Recorded& lines) {
+  void record(const std::string& host, const RecordedLines& lines) {
     std::ofstream out(folder_ / host);
     for (const auto& line : lines) out << line << "\n";
   }

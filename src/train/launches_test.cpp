@@ -23,7 +23,7 @@ void merge(Known& into, const Known& other) {
   for (const auto& [stream, records] : other) into[stream] = std::max(into[stream], records);
 }
 
-struct Recorded {
+struct RecordedEvent {
   Known known;
   double time = 0;
 };
@@ -74,18 +74,20 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     device.check(s);
     auto& of = device.streams[s.id()];
     of.known[s.id()] = ++of.records;
-    if (*event == nullptr) *event = new Recorded;
-    *static_cast<Recorded*>(*event) = {of.known, StandIn::clock()};
+    if (*event == nullptr) *event = new RecordedEvent;
+    *static_cast<RecordedEvent*>(*event) = {of.known, StandIn::clock()};
   }
   void block(void* event, const c10::Stream& s) const override {
     const std::lock_guard lock(device.mutex);
     device.check(s);
-    merge(device.streams[s.id()].known, static_cast<Recorded*>(event)->known);
+    merge(device.streams[s.id()].known, static_cast<RecordedEvent*>(event)->known);
   }
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Recorded*>(event); }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<RecordedEvent*>(event);
+  }
   bool queryEvent(void*) const override { return true; }
   double elapsedTime(void* a, void* b, c10::DeviceIndex) const override {
-    return 1e3 * (static_cast<Recorded*>(b)->time - static_cast<Recorded*>(a)->time);
+    return 1e3 * (static_cast<RecordedEvent*>(b)->time - static_cast<RecordedEvent*>(a)->time);
   }
   void synchronizeStream(const c10::Stream& s) const override {
     const std::lock_guard lock(device.mutex);

@@ -91,6 +91,16 @@ struct Layout {
   }
 };
 
+inline constexpr auto kGather = program::ContextForm::kGather, kRing = program::ContextForm::kRing;
+inline constexpr program::Offload kOptimizer{true, false, false}, kGradients{true, true, false},
+    kParameters{true, false, true}, kAll{true, true, true}, kActivations{false, false, false, true},
+    kEverything{true, true, true, true};
+
+inline Layout on_host(program::Offload offload, Layout l) {
+  l.offload = offload;
+  return l;
+}
+
 inline program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
   program::Setting s;
   s.mesh[mesh::Axis::kDpShard] = ranks;

@@ -13,6 +13,7 @@ namespace {
 
 using namespace suite;
 using program::Program;
+using program::rewritten;
 
 Layout tensor_ranks() {
   Layout l{1, 0, false, 3};
@@ -40,13 +41,8 @@ std::string located(const Layout& layout, const std::function<Program(const Prog
   return *said.begin();
 }
 
-auto rewritten(std::vector<std::string> where, std::string from, std::string to) {
-  return
-      [=](const Program& p) { return program::parse(program::rewrite(program::print(p), where, from, to), "broken"); };
-}
-
 // Removes the first step whose text begins with `text`.
-auto without_text(std::string text) {
+auto without_first(std::string text) {
   return [=](const Program& p) {
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
@@ -61,7 +57,7 @@ void expect_named(const std::string& text, const std::string& value, const std::
 }
 
 TEST(Locate, NamesWhatWentWrongFirst) {
-  expect_named(located(tensor_ranks(), without_text("all_reduce axis=tp moves=mid layer=0")),
+  expect_named(located(tensor_ranks(), without_first("all_reduce axis=tp moves=mid layer=0")),
                "mid of layer 0 at sample 0, token 0", "which no op writes");
   // The parts of two ranks are summed over the wrong axis, which has one rank.
   expect_named(located(tensor_ranks(), rewritten({"all_reduce axis=tp moves=x layer=2"}, "axis=tp", "axis=dp")),
@@ -70,11 +66,11 @@ TEST(Locate, NamesWhatWentWrongFirst) {
                "up of layer 1 at sample 0", "(forward norm_up, layer 1, micro-batch 0) on rank 0");
   expect_named(located({2, 0, false, 3}, rewritten({"backward part=norm_up layer=1"}, "stats2.1", "stats2.0")),
                "d_mid of layer 1", "(backward norm_up, layer 1, micro-batch 0) on rank 0");
-  expect_named(located({2, 1, false, 3}, without_text("reduce_scatter axis=dp consumes=from:grad.layer.1")),
+  expect_named(located({2, 1, false, 3}, without_first("reduce_scatter axis=dp consumes=from:grad.layer.1")),
                "the gradient of model.layers.1.", "(backward norm_qkv)");
-  expect_named(located({2, 1, false, 3}, without_text("all_gather axis=dp reads=from:param.layer.1")),
+  expect_named(located({2, 1, false, 3}, without_first("all_gather axis=dp reads=from:param.layer.1")),
                "model.layers.1.", "(optimizer_step)");
-  expect_named(located({2, 0, false, 3}, without_text("reduce_scalars axis=dp")), "the loss,",
+  expect_named(located({2, 0, false, 3}, without_first("reduce_scalars axis=dp")), "the loss,",
                "which no op sums over the ranks");
 }
 

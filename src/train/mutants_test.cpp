@@ -17,6 +17,7 @@ using namespace suite;
 using program::Access;
 using program::Arg;
 using program::Program;
+using program::rewritten;
 
 struct Mutant {
   std::string name;
@@ -76,11 +77,6 @@ auto moved(std::string kind, std::string buffer, std::string before_kind, std::s
   };
 }
 
-auto rewritten(std::vector<std::string> where, std::string from, std::string to) {
-  return
-      [=](const Program& p) { return program::parse(program::rewrite(program::print(p), where, from, to), "mutant"); };
-}
-
 auto accessed(std::vector<std::string> where, program::Arg arg, program::Access access) {
   return [=](const Program& p) { return program::pass::costs(program::accessed(p, where, arg, access)); };
 }
@@ -102,7 +98,7 @@ Layout of_context_ranks(program::ContextForm form) {
   return l;
 }
 const Layout kContext = of_context_ranks(program::ContextForm::kGather),
-             kRing = of_context_ranks(program::ContextForm::kRing);
+             kContextRing = of_context_ranks(program::ContextForm::kRing);
 const Layout kTensor = of_tensor_ranks(false), kRows = of_tensor_ranks(true), kRowsGrads = of_tensor_ranks(true, 2, 2);
 
 // Finds the first step, in the bodies from `first` on, whose text begins with `text`.
@@ -210,10 +206,11 @@ std::vector<Mutant> mutants() {
        rewritten({"all_gather axis=cp moves=keys layer=1"}, "reads=from:qkv.1", "reads=from:qkv.0")},
       {"gradients of one rank's keys", kContext, dropped("reduce_scatter", "d_keys_all")},
       {"gradients of keys summed twice", kContext, doubled("reduce_scatter", "d_keys_all")},
-      {"a step of the ring left out", kRing, dropped("shift", "keys.1")},
-      {"a step of the ring made twice", kRing, doubled("shift", "keys.1")},
-      {"gradients that do not come home", kRing, dropped("shift", "d_keys_in")},
-      {"gradients passed on before they are made", kRing, moved("shift", "d_keys.0", "backward attention", "d_keys.0")},
+      {"a step of the ring left out", kContextRing, dropped("shift", "keys.1")},
+      {"a step of the ring made twice", kContextRing, doubled("shift", "keys.1")},
+      {"gradients that do not come home", kContextRing, dropped("shift", "d_keys_in")},
+      {"gradients passed on before they are made", kContextRing,
+       moved("shift", "d_keys.0", "backward attention", "d_keys.0")},
       {"a positions' part of the parameters' gradient", kContext, dropped("all_reduce", "grad.layer.1")},
       {"shards of shares: data before tensor ranks", kRowsGrads,
        [](const Program& p) {

@@ -15,13 +15,6 @@ using namespace suite;
 using program::Offload;
 using program::Program;
 
-constexpr Offload kOptimizer{true, false, false}, kGradients{true, true, false}, kParameters{true, false, true},
-    kAll{true, true, true}, kActivations{false, false, false, true}, kEverything{true, true, true, true};
-
-Layout on_host(Offload offload, Layout l) {
-  l.offload = offload;
-  return l;
-}
 Layout pipelined(Layout l, program::ScheduleKind kind) {
   l.stages = 2;
   l.pipeline = program::pipeline_of(kind, kind == program::ScheduleKind::kInterleaved ? 2 : 1);
@@ -39,7 +32,7 @@ Layout context(Layout l, program::ContextForm form) {
   return l;
 }
 
-std::vector<Program> stages_of(arch::Architecture a, const program::Setting& s) {
+std::vector<Program> deepened_stages(arch::Architecture a, const program::Setting& s) {
   a.layers = std::max<std::int64_t>(a.layers, s.stages() * s.pipeline.chunks);
   auto stages = program::build_stages(a, s);
   for (const Program& p : stages) program::require_sound(p, "test");
@@ -77,7 +70,7 @@ TEST_P(OffloadLayouts, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(arch::name_of(a.family));
     const Outcome& one = train_alone(program::build(a, alone(GetParam(), DType::kF64)), 10);
-    expect_same_model(one, train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), 10));
+    expect_same_model(one, train_threads(deepened_stages(a, setting_of(GetParam(), DType::kF64)), 10));
   }
 }
 
@@ -87,7 +80,7 @@ TEST_P(OffloadLayouts, OneStepWithinTheBound) {
     auto one = alone(GetParam(), compute), setting = setting_of(GetParam(), compute);
     if (compute == DType::kBF16) one.kernels = setting.kernels = arch::Kernels::kAten;
     SCOPED_TRACE(name_of(compute));
-    const auto stages = stages_of(a, setting);
+    const auto stages = deepened_stages(a, setting);
     const Outcome& reference = train_alone(program::build(a, one), 1);
     const Difference d = difference(reference, train_threads(stages, 1));
     const Bounds bounds =
@@ -111,16 +104,16 @@ TEST_P(OffloadLayouts, StatesOnTheHostChangeNoBit) {
     auto on = setting_of(there, compute), off = setting_of(here, compute);
     if (compute == DType::kBF16) on.kernels = off.kernels = arch::Kernels::kAten;
     const auto a = models()[0];
-    EXPECT_EQ(train_threads(stages_of(a, on), 3).hash, train_threads(stages_of(a, off), 3).hash) << name_of(compute);
+    EXPECT_EQ(train_threads(deepened_stages(a, on), 3).hash, train_threads(deepened_stages(a, off), 3).hash)
+        << name_of(compute);
   }
 }
 
 TEST_P(OffloadLayouts, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
-  const auto stages = stages_of(models()[1], setting_of(GetParam(), DType::kF32));
+  const auto stages = deepened_stages(models()[1], setting_of(GetParam(), DType::kF32));
   EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
 }
 
-constexpr auto kGather = program::ContextForm::kGather, kRing = program::ContextForm::kRing;
 const Layout kOne{1, 0, false, 3};
 
 INSTANTIATE_TEST_SUITE_P(

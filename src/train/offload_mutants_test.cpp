@@ -14,14 +14,6 @@ using namespace suite;
 using program::Offload;
 using program::Program;
 
-constexpr Offload kOptimizer{true, false, false}, kGradients{true, true, false}, kAll{true, true, true},
-    kActivations{false, false, false, true};
-
-Layout on_host(Offload offload, Layout l) {
-  l.offload = offload;
-  return l;
-}
-
 TEST(OffloadMutants, AreRefused) {
   struct Mutant {
     std::string name;

@@ -17,6 +17,7 @@ namespace {
 
 using namespace suite;
 using program::Program;
+using program::rewritten;
 using program::ScheduleKind;
 
 Layout staged(ScheduleKind kind, int chunks, int shards = 1, int zero = 0) {
@@ -43,11 +44,6 @@ struct Mutant {
   int stage;
   std::function<Program(const Program&)> broken;
 };
-
-auto rewritten(std::vector<std::string> where, std::string from, std::string to) {
-  return
-      [=](const Program& p) { return program::parse(program::rewrite(program::print(p), where, from, to), "mutant"); };
-}
 
 int body_of(const Program& p, const std::string& name) {
   for (std::size_t b = 0; b < p.bodies.size(); ++b)

@@ -31,7 +31,7 @@ Layout tensor_ranks(bool rows, int shards = 1, int zero = 0) {
   l.rows = rows;
   return l;
 }
-Layout staged(program::ScheduleKind kind, int shards = 1, int zero = 0) {
+Layout pipelined(program::ScheduleKind kind, int shards = 1, int zero = 0) {
   Layout l{shards, zero, false, 3};
   l.stages = 2;
   l.pipeline = program::pipeline_of(kind, 1);
@@ -45,13 +45,7 @@ Layout pieces(program::ContextForm form, int shards = 1, int zero = 0) {
   return l;
 }
 
-// Returns the layout with the given offloading.
-Layout offloading(Layout l, program::Offload offload) {
-  l.offload = offload;
-  return l;
-}
-
-std::vector<program::Program> stages_of(const arch::Architecture& a, const program::Setting& s) {
+std::vector<program::Program> proved_stages(const arch::Architecture& a, const program::Setting& s) {
   auto stages = program::build_stages(a, s);
   for (const auto& p : stages) program::require_sound(p, "test");
   for (const auto& finding : program::verify_world(stages)) ADD_FAILURE() << finding.text;
@@ -68,7 +62,7 @@ TEST_P(HalfLayouts, OneStepWithinTheBound) {
     const Outcome& rounded = train_alone(program::build(a, alone(GetParam(), DType::kF16)), 1);
     const Bounds bounds = bounds_beside(exact, rounded);
     ASSERT_LT(bounds.gradients, 0.05);  // a gradient that is lost, or not scaled back, is off by 1 or more
-    const auto stages = stages_of(a, narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
+    const auto stages = proved_stages(a, narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
     const Difference d = difference(rounded, train_threads(stages, 1));
     EXPECT_LE(d.loss, bounds.loss);
     EXPECT_LE(d.norm, bounds.norm);
@@ -77,19 +71,18 @@ TEST_P(HalfLayouts, OneStepWithinTheBound) {
 }
 
 TEST_P(HalfLayouts, TwiceTheSameAndTheDeadAreDead) {
-  const auto stages = stages_of(llama(true), narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
+  const auto stages = proved_stages(llama(true), narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
   const Outcome once = train_threads(stages, 3);
   EXPECT_EQ(once.hash, train_threads(stages, 3, {at::kCPU, true}).hash);
   EXPECT_LT(once.losses.back(), once.losses.front()) << "it does not learn";
 }
 
-constexpr auto kGather = program::ContextForm::kGather, kRing = program::ContextForm::kRing;
 constexpr auto k1f1b = program::ScheduleKind::k1f1b, kZbH1 = program::ScheduleKind::kZbH1;
 
 INSTANTIATE_TEST_SUITE_P(Some, HalfLayouts,
                          ::testing::Values(Layout{2, 0}, Layout{2, 1, false, 3}, Layout{3, 3, true, 2},
                                            Layout{2, 3, false, 3, 2, true}, tensor_ranks(false),
-                                           tensor_ranks(true, 2, 2), staged(k1f1b), staged(kZbH1, 2, 1),
+                                           tensor_ranks(true, 2, 2), pipelined(k1f1b), pipelined(kZbH1, 2, 1),
                                            pieces(kGather, 2, 3), pieces(kRing)));
 
 // --- messages
@@ -122,21 +115,21 @@ TEST_P(NarrowMessages, OneStepWithinTheBound) {
       const DType coarser = compute == DType::kBF16 ? compute : reduce;
       const Bounds bounds = bounds_beside(exact, train_alone(program::build(a, alone(GetParam(), coarser)), 1));
       ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
-      const Outcome many = train_threads(stages_of(a, travelling(GetParam(), compute, reduce)), 1);
+      const Outcome many = train_threads(proved_stages(a, travelling(GetParam(), compute, reduce)), 1);
       const Difference d = difference(reference, many);
       EXPECT_LE(d.loss, bounds.loss);
       EXPECT_LE(d.norm, bounds.norm);
       EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
       // Checks that gradients did travel in `reduce`: fp32 alone would not differ by as much.
       if (compute == DType::kF32) {
-        const Outcome wide = train_threads(stages_of(a, travelling(GetParam(), compute, DType::kF32)), 1);
+        const Outcome wide = train_threads(proved_stages(a, travelling(GetParam(), compute, DType::kF32)), 1);
         EXPECT_GT(difference(wide, many).gradients, unit_roundoff(reduce) / 4);
       }
     }
 }
 
 TEST_P(NarrowMessages, TwiceTheSameAndTheDeadAreDead) {
-  const auto stages = stages_of(llama(true), travelling(GetParam(), DType::kBF16, DType::kBF16));
+  const auto stages = proved_stages(llama(true), travelling(GetParam(), DType::kBF16, DType::kBF16));
   const Outcome once = train_threads(stages, 3);
   EXPECT_EQ(once.hash, train_threads(stages, 3, {at::kCPU, true}).hash);
   EXPECT_LT(once.losses.back(), once.losses.front()) << "it does not learn";
@@ -146,17 +139,17 @@ INSTANTIATE_TEST_SUITE_P(Some, NarrowMessages,
                          ::testing::Values(Layout{2, 0}, Layout{3, 1, false, 1}, Layout{4, 2, true, 1},
                                            Layout{3, 3, false, 2}, Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 3, 2},
                                            Layout{2, 3, false, 1, 2, true}, tensor_ranks(false, 2, 0),
-                                           tensor_ranks(true, 2, 2), staged(k1f1b, 2, 0), staged(k1f1b, 2, 3),
-                                           staged(kZbH1, 2, 2), pieces(kGather), pieces(kRing, 2, 3),
-                                           offloading(Layout{2, 1, false, 3}, {true, true, false}),
-                                           offloading(Layout{2, 3, false, 3, 2}, {true, true, true})));
+                                           tensor_ranks(true, 2, 2), pipelined(k1f1b, 2, 0), pipelined(k1f1b, 2, 3),
+                                           pipelined(kZbH1, 2, 2), pieces(kGather), pieces(kRing, 2, 3),
+                                           on_host(kGradients, Layout{2, 1, false, 3}),
+                                           on_host(kAll, Layout{2, 3, false, 3, 2})));
 
 // A message with more elements than a sum widens at once: each block must land in its own place.
 TEST(Messages, OfLargeUnitsAreAddedBlockByBlock) {
   auto a = llama(true);
   a.hidden = 240, a.ffn = 1000;
   const Layout l{2, 2, false, 1};
-  const auto stages = stages_of(a, travelling(l, DType::kF32, DType::kBF16));
+  const auto stages = proved_stages(a, travelling(l, DType::kF32, DType::kBF16));
   std::int64_t widened = 0;
   for (const auto& body : stages[0].bodies)
     for (const auto& step : body.steps)
@@ -164,7 +157,7 @@ TEST(Messages, OfLargeUnitsAreAddedBlockByBlock) {
         widened = std::max(widened, step.scratch.value / size_of(DType::kF32));
   ASSERT_EQ(widened, arch::kWidenBlock);
   ASSERT_GT(3 * a.hidden * a.ffn / l.shards, widened + widened / 4);
-  const Outcome wide = train_threads(stages_of(a, travelling(l, DType::kF32, DType::kF32)), 1);
+  const Outcome wide = train_threads(proved_stages(a, travelling(l, DType::kF32, DType::kF32)), 1);
   const Difference d = difference(wide, train_threads(stages, 1));
   EXPECT_LT(d.gradients, 16 * unit_roundoff(DType::kBF16)) << d.worst_gradient;  // a lost block is off by far more
 }
@@ -302,7 +295,7 @@ class Overflows : public ::testing::TestWithParam<Layout> {};
 TEST_P(Overflows, IsSkippedOnAllRanksAlike) {
   constexpr double kStart = 0x1p+40;
   constexpr int kUpdates = 3;
-  const auto stages = stages_of(llama(true), narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
+  const auto stages = proved_stages(llama(true), narrow(setting_of(GetParam(), DType::kF32), DType::kF16));
   const auto courses = courses_of(stages, kStart, kUpdates);
   const auto& first = courses.front();
   const auto skipped = static_cast<int>(first.scale.skipped);
@@ -333,14 +326,14 @@ TEST_P(Overflows, IsSkippedOnAllRanksAlike) {
 
 INSTANTIATE_TEST_SUITE_P(Some, Overflows,
                          ::testing::Values(Layout{1}, Layout{2, 0}, Layout{2, 1}, Layout{3, 3},
-                                           Layout{2, 2, false, 3, 2}, tensor_ranks(true, 2, 1), staged(k1f1b, 2, 3),
-                                           offloading(Layout{2, 1, false, 3}, {true, false, false}),
-                                           offloading(Layout{2, 2, false, 3}, {true, true, false})));
+                                           Layout{2, 2, false, 3, 2}, tensor_ranks(true, 2, 1), pipelined(k1f1b, 2, 3),
+                                           on_host(kOptimizer, Layout{2, 1, false, 3}),
+                                           on_host(kGradients, Layout{2, 2, false, 3})));
 
 // Values that fp32 holds and a message in fp16 does not.
 TEST(Overflow, OfAMessageIsSkippedAlike) {
   for (const Layout& layout : {Layout{2, 0}, Layout{2, 3, false, 3, 2, true}}) {
-    const auto stages = stages_of(llama(true), travelling(layout, DType::kF32, DType::kF16));
+    const auto stages = proved_stages(llama(true), travelling(layout, DType::kF32, DType::kF16));
     const auto courses = courses_of(stages, 0x1p+40, 2);
     EXPECT_GE(courses[0].scale.skipped, 5);
     for (const Course& c : courses) {
@@ -350,7 +343,7 @@ TEST(Overflow, OfAMessageIsSkippedAlike) {
         EXPECT_EQ(same(c.states[i], c.states[i + 1]), c.steps[i].overflow) << i;
     }
     // In fp32 none of these values overflows.
-    const auto wide = stages_of(llama(true), travelling(layout, DType::kF32, DType::kF32));
+    const auto wide = proved_stages(llama(true), travelling(layout, DType::kF32, DType::kF32));
     EXPECT_EQ(courses_of(wide, 0x1p+40, 2)[0].scale.skipped, 0);
   }
 }

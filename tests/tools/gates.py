@@ -156,7 +156,7 @@ class Tidy(Folder):
     """`nightly.sh tidy` on a tree of one file."""
 
     def tidy(self, source):
-        for name in ("tools/nightly.sh", "tools/results.py", ".clang-tidy", "docs/results/metrics.json"):
+        for name in ("tools/nightly.sh", "tools/compile_database.py", "tools/results.py", ".clang-tidy", "docs/results/metrics.json"):
             self.put(name, (ROOT / name).read_text())
             (self.folder / name).chmod(0o755)
         self.put("docs/results/records.jsonl", "")
