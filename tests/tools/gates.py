@@ -152,6 +152,17 @@ class Suites(Folder):
                          ["flight skipped MPI ranks, which tests/suites.json does not allow", "math skipped A/Gemm.Forms/x, which tests/suites.json does not allow", "the suite silent was skipped as a whole and does not say what"])
 
 
+class CompileDatabase(Folder):
+    def test_each_source_of_a_joined_file_has_its_command(self):
+        joined = self.folder / "build/Unity/unity_0_cxx.cxx"
+        sources = [str(self.folder / "src/base" / name) for name in ("a.cpp", "b.cpp")]
+        alone = str(self.folder / "src/base/c.cpp")
+        self.put("build/Unity/unity_0_cxx.cxx", "".join(f'#include "{s}"\n' for s in sources))
+        self.put("build/compile_commands.json", json.dumps([{"file": str(f), "command": f"g++ -O1 -c {f}", "directory": "/"} for f in (joined, alone)]))
+        said = subprocess.run([sys.executable, TOOLS / "compile_database.py", self.folder / "build"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual([(e["file"], e["command"]) for e in json.loads(said)], [(s, f"g++ -O1 -c {s}") for s in (*sources, alone)])
+
+
 class Tidy(Folder):
     """`nightly.sh tidy` on a tree of one file."""
 
