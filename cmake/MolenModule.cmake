@@ -8,8 +8,9 @@
 # TIMED: tests that compare times, as patterns of --gtest_filter. They run alone, as <name>_timed; the others run beside
 # other suites. A TORCH module without it runs alone.
 #
-# The preset asan compiles up to six files of a module as one (CMAKE_UNITY_BUILD), so one file alone may use
-# a name in an anonymous namespace. REPEATS_NAMES: the module's files share names, so each file is compiled alone.
+# The presets release and asan compile up to six files of a module as one (CMAKE_UNITY_BUILD), which takes half the time, so
+# only one of a module's files may use a name in an anonymous namespace (tools/check_helpers.py).
+# REPEATS_NAMES: the module's files share names, so each file is compiled alone.
 function(molen_module name)
   cmake_parse_arguments(M "TORCH;LONG_TESTS;REPEATS_NAMES" "" "TIMED;DEPENDS;LIBS;EXCLUDE" ${ARGN})
   if(M_TORCH AND NOT TARGET molen_torch)

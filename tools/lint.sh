@@ -6,6 +6,7 @@ command -v clang-format-14 >/dev/null || { echo "lint: clang-format-14 is missin
 git ls-files '*.cpp' '*.h' | xargs -P "$(nproc)" -n 40 clang-format-14 --dry-run --Werror
 python3 tools/check_layers.py
 python3 tools/check_writers.py
+python3 tools/check_helpers.py
 if git grep -nE -- '-ffast-math|-Ofast|-funsafe-math' -- '*.txt' '*.cmake' '*.cpp' '*.h' Makefile ':!tools'; then
   echo "lint: relaxed arithmetic is banned" >&2
   exit 1

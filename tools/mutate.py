@@ -126,7 +126,7 @@ def build(tree, chosen, targets, jobs):
     """Builds; mutants on lines that do not compile (a constant is needed there, an overload is missing) are dropped, and it is built again."""
     folder = tree / "build/release"
     if not (folder / "build.ninja").exists():
-        subprocess.run(["cmake", "--preset", "release"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "--preset", "release", "-DCMAKE_UNITY_BUILD=OFF"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
     for _ in range(12):
         r = subprocess.run(["ninja", "-C", folder, "-k", "0", "-j", str(jobs), *targets], capture_output=True, text=True)
         if r.returncode == 0:

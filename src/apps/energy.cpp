@@ -12,7 +12,7 @@
 namespace molen::apps {
 namespace {
 
-int list(const std::vector<std::string>& meters, const std::string& format) {
+int list_meters(const std::vector<std::string>& meters, const std::string& format) {
   const auto found = energy::open_meters(meters);
   fmt::print("{}", format == "json" ? energy::list_json(found).dump(2) + "\n" : energy::list_text(found));
   return kOk;
@@ -46,7 +46,7 @@ void add_energy_verb(CLI::App& app, Chosen& chosen) {
   }
   now->add_option("--every", *every, "seconds of a period")->capture_default_str()->check(CLI::PositiveNumber);
   now->add_option("--count", *count, "periods")->capture_default_str()->check(CLI::PositiveNumber);
-  all->callback([&chosen, meters, format] { chosen.action = [=] { return list(*meters, *format); }; });
+  all->callback([&chosen, meters, format] { chosen.action = [=] { return list_meters(*meters, *format); }; });
   now->callback([&chosen, meters, format, every, count] {
     chosen.action = [=] { return live(*meters, *every, *count, *format); };
   });

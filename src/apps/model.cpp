@@ -27,7 +27,7 @@ Json describe(const arch::Architecture& a) {
           {"parameters", arch::num_parameters(a)}};
 }
 
-int list(const std::string& format) {
+int list_presets(const std::string& format) {
   if (format == "json") {
     Json all = Json::array();
     for (const auto& a : arch::presets()) all.push_back(describe(a));
@@ -43,7 +43,7 @@ int list(const std::string& format) {
   return kOk;
 }
 
-int show(const std::string& name, std::int64_t sequence, arch::FlopsConvention mfu, const std::string& format) {
+int show_preset(const std::string& name, std::int64_t sequence, arch::FlopsConvention mfu, const std::string& format) {
   const auto& a = arch::preset(name);
   const std::int64_t s = sequence > 0 ? sequence : std::min<std::int64_t>(a.max_sequence, 4096);
   arch::PartShape shape;
@@ -98,7 +98,7 @@ void add_model_verb(CLI::App& app, Chosen& chosen) {
   model->require_subcommand(1);
   CLI::App* all = model->add_subcommand("list", "all presets");
   auto list_format = add_format_option(*all);
-  all->callback([&chosen, list_format] { chosen.action = [list_format] { return list(*list_format); }; });
+  all->callback([&chosen, list_format] { chosen.action = [list_format] { return list_presets(*list_format); }; });
   CLI::App* one = model->add_subcommand("show", "one preset: parameters, FLOPs and bytes per part");
   auto name = std::make_shared<std::string>();
   auto sequence = std::make_shared<std::int64_t>(0);
@@ -107,7 +107,7 @@ void add_model_verb(CLI::App& app, Chosen& chosen) {
   auto mfu = add_mfu_option(*one);
   auto show_format = add_format_option(*one);
   one->callback([&chosen, name, sequence, mfu, show_format] {
-    chosen.action = [=] { return show(*name, *sequence, arch::flops_convention_from_name(*mfu), *show_format); };
+    chosen.action = [=] { return show_preset(*name, *sequence, arch::flops_convention_from_name(*mfu), *show_format); };
   });
 }
 

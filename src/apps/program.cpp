@@ -43,7 +43,7 @@ Shown program_of_config(const ConfigOptions& options, int rank) {
   return {std::move(p), open_choices(given, c, a, setting), ""};
 }
 
-int show(const ConfigOptions& options, int rank, const std::string& format) {
+int show_program(const ConfigOptions& options, int rank, const std::string& format) {
   const bool ran =
       names_run(options) && !options.ranks && !options.ranks_per_node && !options.model && options.sets.empty();
   const Shown shown = ran ? program_of_run(*options.file, rank) : program_of_config(options, rank);
@@ -82,7 +82,8 @@ void add_program_verbs(CLI::App& app, Chosen& chosen) {
   verb->add_option("--rank", *rank, "whose program (all ranks of a pipeline stage share one)")
       ->check(CLI::NonNegativeNumber);
   auto format = add_format_option(*verb);
-  verb->callback([&chosen, options, rank, format] { chosen.action = [=] { return show(*options, *rank, *format); }; });
+  verb->callback(
+      [&chosen, options, rank, format] { chosen.action = [=] { return show_program(*options, *rank, *format); }; });
 }
 
 }  // namespace molen::apps

@@ -73,7 +73,7 @@ Json row_of(const fs::path& path, const std::vector<std::string>& tags) {
   return row;
 }
 
-int list(const std::string& directory, const std::vector<std::string>& wanted, const std::string& format) {
+int list_runs(const std::string& directory, const std::vector<std::string>& wanted, const std::string& format) {
   if (!fs::is_directory(directory)) throw UsageError("{}: no such directory", directory);
   std::vector<fs::path> runs;
   for (const auto& entry : fs::directory_iterator(directory))
@@ -131,7 +131,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const store::StepMetri
   return facts;
 }
 
-int show(const std::string& path, const std::string& format) {
+int show_run(const std::string& path, const std::string& format) {
   const auto steps = steps_of(path);
   if (steps.empty()) throw UsageError("{}: no step was recorded", path);
   const store::StepMetrics& last = steps.back();
@@ -181,7 +181,7 @@ ConfigDifference difference_of(const fs::path& a, const fs::path& b) {
   return d;
 }
 
-Json to_json(const ConfigDifference& d) {
+Json difference_json(const ConfigDifference& d) {
   Json rows = Json::array();
   for (const auto& key : d.keys)
     rows.push_back({{"key", key.key},
@@ -230,7 +230,7 @@ int compare(const std::string& a, const std::string& b, const std::string& forma
                             {"identical", difference.empty()},
                             {"steps", x.size()},
                             {"first_difference", difference.empty() ? Json(nullptr) : Json(difference)},
-                            {"configuration", configs.unknown.empty() ? to_json(configs) : Json(nullptr)},
+                            {"configuration", configs.unknown.empty() ? difference_json(configs) : Json(nullptr)},
                             {"figures", figures}}
                            .dump(2));
     return code;
@@ -331,13 +331,13 @@ void add_runs_verb(CLI::App& app, Chosen& chosen) {
       ->allow_extra_args(false);
   auto list_format = add_format_option(*all);
   all->callback([&chosen, directory, tags, list_format] {
-    chosen.action = [=] { return list(*directory, *tags, *list_format); };
+    chosen.action = [=] { return list_runs(*directory, *tags, *list_format); };
   });
   auto run = std::make_shared<std::string>();
   CLI::App* one = verb->add_subcommand("show", "a run and its last step");
   one->add_option("RUN", *run, "run directory")->required();
   auto show_format = add_format_option(*one);
-  one->callback([&chosen, run, show_format] { chosen.action = [=] { return show(*run, *show_format); }; });
+  one->callback([&chosen, run, show_format] { chosen.action = [=] { return show_run(*run, *show_format); }; });
   auto a = std::make_shared<std::string>(), b = std::make_shared<std::string>();
   CLI::App* two = verb->add_subcommand(
       "compare",

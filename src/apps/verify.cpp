@@ -274,7 +274,7 @@ std::string row_text(const train::VerifyRow& r, std::size_t width) {
       r.seconds, r.failure.empty() ? "same" : "DIFFERS: " + r.failure);
 }
 
-Json to_json(const train::VerifyRow& r) {
+Json row_json(const train::VerifyRow& r) {
   const auto finite = [](double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); };
   return {{"layout", r.layout},
           {"compute", name_of(r.compute)},
@@ -349,7 +349,7 @@ int run_verify(const VerifyArguments& o) {
     Json all = Json::array();
     for (const auto& row : rows) {
       same = same && row.failure.empty();
-      all.push_back(to_json(row));
+      all.push_back(row_json(row));
       all.back()["device"] = options.cuda ? Json(fmt::format("cuda:{}", *options.cuda)) : Json("cpu");
     }
     if (table)

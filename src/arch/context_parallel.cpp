@@ -11,11 +11,11 @@ namespace {
 using i64 = std::int64_t;
 
 // math/context_attention.h and math/reference_context.h
-i64 fused_scratch(i64 D, bool backward, i64 threads) {
+i64 context_fused_scratch(i64 D, bool backward, i64 threads) {
   const i64 w = (D + 15) / 16 * 16 + 16;
   return aligned(threads * 4 * (backward ? 96 * (2 * w + 290) + 646 * w : 288 * (2 * w + 162) + 256 * w));
 }
-i64 reference_scratch(i64 D, i64 keys, bool backward, i64 threads) {
+i64 context_reference_scratch(i64 D, i64 keys, bool backward, i64 threads) {
   return aligned(8 * threads * (backward ? 2 * D : keys + D));
 }
 
@@ -70,7 +70,8 @@ PartCost context_attention_cost(const Architecture& arch, Pass pass, const PartS
                              : e * (q + kv) + (call.adds ? 2 : 1) * (out * q + lse);
 
   const bool fused = a == 4 && D <= kOwnAttentionMaxHead && shape.kernels != Kernels::kReference;
-  i64 scratch = fused ? fused_scratch(D, backward, threads) : reference_scratch(D, keys, backward, threads);
+  i64 scratch =
+      fused ? context_fused_scratch(D, backward, threads) : context_reference_scratch(D, keys, backward, threads);
   if (shape.kernels == Kernels::kAten) scratch += kAtenScalars;
   if (e < a) {  // widened to fp32: q and k|v, d_o; and o and the gradients if they are narrow
     scratch += aligned(a * q) + aligned(a * kv) + (backward ? aligned(a * q) : 0);

@@ -66,7 +66,7 @@ Printed printed(void (*command)(const Options&, std::ostream&, std::ostream&), c
   return {out.str(), err.str()};
 }
 template <class Options>
-std::string refusal(void (*command)(const Options&, std::ostream&, std::ostream&), const Options& options) {
+std::string command_refusal(void (*command)(const Options&, std::ostream&, std::ostream&), const Options& options) {
   try {
     printed(command, options);
     return "accepted";
@@ -116,7 +116,8 @@ TEST(CheckpointCommands, ListShowsEachAndWhatIsWrongWithIt) {
       rows[3],
       (Json{{"path", path("step-000000007")}, {"step", 7}, {"problem", path("step-000000007") + ": holds step 3"}}));
   EXPECT_EQ(json.err, table.err);
-  EXPECT_EQ(refusal(list_command, {folder / "absent", false}), (folder / "absent").string() + ": no such directory");
+  EXPECT_EQ(command_refusal(list_command, {folder / "absent", false}),
+            (folder / "absent").string() + ": no such directory");
 }
 
 // A checkpoint under the name of another step cannot be resumed.
@@ -237,7 +238,7 @@ TEST(CheckpointCommands, ExportRefuses) {
     options.source = source;
     options.destination = folder / "hf";
     change(options);
-    const std::string text = refusal(export_command, options);
+    const std::string text = command_refusal(export_command, options);
     EXPECT_FALSE(fs::exists(folder / "hf")) << text;
     return text;
   };
@@ -292,8 +293,8 @@ TEST(CheckpointCommands, ImportSaysWhatItTookAndWhatItDidNotUse) {
   EXPECT_EQ(state_digest(checkpoint).hex(), state_digest(Checkpoint(folder / "from/step-000000001")).hex());
   EXPECT_FALSE(checkpoint.has_attachment("tokenizer.json"));
   const std::string again = ": holds checkpoints already; nothing is written over";
-  EXPECT_EQ(refusal(import_command, {folder / "hf", folder / "to", false}), (folder / "to").string() + again);
-  EXPECT_EQ(refusal(import_command, {folder / "hf", folder / "to/step-000000000", false}),
+  EXPECT_EQ(command_refusal(import_command, {folder / "hf", folder / "to", false}), (folder / "to").string() + again);
+  EXPECT_EQ(command_refusal(import_command, {folder / "hf", folder / "to/step-000000000", false}),
             (folder / "to/step-000000000").string() + again);
   fs::create_directory(folder / "empty");
   EXPECT_EQ(Json::parse(printed(import_command, {folder / "hf", folder / "empty", true}).out),

@@ -35,7 +35,7 @@ Json gpt2() {
       "transformers_version":"4.46.0"})");
 }
 
-std::string refusal(const Json& json) {
+std::string config_refusal(const Json& json) {
   try {
     (void)parse_hf_config(json, "config.json");
     return "accepted";
@@ -45,7 +45,7 @@ std::string refusal(const Json& json) {
 }
 std::string with(Json json, const char* key, const Json& value) {
   json[key] = value;
-  return refusal(json);
+  return config_refusal(json);
 }
 Architecture without(Json json, std::vector<const char*> keys) {
   for (const char* key : keys) json.erase(key);
@@ -125,7 +125,7 @@ TEST(HfConfig, WhatIsNotThereHasTheDefaultsOfTransformers) {
 }
 
 TEST(HfConfig, RefusesALlamaInTheseWords) {
-  EXPECT_EQ(refusal(llama()), "accepted");
+  EXPECT_EQ(config_refusal(llama()), "accepted");
   EXPECT_EQ(with(llama(), "architectures", Json::array({"GPT2LMHeadModel"})),
             "config.json: 'architectures': only [\"LlamaForCausalLM\"] is known for this model_type");
   for (const Json& bad : {Json::array(), Json("LlamaForCausalLM"), Json::array({"LlamaForCausalLM", "x"})})
@@ -139,9 +139,9 @@ TEST(HfConfig, RefusesALlamaInTheseWords) {
   EXPECT_EQ(with(llama(), "num_attention_heads", 0), "config.json: 'num_attention_heads': must divide hidden_size");
   Json odd = llama();
   odd["num_attention_heads"] = odd["num_key_value_heads"] = 5;
-  EXPECT_EQ(refusal(odd), "accepted") << "head_dim stands for itself";
+  EXPECT_EQ(config_refusal(odd), "accepted") << "head_dim stands for itself";
   odd.erase("head_dim");
-  EXPECT_EQ(refusal(odd), "config.json: 'num_attention_heads': must divide hidden_size");
+  EXPECT_EQ(config_refusal(odd), "config.json: 'num_attention_heads': must divide hidden_size");
   EXPECT_EQ(with(llama(), "sliding_window", 49),
             "config.json: 'sliding_window': attention over a window shorter than max_position_embeddings is not "
             "implemented");
@@ -153,7 +153,7 @@ TEST(HfConfig, RefusesALlamaInTheseWords) {
 }
 
 TEST(HfConfig, RefusesAGpt2InTheseWords) {
-  EXPECT_EQ(refusal(gpt2()), "accepted");
+  EXPECT_EQ(config_refusal(gpt2()), "accepted");
   EXPECT_EQ(with(gpt2(), "architectures", Json::array({"LlamaForCausalLM"})),
             "config.json: 'architectures': only [\"GPT2LMHeadModel\"] is known for this model_type");
   for (const int heads : {0, -6, 5})

@@ -15,7 +15,7 @@ namespace molen::checkpoint {
 namespace {
 
 template <class F>
-std::string refusal(F&& action) {
+std::string index_refusal(F&& action) {
   try {
     action();
     return "accepted";
@@ -70,7 +70,7 @@ TEST(Index, RefusesInTheseWords) {
     const std::size_t at = changed.find(from);
     EXPECT_NE(at, std::string::npos) << from;
     changed.replace(at, from.size(), to);
-    return refusal([&] { parse_index(changed, "index.json"); });
+    return index_refusal([&] { parse_index(changed, "index.json"); });
   };
   EXPECT_EQ(with("\"w\"", "\"w\""), "accepted");
   EXPECT_EQ(with("molen-checkpoint", "else"), "index.json: not a molen checkpoint");
@@ -111,15 +111,15 @@ TEST(Index, TensorsAreAnObject) {
   const auto with = [](const std::string& tensors) {
     const std::string text =
         fmt::format(R"({{"format":"molen-checkpoint","format_version":2,"block_bytes":{}{}}})", kBlockBytes, tensors);
-    return refusal([&] { parse_index(text, "index.json"); });
+    return index_refusal([&] { parse_index(text, "index.json"); });
   };
   EXPECT_EQ(with(",\"tensors\":{}"), "accepted");
   for (const char* bad : {"3", "null", "\"x\"", "true"})
     EXPECT_EQ(with(std::string(",\"tensors\":") + bad), "index.json: 'tensors' must be an object");
   EXPECT_EQ(with(",\"tensors\":[]"), "index.json: a list where none belongs");
   EXPECT_EQ(with(""), "index.json: no 'tensors'");
-  EXPECT_EQ(refusal([] { parse_index(std::string_view("{}\0", 3), "x"); }), "x: not valid JSON: a NUL byte");
-  EXPECT_EQ(refusal([] { parse_index("{", "x"); }).substr(0, 19), "x: not valid JSON: ");
+  EXPECT_EQ(index_refusal([] { parse_index(std::string_view("{}\0", 3), "x"); }), "x: not valid JSON: a NUL byte");
+  EXPECT_EQ(index_refusal([] { parse_index("{", "x"); }).substr(0, 19), "x: not valid JSON: ");
 }
 
 TEST(Index, TheStateIsHeldToItsHash) {
@@ -139,7 +139,7 @@ TEST(Index, TheStateIsHeldToItsHash) {
   const auto with = [&](const char* key, const Json& value) {
     Json json = good;
     json[key] = value;
-    return refusal([&] { parse_state(json.dump(), "state.json"); });
+    return index_refusal([&] { parse_state(json.dump(), "state.json"); });
   };
   EXPECT_EQ(with("step", -1), "state.json: 'step' must be a whole number, not negative");
   EXPECT_EQ(with("state", {{"tokens", 8}}), "state.json: 'state' does not match its hash: the file was altered");

@@ -27,7 +27,7 @@ Origin file_origin(std::string_view name, const toml::node& node) {
   return {Origin::Kind::kFile, fmt::format("{}:{}", name, node.source().begin.line)};
 }
 
-Json json_of(const toml::node& node, const Origin& origin, int depth = 0) {
+Json node_json(const toml::node& node, const Origin& origin, int depth = 0) {
   if (depth > kDeepestValue) throw UsageError("{}: values are nested more than {} deep", origin.text, kDeepestValue);
   if (const auto* v = node.as_string()) return v->get();
   if (const auto* v = node.as_integer()) return v->get();
@@ -35,12 +35,12 @@ Json json_of(const toml::node& node, const Origin& origin, int depth = 0) {
   if (const auto* v = node.as_boolean()) return v->get();
   if (const auto* array = node.as_array()) {
     Json json = Json::array();
-    for (const toml::node& item : *array) json.push_back(json_of(item, origin, depth + 1));
+    for (const toml::node& item : *array) json.push_back(node_json(item, origin, depth + 1));
     return json;
   }
   if (const auto* table = node.as_table()) {
     Json json = Json::object();
-    for (const auto& [key, item] : *table) json[std::string(key.str())] = json_of(item, origin, depth + 1);
+    for (const auto& [key, item] : *table) json[std::string(key.str())] = node_json(item, origin, depth + 1);
     return json;
   }
   throw UsageError("{}: a date or time of day has no meaning here; quote it if a string was meant", origin.text);
@@ -89,7 +89,7 @@ void collect_table(const std::string& table, const toml::node& node, std::string
     const Origin origin = file_origin(name, *member.second);
     problems.none_of([&] {
       if (!find_field(full)) unknown_key(origin.text + ": ", full);
-      entries.insert_or_assign(full, Entry{json_of(*member.second, origin), origin});
+      entries.insert_or_assign(full, Entry{node_json(*member.second, origin), origin});
     });
   }
 }
@@ -129,7 +129,7 @@ Json set_value(const std::string& raw) {
   try {
     const toml::table document = toml::parse("v = " + raw);
     if (document.size() != 1) return raw;
-    return json_of(document.begin()->second, {Origin::Kind::kSet, "--set"});
+    return node_json(document.begin()->second, {Origin::Kind::kSet, "--set"});
   } catch (const toml::parse_error&) {
     return raw;
   }

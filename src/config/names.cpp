@@ -109,7 +109,7 @@ std::string_view known_elsewhere_as(std::string_view name) {
 }
 
 // Suggests our key for another system's name, or the same name in another table; then the nearest of all keys.
-std::string suggestion(std::string_view key) {
+std::string key_suggestion(std::string_view key) {
   if (key.size() > kLongestKey) return "";
   const std::string_view name = key.substr(key.find('.') + 1);  // the whole key if it has no dot
   std::string lower(name);
@@ -145,7 +145,7 @@ std::string shown(std::string_view key) {
 }
 
 void unknown_key(std::string_view where, std::string_view key) {
-  throw UsageError("{}unknown key {}{} (`molen config reference` lists all)", where, shown(key), suggestion(key));
+  throw UsageError("{}unknown key {}{} (`molen config reference` lists all)", where, shown(key), key_suggestion(key));
 }
 
 }  // namespace molen::config

@@ -22,7 +22,7 @@ bool is_hashed(const ShardRecord& record, std::int64_t limit) {
 
 // Compares structure and sizes with the manifest, then the hashes of a small shard or 16 stretches of tokens of a large
 // one.
-void verify_shard(const fs::path& folder, const ShardRecord& record, std::int64_t vocabulary, std::int64_t hash_limit) {
+void check_shard(const fs::path& folder, const ShardRecord& record, std::int64_t vocabulary, std::int64_t hash_limit) {
   const std::string prefix = (folder / record.name).string();
   const auto size_of_file = [&](const FileRecord& file) { return File::open(folder / file.path).size(); };
   const std::int64_t bin_bytes = size_of_file(record.bin);
@@ -61,7 +61,7 @@ std::int64_t verify_shards(const fs::path& folder, const std::vector<const Shard
     const Verified known = before ? before->state(*record) : Verified::kNo;
     if (known == Verified::kNo || known < now) {
       const std::string stamp = before ? before->stamp(*record) : "";
-      verify_shard(folder, *record, vocabulary, options.hash_limit);
+      check_shard(folder, *record, vocabulary, options.hash_limit);
       if (before) before->add(*record, stamp, now);
     }
     if (std::max(known, now) != Verified::kHashed) unhashed += record->bin.bytes + record->idx.bytes;

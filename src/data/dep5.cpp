@@ -6,6 +6,8 @@
 #include <sstream>
 #include <utility>
 
+#include "data/text.h"
+
 namespace molen::data {
 namespace {
 
@@ -13,12 +15,6 @@ std::string_view trimmed(std::string_view s) {
   while (!s.empty() && std::isspace(static_cast<unsigned char>(s.front()))) s.remove_prefix(1);
   while (!s.empty() && std::isspace(static_cast<unsigned char>(s.back()))) s.remove_suffix(1);
   return s;
-}
-
-std::string lower(std::string_view s) {
-  std::string out(s);
-  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return out;
 }
 
 struct Field {
@@ -42,7 +38,7 @@ std::vector<std::vector<Field>> paragraphs(std::string_view text) {
     }
     const std::size_t colon = line.find(':');
     if (colon == std::string::npos || colon == 0) continue;
-    out.back().push_back({lower(line.substr(0, colon)), std::string(trimmed(line.substr(colon + 1))), ""});
+    out.back().push_back({lower_case(line.substr(0, colon)), std::string(trimmed(line.substr(colon + 1))), ""});
   }
   return out;
 }
@@ -103,7 +99,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 52> kSpdx{{
 }};
 
 std::string spdx_name(std::string_view name) {
-  const std::string key = lower(name);
+  const std::string key = lower_case(name);
   for (const auto& [declared, spdx] : kSpdx)
     if (declared == key) return std::string(spdx);
   std::string reference = "LicenseRef-";
@@ -212,7 +208,7 @@ std::string spdx_of(std::string_view declared) {
   };
   bool comma = false;
   for (std::string word; words >> word;) {
-    const std::string key = lower(word);
+    const std::string key = lower_case(word);
     const bool is_and = key == "and", is_operator = is_and || key == "or" || key == "and/or";
     if (is_operator) {
       comma ? end_part() : end_name();

@@ -116,7 +116,7 @@ FetchedPackage describe(const std::string& package, const fs::path& deb) {
   return p;
 }
 
-Json to_json(const FetchedPackage& p) {
+Json package_json(const FetchedPackage& p) {
   return Json{{"package", p.package},
               {"version", p.version},
               {"architecture", p.architecture},
@@ -209,7 +209,7 @@ FetchRecord read_fetch_record(const fs::path& folder) {
 
 std::string format_fetch_record(const FetchRecord& record) {
   Json packages = Json::array();
-  for (const FetchedPackage& p : record.packages) packages.push_back(to_json(p));
+  for (const FetchedPackage& p : record.packages) packages.push_back(package_json(p));
   return Json{{"format", "molen-fetch"}, {"version", 1}, {"set", record.set}, {"packages", packages}}.dump(1) + "\n";
 }
 

@@ -28,7 +28,7 @@ Manifest sample() {
             {"nl-help.idx", 82, hash}}}};
 }
 
-std::string reason(const std::string& text) {
+std::string manifest_reason(const std::string& text) {
   try {
     parse_manifest(text, "m.json");
   } catch (const UsageError& error) {
@@ -50,9 +50,9 @@ TEST(Manifest, ParseOfFormatIsIdentity) {
 TEST(Manifest, DamageNamesFileAndKey) {
   const GoldenMessages golden;
   const std::string good = format_manifest(sample());
-  EXPECT_EQ(reason(good), "");
+  EXPECT_EQ(manifest_reason(good), "");
   const auto expect = [&](const std::string& from, const std::string& to, const std::string& part) {
-    EXPECT_EQ(reason(replaced(good, from, to)), "m.json: " + part);
+    EXPECT_EQ(manifest_reason(replaced(good, from, to)), "m.json: " + part);
   };
   expect("\"tokens\": 30", "\"tokens\": -30", "shards[0]: shard 'nl-help': 'tokens' is not a count");
   expect("\"tokens\": 30", "\"tokens\": 3.5", "shards[0]: shard 'nl-help': 'tokens' is not a count");
@@ -80,11 +80,11 @@ TEST(Manifest, DamageNamesFileAndKey) {
          "tokenizer: a vocabulary of 2147483648 entries is impossible");
   expect("nl-help.idx", "other.idx",
          "shards[0]: shard 'nl-help': its files must be called nl-help.bin and nl-help.idx");
-  EXPECT_NE(reason("[]").find("not an object"), std::string::npos);
-  EXPECT_NE(reason("{").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(manifest_reason("[]").find("not an object"), std::string::npos);
+  EXPECT_NE(manifest_reason("{").find("not valid JSON"), std::string::npos);
   Manifest twice = sample();
   twice.shards.push_back(twice.shards[0]);
-  EXPECT_NE(reason(format_manifest(twice)).find("stands twice"), std::string::npos);
+  EXPECT_NE(manifest_reason(format_manifest(twice)).find("stands twice"), std::string::npos);
 }
 
 TEST(Manifest, TokenizerMustMatch) {

@@ -15,7 +15,7 @@ namespace {
 
 using Durable = FaultyFileSystem::Durable;
 
-std::string lines_of(int first, int last) {
+std::string lines_between(int first, int last) {
   std::string text;
   for (int i = first; i < last; ++i)
     text += Json{{"text", fmt::format("Dit is de {}e tekst van de reeks, en die is lang genoeg om te blijven.", i)}}
@@ -28,8 +28,8 @@ class PreparePower : public ::testing::Test {
  protected:
   PreparePower() {
     write_tokenizer(folder_.path() / "tokenizer.json");
-    write_file_atomic(folder_.path() / "a.jsonl", lines_of(0, 5));
-    write_file_atomic(folder_.path() / "b.jsonl", lines_of(3, 8));
+    write_file_atomic(folder_.path() / "a.jsonl", lines_between(0, 5));
+    write_file_atomic(folder_.path() / "b.jsonl", lines_between(3, 8));
   }
 
   void prepare(const fs::path& output) const {
@@ -110,7 +110,7 @@ TEST_F(PreparePower, CutAtEveryCall) {
 TEST_F(PreparePower, CutWhereAnEarlierRunIsReplaced) {
   cut_everywhere([&](const fs::path& output) {
     const std::string b = read_file(folder_.path() / "b.jsonl");
-    write_file_atomic(folder_.path() / "b.jsonl", lines_of(2, 6));
+    write_file_atomic(folder_.path() / "b.jsonl", lines_between(2, 6));
     prepare(output);
     write_file_atomic(folder_.path() / "b.jsonl", b);
   });

@@ -34,7 +34,7 @@ const std::string kGolden = from_hex(
     "0200000000000000");
 
 template <class Body>
-std::string reason(Body&& body) {
+std::string shard_reason(Body&& body) {
   try {
     body();
   } catch (const UsageError& error) {
@@ -158,27 +158,27 @@ TEST(Shard, AbandonedWriterLeavesNothing) {
 TEST(Shard, RefusesTokensOutsideTheVocabulary) {
   const TestFolder folder;
   ShardWriter writer(folder.path() / "a", 300);
-  EXPECT_EQ(reason([&] {
+  EXPECT_EQ(shard_reason([&] {
               writer.add(std::vector<std::int32_t>{299, 300});
             }),
             (folder.path() / "a").string() + ": token 300 is outside the vocabulary of 300 entries");
-  EXPECT_EQ(reason([&] { writer.add(std::vector<std::int32_t>{-1}); }),
+  EXPECT_EQ(shard_reason([&] { writer.add(std::vector<std::int32_t>{-1}); }),
             (folder.path() / "a").string() + ": token -1 is outside the vocabulary of 300 entries");
   ShardWriter other(folder.path() / "b", 300);
   other.add(std::vector<std::int32_t>{5, 299});
   other.finish();
   std::vector<std::int32_t> tokens(2);
   const std::string bin = (folder.path() / "b.bin").string();
-  EXPECT_EQ(reason([&] { ShardReader(folder.path() / "b").read(0, tokens, 299); }),
+  EXPECT_EQ(shard_reason([&] { ShardReader(folder.path() / "b").read(0, tokens, 299); }),
             bin +
                 ": token 1 is outside the vocabulary of 299 entries: the shard is damaged or was made with another "
                 "tokenizer");
-  EXPECT_EQ(reason([&] { ShardReader(folder.path() / "b").read(1, std::span(tokens).first(1), 299); }),
+  EXPECT_EQ(shard_reason([&] { ShardReader(folder.path() / "b").read(1, std::span(tokens).first(1), 299); }),
             bin +
                 ": token 1 is outside the vocabulary of 299 entries: the shard is damaged or was made with another "
                 "tokenizer");
   write_file_atomic(bin, "abc");
-  EXPECT_EQ(reason([&] { read_index_header(folder.path() / "b"); }),
+  EXPECT_EQ(shard_reason([&] { read_index_header(folder.path() / "b"); }),
             bin + ": 3 bytes are no whole number of tokens of 2");
 }
 
@@ -193,12 +193,12 @@ TEST(Shard, TruncationIsAnErrorAndNotASignal) {
   fs::resize_file(bin, 4000);
   std::vector<std::int32_t> tokens(5000);
   const std::string again = "; restore the pair or run `molen data prepare` again";
-  EXPECT_EQ(reason([&] { reader.read(0, tokens, 300); }),
+  EXPECT_EQ(shard_reason([&] { reader.read(0, tokens, 300); }),
             bin.string() +
                 ": 4000 bytes of tokens of 2, but 5000 tokens in 10000 bytes were expected: truncated or "
                 "altered" +
                 again);
-  EXPECT_EQ(reason([&] { ShardReader(folder.path() / "a"); }),
+  EXPECT_EQ(shard_reason([&] { ShardReader(folder.path() / "a"); }),
             (folder.path() / "a.idx").string() +
                 ": sequence 0 ends at byte 10000, but the .bin file has 4000 bytes: it "
                 "is truncated or does not belong to this index" +
@@ -207,7 +207,7 @@ TEST(Shard, TruncationIsAnErrorAndNotASignal) {
   fs::resize_file(bin, 10000);
   reader.read(0, tokens, 65000);
   fs::resize_file(bin, 4000);
-  EXPECT_EQ(reason([&] { reader.read(1000, std::span(tokens).first(3000), 65000); }),
+  EXPECT_EQ(shard_reason([&] { reader.read(1000, std::span(tokens).first(3000), 65000); }),
             bin.string() + ": ends at byte 4000, 10000 expected: it was truncated while in use");
   EXPECT_NOTED(ShardReader(folder.path() / "missing"), UsageError);
 }
@@ -238,7 +238,7 @@ TEST(Shard, MoreOfThemThanOpenFiles) {
   const std::string prefix = (folder.path() / "1").string();
   for (const auto& [tokens, bytes] : {std::pair(2, 4), {1, 4}, {2, 2}}) {
     EXPECT_EQ(
-        reason([&, n = tokens, size = bytes] {
+        shard_reason([&, n = tokens, size = bytes] {
           ShardReader(prefix, n, size).read(0, {&token, 1}, 300);
         }),
         fmt::format("{}.bin: 2 bytes of tokens of 2, but {} tokens in {} bytes were expected: truncated or altered; "

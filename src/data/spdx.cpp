@@ -1,12 +1,12 @@
 #include "data/spdx.h"
 
 #include <algorithm>
-#include <cctype>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/suggest.h"
+#include "data/text.h"
 
 namespace molen::data {
 namespace {
@@ -15,21 +15,15 @@ namespace {
 
 constexpr int kMaxDepth = 32;
 
-std::string lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return out;
-}
-
 // Returns "; did you mean 'MIT'?": the nearest identifier regardless of case, in the list's spelling.
 template <std::size_t N>
 std::string suggestion(std::string_view word, const std::string_view (&known)[N]) {
   std::vector<std::string> folded;
-  for (const std::string_view id : known) folded.push_back(lower(id));
+  for (const std::string_view id : known) folded.push_back(lower_case(id));
   std::string found;
   for (const std::string& id : folded)  // "CC0", "Apache-2"
-    if (found.empty() && word.size() > 2 && id.starts_with(lower(word))) found = id;
-  if (found.empty()) found = nearest(lower(word), folded);
+    if (found.empty() && word.size() > 2 && id.starts_with(lower_case(word))) found = id;
+  if (found.empty()) found = nearest(lower_case(word), folded);
   if (found.empty()) return "";
   const auto at = std::find(folded.begin(), folded.end(), found) - folded.begin();
   return fmt::format("; did you mean '{}'?", known[at]);

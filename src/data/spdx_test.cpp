@@ -10,7 +10,7 @@
 namespace molen::data {
 namespace {
 
-std::string reason(const std::string& text) {
+std::string spdx_reason(const std::string& text) {
   try {
     check_spdx(text, "--licence");
     return "accepted";
@@ -24,13 +24,13 @@ TEST(Spdx, AcceptsExpressions) {
        {"MIT", "CC0-1.0", "GPL-2.0-or-later", "Apache-2.0 WITH LLVM-exception", "MIT OR Apache-2.0", "(MIT)",
         "GPL-2.0+", "LicenseRef-Debian-FAQ", "LicenseRef-unknown", "DocumentRef-a.1:LicenseRef-b",
         "(MIT AND (BSD-3-Clause OR LicenseRef-x)) OR  GPL-2.0-only WITH Classpath-exception-2.0"})
-    EXPECT_EQ(reason(text), "accepted") << text;
+    EXPECT_EQ(spdx_reason(text), "accepted") << text;
 }
 
 TEST(Spdx, RefusesOthersWithTheNearest) {
   const GoldenMessages golden;
   const auto expect = [](const std::string& text, const std::string& why) {
-    EXPECT_NE(reason(text).find(why), std::string::npos) << text << ": " << reason(text);
+    EXPECT_NE(spdx_reason(text).find(why), std::string::npos) << text << ": " << spdx_reason(text);
   };
   expect("mit", "no licence 'mit'; did you mean 'MIT'?");
   expect("Apache-2", "did you mean 'Apache-2.0'?");

@@ -35,6 +35,14 @@ bool is_clean_utf8(std::string_view text) {
   return text.find('\0') == std::string_view::npos && valid_utf8(text);
 }
 
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return lower;
+}
+
 void BlockBuilder::text(std::string_view raw) {
   for (std::size_t i = 0; i < raw.size(); ++i) {
     const char c = raw[i];

@@ -19,6 +19,9 @@ struct Block {
 // Returns whether `text` is valid UTF-8 (no overlong forms, surrogates or values beyond U+10FFFF) without NUL.
 bool is_clean_utf8(std::string_view text);
 
+// Returns the text with the letters A to Z in lower case.
+std::string lower_case(std::string_view text);
+
 // Builds blocks from runs of inline text. White space (no-break space included) folds to one space, except in verbatim
 // blocks, which keep their lines.
 class BlockBuilder {

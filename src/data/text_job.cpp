@@ -20,7 +20,7 @@ constexpr double kSaveSeconds = 2;
 // More than one invalid line in a hundred is not a slip: the file has another format than the user thinks.
 constexpr std::int64_t kSlips = 10, kLinesForASlip = 100;
 
-Json to_json(const JobState& s) {
+Json state_json(const JobState& s) {
   Json outputs = Json::array();
   for (const TextRecord& record : s.outputs) outputs.push_back(to_json(record));
   return Json{{"key", s.key},         {"done", s.done},
@@ -324,9 +324,9 @@ std::optional<JobState> TextFolder::load(std::size_t number, const std::string& 
 
 void TextFolder::save(std::size_t number, const JobState& state) const {
   if (state.done)
-    write_file_atomic(job_file(number), to_json(state).dump(1) + "\n");
+    write_file_atomic(job_file(number), state_json(state).dump(1) + "\n");
   else
-    write_file_unsynced(job_file(number), to_json(state).dump(1) + "\n");
+    write_file_unsynced(job_file(number), state_json(state).dump(1) + "\n");
 }
 
 void TextFolder::drop(std::size_t number) const {

@@ -30,7 +30,7 @@ TextRecord record_of(const std::string& text, std::int64_t documents) {
   return t;
 }
 
-std::string reason(const Json& json) {
+std::string state_reason(const Json& json) {
   try {
     EXPECT_EQ(to_json(text_record_from_json(json, "t.json")), json);
   } catch (const UsageError& error) {
@@ -41,7 +41,7 @@ std::string reason(const Json& json) {
 
 TEST(TextRecord, IsReadAsItWasWritten) {
   const Json json = to_json(record_of("x", 3));
-  EXPECT_EQ(reason(json), "");
+  EXPECT_EQ(state_reason(json), "");
   const TextRecord t = text_record_from_json(json, "t.json");
   EXPECT_EQ(t.name, "nl-a");
   EXPECT_EQ(t.split, "train");
@@ -66,7 +66,7 @@ TEST(TextRecord, NamesStayInTheFolder) {
     Json json = to_json(record_of("x", 3));
     json["name"] = name;
     json["file"]["path"] = path;
-    return reason(json);
+    return state_reason(json);
   };
   EXPECT_EQ(named("nl-b", "nl-b.jsonl"), "");
   for (const std::string name : {"", "../nl-a", "sub/nl-a", ".nl-a", "/etc/x"})
@@ -74,13 +74,13 @@ TEST(TextRecord, NamesStayInTheFolder) {
   EXPECT_EQ(named("nl-b", "nl-a.jsonl"), "t.json: 'nl-a.jsonl' is not the name of its file");
   Json json = to_json(record_of("x", 3));
   json["split"] = "../train";
-  EXPECT_EQ(reason(json), "t.json: split '../train'");
+  EXPECT_EQ(state_reason(json), "t.json: split '../train'");
   json["split"] = "heldout";
-  EXPECT_EQ(reason(json), "");
+  EXPECT_EQ(state_reason(json), "");
   json["dropped"]["other"] = 1;
-  EXPECT_EQ(reason(json).find("t.json: dropped: "), 0u) << reason(json);
+  EXPECT_EQ(state_reason(json).find("t.json: dropped: "), 0u) << state_reason(json);
   json["dropped"] = {{"short", -1}};
-  EXPECT_NE(reason(json), "");
+  EXPECT_NE(state_reason(json), "");
 }
 
 class TextFolderTest : public ::testing::Test {

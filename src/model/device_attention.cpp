@@ -17,7 +17,7 @@ using Runs = std::span<const PositionRun>;
 constexpr double kNone = -std::numeric_limits<double>::infinity();  // log-sum-exp over no scores
 
 // Returns columns [first, first + heads * D) of rows as [B, heads, rows of a sequence, D], a view.
-at::Tensor heads_of(const Context& c, const at::Tensor& rows, i64 first, i64 heads) {
+at::Tensor head_range(const Context& c, const at::Tensor& rows, i64 first, i64 heads) {
   const i64 D = c.arch.head_dim;
   return rows.narrow(1, first, heads * D).unflatten(1, {heads, D}).unflatten(0, {c.shape.batch, -1}).transpose(1, 2);
 }
@@ -34,9 +34,9 @@ class Sources {
           Runs keys)
       : c_(c),
         flash_(way.flash),
-        q_(heads_of(c, qkv, 0, c.arch.heads)),
-        k_(heads_of(c, kv, 0, c.arch.kv_heads)),
-        v_(heads_of(c, kv, c.arch.kv_heads * c.arch.head_dim, c.arch.kv_heads)),
+        q_(head_range(c, qkv, 0, c.arch.heads)),
+        k_(head_range(c, kv, 0, c.arch.kv_heads)),
+        v_(head_range(c, kv, c.arch.kv_heads * c.arch.head_dim, c.arch.kv_heads)),
         scale_(1.0 / std::sqrt(static_cast<double>(c.arch.head_dim))) {
     if (flash_) {
       pieces_ = flash_pieces(c.shape.batch, queries, keys);
@@ -211,7 +211,7 @@ std::vector<AttentionPiece> written_pieces(i64 batch, Runs queries, Runs keys, i
 void device_attention_forward(const AttentionWay& way, const Context& c, Runs queries, const at::Tensor& qkv,
                               const at::Tensor& kv, Runs keys, bool first, at::Tensor& o, at::Tensor& lse) {
   const Sources s(way, c, queries, qkv, kv, keys);
-  const at::Tensor out = heads_of(c, o, 0, c.arch.heads);
+  const at::Tensor out = head_range(c, o, 0, c.arch.heads);
   if (first && s.pieces().size() == 1 && s.whole(s.pieces()[0])) {
     const auto [all, sums] = s.forward(s.pieces()[0]);
     out.copy_(all);
@@ -234,8 +234,8 @@ void device_attention_backward(const AttentionWay& way, const Context& c, Runs q
                                const at::Tensor& lse, bool add_q, bool add_kv, at::Tensor& d_qkv, at::Tensor& d_kv) {
   const i64 h = c.arch.heads, kv_heads = c.arch.kv_heads, D = c.arch.head_dim;
   const Sources s(way, c, queries, qkv, kv, keys);
-  const at::Tensor g = heads_of(c, d_o, 0, h), out = heads_of(c, o, 0, h), d_q = heads_of(c, d_qkv, 0, h),
-                   d_k = heads_of(c, d_kv, 0, kv_heads), d_v = heads_of(c, d_kv, kv_heads * D, kv_heads);
+  const at::Tensor g = head_range(c, d_o, 0, h), out = head_range(c, o, 0, h), d_q = head_range(c, d_qkv, 0, h),
+                   d_k = head_range(c, d_kv, 0, kv_heads), d_v = head_range(c, d_kv, kv_heads * D, kv_heads);
   Sources::Gradients sums;
   if (s.pieces().size() == 1 && s.whole(s.pieces()[0])) {
     sums = s.backward(s.pieces()[0], g, out, lse);

@@ -29,7 +29,7 @@ void fill_saved(const Context& c, Part part, const RopeTable& rope, Tensors& ref
   }
 }
 
-void check(const Case& c, Part part, Pass pass, bool accumulate) {
+void check_part(const Case& c, Part part, Pass pass, bool accumulate) {
   const c10::InferenceMode inference;
   SCOPED_TRACE(fmt::format("{} {} {} {} accumulate={}", c.arch.name, c.path.name, arch::name_of(part), name_of(pass),
                            accumulate));
@@ -68,14 +68,14 @@ TEST_P(Parts, AgreeWithTheDoubleReference) {
       for (const Pass pass : {Pass::kForward, Pass::kBackward})
         for (const bool accumulate : {false, true}) {
           if (pass == Pass::kForward && accumulate) continue;
-          check({a, GetParam(), 3, 7}, part, pass, accumulate);
+          check_part({a, GetParam(), 3, 7}, part, pass, accumulate);
         }
 }
 
 TEST_P(Parts, LongerSequences) {
   for (const auto& a : test_architectures())
     for (const Pass pass : {Pass::kForward, Pass::kBackward})
-      check({a, GetParam(), 1, 131}, Part::kAttention, pass, false);
+      check_part({a, GetParam(), 1, 131}, Part::kAttention, pass, false);
 }
 
 // Weights, and rows of a bias and of the head, larger than one of the blocks in which fp16 is widened.
@@ -85,8 +85,8 @@ TEST(HalfPrecision, IsWidenedBlockAfterBlock) {
   ASSERT_GT(a.ffn * a.hidden, arch::kWidenBlock);
   ASSERT_LT(arch::widened_rows(3 * 7 - 3, a.vocabulary), 3 * 7 - 3);
   ASSERT_TRUE(a.biases);
-  check({a, kPaths[6], 3, 7}, Part::kNormUp, Pass::kBackward, false);
-  check({a, kPaths[6], 3, 7}, Part::kHead, Pass::kBackward, true);
+  check_part({a, kPaths[6], 3, 7}, Part::kNormUp, Pass::kBackward, false);
+  check_part({a, kPaths[6], 3, 7}, Part::kHead, Pass::kBackward, true);
 }
 
 // At sizes at which ATen and its BLAS block and pack: the scratch that an op takes against the declared scratch.

@@ -18,7 +18,7 @@ config::Config load(std::vector<std::string> sets, const config::Completion& wha
   return config::load(std::nullopt, sets, what);
 }
 
-std::string refusal(const std::vector<std::string>& sets, const config::Completion& what = complete) {
+std::string completion_refusal(const std::vector<std::string>& sets, const config::Completion& what = complete) {
   try {
     load(sets, what);
   } catch (const UsageError& error) {
@@ -42,13 +42,14 @@ TEST(Complete, TakesTheVocabularyOfTheTokenizer) {
 
 TEST(Complete, RefusesWhatFilesAndPresetsContradict) {
   const GoldenMessages golden;
-  EXPECT_NE(refusal({"data.tokenizer=nowhere.json"}).find("--set data.tokenizer: nowhere.json"), std::string::npos);
-  EXPECT_NOTED(load({"data.tokenizer=nowhere.json"}), MissingFileError);
-  EXPECT_NE(refusal({"data.tokenizer=tests/golden/arch/presets.json"}).find("--set data.tokenizer: "),
+  EXPECT_NE(completion_refusal({"data.tokenizer=nowhere.json"}).find("--set data.tokenizer: nowhere.json"),
             std::string::npos);
-  EXPECT_EQ(refusal({"model.vocabulary=10"}), "");
+  EXPECT_NOTED(load({"data.tokenizer=nowhere.json"}), MissingFileError);
+  EXPECT_NE(completion_refusal({"data.tokenizer=tests/golden/arch/presets.json"}).find("--set data.tokenizer: "),
+            std::string::npos);
+  EXPECT_EQ(completion_refusal({"model.vocabulary=10"}), "");
   // Both errors at once, when the field list refuses one value and the files another.
-  const std::string both = refusal({"data.tokenizer=nowhere.json", "batch.micro=3"});
+  const std::string both = completion_refusal({"data.tokenizer=nowhere.json", "batch.micro=3"});
   EXPECT_NE(both.find("2 errors:"), std::string::npos) << both;
   try {
     config::load(std::nullopt, {"model.preset=llama-tiny", "data.sequence_length=100000"}, complete);
@@ -66,7 +67,7 @@ TEST(Complete, SaysWhichFilesOfATrainingAreMissing) {
     write_file_atomic(folder / split / "manifest.json", "{}");
   }
   const auto missing = [&](const std::string& train) {
-    return refusal({"model.vocabulary=10", "data.train=" + train}, require_training);
+    return completion_refusal({"model.vocabulary=10", "data.train=" + train}, require_training);
   };
   EXPECT_EQ(missing((folder / "train").string()), "");
   EXPECT_EQ(missing("nowhere/train"), "--set data.train: nowhere/train: there is nothing of this name");
@@ -74,9 +75,10 @@ TEST(Complete, SaysWhichFilesOfATrainingAreMissing) {
             fmt::format("--set data.train: {0}: no manifest.json there; {0}/train and {0}/heldout have theirs: name "
                         "one of them",
                         folder.string()));
-  const std::string none = refusal({"model.vocabulary=10"}, require_training);
+  const std::string none = completion_refusal({"model.vocabulary=10"}, require_training);
   EXPECT_NE(none.find("data.train: at least one entry"), std::string::npos);
-  const std::string all = refusal({"data.tokenizer=nowhere.json", "data.validation=nowhere"}, require_training);
+  const std::string all =
+      completion_refusal({"data.tokenizer=nowhere.json", "data.validation=nowhere"}, require_training);
   EXPECT_NE(all.find("3 errors:"), std::string::npos) << all;
   fs::remove_all(folder);
 }

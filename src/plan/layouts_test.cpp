@@ -17,7 +17,7 @@
 namespace molen::plan {
 namespace {
 
-program::Setting base(std::int64_t micro) {
+program::Setting batch_of(std::int64_t micro) {
   program::Setting s;
   s.global_batch = 24;
   s.micro_batch = micro;
@@ -44,7 +44,7 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
   std::size_t turn = 0;
   for (const int ranks : {1, 2, 4, 6, 8}) {
     std::set<std::string> names;
-    for (const Layout& l : layouts_of(model(), base(3), ranks, {})) {
+    for (const Layout& l : layouts_of(model(), batch_of(3), ranks, {})) {
       EXPECT_EQ(l.setting.ranks(), ranks);
       EXPECT_TRUE(names.insert(l.name).second) << l.name << " stands twice";
       if (turn++ % kStride != 0) continue;
@@ -69,7 +69,7 @@ TEST(Layouts, EachUsesAllRanksAndIsSound) {
 // For every way to share a model, a rank's batch of a step is one micro-batch in some layouts and several in others.
 TEST(Layouts, AccumulateAndDoNot) {
   std::map<std::string, std::set<bool>> ways;
-  for (const Layout& l : layouts_of(model(), base(3), 8, {})) {
+  for (const Layout& l : layouts_of(model(), batch_of(3), 8, {})) {
     const auto& s = l.setting;
     const bool accumulates = s.micro_batches() > 1;
     if (s.tensor()) ways["tp"].insert(accumulates);
@@ -82,11 +82,11 @@ TEST(Layouts, AccumulateAndDoNot) {
 }
 
 TEST(Layouts, TensorRanksShareANode) {
-  const auto all = layouts_of(model(), base(3), 8, {});
+  const auto all = layouts_of(model(), batch_of(3), 8, {});
   std::set<int> degrees;
   for (const Layout& l : within_nodes(all, 2)) degrees.insert(l.setting.tensor_ranks());
   EXPECT_EQ(degrees, (std::set<int>{1, 2}));
-  program::Setting s = base(3);
+  program::Setting s = batch_of(3);
   s.mesh[mesh::Axis::kTp] = 2;
   s.mesh[mesh::Axis::kPp] = 4;
   EXPECT_TRUE(share_node(s, mesh::Axis::kTp, 2));
@@ -98,7 +98,7 @@ TEST(Layouts, TensorRanksShareANode) {
 }
 
 TEST(Layouts, PairsAreCoveredByFew) {
-  const auto all = layouts_of(model(), base(3), 8, {}), few = covering_pairs(all);
+  const auto all = layouts_of(model(), batch_of(3), 8, {}), few = covering_pairs(all);
   const auto pairs = [](const std::vector<Layout>& layouts) {
     std::set<std::string> found;
     for (const Layout& l : layouts)
@@ -114,17 +114,17 @@ TEST(Layouts, PairsAreCoveredByFew) {
 
 TEST(Layouts, KeepsWhatIsWanted) {
   const GoldenMessages golden;
-  for (const Layout& l : layouts_of(model(), base(1), 8, {"HYBRID_SHARD"})) EXPECT_EQ(l.strategy, "HYBRID_SHARD");
+  for (const Layout& l : layouts_of(model(), batch_of(1), 8, {"HYBRID_SHARD"})) EXPECT_EQ(l.strategy, "HYBRID_SHARD");
   // Three kinds of recompute, one micro-batch and eight.
-  EXPECT_EQ(layouts_of(model(), base(1), 3, {"ZERO1"}).size(), 6u);
-  EXPECT_NOTED(layouts_of(model(), base(1), 8, {"FULLSHARD"}), UsageError);
-  EXPECT_NOTED(layouts_of(model(), base(1), 2, {"HYBRID_SHARD"}), UsageError);  // 2 ranks have no proper division
+  EXPECT_EQ(layouts_of(model(), batch_of(1), 3, {"ZERO1"}).size(), 6u);
+  EXPECT_NOTED(layouts_of(model(), batch_of(1), 8, {"FULLSHARD"}), UsageError);
+  EXPECT_NOTED(layouts_of(model(), batch_of(1), 2, {"HYBRID_SHARD"}), UsageError);  // 2 ranks have no proper division
 }
 
 // The name of a layout tells every difference from one rank that does everything, and nothing more.
 TEST(Layouts, NamesSayWhatDiffers) {
   const auto name = [](const std::function<void(program::Setting&)>& change) {
-    program::Setting s = base(3);
+    program::Setting s = batch_of(3);
     s.global_batch = 3;
     change(s);
     return layout_of(s).name;
@@ -188,9 +188,10 @@ TEST(Layouts, RefusalsAreWhole) {
     }
     return std::string("accepted");
   };
-  EXPECT_EQ(refused(base(1), 8, {"FULLSHARD"}), "--layouts: unknown layout 'FULLSHARD'; did you mean 'FULL_SHARD'?");
-  EXPECT_EQ(refused(base(1), 2, {"HYBRID_SHARD"}), "--layouts: none of these is a layout of 2 ranks");
-  program::Setting pieces = base(1);
+  EXPECT_EQ(refused(batch_of(1), 8, {"FULLSHARD"}),
+            "--layouts: unknown layout 'FULLSHARD'; did you mean 'FULL_SHARD'?");
+  EXPECT_EQ(refused(batch_of(1), 2, {"HYBRID_SHARD"}), "--layouts: none of these is a layout of 2 ranks");
+  program::Setting pieces = batch_of(1);
   pieces.tensor_chunks = 4;
   EXPECT_EQ(refused(pieces, 1, {}), "parallel.tensor_chunks: no layout of 1 ranks has rows for 4 pieces");
   EXPECT_EQ(refused(pieces, 2, {}), "accepted");
@@ -205,11 +206,11 @@ TEST(Layouts, VariantsOfTheConfiguration) {
     return all;
   };
   using Names = std::vector<std::string>;
-  program::Setting s = base(3);
+  program::Setting s = batch_of(3);
   EXPECT_EQ(names(s, 1), (Names{"NO_SHARD, 8 micro-batches", "NO_SHARD"}));
   EXPECT_EQ(names(s, 1, true), (Names{"NO_SHARD, 8 micro-batches", "NO_SHARD", "NO_SHARD, 24 micro-batches"}));
-  EXPECT_EQ(names(base(24), 1), (Names{"NO_SHARD", "NO_SHARD, 24 micro-batches"}));
-  EXPECT_EQ(names(base(24), 1, true), (Names{"NO_SHARD", "NO_SHARD, 24 micro-batches"}));
+  EXPECT_EQ(names(batch_of(24), 1), (Names{"NO_SHARD", "NO_SHARD, 24 micro-batches"}));
+  EXPECT_EQ(names(batch_of(24), 1, true), (Names{"NO_SHARD", "NO_SHARD, 24 micro-batches"}));
   s.offload.optimizer = true;
   EXPECT_EQ(names(s, 1), (Names{"NO_SHARD, 8 micro-batches", "NO_SHARD, optimizer on the host, 8 micro-batches",
                                 "NO_SHARD", "NO_SHARD, optimizer on the host"}));

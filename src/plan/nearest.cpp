@@ -21,7 +21,8 @@ struct Candidate {
   int differs;  // number of choices that differ
 };
 
-std::vector<Candidate> candidates(const arch::Architecture& arch, const program::Setting& setting, int local_ranks) {
+std::vector<Candidate> nearby_layouts(const arch::Architecture& arch, const program::Setting& setting,
+                                      int local_ranks) {
   const auto chosen = choices_of(setting);
   std::vector<Candidate> all;
   for (Layout& l : within_nodes(layouts_of(arch, setting, setting.ranks(), {}, true), local_ranks)) {
@@ -64,7 +65,7 @@ std::string least_text(const arch::Architecture& arch, const Layout& least, cons
 Nearest nearest_that_fit(const arch::Architecture& arch, const program::Setting& setting, int local_ranks,
                          const MemoryRoom& room, const SearchLimits& limits) {
   const std::int64_t begun = thread_cpu_ns();
-  auto all = candidates(arch, setting, local_ranks);
+  auto all = nearby_layouts(arch, setting, local_ranks);
   Nearest nearest;
   nearest.all = all.size();
   std::vector<int> differs;  // number of choices that differ, for each fitting layout

@@ -27,7 +27,7 @@ program::Setting setting(const std::vector<std::string>& sets, Machine machine =
   return resolve_setting(c, resolve_architecture(c), machine);
 }
 
-std::string refusal(const std::function<void()>& call) {
+std::string call_refusal(const std::function<void()>& call) {
   try {
     call();
   } catch (const UsageError& error) {
@@ -123,14 +123,14 @@ TEST(Architecture, SizesThatAreNeeded) {
                                   {"model.max_sequence", &decltype(config::Config::model)::max_sequence}}) {
     config::Config without = all;
     without.model.*size = std::nullopt;
-    EXPECT_EQ(refusal([&] { resolve_architecture(without); }),
+    EXPECT_EQ(call_refusal([&] { resolve_architecture(without); }),
               fmt::format("{}: needed where model.preset is not given (`molen model list` shows the presets)", key));
   }
-  EXPECT_EQ(refusal([] { resolve_architecture({}); }),
+  EXPECT_EQ(call_refusal([] { resolve_architecture({}); }),
             "model.preset: a preset, or model.family with its sizes, is needed");
   config::Config unknown = all;
   unknown.model.family = "bert";
-  EXPECT_EQ(refusal([&] { resolve_architecture(unknown); }), "model.family: unknown value 'bert'");
+  EXPECT_EQ(call_refusal([&] { resolve_architecture(unknown); }), "model.family: unknown value 'bert'");
 }
 
 TEST(Architecture, FamiliesFillWhatIsNotSaid) {
@@ -328,7 +328,7 @@ TEST(Setting, TakesWhatTheConfigurationSays) {
   EXPECT_EQ(s.prefetch, 5);
   EXPECT_EQ(s.head_chunk, 1024);
   EXPECT_EQ(s.kernels, arch::Kernels::kFused);
-  EXPECT_EQ(refusal([] {
+  EXPECT_EQ(call_refusal([] {
               setting({"model.preset=llama-tiny", "data.sequence_length=1025"});
             }),
             "--set data.sequence_length: 1025 is more than model.max_sequence 1024");
@@ -365,7 +365,7 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
     sets.push_back("model.preset=llama-tiny");
     Machine machine;
     machine.cuda = cuda;
-    return refusal([&] { setting(sets, machine); });
+    return call_refusal([&] { setting(sets, machine); });
   };
   EXPECT_EQ(refused({"energy.slowdown=\"5 %\""}), "--set energy.slowdown: only 0 is built yet");
   EXPECT_EQ(refused({"energy.power_budget=\"300 W\""}), "--set energy.power_budget: only no budget is built yet");

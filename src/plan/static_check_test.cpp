@@ -11,7 +11,7 @@
 namespace molen::plan {
 namespace {
 
-arch::Architecture model(std::int64_t layers) {
+arch::Architecture model_of_layers(std::int64_t layers) {
   auto a = arch::preset("llama-tiny");
   a.layers = layers;
   return a;
@@ -20,7 +20,7 @@ arch::Architecture model(std::int64_t layers) {
 // For every layout, including schedules of four stages: the counts from few micro-batches equal those of building all
 // of them, and the full programs are sound too.
 TEST(StaticCheck, CountsWhatIsLeftOut) {
-  const auto a = model(8);
+  const auto a = model_of_layers(8);
   std::size_t left_out = 0, turn = 0;
   for (const int ranks : {1, 4}) {
     program::Setting base;
@@ -51,7 +51,7 @@ TEST(StaticCheck, CountsWhatIsLeftOut) {
 
 // The order of instances really repeats: a program of more micro-batches has the same bodies.
 TEST(StaticCheck, MoreMicroBatchesHaveTheSameBodies) {
-  const auto a = model(8);
+  const auto a = model_of_layers(8);
   for (const auto kind :
        {program::ScheduleKind::kGpipe, program::ScheduleKind::k1f1b, program::ScheduleKind::kInterleaved,
         program::ScheduleKind::kZbH1, program::ScheduleKind::kZbV}) {
@@ -74,7 +74,7 @@ TEST(StaticCheck, MoreMicroBatchesHaveTheSameBodies) {
 }
 
 TEST(StaticCheck, LeavesNothingOutWhereNothingRepeats) {
-  const auto a = model(2);
+  const auto a = model_of_layers(2);
   program::Setting s;
   s.sequence = 16;
   s.global_batch = 4;

@@ -23,7 +23,7 @@ mesh::PerAxis at(int replicate, int shard, int tp = 0) {
   return c;
 }
 
-Setting hybrid(int zero, bool own_over_dp) {
+Setting hybrid_setting(int zero, bool own_over_dp) {
   Setting s;
   s.mesh[mesh::Axis::kDpReplicate] = 2;
   s.mesh[mesh::Axis::kDpShard] = 3;
@@ -43,35 +43,35 @@ TEST(Layout, RangesOfEachStage) {
   const Bounds all{0, 192};
   for (const bool own : {false, true})
     for (int zero = 0; zero <= 3; ++zero) {
-      EXPECT_EQ(range(hybrid(zero, own), 1, 2, Range::kAll), all);
-      EXPECT_EQ(range(hybrid(zero, own), 1, 2, Range::kReplicated), Bounds(0, 48));
+      EXPECT_EQ(range(hybrid_setting(zero, own), 1, 2, Range::kAll), all);
+      EXPECT_EQ(range(hybrid_setting(zero, own), 1, 2, Range::kReplicated), Bounds(0, 48));
     }
-  EXPECT_EQ(range(hybrid(0, false), 1, 2, Range::kOwn), all);
-  EXPECT_EQ(range(hybrid(0, false), 1, 2, Range::kShard), all);
+  EXPECT_EQ(range(hybrid_setting(0, false), 1, 2, Range::kOwn), all);
+  EXPECT_EQ(range(hybrid_setting(0, false), 1, 2, Range::kShard), all);
   // Stage 1: over all six ranks, copy after copy, in the order of the communicator that gathers them.
-  EXPECT_EQ(range(hybrid(1, false), 1, 2, Range::kShard), all);
+  EXPECT_EQ(range(hybrid_setting(1, false), 1, 2, Range::kShard), all);
   for (int replicate = 0; replicate < 2; ++replicate)
     for (int shard = 0; shard < 3; ++shard) {
       const std::int64_t first = 32 * (3 * replicate + shard);
-      EXPECT_EQ(range(hybrid(1, false), replicate, shard, Range::kOwn), Bounds(first, first + 32));
-      EXPECT_EQ(unit_tile(hybrid(1, false), at(replicate, shard), 192), Bounds(first, first + 32));
-      EXPECT_EQ(unit_tile(hybrid(0, false), at(replicate, shard), 192), Bounds(first, first + 32));
+      EXPECT_EQ(range(hybrid_setting(1, false), replicate, shard, Range::kOwn), Bounds(first, first + 32));
+      EXPECT_EQ(unit_tile(hybrid_setting(1, false), at(replicate, shard), 192), Bounds(first, first + 32));
+      EXPECT_EQ(unit_tile(hybrid_setting(0, false), at(replicate, shard), 192), Bounds(first, first + 32));
       // Stages 2 and 3: over the three ranks of a copy; own_over_dp divides each third over the copies.
       const Bounds third{64 * shard, 64 * shard + 64},
           sixth{64 * shard + 32 * replicate, 64 * shard + 32 * replicate + 32};
       for (const int zero : {2, 3}) {
-        EXPECT_EQ(range(hybrid(zero, false), replicate, shard, Range::kShard), third);
-        EXPECT_EQ(range(hybrid(zero, false), replicate, shard, Range::kOwn), third);
-        EXPECT_EQ(range(hybrid(zero, true), replicate, shard, Range::kShard), third);
-        EXPECT_EQ(range(hybrid(zero, true), replicate, shard, Range::kOwn), sixth);
-        EXPECT_EQ(unit_tile(hybrid(zero, false), at(replicate, shard), 192), sixth);
+        EXPECT_EQ(range(hybrid_setting(zero, false), replicate, shard, Range::kShard), third);
+        EXPECT_EQ(range(hybrid_setting(zero, false), replicate, shard, Range::kOwn), third);
+        EXPECT_EQ(range(hybrid_setting(zero, true), replicate, shard, Range::kShard), third);
+        EXPECT_EQ(range(hybrid_setting(zero, true), replicate, shard, Range::kOwn), sixth);
+        EXPECT_EQ(unit_tile(hybrid_setting(zero, false), at(replicate, shard), 192), sixth);
       }
     }
 }
 
 // The order of the rank grid determines each rank's number.
 TEST(Layout, RangesFollowTheOrderOfTheGrid) {
-  Setting s = hybrid(1, false);
+  Setting s = hybrid_setting(1, false);
   s.order = {mesh::Axis::kPp, mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kCp, mesh::Axis::kTp};
   for (int replicate = 0; replicate < 2; ++replicate)
     for (int shard = 0; shard < 3; ++shard) {

@@ -26,7 +26,7 @@ arch::Architecture model() {
   return a;
 }
 
-Setting setting_of(const std::string& recompute) {
+Setting recompute_setting(const std::string& recompute) {
   Setting s;
   s.recompute = recompute_from_text(recompute);
   s.global_batch = s.micro_batch = 2;
@@ -88,17 +88,17 @@ TEST(Recompute, BadTextIsRefused) {
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("did you mean 'attention'?"), std::string::npos) << error.what();
   }
-  std::string text = print(build(model(), setting_of("full/2")));
+  std::string text = print(build(model(), recompute_setting("full/2")));
   text.replace(text.find("full/2"), 6, "full/0");
   EXPECT_NOTED(parse(text, "p.txt"), UsageError);
 }
 
 TEST(Recompute, BuildRefusesWhatIsNoChoice) {
   const GoldenMessages golden;
-  Setting s = setting_of("full");
+  Setting s = recompute_setting("full");
   s.recompute.add(Part::kDown);
   EXPECT_NOTED(build(model(), s), UsageError);
-  s = setting_of("full");
+  s = recompute_setting("full");
   s.recompute.every = 0;
   EXPECT_NOTED(build(model(), s), UsageError);
 }
@@ -108,7 +108,7 @@ TEST(Recompute, BuildRefusesWhatIsNoChoice) {
 TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
   for (const Recompute& choice : all_choices()) {
     SCOPED_TRACE(text_of(choice));
-    Setting s = setting_of("none");
+    Setting s = recompute_setting("none");
     s.recompute = choice;
     const Program p = build(model(), s);
     EXPECT_TRUE(verify(p).empty()) << verify(p)[0].text;
@@ -147,7 +147,7 @@ TEST(Recompute, RunsOnceAndAsLateAsBackwardAllows) {
 TEST(Recompute, ReadingTooEarlyIsRefused) {
   int moved = 0;
   for (const Recompute& choice : all_choices()) {
-    Setting s = setting_of("none");
+    Setting s = recompute_setting("none");
     s.recompute = choice;
     const Program p = build(model(), s);
     const auto& steps = p.bodies.front().steps;
@@ -186,7 +186,7 @@ TEST(Recompute, CountsAsWorkOfTheHardwareOnly) {
     return std::pair(model_flops, hardware);
   };
   for (const bool tensor : {false, true}) {
-    Setting s = setting_of("none");
+    Setting s = recompute_setting("none");
     s.global_batch = 6;  // three micro-batches
     if (tensor) s.mesh[mesh::Axis::kTp] = 2;
     const auto [plain, executed] = sums(build(model(), s));
@@ -213,7 +213,7 @@ TEST(Recompute, TensorRanksExchangeAgainWhatTheyNeed) {
   for (const bool rows : {false, true})
     for (const Recompute& choice : all_choices()) {
       SCOPED_TRACE(fmt::format("{} rows {}", text_of(choice), rows));
-      Setting s = setting_of("none");
+      Setting s = recompute_setting("none");
       s.recompute = choice;
       s.mesh[mesh::Axis::kTp] = 2;
       s.sequence_parallel = rows;

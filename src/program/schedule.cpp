@@ -9,7 +9,7 @@
 namespace molen::program {
 namespace {
 
-bool is_forward(const Action& a) {
+bool is_forward_action(const Action& a) {
   return a.kind == ActionKind::kForward;
 }
 bool gives_input_gradient(const Action& a) {
@@ -20,7 +20,7 @@ bool gives_input_gradient(const Action& a) {
 // its own global stage is earlier in the list of its stage.
 int waits_for(const Schedule& s, int stage, const Action& a) {
   const int g = s.global_stage(stage, a.chunk);
-  if (is_forward(a)) return g - 1;
+  if (is_forward_action(a)) return g - 1;
   if (gives_input_gradient(a) && g + 1 < s.global_stages()) return g + 1;
   return -1;
 }
@@ -52,10 +52,10 @@ std::vector<std::size_t> run_in_order(const Schedule& s, Visit&& visit) {
     for (; next[at] < s.order[at].size(); ++next[at]) {
       const Action& a = s.order[at][next[at]];
       const int need = waits_for(s, stage, a);
-      if (need >= 0 && !(is_forward(a) ? forward : backward)[cell(need, a.micro_batch)]) break;
+      if (need >= 0 && !(is_forward_action(a) ? forward : backward)[cell(need, a.micro_batch)]) break;
       visit(stage, next[at]);
       const int g = s.global_stage(stage, a.chunk);
-      if (is_forward(a)) {
+      if (is_forward_action(a)) {
         forward[cell(g, a.micro_batch)] = true;
         wake(g + 1, stage);
       } else if (gives_input_gradient(a)) {
@@ -153,7 +153,7 @@ void check_stage(const Schedule& s, int stage) {
     const int next = s.stage_of(need);
     if (hops < kShown)
       chain += fmt::format("{}{} waits for {}{}{} of stage {}", hops ? "; " : "", at(s, stage, position), need,
-                           is_forward(a) ? "F" : "B/I", a.micro_batch, next);
+                           is_forward_action(a) ? "F" : "B/I", a.micro_batch, next);
     else if (hops == kShown)
       chain += "; ...";
     stage = next;
@@ -220,7 +220,7 @@ ScheduleTimes simulate(const Schedule& schedule, const ScheduleCosts& costs) {
     const auto s = static_cast<std::size_t>(stage);
     const Action& a = schedule.order[s][position];
     const int g = schedule.global_stage(stage, a.chunk);
-    auto& ends = is_forward(a) ? forward_end : backward_end;
+    auto& ends = is_forward_action(a) ? forward_end : backward_end;
     double start = free_at[s];
     if (const int need = waits_for(schedule, stage, a); need >= 0) {
       const double transfer = schedule.stage_of(need) == stage ? 0.0 : costs.transfer_s;

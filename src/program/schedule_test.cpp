@@ -35,7 +35,7 @@ std::string describe(ScheduleKind kind, const Schedule& s) {
   return fmt::format("{} p={} v={} m={}", name_of(kind), s.stages, s.chunks, s.micro_batches);
 }
 
-std::string refusal(const Schedule& s) {
+std::string schedule_refusal(const Schedule& s) {
   try {
     check(s);
   } catch (const UsageError& e) {
@@ -90,7 +90,7 @@ bool runs_through(const Schedule& s) {
 TEST(Schedule, EveryMadeScheduleIsAccepted) {
   int made = 0;
   for_all_schedules([&](ScheduleKind kind, const Schedule& s) {
-    ASSERT_EQ(refusal(s), "") << describe(kind, s);
+    ASSERT_EQ(schedule_refusal(s), "") << describe(kind, s);
     if (s.micro_batches % 3 == 1) {
       ASSERT_TRUE(runs_through(s)) << describe(kind, s);
     }
@@ -246,7 +246,7 @@ RC_GTEST_PROP(Schedule, DroppedDoubledAndForeignActionsAreRefused, ()) {
       a.kind = a.kind == kBackward ? kBackwardInput : a.kind == kForward ? kBackwardWeight : kForward;
       break;
   }
-  RC_ASSERT(refusal(s) != "");
+  RC_ASSERT(schedule_refusal(s) != "");
 }
 
 RC_GTEST_PROP(Schedule, SwappedActionsAreRefusedWhereTheyBreakDependencies, ()) {
@@ -259,7 +259,7 @@ RC_GTEST_PROP(Schedule, SwappedActionsAreRefusedWhereTheyBreakDependencies, ()) 
   }
   const bool valid = runs_through(s);
   RC_TAG(valid ? "valid" : "broken");
-  RC_ASSERT((refusal(s) == "") == valid);
+  RC_ASSERT((schedule_refusal(s) == "") == valid);
 }
 
 // All single mutations of one small schedule of each kind.
@@ -271,12 +271,13 @@ TEST(Schedule, EverySwapAndDropOfSmallSchedules) {
       for (std::size_t i = 0; i < good.order[stage].size(); ++i) {
         Schedule s = good;
         s.order[stage].erase(s.order[stage].begin() + static_cast<std::ptrdiff_t>(i));
-        ASSERT_NE(refusal(s), "");
+        ASSERT_NE(schedule_refusal(s), "");
         for (std::size_t j = i + 1; j < good.order[stage].size(); ++j) {
           s = good;
           std::swap(s.order[stage][i], s.order[stage][j]);
           const bool valid = runs_through(s);
-          ASSERT_EQ(refusal(s) == "", valid) << describe(kind, s) << " stage " << stage << " swap " << i << ' ' << j;
+          ASSERT_EQ(schedule_refusal(s) == "", valid)
+              << describe(kind, s) << " stage " << stage << " swap " << i << ' ' << j;
           ++(valid ? harmless : broken);
         }
       }
@@ -291,30 +292,31 @@ TEST(Schedule, RefusalsSayWhereAndWhy) {
   const Schedule good = make_schedule(kZbH1, 2, 1, 2);  // 0F0,0F1,0I0,0W0,0I1,0W1
   Schedule s = good;
   std::swap(s.order[0][2], s.order[0][3]);
-  EXPECT_EQ(refusal(s), "stage 0, action 3 (0W0): its backward of the input (I) must run before it");
+  EXPECT_EQ(schedule_refusal(s), "stage 0, action 3 (0W0): its backward of the input (I) must run before it");
   s = good;
   s.order[0].pop_back();
-  EXPECT_EQ(refusal(s),
+  EXPECT_EQ(schedule_refusal(s),
             "stage 0: the weight gradient (W) of micro-batch 1 through global stage 0 is missing after 5 actions");
   s = good;
   s.order[0].push_back(s.order[0][0]);
-  EXPECT_EQ(refusal(s), "stage 0, action 7 (0F0): this forward has run before");
+  EXPECT_EQ(schedule_refusal(s), "stage 0, action 7 (0F0): this forward has run before");
   s = good;
   s.order[0][1].micro_batch = 2;
-  EXPECT_EQ(refusal(s), "stage 0, action 2: chunk 0, micro-batch 2 is not one of 1 chunks and 2 micro-batches");
+  EXPECT_EQ(schedule_refusal(s),
+            "stage 0, action 2: chunk 0, micro-batch 2 is not one of 1 chunks and 2 micro-batches");
   // Stage 0 needs the gradient of the first micro-batch before it sends the second; stage 1 needs the second first.
   s = make_schedule(k1f1b, 2, 1, 2);
   s.order[0] = {{kForward, 0, 0}, {kBackward, 0, 0}, {kForward, 0, 1}, {kBackward, 0, 1}};
   s.order[1] = {{kForward, 0, 0}, {kForward, 0, 1}, {kBackward, 0, 0}, {kBackward, 0, 1}};
-  EXPECT_EQ(refusal(s),
+  EXPECT_EQ(schedule_refusal(s),
             "the stages wait for each other: stage 0, action 2 (0B0) waits for 1B/I0 of stage 1; "
             "stage 1, action 2 (1F1) waits for 0F1 of stage 0");
   s = good;
   s.stages = 1 << 30, s.chunks = 1 << 30, s.micro_batches = 1 << 30;
-  EXPECT_NE(refusal(s).find("more than 16777216 actions"), std::string::npos);
+  EXPECT_NE(schedule_refusal(s).find("more than 16777216 actions"), std::string::npos);
   s = good;
   s.placement = Placement::kV;
-  EXPECT_NE(refusal(s).find("a V needs 2 chunks"), std::string::npos);
+  EXPECT_NE(schedule_refusal(s).find("a V needs 2 chunks"), std::string::npos);
 }
 
 TEST(Schedule, CountsThatAKindDoesNotHaveAreRefused) {
@@ -447,7 +449,7 @@ RC_GTEST_PROP(ScheduleText, GarbledTextIsRefusedOrRoundTrips, ()) {
   }
   try {
     const Schedule s = parse_schedule(text, "garbled");
-    RC_ASSERT(refusal(s) == "");
+    RC_ASSERT(schedule_refusal(s) == "");
     RC_ASSERT(parse_schedule(print_schedule(s), "again") == s);
   } catch (const UsageError&) {
   }
@@ -460,14 +462,14 @@ TEST(Schedule, TooManyActionsAreNamedInOrder) {
   Schedule s;
   s.stages = 1, s.chunks = 1, s.micro_batches = most + 1;
   s.order.resize(1);
-  EXPECT_EQ(refusal(s),
+  EXPECT_EQ(schedule_refusal(s),
             fmt::format("a pipeline schedule of 1 stages x 1 chunks x {} micro-batches has more than {} actions",
                         most + 1, kMaxScheduleActions));
   s.micro_batches = most;
-  EXPECT_EQ(refusal(s).find("more than"), std::string::npos) << refusal(s);
+  EXPECT_EQ(schedule_refusal(s).find("more than"), std::string::npos) << schedule_refusal(s);
   s.stages = 2, s.chunks = 3, s.micro_batches = most;
-  EXPECT_NE(refusal(s).find(fmt::format("2 stages x 3 chunks x {} micro-batches", most)), std::string::npos)
-      << refusal(s);
+  EXPECT_NE(schedule_refusal(s).find(fmt::format("2 stages x 3 chunks x {} micro-batches", most)), std::string::npos)
+      << schedule_refusal(s);
   try {
     make_schedule(kInterleaved, 2, 3, most);
     FAIL();

@@ -40,7 +40,7 @@ Made made(const Setting& setting, Seconds&& seconds_of) {
   return m;
 }
 
-Setting setting_of(int data, int stages) {
+Setting timeline_setting(int data, int stages) {
   Setting s;
   s.mesh[mesh::Axis::kDpShard] = data;
   s.mesh[mesh::Axis::kPp] = stages;
@@ -58,7 +58,7 @@ double sum_of(const PhaseSeconds& p) {
 
 // A rank that waits in a reduction has a slow reduction, not a bubble.
 TEST(PhaseSeconds, WithoutAPipelineThereIsNoBubble) {
-  const auto m = made(setting_of(2, 1), [](const Step& s) { return s.stream == Stream::kCompute ? 1.0 : 10.0; });
+  const auto m = made(timeline_setting(2, 1), [](const Step& s) { return s.stream == Stream::kCompute ? 1.0 : 10.0; });
   double reducing = 0.0, clipping = 0.0;
   for (std::size_t i = 0; i < m.ops.size(); ++i)
     if (const Step& s = *m.ops[i].step; s.stream == Stream::kDpComm)
@@ -78,7 +78,7 @@ TEST(PhaseSeconds, OfAPipelineTheWaitingForOtherStages) {
     return axis && (*axis == Axis::kPp || *axis == Axis::kWorld || *axis == Axis::kEnds);
   };
   for (const int stage : {0, 1}) {
-    auto s = setting_of(2, 2);
+    auto s = timeline_setting(2, 2);
     s.pipeline.stage = stage;
     const auto m = made(s, [&](const Step& step) { return between(step) ? 3.0 : 1.0; });
     double waited = 0.0;
@@ -94,7 +94,7 @@ TEST(PhaseSeconds, OfAPipelineTheWaitingForOtherStages) {
 
 // Communication beside compute costs nothing: only the part that compute waits for is booked.
 TEST(PhaseSeconds, OnlyWhatComputeWaitsForCounts) {
-  auto m = made(setting_of(2, 1), [](const Step&) { return 1.0; });
+  auto m = made(timeline_setting(2, 1), [](const Step&) { return 1.0; });
   double compute = 0.0, end = 0.0;
   std::size_t comm = m.ops.size();
   for (std::size_t i = 0; i < m.ops.size(); ++i) {
@@ -123,7 +123,7 @@ TEST(PhaseSeconds, OnlyWhatComputeWaitsForCounts) {
 // Predicted and measured seconds by kind of op, the slowest first: every op of the program counts once.
 TEST(Comparison, SumsTheKindsOfAProgram) {
   const GoldenMessages golden;
-  auto m = made(setting_of(1, 1), [](const Step&) { return 0.0; });
+  auto m = made(timeline_setting(1, 1), [](const Step&) { return 0.0; });
   Timeline predicted = m.timeline, measured = m.timeline;
   std::map<std::string, KindRow> want;
   double now = 0.0;
@@ -174,7 +174,7 @@ TEST(Comparison, TheTable) {
 
 // The share of the sums over an axis that runs beside compute; 1 when there are no sums.
 TEST(Overlap, IsWhatComputeCovers) {
-  auto m = made(setting_of(2, 1), [](const Step&) { return 0.0; });
+  auto m = made(timeline_setting(2, 1), [](const Step&) { return 0.0; });
   for (OpTime& t : m.timeline.ops) t = {100.0, 100.0};
   std::vector<std::size_t> sums, compute;
   for (std::size_t i = 0; i < m.ops.size(); ++i) {

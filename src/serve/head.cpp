@@ -11,7 +11,7 @@
 namespace molen::serve {
 namespace {
 
-std::string row(const std::string& name, const std::string& value) {
+std::string head_row(const std::string& name, const std::string& value) {
   return value.empty() ? "" : "<div><dt>" + name + "<dd>" + escape(value) + "</div>";
 }
 
@@ -36,9 +36,9 @@ std::string about(const RunData& run) {
   std::string dates;
   if (std::isfinite(when.first)) dates = utc_timestamp(when.first) + " to " + utc_timestamp(when.last);
   if (when.starts > 1) dates += fmt::format(", {} attempts", when.starts);
-  return "<dl class=about>" + row("Model", model_of(run)) + row("Layout", layout_of(run)) + row("Host", host) +
-         row("Peak of a device", peak) + row("Software", software) + row("Dates", dates) +
-         row("Ended", ending_of(run).text) + "</dl>";
+  return "<dl class=about>" + head_row("Model", model_of(run)) + head_row("Layout", layout_of(run)) +
+         head_row("Host", host) + head_row("Peak of a device", peak) + head_row("Software", software) +
+         head_row("Dates", dates) + head_row("Ended", ending_of(run).text) + "</dl>";
 }
 
 std::string tiles(const RunData& run) {

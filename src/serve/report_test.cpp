@@ -38,7 +38,7 @@ class Report : public ::testing::Test {
   fs::path dir_ = fs::temp_directory_path() / fmt::format("molen_report_{}", ::getpid());
 };
 
-std::string step(std::int64_t s, double loss, std::int64_t attempt = 1) {
+std::string step_line(std::int64_t s, double loss, std::int64_t attempt = 1) {
   store::StepMetrics m;
   m.step = s;
   m.attempt = attempt;
@@ -67,14 +67,14 @@ TEST_F(Report, RunsWithoutSteps) {
 }
 
 TEST_F(Report, OneStepIsAPoint) {
-  write("metrics.jsonl", step(1, 3.0));
+  write("metrics.jsonl", step_line(1, 3.0));
   const std::string html = page();
   EXPECT_NE(html.find("<circle"), std::string::npos);
   EXPECT_EQ(data_of(html)["charts"][0]["series"][0]["y"], Json::array({3.0}));
 }
 
 TEST_F(Report, LastAttemptOfAStepCounts) {
-  write("metrics.jsonl", step(1, 3.0) + step(2, 2.9) + step(2, 2.5, 2) + step(3, 2.25, 2));
+  write("metrics.jsonl", step_line(1, 3.0) + step_line(2, 2.9) + step_line(2, 2.5, 2) + step_line(3, 2.25, 2));
   const Json series = data_of(page())["charts"][0]["series"][0];
   EXPECT_EQ(series["x"], Json::array({1, 2, 3}));
   EXPECT_EQ(series["y"], Json::array({3.0, 2.5, 2.25}));
@@ -96,7 +96,7 @@ TEST_F(Report, ShowsHowTheTrainingEnded) {
                            "\n"
                            R"({"event":"stop","step":30,"reason":"nothing to do"})"
                            "\n";
-  write("metrics.jsonl", step(30, 3.0));
+  write("metrics.jsonl", step_line(30, 3.0));
   write("events.jsonl", trained);
   EXPECT_EQ(ended(), "reached train.until");
   write("events.jsonl", trained + idle);
@@ -117,7 +117,7 @@ TEST_F(Report, ShowsHowTheTrainingEnded) {
 }
 
 TEST_F(Report, TornLineIsLeftOutAndNamed) {
-  write("metrics.jsonl", step(1, 3.0) + step(2, 2.0).substr(0, 30));
+  write("metrics.jsonl", step_line(1, 3.0) + step_line(2, 2.0).substr(0, 30));
   write("events.jsonl", "{\"event\":\"stop\",\"step\":1}\n{\"event\":\"st");
   const std::string html = page();
   EXPECT_NE(html.find("1 line of metrics.jsonl cut short"), std::string::npos);
@@ -126,8 +126,8 @@ TEST_F(Report, TornLineIsLeftOutAndNamed) {
 }
 
 TEST_F(Report, NonFiniteIsAGapAndNamed) {
-  write("metrics.jsonl",
-        step(1, 3.0) + step(2, std::nan("")) + step(3, std::numeric_limits<double>::infinity()) + step(4, 2.0));
+  write("metrics.jsonl", step_line(1, 3.0) + step_line(2, std::nan("")) +
+                             step_line(3, std::numeric_limits<double>::infinity()) + step_line(4, 2.0));
   const std::string html = page();
   EXPECT_EQ(data_of(html)["charts"][0]["series"][0]["y"], Json::array({3.0, nullptr, nullptr, 2.0}));
   EXPECT_NE(html.find("not finite at 2 steps, first at step 2"), std::string::npos);
@@ -165,14 +165,14 @@ TEST_F(Report, EscapesWhatTheUserWrote) {
 }
 
 TEST_F(Report, NeedsNoNetwork) {
-  write("metrics.jsonl", step(1, 3.0));
+  write("metrics.jsonl", step_line(1, 3.0));
   const std::string html = page();
   for (const char* tag : {"<link", "src=", "@import", "url("}) EXPECT_EQ(html.find(tag), std::string::npos) << tag;
   EXPECT_NE(html.find("default-src 'none'"), std::string::npos);
 }
 
 TEST_F(Report, DamagedFilesBesideTheMetricsCostTheirPartOnly) {
-  write("metrics.jsonl", step(1, 3.0));
+  write("metrics.jsonl", step_line(1, 3.0));
   for (const char* damage :
        {"{", "[]", "null", "\"x\"", "{\"step_s\":3,\"memory_bytes\":[],\"ops\":{\"a\":1}}", "{\"ops\":[1,null,{}]}",
         "{\"step_s\":{\"predicted\":1e999}}", "{\"memory_bytes\":{\"planned\":1e300,\"measured\":-1e300}}"}) {
@@ -217,7 +217,7 @@ TEST_F(Report, DropsWhatLiesBeyondALaterResume) {
   std::string events;
   for (const int at : {4, 8, 12})
     events += fmt::format("{{\"event\":\"validation\",\"step\":{},\"loss\":{}}}\n", at, 20 - at);
-  write("metrics.jsonl", step(1, 3.0));
+  write("metrics.jsonl", step_line(1, 3.0));
   write("events.jsonl", events + "{\"event\":\"stop\",\"step\":12}\n");
   EXPECT_EQ(summary(dir_)["validation"]["step"], 12);
   events += "{\"event\":\"stop\",\"step\":12}\n{\"event\":\"resume\",\"step\":4}\n";
@@ -308,7 +308,7 @@ TEST_F(Report, SaysHowManyEventsAreLeftOut) {
 }
 
 TEST_F(Report, NoticesSayWhatCouldNotBeRead) {
-  write("metrics.jsonl", step(1, std::nan("")) + step(2, 3.0) + "{\"st\n{\"st");
+  write("metrics.jsonl", step_line(1, std::nan("")) + step_line(2, 3.0) + "{\"st\n{\"st");
   write("events.jsonl", "[]\n{\"ev\n");
   write("config.toml", "[model]\nlayers = \n");
   write("environment.json", "{");
@@ -350,7 +350,7 @@ TEST_F(Report, StepsThatAreNoneAreLeftOut) {
 }
 
 TEST_F(Report, SummaryIsWhole) {
-  write("metrics.jsonl", step(1, 3.0) + step(2, 2.5) + step(3, 2.0, 2));
+  write("metrics.jsonl", step_line(1, 3.0) + step_line(2, 2.5) + step_line(3, 2.0, 2));
   write("events.jsonl", R"({"event":"validation","step":1,"loss":4,"bits_per_byte":{"nl":9}})"
                         "\n"
                         R"({"event":"validation","step":3,"loss":2,"bits_per_byte":{"en":1.25,"nl":1.5,"x":"y"}})"
@@ -374,7 +374,7 @@ TEST_F(Report, SummaryIsWhole) {
 // Only events of meters have reasons, and the last such event counts.
 TEST_F(Report, MetersThatCouldNotBeRead) {
   const auto section = [&](const std::string& events) {
-    write("metrics.jsonl", step(1, 3.0));
+    write("metrics.jsonl", step_line(1, 3.0));
     write("events.jsonl", events);
     const std::string html = page();
     const auto at = html.find("<h2>Energy</h2>");

@@ -9,7 +9,7 @@
 namespace molen::store {
 namespace {
 
-ConsoleStep sample() {
+ConsoleStep sample_step() {
   ConsoleStep s;
   s.step = 120;
   s.steps = 2000;
@@ -45,27 +45,27 @@ std::string written(bool terminal, auto&& use) {
 }
 
 TEST(Console, SaysAllOfAStep) {
-  EXPECT_EQ(step_line(sample()),
+  EXPECT_EQ(step_line(sample_step()),
             "step 120/2000 | loss 4.1235 | gnorm 0.812 | lr 3.00e-04 | 245.76 k tok | 500.0 ms | 12.35 k tok/s | 0.51 "
             "TFLOP/s | MFU 41.3% | "
             "mem 1.00 GiB of 1.50 GiB planned | data 1.0% | 0.0123 J/tok | 152 W | eta 15:40");
 }
 
 TEST(Console, ProgressInPlaceFitsATerminalWithAllItSays) {
-  const std::string line = progress_line(sample(), {false, kTerminalColumns});
+  const std::string line = progress_line(sample_step(), {false, kTerminalColumns});
   EXPECT_EQ(line, "[----------------] 120/2000 | loss 4.1235 | 12.35 k tok/s | MFU 41.3% | 0.0123 J/tok | eta 15:40");
   EXPECT_LE(visible_columns(line), kTerminalColumns);
   EXPECT_EQ(progress_bar(0.5), "[########--------]");
   EXPECT_EQ(progress_bar(1.0), "[################]");
   EXPECT_EQ(progress_bar(NAN), progress_bar(-1));
   EXPECT_EQ(progress_bar(7), progress_bar(1));
-  ConsoleStep s = sample();
+  ConsoleStep s = sample_step();
   s.steps = 0;
   EXPECT_TRUE(progress_line(s).starts_with("step 120 | loss"));
 }
 
 TEST(Console, ALogsLineFitsItsColumnsWithAllThatIsMeasured) {
-  ConsoleStep s = sample();
+  ConsoleStep s = sample_step();
   s.memory_peak = s.memory_planned;
   s.flops_formula = "causal";
   s.step = 123456, s.steps = 200000;
@@ -104,7 +104,7 @@ RC_GTEST_PROP(Console, WrappedLinesFitAndHoldTheSameWords, ()) {
 }
 
 TEST(Console, SaysTheLossScaleAndAStepThatWasSkipped) {
-  ConsoleStep s = sample();
+  ConsoleStep s = sample_step();
   EXPECT_EQ(step_line(s).find("scale"), std::string::npos);
   s.loss_scale = 65536;
   s.skipped_steps = 2;
@@ -116,13 +116,13 @@ TEST(Console, SaysTheLossScaleAndAStepThatWasSkipped) {
 }
 
 TEST(Console, EnergyOfAPartIsMarked) {
-  ConsoleStep s = sample();
+  ConsoleStep s = sample_step();
   s.energy_partial = true;
   EXPECT_NE(step_line(s).find(" ~0.0123 J/tok | ~152 W"), std::string::npos) << step_line(s);
 }
 
 TEST(Console, WhatSaysNothingIsLeftOut) {
-  ConsoleStep s = sample();
+  ConsoleStep s = sample_step();
   s.energy_partial = true;
   s.tflops = s.mfu = s.j_per_token = s.watts = s.eta_s = std::nullopt;
   s.memory_peak = s.memory_planned = std::nullopt;
@@ -132,14 +132,14 @@ TEST(Console, WhatSaysNothingIsLeftOut) {
   for (const char* field : {"TFLOP/s", "MFU", "mem", "data", "J/tok", " W", "eta"})
     EXPECT_EQ(line.find(field), std::string::npos) << field << " in " << line;
   EXPECT_NE(line.find("| - tok/s"), std::string::npos) << line;
-  s = sample();
+  s = sample_step();
   s.mfu = NAN;
   s.step_s = NAN;
   s.eta_s = INFINITY;
   s.memory_peak = s.memory_planned;
   for (const char* field : {"MFU", "data", "eta", "mem"})
     EXPECT_EQ(step_line(s).find(field), std::string::npos) << field << " in " << step_line(s);
-  s = sample();
+  s = sample_step();
   s.data_wait_s = 0;
   EXPECT_EQ(step_line(s).find("data"), std::string::npos);
 }
@@ -153,7 +153,7 @@ TEST(Console, NamesTheFormulaBesideMfu) {
 }
 
 TEST(Console, ABrokenLossStandsOut) {
-  ConsoleStep s = sample();
+  ConsoleStep s = sample_step();
   s.loss = NAN;
   EXPECT_NE(step_line(s).find("loss nan"), std::string::npos);
   EXPECT_NE(step_line(s, {true, 0}).find("\x1b[1;31mloss nan\x1b[0m"), std::string::npos);
@@ -174,7 +174,7 @@ TEST(Console, ColourFollowsTheConventions) {
 
 RC_GTEST_PROP(Console, FitsAnyWidthAndKeepsTheStep, ()) {
   const int width = *rc::gen::inRange(1, 300);
-  const ConsoleStep s = sample();
+  const ConsoleStep s = sample_step();
   const std::string line = step_line(s, {true, width});
   RC_ASSERT(visible_columns(line) <= width);
   RC_ASSERT(step_line(s, {false, width}).substr(0, 13) ==
@@ -183,12 +183,12 @@ RC_GTEST_PROP(Console, FitsAnyWidthAndKeepsTheStep, ()) {
 }
 
 TEST(Console, KeepsTheMostNeededFields) {
-  EXPECT_EQ(step_line(sample(), {false, 52}), "step 120/2000 | loss 4.1235 | 12.35 k tok/s");
+  EXPECT_EQ(step_line(sample_step(), {false, 52}), "step 120/2000 | loss 4.1235 | 12.35 k tok/s");
 }
 
 // The order in which fields are left out when columns are short: the step and the loss stay longest.
 TEST(Console, LeavesOutTheLeastNeededFirst) {
-  ConsoleStep s = sample();
+  ConsoleStep s = sample_step();
   s.loss_scale = 65536;
   const std::vector<std::string> order{" W",    " k tok |", "TFLOP/s", "500.0 ms", "scale ", "lr ",   "data ",
                                        "gnorm", "mem ",     "J/tok",   "MFU",      "eta ",   "tok/s", "loss"};

@@ -48,11 +48,11 @@ struct StreamHead {
 };
 
 template <class T>
-void put(T& field, T value, std::memory_order order = std::memory_order_relaxed) {
+void write_field(T& field, T value, std::memory_order order = std::memory_order_relaxed) {
   std::atomic_ref<T>(field).store(value, order);
 }
 template <class T>
-T get(const T& field, std::memory_order order = std::memory_order_relaxed) {
+T read_field(const T& field, std::memory_order order = std::memory_order_relaxed) {
   return std::atomic_ref<T>(const_cast<T&>(field)).load(order);
 }
 
@@ -212,51 +212,52 @@ void FlightWriter::record(int stream, bool end, std::int64_t step, int op, std::
   if (s >= head_->streams) return;
   const std::uint64_t sequence = ++sequence_[s];
   Record& r = head_->ring(stream)[(sequence - 1) % kRecords].record;
-  put(r.sequence, std::uint64_t{0});
+  write_field(r.sequence, std::uint64_t{0});
   std::atomic_thread_fence(std::memory_order_release);
   const Record next{sequence, ns, step, bytes, op, end ? 1U : 0U, 0};
-  put(r.ns, next.ns);
-  put(r.step, next.step);
-  put(r.bytes, next.bytes);
-  put(r.op, next.op);
-  put(r.end, next.end);
-  put(r.check, check_of(next, sequence));
-  put(r.sequence, sequence, std::memory_order_release);
+  write_field(r.ns, next.ns);
+  write_field(r.step, next.step);
+  write_field(r.bytes, next.bytes);
+  write_field(r.op, next.op);
+  write_field(r.end, next.end);
+  write_field(r.check, check_of(next, sequence));
+  write_field(r.sequence, sequence, std::memory_order_release);
   StreamHead& h = head_->stream[s];
-  put(h.position, static_cast<std::uint64_t>(step) << kOpBits | static_cast<std::uint64_t>(op) << 1 | (end ? 0U : 1U));
-  put(h.written, sequence, std::memory_order_release);
+  write_field(h.position,
+              static_cast<std::uint64_t>(step) << kOpBits | static_cast<std::uint64_t>(op) << 1 | (end ? 0U : 1U));
+  write_field(h.written, sequence, std::memory_order_release);
 }
 
 void FlightWriter::phase(FlightPhase phase, std::int64_t step) noexcept {
-  put(head_->step, step);
-  put(head_->phase, static_cast<std::uint32_t>(phase));
+  write_field(head_->step, step);
+  write_field(head_->phase, static_cast<std::uint32_t>(phase));
   std::atomic_ref<std::uint64_t>(head_->phases).fetch_add(1, std::memory_order_release);
 }
 void FlightWriter::median_step(std::int64_t ns) noexcept {
-  put(head_->median_step_ns, ns);
+  write_field(head_->median_step_ns, ns);
 }
 void FlightWriter::beat(std::int64_t idle_ns, std::int64_t ns, std::int64_t wall_ns) noexcept {
-  put(head_->idle_ns, idle_ns);
-  put(head_->beat_ns, ns);
-  put(head_->beat_wall_ns, wall_ns);
+  write_field(head_->idle_ns, idle_ns);
+  write_field(head_->beat_ns, ns);
+  write_field(head_->beat_wall_ns, wall_ns);
   std::atomic_ref<std::uint64_t>(head_->beat).fetch_add(1, std::memory_order_release);
 }
 void FlightWriter::saw_dead(int rank) noexcept {
-  put(head_->saw_dead, static_cast<std::int32_t>(rank));
+  write_field(head_->saw_dead, static_cast<std::int32_t>(rank));
 }
 void FlightWriter::leave(FlightEnd end) noexcept {
-  put(head_->end, static_cast<std::uint32_t>(end));
+  write_field(head_->end, static_cast<std::uint32_t>(end));
 }
 std::uint64_t FlightWriter::progress() const noexcept {
-  std::uint64_t all = get(head_->phases);
-  for (StreamHead& stream : head_->stream) all += get(stream.written);
+  std::uint64_t all = read_field(head_->phases);
+  for (StreamHead& stream : head_->stream) all += read_field(stream.written);
   return all;
 }
 FlightPhase FlightWriter::phase() const noexcept {
-  return static_cast<FlightPhase>(get(head_->phase));
+  return static_cast<FlightPhase>(read_field(head_->phase));
 }
 std::int64_t FlightWriter::median_step() const noexcept {
-  return get(head_->median_step_ns);
+  return read_field(head_->median_step_ns);
 }
 void FlightWriter::sync() noexcept {
   ::msync(head_, kHeadBytes, MS_SYNC);

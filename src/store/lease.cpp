@@ -98,13 +98,13 @@ Life life_of(const Owner& owner, const Owner& self) {
   return start != 0 && start == owner.process_start ? Life::kAlive : Life::kDead;
 }
 
-std::string name_of(const Held& held) {
+std::string holder_of(const Held& held) {
   return held.known ? held.owner.text() : "another process";
 }
 
 [[noreturn]] void refuse(const fs::path& directory, const Held& held) {
   throw LeaseHeld("{}: {} writes here, and only one may; wait for it to end, or give this run another name (run.name)",
-                  directory.string(), name_of(held));
+                  directory.string(), holder_of(held));
 }
 
 // Watches the newest lease until it is known whether its owner is alive; returns its token when it may be taken over.
@@ -136,7 +136,7 @@ class Watch {
         seen = text, seen_token = highest, since = clock::now();
         if (options_.waiting)
           options_.waiting(fmt::format("{}: {} was writing here; taking over if it shows no life for {:g} s",
-                                       directory_.string(), name_of(held), period_s));
+                                       directory_.string(), holder_of(held), period_s));
       }
       if (std::chrono::duration<double>(clock::now() - since).count() >= period_s) return highest;
       std::this_thread::sleep_for(std::chrono::duration<double>(period_s / 20));
@@ -247,7 +247,7 @@ void Lease::require() const {
   if (highest <= token_) return;
   const Held held = parse_lease(read_lease(directory_, highest));
   throw LeaseHeld("{}: {} has taken over, because this process showed no life for {:g} s; nothing more is written here",
-                  directory_.string(), name_of(held), options_.period_s);
+                  directory_.string(), holder_of(held), options_.period_s);
 }
 
 std::string lease_owner(const fs::path& directory) {

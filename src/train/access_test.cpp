@@ -249,12 +249,12 @@ struct Case {
   arch::Kernels kernels = arch::Kernels::kFused;
 };
 
-suite::Layout over(int tensor, int context, int shards = 1, int zero = 0) {
+suite::Layout over_axes(int tensor, int context, int shards = 1, int zero = 0) {
   suite::Layout l{shards, zero, true, 1};
   l.tensor = tensor, l.context = context, l.rows = tensor > 1, l.sequence = 24;
   return l;
 }
-suite::Layout staged(int stages, bool halves) {
+suite::Layout over_stages(int stages, bool halves) {
   suite::Layout l{1, 0, false, 1};
   l.stages = stages;
   if (halves) l.pipeline.schedule = program::ScheduleKind::kZbH1, l.pipeline.halves = true;
@@ -282,11 +282,11 @@ TEST(Access, OpsTouchWhatTheyName) {
       {"ZeRO-1", {2, 1, false, 2}},
       {"ZeRO-2, bf16", {2, 2, false, 2}, DType::kBF16, arch::Kernels::kAten},
       {"ZeRO-3", {2, 3, true, 2}},
-      {"TP 2", over(2, 1)},
-      {"TP 2 in pieces, FULL_SHARD", in_pieces(over(2, 1, 2, 3))},
-      {"CP 2, gathered", over(1, 2)},
-      {"CP 2, in a ring", with_ring(over(1, 2))},
-      {"CP 2, in a ring, bf16", with_ring(over(1, 2)), DType::kBF16, arch::Kernels::kAten},
+      {"TP 2", over_axes(2, 1)},
+      {"TP 2 in pieces, FULL_SHARD", in_pieces(over_axes(2, 1, 2, 3))},
+      {"CP 2, gathered", over_axes(1, 2)},
+      {"CP 2, in a ring", with_ring(over_axes(1, 2))},
+      {"CP 2, in a ring, bf16", with_ring(over_axes(1, 2)), DType::kBF16, arch::Kernels::kAten},
       {"all on the host", on_host({2, 3, false, 2})},
       {"documents",
        [] {
@@ -294,8 +294,8 @@ TEST(Access, OpsTouchWhatTheyName) {
          l.documents = true;
          return l;
        }()},
-      {"PP 2", staged(2, false)},
-      {"PP 2 in halves", staged(2, true)},
+      {"PP 2", over_stages(2, false)},
+      {"PP 2 in halves", over_stages(2, true)},
   };
   for (const Case& c : cases)
     for (const bool gpt : {false, true}) {

@@ -24,7 +24,7 @@ struct Planned {
   std::size_t tensors = 0;
 };
 
-program::Setting layout(int data, int tensor, int stages, int zero) {
+program::Setting planned_setting(int data, int tensor, int stages, int zero) {
   program::Setting s;
   s.mesh[mesh::Axis::kDpShard] = data;
   s.mesh[mesh::Axis::kTp] = tensor;
@@ -82,10 +82,10 @@ TEST(CheckpointSize, OfLargeModelsUnderLargeLayouts) {
     const char *name, *preset;
     program::Setting setting;
   };
-  const std::vector<Case> cases{{"8B, TP 2", "llama3-8b", layout(1, 2, 1, 0)},
-                                {"8B, TP 2, FULL_SHARD 4", "llama3-8b", layout(4, 2, 1, 3)},
-                                {"70B, TP 8 x PP 4", "llama3-70b", layout(1, 8, 4, 0)},
-                                {"405B, TP 8 x PP 16 x DP 8", "llama3-405b", layout(8, 8, 16, 3)}};
+  const std::vector<Case> cases{{"8B, TP 2", "llama3-8b", planned_setting(1, 2, 1, 0)},
+                                {"8B, TP 2, FULL_SHARD 4", "llama3-8b", planned_setting(4, 2, 1, 3)},
+                                {"70B, TP 8 x PP 4", "llama3-70b", planned_setting(1, 8, 4, 0)},
+                                {"405B, TP 8 x PP 16 x DP 8", "llama3-405b", planned_setting(8, 8, 16, 3)}};
   constexpr std::uint64_t kBound = 50'000'000;
   fmt::print("{:<36} {:>6} {:>8} {:>9} {:>12} {:>14} {:>9}\n", "planned", "ranks", "tensors", "slices", "index bytes",
              "largest header", "read in");
@@ -109,7 +109,7 @@ TEST(CheckpointSize, DoesNotGrowWithRows) {
   auto small = arch::preset("llama-tiny"), large = small;
   large.hidden *= 8, large.ffn *= 8, large.head_dim *= 8, large.vocabulary *= 8;
   for (const int zero : {0, 3}) {
-    const Planned a = plan(small, layout(3, 2, 1, zero)), b = plan(large, layout(3, 2, 1, zero));
+    const Planned a = plan(small, planned_setting(3, 2, 1, zero)), b = plan(large, planned_setting(3, 2, 1, zero));
     EXPECT_GT(b.elements, 30 * a.elements);
     EXPECT_LE(b.slices, a.slices + a.slices / 10) << "the cut of a unit may fall elsewhere";
   }

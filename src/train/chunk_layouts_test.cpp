@@ -40,7 +40,7 @@ Layout pieces(std::int64_t chunks, int tensor, int shards = 1, int zero = 0, std
   l.chunks = chunks;
   return l;
 }
-Layout piped(Layout l, int stages, ScheduleKind kind, int chunks) {
+Layout with_stages(Layout l, int stages, ScheduleKind kind, int chunks) {
   l.stages = stages;
   l.pipeline = program::pipeline_of(kind, chunks);
   return l;
@@ -62,12 +62,12 @@ std::vector<Program> sound_stages(const arch::Architecture& a, const program::Se
 
 class Pieces : public ::testing::TestWithParam<Layout> {};
 
-std::vector<arch::Architecture> models() {
+std::vector<arch::Architecture> chunk_models() {
   return {deep(llama(false)), deep(grouped())};
 }
 
 TEST_P(Pieces, SameModelInDouble) {
-  for (const auto& a : models()) {
+  for (const auto& a : chunk_models()) {
     SCOPED_TRACE(arch::name_of(a.family));
     if (a.heads % GetParam().tensor != 0) continue;  // 6 heads over 4 ranks
     auto alone = setting_of(1, 0, false, DType::kF64, 3);
@@ -82,7 +82,7 @@ TEST_P(Pieces, SameModelInDouble) {
 TEST_P(Pieces, OneStepInFloatWithinTheBound) {
   for (const auto kernels : {arch::Kernels::kFused, arch::Kernels::kAten}) {
     if (kernels == arch::Kernels::kAten && (GetParam().context > 1 || GetParam().documents)) continue;
-    for (const auto& a : models()) {
+    for (const auto& a : chunk_models()) {
       if (a.heads % GetParam().tensor != 0) continue;
       auto alone = setting_of(1, 0, false, DType::kF32, 3), setting = setting_of(GetParam(), DType::kF32);
       alone.kernels = setting.kernels = kernels;
@@ -112,7 +112,7 @@ TEST_P(Pieces, ReadsBackWhatItPrints) {
 }
 
 TEST_P(Pieces, AnEvaluationIsSound) {
-  for (const auto& a : models()) {
+  for (const auto& a : chunk_models()) {
     program::Setting s = setting_of(GetParam(), DType::kF32);
     if (a.heads % GetParam().tensor != 0) continue;
     s.purpose = program::Purpose::kEvaluate;
@@ -122,7 +122,7 @@ TEST_P(Pieces, AnEvaluationIsSound) {
   }
 }
 
-std::vector<Layout> layouts() {
+std::vector<Layout> chunk_layouts() {
   std::vector<Layout> all{pieces(2, 2),
                           pieces(3, 2),
                           pieces(5, 2, 1, 0, 1),
@@ -133,11 +133,11 @@ std::vector<Layout> layouts() {
                           pieces(2, 2).recomputing("full"),
                           pieces(3, 2).recomputing("attention,norm_up,activation/2"),
                           pieces(2, 2, 2, 3).recomputing("out_projection,norm_up")};
-  all.push_back(piped(pieces(2, 2, 1, 0, 3), 2, ScheduleKind::k1f1b, 1));
-  all.push_back(piped(pieces(3, 2, 1, 0, 3), 2, ScheduleKind::kInterleaved, 2));
-  all.push_back(piped(pieces(2, 2, 1, 0, 3), 2, ScheduleKind::kZbH1, 1));
-  all.push_back(piped(pieces(3, 2, 1, 0, 3).recomputing("full"), 2, ScheduleKind::kZbV, 2));
-  all.push_back(piped(pieces(2, 2, 2, 2, 3), 2, ScheduleKind::kGpipe, 1));
+  all.push_back(with_stages(pieces(2, 2, 1, 0, 3), 2, ScheduleKind::k1f1b, 1));
+  all.push_back(with_stages(pieces(3, 2, 1, 0, 3), 2, ScheduleKind::kInterleaved, 2));
+  all.push_back(with_stages(pieces(2, 2, 1, 0, 3), 2, ScheduleKind::kZbH1, 1));
+  all.push_back(with_stages(pieces(3, 2, 1, 0, 3).recomputing("full"), 2, ScheduleKind::kZbV, 2));
+  all.push_back(with_stages(pieces(2, 2, 2, 2, 3), 2, ScheduleKind::kGpipe, 1));
   all.push_back(shared(pieces(2, 2), program::ContextForm::kGather));
   all.push_back(shared(pieces(3, 2), program::ContextForm::kRing));
   Layout documents = pieces(2, 2);
@@ -148,7 +148,7 @@ std::vector<Layout> layouts() {
   all.push_back(host);
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Matrix, Pieces, ::testing::ValuesIn(layouts()));
+INSTANTIATE_TEST_SUITE_P(Matrix, Pieces, ::testing::ValuesIn(chunk_layouts()));
 
 TEST(PiecesSetting, WhatCannotBeCutIsRefused) {
   const auto refused = [](Layout l, const std::string& says) {
@@ -180,7 +180,7 @@ template <class O>
 O* op_of(program::Body& body, std::size_t k) {
   return std::get_if<O>(&body.steps[k].op);
 }
-bool in_pieces(const Compute* c) {
+bool has_pieces(const Compute* c) {
   return c && arch::has_halves(c->part);
 }
 // Sets the access to the gradient; false when the step has none or accesses it so already.
@@ -192,7 +192,7 @@ int buffer_beside(const Program& p, const std::string& name) {
   return p.find_buffer(name);
 }
 
-std::vector<Mutant> mutants() {
+std::vector<Mutant> chunk_mutants() {
   const auto erase = [](program::Body& body, std::size_t k) {
     body.steps.erase(body.steps.begin() + static_cast<std::ptrdiff_t>(k));
     return true;
@@ -211,19 +211,19 @@ std::vector<Mutant> mutants() {
       {"a piece is not multiplied",
        [=](Program&, program::Body& b, std::size_t k) {
          const auto* c = op_of<Compute>(b, k);
-         return in_pieces(c) && c->chunk == 1 && erase(b, k);
+         return has_pieces(c) && c->chunk == 1 && erase(b, k);
        }},
       {"a piece is multiplied twice",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         if (!in_pieces(c) || c->chunk != 1 || !is_backward(c->pass)) return false;
+         if (!has_pieces(c) || c->chunk != 1 || !is_backward(c->pass)) return false;
          b.steps.insert(b.steps.begin() + static_cast<std::ptrdiff_t>(k), b.steps[k]);
          return true;
        }},
       {"a product takes another piece",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return in_pieces(c) && c->chunk == 1 && (c->chunk = 0, true);
+         return has_pieces(c) && c->chunk == 1 && (c->chunk = 0, true);
        }},
       {"a gather brings another piece",
        [](Program&, program::Body& b, std::size_t k) {
@@ -238,7 +238,7 @@ std::vector<Mutant> mutants() {
       {"a product of all rows",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return in_pieces(c) && c->chunk == 1 && (c->chunk = -1, true);
+         return has_pieces(c) && c->chunk == 1 && (c->chunk = -1, true);
        }},
       {"a sum of all pieces between layers",
        [](Program&, program::Body& b, std::size_t k) {
@@ -248,13 +248,13 @@ std::vector<Mutant> mutants() {
       {"the second piece overwrites the gradient of the first",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return in_pieces(c) && c->chunk == 1 && is_backward(c->pass) &&
+         return has_pieces(c) && c->chunk == 1 && is_backward(c->pass) &&
                 access_of_gradient(b.steps[k], program::Access::kWrite);
        }},
       {"the first piece adds to the last step's gradient",
        [](Program&, program::Body& b, std::size_t k) {
          auto* c = op_of<Compute>(b, k);
-         return in_pieces(c) && c->chunk == 0 && is_backward(c->pass) &&
+         return has_pieces(c) && c->chunk == 0 && is_backward(c->pass) &&
                 access_of_gradient(b.steps[k], program::Access::kUpdate);
        }},
       {"a product reads the rows of another piece",
@@ -286,7 +286,7 @@ std::vector<Mutant> mutants() {
 TEST(PiecesMutants, TheVerifierRefusesEach) {
   const Program sound = program::build(deep(llama(false)), setting_of(pieces(2, 2), DType::kF64));
   ASSERT_TRUE(program::verify(sound).empty());
-  for (const Mutant& m : mutants()) {
+  for (const Mutant& m : chunk_mutants()) {
     Program p = sound;
     const bool edges = std::string(m.name) == "a sum waits for nothing";
     if (!edges)
@@ -312,7 +312,8 @@ TEST(PiecesMutants, TheVerifierRefusesEach) {
 TEST(PiecesMutants, ASecondSumOfAPieceIsRefused) {
   for (const std::int64_t chunks : {1, 2}) {
     auto stages = program::build_stages(
-        deep(llama(false)), setting_of(piped(pieces(chunks, 2, 1, 0, 3), 2, ScheduleKind::kZbH1, 1), DType::kF64));
+        deep(llama(false)),
+        setting_of(with_stages(pieces(chunks, 2, 1, 0, 3), 2, ScheduleKind::kZbH1, 1), DType::kF64));
     int mutants = 0;
     for (program::Body& body : stages[0].bodies)
       for (std::size_t k = 0; k < body.steps.size(); ++k) {

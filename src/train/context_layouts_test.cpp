@@ -54,13 +54,13 @@ arch::Architecture gpt_of(arch::Position position) {
   return a;
 }
 
-std::vector<program::Program> stages_of(const arch::Architecture& a, const program::Setting& s) {
+std::vector<program::Program> context_stages(const arch::Architecture& a, const program::Setting& s) {
   auto stages = program::build_stages(a, s);
   for (const auto& p : stages) program::require_sound(p, "test");
   return stages;
 }
 
-program::Setting alone(DType compute) {
+program::Setting context_alone(DType compute) {
   auto s = setting_of(1, 0, false, compute, 3);
   s.sequence = kSequence;
   return s;
@@ -78,23 +78,24 @@ class ContextLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(ContextLayouts, SameModelInDouble) {
   for (const auto& a : models({llama(true), gpt_of(arch::Position::kLearned), gpt_of(arch::Position::kAlibi)})) {
     SCOPED_TRACE(fmt::format("{}, heads {}, tied {}", arch::name_of(a.family), a.heads, a.tied));
-    const Outcome& one = train_alone(program::build(a, alone(DType::kF64)), 10);
-    expect_same_model(one, train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), 10));
+    const Outcome& one = train_alone(program::build(a, context_alone(DType::kF64)), 10);
+    expect_same_model(one, train_threads(context_stages(a, setting_of(GetParam(), DType::kF64)), 10));
   }
 }
 
 TEST_P(ContextLayouts, OneStepWithinTheBound) {
   for (const auto compute : {DType::kF32, DType::kBF16})
     for (const auto& a : models({llama(true), gpt_of(arch::Position::kAlibi)})) {
-      auto one = alone(compute), setting = setting_of(GetParam(), compute);
+      auto one = context_alone(compute), setting = setting_of(GetParam(), compute);
       if (compute == DType::kBF16) one.kernels = setting.kernels = arch::Kernels::kAten;
       SCOPED_TRACE(fmt::format("{} {}", arch::name_of(a.family), name_of(compute)));
-      const auto stages = stages_of(a, setting);
+      const auto stages = context_stages(a, setting);
       const Outcome& reference = train_alone(program::build(a, one), 1);
       const Difference d = difference(reference, train_threads(stages, 1));
-      const Bounds bounds = compute == DType::kF32
-                                ? bounds_of(stages.front())
-                                : bounds_beside(train_alone(program::build(a, alone(DType::kF64)), 1), reference);
+      const Bounds bounds =
+          compute == DType::kF32
+              ? bounds_of(stages.front())
+              : bounds_beside(train_alone(program::build(a, context_alone(DType::kF64)), 1), reference);
       ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
       EXPECT_LE(d.loss, bounds.loss);
       EXPECT_LE(d.norm, bounds.norm);
@@ -103,7 +104,7 @@ TEST_P(ContextLayouts, OneStepWithinTheBound) {
 }
 
 TEST_P(ContextLayouts, SameLayoutTwiceIsIdenticalAndTheDeadAreDead) {
-  const auto stages = stages_of(models({llama(true)})[0], setting_of(GetParam(), DType::kF32));
+  const auto stages = context_stages(models({llama(true)})[0], setting_of(GetParam(), DType::kF32));
   EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
 }
 

@@ -35,7 +35,7 @@ program::Setting fp32() {
   return s;
 }
 
-DevicePeak find(const program::Setting& s, const std::optional<path>& environment = std::nullopt) {
+DevicePeak find_peak(const program::Setting& s, const std::optional<path>& environment = std::nullopt) {
   const auto self = comm::make_self();
   return find_device_peak(s, {}, environment, *self);
 }
@@ -73,16 +73,16 @@ class Kept : public ::testing::Test {
 using DevicePeakKept = Kept;
 
 TEST_F(DevicePeakKept, IsMeasuredOnceAMachine) {
-  const double first = find(fp32()).flops_per_s.value_or(0);
+  const double first = find_peak(fp32()).flops_per_s.value_or(0);
   EXPECT_GT(first, 1e8);
-  EXPECT_EQ(find(fp32()).flops_per_s, first);  // a second measurement never has the same bits
+  EXPECT_EQ(find_peak(fp32()).flops_per_s, first);  // a second measurement never has the same bits
   EXPECT_TRUE(std::filesystem::exists(cache_ / "molen/rates.json"));
   const auto rates = precision_rates(1);
   EXPECT_EQ(precision_rates(1).bf16, rates.bf16);
   EXPECT_NE(precision_rates(1).measured, "");
   // Auto and the peak use the same measurement, the first one.
   EXPECT_NEAR(rates.fp32 * 1e9, first, 1e-3);
-  EXPECT_EQ(find(fp32()).flops_per_s, first);
+  EXPECT_EQ(find_peak(fp32()).flops_per_s, first);
   program::Setting two = fp32();
   two.threads = 2;
   EXPECT_FALSE(stored_rate(gemm_conditions(two, {})));
@@ -94,24 +94,24 @@ TEST_F(DevicePeakKept, IsMeasuredWhereWhatIsKeptIsNoUse) {
   const std::string conditions = gemm_conditions(fp32(), {});
   constexpr double kOdd = 1234567.125;
   store_rate(conditions, kOdd);
-  EXPECT_EQ(find(fp32()).flops_per_s, kOdd);
+  EXPECT_EQ(find_peak(fp32()).flops_per_s, kOdd);
   std::string text = read_file(rates_file());
   const auto cpu = text.find(cpu_model());
   ASSERT_NE(cpu, std::string::npos);
   write_file_atomic(rates_file(), text.replace(cpu, cpu_model().size(), "another processor"));
-  EXPECT_NE(find(fp32()).flops_per_s, kOdd);
+  EXPECT_NE(find_peak(fp32()).flops_per_s, kOdd);
   for (const char* damage : {"", "{", "[]", "{\"format\":1,\"rates\":3}", "{\"format\":2,\"rates\":{}}"}) {
     write_file_atomic(rates_file(), damage);
     EXPECT_FALSE(stored_rate(conditions)) << damage;
     store_rate(conditions, kOdd);
-    EXPECT_EQ(find(fp32()).flops_per_s, kOdd) << damage;
+    EXPECT_EQ(find_peak(fp32()).flops_per_s, kOdd) << damage;
   }
   for (const double bad : {0.0, -1.0, std::nan("")}) {
     store_rate(conditions, bad);
-    EXPECT_GT(find(fp32()).flops_per_s.value_or(0), 1e8) << bad;
+    EXPECT_GT(find_peak(fp32()).flops_per_s.value_or(0), 1e8) << bad;
   }
   ::setenv("XDG_CACHE_HOME", "/proc/nowhere", 1);  // cannot be written
-  EXPECT_GT(find(fp32()).flops_per_s.value_or(0), 1e8);
+  EXPECT_GT(find_peak(fp32()).flops_per_s.value_or(0), 1e8);
 }
 
 TEST(DevicePeak, IsPublishedPerDeviceAndType) {
@@ -148,12 +148,12 @@ TEST(DevicePeak, IsAbsentWithItsReason) {
   program::Setting s = fp32();
   s.kernels = arch::Kernels::kReference;
   s.compute = DType::kF64;
-  EXPECT_FALSE(find(s).flops_per_s);
-  EXPECT_NE(find(s).source.find("reference kernels (fp64)"), std::string::npos);
+  EXPECT_FALSE(find_peak(s).flops_per_s);
+  EXPECT_NE(find_peak(s).source.find("reference kernels (fp64)"), std::string::npos);
   s = fp32();
   s.compute = DType::kF16;
-  EXPECT_FALSE(find(s).flops_per_s);
-  EXPECT_TRUE(to_json(find(s))["flops_per_s"].is_null());
+  EXPECT_FALSE(find_peak(s).flops_per_s);
+  EXPECT_TRUE(to_json(find_peak(s))["flops_per_s"].is_null());
   EXPECT_THROW(measure_gemm(DType::kF16, 1, 0), Error);
 }
 
@@ -191,19 +191,19 @@ TEST_F(DevicePeakKept, StaysAsMeasuredUnderTheSameConditions) {
   const std::string same = gemm_conditions(fp32(), {});
   const double odd = 1234567.125;  // no machine measures this
   environment(cpu_model(), odd, same);
-  EXPECT_EQ(find(fp32(), file).flops_per_s, odd);
-  EXPECT_EQ(find(fp32(), file).source, "measured: 1 GFLOP/s " + same);
+  EXPECT_EQ(find_peak(fp32(), file).flops_per_s, odd);
+  EXPECT_EQ(find_peak(fp32(), file).source, "measured: 1 GFLOP/s " + same);
   environment("another", odd, same);
-  EXPECT_NE(find(fp32(), file).flops_per_s, odd);
+  EXPECT_NE(find_peak(fp32(), file).flops_per_s, odd);
   environment(cpu_model(), odd, "bf16 GEMM 1024x512x1408, 1 thread");
-  EXPECT_NE(find(fp32(), file).flops_per_s, odd);
+  EXPECT_NE(find_peak(fp32(), file).flops_per_s, odd);
   for (const Json& bad : {Json(nullptr), Json(-odd), Json(0), Json("many"), Json::array()}) {
     environment(cpu_model(), bad, same);
-    EXPECT_GT(find(fp32(), file).flops_per_s.value_or(0), 1e8) << bad;
+    EXPECT_GT(find_peak(fp32(), file).flops_per_s.value_or(0), 1e8) << bad;
   }
   for (const char* damage : {"", "{", "[]", "{\"cpu\":3}", "null"}) {
     write_file_atomic(file, damage);
-    EXPECT_GT(find(fp32(), file).flops_per_s.value_or(0), 1e8) << damage;
+    EXPECT_GT(find_peak(fp32(), file).flops_per_s.value_or(0), 1e8) << damage;
   }
   std::filesystem::remove(file);
 }

@@ -17,7 +17,7 @@ Outcome through_device(const std::vector<program::Program>& stages, int steps) {
   return train_threads(stages, steps, {}, options);
 }
 
-Layout layout(int shards, int zero, int tensor, bool rows, int stages) {
+Layout device_layout(int shards, int zero, int tensor, bool rows, int stages) {
   Layout l{shards, zero, false, 2};
   l.tensor = tensor;
   l.rows = rows;
@@ -32,8 +32,8 @@ TEST(DeviceRanks, LeaveTheBitsOfTheHost) {
   gathered.sequence = 24;
   Layout ring = gathered;
   ring.form = program::ContextForm::kRing;
-  for (const Layout& l : {layout(2, 1, 1, false, 1), layout(2, 3, 2, true, 1), layout(3, 2, 1, false, 1),
-                          layout(1, 0, 2, false, 2), gathered, ring})
+  for (const Layout& l : {device_layout(2, 1, 1, false, 1), device_layout(2, 3, 2, true, 1),
+                          device_layout(3, 2, 1, false, 1), device_layout(1, 0, 2, false, 2), gathered, ring})
     for (const DType compute : {DType::kF64, DType::kF32}) {
       SCOPED_TRACE(fmt::format("{} ranks, ZeRO-{}, tp {}", l.ranks(), l.zero, l.tensor));
       const auto stages = program::build_stages(llama(false), setting_of(l, compute));

@@ -33,7 +33,7 @@ Layout in_stages(int stages, ScheduleKind kind, Layout l) {
   l.pipeline = program::pipeline_of(kind, kind == ScheduleKind::kInterleaved ? 2 : 1);
   return masked(l);
 }
-Layout of_tensor_ranks(bool rows, Layout l) {
+Layout with_tensor_ranks(bool rows, Layout l) {
   l.tensor = 2;
   l.rows = rows;
   return masked(l);
@@ -47,7 +47,7 @@ arch::Architecture gpt_alibi() {
   return a;
 }
 
-program::Setting alone(DType compute, bool documents = true) {
+program::Setting documents_alone(DType compute, bool documents = true) {
   auto s = setting_of(1, 0, false, compute, 3);
   s.sequence = kSequence;
   s.document_mask = documents;
@@ -59,7 +59,7 @@ program::Setting alone(DType compute, bool documents = true) {
 TEST(Documents, AreSequencesOfTheirOwn) {
   constexpr std::int64_t kShort = kSequence / 3;
   for (const auto& a : {llama(true), gpt_alibi()}) {
-    auto apart = alone(DType::kF64, false);
+    auto apart = documents_alone(DType::kF64, false);
     apart.sequence = kShort;
     apart.global_batch *= 3;
     apart.micro_batch *= 3;
@@ -72,7 +72,7 @@ TEST(Documents, AreSequencesOfTheirOwn) {
     Trial trial;
     const auto world = comm::make_self();
     expect_same_model(prove(program::build(a, apart), *world, read, trial),
-                      prove(program::build(a, alone(DType::kF64)), *world, packed, trial));
+                      prove(program::build(a, documents_alone(DType::kF64)), *world, packed, trial));
   }
 }
 
@@ -94,9 +94,9 @@ class DocumentLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(DocumentLayouts, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(name_of(a.family));
-    const Outcome& one = train_alone(program::build(a, alone(DType::kF64)), 10);
+    const Outcome& one = train_alone(program::build(a, documents_alone(DType::kF64)), 10);
     expect_same_model(one, train_threads(stages_of(a, DType::kF64), 10));
-    EXPECT_GT(difference(one, train_alone(program::build(a, alone(DType::kF64, false)), 10)).gradients, 1e-3);
+    EXPECT_GT(difference(one, train_alone(program::build(a, documents_alone(DType::kF64, false)), 10)).gradients, 1e-3);
   }
 }
 
@@ -104,7 +104,7 @@ TEST_P(DocumentLayouts, OneStepWithinTheBound) {
   for (const auto compute : {DType::kF32, DType::kBF16})
     for (const auto& a : models()) {
       SCOPED_TRACE(fmt::format("{} {}", name_of(a.family), name_of(compute)));
-      auto one = alone(compute);
+      auto one = documents_alone(compute);
       auto stages = stages_of(a, compute);
       if (compute == DType::kBF16) {
         one.kernels = arch::Kernels::kAten;
@@ -113,9 +113,10 @@ TEST_P(DocumentLayouts, OneStepWithinTheBound) {
         stages = program::build_stages(a, setting);
       }
       const Outcome& reference = train_alone(program::build(a, one), 1);
-      const Bounds bounds = compute == DType::kF32
-                                ? bounds_of(stages.front())
-                                : bounds_beside(train_alone(program::build(a, alone(DType::kF64)), 1), reference);
+      const Bounds bounds =
+          compute == DType::kF32
+              ? bounds_of(stages.front())
+              : bounds_beside(train_alone(program::build(a, documents_alone(DType::kF64)), 1), reference);
       const Difference d = difference(reference, train_threads(stages, 1));
       ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
       EXPECT_LE(d.loss, bounds.loss);
@@ -130,10 +131,10 @@ TEST_P(DocumentLayouts, TheDeadAreDead) {
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix, DocumentLayouts,
-    ::testing::Values(masked({1, 0, false, 3}), masked({2, 3, true, 2}), of_tensor_ranks(true, {2, 1, false, 1}),
+    ::testing::Values(masked({1, 0, false, 3}), masked({2, 3, true, 2}), with_tensor_ranks(true, {2, 1, false, 1}),
                       masked(Layout{2, 0}.recomputing("attention/2")), in_context(2, ContextForm::kGather, {1, 1}),
                       in_context(3, ContextForm::kRing, {1, 0}),
-                      of_tensor_ranks(false, in_context(2, ContextForm::kRing, {1, 2, false, 1})),
+                      with_tensor_ranks(false, in_context(2, ContextForm::kRing, {1, 2, false, 1})),
                       in_stages(3, ScheduleKind::k1f1b, {1, 0}), in_stages(2, ScheduleKind::kInterleaved, {2, 3}),
                       in_stages(3, ScheduleKind::kZbH1, {1, 0, true}), in_stages(3, ScheduleKind::kZbV, {1, 0}),
                       in_stages(3, ScheduleKind::kGpipe, in_context(2, ContextForm::kRing, {1, 0}))));

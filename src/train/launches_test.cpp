@@ -129,7 +129,7 @@ class Watch : public exec::Observer {
   std::map<std::size_t, OfOp> ops;
 };
 
-bool on_host(const Program& p, const program::Step& step) {
+bool runs_on_host(const Program& p, const program::Step& step) {
   return std::any_of(step.operands.begin(), step.operands.end(), [&](const program::Use& use) {
     return p.buffers[static_cast<std::size_t>(use.buffer)].place == program::Place::kHost;
   });
@@ -139,7 +139,7 @@ bool on_host(const Program& p, const program::Step& step) {
 bool may_be_launched(const Program& p, const program::Step& step) {
   const std::string kind = program::kind_of(step.op);
   for (const char* name : {"forward", "backward", "recompute", "zero", "sum_squares", "optimizer_step", "cast"})
-    if (kind.starts_with(name)) return !on_host(p, step);
+    if (kind.starts_with(name)) return !runs_on_host(p, step);
   return false;
 }
 

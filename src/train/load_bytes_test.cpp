@@ -47,14 +47,14 @@ struct Named {
   const char* name;
   suite::Layout layout;
 };
-suite::Layout over(int shards, int zero, int tensor = 1, int stages = 1) {
+suite::Layout over_shards(int shards, int zero, int tensor = 1, int stages = 1) {
   suite::Layout l{shards, zero, false, 1};
   l.tensor = tensor, l.stages = stages;
   return l;
 }
-const std::array kLayouts{Named{"1 rank", over(1, 0)},       Named{"NO_SHARD 2", over(2, 0)},
-                          Named{"FULL_SHARD 2", over(2, 3)}, Named{"TP 2", over(1, 0, 2)},
-                          Named{"PP 2", over(1, 0, 1, 2)},   Named{"TP 2 x FULL_SHARD 2", over(2, 3, 2)}};
+const std::array kLayouts{Named{"1 rank", over_shards(1, 0)},       Named{"NO_SHARD 2", over_shards(2, 0)},
+                          Named{"FULL_SHARD 2", over_shards(2, 3)}, Named{"TP 2", over_shards(1, 0, 2)},
+                          Named{"PP 2", over_shards(1, 0, 1, 2)},   Named{"TP 2 x FULL_SHARD 2", over_shards(2, 3, 2)}};
 
 // Runs `action` with each rank's executor.
 void on_executors(const arch::Architecture& a, const suite::Layout& layout,
@@ -147,7 +147,7 @@ TEST(LoadedBytes, EveryPieceOfALargeUnitArrives) {
     return at::arange(n, at::kFloat).remainder_(8191).add_(from);
   };
   fs::path path;
-  on_executors(a, over(1, 0), [&](exec::Executor& executor, comm::Communicator& world) {
+  on_executors(a, over_shards(1, 0), [&](exec::Executor& executor, comm::Communicator& world) {
     std::int64_t from = 0;
     for (const char* family : {"param", "m", "v"}) {
       at::Tensor t = executor.state(family, embedding_of(executor));
@@ -155,7 +155,7 @@ TEST(LoadedBytes, EveryPieceOfALargeUnitArrives) {
     }
     path = checkpoint::save(spans_of(executor), {folder, 4, 0, 1, agree_over(world), Json{{"x", 1}}, {}, 0});
   });
-  for (const auto& layout : {over(2, 0), over(1, 0, 1, 2)})
+  for (const auto& layout : {over_shards(2, 0), over_shards(1, 0, 1, 2)})
     on_executors(a, layout, [&](exec::Executor& executor, comm::Communicator& world) {
       const int unit = embedding_of(executor);
       ASSERT_GE(unit, 0);

@@ -9,7 +9,7 @@
 namespace molen::train {
 namespace {
 
-void fill(Weights& weights, const checkpoint::TensorSource& source) {
+void fill_weights(Weights& weights, const checkpoint::TensorSource& source) {
   const c10::InferenceMode inference;
   for (std::size_t i = 0; i < weights.parameters().size(); ++i) {
     const std::string& name = weights.parameters()[i].name;
@@ -27,7 +27,7 @@ LoadedModel load_model(const fs::path& path, DType dtype) {
   if (fs::exists(path / "config.json")) {
     const checkpoint::HfModel hf(path);
     auto weights = std::make_shared<Weights>(hf.arch(), dtype);
-    fill(*weights, hf.source());
+    fill_weights(*weights, hf.source());
     model.weights = weights;
     if (const auto file = hf.tokenizer()) model.tokenizer = data::Tokenizer::load(*file);
     model.origin = path.string();
@@ -37,7 +37,7 @@ LoadedModel load_model(const fs::path& path, DType dtype) {
   const std::string origin = from.path().string();
   auto weights =
       std::make_shared<Weights>(arch::architecture_from_json(json_member(from.state(), "arch", origin), origin), dtype);
-  fill(*weights, checkpoint::source_of(from));
+  fill_weights(*weights, checkpoint::source_of(from));
   model.weights = weights;
   if (from.has_attachment("tokenizer.json"))
     model.tokenizer = data::Tokenizer::parse(from.attachment("tokenizer.json"), origin + "/tokenizer.json");

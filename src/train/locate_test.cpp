@@ -15,7 +15,7 @@ using namespace suite;
 using program::Program;
 using program::rewritten;
 
-Layout tensor_ranks() {
+Layout two_tensor_ranks() {
   Layout l{1, 0, false, 3};
   l.tensor = 2;
   return l;
@@ -57,10 +57,10 @@ void expect_named(const std::string& text, const std::string& value, const std::
 }
 
 TEST(Locate, NamesWhatWentWrongFirst) {
-  expect_named(located(tensor_ranks(), without_first("all_reduce axis=tp moves=mid layer=0")),
+  expect_named(located(two_tensor_ranks(), without_first("all_reduce axis=tp moves=mid layer=0")),
                "mid of layer 0 at sample 0, token 0", "which no op writes");
   // The parts of two ranks are summed over the wrong axis, which has one rank.
-  expect_named(located(tensor_ranks(), rewritten({"all_reduce axis=tp moves=x layer=2"}, "axis=tp", "axis=dp")),
+  expect_named(located(two_tensor_ranks(), rewritten({"all_reduce axis=tp moves=x layer=2"}, "axis=tp", "axis=dp")),
                "x of layer 2 at sample 0", "(all_reduce, micro-batch 0) on rank 0");
   expect_named(located({2, 3, false, 3}, rewritten({"forward part=norm_up layer=1"}, "reads=x:mid.1", "reads=x:mid.0")),
                "up of layer 1 at sample 0", "(forward norm_up, layer 1, micro-batch 0) on rank 0");
@@ -96,7 +96,7 @@ TEST(Locate, FollowsEveryLayout) {
     change(l);
     return l;
   };
-  const Layout tensor = tensor_ranks();
+  const Layout tensor = two_tensor_ranks();
   for (const Layout& l :
        {tensor, with(tensor, [](Layout& l) { l.rows = true; }),
         with(tensor, [](Layout& l) { l.rows = true, l.chunks = 3; }), Layout{2, 3, true, 3}, Layout{3, 2, false, 1},

@@ -95,12 +95,12 @@ using Marks = std::vector<bool>;               // by byte of an arena and the gu
 using PlaceMarks = std::array<Marks, 2>;       // by place
 using Stages = std::vector<program::Program>;  // of a pipeline; one when there is none
 
-Stages stages_of(const arch::Architecture& a, program::Setting s) {
+Stages memory_stages(const arch::Architecture& a, program::Setting s) {
   Stages stages;
   for (s.pipeline.stage = 0; s.pipeline.stage < s.stages(); ++s.pipeline.stage) stages.push_back(program::build(a, s));
   return stages;
 }
-const program::Program& program_of(const Stages& stages, int rank) {
+const program::Program& program_of_rank(const Stages& stages, int rank) {
   return stages[static_cast<std::size_t>(program::at_rank(stages[0].setting, rank).pipeline.stage)];
 }
 
@@ -171,7 +171,7 @@ std::vector<PlaceMarks> written_by(const Stages& stages, program::Packing packin
   std::vector<PlaceMarks> written(static_cast<std::size_t>(ranks));
   suite::on_ranks(ranks, [&](comm::Communicator& world) {
     for (const unsigned char pattern : {0x5a, 0xa5})
-      mark_written(program_of(stages, world.rank()), world, packing, pattern,
+      mark_written(program_of_rank(stages, world.rank()), world, packing, pattern,
                    written[static_cast<std::size_t>(world.rank())]);
   });
   return written;
@@ -306,12 +306,12 @@ TEST(Memory, EveryRankWritesWhatIsPlanned) {
     for (const auto packing : {program::Packing::kShared, program::Packing::kApart}) {
       auto setting = suite::setting_of(layout, compute);
       if (compute == DType::kBF16) setting.kernels = arch::Kernels::kAten;
-      const auto stages = stages_of(layout.tensor > 1 ? even : suite::llama(false), setting);
+      const auto stages = memory_stages(layout.tensor > 1 ? even : suite::llama(false), setting);
       const auto written = written_by(stages, packing);
       std::string ends;
       for (int rank = 0; rank < stages[0].setting.ranks(); ++rank) {
         const PlaceMarks& mine = written[static_cast<std::size_t>(rank)];
-        EXPECT_EQ(Planned(program_of(stages, rank), rank, packing).differs_from(mine), "")
+        EXPECT_EQ(Planned(program_of_rank(stages, rank), rank, packing).differs_from(mine), "")
             << name << ", rank " << rank << ", packing " << static_cast<int>(packing);
         ends += fmt::format(" {}", end_of(mine[0]));
         if (!mine[1].empty()) ends += fmt::format("+{}", end_of(mine[1]));

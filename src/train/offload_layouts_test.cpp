@@ -25,7 +25,7 @@ Layout tensor(Layout l, bool rows) {
   l.rows = rows;
   return l;
 }
-Layout context(Layout l, program::ContextForm form) {
+Layout with_context(Layout l, program::ContextForm form) {
   l.context = 2;
   l.form = form;
   l.sequence = 24;
@@ -40,7 +40,7 @@ std::vector<Program> deepened_stages(arch::Architecture a, const program::Settin
 }
 
 // The setting of one rank with everything on its device.
-program::Setting alone(const Layout& l, DType compute) {
+program::Setting offload_alone(const Layout& l, DType compute) {
   auto s = setting_of(1, 0, false, compute, 3);
   s.sequence = l.sequence;
   return s;
@@ -69,7 +69,7 @@ class OffloadLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(OffloadLayouts, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(arch::name_of(a.family));
-    const Outcome& one = train_alone(program::build(a, alone(GetParam(), DType::kF64)), 10);
+    const Outcome& one = train_alone(program::build(a, offload_alone(GetParam(), DType::kF64)), 10);
     expect_same_model(one, train_threads(deepened_stages(a, setting_of(GetParam(), DType::kF64)), 10));
   }
 }
@@ -77,7 +77,7 @@ TEST_P(OffloadLayouts, SameModelInDouble) {
 TEST_P(OffloadLayouts, OneStepWithinTheBound) {
   for (const auto compute : {DType::kF32, DType::kBF16}) {
     const auto a = models()[0];
-    auto one = alone(GetParam(), compute), setting = setting_of(GetParam(), compute);
+    auto one = offload_alone(GetParam(), compute), setting = setting_of(GetParam(), compute);
     if (compute == DType::kBF16) one.kernels = setting.kernels = arch::Kernels::kAten;
     SCOPED_TRACE(name_of(compute));
     const auto stages = deepened_stages(a, setting);
@@ -86,7 +86,7 @@ TEST_P(OffloadLayouts, OneStepWithinTheBound) {
     const Bounds bounds =
         compute == DType::kF32
             ? bounds_of(stages.front())
-            : bounds_beside(train_alone(program::build(a, alone(GetParam(), DType::kF64)), 1), reference);
+            : bounds_beside(train_alone(program::build(a, offload_alone(GetParam(), DType::kF64)), 1), reference);
     ASSERT_LT(bounds.gradients, 0.25);  // a lost gradient is off by 1
     EXPECT_LE(d.loss, bounds.loss);
     EXPECT_LE(d.norm, bounds.norm);
@@ -134,8 +134,9 @@ INSTANTIATE_TEST_SUITE_P(
                       on_host(kGradients, pipelined({2, 2, false, 1}, program::ScheduleKind::kZbH1)),
                       on_host(kAll, pipelined({2, 3, true, 1}, program::ScheduleKind::k1f1b)),
                       on_host(kParameters, pipelined({1, 0, false, 2}, program::ScheduleKind::kZbV)),
-                      on_host(kAll, context({1, 3, false, 2}, kGather)), on_host(kGradients, context({2, 1}, kRing)),
-                      on_host(kActivations, kOne), on_host(kActivations, {2, 0, false, 2, 1, false, 0}),
+                      on_host(kAll, with_context({1, 3, false, 2}, kGather)),
+                      on_host(kGradients, with_context({2, 1}, kRing)), on_host(kActivations, kOne),
+                      on_host(kActivations, {2, 0, false, 2, 1, false, 0}),
                       on_host(kEverything, {3, 3, false, 1, 1, false, 2}), on_host(kActivations, {2, 1, true, 3}),
                       on_host(kActivations, Layout{2, 2}.recomputing("norm_qkv,activation/2")),
                       on_host(kActivations, tensor(kOne, false)), on_host(kEverything, tensor({2, 3, false, 1}, true)),
@@ -148,8 +149,8 @@ INSTANTIATE_TEST_SUITE_P(
                       on_host(kActivations, pipelined(tensor({1, 0, true, 1}, true), program::ScheduleKind::k1f1b)),
                       on_host(kActivations, pipelined(tensor(Layout{1, 0, false, 1}.recomputing("norm_up"), true),
                                                       program::ScheduleKind::kInterleaved)),
-                      on_host(kActivations, context({2, 1, false, 2}, kGather)),
-                      on_host(kActivations, context({1, 3}, kRing))));
+                      on_host(kActivations, with_context({2, 1, false, 2}, kGather)),
+                      on_host(kActivations, with_context({1, 3}, kRing))));
 
 // Nothing that is offloaded is in the device's memory, and the host's memory holds as much as the plan says.
 TEST(Offload, LeavesTheDevice) {

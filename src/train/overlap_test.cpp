@@ -19,7 +19,7 @@ constexpr double kUnit = 24e-3;  // seconds that a unit computes in each directi
 
 // Embedding, 14 layers, final norm with head. Each unit computes for kUnit forward and kUnit backward, whatever its
 // parts; its update takes kUnit as well.
-double seconds_of(const Program& p, const program::Step& step) {
+double overlap_seconds(const Program& p, const program::Step& step) {
   if (program::is_communication(step.op)) return program::unit_of_step(p, step) >= 0 ? kUnit / 2 : 0.0;
   if (std::holds_alternative<program::OptimizerStep>(step.op)) return kUnit;
   const auto* c = std::get_if<Compute>(&step.op);
@@ -40,7 +40,7 @@ program::Overlap measured(int zero, int prefetch) {
   const Program p = program::build(a, setting_of(l, DType::kF64));
   program::require_sound(p, "test");
   return hidden_of(p, zero >= 2 ? Axis::kShard : Axis::kDp,
-                   [&](const program::Step& step) { return seconds_of(p, step); });
+                   [&](const program::Step& step) { return overlap_seconds(p, step); });
 }
 
 TEST(Overlap, ShardedStagesHideFourFifths) {

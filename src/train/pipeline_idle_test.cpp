@@ -21,7 +21,7 @@ using program::ScheduleKind;
 constexpr double kUnit = 40e-3;  // seconds of a chunk's forward, and of each half of its backward
 
 // A chunk is one layer; its `down` takes the time of the whole layer.
-std::optional<double> seconds_of(const program::Step& step) {
+std::optional<double> idle_seconds(const program::Step& step) {
   if (program::is_communication(step.op)) return std::nullopt;
   const auto* c = std::get_if<Compute>(&step.op);
   if (!c || c->part != arch::Part::kDown) return 0.0;
@@ -48,7 +48,7 @@ Measured measure(ScheduleKind kind, int stages, int micro_batches) {
   on_ranks(stages, [&](comm::Communicator& world) {
     const auto r = static_cast<std::size_t>(world.rank());
     exec::Options options;
-    options.sleep = seconds_of;
+    options.sleep = idle_seconds;
     exec::Executor executor(programs[r], world.rank(), &world, options);
     exec::StepInput input;
     input.load = [](const exec::MicroBatch&) { return std::int64_t{1}; };

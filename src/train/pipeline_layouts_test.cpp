@@ -17,7 +17,7 @@ using program::ScheduleKind;
 
 constexpr std::int64_t kLayers = 5;
 
-arch::Architecture deep(arch::Architecture a) {
+arch::Architecture deep_enough(arch::Architecture a) {
   a.layers = kLayers;
   if (a.heads == 3) a.heads = a.kv_heads = 4;  // two tensor ranks can share them
   return a;
@@ -43,7 +43,7 @@ std::vector<program::Program> stages_of(const arch::Architecture& a, const progr
 class PipelineLayouts : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(PipelineLayouts, SameModelInDouble) {
-  for (const auto& a : {deep(llama(false)), deep(llama(true)), deep(gpt())}) {
+  for (const auto& a : {deep_enough(llama(false)), deep_enough(llama(true)), deep_enough(gpt())}) {
     SCOPED_TRACE(fmt::format("{}, tied {}", name_of(a.family), a.tied));
     const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, GetParam().micro)), 10);
     const auto many = train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), 10);
@@ -52,7 +52,7 @@ TEST_P(PipelineLayouts, SameModelInDouble) {
 }
 
 TEST_P(PipelineLayouts, OneStepInFloatWithinTheBound) {
-  const auto a = deep(llama(false));
+  const auto a = deep_enough(llama(false));
   const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF32, GetParam().micro)), 1);
   const auto stages = stages_of(a, setting_of(GetParam(), DType::kF32));
   const Difference d = difference(one, train_threads(stages, 1));
@@ -63,7 +63,7 @@ TEST_P(PipelineLayouts, OneStepInFloatWithinTheBound) {
 
 // Dead values are never read, and nothing depends on chance.
 TEST_P(PipelineLayouts, DeadBuffersAreDead) {
-  const auto stages = stages_of(deep(llama(true)), setting_of(GetParam(), DType::kF32));
+  const auto stages = stages_of(deep_enough(llama(true)), setting_of(GetParam(), DType::kF32));
   EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
 }
 
@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Matrix, PipelineLayouts, ::testing::ValuesIn(layouts())
 
 // Stages as uneven as possible, and a schedule from a file: all forwards before all backwards, written by hand.
 TEST(Pipeline, TakesLayersAndOrderAsTheyAreSaid) {
-  const auto a = deep(llama(false));
+  const auto a = deep_enough(llama(false));
   const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, 6)), 5);
   program::Setting s = setting_of(piped(2, ScheduleKind::k1f1b, 1, {1, 0, false, 6}), DType::kF64);
   s.pipeline.layers = {1, 4};

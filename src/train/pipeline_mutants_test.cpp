@@ -59,14 +59,14 @@ std::size_t instance_of(const Program& p, const std::string& body, int n = 0) {
   throw Error("no instance of {}", body);
 }
 
-auto dropped(std::string body, int n = 0) {
+auto body_dropped(std::string body, int n = 0) {
   return [=](const Program& p) {
     Program q = p;
     q.schedule.erase(q.schedule.begin() + static_cast<std::ptrdiff_t>(instance_of(p, body, n)));
     return q;
   };
 }
-auto doubled(std::string body, int n = 0) {
+auto body_doubled(std::string body, int n = 0) {
   return [=](const Program& p) {
     Program q = p;
     const auto i = instance_of(p, body, n);
@@ -89,7 +89,7 @@ auto other_micro_batch(std::string body, int n, std::int64_t micro_batch) {
   };
 }
 // Moves a step of one body to another place; all edges are computed anew.
-auto moved(std::string from, std::string kind, std::string to, std::string before) {
+auto body_moved(std::string from, std::string kind, std::string to, std::string before) {
   return [=](const Program& p) {
     Program q = p;
     const auto place = [&](const std::string& body, const std::string& wanted) {
@@ -119,13 +119,13 @@ auto without_op(std::string body, std::string kind) {
 }
 
 // Five layers: global stages of 3 and 2, or 2, 1, 1 and 1.
-std::vector<Mutant> mutants() {
+std::vector<Mutant> pipeline_mutants() {
   return {
-      {"a dropped send", kOrder, 0, dropped("send.x.3", 1)},
-      {"a dropped receive", kOrder, 1, dropped("receive.x.3", 1)},
-      {"a send twice", kOrder, 0, doubled("send.x.3", 1)},
-      {"a receive twice", kOrder, 1, doubled("receive.x.3", 1)},
-      {"a gradient that is not sent back", kOrder, 1, dropped("send.d_x.3", 2)},
+      {"a dropped send", kOrder, 0, body_dropped("send.x.3", 1)},
+      {"a dropped receive", kOrder, 1, body_dropped("receive.x.3", 1)},
+      {"a send twice", kOrder, 0, body_doubled("send.x.3", 1)},
+      {"a receive twice", kOrder, 1, body_doubled("receive.x.3", 1)},
+      {"a gradient that is not sent back", kOrder, 1, body_dropped("send.d_x.3", 2)},
       {"a send to oneself", kOrder, 0, rewritten({"send peer=1"}, "peer=1", "peer=0")},
       {"another layer's input sent", kOrder, 0, rewritten({"send peer=1"}, "reads=from:x.3", "reads=from:x.2")},
       {"a message of another layer", kOrder, 0, rewritten({"send peer=1"}, "layer=3", "layer=2")},
@@ -136,9 +136,9 @@ std::vector<Mutant> mutants() {
       {"one micro-batch's input for another", kOrder, 1, other_micro_batch("receive.x.3", 1, 2)},
       {"a forward before its input", kOrder, 1, swapped("forward.1", 0, "receive.x.3", 0)},
       {"a backward before its gradient", kOrder, 0, swapped("backward.0.first", 0, "receive.d_x.3", 0)},
-      {"a forward that is left out", kOrder, 1, dropped("forward.1", 2)},
-      {"a backward that is left out", kOrder, 0, dropped("backward.0.middle", 1)},
-      {"a backward twice", kOrder, 0, doubled("backward.0.middle", 1)},
+      {"a forward that is left out", kOrder, 1, body_dropped("forward.1", 2)},
+      {"a backward that is left out", kOrder, 0, body_dropped("backward.0.middle", 1)},
+      {"a backward twice", kOrder, 0, body_doubled("backward.0.middle", 1)},
       {"the first backward in the middle", kOrder, 0, swapped("backward.0.first", 0, "backward.0.middle", 0)},
       {"activations that end with their instance", kOrder, 0, rewritten({"buffer qkv.1 "}, "micro_batch", "transient")},
       {"tokens counted at both ends", kOrder, 0, rewritten({"load_batch uncounted=1"}, " uncounted=1", "")},
@@ -178,13 +178,13 @@ std::vector<Mutant> mutants() {
        rewritten({"receive peer=1 moves=d_x layer=4"}, "writes=to:d_x/1", "writes=to:d_x")},
       {"the chunks the wrong way round", kChunks, 0, swapped("forward.0", 0, "forward.2", 0)},
       {"sums cleared a second time, on a stage that loads nothing", kThree, 1,
-       moved("begin", "zero_fill", "update", "clip_scale")},
+       body_moved("begin", "zero_fill", "update", "clip_scale")},
       {"a norm that leaves the last micro-batch out", kThree, 1,
-       moved("update", "sum_squares", "backward.1.last", "backward down")},
+       body_moved("update", "sum_squares", "backward.1.last", "backward down")},
       {"weights before the input's half", kHalves, 0, swapped("input.0.middle", 0, "weights.0.middle", 0)},
-      {"weights that are left out", kHalves, 1, dropped("weights.1.middle", 0)},
+      {"weights that are left out", kHalves, 1, body_dropped("weights.1.middle", 0)},
       {"one layer's weights that are left out", kHalves, 0, without_op("weights.0.middle", "backward_weights down")},
-      {"weights twice", kHalves, 1, doubled("weights.1.middle", 0)},
+      {"weights twice", kHalves, 1, body_doubled("weights.1.middle", 0)},
       {"weights that overwrite", kHalves, 0,
        [](const Program& p) {
          return program::accessed(p, {"backward_weights part=norm_up layer=1"}, program::Arg::kGrad,
@@ -219,7 +219,7 @@ TEST(PipelineMutants, AreRefusedEveryOne) {
   auto a = llama(true);
   a.layers = 5;
   int alone = 0, beside = 0;
-  for (const Mutant& m : mutants()) {
+  for (const Mutant& m : pipeline_mutants()) {
     SCOPED_TRACE(m.name);
     auto stages = program::build_stages(a, setting_of(m.layout, DType::kF64));
     for (const auto& p : stages) ASSERT_TRUE(program::verify(p).empty());
@@ -234,7 +234,7 @@ TEST(PipelineMutants, AreRefusedEveryOne) {
     beside += !world.empty();
     fmt::print("{:<60} {}\n", m.name, !own.empty() ? own[0].text : world.empty() ? "-" : world[0].text);
   }
-  fmt::print("{} mutants: {} refused alone, {} beside the other stage\n", mutants().size(), alone, beside);
+  fmt::print("{} mutants: {} refused alone, {} beside the other stage\n", pipeline_mutants().size(), alone, beside);
 }
 
 }  // namespace

@@ -31,13 +31,13 @@ Layout tensor_ranks(bool rows, int shards = 1, int zero = 0) {
   l.rows = rows;
   return l;
 }
-Layout pipelined(program::ScheduleKind kind, int shards = 1, int zero = 0) {
+Layout pipeline_layout(program::ScheduleKind kind, int shards = 1, int zero = 0) {
   Layout l{shards, zero, false, 3};
   l.stages = 2;
   l.pipeline = program::pipeline_of(kind, 1);
   return l;
 }
-Layout pieces(program::ContextForm form, int shards = 1, int zero = 0) {
+Layout context_pieces(program::ContextForm form, int shards = 1, int zero = 0) {
   Layout l{shards, zero};
   l.context = 2;
   l.form = form;
@@ -82,8 +82,9 @@ constexpr auto k1f1b = program::ScheduleKind::k1f1b, kZbH1 = program::ScheduleKi
 INSTANTIATE_TEST_SUITE_P(Some, HalfLayouts,
                          ::testing::Values(Layout{2, 0}, Layout{2, 1, false, 3}, Layout{3, 3, true, 2},
                                            Layout{2, 3, false, 3, 2, true}, tensor_ranks(false),
-                                           tensor_ranks(true, 2, 2), pipelined(k1f1b), pipelined(kZbH1, 2, 1),
-                                           pieces(kGather, 2, 3), pieces(kRing)));
+                                           tensor_ranks(true, 2, 2), pipeline_layout(k1f1b),
+                                           pipeline_layout(kZbH1, 2, 1), context_pieces(kGather, 2, 3),
+                                           context_pieces(kRing)));
 
 // --- messages
 
@@ -139,8 +140,9 @@ INSTANTIATE_TEST_SUITE_P(Some, NarrowMessages,
                          ::testing::Values(Layout{2, 0}, Layout{3, 1, false, 1}, Layout{4, 2, true, 1},
                                            Layout{3, 3, false, 2}, Layout{2, 1, false, 2, 2}, Layout{2, 2, false, 3, 2},
                                            Layout{2, 3, false, 1, 2, true}, tensor_ranks(false, 2, 0),
-                                           tensor_ranks(true, 2, 2), pipelined(k1f1b, 2, 0), pipelined(k1f1b, 2, 3),
-                                           pipelined(kZbH1, 2, 2), pieces(kGather), pieces(kRing, 2, 3),
+                                           tensor_ranks(true, 2, 2), pipeline_layout(k1f1b, 2, 0),
+                                           pipeline_layout(k1f1b, 2, 3), pipeline_layout(kZbH1, 2, 2),
+                                           context_pieces(kGather), context_pieces(kRing, 2, 3),
                                            on_host(kGradients, Layout{2, 1, false, 3}),
                                            on_host(kAll, Layout{2, 3, false, 3, 2})));
 
@@ -234,7 +236,7 @@ std::vector<at::Tensor> state_of(const exec::Executor& executor) {
   return state;
 }
 
-bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   for (std::size_t i = 0; i < a.size(); ++i)
     if (!at::equal(a[i], b[i])) return false;
   return a.size() == b.size();
@@ -312,7 +314,7 @@ TEST_P(Overflows, IsSkippedOnAllRanksAlike) {
       EXPECT_EQ(std::isfinite(step.grad_norm), !step.overflow);
       EXPECT_TRUE(std::isfinite(step.mean_loss()));
       EXPECT_EQ(c.scales[k], std::ldexp(kStart, -std::min(i, skipped)));
-      EXPECT_EQ(same(c.states[k], c.states[k + 1]), step.overflow) << i;
+      EXPECT_EQ(same_tensors(c.states[k], c.states[k + 1]), step.overflow) << i;
     }
     EXPECT_LT(c.steps.back().mean_loss(), c.steps.front().mean_loss());
   }
@@ -320,14 +322,14 @@ TEST_P(Overflows, IsSkippedOnAllRanksAlike) {
   const auto without = courses_of(stages, first.scale.scale, kUpdates);
   for (std::size_t r = 0; r < courses.size(); ++r) {
     EXPECT_EQ(without[r].scale.skipped, 0);
-    EXPECT_TRUE(same(without[r].states.back(), courses[r].states.back())) << r;
+    EXPECT_TRUE(same_tensors(without[r].states.back(), courses[r].states.back())) << r;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Some, Overflows,
                          ::testing::Values(Layout{1}, Layout{2, 0}, Layout{2, 1}, Layout{3, 3},
-                                           Layout{2, 2, false, 3, 2}, tensor_ranks(true, 2, 1), pipelined(k1f1b, 2, 3),
-                                           on_host(kOptimizer, Layout{2, 1, false, 3}),
+                                           Layout{2, 2, false, 3, 2}, tensor_ranks(true, 2, 1),
+                                           pipeline_layout(k1f1b, 2, 3), on_host(kOptimizer, Layout{2, 1, false, 3}),
                                            on_host(kGradients, Layout{2, 2, false, 3})));
 
 // Values that fp32 holds and a message in fp16 does not.
@@ -340,7 +342,7 @@ TEST(Overflow, OfAMessageIsSkippedAlike) {
       EXPECT_EQ(c.scale, courses[0].scale);
       EXPECT_EQ(c.scales, courses[0].scales);
       for (std::size_t i = 0; i < c.steps.size(); ++i)
-        EXPECT_EQ(same(c.states[i], c.states[i + 1]), c.steps[i].overflow) << i;
+        EXPECT_EQ(same_tensors(c.states[i], c.states[i + 1]), c.steps[i].overflow) << i;
     }
     // In fp32 none of these values overflows.
     const auto wide = proved_stages(llama(true), travelling(layout, DType::kF32, DType::kF32));

@@ -10,7 +10,7 @@
 namespace molen::train {
 namespace {
 
-program::Program program_of(int ranks, int replicas) {
+program::Program predicted_program(int ranks, int replicas) {
   auto a = arch::preset("llama-tiny");
   a.layers = 1;
   program::Setting s;
@@ -26,7 +26,7 @@ program::Program program_of(int ranks, int replicas) {
 // Rank r takes r + 1 seconds for the collective of the whole world, and so on: the rank that takes least waits for
 // nobody.
 TEST(Waiting, IsWhatACollectiveTookLongerThanOnTheRankThatTookLeast) {
-  const auto p = program_of(4, 2);
+  const auto p = predicted_program(4, 2);
   const auto ops = program::expand(p);
   std::vector<program::Timeline> of(4);
   run_ranks(launch_threads(4), [&](comm::Communicator& world) {
@@ -58,7 +58,7 @@ TEST(Waiting, IsWhatACollectiveTookLongerThanOnTheRankThatTookLeast) {
 
 TEST(Waiting, ForARankThatSleepsIsSeenAndIsNotSending) {
   constexpr double kSleep = 0.5;
-  const auto p = program_of(2, 1);
+  const auto p = predicted_program(2, 1);
   std::vector<program::Timeline> of(2);
   run_ranks(launch_threads(2), [&](comm::Communicator& world) {
     exec::Options options;

@@ -76,7 +76,7 @@ void Tried::run(const Program& p) {
   if (nearest) kinds.insert(nearest->begin(), nearest->end());
 }
 
-Program layout(int ranks, int zero, bool recompute, bool tied = false) {
+Program layout_program(int ranks, int zero, bool recompute, bool tied = false) {
   auto s = setting_of(ranks, zero, recompute, DType::kF64);
   s.sequence = 40;
   s.micro_batch = 12 / ranks;  // one micro-batch; two chunks of the head on one rank
@@ -85,7 +85,7 @@ Program layout(int ranks, int zero, bool recompute, bool tied = false) {
 }
 
 // Two ranks that share each layer, on one micro-batch; with `rows`, under sequence parallelism.
-Program tensor_layout(bool rows) {
+Program tensor_program(bool rows) {
   auto s = setting_of(1, 0, false, DType::kF64);
   s.mesh[mesh::Axis::kTp] = 2;
   s.sequence_parallel = rows;
@@ -213,7 +213,7 @@ class Weighted : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Weighted, ForwardUsesTheWeightsItNames) {
   const auto& roles = kWeights.at(GetParam());
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const Program q = edited(p, {" forward part=" + GetParam() + " layer=0"}, "param.layer.0", "param.layer.1");
   EXPECT_FALSE(program::verify(q).empty());
   const Rank as_text = run_one(q), copied = run_one(p, {1, [&](exec::Executor&e) { copy_weights(e, roles, 1, 0); }});
@@ -223,7 +223,7 @@ TEST_P(Weighted, ForwardUsesTheWeightsItNames) {
 
 TEST_P(Weighted, BackwardWritesTheGradientItNames) {
   const auto& roles = kWeights.at(GetParam());
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const Program q = edited(p, {" backward part=" + GetParam() + " layer=0"}, "grad.layer.0", "grad.layer.1");
   const Rank base = run_one(p), as_text = run_one(q);
   const std::size_t l0 = unit(p, "layer.0"), l1 = unit(p, "layer.1");
@@ -234,7 +234,7 @@ TEST_P(Weighted, BackwardWritesTheGradientItNames) {
 
 TEST_P(Weighted, RecomputeFeedsTheBackwardOfItsLayerOnly) {
   if (GetParam() == "down") return;  // not recomputed, because its result is kept
-  const Program p = layout(1, 0, true);
+  const Program p = layout_program(1, 0, true);
   const Program q = edited(p, {" recompute part=" + GetParam() + " layer=1"}, "param.layer.1", "param.layer.0");
   const Rank base = run_one(p), as_text = run_one(q);
   EXPECT_EQ(as_text.loss(), base.loss());
@@ -247,7 +247,7 @@ INSTANTIATE_TEST_SUITE_P(Parts, Weighted, ::testing::Values("norm_qkv", "out_pro
 // Names of buffers are labels: a run finds state, weights and the evaluation's owner by the fields of buffers.
 TEST(Names, AreLabels) {
   for (const auto& [ranks, zero] : {std::pair{1, 0}, {2, 1}, {2, 3}}) {
-    const Program p = layout(ranks, zero, true);
+    const Program p = layout_program(ranks, zero, true);
     EXPECT_EQ(train_threads(program::renamed(p), 2).hash, train_threads(p, 2).hash) << ranks << " ranks, ZeRO-" << zero;
   }
 }
@@ -255,7 +255,7 @@ TEST(Names, AreLabels) {
 // Attention, activation and the final norm are made to read what the layer before made. Attention and activation have
 // no weights, so the weights before them in their own layer no longer matter.
 TEST(Weightless, ForwardReadsTheValueItNames) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const std::array<std::tuple<const char*, const char*, const char*, std::set<R>>, 3> cases{{
       {" forward part=attention layer=1", "qkv.1", "qkv.0", kWeights.at("norm_qkv")},
       {" forward part=activation layer=1", "up.1", "up.0", kWeights.at("norm_up")},
@@ -282,7 +282,7 @@ TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
         Case{false, " backward part=activation layer=1", " backward part=norm_up layer=1", "d_up"},
         Case{true, " recompute part=attention layer=1", " backward part=out_projection layer=1", "attn.re"},
         Case{true, " recompute part=activation layer=1", " backward part=down layer=1", "act.re"}}) {
-    const Program p = layout(1, 0, c.recompute);
+    const Program p = layout_program(1, 0, c.recompute);
     const auto& moved = p.buffers[static_cast<std::size_t>(p.buffer(c.buffer))];
     std::string text = program::print(p);
     const std::string line = fmt::format("buffer {} {} {} transient", moved.name, name_of(moved.dtype), moved.elements);
@@ -304,7 +304,7 @@ TEST(Weightless, ValuesGoThroughTheBuffersNamed) {
 }
 
 TEST(Ends, EmbeddingReadsTheIdsItNames) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const auto counted = [](std::int32_t*, std::int32_t* labels) {
     for (int i = 0; i < 480; ++i) labels[i] = std::max(labels[i], 0);  // all labels are ids
   };
@@ -321,7 +321,7 @@ TEST(Ends, EmbeddingReadsTheIdsItNames) {
 
 // A second, adding backward doubles the gradient that the op writes, and no other gradient.
 TEST(Ends, BackwardRunsAsOftenAsItStands) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   for (const auto& [part, name, role] : {std::tuple{arch::Part::kFinalNorm, "final", R::kFinalNorm},
                                          std::tuple{arch::Part::kEmbed, "embed", R::kEmbedding}}) {
     Program q = p;
@@ -344,7 +344,7 @@ TEST(Ends, BackwardRunsAsOftenAsItStands) {
 }
 
 TEST(Ends, AHeadChunkThatIsGoneIsNotInTheLoss) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   ASSERT_EQ(p.setting.head_chunks(), 2);
   Program q;
   for (std::size_t k = 0; k < p.bodies[0].steps.size(); ++k)
@@ -359,7 +359,7 @@ TEST(Ends, AHeadChunkThatIsGoneIsNotInTheLoss) {
 }
 
 TEST(Data, LoadsAsOftenAsItStands) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   Program q = p;
   auto& steps = q.bodies.at(0).steps;
   for (std::size_t k = 0; k < steps.size(); ++k)
@@ -377,7 +377,7 @@ TEST(Data, LoadsAsOftenAsItStands) {
 }
 
 TEST(Data, SumsThatAreNotZeroedGoOn) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const Rank base = run_one(p, {2}), kept = run_one(deleted(p, "zero_fill"), {2});
   const double both = base.steps[0].loss_sum + base.steps[1].loss_sum;
   EXPECT_EQ(kept.steps[0].loss_sum, base.steps[0].loss_sum);
@@ -385,14 +385,14 @@ TEST(Data, SumsThatAreNotZeroedGoOn) {
 }
 
 TEST(Data, AGradientThatIsNotZeroedGoesOn) {
-  const Program p = layout(1, 0, false, true);
+  const Program p = layout_program(1, 0, false, true);
   const std::size_t u = unit(p, "embed");
   const Rank first = run_one(p), base = run_one(p, {2}), kept = run_one(deleted(p, "zero_fill", "grad.embed"), {2});
   EXPECT_LE(relative(kept.grad[u], first.grad[u] + base.grad[u]), 1e-13);
 }
 
 TEST(Update, TheNormCountsTheGradientsNamed) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const Rank base = run_one(p);
   const double mean = static_cast<double>(p.setting.global_batch * p.setting.sequence) / base.steps[0].valid_tokens;
   for (const auto& u : p.units) {
@@ -404,7 +404,7 @@ TEST(Update, TheNormCountsTheGradientsNamed) {
 
 // Without the scale the gradient has no effect: only weight decay is left.
 TEST(Update, NothingIsLearntWithoutTheScale) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const std::size_t u = unit(p, "layer.0");
   Rank start;
   const Variation look{
@@ -418,7 +418,7 @@ TEST(Update, NothingIsLearntWithoutTheScale) {
 }
 
 TEST(Update, OnlyTheAgreementStopsABadStep) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const std::size_t u = unit(p, "layer.0");
   const Variation bad{1, [](exec::Executor& e) { parameter_view(e, 0).fill_(NAN); }};
   const auto finite = [&](const Rank& r) { return r.param[u].isfinite().all().item<bool>(); };
@@ -431,7 +431,7 @@ TEST(Update, OnlyTheAgreementStopsABadStep) {
 }
 
 TEST(Update, UpdatesTheUnitsNamedFromTheGradientsNamed) {
-  const Program p = layout(1, 0, false);
+  const Program p = layout_program(1, 0, false);
   const std::size_t l0 = unit(p, "layer.0"), l1 = unit(p, "layer.1");
   Rank start;
   const Rank base = run_one(
@@ -445,7 +445,7 @@ TEST(Update, UpdatesTheUnitsNamedFromTheGradientsNamed) {
 }
 
 TEST(Collectives, AGradientThatIsNotReducedStaysLocal) {
-  const Program p = layout(2, 0, false);
+  const Program p = layout_program(2, 0, false);
   const std::size_t l0 = unit(p, "layer.0"), l1 = unit(p, "layer.1");
   const auto base = run(p), local = run(deleted(p, "all_reduce", "grad.layer.0"));
   EXPECT_LE(relative(local[0].grad[l0] + local[1].grad[l0], base[0].grad[l0]), 1e-14);
@@ -454,7 +454,7 @@ TEST(Collectives, AGradientThatIsNotReducedStaysLocal) {
 }
 
 TEST(Collectives, AGradientThatIsNotScatteredStaysLocal) {
-  const Program p = layout(2, 1, false);
+  const Program p = layout_program(2, 1, false);
   const std::size_t l0 = unit(p, "layer.0");
   const auto base = run(p), local = run(deleted(p, "reduce_scatter", "grad.layer.0"));
   for (int r = 0; r < 2; ++r) {
@@ -467,7 +467,7 @@ TEST(Collectives, AGradientThatIsNotScatteredStaysLocal) {
 }
 
 TEST(Collectives, ParametersThatAreNotGatheredStayOld) {
-  const Program p = layout(2, 1, false);
+  const Program p = layout_program(2, 1, false);
   const std::size_t l0 = unit(p, "layer.0");
   std::array<at::Tensor, 2> start;
   std::mutex mutex;
@@ -488,7 +488,7 @@ TEST(Collectives, ParametersThatAreNotGatheredStayOld) {
 }
 
 TEST(Collectives, SumsThatAreNotReducedStayLocal) {
-  const Program p = layout(2, 0, false);
+  const Program p = layout_program(2, 0, false);
   const auto base = run(p), local = run(deleted(p, "reduce_scalars")),
              part = run(edited(p, {"reduce_scalars"}, "count=2", "count=1"));
   for (double exec::StepResult::*field : {&exec::StepResult::loss_sum, &exec::StepResult::valid_tokens}) {
@@ -509,7 +509,7 @@ Program without_chunk(const Program& p, arch::Part part) {
 }
 
 TEST(Tensor, AChunkThatIsGoneIsNotInTheLoss) {
-  const Program p = tensor_layout(false);
+  const Program p = tensor_program(false);
   ASSERT_EQ(p.setting.head_chunks(), 2);
   const auto half = [](std::int32_t*, std::int32_t* labels) { std::fill(labels + 256, labels + 480, -1); };
   const Program q = without_chunk(p, arch::Part::kHeadLoss);
@@ -521,20 +521,20 @@ TEST(Tensor, AChunkThatIsGoneIsNotInTheLoss) {
 // When the logits of a chunk are not computed, those of the chunk before remain, and the loss of the chunk's labels
 // differs.
 TEST(Tensor, LogitsThatAreNotMadeAreThoseBefore) {
-  const Program p = tensor_layout(false), q = without_chunk(p, arch::Part::kHeadLogits);
+  const Program p = tensor_program(false), q = without_chunk(p, arch::Part::kHeadLogits);
   EXPECT_FALSE(program::verify(q).empty());
   EXPECT_NE(run_one(q).loss(), run_one(p).loss());
 }
 
 // A rank that keeps its partial sum continues with another model than its peer.
 TEST(Tensor, ASumThatIsNotMadeStaysAShare) {
-  const Program p = tensor_layout(false);
+  const Program p = tensor_program(false);
   const auto base = run(p);
   EXPECT_EQ(base[0].loss(), base[1].loss());
   const auto shares = run(deleted(p, "all_reduce", "mid.1"));
   EXPECT_NE(shares[0].grad[unit(p, "final")].sum().item<double>(), base[0].grad[unit(p, "final")].sum().item<double>());
   EXPECT_NE(shares[0].loss(), base[0].loss());
-  const Program rows = tensor_layout(true);
+  const Program rows = tensor_program(true);
   EXPECT_NE(run(deleted(rows, "reduce_scatter", "mid.1"))[0].loss(), run(rows)[0].loss());
 }
 

@@ -233,7 +233,7 @@ reader.join()
 text = re.sub(r"\n    (?=\S)", " ", "".join(said))  # long lines are broken, and go on after four blanks
 warned = [x for x in text.splitlines() if "the run goes on, and tries again with each step" in x]
 recorded = [json.loads(x)["step"] for x in (work / "runs/records/metrics.jsonl").read_text().splitlines()]
-ok("each step is recorded once in the end", job.returncode == 0 and recorded == list(range(1, len(recorded) + 1)) and len(recorded) > held + 30, recorded)
+ok("each step is recorded once in the end", job.returncode == 0 and recorded == list(range(1, len(recorded) + 1)) and len(recorded) >= held + 30, recorded)
 ok("and each file warned once", 1 <= len(warned) == len({re.search(r"runs/records/\S+", x)[0] for x in warned}) <= 3 and any("metrics.jsonl" in x for x in warned), warned)
 prom = work / "runs/records/metrics.prom"
 ok("metrics.prom is of the last step", f"molen_step{{run=\"records\"}} {recorded[-1]}" in prom.read_text(), prom.read_text())

@@ -88,6 +88,28 @@ class Writers(Folder):
         self.assertIn("which has none", self.writers("int a;", "src/exec/arena.cpp")[1])
 
 
+class Helpers(Folder):
+    def helpers(self, second, first="int twice(int a) {\n  return 2 * a;\n}\n", name="b.cpp", lists="molen_module(data)\n"):
+        self.put("src/data/CMakeLists.txt", lists)
+        for file, text in (("a.cpp", first), (name, second)):
+            self.put(f"src/data/{file}", f"namespace molen::data {{\nnamespace {{\n\n{text}\n}}  // namespace\n\nint public_{file[0]}();\n\n}}  // namespace molen::data\n")
+        return called(sys.executable, TOOLS / "check_helpers.py", self.folder)
+
+    def test_two_files_with_a_helper_of_one_name(self):
+        for second in ("double twice(double a) {\n  return a + a;\n}\n", "template <class T>\nstd::vector<T> twice(const std::vector<T>& a,\n                     int b) {\n}\n", "void other() {\n}\n\nconstexpr const char* twice() { return \"\"; }\n"):
+            code, said = self.helpers(second)
+            self.assertEqual(code, 1, second)
+            self.assertIn("src/data/a.cpp: twice() has the name of a helper in src/data/b.cpp", said)
+
+    def test_what_is_no_such_pair(self):
+        for second in ("int thrice(int a) {\n  return twice(a) + a;\n}\n", "struct S {\n  int twice(int a) const;\n};\n"):
+            self.assertEqual(self.helpers(second), (0, "helpers: ok\n"), second)
+        same = "double twice(double a) {\n  return a + a;\n}\n"
+        self.assertEqual(self.helpers(same, name="b_test.cpp")[0], 0, "a module and its tests are joined apart")
+        (self.folder / "src/data/b_test.cpp").unlink()
+        self.assertEqual(self.helpers(same, lists="molen_module(data REPEATS_NAMES)\n")[0], 0)
+
+
 class Headers(Folder):
     """A made-up ATen, which brings <string> as the real one does; the build precompiles <vector> beside it."""
 

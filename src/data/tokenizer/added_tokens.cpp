@@ -18,7 +18,7 @@ std::size_t previous_char(std::string_view text, std::size_t end) {
   return end;
 }
 
-bool is_space(std::uint32_t c) {
+bool is_space_point(std::uint32_t c) {
   return ClassTable::get().of(c) == kSpace;
 }
 
@@ -35,7 +35,7 @@ std::size_t skip_spaces_back(std::string_view text, std::size_t at) {
   while (at > 0) {
     const std::size_t start = previous_char(text, at);
     unsigned length;
-    if (!is_space(decode_utf8(bytes_of(text) + start, length))) break;
+    if (!is_space_point(decode_utf8(bytes_of(text) + start, length))) break;
     at = start;
   }
   return at;
@@ -43,7 +43,7 @@ std::size_t skip_spaces_back(std::string_view text, std::size_t at) {
 std::size_t skip_spaces(std::string_view text, std::size_t at) {
   while (at < text.size()) {
     unsigned length;
-    if (!is_space(decode_utf8(bytes_of(text) + at, length))) break;
+    if (!is_space_point(decode_utf8(bytes_of(text) + at, length))) break;
     at += length;
   }
   return at;
