@@ -4,11 +4,12 @@
 # <name>_test from the *_test.cpp, registered with ctest as <name>. TORCH modules are left out where there is no libtorch.
 #
 # Tests free of ATen run under AddressSanitizer (preset asan), so the preset release leaves them out of its default target and
-# of ctest. LONG_TESTS: a sanitized build leaves out some cases (base/test_sanitized.h), so release runs these tests too.
+# of ctest. LONG_TESTS: a sanitized build leaves out some cases (base/test_sanitized.h), so release runs these tests too; and
+# it optimises the module, whose tests then take half the time.
 # TIMED: tests that compare times, as patterns of --gtest_filter. They run alone, as <name>_timed; the others run beside
 # other suites. A TORCH module without it runs alone.
 #
-# The presets release and asan compile up to six files of a module as one (CMAKE_UNITY_BUILD), which takes half the time, so
+# All presets but dev compile up to six files of a module as one (CMAKE_UNITY_BUILD), which takes half the time, so
 # only one of a module's files may use a name in an anonymous namespace (tools/check_helpers.py).
 # REPEATS_NAMES: the module's files share names, so each file is compiled alone.
 function(molen_module name)
@@ -31,6 +32,9 @@ function(molen_module name)
       target_link_libraries(molen_${name} PUBLIC molen_${dep})
     endif()
   endforeach()
+  if(M_LONG_TESTS AND MOLEN_SANITIZE MATCHES address)
+    target_compile_options(molen_${name} PRIVATE -O1)
+  endif()
   if(M_REPEATS_NAMES)
     set_target_properties(molen_${name} PROPERTIES UNITY_BUILD OFF)
   endif()

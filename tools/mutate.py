@@ -55,8 +55,9 @@ __attribute__((constructor(101))) static void choose() {
 }
 }  // namespace molen_mutants
 """
-PRELUDE = ("#include <type_traits>\nnamespace molen_mutants { extern int active; extern unsigned char* reached; "
-           "inline bool on(int k) { if (reached) reached[k] = 1; return active == k; } }\n#line 1\n")
+# Once for each compilation: a joined build compiles several files as one.
+PRELUDE = ("#ifndef MOLEN_MUTANTS\n#define MOLEN_MUTANTS\n#include <type_traits>\nnamespace molen_mutants { extern int active; extern unsigned char* reached; "
+           "inline bool on(int k) { if (reached) reached[k] = 1; return active == k; } }\n#endif\n#line 1\n")
 
 
 def instrumented(source, chosen):
@@ -126,7 +127,7 @@ def build(tree, chosen, targets, jobs):
     """Builds; mutants on lines that do not compile (a constant is needed there, an overload is missing) are dropped, and it is built again."""
     folder = tree / "build/release"
     if not (folder / "build.ninja").exists():
-        subprocess.run(["cmake", "--preset", "release", "-DCMAKE_UNITY_BUILD=OFF"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "--preset", "release"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
     for _ in range(12):
         r = subprocess.run(["ninja", "-C", folder, "-k", "0", "-j", str(jobs), *targets], capture_output=True, text=True)
         if r.returncode == 0:
