@@ -46,7 +46,7 @@ std::vector<std::string> lines_of(const std::string& bytes, std::int64_t limit =
   return lines;
 }
 
-std::string said_of(const std::function<void()>& body) {
+std::string lines_refusal(const std::function<void()>& body) {
   try {
     body();
   } catch (const UsageError& error) {
@@ -82,23 +82,23 @@ TEST(Lines, DamageNamesFileAndLine) {
   std::string text;
   for (int i = 0; i < 100000; ++i) text += std::to_string(i * 7919) + "\n";
   for (const std::string& whole : {gzip(text), zstd(text)}) {
-    EXPECT_NE(said_of([&] { lines_of(whole.substr(0, whole.size() / 2)); }).find("truncated"), std::string::npos);
+    EXPECT_NE(lines_refusal([&] { lines_of(whole.substr(0, whole.size() / 2)); }).find("truncated"), std::string::npos);
     std::string damaged = whole;
     for (std::size_t i = damaged.size() / 2; i < damaged.size() / 2 + 40; ++i)
       damaged[i] = static_cast<char>(damaged[i] ^ 0x5a);
-    EXPECT_NE(said_of([&] { lines_of(damaged); }).find("damaged"), std::string::npos);
+    EXPECT_NE(lines_refusal([&] { lines_of(damaged); }).find("damaged"), std::string::npos);
   }
-  EXPECT_NE(said_of([&] { lines_of("short\n" + std::string(5000, 'x'), 1000); }).find("t:2: a line of more"),
+  EXPECT_NE(lines_refusal([&] { lines_of("short\n" + std::string(5000, 'x'), 1000); }).find("t:2: a line of more"),
             std::string::npos);
-  EXPECT_NE(said_of([&] { LineReader("/nonexistent/x"); }).find("cannot be read"), std::string::npos);
-  EXPECT_NE(said_of([&] { LineReader("/tmp"); }).find("is a directory"), std::string::npos);
+  EXPECT_NE(lines_refusal([&] { LineReader("/nonexistent/x"); }).find("cannot be read"), std::string::npos);
+  EXPECT_NE(lines_refusal([&] { LineReader("/tmp"); }).find("is a directory"), std::string::npos);
 }
 
 // Reads a file of the compressed `bytes`. Returns the reason of its refusal; `read` counts the bytes read before that.
 std::string bomb(const std::string& bytes, std::int64_t& read) {
   const TestFolder folder;
   write_file_atomic(folder.path() / "t", bytes);
-  return said_of([&] {
+  return lines_refusal([&] {
     LineReader reader(folder.path() / "t");
     for (std::string_view line; reader.next(line);) read += static_cast<std::int64_t>(line.size()) + 1;
   });
@@ -130,8 +130,8 @@ TEST(Lines, PipesAndDevicesAreNotWaitedFor) {
   const GoldenMessages golden;
   const TestFolder folder;
   ASSERT_EQ(::mkfifo((folder.path() / "fifo").c_str(), 0600), 0);
-  EXPECT_NE(said_of([&] { LineReader(folder.path() / "fifo"); }).find("not a regular file"), std::string::npos);
-  EXPECT_NE(said_of([&] { read_text_file("/dev/zero"); }).find("not a regular file"), std::string::npos);
+  EXPECT_NE(lines_refusal([&] { LineReader(folder.path() / "fifo"); }).find("not a regular file"), std::string::npos);
+  EXPECT_NE(lines_refusal([&] { read_text_file("/dev/zero"); }).find("not a regular file"), std::string::npos);
 }
 
 TEST(Jsonl, LongLinesAreRefused) {
@@ -139,7 +139,8 @@ TEST(Jsonl, LongLinesAreRefused) {
   std::string line = "{\"text\":\"a\",\"n\":[1";
   while (line.size() < (std::size_t{9} << 20)) line += ",[]";
   JsonlParser parser;
-  EXPECT_NE(said_of([&] { parser.parse(line + "]}", "f:3"); }).find("f:3: a line of more than"), std::string::npos);
+  EXPECT_NE(lines_refusal([&] { parser.parse(line + "]}", "f:3"); }).find("f:3: a line of more than"),
+            std::string::npos);
 }
 
 TEST(Jsonl, ReadsAndRefuses) {
@@ -151,7 +152,7 @@ TEST(Jsonl, ReadsAndRefuses) {
   EXPECT_EQ(parser.parse(format_jsonl(record), "f:1").text, record.text);
   for (const char* bad : {"", "{", "[]", "3", "{}", R"({"text":3})", R"({"text":"a","text":"b"})",
                           "{\"text\":\"\xff\"}", R"({"text":"a"} {"text":"b"})", R"({"text":"\ud800"})"}) {
-    const std::string why = said_of([&] { parser.parse(bad, "f:7"); });
+    const std::string why = lines_refusal([&] { parser.parse(bad, "f:7"); });
     EXPECT_EQ(why.find("f:7: "), 0u) << bad << " -> " << why;
   }
 }

@@ -26,7 +26,7 @@ using i64 = std::int64_t;
 
 // Runs a call as the executor runs an op: ATen allocates from the op's scratch or, with other kernels, not at all.
 template <class F>
-void guarded_context(Kernels kernels, math::Scratch& scratch, F&& call) {
+void run_as_op(Kernels kernels, math::Scratch& scratch, F&& call) {
   math::AllocationGuard::install();
   const i64 before = math::AllocationGuard::unserved();
   {
@@ -105,7 +105,7 @@ class Ranks {
     const Context sizes = context(k, scratch_);
     const bool wide = form_ == Form::kWideRing;
     Workspace w(arch::context_attention_cost(a_, pass, sizes.shape, {k.runs, keys, adds, wide}).scratch.value);
-    guarded_context(path_.kernels, w.scratch, [&] { f(context(k, w.scratch)); });
+    run_as_op(path_.kernels, w.scratch, [&] { f(context(k, w.scratch)); });
     EXPECT_EQ(w.scratch.high_water(), w.scratch.capacity());
   }
 
@@ -226,7 +226,7 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
     shape.documents = true;
     const auto op = [&](Pass pass, const auto& f) {
       Workspace w(arch::part_cost(a, arch::Part::kAttention, pass, shape).scratch.value);
-      guarded_context(path.kernels, w.scratch, [&] {
+      run_as_op(path.kernels, w.scratch, [&] {
         f(Context{a, shape, w.scratch, true, {}, Half::kBoth, {}, &in.starts});
       });
     };

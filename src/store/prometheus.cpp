@@ -40,7 +40,7 @@ std::string escape(std::string_view text, bool quote) {
   return out;
 }
 
-std::string text_of_number(double value) {
+std::string prometheus_number(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
   return fmt::format("{}", value);  // the shortest that reads back to the same bits
@@ -89,7 +89,7 @@ std::string prometheus_text(const std::vector<PrometheusSample>& samples) {
       throw Error("prometheus: '{}' is given with two help texts or types", s.name);
     const std::string key = line(s);
     if (!seen.insert(key).second) throw Error("prometheus: '{}' is given twice", key);
-    bodies[s.name] += fmt::format("{} {}\n", key, text_of_number(s.value));
+    bodies[s.name] += fmt::format("{} {}\n", key, prometheus_number(s.value));
   }
   std::string text;
   for (const PrometheusSample* f : families)

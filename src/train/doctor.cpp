@@ -13,7 +13,7 @@
 
 namespace molen::train {
 
-constexpr double kGlanceSeconds = 0.1;
+constexpr double kDoctorSeconds = 0.1;
 
 int doctor(bool json, bool measure) {
   if (measure) forget_rates();
@@ -29,7 +29,7 @@ int doctor(bool json, bool measure) {
     for (const auto library : {math::GemmLibrary::kAten, math::GemmLibrary::kOneDnn})
       if (math::gemm_library_available(library))
         j["gemm_gflops"][fmt::format("fp32_{}", math::name_of(library))] =
-            measure_gemm(DType::kF32, threads, kGlanceSeconds, library);
+            measure_gemm(DType::kF32, threads, kDoctorSeconds, library);
   j["precision_auto"] = bf16 ? "bf16" : "fp32";
   j["precision_reason"] = fmt::format(
       "measured{}: a layer's GEMMs run at {:.0f} GFLOP/s in fp32 and {:.0f} in bf16 on {} here: bf16 is {:.2f}x",
