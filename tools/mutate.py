@@ -31,6 +31,7 @@ REASONS = "tests/mutants.json"
 TORCH_FREE = ["base", "arch", "mesh", "config", "store", "energy", "program", "comm", "data", "checkpoint", "sim", "plan", "serve"]
 TORCH = ["math", "optim", "model", "exec", "train"]
 PROGRAM = ["apps"]  # not sampled unless it is named: its tests are the end-to-end scripts, which cost minutes for a mutant that survives
+BY_SCRIPTS = ["train", *PROGRAM]  # modules whose mutants meet those scripts
 LAUNCHED = ["comm_mpi_suite"]  # whole programs under mpirun
 RUNTIME = r"""// Which mutant is in force (tools/mutate.py); made for one run.
 #include <fcntl.h>
@@ -166,7 +167,7 @@ def arguments():
     p.add_argument("--mutants", type=int, default=500)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--modules", default=",".join(TORCH_FREE + TORCH))
-    p.add_argument("--tests", help="modules whose tests run, and end-to-end scripts by name (default: those of --modules, with it the communicator's suite under mpirun, and scripts for apps)")
+    p.add_argument("--tests", help="modules whose tests run, and end-to-end scripts by name (default: those of --modules, with it the communicator's suite under mpirun; scripts for train and apps)")
     p.add_argument("--since", help="only files that changed since this commit")
     p.add_argument("--in-place", action="store_true")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -216,7 +217,7 @@ def main():
         return 0
     instrument(tree, chosen)
     asked = a.tests.split(",") if a.tests else modules + (LAUNCHED if "comm" in modules else [])
-    tests = [t for m in asked for t in (mutants_run.SCRIPTS if m in PROGRAM else [m])]
+    tests = [m for m in asked if m not in PROGRAM] + (mutants_run.SCRIPTS if set(asked) & set(BY_SCRIPTS) else [])
     build(tree, chosen, sorted({mutants_run.target_of(t) for t in tests}), a.jobs)
     caught = {m["key"]: m["outcome"] for m in json.loads(pathlib.Path(a.again).read_text())["mutants"] if m["outcome"].startswith("caught")} if a.again else {}
     left = [m for m in chosen if not m.get("dropped") and m["key"] not in caught]

@@ -93,6 +93,10 @@ class Mutants(unittest.TestCase):
 
 
 class Tests(unittest.TestCase):
+    def test_every_script_is_there(self):
+        for script in mutants_run.SCRIPTS:
+            self.assertTrue(mutants_run.script_of(ROOT, script).is_file(), script)
+
     def test_every_row_of_a_table_is_run(self):
         for table in mutants_run.TABLES:
             rows = set()
