@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "math/vector_kernels.h"
 #include "model/parts.h"
+#include "program/parts/part.h"
 
 namespace {
 
@@ -65,8 +66,8 @@ class Bench {
     const auto rope = model::make_rope_table(a_, 512, at::kFloat, at::kCPU);
     const int l = static_cast<int>(layers);
     time(Part::kEmbed, Pass::kForward, 1, [&](auto& c) { model::embed_forward(c, ids, table, none, x); });
-    time(Part::kNormQkv, Pass::kForward, l,
-         [&](auto& c) { model::norm_qkv_forward(c, x, norm, w_qkv, rope, saved, qkv); });
+    time(Part::kNormQkv, Pass::kForward, l, [&](auto& c) { model::norm_qkv_forward(c, x, norm, w_qkv, saved, qkv); });
+    time(Part::kRotate, Pass::kForward, l, [&](auto& c) { model::rotate(c, rope, false, qkv); });
     time(Part::kAttention, Pass::kForward, l, [&](auto& c) { model::attention_forward(c, qkv, o, lse); });
     time(Part::kOutProjection, Pass::kForward, l,
          [&](auto& c) { model::output_projection_forward(c, o, x, w_out, y); });
@@ -90,9 +91,9 @@ class Bench {
     time(Part::kOutProjection, Pass::kBackward, l,
          [&](auto& c) { model::output_projection_backward(c, d_x, o, w_out, d_o, g_out); });
     time(Part::kAttention, Pass::kBackward, l, [&](auto& c) { model::attention_backward(c, d_o, qkv, o, lse, d_qkv); });
-    time(Part::kNormQkv, Pass::kBackward, l, [&](auto& c) {
-      d_x.copy_(y), model::norm_qkv_backward(c, d_qkv, x, saved, norm, w_qkv, rope, d_x, d_norm, g_qkv);
-    });
+    time(Part::kRotate, Pass::kBackward, l, [&](auto& c) { model::rotate(c, rope, true, d_qkv); });
+    time(Part::kNormQkv, Pass::kBackward, l,
+         [&](auto& c) { d_x.copy_(y), model::norm_qkv_backward(c, d_qkv, x, saved, norm, w_qkv, d_x, d_norm, g_qkv); });
     time(Part::kEmbed, Pass::kBackward, 1, [&](auto& c) { model::embed_backward(c, ids, d_x, d_table, none); });
     peak();
     kernels_alone();
@@ -115,7 +116,7 @@ class Bench {
 
   template <class F>
   void time(Part part, Pass pass, int times, F&& call) {
-    const auto cost = arch::part_cost(a_, part, pass, shape_);
+    const auto cost = program::part_cost(a_, part, pass, shape_);
     const double ms = best_ms([&] {
       math::Scratch scratch(scratch_.data_ptr(), cost.scratch.value);
       const model::Context c{a_, shape_, scratch, true};

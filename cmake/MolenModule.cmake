@@ -61,7 +61,6 @@ function(molen_module name)
       list(JOIN M_TIMED ":" timed)
       add_test(NAME ${name} COMMAND ${name}_test --gtest_filter=-${timed} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
       add_test(NAME ${name}_timed COMMAND ${name}_test --gtest_filter=${timed} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-      set_tests_properties(${name} PROPERTIES COST 300)  # ctest begins with what takes longest
       set_tests_properties(${name}_timed PROPERTIES RUN_SERIAL ON)
     else()
       add_test(NAME ${name} COMMAND ${name}_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})

@@ -1,4 +1,4 @@
-// Headers that the modules that may use ATen (math, model, optim, exec, train) include, precompiled once.
+// Headers that the modules that may use ATen (tools/check_layers.py: ATEN_MODULES) include, precompiled once.
 #pragma once
 
 #include <ATen/ATen.h>

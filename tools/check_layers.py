@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Rejects an include that points up or sideways in the module order, a vendor header outside its folder, and ATen outside the
-five modules that may use it. The table is DESIGN's (section 4)."""
+"""Rejects an include that points up or sideways in the module order, a vendor header outside its folder, ATen outside the
+modules that may use it, and an executor that reads a program's setting. The table is DESIGN's (section 4)."""
 import pathlib
 import re
 import sys
@@ -8,14 +8,17 @@ import sys
 LEVELS = [
     {"base"},
     {"arch", "mesh", "config", "store", "energy", "math"},
-    {"program", "comm", "data", "checkpoint", "model", "optim"},
+    {"program", "comm", "data", "checkpoint", "optim"},
+    {"model"},
     {"sim", "exec", "ledger", "policy"},
     {"plan"},
-    {"train", "serve"},
+    {"launch"},
+    {"measure", "infer", "prove", "serve"},
+    {"train"},
     {"apps"},
 ]
 LEVEL = {m: i for i, modules in enumerate(LEVELS) for m in modules}
-ATEN_MODULES = {"math", "model", "optim", "exec", "train"}
+ATEN_MODULES = {"math", "model", "optim", "exec", "launch", "measure", "infer", "prove", "train"}
 VENDOR = {  # header pattern -> folder that may include it
     r"mpi\.h": "comm/mpi",
     r"nccl\.h": "comm/nccl",
@@ -24,6 +27,7 @@ VENDOR = {  # header pattern -> folder that may include it
     r"libpq-fe\.h": "store/postgres",
     r"curl/": "serve/http",
 }
+SETTING = re.compile(r"\bSetting\b|(\.|->)setting\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
@@ -46,6 +50,8 @@ def check(root: pathlib.Path) -> list[str]:
             wrong.append(f"{path}: module '{module}' has no level")
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
+            if module == "exec" and not path.stem.endswith("_test") and SETTING.search(line):
+                wrong.append(f"{path.relative_to(root)}:{number}: exec reads the setting; what it needs is in an op's attributes and operands, or in the program's grid")
             found = INCLUDE.match(line)
             if not found:
                 continue

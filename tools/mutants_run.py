@@ -27,7 +27,7 @@ TABLES = ["end_to_end_flags", "end_to_end_keys"]
 SCRIPTS = ["end_to_end_command_line", *TABLES, *(f"end_to_end_{name}" for name in ("traffic", "newcomer", "stops", "owners", "histories", "precision", "run"))]
 SCRIPTS_MAY_COST = 10  # times the budget of unit tests
 # Loading libtorch, and what a table's rows need before the first, take longer than most tests: so many run and are measured as one.
-TOGETHER = {"math": 12, "optim": 12, "model": 12, "exec": 12, "train": 12} | {table: 8 for table in TABLES}
+TOGETHER = {"math": 12, "optim": 12, "model": 12, "exec": 12, "launch": 12, "measure": 12, "infer": 12, "prove": 12, "train": 12} | {table: 8 for table in TABLES}
 PASSED = (0, 77)  # a script that could not make one of its checks here made the others
 
 
@@ -140,25 +140,27 @@ def outcome_of(tree, mutant, tests, seconds, budget):
     return f"survives {sum(spent.values()):.0f} s of the tests that reach it" if left_out else "survives"
 
 
-def run(tree, mutants, modules, jobs, budget):
+def run(tree, mutants, modules, jobs, budget, progress):
+    """Returns the outcome of each mutant by its number. Whatever `progress` (mutants_progress.py) has already is not run again."""
     tests = [(m, n) for m in modules for n in tests_of(tree, m)]
     count = max((m["number"] for m in mutants), default=0) + 1
     begun = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        results = dict(zip(tests, pool.map(lambda t: measured(tree, t, count), tests)))
+        list(pool.map(lambda t: progress.measure(t, measured(tree, t, count)), [t for t in tests if t not in progress.measured]))
+    results = {t: progress.measured[t] for t in tests}
     broken = [".".join(t) for t, r in results.items() if r is None]
     if broken:
         print(f"mutate: {len(broken)} tests fail without a mutant and are left out: {', '.join(broken[:10])}", flush=True)
     seconds = {t: r[0] for t, r in results.items() if r}
     reach = {m["number"]: [t for t, r in results.items() if r and m["number"] in r[1]] for m in mutants}
     print(f"mutate: {len(seconds)} tests measured in {time.monotonic() - begun:.0f} s; {sum(bool(t) for t in reach.values())} of {len(mutants)} mutants are reached", flush=True)
-    outcomes = {}
+    outcomes = progress.outcomes
 
     def one(m):
-        outcomes[m["number"]] = outcome_of(tree, m, reach[m["number"]], seconds, budget)
+        progress.end(m["number"], outcome_of(tree, m, reach[m["number"]], seconds, budget))
         if len(outcomes) % 50 == 0:
             print(f"mutate: {len(outcomes)} of {len(mutants)} after {time.monotonic() - begun:.0f} s, {sum(o.startswith('caught') for o in outcomes.values())} caught", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, mutants))
-    return outcomes
+        list(pool.map(one, [m for m in mutants if m["number"] not in outcomes]))
+    return {m["number"]: outcomes[m["number"]] for m in mutants}

@@ -8,6 +8,7 @@ which one is in force. So a file is compiled once, and a mutant costs its tests 
 reaches and how long it takes; then each mutant meets the tests that reach it, those of its own module and the quick ones first, until one fails.
 
 The tree is copied to build/mutants/tree and built there; --in-place uses this checkout, which must then be a throwaway one (it is not put back).
+A run that was cut off goes on where it was (build/mutants/progress.jsonl) if sources, tests and arguments are the same; it says so. One that has ended begins anew.
 Survivors are read by people: tests/mutants.json has the reason of each that no test can or need catch, and lists as open those that still ask for a test.
 Exit status 1 where one survives that has no reason.
 """
@@ -23,15 +24,16 @@ import subprocess
 import sys
 
 import mutants_find
+import mutants_progress
 import mutants_run
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 REASONS = "tests/mutants.json"
 # Programs of each module's own tests; after them come those of the modules above it.
 TORCH_FREE = ["base", "arch", "mesh", "config", "store", "energy", "program", "comm", "data", "checkpoint", "sim", "plan", "serve"]
-TORCH = ["math", "optim", "model", "exec", "train"]
+TORCH = ["math", "optim", "model", "exec", "launch", "measure", "infer", "prove", "train"]
 PROGRAM = ["apps"]  # not sampled unless it is named: its tests are the end-to-end scripts, which cost minutes for a mutant that survives
-BY_SCRIPTS = ["train", *PROGRAM]  # modules whose mutants meet those scripts
+BY_SCRIPTS = ["launch", "measure", "infer", "prove", "train", *PROGRAM]  # modules whose mutants meet those scripts
 LAUNCHED = ["comm_mpi_suite"]  # whole programs under mpirun
 RUNTIME = r"""// Which mutant is in force (tools/mutate.py); made for one run.
 #include <fcntl.h>
@@ -150,6 +152,8 @@ def copied_tree():
     tree = ROOT / "build/mutants/tree"
     tree.mkdir(parents=True, exist_ok=True)
     files = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=True).stdout.split("\0")
+    for gone in {str(p.relative_to(tree)) for p in (tree / "src").rglob("*") if p.is_file() and p.name != "molen_mutants.cpp"} - set(files):
+        (tree / gone).unlink()  # what has moved since the tree was copied would still be compiled
     for name in filter(None, files):
         here, there = ROOT / name, tree / name
         if here.is_file() and not (there.is_file() and there.read_bytes() == here.read_bytes()):
@@ -167,7 +171,7 @@ def arguments():
     p.add_argument("--mutants", type=int, default=500)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--modules", default=",".join(TORCH_FREE + TORCH))
-    p.add_argument("--tests", help="modules whose tests run, and end-to-end scripts by name (default: those of --modules, with it the communicator's suite under mpirun; scripts for train and apps)")
+    p.add_argument("--tests", help="modules whose tests run, and end-to-end scripts by name (default: those of --modules, with it the communicator's suite under mpirun; scripts for launch and what is above it)")
     p.add_argument("--since", help="only files that changed since this commit")
     p.add_argument("--in-place", action="store_true")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -221,10 +225,13 @@ def main():
     build(tree, chosen, sorted({mutants_run.target_of(t) for t in tests}), a.jobs)
     caught = {m["key"]: m["outcome"] for m in json.loads(pathlib.Path(a.again).read_text())["mutants"] if m["outcome"].startswith("caught")} if a.again else {}
     left = [m for m in chosen if not m.get("dropped") and m["key"] not in caught]
-    outcomes = {m["number"]: caught[m["key"]] for m in chosen if m["key"] in caught} | mutants_run.run(tree, left, tests, a.jobs, a.budget)
+    progress = mutants_progress.Progress(ROOT / "build/mutants/progress.jsonl", mutants_progress.identity_of(tree, left, tests, a.budget))
+    outcomes = {m["number"]: caught[m["key"]] for m in chosen if m["key"] in caught} | mutants_run.run(tree, left, tests, a.jobs, a.budget, progress)
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     mutants = [{k: m[k] for k in ("key", "file", "line", "kind", "old", "new")} | {"outcome": outcomes.get(m["number"], "dropped")} for m in chosen]
-    return report({"commit": commit, "seed": a.seed, "candidates": len(candidates), "mutants": mutants}, ROOT / a.output)
+    status = report({"commit": commit, "seed": a.seed, "candidates": len(candidates), "mutants": mutants}, ROOT / a.output)
+    progress.finish()
+    return status
 
 
 if __name__ == "__main__":

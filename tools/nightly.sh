@@ -34,16 +34,16 @@ fuzz() {
   done
 }
 
-# ThreadSanitizer: first what has threads and no libtorch, then the executor and the tests of the trainer that tools/tsan_train_tests.txt names; all of
+# ThreadSanitizer: first what has threads and no libtorch, then the executor and the tests of programs on ranks that tools/tsan_rank_tests.txt names; all of
 # them would take hours. tools/tsan_suppressions.txt holds what is said of libtorch, which is not built for it.
 tsan() {
   cmake --preset tsan >"$log/tsan-configure.txt" 2>&1
   cmake --build --preset tsan -j "$(nproc)" --target comm_test data_test energy_test store_test >"$log/tsan-build.txt" 2>&1
   for test in comm data energy store; do tsan_test tsan "$test" '*'; done
   cmake --preset tsan-torch >"$log/tsan-torch-configure.txt" 2>&1
-  cmake --build --preset tsan-torch -j "$(nproc)" --target exec_test train_test >"$log/tsan-torch-build.txt" 2>&1
+  cmake --build --preset tsan-torch -j "$(nproc)" --target exec_test launch_test prove_test >"$log/tsan-torch-build.txt" 2>&1
   tsan_test tsan-torch exec '*'
-  tsan_test tsan-torch train "$(grep -v '^#' tools/tsan_train_tests.txt | paste -sd:)"
+  for test in launch prove; do tsan_test tsan-torch "$test" "$(grep -v '^#' tools/tsan_rank_tests.txt | paste -sd:)"; done
 }
 
 # tsan_test PRESET MODULE FILTER
@@ -153,11 +153,11 @@ hang() {
   fi
 }
 
-# A load of a 1 GiB checkpoint: bytes that it reads over those that it needs, the most of its layouts.
+# A load of a 1 GiB checkpoint: bytes that it reads over those that it needs, the most of all pairs of layouts.
 load() {
-  cmake --build --preset release -j "$(nproc)" --target train_test >"$log/load-build.txt" 2>&1
-  if MOLEN_LOAD_MIB=1024 build/release/src/train/train_test --gtest_filter=LoadedBytes.* >"$log/load.txt" 2>&1; then
-    record load/read "$(sed -nE 's/^bytes read over bytes needed: ([0-9.]+)$/\1/p' "$log/load.txt")" "tools/nightly.sh load" "of one rank's checkpoint on two: $(sed -nE 's/^ +1 rank to ((FULL_SHARD|TP) 2) +([0-9.]+) .*/\1 \3/p' "$log/load.txt" | paste -sd, | sed 's/,/, /g')"
+  cmake --build --preset release -j "$(nproc)" --target prove_test >"$log/load-build.txt" 2>&1
+  if MOLEN_LOAD_MIB=1024 build/release/src/prove/prove_test --gtest_filter=LoadedBytes.* >"$log/load.txt" 2>&1; then
+    record load/read "$(sed -nE 's/^bytes read over bytes needed: ([0-9.]+)$/\1/p' "$log/load.txt")" "tools/nightly.sh load" "of $(grep -c 'bytes read over bytes needed, ' "$log/load.txt") pairs of layouts"
   else
     finding "a load reads more than it needs: see $log/load.txt"
   fi

@@ -12,8 +12,8 @@
 #include "comm/mpi/mpi.h"
 #include "plan/complete.h"
 #ifdef MOLEN_HAS_TORCH
-#include "train/rates.h"
-#include "train/world.h"
+#include "launch/world.h"
+#include "measure/rates.h"
 #endif
 
 namespace molen::apps {
@@ -75,11 +75,11 @@ plan::Machine planned_machine(const ConfigOptions& o, const config::Config& c) {
   if (machine.ranks % machine.local_ranks != 0)
     throw UsageError("--ranks-per-node: {} ranks are not whole nodes of {}", machine.ranks, machine.local_ranks);
 #ifdef MOLEN_HAS_TORCH
-  const bool here = train::has_cuda();
+  const bool here = launch::has_cuda();
   machine.cuda = c.device.kind == "cuda" || (c.device.kind == "auto" && here);
   if (!machine.cuda || here)
     machine.measure_precision = [device = machine.cuda ? 0 : -1](int threads) {
-      return train::precision_rates(threads, device);
+      return measure::precision_rates(threads, device);
     };
 #else
   machine.cuda = c.device.kind == "cuda";

@@ -6,7 +6,7 @@
 #include "apps/cli.h"
 #include "base/error.h"
 #ifdef MOLEN_HAS_TORCH
-#include "train/generate.h"
+#include "infer/generate.h"
 #endif
 
 namespace molen::apps {
@@ -15,16 +15,16 @@ namespace {
 
 struct GenerateCommand {
   std::string model, prompt;
-  train::GenerateOptions options;
+  infer::GenerateOptions options;
   bool no_cache = false;
 };
 
 int run_generate(const GenerateCommand& c) {
   auto options = c.options;
   options.use_cache = !c.no_cache;
-  const auto model = train::load_model(c.model);
+  const auto model = infer::load_model(c.model);
   fmt::print("{}", c.prompt);
-  train::generate(model, c.prompt, options, [](const std::string& piece) {
+  infer::generate(model, c.prompt, options, [](const std::string& piece) {
     fmt::print("{}", piece);
     std::fflush(stdout);
   });
@@ -61,7 +61,7 @@ void add_inference_verbs(CLI::App& app, Chosen& chosen) {
 
   CLI::App* eval = app.add_subcommand("eval", "evaluates a model");
   eval->require_subcommand(1);
-  auto e = std::make_shared<train::EvalLogitsOptions>();
+  auto e = std::make_shared<infer::EvalLogitsOptions>();
   CLI::App* logits = eval->add_subcommand("logits", "logits of given tokens, to check a conversion from outside");
   logits->add_option("DIR", e->model, "Hugging Face directory, run or checkpoint")->required();
   logits->add_option("--tokens", e->tokens, "JSON array of token-id arrays of equal length")->required();
@@ -72,7 +72,7 @@ void add_inference_verbs(CLI::App& app, Chosen& chosen) {
   logits->add_option("--threads", e->threads, "0: the machine's cores");
   logits->callback([&chosen, e] {
     chosen.action = [e] {
-      train::eval_logits(*e);
+      infer::eval_logits(*e);
       return kOk;
     };
   });

@@ -5,6 +5,7 @@
 #include "arch/parameters.h"
 #include "arch/parts.h"
 #include "base/json.h"
+#include "program/parts/part.h"
 
 namespace molen::apps {
 namespace {
@@ -51,10 +52,10 @@ int show_preset(const std::string& name, std::int64_t sequence, arch::FlopsConve
   shape.compute = DType::kBF16;
   shape.kernels = arch::Kernels::kAten;
   Json parts = Json::array();
-  for (const arch::Part part : arch::kWholeParts) {
-    shape.chunk = part == arch::Part::kHead ? s : 0;
-    const auto f = arch::part_cost(a, part, arch::Pass::kForward, shape),
-               b = arch::part_cost(a, part, arch::Pass::kBackward, shape);
+  for (const arch::Part part : arch::parts_in_order(a)) {
+    shape.chunk = program::of_head(part) ? s : 0;
+    const auto f = program::part_cost(a, part, arch::Pass::kForward, shape),
+               b = program::part_cost(a, part, arch::Pass::kBackward, shape);
     parts.push_back({{"part", std::string(arch::name_of(part))},
                      {"forward_flops", f.flops.value},
                      {"backward_flops", b.flops.value},

@@ -4,9 +4,9 @@
 #include "apps/cli.h"
 #include "base/json.h"
 #include "plan/resolve.h"
-#include "program/build.h"
-#include "program/text.h"
-#include "program/verify.h"
+#include "program/build/build.h"
+#include "program/text/text.h"
+#include "program/verify/verify.h"
 
 namespace molen::apps {
 namespace {

@@ -8,13 +8,13 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "plan/resolve.h"
-#include "program/build.h"
-#include "program/memory.h"
-#include "program/verify.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
+#include "program/verify/verify.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"
 #ifdef MOLEN_HAS_TORCH
-#include "train/calibrate.h"
+#include "measure/calibrate.h"
 #endif
 
 namespace molen::apps {
@@ -47,7 +47,7 @@ Result<Simulated> simulate_on(config::Config c, const plan::Machine& machine, co
 
 bool measured_here(const sim::Calibration& calibration) {
 #ifdef MOLEN_HAS_TORCH
-  return calibration.cpu == train::cpu_model();
+  return calibration.cpu == measure::cpu_model();
 #else
   return false;
 #endif

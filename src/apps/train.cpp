@@ -17,18 +17,18 @@
 #include "plan/complete.h"
 #include "plan/nearest.h"
 #include "plan/resolve.h"
-#include "program/build.h"
-#include "program/memory.h"
-#include "program/verify.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
+#include "program/verify/verify.h"
 #include "sim/calibration.h"
 #ifdef MOLEN_HAS_TORCH
-#include "train/calibrate.h"
-#include "train/doctor.h"
-#include "train/precision.h"
-#include "train/require_memory.h"
-#include "train/together.h"
+#include "launch/require_memory.h"
+#include "launch/together.h"
+#include "launch/world.h"
+#include "measure/calibrate.h"
+#include "measure/doctor.h"
+#include "measure/precision.h"
 #include "train/trainer.h"
-#include "train/world.h"
 #endif
 
 namespace molen::apps {
@@ -40,10 +40,10 @@ int run_train(const ConfigOptions& options, const train::TrainOptions& train_opt
   // With several processes, only the first looks for the files, once it can tell the others its result.
   const bool alone = comm::launch_environment().size <= 1;
   config::Config c = load_config(options, alone ? plan::require_training : config::Completion());
-  const auto launch = train::resolve_launch(c, options.ranks);
-  train::run_ranks(launch, [&](comm::Communicator& world) {
+  const auto launch = launch::resolve_launch(c, options.ranks);
+  launch::run_ranks(launch, [&](comm::Communicator& world) {
     // An unreadable calibration is refused now, not at the end of the run.
-    train::together(world, [&] {
+    launch::together(world, [&] {
       if (world.rank() == 0 && train_options.cluster) sim::read_calibration(*train_options.cluster);
     });
     train::train(c, launch.machine, launch.communicator, train_options, world);
@@ -78,36 +78,36 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
 
 // Takes from a configuration the conditions of its run, threads and type, and its width, beyond which nothing needs
 // measuring.
-void take_conditions(const ConfigOptions& options, train::CalibrateOptions& o, std::string& compute) {
+void take_conditions(const ConfigOptions& options, measure::CalibrateOptions& o, std::string& compute) {
   if (!options.file && !options.model && options.sets.empty()) return;
   const config::Config c = load_config(options);
   if (o.threads == 0) o.threads = static_cast<int>(c.math.threads);
   if (compute == "auto") compute = c.precision.compute;
   if (o.widest == 0 && (c.model.preset || c.model.family))
-    o.widest = train::calibrated_width(plan::resolve_architecture(c).hidden);
+    o.widest = measure::calibrated_width(plan::resolve_architecture(c).hidden);
 }
 
-int run_calibrate(const ConfigOptions& options, const std::string& output, train::CalibrateOptions o,
+int run_calibrate(const ConfigOptions& options, const std::string& output, measure::CalibrateOptions o,
                   std::string compute, const std::string& format) {
   take_conditions(options, o, compute);
-  const auto launch = train::resolve_launch({}, options.ranks);
+  const auto launch = launch::resolve_launch({}, options.ranks);
   if (o.threads == 0) o.threads = plan::auto_threads(launch.machine.local_ranks);
   // Read the input before any measurement, so that errors are found at once.
   std::vector<DType> wanted;
   if (compute != "auto") wanted = {dtype_from_name(compute)};
-  sim::Calibration all = calibration_to_extend(output, train::cpu_model());
+  sim::Calibration all = calibration_to_extend(output, measure::cpu_model());
   Json added = Json::array();
   const auto progress = make_progress("calibrate");
-  train::run_ranks(launch, [&](comm::Communicator& world) {
-    for (const DType precision : wanted.empty() ? train::likely_precisions(o.threads, world) : wanted) {
-      train::CalibrateOptions of = o;
+  launch::run_ranks(launch, [&](comm::Communicator& world) {
+    for (const DType precision : wanted.empty() ? measure::likely_precisions(o.threads, world) : wanted) {
+      measure::CalibrateOptions of = o;
       of.compute = precision;
       of.kernels = precision == DType::kF32   ? arch::Kernels::kFused
                    : precision == DType::kF64 ? arch::Kernels::kReference
                                               : arch::Kernels::kAten;
       std::set<std::string> measured;
       std::string last;
-      auto entry = train::calibrate(of, launch.communicator, world, [&](double share, const std::string& what) {
+      auto entry = measure::calibrate(of, launch.communicator, world, [&](double share, const std::string& what) {
         progress->at(name_of(precision), share, what);
         measured.insert(what);
         last = what;
@@ -150,10 +150,10 @@ Json ops_of(const program::Program& p, const program::Timeline& timeline) {
 int run_bench(const ConfigOptions& options, int steps) {
   const double started = now().value;
   config::Config c = load_config(options);
-  const auto launch = train::resolve_launch(c, options.ranks);
+  const auto launch = launch::resolve_launch(c, options.ranks);
   plan::Machine host = launch.machine;  // the bench runs on the host, whatever devices exist
   host.cuda = false;
-  train::run_ranks(launch, [&](comm::Communicator& world) {
+  launch::run_ranks(launch, [&](comm::Communicator& world) {
     config::Config mine = c;
     const auto a = plan::resolve_architecture(mine);
     const auto setting = program::at_rank(plan::resolve_setting(mine, a, host), world.rank());
@@ -161,14 +161,14 @@ int run_bench(const ConfigOptions& options, int steps) {
     const auto p = program::build(a, setting, schedule ? &*schedule : nullptr);
     program::require_sound(p, "the built program");
     const auto plan = program::plan_memory(p);
-    train::require_memory(
+    launch::require_memory(
         {{plan.peak, plan.host},
          "the step program",
          1,
          [&](const plan::MemoryRoom& room) { return plan::nearest_text(a, setting, host.local_ranks, room); }},
         host, world);
     const double ready = now().value;
-    auto run = train::run_synthetic(p, world, steps);
+    auto run = measure::run_synthetic(p, world, steps);
     auto& timelines = run.timelines;
     if (world.rank() != 0) return;
     std::sort(timelines.begin(), timelines.end(), [](const auto& x, const auto& y) { return x.total_s < y.total_s; });
@@ -185,7 +185,7 @@ int run_bench(const ConfigOptions& options, int steps) {
                             {"max_s", timelines.back().total_s},
                             {"gflops", flops / median * 1e-9},
                             {"flops_formula", name_of(arch::FlopsConvention::kCausal)},
-                            {"gemm_gflops", train::measure_precision(p.setting.threads).fp32},
+                            {"gemm_gflops", measure::measure_precision(p.setting.threads).fp32},
                             {"peak_rss_bytes", peak_resident().value},
                             {"arena_bytes", plan.peak.value},
                             {"arena_touched_bytes", run.touched ? Json(run.touched->value) : Json()},
@@ -253,7 +253,7 @@ void add_calibrate(CLI::App& app, Chosen& chosen) {
                          "type), and no wider than its model");
   auto output = std::make_shared<std::string>("calibration.json"), compute = std::make_shared<std::string>("auto");
   auto options = add_config_options(*verb);
-  auto o = std::make_shared<train::CalibrateOptions>();
+  auto o = std::make_shared<measure::CalibrateOptions>();
   o->threads = 0;
   verb->add_option("--output", *output, "file; other conditions in it are kept")->capture_default_str();
   verb->add_option("--threads", o->threads, "per rank; 0: the cores over the ranks")->check(CLI::NonNegativeNumber);
@@ -282,7 +282,7 @@ void add_doctor(CLI::App& app, Chosen& chosen) {
       "--measure", *measure,
       "measures anew how fast it multiplies; what was kept of that (\"auto\" precision, MFU's peak) is dropped");
   verb->callback(
-      [&chosen, format, measure] { chosen.action = [=] { return train::doctor(*format == "json", *measure); }; });
+      [&chosen, format, measure] { chosen.action = [=] { return measure::doctor(*format == "json", *measure); }; });
 }
 #endif
 

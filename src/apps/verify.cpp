@@ -18,14 +18,14 @@
 #include "plan/layouts.h"
 #include "plan/resolve.h"
 #include "plan/static_check.h"
-#include "program/build.h"
-#include "program/memory.h"
-#include "program/verify.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
+#include "program/verify/verify.h"
 #ifdef MOLEN_HAS_TORCH
 #include "data/dataset.h"
 #include "data/tokenizer/tokenizer.h"
-#include "train/verify_layouts.h"
-#include "train/world.h"
+#include "launch/world.h"
+#include "prove/verify_layouts.h"
 #endif
 
 namespace molen::apps {
@@ -237,8 +237,8 @@ int run_static(const VerifyArguments& o) {
 #ifdef MOLEN_HAS_TORCH
 
 // Returns the configuration's training data, or samples of ascending numbers when it names none.
-train::ReadSamples samples_of(const config::Config& c, const program::Setting& s, std::int64_t vocabulary) {
-  if (c.data.train.empty()) return train::synthetic_samples(s, vocabulary);
+prove::ReadSamples samples_of(const config::Config& c, const program::Setting& s, std::int64_t vocabulary) {
+  if (c.data.train.empty()) return prove::synthetic_samples(s, vocabulary);
   data::OpenOptions options;
   options.sequence_length = s.sequence;
   options.vocabulary = vocabulary;
@@ -265,7 +265,7 @@ train::ReadSamples samples_of(const config::Config& c, const program::Setting& s
   };
 }
 
-std::string row_text(const train::VerifyRow& r, std::size_t width) {
+std::string row_text(const prove::VerifyRow& r, std::size_t width) {
   const auto number = [](double v) { return std::isfinite(v) ? fmt::format("{:.1e}", v) : std::string("-"); };
   return fmt::format(
       "{:<{}} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9.4f} {:>7.1f} s  {}", r.layout, width, name_of(r.compute),
@@ -274,7 +274,7 @@ std::string row_text(const train::VerifyRow& r, std::size_t width) {
       r.seconds, r.failure.empty() ? "same" : "DIFFERS: " + r.failure);
 }
 
-Json row_json(const train::VerifyRow& r) {
+Json row_json(const prove::VerifyRow& r) {
   const auto finite = [](double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); };
   return {{"layout", r.layout},
           {"compute", name_of(r.compute)},
@@ -287,7 +287,7 @@ Json row_json(const train::VerifyRow& r) {
           {"ratio", finite(r.ratio())},
           {"planned_peak_bytes", r.planned_peak_bytes},
           {"seconds", r.seconds},
-          {"traffic", train::to_json(r.traffic)},
+          {"traffic", launch::to_json(r.traffic)},
           {"same", r.failure.empty()},
           {"first_difference", r.failure.empty() ? Json(nullptr) : Json(r.failure)}};
 }
@@ -313,11 +313,11 @@ int run_verify(const VerifyArguments& o) {
   if (o.only_static) return run_static(o);
   if (o.config.ranks_per_node) throw UsageError("--ranks-per-node: for --static; ranks that run know their node");
   config::Config c = load_config(o.config);
-  const auto launch = train::resolve_launch(c, o.config.ranks, true);
+  const auto launch = launch::resolve_launch(c, o.config.ranks, true);
   const auto a = plan::resolve_architecture(c);
   const auto schedule = o.given() ? plan::read_schedule(c) : std::nullopt;
   const auto [base, layouts] = wanted_layouts(o, c, a, launch.machine);
-  train::VerifyOptions options;
+  prove::VerifyOptions options;
   options.steps = o.steps;
   options.schedule = schedule ? &*schedule : nullptr;
   if (launch.machine.cuda) options.cuda = launch.machine.device;
@@ -325,12 +325,12 @@ int run_verify(const VerifyArguments& o) {
   const auto read = samples_of(c, base, a.vocabulary);
   bool same = true;
   const std::size_t width = widest_name(layouts);
-  train::run_ranks(launch, [&](comm::Communicator& world) {
+  launch::run_ranks(launch, [&](comm::Communicator& world) {
     const bool table = o.format != "json";
     std::unique_ptr<store::Progress> progress;
     if (world.rank() == 0) progress = make_progress("verify");
     std::size_t ran = 0;
-    train::require_memory_of_layouts(a, base, layouts, options, launch.machine, world);
+    prove::require_memory_of_layouts(a, base, layouts, options, launch.machine, world);
     if (world.rank() == 0 && table)
       progress->result(fmt::format(
           "{} on {} rank{} ({}{}), {}; differences from one rank, relative\n{:<{}} {:>5} {:>5} {:>9} {:>9} {:>9} {:>9} "
@@ -339,7 +339,7 @@ int run_verify(const VerifyArguments& o) {
           options.cuda ? fmt::format(" on cuda:{}, with ATen's kernels", *options.cuda) : "",
           c.data.train.empty() ? "counting samples (no data.train)" : "data.train", "layout", width, "type", "steps",
           "loss", "norm", "gradient", "weights", "bound", "of bound", "took"));
-    const auto rows = train::verify_layouts(a, base, layouts, read, options, world, [&](const train::VerifyRow& row) {
+    const auto rows = prove::verify_layouts(a, base, layouts, read, options, world, [&](const prove::VerifyRow& row) {
       if (table) progress->result(row_text(row, width));
       progress->at("layouts", static_cast<double>(++ran) / static_cast<double>(layouts.size() * options.compute.size()),
                    row.layout);
@@ -353,7 +353,7 @@ int run_verify(const VerifyArguments& o) {
       all.back()["device"] = options.cuda ? Json(fmt::format("cuda:{}", *options.cuda)) : Json("cpu");
     }
     if (table)
-      fmt::print("{}\n", train::verdict(rows, layouts.size()));
+      fmt::print("{}\n", prove::verdict(rows, layouts.size()));
     else
       fmt::print("{}\n", all.dump(2));
   });

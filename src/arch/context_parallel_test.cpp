@@ -90,32 +90,5 @@ TEST(ContextRuns, CausalWorkIsBalanced) {
   for (const int ranks : {3, 5, 7, 12}) EXPECT_LT(imbalance(4096, ranks), 1.0 + 4.0 * ranks / 4096) << ranks;
 }
 
-TEST(ContextCost, OfAllRanksIsThatOfTheWhole) {
-  const Architecture& a = preset("llama3-8b");
-  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
-    const i64 S = 4096;
-    const PartShape shape{3, S, 0, DType::kF32, 2, Kernels::kFused};
-    const Runs all{{0, S}};
-    const PartCost whole = part_cost(a, Part::kAttention, pass, shape);
-    for (const int ranks : {1, 2, 4}) {
-      double gathered = 0, ring = 0;
-      for (int r = 0; r < ranks; ++r) {
-        const Runs mine = context_runs(S, r, ranks);
-        gathered += context_attention_cost(a, pass, shape, {mine, all}).flops.value;
-        for (int k = 0; k < ranks; ++k) {
-          const Runs keys = context_runs(S, k, ranks);
-          ring += context_attention_cost(a, pass, shape, {mine, keys, k > 0}).flops.value;
-        }
-      }
-      EXPECT_EQ(gathered, whole.flops.value);
-      EXPECT_EQ(ring, whole.flops.value);
-    }
-    const PartCost alone = context_attention_cost(a, pass, shape, {all, all});
-    EXPECT_EQ(alone.moved.value, whole.moved.value);
-    EXPECT_EQ(alone.scratch.value, whole.scratch.value);
-    EXPECT_GT(context_attention_cost(a, pass, shape, {all, all, true}).moved.value, alone.moved.value);
-  }
-}
-
 }  // namespace
 }  // namespace molen::arch

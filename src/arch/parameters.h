@@ -40,6 +40,11 @@ enum class Role {
   kHead,
 };
 
+constexpr bool of_norm(Role role) {
+  return role == Role::kAttentionNorm || role == Role::kAttentionNormBias || role == Role::kMlpNorm ||
+         role == Role::kMlpNormBias || role == Role::kFinalNorm || role == Role::kFinalNormBias;
+}
+
 struct Parameter {
   std::string name;  // Hugging Face's Llama naming, both families ("model.layers.0.self_attn.q_proj.weight");
                      // GPT adds ".bias" and "model.embed_positions.weight". Export renames to GPT-2's own.

@@ -1,12 +1,14 @@
-// The unit of compute: a part of a layer that contains no collective. The cost of each part is a function of sizes
-// alone, so planner and simulator need no tensor; tests hold the executor's kernels to it.
+// The unit of compute: a part of a layer that contains no collective. This file lists the parts. The rest of what
+// there is to say of each stands in its declaration (program/parts/part.h): its costs are functions of sizes alone, so
+// planner and simulator need no tensor, and tests hold the executor's kernels to them.
 //
 // Letters: B sequences of a micro-batch, S positions, N = B*S tokens, d hidden, h query heads, k KV heads, D head size,
 // f FFN, V vocabulary, C tokens of one head chunk.
 //
 //   part           reads                       writes                     saved for backward
 //   kEmbed         ids_N                       x_Nd                       ids_N
-//   kNormQkv       x_Nd                        qkv_N(h+2k)D (after RoPE)  x_Nd, rstd_N [mean_N: LayerNorm]
+//   kNormQkv       x_Nd                        qkv_N(h+2k)D               x_Nd, rstd_N [mean_N: LayerNorm]
+//   kRotate        qkv, cos and sin_SD/2       qkv turned, in place       nothing (models with RoPE only)
 //   kAttention     qkv                         o_NhD, lse_BhS (fp32+)     qkv, o, lse
 //   kOutProjection o_NhD, x_Nd                 mid_Nd = x + o Wo^T        o
 //   kNormUp        mid_Nd                      up_N(2f|f)  (gate|up)      mid_Nd, rstd_N [mean_N]
@@ -24,6 +26,7 @@
 //   kNormUp        d_up, mid, rstd -> d_x += ; d_W, d_norm      (the norm's output is computed again, not saved)
 //   kOutProjection d_x, o          -> d_o ; d_Wo
 //   kAttention     d_o, qkv, o, lse-> d_qkv
+//   kRotate        d_qkv           -> d_qkv before RoPE, in place
 //   kNormQkv       d_qkv, x, rstd  -> d_x += ; d_W, d_norm
 //   kEmbed         d_x, ids        -> d_table
 //
@@ -33,15 +36,16 @@
 //   kDown          d_x -> d_a                                   d_x, a -> d_Wd
 //   kNormUp        d_up, mid, rstd -> d_x += ; d_norm           d_up, mid, rstd -> d_W
 //   kOutProjection d_x -> d_o                                   d_x, o -> d_Wo
-//   kNormQkv       d_qkv, x, rstd -> d_x += ; d_qkv ; d_norm    d_qkv, x, rstd -> d_W
-// Both halves read the same d_x; the weight half of kNormQkv reads the d_qkv before RoPE that the input half leaves.
-// Each half computes again the values of the norm that it needs. All other parts run entirely in the first half and do
-// nothing in the second.
+//   kNormQkv       d_qkv, x, rstd -> d_x += ; d_norm            d_qkv, x, rstd -> d_W
+// Both halves read the same d_x. Each half computes again the values of the norm that it needs. All other parts run
+// entirely in the first half and do nothing in the second.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "arch/architecture.h"
 #include "base/dtype.h"
@@ -52,6 +56,7 @@ namespace molen::arch {
 enum class Part {
   kEmbed,
   kNormQkv,
+  kRotate,
   kAttention,
   kOutProjection,
   kNormUp,
@@ -62,28 +67,75 @@ enum class Part {
   kHeadLogits,
   kHeadLoss
 };
-inline constexpr std::array kAllParts{Part::kEmbed,  Part::kNormQkv,    Part::kAttention, Part::kOutProjection,
-                                      Part::kNormUp, Part::kActivation, Part::kDown,      Part::kFinalNorm,
-                                      Part::kHead,   Part::kHeadLogits, Part::kHeadLoss};
-// The parts of a rank that does not share layers with other ranks.
-inline constexpr std::array kWholeParts{Part::kEmbed,         Part::kNormQkv,   Part::kAttention,
-                                        Part::kOutProjection, Part::kNormUp,    Part::kActivation,
-                                        Part::kDown,          Part::kFinalNorm, Part::kHead};
-constexpr bool is_head(Part part) {
-  return part >= Part::kHead;
+struct PartName {
+  Part part;
+  std::string_view name;  // in the text form and in messages
+};
+inline constexpr std::array kPartNames{
+    PartName{Part::kEmbed, "embed"},
+    PartName{Part::kNormQkv, "norm_qkv"},
+    PartName{Part::kRotate, "rotate"},
+    PartName{Part::kAttention, "attention"},
+    PartName{Part::kOutProjection, "out_projection"},
+    PartName{Part::kNormUp, "norm_up"},
+    PartName{Part::kActivation, "activation"},
+    PartName{Part::kDown, "down"},
+    PartName{Part::kFinalNorm, "final_norm"},
+    PartName{Part::kHead, "head"},
+    PartName{Part::kHeadLogits, "head_logits"},
+    PartName{Part::kHeadLoss, "head_loss"},
+};
+static_assert([] {
+  for (std::size_t i = 0; i < kPartNames.size(); ++i)
+    if (kPartNames[i].part != static_cast<Part>(i)) return false;
+  return kPartNames.back().part == Part::kHeadLoss;
+}());
+inline constexpr auto kAllParts = [] {
+  std::array<Part, kPartNames.size()> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = kPartNames[i].part;
+  return all;
+}();
+constexpr std::string_view name_of(Part part) {
+  return kPartNames.at(static_cast<std::size_t>(part)).name;
 }
-std::string_view name_of(Part part);  // "embed", "norm_qkv", "attention", ...
+
+// Models as lists of parts: those before the layers, the parts of each layer in the order of their forwards, those
+// between the layers and the head, and the head, each part of it once for every chunk of the tokens. Whatever goes
+// through the parts of a model goes through these lists, so layers may differ.
+using Parts = std::span<const Part>;
+inline constexpr std::array kBefore{Part::kEmbed};
+inline constexpr std::array kOfLayer{Part::kNormQkv, Part::kAttention,  Part::kOutProjection,
+                                     Part::kNormUp,  Part::kActivation, Part::kDown};
+inline constexpr std::array kOfRotatedLayer{Part::kNormQkv, Part::kRotate,     Part::kAttention, Part::kOutProjection,
+                                            Part::kNormUp,  Part::kActivation, Part::kDown};
+inline constexpr std::array kAfter{Part::kFinalNorm};
+inline constexpr std::array kOfHead{Part::kHead};
+inline constexpr std::array kOfSharedHead{Part::kHeadLogits, Part::kHeadLoss};
+inline Parts parts_before(const Architecture&) {
+  return kBefore;
+}
+inline Parts parts_of_layer(const Architecture& arch, std::int64_t /*layer*/) {
+  return arch.position == Position::kRope ? Parts(kOfRotatedLayer) : Parts(kOfLayer);
+}
+inline Parts parts_after(const Architecture&) {
+  return kAfter;
+}
+// `shared`: tensor ranks share the rows of the vocabulary.
+inline Parts parts_of_head(const Architecture&, bool shared) {
+  return shared ? Parts(kOfSharedHead) : Parts(kOfHead);
+}
+// Returns the kinds of parts that one rank runs, each once, in the order of their first forwards.
+std::vector<Part> parts_in_order(const Architecture& arch, bool shared_head = false);
 
 enum class Pass { kForward, kBackward, kBackwardInput, kBackwardWeights };
-constexpr bool has_halves(Part part) {
-  return part == Part::kNormQkv || part == Part::kOutProjection || part == Part::kNormUp || part == Part::kDown;
-}
 
 // The implementation that runs a part: its scratch differs, its result does not (within rounding).
 //   kReference  plain templates over the element type, no ATen
 //   kFused      this CPU's fast path
 //   kAten       device-generic ATen operators: CUDA, and 16-bit types on the CPU
 enum class Kernels { kReference, kFused, kAten };
+inline constexpr std::array kAllKernels{Kernels::kReference, Kernels::kFused, Kernels::kAten};
+std::string_view name_of(Kernels kernels);  // "reference", "fused", "aten"
 
 // The sizes of one op of a part.
 struct PartShape {
@@ -119,9 +171,6 @@ inline constexpr std::int64_t kWidenBlock = std::int64_t{1} << 18;
 std::int64_t widened_rows(std::int64_t rows, std::int64_t columns);
 // The widest head of our own attention (math/attention.h).
 inline constexpr std::int64_t kOwnAttentionMaxHead = 256;
-
-// For a part without halves, kBackwardInput equals kBackward and kBackwardWeights costs nothing.
-PartCost part_cost(const Architecture& arch, Part part, Pass pass, const PartShape& shape);
 
 // Returns the tokens of one head chunk, a choice of the program builder: at most 2^25 logits (128 MiB in fp32), 64 to
 // 1024 tokens in steps of 64. Short and wide products are slower: the head of 2048 tokens x 512 x 32000 takes 0.60 s on

@@ -9,11 +9,11 @@
 namespace molen::arch {
 namespace {
 
-struct Sizes {
+struct PublishedSizes {
   std::int64_t layers, hidden, ffn, heads, kv_heads, vocabulary, max_sequence;
 };
 
-Architecture sized(const char* name, const Sizes& s) {
+Architecture sized(const char* name, const PublishedSizes& s) {
   Architecture a;
   a.name = name;
   a.layers = s.layers;
@@ -27,7 +27,7 @@ Architecture sized(const char* name, const Sizes& s) {
   return a;
 }
 
-Architecture llama(const char* name, const Sizes& sizes, double rope_theta) {
+Architecture llama(const char* name, const PublishedSizes& sizes, double rope_theta) {
   Architecture a = sized(name, sizes);
   a.rope_theta = rope_theta;
   return a;

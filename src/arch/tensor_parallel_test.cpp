@@ -114,5 +114,25 @@ TEST(TensorParallel, SaysWhichDegreesFit) {
   }
 }
 
+// A key head that cannot be dealt to one rank is on each rank, with its bias.
+TEST(TensorParallel, KeysAndValuesThatDoNotDivideAreOnEveryRank) {
+  Architecture a = preset("gpt2");
+  a.name = "custom", a.layers = 3, a.hidden = 136, a.ffn = 228, a.heads = 12, a.kv_heads = 3, a.head_dim = 20;
+  a.vocabulary = 1021;
+  for (const auto& [ranks, copied] : {std::pair{4, true}, std::pair{3, false}, std::pair{2, true}}) {
+    const auto whole = parameters(a), local = tensor_local_parameters(a, ranks);
+    int seen = 0;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      const Role role = whole[i].role;
+      const bool kv = role == Role::kKey || role == Role::kValue || role == Role::kKeyBias || role == Role::kValueBias;
+      if (!kv) continue;
+      ++seen;
+      EXPECT_EQ(local[i].shard == ShardDim::kNone, copied) << whole[i].name << " on " << ranks;
+      EXPECT_EQ(local[i].shape[0], whole[i].shape[0] / (copied ? 1 : ranks)) << whole[i].name << " on " << ranks;
+    }
+    EXPECT_EQ(seen, 4 * 3) << "weights and biases of 3 layers";
+  }
+}
+
 }  // namespace
 }  // namespace molen::arch

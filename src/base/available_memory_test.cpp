@@ -122,6 +122,8 @@ TEST_F(Tree, GroupsThatAreNotTheProcessesDoNotCount) {
   expect(8, "proc/meminfo");
   // Incomplete mounts, or mounts of other types.
   limit2("sys/fs/cgroup/job", std::to_string(kMiB), 0);
+  limit1("sys/fs/cgroup", kMiB, 0);
+  limit1("sys/fs/cgroup/job", kMiB, 0);
   for (const char* mounts : {"41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2\n", "41 / /sys/fs/cgroup\n",
                              "41 31 0:38 / /sys/fs/cgroup rw - tmpfs tmpfs rw,memory\n",
                              "41 31 0:38 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu\n"}) {

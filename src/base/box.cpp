@@ -112,13 +112,14 @@ Box whole_box(const std::vector<std::int64_t>& shape) {
 }
 
 std::optional<Box> intersection(const Box& a, const Box& b) {
+  // Most pairs that callers try are apart; the answer for them copies nothing.
+  for (std::size_t d = 0; d < a.sizes.size(); ++d)
+    if (std::max(a.offsets[d], b.offsets[d]) >= std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]))
+      return std::nullopt;
   Box common = a;
   for (std::size_t d = 0; d < a.sizes.size(); ++d) {
-    const std::int64_t first = std::max(a.offsets[d], b.offsets[d]);
-    const std::int64_t last = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]);
-    if (first >= last) return std::nullopt;
-    common.offsets[d] = first;
-    common.sizes[d] = last - first;
+    common.offsets[d] = std::max(a.offsets[d], b.offsets[d]);
+    common.sizes[d] = std::min(a.offsets[d] + a.sizes[d], b.offsets[d] + b.sizes[d]) - common.offsets[d];
   }
   return common;
 }

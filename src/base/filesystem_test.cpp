@@ -230,6 +230,7 @@ TEST_F(FileSystemTest, StatusIsThatOfThePathItself) {
   FileStatus none;
   EXPECT_EQ(file_system().status(live() / "none", none), -ENOENT);
   EXPECT_EQ(file_system().status(-1, none), -EBADF);
+  EXPECT_EQ(file_system().status(File::open(live() / "a").descriptor(), none), 0);
 }
 
 // The user's text for each failure: the file, the operation, and the system's reason.

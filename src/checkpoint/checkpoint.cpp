@@ -48,6 +48,28 @@ auto damaged_where_refused(F&& parse) {
   }
 }
 
+// Finds the parts of `wanted` (of those numbered in `touching`) in the block's elements of its slice.
+void find_parts(Checkpoint::Block& block, std::span<const Box> wanted, std::span<const std::size_t> touching) {
+  std::int64_t begin = 0;  // of the box in the entry
+  for (const Box& box : block.slice->boxes) {
+    const std::int64_t n = box.elements(), from = std::max(block.first, begin),
+                       to = std::min(block.first + block.count, begin + n);
+    std::int64_t at = from - block.first;
+    if (from < to)
+      for (const Box& held : boxes_of_run(box, from - begin, to - from)) {
+        std::int64_t covered = 0;
+        for (const std::size_t i : touching)
+          if (auto part = intersection(held, wanted[i])) {
+            covered += part->elements();
+            block.parts.push_back({i, std::move(*part), held, at});
+          }
+        block.whole &= covered >= held.elements();
+        at += held.elements();
+      }
+    begin += n;
+  }
+}
+
 }  // namespace
 
 struct Checkpoint::Kept {
@@ -107,92 +129,71 @@ const SafetensorsFile& Checkpoint::file(int rank) const {
   return *file;
 }
 
-// Returns block `number` of the slice's entry, compared with its hash.
-std::shared_ptr<const std::vector<char>> Checkpoint::block(const std::string& name, const StoredTensor& tensor,
-                                                           const Slice& slice, std::int64_t number, bool keep) const {
-  if (keep) {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(kept_.begin(), kept_.end(),
-                                    [&](const Kept& k) { return k.slice == &slice && k.number == number; });
-    if (found != kept_.end()) {
-      std::rotate(found, found + 1, kept_.end());
-      return kept_.back().content;
-    }
-  }
-  const SafetensorsFile& source = file(slice.rank);
-  const TensorInfo* entry = source.find(slice.entry);
-  if (!entry || entry->dtype != tensor.dtype || entry->elements() != slice.elements())
-    throw DamagedError("{}: entry '{}' is not what index.json says of tensor '{}'", source.path().string(), slice.entry,
-                       name);
-  const std::int64_t size = size_of(tensor.dtype), per_block = kBlockBytes / size;
-  const std::int64_t first = number * per_block, count = std::min(per_block, slice.elements() - first);
-  auto content = std::make_shared<std::vector<char>>(static_cast<std::size_t>(count * size));
-  source.read(*entry, first, count, content->data());
-  if (xxh3_hex(content->data(), content->size()) != slice.hashes[static_cast<std::size_t>(number)])
-    throw DamagedError("{}: tensor '{}' does not match its hash: the file is damaged; use another checkpoint",
-                       source.path().string(), name);
-  if (keep) {
-    const std::lock_guard lock(mutex_);
-    if (kept_.size() == kKeptBlocks) kept_.erase(kept_.begin());
-    kept_.push_back({&slice, number, content});
-  }
-  return content;
-}
-
-void Checkpoint::read_slice(const std::string& name, const StoredTensor& tensor, const Slice& slice,
-                            std::span<const Box> wanted, const Take& take, bool keep) const {
-  const std::int64_t size = size_of(tensor.dtype), per_block = kBlockBytes / size;
-  struct Delivery {
-    std::size_t wanted;
-    Box part, held;
-    std::int64_t at;  // element of the block at which `held` begins
-  };
-  const auto blocks = static_cast<std::int64_t>(slice.hashes.size());
-  for (std::int64_t number = 0; number < blocks; ++number) {
-    const std::int64_t first = number * per_block, last = std::min(first + per_block, slice.elements());
-    std::vector<Delivery> deliveries;
-    std::int64_t begin = 0;  // start of the box in the entry
-    bool whole = true;       // all of the block is wanted, so no later read needs it
-    for (const Box& box : slice.boxes) {
-      const std::int64_t n = box.elements(), from = std::max(first, begin), to = std::min(last, begin + n);
-      std::int64_t at = from;
-      if (from < to)
-        for (const Box& held : boxes_of_run(box, from - begin, to - from)) {
-          std::int64_t covered = 0;
-          for (std::size_t i = 0; i < wanted.size(); ++i)
-            if (auto part = intersection(held, wanted[i])) {
-              covered += part->elements();
-              deliveries.push_back({i, std::move(*part), held, at - first});
-            }
-          whole &= covered >= held.elements();
-          at += held.elements();
-        }
-      begin += n;
-    }
-    if (deliveries.empty()) continue;
-    const auto content = block(name, tensor, slice, number, keep && !whole);
-    for (const Delivery& d : deliveries) take(d.wanted, d.part, d.held, content->data() + d.at * size);
-  }
-}
-
-void Checkpoint::read_boxes(const std::string& name, std::span<const Box> wanted, const Take& take, bool keep) const {
-  const StoredTensor& stored = tensor(name);
-  for (const Slice& slice : stored.slices) {
-    const auto touches = [&](const Box& box) {
-      return std::any_of(wanted.begin(), wanted.end(), [&](const Box& w) { return intersection(box, w).has_value(); });
-    };
-    if (std::any_of(slice.boxes.begin(), slice.boxes.end(), touches))
-      read_slice(name, stored, slice, wanted, take, keep);
-  }
-}
-
-void Checkpoint::read(const std::string& name, std::span<const Box> wanted, const Take& take) const {
+std::vector<Checkpoint::Block> Checkpoint::blocks(const std::string& name, std::span<const Box> wanted) const {
   const StoredTensor& stored = tensor(name);
   for (const Box& box : wanted)
     MOLEN_CHECK(box.sizes.size() == stored.shape.size() &&
                     (box.elements() == 0 || intersection(box, whole_box(stored.shape)) == box),
                 "box {} of tensor '{}' [{}]", text_of(box), name, fmt::join(stored.shape, ", "));
-  read_boxes(name, wanted, take, false);
+  std::vector<Block> found;
+  for (const Slice& slice : stored.slices) {
+    std::vector<std::size_t> touching;  // the wanted boxes that have elements in the slice
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      if (std::any_of(slice.boxes.begin(), slice.boxes.end(),
+                      [&](const Box& box) { return intersection(box, wanted[i]).has_value(); }))
+        touching.push_back(i);
+    if (touching.empty()) continue;
+    const std::int64_t per_block = kBlockBytes / size_of(stored.dtype), elements = slice.elements();
+    for (std::int64_t number = 0; number * per_block < elements; ++number) {
+      const std::int64_t first = number * per_block;
+      Block block{&slice, number, first, std::min(per_block, elements - first), {}, true};
+      find_parts(block, wanted, touching);
+      if (!block.parts.empty()) found.push_back(std::move(block));
+    }
+  }
+  return found;
+}
+
+std::vector<char> Checkpoint::content(const std::string& name, const Block& block) const {
+  const StoredTensor& stored = tensor(name);
+  const SafetensorsFile& source = file(block.slice->rank);
+  const TensorInfo* entry = source.find(block.slice->entry);
+  if (!entry || entry->dtype != stored.dtype || entry->elements() != block.slice->elements())
+    throw DamagedError("{}: entry '{}' is not what index.json says of tensor '{}'", source.path().string(),
+                       block.slice->entry, name);
+  std::vector<char> content(static_cast<std::size_t>(block.count * size_of(stored.dtype)));
+  source.read(*entry, block.first, block.count, content.data());
+  if (xxh3_hex(content.data(), content.size()) != block.slice->hashes[static_cast<std::size_t>(block.number)])
+    throw DamagedError("{}: tensor '{}' does not match its hash: the file is damaged; use another checkpoint",
+                       source.path().string(), name);
+  return content;
+}
+
+// Returns the block's content, and keeps it if a later read needs it too.
+std::shared_ptr<const std::vector<char>> Checkpoint::kept_content(const std::string& name, const Block& block) const {
+  if (block.whole) return std::make_shared<const std::vector<char>>(content(name, block));
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(kept_.begin(), kept_.end(),
+                                    [&](const Kept& k) { return k.slice == block.slice && k.number == block.number; });
+    if (found != kept_.end()) {
+      std::rotate(found, found + 1, kept_.end());
+      return kept_.back().content;
+    }
+  }
+  auto read = std::make_shared<const std::vector<char>>(content(name, block));
+  const std::lock_guard lock(mutex_);
+  if (kept_.size() == kKeptBlocks) kept_.erase(kept_.begin());
+  kept_.push_back({block.slice, block.number, read});
+  return read;
+}
+
+void Checkpoint::read(const std::string& name, std::span<const Box> wanted, const Take& take) const {
+  const std::int64_t size = size_of(tensor(name).dtype);
+  for (const Block& block : blocks(name, wanted)) {
+    const std::vector<char> read = content(name, block);
+    for (const Part& p : block.parts) take(p.wanted, p.part, p.held, read.data() + p.first * size);
+  }
 }
 
 void Checkpoint::read(const std::string& name, std::int64_t first, std::int64_t count, void* destination) const {
@@ -202,13 +203,13 @@ void Checkpoint::read(const std::string& name, std::int64_t first, std::int64_t 
   const std::int64_t size = size_of(stored.dtype);
   const Box whole = whole_box(stored.shape);
   const std::vector<Box> wanted = boxes_of_run(whole, first, count);
-  read_boxes(
-      name, wanted,
-      [&](std::size_t i, const Box& part, const Box& held, const void* data) {
-        auto* to = static_cast<char*>(destination) + (position_in(whole, wanted[i]) - first) * size;
-        copy_box(part, held, data, wanted[i], to, size);
-      },
-      true);
+  for (const Block& block : blocks(name, wanted)) {
+    const auto read = kept_content(name, block);
+    for (const Part& p : block.parts) {
+      auto* to = static_cast<char*>(destination) + (position_in(whole, wanted[p.wanted]) - first) * size;
+      copy_box(p.part, p.held, read->data() + p.first * size, wanted[p.wanted], to, size);
+    }
+  }
 }
 
 std::string Checkpoint::attachment(const std::string& name) const {

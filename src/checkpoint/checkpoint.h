@@ -95,6 +95,26 @@ class Checkpoint {
   const Index& tensors() const { return tensors_; }
   const StoredTensor& tensor(const std::string& name) const;  // throws UsageError with the nearest name
 
+  // Where a block of a tensor holds wanted elements: those of `part`, a part of wanted[i], in a box `held` whose
+  // elements follow each other in the block from element `first` on.
+  struct Part {
+    std::size_t wanted = 0;
+    Box part, held;
+    std::int64_t first = 0;
+  };
+  // A block that holds wanted elements: elements [first, first + count) of a slice's entry.
+  struct Block {
+    const Slice* slice = nullptr;
+    std::int64_t number = 0, first = 0, count = 0;
+    std::vector<Part> parts;
+    bool whole = false;  // all of its elements are wanted (of wanted boxes that do not overlap)
+  };
+  // Returns the blocks of a tensor that hold wanted elements, in the order of its slices. Reads nothing: all ranks
+  // compute the same blocks.
+  std::vector<Block> blocks(const std::string& name, std::span<const Box> wanted) const;
+  // Reads one of them and compares it with its hash.
+  std::vector<char> content(const std::string& name, const Block& block) const;
+
   // Receives a part of wanted[i]: the elements of `part`, at `data` as a part of the box `held` (copy_box).
   using Take = std::function<void(std::size_t i, const Box& part, const Box& held, const void* data)>;
   // Reads and hashes each file block that holds wanted elements once.
@@ -111,11 +131,7 @@ class Checkpoint {
  private:
   struct Kept;
   const SafetensorsFile& file(int rank) const;
-  std::shared_ptr<const std::vector<char>> block(const std::string& name, const StoredTensor& tensor,
-                                                 const Slice& slice, std::int64_t number, bool keep) const;
-  void read_slice(const std::string& name, const StoredTensor& tensor, const Slice& slice, std::span<const Box> wanted,
-                  const Take& take, bool keep) const;
-  void read_boxes(const std::string& name, std::span<const Box> wanted, const Take& take, bool keep) const;
+  std::shared_ptr<const std::vector<char>> kept_content(const std::string& name, const Block& block) const;
 
   fs::path path_;
   FileStatus status_;  // of state.json when it was read

@@ -278,6 +278,56 @@ TEST(Checkpoint, NamesFileAndTensorOfEveryDamage) {
             std::string::npos);
 }
 
+// The rank's file is whole and of another tensor: of another length, type or name.
+TEST(Checkpoint, RefusesAFileThatHoldsAnotherTensor) {
+  const auto values = ramp(1000);
+  const std::vector<double> wide(values.begin(), values.end());
+  const auto save_span = [](const fs::path& directory, Span span) {
+    return save({std::move(span)}, {.directory = directory,
+                                    .step = 1,
+                                    .rank = 0,
+                                    .ranks = 1,
+                                    .agree = {},
+                                    .state = {},
+                                    .attachments = {},
+                                    .keep = 0});
+  };
+  for (const Span& other : {whole("w", values, {900}), whole("v", values, {1000}),
+                            Span{"w", DType::kF64, {1000}, whole_box({1000}), wide.data(), {}}}) {
+    const TestFolder folder, beside;
+    const fs::path path = save_span(folder.path(), whole("w", values, {1000}));
+    const std::string file = "rank-00000.safetensors";
+    fs::copy_file(save_span(beside.path(), other) / file, path / file, fs::copy_options::overwrite_existing);
+    const Checkpoint checkpoint(path);
+    std::vector<float> got(1000);
+    try {
+      checkpoint.read("w", 0, 1000, got.data());
+      ADD_FAILURE() << "read as if it were the tensor";
+    } catch (const DamagedError& error) {
+      EXPECT_NE(std::string(error.what()).find("is not what index.json says of tensor 'w'"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+// A block that several readings share is read and hashed once.
+TEST(Checkpoint, ReadsABlockOnce) {
+  const TestFolder folder;
+  const auto values = ramp(20000);
+  const fs::path path = save_one(folder.path(), 1, values);
+  FaultyFileSystem counting(folder.path());
+  const FileSystemOverride instead(counting);
+  const Checkpoint checkpoint(path);
+  std::vector<float> got(20000);
+  checkpoint.read("w", 0, 7000, got.data());
+  const std::int64_t first = counting.bytes_read();
+  EXPECT_GE(first, 80000);
+  checkpoint.read("w", 7000, 7000, got.data() + 7000);
+  checkpoint.read("w", 14000, 6000, got.data() + 14000);
+  EXPECT_EQ(counting.bytes_read(), first);
+  EXPECT_EQ(got, values);
+}
+
 TEST(Checkpoint, FallsBackToTheNewestCompleteOneAndSaysSo) {
   const GoldenMessages golden;
   const TestFolder folder;

@@ -123,6 +123,31 @@ TEST(HuggingFace, Gpt2IsStoredAsConv1D) {
   EXPECT_EQ(file.find("lm_head.weight"), nullptr);
 }
 
+// GPT-2's Conv1D matrices are [in, out]; nothing else is turned.
+TEST(HuggingFace, MatricesOfGpt2AreTurnedAndNothingElseIs) {
+  const Architecture arch = tiny_gpt2();
+  std::map<std::string, std::vector<std::int64_t>> turned;
+  for (const HfTensor& t : hf_tensors(arch))
+    if (t.transposed) turned[t.name] = t.shape;
+  std::map<std::string, std::vector<std::int64_t>> want;
+  for (std::int64_t layer = 0; layer < arch.layers; ++layer) {
+    const std::string at = fmt::format("transformer.h.{}.", layer);
+    want[at + "attn.c_attn.weight"] = {15, 45};
+    want[at + "attn.c_proj.weight"] = {15, 15};
+    want[at + "mlp.c_fc.weight"] = {15, 22};
+    want[at + "mlp.c_proj.weight"] = {22, 15};
+  }
+  EXPECT_EQ(turned, want);
+  const TestFolder folder;
+  export_hf(arch, synthetic(), folder / "hf", {});
+  const SafetensorsFile file(folder / "hf/model.safetensors");
+  const TensorInfo& down = file.at("transformer.h.0.mlp.c_proj.weight");
+  ASSERT_EQ(down.shape, (std::vector<std::int64_t>{22, 15}));
+  std::vector<float> values(22 * 15);
+  file.read(down, 0, 22 * 15, values.data());
+  EXPECT_EQ(values[20 * 15 + 3], weight("model.layers.0.mlp.down_proj.weight", 3 * 22 + 20));
+}
+
 TEST(HuggingFace, ConvertsTheTypeOnExport) {
   const TestFolder folder;
   HfExport options;

@@ -260,6 +260,25 @@ TEST(Threads, AFailureWakesAll) {
   for (const std::string& e : errors) EXPECT_NE(e.find("rank 2 fails at its call 3"), std::string::npos) << e;
 }
 
+// Every kind of call counts.
+TEST(Threads, AFailureIsInjectedAtAnyCall) {
+  for (const int call : {0, 1, 2}) {
+    ThreadOptions options;
+    options.fail_rank = 1;
+    options.fail_call = call;
+    const auto errors = on_threads(2, options, [](Communicator& c) {
+      double x = 1;
+      if (c.rank() == 0) c.send(&x, 1, DType::kF64, 1);
+      if (c.rank() == 1) c.recv(&x, 1, DType::kF64, 0);
+      if (c.rank() == 1) c.send(&x, 1, DType::kF64, 0);
+      if (c.rank() == 0) c.recv(&x, 1, DType::kF64, 1);
+      c.barrier();
+      c.barrier();
+    });
+    EXPECT_NE(errors[1].find(fmt::format("rank 1 fails at its call {}", call)), std::string::npos) << errors[1];
+  }
+}
+
 TEST(Threads, ARankThatLeavesIsMissed) {
   const auto errors = on_threads(3, {}, [](Communicator& c) {
     c.barrier();

@@ -93,7 +93,10 @@ struct MathTable {
 };
 
 struct OptimizerTable {
-  double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
+  std::string kind = "adamw";
+  double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0, momentum = 0.95;
+  bool match_adamw = true;
+  std::optional<double> rest_lr;
 };
 
 struct ScheduleTable {

@@ -157,9 +157,18 @@ std::vector<Field> optimizer_fields() {
   const auto o = &C::optimizer;
   const auto s = &C::schedule;
   return {
-      make("optimizer.lr", o, &O::lr, positive_number(), e, "peak learning rate of AdamW"),
+      make("optimizer.kind", o, &O::kind, choice({"adamw", "lion", "muon"}), e,
+           "rule of the update; each keeps its own states"),
+      make("optimizer.lr", o, &O::lr, positive_number(), e, "peak learning rate"),
       make("optimizer.beta1", o, &O::beta1, below_one(), e, "decay of the first moment"),
       make("optimizer.beta2", o, &O::beta2, below_one(), e, "decay of the second moment"),
+      make("optimizer.momentum", o, &O::momentum, below_one(), e, "muon: decay of the momentum of layers' matrices"),
+      make("optimizer.match_adamw", o, &O::match_adamw, boolean(), e,
+           "muon: scale a matrix's update to the size of AdamW's (0.2 sqrt(longer side)), so that both share lr; false "
+           "scales by sqrt(max(1, rows / columns))"),
+      make("optimizer.rest_lr", o, &O::rest_lr, positive_number(), e,
+           "muon: peak learning rate of embedding, head, norms and biases, which AdamW updates; optimizer.lr where not "
+           "set"),
       make("optimizer.eps", o, &O::eps, positive_number(), e, "added to the root of the second moment"),
       make("optimizer.weight_decay", o, &O::weight_decay, natural_number(), e, "decoupled, on matrices only"),
       make("optimizer.clip", o, &O::clip, natural_number(), e, "largest global gradient norm; 0 does not clip"),

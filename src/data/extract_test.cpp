@@ -289,6 +289,11 @@ TEST(Text, CountsAddressesByTheirShape) {
   EXPECT_EQ(count_addresses("a.b+c@d-e.org, x@y (no), @z.w, q_1@r.s.. and a@@b.c"), 2);
   EXPECT_EQ(count_addresses("ann@example.com bob@mail.example.org cy@example.net dee@test.nl"), 1);
   EXPECT_EQ(count_addresses("at@end.of"), 1);
+  for (const char* name : {"a", "7", ".", "-", "_", "+"})
+    EXPECT_EQ(count_addresses(std::string(name) + "@b.c"), 1) << name;
+  for (const char* host : {"b_c.d", "b+c.d", "b-c.d", "b.c"})
+    EXPECT_EQ(count_addresses(std::string("a@") + host), 1) << host;
+  for (const char* name : {"", " ", "!", "=", "/"}) EXPECT_EQ(count_addresses(std::string(name) + "@b.c"), 0) << name;
   EXPECT_EQ(count_addresses("at@"), 0);
   EXPECT_EQ(count_addresses(""), 0);
 }

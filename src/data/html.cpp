@@ -14,7 +14,7 @@ namespace molen::data {
 namespace {
 
 // Real pages stay below 100. For each stray end tag libxml2 searches all open elements, so depth costs time.
-constexpr std::size_t kMaxDepth = 512;
+constexpr std::size_t kMaxElementDepth = 512;
 
 bool is_block(std::string_view name) {
   static const std::unordered_set<std::string_view> names{
@@ -42,9 +42,9 @@ std::string upper(std::string text) {
 }
 
 // Builds blocks from a parser's events.
-class Reader {
+class HtmlReader {
  public:
-  explicit Reader(const HtmlRules& rules) : rules_(rules), kept_(rules.xml) {}
+  explicit HtmlReader(const HtmlRules& rules) : rules_(rules), kept_(rules.xml) {}
 
   // Returns false when the page is nested too deep to continue.
   bool open(std::string_view name, const xmlChar** attributes) {
@@ -53,7 +53,7 @@ class Reader {
       if (name == "td" || name == "th") builder_.text(" ");
       if (is_block(name)) builder_.end_block(is_item(name) ? Block::Kind::kItem : Block::Kind::kParagraph);
     }
-    if (stack_.size() >= kMaxDepth) return false;
+    if (stack_.size() >= kMaxElementDepth) return false;
     std::string_view id, classes;
     for (const xmlChar** a = attributes; a != nullptr && a[0] != nullptr; a += 2) {
       const auto text = [](const xmlChar* s) { return std::string_view(s ? reinterpret_cast<const char*>(s) : ""); };
@@ -135,12 +135,12 @@ class Reader {
 };
 
 // libxml2 passes its own structure to the handlers; `_private` in it holds our pointer to the reader.
-Reader& reader_of(void* context) {
-  return *static_cast<Reader*>(static_cast<xmlParserCtxtPtr>(context)->_private);
+HtmlReader& reader_of(void* context) {
+  return *static_cast<HtmlReader*>(static_cast<xmlParserCtxtPtr>(context)->_private);
 }
 
 void on_start(void* context, const xmlChar* name, const xmlChar** attributes) {
-  Reader& reader = reader_of(context);
+  HtmlReader& reader = reader_of(context);
   if (reader.open(reinterpret_cast<const char*>(name), attributes)) return;
   reader.too_deep = true;
   xmlStopParser(static_cast<xmlParserCtxtPtr>(context));
@@ -169,7 +169,7 @@ std::vector<Block> html_blocks(std::string_view page, const HtmlRules& rules) {
   static_cast<void>(once);
   if (page.empty()) return {};
   if (page.size() > (std::size_t{1} << 30)) throw UsageError("a page of {} bytes", page.size());
-  Reader reader(rules);
+  HtmlReader reader(rules);
   struct Free {
     void operator()(xmlParserCtxtPtr c) const { rules_xml ? xmlFreeParserCtxt(c) : htmlFreeParserCtxt(c); }
     bool rules_xml;
@@ -189,7 +189,7 @@ std::vector<Block> html_blocks(std::string_view page, const HtmlRules& rules) {
                                                   HTML_PARSE_RECOVER | HTML_PARSE_NONET | HTML_PARSE_NOERROR |
                                                       HTML_PARSE_NOWARNING | HTML_PARSE_IGNORE_ENC);
   xmlFreeDoc(made);
-  if (reader.too_deep) throw UsageError("elements nested deeper than {}", kMaxDepth);
+  if (reader.too_deep) throw UsageError("elements nested deeper than {}", kMaxElementDepth);
   return reader.take();
 }
 

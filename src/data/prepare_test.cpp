@@ -245,9 +245,21 @@ TEST_F(PrepareTest, NamesComeFromFiles) {
   const TextManifest texts = read_text_manifest(at("out") / "text");
   ASSERT_EQ(texts.texts.size(), 1u);
   EXPECT_NE(texts.texts[0].name.find("a_b-c-7"), std::string::npos) << texts.texts[0].name;
-  // A malformed list of texts.
   const fs::path file = at("out") / "text" / "text.json";
   Json json = parse_json(read_file(file), "text");
+  // Another format, or a version that is not known.
+  for (const auto& [key, value] : {std::pair<const char*, Json>{"format", "molen-shards"}, {"version", 2}}) {
+    Json other = json;
+    other[key] = value;
+    write_file_atomic(file, other.dump());
+    try {
+      read_text_manifest(at("out") / "text");
+      ADD_FAILURE() << "accepted: " << key;
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("not a molen-text manifest of version 1"), std::string::npos);
+    }
+  }
+  // A malformed list of texts.
   for (const Json& wrong : {Json::object(), Json("x"), Json(nullptr)}) {
     json["texts"] = wrong;
     write_file_atomic(file, json.dump());
@@ -263,6 +275,10 @@ TEST_F(PrepareTest, ShardsWithoutTheirRecordsAreMadeAgain) {
   o.tokenizer = at("tokenizer.json");
   std::ostringstream out;
   ASSERT_EQ(prepare_command(o, out, {}), 0);
+  const auto texts = read_text_manifest(at("out") / "text").texts;
+  ASSERT_EQ(texts.size(), 1u);
+  EXPECT_EQ(read_file(at("out") / "train" / "inputs"),
+            fmt::format("{} {} {}\n", texts[0].name, texts[0].file.sha256, texts[0].licence.spdx));
   for (const char* name : {"inputs", "manifest.json"}) {
     fs::remove(at("out") / "train" / name);
     std::vector<std::string> steps;
@@ -592,6 +608,20 @@ TEST_F(PrepareTest, LicenceBehindALinkAndWithoutAny) {
   EXPECT_EQ(linked.spdx, "LicenseRef-unknown") << "free text is not guessed";
   EXPECT_EQ(linked.evidence_sha256, sha256_hex("free text"));
   EXPECT_EQ(licence_of_package(at("f"), "three").rule, "no copyright file");
+}
+
+// Whatever the user's language, messages of other programs are in the one that is read here.
+TEST(Process, SpeaksEnglish) {
+  const char* before = std::getenv("LC_ALL");
+  const std::string kept = before ? before : "";
+  ::setenv("LC_ALL", "nl_NL.UTF-8", 1);
+  ::setenv("LC_ALLOW", "kept", 1);
+  const std::string output = run_process({"env"}, "/").output;
+  ::unsetenv("LC_ALLOW");
+  before ? ::setenv("LC_ALL", kept.c_str(), 1) : ::unsetenv("LC_ALL");
+  EXPECT_EQ(output.find("nl_NL"), std::string::npos) << output;
+  EXPECT_NE(output.find("LC_ALL=C\n"), std::string::npos) << output;
+  EXPECT_NE(output.find("LC_ALLOW=kept\n"), std::string::npos) << output;
 }
 
 TEST(Process, OutputAndStatus) {

@@ -19,7 +19,7 @@ namespace molen::data {
 namespace {
 
 // u16, lengths 3 and 2, two documents: reference/ecosystem, section 2.
-const std::string kGolden = from_hex(
+const std::string kGoldenIndex = from_hex(
     "4d4d49444944580000"
     "0100000000000000"
     "08"
@@ -45,11 +45,12 @@ std::string shard_reason(Body&& body) {
 
 TEST(ShardIndex, GoldenBytes) {
   const std::vector<std::int32_t> lengths{3, 2};
-  EXPECT_EQ(kGolden.size(), 82u);
-  EXPECT_EQ(format_index(DType::kU16, lengths), kGolden);
+  EXPECT_EQ(kGoldenIndex.size(), 82u);
+  EXPECT_EQ(format_index(DType::kU16, lengths), kGoldenIndex);
   std::vector<std::pair<std::int64_t, std::int64_t>> documents;
-  const ShardIndex index = parse_index(
-      kGolden, 10, "golden.idx", [&](std::int64_t first, std::int64_t end) { documents.emplace_back(first, end); });
+  const ShardIndex index = parse_index(kGoldenIndex, 10, "golden.idx", [&](std::int64_t first, std::int64_t end) {
+    documents.emplace_back(first, end);
+  });
   EXPECT_EQ(index.dtype, DType::kU16);
   EXPECT_EQ(index.tokens, 5);
   EXPECT_EQ(index.documents, 2);
@@ -57,12 +58,12 @@ TEST(ShardIndex, GoldenBytes) {
 }
 
 TEST(ShardIndex, ModesAreAllowed) {
-  EXPECT_EQ(parse_index(kGolden + std::string(2, '\0'), 10, "x").tokens, 5);
+  EXPECT_EQ(parse_index(kGoldenIndex + std::string(2, '\0'), 10, "x").tokens, 5);
 }
 
 TEST(ShardIndex, HostileBytesGetAReason) {
   const auto changed = [](std::size_t at, char byte) {
-    std::string bytes = kGolden;
+    std::string bytes = kGoldenIndex;
     bytes[at] = byte;
     return bytes;
   };
@@ -75,23 +76,26 @@ TEST(ShardIndex, HostileBytesGetAReason) {
     }
   };
   refused("", 10, "0 bytes, shorter than the header of a token index (34)");
-  refused(kGolden.substr(0, 33), 10, "33 bytes, shorter than the header of a token index (34)");
+  refused(kGoldenIndex.substr(0, 33), 10, "33 bytes, shorter than the header of a token index (34)");
   refused(changed(0, 'X'), 10, "not a Megatron token index (no MMIDIDX at its start)");
   refused(changed(9, 2), 10, "index version 2, only 1 is known");
   refused(changed(17, 7), 10, "element type code 7 is no integer type of this format");
   refused(changed(17, 0), 10, "element type code 0 is no integer type of this format");
   refused(changed(25, '\x7f'), 10, "9151314442816847874 sequences and 3 document marks do not fit in 82 bytes");
   refused(changed(33, '\x7f'), 10, "2 sequences and 9151314442816847875 document marks do not fit in 82 bytes");
+  refused(changed(26, 9), 10, "2 sequences and 9 document marks do not fit in 82 bytes");
+  refused(changed(18, 5), 10, "5 sequences and 3 document marks do not fit in 82 bytes");
   refused(changed(26, 0), 10, "2 sequences and 0 document marks do not fit in 82 bytes");
-  refused(kGolden.substr(0, 81), 10, "81 bytes, but 2 sequences and 3 document marks need 82: truncated or damaged");
-  refused(kGolden + "x", 10, "83 bytes, but 2 sequences and 3 document marks need 82: truncated or damaged");
+  refused(kGoldenIndex.substr(0, 81), 10,
+          "81 bytes, but 2 sequences and 3 document marks need 82: truncated or damaged");
+  refused(kGoldenIndex + "x", 10, "83 bytes, but 2 sequences and 3 document marks need 82: truncated or damaged");
   refused(changed(37, '\x80'), 10, "sequence 0 has the negative length -2147483645");
   refused(changed(41, '\x80'), 10, "sequence 1 has the negative length -2147483646");
   refused(changed(50, 5), 10, "sequence 1 starts at byte 5 of the .bin file, 6 expected");
-  refused(kGolden, 9,
+  refused(kGoldenIndex, 9,
           "sequence 1 ends at byte 10, but the .bin file has 9 bytes: it is truncated or does not belong to this "
           "index; restore the pair or run `molen data prepare` again");
-  refused(kGolden, 12, "the sequences end at byte 10, but the .bin file has 12 bytes: the pair does not match");
+  refused(kGoldenIndex, 12, "the sequences end at byte 10, but the .bin file has 12 bytes: the pair does not match");
   const std::string rule = ": document starts must begin at 0 and never fall";
   refused(changed(58, 1), 10, "document 0 starts at sequence 1" + rule);
   refused(changed(66, 3), 10, "document 1 starts at sequence 3" + rule);
@@ -113,7 +117,7 @@ RC_GTEST_PROP(ShardIndex, ParseOfFormatIsIdentity, (const std::vector<std::uint8
 }
 
 RC_GTEST_PROP(ShardIndex, NoByteChangeCrashes, ()) {
-  std::string bytes = kGolden;
+  std::string bytes = kGoldenIndex;
   const auto at = *rc::gen::inRange<std::size_t>(0, bytes.size());
   bytes[at] = *rc::gen::arbitrary<char>();
   bytes.resize(*rc::gen::inRange<std::size_t>(0, bytes.size() + 1));
@@ -259,7 +263,7 @@ TEST(Shard, HostileFilesAreRefusedAtOnce) {
   write_file_atomic(prefix.string() + ".idx", "");
   fs::resize_file(prefix.string() + ".idx", std::uintmax_t{60} << 30);
   refused("not a Megatron");
-  write_file_atomic(prefix.string() + ".idx", kGolden);
+  write_file_atomic(prefix.string() + ".idx", kGoldenIndex);
   fs::resize_file(prefix.string() + ".idx", std::uintmax_t{60} << 30);
   refused("truncated or damaged");
   fs::remove(prefix.string() + ".idx");

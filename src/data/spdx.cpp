@@ -13,7 +13,7 @@ namespace {
 
 #include "data/spdx_list.inc"
 
-constexpr int kMaxDepth = 32;
+constexpr int kMaxParentheses = 32;
 
 // Returns "; did you mean 'MIT'?": the nearest identifier regardless of case, in the list's spelling.
 template <std::size_t N>
@@ -81,7 +81,7 @@ class Parser {
   }
 
   void expression(int depth) {
-    if (depth > kMaxDepth) fail("too many parentheses");
+    if (depth > kMaxParentheses) fail("too many parentheses");
     term(depth);
     while (word_ == "AND" || word_ == "OR") {
       advance();

@@ -223,6 +223,22 @@ TEST(Open, FallsBackToPowercapAndCountsPsysOnce) {
   EXPECT_NE(list_text(a.meters()).find("not summed"), std::string::npos);
 }
 
+TEST(Open, AScopeIsReadByOneMeter) {
+  FakeMachine f;
+  const auto recorded = [&](const char* name, int watts) {
+    f.write(name, fmt::format("{{\"time_s\": 0, \"energy_j\": {{\"cpu-package0\": 0}}}}\n"
+                              "{{\"time_s\": 10, \"energy_j\": {{\"cpu-package0\": {}}}}}\n",
+                              10 * watts));
+    return "replay:" + (f.root() / name).string();
+  };
+  const Meters all = open_meters({recorded("a", 3), recorded("b", 5)}, bare(f));
+  ASSERT_EQ(all.meters.size(), 1u);
+  EXPECT_EQ(all.meters[0]->info().scope, "cpu-package0");
+  ASSERT_EQ(all.unavailable.size(), 1u);
+  EXPECT_EQ(all.unavailable[0].scope, "cpu-package0");
+  EXPECT_EQ(all.unavailable[0].reason, "read by another meter already");
+}
+
 TEST(Open, NamesAreChecked) {
   const GoldenMessages golden;
   FakeMachine f;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
@@ -12,9 +13,10 @@
 #include "exec/bind_compute.h"
 #include "exec/bind_context.h"
 #include "exec/groups.h"
-#include "optim/adamw.h"
-#include "program/signature.h"
-#include "program/value_memory.h"
+#include "optim/sum_squares.h"
+#include "optim/update.h"
+#include "program/values/optimizer.h"
+#include "program/values/value_memory.h"
 
 namespace molen::exec {
 namespace {
@@ -27,15 +29,21 @@ using program::Step;
 at::Tensor view_of(const BindContext& c, const program::Use& use) {
   const auto [held, held_end] = held_of(c.program, use.buffer, c.coordinates);
   const auto [first, last] = range_of(c.program, use, c.coordinates);
-  return c.flat(use.buffer).narrow(0, first - held, last - first);
+  const int unit = c.program.unit_of_buffer(use.buffer);
+  if (unit < 0) return c.flat(use.buffer).narrow(0, first - held, last - first);
+  const auto place = [&](std::int64_t at) {
+    return program::elements_before(c.program, c.program.buffers[static_cast<std::size_t>(use.buffer)].role,
+                                    c.program.units[static_cast<std::size_t>(unit)], at);
+  };
+  return c.flat(use.buffer).narrow(0, place(first) - place(held), place(last) - place(first));
 }
 
 Kernel bind_load(const BindContext& c, const Step& step) {
-  if (c.program.setting.context()) return bind_load_part(c, step);
+  if (c.program.grid.sizes[mesh::Axis::kCp] > 1) return bind_load_part(c, step);
   auto ids = c.flat(step.operand(Arg::kIds).buffer), labels = c.flat(step.operand(Arg::kLabels).buffer),
        scalars = c.flat(step.operand(Arg::kScalars).buffer);
   at::Tensor documents;
-  if (c.program.setting.document_mask) documents = c.flat(step.operand(Arg::kDocuments).buffer);
+  if (const program::Use* use = step.find(Arg::kDocuments)) documents = c.flat(use->buffer);
   const bool counted = !std::get<program::LoadBatch>(step.op).uncounted;
   if (ids.device().is_cpu())
     return [=](RunState& run, math::Scratch&) {
@@ -58,10 +66,10 @@ Kernel bind_sum_squares(const BindContext& c, const Step& step) {
   const program::Use& of = step.operand(Arg::kGrad);
   const auto [held, held_end] = held_of(c.program, of.buffer, c.coordinates);
   const auto [first, last] = range_of(c.program, of, c.coordinates);
-  const auto& unit = c.program.units[static_cast<std::size_t>(program::unit_of_step(c.program, step))];
+  const auto& unit = c.program.units[static_cast<std::size_t>(c.program.unit_of_buffer(of.buffer))];
   const auto [from, to] = program::counted_once(c.coordinates, unit, first, last);
   auto grad = c.flat(of.buffer).narrow(0, from - held, to - from), scalars = c.flat(step.operand(Arg::kScalars).buffer);
-  const int threads = c.program.setting.threads;
+  const int threads = step.attributes.threads;
   return [=](RunState&, math::Scratch&) mutable {
     if (!grad.device().is_cpu()) {
       scalars.select(0, program::kSumSquares).add_(grad.to(at::kDouble).square().sum());
@@ -79,12 +87,12 @@ Kernel bind_sum_squares(const BindContext& c, const Step& step) {
 
 Kernel bind_clip(const BindContext& c, const Step& step) {
   auto scalars = c.flat(step.operand(Arg::kScalars).buffer);
-  const double places =
-      static_cast<double>(c.program.setting.global_batch) * static_cast<double>(c.program.setting.sequence);
+  const auto positions = static_cast<double>(step.attributes.positions);
   return [=](RunState& run, math::Scratch&) mutable {
     auto host = scalars.device().is_cpu() ? scalars : scalars.to(at::kCPU);
     double* s = host.data_ptr<double>();
-    const double mean = s[program::kValidTokens] > 0 ? places / s[program::kValidTokens] / run.input->loss_scale : 0.0;
+    const double mean =
+        s[program::kValidTokens] > 0 ? positions / s[program::kValidTokens] / run.input->loss_scale : 0.0;
     const double norm = std::sqrt(s[program::kSumSquares]) * mean;
     s[program::kGradNorm] = norm;
     // As torch.nn.utils.clip_grad_norm_: min(1, clip / (norm + 1e-6)).
@@ -96,7 +104,7 @@ Kernel bind_clip(const BindContext& c, const Step& step) {
 
 Kernel bind_agree(const BindContext& c, const Step& step) {
   auto scalars = c.flat(step.operand(Arg::kScalars).buffer);
-  const bool scaled = c.program.setting.scales_loss();
+  const bool scaled = step.attributes.scaled;
   return [=](RunState& run, math::Scratch&) {
     const auto host = scalars.to(at::kCPU);
     const double* s = host.data_ptr<double>();
@@ -107,75 +115,96 @@ Kernel bind_agree(const BindContext& c, const Step& step) {
   };
 }
 
-template <class T>
-void update_entry(const StepInput& input, bool decay, double scale, std::int64_t n, int threads, const at::Tensor& grad,
-                  at::Tensor& target, at::Tensor& m, at::Tensor& v) {
-  optim::adamw_update<T>(input.optimizer, input.step, decay, scale, n, threads, grad.data_ptr<T>(),
-                         target.data_ptr<T>(), m.data_ptr<T>(), v.data_ptr<T>());
-}
-
-// Consecutive elements of a unit that this rank updates, all with or all without weight decay.
+// Consecutive elements of one parameter that this rank updates. `rounded`: the parameter in the compute type, where the
+// weights are a wider copy of it; undefined otherwise.
 struct Run {
-  bool decay;
-  at::Tensor grad, param, m, v, master;
+  optim::Piece piece;
+  at::Tensor rounded;
 };
 
+// Returns the parts of a matrix's direction that tensor ranks have made. `all` has their directions for the elements of
+// the unit from `first` on, each of `count` elements.
+std::vector<optim::Block> blocks_of(const BindContext& c, const program::UnitEntry& entry, const at::Tensor& all,
+                                    std::int64_t first, std::int64_t count) {
+  const int ranks = c.program.grid.sizes[mesh::Axis::kTp], own = c.coordinates[mesh::Axis::kTp];
+  const auto index = static_cast<std::size_t>(entry.parameter);
+  const arch::Parameter whole = arch::parameters(c.program.arch)[index], &local = c.program.parameters[index];
+  std::vector<optim::Block> blocks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (local.shard == arch::ShardDim::kNone && rank != own) continue;  // every rank has all of it
+    const arch::Block b = arch::block_of(whole, local, rank, ranks);
+    const at::Tensor part = all.narrow(0, rank * count + entry.offset - first, b.rows * b.columns);
+    blocks.push_back({b.first_row, b.first_column, part.view({b.rows, b.columns}), rank == own});
+  }
+  return blocks;
+}
+
 std::vector<Run> runs_of(const BindContext& c, const Step& step) {
-  const int unit = program::unit_of_step(c.program, step);
+  const int unit = c.program.unit_of_buffer(step.operand(Arg::kGrad).buffer);
   const auto& u = c.program.units[static_cast<std::size_t>(unit)];
-  const auto [first, last] = range_of(c.program, step.operand(Arg::kParam), c.coordinates);
+  const auto [first, last] = range_of(c.program, step.operand(Arg::kGrad), c.coordinates);
   const program::Use* master = step.find(Arg::kMaster);
+  const auto& [kind, stage] = std::get<program::OptimizerStep>(step.op);
+  const auto& optimizer = program::optimizer_named(kind);
+  const std::vector<arch::Parameter> whole = arch::parameters(c.program.arch);
   std::vector<Run> runs;
   for (const auto& entry : u.entries) {
     const auto& parameter = c.program.parameters[static_cast<std::size_t>(entry.parameter)];
     const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + parameter.elements());
     if (from >= to) continue;
     const auto part = [&](const program::Use& use) {
-      return c.flat(use.buffer).narrow(0, from - held_of(c.program, use.buffer, c.coordinates).first, to - from);
+      const program::Value role = c.program.buffers[static_cast<std::size_t>(use.buffer)].role;
+      const auto place = [&](std::int64_t at) { return program::elements_before(c.program, role, u, at); };
+      const std::int64_t held = held_of(c.program, use.buffer, c.coordinates).first;
+      return c.flat(use.buffer).narrow(0, place(from) - place(held), to - from);
     };
-    Run run{parameter.decay,
-            part(step.operand(Arg::kGrad)),
-            part(step.operand(Arg::kParam)),
-            part(step.operand(Arg::kMoment1)),
-            part(step.operand(Arg::kMoment2)),
-            {}};
-    if (master) run.master = part(*master);
+    Run run;
+    run.piece.decay = parameter.decay;
+    run.piece.grad = part(step.operand(Arg::kGrad));
+    if (const program::Use* param = step.find(Arg::kParam)) run.piece.param = part(*param);
+    if (master) run.rounded = std::exchange(run.piece.param, part(*master));
+    if (entry.whole > 0) {
+      MOLEN_CHECK(to - from == entry.whole, "{} of {} elements of a matrix that is updated whole", to - from,
+                  entry.whole);
+      const auto& shape = whole[static_cast<std::size_t>(entry.parameter)].shape;
+      run.piece.rows = shape.at(0);
+      run.piece.columns = shape.at(1);
+      const program::Use* direction = step.find(Arg::kDirection);
+      if (stage == program::UpdateStage::kDirection) run.piece.direction = part(*direction);
+      if (stage == program::UpdateStage::kApply)
+        run.piece.blocks = blocks_of(c, entry, view_of(c, *direction), first, last - first);
+    }
+    for (const auto& state : optimizer.states) {
+      const program::Use* use = step.find(state.arg);
+      const bool kept = use && (entry.whole == 0 || !optimizer.keeps_of_rest(state.value));
+      run.piece.states.push_back(kept ? part(*use) : at::Tensor());
+    }
     runs.push_back(std::move(run));
   }
   return runs;
 }
 
-void update_on_device(const StepInput& input, Run& run, const at::Tensor& scalars) {
-  at::Tensor& target = run.master.defined() ? run.master : run.param;
-  // Does not use the fused op's own scale: that is fp32, and the op writes the scaled gradient back over the unscaled
-  // one.
-  const at::Tensor grad = run.grad.mul(scalars.select(0, program::kGradScale));
-  const at::Tensor step = at::full({}, static_cast<double>(input.step), run.grad.options().dtype(at::kFloat));
-  const double decay = run.decay ? input.optimizer.weight_decay : 0.0;
-  at::_fused_adamw_({target}, {grad}, {run.m}, {run.v}, {}, {step}, input.optimizer.lr, input.optimizer.beta1,
-                    input.optimizer.beta2, decay, input.optimizer.eps, false, false);
-}
-
 Kernel bind_optimizer(const BindContext& c, const Step& step) {
-  auto runs = runs_of(c, step);
-  auto scalars = c.flat(step.operand(Arg::kScalars).buffer);
-  const int threads = c.program.setting.threads;
-  return [=](RunState& state, math::Scratch&) mutable {
-    const bool on_device =
-        std::any_of(runs.begin(), runs.end(), [](const Run& r) { return !r.grad.device().is_cpu(); });
-    const double scale = on_device ? 0.0 : scalars.to(at::kCPU).data_ptr<double>()[program::kGradScale];
-    for (Run& run : runs) {
-      if (on_device) {
-        update_on_device(*state.input, run, scalars);
-      } else {
-        at::Tensor& target = run.master.defined() ? run.master : run.param;
-        const std::int64_t n = run.grad.numel();
-        if (run.grad.scalar_type() == at::kDouble)
-          update_entry<double>(*state.input, run.decay, scale, n, threads, run.grad, target, run.m, run.v);
-        else
-          update_entry<float>(*state.input, run.decay, scale, n, threads, run.grad, target, run.m, run.v);
-      }
-      if (run.master.defined()) run.param.copy_(run.master);
+  const auto runs = runs_of(c, step);
+  const auto scale = c.flat(step.operand(Arg::kScalars).buffer).select(0, program::kGradScale);
+  const int threads = step.attributes.threads;
+  const auto& [kind, stage] = std::get<program::OptimizerStep>(step.op);
+  const optim::Rule rule = optim::rule_named(kind);
+  const std::int64_t bytes = step.scratch.value;
+  // Elements that belong to no matrix have no direction. They are gathered with the others, so they hold zeros.
+  at::Tensor directions;
+  if (stage == program::UpdateStage::kDirection) directions = view_of(c, step.operand(Arg::kDirection));
+  return [=](RunState& state, math::Scratch& scratch) mutable {
+    // Ranks share one plan, so each takes what the one with the largest matrix needs.
+    math::Scratch room(bytes > 0 ? scratch.take_bytes(bytes) : nullptr, bytes);
+    if (directions.defined()) directions.zero_();
+    if (runs.empty()) return;  // all that this rank owns of the unit is padding
+    const optim::Update update{state.input->optimizer, state.input->step, scale.to(runs.front().piece.grad.device()),
+                               threads, &room};
+    for (const Run& run : runs) {
+      if (directions.defined() && run.piece.rows == 0) continue;
+      rule(update, run.piece);
+      if (run.rounded.defined()) run.rounded.copy_(run.piece.param);
     }
   };
 }
@@ -183,8 +212,8 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
 // Returns how many elements of a buffer each member of a collective's group contributes or receives.
 std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, const program::Use& use, int members) {
   std::vector<std::int64_t> counts;
-  const auto& s = c.program.setting;
-  const mesh::Mesh mesh(s.mesh, s.ranks(), s.order);
+  const program::Grid& grid = c.program.grid;
+  const mesh::Mesh mesh(grid.sizes, grid.ranks(), grid.order);
   for (const int rank : mesh.group(mesh.rank_of(c.coordinates), program::axes_of(axis))) {
     const auto [first, last] = range_of(c.program, use, mesh.coordinates(rank));
     counts.push_back(last - first);
@@ -201,15 +230,17 @@ struct RowPiece {
   std::vector<std::int64_t> counts;
   std::int64_t count() const { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
 };
-RowPiece row_piece(const BindContext& c, const program::Operand& all, std::int64_t chunk) {
-  const auto& s = c.program.setting;
+RowPiece row_piece(const BindContext& c, const Step& step, Arg all, std::int64_t chunk) {
+  const program::Rows& rows = step.attributes.rows;
+  const program::Grid& grid = c.program.grid;
   const std::int64_t d = c.program.arch.hidden;
   RowPiece piece;
-  piece.all = program::chunk_apart(c.program, all) ? 0 : program::chunk_rows(s, chunk).first * d;
-  piece.kept = program::first_kept_row(s, c.coordinates, chunk) * d;
+  const bool apart = c.program.buffers[static_cast<std::size_t>(step.operand(all).buffer)].chunk >= 0;
+  piece.all = apart ? 0 : program::chunk_rows(rows, chunk).first * d;
+  piece.kept = program::first_kept_row(rows, grid, c.coordinates, chunk) * d;
   mesh::PerAxis at = c.coordinates;
-  for (at[mesh::Axis::kTp] = 0; at[mesh::Axis::kTp] < s.tensor_ranks(); ++at[mesh::Axis::kTp]) {
-    const auto [first, last] = program::row_range(s, at, chunk);
+  for (at[mesh::Axis::kTp] = 0; at[mesh::Axis::kTp] < grid.sizes[mesh::Axis::kTp]; ++at[mesh::Axis::kTp]) {
+    const auto [first, last] = program::row_range(rows, grid, at, chunk);
     piece.counts.push_back((last - first) * d);
   }
   return piece;
@@ -218,7 +249,7 @@ RowPiece row_piece(const BindContext& c, const program::Operand& all, std::int64
 // Sums the rows of each tensor rank, overwriting the rank's part or adding to it.
 Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   const auto& op = std::get<program::ReduceScatter>(step.op);
-  const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).operand(Arg::kFrom), op.chunk);
+  const RowPiece piece = row_piece(c, step, Arg::kFrom, op.chunk);
   const std::int64_t own = piece.counts[static_cast<std::size_t>(group->rank())];
   const std::int64_t before =
       std::accumulate(piece.counts.begin(), piece.counts.begin() + group->rank(), std::int64_t{0});
@@ -245,7 +276,7 @@ Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicat
   const auto& op = std::get<program::AllGather>(step.op);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()), part.numel());
   if (op.moves != program::Moves::kHead) {
-    const RowPiece piece = row_piece(c, program::signature(c.program, op, -1).operand(Arg::kTo), op.chunk);
+    const RowPiece piece = row_piece(c, step, Arg::kTo, op.chunk);
     counts = piece.counts;
     part = part.narrow(0, piece.kept, counts[static_cast<std::size_t>(group->rank())]);
     all = all.narrow(0, piece.all, piece.count());
@@ -310,20 +341,21 @@ Kernel bind_cast(const BindContext& c, const Step& step) {
 }
 
 // Returns the part of a value that a stage sends or receives: when tensor ranks share the rows, the rank's own rows.
-at::Tensor message_of(const BindContext& c, int buffer) {
-  const at::Tensor all = c.flat(buffer);
-  if (!c.program.setting.sharded_rows()) return all;
-  return all.narrow(0, 0, program::kept_rows(c.program.setting, c.coordinates) * c.program.arch.hidden);
+at::Tensor message_of(const BindContext& c, const Step& step, Arg arg) {
+  const program::Rows& rows = step.attributes.rows;
+  const at::Tensor all = c.flat(step.operand(arg).buffer);
+  if (!rows.sharded) return all;
+  return all.narrow(0, 0, program::kept_rows(rows, c.program.grid, c.coordinates) * c.program.arch.hidden);
 }
 
 Kernel bind_send(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {
-  const at::Tensor value = message_of(c, step.operand(Arg::kFrom).buffer);
+  const at::Tensor value = message_of(c, step, Arg::kFrom);
   const DType dtype = dtype_of(c, step.operand(Arg::kFrom));
   return [=](RunState&, math::Scratch&) { stages->send(value.data_ptr(), value.numel(), dtype, peer); };
 }
 
 Kernel bind_receive(const BindContext& c, const Step& step, int peer, comm::Communicator* stages) {
-  const at::Tensor value = message_of(c, step.operand(Arg::kTo).buffer);
+  const at::Tensor value = message_of(c, step, Arg::kTo);
   const DType dtype = dtype_of(c, step.operand(Arg::kTo));
   return [=](RunState&, math::Scratch&) { stages->recv(value.data_ptr(), value.numel(), dtype, peer); };
 }
@@ -363,14 +395,13 @@ Bounds held_of(const program::Program& p, int buffer, const mesh::PerAxis& coord
   const auto& b = p.buffers.at(static_cast<std::size_t>(buffer));
   const int unit = p.unit_of_buffer(buffer);
   if (unit < 0) return {0, b.elements};
-  return program::unit_range(p.setting, coordinates, p.units[static_cast<std::size_t>(unit)],
-                             program::extent_of(p, b.role));
+  return program::unit_range(p.grid, coordinates, p.units[static_cast<std::size_t>(unit)], b.extent);
 }
 
 Bounds range_of(const program::Program& p, const program::Use& use, const mesh::PerAxis& coordinates) {
   const int unit = p.unit_of_buffer(use.buffer);
   if (use.range == program::Range::kAll || unit < 0) return held_of(p, use.buffer, coordinates);
-  return program::unit_range(p.setting, coordinates, p.units[static_cast<std::size_t>(unit)], use.range);
+  return program::unit_range(p.grid, coordinates, p.units[static_cast<std::size_t>(unit)], use.range);
 }
 
 Kernel bind(const BindContext& c, const Step& step) {

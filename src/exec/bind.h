@@ -1,5 +1,5 @@
 // Binding: a step of a program becomes a callable on tensors in the arena. Each kernel finds its operands by argument
-// (program/arg.h).
+// (program/ir/arg.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 #include "exec/launches.h"
 #include "math/scratch.h"
 #include "model/parts.h"
-#include "program/program.h"
+#include "program/ir/program.h"
 
 namespace molen::exec {
 
@@ -40,8 +40,7 @@ struct BindContext {
   const program::Program& program;
   mesh::PerAxis coordinates;  // of this rank
   std::function<comm::Communicator*(program::Axis)> group;
-  std::function<at::Tensor(int buffer)> flat;  // for all rows of a sequence, or one for each piece of the rows
-  const std::vector<model::RopeTable>& rope;   // of all rows of a sequence; or of each piece of a micro-batch's
+  std::function<at::Tensor(int buffer)> flat;
 };
 
 inline DType dtype_of(const BindContext& c, const program::Use& use) {

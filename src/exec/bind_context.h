@@ -8,8 +8,9 @@
 
 namespace molen::exec {
 
-// Returns the positions of each sequence that a rank has; empty when it has all positions.
-std::vector<PositionRun> positions_of(const program::Setting& setting, const mesh::PerAxis& coordinates);
+// Returns the positions of each sequence of `sequence` tokens that a rank has; empty when it has all positions.
+std::vector<PositionRun> positions_of(const program::Grid& grid, std::int64_t sequence,
+                                      const mesh::PerAxis& coordinates);
 
 // Loads whole sequences and keeps the ids and labels at the rank's positions.
 Kernel bind_load_part(const BindContext& context, const program::Step& step);
@@ -19,10 +20,5 @@ Kernel bind_gather_keys(const BindContext& context, const program::Step& step, c
 Kernel bind_scatter_keys(const BindContext& context, const program::Step& step, comm::Communicator* group);
 // Sends keys and values, or their gradients, to the next rank of the ring.
 Kernel bind_shift(const BindContext& context, const program::Step& step, comm::Communicator* ring);
-// Attention over all ranks' keys and values, gathered or in one step of the ring.
-Kernel bind_gathered_attention(const Operands& operands, const Common& common, const program::Compute& op,
-                               const program::Setting& setting);
-Kernel bind_ring_attention(const Operands& operands, const Common& common, const program::Compute& op,
-                           const program::Setting& setting, const mesh::PerAxis& coordinates);
 
 }  // namespace molen::exec

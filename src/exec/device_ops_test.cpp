@@ -15,8 +15,8 @@
 #include "exec/bind.h"
 #include "exec/bind_context.h"
 #include "model/context.h"
-#include "program/build.h"
-#include "program/text.h"
+#include "program/build/build.h"
+#include "program/text/text.h"
 
 namespace molen::exec {
 namespace {
@@ -100,12 +100,8 @@ std::set<std::string> run_compute_ops(const program::Program& p) {
   for (const auto& b : p.buffers)
     buffers.push_back(at::empty({b.elements}, at::TensorOptions().dtype(to_aten(b.dtype)).device(kMeta)));
   const mesh::PerAxis first{};
-  const auto positions = positions_of(s, first);
-  const at::ScalarType table = s.compute == DType::kF64 ? at::kDouble : at::kFloat;
-  const std::vector<model::RopeTable> rope{positions.empty() ? model::make_rope_table(p.arch, s.sequence, table, kMeta)
-                                                             : model::make_rope_table(p.arch, positions, table, kMeta)};
   const BindContext context{p, first, [](program::Axis) { return nullptr; },
-                            [&](int buffer) { return buffers.at(static_cast<std::size_t>(buffer)); }, rope};
+                            [&](int buffer) { return buffers.at(static_cast<std::size_t>(buffer)); }};
   std::set<std::string> ended;
   for (const auto& body : p.bodies)
     for (const auto& step : body.steps) {

@@ -17,11 +17,13 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/match.h"
-#include "exec/bind_context.h"
+#include "exec/bind.h"
+#include "exec/constants.h"
 #include "exec/groups.h"
 #include "exec/launches.h"
+#include "exec/workers.h"
 #include "math/allocation.h"
-#include "model/context.h"
+#include "program/values/value_memory.h"
 
 namespace molen::exec {
 namespace {
@@ -59,7 +61,7 @@ class Progress {
 };
 
 // Returns whether the host only launches an op: the op reads and writes only the device's memory, and nothing waits for
-// it here. When a kernel's call returns, ATen has already copied what the kernel takes from the host (slopes).
+// it here.
 bool only_launched(const program::Program& p, const program::Step& step) {
   const bool computes = std::visit(Match{
                                        [](const program::Compute&) { return true; },
@@ -74,29 +76,6 @@ bool only_launched(const program::Program& p, const program::Step& step) {
     return p.buffers[static_cast<std::size_t>(use.buffer)].place != program::Place::kHost;
   };
   return computes && std::all_of(step.operands.begin(), step.operands.end(), on_device);
-}
-
-// Returns RoPE's table of a sequence, or one for each piece of a micro-batch's rows. A piece's table is a part of the
-// sequence's table, unless the piece continues from one sequence into the next.
-std::vector<model::RopeTable> rope_tables(const program::Setting& s, const model::RopeTable& sequence) {
-  if (!s.chunked_rows() || !sequence.cos_SD2.defined())
-    return std::vector<model::RopeTable>(program::row_chunks(s).size(), sequence);
-  const std::int64_t length = s.local_sequence();
-  std::vector<model::RopeTable> tables;
-  for (const std::int64_t chunk : program::row_chunks(s)) {
-    const auto [first, last] = program::chunk_rows(s, chunk);
-    const std::int64_t from = first % length, rows = last - first;
-    if (from + rows <= length) {
-      tables.push_back({sequence.cos_SD2.narrow(0, from, rows), sequence.sin_SD2.narrow(0, from, rows)});
-    } else if (from == 0 && rows % length == 0) {
-      tables.push_back(sequence);
-    } else {
-      const auto options = sequence.cos_SD2.options().dtype(at::kLong);
-      const at::Tensor positions = at::arange(first, last, options).remainder(length);
-      tables.push_back({sequence.cos_SD2.index_select(0, positions), sequence.sin_SD2.index_select(0, positions)});
-    }
-  }
-  return tables;
 }
 
 constexpr unsigned char kPoison = 0xff;  // every floating type reads it as NaN
@@ -115,12 +94,11 @@ class Executor::Impl {
         progress_(ops_.size()) {
     math::AllocationGuard::install();
     place(owner);
-    const at::ScalarType table = program_.setting.compute == DType::kF64 ? at::kDouble : at::kFloat;
-    const auto& s = program_.setting;
-    const auto positions = positions_of(s, groups_.coordinates());
-    rope_ =
-        rope_tables(s, positions.empty() ? model::make_rope_table(program_.arch, s.sequence, table, options_.device)
-                                         : model::make_rope_table(program_.arch, positions, table, options_.device));
+    fill_constants(program_, groups_.coordinates(), [this](int buffer) { return flat(buffer); });
+    for (const auto& e : ops_) {
+      int& threads = threads_[static_cast<std::size_t>(e.step->stream)];
+      threads = std::max(threads, e.step->attributes.threads);
+    }
     bind_instances();
     if (options_.poison_dead) {
       find_deaths();
@@ -142,19 +120,11 @@ class Executor::Impl {
     progress_.reset();
     start_ns_ = launches_ ? launches_->begin_step() : now_ns();
     std::array<std::exception_ptr, program::kNumStreams> errors;
-    std::vector<std::jthread> beside;
-    for (const program::Stream stream : program::kAllStreams)
-      if (const auto s = static_cast<std::size_t>(stream); stream != program::Stream::kCompute && used_[s])
-        beside.emplace_back([&, stream, s] {
-          // Sets the number for this thread only. at::set_num_threads would also set MKL's number for the whole
-          // process; it would then be chance which of the compute thread's products still ran on all threads, and so
-          // what bits they had.
-          at::internal::lazy_init_num_threads();
-          ::omp_set_num_threads(stream == program::Stream::kDpComm ? 1 : program_.setting.threads);
-          errors[s] = run_stream(stream, state, result.timeline);
-        });
-    errors[0] = run_stream(program::Stream::kCompute, state, result.timeline);
-    beside.clear();
+    const auto run_one = [&](program::Stream stream) {
+      errors[static_cast<std::size_t>(stream)] = run_stream(stream, state, result.timeline);
+    };
+    if (!workers_) workers_.emplace(beside(), [this](program::Stream stream) { prepare_thread(stream); });
+    workers_->run(run_one, [&] { run_one(program::Stream::kCompute); });
     for (const auto& error : errors)
       if (error) std::rethrow_exception(error);
     result.timeline.total_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
@@ -168,9 +138,12 @@ class Executor::Impl {
     if (b.lifetime == program::Lifetime::kExternal) {
       MOLEN_CHECK(owner_ != nullptr, "external buffer {} without an owner", b.name);
       const auto& owner = owner_->program_;
-      const int theirs =
-          owner.find_buffer(b.role, owner.find_unit(program_.units.at(static_cast<std::size_t>(b.unit)).name));
+      const int unit = b.unit < 0 ? -1 : owner.find_unit(program_.units.at(static_cast<std::size_t>(b.unit)).name);
+      const int theirs = owner.find_buffer(b.role, unit);
       MOLEN_CHECK(theirs >= 0, "external buffer {} is not in its owner's program", b.name);
+      MOLEN_CHECK(owner.buffers[static_cast<std::size_t>(theirs)].elements == b.elements,
+                  "external buffer {} has {} elements in its owner's program, not {}", b.name,
+                  owner.buffers[static_cast<std::size_t>(theirs)].elements, b.elements);
       return owner_->flat(theirs);
     }
     const std::int64_t offset = plan_.offset(program_, slots_, buffer, micro_batch);
@@ -215,9 +188,9 @@ class Executor::Impl {
       const auto [found, fresh] = known.try_emplace(std::move(key), bound_.size());
       kernels_.push_back(found->second);
       if (!fresh) continue;
-      const BindContext context{
-          program_, groups_.coordinates(), [this](program::Axis axis) { return groups_.of(axis); },
-          [this, micro = instance.micro_batch](int buffer) { return flat(buffer, micro); }, rope_};
+      const BindContext context{program_, groups_.coordinates(),
+                                [this](program::Axis axis) { return groups_.of(axis); },
+                                [this, micro = instance.micro_batch](int buffer) { return flat(buffer, micro); }};
       bound_.emplace_back();
       for (const auto& step : program_.bodies[static_cast<std::size_t>(instance.body)].steps)
         bound_.back().push_back(bind(context, step));
@@ -306,7 +279,24 @@ class Executor::Impl {
     return -1;
   }
 
-  std::exception_ptr run_stream(program::Stream stream, RunState& state, program::Timeline& timeline) {
+  // Returns the streams that have ops and run beside compute.
+  std::vector<program::Stream> beside() const {
+    std::vector<program::Stream> streams;
+    for (const program::Stream stream : program::kAllStreams)
+      if (stream != program::Stream::kCompute && used_[static_cast<std::size_t>(stream)]) streams.push_back(stream);
+    return streams;
+  }
+
+  // Sets the number of threads for this thread only. at::set_num_threads would also set MKL's number for the whole
+  // process; it would then be chance which of the compute thread's products still ran on all threads, and so what bits
+  // they had.
+  void prepare_thread(program::Stream stream) const {
+    at::internal::lazy_init_num_threads();
+    ::omp_set_num_threads(std::max(threads_[static_cast<std::size_t>(stream)], 1));
+  }
+
+  // Throws nothing, so that the other threads of the step are always waited for.
+  std::exception_ptr run_stream(program::Stream stream, RunState& state, program::Timeline& timeline) noexcept {
     const c10::InferenceMode inference;
     std::exception_ptr error;
     const auto attempt = [&](const auto& body) {
@@ -377,7 +367,7 @@ class Executor::Impl {
     math::Scratch scratch(base, e.step->scratch.value);
     if (e.step->stream == program::Stream::kCompute && options_.device.is_cpu()) {
       // ATen may allocate only when the op's kernels are ATen's; otherwise scratch belongs to molen's own kernels.
-      const bool serve = program_.setting.kernels == arch::Kernels::kAten && e.step->scratch.value > 0;
+      const bool serve = e.step->attributes.kernel == arch::Kernels::kAten && e.step->scratch.value > 0;
       const math::AllocationGuard guard(serve ? &scratch : nullptr);
       kernel(state, scratch);
     } else {
@@ -445,7 +435,6 @@ class Executor::Impl {
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<Arena> host_;
   std::int64_t base_ = 0;
-  std::vector<model::RopeTable> rope_;
   std::vector<std::vector<Kernel>> bound_;
   std::vector<std::size_t> kernels_;  // index into bound_, by instance
   std::vector<std::vector<std::vector<int>>> deaths_;
@@ -455,6 +444,10 @@ class Executor::Impl {
   std::vector<bool> launched_;          // by op; the host waits for the others
   std::int64_t start_ns_ = 0;
   std::array<bool, program::kNumStreams> used_{};
+  std::array<int, program::kNumStreams> threads_{};  // of the kernels of each stream
+  // Made by the first step, so that an executor that only lends its state has no threads. The last member: its threads
+  // use the others.
+  std::optional<Workers> workers_;
 };
 
 Executor::Executor(program::Program program, int rank, comm::Communicator* world, Options options,
@@ -491,13 +484,15 @@ int state_buffer(const program::Program& p, const std::string& state, int unit) 
   using program::Value;
   const auto value = program::value_named(state);
   if (!value) return -1;
-  const bool parameters = *value == Value::kParam, gradients = *value == Value::kGrad;
-  if (parameters && p.setting.offload.parameters) return p.find_buffer(Value::kParamHost, unit);
-  if (gradients && p.setting.offload.gradients) return p.find_buffer(Value::kGradHost, unit);
-  if (parameters || gradients)
-    if (const int shard = p.find_buffer(parameters ? Value::kParamShard : Value::kGradShard, unit); shard >= 0)
-      return shard;
-  return p.find_buffer(*value, unit);
+  // Parameters and gradients stay on the device, whole or sharded, or else on the host.
+  std::vector<Value> places{*value};
+  if (*value == Value::kParam) places = {Value::kParamShard, Value::kParam, Value::kParamHost};
+  if (*value == Value::kGrad) places = {Value::kGradShard, Value::kGrad, Value::kGradHost};
+  for (const Value place : places)
+    if (const int buffer = p.find_buffer(place, unit);
+        buffer >= 0 && p.buffers[static_cast<std::size_t>(buffer)].lifetime != program::Lifetime::kTransient)
+      return buffer;
+  return -1;
 }
 
 }  // namespace
@@ -505,8 +500,13 @@ int state_buffer(const program::Program& p, const std::string& state, int unit) 
 at::Tensor Executor::state(const std::string& family, int unit) const {
   const int buffer = state_buffer(impl_->program_, family, unit);
   MOLEN_CHECK(buffer >= 0, "the program keeps no '{}'", family);
+  const program::Program& p = impl_->program_;
   const auto [first, last] = state_range(family, unit);
-  return impl_->flat(buffer).narrow(0, 0, last - first);
+  const auto place = [&](std::int64_t at) {
+    return program::elements_before(p, p.buffers[static_cast<std::size_t>(buffer)].role,
+                                    p.units[static_cast<std::size_t>(unit)], at);
+  };
+  return impl_->flat(buffer).narrow(0, 0, place(last) - place(first));
 }
 
 bool Executor::has_state(const std::string& family) const {

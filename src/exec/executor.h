@@ -13,10 +13,10 @@
 
 #include "comm/communicator.h"
 #include "exec/arena.h"
-#include "optim/adamw.h"
-#include "program/memory.h"
-#include "program/program.h"
-#include "program/timeline.h"
+#include "optim/update.h"
+#include "program/ir/program.h"
+#include "program/ir/timeline.h"
+#include "program/memory/memory.h"
 
 namespace molen::exec {
 
@@ -29,10 +29,10 @@ struct MicroBatch {
 using LoadMicroBatch = std::function<std::int64_t(const MicroBatch&)>;
 
 struct StepInput {
-  std::int64_t step = 1;    // counts updates from 1; skipped steps do not count
-  optim::AdamW optimizer;   // lr of this step
-  double clip = 1.0;        // largest global gradient norm; 0: no clipping
-  double loss_scale = 1.0;  // factor of the loss in the backward; the update and grad_norm are without it
+  std::int64_t step = 1;     // counts updates from 1; skipped steps do not count
+  optim::Options optimizer;  // lr of this step
+  double clip = 1.0;         // largest global gradient norm; 0: no clipping
+  double loss_scale = 1.0;   // factor of the loss in the backward; the update and grad_norm are without it
   LoadMicroBatch load;
 };
 
@@ -41,7 +41,7 @@ struct StepResult {
   double valid_tokens = 0.0;
   double grad_norm = 0.0;   // before clipping, of the mean loss
   bool non_finite = false;  // the loss or the gradient is not finite: the update was skipped, on all ranks alike
-  // Set for such a step when the loss is scaled (Setting::scales_loss): the loss is finite and only the gradient is
+  // Set for such a step when the loss is scaled (Attributes::scaled): the loss is finite and only the gradient is
   // not, so a smaller loss_scale may succeed.
   bool overflow = false;
   program::Timeline timeline;

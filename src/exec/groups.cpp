@@ -12,7 +12,7 @@ namespace {
 // Returns the axes of a program's ops. The stages of a pipeline use different axes, but all ranks must split alike.
 std::array<bool, program::kAllAxes.size()> axes_in(const program::Program& p) {
   std::array<bool, program::kAllAxes.size()> used{};
-  if (p.setting.pipelined()) {
+  if (p.grid.sizes[mesh::Axis::kPp] > 1) {
     used.fill(true);
     used[static_cast<std::size_t>(Axis::kWorld)] = false;
     return used;
@@ -35,9 +35,8 @@ int color_of(const mesh::Mesh& mesh, int rank, Axis axis) {
 }  // namespace
 
 Groups::Groups(const program::Program& p, int rank, comm::Communicator* world) {
-  int ranks = 1;
-  for (const int size : p.setting.mesh.values) ranks *= size;
-  const mesh::Mesh mesh(p.setting.mesh, ranks, p.setting.order);
+  const int ranks = p.grid.ranks();
+  const mesh::Mesh mesh(p.grid.sizes, ranks, p.grid.order);
   coordinates_ = mesh.coordinates(rank);
   const auto used = axes_in(p);
   for (const Axis axis : program::kAllAxes) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "program/program.h"
+#include "program/ir/program.h"
 
 namespace molen::exec {
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "program/program.h"
+#include "program/ir/program.h"
 
 namespace molen::exec {
 

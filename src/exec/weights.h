@@ -7,7 +7,7 @@
 
 #include "arch/parameters.h"
 #include "model/parts.h"
-#include "program/layout.h"
+#include "program/ir/layout.h"
 
 namespace molen::exec {
 

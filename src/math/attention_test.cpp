@@ -122,6 +122,7 @@ TEST(Attention, GroupedHeads) {
   expect_true(make_inputs(2, 150, 4, 2, 16, true));
   expect_true(make_inputs(1, 301, 6, 2, 16));
   expect_true(make_inputs(1, 150, 11, 1, 8, true));  // more heads on one key head than fit into a piece
+  expect_true(make_inputs(2, 61, 18, 2, 8));
 }
 
 RC_GTEST_PROP(Attention, AnyShape, ()) {

@@ -433,6 +433,7 @@ TEST(ContextFused, LongerThanSeveralTiles) {
   expect_fused({2, 307, 4, 2, 20, true, true}, 1, false, 5, AttentionIsa::kBest);  // backward by tiles
   expect_fused({1, 409, 1, 1, 128}, 4, true, 2, AttentionIsa::kBest);
   expect_fused({1, 211, 11, 1, 8, true}, 2, true, 2, AttentionIsa::kBest);
+  expect_fused({2, 61, 18, 2, 8}, 2, true, 2, AttentionIsa::kBest);  // two pieces for each of two key heads
 }
 
 // Documents that begin at the last key of a tile, at its first, and around these; backward by tiles of keys and by both

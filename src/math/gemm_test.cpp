@@ -2,13 +2,21 @@
 // and two; repeated calls give the same bits.
 #include "math/gemm.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <random>
 
+#include "base/error.h"
 #include "math/reference.h"
 #include "math/test_close.h"
+
+// Exported by libtorch and not in its headers.
+namespace at::native {
+[[gnu::weak]] void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta, float alpha);
+}
 
 namespace molen::math {
 namespace {
@@ -104,6 +112,53 @@ TEST_P(Gemm, RandomShapesExactlyAndNowhereElse) {
 
 INSTANTIATE_TEST_SUITE_P(Libraries, Gemm, ::testing::Values(GemmLibrary::kAten, GemmLibrary::kOneDnn),
                          [](const auto& info) { return std::string(name_of(info.param)); });
+
+// Without this test, a oneDNN that is not found would skip all of its own.
+TEST(GemmLibrary, OneDnnIsThereWhereLibtorchMultipliesByIt) {
+  bool multiplies = false;
+  if (at::native::mkldnn_matmul && at::hasMKLDNN()) {
+    const at::Tensor a = at::full({20, 30}, 2.0), b = at::full({30, 40}, 3.0);
+    at::Tensor c = at::zeros({20, 40});
+    try {
+      at::native::mkldnn_matmul(a, b, c, 0.0F, 1.0F);
+      multiplies = at::equal(c, at::full({20, 40}, 180.0));
+    } catch (const std::exception&) {  // the processor has no fast path
+    }
+  }
+  EXPECT_EQ(gemm_library_available(GemmLibrary::kOneDnn), multiplies);
+  EXPECT_TRUE(gemm_library_available(GemmLibrary::kAten));
+}
+
+// The environment is read once, so each case has a process of its own.
+class GemmLibraryDeathTest : public ::testing::Test {
+ protected:
+  // Ends with 0 when the environment chooses `wanted`, with 1 when another, with 2 when it is refused.
+  [[noreturn]] static void choose(const char* name, const char* variable, GemmLibrary wanted) {
+    for (const char* each : {"MOLEN_GEMM", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"}) unsetenv(each);
+    setenv("MOLEN_GEMM", name, 1);
+    if (variable) setenv(variable, "BF16", 1);
+    try {
+      std::_Exit(gemm_library() == wanted ? 0 : 1);
+    } catch (const UsageError&) {
+      std::_Exit(2);
+    }
+  }
+};
+
+TEST_F(GemmLibraryDeathTest, IsChosenByTheEnvironmentAndElseByTheProcessor) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto ended = ::testing::ExitedWithCode(0), refused = ::testing::ExitedWithCode(2);
+  const bool onednn = gemm_library_available(GemmLibrary::kOneDnn);
+  EXPECT_EXIT(choose("aten", nullptr, GemmLibrary::kAten), ended, "");
+  EXPECT_EXIT(choose("onednn", nullptr, GemmLibrary::kOneDnn), ::testing::ExitedWithCode(onednn ? 0 : 2), "");
+  EXPECT_EXIT(choose("mkl", nullptr, GemmLibrary::kAten), refused, "");
+#if defined(__x86_64__)
+  const bool faster = onednn && !__builtin_cpu_is("intel") && __builtin_cpu_supports("avx512f");
+  EXPECT_EXIT(choose("", nullptr, faster ? GemmLibrary::kOneDnn : GemmLibrary::kAten), ended, "");
+#endif
+  for (const char* rounds : {"ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"})
+    EXPECT_EXIT(choose("", rounds, GemmLibrary::kAten), ended, "");
+}
 
 // Products without a named library use the chosen library.
 TEST(GemmLibrary, TheChosenOneMultiplies) {

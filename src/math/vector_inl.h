@@ -482,6 +482,11 @@ void fill_zero(int threads, int64_t count, float* out) {
   }
 }
 
+// --- experts
+// ----------------------------------------------------------------------------------------------------------------
+
+#include "math/vector_experts_inl.h"
+
 // --- cross entropy
 // ----------------------------------------------------------------------------------------------------------
 
@@ -646,7 +651,10 @@ const VectorKernels MOLEN_VECTOR_TABLE = {
     fill_zero,
     shared_sums,
     shared_gradient,
+    combine_forward<float>,
+    combine_backward<float>,
     {norm_forward<uint16_t>, norm_apply<uint16_t>, norm_backward<uint16_t>, rope<uint16_t>, swiglu_forward<uint16_t>,
      swiglu_backward<uint16_t>, gelu_tanh_forward<uint16_t>, gelu_tanh_backward<uint16_t>, column_sums<uint16_t>,
-     embedding_backward<uint16_t>, narrow_cross_entropy, widen_rows, narrow_rows}};
+     embedding_backward<uint16_t>, narrow_cross_entropy, widen_rows, narrow_rows, combine_forward<uint16_t>,
+     combine_backward<uint16_t>}};
 }  // namespace molen::math

@@ -37,6 +37,10 @@ struct NarrowKernels {
                         double grad_scale, uint16_t* logits, float* losses, float* space);
   void (*widen)(int threads, int64_t count, const uint16_t* values, bool accumulate, float* out);  // out (+)= values
   void (*narrow)(int threads, int64_t count, const float* values, uint16_t* out);
+  void (*combine_forward)(int threads, int64_t tokens, int64_t k, int64_t d, const int32_t* place, const float* weight,
+                          bool accumulate, const uint16_t* rows, uint16_t* y);
+  void (*combine_backward)(int threads, int64_t tokens, int64_t k, int64_t d, const int32_t* place, const float* weight,
+                           const uint16_t* d_y, const uint16_t* rows, uint16_t* d_rows, float* d_weight);
 };
 
 struct VectorKernels {
@@ -72,6 +76,11 @@ struct VectorKernels {
                       const float* logits, float* sums);
   void (*shared_gradient)(int threads, int64_t rows, int64_t vocabulary, const int32_t* labels, const float* lse,
                           const float* scale, float* logits);
+  // The combination of a mixture of experts (math/experts.h).
+  void (*combine_forward)(int threads, int64_t tokens, int64_t k, int64_t d, const int32_t* place, const float* weight,
+                          bool accumulate, const float* rows, float* y);
+  void (*combine_backward)(int threads, int64_t tokens, int64_t k, int64_t d, const int32_t* place, const float* weight,
+                           const float* d_y, const float* rows, float* d_rows, float* d_weight);
 
   NarrowKernels narrow;
 };

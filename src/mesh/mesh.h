@@ -39,6 +39,11 @@ class Axes {
     c.bits_ = ~bits_ & ((1u << kAxes) - 1);
     return c;
   }
+  constexpr Axes without(Axes others) const {
+    Axes c;
+    c.bits_ = bits_ & ~others.bits_;
+    return c;
+  }
   bool operator==(const Axes&) const = default;
 
  private:

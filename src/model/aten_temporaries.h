@@ -45,7 +45,7 @@ inline float* floats(const at::Tensor& t) {
   return t.defined() ? t.data_ptr<float>() : nullptr;
 }
 
-// --- temporaries: arch/part_cost.cpp counts them
+// --- temporaries: program/parts/ counts them
 
 // On the host, takes the temporary from the op's scratch, in the order of the calls; elsewhere from the device's
 // allocator.

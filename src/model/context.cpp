@@ -80,7 +80,7 @@ math::reference::ContextSizes sizes(const Call& x) {
 template <class T>
 void reference_forward(const Call& x, const at::Tensor& q, const at::Tensor& kv, bool first, const at::Tensor& o,
                        const at::Tensor& lse) {
-  const std::vector<double> slopes = slopes_of(x.c);
+  const std::vector<double> slopes = slopes_of<double>(x.c);
   math::reference::context_forward<T>(
       x.threads(), sizes<T>(x), slopes.empty() ? nullptr : slopes.data(),
       {rows<T>(q), stride_of(q), rows<T>(kv), rows<T>(kv) + x.k_columns(), stride_of(kv)}, first, dense<T>(o),
@@ -90,7 +90,7 @@ template <class T>
 void reference_backward(const Call& x, const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& kv,
                         const at::Tensor& o, const at::Tensor& lse, bool add_q, bool add_kv, const at::Tensor& d_q,
                         const at::Tensor& d_kv) {
-  const std::vector<double> slopes = slopes_of(x.c);
+  const std::vector<double> slopes = slopes_of<double>(x.c);
   math::reference::context_backward<T>(
       x.threads(), sizes<T>(x), slopes.empty() ? nullptr : slopes.data(), dense<T>(d_o),
       {rows<T>(q), stride_of(q), rows<T>(kv), rows<T>(kv) + x.k_columns(), stride_of(kv)}, dense<T>(o), dense<T>(lse),
@@ -110,8 +110,7 @@ math::ContextOperands operands(const Call& x, const at::Tensor& q, const at::Ten
 }
 void fused_forward(const Call& x, const at::Tensor& q, const at::Tensor& kv, bool first, const at::Tensor& o,
                    const at::Tensor& lse) {
-  const std::vector<double> wide = slopes_of(x.c);
-  const std::vector<float> slopes(wide.begin(), wide.end());
+  const std::vector<float> slopes = slopes_of<float>(x.c);
   const math::ContextShape s = fused_shape(x, slopes);
   math::context_forward(s, operands(x, q, kv), first, dense<float>(o), dense<float>(lse),
                         x.c.scratch.take_bytes(math::context_forward_scratch(s)));
@@ -119,8 +118,7 @@ void fused_forward(const Call& x, const at::Tensor& q, const at::Tensor& kv, boo
 void fused_backward(const Call& x, const at::Tensor& d_o, const at::Tensor& q, const at::Tensor& kv,
                     const at::Tensor& o, const at::Tensor& lse, bool add_q, bool add_kv, const at::Tensor& d_q,
                     const at::Tensor& d_kv) {
-  const std::vector<double> wide = slopes_of(x.c);
-  const std::vector<float> slopes(wide.begin(), wide.end());
+  const std::vector<float> slopes = slopes_of<float>(x.c);
   const math::ContextShape s = fused_shape(x, slopes);
   math::context_backward(s, dense<float>(d_o), operands(x, q, kv), dense<float>(o), dense<float>(lse),
                          {rows<float>(d_q), stride_of(d_q), add_q, rows<float>(d_kv), rows<float>(d_kv) + x.k_columns(),

@@ -14,6 +14,8 @@
 #include "math/allocation.h"
 #include "math/test_close.h"
 #include "model/test_attention.h"
+#include "program/parts/context_attention.h"
+#include "program/parts/part.h"
 
 namespace molen::model {
 namespace {
@@ -97,14 +99,14 @@ class Ranks {
  private:
   Context context(const Rank& k, math::Scratch& scratch) const {
     arch::PartShape shape{in_.B, count_positions(k.runs), 0, path_.compute, 2, path_.kernels};
-    return {a_, shape, scratch, true, {}, Half::kBoth, k.runs, k.starts.defined() ? &k.starts : nullptr};
+    return with_slopes({a_, shape, scratch, true, {}, Half::kBoth, k.runs, k.starts.defined() ? &k.starts : nullptr});
   }
   // Runs an op with exactly the scratch that is declared for it.
   template <class F>
   void op(const Rank& k, Pass pass, const Runs& keys, bool adds, const F& f) {
     const Context sizes = context(k, scratch_);
     const bool wide = form_ == Form::kWideRing;
-    Workspace w(arch::context_attention_cost(a_, pass, sizes.shape, {k.runs, keys, adds, wide}).scratch.value);
+    Workspace w(program::context_attention_cost(a_, pass, sizes.shape, {k.runs, keys, adds, wide}).scratch.value);
     run_as_op(path_.kernels, w.scratch, [&] { f(context(k, w.scratch)); });
     EXPECT_EQ(w.scratch.high_water(), w.scratch.capacity());
   }
@@ -159,7 +161,7 @@ Outcome whole(const arch::Architecture& a, const AttentionPath& path, const Atte
               at::full({in.B, a.heads, in.S}, NAN, at::kDouble),
               at::full({in.B * in.S, a.qkv_size()}, NAN, at::kDouble)};
   Workspace w(std::int64_t{1} << 20);
-  Context c{a, {in.B, in.S, 0, DType::kF64, 2, Kernels::kReference}, w.scratch, true};
+  Context c = with_slopes({a, {in.B, in.S, 0, DType::kF64, 2, Kernels::kReference}, w.scratch, true});
   if (in.starts.defined()) c.document_start = &in.starts;
   attention_forward(c, qkv, out.o, out.lse);
   w.scratch.reset();
@@ -225,9 +227,9 @@ TEST_P(ContextParts, DocumentsAreSequencesOfTheirOwn) {
     arch::PartShape shape{3, 23, 0, path.compute, 2, path.kernels};
     shape.documents = true;
     const auto op = [&](Pass pass, const auto& f) {
-      Workspace w(arch::part_cost(a, arch::Part::kAttention, pass, shape).scratch.value);
+      Workspace w(program::part_cost(a, arch::Part::kAttention, pass, shape).scratch.value);
       run_as_op(path.kernels, w.scratch, [&] {
-        f(Context{a, shape, w.scratch, true, {}, Half::kBoth, {}, &in.starts});
+        f(with_slopes({a, shape, w.scratch, true, {}, Half::kBoth, {}, &in.starts}));
       });
     };
     op(Pass::kForward, [&](const Context& c) { attention_forward(c, in.qkv, got.o, got.lse); });
@@ -283,9 +285,11 @@ TEST_P(ContextParts, PositionsOfRanksAreThoseOfTheWhole) {
       };
       op([&] { embed_forward(c, its_ids, table, learned, out.embedded); });
       op([&] { embed_backward(c, its_ids, its_d_x, out.d_table, out.d_positions); });
-      op([&] { norm_qkv_forward(c, its_x, norm, qkv, rope, saved, out.qkv); });
-      const at::Tensor turned = its_d_qkv.clone();
-      op([&] { norm_qkv_backward(c, turned, its_x, saved, norm, qkv, rope, out.d_x, d_norm, d_linear); });
+      op([&] { norm_qkv_forward(c, its_x, norm, qkv, saved, out.qkv); });
+      if (rope.cos_SD2.defined()) op([&] { rotate(c, rope, false, out.qkv); });
+      at::Tensor turned = its_d_qkv.clone();
+      if (rope.cos_SD2.defined()) op([&] { rotate(c, rope, true, turned); });
+      op([&] { norm_qkv_backward(c, turned, its_x, saved, norm, qkv, out.d_x, d_norm, d_linear); });
       return out;
     };
     const Out want = compute({}, ids, x, d_x, d_qkv);
@@ -347,20 +351,20 @@ TEST(ContextRefusals, WhatDoesNotFitTogether) {
   const at::Tensor falling = in.starts.flip({0}).contiguous(), few = in.starts.narrow(0, 0, 8);
   EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, {}, &falling}, all), Error);
   EXPECT_THROW(attention({a, shape, w.scratch, true, {}, Half::kBoth, {}, &few}, all), Error);
+  // The reference takes no other documents than the fused kernels, which check theirs themselves.
+  arch::PartShape reference = shape;
+  reference.kernels = Kernels::kReference;
+  EXPECT_NO_THROW(attention({a, reference, w.scratch, true, {}, Half::kBoth, {}, &in.starts}, all));
+  EXPECT_THROW(attention({a, reference, w.scratch, true, {}, Half::kBoth, {}, &falling}, all), Error);
   arch::PartShape narrow_shape = shape;
   narrow_shape.compute = DType::kBF16;
   EXPECT_THROW(attention({a, narrow_shape, w.scratch, true}, all), Error);
   // RoPE's table for whole sequences is refused for the rows of a rank.
   const arch::PartShape rank{2, 4, 0, DType::kF32, 1, Kernels::kFused};
   const RopeTable whole_table = make_rope_table(a, 8, at::kFloat, at::kCPU);
-  NormSaved saved{at::empty({8}, at::kFloat), {}};
-  const NormWeights norm{at::ones({a.hidden}, at::kFloat), {}};
-  const Linear linear{at::ones({a.qkv_size(), a.hidden}, at::kFloat), {}};
-  at::Tensor x = at::ones({8, a.hidden}, at::kFloat), qkv = at::empty({8, a.qkv_size()}, at::kFloat);
+  at::Tensor qkv = at::empty({8, a.qkv_size()}, at::kFloat);
   w.scratch.reset();
-  EXPECT_THROW(
-      norm_qkv_forward({a, rank, w.scratch, true, {}, Half::kBoth, half}, x, norm, linear, whole_table, saved, qkv),
-      Error);
+  EXPECT_THROW(rotate({a, rank, w.scratch, true, {}, Half::kBoth, half}, whole_table, false, qkv), Error);
   at::Tensor few_rows = at::empty({7, 5}, at::kFloat);
   EXPECT_THROW(take_rows(2, half, at::empty({16, 5}, at::kFloat), few_rows), Error);
 }

@@ -47,10 +47,7 @@ class Sources {
     k_ = k_.to(type).contiguous(), v_ = v_.to(type).contiguous();  // once for all pieces
     query_at_ = positions_of(queries), key_at_ = positions_of(keys);
     if (c.document_start) starts_ = c.document_start->view({c.shape.batch, 1, -1, 1});
-    const std::vector<double> slopes = slopes_of(c);
-    if (!slopes.empty())
-      slopes_ = at::from_blob(const_cast<double*>(slopes.data()), {1, c.arch.heads, 1, 1}, at::kDouble)
-                    .to(q_.device(), type, false, true);
+    if (is_alibi(c)) slopes_ = checked_slopes(c).view({1, c.arch.heads, 1, 1}).to(type);
     pieces_ = written_pieces(c.shape.batch, queries, keys, way.scores / c.arch.heads);
   }
 

@@ -3,7 +3,7 @@
 // results of pieces are combined by their log-sum-exp (Liu et al. 2023, arXiv 2310.01889; Dao 2023, arXiv 2307.08691),
 // in fp32 or wider. Pieces with written-out scores are computed in fp32 or wider throughout, and are deterministic.
 // Flash attention rounds its result of a piece to its 16 bits, and its backward on CUDA adds in a fixed order only when
-// libtorch is restricted to that (train/world.h). Temporaries come from the device's allocator.
+// libtorch is restricted to that (launch/world.h). Temporaries come from the device's allocator.
 #pragma once
 
 #include <vector>

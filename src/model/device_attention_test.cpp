@@ -127,10 +127,14 @@ void expect_way(const aten::AttentionWay& way, const arch::Architecture& a, cons
                      d_o = at::empty({B * R, a.query_size()}, in.qkv.scalar_type());
   take_rows(B, queries, in.qkv, qkv), take_rows(B, queries, in.d_o, d_o);
   if (documents) starts = at::empty({B * R}, at::kInt), take_rows(B, queries, in.starts, starts);
-  const Context c{a,         {B, R, 0, DType::kF64, 2, Kernels::kReference},
-                  w.scratch, true,
-                  {},        Half::kBoth,
-                  queries,   documents ? &starts : nullptr};
+  const Context c = with_slopes({a,
+                                 {B, R, 0, DType::kF64, 2, Kernels::kReference},
+                                 w.scratch,
+                                 true,
+                                 {},
+                                 Half::kBoth,
+                                 queries,
+                                 documents ? &starts : nullptr});
   std::vector<at::Tensor> kv, kv64;
   for (const Runs& keys : blocks) {
     kv.push_back(at::empty({B * count_positions(keys), 2 * a.kv_heads * a.head_dim}, in.qkv.scalar_type()));

@@ -9,6 +9,7 @@
 
 #include "model/parts.h"
 #include "model/test_parts.h"
+#include "program/parts/part.h"
 
 namespace molen::model {
 namespace {
@@ -39,7 +40,6 @@ Taken taken(Part part, Pass half) {
   if (part == Part::kOutProjection) t = linear("out", "o", "y_o");
   if (part == Part::kNormUp) t = norm_linear("up");
   if (part == Part::kNormQkv) t = norm_linear("qkv");
-  if (part == Part::kNormQkv && input) t.written.insert("d_qkv");
   t.all.insert(t.written.begin(), t.written.end());
   return t;
 }
@@ -78,7 +78,7 @@ struct Task {
   bool accumulate;
 
   arch::PartShape shape() const {
-    arch::PartShape s{c.batch,        c.sequence,     arch::is_head(part) ? c.batch * c.sequence - 3 : 0,
+    arch::PartShape s{c.batch,        c.sequence,     program::of_head(part) ? c.batch * c.sequence - 3 : 0,
                       c.path.compute, c.path.threads, c.path.kernels};
     s.tensor_ranks = share.ranks;
     return s;
@@ -87,10 +87,9 @@ struct Task {
     return make_rope_table(c.arch, c.sequence, c.path.compute == DType::kF64 ? at::kDouble : at::kFloat, at::kCPU);
   }
   void run(Pass pass, Tensors t) const {
-    Workspace exact(arch::part_cost(c.arch, part, pass, shape()).scratch.value);
-    const Context context{c.arch, shape(), exact.scratch, accumulate, share, half_of(pass)};
-    // The weights half takes the gradient before RoPE.
-    const RopeTable table = pass == Pass::kBackwardWeights ? RopeTable{} : rope();
+    Workspace exact(program::part_cost(c.arch, part, pass, shape()).scratch.value);
+    const Context context = with_slopes({c.arch, shape(), exact.scratch, accumulate, share, half_of(pass)});
+    const RopeTable table = rope();
     guarded(shape(), exact.scratch, [&] { run_part(context, part, pass, table, t); });
     if (scratch_is_exact(c.path, part)) {
       EXPECT_EQ(exact.scratch.high_water(), exact.scratch.capacity()) << name_of(pass);
@@ -121,7 +120,7 @@ std::vector<Share> shares() {
 std::vector<Part> parts_with_halves() {
   std::vector<Part> parts;
   for (const Part part : arch::kAllParts)
-    if (arch::has_halves(part)) parts.push_back(part);
+    if (program::has_halves(part)) parts.push_back(part);
   return parts;
 }
 
@@ -183,8 +182,6 @@ TEST_P(Halves, WriteTheirOwnAlone) {
         Names expected;
         for (const std::string& name : taken(part, half).written)
           if (t[name].defined()) expected.insert(name);
-        // Without RoPE nothing is rotated back.
-        if (a.position != arch::Position::kRope) expected.erase("d_qkv");
         const Tensors before = clone(t);
         s.run(half, t);
         EXPECT_EQ(differing(before, t), expected) << name_of(half);
@@ -197,8 +194,8 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
   const c10::InferenceMode inference;
   for (const auto& a : test_architectures()) {
     const Tensors made = make({a, GetParam(), 3, 7});
-    for (const Part part : arch::kWholeParts) {
-      if (arch::has_halves(part)) continue;
+    for (const Part part : arch::parts_in_order(a)) {
+      if (program::has_halves(part)) continue;
       const Task s{{a, GetParam(), 3, 7}, part, {}, true};
       SCOPED_TRACE(s.name());
       const Tensors whole = clone(made), input = clone(whole), weights = clone(whole);
@@ -207,7 +204,7 @@ TEST_P(Halves, OfOtherPartsAreTheWholeAndNothing) {
       EXPECT_EQ(differing(whole, input), Names{});
       const Tensors before = clone(weights);
       // Gives the scratch of the whole backward, so that the half is the only error.
-      Workspace ample(arch::part_cost(a, part, Pass::kBackward, s.shape()).scratch.value);
+      Workspace ample(program::part_cost(a, part, Pass::kBackward, s.shape()).scratch.value);
       const Context context{a, s.shape(), ample.scratch, true, {}, Half::kWeights};
       Tensors operands = weights;
       EXPECT_THROW(run_part(context, part, Pass::kBackwardWeights, s.rope(), operands), Error);

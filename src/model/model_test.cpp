@@ -9,6 +9,7 @@
 
 #include "arch/alibi.h"
 #include "model/test_model.h"
+#include "program/parts/part.h"
 
 namespace molen::model {
 namespace {
@@ -178,11 +179,11 @@ class Model {
   void with(Part part, Pass pass, F&& call, std::int64_t chunk = 0) {
     arch::PartShape shape = shape_;
     shape.chunk = chunk;
-    Workspace work(arch::part_cost(a_, part, pass, shape).scratch.value);
+    Workspace work(program::part_cost(a_, part, pass, shape).scratch.value);
     const Half half = pass == Pass::kBackwardInput     ? Half::kInput
                       : pass == Pass::kBackwardWeights ? Half::kWeights
                                                        : Half::kBoth;
-    call(Context{a_, shape, work.scratch, accumulate_, {}, half});
+    call(with_slopes({a_, shape, work.scratch, accumulate_, {}, half}));
   }
   at::Tensor empty(std::int64_t columns) const { return at::full({batch_.B * batch_.S, columns}, NAN, compute_); }
   NormSaved statistics() const {
@@ -203,8 +204,10 @@ class Model {
             statistics(),
             statistics()};
     with(Part::kNormQkv, Pass::kForward, [&](const Context& c) {
-      norm_qkv_forward(c, x, norm(w_, p + "norm1"), linear(w_, p + "qkv"), rope_, s.norm1, s.qkv);
+      norm_qkv_forward(c, x, norm(w_, p + "norm1"), linear(w_, p + "qkv"), s.norm1, s.qkv);
     });
+    if (rope_.cos_SD2.defined())
+      with(Part::kRotate, Pass::kForward, [&](const Context& c) { rotate(c, rope_, false, s.qkv); });
     with(Part::kAttention, Pass::kForward, [&](const Context& c) { attention_forward(c, s.qkv, s.o, s.lse); });
     with(Part::kOutProjection, Pass::kForward,
          [&](const Context& c) { output_projection_forward(c, s.o, x, linear(w_, p + "out"), s.mid); });
@@ -235,9 +238,9 @@ class Model {
     with(Part::kOutProjection, pass,
          [&](const Context& c) { output_projection_backward(c, d_x, s.o, linear(w_, p + "out"), d_o, g_out); });
     with(Part::kAttention, pass, [&](const Context& c) { attention_backward(c, d_o, s.qkv, s.o, s.lse, d_qkv); });
+    if (rope_.cos_SD2.defined()) with(Part::kRotate, pass, [&](const Context& c) { rotate(c, rope_, true, d_qkv); });
     with(Part::kNormQkv, pass, [&](const Context& c) {
-      norm_qkv_backward(c, d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), linear(w_, p + "qkv"), rope_, d_x, g_norm1,
-                        g_qkv);
+      norm_qkv_backward(c, d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), linear(w_, p + "qkv"), d_x, g_norm1, g_qkv);
     });
     return {d_down, d_up, d_out, d_qkv};
   }
@@ -257,7 +260,7 @@ class Model {
     with(Part::kOutProjection, kPass,
          [&](const Context& c) { output_projection_backward(c, kept.d_out, s.o, {}, none, g_out); });
     with(Part::kNormQkv, kPass, [&](const Context& c) {
-      norm_qkv_backward(c, kept.d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), {}, rope_, none, no_norm, g_qkv);
+      norm_qkv_backward(c, kept.d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), {}, none, no_norm, g_qkv);
     });
   }
 

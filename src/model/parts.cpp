@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "arch/alibi.h"
 #include "math/attention.h"
 #include "math/gemm.h"
 #include "math/reference.h"
@@ -70,13 +71,13 @@ struct Reference {
     math::reference::rope(threads, rows, sequence, heads, head_dim, width, cosine, sine, inverse, qkv);
   }
   void attention_forward(const Context& c, const T* qkv, T* o, T* lse, Scratch& scratch) const {
-    const std::vector<double> slopes = alibi(c);
+    const std::vector<double> slopes = slopes_of<double>(c);
     math::reference::attention_forward(threads, sizes(c), slopes.empty() ? nullptr : slopes.data(), qkv, o, lse,
                                        scratch);
   }
   void attention_backward(const Context& c, const T* d_o, const T* qkv, const T* o, const T* lse, T* d_qkv,
                           Scratch& scratch) const {
-    const std::vector<double> slopes = alibi(c);
+    const std::vector<double> slopes = slopes_of<double>(c);
     math::reference::attention_backward(threads, sizes(c), slopes.empty() ? nullptr : slopes.data(), d_o, qkv, o, lse,
                                         d_qkv, scratch);
   }
@@ -114,7 +115,6 @@ struct Reference {
   }
 
  private:
-  static std::vector<double> alibi(const Context& c) { return slopes_of(c); }
   static math::reference::AttentionSizes sizes(const Context& c) {
     return {c.shape.batch, c.shape.sequence, c.arch.heads, c.arch.kv_heads, c.arch.head_dim};
   }
@@ -156,13 +156,13 @@ struct Fused {
     v.rope(threads, rows, sequence, heads, head_dim, width, cosine, sine, inverse, qkv);
   }
   void attention_forward(const Context& c, const float* qkv, float* o, float* lse, Scratch& scratch) const {
-    const std::vector<float> slopes = alibi(c);
+    const std::vector<float> slopes = slopes_of<float>(c);
     const math::AttentionShape shape = sizes(c, slopes);
     math::attention_forward(shape, qkv, o, lse, scratch.take_bytes(math::attention_forward_scratch(shape)));
   }
   void attention_backward(const Context& c, const float* d_o, const float* qkv, const float* o, const float* lse,
                           float* d_qkv, Scratch& scratch) const {
-    const std::vector<float> slopes = alibi(c);
+    const std::vector<float> slopes = slopes_of<float>(c);
     const math::AttentionShape shape = sizes(c, slopes);
     math::attention_backward(shape, d_o, qkv, o, lse, d_qkv,
                              scratch.take_bytes(math::attention_backward_scratch(shape)));
@@ -198,10 +198,6 @@ struct Fused {
   }
 
  private:
-  static std::vector<float> alibi(const Context& c) {
-    const std::vector<double> slopes = slopes_of(c);
-    return {slopes.begin(), slopes.end()};
-  }
   math::AttentionShape sizes(const Context& c, const std::vector<float>& slopes) const {
     math::AttentionShape shape;
     shape.B = c.shape.batch, shape.S = c.shape.sequence, shape.h = c.arch.heads, shape.k = c.arch.kv_heads,
@@ -338,15 +334,6 @@ void norm_linear_backward(const K& k, const Context& c, const at::Tensor& d_y, c
   norm_backward_rows(k, c, normed, x, p, d_x, d_norm);
 }
 
-template <class K>
-void rotate(const K& k, const Context& c, const RopeTable& rope, bool inverse, const at::Tensor& qkv) {
-  using T = RealOf<K>;
-  if (c.arch.position != arch::Position::kRope) return;
-  check_rope_rows(c, rope.cos_SD2.size(0));
-  k.rope(qkv.size(0), c.shape.sequence, c.arch.heads + c.arch.kv_heads, c.arch.head_dim, c.arch.qkv_size(),
-         pointer<T>(rope.cos_SD2), pointer<T>(rope.sin_SD2), inverse, pointer<T>(qkv));
-}
-
 // Checks the half of a backward that is not split: it runs whole with kInput.
 void check_whole(const Context& c, arch::Part part) {
   MOLEN_CHECK(c.of_input(), "the backward of {} has no half for the weights alone", arch::name_of(part));
@@ -379,6 +366,11 @@ RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence,
     for (i64 p = 0; p < sequence; ++p) out[p * half + i] = static_cast<double>(p) * frequency;
   }
   return {angles.cos().to(device, dtype), angles.sin().to(device, dtype)};
+}
+
+at::Tensor make_slopes(const arch::Architecture& arch, int rank, int ranks) {
+  const std::int64_t heads = arch.heads / ranks;
+  return at::tensor(arch::alibi_slopes(arch.heads), at::kDouble).narrow(0, rank * heads, heads).contiguous();
 }
 
 // --- the parts
@@ -431,33 +423,30 @@ void embed_backward(const Context& c, const at::Tensor& ids, const at::Tensor& d
 }
 
 void norm_qkv_forward(const Context& c, const at::Tensor& x, const NormWeights& norm, const Linear& qkv,
-                      const RopeTable& rope, NormSaved& saved, at::Tensor& out) {
+                      NormSaved& saved, at::Tensor& out) {
   run(
-      c,
-      [&](const auto& k) {
-        norm_linear_forward(k, c, x, norm, qkv, saved, out);
-        rotate(k, c, rope, false, out);
-      },
-      [&] {
-        aten::norm_linear_forward(c, x, norm, qkv, saved, out);
-        aten::rope(c, rope, false, out);
-      });
+      c, [&](const auto& k) { norm_linear_forward(k, c, x, norm, qkv, saved, out); },
+      [&] { aten::norm_linear_forward(c, x, norm, qkv, saved, out); });
 }
 
 void norm_qkv_backward(const Context& c, const at::Tensor& d_qkv, const at::Tensor& x, const NormSaved& saved,
-                       const NormWeights& norm, const Linear& qkv, const RopeTable& rope, at::Tensor& d_x,
-                       NormWeights& d_norm, Linear& d_w) {
+                       const NormWeights& norm, const Linear& qkv, at::Tensor& d_x, NormWeights& d_norm, Linear& d_w) {
+  run(
+      c, [&](const auto& k) { norm_linear_backward(k, c, d_qkv, x, saved, norm, qkv, d_x, d_norm, d_w); },
+      [&] { aten::norm_linear_backward(c, d_qkv, x, saved, norm, qkv, d_x, d_norm, d_w); });
+}
+
+void rotate(const Context& c, const RopeTable& rope, bool back, at::Tensor& qkv) {
+  check_whole(c, arch::Part::kRotate);
+  check_rope_rows(c, rope.cos_SD2.size(0));
   run(
       c,
       [&](const auto& k) {
-        if (c.of_input()) rotate(k, c, rope, true, d_qkv);
-        norm_linear_backward(k, c, d_qkv, x, saved, norm, qkv, d_x, d_norm, d_w);
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.rope(qkv.size(0), c.shape.sequence, c.arch.heads + c.arch.kv_heads, c.arch.head_dim, c.arch.qkv_size(),
+               pointer<T>(rope.cos_SD2), pointer<T>(rope.sin_SD2), back, pointer<T>(qkv));
       },
-      [&] {
-        at::Tensor rotated = d_qkv;
-        if (c.of_input()) aten::rope(c, rope, true, rotated);
-        aten::norm_linear_backward(c, rotated, x, saved, norm, qkv, d_x, d_norm, d_w);
-      });
+      [&] { aten::rotate(c, rope, back, qkv); });
 }
 
 void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {

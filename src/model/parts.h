@@ -27,13 +27,13 @@ struct Share {
   int rank = 0, ranks = 1;
   std::int64_t first_row = 0, rows = -1;                  // of the N tokens; -1: all
   std::int64_t vocabulary_first = 0, vocabulary_all = 0;  // the table's first row, and the rows of the whole table
-  std::int64_t all_heads = 0;                             // of the model: they determine ALiBi's slopes
   bool residual_rows = false;  // the residual gradient is kept elsewhere, by rows: d_x is overwritten
   std::int64_t count_rows(std::int64_t all) const { return rows < 0 ? all : rows; }
 };
 
-// Which of a part's gradients a backward computes. arch::has_halves tells which parts have two halves, and arch/parts.h
-// what each half reads. A half touches nothing of the other: operands that only the other half takes may be undefined.
+// Which of a part's gradients a backward computes. program::has_halves tells which parts have two halves, and
+// arch/parts.h what each half reads. A half touches nothing of the other: operands that only the other half takes may
+// be undefined.
 enum class Half {
   kBoth,
   kInput,   // gradients of the part's input and of the norm's weights; parts without halves run whole
@@ -55,6 +55,8 @@ struct Context {
   // For each row (int32 [N]), the position where its document begins: attention stays within the document. Null: one
   // document.
   const at::Tensor* document_start = nullptr;
+  // ALiBi's slopes of this rank's heads (f64 [h], on the device of the operands); null without ALiBi.
+  const at::Tensor* slopes = nullptr;
 };
 
 struct Linear {
@@ -68,12 +70,16 @@ struct NormSaved {
   at::Tensor rstd_N, mean_N;  // mean undefined for RMSNorm
 };
 
-// cos and sin of RoPE for positions 0..S-1 (fp32; fp64 in fp64), shape [S, D/2], made once per run on `device`.
+// cos and sin of RoPE for positions 0..S-1 (fp32; fp64 in fp64), shape [S, D/2], on `device`; undefined without RoPE.
+// A context rank's table has its own positions (model/context.h).
 struct RopeTable {
   at::Tensor cos_SD2, sin_SD2;
 };
 RopeTable make_rope_table(const arch::Architecture& arch, std::int64_t sequence, at::ScalarType dtype,
                           at::Device device);
+// Returns ALiBi's slopes of the heads of one of `ranks` tensor ranks (f64 [h of the rank]), on the host. `arch`: the
+// whole model.
+at::Tensor make_slopes(const arch::Architecture& arch, int rank = 0, int ranks = 1);
 
 // Ids in another rank's part of the table add nothing. ids_N: int32. positions_Sd: learned positions, undefined for
 // RoPE and ALiBi.
@@ -82,13 +88,14 @@ void embed_forward(const Context&, const at::Tensor& ids_N, const at::Tensor& ta
 void embed_backward(const Context&, const at::Tensor& ids_N, const at::Tensor& d_x_Nd, at::Tensor& d_table_Vd,
                     at::Tensor& d_positions_Sd);
 
-// `backward` rotates d_qkv back in place (RoPE): d_qkv_NQ then holds the gradient before RoPE. In a split backward,
-// kInput does this, and kWeights reads the result.
-void norm_qkv_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&, const Linear& qkv, const RopeTable&,
-                      NormSaved&, at::Tensor& qkv_NQ);
+void norm_qkv_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&, const Linear& qkv, NormSaved&,
+                      at::Tensor& qkv_NQ);
 void norm_qkv_backward(const Context&, const at::Tensor& d_qkv_NQ, const at::Tensor& x_Nd, const NormSaved&,
-                       const NormWeights&, const Linear& qkv, const RopeTable&, at::Tensor& d_x_Nd, NormWeights& d_norm,
-                       Linear& d_qkv);
+                       const NormWeights&, const Linear& qkv, at::Tensor& d_x_Nd, NormWeights& d_norm, Linear& d_qkv);
+
+// Turns queries and keys by the angles of their positions, in place; `back`: turns their gradients back. The table has
+// a row for each position of a sequence, or for those that a context rank has.
+void rotate(const Context&, const RopeTable&, bool back, at::Tensor& qkv_NQ);
 
 void attention_forward(const Context&, const at::Tensor& qkv_NQ, at::Tensor& o_NhD, at::Tensor& lse_BhS);
 void attention_backward(const Context&, const at::Tensor& d_o_NhD, const at::Tensor& qkv_NQ, const at::Tensor& o_NhD,

@@ -204,9 +204,7 @@ at::Tensor heads_of(const Context& c, const at::Tensor& rows) {
 // Returns slope_h (j - i), with -infinity above the diagonal: [1, h, S, S].
 at::Tensor alibi_mask(const Context& c, at::ScalarType type) {
   const i64 s = c.shape.sequence;
-  const std::vector<double> slopes = model::slopes_of(c);
-  const at::Tensor slope =
-      at::from_blob(const_cast<double*>(slopes.data()), {c.arch.heads, 1, 1}, at::kDouble).to(type);
+  const at::Tensor slope = checked_slopes(c).view({c.arch.heads, 1, 1}).to(type);
   const at::Tensor place = at::arange(s, type);
   at::Tensor mask = slope.mul(place.unsqueeze(0).sub(place.unsqueeze(1)));
   mask.masked_fill_(place.unsqueeze(0).gt(place.unsqueeze(1)), -std::numeric_limits<double>::infinity());
@@ -215,9 +213,6 @@ at::Tensor alibi_mask(const Context& c, at::ScalarType type) {
 
 double scale_of(const Context& c) {
   return 1.0 / std::sqrt(static_cast<double>(c.arch.head_dim));
-}
-bool is_alibi(const Context& c) {
-  return c.arch.position == arch::Position::kAlibi;
 }
 // Returns whether molen's own attention runs: on the host it is faster than ATen's. Rows in bf16 have kernels of their
 // own (math/attention_narrow.h); rows in fp16 are widened.
@@ -230,10 +225,6 @@ math::AttentionShape attention_shape(const Context& c, const std::vector<float>&
   shape.D = c.arch.head_dim, shape.threads = std::max(c.shape.threads, 1);
   shape.alibi = slopes.empty() ? nullptr : slopes.data();
   return shape;
-}
-std::vector<float> float_slopes(const Context& c) {
-  const std::vector<double> slopes = model::slopes_of(c);
-  return {slopes.begin(), slopes.end()};
 }
 
 // On a device: returns ids as rows of this rank's table, and whether the rows are in this rank's table; [N], [N, 1].
@@ -372,21 +363,18 @@ void norm_linear_backward(const Context& c, const at::Tensor& d_y, const at::Ten
   norm_backward(c, normed, x, saved, norm, true, d_x, d_norm);
 }
 
-void rope(const Context& c, const RopeTable& table, bool inverse, at::Tensor& qkv) {
-  if (c.arch.position != arch::Position::kRope) return;
-  check_rope_rows(c, table.cos_SD2.size(0));
+void rotate(const Context& c, const RopeTable& table, bool back, at::Tensor& qkv) {
   const auto& arch = c.arch;
   const i64 half = arch.head_dim / 2;
   if (own_narrow(qkv))
     return narrow_kernels().rope(threads_of(c), qkv.size(0), c.shape.sequence, arch.heads + arch.kv_heads,
-                                 arch.head_dim, arch.qkv_size(), floats(table.cos_SD2), floats(table.sin_SD2), inverse,
+                                 arch.head_dim, arch.qkv_size(), floats(table.cos_SD2), floats(table.sin_SD2), back,
                                  bits(qkv));
   const at::Tensor rotated = qkv.view({c.shape.batch, c.shape.sequence, arch.heads + 2 * arch.kv_heads, arch.head_dim})
                                  .narrow(2, 0, arch.heads + arch.kv_heads);
   const at::Tensor first = rotated.narrow(3, 0, half), second = rotated.narrow(3, half, half);
-  const at::Tensor cosine = table.cos_SD2.narrow(0, 0, c.shape.sequence).unsqueeze(1),
-                   sine = table.sin_SD2.narrow(0, 0, c.shape.sequence).unsqueeze(1);
-  const double sign = inverse ? -1.0 : 1.0;
+  const at::Tensor cosine = table.cos_SD2.unsqueeze(1), sine = table.sin_SD2.unsqueeze(1);
+  const double sign = back ? -1.0 : 1.0;
   const Rewind rewind(c.scratch);
   const at::ScalarType type = accurate(qkv);
   at::Tensor a = temporary(c, qkv, type, first.sizes()), b = temporary(c, qkv, type, first.sizes()),
@@ -402,7 +390,7 @@ void rope(const Context& c, const RopeTable& table, bool inverse, at::Tensor& qk
 void attention_forward(const Context& c, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse) {
   if (own_attention(c, qkv)) {
     const Rewind rewind(c.scratch);
-    const std::vector<float> slopes = float_slopes(c);
+    const std::vector<float> slopes = slopes_of<float>(c);
     const math::AttentionShape shape = attention_shape(c, slopes);
     if (own_narrow(qkv))
       return math::narrow_attention_forward(shape, bits(qkv), bits(o), floats(lse),
@@ -429,7 +417,7 @@ void attention_backward(const Context& c, const at::Tensor& d_o, const at::Tenso
                         const at::Tensor& lse, at::Tensor& d_qkv) {
   if (own_attention(c, qkv)) {
     const Rewind rewind(c.scratch);
-    const std::vector<float> slopes = float_slopes(c);
+    const std::vector<float> slopes = slopes_of<float>(c);
     const math::AttentionShape shape = attention_shape(c, slopes);
     if (own_narrow(qkv))
       return math::narrow_attention_backward(shape, bits(d_o), bits(qkv), bits(o), floats(lse), bits(d_qkv),

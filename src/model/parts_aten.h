@@ -1,6 +1,6 @@
 // The parts on device-generic ATen operators (Kernels::kAten), with the same meanings as in model/parts.h. On the host,
 // their temporaries and what an operator allocates itself (math/allocation.h) are taken from Context::scratch in the
-// order that arch/part_cost.cpp counts, so the scratch is known exactly. Attention on the host is molen's own.
+// order that program/parts/ counts, so the scratch is known exactly. Attention on the host is molen's own.
 #pragma once
 
 #include "model/parts.h"
@@ -12,12 +12,12 @@ void embed_forward(const Context&, const at::Tensor& ids, const at::Tensor& tabl
 void embed_backward(const Context&, const at::Tensor& ids, const at::Tensor& d_x, at::Tensor& d_table,
                     at::Tensor& d_positions);
 
-// y = norm(x) W^T + b: shared by norm_qkv (before RoPE) and norm_up.
+// y = norm(x) W^T + b: shared by norm_qkv and norm_up.
 void norm_linear_forward(const Context&, const at::Tensor& x, const NormWeights&, const Linear&, NormSaved&,
                          at::Tensor& y);
 void norm_linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const NormSaved&,
                           const NormWeights&, const Linear&, at::Tensor& d_x, NormWeights& d_norm, Linear& d_linear);
-void rope(const Context&, const RopeTable&, bool inverse, at::Tensor& qkv);
+void rotate(const Context&, const RopeTable&, bool back, at::Tensor& qkv);
 
 void attention_forward(const Context&, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse);
 void attention_backward(const Context&, const at::Tensor& d_o, const at::Tensor& qkv, const at::Tensor& o,

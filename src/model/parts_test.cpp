@@ -9,6 +9,7 @@
 #include "arch/tensor_parallel.h"
 #include "math/test_close.h"
 #include "model/test_parts.h"
+#include "program/parts/part.h"
 
 namespace molen::model {
 namespace {
@@ -37,8 +38,9 @@ void check_part(const Case& c, Part part, Pass pass, bool accumulate) {
                         c.path.compute, c.path.threads, c.path.kernels};
   arch::PartShape plain = shape;
   plain.compute = DType::kF64, plain.kernels = Kernels::kReference, plain.threads = 1;
-  Workspace exact(arch::part_cost(c.arch, part, pass, shape).scratch.value), ample(std::int64_t{1} << 22);
-  const Context context{c.arch, shape, exact.scratch, accumulate}, oracle{c.arch, plain, ample.scratch, accumulate};
+  Workspace exact(program::part_cost(c.arch, part, pass, shape).scratch.value), ample(std::int64_t{1} << 22);
+  const Context context = with_slopes({c.arch, shape, exact.scratch, accumulate}),
+                oracle = with_slopes({c.arch, plain, ample.scratch, accumulate});
   Tensors got = make_operands(c, false), want = make_operands(c, true);
   const at::ScalarType wide = c.path.compute == DType::kF64 ? at::kDouble : at::kFloat;
   const RopeTable rope = make_rope_table(c.arch, c.sequence, wide, at::kCPU);
@@ -64,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, Parts, ::testing::ValuesIn(kPaths),
 
 TEST_P(Parts, AgreeWithTheDoubleReference) {
   for (const auto& a : test_architectures())
-    for (const Part part : arch::kWholeParts)
+    for (const Part part : arch::parts_in_order(a))
       for (const Pass pass : {Pass::kForward, Pass::kBackward})
         for (const bool accumulate : {false, true}) {
           if (pass == Pass::kForward && accumulate) continue;
@@ -106,15 +108,15 @@ TEST(Scratch, OfAtenIsWhatIsDeclared) {
       for (const char* name : {"rstd", "mean", "lse"})
         if (t[name].defined()) t[name].fill_(1.0);
       const RopeTable rope = make_rope_table(a, 512, path.compute == DType::kF64 ? at::kDouble : at::kFloat, at::kCPU);
-      for (const Part part : arch::kWholeParts)
+      for (const Part part : arch::parts_in_order(a))
         for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kBackwardInput, Pass::kBackwardWeights}) {
-          if (pass > Pass::kBackward && !arch::has_halves(part)) continue;
+          if (pass > Pass::kBackward && !program::has_halves(part)) continue;
           const std::string what = fmt::format("{} {} {} {}", a.name, path.name, arch::name_of(part), name_of(pass));
           SCOPED_TRACE(what);
           const arch::PartShape shape{1, 512, part == Part::kHead ? 256 : 0, path.compute, 2, Kernels::kAten};
-          Workspace work(arch::part_cost(a, part, pass, shape).scratch.value);
+          Workspace work(program::part_cost(a, part, pass, shape).scratch.value);
           guarded(shape, work.scratch, [&] {
-            run_part({a, shape, work.scratch, true, {}, half_of(pass)}, part, pass, rope, t);
+            run_part(with_slopes({a, shape, work.scratch, true, {}, half_of(pass)}), part, pass, rope, t);
           });
           const std::int64_t planned = work.scratch.capacity(), measured = work.scratch.high_water();
           fmt::print("{:<57} planned {:>10} measured {:>10} ratio {:.3f}\n", what, planned, measured,
@@ -138,7 +140,7 @@ TEST(Head, ChunksAddUpToTheWhole) {
     for (std::int64_t first = 0; first < 21; first += chunk) {
       const std::int64_t count = std::min<std::int64_t>(chunk, 21 - first);
       const arch::PartShape shape{3, 7, count, DType::kF32, 2, Kernels::kFused};
-      Workspace w(arch::part_cost(a, Part::kHead, Pass::kBackward, shape).scratch.value);
+      Workspace w(program::part_cost(a, Part::kHead, Pass::kBackward, shape).scratch.value);
       at::Tensor part = t["losses"].narrow(0, first, count), d_y = t["y"].narrow(0, first, count);
       head_loss({a, shape, w.scratch, first > 0}, t["x"].narrow(0, first, count), t["labels"].narrow(0, first, count),
                 t["table"], 0.25, part, d_y, t["d_table"]);
@@ -158,7 +160,7 @@ TEST(Head, LogitsAndHostileLabels) {
     const Case c{a, path, 3, 7};
     Tensors t = make_operands(c, false), want = make_operands(c, true);
     const arch::PartShape shape{3, 7, 21, path.compute, 2, path.kernels};
-    Workspace w(arch::part_cost(a, Part::kHead, Pass::kForward, shape).scratch.value);
+    Workspace w(program::part_cost(a, Part::kHead, Pass::kForward, shape).scratch.value);
     head_logits({a, shape, w.scratch, false}, t["x"], t["table"], t["logits"]);
     EXPECT_TRUE(close(values(t["logits"]), values(at::mm(want["x"], want["table"].t())),
                       {unit_roundoff(path.compute), a.hidden, 8, 0}))
@@ -167,7 +169,7 @@ TEST(Head, LogitsAndHostileLabels) {
   const Case c{a, kPaths[1], 3, 7};
   Tensors t = make_operands(c, false);
   const arch::PartShape shape{3, 7, 21, DType::kF32, 2, Kernels::kFused};
-  Workspace w(arch::part_cost(a, Part::kHead, Pass::kForward, shape).scratch.value);
+  Workspace w(program::part_cost(a, Part::kHead, Pass::kForward, shape).scratch.value);
   t["labels"].data_ptr<std::int32_t>()[4] = static_cast<std::int32_t>(a.vocabulary);
   EXPECT_THROW(head_loss_forward({a, shape, w.scratch, false}, t["x"], t["labels"], t["table"], t["losses"]), Error);
 }
@@ -177,7 +179,7 @@ TEST(Scratch, TooLittleIsAnError) {
   const auto a = test_architectures()[0];
   Tensors t = make_operands({a, kPaths[1], 3, 7}, false);
   const arch::PartShape shape{3, 7, 0, DType::kF32, 2, Kernels::kFused};
-  Workspace w(arch::part_cost(a, Part::kNormUp, Pass::kForward, shape).scratch.value - 64);
+  Workspace w(program::part_cost(a, Part::kNormUp, Pass::kForward, shape).scratch.value - 64);
   NormSaved saved{t["rstd"], {}};
   EXPECT_THROW(
       norm_up_forward({a, shape, w.scratch, false}, t["x"], {t["norm_w"], {}}, {t["up_w"], {}}, saved, t["y_up"]),
@@ -212,7 +214,7 @@ TEST_P(Parts, SharedVocabulariesAddUpToTheWhole) {
     };
     // Runs an op of a rank with exactly the scratch that is declared for the rank with the largest share.
     const auto run = [&](int r, Part part, Pass pass, const std::function<void(const Context&)>& f) {
-      Workspace w(arch::part_cost(local, part, pass, shape).scratch.value);
+      Workspace w(program::part_cost(local, part, pass, shape).scratch.value);
       guarded(shape, w.scratch, [&] { f({local, shape, w.scratch, true, shares[static_cast<std::size_t>(r)]}); });
     };
     for (int r = 0; r < kRanks; ++r) {
@@ -269,15 +271,15 @@ TEST(Kernels, RunTwiceGiveTheSameBits) {
   const c10::InferenceMode inference;
   for (const auto& a : test_architectures()) {
     const Case c{a, kPaths[1], 3, 7};
-    for (const Part part : arch::kWholeParts) {
+    for (const Part part : arch::parts_in_order(a)) {
       const arch::PartShape shape{3, 7, part == Part::kHead ? 18 : 0, DType::kF32, 2, Kernels::kFused};
       const RopeTable rope = make_rope_table(a, 7, at::kFloat, at::kCPU);
       Tensors one = make_operands(c, false), two = make_operands(c, false);
       for (Tensors* t : {&one, &two}) {
         (*t)["rstd"].fill_(0.75), (*t)["lse"].fill_(1.5);
         if ((*t)["mean"].defined()) (*t)["mean"].fill_(0.25);
-        Workspace w(arch::part_cost(a, part, Pass::kBackward, shape).scratch.value);
-        run_part({a, shape, w.scratch, true}, part, Pass::kBackward, rope, *t);
+        Workspace w(program::part_cost(a, part, Pass::kBackward, shape).scratch.value);
+        run_part(with_slopes({a, shape, w.scratch, true}), part, Pass::kBackward, rope, *t);
       }
       for (const auto& [name, tensor] : one)
         if (tensor.defined() && tensor.is_floating_point()) {

@@ -6,18 +6,25 @@
 #include <cstdint>
 #include <vector>
 
-#include "arch/alibi.h"
 #include "base/error.h"
 #include "model/parts.h"
 
 namespace molen::model {
 
-// Returns the ALiBi slopes of this rank's heads; empty without ALiBi.
-inline std::vector<double> slopes_of(const Context& c) {
-  if (c.arch.position != arch::Position::kAlibi) return {};
-  const std::vector<double> all = arch::alibi_slopes(c.share.ranks > 1 ? c.share.all_heads : c.arch.heads);
-  const auto first = all.begin() + c.share.rank * c.arch.heads;
-  return {first, first + c.arch.heads};
+inline bool is_alibi(const Context& c) {
+  return c.arch.position == arch::Position::kAlibi;
+}
+inline const at::Tensor& checked_slopes(const Context& c) {
+  MOLEN_CHECK(c.slopes && c.slopes->numel() == c.arch.heads && c.slopes->scalar_type() == at::kDouble,
+              "attention with ALiBi needs a slope for each of its {} heads", c.arch.heads);
+  return *c.slopes;
+}
+// Returns ALiBi's slopes on the host, in T; empty without ALiBi.
+template <class T>
+std::vector<T> slopes_of(const Context& c) {
+  if (!is_alibi(c)) return {};
+  const at::Tensor& slopes = checked_slopes(c);
+  return {slopes.data_ptr<double>(), slopes.data_ptr<double>() + slopes.numel()};
 }
 
 // Checks that ids are in [low, vocabulary): a wrong index would read or write anywhere.
@@ -57,10 +64,10 @@ inline void check_positions(const Context& c, std::int64_t table_rows) {
               "{} rows of a sequence at positions that are not as many, do not rise, or reach {}", c.shape.sequence,
               table_rows);
 }
-// RoPE's table must be made for the rank's positions.
+// RoPE's table must have the rank's positions.
 inline void check_rope_rows(const Context& c, std::int64_t table_rows) {
-  MOLEN_CHECK(c.positions.empty() || table_rows == c.shape.sequence,
-              "a table of {} positions for the {} that a rank has of a sequence", table_rows, c.shape.sequence);
+  MOLEN_CHECK(table_rows == c.shape.sequence, "RoPE's table has {} positions for the {} that a rank has of a sequence",
+              table_rows, c.shape.sequence);
 }
 
 // Computes losses from all ranks' sums [ranks, chunk, 2], and, if asked for, the log of the whole sum of each token.

@@ -25,6 +25,18 @@ inline arch::Architecture small(const char* name, std::int64_t hidden, std::int6
   return a;
 }
 
+// ALiBi's slopes by number of heads. They are made before any test, because an op must not allocate.
+inline const std::vector<at::Tensor> kSlopes = [] {
+  std::vector<at::Tensor> slopes(1);
+  for (arch::Architecture a; a.heads++ < 16;) slopes.push_back(make_slopes(a));
+  return slopes;
+}();
+// Gives a context of all heads its slopes.
+inline Context with_slopes(Context c) {
+  if (c.arch.position == arch::Position::kAlibi) c.slopes = &kSlopes.at(static_cast<std::size_t>(c.arch.heads));
+  return c;
+}
+
 // Llama with grouped queries; GPT with learned positions and biases; ALiBi with multi-query groups; LayerNorm without
 // parameters.
 inline std::vector<arch::Architecture> test_architectures() {

@@ -181,12 +181,15 @@ inline std::vector<Output> run_part(const Context& c, Part part, Pass pass, cons
     case Part::kNormQkv: {
       Linear w = linear_of(t, "qkv_"), d_w = linear_of(t, "d_qkv_");
       if (forward) {
-        norm_qkv_forward(c, t["x"], norm, w, rope, saved, t["y_qkv"]);
+        norm_qkv_forward(c, t["x"], norm, w, saved, t["y_qkv"]);
         return {{"y_qkv", d, 16}, {"rstd", d, 8}};
       }
-      norm_qkv_backward(c, t["d_qkv"], t["x"], saved, norm, w, rope, t["d_x"], d_norm, d_w);
+      norm_qkv_backward(c, t["d_qkv"], t["x"], saved, norm, w, t["d_x"], d_norm, d_w);
       return with_norm(with_bias({{"d_x", a.qkv_size() + d, 16}, {"d_qkv_w", n + d, 16}}, "d_qkv_b"));
     }
+    case Part::kRotate:
+      rotate(c, rope, !forward, t[forward ? "qkv" : "d_qkv"]);
+      return {{forward ? "qkv" : "d_qkv", 2, 8}};
     case Part::kAttention:
       if (forward)
         return attention_forward(c, t["qkv"], t["y_o"], t["lse"]),

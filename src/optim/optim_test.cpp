@@ -9,6 +9,7 @@
 #include "optim/adamw.h"
 #include "optim/loss_scale.h"
 #include "optim/schedule.h"
+#include "optim/sum_squares.h"
 
 namespace molen::optim {
 namespace {
@@ -28,7 +29,7 @@ void against_aten(double tolerance) {
   std::vector<T> p(start.begin(), start.end()), m(n, 0), v(n, 0);
   const auto type = sizeof(T) == 4 ? at::kFloat : at::kDouble;
   at::Tensor tp = at::from_blob(p.data(), {n}, type).clone(), tm = at::zeros({n}, type), tv = at::zeros({n}, type);
-  AdamW o;
+  Options o;
   o.lr = 0.01;
   for (int step = 1; step <= 5; ++step) {
     std::vector<T> g(gradient.begin(), gradient.end());
@@ -65,7 +66,7 @@ TEST(AdamW, SplitsGiveTheSameBits) {
 
 // Norms and biases have no weight decay.
 TEST(AdamW, DecaysWhereItIsAsked) {
-  AdamW o;
+  Options o;
   o.lr = 0.5, o.weight_decay = 0.25;
   for (const bool decay : {false, true}) {
     const std::vector<double> g(3, 0.0);

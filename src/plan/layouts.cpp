@@ -11,9 +11,9 @@
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/suggest.h"
-#include "program/build.h"
-#include "program/recompute.h"
-#include "program/schedule.h"
+#include "program/build/build.h"
+#include "program/build/recompute.h"
+#include "program/schedule/schedule.h"
 
 namespace molen::plan {
 namespace {
@@ -210,7 +210,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
         with.recompute = recompute;
         with.offload = offload;
         if ((with.sharded_rows() && with.tokens() / with.tensor_chunks < grid.tensor) ||
-            program::offload_refused(arch, with))
+            program::offload_refused(arch, with) || program::optimizer_refused(with))
           continue;
         layouts.push_back(layout_of(with));
       }

@@ -10,9 +10,9 @@
 #include "base/error.h"
 #include "base/test_golden.h"
 #include "base/test_sanitized.h"
-#include "program/build.h"
-#include "program/recompute.h"
-#include "program/verify.h"
+#include "program/build/build.h"
+#include "program/build/recompute.h"
+#include "program/verify/verify.h"
 
 namespace molen::plan {
 namespace {
@@ -110,6 +110,20 @@ TEST(Layouts, PairsAreCoveredByFew) {
   EXPECT_EQ(pairs(few), pairs(all));
   EXPECT_LT(few.size() * 4, all.size());
   EXPECT_TRUE(covering_pairs({}).empty());
+}
+
+// Each tensor rank has a row of each piece.
+TEST(Layouts, PiecesHaveARowForEachTensorRank) {
+  program::Setting s = batch_of(1);
+  s.sequence = 8;
+  s.tensor_chunks = 4;
+  std::set<int> in_pieces;
+  for (const Layout& l : layouts_of(model(), s, 4, {})) {
+    if (!l.setting.chunked_rows()) continue;
+    in_pieces.insert(l.setting.tensor_ranks());
+    EXPECT_GE(l.setting.tokens() / 4, l.setting.tensor_ranks()) << l.name;
+  }
+  EXPECT_TRUE(in_pieces.contains(2)) << "two rows in a piece are enough for two ranks";
 }
 
 TEST(Layouts, KeepsWhatIsWanted) {

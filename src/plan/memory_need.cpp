@@ -2,10 +2,11 @@
 
 #include <algorithm>
 
-#include "program/build.h"
-#include "program/memory.h"
-#include "program/signature.h"
-#include "program/value_memory.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
+#include "program/values/optimizer.h"
+#include "program/values/signature.h"
+#include "program/values/value_memory.h"
 
 namespace molen::plan {
 namespace {
@@ -36,9 +37,8 @@ MemoryNeed kept_by_stage(const arch::Architecture& arch, const program::Setting&
       s.offload.gradients     ? Value::kGradHost
       : s.sharded_gradients() ? Value::kGradShard
                               : Value::kGrad,
-      Value::kMoment1,
-      Value::kMoment2,
   };
+  for (const program::OptimizerState& state : program::optimizer_named(s.optimizer).states) kept.push_back(state.value);
   if (s.has_master()) kept.push_back(Value::kMaster);
   MemoryNeed need;
   for (std::size_t u = 0; u < p.units.size(); ++u)

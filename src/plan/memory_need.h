@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "arch/architecture.h"
-#include "program/program.h"
-#include "program/schedule.h"
+#include "program/ir/program.h"
+#include "program/schedule/schedule.h"
 
 namespace molen::plan {
 

@@ -6,8 +6,8 @@
 #include <map>
 
 #include "base/test_sanitized.h"
-#include "program/build.h"
-#include "program/memory.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
 
 namespace molen::plan {
 namespace {
@@ -61,6 +61,29 @@ TEST(Nearest, FitsAndDiffersLeast) {
   const auto same = nearest_that_fit(four_layers(), s, 4, {whole}, kUnhurried).fitting;
   ASSERT_FALSE(same.empty());
   EXPECT_EQ(same.front().layout.setting, s);
+}
+
+// A search for fewer layouts finds the first of those that a search for all finds.
+TEST(Nearest, FewAreTheFirstOfAll) {
+  const auto s = given();
+  const Bytes room(peak(s).value - 1);
+  const auto found = [&](std::size_t count) {
+    return nearest_that_fit(four_layers(), s, 4, {room}, {count, Seconds(1e9)}).fitting;
+  };
+  const auto all = found(100000);
+  ASSERT_GT(all.size(), 12u);
+  for (std::size_t i = 1; i < all.size(); ++i)
+    EXPECT_LE(std::pair(differences(all[i - 1].layout.setting, s), all[i - 1].need.total()),
+              std::pair(differences(all[i].layout.setting, s), all[i].need.total()))
+        << all[i].layout.name;
+  for (const std::size_t count : {1, 2, 5, 12}) {
+    const auto few = found(count);
+    ASSERT_EQ(few.size(), count);
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(few[i].layout.setting, all[i].layout.setting) << few[i].layout.name << " and " << all[i].layout.name;
+      EXPECT_EQ(few[i].need.total(), all[i].need.total());
+    }
+  }
 }
 
 // Neither what the search leaves out nor the shorter batch that it plans changes an answer: compares with the plans of

@@ -4,8 +4,8 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "program/build.h"
-#include "program/memory.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
 
 namespace molen::plan {
 namespace {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "arch/architecture.h"
-#include "program/program.h"
-#include "program/recompute.h"
-#include "program/schedule.h"
+#include "program/build/recompute.h"
+#include "program/ir/program.h"
+#include "program/schedule/schedule.h"
 
 namespace molen::plan {
 

@@ -10,9 +10,9 @@
 #include "base/test_golden.h"
 #include "config/config.h"
 #include "plan/resolve.h"
-#include "program/build.h"
-#include "program/memory.h"
-#include "program/verify.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
+#include "program/verify/verify.h"
 
 namespace molen::plan {
 namespace {
@@ -40,7 +40,7 @@ Bytes peak_of(const program::Setting& base, const std::string& recompute) {
 }
 
 // More recomputation needs less memory. The test compares planned peaks, which a run's measured peaks equal op by op
-// (train/proof).
+// (prove/proof.h).
 TEST(Recompute, PlannedPeaksFallAsMoreIsComputedAgain) {
   for (const int tensor : {1, 2}) {
     program::Setting s = base();

@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "plan/recompute.h"
 #include "plan/resolve_parallel.h"
-#include "program/build.h"
+#include "program/build/build.h"
 
 namespace molen::plan {
 namespace {
@@ -196,6 +196,8 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.micro_batch = c.batch.micro;
   s.sequence = c.data.sequence_length;
   s.document_mask = c.data.document_mask;
+  s.optimizer = c.optimizer.kind;
+  if (const auto why = program::optimizer_refused(s)) throw UsageError("{}: {}", c.where("optimizer.kind"), *why);
   s.head_chunk = arch::head_chunk(arch.vocabulary);
   if (s.sequence > arch.max_sequence)
     throw UsageError("{}: {} is more than model.max_sequence {}", c.where("data.sequence_length"), s.sequence,

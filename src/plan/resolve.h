@@ -9,8 +9,8 @@
 
 #include "arch/architecture.h"
 #include "config/config.h"
-#include "program/program.h"
-#include "program/schedule.h"
+#include "program/ir/program.h"
+#include "program/schedule/schedule.h"
 
 namespace molen::plan {
 
@@ -19,7 +19,7 @@ arch::Architecture resolve_architecture(const config::Config& config);
 // Measured GFLOP/s of a GEMM with a layer's shape, by which `precision.compute = "auto"` decides.
 struct PrecisionRates {
   double fp32 = 0.0, bf16 = 0.0;
-  std::string measured = {};  // when, if it was measured before
+  std::string measured = {};  // day (UTC); empty: on a device, now
 };
 
 struct Machine {

@@ -6,7 +6,7 @@
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "plan/layouts.h"
-#include "program/build.h"
+#include "program/build/build.h"
 
 namespace molen::plan {
 namespace {

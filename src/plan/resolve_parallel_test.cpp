@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "plan/resolve.h"
-#include "program/schedule.h"
+#include "program/schedule/schedule.h"
 
 namespace molen::plan {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "program/build.h"
-#include "program/memory.h"
-#include "program/slots.h"
-#include "program/verify.h"
+#include "program/build/build.h"
+#include "program/ir/slots.h"
+#include "program/memory/memory.h"
+#include "program/verify/verify.h"
 
 namespace molen::plan {
 namespace {

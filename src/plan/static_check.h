@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "arch/architecture.h"
-#include "program/program.h"
+#include "program/ir/program.h"
 
 namespace molen::plan {
 

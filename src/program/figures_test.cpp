@@ -13,12 +13,12 @@
 
 #include "base/file.h"
 #include "base/test_sanitized.h"
-#include "program/build.h"
-#include "program/memory.h"
-#include "program/payload.h"
+#include "program/build/build.h"
+#include "program/memory/memory.h"
 #include "program/test_edit.h"
-#include "program/text.h"
-#include "program/verify.h"
+#include "program/text/text.h"
+#include "program/values/payload.h"
+#include "program/verify/verify.h"
 
 namespace molen::program {
 namespace {
@@ -215,7 +215,7 @@ TEST(Figures, TheSeedsOfTheFuzzerAreSound) {
       const std::size_t arch = text.find("\narch ") + 1, setting = text.find("\nsetting ") + 1;
       const auto line = [&](std::size_t at) { return text.substr(at, text.find('\n', at) - at); };
       const Program bare =
-          parse("molen-program 10\n" + line(arch) + "\n" + line(setting) + "\nbody a\nschedule a\n", "seed");
+          parse("molen-program 13\n" + line(arch) + "\n" + line(setting) + "\nbody a\nschedule a\n", "seed");
       text = print(build(bare.arch, bare.setting));
       write_file_atomic(seed, text);
     }

@@ -12,27 +12,16 @@
 #include "base/error.h"
 #include "base/test_bounds.h"
 #include "base/test_sanitized.h"
-#include "program/build.h"
-#include "program/memory.h"
-#include "program/recompute.h"
-#include "program/signature.h"
+#include "program/build/build.h"
+#include "program/build/recompute.h"
+#include "program/memory/memory.h"
 #include "program/test_edit.h"
-#include "program/text.h"
-#include "program/verify.h"
+#include "program/text/text.h"
+#include "program/values/signature.h"
+#include "program/verify/verify.h"
 
 namespace molen::program {
 namespace {
-
-Setting setting_of(int ranks, int zero, bool recompute, std::int64_t global) {
-  Setting s;
-  s.mesh[mesh::Axis::kDpShard] = ranks;
-  s.zero = zero;
-  if (recompute) s.recompute = Recompute::full();
-  s.global_batch = global;
-  s.micro_batch = 2;
-  s.sequence = 150;  // 300 tokens: two chunks of the head
-  return s;
-}
 
 Setting hybrid(int shards, int replicas, int zero, bool own_over_dp) {
   Setting s = setting_of(shards, zero, false, 4 * shards * replicas);
@@ -324,187 +313,6 @@ TEST(Layout, UnitsHoldEveryParameterOnce) {
   EXPECT_EQ(names(a.layers).size(), 4u);
 }
 
-// Edits that delete, retarget or reorder an op. Every single deletion, in every layout, is refused.
-struct EditedLayout {
-  int shards, zero;
-  bool recompute, tied;
-  int replicas = 1;
-  bool own_over_dp = false;
-  const char* recomputed = "";  // in the place of `recompute`
-  int context = 1;
-  ContextForm form = ContextForm::kGather;
-  Offload offload{};
-  DType reduce = DType::kF32;
-  std::int64_t unit_layers = 1;
-  EditedLayout units(std::int64_t layers) const {
-    EditedLayout l = *this;
-    l.unit_layers = layers;
-    return l;
-  }
-  EditedLayout in(DType type) const {
-    EditedLayout l = *this;
-    l.reduce = type;
-    return l;
-  }
-};
-
-class Edited : public ::testing::TestWithParam<EditedLayout> {
- protected:
-  Program program() const {
-    const EditedLayout l = GetParam();
-    Setting s = setting_of(l.shards, l.zero, l.recompute, 4 * l.shards * l.replicas);
-    s.mesh[mesh::Axis::kDpReplicate] = l.replicas;
-    s.own_over_dp = l.own_over_dp;
-    s.mesh[mesh::Axis::kCp] = l.context;
-    s.context_form = l.form;
-    s.offload = l.offload;
-    if (l.context > 1) s.sequence = 12 * l.context;
-    if (*l.recomputed) s.recompute = recompute_from_text(l.recomputed);
-    s.reduce = l.reduce;
-    s.unit_layers = l.unit_layers;
-    return build(tiny(l.tied), s);
-  }
-};
-
-TEST_P(Edited, EveryDeletionIsRefused) {
-  const Program p = program();
-  for (std::size_t b = 0; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
-      EXPECT_FALSE(verify(without(p, b, k)).empty())
-          << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op);
-}
-
-TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
-  const Program p = program();
-  for (std::size_t b = 0; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
-      const Step& step = p.bodies[b].steps[k];
-      const bool once = is_communication(step.op) || is_copy(step.op) ||
-                        std::holds_alternative<OptimizerStep>(step.op) || std::holds_alternative<SumSquares>(step.op) ||
-                        std::holds_alternative<ClipScale>(step.op);
-      if (!once) continue;
-      Program q = p;
-      q.bodies[b].steps.push_back(step);  // at the end: nothing refers past it
-      EXPECT_FALSE(verify(q).empty()) << kind_of(step.op);
-    }
-}
-
-// Moving a value that no op reads, or reading the same value from another buffer that holds it, changes nothing and is
-// accepted.
-bool keeps_the_meaning(const Program& p, std::size_t body, std::size_t op, bool write, int from, int to) {
-  const Buffer &was = p.buffers[static_cast<std::size_t>(from)], &is = p.buffers[static_cast<std::size_t>(to)];
-  const bool copies = was.role == is.role && was.unit == is.unit && was.layer == is.layer && was.slot == is.slot &&
-                      was.chunk == is.chunk && was.place == is.place;
-  // A slot of dropped values may still hold those of forward's last layer.
-  const bool slots = was.role == is.role && !was.slot.empty() && !is.slot.empty();
-  if (!write) return copies || slots;
-  // A value that is overwritten before any op has read it: a ring's own keys, and gradients that are home.
-  const auto uses = [&](const Step& step, bool (Use::*how)() const) {
-    return std::any_of(step.operands.begin(), step.operands.end(),
-                       [&](const Use& use) { return use.buffer == from && (use.*how)(); });
-  };
-  const Buffer& buffer = p.buffers[static_cast<std::size_t>(from)];
-  const bool passing = buffer.name.find("keys.") != std::string::npos;
-  for (std::size_t k = passing ? op + 1 : 0; k < p.bodies[body].steps.size(); ++k) {
-    if (uses(p.bodies[body].steps[k], &Use::reads)) return false;
-    if (passing && uses(p.bodies[body].steps[k], &Use::writes)) return true;
-  }
-  return true;
-}
-
-TEST_P(Edited, EveryRetargetedOperandIsRefused) {
-  const Program p = program();
-  std::size_t turn = 0;
-  for (std::size_t b = 0; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
-      Program q = p;
-      for (Use& use : q.bodies[b].steps[k].operands) {
-        const int old = use.buffer;
-        for (int other = 0; other < static_cast<int>(p.buffers.size()); ++other) {
-          if (other == old || turn++ % kLongStride != 0 || keeps_the_meaning(p, b, k, !use.reads(), old, other))
-            continue;
-          use.buffer = other;
-          EXPECT_FALSE(verify(q).empty()) << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op)
-                                          << " " << p.buffers[static_cast<std::size_t>(old)].name << " -> "
-                                          << p.buffers[static_cast<std::size_t>(other)].name;
-        }
-        use.buffer = old;
-      }
-    }
-}
-
-TEST_P(Edited, SwappingNeighboursIsRefusedOrKeepsTheMeaning) {
-  const Program p = program();
-  for (std::size_t b = 0; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k + 1 < p.bodies[b].steps.size(); ++k) {
-      Program q = p;
-      std::swap(q.bodies[b].steps[k], q.bodies[b].steps[k + 1]);
-      if (!verify(q).empty()) continue;
-      // Accepted only when neither op reads or writes what the other writes, or when both add to the step's sums.
-      const auto touches = [&](const Step& one, const Step& other) {
-        for (const Use& x : one.operands)
-          for (const Use& y : other.operands)
-            if (x.buffer == y.buffer && (x.changes() || y.changes()) &&
-                p.buffers[static_cast<std::size_t>(x.buffer)].role != Value::kScalars)
-              return true;
-        return false;
-      };
-      const Step &s = p.bodies[b].steps[k], &t = p.bodies[b].steps[k + 1];
-      const bool chunks = std::holds_alternative<Compute>(s.op) && std::get<Compute>(s.op).part == arch::Part::kHead &&
-                          std::holds_alternative<Compute>(t.op) && std::get<Compute>(t.op).part == arch::Part::kHead;
-      if (!chunks) {
-        EXPECT_FALSE(touches(s, t)) << kind_of(s.op) << " <-> " << kind_of(t.op);
-      }
-    }
-}
-
-TEST_P(Edited, EveryDroppedEdgeIsRefused) {
-  const Program p = program();
-  for (std::size_t b = 0; b < p.bodies.size(); ++b)
-    for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k)
-      if (!p.bodies[b].steps[k].after.empty()) {
-        Program q = p;
-        q.bodies[b].steps[k].after.clear();
-        // An edge that only bounds the prefetch prevents no hazard: without it the plan needs more memory, or as much.
-        const Op& op = p.bodies[b].steps[k].op;
-        const bool brings = (std::holds_alternative<AllGather>(op) && p.setting.sharded_parameters()) ||
-                            (std::holds_alternative<CopyToDevice>(op) && p.setting.offload.parameters);
-        // The same holds for activations that come back, and for forward ops that wait for activations to leave.
-        const auto* c = std::get_if<Compute>(&op);
-        const bool bound = p.setting.offload.activations && (std::holds_alternative<CopyToDevice>(op) ||
-                                                             (c && c->layer >= 0 && c->pass == ComputePass::kForward));
-        if ((brings || bound) && verify(q).empty())
-          EXPECT_GE(plan_memory(q).peak, plan_memory(p).peak);
-        else
-          EXPECT_FALSE(verify(q).empty()) << p.bodies[b].name << " %" << k;
-      }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Layouts, Edited,
-    ::testing::Values(
-        EditedLayout{1, 0, false, false}, EditedLayout{1, 0, true, true}, EditedLayout{2, 0, false, false},
-        EditedLayout{3, 1, false, true}, EditedLayout{2, 1, true, false}, EditedLayout{2, 2, false, false},
-        EditedLayout{3, 2, false, true}, EditedLayout{2, 3, false, true},
-        EditedLayout{2, 3, false, false}.units(kHalfLayer), EditedLayout{2, 1, true, false}.units(2),
-        EditedLayout{2, 3, true, false}, EditedLayout{2, 2, false, false, 2}, EditedLayout{2, 3, false, false, 2, true},
-        EditedLayout{2, 2, false, true, 2, true}, EditedLayout{1, 0, true, false, 1, false, "attention,activation"},
-        EditedLayout{2, 3, true, true, 1, false, "norm_qkv,norm_up/2"},
-        EditedLayout{1, 1, false, false, 1, false, "", 2},
-        EditedLayout{2, 3, false, true, 1, false, "attention", 3, ContextForm::kRing},
-        EditedLayout{2, 1, false, false, 1, false, "", 1, ContextForm::kGather, {true, false, false}},
-        EditedLayout{1, 0, false, true, 1, false, "", 1, ContextForm::kGather, {true, true, true}},
-        EditedLayout{2, 2, true, false, 2, true, "", 1, ContextForm::kGather, {true, true, false}},
-        EditedLayout{2, 3, false, false, 1, false, "", 1, ContextForm::kGather, {true, true, true}},
-        EditedLayout{1, 0, false, true, 1, false, "", 1, ContextForm::kGather, {false, false, false, true}},
-        EditedLayout{
-            2, 3, false, false, 1, false, "attention,activation", 1, ContextForm::kGather, {true, true, true, true}},
-        EditedLayout{2, 0, false, true}.in(DType::kBF16), EditedLayout{3, 1, false, false}.in(DType::kF16),
-        EditedLayout{2, 2, false, true}.in(DType::kBF16), EditedLayout{2, 3, false, false, 2}.in(DType::kBF16),
-        EditedLayout{2, 2, false, false, 2, true}.in(DType::kBF16),
-        EditedLayout{2, 1, false, false, 1, false, "", 1, ContextForm::kGather, {true, true, false}}.in(DType::kBF16),
-        EditedLayout{2, 3, false, true, 2, false, "", 1, ContextForm::kGather, {true, true, true}}.in(DType::kF16)));
-
 TEST(Text, ErrorsNameTheLine) {
   const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));
   const auto fails_with = [&](const std::string& from, const std::string& to, const std::string& want) {
@@ -523,7 +331,7 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("part=embed", "part=embet", "unknown part");
   fails_with("writes=y:x.0", "writes=y:y.0", "no buffer 'y.0'");
   fails_with("stream=compute", "stream=computer", "unknown stream");
-  fails_with("molen-program 10", "molen-program 9", "is of version 9, and this molen reads version 10");
+  fails_with("molen-program 13", "molen-program 12", "is of version 12, and this molen reads version 13");
   fails_with("role=param unit=embed", "role=parm unit=embed", "role=parm is no value; did you mean 'param'?");
   fails_with("role=param unit=embed", "role=param unit=embet", "unit=embet: this stage has no such unit");
   fails_with("role=param unit=embed", "role=param", "role=param is a unit's");
@@ -562,12 +370,65 @@ TEST(Text, HostileTextsAreBounded) {
   EXPECT_NE(bounded("a body of 100,000 ops 500,000 times", parsed(text.substr(0, schedule) + steps + instances + "\n"))
                 .find("ops and edges"),
             std::string::npos);
-  std::string words = "molen-program 10\n";
+  std::string words = "molen-program 13\n";
   for (int i = 0; i < 8'000'000; ++i) words += "x ";
   EXPECT_NE(bounded("a line of 8 million words", parsed(words)).find("words on a line"), std::string::npos);
   EXPECT_NE(bounded("32 MiB of empty lines", parsed(std::string(32 << 20, '\n'))), "");
   EXPECT_NE(bounded("more than 32 MiB", parsed(std::string((32 << 20) + 1, '\n'))).find("more than the"),
             std::string::npos);
+}
+
+TEST(Text, ASchedulesOpsAreCountedBeforeTheyAreExpanded) {
+  const std::string text = print(build(tiny(), setting_of(2, 0, false, 4)));
+  std::string body = "body many\n";
+  for (int i = 0; i < 3000; ++i)
+    body += fmt::format("%{} load_batch writes=ids:ids,labels:labels,scalars:scalars stream=compute phase=data\n", i);
+  const auto refused = [&](std::int64_t times) -> std::string {
+    std::string schedule = "schedule";
+    for (std::int64_t i = 0; i < times; ++i) schedule += " many";
+    try {
+      parse(text.substr(0, text.find("schedule ")) + body + schedule + "\n", "p.txt");
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::int64_t most = kMaxExpanded / 3000;
+  EXPECT_EQ(refused(most), "");
+  EXPECT_NE(refused(most + 1).find("stands for more than 134217728 ops and edges"), std::string::npos);
+}
+
+// A gather waits for the last reader of the unit that it may not stand beside: `prefetch` units are ahead.
+TEST(Sharding, AGatherWaitsForTheUnitItReplaces) {
+  for (const int ahead : {0, 1, 2}) {
+    Setting s = setting_of(2, 3, false, 4);
+    s.prefetch = ahead;
+    const Program p = build(tiny(), s);
+    int bounded = 0;
+    for (const Body& body : p.bodies) {
+      std::vector<std::size_t> gathers;
+      for (std::size_t k = 0; k < body.steps.size(); ++k)
+        if (const auto* g = std::get_if<AllGather>(&body.steps[k].op); g && g->axis == Axis::kShard)
+          gathers.push_back(k);
+      const auto last_reader = [&](std::size_t gather) {
+        const int buffer = body.steps[gather].operand(Arg::kTo).buffer;
+        std::size_t last = gather;
+        for (std::size_t k = gather + 1; k < body.steps.size(); ++k)
+          for (const Use& use : body.steps[k].operands)
+            if (use.buffer == buffer && use.reads()) last = k;
+        return static_cast<int>(last);
+      };
+      for (std::size_t c = static_cast<std::size_t>(ahead) + 1; c < gathers.size(); ++c) {
+        const int bound = last_reader(gathers[c - static_cast<std::size_t>(ahead) - 1]);
+        const auto& after = body.steps[gathers[c]].after;
+        EXPECT_TRUE(
+            std::any_of(after.begin(), after.end(), [&](const OpRef& r) { return r.body < 0 && r.op == bound; }))
+            << body.name << " gather " << c << ", " << ahead << " ahead: not after op " << bound;
+        ++bounded;
+      }
+    }
+    EXPECT_GT(bounded, 0);
+  }
 }
 
 // Numbers that name a place are accepted up to the last place, and no further.
@@ -616,7 +477,7 @@ TEST(Text, BeginsWithItsMemoryAndIsTheSameWithoutComments) {
   const auto plan = plan_memory(p);
   const std::string text = print(p, plan);
   EXPECT_EQ(text.find(fmt::format("# planned peak {} bytes", plan.peak.value)),
-            std::string("molen-program 10\n").size());
+            std::string("molen-program 13\n").size());
   EXPECT_NE(text.find(fmt::format("# on the host {} bytes", plan.host.value)), std::string::npos);
   EXPECT_EQ(without_comments(text), print(p));
   EXPECT_EQ(parse(text, "with its plan"), p);
@@ -762,7 +623,8 @@ TEST(Messages, AreNotNarrowerThanTheirProof) {
   EXPECT_THROW(build(tiny(), s), UsageError);
 }
 
-// fp16 has bf16's program, except for the scratch of its kernels, which widen more. The loss scale is data of the step.
+// fp16 has bf16's program, except for the scratch of its kernels, which widen more, and for the attributes that say the
+// type and that an overflow is looked for. The loss scale is data of the step.
 TEST(Build, TakesBothTypesOf16Bits) {
   Setting s = setting_of(2, 1, true, 8);
   s.kernels = arch::Kernels::kAten;
@@ -775,7 +637,11 @@ TEST(Build, TakesBothTypesOf16Bits) {
   EXPECT_GE(plan_memory(half).peak, plan_memory(other).peak);
   for (Program* p : {&half, &other})
     for (Body& body : p->bodies)
-      for (Step& step : body.steps) step.scratch = Bytes(0);
+      for (Step& step : body.steps) {
+        step.scratch = Bytes(0);
+        step.attributes.compute.reset();
+        step.attributes.scaled = false;
+      }
   EXPECT_EQ(half.bodies, other.bodies);
   EXPECT_EQ(half.schedule, other.schedule);
 }

@@ -3,14 +3,16 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <regex>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "program/build.h"
-#include "program/program.h"
-#include "program/text.h"
-#include "program/verify.h"
+#include "program/build/build.h"
+#include "program/build/recompute.h"
+#include "program/ir/program.h"
+#include "program/text/text.h"
+#include "program/verify/verify.h"
 
 namespace molen::program {
 
@@ -27,6 +29,18 @@ inline arch::Architecture tiny(bool tied = false) {
   a.vocabulary = 53;
   a.tied = tied;
   return a;
+}
+
+// Data-parallel ranks with micro-batches of 300 tokens, which are two chunks of the head.
+inline Setting setting_of(int ranks, int zero, bool recompute, std::int64_t global) {
+  Setting s;
+  s.mesh[mesh::Axis::kDpShard] = ranks;
+  s.zero = zero;
+  if (recompute) s.recompute = Recompute::full();
+  s.global_batch = global;
+  s.micro_batch = 2;
+  s.sequence = 150;
+  return s;
 }
 
 // Removes one op and mends the numbering, as an editor would.
@@ -67,6 +81,11 @@ inline std::string rewrite(const std::string& text, const std::vector<std::strin
   }
   MOLEN_CHECK(hits > 0, "no line to edit: {} in {}", from, where.empty() ? "" : where.front());
   return edited;
+}
+
+// Returns the text without the costs of its ops, which the parser then computes.
+inline std::string without_costs(const std::string& text) {
+  return std::regex_replace(text, std::regex(" scratch=\\S+ model_flops=\\S+ hardware_flops=\\S+ moved=\\S+"), "");
 }
 
 // Returns why the parser or the verifier refuses a text, or an empty string when the text is sound. It computes the

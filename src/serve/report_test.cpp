@@ -399,6 +399,14 @@ TEST_F(Report, MetersThatCouldNotBeRead) {
       << two;
 }
 
+TEST_F(Report, TotalsAreTheLastLineOfTheirEvent) {
+  write("metrics.jsonl", step_line(1, 3.0));
+  write("energy.jsonl",
+        "{\"event\":\"totals\",\"steps\":1}\n{\"event\":\"totals\",\"steps\":2}\n"
+        "{\"event\":\"unread\",\"totals\":3}\n[\"totals\"]\n{\"event\":\"totals\",\"st");
+  EXPECT_EQ(read_run(dir_).energy_totals, (Json{{"event", "totals"}, {"steps", 2}}));
+}
+
 // The last validation of a step counts, and validations are in the order of their steps.
 TEST_F(Report, TheLastValidationOfAStepCounts) {
   write("metrics.jsonl", "");
@@ -409,6 +417,18 @@ TEST_F(Report, TheLastValidationOfAStepCounts) {
   ASSERT_EQ(run.validations.size(), 2u);
   EXPECT_EQ(run.validations[0].step, 10);
   EXPECT_EQ(run.validations[1].loss, 2.0);
+}
+
+TEST_F(Report, ShowsTheLastValidation) {
+  write("metrics.jsonl", step_line(1, 3.0));
+  write("events.jsonl", "{\"event\":\"validation\",\"step\":1,\"loss\":2.53125,\"bits_per_byte\":{\"nl\":1.375}}\n");
+  const std::string html = page();
+  const auto shown = [&](const std::string& name, const std::string& value) {
+    const auto at = html.find(name);
+    return at != std::string::npos && html.substr(at > 200 ? at - 200 : 0, 400).find(value) != std::string::npos;
+  };
+  EXPECT_TRUE(shown("held-out loss", "2.5312")) << html.substr(0, 4000);
+  EXPECT_TRUE(shown("bits per byte, nl", "1.375"));
 }
 
 TEST_F(Report, RefusesWhatIsNoRun) {

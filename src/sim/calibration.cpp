@@ -20,10 +20,7 @@ std::string Conditions::text() const {
 }
 
 Conditions conditions_of(const program::Setting& s, const std::string& communicator) {
-  const char* kernels = s.kernels == arch::Kernels::kReference ? "reference"
-                        : s.kernels == arch::Kernels::kFused   ? "fused"
-                                                               : "aten";
-  return {s.ranks(), s.threads, std::string(name_of(s.compute)), kernels, communicator};
+  return {s.ranks(), s.threads, std::string(name_of(s.compute)), std::string(arch::name_of(s.kernels)), communicator};
 }
 
 Result<Costs> Calibration::find(const Conditions& wanted) const {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/json.h"
-#include "program/program.h"
+#include "program/ir/program.h"
 
 namespace molen::sim {
 

@@ -50,8 +50,7 @@ double Costs::collective_seconds(const program::Program& p, const program::Step&
   // The measured collectives were among all ranks; this one is among the ranks of the op's axis.
   const auto axis = program::axis_of(step.op);
   MOLEN_CHECK(axis, "{} is among no ranks", kind);
-  const int group = program::group_size(p.setting, *axis),
-            measured = collectives_ ? collectives_->ranks : sharing_.ranks;
+  const int group = program::group_size(p.grid, *axis), measured = collectives_ ? collectives_->ranks : sharing_.ranks;
   const CostModel& model = collectives_ ? collectives_->model : compute_;
   const double traffic = collective_traffic(kind, bytes, group, communicator_);
   if (measured == 0) return model.seconds("optimizer_step", {1.0, std::log(std::max(1.0, traffic))});

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <tuple>
 
 namespace molen::sim {
@@ -31,7 +32,7 @@ class Extrapolation {
     costs.extrapolated_ = near.conditions.text();
     add_contention(costs, near);
     if (wanted_.ranks > 1)
-      if (auto added = add_collectives(costs, near); !added) return Failure{added.reason()};
+      if (const auto lacking = add_collectives(costs, near)) return *lacking;
     if (sharing.rate(true, 0) < 1.0)
       costs.extrapolated_ +=
           fmt::format("; {} threads share {} cores", wanted_.ranks * std::int64_t{wanted_.threads}, sharing.cores);
@@ -70,7 +71,8 @@ class Extrapolation {
     costs.extrapolated_ += "; memory shared by busy cores from " + other.conditions.text();
   }
 
-  Result<bool> add_collectives(Costs& costs, const Calibration::Entry& near) const {
+  // Returns why there are no costs of collectives; nullopt when they are added.
+  std::optional<Failure> add_collectives(Costs& costs, const Calibration::Entry& near) const {
     std::vector<const Calibration::Entry*> measured;
     for (const auto* e : basis_)
       if (e->conditions.communicator == wanted_.communicator && e->conditions.ranks > 1) measured.push_back(e);
@@ -78,13 +80,13 @@ class Extrapolation {
       const Calibration::Entry& e = *nearest(measured);
       costs.collectives_ = Costs::Collectives{e.costs, e.conditions.ranks};
       costs.extrapolated_ += fmt::format("; collectives from {} ranks, by bytes moved", e.conditions.ranks);
-      return true;
+      return std::nullopt;
     }
     if (wanted_.communicator != "threads" || !near.costs.knows("optimizer_step"))
       return Failure{fmt::format("no collective of '{}' was measured", wanted_.communicator)};
     costs.collectives_ = Costs::Collectives{near.costs, 0};
     costs.extrapolated_ += "; collectives at the optimizer step's memory rate";
-    return true;
+    return std::nullopt;
   }
 
   Conditions wanted_;

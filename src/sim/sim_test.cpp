@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/test_golden.h"
-#include "program/build.h"
+#include "program/build/build.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"
 

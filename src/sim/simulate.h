@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "program/timeline.h"
+#include "program/ir/timeline.h"
 #include "sim/costs.h"
 
 namespace molen::sim {

@@ -118,8 +118,8 @@ std::string read_proc(const std::string& path) {
 
 // State letter and start time from /proc/PID/stat; the command in parentheses may contain any characters.
 struct Stat {
-  char state = 0;
-  std::uint64_t start = 0;
+  char state;
+  std::uint64_t start;
 };
 std::optional<Stat> stat_of(std::int64_t pid) {
   const std::string text = read_proc(fmt::format("/proc/{}/stat", pid));

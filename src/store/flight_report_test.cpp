@@ -170,6 +170,15 @@ TEST(FlightJudge, AfterTheFactTheFirstToFallSilent) {
   EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{0});
 }
 
+TEST(FlightJudge, ARankThatEndedEarlyIsNotTheFirstToFallSilent) {
+  std::vector<Sighting> all = dead_in_a_collective(4);
+  all[0].flight->end = FlightEnd::kEnded;
+  all[0].flight->beat_wall_ns -= 60'000'000'000;
+  all[2].flight->beat_wall_ns -= 1'500'000'000;
+  all[3].flight.reset();  // never had a record
+  EXPECT_EQ(judge(all, kReportOps).culprits, std::vector<int>{2});
+}
+
 // The rank that ended the job died first; a launcher resumed the stopped rank before it killed it.
 TEST(FlightJudge, TheVerdictOfTheTimeStands) {
   std::vector<Sighting> all = dead_in_a_collective(2);

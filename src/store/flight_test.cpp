@@ -284,7 +284,30 @@ TEST_F(Flight, HostileFiles) {
   std::string name = good;
   std::memset(name.data() + 88, 0x1b, 64);  // no terminator, and escapes for a terminal
   EXPECT_EQ(parse_flight(name, "x").identity.host, std::string(64, '?'));
+  for (const auto& [offset, size] : {std::pair<std::size_t, std::size_t>{88, 64}, {152, 64}, {216, 72}}) {
+    std::string full = good;
+    std::memset(full.data() + offset, 'b', size);
+    const FlightIdentity id = parse_flight(full, "x").identity;
+    EXPECT_EQ(id.host == std::string(64, 'b'), offset == 88) << id.host;
+    EXPECT_EQ(id.boot == std::string(64, 'b'), offset == 152) << id.boot;
+    EXPECT_EQ(id.program_digest == std::string(72, 'b'), offset == 216) << id.program_digest;
+  }
   EXPECT_NOTED(read_flights(directory_ / "none"), UsageError);
+}
+
+// The largest file of the format, which a molen with longer rings could write.
+TEST_F(Flight, TheLargestFile) {
+  { const FlightWriter w(file(), identity(), kFlightStreams); }
+  const std::uint32_t records = 1 << 14;
+  std::string bytes = read_file(file());
+  std::memcpy(bytes.data() + 20, &records, sizeof records);
+  const std::size_t largest = 4096 + std::size_t{64} * records * kFlightStreams;
+  bytes.resize(largest, '\0');
+  write_file_atomic(file(), bytes);
+  EXPECT_EQ(read_flight(file()).identity.job, 77u);
+  bytes.resize(largest + 1, '\0');
+  write_file_atomic(file(), bytes);
+  EXPECT_THROW(read_flight(file()), Error);
 }
 
 // A file claims a number of ranks, and reports open files and print lines for each.
@@ -461,6 +484,86 @@ TEST_F(FlightWatch, NoFalseAlarm) {
   }
   b.phase(FlightPhase::kTrain, 7);
   EXPECT_TRUE(soon([&] { return !alarms().empty(); }));
+}
+
+TEST_F(FlightWatch, TheIdleClockRunsAsTimeDoes) {
+  FlightWriter w(file(0), identity(0, 1));
+  start_step(w);
+  const std::int64_t begun = now_ns();
+  const auto watching = watch(w, 0, 1, Seconds(1000), milliseconds(100));
+  const auto idle = [&] { return read_flight(file(0)).idle_ns; };
+  ASSERT_TRUE(soon([&] { return idle() > 500'000'000; }));
+  EXPECT_LE(idle(), now_ns() - begun);
+  w.record(0, false, 7, 15, 0, 1);
+  EXPECT_TRUE(soon([&] { return idle() < 200'000'000; })) << "an op begins the count anew";
+}
+
+// A folder may still hold the file of an earlier job's rank, whose process is gone.
+TEST_F(FlightWatch, RecordsOfOtherJobsAreNotRead) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    FlightIdentity other = identity(1, 2);
+    other.job = 78;
+    const FlightWriter w(file(1), other);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  FlightWriter w(file(0), identity(0, 2));
+  const auto watching = watch(w, 0, 2, Seconds(0.2));
+  ASSERT_TRUE(soon([&] { return read_flight(file(0)).beat > 20; }));
+  EXPECT_EQ(read_flight(file(0)).saw_dead, -1);
+  EXPECT_TRUE(alarms().empty());
+}
+
+// In a large job each rank reads the records of a few others while all is well.
+TEST_F(FlightWatch, ARankThatIsNoPeerIsLeftToOthers) {
+  end_process(rank_process(1, 2, [](FlightWriter&) {}));
+  FlightWriter w(file(0), identity(0, 2));
+  WatchOptions o;
+  o.hang_timeout = Seconds(1000);
+  o.beat = kBeat;
+  const auto raised = [this](const Alarm& alarm) {
+    const std::lock_guard lock(mutex_);
+    alarms_.push_back(alarm);
+  };
+  {
+    const Watch watching(directory_, w, identity(0, 2), o, kOps, raised);
+    ASSERT_TRUE(soon([&] { return read_flight(file(0)).beat > 30; }));
+    EXPECT_TRUE(alarms().empty());
+  }
+  o.peers = {1};
+  const Watch watching(directory_, w, identity(0, 2), o, kOps, raised);
+  EXPECT_TRUE(soon([&] { return alarms().size() == 1; }));
+}
+
+// The lowest rank that lives writes the report; where it does not, the rank that knows announces it and then writes.
+TEST_F(FlightWatch, AReportThatTheLowestRankDoesNotWriteComesLate) {
+  FlightWriter a(file(0), identity(0, 2)), b(file(1), identity(1, 2));
+  start_step(a);
+  start_step(b);
+  a.record(1, false, 7, 20, 0, 1);
+  b.record(0, false, 7, 15, 0, 1);
+  std::atomic<bool> ended = false;
+  std::thread beats([&] {  // rank 0 waits and is alive, and its watch is not there
+    while (!ended) {
+      a.beat(5'000'000'000, now_ns(), static_cast<std::int64_t>(wall_time() * 1e9));
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  });
+  {
+    const auto watching = watch(b, 1, 2, Seconds(0.3));
+    const bool announced = soon([&] { return fs::exists(directory_ / "alarm-77"); });
+    const double at = now().value;
+    EXPECT_TRUE(announced);
+    EXPECT_TRUE(soon([&] { return !alarms().empty(); }));
+    EXPECT_GE(now().value - at, 6 * 0.02) << "rank 0 has twelve beats to write it";
+  }
+  ended = true;
+  beats.join();
+  ASSERT_EQ(alarms().size(), 1U);
+  EXPECT_TRUE(alarms()[0].writer);
+  EXPECT_NE(read_file(alarms()[0].file).find("written by rank 1"), std::string::npos);
 }
 
 TEST_F(FlightWatch, ARankThatEndsIsNotDead) {

@@ -164,7 +164,7 @@ void Watch::look_loop() {
 // Decides whether to look at all ranks: something here or at a peer stands still, or another rank reports an alarm.
 bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
   bool found = false;
-  silent_.clear();
+  std::set<int> silent;
   const double limit = limit_s();
   for (Peer& peer : peers) {
     const auto head = read_flight_head(flight_file(directory_, peer.rank));
@@ -180,10 +180,11 @@ bool Watch::suspect(std::vector<Peer>& peers, double awake_s) {
       found = true;
     }
     if (awake_s - peer.last_beat_s > limit) {
-      silent_.insert(peer.rank);
+      silent.insert(peer.rank);
       found = true;
     }
   }
+  silent_ = std::move(silent);
   const bool hangs = writer_.phase() == FlightPhase::kTrain && static_cast<double>(idle_ns_.load()) * 1e-9 > limit;
   return found || hangs || fs::exists(directory_ / fmt::format("alarm-{}", identity_.job));
 }

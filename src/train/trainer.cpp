@@ -17,20 +17,20 @@
 #include "comm/nccl/nccl.h"
 #include "data/loader.h"
 #include "exec/executor.h"
-#include "program/build.h"
-#include "train/checkpointing.h"
-#include "train/flight_recorder.h"
-#include "train/inputs.h"
-#include "train/job_energy.h"
-#include "train/ownership.h"
-#include "train/predicted.h"
-#include "train/recorder.h"
-#include "train/resident.h"
-#include "train/saved_state.h"
+#include "launch/checkpointing.h"
+#include "launch/together.h"
+#include "launch/traffic.h"
+#include "program/build/build.h"
+#include "train/job/inputs.h"
+#include "train/job/resident.h"
+#include "train/observe/flight_recorder.h"
+#include "train/observe/job_energy.h"
+#include "train/observe/predicted.h"
+#include "train/observe/recorder.h"
 #include "train/signals.h"
-#include "train/together.h"
-#include "train/traffic.h"
-#include "train/training_state.h"
+#include "train/state/ownership.h"
+#include "train/state/saved_state.h"
+#include "train/state/training_state.h"
 
 namespace molen::train {
 namespace {
@@ -49,7 +49,7 @@ class Loop {
         executor_(job.program, world.rank(), devices_ ? devices_.get() : &world, {device(), false, &flight_}),
         saved_(job, executor_, world, ownership) {
     at::set_num_threads(job.setting.threads);
-    together(world, [&] {
+    launch::together(world, [&] {
       set_course();
       if (job.from && !weights_only(*job.from))
         state_.restore(job.from->state(), job.from->path().string(), job.config);
@@ -63,7 +63,7 @@ class Loop {
   // prepared again.
   bool open() {
     if (!saved_.open()) return false;
-    together(world_, [&] {
+    launch::together(world_, [&] {
       if (world_.rank() != 0) return;
       saved_.enter();
       recorder_ = std::make_unique<Recorder>(job_, *energy_, total_steps_, stop_step_);
@@ -127,12 +127,12 @@ class Loop {
                                                   &executor_);
   }
 
-  int data_rank() const { return program::data_rank(job_.setting, executor_.coordinates()); }
+  int data_rank() const { return program::data_rank(executor_.program().grid, executor_.coordinates()); }
   // Several ranks may see the same samples; only one of them counts its losses.
   bool counts_losses() const { return executor_.coordinates()[mesh::Axis::kTp] == 0 && executor_.program().has_head(); }
 
   void start() {
-    const std::string hash = state_hash(executor_, world_);
+    const std::string hash = launch::state_hash(executor_, world_);
     // `other` is what the loader holds ahead. The base includes pages of libraries that the first steps touch: 5 to 14
     // MiB were measured.
     constexpr std::int64_t kLibraryPages = 8 << 20;
@@ -338,13 +338,13 @@ class Loop {
   FlightRecorder flight_;
   exec::Executor executor_;
   SavedState saved_;
-  Communication communication_{executor_};
+  launch::Communication communication_{executor_};
   std::unique_ptr<exec::Executor> evaluator_;
   std::unique_ptr<JobEnergy> energy_;
   std::unique_ptr<Recorder> recorder_;
   data::Loader* loader_ = nullptr;
   optim::Schedule schedule_;
-  optim::AdamW optimizer_;
+  optim::Options optimizer_;
   Period save_every_, validate_every_;
   MemoryPrediction memory_;
   std::int64_t planned_peak_ = 0;         // of the largest rank

@@ -9,10 +9,10 @@
 #include "arch/parts.h"
 #include "comm/communicator.h"
 #include "config/config.h"
+#include "measure/device_peak.h"
 #include "plan/resolve.h"
-#include "program/program.h"
-#include "train/device_peak.h"
-#include "train/resume.h"
+#include "program/ir/program.h"
+#include "train/state/resume.h"
 
 namespace molen::train {
 
@@ -48,7 +48,7 @@ struct Job {
   std::shared_ptr<const checkpoint::Checkpoint> from;  // the same, opened; released once it is loaded
   std::vector<Damaged> damaged;                        // rank 0: newer checkpoints that were skipped, newest first
   std::string note;                                    // what the user should know before the start; mostly empty
-  DevicePeak peak;                                     // the denominator of MFU and HFU
+  measure::DevicePeak peak;                            // the denominator of MFU and HFU
 };
 
 // Resolves the configuration (with rank 0's findings), finds the checkpoint to continue from, builds or loads the

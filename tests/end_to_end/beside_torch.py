@@ -18,7 +18,7 @@ TRAIN = "data/train"
 # Of tiny.toml; the rest are molen's defaults.
 GIVEN = {**{f"model.{k}": v for k, v in TINY_MODEL.items()}, "optimizer.lr": 1e-2, "schedule.warmup": "2 steps", "data.train": [{"path": TRAIN}], "data.sequence_length": 16, "batch.global": 4}
 COURSE = {"optimizer.lr": "lr", "schedule.kind": "kind", "schedule.min_lr": "min_lr", "schedule.warmup": "warmup", "schedule.decay": "decay"}
-OPTIMIZER = {f"optimizer.{k}": k for k in ("beta1", "beta2", "eps", "weight_decay", "clip")}
+OPTIMIZER = {f"optimizer.{k}": k for k in ("kind", "momentum", "match_adamw", "beta1", "beta2", "eps", "weight_decay", "clip")}
 
 
 def steps_in(value):
@@ -45,6 +45,8 @@ def peer(ran, sets, steps, dtype=torch.float64):
     model = torch_model.Model(keys, torch_model.weights_of(ran.checkpoint(0), dtype))
     course = {name: steps_in(s[key]) for key, name in COURSE.items() if key in s}
     options = {name: s[key] for key, name in OPTIMIZER.items() if key in s}
+    if "optimizer.rest_lr" in s:
+        options["rest"] = s["optimizer.rest_lr"] / s["optimizer.lr"]
     ends = end_of_text(s["data.train"][0]["path"]) if s.get("data.document_mask") else None
     rates = lambda step: torch_model.learning_rate(step, steps, **course)
     return list(torch_model.train(model, samples_of(s, steps), rates, end_of_text=ends, **options)), model

@@ -9,7 +9,7 @@ from harness import run, work
 
 FP32 = {"precision.compute": "fp32"}
 RATE = 1e9
-PARTS = ("embed", "norm_qkv", "attention", "out_projection", "norm_up", "activation", "down", "final_norm", "head")
+PARTS = ("embed", "norm_qkv", "rotate", "attention", "out_projection", "norm_up", "activation", "down", "final_norm", "head")
 OTHERS = ("load_batch", "zero_fill", "sum_squares", "clip_scale", "agree", "optimizer_step", "all_reduce", "reduce_scatter", "all_gather", "reduce_scalars")
 
 

@@ -153,6 +153,15 @@ for world, words, launcher in worlds:
     train(name, "--resume", "never", *words, sets=STOP, launcher=launcher)
     train(name, *words, sets=STOP, launcher=launcher)
     ok(f"{name}: --resume never leaves them behind", there(name) == ["04", "08.damaged-1.abandoned-2", "12.damaged-1.abandoned-2"] and events(name, "resume")[-1]["step"] == 4, there(name))
+# Another layout: two ranks need columns of each block, and one of them reads it.
+for world, launcher in (("threads", ()), *((("mpi", mpirun(2)),) if mpirun(2) else ())):
+    name = f"flipped-columns-{world}"
+    copy("sound-1", name)
+    flip(name, 12, "rank-00000.safetensors")
+    words = ["--set", "parallel.tensor=2"] if launcher else ["--ranks", 2, "--set", "parallel.tensor=2"]
+    r = train(name, *words, launcher=launcher)
+    ok(f"{name}: set aside by both, and the one before is used", there(name) == ["08", "12", "12.damaged-1"] and "continues after step 8" in r.stdout, (there(name), r.stdout))
+    ok(f"{name}: it is said once", r.stderr.count("set aside as step-000000012.damaged-1") == 1 and "rank-00000.safetensors" in r.stderr, r.stderr)
 for file in ("state.json", "rank-00000.safetensors"):
     name = f"asked-{file.split('.')[0]}"
     copy("whole", name)

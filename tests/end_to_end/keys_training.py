@@ -32,6 +32,19 @@ def batches(case, *sets, steps=4, length=16, size=4):
 
 
 # --- the optimizer: what PyTorch's AdamW does with the same numbers ---------------------------------------------------------------
+@row("optimizer.kind")
+def kinds(case):
+    beside(case, {"optimizer.kind": "lion", "optimizer.lr": 1e-3}, counts=["optimizer.kind"])
+    case.refused("train", "tiny.toml", {"optimizer.kind": "lio"}, says=["optimizer.kind", "did you mean 'lion'?"])
+
+
+@row("optimizer.momentum", "optimizer.match_adamw", "optimizer.rest_lr")
+def muon(case):
+    sets = {"optimizer.kind": "muon", "optimizer.momentum": 0.8, "optimizer.rest_lr": 3e-3, "optimizer.match_adamw": False}
+    beside(case, sets, counts=sets)
+    beside(case, {"optimizer.kind": "muon"})
+
+
 @row("optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.weight_decay")
 def adamw(case):
     beside(case)

@@ -4,9 +4,9 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "program/memory.h"
-#include "program/text.h"
-#include "program/verify.h"
+#include "program/memory/memory.h"
+#include "program/text/text.h"
+#include "program/verify/verify.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   try {

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "program/schedule.h"
+#include "program/schedule/schedule.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace molen::program;

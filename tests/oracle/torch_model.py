@@ -163,11 +163,86 @@ def learning_rate(step, steps, lr=3e-4, min_lr=None, warmup=0, kind="cosine", de
     return lr + (low - lr) * done if kind == "linear" else low + (lr - low) * (1 + math.cos(math.pi * done)) / 2
 
 
-def train(model, batches, lr_of, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, end_of_text=None, loss=None):
-    """AdamW with clipping, a step for each of `batches`; yields (loss, norm before clipping, learning rate)."""
+class Lion(torch.optim.Optimizer):
+    """Algorithm 2 of arXiv 2302.06675, as the authors' lion_pytorch.py writes it."""
+    def __init__(self, groups, betas):
+        super().__init__(groups, {"lr": 0.0, "betas": betas})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_((m * beta1 + p.grad * (1 - beta1)).sign_(), alpha=-group["lr"])
+                m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+def zeropower_via_newtonschulz5(G, steps):
+    """As github.com/KellerJordan/Muon has it, but for the rounding to bf16 (`X = G.bfloat16()`)."""
+    a, b, c = (3.4445, -4.7750, 2.0315)
+    X = G
+    if G.size(-2) > G.size(-1):
+        X = X.mT
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        A = X @ X.mT
+        B = b * A + c * A @ A
+        X = a * X + B @ X
+    if G.size(-2) > G.size(-1):
+        X = X.mT
+    return X
+
+
+def muon_update(grad, momentum, beta=0.95, ns_steps=5, nesterov=True, match_adamw=True):
+    """As there, with the scale of Moonlight's adjust_lr_for_muon where `match_adamw`."""
+    momentum.lerp_(grad, 1 - beta)
+    update = grad.lerp_(momentum, beta) if nesterov else momentum
+    update = zeropower_via_newtonschulz5(update, steps=ns_steps)
+    update *= 0.2 * math.sqrt(max(grad.shape)) if match_adamw else max(1, grad.size(-2) / grad.size(-1)) ** 0.5
+    return update
+
+
+class Muon(torch.optim.Optimizer):
+    """Keller Jordan's SingleDeviceMuonWithAuxAdam: of two learning rates in a fixed ratio."""
+    def __init__(self, hidden, rest, momentum, match_adamw, weight_decay, **adam):
+        super().__init__([{"params": hidden}, *rest], {"lr": 0.0})
+        self.hidden, self.options, self.weight_decay = hidden, {"beta": momentum, "match_adamw": match_adamw}, weight_decay
+        self.adam, self.rest_lr = torch.optim.AdamW(rest, **adam), 1.0
+
+    @torch.no_grad()
+    def step(self):
+        lr = self.param_groups[0]["lr"]
+        for p in self.hidden:
+            update = muon_update(p.grad, self.state[p].setdefault("m", torch.zeros_like(p)), **self.options)
+            p.mul_(1 - lr * self.weight_decay)
+            p.add_(update, alpha=-lr)
+        for group in self.adam.param_groups:
+            group["lr"] = lr * self.rest_lr
+        self.adam.step()
+
+
+def optimizer_of(kind, w, matrices, others, beta1, beta2, eps, weight_decay, momentum=0.95, match_adamw=True, rest=1.0):
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if kind == "lion":
+        return Lion(groups, (beta1, beta2))
+    if kind == "muon":
+        hidden = [p for n, p in w.items() if p.dim() == 2 and ".layers." in n]
+        apart = {id(p) for p in hidden}
+        tables = {"params": [p for p in matrices if id(p) not in apart], "weight_decay": weight_decay}
+        muon = Muon(hidden, [tables, groups[1]], momentum, match_adamw, weight_decay, betas=(beta1, beta2), eps=eps)
+        muon.rest_lr = rest
+        return muon
+    assert kind == "adamw", kind
+    return torch.optim.AdamW(groups, betas=(beta1, beta2), eps=eps)
+
+
+def train(model, batches, lr_of, kind="adamw", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, end_of_text=None, loss=None, **only_of_muon):
+    """With clipping, a step for each of `batches`; yields (loss, norm before clipping, learning rate)."""
     matrices = [w for n, w in model.w.items() if w.dim() >= 2 and "embed_positions" not in n]
     others = [w for n, w in model.w.items() if w.dim() < 2 or "embed_positions" in n]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}], betas=(beta1, beta2), eps=eps)
+    optimizer = optimizer_of(kind, model.w, matrices, others, beta1, beta2, eps, weight_decay, **only_of_muon)
     for step, rows in enumerate(batches, 1):
         optimizer.zero_grad()
         value = loss(rows) if loss else model.loss(rows, end_of_text)

@@ -76,6 +76,8 @@ beside_torch.GIVEN.update({"model.family": "llama", "model.layers": 2, "model.hi
 GPT = {"model.family": "gpt", "model.kv_heads": 6}
 ALIBI = {"model.position": "alibi", "model.activation": "gelu_tanh", "model.norm": "layer"}
 SHORT = {"data.train": [{"path": "short/train"}], "data.document_mask": True}
+LION = {"optimizer.kind": "lion", "optimizer.lr": 1e-3, "optimizer.beta2": 0.99, "optimizer.weight_decay": 0.3}
+MUON = {"optimizer.kind": "muon"}
 # name: settings, ranks, and the clip that every step's norm must exceed.
 CASES = {
     "Llama, grouped queries, cosine": ({}, 1, None),
@@ -90,6 +92,9 @@ CASES = {
     "rows whose labels are ignored": ({}, 3, None),
     "clipping in every step": ({"optimizer.clip": 0.2, "optimizer.eps": 0.1, "optimizer.lr": 0.05}, 1, 0.2),
     "clipping in every step, two ranks": ({**GPT, "optimizer.clip": 0.2, "optimizer.eps": 0.1, "optimizer.lr": 0.05}, 2, 0.2),
+    **{f"Lion, ZeRO-{zero}, {ranks} ranks": ({**LION, "parallel.zero": zero}, ranks, None) for zero, ranks in ((0, 1), (0, 2), (1, 3), (2, 2), (3, 4))},
+    **{f"Muon, ZeRO-{zero}, {ranks} ranks": ({**MUON, "parallel.zero": zero}, ranks, None) for zero in range(4) for ranks in range(1, 5) if zero == 0 or ranks > 1},
+    "Muon, as first published, clipped": ({**MUON, "optimizer.match_adamw": False, "optimizer.lr": 0.02, "optimizer.rest_lr": 3e-3, "optimizer.clip": 0.2}, 2, 0.2),
     "a mixture by weight": ({"data.train": [{"path": "data/train", "weight": 2}, {"path": "short/train", "weight": 5}]}, 1, None),
 }
 

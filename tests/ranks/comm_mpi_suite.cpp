@@ -1,7 +1,10 @@
 // The communicator suite under a launcher, over molen's own collectives and over the library's: mpirun -n N
 // comm_mpi_suite.
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <memory>
+#include <thread>
 
 #include "comm/comm_suite.h"
 #include "comm/mpi/mpi.h"
@@ -26,11 +29,28 @@ std::string library_is_silent(Communicator& c) {
   return "";
 }
 
+// Checks that a sender may use its memory as soon as `send` returns, however late and large the message is.
+std::string sent_memory_is_free(Communicator& c) {
+  if (c.size() < 2) return "";
+  std::vector<double> x(std::size_t{1} << 20, c.rank() == 0 ? 1.0 : 0.0);
+  const auto count = static_cast<std::int64_t>(x.size());
+  if (c.rank() == 0) {
+    c.send(x.data(), count, molen::DType::kF64, 1);
+    std::fill(x.begin(), x.end(), 2.0);
+  } else if (c.rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    c.recv(x.data(), count, molen::DType::kF64, 0);
+    if (std::count(x.begin(), x.end(), 1.0) != count) return "what was sent has changed after `send` returned";
+  }
+  return "";
+}
+
 // Outlives MPI, which ends with the process: the communicator must then not free what it holds in MPI.
 std::unique_ptr<Communicator> outlives;
 
 std::string suites(Communicator& own, Communicator& library) {
   if (const std::string wrong = suite::Suite(own).run(); !wrong.empty()) return "own collectives: " + wrong;
+  if (const std::string wrong = sent_memory_is_free(own); !wrong.empty()) return wrong;
   if (const std::string wrong = suite::WireSuite(own, kMpiShort).run(); !wrong.empty()) return wrong;
   if (const std::string wrong = suite::Suite(library).run(); !wrong.empty()) return "the library's: " + wrong;
   return library_is_silent(library);

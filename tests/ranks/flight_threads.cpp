@@ -9,9 +9,9 @@
 
 #include "base/clock.h"
 #include "base/file.h"
-#include "train/flight_recorder.h"
-#include "train/layouts_suite.h"
-#include "train/world.h"
+#include "launch/world.h"
+#include "prove/layouts_suite.h"
+#include "train/observe/flight_recorder.h"
 
 namespace molen::train {
 namespace {
@@ -42,20 +42,20 @@ class Hanging final : public exec::Observer {
 
 int run(const fs::path& runs, bool hangs) {
   Job job;
-  job.arch = suite::llama(false);
-  job.setting = suite::setting_of(2, 1, false, DType::kF32);
+  job.arch = prove::suite::llama(false);
+  job.setting = prove::suite::setting_of(2, 1, false, DType::kF32);
   job.program = program::build(job.arch, job.setting);
   job.config.run.dir = runs.string();
   job.config.run.name = hangs ? "hangs" : "well";
   job.config.train.hang_timeout = Seconds(kLimit);
-  run_ranks(launch_threads(2), [&](comm::Communicator& world) {
+  launch::run_ranks(launch::launch_threads(2), [&](comm::Communicator& world) {
     FlightRecorder recorder;
     recorder.open(job, 1, world);
     Hanging observer(recorder, hangs && world.rank() == 1);
-    Trial trial;
+    prove::Trial trial;
     trial.steps = 10;
     trial.options.observer = &observer;
-    prove(job.program, world, synthetic_samples(job.setting, job.arch.vocabulary), trial);
+    prove::prove(job.program, world, prove::synthetic_samples(job.setting, job.arch.vocabulary), trial);
     recorder.phase(store::FlightPhase::kFinish, trial.steps);
   });
   return 0;

@@ -1,9 +1,9 @@
 // The layout proof under a launcher: mpirun -n N layouts_mpi. Compares every ZeRO stage on N ranks with one rank, over
 // ten steps in fp64 and one in fp32, also with gradients that travel in bf16; and runs the same layout twice.
 #include "comm/mpi/mpi.h"
-#include "train/layouts_suite.h"
+#include "prove/layouts_suite.h"
 
-namespace molen::train {
+namespace molen::prove {
 namespace {
 
 using namespace suite;
@@ -156,13 +156,13 @@ INSTANTIATE_TEST_SUITE_P(Tensor, LayoutsMpi,
                          ::testing::Values(tensor_ranks(0, true), tensor_ranks(3, false), tensor_ranks(2, true, 3)));
 
 }  // namespace
-}  // namespace molen::train
+}  // namespace molen::prove
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-  if (molen::train::world().rank() != 0) delete listeners.Release(listeners.default_result_printer());
+  if (molen::prove::world().rank() != 0) delete listeners.Release(listeners.default_result_printer());
   const int rc = RUN_ALL_TESTS();
-  if (rc != 0) molen::train::world().abort("the layout proof failed");
+  if (rc != 0) molen::prove::world().abort("the layout proof failed");
   return rc;
 }

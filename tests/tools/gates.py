@@ -53,16 +53,35 @@ class Layers(Folder):
         for line in ('#include "train/x.h"', "#include <train/x.h>", '#include "../train/x.h"', '#include "../model/../train/x.h"', "#  include  <../src/train/x.h>"):
             code, said = self.layers(line)
             self.assertEqual(code, 1, line)
-            self.assertIn("model (level 2) includes train (level 5)", said, line)
+            self.assertRegex(said, r"model \(level \d+\) includes train \(level \d+\)", line)
 
     def test_downward_and_system_includes(self):
         for line in ('#include "base/error.h"', "#include <optional>", '#include "../base/error.h"', "#include <store>"):
             self.assertEqual(self.layers(line)[0], 0, line)
 
+    def test_between_what_runs_ranks(self):
+        for name in ("launch", "measure", "infer", "prove", "train"):
+            self.put(f"src/{name}/x.h", "")
+        for below, above in (("prove", "train"), ("infer", "train"), ("measure", "train"), ("prove", "infer"), ("prove", "measure"), ("launch", "prove"), ("plan", "launch")):
+            self.put(f"src/{below}/a.cpp", f'#include "{above}/x.h"\n')
+            self.assertIn(f"src/{below}/a.cpp:1: {below} (level ", self.layers("")[1])
+            self.put(f"src/{below}/a.cpp", '#include "base/error.h"\n')
+        self.put("src/train/a.cpp", '#include "prove/x.h"\n#include "measure/x.h"\n')
+        self.assertEqual(self.layers("")[0], 0)
+
     def test_vendor_and_aten(self):
         self.assertIn("belongs to src/comm/mpi", self.layers("#include <mpi.h>")[1])
         self.put("src/base/b.cpp", "#include <ATen/ATen.h>\n")
         self.assertIn("ATen belongs to", self.layers("")[1])
+
+    def test_the_executor_reads_no_setting(self):
+        for line in ("int ranks = program.setting.ranks();", "int f(const program::Setting& s);", "int n = p->setting.zero;"):
+            self.put("src/exec/c.cpp", f"{line}\n")
+            code, said = self.layers("")
+            self.assertEqual(code, 1, line)
+            self.assertIn("src/exec/c.cpp:1: exec reads the setting", said)
+        self.put("src/exec/c.cpp", "int resetting = 1;  // a setting\n")
+        self.assertEqual(self.layers("")[0], 0)
 
 
 class Writers(Folder):
@@ -99,11 +118,29 @@ class Helpers(Folder):
         for second in ("double twice(double a) {\n  return a + a;\n}\n", "template <class T>\nstd::vector<T> twice(const std::vector<T>& a,\n                     int b) {\n}\n", "void other() {\n}\n\nconstexpr const char* twice() { return \"\"; }\n"):
             code, said = self.helpers(second)
             self.assertEqual(code, 1, second)
-            self.assertIn("src/data/a.cpp: twice() has the name of a helper in src/data/b.cpp", said)
+            self.assertIn("src/data/a.cpp: twice has the name of a helper in src/data/b.cpp", said)
+
+    def test_two_files_with_a_type_or_a_constant_of_one_name(self):
+        for first in ("struct Row {\n};\n", "class Row final : public Base {\n};\n", "enum class Row : int { kA };\n", "using Row = std::vector<int>;\n", "template <class T>\nstruct Row {\n};\n",
+                      "template <class T> using Row = std::vector<T>;\n", "typedef int Row;\n", "Row Row(int a) {\n}\n"):
+            for second in ("struct Row {\n  int a;\n};\n", "using Row = int;\n"):
+                code, said = self.helpers(second, first)
+                self.assertEqual(code, 1, (first, second))
+                self.assertIn("src/data/a.cpp: Row has the name of a helper in src/data/b.cpp", said)
+        for first in ("constexpr int kMost = 3;\n", "const std::string kMost{\"a\"};\n", "constexpr int kLeast = 2, kMost = kLeast + 1;\n", "static constexpr double kMost[2][2] = {{1, 2},\n    {3, 4}};\n",
+                      "const Layout kLeast{2, 1},\n    kMost{2, 2};  // of two\n", "const std::map<int, std::vector<int>> kMost = {\n    {1, {2}},\n};\n"):
+            code, said = self.helpers("constexpr double kMost = 1.0;\n", first)
+            self.assertEqual(code, 1, first)
+            self.assertIn("src/data/a.cpp: kMost has the name of a helper in src/data/b.cpp", said)
+        self.put("src/data/c.cpp", "namespace molen::data {\nnamespace {\n\nusing Row = long;\n\n}  // namespace\n}  // namespace molen::data\n")
+        self.assertEqual(self.helpers("using Row = int;\n", "using Row = int;\n")[0], 1, "one of three differs")
 
     def test_what_is_no_such_pair(self):
         for second in ("int thrice(int a) {\n  return twice(a) + a;\n}\n", "struct S {\n  int twice(int a) const;\n};\n"):
             self.assertEqual(self.helpers(second), (0, "helpers: ok\n"), second)
+        for first, second in (("using Row = std::vector<int>;\n", "using Row = std::vector<int>;\n"), ("constexpr int kMost = 3;\n", "constexpr int kLeast = Other::kMost, kNone = kMost == 3;\n"),
+                              ("constexpr int kMost = 3;\n", "int f() {\n  constexpr int kMost = 4;\n  return kMost;\n}\n"), ("struct Row {\n};\n", "struct Table {\n  struct Row {\n  };\n};\n")):
+            self.assertEqual(self.helpers(second, first), (0, "helpers: ok\n"), (first, second))
         same = "double twice(double a) {\n  return a + a;\n}\n"
         self.assertEqual(self.helpers(same, name="b_test.cpp")[0], 0, "a module and its tests are joined apart")
         (self.folder / "src/data/b_test.cpp").unlink()

@@ -4,6 +4,8 @@
 usage: mutants.py     (with the tree's own Python, which has libclang)
 """
 import ast
+import contextlib
+import io
 import os
 import pathlib
 import shutil
@@ -16,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import mutants_find  # noqa: E402
+import mutants_progress  # noqa: E402
 import mutants_run  # noqa: E402
 import mutate  # noqa: E402
 
@@ -106,6 +109,73 @@ class Tests(unittest.TestCase):
             run = mutants_run.tests_of(ROOT, table)
             self.assertEqual({name for together in run for name in together.split(":")}, rows)
             self.assertLessEqual(max(together.count(":") for together in run), mutants_run.TOGETHER[table] - 1)
+
+
+class Runs(unittest.TestCase):
+    """Runs over made-up tests and mutants. `asked` lists what a run has measured or tried, in order."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="molen_mutants_"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.asked, self.ends_after = [], None
+        kept = {name: getattr(mutants_run, name) for name in ("tests_of", "measured", "outcome_of")}
+        self.addCleanup(lambda: [setattr(mutants_run, name, value) for name, value in kept.items()])
+        mutants_run.tests_of = lambda tree, module: ["A.One", "A.Two", "A.Broken"]
+        mutants_run.measured = lambda tree, test, count: self.ask(test[1], None if test[1] == "A.Broken" else (0.5, {0} if test[1] == "A.One" else {0, 1}))
+        mutants_run.outcome_of = lambda tree, m, tests, seconds, budget: self.ask(m["number"], "caught" if tests else "not reached")
+
+    def ask(self, what, answer):
+        if self.ends_after is not None and len(self.asked) >= self.ends_after:
+            raise KeyboardInterrupt
+        self.asked.append(what)
+        return answer
+
+    def run_once(self, identity="same", mutants=3, ends_after=None):
+        self.asked, self.ends_after = [], ends_after
+        self.said = io.StringIO()
+        with contextlib.redirect_stdout(self.said):
+            self.progress = mutants_progress.Progress(self.folder / "build/progress.jsonl", identity)
+            return mutants_run.run(self.folder, [{"number": n} for n in range(mutants)], ["base"], 1, 30, self.progress)
+
+    def test_goes_on_where_it_was_ended(self):
+        wanted = {0: "caught", 1: "caught", 2: "not reached"}
+        self.assertEqual(self.run_once(), wanted)
+        whole = self.asked
+        self.assertEqual(whole, ["A.One", "A.Two", "A.Broken", 0, 1, 2])
+        for ends in range(len(whole)):
+            (self.folder / "build/progress.jsonl").unlink()
+            self.assertRaises(KeyboardInterrupt, self.run_once, ends_after=ends)
+            with open(self.folder / "build/progress.jsonl", "a") as file:
+                file.write('{"mutant": 2, "outc')  # cut off while it wrote
+            self.assertEqual(self.run_once(), wanted)
+            self.assertEqual(self.asked, [what for what in whole if what == "A.Broken" or what not in whole[:ends]])
+            self.assertIn(f"goes on from progress.jsonl: {min(ends, 2)} tests are measured, and {max(0, ends - 3)} mutants", self.said.getvalue())
+
+    def test_other_sources_begin_anew(self):
+        self.run_once()
+        self.run_once(identity="other")
+        self.assertEqual(len(self.asked), 6)
+        self.assertNotIn("goes on", self.said.getvalue())
+
+    def test_a_run_that_has_ended_is_not_taken_for_the_next(self):
+        self.run_once()
+        self.progress.finish()
+        self.run_once()
+        self.assertEqual(len(self.asked), 6)
+
+    def test_identity_is_of_sources_tests_and_mutants(self):
+        subprocess.run(["git", "init", "-q", self.folder], check=True)
+        (self.folder / "src").mkdir()
+        (self.folder / "tests").mkdir()
+
+        def identity(source="a", reasons="b", key="k", tests=("base",), budget=30):
+            (self.folder / "src/a.cpp").write_text(source)
+            (self.folder / "tests/mutants.json").write_text(reasons)
+            subprocess.run(["git", "-C", self.folder, "add", "-A"], check=True)
+            return mutants_progress.identity_of(self.folder, [{"number": 0, "key": key}], tests, budget)
+
+        self.assertEqual(identity(), identity(reasons="c"))
+        self.assertEqual(len({identity(), identity(source="c"), identity(key="l"), identity(tests=("data",)), identity(budget=20)}), 5)
 
 
 if __name__ == "__main__":

@@ -490,6 +490,7 @@ TEST_P(Nccl, MemoryItCannotReachIsRefusedBeforehand) {
            return "";
          };
          EXPECT_NE(text(&host).find("plain host memory"), std::string::npos);
+         EXPECT_EQ(last_error(), 0) << "what the runtime said of the address is answered";
          EXPECT_NE(text(&foreign).find("memory of " + device_text("1; this communicator is on device 0")),
                    std::string::npos);
          EXPECT_EQ(text(&mine), "") << "and no harm is done";

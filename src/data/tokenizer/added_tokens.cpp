@@ -72,9 +72,13 @@ std::int32_t AddedTokenMatcher::longest(std::string_view text, std::size_t at, s
     const auto byte_of = [depth](const auto& entry) {
       return entry.first.size() > depth ? static_cast<unsigned char>(entry.first[depth]) : -1;
     };
-    first = std::lower_bound(first, last, byte, [&](const auto& entry, int b) { return byte_of(entry) < b; });
-    last = std::upper_bound(first, last, byte, [&](int b, const auto& entry) { return b < byte_of(entry); });
-    if (first == last) break;
+    // If all tokens of the range continue with this byte, a search cannot narrow the range. Tokens with a long common
+    // beginning give such a range at every byte of it.
+    if (byte_of(*first) != byte || byte_of(*(last - 1)) != byte) {
+      first = std::lower_bound(first, last, byte, [&](const auto& entry, int b) { return byte_of(entry) < b; });
+      last = std::upper_bound(first, last, byte, [&](int b, const auto& entry) { return b < byte_of(entry); });
+      if (first == last) break;
+    }
     if (first->first.size() != depth + 1) continue;
     found = first->second;
     length = depth + 1;

@@ -16,7 +16,7 @@
 namespace molen::data {
 namespace {
 
-constexpr std::size_t kBatchBytes = 8 << 20;
+constexpr std::size_t kEncodeBytes = 8 << 20;
 constexpr std::size_t kTrainBytes = 64 << 20;
 
 int hex_digit(char c) {
@@ -186,7 +186,7 @@ void encode_lines(const Tokenizer& tokenizer, const EncodeCommand& command, std:
       if (used == texts.size()) texts.emplace_back();
       lines.text(texts[used]);
       bytes += texts[used++].size();
-      if (bytes > kBatchBytes || used >= (1 << 16)) flush();
+      if (bytes > kEncodeBytes || used >= (1 << 16)) flush();
     }
   } catch (const UsageError&) {
     flush();

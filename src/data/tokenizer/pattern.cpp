@@ -9,7 +9,7 @@ namespace molen::data {
 namespace {
 
 constexpr std::size_t kMaxPattern = 4096;
-constexpr int kMaxDepth = 50;
+constexpr int kMaxGroups = 50;
 constexpr int kMaxRepeat = 1000;
 
 class Translator {
@@ -134,7 +134,7 @@ class Translator {
   }
 
   void open_group() {
-    if (groups_.size() > kMaxDepth) refuse("groups nested deeper than 50");
+    if (groups_.size() > kMaxGroups) refuse("groups nested deeper than 50");
     const std::string_view rest = in_.substr(at_);
     bool fold = folded();
     std::size_t length = 3;

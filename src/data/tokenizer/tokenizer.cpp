@@ -64,12 +64,12 @@ std::string fingerprint_of(const TokenizerSpec& spec) {
 }
 
 // Appends to a vector through a pointer: room for a whole piece is made before it, so appending a token needs no test.
-class Output {
+class TokenOutput {
  public:
-  explicit Output(std::vector<TokenId>& out) : out_(out), at_(out.size()) {}
-  ~Output() { out_.resize(at_); }
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
+  explicit TokenOutput(std::vector<TokenId>& out) : out_(out), at_(out.size()) {}
+  ~TokenOutput() { out_.resize(at_); }
+  TokenOutput(const TokenOutput&) = delete;
+  TokenOutput& operator=(const TokenOutput&) = delete;
   TokenId* room(std::size_t n) {
     if (out_.size() - at_ < n) out_.resize(std::max(out_.size() * 2, at_ + n + 256));
     return out_.data() + at_;
@@ -116,8 +116,8 @@ struct Tokenizer::State {
   }
 
   void encode(std::string_view text, EncodeOptions options, Scratch& scratch, std::vector<TokenId>& out) const;
-  void encode_plain(std::string_view text, Scratch& scratch, Output& out) const;
-  void encode_piece(std::string_view piece, std::size_t readable, Scratch& scratch, Output& out) const;
+  void encode_plain(std::string_view text, Scratch& scratch, TokenOutput& out) const;
+  void encode_piece(std::string_view piece, std::size_t readable, Scratch& scratch, TokenOutput& out) const;
   void tokens_of(std::string_view piece, Scratch& scratch, std::vector<TokenId>& out) const;
 
   TokenizerSpec spec;
@@ -209,7 +209,7 @@ void Tokenizer::State::tokens_of(std::string_view piece, Scratch& scratch, std::
 
 // `readable`: the number of bytes that may be read from the piece's start (the rest of its buffer).
 inline void Tokenizer::State::encode_piece(std::string_view piece, std::size_t readable, Scratch& scratch,
-                                           Output& out) const {
+                                           TokenOutput& out) const {
   WordCache& cache = scratch.cache;
   WordCache::Key key{};
   std::uint64_t hash = 0;
@@ -237,7 +237,7 @@ inline void Tokenizer::State::encode_piece(std::string_view piece, std::size_t r
 }
 
 // Text without added tokens, of at least one byte.
-void Tokenizer::State::encode_plain(std::string_view text, Scratch& scratch, Output& out) const {
+void Tokenizer::State::encode_plain(std::string_view text, Scratch& scratch, TokenOutput& out) const {
   if (spec.add_prefix_space && !spec.split_sequence && text.front() != ' ') {
     scratch.text.assign(1, ' ').append(text);
     text = scratch.text;
@@ -264,7 +264,7 @@ void Tokenizer::State::encode(std::string_view text, EncodeOptions options, Scra
     repaired = replace_invalid_utf8(text);
     text = repaired;
   }
-  Output out(result);
+  TokenOutput out(result);
   if (options.add_template) out.append(spec.before);
   auto& parts = scratch.parts;
   parts.clear();

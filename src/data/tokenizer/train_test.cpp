@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -85,6 +86,50 @@ TEST(Train, FollowsTheDefinition) {
     for (const auto& [left, right] : spec.merges) got.push_back(spec.vocabulary[left] + " " + spec.vocabulary[right]);
     EXPECT_EQ(got, plain_training(words, 12, {spec.vocabulary.begin(), spec.vocabulary.begin() + 257}));
   }
+}
+
+// More pairs than the trainer's table begins with. Merges are replayed word by word, and some are compared with the
+// counts of all pairs at their time.
+TEST(Train, ManyPairsAreCountedAsFewAre) {
+  std::mt19937_64 random(3);
+  std::vector<std::string> texts;
+  while (texts.size() < 12000) {
+    std::string word;
+    for (int n = 0; n < 9; ++n) word.push_back(static_cast<char>('a' + random() % 26));
+    if (std::adjacent_find(word.begin(), word.end()) == word.end()) texts.push_back(word);
+  }
+  TrainOptions options;
+  constexpr std::uint32_t kMerges = 700, kBytes = 257;
+  options.vocabulary = kBytes + kMerges;
+  const auto spec = trained(options, texts).spec();
+  ASSERT_EQ(spec.merges.size(), kMerges);
+  std::map<std::string, std::uint32_t> ids;
+  for (std::uint32_t i = 0; i < kBytes; ++i) ids[spec.vocabulary[i]] = i;
+  std::vector<std::vector<std::uint32_t>> words;
+  for (const std::string& text : texts) {
+    auto& word = words.emplace_back();
+    for (const char c : text) word.push_back(ids.at(std::string(1, c)));
+  }
+  std::set<std::uint64_t> pairs;
+  for (std::uint32_t m = 0; m < kMerges; ++m) {
+    const std::uint32_t left = spec.merges[m].first, right = spec.merges[m].second;
+    const bool counts_all = m % 100 == 99;
+    std::map<std::uint64_t, int> counts;
+    for (auto& word : words)
+      for (std::size_t i = 0; i + 1 < word.size(); ++i)
+        if (counts_all) ++counts[std::uint64_t{word[i]} << 32 | word[i + 1]];
+    for (const auto& [pair, count] : counts) {
+      EXPECT_LE(count, counts[std::uint64_t{left} << 32 | right]) << "merge " << m;
+      pairs.insert(pair);
+    }
+    for (auto& word : words)
+      for (std::size_t i = 0; i + 1 < word.size(); ++i)
+        if (word[i] == left && word[i + 1] == right) {
+          word[i] = kBytes + m;
+          word.erase(word.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+        }
+  }
+  EXPECT_GT(pairs.size(), std::size_t{1} << 15) << "the table has not grown";
 }
 
 TEST(Train, ThreadsAndOrderDoNotMatter) {

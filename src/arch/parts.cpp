@@ -1,0 +1,72 @@
+#include "arch/parts.h"
+
+#include <algorithm>
+
+#include "arch/parameters.h"
+#include "base/error.h"
+
+namespace molen::arch {
+
+std::string_view name_of(Kernels kernels) {
+  switch (kernels) {
+    case Kernels::kReference:
+      return "reference";
+    case Kernels::kFused:
+      return "fused";
+    case Kernels::kAten:
+      return "aten";
+  }
+  throw Error("unknown kernels {}", static_cast<int>(kernels));
+}
+
+std::vector<Part> parts_in_order(const Architecture& arch, bool shared_head) {
+  std::vector<Part> all;
+  const auto add = [&](Parts parts) {
+    for (const Part part : parts)
+      if (std::find(all.begin(), all.end(), part) == all.end()) all.push_back(part);
+  };
+  add(parts_before(arch));
+  for (std::int64_t l = 0; l < arch.layers; ++l) add(parts_of_layer(arch, l));
+  add(parts_after(arch));
+  add(parts_of_head(arch, shared_head));
+  return all;
+}
+
+std::int64_t widened_rows(std::int64_t rows, std::int64_t columns) {
+  return std::clamp<std::int64_t>(kWidenBlock / std::max<std::int64_t>(1, columns), 1, std::max<std::int64_t>(1, rows));
+}
+
+std::int64_t head_chunk(std::int64_t vocabulary) {
+  constexpr std::int64_t kLogits = std::int64_t{1} << 25, kStep = 64, kMost = 1024;
+  return std::clamp(kLogits / std::max<std::int64_t>(1, vocabulary) / kStep * kStep, kStep, kMost);
+}
+
+std::string_view name_of(FlopsConvention convention) {
+  return convention == FlopsConvention::kCausal ? "causal" : "palm";
+}
+
+std::string_view formula_of(FlopsConvention convention) {
+  return convention == FlopsConvention::kCausal ? "6 N (matrices, no input embedding) + 6 L h D s, causal attention"
+                                                : "6 N (all parameters) + 12 L h D s, whole attention";
+}
+
+FlopsConvention flops_convention_from_name(std::string_view name) {
+  for (const auto convention : {FlopsConvention::kCausal, FlopsConvention::kPalm})
+    if (name == name_of(convention)) return convention;
+  throw UsageError("'{}' is no way to count model FLOPs; causal and palm are", name);
+}
+
+Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t sequence, FlopsConvention convention) {
+  const auto n = static_cast<double>(tokens);
+  const double attention =
+      static_cast<double>(arch.layers) * static_cast<double>(arch.query_size()) * static_cast<double>(sequence);
+  if (convention == FlopsConvention::kPalm)
+    return Flops(n * (6.0 * static_cast<double>(num_parameters(arch)) + 12.0 * attention));
+  const double layer = static_cast<double>(arch.hidden) *
+                       static_cast<double>(arch.qkv_size() + arch.query_size() + arch.up_size() + arch.ffn);
+  const double matrices = static_cast<double>(arch.layers) * layer +
+                          static_cast<double>(arch.vocabulary) * static_cast<double>(arch.hidden);
+  return Flops(n * (6.0 * matrices + 6.0 * attention));
+}
+
+}  // namespace molen::arch

@@ -1,0 +1,48 @@
+// Model FLOPs and the choice of the head's chunk.
+#include "arch/parts.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/test_golden.h"
+
+namespace molen::arch {
+namespace {
+
+// The 56.4M Llama of the benchmarks.
+Architecture bench_llama() {
+  Architecture a;
+  a.name = "custom";
+  a.layers = 8, a.hidden = 512, a.ffn = 1408, a.heads = 8, a.kv_heads = 4, a.head_dim = 64, a.vocabulary = 32000,
+  a.max_sequence = 512;
+  return a;
+}
+
+TEST(PartCost, StepOfTheBenchmarkIs517GigaFlop) {
+  // reference: 6 x 40.0M parameters without the input embedding x 2048 tokens, causal attention at half
+  EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kCausal).value, 517e9, 1e9);
+  const double n = 56.4e6, attention = 12.0 * 8 * 8 * 64 * 512;
+  EXPECT_NEAR(model_flops(bench_llama(), 2048, 512, FlopsConvention::kPalm).value, 2048 * (6 * n + attention),
+              2048 * 6 * 0.1e6);
+}
+
+TEST(PartCost, FlopsConventionsHaveNames) {
+  const GoldenMessages golden;
+  for (const auto convention : {FlopsConvention::kCausal, FlopsConvention::kPalm}) {
+    EXPECT_EQ(flops_convention_from_name(name_of(convention)), convention);
+    EXPECT_NE(formula_of(convention).find("L h D s"), std::string_view::npos);
+  }
+  EXPECT_NE(name_of(FlopsConvention::kCausal), name_of(FlopsConvention::kPalm));
+  for (const char* name : {"", "Palm", "hfu", "causal "}) EXPECT_NOTED(flops_convention_from_name(name), UsageError);
+}
+
+TEST(PartCost, HeadChunkBoundsTheLogits) {
+  EXPECT_EQ(head_chunk(32000), 1024);
+  EXPECT_EQ(head_chunk(300), 1024);
+  EXPECT_EQ(head_chunk(50257), 640);
+  EXPECT_EQ(head_chunk(128256), 256);
+  EXPECT_EQ(head_chunk(10'000'000), 64);
+}
+
+}  // namespace
+}  // namespace molen::arch

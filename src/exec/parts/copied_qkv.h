@@ -1,0 +1,37 @@
+// q|k|v of a rank that holds all key and value heads.
+#pragma once
+
+#include "exec/parts/part.h"
+
+namespace molen::exec {
+
+// Copies the rows that the rank's heads need together for a use, and spreads gradients back to the rows where they
+// belong.
+class CopiedQkv {
+ public:
+  CopiedQkv(const arch::Architecture& all, const Common& common, UnitWeights weights)
+      : weights_(std::move(weights)),
+        heads_(arch::kv_heads_of(all, common.share.rank, common.share.ranks)),
+        rows_(common.arch.qkv_size()),
+        head_dim_(common.arch.head_dim) {}
+
+  // Copies the weights together, in the op's scratch.
+  model::Linear assemble(math::Scratch& scratch) const;
+  // Returns space for gradients that are computed anew; the norm's gradients are the unit's own and may be added to.
+  model::Linear fresh(math::Scratch& scratch, bool adds) const;
+  // Treats these weights as gradients: writes or adds the gradients in `all`; the key and value heads of other ranks
+  // get zero.
+  void spread(const model::Linear& all, bool accumulate) const;
+
+ private:
+  model::Linear empty(math::Scratch& scratch) const;
+  // Calls f(part of `all`, the source rows of that part), in order.
+  template <class F>
+  void each(F&& f, const model::Linear& all) const;
+
+  UnitWeights weights_;
+  std::vector<std::int64_t> heads_;
+  std::int64_t rows_, head_dim_;
+};
+
+}  // namespace molen::exec

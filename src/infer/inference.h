@@ -1,0 +1,69 @@
+// Inference on one process: logits without a cache, and decoding with a key/value cache. Both run the parts of
+// model/parts.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "arch/parameters.h"
+#include "exec/arena.h"
+#include "exec/weights.h"
+#include "program/ir/layout.h"
+
+namespace molen::infer {
+
+// Weights of a whole model in fp32 (or fp64), divided into units as the executor divides them.
+class Weights {
+ public:
+  Weights(arch::Architecture arch, DType dtype);
+  const arch::Architecture& arch() const { return arch_; }
+  DType dtype() const { return dtype_; }
+  const std::vector<arch::Parameter>& parameters() const { return parameters_; }
+  // Returns the tensor of the parameter's elements, for the caller to fill.
+  at::Tensor parameter(std::size_t index) const;
+  exec::UnitWeights unit(const std::string& name) const;
+
+ private:
+  arch::Architecture arch_;
+  DType dtype_;
+  std::vector<arch::Parameter> parameters_;
+  std::vector<program::Unit> units_;
+  std::vector<at::Tensor> flat_;
+};
+
+class Inference {
+ public:
+  Inference(std::shared_ptr<const Weights> weights, int threads, std::int64_t max_sequence);
+  ~Inference();
+
+  // ids [B, S] -> logits [B, S, V].
+  at::Tensor logits(std::span<const std::int32_t> ids, std::int64_t batch, std::int64_t sequence);
+
+  // Starts a new sequence.
+  void reset();
+  // Appends tokens to the sequence and returns the logits [V] that follow the last token. The first call (after reset)
+  // may append many tokens. Throws UsageError past max_sequence.
+  at::Tensor advance(std::span<const std::int32_t> ids);
+  std::int64_t length() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct Sampling {
+  double temperature = 0.8;  // 0: the most likely token
+  std::int64_t top_k = 0;    // 0: all
+  double top_p = 1.0;
+  std::uint64_t seed = 0;
+};
+// Draws the next token from logits [V]; the draw is a pure function of (seed, position).
+std::int32_t sample(const at::Tensor& logits, const Sampling& sampling, std::int64_t position);
+
+}  // namespace molen::infer

@@ -1,0 +1,288 @@
+#include "launch/checkpointing.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "arch/parameters.h"
+#include "base/error.h"
+#include "launch/group_reader.h"
+#include "launch/together.h"
+#include "program/values/optimizer.h"
+#include "program/values/value_memory.h"
+
+namespace molen::launch {
+namespace {
+
+DType dtype_of(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kDouble:
+      return DType::kF64;
+    case at::kFloat:
+      return DType::kF32;
+    case at::kBFloat16:
+      return DType::kBF16;
+    case at::kHalf:
+      return DType::kF16;
+    default:
+      throw Error("state of an unexpected type");
+  }
+}
+
+constexpr std::int64_t kPiece = 1 << 20;  // elements that one call transfers
+
+// The part of a unit that this rank alone writes to a checkpoint, and needs from one: what it holds beyond that, other
+// ranks hold too and send.
+std::pair<std::int64_t, std::int64_t> tile_of(const exec::Executor& executor, int unit) {
+  const auto& p = executor.program();
+  return program::unit_tile(p.grid, executor.coordinates(), p.units[static_cast<std::size_t>(unit)]);
+}
+
+// Returns how many elements of a unit's state come before element `at` of the unit.
+std::int64_t place_in(const exec::Executor& executor, const std::string& storage, int unit, std::int64_t at) {
+  const auto& p = executor.program();
+  const auto value = program::value_named(storage);
+  MOLEN_CHECK(value.has_value(), "no value '{}'", storage);
+  return program::elements_before(p, *value, p.units[static_cast<std::size_t>(unit)], at);
+}
+
+// Returns the view of elements [first, last) of a unit's state in this rank's storage.
+at::Tensor held_part(const exec::Executor& executor, const std::string& storage, int unit, std::int64_t first,
+                     std::int64_t last) {
+  const auto [held_first, held_last] = executor.state_range(storage, unit);
+  MOLEN_CHECK(held_first <= first && last <= held_last, "state [{}, {}) asked for [{}, {})", held_first, held_last,
+              first, last);
+  const auto place = [&](std::int64_t at) { return place_in(executor, storage, unit, at); };
+  return executor.state(storage, unit).narrow(0, place(first) - place(held_first), place(last) - place(first));
+}
+
+const program::UnitEntry& entry_of(const program::Unit& unit, int parameter) {
+  const auto found = std::find_if(unit.entries.begin(), unit.entries.end(),
+                                  [&](const program::UnitEntry& entry) { return entry.parameter == parameter; });
+  MOLEN_CHECK(found != unit.entries.end(), "unit {} has no parameter {}", unit.name, parameter);
+  return *found;
+}
+
+// Copies elements of a checkpoint into the storages that hold the box `needed` of a unit.
+void store_piece(const GroupReader::Piece& piece, const program::GlobalBox& needed, int unit, exec::Executor& executor,
+                 const std::vector<std::string>& storages) {
+  const Box &part = piece.part, &held = piece.held, &box = needed.box;
+  std::vector<std::int64_t> strides(held.sizes.size(), 1);
+  for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * held.sizes[d];
+  const char* at = static_cast<const char*>(piece.data) + position_in(held, part) * size_of(piece.dtype);
+  const at::Tensor source = at::from_blob(const_cast<char*>(at), part.sizes, strides, exec::to_aten(piece.dtype));
+  for (const std::string& storage : storages) {
+    at::Tensor values =
+        held_part(executor, storage, unit, needed.unit_first, needed.unit_first + box.elements()).view(box.sizes);
+    for (std::size_t d = 0; d < part.sizes.size(); ++d)
+      values = values.narrow(static_cast<std::int64_t>(d), part.offsets[d] - box.offsets[d], part.sizes[d]);
+    values.copy_(source);
+  }
+}
+
+// Reads this rank's tiles of all units: of the families that exist for all parameters, or of those that exist for the
+// rest alone (SavedFamily::of_rest). The first of `families` is the weights, which `weights` hold: the parameters and
+// their master copies. Collective over the ranks of the stage, as GroupReader::read.
+void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, const std::vector<SavedFamily>& families,
+                bool of_rest, const std::vector<std::string>& weights, comm::Communicator& stage) {
+  const auto& program = executor.program();
+  std::vector<std::string> prefixes;
+  std::vector<std::vector<std::string>> storages;
+  for (const SavedFamily& family : families) {
+    if (family.of_rest != of_rest) continue;
+    prefixes.push_back(family.prefix);
+    storages.push_back(family.prefix.empty() ? weights : std::vector{family.storage});
+  }
+  if (prefixes.empty()) return;
+  GroupReader reader(from, program.arch, prefixes, stage);
+  for (int u = 0; u < static_cast<int>(program.units.size()); ++u) {
+    if (!program.counts(u)) continue;  // the pipeline's first stage reads it
+    const auto [first, last] = tile_of(executor, u);
+    auto needed = program::global_boxes(program, executor.coordinates(), u, first, last);
+    std::erase_if(needed, [&](const program::GlobalBox& box) {
+      return of_rest && entry_of(program.units[static_cast<std::size_t>(u)], box.parameter).whole > 0;
+    });
+    const auto take = [&](const GroupReader::Piece& piece) {
+      store_piece(piece, needed[piece.i], u, executor, storages[piece.prefix]);
+    };
+    if (!reader.read(needed, take)) return;  // the rank that failed reports why
+  }
+}
+
+// Returns a communicator of the ranks that differ from this one only along the given axes of the mesh.
+std::unique_ptr<comm::Communicator> along(const exec::Executor& executor, comm::Communicator& world, mesh::Axes axes) {
+  const program::Setting& s = executor.program().setting;
+  int color = 0, key = 0;
+  for (const mesh::Axis axis : s.order) {
+    int& number = axes.contains(axis) ? key : color;
+    number = number * s.mesh[axis] + executor.coordinates()[axis];
+  }
+  return world.split(color, key);
+}
+
+// Sends an embedding that a pipeline's first and last stage share from the first to the last, a tile at a time.
+// Collective.
+void share_between_ends(exec::Executor& executor, const std::vector<std::string>& storages, comm::Communicator& world) {
+  const program::Program& p = executor.program();
+  std::int32_t shared = 0;
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) shared |= p.shared_by_ends(u) ? 1 : 0;
+  const std::int32_t mine = shared;
+  world.all_reduce(&shared, 1, DType::kI32, comm::Reduce::kMax);
+  if (shared == 0) return;
+  // Pairs the ranks that have the same place in the two stages. Ranks between these stages form a group of their own
+  // that has nothing to do.
+  const program::Setting& s = p.setting;
+  int place = 0;
+  for (const mesh::Axis axis : s.order)
+    if (axis != mesh::Axis::kPp) place = place * s.mesh[axis] + executor.coordinates()[axis];
+  const auto ends = world.split(2 * place + mine, executor.coordinates()[mesh::Axis::kPp]);
+  if (mine == 0) return;
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+    if (!p.shared_by_ends(u)) continue;
+    const auto [first, last] = tile_of(executor, u);
+    for (const std::string& storage : storages)
+      for (std::int64_t at = first; at < last; at += kPiece) {
+        const std::int64_t n = std::min(kPiece, last - at);
+        at::Tensor values = held_part(executor, storage, u, at, at + n);
+        at::Tensor host = values.to(at::kCPU);
+        ends->broadcast(host.data_ptr(), host.numel(), dtype_of(host), 0);
+        if (!values.device().is_cpu()) values.copy_(host);
+      }
+  }
+}
+
+// Sends every rank's tile to all ranks of the group, which hold the same elements of the unit. Collective over the
+// group.
+void exchange_tiles(exec::Executor& executor, const std::string& storage, int unit, comm::Communicator& group) {
+  const auto tile = tile_of(executor, unit);
+  std::vector<std::int64_t> bounds(static_cast<std::size_t>(group.size()) * 2, 0);
+  bounds[static_cast<std::size_t>(group.rank()) * 2] = tile.first;
+  bounds[static_cast<std::size_t>(group.rank()) * 2 + 1] = tile.second;
+  group.all_reduce(bounds.data(), static_cast<std::int64_t>(bounds.size()), DType::kI64, comm::Reduce::kMax);
+  std::int64_t elements = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const std::int64_t first = bounds[static_cast<std::size_t>(rank) * 2],
+                       last = bounds[static_cast<std::size_t>(rank) * 2 + 1];
+    elements += place_in(executor, storage, unit, last) - place_in(executor, storage, unit, first);
+    for (std::int64_t at = first; at < last; at += kPiece) {
+      const std::int64_t n = std::min(kPiece, last - at);
+      at::Tensor values = held_part(executor, storage, unit, at, at + n);
+      if (values.numel() == 0) continue;
+      at::Tensor host = values.to(at::kCPU);
+      group.broadcast(host.data_ptr(), host.numel(), dtype_of(host), rank);
+      if (!values.device().is_cpu()) values.copy_(host);
+    }
+  }
+  const std::int64_t held = executor.state(storage, unit).numel();
+  MOLEN_CHECK(elements == held, "tiles of unit {} have {} of {} elements", unit, elements, held);
+}
+
+// Fills what this rank holds beyond its tile with the tiles of the ranks that hold the same elements: all data-parallel
+// ranks when each holds the whole unit, or else the ranks that hold the same shard. `replicas` and `copies` are these
+// two groups. Collective.
+void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& replicas,
+                 comm::Communicator& copies) {
+  for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
+    const auto tile = tile_of(executor, u), held = executor.state_range(storage, u);
+    const std::int64_t elements = executor.program().units[static_cast<std::size_t>(u)].elements;
+    // All ranks must decide alike: one rank's tile may happen to be everything that it holds.
+    std::int32_t lacking[2] = {held != tile ? 1 : 0, held.first != 0 || held.second != elements ? 1 : 0};
+    replicas.all_reduce(lacking, 2, DType::kI32, comm::Reduce::kMax);
+    if (lacking[0]) exchange_tiles(executor, storage, u, lacking[1] ? copies : replicas);
+  }
+}
+
+}  // namespace
+
+std::vector<SavedFamily> saved_families(const program::Program& p) {
+  std::vector<SavedFamily> families{{"", p.setting.has_master() ? "master" : "param"}};
+  for (const program::OptimizerState& state : program::optimizer_named(p.setting.optimizer).states) {
+    const std::string name(name_of(state.value));
+    families.push_back({"optimizer." + name + "/", name, state.of == program::StateOf::kRest});
+  }
+  return families;
+}
+
+std::vector<SavedBox> saved_boxes(const program::Program& p, const mesh::PerAxis& coordinates,
+                                  const SavedFamily& family) {
+  std::vector<SavedBox> boxes;
+  for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+    if (!p.counts(u)) continue;
+    const program::Unit& unit = p.units[static_cast<std::size_t>(u)];
+    const auto [tile, tile_end] = program::unit_tile(p.grid, coordinates, unit);
+    const auto [first, last] = program::counted_once(coordinates, unit, tile, tile_end);
+    for (auto& box : program::global_boxes(p, coordinates, u, first, last))
+      if (family.has(entry_of(unit, box.parameter))) boxes.push_back({u, std::move(box)});
+  }
+  return boxes;
+}
+
+std::vector<checkpoint::Span> spans_of(const exec::Executor& executor) {
+  const c10::InferenceMode inference;
+  const auto& p = executor.program();
+  const auto parameters = arch::parameters(p.arch);
+  std::vector<checkpoint::Span> spans;
+  for (const SavedFamily& family : saved_families(p))
+    for (const auto& [u, global] : saved_boxes(p, executor.coordinates(), family)) {
+      const auto& parameter = parameters[static_cast<std::size_t>(global.parameter)];
+      const at::Tensor values =
+          held_part(executor, family.storage, u, global.unit_first, global.unit_first + global.box.elements());
+      checkpoint::Span span{family.prefix + parameter.name, dtype_of(values), parameter.shape, global.box, nullptr, {}};
+      if (values.device().is_cpu())
+        span.data = values.data_ptr();
+      else
+        span.read = [values](std::int64_t at, std::int64_t count, void* destination) {
+          const at::Tensor host = values.narrow(0, at, count).to(at::kCPU);
+          std::memcpy(destination, host.data_ptr(), host.nbytes());
+        };
+      spans.push_back(std::move(span));
+    }
+  return spans;
+}
+
+void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, comm::Communicator& world,
+                bool weights_only) {
+  const c10::InferenceMode inference;
+  std::vector<std::string> weights{"param"};
+  if (executor.has_state("master")) weights.push_back("master");
+  std::vector<SavedFamily> families = saved_families(executor.program());
+  if (weights_only) families.resize(1);
+  const auto stage = along(executor, world, mesh::Axes{mesh::Axis::kPp}.complement());
+  together(world, [&] {
+    for (const bool of_rest : {false, true}) read_tiles(from, executor, families, of_rest, weights, *stage);
+  });
+  const auto replicas = along(executor, world, mesh::kReplicas);
+  const auto copies = along(executor, world, mesh::Axes{mesh::Axis::kDpReplicate});
+  std::vector<std::string> all = weights;
+  for (std::size_t i = 1; i < families.size(); ++i) all.push_back(families[i].storage);
+  share_between_ends(executor, all, world);
+  for (const std::string& storage : all) share_tiles(executor, storage, *replicas, *copies);
+}
+
+std::string state_hash(const exec::Executor& executor, comm::Communicator& world) {
+  checkpoint::StateDigest digest;
+  for (const auto& span : spans_of(executor)) {
+    std::vector<char> staged;
+    const void* data = span.data;
+    if (!data) {
+      staged.resize(static_cast<std::size_t>(span.box.elements() * size_of(span.dtype)));
+      span.read(0, span.box.elements(), staged.data());
+      data = staged.data();
+    }
+    digest.add(span.tensor, span.dtype, span.shape, span.box, data);
+  }
+  auto lanes = digest.lanes();
+  // Sums modulo 2^64 have the same bits signed and unsigned.
+  world.all_reduce(lanes.data(), 2, DType::kI64, comm::Reduce::kSum);
+  return checkpoint::StateDigest::from_lanes(lanes).hex();
+}
+
+checkpoint::Agree agree_over(comm::Communicator& world) {
+  return [&world](bool ok) {
+    std::int32_t flag = ok ? 1 : 0;
+    world.all_reduce(&flag, 1, DType::kI32, comm::Reduce::kMin);
+    return flag == 1;
+  };
+}
+
+}  // namespace molen::launch

@@ -1,0 +1,56 @@
+// Conversion between an executor's state and a layout-free checkpoint. Tensors: weights under their parameter names
+// (master weights when there are any), the optimizer's states under "optimizer.<state>/<name>".
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/digest.h"
+#include "comm/communicator.h"
+#include "exec/executor.h"
+
+namespace molen::launch {
+
+// A box of a family that a rank saves, and the unit that contains it.
+struct SavedBox {
+  int unit = -1;
+  program::GlobalBox box;
+};
+
+// A number that a checkpoint has for each parameter: the weight, or a state of the optimizer.
+struct SavedFamily {
+  std::string prefix;   // of the tensor's name, before the name of the parameter
+  std::string storage;  // exec::Executor::state
+  // Whether the checkpoint has it for this entry of a unit: some states exist for some parameters only.
+  bool of_rest = false;
+  bool has(const program::UnitEntry& entry) const { return !of_rest || entry.whole == 0; }
+};
+// Returns the weights and then the states, in the order of the optimizer's declaration.
+std::vector<SavedFamily> saved_families(const program::Program& program);
+
+// Returns the boxes of a family of the rank at `coordinates`. `program` needs only the units that program::describe
+// gives.
+std::vector<SavedBox> saved_boxes(const program::Program& program, const mesh::PerAxis& coordinates,
+                                  const SavedFamily& family);
+
+// Returns what this rank saves: its part of every unit (program::unit_tile). The ranks' spans together cover each
+// tensor exactly once, whatever the layout.
+std::vector<checkpoint::Span> spans_of(const exec::Executor& executor);
+
+// Fills the executor from a checkpoint made under any layout. Each block of the checkpoint is read by one of the ranks
+// that need something of it, which passes on what the others need (GroupReader); ranks that hold the same elements
+// divide them and then exchange their parts. So every byte is read once. Throws UsageError when tensors are missing or
+// differ in shape, and the errors of Checkpoint; the error is the same on every rank. `weights_only`:
+// the optimizer's states stay zero (an imported checkpoint has none). Collective.
+void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, comm::Communicator& world,
+                bool weights_only);
+
+// Returns a digest of the whole state: the same on every rank, and the same for every layout that holds the same
+// values.
+std::string state_hash(const exec::Executor& executor, comm::Communicator& world);
+
+// Returns the agreement over a communicator that checkpoint::save requires.
+checkpoint::Agree agree_over(comm::Communicator& world);
+
+}  // namespace molen::launch

@@ -1,0 +1,54 @@
+// Bytes and calls that a rank's communicators really moved in a step, compared with what its program says.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "base/json.h"
+#include "comm/communicator.h"
+#include "exec/executor.h"
+#include "program/ir/timeline.h"
+#include "program/values/payload.h"
+
+namespace molen::launch {
+
+// Traffic by axis and kind of call, without the kinds of calls that were never made.
+using Traffic = std::map<std::pair<program::Axis, comm::CallKind>, comm::Traffic>;
+
+Traffic traffic_of(const exec::Executor& executor);  // so far
+Traffic since(const Traffic& before, const Traffic& now);
+
+// Throws Error naming axis, call and both figures unless every axis and kind of call has the number of calls and the
+// payload that the program gives.
+void require_planned(const Traffic& moved, const program::Payloads& planned);
+
+// [{axis, op, calls, payload_bytes, wire_bytes}], in the order of the axes. wire_bytes (sent) is null when a library
+// moves the data.
+Json to_json(const Traffic& traffic);
+
+// Communication of an attempt's steps on this rank. The first step counts only while it is the only one, because it
+// creates what later steps reuse. Steps whose update was skipped do not count.
+class Communication {
+ public:
+  // Counts from what `executor` has moved so far; `executor` must outlive this object.
+  explicit Communication(const exec::Executor& executor);
+  // To be called after each step of the executor.
+  void add(const program::Timeline& timeline, bool skipped);
+
+  const Traffic& traffic() const { return traffic_; }  // of the latest step
+  // [{axis, seconds, hidden}]: mean over the steps of the seconds in collectives and messages over the axis, including
+  // the time they wait for other ranks; and the share of those seconds that ran beside computation.
+  Json axes() const;
+  std::string text() const;  // "dp 12 ms, 80% hidden; tp ..."; "" when ranks exchanged nothing
+
+ private:
+  double seconds_of_a_step(const program::Overlap& sum) const;
+
+  const exec::Executor& executor_;
+  Traffic before_, traffic_;
+  std::map<program::Axis, program::Overlap> overlap_;  // sums
+  std::int64_t steps_ = 0;                             // steps that counted, including the first
+};
+
+}  // namespace molen::launch

@@ -1,0 +1,74 @@
+// For the tests of a mixture of experts: random values, the complex step, and scratch.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <complex>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "math/scratch.h"
+
+namespace molen::math::testing {
+
+using Complex = std::complex<double>;
+template <class T>
+using Values = std::vector<T>;
+
+inline Values<double> random_values(std::int64_t count, unsigned seed, double scale = 1.0) {
+  std::mt19937_64 engine(seed);
+  std::normal_distribution<double> normal(0.0, scale);
+  Values<double> v(static_cast<std::size_t>(count));
+  for (double& x : v) x = static_cast<float>(normal(engine));  // floats get the same values
+  return v;
+}
+template <class To, class From>
+Values<To> as(const Values<From>& v) {
+  return {v.begin(), v.end()};
+}
+
+// d/dx of f(x), one element of x at a time: imag f(x + ih) / h with h = 1e-50, without subtraction.
+inline Values<double> complex_step(const Values<double>& x, const std::function<Complex(const Values<Complex>&)>& f) {
+  constexpr double kStep = 1e-50;
+  Values<double> gradient(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    Values<Complex> moved = as<Complex>(x);
+    moved[i] += Complex(0.0, kStep);
+    gradient[i] = f(moved).imag() / kStep;
+  }
+  return gradient;
+}
+
+// Within 1e-12 of the largest wanted gradient.
+inline void expect_gradient(const Values<double>& got, const Values<double>& want, const char* what) {
+  double scale = 0.0, worst = 0.0;
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(got[i])) << what << " " << i;
+    scale = std::max(scale, std::abs(want[i]));
+    worst = std::max(worst, std::abs(got[i] - want[i]));
+  }
+  EXPECT_GT(scale, 0.0) << what;
+  EXPECT_LE(worst, 1e-12 * scale) << what;
+}
+
+// Scratch with a guard behind it, which `intact` finds unchanged.
+struct GuardedScratch {
+  static constexpr std::int64_t kGuard = 128;
+  explicit GuardedScratch(std::int64_t bytes)
+      : memory(static_cast<std::size_t>((bytes + kGuard) / 4), 77.0f), scratch(memory.data(), bytes) {
+    std::fill(memory.begin(), memory.end() - kGuard / 4, NAN);
+  }
+  bool intact() const {
+    for (std::size_t i = 1; i <= kGuard / 4; ++i)
+      if (memory[memory.size() - i] != 77.0f) return false;
+    return true;
+  }
+  void* data() { return memory.data(); }
+  Values<float> memory;
+  Scratch scratch;
+};
+
+}  // namespace molen::math::testing

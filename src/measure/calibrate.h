@@ -1,0 +1,57 @@
+// molen calibrate: runs small step programs of many shapes with the executor itself and fits a cost model to the
+// measured ops. The samples run under the conditions of a training (same number of ranks at once, threads,
+// communicator, order of ops), so an op costs here what it costs there. An op's cost is the computation of its own
+// thread; the simulator accounts for threads that share cores.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "plan/resolve.h"
+#include "program/ir/timeline.h"
+#include "sim/calibration.h"
+
+namespace molen::measure {
+
+struct CalibrateOptions {
+  DType compute = DType::kF32;
+  arch::Kernels kernels = arch::Kernels::kFused;
+  int threads = 1;
+  int repeats = 2;  // timed steps of each shape, after a warm-up, in each round
+  int rounds = 3;
+  std::int64_t widest = 0;  // largest residual width of the measured models; 0: all models
+};
+
+// Returns the value of `CalibrateOptions::widest` that covers models of width `hidden`: the next larger measured width,
+// or the largest one.
+std::int64_t calibrated_width(std::int64_t hidden);
+
+// Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0 with the share of the
+// measurement that is done and with the name of what is measured.
+using CalibrateProgress = std::function<void(double share, const std::string& what)>;
+sim::Calibration::Entry calibrate(const CalibrateOptions& options, const std::string& communicator,
+                                  comm::Communicator& world, const CalibrateProgress& progress);
+
+// Returns the types that `precision.compute = "auto"` may choose on this machine with `threads` threads a rank: the
+// faster of fp32 and bf16 by rank 0's measurement, and also the slower one when it reaches 80 % of the faster, because
+// the next measurement may reverse the choice. Collective.
+std::vector<DType> likely_precisions(int threads, comm::Communicator& world);
+
+// Timed steps of a program on synthetic tokens, for calibration, comparison and benchmarks: the Timeline of each repeat
+// on this rank after one warm-up, and the touched bytes of its arena (exec::Arena::touched).
+struct SyntheticRun {
+  std::vector<program::Timeline> timelines;
+  std::optional<Bytes> touched;
+  double first_step_end_s = 0.0;  // now() after the warm-up
+};
+SyntheticRun run_synthetic(const program::Program& p, comm::Communicator& world, int repeats);
+
+std::string cpu_model();
+
+// Returns the cores that the ranks of `world`, all on this machine, may together run on. Collective.
+sim::Cores cores_of(comm::Communicator& world);
+
+}  // namespace molen::measure

@@ -1,0 +1,379 @@
+// The order of the passes, and the first pass, micro_batch.
+#include "program/build/build.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ranges>
+#include <utility>
+
+#include "base/error.h"
+#include "program/build/build_detail.h"
+#include "program/parts/part.h"
+#include "program/types/check.h"
+#include "program/values/attributes.h"
+#include "program/values/optimizer.h"
+#include "program/values/value_memory.h"
+
+namespace molen::program {
+namespace {
+
+void check_pipeline(const Setting& s) {
+  const Pipeline& p = s.pipeline;
+  if (s.stages() < 1 || p.chunks < 1)
+    throw UsageError("parallel.pipeline: {} stages x {} chunks", s.stages(), p.chunks);
+  if (!s.pipelined()) {
+    if (!(p == Pipeline{})) throw UsageError("parallel.schedule: there are no stages to order");
+    return;
+  }
+  if (p.stage < 0 || p.stage >= s.stages()) throw UsageError("stage {} of a pipeline of {}", p.stage, s.stages());
+  if ((p.schedule == ScheduleKind::kZbH1 || p.schedule == ScheduleKind::kZbV) && !p.halves)
+    throw UsageError("parallel.schedule: {} runs backwards in halves", name_of(p.schedule));
+}
+
+Schedule schedule_of(const Setting& s, const Schedule* file) {
+  const Pipeline& p = s.pipeline;
+  const auto micro_batches = static_cast<int>(s.micro_batches());
+  Schedule schedule;
+  if (p.schedule == ScheduleKind::kFile) {
+    MOLEN_CHECK(file != nullptr, "a pipeline whose schedule is a file needs it");
+    schedule = *file;
+  } else {
+    schedule = make_schedule(p.schedule, s.stages(), p.chunks, micro_batches);
+  }
+  if (schedule.stages != s.stages() || schedule.chunks != p.chunks || schedule.micro_batches != micro_batches ||
+      schedule.placement != p.placement)
+    throw UsageError(
+        "parallel.schedule: is for {} stages x {} chunks ({}) and {} micro-batches; this run has {} x {} ({}) and {}",
+        schedule.stages, schedule.chunks, name_of(schedule.placement), schedule.micro_batches, s.stages(), p.chunks,
+        name_of(p.placement), micro_batches);
+  return schedule;
+}
+
+void check_setting(const Setting& s) {
+  if (s.global_batch < 1) throw UsageError("batch.global: must be at least 1, is {}", s.global_batch);
+  if (s.micro_batch < 1) throw UsageError("batch.micro: must be at least 1, is {}", s.micro_batch);
+  if (s.sequence < 1) throw UsageError("data.sequence_length: must be at least 1, is {}", s.sequence);
+  if (s.shards() < 1 || s.replicas() < 1)
+    throw UsageError("parallel.data_shard x parallel.data_replicate: {} x {} is no number of ranks", s.shards(),
+                     s.replicas());
+  if (s.context_ranks() < 1 || s.sequence % (s.context() ? 2 * s.context_ranks() : 1) != 0)
+    throw UsageError("parallel.context: {} ranks have two pieces each of every sequence; {} tokens do not divide so",
+                     s.context_ranks(), s.sequence);
+  if (!s.context() && s.context_form != ContextForm::kGather)
+    throw UsageError("parallel.context_form: there are no context ranks");
+  check_pipeline(s);
+  if (s.tensor_ranks() < 1) throw UsageError("parallel.tensor: {} ranks", s.tensor_ranks());
+  if (s.sequence_parallel && s.tensor() && s.tokens() < s.tensor_ranks())
+    throw UsageError("parallel.sequence: {} tokens of a micro-batch have no row for each of {} tensor ranks",
+                     s.tokens(), s.tensor_ranks());
+  if (s.zero < 0 || s.zero > 3) throw UsageError("parallel.zero: stages are 0 to 3, not {}", s.zero);
+  if (s.zero >= 2 && s.shards() == 1 && s.replicas() > 1)
+    throw UsageError("parallel.data_shard: ZeRO-{} has nothing to shard over with {} replicas of one rank", s.zero,
+                     s.replicas());
+  if (s.own_over_dp && (s.zero < 2 || s.replicas() == 1))
+    throw UsageError("optimizer states over all data-parallel ranks: for hybrid sharding only");
+  if (s.recompute.every < 1) throw UsageError("parallel.recompute: every {} layers", s.recompute.every);
+  for (const arch::Part part : arch::kAllParts)
+    if (s.recompute.has(part) && !declaration_of(part).computed_again())
+      throw UsageError("parallel.recompute: '{}' is never computed again", arch::name_of(part));
+  if (s.prefetch < 0) throw UsageError("parallel.prefetch: {} units", s.prefetch);
+  if (s.reduce != DType::kF64 && s.reduce != DType::kF32 && s.reduce != DType::kBF16 && s.reduce != DType::kF16)
+    throw UsageError("precision.reduce: {} is no type to sum gradients in", name_of(s.reduce));
+  if (s.compute == DType::kF64 && size_of(s.reduce) < 4)
+    throw UsageError("precision.reduce: {} would round what fp64 compute is to prove", name_of(s.reduce));
+  if (s.compute == DType::kF64 && s.kernels == arch::Kernels::kFused)
+    throw UsageError(
+        "math.kernels: the fused kernels compute in fp32; fp64 is for \"reference\", or for ATen's on a device");
+}
+
+}  // namespace
+
+std::optional<std::string> offload_refused(const arch::Architecture& arch, const Setting& s) {
+  const Offload& o = s.offload;
+  if ((o.gradients || o.parameters) && !o.optimizer)
+    return fmt::format("{} on the host are for an optimizer there; add \"optimizer\"",
+                       o.gradients ? "gradients" : "parameters");
+  if (o.gradients && arch.tied && s.pipelined() && s.pipeline.placement != Placement::kV)
+    return "gradients: the first and the last stage sum those of the table they share after all micro-batches, on the "
+           "device";
+  if (o.parameters && s.owns_part() && !s.sharded_parameters())
+    return fmt::format(
+        "parameters: under ZeRO-{} every rank keeps all of them and updates a part; zero 0 or 3 keeps what it updates",
+        s.zero);
+  if (o.parameters && s.own_over_dp)
+    return "parameters: optimizer states over all data-parallel ranks update a part of what a rank keeps";
+  if (o.activations && arch.layers == 1)
+    return "activations: the backward of the only layer follows its forward; there is nothing to put away";
+  return std::nullopt;
+}
+
+std::optional<std::string> optimizer_refused(const Setting& s) {
+  if (!optimizer_named(s.optimizer).whole_matrices) return std::nullopt;
+  if (s.offload.optimizer)
+    return fmt::format(
+        "{} multiplies matrices, which the host's stream does not do yet; keep \"optimizer\" out of "
+        "parallel.offload",
+        s.optimizer);
+  return std::nullopt;
+}
+
+namespace {
+
+// `ready`: the pipeline's schedule, if it has been made already.
+Program build_with(const arch::Architecture& arch, const Setting& setting, const Schedule* file,
+                   const Schedule* ready) {
+  arch::validate(arch);
+  check_setting(setting);
+  if (const auto why = offload_refused(arch, setting)) throw UsageError("parallel.offload: {}", *why);
+  if (const auto why = optimizer_refused(setting)) throw UsageError("optimizer.kind: {}", *why);
+  const bool train = setting.purpose == Purpose::kTrain;
+  Program p = pass::micro_batch(arch, setting);
+  if (setting.recompute.any() && train) p = pass::recompute(std::move(p));
+  p = pass::exchange_tensors(pass::exchange_context(std::move(p)));
+  if (setting.pipelined())
+    p = train ? pass::pipeline(std::move(p), ready ? *ready : schedule_of(setting, file))
+              : pass::pipeline_forward(std::move(p));
+  else if (train)
+    p = pass::micro_batch_loop(std::move(p));
+  if (setting.offload.activations && train) p = pass::offload_activations(std::move(p));
+  p = pass::shard_parameters(std::move(p));
+  if (train) p = pass::update(pass::reduce_gradients(std::move(p)));
+  return with_types(pass::order_streams(pass::costs(std::move(p))));
+}
+
+}  // namespace
+
+Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file) {
+  return build_with(arch, setting, file, nullptr);
+}
+
+std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file) {
+  setting.pipeline.stage = 0;
+  std::vector<Program> stages{build(arch, setting, file)};  // refuses what cannot be built before a schedule is made
+  if (setting.stages() == 1) return stages;
+  std::optional<Schedule> schedule;
+  if (setting.purpose == Purpose::kTrain) schedule = schedule_of(setting, file);
+  while (++setting.pipeline.stage < setting.stages())
+    stages.push_back(build_with(arch, setting, file, schedule ? &*schedule : nullptr));
+  return stages;
+}
+
+namespace detail {
+namespace {
+
+// Returns the value whose buffer a partial value uses.
+Value stands_for(Value v) {
+  switch (v) {
+    case Value::kAttentionPart:
+      return Value::kAttention;
+    case Value::kLsePart:
+      return Value::kLse;
+    case Value::kProjected:
+      return Value::kQkv;
+    case Value::kDQuery:
+    case Value::kDProjected:
+      return Value::kDQkv;
+    default:
+      return v;
+  }
+}
+
+// Returns the value whose buffer holds `value`; mostly `value` itself.
+Value role_for(const Program& p, Value value) {
+  const bool summed_in_place = class_of(value) == ValueClass::kSum && !p.setting.sharded_rows();
+  switch (value) {
+    case Value::kDMid:  // one residual gradient is added to in place; halves of a backward read its old value
+      return p.setting.pipeline.halves ? value : Value::kDResidual;
+    case Value::kResidualSum:
+      return summed_in_place ? Value::kResidual : value;
+    case Value::kMidSum:
+      return summed_in_place ? Value::kMid : value;
+    case Value::kDResidualSum:
+      return summed_in_place ? Value::kDResidual : value;
+    case Value::kDMidSum:
+      return summed_in_place ? role_for(p, Value::kDMid) : value;
+    default:
+      return wide_partial(p, value) ? value : stands_for(value);
+  }
+}
+
+// Whether one buffer serves all layers, one after the other.
+bool one_for_all_layers(const Program& p, Value value) {
+  const Keeping keeping = info_of(value).keeping;
+  return keeping == Keeping::kInTurn || (keeping == Keeping::kInTurnOfWhole && !p.setting.pipeline.halves);
+}
+
+// Returns the fields that identify a buffer; `suffix` as in ensure_buffer.
+Buffer place_for(const Program& p, const Operand& operand, const std::string& suffix) {
+  Buffer b;
+  b.role = role_for(p, operand.value);
+  b.place = place_of(p, operand);
+  if (of_unit(b.role))
+    b.unit = static_cast<int>(operand.layer);
+  else if (b.role == Value::kKeys || b.role == Value::kDKeys)
+    b.slot = std::to_string(operand.step % 2);  // one slot is sent while the other receives or is computed
+  else if (!one_for_all_layers(p, b.role) && operand.layer >= 0 &&
+           (suffix.empty() || info_of(b.role).keeping != Keeping::kOfPass))
+    b.layer = operand.layer;
+  else if (!one_for_all_layers(p, b.role) && operand.layer >= 0)
+    b.slot = suffix;
+  if (chunk_apart(p, operand)) b.chunk = operand.chunk;
+  return b;
+}
+
+std::string label_of(const Program& p, const Buffer& b, bool host) {
+  std::string name(name_of(b.role));
+  if (b.unit >= 0) name += "." + p.units.at(static_cast<std::size_t>(b.unit)).name;
+  if (b.layer >= 0) name += fmt::format(".{}", b.layer);
+  if (!b.slot.empty()) name += "." + b.slot;
+  if (b.chunk >= 0) name += fmt::format(".part{}", b.chunk);
+  return name + (host ? "/host" : "");
+}
+
+}  // namespace
+
+int ensure_buffer(Program& p, const Operand& operand, const std::string& suffix) {
+  Buffer b = place_for(p, operand, suffix);
+  const auto same = [&](const Buffer& o) {
+    return o.role == b.role && o.unit == b.unit && o.layer == b.layer && o.place == b.place && o.chunk == b.chunk &&
+           o.copy == 0 && o.slot == b.slot;
+  };
+  if (const auto found = std::find_if(p.buffers.begin(), p.buffers.end(), same); found != p.buffers.end())
+    return static_cast<int>(found - p.buffers.begin());
+  Operand held = operand;
+  held.value = b.role;
+  b.name = label_of(p, b, operand.host);
+  b.dtype = dtype_of(p, b.role);
+  b.elements = elements_of(p, held);
+  b.lifetime = lifetime_of(p, b.role);
+  if (of_unit(b.role)) b.extent = extent_of(p, b.role);
+  p.buffers.push_back(std::move(b));
+  return static_cast<int>(p.buffers.size()) - 1;
+}
+
+Step make_step(Program& p, Op op, int unit, Phase phase, Stream stream, const std::string& suffix) {
+  const Signature s = signature(p, op, unit);
+  Step step;
+  step.op = std::move(op);
+  step.phase = phase;
+  step.stream = stream;
+  step.attributes = attributes_of(p.setting, step.op);
+  for (const Operand& o : s.operands) step.operands.push_back({o.arg, ensure_buffer(p, o, suffix), o.range, o.access});
+  return step;
+}
+
+Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk,
+                  const std::string& suffix) {
+  const Phase phase = of_head(part)                     ? Phase::kHead
+                      : pass == ComputePass::kForward   ? Phase::kForward
+                      : pass == ComputePass::kRecompute ? Phase::kRecompute
+                                                        : Phase::kBackward;
+  return make_step(p, Compute{part, pass, layer, chunk}, -1, phase, Stream::kCompute, suffix);
+}
+
+}  // namespace detail
+
+namespace pass {
+
+namespace {
+
+// Bodies of one micro-batch, chunk by chunk.
+class MicroBatch {
+ public:
+  MicroBatch(const arch::Architecture& arch, const Setting& setting)
+      : p_(describe(arch, setting)), train_(setting.purpose == Purpose::kTrain) {}
+
+  Program run() {
+    if (p_.setting.pipelined()) {
+      for (const Chunk& chunk : p_.chunks) stage_bodies(chunk);
+      return std::move(p_);
+    }
+    const Chunk& all = p_.chunks.front();
+    begin("micro");
+    add(ZeroFill{}, Phase::kData);
+    add(LoadBatch{}, Phase::kData);
+    forward(all);
+    head();
+    if (train_) backward(all, ComputePass::kBackward);
+    p_.schedule.push_back({0, 0});
+    return std::move(p_);
+  }
+
+ private:
+  void stage_bodies(const Chunk& chunk) {
+    const std::string number = std::to_string(chunk.global_stage);
+    begin("forward." + number);
+    // With a document mask, every stage reads the documents, from its first forward on.
+    if (chunk.embed || (chunk.head && !train_) || p_.setting.document_mask) load();
+    forward(chunk);
+    const bool halves = p_.setting.pipeline.halves;
+    if (train_) begin("backward." + number);
+    if (chunk.head) {
+      load();
+      head();
+    }
+    if (train_) backward(chunk, ComputePass::kBackward);
+    if (!train_ || !halves) return;
+    // The same backward in two halves; for each micro-batch, a chunk runs either the whole or the halves.
+    Body input = p_.bodies.back();
+    input.name = "input." + number;
+    for (Step& step : input.steps)
+      if (const auto* c = std::get_if<Compute>(&step.op); c && c->layer >= 0)
+        step = detail::compute_step(p_, c->part, ComputePass::kInput, c->layer, -1);
+    p_.bodies.push_back(std::move(input));
+    begin("weights." + number);
+    backward(chunk, ComputePass::kWeights);
+  }
+
+  void begin(std::string name) { p_.bodies.push_back({std::move(name), {}}); }
+  void add(Op op, Phase phase) {
+    p_.bodies.back().steps.push_back(detail::make_step(p_, std::move(op), -1, phase, Stream::kCompute));
+  }
+  void add(arch::Part part, ComputePass pass, std::int64_t layer, std::int64_t chunk = -1) {
+    p_.bodies.back().steps.push_back(detail::compute_step(p_, part, pass, layer, chunk, train_ ? "" : "slot"));
+  }
+  // Adds LoadBatch at most once per stage.
+  void load() {
+    if (!std::exchange(loaded_, true)) add(LoadBatch{!p_.has_head()}, Phase::kData);
+  }
+
+  void forward(const Chunk& chunk) {
+    if (chunk.embed)
+      for (const arch::Part part : arch::parts_before(p_.arch)) add(part, ComputePass::kForward, -1);
+    for (std::int64_t l = chunk.first; l < chunk.end; ++l)
+      for (const arch::Part part : arch::parts_of_layer(p_.arch, l)) add(part, ComputePass::kForward, l);
+  }
+
+  void head() {
+    for (const arch::Part part : arch::parts_after(p_.arch)) add(part, ComputePass::kForward, -1);
+    for (std::int64_t c = 0; c < p_.setting.head_chunks(); ++c)
+      for (const arch::Part part : arch::parts_of_head(p_.arch, p_.setting.tensor())) {
+        const bool backward = train_ && declaration_of(part).has_backward();
+        add(part, backward ? ComputePass::kBackward : ComputePass::kForward, -1, c);
+      }
+    if (!train_) return;
+    for (const arch::Part part : std::views::reverse(arch::parts_after(p_.arch))) add(part, ComputePass::kBackward, -1);
+  }
+
+  void backward(const Chunk& chunk, ComputePass pass) {
+    const bool weights = pass == ComputePass::kWeights;
+    for (std::int64_t l = chunk.end - 1; l >= chunk.first; --l)
+      for (const arch::Part part : std::views::reverse(arch::parts_of_layer(p_.arch, l)))
+        if (!weights || has_halves(part)) add(part, pass, l);
+    if (!chunk.embed || weights) return;
+    for (const arch::Part part : std::views::reverse(arch::parts_before(p_.arch))) add(part, pass, -1);
+  }
+
+  Program p_;
+  bool train_, loaded_ = false;
+};
+
+}  // namespace
+
+Program micro_batch(const arch::Architecture& arch, const Setting& setting) {
+  return MicroBatch(arch, setting).run();
+}
+
+}  // namespace pass
+}  // namespace molen::program

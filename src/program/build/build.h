@@ -1,0 +1,76 @@
+// Builds step programs: pure functions from (architecture, setting). `build` runs the passes below in order; each is
+// small, pure and tested alone.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "program/ir/program.h"
+#include "program/schedule/schedule.h"
+
+namespace molen::program {
+
+// Throws UsageError, which names the configuration key, when the setting cannot be honoured exactly: nothing falls
+// back. `file` is the schedule when Setting::pipeline.schedule is kFile.
+Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file = nullptr);
+
+// Returns why Setting::offload cannot be combined with the rest of the setting, or nothing when it can.
+std::optional<std::string> offload_refused(const arch::Architecture& arch, const Setting& setting);
+
+// Returns why Setting::optimizer cannot be combined with the rest of the setting, or nothing when it can.
+std::optional<std::string> optimizer_refused(const Setting& setting);
+
+// Returns the program of each stage of the pipeline: a single program without a pipeline.
+std::vector<Program> build_stages(const arch::Architecture& arch, Setting setting, const Schedule* file = nullptr);
+
+namespace pass {
+
+// Builds one micro-batch on one rank: a single body "micro" with forward, head and (when training) backward. With a
+// pipeline, each chunk has the bodies "forward.G" and "backward.G", G being its global stage; the backward of the last
+// chunk begins with the head. When Pipeline::halves is set, the backward also exists as "input.G" and "weights.G".
+Program micro_batch(const arch::Architecture& arch, const Setting& setting);
+// Drops the results of the parts of Setting::recompute ("qkv.fwd", one slot for all layers) and computes them again
+// ("qkv.re") as late as backward allows. The inputs of such a part are kept, or computed again before it.
+Program recompute(Program program);
+// Adds the communication of tensor ranks between the parts, in forward, backward and recomputation: the sums of partial
+// results, and the gathering of rows.
+Program exchange_tensors(Program program);
+// Adds the communication of context ranks. Either they all-gather the keys and values of a layer before each attention
+// and reduce-scatter the gradients, or they pass keys and values on in a ring, followed by the gradients.
+Program exchange_context(Program program);
+// Repeats the micro-batch: the first one overwrites gradients, later ones add.
+Program micro_batch_loop(Program program);
+// Puts the actions of the stage into the order of the schedule, with the messages between them. A value that one body
+// leaves for another gets a buffer for each micro-batch. A backward has separate bodies for its first, its last and its
+// other runs.
+//
+// Messages block, so all stages put them into one common order. An action is placed at its start time in
+// `simulate(schedule)`. A message is placed at the end of the action that makes it, before the actions that start at
+// that time. Therefore no two ranks wait for each other: the next pending message in this order has both its ranks free
+// to reach it.
+Program pipeline(Program program, const Schedule& schedule);
+// The same for an evaluation: each chunk runs forward once.
+Program pipeline_forward(Program program);
+// Copies the values that layers keep for backward to the host as soon as they are made, and brings them back
+// Setting::prefetch layers before their layer's backward. No more layers than that are on their way out at a time.
+Program offload_activations(Program program);
+// ZeRO-3: gathers the parameters of a unit over dp_shard before the unit is used, Setting::prefetch units ahead. The
+// gathered copy is dead after its last reader.
+Program shard_parameters(Program program);
+// Reduces the gradient of each unit as soon as it is finished. ZeRO-0 all-reduces it in the last micro-batch; ZeRO-1
+// reduce-scatters it to its owners, also in the last. ZeRO-2 and ZeRO-3 reduce-scatter it into the shards in every
+// micro-batch, and sum the shards over the replicas in the last. When Setting::reduce is narrower than the kept
+// gradients, each reduction runs between two casts.
+Program reduce_gradients(Program program);
+// Appends a body "update": clipping, the optimizer, and the all-gather of updated parameters when other ranks than
+// their owner hold them too.
+Program update(Program program);
+// Sets FLOPs, bytes and scratch of every op.
+Program costs(Program program);
+// Sets the `after` edges: every hazard between streams that existing edges do not order yet, and no more than needed;
+// also the edges from `agree` to the ops that its flag guards. When a communication stream uses transient memory, the
+// transient memory passes from one instance to the next as a whole.
+Program order_streams(Program program);
+
+}  // namespace pass
+}  // namespace molen::program

@@ -1,0 +1,304 @@
+// The lowering passes after the micro-batch itself. Each takes a program and returns one.
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "arch/context_parallel.h"
+#include "arch/tensor_parallel.h"
+#include "base/error.h"
+#include "base/match.h"
+#include "program/build/build.h"
+#include "program/build/build_detail.h"
+#include "program/build/recompute.h"
+#include "program/ir/slots.h"
+#include "program/parts/part.h"
+#include "program/values/costs.h"
+
+namespace molen::program {
+
+namespace detail {
+
+bool has_padding(const Program& p, const Unit& unit) {
+  std::int64_t used = 0;
+  bool uneven = false;  // rows of a shared vocabulary that some tensor ranks lack
+  for (const auto& entry : unit.entries) {
+    const arch::Parameter& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
+    used += parameter.elements();
+    const bool vocabulary = parameter.role == arch::Role::kEmbedding || parameter.role == arch::Role::kHead;
+    uneven = uneven || (vocabulary && p.arch.vocabulary % p.setting.tensor_ranks() != 0);
+  }
+  return uneven || used < unit.elements;
+}
+
+void set_gradient_access(Program& p, Body& body, bool first) {
+  for (Step& step : body.steps)
+    if (const auto* c = std::get_if<Compute>(&step.op)) {
+      if (!is_backward(c->pass)) continue;
+      // Chunks of the head, and pieces of the rows, share one gradient; a tied embedding adds to the head's gradient.
+      const bool head = of_head(c->part);
+      const bool earlier_writer = ((head || by_chunks(p.setting, c->part)) && c->chunk > 0) ||
+                                  (p.arch.tied && declaration_of(c->part).reads_role(arch::Role::kEmbedding, true));
+      if (step.find(Arg::kGrad))
+        step.operand(Arg::kGrad).access = first && !earlier_writer ? Access::kWrite : Access::kUpdate;
+    }
+}
+
+void clear_gradients(Program& p, Body& body, const Clearing& clearing) {
+  std::set<int> written;
+  for (const Step& step : body.steps)
+    for (const Use& use : step.operands)
+      if (const int u = p.unit_of_buffer(use.buffer); use.writes() && u >= 0) written.insert(u);
+  if (clearing.all)
+    for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+      const std::int64_t layer = p.units[static_cast<std::size_t>(u)].first;
+      if (clearing.all->first <= layer && layer < clearing.all->end) written.insert(u);
+    }
+  const int embed = p.find_unit("embed");
+  std::vector<Step> fills;
+  for (const int u : written) {
+    if (u == clearing.but) continue;
+    const bool all = clearing.whole || (p.arch.tied && u == embed);  // head and embedding both add
+    // A gradient that lives from step to step keeps the zeros that the arena began with.
+    const bool padding = p.setting.gradients_leave() && has_padding(p, p.units[static_cast<std::size_t>(u)]);
+    if (all || padding) fills.push_back(make_step(p, ZeroFill{!all}, u, Phase::kBackward, Stream::kCompute));
+  }
+  body.steps.insert(body.steps.begin(), fills.begin(), fills.end());
+}
+
+void drop_unused_buffers(Program& p) {
+  std::vector<bool> used(p.buffers.size(), false);
+  const auto each_use = [&](const std::function<void(Use&)>& f) {
+    for (auto& body : p.bodies)
+      for (auto& step : body.steps) std::for_each(step.operands.begin(), step.operands.end(), f);
+  };
+  each_use([&](Use& use) { used[static_cast<std::size_t>(use.buffer)] = true; });
+  std::vector<int> renumbered(p.buffers.size(), -1);
+  std::vector<Buffer> kept;
+  for (std::size_t i = 0; i < p.buffers.size(); ++i)
+    if (used[i]) {
+      renumbered[i] = static_cast<int>(kept.size());
+      kept.push_back(p.buffers[i]);
+    }
+  p.buffers = std::move(kept);
+  each_use([&](Use& use) { use.buffer = renumbered[static_cast<std::size_t>(use.buffer)]; });
+}
+
+void find_lifetimes(Program& p) {
+  std::set<int> kept;
+  for (const Body& body : p.bodies) {
+    std::set<int> written;
+    for (const Step& step : body.steps) {
+      for (const Use& use : step.operands)
+        if (use.reads() && !written.count(use.buffer)) kept.insert(use.buffer);
+      for (const Use& use : step.operands)
+        if (use.writes()) written.insert(use.buffer);
+    }
+  }
+  for (std::size_t b = 0; b < p.buffers.size(); ++b) {
+    Lifetime& lifetime = p.buffers[b].lifetime;
+    const bool value = lifetime == Lifetime::kTransient || lifetime == Lifetime::kMicroBatch;
+    if (value && p.unit_of_buffer(static_cast<int>(b)) < 0)
+      lifetime = kept.count(static_cast<int>(b)) ? Lifetime::kMicroBatch : Lifetime::kTransient;
+  }
+}
+
+}  // namespace detail
+
+namespace pass {
+namespace {
+
+const Compute* compute_of(const Step& step) {
+  return std::get_if<Compute>(&step.op);
+}
+
+Body without_zero_fill(Body body) {
+  std::erase_if(body.steps, [](const Step& s) { return std::holds_alternative<ZeroFill>(s.op); });
+  return body;
+}
+
+// Rewrites forward and backward of one micro-batch, in which every value has a buffer for each layer.
+class Recomputer {
+ public:
+  explicit Recomputer(Program& p) : p_(p), makers_(p) {}
+
+  void run(Body& body) {
+    for (Step& step : body.steps) {
+      const Compute* c = compute_of(step);
+      const bool backward = c && is_backward(c->pass);
+      if (backward) make_again(step.op);
+      if (c) rename(step, backward ? "re" : "fwd");
+      steps_.push_back(std::move(step));
+    }
+    body.steps = std::move(steps_);
+  }
+
+ private:
+  std::optional<arch::Part> dropped(const Operand& o) const {
+    const std::optional<Maker>& maker = makers_.of(o.value);
+    if (!maker || !p_.setting.recompute.in(maker->chosen, o.layer)) return std::nullopt;
+    return maker->part;
+  }
+
+  // Adds a recomputation of each dropped value that `op` reads, unless the value has been computed again already.
+  void make_again(const Op& op) {
+    for (const Operand& changed : signature(p_, op, -1).operands) {
+      const Operand o = changed.as_found();
+      const auto part = dropped(o);
+      if (!reads(o.access) || !part || !again_.emplace(*part, o.layer).second) continue;
+      Step step = detail::compute_step(p_, *part, ComputePass::kRecompute, o.layer, -1);
+      make_again(step.op);
+      rename(step, "re");
+      steps_.push_back(std::move(step));
+    }
+  }
+
+  // Puts dropped values into slots that layers share: one slot for forward, one for backward.
+  void rename(Step& step, const std::string& suffix) {
+    const Signature s = signature(p_, step.op, -1);
+    for (const Operand& o : s.operands)
+      if (dropped(o)) step.operand(o.arg).buffer = detail::ensure_buffer(p_, o, suffix);
+  }
+
+  Program& p_;
+  Makers makers_;
+  std::set<std::pair<arch::Part, std::int64_t>> again_;
+  std::vector<Step> steps_;
+};
+
+}  // namespace
+
+Program recompute(Program p) {
+  for (Body& body : p.bodies) Recomputer(p).run(body);
+  detail::drop_unused_buffers(p);
+  return p;
+}
+
+Program micro_batch_loop(Program p) {
+  const std::int64_t count = p.setting.micro_batches();
+  Body first = p.bodies.at(0);
+  first.name = "first";
+  Body later = without_zero_fill(p.bodies.at(0));
+  detail::set_gradient_access(p, first, true);
+  detail::clear_gradients(p, first);
+  // A gradient that leaves is reduced and freed after each micro-batch; the sum grows in the shard, or on the host.
+  const bool fresh = p.setting.gradients_leave();
+  detail::set_gradient_access(p, later, fresh);
+  if (fresh) detail::clear_gradients(p, later);
+
+  p.bodies = {first};
+  p.schedule = {{0, 0}};
+  if (count > 2) {
+    later.name = "middle";
+    p.bodies.push_back(later);
+    for (std::int64_t m = 1; m + 1 < count; ++m) p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, m});
+  }
+  if (count > 1) {
+    later.name = "last";
+    p.bodies.push_back(later);
+    p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, count - 1});
+  }
+  return p;
+}
+
+Program costs(Program p) {
+  for (Body& body : p.bodies)
+    for (Step& step : body.steps) set_costs(p, step);
+  return p;
+}
+
+namespace {
+
+bool uses_transients(const Program& p, const Step& step) {
+  if (step.scratch.value > 0) return true;
+  for (const Use& use : step.operands) {
+    const Buffer& buffer = p.buffers[static_cast<std::size_t>(use.buffer)];
+    if (buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice) return true;
+  }
+  return false;
+}
+
+// Instances use the transient space in turn. Finds the ops that each op must wait for, so that no stream works in this
+// space for one instance while another stream still works in it for the instance before.
+class Turns {
+ public:
+  explicit Turns(const Program& p) : p_(p) {
+    for (const Body& body : p.bodies)
+      for (const Step& step : body.steps)
+        shared_ = shared_ || (step.stream != Stream::kCompute && uses_transients(p, step));
+  }
+
+  // Returns the latest ops of the other streams that op `index` has to wait for; kNoOps when there are none.
+  OpPerStream before(const Expanded& e, int index) {
+    if (!shared_ || !uses_transients(p_, *e.step)) return kNoOps;
+    if (e.instance != instance_) {
+      instance_ = e.instance;
+      before_ = latest_;
+      entered_.fill(false);
+    }
+    const auto own = static_cast<std::size_t>(e.step->stream);
+    latest_[own] = index;
+    return std::exchange(entered_[own], true) ? kNoOps : before_;
+  }
+
+ private:
+  const Program& p_;
+  bool shared_ = false;
+  int instance_ = -1;
+  OpPerStream before_ = kNoOps, latest_ = kNoOps;
+  std::array<bool, kNumStreams> entered_{};
+};
+
+}  // namespace
+
+Program order_streams(Program p) {
+  const std::vector<Expanded> all = expand(p);
+  const Slots slots(p);
+  // `reader` and `writer`: the latest reader and writer of each place on each stream so far. `known`: for each stream,
+  // the last op of every other stream that is known to have ended before its next op.
+  std::vector<OpPerStream> reader(slots.places(), kNoOps), writer(slots.places(), kNoOps);
+  std::array<OpPerStream, kNumStreams> known;
+  known.fill(kNoOps);
+  std::vector<OpPerStream> at_end(all.size(), kNoOps);  // what is known to have ended once op i has ended
+  OpPerStream agreed = kNoOps;                          // latest decision on a flag, which guarded ops wait for
+  Turns turns(p);
+
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Step& step = *all[i].step;
+    const auto own = static_cast<std::size_t>(step.stream);
+    const auto place = [&](const Use& use) { return slots.place(use.buffer, all[i].micro_batch); };
+    const auto learn = [&](int op) {
+      for (std::size_t t = 0; t < kNumStreams; ++t)
+        known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(op)][t]);
+    };
+    for (const int a : all[i].after) learn(a);
+    OpPerStream need = turns.before(all[i], static_cast<int>(i));
+    const auto want = [&](const OpPerStream& ops) {
+      for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
+    };
+    if (step.unless) want(agreed);
+    for (const Use& use : step.operands) {
+      want(writer[place(use)]);
+      if (use.changes()) want(reader[place(use)]);
+    }
+    for (std::size_t s = 0; s < kNumStreams; ++s) {
+      if (s == own || need[s] <= known[own][s]) continue;
+      const Expanded& from = all[static_cast<std::size_t>(need[s])];
+      Step& target = p.bodies[static_cast<std::size_t>(all[i].body)].steps[static_cast<std::size_t>(all[i].op)];
+      const OpRef ref{from.instance == all[i].instance ? -1 : from.body, from.op};
+      if (std::find(target.after.begin(), target.after.end(), ref) == target.after.end()) target.after.push_back(ref);
+      learn(need[s]);
+    }
+    known[own][own] = static_cast<int>(i);
+    at_end[i] = known[own];
+    if (std::holds_alternative<Agree>(step.op)) agreed[own] = static_cast<int>(i);
+    for (const Use& use : step.operands) (use.changes() ? writer : reader)[place(use)][own] = static_cast<int>(i);
+  }
+  for (Body& body : p.bodies)
+    for (Step& step : body.steps) std::sort(step.after.begin(), step.after.end());
+  return p;
+}
+
+}  // namespace pass
+}  // namespace molen::program

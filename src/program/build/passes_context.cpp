@@ -1,0 +1,82 @@
+// The communication of context ranks for the attention of a layer.
+#include <map>
+#include <utility>
+
+#include "program/build/build.h"
+#include "program/build/build_detail.h"
+#include "program/parts/part.h"
+
+namespace molen::program::pass {
+namespace {
+
+class ContextExchanger {
+ public:
+  explicit ContextExchanger(Program& p) : p_(p) {}
+
+  void run(Body& body) {
+    held_ = -1;
+    for (Step& step : body.steps) {
+      const auto* c = std::get_if<Compute>(&step.op);
+      if (!c || !declaration_of(c->part).mixes_positions())
+        steps_.push_back(std::move(step));
+      else if (p_.setting.ring())
+        ring(*c, step);
+      else
+        gathered(*c, step);
+    }
+    body.steps = std::move(steps_);
+  }
+
+ private:
+  // Adds an op beside `whole` or in its place. The op uses the buffers of `whole`, because recomputation moves some
+  // operands to other buffers.
+  void add(Op op, const Compute& c, const Step& whole, Stream stream) {
+    Compute plain = c;
+    plain.chunk = -1;
+    const Signature of_whole = signature(p_, plain, -1);
+    std::map<int, int> actual;
+    for (const Operand& o : of_whole.operands) actual[detail::ensure_buffer(p_, o)] = whole.operand(o.arg).buffer;
+    Step step = detail::make_step(p_, std::move(op), -1, whole.phase, stream);
+    for (Use& use : step.operands)
+      if (const auto found = actual.find(use.buffer); found != actual.end()) use.buffer = found->second;
+    steps_.push_back(std::move(step));
+  }
+
+  void gathered(const Compute& c, const Step& whole) {
+    if (std::exchange(held_, c.layer) != c.layer)
+      add(AllGather{Axis::kCp, Moves::kKeys, c.layer}, c, whole, Stream::kDpComm);
+    steps_.push_back(whole);
+    if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Moves::kDKeys, c.layer}, c, whole, Stream::kDpComm);
+  }
+
+  // Sends keys on while the attention over the present keys is computed, and gradients while those of the next are
+  // computed.
+  void ring(const Compute& c, const Step& whole) {
+    const int ranks = p_.setting.context_ranks();
+    // With at most 3 ranks, the two key slots still hold the keys of all other ranks.
+    const bool there = std::exchange(held_, c.layer) == c.layer && ranks <= 3;
+    for (int i = 0; i < ranks; ++i) {
+      if (i + 1 < ranks && !there) add(Shift{Axis::kCp, Moves::kKeys, c.layer, i + 1}, c, whole, Stream::kDpComm);
+      Compute step = c;
+      step.chunk = i;
+      add(step, c, whole, Stream::kCompute);
+      if (is_backward(c.pass)) add(Shift{Axis::kCp, Moves::kDKeys, c.layer, i + 1}, c, whole, Stream::kDpComm);
+    }
+  }
+
+  Program& p_;
+  std::vector<Step> steps_;
+  // The layer whose keys the previous attention left in the slots: the last layer, or one that is computed again.
+  std::int64_t held_ = -1;
+};
+
+}  // namespace
+
+Program exchange_context(Program p) {
+  if (!p.setting.context()) return p;
+  for (Body& body : p.bodies) ContextExchanger(p).run(body);
+  detail::drop_unused_buffers(p);
+  return p;
+}
+
+}  // namespace molen::program::pass

@@ -1,0 +1,287 @@
+// The passes of data parallelism: the reduction of gradients, the update, and the gathering of parameters.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "program/build/build.h"
+#include "program/build/build_detail.h"
+
+namespace molen::program {
+
+namespace detail {
+
+int copy_of(Program& p, int buffer, int copy) {
+  if (copy == 0) return buffer;
+  Buffer another = p.buffers[static_cast<std::size_t>(buffer)];
+  another.name += "/" + std::to_string(copy);
+  another.copy = copy;
+  if (const int found = p.find_buffer(another.name); found >= 0) return found;
+  p.buffers.push_back(another);
+  return static_cast<int>(p.buffers.size()) - 1;
+}
+
+std::vector<Axis> gathered_over(const Setting& s) {
+  std::vector<Axis> axes;
+  if (!s.owns_part()) return axes;
+  if (!s.sharded_gradients()) return {Axis::kDp};
+  if (s.own_over_dp) axes.push_back(Axis::kReplicate);
+  if (!s.sharded_parameters()) axes.push_back(Axis::kShard);
+  return axes;
+}
+
+}  // namespace detail
+
+namespace pass {
+namespace {
+
+// Inserts new steps before steps of a body, given by their old index; `after` edges within the body keep their targets.
+class Insertion {
+ public:
+  void add(std::size_t before, Step step) { new_.emplace(before, std::move(step)); }
+
+  void apply(Body& body) const {
+    std::vector<Step> steps;
+    std::vector<int> moved(body.steps.size());
+    std::vector<std::size_t> fresh;
+    for (std::size_t k = 0; k <= body.steps.size(); ++k) {
+      const auto [from, to] = new_.equal_range(k);
+      for (auto step = from; step != to; ++step) {
+        fresh.push_back(steps.size());
+        steps.push_back(step->second);
+      }
+      if (k == body.steps.size()) break;
+      moved[k] = static_cast<int>(steps.size());
+      steps.push_back(body.steps[k]);
+    }
+    // The `after` edges of new steps use old indices, too.
+    for (Step& step : steps)
+      for (OpRef& ref : step.after)
+        if (ref.body < 0) ref.op = moved[static_cast<std::size_t>(ref.op)];
+    body.steps = std::move(steps);
+  }
+
+ private:
+  std::multimap<std::size_t, Step> new_;
+};
+
+// A run of steps that read one unit's parameters, with no other unit's in between: they share one gathered copy.
+struct Cluster {
+  int unit;
+  std::size_t first, last;
+};
+
+std::vector<Cluster> clusters_of(const Program& p, const Body& body) {
+  std::vector<Cluster> clusters;
+  for (std::size_t k = 0; k < body.steps.size(); ++k)
+    for (const Use& use : body.steps[k].operands) {
+      if (!use.reads() || p.buffers[static_cast<std::size_t>(use.buffer)].role != Value::kParam) continue;
+      const int unit = p.unit_of_buffer(use.buffer);
+      if (clusters.empty() || clusters.back().unit != unit) clusters.push_back({unit, k, k});
+      clusters.back().last = k;
+    }
+  return clusters;
+}
+
+// Makes the steps that bring the parameters of a cluster: a copy from the host, an all-gather over the ranks that share
+// the unit, or both in this order. The first step waits for `bound`.
+std::vector<Step> bring(Program& p, int unit, int copy, int whole, std::optional<OpRef> bound) {
+  const Setting& s = p.setting;
+  std::vector<Step> steps;
+  const auto add = [&](Op op) -> Step& {
+    const Stream stream = stream_of(p, op);
+    steps.push_back(detail::make_step(p, std::move(op), unit, Phase::kParameterGather, stream));
+    return steps.back();
+  };
+  if (s.offload.parameters) {
+    Step& step = add(CopyToDevice{});
+    Use& to = step.operand(Arg::kTo);
+    to.buffer = s.sharded_parameters() ? detail::copy_of(p, to.buffer, copy) : whole;
+  }
+  if (s.sharded_parameters()) {
+    const int shard = steps.empty() ? -1 : steps.back().operand(Arg::kTo).buffer;
+    Step& gather = add(AllGather{Axis::kShard});
+    if (shard >= 0) gather.operand(Arg::kFrom).buffer = shard;
+    gather.operand(Arg::kTo).buffer = whole;
+  }
+  if (bound) steps.front().after.push_back(*bound);
+  return steps;
+}
+
+void gather_in(Program& p, Body& body) {
+  const std::vector<Cluster> clusters = clusters_of(p, body);
+  const auto ahead = static_cast<std::size_t>(p.setting.prefetch);
+  std::map<int, int> copies;  // number of copies of each unit so far
+  Insertion insertion;
+  for (std::size_t c = 0; c < clusters.size(); ++c) {
+    const Cluster& cluster = clusters[c];
+    const int copy = copies[cluster.unit]++;
+    const int whole = detail::copy_of(p, p.find_buffer(Value::kParam, cluster.unit), copy);
+    for (std::size_t k = cluster.first; k <= cluster.last; ++k)
+      for (Use& use : body.steps[k].operands)
+        if (use.reads() && p.buffers[static_cast<std::size_t>(use.buffer)].role == Value::kParam) use.buffer = whole;
+    // Bounds the memory: no more than `ahead` units besides the unit in use.
+    std::optional<OpRef> bound;
+    if (c > ahead) bound = OpRef{-1, static_cast<int>(clusters[c - ahead - 1].last)};
+    for (Step& step : bring(p, cluster.unit, copy, whole, bound))
+      insertion.add(c > ahead ? clusters[c - ahead].first : clusters[0].first, std::move(step));
+  }
+  insertion.apply(body);
+}
+
+// Maps the last gradient writer of each unit that the body writes to the unit.
+std::map<std::size_t, int> last_writers(const Program& p, const Body& body) {
+  std::map<std::size_t, int> unit_after_step;
+  for (std::size_t u = 0; u < p.units.size(); ++u) {
+    const int grad = p.find_buffer(Value::kGrad, static_cast<int>(u));
+    std::size_t last = body.steps.size();
+    for (std::size_t k = 0; k < body.steps.size(); ++k)
+      for (const Use& use : body.steps[k].operands)
+        if (use.writes() && use.buffer == grad) last = k;
+    if (last < body.steps.size()) unit_after_step[last] = static_cast<int>(u);
+  }
+  return unit_after_step;
+}
+
+// An op on a unit's gradient, and whether it adds to the sum of earlier micro-batches in its operand `to`.
+struct Reduction {
+  Op op;
+  bool adds = false;
+};
+
+// Adds a reduction over data-parallel ranks, of the gradient itself or of a message in a narrower type. The casts run
+// on the communication stream, beside the following backward ops, so that only one message at a time is in memory.
+template <class O>
+void add_reduction(const Setting& s, O op, std::vector<Reduction>& ops, bool adds = false) {
+  if (!s.narrow_over(op.axis)) {
+    ops.push_back({op, adds});
+    return;
+  }
+  ops.insert(ops.end(), {{Cast{op.axis}}, {op}, {Cast{op.axis, true}, adds}});
+}
+
+// Adds the reduction that completes the sum: of whole gradients over dp, or of shards over the replicas. For a unit
+// that both ends of a pipeline hold, it runs after the sum of the ends.
+void add_sums_over_data(const Setting& s, std::vector<Reduction>& ops) {
+  const Axis axis = s.sharded_gradients() ? Axis::kReplicate : Axis::kDp;
+  if ((s.sharded_gradients() ? s.replicas() : s.holders()) == 1) return;
+  if (s.sharded_gradients() ? s.own_over_dp : s.owns_part())
+    add_reduction(s, ReduceScatter{axis}, ops);
+  else
+    add_reduction(s, AllReduce{axis}, ops);
+}
+
+// Returns the ops that reduce and move a finished gradient of one micro-batch.
+std::vector<Reduction> reductions(const Program& p, int u, bool first, bool last) {
+  const Setting& s = p.setting;
+  // When gradients stay, the whole gradient first sums all micro-batches.
+  if (!s.gradients_leave() && !last) return {};
+  std::vector<Reduction> ops;
+  // Each tensor rank has only its share of the gradient of elements that all of them hold.
+  if (p.units[static_cast<std::size_t>(u)].replicated > 0) ops.push_back({AllReduce{Axis::kTp}});
+  if (s.sharded_gradients()) add_reduction(s, ReduceScatter{Axis::kShard}, ops, !first && !s.offload.gradients);
+  // The host adds up only gradients that are summed over all ranks, because ranks do not communicate there.
+  if ((last || s.offload.gradients) && !p.shared_by_ends(u)) add_sums_over_data(s, ops);
+  if (s.offload.gradients) ops.push_back({CopyToHost{}, !first});
+  return ops;
+}
+
+// The bodies of the first and the last instance that write each unit's gradient.
+struct Writers {
+  std::vector<std::map<std::size_t, int>> in;  // last_writers of each body
+  std::vector<int> first, last;                // by unit
+  explicit Writers(const Program& p) : first(p.units.size(), -1), last(p.units.size(), -1) {
+    for (const Body& body : p.bodies) in.push_back(last_writers(p, body));
+    for (const Instance& instance : p.schedule)
+      for (const auto& [step, unit] : in[static_cast<std::size_t>(instance.body)]) {
+        const auto u = static_cast<std::size_t>(unit);
+        if (first[u] < 0) first[u] = instance.body;
+        last[u] = instance.body;
+      }
+  }
+};
+
+void reduce_in(Program& p, int b, const Writers& writers) {
+  Body& body = p.bodies[static_cast<std::size_t>(b)];
+  Insertion insertion;
+  for (const auto& [step, unit] : writers.in[static_cast<std::size_t>(b)]) {
+    // Communication that the next part waits for goes first.
+    std::size_t at = step + 1;
+    while (at < body.steps.size() && is_communication(body.steps[at].op)) ++at;
+    const auto u = static_cast<std::size_t>(unit);
+    for (const auto& [op, adds] : reductions(p, unit, writers.first[u] == b, writers.last[u] == b)) {
+      Step reduction = detail::make_step(p, op, unit, Phase::kGradientReduce, stream_of(p, op));
+      if (adds) reduction.operand(Arg::kTo).access = Access::kUpdate;
+      insertion.add(at, std::move(reduction));
+    }
+  }
+  insertion.apply(body);
+}
+
+}  // namespace
+
+Program shard_parameters(Program p) {
+  if (!p.setting.parameters_come()) return p;
+  for (Body& body : p.bodies) gather_in(p, body);
+  return p;
+}
+
+Program reduce_gradients(Program p) {
+  const Writers writers(p);
+  for (int b = 0; b < static_cast<int>(p.bodies.size()); ++b) reduce_in(p, b, writers);
+  return p;
+}
+
+Program update(Program p) {
+  const Setting& s = p.setting;
+  const int units = static_cast<int>(p.units.size());
+  Body body{"update", {}};
+  const auto add = [&](Op op, int unit, Phase phase) -> Step& {
+    const Stream stream = stream_of(p, op);
+    body.steps.push_back(detail::make_step(p, std::move(op), unit, phase, stream));
+    return body.steps.back();
+  };
+  // This comes after all messages, because one end of a pipeline finishes long before the other.
+  for (int u = 0; u < units; ++u) {
+    if (!p.shared_by_ends(u)) continue;
+    std::vector<Reduction> ops{{AllReduce{Axis::kEnds}}};
+    add_sums_over_data(s, ops);
+    for (const Reduction& reduction : ops) add(reduction.op, u, Phase::kGradientReduce);
+  }
+  // Backward order: the gradients that were reduced first are read first.
+  for (int u = units - 1; u >= 0; --u) {
+    if (s.offload.optimizer && !s.offload.gradients) add(CopyToHost{}, u, Phase::kGradientReduce);
+    if (p.counts(u)) add(SumSquares{}, u, Phase::kClip);
+  }
+  if (s.holders() > 1) {
+    // When every rank holds the same whole gradient or shard, its sum of squares is already the same on all of them.
+    const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
+    add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip);
+    if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip);
+  }
+  if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip);
+  if (s.pipelined()) add(ReduceScalars{Axis::kPp, kLossSum, 3}, -1, Phase::kClip);
+  add(ClipScale{}, -1, Phase::kClip);
+  add(Agree{Flag::kNonFinite}, -1, Phase::kClip);
+  for (int u = 0; u < units; ++u) {
+    if (shares_whole_matrices(p, u)) {
+      add(OptimizerStep{s.optimizer, UpdateStage::kDirection}, u, Phase::kOptimizer).unless = Flag::kNonFinite;
+      add(AllGather{Axis::kTp}, u, Phase::kOptimizer).unless = Flag::kNonFinite;
+      add(OptimizerStep{s.optimizer, UpdateStage::kApply}, u, Phase::kOptimizer).unless = Flag::kNonFinite;
+    } else {
+      add(OptimizerStep{s.optimizer}, u, Phase::kOptimizer).unless = Flag::kNonFinite;
+    }
+    if (s.offload.optimizer && !s.offload.parameters)
+      add(CopyToDevice{}, u, Phase::kParameterGather).unless = Flag::kNonFinite;
+    for (const Axis axis : detail::gathered_over(s))
+      add(AllGather{axis}, u, Phase::kParameterGather).unless = Flag::kNonFinite;
+  }
+  p.bodies.push_back(std::move(body));
+  p.schedule.push_back({static_cast<int>(p.bodies.size()) - 1, -1});
+  return p;
+}
+
+}  // namespace pass
+}  // namespace molen::program

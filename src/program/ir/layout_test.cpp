@@ -1,0 +1,215 @@
+// Tests which elements each rank has: of the units that ranks share, and of the parameters of the whole model.
+#include "program/ir/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "arch/parameters.h"
+#include "program/build/build.h"
+#include "program/test_edit.h"
+
+namespace molen::program {
+namespace {
+
+using Bounds = std::pair<std::int64_t, std::int64_t>;
+
+mesh::PerAxis at(int replicate, int shard, int tp = 0) {
+  mesh::PerAxis c{};
+  c[mesh::Axis::kDpReplicate] = replicate;
+  c[mesh::Axis::kDpShard] = shard;
+  c[mesh::Axis::kTp] = tp;
+  return c;
+}
+
+Setting hybrid_setting(int zero, bool own_over_dp) {
+  Setting s;
+  s.mesh[mesh::Axis::kDpReplicate] = 2;
+  s.mesh[mesh::Axis::kDpShard] = 3;
+  s.zero = zero;
+  s.own_over_dp = own_over_dp;
+  return s;
+}
+
+// The range of each op on each rank, by stage, for 12 blocks of 16 elements over two copies of three ranks.
+// The parameters of one product stand in one matrix, row behind row; all others begin at a multiple of 16 elements.
+TEST(Layout, OnlyPartsOfOneMatrixFollowEachOtherAtOnce) {
+  using arch::Role;
+  const std::set<std::pair<Role, Role>> joined{{Role::kQuery, Role::kKey},
+                                               {Role::kKey, Role::kValue},
+                                               {Role::kQueryBias, Role::kKeyBias},
+                                               {Role::kKeyBias, Role::kValueBias},
+                                               {Role::kGate, Role::kUp}};
+  std::set<std::pair<Role, Role>> seen;
+  for (const char* preset : {"llama-tiny", "gpt2"}) {
+    arch::Architecture a = arch::preset(preset);
+    a.layers = 2, a.hidden = 15, a.ffn = 22, a.heads = a.kv_heads = 3, a.vocabulary = 41;
+    a.head_dim = a.position == arch::Position::kRope ? 6 : 5;
+    const Program p = build(a, Setting{});
+    for (const Unit& unit : p.units)
+      for (std::size_t i = 0; i < unit.entries.size(); ++i) {
+        const auto& entry = unit.entries[i];
+        const arch::Parameter& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
+        if (i == 0) continue;
+        const arch::Parameter& before = p.parameters[static_cast<std::size_t>(unit.entries[i - 1].parameter)];
+        const std::int64_t end = unit.entries[i - 1].offset + before.elements();
+        const std::pair roles{before.role, parameter.role};
+        if (before.layer == parameter.layer && joined.contains(roles)) {
+          EXPECT_EQ(entry.offset, end) << parameter.name;
+          seen.insert(roles);
+        } else {
+          EXPECT_EQ(entry.offset, (end + 15) / 16 * 16) << parameter.name;
+        }
+      }
+  }
+  EXPECT_EQ(seen, joined);
+}
+
+TEST(Layout, RangesOfEachStage) {
+  Unit unit;
+  unit.elements = 192;
+  unit.replicated = 48;
+  const auto range = [&](const Setting& s, int replicate, int shard, Range r) {
+    return unit_range(grid_of(s), at(replicate, shard), unit, r);
+  };
+  const Bounds all{0, 192};
+  for (const bool own : {false, true})
+    for (int zero = 0; zero <= 3; ++zero) {
+      EXPECT_EQ(range(hybrid_setting(zero, own), 1, 2, Range::kAll), all);
+      EXPECT_EQ(range(hybrid_setting(zero, own), 1, 2, Range::kReplicated), Bounds(0, 48));
+    }
+  EXPECT_EQ(range(hybrid_setting(0, false), 1, 2, Range::kOwn), all);
+  EXPECT_EQ(range(hybrid_setting(0, false), 1, 2, Range::kShard), all);
+  // Stage 1: over all six ranks, copy after copy, in the order of the communicator that gathers them.
+  EXPECT_EQ(range(hybrid_setting(1, false), 1, 2, Range::kShard), all);
+  for (int replicate = 0; replicate < 2; ++replicate)
+    for (int shard = 0; shard < 3; ++shard) {
+      const std::int64_t first = 32 * (3 * replicate + shard);
+      EXPECT_EQ(range(hybrid_setting(1, false), replicate, shard, Range::kOwn), Bounds(first, first + 32));
+      EXPECT_EQ(unit_tile(grid_of(hybrid_setting(1, false)), at(replicate, shard), unit), Bounds(first, first + 32));
+      EXPECT_EQ(unit_tile(grid_of(hybrid_setting(0, false)), at(replicate, shard), unit), Bounds(first, first + 32));
+      // Stages 2 and 3: over the three ranks of a copy; own_over_dp divides each third over the copies.
+      const Bounds third{64 * shard, 64 * shard + 64},
+          sixth{64 * shard + 32 * replicate, 64 * shard + 32 * replicate + 32};
+      for (const int zero : {2, 3}) {
+        EXPECT_EQ(range(hybrid_setting(zero, false), replicate, shard, Range::kShard), third);
+        EXPECT_EQ(range(hybrid_setting(zero, false), replicate, shard, Range::kOwn), third);
+        EXPECT_EQ(range(hybrid_setting(zero, true), replicate, shard, Range::kShard), third);
+        EXPECT_EQ(range(hybrid_setting(zero, true), replicate, shard, Range::kOwn), sixth);
+        EXPECT_EQ(unit_tile(grid_of(hybrid_setting(zero, false)), at(replicate, shard), unit), sixth);
+      }
+    }
+}
+
+// The order of the rank grid determines each rank's number.
+TEST(Layout, RangesFollowTheOrderOfTheGrid) {
+  Unit unit;
+  unit.elements = 192;
+  Setting s = hybrid_setting(1, false);
+  s.order = {mesh::Axis::kPp, mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kCp, mesh::Axis::kTp};
+  for (int replicate = 0; replicate < 2; ++replicate)
+    for (int shard = 0; shard < 3; ++shard) {
+      const std::int64_t first = 32 * (2 * shard + replicate);
+      EXPECT_EQ(unit_tile(grid_of(s), at(replicate, shard), unit), Bounds(first, first + 32));
+    }
+}
+
+// The boxes of any range of a unit hold its elements in order, without padding.
+TEST(Layout, BoxesOfARangeAreItsElements) {
+  for (const int tensor : {1, 2}) {
+    Setting s;
+    s.mesh[mesh::Axis::kTp] = tensor;
+    const Program p = build(tiny(), s);
+    const auto whole = arch::parameters(p.arch);
+    std::map<std::pair<int, std::int64_t>, int> held;  // by parameter and its element: how many ranks hold it
+    for (int rank = 0; rank < tensor; ++rank)
+      for (int u = 0; u < static_cast<int>(p.units.size()); ++u) {
+        const std::int64_t size = p.units[static_cast<std::size_t>(u)].elements;
+        // The element of the whole model at each place of the unit, from global_runs, which is independent of boxes.
+        std::map<std::int64_t, std::pair<int, std::int64_t>> places;
+        for (const GlobalRun& run : global_runs(p, at(0, 0, rank), u, 0, size))
+          for (std::int64_t i = 0; i < run.count; ++i) {
+            places[run.unit_first + i] = {run.parameter, run.first + i};
+            ++held[{run.parameter, run.first + i}];
+          }
+        for (const Bounds& range : std::vector<Bounds>{{0, size}, {0, size / 3}, {size / 3, size}, {7, 8}, {5, 5}}) {
+          std::int64_t count = 0;
+          for (const GlobalBox& global : global_boxes(p, at(0, 0, rank), u, range.first, range.second)) {
+            const auto& parameter = whole[static_cast<std::size_t>(global.parameter)];
+            const std::int64_t columns = parameter.shape.back();
+            std::int64_t place = global.unit_first;
+            const bool flat = parameter.shape.size() == 1;
+            const std::int64_t rows = flat ? 1 : global.box.sizes[0], first_row = flat ? 0 : global.box.offsets[0];
+            for (std::int64_t r = 0; r < rows; ++r)
+              for (std::int64_t c = 0; c < global.box.sizes.back(); ++c, ++place, ++count) {
+                const std::int64_t element = (first_row + r) * columns + global.box.offsets.back() + c;
+                ASSERT_EQ(places.at(place), std::pair(global.parameter, element))
+                    << parameter.name << " at " << place << " of rank " << rank;
+                ASSERT_TRUE(range.first <= place && place < range.second) << parameter.name;
+              }
+          }
+          EXPECT_EQ(count, std::distance(places.lower_bound(range.first), places.lower_bound(range.second)));
+        }
+      }
+    EXPECT_EQ(std::ssize(held), arch::num_parameters(p.arch)) << "no element without a rank";
+    if (tensor == 1) {
+      for (const auto& [element, ranks] : held) ASSERT_EQ(ranks, 1);
+    }
+  }
+}
+
+// Matrices that an optimizer updates whole belong to one rank each; the largest part is as small as it can be.
+TEST(Layout, WholeMatricesAreNotDivided) {
+  for (const int zero : {1, 2, 3})
+    for (const int replicas : {1, 2})
+      for (const int shards : {1, 2, 3, 5, 12}) {
+        if (shards * replicas == 1 || (zero > 1 && shards == 1)) continue;
+        Setting s;
+        s.optimizer = "muon";
+        s.zero = zero;
+        s.own_over_dp = zero > 1 && replicas > 1;
+        s.mesh[mesh::Axis::kDpShard] = shards;
+        s.mesh[mesh::Axis::kDpReplicate] = replicas;
+        s.global_batch = shards * replicas;
+        s.sequence = 16;
+        const Program p = describe(tiny(), s);
+        const mesh::Mesh grid(s.mesh, s.ranks(), s.order);
+        for (const Unit& unit : p.units) {
+          EXPECT_EQ(unit.has_whole(), unit.of_layers());
+          std::vector<std::pair<std::int64_t, std::int64_t>> parts;
+          for (int rank = 0; rank < s.ranks(); ++rank) {
+            const auto [first, last] = unit_range(p.grid, grid.coordinates(rank), unit, Range::kOwn);
+            EXPECT_EQ(unit_tile(p.grid, grid.coordinates(rank), unit), std::pair(first, last));
+            for (const UnitEntry& entry : unit.entries)
+              for (const std::int64_t cut : {first, last})
+                EXPECT_FALSE(entry.offset < cut && cut < entry.offset + entry.whole) << unit.name << " at " << cut;
+            parts.emplace_back(first, last);
+          }
+          std::sort(parts.begin(), parts.end());
+          std::int64_t end = 0, most = 0;
+          for (const auto& [first, last] : parts) {
+            EXPECT_EQ(first, end);
+            end = last;
+            most = std::max(most, last - first);
+          }
+          EXPECT_EQ(end, unit.elements);
+          std::int64_t announced = 0;
+          for (const auto& [first, last] : unit_ranges(p.grid, unit, Range::kOwn))
+            announced = std::max(announced, last - first);
+          EXPECT_EQ(announced, most);
+          if (s.ranks() != 2 || !unit.has_whole()) continue;
+          std::int64_t best = unit.elements;
+          for (std::int64_t cut = 0; cut <= unit.elements; cut += 16)
+            if (std::none_of(unit.entries.begin(), unit.entries.end(),
+                             [&](const UnitEntry& e) { return e.offset < cut && cut < e.offset + e.whole; }))
+              best = std::min(best, std::max(cut, unit.elements - cut));
+          EXPECT_LE(most, best) << unit.name;
+        }
+      }
+}
+
+}  // namespace
+}  // namespace molen::program

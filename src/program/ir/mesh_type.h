@@ -1,0 +1,80 @@
+// Types of values over the mesh, as in SPMD types (spmd_types 0.3.1, 2026): what the ranks along each axis hold of one
+// value. program/types/ has the rules of ops and the checker.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "mesh/mesh.h"
+
+namespace molen::program {
+
+// How the contents of a value on the ranks along one axis relate to each other. Each rank holds
+//   kReplicated  the same value, whose gradient is a pending sum over the axis
+//   kInvariant   the same value, for which nothing is owed: a complete gradient, an optimizer state, a token
+//   kVarying     a value of its own on each rank
+//   kSharded     parts that lie side by side along a dimension of the whole
+//   kPartial     terms of a sum that is pending
+// Ordered: `joined` keeps the later of two.
+enum class Spread : std::uint8_t { kReplicated, kInvariant, kVarying, kSharded, kPartial };
+inline constexpr std::array kAllSpreads{Spread::kReplicated, Spread::kInvariant, Spread::kVarying, Spread::kSharded,
+                                        Spread::kPartial};
+
+// The dimension along which a value is sharded.
+enum class Dimension : std::uint8_t {
+  kNone,
+  kBatch,       // samples of the global batch
+  kTokens,      // positions of each sequence
+  kRows,        // rows of the residual stream (sequence parallelism)
+  kHeads,       // attention heads
+  kFfn,         // columns of the MLP
+  kVocabulary,  // columns of the logits
+  kOut,         // rows of a parameter (arch::ShardDim::kRows)
+  kIn,          // columns of a parameter (arch::ShardDim::kColumns)
+  kUnit,        // elements of a unit (ZeRO)
+  kEach,        // several parameters: each along its own dimension, or not sharded
+};
+inline constexpr std::array kAllDimensions{
+    Dimension::kNone,       Dimension::kBatch, Dimension::kTokens, Dimension::kRows, Dimension::kHeads, Dimension::kFfn,
+    Dimension::kVocabulary, Dimension::kOut,   Dimension::kIn,     Dimension::kUnit, Dimension::kEach};
+
+struct AxisType {
+  Spread spread = Spread::kReplicated;
+  Dimension along = Dimension::kNone;  // of kSharded only
+  bool operator==(const AxisType&) const = default;
+};
+constexpr AxisType sharded(Dimension along) {
+  return {Spread::kSharded, along};
+}
+inline constexpr AxisType kReplicated{Spread::kReplicated}, kInvariant{Spread::kInvariant}, kVarying{Spread::kVarying},
+    kPartial{Spread::kPartial};
+
+// One type per mesh axis. The default is that of a value on a mesh of one rank.
+struct MeshType {
+  std::array<AxisType, mesh::kAxes> axes{};
+  AxisType& operator[](mesh::Axis axis) { return axes[static_cast<std::size_t>(axis)]; }
+  const AxisType& operator[](mesh::Axis axis) const { return axes[static_cast<std::size_t>(axis)]; }
+  bool operator==(const MeshType&) const = default;
+};
+inline constexpr std::array kMeshAxes{mesh::Axis::kPp, mesh::Axis::kDpReplicate, mesh::Axis::kDpShard, mesh::Axis::kCp,
+                                      mesh::Axis::kTp};
+
+// The type that a text need not state: varying over the stages of a pipeline, each of which has values of its own, and
+// replicated over all other axes.
+MeshType unstated_type(const mesh::PerAxis& mesh);
+
+// The type of several parts of one operand together: of two types along an axis, the later in Spread.
+MeshType joined(const MeshType& a, const MeshType& b);
+
+std::string_view name_of(Spread spread);  // "replicated", "invariant", "varying", "shard", "partial"
+std::string_view name_of(Dimension along);
+std::string text_of(const AxisType& type);    // "partial", "shard:rows"
+std::string phrase_of(const AxisType& type);  // for messages: "partial (its sum is pending)"
+// "dp_shard=shard:batch;tp=partial": the axes on which a type differs from the unstated one; empty when there is none.
+std::string text_of(const MeshType& type, const mesh::PerAxis& mesh);
+// Reads that text. Throws UsageError when an axis or a type is unknown or stands twice, or the axis has one rank.
+MeshType mesh_type_from_text(std::string_view text, const mesh::PerAxis& mesh);
+
+}  // namespace molen::program

@@ -1,0 +1,208 @@
+#include "program/ir/program.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "arch/tensor_parallel.h"
+#include "base/error.h"
+#include "program/values/optimizer.h"
+
+namespace molen::program {
+
+std::string_view name_of(Lifetime lifetime) {
+  switch (lifetime) {
+    case Lifetime::kPersistent:
+      return "persistent";
+    case Lifetime::kTransient:
+      return "transient";
+    case Lifetime::kExternal:
+      return "external";
+    case Lifetime::kMicroBatch:
+      return "micro_batch";
+    case Lifetime::kConstant:
+      return "constant";
+  }
+  throw Error("unknown lifetime {}", static_cast<int>(lifetime));
+}
+
+std::string_view name_of(Place place) {
+  return place == Place::kHost ? "host" : "device";
+}
+
+std::string text_of(const Offload& offload) {
+  std::string text;
+  for (const auto& [name, on] : kOffloads)
+    if (offload.*on) text += fmt::format("{}{}", text.empty() ? "" : ",", name);
+  return text.empty() ? "none" : text;
+}
+
+Setting at_rank(Setting s, int rank) {
+  if (s.pipelined()) s.pipeline.stage = mesh::Mesh(s.mesh, s.ranks(), s.order).coordinates(rank)[mesh::Axis::kPp];
+  return s;
+}
+
+std::string_view name_of(ContextForm form) {
+  return form == ContextForm::kRing ? "ring" : "gather";
+}
+
+std::string sharding_text(const Setting& s) {
+  std::string text = fmt::format("ZeRO-{}", s.zero);
+  if (s.replicas() > 1 && s.sharded_gradients())
+    text += fmt::format(" over dp_replicate {} x dp_shard {}{}", s.replicas(), s.mesh[mesh::Axis::kDpShard],
+                        s.context() ? fmt::format(" x cp {}", s.context_ranks()) : "");
+  text += s.own_over_dp ? ", optimizer states over all" : "";
+  if (s.offload.any()) text += fmt::format(", {} on the host", text_of(s.offload));
+  if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
+  if (s.tensor())
+    text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? ", sequence parallel" : "");
+  if (s.chunked_rows()) text += fmt::format(" in {} pieces", s.tensor_chunks);
+  if (s.pipelined()) {
+    text += fmt::format(", {} stages, {}", s.stages(), name_of(s.pipeline.schedule));
+    if (s.pipeline.chunks > 1) text += fmt::format(" of {} chunks each", s.pipeline.chunks);
+  }
+  return text;
+}
+
+namespace {
+
+// Whether one of the stage's chunks reads parameters of the unit.
+bool needs(const Program& p, const Unit& unit) {
+  if (unit.of_layers()) return true;
+  return unit.name == "embed" ? p.embeds() || (p.arch.tied && p.has_head()) : p.has_head();
+}
+
+}  // namespace
+
+namespace {
+
+void check_pieces(const Setting& s) {
+  if (s.tensor_chunks < 1 || s.tensor_chunks > kMaxTensorChunks)
+    throw UsageError("parallel.tensor_chunks: 1 to {} pieces, not {}", kMaxTensorChunks, s.tensor_chunks);
+  if (s.tensor_chunks > 1 && !s.sharded_rows())
+    throw UsageError(
+        "parallel.tensor_chunks: rows travel in pieces where tensor ranks keep them by rows; set "
+        "parallel.sequence = true");
+  if (s.chunked_rows() && s.tokens() / s.tensor_chunks < s.tensor_ranks())
+    throw UsageError(
+        "parallel.tensor_chunks: {} tokens of a micro-batch in {} pieces have no row for each of {} tensor "
+        "ranks",
+        s.tokens(), s.tensor_chunks, s.tensor_ranks());
+}
+
+}  // namespace
+
+Program describe(const arch::Architecture& arch, const Setting& setting) {
+  check_pieces(setting);
+  Program p;
+  p.arch = arch;
+  p.setting = setting;
+  arch::validate_tensor_parallel(arch, setting.tensor_ranks());
+  p.local = arch::tensor_local(arch, setting.tensor_ranks());
+  p.parameters = arch::tensor_local_parameters(arch, setting.tensor_ranks());
+  p.chunks = chunks_of(arch, setting);
+  p.units = make_units(p.chunks, p.parameters, setting.tensor_ranks(), setting.unit_layers);
+  std::erase_if(p.units, [&](const Unit& unit) { return !needs(p, unit); });
+  p.optimizer = &optimizer_named(setting.optimizer);
+  for (Unit& unit : p.units)
+    for (UnitEntry& entry : unit.entries)
+      if (const auto& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
+          p.optimizer->updates_whole(parameter))
+        entry.whole = parameter.elements();
+  p.grid = grid_of(setting);
+  return p;
+}
+
+bool Program::embeds() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& c) { return c.embed; });
+}
+
+bool Program::has_head() const {
+  return std::any_of(chunks.begin(), chunks.end(), [](const Chunk& c) { return c.head; });
+}
+
+bool Program::shared_by_ends(int unit) const {
+  return arch.tied && embeds() != has_head() && units.at(static_cast<std::size_t>(unit)).name == "embed";
+}
+
+int Program::find_buffer(const std::string& name) const {
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    if (buffers[i].name == name) return static_cast<int>(i);
+  return -1;
+}
+
+int Program::buffer(const std::string& name) const {
+  const int id = find_buffer(name);
+  MOLEN_CHECK(id >= 0, "the program has no buffer '{}'", name);
+  return id;
+}
+
+int Program::find_buffer(Value role, int unit) const {
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    if (buffers[i].role == role && buffers[i].unit == unit && buffers[i].copy == 0) return static_cast<int>(i);
+  return -1;
+}
+
+int Program::find_unit(std::string_view name) const {
+  for (std::size_t u = 0; u < units.size(); ++u)
+    if (units[u].name == name) return static_cast<int>(u);
+  return -1;
+}
+
+int Program::num_ops() const {
+  std::size_t count = 0;
+  for (const auto& i : schedule) count += bodies.at(static_cast<std::size_t>(i.body)).steps.size();
+  return static_cast<int>(count);
+}
+
+std::string text_of(const Program& p, const Expanded& e) {
+  std::string text =
+      fmt::format("body {}, op %{} ({}", p.bodies[static_cast<std::size_t>(e.body)].name, e.op, kind_of(e.step->op));
+  if (const auto* c = std::get_if<Compute>(&e.step->op); c && c->layer >= 0)
+    text += fmt::format(", layer {}", c->layer);
+  const auto piece = std::visit(
+      [](const auto& op) -> std::int64_t {
+        if constexpr (requires { op.chunk; }) return op.chunk;
+        return -1;
+      },
+      e.step->op);
+  if (piece >= 0) text += fmt::format(", chunk {}", piece);
+  if (e.micro_batch >= 0) text += fmt::format(", micro-batch {}", e.micro_batch);
+  return text + ")";
+}
+
+std::int64_t expanded_size(const Program& program) {
+  std::vector<std::int64_t> sizes;
+  for (const Body& body : program.bodies) {
+    auto size = static_cast<std::int64_t>(body.steps.size());
+    for (const Step& step : body.steps) size += static_cast<std::int64_t>(step.after.size());
+    sizes.push_back(size);
+  }
+  std::int64_t sum = 0;
+  for (const Instance& i : program.schedule) sum += sizes.at(static_cast<std::size_t>(i.body));
+  return sum;
+}
+
+std::vector<Expanded> expand(const Program& program) {
+  std::vector<Expanded> all;
+  all.reserve(static_cast<std::size_t>(program.num_ops()));
+  // Start of the latest instance of each body, -1 before the first.
+  std::vector<int> latest(program.bodies.size(), -1);
+  for (std::size_t i = 0; i < program.schedule.size(); ++i) {
+    const Instance& instance = program.schedule[i];
+    const Body& body = program.bodies.at(static_cast<std::size_t>(instance.body));
+    const int start = static_cast<int>(all.size());
+    for (std::size_t k = 0; k < body.steps.size(); ++k) {
+      Expanded e{static_cast<int>(i), instance.body, static_cast<int>(k), instance.micro_batch, &body.steps[k], {}};
+      for (const OpRef& ref : body.steps[k].after) {
+        const int base = ref.body < 0 ? start : latest.at(static_cast<std::size_t>(ref.body));
+        if (base >= 0) e.after.push_back(base + ref.op);
+      }
+      all.push_back(std::move(e));
+    }
+    latest[static_cast<std::size_t>(instance.body)] = start;
+  }
+  return all;
+}
+
+}  // namespace molen::program

@@ -1,0 +1,172 @@
+#include "program/ir/timeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+
+namespace molen::program {
+
+namespace {
+
+// Returns the times of the ops of a stream, which follow each other.
+std::vector<OpTime> times_of(const std::vector<Expanded>& ops, const Timeline& timeline, Stream stream) {
+  std::vector<OpTime> times;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (ops[i].step->stream == stream) times.push_back(timeline.ops[i]);
+  return times;
+}
+
+// Returns how long `op` ran beside `others`, which follow each other. Those before `first` have ended, also for the
+// next op.
+double beside(const OpTime& op, const std::vector<OpTime>& others, std::size_t& first) {
+  while (first < others.size() && others[first].end_s <= op.start_s) ++first;
+  double seconds = 0.0;
+  for (std::size_t k = first; k < others.size() && others[k].start_s < op.end_s; ++k)
+    seconds += std::min(op.end_s, others[k].end_s) - std::max(op.start_s, others[k].start_s);
+  return seconds;
+}
+
+struct Gap {
+  double begin_s = 0.0, end_s = 0.0;
+};
+
+// Returns the spans of the step in which no op of the compute stream ran.
+std::vector<Gap> idle_of(const std::vector<OpTime>& compute, double total_s) {
+  std::vector<Gap> idle;
+  double end = 0.0;
+  for (const OpTime& op : compute) {
+    if (op.start_s > end) idle.push_back({end, op.start_s});
+    end = std::max(end, op.end_s);
+  }
+  if (total_s > end) idle.push_back({end, total_s});
+  return idle;
+}
+
+// Calls `found` with each op of a stream and its seconds within `idle`, and returns the rest of `idle`. The ops of a
+// stream follow each other.
+template <class Found>
+std::vector<Gap> without(const std::vector<Gap>& idle, const std::vector<Expanded>& ops, const Timeline& timeline,
+                         Stream stream, Found&& found) {
+  std::vector<Gap> rest;
+  std::size_t i = 0;
+  const auto skip = [&](double before) {
+    while (i < ops.size() && (ops[i].step->stream != stream || timeline.ops[i].end_s <= before)) ++i;
+  };
+  for (Gap gap : idle) {
+    for (skip(gap.begin_s); i < ops.size() && timeline.ops[i].start_s < gap.end_s; skip(gap.begin_s)) {
+      const OpTime& op = timeline.ops[i];
+      const double begin = std::max(gap.begin_s, op.start_s), end = std::min(gap.end_s, op.end_s);
+      if (begin > gap.begin_s) rest.push_back({gap.begin_s, begin});
+      found(*ops[i].step, end - begin);
+      gap.begin_s = end;
+      if (end >= gap.end_s) break;
+    }
+    if (gap.end_s > gap.begin_s) rest.push_back(gap);
+  }
+  return rest;
+}
+
+// Whether the op communicates between stages of a pipeline.
+bool between_stages(const Setting& s, const Step& step) {
+  const auto axis = axis_of(step.op);
+  return s.pipelined() && axis && (*axis == Axis::kPp || *axis == Axis::kEnds || *axis == Axis::kWorld);
+}
+
+}  // namespace
+
+std::vector<double> PhaseSeconds::values() const {
+  std::vector<double> all(phase_s.begin(), phase_s.end());
+  all.push_back(bubble_s);
+  all.push_back(idle_s);
+  return all;
+}
+
+std::vector<std::string> phase_keys() {
+  std::vector<std::string> keys;
+  for (int i = 0; i < kNumPhases; ++i) keys.emplace_back(name_of(static_cast<Phase>(i)));
+  keys.emplace_back("bubble");
+  keys.emplace_back("idle");
+  return keys;
+}
+
+PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& ops, const Timeline& timeline) {
+  MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
+              ops.size());
+  PhaseSeconds result;
+  const auto book = [&](const Step& step, double s) { result.phase_s[static_cast<std::size_t>(step.phase)] += s; };
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (ops[i].step->stream == Stream::kCompute) book(*ops[i].step, timeline.ops[i].seconds());
+  std::vector<Gap> idle = idle_of(times_of(ops, timeline, Stream::kCompute), timeline.total_s);
+  idle = without(idle, ops, timeline, Stream::kHost, book);
+  idle = without(idle, ops, timeline, Stream::kDpComm, [&](const Step& step, double s) {
+    if (between_stages(setting, step))
+      result.bubble_s += s;
+    else
+      book(step, s);
+  });
+  for (const Stream copies : {Stream::kToDevice, Stream::kToHost}) idle = without(idle, ops, timeline, copies, book);
+  for (const Gap& gap : idle) result.idle_s += gap.end_s - gap.begin_s;
+  return result;
+}
+
+Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis) {
+  MOLEN_CHECK(ops.size() == timeline.ops.size(), "a timeline of {} ops for a program of {}", timeline.ops.size(),
+              ops.size());
+  const std::vector<OpTime> compute = times_of(ops, timeline, Stream::kCompute);
+  Overlap overlap;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (axis_of(ops[i].step->op) != axis) continue;
+    const OpTime& t = timeline.ops[i];
+    overlap.seconds += t.seconds();
+    overlap.hidden_s += beside(t, compute, first);
+  }
+  return overlap;
+}
+
+Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured) {
+  MOLEN_CHECK(ops.size() == predicted.ops.size() && ops.size() == measured.ops.size(),
+              "timelines of different programs");
+  Comparison c;
+  std::map<std::string, KindRow> rows;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const std::string kind = kind_of(ops[i].step->op);
+    KindRow& row = rows[kind];
+    row.kind = kind;
+    ++row.count;
+    row.predicted_s += predicted.ops[i].seconds();
+    row.measured_s += measured.ops[i].seconds() - measured.ops[i].waited_s;
+    row.waited_s += measured.ops[i].waited_s;
+    row.bytes += ops[i].step->moved.value;
+  }
+  for (auto& [kind, row] : rows) c.rows.push_back(row);
+  std::stable_sort(c.rows.begin(), c.rows.end(), [](const KindRow& a, const KindRow& b) {
+    return a.measured_s + a.waited_s > b.measured_s + b.waited_s;
+  });
+  c.predicted_step_s = predicted.total_s;
+  c.measured_step_s = measured.total_s;
+  return c;
+}
+
+std::string to_table(const Comparison& c) {
+  constexpr std::string_view kLine = "{:<28} {:>6} {:>10} {:>10} {:>8} {:>10} {:>10}\n";
+  std::string text = fmt::format(kLine, "op", "count", "predicted", "measured", "error", "waiting", "bytes");
+  const auto line = [&](const std::string& name, int count, double predicted, double measured, double waited,
+                        std::int64_t bytes) {
+    text += fmt::format(kLine, name, count, human(Seconds(predicted)), human(Seconds(measured)),
+                        measured > 0 ? fmt::format("{:+.1f}%", 100.0 * (predicted - measured) / measured) : "-",
+                        waited > 0 ? human(Seconds(waited)) : "-", bytes > 0 ? human(Bytes(bytes)) : "-");
+  };
+  int count = 0;
+  for (const KindRow& row : c.rows) {
+    line(row.kind, row.count, row.predicted_s, row.measured_s, row.waited_s, row.bytes);
+    count += row.count;
+  }
+  line("step", count, c.predicted_step_s, c.measured_step_s, 0, 0);
+  return text;
+}
+
+}  // namespace molen::program

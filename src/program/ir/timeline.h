@@ -1,0 +1,68 @@
+// A Timeline: when each op of an expanded program ran. exec measures it and sim predicts it, in the same form.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "program/ir/program.h"
+
+namespace molen::program {
+
+struct OpTime {
+  double start_s = 0.0, end_s = 0.0;  // from the step's start
+  // CPU seconds of the thread that ran the op: less than seconds() when the thread slept or shared its core. On other
+  // devices, and when no thread shares a core, equal to seconds().
+  double cpu_s = 0.0;
+  // The part of seconds() that a collective waited for later ranks; 0 when it was not measured.
+  double waited_s = 0.0;
+  double seconds() const { return end_s - start_s; }
+};
+
+struct Timeline {
+  std::vector<OpTime> ops;  // per op of the expansion
+  double total_s = 0.0;     // the whole step on this rank
+};
+
+// Splits the seconds of a step (docs/formats/metrics.md). A phase gets the time of its ops on the compute stream; of
+// the host's cores while compute is idle; and of its collectives and copies while compute and host are idle. The values
+// add up to total_s.
+struct PhaseSeconds {
+  std::array<double, kNumPhases> phase_s{};
+  double bubble_s = 0.0;               // idle for other stages of a pipeline; 0 without one
+  double idle_s = 0.0;                 // no op ran on any stream: between ops, and until the rank could go on
+  std::vector<double> values() const;  // in the order of phase_keys
+};
+// Keys of `phase_s` in metrics.jsonl: the phases, "bubble" and "idle".
+std::vector<std::string> phase_keys();
+PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& ops, const Timeline& timeline);
+
+// Communication over an axis: how long it took, and how much of that time overlapped computation.
+struct Overlap {
+  double seconds = 0.0, hidden_s = 0.0;
+  double share() const { return seconds > 0.0 ? hidden_s / seconds : 1.0; }
+};
+Overlap overlap_of(const std::vector<Expanded>& ops, const Timeline& timeline, Axis axis);
+
+// Predicted and measured seconds, summed by kind of op.
+struct KindRow {
+  std::string kind;
+  int count = 0;
+  double predicted_s = 0.0, measured_s = 0.0;  // measured: without waiting for other ranks
+  double waited_s = 0.0;
+  std::int64_t bytes = 0;  // memory traffic or payload by the program
+};
+struct Comparison {
+  std::vector<KindRow> rows;  // by measured and waited seconds, largest first
+  double predicted_step_s = 0.0, measured_step_s = 0.0;
+  std::string extrapolated;  // what the prediction is derived from when its conditions were not measured
+  // (predicted - measured) / measured.
+  double step_error() const {
+    return measured_step_s > 0 ? (predicted_step_s - measured_step_s) / measured_step_s : 0.0;
+  }
+};
+Comparison compare(const std::vector<Expanded>& ops, const Timeline& predicted, const Timeline& measured);
+std::string to_table(const Comparison& comparison);
+
+}  // namespace molen::program

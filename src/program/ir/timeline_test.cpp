@@ -1,0 +1,200 @@
+#include "program/ir/timeline.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/test_golden.h"
+#include "program/build/build.h"
+
+namespace molen::program {
+namespace {
+
+arch::Architecture tiny() {
+  auto a = arch::preset("llama-tiny");
+  a.layers = 4;
+  return a;
+}
+
+// A program and how its ops ran one after another, whatever their stream.
+struct Made {
+  Program program;
+  std::vector<Expanded> ops;
+  Timeline timeline;
+};
+
+template <class Seconds>
+Made made(const Setting& setting, Seconds&& seconds_of) {
+  Made m{build(tiny(), setting), {}, {}};
+  m.ops = expand(m.program);
+  double now = 0.0;
+  for (const Expanded& op : m.ops) {
+    const double s = seconds_of(*op.step);
+    m.timeline.ops.push_back({now, now + s, s});
+    now += s;
+  }
+  m.timeline.total_s = now + 0.5;  // the rank could go on only later
+  return m;
+}
+
+Setting timeline_setting(int data, int stages) {
+  Setting s;
+  s.mesh[mesh::Axis::kDpShard] = data;
+  s.mesh[mesh::Axis::kPp] = stages;
+  s.global_batch = 4 * data;
+  s.micro_batch = 1;
+  s.sequence = 64;
+  return s;
+}
+
+double sum_of(const PhaseSeconds& p) {
+  double sum = 0.0;
+  for (const double s : p.values()) sum += s;
+  return sum;
+}
+
+// A rank that waits in a reduction has a slow reduction, not a bubble.
+TEST(PhaseSeconds, WithoutAPipelineThereIsNoBubble) {
+  const auto m = made(timeline_setting(2, 1), [](const Step& s) { return s.stream == Stream::kCompute ? 1.0 : 10.0; });
+  double reducing = 0.0, clipping = 0.0;
+  for (std::size_t i = 0; i < m.ops.size(); ++i)
+    if (const Step& s = *m.ops[i].step; s.stream == Stream::kDpComm)
+      (s.phase == Phase::kGradientReduce ? reducing : clipping) += 10.0;
+  ASSERT_GT(reducing, 0.0);
+  const auto p = phase_seconds(m.program.setting, m.ops, m.timeline);
+  EXPECT_EQ(p.bubble_s, 0.0);
+  EXPECT_DOUBLE_EQ(p.idle_s, 0.5);
+  EXPECT_GE(p.phase_s[static_cast<std::size_t>(Phase::kGradientReduce)], reducing);
+  EXPECT_NEAR(sum_of(p), m.timeline.total_s, 1e-9);
+}
+
+// The time that a stage waits for another is the bubble, whichever message it waits for; sums along other axes are not.
+TEST(PhaseSeconds, OfAPipelineTheWaitingForOtherStages) {
+  const auto between = [](const Step& s) {
+    const auto axis = axis_of(s.op);
+    return axis && (*axis == Axis::kPp || *axis == Axis::kWorld || *axis == Axis::kEnds);
+  };
+  for (const int stage : {0, 1}) {
+    auto s = timeline_setting(2, 2);
+    s.pipeline.stage = stage;
+    const auto m = made(s, [&](const Step& step) { return between(step) ? 3.0 : 1.0; });
+    double waited = 0.0;
+    for (const auto& op : m.ops)
+      if (between(*op.step)) waited += 3.0;
+    ASSERT_GT(waited, 0.0);
+    const auto p = phase_seconds(m.program.setting, m.ops, m.timeline);
+    EXPECT_DOUBLE_EQ(p.bubble_s, waited);
+    EXPECT_GT(p.phase_s[static_cast<std::size_t>(Phase::kGradientReduce)], 0.0);
+    EXPECT_NEAR(sum_of(p), m.timeline.total_s, 1e-9);
+  }
+}
+
+// Communication beside compute costs nothing: only the part that compute waits for is booked.
+TEST(PhaseSeconds, OnlyWhatComputeWaitsForCounts) {
+  auto m = made(timeline_setting(2, 1), [](const Step&) { return 1.0; });
+  double compute = 0.0, end = 0.0;
+  std::size_t comm = m.ops.size();
+  for (std::size_t i = 0; i < m.ops.size(); ++i) {
+    auto& t = m.timeline.ops[i];
+    if (m.ops[i].step->stream == Stream::kCompute) {
+      t = {compute, compute + 1.0, 1.0};
+      compute += 1.0;
+    } else {
+      comm = std::min(comm, i);
+      t = {end, end, 0.0};
+    }
+  }
+  ASSERT_LT(comm, m.ops.size());
+  m.timeline.ops[comm] = {0.25, compute + 2.0, 0.0};
+  for (std::size_t i = comm + 1; i < m.ops.size(); ++i)
+    if (m.ops[i].step->stream != Stream::kCompute) m.timeline.ops[i] = {compute + 2.0, compute + 2.0, 0.0};
+  m.timeline.total_s = compute + 3.0;
+  const auto p = phase_seconds(m.program.setting, m.ops, m.timeline);
+  EXPECT_DOUBLE_EQ(p.idle_s, 1.0);
+  EXPECT_NEAR(sum_of(p), m.timeline.total_s, 1e-9);
+  double phases = 0.0;
+  for (const double s : p.phase_s) phases += s;
+  EXPECT_NEAR(phases, compute + 2.0, 1e-9);
+}
+
+// Predicted and measured seconds by kind of op, the slowest first: every op of the program counts once.
+TEST(Comparison, SumsTheKindsOfAProgram) {
+  const GoldenMessages golden;
+  auto m = made(timeline_setting(1, 1), [](const Step&) { return 0.0; });
+  Timeline predicted = m.timeline, measured = m.timeline;
+  std::map<std::string, KindRow> want;
+  double now = 0.0;
+  for (std::size_t i = 0; i < m.ops.size(); ++i) {
+    const std::string kind = kind_of(m.ops[i].step->op);
+    const double took = kind == "zero_fill" ? 100.0 : 0.25 * static_cast<double>(i % 3 + 1), waited = 0.125;
+    predicted.ops[i] = {now, now + 2.0, 0.0, 0.0};
+    measured.ops[i] = {now, now + took, 0.0, waited};
+    now += took;
+    KindRow& row = want[kind];
+    ++row.count;
+    row.predicted_s += 2.0;
+    row.measured_s += took - waited;
+    row.waited_s += waited;
+    row.bytes += m.ops[i].step->moved.value;
+  }
+  ASSERT_EQ(kind_of(m.ops[0].step->op), "zero_fill") << "the first counts, too";
+  predicted.total_s = 30.0, measured.total_s = 20.0;
+  const Comparison c = compare(m.ops, predicted, measured);
+  EXPECT_DOUBLE_EQ(c.step_error(), 0.5);
+  ASSERT_EQ(c.rows.size(), want.size());
+  EXPECT_EQ(c.rows[0].kind, "zero_fill");
+  for (const KindRow& row : c.rows) {
+    const KindRow& w = want[row.kind];
+    EXPECT_EQ(row.count, w.count) << row.kind;
+    EXPECT_DOUBLE_EQ(row.predicted_s, w.predicted_s) << row.kind;
+    EXPECT_DOUBLE_EQ(row.measured_s, w.measured_s) << row.kind;
+    EXPECT_DOUBLE_EQ(row.waited_s, w.waited_s) << row.kind;
+    EXPECT_EQ(row.bytes, w.bytes) << row.kind;
+  }
+  for (std::size_t r = 1; r < c.rows.size(); ++r)
+    EXPECT_GE(c.rows[r - 1].measured_s + c.rows[r - 1].waited_s, c.rows[r].measured_s + c.rows[r].waited_s);
+  measured.ops.pop_back();
+  EXPECT_NOTED(compare(m.ops, predicted, measured), Error);
+  EXPECT_EQ(Comparison{}.step_error(), 0.0);
+}
+
+TEST(Comparison, TheTable) {
+  Comparison c;
+  c.rows = {{"all_reduce", 2, 3.0, 4.0, 0.5, 2048}, {"agree", 1, 0.5, 0.0, 0.0, 0}};
+  c.predicted_step_s = 6.0, c.measured_step_s = 4.0;
+  EXPECT_EQ(to_table(c),
+            "op                            count  predicted   measured    error    waiting      bytes\n"
+            "all_reduce                        2     3.00 s     4.00 s   -25.0%   500.0 ms   2.00 KiB\n"
+            "agree                             1   500.0 ms     0.0 us        -          -          -\n"
+            "step                              3     6.00 s     4.00 s   +50.0%          -          -\n");
+}
+
+// The share of the sums over an axis that runs beside compute; 1 when there are no sums.
+TEST(Overlap, IsWhatComputeCovers) {
+  auto m = made(timeline_setting(2, 1), [](const Step&) { return 0.0; });
+  for (OpTime& t : m.timeline.ops) t = {100.0, 100.0};
+  std::vector<std::size_t> sums, compute;
+  for (std::size_t i = 0; i < m.ops.size(); ++i) {
+    if (axis_of(m.ops[i].step->op) == Axis::kDp) sums.push_back(i);
+    if (m.ops[i].step->stream == Stream::kCompute) compute.push_back(i);
+  }
+  ASSERT_GE(sums.size(), 2u);
+  ASSERT_GE(compute.size(), 2u);
+  for (std::size_t i = 0; i < compute.size(); ++i) m.timeline.ops[compute[i]] = {50.0, 50.0};
+  m.timeline.ops[compute[0]] = {0.0, 4.0};
+  m.timeline.ops[compute[1]] = {6.0, 10.0};
+  for (const std::size_t i : sums) m.timeline.ops[i] = {20.0, 20.0};
+  m.timeline.ops[sums[0]] = {3.0, 7.0};   // 1 and 1 of 4
+  m.timeline.ops[sums[1]] = {9.0, 11.0};  // 1 of 2
+  const Overlap o = overlap_of(m.ops, m.timeline, Axis::kDp);
+  EXPECT_DOUBLE_EQ(o.seconds, 6.0);
+  EXPECT_DOUBLE_EQ(o.hidden_s, 3.0);
+  EXPECT_DOUBLE_EQ(o.share(), 0.5);
+  EXPECT_DOUBLE_EQ(overlap_of(m.ops, m.timeline, Axis::kTp).share(), 1.0);
+}
+
+}  // namespace
+}  // namespace molen::program

@@ -1,0 +1,108 @@
+// A norm and the product behind it: q|k|v from a layer's input, gate|up from its middle.
+#include <algorithm>
+
+#include "program/parts/part.h"
+
+namespace molen::program::parts {
+namespace {
+
+// The product adds to what a linear layer d -> out moves: statistics and weights if there is a norm, the residual to
+// which d_in is added, the norm's gradients, and the norm's input if the product does not read it.
+i64 norm_product_moved(const Sizes& s, i64 out, Pass pass) {
+  const i64 x = residual_bytes(s), read = s.a * s.stats * s.N + s.e * s.norm_vectors * s.d;
+  const bool input = pass == Pass::kBackward || pass == Pass::kBackwardInput;
+  return linear_moved(s, s.d, out, pass) + read + (input ? x + 2 * s.g * s.norm_vectors * s.d : 0) +
+         (pass == Pass::kBackwardInput ? x : 0);
+}
+
+i64 norm_product_reference(const Sizes& s, Pass) {
+  return aligned(s.e * s.N * s.d);
+}
+
+i64 norm_product_fused(const Sizes& s, Pass pass) {
+  return aligned(4 * s.N * s.d) + norm_partials(s, pass);
+}
+
+i64 norm_product_aten(const Sizes& s, i64 out, Pass pass) {
+  const AtenScratch aten{s};
+  const i64 rows = aten.narrow(s.N * s.d);
+  if (pass == Pass::kForward) return rows + aten.norm_output();
+  const i64 input = pass == Pass::kBackwardWeights ? 0 : aten.norm_backward(),
+            weights =
+                pass == Pass::kBackwardInput ? 0 : std::max(aten.norm_output_again(), aten.linear_gradient(s.d, out));
+  return rows + std::max(input, weights);
+}
+
+// Assembled weights and gradients of q|k|v; for one half of backward, only the one that it uses.
+i64 qkv_shared(const Sizes& s, Pass pass) {
+  if (!s.kv_copied) return 0;
+  return (pass == Pass::kBackwardWeights ? 0 : aligned(s.e * s.Q * s.d) + s.biases * aligned(s.e * s.Q)) +
+         (is_backward(pass) && pass != Pass::kBackwardInput ? aligned(s.g * s.Q * s.d) + s.biases * aligned(s.g * s.Q)
+                                                            : 0);
+}
+
+// The gradient of the norm's input is a sum over the ranks that share the product's outputs. The residual gradient that
+// joins it is whole; each rank adds its own rows.
+std::vector<OperandRule> norm_product_types(AxisType outputs) {
+  return {takes(Arg::kDY, {outputs}), takes(Arg::kX, {kReplicated}), takes(Arg::kStats, {kReplicated}),
+          takes(Arg::kDResidual, {kInvariant}), retypes(Arg::kDX, kInvariant, kPartial)};
+}
+
+PartDeclaration norm_qkv() {
+  using arch::Role;
+  const PartOperand x = reads_rows(Arg::kX, Value::kResidual), stats = reads(Arg::kStats, Value::kStats1),
+                    d_x = sums_onto(Arg::kDX, Value::kDResidual, {Value::kDMid}),
+                    turned = only(When::kRotates, reads(Arg::kDY, Value::kDProjected)),
+                    as_is = only(When::kStands, reads(Arg::kDY, Value::kDQkv));
+  return {
+      .part = arch::Part::kNormQkv,
+      .standing = Standing::kAttentionBlock,
+      .halves = true,
+      .roles = {Role::kAttentionNorm, Role::kAttentionNormBias, Role::kQuery, Role::kKey, Role::kValue,
+                Role::kQueryBias, Role::kKeyBias, Role::kValueBias},
+      .forward = {x, parameters(), only(When::kRotates, writes(Arg::kY, Value::kProjected)),
+                  only(When::kStands, writes(Arg::kY, Value::kQkv)), writes(Arg::kStats, Value::kStats1)},
+      .backward = {turned, as_is, x, stats, parameters(), d_x, gradient()},
+      .input = {turned, as_is, x, stats, parameters(), d_x, only(When::kNormWeights, gradient())},
+      .weights = {turned, as_is, x, stats, parameters(), gradient()},
+      .forward_types = {takes(Arg::kX, {kReplicated}), leaves(Arg::kY, kOfHeads), leaves(Arg::kStats, kReplicated)},
+      .backward_types = norm_product_types(kOfHeads),
+      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.Q, s.d)); },
+      .moved = [](const Sizes& s, Pass pass) { return norm_product_moved(s, s.Q, pass); },
+      .scratch = {.reference = norm_product_reference,
+                  .fused = norm_product_fused,
+                  .aten = [](const Sizes& s, Pass pass) { return norm_product_aten(s, s.Q, pass); },
+                  .shared = qkv_shared},
+  };
+}
+
+PartDeclaration norm_up() {
+  using arch::Role;
+  const PartOperand x = reads_rows(Arg::kX, Value::kMid), stats = reads(Arg::kStats, Value::kStats2),
+                    d_y = reads(Arg::kDY, Value::kDUp), d_x = sums_onto(Arg::kDX, Value::kDMid, {Value::kDResidual, 1});
+  return {
+      .part = arch::Part::kNormUp,
+      .standing = Standing::kMlpBlock,
+      .halves = true,
+      .roles = {Role::kMlpNorm, Role::kMlpNormBias, Role::kGate, Role::kUp, Role::kUpBias},
+      .forward = {x, parameters(), writes(Arg::kY, Value::kUp), writes(Arg::kStats, Value::kStats2)},
+      .backward = {d_y, x, stats, parameters(), d_x, gradient()},
+      .input = {d_y, x, stats, parameters(), d_x, only(When::kNormWeights, gradient())},
+      .weights = {d_y, x, stats, parameters(), gradient()},
+      .forward_types = {takes(Arg::kX, {kReplicated}), leaves(Arg::kY, kOfFfn), leaves(Arg::kStats, kReplicated)},
+      .backward_types = norm_product_types(kOfFfn),
+      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.U, s.d)); },
+      .moved = [](const Sizes& s, Pass pass) { return norm_product_moved(s, s.U, pass); },
+      .scratch = {.reference = norm_product_reference,
+                  .fused = norm_product_fused,
+                  .aten = [](const Sizes& s, Pass pass) { return norm_product_aten(s, s.U, pass); }},
+  };
+}
+
+}  // namespace
+
+std::vector<PartDeclaration> norm_products() {
+  return {norm_qkv(), norm_up()};
+}
+
+}  // namespace molen::program::parts

@@ -1,0 +1,215 @@
+// Compares costs of parts with hand-worked figures and with the model's FLOPs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "arch/context_parallel.h"
+#include "arch/parameters.h"
+#include "program/parts/context_attention.h"
+#include "program/parts/part.h"
+
+namespace molen::program {
+namespace {
+
+using arch::Architecture;
+using arch::kAllParts;
+using arch::kAtenScalars;
+using arch::Kernels;
+using arch::kWidenBlock;
+using arch::Part;
+using arch::PartCost;
+using arch::PartShape;
+using arch::Pass;
+using arch::preset;
+
+// The 56.4M Llama of the benchmarks.
+Architecture bench_llama() {
+  Architecture a;
+  a.name = "custom";
+  a.layers = 8, a.hidden = 512, a.ffn = 1408, a.heads = 8, a.kv_heads = 4, a.head_dim = 64, a.vocabulary = 32000,
+  a.max_sequence = 512;
+  return a;
+}
+
+TEST(PartCost, NamesAreDistinct) {
+  std::set<std::string_view> names;
+  for (const Part part : kAllParts) EXPECT_TRUE(names.insert(name_of(part)).second) << name_of(part);
+}
+
+TEST(PartCost, PartsAddUpToTheModel) {
+  for (const char* name : {"llama-60m", "llama3-8b", "gpt2", "poro-34b", "gpt-1.4b", "olmo-7b"}) {
+    const Architecture& a = preset(name);
+    PartShape shape{3, 128, 0, DType::kF32, 2, Kernels::kFused};
+    double sum = 0;
+    for (const Part part : kAllParts)
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        if (part == Part::kHead && pass == Pass::kForward) continue;  // the backward op holds it
+        shape.chunk = part == Part::kHead ? shape.tokens() : 0;
+        const bool in_layer = part != Part::kEmbed && part != Part::kFinalNorm && part != Part::kHead;
+        sum += part_cost(a, part, pass, shape).flops.value * (in_layer ? static_cast<double>(a.layers) : 1.0);
+      }
+    const double want = arch::model_flops(a, shape.tokens(), shape.sequence, arch::FlopsConvention::kCausal).value;
+    EXPECT_NEAR(sum / want, 1.0, 1e-12) << name;
+  }
+}
+
+TEST(PartCost, BytesOfOneDownProjection) {
+  const auto a = bench_llama();
+  const PartShape shape{4, 512, 0, DType::kBF16, 2, Kernels::kAten};
+  EXPECT_EQ(part_cost(a, Part::kDown, Pass::kForward, shape).moved.value,
+            2 * (2048 * 1408 + 1408 * 512 + 2 * 2048 * 512));
+  EXPECT_EQ(part_cost(a, Part::kDown, Pass::kBackward, shape).moved.value,
+            2 * (2048 * 512 + 2 * 2048 * 1408 + 1408 * 512) + 2 * 4 * 1408 * 512);
+}
+
+TEST(PartCost, ScratchOfTheHeadIsOneChunkOfLogits) {
+  const auto a = bench_llama();
+  const PartShape shape{4, 512, arch::head_chunk(a.vocabulary), DType::kF32, 2, Kernels::kFused};
+  EXPECT_EQ(part_cost(a, Part::kHead, Pass::kBackward, shape).scratch.value, 1024 * 32000 * 4);
+  EXPECT_EQ(part_cost(a, Part::kNormQkv, Pass::kForward, shape).scratch.value, 2048 * 512 * 4);
+  EXPECT_EQ(part_cost(a, Part::kNormQkv, Pass::kBackward, shape).scratch.value, 2048 * 512 * 4 + 2 * 512 * 4);
+}
+
+TEST(PartCost, HalvesAddUpToTheBackward) {
+  for (const char* name : {"llama-60m", "gpt2", "poro-34b", "olmo-7b"})
+    for (const Kernels kernels : {Kernels::kReference, Kernels::kFused, Kernels::kAten})
+      for (const DType compute : {DType::kF32, DType::kBF16})
+        for (const Part part : kAllParts) {
+          if (compute == DType::kBF16 && kernels != Kernels::kAten) continue;
+          const Architecture& a = preset(name);
+          const PartShape shape{3, 128, of_head(part) ? 64 : 0, compute, 2, kernels};
+          const PartCost whole = part_cost(a, part, Pass::kBackward, shape),
+                         input = part_cost(a, part, Pass::kBackwardInput, shape),
+                         weights = part_cost(a, part, Pass::kBackwardWeights, shape);
+          SCOPED_TRACE(name);
+          SCOPED_TRACE(name_of(part));
+          EXPECT_EQ(input.flops.value + weights.flops.value, whole.flops.value);
+          EXPECT_EQ(std::max(input.scratch.value, weights.scratch.value), whole.scratch.value);
+          EXPECT_GE(input.moved.value + weights.moved.value, whole.moved.value);
+          EXPECT_GT(input.moved.value, 0);
+          if (has_halves(part)) {
+            EXPECT_EQ(input.flops.value, weights.flops.value);
+            EXPECT_LT(input.moved.value, whole.moved.value);
+            EXPECT_LT(weights.moved.value, whole.moved.value);
+          } else {
+            EXPECT_EQ(input.moved.value, whole.moved.value);
+            EXPECT_EQ(weights.flops.value, 0);
+            EXPECT_EQ(weights.moved.value, 0);
+            EXPECT_EQ(weights.scratch.value, 0);
+          }
+        }
+}
+
+TEST(PartCost, BytesOfHalves) {
+  const auto a = bench_llama();
+  PartShape shape{4, 512, 0, DType::kBF16, 2, Kernels::kAten};
+  const auto moved = [&](Part part, Pass pass) { return part_cost(a, part, pass, shape).moved.value; };
+  const std::int64_t n = 2048, d = 512, f = 1408, q = 1024;
+  EXPECT_EQ(moved(Part::kDown, Pass::kBackwardInput), 2 * (n * d + d * f + n * f));
+  EXPECT_EQ(moved(Part::kDown, Pass::kBackwardWeights), 2 * (n * d + n * f) + 2 * 4 * d * f);
+  // d_qkv, weight, x, d_x read and written; rstd; the norm's weight and its gradient read and written
+  EXPECT_EQ(moved(Part::kNormQkv, Pass::kBackwardInput), 2 * (n * q + q * d + 3 * n * d + d) + 4 * n + 2 * 4 * d);
+  EXPECT_EQ(moved(Part::kNormQkv, Pass::kBackwardWeights), 2 * (n * q + n * d + d) + 4 * n + 2 * 4 * q * d);
+}
+
+TEST(PartCost, ScratchOfHalves) {
+  const auto a = bench_llama();
+  const std::int64_t n = 2048, d = 512, q = 1024;
+  PartShape shape{4, 512, 0, DType::kF32, 2, Kernels::kFused};
+  const auto scratch = [&](Part part, Pass pass) { return part_cost(a, part, pass, shape).scratch.value; };
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), 4 * n * d + 2 * 4 * d);
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardWeights), 4 * n * d);
+  // q|k|v rows that tensor ranks assemble: the weights for the input half, their gradients for the weight half.
+  shape.tensor_ranks = 8, shape.kv_copied = true;
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackward), 4 * n * d + 2 * 4 * d + 2 * 4 * q * d);
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), 4 * n * d + 2 * 4 * d + 4 * q * d);
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardWeights), 4 * n * d + 4 * q * d);
+  // 16 bits: gradients of a matrix in 16 bits (in bf16 at least the packed operands of our own product), which fp16
+  // adds by widening a block; the norm's gradient by thread, for which fp16 widens all of its rows three times.
+  shape = {4, 512, 0, DType::kBF16, 2, Kernels::kAten};
+  EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardInput), kAtenScalars);
+  EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * 512 * 2048 + 2 * 4 * (128 * 112 + 384));
+  EXPECT_EQ(scratch(Part::kNormUp, Pass::kBackwardWeights), kAtenScalars + 2 * n * d + 2 * d * 2816);
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), kAtenScalars + 2 * n * d + 4 * 2 * d);
+  shape.compute = DType::kF16;
+  EXPECT_EQ(scratch(Part::kDown, Pass::kBackwardWeights), kAtenScalars + 2 * d * 1408 + 4 * kWidenBlock);
+  EXPECT_EQ(scratch(Part::kNormQkv, Pass::kBackwardInput), kAtenScalars + 2 * n * d + 3 * 4 * n * d + 4 * n);
+}
+
+// Attention of rows in bf16 takes, per thread, the sums of one key head's queries; within documents it widens all rows.
+TEST(PartCost, ScratchOfAttentionInBf16) {
+  const auto a = bench_llama();
+  PartShape shape{4, 512, 0, DType::kBF16, 2, Kernels::kAten};
+  const auto scratch = [&] { return part_cost(a, Part::kAttention, Pass::kBackward, shape).scratch.value; };
+  const std::int64_t few = scratch();
+  EXPECT_EQ(few, kAtenScalars + 2 * 4 * (448 * 48 + 512 * 80 + 23424 + 2 * 512 * 80));
+  shape.sequence = 4096;
+  EXPECT_EQ(scratch() - few, 2 * 4 * 2 * (4096 - 512) * 80);
+  shape.batch = 1, shape.threads = 16;  // too few heads for the threads: split by tiles, without the sums
+  EXPECT_EQ(scratch(), kAtenScalars + 16 * 4 * (448 * 48 + 512 * 80 + 23424));
+  shape = {4, 512, 0, DType::kBF16, 2, Kernels::kAten};
+  shape.documents = true;
+  EXPECT_GT(scratch(), 2 * 4 * 2048 * (1024 + 512));
+}
+
+// The own kernels take heads up to their limit, in scratch that grows by whole vectors of 16 elements.
+TEST(PartCost, ScratchOfAttentionUpToTheLargestHead) {
+  auto a = bench_llama();
+  const auto scratch = [&](std::int64_t head, Pass pass) {
+    a.heads = 4, a.kv_heads = 2, a.head_dim = head;
+    return part_cost(a, Part::kAttention, pass, {1, 64, 0, DType::kF32, 2, Kernels::kAten}).scratch.value;
+  };
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    const std::int64_t step =
+        scratch(arch::kOwnAttentionMaxHead - 16, pass) - scratch(arch::kOwnAttentionMaxHead - 32, pass);
+    EXPECT_GT(step, 0);
+    EXPECT_EQ(scratch(arch::kOwnAttentionMaxHead, pass) - scratch(arch::kOwnAttentionMaxHead - 16, pass), step);
+    EXPECT_NE(scratch(arch::kOwnAttentionMaxHead + 1, pass) - scratch(arch::kOwnAttentionMaxHead, pass), step);
+  }
+}
+
+TEST(PartCost, LargeModelsDoNotOverflow) {
+  const auto& a = preset("gpt-1t");
+  for (const Part part : kAllParts)
+    for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kBackwardInput, Pass::kBackwardWeights})
+      for (const Kernels kernels : {Kernels::kReference, Kernels::kFused, Kernels::kAten}) {
+        const PartShape shape{16, 2048, of_head(part) ? 256 : 0, DType::kBF16, 64, kernels};
+        const PartCost cost = part_cost(a, part, pass, shape);
+        EXPECT_GE(cost.flops.value, 0);
+        if (pass != Pass::kBackwardWeights || has_halves(part)) {
+          EXPECT_GT(cost.moved.value, 0);
+        }
+        EXPECT_GE(cost.scratch.value, 0);
+      }
+}
+
+TEST(ContextCost, OfAllRanksIsThatOfTheWhole) {
+  const Architecture& a = preset("llama3-8b");
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    const std::int64_t S = 4096;
+    const PartShape shape{3, S, 0, DType::kF32, 2, Kernels::kFused};
+    const std::vector<PositionRun> all{{0, S}};
+    const PartCost whole = part_cost(a, Part::kAttention, pass, shape);
+    for (const int ranks : {1, 2, 4}) {
+      double gathered = 0, ring = 0;
+      for (int r = 0; r < ranks; ++r) {
+        const std::vector<PositionRun> mine = arch::context_runs(S, r, ranks);
+        gathered += context_attention_cost(a, pass, shape, {mine, all}).flops.value;
+        for (int k = 0; k < ranks; ++k) {
+          const std::vector<PositionRun> keys = arch::context_runs(S, k, ranks);
+          ring += context_attention_cost(a, pass, shape, {mine, keys, k > 0}).flops.value;
+        }
+      }
+      EXPECT_EQ(gathered, whole.flops.value);
+      EXPECT_EQ(ring, whole.flops.value);
+    }
+    const PartCost alone = context_attention_cost(a, pass, shape, {all, all});
+    EXPECT_EQ(alone.moved.value, whole.moved.value);
+    EXPECT_EQ(alone.scratch.value, whole.scratch.value);
+    EXPECT_GT(context_attention_cost(a, pass, shape, {all, all, true}).moved.value, alone.moved.value);
+  }
+}
+
+}  // namespace
+}  // namespace molen::program

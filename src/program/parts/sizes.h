@@ -1,0 +1,76 @@
+// The sizes of one op of a part, of which its costs are functions, and what several parts have in common. FLOPs are
+// those of matrix products (and of attention's two), so that the parts of a step add up to `arch::model_flops`.
+// Element-wise work is counted in the bytes moved.
+#pragma once
+
+#include <cstdint>
+
+#include "arch/parts.h"
+
+namespace molen::program::parts {
+
+using i64 = std::int64_t;
+using arch::aligned;
+using arch::Pass;
+
+// Letters as in arch/parts.h: Q the columns of q|k|v, q those of the queries, U those of gate|up. Bytes of an element:
+// e of activations and weights, a of statistics, losses and accumulators of the device-generic path, g of main
+// gradients. For a rank that shares the part with others these are its local sizes.
+struct Sizes {
+  Sizes(const arch::Architecture& arch, const arch::PartShape& shape);
+  i64 B, S, N, C, d, Q, q, U, f, V, h, k, D, e, a, g;
+  i64 norm_vectors;  // weight and bias of a norm: 0, 1 or 2
+  i64 stats;         // numbers that a norm keeps for each row
+  i64 biases;        // 1 when products have them
+  i64 ranks;         // tensor ranks
+  i64 threads;       // at least 1
+  bool documents;    // attention stays within documents
+  bool kv_copied;    // key and value weights are assembled for each use
+  bool rounds;       // elements have 16 bits
+  bool bf16;
+  arch::Position position;
+};
+
+// FLOPs of a product [m, k] x [k, n].
+double product(i64 m, i64 n, i64 k);
+// How many products the size of the forward's a pass takes: a whole backward has one for the input and one for the
+// weight.
+inline double products_of(Pass pass) {
+  return pass == Pass::kBackward ? 2.0 : 1.0;
+}
+inline bool is_backward(Pass pass) {
+  return pass != Pass::kForward;
+}
+
+// Bytes of a matrix product in -> out over N tokens. Forward reads input and weight and writes the output. Backward
+// reads d_out, input and weight, writes d_in, and reads and writes the weight gradient. Each of the two halves of
+// backward reads d_out.
+i64 linear_moved(const Sizes& s, i64 in, i64 out, Pass pass);
+// Bytes of x, which has N x d elements.
+inline i64 residual_bytes(const Sizes& s) {
+  return s.e * s.N * s.d;
+}
+
+// Scratch of the fused kernels for the sums of a norm's gradients by thread (math/vector_kernels.h).
+i64 norm_partials(const Sizes& s, Pass pass);
+
+// Scratch of model/parts_aten.cpp on the host: the largest sum of temporaries that exist at the same time. The
+// workspace of the library's matrix products is not included (math/allocation.h).
+struct AtenScratch {
+  const Sizes& s;
+  i64 wide(i64 elements) const { return aligned(s.a * elements); }
+  i64 narrow(i64 elements) const { return aligned(s.e * elements); }
+  i64 widened(i64 elements) const { return s.rounds ? wide(elements) : 0; }
+  bool rms() const { return s.stats == 1; }
+  // Scratch of math/gemm_narrow.h for a product with n columns and k terms.
+  i64 own_product(i64 n, i64 k) const;
+  // Our own product into fp32, or a rounded gradient.
+  i64 weight_gradient(i64 in, i64 out, i64 terms) const;
+  i64 linear_gradient(i64 in, i64 out) const;
+  // LayerNorm uses ATen's own operator, which returns the rows and both statistics.
+  i64 norm_output() const;
+  i64 norm_output_again() const { return s.bf16 ? 0 : widened(s.N * s.d) + s.norm_vectors * widened(s.d); }
+  i64 norm_backward() const;
+};
+
+}  // namespace molen::program::parts

@@ -1,0 +1,12 @@
+// Internals of the sources that make schedules.
+#pragma once
+
+#include "program/schedule/schedule.h"
+
+namespace molen::program::detail {
+
+// Fill the empty lists of a schedule whose counts and placement are set.
+void fill_zb_h1(Schedule& schedule);
+void fill_zb_v(Schedule& schedule);
+
+}  // namespace molen::program::detail

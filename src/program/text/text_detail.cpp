@@ -1,0 +1,169 @@
+#include "program/text/text_detail.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <sstream>
+#include <utility>
+
+#include "base/error.h"
+#include "program/build/recompute.h"
+#include "program/values/optimizer.h"
+
+namespace molen::program::detail {
+
+namespace {
+
+std::string pipeline_text(const Setting& s) {
+  const Pipeline& p = s.pipeline;
+  std::string text = fmt::format(" pp={}", s.stages());
+  if (!s.pipelined()) return text;
+  text += fmt::format(" schedule={} placement={} chunks={} halves={} stage={}", name_of(p.schedule),
+                      name_of(p.placement), p.chunks, p.halves ? 1 : 0, p.stage);
+  if (!p.layers.empty()) text += fmt::format(" layers={}", fmt::join(p.layers, ","));
+  return text;
+}
+
+}  // namespace
+
+std::string setting_to_text(const Setting& s) {
+  return fmt::format(
+             "purpose={} dp_replicate={} dp_shard={} cp={} tp={} order={} sequence_parallel={} zero={} own_over_dp={} "
+             "prefetch={} offload={} "
+             "recompute={} global_batch={} "
+             "micro_batch={} sequence={} document_mask={} compute={} master={} "
+             "reduce={} kernels={} "
+             "threads={} head_chunk={}{}",
+             s.purpose == Purpose::kTrain ? "train" : "evaluate", s.replicas(), s.mesh[mesh::Axis::kDpShard],
+             s.context_ranks(), s.tensor_ranks(), mesh::text_of(s.order), s.sequence_parallel ? 1 : 0, s.zero,
+             s.own_over_dp ? 1 : 0, s.prefetch, text_of(s.offload), text_of(s.recompute), s.global_batch, s.micro_batch,
+             s.sequence, s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master), name_of(s.reduce),
+             arch::name_of(s.kernels), s.threads, s.head_chunk,
+             s.context() ? fmt::format(" context_form={}", name_of(s.context_form)) : "") +
+         (s.optimizer == Setting{}.optimizer ? "" : " optimizer=" + s.optimizer) +
+         (s.tensor_chunks > 1 ? fmt::format(" tensor_chunks={}", s.tensor_chunks) : "") +
+         (s.unit_layers == 1            ? ""
+          : s.unit_layers == kHalfLayer ? " unit_layers=half"
+                                        : fmt::format(" unit_layers={}", s.unit_layers)) +
+         pipeline_text(s);
+}
+
+namespace {
+
+template <class E, class All>
+E named(const std::string& text, const All& all, const std::string& where, const char* key) {
+  for (const E e : all)
+    if (name_of(e) == text) return e;
+  std::vector<std::string_view> known;
+  for (const E e : all) known.push_back(name_of(e));
+  throw UsageError("{}: setting {}={} must be one of {}", where, key, text, fmt::join(known, ", "));
+}
+
+std::vector<std::int64_t> layers_from_text(const std::string& text, const std::string& where) {
+  std::vector<std::int64_t> layers;
+  for (const char *at = text.data(), *end = at + text.size();; ++at) {
+    std::int64_t n = 0;
+    const auto [next, error] = std::from_chars(at, end, n);
+    if (error != std::errc() || n < 1 || n > (std::int64_t{1} << 31) || (next != end && *next != ','))
+      throw UsageError("{}: setting layers={} must be a list of layers such as 3,4", where, text);
+    layers.push_back(n);
+    if (next == end) return layers;
+    at = next;
+  }
+}
+
+Offload offload_from_text(const std::string& text, const std::string& where) {
+  Offload o;
+  if (text == "none") return o;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, ',');) {
+    const auto found = std::find_if(kOffloads.begin(), kOffloads.end(), [&](const auto& k) { return k.first == word; });
+    if (found == kOffloads.end() || std::exchange(o.*found->second, true))
+      throw UsageError("{}: setting offload={} must be none, or a list such as optimizer,gradients", where, text);
+  }
+  return o;
+}
+
+}  // namespace
+
+Setting setting_from_text(const std::map<std::string, std::string>& values, const std::string& where) {
+  const auto text = [&](const std::string& key) -> const std::string& {
+    const auto found = values.find(key);
+    if (found == values.end()) throw UsageError("{}: setting has no '{}'", where, key);
+    return found->second;
+  };
+  const auto integer = [&](const std::string& key, std::int64_t low, std::int64_t high) {
+    const std::string& t = text(key);
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), value);
+    if (error != std::errc() || end != t.data() + t.size() || value < low || value > high)
+      throw UsageError("{}: setting {}={} must be an integer in [{}, {}]", where, key, t, low, high);
+    return value;
+  };
+  Setting s;
+  if (text("purpose") != "train" && text("purpose") != "evaluate")
+    throw UsageError("{}: purpose must be train or evaluate", where);
+  s.purpose = text("purpose") == "train" ? Purpose::kTrain : Purpose::kEvaluate;
+  s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(integer("dp_replicate", 1, 1 << 20));
+  s.mesh[mesh::Axis::kDpShard] = static_cast<int>(integer("dp_shard", 1, 1 << 20));
+  s.mesh[mesh::Axis::kCp] = static_cast<int>(integer("cp", 1, 1 << 16));
+  s.mesh[mesh::Axis::kTp] = static_cast<int>(integer("tp", 1, 1 << 16));
+  s.mesh[mesh::Axis::kPp] = static_cast<int>(integer("pp", 1, 1 << 16));
+  std::int64_t ranks = 1;
+  for (const int size : s.mesh.values)
+    if ((ranks *= size) > (std::int64_t{1} << 30)) throw UsageError("{}: more than {} ranks", where, 1 << 30);
+  if (s.pipelined()) {
+    constexpr std::array kKinds{ScheduleKind::kGpipe, ScheduleKind::k1f1b, ScheduleKind::kInterleaved,
+                                ScheduleKind::kZbH1,  ScheduleKind::kZbV,  ScheduleKind::kFile};
+    s.pipeline.schedule = named<ScheduleKind>(text("schedule"), kKinds, where, "schedule");
+    s.pipeline.placement =
+        named<Placement>(text("placement"), std::array{Placement::kInterleaved, Placement::kV}, where, "placement");
+    s.pipeline.chunks = static_cast<int>(integer("chunks", s.pipeline.placement == Placement::kV ? 2 : 1,
+                                                 s.pipeline.placement == Placement::kV ? 2 : 1 << 16));
+    s.pipeline.halves = integer("halves", 0, 1) == 1;
+    s.pipeline.stage = static_cast<int>(integer("stage", 0, s.stages() - 1));
+    if (values.count("layers")) s.pipeline.layers = layers_from_text(text("layers"), where);
+  }
+  if (s.context())
+    s.context_form = named<ContextForm>(text("context_form"), std::array{ContextForm::kGather, ContextForm::kRing},
+                                        where, "context_form");
+  s.order = mesh::parse_order(text("order"));
+  s.sequence_parallel = integer("sequence_parallel", 0, 1) == 1;
+  if (values.count("tensor_chunks")) s.tensor_chunks = integer("tensor_chunks", 1, kMaxTensorChunks);
+  if (values.count("unit_layers"))
+    s.unit_layers = text("unit_layers") == "half" ? kHalfLayer : integer("unit_layers", 1, 1 << 16);
+  s.own_over_dp = integer("own_over_dp", 0, 1) == 1;
+  s.prefetch = static_cast<int>(integer("prefetch", 0, 1 << 16));
+  s.zero = static_cast<int>(integer("zero", 0, 3));
+  if (values.count("optimizer")) {
+    s.optimizer = text("optimizer");
+    try {
+      optimizer_named(s.optimizer);
+    } catch (const UsageError& error) {
+      throw UsageError("{}: setting optimizer: {}", where, error.what());
+    }
+  }
+  s.offload = offload_from_text(text("offload"), where);
+  const std::string& recomputed = text("recompute");
+  try {
+    s.recompute = recompute_from_text(recomputed);
+  } catch (const UsageError& error) {
+    throw UsageError("{}: setting recompute: {}", where, error.what());
+  }
+  s.global_batch = integer("global_batch", 1, std::int64_t{1} << 40);
+  s.micro_batch = integer("micro_batch", 1, std::int64_t{1} << 30);
+  s.sequence = integer("sequence", 1, std::int64_t{1} << 30);
+  s.document_mask = integer("document_mask", 0, 1) == 1;
+  s.compute = dtype_from_name(text("compute"));
+  s.master = dtype_from_name(text("master"));
+  s.reduce = dtype_from_name(text("reduce"));
+  s.kernels = named<arch::Kernels>(text("kernels"), arch::kAllKernels, where, "kernels");
+  s.threads = static_cast<int>(integer("threads", 1, 1 << 16));
+  s.head_chunk = integer("head_chunk", 1, std::int64_t{1} << 30);
+  return s;
+}
+
+}  // namespace molen::program::detail

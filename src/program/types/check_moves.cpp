@@ -1,0 +1,203 @@
+// The rules of communication, copies and casts: typed moves.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "program/types/type_checker.h"
+
+namespace molen::program {
+namespace {
+
+constexpr AxisType kPartOfUnit = sharded(Dimension::kUnit), kOwnRows = sharded(Dimension::kRows),
+                   kOwnTokens = sharded(Dimension::kTokens);
+
+bool is_gradient(Moves moves) {
+  return moves == Moves::kDResidual || moves == Moves::kDMid || moves == Moves::kDKeys;
+}
+
+// A value that is the same on all ranks: a gradient for which nothing is owed, or an activation whose gradient will
+// come as terms of a sum.
+AxisType whole_of(Moves moves) {
+  return is_gradient(moves) ? kInvariant : kReplicated;
+}
+
+}  // namespace
+
+bool TypeChecker::both_of_parameters(const Use& from, const Use& to) {
+  const bool first = of_parameters(buffer_of(from)), second = of_parameters(buffer_of(to));
+  if (first && second && buffer_of(from).unit == buffer_of(to).unit) return true;
+  if (first || second) error(to, 0, fmt::format("and {} are not of one unit", buffer_of(from).name));
+  return false;
+}
+
+void TypeChecker::move(const Use& from, const Use& to, Axis group, AxisType before, AxisType after) {
+  const auto moved = [&](std::size_t segment, MeshType type) {
+    for (const mesh::Axis axis : axes(group)) {
+      expect(from, segment, type, axis, {before});
+      type[axis] = after;
+    }
+    return type;
+  };
+  if (both_of_parameters(from, to)) {
+    for (const std::size_t segment : segments_of(from)) put(to, segment, moved(segment, found(from, segment)));
+  } else {
+    const MeshType type = moved(first_of(from), found(from));
+    for (const std::size_t segment : segments_of(to)) put(to, segment, type);
+  }
+}
+
+// P -> I, or P -> R for an activation.
+void TypeChecker::rule(const AllReduce& o) {
+  const Use* sum = find(Arg::kTo);
+  if (!sum) return;
+  const Segments segments = segments_of(*sum);
+  if (segments.empty()) error(*sum, 0, "has no element of which a sum is pending over " + std::string(name_of(o.axis)));
+  for (const std::size_t segment : segments) {
+    MeshType type = found(*sum, segment);
+    for (const mesh::Axis axis : axes(o.axis)) {
+      expect(*sum, segment, type, axis, {kPartial});
+      type[axis] = o.moves == Moves::kUnit ? kInvariant : whole_of(o.moves);
+    }
+    leave(*sum, segment, type);
+  }
+}
+
+// P -> S.
+void TypeChecker::rule(const ReduceScatter& o) {
+  const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
+  if (!from || !to) return;
+  if (o.moves == Moves::kUnit)
+    move(*from, *to, o.axis, kPartial, kPartOfUnit);
+  else if (o.moves == Moves::kDKeys)
+    scatter_keys(o, *from, *to);
+  else
+    scatter_rows(o, *from, *to);
+}
+
+// The rank's rows of the sum may join the residual gradient so far, of which it has the same rows.
+void TypeChecker::scatter_rows(const ReduceScatter& o, const Use& from, const Use& to) {
+  move(from, to, o.axis, kPartial, kOwnRows);
+  const Use* so_far = find(Arg::kSoFar);
+  if (!so_far) return;
+  const MeshType type = found(*so_far), wanted = state(to, first_of(to)).type;
+  for (const mesh::Axis axis : kMeshAxes) expect(*so_far, first_of(*so_far), type, axis, {wanted[axis]});
+}
+
+// Brings the gradients of keys home, beside those of the queries, whose sum over context ranks waited for them.
+void TypeChecker::scatter_keys(const ReduceScatter& o, const Use& from, const Use& to) {
+  MeshType type = found(to);
+  const MeshType keys = found(from);
+  for (const mesh::Axis axis : axes(o.axis)) {
+    expect(from, first_of(from), keys, axis, {kPartial});
+    expect(to, first_of(to), type, axis, {kPartial});
+    type[axis] = kOwnTokens;
+  }
+  leave(to, type);
+}
+
+// S -> R or I; V -> R where what was gathered lies rank after rank.
+void TypeChecker::rule(const AllGather& o) {
+  const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
+  if (!from || !to) return;
+  if (o.moves == Moves::kUnit && of_directions(buffer_of(*from))) return gather_directions(o, *from, *to);
+  const AxisType part = o.moves == Moves::kUnit   ? kPartOfUnit
+                        : o.moves == Moves::kHead ? kVarying
+                        : o.moves == Moves::kKeys ? kOwnTokens
+                                                  : kOwnRows;
+  move(*from, *to, o.axis, part, whole_of(o.moves));
+}
+
+// S -> I: every tensor rank has the directions of all parts of a matrix, one after another. A matrix that all of them
+// hold in full has one direction already.
+void TypeChecker::gather_directions(const AllGather& o, const Use& from, const Use& to) {
+  if (!both_of_parameters(from, to)) return;
+  for (const std::size_t segment : segments_of(from)) {
+    const MeshType home = parameter_type(p_, buffer_of(from).unit, parameter_of(from.buffer, segment));
+    MeshType type = found(from, segment);
+    for (const mesh::Axis axis : axes(o.axis)) {
+      expect(from, segment, type, axis, {home[axis] == kReplicated ? kInvariant : home[axis]});
+      type[axis] = kInvariant;
+    }
+    leave(to, segment, type);
+  }
+}
+
+// Stages send each other a layer's input or its gradient: all rows of the rank's tokens, or under sequence parallelism
+// the rows that it keeps.
+MeshType TypeChecker::message_type(Moves moves) const {
+  return own_rows(step_->attributes.rows.sharded ? kOwnRows : whole_of(moves));
+}
+
+void TypeChecker::rule(const Send& o) {
+  const Use* from = find(Arg::kFrom);
+  if (!from) return;
+  const MeshType type = found(*from), wanted = message_type(o.moves);
+  for (const mesh::Axis axis : kMeshAxes) expect(*from, first_of(*from), type, axis, {wanted[axis]});
+}
+
+void TypeChecker::rule(const Receive& o) {
+  if (const Use* to = find(Arg::kTo)) leave(*to, message_type(o.moves));
+}
+
+// Keys of another rank vary over the ring. Their gradients are terms of a sum until they are home, and so is the
+// gradient of q|k|v.
+void TypeChecker::rule(const Shift& o) {
+  const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
+  if (!from || !to) return;
+  if (o.moves == Moves::kDKeys) {
+    pass_gradients_on(o, *from, *to);
+    return;
+  }
+  if (const Use* own = find(Arg::kOwn)) leave(*own, found(*from));
+  move(*from, *to, o.axis, o.step == 1 ? kOwnTokens : kVarying, kVarying);
+}
+
+void TypeChecker::pass_gradients_on(const Shift& o, const Use& from, const Use& to) {
+  move(from, to, o.axis, kPartial, kPartial);
+  const Use *queries = find(Arg::kDQkvSoFar), *whole = find(Arg::kDQkv);
+  if (!whole) return;
+  const Use& so_far = queries ? *queries : *whole;
+  MeshType type = found(so_far);
+  for (const mesh::Axis axis : axes(o.axis)) {
+    expect(so_far, first_of(so_far), type, axis, {kPartial});
+    type[axis] = kOwnTokens;
+  }
+  leave(*whole, type);
+}
+
+// A copy or a cast leaves what it finds.
+void TypeChecker::copy() {
+  const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
+  if (!from || !to) return;
+  if (both_of_parameters(*from, *to)) {
+    for (const std::size_t segment : segments_of(*from)) put(*to, segment, found(*from, segment));
+  } else {
+    const MeshType type = found(*from);
+    for (const std::size_t segment : segments_of(*to)) put(*to, segment, type);
+  }
+}
+void TypeChecker::rule(const CopyToHost&) {
+  copy();
+}
+void TypeChecker::rule(const CopyToDevice&) {
+  copy();
+}
+void TypeChecker::rule(const Cast&) {
+  copy();
+}
+
+void TypeChecker::rule(const ReduceScalars& o) {
+  const Use* scalars = sums();
+  if (!scalars) return;
+  for (std::int64_t i = o.first; i < o.first + o.count && i < kNumScalars; ++i) {
+    const auto segment = static_cast<std::size_t>(i);
+    MeshType type = found(*scalars, segment);
+    for (const mesh::Axis axis : axes(o.axis)) {
+      expect(*scalars, segment, type, axis, {kPartial});
+      type[axis] = kInvariant;
+    }
+    leave(*scalars, segment, type);
+  }
+}
+
+}  // namespace molen::program

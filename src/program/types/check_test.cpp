@@ -1,0 +1,326 @@
+// The type checker: built programs type-check, and each layout of the catalogue of silent wrong gradients that ops can
+// express (docs/decisions/0011, slice 7) is refused by op, operand and axis, from the types alone and through `verify`.
+#include "program/types/check.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/test_sanitized.h"
+#include "program/build/build.h"
+#include "program/test_edit.h"
+#include "program/text/text.h"
+#include "program/verify/verify.h"
+
+namespace molen::program {
+namespace {
+
+Setting of_mesh(mesh::PerAxis mesh, int zero = 0, bool sequence_parallel = false) {
+  Setting s;
+  s.mesh = mesh;
+  s.zero = zero;
+  s.sequence_parallel = sequence_parallel;
+  s.micro_batch = 2;
+  s.sequence = 48;
+  s.head_chunk = 32;
+  s.global_batch = 4 * s.data_ranks();
+  return s;
+}
+
+// Sizes along pp, dp_replicate, dp_shard, cp and tp.
+mesh::PerAxis ranks_along(int pp, int replicate, int shard, int cp, int tp) {
+  return mesh::PerAxis{{pp, replicate, shard, cp, tp}};
+}
+
+// With learned positions and biases, which all tensor ranks hold.
+arch::Architecture small_gpt() {
+  arch::Architecture a = arch::preset("gpt2");
+  a.name = "custom";
+  a.layers = 3;
+  a.hidden = 24;
+  a.ffn = 96;
+  a.heads = a.kv_heads = 6;
+  a.head_dim = 4;
+  a.vocabulary = 53;
+  a.max_sequence = 64;
+  return a;
+}
+
+// 3 tensor ranks do not divide its 2 KV heads, so all of them hold the keys' and values' weights.
+arch::Architecture shared_keys() {
+  arch::Architecture a = tiny();
+  a.ffn = 48;
+  return a;
+}
+
+using Edit = std::function<void(Program&)>;
+using Which = std::function<bool(const Program&, const Step&)>;
+
+Which text_with(std::vector<std::string> words) {
+  return [=](const Program& p, const Step& step) {
+    const std::string text = print_step(p, step);
+    return std::all_of(words.begin(), words.end(),
+                       [&](const std::string& word) { return text.find(word) != std::string::npos; });
+  };
+}
+
+// Removes every op whose text holds all words.
+Edit dropped(std::vector<std::string> words) {
+  return [=](Program& p) {
+    int hits = 0;
+    for (std::size_t b = 0; b < p.bodies.size(); ++b)
+      for (std::size_t k = p.bodies[b].steps.size(); k-- > 0;)
+        if (text_with(words)(p, p.bodies[b].steps[k])) {
+          p = without(p, b, k);
+          ++hits;
+        }
+    MOLEN_CHECK(hits > 0, "no op to drop: {}", words.front());
+  };
+}
+
+// Changes every op whose text holds all words.
+template <class O>
+Edit changed(std::vector<std::string> words, std::function<void(O&)> change) {
+  return [=](Program& p) {
+    int hits = 0;
+    for (Body& body : p.bodies)
+      for (Step& step : body.steps)
+        if (auto* op = std::get_if<O>(&step.op); op && text_with(words)(p, step)) {
+          change(*op);
+          ++hits;
+        }
+    MOLEN_CHECK(hits > 0, "no op to change: {}", words.front());
+  };
+}
+
+// Appends to each body a second copy of every op whose text holds all words; nothing refers past a body's end.
+Edit repeated(std::vector<std::string> words) {
+  return [=](Program& p) {
+    int hits = 0;
+    for (Body& body : p.bodies)
+      for (std::size_t k = 0, all = body.steps.size(); k < all; ++k)
+        if (text_with(words)(p, body.steps[k])) {
+          body.steps.push_back(Step(body.steps[k]));
+          ++hits;
+        }
+    MOLEN_CHECK(hits > 0, "no op to repeat: {}", words.front());
+  };
+}
+
+// States another type of an operand, as an edit of the text would.
+Edit restated(std::vector<std::string> words, Arg arg, mesh::Axis axis, AxisType type) {
+  return [=](Program& p) {
+    int hits = 0;
+    for (Body& body : p.bodies)
+      for (Step& step : body.steps)
+        if (text_with(words)(p, step) && step.find(arg)) {
+          step.operand(arg).type[axis] = type;
+          ++hits;
+        }
+    MOLEN_CHECK(hits > 0, "no operand to state: {}", words.front());
+  };
+}
+
+struct Broken {
+  std::string row;  // of the catalogue
+  arch::Architecture arch;
+  Setting setting;
+  Edit edit;
+  std::string op, operand, axis;  // that the first error names
+  std::string why;
+};
+
+std::vector<Broken> catalogue() {
+  const auto tp = ranks_along(1, 1, 1, 1, 2), tp3 = ranks_along(1, 1, 1, 1, 3), cp = ranks_along(1, 1, 1, 2, 1),
+             both = ranks_along(1, 1, 2, 1, 2), dp = ranks_along(1, 1, 2, 1, 1), dp_cp = ranks_along(1, 1, 2, 2, 1);
+  return {
+      {"Megatron-LM 7452, case 03: the loss is divided by the local count of tokens", tiny(), of_mesh(dp, 0),
+       changed<ReduceScalars>({"reduce_scalars axis=dp"}, [](ReduceScalars& o) { o.count = 1; }), "clip_scale",
+       "scalars", "dp_shard", "valid_tokens) is partial"},
+      {"Megatron-LM 7452, case 06: a projection is reduced over the wrong group", tiny(), of_mesh(both),
+       changed<AllReduce>({"all_reduce axis=tp moves=mid"}, [](AllReduce& o) { o.axis = Axis::kDp; }), "all_reduce",
+       "to", "dp_shard", "is sharded along batch"},
+      {"Megatron-LM 7452, case 10: a second all-reduce in place doubles a gradient", tiny(), of_mesh(tp, 0, true),
+       repeated({"all_reduce axis=tp", "[replicated]"}), "all_reduce", "to", "tp", "is invariant"},
+      {"Megatron-LM 7452, case 10: a second all-reduce in place doubles a count", tiny(), of_mesh(dp, 1),
+       [](Program& p) {
+         for (Body& body : p.bodies)
+           for (std::size_t k = 0; k < body.steps.size(); ++k)
+             if (std::holds_alternative<ReduceScalars>(body.steps[k].op)) {
+               body.steps.insert(body.steps.begin() + static_cast<std::ptrdiff_t>(k), Step(body.steps[k]));
+               return;
+             }
+       },
+       "reduce_scalars", "scalars", "dp_shard", "is invariant"},
+      {"Megatron-LM 1446: the final norm's gradient is not summed over tensor ranks", tiny(), of_mesh(tp, 0, true),
+       dropped({"all_reduce axis=tp", "grad.final[replicated]"}), "sum_squares", "grad", "tp",
+       "model.norm.weight) is partial"},
+      {"Megatron-LM 673, 906: the loss and the gradients are summed over different ranks", tiny(), of_mesh(dp_cp),
+       changed<ReduceScalars>({"reduce_scalars axis=dp"}, [](ReduceScalars& o) { o.axis = Axis::kReplicate; }),
+       "clip_scale", "scalars", "dp_shard", "loss_sum) is partial"},
+      {"Megatron-LM 673, 906, of gradients", tiny(), of_mesh(dp_cp),
+       changed<AllReduce>({"all_reduce axis=dp updates=to:grad."}, [](AllReduce& o) { o.axis = Axis::kReplicate; }),
+       "sum_squares", "grad", "dp_shard", "is partial"},
+      {"Megatron-LM 599, 619: weights that all tensor ranks hold get no sum of their gradients", small_gpt(),
+       of_mesh(tp, 0, true), dropped({"all_reduce axis=tp", "grad.embed[replicated]"}), "sum_squares", "grad", "tp",
+       "embed_positions.weight) is partial"},
+      {"torchtitan 2387, 2416: a partial gradient is marked as whole", tiny(), of_mesh(both),
+       restated({"backward part=norm_up"}, Arg::kGrad, mesh::Axis::kTp, kInvariant), "backward norm_up", "grad", "tp",
+       "where the program states invariant"},
+      {"torchtitan 3412: the head's partial gradient is marked as replicated", tiny(), of_mesh(tp),
+       restated({"backward part=head_loss"}, Arg::kDX, mesh::Axis::kTp, kReplicated), "backward head_loss", "d_x", "tp",
+       "is partial (a sum is pending) over tp where the program states replicated"},
+      {"torchtitan 3412: the sum over tensor ranks behind the head is left out", tiny(), of_mesh(tp),
+       dropped({"all_reduce axis=tp moves=d_x layer=3"}), "backward down", "d_y", "tp", "is partial"},
+      {"torchtitan 1750: the loss is summed over tensor ranks, too", tiny(), of_mesh(tp),
+       changed<ReduceScalars>({"reduce_scalars axis=tp"},
+                              [](ReduceScalars& o) {
+                                o.first = kLossSum;
+                                o.count = 3;
+                              }),
+       "reduce_scalars", "scalars", "tp", "loss_sum) is invariant"},
+      {"verl 6609: the norm counts a gradient once for each context rank", tiny(), of_mesh(cp),
+       changed<ReduceScalars>({"reduce_scalars axis=dp"}, [](ReduceScalars& o) { o.count = 3; }), "reduce_scalars",
+       "scalars", "cp", "sum_squares) is invariant"},
+      {"Pai-Megatron-Patch 254: keys and values that tensor ranks share", shared_keys(), of_mesh(tp3),
+       dropped({"all_reduce axis=tp", "grad.layer.1[replicated]"}), "sum_squares", "grad", "tp", "is partial"},
+      // Beyond the catalogue: typed moves that are left out or done twice.
+      {"a norm of a partial value", tiny(), of_mesh(tp), dropped({"all_reduce axis=tp moves=x layer=1"}),
+       "forward norm_qkv", "x", "tp", "is partial"},
+      {"a norm of some rows", tiny(), of_mesh(tp, 0, true),
+       [](Program& p) {
+         for (Body& body : p.bodies)
+           for (Step& step : body.steps)
+             if (text_with({"forward part=norm_up"})(p, step))
+               step.operand(Arg::kX).buffer = p.buffer(fmt::format("mid.{}", std::get<Compute>(step.op).layer));
+       },
+       "forward norm_up", "x", "tp", "is sharded along rows"},
+      {"an update from a gradient that is not summed", tiny(), of_mesh(dp), dropped({"all_reduce axis=dp", "to:grad."}),
+       "sum_squares", "grad", "dp_shard", "is partial"},
+      {"a gradient that is summed twice", tiny(), of_mesh(dp), repeated({"all_reduce axis=dp", "to:grad."}),
+       "all_reduce", "to", "dp_shard", "is invariant"},
+      {"a gradient that is scattered twice", tiny(), of_mesh(dp, 1), repeated({"reduce_scatter axis=dp", "grad.final"}),
+       "reduce_scatter", "from", "dp_shard", "is sharded along unit"},
+      {"parameters that are not gathered after the update", tiny(), of_mesh(dp, 1),
+       dropped({"all_gather axis=dp", "param.layer.1"}), "optimizer_step", "param", "dp_shard", "next step finds"},
+      {"parameters that are gathered twice", tiny(), of_mesh(dp, 1), repeated({"all_gather axis=dp", "param.layer.1"}),
+       "all_gather", "from", "dp_shard", "is replicated"},
+      {"a use of parameters that are sharded", tiny(), of_mesh(dp, 3),
+       [](Program& p) {
+         for (Body& body : p.bodies)
+           for (Step& step : body.steps)
+             if (text_with({"forward part=norm_qkv layer=1"})(p, step))
+               step.operand(Arg::kParam).buffer = p.buffer("param_shard.layer.1");
+       },
+       "forward norm_qkv", "param", "dp_shard", "is sharded along unit"},
+      {"attention without the keys of other ranks", tiny(), of_mesh(cp),
+       [](Program& p) {
+         for (Body& body : p.bodies)
+           for (Step& step : body.steps)
+             if (text_with({"forward part=attention"})(p, step))
+               std::erase_if(step.operands, [](const Use& use) { return use.arg == Arg::kKeys; });
+       },
+       "forward attention", "qkv", "cp", "is sharded along tokens"},
+      {"gradients of keys that do not come home", tiny(), of_mesh(cp), dropped({"reduce_scatter axis=cp"}),
+       "backward rotate", "d_qkv", "cp", "is partial"},
+  };
+}
+
+// A first stage of two with tensor ranks, and a last one that shares a tied table with the first.
+std::vector<Broken> of_stages_and_rings() {
+  Setting first = of_mesh(ranks_along(2, 1, 1, 1, 2)), ring = of_mesh(ranks_along(1, 1, 1, 2, 1));
+  ring.context_form = ContextForm::kRing;
+  return {
+      {"a message of what is still partial", tiny(), first, dropped({"all_reduce axis=tp moves=x layer=2"}), "send",
+       "from", "tp", "is partial"},
+      {"a table that one end alone updates", tiny(true), of_mesh(ranks_along(2, 1, 1, 1, 1)),
+       dropped({"all_reduce axis=pp_ends"}), "sum_squares", "grad", "pp", "is partial"},
+      {"a table that both ends of two stages count twice", tiny(true), of_mesh(ranks_along(2, 1, 1, 1, 1)),
+       repeated({"all_reduce axis=pp_ends"}), "all_reduce", "to", "pp", "is invariant"},
+      {"a ring without its last step", tiny(), ring, dropped({"forward part=attention", "chunk=1"}),
+       "forward out_projection", "x", "cp", "is partial"},
+      {"gradients of keys that a ring does not bring home", tiny(), ring,
+       dropped({"shift axis=cp moves=d_keys", "step=2"}), "backward rotate", "d_qkv", "cp", "is partial"},
+  };
+}
+
+bool names(const std::string& error, const Broken& b) {
+  return error.find(b.op) != std::string::npos && error.find("operand " + b.operand + " (") != std::string::npos &&
+         error.find(" over " + b.axis) != std::string::npos && error.find(b.why) != std::string::npos;
+}
+
+TEST(Types, EachRowOfTheCatalogueIsRefusedByOpOperandAndAxis) {
+  std::vector<Broken> all_broken = catalogue();
+  for (Broken& b : of_stages_and_rings()) all_broken.push_back(std::move(b));
+  for (const Broken& b : all_broken) {
+    SCOPED_TRACE(b.row);
+    Program p = build(b.arch, b.setting);
+    ASSERT_TRUE(type_errors(p).empty()) << type_errors(p).front();
+    b.edit(p);
+    const std::vector<std::string> errors = type_errors(p);
+    ASSERT_FALSE(errors.empty());
+    EXPECT_TRUE(names(errors.front(), b)) << errors.front();
+    std::string all;
+    for (const Finding& finding : verify(p)) all += finding.text + "\n";
+    EXPECT_NE(all.find(errors.front()), std::string::npos) << all;
+  }
+}
+
+// The types that a text states are compared with those that follow from its ops.
+TEST(Types, OfTextsAreParsedAndChecked) {
+  const Program p = build(tiny(), of_mesh(ranks_along(1, 1, 2, 1, 2)));
+  const std::string text = print(p);
+  EXPECT_EQ(parse(text, "text"), p);
+  const auto says = [&](const std::string& from, const std::string& to) {
+    return refusal(rewrite(text, {"forward part=out_projection layer=1"}, from, to));
+  };
+  const std::string sum = "y:mid.1{dp_shard=shard:batch;tp=partial}";
+  EXPECT_NE(
+      says(sum, "y:mid.1{dp_shard=shard:batch}")
+          .find("the operand y (mid.1) is partial (a sum is pending) over tp where the program states replicated"),
+      std::string::npos);
+  EXPECT_NE(says(sum, "y:mid.1{dp_shard=shard:tokens;tp=partial}")
+                .find("is sharded along batch over dp_shard where the program states sharded along tokens"),
+            std::string::npos);
+  for (const auto& [stated, why] : std::vector<std::pair<std::string, std::string>>{
+           {"{tp=part}", "unknown type 'part'"},
+           {"{tp=shard}", "unknown type 'shard'"},
+           {"{tp=shard:}", "unknown type 'shard:'"},
+           {"{tp=partial:rows}", "unknown type 'partial:rows'"},
+           {"{tp}", "expected AXIS=TYPE, got 'tp'"},
+           {"{}", "expected AXIS=TYPE, got ''"},
+           {"{tpp=partial}", "no mesh axis 'tpp'"},
+           {"{cp=partial}", "there is one rank along cp, which needs no type"},
+           {"{tp=partial;tp=varying}", "the axis tp stands twice"}})
+    EXPECT_NE(says(sum, "y:mid.1" + stated).find(why), std::string::npos) << says(sum, "y:mid.1" + stated);
+}
+
+// Types follow from the ops, the grid and the buffers alone.
+TEST(Types, AreInferredWithoutTheSetting) {
+  Setting s = of_mesh(ranks_along(2, 1, 2, 2, 2), 2, true);
+  s.tensor_chunks = 2;
+  const Program p = build(small_gpt(), s);
+  Program q = p;
+  q.setting = {};
+  EXPECT_TRUE(type_errors(q).empty()) << type_errors(q).front();
+  EXPECT_EQ(with_types(q).bodies, p.bodies);
+}
+
+// An operand that no rule knows is refused.
+TEST(Types, OfAnOperandWithoutARuleAreRefused) {
+  Program p = build(tiny(), of_mesh(ranks_along(1, 1, 1, 1, 2)));
+  for (Step& step : p.bodies.front().steps)
+    if (text_with({"forward part=activation layer=0"})(p, step)) step.operand(Arg::kX).arg = Arg::kLse;
+  const auto errors = type_errors(p);
+  ASSERT_FALSE(errors.empty());
+  EXPECT_NE(errors.front().find("forward activation, layer 0"), std::string::npos) << errors.front();
+  EXPECT_NE(errors.front().find("the operand lse (up.0) is of no rule of the op"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace molen::program

@@ -1,0 +1,72 @@
+#include "program/types/part_rules.h"
+
+#include "base/error.h"
+
+namespace molen::program {
+
+std::vector<OperandRule> part_rule(const Compute& c, int context_ranks, bool keys) {
+  const PartDeclaration& part = declaration_of(c.part);
+  if (part.context_types) return part.context_types(c, context_ranks, keys);
+  const bool backward = is_backward(c.pass);
+  const std::vector<OperandRule>& rules = backward ? part.backward_types : part.forward_types;
+  if (rules.empty())
+    throw Error("no rule types the {} of {}", backward ? "backward" : "forward", arch::name_of(c.part));
+  return rules;
+}
+
+bool has_parameter(const Program& p, const Compute& c, const arch::Parameter& parameter) {
+  return parameter.layer == c.layer && declaration_of(c.part).reads_role(parameter.role, p.arch.tied);
+}
+
+bool makes_gradient(const Compute& c, arch::Role role) {
+  if (!declaration_of(c.part).halves_share() || c.pass == ComputePass::kBackward) return true;
+  return arch::of_norm(role) == (c.pass == ComputePass::kInput);
+}
+
+MeshType parameter_type(const Program& p, int unit, const arch::Parameter& parameter) {
+  const mesh::PerAxis& mesh = p.grid.sizes;
+  MeshType type = unstated_type(mesh);
+  if (mesh[mesh::Axis::kPp] > 1 && p.shared_by_ends(unit)) type[mesh::Axis::kPp] = kReplicated;
+  if (mesh[mesh::Axis::kTp] > 1 && parameter.shard != arch::ShardDim::kNone)
+    type[mesh::Axis::kTp] = sharded(parameter.shard == arch::ShardDim::kRows ? Dimension::kOut : Dimension::kIn);
+  return type;
+}
+
+MeshType gradient_type(const Program& p, int unit, const arch::Parameter& parameter) {
+  MeshType type = parameter_type(p, unit, parameter);
+  for (const mesh::Axis axis : kMeshAxes)
+    if (p.grid.sizes[axis] > 1 && type[axis] == kReplicated) type[axis] = kPartial;
+  return type;
+}
+
+MeshType constant_type(const Program& p, Value value) {
+  MeshType type;
+  for (const mesh::Axis axis : kMeshAxes)
+    if (p.grid.sizes[axis] > 1) type[axis] = kInvariant;
+  const auto shard = [&](mesh::Axis axis, AxisType of) {
+    if (p.grid.sizes[axis] > 1) type[axis] = of;
+  };
+  if (value == Value::kRope) shard(mesh::Axis::kCp, parts::kOfTokens);
+  if (value == Value::kSlopes) shard(mesh::Axis::kTp, parts::kOfHeads);
+  return type;
+}
+
+std::optional<MeshType> kept_type(const Program& p, const Buffer& b, const arch::Parameter& parameter) {
+  const bool moment = b.role == Value::kMoment1 || b.role == Value::kMoment2;
+  const bool weights = b.role == Value::kParam || b.role == Value::kParamShard || b.role == Value::kParamHost ||
+                       b.role == Value::kMaster;
+  const bool kept = b.lifetime == Lifetime::kPersistent || b.lifetime == Lifetime::kExternal;
+  if (!kept || (!moment && !weights)) return std::nullopt;
+  const mesh::Axes cut = b.extent == Range::kOwn ? p.grid.own : b.extent == Range::kShard ? p.grid.shard : mesh::Axes{};
+  MeshType type = parameter_type(p, b.unit, parameter);
+  for (const mesh::Axis axis : kMeshAxes) {
+    if (p.grid.sizes[axis] == 1) continue;
+    if (cut.contains(axis))
+      type[axis] = sharded(Dimension::kUnit);
+    else if (moment && type[axis] == kReplicated)
+      type[axis] = kInvariant;
+  }
+  return type;
+}
+
+}  // namespace molen::program

@@ -1,0 +1,56 @@
+#include "program/values/contributions.h"
+
+#include "program/parts/part.h"
+#include "program/values/signature.h"
+
+namespace molen::program {
+
+std::vector<int> halves_of(const Program& p, const Compute& c) {
+  const bool own = declaration_of(c.part).halves_share() && p.arch.norm != arch::Norm::kLayerPlain;
+  switch (c.pass) {
+    case ComputePass::kBackward:
+      return {0, 1};
+    case ComputePass::kInput:
+      return own ? std::vector{0} : std::vector<int>{};
+    case ComputePass::kWeights:
+      return own ? std::vector{1} : std::vector{0, 1};
+    case ComputePass::kForward:
+    case ComputePass::kRecompute:
+      break;
+  }
+  return {};
+}
+
+std::vector<std::size_t> contributions_in(const Program& p, const Body& body) {
+  std::vector<std::size_t> made(p.units.size(), 0);
+  for (const Step& step : body.steps)
+    if (const auto* c = std::get_if<Compute>(&step.op))
+      if (const int u = unit_of_part(p, c->part, c->layer); u >= 0)
+        made[static_cast<std::size_t>(u)] += halves_of(p, *c).size();
+  return made;
+}
+
+std::size_t expected_contributions(const Program& p, int unit) {
+  std::size_t parts = 0;
+  const auto add = [&](arch::Part part, std::int64_t layer, std::size_t n) {
+    if (declaration_of(part).has_backward() && unit_of_part(p, part, layer) == unit) parts += n;
+  };
+  if (p.embeds())
+    for (const arch::Part part : arch::parts_before(p.arch)) add(part, -1, 1);
+  if (p.has_head()) {
+    for (const arch::Part part : arch::parts_after(p.arch)) add(part, -1, 1);
+    for (const arch::Part part : arch::parts_of_head(p.arch, p.setting.tensor()))
+      add(part, -1, static_cast<std::size_t>(p.setting.head_chunks()));
+  }
+  const Unit& u = p.units[static_cast<std::size_t>(unit)];
+  const std::size_t pieces = row_chunks(p.setting.rows()).size();
+  for (std::int64_t l = u.first; l < u.end; ++l)
+    for (const arch::Part part : arch::parts_of_layer(p.arch, l)) {
+      const PartDeclaration& d = declaration_of(part);
+      const Blocks block = d.standing == Standing::kAttentionBlock ? Blocks::kAttention : Blocks::kMlp;
+      if (u.has(l, block) && d.has_parameters(p.arch)) parts += by_chunks(p.setting, part) ? pieces : 1;
+    }
+  return 2 * parts * static_cast<std::size_t>(p.setting.micro_batches());
+}
+
+}  // namespace molen::program

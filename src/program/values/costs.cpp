@@ -1,0 +1,150 @@
+#include "program/values/costs.h"
+
+#include <algorithm>
+
+#include "arch/tensor_parallel.h"
+#include "base/match.h"
+#include "program/parts/part.h"
+#include "program/values/attributes.h"
+#include "program/values/optimizer.h"
+#include "program/values/payload.h"
+#include "program/values/signature.h"
+#include "program/values/value_memory.h"
+
+namespace molen::program {
+namespace {
+
+// A part as its kernel sees it on the largest rank.
+struct PartOfRank {
+  arch::Part part{};
+  arch::Pass pass{};
+  arch::PartShape shape;
+  bool ring = false;       // one step of a ring, or all of them
+  std::int64_t step = -1;  // in a ring; -1: all steps
+  int context_ranks = 1;
+  arch::PartCost cost(const arch::Architecture& local) const {
+    const auto context_cost = declaration_of(part).context_cost;
+    if (!context_cost || context_ranks == 1) return part_cost(local, part, pass, shape);
+    return context_cost(local, pass, shape, {shape.sequence * context_ranks, context_ranks, ring, step});
+  }
+};
+
+arch::PartShape shape_of(const Attributes& a, const Grid& grid) {
+  arch::PartShape shape;
+  shape.batch = a.rows.sequences;
+  shape.sequence = a.rows.length;
+  shape.compute = a.compute.value_or(DType::kF32);
+  shape.threads = std::max(a.threads, 1);
+  shape.kernels = a.kernel.value_or(arch::Kernels::kReference);
+  shape.tensor_ranks = grid.sizes[mesh::Axis::kTp];
+  return shape;
+}
+
+arch::Pass pass_of(ComputePass pass) {
+  switch (pass) {
+    case ComputePass::kBackward:
+      return arch::Pass::kBackward;
+    case ComputePass::kInput:
+      return arch::Pass::kBackwardInput;
+    case ComputePass::kWeights:
+      return arch::Pass::kBackwardWeights;
+    case ComputePass::kForward:
+    case ComputePass::kRecompute:
+      break;
+  }
+  return arch::Pass::kForward;
+}
+
+PartOfRank part_of(const Program& p, const Compute& c, const Step& step) {
+  const Attributes& a = step.attributes;
+  PartOfRank of{c.part, pass_of(c.pass), shape_of(a, p.grid)};
+  if (of_head(c.part)) of.shape.chunk = std::min(a.tile, a.rows.count() - c.chunk * a.tile);
+  if (a.rows.in_pieces() && has_halves(c.part)) {
+    const auto [first, last] = chunk_rows(a.rows, c.chunk);
+    of.shape.batch = 1;
+    of.shape.sequence = last - first;
+  }
+  of.shape.kv_copied = of.shape.tensor_ranks > 1 && arch::kv_replicated(p.arch, of.shape.tensor_ranks);
+  of.shape.documents = step.find(Arg::kDocuments) != nullptr;
+  of.context_ranks = p.grid.sizes[mesh::Axis::kCp];
+  of.ring = c.chunk >= 0;
+  of.step = c.chunk;
+  return of;
+}
+
+void cost_part(const Program& p, const Compute& c, Step& step) {
+  const arch::PartCost cost = part_of(p, c, step).cost(p.local);
+  step.scratch = cost.scratch;
+  step.moved = cost.moved;
+  step.hardware_flops = cost.flops;
+  // Recomputation is work of the hardware, not of the model.
+  step.model_flops = c.pass == ComputePass::kRecompute ? Flops(0) : cost.flops;
+}
+
+// A cast that adds widens the sum one block at a time, and reads its target too.
+void cost_cast(const Program& p, Bytes touched, Step& step) {
+  const Use* to = step.updates(Arg::kTo) ? step.find(Arg::kTo) : nullptr;
+  const std::int64_t wide = to ? used_elements(p, *to, {}) * size_of(DType::kF32) : 0;
+  step.moved = touched + Bytes(wide);
+  step.scratch = Bytes(std::min(wide, arch::kWidenBlock * size_of(DType::kF32)));
+}
+
+// The gradient is read, all else read and written: a store to a parameter reads its cache line. Matrices that are
+// updated whole take products: the FLOPs of the rank at 0, and scratch for the largest matrix of any rank.
+void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read, std::int64_t written, Step& step) {
+  step.moved = Bytes(read + 2 * written);
+  const Optimizer& optimizer = optimizer_named(o.kind);
+  const int of = unit_of_step(p, step);
+  if (!optimizer.whole_matrices || o.stage == UpdateStage::kDirection || of < 0) return;
+  const Unit& unit = p.units.at(static_cast<std::size_t>(of));
+  const auto [first, last] = unit_range(p.grid, {}, unit, Range::kOwn);
+  const std::vector<arch::Parameter> whole = arch::parameters(p.arch);
+  for (const UnitEntry& entry : unit.entries) {
+    if (entry.whole == 0) continue;
+    const auto& shape = whole[static_cast<std::size_t>(entry.parameter)].shape;
+    const MatrixCost cost = optimizer.whole_matrices(shape.at(0), shape.at(1));
+    step.scratch = std::max(step.scratch, Bytes(cost.scratch * size_of(dtype_of(p, Value::kMoment1))));
+    if (first <= entry.offset && entry.offset < last) step.hardware_flops += cost.flops;
+  }
+}
+
+}  // namespace
+
+void set_costs(const Program& p, Step& step) {
+  std::int64_t read = 0, written = 0;  // an update counts as written here
+  for (const Use& use : step.operands) (use.writes() ? written : read) += used_bytes(p, use, {});
+  const Bytes touched(read + written);
+  step.scratch = step.moved = Bytes();
+  step.model_flops = step.hardware_flops = Flops();
+  const auto communicated = [&](const auto&) { step.moved = payload_of(p, step, {}); };
+  std::visit(Match{
+                 [&](const Compute& c) { cost_part(p, c, step); },
+                 [&](const LoadBatch&) { step.moved = touched; },
+                 [&](const ZeroFill&) { step.moved = touched; },
+                 [&](const SumSquares&) { step.moved = Bytes(read); },
+                 [&](const ClipScale&) { step.moved = touched; },
+                 [&](const OptimizerStep& o) { cost_optimizer(p, o, read, written, step); },
+                 [&](const AllReduce& o) { communicated(o); },
+                 [&](const ReduceScatter& o) { communicated(o); },
+                 [&](const AllGather& o) { communicated(o); },
+                 [&](const Send& o) { communicated(o); },
+                 [&](const Receive& o) { communicated(o); },
+                 [&](const Shift& o) { communicated(o); },
+                 [&](const ReduceScalars& o) { communicated(o); },
+                 [&](const CopyToHost&) { step.moved = Bytes(read); },
+                 [&](const CopyToDevice&) { step.moved = Bytes(written); },
+                 [&](const Cast&) { cost_cast(p, touched, step); },
+                 [&](const Agree&) { step.moved = touched; },
+             },
+             step.op);
+}
+
+Flops forward_flops(const arch::Architecture& local, const Setting& s, arch::Part part) {
+  PartOfRank of{part, arch::Pass::kForward, shape_of(attributes_of(s, Compute{part}), grid_of(s))};
+  if (of_head(part)) of.shape.chunk = s.tokens();
+  of.context_ranks = s.context_ranks();
+  of.ring = s.ring();
+  return of.cost(local).flops;
+}
+
+}  // namespace molen::program

@@ -1,0 +1,54 @@
+#include "program/values/optimizer.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "base/suggest.h"
+
+namespace molen::program {
+
+namespace {
+
+// Five iterations on a matrix of s x l, s <= l (optim/muon.cpp): x x', its polynomial, and the product with x. Scratch
+// holds x twice and the two squares.
+MatrixCost newton_schulz_cost(std::int64_t rows, std::int64_t columns) {
+  const std::int64_t s = std::min(rows, columns), l = std::max(rows, columns);
+  const double flops = 5.0 * (4.0 * static_cast<double>(s) * static_cast<double>(s) * static_cast<double>(l) +
+                              2.0 * static_cast<double>(s) * static_cast<double>(s) * static_cast<double>(s));
+  const auto aligned = [](std::int64_t elements) { return (elements + 15) / 16 * 16; };
+  return {Flops(flops), 2 * aligned(s * l) + 2 * aligned(s * s)};
+}
+
+}  // namespace
+
+const std::vector<Optimizer>& optimizers() {
+  static const std::vector<Optimizer> all{
+      {"adamw", {{Value::kMoment1, Arg::kMoment1}, {Value::kMoment2, Arg::kMoment2}}},
+      {"lion", {{Value::kMoment1, Arg::kMoment1}}},
+      {"muon",
+       {{Value::kMoment1, Arg::kMoment1}, {Value::kMoment2, Arg::kMoment2, StateOf::kRest}},
+       newton_schulz_cost},
+  };
+  return all;
+}
+
+bool Optimizer::updates_whole(const arch::Parameter& parameter) const {
+  return whole_matrices && parameter.layer >= 0 && parameter.shape.size() == 2;
+}
+
+bool Optimizer::keeps_of_rest(Value state) const {
+  return std::any_of(states.begin(), states.end(),
+                     [&](const OptimizerState& kept) { return kept.value == state && kept.of == StateOf::kRest; });
+}
+
+const Optimizer& optimizer_named(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Optimizer& optimizer : optimizers()) {
+    if (optimizer.name == name) return optimizer;
+    names.emplace_back(optimizer.name);
+  }
+  throw UsageError("there is no optimizer '{}'{}", name, did_you_mean(name, names));
+}
+
+}  // namespace molen::program

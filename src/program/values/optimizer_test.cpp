@@ -1,0 +1,84 @@
+// Tests that what a program keeps of an optimizer follows from its declaration.
+#include "program/values/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "program/memory/memory.h"
+#include "program/test_edit.h"
+
+namespace molen::program {
+namespace {
+
+Program updated_by(std::string_view kind) {
+  Setting s;
+  s.mesh[mesh::Axis::kDpShard] = 2;
+  s.zero = 1;
+  s.global_batch = 2;
+  s.sequence = 16;
+  s.optimizer = std::string(kind);
+  return build(tiny(), s);
+}
+
+std::string refusal_of(const std::string& text) {
+  try {
+    require_sound(parse(text, "p.txt"), "p.txt");
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Optimizer, BuffersAndOperandsFollowFromTheDeclaration) {
+  for (const Optimizer& optimizer : optimizers()) {
+    const Program p = updated_by(optimizer.name);
+    std::set<Value> wanted, kept;
+    for (const OptimizerState& state : optimizer.states) {
+      EXPECT_EQ(class_of(state.value), ValueClass::kState);
+      EXPECT_EQ(name_of(state.value), name_of(state.arg));
+      wanted.insert(state.value);
+    }
+    Bytes bytes;
+    for (const Buffer& buffer : p.buffers)
+      if (class_of(buffer.role) == ValueClass::kState) {
+        kept.insert(buffer.role);
+        bytes += buffer.bytes();
+      }
+    EXPECT_EQ(kept, wanted) << optimizer.name;
+    EXPECT_EQ(summarize(p, plan_memory(p)).optimizer, bytes);
+    EXPECT_EQ(refusal_of(print(p)), "accepted") << optimizer.name;
+    EXPECT_EQ(parse(print(p), "p.txt"), p);
+  }
+}
+
+TEST(Optimizer, AnUnknownOneIsRefusedWithTheNearest) {
+  Setting s;
+  s.optimizer = "adamv";
+  EXPECT_THROW(build(tiny(), s), UsageError);
+  try {
+    optimizer_named("adamv");
+    ADD_FAILURE() << "accepted";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "there is no optimizer 'adamv'; did you mean 'adamw'?");
+  }
+  const std::string text = print(updated_by("adamw"));
+  const std::string op =
+      refusal_of(rewrite(text, {"optimizer_step", "param.embed"}, "optimizer_step", "optimizer_step kind=adamv"));
+  EXPECT_NE(op.find(": there is no optimizer 'adamv'; did you mean 'adamw'?"), std::string::npos) << op;
+  const std::string setting = refusal_of(rewrite(text, {"setting "}, " zero=", " optimizer=adamv zero="));
+  EXPECT_NE(setting.find("setting optimizer: there is no optimizer 'adamv'"), std::string::npos) << setting;
+}
+
+// One op that follows another rule than the rest would train another model.
+TEST(Optimizer, EveryUnitFollowsTheSettingsRule) {
+  const std::string text = print(updated_by("lion"));
+  const std::string edited = rewrite(text, {"optimizer_step", "param.embed"}, " kind=lion", " kind=adamw");
+  const std::string why = refusal_of(edited);
+  EXPECT_NE(why, "accepted");
+  EXPECT_NE(why.find("optimizer_step"), std::string::npos) << why;
+}
+
+}  // namespace
+}  // namespace molen::program

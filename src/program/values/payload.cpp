@@ -1,0 +1,94 @@
+#include "program/values/payload.h"
+
+#include "base/error.h"
+#include "base/match.h"
+#include "program/values/value_memory.h"
+
+namespace molen::program {
+namespace {
+
+std::int64_t width_of(const Program& p, const Use& use) {
+  return size_of(p.buffers[static_cast<std::size_t>(use.buffer)].dtype);
+}
+
+// Returns the bytes of `whole`, or of the piece `chunk` of its rows.
+std::int64_t exchanged_bytes(const Program& p, std::int64_t chunk, const Use& whole, const mesh::PerAxis& at) {
+  if (chunk < 0) return used_bytes(p, whole, at);
+  const auto [first, last] = chunk_rows(p.setting.rows(), chunk);
+  return (last - first) * p.arch.hidden * width_of(p, whole);
+}
+
+// Bytes of a message between stages. When tensor ranks share the rows, it holds the rows that the rank keeps.
+std::int64_t message_bytes(const Program& p, const Use& value, const mesh::PerAxis& at) {
+  if (!p.setting.sharded_rows() || at == mesh::PerAxis{}) return used_bytes(p, value, at);
+  return kept_rows(p.setting.rows(), p.grid, at) * p.arch.hidden * width_of(p, value);
+}
+
+}  // namespace
+
+std::int64_t used_elements(const Program& p, const Use& use, const mesh::PerAxis& at) {
+  const Buffer& buffer = p.buffers.at(static_cast<std::size_t>(use.buffer));
+  const int unit = p.unit_of_buffer(use.buffer);
+  if (unit < 0) return buffer.elements;
+  const Unit& of = p.units[static_cast<std::size_t>(unit)];
+  // The buffer has the size that the rank at 0 needs; a text may give it another size than the layout's. A unit with
+  // entries that must not be divided may have its largest part on another rank.
+  if (use.range == Range::kAll && at == mesh::PerAxis{} && !of.has_whole()) return buffer.elements;
+  const Range range = use.range == Range::kAll ? extent_of(p, buffer.role) : use.range;
+  const auto [first, last] = unit_range(p.grid, at, of, range);
+  return elements_before(p, buffer.role, of, last) - elements_before(p, buffer.role, of, first);
+}
+
+std::int64_t used_bytes(const Program& p, const Use& use, const mesh::PerAxis& at) {
+  return used_elements(p, use, at) * width_of(p, use);
+}
+
+Bytes payload_of(const Program& p, const Step& step, const mesh::PerAxis& at) {
+  return Bytes(std::visit(
+      [&](const auto& o) -> std::int64_t {
+        using O = std::decay_t<decltype(o)>;
+        // The operand whose size counts. An op from a text may lack it; the verifier reports that afterwards.
+        constexpr bool sends = std::is_same_v<O, ReduceScatter> || std::is_same_v<O, Send>;
+        const Use* use = step.find(sends ? Arg::kFrom : Arg::kTo);
+        if constexpr (!std::is_same_v<O, ReduceScalars>)
+          if (!use) return 0;
+        if constexpr (std::is_same_v<O, AllReduce>)
+          return used_bytes(p, *use, at);
+        else if constexpr (std::is_same_v<O, ReduceScatter> || std::is_same_v<O, AllGather>)
+          return exchanged_bytes(p, o.chunk, *use, at);
+        else if constexpr (std::is_same_v<O, Send> || std::is_same_v<O, Receive>)
+          return message_bytes(p, *use, at);
+        else if constexpr (std::is_same_v<O, Shift>)  // sent and received
+          return 2 * used_bytes(p, *use, at);
+        else if constexpr (std::is_same_v<O, ReduceScalars>)
+          return o.count * size_of(DType::kF64);
+        else
+          throw Error("no payload of {}", kind_of(o));
+      },
+      step.op));
+}
+
+Payloads payloads_of(const Program& p, const std::vector<Expanded>& ops, const mesh::PerAxis& at) {
+  Payloads all;
+  for (const Expanded& e : ops) {
+    const auto axis = axis_of(e.step->op);
+    if (!axis || !is_communication(e.step->op)) continue;
+    const std::int64_t bytes = payload_of(p, *e.step, at).value;
+    const auto add = [&](const std::string& call, std::int64_t payload) {
+      Payload& of = all[{*axis, call}];
+      ++of.calls;
+      of.bytes += payload;
+    };
+    if (std::holds_alternative<Shift>(e.step->op)) {
+      add("send", bytes / 2);
+      add("recv", bytes / 2);
+    } else if (std::holds_alternative<Receive>(e.step->op)) {
+      add("recv", bytes);
+    } else {
+      add(std::holds_alternative<ReduceScalars>(e.step->op) ? "all_reduce" : kind_of(e.step->op), bytes);
+    }
+  }
+  return all;
+}
+
+}  // namespace molen::program

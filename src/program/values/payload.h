@@ -1,0 +1,32 @@
+// The calls and bytes that a step's communication asks of a rank's communicators, to compare with the communicators'
+// own counts.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "program/ir/program.h"
+
+namespace molen::program {
+
+// Size of the elements that operands name, on the rank at `at`.
+std::int64_t used_elements(const Program& program, const Use& use, const mesh::PerAxis& at);
+std::int64_t used_bytes(const Program& program, const Use& use, const mesh::PerAxis& at);
+
+// Returns the bytes that the rank at `at` gives to the communicator calls of an op: all elements that are reduced or
+// gathered, sent or received. Step::moved is that of the rank whose coordinates are all 0, so this is less on other
+// ranks when shards or rows are uneven.
+Bytes payload_of(const Program& program, const Step& step, const mesh::PerAxis& at);
+
+struct Payload {
+  std::int64_t calls = 0, bytes = 0;
+  bool operator==(const Payload&) const = default;
+};
+// Payloads of a step's ops, by axis and by the communicator call that the op makes ("all_reduce", "send", ...).
+using Payloads = std::map<std::pair<Axis, std::string>, Payload>;
+Payloads payloads_of(const Program& program, const std::vector<Expanded>& ops, const mesh::PerAxis& at);
+
+}  // namespace molen::program

@@ -1,0 +1,205 @@
+// The values of a step, which buffers hold and ops exchange. Letters as in arch/parts.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+
+namespace molen::program {
+
+enum class Value {
+  kIds,
+  kLabels,     // i32 [N]
+  kDocuments,  // i32 [N]: the position where the document of each token begins
+  kResidual,   // x_Nd: input of layer l; l = L is the input of the final norm
+  kStats1,
+  kProjected,  // q|k|v before RoPE
+  kQkv,
+  kLse,
+  kAttention,
+  kMid,
+  kStats2,
+  kUp,
+  kActivation,
+  kStatsFinal,
+  kNormed,
+  kDNormed,    // complete once every chunk of the head has written its part; with tensor ranks, a partial sum
+  kLosses,     // one per token
+  kDResidual,  // gradient of kResidual of layer l
+  kDMid,
+  kDActivation,
+  kDUp,
+  kDAttention,
+  kDQkv,
+  kDProjected,  // gradient of kProjected
+  // Between tensor ranks: partial sums, to which each rank has added its share (kResidualSum, ...), and under sequence
+  // parallelism the gathered rows of a value whose rows are sharded (kResidualRows, ...).
+  kResidualSum,
+  kMidSum,
+  kDResidualSum,
+  kDMidSum,
+  kResidualRows,
+  kMidRows,
+  kDResidualRows,
+  kDMidRows,
+  // A chunk of the head (`layer` is the chunk) when tensor ranks share the vocabulary: logits [C, V of the rank]; for
+  // each token (log of the sum of exp(logits), logit of the label or 0), of this rank and of all [ranks, C, 2].
+  kLogits,
+  kHeadSums,
+  kHeadSumsAll,
+  // Between context ranks: keys and values of a layer of all ranks [ranks, N, 2*k*D], their gradients, and a gradient
+  // of qkv that holds only the queries' part yet. In a ring (`step` of it): the received keys, and the partial outputs,
+  // which are in fp32 when compute is narrower.
+  kKeysAll,
+  kDKeysAll,
+  kKeys,
+  kDKeys,
+  kDKeysIn,  // as received, without this rank's share
+  kAttentionPart,
+  kLsePart,
+  kDQuery,
+  kParam,       // whole parameters of a unit; gathered when parameters are sharded
+  kGrad,        // whole
+  kParamShard,  // the rank's part of sharded parameters; likewise kGradShard
+  kGradShard,
+  kGradHost,      // on the host: the part of the gradient that this rank updates
+  kParamHost,     // offloaded parameters; or, in the compute type, updated on the host and copied to the device
+  kGradMessage,   // in transit between data-parallel ranks, when narrower; `step`: see signature.cpp: message
+  kDirection,     // where an optimizer moves matrices that tensor ranks share: this rank's parts
+  kDirectionAll,  // those of all tensor ranks, one after another
+  kMoment1,
+  kMoment2,
+  kMaster,
+  kScalars,
+  kRope,    // cosines, then sines, of the positions that the rank has of a sequence
+  kSlopes,  // ALiBi's slope of each head
+};
+
+// The class of a value. Each value has exactly one.
+enum class ValueClass {
+  kBatch,     // of the micro-batch and of no layer: tokens, labels, losses, what stands between layers and head
+  kLayer,     // an activation or its gradient, whole on the rank or the rank's own rows
+  kSum,       // a residual value before the sum over tensor ranks
+  kRows,      // a residual value with the rows of all tensor ranks
+  kHead,      // a chunk of the head that tensor ranks share
+  kKeys,      // keys, values and partial outputs between context ranks
+  kUnit,      // parameters and gradients of a unit
+  kState,     // what an optimizer keeps of a unit from step to step (optimizer.h)
+  kScalars,   // the step's sums
+  kConstant,  // tables that follow from the architecture and the rank's place
+};
+
+// The type of its elements.
+enum class ValueType {
+  kCompute,   // of activations and weights
+  kAccurate,  // fp32; fp64 when compute is
+  kInteger,   // i32
+  kMessage,   // of gradients in messages
+  kMaster,    // of master weights
+  kDouble,    // fp64
+};
+
+// The buffers that hold a value of the layers.
+enum class Keeping {
+  kOfPass,         // one of each layer; parts that run a second time share one of their own
+  kOfLayer,        // one of each layer, whichever pass makes it
+  kInTurn,         // one for all layers in turn: nothing later than the layer reads it
+  kInTurnOfWhole,  // the same where backwards run whole; halves of backwards read it later, so each layer has one
+};
+
+// Letters of a shape, as in arch/parts.h: N tokens of a micro-batch on this rank, S of a sequence on it, d, D, f, h, V;
+// Q columns of q|k|v, q of queries, K of keys and values, U of gate|up, s the numbers that a norm keeps for a row, C
+// tokens of a chunk of the head. R: the rows of the residual stream that this rank keeps; P: the rows of one piece; T
+// tensor ranks; c context ranks. Digits stand for themselves. A value of a unit has the sizes of its parameters, and no
+// letters.
+struct ValueInfo {
+  Value value;
+  std::string_view name;  // in the text form and in messages
+  ValueClass of;
+  std::string_view shape;
+  ValueType type = ValueType::kCompute;
+  Keeping keeping = Keeping::kOfPass;
+};
+inline constexpr std::array kValues{
+    ValueInfo{Value::kIds, "ids", ValueClass::kBatch, "N", ValueType::kInteger},
+    ValueInfo{Value::kLabels, "labels", ValueClass::kBatch, "N", ValueType::kInteger},
+    ValueInfo{Value::kDocuments, "documents", ValueClass::kBatch, "N", ValueType::kInteger},
+    ValueInfo{Value::kResidual, "x", ValueClass::kLayer, "Rd", ValueType::kCompute, Keeping::kOfLayer},
+    ValueInfo{Value::kStats1, "stats1", ValueClass::kLayer, "Ns", ValueType::kAccurate},
+    ValueInfo{Value::kProjected, "projected", ValueClass::kLayer, "NQ"},
+    ValueInfo{Value::kQkv, "qkv", ValueClass::kLayer, "NQ"},
+    ValueInfo{Value::kLse, "lse", ValueClass::kLayer, "Nh", ValueType::kAccurate},
+    ValueInfo{Value::kAttention, "attn", ValueClass::kLayer, "Nq"},
+    ValueInfo{Value::kMid, "mid", ValueClass::kLayer, "Rd"},
+    ValueInfo{Value::kStats2, "stats2", ValueClass::kLayer, "Ns", ValueType::kAccurate},
+    ValueInfo{Value::kUp, "up", ValueClass::kLayer, "NU"},
+    ValueInfo{Value::kActivation, "act", ValueClass::kLayer, "Nf"},
+    ValueInfo{Value::kStatsFinal, "stats_final", ValueClass::kBatch, "Ns", ValueType::kAccurate},
+    ValueInfo{Value::kNormed, "normed", ValueClass::kBatch, "Nd"},
+    ValueInfo{Value::kDNormed, "d_normed", ValueClass::kBatch, "Nd"},
+    ValueInfo{Value::kLosses, "losses", ValueClass::kBatch, "N", ValueType::kAccurate},
+    ValueInfo{Value::kDResidual, "d_x", ValueClass::kLayer, "Rd", ValueType::kCompute, Keeping::kInTurnOfWhole},
+    ValueInfo{Value::kDMid, "d_mid", ValueClass::kLayer, "Rd", ValueType::kCompute, Keeping::kInTurnOfWhole},
+    ValueInfo{Value::kDActivation, "d_act", ValueClass::kLayer, "Nf", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDUp, "d_up", ValueClass::kLayer, "NU", ValueType::kCompute, Keeping::kInTurnOfWhole},
+    ValueInfo{Value::kDAttention, "d_attn", ValueClass::kLayer, "Nq", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDQkv, "d_qkv", ValueClass::kLayer, "NQ", ValueType::kCompute, Keeping::kInTurnOfWhole},
+    ValueInfo{Value::kDProjected, "d_projected", ValueClass::kLayer, "NQ"},
+    ValueInfo{Value::kResidualSum, "x_sum", ValueClass::kSum, "Pd", ValueType::kCompute, Keeping::kOfLayer},
+    ValueInfo{Value::kMidSum, "mid_sum", ValueClass::kSum, "Pd"},
+    ValueInfo{Value::kDResidualSum, "d_x_sum", ValueClass::kSum, "Pd", ValueType::kCompute, Keeping::kOfLayer},
+    ValueInfo{Value::kDMidSum, "d_mid_sum", ValueClass::kSum, "Pd", ValueType::kCompute, Keeping::kOfLayer},
+    ValueInfo{Value::kResidualRows, "x_rows", ValueClass::kRows, "Pd", ValueType::kCompute, Keeping::kOfLayer},
+    ValueInfo{Value::kMidRows, "mid_rows", ValueClass::kRows, "Pd"},
+    ValueInfo{Value::kDResidualRows, "d_x_rows", ValueClass::kRows, "Pd", ValueType::kCompute, Keeping::kOfLayer},
+    ValueInfo{Value::kDMidRows, "d_mid_rows", ValueClass::kRows, "Pd", ValueType::kCompute, Keeping::kOfLayer},
+    ValueInfo{Value::kLogits, "logits", ValueClass::kHead, "CV", ValueType::kAccurate, Keeping::kInTurn},
+    ValueInfo{Value::kHeadSums, "head_sums", ValueClass::kHead, "C2", ValueType::kAccurate, Keeping::kInTurn},
+    ValueInfo{Value::kHeadSumsAll, "head_sums_all", ValueClass::kHead, "TC2", ValueType::kAccurate, Keeping::kInTurn},
+    ValueInfo{Value::kKeysAll, "keys_all", ValueClass::kKeys, "cNK", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDKeysAll, "d_keys_all", ValueClass::kKeys, "cNK", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kKeys, "keys", ValueClass::kKeys, "NK", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDKeys, "d_keys", ValueClass::kKeys, "NK", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDKeysIn, "d_keys_in", ValueClass::kKeys, "NK", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kAttentionPart, "attn_part", ValueClass::kKeys, "Nq", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kLsePart, "lse_part", ValueClass::kKeys, "Nh", ValueType::kAccurate, Keeping::kInTurn},
+    ValueInfo{Value::kDQuery, "d_query", ValueClass::kKeys, "NQ", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kParam, "param", ValueClass::kUnit, ""},
+    ValueInfo{Value::kGrad, "grad", ValueClass::kUnit, "", ValueType::kAccurate},
+    ValueInfo{Value::kParamShard, "param_shard", ValueClass::kUnit, ""},
+    ValueInfo{Value::kGradShard, "grad_shard", ValueClass::kUnit, "", ValueType::kAccurate},
+    ValueInfo{Value::kGradHost, "grad_host", ValueClass::kUnit, "", ValueType::kAccurate},
+    ValueInfo{Value::kParamHost, "param_host", ValueClass::kUnit, ""},
+    ValueInfo{Value::kGradMessage, "message", ValueClass::kUnit, "", ValueType::kMessage},
+    ValueInfo{Value::kDirection, "direction", ValueClass::kUnit, "", ValueType::kAccurate},
+    ValueInfo{Value::kDirectionAll, "direction_all", ValueClass::kUnit, "", ValueType::kAccurate},
+    ValueInfo{Value::kMoment1, "m", ValueClass::kState, "", ValueType::kAccurate},
+    ValueInfo{Value::kMoment2, "v", ValueClass::kState, "", ValueType::kAccurate},
+    ValueInfo{Value::kMaster, "master", ValueClass::kState, "", ValueType::kMaster},
+    ValueInfo{Value::kScalars, "scalars", ValueClass::kScalars, "", ValueType::kDouble},
+    ValueInfo{Value::kRope, "rope", ValueClass::kConstant, "SD", ValueType::kAccurate},
+    ValueInfo{Value::kSlopes, "slopes", ValueClass::kConstant, "h", ValueType::kDouble},
+};
+
+static_assert([] {
+  for (std::size_t i = 0; i < kValues.size(); ++i)
+    if (static_cast<std::size_t>(kValues[i].value) != i) return false;
+  return true;
+}());
+
+constexpr const ValueInfo& info_of(Value value) {
+  return kValues.at(static_cast<std::size_t>(value));
+}
+constexpr ValueClass class_of(Value value) {
+  return info_of(value).of;
+}
+constexpr std::string_view name_of(Value value) {
+  return info_of(value).name;
+}
+constexpr bool of_unit(Value value) {
+  return class_of(value) == ValueClass::kUnit || class_of(value) == ValueClass::kState;
+}
+std::optional<Value> value_named(std::string_view name);
+
+}  // namespace molen::program

@@ -1,0 +1,164 @@
+#include "program/values/value_memory.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "program/values/optimizer.h"
+
+namespace molen::program {
+
+bool chunk_apart(const Program& program, const Operand& o) {
+  const ValueClass of = class_of(o.value);
+  if (o.chunk < 0 || (of != ValueClass::kSum && of != ValueClass::kRows)) return false;
+  const bool of_table = (o.value == Value::kResidualSum || o.value == Value::kDResidualRows) && o.layer == 0;
+  const bool of_norm =
+      (o.value == Value::kResidualRows || o.value == Value::kDResidualSum) && o.layer == program.arch.layers;
+  return !of_table && !of_norm;
+}
+
+bool wide_partial(const Program& program, Value value) {
+  const bool partial =
+      value == Value::kAttentionPart || value == Value::kDQuery || value == Value::kDKeys || value == Value::kDKeysIn;
+  return partial && program.setting.ring() && size_of(program.setting.compute) < 4;
+}
+
+Range extent_of(const Program& program, Value value) {
+  const Range own = program.setting.owns_part() ? Range::kOwn : Range::kAll;
+  if (class_of(value) == ValueClass::kState) return own;
+  switch (value) {
+    case Value::kParamShard:
+    case Value::kGradShard:
+      return Range::kShard;
+    case Value::kParamHost:
+      if (program.setting.offload.parameters) return program.setting.sharded_parameters() ? Range::kShard : Range::kAll;
+      [[fallthrough]];
+    case Value::kGradHost:
+    case Value::kDirection:
+    case Value::kDirectionAll:
+      return own;
+    default:
+      return Range::kAll;
+  }
+}
+
+std::int64_t elements_before(const Program& program, Value value, const Unit& unit, std::int64_t at) {
+  if (value == Value::kDirectionAll) return at * program.grid.sizes[mesh::Axis::kTp];
+  const bool some =
+      class_of(value) == ValueClass::kState && unit.has_whole() && program.optimizer->keeps_of_rest(value);
+  return some ? elements_outside_whole(unit, at) : at;
+}
+
+namespace {
+
+// Returns the size that a letter of a shape stands for (value.h). `rows`: of the piece.
+std::int64_t size_of_letter(const Program& program, char letter, std::int64_t rows) {
+  const arch::Architecture& a = program.local;
+  const Setting& s = program.setting;
+  switch (letter) {
+    case 'N':
+      return s.tokens();
+    case 'S':
+      return s.local_sequence();
+    case 'R':
+      return kept_rows(s.rows(), program.grid, {});
+    case 'P':
+      return rows;
+    case 'C':
+      return s.head_chunk_tokens(0);
+    case 'T':
+      return s.tensor_ranks();
+    case 'c':
+      return s.context_ranks();
+    case 'd':
+      return a.hidden;
+    case 'D':
+      return a.head_dim;
+    case 'Q':
+      return a.qkv_size();
+    case 'q':
+      return a.query_size();
+    case 'K':
+      return 2 * a.kv_heads * a.head_dim;
+    case 'U':
+      return a.up_size();
+    case 'f':
+      return a.ffn;
+    case 'h':
+      return a.heads;
+    case 's':
+      return a.norm == arch::Norm::kRms ? 1 : 2;
+    case 'V':
+      return a.vocabulary;
+    case '2':
+      return 2;
+    default:
+      throw Error("unknown letter '{}' of a shape", letter);
+  }
+}
+
+}  // namespace
+
+std::int64_t elements_of(const Program& program, const Operand& operand) {
+  if (operand.value == Value::kScalars) return kNumScalars;
+  if (of_unit(operand.value)) {
+    const Unit& unit = program.units.at(static_cast<std::size_t>(operand.layer));
+    std::int64_t most = 0;
+    for (const auto& [first, last] : unit_ranges(program.grid, unit, extent_of(program, operand.value)))
+      most = std::max(most, elements_before(program, operand.value, unit, last) -
+                                elements_before(program, operand.value, unit, first));
+    return most;
+  }
+  std::string_view shape = info_of(operand.value).shape;
+  // It becomes q|k|v in place, unless it is wider.
+  if (operand.value == Value::kDQuery && wide_partial(program, operand.value)) shape = "Nq";
+  const auto [first_row, end_row] =
+      chunk_rows(program.setting.rows(), chunk_apart(program, operand) ? operand.chunk : -1);
+  std::int64_t elements = 1;
+  for (const char letter : shape) elements *= size_of_letter(program, letter, end_row - first_row);
+  return elements;
+}
+
+DType dtype_of(const Program& program, Value value) {
+  const Setting& s = program.setting;
+  const DType accurate = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
+  if (wide_partial(program, value)) return accurate;
+  switch (info_of(value).type) {
+    case ValueType::kCompute:
+      return s.compute;
+    case ValueType::kAccurate:
+      return accurate;
+    case ValueType::kInteger:
+      return DType::kI32;
+    case ValueType::kMessage:
+      return s.reduce;
+    case ValueType::kMaster:
+      return s.master;
+    case ValueType::kDouble:
+      return DType::kF64;
+  }
+  throw Error("value {} has no type", name_of(value));
+}
+
+Lifetime lifetime_of(const Program& program, Value value) {
+  const Setting& s = program.setting;
+  if (value == Value::kParam && s.parameters_come()) return Lifetime::kTransient;
+  if (value == Value::kParamShard && s.offload.parameters) return Lifetime::kTransient;
+  if (value == Value::kGrad && s.gradients_leave()) return Lifetime::kTransient;
+  if (value == Value::kGradShard && s.offload.gradients) return Lifetime::kTransient;
+  if (value == Value::kGradMessage || value == Value::kDirection || value == Value::kDirectionAll)
+    return Lifetime::kTransient;
+  const bool parameters = value == Value::kParam || value == Value::kParamShard || value == Value::kParamHost;
+  const bool constant = class_of(value) == ValueClass::kConstant;
+  if ((parameters || constant) && s.purpose == Purpose::kEvaluate) return Lifetime::kExternal;
+  if (constant) return Lifetime::kConstant;
+  const bool persistent = of_unit(value) || value == Value::kScalars;
+  return persistent ? Lifetime::kPersistent : Lifetime::kTransient;
+}
+
+Place place_of(const Program& program, const Operand& operand) {
+  if (operand.host || operand.value == Value::kGradHost || operand.value == Value::kParamHost) return Place::kHost;
+  const bool state = class_of(operand.value) == ValueClass::kState;
+  return state && program.setting.offload.optimizer ? Place::kHost : Place::kDevice;
+}
+
+}  // namespace molen::program

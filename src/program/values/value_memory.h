@@ -1,0 +1,30 @@
+// The memory that a value of the model's computation needs on a rank: size, type, lifetime and place of its buffer.
+#pragma once
+
+#include <cstdint>
+
+#include "program/values/signature.h"
+
+namespace molen::program {
+
+// Whether an operand that is one piece of a value's rows has a buffer of its own instead of a part of a buffer of all
+// rows. True for values that tensor ranks have only in transit (sums before reduction, gathered rows), except next to
+// the embedding table and the final norm, which handle all rows at once.
+bool chunk_apart(const Program& program, const Operand& operand);
+
+// The range of its unit that a buffer with this role holds.
+Range extent_of(const Program& program, Value value);
+
+// Returns how many elements a buffer of this value has for the first `at` elements of a unit: `at`, or fewer of a state
+// that exists for some parameters only, or more of what several ranks hold parts of.
+std::int64_t elements_before(const Program& program, Value value, const Unit& unit, std::int64_t at);
+
+// Sizes of the largest rank.
+std::int64_t elements_of(const Program& program, const Operand& operand);
+DType dtype_of(const Program& program, Value value);
+// Whether the value is a partial sum that is kept in a wider type than the compute type.
+bool wide_partial(const Program& program, Value value);
+Lifetime lifetime_of(const Program& program, Value value);
+Place place_of(const Program& program, const Operand& operand);
+
+}  // namespace molen::program

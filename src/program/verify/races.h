@@ -1,0 +1,18 @@
+// Finds pairs of ops that use the same memory on two streams without an order between them. The check works from
+// streams, edges and accesses alone; it shares no code with the pass that makes the edges.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "program/ir/program.h"
+
+namespace molen::program {
+
+// An op happens before another when it is earlier on the same stream, or when a chain of edges and streams leads from
+// one to the other. Two ops must be so ordered when they use one buffer and one of them changes it, when one decides a
+// flag that the other depends on, and when both work in the space that instances use in turn, for different instances.
+// Returns each op that misses such an order, with the op that it should wait for. `ops` is the expanded program.
+std::vector<std::pair<int, int>> unordered(const Program& program, const std::vector<Expanded>& ops);
+
+}  // namespace molen::program

@@ -1,0 +1,539 @@
+#include "program/verify/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+#include "base/match.h"
+#include "program/build/build.h"
+#include "program/build/build_detail.h"
+#include "program/ir/slots.h"
+#include "program/parts/part.h"
+#include "program/types/check.h"
+#include "program/values/attributes.h"
+#include "program/values/costs.h"
+#include "program/values/signature.h"
+#include "program/values/value_memory.h"
+#include "program/verify/races.h"
+#include "program/verify/verify_detail.h"
+#include "program/verify/verify_units.h"
+
+namespace molen::program {
+namespace {
+
+constexpr std::size_t kMaxFindings = 20;
+
+// The contents of a buffer: a value of a layer and micro-batch, or nothing.
+struct Held {
+  bool defined = false;
+  Value value{};
+  std::int64_t layer = -1;
+  std::int64_t micro_batch = -1;
+  std::int64_t step = 0;    // in a ring
+  std::int64_t chunk = -1;  // piece of rows, when each piece has a buffer of its own
+  std::string text() const {
+    if (!defined) return "nothing";
+    std::string t(name_of(value));
+    if (layer >= 0) t += fmt::format(" of {} {}", of_unit(value) ? "unit" : "layer", layer);
+    if (step > 0) t += fmt::format(", step {}", step);
+    if (chunk >= 0) t += fmt::format(", piece {}", chunk);
+    return t + fmt::format(", micro-batch {}", micro_batch);
+  }
+  bool operator==(const Held&) const = default;
+};
+
+class Verifier {
+ public:
+  explicit Verifier(const Program& p)
+      : p_(p),
+        ops_(expand(p)),
+        slots_(p),
+        pieces_(row_chunks(p.setting.rows()).size()),
+        held_(slots_.places() * pieces_),
+        units_(p, [this](const Expanded* e, const std::string& what) {
+          e ? report(*e, "{}", what) : report_all("{}", what);
+        }) {}
+
+  std::vector<Finding> run() {
+    structure();
+    if (!findings_.empty()) return findings_;
+    int instance = -1;
+    for (const Expanded& e : ops_) {
+      if (e.instance != instance) {
+        instance = e.instance;
+        begin_instance();
+      }
+      if (operands(e)) semantics(e);
+      if (findings_.size() >= kMaxFindings) return findings_;
+    }
+    totals();
+    races();
+    return findings_;
+  }
+
+ private:
+  template <class... Args>
+  void report(const Expanded& e, fmt::format_string<Args...> format, Args&&... args) {
+    findings_.push_back({text_of(p_, e) + ": " + fmt::format(format, std::forward<Args>(args)...)});
+  }
+  template <class... Args>
+  void report_all(fmt::format_string<Args...> format, Args&&... args) {
+    findings_.push_back({fmt::format(format, std::forward<Args>(args)...)});
+  }
+
+  // Forgets transient values, which do not outlive an instance.
+  void begin_instance() {
+    report_unread();
+    for (std::size_t b = 0; b < p_.buffers.size(); ++b)
+      if (p_.buffers[b].lifetime == Lifetime::kTransient) forget(static_cast<int>(b), -1);
+    chunks_.clear();
+    chunks_in_.clear();
+    units_.begin_instance();
+  }
+
+  // State is found by its role and unit, so no two buffers of state may have the same role and unit.
+  void one_buffer_a_state() {
+    std::map<std::pair<Value, int>, const Buffer*> seen;
+    for (const Buffer& b : p_.buffers) {
+      if (b.unit < 0 || b.lifetime == Lifetime::kTransient) continue;
+      if (b.copy > 0) report_all("buffer {}: copies are transient", b.name);
+      if (const auto [first, fresh] = seen.emplace(std::pair{b.role, b.unit}, &b); !fresh && b.copy == 0)
+        report_all("buffers {} and {} both keep {} of unit {}", first->second->name, b.name, name_of(b.role),
+                   p_.units[static_cast<std::size_t>(b.unit)].name);
+    }
+  }
+
+  void structure() {
+    one_buffer_a_state();
+    if (p_.setting.purpose == Purpose::kTrain && p_.setting.holders() < 1) report_all("no ranks");
+    for (std::size_t b = 0; b < p_.bodies.size(); ++b)
+      for (std::size_t k = 0; k < p_.bodies[b].steps.size(); ++k)
+        for (const OpRef& ref : p_.bodies[b].steps[k].after) {
+          const bool same = ref.body < 0;
+          const auto& steps = p_.bodies[same ? b : static_cast<std::size_t>(ref.body)].steps;
+          if (ref.op < 0 || ref.op >= static_cast<int>(steps.size()) || (same && ref.op >= static_cast<int>(k)))
+            report_all("body {}, op %{}: waits for %{}, which does not run before it", p_.bodies[b].name, k, ref.op);
+        }
+    attributes();
+    if (!findings_.empty()) return;  // costs follow from attributes
+    for (const Expanded& e : ops_) {
+      Step want = *e.step;
+      set_costs(p_, want);
+      if (e.step->scratch != want.scratch || e.step->model_flops != want.model_flops ||
+          e.step->hardware_flops != want.hardware_flops || e.step->moved != want.moved)
+        report(e, "its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
+               e.step->scratch.value, want.scratch.value);
+      if (e.step->stream != stream_of(p_, e.step->op))
+        report(e, "belongs on the stream {}", name_of(stream_of(p_, e.step->op)));
+      if (findings_.size() >= kMaxFindings) return;
+    }
+  }
+
+  void attributes() {
+    for (const Body& body : p_.bodies)
+      for (std::size_t k = 0; k < body.steps.size(); ++k) {
+        if (const auto why = attributes_refused(p_, body.steps[k]))
+          report_all("body {}, op %{} ({}): {}", body.name, k, kind_of(body.steps[k].op), *why);
+      }
+  }
+
+  // Returns what a buffer holds, by piece of its rows: all pieces, or only the piece of the operand `of`.
+  std::span<Held> held(int buffer, std::int64_t micro_batch, const Operand& of = {}) {
+    const std::span<Held> all(held_.data() + slots_.place(buffer, micro_batch) * pieces_, pieces_);
+    const bool part = of.chunk >= 0 && !chunk_apart(p_, of);
+    return part ? all.subspan(static_cast<std::size_t>(of.chunk), 1) : all;
+  }
+  void forget(int buffer, std::int64_t micro_batch) {
+    for (Held& piece : held(buffer, micro_batch)) piece = {};
+  }
+  Held holding(const Operand& o, std::int64_t micro_batch) const {
+    return {true, o.value, o.layer, micro_batch, o.step, chunk_apart(p_, o) ? o.chunk : -1};
+  }
+
+  // Checks that the piece of the rows that an op works on fits the setting.
+  bool piece_fits(const Expanded& e) {
+    const auto fits = [&](bool in_pieces, std::int64_t chunk) {
+      const bool right = in_pieces ? chunk >= 0 && chunk < p_.setting.tensor_chunks : chunk < 0;
+      if (!right && in_pieces)
+        report(e, "is of {} of the rows, which are in {} pieces", chunk < 0 ? "all" : fmt::format("piece {}", chunk),
+               pieces_);
+      else if (!right)
+        report(e, "is of piece {} of rows that are not in pieces", chunk);
+      return right;
+    };
+    if (const auto* c = std::get_if<Compute>(&e.step->op))
+      return has_halves(c->part) ? fits(by_chunks(p_.setting, c->part), c->chunk) : true;
+    if (const auto* o = std::get_if<ReduceScatter>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
+    if (const auto* o = std::get_if<AllGather>(&e.step->op)) return fits(in_pieces(o->moves), o->chunk);
+    return true;
+  }
+  bool in_pieces(Moves moves) const {
+    const bool rows =
+        moves == Moves::kResidual || moves == Moves::kMid || moves == Moves::kDResidual || moves == Moves::kDMid;
+    return rows && p_.setting.chunked_rows();
+  }
+
+  // Checks types, sizes and values of an op's operands. Returns false when the op has other operands, which cannot be
+  // checked further.
+  bool operands(const Expanded& e) {
+    if (!detail::of_this_stage(p_, e.step->op)) {
+      report(e, "is of no chunk of this stage");
+      return false;
+    }
+    if (!piece_fits(e)) return false;
+    const Signature want = signature(p_, e.step->op, unit_of_step(p_, *e.step));
+    const std::vector<Use>& has = e.step->operands;
+    const auto same = [](const Use& use, const Operand& o) {
+      return use.arg == o.arg && (use.access == o.access || (o.may_add && use.access == Access::kUpdate));
+    };
+    if (!std::ranges::equal(has, want.operands, same)) {
+      report(e, "has the operands [{}] where it needs [{}]", text_of(has), text_of(want.operands));
+      return false;
+    }
+    const auto nameless = [](const Operand& o) { return of_unit(o.value) && o.layer < 0; };
+    if (std::any_of(want.operands.begin(), want.operands.end(), nameless)) {
+      report(e, "names no parameter unit");
+      return false;
+    }
+    aliases(e, want);
+    std::vector<std::size_t> sound;
+    for (std::size_t i = 0; i < has.size(); ++i)
+      if (fits(e, has[i], want.operands[i])) sound.push_back(i);
+    for (const std::size_t i : sound)
+      if (has[i].reads()) read(e, has[i], want.operands[i].as_found());
+    for (const std::size_t i : sound)
+      if (has[i].access == Access::kConsume)
+        for (Held& piece : held(has[i].buffer, e.micro_batch, want.operands[i])) piece = {};
+    for (const std::size_t i : sound)
+      if (has[i].writes()) write(e, has[i], want.operands[i]);
+    return true;
+  }
+
+  // Operands that an op changes have buffers of their own, unless the signature says in whose buffer they lie.
+  void aliases(const Expanded& e, const Signature& want) {
+    const std::vector<Use>& has = e.step->operands;
+    const auto name = [&](const Use& use) { return p_.buffers[static_cast<std::size_t>(use.buffer)].name; };
+    for (std::size_t i = 0; i < has.size(); ++i)
+      for (std::size_t k = 0; k < i; ++k) {
+        const bool shared = has[i].buffer == has[k].buffer;
+        const bool lies_within = want.operands[i].within == has[k].arg || want.operands[k].within == has[i].arg;
+        if (lies_within && !shared) report(e, "must write {} in place", name(has[k]));
+        if (lies_within || !shared || (!has[i].changes() && !has[k].changes())) continue;
+        if (has[i].writes() && has[k].writes())
+          report(e, "writes {} twice", name(has[i]));
+        else
+          report(e, "changes {} while it reads it", name(has[i]));
+      }
+  }
+
+  // Values of a micro-batch may outlive an instance in a pipeline.
+  bool lives(Lifetime has, Lifetime wanted) const {
+    return has == wanted || (p_.setting.pipelined() && has == Lifetime::kMicroBatch && wanted == Lifetime::kTransient);
+  }
+
+  bool fits(const Expanded& e, const Use& use, const Operand& want) {
+    const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
+    if (b.place != place_of(p_, want)) {
+      report(e, "operand {} is in the memory of the {}", b.name, name_of(b.place));
+      return false;
+    }
+    if (b.dtype != dtype_of(p_, want.value) || b.elements != elements_of(p_, want) ||
+        !lives(b.lifetime, lifetime_of(p_, want.value))) {
+      report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype),
+             name_of(want.value), elements_of(p_, want), name_of(dtype_of(p_, want.value)));
+      return false;
+    }
+    if (of_unit(want.value) && b.extent != extent_of(p_, want.value)) {
+      report(e, "operand {} holds {} of its unit where it needs {}", b.name, name_of(b.extent),
+             name_of(extent_of(p_, want.value)));
+      return false;
+    }
+    if (use.range != want.range) {
+      report(e, "operand {} must be {}", b.name,
+             want.range == Range::kAll ? "the whole buffer" : fmt::format("{}[{}]", b.name, name_of(want.range)));
+      return false;
+    }
+    if (b.lifetime == Lifetime::kMicroBatch && (e.micro_batch < 0 || of_unit(want.value))) {
+      report(e, "operand {} is of a micro-batch", b.name);
+      return false;
+    }
+    if (of_unit(want.value)) {
+      // Gathered parameters may be in several copies, which one_buffer_a_state refuses of anything that stays.
+      if (b.role != want.value || b.unit != want.layer) {
+        report(e, "names {} where it needs {} of {}", b.name, name_of(want.value),
+               want.layer >= 0 ? "unit " + p_.units[static_cast<std::size_t>(want.layer)].name : "a unit");
+        return false;
+      }
+    } else if ((want.value == Value::kScalars || class_of(want.value) == ValueClass::kConstant) &&
+               b.role != want.value) {
+      report(e, "names {} where it needs {}", b.name, name_of(want.value));
+      return false;
+    }
+    return true;
+  }
+
+  void read(const Expanded& e, const Use& use, const Operand& want) {
+    if (lifetime_of(p_, want.value) != Lifetime::kTransient) return;
+    unread_.erase(use.buffer);
+    const Held needed = holding(want, e.micro_batch);
+    const std::span<Held> now = held(use.buffer, e.micro_batch, want);
+    const auto wrong = std::find_if(now.begin(), now.end(), [&](const Held& piece) { return !(piece == needed); });
+    if (wrong != now.end()) {
+      report(e, "reads {}, which holds {}, where it needs {}", p_.buffers[static_cast<std::size_t>(use.buffer)].name,
+             wrong->text(), needed.text());
+    } else if (want.value == Value::kDNormed && chunks_in_[use.buffer] != p_.setting.head_chunks()) {
+      report(e, "reads the head's gradient with {} of {} chunks written", chunks_in_[use.buffer],
+             p_.setting.head_chunks());
+    }
+  }
+
+  void write(const Expanded& e, const Use& use, const Operand& want) {
+    if (lifetime_of(p_, want.value) != Lifetime::kTransient) return;
+    const std::span<Held> now = held(use.buffer, e.micro_batch, want);
+    // Each chunk of the head writes its part of one buffer; another value in between starts the count anew.
+    if (want.value == Value::kDNormed)
+      chunks_in_[use.buffer] =
+          now.front().defined && now.front().value == Value::kDNormed ? chunks_in_[use.buffer] + 1 : 1;
+    std::fill(now.begin(), now.end(), holding(want, e.micro_batch));
+    const bool copied =
+        is_copy(e.step->op) && p_.buffers[static_cast<std::size_t>(use.buffer)].lifetime == Lifetime::kTransient;
+    if ((brought(want) || copied) && !unread_.emplace(use.buffer, text_of(p_, e)).second)
+      report(e, "brings again what no op has read");
+  }
+
+  // Values from other ranks, which an op must read at least once. A ring begins with the rank's own keys, which also
+  // stay where they are, and ends with gradients that are home: these need no reader.
+  bool brought(const Operand& o) const {
+    return o.value == Value::kParam || o.value == Value::kParamShard || o.value == Value::kKeysAll ||
+           (o.value == Value::kKeys && o.step > 0) ||
+           (o.value == Value::kDKeysIn && o.step < p_.setting.context_ranks());
+  }
+
+  void report_unread() {
+    for (const auto& [buffer, gather] : unread_)
+      report_all("{}: brings {}, which no op reads", gather, p_.buffers[static_cast<std::size_t>(buffer)].name);
+    unread_.clear();
+  }
+
+  void semantics(const Expanded& e) {
+    std::visit(
+        Match{
+            [&](const Compute& c) { contribution(e, c); },
+            [&](const LoadBatch& o) {
+              if (o.uncounted == p_.has_head()) report(e, "tokens are counted where the head is");
+              if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
+              // The loader delivers micro-batches in order.
+              if (e.micro_batch != static_cast<std::int64_t>(loaded_.size()))
+                report(e, "loads micro-batch {} as number {}", e.micro_batch, loaded_.size());
+              loaded_.insert(e.micro_batch);
+            },
+            [&](const ZeroFill&) { zero_fill(e); },
+            [&](const SumSquares&) { count(e); },
+            [&](const ClipScale&) { clip(e); },
+            [&](const OptimizerStep&) { update(e); },
+            [&](const AllReduce& o) {
+              if (o.moves != Moves::kUnit)
+                exchange(e, o.axis, !p_.setting.sharded_rows());
+              else
+                units_.reduce(e, o.axis, false, false);
+            },
+            [&](const ReduceScatter& o) {
+              if (o.moves == Moves::kDKeys)
+                exchange_keys(e, o.axis, false);
+              else if (o.moves != Moves::kUnit)
+                exchange(e, o.axis, p_.setting.sharded_rows());
+              else
+                units_.reduce(e, o.axis, true, e.step->updates(Arg::kTo));
+            },
+            [&](const AllGather& o) {
+              if (o.moves == Moves::kKeys)
+                exchange_keys(e, o.axis, false);
+              else if (o.moves != Moves::kUnit)
+                exchange(e, o.axis, o.moves == Moves::kHead || p_.setting.sharded_rows());
+              else
+                units_.gather(e, o.axis);
+            },
+            [&](const Send& o) { message(e, 0, o.moves, o.layer); },
+            [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
+            [&](const Shift& o) { exchange_keys(e, o.axis, true); },
+            [&](const CopyToHost& o) {
+              if (o.moves == Moves::kUnit) return units_.copy_gradient(e, e.step->updates(Arg::kTo));
+              copy_activations(e);
+            },
+            [&](const CopyToDevice& o) { o.moves == Moves::kUnit ? units_.copy_parameters(e) : copy_activations(e); },
+            [&](const Cast& o) { units_.cast(e, o); },
+            [&](const ReduceScalars& o) { reduce_scalars(e, o); },
+            [&](const Agree&) {
+              if (!clipped_) report(e, "decides before the sums are known");
+              agreed_ = true;
+            },
+        },
+        e.step->op);
+  }
+
+  void contribution(const Expanded& e, const Compute& c) {
+    const PartDeclaration& part = declaration_of(c.part);
+    const arch::Parts head = arch::parts_of_head(p_.arch, p_.setting.tensor());
+    if (part.standing == Standing::kHead && std::find(head.begin(), head.end(), c.part) == head.end())
+      report(e, "the vocabulary is {}", p_.setting.tensor() ? "cut over tensor ranks" : "whole on this rank");
+    if (part.makes_losses() && !chunks_.insert(c.chunk).second) report(e, "chunk {} of the head runs twice", c.chunk);
+    if (part.ring_step && (c.chunk >= 0) != p_.setting.ring())
+      report(e, "attention is made {}", p_.setting.ring() ? "step by step of a ring" : "at once");
+    if (!is_backward(c.pass)) return;
+    if ((c.pass != ComputePass::kBackward) && !p_.setting.pipeline.halves)
+      report(e, "is half of a backward, which this setting runs whole");
+    const std::tuple half{static_cast<int>(c.part), c.layer, c.chunk, e.micro_batch};
+    if (c.pass == ComputePass::kInput && !inputs_.insert(half).second) report(e, "runs a second time");
+    if (c.pass == ComputePass::kWeights && !inputs_.count(half)) report(e, "runs before the input's half");
+    units_.add(e, c);
+  }
+
+  // operands() has checked that the message crosses a boundary of this stage.
+  void message(const Expanded& e, int receives, Moves moves, std::int64_t layer) {
+    if (!messages_.emplace(receives, static_cast<int>(moves), layer, e.micro_batch).second)
+      report(e, "moves it a second time");
+  }
+
+  std::size_t micro_batches() const {
+    return p_.setting.purpose == Purpose::kTrain ? static_cast<std::size_t>(p_.setting.micro_batches()) : 1;
+  }
+
+  void zero_fill(const Expanded& e) {
+    const int u = unit_of_step(p_, *e.step);
+    const bool padding = std::get<ZeroFill>(e.step->op).padding;
+    if (u >= 0) {
+      units_.clear(e, u, padding);
+    } else {
+      if (padding) report(e, "sums have no padding");
+      if (scalars_zeroed_) report(e, "clears the step's sums a second time");
+      scalars_zeroed_ = true;
+    }
+  }
+
+  // Checks the exchange of a value between tensor ranks; signature() has checked which value it is.
+  void exchange(const Expanded& e, Axis axis, bool fits_layout) {
+    if (!p_.setting.tensor()) report(e, "there are no tensor ranks to exchange with");
+    if (axis != Axis::kTp) report(e, "activations are exchanged over the axis tp");
+    if (!fits_layout)
+      report(e, "the residual stream is {}", p_.setting.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
+  }
+  void exchange_keys(const Expanded& e, Axis axis, bool ring) {
+    if (!p_.setting.context()) report(e, "there are no context ranks to exchange with");
+    if (ring != p_.setting.ring())
+      report(e, "context ranks {}", ring ? "gather keys and values" : "pass keys and values on in a ring");
+    if (axis != Axis::kCp) report(e, "keys and values are exchanged over the axis cp");
+  }
+
+  // operands() has followed the value to the host and back.
+  void copy_activations(const Expanded& e) {
+    if (!p_.setting.offload.activations) report(e, "activations stay on the device");
+  }
+
+  void count(const Expanded& e) {
+    if (!scalars_zeroed_) report(e, "the step's sums were not zeroed before");
+    if (clipped_ || !summed_over_[kSumSquares].empty()) report(e, "comes too late for the gradient norm");
+    units_.count(e);
+  }
+
+  void update(const Expanded& e) {
+    if (!clipped_) report(e, "runs before the clipping scale is known");
+    if (!agreed_) report(e, "runs before the ranks have agreed that the gradient is finite");
+    units_.update(e);
+  }
+
+  void reduce_scalars(const Expanded& e, const ReduceScalars& o) {
+    if (clipped_) report(e, "comes after the sums were used");
+    for (std::int64_t i = o.first; i < o.first + o.count; ++i) {
+      if (i > kSumSquares) {
+        report(e, "scalar {} is no sum", i);
+        continue;
+      }
+      auto& axes = summed_over_[static_cast<std::size_t>(i)];
+      const std::vector<Axis> wanted = detail::axes_of_sum(p_.setting, i);
+      if (std::find(axes.begin(), axes.end(), o.axis) != axes.end()) report(e, "reduces the sum {} a second time", i);
+      if (std::find(wanted.begin(), wanted.end(), o.axis) == wanted.end())
+        report(e, "the sum {} is reduced over {}", i, wanted.empty() ? "no axis" : name_of(wanted.front()));
+      axes.push_back(o.axis);
+    }
+  }
+
+  void clip(const Expanded& e) {
+    if (clipped_) report(e, "runs a second time");
+    for (std::int64_t i = kLossSum; i <= kSumSquares; ++i)
+      if (summed_over_[static_cast<std::size_t>(i)].size() < detail::axes_of_sum(p_.setting, i).size())
+        report(e, "uses the sum {}, which is not reduced over the ranks", i);
+    units_.clip(e);
+    clipped_ = true;
+  }
+
+  void totals() {
+    report_unread();
+    const bool reads = p_.embeds() || p_.has_head() || p_.setting.document_mask;
+    const std::size_t loads = reads ? micro_batches() : 0;
+    if (loaded_.size() != loads)
+      report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), loads);
+    if (const std::size_t needed = detail::messages_needed(p_); messages_.size() != needed)
+      report_all("{} messages between stages where {} are needed", messages_.size(), needed);
+    if (p_.setting.purpose == Purpose::kEvaluate) {
+      if (p_.has_head() && static_cast<std::int64_t>(chunks_.size()) != p_.setting.head_chunks())
+        report_all("the head leaves out chunks");
+      return;
+    }
+    units_.totals();
+  }
+
+  void races() {
+    for (const auto& [op, other] : unordered(p_, ops_)) {
+      if (findings_.size() >= kMaxFindings) return;
+      report(ops_[static_cast<std::size_t>(op)], "does not wait for {}, which uses the same buffer on another stream",
+             text_of(p_, ops_[static_cast<std::size_t>(other)]));
+    }
+  }
+
+  const Program& p_;
+  std::vector<Expanded> ops_;
+  Slots slots_;
+  std::size_t pieces_;      // of rows; 1 when rows are whole
+  std::vector<Held> held_;  // by place, and piece
+  UnitLedger units_;
+  std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
+  std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
+      inputs_;  // halves of backwards that have run: part, layer, chunk, micro-batch
+  std::set<std::int64_t> chunks_, loaded_;
+  std::map<int, std::string> unread_;      // buffers brought from other ranks and not read yet, and by which op
+  std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds
+  std::array<std::vector<Axis>, kSumSquares + 1> summed_over_;
+  bool scalars_zeroed_ = false, clipped_ = false, agreed_ = false;
+  std::vector<Finding> findings_;
+};
+
+}  // namespace
+
+std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_memory) {
+  std::vector<Finding> findings = Verifier(program).run();
+  for (std::string& error : type_errors(program)) findings.push_back({std::move(error)});
+  if (findings.empty() && device_memory) {
+    const MemoryPlan plan = plan_memory(program);
+    if (plan.peak > *device_memory)
+      findings.push_back(
+          {fmt::format("needs {} of memory where the device has {}", human(plan.peak), human(*device_memory))});
+  }
+  return findings;
+}
+
+void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory) {
+  const auto findings = verify(program, device_memory);
+  if (findings.empty()) return;
+  std::string text = fmt::format("{}: the step program is refused:", origin);
+  for (const Finding& f : findings) text += "\n  " + f.text;
+  throw UsageError(text);
+}
+
+}  // namespace molen::program

@@ -1,0 +1,36 @@
+// The verifier: follows the values through a program and refuses a program that would not compute one optimizer step of
+// its model. It runs before every training, on programs from any source.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "program/ir/program.h"
+#include "program/memory/memory.h"
+
+namespace molen::program {
+
+struct Finding {
+  std::string text;  // "body last, op %12 (backward down, layer 3): reads ... where it needs ..."
+};
+
+// Returns at most the first 20 findings of values and then the first 20 of types; none when the program is sound:
+//   - every operand exists, has the type and size that its op needs, and holds the value that its op needs: nothing is
+//     read before it is written or after its slot was given to another value
+//   - each micro-batch contributes once to each gradient; each unit is reduced exactly once after its last contribution
+//     (dp > 1), updated exactly once from the reduced, counted gradient, and gathered once (ZeRO-1)
+//   - ops that touch one buffer on two streams are ordered by `after`; `after` points backwards only
+//   - the types of operands over the mesh fit each op, and are those that the program states (types/check.h)
+//   - FLOPs, scratch and bytes are those of the costs pass; planned memory fits `device_memory`
+std::vector<Finding> verify(const Program& program, std::optional<Bytes> device_memory = std::nullopt);
+
+// Checks the programs of all stages of a pipeline together, each of which `verify` accepts: their messages and the
+// collectives between them must match in value, micro-batch, bytes and order, when each op waits for its partner.
+// O(ops).
+std::vector<Finding> verify_world(const std::vector<Program>& stages);
+
+// Throws UsageError with all findings.
+void require_sound(const Program& program, std::string_view origin, std::optional<Bytes> device_memory = std::nullopt);
+
+}  // namespace molen::program

@@ -1,0 +1,57 @@
+#include <algorithm>
+#include <functional>
+
+#include "program/verify/verify_detail.h"
+
+#include "program/parts/part.h"
+
+namespace molen::program::detail {
+
+bool of_this_stage(const Program& p, const Op& op) {
+  const Setting& s = p.setting;
+  const auto any = [&](const std::function<bool(const Chunk&)>& fits) {
+    return std::any_of(p.chunks.begin(), p.chunks.end(), fits);
+  };
+  const auto peer = [&](int global) { return stage_of(s.pipeline.placement, s.stages(), global); };
+  const auto boundary = [&](const auto& o, bool sends) {
+    const bool front = sends == (o.moves == Moves::kDResidual);
+    return s.pipelined() && any([&](const Chunk& c) {
+             return o.layer == (front ? c.first : c.end) && !(front ? c.embed : c.head) &&
+                    o.peer == peer(c.global_stage + (front ? -1 : 1)) && o.peer != s.pipeline.stage;
+           });
+  };
+  if (const auto* send = std::get_if<Send>(&op)) return boundary(*send, true);
+  if (const auto* receive = std::get_if<Receive>(&op)) return boundary(*receive, false);
+  const auto* c = std::get_if<Compute>(&op);
+  if (!c) return true;
+  if (c->layer >= 0) return any([&](const Chunk& k) { return k.first <= c->layer && c->layer < k.end; });
+  return declaration_of(c->part).standing == Standing::kBefore ? p.embeds() : p.has_head();
+}
+
+std::size_t messages_needed(const Program& p) {
+  std::size_t each = 0;
+  const Setting& s = p.setting;
+  if (!s.pipelined()) return 0;
+  const bool train = s.purpose == Purpose::kTrain;
+  for (const Chunk& c : p.chunks)
+    for (const int to : {c.global_stage - 1, c.global_stage + 1}) {
+      const bool inside = to >= 0 && to < s.stages() * s.pipeline.chunks;
+      if (inside && stage_of(s.pipeline.placement, s.stages(), to) != s.pipeline.stage) each += train ? 2 : 1;
+    }
+  return each * (train ? static_cast<std::size_t>(s.micro_batches()) : 1);
+}
+
+std::vector<Axis> axes_of_sum(const Setting& s, std::int64_t scalar) {
+  std::vector<Axis> axes;
+  if (s.holders() > 1) {
+    if (scalar != kSumSquares)
+      axes.push_back(Axis::kDp);
+    else if (s.owns_part())
+      axes.push_back(s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp ? Axis::kShard : Axis::kDp);
+  }
+  if (s.tensor() && scalar == kSumSquares) axes.push_back(Axis::kTp);
+  if (s.pipelined()) axes.push_back(Axis::kPp);
+  return axes;
+}
+
+}  // namespace molen::program::detail

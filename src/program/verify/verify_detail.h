@@ -1,0 +1,20 @@
+// Questions of the verifier about a layout and its stages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "program/ir/program.h"
+
+namespace molen::program::detail {
+
+// Whether a chunk of this stage has the part of the model, or the boundary, that the op works on.
+bool of_this_stage(const Program& program, const Op& op);
+// Number of messages between stages that the chunks of this stage need in a step.
+std::size_t messages_needed(const Program& program);
+// The axes over which one of the step's sums (Scalar) is reduced. Squares of elements that all ranks hold alike are
+// not.
+std::vector<Axis> axes_of_sum(const Setting& setting, std::int64_t scalar);
+
+}  // namespace molen::program::detail

@@ -1,0 +1,328 @@
+// Tests that every op touches what its operands name and nothing else. While an op runs, the buffers that it reads are
+// write-protected and the buffers that it does not name are inaccessible. A fault is recorded with its op and buffer
+// and the page is opened, so that one run finds all faults. A buffer that an op overwrites holds NaN before, and one
+// that it consumes holds NaN afterwards, so that a value that is read all the same makes the step not finite.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "math/allocation.h"
+#include "program/build/build.h"
+#include "prove/layouts_suite.h"
+
+namespace molen::prove {
+namespace {
+
+using program::Place;
+using program::Program;
+
+constexpr std::int64_t kPage = program::MemoryPlan::kPage;
+
+// Returns the same program with all its ops in list order, whatever their streams: one op runs at a time.
+Program in_list_order(Program p) {
+  for (std::size_t b = 0; b < p.bodies.size(); ++b) {
+    auto& steps = p.bodies[b].steps;
+    for (std::size_t k = 1; k < steps.size(); ++k) steps[k].after.push_back({-1, static_cast<int>(k) - 1});
+    if (steps.empty()) continue;
+    for (std::size_t before = 0; before < p.bodies.size(); ++before)
+      if (const auto last = static_cast<int>(p.bodies[before].steps.size()) - 1; last >= 0)
+        steps[0].after.push_back({static_cast<int>(before), last});
+  }
+  return p;
+}
+
+constexpr const char* kReadAllTheSame = "an op reads what it or another op says is not read";
+
+class Fence;
+constexpr int kMostRanks = 8;
+std::array<std::atomic<Fence*>, kMostRanks> fences{};
+
+// Protects the pages of one rank's arenas.
+class Fence : public exec::Observer {
+ public:
+  void watch(const exec::Executor& executor, int rank) {
+    executor_ = &executor;
+    slots_.emplace(executor.program());
+    for (const Place place : {Place::kDevice, Place::kHost}) arenas_[place == Place::kHost] = executor.arena(place);
+    fences.at(static_cast<std::size_t>(rank_ = rank)) = this;
+  }
+  ~Fence() override {
+    if (rank_ >= 0) fences.at(static_cast<std::size_t>(rank_)) = nullptr;
+    open_all();
+  }
+
+  void begin(program::Stream, std::size_t op, std::int64_t) noexcept override {
+    if (!executor_) return;
+    op_ = op;
+    faults_ = 0;
+    for (const auto& arena : arenas_)
+      if (!arena.empty()) ::mprotect(arena.data(), arena.size(), PROT_NONE);
+    const program::Expanded& e = executor_->ops()[op];
+    for (const auto& use : e.step->operands) allow(use.buffer, e.micro_batch, PROT_READ);
+    for (const auto& use : e.step->operands)
+      if (use.changes()) allow(use.buffer, e.micro_batch, PROT_READ | PROT_WRITE);
+    for (const auto& use : e.step->operands)
+      if (use.access == program::Access::kWrite && in_whole(*e.step, use)) fill_with_nan(use.buffer, e.micro_batch);
+    const auto& plan = executor_->memory();
+    const auto scratch = plan.scratch_offset[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];
+    if (scratch >= 0) protect(Place::kDevice, scratch, e.step->scratch.value, PROT_READ | PROT_WRITE);
+    ++watched;
+  }
+  void end(program::Stream, std::size_t op, std::int64_t) noexcept override {
+    open_all();
+    if (executor_) {
+      const program::Expanded& e = executor_->ops()[op];
+      for (const auto& use : e.step->operands)
+        if (use.access == program::Access::kConsume && chosen(*e.step) && in_whole(*e.step, use))
+          fill_with_nan(use.buffer, e.micro_batch);
+    }
+    for (int i = 0; i < std::min<int>(faults_, kMostFaults); ++i) note(addresses_[static_cast<std::size_t>(i)]);
+  }
+
+  // Called by the signal handler; returns whether the address lies in these arenas.
+  bool fault(std::byte* address, bool write) noexcept {
+    for (const auto& arena : arenas_) {
+      if (arena.empty() || address < arena.data() || address >= arena.data() + arena.size()) continue;
+      if (const int i = faults_++; i < kMostFaults) addresses_[static_cast<std::size_t>(i)] = {address, write};
+      auto* page = reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(address) / kPage * kPage);
+      ::mprotect(page, kPage, PROT_READ | PROT_WRITE);
+      return true;
+    }
+    return false;
+  }
+
+  std::set<std::string> found;
+  std::int64_t watched = 0;
+  mutable std::int64_t filled = 0;  // with NaN
+  std::string kind;                 // of the ops whose operands are filled; "": of all
+
+ private:
+  struct Fault {
+    std::byte* address;
+    bool write;
+  };
+  static constexpr int kMostFaults = 64;
+
+  void open_all() {
+    for (const auto& arena : arenas_)
+      if (!arena.empty()) ::mprotect(arena.data(), arena.size(), PROT_READ | PROT_WRITE);
+  }
+  void protect(Place place, std::int64_t offset, std::int64_t bytes, int rights) const {
+    if (bytes > 0) ::mprotect(arenas_[place == Place::kHost].data() + offset, static_cast<std::size_t>(bytes), rights);
+  }
+  std::int64_t offset_of(int buffer, std::int64_t micro_batch) const {
+    return executor_->memory().offset(executor_->program(), *slots_, buffer, micro_batch);
+  }
+  void allow(int buffer, std::int64_t micro_batch, int rights) const {
+    const auto& b = executor_->program().buffers[static_cast<std::size_t>(buffer)];
+    protect(b.place, offset_of(buffer, micro_batch), b.bytes().value, rights);
+  }
+  bool chosen(const program::Step& step) const { return kind.empty() || program::kind_of(step.op) == kind; }
+  // Whether no other operand of the step lies in the same buffer.
+  static bool alone(const program::Step& step, const program::Use& use) {
+    return std::count_if(step.operands.begin(), step.operands.end(),
+                         [&](const program::Use& other) { return other.buffer == use.buffer; }) == 1;
+  }
+  // Whether the step is of a piece of a value: a chunk of the head, or a piece of the rows.
+  static bool of_a_piece(const program::Step& step) {
+    return std::visit(
+        [](const auto& op) {
+          if constexpr (requires { op.chunk; }) return op.chunk >= 0;
+          return false;
+        },
+        step.op);
+  }
+  // Whether the step overwrites or consumes the whole buffer. A part of the model writes a part of its unit's gradient.
+  bool in_whole(const program::Step& step, const program::Use& use) const {
+    const bool part = use.arg == program::Arg::kGrad || use.range != program::Range::kAll;
+    return !of_a_piece(step) && !part && alone(step, use);
+  }
+  void fill_with_nan(int buffer, std::int64_t micro_batch) const noexcept {
+    const auto& b = executor_->program().buffers[static_cast<std::size_t>(buffer)];
+    std::memset(arenas_[b.place == Place::kHost].data() + offset_of(buffer, micro_batch), 0xff,
+                static_cast<std::size_t>(b.bytes().value));
+    ++filled;
+  }
+  void note(const Fault& fault) {
+    const auto& p = executor_->program();
+    const program::Expanded& e = executor_->ops()[op_];
+    std::string what = "no buffer";
+    for (int b = 0; b < static_cast<int>(p.buffers.size()); ++b) {
+      const auto& buffer = p.buffers[static_cast<std::size_t>(b)];
+      const std::byte* first = arenas_[buffer.place == Place::kHost].data() + offset_of(b, e.micro_batch);
+      if (first <= fault.address && fault.address < first + executor_->memory().aligned(buffer.bytes().value))
+        what = buffer.name.substr(0, buffer.name.find('.'));
+    }
+    found.insert(fmt::format("{} {} {}", program::kind_of(e.step->op), fault.write ? "writes" : "reads", what));
+  }
+
+  const exec::Executor* executor_ = nullptr;
+  int rank_ = -1;
+  std::optional<program::Slots> slots_;
+  std::array<std::span<std::byte>, 2> arenas_;
+  std::size_t op_ = 0;
+  std::atomic<int> faults_ = 0;
+  std::array<Fault, kMostFaults> addresses_{};
+};
+
+struct sigaction before_us;
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  bool write = false;
+#if defined(__x86_64__)
+  write = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+#endif
+  for (const auto& fence : fences)
+    if (Fence* f = fence.load(); f && f->fault(static_cast<std::byte*>(info->si_addr), write)) return;
+  ::sigaction(signal, &before_us, nullptr);  // another kind of fault: it happens again, with the earlier handler
+}
+
+class HandleFaults {
+ public:
+  HandleFaults() {
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO;
+    ::sigaction(SIGSEGV, &action, &before_us);
+  }
+  ~HandleFaults() { ::sigaction(SIGSEGV, &before_us, nullptr); }
+};
+
+// Returns what the ops of two steps touch without naming it, over all ranks.
+// `kind`: the only ops whose operands hold NaN; "" for all.
+std::set<std::string> undeclared(const std::vector<Program>& stages, std::int64_t& watched,
+                                 const std::string& kind = "") {
+  const HandleFaults handler;
+  std::mutex mutex;
+  std::set<std::string> all;
+  suite::on_ranks(stages[0].setting.ranks(), [&](comm::Communicator& world) {
+    const auto& p = stages[static_cast<std::size_t>(program::at_rank(stages[0].setting, world.rank()).pipeline.stage)];
+    const c10::InferenceMode inference;
+    at::set_num_threads(p.setting.threads);
+    Fence fence;
+    fence.kind = kind;
+    exec::Options options;
+    options.packing = program::Packing::kPages;
+    options.observer = &fence;
+    exec::Executor executor(in_list_order(p), world.rank(), &world, options);
+    for (const char* state : {"param", "master", "m", "v"})
+      for (int u = 0; executor.has_state(state) && u < static_cast<int>(p.units.size()); ++u)
+        executor.state(state, u).zero_();
+    launch::initialize_parameters(executor, 5, p.setting.threads);
+    const ReadSamples read = synthetic_samples(p.setting, p.arch.vocabulary);
+    std::int64_t micro = 0;
+    exec::StepInput input;
+    input.load = [&](const exec::MicroBatch& to) {
+      const std::int64_t slot = micro++ * p.setting.data_ranks() + program::data_rank(p.grid, executor.coordinates());
+      return read(slot * p.setting.micro_batch, p.setting.micro_batch, to);
+    };
+    world.barrier();
+    fence.watch(executor, world.rank());
+    bool finite = true;
+    for (input.step = 1; input.step <= 2 && finite; ++input.step) finite = !executor.run(input).non_finite;
+    world.barrier();
+    const std::lock_guard lock(mutex);
+    if (!finite)
+      all.insert(kind.empty() ? std::string(kReadAllTheSame)
+                              : kind + " reads what it overwrites, or another op reads what it consumes");
+    all.insert(fence.found.begin(), fence.found.end());
+    watched += fence.watched;
+    if (kind.empty() && fence.filled < 20) throw Error("rank {}: only {} buffers held NaN", world.rank(), fence.filled);
+  });
+  return all;
+}
+
+struct Case {
+  const char* name;
+  suite::Layout layout;
+  DType compute = DType::kF32;
+  arch::Kernels kernels = arch::Kernels::kFused;
+};
+
+suite::Layout over_axes(int tensor, int context, int shards = 1, int zero = 0) {
+  suite::Layout l{shards, zero, true, 1};
+  l.tensor = tensor, l.context = context, l.rows = tensor > 1, l.sequence = 24;
+  return l;
+}
+suite::Layout over_stages(int stages, bool halves) {
+  suite::Layout l{1, 0, false, 1};
+  l.stages = stages;
+  if (halves) l.pipeline.schedule = program::ScheduleKind::kZbH1, l.pipeline.halves = true;
+  return l;
+}
+suite::Layout with_ring(suite::Layout l) {
+  l.form = program::ContextForm::kRing;
+  return l;
+}
+suite::Layout in_pieces(suite::Layout l) {
+  l.chunks = 2;
+  return l;
+}
+suite::Layout on_host(suite::Layout l) {
+  l.offload = {true, true, true, true};
+  return l;
+}
+
+TEST(Access, OpsTouchWhatTheyName) {
+  const std::vector<Case> cases{
+      {"one rank", {1, 0, false, 2}},
+      {"one rank, recompute", {1, 0, true, 2}},
+      {"ATen in fp32", {1, 0, false, 2}, DType::kF32, arch::Kernels::kAten},
+      {"bf16", {1, 0, true, 2}, DType::kBF16, arch::Kernels::kAten},
+      {"ZeRO-1", {2, 1, false, 2}},
+      {"ZeRO-2, bf16", {2, 2, false, 2}, DType::kBF16, arch::Kernels::kAten},
+      {"ZeRO-3", {2, 3, true, 2}},
+      {"TP 2", over_axes(2, 1)},
+      {"TP 2 in pieces, FULL_SHARD", in_pieces(over_axes(2, 1, 2, 3))},
+      {"CP 2, gathered", over_axes(1, 2)},
+      {"CP 2, in a ring", with_ring(over_axes(1, 2))},
+      {"CP 2, in a ring, bf16", with_ring(over_axes(1, 2)), DType::kBF16, arch::Kernels::kAten},
+      {"all on the host", on_host({2, 3, false, 2})},
+      {"documents",
+       [] {
+         suite::Layout l{1, 0, false, 2};
+         l.documents = true;
+         return l;
+       }()},
+      {"PP 2", over_stages(2, false)},
+      {"PP 2 in halves", over_stages(2, true)},
+  };
+  for (const Case& c : cases)
+    for (const bool gpt : {false, true}) {
+      auto setting = suite::setting_of(c.layout, c.compute);
+      setting.kernels = c.kernels;
+      auto arch = gpt ? suite::gpt() : suite::llama(true);
+      if (c.layout.tensor > 1) {  // sizes that two ranks can share
+        arch.hidden = 32, arch.heads = 4, arch.head_dim = 8, arch.ffn = 48, arch.vocabulary = 72;
+        arch.kv_heads = gpt ? 4 : 2;
+      }
+      std::vector<Program> stages;
+      for (int stage = 0; stage < setting.stages(); ++stage) {
+        setting.pipeline.stage = stage;
+        stages.push_back(program::build(arch, setting));
+      }
+      std::int64_t watched = 0;
+      std::set<std::string> found = undeclared(stages, watched);
+      if (found.count(kReadAllTheSame) > 0) {
+        std::set<std::string> kinds;
+        for (const Program& p : stages)
+          for (const auto& body : p.bodies)
+            for (const auto& step : body.steps) kinds.insert(program::kind_of(step.op));
+        for (const std::string& kind : kinds) found.merge(undeclared(stages, watched, kind));
+      }
+      EXPECT_EQ(fmt::format("{}", fmt::join(found, "; ")), "") << c.name << (gpt ? ", GPT" : ", Llama");
+      EXPECT_GT(watched, 50) << c.name;
+    }
+}
+
+}  // namespace
+}  // namespace molen::prove

@@ -1,0 +1,257 @@
+// The decisions before the loop: resolution, resume, the program.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "checkpoint/checkpoint.h"
+#include "launch/require_memory.h"
+#include "launch/together.h"
+#include "measure/rates.h"
+#include "plan/complete.h"
+#include "plan/nearest.h"
+#include "program/build/build.h"
+#include "program/text/text.h"
+#include "program/verify/verify.h"
+#include "store/history.h"
+#include "train/trainer.h"
+
+namespace molen::train {
+namespace {
+
+// Returns on every rank the text that rank 0 finds. When rank 0 fails, every rank throws its error.
+template <class F>
+std::string on_rank_zero(comm::Communicator& world, F&& find) {
+  std::string text;
+  launch::together(world, [&] {
+    if (world.rank() == 0) text = find();
+  });
+  return launch::broadcast_text(text, world);
+}
+
+std::vector<std::string> names_of(const std::vector<fs::path>& paths) {
+  std::vector<std::string> names;
+  for (const fs::path& path : paths) names.push_back(path.filename().string());
+  return names;
+}
+
+// Returns a new name: "llama-60m-20260102T030405Z". A directory that exists belongs to another run.
+std::string new_run_name(const config::Config& c, const std::string& model) {
+  std::string name, time = utc_timestamp(wall_time());
+  for (const char ch : model)  // a changed preset's name ends in '*'
+    if (std::isalnum(static_cast<unsigned char>(ch)) || ch == '-' || ch == '.' || ch == '_') name += ch;
+  std::erase_if(time, [](char ch) { return ch == '-' || ch == ':'; });
+  name += "-" + time;
+  std::string free = name;
+  for (int i = 2; fs::exists(fs::path(c.run.dir) / free); ++i) free = fmt::format("{}-{}", name, i);
+  return free;
+}
+
+// Chooses the name when run.name is not set: the run that this job began before Slurm requeued it, or a new one.
+std::string find_run_name(const config::Config& c, const std::string& model, bool& is_new) {
+  const auto begun = store::requeued_runs(c.run.dir);
+  if (begun.size() > 1)
+    throw UsageError(
+        "{}: this job was requeued, and began several runs that have no run.name ({}): set run.name to say which one "
+        "goes on",
+        c.run.dir, fmt::join(names_of(begun), ", "));
+  is_new = begun.empty();
+  return is_new ? new_run_name(c, model) : begun[0].filename().string();
+}
+
+// Keeps what the earlier run measured or derived for keys that this configuration leaves open: bits depend on the
+// number of threads too. Returns a note for the user. When the number of ranks differs, the cores are divided anew.
+std::string keep_measured(config::Config& c, const config::Config& before, bool same_ranks,
+                          const plan::Machine& machine) {
+  const config::Origin origin{config::Origin::Kind::kOther, "as in the checkpoint"};
+  if (c.precision.compute == "auto" && before.precision.compute != "auto")
+    config::assign(c, "precision.compute", before.precision.compute, origin);
+  if (const auto of = c.origins.find("schedule.warmup");
+      before.schedule.warmup && of != c.origins.end() && of->second.kind == config::Origin::Kind::kOther)
+    config::assign(c, "schedule.warmup", config::field("schedule.warmup").write(before), origin);
+  if (c.math.threads != 0 || before.math.threads == 0 || !same_ranks) return "";
+  config::assign(c, "math.threads", before.math.threads, origin);
+  const int here = plan::auto_threads(machine.local_ranks);
+  if (here >= before.math.threads) return "";
+  return fmt::format("math.threads stays {} as in the checkpoint, with cores for {} here; set it to change it",
+                     before.math.threads, here);
+}
+
+// The keys that rank 0 measures or chooses for the other ranks.
+constexpr std::array kDecided{"precision.compute", "parallel.recompute"};
+
+std::string decided_text(const config::Config& c) {
+  Json values = Json::object();
+  for (const char* key : kDecided) values[key] = config::field(key).write(c);
+  return values.dump();
+}
+
+void take_decided(config::Config& c, const std::string& text) {
+  const Json values = Json::parse(text);
+  for (const char* key : kDecided)
+    if (values.at(key) != config::field(key).write(c))
+      config::assign(c, key, values.at(key), {config::Origin::Kind::kOther, "decided on rank 0"});
+}
+
+void refuse_changes(const config::Config& c, const config::Config& before, const std::vector<std::string>& allowed,
+                    const std::string& path) {
+  for (const auto& key : allowed) config::field(key);  // an unknown key is an error of its own
+  std::string text, flags;
+  bool horizon = false;
+  for (const auto& d : config::diff(before, c)) {
+    if (d.effect != config::Effect::kNumbers || std::find(allowed.begin(), allowed.end(), d.key) != allowed.end())
+      continue;
+    text += fmt::format("\n  {}: {} in the checkpoint, {} now ({})", d.key, d.before, d.after, c.where(d.key));
+    flags += " --allow-change " + d.key;
+    horizon = horizon || d.key == "train.until";
+  }
+  if (text.empty()) return;
+  if (horizon)
+    text +=
+        "\ntrain.until is the horizon of the learning rate too: from the next step on the rate follows the course of "
+        "the new length, with the warm-up that was";
+  throw UsageError(
+      "{}: this run would not continue the same training:{}\nto go on all the same, add to the command:{}\notherwise "
+      "keep the old values, or start anew with --resume never",
+      path, text, flags);
+}
+
+program::Program make_program(const Job& job) {
+  if (!job.options.program_file) return job.program_of(job.setting.pipeline.stage);
+  if (job.setting.pipelined()) throw UsageError("--program: a file holds one stage of a pipeline");
+  const std::string& file = *job.options.program_file;
+  program::Program p = program::parse(read_file(file, program::kMaxTextBytes), file);
+  if (!(p.arch == job.arch)) throw UsageError("{}: the program's architecture is not the configuration's", file);
+  if (!(p.setting == job.setting))
+    throw UsageError("{}: the program was built for another layout, batch or precision than the configuration's", file);
+  return p;
+}
+
+// Returns the arena that evaluations need beside the training's (exec::Executor): none when they fit into the
+// training's transient memory.
+plan::MemoryNeed need_of(const Job& job) {
+  const auto plan = program::plan_memory(job.program);
+  plan::MemoryNeed need{plan.peak, plan.host};
+  if (job.config.data.validation.empty()) return need;
+  const auto evaluation = program::plan_memory(job.evaluation());
+  if (evaluation.peak > plan.peak - plan.persistent) need.device += evaluation.peak;
+  need.host += evaluation.host;
+  return need;
+}
+
+// Checks that the stages' messages match, which no rank can see from its own program.
+void require_stages(const Job& job, comm::Communicator& world) {
+  launch::together(world, [&] {
+    if (world.rank() != 0) return;
+    std::vector<program::Program> stages;
+    for (int stage = 0; stage < job.setting.stages(); ++stage) stages.push_back(job.program_of(stage));
+    if (const auto findings = program::verify_world(stages); !findings.empty())
+      throw UsageError("the pipeline's programs are refused: {}", findings.front().text);
+  });
+}
+
+}  // namespace
+
+program::Program Job::program_of(int stage) const {
+  program::Setting s = setting;
+  s.pipeline.stage = stage;
+  return program::build(arch, s, schedule ? &*schedule : nullptr);
+}
+
+program::Program Job::evaluation() const {
+  program::Setting s = setting;
+  s.purpose = program::Purpose::kEvaluate;
+  s.global_batch = s.micro_batch;
+  if (!s.sharded_parameters()) {  // every rank, or every group of stages and tensor ranks, has the whole model
+    s.zero = 0;
+    s.own_over_dp = false;
+    if (!s.tensor() && !s.pipelined() && !s.context()) s.mesh = mesh::kOne;
+  }
+  return program::build(arch, s);
+}
+
+fs::path run_directory(const config::Config& c) {
+  return fs::path(c.run.dir) / c.run.name.value_or("run");
+}
+
+fs::path checkpoint_directory(const config::Config& c) {
+  return c.checkpoint.dir ? fs::path(*c.checkpoint.dir) : run_directory(c) / "checkpoints";
+}
+
+Job prepare_job(config::Config config, const plan::Machine& machine, const std::string& communicator,
+                const TrainOptions& options, comm::Communicator& world, const std::optional<std::string>& held_name) {
+  Job job;
+  job.machine = machine;
+  job.communicator = communicator;
+  job.options = options;
+  on_rank_zero(world, [&] {  // reports a wrong path as such, whatever the checkpoint contains
+    config::Problems problems;
+    plan::require_training(config, problems);
+    problems.raise();
+    return std::string();
+  });
+  job.arch = plan::resolve_architecture(config);
+  job.named = config.run.name.has_value();
+  if (!job.named)
+    config::assign(
+        config, "run.name",
+        on_rank_zero(world,
+                     [&] { return held_name ? *held_name : find_run_name(config, job.arch.name, job.new_name); }),
+        {config::Origin::Kind::kOther, "model and time"});
+  const std::string resume = on_rank_zero(world, [&] {
+    Found found = find_checkpoint(config, options.resume);
+    job.from = std::move(found.checkpoint);
+    job.damaged = std::move(found.damaged);
+    return job.from ? job.from->path().string() : std::string();
+  });
+  if (!resume.empty()) job.resume_from = resume;
+  launch::together(world, [&] {
+    if (job.resume_from && !job.from) job.from = checkpoint::Checkpoint::open(*job.resume_from);
+  });
+
+  plan::Machine measuring = machine;
+  measuring.measure_precision = [&](int threads) {
+    return measure::precision_rates(threads, machine.cuda ? machine.device : -1);
+  };
+  std::optional<config::Config> before;
+  if (job.from) {
+    const Json& state = job.from->state();
+    before = config::from_json(json_member(state, "config", resume), resume);
+    const Json ranks = state.value("ranks", Json(world.size()));
+    const bool same_ranks = ranks == world.size();
+    job.note = keep_measured(config, *before, same_ranks, machine);
+  }
+  // Rank 0 decides the open keys: what each rank measures or fits into a budget could differ from host to host.
+  const std::string decided = on_rank_zero(world, [&] {
+    job.setting = plan::resolve_setting(config, job.arch, measuring);
+    return decided_text(config);
+  });
+  if (world.rank() != 0) {
+    take_decided(config, decided);
+    job.setting = plan::resolve_setting(config, job.arch, machine);
+  }
+  job.setting = program::at_rank(job.setting, world.rank());
+  if (before) refuse_changes(config, *before, options.allow_change, resume);
+  job.config = std::move(config);
+  if (job.setting.pipelined()) job.schedule = plan::read_schedule(job.config);
+  job.program = make_program(job);
+  program::require_sound(job.program, options.program_file.value_or("the built program"));
+  launch::require_memory({need_of(job), "the step program", 1,
+                          [&](const plan::MemoryRoom& room) {
+                            return plan::nearest_text(job.arch, job.setting, machine.local_ranks, room);
+                          }},
+                         machine, world);
+  if (job.setting.pipelined()) require_stages(job, world);
+  if (!options.dry_run) {
+    std::optional<fs::path> environment;  // environment.json of the attempt that this one continues
+    if (job.resume_from) environment = run_directory(job.config) / "environment.json";
+    job.peak = measure::find_device_peak(job.setting, machine, environment, world);
+  }
+  return job;
+}
+
+}  // namespace molen::train

@@ -1,0 +1,11 @@
+// The environment of a run: its machine, and how the run uses it. For environment.json.
+#pragma once
+
+#include "base/json.h"
+#include "train/trainer.h"
+
+namespace molen::train {
+
+Json describe_environment(const Job& job);
+
+}  // namespace molen::train

@@ -1,0 +1,235 @@
+#include "train/observe/job_energy.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <numeric>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/utf8.h"
+#include "energy/open.h"
+
+namespace molen::train {
+namespace {
+
+// Returns every rank's text on every rank.
+std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& own) {
+  const auto ranks = static_cast<std::size_t>(world.size());
+  const std::int64_t size = static_cast<std::int64_t>(own.size());
+  std::vector<std::int64_t> sizes(ranks);
+  world.all_gather(&size, sizes.data(), std::vector<std::int64_t>(ranks, 1), DType::kI64);
+  std::string all(static_cast<std::size_t>(std::reduce(sizes.begin(), sizes.end())), '\0');
+  world.all_gather(own.data(), all.data(), sizes, DType::kU8);
+  std::vector<std::string> texts;
+  std::size_t at = 0;
+  for (const std::int64_t n : sizes) {
+    texts.push_back(all.substr(at, static_cast<std::size_t>(n)));
+    at += static_cast<std::size_t>(n);
+  }
+  return texts;
+}
+
+// Merges the devices of all ranks of a host: a launcher may give each rank its own.
+class VisibleDevices {
+ public:
+  void add(const Json& devices) {
+    if (devices.is_null()) {
+      all_ = true;
+      return;
+    }
+    const std::string text = devices.get<std::string>();
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t comma = std::min(text.find(',', at), text.size());
+      const std::string word = text.substr(at, comma - at);
+      at = comma + 1;
+      if (word.rfind('-', 0) == 0) break;  // as in CUDA: entries after an invalid index are hidden
+      if (std::find(words_.begin(), words_.end(), word) == words_.end()) words_.push_back(word);
+    }
+  }
+  std::optional<std::string> text() const {
+    if (all_) return std::nullopt;
+    return fmt::format("{}", fmt::join(words_, ","));
+  }
+
+ private:
+  bool all_ = false;
+  std::vector<std::string> words_;
+};
+
+EnergyHost this_host() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  // Counters belong to a running kernel: containers of one machine share them under different host names.
+  const auto boot = energy::read_small("/proc/sys/kernel/random/boot_id");
+  EnergyHost host{boot && !boot.value().empty() ? boot.value() : name, name, std::nullopt};
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) host.visible = visible;
+  return host;
+}
+
+OpenMeters open_as(const config::Config& config) {
+  return [&config](const std::optional<std::string>& visible) {
+    energy::OpenOptions o;
+    o.nvml.visible = visible;
+    o.nvml.sample_every = config.energy.sample_every;
+    return energy::open_meters(config.energy.meters, o);
+  };
+}
+
+bool gpus_here(const std::optional<std::string>& visible) {
+  return energy::has_gpus(energy::Machine(), visible);
+}
+
+// Returns what a host tells the others, or an error when its meters could not be opened.
+Json describe_host(const std::string& name, const energy::Accountant& accountant, bool gpus) {
+  Json scopes = Json::object();
+  for (const auto& m : accountant.meters().meters) {
+    const energy::MeterInfo& info = m->info();
+    const bool read = info.source != energy::Source::kNone;
+    scopes[info.scope] = {{"source", static_cast<int>(info.source)}, {"reason", read ? "" : info.detail}};
+  }
+  return {{"name", name},
+          {"scopes", scopes},
+          {"meters", accountant.describe()},
+          {"coverage", energy::to_json(energy::coverage_of(accountant.meters(), gpus))}};
+}
+
+}  // namespace
+
+JobEnergy::JobEnergy(comm::Communicator& world, const config::Config& config)
+    : JobEnergy(world, this_host(), open_as(config), gpus_here) {}
+
+JobEnergy::JobEnergy(comm::Communicator& world, const EnergyHost& host, const OpenMeters& open, const HasGpus& has_gpus)
+    : world_(world), description_({{"available", Json::object()}, {"unavailable", Json::object()}}) {
+  const Json self{{"id", replace_invalid_utf8(host.id)},
+                  {"visible", host.visible ? Json(replace_invalid_utf8(*host.visible)) : Json(nullptr)}};
+  VisibleDevices devices;
+  int lowest = world.size();
+  const auto ranks = gather_texts(world, self.dump());
+  for (int r = 0; r < world.size(); ++r) {
+    const Json other = Json::parse(ranks[static_cast<std::size_t>(r)]);
+    if (other["id"] != self["id"]) continue;
+    lowest = std::min(lowest, r);
+    devices.add(other["visible"]);
+  }
+  std::string own;
+  if (world.rank() == lowest) {
+    const std::string name = replace_invalid_utf8(host.name);
+    try {
+      accountant_ = std::make_unique<energy::Accountant>(open(devices.text()));
+      own = describe_host(name, *accountant_, has_gpus(devices.text())).dump();
+    } catch (const UsageError& error) {
+      own = Json{{"name", name}, {"error", replace_invalid_utf8(error.what())}}.dump();
+    }
+  }
+  opened_ = now().value;
+  exchange(world, own);
+}
+
+void JobEnergy::exchange(comm::Communicator& world, const std::string& own) {
+  std::vector<Json> hosts;
+  for (const std::string& text : gather_texts(world, own))
+    if (!text.empty()) hosts.push_back(Json::parse(text));
+  hosts_ = static_cast<std::int64_t>(hosts.size());
+  for (const Json& host : hosts)
+    if (host.contains("error"))
+      throw UsageError("{}{}", hosts_ > 1 ? host["name"].get<std::string>() + ": " : "",
+                       host["error"].get<std::string>());
+  for (const Json& host : hosts)
+    for (const auto& [scope, meter] : host["scopes"].items()) scopes_[scope];
+  for (const Json& host : hosts) add_host(host);
+}
+
+void JobEnergy::add_host(const Json& host) {
+  const std::string name = host["name"].get<std::string>();
+  for (auto& [scope, s] : scopes_) {
+    const bool there = host["scopes"].contains(scope);
+    const auto source =
+        there ? static_cast<energy::Source>(host["scopes"][scope]["source"].get<int>()) : energy::Source::kNone;
+    if (source == energy::Source::kNone) {
+      const std::string why = there ? host["scopes"][scope]["reason"].get<std::string>() : "no meter";
+      if (s.lacking.empty()) s.lacking = hosts_ > 1 ? name + ": " + why : why;
+    } else {
+      s.source = s.source == energy::Source::kNone ? source : std::max(s.source, source);
+    }
+  }
+  const auto coverage = energy::coverage_from_json(host["coverage"], name);
+  if (coverage.summed.empty() && unmetered_.empty()) unmetered_ = hosts_ > 1 ? name + ": no meter" : "no meter";
+  coverage_ += coverage;
+  for (const char* kind : {"available", "unavailable"})
+    for (const auto& [what, text] : host["meters"][kind].items()) {
+      std::string key = hosts_ > 1 ? name + ": " + what : what;
+      while (description_[kind].contains(key)) key += "'";
+      description_[kind][key] = text;
+    }
+}
+
+void JobEnergy::begin_step() {
+  if (accountant_) accountant_->begin_step();
+}
+
+void JobEnergy::end_step(std::vector<double>& sums) {
+  own_ = accountant_ ? accountant_->end_step() : energy::StepEnergy{};
+  const auto put = [&](const std::optional<double>& joules) {
+    sums.push_back(joules.value_or(0.0));
+    sums.push_back(joules ? 1.0 : 0.0);  // number of hosts with a reading, after the sum
+  };
+  for (const auto& [scope, s] : scopes_) {
+    const auto read = own_.scopes.find(scope);
+    put(read == own_.scopes.end() ? std::nullopt : read->second.joules);
+  }
+  put(own_.total_j);
+}
+
+energy::StepEnergy JobEnergy::step(std::span<const double> summed) const {
+  MOLEN_CHECK(summed.size() == values(), "{} sums of joules, {} expected", summed.size(), values());
+  energy::StepEnergy job;
+  std::size_t at = 0;
+  // Takes the joules of all hosts, or the reason why they are unknown: a lasting reason, else this host's, else how
+  // many hosts lack them.
+  const auto take = [&](const std::string& lasting, const std::string& here, std::string& reason) {
+    const double joules = summed[at], read = summed[at + 1], all = static_cast<double>(hosts_);
+    at += 2;
+    if (read == all) return std::optional<double>(joules);
+    reason = !lasting.empty() ? lasting
+             : !here.empty()
+                 ? here
+                 : fmt::format("no reading in this step on {} of {} hosts", std::llround(all - read), hosts_);
+    return std::optional<double>();
+  };
+  for (const auto& [scope, s] : scopes_) {
+    energy::ScopeEnergy& e = job.scopes[scope];
+    const auto own = own_.scopes.find(scope);
+    e.joules = take(s.lacking, own == own_.scopes.end() ? "" : own->second.reason, e.reason);
+    if (e.joules) e.source = s.source;
+  }
+  job.total_j = take(unmetered_, own_.total_reason, job.total_reason);
+  return job;
+}
+
+energy::EnergySoFar JobEnergy::so_far() {
+  const energy::EnergySoFar own = accountant_ ? accountant_->so_far() : energy::EnergySoFar{};
+  std::vector<double> sums{own.total_j.value_or(0.0), own.total_j ? 1.0 : 0.0};
+  for (const auto& [scope, s] : scopes_) {
+    const auto joules = own.joules.find(scope);
+    sums.push_back(joules == own.joules.end() ? 0.0 : joules->second);
+    sums.push_back(own.lost.contains(scope) ? 1.0 : 0.0);
+  }
+  const double seconds = now().value - opened_;
+  world_.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
+  energy::EnergySoFar job;
+  job.seconds = seconds;
+  if (sums[1] > 0) job.total_j = sums[0];
+  std::size_t at = 2;
+  for (const auto& [scope, s] : scopes_) {
+    if (sums[at] > 0) job.joules[scope] = sums[at];
+    if (sums[at + 1] > 0) job.lost[scope] = std::llround(sums[at + 1]);
+    at += 2;
+  }
+  return job;
+}
+
+}  // namespace molen::train

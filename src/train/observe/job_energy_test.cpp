@@ -1,0 +1,222 @@
+// Tests joules of several hosts: thread-ranks act as processes on hosts of their own, with recorded meters and one
+// clock.
+#include "train/observe/job_energy.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <exception>
+#include <fstream>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/threads/threads.h"
+#include "energy/open.h"
+#include "energy/replay.h"
+
+namespace molen::train {
+namespace {
+
+using RecordedLines = std::vector<std::string>;  // lines of a recording
+
+// Makes a recording of {scope: watts}, constant for 1000 s.
+RecordedLines constant(const std::vector<std::pair<std::string, double>>& watts) {
+  RecordedLines lines;
+  for (const double t : {0.0, 1000.0}) {
+    Json joules = Json::object();
+    for (const auto& [scope, w] : watts) joules[scope] = w * t;
+    lines.push_back(Json{{"time_s", t}, {"energy_j", joules}}.dump());
+  }
+  return lines;
+}
+
+class Hosts : public ::testing::Test {
+ protected:
+  fs::path folder_ = fs::temp_directory_path() / ("molen_job_energy_" + std::to_string(::getpid()));
+  std::atomic<double> time_ = 0;
+  std::atomic<int> opened_ = 0;
+  std::map<std::string, std::string> visible_of_;  // devices that each host's meters were opened for
+  std::mutex mutex_;
+
+  void SetUp() override { fs::create_directories(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  void record(const std::string& host, const RecordedLines& lines) {
+    std::ofstream out(folder_ / host);
+    for (const auto& line : lines) out << line << "\n";
+  }
+
+  energy::Meters open(const std::string& host, const std::optional<std::string>& visible) {
+    ++opened_;
+    const std::lock_guard lock(mutex_);
+    visible_of_[host] = visible.value_or("all");
+    energy::Meters none;
+    none.unavailable.push_back({"rapl", "cpu-package", "Permission denied"});
+    if (!fs::exists(folder_ / host)) return none;
+    energy::OpenOptions o;
+    o.machine.clock = [this] { return time_.load(); };
+    return energy::open_meters({"replay:" + (folder_ / host).string()}, o);
+  }
+
+  // Runs `use(job, world)` on one rank for each element of `hosts`; the element is the rank's host.
+  void on(const std::vector<EnergyHost>& hosts, const std::function<void(JobEnergy&, comm::Communicator&)>& use) {
+    comm::ThreadWorld world(static_cast<int>(hosts.size()));
+    std::vector<std::exception_ptr> errors(hosts.size());
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t r = 0; r < hosts.size(); ++r)
+        threads.emplace_back([&, r, c = std::shared_ptr(world.communicator(static_cast<int>(r)))] {
+          try {
+            JobEnergy job(
+                *c, hosts[r], [&](const auto& visible) { return open(hosts[r].name, visible); },
+                [](const auto&) { return false; });
+            use(job, *c);
+          } catch (...) {
+            errors[r] = std::current_exception();
+            c->abort("failed");
+          }
+        });
+    }
+    for (const auto& e : errors)
+      if (e) std::rethrow_exception(e);
+  }
+
+  // Runs one step that takes `seconds`; two other values are summed with its joules.
+  energy::StepEnergy step(JobEnergy& job, comm::Communicator& world, double seconds) {
+    world.barrier();
+    job.begin_step();
+    world.barrier();
+    if (world.rank() == 0) time_ = time_ + seconds;
+    world.barrier();
+    std::vector<double> sums{1, 2};
+    job.end_step(sums);
+    EXPECT_EQ(sums.size(), 2 + job.values());
+    world.all_reduce(sums.data(), static_cast<std::int64_t>(sums.size()), DType::kF64, comm::Reduce::kSum);
+    EXPECT_EQ(sums[0], world.size());
+    return job.step(std::span(sums).subspan(2));
+  }
+};
+
+EnergyHost at(const std::string& name, std::optional<std::string> visible = {}) {
+  return {"boot-" + name, name, std::move(visible)};
+}
+
+TEST_F(Hosts, JoulesOfAStepAreTheSumOverHosts) {
+  record("a", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  record("b", constant({{"cpu-package0", 30}, {"dram0", 4}}));
+  // Two ranks per host, in mixed order.
+  on({at("a"), at("b"), at("b"), at("a")}, [&](JobEnergy& job, comm::Communicator& world) {
+    for (const double seconds : {2.0, 0.5}) {
+      const auto e = step(job, world, seconds);
+      EXPECT_DOUBLE_EQ(e.scopes.at("cpu-package0").joules.value(), 80 * seconds);
+      EXPECT_DOUBLE_EQ(e.scopes.at("dram0").joules.value(), 12 * seconds);
+      EXPECT_DOUBLE_EQ(e.total_j.value(), 92 * seconds);
+      EXPECT_EQ(e.sources().at("dram0"), "counter");
+    }
+    EXPECT_EQ(job.coverage().hosts, 2);
+    EXPECT_EQ(job.coverage().partial(), "");
+    EXPECT_TRUE(job.describe()["available"].contains("b: dram0")) << job.describe();
+    const auto used = job.so_far();
+    EXPECT_DOUBLE_EQ(used.total_j.value(), 92 * 2.5);
+    EXPECT_DOUBLE_EQ(used.joules.at("cpu-package0"), 80 * 2.5);
+    EXPECT_TRUE(used.lost.empty());
+  });
+  EXPECT_EQ(opened_, 2) << "one rank a host";
+}
+
+TEST_F(Hosts, OneHostWithoutMetersMakesNullWithItsReason) {
+  record("a", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  on({at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator& world) {
+    const auto e = step(job, world, 2);
+    EXPECT_EQ(e.scopes.at("cpu-package0").joules, std::nullopt);
+    EXPECT_EQ(e.scopes.at("cpu-package0").reason, "b: no meter");
+    EXPECT_EQ(e.sources().at("cpu-package0"), "none");
+    EXPECT_EQ(e.total_j, std::nullopt);
+    EXPECT_EQ(e.total_reason, "b: no meter");
+    EXPECT_EQ(job.coverage().partial(), "without part of cpu, part of dram");
+    EXPECT_EQ(job.describe()["unavailable"]["b: rapl cpu-package"], "Permission denied");
+    // A run's total includes what could be read; its coverage says what is missing.
+    EXPECT_DOUBLE_EQ(job.so_far().total_j.value(), 58 * 2.0);
+  });
+}
+
+TEST_F(Hosts, AHostWithFewerScopesKeepsTheTotalOfWhatIsSummed) {
+  record("a", constant({{"cpu-package0", 50}, {"dram0", 8}}));
+  record("b", constant({{"cpu-package0", 30}}));
+  on({at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator& world) {
+    const auto e = step(job, world, 1);
+    EXPECT_DOUBLE_EQ(e.scopes.at("cpu-package0").joules.value(), 80);
+    EXPECT_EQ(e.scopes.at("dram0").reason, "b: no meter");
+    EXPECT_DOUBLE_EQ(e.total_j.value(), 88);
+    EXPECT_EQ(job.coverage().partial(), "without part of dram");
+  });
+}
+
+TEST_F(Hosts, AReadingThatFailsOnOneHostIsNullInThatStepOnly) {
+  record("a", constant({{"cpu-package0", 50}}));
+  record("b", {R"({"time_s":0,"energy_j":{"cpu-package0":0}})", R"({"time_s":10,"energy_j":{"cpu-package0":100}})",
+               R"({"time_s":11,"energy_j":{"cpu-package0":null}})", R"({"time_s":12,"energy_j":{"cpu-package0":120}})",
+               R"({"time_s":50,"energy_j":{"cpu-package0":500}})"});
+  on({at("a"), at("b")}, [&](JobEnergy& job, comm::Communicator& world) {
+    EXPECT_DOUBLE_EQ(step(job, world, 5).total_j.value(), 300);
+    const auto lost = step(job, world, 6);
+    EXPECT_EQ(lost.total_j, std::nullopt);
+    if (world.rank() == 0)
+      EXPECT_EQ(lost.scopes.at("cpu-package0").reason, "no reading in this step on 1 of 2 hosts");
+    else
+      EXPECT_NE(lost.total_reason.find("nothing was recorded"), std::string::npos) << lost.total_reason;
+    (void)step(job, world, 4);
+    EXPECT_DOUBLE_EQ(step(job, world, 5).total_j.value(), 300);
+  });
+}
+
+TEST_F(Hosts, OneHostIsItsAccountant) {
+  record("a", constant({{"cpu-package0", 50}, {"gpu0", 300}}));
+  on({at("a"), at("a"), at("a")}, [&](JobEnergy& job, comm::Communicator& world) {
+    const auto e = step(job, world, 3);
+    EXPECT_EQ(e.total_j, 1050.0) << "bit for bit";
+    EXPECT_TRUE(job.describe()["available"].contains("gpu0"));
+    // The clock does not advance here. A counter that did not move does not count as 0 J.
+    if (world.rank() == 0)
+      EXPECT_EQ(step(job, world, 0).total_reason, "cpu-package0: the counter did not change in this time");
+    else
+      (void)step(job, world, 0);
+    EXPECT_EQ(job.coverage().partial(), "cpu+gpu only");
+  });
+  EXPECT_EQ(opened_, 1);
+}
+
+TEST_F(Hosts, ARankWithDevicesOfItsOwnAddsThemToItsHost) {
+  record("a", constant({{"gpu0", 300}}));
+  on({at("a", "0,1"), at("b", "2"), at("a", "1,3,-1,5"), at("b")}, [](JobEnergy&, comm::Communicator&) {});
+  EXPECT_EQ(visible_of_.at("a"), "0,1,3");
+  EXPECT_EQ(visible_of_.at("b"), "all") << "one rank sees all";
+  on({at("c", ""), at("c", "-1")}, [](JobEnergy&, comm::Communicator&) {});
+  EXPECT_EQ(visible_of_.at("c"), "");
+}
+
+TEST_F(Hosts, AMeterMissingOnOneHostIsAnErrorOnAll) {
+  record("a", constant({{"cpu-package0", 50}}));
+  record("b", {"{"});
+  comm::ThreadWorld world(2);
+  std::vector<std::string> said(2);
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < 2; ++r)
+      threads.emplace_back([&, r, c = std::shared_ptr(world.communicator(r))] {
+        const std::string name = r == 0 ? "a" : "b";
+        try {
+          JobEnergy job(
+              *c, at(name), [&](const auto& v) { return open(name, v); }, [](const auto&) { return false; });
+        } catch (const UsageError& e) {
+          said[static_cast<std::size_t>(r)] = e.what();
+        }
+      });
+  }
+  EXPECT_EQ(said[0].rfind("b: ", 0), 0u) << said[0];
+  EXPECT_EQ(said[0], said[1]);
+}
+
+}  // namespace
+}  // namespace molen::train

@@ -1,0 +1,411 @@
+#include "train/observe/recorder.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "arch/parts.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "program/text/text.h"
+#include "store/prometheus.h"
+#include "store/run_directory.h"
+#include "store/tensorboard.h"
+#include "store/trace.h"
+#include "train/observe/environment.h"
+#include "train/observe/run_console.h"
+
+namespace molen::train {
+
+namespace {
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
+
+class Recorder::Impl {
+ public:
+  Impl(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step)
+      : job_(job),
+        energy_(energy),
+        partial_(energy.coverage().partial()),
+        console_(job, total_steps, stop_step),
+        run_(run_directory(job.config), [this](const std::string& text) { console_.note(text); }),
+        tensorboard_(run_.tensorboard(), host_name(), ::getpid()) {
+    tokens_per_step_ = static_cast<double>(job.setting.global_batch * job.setting.sequence);
+    model_flops_ = arch::model_flops(job.arch, job.setting.global_batch * job.setting.sequence, job.setting.sequence,
+                                     job.options.mfu)
+                       .value;
+  }
+
+  std::int64_t attempt() const { return run_.attempt(); }
+  Json identity() const {
+    return {{"id", run_.identity().id},
+            {"name", run_.path().filename().string()},
+            {"attempt", run_.attempt()},
+            {"history", run_.identity().current().history}};
+  }
+  void sync() { run_.sync(); }
+
+  void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
+             const std::string& state_hash, double hardware_flops) {
+    hardware_flops_ = hardware_flops;
+    start_step_ = start_step;
+    start_tokens_ = start_tokens;
+    run_.write_config(config::to_toml(job_.config));
+    run_.write_environment(describe_environment(job_));
+    write_programs();
+    run_.event(start_step > 0 ? "resume" : "start", {{"step", start_step},
+                                                     {"from", job_.resume_from.value_or("")},
+                                                     {"state_hash", state_hash},
+                                                     {"arch", job_.arch.name},
+                                                     {"parameters", arch::num_parameters(job_.arch)},
+                                                     {"flops_formula", name_of(job_.options.mfu)},
+                                                     {"device_peak", measure::to_json(job_.peak)},
+                                                     {"ranks", job_.machine.ranks},
+                                                     {"communicator", job_.communicator},
+                                                     {"memory_arena_bytes", memory.arena.value},
+                                                     {"memory_base_bytes", memory.base.value},
+                                                     {"memory_workspace_bytes", memory.workspace.value},
+                                                     {"memory_other_bytes", memory.other.value}});
+    console_.begin(start_step, memory, state_hash);
+    begin_energy();
+    if (start_step > 0 || run_.attempt() > 1) tensorboard_.session_start(start_step + 1, wall_time());
+    tensorboard_.text("mfu/flops_formula",
+                      fmt::format("{}: {}", name_of(job_.options.mfu), formula_of(job_.options.mfu)), start_step + 1,
+                      wall_time());
+    tensorboard_.text("mfu/device_peak", job_.peak.source, start_step + 1, wall_time());
+  }
+
+  void step(const StepRecord& r) {
+    store::StepMetrics m;
+    m.step = r.step;
+    m.attempt = run_.attempt();
+    m.wall_time_s = wall_time();
+    m.loss = r.loss;
+    m.grad_norm = r.grad_norm;
+    m.lr = r.lr;
+    m.loss_scale = r.loss_scale;
+    if (r.loss_scale) m.skipped_steps = r.skipped_steps;
+    m.tokens_total = r.tokens_total;
+    m.step_s = r.step_s;
+    m.tokens_per_s = tokens_per_step_ / r.step_s;
+    m.tokens_per_s_per_device = m.tokens_per_s / job_.machine.ranks;
+    m.flops_formula = name_of(job_.options.mfu);
+    m.model_tflops_per_device = model_flops_ / r.step_s / job_.machine.ranks * 1e-12;
+    if (job_.peak.flops_per_s) {
+      m.mfu = *m.model_tflops_per_device * 1e12 / *job_.peak.flops_per_s;
+      m.hfu = hardware_flops_ / r.step_s / *job_.peak.flops_per_s;
+    }
+    m.memory_peak_bytes = r.memory_peak;
+    m.memory_planned_bytes = r.memory_planned;
+    m.data_wait_s = r.data_wait_s;
+    m.phase_s = r.phase_s;
+    m.samples = {r.first_sample, r.last_sample};
+    m.energy_j = r.energy.joules();
+    m.energy_source = r.energy.sources();
+    if (r.energy.total_j) m.j_per_token = *r.energy.total_j / tokens_per_step_;
+    m.energy_coverage = partial_;
+    run_.append(m);
+    unread(r.step, r.energy);
+    telemetry([&] { to_tensorboard(m); });
+    telemetry([&] { to_prometheus(m); });
+    console_.step(m, r.skipped);
+  }
+
+  void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
+    const double origin = timeline_end_;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const auto& s = *ops[i].step;
+      spans_.push_back({program::kind_of(s.op),
+                        std::string(program::name_of(s.phase)),
+                        std::string(program::name_of(s.stream)),
+                        origin + timeline.ops[i].start_s,
+                        origin + timeline.ops[i].end_s,
+                        {{"step", step},
+                         {"op", ops[i].op},
+                         {"micro_batch", ops[i].micro_batch},
+                         {"bytes", s.moved.value},
+                         {"flops", s.hardware_flops.value}},
+                        0});
+    }
+    timeline_end_ = origin + timeline.total_s;
+    telemetry([&] { run_.write_trace(store::trace_json(spans_)); });
+  }
+
+  void validation(std::int64_t step, const ValidationResult& v) {
+    Json bits = Json::object();
+    std::string text;
+    for (const auto& [language, b] : v.bits_per_byte) {
+      bits[language] = b;
+      text += fmt::format("  {} {:.3f}", language, b);
+    }
+    Json sets = Json::array();
+    for (std::size_t i = 0; i < v.sets.size(); ++i) {
+      const HeldOut& one = v.sets[i];
+      const std::string& path = job_.config.data.validation[i].path;
+      sets.push_back(
+          {{"path", path}, {"loss", one.loss}, {"tokens", one.tokens}, {"bits_per_byte", Json(one.bits_per_byte)}});
+      if (v.sets.size() > 1) text += fmt::format("; {}: loss {:.4f}", path, one.loss);
+    }
+    run_.event("validation",
+               {{"step", step}, {"loss", v.loss}, {"tokens", v.tokens}, {"bits_per_byte", bits}, {"sets", sets}});
+    const double wall = wall_time();
+    tensorboard_.scalar("validation_metrics/loss", v.loss, step, wall);
+    for (const auto& [language, b] : v.bits_per_byte)
+      tensorboard_.scalar("validation_metrics/bits_per_byte/" + language, b, step, wall);
+    telemetry([&] { tensorboard_.flush(); });
+    console_.note(fmt::format("validation after step {}: loss {:.4f} over {} tokens, bits per byte{}", step, v.loss,
+                              v.tokens, text));
+  }
+
+  void checkpoint(std::int64_t step, const std::string& path, double seconds) {
+    run_.event("checkpoint", {{"step", step}, {"path", path}, {"seconds", seconds}});
+    console_.note(fmt::format("saved {} in {}", path, human(Seconds(seconds))));
+  }
+
+  void prediction(const program::Comparison& c, const MemoryPrediction& memory, std::int64_t planned,
+                  std::optional<Bytes> touched, std::int64_t rss) {
+    Json ops = Json::array();
+    for (const auto& row : c.rows)
+      ops.push_back({{"kind", row.kind},
+                     {"count", row.count},
+                     {"predicted_s", row.predicted_s},
+                     {"measured_s", row.measured_s},
+                     {"waited_s", row.waited_s},
+                     {"bytes", row.bytes}});
+    const Json all{{"step_s", {{"predicted", c.predicted_step_s}, {"measured", c.measured_step_s}}},
+                   {"memory_bytes",
+                    {{"planned", planned},
+                     {"measured", touched ? Json(touched->value) : Json()},
+                     {"process_predicted", memory.total().value},
+                     {"process_measured", rss}}},
+                   {"extrapolated", c.extrapolated.empty() ? Json() : Json(c.extrapolated)},
+                   {"ops", ops}};
+    telemetry([&] { run_.write_prediction(all); });
+    console_.prediction(c);
+  }
+
+  void note(const std::string& text) {
+    run_.event("note", {{"text", text}});
+    console_.note(text);
+  }
+
+  void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
+           const launch::Communication& communication, const std::string& reason) {
+    const energy::RunTotals all = totals_of(step, tokens, used);
+    energy_line("totals", step, energy::to_json(all));
+    run_.event("stop", {{"step", step},
+                        {"reason", reason},
+                        {"communication", communication.axes()},
+                        {"traffic", launch::to_json(communication.traffic())}});
+    console_.end(step, reason, communication.text(), all.text());
+  }
+
+  Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
+    const Json all = energy::to_json(totals_of(step, tokens, used));
+    energy_line("totals", step, all);
+    Json j{{"attempts", run_.attempt()}};
+    j.update(all);
+    return j;
+  }
+
+  void restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin) {
+    before_ = energy::totals_from_json(totals, step_done, origin);
+  }
+
+ private:
+  // Writes the views that others read beside the metrics. A view that cannot be written is reported once and tried
+  // again with the next step; it ends no training.
+  template <class F>
+  void telemetry(F&& write) {
+    try {
+      write();
+    } catch (const IoError& error) {
+      if (!std::exchange(telemetry_failed_, true))
+        console_.note(fmt::format("{}; the run goes on, and tries again with each step", error.what()));
+    }
+  }
+
+  energy::RunTotals totals_of(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) const {
+    return energy::add(before_, step - start_step_, tokens - start_tokens_, used, energy_.coverage());
+  }
+
+  // energy.jsonl (docs/formats/energy.md).
+  void energy_line(const char* event, std::int64_t step, const Json& fields) {
+    Json line{{"event", event}, {"wall_time_s", wall_time()}, {"attempt", run_.attempt()}, {"step", step}};
+    line.update(fields);
+    run_.energy(line);
+  }
+
+  void write_programs() {
+    run_.write_program(program::print(job_.program, program::plan_memory(job_.program)));
+    for (int stage = 1; stage < job_.setting.stages(); ++stage) {
+      const auto p = job_.program_of(stage);
+      run_.write_program(program::print(p, program::plan_memory(p)), stage);
+    }
+  }
+
+  void begin_energy() {
+    Json meters = energy_.describe();
+    meters["coverage"] = energy::to_json(energy_.coverage());
+    run_.event("meters", meters);
+    console_.energy(meters, !energy_.coverage().summed.empty(), partial_);
+  }
+
+  // Records which scopes have no reading, and why, whenever that changes.
+  void unread(std::int64_t step, const energy::StepEnergy& e) {
+    std::set<std::string> scopes;
+    Json reasons = Json::object();
+    for (const auto& [scope, s] : e.scopes)
+      if (!s.joules) {
+        scopes.insert(scope);
+        reasons[scope] = s.reason;
+      }
+    if (!e.total_j) {
+      scopes.insert("total");
+      reasons["total"] = e.total_reason;
+    }
+    if (scopes == unread_) return;
+    unread_ = scopes;
+    energy_line("unread", step, {{"reasons", reasons}});
+  }
+
+  // Uses torchtitan's names, so that its dashboards work here.
+  void to_tensorboard(const store::StepMetrics& m) {
+    const auto put = [&](const char* tag, double value) { tensorboard_.scalar(tag, value, m.step, m.wall_time_s); };
+    put("loss_metrics/global_avg_loss", m.loss);
+    put("grad_norm", m.grad_norm);
+    put("lr", m.lr);
+    if (m.loss_scale) put("loss_scale", *m.loss_scale);
+    if (m.skipped_steps) put("skipped_steps", static_cast<double>(*m.skipped_steps));
+    put("throughput(tps)", m.tokens_per_s);
+    if (m.model_tflops_per_device) put("tflops", *m.model_tflops_per_device);
+    if (m.mfu) put("mfu(%)", 100 * *m.mfu);
+    if (m.hfu) put("hfu(%)", 100 * *m.hfu);
+    put("time_metrics/end_to_end(s)", m.step_s);
+    put("time_metrics/data_loading(s)", m.data_wait_s);
+    put("memory/max_active(GiB)", static_cast<double>(m.memory_peak_bytes) / (1 << 30));
+    if (m.j_per_token) put("energy/j_per_token", *m.j_per_token);
+    tensorboard_.flush();
+  }
+
+  void to_prometheus(const store::StepMetrics& m) {
+    using store::PrometheusType;
+    const std::map<std::string, std::string> labels{{"run", run_.path().filename().string()}};
+    std::vector<store::PrometheusSample> samples{
+        {"molen_step", "Last finished optimizer step.", PrometheusType::kGauge, labels, static_cast<double>(m.step)},
+        {"molen_loss", "Mean loss of the step in nats per token.", PrometheusType::kGauge, labels, m.loss},
+        {"molen_tokens_total", "Tokens trained on.", PrometheusType::kCounter, labels,
+         static_cast<double>(m.tokens_total)},
+        {"molen_tokens_per_second", "Tokens per second over all ranks.", PrometheusType::kGauge, labels,
+         m.tokens_per_s},
+        {"molen_step_seconds", "Duration of the step.", PrometheusType::kGauge, labels, m.step_s},
+        {"molen_memory_peak_bytes", "Highest byte of its plan that ops of any rank had in use.", PrometheusType::kGauge,
+         labels, static_cast<double>(m.memory_peak_bytes)}};
+    if (m.loss_scale)
+      samples.push_back({"molen_loss_scale", "Multiple of the loss whose gradient the step was made of.",
+                         PrometheusType::kGauge, labels, *m.loss_scale});
+    if (m.skipped_steps)
+      samples.push_back({"molen_skipped_steps_total", "Steps skipped because the gradient was not finite.",
+                         PrometheusType::kCounter, labels, static_cast<double>(*m.skipped_steps)});
+    if (m.j_per_token) {
+      auto covered = labels;
+      if (!m.energy_coverage.empty()) covered["coverage"] = m.energy_coverage;
+      samples.push_back(
+          {"molen_joules_per_token", "Energy per token of the step.", PrometheusType::kGauge, covered, *m.j_per_token});
+    }
+    rates(m, labels, samples);
+    store::write_prometheus(run_.path() / "metrics.prom", samples);
+  }
+
+  // A rate that depends on how model FLOPs are counted says so in a label.
+  void rates(const store::StepMetrics& m, const std::map<std::string, std::string>& labels,
+             std::vector<store::PrometheusSample>& samples) const {
+    using store::PrometheusType;
+    auto counted = labels;
+    counted["flops_formula"] = m.flops_formula;
+    const auto put = [&](const char* name, const char* help, const std::map<std::string, std::string>& with,
+                         std::optional<double> value) {
+      if (value) samples.push_back({name, help, PrometheusType::kGauge, with, *value});
+    };
+    if (m.model_tflops_per_device)
+      put("molen_model_flops_per_second", "Model FLOPs per second of a device.", counted,
+          *m.model_tflops_per_device * 1e12);
+    put("molen_mfu_ratio", "Model FLOPs per second of a device over its peak.", counted, m.mfu);
+    put("molen_hfu_ratio", "FLOPs per second that a device executed, with recompute, over its peak.", labels, m.hfu);
+    auto peak = labels;
+    peak["source"] = job_.peak.source;
+    put("molen_device_peak_flops_per_second", "Peak of a device.", peak, job_.peak.flops_per_s);
+  }
+
+  const Job& job_;
+  const JobEnergy& energy_;
+  std::string partial_;  // what the joules leave out
+  energy::RunTotals before_;
+  std::int64_t start_step_ = 0, start_tokens_ = 0;
+  std::set<std::string> unread_;
+  RunConsole console_;
+  store::RunDirectory run_;  // declared after the console, which it warns on
+  store::TensorBoardWriter tensorboard_;
+  bool telemetry_failed_ = false;
+  std::vector<store::TraceSpan> spans_;  // of the traced steps, in sequence
+  double timeline_end_ = 0.0;
+  double tokens_per_step_ = 0, model_flops_ = 0;
+  double hardware_flops_ = 0;  // of one rank's step, on average
+};
+
+Recorder::Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step)
+    : impl_(std::make_unique<Impl>(job, energy, total_steps, stop_step)) {}
+Recorder::~Recorder() = default;
+void Recorder::begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
+                     const std::string& state_hash, double hardware_flops) {
+  impl_->begin(start_step, start_tokens, memory, state_hash, hardware_flops);
+}
+void Recorder::step(const StepRecord& record) {
+  impl_->step(record);
+}
+void Recorder::trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline) {
+  impl_->trace(step, ops, timeline);
+}
+void Recorder::validation(std::int64_t step, const ValidationResult& result) {
+  impl_->validation(step, result);
+}
+void Recorder::checkpoint(std::int64_t step, const std::string& path, double seconds) {
+  impl_->checkpoint(step, path, seconds);
+}
+void Recorder::prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned,
+                          std::optional<Bytes> touched, std::int64_t rss) {
+  impl_->prediction(comparison, memory, planned, touched, rss);
+}
+std::int64_t Recorder::attempt() const {
+  return impl_->attempt();
+}
+Json Recorder::identity() const {
+  return impl_->identity();
+}
+void Recorder::sync() {
+  impl_->sync();
+}
+void Recorder::note(const std::string& text) {
+  impl_->note(text);
+}
+void Recorder::end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
+                   const launch::Communication& communication, const std::string& reason) {
+  impl_->end(step, tokens, used, communication, reason);
+}
+Json Recorder::totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used) {
+  return impl_->totals(step, tokens, used);
+}
+void Recorder::restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin) {
+  impl_->restore_totals(totals, step_done, origin);
+}
+
+}  // namespace molen::train

@@ -1,0 +1,70 @@
+// The records of a run: the run directory, metrics, events, TensorBoard, Prometheus, traces and the console. Rank 0
+// only.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "launch/traffic.h"
+#include "program/ir/timeline.h"
+#include "train/observe/job_energy.h"
+#include "train/trainer.h"
+#include "train/validation.h"
+
+namespace molen::train {
+
+// One step as the loop knows it; its sums and means are already over ranks.
+struct StepRecord {
+  std::int64_t step = 0;
+  double loss = 0, grad_norm = 0, lr = 0;
+  std::optional<double> loss_scale;  // present when the loss is scaled: the scale of this step
+  std::int64_t skipped_steps = 0;    // of the run so far
+  bool skipped = false;              // whether this step was skipped
+  std::int64_t tokens_total = 0;
+  double step_s = 0, data_wait_s = 0;
+  std::map<std::string, double> phase_s;             // by program::phase_keys; sums to step_s
+  std::int64_t memory_peak = 0, memory_planned = 0;  // Executor::high_water; MemoryPlan::peak
+  std::int64_t first_sample = 0, last_sample = 0;
+  energy::StepEnergy energy;  // of all hosts
+};
+
+class Recorder {
+ public:
+  // Creates or reopens the run directory.
+  Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step);
+  ~Recorder();
+
+  // `start_tokens`: trained on before this attempt. `hardware_flops`: of one rank's step, on average.
+  void begin(std::int64_t start_step, std::int64_t start_tokens, const MemoryPrediction& memory,
+             const std::string& state_hash, double hardware_flops);
+  void step(const StepRecord& record);
+  void trace(std::int64_t step, const std::vector<program::Expanded>& ops, const program::Timeline& timeline);
+  void validation(std::int64_t step, const ValidationResult& result);
+  void checkpoint(std::int64_t step, const std::string& path, double seconds);
+  // Records prediction beside measurement when this machine has a calibration. `touched`: the touched bytes of the
+  // arena (exec::Arena::touched).
+  void prediction(const program::Comparison& comparison, const MemoryPrediction& memory, std::int64_t planned_peak,
+                  std::optional<Bytes> touched, std::int64_t measured_rss);
+  std::int64_t attempt() const;
+  Json identity() const;               // {"id", "attempt", "history"}, for a checkpoint
+  void sync();                         // writes all records so far to disk; reports a failure and tries again later
+  void note(const std::string& text);  // a line for people, which is also an event
+  // `tokens` and `used` as in `totals`.
+  void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
+           const launch::Communication& communication, const std::string& reason);
+
+  // Returns the object "totals" of a checkpoint after `step` steps and `tokens` tokens: the sum over all attempts that
+  // led there, of which this one has used `used` so far. Also writes a line of energy.jsonl.
+  Json totals(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used);
+  // Takes over the totals of the checkpoint that this attempt continues; to be called before `begin`. Throws UsageError
+  // naming `origin` and the key.
+  void restore_totals(const Json& totals, std::int64_t step_done, const std::string& origin);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace molen::train

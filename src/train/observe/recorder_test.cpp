@@ -1,0 +1,542 @@
+// Tests that every record of a run holds the figures it is given, by amount: metrics, events, TensorBoard, Prometheus,
+// traces, energy, and the console in a log and on a terminal.
+#include "train/observe/recorder.h"
+
+#include <c10/core/InferenceMode.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <sstream>
+
+#include "base/file.h"
+#include "comm/self/self.h"
+#include "energy/open.h"
+#include "program/build/build.h"
+#include "store/metrics.h"
+#include "store/tensorboard.h"
+#include "train/observe/run_console.h"
+
+namespace molen::train {
+namespace {
+
+constexpr double kPeak = 2e11, kHardwareFlops = 3e10;
+constexpr std::int64_t kTokens = 4 * 16;  // of a step
+
+Job small_job(const fs::path& folder) {
+  Job job;
+  job.config.run.dir = folder.string();
+  job.config.run.name = "records";
+  job.config.data.validation = {{"held-out", 1.0, {}}, {"news", 1.0, {}}};
+  job.arch = arch::preset("llama-tiny");
+  job.arch.name = "small";
+  job.arch.layers = 1;
+  job.setting.global_batch = 4;
+  job.setting.micro_batch = 2;
+  job.setting.sequence = 16;
+  job.program = program::build(job.arch, job.setting);
+  job.machine.ranks = 2;
+  job.communicator = "threads";
+  job.peak = {kPeak, "measured in a test"};
+  return job;
+}
+
+// Meters of a host with GPUs that has a meter of its processor alone.
+energy::Meters recorded_meters(const fs::path& file) {
+  write_file_atomic(file,
+                    "{\"time_s\": 0, \"energy_j\": {\"cpu-package0\": 0}}\n"
+                    "{\"time_s\": 1000, \"energy_j\": {\"cpu-package0\": 100000}}\n");
+  energy::OpenOptions options;
+  options.machine.clock = [] { return 0.0; };
+  return energy::open_meters({"replay:" + file.string()}, options);
+}
+
+StepRecord record_of(std::int64_t step) {
+  StepRecord r;
+  r.step = step;
+  r.loss = 3.25;
+  r.grad_norm = 0.75;
+  r.lr = 0.001953125;
+  r.loss_scale = 1024;
+  r.skipped_steps = 3;
+  r.tokens_total = 640;
+  r.step_s = 0.5;
+  r.data_wait_s = 0.125;
+  r.phase_s = {{"forward", 0.2}, {"idle", 0.3}};
+  r.memory_peak = std::int64_t{3} << 29;
+  r.memory_planned = std::int64_t{1} << 31;
+  r.first_sample = 36;
+  r.last_sample = 39;
+  r.energy.scopes["cpu-package0"] = {16.0, energy::Source::kCounter, ""};
+  r.energy.total_j = 16.0;
+  return r;
+}
+
+class Records : public ::testing::Test {
+ protected:
+  fs::path folder = fs::temp_directory_path() / ("molen_recorder_" + std::to_string(::getpid()));
+  fs::path run = folder / "records";
+  Job job;
+  std::unique_ptr<comm::Communicator> world = comm::make_self();
+  std::unique_ptr<JobEnergy> energy;
+
+  void SetUp() override {
+    fs::create_directories(folder);
+    job = small_job(folder);
+    energy = std::make_unique<JobEnergy>(
+        *world, EnergyHost{"boot", "host", {}}, [&](const auto&) { return recorded_meters(folder / "joules"); },
+        [](const auto&) { return true; });
+  }
+  void TearDown() override { fs::remove_all(folder); }
+
+  // Records what `use` does and returns what it prints, without the breaks of long lines.
+  std::string recorded(const std::function<void(Recorder&)>& use, std::int64_t start_step = 0,
+                       std::int64_t start_tokens = 0) {
+    ::testing::internal::CaptureStdout();
+    {
+      Recorder recorder(job, *energy, 20, 18);
+      MemoryPrediction memory{Bytes(1 << 20), Bytes(3 << 20), Bytes(1 << 10), Bytes(2 << 20), 2, Bytes(2 << 20)};
+      if (start_step > 0) job.resume_from = "checkpoints/step-6";
+      recorder.begin(start_step, start_tokens, memory, "0123456789abcdef", kHardwareFlops);
+      use(recorder);
+      recorder.sync();
+    }
+    return captured();
+  }
+  static std::string captured() {
+    std::fflush(stdout);
+    std::string said = ::testing::internal::GetCapturedStdout();
+    for (std::size_t at; (at = said.find("\n    ")) != std::string::npos;) said.replace(at, 5, " ");
+    return said;
+  }
+  std::vector<Json> lines(const char* file) const {
+    std::vector<Json> all;
+    std::istringstream in(read_file(run / file));
+    for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line));
+    return all;
+  }
+  // Returns the only event with this name.
+  Json event(const std::string& name) const {
+    Json found;
+    for (const Json& line : lines("events.jsonl"))
+      if (line["event"] == name) {
+        EXPECT_TRUE(found.is_null()) << name << " twice";
+        found = line;
+      }
+    EXPECT_FALSE(found.is_null()) << "no event " << name;
+    return found;
+  }
+  // Whether TensorBoard's file has the scalar, at any time.
+  bool has_scalar(const std::string& tag, double value, std::int64_t step) const {
+    std::string all;
+    for (const auto& entry : fs::directory_iterator(run / "tensorboard")) all += read_file(entry.path());
+    const std::string record = store::scalar_record(tag, static_cast<float>(value), step, 0.0);
+    constexpr std::size_t kHead = 12 + 9, kTail = 4;  // length and checksum, wall time; checksum
+    return all.find(record.substr(kHead, record.size() - kHead - kTail)) != std::string::npos;
+  }
+  // Values of metrics.prom by name, without labels; `labels` gets the labels.
+  std::map<std::string, double> prometheus(std::map<std::string, std::string>* labels = nullptr) const {
+    std::map<std::string, double> values;
+    std::istringstream in(read_file(run / "metrics.prom"));
+    for (std::string line; std::getline(in, line);) {
+      if (line.empty() || line[0] == '#') continue;
+      const std::size_t brace = line.find('{'), space = line.rfind(' ');
+      const std::string name = line.substr(0, brace);
+      values[name] = std::stod(line.substr(space));
+      if (labels) (*labels)[name] = line.substr(brace, space - brace);
+    }
+    return values;
+  }
+  double model_flops() const { return arch::model_flops(job.arch, kTokens, 16, job.options.mfu).value; }
+};
+
+int count_of(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST_F(Records, AStepInMetrics) {
+  recorded([](Recorder& r) { r.step(record_of(10)); });
+  const auto file = store::read_metrics(run / "metrics.jsonl");
+  ASSERT_EQ(file.steps.size(), 1U);
+  const store::StepMetrics& m = file.steps[0];
+  EXPECT_EQ(m.step, 10);
+  EXPECT_EQ(m.attempt, 1);
+  EXPECT_GT(m.wall_time_s, 1.6e9);
+  EXPECT_EQ(m.loss, 3.25);
+  EXPECT_EQ(m.grad_norm, 0.75);
+  EXPECT_EQ(m.lr, 0.001953125);
+  EXPECT_EQ(m.loss_scale, 1024);
+  EXPECT_EQ(m.skipped_steps, 3);
+  EXPECT_EQ(m.tokens_total, 640);
+  EXPECT_EQ(m.step_s, 0.5);
+  EXPECT_EQ(m.tokens_per_s, 128);
+  EXPECT_EQ(m.tokens_per_s_per_device, 64);
+  EXPECT_EQ(m.flops_formula, "causal");
+  EXPECT_DOUBLE_EQ(m.model_tflops_per_device.value(), model_flops() * 1e-12);  // in half a second, on two devices
+  EXPECT_DOUBLE_EQ(m.mfu.value(), model_flops() / kPeak);
+  EXPECT_DOUBLE_EQ(m.hfu.value(), 2 * kHardwareFlops / kPeak);
+  EXPECT_EQ(m.memory_peak_bytes, std::int64_t{3} << 29);
+  EXPECT_EQ(m.memory_planned_bytes, std::int64_t{1} << 31);
+  EXPECT_EQ(m.data_wait_s, 0.125);
+  EXPECT_EQ(m.phase_s, (std::map<std::string, double>{{"forward", 0.2}, {"idle", 0.3}}));
+  EXPECT_EQ(m.samples, (std::array<std::int64_t, 2>{36, 39}));
+  EXPECT_EQ(m.energy_j.at("cpu-package0"), 16.0);
+  EXPECT_EQ(m.energy_source.at("cpu-package0"), "counter");
+  EXPECT_EQ(m.j_per_token, 0.25);
+  EXPECT_FALSE(m.energy_coverage.empty());
+  EXPECT_EQ(m.energy_coverage, energy->coverage().partial());
+}
+
+TEST_F(Records, WhatIsNotKnownIsNotRecorded) {
+  job.peak.flops_per_s.reset();
+  recorded([](Recorder& recorder) {
+    StepRecord r = record_of(10);
+    r.loss_scale.reset();
+    r.energy.total_j.reset();
+    recorder.step(r);
+  });
+  const auto m = store::read_metrics(run / "metrics.jsonl").steps.at(0);
+  EXPECT_FALSE(m.mfu || m.hfu || m.loss_scale || m.skipped_steps || m.j_per_token);
+  EXPECT_TRUE(m.model_tflops_per_device);
+  const auto values = prometheus();
+  for (const char* name : {"molen_mfu_ratio", "molen_hfu_ratio", "molen_loss_scale", "molen_skipped_steps_total",
+                           "molen_joules_per_token", "molen_device_peak_flops_per_second"})
+    EXPECT_FALSE(values.contains(name)) << name;
+  EXPECT_EQ(values.at("molen_step"), 10);
+}
+
+TEST_F(Records, AStepForPrometheus) {
+  recorded([](Recorder& r) { r.step(record_of(10)); });
+  std::map<std::string, std::string> labels;
+  const auto values = prometheus(&labels);
+  const std::map<std::string, double> want{{"molen_step", 10},
+                                           {"molen_loss", 3.25},
+                                           {"molen_tokens_total", 640},
+                                           {"molen_tokens_per_second", 128},
+                                           {"molen_step_seconds", 0.5},
+                                           {"molen_memory_peak_bytes", 3.0 * (1 << 29)},
+                                           {"molen_loss_scale", 1024},
+                                           {"molen_skipped_steps_total", 3},
+                                           {"molen_joules_per_token", 0.25},
+                                           {"molen_model_flops_per_second", model_flops()},
+                                           {"molen_mfu_ratio", model_flops() / kPeak},
+                                           {"molen_hfu_ratio", 2 * kHardwareFlops / kPeak},
+                                           {"molen_device_peak_flops_per_second", kPeak}};
+  EXPECT_EQ(values.size(), want.size());
+  for (const auto& [name, value] : want) {
+    ASSERT_TRUE(values.contains(name)) << name;
+    EXPECT_DOUBLE_EQ(values.at(name), value) << name;
+    EXPECT_NE(labels[name].find("run=\"records\""), std::string::npos) << name;
+    EXPECT_EQ(labels[name].find("coverage=") != std::string::npos, name == "molen_joules_per_token") << name;
+    EXPECT_EQ(labels[name].find("flops_formula=\"causal\"") != std::string::npos,
+              name == "molen_model_flops_per_second" || name == "molen_mfu_ratio")
+        << name;
+    EXPECT_EQ(labels[name].find("source=\"measured in a test\"") != std::string::npos,
+              name == "molen_device_peak_flops_per_second")
+        << name;
+  }
+}
+
+TEST_F(Records, AStepForTensorBoard) {
+  recorded([](Recorder& r) { r.step(record_of(10)); });
+  for (const auto& [tag, value] : std::map<std::string, double>{{"loss_metrics/global_avg_loss", 3.25},
+                                                                {"grad_norm", 0.75},
+                                                                {"lr", 0.001953125},
+                                                                {"loss_scale", 1024},
+                                                                {"skipped_steps", 3},
+                                                                {"throughput(tps)", 128},
+                                                                {"tflops", model_flops() * 1e-12},
+                                                                {"mfu(%)", 100 * model_flops() / kPeak},
+                                                                {"hfu(%)", 200 * kHardwareFlops / kPeak},
+                                                                {"time_metrics/end_to_end(s)", 0.5},
+                                                                {"time_metrics/data_loading(s)", 0.125},
+                                                                {"memory/max_active(GiB)", 1.5},
+                                                                {"energy/j_per_token", 0.25}})
+    EXPECT_TRUE(has_scalar(tag, value, 10)) << tag;
+  EXPECT_FALSE(has_scalar("grad_norm", 0.75, 11));
+}
+
+TEST_F(Records, TheBeginningIsAnEvent) {
+  const std::string said = recorded([](Recorder& r) {
+    EXPECT_EQ(r.attempt(), 1);
+    EXPECT_EQ(r.identity()["name"], "records");
+    EXPECT_EQ(r.identity()["attempt"], 1);
+  });
+  const Json start = event("start");
+  EXPECT_EQ(start["step"], 0);
+  EXPECT_EQ(start["from"], "");
+  EXPECT_EQ(start["state_hash"], "0123456789abcdef");
+  EXPECT_EQ(start["arch"], "small");
+  EXPECT_EQ(start["parameters"], arch::num_parameters(job.arch));
+  EXPECT_EQ(start["flops_formula"], "causal");
+  EXPECT_EQ(start["device_peak"]["flops_per_s"], kPeak);
+  EXPECT_EQ(start["ranks"], 2);
+  EXPECT_EQ(start["communicator"], "threads");
+  EXPECT_EQ(start["memory_arena_bytes"], 1 << 20);
+  EXPECT_EQ(start["memory_base_bytes"], 3 << 20);
+  EXPECT_EQ(start["memory_workspace_bytes"], 2 << 20);
+  EXPECT_EQ(start["memory_other_bytes"], 1 << 10);
+  EXPECT_EQ(event("meters")["coverage"], energy::to_json(energy->coverage()));
+  EXPECT_TRUE(fs::exists(run / "environment.json"));
+  EXPECT_NE(said.find("small ("), std::string::npos) << said;
+  EXPECT_NE(said.find("2 ranks x 1 thread (threads)"), std::string::npos) << said;
+  EXPECT_NE(said.find("2 x arena 1.00 MiB"), std::string::npos) << said;
+  EXPECT_NE(said.find("(2.00 MiB of it workspace of the matrix library)"), std::string::npos) << said;
+  EXPECT_NE(said.find("peak of a device, for MFU: measured in a test"), std::string::npos) << said;
+  EXPECT_NE(said.find("energy is measured in part, marked ~: " + energy->coverage().partial()), std::string::npos);
+  EXPECT_EQ(said.find("continues after"), std::string::npos) << said;
+  const std::string again = recorded([](Recorder& r) { EXPECT_EQ(r.attempt(), 2); }, 6, 384);
+  EXPECT_EQ(event("resume")["step"], 6);
+  EXPECT_EQ(event("resume")["from"], "checkpoints/step-6");
+  EXPECT_NE(again.find("continues after step 6 from checkpoints/step-6 (state 0123456789ab)"), std::string::npos)
+      << again;
+}
+
+TEST_F(Records, EachProgramOfAPipelineIsWritten) {
+  job.setting.mesh[mesh::Axis::kPp] = 2;
+  job.arch.layers = 2;
+  job.program = job.program_of(0);
+  recorded([](Recorder&) {});
+  std::vector<std::string> texts;
+  for (const auto& entry : fs::recursive_directory_iterator(run))
+    if (entry.is_regular_file() && entry.path().filename().string().find("program") == 0)
+      texts.push_back(read_file(entry.path()));
+  ASSERT_EQ(texts.size(), 2U);
+  EXPECT_NE(texts[0], texts[1]);
+}
+
+TEST_F(Records, TracedStepsFollowEachOther) {
+  const auto ops = program::expand(job.program);
+  program::Timeline timeline;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    timeline.ops.push_back({0.25 * static_cast<double>(i), 0.25 * static_cast<double>(i) + 0.125});
+  timeline.total_s = 0.25 * static_cast<double>(ops.size()) + 1;
+  recorded([&](Recorder& r) {
+    r.trace(4, ops, timeline);
+    r.trace(5, ops, timeline);
+  });
+  const Json trace = Json::parse(read_file(run / "trace.json"));
+  std::map<std::int64_t, std::vector<double>> begins;  // by step, in microseconds
+  for (const Json& span : trace["traceEvents"]) {
+    if (span["ph"] != "X") continue;
+    begins[span["args"]["step"].get<std::int64_t>()].push_back(span["ts"].get<double>());
+    EXPECT_NEAR(span["dur"].get<double>(), 0.125e6, 1e-3);
+    EXPECT_TRUE(span["args"].contains("bytes") && span["args"].contains("flops"));
+  }
+  ASSERT_EQ(begins[4].size(), ops.size());
+  ASSERT_EQ(begins[5].size(), ops.size());
+  for (auto* of : {&begins[4], &begins[5]}) std::sort(of->begin(), of->end());
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    EXPECT_NEAR(begins[4][i], 0.25e6 * static_cast<double>(i), 1e-3);
+    EXPECT_NEAR(begins[5][i] - begins[4][i], timeline.total_s * 1e6, 1e-3);
+  }
+}
+
+TEST_F(Records, AValidation) {
+  ValidationResult v;
+  v.loss = 2.5;
+  v.tokens = 3000;
+  v.bits_per_byte = {{"nl", 1.25}, {"en", 0.75}};
+  v.sets = {{2.0, {{"nl", 1.5}}, 1000}, {2.75, {{"en", 0.5}}, 2000}};
+  const std::string said = recorded([&](Recorder& r) { r.validation(8, v); });
+  const Json e = event("validation");
+  EXPECT_EQ(e["step"], 8);
+  EXPECT_EQ(e["loss"], 2.5);
+  EXPECT_EQ(e["tokens"], 3000);
+  EXPECT_EQ(e["bits_per_byte"], (Json{{"en", 0.75}, {"nl", 1.25}}));
+  ASSERT_EQ(e["sets"].size(), 2U);
+  EXPECT_EQ(e["sets"][1], (Json{{"path", "news"}, {"loss", 2.75}, {"tokens", 2000}, {"bits_per_byte", {{"en", 0.5}}}}));
+  EXPECT_TRUE(has_scalar("validation_metrics/loss", 2.5, 8));
+  EXPECT_TRUE(has_scalar("validation_metrics/bits_per_byte/nl", 1.25, 8));
+  EXPECT_TRUE(has_scalar("validation_metrics/bits_per_byte/en", 0.75, 8));
+  EXPECT_NE(said.find("validation after step 8: loss 2.5000 over 3000 tokens, bits per byte  en 0.750  nl 1.250; "),
+            std::string::npos)
+      << said;
+  EXPECT_NE(said.find("held-out: loss 2.0000; news: loss 2.7500"), std::string::npos) << said;
+}
+
+TEST_F(Records, ACheckpointANoteAndAPrediction) {
+  program::Comparison c;
+  c.rows = {{"forward", 3, 0.25, 0.5, 0.125, 4096}};
+  c.predicted_step_s = 1.5;
+  c.measured_step_s = 2;
+  c.extrapolated = "one rank";
+  const MemoryPrediction memory{Bytes(10), Bytes(20), Bytes(3), Bytes(0), 2, Bytes(25)};
+  const std::string said = recorded([&](Recorder& r) {
+    r.checkpoint(8, "checkpoints/step-8", 1.5);
+    r.note("a word to people");
+    r.prediction(c, memory, 77, Bytes(66), 99);
+  });
+  EXPECT_EQ(event("checkpoint")["step"], 8);
+  EXPECT_EQ(event("checkpoint")["path"], "checkpoints/step-8");
+  EXPECT_EQ(event("checkpoint")["seconds"], 1.5);
+  EXPECT_NE(said.find("saved checkpoints/step-8 in 1.50 s"), std::string::npos) << said;
+  EXPECT_EQ(event("note")["text"], "a word to people");
+  EXPECT_NE(said.find("a word to people"), std::string::npos) << said;
+  const Json p = Json::parse(read_file(run / "predicted.json"));
+  EXPECT_EQ(p["step_s"], (Json{{"predicted", 1.5}, {"measured", 2.0}}));
+  EXPECT_EQ(
+      p["memory_bytes"],
+      (Json{{"planned", 77}, {"measured", 66}, {"process_predicted", 20 + 25 + 2 * 3}, {"process_measured", 99}}));
+  EXPECT_EQ(p["extrapolated"], "one rank");
+  ASSERT_EQ(p["ops"].size(), 1U);
+  EXPECT_EQ(p["ops"][0], (Json{{"kind", "forward"},
+                               {"count", 3},
+                               {"predicted_s", 0.25},
+                               {"measured_s", 0.5},
+                               {"waited_s", 0.125},
+                               {"bytes", 4096}}));
+  EXPECT_NE(said.find("predicted beside measured (median step); extrapolated from one rank:"), std::string::npos)
+      << said;
+  EXPECT_NE(said.find("forward"), std::string::npos) << said;
+}
+
+TEST_F(Records, TotalsCountFromTheStartOfTheAttempt) {
+  energy::EnergySoFar used;
+  used.seconds = 30;
+  used.joules = {{"cpu-package0", 256.0}};
+  used.total_j = 256.0;
+  Json totals;
+  recorded([&](Recorder& r) { totals = r.totals(10, 640, used); });
+  EXPECT_EQ(totals["attempts"], 1);
+  const auto all = energy::totals_from_json(totals, 10, "here");
+  EXPECT_EQ(all.steps, 10);
+  EXPECT_EQ(all.tokens, 640);
+  EXPECT_EQ(all.seconds, 30);
+  EXPECT_EQ(all.total_j, 256.0);
+
+  // The next attempt begins at step 10 with what the first one has used.
+  const c10::InferenceMode inference;
+  Job one = small_job(folder);
+  const exec::Executor executor(one.program, 0, world.get(), {at::kCPU, true});
+  ::testing::internal::CaptureStdout();
+  {
+    Recorder r(job, *energy, 20, 18);
+    r.restore_totals(totals, 10, "here");
+    job.resume_from = "checkpoints/step-10";
+    r.begin(10, 640, {}, "0123456789abcdef", kHardwareFlops);
+    r.end(12, 768, used, launch::Communication(executor), "a test");
+    r.sync();
+  }
+  const std::string said = captured();
+  const Json stop = event("stop");
+  EXPECT_EQ(stop["step"], 12);
+  EXPECT_EQ(stop["reason"], "a test");
+  EXPECT_EQ(stop["communication"], Json::array());
+  EXPECT_EQ(stop["traffic"], Json::array());
+  const Json last = lines("energy.jsonl").back();
+  EXPECT_EQ(last["event"], "totals");
+  EXPECT_EQ(last["step"], 12);
+  EXPECT_EQ(last["attempt"], 2);
+  const auto sum = energy::totals_from_json(last, 12, "here");
+  EXPECT_EQ(sum.steps, 12);
+  EXPECT_EQ(sum.tokens, 768);
+  EXPECT_EQ(sum.seconds, 60);
+  EXPECT_EQ(sum.total_j, 512.0);
+  EXPECT_NE(said.find("stopped after step 12: a test"), std::string::npos) << said;
+  EXPECT_NE(said.find("whole run: " + sum.text().substr(0, 20)), std::string::npos) << said;
+  EXPECT_EQ(said.find("communication of rank 0"), std::string::npos) << said;
+}
+
+TEST_F(Records, WhatIsNotReadIsSaidWhenThatChanges) {
+  StepRecord lacking = record_of(2);
+  lacking.energy.scopes["cpu-package0"] = {std::nullopt, energy::Source::kNone, "too short"};
+  lacking.energy.total_j.reset();
+  lacking.energy.total_reason = "cpu-package0: too short";
+  recorded([&](Recorder& r) {
+    r.step(record_of(1));
+    r.step(lacking);
+    lacking.step = 3;
+    r.step(lacking);
+    r.step(record_of(4));
+  });
+  const auto all = lines("energy.jsonl");
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0]["event"], "unread");
+  EXPECT_EQ(all[0]["step"], 2);
+  EXPECT_EQ(all[0]["reasons"], (Json{{"cpu-package0", "too short"}, {"total", "cpu-package0: too short"}}));
+  EXPECT_EQ(all[1]["step"], 4);
+  EXPECT_EQ(all[1]["reasons"], Json::object());
+}
+
+TEST_F(Records, AViewThatCannotBeWrittenIsSaidOnceAndTriedAgain) {
+  fs::create_directories(run / "metrics.prom" / "in the way");
+  const std::string said = recorded([&](Recorder& r) {
+    r.step(record_of(1));
+    r.step(record_of(2));
+    fs::remove_all(run / "metrics.prom");
+    r.step(record_of(3));
+  });
+  EXPECT_EQ(count_of(said, "the run goes on"), 1) << said;
+  EXPECT_EQ(prometheus().at("molen_step"), 3);
+  EXPECT_EQ(store::read_metrics(run / "metrics.jsonl").steps.size(), 3U);
+}
+
+TEST_F(Records, ALogHasEveryStep) {
+  const std::string said = recorded([](Recorder& r) {
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      StepRecord record = record_of(step);
+      record.step_s = 2.0 * static_cast<double>(step);
+      r.step(record);
+    }
+  });
+  for (int step = 1; step <= 4; ++step) EXPECT_EQ(count_of(said, fmt::format("step {}/20 ", step)), 1) << said;
+  EXPECT_NE(said.find("loss 3.2500"), std::string::npos) << said;
+  // The mean of 2, 4, 6 and 8 seconds, 14 times.
+  EXPECT_NE(said.find("eta 01:10"), std::string::npos) << said;
+  EXPECT_NE(said.find("~0.25 J/tok"), std::string::npos) << said;
+}
+
+// What the console says while standard output is a terminal of 90 columns.
+std::string said_to_terminal(const std::function<void()>& use) {
+  const int master = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  if (master < 0 || ::grantpt(master) != 0 || ::unlockpt(master) != 0) return "no terminal can be made here";
+  const int slave = ::open(::ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  const struct winsize size { 24, 90, 0, 0 };
+  ::ioctl(slave, TIOCSWINSZ, &size);
+  std::fflush(stdout);
+  const int before = ::dup(STDOUT_FILENO);
+  ::dup2(slave, STDOUT_FILENO);
+  use();
+  std::fflush(stdout);
+  ::dup2(before, STDOUT_FILENO);
+  ::close(before);
+  std::string said;
+  ::fcntl(master, F_SETFL, O_NONBLOCK);
+  char block[4096];
+  for (ssize_t n; (n = ::read(master, block, sizeof block)) > 0;) said.append(block, static_cast<std::size_t>(n));
+  ::close(slave);
+  ::close(master);
+  return said;
+}
+
+TEST_F(Records, ATerminalKeepsTheFirstAndTheLastStep) {
+  const auto steps = [&] {
+    RunConsole console(job, 20, 4);
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      store::StepMetrics m;
+      m.step = step;
+      m.loss = 3.25;
+      m.step_s = 1;
+      console.step(m, false);
+    }
+    console.note(std::string(60, 'a') + " " + std::string(60, 'b'));
+  };
+  const std::string said = said_to_terminal(steps);
+  for (int step = 1; step <= 4; ++step) {
+    EXPECT_GE(count_of(said, fmt::format("] {}/20", step)), 1) << step << " is shown in place: " << said;
+    EXPECT_EQ(count_of(said, fmt::format("step {}/20", step)), step == 1 || step == 4) << said;
+  }
+  EXPECT_EQ(said.find("a b"), std::string::npos) << "a note is wrapped at the terminal's width: " << said;
+  job.options.verbose = true;
+  const std::string all = said_to_terminal(steps);
+  for (int step = 1; step <= 4; ++step) EXPECT_EQ(count_of(all, fmt::format("step {}/20", step)), 1) << all;
+}
+
+}  // namespace
+}  // namespace molen::train

@@ -1,0 +1,201 @@
+// Tests a power failure at every call of a start that moves something aside: the next start continues from what the
+// first one had decided, or from the earlier state, and every checkpoint and every line exists whole and in one place.
+#include "train/state/ownership.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/test_filesystem.h"
+#include "checkpoint/test_folder.h"
+
+namespace molen::train {
+namespace {
+
+using Durable = FaultyFileSystem::Durable;
+
+void save_step(const fs::path& directory, std::int64_t step) {
+  const std::vector<float> values(6, static_cast<float>(step));
+  checkpoint::SaveOptions options;
+  options.directory = directory;
+  options.step = step;
+  options.state = {{"step_done", step}, {"run", {{"id", "0123"}, {"name", "run"}}}};
+  checkpoint::save({{"w", DType::kF32, {6}, {{0}, {6}}, values.data(), {}}}, options);
+}
+
+// Makes a run that saved steps 4, 8 and 12.
+void make_run(const fs::path& run) {
+  store::RunIdentity identity;
+  identity.id = "0123";
+  identity.attempts = 1;
+  make_directories(run);
+  store::write_identity(run, identity);
+  std::string lines;
+  for (int step = 1; step <= 12; ++step) lines += fmt::format("{{\"step\":{}}}\n", step);
+  write_file_atomic(run / "metrics.jsonl", lines);
+  for (const int step : {4, 8, 12}) save_step(run / "checkpoints", step);
+}
+
+Job job_of(const fs::path& runs, const std::string& resume) {
+  Job job;
+  job.config.run.dir = runs.string();
+  job.config.run.name = "run";
+  job.options.resume = resume;
+  Found found = find_checkpoint(job.config, resume);
+  job.from = std::move(found.checkpoint);
+  job.damaged = std::move(found.damaged);
+  return job;
+}
+
+// Does what a start does before it records anything. Returns the step that the start continues from, or -1.
+std::int64_t start(const fs::path& runs, const std::string& resume) {
+  Ownership ownership;
+  for (int turn = 0; turn < 3; ++turn) {
+    const Job job = job_of(runs, resume);
+    EXPECT_TRUE(ownership.take(job));
+    if (!ownership.settle(job)) continue;
+    ownership.enter(job);
+    return job.from ? job.from->step() : -1;
+  }
+  ADD_FAILURE() << "prepared three times";
+  return -2;
+}
+
+std::string names_in(const fs::path& directory) {
+  std::string names;
+  for (const DirectoryEntry& entry : list_directory(directory))
+    if (entry.is_directory) names += entry.name.substr(12) + " ";
+  return names;
+}
+
+// Captures stderr: each move is reported there.
+class Quiet {
+ public:
+  Quiet() { ::testing::internal::CaptureStderr(); }
+  ~Quiet() { ::testing::internal::GetCapturedStderr(); }
+};
+
+// Interrupts a start with `resume` at each of its calls; `check` examines what the next start found, given the step
+// that it continues from.
+void cut_everywhere(const std::function<void(const fs::path& run)>& before, const std::string& resume,
+                    const std::function<void(const fs::path& run, std::int64_t from, bool done)>& check) {
+  UnsyncedFileSystem unsynced;
+  const FileSystemOverride prepared(unsynced);
+  const Quiet quiet;
+  for (std::int64_t call = 0;; ++call) {
+    const checkpoint::TestFolder folder;
+    make_run(folder / "live/run");
+    before(folder / "live/run");
+    FaultyFileSystem faulty(folder / "live");
+    faulty.cut_at(call);
+    try {
+      const FileSystemOverride instead(faulty);
+      start(folder / "live", resume);
+    } catch (const Error&) {
+      EXPECT_TRUE(faulty.was_cut());
+    }
+    for (const auto& [which, seed] :
+         {std::pair(Durable::kSynced, 0), std::pair(Durable::kEntries, 0), std::pair(Durable::kRandom, 1)}) {
+      SCOPED_TRACE(fmt::format("cut before call {}, kind {}", call, static_cast<int>(which)));
+      faulty.lay_out(folder / "after", which, static_cast<std::uint64_t>(call * 10 + seed));
+      // The lease's owner is this process, which is still alive.
+      for (const fs::path& directory : {folder / "after/run", folder / "after/run/checkpoints"})
+        for (const DirectoryEntry& entry : list_directory(directory))
+          if (entry.name.starts_with("lease-")) fs::remove(directory / entry.name);
+      check(folder / "after/run", start(folder / "after", "auto"), !faulty.was_cut());
+      fs::remove_all(folder / "after");
+    }
+    if (!faulty.was_cut()) {
+      EXPECT_GT(call, 15);
+      return;
+    }
+  }
+}
+
+std::int64_t lines_of(const fs::path& file) {
+  if (!path_exists(file)) return 0;
+  const std::string text = read_file(file);
+  return std::count(text.begin(), text.end(), '\n');
+}
+
+TEST(PowerCutOfAStart, ThatBeginsAnew) {
+  cut_everywhere(
+      [](const fs::path&) {}, "never",
+      [](const fs::path& run, std::int64_t from, bool done) {
+        EXPECT_TRUE(from == -1 || (!done && from == 12)) << from;
+        const bool left = from == -1;
+        EXPECT_EQ(names_in(run / "checkpoints"), left ? "04.abandoned-2 08.abandoned-2 12.abandoned-2 " : "04 08 12 ");
+        for (const char* step : {"04", "08", "12"})
+          EXPECT_EQ(
+              checkpoint::verify(run / fmt::format("checkpoints/step-0000000{}{}", step, left ? ".abandoned-2" : ""))
+                  .tensors,
+              1);
+        EXPECT_EQ(lines_of(run / "metrics.jsonl"), left ? 0 : 12);
+        EXPECT_EQ(lines_of(run / "metrics.jsonl.abandoned-2"), left ? 12 : 0);
+        EXPECT_EQ(store::read_identity(run)->histories.size(), left ? 2u : 1u);
+        EXPECT_TRUE(store::read_identity(run)->current().settled);
+      });
+}
+
+TEST(PowerCutOfAStart, ThatGoesBackToAStep) {
+  cut_everywhere([](const fs::path&) {}, "4",
+                 [](const fs::path& run, std::int64_t from, bool done) {
+                   EXPECT_TRUE(from == 4 || (!done && from == 12)) << from;
+                   EXPECT_EQ(names_in(run / "checkpoints"),
+                             from == 4 ? "04 08.abandoned-2 12.abandoned-2 " : "04 08 12 ");
+                   EXPECT_EQ(lines_of(run / "metrics.jsonl"), from);
+                   EXPECT_EQ(lines_of(run / "metrics.jsonl") + lines_of(run / "metrics.jsonl.abandoned-2"), 12);
+                 });
+}
+
+TEST(PowerCutOfAStart, ThatSetsADamagedCheckpointAside) {
+  cut_everywhere([](const fs::path& run) { fs::resize_file(run / "checkpoints/step-000000012/state.json", 5); }, "auto",
+                 [](const fs::path& run, std::int64_t from, bool) {
+                   EXPECT_EQ(from, 8);
+                   EXPECT_EQ(names_in(run / "checkpoints"), "04 08 12.damaged-1 ");
+                   EXPECT_EQ(lines_of(run / "metrics.jsonl"), 12);
+                 });
+}
+
+// Between reading the list of checkpoints and taking the lease, another job may have saved, or an unfinished save may
+// be completed: the start then looks again.
+TEST(Ownership, TheJobIsPreparedAgainWhereTheNewestCheckpointIsAnother) {
+  const checkpoint::TestFolder folder;
+  make_run(folder / "run");
+  const Job early = job_of(folder.path(), "auto");
+  save_step(folder / "run/checkpoints", 16);
+  Ownership ownership;
+  EXPECT_TRUE(ownership.take(early));
+  EXPECT_FALSE(ownership.settle(early));
+  const Job again = job_of(folder.path(), "auto");
+  EXPECT_EQ(again.from->step(), 16);
+  EXPECT_TRUE(ownership.settle(again));
+  save_step(folder / "run/checkpoints", 16);
+  EXPECT_FALSE(ownership.settle(again)) << "another checkpoint of the same step";
+}
+
+TEST(Ownership, ANameThatWasMadeUpIsForWhoMakesTheDirectory) {
+  const checkpoint::TestFolder folder;
+  Job job;
+  job.config.run.dir = (folder / "runs").string();
+  job.config.run.name = "made-up";
+  job.new_name = true;
+  Ownership first, second;
+  EXPECT_TRUE(first.take(job));
+  EXPECT_EQ(first.run_name(), "made-up");
+  EXPECT_FALSE(second.take(job));
+  EXPECT_FALSE(second.held());
+  job.new_name = false;  // as if run.name were set
+  EXPECT_THROW(second.take(job), store::LeaseHeld);
+}
+
+TEST(FindCheckpoint, WhatIsNoStepIsRefused) {
+  const checkpoint::TestFolder folder;
+  make_run(folder / "run");
+  EXPECT_EQ(job_of(folder.path(), "8").from->step(), 8);
+  EXPECT_EQ(job_of(folder.path(), "never").from, nullptr);
+  for (const char* resume : {"", "newest", "-4", "4x", "99999999999999999999", "7"})
+    EXPECT_THROW(job_of(folder.path(), resume), UsageError) << resume;
+}
+
+}  // namespace
+}  // namespace molen::train
