@@ -18,6 +18,6 @@ if [ "$failed" = 1 ]; then
   [ "$(grep -c 'LeakSanitizer has encountered a fatal error' "$logs/LastTest.log")" = "$(wc -l <"$logs/LastTestsFailed.log")" ]
   ctest --test-dir build/asan --rerun-failed --no-tests=error --output-on-failure
 fi
-ctest --test-dir build/release --output-junit suites.xml --no-tests=error --output-on-failure --timeout 900 -j "$(nproc)" || failed=2
+ctest --test-dir build/release --output-junit suites.xml --no-tests=error --output-on-failure --timeout 1500 -j "$(nproc)" || failed=2
 tools/check_suites.py release
 [ "$failed" != 2 ]

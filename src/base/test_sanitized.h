@@ -1,7 +1,9 @@
-// Reduced test sizes under a sanitizer, which makes a test about fifteen times as slow.
+// Reduced test sizes: under a sanitizer, which makes a test about fifteen times as slow, and outside of the nightly
+// run.
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
 
 namespace molen {
 
@@ -15,7 +17,11 @@ inline constexpr bool kSanitized = false;
 
 // For a test of thousands of similar cases: every case in a release build, every eleventh under a sanitizer.
 inline constexpr std::size_t kStride = kSanitized ? 11 : 1;
-// For a test of tens of thousands of cases that each cost milliseconds.
-inline constexpr std::size_t kLongStride = kSanitized ? 101 : 1;
+// For a test of tens of thousands of cases that each cost milliseconds: every seventh case in a release build, every
+// 101st under a sanitizer, and every case where MOLEN_EXHAUSTIVE is set, as `tools/nightly.sh edits` does.
+inline std::size_t long_stride() {
+  static const bool exhaustive = std::getenv("MOLEN_EXHAUSTIVE") != nullptr;
+  return exhaustive ? 1 : kSanitized ? 101 : 7;
+}
 
 }  // namespace molen

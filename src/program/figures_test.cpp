@@ -322,7 +322,7 @@ TEST(Figures, OperandsInOneBufferAreRefused) {
             Step& step = q.bodies[b].steps[k];
             const Use& other = step.operands[j];
             Use& use = step.operands[i];
-            if (use.buffer == other.buffer || (!use.changes() && !other.changes()) || turn++ % (3 * kLongStride) != 0)
+            if (use.buffer == other.buffer || (!use.changes() && !other.changes()) || turn++ % (3 * long_stride()) != 0)
               continue;
             use.buffer = other.buffer;
             std::string all;
@@ -353,7 +353,7 @@ TEST(Figures, EveryOtherAccessIsRefused) {
             Program q = p;
             Use& use = q.bodies[b].steps[k].operands[i];
             const std::string kind = kind_of(p.bodies[b].steps[k].op) + p.bodies[b].name;
-            if (use.access == other || seen.count({kind, use.arg, other}) > 0 || turn++ % kLongStride != 0) continue;
+            if (use.access == other || seen.count({kind, use.arg, other}) > 0 || turn++ % long_stride() != 0) continue;
             seen.insert({kind, use.arg, other});
             use.access = other;
             EXPECT_FALSE(verify(pass::costs(std::move(q))).empty())
@@ -362,7 +362,7 @@ TEST(Figures, EveryOtherAccessIsRefused) {
             ++tried;
           }
   }
-  EXPECT_GT(tried * kLongStride, 1000u);
+  EXPECT_GT(tried * long_stride(), 1000u);
 }
 
 // An operand is found by its argument, so no op has two operands of one name.

@@ -114,7 +114,7 @@ TEST_P(Edited, EveryRetargetedOperandIsRefused) {
       for (Use& use : q.bodies[b].steps[k].operands) {
         const int old = use.buffer;
         for (int other = 0; other < static_cast<int>(p.buffers.size()); ++other) {
-          if (other == old || turn++ % kLongStride != 0 || keeps_the_meaning(p, b, k, !use.reads(), old, other))
+          if (other == old || turn++ % long_stride() != 0 || keeps_the_meaning(p, b, k, !use.reads(), old, other))
             continue;
           use.buffer = other;
           EXPECT_FALSE(verify(q).empty()) << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op)
