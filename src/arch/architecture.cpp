@@ -101,6 +101,18 @@ std::string_view name_of(Norm norm) {
   return "?";
 }
 
+std::string_view name_of(QkNorm norm) {
+  switch (norm) {
+    case QkNorm::kNone:
+      return "none";
+    case QkNorm::kHead:
+      return "head";
+    case QkNorm::kAll:
+      return "all";
+  }
+  return "?";
+}
+
 std::string_view name_of(Position position) {
   switch (position) {
     case Position::kRope:

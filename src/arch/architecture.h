@@ -12,6 +12,10 @@ namespace molen::arch {
 
 enum class Family { kLlama, kGpt };
 enum class Norm { kRms, kLayer, kLayerPlain };  // kLayerPlain: LayerNorm without weight and bias (OLMo 1)
+// RMSNorm of queries and keys before RoPE: none; over each head's D values, with one weight of D for all query heads
+// and one for all key heads (Qwen3, arXiv 2505.09388); or over the values of all heads together, with weights of h D
+// and k D (OLMo 2, arXiv 2501.00656; OLMoE).
+enum class QkNorm { kNone, kHead, kAll };
 enum class Position { kRope, kLearned, kAlibi };
 enum class Activation { kSwiGlu, kGeluTanh };  // kGeluTanh: Hugging Face's "gelu_new"
 
@@ -39,6 +43,7 @@ struct Architecture {
   bool biases = false;  // on all linear layers except the head
   double norm_eps = 1e-5;
   Norm norm = Norm::kRms;
+  QkNorm qk_norm = QkNorm::kNone;
   Position position = Position::kRope;
   Activation activation = Activation::kSwiGlu;
   double init_std = 0.02;
@@ -47,14 +52,19 @@ struct Architecture {
   std::int64_t query_size() const { return heads * head_dim; }
   std::int64_t kv_size() const { return kv_heads * head_dim; }
   std::int64_t qkv_size() const { return query_size() + 2 * kv_size(); }
+  bool norms_qk() const { return qk_norm != QkNorm::kNone; }
+  // The values that one norm of queries, or of keys, is taken over: also the sizes of their weights.
+  std::int64_t query_norm_size() const { return qk_norm == QkNorm::kAll ? query_size() : head_dim; }
+  std::int64_t key_norm_size() const { return qk_norm == QkNorm::kAll ? kv_size() : head_dim; }
   bool gated() const { return activation == Activation::kSwiGlu; }
   std::int64_t up_size() const { return gated() ? 2 * ffn : ffn; }  // columns of the fused gate|up product
 };
 
-// The names that the configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "rope", "learned",
-// "alibi"; "swiglu", "gelu_tanh".
+// The names that the configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "none", "head",
+// "all"; "rope", "learned", "alibi"; "swiglu", "gelu_tanh".
 std::string_view name_of(Family family);
 std::string_view name_of(Norm norm);
+std::string_view name_of(QkNorm norm);
 std::string_view name_of(Position position);
 std::string_view name_of(Activation activation);
 

@@ -32,10 +32,14 @@ TEST(Presets, AreValidAndNamedOnce) {
   for (const Architecture& a : presets()) {
     EXPECT_EQ(reason(a), "") << a.name;
     EXPECT_TRUE(names.insert(a.name).second) << a.name;
-    EXPECT_EQ(a.heads * a.head_dim, a.hidden) << a.name;
+    // Qwen3's heads have 128 values whatever the hidden size.
+    EXPECT_EQ(a.head_dim, a.norms_qk() ? 128 : a.hidden / a.heads) << a.name;
+    if (!a.norms_qk()) {
+      EXPECT_EQ(a.heads * a.head_dim, a.hidden) << a.name;
+    }
     EXPECT_EQ(&preset(a.name), &a);
   }
-  EXPECT_EQ(presets().size(), 19u);
+  EXPECT_EQ(presets().size(), 21u);
 }
 
 // Every member of every preset equals the published model (tests/golden/arch): checkpoints and runs carry the presets'

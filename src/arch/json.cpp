@@ -11,6 +11,7 @@ namespace {
 // In the order of their enums: the number of a choice is its index.
 constexpr std::array kFamilies{Family::kLlama, Family::kGpt};
 constexpr std::array kNorms{Norm::kRms, Norm::kLayer, Norm::kLayerPlain};
+constexpr std::array kQkNorms{QkNorm::kNone, QkNorm::kHead, QkNorm::kAll};
 constexpr std::array kPositions{Position::kRope, Position::kLearned, Position::kAlibi};
 constexpr std::array kActivations{Activation::kSwiGlu, Activation::kGeluTanh};
 
@@ -58,6 +59,8 @@ Json to_json(const Architecture& a) {
             {"position", std::string(name_of(a.position))},
             {"activation", std::string(name_of(a.activation))},
             {"init_std", a.init_std}};
+  // Only where there is one, so that files of models without it are those of earlier versions.
+  if (a.norms_qk()) json["qk_norm"] = std::string(name_of(a.qk_norm));
   if (a.rope_scaling)
     json["rope_scaling"] = {{"factor", a.rope_scaling->factor},
                             {"low_freq_factor", a.rope_scaling->low_freq_factor},
@@ -67,10 +70,10 @@ Json to_json(const Architecture& a) {
 }
 
 Architecture architecture_from_json(const Json& json, std::string_view origin) {
-  static const std::vector<std::string> known{"name",       "family",     "layers",   "hidden",      "ffn",
-                                              "heads",      "kv_heads",   "head_dim", "vocabulary",  "max_sequence",
-                                              "rope_theta", "tied",       "biases",   "norm_eps",    "norm",
-                                              "position",   "activation", "init_std", "rope_scaling"};
+  static const std::vector<std::string> known{"name",       "family",     "layers",   "hidden",       "ffn",
+                                              "heads",      "kv_heads",   "head_dim", "vocabulary",   "max_sequence",
+                                              "rope_theta", "tied",       "biases",   "norm_eps",     "norm",
+                                              "position",   "activation", "init_std", "rope_scaling", "qk_norm"};
   const JsonFields f(json, std::string(origin));
   f.require_known(known);
   Architecture a;
@@ -89,6 +92,7 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
   a.biases = f.boolean("biases");
   a.norm_eps = f.number("norm_eps");
   a.norm = choice(f, "norm", kNorms);
+  if (f.find("qk_norm")) a.qk_norm = choice(f, "qk_norm", kQkNorms);
   a.position = choice(f, "position", kPositions);
   a.activation = choice(f, "activation", kActivations);
   a.init_std = f.number("init_std");

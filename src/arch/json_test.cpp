@@ -91,6 +91,9 @@ TEST(ArchitectureJson, RefusesAnUnknownKey) {
 
 TEST(ArchitectureJson, RefusesWhatCannotBe) {
   Json json = scaled();
+  json["qk_norm"] = "batch";
+  EXPECT_EQ(refusal(json), "state.json: arch: 'qk_norm' is 'batch', which is not known");
+  json.erase("qk_norm");
   json["norm"] = "batch";
   EXPECT_EQ(refusal(json), "state.json: arch: 'norm' is 'batch', which is not known");
   json["norm"] = 3;

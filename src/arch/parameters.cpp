@@ -40,6 +40,12 @@ class Builder {
     bias(attention + "q_proj.bias", Role::kQueryBias, arch_.query_size(), ShardDim::kRows);
     bias(attention + "k_proj.bias", Role::kKeyBias, arch_.kv_size(), ShardDim::kRows);
     bias(attention + "v_proj.bias", Role::kValueBias, arch_.kv_size(), ShardDim::kRows);
+    if (arch_.norms_qk()) {
+      // One weight for all heads is the same on all tensor ranks; a weight of all heads would be cut as they are.
+      const ShardDim shard = arch_.qk_norm == QkNorm::kAll ? ShardDim::kRows : ShardDim::kNone;
+      vector(attention + "q_norm.weight", Role::kQueryNorm, arch_.query_norm_size(), Init::kOnes, shard);
+      vector(attention + "k_norm.weight", Role::kKeyNorm, arch_.key_norm_size(), Init::kOnes, shard);
+    }
     matrix(attention + "o_proj.weight", Role::kOutput, arch_.hidden, arch_.query_size(), ShardDim::kColumns);
     list_.back().init_std = residual_std_;
     bias(attention + "o_proj.bias", Role::kOutputBias, arch_.hidden, ShardDim::kNone);

@@ -26,6 +26,8 @@ enum class Role {
   kQueryBias,
   kKeyBias,
   kValueBias,
+  kQueryNorm,
+  kKeyNorm,
   kOutput,
   kOutputBias,
   kMlpNorm,
@@ -40,6 +42,7 @@ enum class Role {
   kHead,
 };
 
+// Norms of the residual stream; those of queries and keys have no product of their own behind them.
 constexpr bool of_norm(Role role) {
   return role == Role::kAttentionNorm || role == Role::kAttentionNormBias || role == Role::kMlpNorm ||
          role == Role::kMlpNormBias || role == Role::kFinalNorm || role == Role::kFinalNormBias;
@@ -60,9 +63,9 @@ struct Parameter {
   bool operator==(const Parameter&) const = default;
 };
 
-// Returns the parameters in storage order: embedding, [positions], each layer (norm, q, k, v, o, norm, gate, up, down;
-// the biases of a group come after all its weights, so that q|k|v and gate|up are contiguous matrices and vectors),
-// final norm, head (absent when tied).
+// Returns the parameters in storage order: embedding, [positions], each layer (norm, q, k, v, [norms of q and k], o,
+// norm, gate, up, down; the biases of a group come after all its weights, so that q|k|v and gate|up are contiguous
+// matrices and vectors), final norm, head (absent when tied).
 std::vector<Parameter> parameters(const Architecture& arch);
 std::int64_t num_parameters(const Architecture& arch);
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 
 namespace molen::arch {
 namespace {
@@ -20,6 +21,8 @@ TEST(Parameters, ExactCounts) {
   EXPECT_EQ(count("llama3-70b"), 70'553'706'496);
   EXPECT_EQ(count("llama3-405b"), 405'853'388'800);
   EXPECT_EQ(count("llama3.2-1b"), 1'235'814'400);
+  EXPECT_EQ(count("qwen3-0.6b"), 596'049'920);    // Qwen3-0.6B's; 751,632,384 if the tied table counts twice
+  EXPECT_EQ(count("qwen3-1.7b"), 1'720'574'976);  // Qwen3-1.7B's
   EXPECT_EQ(count("gpt2"), 124'439'808);
   EXPECT_EQ(count("llama-60m"), 56'369'664);
   EXPECT_EQ(count("llama-1.1b"), 1'100'048'384);  // TinyLlama's
@@ -31,6 +34,31 @@ TEST(Parameters, Gpt3ShapeWithGpt2Vocabulary) {
   Architecture a = preset("gpt-175b");
   a.vocabulary = 50257;
   EXPECT_EQ(num_parameters(a), 174'604'259'328);
+}
+
+// One weight for all heads, or one for each value of all of them; ones at first, without decay.
+TEST(Parameters, NormsOfQueriesAndKeys) {
+  Architecture a = preset("llama-60m");
+  const std::int64_t without = num_parameters(a);
+  for (const auto& [kind, query, key, shard] :
+       {std::tuple{QkNorm::kHead, a.head_dim, a.head_dim, ShardDim::kNone},
+        std::tuple{QkNorm::kAll, a.query_size(), a.kv_size(), ShardDim::kRows}}) {
+    a.qk_norm = kind;
+    EXPECT_EQ(num_parameters(a), without + a.layers * (query + key));
+    int found = 0;
+    for (const Parameter& p : parameters(a)) {
+      if (p.role != Role::kQueryNorm && p.role != Role::kKeyNorm) continue;
+      const bool of_query = p.role == Role::kQueryNorm;
+      EXPECT_EQ(p.name,
+                "model.layers." + std::to_string(p.layer) + ".self_attn." + (of_query ? "q" : "k") + "_norm.weight");
+      EXPECT_EQ(p.shape, std::vector<std::int64_t>{of_query ? query : key});
+      EXPECT_EQ(p.init, Init::kOnes);
+      EXPECT_FALSE(p.decay);
+      EXPECT_EQ(p.shard, shard);
+      ++found;
+    }
+    EXPECT_EQ(found, 2 * a.layers);
+  }
 }
 
 TEST(Parameters, Llama32With3B) {

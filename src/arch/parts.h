@@ -8,6 +8,7 @@
 //   part           reads                       writes                     saved for backward
 //   kEmbed         ids_N                       x_Nd                       ids_N
 //   kNormQkv       x_Nd                        qkv_N(h+2k)D               x_Nd, rstd_N [mean_N: LayerNorm]
+//   kQkNorm        qkv                         qkv normalised (elsewhere) qkv (models with norms of q and k only)
 //   kRotate        qkv, cos and sin_SD/2       qkv turned, in place       nothing (models with RoPE only)
 //   kAttention     qkv                         o_NhD, lse_BhS (fp32+)     qkv, o, lse
 //   kOutProjection o_NhD, x_Nd                 mid_Nd = x + o Wo^T        o
@@ -27,6 +28,7 @@
 //   kOutProjection d_x, o          -> d_o ; d_Wo
 //   kAttention     d_o, qkv, o, lse-> d_qkv
 //   kRotate        d_qkv           -> d_qkv before RoPE, in place
+//   kQkNorm        d_qkv, qkv      -> d_qkv before the norms, in place ; d_norms
 //   kNormQkv       d_qkv, x, rstd  -> d_x += ; d_W, d_norm
 //   kEmbed         d_x, ids        -> d_table
 //
@@ -56,6 +58,7 @@ namespace molen::arch {
 enum class Part {
   kEmbed,
   kNormQkv,
+  kQkNorm,
   kRotate,
   kAttention,
   kOutProjection,
@@ -72,17 +75,12 @@ struct PartName {
   std::string_view name;  // in the text form and in messages
 };
 inline constexpr std::array kPartNames{
-    PartName{Part::kEmbed, "embed"},
-    PartName{Part::kNormQkv, "norm_qkv"},
-    PartName{Part::kRotate, "rotate"},
-    PartName{Part::kAttention, "attention"},
-    PartName{Part::kOutProjection, "out_projection"},
-    PartName{Part::kNormUp, "norm_up"},
-    PartName{Part::kActivation, "activation"},
-    PartName{Part::kDown, "down"},
-    PartName{Part::kFinalNorm, "final_norm"},
-    PartName{Part::kHead, "head"},
-    PartName{Part::kHeadLogits, "head_logits"},
+    PartName{Part::kEmbed, "embed"},         PartName{Part::kNormQkv, "norm_qkv"},
+    PartName{Part::kQkNorm, "qk_norm"},      PartName{Part::kRotate, "rotate"},
+    PartName{Part::kAttention, "attention"}, PartName{Part::kOutProjection, "out_projection"},
+    PartName{Part::kNormUp, "norm_up"},      PartName{Part::kActivation, "activation"},
+    PartName{Part::kDown, "down"},           PartName{Part::kFinalNorm, "final_norm"},
+    PartName{Part::kHead, "head"},           PartName{Part::kHeadLogits, "head_logits"},
     PartName{Part::kHeadLoss, "head_loss"},
 };
 static_assert([] {
@@ -108,6 +106,11 @@ inline constexpr std::array kOfLayer{Part::kNormQkv, Part::kAttention,  Part::kO
                                      Part::kNormUp,  Part::kActivation, Part::kDown};
 inline constexpr std::array kOfRotatedLayer{Part::kNormQkv, Part::kRotate,     Part::kAttention, Part::kOutProjection,
                                             Part::kNormUp,  Part::kActivation, Part::kDown};
+inline constexpr std::array kOfNormedLayer{Part::kNormQkv, Part::kQkNorm,     Part::kAttention, Part::kOutProjection,
+                                           Part::kNormUp,  Part::kActivation, Part::kDown};
+inline constexpr std::array kOfNormedRotatedLayer{Part::kNormQkv,    Part::kQkNorm,        Part::kRotate,
+                                                  Part::kAttention,  Part::kOutProjection, Part::kNormUp,
+                                                  Part::kActivation, Part::kDown};
 inline constexpr std::array kAfter{Part::kFinalNorm};
 inline constexpr std::array kOfHead{Part::kHead};
 inline constexpr std::array kOfSharedHead{Part::kHeadLogits, Part::kHeadLoss};
@@ -115,7 +118,9 @@ inline Parts parts_before(const Architecture&) {
   return kBefore;
 }
 inline Parts parts_of_layer(const Architecture& arch, std::int64_t /*layer*/) {
-  return arch.position == Position::kRope ? Parts(kOfRotatedLayer) : Parts(kOfLayer);
+  const bool rotated = arch.position == Position::kRope;
+  if (arch.norms_qk()) return rotated ? Parts(kOfNormedRotatedLayer) : Parts(kOfNormedLayer);
+  return rotated ? Parts(kOfRotatedLayer) : Parts(kOfLayer);
 }
 inline Parts parts_after(const Architecture&) {
   return kAfter;

@@ -74,6 +74,16 @@ Architecture plain_norm(Architecture a) {
   return a;
 }
 
+// Qwen3 (config.json of Qwen/Qwen3-0.6B and its family): norms of queries and keys, and heads of 128 whatever the
+// hidden size.
+Architecture qwen3(const char* name, const PublishedSizes& sizes) {
+  Architecture a = llama(name, sizes, 1e6);
+  a.head_dim = 128;
+  a.norm_eps = 1e-6;
+  a.qk_norm = QkNorm::kHead;
+  return a;
+}
+
 std::vector<Architecture> make_presets() {
   return {
       // Ours, for the demo: 8.6 M parameters, trained by two CPU cores within minutes.
@@ -88,6 +98,8 @@ std::vector<Architecture> make_presets() {
       llama("llama3-70b", {80, 8192, 28672, 64, 8, 128256, 8192}, 500000.0),
       scaled(llama("llama3-405b", {126, 16384, 53248, 128, 8, 128256, 131072}, 500000.0), 8.0),
       tied(scaled(llama("llama3.2-1b", {16, 2048, 8192, 32, 8, 128256, 131072}, 500000.0), 32.0)),
+      tied(qwen3("qwen3-0.6b", {28, 1024, 3072, 16, 8, 151936, 40960})),
+      tied(qwen3("qwen3-1.7b", {28, 2048, 6144, 16, 8, 151936, 40960})),
       gpt("gpt2", 12, 768, 12, 50257, 1024),
       // Frontier's family; the paper gives 1.4B a hidden size of 2114, which 24 heads do not divide.
       gpt("gpt-1.4b", 24, 2112, 24, 51200, 2048),

@@ -11,6 +11,7 @@ namespace molen::arch {
 namespace {
 
 bool fits(const Architecture& a, int ranks) {
+  if (ranks > 1 && a.qk_norm == QkNorm::kAll) return false;
   return ranks >= 1 && a.heads % ranks == 0 && a.ffn % ranks == 0 && a.vocabulary >= ranks;
 }
 
@@ -31,6 +32,13 @@ std::vector<int> tensor_degrees(const Architecture& arch, int most) {
 
 void validate_tensor_parallel(const Architecture& a, int ranks) {
   if (fits(a, ranks)) return;
+  if (ranks > 1 && a.qk_norm == QkNorm::kAll)
+    throw UsageError(
+        "parallel.tensor: {} ranks have different heads, and model.qk_norm = \"all\" takes one norm over the heads of "
+        "all "
+        "of them, which is not implemented; parallel.tensor = 1 trains this model, and model.qk_norm = \"head\" can be "
+        "shared",
+        ranks);
   std::string text;
   for (const int n : tensor_degrees(a, static_cast<int>(std::min<std::int64_t>(a.heads, 1024))))
     text += fmt::format("{}{}", text.empty() ? "" : ", ", n);

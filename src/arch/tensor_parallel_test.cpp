@@ -102,6 +102,25 @@ RC_GTEST_PROP(TensorParallel, EvenRangesTile, ()) {
   RC_ASSERT(next == count);
 }
 
+// A norm over all heads would need the heads of other ranks.
+TEST(TensorParallel, RefusesNormsOverAllHeads) {
+  Architecture a = preset("qwen3-0.6b");
+  EXPECT_EQ(tensor_degrees(a, 4), (std::vector<int>{1, 2, 4}));
+  a.qk_norm = QkNorm::kAll;
+  EXPECT_EQ(tensor_degrees(a, 4), std::vector<int>{1});
+  EXPECT_NO_THROW(validate_tensor_parallel(a, 1));
+  try {
+    validate_tensor_parallel(a, 2);
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "parallel.tensor: 2 ranks have different heads, and model.qk_norm = \"all\" takes one norm over the heads "
+        "of all of them, which is not implemented; parallel.tensor = 1 trains this model, and model.qk_norm = "
+        "\"head\" can be shared");
+  }
+}
+
 TEST(TensorParallel, SaysWhichDegreesFit) {
   try {
     validate_tensor_parallel(preset("llama3-8b"), 3);

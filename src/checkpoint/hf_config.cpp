@@ -1,5 +1,5 @@
-// Converts config.json to Architecture and back. Keys and defaults follow transformers, configuration_llama.py and
-// configuration_gpt2.py.
+// Converts config.json to Architecture and back. Keys and defaults follow transformers, configuration_llama.py,
+// configuration_qwen3.py and configuration_gpt2.py.
 #include <algorithm>
 #include <array>
 #include <set>
@@ -45,8 +45,8 @@ void parse_rope(const JsonFields& f, Architecture& a) {
   }
 }
 
-Architecture parse_llama(const JsonFields& f) {
-  check_class(f, "LlamaForCausalLM");
+// What Llama and Qwen3 have in common.
+Architecture parse_llama_sizes(const JsonFields& f) {
   Architecture a;
   a.family = arch::Family::kLlama;
   a.layers = f.integer("num_hidden_layers");
@@ -63,12 +63,37 @@ Architecture parse_llama(const JsonFields& f) {
   a.norm_eps = f.number("rms_norm_eps", 1e-6);
   a.init_std = f.number("initializer_range", 0.02);
   parse_rope(f, a);
+  require(f.text("hidden_act", "silu") == "silu", f, "hidden_act", "only silu is implemented");
+  return a;
+}
+
+Architecture parse_llama(const JsonFields& f) {
+  check_class(f, "LlamaForCausalLM");
+  Architecture a = parse_llama_sizes(f);
   // A window that holds every position changes nothing; a smaller one would hide positions that our attention sees.
   require(!f.find("sliding_window") || f.integer("sliding_window") >= a.max_sequence, f, "sliding_window",
           "attention over a window shorter than max_position_embeddings is not implemented");
-  require(f.text("hidden_act", "silu") == "silu", f, "hidden_act", "only silu is implemented");
   require(!f.boolean("attention_bias", false), f, "attention_bias", "biases in a Llama are not implemented");
   require(!f.boolean("mlp_bias", false), f, "mlp_bias", "biases in a Llama are not implemented");
+  return a;
+}
+
+Architecture parse_qwen3(const JsonFields& f) {
+  check_class(f, "Qwen3ForCausalLM");
+  // Their defaults are those of one model of the family, and would be taken for the sizes of any other.
+  for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"})
+    require(f.find(key), f, key, "is missing");
+  Architecture a = parse_llama_sizes(f);
+  a.qk_norm = arch::QkNorm::kHead;
+  require(!f.boolean("attention_bias", false), f, "attention_bias", "biases in a Qwen3 are not implemented");
+  // Without use_sliding_window, the size of the window has no effect.
+  require(!f.boolean("use_sliding_window", false), f, "use_sliding_window",
+          "attention over a window is not implemented");
+  if (const Json* kinds = f.find("layer_types")) {
+    const auto full = [](const Json& kind) { return kind == Json("full_attention"); };
+    require(kinds->is_array() && std::all_of(kinds->begin(), kinds->end(), full), f, "layer_types",
+            "only \"full_attention\" is implemented");
+  }
   return a;
 }
 
@@ -121,13 +146,14 @@ const std::set<std::string_view>& known_keys() {
       "architectures", "model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
       "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps",
       "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "sliding_window", "hidden_act",
-      "attention_bias", "mlp_bias", "n_layer", "n_embd", "n_head", "n_inner", "n_positions", "layer_norm_epsilon",
-      "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
-      "bos_token_id", "eos_token_id", "pad_token_id",
+      "attention_bias", "mlp_bias", "use_sliding_window", "layer_types", "n_layer", "n_embd", "n_head", "n_inner",
+      "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_weights",
+      "scale_attn_by_inverse_layer_idx", "add_cross_attention", "bos_token_id", "eos_token_id", "pad_token_id",
       // without effect on the result: rounding, dropout (pre-training uses none), caching, records of the file's writer
-      "torch_dtype", "dtype", "use_cache", "transformers_version", "pretraining_tp", "attention_dropout", "attn_pdrop",
-      "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
-      "summary_proj_to_labels", "summary_type", "summary_use_proj", "n_ctx", "task_specific_params", "_name_or_path"};
+      "max_window_layers", "torch_dtype", "dtype", "use_cache", "transformers_version", "pretraining_tp",
+      "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation",
+      "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "n_ctx",
+      "task_specific_params", "_name_or_path"};
   return keys;
 }
 
@@ -188,6 +214,17 @@ Json llama_config(const Architecture& a) {
           {"use_cache", true}};
 }
 
+Json qwen3_config(const Architecture& a) {
+  Json json = llama_config(a);
+  json["architectures"] = Json::array({"Qwen3ForCausalLM"});
+  json["model_type"] = "qwen3";
+  json["use_sliding_window"] = false;
+  json["sliding_window"] = nullptr;
+  json["max_window_layers"] = a.layers;
+  for (const char* only_of_llama : {"mlp_bias", "pretraining_tp"}) json.erase(only_of_llama);
+  return json;
+}
+
 Json gpt2_config(const Architecture& a) {
   return {{"architectures", Json::array({"GPT2LMHeadModel"})},
           {"model_type", "gpt2"},
@@ -210,13 +247,20 @@ Json gpt2_config(const Architecture& a) {
           {"use_cache", true}};
 }
 
-bool is_llama(const Architecture& a) {
+// Whether it is a Llama but for norms of queries and keys.
+bool is_like_llama(const Architecture& a) {
   return a.norm == arch::Norm::kRms && a.position == arch::Position::kRope && a.gated() && !a.biases;
+}
+bool is_llama(const Architecture& a) {
+  return is_like_llama(a) && !a.norms_qk();
+}
+bool is_qwen3(const Architecture& a) {
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead;
 }
 
 bool is_gpt2(const Architecture& a) {
-  return a.norm == arch::Norm::kLayer && a.position == arch::Position::kLearned && !a.gated() && a.biases &&
-         a.heads == a.kv_heads && a.query_size() == a.hidden;
+  return a.norm == arch::Norm::kLayer && !a.norms_qk() && a.position == arch::Position::kLearned && !a.gated() &&
+         a.biases && a.heads == a.kv_heads && a.query_size() == a.hidden;
 }
 
 }  // namespace
@@ -244,10 +288,10 @@ HfConfig parse_hf_config(const Json& json, const std::string& origin) {
   refuse_code(json, origin);
   require(!f.find("quantization_config"), f, "quantization_config", "quantised weights are not implemented");
   const std::string type = f.text("model_type");
-  require(type == "llama" || type == "gpt2", f, "model_type",
-          fmt::format("'{}' is not implemented; known: llama, gpt2", type.substr(0, 40)));
+  require(type == "llama" || type == "qwen3" || type == "gpt2", f, "model_type",
+          fmt::format("'{}' is not implemented; known: llama, qwen3, gpt2", type.substr(0, 40)));
   HfConfig config;
-  config.arch = type == "llama" ? parse_llama(f) : parse_gpt2(f);
+  config.arch = type == "llama" ? parse_llama(f) : type == "qwen3" ? parse_qwen3(f) : parse_gpt2(f);
   config.arch.name = "custom";
   try {
     arch::validate(config.arch);
@@ -261,15 +305,16 @@ HfConfig parse_hf_config(const Json& json, const std::string& origin) {
 }
 
 Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
-  if (!is_llama(a) && !is_gpt2(a)) {
+  if (!is_llama(a) && !is_qwen3(a) && !is_gpt2(a)) {
     throw UsageError(
-        "model '{}' ({} norm, {} positions, {}{}) has no Hugging Face form that molen writes; known: Llama (rms, rope, "
-        "swiglu, no biases) "
+        "model '{}' ({} norm, {} positions, {}{}{}) has no Hugging Face form that molen writes; known: Llama (rms, "
+        "rope, "
+        "swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\") "
         "and GPT-2 (layer, learned, gelu_tanh, biases, as many KV heads as heads)",
         a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),
-        a.biases ? ", biases" : "");
+        a.biases ? ", biases" : "", a.norms_qk() ? fmt::format(", qk_norm {}", arch::name_of(a.qk_norm)) : "");
   }
-  Json json = is_llama(a) ? llama_config(a) : gpt2_config(a);
+  Json json = is_llama(a) ? llama_config(a) : is_qwen3(a) ? qwen3_config(a) : gpt2_config(a);
   // Always written: the defaults of missing fields are ids of other models.
   json["bos_token_id"] = id_json(tokens.bos);
   json["eos_token_id"] = ids_json(tokens.eos);

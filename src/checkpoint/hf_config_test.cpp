@@ -26,6 +26,22 @@ Json llama() {
       "bos_token_id":1,"eos_token_id":[2,3],"pad_token_id":4,"torch_dtype":"float32",
       "transformers_version":"4.46.0"})");
 }
+Json qwen3() {
+  Json json = llama();
+  json.update({{"architectures", Json::array({"Qwen3ForCausalLM"})},
+               {"model_type", "qwen3"},
+               {"use_sliding_window", false},
+               {"sliding_window", nullptr},
+               {"max_window_layers", 3}});
+  for (const char* only_of_llama : {"mlp_bias", "pretraining_tp"}) json.erase(only_of_llama);
+  // These come last in every file.
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "transformers_version"}) {
+    const Json value = json[key];
+    json.erase(key);
+    json[key] = value;
+  }
+  return json;
+}
 Json gpt2() {
   return Json::parse(R"({"architectures":["GPT2LMHeadModel"],"model_type":"gpt2","vocab_size":97,"n_positions":50,
       "n_embd":24,"n_layer":3,"n_head":6,"n_inner":40,"activation_function":"gelu_new","layer_norm_epsilon":0.125,
@@ -75,6 +91,38 @@ TEST(HfConfig, EveryKeyOfALlama) {
   EXPECT_EQ(config.tokens.pad, 4);
   EXPECT_TRUE(config.ignored.empty());
   EXPECT_EQ(hf_config(a, config.tokens, DType::kF32), llama());
+}
+
+// A Qwen3 is a Llama with norms of queries and keys.
+TEST(HfConfig, EveryKeyOfAQwen3) {
+  const HfConfig config = parse_hf_config(qwen3(), "config.json");
+  Architecture like = parse_hf_config(llama(), "config.json").arch;
+  EXPECT_EQ(like.qk_norm, arch::QkNorm::kNone);
+  like.qk_norm = arch::QkNorm::kHead;
+  EXPECT_EQ(config.arch, like);
+  EXPECT_TRUE(config.ignored.empty());
+  EXPECT_EQ(hf_config(config.arch, config.tokens, DType::kF32), qwen3());
+}
+
+TEST(HfConfig, RefusesAQwen3InTheseWords) {
+  EXPECT_EQ(config_refusal(qwen3()), "accepted");
+  EXPECT_EQ(with(qwen3(), "architectures", Json::array({"Qwen3MoeForCausalLM"})),
+            "config.json: 'architectures': only [\"Qwen3ForCausalLM\"] is known for this model_type");
+  EXPECT_EQ(with(qwen3(), "attention_bias", true),
+            "config.json: 'attention_bias': biases in a Qwen3 are not implemented");
+  EXPECT_EQ(with(qwen3(), "use_sliding_window", true),
+            "config.json: 'use_sliding_window': attention over a window is not implemented");
+  EXPECT_EQ(with(qwen3(), "sliding_window", 4), "accepted") << "use_sliding_window is false";
+  const char* layers = "config.json: 'layer_types': only \"full_attention\" is implemented";
+  EXPECT_EQ(with(qwen3(), "layer_types", {"full_attention", "full_attention", "full_attention"}), "accepted");
+  EXPECT_EQ(with(qwen3(), "layer_types", {"full_attention", "sliding_attention", "full_attention"}), layers);
+  EXPECT_EQ(with(qwen3(), "layer_types", "full_attention"), layers);
+  // Defaults of transformers for these are the sizes of one model.
+  for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"}) {
+    Json json = qwen3();
+    json.erase(key);
+    EXPECT_EQ(config_refusal(json), std::string("config.json: '") + key + "': is missing");
+  }
 }
 
 TEST(HfConfig, EveryKeyOfAGpt2) {
@@ -131,9 +179,9 @@ TEST(HfConfig, RefusesALlamaInTheseWords) {
   for (const Json& bad : {Json::array(), Json("LlamaForCausalLM"), Json::array({"LlamaForCausalLM", "x"})})
     EXPECT_NE(with(llama(), "architectures", bad), "accepted") << bad;
   EXPECT_EQ(with(llama(), "model_type", "mistral"),
-            "config.json: 'model_type': 'mistral' is not implemented; known: llama, gpt2");
+            "config.json: 'model_type': 'mistral' is not implemented; known: llama, qwen3, gpt2");
   EXPECT_EQ(with(llama(), "model_type", std::string(50, 'x')),
-            "config.json: 'model_type': '" + std::string(40, 'x') + "' is not implemented; known: llama, gpt2");
+            "config.json: 'model_type': '" + std::string(40, 'x') + "' is not implemented; known: llama, qwen3, gpt2");
   EXPECT_EQ(with(llama(), "quantization_config", Json::object()),
             "config.json: 'quantization_config': quantised weights are not implemented");
   EXPECT_EQ(with(llama(), "num_attention_heads", 0), "config.json: 'num_attention_heads': must divide hidden_size");
@@ -231,9 +279,16 @@ TEST(HfConfig, WhatHasNoFormThere) {
   EXPECT_EQ(
       text([](Architecture& a) { a.position = arch::Position::kRope; }),
       "model 'custom' (layer norm, rope positions, gelu_tanh, biases) has no Hugging Face form that molen writes; "
-      "known: Llama (rms, rope, swiglu, no biases) and GPT-2 (layer, learned, gelu_tanh, biases, as many KV heads "
+      "known: Llama (rms, rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\") and GPT-2 (layer, learned, "
+      "gelu_tanh, biases, as many KV heads "
       "as heads)");
   EXPECT_NE(text([](Architecture& a) { a.norm = arch::Norm::kRms; }), "accepted");
+  EXPECT_NE(text([](Architecture& a) { a.qk_norm = arch::QkNorm::kHead; }), "accepted");
+  EXPECT_NE(text([](Architecture& a) {
+              a = parse_hf_config(qwen3(), "config.json").arch;
+              a.qk_norm = arch::QkNorm::kAll;
+            }),
+            "accepted");
   EXPECT_NE(text([](Architecture& a) { a.biases = false; }), "accepted");
   EXPECT_NE(text([](Architecture& a) { a.kv_heads = 2; }), "accepted");
   EXPECT_NE(text([](Architecture& a) { a.head_dim = 8; }), "accepted");

@@ -54,6 +54,8 @@ Gpt2Name gpt2_name(Role role) {
       return {"ln_f.weight"};
     case Role::kFinalNormBias:
       return {"ln_f.bias"};
+    case Role::kQueryNorm:
+    case Role::kKeyNorm:
     case Role::kGate:
     case Role::kHead:
       break;

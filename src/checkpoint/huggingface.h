@@ -1,4 +1,5 @@
-// Reads and writes Hugging Face model directories: LlamaForCausalLM and GPT2LMHeadModel.
+// Reads and writes Hugging Face model directories: LlamaForCausalLM, Qwen3ForCausalLM and
+// GPT2LMHeadModel.
 //
 // Weights keep their bits. Only GPT-2's are rearranged, because its Conv1D stores [in, out] and one matrix for q, k and
 // v. Keys that name code (auto_map, ...) are refused, never followed; pickled weights are refused.

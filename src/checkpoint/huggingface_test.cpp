@@ -34,6 +34,12 @@ Architecture tiny_llama(bool tied) {
   return a;
 }
 
+Architecture tiny_qwen3() {
+  Architecture a = tiny_llama(true);
+  a.qk_norm = arch::QkNorm::kHead;
+  return a;
+}
+
 Architecture tiny_gpt2() {
   Architecture a;
   a.name = "tiny";
@@ -85,7 +91,7 @@ std::string refusal(const std::function<void()>& action) {
   } while (0)
 
 TEST(HuggingFace, OutAndInAgainKeepsEveryBit) {
-  for (const Architecture& arch : {tiny_llama(false), tiny_llama(true), tiny_gpt2()}) {
+  for (const Architecture& arch : {tiny_llama(false), tiny_llama(true), tiny_qwen3(), tiny_gpt2()}) {
     for (const std::int64_t shard : {std::int64_t{1} << 40, std::int64_t{3000}}) {
       const TestFolder folder;
       HfExport options;

@@ -36,7 +36,7 @@ struct ModelTable {
   std::optional<RopeScaling> rope_scaling;
   std::optional<bool> tied, biases;
   std::optional<double> norm_eps;
-  std::optional<std::string> norm, position, activation;
+  std::optional<std::string> norm, qk_norm, position, activation;
   std::optional<double> init_std;
 };
 

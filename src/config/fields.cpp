@@ -36,6 +36,8 @@ std::vector<Field> model_fields() {
       make("model.norm_eps", m, &T::norm_eps, positive_number(), e, "added to the variance in norms"),
       make("model.norm", m, &T::norm, choice({"rms", "layer", "layer_plain"}), e,
            "RMSNorm, LayerNorm, or LayerNorm without parameters"),
+      make("model.qk_norm", m, &T::qk_norm, choice({"none", "head", "all"}), e,
+           "RMSNorm of queries and keys before RoPE: over each head (Qwen3), or over all heads together (OLMo 2)"),
       make("model.position", m, &T::position, choice({"rope", "learned", "alibi"}), e, "how positions enter"),
       make("model.activation", m, &T::activation, choice({"swiglu", "gelu_tanh"}), e, "the MLP's activation"),
       make("model.init_std", m, &T::init_std, positive_number(), e,
@@ -116,8 +118,8 @@ std::vector<Field> parallel_fields() {
           "(with zero 0 or 3, not with states over all ranks); gradients not of a tied table that two stages hold; and "
           "activations, what layers keep for backward"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
-           "activations computed again in backward, by part of a layer: norm_qkv, attention, out_projection, norm_up, "
-           "activation; a size is what the memory plan of a rank may come to"),
+           "activations computed again in backward, by part of a layer: norm_qkv, qk_norm, attention, "
+           "out_projection, norm_up, activation; a size is what the memory plan of a rank may come to"),
   };
 }
 

@@ -29,6 +29,13 @@ arch::Architecture llama() {
   a.max_sequence = 64;
   return a;
 }
+
+arch::Architecture qwen() {
+  auto a = llama();
+  a.qk_norm = arch::QkNorm::kHead;
+  return a;
+}
+
 arch::Architecture gpt(arch::Position position) {
   auto a = llama();
   a.family = arch::Family::kGpt, a.norm = arch::Norm::kLayer, a.position = position;
@@ -142,11 +149,12 @@ TEST(DeviceOps, TakeNothingOfTheHosts) {
                                            s.mesh[mesh::Axis::kDpShard] = 2, s.zero = 2;
                                            if (s.compute != DType::kF64) s.reduce = DType::kBF16;
                                          })};
-    for (const auto& a : {llama(), gpt(arch::Position::kLearned), gpt(arch::Position::kAlibi)})
+    for (const auto& a : {llama(), qwen(), gpt(arch::Position::kLearned), gpt(arch::Position::kAlibi)})
       for (const auto& s : settings) {
         SCOPED_TRACE(fmt::format("{} {}, {}", a.name, name_of(compute), program::sharding_text(s)));
         const auto ended = run_compute_ops(program::build(a, s));
         EXPECT_EQ(ended.count("cast"), s.reduce == DType::kBF16 ? 1U : 0U);
+        EXPECT_EQ(ended.count("backward qk_norm"), a.norms_qk() ? 1U : 0U);
         for (const char* kind :
              {"forward attention", "backward attention", "forward activation", "forward out_projection", "sum_squares"})
           EXPECT_TRUE(ended.count(kind)) << kind << " of " << fmt::format("{}", fmt::join(ended, ", "));

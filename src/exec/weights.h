@@ -31,6 +31,7 @@ class UnitWeights {
   }
   model::Linear down() const { return linear(arch::Role::kDown, arch::Role::kDownBias); }
   model::NormWeights attention_norm() const { return norm(arch::Role::kAttentionNorm, arch::Role::kAttentionNormBias); }
+  model::QkNormWeights qk_norm() const { return {weight(arch::Role::kQueryNorm), weight(arch::Role::kKeyNorm)}; }
   model::NormWeights mlp_norm() const { return norm(arch::Role::kMlpNorm, arch::Role::kMlpNormBias); }
   model::NormWeights final_norm() const { return norm(arch::Role::kFinalNorm, arch::Role::kFinalNormBias); }
 

@@ -176,6 +176,12 @@ class Inference::Impl {
       model::norm_qkv_forward(c, r.x, r.weights.attention_norm(), r.weights.qkv(), saved, r.qkv);
     });
   }
+  void qk_norm(LayerRun& r) {
+    at::Tensor normed = empty(r.rows(), arch().qkv_size());
+    with(arch::Part::kQkNorm, r.shape,
+         [&](const model::Context& c) { model::qk_norm_forward(c, r.qkv, r.weights.qk_norm(), normed); });
+    r.qkv = normed;
+  }
   void rotate(LayerRun& r) {
     with(arch::Part::kRotate, r.shape, [&](const model::Context& c) { model::rotate(c, r.rope, false, r.qkv); });
   }
@@ -214,6 +220,7 @@ class Inference::Impl {
                    Attend&& attend) {
     static constexpr std::pair<arch::Part, void (Impl::*)(LayerRun&)> kForwards[] = {
         {arch::Part::kNormQkv, &Impl::norm_qkv},
+        {arch::Part::kQkNorm, &Impl::qk_norm},
         {arch::Part::kRotate, &Impl::rotate},
         {arch::Part::kAttention, &Impl::attention},
         {arch::Part::kOutProjection, &Impl::out_projection},

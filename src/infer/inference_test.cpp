@@ -43,7 +43,7 @@ std::shared_ptr<Weights> random_weights(const arch::Architecture& a) {
 
 // The cache sums the same terms in another order: results differ by a few roundings of values of order one.
 TEST(Inference, CacheEqualsNoCache) {
-  for (const char* preset : {"llama-tiny", "gpt2", "poro-34b", "olmo-7b"}) {
+  for (const char* preset : {"llama-tiny", "gpt2", "poro-34b", "olmo-7b", "qwen3-0.6b"}) {
     SCOPED_TRACE(preset);
     const auto a = small(preset);
     const auto weights = random_weights(a);

@@ -6,11 +6,13 @@
 // overwritten. `threads` splits independent rows only, so results do not depend on it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <complex>
 #include <cstdint>
 #include <limits>
 
+#include "math/qk_norm.h"
 #include "math/scratch.h"
 
 #ifdef _OPENMP
@@ -202,6 +204,75 @@ void norm_backward(int threads, std::int64_t rows, std::int64_t d, const T* d_y,
       d_x[r * d + c] = T(add_to_d_x ? Accum<T>(d_x[r * d + c]) + value : value);
     }
   }
+}
+
+// --- norms of queries and keys
+// ------------------------------------------------------------------------------------------
+
+// RMSNorm of each group of q|k|v: y = x w rstd, rstd = 1/sqrt(mean(x^2) + eps).
+template <class T>
+Accum<T> rms_rstd(std::int64_t length, double eps, const T* x) {
+  Accum<T> sum(0);
+  for (std::int64_t c = 0; c < length; ++c) sum += Accum<T>(x[c]) * Accum<T>(x[c]);
+  return Accum<T>(1) / std::sqrt(sum / static_cast<double>(length) + eps);
+}
+
+template <class T>
+void qk_norm_forward(int threads, std::int64_t rows, const QkNormSizes& sizes, double eps, const T* x, const T* w_query,
+                     const T* w_key, T* y) {
+  const std::int64_t key = sizes.query.groups * sizes.query.length, value = key + sizes.key.groups * sizes.key.length;
+  const auto groups = [eps](const NormGroups& n, const T* from, const T* w, T* to) {
+    for (std::int64_t g = 0; g < n.groups; ++g, from += n.length, to += n.length) {
+      const Accum<T> s = rms_rstd(n.length, eps, from);
+      for (std::int64_t c = 0; c < n.length; ++c) to[c] = T(Accum<T>(from[c]) * s * Accum<T>(w[c]));
+    }
+  };
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* from = x + r * sizes.width;
+    T* to = y + r * sizes.width;
+    groups(sizes.query, from, w_query, to);
+    groups(sizes.key, from + key, w_key, to + key);
+    std::copy(from + value, from + sizes.width, to + value);
+  }
+}
+
+// The backward of one kind of groups. With u = x rstd and g = d w: d becomes rstd (g - u mean(g u)), and d_w (+)= the
+// sum of d u over rows and groups. rstd: rows * groups.
+template <class T>
+void norm_groups_backward(int threads, std::int64_t rows, std::int64_t width, const NormGroups& n, double eps,
+                          const T* x, const T* w, T* d, bool accumulate, T* d_w, Accum<T>* rstd) {
+  const auto at = [&](std::int64_t i) { return i / n.groups * width + i % n.groups * n.length; };
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t i = 0; i < rows * n.groups; ++i) rstd[i] = rms_rstd(n.length, eps, x + at(i));
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t c = 0; c < n.length; ++c) {
+    Accum<T> sum = accumulate ? Accum<T>(d_w[c]) : Accum<T>(0);
+    for (std::int64_t i = 0; i < rows * n.groups; ++i) sum += Accum<T>(d[at(i) + c]) * Accum<T>(x[at(i) + c]) * rstd[i];
+    d_w[c] = T(sum);
+  }
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (std::int64_t i = 0; i < rows * n.groups; ++i) {
+    const T* u = x + at(i);
+    T* row = d + at(i);
+    Accum<T> sum(0);
+    for (std::int64_t c = 0; c < n.length; ++c) sum += Accum<T>(row[c]) * Accum<T>(w[c]) * Accum<T>(u[c]) * rstd[i];
+    const Accum<T> mean = sum / static_cast<double>(n.length);
+    for (std::int64_t c = 0; c < n.length; ++c)
+      row[c] = T(rstd[i] * (Accum<T>(row[c]) * Accum<T>(w[c]) - Accum<T>(u[c]) * rstd[i] * mean));
+  }
+}
+
+// Turns the gradient `d` of what the forward leaves into that of what it reads. Scratch: rows times the larger number
+// of groups, in the type of sums.
+template <class T>
+void qk_norm_backward(int threads, std::int64_t rows, const QkNormSizes& sizes, double eps, const T* x,
+                      const T* w_query, const T* w_key, T* d, bool accumulate, T* d_w_query, T* d_w_key,
+                      Scratch& scratch) {
+  const std::int64_t key = sizes.query.groups * sizes.query.length;
+  auto* rstd = scratch.take<Accum<T>>(rows * std::max(sizes.query.groups, sizes.key.groups));
+  norm_groups_backward(threads, rows, sizes.width, sizes.query, eps, x, w_query, d, accumulate, d_w_query, rstd);
+  norm_groups_backward(threads, rows, sizes.width, sizes.key, eps, x + key, w_key, d + key, accumulate, d_w_key, rstd);
 }
 
 // --- RoPE

@@ -162,6 +162,48 @@ TEST(Reference, Linear) {
   expect_same(d_b, complex_step(b, weights, [&](const Wide& v) { return forward(widen(x), widen(w), v); }), "d_b");
 }
 
+// Groups of queries and of keys of different number and length, and values behind them.
+TEST(Reference, NormsOfQueriesAndKeys) {
+  for (const QkNormSizes& n : {QkNormSizes{31, {4, 5}, {2, 3}}, QkNormSizes{23, {1, 12}, {1, 6}}}) {
+    const std::int64_t rows = 7;
+    const double eps = 1e-3;
+    const Real x = random(rows * n.width, 21), w_q = random(n.query.length, 22), w_k = random(n.key.length, 23),
+               weights = random(rows * n.width, 24), start_q = random(n.query.length, 25),
+               start_k = random(n.key.length, 26);
+    const auto forward = [&](const Wide& x_, const Wide& q, const Wide& k) {
+      Wide y(x.size());
+      qk_norm_forward(kThreads, rows, n, eps, x_.data(), q.data(), k.data(), y.data());
+      return y;
+    };
+    Real y(x.size(), NAN);
+    qk_norm_forward(kThreads, rows, n, eps, x.data(), w_q.data(), w_k.data(), y.data());
+    const std::int64_t keys = n.query.groups * n.query.length, values = keys + n.key.groups * n.key.length;
+    // The last element of the first row's first group of keys, computed by hand; and values as they were.
+    double squares = 0.0;
+    for (std::int64_t c = 0; c < n.key.length; ++c) squares += x[keys + c] * x[keys + c];
+    const std::int64_t last = n.key.length - 1;
+    EXPECT_NEAR(y[keys + last],
+                x[keys + last] * w_k[last] / std::sqrt(squares / static_cast<double>(n.key.length) + eps), 1e-14);
+    for (std::int64_t c = values; c < n.width; ++c) EXPECT_EQ(y[n.width + c], x[n.width + c]);
+    for (const bool add : {false, true}) {
+      Real d = weights, d_q = start_q, d_k = start_k;
+      Workspace work(8 * rows * std::max(n.query.groups, n.key.groups) + 64);
+      qk_norm_backward(kThreads, rows, n, eps, x.data(), w_q.data(), w_k.data(), d.data(), add, d_q.data(), d_k.data(),
+                       work.scratch);
+      if (add) {
+        for (std::size_t i = 0; i < d_q.size(); ++i) d_q[i] -= start_q[i];
+        for (std::size_t i = 0; i < d_k.size(); ++i) d_k[i] -= start_k[i];
+      }
+      expect_same(d, complex_step(x, weights, [&](const Wide& v) { return forward(v, widen(w_q), widen(w_k)); }),
+                  "d_x");
+      expect_same(d_q, complex_step(w_q, weights, [&](const Wide& v) { return forward(widen(x), v, widen(w_k)); }),
+                  "d_w of queries");
+      expect_same(d_k, complex_step(w_k, weights, [&](const Wide& v) { return forward(widen(x), widen(w_q), v); }),
+                  "d_w of keys");
+    }
+  }
+}
+
 TEST(Reference, Rope) {
   const std::int64_t batch = 2, sequence = 5, heads = 3, head_dim = 6, width = 23, rows = batch * sequence;
   const Real x = random(rows * width, 15), weights = random(rows * width, 16);

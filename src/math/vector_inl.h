@@ -11,6 +11,8 @@ namespace {
 
 using F = Simd::F;
 using I = Simd::I;
+using molen::math::NormGroups;
+using molen::math::QkNormSizes;
 constexpr int64_t kLanes = Simd::kLanes;
 
 #define MOLEN_INLINE inline __attribute__((always_inline))
@@ -275,6 +277,74 @@ void norm_backward(int threads, int64_t rows, int64_t d, const S* d_y, const S* 
       if (d_w) add_partials(omp_get_num_threads(), d, partial_w, accumulate, d_w);
       if (d_b) add_partials(omp_get_num_threads(), d, partial_b, accumulate, d_b);
     }
+  }
+}
+
+// --- norms of queries and keys
+// ---------------------------------------------------------------------------------------------
+
+// Returns 1 / sqrt(mean(x^2) + eps) of one group.
+template <class S>
+MOLEN_INLINE float rms_rstd(int64_t length, double eps, const S* x) {
+  return static_cast<float>(1.0 / sqrt(sum_of_squares(length, x, 0.0f) / static_cast<double>(length) + eps));
+}
+
+template <class S>
+MOLEN_INLINE void qk_norm_groups(NormGroups n, double eps, const S* x, const S* w, S* y) {
+  for (int64_t g = 0; g < n.groups; ++g) {
+    const S* group = x + g * n.length;
+    apply_row<S>(n.length, group, rms_rstd(n.length, eps, group), 0.0f, w, nullptr, y + g * n.length);
+  }
+}
+
+template <class S>
+void qk_norm_forward(int threads, int64_t rows, QkNormSizes sizes, double eps, const S* x, const S* w_query,
+                     const S* w_key, S* y) {
+  const int64_t key = sizes.query.groups * sizes.query.length, value = key + sizes.key.groups * sizes.key.length;
+#pragma omp parallel num_threads(threads)
+  {
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      const S* from = x + r * sizes.width;
+      S* to = y + r * sizes.width;
+      qk_norm_groups(sizes.query, eps, from, w_query, to);
+      qk_norm_groups(sizes.key, eps, from + key, w_key, to + key);
+      memcpy(to + value, from + value, static_cast<size_t>(sizes.width - value) * sizeof(S));
+    }
+  }
+}
+
+template <class S>
+MOLEN_INLINE void qk_norm_groups_backward(NormGroups n, double eps, const S* x, const S* w, S* d, float* d_w) {
+  for (int64_t g = 0; g < n.groups; ++g) {
+    const S* group = x + g * n.length;
+    S* d_group = d + g * n.length;
+    norm_backward_row<S>(
+        n.length, {d_group, group, w, rms_rstd(n.length, eps, group), 0.0f, false, false, d_group, d_w, nullptr});
+  }
+}
+
+template <class S>
+void qk_norm_backward(int threads, int64_t rows, QkNormSizes sizes, double eps, const S* x, const S* w_query,
+                      const S* w_key, S* d, bool accumulate, float* d_w_query, float* d_w_key, float* partial) {
+  const int64_t key = sizes.query.groups * sizes.query.length;
+  float* partial_key = partial + threads * sizes.query.length;
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t t = omp_get_thread_num();
+    float *own_query = partial + t * sizes.query.length, *own_key = partial_key + t * sizes.key.length;
+    memset(own_query, 0, static_cast<size_t>(sizes.query.length) * sizeof(float));
+    memset(own_key, 0, static_cast<size_t>(sizes.key.length) * sizeof(float));
+    const Range range = share(rows);
+    for (int64_t r = range.first; r < range.last; ++r) {
+      const S* row = x + r * sizes.width;
+      S* d_row = d + r * sizes.width;
+      qk_norm_groups_backward(sizes.query, eps, row, w_query, d_row, own_query);
+      qk_norm_groups_backward(sizes.key, eps, row + key, w_key, d_row + key, own_key);
+    }
+#pragma omp barrier
+    add_partials(omp_get_num_threads(), sizes.query.length, partial, accumulate, d_w_query);
+    add_partials(omp_get_num_threads(), sizes.key.length, partial_key, accumulate, d_w_key);
   }
 }
 
@@ -638,6 +708,8 @@ const VectorKernels MOLEN_VECTOR_TABLE = {
     norm_forward<float>,
     norm_apply<float>,
     norm_backward<float>,
+    qk_norm_forward<float>,
+    qk_norm_backward<float>,
     rope<float>,
     swiglu_forward<float>,
     swiglu_backward<float>,
@@ -653,8 +725,8 @@ const VectorKernels MOLEN_VECTOR_TABLE = {
     shared_gradient,
     combine_forward<float>,
     combine_backward<float>,
-    {norm_forward<uint16_t>, norm_apply<uint16_t>, norm_backward<uint16_t>, rope<uint16_t>, swiglu_forward<uint16_t>,
-     swiglu_backward<uint16_t>, gelu_tanh_forward<uint16_t>, gelu_tanh_backward<uint16_t>, column_sums<uint16_t>,
-     embedding_backward<uint16_t>, narrow_cross_entropy, widen_rows, narrow_rows, combine_forward<uint16_t>,
-     combine_backward<uint16_t>}};
+    {norm_forward<uint16_t>, norm_apply<uint16_t>, norm_backward<uint16_t>, qk_norm_forward<uint16_t>,
+     qk_norm_backward<uint16_t>, rope<uint16_t>, swiglu_forward<uint16_t>, swiglu_backward<uint16_t>,
+     gelu_tanh_forward<uint16_t>, gelu_tanh_backward<uint16_t>, column_sums<uint16_t>, embedding_backward<uint16_t>,
+     narrow_cross_entropy, widen_rows, narrow_rows, combine_forward<uint16_t>, combine_backward<uint16_t>}};
 }  // namespace molen::math

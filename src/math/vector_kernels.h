@@ -4,11 +4,13 @@
 // code with the rest.
 //
 // All matrices are row-major and contiguous. Work is split over `threads` by fixed ranges: for a given number of
-// threads, results have the same bits in every run; except for norm_backward's d_w and d_b, they have the same bits for
-// any number of threads.
+// threads, results have the same bits in every run; except for the gradients of norms' weights, they have the same bits
+// for any number of threads.
 #pragma once
 
 #include <stdint.h>
+
+#include "math/qk_norm.h"
 
 namespace molen::math {
 
@@ -22,6 +24,11 @@ struct NarrowKernels {
   void (*norm_backward)(int threads, int64_t rows, int64_t d, const uint16_t* d_y, const uint16_t* x, const float* rstd,
                         const float* mean, const uint16_t* w, bool add_to_d_x, uint16_t* d_x, bool accumulate,
                         float* d_w, float* d_b, float* partial);
+  void (*qk_norm_forward)(int threads, int64_t rows, QkNormSizes sizes, double eps, const uint16_t* x,
+                          const uint16_t* w_query, const uint16_t* w_key, uint16_t* y);
+  void (*qk_norm_backward)(int threads, int64_t rows, QkNormSizes sizes, double eps, const uint16_t* x,
+                           const uint16_t* w_query, const uint16_t* w_key, uint16_t* d, bool accumulate,
+                           float* d_w_query, float* d_w_key, float* partial);
   void (*rope)(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width,
                const float* cos_SD2, const float* sin_SD2, bool inverse, uint16_t* qkv);
   void (*swiglu_forward)(int threads, int64_t rows, int64_t f, const uint16_t* up, uint16_t* a);
@@ -55,6 +62,12 @@ struct VectorKernels {
   void (*norm_backward)(int threads, int64_t rows, int64_t d, const float* d_y, const float* x, const float* rstd,
                         const float* mean, const float* w, bool add_to_d_x, float* d_x, bool accumulate, float* d_w,
                         float* d_b, float* partial);
+  void (*qk_norm_forward)(int threads, int64_t rows, QkNormSizes sizes, double eps, const float* x,
+                          const float* w_query, const float* w_key, float* y);
+  // d: the gradient of y, which becomes that of x in place. partial: threads floats for each value of both weights.
+  void (*qk_norm_backward)(int threads, int64_t rows, QkNormSizes sizes, double eps, const float* x,
+                           const float* w_query, const float* w_key, float* d, bool accumulate, float* d_w_query,
+                           float* d_w_key, float* partial);
   void (*rope)(int threads, int64_t rows, int64_t sequence, int64_t heads, int64_t head_dim, int64_t width,
                const float* cos_SD2, const float* sin_SD2, bool inverse, float* qkv);
   void (*swiglu_forward)(int threads, int64_t rows, int64_t f, const float* up, float* a);

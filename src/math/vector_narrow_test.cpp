@@ -126,6 +126,28 @@ TEST_P(Narrow, Norms) {
         }
 }
 
+TEST_P(Narrow, NormsOfQueriesAndKeys) {
+  for (const QkNormSizes& s : {QkNormSizes{131, {3, 17}, {2, 31}}, QkNormSizes{400, {2, 128}, {1, 128}}}) {
+    const std::int64_t rows = 13;
+    const int threads = 3;
+    const Halves x = random(rows * s.width, 1), w_q = random(s.query.length, 2), w_k = random(s.key.length, 3);
+    const Floats wx = widened(x), ww_q = widened(w_q), ww_k = widened(w_k);
+    Floats y(rows * s.width), partial(threads * (s.query.length + s.key.length));
+    Halves got(rows * s.width, kUnwritten), d = random(rows * s.width, 4);
+    v.qk_norm_forward(threads, rows, s, 1e-5, wx.data(), ww_q.data(), ww_k.data(), y.data());
+    n.qk_norm_forward(threads, rows, s, 1e-5, x.data(), w_q.data(), w_k.data(), got.data());
+    EXPECT_EQ(got, rounded(y));
+    Floats wd = widened(d), d_q = floats(s.query.length, 5), d_k = floats(s.key.length, 6), want_q = d_q, want_k = d_k;
+    v.qk_norm_backward(threads, rows, s, 1e-5, wx.data(), ww_q.data(), ww_k.data(), wd.data(), true, want_q.data(),
+                       want_k.data(), partial.data());
+    n.qk_norm_backward(threads, rows, s, 1e-5, x.data(), w_q.data(), w_k.data(), d.data(), true, d_q.data(), d_k.data(),
+                       partial.data());
+    EXPECT_EQ(d, rounded(wd));
+    EXPECT_EQ(d_q, want_q);
+    EXPECT_EQ(d_k, want_k);
+  }
+}
+
 TEST_P(Narrow, RopeAndActivations) {
   const std::int64_t sequence = 5, heads = 3, head_dim = 38, width = 131, rows = 3 * sequence, f = 131;
   const Floats cosine = floats(sequence * head_dim / 2, 9), sine = floats(sequence * head_dim / 2, 10);

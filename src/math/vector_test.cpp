@@ -85,6 +85,35 @@ TEST_P(Vector, Norms) {
       }
 }
 
+TEST_P(Vector, NormsOfQueriesAndKeys) {
+  for (const QkNormSizes& n :
+       {QkNormSizes{131, {3, 17}, {2, 31}}, QkNormSizes{400, {2, 128}, {1, 128}}, QkNormSizes{110, {1, 70}, {1, 35}}}) {
+    const std::int64_t rows = 13;
+    const Floats x = random(rows * n.width, 1), w_q = random(n.query.length, 2), w_k = random(n.key.length, 3),
+                 d_y = random(rows * n.width, 4), start_q = random(n.query.length, 5),
+                 start_k = random(n.key.length, 6);
+    const Doubles dx = wide(x), dw_q = wide(w_q), dw_k = wide(w_k);
+    Doubles y(x.size()), want = wide(d_y), want_q = wide(start_q), want_k = wide(start_k);
+    reference::qk_norm_forward(1, rows, n, 1e-5, dx.data(), dw_q.data(), dw_k.data(), y.data());
+    std::vector<char> space(8 * static_cast<std::size_t>(rows * n.query.groups) + 128);
+    Scratch scratch(reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(space.data()) + 63) / 64 * 64),
+                    static_cast<std::int64_t>(space.size()) - 64);
+    reference::qk_norm_backward(1, rows, n, 1e-5, dx.data(), dw_q.data(), dw_k.data(), want.data(), true, want_q.data(),
+                                want_k.data(), scratch);
+    for (const int threads : {1, 2, 5}) {
+      Floats got(x.size(), kNan);
+      v.qk_norm_forward(threads, rows, n, 1e-5, x.data(), w_q.data(), w_k.data(), got.data());
+      EXPECT_TRUE(close(wide(got), y, bound(n.query.length, 8))) << n.width;
+      Floats d = d_y, got_q = start_q, got_k = start_k, partial(threads * (n.query.length + n.key.length), kNan);
+      v.qk_norm_backward(threads, rows, n, 1e-5, x.data(), w_q.data(), w_k.data(), d.data(), true, got_q.data(),
+                         got_k.data(), partial.data());
+      EXPECT_TRUE(close(wide(d), want, bound(n.query.length, 16))) << n.width;
+      EXPECT_TRUE(close(wide(got_q), want_q, bound(rows * n.query.groups, 8)));
+      EXPECT_TRUE(close(wide(got_k), want_k, bound(rows * n.key.groups, 8)));
+    }
+  }
+}
+
 TEST_P(Vector, Rope) {
   const std::int64_t batch = 3, sequence = 5, heads = 3, head_dim = 38, width = 131, rows = batch * sequence;
   const Floats x = random(rows * width, 8), cosine = random(sequence * head_dim / 2, 9),

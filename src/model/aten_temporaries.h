@@ -45,6 +45,14 @@ inline float* floats(const at::Tensor& t) {
   return t.defined() ? t.data_ptr<float>() : nullptr;
 }
 
+// gradient (+)= value
+inline void add_into(bool accumulate, at::Tensor& gradient, const at::Tensor& value) {
+  if (accumulate)
+    gradient.add_(value.view_as(gradient));
+  else
+    gradient.copy_(value.view_as(gradient));
+}
+
 // --- temporaries: program/parts/ counts them
 
 // On the host, takes the temporary from the op's scratch, in the order of the calls; elsewhere from the device's

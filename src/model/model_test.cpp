@@ -42,6 +42,8 @@ Weights make_weights(const arch::Architecture& a) {
       make(p + name + "_w", {out, in}, 0.3);
       if (a.biases) make(p + name + "_b", {out}, 0.3);
     }
+    if (!a.norms_qk()) continue;
+    make(p + "query_norm", {a.query_norm_size()}, 0.2, 1.0), make(p + "key_norm", {a.key_norm_size()}, 0.2, 1.0);
   }
   norm("final");
   if (!a.tied) make("head", {a.vocabulary, a.hidden}, 0.3);
@@ -54,6 +56,9 @@ at::Tensor get(const Weights& w, const std::string& name) {
 }
 Linear linear(const Weights& w, const std::string& name) {
   return {get(w, name + "_w"), get(w, name + "_b")};
+}
+QkNormWeights qk_norm(const Weights& w, const std::string& layer) {
+  return {get(w, layer + "query_norm"), get(w, layer + "key_norm")};
 }
 NormWeights norm(const Weights& w, const std::string& name) {
   return {get(w, name + "_w"), get(w, name + "_b")};
@@ -82,11 +87,17 @@ at::Tensor oracle_rope(const at::Tensor& x, const RopeTable& t) {  // [B, S, hea
   const auto halves = x.chunk(2, -1);
   return x * c + at::cat({-halves[1], halves[0]}, -1) * s;
 }
+// Queries or keys [B, S, heads, D], normalised over the last dimension or over the last two.
+at::Tensor oracle_qk_norm(const arch::Architecture& a, const at::Tensor& x, const at::Tensor& w) {
+  if (a.qk_norm == arch::QkNorm::kHead) return x * at::rsqrt(x.pow(2).mean(-1, true) + a.norm_eps) * w;
+  return x * at::rsqrt(x.pow(2).mean({-2, -1}, true) + a.norm_eps) * w.view({x.size(2), x.size(3)});
+}
 at::Tensor oracle_attention(const arch::Architecture& a, const Batch& batch, const at::Tensor& qkv,
-                            const RopeTable& rope) {
+                            const QkNormWeights& norms, const RopeTable& rope) {
   const at::Tensor all = qkv.view({batch.B, batch.S, a.heads + 2 * a.kv_heads, a.head_dim});
   at::Tensor q = all.narrow(2, 0, a.heads), k = all.narrow(2, a.heads, a.kv_heads),
              v = all.narrow(2, a.heads + a.kv_heads, a.kv_heads);
+  if (a.norms_qk()) q = oracle_qk_norm(a, q, norms.query), k = oracle_qk_norm(a, k, norms.key);
   if (a.position == arch::Position::kRope) q = oracle_rope(q, rope), k = oracle_rope(k, rope);
   k = k.repeat_interleave(a.heads / a.kv_heads, 2), v = v.repeat_interleave(a.heads / a.kv_heads, 2);
   at::Tensor scores =
@@ -104,7 +115,8 @@ at::Tensor oracle_loss(const arch::Architecture& a, const Weights& w, const Batc
   for (std::int64_t l = 0; l < a.layers; ++l) {
     const std::string p = std::to_string(l) + ".";
     const at::Tensor qkv = oracle_linear(oracle_norm(a, x, norm(w, p + "norm1")), linear(w, p + "qkv"));
-    const at::Tensor mid = x + oracle_linear(oracle_attention(a, batch, qkv, rope), linear(w, p + "out"));
+    const at::Tensor mid =
+        x + oracle_linear(oracle_attention(a, batch, qkv, qk_norm(w, p), rope), linear(w, p + "out"));
     const at::Tensor up = oracle_linear(oracle_norm(a, mid, norm(w, p + "norm2")), linear(w, p + "up"));
     const at::Tensor act =
         a.gated() ? at::silu(up.narrow(1, 0, a.ffn)) * up.narrow(1, a.ffn, a.ffn) : at::gelu(up, "tanh");
@@ -169,6 +181,7 @@ class Model {
   struct Saved {
     at::Tensor x, qkv, o, lse, mid, up, a, y;
     NormSaved norm1, norm2;
+    at::Tensor projected{};  // q|k|v before their norms
   };
   // Gradients of the linear layers' outputs, kept for the weights halves.
   struct Kept {
@@ -206,6 +219,11 @@ class Model {
     with(Part::kNormQkv, Pass::kForward, [&](const Context& c) {
       norm_qkv_forward(c, x, norm(w_, p + "norm1"), linear(w_, p + "qkv"), s.norm1, s.qkv);
     });
+    if (a_.norms_qk()) {
+      s.projected = s.qkv, s.qkv = empty(a_.qkv_size());
+      with(Part::kQkNorm, Pass::kForward,
+           [&](const Context& c) { qk_norm_forward(c, s.projected, qk_norm(w_, p), s.qkv); });
+    }
     if (rope_.cos_SD2.defined())
       with(Part::kRotate, Pass::kForward, [&](const Context& c) { rotate(c, rope_, false, s.qkv); });
     with(Part::kAttention, Pass::kForward, [&](const Context& c) { attention_forward(c, s.qkv, s.o, s.lse); });
@@ -239,6 +257,10 @@ class Model {
          [&](const Context& c) { output_projection_backward(c, d_x, s.o, linear(w_, p + "out"), d_o, g_out); });
     with(Part::kAttention, pass, [&](const Context& c) { attention_backward(c, d_o, s.qkv, s.o, s.lse, d_qkv); });
     if (rope_.cos_SD2.defined()) with(Part::kRotate, pass, [&](const Context& c) { rotate(c, rope_, true, d_qkv); });
+    QkNormWeights g_qk_norm = qk_norm(grads, p);
+    if (a_.norms_qk())
+      with(Part::kQkNorm, pass,
+           [&](const Context& c) { qk_norm_backward(c, s.projected, qk_norm(w_, p), d_qkv, g_qk_norm); });
     with(Part::kNormQkv, pass, [&](const Context& c) {
       norm_qkv_backward(c, d_qkv, s.x, s.norm1, norm(w_, p + "norm1"), linear(w_, p + "qkv"), d_x, g_norm1, g_qkv);
     });

@@ -66,6 +66,14 @@ struct Reference {
                      bool accumulate, T* d_w, T* d_b, Scratch&) const {
     math::reference::norm_backward(threads, rows, d, d_y, x, p.rstd, p.mean, p.w, add, d_x, accumulate, d_w, d_b);
   }
+  void qk_norm_forward(i64 rows, const math::QkNormSizes& sizes, double eps, const T* x, const T* w_q, const T* w_k,
+                       T* y) const {
+    math::reference::qk_norm_forward(threads, rows, sizes, eps, x, w_q, w_k, y);
+  }
+  void qk_norm_backward(i64 rows, const math::QkNormSizes& sizes, double eps, const T* x, const T* w_q, const T* w_k,
+                        T* d, bool accumulate, T* d_w_q, T* d_w_k, Scratch& scratch) const {
+    math::reference::qk_norm_backward(threads, rows, sizes, eps, x, w_q, w_k, d, accumulate, d_w_q, d_w_k, scratch);
+  }
   void rope(i64 rows, i64 sequence, i64 heads, i64 head_dim, i64 width, const T* cosine, const T* sine, bool inverse,
             T* qkv) const {
     math::reference::rope(threads, rows, sequence, heads, head_dim, width, cosine, sine, inverse, qkv);
@@ -150,6 +158,16 @@ struct Fused {
                      float* d_x, bool accumulate, float* d_w, float* d_b, Scratch& scratch) const {
     float* partial = d_w || d_b ? scratch.take<float>(threads * d * ((d_w ? 1 : 0) + (d_b ? 1 : 0))) : nullptr;
     v.norm_backward(threads, rows, d, d_y, x, p.rstd, p.mean, p.w, add, d_x, accumulate, d_w, d_b, partial);
+  }
+  void qk_norm_forward(i64 rows, const math::QkNormSizes& sizes, double eps, const float* x, const float* w_q,
+                       const float* w_k, float* y) const {
+    v.qk_norm_forward(threads, rows, sizes, eps, x, w_q, w_k, y);
+  }
+  void qk_norm_backward(i64 rows, const math::QkNormSizes& sizes, double eps, const float* x, const float* w_q,
+                        const float* w_k, float* d, bool accumulate, float* d_w_q, float* d_w_k,
+                        Scratch& scratch) const {
+    float* partial = scratch.take<float>(threads * (sizes.query.length + sizes.key.length));
+    v.qk_norm_backward(threads, rows, sizes, eps, x, w_q, w_k, d, accumulate, d_w_q, d_w_k, partial);
   }
   void rope(i64 rows, i64 sequence, i64 heads, i64 head_dim, i64 width, const float* cosine, const float* sine,
             bool inverse, float* qkv) const {
@@ -434,6 +452,31 @@ void norm_qkv_backward(const Context& c, const at::Tensor& d_qkv, const at::Tens
   run(
       c, [&](const auto& k) { norm_linear_backward(k, c, d_qkv, x, saved, norm, qkv, d_x, d_norm, d_w); },
       [&] { aten::norm_linear_backward(c, d_qkv, x, saved, norm, qkv, d_x, d_norm, d_w); });
+}
+
+void qk_norm_forward(const Context& c, const at::Tensor& projected, const QkNormWeights& w, at::Tensor& normed) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.qk_norm_forward(projected.size(0), qk_norm_sizes(c), c.arch.norm_eps, pointer<T>(projected),
+                          pointer<T>(w.query), pointer<T>(w.key), pointer<T>(normed));
+      },
+      [&] { aten::qk_norm_forward(c, projected, w, normed); });
+}
+
+void qk_norm_backward(const Context& c, const at::Tensor& projected, const QkNormWeights& w, at::Tensor& d_qkv,
+                      QkNormWeights& d_norms) {
+  check_whole(c, arch::Part::kQkNorm);
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        k.qk_norm_backward(projected.size(0), qk_norm_sizes(c), c.arch.norm_eps, pointer<T>(projected),
+                           pointer<T>(w.query), pointer<T>(w.key), pointer<T>(d_qkv), c.accumulate,
+                           pointer<T>(d_norms.query), pointer<T>(d_norms.key), c.scratch);
+      },
+      [&] { aten::qk_norm_backward(c, projected, w, d_qkv, d_norms); });
 }
 
 void rotate(const Context& c, const RopeTable& rope, bool back, at::Tensor& qkv) {

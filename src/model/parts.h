@@ -66,6 +66,9 @@ struct Linear {
 struct NormWeights {
   at::Tensor weight_d, bias_d;  // undefined: none
 };
+struct QkNormWeights {
+  at::Tensor query, key;  // [D] each, or of all heads: [h D] and [k D]
+};
 struct NormSaved {
   at::Tensor rstd_N, mean_N;  // mean undefined for RMSNorm
 };
@@ -92,6 +95,12 @@ void norm_qkv_forward(const Context&, const at::Tensor& x_Nd, const NormWeights&
                       at::Tensor& qkv_NQ);
 void norm_qkv_backward(const Context&, const at::Tensor& d_qkv_NQ, const at::Tensor& x_Nd, const NormSaved&,
                        const NormWeights&, const Linear& qkv, at::Tensor& d_x_Nd, NormWeights& d_norm, Linear& d_qkv);
+
+// Norms of the queries and keys of q|k|v, over each head or over all of them (arch::QkNorm); values are copied.
+// Backward turns the gradient of what the forward leaves into that of what it reads, in place.
+void qk_norm_forward(const Context&, const at::Tensor& projected_NQ, const QkNormWeights&, at::Tensor& normed_NQ);
+void qk_norm_backward(const Context&, const at::Tensor& projected_NQ, const QkNormWeights&, at::Tensor& d_qkv_NQ,
+                      QkNormWeights& d_norms);
 
 // Turns queries and keys by the angles of their positions, in place; `back`: turns their gradients back. The table has
 // a row for each position of a sequence, or for those that a context rank has.

@@ -35,13 +35,6 @@ void product_added(at::Tensor& out, const at::Tensor& start, const at::Tensor& a
   at::addmm_out(out, start, a, b);
 }
 
-// gradient (+)= value
-void add_into(bool accumulate, at::Tensor& gradient, const at::Tensor& value) {
-  if (accumulate)
-    gradient.add_(value.view_as(gradient));
-  else
-    gradient.copy_(value.view_as(gradient));
-}
 // gradient (+)= value in 16 bits, a block at a time: ATen would widen the whole value at once.
 void add_narrow_into(const Context& c, at::Tensor& gradient, const at::Tensor& value) {
   if (own_narrow(value))

@@ -17,6 +17,9 @@ void norm_linear_forward(const Context&, const at::Tensor& x, const NormWeights&
                          at::Tensor& y);
 void norm_linear_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const NormSaved&,
                           const NormWeights&, const Linear&, at::Tensor& d_x, NormWeights& d_norm, Linear& d_linear);
+void qk_norm_forward(const Context&, const at::Tensor& projected, const QkNormWeights&, at::Tensor& normed);
+void qk_norm_backward(const Context&, const at::Tensor& projected, const QkNormWeights&, at::Tensor& d_qkv,
+                      QkNormWeights& d_norms);
 void rotate(const Context&, const RopeTable&, bool back, at::Tensor& qkv);
 
 void attention_forward(const Context&, const at::Tensor& qkv, at::Tensor& o, at::Tensor& lse);

@@ -102,7 +102,9 @@ TEST(Scratch, OfAtenIsWhatIsDeclared) {
   llama.vocabulary = 3000;
   gpt.hidden = 320, gpt.ffn = 1280, gpt.heads = 5, gpt.kv_heads = 5, gpt.head_dim = 64, gpt.vocabulary = 3000,
   gpt.max_sequence = 512;
-  for (const auto& a : {llama, gpt})
+  auto qwen = llama;
+  qwen.name = "qwen", qwen.qk_norm = arch::QkNorm::kHead;
+  for (const auto& a : {llama, gpt, qwen})
     for (const Path& path : {kPaths[3], kPaths[4], kPaths[5]}) {
       Tensors t = make_operands({a, path, 1, 512}, false);
       for (const char* name : {"rstd", "mean", "lse"})

@@ -7,10 +7,17 @@
 #include <vector>
 
 #include "base/error.h"
+#include "math/qk_norm.h"
 #include "model/parts.h"
 
 namespace molen::model {
 
+// How the columns of q|k|v are normalised.
+inline math::QkNormSizes qk_norm_sizes(const Context& c) {
+  const arch::Architecture& a = c.arch;
+  const std::int64_t query = a.query_norm_size(), key = a.key_norm_size();
+  return {a.qkv_size(), {a.query_size() / query, query}, {a.kv_size() / key, key}};
+}
 inline bool is_alibi(const Context& c) {
   return c.arch.position == arch::Position::kAlibi;
 }

@@ -38,7 +38,7 @@ inline Context with_slopes(Context c) {
 }
 
 // Llama with grouped queries; GPT with learned positions and biases; ALiBi with multi-query groups; LayerNorm without
-// parameters.
+// parameters; norms of queries and keys over each head, before RoPE, and over all heads, without it.
 inline std::vector<arch::Architecture> test_architectures() {
   auto llama = small("llama", 37, 53, 6, 2, 10);
   auto gpt = small("gpt", 43, 59, 3, 3, 14);
@@ -49,7 +49,10 @@ inline std::vector<arch::Architecture> test_architectures() {
   alibi.activation = arch::Activation::kGeluTanh, alibi.biases = true, alibi.tied = true;
   auto olmo = small("olmo", 41, 67, 4, 4, 38);
   olmo.norm = arch::Norm::kLayerPlain;
-  return {llama, gpt, alibi, olmo};
+  auto qwen = small("qwen", 37, 53, 6, 2, 12), all = small("norms over all heads", 35, 53, 4, 2, 9);
+  qwen.qk_norm = arch::QkNorm::kHead;
+  all.qk_norm = arch::QkNorm::kAll, all.position = arch::Position::kLearned;
+  return {llama, gpt, alibi, olmo, qwen, all};
 }
 
 inline at::ScalarType scalar_type(DType dtype) {

@@ -140,6 +140,8 @@ inline Tensors make_operands(const Case& c, bool reference) {
   }
   if (a.norm != arch::Norm::kLayerPlain) o.input("norm_w", {d}), o.gradient("d_norm_w", {d});
   if (a.norm == arch::Norm::kLayer) o.input("norm_b", {d}), o.gradient("d_norm_b", {d});
+  for (const auto& [name, size] : {std::pair{"q_norm_w", a.query_norm_size()}, {"k_norm_w", a.key_norm_size()}})
+    if (a.norms_qk()) o.input(name, {size}), o.gradient(std::string("d_") + name, {size});
   o.gradient("d_table", {a.vocabulary, d});
   if (a.position == arch::Position::kLearned) o.gradient("d_positions", {a.max_sequence, d});
   o.wide_output("rstd", {n}), o.wide_output("lse", {c.batch, a.heads, c.sequence}), o.wide_output("losses", {n});
@@ -186,6 +188,15 @@ inline std::vector<Output> run_part(const Context& c, Part part, Pass pass, cons
       }
       norm_qkv_backward(c, t["d_qkv"], t["x"], saved, norm, w, t["d_x"], d_norm, d_w);
       return with_norm(with_bias({{"d_x", a.qkv_size() + d, 16}, {"d_qkv_w", n + d, 16}}, "d_qkv_b"));
+    }
+    case Part::kQkNorm: {
+      const QkNormWeights w{t["q_norm_w"], t["k_norm_w"]};
+      if (forward)
+        return qk_norm_forward(c, t["qkv"], w, t["y_qkv"]), std::vector<Output>{{"y_qkv", a.query_norm_size(), 16}};
+      QkNormWeights d_w{t["d_q_norm_w"], t["d_k_norm_w"]};
+      qk_norm_backward(c, t["qkv"], w, t["d_qkv"], d_w);
+      const std::int64_t sums = n * a.heads + a.query_norm_size();
+      return {{"d_qkv", a.query_norm_size(), 24}, {"d_q_norm_w", sums, 8}, {"d_k_norm_w", sums, 8}};
     }
     case Part::kRotate:
       rotate(c, rope, !forward, t[forward ? "qkv" : "d_qkv"]);

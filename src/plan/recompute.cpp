@@ -16,6 +16,12 @@ std::vector<program::Recompute> candidates(const arch::Architecture& arch) {
        {"activation", "attention", "attention,activation", "norm_up,activation", "attention,norm_up,activation",
         "norm_qkv,norm_up,activation", "norm_qkv,attention,norm_up,activation"})
     all.push_back(program::recompute_from_text(parts));
+  // With norms of queries and keys, what attention reads is made by these norms, from what norm_qkv leaves.
+  if (arch.norms_qk())
+    for (const char* parts :
+         {"qk_norm", "qk_norm,activation", "qk_norm,attention,norm_up,activation", "norm_qkv,qk_norm,activation",
+          "norm_qkv,qk_norm,norm_up,activation", "norm_qkv,qk_norm,attention,norm_up,activation"})
+      all.push_back(program::recompute_from_text(parts));
   std::int64_t layers = 0;  // that the last choice recomputes
   for (std::int64_t every = arch.layers; every >= 1; --every) {
     const std::int64_t now = (arch.layers + every - 1) / every;

@@ -21,7 +21,8 @@ struct RecomputeChoice {
 // Returns the ladder, cheapest first (FLOPs of a step, then bytes): nothing; the activation; attention; both; the
 // activation with the product before it (norm_up), with and without attention; the same with the product before
 // attention (norm_qkv), with attention (all but out_projection) and without; everything in every k-th layer, for each k
-// that gives another number of layers; everything. `setting` gives all but the recompute; `file` is the pipeline's
+// that gives another number of layers; everything. Models with norms of queries and keys have more rungs, with these
+// norms beside the others. `setting` gives all but the recompute; `file` is the pipeline's
 // schedule when the setting says kFile.
 std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, const program::Setting& setting,
                                               const program::Schedule* file = nullptr);

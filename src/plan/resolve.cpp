@@ -77,7 +77,12 @@ void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setti
   const config::Recompute wanted = c.parallel.recompute;
   try {
     if (wanted.mode == Mode::kFull) s.recompute = program::Recompute::full(wanted.every);
-    for (const std::string& part : wanted.parts) program::add_part(s.recompute, part);
+    for (const std::string& part : wanted.parts) {
+      program::add_part(s.recompute, part);
+      const arch::Parts layer = arch::parts_of_layer(arch, 0);
+      if (std::none_of(layer.begin(), layer.end(), [&](arch::Part has) { return arch::name_of(has) == part; }))
+        throw UsageError("'{}' is no part of this model's layers", part);
+    }
     if (wanted.mode == Mode::kParts) s.recompute.every = wanted.every;
     if (s.recompute.every > arch.layers)
       throw UsageError("every {} layers of a model that has {}", s.recompute.every, arch.layers);
@@ -151,6 +156,10 @@ arch::Architecture resolve_architecture(const Config& config) {
     a.norm = choice<arch::Norm>(
         config, "model.norm", *m.norm,
         {{"rms", arch::Norm::kRms}, {"layer", arch::Norm::kLayer}, {"layer_plain", arch::Norm::kLayerPlain}});
+  if (m.qk_norm)
+    a.qk_norm = choice<arch::QkNorm>(
+        config, "model.qk_norm", *m.qk_norm,
+        {{"none", arch::QkNorm::kNone}, {"head", arch::QkNorm::kHead}, {"all", arch::QkNorm::kAll}});
   if (m.position)
     a.position = choice<arch::Position>(
         config, "model.position", *m.position,

@@ -49,6 +49,11 @@ std::string fitting(std::int64_t most, Fits fits) {
 void resolve_tensor(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
   const int n = static_cast<int>(p.tensor);
+  if (n > 1 && arch.qk_norm == arch::QkNorm::kAll)
+    throw UsageError(
+        "{}: {} ranks have different heads, and model.qk_norm = \"all\" takes one norm over all of them, which is not "
+        "implemented; parallel.tensor = 1 trains this model",
+        c.where("parallel.tensor"), n);
   const auto degrees = arch::tensor_degrees(arch, n);
   if (degrees.empty() || degrees.back() != n)
     throw UsageError("{}: {} ranks cannot share {} heads, FFN {} and vocabulary {}; these degrees fit: {}",

@@ -52,6 +52,11 @@ TEST(ResolveParallel, TensorRanksThatDoNotFit) {
   EXPECT_EQ(
       refusal({"parallel.tensor=8"}, machine_of(6, 4)),
       "--set parallel.tensor: 8 ranks cannot share 4 heads, FFN 704 and vocabulary 16384; these degrees fit: 1, 2");
+  EXPECT_EQ(
+      refusal({"parallel.tensor=2", "model.qk_norm=all"}, eight),
+      "--set parallel.tensor: 2 ranks have different heads, and model.qk_norm = \"all\" takes one norm over all of "
+      "them, which is not implemented; parallel.tensor = 1 trains this model");
+  EXPECT_EQ(setting_on({"parallel.tensor=2", "model.qk_norm=head"}, eight).tensor_ranks(), 2);
   EXPECT_EQ(refusal({"parallel.sequence=true"}, eight),
             "--set parallel.sequence: sequence parallelism cuts rows over tensor ranks; parallel.tensor is 1");
   EXPECT_EQ(refusal({"parallel.tensor=2", "parallel.tensor_chunks=2"}, eight),

@@ -59,6 +59,7 @@ TEST(Architecture, EachKeySetsItsMember) {
       {"biases", {"true", true}},
       {"norm_eps", {"0.25", 0.25}},
       {"norm", {"layer_plain", "layer_plain"}},
+      {"qk_norm", {"all", "all"}},
       {"position", {"alibi", "alibi"}},
       {"activation", {"swiglu", "swiglu"}},
       {"init_std", {"0.5", 0.5}},
@@ -386,6 +387,9 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
             "--set math.kernels: fp64 has the reference kernels alone on the host");
   EXPECT_EQ(refused({"parallel.recompute=full/7"}), "--set parallel.recompute: every 7 layers of a model that has 6");
   EXPECT_EQ(refused({"parallel.recompute=full/6", "precision.compute=fp32"}), "accepted");
+  EXPECT_EQ(refused({"parallel.recompute=qk_norm"}),
+            "--set parallel.recompute: 'qk_norm' is no part of this model's layers");
+  EXPECT_EQ(refused({"parallel.recompute=qk_norm", "model.qk_norm=head", "precision.compute=fp32"}), "accepted");
   EXPECT_EQ(refused({"data.document_mask=true", "model.head_dim=264", "precision.compute=fp32"}),
             "--set data.document_mask: heads of 264 are more than the 256 of attention within documents; math.kernels "
             "\"reference\" has no such limit");

@@ -297,10 +297,11 @@ TEST(Access, OpsTouchWhatTheyName) {
       {"PP 2 in halves", over_stages(2, true)},
   };
   for (const Case& c : cases)
-    for (const bool gpt : {false, true}) {
+    for (const std::string model : {"Llama", "GPT", "Qwen3"}) {
+      const bool gpt = model == "GPT";
       auto setting = suite::setting_of(c.layout, c.compute);
       setting.kernels = c.kernels;
-      auto arch = gpt ? suite::gpt() : suite::llama(true);
+      auto arch = gpt ? suite::gpt() : model == "Qwen3" ? suite::qwen() : suite::llama(true);
       if (c.layout.tensor > 1) {  // sizes that two ranks can share
         arch.hidden = 32, arch.heads = 4, arch.head_dim = 8, arch.ffn = 48, arch.vocabulary = 72;
         arch.kv_heads = gpt ? 4 : 2;
@@ -319,7 +320,7 @@ TEST(Access, OpsTouchWhatTheyName) {
             for (const auto& step : body.steps) kinds.insert(program::kind_of(step.op));
         for (const std::string& kind : kinds) found.merge(undeclared(stages, watched, kind));
       }
-      EXPECT_EQ(fmt::format("{}", fmt::join(found, "; ")), "") << c.name << (gpt ? ", GPT" : ", Llama");
+      EXPECT_EQ(fmt::format("{}", fmt::join(found, "; ")), "") << c.name << ", " << model;
       EXPECT_GT(watched, 50) << c.name;
     }
 }

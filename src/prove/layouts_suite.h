@@ -45,6 +45,14 @@ inline arch::Architecture llama(bool tied) {
   return a;
 }
 
+// A Llama with norms of queries and keys, and heads that are wider together than the residual stream.
+inline arch::Architecture qwen(arch::QkNorm norm = arch::QkNorm::kHead) {
+  auto a = llama(false);
+  a.head_dim = 14;
+  a.qk_norm = norm;
+  return a;
+}
+
 inline arch::Architecture gpt() {
   auto a = arch::preset("gpt2");
   a.name = "test";

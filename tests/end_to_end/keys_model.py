@@ -47,6 +47,20 @@ def choices(case):
     case.refused("train", "tiny.toml", {"model.biases": True}, says=["model.biases", "SwiGLU"])
 
 
+@row("model.qk_norm")
+def qk_norm(case):
+    for kind, sizes in (("head", (6, 6)), ("all", (24, 12))):
+        ran = beside_model(case, {"qk_norm": kind}, ["qk_norm"])
+        there = shapes(ran)
+        for name, size in zip("qk", sizes):
+            equal(name, there[f"model.layers.1.self_attn.{name}_norm.weight"], (size,))
+        if kind == "head":
+            exported(case, ran, model_type="qwen3", head_dim=6)
+    plain = shapes(beside_model(case, {"qk_norm": "none"}))
+    assert not any("_norm.weight" in n and "self_attn" in n for n in plain), "there are norms that are not asked for"
+    case.refused("train", "tiny.toml", {"model.qk_norm": "all", "parallel.tensor": 2}, says=["parallel.tensor", "model.qk_norm"])
+
+
 @row("model.layers", "model.hidden", "model.ffn", "model.heads", "model.kv_heads", "model.head_dim", "model.vocabulary", "model.max_sequence")
 def sizes(case):
     ran = beside_model(case, dict(layers=3, hidden=32, ffn=56, heads=6, kv_heads=3, head_dim=10, vocabulary=333, max_sequence=20))

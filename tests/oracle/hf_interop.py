@@ -22,7 +22,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 LOGIT_TOLERANCE = 1e-5  # of the largest logit
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
@@ -33,6 +33,13 @@ def llama(**changes):
                  num_key_value_heads=2, head_dim=10, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0,
                  bos_token_id=1, eos_token_id=2, initializer_range=0.2)
     return LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+
+
+def qwen3(**changes):
+    sizes = dict(vocab_size=97, hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6,
+                 num_key_value_heads=2, head_dim=10, max_position_embeddings=64, rms_norm_eps=1e-6, rope_theta=1000000.0,
+                 bos_token_id=1, eos_token_id=2, initializer_range=0.2)
+    return Qwen3ForCausalLM(Qwen3Config(**(sizes | changes)))
 
 
 def gpt2(**changes):
@@ -47,6 +54,8 @@ MODELS = {
     "llama3-rope-scaling": (llama, dict(rope_theta=500000.0, rope_scaling=LLAMA3)),
     "llama-mha": (llama, dict(num_key_value_heads=6)),
     "llama-sharded": (llama, {}),
+    "qwen3-untied": (qwen3, {}),
+    "qwen3-tied": (qwen3, dict(tie_word_embeddings=True)),
     "gpt2": (gpt2, {}),
     "gpt2-inner": (gpt2, dict(n_inner=44)),
     "gpt2-sharded": (gpt2, {}),

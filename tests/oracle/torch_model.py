@@ -12,7 +12,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 
-DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5)
+DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none")
 FAMILIES = {
     "llama": dict(norm="rms", position="rope", activation="swiglu", biases=False),
     "gpt": dict(norm="layer", position="learned", activation="gelu_tanh", biases=True),
@@ -105,7 +105,13 @@ class Model:
 
     def attention(self, p, x, mask):
         a, (b, s, _) = self.a, x.shape
-        q, k, v = (self.linear(f"{p}.{n}_proj", x).view(b, s, -1, a["head_dim"]).transpose(1, 2) for n in "qkv")
+        q, k, v = (self.linear(f"{p}.{n}_proj", x) for n in "qkv")
+        if a["qk_norm"] == "all":
+            q, k = (F.rms_norm(t, t.shape[-1:], self.w[f"{p}.{n}_norm.weight"], a["norm_eps"]) for n, t in (("q", q), ("k", k)))
+        q, k, v = (t.view(b, s, -1, a["head_dim"]) for t in (q, k, v))
+        if a["qk_norm"] == "head":
+            q, k = (F.rms_norm(t, t.shape[-1:], self.w[f"{p}.{n}_norm.weight"], a["norm_eps"]) for n, t in (("q", q), ("k", k)))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         at = torch.arange(s)
         if a["position"] == "rope":
             angle = torch.outer(at.to(torch.float64), inverse_frequencies(a))

@@ -74,6 +74,7 @@ beside_torch.GIVEN.clear()
 beside_torch.GIVEN.update({"model.family": "llama", "model.layers": 2, "model.hidden": 48, "model.ffn": 88, "model.heads": 6, "model.kv_heads": 2, "model.head_dim": 8, "model.vocabulary": 311,
                            "optimizer.lr": 3e-3, "schedule.warmup": "5 steps", "data.train": [{"path": "data/train"}], "data.sequence_length": 33, "batch.global": 8})
 GPT = {"model.family": "gpt", "model.kv_heads": 6}
+QWEN = {"model.qk_norm": "head", "model.head_dim": 14}
 ALIBI = {"model.position": "alibi", "model.activation": "gelu_tanh", "model.norm": "layer"}
 SHORT = {"data.train": [{"path": "short/train"}], "data.document_mask": True}
 LION = {"optimizer.kind": "lion", "optimizer.lr": 1e-3, "optimizer.beta2": 0.99, "optimizer.weight_decay": 0.3}
@@ -82,6 +83,9 @@ MUON = {"optimizer.kind": "muon"}
 CASES = {
     "Llama, grouped queries, cosine": ({}, 1, None),
     "Llama, tied, linear": ({"model.tied": True, "schedule.kind": "linear"}, 1, None),
+    "Llama, norms of queries and keys over each head": (QWEN, 1, None),
+    "Llama, the same, two ranks": ({**QWEN, "parallel.zero": 3}, 2, None),
+    "Llama, norms of queries and keys over all heads": ({"model.qk_norm": "all"}, 1, None),
     "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),
     "GPT, tied, constant": ({**GPT, "model.tied": True, "schedule.kind": "constant"}, 1, None),
     "ALiBi, layer norm, a tenth of decay": ({**ALIBI, "schedule.kind": "wsd"}, 1, None),
@@ -144,7 +148,7 @@ def distances(loss, found, exact_loss, exact_gradients):
 
 def narrow():
     """The first moment after a step is a tenth of its gradient, where nothing is clipped."""
-    for name, sets in (("Llama", {}), ("Llama, tied", {"model.tied": True}), ("GPT", GPT), ("ALiBi", ALIBI), ("within documents", SHORT)):
+    for name, sets in (("Llama", {}), ("Llama, tied", {"model.tied": True}), ("norms of queries and keys", QWEN), ("GPT", GPT), ("ALiBi", ALIBI), ("within documents", SHORT)):
         sets = {"optimizer.clip": 0.0, "train.until": "1 steps", "schedule.warmup": "1 steps", "model.init_std": 0.1, **sets}
         ran = Case(f"bf16-{name}").train({**sets, "precision.compute": "bf16", "batch.micro": 8}, "--save-initial")
         settings = {**beside_torch.GIVEN, **sets}

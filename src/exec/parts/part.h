@@ -29,6 +29,7 @@ Kernel bind_part(const PartCall& call);
 // The families.
 std::vector<PartBinding> embedding_bindings();
 std::vector<PartBinding> norm_product_bindings();
+std::vector<PartBinding> qk_norm_bindings();
 std::vector<PartBinding> rotate_bindings();
 std::vector<PartBinding> attention_bindings();
 std::vector<PartBinding> projection_bindings();

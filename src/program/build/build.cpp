@@ -162,16 +162,19 @@ std::vector<Program> build_stages(const arch::Architecture& arch, Setting settin
 namespace detail {
 namespace {
 
-// Returns the value whose buffer a partial value uses.
-Value stands_for(Value v) {
+// Returns the value whose buffer a partial value uses, or one that an op turns in place.
+Value stands_for(const Program& p, Value v) {
   switch (v) {
     case Value::kAttentionPart:
       return Value::kAttention;
     case Value::kLsePart:
       return Value::kLse;
-    case Value::kProjected:
+    case Value::kProjected:  // the backward of their norms reads it
+      return p.arch.norms_qk() ? v : Value::kQkv;
+    case Value::kNormedQkv:
       return Value::kQkv;
     case Value::kDQuery:
+    case Value::kDNormedQkv:
     case Value::kDProjected:
       return Value::kDQkv;
     default:
@@ -194,7 +197,7 @@ Value role_for(const Program& p, Value value) {
     case Value::kDMidSum:
       return summed_in_place ? role_for(p, Value::kDMid) : value;
     default:
-      return wide_partial(p, value) ? value : stands_for(value);
+      return wide_partial(p, value) ? value : stands_for(p, value);
   }
 }
 

@@ -85,6 +85,9 @@ TEST(PartCost, OfEveryPartIsTheGoldenOne) {
   for (const Variant& run : kRuns) {
     text += costs_of("llama", small_model("llama-tiny", 3, Position::kRope), run);
     text += costs_of("gpt", small_model("gpt2", 12, Position::kLearned), run);
+    Architecture all = small_model("llama-tiny", 3, Position::kRope);
+    all.qk_norm = arch::QkNorm::kAll;
+    if (run.ranks == 1) text += costs_of("llama with norms over all heads", all, run);
     text += costs_of("gpt with ALiBi", small_model("gpt2", 6, Position::kAlibi), run);
   }
   const std::filesystem::path golden = "tests/golden/arch/costs.txt";

@@ -52,16 +52,16 @@ PartDeclaration norm_qkv() {
   using arch::Role;
   const PartOperand x = reads_rows(Arg::kX, Value::kResidual), stats = reads(Arg::kStats, Value::kStats1),
                     d_x = sums_onto(Arg::kDX, Value::kDResidual, {Value::kDMid}),
-                    turned = only(When::kRotates, reads(Arg::kDY, Value::kDProjected)),
-                    as_is = only(When::kStands, reads(Arg::kDY, Value::kDQkv));
+                    turned = only(When::kTurnsQkv, reads(Arg::kDY, Value::kDProjected)),
+                    as_is = only(When::kHandsQkv, reads(Arg::kDY, Value::kDQkv));
   return {
       .part = arch::Part::kNormQkv,
       .standing = Standing::kAttentionBlock,
       .halves = true,
       .roles = {Role::kAttentionNorm, Role::kAttentionNormBias, Role::kQuery, Role::kKey, Role::kValue,
                 Role::kQueryBias, Role::kKeyBias, Role::kValueBias},
-      .forward = {x, parameters(), only(When::kRotates, writes(Arg::kY, Value::kProjected)),
-                  only(When::kStands, writes(Arg::kY, Value::kQkv)), writes(Arg::kStats, Value::kStats1)},
+      .forward = {x, parameters(), only(When::kTurnsQkv, writes(Arg::kY, Value::kProjected)),
+                  only(When::kHandsQkv, writes(Arg::kY, Value::kQkv)), writes(Arg::kStats, Value::kStats1)},
       .backward = {turned, as_is, x, stats, parameters(), d_x, gradient()},
       .input = {turned, as_is, x, stats, parameters(), d_x, only(When::kNormWeights, gradient())},
       .weights = {turned, as_is, x, stats, parameters(), gradient()},

@@ -19,6 +19,14 @@ bool holds(const Program& p, When when) {
       return p.arch.position == arch::Position::kRope;
     case When::kStands:
       return p.arch.position != arch::Position::kRope;
+    case When::kNormsQk:
+      return p.arch.norms_qk();
+    case When::kLeavesQk:
+      return !p.arch.norms_qk();
+    case When::kTurnsQkv:
+      return p.arch.norms_qk() || holds(p, When::kRotates);
+    case When::kHandsQkv:
+      return !holds(p, When::kTurnsQkv);
     case When::kAlibi:
       return p.arch.position == arch::Position::kAlibi;
     case When::kKeysGathered:

@@ -33,6 +33,10 @@ enum class When {
   kDocuments,     // attention stays within documents
   kRotates,       // positions are RoPE's
   kStands,        // positions are not RoPE's
+  kNormsQk,       // queries and keys are normalised
+  kLeavesQk,      // they are not
+  kTurnsQkv,      // a norm or RoPE stands between the projection to q|k|v and attention
+  kHandsQkv,      // none does: attention reads what the projection leaves
   kAlibi,         // positions are ALiBi's
   kKeysGathered,  // context ranks gather the keys of all
   kKeysHere,      // there is one context rank, or keys go around in a ring

@@ -13,8 +13,9 @@ using Declarations = std::array<PartDeclaration, arch::kAllParts.size()>;
 
 Declarations all_declarations() {
   using Family = std::vector<PartDeclaration> (*)();
-  constexpr Family kFamilies[] = {parts::embedding,   parts::norm_products, parts::rotations, parts::attention,
-                                  parts::projections, parts::activations,   parts::norms,     parts::heads};
+  constexpr Family kFamilies[] = {parts::embedding,   parts::norm_products, parts::qk_norms,
+                                  parts::rotations,   parts::attention,     parts::projections,
+                                  parts::activations, parts::norms,         parts::heads};
   Declarations all;
   std::size_t declared = 0;
   for (const Family family : kFamilies)

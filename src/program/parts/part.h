@@ -107,6 +107,7 @@ std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part par
 namespace parts {
 std::vector<PartDeclaration> embedding();
 std::vector<PartDeclaration> norm_products();
+std::vector<PartDeclaration> qk_norms();
 std::vector<PartDeclaration> rotations();
 std::vector<PartDeclaration> attention();
 std::vector<PartDeclaration> projections();

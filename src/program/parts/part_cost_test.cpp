@@ -38,7 +38,7 @@ TEST(PartCost, NamesAreDistinct) {
 }
 
 TEST(PartCost, PartsAddUpToTheModel) {
-  for (const char* name : {"llama-60m", "llama3-8b", "gpt2", "poro-34b", "gpt-1.4b", "olmo-7b"}) {
+  for (const char* name : {"llama-60m", "llama3-8b", "gpt2", "poro-34b", "gpt-1.4b", "olmo-7b", "qwen3-0.6b"}) {
     const Architecture& a = preset(name);
     PartShape shape{3, 128, 0, DType::kF32, 2, Kernels::kFused};
     double sum = 0;
@@ -72,7 +72,7 @@ TEST(PartCost, ScratchOfTheHeadIsOneChunkOfLogits) {
 }
 
 TEST(PartCost, HalvesAddUpToTheBackward) {
-  for (const char* name : {"llama-60m", "gpt2", "poro-34b", "olmo-7b"})
+  for (const char* name : {"llama-60m", "gpt2", "poro-34b", "olmo-7b", "qwen3-0.6b"})
     for (const Kernels kernels : {Kernels::kReference, Kernels::kFused, Kernels::kAten})
       for (const DType compute : {DType::kF32, DType::kBF16})
         for (const Part part : kAllParts) {

@@ -110,11 +110,15 @@ void expect_forward_reads_what_is_made(const arch::Architecture& a) {
 }
 
 TEST(Parts, ReadWhatEarlierPartsLeft) {
-  for (const char* name : {"llama-tiny", "gpt2", "poro-34b"}) expect_forward_reads_what_is_made(arch::preset(name));
+  for (const char* name : {"llama-tiny", "gpt2", "poro-34b", "qwen3-0.6b"})
+    expect_forward_reads_what_is_made(arch::preset(name));
+  arch::Architecture normed = arch::preset("gpt2");
+  normed.qk_norm = arch::QkNorm::kAll;
+  expect_forward_reads_what_is_made(normed);
 }
 
 TEST(Parts, EachParameterIsReadByOnePart) {
-  for (const char* name : {"llama-tiny", "gpt2", "olmo-7b", "poro-34b"}) {
+  for (const char* name : {"llama-tiny", "gpt2", "olmo-7b", "poro-34b", "qwen3-0.6b"}) {
     const arch::Architecture& a = arch::preset(name);
     for (const arch::Parameter& parameter : arch::parameters(a)) {
       int readers = 0;
@@ -135,17 +139,18 @@ TEST(Parts, AreComputedAgainUnlessTheyLeaveTheNextLayersInput) {
   std::string again;
   for (const Part part : arch::kAllParts)
     if (declaration_of(part).computed_again()) again += std::string(arch::name_of(part)) + " ";
-  EXPECT_EQ(again, "norm_qkv attention out_projection norm_up activation ");
+  EXPECT_EQ(again, "norm_qkv qk_norm attention out_projection norm_up activation ");
 }
 
-// RoPE turns q|k|v in place, so it runs again where norm_qkv does.
+// RoPE turns q|k|v in place, so it runs again where the part before it does: norm_qkv, or the norms of queries and
+// keys.
 TEST(Parts, ValuesHaveTheirMakers) {
   const auto makers = [](const char* preset) {
     Program p;
     p.arch = arch::preset(preset);
     return Makers(p);
   };
-  const Makers rope = makers("llama-tiny"), learned = makers("gpt2");
+  const Makers rope = makers("llama-tiny"), learned = makers("gpt2"), normed = makers("qwen3-0.6b");
   const auto expect = [](const std::optional<Maker>& maker, Part part, Part chosen) {
     ASSERT_TRUE(maker);
     EXPECT_EQ(maker->part, part);
@@ -154,6 +159,10 @@ TEST(Parts, ValuesHaveTheirMakers) {
   expect(rope.of(Value::kProjected), Part::kNormQkv, Part::kNormQkv);
   expect(rope.of(Value::kQkv), Part::kRotate, Part::kNormQkv);
   expect(learned.of(Value::kQkv), Part::kNormQkv, Part::kNormQkv);
+  expect(normed.of(Value::kProjected), Part::kNormQkv, Part::kNormQkv);
+  expect(normed.of(Value::kNormedQkv), Part::kQkNorm, Part::kQkNorm);
+  expect(normed.of(Value::kQkv), Part::kRotate, Part::kQkNorm);
+  EXPECT_FALSE(rope.of(Value::kNormedQkv));
   EXPECT_FALSE(learned.of(Value::kProjected));
   expect(rope.of(Value::kStats2), Part::kNormUp, Part::kNormUp);
   expect(rope.of(Value::kMidRows), Part::kOutProjection, Part::kOutProjection);

@@ -3,27 +3,21 @@
 #include "program/parts/part.h"
 
 namespace molen::program::parts {
-namespace {
-
-// Columns of the queries and keys.
-i64 turned(const Sizes& s) {
-  return s.Q - (s.Q - s.q) / 2;
-}
-
-}  // namespace
-
 std::vector<PartDeclaration> rotations() {
   const PartOperand table = reads(Arg::kRope, Value::kRope);
   return {{
       .part = arch::Part::kRotate,
       .standing = Standing::kAttentionBlock,
-      .forward = {table, turns(Arg::kQkv, Value::kProjected, Value::kQkv)},
-      .backward = {table, turns(Arg::kDQkv, Value::kDQkv, Value::kDProjected)},
+      .forward = {table, only(When::kNormsQk, turns(Arg::kQkv, Value::kNormedQkv, Value::kQkv)),
+                  only(When::kLeavesQk, turns(Arg::kQkv, Value::kProjected, Value::kQkv))},
+      .backward = {table, only(When::kNormsQk, turns(Arg::kDQkv, Value::kDQkv, Value::kDNormedQkv)),
+                   only(When::kLeavesQk, turns(Arg::kDQkv, Value::kDQkv, Value::kDProjected))},
       .forward_types = {retypes(Arg::kQkv, kOfHeads, kOfHeads)},
       .backward_types = {retypes(Arg::kDQkv, kOfHeads, kOfHeads)},
-      .moved = [](const Sizes& s, Pass) { return 2 * s.e * s.N * turned(s) + s.a * s.S * s.D; },
+      .moved = [](const Sizes& s, Pass) { return 2 * s.e * s.N * qk_columns(s) + s.a * s.S * s.D; },
       // The halves of the heads, and one turned half.
-      .scratch = {.aten = [](const Sizes& s, Pass) { return s.bf16 ? 0 : 3 * aligned(s.a * (s.N * turned(s) / 2)); }},
+      .scratch = {.aten = [](const Sizes& s,
+                             Pass) { return s.bf16 ? 0 : 3 * aligned(s.a * (s.N * qk_columns(s) / 2)); }},
   }};
 }
 

@@ -23,6 +23,8 @@ Sizes::Sizes(const arch::Architecture& arch, const arch::PartShape& shape)
       e(size_of(shape.compute)),
       a(shape.compute == DType::kF64 ? 8 : 4),
       g(a),
+      query_norm(arch.query_norm_size()),
+      key_norm(arch.key_norm_size()),
       norm_vectors(arch.norm == arch::Norm::kRms     ? 1
                    : arch.norm == arch::Norm::kLayer ? 2
                                                      : 0),

@@ -19,14 +19,15 @@ using arch::Pass;
 struct Sizes {
   Sizes(const arch::Architecture& arch, const arch::PartShape& shape);
   i64 B, S, N, C, d, Q, q, U, f, V, h, k, D, e, a, g;
-  i64 norm_vectors;  // weight and bias of a norm: 0, 1 or 2
-  i64 stats;         // numbers that a norm keeps for each row
-  i64 biases;        // 1 when products have them
-  i64 ranks;         // tensor ranks
-  i64 threads;       // at least 1
-  bool documents;    // attention stays within documents
-  bool kv_copied;    // key and value weights are assembled for each use
-  bool rounds;       // elements have 16 bits
+  i64 query_norm, key_norm;  // values that a norm of queries, or of keys, is taken over
+  i64 norm_vectors;          // weight and bias of a norm: 0, 1 or 2
+  i64 stats;                 // numbers that a norm keeps for each row
+  i64 biases;                // 1 when products have them
+  i64 ranks;                 // tensor ranks
+  i64 threads;               // at least 1
+  bool documents;            // attention stays within documents
+  bool kv_copied;            // key and value weights are assembled for each use
+  bool rounds;               // elements have 16 bits
   bool bf16;
   arch::Position position;
 };
@@ -46,6 +47,10 @@ inline bool is_backward(Pass pass) {
 // reads d_out, input and weight, writes d_in, and reads and writes the weight gradient. Each of the two halves of
 // backward reads d_out.
 i64 linear_moved(const Sizes& s, i64 in, i64 out, Pass pass);
+// Columns of the queries and keys of q|k|v.
+inline i64 qk_columns(const Sizes& s) {
+  return s.Q - (s.Q - s.q) / 2;
+}
 // Bytes of x, which has N x d elements.
 inline i64 residual_bytes(const Sizes& s) {
   return s.e * s.N * s.d;

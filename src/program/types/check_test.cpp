@@ -126,6 +126,14 @@ Edit restated(std::vector<std::string> words, Arg arg, mesh::Axis axis, AxisType
   };
 }
 
+// With norms of queries and keys, before RoPE or without it.
+arch::Architecture normed(arch::Position position) {
+  arch::Architecture a = tiny();
+  a.qk_norm = arch::QkNorm::kHead;
+  a.position = position;
+  return a;
+}
+
 struct Broken {
   std::string row;  // of the catalogue
   arch::Architecture arch;
@@ -228,6 +236,11 @@ std::vector<Broken> catalogue() {
        "forward attention", "qkv", "cp", "is sharded along tokens"},
       {"gradients of keys that do not come home", tiny(), of_mesh(cp), dropped({"reduce_scatter axis=cp"}),
        "backward rotate", "d_qkv", "cp", "is partial"},
+      {"gradients of keys that do not come home to their norms", normed(arch::Position::kAlibi), of_mesh(cp),
+       dropped({"reduce_scatter axis=cp"}), "backward qk_norm", "d_qkv", "cp", "is partial"},
+      {"a norm's gradient over a rank's own heads is marked as whole", normed(arch::Position::kRope), of_mesh(tp),
+       restated({"backward part=qk_norm"}, Arg::kGrad, mesh::Axis::kTp, kInvariant), "backward qk_norm", "grad", "tp",
+       "where the program states invariant"},
   };
 }
 

@@ -10,7 +10,8 @@
 namespace molen::program {
 
 // Returns which halves of gradients an op makes: 0 (input; it includes the gradients of norm weights) and 1 (weights).
-// A whole backward makes both. When a part has no gradient in one half, the other half counts as both.
+// A whole backward makes both, and so does the first half of a part without halves. When a part has no gradient in one
+// half, the other half counts as both.
 std::vector<int> halves_of(const Program& program, const Compute& op);
 
 // Returns the number of halves that the ops of a body add to each unit's gradient.

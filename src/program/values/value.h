@@ -14,7 +14,8 @@ enum class Value {
   kDocuments,  // i32 [N]: the position where the document of each token begins
   kResidual,   // x_Nd: input of layer l; l = L is the input of the final norm
   kStats1,
-  kProjected,  // q|k|v before RoPE
+  kProjected,  // q|k|v before their norms and RoPE
+  kNormedQkv,  // q|k|v after the norms of q and k, before RoPE
   kQkv,
   kLse,
   kAttention,
@@ -32,6 +33,7 @@ enum class Value {
   kDUp,
   kDAttention,
   kDQkv,
+  kDNormedQkv,
   kDProjected,  // gradient of kProjected
   // Between tensor ranks: partial sums, to which each rank has added its share (kResidualSum, ...), and under sequence
   // parallelism the gathered rows of a value whose rows are sharded (kResidualRows, ...).
@@ -128,6 +130,7 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kResidual, "x", ValueClass::kLayer, "Rd", ValueType::kCompute, Keeping::kOfLayer},
     ValueInfo{Value::kStats1, "stats1", ValueClass::kLayer, "Ns", ValueType::kAccurate},
     ValueInfo{Value::kProjected, "projected", ValueClass::kLayer, "NQ"},
+    ValueInfo{Value::kNormedQkv, "normed_qkv", ValueClass::kLayer, "NQ"},
     ValueInfo{Value::kQkv, "qkv", ValueClass::kLayer, "NQ"},
     ValueInfo{Value::kLse, "lse", ValueClass::kLayer, "Nh", ValueType::kAccurate},
     ValueInfo{Value::kAttention, "attn", ValueClass::kLayer, "Nq"},
@@ -145,6 +148,7 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kDUp, "d_up", ValueClass::kLayer, "NU", ValueType::kCompute, Keeping::kInTurnOfWhole},
     ValueInfo{Value::kDAttention, "d_attn", ValueClass::kLayer, "Nq", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDQkv, "d_qkv", ValueClass::kLayer, "NQ", ValueType::kCompute, Keeping::kInTurnOfWhole},
+    ValueInfo{Value::kDNormedQkv, "d_normed_qkv", ValueClass::kLayer, "NQ"},
     ValueInfo{Value::kDProjected, "d_projected", ValueClass::kLayer, "NQ"},
     ValueInfo{Value::kResidualSum, "x_sum", ValueClass::kSum, "Pd", ValueType::kCompute, Keeping::kOfLayer},
     ValueInfo{Value::kMidSum, "mid_sum", ValueClass::kSum, "Pd"},

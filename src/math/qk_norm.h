@@ -1,0 +1,18 @@
+// How the norms of queries and keys lie in rows of q|k|v. Plain declarations only, as in vector_kernels.h.
+#pragma once
+
+#include <stdint.h>
+
+namespace molen::math {
+
+// `groups` of `length` values each, one after the other; each group is normalised alone, and all share one weight.
+struct NormGroups {
+  int64_t groups, length;
+};
+// A row has `width` values: the queries, the keys, and behind them the values of attention, which are copied.
+struct QkNormSizes {
+  int64_t width;
+  NormGroups query, key;
+};
+
+}  // namespace molen::math
