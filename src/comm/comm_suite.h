@@ -2,10 +2,13 @@
 // even, uneven and empty counts. Call it on every rank; it returns the failures as text, empty if there are none.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -107,6 +110,7 @@ class Suite {
     megabytes();
     point_to_point();
     groups();
+    at_once();
     rounding();
     if (promises_.nan_survives) not_a_number();
     if (promises_.rounds_once) one_rounding();
@@ -283,6 +287,41 @@ class Suite {
   }
 
   // Sums that round, small and large, must have the same bits on every rank, on a second call, and from reduce_scatter.
+  // Two threads of each rank, with a group each. Which thread comes first differs from rank to rank and from call to
+  // call.
+  void at_once() {
+    if (c_.one_at_a_time()) return;
+    constexpr int kCalls = 60;
+    const auto first = c_.split(0, c_.rank()), second = c_.split(0, c_.rank());
+    std::array<std::string, 2> wrong;
+    const auto calls = [&](int which) {
+      Communicator& group = which == 0 ? *first : *second;
+      try {
+        for (int k = 0; k < kCalls && wrong[static_cast<std::size_t>(which)].empty(); ++k) {
+          if ((c_.rank() + k + which) % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+          const std::int64_t n = which == 0 ? 5 : 30011;
+          std::vector<double> x(static_cast<std::size_t>(n));
+          for (std::int64_t i = 0; i < n; ++i) x[static_cast<std::size_t>(i)] = value(c_.rank(), i + k);
+          group.all_reduce(x.data(), n, DType::kF64, Reduce::kSum);
+          for (std::int64_t i = 0; i < n; ++i)
+            if (x[static_cast<std::size_t>(i)] != combined(DType::kF64, i + k, Reduce::kSum))
+              wrong[static_cast<std::size_t>(which)] = fmt::format("group {}, call {}, element {}", which, k, i);
+        }
+      } catch (const std::exception& error) {
+        wrong[static_cast<std::size_t>(which)] = error.what();
+      }
+    };
+    c_.add_callers(1);
+    {
+      const std::jthread beside([&] {
+        calls(1);
+        c_.add_callers(-1);
+      });
+      calls(0);
+    }
+    for (const std::string& what : wrong) expect(what.empty(), "two groups at once: " + what);
+  }
+
   void rounding() {
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
       for (const std::int64_t n : {1, 301, 600011}) same_bits(t, n);

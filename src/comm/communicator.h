@@ -1,6 +1,7 @@
 // Communicators: the interface of all communication between ranks (`self`, `threads`, `mpi`, `nccl`). One object
-// represents one group of ranks. Calls are collective and blocking. Each rank calls from one thread, in the same order
-// on all ranks of the group (the program's launch order). The implementation decides whether buffers are host or device
+// represents one group of ranks. Calls are collective and blocking. Each rank calls an object from one thread at a
+// time, in the same order on all ranks of the group (the program's launch order). Several threads of a rank may call
+// different objects at once, unless `one_at_a_time`. The implementation decides whether buffers are host or device
 // memory.
 #pragma once
 
@@ -85,6 +86,12 @@ class Communicator {
   // Makes a new group of the ranks that pass the same color (>= 0), ordered by key, then rank. Collective over this
   // group.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  // Whether a rank may only be in one call at a time, of whichever communicator, and in one order on all ranks.
+  virtual bool one_at_a_time() const { return false; }
+  // Adds to the number of threads that this rank may have in calls at once; at first it is 1. Below 1, no thread calls
+  // until it grows again. A communicator that looks for ranks which wait for each other needs to know it.
+  virtual void add_callers(int) noexcept {}
 
   // Makes every pending and later call on any rank of the world throw Error, so that the other ranks do not wait for a
   // rank that failed.

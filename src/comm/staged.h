@@ -31,6 +31,8 @@ class Staged final : public Communicator {
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   std::string name() const override { return inner_->name(); }
+  bool one_at_a_time() const override { return inner_->one_at_a_time(); }
+  void add_callers(int change) noexcept override { inner_->add_callers(change); }
   void all_reduce(void* data, std::int64_t count, DType t, Reduce op) override {
     memory_.begin();
     Buffer b(*this, data, count * size_of(t));

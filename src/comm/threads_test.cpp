@@ -370,6 +370,29 @@ TEST(Threads, GroupsInDifferentOrderIsNoHang) {
                 {"all ranks wait for each other", "rank 0: barrier", "rank 1: barrier"});
 }
 
+// A thread of a rank that may still come lets the others wait; when it has come and waits too, nobody does.
+TEST(Threads, SeveralCallersOfARankAreNoHangOnlyWhenAllWait) {
+  for (const bool comes : {true, false}) {
+    const auto texts = on_threads(2, {}, [comes](Communicator& c) {
+      const auto a = c.split(0, 0), b = c.split(0, 0);
+      c.add_callers(1);
+      const std::jthread beside([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // meanwhile one thread of each rank waits
+        try {
+          if (comes) (c.rank() == 0 ? b : a)->barrier();
+        } catch (const std::exception&) {  // the other thread tells
+        }
+        c.add_callers(-1);
+      });
+      (c.rank() == 0 ? a : b)->barrier();
+    });
+    if (comes)
+      EXPECT_EQ(texts, (std::vector<std::string>{"", ""}));
+    else
+      expect_on_all(texts, {"all ranks wait for each other", "rank 0: barrier", "rank 1: barrier"});
+  }
+}
+
 TEST(Threads, MessagesOfDifferentLengthAreRefused) {
   expect_on_all(on_threads(2, {},
                            [](Communicator& c) {

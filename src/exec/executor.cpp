@@ -109,6 +109,9 @@ class Executor::Impl {
     for (const auto& e : ops_) launched_.push_back(launches_ && !options_.written && only_launched(program_, *e.step));
     high_water_.assign(ops_.size(), 0);
     for (const auto& e : ops_) used_[static_cast<std::size_t>(e.step->stream)] = true;
+    for (const auto& e : ops_)
+      if (program::is_communication(e.step->op)) calls_[static_cast<std::size_t>(e.step->stream)] = true;
+    if (groups_.one_at_a_time()) in_turn_ = program::communication_before(ops_);
   }
 
   StepResult run(const StepInput& input) {
@@ -121,10 +124,15 @@ class Executor::Impl {
     start_ns_ = launches_ ? launches_->begin_step() : now_ns();
     std::array<std::exception_ptr, program::kNumStreams> errors;
     const auto run_one = [&](program::Stream stream) {
-      errors[static_cast<std::size_t>(stream)] = run_stream(stream, state, result.timeline);
+      const auto s = static_cast<std::size_t>(stream);
+      errors[s] = run_stream(stream, state, result.timeline);
+      if (calls_[s]) groups_.add_callers(-1);
     };
     if (!workers_) workers_.emplace(beside(), [this](program::Stream stream) { prepare_thread(stream); });
+    // Meanwhile the threads of the streams call the communicators, and not this thread.
+    groups_.add_callers(static_cast<int>(std::count(calls_.begin(), calls_.end(), true)) - 1);
     workers_->run(run_one, [&] { run_one(program::Stream::kCompute); });
+    groups_.add_callers(1);
     for (const auto& error : errors)
       if (error) std::rethrow_exception(error);
     result.timeline.total_s = static_cast<double>(now_ns() - start_ns_) * 1e-9;
@@ -328,6 +336,8 @@ class Executor::Impl {
         if (!progress_.wait(before)) return;
         if (launched_[before]) launches_->order_after(before);
       }
+      // The order in which all ranks communicate is that of the list; see docs/decisions/0011-self-contained-ops.md.
+      if (!in_turn_.empty() && in_turn_[i] >= 0 && !progress_.wait(static_cast<std::size_t>(in_turn_[i]))) return;
       run_op(i, state, timeline);
       progress_.mark(i);
     }
@@ -443,7 +453,8 @@ class Executor::Impl {
   std::unique_ptr<Launches> launches_;  // null on the host
   std::vector<bool> launched_;          // by op; the host waits for the others
   std::int64_t start_ns_ = 0;
-  std::array<bool, program::kNumStreams> used_{};
+  std::array<bool, program::kNumStreams> used_{}, calls_{};  // streams with ops; with ops that communicate
+  std::vector<int> in_turn_;  // by op: the communication that must have ended; empty if the communicators need no order
   std::array<int, program::kNumStreams> threads_{};  // of the kernels of each stream
   // Made by the first step, so that an executor that only lends its state has no threads. The last member: its threads
   // use the others.

@@ -17,6 +17,12 @@ class Groups {
 
   // Returns null for an axis that no op names.
   comm::Communicator* of(program::Axis axis) const { return groups_[static_cast<std::size_t>(axis)]; }
+  // Whether all of them must be called one at a time (comm/communicator.h).
+  bool one_at_a_time() const { return !made_.empty() && made_.front()->one_at_a_time(); }
+  // See comm/communicator.h; does nothing when no op communicates.
+  void add_callers(int change) const noexcept {
+    if (!made_.empty()) made_.front()->add_callers(change);
+  }
   const mesh::PerAxis& coordinates() const { return coordinates_; }
 
  private:

@@ -215,7 +215,7 @@ TEST(Figures, TheSeedsOfTheFuzzerAreSound) {
       const std::size_t arch = text.find("\narch ") + 1, setting = text.find("\nsetting ") + 1;
       const auto line = [&](std::size_t at) { return text.substr(at, text.find('\n', at) - at); };
       const Program bare =
-          parse("molen-program 13\n" + line(arch) + "\n" + line(setting) + "\nbody a\nschedule a\n", "seed");
+          parse("molen-program 14\n" + line(arch) + "\n" + line(setting) + "\nbody a\nschedule a\n", "seed");
       text = print(build(bare.arch, bare.setting));
       write_file_atomic(seed, text);
     }

@@ -11,9 +11,10 @@ namespace molen::sim {
 
 // The ranks and threads that share the cores of one machine.
 struct Sharing {
-  int cores = 1 << 20;  // logical cores that the ranks may use
-  int ranks = 1;        // identical ranks that run at once
-  int threads = 1;      // of each stream of a rank but communication, which has one
+  int cores = 1 << 20;         // logical cores that the ranks may use
+  int ranks = 1;               // identical ranks that run at once
+  int threads = 1;             // of each stream of a rank but those of communication, which have one each
+  bool one_at_a_time = false;  // whether the communicators of a rank take turns (comm/communicator.h)
 
   // Number of cores that compute keeps busy.
   int busy() const;
@@ -31,7 +32,9 @@ class Costs {
  public:
   // Costs as measured, with collectives among all ranks over `communicator`.
   Costs(CostModel model, Sharing sharing, std::string communicator)
-      : compute_(std::move(model)), sharing_(sharing), communicator_(std::move(communicator)) {}
+      : compute_(std::move(model)), sharing_(sharing), communicator_(std::move(communicator)) {
+    sharing_.one_at_a_time = communicator_ == "nccl";
+  }
 
   // Seconds of an op on cores of its own; throws UsageError for a kind that was not measured.
   double seconds(const program::Program& program, const program::Step& step) const;

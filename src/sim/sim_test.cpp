@@ -288,6 +288,37 @@ TEST(Simulate, FullCoresDoAllWorkOneAfterTheOther) {
   EXPECT_GE(free.total_s, work - beside);
 }
 
+// Collectives over two axes run beside each other, unless the communicators of a rank take turns: then in list order.
+TEST(Simulate, StreamsOfCommunicationRunAtOnceOrInTurn) {
+  program::Setting s = program_of(2, 0, 8).setting;
+  s.mesh[mesh::Axis::kCp] = 2;
+  s.sequence = 24;
+  const auto p = program::build(program_of(2, 0, 8).arch, s);
+  const auto ops = program::expand(p);
+  std::vector<double> work;
+  for (const auto& op : ops) {
+    const auto axis = program::axis_of(op.step->op);
+    work.push_back(!axis ? 1.0 : *axis == program::Axis::kCp ? 2.0 : 50.0);
+  }
+  Sharing sharing{64, 1, 1};
+  const auto at_once = simulate(ops, work, sharing);
+  sharing.one_at_a_time = true;
+  const auto in_turn = simulate(ops, work, sharing);
+  EXPECT_LT(at_once.total_s, in_turn.total_s);
+  double beside = 0.0, end = 0.0;
+  const program::OpTime* before = nullptr;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (!program::is_communication(ops[i].step->op)) continue;
+    beside += std::max(0.0, end - at_once.ops[i].start_s);
+    end = std::max(end, at_once.ops[i].end_s);
+    if (before) {
+      EXPECT_GE(in_turn.ops[i].start_s, before->end_s) << i;
+    }
+    before = &in_turn.ops[i];
+  }
+  EXPECT_GT(beside, 50.0);
+}
+
 TEST(Extrapolate, WhatWasMeasuredIsUsedAsItIs) {
   Calibration c;
   for (const int ranks : {1, 2, 3}) c.replace(entry_of(ranks, ranks == 1 ? "self" : "threads", 1.0 + 0.3 * ranks));

@@ -20,6 +20,7 @@ class Streams {
  public:
   Streams(const std::vector<program::Expanded>& ops, std::vector<double> work, const Sharing& sharing)
       : ops_(ops), sharing_(sharing), work_(std::move(work)), ended_(ops.size(), false) {
+    if (sharing.one_at_a_time) in_turn_ = program::communication_before(ops);
     for (std::size_t i = 0; i < ops.size(); ++i)
       queues_[static_cast<std::size_t>(ops[i].step->stream)].push_back(static_cast<int>(i));
     timeline_.ops.resize(ops.size());
@@ -45,6 +46,9 @@ class Streams {
       const auto& after = ops_[static_cast<std::size_t>(op)].after;
       if (!std::all_of(after.begin(), after.end(), [&](int a) { return ended_[static_cast<std::size_t>(a)]; }))
         continue;
+      if (!in_turn_.empty() && in_turn_[static_cast<std::size_t>(op)] >= 0 &&
+          !ended_[static_cast<std::size_t>(in_turn_[static_cast<std::size_t>(op)])])
+        continue;
       current_[s] = op;
       left_[s] = work_[static_cast<std::size_t>(op)];
       timeline_.ops[static_cast<std::size_t>(op)] = {now_, now_, left_[s]};
@@ -53,15 +57,14 @@ class Streams {
   }
 
   void end_next() {
-    constexpr auto kCompute = static_cast<std::size_t>(program::Stream::kCompute),
-                   kComm = static_cast<std::size_t>(program::Stream::kDpComm);
+    constexpr auto kCompute = static_cast<std::size_t>(program::Stream::kCompute);
     std::size_t first = 0;
     double least = std::numeric_limits<double>::infinity();
     int others = 0;
     for (std::size_t s = 0; s < current_.size(); ++s) {
       if (current_[s] == kNone) continue;
-      // Copies and the host's work have as many threads as compute; communication has one.
-      if (s != kCompute) others += s == kComm ? 1 : sharing_.threads;
+      // Copies and the host's work have as many threads as compute; each stream of communication has one.
+      if (s != kCompute) others += program::communicates(program::kAllStreams[s]) ? 1 : sharing_.threads;
       if (left_[s] < least) least = left_[s], first = s;
     }
     now_ += least / sharing_.rate(current_[kCompute] != kNone, others);
@@ -76,6 +79,7 @@ class Streams {
   const Sharing sharing_;
   std::vector<double> work_;
   std::vector<bool> ended_;
+  std::vector<int> in_turn_;  // as in exec::Executor
   std::array<std::vector<int>, program::kNumStreams> queues_;
   std::array<std::size_t, program::kNumStreams> next_{};
   std::array<int, program::kNumStreams> current_ = [] {

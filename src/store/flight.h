@@ -14,10 +14,11 @@
 
 namespace molen::store {
 
-// Streams: compute, communication, copies to the host and to the device, the host's cores. One thread writes each. A
-// file has the first n of them, as many as its program uses.
-inline constexpr int kFlightStreams = 5;
-inline constexpr int kCommStream = 1;
+// Streams: compute; communication over data-parallel, tensor and context ranks and between stages; copies to the host
+// and to the device; the host's cores. One thread writes each. A file has the first n of them, as many as its program
+// uses.
+inline constexpr int kFlightStreams = 8;
+inline constexpr int kFirstCommStream = 1, kLastCommStream = 4;
 
 // The phase of the training loop; ops are only expected to advance in kTrain.
 enum class FlightPhase : std::uint32_t { kStart, kTrain, kValidate, kCheckpoint, kFinish };

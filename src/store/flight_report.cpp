@@ -23,16 +23,33 @@ struct Place {
   auto operator<=>(const Place&) const = default;
 };
 
+bool before(const FlightStream& a, const FlightStream& b) {
+  return std::pair(a.step, a.op) < std::pair(b.step, b.op);
+}
+
+// Returns the first collective in list order that the rank is in, on whichever stream; null when it is in none.
+const FlightStream* waits_in(const FlightState& f) {
+  const FlightStream* first = nullptr;
+  for (int i = kFirstCommStream; i <= kLastCommStream; ++i) {
+    const FlightStream& s = f.streams[static_cast<std::size_t>(i)];
+    if (s.inside && (!first || before(s, *first))) first = &s;
+  }
+  return first;
+}
+
 Place comm_place(const FlightState& f) {
-  const FlightStream& c = f.streams[kCommStream];
+  const FlightStream* c = waits_in(f);
+  if (!c)  // the last that has ended
+    for (int i = kFirstCommStream; i <= kLastCommStream; ++i)
+      if (const FlightStream& s = f.streams[static_cast<std::size_t>(i)]; s.any && (!c || before(*c, s))) c = &s;
   // After a collective's end is further than inside it
-  if (c.any && c.step >= f.step) return {c.step, c.op, !c.inside};
+  if (c && c->step >= f.step) return {c->step, c->op, !c->inside};
   return {f.step, -1, false};
 }
 
 // Returns the stream that tells most about the rank's activity.
 const FlightStream* telling(const FlightState& f) {
-  if (f.streams[kCommStream].inside) return &f.streams[kCommStream];
+  if (const FlightStream* comm = waits_in(f)) return comm;
   const FlightStream* latest = nullptr;
   for (const FlightStream& s : f.streams) {
     if (s.inside) return &s;
@@ -75,7 +92,7 @@ std::string doing(const Judgement::Rank& r, const OpTexts& ops) {
     case RankState::kFailed:
       return fmt::format("ended with an error of its own: {}", where);
     case RankState::kAlarmed:
-      return fmt::format("ended the job: {}{}", f.streams[kCommStream].inside ? "waited in " : "", where);
+      return fmt::format("ended the job: {}{}", waits_in(f) ? "waited in " : "", where);
     case RankState::kWaiting:
       return "waiting in " + where;
     case RankState::kBusy:
@@ -130,7 +147,7 @@ std::vector<int> behind(const Judgement& j) {
   const auto in_step = [](const Judgement::Rank& r) {
     return r.seen.flight && r.state != RankState::kEnded && r.state != RankState::kFailed;
   };
-  const auto waits = [](const Judgement::Rank& r) { return r.seen.flight->streams[kCommStream].inside; };
+  const auto waits = [](const Judgement::Rank& r) { return waits_in(*r.seen.flight) != nullptr; };
   bool any_waits = false, any_free = false;
   for (const auto& r : j.ranks)
     if (in_step(r)) (waits(r) ? any_waits : any_free) = true;
@@ -185,7 +202,7 @@ void find_waits(Judgement& j) {
   std::string program;
   for (const auto& r : j.ranks) {
     const bool culprit = std::find(j.culprits.begin(), j.culprits.end(), r.seen.rank) != j.culprits.end();
-    if (culprit || !r.seen.flight || !r.seen.flight->streams[kCommStream].inside) continue;
+    if (culprit || !r.seen.flight || !waits_in(*r.seen.flight)) continue;
     if (r.state == RankState::kEnded || r.state == RankState::kFailed) continue;
     if (j.waiting.empty()) program = program_of(*r.seen.flight);
     j.waiting.push_back(r.seen.rank);
@@ -245,7 +262,7 @@ RankState state_of(const Sighting& seen) {
   if (!seen.beats.value_or(true)) return RankState::kSilent;
   if (f.phase != FlightPhase::kTrain) return RankState::kBusy;
   const bool stuck = !seen.advances.value_or(true);
-  if (f.streams[kCommStream].inside) return RankState::kWaiting;
+  if (waits_in(f)) return RankState::kWaiting;
   if (stuck) return RankState::kHung;
   return f.streams[0].inside ? RankState::kRunning : RankState::kBetween;
 }
@@ -304,7 +321,7 @@ std::string to_text(const Judgement& j, const OpTexts& ops) {
   if (j.waits_in)
     for (const auto& r : j.ranks)
       if (r.seen.rank == j.waiting.front()) {
-        FlightStream s = r.seen.flight->streams[kCommStream];
+        FlightStream s = *waits_in(*r.seen.flight);
         s.op = *j.waits_in;
         excerpt(fmt::format("{} (waiting)", list_of(j.waiting)), *r.seen.flight, s);
       }
@@ -333,7 +350,7 @@ Json to_json(const Judgement& j, const OpTexts& ops) {
       Json streams = Json::array();
       for (std::size_t i = 0; i < f.streams.size(); ++i) {
         const FlightStream& stream = f.streams[i];
-        if (i > kCommStream && !stream.any) continue;  // copy streams, which most programs do not use
+        if (i > kFirstCommStream && !stream.any) continue;  // streams that most programs do not use
         streams.push_back({{"records", stream.written}, {"readable", stream.records.size()}, {"torn", stream.torn}});
       }
       row["streams"] = streams;

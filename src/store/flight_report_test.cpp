@@ -118,6 +118,25 @@ TEST(FlightJudge, AllInTheSameCollectiveBlameNobody) {
   EXPECT_NE(j.summary.find("no rank is behind the others"), std::string::npos) << j.summary;
 }
 
+// A rank may be in two collectives, on two streams: the earlier one is its place, and it waits in either.
+TEST(FlightJudge, SeveralStreamsOfCommunication) {
+  const auto also_in = [](Sighting s, int op) {
+    s.flight->streams[kLastCommStream] = {true, 7, op, true, 9, {}, 0};
+    return s;
+  };
+  const auto first = also_in(living(0, 3, Place{7, 25, false}, Place{7, 20, true}), 24);
+  const auto second = also_in(living(1, 3, Place{7, 25, false}, Place{7, 20, false}), 24);
+  const auto late = living(2, 3, Place{7, 15, true}, Place{7, 10, false});
+  auto j = judge({first, second, late}, kReportOps);
+  EXPECT_EQ(j.culprits, std::vector<int>{2});
+  EXPECT_EQ(j.waiting, (std::vector<int>{0, 1}));
+  EXPECT_EQ(j.waits_in, 20);
+  EXPECT_EQ(j.ranks[1].state, RankState::kWaiting);
+  // All wait, one of them in an earlier collective than the others.
+  j = judge({first, second}, kReportOps);
+  EXPECT_EQ(j.culprits, std::vector<int>{0});
+}
+
 // Ops of two pipeline stages are numbered separately: a smaller number is not behind.
 TEST(FlightJudge, RanksOfOtherProgramsAreNotBehind) {
   auto first = living(0, 4, {}, Place{7, 90, true}), second = living(1, 4, {}, Place{7, 90, true});
@@ -127,7 +146,7 @@ TEST(FlightJudge, RanksOfOtherProgramsAreNotBehind) {
     return OpText{program == "stage 1" ? fmt::format("receive {}", op) : fmt::format("send {}", op), ""};
   };
   EXPECT_TRUE(judge({first, second, third, fourth}, of_stages).culprits.empty());
-  fourth.flight->streams[kCommStream].op = 10;
+  fourth.flight->streams[kFirstCommStream].op = 10;
   const auto j = judge({first, second, third, fourth}, of_stages);
   EXPECT_EQ(j.culprits, std::vector<int>{3});
   EXPECT_NE(j.summary.find("receive 10"), std::string::npos) << j.summary;
@@ -281,7 +300,7 @@ TEST(FlightJudge, TheSummaryWhereNobodyIsToBlame) {
   EXPECT_EQ(judge(all, kReportOps).summary,
             "no rank is behind the others: all are in collectives; ranks 0, 1 wait in op 20 (all_reduce 20)");
   all[1].flight->phase = FlightPhase::kValidate;
-  all[1].flight->streams[kCommStream].inside = false;
+  all[1].flight->streams[kFirstCommStream].inside = false;
   EXPECT_EQ(judge(all, kReportOps).summary, "no rank holds the others up; rank 0 waits in op 20 (all_reduce 20)");
   for (auto& s : all) s.flight->end = FlightEnd::kEnded;
   EXPECT_EQ(judge(all, kReportOps).summary, "all ranks ended by themselves");

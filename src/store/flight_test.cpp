@@ -247,7 +247,7 @@ TEST_F(Flight, RingsOfTheStreamsThatAreUsed) {
     EXPECT_EQ(s.streams.back().inside, streams == kFlightStreams);
     EXPECT_EQ(s.streams.back().op, streams == kFlightStreams ? 7 : 0);
   }
-  EXPECT_NOTED(FlightWriter(file(), identity(), 6), Error);
+  EXPECT_NOTED(FlightWriter(file(), identity(), kFlightStreams + 1), Error);
 }
 
 TEST_F(Flight, HostileFiles) {

@@ -29,8 +29,9 @@ bool create(const fs::path& path, std::string_view text) {
 }
 
 std::uint64_t progress_of(const FlightState& f) {
-  return f.streams[0].written + f.streams[1].written + static_cast<std::uint64_t>(f.step) * 8 +
-         static_cast<std::uint64_t>(f.phase);
+  std::uint64_t written = 0;
+  for (const FlightStream& stream : f.streams) written += stream.written;
+  return written + static_cast<std::uint64_t>(f.step) * 8 + static_cast<std::uint64_t>(f.phase);
 }
 
 bool lives(RankState s) {

@@ -37,7 +37,8 @@ enum class MpiCollectives { kOwn, kLibrary, kAuto };
 // times the payload. A larger all_reduce sends 2(n-1)/n times the payload.
 inline constexpr std::int64_t kMpiShort = std::int64_t{1} << 15;
 
-// MPI_COMM_WORLD, initialised at the first call and finalised at exit. One thread at a time may use it.
+// MPI_COMM_WORLD, initialised at the first call and finalised at exit. Several threads may use
+// different communicators at once: they take turns in the library.
 std::unique_ptr<Communicator> mpi_world(MpiCollectives collectives = MpiCollectives::kAuto);
 
 }  // namespace molen::comm

@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "base/error.h"
 #include "comm/mpi/mpi.h"
@@ -26,12 +27,30 @@ constexpr std::int64_t kScratch = std::int64_t{8} << 20;  // bytes received befo
 constexpr std::int64_t kHop = std::int64_t{4} << 20;      // largest piece in bytes that goes around a ring
 constexpr std::size_t kAhead = 4;                         // messages under way in each direction
 
+// The library is asked for MPI_THREAD_SERIALIZED, which every MPI gives without loss of speed: one thread at a time is
+// in it. Threads of a rank that call different communicators take turns by this mutex. No call of the library waits for
+// other ranks while it is held, except when communicators are made or freed, which happens between steps.
+std::timed_mutex& library_mutex() {
+  static std::timed_mutex mutex;
+  return mutex;
+}
+
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) length = 0;
   throw Error("MPI: {} failed: {}", what, std::string(text, static_cast<std::size_t>(length)));
+}
+
+template <class Call>
+void in_library(const char* what, Call call) {
+  int code;
+  {
+    const std::lock_guard lock(library_mutex());
+    code = call();
+  }
+  check(code, what);
 }
 
 // MPI's own waits spin. If ranks fill the cores of a host, a spinning communication thread takes its compute thread's
@@ -74,14 +93,15 @@ MPI_Datatype type_of(DType dtype) {
 class Mpi final : public Communicator {
  public:
   Mpi(MPI_Comm comm, bool owned, MpiCollectives wanted) : comm_(comm), owned_(owned), wanted_(wanted) {
-    check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
-    check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+    in_library("MPI_Comm_set_errhandler", [&] { return MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN); });
+    in_library("MPI_Comm_rank", [&] { return MPI_Comm_rank(comm_, &rank_); });
+    in_library("MPI_Comm_size", [&] { return MPI_Comm_size(comm_, &size_); });
     collectives_ = wanted != MpiCollectives::kAuto  ? wanted
                    : size_ <= kFew || on_one_host() ? MpiCollectives::kOwn
                                                     : MpiCollectives::kLibrary;
   }
   ~Mpi() override {
+    const std::lock_guard lock(library_mutex());
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (owned_ && !finalized) MPI_Comm_free(&comm_);
@@ -177,18 +197,22 @@ class Mpi final : public Communicator {
   }
   void barrier() override {
     MPI_Request request;
-    check(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
+    in_library("MPI_Ibarrier", [&] { return MPI_Ibarrier(comm_, &request); });
     wait([&] { return done(request, "MPI_Ibarrier"); });
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
     if (color < 0) throw Error("split: color {} of rank {}; colors are not negative", color, rank_);
     MPI_Comm made;
-    check(MPI_Comm_split(comm_, color, key, &made), "MPI_Comm_split");
+    in_library("MPI_Comm_split", [&] { return MPI_Comm_split(comm_, color, key, &made); });
     return std::make_unique<Mpi>(made, true, wanted_);
   }
 
-  void abort(const std::string&) noexcept override { MPI_Abort(comm_, 1); }
+  void abort(const std::string&) noexcept override {
+    // A thread that hangs in the library must not keep the job alive.
+    const std::unique_lock lock(library_mutex(), std::chrono::seconds(1));
+    MPI_Abort(comm_, 1);
+  }
   Traffic traffic_of(CallKind kind) const override { return traffic_[kind]; }
 
  private:
@@ -199,9 +223,10 @@ class Mpi final : public Communicator {
   bool on_one_host() const {
     MPI_Comm host;
     int here = 0;
-    check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host), "MPI_Comm_split_type");
-    check(MPI_Comm_size(host, &here), "MPI_Comm_size");
-    check(MPI_Comm_free(&host), "MPI_Comm_free");
+    in_library("MPI_Comm_split_type",
+               [&] { return MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host); });
+    in_library("MPI_Comm_size", [&] { return MPI_Comm_size(host, &here); });
+    in_library("MPI_Comm_free", [&] { return MPI_Comm_free(&host); });
     return here == size_;
   }
 
@@ -233,18 +258,18 @@ class Mpi final : public Communicator {
   };
   MPI_Request start_send(const void* data, int count, int to, DType dtype, int tag = kCollectiveTag) {
     MPI_Request request;
-    check(MPI_Isend(data, count, type_of(dtype), to, tag, comm_, &request), "MPI_Isend");
+    in_library("MPI_Isend", [&] { return MPI_Isend(data, count, type_of(dtype), to, tag, comm_, &request); });
     if (auto& sent = traffic_[kind_].wire_bytes; sent && to != MPI_PROC_NULL) *sent += count * size_of(dtype);
     return request;
   }
   Arrival start_receive(void* data, int count, int from, DType dtype, int tag = kCollectiveTag) {
     Arrival arrival{MPI_REQUEST_NULL, count, from, dtype};
-    check(MPI_Irecv(data, count, type_of(dtype), from, tag, comm_, &arrival.request), "MPI_Irecv");
+    in_library("MPI_Irecv", [&] { return MPI_Irecv(data, count, type_of(dtype), from, tag, comm_, &arrival.request); });
     return arrival;
   }
   static bool done(MPI_Request& request, const char* what) {
     int flag = 0;
-    check(MPI_Test(&request, &flag, MPI_STATUS_IGNORE), what);
+    in_library(what, [&] { return MPI_Test(&request, &flag, MPI_STATUS_IGNORE); });
     return flag != 0;
   }
   // Returns true once the message has arrived. MPI itself fails on a message that is too long, but not on one too
@@ -252,9 +277,9 @@ class Mpi final : public Communicator {
   bool arrived(Arrival& a) {
     int flag = 0, got = 0;
     MPI_Status status;
-    check(MPI_Test(&a.request, &flag, &status), "MPI_Irecv");
+    in_library("MPI_Irecv", [&] { return MPI_Test(&a.request, &flag, &status); });
     if (!flag || a.from == MPI_PROC_NULL) return flag != 0;
-    check(MPI_Get_count(&status, type_of(a.dtype), &got), "MPI_Get_count");
+    in_library("MPI_Get_count", [&] { return MPI_Get_count(&status, type_of(a.dtype), &got); });
     if (got != a.expected)
       throw Error("rank {} sends {} elements where rank {} receives {}", a.from, got, rank_, a.expected);
     if (auto& received = traffic_[kind_].wire_received) *received += got * size_of(a.dtype);
@@ -275,7 +300,7 @@ class Mpi final : public Communicator {
   void library(const char* what, Start start) {
     traffic_[kind_].wire_bytes = traffic_[kind_].wire_received = std::nullopt;
     MPI_Request request;
-    check(start(&request), what);
+    in_library(what, [&] { return start(&request); });
     wait([&] { return done(request, what); });
   }
 

@@ -78,6 +78,9 @@ class Nccl final : public Communicator {
   int rank() const override { return bootstrap_->rank(); }
   int size() const override { return bootstrap_->size(); }
   std::string name() const override { return "nccl"; }
+  // NCCL does not promise that operations of two communicators of a device proceed at once: their kernels wait for
+  // other ranks on cores that both need. All communicators of a rank share one stream of the device.
+  bool one_at_a_time() const override { return true; }
 
   void all_reduce(void* data, std::int64_t count, DType dtype, Reduce op) override {
     check_reducible(dtype);

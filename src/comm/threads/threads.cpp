@@ -62,6 +62,7 @@ struct ThreadWorld::Shared {
   int ranks = 1;
   std::list<Waiter> waiters;
   std::vector<int> handles;  // communicators alive per rank; -1: none made yet
+  std::vector<int> callers;  // threads per rank that may be in calls at once
 
   void set_failure(const std::string& reason) {
     if (failure.empty()) failure = reason.empty() ? "aborted" : reason;
@@ -72,8 +73,8 @@ struct ThreadWorld::Shared {
     set_failure(reason);
   }
 
-  // Waits for `done()` or a failure anywhere; `text` describes the awaited event. A rank uses one thread, so when all
-  // ranks wait and no condition holds, none ever will.
+  // Waits for `done()` or a failure anywhere; `text` describes the awaited event. When all threads of all ranks that
+  // call communicators wait and no condition holds, none ever will.
   template <class Done, class Text>
   void wait(std::unique_lock<std::mutex>& lock, int rank, Done done, Text text) {
     if (done() || !failure.empty()) return;
@@ -103,10 +104,12 @@ struct ThreadWorld::Shared {
   }
 
   void find_deadlock() {
-    for (int r = 0; r < ranks; ++r)
-      if (handles[static_cast<std::size_t>(r)] != 0 &&
-          std::none_of(waiters.begin(), waiters.end(), [r](const Waiter& w) { return w.rank == r && w.text; }))
-        return;
+    for (std::size_t r = 0; r < handles.size(); ++r) {
+      const auto waiting = std::count_if(waiters.begin(), waiters.end(), [r](const Waiter& w) {
+        return static_cast<std::size_t>(w.rank) == r && w.text;
+      });
+      if (handles[r] != 0 && (callers[r] < 1 || waiting < callers[r])) return;
+    }
     std::string all;
     for (const Waiter& w : waiters) {
       if (w.done()) return;
@@ -114,6 +117,12 @@ struct ThreadWorld::Shared {
       all += fmt::format("{}rank {}: {}", all.empty() ? "" : "; ", w.rank, w.text());
     }
     if (!all.empty()) set_failure("all ranks wait for each other: " + all);
+  }
+  void find_deadlock_quietly() noexcept {
+    try {
+      find_deadlock();
+    } catch (...) {  // no memory for the text: the other ranks find out when they leave
+    }
   }
 };
 
@@ -171,10 +180,13 @@ class Threads final : public Communicator {
     group_->gone[static_cast<std::size_t>(rank_)] = true;
     --world().handles[static_cast<std::size_t>(me())];
     world().wake();
-    try {
-      world().find_deadlock();
-    } catch (...) {  // no memory for the text: the other ranks find out when they leave
-    }
+    world().find_deadlock_quietly();
+  }
+
+  void add_callers(int change) noexcept override {
+    const std::lock_guard lock(world().mutex);
+    world().callers[static_cast<std::size_t>(me())] += change;
+    world().find_deadlock_quietly();
   }
 
   int rank() const override { return rank_; }
@@ -534,6 +546,7 @@ ThreadWorld::ThreadWorld(int ranks, ThreadOptions options) {
   world->options = options;
   world->ranks = ranks;
   world->handles.assign(static_cast<std::size_t>(ranks), -1);
+  world->callers.assign(static_cast<std::size_t>(ranks), 1);
   std::vector<int> members(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) members[static_cast<std::size_t>(r)] = r;
   // The group points back to the world; ~ThreadWorld breaks the cycle.

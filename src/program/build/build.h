@@ -68,8 +68,10 @@ Program update(Program program);
 // Sets FLOPs, bytes and scratch of every op.
 Program costs(Program program);
 // Sets the `after` edges: every hazard between streams that existing edges do not order yet, and no more than needed;
-// also the edges from `agree` to the ops that its flag guards. When a communication stream uses transient memory, the
-// transient memory passes from one instance to the next as a whole.
+// also the edges from `agree` to the ops that its flag guards, and those between ops over one axis that a text puts on
+// different streams. When a stream other than compute uses transient memory, the transient memory passes from one
+// instance to the next as a whole. Where streams of communication that run freely would keep more memory in use than
+// one stream for all, they wait for each other as far as the planned peak asks for.
 Program order_streams(Program program);
 
 }  // namespace pass

@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <set>
-#include <utility>
 
 #include "arch/context_parallel.h"
 #include "arch/tensor_parallel.h"
@@ -205,98 +204,6 @@ Program micro_batch_loop(Program p) {
 Program costs(Program p) {
   for (Body& body : p.bodies)
     for (Step& step : body.steps) set_costs(p, step);
-  return p;
-}
-
-namespace {
-
-bool uses_transients(const Program& p, const Step& step) {
-  if (step.scratch.value > 0) return true;
-  for (const Use& use : step.operands) {
-    const Buffer& buffer = p.buffers[static_cast<std::size_t>(use.buffer)];
-    if (buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice) return true;
-  }
-  return false;
-}
-
-// Instances use the transient space in turn. Finds the ops that each op must wait for, so that no stream works in this
-// space for one instance while another stream still works in it for the instance before.
-class Turns {
- public:
-  explicit Turns(const Program& p) : p_(p) {
-    for (const Body& body : p.bodies)
-      for (const Step& step : body.steps)
-        shared_ = shared_ || (step.stream != Stream::kCompute && uses_transients(p, step));
-  }
-
-  // Returns the latest ops of the other streams that op `index` has to wait for; kNoOps when there are none.
-  OpPerStream before(const Expanded& e, int index) {
-    if (!shared_ || !uses_transients(p_, *e.step)) return kNoOps;
-    if (e.instance != instance_) {
-      instance_ = e.instance;
-      before_ = latest_;
-      entered_.fill(false);
-    }
-    const auto own = static_cast<std::size_t>(e.step->stream);
-    latest_[own] = index;
-    return std::exchange(entered_[own], true) ? kNoOps : before_;
-  }
-
- private:
-  const Program& p_;
-  bool shared_ = false;
-  int instance_ = -1;
-  OpPerStream before_ = kNoOps, latest_ = kNoOps;
-  std::array<bool, kNumStreams> entered_{};
-};
-
-}  // namespace
-
-Program order_streams(Program p) {
-  const std::vector<Expanded> all = expand(p);
-  const Slots slots(p);
-  // `reader` and `writer`: the latest reader and writer of each place on each stream so far. `known`: for each stream,
-  // the last op of every other stream that is known to have ended before its next op.
-  std::vector<OpPerStream> reader(slots.places(), kNoOps), writer(slots.places(), kNoOps);
-  std::array<OpPerStream, kNumStreams> known;
-  known.fill(kNoOps);
-  std::vector<OpPerStream> at_end(all.size(), kNoOps);  // what is known to have ended once op i has ended
-  OpPerStream agreed = kNoOps;                          // latest decision on a flag, which guarded ops wait for
-  Turns turns(p);
-
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const Step& step = *all[i].step;
-    const auto own = static_cast<std::size_t>(step.stream);
-    const auto place = [&](const Use& use) { return slots.place(use.buffer, all[i].micro_batch); };
-    const auto learn = [&](int op) {
-      for (std::size_t t = 0; t < kNumStreams; ++t)
-        known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(op)][t]);
-    };
-    for (const int a : all[i].after) learn(a);
-    OpPerStream need = turns.before(all[i], static_cast<int>(i));
-    const auto want = [&](const OpPerStream& ops) {
-      for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
-    };
-    if (step.unless) want(agreed);
-    for (const Use& use : step.operands) {
-      want(writer[place(use)]);
-      if (use.changes()) want(reader[place(use)]);
-    }
-    for (std::size_t s = 0; s < kNumStreams; ++s) {
-      if (s == own || need[s] <= known[own][s]) continue;
-      const Expanded& from = all[static_cast<std::size_t>(need[s])];
-      Step& target = p.bodies[static_cast<std::size_t>(all[i].body)].steps[static_cast<std::size_t>(all[i].op)];
-      const OpRef ref{from.instance == all[i].instance ? -1 : from.body, from.op};
-      if (std::find(target.after.begin(), target.after.end(), ref) == target.after.end()) target.after.push_back(ref);
-      learn(need[s]);
-    }
-    known[own][own] = static_cast<int>(i);
-    at_end[i] = known[own];
-    if (std::holds_alternative<Agree>(step.op)) agreed[own] = static_cast<int>(i);
-    for (const Use& use : step.operands) (use.changes() ? writer : reader)[place(use)][own] = static_cast<int>(i);
-  }
-  for (Body& body : p.bodies)
-    for (Step& step : body.steps) std::sort(step.after.begin(), step.after.end());
   return p;
 }
 

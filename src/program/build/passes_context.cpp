@@ -44,9 +44,9 @@ class ContextExchanger {
 
   void gathered(const Compute& c, const Step& whole) {
     if (std::exchange(held_, c.layer) != c.layer)
-      add(AllGather{Axis::kCp, Moves::kKeys, c.layer}, c, whole, Stream::kDpComm);
+      add(AllGather{Axis::kCp, Moves::kKeys, c.layer}, c, whole, stream_of(Axis::kCp));
     steps_.push_back(whole);
-    if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Moves::kDKeys, c.layer}, c, whole, Stream::kDpComm);
+    if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Moves::kDKeys, c.layer}, c, whole, stream_of(Axis::kCp));
   }
 
   // Sends keys on while the attention over the present keys is computed, and gradients while those of the next are
@@ -56,11 +56,11 @@ class ContextExchanger {
     // With at most 3 ranks, the two key slots still hold the keys of all other ranks.
     const bool there = std::exchange(held_, c.layer) == c.layer && ranks <= 3;
     for (int i = 0; i < ranks; ++i) {
-      if (i + 1 < ranks && !there) add(Shift{Axis::kCp, Moves::kKeys, c.layer, i + 1}, c, whole, Stream::kDpComm);
+      if (i + 1 < ranks && !there) add(Shift{Axis::kCp, Moves::kKeys, c.layer, i + 1}, c, whole, stream_of(Axis::kCp));
       Compute step = c;
       step.chunk = i;
       add(step, c, whole, Stream::kCompute);
-      if (is_backward(c.pass)) add(Shift{Axis::kCp, Moves::kDKeys, c.layer, i + 1}, c, whole, Stream::kDpComm);
+      if (is_backward(c.pass)) add(Shift{Axis::kCp, Moves::kDKeys, c.layer, i + 1}, c, whole, stream_of(Axis::kCp));
     }
   }
 

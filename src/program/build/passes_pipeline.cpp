@@ -172,7 +172,7 @@ class Stage {
     if (const int found = find_body(name); found >= 0) return found;
     Body body{name, {}};
     body.steps.push_back(detail::make_step(p_, M{moves, layer, peer}, -1, backward ? Phase::kBackward : Phase::kForward,
-                                           Stream::kDpComm));
+                                           stream_of(Axis::kPp)));
     if (backward) use_gradient(body, gradient_[c]);
     return append(std::move(body));
   }

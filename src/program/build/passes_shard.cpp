@@ -152,7 +152,7 @@ struct Reduction {
 };
 
 // Adds a reduction over data-parallel ranks, of the gradient itself or of a message in a narrower type. The casts run
-// on the communication stream, beside the following backward ops, so that only one message at a time is in memory.
+// on the stream of the reduction, beside the following backward ops, so that only one message at a time is in memory.
 template <class O>
 void add_reduction(const Setting& s, O op, std::vector<Reduction>& ops, bool adds = false) {
   if (!s.narrow_over(op.axis)) {

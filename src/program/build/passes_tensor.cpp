@@ -56,7 +56,7 @@ class Exchanger {
         continue;
       }
       const Exchanges e = exchanges_of(p_, *c);
-      // All gathers stand before the first product, so that the communication stream waits for no product between two
+      // All gathers stand before the first product, so that their stream waits for no product between two
       // pieces.
       std::vector<Step> products = pieces_of(step);
       if (p_.setting.sharded_rows())
@@ -110,7 +110,7 @@ class Exchanger {
     std::map<int, int> own;  // one copy for all pieces that share a buffer
     for (const std::int64_t chunk : chunks_of(step)) {
       Step gather = detail::make_step(p_, AllGather{Axis::kTp, e.moves, e.layer, chunk}, -1, step.phase,
-                                      Stream::kDpComm, suffix_of(p_, step));
+                                      stream_of(Axis::kTp), suffix_of(p_, step));
       const int rows = gather.operand(Arg::kTo).buffer;
       if (!own.count(rows)) own[rows] = detail::copy_of(p_, rows, copies_[rows]++);
       gather.operand(Arg::kTo).buffer = own[rows];
@@ -136,7 +136,7 @@ class Exchanger {
 
   void sum(const Exchanging& e, const Step& step) {
     const auto add = [&](Op op) {
-      steps_.push_back(detail::make_step(p_, std::move(op), -1, step.phase, Stream::kDpComm, suffix_of(p_, step)));
+      steps_.push_back(detail::make_step(p_, std::move(op), -1, step.phase, stream_of(Axis::kTp), suffix_of(p_, step)));
     };
     if (e.moves == Moves::kHead) return add(AllGather{Axis::kTp, e.moves, e.layer});
     if (!p_.setting.sharded_rows()) return add(AllReduce{Axis::kTp, e.moves, e.layer});

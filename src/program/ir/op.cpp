@@ -58,8 +58,8 @@ std::string_view name_of(Phase phase) {
 }
 
 std::string_view name_of(Stream stream) {
-  static constexpr std::array<std::string_view, kNumStreams> kNames{"compute", "comm.dp", "copy.out", "copy.in",
-                                                                    "host"};
+  static constexpr std::array<std::string_view, kNumStreams> kNames{"compute", "dp_comm",  "tp_comm", "cp_comm",
+                                                                    "pp_comm", "copy.out", "copy.in", "host"};
   return kNames.at(static_cast<std::size_t>(stream));
 }
 std::string_view name_of(Axis axis) {

@@ -27,13 +27,32 @@ enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds, kCp };
 inline constexpr std::array kAllAxes{Axis::kDp,    Axis::kShard, Axis::kReplicate, Axis::kTp,
                                      Axis::kWorld, Axis::kPp,    Axis::kEnds,      Axis::kCp};
 
-// The queue that an op runs on. Ops of one stream run in list order; streams run concurrently. Copies from and to the
-// device have separate streams, because each direction has its own wires. kHost is work of the host's cores on host
-// memory.
-enum class Stream { kCompute, kDpComm, kToHost, kToDevice, kHost };
-inline constexpr std::array kAllStreams{Stream::kCompute, Stream::kDpComm, Stream::kToHost, Stream::kToDevice,
-                                        Stream::kHost};
+// The queue that an op runs on. Ops of one stream run in list order; streams run concurrently. Communication has a
+// stream for each kind of axis, so that an exchange that compute waits for does not stand behind a reduction over
+// data-parallel ranks. Copies from and to the device have separate streams, because each direction has its own wires.
+// kHost is work of the host's cores on host memory.
+enum class Stream { kCompute, kDpComm, kTpComm, kCpComm, kPpComm, kToHost, kToDevice, kHost };
+inline constexpr std::array kAllStreams{Stream::kCompute, Stream::kDpComm, Stream::kTpComm,   Stream::kCpComm,
+                                        Stream::kPpComm,  Stream::kToHost, Stream::kToDevice, Stream::kHost};
 inline constexpr int kNumStreams = kAllStreams.size();
+inline constexpr std::array kCommStreams{Stream::kDpComm, Stream::kTpComm, Stream::kCpComm, Stream::kPpComm};
+constexpr bool communicates(Stream stream) {
+  return Stream::kDpComm <= stream && stream <= Stream::kPpComm;
+}
+// Returns the stream of the communication over an axis, if a text does not put it on another.
+constexpr Stream stream_of(Axis axis) {
+  switch (axis) {
+    case Axis::kTp:
+      return Stream::kTpComm;
+    case Axis::kCp:
+      return Stream::kCpComm;
+    case Axis::kPp:
+    case Axis::kEnds:
+      return Stream::kPpComm;
+    default:
+      return Stream::kDpComm;
+  }
+}
 // For each stream, the index of an op of that stream; -1: none.
 using OpPerStream = std::array<int, kNumStreams>;
 inline constexpr OpPerStream kNoOps = [] {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
@@ -203,6 +204,14 @@ std::vector<Expanded> expand(const Program& program) {
     latest[static_cast<std::size_t>(instance.body)] = start;
   }
   return all;
+}
+
+std::vector<int> communication_before(const std::vector<Expanded>& ops) {
+  std::vector<int> before(ops.size(), -1);
+  int latest = -1;
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (is_communication(ops[i].step->op)) before[i] = std::exchange(latest, static_cast<int>(i));
+  return before;
 }
 
 }  // namespace molen::program

@@ -255,5 +255,7 @@ std::int64_t expanded_size(const Program& program);
 inline constexpr std::int64_t kMaxExpanded = std::int64_t{1} << 27;  // limit for a program read from a text
 // Returns every op in list order. The result points into the program, which must outlive it.
 std::vector<Expanded> expand(const Program& program);
+// Returns, for each op that communicates, the one before it in list order; -1 for the first, and for all other ops.
+std::vector<int> communication_before(const std::vector<Expanded>& ops);
 
 }  // namespace molen::program

@@ -101,12 +101,15 @@ PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& 
     if (ops[i].step->stream == Stream::kCompute) book(*ops[i].step, timeline.ops[i].seconds());
   std::vector<Gap> idle = idle_of(times_of(ops, timeline, Stream::kCompute), timeline.total_s);
   idle = without(idle, ops, timeline, Stream::kHost, book);
-  idle = without(idle, ops, timeline, Stream::kDpComm, [&](const Step& step, double s) {
+  const auto communication = [&](const Step& step, double s) {
     if (between_stages(setting, step))
       result.bubble_s += s;
     else
       book(step, s);
-  });
+  };
+  // Messages of a pipeline come last: a stage waits for its next one beside everything else.
+  for (const Stream comm : {Stream::kTpComm, Stream::kCpComm, Stream::kDpComm, Stream::kPpComm})
+    idle = without(idle, ops, timeline, comm, communication);
   for (const Stream copies : {Stream::kToDevice, Stream::kToHost}) idle = without(idle, ops, timeline, copies, book);
   for (const Gap& gap : idle) result.idle_s += gap.end_s - gap.begin_s;
   return result;

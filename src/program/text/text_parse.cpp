@@ -71,10 +71,10 @@ class Parser {
       if (w.empty()) continue;
       if (w.size() > kMaxWords) fail(fmt::format("more than {} words on a line", kMaxWords));
       if (!versioned) {
-        if (w.size() != 2 || w[0] != "molen-program") fail("expected 'molen-program 13'");
-        if (w[1] != "13")
+        if (w.size() != 2 || w[0] != "molen-program") fail("expected 'molen-program 14'");
+        if (w[1] != "14")
           fail(fmt::format(
-              "is of version {}, and this molen reads version 13: `molen program CONFIG` prints the program "
+              "is of version {}, and this molen reads version 14: `molen program CONFIG` prints the program "
               "of a configuration anew",
               w[1]));
         versioned = true;

@@ -68,7 +68,7 @@ std::string memory_text(const Program& p, const MemoryPlan& plan) {
 }
 
 std::string print_all(const Program& p, const MemoryPlan* plan) {
-  std::string text = "molen-program 13\n";
+  std::string text = "molen-program 14\n";
   if (plan) text += memory_text(p, *plan);
   text += "arch " + arch::to_json(p.arch).dump() + "\n";
   text += "setting " + detail::setting_to_text(p.setting) + "\n";

@@ -335,7 +335,8 @@ Value kept_value(Moves moves) {
 Stream stream_of(const Program& program, const Op& op) {
   const Offload& offload = program.setting.offload;
   // The casts of messages run beside the reductions: backward waits for neither.
-  if (is_communication(op) || std::holds_alternative<Cast>(op)) return Stream::kDpComm;
+  if (const auto axis = axis_of(op)) return stream_of(*axis);
+  if (const auto* cast = std::get_if<Cast>(&op)) return stream_of(cast->over);
   if (std::holds_alternative<CopyToHost>(op)) return Stream::kToHost;
   if (std::holds_alternative<CopyToDevice>(op)) return Stream::kToDevice;
   // These two run where their gradients are. The step's sums, a few bytes, stay where they are.

@@ -43,12 +43,14 @@ bool in_shared_space(const Program& p, const Step& step) {
   return step.scratch.value > 0 || std::any_of(step.operands.begin(), step.operands.end(), transient);
 }
 
-// The ops so far, in list order: for each stream, the latest op that read or changed each place, that decided a flag,
-// and that worked in the shared space for an earlier instance.
+// The ops so far, in list order: for each stream, the latest op that read or changed each place, that communicated over
+// each axis, that decided a flag, and that worked in the shared space for an earlier instance.
 class History {
  public:
   explicit History(const Program& p)
-      : p_(p), slots_(p), readers_(slots_.places(), kNoOps), changers_(slots_.places(), kNoOps) {}
+      : p_(p), slots_(p), readers_(slots_.places(), kNoOps), changers_(slots_.places(), kNoOps) {
+    communicated_.fill(kNoOps);
+  }
 
   // Returns, for each stream, the latest op that must have ended before `e` begins.
   OpPerStream needed_by(const Expanded& e) {
@@ -58,6 +60,8 @@ class History {
     }
     OpPerStream needed = e.step->unless ? flag_ : kNoOps;
     if (in_shared_space(p_, *e.step)) keep_latest(needed, earlier_instances_);
+    // The ranks of a group meet in the same order, whatever streams their ops run on.
+    if (const auto axis = axis_of(e.step->op)) keep_latest(needed, communicated_[static_cast<std::size_t>(*axis)]);
     for (const Use& use : e.step->operands) {
       keep_latest(needed, changers_[place(e, use)]);
       if (use.changes()) keep_latest(needed, readers_[place(e, use)]);
@@ -68,6 +72,7 @@ class History {
   void record(const Expanded& e, int op) {
     const auto stream = static_cast<std::size_t>(e.step->stream);
     if (std::holds_alternative<Agree>(e.step->op)) flag_[stream] = op;
+    if (const auto axis = axis_of(e.step->op)) communicated_[static_cast<std::size_t>(*axis)][stream] = op;
     if (in_shared_space(p_, *e.step)) in_space_[stream] = op;
     for (const Use& use : e.step->operands) (use.changes() ? changers_ : readers_)[place(e, use)][stream] = op;
   }
@@ -77,7 +82,8 @@ class History {
 
   const Program& p_;
   Slots slots_;
-  std::vector<OpPerStream> readers_, changers_;  // by place
+  std::vector<OpPerStream> readers_, changers_;              // by place
+  std::array<OpPerStream, kAllAxes.size()> communicated_{};  // by axis
   OpPerStream flag_ = kNoOps, in_space_ = kNoOps, earlier_instances_ = kNoOps;
   int instance_ = -1;
 };

@@ -130,8 +130,7 @@ class Verifier {
           e.step->hardware_flops != want.hardware_flops || e.step->moved != want.moved)
         report(e, "its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
                e.step->scratch.value, want.scratch.value);
-      if (e.step->stream != stream_of(p_, e.step->op))
-        report(e, "belongs on the stream {}", name_of(stream_of(p_, e.step->op)));
+      if (const auto why = detail::stream_refused(p_, *e.step)) report(e, "{}", *why);
       if (findings_.size() >= kMaxFindings) return;
     }
   }
@@ -492,8 +491,13 @@ class Verifier {
   void races() {
     for (const auto& [op, other] : unordered(p_, ops_)) {
       if (findings_.size() >= kMaxFindings) return;
-      report(ops_[static_cast<std::size_t>(op)], "does not wait for {}, which uses the same buffer on another stream",
-             text_of(p_, ops_[static_cast<std::size_t>(other)]));
+      const Expanded &e = ops_[static_cast<std::size_t>(op)], &before = ops_[static_cast<std::size_t>(other)];
+      const auto axis = axis_of(e.step->op);
+      if (axis && axis == axis_of(before.step->op))
+        report(e, "does not wait for {}, which communicates over the same axis, {}, on another stream",
+               text_of(p_, before), name_of(*axis));
+      else
+        report(e, "does not wait for {}, which uses the same buffer on another stream", text_of(p_, before));
     }
   }
 

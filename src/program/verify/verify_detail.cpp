@@ -1,7 +1,11 @@
+#include "program/verify/verify_detail.h"
+
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 
-#include "program/verify/verify_detail.h"
+#include "program/values/signature.h"
 
 #include "program/parts/part.h"
 
@@ -52,6 +56,16 @@ std::vector<Axis> axes_of_sum(const Setting& s, std::int64_t scalar) {
   if (s.tensor() && scalar == kSumSquares) axes.push_back(Axis::kTp);
   if (s.pipelined()) axes.push_back(Axis::kPp);
   return axes;
+}
+
+std::optional<std::string> stream_refused(const Program& p, const Step& step) {
+  const Stream usual = stream_of(p, step.op);
+  if (step.stream == usual || (communicates(usual) && communicates(step.stream))) return std::nullopt;
+  std::string streams(name_of(usual));
+  if (communicates(usual))
+    for (const Stream other : kCommStreams)
+      if (other != usual) streams += fmt::format(" (or {})", name_of(other));
+  return fmt::format("belongs on the stream {}, not on {}", streams, name_of(step.stream));
 }
 
 }  // namespace molen::program::detail

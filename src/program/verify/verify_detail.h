@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "program/ir/program.h"
@@ -16,5 +18,8 @@ std::size_t messages_needed(const Program& program);
 // The axes over which one of the step's sums (Scalar) is reduced. Squares of elements that all ranks hold alike are
 // not.
 std::vector<Axis> axes_of_sum(const Setting& setting, std::int64_t scalar);
+// Returns why an op cannot run on the stream that it names, or nothing when it can. Communication, and the casts around
+// it, may run on any stream of communication: ops over one axis then need edges that keep them in list order.
+std::optional<std::string> stream_refused(const Program& program, const Step& step);
 
 }  // namespace molen::program::detail

@@ -21,6 +21,12 @@
 #include "store/watch.h"
 
 namespace molen::train {
+// Not in an anonymous namespace: FlightRecorder::Open, which is not in one either, holds them.
+struct ListedProgram {
+  program::Program program;
+  std::vector<program::Expanded> ops;
+};
+
 namespace {
 
 // Removes what an earlier attempt left: marks of its alarms, and records of ranks that this attempt does not have.
@@ -51,17 +57,12 @@ void remove_stale(const fs::path& directory, int ranks) {
   ::_exit(1);
 }
 
-struct Listed {
-  program::Program program;
-  std::vector<program::Expanded> ops;
-};
-
 // Returns the programs of a pipeline's other stages, by their digests.
-std::map<std::string, std::unique_ptr<Listed>> other_stages(const Job& job) {
-  std::map<std::string, std::unique_ptr<Listed>> programs;
+std::map<std::string, std::unique_ptr<ListedProgram>> other_stages(const Job& job) {
+  std::map<std::string, std::unique_ptr<ListedProgram>> programs;
   for (int stage = 0; stage < job.setting.stages(); ++stage) {
     if (stage == job.setting.pipeline.stage) continue;
-    auto listed = std::make_unique<Listed>();
+    auto listed = std::make_unique<ListedProgram>();
     listed->program = job.program_of(stage);
     listed->ops = program::expand(listed->program);
     programs[sha256_hex(program::print(listed->program))] = std::move(listed);
@@ -92,8 +93,8 @@ struct FlightRecorder::Open {
   std::vector<double> last_steps;
   int exceptions = std::uncaught_exceptions();
   // Makes the programs of a pipeline's other stages when a report first names one of their ops.
-  std::function<std::map<std::string, std::unique_ptr<Listed>>()> other_stages;
-  std::optional<std::map<std::string, std::unique_ptr<Listed>>> others;
+  std::function<std::map<std::string, std::unique_ptr<ListedProgram>>()> other_stages;
+  std::optional<std::map<std::string, std::unique_ptr<ListedProgram>>> others;
   std::optional<store::Watch> watch;  // last member: it uses the others
 
   // Called only by the watch, which must complete whatever happens here.
@@ -105,7 +106,7 @@ struct FlightRecorder::Open {
     }
     const auto found = others->find(digest);
     if (found == others->end()) return {};
-    const Listed& listed = *found->second;
+    const ListedProgram& listed = *found->second;
     return {program::op_title(listed.program, listed.ops, op), program::excerpt(listed.program, listed.ops, op)};
   }
 };

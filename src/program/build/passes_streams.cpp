@@ -1,0 +1,198 @@
+// The edges between streams.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "program/build/build.h"
+#include "program/ir/slots.h"
+#include "program/memory/memory.h"
+
+namespace molen::program::pass {
+namespace {
+
+bool uses_transients(const Program& p, const Step& step) {
+  if (step.scratch.value > 0) return true;
+  for (const Use& use : step.operands) {
+    const Buffer& buffer = p.buffers[static_cast<std::size_t>(use.buffer)];
+    if (buffer.lifetime == Lifetime::kTransient && buffer.place == Place::kDevice) return true;
+  }
+  return false;
+}
+
+// Instances use the transient space in turn. Finds the ops that each op must wait for, so that no stream works in this
+// space for one instance while another stream still works in it for the instance before.
+class Turns {
+ public:
+  explicit Turns(const Program& p) : p_(p) {
+    for (const Body& body : p.bodies)
+      for (const Step& step : body.steps)
+        shared_ = shared_ || (step.stream != Stream::kCompute && uses_transients(p, step));
+  }
+
+  // Returns the latest ops of the other streams that op `index` has to wait for; kNoOps when there are none.
+  OpPerStream before(const Expanded& e, int index) {
+    if (!shared_ || !uses_transients(p_, *e.step)) return kNoOps;
+    if (e.instance != instance_) {
+      instance_ = e.instance;
+      before_ = latest_;
+      entered_.fill(false);
+    }
+    const auto own = static_cast<std::size_t>(e.step->stream);
+    latest_[own] = index;
+    return std::exchange(entered_[own], true) ? kNoOps : before_;
+  }
+
+ private:
+  const Program& p_;
+  bool shared_ = false;
+  int instance_ = -1;
+  OpPerStream before_ = kNoOps, latest_ = kNoOps;
+  std::array<bool, kNumStreams> entered_{};
+};
+
+constexpr std::size_t kUnbounded = std::numeric_limits<std::size_t>::max();
+
+// Bounds how far a stream of communication runs ahead of the others: when an op begins, at most `ahead` ops of each
+// other stream of communication that stand before it in its instance have not ended. What such an op holds, such as a
+// gradient that is still to be reduced, cannot be overwritten meanwhile.
+class Recent {
+ public:
+  explicit Recent(std::size_t ahead) : ahead_(ahead) {}
+
+  // Returns, for each stream, the latest op that must have ended before `e` begins.
+  OpPerStream before(const Expanded& e) const {
+    OpPerStream need = kNoOps;
+    if (ahead_ == kUnbounded || e.instance != instance_ || !communicates(e.step->stream)) return need;
+    for (const Stream other : kCommStreams) {
+      const auto& ops = ops_[static_cast<std::size_t>(other)];
+      if (other != e.step->stream && ops.size() > ahead_)
+        need[static_cast<std::size_t>(other)] = ops[ops.size() - 1 - ahead_];
+    }
+    return need;
+  }
+  void add(const Expanded& e, int index) {
+    if (std::exchange(instance_, e.instance) != e.instance)
+      for (auto& ops : ops_) ops.clear();
+    if (communicates(e.step->stream)) ops_[static_cast<std::size_t>(e.step->stream)].push_back(index);
+  }
+
+ private:
+  std::size_t ahead_;
+  int instance_ = -1;
+  std::array<std::vector<int>, kNumStreams> ops_;  // of the instance
+};
+
+// The edges of each op of each body.
+using Edges = std::vector<std::vector<std::vector<OpRef>>>;
+
+Edges edges_of(const Program& p) {
+  Edges edges;
+  for (const Body& body : p.bodies) {
+    edges.emplace_back();
+    for (const Step& step : body.steps) edges.back().push_back(step.after);
+  }
+  return edges;
+}
+
+void set_edges(Program& p, Edges edges) {
+  for (std::size_t b = 0; b < edges.size(); ++b)
+    for (std::size_t k = 0; k < edges[b].size(); ++k) p.bodies[b].steps[k].after = std::move(edges[b][k]);
+}
+
+// Returns the edges that a program has, and those of the hazards. `all`: the program, expanded. `ahead`: as in Recent.
+Edges ordered_edges(const Program& p, const std::vector<Expanded>& all, const Slots& slots, Edges edges,
+                    std::size_t ahead) {
+  // `reader` and `writer`: the latest reader and writer of each place on each stream so far. `known`: for each stream,
+  // the last op of every other stream that is known to have ended before its next op.
+  std::vector<OpPerStream> reader(slots.places(), kNoOps), writer(slots.places(), kNoOps);
+  std::array<OpPerStream, kNumStreams> known;
+  known.fill(kNoOps);
+  std::vector<OpPerStream> at_end(all.size(), kNoOps);    // what is known to have ended once op i has ended
+  OpPerStream agreed = kNoOps;                            // latest decision on a flag, which guarded ops wait for
+  std::array<OpPerStream, kAllAxes.size()> communicated;  // the latest op over each axis
+  communicated.fill(kNoOps);
+  Turns turns(p);
+  Recent recent(ahead);
+
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Step& step = *all[i].step;
+    const auto own = static_cast<std::size_t>(step.stream);
+    const auto place = [&](const Use& use) { return slots.place(use.buffer, all[i].micro_batch); };
+    const auto learn = [&](int op) {
+      for (std::size_t t = 0; t < kNumStreams; ++t)
+        known[own][t] = std::max(known[own][t], at_end[static_cast<std::size_t>(op)][t]);
+    };
+    for (const int a : all[i].after) learn(a);
+    OpPerStream need = turns.before(all[i], static_cast<int>(i));
+    const auto want = [&](const OpPerStream& ops) {
+      for (std::size_t s = 0; s < kNumStreams; ++s) need[s] = std::max(need[s], ops[s]);
+    };
+    if (step.unless) want(agreed);
+    want(recent.before(all[i]));
+    const auto axis = axis_of(step.op);
+    if (axis) want(communicated[static_cast<std::size_t>(*axis)]);
+    for (const Use& use : step.operands) {
+      want(writer[place(use)]);
+      if (use.changes()) want(reader[place(use)]);
+    }
+    // The latest op first: what it waits for needs no edge of its own.
+    const auto latest = [&] {
+      std::size_t found = kNumStreams;
+      for (std::size_t s = 0; s < kNumStreams; ++s)
+        if (s != own && need[s] > known[own][s] && (found == kNumStreams || need[s] > need[found])) found = s;
+      return found;
+    };
+    for (std::size_t s = latest(); s != kNumStreams; s = latest()) {
+      const Expanded& from = all[static_cast<std::size_t>(need[s])];
+      std::vector<OpRef>& after = edges[static_cast<std::size_t>(all[i].body)][static_cast<std::size_t>(all[i].op)];
+      const OpRef ref{from.instance == all[i].instance ? -1 : from.body, from.op};
+      if (std::find(after.begin(), after.end(), ref) == after.end()) after.push_back(ref);
+      learn(need[s]);
+    }
+    known[own][own] = static_cast<int>(i);
+    at_end[i] = known[own];
+    recent.add(all[i], static_cast<int>(i));
+    if (axis) communicated[static_cast<std::size_t>(*axis)][own] = static_cast<int>(i);
+    if (std::holds_alternative<Agree>(step.op)) agreed[own] = static_cast<int>(i);
+    for (const Use& use : step.operands) (use.changes() ? writer : reader)[place(use)][own] = static_cast<int>(i);
+  }
+  for (auto& body : edges)
+    for (auto& after : body) std::sort(after.begin(), after.end());
+  return edges;
+}
+
+bool on_several_streams(const Program& p) {
+  std::array<bool, kNumStreams> used{};
+  for (const Body& body : p.bodies)
+    for (const Step& step : body.steps) used[static_cast<std::size_t>(step.stream)] = communicates(step.stream);
+  return std::count(used.begin(), used.end(), true) > 1;
+}
+
+}  // namespace
+
+// With nothing in the way (`ahead` 0) communication runs in list order, as on a single stream, and the plan is the
+// smallest. Any other bound is taken only if the plan stays as small.
+Program order_streams(Program p) {
+  const std::vector<Expanded> all = expand(p);
+  const Slots slots(p);
+  const Edges given = edges_of(p);
+  const auto with = [&](std::size_t ahead) { return ordered_edges(p, all, slots, given, ahead); };
+  Edges free = with(kUnbounded);
+  if (!on_several_streams(p)) {
+    set_edges(p, std::move(free));
+    return p;
+  }
+  const Edges in_list_order = with(0);
+  set_edges(p, in_list_order);
+  const Bytes smallest = planned_peak(p).device;
+  for (const std::size_t ahead : {kUnbounded, std::size_t{4}, std::size_t{1}}) {
+    set_edges(p, ahead == kUnbounded ? std::move(free) : with(ahead));
+    if (planned_peak(p).device <= smallest) return p;
+  }
+  set_edges(p, in_list_order);
+  return p;
+}
+
+}  // namespace molen::program::pass
