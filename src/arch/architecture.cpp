@@ -2,6 +2,7 @@
 #include "arch/architecture.h"
 
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 
@@ -11,6 +12,7 @@ namespace {
 // Bounds above every real model, low enough that no count or byte size below overflows 64 bits.
 constexpr std::int64_t kMaxLayers = 1 << 14;
 constexpr std::int64_t kMaxWidth = 1 << 20;
+constexpr std::int64_t kMaxExperts = 1 << 16;
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 28;
 constexpr std::int64_t kMaxSequence = std::int64_t{1} << 31;
 
@@ -66,12 +68,27 @@ void check_rope(const Architecture& a) {
   }
 }
 
+void check_experts(const Architecture& a) {
+  if (!a.experts) return;
+  const Experts& e = *a.experts;
+  check_count("experts", e.count, kMaxExperts);
+  check_count("experts_per_token", e.per_token, kMaxExperts);
+  check_count("expert_ffn", e.ffn, kMaxWidth);
+  if (e.per_token > e.count)
+    throw UsageError("model.experts_per_token: {} of model.experts = {} cannot be chosen", e.per_token, e.count);
+  for (const auto& [key, factor] : {std::pair{"balance_loss", e.balance_loss}, std::pair{"z_loss", e.z_loss}})
+    if (!(std::isfinite(factor) && factor >= 0.0))
+      throw UsageError("model.{}: must be finite and not negative, is {}", key, factor);
+  if (a.biases) throw UsageError("model.biases: experts have none here; with model.experts, biases are false");
+}
+
 }  // namespace
 
 void validate(const Architecture& a) {
   check_counts(a);
   check_heads(a);
   check_rope(a);
+  check_experts(a);
   check_positive("norm_eps", a.norm_eps);
   check_positive("init_std", a.init_std);
   if (a.biases && a.gated()) {

@@ -26,12 +26,25 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
+// The experts of a sparse layer, which stand in the place of its MLP: a router chooses `per_token` of `count` small
+// MLPs for each token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060).
+struct Experts {
+  std::int64_t count = 0;      // E
+  std::int64_t per_token = 0;  // t
+  std::int64_t ffn = 0;        // w, width of one expert
+  bool norm_topk = true;       // the weights of a token's experts are divided by their sum
+  // Factors in the objective of the two losses of the router, each a mean over tokens and sparse layers: the balance
+  // loss (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20) and the z-loss (ST-MoE, arXiv 2202.08906, equation 5).
+  double balance_loss = 0.01, z_loss = 0.0;
+  bool operator==(const Experts&) const = default;
+};
+
 struct Architecture {
   std::string name;  // preset's name, or "custom"
   Family family = Family::kLlama;
   std::int64_t layers = 0;      // L
   std::int64_t hidden = 0;      // d
-  std::int64_t ffn = 0;         // f
+  std::int64_t ffn = 0;         // f, of a layer without experts
   std::int64_t heads = 0;       // h
   std::int64_t kv_heads = 0;    // k, divides heads
   std::int64_t head_dim = 0;    // D
@@ -47,6 +60,7 @@ struct Architecture {
   Position position = Position::kRope;
   Activation activation = Activation::kSwiGlu;
   double init_std = 0.02;
+  std::optional<Experts> experts;  // of every layer; empty: all layers are dense
   bool operator==(const Architecture&) const = default;
 
   std::int64_t query_size() const { return heads * head_dim; }
@@ -58,6 +72,11 @@ struct Architecture {
   std::int64_t key_norm_size() const { return qk_norm == QkNorm::kAll ? kv_size() : head_dim; }
   bool gated() const { return activation == Activation::kSwiGlu; }
   std::int64_t up_size() const { return gated() ? 2 * ffn : ffn; }  // columns of the fused gate|up product
+  bool sparse(std::int64_t /*layer*/) const { return experts.has_value(); }
+  bool sparse() const { return experts.has_value(); }  // whether any layer is
+  std::int64_t sparse_layers() const { return experts ? layers : 0; }
+  // The same of one expert.
+  std::int64_t expert_up_size() const { return experts ? (gated() ? 2 : 1) * experts->ffn : 0; }
 };
 
 // The names that the configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "none", "head",

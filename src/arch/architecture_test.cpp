@@ -39,7 +39,7 @@ TEST(Presets, AreValidAndNamedOnce) {
     }
     EXPECT_EQ(&preset(a.name), &a);
   }
-  EXPECT_EQ(presets().size(), 21u);
+  EXPECT_EQ(presets().size(), 24u);
 }
 
 // Every member of every preset equals the published model (tests/golden/arch): checkpoints and runs carry the presets'
@@ -87,6 +87,31 @@ TEST(Validate, NamesTheKeyThatCannotBe) {
       {"rope_scaling.factor", [](auto& a) { a.rope_scaling = RopeScaling{.factor = 0}; }},
       {"rope_scaling.high_freq_factor", [](auto& a) { a.rope_scaling = RopeScaling{.high_freq_factor = 1}; }},
       {"rope_scaling", [](auto& a) { a.position = Position::kAlibi, a.rope_scaling.emplace(); }},
+      {"experts",
+       [](auto& a) {
+         a.experts = Experts{0, 1, 8};
+       }},
+      {"experts_per_token",
+       [](auto& a) {
+         a.experts = Experts{4, 0, 8};
+       }},
+      {"experts_per_token",
+       [](auto& a) {
+         a.experts = Experts{4, 5, 8};
+       }},
+      {"expert_ffn",
+       [](auto& a) {
+         a.experts = Experts{4, 2, 0};
+       }},
+      {"balance_loss",
+       [](auto& a) {
+         a.experts = Experts{4, 2, 8, true, -0.5};
+       }},
+      {"z_loss", [=](auto& a) { a.experts = Experts{4, 2, 8, true, 0.01, nan}; }},
+      {"biases",
+       [](auto& a) {
+         a.experts = Experts{4, 2, 8}, a.activation = Activation::kGeluTanh, a.biases = true;
+       }},
   };
   for (const Case& c : cases) {
     Architecture a = preset("llama-60m");

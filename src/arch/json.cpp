@@ -38,6 +38,17 @@ RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) 
           f.integer("original_max_sequence")};
 }
 
+// The members have the names of the keys of [model].
+Json experts_to_json(const Experts& e) {
+  return {{"experts", e.count},       {"experts_per_token", e.per_token}, {"expert_ffn", e.ffn},
+          {"norm_topk", e.norm_topk}, {"balance_loss", e.balance_loss},   {"z_loss", e.z_loss}};
+}
+
+Experts experts_from_json(const JsonFields& f) {
+  return {f.integer("experts"),   f.integer("experts_per_token"), f.integer("expert_ffn"),
+          f.boolean("norm_topk"), f.number("balance_loss"),       f.number("z_loss")};
+}
+
 }  // namespace
 
 Json to_json(const Architecture& a) {
@@ -61,6 +72,7 @@ Json to_json(const Architecture& a) {
             {"init_std", a.init_std}};
   // Only where there is one, so that files of models without it are those of earlier versions.
   if (a.norms_qk()) json["qk_norm"] = std::string(name_of(a.qk_norm));
+  if (a.experts) json.update(experts_to_json(*a.experts));
   if (a.rope_scaling)
     json["rope_scaling"] = {{"factor", a.rope_scaling->factor},
                             {"low_freq_factor", a.rope_scaling->low_freq_factor},
@@ -70,10 +82,19 @@ Json to_json(const Architecture& a) {
 }
 
 Architecture architecture_from_json(const Json& json, std::string_view origin) {
-  static const std::vector<std::string> known{"name",       "family",     "layers",   "hidden",       "ffn",
-                                              "heads",      "kv_heads",   "head_dim", "vocabulary",   "max_sequence",
-                                              "rope_theta", "tied",       "biases",   "norm_eps",     "norm",
-                                              "position",   "activation", "init_std", "rope_scaling", "qk_norm"};
+  static const std::vector<std::string> known{"name",         "family",
+                                              "layers",       "hidden",
+                                              "ffn",          "heads",
+                                              "kv_heads",     "head_dim",
+                                              "vocabulary",   "max_sequence",
+                                              "rope_theta",   "tied",
+                                              "biases",       "norm_eps",
+                                              "norm",         "position",
+                                              "activation",   "init_std",
+                                              "rope_scaling", "qk_norm",
+                                              "experts",      "experts_per_token",
+                                              "expert_ffn",   "norm_topk",
+                                              "balance_loss", "z_loss"};
   const JsonFields f(json, std::string(origin));
   f.require_known(known);
   Architecture a;
@@ -93,6 +114,7 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
   a.norm_eps = f.number("norm_eps");
   a.norm = choice(f, "norm", kNorms);
   if (f.find("qk_norm")) a.qk_norm = choice(f, "qk_norm", kQkNorms);
+  if (f.find("experts")) a.experts = experts_from_json(f);
   a.position = choice(f, "position", kPositions);
   a.activation = choice(f, "activation", kActivations);
   a.init_std = f.number("init_std");

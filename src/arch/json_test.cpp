@@ -35,6 +35,7 @@ void refuses_each(const Json& whole, Change change) {
 Json scaled() {
   Architecture a = preset("llama-tiny");
   a.rope_scaling = RopeScaling{};
+  a.experts = Experts{.count = 4, .per_token = 2, .ffn = 88};
   return to_json(a);
 }
 
@@ -58,7 +59,7 @@ TEST(ArchitectureJson, KeepsItsBytesAndReadsNumbers) {
 
 TEST(ArchitectureJson, RefusesAMissingKey) {
   refuses_each(scaled(), [](Json& object, const std::string& key) {
-    if (key == "rope_scaling") return false;  // may be left out
+    if (key == "rope_scaling" || key == "experts") return false;  // may be left out
     object.erase(key);
     return true;
   });

@@ -50,6 +50,10 @@ class Builder {
     list_.back().init_std = residual_std_;
     bias(attention + "o_proj.bias", Role::kOutputBias, arch_.hidden, ShardDim::kNone);
     norm(prefix + "post_attention_layernorm", Role::kMlpNorm, Role::kMlpNormBias);
+    arch_.sparse(layer_) ? experts(mlp) : dense(mlp);
+  }
+
+  void dense(const std::string& mlp) {
     if (arch_.gated()) matrix(mlp + "gate_proj.weight", Role::kGate, arch_.ffn, arch_.hidden, ShardDim::kRows);
     matrix(mlp + "up_proj.weight", Role::kUp, arch_.ffn, arch_.hidden, ShardDim::kRows);
     bias(mlp + "up_proj.bias", Role::kUpBias, arch_.ffn, ShardDim::kRows);
@@ -58,11 +62,31 @@ class Builder {
     bias(mlp + "down_proj.bias", Role::kDownBias, arch_.hidden, ShardDim::kNone);
   }
 
+  // As in Qwen3-MoE and OLMoE. Gate|up of all experts are one matrix, and so are their down projections, because
+  // grouped products read them so (math/experts.h).
+  void experts(const std::string& mlp) {
+    const Experts& e = *arch_.experts;
+    matrix(mlp + "gate.weight", Role::kRouter, e.count, arch_.hidden, ShardDim::kNone);
+    const auto name = [&](const char* which) {
+      return fmt::format("{}experts.{}.{}_proj.weight", mlp, expert_, which);
+    };
+    for (expert_ = 0; expert_ < e.count; ++expert_) {
+      if (arch_.gated()) matrix(name("gate"), Role::kExpertGate, e.ffn, arch_.hidden, ShardDim::kRows);
+      matrix(name("up"), Role::kExpertUp, e.ffn, arch_.hidden, ShardDim::kRows);
+    }
+    for (expert_ = 0; expert_ < e.count; ++expert_) {
+      matrix(name("down"), Role::kExpertDown, arch_.hidden, e.ffn, ShardDim::kColumns);
+      list_.back().init_std = residual_std_;
+    }
+    expert_ = -1;
+  }
+
   void matrix(std::string name, Role role, std::int64_t rows, std::int64_t columns, ShardDim shard) {
     list_.push_back({.name = std::move(name),
                      .role = role,
                      .shape = {rows, columns},
                      .layer = layer_,
+                     .expert = expert_,
                      .init = Init::kNormal,
                      .init_std = arch_.init_std,
                      .decay = true,
@@ -92,7 +116,7 @@ class Builder {
 
   const Architecture& arch_;
   double residual_std_ = 0.0;
-  std::int64_t layer_ = -1;
+  std::int64_t layer_ = -1, expert_ = -1;
   std::vector<Parameter> list_;
 };
 
@@ -112,6 +136,13 @@ std::vector<Parameter> parameters(const Architecture& arch) {
 std::int64_t num_parameters(const Architecture& arch) {
   std::int64_t total = 0;
   for (const Parameter& parameter : parameters(arch)) total += parameter.elements();
+  return total;
+}
+
+std::int64_t num_active_parameters(const Architecture& arch) {
+  std::int64_t total = 0;
+  for (const Parameter& parameter : parameters(arch))
+    if (parameter.expert < 0 || parameter.expert < arch.experts->per_token) total += parameter.elements();
   return total;
 }
 

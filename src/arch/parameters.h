@@ -37,6 +37,10 @@ enum class Role {
   kUpBias,
   kDown,
   kDownBias,
+  kRouter,  // of a sparse layer, and the matrices of each of its experts
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
   kFinalNorm,
   kFinalNormBias,
   kHead,
@@ -54,6 +58,7 @@ struct Parameter {
   Role role{};
   std::vector<std::int64_t> shape;  // Linear weights are [out, in]
   std::int64_t layer = -1;          // -1: outside the layers
+  std::int64_t expert = -1;         // of the layer; -1: of no expert
   Init init = Init::kNormal;
   double init_std = 0.0;  // for kNormal; output projections are scaled by 1/sqrt(2 L)
   bool decay = false;     // weight decay applies: every matrix, including embedding and head (as Megatron-LM); not
@@ -64,9 +69,12 @@ struct Parameter {
 };
 
 // Returns the parameters in storage order: embedding, [positions], each layer (norm, q, k, v, [norms of q and k], o,
-// norm, gate, up, down; the biases of a group come after all its weights, so that q|k|v and gate|up are contiguous
-// matrices and vectors), final norm, head (absent when tied).
+// norm, gate, up, down; a sparse layer: norm, router, gate and up of each expert, down of each; the biases of a group
+// come after all its weights, so that q|k|v and gate|up are contiguous matrices and vectors), final norm, head (absent
+// when tied).
 std::vector<Parameter> parameters(const Architecture& arch);
 std::int64_t num_parameters(const Architecture& arch);
+// Those that one token meets: of the experts of a layer, as many as it chooses.
+std::int64_t num_active_parameters(const Architecture& arch);
 
 }  // namespace molen::arch

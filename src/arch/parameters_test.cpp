@@ -23,11 +23,23 @@ TEST(Parameters, ExactCounts) {
   EXPECT_EQ(count("llama3.2-1b"), 1'235'814'400);
   EXPECT_EQ(count("qwen3-0.6b"), 596'049'920);    // Qwen3-0.6B's; 751,632,384 if the tied table counts twice
   EXPECT_EQ(count("qwen3-1.7b"), 1'720'574'976);  // Qwen3-1.7B's
+  EXPECT_EQ(count("mixtral-8x7b"), 46'702'792'704);
+  EXPECT_EQ(count("olmoe-1b-7b"), 6'919'161'856);
+  EXPECT_EQ(count("qwen3-30b-a3b"), 30'532'122'624);
   EXPECT_EQ(count("gpt2"), 124'439'808);
   EXPECT_EQ(count("llama-60m"), 56'369'664);
   EXPECT_EQ(count("llama-1.1b"), 1'100'048'384);  // TinyLlama's
   EXPECT_EQ(count("olmo-7b"), 6'888'095'744);     // OLMo-7B-hf's
   EXPECT_EQ(count("llama-tiny"), 8'621'312);
+}
+
+// What a token meets, with the embedding and the head: 12.9 B, 1.3 B and 3.3 B in the models' papers.
+TEST(Parameters, ExactCountsOfWhatATokenMeets) {
+  const auto active = [](const char* name) { return num_active_parameters(preset(name)); };
+  EXPECT_EQ(active("mixtral-8x7b"), 12'879'925'248);
+  EXPECT_EQ(active("olmoe-1b-7b"), 1'282'017'280);
+  EXPECT_EQ(active("qwen3-30b-a3b"), 3'353'032'704);
+  EXPECT_EQ(active("llama3-8b"), count("llama3-8b"));
 }
 
 TEST(Parameters, Gpt3ShapeWithGpt2Vocabulary) {
@@ -97,6 +109,36 @@ TEST(Parameters, LlamaStorageOrder) {
             (std::vector<std::string>{"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}));
 }
 
+// Gate|up of all experts lie side by side, and so do their down projections.
+TEST(Parameters, SparseStorageOrder) {
+  Architecture a = preset("llama-60m");
+  a.experts = Experts{.count = 2, .per_token = 1, .ffn = 77};
+  const std::string l = "model.layers.7.", e = l + "mlp.experts.";
+  const auto names = layer_names(a, 7);
+  EXPECT_EQ(std::vector<std::string>(names.begin() + 6, names.end()),
+            (std::vector<std::string>{l + "mlp.gate.weight", e + "0.gate_proj.weight", e + "0.up_proj.weight",
+                                      e + "1.gate_proj.weight", e + "1.up_proj.weight", e + "0.down_proj.weight",
+                                      e + "1.down_proj.weight"}));
+  for (const Parameter& p : parameters(a)) {
+    const bool of_expert = p.role == Role::kExpertGate || p.role == Role::kExpertUp || p.role == Role::kExpertDown;
+    EXPECT_EQ(p.expert >= 0, of_expert) << p.name;
+    if (of_expert) {
+      EXPECT_NE(p.name.find(".experts." + std::to_string(p.expert) + "."), std::string::npos) << p.name;
+    }
+    if (p.role == Role::kRouter) {
+      EXPECT_EQ(p.shape, (std::vector<std::int64_t>{2, 512}));
+    }
+    if (p.role == Role::kExpertUp) {
+      EXPECT_EQ(p.shape, (std::vector<std::int64_t>{77, 512}));
+    }
+    if (p.role == Role::kExpertDown) {
+      EXPECT_EQ(p.shape, (std::vector<std::int64_t>{512, 77}));
+    }
+  }
+  a.activation = Activation::kGeluTanh;
+  for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kExpertGate);
+}
+
 TEST(Parameters, GptStorageOrder) {
   const Architecture& a = preset("gpt2");
   const std::string l = "model.layers.0.";
@@ -126,7 +168,7 @@ TEST(Parameters, EachIsNamedOnceAndFollowsTheRules) {
       EXPECT_TRUE(names.insert(p.name).second) << p.name;
       EXPECT_EQ(p.decay, p.shape.size() == 2 && p.role != Role::kPositions) << p.name;
       EXPECT_EQ(p.init == Init::kNormal, p.shape.size() == 2) << p.name;
-      const bool residual = p.role == Role::kOutput || p.role == Role::kDown;
+      const bool residual = p.role == Role::kOutput || p.role == Role::kDown || p.role == Role::kExpertDown;
       if (p.init == Init::kNormal) {
         const double depth = residual ? std::sqrt(2.0 * static_cast<double>(a.layers)) : 1.0;
         EXPECT_DOUBLE_EQ(p.init_std * depth, a.init_std) << p.name;

@@ -56,16 +56,27 @@ FlopsConvention flops_convention_from_name(std::string_view name) {
   throw UsageError("'{}' is no way to count model FLOPs; causal and palm are", name);
 }
 
+namespace {
+
+// Rows and columns that the matrices of a layer's MLP, and of its router, have beside the hidden size: those that a
+// token meets.
+std::int64_t mlp_columns(const Architecture& arch, std::int64_t layer) {
+  if (!arch.sparse(layer)) return arch.up_size() + arch.ffn;
+  const Experts& e = *arch.experts;
+  return e.count + e.per_token * (arch.expert_up_size() + e.ffn);
+}
+
+}  // namespace
+
 Flops model_flops(const Architecture& arch, std::int64_t tokens, std::int64_t sequence, FlopsConvention convention) {
   const auto n = static_cast<double>(tokens);
   const double attention =
       static_cast<double>(arch.layers) * static_cast<double>(arch.query_size()) * static_cast<double>(sequence);
   if (convention == FlopsConvention::kPalm)
-    return Flops(n * (6.0 * static_cast<double>(num_parameters(arch)) + 12.0 * attention));
-  const double layer = static_cast<double>(arch.hidden) *
-                       static_cast<double>(arch.qkv_size() + arch.query_size() + arch.up_size() + arch.ffn);
-  const double matrices = static_cast<double>(arch.layers) * layer +
-                          static_cast<double>(arch.vocabulary) * static_cast<double>(arch.hidden);
+    return Flops(n * (6.0 * static_cast<double>(num_active_parameters(arch)) + 12.0 * attention));
+  std::int64_t columns = arch.vocabulary;  // of products with rows of the hidden size
+  for (std::int64_t l = 0; l < arch.layers; ++l) columns += arch.qkv_size() + arch.query_size() + mlp_columns(arch, l);
+  const double matrices = static_cast<double>(columns) * static_cast<double>(arch.hidden);
   return Flops(n * (6.0 * matrices + 6.0 * attention));
 }
 

@@ -15,6 +15,14 @@
 //   kNormUp        mid_Nd                      up_N(2f|f)  (gate|up)      mid_Nd, rstd_N [mean_N]
 //   kActivation    up                          a_Nf                       up
 //   kDown          a_Nf, mid_Nd                y_Nd = mid + a Wd^T        a
+//   Instead of the last three, a sparse layer (E experts, t of them for each token, w the width of one, M = N*t slots):
+//   kRoute         mid_Nd, labels_N            y_Nd = norm(mid), scores   mid_Nd, rstd_N [mean_N], scores, lse, choice,
+//                                              of experts, choice, weight  sums of each sequence
+//   kDispatch      y_Nd, choice_Nt             y in expert order: in_Md   place_Nt
+//   kExpertUp      in_Md                       up_M(2w|w)                 in_Md, offsets_E+1
+//   kExpertActivation up                       a_Mw                       up
+//   kExpertDown    a_Mw                        out_Md                     a, offsets
+//   kCombine       out_Md, weight_Nt, mid_Nd   y_Nd = mid + sum weight out out_Md, weight, place
 //   kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N]
 //   kHead          y_Cd, labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk
 //   kHeadLogits, kHeadLoss: the head in two where tensor ranks share the vocabulary, v rows of it on this one:
@@ -25,6 +33,12 @@
 //   kDown          d_x, a          -> d_a ; d_Wd
 //   kActivation    d_a, up         -> d_up
 //   kNormUp        d_up, mid, rstd -> d_x += ; d_W, d_norm      (the norm's output is computed again, not saved)
+//   kCombine       d_x, out, weight-> d_out, d_weight
+//   kExpertDown    d_out, a        -> d_a ; d_Wd
+//   kExpertActivation d_a, up      -> d_up
+//   kExpertUp      d_up, in        -> d_in ; d_W
+//   kDispatch      d_in            -> d_y
+//   kRoute         d_y, d_weight, mid, rstd, ... -> d_x += ; d_router, d_norm      (with the losses of the router)
 //   kOutProjection d_x, o          -> d_o ; d_Wo
 //   kAttention     d_o, qkv, o, lse-> d_qkv
 //   kRotate        d_qkv           -> d_qkv before RoPE, in place
@@ -65,6 +79,12 @@ enum class Part {
   kNormUp,
   kActivation,
   kDown,
+  kRoute,
+  kDispatch,
+  kExpertUp,
+  kExpertActivation,
+  kExpertDown,
+  kCombine,
   kFinalNorm,
   kHead,
   kHeadLogits,
@@ -75,12 +95,24 @@ struct PartName {
   std::string_view name;  // in the text form and in messages
 };
 inline constexpr std::array kPartNames{
-    PartName{Part::kEmbed, "embed"},         PartName{Part::kNormQkv, "norm_qkv"},
-    PartName{Part::kQkNorm, "qk_norm"},      PartName{Part::kRotate, "rotate"},
-    PartName{Part::kAttention, "attention"}, PartName{Part::kOutProjection, "out_projection"},
-    PartName{Part::kNormUp, "norm_up"},      PartName{Part::kActivation, "activation"},
-    PartName{Part::kDown, "down"},           PartName{Part::kFinalNorm, "final_norm"},
-    PartName{Part::kHead, "head"},           PartName{Part::kHeadLogits, "head_logits"},
+    PartName{Part::kEmbed, "embed"},
+    PartName{Part::kNormQkv, "norm_qkv"},
+    PartName{Part::kQkNorm, "qk_norm"},
+    PartName{Part::kRotate, "rotate"},
+    PartName{Part::kAttention, "attention"},
+    PartName{Part::kOutProjection, "out_projection"},
+    PartName{Part::kNormUp, "norm_up"},
+    PartName{Part::kActivation, "activation"},
+    PartName{Part::kDown, "down"},
+    PartName{Part::kRoute, "route"},
+    PartName{Part::kDispatch, "dispatch"},
+    PartName{Part::kExpertUp, "expert_up"},
+    PartName{Part::kExpertActivation, "expert_activation"},
+    PartName{Part::kExpertDown, "expert_down"},
+    PartName{Part::kCombine, "combine"},
+    PartName{Part::kFinalNorm, "final_norm"},
+    PartName{Part::kHead, "head"},
+    PartName{Part::kHeadLogits, "head_logits"},
     PartName{Part::kHeadLoss, "head_loss"},
 };
 static_assert([] {
@@ -102,25 +134,40 @@ constexpr std::string_view name_of(Part part) {
 // through the parts of a model goes through these lists, so layers may differ.
 using Parts = std::span<const Part>;
 inline constexpr std::array kBefore{Part::kEmbed};
-inline constexpr std::array kOfLayer{Part::kNormQkv, Part::kAttention,  Part::kOutProjection,
-                                     Part::kNormUp,  Part::kActivation, Part::kDown};
-inline constexpr std::array kOfRotatedLayer{Part::kNormQkv, Part::kRotate,     Part::kAttention, Part::kOutProjection,
-                                            Part::kNormUp,  Part::kActivation, Part::kDown};
-inline constexpr std::array kOfNormedLayer{Part::kNormQkv, Part::kQkNorm,     Part::kAttention, Part::kOutProjection,
-                                           Part::kNormUp,  Part::kActivation, Part::kDown};
-inline constexpr std::array kOfNormedRotatedLayer{Part::kNormQkv,    Part::kQkNorm,        Part::kRotate,
-                                                  Part::kAttention,  Part::kOutProjection, Part::kNormUp,
-                                                  Part::kActivation, Part::kDown};
+// A layer is a block of attention, and then an MLP or experts.
+template <std::size_t N, std::size_t M>
+constexpr std::array<Part, N + M> joined(const std::array<Part, N>& block, const std::array<Part, M>& behind) {
+  std::array<Part, N + M> all{};
+  for (std::size_t i = 0; i < N; ++i) all[i] = block[i];
+  for (std::size_t i = 0; i < M; ++i) all[N + i] = behind[i];
+  return all;
+}
+inline constexpr std::array kMlpBlock{Part::kNormUp, Part::kActivation, Part::kDown};
+inline constexpr std::array kExpertsBlock{Part::kRoute,      Part::kDispatch, Part::kExpertUp, Part::kExpertActivation,
+                                          Part::kExpertDown, Part::kCombine};
+inline constexpr std::array kAttentionBlock{Part::kNormQkv, Part::kAttention, Part::kOutProjection};
+inline constexpr std::array kRotatedBlock{Part::kNormQkv, Part::kRotate, Part::kAttention, Part::kOutProjection};
+inline constexpr std::array kNormedBlock{Part::kNormQkv, Part::kQkNorm, Part::kAttention, Part::kOutProjection};
+inline constexpr std::array kNormedRotatedBlock{Part::kNormQkv, Part::kQkNorm, Part::kRotate, Part::kAttention,
+                                                Part::kOutProjection};
+template <const auto& block>
+inline constexpr auto kDenseLayer = joined(block, kMlpBlock);
+template <const auto& block>
+inline constexpr auto kSparseLayer = joined(block, kExpertsBlock);
 inline constexpr std::array kAfter{Part::kFinalNorm};
 inline constexpr std::array kOfHead{Part::kHead};
 inline constexpr std::array kOfSharedHead{Part::kHeadLogits, Part::kHeadLoss};
 inline Parts parts_before(const Architecture&) {
   return kBefore;
 }
-inline Parts parts_of_layer(const Architecture& arch, std::int64_t /*layer*/) {
-  const bool rotated = arch.position == Position::kRope;
-  if (arch.norms_qk()) return rotated ? Parts(kOfNormedRotatedLayer) : Parts(kOfNormedLayer);
-  return rotated ? Parts(kOfRotatedLayer) : Parts(kOfLayer);
+template <const auto& block>
+Parts layer_with(bool sparse) {
+  return sparse ? Parts(kSparseLayer<block>) : Parts(kDenseLayer<block>);
+}
+inline Parts parts_of_layer(const Architecture& arch, std::int64_t layer) {
+  const bool rotated = arch.position == Position::kRope, sparse = arch.sparse(layer);
+  if (arch.norms_qk()) return rotated ? layer_with<kNormedRotatedBlock>(sparse) : layer_with<kNormedBlock>(sparse);
+  return rotated ? layer_with<kRotatedBlock>(sparse) : layer_with<kAttentionBlock>(sparse);
 }
 inline Parts parts_after(const Architecture&) {
   return kAfter;

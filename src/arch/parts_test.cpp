@@ -26,6 +26,17 @@ TEST(PartCost, StepOfTheBenchmarkIs517GigaFlop) {
               2048 * 6 * 0.1e6);
 }
 
+// A token meets the router, and of the experts two: 6 FLOPs for each element of their matrices.
+TEST(PartCost, SparseLayersCostWhatATokenMeets) {
+  Architecture a = bench_llama();
+  const double dense = model_flops(a, 2048, 512, FlopsConvention::kCausal).value;
+  a.experts = Experts{.count = 16, .per_token = 2, .ffn = 704};
+  EXPECT_EQ(model_flops(a, 2048, 512, FlopsConvention::kCausal).value - dense, 6.0 * 2048 * 8 * 16 * 512);
+  const double palm = model_flops(a, 1, 512, FlopsConvention::kPalm).value;
+  a.experts->count = 17;
+  EXPECT_EQ(model_flops(a, 1, 512, FlopsConvention::kPalm).value - palm, 6.0 * 8 * 512);
+}
+
 TEST(PartCost, FlopsConventionsHaveNames) {
   const GoldenMessages golden;
   for (const auto convention : {FlopsConvention::kCausal, FlopsConvention::kPalm}) {

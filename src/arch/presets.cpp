@@ -84,6 +84,34 @@ Architecture qwen3(const char* name, const PublishedSizes& sizes) {
   return a;
 }
 
+// The losses of the router have the factors of the sources, in the sense of arch::Experts: transformers' balance loss
+// is the larger by experts per token.
+Architecture sparse(Architecture a, const Experts& experts) {
+  a.experts = experts;
+  return a;
+}
+
+// config.json of mistralai/Mixtral-8x7B-v0.1 (arXiv 2401.04088).
+Architecture mixtral_8x7b() {
+  return sparse(llama("mixtral-8x7b", {32, 4096, 14336, 32, 8, 32000, 32768}, 1e6),
+                {.count = 8, .per_token = 2, .ffn = 14336, .balance_loss = 0.04});
+}
+
+// config.json of allenai/OLMoE-1B-7B-0924; the losses are those of arXiv 2409.02060, section 4.1.
+Architecture olmoe_1b_7b() {
+  Architecture a =
+      sparse(llama("olmoe-1b-7b", {16, 2048, 1024, 16, 16, 50304, 4096}, 10000.0),
+             {.count = 64, .per_token = 8, .ffn = 1024, .norm_topk = false, .balance_loss = 0.01, .z_loss = 0.001});
+  a.qk_norm = QkNorm::kAll;
+  return a;
+}
+
+// config.json of Qwen/Qwen3-30B-A3B.
+Architecture qwen3_30b_a3b() {
+  return sparse(qwen3("qwen3-30b-a3b", {48, 2048, 6144, 32, 4, 151936, 40960}),
+                {.count = 128, .per_token = 8, .ffn = 768, .balance_loss = 0.008});
+}
+
 std::vector<Architecture> make_presets() {
   return {
       // Ours, for the demo: 8.6 M parameters, trained by two CPU cores within minutes.
@@ -100,6 +128,9 @@ std::vector<Architecture> make_presets() {
       tied(scaled(llama("llama3.2-1b", {16, 2048, 8192, 32, 8, 128256, 131072}, 500000.0), 32.0)),
       tied(qwen3("qwen3-0.6b", {28, 1024, 3072, 16, 8, 151936, 40960})),
       tied(qwen3("qwen3-1.7b", {28, 2048, 6144, 16, 8, 151936, 40960})),
+      mixtral_8x7b(),
+      olmoe_1b_7b(),
+      qwen3_30b_a3b(),
       gpt("gpt2", 12, 768, 12, 50257, 1024),
       // Frontier's family; the paper gives 1.4B a hidden size of 2114, which 24 heads do not divide.
       gpt("gpt-1.4b", 24, 2112, 24, 51200, 2048),

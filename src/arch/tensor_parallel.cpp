@@ -11,7 +11,7 @@ namespace molen::arch {
 namespace {
 
 bool fits(const Architecture& a, int ranks) {
-  if (ranks > 1 && a.qk_norm == QkNorm::kAll) return false;
+  if (ranks > 1 && (a.qk_norm == QkNorm::kAll || a.sparse())) return false;
   return ranks >= 1 && a.heads % ranks == 0 && a.ffn % ranks == 0 && a.vocabulary >= ranks;
 }
 
@@ -38,6 +38,11 @@ void validate_tensor_parallel(const Architecture& a, int ranks) {
         "all "
         "of them, which is not implemented; parallel.tensor = 1 trains this model, and model.qk_norm = \"head\" can be "
         "shared",
+        ranks);
+  if (ranks > 1 && a.sparse())
+    throw UsageError(
+        "parallel.tensor: {} ranks cannot share the experts of a sparse layer (model.experts) yet; parallel.tensor = 1 "
+        "trains this model",
         ranks);
   std::string text;
   for (const int n : tensor_degrees(a, static_cast<int>(std::min<std::int64_t>(a.heads, 1024))))

@@ -40,6 +40,18 @@ std::vector<Field> model_fields() {
            "RMSNorm of queries and keys before RoPE: over each head (Qwen3), or over all heads together (OLMo 2)"),
       make("model.position", m, &T::position, choice({"rope", "learned", "alibi"}), e, "how positions enter"),
       make("model.activation", m, &T::activation, choice({"swiglu", "gelu_tanh"}), e, "the MLP's activation"),
+      make("model.experts", m, &T::experts, positive(), e,
+           "small MLPs in the place of each layer's, of which a router chooses some for each token"),
+      make("model.experts_per_token", m, &T::experts_per_token, positive(), e, "how many it chooses"),
+      make("model.expert_ffn", m, &T::expert_ffn, positive(), e, "width of an expert; model.ffn where not set"),
+      make("model.norm_topk", m, &T::norm_topk, boolean(), e,
+           "the weights of a token's experts are divided by their sum; true where not set"),
+      make("model.balance_loss", m, &T::balance_loss, natural_number(), e,
+           "factor of the router's balance loss, the mean over layers of DeepSeek-V3's loss of a sequence, which is 1 "
+           "where all experts have the same load; 0.01 where not set"),
+      make("model.z_loss", m, &T::z_loss, natural_number(), e,
+           "factor of the router's z-loss, the mean over layers and tokens of (log sum exp of the logits)^2; 0 where "
+           "not set"),
       make("model.init_std", m, &T::init_std, positive_number(), e,
            "standard deviation of initial matrices; output projections have 1/sqrt(2 layers) of it"),
   };

@@ -437,6 +437,11 @@ class Executor::Impl {
     result.loss_sum = s[program::kLossSum];
     result.valid_tokens = s[program::kValidTokens];
     result.grad_norm = s[program::kGradNorm];
+    if (program_.arch.sparse()) {
+      const double each = result.valid_tokens * static_cast<double>(program_.arch.sparse_layers());
+      result.balance_loss = s[program::kBalanceLoss] / each;
+      result.z_loss = s[program::kZLoss] / each;
+    }
     result.non_finite = state.non_finite;
     result.overflow = state.overflow;
   }

@@ -17,4 +17,9 @@ at::Tensor UnitWeights::weight(arch::Role role, std::int64_t rows) const {
   return {};
 }
 
+at::Tensor UnitWeights::of_experts(arch::Role role, std::int64_t out) const {
+  const std::int64_t experts = arch_.experts->count;
+  return weight(role, experts * out).view({experts, out, -1});
+}
+
 }  // namespace molen::exec

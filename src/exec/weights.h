@@ -20,7 +20,7 @@ class UnitWeights {
       : arch_(arch), parameters_(parameters), unit_(unit), layer_(layer), flat_(std::move(flat)) {}
 
   // Returns an undefined tensor when the architecture has no such parameter. `rows` > 0 extends the view over the
-  // parameters after it (q|k|v, gate|up).
+  // parameters after it (q|k|v, gate|up, those of all experts).
   at::Tensor weight(arch::Role role, std::int64_t rows = 0) const;
 
   model::Linear qkv() const { return linear(arch::Role::kQuery, arch::Role::kQueryBias, arch_.qkv_size()); }
@@ -33,12 +33,19 @@ class UnitWeights {
   model::NormWeights attention_norm() const { return norm(arch::Role::kAttentionNorm, arch::Role::kAttentionNormBias); }
   model::QkNormWeights qk_norm() const { return {weight(arch::Role::kQueryNorm), weight(arch::Role::kKeyNorm)}; }
   model::NormWeights mlp_norm() const { return norm(arch::Role::kMlpNorm, arch::Role::kMlpNormBias); }
+  at::Tensor router() const { return weight(arch::Role::kRouter); }
+  // The matrices of all experts of a layer, which lie one after another: [E, out, in].
+  at::Tensor expert_up() const {
+    return of_experts(arch_.gated() ? arch::Role::kExpertGate : arch::Role::kExpertUp, arch_.expert_up_size());
+  }
+  at::Tensor expert_down() const { return of_experts(arch::Role::kExpertDown, arch_.hidden); }
   model::NormWeights final_norm() const { return norm(arch::Role::kFinalNorm, arch::Role::kFinalNormBias); }
 
  private:
   model::Linear linear(arch::Role weight_role, arch::Role bias_role, std::int64_t rows = 0) const {
     return {weight(weight_role, rows), arch_.biases ? weight(bias_role, rows) : at::Tensor()};
   }
+  at::Tensor of_experts(arch::Role role, std::int64_t out) const;
   model::NormWeights norm(arch::Role weight_role, arch::Role bias_role) const {
     if (arch_.norm == arch::Norm::kLayerPlain) return {};
     return {weight(weight_role), arch_.norm == arch::Norm::kLayer ? weight(bias_role) : at::Tensor()};

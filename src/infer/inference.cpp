@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "model/experts.h"
 #include "program/parts/part.h"
 
 namespace molen::infer {
@@ -167,6 +168,9 @@ class Inference::Impl {
     const model::RopeTable& rope;
     const std::function<void(const at::Tensor& qkv, at::Tensor& out)>& attend;
     at::Tensor x, qkv, attention, mid, up, activation, y;
+    // Of a sparse layer; up and activation then have the rows of all slots.
+    model::Routed routed = {};
+    at::Tensor routed_rows = {}, places = {}, offsets = {}, expert_rows = {};
     std::int64_t rows() const { return x.size(0); }
   };
   void norm_qkv(LayerRun& r) {
@@ -213,6 +217,52 @@ class Inference::Impl {
          [&](const model::Context& c) { model::down_forward(c, r.activation, r.mid, r.weights.down(), r.y); });
   }
 
+  std::int64_t slots(const LayerRun& r) const { return r.rows() * arch().experts->per_token; }
+  void route(LayerRun& r) {
+    const arch::Experts& e = *arch().experts;
+    auto saved = stats(r.rows());
+    const auto accurate = saved.rstd_N.options();
+    r.routed = {at::empty({r.rows(), e.count}, accurate), at::empty({r.rows()}, accurate),
+                at::empty({r.rows(), e.per_token}, at::kInt), at::empty({r.rows(), e.per_token}, accurate),
+                at::empty({r.shape.batch, 2, e.count}, accurate)};
+    r.routed_rows = empty(r.rows(), arch().hidden);
+    model::RouterLossSums losses;
+    with(arch::Part::kRoute, r.shape, [&](const model::Context& c) {
+      model::route_forward(c, r.mid, {}, r.weights.mlp_norm(), r.weights.router(), saved, r.routed_rows, r.routed,
+                           losses);
+    });
+  }
+  void dispatch(LayerRun& r) {
+    r.expert_rows = empty(slots(r), arch().hidden);
+    r.places = at::empty_like(r.routed.choice_Nt);
+    r.offsets = at::empty({arch().experts->count + 1}, at::kInt);
+    with(arch::Part::kDispatch, r.shape, [&](const model::Context& c) {
+      model::dispatch_forward(c, r.routed_rows, r.routed.choice_Nt, r.expert_rows, r.places, r.offsets);
+    });
+  }
+  void expert_up(LayerRun& r) {
+    r.up = empty(slots(r), arch().expert_up_size());
+    with(arch::Part::kExpertUp, r.shape, [&](const model::Context& c) {
+      model::experts_forward(c, r.expert_rows, r.offsets, r.weights.expert_up(), r.up);
+    });
+  }
+  void expert_activation(LayerRun& r) {
+    r.activation = empty(slots(r), arch().experts->ffn);
+    with(arch::Part::kExpertActivation, r.shape,
+         [&](const model::Context& c) { model::activation_forward(c, r.up, r.activation); });
+  }
+  void expert_down(LayerRun& r) {
+    with(arch::Part::kExpertDown, r.shape, [&](const model::Context& c) {
+      model::experts_forward(c, r.activation, r.offsets, r.weights.expert_down(), r.expert_rows);
+    });
+  }
+  void combine(LayerRun& r) {
+    r.y = empty(r.rows(), arch().hidden);
+    with(arch::Part::kCombine, r.shape, [&](const model::Context& c) {
+      model::combine_forward(c, r.expert_rows, r.places, r.routed.weights_Nt, r.mid, r.y);
+    });
+  }
+
   // Runs the parts of which the layer consists. One that inference cannot run is an error: to leave it out would
   // compute another model.
   template <class Attend>
@@ -226,7 +276,13 @@ class Inference::Impl {
         {arch::Part::kOutProjection, &Impl::out_projection},
         {arch::Part::kNormUp, &Impl::norm_up},
         {arch::Part::kActivation, &Impl::activation},
-        {arch::Part::kDown, &Impl::down}};
+        {arch::Part::kDown, &Impl::down},
+        {arch::Part::kRoute, &Impl::route},
+        {arch::Part::kDispatch, &Impl::dispatch},
+        {arch::Part::kExpertUp, &Impl::expert_up},
+        {arch::Part::kExpertActivation, &Impl::expert_activation},
+        {arch::Part::kExpertDown, &Impl::expert_down},
+        {arch::Part::kCombine, &Impl::combine}};
     const std::function<void(const at::Tensor&, at::Tensor&)> attend_layer =
         [&](const at::Tensor& qkv, at::Tensor& out) { attend(l, qkv, out, shape); };
     LayerRun run{layers_[static_cast<std::size_t>(l)], shape, rope, attend_layer, x, {}, {}, {}, {}, {}, {}};

@@ -29,6 +29,9 @@ struct Router {
   // always so in Mixtral).
   bool renormalise = false;
   double scale = 1.0;  // factor of all weights (routed_scaling_factor of DeepSeek-V3), after the division
+  // Tokens with a label below 0 go to their experts like any other, and take no part in the losses. Null: all do.
+  const std::int32_t* labels_N = nullptr;
+  bool counts(std::int64_t n) const { return !labels_N || labels_N[n] >= 0; }
 };
 
 // The two auxiliary terms in an objective J = ... + balance * sum_b L_b + z * sum_n lse_n^2. Means over sequences and
@@ -88,6 +91,14 @@ Accum<T> score_divisor(const Router& r, const T* scores) {
   Accum<T> sum(0);
   for (std::int64_t e = 0; e < r.E; ++e) sum += Accum<T>(scores[e]);
   return sum + kNoScore;
+}
+
+// E / (k T T_b), the factor of the loss of a sequence (balance_losses); 0 where no token counts.
+template <class T>
+double balance_factor(const Router& r, const RouterLosses& l, const T* counts_E) {
+  double slots = 0.0;  // k T_b
+  for (std::int64_t e = 0; e < r.E; ++e) slots += real_of(counts_E[e]);
+  return slots > 0.0 ? static_cast<double>(r.E) / (static_cast<double>(l.T) * slots) : 0.0;
 }
 
 // Scores of one token; returns log sum exp of its logits.
@@ -152,6 +163,7 @@ void balance_sums(int threads, const Router& r, std::int64_t B, bool biased, con
     T *counts = sums_B2E + b * 2 * r.E, *out = counts + r.E;
     for (std::int64_t e = 0; e < r.E; ++e) counts[e] = T(0), sums[e] = Accum<T>(0);
     for (std::int64_t n = b * rows; n < (b + 1) * rows; ++n) {
+      if (!r.counts(n)) continue;
       const T *logits = logits_NE + n * r.E, *scores = scores_NE + n * r.E;
       if (biased)
         detail::choose(
@@ -165,17 +177,18 @@ void balance_sums(int threads, const Router& r, std::int64_t B, bool biased, con
   }
 }
 
-// L_b = E / (k T^2) sum_e counts_be * score sums_be, from the sums over all ranks: 1 when every expert has the same
-// counts and scores, E / k when all tokens go to the same k experts with all their score.
+// L_b = E / (k T T_b) sum_e counts_be * score sums_be, from the sums over all ranks. T_b are the tokens that count,
+// sum_e counts_be / k. Where all T do, it is 1 when every expert has the same counts and scores, and E / k when all
+// tokens go to the same k experts with all their score. Otherwise it is the loss of the tokens that count, times T_b /
+// T: so the sum over sequences is a mean over tokens.
 //
 // This is DeepSeek-V3's loss of a sequence for alpha = 1 (equations 17 to 20), and with k = 1 Switch's (arXiv
 // 2101.03961, equations 4 to 6). transformers' load_balancing_loss_func leaves out 1/k, so it is k times this one, and
 // has one "sequence" of all tokens (of all layers, if it is given several): B = 1, T = N.
 template <class T>
 void balance_losses(const Router& r, const RouterLosses& l, const T* sums_B2E, T* losses_B) {
-  const double tokens = static_cast<double>(l.T);
-  const double factor = static_cast<double>(r.E) / (static_cast<double>(r.k) * tokens * tokens);
   for (std::int64_t b = 0; b < l.B; ++b) {
+    const double factor = detail::balance_factor(r, l, sums_B2E + b * 2 * r.E);
     const T *counts = sums_B2E + b * 2 * r.E, *sums = counts + r.E;
     Accum<T> sum(0);
     for (std::int64_t e = 0; e < r.E; ++e) sum += Accum<T>(counts[e]) * Accum<T>(sums[e]);
@@ -183,18 +196,19 @@ void balance_losses(const Router& r, const RouterLosses& l, const T* sums_B2E, T
   }
 }
 
-// Returns sum_n lse_n^2. The z-loss of ST-MoE (arXiv 2202.08906, equation 5) is its mean over tokens.
+// Returns sum_n lse_n^2 over the tokens that count. The z-loss of ST-MoE (arXiv 2202.08906, equation 5) is its mean.
 template <class T>
-Accum<T> z_loss_sum(std::int64_t N, const T* lse_N) {
+Accum<T> z_loss_sum(const Router& r, const T* lse_N) {
   Accum<T> sum(0);
-  for (std::int64_t n = 0; n < N; ++n) sum += Accum<T>(lse_N[n]) * Accum<T>(lse_N[n]);
+  for (std::int64_t n = 0; n < r.N; ++n)
+    if (r.counts(n)) sum += Accum<T>(lse_N[n]) * Accum<T>(lse_N[n]);
   return sum;
 }
 
 namespace detail {
 
 // The backward of one token. With D and Z the divisors of weights and scores, c_j the chosen experts, g_j = d_weight_j
-// and b_e = balance E / (k T^2) counts_e:
+// and b_e = balance E / (k T T_b) counts_e, which is 0 of a token that does not count:
 //   d_s_e = sum over j with c_j = e of scale (g_j - [sum_i g_i s_ci / D]) / D  +  (b_e - [sum_i b_i s_i / Z]) / Z
 // The first bracket is of renormalised weights, the second of the sigmoid. Then through the score, and the z-loss:
 //   d_z_e = s_e (d_s_e - sum_i d_s_i s_i)  or  d_s_e s_e (1 - s_e);  + 2 z lse softmax(z)_e
@@ -249,21 +263,20 @@ void route_backward(int threads, const Router& r, const RouterLosses& losses, co
                     T* d_logits_NE) {
   const bool balanced = losses.balance != 0.0;
   MOLEN_CHECK(!balanced || losses.T > 0, "a balance loss of sequences of {} tokens", losses.T);
-  const double tokens = static_cast<double>(losses.T);
-  const double factor =
-      balanced ? losses.balance * static_cast<double>(r.E) / (static_cast<double>(r.k) * tokens * tokens) : 0.0;
   const std::int64_t rows = detail::sequence_rows(r, losses.B);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t n = 0; n < r.N; ++n) {
     const T *logits = logits_NE + n * r.E, *scores = scores_NE + n * r.E;
-    const detail::RouteBackward<T> back(r, scores, choice_Nk + n * r.k, d_weight_Nk + n * r.k,
-                                        balanced ? sums_B2E + n / rows * 2 * r.E : nullptr, factor);
+    const T* counts = balanced && r.counts(n) ? sums_B2E + n / rows * 2 * r.E : nullptr;
+    const double factor = counts ? losses.balance * detail::balance_factor(r, losses, counts) : 0.0;
+    const detail::RouteBackward<T> back(r, scores, choice_Nk + n * r.k, d_weight_Nk + n * r.k, counts, factor);
     const bool softmax = r.score == RouterScore::kSoftmax;
     const Accum<T> mean = softmax ? back.mean() : Accum<T>(0), lse(lse_N[n]);
     for (std::int64_t e = 0; e < r.E; ++e) {
       const Accum<T> s(scores[e]);
       Accum<T> d = softmax ? s * (back.d_score(e) - mean) : back.d_score(e) * s * (Accum<T>(1) - s);
-      if (losses.z != 0.0) d += 2.0 * losses.z * lse * (softmax ? s : std::exp(Accum<T>(logits[e]) - lse));
+      if (losses.z != 0.0 && r.counts(n))
+        d += 2.0 * losses.z * lse * (softmax ? s : std::exp(Accum<T>(logits[e]) - lse));
       d_logits_NE[n * r.E + e] = T(d);
     }
   }

@@ -57,7 +57,7 @@ T objective(const Router& r, const RouterLosses& l, const Values<T>& logits, con
   Values<T> losses(static_cast<std::size_t>(l.B));
   balance_losses(r, l, sums.data(), losses.data());
   for (const T& x : losses) sum += l.balance * x;
-  return sum + l.z * z_loss_sum(r.N, routed.lse.data());
+  return sum + l.z * z_loss_sum(r, routed.lse.data());
 }
 template <class T>
 Values<T> gradient(const Router& r, const RouterLosses& l, const Values<T>& logits, const Values<T>& bias,
@@ -70,7 +70,10 @@ Values<T> gradient(const Router& r, const RouterLosses& l, const Values<T>& logi
   return d_logits;
 }
 
-// Both scores, with and without renormalised weights, a bias and each loss.
+// Of two sequences of 5 tokens, 3 and 4 count.
+constexpr std::int32_t kSomeCount[] = {7, -1, 0, 3, -1, 2, 9, 4, -1, 1};
+
+// Both scores, with and without tokens that do not count, with and without renormalised weights, a bias and each loss.
 struct Case {
   Router r;
   RouterLosses l;
@@ -86,6 +89,9 @@ std::vector<Case> cases() {
           if (constant && (losses & 2) == 0 && (E == 1 || losses == 0)) continue;
           const RouterLosses l{(losses & 1) ? 0.7 : 0.0, (losses & 2) ? 0.3 : 0.0, 2, 5};
           list.push_back({{10, E, k, score, renormalise, 2.5}, l, score == kSigmoid && losses % 2 == 1});
+          if (losses == 0) continue;
+          list.push_back(list.back());
+          list.back().r.labels_N = kSomeCount;
         }
   return list;
 }
@@ -249,6 +255,35 @@ TEST(Routing, RefusesSizesOfNoRouter) {
                Error);
 }
 
+// The losses of the tokens that count are those of a batch of these tokens alone, each sequence with their share.
+TEST(Routing, TokensThatDoNotCountAreInNoLoss) {
+  Router all{10, 7, 3};
+  all.labels_N = kSomeCount;
+  const Values<double> logits = random_values(70, 4);
+  const Routed<double> routed = route_all(all, logits, {});
+  const Values<double> sums = sums_of(all, 2, false, logits, routed);
+  Values<double> losses(2);
+  balance_losses(all, {.B = 2, .T = 5}, sums.data(), losses.data());
+  double z = 0.0;
+  for (const i64 b : {0, 1}) {
+    Values<double> kept;
+    i64 tokens = 0;
+    for (i64 n = 5 * b; n < 5 * b + 5; ++n)
+      if (kSomeCount[n] >= 0) kept.insert(kept.end(), logits.begin() + 7 * n, logits.begin() + 7 * n + 7), ++tokens;
+    const Router few{tokens, 7, 3};
+    const Routed<double> alone = route_all(few, kept, {});
+    double loss = 0.0;
+    balance_losses(few, {.B = 1, .T = tokens}, sums_of(few, 1, false, kept, alone).data(), &loss);
+    EXPECT_NEAR(losses[static_cast<std::size_t>(b)], loss * static_cast<double>(tokens) / 5.0, 1e-15);
+    z += z_loss_sum(few, alone.lse.data());
+  }
+  EXPECT_NEAR(z_loss_sum(all, routed.lse.data()), z, 1e-13);
+  const std::int32_t none[10] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  all.labels_N = none;
+  balance_losses(all, {.B = 2, .T = 5}, sums_of(all, 2, false, logits, routed).data(), losses.data());
+  EXPECT_EQ(losses, Values<double>(2, 0.0));
+}
+
 TEST(Routing, InfiniteLogits) {
   const double inf = INFINITY;
   const Routed<double> softmax = route_all<double>({1, 3, 2}, {-inf, 1, 1}, {});
@@ -364,7 +399,7 @@ TEST_P(BesidePyTorch, ChoiceWeightsLossesAndGradient) {
   Values<double> losses(static_cast<std::size_t>(B));
   balance_losses(r, l, sums.data(), losses.data());
   EXPECT_TRUE(close(losses, values(balance), bound));
-  EXPECT_NEAR(z_loss_sum(N, routed.lse.data()), z_loss.item<double>(), 1e-12 * z_loss.item<double>());
+  EXPECT_NEAR(z_loss_sum(r, routed.lse.data()), z_loss.item<double>(), 1e-12 * z_loss.item<double>());
   expect_gradient(gradient(r, l, logits, bias, d_weight), values(z.grad()), "d_logits");
 }
 

@@ -439,13 +439,13 @@ void activation_forward(const Context& c, const at::Tensor& up, at::Tensor& a) {
   if (own_narrow(up)) {
     if (c.arch.activation == arch::Activation::kGeluTanh)
       return narrow_kernels().gelu_tanh_forward(threads_of(c), a.numel(), bits(up), bits(a));
-    return narrow_kernels().swiglu_forward(threads_of(c), a.size(0), c.arch.ffn, bits(up), bits(a));
+    return narrow_kernels().swiglu_forward(threads_of(c), a.size(0), a.size(1), bits(up), bits(a));
   }
   if (c.arch.activation == arch::Activation::kGeluTanh) {
     at::gelu_out(a, up, "tanh");
     return;
   }
-  const i64 f = c.arch.ffn;
+  const i64 f = a.size(1);
   at::silu_out(a, up.narrow(1, 0, f));
   a.mul_(up.narrow(1, f, f));
 }
@@ -454,13 +454,13 @@ void activation_backward(const Context& c, const at::Tensor& d_a, const at::Tens
   if (own_narrow(up)) {
     if (c.arch.activation == arch::Activation::kGeluTanh)
       return narrow_kernels().gelu_tanh_backward(threads_of(c), d_a.numel(), bits(d_a), bits(up), bits(d_up));
-    return narrow_kernels().swiglu_backward(threads_of(c), d_a.size(0), c.arch.ffn, bits(d_a), bits(up), bits(d_up));
+    return narrow_kernels().swiglu_backward(threads_of(c), d_a.size(0), d_a.size(1), bits(d_a), bits(up), bits(d_up));
   }
   if (c.arch.activation == arch::Activation::kGeluTanh) {
     at::gelu_backward_out(d_up, d_a, up, "tanh");
     return;
   }
-  const i64 f = c.arch.ffn;
+  const i64 f = d_a.size(1);
   const at::Tensor gate = up.narrow(1, 0, f), linear = up.narrow(1, f, f);
   at::Tensor d_gate = d_up.narrow(1, 0, f), d_linear = d_up.narrow(1, f, f);
   at::silu_out(d_linear, gate);

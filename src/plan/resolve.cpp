@@ -11,6 +11,7 @@
 #include "plan/recompute.h"
 #include "plan/resolve_parallel.h"
 #include "program/build/build.h"
+#include "program/parts/part.h"
 
 namespace molen::plan {
 namespace {
@@ -49,6 +50,31 @@ void require_sizes(const Config& config) {
   for (const auto& [key, given] : needed)
     if (!given)
       throw UsageError("{}: needed where model.preset is not given (`molen model list` shows the presets)", key);
+}
+
+void resolve_experts(const Config& config, arch::Architecture& a) {
+  const auto& m = config.model;
+  if (m.experts && !a.experts) {
+    if (!m.experts_per_token)
+      throw UsageError("model.experts_per_token: needed with {}; it says how many of them a token meets",
+                       config.where("model.experts"));
+    a.experts = arch::Experts{.ffn = a.ffn};
+  }
+  const std::pair<const char*, bool> of_experts[] = {{"model.experts_per_token", m.experts_per_token.has_value()},
+                                                     {"model.expert_ffn", m.expert_ffn.has_value()},
+                                                     {"model.norm_topk", m.norm_topk.has_value()},
+                                                     {"model.balance_loss", m.balance_loss.has_value()},
+                                                     {"model.z_loss", m.z_loss.has_value()}};
+  for (const auto& [key, given] : of_experts)
+    if (given && !a.experts)
+      throw UsageError("{}: this model has no experts; model.experts says how many", config.where(key));
+  if (!a.experts) return;
+  override_with(m.experts, a.experts->count);
+  override_with(m.experts_per_token, a.experts->per_token);
+  override_with(m.expert_ffn, a.experts->ffn);
+  override_with(m.norm_topk, a.experts->norm_topk);
+  override_with(m.balance_loss, a.experts->balance_loss);
+  override_with(m.z_loss, a.experts->z_loss);
 }
 
 void not_built(const Config& config, bool wanted, const std::string& key, const std::string& built) {
@@ -96,6 +122,20 @@ void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setti
   } catch (const UsageError& error) {
     throw UsageError("{}: {}", where, error.what());
   }
+}
+
+// What models with sparse layers cannot have yet.
+void refuse_experts(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting s) {
+  if (!arch.sparse()) return;
+  if (machine.cuda)
+    throw UsageError("{}: experts (model.experts) are computed on the host's cores alone yet", c.where("device.kind"));
+  for (const arch::Part part : arch::parts_in_order(arch))
+    if (const auto why = program::kernels_refused(s.kernels, part, s.compute, arch.head_dim, s.document_mask))
+      throw UsageError("{}: {}", c.where("precision.compute"), *why);
+  // Whatever the configuration asks for: a budget is refused too.
+  if (c.parallel.recompute.mode != config::Recompute::Mode::kNone) s.recompute = program::Recompute::full(1);
+  if (const auto refused = program::sparse_refused(arch, s))
+    throw UsageError("{}: {}", c.where(refused->key), refused->why);
 }
 
 DType resolve_precision(Config& c, const Machine& machine, int threads) {
@@ -168,6 +208,7 @@ arch::Architecture resolve_architecture(const Config& config) {
     a.activation =
         choice<arch::Activation>(config, "model.activation", *m.activation,
                                  {{"swiglu", arch::Activation::kSwiGlu}, {"gelu_tanh", arch::Activation::kGeluTanh}});
+  resolve_experts(config, a);
   if (m.preset && !(a == before)) a.name += "*";  // a preset with changes
   arch::validate(a);
   return a;
@@ -238,6 +279,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   s.reduce =
       typed(c.precision.reduce, "precision.reduce",
             s.compute == DType::kF64 ? std::vector{DType::kF64} : std::vector{DType::kF32, DType::kBF16, DType::kF16});
+  refuse_experts(c, arch, machine, s);
   resolve_recompute(c, arch, s);
   return s;
 }

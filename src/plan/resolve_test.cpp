@@ -62,6 +62,12 @@ TEST(Architecture, EachKeySetsItsMember) {
       {"qk_norm", {"all", "all"}},
       {"position", {"alibi", "alibi"}},
       {"activation", {"swiglu", "swiglu"}},
+      {"experts", {"6", 6}},
+      {"experts_per_token", {"3", 3}},
+      {"expert_ffn", {"99", 99}},
+      {"norm_topk", {"false", false}},
+      {"balance_loss", {"0.5", 0.5}},
+      {"z_loss", {"0.25", 0.25}},
       {"init_std", {"0.5", 0.5}},
       {"rope_scaling",
        {"{ factor = 3.0, low_freq_factor = 1.5, high_freq_factor = 5.0, original_max_sequence = 128 }",
@@ -72,13 +78,18 @@ TEST(Architecture, EachKeySetsItsMember) {
     sets.insert(sets.end(), more.begin(), more.end());
     return arch::to_json(resolve_architecture(with(sets)));
   };
-  const Json before = made({});
+  const std::set<std::string> of_experts{"experts",   "experts_per_token", "expert_ffn",
+                                         "norm_topk", "balance_loss",      "z_loss"};
+  const std::vector<std::string> sparse{"model.experts=4", "model.experts_per_token=2"};
   for (const config::Field& field : config::fields()) {
     if (!field.key.starts_with("model.") || field.key == "model.preset" || field.key == "model.family") continue;
     const std::string member = field.key.substr(6);
     ASSERT_TRUE(values.contains(member)) << "no value to try for " << field.key;
     const auto& [text, value] = values.at(member);
-    const Json after = made({field.key + "=" + text});
+    std::vector<std::string> sets = of_experts.contains(member) ? sparse : std::vector<std::string>{};
+    const Json before = made(sets);
+    sets.push_back(field.key + "=" + text);
+    const Json after = made(sets);
     EXPECT_NE(before.value(member, Json()), value) << member;
     EXPECT_EQ(after.value(member, Json()), value) << member;
     for (const auto& [other, was] : before.items()) {
@@ -86,6 +97,24 @@ TEST(Architecture, EachKeySetsItsMember) {
       EXPECT_EQ(after.at(other), was) << member << " changes " << other;
     }
   }
+}
+
+// An expert is as wide as the MLP would be, and has no default number.
+TEST(Architecture, Experts) {
+  const auto a = resolve_architecture(with({"model.preset=llama-60m", "model.experts=8", "model.experts_per_token=2"}));
+  EXPECT_EQ(a.experts, (arch::Experts{.count = 8, .per_token = 2, .ffn = a.ffn, .balance_loss = 0.01}));
+  const auto changed = resolve_architecture(with({"model.preset=olmoe-1b-7b", "model.experts=16"}));
+  EXPECT_EQ(changed.experts, (arch::Experts{16, 8, 1024, false, 0.01, 0.001}));
+  const auto refused = [](std::vector<std::string> sets) {
+    sets.insert(sets.begin(), "model.preset=llama-60m");
+    return call_refusal([&] { resolve_architecture(with(sets)); });
+  };
+  EXPECT_EQ(refused({"model.experts=8"}),
+            "model.experts_per_token: needed with --set model.experts; it says how many of them a token meets");
+  EXPECT_EQ(refused({"model.z_loss=0.1"}),
+            "--set model.z_loss: this model has no experts; model.experts says how many");
+  EXPECT_EQ(refused({"model.experts=8", "model.experts_per_token=9"}),
+            "model.experts_per_token: 9 of model.experts = 8 cannot be chosen");
 }
 
 // kv_heads follows heads when the two were equal; a preset's sizes stay when only others are given.
@@ -390,6 +419,18 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
   EXPECT_EQ(refused({"parallel.recompute=qk_norm"}),
             "--set parallel.recompute: 'qk_norm' is no part of this model's layers");
   EXPECT_EQ(refused({"parallel.recompute=qk_norm", "model.qk_norm=head", "precision.compute=fp32"}), "accepted");
+  const std::vector<std::string> sparse{"model.experts=4", "model.experts_per_token=2"};
+  const auto refused_experts = [&](std::vector<std::string> sets) {
+    sets.insert(sets.end(), sparse.begin(), sparse.end());
+    return refused(sets);
+  };
+  const std::string yet = ": models with sparse layers (model.experts) train without it, on one rank, yet";
+  EXPECT_EQ(refused_experts({"parallel.recompute=full", "precision.compute=fp32"}), "--set parallel.recompute" + yet);
+  EXPECT_EQ(refused_experts({"parallel.recompute=1 GiB", "precision.compute=fp32"}), "--set parallel.recompute" + yet);
+  EXPECT_EQ(refused_experts({"parallel.pipeline=2", "precision.compute=fp32"}), "--set parallel.pipeline" + yet);
+  EXPECT_EQ(refused_experts({"precision.compute=fp16"}),
+            "--set precision.compute: ATen's kernels of experts compute in bf16, not in fp16");
+  EXPECT_EQ(refused_experts({"precision.compute=bf16"}), "accepted");
   EXPECT_EQ(refused({"data.document_mask=true", "model.head_dim=264", "precision.compute=fp32"}),
             "--set data.document_mask: heads of 264 are more than the 256 of attention within documents; math.kernels "
             "\"reference\" has no such limit");

@@ -53,6 +53,13 @@ inline arch::Architecture qwen(arch::QkNorm norm = arch::QkNorm::kHead) {
   return a;
 }
 
+// A Llama of experts: 2 of 5 for each token.
+inline arch::Architecture mixtral() {
+  auto a = llama(false);
+  a.experts = arch::Experts{.count = 5, .per_token = 2, .ffn = 26, .balance_loss = 0.1, .z_loss = 0.01};
+  return a;
+}
+
 inline arch::Architecture gpt() {
   auto a = arch::preset("gpt2");
   a.name = "test";

@@ -112,14 +112,17 @@ Chain chain_of(const program::Program& p) {
   const std::int64_t sequence = p.setting.sequence, queries_of_key = sequence * (a.heads / a.kv_heads);
   const std::int64_t norm = a.norm == arch::Norm::kRms ? a.hidden : 2 * a.hidden;  // a variance sums as many as a mean
   const std::int64_t norm_qk = a.norms_qk() ? a.query_norm_size() : 0;
-  // Norm, QKV, [norms of queries and keys], scores, their softmax, values, projection; norm, up, down. Then the head's
-  // norm, product and logsumexp.
+  // Of a sparse layer, the router's logits, softmax and weights, and the sum over the experts of a token.
+  const std::int64_t routing = a.experts ? a.hidden + a.experts->count + 2 * a.experts->per_token : 0,
+                     ffn = a.experts ? a.experts->ffn : a.ffn, up = a.experts ? a.expert_up_size() : a.up_size();
+  // Norm, QKV, [norms of queries and keys], scores, their softmax, values, projection; norm, [routing], up, down. Then
+  // the head's norm, product and logsumexp.
   const std::int64_t layer =
-      norm + a.hidden + norm_qk + a.head_dim + 2 * sequence + a.query_size() + norm + a.hidden + a.ffn;
+      norm + a.hidden + norm_qk + a.head_dim + 2 * sequence + a.query_size() + norm + routing + a.hidden + ffn;
   const std::int64_t head = norm + a.hidden + a.vocabulary, batch = p.setting.global_batch * sequence;
   // The gradient of a product's input is a sum over its outputs. From down to up and norm, then from the projection to
   // values, softmax, keys, QKV and norm.
-  const std::int64_t back = a.hidden + a.up_size() + norm +  //
+  const std::int64_t back = a.hidden + routing + up + norm +  //
                             a.hidden + a.head_dim + sequence + queries_of_key + norm_qk + a.qkv_size() + norm;
   const std::int64_t forward = a.layers * layer + head;
   return {forward + batch, forward + a.vocabulary + norm + a.layers * back + batch};

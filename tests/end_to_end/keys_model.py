@@ -61,6 +61,25 @@ def qk_norm(case):
     case.refused("train", "tiny.toml", {"model.qk_norm": "all", "parallel.tensor": 2}, says=["parallel.tensor", "model.qk_norm"])
 
 
+@row("model.experts", "model.experts_per_token", "model.expert_ffn", "model.norm_topk", "model.balance_loss", "model.z_loss")
+def experts(case):
+    sparse = dict(experts=4, experts_per_token=2)
+    ran = beside_model(case, sparse)
+    exported(case, ran, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.005)
+    ran = beside_model(case, dict(expert_ffn=20, norm_topk=False, balance_loss=0.3, z_loss=0.1, **sparse), ["norm_topk", "balance_loss", "z_loss"])
+    there = shapes(ran)
+    equal("router", there["model.layers.1.mlp.gate.weight"], (4, 24))
+    for expert in range(4):
+        equal("down", there[f"model.layers.1.mlp.experts.{expert}.down_proj.weight"], (24, 20))
+    assert "model.layers.1.mlp.up_proj.weight" not in there, "there is an MLP beside the experts"
+    beside_model(case, dict(experts=3, experts_per_token=1, norm_topk=False, qk_norm="head"))
+    for key, value in (("parallel.tensor", 2), ("parallel.recompute", "full"), ("precision.compute", "fp16")):
+        case.refused("train", "tiny.toml", {f"model.{k}": v for k, v in sparse.items()} | {key: value}, says=key)
+    case.refused("train", "tiny.toml", {"model.experts": 4}, says="model.experts_per_token")
+    case.refused("train", "tiny.toml", {"model.experts": 4, "model.experts_per_token": 5}, says="model.experts_per_token")
+    case.refused("train", "tiny.toml", {"model.z_loss": 0.1}, says=["model.z_loss", "model.experts"])
+
+
 @row("model.layers", "model.hidden", "model.ffn", "model.heads", "model.kv_heads", "model.head_dim", "model.vocabulary", "model.max_sequence")
 def sizes(case):
     ran = beside_model(case, dict(layers=3, hidden=32, ffn=56, heads=6, kv_heads=3, head_dim=10, vocabulary=333, max_sequence=20))

@@ -12,7 +12,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 
-DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none")
+DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
 FAMILIES = {
     "llama": dict(norm="rms", position="rope", activation="swiglu", biases=False),
     "gpt": dict(norm="layer", position="learned", activation="gelu_tanh", biases=True),
@@ -24,6 +24,7 @@ def architecture(keys):
     a.setdefault("kv_heads", a["heads"])
     a.setdefault("head_dim", a["hidden"] // a["heads"])
     a.setdefault("ffn", 4 * a["hidden"])
+    a.setdefault("expert_ffn", a["ffn"])
     return a
 
 
@@ -92,7 +93,7 @@ def slopes(heads):
 
 class Model:
     def __init__(self, keys, weights):
-        self.a, self.w = architecture(keys), weights
+        self.a, self.w, self.router_losses = architecture(keys), weights, 0.0
 
     def linear(self, name, x):
         return F.linear(x, self.w[name + ".weight"], self.w.get(name + ".bias"))
@@ -123,9 +124,29 @@ class Model:
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=a["heads"] != a["kv_heads"])
         return self.linear(p + ".o_proj", o.transpose(1, 2).reshape(b, s, -1))
 
+    def mlp(self, p, h):
+        up = self.linear(p + ".up_proj", h)
+        up = F.silu(self.linear(p + ".gate_proj", h)) * up if self.a["activation"] == "swiglu" else F.gelu(up, approximate="tanh")
+        return self.linear(p + ".down_proj", up)
+
+    def experts(self, p, h):
+        """A sum over all experts, most of whose weights are 0. The losses of the router: of each sequence (DeepSeek-V3, equations 17 to
+        20), and of each token (ST-MoE, equation 5)."""
+        a = self.a
+        router = self.linear(p + ".gate", h)
+        scores, chosen = router.softmax(-1), router.topk(a["experts_per_token"], -1).indices
+        weights = scores.gather(-1, chosen)
+        if a["norm_topk"]:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = torch.zeros_like(scores).scatter(-1, chosen, weights)
+        share = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(1) * a["experts"] / a["experts_per_token"]
+        balance, z = (share * scores.mean(1)).sum(-1).mean(), router.logsumexp(-1).square().mean()
+        self.router_losses = self.router_losses + (a["balance_loss"] * balance + a["z_loss"] * z) / a["layers"]
+        return sum(weights[..., e : e + 1] * self.mlp(f"{p}.experts.{e}", h) for e in range(a["experts"]))
+
     def logits(self, ids, end_of_text=None):
         """Attention within documents where `end_of_text`, the last token of each, is given; positions count on."""
-        a, s = self.a, ids.shape[1]
+        a, s, self.router_losses = self.a, ids.shape[1], 0.0
         mask = torch.ones(s, s, dtype=torch.bool).tril().expand(len(ids), s, s)
         if end_of_text is not None:
             ends = (ids == end_of_text).long()
@@ -138,17 +159,12 @@ class Model:
             p = f"model.layers.{i}"
             x = x + self.attention(p + ".self_attn", self.norm(p + ".input_layernorm", x), mask)
             h = self.norm(p + ".post_attention_layernorm", x)
-            up = self.linear(p + ".mlp.up_proj", h)
-            if a["activation"] == "swiglu":
-                up = F.silu(self.linear(p + ".mlp.gate_proj", h)) * up
-            else:
-                up = F.gelu(up, approximate="tanh")
-            x = x + self.linear(p + ".mlp.down_proj", up)
+            x = x + (self.experts if a["experts"] else self.mlp)(p + ".mlp", h)
         head = self.w["model.embed_tokens.weight" if a["tied"] else "lm_head.weight"]
         return F.linear(self.norm("model.norm", x), head)
 
     def loss(self, rows, end_of_text=None):
-        """Mean over the next tokens of rows of S + 1."""
+        """Mean over the next tokens of rows of S + 1; without the losses of routers."""
         rows = torch.as_tensor(rows, dtype=torch.long)
         return F.cross_entropy(self.logits(rows[:, :-1], end_of_text).flatten(0, 1), rows[:, 1:].flatten())
 
@@ -252,7 +268,7 @@ def train(model, batches, lr_of, kind="adamw", beta1=0.9, beta2=0.95, eps=1e-8, 
     for step, rows in enumerate(batches, 1):
         optimizer.zero_grad()
         value = loss(rows) if loss else model.loss(rows, end_of_text)
-        value.backward()
+        (value + model.router_losses).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.w.values(), clip if clip > 0 else math.inf)
         for group in optimizer.param_groups:
             group["lr"] = lr_of(step)

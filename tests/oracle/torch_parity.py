@@ -75,6 +75,7 @@ beside_torch.GIVEN.update({"model.family": "llama", "model.layers": 2, "model.hi
                            "optimizer.lr": 3e-3, "schedule.warmup": "5 steps", "data.train": [{"path": "data/train"}], "data.sequence_length": 33, "batch.global": 8})
 GPT = {"model.family": "gpt", "model.kv_heads": 6}
 QWEN = {"model.qk_norm": "head", "model.head_dim": 14}
+SPARSE = {"model.experts": 5, "model.experts_per_token": 2, "model.expert_ffn": 28, "model.balance_loss": 0.2, "model.z_loss": 0.02}
 ALIBI = {"model.position": "alibi", "model.activation": "gelu_tanh", "model.norm": "layer"}
 SHORT = {"data.train": [{"path": "short/train"}], "data.document_mask": True}
 LION = {"optimizer.kind": "lion", "optimizer.lr": 1e-3, "optimizer.beta2": 0.99, "optimizer.weight_decay": 0.3}
@@ -86,6 +87,9 @@ CASES = {
     "Llama, norms of queries and keys over each head": (QWEN, 1, None),
     "Llama, the same, two ranks": ({**QWEN, "parallel.zero": 3}, 2, None),
     "Llama, norms of queries and keys over all heads": ({"model.qk_norm": "all"}, 1, None),
+    "experts, as Mixtral": (SPARSE, 1, None),
+    "experts, as OLMoE": ({**SPARSE, "model.norm_topk": False, "model.qk_norm": "all"}, 1, None),
+    "experts, Muon, tied, documents": ({**SPARSE, **SHORT, **MUON, "model.tied": True}, 1, None),
     "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),
     "GPT, tied, constant": ({**GPT, "model.tied": True, "schedule.kind": "constant"}, 1, None),
     "ALiBi, layer norm, a tenth of decay": ({**ALIBI, "schedule.kind": "wsd"}, 1, None),
@@ -134,7 +138,8 @@ def long(steps=500):
 def gradients(model, rows, ends, autocast):
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         loss = model.loss(rows, ends)
-    loss.backward()
+        loss_and_routers = loss + model.router_losses
+    loss_and_routers.backward()
     return loss.item(), {n: w.grad.double().numpy() for n, w in model.w.items()}
 
 

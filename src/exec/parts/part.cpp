@@ -11,9 +11,9 @@ using Bindings = std::array<Kernel (*)(const PartCall&), arch::kAllParts.size()>
 
 Bindings all_bindings() {
   using Family = std::vector<PartBinding> (*)();
-  constexpr Family kFamilies[] = {embedding_bindings,  norm_product_bindings, qk_norm_bindings,
-                                  rotate_bindings,     attention_bindings,    projection_bindings,
-                                  activation_bindings, norm_bindings,         head_bindings};
+  constexpr Family kFamilies[] = {embedding_bindings, norm_product_bindings, qk_norm_bindings,    rotate_bindings,
+                                  attention_bindings, projection_bindings,   activation_bindings, routing_bindings,
+                                  expert_bindings,    norm_bindings,         head_bindings};
   Bindings all{};
   for (const Family family : kFamilies)
     for (const PartBinding& b : family()) all.at(static_cast<std::size_t>(b.part)) = b.bind;

@@ -34,6 +34,8 @@ std::vector<PartBinding> rotate_bindings();
 std::vector<PartBinding> attention_bindings();
 std::vector<PartBinding> projection_bindings();
 std::vector<PartBinding> activation_bindings();
+std::vector<PartBinding> routing_bindings();
+std::vector<PartBinding> expert_bindings();
 std::vector<PartBinding> norm_bindings();
 std::vector<PartBinding> head_bindings();
 

@@ -108,6 +108,19 @@ std::optional<std::string> offload_refused(const arch::Architecture& arch, const
   return std::nullopt;
 }
 
+std::optional<SparseRefused> sparse_refused(const arch::Architecture& arch, const Setting& s) {
+  if (!arch.sparse()) return std::nullopt;
+  const std::pair<const char*, bool> keys[] = {
+      {"parallel.tensor", s.tensor()},         {"parallel.context", s.context()},
+      {"parallel.pipeline", s.pipelined()},    {"parallel.data_replicate", s.replicas() > 1},
+      {"parallel.data_shard", s.shards() > 1}, {"parallel.recompute", s.recompute.any()},
+      {"parallel.offload", s.offload.any()}};
+  for (const auto& [key, wanted] : keys)
+    if (wanted)
+      return SparseRefused{key, "models with sparse layers (model.experts) train without it, on one rank, yet"};
+  return std::nullopt;
+}
+
 std::optional<std::string> optimizer_refused(const Setting& s) {
   if (!optimizer_named(s.optimizer).whole_matrices) return std::nullopt;
   if (s.offload.optimizer)
@@ -125,6 +138,7 @@ Program build_with(const arch::Architecture& arch, const Setting& setting, const
                    const Schedule* ready) {
   arch::validate(arch);
   check_setting(setting);
+  if (const auto refused = sparse_refused(arch, setting)) throw UsageError("{}: {}", refused->key, refused->why);
   if (const auto why = offload_refused(arch, setting)) throw UsageError("parallel.offload: {}", *why);
   if (const auto why = optimizer_refused(setting)) throw UsageError("optimizer.kind: {}", *why);
   const bool train = setting.purpose == Purpose::kTrain;

@@ -14,6 +14,12 @@ namespace molen::program {
 // back. `file` is the schedule when Setting::pipeline.schedule is kFile.
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file = nullptr);
 
+// What of the setting a model with sparse layers cannot have yet: the key of the configuration, and why.
+struct SparseRefused {
+  std::string key, why;
+};
+std::optional<SparseRefused> sparse_refused(const arch::Architecture& arch, const Setting& setting);
+
 // Returns why Setting::offload cannot be combined with the rest of the setting, or nothing when it can.
 std::optional<std::string> offload_refused(const arch::Architecture& arch, const Setting& setting);
 

@@ -43,6 +43,13 @@ enum class Arg {
   kTo,         // its destination
   kOwn,        // the rank's own keys, next to the received keys
   kSoFar,      // what a sum is added to
+  kScores,     // of each token for each expert
+  kChoice,     // the experts of each token
+  kWeights,    // and their weights
+  kLoad,       // tokens and scores of each expert, by sequence
+  kPlaces,     // the row that each choice has in expert order
+  kOffsets,    // the first row of each expert, and the end
+  kDWeights,
 };
 
 struct ArgInfo {
@@ -83,11 +90,18 @@ inline constexpr std::array kArgs{
     ArgInfo{Arg::kTo, "to"},
     ArgInfo{Arg::kOwn, "own"},
     ArgInfo{Arg::kSoFar, "so_far"},
+    ArgInfo{Arg::kScores, "scores"},
+    ArgInfo{Arg::kChoice, "choice"},
+    ArgInfo{Arg::kWeights, "weights"},
+    ArgInfo{Arg::kLoad, "load"},
+    ArgInfo{Arg::kPlaces, "places"},
+    ArgInfo{Arg::kOffsets, "offsets"},
+    ArgInfo{Arg::kDWeights, "d_weights"},
 };
 static_assert([] {
   for (std::size_t i = 0; i < kArgs.size(); ++i)
     if (kArgs[i].arg != static_cast<Arg>(i)) return false;
-  return kArgs.back().arg == Arg::kSoFar;
+  return kArgs.back().arg == Arg::kDWeights;
 }());
 
 constexpr std::string_view name_of(Arg arg) {

@@ -19,9 +19,11 @@ bool continues(const arch::Parameter& placed, const arch::Parameter& next) {
   using arch::Role;
   const Role before = placed.role, role = next.role;
   if (placed.layer != next.layer) return false;
+  const auto gate_or_up = [](Role r) { return r == Role::kExpertGate || r == Role::kExpertUp; };
   return (before == Role::kQuery && role == Role::kKey) || (before == Role::kKey && role == Role::kValue) ||
          (before == Role::kQueryBias && role == Role::kKeyBias) ||
-         (before == Role::kKeyBias && role == Role::kValueBias) || (before == Role::kGate && role == Role::kUp);
+         (before == Role::kKeyBias && role == Role::kValueBias) || (before == Role::kGate && role == Role::kUp) ||
+         (gate_or_up(before) && gate_or_up(role)) || (before == Role::kExpertDown && role == Role::kExpertDown);
 }
 
 Blocks block_of(arch::Role role) {
@@ -34,6 +36,10 @@ Blocks block_of(arch::Role role) {
     case Role::kUpBias:
     case Role::kDown:
     case Role::kDownBias:
+    case Role::kRouter:
+    case Role::kExpertGate:
+    case Role::kExpertUp:
+    case Role::kExpertDown:
       return Blocks::kMlp;
     default:
       return Blocks::kAttention;

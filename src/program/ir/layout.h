@@ -1,6 +1,6 @@
 // Units: groups of parameters that are stored, reduced, updated and gathered together (the embedding; one layer,
 // several layers or half a layer; the final norm with the head). A unit is one flat run of elements. q|k|v lie side by
-// side, and so do gate|up, so that each group is one matrix.
+// side, and so do gate|up and the matrices of all experts of a layer, so that each group is one matrix.
 #pragma once
 
 #include <cstdint>

@@ -268,8 +268,21 @@ struct Agree {
 using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
                         AllGather, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
 
-// Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run.
-enum Scalar : std::int64_t { kLossSum, kValidTokens, kSumSquares, kGradNorm, kGradScale, kNumScalars };
+// Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run. The last two,
+// which only models with sparse layers have, are sums over valid tokens and sparse layers.
+enum Scalar : std::int64_t {
+  kLossSum,
+  kValidTokens,
+  kSumSquares,
+  kGradNorm,
+  kGradScale,
+  kBalanceLoss,
+  kZLoss,
+  kNumScalars
+};
+inline std::int64_t num_scalars(const arch::Architecture& arch) {
+  return arch.sparse() ? kNumScalars : kBalanceLoss;
+}
 
 // Another op that must end before this one starts: in the same instance (body -1), or in the latest earlier instance of
 // `body`, if there is one.

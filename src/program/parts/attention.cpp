@@ -65,7 +65,7 @@ arch::PartCost attention_of_context(const arch::Architecture& arch, Pass pass, c
   return gathered_attention_cost(arch, whole, shape, share.sequence, share.ranks);
 }
 
-std::optional<std::string> attention_refused(arch::Kernels kernels, i64 head_dim, bool documents) {
+std::optional<std::string> attention_refused(arch::Kernels kernels, DType, i64 head_dim, bool documents) {
   if (kernels == arch::Kernels::kReference || !documents || head_dim <= arch::kOwnAttentionMaxHead) return std::nullopt;
   return fmt::format("heads of {} are more than the {} of attention within documents; \"reference\" has no such limit",
                      head_dim, arch::kOwnAttentionMaxHead);

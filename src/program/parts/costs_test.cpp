@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "arch/context_parallel.h"
@@ -17,7 +18,6 @@ namespace molen::program {
 namespace {
 
 using arch::Architecture;
-using arch::kAllParts;
 using arch::Kernels;
 using arch::Part;
 using arch::PartCost;
@@ -44,12 +44,19 @@ std::string row(std::string_view what, const PartCost& c) {
   return fmt::format(" {} {:.0f}/{}/{}", what, c.flops.value, c.moved.value, c.scratch.value);
 }
 
+// Parts of an MLP that this model does not have: experts, or a dense MLP.
+bool left_out(const Architecture& a, Part part) {
+  const auto has = [&](arch::Parts parts) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
+  return (has(arch::kMlpBlock) || has(arch::kExpertsBlock)) && !has(arch::parts_of_layer(a, 0));
+}
+
 std::string costs_of(const char* name, const Architecture& whole, const Variant& run) {
   std::string text = fmt::format("{}, {}: flops/moved/scratch\n", name, run.name);
   const Architecture a = arch::tensor_local(whole, run.ranks);
   PartShape shape{3, 80,          0,         run.compute,
                   2, run.kernels, run.ranks, run.ranks > 1 && arch::kv_replicated(whole, run.ranks)};
-  for (const Part part : kAllParts) {
+  for (const Part part : arch::kAllParts) {
+    if (left_out(a, part)) continue;
     shape.chunk = of_head(part) ? 64 : 0;
     text += fmt::format("  {}:", name_of(part));
     for (const auto& [what, pass] :
@@ -88,6 +95,9 @@ TEST(PartCost, OfEveryPartIsTheGoldenOne) {
     Architecture all = small_model("llama-tiny", 3, Position::kRope);
     all.qk_norm = arch::QkNorm::kAll;
     if (run.ranks == 1) text += costs_of("llama with norms over all heads", all, run);
+    Architecture sparse = small_model("llama-tiny", 3, Position::kRope);
+    sparse.experts = arch::Experts{.count = 11, .per_token = 3, .ffn = 44};
+    if (run.ranks == 1) text += costs_of("llama with experts", sparse, run);
     text += costs_of("gpt with ALiBi", small_model("gpt2", 6, Position::kAlibi), run);
   }
   const std::filesystem::path golden = "tests/golden/arch/costs.txt";

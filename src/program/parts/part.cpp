@@ -13,9 +13,9 @@ using Declarations = std::array<PartDeclaration, arch::kAllParts.size()>;
 
 Declarations all_declarations() {
   using Family = std::vector<PartDeclaration> (*)();
-  constexpr Family kFamilies[] = {parts::embedding,   parts::norm_products, parts::qk_norms,
-                                  parts::rotations,   parts::attention,     parts::projections,
-                                  parts::activations, parts::norms,         parts::heads};
+  constexpr Family kFamilies[] = {parts::embedding, parts::norm_products, parts::qk_norms,    parts::rotations,
+                                  parts::attention, parts::projections,   parts::activations, parts::routing,
+                                  parts::experts,   parts::norms,         parts::heads};
   Declarations all;
   std::size_t declared = 0;
   for (const Family family : kFamilies)
@@ -63,9 +63,9 @@ bool PartDeclaration::makes_values() const {
 }
 
 bool PartDeclaration::computed_again() const {
-  return in_layer() && makes_values() && std::none_of(forward.begin(), forward.end(), [](const PartOperand& o) {
-           return writes(o.access) && o.after > 0;
-         });
+  return in_layer() && again && sums.empty() && makes_values() &&
+         std::none_of(forward.begin(), forward.end(),
+                      [](const PartOperand& o) { return writes(o.access) && o.after > 0; });
 }
 
 bool PartDeclaration::reads_role(arch::Role role, bool is_tied) const {
@@ -107,7 +107,7 @@ std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part par
   if (kernels == arch::Kernels::kFused && compute != DType::kF32)
     return fmt::format("the fused kernels compute in fp32, not in {}", name_of(compute));
   const auto refused = declaration_of(part).refused;
-  return refused ? refused(kernels, head_dim, documents) : std::nullopt;
+  return refused ? refused(kernels, compute, head_dim, documents) : std::nullopt;
 }
 
 }  // namespace molen::program

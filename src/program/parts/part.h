@@ -48,6 +48,8 @@ struct PartDeclaration {
   bool halves = false;
   // Its parameters, whose gradients it makes; when the embedding and the head are one table, also those of `tied`.
   std::vector<arch::Role> roles = {}, tied = {};
+  std::vector<Scalar> sums = {};  // of the step, to which its ops add
+  bool again = true;              // whether a forward may run a second time for a backward (parallel.recompute)
   // Operands of each pass, in the order of the text form. `input` and `weights` are the halves of a backward. What a
   // backward reads of what a forward has left is saved for it.
   std::vector<PartOperand> forward = {}, backward = {}, input = {}, weights = {};
@@ -70,7 +72,8 @@ struct PartDeclaration {
   arch::PartCost (*context_cost)(const arch::Architecture& arch, arch::Pass pass, const arch::PartShape& shape,
                                  const ContextShare& share) = nullptr;
   // Why kernels cannot compute the part, besides the types that a kind of kernels computes in; null: they always can.
-  std::optional<std::string> (*refused)(arch::Kernels kernels, std::int64_t head_dim, bool documents) = nullptr;
+  std::optional<std::string> (*refused)(arch::Kernels kernels, DType compute, std::int64_t head_dim,
+                                        bool documents) = nullptr;
 
   bool has_backward() const { return !backward.empty(); }
   // Whether it has parameters in a model of this architecture: norms may have none.
@@ -112,8 +115,12 @@ std::vector<PartDeclaration> rotations();
 std::vector<PartDeclaration> attention();
 std::vector<PartDeclaration> projections();
 std::vector<PartDeclaration> activations();
+std::vector<PartDeclaration> routing();
+std::vector<PartDeclaration> experts();
 std::vector<PartDeclaration> norms();
 std::vector<PartDeclaration> heads();
+// Why kernels cannot compute the parts of a sparse layer (PartDeclaration::refused).
+std::optional<std::string> experts_refused(arch::Kernels kernels, DType compute, i64 head_dim, bool documents);
 }  // namespace parts
 
 }  // namespace molen::program

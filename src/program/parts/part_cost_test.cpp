@@ -38,11 +38,12 @@ TEST(PartCost, NamesAreDistinct) {
 }
 
 TEST(PartCost, PartsAddUpToTheModel) {
-  for (const char* name : {"llama-60m", "llama3-8b", "gpt2", "poro-34b", "gpt-1.4b", "olmo-7b", "qwen3-0.6b"}) {
+  for (const char* name : {"llama-60m", "llama3-8b", "gpt2", "poro-34b", "gpt-1.4b", "olmo-7b", "qwen3-0.6b",
+                           "mixtral-8x7b", "olmoe-1b-7b"}) {
     const Architecture& a = preset(name);
     PartShape shape{3, 128, 0, DType::kF32, 2, Kernels::kFused};
     double sum = 0;
-    for (const Part part : kAllParts)
+    for (const Part part : arch::parts_in_order(a))
       for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
         if (part == Part::kHead && pass == Pass::kForward) continue;  // the backward op holds it
         shape.chunk = part == Part::kHead ? shape.tokens() : 0;
@@ -72,10 +73,10 @@ TEST(PartCost, ScratchOfTheHeadIsOneChunkOfLogits) {
 }
 
 TEST(PartCost, HalvesAddUpToTheBackward) {
-  for (const char* name : {"llama-60m", "gpt2", "poro-34b", "olmo-7b", "qwen3-0.6b"})
+  for (const char* name : {"llama-60m", "gpt2", "poro-34b", "olmo-7b", "qwen3-0.6b", "olmoe-1b-7b"})
     for (const Kernels kernels : {Kernels::kReference, Kernels::kFused, Kernels::kAten})
       for (const DType compute : {DType::kF32, DType::kBF16})
-        for (const Part part : kAllParts) {
+        for (const Part part : arch::parts_in_order(preset(name))) {
           if (compute == DType::kBF16 && kernels != Kernels::kAten) continue;
           const Architecture& a = preset(name);
           const PartShape shape{3, 128, of_head(part) ? 64 : 0, compute, 2, kernels};
@@ -169,13 +170,40 @@ TEST(PartCost, ScratchOfAttentionUpToTheLargestHead) {
   }
 }
 
+// By hand: 6 tokens in 2 sequences, 4 experts of 24, 3 for each token, so 18 rows.
+TEST(PartCost, OfASparseLayer) {
+  auto a = bench_llama();
+  a.hidden = 16, a.experts = arch::Experts{.count = 4, .per_token = 3, .ffn = 24};
+  const PartShape shape{2, 3, 0, DType::kBF16, 2, Kernels::kAten};
+  const auto forward = [&](Part part) { return part_cost(a, part, Pass::kForward, shape); };
+  EXPECT_EQ(forward(Part::kRoute).flops.value, 2.0 * 6 * 4 * 16);
+  EXPECT_EQ(forward(Part::kExpertUp).flops.value, 2.0 * 18 * 48 * 16);
+  EXPECT_EQ(forward(Part::kExpertDown).flops.value, 2.0 * 18 * 16 * 24);
+  EXPECT_EQ(forward(Part::kCombine).flops.value, 0.0);
+  // Rows in and out, router and norm; root mean square, scores, lse and weights; load; labels and choice.
+  EXPECT_EQ(forward(Part::kRoute).moved.value,
+            2 * (2 * 6 * 16 + 5 * 16) + 4 * (6 * (1 + 4 + 1 + 3) + 2 * 2 * 4) + 4 * (6 + 18));
+  EXPECT_EQ(forward(Part::kDispatch).moved.value, 2 * (6 + 18) * 16 + 4 * (18 + 18 + 5));
+  EXPECT_EQ(forward(Part::kExpertUp).moved.value, 2 * (18 * (16 + 48) + 4 * 16 * 48) + 4 * 5);
+  EXPECT_EQ(part_cost(a, Part::kExpertDown, Pass::kBackward, shape).moved.value,
+            2 * (18 * (16 + 2 * 24) + 4 * 16 * 24) + 2 * 4 * 4 * 16 * 24 + 4 * 5);
+  EXPECT_EQ(forward(Part::kCombine).moved.value, 2 * (18 + 12) * 16 + 8 * 18);
+  for (const DType wrong : {DType::kF32, DType::kF16})
+    EXPECT_TRUE(kernels_refused(Kernels::kAten, Part::kExpertUp, wrong, a.head_dim, false)) << name_of(wrong);
+  EXPECT_FALSE(kernels_refused(Kernels::kAten, Part::kExpertUp, DType::kBF16, a.head_dim, false));
+}
+
 TEST(PartCost, LargeModelsDoNotOverflow) {
-  const auto& a = preset("gpt-1t");
-  for (const Part part : kAllParts)
+  for (const auto& [name, part] : [] {
+         std::vector<std::pair<const char*, Part>> all;
+         for (const char* of : {"gpt-1t", "qwen3-30b-a3b"})
+           for (const Part each : arch::parts_in_order(preset(of), true)) all.emplace_back(of, each);
+         return all;
+       }())
     for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kBackwardInput, Pass::kBackwardWeights})
       for (const Kernels kernels : {Kernels::kReference, Kernels::kFused, Kernels::kAten}) {
         const PartShape shape{16, 2048, of_head(part) ? 256 : 0, DType::kBF16, 64, kernels};
-        const PartCost cost = part_cost(a, part, pass, shape);
+        const PartCost cost = part_cost(preset(name), part, pass, shape);
         EXPECT_GE(cost.flops.value, 0);
         if (pass != Pass::kBackwardWeights || has_halves(part)) {
           EXPECT_GT(cost.moved.value, 0);

@@ -110,7 +110,7 @@ void expect_forward_reads_what_is_made(const arch::Architecture& a) {
 }
 
 TEST(Parts, ReadWhatEarlierPartsLeft) {
-  for (const char* name : {"llama-tiny", "gpt2", "poro-34b", "qwen3-0.6b"})
+  for (const char* name : {"llama-tiny", "gpt2", "poro-34b", "qwen3-0.6b", "mixtral-8x7b", "olmoe-1b-7b"})
     expect_forward_reads_what_is_made(arch::preset(name));
   arch::Architecture normed = arch::preset("gpt2");
   normed.qk_norm = arch::QkNorm::kAll;
@@ -118,7 +118,7 @@ TEST(Parts, ReadWhatEarlierPartsLeft) {
 }
 
 TEST(Parts, EachParameterIsReadByOnePart) {
-  for (const char* name : {"llama-tiny", "gpt2", "olmo-7b", "poro-34b", "qwen3-0.6b"}) {
+  for (const char* name : {"llama-tiny", "gpt2", "olmo-7b", "poro-34b", "qwen3-0.6b", "mixtral-8x7b"}) {
     const arch::Architecture& a = arch::preset(name);
     for (const arch::Parameter& parameter : arch::parameters(a)) {
       int readers = 0;

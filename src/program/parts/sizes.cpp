@@ -25,6 +25,11 @@ Sizes::Sizes(const arch::Architecture& arch, const arch::PartShape& shape)
       g(a),
       query_norm(arch.query_norm_size()),
       key_norm(arch.key_norm_size()),
+      E(arch.experts ? arch.experts->count : 0),
+      t(arch.experts ? arch.experts->per_token : 0),
+      W(arch.expert_up_size()),
+      w(arch.experts ? arch.experts->ffn : 0),
+      M(N * t),
       norm_vectors(arch.norm == arch::Norm::kRms     ? 1
                    : arch.norm == arch::Norm::kLayer ? 2
                                                      : 0),

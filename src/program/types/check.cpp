@@ -18,8 +18,8 @@ bool one_rank(const mesh::PerAxis& mesh) {
   return mesh == mesh::kOne;
 }
 
-constexpr std::array<std::string_view, kNumScalars> kScalarNames{"loss_sum", "valid_tokens", "sum_squares", "grad_norm",
-                                                                 "grad_scale"};
+constexpr std::array<std::string_view, kNumScalars> kScalarNames{
+    "loss_sum", "valid_tokens", "sum_squares", "grad_norm", "grad_scale", "balance_loss", "z_loss"};
 
 std::string admitted_text(const std::vector<AxisType>& types) {
   std::string text;

@@ -36,7 +36,8 @@ void TypeChecker::rule(const Compute& c) {
     written.emplace_back(&use, own_rows(tensor, rule->left_context));
   }
   if (const Use* grad = find(Arg::kGrad)) add_gradients(rules, *grad);
-  if (const Use* scalars = sums()) add(*scalars, kLossSum, sum_over_rows());
+  if (const Use* scalars = sums())
+    for (const Scalar sum : declaration_of(c.part).sums) add(*scalars, sum, sum_over_rows());
   for (const auto& [use, type] : written) leave(*use, type);
 }
 
@@ -90,6 +91,8 @@ void TypeChecker::rule(const ZeroFill& o) {
     for (std::size_t i = 0; i < kNumScalars; ++i) state(*use, i) = {};
     leave(*use, kLossSum, sum_over_rows());
     leave(*use, kValidTokens, sum_over_rows());
+    if (p_.arch.sparse())
+      for (const Scalar sum : {kBalanceLoss, kZLoss}) leave(*use, sum, sum_over_rows());
     state(*use, kSumSquares).content = TypeState::Content::kZero;
   } else {
     error(*use, 0, "is no sum that an op clears");

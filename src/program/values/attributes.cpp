@@ -14,9 +14,9 @@ Attributes of_part(const Setting& s, const Compute& c) {
   a.compute = s.compute;
   a.kernel = s.kernels;
   a.threads = s.threads;
-  if (!of_head(c.part)) return a;
-  a.tile = s.head_chunk;
-  if (is_backward(c.pass)) a.positions = s.positions();
+  // Losses are means over the positions of the batch.
+  if (is_backward(c.pass) && !declaration_of(c.part).sums.empty()) a.positions = s.positions();
+  if (of_head(c.part)) a.tile = s.head_chunk;
   return a;
 }
 

@@ -23,6 +23,19 @@ enum class Value {
   kStats2,
   kUp,
   kActivation,
+  // Of a sparse layer. Slots are in expert order from kExpertRows on.
+  kRouted,         // normalised middle of the layer
+  kRouterScores,   // of each token for each expert
+  kRouterLse,      // log sum exp of a token's logits
+  kChoice,         // the experts of each token
+  kRouterWeights,  // and their weights
+  kLoad,           // of each sequence: tokens of each expert, then the sums of their scores
+  kPlaces,         // the row that each slot has in expert order
+  kOffsets,        // the first row of each expert, and the end
+  kExpertRows,
+  kExpertUp,
+  kExpertActivation,
+  kExpertOut,
   kStatsFinal,
   kNormed,
   kDNormed,    // complete once every chunk of the head has written its part; with tensor ranks, a partial sum
@@ -31,6 +44,12 @@ enum class Value {
   kDMid,
   kDActivation,
   kDUp,
+  kDExpertOut,
+  kDRouterWeights,
+  kDExpertActivation,
+  kDExpertUp,
+  kDExpertRows,
+  kDRouted,
   kDAttention,
   kDQkv,
   kDNormedQkv,
@@ -113,8 +132,9 @@ enum class Keeping {
 // Letters of a shape, as in arch/parts.h: N tokens of a micro-batch on this rank, S of a sequence on it, d, D, f, h, V;
 // Q columns of q|k|v, q of queries, K of keys and values, U of gate|up, s the numbers that a norm keeps for a row, C
 // tokens of a chunk of the head. R: the rows of the residual stream that this rank keeps; P: the rows of one piece; T
-// tensor ranks; c context ranks. Digits stand for themselves. A value of a unit has the sizes of its parameters, and no
-// letters.
+// tensor ranks; c context ranks. Of a sparse layer: E experts, O one more, t of a token, W columns of an expert's
+// gate|up, w its width, B sequences of a micro-batch. Digits stand for themselves. A value of a unit has the sizes of
+// its parameters, and no letters.
 struct ValueInfo {
   Value value;
   std::string_view name;  // in the text form and in messages
@@ -138,6 +158,18 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kStats2, "stats2", ValueClass::kLayer, "Ns", ValueType::kAccurate},
     ValueInfo{Value::kUp, "up", ValueClass::kLayer, "NU"},
     ValueInfo{Value::kActivation, "act", ValueClass::kLayer, "Nf"},
+    ValueInfo{Value::kRouted, "routed", ValueClass::kLayer, "Nd"},
+    ValueInfo{Value::kRouterScores, "scores", ValueClass::kLayer, "NE", ValueType::kAccurate},
+    ValueInfo{Value::kRouterLse, "router_lse", ValueClass::kLayer, "N", ValueType::kAccurate},
+    ValueInfo{Value::kChoice, "choice", ValueClass::kLayer, "Nt", ValueType::kInteger},
+    ValueInfo{Value::kRouterWeights, "weights", ValueClass::kLayer, "Nt", ValueType::kAccurate},
+    ValueInfo{Value::kLoad, "load", ValueClass::kLayer, "B2E", ValueType::kAccurate},
+    ValueInfo{Value::kPlaces, "places", ValueClass::kLayer, "Nt", ValueType::kInteger},
+    ValueInfo{Value::kOffsets, "offsets", ValueClass::kLayer, "O", ValueType::kInteger},
+    ValueInfo{Value::kExpertRows, "expert_rows", ValueClass::kLayer, "Ntd"},
+    ValueInfo{Value::kExpertUp, "expert_up", ValueClass::kLayer, "NtW"},
+    ValueInfo{Value::kExpertActivation, "expert_act", ValueClass::kLayer, "Ntw"},
+    ValueInfo{Value::kExpertOut, "expert_out", ValueClass::kLayer, "Ntd"},
     ValueInfo{Value::kStatsFinal, "stats_final", ValueClass::kBatch, "Ns", ValueType::kAccurate},
     ValueInfo{Value::kNormed, "normed", ValueClass::kBatch, "Nd"},
     ValueInfo{Value::kDNormed, "d_normed", ValueClass::kBatch, "Nd"},
@@ -146,6 +178,13 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kDMid, "d_mid", ValueClass::kLayer, "Rd", ValueType::kCompute, Keeping::kInTurnOfWhole},
     ValueInfo{Value::kDActivation, "d_act", ValueClass::kLayer, "Nf", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDUp, "d_up", ValueClass::kLayer, "NU", ValueType::kCompute, Keeping::kInTurnOfWhole},
+    ValueInfo{Value::kDExpertOut, "d_expert_out", ValueClass::kLayer, "Ntd", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDRouterWeights, "d_weights", ValueClass::kLayer, "Nt", ValueType::kAccurate, Keeping::kInTurn},
+    ValueInfo{Value::kDExpertActivation, "d_expert_act", ValueClass::kLayer, "Ntw", ValueType::kCompute,
+              Keeping::kInTurn},
+    ValueInfo{Value::kDExpertUp, "d_expert_up", ValueClass::kLayer, "NtW", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDExpertRows, "d_expert_rows", ValueClass::kLayer, "Ntd", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDRouted, "d_routed", ValueClass::kLayer, "Nd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDAttention, "d_attn", ValueClass::kLayer, "Nq", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDQkv, "d_qkv", ValueClass::kLayer, "NQ", ValueType::kCompute, Keeping::kInTurnOfWhole},
     ValueInfo{Value::kDNormedQkv, "d_normed_qkv", ValueClass::kLayer, "NQ"},

@@ -89,6 +89,18 @@ std::int64_t size_of_letter(const Program& program, char letter, std::int64_t ro
       return a.norm == arch::Norm::kRms ? 1 : 2;
     case 'V':
       return a.vocabulary;
+    case 'B':
+      return s.micro_batch;
+    case 'E':
+      return a.experts->count;
+    case 'O':
+      return a.experts->count + 1;
+    case 't':
+      return a.experts->per_token;
+    case 'W':
+      return a.expert_up_size();
+    case 'w':
+      return a.experts->ffn;
     case '2':
       return 2;
     default:
@@ -99,7 +111,7 @@ std::int64_t size_of_letter(const Program& program, char letter, std::int64_t ro
 }  // namespace
 
 std::int64_t elements_of(const Program& program, const Operand& operand) {
-  if (operand.value == Value::kScalars) return kNumScalars;
+  if (operand.value == Value::kScalars) return num_scalars(program.arch);
   if (of_unit(operand.value)) {
     const Unit& unit = program.units.at(static_cast<std::size_t>(operand.layer));
     std::int64_t most = 0;

@@ -1,0 +1,55 @@
+// The experts of a sparse layer, on rows in expert order.
+#include "model/experts.h"
+#include "exec/parts/part.h"
+
+namespace molen::exec {
+namespace {
+
+std::int64_t slots_of(const PartCall& call) {
+  return call.operands.tokens() * call.common.arch.experts->per_token;
+}
+
+Kernel bind_products(const PartCall& call, at::Tensor (UnitWeights::*weights)() const) {
+  const Operands& o = call.operands;
+  const std::int64_t slots = slots_of(call);
+  const auto x = o.view(Arg::kX, {slots, -1}), offsets = o.flat(Arg::kOffsets), weight = (o.param().*weights)();
+  if (!call.backward())
+    return [=, common = call.common, y = o.view(Arg::kY, {slots, -1})](RunState&, math::Scratch& s) mutable {
+      model::experts_forward(common.context(s), x, offsets, weight, y);
+    };
+  const auto d_y = o.view(Arg::kDY, {slots, -1});
+  auto d_x = o.view(Arg::kDX, {slots, -1}), d_weight = (o.grad().*weights)();
+  return [=, common = call.common](RunState&, math::Scratch& s) mutable {
+    model::experts_backward(common.context(s), d_y, x, offsets, weight, d_x, d_weight);
+  };
+}
+
+Kernel bind_expert_up(const PartCall& call) {
+  return bind_products(call, &UnitWeights::expert_up);
+}
+
+Kernel bind_expert_down(const PartCall& call) {
+  return bind_products(call, &UnitWeights::expert_down);
+}
+
+Kernel bind_expert_activation(const PartCall& call) {
+  const Operands& o = call.operands;
+  const std::int64_t slots = slots_of(call);
+  const auto up = o.view(Arg::kX, {slots, -1});
+  if (!call.backward())
+    return [=, common = call.common, a = o.view(Arg::kY, {slots, -1})](RunState&, math::Scratch& s) mutable {
+      model::activation_forward(common.context(s), up, a);
+    };
+  return [=, common = call.common, d_a = o.view(Arg::kDY, {slots, -1}), d_up = o.view(Arg::kDX, {slots, -1})](
+             RunState&, math::Scratch& s) mutable { model::activation_backward(common.context(s), d_a, up, d_up); };
+}
+
+}  // namespace
+
+std::vector<PartBinding> expert_bindings() {
+  return {{arch::Part::kExpertUp, bind_expert_up},
+          {arch::Part::kExpertActivation, bind_expert_activation},
+          {arch::Part::kExpertDown, bind_expert_down}};
+}
+
+}  // namespace molen::exec

@@ -1,0 +1,87 @@
+// The router of a sparse layer and the rows on their way to the experts and back. program/parts/routing.cpp says what
+// each pass reads and writes.
+#include "exec/parts/part.h"
+#include "model/experts.h"
+
+namespace molen::exec {
+namespace {
+
+std::int64_t per_token(const PartCall& call) {
+  return call.common.arch.experts->per_token;
+}
+
+model::Routed routed_of(const PartCall& call) {
+  const Operands& o = call.operands;
+  const std::int64_t experts = call.common.arch.experts->count;
+  model::Routed routed{o.rows(Arg::kScores),
+                       o.flat(Arg::kLse),
+                       o.rows(Arg::kChoice),
+                       {},
+                       o.view(Arg::kLoad, {call.common.shape.batch, 2, experts})};
+  if (o.has(Arg::kWeights)) routed.weights_Nt = o.rows(Arg::kWeights);
+  return routed;
+}
+
+Kernel bind_route(const PartCall& call) {
+  const Operands& o = call.operands;
+  const auto mid = o.rows(Arg::kX), labels = o.view(Arg::kLabels, {o.tokens()}), router = o.param().router();
+  const auto norm = o.param().mlp_norm();
+  auto stats = o.stats();
+  auto routed = routed_of(call);
+  if (!call.backward())
+    return [=, common = call.common, rows = o.rows(Arg::kY), scalars = o.flat(Arg::kScalars)](
+               RunState&, math::Scratch& s) mutable {
+      model::RouterLossSums sums;
+      model::route_forward(common.context(s), mid, labels, norm, router, stats, rows, routed, sums);
+      scalars.data_ptr<double>()[program::kBalanceLoss] += sums.balance;
+      scalars.data_ptr<double>()[program::kZLoss] += sums.z;
+    };
+  auto d_rows = o.rows(Arg::kDY), d_x = o.rows(Arg::kDX), d_router = o.grad().router();
+  const auto d_weights = o.rows(Arg::kDWeights), before = o.residual_gradient_beside();
+  auto d_norm = o.grad().mlp_norm();
+  const double grad_scale = 1.0 / static_cast<double>(call.step.attributes.positions);
+  return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
+    if (before.defined()) d_x.copy_(before);
+    model::route_backward(common.context(s), d_rows, d_weights, mid, labels, stats, routed, norm, router,
+                          grad_scale * run.input->loss_scale, d_x, d_norm, d_router);
+  };
+}
+
+Kernel bind_dispatch(const PartCall& call) {
+  const Operands& o = call.operands;
+  const std::int64_t slots = o.tokens() * per_token(call);
+  auto places = o.rows(Arg::kPlaces);
+  if (!call.backward()) {
+    const auto x = o.rows(Arg::kX), choice = o.rows(Arg::kChoice);
+    auto rows = o.view(Arg::kY, {slots, -1}), offsets = o.flat(Arg::kOffsets);
+    return [=, common = call.common](RunState&, math::Scratch& s) mutable {
+      model::dispatch_forward(common.context(s), x, choice, rows, places, offsets);
+    };
+  }
+  return [=, common = call.common, d_rows = o.view(Arg::kDY, {slots, -1}), d_x = o.rows(Arg::kDX)](
+             RunState&, math::Scratch& s) mutable { model::dispatch_backward(common.context(s), d_rows, places, d_x); };
+}
+
+Kernel bind_combine(const PartCall& call) {
+  const Operands& o = call.operands;
+  const std::int64_t slots = o.tokens() * per_token(call);
+  const auto rows = o.view(Arg::kX, {slots, -1}), places = o.rows(Arg::kPlaces), weights = o.rows(Arg::kWeights);
+  if (!call.backward())
+    return [=, common = call.common, mid = o.residual(), y = o.rows(Arg::kY)](RunState&, math::Scratch& s) mutable {
+      model::combine_forward(common.context(s), rows, places, weights, mid, y);
+    };
+  const auto d_y = o.rows(Arg::kDY);
+  auto d_rows = o.view(Arg::kDX, {slots, -1}), d_weights = o.rows(Arg::kDWeights);
+  return [=, common = call.common](RunState&, math::Scratch& s) mutable {
+    model::combine_backward(common.context(s), d_y, rows, places, weights, d_rows, d_weights);
+  };
+}
+
+}  // namespace
+
+std::vector<PartBinding> routing_bindings() {
+  return {
+      {arch::Part::kRoute, bind_route}, {arch::Part::kDispatch, bind_dispatch}, {arch::Part::kCombine, bind_combine}};
+}
+
+}  // namespace molen::exec

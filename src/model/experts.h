@@ -1,0 +1,50 @@
+// The parts of a sparse layer (arch/parts.h) on tensors, with the conventions of model/parts.h. Letters: E experts, t
+// of them for each token, w the width of one, W the columns of its gate|up, M = N*t rows in expert order
+// (math/expert_order.h). On ATen's kernels, rows are bf16 on the host.
+#pragma once
+
+#include "model/parts.h"
+
+namespace molen::model {
+
+// What the router leaves for the parts behind it, and for its backward.
+struct Routed {
+  at::Tensor scores_NE, lse_N, choice_Nt, weights_Nt;  // choice: int32; the others fp32, fp64 in fp64
+  at::Tensor load_B2E;  // of each sequence: tokens of each expert, and the sums of their scores
+};
+// The losses of the router, summed over the tokens that count: each is its mean over tokens, times their number.
+struct RouterLossSums {
+  double balance = 0.0, z = 0.0;
+};
+
+// labels_N: int32; tokens whose label is below 0 take no part in the losses. Undefined: all count.
+void route_forward(const Context&, const at::Tensor& mid_Nd, const at::Tensor& labels_N, const NormWeights&,
+                   const at::Tensor& router_Ed, NormSaved&, at::Tensor& rows_Nd, Routed&, RouterLossSums&);
+// Gradients of grad_scale * (sum of the tokens' losses + the router's losses with the factors of arch::Experts).
+// d_rows_Nd, the gradient of the rows from the experts, is used up.
+void route_backward(const Context&, at::Tensor& d_rows_Nd, const at::Tensor& d_weights_Nt, const at::Tensor& mid_Nd,
+                    const at::Tensor& labels_N, const NormSaved&, const Routed&, const NormWeights&,
+                    const at::Tensor& router_Ed, double grad_scale, at::Tensor& d_x_Nd, NormWeights& d_norm,
+                    at::Tensor& d_router_Ed);
+
+// places_Nt, offsets (E + 1): int32.
+void dispatch_forward(const Context&, const at::Tensor& rows_Nd, const at::Tensor& choice_Nt, at::Tensor& expert_Md,
+                      at::Tensor& places_Nt, at::Tensor& offsets);
+void dispatch_backward(const Context&, const at::Tensor& d_expert_Md, const at::Tensor& places_Nt,
+                       at::Tensor& d_rows_Nd);
+
+// One product for each expert on its rows; weight_EOI has the matrices of all experts.
+void experts_forward(const Context&, const at::Tensor& x_MI, const at::Tensor& offsets, const at::Tensor& weight_EOI,
+                     at::Tensor& y_MO);
+void experts_backward(const Context&, const at::Tensor& d_y_MO, const at::Tensor& x_MI, const at::Tensor& offsets,
+                      const at::Tensor& weight_EOI, at::Tensor& d_x_MI, at::Tensor& d_weight_EOI);
+// The activation between the products is that of the MLP (activation_forward, on M rows).
+
+// y = mid + the weighted sum of each token's rows
+void combine_forward(const Context&, const at::Tensor& expert_Md, const at::Tensor& places_Nt,
+                     const at::Tensor& weights_Nt, const at::Tensor& mid_Nd, at::Tensor& y_Nd);
+void combine_backward(const Context&, const at::Tensor& d_y_Nd, const at::Tensor& expert_Md,
+                      const at::Tensor& places_Nt, const at::Tensor& weights_Nt, at::Tensor& d_expert_Md,
+                      at::Tensor& d_weights_Nt);
+
+}  // namespace molen::model

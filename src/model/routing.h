@@ -1,0 +1,58 @@
+// What all kernels of the router share: its sizes, and the choice from logits that are fp32 or fp64.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "math/reference_routing.h"
+#include "model/experts.h"
+
+namespace molen::model {
+
+inline math::reference::Router router_of(const Context& c, std::int64_t rows, const at::Tensor& labels) {
+  const arch::Experts& e = *c.arch.experts;
+  math::reference::Router router{rows, e.count, e.per_token};
+  router.renormalise = e.norm_topk;
+  if (labels.defined()) router.labels_N = labels.data_ptr<std::int32_t>();
+  return router;
+}
+inline math::Slots slots_of(const at::Tensor& places, const at::Tensor& rows) {
+  return {places.size(0), places.size(1), rows.size(1), places.data_ptr<std::int32_t>()};
+}
+inline math::Groups groups_of(const at::Tensor& offsets, const at::Tensor& weight) {
+  return {weight.size(0), weight.size(1), weight.size(2), offsets.data_ptr<std::int32_t>()};
+}
+
+template <class T>
+void choose_experts(const Context& c, const T* logits, const at::Tensor& labels, Routed& to, RouterLossSums& sums) {
+  const int threads = std::max(c.shape.threads, 1);
+  const std::int64_t batch = c.shape.batch, tokens = c.shape.sequence;
+  const auto router = router_of(c, to.lse_N.numel(), labels);
+  auto* choice = to.choice_Nt.data_ptr<std::int32_t>();
+  T *scores = to.scores_NE.data_ptr<T>(), *lse = to.lse_N.data_ptr<T>(), *load = to.load_B2E.data_ptr<T>();
+  math::reference::route<T>(threads, router, logits, nullptr, choice, to.weights_Nt.data_ptr<T>(), scores, lse);
+  math::reference::balance_sums<T>(threads, router, batch, false, logits, choice, scores, load, c.scratch);
+  T* losses = c.scratch.take<T>(batch);
+  math::reference::balance_losses<T>(router, {.B = batch, .T = tokens}, load, losses);
+  for (std::int64_t b = 0; b < batch; ++b) sums.balance += static_cast<double>(losses[b]) * static_cast<double>(tokens);
+  sums.z += math::reference::z_loss_sum<T>(router, lse);
+}
+
+// A softmax's backward needs the scores and not the logits.
+template <class T>
+void choose_backward(const Context& c, const at::Tensor& d_weights, const at::Tensor& labels, const Routed& of,
+                     double grad_scale, T* d_logits) {
+  const arch::Experts& e = *c.arch.experts;
+  const double each = grad_scale / static_cast<double>(c.arch.sparse_layers());
+  const auto tokens = static_cast<double>(c.shape.sequence);
+  const math::reference::RouterLosses losses{each * e.balance_loss * tokens, each * e.z_loss, c.shape.batch,
+                                             c.shape.sequence};
+  const T* scores = of.scores_NE.data_ptr<T>();
+  math::reference::route_backward<T>(std::max(c.shape.threads, 1), router_of(c, of.lse_N.numel(), labels), losses,
+                                     scores, scores, of.lse_N.data_ptr<T>(), of.choice_Nt.data_ptr<std::int32_t>(),
+                                     d_weights.data_ptr<T>(), of.load_B2E.data_ptr<T>(), d_logits);
+}
+
+}  // namespace molen::model

@@ -1,0 +1,96 @@
+// The experts of a sparse layer on rows in expert order: grouped products, one for each expert on its rows, and the
+// activation between them. M = N t rows.
+#include <algorithm>
+
+#include "program/parts/part.h"
+
+namespace molen::program::parts {
+namespace {
+
+// Bytes of the products in -> out of all experts, as those of a linear layer (sizes.h), with the offsets.
+i64 grouped_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
+  const i64 weights = s.E * in * out, offsets = 4 * (s.E + 1);
+  if (!is_backward(pass)) return s.e * (s.M * (in + out) + weights) + offsets;
+  return s.e * (s.M * (out + 2 * in) + weights) + 2 * s.g * weights + offsets;
+}
+
+// Of math/experts.h: each thread copies some columns of some rows.
+i64 grouped_fused(const Sizes& s, i64 out, Pass pass) {
+  constexpr i64 kGroupOutputs = 256, kGroupTerms = 1024;
+  return is_backward(pass) && out > kGroupOutputs ? aligned(s.threads * kGroupTerms * kGroupOutputs * 4) : 0;
+}
+
+i64 grouped_aten(const Sizes& s, i64 in, i64 out, Pass pass) {
+  return is_backward(pass) ? AtenScratch{s}.weight_gradient(in, out, s.M) : 0;
+}
+
+std::vector<OperandRule> forward_types() {
+  return {takes(Arg::kX, {kReplicated}), takes(Arg::kOffsets, {kReplicated}), leaves(Arg::kY, kReplicated)};
+}
+std::vector<OperandRule> backward_types() {
+  return {takes(Arg::kDY, {kReplicated}), takes(Arg::kX, {kReplicated}), takes(Arg::kOffsets, {kReplicated}),
+          leaves(Arg::kDX, kReplicated)};
+}
+
+PartDeclaration expert_up() {
+  const PartOperand x = reads(Arg::kX, Value::kExpertRows), offsets = reads(Arg::kOffsets, Value::kOffsets);
+  return {
+      .part = arch::Part::kExpertUp,
+      .standing = Standing::kMlpBlock,
+      .roles = {arch::Role::kExpertGate, arch::Role::kExpertUp},
+      .again = false,
+      .forward = {x, offsets, parameters(), writes(Arg::kY, Value::kExpertUp)},
+      .backward = {reads(Arg::kDY, Value::kDExpertUp), x, offsets, parameters(), writes(Arg::kDX, Value::kDExpertRows),
+                   gradient()},
+      .forward_types = forward_types(),
+      .backward_types = backward_types(),
+      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.W, s.d)); },
+      .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.d, s.W, pass); },
+      .scratch = {.fused = [](const Sizes& s, Pass pass) { return grouped_fused(s, s.W, pass); },
+                  .aten = [](const Sizes& s, Pass pass) { return grouped_aten(s, s.d, s.W, pass); }},
+      .refused = experts_refused,
+  };
+}
+
+PartDeclaration expert_activation() {
+  const PartOperand x = reads(Arg::kX, Value::kExpertUp);
+  return {
+      .part = arch::Part::kExpertActivation,
+      .standing = Standing::kMlpBlock,
+      .again = false,
+      .forward = {x, writes(Arg::kY, Value::kExpertActivation)},
+      .backward = {reads(Arg::kDY, Value::kDExpertActivation), x, writes(Arg::kDX, Value::kDExpertUp)},
+      .forward_types = {takes(Arg::kX, {kReplicated}), leaves(Arg::kY, kReplicated)},
+      .backward_types = {takes(Arg::kDY, {kReplicated}), takes(Arg::kX, {kReplicated}), leaves(Arg::kDX, kReplicated)},
+      .moved = [](const Sizes& s, Pass pass) { return s.e * s.M * (is_backward(pass) ? 2 * s.W + s.w : s.W + s.w); },
+      .refused = experts_refused,
+  };
+}
+
+PartDeclaration expert_down() {
+  const PartOperand x = reads(Arg::kX, Value::kExpertActivation), offsets = reads(Arg::kOffsets, Value::kOffsets);
+  return {
+      .part = arch::Part::kExpertDown,
+      .standing = Standing::kMlpBlock,
+      .roles = {arch::Role::kExpertDown},
+      .again = false,
+      .forward = {x, offsets, parameters(), writes(Arg::kY, Value::kExpertOut)},
+      .backward = {reads(Arg::kDY, Value::kDExpertOut), x, offsets, parameters(),
+                   writes(Arg::kDX, Value::kDExpertActivation), gradient()},
+      .forward_types = forward_types(),
+      .backward_types = backward_types(),
+      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.d, s.w)); },
+      .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.w, s.d, pass); },
+      .scratch = {.fused = [](const Sizes& s, Pass pass) { return grouped_fused(s, s.d, pass); },
+                  .aten = [](const Sizes& s, Pass pass) { return grouped_aten(s, s.w, s.d, pass); }},
+      .refused = experts_refused,
+  };
+}
+
+}  // namespace
+
+std::vector<PartDeclaration> experts() {
+  return {expert_up(), expert_activation(), expert_down()};
+}
+
+}  // namespace molen::program::parts

@@ -1,0 +1,146 @@
+// The router of a sparse layer, and the rows on their way between token order and expert order: `route` chooses the
+// experts of each token, `dispatch` copies rows to them, and `combine` adds what they leave to the residual stream.
+// M = N t slots; expert order is that of math/expert_order.h.
+#include <algorithm>
+
+#include "program/parts/part.h"
+
+namespace molen::program::parts {
+namespace {
+
+// Integers of 4 bytes: labels, the choice, places and offsets.
+i64 route_moved(const Sizes& s, Pass pass) {
+  const i64 weights = (s.E + s.norm_vectors) * s.d,
+            kept = s.a * (s.N * (s.stats + s.E + 1 + s.t) + 2 * s.B * s.E) + 4 * (s.N + s.M);
+  if (!is_backward(pass)) return s.e * (2 * s.N * s.d + weights) + kept;
+  return s.e * (4 * s.N * s.d + weights) + kept + 2 * s.g * weights;
+}
+
+// Logits; the sums of scores and the choice of a token by thread; a loss of each sequence.
+i64 route_forward_scratch(const Sizes& s) {
+  return aligned(s.a * s.N * s.E) + aligned(8 * s.threads * s.E) + aligned(4 * s.threads * s.t) + aligned(s.a * s.B);
+}
+
+// Backward: gradients of the logits, and the rows of the norm again.
+i64 route_reference(const Sizes& s, Pass pass) {
+  if (!is_backward(pass)) return route_forward_scratch(s);
+  return aligned(s.a * s.N * s.E) + aligned(s.e * s.N * s.d);
+}
+
+i64 route_fused(const Sizes& s, Pass pass) {
+  return route_reference(s, pass) + norm_partials(s, pass);
+}
+
+// In bf16, the logits and their gradients are rounded beside the products.
+i64 route_aten(const Sizes& s, Pass pass) {
+  const AtenScratch aten{s};
+  const i64 rounded = aten.narrow(s.N * s.E);
+  if (!is_backward(pass)) return rounded + route_forward_scratch(s);
+  return aten.wide(s.N * s.E) + rounded + aten.narrow(s.N * s.d) +
+         std::max(aten.weight_gradient(s.d, s.E, s.N), aten.norm_backward());
+}
+
+i64 dispatch_moved(const Sizes& s, Pass pass) {
+  return s.e * (s.N + s.M) * s.d + 4 * (is_backward(pass) ? s.M : 2 * s.M + s.E + 1);
+}
+
+// The tokens of each expert.
+i64 dispatch_scratch(const Sizes& s, Pass pass) {
+  return is_backward(pass) ? 0 : aligned(4 * s.E);
+}
+
+i64 combine_moved(const Sizes& s, Pass pass) {
+  if (!is_backward(pass)) return s.e * (s.M + 2 * s.N) * s.d + (s.a + 4) * s.M;
+  return s.e * (2 * s.M + s.N) * s.d + (2 * s.a + 4) * s.M;
+}
+
+PartDeclaration route() {
+  using arch::Role;
+  const PartOperand x = reads_rows(Arg::kX, Value::kMid), labels = reads(Arg::kLabels, Value::kLabels);
+  const std::vector<OperandRule> kept{takes(Arg::kStats, {kReplicated}), takes(Arg::kScores, {kReplicated}),
+                                      takes(Arg::kLse, {kReplicated}),   takes(Arg::kChoice, {kReplicated}),
+                                      takes(Arg::kLoad, {kReplicated}),  takes(Arg::kLabels, {kInvariant})};
+  std::vector<OperandRule> backward{takes(Arg::kX, {kReplicated}), takes(Arg::kDY, {kReplicated}),
+                                    takes(Arg::kDWeights, {kReplicated}), takes(Arg::kDResidual, {kInvariant}),
+                                    retypes(Arg::kDX, kInvariant, kPartial)};
+  backward.insert(backward.end(), kept.begin(), kept.end());
+  return {
+      .part = arch::Part::kRoute,
+      .standing = Standing::kMlpBlock,
+      .roles = {Role::kMlpNorm, Role::kMlpNormBias, Role::kRouter},
+      .sums = {kBalanceLoss, kZLoss},
+      .again = false,
+      .forward = {x, labels, parameters(), writes(Arg::kY, Value::kRouted), writes(Arg::kStats, Value::kStats2),
+                  writes(Arg::kScores, Value::kRouterScores), writes(Arg::kLse, Value::kRouterLse),
+                  writes(Arg::kChoice, Value::kChoice), writes(Arg::kWeights, Value::kRouterWeights),
+                  writes(Arg::kLoad, Value::kLoad), step_sums()},
+      .backward = {consumes(Arg::kDY, Value::kDRouted), reads(Arg::kDWeights, Value::kDRouterWeights), x, labels,
+                   reads(Arg::kStats, Value::kStats2), reads(Arg::kScores, Value::kRouterScores),
+                   reads(Arg::kLse, Value::kRouterLse), reads(Arg::kChoice, Value::kChoice),
+                   reads(Arg::kLoad, Value::kLoad), parameters(),
+                   sums_onto(Arg::kDX, Value::kDMid, {Value::kDResidual, 1}), gradient()},
+      .forward_types = {takes(Arg::kX, {kReplicated}), takes(Arg::kLabels, {kInvariant}), leaves(Arg::kY, kReplicated),
+                        leaves(Arg::kStats, kReplicated), leaves(Arg::kScores, kReplicated),
+                        leaves(Arg::kLse, kReplicated), leaves(Arg::kChoice, kReplicated),
+                        leaves(Arg::kWeights, kReplicated), leaves(Arg::kLoad, kReplicated)},
+      .backward_types = std::move(backward),
+      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.E, s.d)); },
+      .moved = route_moved,
+      .scratch = {.reference = route_reference, .fused = route_fused, .aten = route_aten},
+      .refused = experts_refused,
+  };
+}
+
+PartDeclaration dispatch() {
+  return {
+      .part = arch::Part::kDispatch,
+      .standing = Standing::kMlpBlock,
+      .again = false,
+      .forward = {reads(Arg::kX, Value::kRouted), reads(Arg::kChoice, Value::kChoice),
+                  writes(Arg::kY, Value::kExpertRows), writes(Arg::kPlaces, Value::kPlaces),
+                  writes(Arg::kOffsets, Value::kOffsets)},
+      .backward = {reads(Arg::kDY, Value::kDExpertRows), reads(Arg::kPlaces, Value::kPlaces),
+                   writes(Arg::kDX, Value::kDRouted)},
+      .forward_types = {takes(Arg::kX, {kReplicated}), takes(Arg::kChoice, {kReplicated}), leaves(Arg::kY, kReplicated),
+                        leaves(Arg::kPlaces, kReplicated), leaves(Arg::kOffsets, kReplicated)},
+      .backward_types = {takes(Arg::kDY, {kReplicated}), takes(Arg::kPlaces, {kReplicated}),
+                         leaves(Arg::kDX, kReplicated)},
+      .moved = dispatch_moved,
+      .scratch = {.reference = dispatch_scratch, .fused = dispatch_scratch, .aten = dispatch_scratch},
+      .refused = experts_refused,
+  };
+}
+
+PartDeclaration combine() {
+  const PartOperand x = reads(Arg::kX, Value::kExpertOut), places = reads(Arg::kPlaces, Value::kPlaces),
+                    weights = reads(Arg::kWeights, Value::kRouterWeights);
+  const OperandRule rows = takes(Arg::kX, {kReplicated}), of_places = takes(Arg::kPlaces, {kReplicated}),
+                    of_weights = takes(Arg::kWeights, {kReplicated});
+  return {
+      .part = arch::Part::kCombine,
+      .standing = Standing::kMlpBlock,
+      .again = false,
+      .forward = {x, places, weights, reads(Arg::kResidual, Value::kMid), sums(Arg::kY, Value::kResidual, 1)},
+      .backward = {reads_rows(Arg::kDY, Value::kDResidual, 1), x, places, weights, writes(Arg::kDX, Value::kDExpertOut),
+                   writes(Arg::kDWeights, Value::kDRouterWeights)},
+      .forward_types = {rows, of_places, of_weights, takes(Arg::kResidual, {kReplicated, kOfRows}),
+                        leaves(Arg::kY, kPartial)},
+      .backward_types = {takes(Arg::kDY, {kInvariant}), rows, of_places, of_weights, leaves(Arg::kDX, kReplicated),
+                         leaves(Arg::kDWeights, kReplicated)},
+      .moved = combine_moved,
+      .refused = experts_refused,
+  };
+}
+
+}  // namespace
+
+std::optional<std::string> experts_refused(arch::Kernels kernels, DType compute, i64, bool) {
+  if (kernels != arch::Kernels::kAten || compute == DType::kBF16) return std::nullopt;
+  return "ATen's kernels of experts compute in bf16, not in " + std::string(name_of(compute));
+}
+
+std::vector<PartDeclaration> routing() {
+  return {route(), dispatch(), combine()};
+}
+
+}  // namespace molen::program::parts

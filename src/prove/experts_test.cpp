@@ -1,0 +1,107 @@
+// Tests models with sparse layers as programs: cut into micro-batches they are the same model, in all types; what they
+// keep, they name; and the layouts that are not built yet are refused.
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "prove/layouts_suite.h"
+
+namespace molen::prove {
+namespace {
+
+using namespace suite;
+
+std::vector<arch::Architecture> sparse_models() {
+  auto shared = mixtral();
+  shared.tied = true, shared.qk_norm = arch::QkNorm::kAll, shared.experts->norm_topk = false;
+  auto plain = mixtral();
+  plain.activation = arch::Activation::kGeluTanh, plain.norm = arch::Norm::kLayer;
+  plain.position = arch::Position::kLearned;
+  return {mixtral(), shared, plain};
+}
+
+program::Program sound(const arch::Architecture& a, const program::Setting& s) {
+  program::Program p = program::build(a, s);
+  program::require_sound(p, "test");
+  EXPECT_EQ(program::parse(program::print(p), "text"), p);
+  return p;
+}
+
+// The balance loss is taken per sequence, so it does not depend on how a batch is cut into micro-batches.
+TEST(SparseLayouts, MicroBatchesAreTheSameModelInDouble) {
+  for (const auto& a : sparse_models())
+    for (const std::int64_t micro : {1, 4, 12}) {
+      const Outcome& one = train_alone(sound(a, setting_of(1, 0, false, DType::kF64, 3)), 10);
+      expect_same_model(one, train_threads(sound(a, setting_of(1, 0, false, DType::kF64, micro)), 10));
+    }
+}
+
+TEST(SparseLayouts, OneStepInFloatWithinTheBound) {
+  for (const auto& a : sparse_models()) {
+    const program::Program fused = sound(a, setting_of(1, 0, false, DType::kF32, 3));
+    auto plain = fused.setting;
+    plain.kernels = arch::Kernels::kReference;
+    const Difference d = difference(train_alone(sound(a, plain), 1), train_threads(fused, 1));
+    const Bounds bounds = bounds_of(fused);
+    EXPECT_LE(d.loss, bounds.loss);
+    EXPECT_LE(d.norm, bounds.norm);
+    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+  }
+}
+
+TEST(SparseLayouts, LearnInBf16AndDeadBuffersAreDead) {
+  auto narrow = setting_of(1, 0, false, DType::kBF16, 3);
+  narrow.kernels = arch::Kernels::kAten;
+  for (const auto& a : sparse_models())
+    for (const auto& setting : {setting_of(1, 0, false, DType::kF32, 3), narrow}) {
+      const program::Program p = sound(a, setting);
+      const Outcome out = train_threads(p, 10);
+      EXPECT_LT(out.losses.back(), out.losses.front()) << "it does not learn";
+      EXPECT_EQ(out.hash, train_threads(p, 10, {at::kCPU, true}).hash);
+    }
+}
+
+// The sums of the step, against the means that a balanced router and the size of its logits give.
+TEST(SparseLayouts, TheStepSaysTheLossesOfTheRouter) {
+  const program::Program p = sound(mixtral(), setting_of(1, 0, false, DType::kF32, 3));
+  on_ranks(1, [&](comm::Communicator& world) {
+    exec::Executor executor(p, 0, &world, {});
+    for (int u = 0; u < static_cast<int>(p.units.size()); ++u)
+      for (const char* state : {"param", "master", "m", "v"})
+        if (executor.has_state(state)) executor.state(state, u).zero_();  // all logits are 0, and all scores 1/5
+    const ReadSamples read = synthetic_samples(p.setting, p.arch.vocabulary);
+    std::int64_t sample = 0;
+    exec::StepInput input;
+    input.step = 1;
+    input.load = [&](const exec::MicroBatch& to) { return read(3 * sample++, 3, to); };
+    const exec::StepResult result = executor.run(input);
+    // Equal scores: the mean of count x score sum is k T^2 / E^2 whatever the counts, so the loss is 1.
+    EXPECT_NEAR(result.balance_loss, 1.0, 1e-6);
+    EXPECT_NEAR(result.z_loss, std::log(5.0) * std::log(5.0), 1e-6);
+  });
+}
+
+TEST(SparseLayouts, WhatIsNotBuiltIsRefusedByItsKey) {
+  const auto refused = [](const Layout& l) {
+    try {
+      program::build(mixtral(), setting_of(l, DType::kF32));
+    } catch (const UsageError& error) {
+      const std::string text = error.what();
+      return text.substr(0, text.find(':'));
+    }
+    return std::string("built");
+  };
+  Layout tensor{1, 0, false, 2}, context = tensor, stages = tensor, copies = tensor;
+  tensor.tensor = 2, context.context = 2, context.sequence = 24, copies.replicas = 2;
+  stages.stages = 2, stages.pipeline = program::pipeline_of(program::ScheduleKind::k1f1b, 1);
+  EXPECT_EQ(refused(tensor), "parallel.tensor");
+  EXPECT_EQ(refused(context), "parallel.context");
+  EXPECT_EQ(refused(stages), "parallel.pipeline");
+  EXPECT_EQ(refused(copies), "parallel.data_replicate");
+  EXPECT_EQ(refused({2, 3, false, 2}), "parallel.data_shard");
+  EXPECT_EQ(refused({1, 0, true, 2}), "parallel.recompute");
+  EXPECT_EQ(refused(on_host(kOptimizer, {1, 0, false, 2})), "parallel.offload");
+  EXPECT_EQ(refused({1, 0, false, 2}), "built");
+}
+
+}  // namespace
+}  // namespace molen::prove
