@@ -1,5 +1,5 @@
-// Converts config.json to Architecture and back. Keys and defaults follow transformers, configuration_llama.py,
-// configuration_qwen3.py and configuration_gpt2.py.
+// Converts config.json to Architecture and back. Keys and defaults follow transformers, configuration_llama.py and
+// those of qwen3, mixtral, olmoe, qwen3_moe and gpt2.
 #include <algorithm>
 #include <array>
 #include <set>
@@ -78,8 +78,8 @@ Architecture parse_llama(const JsonFields& f) {
   return a;
 }
 
-Architecture parse_qwen3(const JsonFields& f) {
-  check_class(f, "Qwen3ForCausalLM");
+// Norms of queries and keys over each head.
+Architecture parse_qwen3_sizes(const JsonFields& f) {
   // Their defaults are those of one model of the family, and would be taken for the sizes of any other.
   for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"})
     require(f.find(key), f, key, "is missing");
@@ -94,6 +94,61 @@ Architecture parse_qwen3(const JsonFields& f) {
     require(kinds->is_array() && std::all_of(kinds->begin(), kinds->end(), full), f, "layer_types",
             "only \"full_attention\" is implemented");
   }
+  return a;
+}
+
+Architecture parse_qwen3(const JsonFields& f) {
+  check_class(f, "Qwen3ForCausalLM");
+  return parse_qwen3_sizes(f);
+}
+
+// transformers leaves 1/k out of the balance loss, so its factor is for a loss that is larger by experts per token. It
+// has no factor of a z-loss. Counts and widths have defaults there that are those of one model, so they are required.
+arch::Experts parse_experts(const JsonFields& f, const char* count, const char* width) {
+  arch::Experts e;
+  e.count = f.integer(count);
+  e.per_token = f.integer("num_experts_per_tok");
+  e.ffn = f.integer(width);
+  e.balance_loss = f.number("router_aux_loss_coef", 0.001) * static_cast<double>(e.per_token);
+  return e;
+}
+
+Architecture parse_mixtral(const JsonFields& f) {
+  check_class(f, "MixtralForCausalLM");
+  for (const char* key : {"num_key_value_heads", "max_position_embeddings"}) require(f.find(key), f, key, "is missing");
+  require(f.find("rope_theta") || f.find("rope_parameters"), f, "rope_theta", "is missing");
+  Architecture a = parse_llama_sizes(f);
+  a.norm_eps = f.number("rms_norm_eps", 1e-5);
+  a.experts = parse_experts(f, "num_local_experts", "intermediate_size");
+  require(!f.find("sliding_window") || f.integer("sliding_window") >= a.max_sequence, f, "sliding_window",
+          "attention over a window shorter than max_position_embeddings is not implemented");
+  require(f.number("router_jitter_noise", 0.0) == 0.0, f, "router_jitter_noise", "only 0 is implemented");
+  return a;
+}
+
+Architecture parse_olmoe(const JsonFields& f) {
+  check_class(f, "OlmoeForCausalLM");
+  require(f.find("max_position_embeddings"), f, "max_position_embeddings", "is missing");
+  Architecture a = parse_llama_sizes(f);
+  a.norm_eps = f.number("rms_norm_eps", 1e-5);
+  a.qk_norm = arch::QkNorm::kAll;
+  a.experts = parse_experts(f, "num_experts", "intermediate_size");
+  a.experts->norm_topk = f.boolean("norm_topk_prob", false);
+  require(!f.boolean("attention_bias", false), f, "attention_bias", "biases in an OLMoE are not implemented");
+  require(!f.find("clip_qkv"), f, "clip_qkv", "clipped queries, keys and values are not implemented");
+  return a;
+}
+
+Architecture parse_qwen3_moe(const JsonFields& f) {
+  check_class(f, "Qwen3MoeForCausalLM");
+  Architecture a = parse_qwen3_sizes(f);
+  a.experts = parse_experts(f, "num_experts", "moe_intermediate_size");
+  a.experts->norm_topk = f.boolean("norm_topk_prob", false);
+  require(f.integer("decoder_sparse_step", 1) == 1, f, "decoder_sparse_step",
+          "models with dense layers among the sparse ones are not implemented");
+  const Json* dense = f.find("mlp_only_layers");
+  require(!dense || (dense->is_array() && dense->empty()), f, "mlp_only_layers",
+          "models with dense layers among the sparse ones are not implemented");
   return a;
 }
 
@@ -148,12 +203,14 @@ const std::set<std::string_view>& known_keys() {
       "initializer_range", "rope_theta", "rope_scaling", "rope_parameters", "sliding_window", "hidden_act",
       "attention_bias", "mlp_bias", "use_sliding_window", "layer_types", "n_layer", "n_embd", "n_head", "n_inner",
       "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_weights",
-      "scale_attn_by_inverse_layer_idx", "add_cross_attention", "bos_token_id", "eos_token_id", "pad_token_id",
+      "scale_attn_by_inverse_layer_idx", "add_cross_attention", "num_local_experts", "num_experts",
+      "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
+      "router_aux_loss_coef", "router_jitter_noise", "clip_qkv", "bos_token_id", "eos_token_id", "pad_token_id",
       // without effect on the result: rounding, dropout (pre-training uses none), caching, records of the file's writer
-      "max_window_layers", "torch_dtype", "dtype", "use_cache", "transformers_version", "pretraining_tp",
-      "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation",
-      "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "n_ctx",
-      "task_specific_params", "_name_or_path"};
+      "max_window_layers", "output_router_logits", "torch_dtype", "dtype", "use_cache", "transformers_version",
+      "pretraining_tp", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn",
+      "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+      "n_ctx", "task_specific_params", "_name_or_path"};
   return keys;
 }
 
@@ -225,6 +282,54 @@ Json qwen3_config(const Architecture& a) {
   return json;
 }
 
+// The keys that sparse models have in common.
+void add_experts(const Architecture& a, Json& json) {
+  const arch::Experts& e = *a.experts;
+  json["num_experts_per_tok"] = e.per_token;
+  json["router_aux_loss_coef"] = e.balance_loss / static_cast<double>(e.per_token);
+  json["output_router_logits"] = false;
+  for (const char* only_of_llama : {"mlp_bias", "pretraining_tp"}) json.erase(only_of_llama);
+}
+
+Json mixtral_config(const Architecture& a) {
+  Json json = llama_config(a);
+  json["architectures"] = Json::array({"MixtralForCausalLM"});
+  json["model_type"] = "mixtral";
+  json["intermediate_size"] = a.experts->ffn;
+  json["sliding_window"] = nullptr;
+  json["num_local_experts"] = a.experts->count;
+  json["router_jitter_noise"] = 0.0;
+  add_experts(a, json);
+  json.erase("attention_bias");
+  return json;
+}
+
+Json olmoe_config(const Architecture& a) {
+  Json json = llama_config(a);
+  json["architectures"] = Json::array({"OlmoeForCausalLM"});
+  json["model_type"] = "olmoe";
+  json["intermediate_size"] = a.experts->ffn;
+  json["num_experts"] = a.experts->count;
+  json["norm_topk_prob"] = a.experts->norm_topk;
+  json["clip_qkv"] = nullptr;
+  add_experts(a, json);
+  json.erase("head_dim");
+  return json;
+}
+
+Json qwen3_moe_config(const Architecture& a) {
+  Json json = qwen3_config(a);
+  json["architectures"] = Json::array({"Qwen3MoeForCausalLM"});
+  json["model_type"] = "qwen3_moe";
+  json["moe_intermediate_size"] = a.experts->ffn;
+  json["num_experts"] = a.experts->count;
+  json["norm_topk_prob"] = a.experts->norm_topk;
+  json["decoder_sparse_step"] = 1;
+  json["mlp_only_layers"] = Json::array();
+  add_experts(a, json);
+  return json;
+}
+
 Json gpt2_config(const Architecture& a) {
   return {{"architectures", Json::array({"GPT2LMHeadModel"})},
           {"model_type", "gpt2"},
@@ -247,23 +352,47 @@ Json gpt2_config(const Architecture& a) {
           {"use_cache", true}};
 }
 
-// Whether it is a Llama but for norms of queries and keys.
+// Whether it is a Llama but for norms of queries and keys, and experts.
 bool is_like_llama(const Architecture& a) {
   return a.norm == arch::Norm::kRms && a.position == arch::Position::kRope && a.gated() && !a.biases;
 }
 bool is_llama(const Architecture& a) {
-  return is_like_llama(a) && !a.norms_qk();
+  return is_like_llama(a) && !a.norms_qk() && !a.sparse();
 }
 bool is_qwen3(const Architecture& a) {
-  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead;
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && !a.sparse();
+}
+bool is_olmoe(const Architecture& a) {
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kAll && a.sparse() && a.query_size() == a.hidden;
+}
+bool is_qwen3_moe(const Architecture& a) {
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && a.sparse();
 }
 
 bool is_gpt2(const Architecture& a) {
-  return a.norm == arch::Norm::kLayer && !a.norms_qk() && a.position == arch::Position::kLearned && !a.gated() &&
-         a.biases && a.heads == a.kv_heads && a.query_size() == a.hidden;
+  return a.norm == arch::Norm::kLayer && !a.norms_qk() && !a.sparse() && a.position == arch::Position::kLearned &&
+         !a.gated() && a.biases && a.heads == a.kv_heads && a.query_size() == a.hidden;
 }
 
+// The models that are read and written, by their "model_type".
+struct Form {
+  std::string_view type;
+  Architecture (*parse)(const JsonFields&);
+  bool (*is)(const Architecture&);
+  Json (*config)(const Architecture&);
+};
+constexpr std::array kForms{Form{"llama", parse_llama, is_llama, llama_config},
+                            Form{"qwen3", parse_qwen3, is_qwen3, qwen3_config},
+                            Form{"mixtral", parse_mixtral, is_mixtral, mixtral_config},
+                            Form{"olmoe", parse_olmoe, is_olmoe, olmoe_config},
+                            Form{"qwen3_moe", parse_qwen3_moe, is_qwen3_moe, qwen3_moe_config},
+                            Form{"gpt2", parse_gpt2, is_gpt2, gpt2_config}};
+
 }  // namespace
+
+bool is_mixtral(const Architecture& a) {
+  return is_like_llama(a) && !a.norms_qk() && a.sparse() && a.experts->norm_topk;
+}
 
 void refuse_code(const Json& json, const std::string& origin) {
   static const std::set<std::string_view> code{"auto_map", "trust_remote_code", "custom_pipelines", "custom_generate"};
@@ -288,10 +417,12 @@ HfConfig parse_hf_config(const Json& json, const std::string& origin) {
   refuse_code(json, origin);
   require(!f.find("quantization_config"), f, "quantization_config", "quantised weights are not implemented");
   const std::string type = f.text("model_type");
-  require(type == "llama" || type == "qwen3" || type == "gpt2", f, "model_type",
-          fmt::format("'{}' is not implemented; known: llama, qwen3, gpt2", type.substr(0, 40)));
+  const auto form = std::find_if(kForms.begin(), kForms.end(), [&](const Form& known) { return known.type == type; });
+  require(
+      form != kForms.end(), f, "model_type",
+      fmt::format("'{}' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, gpt2", type.substr(0, 40)));
   HfConfig config;
-  config.arch = type == "llama" ? parse_llama(f) : type == "qwen3" ? parse_qwen3(f) : parse_gpt2(f);
+  config.arch = form->parse(f);
   config.arch.name = "custom";
   try {
     arch::validate(config.arch);
@@ -305,16 +436,19 @@ HfConfig parse_hf_config(const Json& json, const std::string& origin) {
 }
 
 Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
-  if (!is_llama(a) && !is_qwen3(a) && !is_gpt2(a)) {
+  const auto form = std::find_if(kForms.begin(), kForms.end(), [&](const Form& known) { return known.is(a); });
+  if (form == kForms.end()) {
     throw UsageError(
-        "model '{}' ({} norm, {} positions, {}{}{}) has no Hugging Face form that molen writes; known: Llama (rms, "
+        "model '{}' ({} norm, {} positions, {}{}{}{}) has no Hugging Face form that molen writes; known: Llama (rms, "
         "rope, "
-        "swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\") "
-        "and GPT-2 (layer, learned, gelu_tanh, biases, as many KV heads as heads)",
+        "swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\"), Mixtral (a Llama with experts and norm_topk), "
+        "OLMoE (with qk_norm = \"all\" and experts), Qwen3-MoE (with qk_norm = \"head\" and experts) and GPT-2 (layer, "
+        "learned, gelu_tanh, biases, as many KV heads as heads)",
         a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),
-        a.biases ? ", biases" : "", a.norms_qk() ? fmt::format(", qk_norm {}", arch::name_of(a.qk_norm)) : "");
+        a.biases ? ", biases" : "", a.norms_qk() ? fmt::format(", qk_norm {}", arch::name_of(a.qk_norm)) : "",
+        a.sparse() ? ", experts" : "");
   }
-  Json json = is_llama(a) ? llama_config(a) : is_qwen3(a) ? qwen3_config(a) : gpt2_config(a);
+  Json json = form->config(a);
   // Always written: the defaults of missing fields are ids of other models.
   json["bos_token_id"] = id_json(tokens.bos);
   json["eos_token_id"] = ids_json(tokens.eos);

@@ -125,6 +125,59 @@ TEST(HfConfig, RefusesAQwen3InTheseWords) {
   }
 }
 
+// The balance loss of transformers is the larger by experts per token.
+TEST(HfConfig, EveryKeyOfSparseModels) {
+  Json mixtral = llama();
+  for (const char* key : {"attention_bias", "mlp_bias", "pretraining_tp"}) mixtral.erase(key);
+  mixtral.update({{"architectures", Json::array({"MixtralForCausalLM"})},
+                  {"model_type", "mixtral"},
+                  {"sliding_window", nullptr},
+                  {"num_local_experts", 8},
+                  {"num_experts_per_tok", 2},
+                  {"router_aux_loss_coef", 0.25},
+                  {"router_jitter_noise", 0.0},
+                  {"output_router_logits", false}});
+  Json olmoe = mixtral, qwen = qwen3();
+  for (const char* key : {"sliding_window", "num_local_experts", "router_jitter_noise", "head_dim"}) olmoe.erase(key);
+  olmoe.update({{"architectures", Json::array({"OlmoeForCausalLM"})},
+                {"model_type", "olmoe"},
+                {"num_experts", 8},
+                {"norm_topk_prob", false},
+                {"clip_qkv", nullptr},
+                {"attention_bias", false}});
+  qwen.update({{"architectures", Json::array({"Qwen3MoeForCausalLM"})},
+               {"model_type", "qwen3_moe"},
+               {"moe_intermediate_size", 12},
+               {"num_experts", 8},
+               {"num_experts_per_tok", 2},
+               {"norm_topk_prob", true},
+               {"decoder_sparse_step", 1},
+               {"mlp_only_layers", Json::array()},
+               {"router_aux_loss_coef", 0.25},
+               {"output_router_logits", false}});
+  Architecture like = parse_hf_config(llama(), "config.json").arch;
+  like.experts = arch::Experts{.count = 8, .per_token = 2, .ffn = 40, .balance_loss = 0.5};
+  const auto sorted = [](const Json& json) { return nlohmann::json(json); };
+  const auto check = [&](const Json& json) {
+    const HfConfig config = parse_hf_config(json, "config.json");
+    EXPECT_EQ(config.arch, like);
+    EXPECT_TRUE(config.ignored.empty());
+    EXPECT_EQ(sorted(hf_config(config.arch, config.tokens, DType::kF32)), sorted(json));
+  };
+  check(mixtral);
+  like.qk_norm = arch::QkNorm::kHead, like.experts->ffn = 12;
+  check(qwen);
+  like.qk_norm = arch::QkNorm::kAll, like.experts->ffn = 40, like.experts->norm_topk = false;
+  like.head_dim = like.hidden / like.heads;
+  check(olmoe);
+  EXPECT_EQ(with(mixtral, "router_jitter_noise", 0.1), "config.json: 'router_jitter_noise': only 0 is implemented");
+  EXPECT_EQ(with(olmoe, "clip_qkv", 8.0),
+            "config.json: 'clip_qkv': clipped queries, keys and values are not implemented");
+  const std::string dense = ": models with dense layers among the sparse ones are not implemented";
+  EXPECT_EQ(with(qwen, "decoder_sparse_step", 2), "config.json: 'decoder_sparse_step'" + dense);
+  EXPECT_EQ(with(qwen, "mlp_only_layers", {0}), "config.json: 'mlp_only_layers'" + dense);
+}
+
 TEST(HfConfig, EveryKeyOfAGpt2) {
   const HfConfig config = parse_hf_config(gpt2(), "config.json");
   const Architecture& a = config.arch;
@@ -178,10 +231,12 @@ TEST(HfConfig, RefusesALlamaInTheseWords) {
             "config.json: 'architectures': only [\"LlamaForCausalLM\"] is known for this model_type");
   for (const Json& bad : {Json::array(), Json("LlamaForCausalLM"), Json::array({"LlamaForCausalLM", "x"})})
     EXPECT_NE(with(llama(), "architectures", bad), "accepted") << bad;
-  EXPECT_EQ(with(llama(), "model_type", "mistral"),
-            "config.json: 'model_type': 'mistral' is not implemented; known: llama, qwen3, gpt2");
+  EXPECT_EQ(
+      with(llama(), "model_type", "mistral"),
+      "config.json: 'model_type': 'mistral' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, gpt2");
   EXPECT_EQ(with(llama(), "model_type", std::string(50, 'x')),
-            "config.json: 'model_type': '" + std::string(40, 'x') + "' is not implemented; known: llama, qwen3, gpt2");
+            "config.json: 'model_type': '" + std::string(40, 'x') +
+                "' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, gpt2");
   EXPECT_EQ(with(llama(), "quantization_config", Json::object()),
             "config.json: 'quantization_config': quantised weights are not implemented");
   EXPECT_EQ(with(llama(), "num_attention_heads", 0), "config.json: 'num_attention_heads': must divide hidden_size");
@@ -279,7 +334,9 @@ TEST(HfConfig, WhatHasNoFormThere) {
   EXPECT_EQ(
       text([](Architecture& a) { a.position = arch::Position::kRope; }),
       "model 'custom' (layer norm, rope positions, gelu_tanh, biases) has no Hugging Face form that molen writes; "
-      "known: Llama (rms, rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\") and GPT-2 (layer, learned, "
+      "known: Llama (rms, rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\"), Mixtral (a Llama with "
+      "experts and norm_topk), OLMoE (with qk_norm = \"all\" and experts), Qwen3-MoE (with qk_norm = \"head\" and "
+      "experts) and GPT-2 (layer, learned, "
       "gelu_tanh, biases, as many KV heads "
       "as heads)");
   EXPECT_NE(text([](Architecture& a) { a.norm = arch::Norm::kRms; }), "accepted");

@@ -57,6 +57,10 @@ Gpt2Name gpt2_name(Role role) {
     case Role::kQueryNorm:
     case Role::kKeyNorm:
     case Role::kGate:
+    case Role::kRouter:
+    case Role::kExpertGate:
+    case Role::kExpertUp:
+    case Role::kExpertDown:
     case Role::kHead:
       break;
   }
@@ -86,13 +90,32 @@ std::vector<HfTensor> gpt2_tensors(const std::vector<Parameter>& parameters) {
   return tensors;
 }
 
+// Our names are those of Qwen3-MoE and OLMoE.
+std::string mixtral_name(const Parameter& p) {
+  const std::string block = fmt::format("model.layers.{}.block_sparse_moe.", p.layer);
+  switch (p.role) {
+    case Role::kRouter:
+      return block + "gate.weight";
+    case Role::kExpertGate:
+      return fmt::format("{}experts.{}.w1.weight", block, p.expert);
+    case Role::kExpertDown:
+      return fmt::format("{}experts.{}.w2.weight", block, p.expert);
+    case Role::kExpertUp:
+      return fmt::format("{}experts.{}.w3.weight", block, p.expert);
+    default:
+      return p.name;
+  }
+}
+
 }  // namespace
 
 std::vector<HfTensor> hf_tensors(const arch::Architecture& arch) {
   const std::vector<Parameter> parameters = arch::parameters(arch);
   if (arch.position == arch::Position::kLearned) return gpt2_tensors(parameters);
   std::vector<HfTensor> tensors;
-  for (const Parameter& p : parameters) tensors.push_back({p.name, p.shape, false, {p.name}});
+  const bool mixtral = is_mixtral(arch);
+  for (const Parameter& p : parameters)
+    tensors.push_back({mixtral ? mixtral_name(p) : p.name, p.shape, false, {p.name}});
   return tensors;
 }
 

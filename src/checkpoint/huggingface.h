@@ -1,5 +1,5 @@
-// Reads and writes Hugging Face model directories: LlamaForCausalLM, Qwen3ForCausalLM and
-// GPT2LMHeadModel.
+// Reads and writes Hugging Face model directories: LlamaForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM,
+// OlmoeForCausalLM, Qwen3MoeForCausalLM and GPT2LMHeadModel.
 //
 // Weights keep their bits. Only GPT-2's are rearranged, because its Conv1D stores [in, out] and one matrix for q, k and
 // v. Keys that name code (auto_map, ...) are refused, never followed; pickled weights are refused.
@@ -47,6 +47,8 @@ struct HfConfig {
 HfConfig parse_hf_config(const Json& json, const std::string& origin);
 // Throws UsageError when transformers has no form of the architecture that molen writes.
 Json hf_config(const arch::Architecture& arch, const TokenIds& tokens, DType dtype);
+// Whether transformers' form of it is Mixtral, whose experts have names of their own.
+bool is_mixtral(const arch::Architecture& arch);
 // Throws UsageError for any key, at any depth, whose value names code to run.
 void refuse_code(const Json& json, const std::string& origin);
 

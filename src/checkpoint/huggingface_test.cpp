@@ -40,6 +40,15 @@ Architecture tiny_qwen3() {
   return a;
 }
 
+// As Mixtral, OLMoE and Qwen3-MoE.
+Architecture tiny_sparse(arch::QkNorm qk_norm, bool norm_topk) {
+  Architecture a = tiny_llama(false);
+  a.qk_norm = qk_norm;
+  a.experts = arch::Experts{.count = 3, .per_token = 2, .ffn = 9, .norm_topk = norm_topk, .balance_loss = 0.25};
+  if (qk_norm != arch::QkNorm::kHead) a.ffn = a.experts->ffn;  // no other width is written
+  return a;
+}
+
 Architecture tiny_gpt2() {
   Architecture a;
   a.name = "tiny";
@@ -91,7 +100,9 @@ std::string refusal(const std::function<void()>& action) {
   } while (0)
 
 TEST(HuggingFace, OutAndInAgainKeepsEveryBit) {
-  for (const Architecture& arch : {tiny_llama(false), tiny_llama(true), tiny_qwen3(), tiny_gpt2()}) {
+  for (const Architecture& arch :
+       {tiny_llama(false), tiny_llama(true), tiny_qwen3(), tiny_gpt2(), tiny_sparse(arch::QkNorm::kNone, true),
+        tiny_sparse(arch::QkNorm::kAll, false), tiny_sparse(arch::QkNorm::kHead, true)}) {
     for (const std::int64_t shard : {std::int64_t{1} << 40, std::int64_t{3000}}) {
       const TestFolder folder;
       HfExport options;
@@ -108,6 +119,22 @@ TEST(HuggingFace, OutAndInAgainKeepsEveryBit) {
       expect_synthetic(model.source(), arch);
       EXPECT_EQ(fs::exists(folder / "hf/model.safetensors.index.json"), shard == 3000);
     }
+  }
+}
+
+// w1, w2 and w3 are gate, down and up.
+TEST(HuggingFace, MixtralHasNamesOfItsOwn) {
+  const TestFolder folder;
+  export_hf(tiny_sparse(arch::QkNorm::kNone, true), synthetic(), folder / "hf", {});
+  const SafetensorsFile file(folder / "hf/model.safetensors");
+  const std::string theirs = "model.layers.1.block_sparse_moe.", ours = "model.layers.1.mlp.";
+  for (const auto& [their, our] : {std::pair{"gate.weight", "gate.weight"},
+                                   {"experts.2.w1.weight", "experts.2.gate_proj.weight"},
+                                   {"experts.2.w2.weight", "experts.2.down_proj.weight"},
+                                   {"experts.2.w3.weight", "experts.2.up_proj.weight"}}) {
+    float first = 0;
+    file.read(file.at(theirs + their), 0, 1, &first);
+    EXPECT_EQ(first, weight(ours + our, 0)) << their;
   }
 }
 

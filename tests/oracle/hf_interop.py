@@ -23,6 +23,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 LOGIT_TOLERANCE = 1e-5  # of the largest logit
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
@@ -42,6 +43,23 @@ def qwen3(**changes):
     return Qwen3ForCausalLM(Qwen3Config(**(sizes | changes)))
 
 
+SPARSE = dict(vocab_size=97, hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+              max_position_embeddings=64, bos_token_id=1, eos_token_id=2, initializer_range=0.2, num_experts_per_tok=2)
+
+
+def mixtral(**changes):
+    return MixtralForCausalLM(MixtralConfig(**(SPARSE | dict(num_local_experts=5, rope_theta=1000000.0) | changes)))
+
+
+def olmoe(**changes):
+    return OlmoeForCausalLM(OlmoeConfig(**(SPARSE | dict(num_experts=7, pad_token_id=None) | changes)))
+
+
+def qwen3_moe(**changes):
+    sizes = dict(num_experts=5, moe_intermediate_size=28, head_dim=10, num_key_value_heads=2, decoder_sparse_step=1)
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**(SPARSE | sizes | changes)))
+
+
 def gpt2(**changes):
     sizes = dict(vocab_size=97, n_embd=30, n_layer=3, n_head=5, n_positions=48, bos_token_id=0, eos_token_id=0,
                  initializer_range=0.2)
@@ -56,6 +74,12 @@ MODELS = {
     "llama-sharded": (llama, {}),
     "qwen3-untied": (qwen3, {}),
     "qwen3-tied": (qwen3, dict(tie_word_embeddings=True)),
+    "mixtral": (mixtral, {}),
+    "mixtral-sharded": (mixtral, dict(tie_word_embeddings=True)),
+    "olmoe": (olmoe, {}),
+    "olmoe-norm-topk": (olmoe, dict(norm_topk_prob=True, num_experts_per_tok=3)),
+    "qwen3-moe": (qwen3_moe, {}),
+    "qwen3-moe-norm-topk": (qwen3_moe, dict(norm_topk_prob=True)),
     "gpt2": (gpt2, {}),
     "gpt2-inner": (gpt2, dict(n_inner=44)),
     "gpt2-sharded": (gpt2, {}),
