@@ -24,7 +24,7 @@ struct NamedPass {
   Pass pass;
 };
 
-Program staged(Program p) {
+Program by_its_schedule(Program p) {
   const Setting& s = p.setting;
   const Schedule schedule =
       make_schedule(s.pipeline.schedule, s.stages(), s.pipeline.chunks, static_cast<int>(s.micro_batches()));
@@ -36,7 +36,7 @@ const std::vector<NamedPass>& all_passes() {
   static const std::vector<NamedPass> all{{"recompute", pass::recompute},
                                           {"exchange_context", pass::exchange_context},
                                           {"exchange_tensors", pass::exchange_tensors},
-                                          {"pipeline", staged},
+                                          {"pipeline", by_its_schedule},
                                           {"pipeline_forward", pass::pipeline_forward},
                                           {"micro_batch_loop", pass::micro_batch_loop},
                                           {"offload_activations", pass::offload_activations},
