@@ -100,6 +100,10 @@ std::vector<Architecture> make_presets() {
       tied(scaled(llama("llama3.2-1b", {16, 2048, 8192, 32, 8, 128256, 131072}, 500000.0), 32.0)),
       tied(qwen3("qwen3-0.6b", {28, 1024, 3072, 16, 8, 151936, 40960})),
       tied(qwen3("qwen3-1.7b", {28, 2048, 6144, 16, 8, 151936, 40960})),
+      tied(qwen3("qwen3-4b", {36, 2560, 9728, 32, 8, 151936, 40960})),
+      qwen3("qwen3-8b", {36, 4096, 12288, 32, 8, 151936, 40960}),
+      qwen3("qwen3-14b", {40, 5120, 17408, 40, 8, 151936, 40960}),
+      qwen3("qwen3-32b", {64, 5120, 25600, 64, 8, 151936, 40960}),
       gpt("gpt2", 12, 768, 12, 50257, 1024),
       // Frontier's family; the paper gives 1.4B a hidden size of 2114, which 24 heads do not divide.
       gpt("gpt-1.4b", 24, 2112, 24, 51200, 2048),

@@ -308,9 +308,8 @@ Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
   if (!is_llama(a) && !is_qwen3(a) && !is_gpt2(a)) {
     throw UsageError(
         "model '{}' ({} norm, {} positions, {}{}{}) has no Hugging Face form that molen writes; known: Llama (rms, "
-        "rope, "
-        "swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\") "
-        "and GPT-2 (layer, learned, gelu_tanh, biases, as many KV heads as heads)",
+        "rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\") and GPT-2 (layer, learned, gelu_tanh, "
+        "biases, as many KV heads as heads)",
         a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),
         a.biases ? ", biases" : "", a.norms_qk() ? fmt::format(", qk_norm {}", arch::name_of(a.qk_norm)) : "");
   }
