@@ -39,7 +39,7 @@ TEST(Presets, AreValidAndNamedOnce) {
     }
     EXPECT_EQ(&preset(a.name), &a);
   }
-  EXPECT_EQ(presets().size(), 24u);
+  EXPECT_EQ(presets().size(), 28u);
 }
 
 // Every member of every preset equals the published model (tests/golden/arch): checkpoints and runs carry the presets'

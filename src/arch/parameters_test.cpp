@@ -23,6 +23,10 @@ TEST(Parameters, ExactCounts) {
   EXPECT_EQ(count("llama3.2-1b"), 1'235'814'400);
   EXPECT_EQ(count("qwen3-0.6b"), 596'049'920);    // Qwen3-0.6B's; 751,632,384 if the tied table counts twice
   EXPECT_EQ(count("qwen3-1.7b"), 1'720'574'976);  // Qwen3-1.7B's
+  EXPECT_EQ(count("qwen3-4b"), 4'022'468'096);
+  EXPECT_EQ(count("qwen3-8b"), 8'190'735'360);
+  EXPECT_EQ(count("qwen3-14b"), 14'768'307'200);
+  EXPECT_EQ(count("qwen3-32b"), 32'762'123'264);
   EXPECT_EQ(count("mixtral-8x7b"), 46'702'792'704);
   EXPECT_EQ(count("olmoe-1b-7b"), 6'919'161'856);
   EXPECT_EQ(count("qwen3-30b-a3b"), 30'532'122'624);

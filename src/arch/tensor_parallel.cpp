@@ -35,9 +35,9 @@ void validate_tensor_parallel(const Architecture& a, int ranks) {
   if (ranks > 1 && a.qk_norm == QkNorm::kAll)
     throw UsageError(
         "parallel.tensor: {} ranks have different heads, and model.qk_norm = \"all\" takes one norm over the heads of "
-        "all "
-        "of them, which is not implemented; parallel.tensor = 1 trains this model, and model.qk_norm = \"head\" can be "
-        "shared",
+        "all of them, which is not implemented; parallel.tensor = 1 trains this model, and model.qk_norm = \"head\" "
+        "can "
+        "be shared",
         ranks);
   if (ranks > 1 && a.sparse())
     throw UsageError(

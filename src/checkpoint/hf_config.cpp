@@ -440,8 +440,7 @@ Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
   if (form == kForms.end()) {
     throw UsageError(
         "model '{}' ({} norm, {} positions, {}{}{}{}) has no Hugging Face form that molen writes; known: Llama (rms, "
-        "rope, "
-        "swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\"), Mixtral (a Llama with experts and norm_topk), "
+        "rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\"), Mixtral (a Llama with experts and norm_topk), "
         "OLMoE (with qk_norm = \"all\" and experts), Qwen3-MoE (with qk_norm = \"head\" and experts) and GPT-2 (layer, "
         "learned, gelu_tanh, biases, as many KV heads as heads)",
         a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),

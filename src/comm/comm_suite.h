@@ -286,7 +286,6 @@ class Suite {
     c_.barrier();
   }
 
-  // Sums that round, small and large, must have the same bits on every rank, on a second call, and from reduce_scatter.
   // Two threads of each rank, with a group each. Which thread comes first differs from rank to rank and from call to
   // call.
   void at_once() {
@@ -322,6 +321,7 @@ class Suite {
     for (const std::string& what : wrong) expect(what.empty(), "two groups at once: " + what);
   }
 
+  // Sums that round, small and large, must have the same bits on every rank, on a second call, and from reduce_scatter.
   void rounding() {
     for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16})
       for (const std::int64_t n : {1, 301, 600011}) same_bits(t, n);

@@ -3,6 +3,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <random>
 #include <string>
 
@@ -220,6 +221,7 @@ TEST(Roff, HostilePagesAreBoundedOrRefused) {
 
 // An error reports how mandoc ended; a page about which mandoc only warns is read.
 TEST(Roff, SaysHowMandocEnded) {
+  ::signal(SIGHUP, SIG_DFL);  // under nohup the stand-in below would ignore it
   const fs::path folder = fs::temp_directory_path() / fmt::format("molen-mandoc-{}", ::getpid());
   fs::create_directories(folder);
   const std::string path = ::getenv("PATH");

@@ -51,7 +51,8 @@ arch::Architecture architecture(const Shape& s) {
   a.vocabulary = s.vocabulary;
   a.layers = s.layers;
   a.max_sequence = 2048;
-  a.tied = s.batch == 2 || s.batch == 8;  // tied models clear their table's gradient, untied ones do not
+  if (s.batch >= 4) a.qk_norm = arch::QkNorm::kHead;  // the kinds of ops that models with these norms have
+  a.tied = s.batch == 2 || s.batch == 8;              // tied models clear their table's gradient, untied ones do not
   return a;
 }
 
@@ -219,6 +220,12 @@ std::int64_t calibrated_width(std::int64_t hidden) {
   for (const Shape& shape : kShapes)
     if (shape.hidden >= hidden) return shape.hidden;
   return std::rbegin(kShapes)->hidden;
+}
+
+std::vector<program::Program> calibration_programs(const CalibrateOptions& options, int ranks) {
+  std::vector<program::Program> programs;
+  for (Trial& trial : make_trials(options, ranks)) programs.push_back(std::move(trial.program));
+  return programs;
 }
 
 sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& communicator, comm::Communicator& world,

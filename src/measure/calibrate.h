@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "config/config.h"
@@ -28,6 +29,9 @@ struct CalibrateOptions {
 // Returns the value of `CalibrateOptions::widest` that covers models of width `hidden`: the next larger measured width,
 // or the largest one.
 std::int64_t calibrated_width(std::int64_t hidden);
+
+// Returns the programs whose ops a calibration for so many ranks measures: a cost is known for the kinds of these ops.
+std::vector<program::Program> calibration_programs(const CalibrateOptions& options, int ranks);
 
 // Collective over `world`. Every rank gets the samples of rank 0. `progress` is called on rank 0 with the share of the
 // measurement that is done and with the name of what is measured.

@@ -38,6 +38,7 @@ struct Variation {
   std::function<void(exec::Executor&)> prepare = [](exec::Executor&) {};  // after the initial weights
   // Changes the batch of the second and later loads of a step; the arguments begin at the batch's first sample.
   std::function<void(std::int32_t*, std::int32_t*)> change = [](std::int32_t*, std::int32_t*) {};
+  double clip = 1.0;
 };
 
 // The programs as they are built, and the kinds of ops that some run below omitted, repeated or changed.
@@ -106,6 +107,7 @@ Rank run_rank(const Program& p, comm::Communicator& world, const Variation& tria
     exec::StepInput input;
     input.step = step;
     input.optimizer.lr = kLr;
+    input.clip = trial.clip;
     input.load = [&](const exec::MicroBatch& to) {
       const std::int64_t data = program::data_rank(p.grid, executor.coordinates());
       const std::int64_t first = (rank.loads++ * p.setting.data_ranks() + data) * p.setting.micro_batch;
@@ -457,6 +459,26 @@ TEST(Update, NothingIsLearntWithoutTheScale) {
                    after = part_of(p, end.param[u], u, {R::kQuery});
   EXPECT_LE(relative(after, before * decayed), 1e-15);
   EXPECT_TRUE(same(part_of(p, start.param[0], u, {R::kMlpNorm}), part_of(p, end.param[u], u, {R::kMlpNorm})));
+}
+
+// After one step AdamW's first moment is (1 - beta1) times the clipped gradient of the mean loss. The weights would not
+// show the scale: AdamW divides it out again.
+TEST(Update, ClippingScalesTheGradient) {
+  const Program p = layout_program(1, 0, false);
+  const auto with = [&](double clip) {
+    Variation trial;
+    trial.clip = clip;
+    return run_one(p, trial);
+  };
+  const Rank whole = with(0.0);
+  const double norm = whole.steps[0].grad_norm;
+  for (const double share : {0.25, 0.999, 4.0}) {
+    const Rank clipped = with(share * norm);
+    EXPECT_EQ(clipped.steps[0].grad_norm, norm) << "the norm is that before clipping";
+    const double scale = std::min(1.0, share * norm / (norm + 1e-6));
+    for (std::size_t u = 0; u < p.units.size(); ++u)
+      EXPECT_LE(relative(clipped.m[u], whole.m[u] * scale), 1e-15) << p.units[u].name << ", " << share;
+  }
 }
 
 TEST(Update, OnlyTheAgreementStopsABadStep) {

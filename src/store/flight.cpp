@@ -321,7 +321,11 @@ FlightState parse_flight(std::string_view bytes, std::string_view origin) {
   if (bytes.size() < kHeadBytes) in.wrong(fmt::format("{} bytes, its head has {}", bytes.size(), kHeadBytes));
   if (bytes.substr(0, sizeof kMagic) != std::string_view(kMagic, sizeof kMagic)) in.wrong("it does not begin so");
   if (const auto version = in.at<std::uint32_t>(8); version != kFlightVersion)
-    throw UsageError("{}: a flight record of version {}; this molen reads {}", origin, version, kFlightVersion);
+    throw UsageError(
+        "{}: a flight record of version {}; this molen reads {}. The molen that wrote it reads it; once the run has "
+        "ended, "
+        "its flight/ folder may be deleted",
+        origin, version, kFlightVersion);
   if (in.at<std::uint32_t>(12) != kHeadBytes || in.at<std::uint32_t>(16) != sizeof(Slot))
     in.wrong("sizes of its parts");
   const auto slots = in.within<std::uint32_t>(20, 1, kMostRecords, "its number of records");

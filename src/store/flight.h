@@ -19,6 +19,9 @@ namespace molen::store {
 // uses.
 inline constexpr int kFlightStreams = 8;
 inline constexpr int kFirstCommStream = 1, kLastCommStream = 4;
+// As in the program's text.
+inline constexpr std::array<std::string_view, kFlightStreams> kFlightStreamNames{
+    "compute", "dp_comm", "tp_comm", "cp_comm", "pp_comm", "copy.out", "copy.in", "host"};
 
 // The phase of the training loop; ops are only expected to advance in kTrain.
 enum class FlightPhase : std::uint32_t { kStart, kTrain, kValidate, kCheckpoint, kFinish };

@@ -27,8 +27,11 @@ bool before(const FlightStream& a, const FlightStream& b) {
   return std::pair(a.step, a.op) < std::pair(b.step, b.op);
 }
 
-// Returns the first collective in list order that the rank is in, on whichever stream; null when it is in none.
+// Returns the first collective in list order in which the rank waits, on whichever stream; null when it waits in none.
+// A rank that is inside of an op of compute does not wait for other ranks, although messages that need nothing of it
+// may be under way beside it.
 const FlightStream* waits_in(const FlightState& f) {
+  if (f.streams[0].inside) return nullptr;
   const FlightStream* first = nullptr;
   for (int i = kFirstCommStream; i <= kLastCommStream; ++i) {
     const FlightStream& s = f.streams[static_cast<std::size_t>(i)];
@@ -351,7 +354,10 @@ Json to_json(const Judgement& j, const OpTexts& ops) {
       for (std::size_t i = 0; i < f.streams.size(); ++i) {
         const FlightStream& stream = f.streams[i];
         if (i > kFirstCommStream && !stream.any) continue;  // streams that most programs do not use
-        streams.push_back({{"records", stream.written}, {"readable", stream.records.size()}, {"torn", stream.torn}});
+        streams.push_back({{"stream", kFlightStreamNames[i]},
+                           {"records", stream.written},
+                           {"readable", stream.records.size()},
+                           {"torn", stream.torn}});
       }
       row["streams"] = streams;
     }

@@ -91,7 +91,8 @@ TEST(FlightJudge, IsShownWhole) {
   EXPECT_EQ(first, Json::parse(R"({"rank":0,"state":"waiting","doing":"waiting in op 20 (all_reduce 20) of step 7",
       "host":"node1","pid":100,"attempt":4,"phase":"train","step":7,"op":20,"inside":true,"text":"all_reduce 20",
       "excerpt":"  20 <-- here\n","idle_s":2.5,
-      "streams":[{"records":9,"readable":0,"torn":0},{"records":11,"readable":6,"torn":1}]})"));
+      "streams":[{"stream":"compute","records":9,"readable":0,"torn":0},
+      {"stream":"dp_comm","records":11,"readable":6,"torn":1}]})"));
   EXPECT_EQ(json["ranks"][1]["rank"], 1);
   EXPECT_EQ(json["ranks"][1]["op"], 15);
   EXPECT_EQ(json["ranks"][2]["rank"], 2);
@@ -135,6 +136,22 @@ TEST(FlightJudge, SeveralStreamsOfCommunication) {
   // All wait, one of them in an earlier collective than the others.
   j = judge({first, second}, kReportOps);
   EXPECT_EQ(j.culprits, std::vector<int>{0});
+}
+
+// A message that needs nothing of this rank may be received ahead, while the rank hangs in an op of compute: it does
+// not wait, and the other ranks, which stand at earlier collectives, are not behind it.
+TEST(FlightJudge, ARankThatHangsBesideAMessage) {
+  const auto receiving = [](Sighting s) {
+    s.flight->streams[kLastCommStream] = {true, 7, 100, true, 9, {}, 0};
+    return s;
+  };
+  const auto hung = receiving(living(0, 2, Place{7, 15, true}, Place{7, 10, false}));
+  const auto innocent = receiving(living(1, 2, Place{7, 15, false}, Place{7, 20, true}));
+  const auto j = judge({hung, innocent}, kReportOps);
+  EXPECT_EQ(j.culprits, std::vector<int>{0});
+  EXPECT_EQ(j.ranks[0].state, RankState::kHung);
+  EXPECT_EQ(j.waiting, std::vector<int>{1});
+  EXPECT_EQ(j.waits_in, 20);
 }
 
 // Ops of two pipeline stages are numbered separately: a smaller number is not behind.
@@ -244,7 +261,9 @@ TEST(FlightJudge, TheStateOfARank) {
   EXPECT_EQ(state(in_op, [](Sighting& s) { s.beats = s.advances = std::nullopt; }), RankState::kRunning)
       << "one look says nothing of beats and progress";
   EXPECT_EQ(state(in_op, [](Sighting& s) { s.flight->streams[0].inside = false; }), RankState::kBetween);
-  EXPECT_EQ(state_of(living(0, 1, Place{7, 15, true}, Place{7, 20, true})), RankState::kWaiting);
+  EXPECT_EQ(state_of(living(0, 1, Place{7, 15, false}, Place{7, 20, true})), RankState::kWaiting);
+  EXPECT_EQ(state(in_op, [](Sighting& s) { s.flight->streams[kFirstCommStream].inside = true; }), RankState::kRunning)
+      << "beside a collective";
 }
 
 // The words of each state, as the report has them.

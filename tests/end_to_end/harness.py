@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ work = pathlib.Path(tempfile.mkdtemp(prefix="molen_e2e_"))
 ENV = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1", XDG_CACHE_HOME=str(work / "cache"))
 checks = 0
 skips = []
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the programs started here would ignore it
 
 BASE = """
 [model]

@@ -35,6 +35,7 @@ std::timed_mutex& library_mutex() {
   return mutex;
 }
 
+// The caller holds the mutex: asking for the error's text is a call of the library.
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
@@ -45,12 +46,8 @@ void check(int code, const char* what) {
 
 template <class Call>
 void in_library(const char* what, Call call) {
-  int code;
-  {
-    const std::lock_guard lock(library_mutex());
-    code = call();
-  }
-  check(code, what);
+  const std::lock_guard lock(library_mutex());
+  check(call(), what);
 }
 
 // MPI's own waits spin. If ranks fill the cores of a host, a spinning communication thread takes its compute thread's

@@ -13,7 +13,7 @@
 namespace molen::program {
 namespace {
 
-arch::Architecture tiny() {
+arch::Architecture timed_model() {
   auto a = arch::preset("llama-tiny");
   a.layers = 4;
   return a;
@@ -28,7 +28,7 @@ struct Made {
 
 template <class Seconds>
 Made made(const Setting& setting, Seconds&& seconds_of) {
-  Made m{build(tiny(), setting), {}, {}};
+  Made m{build(timed_model(), setting), {}, {}};
   m.ops = expand(m.program);
   double now = 0.0;
   for (const Expanded& op : m.ops) {

@@ -93,9 +93,10 @@ void expect_forward_reads_what_is_made(const arch::Architecture& a) {
           if (of_unit(o.value) || !holds(p, o.when)) continue;
           const std::int64_t of = layer_of(p, c, o);
           const Value read = o.value == Value::kHeadSumsAll ? Value::kHeadSums : o.turned.value_or(o.value);
-          if (reads(o.access))
+          if (reads(o.access)) {
             EXPECT_TRUE(made.count({read, of}))
                 << arch::name_of(part) << " of layer " << layer << " reads " << name_of(read);
+          }
           if (writes(o.access)) made.emplace(o.value, of);
         }
       }

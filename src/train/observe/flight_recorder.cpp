@@ -21,6 +21,11 @@
 #include "store/watch.h"
 
 namespace molen::train {
+// The streams of a flight record are those of a program, in its order (store/flight.h knows no programs).
+static_assert(store::kFlightStreams == program::kNumStreams);
+static_assert(store::kFirstCommStream == static_cast<int>(program::Stream::kDpComm));
+static_assert(store::kLastCommStream == static_cast<int>(program::Stream::kPpComm));
+
 // Not in an anonymous namespace: FlightRecorder::Open, which is not in one either, holds them.
 struct ListedProgram {
   program::Program program;

@@ -16,6 +16,7 @@
 #include "comm/self/self.h"
 #include "energy/open.h"
 #include "program/build/build.h"
+#include "store/flight.h"
 #include "store/metrics.h"
 #include "store/tensorboard.h"
 #include "train/observe/run_console.h"
@@ -157,6 +158,11 @@ int count_of(const std::string& text, const std::string& part) {
   int count = 0;
   for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
   return count;
+}
+
+TEST(FlightStreams, HaveTheNamesOfTheProgramsText) {
+  for (std::size_t i = 0; i < program::kAllStreams.size(); ++i)
+    EXPECT_EQ(store::kFlightStreamNames[i], program::name_of(program::kAllStreams[i]));
 }
 
 TEST_F(Records, AStepInMetrics) {
