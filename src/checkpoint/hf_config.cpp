@@ -45,7 +45,7 @@ void parse_rope(const JsonFields& f, Architecture& a) {
   }
 }
 
-// What Llama and Qwen3 have in common.
+// Reads the keys that Llama and Qwen3 share.
 Architecture parse_llama_sizes(const JsonFields& f) {
   Architecture a;
   a.family = arch::Family::kLlama;

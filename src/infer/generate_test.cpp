@@ -71,7 +71,7 @@ GenerateOptions likeliest(std::int64_t most = 100) {
   return o;
 }
 
-// What was emitted, piece by piece; the pieces together are what is returned.
+// Returns the pieces that `generate` emitted, and checks that together they are the text that it returned.
 std::vector<std::string> pieces_of(const LoadedModel& model, const std::string& prompt, const GenerateOptions& o) {
   std::vector<std::string> pieces;
   std::string all;

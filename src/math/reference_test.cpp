@@ -17,6 +17,7 @@ namespace {
 using Complex = std::complex<double>;
 using Real = std::vector<double>;
 using Wide = std::vector<Complex>;
+using testing::expect_gradient;
 constexpr double kStep = 1e-50;
 constexpr int kThreads = 2;
 
@@ -45,18 +46,6 @@ Real complex_step(const Real& x, const Real& weights, const std::function<Wide(c
   return gradient;
 }
 
-void expect_same(const Real& got, const Real& want, const char* what) {
-  double scale = 0.0, worst = 0.0;
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    ASSERT_TRUE(std::isfinite(got[i])) << what << " " << i;
-    scale = std::max(scale, std::abs(want[i]));
-    worst = std::max(worst, std::abs(got[i] - want[i]));
-  }
-  EXPECT_GT(scale, 0.0) << what;
-  EXPECT_LE(worst, 1e-12 * scale) << what;
-}
-
 struct Workspace {
   explicit Workspace(std::int64_t bytes)
       : memory(static_cast<std::size_t>(bytes) + 64), scratch(memory.data(), bytes) {}
@@ -83,7 +72,7 @@ TEST(Reference, Products) {
     matmul_nt(kThreads, m, n, k, a.data(), b.data(), accumulate, nt.data());
     matmul_nn(kThreads, m, n, k, a.data(), bt.data(), accumulate, nn.data());
     matmul_tn(kThreads, m, n, k, at.data(), bt.data(), accumulate, tn.data());
-    for (const Real& got : {nt, nn, tn}) expect_same(got, want, "product");
+    for (const Real& got : {nt, nn, tn}) expect_gradient(got, want, "product");
   }
 }
 
@@ -127,11 +116,14 @@ void check_norm(bool layer, bool parameters) {
       for (std::size_t i = 0; i < d_x.size(); ++i) d_x[i] -= start_x[i];
       for (std::size_t i = 0; i < d_w.size(); ++i) d_w[i] -= start_w[i], d_b[i] -= start_b[i];
     }
-    expect_same(d_x, complex_step(x, weights, [&](const Wide& v) { return forward(v, widen(w), widen(b)); }), "d_x");
+    expect_gradient(d_x, complex_step(x, weights, [&](const Wide& v) { return forward(v, widen(w), widen(b)); }),
+                    "d_x");
     if (parameters)
-      expect_same(d_w, complex_step(w, weights, [&](const Wide& v) { return forward(widen(x), v, widen(b)); }), "d_w");
+      expect_gradient(d_w, complex_step(w, weights, [&](const Wide& v) { return forward(widen(x), v, widen(b)); }),
+                      "d_w");
     if (parameters && layer)
-      expect_same(d_b, complex_step(b, weights, [&](const Wide& v) { return forward(widen(x), widen(w), v); }), "d_b");
+      expect_gradient(d_b, complex_step(b, weights, [&](const Wide& v) { return forward(widen(x), widen(w), v); }),
+                      "d_b");
   }
 }
 TEST(Reference, RmsNorm) {
@@ -157,9 +149,9 @@ TEST(Reference, Linear) {
   matmul_nn(kThreads, rows, in, out, weights.data(), w.data(), false, d_x.data());
   matmul_tn(kThreads, out, in, rows, weights.data(), x.data(), false, d_w.data());
   column_sums(kThreads, rows, out, weights.data(), false, d_b.data());
-  expect_same(d_x, complex_step(x, weights, [&](const Wide& v) { return forward(v, widen(w), widen(b)); }), "d_x");
-  expect_same(d_w, complex_step(w, weights, [&](const Wide& v) { return forward(widen(x), v, widen(b)); }), "d_w");
-  expect_same(d_b, complex_step(b, weights, [&](const Wide& v) { return forward(widen(x), widen(w), v); }), "d_b");
+  expect_gradient(d_x, complex_step(x, weights, [&](const Wide& v) { return forward(v, widen(w), widen(b)); }), "d_x");
+  expect_gradient(d_w, complex_step(w, weights, [&](const Wide& v) { return forward(widen(x), v, widen(b)); }), "d_w");
+  expect_gradient(d_b, complex_step(b, weights, [&](const Wide& v) { return forward(widen(x), widen(w), v); }), "d_b");
 }
 
 // Groups of queries and of keys of different number and length, and values behind them.
@@ -194,12 +186,12 @@ TEST(Reference, NormsOfQueriesAndKeys) {
         for (std::size_t i = 0; i < d_q.size(); ++i) d_q[i] -= start_q[i];
         for (std::size_t i = 0; i < d_k.size(); ++i) d_k[i] -= start_k[i];
       }
-      expect_same(d, complex_step(x, weights, [&](const Wide& v) { return forward(v, widen(w_q), widen(w_k)); }),
-                  "d_x");
-      expect_same(d_q, complex_step(w_q, weights, [&](const Wide& v) { return forward(widen(x), v, widen(w_k)); }),
-                  "d_w of queries");
-      expect_same(d_k, complex_step(w_k, weights, [&](const Wide& v) { return forward(widen(x), widen(w_q), v); }),
-                  "d_w of keys");
+      expect_gradient(d, complex_step(x, weights, [&](const Wide& v) { return forward(v, widen(w_q), widen(w_k)); }),
+                      "d_x");
+      expect_gradient(d_q, complex_step(w_q, weights, [&](const Wide& v) { return forward(widen(x), v, widen(w_k)); }),
+                      "d_w of queries");
+      expect_gradient(d_k, complex_step(w_k, weights, [&](const Wide& v) { return forward(widen(x), widen(w_q), v); }),
+                      "d_w of keys");
     }
   }
 }
@@ -212,15 +204,15 @@ TEST(Reference, Rope) {
     cosine[i] = std::cos(0.1 * static_cast<double>(i)), sine[i] = std::sin(0.1 * static_cast<double>(i));
   Real gradient = weights;
   rope(kThreads, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), true, gradient.data());
-  expect_same(gradient,
-              complex_step(x, weights,
-                           [&](const Wide& v) {
-                             Wide y = v;
-                             rope(kThreads, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), false,
-                                  y.data());
-                             return y;
-                           }),
-              "rope");
+  expect_gradient(gradient,
+                  complex_step(x, weights,
+                               [&](const Wide& v) {
+                                 Wide y = v;
+                                 rope(kThreads, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(),
+                                      false, y.data());
+                                 return y;
+                               }),
+                  "rope");
   // Element 0 of the second position, computed by hand.
   Real y = x;
   rope(1, rows, sequence, heads, head_dim, width, cosine.data(), sine.data(), false, y.data());
@@ -240,15 +232,15 @@ void check_attention(bool alibi, std::int64_t heads, std::int64_t kv_heads) {
   Workspace f(bytes), g(bytes);
   attention_forward(kThreads, a, sp, qkv.data(), o.data(), lse.data(), f.scratch);
   attention_backward(kThreads, a, sp, weights.data(), qkv.data(), o.data(), lse.data(), d_qkv.data(), g.scratch);
-  expect_same(d_qkv,
-              complex_step(qkv, weights,
-                           [&](const Wide& v) {
-                             Wide y(weights.size()), l(lse.size());
-                             Workspace w(bytes);
-                             attention_forward(kThreads, a, sp, v.data(), y.data(), l.data(), w.scratch);
-                             return y;
-                           }),
-              "attention");
+  expect_gradient(d_qkv,
+                  complex_step(qkv, weights,
+                               [&](const Wide& v) {
+                                 Wide y(weights.size()), l(lse.size());
+                                 Workspace w(bytes);
+                                 attention_forward(kThreads, a, sp, v.data(), y.data(), l.data(), w.scratch);
+                                 return y;
+                               }),
+                  "attention");
 }
 TEST(Reference, Attention) {
   check_attention(false, 3, 3);
@@ -277,23 +269,23 @@ TEST(Reference, Activations) {
   const Real up = random(rows * 2 * f, 20, 2.0), weights = random(rows * 2 * f, 21);
   Real d_up(up.size());
   swiglu_backward(kThreads, rows, f, weights.data(), up.data(), d_up.data());
-  expect_same(d_up,
-              complex_step(up, weights,
-                           [&](const Wide& v) {
-                             Wide a(rows * f);
-                             swiglu_forward(kThreads, rows, f, v.data(), a.data());
-                             return a;
-                           }),
-              "swiglu");
+  expect_gradient(d_up,
+                  complex_step(up, weights,
+                               [&](const Wide& v) {
+                                 Wide a(rows * f);
+                                 swiglu_forward(kThreads, rows, f, v.data(), a.data());
+                                 return a;
+                               }),
+                  "swiglu");
   gelu_tanh_backward(kThreads, static_cast<std::int64_t>(up.size()), weights.data(), up.data(), d_up.data());
-  expect_same(d_up,
-              complex_step(up, weights,
-                           [&](const Wide& v) {
-                             Wide a(v.size());
-                             gelu_tanh_forward(kThreads, static_cast<std::int64_t>(v.size()), v.data(), a.data());
-                             return a;
-                           }),
-              "gelu");
+  expect_gradient(d_up,
+                  complex_step(up, weights,
+                               [&](const Wide& v) {
+                                 Wide a(v.size());
+                                 gelu_tanh_forward(kThreads, static_cast<std::int64_t>(v.size()), v.data(), a.data());
+                                 return a;
+                               }),
+                  "gelu");
 }
 
 TEST(Reference, Embedding) {
@@ -308,10 +300,11 @@ TEST(Reference, Embedding) {
   };
   Real d_table(table.size()), d_positions(positions.size());
   embedding_backward(kThreads, rows, sequence, d, ids.data(), weights.data(), d_table.data(), d_positions.data());
-  expect_same(d_table, complex_step(table, weights, [&](const Wide& v) { return forward(v, widen(positions)); }),
-              "d_table");
-  expect_same(d_positions, complex_step(positions, weights, [&](const Wide& v) { return forward(widen(table), v); }),
-              "d_positions");
+  expect_gradient(d_table, complex_step(table, weights, [&](const Wide& v) { return forward(v, widen(positions)); }),
+                  "d_table");
+  expect_gradient(d_positions,
+                  complex_step(positions, weights, [&](const Wide& v) { return forward(widen(table), v); }),
+                  "d_positions");
 }
 
 TEST(Reference, CrossEntropy) {
@@ -323,15 +316,15 @@ TEST(Reference, CrossEntropy) {
   cross_entropy(kThreads, rows, vocabulary, labels.data(), true, scale, gradient.data(), losses.data());
   EXPECT_EQ(losses[1], 0.0);
   EXPECT_EQ(gradient[vocabulary], 0.0);
-  expect_same(gradient,
-              complex_step(logits, Real(rows, scale),
-                           [&](const Wide& v) {
-                             Wide work = v, l(rows);
-                             cross_entropy(kThreads, rows, vocabulary, labels.data(), false, 1.0, work.data(),
-                                           l.data());
-                             return l;
-                           }),
-              "cross entropy");
+  expect_gradient(gradient,
+                  complex_step(logits, Real(rows, scale),
+                               [&](const Wide& v) {
+                                 Wide work = v, l(rows);
+                                 cross_entropy(kThreads, rows, vocabulary, labels.data(), false, 1.0, work.data(),
+                                               l.data());
+                                 return l;
+                               }),
+                  "cross entropy");
 }
 
 }  // namespace

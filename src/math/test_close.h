@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -54,6 +55,19 @@ inline ::testing::AssertionResult close(const std::vector<double>& got, const st
   return ::testing::AssertionFailure() << "element " << at << " of " << got.size() << " is " << got[at]
                                        << " instead of " << want[at] << ": error " << worst / scale
                                        << " of the largest value, bound " << bound.relative();
+}
+
+// Checks a gradient by complex step, which has no error but rounding: within 1e-12 of the largest wanted element.
+inline void expect_gradient(const std::vector<double>& got, const std::vector<double>& want, const char* what) {
+  double scale = 0.0, worst = 0.0;
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(got[i])) << what << " " << i;
+    scale = std::max(scale, std::abs(want[i]));
+    worst = std::max(worst, std::abs(got[i] - want[i]));
+  }
+  EXPECT_GT(scale, 0.0) << what;
+  EXPECT_LE(worst, 1e-12 * scale) << what;
 }
 
 }  // namespace molen::math::testing

@@ -41,19 +41,6 @@ inline Values<double> complex_step(const Values<double>& x, const std::function<
   return gradient;
 }
 
-// Within 1e-12 of the largest wanted gradient.
-inline void expect_gradient(const Values<double>& got, const Values<double>& want, const char* what) {
-  double scale = 0.0, worst = 0.0;
-  ASSERT_EQ(got.size(), want.size()) << what;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    ASSERT_TRUE(std::isfinite(got[i])) << what << " " << i;
-    scale = std::max(scale, std::abs(want[i]));
-    worst = std::max(worst, std::abs(got[i] - want[i]));
-  }
-  EXPECT_GT(scale, 0.0) << what;
-  EXPECT_LE(worst, 1e-12 * scale) << what;
-}
-
 // Scratch with a guard behind it, which `intact` finds unchanged.
 struct GuardedScratch {
   static constexpr std::int64_t kGuard = 128;

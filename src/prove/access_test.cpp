@@ -218,17 +218,14 @@ std::set<std::string> undeclared(const std::vector<Program>& stages, std::int64_
       for (int u = 0; executor.has_state(state) && u < static_cast<int>(p.units.size()); ++u)
         executor.state(state, u).zero_();
     launch::initialize_parameters(executor, 5, p.setting.threads);
-    const ReadSamples read = synthetic_samples(p.setting, p.arch.vocabulary);
-    std::int64_t micro = 0;
     exec::StepInput input;
-    input.load = [&](const exec::MicroBatch& to) {
-      const std::int64_t slot = micro++ * p.setting.data_ranks() + program::data_rank(p.grid, executor.coordinates());
-      return read(slot * p.setting.micro_batch, p.setting.micro_batch, to);
-    };
     world.barrier();
     fence.watch(executor, world.rank());
     bool finite = true;
-    for (input.step = 1; input.step <= 2 && finite; ++input.step) finite = !executor.run(input).non_finite;
+    for (input.step = 1; input.step <= 2 && finite; ++input.step) {
+      input.load = loads_of_step(executor, p.setting, synthetic_samples(p.setting, p.arch.vocabulary), input.step);
+      finite = !executor.run(input).non_finite;
+    }
     world.barrier();
     const std::lock_guard lock(mutex);
     if (!finite)

@@ -227,7 +227,7 @@ TEST(LoadedBytes, EveryElementOfALargeUnitArrives) {
         std::vector{over_shards(2, 0), over_shards(2, 1), over_shards(1, 0, 1, 2), over_shards(2, 3, 2, 2)}, compute);
 }
 
-// What each rank says of a load.
+// The messages of one rank about a checkpoint that it was given to load: one for each way in which it was spoilt.
 struct Said {
   std::string damaged, unreadable, other, hash;
 };

@@ -154,18 +154,14 @@ void mark_written(const program::Program& p, comm::Communicator& world, program:
   fill_arenas(executor, pattern);
   clear_state(executor, pattern);
   launch::initialize_parameters(executor, 5, p.setting.threads);
-  const ReadSamples read = synthetic_samples(p.setting, p.arch.vocabulary);
-  std::int64_t micro = 0;
   exec::StepInput input;
-  input.load = [&](const exec::MicroBatch& to) {
-    const std::int64_t slot = micro++ * p.setting.data_ranks() + program::data_rank(p.grid, executor.coordinates());
-    return read(slot * p.setting.micro_batch, p.setting.micro_batch, to);
-  };
   world.barrier();
   const std::int64_t before = math::AllocationGuard::unserved();
   world.barrier();
-  for (input.step = 1; input.step <= 2; ++input.step)
+  for (input.step = 1; input.step <= 2; ++input.step) {
+    input.load = loads_of_step(executor, p.setting, synthetic_samples(p.setting, p.arch.vocabulary), input.step);
     if (executor.run(input).non_finite) throw Error("rank {}: not finite", world.rank());
+  }
   world.barrier();
   EXPECT_EQ(math::AllocationGuard::unserved() - before, 0) << "bytes that ATen took beside the arenas, of all ranks";
   world.barrier();

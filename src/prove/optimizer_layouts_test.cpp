@@ -51,7 +51,7 @@ TEST_P(Optimizers, SameModelInAllLayouts) {
   }
 }
 
-// What is kept on the host gives the bits of what is kept on the device.
+// States that are kept and updated on the host end with the same bits as states on the device.
 TEST_P(Optimizers, TheHostUpdatesToTheSameBits) {
   const auto s = updated_by(GetParam(), setting_of(Layout{2, 1, false, 2}, DType::kF32));
   auto host = s;

@@ -177,27 +177,31 @@ ReadSamples synthetic_samples(const program::Setting& setting, std::int64_t voca
   };
 }
 
+exec::LoadMicroBatch loads_of_step(const exec::Executor& executor, const program::Setting& setting, ReadSamples read,
+                                   std::int64_t step) {
+  const int data_rank = program::data_rank(executor.program().grid, executor.coordinates());
+  return [&s = setting, data_rank, read = std::move(read), step,
+          micro = std::int64_t{0}](const exec::MicroBatch& to) mutable {
+    const std::int64_t slot = (micro++ * s.data_ranks() + data_rank) * s.micro_batch;
+    const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
+    return read((step - 1) * s.global_batch + slot, count, to);
+  };
+}
+
 Outcome prove(const program::Program& program, comm::Communicator& world, const ReadSamples& read, const Trial& trial) {
   const c10::InferenceMode inference;
   at::set_num_threads(program.setting.threads);
   exec::Executor executor(program, world.rank(), &world, trial.options);
   launch::initialize_parameters(executor, trial.seed, program.setting.threads);
   const auto& s = program.setting;
-  const int data_rank = program::data_rank(executor.program().grid, executor.coordinates());
   const auto planned = program::payloads_of(program, executor.ops(), executor.coordinates());
   Outcome out;
   for (int step = 1; step <= trial.steps; ++step) {
-    std::int64_t micro = 0;
     exec::StepInput input;
     input.step = step;
     input.optimizer.lr = trial.lr;
     if (s.scales_loss()) input.loss_scale = trial.loss_scale;
-    input.load = [&](const exec::MicroBatch& to) {
-      // Deals samples as data::samples_of does.
-      const std::int64_t slot = (micro++ * s.data_ranks() + data_rank) * s.micro_batch;
-      const std::int64_t count = std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch);
-      return read((step - 1) * s.global_batch + slot, count, to);
-    };
+    input.load = loads_of_step(executor, s, read, step);
     const launch::Traffic before = launch::traffic_of(executor);
     const auto result = executor.run(input);
     out.traffic = launch::since(before, launch::traffic_of(executor));

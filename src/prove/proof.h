@@ -26,6 +26,12 @@ using ReadSamples = std::function<std::int64_t(std::int64_t first, std::int64_t 
 // about every seventh number begins a document.
 ReadSamples synthetic_samples(const program::Setting& setting, std::int64_t vocabulary);
 
+// Returns the loader of one step: each call fills the executor's next micro-batch. Samples are dealt to the data ranks
+// as data::samples_of deals them; a rank that has run out of them gets rows that do not count. `setting` is the one
+// that the program was built for, which a test may have wiped in the executor's own copy; it must outlive the loader.
+exec::LoadMicroBatch loads_of_step(const exec::Executor& executor, const program::Setting& setting, ReadSamples read,
+                                   std::int64_t step);
+
 struct Trial {
   int steps = 10;
   std::uint64_t seed = 5;

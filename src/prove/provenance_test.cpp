@@ -25,17 +25,11 @@ Bits bits_of_rank(const program::Program& p, comm::Communicator& world, bool wip
   const auto samples = synthetic_samples(s, p.arch.vocabulary);
   Bits bits;
   for (int step = 1; step <= 2; ++step) {
-    std::int64_t micro = 0;
     exec::StepInput input;
     input.step = step;
     input.optimizer.lr = 3e-3;
     if (s.scales_loss()) input.loss_scale = 1024.0;
-    input.load = [&](const exec::MicroBatch& to) {
-      const std::int64_t slot =
-          (micro++ * s.data_ranks() + program::data_rank(p.grid, executor.coordinates())) * s.micro_batch;
-      return samples((step - 1) * s.global_batch + slot,
-                     std::clamp<std::int64_t>(s.global_batch - slot, 0, s.micro_batch), to);
-    };
+    input.load = loads_of_step(executor, s, samples, step);
     const auto result = executor.run(input);
     EXPECT_FALSE(result.non_finite);
     bits.losses.push_back(result.mean_loss());

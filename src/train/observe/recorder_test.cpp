@@ -498,7 +498,7 @@ TEST_F(Records, ALogHasEveryStep) {
   EXPECT_NE(said.find("~0.25 J/tok"), std::string::npos) << said;
 }
 
-// What the console says while standard output is a terminal of 90 columns.
+// Runs `use` while standard output is a terminal of 90 columns, and returns the text that the terminal received.
 std::string said_to_terminal(const std::function<void()>& use) {
   const int master = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   if (master < 0 || ::grantpt(master) != 0 || ::unlockpt(master) != 0) return "no terminal can be made here";
