@@ -11,21 +11,33 @@ namespace molen::apps {
 namespace {
 
 Json describe(const arch::Architecture& a) {
-  return {{"name", a.name},
-          {"family", std::string(name_of(a.family))},
-          {"layers", a.layers},
-          {"hidden", a.hidden},
-          {"ffn", a.ffn},
-          {"heads", a.heads},
-          {"kv_heads", a.kv_heads},
-          {"head_dim", a.head_dim},
-          {"vocabulary", a.vocabulary},
-          {"max_sequence", a.max_sequence},
-          {"tied", a.tied},
-          {"norm", std::string(name_of(a.norm))},
-          {"position", std::string(name_of(a.position))},
-          {"activation", std::string(name_of(a.activation))},
-          {"parameters", arch::num_parameters(a)}};
+  Json json{{"name", a.name},
+            {"family", std::string(name_of(a.family))},
+            {"layers", a.layers},
+            {"hidden", a.hidden},
+            {"ffn", a.ffn},
+            {"heads", a.heads},
+            {"kv_heads", a.kv_heads},
+            {"head_dim", a.head_dim},
+            {"vocabulary", a.vocabulary},
+            {"max_sequence", a.max_sequence},
+            {"tied", a.tied},
+            {"norm", std::string(name_of(a.norm))},
+            {"position", std::string(name_of(a.position))},
+            {"activation", std::string(name_of(a.activation))},
+            {"parameters", arch::num_parameters(a)}};
+  if (!a.experts) return json;
+  json.erase("ffn");  // the width of a dense MLP, which no layer has
+  json.update({{"experts", a.experts->count},
+               {"experts_per_token", a.experts->per_token},
+               {"expert_ffn", a.experts->ffn},
+               {"active_parameters", arch::num_active_parameters(a)}});
+  return json;
+}
+
+// The width of a layer's MLP: "8 x 14336" where it has eight experts.
+std::string width_of(const arch::Architecture& a) {
+  return a.experts ? fmt::format("{} x {}", a.experts->count, a.experts->ffn) : fmt::format("{}", a.ffn);
 }
 
 int list_presets(const std::string& format) {
@@ -35,11 +47,11 @@ int list_presets(const std::string& format) {
     fmt::print("{}\n", all.dump(2));
     return kOk;
   }
-  fmt::print("{:<14} {:>12} {:>6} {:>7} {:>7} {:>6} {:>5} {:>10}\n", "name", "parameters", "layers", "hidden", "ffn",
+  fmt::print("{:<14} {:>12} {:>6} {:>7} {:>9} {:>6} {:>5} {:>10}\n", "name", "parameters", "layers", "hidden", "ffn",
              "heads", "kv", "vocabulary");
   for (const auto& a : arch::presets())
-    fmt::print("{:<14} {:>12} {:>6} {:>7} {:>7} {:>6} {:>5} {:>10}\n", a.name,
-               human_count(static_cast<double>(arch::num_parameters(a))), a.layers, a.hidden, a.ffn, a.heads,
+    fmt::print("{:<14} {:>12} {:>6} {:>7} {:>9} {:>6} {:>5} {:>10}\n", a.name,
+               human_count(static_cast<double>(arch::num_parameters(a))), a.layers, a.hidden, width_of(a), a.heads,
                a.kv_heads, a.vocabulary);
   return kOk;
 }
@@ -82,10 +94,10 @@ int show_preset(const std::string& name, std::int64_t sequence, arch::FlopsConve
       fmt::print("  {:<30} {}\n", key, value.is_string() ? value.get<std::string>() : value.dump());
   fmt::print("\ntraining takes {} a token ({}: {})\n", human(Flops(j["train_flops_per_token"].get<double>())),
              name_of(mfu), formula_of(mfu));
-  fmt::print("\none sequence of {} tokens in bf16, each part once:\n  {:<16} {:>14} {:>14} {:>14} {:>14}\n", s, "part",
+  fmt::print("\none sequence of {} tokens in bf16, each part once:\n  {:<17} {:>14} {:>14} {:>14} {:>14}\n", s, "part",
              "forward", "backward", "moved forward", "moved backward");
   for (const auto& p : parts)
-    fmt::print("  {:<16} {:>14} {:>14} {:>14} {:>14}\n", p["part"].get<std::string>(),
+    fmt::print("  {:<17} {:>14} {:>14} {:>14} {:>14}\n", p["part"].get<std::string>(),
                human(Flops(p["forward_flops"].get<double>())), human(Flops(p["backward_flops"].get<double>())),
                human(Bytes(p["forward_bytes"].get<std::int64_t>())),
                human(Bytes(p["backward_bytes"].get<std::int64_t>())));

@@ -13,6 +13,7 @@ namespace {
 constexpr std::int64_t kMaxLayers = 1 << 14;
 constexpr std::int64_t kMaxWidth = 1 << 20;
 constexpr std::int64_t kMaxExperts = 1 << 16;
+constexpr std::int64_t kMaxExpertsOfAllLayers = 1 << 17;  // each has a few parameters, which are listed one by one
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 28;
 constexpr std::int64_t kMaxSequence = std::int64_t{1} << 31;
 
@@ -76,6 +77,13 @@ void check_experts(const Architecture& a) {
   check_count("expert_ffn", e.ffn, kMaxWidth);
   if (e.per_token > e.count)
     throw UsageError("model.experts_per_token: {} of model.experts = {} cannot be chosen", e.per_token, e.count);
+  if (a.layers * e.count > kMaxExpertsOfAllLayers)
+    throw UsageError(
+        "model.experts: {} in each of {} layers are beyond the largest number of experts of all layers, {}", e.count,
+        a.layers, kMaxExpertsOfAllLayers);
+  if (a.layers * e.count * e.ffn > kMaxLayers * kMaxWidth)
+    throw UsageError("model.expert_ffn: {} experts of {} in each of {} layers are together wider than the limit, {}",
+                     e.count, e.ffn, a.layers, kMaxLayers * kMaxWidth);
   for (const auto& [key, factor] : {std::pair{"balance_loss", e.balance_loss}, std::pair{"z_loss", e.z_loss}})
     if (!(std::isfinite(factor) && factor >= 0.0))
       throw UsageError("model.{}: must be finite and not negative, is {}", key, factor);

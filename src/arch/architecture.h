@@ -75,7 +75,7 @@ struct Architecture {
   bool sparse(std::int64_t /*layer*/) const { return experts.has_value(); }
   bool sparse() const { return experts.has_value(); }  // whether any layer is
   std::int64_t sparse_layers() const { return experts ? layers : 0; }
-  // The same of one expert.
+  // The columns of one expert's up projection, gate included.
   std::int64_t expert_up_size() const { return experts ? (gated() ? 2 : 1) * experts->ffn : 0; }
 };
 

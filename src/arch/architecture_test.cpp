@@ -91,9 +91,17 @@ TEST(Validate, NamesTheKeyThatCannotBe) {
        [](auto& a) {
          a.experts = Experts{0, 1, 8};
        }},
+      {"experts",
+       [](auto& a) {
+         a.layers = 1024, a.experts = Experts{1 << 10, 1, 8};
+       }},
       {"experts_per_token",
        [](auto& a) {
          a.experts = Experts{4, 0, 8};
+       }},
+      {"expert_ffn",
+       [](auto& a) {
+         a.layers = 1 << 10, a.experts = Experts{128, 2, 1 << 18};
        }},
       {"experts_per_token",
        [](auto& a) {

@@ -115,6 +115,9 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
   a.norm = choice(f, "norm", kNorms);
   if (f.find("qk_norm")) a.qk_norm = choice(f, "qk_norm", kQkNorms);
   if (f.find("experts")) a.experts = experts_from_json(f);
+  for (const char* key : {"experts_per_token", "expert_ffn", "norm_topk", "balance_loss", "z_loss"})
+    if (f.find(key) && !a.experts)
+      throw UsageError("{}: {}: there are no experts without a number of them", origin, key);
   a.position = choice(f, "position", kPositions);
   a.activation = choice(f, "activation", kActivations);
   a.init_std = f.number("init_std");

@@ -74,7 +74,7 @@ struct Parameter {
 // when tied).
 std::vector<Parameter> parameters(const Architecture& arch);
 std::int64_t num_parameters(const Architecture& arch);
-// Those that one token meets: of the experts of a layer, as many as it chooses.
+// Counts the parameters that take part in the computation of one token: it meets only the experts that it chooses.
 std::int64_t num_active_parameters(const Architecture& arch);
 
 }  // namespace molen::arch

@@ -37,7 +37,7 @@ TEST(Parameters, ExactCounts) {
   EXPECT_EQ(count("llama-tiny"), 8'621'312);
 }
 
-// What a token meets, with the embedding and the head: 12.9 B, 1.3 B and 3.3 B in the models' papers.
+// The counts contain the embedding and the head: 12.9 B, 1.3 B and 3.3 B in the models' papers.
 TEST(Parameters, ExactCountsOfWhatATokenMeets) {
   const auto active = [](const char* name) { return num_active_parameters(preset(name)); };
   EXPECT_EQ(active("mixtral-8x7b"), 12'879'925'248);

@@ -46,8 +46,9 @@ std::string_view name_of(FlopsConvention convention) {
 }
 
 std::string_view formula_of(FlopsConvention convention) {
-  return convention == FlopsConvention::kCausal ? "6 N (matrices, no input embedding) + 6 L h D s, causal attention"
-                                                : "6 N (all parameters) + 12 L h D s, whole attention";
+  return convention == FlopsConvention::kCausal
+             ? "6 N (matrices, no input embedding) + 6 L h D s, causal attention"
+             : "6 N (all parameters that a token meets) + 12 L h D s, whole attention";
 }
 
 FlopsConvention flops_convention_from_name(std::string_view name) {

@@ -39,11 +39,6 @@ void validate_tensor_parallel(const Architecture& a, int ranks) {
         "can "
         "be shared",
         ranks);
-  if (ranks > 1 && a.sparse())
-    throw UsageError(
-        "parallel.tensor: {} ranks cannot share the experts of a sparse layer (model.experts) yet; parallel.tensor = 1 "
-        "trains this model",
-        ranks);
   std::string text;
   for (const int n : tensor_degrees(a, static_cast<int>(std::min<std::int64_t>(a.heads, 1024))))
     text += fmt::format("{}{}", text.empty() ? "" : ", ", n);

@@ -102,14 +102,22 @@ Architecture parse_qwen3(const JsonFields& f) {
   return parse_qwen3_sizes(f);
 }
 
+// Releases of transformers write the number of experts under one of two keys, whatever the type of the model.
+std::int64_t parse_expert_count(const JsonFields& f) {
+  const Json *one = f.find("num_experts"), *other = f.find("num_local_experts");
+  require(!one || !other || *one == *other, f, "num_experts", "differs from num_local_experts");
+  return f.integer(other ? "num_local_experts" : "num_experts");
+}
+
 // transformers leaves 1/k out of the balance loss, so its factor is for a loss that is larger by experts per token. It
 // has no factor of a z-loss. Counts and widths have defaults there that are those of one model, so they are required.
-arch::Experts parse_experts(const JsonFields& f, const char* count, const char* width) {
+// `balance` is the default of transformers, which differs between types.
+arch::Experts parse_experts(const JsonFields& f, const char* width, double balance) {
   arch::Experts e;
-  e.count = f.integer(count);
+  e.count = parse_expert_count(f);
   e.per_token = f.integer("num_experts_per_tok");
   e.ffn = f.integer(width);
-  e.balance_loss = f.number("router_aux_loss_coef", 0.001) * static_cast<double>(e.per_token);
+  e.balance_loss = f.number("router_aux_loss_coef", balance) * static_cast<double>(e.per_token);
   return e;
 }
 
@@ -119,7 +127,7 @@ Architecture parse_mixtral(const JsonFields& f) {
   require(f.find("rope_theta") || f.find("rope_parameters"), f, "rope_theta", "is missing");
   Architecture a = parse_llama_sizes(f);
   a.norm_eps = f.number("rms_norm_eps", 1e-5);
-  a.experts = parse_experts(f, "num_local_experts", "intermediate_size");
+  a.experts = parse_experts(f, "intermediate_size", 0.001);
   require(!f.find("sliding_window") || f.integer("sliding_window") >= a.max_sequence, f, "sliding_window",
           "attention over a window shorter than max_position_embeddings is not implemented");
   require(f.number("router_jitter_noise", 0.0) == 0.0, f, "router_jitter_noise", "only 0 is implemented");
@@ -132,7 +140,7 @@ Architecture parse_olmoe(const JsonFields& f) {
   Architecture a = parse_llama_sizes(f);
   a.norm_eps = f.number("rms_norm_eps", 1e-5);
   a.qk_norm = arch::QkNorm::kAll;
-  a.experts = parse_experts(f, "num_experts", "intermediate_size");
+  a.experts = parse_experts(f, "intermediate_size", 0.01);
   a.experts->norm_topk = f.boolean("norm_topk_prob", false);
   require(!f.boolean("attention_bias", false), f, "attention_bias", "biases in an OLMoE are not implemented");
   require(!f.find("clip_qkv"), f, "clip_qkv", "clipped queries, keys and values are not implemented");
@@ -142,7 +150,7 @@ Architecture parse_olmoe(const JsonFields& f) {
 Architecture parse_qwen3_moe(const JsonFields& f) {
   check_class(f, "Qwen3MoeForCausalLM");
   Architecture a = parse_qwen3_sizes(f);
-  a.experts = parse_experts(f, "num_experts", "moe_intermediate_size");
+  a.experts = parse_experts(f, "moe_intermediate_size", 0.001);
   a.experts->norm_topk = f.boolean("norm_topk_prob", false);
   require(f.integer("decoder_sparse_step", 1) == 1, f, "decoder_sparse_step",
           "models with dense layers among the sparse ones are not implemented");
@@ -440,7 +448,8 @@ Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
   if (form == kForms.end()) {
     throw UsageError(
         "model '{}' ({} norm, {} positions, {}{}{}{}) has no Hugging Face form that molen writes; known: Llama (rms, "
-        "rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\"), Mixtral (a Llama with experts and norm_topk), "
+        "rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\"), Mixtral (a Llama with experts and "
+        "norm_topk), "
         "OLMoE (with qk_norm = \"all\" and experts), Qwen3-MoE (with qk_norm = \"head\" and experts) and GPT-2 (layer, "
         "learned, gelu_tanh, biases, as many KV heads as heads)",
         a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),

@@ -170,6 +170,20 @@ TEST(HfConfig, EveryKeyOfSparseModels) {
   like.qk_norm = arch::QkNorm::kAll, like.experts->ffn = 40, like.experts->norm_topk = false;
   like.head_dim = like.hidden / like.heads;
   check(olmoe);
+  // Releases of transformers differ in the key, and types in the default of the balance loss.
+  for (Json json : {mixtral, olmoe, qwen}) {
+    const Architecture one = parse_hf_config(json, "config.json").arch;
+    const bool local = json.contains("num_local_experts");
+    const char *key = local ? "num_local_experts" : "num_experts", *other = local ? "num_experts" : "num_local_experts";
+    Json renamed = json;
+    renamed.erase(key);
+    renamed[other] = 8;
+    EXPECT_EQ(parse_hf_config(renamed, "config.json").arch, one);
+    EXPECT_EQ(with(json, other, 8), "accepted");
+    EXPECT_EQ(with(json, other, 9), "config.json: 'num_experts': differs from num_local_experts");
+    const double factor = json.at("model_type") == "olmoe" ? 0.01 : 0.001;
+    EXPECT_EQ(without(json, {"router_aux_loss_coef"}).experts->balance_loss, 2 * factor);
+  }
   EXPECT_EQ(with(mixtral, "router_jitter_noise", 0.1), "config.json: 'router_jitter_noise': only 0 is implemented");
   EXPECT_EQ(with(olmoe, "clip_qkv", 8.0),
             "config.json: 'clip_qkv': clipped queries, keys and values are not implemented");

@@ -43,15 +43,16 @@ std::vector<Field> model_fields() {
       make("model.experts", m, &T::experts, positive(), e,
            "small MLPs in the place of each layer's, of which a router chooses some for each token"),
       make("model.experts_per_token", m, &T::experts_per_token, positive(), e, "how many it chooses"),
-      make("model.expert_ffn", m, &T::expert_ffn, positive(), e, "width of an expert; model.ffn where not set"),
+      make("model.expert_ffn", m, &T::expert_ffn, positive(), e,
+           "width of an expert; where not set, the preset's, or model.ffn"),
       make("model.norm_topk", m, &T::norm_topk, boolean(), e,
-           "the weights of a token's experts are divided by their sum; true where not set"),
+           "the weights of a token's experts are divided by their sum; where not set, the preset's, or true"),
       make("model.balance_loss", m, &T::balance_loss, natural_number(), e,
            "factor of the router's balance loss, the mean over layers of DeepSeek-V3's loss of a sequence, which is 1 "
-           "where all experts have the same load; 0.01 where not set"),
+           "where all experts have the same load; where not set, the preset's, or 0.01"),
       make("model.z_loss", m, &T::z_loss, natural_number(), e,
-           "factor of the router's z-loss, the mean over layers and tokens of (log sum exp of the logits)^2; 0 where "
-           "not set"),
+           "factor of the router's z-loss, the mean over layers and tokens of (log sum exp of the logits)^2; where not "
+           "set, the preset's, or 0"),
       make("model.init_std", m, &T::init_std, positive_number(), e,
            "standard deviation of initial matrices; output projections have 1/sqrt(2 layers) of it"),
   };

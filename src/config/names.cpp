@@ -71,7 +71,6 @@ std::string_view known_elsewhere_as(std::string_view name) {
       {"moe_intermediate_size", "model.expert_ffn"},
       {"moe_ffn_hidden_size", "model.expert_ffn"},
       {"norm_topk_prob", "model.norm_topk"},
-      {"router_aux_loss_coef", "model.balance_loss"},
       {"moe_aux_loss_coeff", "model.balance_loss"},
       {"moe_z_loss_coeff", "model.z_loss"},
       {"learning_rate", "optimizer.lr"},

@@ -39,7 +39,7 @@ struct StepInput {
 struct StepResult {
   double loss_sum = 0.0;  // over the valid tokens of the global batch (of this rank in evaluation programs)
   double valid_tokens = 0.0;
-  // Of models with sparse layers: the losses of their routers, each a mean over sparse layers and valid tokens. The
+  // The losses of the routers of a model with sparse layers, each a mean over sparse layers and valid tokens. The
   // balance loss is 1 where all experts have the same load. loss_sum is without them.
   double balance_loss = 0.0, z_loss = 0.0;
   double grad_norm = 0.0;   // before clipping, of the mean loss

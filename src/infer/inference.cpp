@@ -168,7 +168,7 @@ class Inference::Impl {
     const model::RopeTable& rope;
     const std::function<void(const at::Tensor& qkv, at::Tensor& out)>& attend;
     at::Tensor x, qkv, attention, mid, up, activation, y;
-    // Of a sparse layer; up and activation then have the rows of all slots.
+    // Only sparse layers have these. Their up and activation have the rows of all slots.
     model::Routed routed = {};
     at::Tensor routed_rows = {}, places = {}, offsets = {}, expert_rows = {};
     std::int64_t rows() const { return x.size(0); }

@@ -28,6 +28,17 @@ arch::Architecture small(const char* preset) {
   return a;
 }
 
+// Chosen experts without rows are the rule where one token follows another, as in generation.
+std::vector<arch::Architecture> models() {
+  std::vector<arch::Architecture> all;
+  for (const char* preset : {"llama-tiny", "gpt2", "poro-34b", "olmo-7b", "qwen3-0.6b"}) all.push_back(small(preset));
+  for (const char* preset : {"mixtral-8x7b", "olmoe-1b-7b"}) {
+    all.push_back(small(preset));
+    all.back().experts->count = 5, all.back().experts->per_token = 2, all.back().experts->ffn = 20;
+  }
+  return all;
+}
+
 std::shared_ptr<Weights> random_weights(const arch::Architecture& a) {
   const c10::InferenceMode mode;
   auto weights = std::make_shared<Weights>(a, DType::kF32);
@@ -43,9 +54,8 @@ std::shared_ptr<Weights> random_weights(const arch::Architecture& a) {
 
 // The cache sums the same terms in another order: results differ by a few roundings of values of order one.
 TEST(Inference, CacheEqualsNoCache) {
-  for (const char* preset : {"llama-tiny", "gpt2", "poro-34b", "olmo-7b", "qwen3-0.6b"}) {
-    SCOPED_TRACE(preset);
-    const auto a = small(preset);
+  for (const arch::Architecture& a : models()) {
+    SCOPED_TRACE(a.name);
     const auto weights = random_weights(a);
     std::vector<std::int32_t> ids;
     for (std::uint64_t i = 0; i < 23; ++i) ids.push_back(static_cast<std::int32_t>(uniform_at(3, i) * 97));
@@ -109,9 +119,8 @@ double trained_loss(const arch::Architecture& a, const Weights& weights, const s
 // Inference has its own code for layers, positions and caches. Its loss equals that of a training step up to a few
 // roundings of fp32, as in CacheEqualsNoCache.
 TEST(Inference, IsTheModelThatIsTrained) {
-  for (const char* preset : {"llama-tiny", "gpt2", "poro-34b", "olmo-7b"}) {
-    SCOPED_TRACE(preset);
-    const auto a = small(preset);
+  for (const arch::Architecture& a : models()) {
+    SCOPED_TRACE(a.name);
     const auto weights = random_weights(a);
     constexpr std::int64_t sequence = 31;
     std::vector<std::int32_t> ids, labels;

@@ -18,6 +18,7 @@
 #include "launch/together.h"
 #include "measure/rates.h"
 #include "program/build/build.h"
+#include "program/parts/part.h"
 #include "program/verify/verify.h"
 #include "sim/simulate.h"
 
@@ -26,18 +27,21 @@ namespace {
 
 struct Shape {
   std::int64_t hidden, ffn, heads, kv_heads, head_dim, vocabulary, batch, sequence, layers;
+  std::int64_t experts = 0, per_token = 0;  // of a model whose layers are sparse; ffn is then the width of an expert
 };
 
 // Shapes spread over the sizes that a CPU machine trains. They differ pairwise, so that no two exponents of the fit are
 // coupled.
 constexpr Shape kShapes[] = {
-    {128, 352, 4, 2, 32, 2048, 2, 128, 2},    {128, 512, 2, 1, 64, 8192, 8, 128, 2},
-    {192, 512, 6, 2, 32, 4096, 4, 256, 2},    {256, 704, 4, 2, 64, 16384, 4, 256, 2},
-    {256, 1024, 8, 8, 32, 4096, 1, 512, 2},   {256, 640, 4, 4, 64, 12000, 8, 256, 1},
-    {320, 896, 5, 5, 64, 6000, 2, 384, 2},    {384, 1024, 6, 2, 64, 16384, 2, 512, 2},
-    {384, 1536, 12, 4, 32, 24000, 8, 128, 1}, {512, 1408, 8, 4, 64, 32000, 4, 256, 2},
-    {512, 1408, 8, 4, 64, 16384, 4, 512, 3},  {512, 2048, 8, 8, 64, 8192, 1, 768, 2},
-    {640, 1728, 10, 5, 64, 20000, 2, 512, 1}, {768, 3072, 12, 12, 64, 8192, 1, 1024, 1},
+    {128, 352, 4, 2, 32, 2048, 2, 128, 2},        {128, 512, 2, 1, 64, 8192, 8, 128, 2},
+    {128, 256, 4, 2, 32, 3072, 4, 128, 2, 4, 2},  {192, 512, 6, 2, 32, 4096, 4, 256, 2},
+    {256, 704, 4, 2, 64, 16384, 4, 256, 2},       {256, 1024, 8, 8, 32, 4096, 1, 512, 2},
+    {256, 640, 4, 4, 64, 12000, 8, 256, 1},       {256, 320, 4, 4, 32, 4096, 3, 256, 2, 8, 2},
+    {320, 896, 5, 5, 64, 6000, 2, 384, 2},        {384, 1024, 6, 2, 64, 16384, 2, 512, 2},
+    {384, 448, 6, 2, 64, 8192, 2, 384, 2, 16, 4}, {384, 1536, 12, 4, 32, 24000, 8, 128, 1},
+    {512, 1408, 8, 4, 64, 32000, 4, 256, 2},      {512, 1408, 8, 4, 64, 16384, 4, 512, 3},
+    {512, 2048, 8, 8, 64, 8192, 1, 768, 2},       {640, 1728, 10, 5, 64, 20000, 2, 512, 1},
+    {768, 3072, 12, 12, 64, 8192, 1, 1024, 1},
 };
 
 arch::Architecture architecture(const Shape& s) {
@@ -51,9 +55,18 @@ arch::Architecture architecture(const Shape& s) {
   a.vocabulary = s.vocabulary;
   a.layers = s.layers;
   a.max_sequence = 2048;
+  if (s.experts > 0) a.experts = arch::Experts{.count = s.experts, .per_token = s.per_token, .ffn = s.ffn};
   if (s.batch >= 4) a.qk_norm = arch::QkNorm::kHead;  // the kinds of ops that models with these norms have
   a.tied = s.batch == 2 || s.batch == 8;              // tied models clear their table's gradient, untied ones do not
   return a;
+}
+
+// Returns whether the ops of a model are built for a setting: sparse layers are not in all types and on several ranks.
+bool computed(const arch::Architecture& a, const program::Setting& s) {
+  if (program::sparse_refused(a, s)) return false;
+  return std::ranges::none_of(arch::parts_in_order(a), [&](arch::Part part) {
+    return program::kernels_refused(s.kernels, part, s.compute, a.head_dim, s.document_mask).has_value();
+  });
 }
 
 double median(std::vector<double> v) {
@@ -163,6 +176,7 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
     throw UsageError("--widest: {}; the narrowest shape is {} wide", o.widest, narrowest);
   for (const Shape& shape : kShapes) {
     if (o.widest > 0 && shape.hidden > o.widest) continue;
+    const arch::Architecture arch = architecture(shape);
     for (const int zero : {0, 1}) {
       // One micro-batch, or two: an accumulating backward adds where the first one overwrites.
       if (zero == 1 && (ranks == 1 || shape.layers > 2)) continue;
@@ -178,8 +192,10 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
       setting.kernels = o.kernels;
       setting.threads = o.threads;
       setting.head_chunk = arch::head_chunk(shape.vocabulary);
-      trials.push_back({program::build(architecture(shape), setting),
-                        fmt::format("d {} ffn {} vocabulary {} batch {} x {}", shape.hidden, shape.ffn,
+      if (!computed(arch, setting)) continue;
+      trials.push_back({program::build(arch, setting),
+                        fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}", shape.hidden,
+                                    shape.experts > 0 ? fmt::format("{} experts of ", shape.experts) : "", shape.ffn,
                                     shape.vocabulary, shape.batch, shape.sequence),
                         {}});
       program::require_sound(trials.back().program, "calibration");

@@ -7,7 +7,7 @@
 
 namespace molen::model {
 
-// What the router leaves for the parts behind it, and for its backward.
+// The results of the router, which the parts behind it and its backward read.
 struct Routed {
   at::Tensor scores_NE, lse_N, choice_Nt, weights_Nt;  // choice: int32; the others fp32, fp64 in fp64
   at::Tensor load_B2E;  // of each sequence: tokens of each expert, and the sums of their scores

@@ -1,4 +1,4 @@
-// What all kernels of the router share: its sizes, and the choice from logits that are fp32 or fp64.
+// The sizes of a router, and its choice from logits in fp32 or fp64. All kernels of the router share them.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -39,6 +39,17 @@ std::size_t shardings(int holders, int context) {
   return holders == 1 ? 1 : 4 + 4 * divisions;
 }
 
+// A layout that `build` would refuse is not offered, so that nobody is told to use it.
+TEST(Layouts, OfASparseModelCanBeBuilt) {
+  const GoldenMessages golden;
+  arch::Architecture a = model();
+  a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 24};
+  const auto all = layouts_of(a, batch_of(3), 1, {});
+  ASSERT_FALSE(all.empty());
+  for (const Layout& l : all) EXPECT_TRUE(program::verify(program::build(a, l.setting)).empty()) << l.name;
+  EXPECT_NOTED(layouts_of(a, batch_of(3), 2, {}), UsageError);
+}
+
 TEST(Layouts, EachUsesAllRanksAndIsSound) {
   const arch::Architecture a = model();
   std::size_t turn = 0;

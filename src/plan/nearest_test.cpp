@@ -160,6 +160,15 @@ TEST(Nearest, SaysWhereNothingFits) {
   EXPECT_NE(text.find("nearest layouts that fit: "), std::string::npos) << text;
 }
 
+TEST(Nearest, OfASparseModelAreLayoutsThatCanBeBuilt) {
+  arch::Architecture a = four_layers();
+  a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 24};
+  program::Setting s;
+  s.global_batch = s.micro_batch = 4, s.sequence = 16;
+  const std::string none = nearest_text(a, s, 1, {Bytes(1000)}, kUnhurried);
+  EXPECT_TRUE(none.starts_with("; none of the nearest layouts of 1 rank")) << none;
+}
+
 TEST(Nearest, EndsInTime) {
   const std::string text = nearest_text(four_layers(), given(), 4, {peak(given())}, {3, Seconds(0)});
   EXPECT_NE(text.find("fits either (in "), std::string::npos) << text;

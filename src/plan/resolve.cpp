@@ -54,6 +54,7 @@ void require_sizes(const Config& config) {
 
 void resolve_experts(const Config& config, arch::Architecture& a) {
   const auto& m = config.model;
+  const bool sparse_preset = a.sparse();
   if (m.experts && !a.experts) {
     if (!m.experts_per_token)
       throw UsageError("model.experts_per_token: needed with {}; it says how many of them a token meets",
@@ -69,6 +70,9 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
     if (given && !a.experts)
       throw UsageError("{}: this model has no experts; model.experts says how many", config.where(key));
   if (!a.experts) return;
+  if (m.ffn && (sparse_preset || m.expert_ffn))
+    throw UsageError("{}: every layer of this model has experts, whose width is model.expert_ffn",
+                     config.where("model.ffn"));
   override_with(m.experts, a.experts->count);
   override_with(m.experts_per_token, a.experts->per_token);
   override_with(m.expert_ffn, a.experts->ffn);
@@ -124,7 +128,7 @@ void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setti
   }
 }
 
-// What models with sparse layers cannot have yet.
+// Refuses what is not built for models with sparse layers.
 void refuse_experts(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting s) {
   if (!arch.sparse()) return;
   if (machine.cuda)

@@ -115,6 +115,10 @@ TEST(Architecture, Experts) {
             "--set model.z_loss: this model has no experts; model.experts says how many");
   EXPECT_EQ(refused({"model.experts=8", "model.experts_per_token=9"}),
             "model.experts_per_token: 9 of model.experts = 8 cannot be chosen");
+  const std::string width = "--set model.ffn: every layer of this model has experts, whose width is model.expert_ffn";
+  EXPECT_EQ(refused({"model.experts=8", "model.experts_per_token=2", "model.ffn=96", "model.expert_ffn=24"}), width);
+  EXPECT_EQ(refused({"model.preset=olmoe-1b-7b", "model.ffn=96"}), width);
+  EXPECT_EQ(refused({"model.experts=8", "model.experts_per_token=2", "model.ffn=96"}), "accepted");
 }
 
 // kv_heads follows heads when the two were equal; a preset's sizes stay when only others are given.
@@ -424,7 +428,8 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
     sets.insert(sets.end(), sparse.begin(), sparse.end());
     return refused(sets);
   };
-  const std::string yet = ": models with sparse layers (model.experts) train without it, on one rank, yet";
+  const std::string yet =
+      ": a model with sparse layers (model.experts) trains on one rank so far, without recompute and offload";
   EXPECT_EQ(refused_experts({"parallel.recompute=full", "precision.compute=fp32"}), "--set parallel.recompute" + yet);
   EXPECT_EQ(refused_experts({"parallel.recompute=1 GiB", "precision.compute=fp32"}), "--set parallel.recompute" + yet);
   EXPECT_EQ(refused_experts({"parallel.pipeline=2", "precision.compute=fp32"}), "--set parallel.pipeline" + yet);

@@ -35,6 +35,18 @@ TEST(SparseLayouts, MicroBatchesAreTheSameModelInDouble) {
     }
 }
 
+TEST(SparseLayouts, UnitsOfAnySizeAreTheSameModel) {
+  for (const auto& a : sparse_models()) {
+    const auto whole = setting_of(1, 0, false, DType::kF64, 3);
+    const Outcome& one = train_alone(sound(a, whole), 10);
+    for (const std::int64_t layers : {program::kHalfLayer, std::int64_t{2}}) {
+      auto s = whole;
+      s.unit_layers = layers;
+      expect_same_model(one, train_threads(sound(a, s), 10));
+    }
+  }
+}
+
 TEST(SparseLayouts, OneStepInFloatWithinTheBound) {
   for (const auto& a : sparse_models()) {
     const program::Program fused = sound(a, setting_of(1, 0, false, DType::kF32, 3));

@@ -28,13 +28,16 @@ struct Key {
 };
 
 // Returns the values in the order in which one rank computes them for a micro-batch: what each part leaves for others,
-// and its gradients. Without `inner`, only those of the residual stream.
+// and its gradients. Without `inner`, only those of the residual stream. Rows in the order of experts are left out,
+// because their order depends on how a batch is cut into micro-batches.
 std::vector<Key> keys_of(const arch::Architecture& arch, bool inner) {
   std::vector<Key> keys;
   const auto add = [&](const std::vector<program::PartOperand>& operands, std::int64_t layer, bool backward) {
     for (const program::PartOperand& o : operands) {
       const bool of_layer = program::class_of(o.value) == program::ValueClass::kLayer && o.after == 0;
-      if (!of_layer || !writes(o.access) || (!backward && o.arg != program::Arg::kY)) continue;
+      if (!of_layer || program::in_expert_order(o.value) || !writes(o.access) ||
+          (!backward && o.arg != program::Arg::kY))
+        continue;
       if (inner || o.exchange == program::Exchange::kSums) keys.push_back({o.value, layer});
     }
   };

@@ -112,7 +112,7 @@ Chain chain_of(const program::Program& p) {
   const std::int64_t sequence = p.setting.sequence, queries_of_key = sequence * (a.heads / a.kv_heads);
   const std::int64_t norm = a.norm == arch::Norm::kRms ? a.hidden : 2 * a.hidden;  // a variance sums as many as a mean
   const std::int64_t norm_qk = a.norms_qk() ? a.query_norm_size() : 0;
-  // Of a sparse layer, the router's logits, softmax and weights, and the sum over the experts of a token.
+  // A sparse layer adds the router's logits, softmax and weights, and the sum over the experts of a token.
   const std::int64_t routing = a.experts ? a.hidden + a.experts->count + 2 * a.experts->per_token : 0,
                      ffn = a.experts ? a.experts->ffn : a.ffn, up = a.experts ? a.expert_up_size() : a.up_size();
   // Norm, QKV, [norms of queries and keys], scores, their softmax, values, projection; norm, [routing], up, down. Then

@@ -67,6 +67,8 @@ std::string to_line(const StepMetrics& m) {
          {"energy_source", source},
          {"j_per_token", number(m.j_per_token)},
          {"samples", {m.samples[0], m.samples[1]}}};
+  if (m.balance_loss) j["balance_loss"] = number(m.balance_loss);
+  if (m.z_loss) j["z_loss"] = number(m.z_loss);
   if (!m.flops_formula.empty()) j["flops_formula"] = m.flops_formula;
   if (!m.energy_coverage.empty()) j["energy_coverage"] = m.energy_coverage;
   if (!m.run_id.empty()) {
@@ -89,6 +91,8 @@ StepMetrics from_json(const Json& j, std::string_view origin) {
   m.loss = get<double>(j, "loss", origin);
   m.grad_norm = get<double>(j, "grad_norm", origin);
   m.lr = get<double>(j, "lr", origin);
+  if (j.contains("balance_loss")) m.balance_loss = optional_number(j, "balance_loss", origin);
+  if (j.contains("z_loss")) m.z_loss = optional_number(j, "z_loss", origin);
   if (j.contains("loss_scale")) m.loss_scale = optional_number(j, "loss_scale", origin);
   if (j.contains("skipped_steps") && !j.at("skipped_steps").is_null())
     m.skipped_steps = fields.integer("skipped_steps");

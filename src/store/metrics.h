@@ -20,8 +20,9 @@ struct StepMetrics {
   double loss = 0;         // mean over the valid tokens of the global batch
   double grad_norm = 0;    // before clipping; not finite when the step was skipped
   double lr = 0;
-  std::optional<double> loss_scale;           // of the step; null when the loss is not scaled, no key in older files
-  std::optional<std::int64_t> skipped_steps;  // of the run so far, including this step; null and absent likewise
+  std::optional<double> balance_loss, z_loss;  // of the routers; no keys where the model has no sparse layers
+  std::optional<double> loss_scale;            // of the step; null when the loss is not scaled, no key in older files
+  std::optional<std::int64_t> skipped_steps;   // of the run so far, including this step; null and absent likewise
   std::int64_t tokens_total = 0;
   double step_s = 0, tokens_per_s = 0, tokens_per_s_per_device = 0;
   std::string flops_formula;  // how model FLOPs are counted: "causal", "palm"; empty (no key) in older files

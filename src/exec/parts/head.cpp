@@ -43,7 +43,7 @@ Kernel bind_head(const PartCall& call) {
   auto y = c.part(o.rows(Arg::kX)), labels = c.part(o.view(Arg::kLabels, {o.tokens()}));
   auto head = o.table(o.param(), c.table);
   auto losses = c.part(o.view(Arg::kLosses, {o.tokens()}));
-  auto scalars = o.view(Arg::kScalars, {program::kNumScalars});
+  auto scalars = o.flat(Arg::kScalars);
   if (!call.backward())
     return [=, common = call.common](RunState&, math::Scratch& s) mutable {
       model::head_loss_forward(common.context(s), y, labels, head, losses);
@@ -74,7 +74,7 @@ Kernel bind_head_loss(const PartCall& call) {
   const ChunkOfHead c(call);
   auto sums = o.view(Arg::kSums, {call.common.share.ranks, c.largest, 2}),
        labels = c.part(o.view(Arg::kLabels, {o.tokens()}));
-  auto losses = c.part(o.view(Arg::kLosses, {o.tokens()})), scalars = o.view(Arg::kScalars, {program::kNumScalars});
+  auto losses = c.part(o.view(Arg::kLosses, {o.tokens()})), scalars = o.flat(Arg::kScalars);
   if (!call.backward())
     return [=, common = call.common](RunState&, math::Scratch& s) mutable {
       model::head_shared_loss(common.context(s), sums, labels, losses);

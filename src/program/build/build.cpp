@@ -117,7 +117,8 @@ std::optional<SparseRefused> sparse_refused(const arch::Architecture& arch, cons
       {"parallel.offload", s.offload.any()}};
   for (const auto& [key, wanted] : keys)
     if (wanted)
-      return SparseRefused{key, "models with sparse layers (model.experts) train without it, on one rank, yet"};
+      return SparseRefused{
+          key, "a model with sparse layers (model.experts) trains on one rank so far, without recompute and offload"};
   return std::nullopt;
 }
 

@@ -14,7 +14,7 @@ namespace molen::program {
 // back. `file` is the schedule when Setting::pipeline.schedule is kFile.
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file = nullptr);
 
-// What of the setting a model with sparse layers cannot have yet: the key of the configuration, and why.
+// Why a model with sparse layers cannot be trained under a setting yet, and the configuration's key for it.
 struct SparseRefused {
   std::string key, why;
 };

@@ -269,7 +269,8 @@ using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, Opt
                         AllGather, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run. The last two,
-// which only models with sparse layers have, are sums over valid tokens and sparse layers.
+// which only models with sparse layers have, are sums over valid tokens and sparse layers. No op sums them over ranks
+// yet, because such models train on one rank.
 enum Scalar : std::int64_t {
   kLossSum,
   kValidTokens,

@@ -14,7 +14,7 @@ i64 grouped_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
   return s.e * (s.M * (out + 2 * in) + weights) + 2 * s.g * weights + offsets;
 }
 
-// Of math/experts.h: each thread copies some columns of some rows.
+// The scratch of math::grouped_tn: each thread copies some columns of some rows.
 i64 grouped_fused(const Sizes& s, i64 out, Pass pass) {
   constexpr i64 kGroupOutputs = 256, kGroupTerms = 1024;
   return is_backward(pass) && out > kGroupOutputs ? aligned(s.threads * kGroupTerms * kGroupOutputs * 4) : 0;

@@ -23,7 +23,8 @@ enum class Value {
   kStats2,
   kUp,
   kActivation,
-  // Of a sparse layer. Slots are in expert order from kExpertRows on.
+  // Only sparse layers have the values up to kExpertOut. From kExpertRows on, a value has a row for each slot (a token
+  // with one of its experts), in the order of experts.
   kRouted,         // normalised middle of the layer
   kRouterScores,   // of each token for each expert
   kRouterLse,      // log sum exp of a token's logits
@@ -237,6 +238,11 @@ constexpr const ValueInfo& info_of(Value value) {
 constexpr ValueClass class_of(Value value) {
   return info_of(value).of;
 }
+// Returns whether a value has a row for each slot (a token with one of its experts), in the order of experts.
+constexpr bool in_expert_order(Value value) {
+  return info_of(value).shape.starts_with("Nt") && info_of(value).shape.size() == 3;
+}
+
 constexpr std::string_view name_of(Value value) {
   return info_of(value).name;
 }

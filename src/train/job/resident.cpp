@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <fstream>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "exec/executor.h"
 #include "math/allocation.h"
+#include "math/experts.h"
 #include "math/gemm.h"
 #include "program/build/build.h"
 
@@ -47,9 +49,10 @@ void run_products(const Job& job) {
   // MKL's buffers do not depend on the shape.
   const bool by_shape = aten || math::gemm_library() == math::GemmLibrary::kOneDnn;
   std::vector<Shape> shapes = {{job.setting.head_chunk, a.vocabulary, a.hidden}};
+  std::vector<std::pair<std::int64_t, std::int64_t>> layer{{a.qkv_size(), a.hidden}, {a.hidden, a.query_size()}};
+  if (!a.sparse()) layer.insert(layer.end(), {{a.up_size(), a.hidden}, {a.hidden, a.ffn}});
   if (by_shape)
-    for (const auto& [n, k] :
-         {std::pair{a.qkv_size(), a.hidden}, {a.hidden, a.query_size()}, {a.up_size(), a.hidden}, {a.hidden, a.ffn}})
+    for (const auto& [n, k] : layer)
       for (const std::int64_t rows : heights) shapes.push_back({std::min<std::int64_t>(rows, 4096), n, k});
   for (auto [m, n, k] : shapes) {
     n = std::min<std::int64_t>(n, 16384), k = std::min<std::int64_t>(k, by_shape ? 16384 : 1024);
@@ -74,12 +77,49 @@ void run_products(const Job& job) {
   }
 }
 
+// As run_products, for the products of experts, which each thread makes by itself.
+template <class S>
+void run_grouped(const Job& job, std::int64_t out, std::int64_t in) {
+  const int threads = job.setting.threads;
+  const std::int64_t experts = std::min<std::int64_t>(job.arch.experts->count, threads),
+                     slots = std::min<std::int64_t>(job.setting.tokens() * job.arch.experts->per_token, 128 * experts),
+                     scratch_bytes = std::is_same_v<S, float>
+                                         ? math::grouped_tn_scratch(threads, out)
+                                         : math::grouped_tn_narrow_scratch(threads, slots, out, in);
+  std::vector<std::int32_t> offsets;
+  for (std::int64_t e = 0; e <= experts; ++e) offsets.push_back(static_cast<std::int32_t>(slots * e / experts));
+  std::int64_t bytes = 0;
+  const auto place = [&](std::int64_t size) { return std::exchange(bytes, bytes + math::Scratch::aligned(size)); };
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(S));
+  const std::int64_t x = place(slots * in * kSize), y = place(slots * out * kSize),
+                     w = place(experts * out * in * kSize), d_w = place(experts * out * in * 4),
+                     scratch = place(scratch_bytes);
+  const exec::Arena space(Bytes(bytes), at::kCPU);
+  const auto at = [&](std::int64_t offset) { return static_cast<S*>(space.view(offset, DType::kF32, {1}).data_ptr()); };
+  const math::Groups groups{experts, out, in, offsets.data()};
+  const math::AllocationGuard guard(nullptr);
+  math::grouped_nt(groups, at(x), at(w), at(y));
+  math::grouped_nn(groups, at(y), at(w), at(x));
+  math::grouped_tn(groups, at(y), at(x), false, space.view(d_w, DType::kF32, {experts * out * in}).data_ptr<float>(),
+                   at(scratch));
+}
+
+void run_experts(const Job& job) {
+  const auto& a = job.arch;
+  for (const auto& [out, in] : {std::pair{a.expert_up_size(), a.hidden}, {a.hidden, a.experts->ffn}}) {
+    if (job.setting.kernels == arch::Kernels::kFused) run_grouped<float>(job, out, in);
+    if (job.setting.kernels == arch::Kernels::kAten && job.setting.compute == DType::kBF16)
+      run_grouped<std::uint16_t>(job, out, in);
+  }
+}
+
 }  // namespace
 
 Resident resident_before_arena(const Job& job, comm::Communicator& world) {
   at::set_num_threads(job.setting.threads);
   math::AllocationGuard::install();
   if (!job.machine.cuda) run_products(job);
+  if (!job.machine.cuda && job.arch.sparse()) run_experts(job);
   world.barrier();
   std::int64_t bytes = resident().value, kept = math::LibraryCall::kept();
   world.all_reduce(&bytes, 1, DType::kI64, comm::Reduce::kMax);

@@ -92,6 +92,7 @@ class Recorder::Impl {
     m.loss = r.loss;
     m.grad_norm = r.grad_norm;
     m.lr = r.lr;
+    if (r.router) m.balance_loss = r.router->balance, m.z_loss = r.router->z;
     m.loss_scale = r.loss_scale;
     if (r.loss_scale) m.skipped_steps = r.skipped_steps;
     m.tokens_total = r.tokens_total;
@@ -284,6 +285,8 @@ class Recorder::Impl {
     put("loss_metrics/global_avg_loss", m.loss);
     put("grad_norm", m.grad_norm);
     put("lr", m.lr);
+    if (m.balance_loss) put("loss_metrics/balance_loss", *m.balance_loss);
+    if (m.z_loss) put("loss_metrics/z_loss", *m.z_loss);
     if (m.loss_scale) put("loss_scale", *m.loss_scale);
     if (m.skipped_steps) put("skipped_steps", static_cast<double>(*m.skipped_steps));
     put("throughput(tps)", m.tokens_per_s);
@@ -310,6 +313,12 @@ class Recorder::Impl {
         {"molen_step_seconds", "Duration of the step.", PrometheusType::kGauge, labels, m.step_s},
         {"molen_memory_peak_bytes", "Highest byte of its plan that ops of any rank had in use.", PrometheusType::kGauge,
          labels, static_cast<double>(m.memory_peak_bytes)}};
+    if (m.balance_loss)
+      samples.push_back({"molen_balance_loss", "Balance loss of the routers; 1 where all experts have the same load.",
+                         PrometheusType::kGauge, labels, *m.balance_loss});
+    if (m.z_loss)
+      samples.push_back({"molen_z_loss", "Mean square of the log-sum-exp of the routers' logits.",
+                         PrometheusType::kGauge, labels, *m.z_loss});
     if (m.loss_scale)
       samples.push_back({"molen_loss_scale", "Multiple of the loss whose gradient the step was made of.",
                          PrometheusType::kGauge, labels, *m.loss_scale});

@@ -15,13 +15,19 @@
 
 namespace molen::train {
 
+// The losses of the routers of a model with sparse layers: exec::StepResult::balance_loss and z_loss.
+struct RouterLosses {
+  double balance = 0, z = 0;
+};
+
 // One step as the loop knows it; its sums and means are already over ranks.
 struct StepRecord {
   std::int64_t step = 0;
   double loss = 0, grad_norm = 0, lr = 0;
-  std::optional<double> loss_scale;  // present when the loss is scaled: the scale of this step
-  std::int64_t skipped_steps = 0;    // of the run so far
-  bool skipped = false;              // whether this step was skipped
+  std::optional<RouterLosses> router;  // present when the model has sparse layers
+  std::optional<double> loss_scale;    // present when the loss is scaled: the scale of this step
+  std::int64_t skipped_steps = 0;      // of the run so far
+  bool skipped = false;                // whether this step was skipped
   std::int64_t tokens_total = 0;
   double step_s = 0, data_wait_s = 0;
   std::map<std::string, double> phase_s;             // by program::phase_keys; sums to step_s

@@ -61,6 +61,7 @@ StepRecord record_of(std::int64_t step) {
   r.loss = 3.25;
   r.grad_norm = 0.75;
   r.lr = 0.001953125;
+  r.router = {1.25, 10.5};
   r.loss_scale = 1024;
   r.skipped_steps = 3;
   r.tokens_total = 640;
@@ -176,6 +177,8 @@ TEST_F(Records, AStepInMetrics) {
   EXPECT_EQ(m.loss, 3.25);
   EXPECT_EQ(m.grad_norm, 0.75);
   EXPECT_EQ(m.lr, 0.001953125);
+  EXPECT_EQ(m.balance_loss, 1.25);
+  EXPECT_EQ(m.z_loss, 10.5);
   EXPECT_EQ(m.loss_scale, 1024);
   EXPECT_EQ(m.skipped_steps, 3);
   EXPECT_EQ(m.tokens_total, 640);
@@ -203,15 +206,17 @@ TEST_F(Records, WhatIsNotKnownIsNotRecorded) {
   recorded([](Recorder& recorder) {
     StepRecord r = record_of(10);
     r.loss_scale.reset();
+    r.router.reset();
     r.energy.total_j.reset();
     recorder.step(r);
   });
   const auto m = store::read_metrics(run / "metrics.jsonl").steps.at(0);
-  EXPECT_FALSE(m.mfu || m.hfu || m.loss_scale || m.skipped_steps || m.j_per_token);
+  EXPECT_FALSE(m.mfu || m.hfu || m.loss_scale || m.skipped_steps || m.balance_loss || m.z_loss || m.j_per_token);
   EXPECT_TRUE(m.model_tflops_per_device);
   const auto values = prometheus();
-  for (const char* name : {"molen_mfu_ratio", "molen_hfu_ratio", "molen_loss_scale", "molen_skipped_steps_total",
-                           "molen_joules_per_token", "molen_device_peak_flops_per_second"})
+  for (const char* name :
+       {"molen_balance_loss", "molen_z_loss", "molen_mfu_ratio", "molen_hfu_ratio", "molen_loss_scale",
+        "molen_skipped_steps_total", "molen_joules_per_token", "molen_device_peak_flops_per_second"})
     EXPECT_FALSE(values.contains(name)) << name;
   EXPECT_EQ(values.at("molen_step"), 10);
 }
@@ -226,6 +231,8 @@ TEST_F(Records, AStepForPrometheus) {
                                            {"molen_tokens_per_second", 128},
                                            {"molen_step_seconds", 0.5},
                                            {"molen_memory_peak_bytes", 3.0 * (1 << 29)},
+                                           {"molen_balance_loss", 1.25},
+                                           {"molen_z_loss", 10.5},
                                            {"molen_loss_scale", 1024},
                                            {"molen_skipped_steps_total", 3},
                                            {"molen_joules_per_token", 0.25},
@@ -253,6 +260,8 @@ TEST_F(Records, AStepForTensorBoard) {
   for (const auto& [tag, value] : std::map<std::string, double>{{"loss_metrics/global_avg_loss", 3.25},
                                                                 {"grad_norm", 0.75},
                                                                 {"lr", 0.001953125},
+                                                                {"loss_metrics/balance_loss", 1.25},
+                                                                {"loss_metrics/z_loss", 10.5},
                                                                 {"loss_scale", 1024},
                                                                 {"skipped_steps", 3},
                                                                 {"throughput(tps)", 128},
