@@ -70,8 +70,8 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
     if (given && !a.experts)
       throw UsageError("{}: this model has no experts; model.experts says how many", config.where(key));
   if (!a.experts) return;
-  if (m.ffn && (sparse_preset || m.expert_ffn))
-    throw UsageError("{}: every layer of this model has experts, whose width is model.expert_ffn",
+  if (m.ffn && sparse_preset)
+    throw UsageError("{}: every layer of this preset has experts, whose width is model.expert_ffn",
                      config.where("model.ffn"));
   override_with(m.experts, a.experts->count);
   override_with(m.experts_per_token, a.experts->per_token);

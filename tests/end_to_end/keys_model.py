@@ -73,6 +73,10 @@ def experts(case):
         equal("down", there[f"model.layers.1.mlp.experts.{expert}.down_proj.weight"], (24, 20))
     assert "model.layers.1.mlp.up_proj.weight" not in there, "there is an MLP beside the experts"
     beside_model(case, dict(experts=3, experts_per_token=1, norm_topk=False, qk_norm="head"))
+    # All experts of three have the same load where each token meets three, and small initial logits are near 0.
+    ran = beside_model(case, dict(experts=3, experts_per_token=3))
+    assert all(abs(balance - 1) < 1e-5 for balance in ran.column("balance_loss")), ran.column("balance_loss")
+    assert all(abs(z - math.log(3) ** 2) < 0.1 for z in ran.column("z_loss")), ran.column("z_loss")
     for key, value in (("parallel.tensor", 2), ("parallel.recompute", "full"), ("precision.compute", "fp16")):
         case.refused("train", "tiny.toml", {f"model.{k}": v for k, v in sparse.items()} | {key: value}, says=key)
     case.refused("train", "tiny.toml", {"model.experts": 4}, says="model.experts_per_token")
