@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <set>
 #include <string>
 
 #include "arch/architecture.h"
+#include "comm/threads/threads.h"
 #include "program/build/build.h"
 #include "sim/simulate.h"
 
@@ -42,6 +44,23 @@ TEST(Calibrate, MeasuresWhatThePresetsNeed) {
                 << preset.name << ", " << ranks << " ranks, zero " << zero << ": " << kind;
         }
     }
+}
+
+TEST(Cores, AreNamedAsRangesOrAlone) {
+  cpu_set_t before, one;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &before)) ++cpu;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  comm::ThreadWorld ranks(1);
+  const auto world = ranks.communicator(0);
+  const sim::Cores alone = cores_of(*world);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
+  EXPECT_EQ(alone.affinity, std::to_string(cpu));
+  EXPECT_EQ(alone.physical, 1);
+  if (CPU_ISSET(cpu + 1, &before)) EXPECT_TRUE(cores_of(*world).affinity.starts_with(std::to_string(cpu) + "-"));
 }
 
 }  // namespace

@@ -420,6 +420,30 @@ TEST(Data, LoadsAsOftenAsItStands) {
   EXPECT_NE(twice.steps[0].loss_sum, base.steps[0].loss_sum);
 }
 
+// As data::samples_of deals them: slots of a micro-batch go round the data ranks, and each step begins behind the last.
+TEST(Data, AProofDealsSamplesAsTrainingDoes) {
+  const Program p = program::build(llama(false), setting_of(2, 1, false, DType::kF64, 4));  // 12 samples a step
+  const auto& s = p.setting;
+  on_ranks(2, [&](comm::Communicator& world) {
+    exec::Executor executor(p, world.rank(), &world, {});
+    std::vector<std::pair<std::int64_t, std::int64_t>> dealt, want;
+    for (const std::int64_t step : {std::int64_t{1}, std::int64_t{3}}) {
+      const auto load = loads_of_step(
+          executor, s,
+          [&](std::int64_t first, std::int64_t count, const exec::MicroBatch&) {
+            dealt.push_back({first, count});
+            return std::int64_t{0};
+          },
+          step);
+      for (const std::int64_t slot : {world.rank(), world.rank() + 2}) {
+        load({});
+        want.push_back({(step - 1) * 12 + slot * 4, slot < 3 ? 4 : 0});
+      }
+    }
+    EXPECT_EQ(dealt, want);
+  });
+}
+
 TEST(Data, SumsThatAreNotZeroedGoOn) {
   const Program p = layout_program(1, 0, false);
   const Rank base = run_one(p, {2}), kept = run_one(deleted(p, "zero_fill"), {2});

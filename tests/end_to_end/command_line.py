@@ -84,7 +84,7 @@ alike("no such validation data", "run.name=a", 'data.validation=[{path="nowhere"
 alike("no such tokenizer", "run.name=a", "data.tokenizer=nowhere.json", says=["nowhere.json"])
 alike("another tokenizer", "run.name=a", "data.tokenizer=other.json", says=["tokenizer"])
 alike("no language of it", "run.name=a", 'data.train=[{path="data/train", languages=["fy"]}]', says=["fy"])
-alike("no horizon in steps", "run.name=a", 'train.until="2 h"', says=["train.until"])
+alike("no horizon in steps", "run.name=a", 'train.until="2 h"', says=["train.until", "the schedule needs a length in steps, tokens or epochs"])
 shard = next((work / "data/train").glob("*.bin"))
 good = shard.read_bytes()
 for name, bad in (("truncated", good[:-2]), ("altered", good[:100] + bytes([good[100] ^ 1]) + good[101:])):
@@ -162,6 +162,11 @@ peaks = [json.loads((work / "runs" / name / "environment.json").read_text())["de
 run("train", "run.toml", "--set", "run.name=again", "--set", 'train.stop_after="1 steps"')
 peaks.append(json.loads((work / "runs/again/environment.json").read_text())["device_peak"])
 ok("the peak is measured once a machine", peaks[0] == peaks[2] and (work / "cache/molen/rates.json").is_file(), peaks)
+# A run that goes on keeps its own peak, also where the machine has forgotten it.
+(work / "cache/molen/rates.json").unlink()
+run("train", "run.toml", "--set", "run.name=again", "--set", 'train.stop_after="2 steps"')
+peaks.append(json.loads((work / "runs/again/environment.json").read_text())["device_peak"])
+ok("a run that goes on keeps its peak", peaks[3]["flops_per_s"] == peaks[2]["flops_per_s"], peaks)
 out = run("train", "run.toml", "--set", "run.name=narrow", "--set", 'train.stop_after="2 steps"').stdout
 ok("a log's lines fit 120 columns", all(len(line) <= 120 for line in out.splitlines()), out)
 ok("and say nothing of energy that is not there", "J/tok" not in out and " - W" not in out, out)

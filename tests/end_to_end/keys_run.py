@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -220,6 +221,9 @@ def naming(case):
         found = case.molen("runs", "list", "kept", *(x for t in tags for x in ("--tag", t)), "--format", "json").stdout
         equal(f"runs list --tag {tags}", [r["run"] for r in json.loads(found)], runs)
     case.refused("train", "tiny.toml", {"run.name": "../out"}, says="run.name")
+    case.molen("train", "tiny.toml", {"run.dir": "unnamed"})
+    (name,) = (p.name for p in (work / "unnamed").iterdir())
+    assert re.fullmatch(r"custom-\d{8}T\d{6}Z", name), name
 
 
 @row("run.lease")

@@ -248,8 +248,18 @@ def until(case):
         all_close(f"{value}: the horizon of the schedule", ran.column("lr"), [torch_model.learning_rate(s, steps, lr=1e-2, warmup=2) for s in range(1, steps + 1)], 1e-12)
 
 
+def ended_before(case, name, key, *sets):
+    """A run that has reached its end says by which key when it is started again."""
+    words = [{"run.name": name}, *sets]
+    case.molen("train", "tiny.toml", *words)
+    said = case.molen("train", "tiny.toml", *words)
+    assert f"nothing to do, {key} (2 steps) was reached before" in said.stdout + said.stderr, said.stdout + said.stderr
+
+
 @row("train.stop_after")
 def stop_after(case):
+    ended_before(case, "over", "train.until", {"train.until": "2 steps"})
+    ended_before(case, "stopped", "train.stop_after", {"train.until": "9 steps", "train.stop_after": "2 steps"})
     for value, steps in (("3 steps", 3), ("320 tokens", 5)):
         ran = case.train({"train.until": "9 steps", "train.stop_after": value})
         equal(value, (len(ran.steps), ran.checkpoints()), (steps, [steps]))

@@ -63,7 +63,7 @@ for x, j in flops.items():
 n, attention = flops["palm"]["parameters"], 12 * 12 * 768 * 512  # layers, heads x head_dim, sequence
 ok("palm is 6N + 12LhDs", flops["palm"]["train_flops_per_token"] == 6 * n + attention and flops["causal"]["train_flops_per_token"] < 6 * n + attention / 2 + 1, flops)
 out = run("train", "run.toml", "--set", "run.name=palm", "--set", 'train.stop_after="2 steps"', "--mfu", "palm").stdout
-ok("train --mfu palm says so", "model FLOPs of a token (palm): 6 N (all parameters) + 12 L h D s" in out and "MFU(palm) " in out, out)
+ok("train --mfu palm says so", "model FLOPs of a token (palm): 6 N (all parameters that a token meets) + 12 L h D s" in out and "MFU(palm) " in out, out)
 # Parameters of run.toml's model: two tables, and two layers of attention, MLP and norms, and the last norm.
 n = 2 * 320 * 48 + 2 * (48 * (48 + 2 * 24) + 48 * 48 + 3 * 48 * 80 + 2 * 48) + 48
 per_token = {"palm": 6 * n + 12 * 2 * 48 * 48, "causal": 6 * (n - 320 * 48 - 5 * 48) + 6 * 2 * 48 * 48}
@@ -344,7 +344,8 @@ ckpt.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
 refused("damaged checkpoint", "checkpoint", "verify", "runs/parts/checkpoints/step-000000024", says=[ckpt.name], code=1)
 ckpt.write_bytes(kept)
 r = run("train", "run.toml", "--set", "run.name=nan", "--set", "optimizer.lr=1e30", "--set", "optimizer.clip=0", code=1)
-ok("a non-finite loss stops before the optimizer and names the samples", "not finite" in r.stderr and "Samples" in r.stderr, r.stderr)
+step, first, last = map(int, re.search(r"step (\d+): .*not finite.*Samples (\d+) to (\d+) of the global order", r.stderr).groups())
+ok("a non-finite loss stops before the optimizer and names the samples", (first, last) == ((step - 1) * 8, step * 8 - 1), r.stderr)
 
 # --- the program's text ------------------------------------------------------------------------------------------------------
 text = run("program", "run.toml").stdout

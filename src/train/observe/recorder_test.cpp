@@ -221,6 +221,11 @@ TEST_F(Records, WhatIsNotKnownIsNotRecorded) {
   EXPECT_EQ(values.at("molen_step"), 10);
 }
 
+TEST_F(Records, ARunThatGoesOnFromItsFirstStepIsResumed) {
+  recorded([](Recorder&) {}, 1, 64);
+  EXPECT_EQ(event("resume")["step"], 1);
+}
+
 TEST_F(Records, AStepForPrometheus) {
   recorded([](Recorder& r) { r.step(record_of(10)); });
   std::map<std::string, std::string> labels;
