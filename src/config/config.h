@@ -99,7 +99,8 @@ struct OptimizerTable {
   std::string kind = "adamw";
   double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0, momentum = 0.95;
   bool match_adamw = true;
-  std::optional<double> rest_lr;
+  std::optional<double> rest_lr, eps1;
+  double eps2 = 1e-3, beta2_decay = -0.8, update_clip = 1.0;
 };
 
 struct ScheduleTable {

@@ -172,7 +172,7 @@ std::vector<Field> optimizer_fields() {
   const auto o = &C::optimizer;
   const auto s = &C::schedule;
   return {
-      make("optimizer.kind", o, &O::kind, choice({"adamw", "lion", "muon"}), e,
+      make("optimizer.kind", o, &O::kind, choice({"adamw", "lion", "muon", "adafactor"}), e,
            "rule of the update; each keeps its own states"),
       make("optimizer.lr", o, &O::lr, positive_number(), e, "peak learning rate"),
       make("optimizer.beta1", o, &O::beta1, below_one(), e, "decay of the first moment"),
@@ -184,6 +184,15 @@ std::vector<Field> optimizer_fields() {
       make("optimizer.rest_lr", o, &O::rest_lr, positive_number(), e,
            "muon: peak learning rate of embedding, head, norms and biases, which AdamW updates; optimizer.lr where not "
            "set"),
+      make("optimizer.beta2_decay", o, &O::beta2_decay, at_most_zero(), e,
+           "adafactor: the decay of the second moment at step t is 1 - t^beta2_decay"),
+      make("optimizer.eps1", o, &O::eps1, positive_number(), e,
+           "adafactor: smallest root of the second moment; where not set the epsilon of the states' type (1.2e-7 in "
+           "fp32)"),
+      make("optimizer.eps2", o, &O::eps2, natural_number(), e,
+           "adafactor: steps are relative to the root mean square of a parameter, or to this where it is smaller"),
+      make("optimizer.update_clip", o, &O::update_clip, at_least_one(), e,
+           "adafactor: largest root mean square of a parameter's update, before the step size"),
       make("optimizer.eps", o, &O::eps, positive_number(), e, "added to the root of the second moment"),
       make("optimizer.weight_decay", o, &O::weight_decay, natural_number(), e, "decoupled, on matrices only"),
       make("optimizer.clip", o, &O::clip, natural_number(), e, "largest global gradient norm; 0 does not clip"),

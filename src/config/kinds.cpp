@@ -172,6 +172,12 @@ Kind<double> loss_scale() {
 Kind<double> below_one() {
   return number("a number from 0 to below 1", [](double v) { return v >= 0.0 && v < 1.0; });
 }
+Kind<double> at_least_one() {
+  return number("a number of 1 or more", [](double v) { return v >= 1.0; });
+}
+Kind<double> at_most_zero() {
+  return number("a number of 0 or less", [](double v) { return v <= 0.0; });
+}
 
 Kind<double> share() {
   Kind<double> kind = number("a share such as 0.05 or \"5 %\"", [](double v) { return v >= 0.0 && v <= 10.0; });

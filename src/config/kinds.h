@@ -32,7 +32,9 @@ Kind<std::int64_t> positive(std::int64_t most = kManyMost);
 Kind<std::int64_t> natural(std::int64_t most = kManyMost);  // 0 and up
 Kind<double> positive_number();
 Kind<double> natural_number();
-Kind<double> below_one();   // [0, 1)
+Kind<double> below_one();  // [0, 1)
+Kind<double> at_least_one();
+Kind<double> at_most_zero();
 Kind<double> loss_scale();  // [1, 2^126], as optim/loss_scale.h
 Kind<double> share();       // 0.05 or "5 %"
 Kind<bool> boolean();

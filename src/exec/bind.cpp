@@ -122,19 +122,22 @@ struct Run {
   at::Tensor rounded;
 };
 
-// Returns the parts of a matrix's direction that tensor ranks have made. `all` has their directions for the elements of
-// the unit from `first` on, each of `count` elements.
+// Returns the parts of a parameter's direction that tensor ranks have made. `all` has their directions, one rank's
+// after another's. In each, this parameter's lie in [first, last); what they hold beyond the parameter's elements is a
+// number beside them.
 std::vector<optim::Block> blocks_of(const BindContext& c, const program::UnitEntry& entry, const at::Tensor& all,
-                                    std::int64_t first, std::int64_t count) {
+                                    std::int64_t first, std::int64_t last) {
   const int ranks = c.program.grid.sizes[mesh::Axis::kTp], own = c.coordinates[mesh::Axis::kTp];
   const auto index = static_cast<std::size_t>(entry.parameter);
   const arch::Parameter whole = arch::parameters(c.program.arch)[index], &local = c.program.parameters[index];
+  const std::int64_t count = all.numel() / ranks;
   std::vector<optim::Block> blocks;
   for (int rank = 0; rank < ranks; ++rank) {
     if (local.shard == arch::ShardDim::kNone && rank != own) continue;  // every rank has all of it
     const arch::Block b = arch::block_of(whole, local, rank, ranks);
-    const at::Tensor part = all.narrow(0, rank * count + entry.offset - first, b.rows * b.columns);
-    blocks.push_back({b.first_row, b.first_column, part.view({b.rows, b.columns}), rank == own});
+    const at::Tensor part = all.narrow(0, rank * count + first, b.rows * b.columns),
+                     beside = all.narrow(0, rank * count + first + entry.whole, last - first - entry.whole);
+    blocks.push_back({b.first_row, b.first_column, part.view({b.rows, b.columns}), rank == own, beside});
   }
   return blocks;
 }
@@ -146,17 +149,21 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
   const program::Use* master = step.find(Arg::kMaster);
   const auto& [kind, stage] = std::get<program::OptimizerStep>(step.op);
   const auto& optimizer = program::optimizer_named(kind);
-  const std::vector<arch::Parameter> whole = arch::parameters(c.program.arch);
   std::vector<Run> runs;
   for (const auto& entry : u.entries) {
     const auto& parameter = c.program.parameters[static_cast<std::size_t>(entry.parameter)];
     const std::int64_t from = std::max(first, entry.offset), to = std::min(last, entry.offset + parameter.elements());
     if (from >= to) continue;
-    const auto part = [&](const program::Use& use) {
+    // Where the numbers of this parameter lie in a buffer.
+    const auto range = [&](const program::Use& use) -> Bounds {
       const program::Value role = c.program.buffers[static_cast<std::size_t>(use.buffer)].role;
       const auto place = [&](std::int64_t at) { return program::elements_before(c.program, role, u, at); };
-      const std::int64_t held = held_of(c.program, use.buffer, c.coordinates).first;
-      return c.flat(use.buffer).narrow(0, place(from) - place(held), to - from);
+      const std::int64_t held = place(held_of(c.program, use.buffer, c.coordinates).first);
+      return {place(from) - held, place(to) - held};
+    };
+    const auto part = [&](const program::Use& use) {
+      const auto [begin, end] = range(use);
+      return c.flat(use.buffer).narrow(0, begin, end - begin);
     };
     Run run;
     run.piece.decay = parameter.decay;
@@ -166,18 +173,23 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
     if (entry.whole > 0) {
       MOLEN_CHECK(to - from == entry.whole, "{} of {} elements of a matrix that is updated whole", to - from,
                   entry.whole);
-      const auto& shape = whole[static_cast<std::size_t>(entry.parameter)].shape;
-      run.piece.rows = shape.at(0);
-      run.piece.columns = shape.at(1);
+      run.piece.rows = entry.rows;
+      run.piece.columns = entry.columns;
       const program::Use* direction = step.find(Arg::kDirection);
-      if (stage == program::UpdateStage::kDirection) run.piece.direction = part(*direction);
-      if (stage == program::UpdateStage::kApply)
-        run.piece.blocks = blocks_of(c, entry, view_of(c, *direction), first, last - first);
+      if (stage == program::UpdateStage::kDirection) {
+        run.piece.direction = part(*direction).narrow(0, 0, entry.whole);
+        run.piece.beside = part(*direction).narrow(0, entry.whole, part(*direction).numel() - entry.whole);
+      }
+      if (stage == program::UpdateStage::kApply) {
+        const auto [begin, end] = range(*direction);
+        const int ranks = c.program.grid.sizes[mesh::Axis::kTp];
+        run.piece.blocks = blocks_of(c, entry, view_of(c, *direction), begin / ranks, end / ranks);
+      }
     }
     for (const auto& state : optimizer.states) {
       const program::Use* use = step.find(state.arg);
-      const bool kept = use && (entry.whole == 0 || !optimizer.keeps_of_rest(state.value));
-      run.piece.states.push_back(kept ? part(*use) : at::Tensor());
+      const at::Tensor kept = use ? part(*use) : at::Tensor();
+      run.piece.states.push_back(kept.defined() && kept.numel() > 0 ? kept : at::Tensor());
     }
     runs.push_back(std::move(run));
   }
@@ -216,7 +228,12 @@ std::vector<std::int64_t> counts_over(const BindContext& c, program::Axis axis, 
   const mesh::Mesh mesh(grid.sizes, grid.ranks(), grid.order);
   for (const int rank : mesh.group(mesh.rank_of(c.coordinates), program::axes_of(axis))) {
     const auto [first, last] = range_of(c.program, use, mesh.coordinates(rank));
-    counts.push_back(last - first);
+    const auto place = [&, from = &use](std::int64_t at) {
+      const int unit = c.program.unit_of_buffer(from->buffer);
+      return program::elements_before(c.program, c.program.buffers[static_cast<std::size_t>(from->buffer)].role,
+                                      c.program.units[static_cast<std::size_t>(unit)], at);
+    };
+    counts.push_back(place(last) - place(first));
   }
   MOLEN_CHECK(static_cast<int>(counts.size()) == members, "{} ranks along {}, which has {}", members,
               program::name_of(axis), counts.size());

@@ -63,49 +63,74 @@ const program::UnitEntry& entry_of(const program::Unit& unit, int parameter) {
   return *found;
 }
 
-// Copies elements of a checkpoint into the storages that hold the box `needed` of a unit.
-void store_piece(const GroupReader::Piece& piece, const program::GlobalBox& needed, int unit, exec::Executor& executor,
+// Returns the boxes that the tensors of a family have of the elements [first, last) of a unit.
+std::vector<SavedBox> boxes_of(const program::Program& p, const mesh::PerAxis& at, const SavedFamily& family, int u,
+                               std::int64_t first, std::int64_t last) {
+  const program::Unit& unit = p.units[static_cast<std::size_t>(u)];
+  std::vector<SavedBox> boxes;
+  if (family.state && family.state->has_shape()) {
+    for (const program::UnitEntry& entry : unit.entries) {
+      const std::int64_t end = entry.offset + entry.whole;
+      const std::vector<std::int64_t> shape = family.state->shape(entry.rows, entry.columns);
+      if (first <= entry.offset && end <= last && !shape.empty())
+        boxes.push_back({u, {entry.parameter, entry.offset, whole_box(shape)}, end});
+    }
+    return boxes;
+  }
+  for (auto& box : program::global_boxes(p, at, u, first, last)) {
+    if (family.of() == program::StateOf::kRest && entry_of(unit, box.parameter).whole > 0) continue;
+    const std::int64_t end = box.unit_first + box.box.elements();
+    boxes.push_back({u, std::move(box), end});
+  }
+  return boxes;
+}
+
+// Copies elements of a checkpoint into the storages that hold the box `needed`.
+void store_piece(const GroupReader::Piece& piece, const SavedBox& needed, exec::Executor& executor,
                  const std::vector<std::string>& storages) {
-  const Box &part = piece.part, &held = piece.held, &box = needed.box;
+  const Box &part = piece.part, &held = piece.held, &box = needed.box.box;
   std::vector<std::int64_t> strides(held.sizes.size(), 1);
   for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * held.sizes[d];
   const char* at = static_cast<const char*>(piece.data) + position_in(held, part) * size_of(piece.dtype);
   const at::Tensor source = at::from_blob(const_cast<char*>(at), part.sizes, strides, exec::to_aten(piece.dtype));
   for (const std::string& storage : storages) {
     at::Tensor values =
-        held_part(executor, storage, unit, needed.unit_first, needed.unit_first + box.elements()).view(box.sizes);
+        held_part(executor, storage, needed.unit, needed.box.unit_first, needed.unit_end).view(box.sizes);
     for (std::size_t d = 0; d < part.sizes.size(); ++d)
       values = values.narrow(static_cast<std::int64_t>(d), part.offsets[d] - box.offsets[d], part.sizes[d]);
     values.copy_(source);
   }
 }
 
-// Reads this rank's tiles of all units: of the families that exist for all parameters, or of those that exist for the
-// rest alone (SavedFamily::of_rest). The first of `families` is the weights, which `weights` hold: the parameters and
-// their master copies. Collective over the ranks of the stage, as GroupReader::read.
+// Reads this rank's tiles of all units, of the families that have the same numbers of the parameters. The first of
+// `families` is the weights, which `weights` hold: the parameters and their master copies. Collective over the ranks of
+// the stage, as GroupReader::read.
 void read_tiles(const checkpoint::Checkpoint& from, exec::Executor& executor, const std::vector<SavedFamily>& families,
-                bool of_rest, const std::vector<std::string>& weights, comm::Communicator& stage) {
+                program::StateOf of, const std::vector<std::string>& weights, comm::Communicator& stage) {
   const auto& program = executor.program();
   std::vector<std::string> prefixes;
   std::vector<std::vector<std::string>> storages;
+  const SavedFamily* one = nullptr;
   for (const SavedFamily& family : families) {
-    if (family.of_rest != of_rest) continue;
+    if (family.of() != of) continue;
+    one = &family;
     prefixes.push_back(family.prefix);
     storages.push_back(family.prefix.empty() ? weights : std::vector{family.storage});
   }
-  if (prefixes.empty()) return;
-  GroupReader reader(from, program.arch, prefixes, stage);
+  if (!one) return;
+  std::vector<arch::Parameter> tensors = arch::parameters(program.arch);
+  for (arch::Parameter& parameter : tensors) parameter.shape = one->shape(parameter);
+  GroupReader reader(from, std::move(tensors), prefixes, stage);
   for (int u = 0; u < static_cast<int>(program.units.size()); ++u) {
     if (!program.counts(u)) continue;  // the pipeline's first stage reads it
     const auto [first, last] = tile_of(executor, u);
-    auto needed = program::global_boxes(program, executor.coordinates(), u, first, last);
-    std::erase_if(needed, [&](const program::GlobalBox& box) {
-      return of_rest && entry_of(program.units[static_cast<std::size_t>(u)], box.parameter).whole > 0;
-    });
+    const std::vector<SavedBox> needed = boxes_of(program, executor.coordinates(), *one, u, first, last);
+    std::vector<program::GlobalBox> boxes;
+    for (const SavedBox& box : needed) boxes.push_back(box.box);
     const auto take = [&](const GroupReader::Piece& piece) {
-      store_piece(piece, needed[piece.i], u, executor, storages[piece.prefix]);
+      store_piece(piece, needed[piece.i], executor, storages[piece.prefix]);
     };
-    if (!reader.read(needed, take)) return;  // the rank that failed reports why
+    if (!reader.read(boxes, take)) return;  // the rank that failed reports why
   }
 }
 
@@ -144,6 +169,7 @@ void share_between_ends(exec::Executor& executor, const std::vector<std::string>
       for (std::int64_t at = first; at < last; at += kPiece) {
         const std::int64_t n = std::min(kPiece, last - at);
         at::Tensor values = held_part(executor, storage, u, at, at + n);
+        if (values.numel() == 0) continue;
         at::Tensor host = values.to(at::kCPU);
         ends->broadcast(host.data_ptr(), host.numel(), dtype_of(host), 0);
         if (!values.device().is_cpu()) values.copy_(host);
@@ -194,11 +220,16 @@ void share_tiles(exec::Executor& executor, const std::string& storage, comm::Com
 
 }  // namespace
 
+std::vector<std::int64_t> SavedFamily::shape(const arch::Parameter& parameter) const {
+  const std::vector<std::int64_t>& of = parameter.shape;
+  return state && state->has_shape() ? state->shape(of.at(0), of.size() > 1 ? of[1] : 0) : of;
+}
+
 std::vector<SavedFamily> saved_families(const program::Program& p) {
   std::vector<SavedFamily> families{{"", p.setting.has_master() ? "master" : "param"}};
   for (const program::OptimizerState& state : program::optimizer_named(p.setting.optimizer).states) {
     const std::string name(name_of(state.value));
-    families.push_back({"optimizer." + name + "/", name, state.of == program::StateOf::kRest});
+    families.push_back({"optimizer." + name + "/", name, &state});
   }
   return families;
 }
@@ -210,9 +241,11 @@ std::vector<SavedBox> saved_boxes(const program::Program& p, const mesh::PerAxis
     if (!p.counts(u)) continue;
     const program::Unit& unit = p.units[static_cast<std::size_t>(u)];
     const auto [tile, tile_end] = program::unit_tile(p.grid, coordinates, unit);
+    // Every tensor rank has the whole of a state with a shape of its own.
+    const bool whole = family.state && family.state->has_shape();
+    if (whole && coordinates[mesh::Axis::kTp] > 0) continue;
     const auto [first, last] = program::counted_once(coordinates, unit, tile, tile_end);
-    for (auto& box : program::global_boxes(p, coordinates, u, first, last))
-      if (family.has(entry_of(unit, box.parameter))) boxes.push_back({u, std::move(box)});
+    for (SavedBox& box : boxes_of(p, coordinates, family, u, first, last)) boxes.push_back(std::move(box));
   }
   return boxes;
 }
@@ -223,11 +256,11 @@ std::vector<checkpoint::Span> spans_of(const exec::Executor& executor) {
   const auto parameters = arch::parameters(p.arch);
   std::vector<checkpoint::Span> spans;
   for (const SavedFamily& family : saved_families(p))
-    for (const auto& [u, global] : saved_boxes(p, executor.coordinates(), family)) {
+    for (const auto& [u, global, end] : saved_boxes(p, executor.coordinates(), family)) {
       const auto& parameter = parameters[static_cast<std::size_t>(global.parameter)];
-      const at::Tensor values =
-          held_part(executor, family.storage, u, global.unit_first, global.unit_first + global.box.elements());
-      checkpoint::Span span{family.prefix + parameter.name, dtype_of(values), parameter.shape, global.box, nullptr, {}};
+      const at::Tensor values = held_part(executor, family.storage, u, global.unit_first, end);
+      checkpoint::Span span{
+          family.prefix + parameter.name, dtype_of(values), family.shape(parameter), global.box, nullptr, {}};
       if (values.device().is_cpu())
         span.data = values.data_ptr();
       else
@@ -249,7 +282,9 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, co
   if (weights_only) families.resize(1);
   const auto stage = along(executor, world, mesh::Axes{mesh::Axis::kPp}.complement());
   together(world, [&] {
-    for (const bool of_rest : {false, true}) read_tiles(from, executor, families, of_rest, weights, *stage);
+    using enum program::StateOf;
+    for (const program::StateOf of : {kAll, kRest, kVectors, kRows, kColumns})
+      read_tiles(from, executor, families, of, weights, *stage);
   });
   const auto replicas = along(executor, world, mesh::kReplicas);
   const auto copies = along(executor, world, mesh::Axes{mesh::Axis::kDpReplicate});

@@ -9,22 +9,25 @@
 #include "checkpoint/digest.h"
 #include "comm/communicator.h"
 #include "exec/executor.h"
+#include "program/values/optimizer.h"
 
 namespace molen::launch {
 
-// A box of a family that a rank saves, and the unit that contains it.
+// A box of a family that a rank saves, the unit that contains it, and the end of its elements there.
 struct SavedBox {
   int unit = -1;
   program::GlobalBox box;
+  std::int64_t unit_end = 0;
 };
 
-// A number that a checkpoint has for each parameter: the weight, or a state of the optimizer.
+// What a checkpoint has of the parameters: the weights, or a state of the optimizer.
 struct SavedFamily {
-  std::string prefix;   // of the tensor's name, before the name of the parameter
-  std::string storage;  // exec::Executor::state
-  // Whether the checkpoint has it for this entry of a unit: some states exist for some parameters only.
-  bool of_rest = false;
-  bool has(const program::UnitEntry& entry) const { return !of_rest || entry.whole == 0; }
+  std::string prefix;                              // of the tensor's name, before the name of the parameter
+  std::string storage;                             // exec::Executor::state
+  const program::OptimizerState* state = nullptr;  // nullptr: the weights
+  program::StateOf of() const { return state ? state->of : program::StateOf::kAll; }
+  // The shape of its tensor for a parameter.
+  std::vector<std::int64_t> shape(const arch::Parameter& parameter) const;
 };
 // Returns the weights and then the states, in the order of the optimizer's declaration.
 std::vector<SavedFamily> saved_families(const program::Program& program);

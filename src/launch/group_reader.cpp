@@ -39,10 +39,10 @@ void make_room(std::vector<char>& buffer, const std::vector<std::int64_t>& sizes
 
 }  // namespace
 
-GroupReader::GroupReader(const checkpoint::Checkpoint& from, const arch::Architecture& arch,
+GroupReader::GroupReader(const checkpoint::Checkpoint& from, std::vector<arch::Parameter> parameters,
                          std::vector<std::string> prefixes, comm::Communicator& group, std::int64_t round_bytes)
     : from_(from),
-      parameters_(arch::parameters(arch)),
+      parameters_(std::move(parameters)),
       prefixes_(std::move(prefixes)),
       group_(group),
       round_bytes_(round_bytes),

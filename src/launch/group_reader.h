@@ -32,11 +32,13 @@ class GroupReader {
   };
   using Take = std::function<void(const Piece&)>;
 
-  // Each parameter `name` is read as the tensors prefix + name for all `prefixes`. `round_bytes`: the most that a rank
+  // `parameters` are those of the model, with the shapes that their tensors have. Each parameter `name` is read as the
+  // tensors prefix + name for all `prefixes`. `round_bytes`: the most that a rank
   // reads in a round, unless one block is larger. A rank holds one block, the parts of a round that it receives (at
   // most `round_bytes`, unless one block has more), and those that it sends, once for each rank that needs them.
-  GroupReader(const checkpoint::Checkpoint& from, const arch::Architecture& arch, std::vector<std::string> prefixes,
-              comm::Communicator& group, std::int64_t round_bytes = checkpoint::kBlockBytes);
+  GroupReader(const checkpoint::Checkpoint& from, std::vector<arch::Parameter> parameters,
+              std::vector<std::string> prefixes, comm::Communicator& group,
+              std::int64_t round_bytes = checkpoint::kBlockBytes);
 
   // Reads the boxes that this rank needs; `take` receives each of their elements once per prefix. Collective over the
   // group. Throws the errors of Checkpoint on the rank that met them; the other ranks then return false, and some boxes

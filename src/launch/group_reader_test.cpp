@@ -109,7 +109,7 @@ class GroupReading : public ::testing::Test {
     const checkpoint::Checkpoint from(folder_ / "step-000000001");
     run_ranks(launch_threads(static_cast<int>(needed.size())), [&](comm::Communicator& group) {
       const auto rank = static_cast<std::size_t>(group.rank());
-      GroupReader reader(from, arch_, prefixes_, group, round_bytes);
+      GroupReader reader(from, arch::parameters(arch_), prefixes_, group, round_bytes);
       std::map<std::pair<std::size_t, std::size_t>, std::vector<float>> taken;
       for (std::size_t prefix = 0; prefix < prefixes_.size(); ++prefix)
         for (std::size_t i = 0; i < needed[rank].size(); ++i)

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +18,11 @@ struct Options {
   double momentum = 0.95;   // Muon: of a layer's matrices
   bool match_adamw = true;  // Muon: updates of a matrix are scaled to the size of AdamW's
   double rest_lr = 1.0;     // Muon: learning rate of all but these matrices, over lr
+  // Adafactor, as torch.optim.Adafactor has them.
+  double beta2_decay = -0.8;   // exponent of the step: beta2 = 1 - t^beta2_decay
+  std::optional<double> eps1;  // smallest root of the second moment; the epsilon of the states' type where not set
+  double eps2 = 1e-3;          // smallest size of a parameter that its update is relative to
+  double update_clip = 1.0;    // largest root mean square of an update over its step size
 };
 
 // One step, on all parameters.
@@ -29,26 +35,30 @@ struct Update {
   math::Scratch* scratch = nullptr;  // of the size that the optimizer's declaration says; unused on a device
 };
 
-// A part of a matrix's direction, beginning at (row, column) of the matrix. `own`: the part that this rank holds.
+// A part of a parameter's direction, beginning at (row, column); a vector is a column. `own`: the part that this rank
+// holds. `beside`: the number that its rank has sent with it, if any (Piece::beside).
 struct Block {
   std::int64_t row = 0, column = 0;
   at::Tensor values;
   bool own = false;
+  at::Tensor beside{};
 };
 
-// Consecutive elements of one parameter, flat; all of a matrix that the optimizer updates whole. All tensors are fp32,
-// or all fp64.
+// Consecutive elements of one parameter, flat; all of one that the optimizer updates whole. All tensors are fp32, or
+// all fp64.
 struct Piece {
   bool decay = false;  // weight decay applies
   at::Tensor grad, param;
   // In the order of the optimizer's declaration (program/values/optimizer.h); undefined where it keeps none of this
   // parameter.
   std::vector<at::Tensor> states;
-  std::int64_t rows = 0, columns = 0;  // of such a matrix; 0 of all else
-  // Where tensor ranks hold parts of the matrix, `grad`, `param` and the states are this rank's part. The update then
-  // has two stages: one fills `direction` from gradient and momentum, the other applies `blocks`, all parts'
-  // directions.
-  at::Tensor direction;
+  // Of such a parameter, over all tensor ranks; 0 of all else. A vector has no columns.
+  std::int64_t rows = 0, columns = 0;
+  // Where tensor ranks hold parts of the parameter, `grad`, `param` and states of elements are this rank's part. The
+  // update then has two stages: one fills `direction` from gradient and momentum, the other applies `blocks`, all
+  // parts' directions. An optimizer that updates all parameters whole sends a number `beside`, and keeps its states
+  // whole.
+  at::Tensor direction, beside;
   std::vector<Block> blocks;
 };
 

@@ -70,12 +70,17 @@ TEST_P(Optimizers, CheckpointsMoveBetweenLayouts) {
   const std::filesystem::path dir =
       std::filesystem::temp_directory_path() / fmt::format("molen_states_{}_{}", GetParam(), ::getpid());
   std::filesystem::remove_all(dir);
-  const auto layout = [&](int ranks, int zero) {
-    return program::build(a, updated_by(GetParam(), setting_of(ranks, zero, false, DType::kF32)));
+  const auto layout = [&](int ranks, int zero, int tensor = 1) {
+    Layout l{ranks, zero};
+    l.tensor = tensor;
+    return program::build(a, updated_by(GetParam(), setting_of(l, DType::kF32)));
   };
-  const std::string saved = hash_of_checkpoint(layout(3, 1), dir, true);
-  for (const int zero : {0, 1, 2, 3}) EXPECT_EQ(saved, hash_of_checkpoint(layout(2, zero), dir, false)) << zero;
-  std::filesystem::remove_all(dir);
+  for (const program::Program& from : {layout(3, 1), layout(2, 3, 2)}) {
+    const std::string saved = hash_of_checkpoint(from, dir, true);
+    for (const int zero : {0, 1, 2, 3}) EXPECT_EQ(saved, hash_of_checkpoint(layout(2, zero), dir, false)) << zero;
+    for (const int zero : {0, 2}) EXPECT_EQ(saved, hash_of_checkpoint(layout(zero == 0 ? 1 : 2, zero, 2), dir, false));
+    std::filesystem::remove_all(dir);
+  }
 }
 
 // A rule is more than its name: each gives other weights.

@@ -109,8 +109,8 @@ std::optional<Unsimulated> unsimulated(const program::Setting& s) {
     return Unsimulated{"precision.reduce",
                        "gradients that travel in a narrower type are not calibrated; \"fp32\" can be "
                        "simulated"};
-  if (program::optimizer_named(s.optimizer).whole_matrices)
-    return Unsimulated{"optimizer.kind", "the products of an optimizer that works on matrices are not calibrated"};
+  if (program::optimizer_named(s.optimizer).has_whole())
+    return Unsimulated{"optimizer.kind", "an optimizer that works on whole matrices is not calibrated"};
   if (s.document_mask)
     return Unsimulated{"data.document_mask",
                        "attention within documents, whose work depends on the data, is not calibrated"};

@@ -18,7 +18,7 @@ TRAIN = "data/train"
 # Of tiny.toml; the rest are molen's defaults.
 GIVEN = {**{f"model.{k}": v for k, v in TINY_MODEL.items()}, "optimizer.lr": 1e-2, "schedule.warmup": "2 steps", "data.train": [{"path": TRAIN}], "data.sequence_length": 16, "batch.global": 4}
 COURSE = {"optimizer.lr": "lr", "schedule.kind": "kind", "schedule.min_lr": "min_lr", "schedule.warmup": "warmup", "schedule.decay": "decay"}
-OPTIMIZER = {f"optimizer.{k}": k for k in ("kind", "momentum", "match_adamw", "beta1", "beta2", "eps", "weight_decay", "clip")}
+OPTIMIZER = {f"optimizer.{k}": k for k in ("kind", "momentum", "match_adamw", "beta1", "beta2", "eps", "weight_decay", "clip", "beta2_decay", "eps1", "eps2", "update_clip")}
 
 
 def steps_in(value):

@@ -45,6 +45,19 @@ def muon(case):
     beside(case, {"optimizer.kind": "muon"})
 
 
+@row("optimizer.beta2_decay", "optimizer.eps1", "optimizer.eps2", "optimizer.update_clip")
+def adafactor(case):
+    # Each alone: an update that is clipped hides what its size follows from.
+    kind = {"optimizer.kind": "adafactor", "optimizer.lr": 0.1}
+    beside(case, kind)
+    for key, value in (("beta2_decay", -0.3), ("eps1", 0.05), ("eps2", 0.5), ("update_clip", 1.05)):
+        sets = {**kind, f"optimizer.{key}": value}
+        beside(case, sets, counts=[f"optimizer.{key}"])
+    for key, value, says in (("beta2_decay", 0.8, "0 or less"), ("eps1", 0, "positive number"), ("eps2", -1, "0 or more"), ("update_clip", 0.5, "1 or more")):
+        case.refused("train", "tiny.toml", {**kind, f"optimizer.{key}": value}, says=[f"optimizer.{key}", says])
+    case.refused("train", "tiny.toml", {**kind, "parallel.offload": ["optimizer"], "parallel.tensor": 2}, "--ranks", 2, says=["optimizer.kind", "parallel.tensor = 1"])
+
+
 @row("optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.weight_decay")
 def adamw(case):
     beside(case)

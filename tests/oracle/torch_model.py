@@ -245,7 +245,8 @@ class Muon(torch.optim.Optimizer):
         self.adam.step()
 
 
-def optimizer_of(kind, w, matrices, others, beta1, beta2, eps, weight_decay, momentum=0.95, match_adamw=True, rest=1.0):
+def optimizer_of(kind, w, matrices, others, beta1, beta2, eps, weight_decay, momentum=0.95, match_adamw=True, rest=1.0,
+                 beta2_decay=-0.8, eps1=None, eps2=1e-3, update_clip=1.0):
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     if kind == "lion":
         return Lion(groups, (beta1, beta2))
@@ -256,15 +257,17 @@ def optimizer_of(kind, w, matrices, others, beta1, beta2, eps, weight_decay, mom
         muon = Muon(hidden, [tables, groups[1]], momentum, match_adamw, weight_decay, betas=(beta1, beta2), eps=eps)
         muon.rest_lr = rest
         return muon
+    if kind == "adafactor":
+        return torch.optim.Adafactor(groups, beta2_decay=beta2_decay, eps=(eps1, eps2), d=update_clip)
     assert kind == "adamw", kind
     return torch.optim.AdamW(groups, betas=(beta1, beta2), eps=eps)
 
 
-def train(model, batches, lr_of, kind="adamw", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, end_of_text=None, loss=None, **only_of_muon):
+def train(model, batches, lr_of, kind="adamw", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, end_of_text=None, loss=None, **only_of_kind):
     """With clipping, a step for each of `batches`; yields (loss, norm before clipping, learning rate)."""
     matrices = [w for n, w in model.w.items() if w.dim() >= 2 and "embed_positions" not in n]
     others = [w for n, w in model.w.items() if w.dim() < 2 or "embed_positions" in n]
-    optimizer = optimizer_of(kind, model.w, matrices, others, beta1, beta2, eps, weight_decay, **only_of_muon)
+    optimizer = optimizer_of(kind, model.w, matrices, others, beta1, beta2, eps, weight_decay, **only_of_kind)
     for step, rows in enumerate(batches, 1):
         optimizer.zero_grad()
         value = loss(rows) if loss else model.loss(rows, end_of_text)

@@ -80,6 +80,7 @@ ALIBI = {"model.position": "alibi", "model.activation": "gelu_tanh", "model.norm
 SHORT = {"data.train": [{"path": "short/train"}], "data.document_mask": True}
 LION = {"optimizer.kind": "lion", "optimizer.lr": 1e-3, "optimizer.beta2": 0.99, "optimizer.weight_decay": 0.3}
 MUON = {"optimizer.kind": "muon"}
+ADAFACTOR = {"optimizer.kind": "adafactor", "optimizer.lr": 0.02}
 # name: settings, ranks, and the clip that every step's norm must exceed.
 CASES = {
     "Llama, grouped queries, cosine": ({}, 1, None),
@@ -103,13 +104,20 @@ CASES = {
     **{f"Lion, ZeRO-{zero}, {ranks} ranks": ({**LION, "parallel.zero": zero}, ranks, None) for zero, ranks in ((0, 1), (0, 2), (1, 3), (2, 2), (3, 4))},
     **{f"Muon, ZeRO-{zero}, {ranks} ranks": ({**MUON, "parallel.zero": zero}, ranks, None) for zero in range(4) for ranks in range(1, 5) if zero == 0 or ranks > 1},
     "Muon, as first published, clipped": ({**MUON, "optimizer.match_adamw": False, "optimizer.lr": 0.02, "optimizer.rest_lr": 3e-3, "optimizer.clip": 0.2}, 2, 0.2),
+    **{f"Adafactor, ZeRO-{zero}, {ranks} ranks": ({**ADAFACTOR, "parallel.zero": zero}, ranks, None) for zero in range(4) for ranks in range(1, 5) if zero == 0 or ranks > 1},
+    "Adafactor, two tensor ranks, GPT": ({**GPT, **ADAFACTOR, "parallel.tensor": 2}, 2, None),
+    "Adafactor, three tensor ranks, more than heads of keys": ({**ADAFACTOR, "model.ffn": 90, "parallel.tensor": 3}, 3, None),
+    "Adafactor, two tensor ranks, ZeRO-3 over two": ({**ADAFACTOR, "parallel.tensor": 2, "parallel.sequence": True, "parallel.zero": 3}, 4, None),
+    "Adafactor, tied, other options, clipped": ({**ADAFACTOR, "model.tied": True, "optimizer.beta2_decay": -0.5, "optimizer.eps1": 1e-3, "optimizer.eps2": 0.03, "optimizer.update_clip": 1.5, "optimizer.clip": 0.2}, 2, 0.2),
     "a mixture by weight": ({"data.train": [{"path": "data/train", "weight": 2}, {"path": "short/train", "weight": 5}]}, 1, None),
 }
 
 
 def exact():
     for name, (sets, ranks, clip) in CASES.items():
-        ran, model, theirs = beside_torch.beside(Case(name), sets, STEPS, ranks, bound=1e-9)
+        layout = {k: v for k, v in sets.items() if k.startswith("parallel.")}  # PyTorch begins with the weights of one rank
+        sets = {k: v for k, v in sets.items() if k not in layout}
+        ran, model, theirs = beside_torch.beside(Case(name), sets, STEPS, ranks, bound=1e-9, more=layout)
         if ranks == 1:
             beside_torch.weights_agree(ran, model, STEPS, 1e-8)
         assert clip is None or all(norm > clip for _, norm, _ in theirs), f"{name}: steps that are not clipped"

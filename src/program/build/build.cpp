@@ -123,8 +123,13 @@ std::optional<SparseRefused> sparse_refused(const arch::Architecture& arch, cons
 }
 
 std::optional<std::string> optimizer_refused(const Setting& s) {
-  if (!optimizer_named(s.optimizer).whole_matrices) return std::nullopt;
-  if (s.offload.optimizer)
+  const Optimizer& optimizer = optimizer_named(s.optimizer);
+  if (optimizer.whole_parameters && s.offload.optimizer && s.tensor())
+    return fmt::format(
+        "{} gathers gradients over tensor ranks, which ranks do not do from the host's memory yet; keep \"optimizer\" "
+        "out of parallel.offload, or set parallel.tensor = 1",
+        s.optimizer);
+  if (optimizer.whole_matrices && s.offload.optimizer)
     return fmt::format(
         "{} multiplies matrices, which the host's stream does not do yet; keep \"optimizer\" out of "
         "parallel.offload",

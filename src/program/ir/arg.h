@@ -37,6 +37,8 @@ enum class Arg {
   kDKeys,
   kMoment1,
   kMoment2,
+  kRowMoment2,
+  kColumnMoment2,
   kMaster,
   kDirection,  // where an optimizer moves a unit's matrices
   kFrom,       // source of a collective, a message, a copy or a cast
@@ -84,6 +86,8 @@ inline constexpr std::array kArgs{
     ArgInfo{Arg::kDKeys, "d_keys"},
     ArgInfo{Arg::kMoment1, "m"},
     ArgInfo{Arg::kMoment2, "v"},
+    ArgInfo{Arg::kRowMoment2, "v_rows"},
+    ArgInfo{Arg::kColumnMoment2, "v_columns"},
     ArgInfo{Arg::kMaster, "master"},
     ArgInfo{Arg::kDirection, "direction"},
     ArgInfo{Arg::kFrom, "from"},

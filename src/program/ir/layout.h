@@ -34,8 +34,9 @@ Grid grid_of(const Setting& setting);
 struct UnitEntry {
   int parameter = -1;       // index in arch::parameters
   std::int64_t offset = 0;  // elements from the unit's start
-  // The elements of a matrix that the optimizer updates as a whole, so that no rank owns a part of it; 0 of others.
+  // The elements of a parameter that the optimizer updates as a whole, so that no rank owns a part of it; 0 of others.
   std::int64_t whole = 0;
+  std::int64_t rows = 0, columns = 0;  // of such a parameter, over all tensor ranks; a vector has no columns
   bool operator==(const UnitEntry&) const = default;
 };
 

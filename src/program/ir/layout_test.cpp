@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "arch/parameters.h"
@@ -161,14 +163,14 @@ TEST(Layout, BoxesOfARangeAreItsElements) {
   }
 }
 
-// Matrices that an optimizer updates whole belong to one rank each; the largest part is as small as it can be.
-TEST(Layout, WholeMatricesAreNotDivided) {
+// What an optimizer updates whole belongs to one rank each; the largest part is as small as it can be.
+void check_whole_parameters(std::string_view kind) {
   for (const int zero : {1, 2, 3})
     for (const int replicas : {1, 2})
       for (const int shards : {1, 2, 3, 5, 12}) {
         if (shards * replicas == 1 || (zero > 1 && shards == 1)) continue;
         Setting s;
-        s.optimizer = "muon";
+        s.optimizer = std::string(kind);
         s.zero = zero;
         s.own_over_dp = zero > 1 && replicas > 1;
         s.mesh[mesh::Axis::kDpShard] = shards;
@@ -178,7 +180,7 @@ TEST(Layout, WholeMatricesAreNotDivided) {
         const Program p = describe(tiny(), s);
         const mesh::Mesh grid(s.mesh, s.ranks(), s.order);
         for (const Unit& unit : p.units) {
-          EXPECT_EQ(unit.has_whole(), unit.of_layers());
+          EXPECT_EQ(unit.has_whole(), unit.of_layers() || kind == "adafactor");
           std::vector<std::pair<std::int64_t, std::int64_t>> parts;
           for (int rank = 0; rank < s.ranks(); ++rank) {
             const auto [first, last] = unit_range(p.grid, grid.coordinates(rank), unit, Range::kOwn);
@@ -209,6 +211,14 @@ TEST(Layout, WholeMatricesAreNotDivided) {
           EXPECT_LE(most, best) << unit.name;
         }
       }
+}
+
+TEST(Layout, WholeMatricesAreNotDivided) {
+  check_whole_parameters("muon");
+}
+
+TEST(Layout, WholeParametersAreNotDivided) {
+  check_whole_parameters("adafactor");
 }
 
 }  // namespace

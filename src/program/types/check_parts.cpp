@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "program/types/type_checker.h"
+#include "program/values/optimizer.h"
 
 namespace molen::program {
 
@@ -207,11 +208,14 @@ void TypeChecker::update_parameter(const Use& grad, const Use& param, std::size_
       after[axis] = part;
     else
       expect(param, segment, before, axis, {home[axis]});
-    for (const Arg arg : {Arg::kMoment1, Arg::kMoment2, Arg::kMaster})
-      if (const Use* kept = find(arg); kept && both_of_parameters(grad, *kept)) {
-        const AxisType whole = replicated && arg != Arg::kMaster ? kInvariant : home[axis];
+    const bool state_whole = replicated || (axis == mesh::Axis::kTp && p_.optimizer->whole_parameters);
+    const auto expect_kept = [&](Arg arg, const AxisType& whole) {
+      if (const Use* kept = find(arg); kept && both_of_parameters(grad, *kept))
         expect(*kept, segment, found(*kept, segment), axis, {shard ? part : whole});
-      }
+    };
+    for (const OptimizerState& state : p_.optimizer->states)
+      expect_kept(state.arg, state_whole ? kInvariant : home[axis]);
+    expect_kept(Arg::kMaster, home[axis]);
   }
   leave(param, segment, after);
 }

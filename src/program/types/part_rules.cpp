@@ -1,6 +1,7 @@
 #include "program/types/part_rules.h"
 
 #include "base/error.h"
+#include "program/values/optimizer.h"
 
 namespace molen::program {
 
@@ -52,18 +53,18 @@ MeshType constant_type(const Program& p, Value value) {
 }
 
 std::optional<MeshType> kept_type(const Program& p, const Buffer& b, const arch::Parameter& parameter) {
-  const bool moment = b.role == Value::kMoment1 || b.role == Value::kMoment2;
+  const bool state = class_of(b.role) == ValueClass::kState && b.role != Value::kMaster;
   const bool weights = b.role == Value::kParam || b.role == Value::kParamShard || b.role == Value::kParamHost ||
                        b.role == Value::kMaster;
   const bool kept = b.lifetime == Lifetime::kPersistent || b.lifetime == Lifetime::kExternal;
-  if (!kept || (!moment && !weights)) return std::nullopt;
+  if (!kept || (!state && !weights)) return std::nullopt;
   const mesh::Axes cut = b.extent == Range::kOwn ? p.grid.own : b.extent == Range::kShard ? p.grid.shard : mesh::Axes{};
   MeshType type = parameter_type(p, b.unit, parameter);
   for (const mesh::Axis axis : kMeshAxes) {
     if (p.grid.sizes[axis] == 1) continue;
     if (cut.contains(axis))
       type[axis] = sharded(Dimension::kUnit);
-    else if (moment && type[axis] == kReplicated)
+    else if (state && (type[axis] == kReplicated || (axis == mesh::Axis::kTp && p.optimizer->whole_parameters)))
       type[axis] = kInvariant;
   }
   return type;

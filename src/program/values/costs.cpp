@@ -89,20 +89,19 @@ void cost_cast(const Program& p, Bytes touched, Step& step) {
   step.scratch = Bytes(std::min(wide, arch::kWidenBlock * size_of(DType::kF32)));
 }
 
-// The gradient is read, all else read and written: a store to a parameter reads its cache line. Matrices that are
-// updated whole take products: the FLOPs of the rank at 0, and scratch for the largest matrix of any rank.
+// The gradient is read, once or several times, all else read and written: a store to a parameter reads its cache line.
+// Matrices that are updated whole take products: the FLOPs of the rank at 0, and scratch for the largest matrix of any
+// rank.
 void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read, std::int64_t written, Step& step) {
-  step.moved = Bytes(read + 2 * written);
   const Optimizer& optimizer = optimizer_named(o.kind);
+  step.moved = Bytes((o.stage == UpdateStage::kDirection ? 1 : optimizer.gradient_reads) * read + 2 * written);
   const int of = unit_of_step(p, step);
   if (!optimizer.whole_matrices || o.stage == UpdateStage::kDirection || of < 0) return;
   const Unit& unit = p.units.at(static_cast<std::size_t>(of));
   const auto [first, last] = unit_range(p.grid, {}, unit, Range::kOwn);
-  const std::vector<arch::Parameter> whole = arch::parameters(p.arch);
   for (const UnitEntry& entry : unit.entries) {
     if (entry.whole == 0) continue;
-    const auto& shape = whole[static_cast<std::size_t>(entry.parameter)].shape;
-    const MatrixCost cost = optimizer.whole_matrices(shape.at(0), shape.at(1));
+    const MatrixCost cost = optimizer.whole_matrices(entry.rows, entry.columns);
     step.scratch = std::max(step.scratch, Bytes(cost.scratch * size_of(dtype_of(p, Value::kMoment1))));
     if (first <= entry.offset && entry.offset < last) step.hardware_flops += cost.flops;
   }

@@ -29,17 +29,33 @@ const std::vector<Optimizer>& optimizers() {
       {"muon",
        {{Value::kMoment1, Arg::kMoment1}, {Value::kMoment2, Arg::kMoment2, StateOf::kRest}},
        newton_schulz_cost},
+      {"adafactor",
+       {{Value::kRowMoment2, Arg::kRowMoment2, StateOf::kRows},
+        {Value::kColumnMoment2, Arg::kColumnMoment2, StateOf::kColumns},
+        {Value::kMoment2, Arg::kMoment2, StateOf::kVectors}},
+       nullptr,
+       true,
+       4},  // for the means of rows and of columns, for the size of the update, and to apply it
   };
   return all;
 }
 
-bool Optimizer::updates_whole(const arch::Parameter& parameter) const {
-  return whole_matrices && parameter.layer >= 0 && parameter.shape.size() == 2;
+std::vector<std::int64_t> OptimizerState::shape(std::int64_t rows, std::int64_t columns) const {
+  const bool matrix = columns > 0;
+  if (of == StateOf::kVectors && !matrix) return {rows};
+  if (of == StateOf::kRows && matrix) return {rows};
+  if (of == StateOf::kColumns && matrix) return {columns};
+  return {};
 }
 
-bool Optimizer::keeps_of_rest(Value state) const {
-  return std::any_of(states.begin(), states.end(),
-                     [&](const OptimizerState& kept) { return kept.value == state && kept.of == StateOf::kRest; });
+bool Optimizer::updates_whole(const arch::Parameter& parameter) const {
+  return whole_parameters || (whole_matrices && parameter.layer >= 0 && parameter.shape.size() == 2);
+}
+
+const OptimizerState* Optimizer::find(Value state) const {
+  const auto found =
+      std::find_if(states.begin(), states.end(), [&](const OptimizerState& kept) { return kept.value == state; });
+  return found == states.end() ? nullptr : &*found;
 }
 
 const Optimizer& optimizer_named(std::string_view name) {

@@ -8,6 +8,7 @@
 
 #include "program/memory/memory.h"
 #include "program/test_edit.h"
+#include "program/values/value_memory.h"
 
 namespace molen::program {
 namespace {
@@ -51,6 +52,55 @@ TEST(Optimizer, BuffersAndOperandsFollowFromTheDeclaration) {
     EXPECT_EQ(refusal_of(print(p)), "accepted") << optimizer.name;
     EXPECT_EQ(parse(print(p), "p.txt"), p);
   }
+}
+
+// Numbers that the ranks at these coordinates keep of a state of a unit.
+std::int64_t kept(const Program& p, const Unit& unit, Value state, int shard, int tensor) {
+  mesh::PerAxis at{};
+  at[mesh::Axis::kDpShard] = shard;
+  at[mesh::Axis::kTp] = tensor;
+  const auto [first, last] = unit_range(p.grid, at, unit, extent_of(p, state));
+  return elements_before(p, state, unit, last) - elements_before(p, state, unit, first);
+}
+
+// Each rank of a ZeRO group has the states of its parameters, and tensor ranks have them whole.
+TEST(Optimizer, AdafactorKeepsRowsColumnsAndVectors) {
+  for (const int tensor : {1, 2})
+    for (const int zero : {0, 1, 3})
+      for (const int shards : {1, 3}) {
+        Setting s;
+        s.mesh[mesh::Axis::kDpShard] = shards;
+        s.mesh[mesh::Axis::kTp] = tensor;
+        s.zero = zero;
+        s.global_batch = shards;
+        s.sequence = 16;
+        s.optimizer = "adafactor";
+        const Program p = build(tiny(), s);
+        const std::vector<arch::Parameter> parameters = arch::parameters(p.arch);
+        for (const Unit& unit : p.units) {
+          std::int64_t rows = 0, columns = 0, vectors = 0;
+          for (const UnitEntry& entry : unit.entries) {
+            const auto& shape = parameters[static_cast<std::size_t>(entry.parameter)].shape;
+            (shape.size() > 1 ? rows : vectors) += shape[0];
+            if (shape.size() > 1) columns += shape[1];
+          }
+          for (const auto& [state, wanted] :
+               {std::pair{Value::kRowMoment2, rows}, {Value::kColumnMoment2, columns}, {Value::kMoment2, vectors}}) {
+            std::int64_t sum = 0;
+            for (int shard = 0; shard < shards; ++shard) sum += kept(p, unit, state, shard, tensor - 1);
+            EXPECT_EQ(sum, p.setting.owns_part() ? wanted : shards * wanted) << unit.name << " " << name_of(state);
+          }
+        }
+      }
+}
+
+TEST(Optimizer, AdafactorWithTensorRanksStaysOnTheDevice) {
+  Setting s;
+  s.optimizer = "adafactor";
+  s.offload.optimizer = true;
+  EXPECT_EQ(optimizer_refused(s), std::nullopt);
+  s.mesh[mesh::Axis::kTp] = 2;
+  EXPECT_NE(optimizer_refused(s).value_or("").find("parallel.tensor = 1"), std::string::npos);
 }
 
 TEST(Optimizer, AnUnknownOneIsRefusedWithTheNearest) {

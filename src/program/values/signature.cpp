@@ -183,6 +183,10 @@ Signature optimizer(const Program& p, const OptimizerStep& o, int unit) {
   const Operand grad = p.setting.offload.optimizer ? Operand{Value::kGradHost, unit} : owned(p, true, unit);
   const Operand param = updated(p, unit);
   const bool master = p.setting.master != p.setting.compute;
+  if (o.stage == UpdateStage::kDirection && rule.whole_parameters)
+    return {{reads(kGrad, grad), reads(kScalars, {Value::kScalars}),
+             master ? reads(kMaster, {Value::kMaster, unit}) : reads(kParam, param),
+             writes(kDirection, {Value::kDirection, unit})}};
   if (o.stage == UpdateStage::kDirection) {
     const OptimizerState& momentum = rule.states.front();
     return {{reads(kGrad, grad), reads(kScalars, {Value::kScalars}), updates(momentum.arg, {momentum.value, unit}),

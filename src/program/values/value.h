@@ -92,6 +92,8 @@ enum class Value {
   kDirectionAll,  // those of all tensor ranks, one after another
   kMoment1,
   kMoment2,
+  kRowMoment2,  // means of the second moment over each row of a matrix, and over each column
+  kColumnMoment2,
   kMaster,
   kScalars,
   kRope,    // cosines, then sines, of the positions that the rank has of a sequence
@@ -220,6 +222,8 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kDirectionAll, "direction_all", ValueClass::kUnit, "", ValueType::kAccurate},
     ValueInfo{Value::kMoment1, "m", ValueClass::kState, "", ValueType::kAccurate},
     ValueInfo{Value::kMoment2, "v", ValueClass::kState, "", ValueType::kAccurate},
+    ValueInfo{Value::kRowMoment2, "v_rows", ValueClass::kState, "", ValueType::kAccurate},
+    ValueInfo{Value::kColumnMoment2, "v_columns", ValueClass::kState, "", ValueType::kAccurate},
     ValueInfo{Value::kMaster, "master", ValueClass::kState, "", ValueType::kMaster},
     ValueInfo{Value::kScalars, "scalars", ValueClass::kScalars, "", ValueType::kDouble},
     ValueInfo{Value::kRope, "rope", ValueClass::kConstant, "SD", ValueType::kAccurate},

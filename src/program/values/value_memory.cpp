@@ -42,10 +42,23 @@ Range extent_of(const Program& program, Value value) {
 }
 
 std::int64_t elements_before(const Program& program, Value value, const Unit& unit, std::int64_t at) {
-  if (value == Value::kDirectionAll) return at * program.grid.sizes[mesh::Axis::kTp];
-  const bool some =
-      class_of(value) == ValueClass::kState && unit.has_whole() && program.optimizer->keeps_of_rest(value);
-  return some ? elements_outside_whole(unit, at) : at;
+  if (value == Value::kDirectionAll)
+    return elements_before(program, Value::kDirection, unit, at) * program.grid.sizes[mesh::Axis::kTp];
+  const OptimizerState* state = program.optimizer->find(value);
+  if (state && state->of == StateOf::kRest) return elements_outside_whole(unit, at);
+  // Numbers that do not follow the elements of a parameter have their place at its end, since no rank owns a part of
+  // it.
+  const bool beside = value == Value::kDirection && program.optimizer->whole_parameters;
+  const bool shaped = state && state->has_shape();
+  if (!beside && !shaped) return at;
+  std::int64_t before = shaped ? 0 : at;
+  for (const UnitEntry& entry : unit.entries) {
+    if (at < entry.offset + entry.whole) continue;
+    if (beside) ++before;
+    if (!shaped) continue;
+    for (const std::int64_t numbers : state->shape(entry.rows, entry.columns)) before += numbers;
+  }
+  return before;
 }
 
 namespace {

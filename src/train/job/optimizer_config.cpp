@@ -34,7 +34,9 @@ optim::Schedule resolve_schedule(const config::Config& c, std::int64_t total_ste
 
 optim::Options resolve_optimizer(const config::Config& c) {
   const config::OptimizerTable& o = c.optimizer;
-  return {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.momentum, o.match_adamw, o.rest_lr.value_or(o.lr) / o.lr};
+  return {o.lr,           o.beta1,    o.beta2,       o.eps,
+          o.weight_decay, o.momentum, o.match_adamw, o.rest_lr.value_or(o.lr) / o.lr,
+          o.beta2_decay,  o.eps1,     o.eps2,        o.update_clip};
 }
 
 }  // namespace molen::train
