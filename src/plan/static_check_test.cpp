@@ -1,11 +1,13 @@
 #include "plan/static_check.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "base/test_sanitized.h"
 #include "plan/layouts.h"
 #include "program/build/build.h"
 #include "program/memory/memory.h"
+#include "program/values/optimizer.h"
 #include "program/verify/verify.h"
 
 namespace molen::plan {
@@ -47,6 +49,31 @@ TEST(StaticCheck, CountsWhatIsLeftOut) {
     }
   }
   EXPECT_GT(left_out * kStride, 50u);
+}
+
+// States of every shape, in layouts that cover all pairs of choices. Counts of the parts of a unit, memory and types
+// are of the optimizer's own states.
+TEST(StaticCheck, LayoutsOfEveryOptimizerAreSound) {
+  const auto a = model_of_layers(4);
+  for (const program::Optimizer& optimizer : program::optimizers()) {
+    program::Setting base;
+    base.optimizer = optimizer.name;
+    base.micro_batch = 1;
+    base.sequence = 16;
+    base.global_batch = 32;
+    base.offload.optimizer = true;
+    std::size_t turn = 0, on_host = 0, tensor = 0, stages = 0;
+    for (const Layout& l : covering_pairs(layouts_of(a, base, 4, {}))) {
+      on_host += l.setting.offload.optimizer, tensor += l.setting.tensor(), stages += l.setting.pipelined();
+      if (turn++ % kStride != 0) continue;
+      SCOPED_TRACE(fmt::format("{}: {}", optimizer.name, l.name));
+      const StaticCheck check = check_statically(a, l.setting);
+      EXPECT_TRUE(check.findings.empty()) << check.findings.front();
+    }
+    EXPECT_GT(tensor, 5u) << optimizer.name;
+    EXPECT_GT(stages, 5u) << optimizer.name;
+    EXPECT_EQ(on_host > 0, optimizer.whole_matrices == nullptr) << optimizer.name;
+  }
 }
 
 // Drops what says how large the global batch is.

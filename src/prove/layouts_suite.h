@@ -227,10 +227,14 @@ inline const Outcome& train_alone(const program::Program& p, int steps) {
 }
 
 // Returns the hash of all ranks' states. With `save`, the states are filled by position alone and saved to `dir`;
-// otherwise they are read from `dir`.
-inline std::string hash_of_checkpoint(const program::Program& p, const std::filesystem::path& dir, bool save) {
+// otherwise they are read from `dir`. Each rank has the program of its stage.
+inline std::string hash_of_checkpoint(const std::vector<program::Program>& stages, const std::filesystem::path& dir,
+                                      bool save) {
   std::string hash;
-  on_ranks(p.setting.ranks(), [&](comm::Communicator& world) {
+  const program::Setting& setting = stages.front().setting;
+  on_ranks(setting.ranks(), [&](comm::Communicator& world) {
+    const int stage = program::at_rank(setting, world.rank()).pipeline.stage;
+    const program::Program& p = stages.at(static_cast<std::size_t>(stage));
     exec::Executor executor(p, world.rank(), &world, {});
     if (save) {
       launch::initialize_parameters(executor, 9, 1);
@@ -251,6 +255,9 @@ inline std::string hash_of_checkpoint(const program::Program& p, const std::file
     if (world.rank() == 0) hash = own;
   });
   return hash;
+}
+inline std::string hash_of_checkpoint(const program::Program& p, const std::filesystem::path& dir, bool save) {
+  return hash_of_checkpoint(std::vector{p}, dir, save);
 }
 
 // Checks the proof run of DESIGN section 3: ten steps in fp64.

@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "base/test_golden.h"
 #include "program/build/build.h"
+#include "program/values/optimizer.h"
 #include "sim/calibration.h"
 #include "sim/simulate.h"
 
@@ -491,6 +492,10 @@ TEST(Simulate, SaysWhatItCannotSimulate) {
   EXPECT_EQ(key([](program::Setting& s) { s.mesh[mesh::Axis::kPp] = 2; }), "parallel.pipeline");
   EXPECT_EQ(key([](program::Setting& s) { s.mesh[mesh::Axis::kTp] = 2; }), "parallel.tensor");
   EXPECT_EQ(key([](program::Setting& s) { s.document_mask = true; }), "data.document_mask");
+  for (const program::Optimizer& optimizer : program::optimizers())
+    EXPECT_EQ(key([&](program::Setting& s) { s.optimizer = optimizer.name; }),
+              optimizer.has_whole() ? "optimizer.kind" : "")
+        << optimizer.name;
   const auto ring = [](program::Setting& s) { s.context_form = program::ContextForm::kRing; };
   EXPECT_EQ(key(ring), "") << "nothing travels";
   EXPECT_EQ(key([&](program::Setting& s) { ring(s), s.mesh[mesh::Axis::kCp] = 2; }), "parallel.context_form");

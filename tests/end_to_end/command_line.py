@@ -126,7 +126,7 @@ refused("simulate: ranks of two nodes are not threads", "simulate", "run.toml", 
 # What cannot be simulated is said where it was asked for, and keeps no run from its end.
 RING = ["--set", "parallel.context=2", "--set", "parallel.context_form=ring"]
 TENSOR = ["--set", "parallel.tensor=2"]
-for shape, key in ((RING, "parallel.context_form"), (["--set", "parallel.pipeline=2"], "parallel.pipeline"), (["--set", "data.document_mask=true"], "data.document_mask"), (["--set", "precision.reduce=bf16"], "precision.reduce"), (TENSOR, "parallel.tensor")):
+for shape, key in ((RING, "parallel.context_form"), (["--set", "parallel.pipeline=2"], "parallel.pipeline"), (["--set", "data.document_mask=true"], "data.document_mask"), (["--set", "precision.reduce=bf16"], "precision.reduce"), (TENSOR, "parallel.tensor"), (["--set", "optimizer.kind=adafactor"], "optimizer.kind")):
     refused(f"simulate: {key}", "simulate", "run.toml", "--cluster", "here.json", "--ranks", "2", *shape, says=[key])
     said = run("train", "run.toml", "--set", f"run.name={key}", "--set", 'train.stop_after="2 steps"', "--cluster", "here.json", "--ranks", "2", *shape).stdout
     ok(f"train: no prediction for {key}", f"no prediction: {key}" in said, said)

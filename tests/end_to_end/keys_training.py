@@ -1,6 +1,7 @@
 """Rows of [data], [batch], [optimizer], [schedule] and [train]."""
 import json
 import math
+import shutil
 import statistics
 import time
 
@@ -36,6 +37,26 @@ def batches(case, *sets, steps=4, length=16, size=4):
 def kinds(case):
     beside(case, {"optimizer.kind": "lion", "optimizer.lr": 1e-3}, counts=["optimizer.kind"])
     case.refused("train", "tiny.toml", {"optimizer.kind": "lio"}, says=["optimizer.kind", "did you mean 'lion'?"])
+
+
+@row("optimizer.kind")
+def kinds_on_other_ranks(case):
+    """Programs of each kind, layouts that are verified, and a run that goes on in another layout with the same states."""
+    for kind, lr in (("lion", 1e-3), ("muon", 1e-2), ("adafactor", 0.1)):
+        sets = {"optimizer.kind": kind, "optimizer.lr": lr, "batch.micro": 1}
+        program = case.program(sets, {"parallel.zero": 1}, "--ranks", 2)
+        written = {x.split("kind=")[1].split()[0] for x in program.text.splitlines() if " optimizer_step " in x}
+        equal("the program says whose update it is", (written, program.setting["optimizer"]), ({kind}, kind))
+        found = json.loads(case.molen("verify", "tiny.toml", sets, {} if kind == "muon" else {"parallel.offload": ["optimizer"]}, "--ranks", 4, "--static", "--cover", "pairs", "--format", "json").stdout)
+        assert len(found) > 20 and all(r["findings"] == [] for r in found), (kind, len(found), [r for r in found if r["findings"]][:2])
+        whole = case.train(sets, {"checkpoint.every": "2 steps", "checkpoint.keep": 0})
+        digest = json.loads(case.molen("checkpoint", "verify", whole.checkpoint(2), "--digest", "--format", "json").stdout)["digest"]
+        for ranks, more in ((2, {"parallel.zero": 1}), (4, {"parallel.zero": 3, "parallel.tensor": 2}), (2, {"parallel.pipeline": 2}), (3, {"parallel.zero": 2})):
+            name = f"{kind}-on-{ranks}-{'-'.join(more).replace('parallel.', '')}"
+            shutil.copytree(whole.checkpoint(2), work / f"runs/{name}/checkpoints/step-000000002")
+            ran = case.train(sets, more, "--ranks", ranks, name=name)
+            equal(f"{name}: what is loaded is what was saved", ran.events("resume")[-1]["state_hash"], digest)
+            all_close(f"{name}: losses", ran.column("loss"), whole.column("loss")[2:], 1e-9)
 
 
 @row("optimizer.momentum", "optimizer.match_adamw", "optimizer.rest_lr")

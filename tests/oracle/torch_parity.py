@@ -91,6 +91,7 @@ CASES = {
     "experts, as Mixtral": (SPARSE, 1, None),
     "experts, as OLMoE": ({**SPARSE, "model.norm_topk": False, "model.qk_norm": "all"}, 1, None),
     "experts, Muon, tied, documents": ({**SPARSE, **SHORT, **MUON, "model.tied": True}, 1, None),
+    "experts, Adafactor": ({**SPARSE, **ADAFACTOR, "model.qk_norm": "all"}, 1, None),
     "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),
     "GPT, tied, constant": ({**GPT, "model.tied": True, "schedule.kind": "constant"}, 1, None),
     "ALiBi, layer norm, a tenth of decay": ({**ALIBI, "schedule.kind": "wsd"}, 1, None),
@@ -108,6 +109,7 @@ CASES = {
     "Adafactor, two tensor ranks, GPT": ({**GPT, **ADAFACTOR, "parallel.tensor": 2}, 2, None),
     "Adafactor, three tensor ranks, more than heads of keys": ({**ADAFACTOR, "model.ffn": 90, "parallel.tensor": 3}, 3, None),
     "Adafactor, two tensor ranks, ZeRO-3 over two": ({**ADAFACTOR, "parallel.tensor": 2, "parallel.sequence": True, "parallel.zero": 3}, 4, None),
+    "Adafactor, two stages, tied": ({**ADAFACTOR, "model.tied": True, "parallel.pipeline": 2}, 2, None),
     "Adafactor, tied, other options, clipped": ({**ADAFACTOR, "model.tied": True, "optimizer.beta2_decay": -0.5, "optimizer.eps1": 1e-3, "optimizer.eps2": 0.03, "optimizer.update_clip": 1.5, "optimizer.clip": 0.2}, 2, 0.2),
     "a mixture by weight": ({"data.train": [{"path": "data/train", "weight": 2}, {"path": "short/train", "weight": 5}]}, 1, None),
 }
