@@ -154,7 +154,8 @@ std::pair<Outcome, double> step_of(const std::vector<program::Program>& stages, 
     checkpoint::save(launch::spans_of(executor),
                      {dir, 1, world.rank(), world.size(), launch::agree_over(world), Json{{"x", 1}}, {}, 0});
     if (world.rank() != 0) return;
-    scale = std::min(1.0, input.clip / (result.grad_norm + 1e-6)) / result.valid_tokens;
+    const auto positions = static_cast<double>(p.setting.positions());  // the loss of the gradient is their mean
+    scale = std::min(1.0, input.clip / (result.grad_norm + 1e-6)) * positions / result.valid_tokens;
     outcome = std::move(made);
   });
   return {std::move(outcome), scale};
