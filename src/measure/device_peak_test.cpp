@@ -81,7 +81,7 @@ TEST_F(DevicePeakKept, IsMeasuredOnceAMachine) {
   EXPECT_EQ(rates.measured, utc_timestamp(wall_time()).substr(0, 10));
   EXPECT_EQ(precision_rates(1).bf16, rates.bf16);
   EXPECT_GT(rates.bf16, 0.1);  // GFLOP/s
-  EXPECT_LT(rates.bf16, 1e7);
+  EXPECT_LT(rates.bf16, 1e5);
   EXPECT_NE(precision_rates(1).measured, "");
   // Auto and the peak use the same measurement, the first one.
   EXPECT_NEAR(rates.fp32 * 1e9, first, 1e-3);

@@ -10,22 +10,23 @@
 namespace molen::measure {
 namespace {
 
-void check(const plan::PrecisionRates& rates, const char* where) {
+// `most`: GFLOP/s beyond every such device. Products that did not run would seem to be faster.
+void check(const plan::PrecisionRates& rates, const char* where, double most) {
   fmt::print("{}: fp32 {:.1f}, bf16 {:.1f} GFLOP/s\n", where, rates.fp32, rates.bf16);
   for (const double rate : {rates.fp32, rates.bf16}) {
     EXPECT_TRUE(std::isfinite(rate));
     EXPECT_GT(rate, 0.1);
-    EXPECT_LT(rate, 1e7);  // no device does 10 PFLOP/s in these types, and products that did not run would seem to
+    EXPECT_LT(rate, most);
   }
 }
 
 TEST(Precision, BothTypesAreMeasuredOnTheCpu) {
-  check(measure_precision(1), "cpu");
+  check(measure_precision(1), "cpu", 1e5);
 }
 
 TEST(Precision, BothTypesAreMeasuredOnADevice) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA in this libtorch";
-  check(measure_precision(1, 0), "cuda");
+  check(measure_precision(1, 0), "cuda", 1e7);
 }
 
 }  // namespace

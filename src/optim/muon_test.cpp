@@ -14,7 +14,7 @@
 namespace molen::optim {
 namespace {
 
-at::Tensor gaussians(std::uint64_t key, std::int64_t n) {
+at::Tensor normal_values(std::uint64_t key, std::int64_t n) {
   at::Tensor x = at::empty({n}, at::kDouble);
   for (std::int64_t i = 0; i < n; ++i) x.data_ptr<double>()[i] = normal_at(key, static_cast<std::uint64_t>(i));
   return x;
@@ -22,7 +22,7 @@ at::Tensor gaussians(std::uint64_t key, std::int64_t n) {
 
 // Returns the weights after three steps in a type.
 at::Tensor trained(std::int64_t rows, std::int64_t columns, at::ScalarType type, const Options& options) {
-  at::Tensor param = gaussians(1, rows * columns).to(type), momentum = at::zeros({rows * columns}, type);
+  at::Tensor param = normal_values(1, rows * columns).to(type), momentum = at::zeros({rows * columns}, type);
   const std::int64_t small = std::min(rows, columns);
   // The matrix, a copy of it, and two products of the small side; math::Scratch rounds each to 64 bytes.
   std::vector<double> space(static_cast<std::size_t>(2 * rows * columns + 2 * small * small + 4 * 8 + 8));
@@ -33,7 +33,7 @@ at::Tensor trained(std::int64_t rows, std::int64_t columns, at::ScalarType type,
   for (int step = 1; step <= 3; ++step) {
     Piece piece;
     piece.decay = true;
-    piece.grad = gaussians(static_cast<std::uint64_t>(step + 1), rows * columns).to(type);
+    piece.grad = normal_values(static_cast<std::uint64_t>(step + 1), rows * columns).to(type);
     piece.param = param;
     piece.states = {momentum};
     piece.rows = rows, piece.columns = columns;
@@ -48,7 +48,7 @@ TEST(Muon, FloatIsAsCloseToDoubleAsItsIterationsAllow) {
   o.lr = 0.01;
   for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{24, 40}, {40, 24}}) {
     const at::Tensor wide = trained(rows, columns, at::kDouble, o), narrow = trained(rows, columns, at::kFloat, o),
-                     start = gaussians(1, rows * columns);
+                     start = normal_values(1, rows * columns);
     const double size = 0.2 * std::sqrt(40.0) * o.lr;  // of an update, whose singular values are near 1
     EXPECT_GT((wide - start).abs().max().item<double>(), size / 40);
     // An iteration multiplies small singular values, and the rounding in them, by up to 3.4445. Sums have 24 or 40
