@@ -45,7 +45,7 @@ Architecture tiny_sparse(arch::QkNorm qk_norm, bool norm_topk) {
   Architecture a = tiny_llama(false);
   a.qk_norm = qk_norm;
   a.experts = arch::Experts{.count = 3, .per_token = 2, .ffn = 9, .norm_topk = norm_topk, .balance_loss = 0.25};
-  if (qk_norm != arch::QkNorm::kHead) a.ffn = a.experts->ffn;  // no other width is written
+  if (qk_norm != arch::QkNorm::kHead) a.ffn = a.experts->ffn;    // no other width is written
   if (qk_norm == arch::QkNorm::kAll) a.hidden = a.query_size();  // an OLMoE has no head_dim of its own
   return a;
 }

@@ -60,7 +60,9 @@ TEST(Cores, AreNamedAsRangesOrAlone) {
   ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
   EXPECT_EQ(alone.affinity, std::to_string(cpu));
   EXPECT_EQ(alone.physical, 1);
-  if (CPU_ISSET(cpu + 1, &before)) EXPECT_TRUE(cores_of(*world).affinity.starts_with(std::to_string(cpu) + "-"));
+  if (CPU_ISSET(cpu + 1, &before)) {
+    EXPECT_TRUE(cores_of(*world).affinity.starts_with(std::to_string(cpu) + "-"));
+  }
 }
 
 }  // namespace

@@ -72,6 +72,16 @@ TEST(Recompute, TheLadderIsSortedByWhatItCosts) {
 }
 
 // Each budget gets the cheapest rung that fits, and one byte less than the smallest plan gets none.
+TEST(Recompute, NormsOfQueriesAndKeysAreOnTheLadderOfModelsThatHaveThem) {
+  auto with = twelve_layers();
+  with.qk_norm = arch::QkNorm::kHead;
+  const auto has_norms = [](const RecomputeChoice& choice) {
+    return program::text_of(choice.recompute).find("qk_norm") != std::string::npos;
+  };
+  EXPECT_TRUE(std::ranges::any_of(recompute_ladder(with, base()), has_norms));
+  EXPECT_TRUE(std::ranges::none_of(recompute_ladder(twelve_layers(), base()), has_norms));
+}
+
 TEST(Recompute, ABudgetGetsTheCheapestThatFits) {
   const arch::Architecture a = twelve_layers();
   auto ladder = recompute_ladder(a, base());

@@ -224,6 +224,8 @@ def naming(case):
     case.molen("train", "tiny.toml", {"run.dir": "unnamed"})
     (name,) = (p.name for p in (work / "unnamed").iterdir())
     assert re.fullmatch(r"custom-\d{8}T\d{6}Z", name), name
+    # A requeued job without a name looks for a run that had none either.
+    equal("named", [json.loads((work / run / "run.json").read_text())["named"] for run in ("kept/so-called", f"unnamed/{name}")], [True, False])
 
 
 @row("run.lease")
