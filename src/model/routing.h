@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "math/expert_order.h"
 #include "math/reference_routing.h"
 #include "model/experts.h"
 
