@@ -20,7 +20,7 @@ struct SavedBox {
   std::int64_t unit_end = 0;
 };
 
-// What a checkpoint has of the parameters: the weights, or a state of the optimizer.
+// A kind of number that a checkpoint stores of the parameters: their weights, or one state of the optimizer.
 struct SavedFamily {
   std::string prefix;                              // of the tensor's name, before the name of the parameter
   std::string storage;                             // exec::Executor::state

@@ -70,7 +70,7 @@ Values<T> gradient(const Router& r, const RouterLosses& l, const Values<T>& logi
   return d_logits;
 }
 
-// Of two sequences of 5 tokens, 3 and 4 count.
+// Two sequences have 5 tokens each, of which 3 and 4 count.
 constexpr std::int32_t kSomeCount[] = {7, -1, 0, 3, -1, 2, 9, 4, -1, 1};
 
 // Both scores, with and without tokens that do not count, with and without renormalised weights, a bias and each loss.

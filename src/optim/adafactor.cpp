@@ -49,7 +49,7 @@ MOLEN_VECTOR_TARGETS void add_squares_f64(double scale, std::int64_t n, const do
   add_squares(scale, n, g, sums);
 }
 
-// What the rows of an update have in common.
+// Three numbers that are the same for all rows of an update.
 template <class T>
 struct Row {
   T scale;   // of the gradient

@@ -52,7 +52,8 @@ struct Piece {
   // In the order of the optimizer's declaration (program/values/optimizer.h); undefined where it keeps none of this
   // parameter.
   std::vector<at::Tensor> states;
-  // Of such a parameter, over all tensor ranks; 0 of all else. A vector has no columns.
+  // The sizes, over all tensor ranks, of a parameter that the optimizer updates whole; 0 for other parameters. A
+  // vector has no columns.
   std::int64_t rows = 0, columns = 0;
   // Where tensor ranks hold parts of the parameter, `grad`, `param` and states of elements are this rank's part. The
   // update then has two stages: one fills `direction` from gradient and momentum, the other applies `blocks`, all

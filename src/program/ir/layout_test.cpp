@@ -163,7 +163,7 @@ TEST(Layout, BoxesOfARangeAreItsElements) {
   }
 }
 
-// What an optimizer updates whole belongs to one rank each; the largest part is as small as it can be.
+// Each parameter that an optimizer updates whole belongs to one rank, and the largest part is as small as it can be.
 void check_whole_parameters(std::string_view kind) {
   for (const int zero : {1, 2, 3})
     for (const int replicas : {1, 2})

@@ -14,7 +14,8 @@
 
 namespace molen::program {
 
-// What a state has a number for. The last three need Optimizer::whole_parameters.
+// The elements, rows or columns for which a state keeps one number each. The last three choices need
+// Optimizer::whole_parameters.
 enum class StateOf {
   kAll,      // each element of all parameters
   kRest,     // each element of all but the parameters that the optimizer updates whole
