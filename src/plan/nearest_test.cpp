@@ -12,9 +12,10 @@
 namespace molen::plan {
 namespace {
 
-arch::Architecture four_layers() {
+// Four layers, but two under a sanitizer, where the search through layouts of up to four stages takes a minute.
+arch::Architecture few_layers() {
   arch::Architecture a = arch::preset("llama-tiny");
-  a.layers = 4;
+  a.layers = kSanitized ? 2 : 4;
   return a;
 }
 
@@ -28,7 +29,7 @@ program::Setting given() {
 }
 
 Bytes peak(const program::Setting& s) {
-  return program::peak_of(program::build_stages(four_layers(), s));
+  return program::peak_of(program::build_stages(few_layers(), s));
 }
 
 int differences(const program::Setting& a, const program::Setting& b) {
@@ -46,7 +47,7 @@ TEST(Nearest, FitsAndDiffersLeast) {
   const auto s = given();
   const Bytes whole = peak(s);
   // A little less: one other choice is enough.
-  const auto nearest = nearest_that_fit(four_layers(), s, 4, {Bytes(whole.value - 1)}, kUnhurried);
+  const auto nearest = nearest_that_fit(few_layers(), s, 4, {Bytes(whole.value - 1)}, kUnhurried);
   EXPECT_EQ(nearest.fitting.size(), 3u);
   for (const Fitting& f : nearest.fitting) {
     EXPECT_EQ(f.layout.setting.ranks(), 4);
@@ -58,7 +59,7 @@ TEST(Nearest, FitsAndDiffersLeast) {
                              [](const Fitting& a, const Fitting& b) { return a.need.total() < b.need.total(); }));
   EXPECT_LT(nearest.looked, nearest.all);
   // A setting that fits is its own nearest layout.
-  const auto same = nearest_that_fit(four_layers(), s, 4, {whole}, kUnhurried).fitting;
+  const auto same = nearest_that_fit(few_layers(), s, 4, {whole}, kUnhurried).fitting;
   ASSERT_FALSE(same.empty());
   EXPECT_EQ(same.front().layout.setting, s);
 }
@@ -68,7 +69,7 @@ TEST(Nearest, FewAreTheFirstOfAll) {
   const auto s = given();
   const Bytes room(peak(s).value - 1);
   const auto found = [&](std::size_t count) {
-    return nearest_that_fit(four_layers(), s, 4, {room}, {count, Seconds(1e9)}).fitting;
+    return nearest_that_fit(few_layers(), s, 4, {room}, {count, Seconds(1e9)}).fitting;
   };
   const auto all = found(100000);
   ASSERT_GT(all.size(), 12u);
@@ -98,9 +99,9 @@ TEST(Nearest, FindsAllThatTheWholePlansFit) {
     s.zero = offload ? 3 : 0;
     std::map<std::string, Bytes> needs;
     std::vector<Bytes> sizes;
-    for (const Layout& l : layouts_of(four_layers(), s, 4, {}, true)) {
+    for (const Layout& l : layouts_of(few_layers(), s, 4, {}, true)) {
       Bytes& need = needs[l.name];
-      for (const auto& p : program::build_stages(four_layers(), l.setting)) {
+      for (const auto& p : program::build_stages(few_layers(), l.setting)) {
         const auto plan = program::plan_memory(p);
         need = std::max(need, plan.peak + plan.host);
       }
@@ -112,7 +113,7 @@ TEST(Nearest, FindsAllThatTheWholePlansFit) {
       if (kSanitized && rank != sizes.size() / 2) continue;
       const Bytes memory = sizes[rank];
       std::map<std::string, Bytes> found, expected;
-      for (const Fitting& f : nearest_that_fit(four_layers(), s, 4, {memory}, kAll).fitting)
+      for (const Fitting& f : nearest_that_fit(few_layers(), s, 4, {memory}, kAll).fitting)
         found[f.layout.name] = f.need.total();
       for (const auto& [name, need] : needs)
         if (need <= memory) expected[name] = need;
@@ -125,28 +126,28 @@ TEST(Nearest, ADeviceAndItsHostAreLimitsApart) {
   auto s = given();
   s.zero = 3;
   s.offload.optimizer = true;
-  const auto plan = program::plan_memory(program::build(four_layers(), s));
+  const auto plan = program::plan_memory(program::build(few_layers(), s));
   ASSERT_GT(plan.host.value, 0);
-  EXPECT_TRUE(need_within(four_layers(), s, {plan.host, plan.peak}));
-  EXPECT_FALSE(need_within(four_layers(), s, {Bytes(plan.host.value - 1), plan.peak}));
-  EXPECT_FALSE(need_within(four_layers(), s, {plan.host, Bytes(plan.peak.value - 1)}));
-  EXPECT_TRUE(need_within(four_layers(), s, {plan.host + plan.peak}));
-  EXPECT_FALSE(need_within(four_layers(), s, {Bytes(plan.host.value + plan.peak.value - 1)}));
+  EXPECT_TRUE(need_within(few_layers(), s, {plan.host, plan.peak}));
+  EXPECT_FALSE(need_within(few_layers(), s, {Bytes(plan.host.value - 1), plan.peak}));
+  EXPECT_FALSE(need_within(few_layers(), s, {plan.host, Bytes(plan.peak.value - 1)}));
+  EXPECT_TRUE(need_within(few_layers(), s, {plan.host + plan.peak}));
+  EXPECT_FALSE(need_within(few_layers(), s, {Bytes(plan.host.value + plan.peak.value - 1)}));
   const MemoryRoom plenty{Bytes(std::int64_t{1} << 40), Bytes(std::int64_t{1} << 40)};
-  const auto fitting = nearest_that_fit(four_layers(), s, 4, plenty, kAll).fitting;
+  const auto fitting = nearest_that_fit(few_layers(), s, 4, plenty, kAll).fitting;
   EXPECT_TRUE(std::any_of(fitting.begin(), fitting.end(), [](const Fitting& f) { return f.layout.setting.context(); }));
 }
 
 TEST(Nearest, KeepsTensorRanksOnANode) {
   const auto s = given();
-  const auto nearest = nearest_that_fit(four_layers(), s, 1, {peak(s)}, kAll);
+  const auto nearest = nearest_that_fit(few_layers(), s, 1, {peak(s)}, kAll);
   EXPECT_FALSE(nearest.fitting.empty());
   for (const Fitting& f : nearest.fitting) EXPECT_EQ(f.layout.setting.tensor_ranks(), 1);
 }
 
 TEST(Nearest, SaysWhereNothingFits) {
-  EXPECT_TRUE(nearest_that_fit(four_layers(), given(), 4, {Bytes(1000)}).fitting.empty());
-  const std::string none = nearest_text(four_layers(), given(), 4, {Bytes(1000)}, kUnhurried);
+  EXPECT_TRUE(nearest_that_fit(few_layers(), given(), 4, {Bytes(1000)}).fitting.empty());
+  const std::string none = nearest_text(few_layers(), given(), 4, {Bytes(1000)}, kUnhurried);
   EXPECT_TRUE(
       none.starts_with("; none of the nearest layouts of 4 ranks fits either (every sharding, recompute and "
                        "micro-batch was tried); the nearest, "))
@@ -154,14 +155,14 @@ TEST(Nearest, SaysWhereNothingFits) {
   EXPECT_NE(none.find(" in micro-batches of 1, needs "), std::string::npos) << none;
   EXPECT_NE(none.find(" of it "), std::string::npos) << none;
   EXPECT_EQ(none.find("parallel.offload"), std::string::npos) << none;
-  const std::string device = nearest_text(four_layers(), given(), 4, {Bytes(1000), Bytes(1000)}, kUnhurried);
+  const std::string device = nearest_text(few_layers(), given(), 4, {Bytes(1000), Bytes(1000)}, kUnhurried);
   EXPECT_NE(device.find("parallel.offload puts states and activations into the host's memory"), std::string::npos);
-  const std::string text = nearest_text(four_layers(), given(), 4, {Bytes(peak(given()).value - 1)}, kUnhurried);
+  const std::string text = nearest_text(few_layers(), given(), 4, {Bytes(peak(given()).value - 1)}, kUnhurried);
   EXPECT_NE(text.find("nearest layouts that fit: "), std::string::npos) << text;
 }
 
 TEST(Nearest, OfASparseModelAreLayoutsThatCanBeBuilt) {
-  arch::Architecture a = four_layers();
+  arch::Architecture a = few_layers();
   a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 24};
   program::Setting s;
   s.global_batch = s.micro_batch = 4, s.sequence = 16;
@@ -170,7 +171,7 @@ TEST(Nearest, OfASparseModelAreLayoutsThatCanBeBuilt) {
 }
 
 TEST(Nearest, EndsInTime) {
-  const std::string text = nearest_text(four_layers(), given(), 4, {peak(given())}, {3, Seconds(0)});
+  const std::string text = nearest_text(few_layers(), given(), 4, {peak(given())}, {3, Seconds(0)});
   EXPECT_NE(text.find("fits either (in "), std::string::npos) << text;
   EXPECT_NE(text.find(" 0 of "), std::string::npos) << text;
 }
@@ -178,7 +179,7 @@ TEST(Nearest, EndsInTime) {
 // Kept state on the host counts as host memory, before a plan is made: a device too small for it still holds the
 // layout.
 TEST(Nearest, WhatIsKeptIsCountedWhereItLies) {
-  arch::Architecture a = four_layers();
+  arch::Architecture a = few_layers();
   a.vocabulary = 512, a.layers = 12;
   auto s = given();
   s.mesh = mesh::kOne;

@@ -136,7 +136,7 @@ void run_suite(Communicator& c) {
 
 TEST_P(Nccl, Suite) {
   for (const int ranks : {1, 2, 3, 4}) {
-    if (kSanitized && ranks % 2 == 0) continue;
+    if (kSanitized && ranks != 3) continue;
     SCOPED_TRACE(ranks);
     FAKE(nccl, fake_nccl_reset)(22703, 2);
     for (const std::string& e : on_ranks(ranks, options(), run_suite)) EXPECT_EQ(e, "");
