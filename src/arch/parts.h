@@ -18,6 +18,7 @@
 //   Instead of the last three, a sparse layer (E experts, t of them for each token, w the width of one, M = N*t slots):
 //   kRoute         mid_Nd, labels_N            y_Nd = norm(mid), scores   mid_Nd, rstd_N [mean_N], scores, lse, choice,
 //                                              of experts, choice, weight  sums of each sequence
+//   kBalance       sums of each sequence       adds the balance loss      -
 //   kDispatch      y_Nd, choice_Nt             y in expert order: in_Md   place_Nt
 //   kExpertUp      in_Md                       up_M(2w|w)                 in_Md, offsets_E+1
 //   kExpertActivation up                       a_Mw                       up
@@ -80,6 +81,7 @@ enum class Part {
   kActivation,
   kDown,
   kRoute,
+  kBalance,
   kDispatch,
   kExpertUp,
   kExpertActivation,
@@ -105,6 +107,7 @@ inline constexpr std::array kPartNames{
     PartName{Part::kActivation, "activation"},
     PartName{Part::kDown, "down"},
     PartName{Part::kRoute, "route"},
+    PartName{Part::kBalance, "balance"},
     PartName{Part::kDispatch, "dispatch"},
     PartName{Part::kExpertUp, "expert_up"},
     PartName{Part::kExpertActivation, "expert_activation"},
@@ -143,8 +146,9 @@ constexpr std::array<Part, N + M> joined(const std::array<Part, N>& block, const
   return all;
 }
 inline constexpr std::array kMlpBlock{Part::kNormUp, Part::kActivation, Part::kDown};
-inline constexpr std::array kExpertsBlock{Part::kRoute,      Part::kDispatch, Part::kExpertUp, Part::kExpertActivation,
-                                          Part::kExpertDown, Part::kCombine};
+inline constexpr std::array kExpertsBlock{Part::kRoute,    Part::kBalance,          Part::kDispatch,
+                                          Part::kExpertUp, Part::kExpertActivation, Part::kExpertDown,
+                                          Part::kCombine};
 inline constexpr std::array kAttentionBlock{Part::kNormQkv, Part::kAttention, Part::kOutProjection};
 inline constexpr std::array kRotatedBlock{Part::kNormQkv, Part::kRotate, Part::kAttention, Part::kOutProjection};
 inline constexpr std::array kNormedBlock{Part::kNormQkv, Part::kQkNorm, Part::kAttention, Part::kOutProjection};

@@ -11,8 +11,10 @@ namespace molen::arch {
 namespace {
 
 bool fits(const Architecture& a, int ranks) {
-  if (ranks > 1 && (a.qk_norm == QkNorm::kAll || a.sparse())) return false;
-  return ranks >= 1 && a.heads % ranks == 0 && a.ffn % ranks == 0 && a.vocabulary >= ranks;
+  if (ranks > 1 && a.qk_norm == QkNorm::kAll) return false;
+  const bool dense = a.sparse_layers() < a.layers;
+  return ranks >= 1 && a.heads % ranks == 0 && (!dense || a.ffn % ranks == 0) &&
+         (!a.sparse() || a.experts->ffn % ranks == 0) && a.vocabulary >= ranks;
 }
 
 // Returns the number of consecutive query heads of a rank that share a KV head: it divides the rank's heads and the
@@ -42,9 +44,11 @@ void validate_tensor_parallel(const Architecture& a, int ranks) {
   std::string text;
   for (const int n : tensor_degrees(a, static_cast<int>(std::min<std::int64_t>(a.heads, 1024))))
     text += fmt::format("{}{}", text.empty() ? "" : ", ", n);
+  std::string widths = a.sparse_layers() < a.layers ? fmt::format("FFN {}", a.ffn) : "";
+  if (a.sparse()) widths += fmt::format("{}experts of width {}", widths.empty() ? "" : ", ", a.experts->ffn);
   throw UsageError(
-      "parallel.tensor: {} ranks cannot share {} heads, FFN {} and vocabulary {} evenly; these degrees fit: {}", ranks,
-      a.heads, a.ffn, a.vocabulary, text);
+      "parallel.tensor: {} ranks cannot share {} heads, {} and vocabulary {} evenly; these degrees fit: {}", ranks,
+      a.heads, widths, a.vocabulary, text);
 }
 
 bool kv_replicated(const Architecture& a, int ranks) {
@@ -57,6 +61,7 @@ Architecture tensor_local(const Architecture& a, int ranks) {
   local.heads = a.heads / ranks;
   local.kv_heads = kv_replicated(a, ranks) ? local.heads / query_run(a, ranks) : a.kv_heads / ranks;
   local.ffn = a.ffn / ranks;
+  if (local.experts) local.experts->ffn = a.experts->ffn / ranks;
   local.vocabulary = (a.vocabulary + ranks - 1) / ranks;
   return local;
 }

@@ -226,12 +226,11 @@ class Inference::Impl {
                 at::empty({r.rows(), e.per_token}, at::kInt), at::empty({r.rows(), e.per_token}, accurate),
                 at::empty({r.shape.batch, 2, e.count}, accurate)};
     r.routed_rows = empty(r.rows(), arch().hidden);
-    model::RouterLossSums losses;
     with(arch::Part::kRoute, r.shape, [&](const model::Context& c) {
-      model::route_forward(c, r.mid, {}, r.weights.mlp_norm(), r.weights.router(), saved, r.routed_rows, r.routed,
-                           losses);
+      model::route_forward(c, r.mid, {}, r.weights.mlp_norm(), r.weights.router(), saved, r.routed_rows, r.routed);
     });
   }
+  void balance(LayerRun&) {}  // nothing that is generated depends on the loss
   void dispatch(LayerRun& r) {
     r.expert_rows = empty(slots(r), arch().hidden);
     r.places = at::empty_like(r.routed.choice_Nt);
@@ -278,6 +277,7 @@ class Inference::Impl {
         {arch::Part::kActivation, &Impl::activation},
         {arch::Part::kDown, &Impl::down},
         {arch::Part::kRoute, &Impl::route},
+        {arch::Part::kBalance, &Impl::balance},
         {arch::Part::kDispatch, &Impl::dispatch},
         {arch::Part::kExpertUp, &Impl::expert_up},
         {arch::Part::kExpertActivation, &Impl::expert_activation},

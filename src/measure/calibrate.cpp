@@ -61,9 +61,8 @@ arch::Architecture architecture(const Shape& s) {
   return a;
 }
 
-// Returns whether the ops of a model are built for a setting: sparse layers are not in all types and on several ranks.
+// Returns whether the ops of a model are built for a setting: sparse layers are not in all types.
 bool computed(const arch::Architecture& a, const program::Setting& s) {
-  if (program::sparse_refused(a, s)) return false;
   return std::ranges::none_of(arch::parts_in_order(a), [&](arch::Part part) {
     return program::kernels_refused(s.kernels, part, s.compute, a.head_dim, s.document_mask).has_value();
   });

@@ -59,8 +59,9 @@ void grouped_backward(const Fused& k, const Context& c, const Groups& g, const f
 
 }  // namespace
 
-void route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
-                   const at::Tensor& router, NormSaved& saved, at::Tensor& rows, Routed& routed, RouterLossSums& sums) {
+double route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
+                     const at::Tensor& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
+  double z = 0.0;
   run(
       c,
       [&](const auto& k) {
@@ -69,15 +70,21 @@ void route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& la
         k.norm_forward(n, d, c.arch.norm_eps, pointer<T>(mid), pointers<T>(norm, saved), pointer<T>(rows));
         T* logits = c.scratch.template take<T>(n * experts);
         k.matmul_nt(n, experts, d, pointer<T>(rows), pointer<T>(router), false, logits);
-        choose_experts(c, logits, labels, routed, sums);
+        z = choose_experts(c, logits, labels, routed);
       },
-      [&] { aten::route_forward(c, mid, labels, norm, router, saved, rows, routed, sums); });
+      [&] { z = aten::route_forward(c, mid, labels, norm, router, saved, rows, routed); });
+  return z;
+}
+
+double balance_loss(const Context& c, const at::Tensor& load, std::int64_t sequence) {
+  return load.scalar_type() == at::kDouble ? balance_sum<double>(c, load, sequence)
+                                           : balance_sum<float>(c, load, sequence);
 }
 
 void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_weights, const at::Tensor& mid,
                     const at::Tensor& labels, const NormSaved& saved, const Routed& routed, const NormWeights& norm,
-                    const at::Tensor& router, double grad_scale, at::Tensor& d_x, NormWeights& d_norm,
-                    at::Tensor& d_router) {
+                    const at::Tensor& router, std::int64_t sequence, double grad_scale, at::Tensor& d_x,
+                    NormWeights& d_norm, at::Tensor& d_router) {
   check_whole(c, arch::Part::kRoute);
   run(
       c,
@@ -86,15 +93,15 @@ void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_we
         const i64 n = mid.size(0), d = mid.size(1), experts = router.size(0);
         const auto p = pointers<T>(norm, saved);
         T *d_logits = c.scratch.template take<T>(n * experts), *normed = c.scratch.template take<T>(n * d);
-        choose_backward(c, d_weights, labels, routed, grad_scale, d_logits);
+        choose_backward(c, d_weights, labels, routed, sequence, grad_scale, d_logits);
         k.norm_apply(n, d, pointer<T>(mid), p, normed);
         k.matmul_tn(experts, d, n, d_logits, normed, c.accumulate, pointer<T>(d_router));
         k.matmul_nn(n, d, experts, d_logits, pointer<T>(router), true, pointer<T>(d_rows));
         norm_backward_rows(k, c, pointer<T>(d_rows), mid, p, d_x, d_norm);
       },
       [&] {
-        aten::route_backward(c, d_rows, d_weights, mid, labels, saved, routed, norm, router, grad_scale, d_x, d_norm,
-                             d_router);
+        aten::route_backward(c, d_rows, d_weights, mid, labels, saved, routed, norm, router, sequence, grad_scale, d_x,
+                             d_norm, d_router);
       });
 }
 
@@ -156,7 +163,11 @@ void combine_forward(const Context& c, const at::Tensor& expert_rows, const at::
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        k.fill_rows(y.size(0), y.size(1), pointer<T>(mid), static_cast<const T*>(nullptr), pointer<T>(y));
+        const i64 d = y.size(1), first = c.share.first_row, own = c.share.count_rows(y.size(0));
+        T* out = pointer<T>(y);
+        std::fill(out, out + first * d, T(0));
+        k.fill_rows(own, d, pointer<T>(mid), static_cast<const T*>(nullptr), out + first * d);
+        std::fill(out + (first + own) * d, out + y.size(0) * d, T(0));
         gather(k, slots_of(places, y), static_cast<const T*>(pointer<T>(weights)), pointer<T>(expert_rows), true,
                pointer<T>(y));
       },

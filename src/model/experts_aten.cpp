@@ -19,26 +19,26 @@ void check_narrow(const at::Tensor& rows) {
 }  // namespace
 
 // The logits are rounded, as those of every product, and the scores are made of them in fp32: so are transformers'.
-void route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
-                   const at::Tensor& router, NormSaved& saved, at::Tensor& rows, Routed& routed, RouterLossSums& sums) {
+double route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
+                     const at::Tensor& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
   check_narrow(mid);
   norm_forward(c, mid, norm, saved, rows);
   const Rewind rewind(c.scratch);
   at::Tensor rounded = temporary(c, mid, at::kBFloat16, routed.scores_NE.sizes());
   linear_forward(c, rows, at::Tensor(), {router, {}}, rounded);
-  choose_experts(c, floats(widened(c, rounded)), labels, routed, sums);
+  return choose_experts(c, floats(widened(c, rounded)), labels, routed);
 }
 
 void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_weights, const at::Tensor& mid,
                     const at::Tensor& labels, const NormSaved& saved, const Routed& routed, const NormWeights& norm,
-                    const at::Tensor& router, double grad_scale, at::Tensor& d_x, NormWeights& d_norm,
-                    at::Tensor& d_router) {
+                    const at::Tensor& router, std::int64_t sequence, double grad_scale, at::Tensor& d_x,
+                    NormWeights& d_norm, at::Tensor& d_router) {
   check_narrow(mid);
   const Rewind rewind(c.scratch);
   const at::Tensor d_logits = temporary(c, mid, at::kFloat, routed.scores_NE.sizes()),
                    rounded = temporary(c, mid, at::kBFloat16, routed.scores_NE.sizes()),
                    normed = temporary(c, mid, at::kBFloat16, mid.sizes());
-  choose_backward(c, d_weights, labels, routed, grad_scale, floats(d_logits));
+  choose_backward(c, d_weights, labels, routed, sequence, grad_scale, floats(d_logits));
   rounded.copy_(d_logits);
   {
     const Rewind again(c.scratch);
@@ -50,7 +50,9 @@ void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_we
     at::Tensor none;
     linear_backward(of_weights, rounded, normed, {router, {}}, none, d_linear);
   }
-  linear_forward(c, rounded, d_rows, {router.t(), {}}, d_rows);
+  Context of_rows = c;
+  of_rows.share = {};  // d_rows takes the product in all rows: it is a term of a sum already
+  linear_forward(of_rows, rounded, d_rows, {router.t(), {}}, d_rows);
   norm_backward(c, d_rows, mid, saved, norm, true, d_x, d_norm);
 }
 
@@ -84,7 +86,8 @@ void experts_backward(const Context& c, const at::Tensor& d_y, const at::Tensor&
 void combine_forward(const Context& c, const at::Tensor& expert_rows, const at::Tensor& places,
                      const at::Tensor& weights, const at::Tensor& mid, at::Tensor& y) {
   check_narrow(y);
-  std::memcpy(bits(y), bits(mid), static_cast<std::size_t>(y.nbytes()));
+  y.zero_();
+  y.narrow(0, c.share.first_row, c.share.count_rows(y.size(0))).copy_(mid);
   math::combine(threads_of(c), slots_of(places, y), floats(weights), bits(expert_rows), true, bits(y));
 }
 

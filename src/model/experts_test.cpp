@@ -126,7 +126,9 @@ class SparseLayer {
 
   at::Tensor y, d_x;
   Routed routed;
-  RouterLossSums sums;
+  struct {
+    double balance = 0, z = 0;
+  } sums;
 
   void forward(const SparseBatch& batch) {
     const arch::Experts& e = *a_.experts;
@@ -136,8 +138,10 @@ class SparseLayer {
               wide({shape_.batch, 2, e.count})};
     at::Tensor rows = narrow({n, a_.hidden});
     with(Part::kRoute, Pass::kForward, [&](const Context& c) {
-      route_forward(c, batch.mid, batch.labels, w_.norm, w_.router, stats_, rows, routed, sums);
+      sums.z += route_forward(c, batch.mid, batch.labels, w_.norm, w_.router, stats_, rows, routed);
     });
+    with(Part::kBalance, Pass::kForward,
+         [&](const Context& c) { sums.balance += balance_loss(c, routed.load_B2E, shape_.sequence); });
     const std::int64_t m = n * e.per_token;
     in_ = narrow({m, a_.hidden}), places_ = at::full({n, e.per_token}, -7, at::kInt);
     offsets_ = at::full({e.count + 1}, -7, at::kInt);
@@ -167,8 +171,8 @@ class SparseLayer {
          [&](const Context& c) { experts_backward(c, d_up, in_, offsets_, w_.up, d_in, grads.up); });
     with(Part::kDispatch, Pass::kBackward, [&](const Context& c) { dispatch_backward(c, d_in, places_, d_rows); });
     with(Part::kRoute, Pass::kBackward, [&](const Context& c) {
-      route_backward(c, d_rows, d_weights, batch.mid, batch.labels, stats_, routed, w_.norm, w_.router, kGradScale, d_x,
-                     grads.norm, grads.router);
+      route_backward(c, d_rows, d_weights, batch.mid, batch.labels, stats_, routed, w_.norm, w_.router, shape_.sequence,
+                     kGradScale, d_x, grads.norm, grads.router);
     });
   }
 

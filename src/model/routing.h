@@ -26,30 +26,36 @@ inline math::Groups groups_of(const at::Tensor& offsets, const at::Tensor& weigh
   return {weight.size(0), weight.size(1), weight.size(2), offsets.data_ptr<std::int32_t>()};
 }
 
+// Returns the sum of the z-losses.
 template <class T>
-void choose_experts(const Context& c, const T* logits, const at::Tensor& labels, Routed& to, RouterLossSums& sums) {
+double choose_experts(const Context& c, const T* logits, const at::Tensor& labels, Routed& to) {
   const int threads = std::max(c.shape.threads, 1);
-  const std::int64_t batch = c.shape.batch, tokens = c.shape.sequence;
   const auto router = router_of(c, to.lse_N.numel(), labels);
   auto* choice = to.choice_Nt.data_ptr<std::int32_t>();
   T *scores = to.scores_NE.data_ptr<T>(), *lse = to.lse_N.data_ptr<T>(), *load = to.load_B2E.data_ptr<T>();
   math::reference::route<T>(threads, router, logits, nullptr, choice, to.weights_Nt.data_ptr<T>(), scores, lse);
-  math::reference::balance_sums<T>(threads, router, batch, false, logits, choice, scores, load, c.scratch);
+  math::reference::balance_sums<T>(threads, router, c.shape.batch, false, logits, choice, scores, load, c.scratch);
+  return static_cast<double>(math::reference::z_loss_sum<T>(router, lse));
+}
+
+template <class T>
+double balance_sum(const Context& c, const at::Tensor& load, std::int64_t sequence) {
+  const std::int64_t batch = load.size(0);
   T* losses = c.scratch.take<T>(batch);
-  math::reference::balance_losses<T>(router, {.B = batch, .T = tokens}, load, losses);
-  for (std::int64_t b = 0; b < batch; ++b) sums.balance += static_cast<double>(losses[b]) * static_cast<double>(tokens);
-  sums.z += math::reference::z_loss_sum<T>(router, lse);
+  math::reference::balance_losses<T>(router_of(c, 0, {}), {.B = batch, .T = sequence}, load.data_ptr<T>(), losses);
+  double sum = 0.0;
+  for (std::int64_t b = 0; b < batch; ++b) sum += static_cast<double>(losses[b]) * static_cast<double>(sequence);
+  return sum;
 }
 
 // A softmax's backward needs the scores and not the logits.
 template <class T>
 void choose_backward(const Context& c, const at::Tensor& d_weights, const at::Tensor& labels, const Routed& of,
-                     double grad_scale, T* d_logits) {
+                     std::int64_t sequence, double grad_scale, T* d_logits) {
   const arch::Experts& e = *c.arch.experts;
-  const double each = grad_scale / static_cast<double>(c.arch.sparse_layers());
-  const auto tokens = static_cast<double>(c.shape.sequence);
-  const math::reference::RouterLosses losses{each * e.balance_loss * tokens, each * e.z_loss, c.shape.batch,
-                                             c.shape.sequence};
+  const double each = c.share.rank == 0 ? grad_scale / static_cast<double>(c.arch.sparse_layers()) : 0.0;
+  const math::reference::RouterLosses losses{each * e.balance_loss * static_cast<double>(sequence), each * e.z_loss,
+                                             c.shape.batch, sequence};
   const T* scores = of.scores_NE.data_ptr<T>();
   math::reference::route_backward<T>(std::max(c.shape.threads, 1), router_of(c, of.lse_N.numel(), labels), losses,
                                      scores, scores, of.lse_N.data_ptr<T>(), of.choice_Nt.data_ptr<std::int32_t>(),

@@ -256,6 +256,7 @@ inline std::vector<Output> run_part(const Context& c, Part part, Pass pass, cons
     case Part::kHeadLoss:
       break;  // SharedVocabulary
     case Part::kRoute:
+    case Part::kBalance:
     case Part::kDispatch:
     case Part::kExpertUp:
     case Part::kExpertActivation:

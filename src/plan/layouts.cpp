@@ -210,7 +210,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
         with.recompute = recompute;
         with.offload = offload;
         if ((with.sharded_rows() && with.tokens() / with.tensor_chunks < grid.tensor) ||
-            program::offload_refused(arch, with) || program::sparse_refused(arch, with) ||
+            program::offload_refused(arch, with) || program::chunks_refused(arch, with) ||
             program::optimizer_refused(with))
           continue;
         layouts.push_back(layout_of(with));
@@ -225,8 +225,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
       std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.chunked_rows(); }))
     throw UsageError("parallel.tensor_chunks: no layout of {} ranks has rows for {} pieces", ranks, base.tensor_chunks);
   if (layouts.empty() && wanted.empty())
-    throw UsageError("{} has no layout of {} ranks{}", arch.name, ranks,
-                     arch.sparse() ? ": a model with sparse layers (model.experts) trains on one rank so far" : "");
+    throw UsageError("{} has no layout of {} ranks", arch.name, ranks);
   if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   return layouts;
 }

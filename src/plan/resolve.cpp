@@ -138,8 +138,8 @@ void refuse_experts(const Config& c, const arch::Architecture& arch, const Machi
       throw UsageError("{}: {}", c.where("precision.compute"), *why);
   // Whatever the configuration asks for: a budget is refused too.
   if (c.parallel.recompute.mode != config::Recompute::Mode::kNone) s.recompute = program::Recompute::full(1);
-  if (const auto refused = program::sparse_refused(arch, s))
-    throw UsageError("{}: {}", c.where(refused->key), refused->why);
+  if (const auto why = program::chunks_refused(arch, s))
+    throw UsageError("{}: {}", c.where("parallel.tensor_chunks"), *why);
 }
 
 DType resolve_precision(Config& c, const Machine& machine, int threads) {

@@ -217,23 +217,9 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
         c.where("parallel.order"), p.tensor, machine.local_ranks);
 }
 
-// Before the mesh is made, so that the error names what the configuration asks for.
-void refuse_sparse(const Config& c, const arch::Architecture& arch, const Machine& machine) {
-  const auto& p = c.parallel;
-  program::Setting s;
-  s.mesh[mesh::Axis::kTp] = static_cast<int>(p.tensor);
-  s.mesh[mesh::Axis::kCp] = static_cast<int>(p.context);
-  s.mesh[mesh::Axis::kPp] = static_cast<int>(p.pipeline);
-  s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(p.data_replicate);
-  s.mesh[mesh::Axis::kDpShard] = machine.ranks;
-  if (const auto refused = program::sparse_refused(arch, s))
-    throw UsageError("{}: {}", c.where(refused->key), refused->why);
-}
-
 }  // namespace
 
 void resolve_parallel(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
-  refuse_sparse(c, arch, machine);
   resolve_tensor(c, arch, machine, s);
   resolve_pipeline(c, arch, machine, s);
   resolve_context(c, machine, s);

@@ -102,16 +102,9 @@ TEST(SparseLayouts, WhatIsNotBuiltIsRefusedByItsKey) {
     }
     return std::string("built");
   };
-  Layout tensor{1, 0, false, 2}, context = tensor, stages = tensor, copies = tensor;
-  tensor.tensor = 2, context.context = 2, context.sequence = 24, copies.replicas = 2;
-  stages.stages = 2, stages.pipeline = program::pipeline_of(program::ScheduleKind::k1f1b, 1);
-  EXPECT_EQ(refused(tensor), "parallel.tensor");
-  EXPECT_EQ(refused(context), "parallel.context");
-  EXPECT_EQ(refused(stages), "parallel.pipeline");
-  EXPECT_EQ(refused(copies), "parallel.data_replicate");
-  EXPECT_EQ(refused({2, 3, false, 2}), "parallel.data_shard");
-  EXPECT_EQ(refused({1, 0, true, 2}), "parallel.recompute");
-  EXPECT_EQ(refused(on_host(kOptimizer, {1, 0, false, 2})), "parallel.offload");
+  Layout pieces{1, 0, false, 2};
+  pieces.tensor = 2, pieces.rows = true, pieces.chunks = 2;
+  EXPECT_EQ(refused(pieces), "parallel.tensor_chunks");
   EXPECT_EQ(refused({1, 0, false, 2}), "built");
 }
 

@@ -102,6 +102,11 @@ double worst_of(const std::vector<double>& a, const std::vector<double>& b) {
   return worst;
 }
 
+// Of all losses that a step reports.
+double worst_loss(const Outcome& a, const Outcome& b) {
+  return std::max({worst_of(a.losses, b.losses), worst_of(a.balance, b.balance), worst_of(a.z, b.z)});
+}
+
 // The number of terms in the sums that follow one another between a token and the loss, and from there to the gradient
 // of the first parameter.
 struct Chain {
@@ -209,6 +214,10 @@ Outcome prove(const program::Program& program, comm::Communicator& world, const 
     if (result.non_finite) throw Error("step {}: the loss or the gradient is not finite", step);
     check_memory(executor);
     out.losses.push_back(result.mean_loss());
+    if (program.arch.sparse()) {
+      out.balance.push_back(result.balance_loss);
+      out.z.push_back(result.z_loss);
+    }
     out.norms.push_back(result.grad_norm);
   }
   out.hash = launch::state_hash(executor, world);
@@ -233,7 +242,7 @@ OutcomeBytes outcome_bytes(const arch::Architecture& arch) {
 }
 
 Difference difference(const Outcome& a, const Outcome& b) {
-  Difference d{worst_of(a.losses, b.losses), worst_of(a.norms, b.norms), 0, 0, "", ""};
+  Difference d{worst_loss(a, b), worst_of(a.norms, b.norms), 0, 0, "", ""};
   for (const auto& [name, x] : a.tensors) {
     const bool gradient = name.rfind(kGradient, 0) == 0;
     const double scale = a.tensors.at(scale_name(name)).abs().max().item<double>();
@@ -294,7 +303,7 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
           return fmt::format("the gradient of {}, last written by {}{}", name_of(*entry), in_pipeline(*p),
                              last_writer(*p, unit->name, {program::Value::kGrad, program::Value::kGradShard}));
   for (const auto& [name, off, bound] :
-       {std::tuple{"loss", worst_of(reference.losses, outcome.losses), bounds.loss},
+       {std::tuple{"loss", worst_loss(reference, outcome), bounds.loss},
         {"norm of the gradients", worst_of(reference.norms, outcome.norms), bounds.norm}})
     if (off > bound) return fmt::format("the {}, {}", name, sum_of_scalars(stages.front()));
   for (const auto& p : stages)

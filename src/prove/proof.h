@@ -42,6 +42,7 @@ struct Trial {
 
 struct Outcome {
   std::vector<double> losses, norms;          // per step
+  std::vector<double> balance, z;             // losses of the routers, per step; empty of a model without sparse layers
   std::map<std::string, at::Tensor> tensors;  // weights, and last-step gradients as "grad/NAME"; fp64, whole
   std::string hash;                           // of the state (launch/checkpointing.h)
   launch::Traffic traffic;                    // of this rank in the last step
@@ -61,7 +62,7 @@ OutcomeBytes outcome_bytes(const arch::Architecture& arch);
 
 // The distance of outcome `b` from outcome `a`. NaN counts as infinite.
 struct Difference {
-  double loss = 0;        // largest over the steps, relative to the loss
+  double loss = 0;        // largest over the steps, relative to the loss; those of routers count as well
   double norm = 0;        // of gradient norms, likewise
   double parameters = 0;  // largest over the tensors, relative to the tensor's largest value
   double gradients = 0;

@@ -1,5 +1,5 @@
-// The router of a sparse layer and the rows on their way to the experts and back. program/parts/routing.cpp says what
-// each pass reads and writes.
+// The router of a sparse layer, its balance loss, and the rows on their way to the experts and back.
+// program/parts/routing.cpp says what each pass reads and writes.
 #include "exec/parts/part.h"
 #include "model/experts.h"
 
@@ -8,6 +8,11 @@ namespace {
 
 std::int64_t per_token(const PartCall& call) {
   return call.common.arch.experts->per_token;
+}
+
+// Tokens of a sequence, on all context ranks that share it.
+std::int64_t sequence_of(const PartCall& call) {
+  return call.common.shape.sequence * call.ranks(mesh::Axis::kCp);
 }
 
 model::Routed routed_of(const PartCall& call) {
@@ -31,19 +36,28 @@ Kernel bind_route(const PartCall& call) {
   if (!call.backward())
     return [=, common = call.common, rows = o.rows(Arg::kY), scalars = o.flat(Arg::kScalars)](
                RunState&, math::Scratch& s) mutable {
-      model::RouterLossSums sums;
-      model::route_forward(common.context(s), mid, labels, norm, router, stats, rows, routed, sums);
-      scalars.data_ptr<double>()[program::kBalanceLoss] += sums.balance;
-      scalars.data_ptr<double>()[program::kZLoss] += sums.z;
+      scalars.data_ptr<double>()[program::kZLoss] +=
+          model::route_forward(common.context(s), mid, labels, norm, router, stats, rows, routed);
     };
   auto d_rows = o.rows(Arg::kDY), d_x = o.rows(Arg::kDX), d_router = o.grad().router();
   const auto d_weights = o.rows(Arg::kDWeights), before = o.residual_gradient_beside();
   auto d_norm = o.grad().mlp_norm();
   const double grad_scale = 1.0 / static_cast<double>(call.step.attributes.positions);
-  return [=, common = call.common](RunState& run, math::Scratch& s) mutable {
+  return [=, common = call.common, sequence = sequence_of(call)](RunState& run, math::Scratch& s) mutable {
     if (before.defined()) d_x.copy_(before);
-    model::route_backward(common.context(s), d_rows, d_weights, mid, labels, stats, routed, norm, router,
+    model::route_backward(common.context(s), d_rows, d_weights, mid, labels, stats, routed, norm, router, sequence,
                           grad_scale * run.input->loss_scale, d_x, d_norm, d_router);
+  };
+}
+
+// Context ranks all have the load of a sequence, and the first of them counts it.
+Kernel bind_balance(const PartCall& call) {
+  const auto load = call.operands.view(Arg::kLoad, {call.common.shape.batch, 2, call.common.arch.experts->count});
+  auto scalars = call.operands.flat(Arg::kScalars);
+  const bool counts = call.context.coordinates[mesh::Axis::kCp] == 0;
+  return [=, common = call.common, sequence = sequence_of(call)](RunState&, math::Scratch& s) mutable {
+    const double loss = model::balance_loss(common.context(s), load, sequence);
+    if (counts) scalars.data_ptr<double>()[program::kBalanceLoss] += loss;
   };
 }
 
@@ -80,8 +94,10 @@ Kernel bind_combine(const PartCall& call) {
 }  // namespace
 
 std::vector<PartBinding> routing_bindings() {
-  return {
-      {arch::Part::kRoute, bind_route}, {arch::Part::kDispatch, bind_dispatch}, {arch::Part::kCombine, bind_combine}};
+  return {{arch::Part::kRoute, bind_route},
+          {arch::Part::kBalance, bind_balance},
+          {arch::Part::kDispatch, bind_dispatch},
+          {arch::Part::kCombine, bind_combine}};
 }
 
 }  // namespace molen::exec

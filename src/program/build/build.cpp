@@ -108,18 +108,9 @@ std::optional<std::string> offload_refused(const arch::Architecture& arch, const
   return std::nullopt;
 }
 
-std::optional<SparseRefused> sparse_refused(const arch::Architecture& arch, const Setting& s) {
-  if (!arch.sparse()) return std::nullopt;
-  const std::pair<const char*, bool> keys[] = {
-      {"parallel.tensor", s.tensor()},         {"parallel.context", s.context()},
-      {"parallel.pipeline", s.pipelined()},    {"parallel.data_replicate", s.replicas() > 1},
-      {"parallel.data_shard", s.shards() > 1}, {"parallel.recompute", s.recompute.any()},
-      {"parallel.offload", s.offload.any()}};
-  for (const auto& [key, wanted] : keys)
-    if (wanted)
-      return SparseRefused{
-          key, "a model with sparse layers (model.experts) trains on one rank so far, without recompute and offload"};
-  return std::nullopt;
+std::optional<std::string> chunks_refused(const arch::Architecture& arch, const Setting& s) {
+  if (!arch.sparse() || !s.chunked_rows()) return std::nullopt;
+  return "the router of a sparse layer (model.experts) takes all rows of a sequence at once";
 }
 
 std::optional<std::string> optimizer_refused(const Setting& s) {
@@ -144,7 +135,7 @@ Program build_with(const arch::Architecture& arch, const Setting& setting, const
                    const Schedule* ready) {
   arch::validate(arch);
   check_setting(setting);
-  if (const auto refused = sparse_refused(arch, setting)) throw UsageError("{}: {}", refused->key, refused->why);
+  if (const auto why = chunks_refused(arch, setting)) throw UsageError("parallel.tensor_chunks: {}", *why);
   if (const auto why = offload_refused(arch, setting)) throw UsageError("parallel.offload: {}", *why);
   if (const auto why = optimizer_refused(setting)) throw UsageError("optimizer.kind: {}", *why);
   const bool train = setting.purpose == Purpose::kTrain;
@@ -327,8 +318,8 @@ class MicroBatch {
   void stage_bodies(const Chunk& chunk) {
     const std::string number = std::to_string(chunk.global_stage);
     begin("forward." + number);
-    // With a document mask, every stage reads the documents, from its first forward on.
-    if (chunk.embed || (chunk.head && !train_) || p_.setting.document_mask) load();
+    // With a document mask, every stage reads the documents, and routers read the labels, from the first forward on.
+    if (chunk.embed || (chunk.head && !train_) || p_.setting.document_mask || p_.arch.sparse()) load();
     forward(chunk);
     const bool halves = p_.setting.pipeline.halves;
     if (train_) begin("backward." + number);
@@ -383,7 +374,7 @@ class MicroBatch {
     const bool weights = pass == ComputePass::kWeights;
     for (std::int64_t l = chunk.end - 1; l >= chunk.first; --l)
       for (const arch::Part part : std::views::reverse(arch::parts_of_layer(p_.arch, l)))
-        if (!weights || has_halves(part)) add(part, pass, l);
+        if (weights ? has_halves(part) : declaration_of(part).has_backward()) add(part, pass, l);
     if (!chunk.embed || weights) return;
     for (const arch::Part part : std::views::reverse(arch::parts_before(p_.arch))) add(part, pass, -1);
   }

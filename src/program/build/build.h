@@ -14,11 +14,8 @@ namespace molen::program {
 // back. `file` is the schedule when Setting::pipeline.schedule is kFile.
 Program build(const arch::Architecture& arch, const Setting& setting, const Schedule* file = nullptr);
 
-// Why a model with sparse layers cannot be trained under a setting yet, and the configuration's key for it.
-struct SparseRefused {
-  std::string key, why;
-};
-std::optional<SparseRefused> sparse_refused(const arch::Architecture& arch, const Setting& setting);
+// Returns why Setting::tensor_chunks cannot be combined with the model, or nothing when it can.
+std::optional<std::string> chunks_refused(const arch::Architecture& arch, const Setting& setting);
 
 // Returns why Setting::offload cannot be combined with the rest of the setting, or nothing when it can.
 std::optional<std::string> offload_refused(const arch::Architecture& arch, const Setting& setting);

@@ -1,4 +1,4 @@
-// The communication of context ranks for the attention of a layer.
+// The communication of context ranks: for the attention of a layer, and for the balance loss of its router.
 #include <map>
 #include <utility>
 
@@ -17,7 +17,9 @@ class ContextExchanger {
     held_ = -1;
     for (Step& step : body.steps) {
       const auto* c = std::get_if<Compute>(&step.op);
-      if (!c || !declaration_of(c->part).mixes_positions())
+      if (c && c->part == arch::Part::kRoute && c->pass == ComputePass::kForward)
+        routed(*c, step);
+      else if (!c || !declaration_of(c->part).mixes_positions())
         steps_.push_back(std::move(step));
       else if (p_.setting.ring())
         ring(*c, step);
@@ -47,6 +49,12 @@ class ContextExchanger {
       add(AllGather{Axis::kCp, Moves::kKeys, c.layer}, c, whole, stream_of(Axis::kCp));
     steps_.push_back(whole);
     if (is_backward(c.pass)) add(ReduceScatter{Axis::kCp, Moves::kDKeys, c.layer}, c, whole, stream_of(Axis::kCp));
+  }
+
+  // The balance loss of a sequence needs the load of all its tokens.
+  void routed(const Compute& c, const Step& whole) {
+    steps_.push_back(whole);
+    add(AllReduce{Axis::kCp, Moves::kLoad, c.layer}, c, whole, stream_of(Axis::kCp));
   }
 
   // Sends keys on while the attention over the present keys is computed, and gradients while those of the next are

@@ -263,6 +263,10 @@ Program update(Program p) {
   }
   if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip);
   if (s.pipelined()) add(ReduceScalars{Axis::kPp, kLossSum, 3}, -1, Phase::kClip);
+  if (p.arch.sparse()) {
+    if (s.holders() > 1) add(ReduceScalars{Axis::kDp, kBalanceLoss, 2}, -1, Phase::kClip);
+    if (s.pipelined()) add(ReduceScalars{Axis::kPp, kBalanceLoss, 2}, -1, Phase::kClip);
+  }
   add(ClipScale{}, -1, Phase::kClip);
   add(Agree{Flag::kNonFinite}, -1, Phase::kClip);
   for (int u = 0; u < units; ++u) {

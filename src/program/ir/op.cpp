@@ -93,7 +93,7 @@ std::string_view name_of(Range range) {
 }
 std::string_view name_of(Moves moves) {
   static constexpr std::array<std::string_view, kAllMoves.size()> kNames{
-      "unit", "x", "mid", "d_x", "d_mid", "head", "keys", "d_keys", "qkv", "attn", "up", "act"};
+      "unit", "x", "mid", "d_x", "d_mid", "head", "keys", "d_keys", "qkv", "attn", "up", "act", "load"};
   return kNames.at(static_cast<std::size_t>(moves));
 }
 std::string_view name_of(UpdateStage stage) {

@@ -163,8 +163,9 @@ struct OptimizerStep {
 };
 // The values that a collective, message or copy moves. kUnit: parameters or gradients of a unit. Otherwise a value of
 // one layer (signature.h). Between tensor ranks: the input of a layer, its middle, their gradients, the sums of a chunk
-// of the head. Between context ranks: the keys and values of a layer, and their gradients. Copies move the values that
-// a layer keeps for backward: its input, its middle, and from kQkv on the results of its parts.
+// of the head. Between context ranks: the keys and values of a layer, and their gradients; the sums that the router of
+// a layer makes for each sequence. Copies move the values that a layer keeps for backward: its input, its middle, and
+// from kQkv on the results of its parts.
 enum class Moves {
   kUnit,
   kResidual,
@@ -177,11 +178,13 @@ enum class Moves {
   kQkv,
   kAttention,
   kUp,
-  kActivation
+  kActivation,
+  kLoad
 };
 inline constexpr std::array kAllMoves{Moves::kUnit, Moves::kResidual,  Moves::kMid,  Moves::kDResidual,
                                       Moves::kDMid, Moves::kHead,      Moves::kKeys, Moves::kDKeys,
-                                      Moves::kQkv,  Moves::kAttention, Moves::kUp,   Moves::kActivation};
+                                      Moves::kQkv,  Moves::kAttention, Moves::kUp,   Moves::kActivation,
+                                      Moves::kLoad};
 // Values that a layer keeps for backward and that may be offloaded to the host until then
 // (Setting::offload.activations).
 inline constexpr std::array kKeptForBackward{Moves::kResidual,  Moves::kMid, Moves::kQkv,
@@ -268,9 +271,8 @@ struct Agree {
 using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
                         AllGather, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
 
-// Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run. The last two,
-// which only models with sparse layers have, are sums over valid tokens and sparse layers. No op sums them over ranks
-// yet, because such models train on one rank.
+// Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run, and so are the
+// last two, which only models with sparse layers have: sums over valid tokens and sparse layers.
 enum Scalar : std::int64_t {
   kLossSum,
   kValidTokens,
@@ -283,6 +285,12 @@ enum Scalar : std::int64_t {
 };
 inline std::int64_t num_scalars(const arch::Architecture& arch) {
   return arch.sparse() ? kNumScalars : kBalanceLoss;
+}
+// The scalars that ranks sum.
+inline std::vector<Scalar> sums_of(const arch::Architecture& arch) {
+  std::vector<Scalar> sums{kLossSum, kValidTokens, kSumSquares};
+  if (arch.sparse()) sums.insert(sums.end(), {kBalanceLoss, kZLoss});
+  return sums;
 }
 
 // Another op that must end before this one starts: in the same instance (body -1), or in the latest earlier instance of

@@ -24,12 +24,13 @@ i64 grouped_aten(const Sizes& s, i64 in, i64 out, Pass pass) {
   return is_backward(pass) ? AtenScratch{s}.weight_gradient(in, out, s.M) : 0;
 }
 
-std::vector<OperandRule> forward_types() {
-  return {takes(Arg::kX, {kReplicated}), takes(Arg::kOffsets, {kReplicated}), leaves(Arg::kY, kReplicated)};
+// Tensor ranks cut each expert as they cut the MLP of a dense layer: a product has the types `in` before it and `out`
+// behind it, its backward `d_out` and `d_in`.
+std::vector<OperandRule> forward_types(AxisType in, AxisType out) {
+  return {takes(Arg::kX, {in}), takes(Arg::kOffsets, {kReplicated}), leaves(Arg::kY, out)};
 }
-std::vector<OperandRule> backward_types() {
-  return {takes(Arg::kDY, {kReplicated}), takes(Arg::kX, {kReplicated}), takes(Arg::kOffsets, {kReplicated}),
-          leaves(Arg::kDX, kReplicated)};
+std::vector<OperandRule> backward_types(AxisType d_out, AxisType in, AxisType d_in) {
+  return {takes(Arg::kDY, {d_out}), takes(Arg::kX, {in}), takes(Arg::kOffsets, {kReplicated}), leaves(Arg::kDX, d_in)};
 }
 
 PartDeclaration expert_up() {
@@ -38,12 +39,11 @@ PartDeclaration expert_up() {
       .part = arch::Part::kExpertUp,
       .standing = Standing::kMlpBlock,
       .roles = {arch::Role::kExpertGate, arch::Role::kExpertUp},
-      .again = false,
       .forward = {x, offsets, parameters(), writes(Arg::kY, Value::kExpertUp)},
       .backward = {reads(Arg::kDY, Value::kDExpertUp), x, offsets, parameters(), writes(Arg::kDX, Value::kDExpertRows),
                    gradient()},
-      .forward_types = forward_types(),
-      .backward_types = backward_types(),
+      .forward_types = forward_types(kReplicated, kOfFfn),
+      .backward_types = backward_types(kOfFfn, kReplicated, kPartial),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.W, s.d)); },
       .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.d, s.W, pass); },
       .scratch = {.fused = [](const Sizes& s, Pass pass) { return grouped_fused(s, s.W, pass); },
@@ -57,11 +57,10 @@ PartDeclaration expert_activation() {
   return {
       .part = arch::Part::kExpertActivation,
       .standing = Standing::kMlpBlock,
-      .again = false,
       .forward = {x, writes(Arg::kY, Value::kExpertActivation)},
       .backward = {reads(Arg::kDY, Value::kDExpertActivation), x, writes(Arg::kDX, Value::kDExpertUp)},
-      .forward_types = {takes(Arg::kX, {kReplicated}), leaves(Arg::kY, kReplicated)},
-      .backward_types = {takes(Arg::kDY, {kReplicated}), takes(Arg::kX, {kReplicated}), leaves(Arg::kDX, kReplicated)},
+      .forward_types = {takes(Arg::kX, {kOfFfn}), leaves(Arg::kY, kOfFfn)},
+      .backward_types = {takes(Arg::kDY, {kOfFfn}), takes(Arg::kX, {kOfFfn}), leaves(Arg::kDX, kOfFfn)},
       .moved = [](const Sizes& s, Pass pass) { return s.e * s.M * (is_backward(pass) ? 2 * s.W + s.w : s.W + s.w); },
       .refused = experts_refused,
   };
@@ -77,8 +76,8 @@ PartDeclaration expert_down() {
       .forward = {x, offsets, parameters(), writes(Arg::kY, Value::kExpertOut)},
       .backward = {reads(Arg::kDY, Value::kDExpertOut), x, offsets, parameters(),
                    writes(Arg::kDX, Value::kDExpertActivation), gradient()},
-      .forward_types = forward_types(),
-      .backward_types = backward_types(),
+      .forward_types = forward_types(kOfFfn, kPartial),
+      .backward_types = backward_types(kReplicated, kOfFfn, kOfFfn),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.d, s.w)); },
       .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.w, s.d, pass); },
       .scratch = {.fused = [](const Sizes& s, Pass pass) { return grouped_fused(s, s.d, pass); },

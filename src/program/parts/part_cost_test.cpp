@@ -183,6 +183,7 @@ TEST(PartCost, OfASparseLayer) {
   // Rows in and out, router and norm; root mean square, scores, lse and weights; load; labels and choice.
   EXPECT_EQ(forward(Part::kRoute).moved.value,
             2 * (2 * 6 * 16 + 5 * 16) + 4 * (6 * (1 + 4 + 1 + 3) + 2 * 2 * 4) + 4 * (6 + 18));
+  EXPECT_EQ(forward(Part::kBalance).moved.value, 4 * (2 * 2 * 4));
   EXPECT_EQ(forward(Part::kDispatch).moved.value, 2 * (6 + 18) * 16 + 4 * (18 + 18 + 5));
   EXPECT_EQ(forward(Part::kExpertUp).moved.value, 2 * (18 * (16 + 48) + 4 * 16 * 48) + 4 * 5);
   EXPECT_EQ(part_cost(a, Part::kExpertDown, Pass::kBackward, shape).moved.value,

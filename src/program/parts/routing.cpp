@@ -1,6 +1,7 @@
 // The router of a sparse layer, and the rows on their way between token order and expert order: `route` chooses the
-// experts of each token, `dispatch` copies rows to them, and `combine` adds what they leave to the residual stream.
-// M = N t slots; expert order is that of math/expert_order.h.
+// experts of each token, `balance` adds the balance loss of each sequence to the step's sums, `dispatch` copies rows to
+// them, and `combine` adds what they leave to the residual stream. M = N t slots; expert order is that of
+// math/expert_order.h.
 #include <algorithm>
 
 #include "program/parts/part.h"
@@ -16,9 +17,14 @@ i64 route_moved(const Sizes& s, Pass pass) {
   return s.e * (4 * s.N * s.d + weights) + kept + 2 * s.g * weights;
 }
 
-// Logits; the sums of scores and the choice of a token by thread; a loss of each sequence.
+// Logits; the sums of scores and the choice of a token by thread.
 i64 route_forward_scratch(const Sizes& s) {
-  return aligned(s.a * s.N * s.E) + aligned(8 * s.threads * s.E) + aligned(4 * s.threads * s.t) + aligned(s.a * s.B);
+  return aligned(s.a * s.N * s.E) + aligned(8 * s.threads * s.E) + aligned(4 * s.threads * s.t);
+}
+
+// A loss of each sequence.
+i64 balance_scratch(const Sizes& s, Pass) {
+  return aligned(s.a * s.B);
 }
 
 // Backward: gradients of the logits, and the rows of the norm again.
@@ -54,21 +60,31 @@ i64 combine_moved(const Sizes& s, Pass pass) {
   return s.e * (2 * s.M + s.N) * s.d + (2 * s.a + 4) * s.M;
 }
 
+// Context ranks make terms of the load, and read its sum.
+OperandRule whole_load() {
+  return over_context(takes(Arg::kLoad, {kReplicated}), kReplicated, kReplicated);
+}
+
 PartDeclaration route() {
   using arch::Role;
   const PartOperand x = reads_rows(Arg::kX, Value::kMid), labels = reads(Arg::kLabels, Value::kLabels);
-  const std::vector<OperandRule> kept{takes(Arg::kStats, {kReplicated}), takes(Arg::kScores, {kReplicated}),
-                                      takes(Arg::kLse, {kReplicated}),   takes(Arg::kChoice, {kReplicated}),
-                                      takes(Arg::kLoad, {kReplicated}),  takes(Arg::kLabels, {kInvariant})};
-  std::vector<OperandRule> backward{takes(Arg::kX, {kReplicated}), takes(Arg::kDY, {kReplicated}),
-                                    takes(Arg::kDWeights, {kReplicated}), takes(Arg::kDResidual, {kInvariant}),
+  const std::vector<OperandRule> kept{takes(Arg::kStats, {kReplicated}),
+                                      takes(Arg::kScores, {kReplicated}),
+                                      takes(Arg::kLse, {kReplicated}),
+                                      takes(Arg::kChoice, {kReplicated}),
+                                      whole_load(),
+                                      takes(Arg::kLabels, {kInvariant})};
+  // What comes back from the experts is a term of a sum over tensor ranks, and the backward is linear in it. The first
+  // rank alone adds the gradients of the losses.
+  std::vector<OperandRule> backward{takes(Arg::kX, {kReplicated}), takes(Arg::kDY, {kPartial}),
+                                    takes(Arg::kDWeights, {kPartial}), takes(Arg::kDResidual, {kInvariant}),
                                     retypes(Arg::kDX, kInvariant, kPartial)};
   backward.insert(backward.end(), kept.begin(), kept.end());
   return {
       .part = arch::Part::kRoute,
       .standing = Standing::kMlpBlock,
       .roles = {Role::kMlpNorm, Role::kMlpNormBias, Role::kRouter},
-      .sums = {kBalanceLoss, kZLoss},
+      .sums = {kZLoss},
       .again = false,
       .forward = {x, labels, parameters(), writes(Arg::kY, Value::kRouted), writes(Arg::kStats, Value::kStats2),
                   writes(Arg::kScores, Value::kRouterScores), writes(Arg::kLse, Value::kRouterLse),
@@ -82,7 +98,8 @@ PartDeclaration route() {
       .forward_types = {takes(Arg::kX, {kReplicated}), takes(Arg::kLabels, {kInvariant}), leaves(Arg::kY, kReplicated),
                         leaves(Arg::kStats, kReplicated), leaves(Arg::kScores, kReplicated),
                         leaves(Arg::kLse, kReplicated), leaves(Arg::kChoice, kReplicated),
-                        leaves(Arg::kWeights, kReplicated), leaves(Arg::kLoad, kReplicated)},
+                        leaves(Arg::kWeights, kReplicated),
+                        over_context(leaves(Arg::kLoad, kReplicated), kReplicated, kPartial)},
       .backward_types = std::move(backward),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.E, s.d)); },
       .moved = route_moved,
@@ -91,11 +108,24 @@ PartDeclaration route() {
   };
 }
 
+PartDeclaration balance() {
+  return {
+      .part = arch::Part::kBalance,
+      .standing = Standing::kMlpBlock,
+      .sums = {kBalanceLoss},
+      .again = false,
+      .forward = {reads(Arg::kLoad, Value::kLoad), step_sums()},
+      .forward_types = {whole_load()},
+      .moved = [](const Sizes& s, Pass) { return 2 * s.a * s.B * s.E; },
+      .scratch = {.reference = balance_scratch, .fused = balance_scratch, .aten = balance_scratch},
+      .refused = experts_refused,
+  };
+}
+
 PartDeclaration dispatch() {
   return {
       .part = arch::Part::kDispatch,
       .standing = Standing::kMlpBlock,
-      .again = false,
       .forward = {reads(Arg::kX, Value::kRouted), reads(Arg::kChoice, Value::kChoice),
                   writes(Arg::kY, Value::kExpertRows), writes(Arg::kPlaces, Value::kPlaces),
                   writes(Arg::kOffsets, Value::kOffsets)},
@@ -103,8 +133,7 @@ PartDeclaration dispatch() {
                    writes(Arg::kDX, Value::kDRouted)},
       .forward_types = {takes(Arg::kX, {kReplicated}), takes(Arg::kChoice, {kReplicated}), leaves(Arg::kY, kReplicated),
                         leaves(Arg::kPlaces, kReplicated), leaves(Arg::kOffsets, kReplicated)},
-      .backward_types = {takes(Arg::kDY, {kReplicated}), takes(Arg::kPlaces, {kReplicated}),
-                         leaves(Arg::kDX, kReplicated)},
+      .backward_types = {takes(Arg::kDY, {kPartial}), takes(Arg::kPlaces, {kReplicated}), leaves(Arg::kDX, kPartial)},
       .moved = dispatch_moved,
       .scratch = {.reference = dispatch_scratch, .fused = dispatch_scratch, .aten = dispatch_scratch},
       .refused = experts_refused,
@@ -114,7 +143,7 @@ PartDeclaration dispatch() {
 PartDeclaration combine() {
   const PartOperand x = reads(Arg::kX, Value::kExpertOut), places = reads(Arg::kPlaces, Value::kPlaces),
                     weights = reads(Arg::kWeights, Value::kRouterWeights);
-  const OperandRule rows = takes(Arg::kX, {kReplicated}), of_places = takes(Arg::kPlaces, {kReplicated}),
+  const OperandRule rows = takes(Arg::kX, {kPartial}), of_places = takes(Arg::kPlaces, {kReplicated}),
                     of_weights = takes(Arg::kWeights, {kReplicated});
   return {
       .part = arch::Part::kCombine,
@@ -126,7 +155,7 @@ PartDeclaration combine() {
       .forward_types = {rows, of_places, of_weights, takes(Arg::kResidual, {kReplicated, kOfRows}),
                         leaves(Arg::kY, kPartial)},
       .backward_types = {takes(Arg::kDY, {kInvariant}), rows, of_places, of_weights, leaves(Arg::kDX, kReplicated),
-                         leaves(Arg::kDWeights, kReplicated)},
+                         leaves(Arg::kDWeights, kPartial)},
       .moved = combine_moved,
       .refused = experts_refused,
   };
@@ -140,7 +169,7 @@ std::optional<std::string> experts_refused(arch::Kernels kernels, DType compute,
 }
 
 std::vector<PartDeclaration> routing() {
-  return {route(), dispatch(), combine()};
+  return {route(), balance(), dispatch(), combine()};
 }
 
 }  // namespace molen::program::parts

@@ -294,7 +294,8 @@ class Parser {
     if (!known) fail("unknown part '" + part + "'");
     const PartDeclaration& d = declaration_of(c.part);
     if (d.in_layer()) c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
-    if (pass == ComputePass::kBackward && !d.has_backward()) fail(part + " has no backward");
+    if ((pass == ComputePass::kBackward || pass == ComputePass::kInput) && !d.has_backward())
+      fail(part + " has no backward");
     if (pass == ComputePass::kInput && !d.in_layer()) fail(part + " has no half of its backward");
     if (pass == ComputePass::kWeights && !d.halves) fail(part + " has no half of its backward");
     if (d.standing == Standing::kHead)
@@ -332,7 +333,8 @@ class Parser {
     if (name == "all_reduce") {
       AllReduce o{axis(v)};
       moved(v, o);
-      if (!one_of(o.moves, {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid}))
+      if (!one_of(o.moves,
+                  {Moves::kUnit, Moves::kResidual, Moves::kMid, Moves::kDResidual, Moves::kDMid, Moves::kLoad}))
         fail(fmt::format("{} are not summed so", name_of(o.moves)));
       return o;
     }

@@ -140,9 +140,10 @@ void TypeChecker::rule(const ClipScale&) {
   if (!scalars) return;
   MeshType same;
   for (const mesh::Axis axis : kMeshAxes) same[axis] = kInvariant;
-  for (std::size_t i = kLossSum; i <= kSumSquares; ++i) {
-    const MeshType type = found(*scalars, i);
-    for (const mesh::Axis axis : kMeshAxes) expect(*scalars, i, type, axis, {kInvariant});
+  for (const Scalar sum : sums_of(p_.arch)) {
+    const auto segment = static_cast<std::size_t>(sum);
+    const MeshType type = found(*scalars, segment);
+    for (const mesh::Axis axis : kMeshAxes) expect(*scalars, segment, type, axis, {kInvariant});
   }
   leave(*scalars, kGradNorm, same);
   leave(*scalars, kGradScale, same);

@@ -139,6 +139,7 @@ Signature reduce_scatter(const Program& p, const ReduceScatter& o, int unit) {
 }
 
 Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
+  if (o.moves == Moves::kLoad) return {{updates(kTo, {Value::kLoad, o.layer})}};
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
     return {{turns(kTo, {e.sum, o.layer}, {e.kept, o.layer})}};

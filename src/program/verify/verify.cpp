@@ -338,7 +338,9 @@ class Verifier {
             [&](const ClipScale&) { clip(e); },
             [&](const OptimizerStep&) { update(e); },
             [&](const AllReduce& o) {
-              if (o.moves != Moves::kUnit)
+              if (o.moves == Moves::kLoad)
+                sum_load(e, o.axis);
+              else if (o.moves != Moves::kUnit)
                 exchange(e, o.axis, !p_.setting.sharded_rows());
               else
                 units_.reduce(e, o.axis, false, false);
@@ -423,6 +425,10 @@ class Verifier {
     if (!fits_layout)
       report(e, "the residual stream is {}", p_.setting.sharded_rows() ? "cut by rows" : "whole on every tensor rank");
   }
+  void sum_load(const Expanded& e, Axis axis) {
+    if (!p_.setting.context()) report(e, "there are no context ranks that share a sequence");
+    if (axis != Axis::kCp) report(e, "the sums of a router are summed over the axis cp");
+  }
   void exchange_keys(const Expanded& e, Axis axis, bool ring) {
     if (!p_.setting.context()) report(e, "there are no context ranks to exchange with");
     if (ring != p_.setting.ring())
@@ -450,7 +456,8 @@ class Verifier {
   void reduce_scalars(const Expanded& e, const ReduceScalars& o) {
     if (clipped_) report(e, "comes after the sums were used");
     for (std::int64_t i = o.first; i < o.first + o.count; ++i) {
-      if (i > kSumSquares) {
+      const auto sums = sums_of(p_.arch);
+      if (std::find(sums.begin(), sums.end(), i) == sums.end()) {
         report(e, "scalar {} is no sum", i);
         continue;
       }
@@ -465,16 +472,16 @@ class Verifier {
 
   void clip(const Expanded& e) {
     if (clipped_) report(e, "runs a second time");
-    for (std::int64_t i = kLossSum; i <= kSumSquares; ++i)
+    for (const Scalar i : sums_of(p_.arch))
       if (summed_over_[static_cast<std::size_t>(i)].size() < detail::axes_of_sum(p_.setting, i).size())
-        report(e, "uses the sum {}, which is not reduced over the ranks", i);
+        report(e, "uses the sum {}, which is not reduced over the ranks", static_cast<int>(i));
     units_.clip(e);
     clipped_ = true;
   }
 
   void totals() {
     report_unread();
-    const bool reads = p_.embeds() || p_.has_head() || p_.setting.document_mask;
+    const bool reads = p_.embeds() || p_.has_head() || p_.setting.document_mask || p_.arch.sparse();
     const std::size_t loads = reads ? micro_batches() : 0;
     if (loaded_.size() != loads)
       report_all("the program loads {} micro-batches where the batch needs {}", loaded_.size(), loads);
@@ -513,7 +520,7 @@ class Verifier {
   std::set<std::int64_t> chunks_, loaded_;
   std::map<int, std::string> unread_;      // buffers brought from other ranks and not read yet, and by which op
   std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds
-  std::array<std::vector<Axis>, kSumSquares + 1> summed_over_;
+  std::array<std::vector<Axis>, kNumScalars> summed_over_;
   bool scalars_zeroed_ = false, clipped_ = false, agreed_ = false;
   std::vector<Finding> findings_;
 };
