@@ -109,15 +109,27 @@ std::int64_t parse_expert_count(const JsonFields& f) {
   return f.integer(other ? "num_local_experts" : "num_experts");
 }
 
+// What differs between the types of sparse models in the keys of their experts. `count` is the key that we write.
+// Without `norm_topk` the type has no such key: it always divides the weights of a token's experts by their sum.
+// `balance` is the default of the factor of the balance loss.
+struct ExpertKeys {
+  const char *count, *width;
+  bool norm_topk;
+  double balance;
+};
+constexpr ExpertKeys kMixtralKeys{"num_local_experts", "intermediate_size", false, 0.001},
+    kOlmoeKeys{"num_experts", "intermediate_size", true, 0.01},
+    kQwen3MoeKeys{"num_experts", "moe_intermediate_size", true, 0.001};
+
 // transformers leaves 1/k out of the balance loss, so its factor is for a loss that is larger by experts per token. It
 // has no factor of a z-loss. Counts and widths have defaults there that are those of one model, so they are required.
-// `balance` is the default of transformers, which differs between types.
-arch::Experts parse_experts(const JsonFields& f, const char* width, double balance) {
+arch::Experts parse_experts(const JsonFields& f, const ExpertKeys& keys) {
   arch::Experts e;
   e.count = parse_expert_count(f);
   e.per_token = f.integer("num_experts_per_tok");
-  e.ffn = f.integer(width);
-  e.balance_loss = f.number("router_aux_loss_coef", balance) * static_cast<double>(e.per_token);
+  e.ffn = f.integer(keys.width);
+  if (keys.norm_topk) e.norm_topk = f.boolean("norm_topk_prob", false);
+  e.balance_loss = f.number("router_aux_loss_coef", keys.balance) * static_cast<double>(e.per_token);
   return e;
 }
 
@@ -127,7 +139,7 @@ Architecture parse_mixtral(const JsonFields& f) {
   require(f.find("rope_theta") || f.find("rope_parameters"), f, "rope_theta", "is missing");
   Architecture a = parse_llama_sizes(f);
   a.norm_eps = f.number("rms_norm_eps", 1e-5);
-  a.experts = parse_experts(f, "intermediate_size", 0.001);
+  a.experts = parse_experts(f, kMixtralKeys);
   require(!f.find("sliding_window") || f.integer("sliding_window") >= a.max_sequence, f, "sliding_window",
           "attention over a window shorter than max_position_embeddings is not implemented");
   require(f.number("router_jitter_noise", 0.0) == 0.0, f, "router_jitter_noise", "only 0 is implemented");
@@ -140,8 +152,7 @@ Architecture parse_olmoe(const JsonFields& f) {
   Architecture a = parse_llama_sizes(f);
   a.norm_eps = f.number("rms_norm_eps", 1e-5);
   a.qk_norm = arch::QkNorm::kAll;
-  a.experts = parse_experts(f, "intermediate_size", 0.01);
-  a.experts->norm_topk = f.boolean("norm_topk_prob", false);
+  a.experts = parse_experts(f, kOlmoeKeys);
   require(!f.boolean("attention_bias", false), f, "attention_bias", "biases in an OLMoE are not implemented");
   require(!f.find("clip_qkv"), f, "clip_qkv", "clipped queries, keys and values are not implemented");
   return a;
@@ -150,8 +161,7 @@ Architecture parse_olmoe(const JsonFields& f) {
 Architecture parse_qwen3_moe(const JsonFields& f) {
   check_class(f, "Qwen3MoeForCausalLM");
   Architecture a = parse_qwen3_sizes(f);
-  a.experts = parse_experts(f, "moe_intermediate_size", 0.001);
-  a.experts->norm_topk = f.boolean("norm_topk_prob", false);
+  a.experts = parse_experts(f, kQwen3MoeKeys);
   require(f.integer("decoder_sparse_step", 1) == 1, f, "decoder_sparse_step",
           "models with dense layers among the sparse ones are not implemented");
   const Json* dense = f.find("mlp_only_layers");
@@ -290,10 +300,11 @@ Json qwen3_config(const Architecture& a) {
   return json;
 }
 
-// The keys that sparse models have in common.
-void add_experts(const Architecture& a, Json& json) {
-  const arch::Experts& e = *a.experts;
+void add_experts(const arch::Experts& e, const ExpertKeys& keys, Json& json) {
+  json[keys.count] = e.count;
+  json[keys.width] = e.ffn;
   json["num_experts_per_tok"] = e.per_token;
+  if (keys.norm_topk) json["norm_topk_prob"] = e.norm_topk;
   json["router_aux_loss_coef"] = e.balance_loss / static_cast<double>(e.per_token);
   json["output_router_logits"] = false;
   for (const char* only_of_llama : {"mlp_bias", "pretraining_tp"}) json.erase(only_of_llama);
@@ -303,11 +314,9 @@ Json mixtral_config(const Architecture& a) {
   Json json = llama_config(a);
   json["architectures"] = Json::array({"MixtralForCausalLM"});
   json["model_type"] = "mixtral";
-  json["intermediate_size"] = a.experts->ffn;
   json["sliding_window"] = nullptr;
-  json["num_local_experts"] = a.experts->count;
   json["router_jitter_noise"] = 0.0;
-  add_experts(a, json);
+  add_experts(*a.experts, kMixtralKeys, json);
   json.erase("attention_bias");
   return json;
 }
@@ -316,11 +325,8 @@ Json olmoe_config(const Architecture& a) {
   Json json = llama_config(a);
   json["architectures"] = Json::array({"OlmoeForCausalLM"});
   json["model_type"] = "olmoe";
-  json["intermediate_size"] = a.experts->ffn;
-  json["num_experts"] = a.experts->count;
-  json["norm_topk_prob"] = a.experts->norm_topk;
   json["clip_qkv"] = nullptr;
-  add_experts(a, json);
+  add_experts(*a.experts, kOlmoeKeys, json);
   json.erase("head_dim");
   return json;
 }
@@ -329,12 +335,9 @@ Json qwen3_moe_config(const Architecture& a) {
   Json json = qwen3_config(a);
   json["architectures"] = Json::array({"Qwen3MoeForCausalLM"});
   json["model_type"] = "qwen3_moe";
-  json["moe_intermediate_size"] = a.experts->ffn;
-  json["num_experts"] = a.experts->count;
-  json["norm_topk_prob"] = a.experts->norm_topk;
   json["decoder_sparse_step"] = 1;
   json["mlp_only_layers"] = Json::array();
-  add_experts(a, json);
+  add_experts(*a.experts, kQwen3MoeKeys, json);
   return json;
 }
 

@@ -102,7 +102,6 @@ bool computes(const program::Op& op) {
 
 // Returns the names of the compute ops of rank 0 that ran to their end.
 std::set<std::string> run_compute_ops(const program::Program& p) {
-  const auto& s = p.setting;
   std::vector<at::Tensor> buffers;
   for (const auto& b : p.buffers)
     buffers.push_back(at::empty({b.elements}, at::TensorOptions().dtype(to_aten(b.dtype)).device(kMeta)));

@@ -26,10 +26,9 @@
 #include "program/values/value_memory.h"
 
 namespace molen::exec {
-namespace {
 
 // Records, across the rank's threads, which ops have ended, or on a device been launched. Waiting ends early when any
-// thread of the rank has failed.
+// thread of the rank has failed. Not in an anonymous namespace: Executor::Impl, which is not in one either, holds it.
 class Progress {
  public:
   explicit Progress(std::size_t ops) : done_(ops) {}
@@ -59,6 +58,8 @@ class Progress {
   std::vector<std::atomic<std::uint32_t>> done_;
   std::atomic<bool> failed_{false};
 };
+
+namespace {
 
 // Returns whether the host only launches an op: the op reads and writes only the device's memory, and nothing waits for
 // it here.

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "arch/architecture.h"
 #include "comm/threads/threads.h"
@@ -44,6 +47,28 @@ TEST(Calibrate, MeasuresWhatThePresetsNeed) {
                 << preset.name << ", " << ranks << " ranks, zero " << zero << ": " << kind;
         }
     }
+}
+
+TEST(Calibrate, ReportsItsProgressOnRankZeroOnly) {
+  CalibrateOptions options;
+  options.widest = calibrated_width(1);
+  options.rounds = options.repeats = 1;
+  comm::ThreadWorld ranks(2);
+  std::vector<double> shares[2];  // by rank; each rank's thread writes its own
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < 2; ++r)
+      threads.emplace_back([&, r] {
+        const auto world = ranks.communicator(r);
+        calibrate(options, "threads", *world, [&, r](double share, const std::string&) { shares[r].push_back(share); });
+      });
+  }
+  EXPECT_TRUE(shares[1].empty());
+  // Before and after each program.
+  ASSERT_EQ(shares[0].size(), 2 * calibration_programs(options, 2).size());
+  EXPECT_EQ(shares[0].front(), 0.0);
+  EXPECT_EQ(shares[0].back(), 1.0);
+  EXPECT_TRUE(std::is_sorted(shares[0].begin(), shares[0].end()));
 }
 
 TEST(Cores, AreNamedAsRangesOrAlone) {

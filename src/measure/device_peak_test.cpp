@@ -200,6 +200,29 @@ TEST_F(DevicePeakKept, IsOneMeasuredFigureOnAllRanks) {
   EXPECT_TRUE(of[0].source.ends_with(conditions)) << of[0].source;
 }
 
+// The test plays the other rank, so that it knows the sum over both: the same calls in the same order.
+TEST_F(DevicePeakKept, IsTheMeanOfAllRanks) {
+  comm::ThreadWorld world(2);
+  const auto other = world.communicator(1);
+  plan::Machine machine;
+  machine.ranks = machine.local_ranks = 2;
+  DevicePeak peak;
+  double sum = 1e9;
+  {
+    const std::jthread measuring([&] {
+      const auto mine = world.communicator(0);
+      peak = find_device_peak(fp32(), machine, std::nullopt, *mine);
+    });
+    double kept = 0;
+    other->broadcast(&kept, 1, DType::kF64, 0);
+    EXPECT_TRUE(std::isnan(kept)) << "nothing is kept yet";
+    other->barrier();
+    other->all_reduce(&sum, 1, DType::kF64, comm::Reduce::kSum);
+  }
+  EXPECT_GT(sum, 1e9);
+  EXPECT_EQ(peak.flops_per_s, sum / 2);
+}
+
 TEST_F(DevicePeakKept, StaysAsMeasuredUnderTheSameConditions) {
   const path file = std::filesystem::temp_directory_path() / ("molen_peak_" + std::to_string(::getpid()) + ".json");
   const auto environment = [&](const std::string& cpu, const Json& flops, const std::string& conditions) {

@@ -189,6 +189,7 @@ TEST(DeviceAttention, WrittenOutInAnyBlocksIsTheReference) {
           expect_way(way, a, path, documents, {{0, 5}, {9, 12}}, {{{3, 6}, {8, 10}}, {{0, 3}}, {{6, 8}, {10, 19}}});
           expect_way(way, a, path, documents, {{0, 19}}, {{{0, 19}}});
           expect_way(way, a, path, documents, {{2, 6}}, {{{6, 9}}, {{11, 13}}});  // no visible keys
+          expect_way(way, a, path, documents, {{0, 5}, {9, 12}}, {{{6, 8}}});     // all keys, of some queries only
         }
 }
 
@@ -202,6 +203,7 @@ TEST(DeviceAttention, FlashInPiecesIsTheReference) {
     expect_way(way, a, path, false, {{4, 8}, {12, 16}}, {{{0, 19}}});  // zig-zag over gathered keys
     expect_way(way, a, path, false, {{0, 19}}, {{{0, 19}}});
     expect_way(way, a, path, false, {{2, 6}}, {{{6, 9}}, {{11, 13}}});
+    expect_way(way, a, path, false, {{0, 5}, {9, 12}}, {{{6, 8}}});  // one piece, with all keys and some queries
   }
 }
 

@@ -94,7 +94,9 @@ TEST(Types, OfTenThousandRanksInSeconds) {
   }
   fmt::print("{} layouts of 10,000 ranks, {} programs: types of all in {:.2f} s, of the slowest in {:.3f} s\n",
              layouts.size() / kStride, programs, types.value, slowest.value);
-  if (!kSanitized) EXPECT_LT(slowest.value, 5.0);
+  if (!kSanitized) {
+    EXPECT_LT(slowest.value, 5.0);
+  }
 }
 
 }  // namespace

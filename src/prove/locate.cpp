@@ -14,7 +14,6 @@
 #include "program/ir/layout.h"
 #include "program/parts/part.h"
 #include "program/values/signature.h"
-#include "program/values/value_memory.h"
 
 namespace molen::prove {
 namespace {
@@ -66,7 +65,8 @@ struct Rows {
   std::vector<std::string> writers;  // the op that wrote each of `values`
 };
 
-// Keeps what the ops of one step write; a later write replaces an earlier one.
+// Keeps what the ops of one step write; a later write replaces an earlier one. A value that goes to the host and comes
+// back is written three times, and the last counts.
 class Capture {
  public:
   Capture(const program::Program& program, const mesh::PerAxis& at) : p_(program), at_(at) {
@@ -92,7 +92,7 @@ class Capture {
     for (const program::Operand& o : signature.operands) {
       if (!writes(o.access) || written == buffers.size()) continue;
       const at::Tensor& buffer = buffers[written++];
-      if (!located(o.value) || o.host || program::chunk_apart(p_, o)) continue;
+      if (!located(o.value)) continue;
       const at::Tensor values = buffer.to(at::kCPU, at::kDouble, false, true);
       const std::lock_guard lock(mutex_);
       made_[{Key{o.value, o.layer}, e.micro_batch}] = {values, writer_of(e)};

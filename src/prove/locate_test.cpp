@@ -120,6 +120,7 @@ TEST(Locate, FollowsEveryLayout) {
   for (const Layout& l :
        {tensor, with(tensor, [](Layout& l) { l.rows = true; }),
         with(tensor, [](Layout& l) { l.rows = true, l.chunks = 3; }), Layout{2, 3, true, 3}, Layout{3, 2, false, 1},
+        on_host(kEverything, {2, 3, false, 3}),
         with({1, 0, false, 3}, [](Layout& l) { l.context = 2, l.sequence = 24; }),
         with({2, 3, false, 3}, [](Layout& l) { l.context = 2, l.sequence = 24, l.form = program::ContextForm::kRing; }),
         with({1, 0, false, 3},

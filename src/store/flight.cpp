@@ -42,11 +42,6 @@ struct alignas(64) Slot {
 };
 static_assert(sizeof(Slot) == 64);
 
-struct StreamHead {
-  std::uint64_t position;  // step << 26 | op << 1 | inside
-  std::uint64_t written;
-};
-
 template <class T>
 void write_field(T& field, T value, std::memory_order order = std::memory_order_relaxed) {
   std::atomic_ref<T>(field).store(value, order);
@@ -68,6 +63,12 @@ std::uint64_t check_of(const Record& r, std::uint64_t sequence) {
 constexpr int kOpBits = 26;  // with the bit of `inside`
 
 }  // namespace
+
+// Not in an anonymous namespace: FlightWriter::Head, which is not in one either, holds them.
+struct StreamHead {
+  std::uint64_t position;  // step << 26 | op << 1 | inside
+  std::uint64_t written;
+};
 
 // The first page of the file; docs/formats/flight.md lists the offsets.
 struct FlightWriter::Head {

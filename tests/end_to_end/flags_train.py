@@ -101,6 +101,8 @@ def resume(case):
     changed = {"optimizer.lr": 2e-2, "schedule.min_lr": 0.0}
     case.refused("train", "tiny.toml", {"run.name": "resumed", **changed}, "--resume", 2, says=["optimizer.lr", "schedule.min_lr", "--allow-change"])
     case.refused("train", "tiny.toml", {"run.name": "resumed", **changed}, "--resume", 2, "--allow-change", "optimizer.lr", says=["schedule.min_lr"])
+    # A warm-up that is derived stays the checkpoint's; one that is written is a change.
+    case.refused("train", "tiny.toml", {"run.name": "resumed", "schedule.warmup": "1 steps"}, "--resume", 2, says=['schedule.warmup: "2 steps" in the checkpoint, "1 steps" now', "--allow-change schedule.warmup"])
     ran = case.train(changed, {"checkpoint.dir": "runs/resumed/checkpoints", "checkpoint.keep": 0}, "--resume", 2, "--allow-change", "optimizer.lr", "--allow-change", "schedule.min_lr")
     equal("step 2 is what it goes on from", (ran.events("resume")[0]["step"], [m["step"] for m in ran.steps]), (2, [3, 4]))
     close("the same state", ran.steps[0]["loss"], whole.steps[2]["loss"], 1e-12)
@@ -171,7 +173,7 @@ def runs(case):
     other = formats(case, "runs", "compare", "runs/seen", "runs/longer", shows=lambda v: [v["first_difference"]], code=1)
     equal("identical", (same["identical"], other["identical"]), (True, False))
     flight = formats(case, "runs", "flight", "runs/seen", shows=lambda v: [f"attempt {v['attempt']}", "rank  host", v["ranks"][1]["pid"], v["ranks"][1]["state"]])
-    equal("ranks", len(flight["ranks"]), 2)
+    equal("ranks, which ended after the last step", [(r["state"], r["step"]) for r in flight["ranks"]], [("ended", 4)] * 2)
 
 
 @row("report --output", "report --format")

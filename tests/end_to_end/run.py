@@ -163,6 +163,17 @@ if MPI:
     ok("two MPI ranks, twice: identical", "identical" in run("runs", "compare", "runs/mpi", "runs/mpi2").stdout)
     ok("and the same losses as one rank", abs(metrics("mpi")[10]["loss"] - whole[10]["loss"]) < 1e-4)
     refused("an error under MPI is said once, exit 2", "train", "run.toml", "--set", "model.layers=twelve", says=["model.layers"], launcher=mpi)
+    # Of one rank alone, while the other waits for it: the rank says it itself after a while, and the job ends.
+    (work / "second.sh").write_text('#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" --set parallel.tensor=3\nexec "$@"\n')
+    (work / "second.sh").chmod(0o755)
+    job = subprocess.Popen([*mpi, str(work / "second.sh"), MOLEN, "train", "run.toml", "--set", "run.name=second"], cwd=work, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _, err = job.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # mpirun ends its ranks
+        job.communicate()
+        raise
+    ok("an error of one rank ends the job, with its rank", job.returncode == 2 and err.count("molen:") == 1 and "molen: rank 1: " in err and "parallel.tensor" in err and not (work / "runs/second").exists(), (job.returncode, err))
 
 # --- energy --------------------------------------------------------------------------------------------------------------
 # Recorded meters of constant power: of a whole machine without GPUs, and of its processor alone.

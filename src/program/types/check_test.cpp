@@ -284,6 +284,27 @@ TEST(Types, EachRowOfTheCatalogueIsRefusedByOpOperandAndAxis) {
   }
 }
 
+// A gradient that is summed over two axes after the first micro-batch: the backward of the second one adds what is
+// partial over both, and an op reports each axis once, however many parameters it has.
+TEST(Types, OfASumAreRefusedOnEachAxis) {
+  Program p = build(tiny(), of_mesh(ranks_along(1, 1, 2, 1, 2), 0, true));
+  std::vector<Step> sums;
+  for (const Body& body : p.bodies)
+    for (const Step& step : body.steps)
+      if (text_with({"all_reduce", "updates=to:grad.layer.1"})(p, step)) sums.push_back(step);
+  ASSERT_EQ(sums.size(), 2u);
+  Body& first = p.bodies.at(static_cast<std::size_t>(p.schedule.front().body));
+  first.steps.insert(first.steps.end(), sums.begin(), sums.end());
+  std::vector<std::string> axes;
+  for (const std::string& error : type_errors(p))
+    for (const char* axis : {"dp_shard", "tp"})
+      if (error.find("(backward norm_up, layer 1, micro-batch 1): the operand grad") != std::string::npos &&
+          error.find(fmt::format("invariant over {}, and the op adds to it what is partial", axis)) !=
+              std::string::npos)
+        axes.emplace_back(axis);
+  EXPECT_EQ(axes, (std::vector<std::string>{"dp_shard", "tp"}));
+}
+
 // The types that a text states are compared with those that follow from its ops.
 TEST(Types, OfTextsAreParsedAndChecked) {
   const Program p = build(tiny(), of_mesh(ranks_along(1, 1, 2, 1, 2)));

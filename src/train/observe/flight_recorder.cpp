@@ -182,8 +182,9 @@ void FlightRecorder::step_took(double seconds) {
   last.push_back(seconds);
   if (last.size() > kKept) last.erase(last.begin());
   std::vector<double> sorted = last;
-  std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2), sorted.end());
-  open_->writer.median_step(std::max<std::int64_t>(1, static_cast<std::int64_t>(sorted[sorted.size() / 2] * 1e9)));
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  open_->writer.median_step(std::max<std::int64_t>(1, static_cast<std::int64_t>(*middle * 1e9)));
 }
 
 void FlightRecorder::begin(program::Stream stream, std::size_t op, std::int64_t ns) noexcept {
