@@ -77,13 +77,17 @@ void check_experts(const Architecture& a) {
   check_count("expert_ffn", e.ffn, kMaxWidth);
   if (e.per_token > e.count)
     throw UsageError("model.experts_per_token: {} of model.experts = {} cannot be chosen", e.per_token, e.count);
-  if (a.layers * e.count > kMaxExpertsOfAllLayers)
+  if (e.dense_layers < 0 || e.dense_layers >= a.layers)
+    throw UsageError("model.dense_layers: {} of {} layers; at least one layer has the experts", e.dense_layers,
+                     a.layers);
+  const std::int64_t layers = a.sparse_layers();
+  if (layers * e.count > kMaxExpertsOfAllLayers)
     throw UsageError(
         "model.experts: {} in each of {} layers are beyond the largest number of experts of all layers, {}", e.count,
-        a.layers, kMaxExpertsOfAllLayers);
-  if (a.layers * e.count * e.ffn > kMaxLayers * kMaxWidth)
+        layers, kMaxExpertsOfAllLayers);
+  if (layers * e.count * e.ffn > kMaxLayers * kMaxWidth)
     throw UsageError("model.expert_ffn: {} experts of {} in each of {} layers are together wider than the limit, {}",
-                     e.count, e.ffn, a.layers, kMaxLayers * kMaxWidth);
+                     e.count, e.ffn, layers, kMaxLayers * kMaxWidth);
   for (const auto& [key, factor] : {std::pair{"balance_loss", e.balance_loss}, std::pair{"z_loss", e.z_loss}})
     if (!(std::isfinite(factor) && factor >= 0.0))
       throw UsageError("model.{}: must be finite and not negative, is {}", key, factor);

@@ -27,7 +27,8 @@ struct RopeScaling {
 };
 
 // The experts of a sparse layer, which stand in the place of its MLP: a router chooses `per_token` of `count` small
-// MLPs for each token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060).
+// MLPs for each token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060). The first `dense_layers` layers have no
+// experts (DeepSeek-V2, arXiv 2405.04434).
 struct Experts {
   std::int64_t count = 0;      // E
   std::int64_t per_token = 0;  // t
@@ -36,6 +37,7 @@ struct Experts {
   // Factors in the objective of the two losses of the router, each a mean over tokens and sparse layers: the balance
   // loss (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20) and the z-loss (ST-MoE, arXiv 2202.08906, equation 5).
   double balance_loss = 0.01, z_loss = 0.0;
+  std::int64_t dense_layers = 0;  // the first layers keep an MLP of the model's own width
   bool operator==(const Experts&) const = default;
 };
 
@@ -60,7 +62,7 @@ struct Architecture {
   Position position = Position::kRope;
   Activation activation = Activation::kSwiGlu;
   double init_std = 0.02;
-  std::optional<Experts> experts;  // of every layer; empty: all layers are dense
+  std::optional<Experts> experts;  // of the sparse layers; empty: all layers are dense
   bool operator==(const Architecture&) const = default;
 
   std::int64_t query_size() const { return heads * head_dim; }
@@ -72,9 +74,10 @@ struct Architecture {
   std::int64_t key_norm_size() const { return qk_norm == QkNorm::kAll ? kv_size() : head_dim; }
   bool gated() const { return activation == Activation::kSwiGlu; }
   std::int64_t up_size() const { return gated() ? 2 * ffn : ffn; }  // columns of the fused gate|up product
-  bool sparse(std::int64_t /*layer*/) const { return experts.has_value(); }
-  bool sparse() const { return experts.has_value(); }  // whether any layer is
-  std::int64_t sparse_layers() const { return experts ? layers : 0; }
+  bool sparse(std::int64_t layer) const { return experts && layer >= experts->dense_layers; }
+  bool sparse() const { return experts.has_value(); }      // whether any layer is
+  bool dense() const { return sparse_layers() < layers; }  // whether any layer has an MLP instead
+  std::int64_t sparse_layers() const { return experts ? layers - experts->dense_layers : 0; }
   // The columns of one expert's up projection, gate included.
   std::int64_t expert_up_size() const { return experts ? (gated() ? 2 : 1) * experts->ffn : 0; }
 };

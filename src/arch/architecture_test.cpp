@@ -111,6 +111,9 @@ TEST(Validate, NamesTheKeyThatCannotBe) {
        [](auto& a) {
          a.experts = Experts{4, 2, 0};
        }},
+      {"dense_layers", [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .dense_layers = -1}; }},
+      {"dense_layers",
+       [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .dense_layers = a.layers}; }},
       {"balance_loss",
        [](auto& a) {
          a.experts = Experts{4, 2, 8, true, -0.5};

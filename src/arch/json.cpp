@@ -39,14 +39,19 @@ RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) 
 }
 
 // The members have the names of the keys of [model].
+// Later ones are written where they are not those of earlier versions.
 Json experts_to_json(const Experts& e) {
-  return {{"experts", e.count},       {"experts_per_token", e.per_token}, {"expert_ffn", e.ffn},
-          {"norm_topk", e.norm_topk}, {"balance_loss", e.balance_loss},   {"z_loss", e.z_loss}};
+  Json json{{"experts", e.count},       {"experts_per_token", e.per_token}, {"expert_ffn", e.ffn},
+            {"norm_topk", e.norm_topk}, {"balance_loss", e.balance_loss},   {"z_loss", e.z_loss}};
+  if (e.dense_layers != 0) json["dense_layers"] = e.dense_layers;
+  return json;
 }
 
 Experts experts_from_json(const JsonFields& f) {
-  return {f.integer("experts"),   f.integer("experts_per_token"), f.integer("expert_ffn"),
-          f.boolean("norm_topk"), f.number("balance_loss"),       f.number("z_loss")};
+  Experts e{f.integer("experts"),   f.integer("experts_per_token"), f.integer("expert_ffn"),
+            f.boolean("norm_topk"), f.number("balance_loss"),       f.number("z_loss")};
+  e.dense_layers = f.integer("dense_layers", 0);
+  return e;
 }
 
 }  // namespace
@@ -94,7 +99,8 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
                                               "rope_scaling", "qk_norm",
                                               "experts",      "experts_per_token",
                                               "expert_ffn",   "norm_topk",
-                                              "balance_loss", "z_loss"};
+                                              "balance_loss", "z_loss",
+                                              "dense_layers"};
   const JsonFields f(json, std::string(origin));
   f.require_known(known);
   Architecture a;
@@ -115,7 +121,7 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
   a.norm = choice(f, "norm", kNorms);
   if (f.find("qk_norm")) a.qk_norm = choice(f, "qk_norm", kQkNorms);
   if (f.find("experts")) a.experts = experts_from_json(f);
-  for (const char* key : {"experts_per_token", "expert_ffn", "norm_topk", "balance_loss", "z_loss"})
+  for (const char* key : {"experts_per_token", "expert_ffn", "norm_topk", "balance_loss", "z_loss", "dense_layers"})
     if (f.find(key) && !a.experts)
       throw UsageError("{}: {}: there are no experts without a number of them", origin, key);
   a.position = choice(f, "position", kPositions);

@@ -143,6 +143,24 @@ TEST(Parameters, SparseStorageOrder) {
   for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kExpertGate);
 }
 
+// Layers before the first sparse one are those of a model without experts.
+TEST(Parameters, DenseLayersStandBeforeSparseOnes) {
+  const Architecture dense = preset("llama-60m");
+  Architecture mixed = dense, sparse = dense;
+  sparse.experts = Experts{.count = 5, .per_token = 2, .ffn = 77};
+  mixed.experts = sparse.experts, mixed.experts->dense_layers = 3;
+  for (const std::int64_t l : {0, 2, 3, 7}) {
+    EXPECT_EQ(layer_names(mixed, l), layer_names(l < 3 ? dense : sparse, l)) << l;
+    EXPECT_EQ(mixed.sparse(l), l >= 3);
+  }
+  // 3 of 8 layers have gate, up and down of 1408; the others a router and five times three matrices of 77.
+  EXPECT_EQ(num_parameters(mixed) - num_parameters(dense), 5 * 512 * (5 + 5 * 3 * 77 - 3 * 1408));
+  EXPECT_EQ(num_parameters(mixed) - num_active_parameters(mixed), 5 * 512 * 3 * 3 * 77);
+  EXPECT_TRUE(mixed.dense());
+  EXPECT_FALSE(sparse.dense());
+  EXPECT_TRUE(dense.dense());
+}
+
 TEST(Parameters, GptStorageOrder) {
   const Architecture& a = preset("gpt2");
   const std::string l = "model.layers.0.";

@@ -147,16 +147,26 @@ Architecture parse_olmoe(const JsonFields& f) {
   return a;
 }
 
+// [0, 1, ..., count - 1]
+Json first_layers(std::int64_t count) {
+  Json layers = Json::array();
+  for (std::int64_t l = 0; l < count; ++l) layers.push_back(l);
+  return layers;
+}
+
 Architecture parse_qwen3_moe(const JsonFields& f) {
   check_class(f, "Qwen3MoeForCausalLM");
   Architecture a = parse_qwen3_sizes(f);
   a.experts = parse_experts(f, "moe_intermediate_size", 0.001);
   a.experts->norm_topk = f.boolean("norm_topk_prob", false);
   require(f.integer("decoder_sparse_step", 1) == 1, f, "decoder_sparse_step",
-          "models with dense layers among the sparse ones are not implemented");
-  const Json* dense = f.find("mlp_only_layers");
-  require(!dense || (dense->is_array() && dense->empty()), f, "mlp_only_layers",
-          "models with dense layers among the sparse ones are not implemented");
+          "only 1 is implemented: dense layers between sparse ones are not");
+  if (const Json* dense = f.find("mlp_only_layers")) {
+    require(dense->is_array(), f, "mlp_only_layers", "is no list of layers");
+    a.experts->dense_layers = static_cast<std::int64_t>(dense->size());
+    require(*dense == first_layers(a.experts->dense_layers), f, "mlp_only_layers",
+            "only the first layers, in their order, are implemented as dense ones");
+  }
   return a;
 }
 
@@ -333,7 +343,7 @@ Json qwen3_moe_config(const Architecture& a) {
   json["num_experts"] = a.experts->count;
   json["norm_topk_prob"] = a.experts->norm_topk;
   json["decoder_sparse_step"] = 1;
-  json["mlp_only_layers"] = Json::array();
+  json["mlp_only_layers"] = first_layers(a.experts->dense_layers);
   add_experts(a, json);
   return json;
 }
@@ -371,7 +381,7 @@ bool is_qwen3(const Architecture& a) {
   return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && !a.sparse();
 }
 bool is_olmoe(const Architecture& a) {
-  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kAll && a.sparse() && a.query_size() == a.hidden;
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kAll && a.sparse() && !a.dense() && a.query_size() == a.hidden;
 }
 bool is_qwen3_moe(const Architecture& a) {
   return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && a.sparse();
@@ -399,7 +409,7 @@ constexpr std::array kForms{Form{"llama", parse_llama, is_llama, llama_config},
 }  // namespace
 
 bool is_mixtral(const Architecture& a) {
-  return is_like_llama(a) && !a.norms_qk() && a.sparse() && a.experts->norm_topk;
+  return is_like_llama(a) && !a.norms_qk() && a.sparse() && !a.dense() && a.experts->norm_topk;
 }
 
 void refuse_code(const Json& json, const std::string& origin) {
@@ -454,7 +464,9 @@ Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
         "learned, gelu_tanh, biases, as many KV heads as heads)",
         a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),
         a.biases ? ", biases" : "", a.norms_qk() ? fmt::format(", qk_norm {}", arch::name_of(a.qk_norm)) : "",
-        a.sparse() ? ", experts" : "");
+        !a.sparse() ? ""
+        : a.dense() ? ", experts behind dense layers"
+                    : ", experts");
   }
   Json json = form->config(a);
   // Always written: the defaults of missing fields are ids of other models.

@@ -187,9 +187,33 @@ TEST(HfConfig, EveryKeyOfSparseModels) {
   EXPECT_EQ(with(mixtral, "router_jitter_noise", 0.1), "config.json: 'router_jitter_noise': only 0 is implemented");
   EXPECT_EQ(with(olmoe, "clip_qkv", 8.0),
             "config.json: 'clip_qkv': clipped queries, keys and values are not implemented");
-  const std::string dense = ": models with dense layers among the sparse ones are not implemented";
-  EXPECT_EQ(with(qwen, "decoder_sparse_step", 2), "config.json: 'decoder_sparse_step'" + dense);
-  EXPECT_EQ(with(qwen, "mlp_only_layers", {0}), "config.json: 'mlp_only_layers'" + dense);
+  EXPECT_EQ(with(qwen, "decoder_sparse_step", 2),
+            "config.json: 'decoder_sparse_step': only 1 is implemented: dense layers between sparse ones are not");
+}
+
+TEST(HfConfig, DenseLayersOfAQwen3MoeAreTheFirst) {
+  Json json = qwen3();
+  json.update({{"architectures", Json::array({"Qwen3MoeForCausalLM"})},
+               {"model_type", "qwen3_moe"},
+               {"moe_intermediate_size", 12},
+               {"num_experts", 8},
+               {"num_experts_per_tok", 2},
+               {"mlp_only_layers", {0, 1}}});
+  const Architecture a = parse_hf_config(json, "config.json").arch;
+  EXPECT_EQ(a.experts->dense_layers, 2);
+  EXPECT_EQ(hf_config(a, {}, DType::kF32).at("mlp_only_layers"), Json({0, 1}));
+  const std::string first = "only the first layers, in their order, are implemented as dense ones";
+  for (const Json& other :
+       {Json::array({1}), Json::array({1, 0}), Json::array({0, 0}), Json::array({0, 2}), Json::array({"0"})})
+    EXPECT_EQ(with(json, "mlp_only_layers", other), "config.json: 'mlp_only_layers': " + first);
+  EXPECT_EQ(with(json, "mlp_only_layers", 1), "config.json: 'mlp_only_layers': is no list of layers");
+  EXPECT_EQ(with(json, "mlp_only_layers", {0, 1, 2}),
+            "config.json: model.dense_layers: 3 of 3 layers; at least one layer has the experts");
+  for (const auto norm : {arch::QkNorm::kNone, arch::QkNorm::kAll}) {
+    Architecture other = a;
+    other.qk_norm = norm;
+    EXPECT_THROW(hf_config(other, {}, DType::kF32), UsageError) << "no other form has dense layers";
+  }
 }
 
 TEST(HfConfig, EveryKeyOfAGpt2) {

@@ -42,6 +42,8 @@ std::vector<Field> model_fields() {
       make("model.activation", m, &T::activation, choice({"swiglu", "gelu_tanh"}), e, "the MLP's activation"),
       make("model.experts", m, &T::experts, positive(), e,
            "small MLPs in the place of each layer's, of which a router chooses some for each token"),
+      make("model.dense_layers", m, &T::dense_layers, natural(), e,
+           "the first layers, which keep an MLP of width model.ffn; where not set, the preset's, or 0"),
       make("model.experts_per_token", m, &T::experts_per_token, positive(), e, "how many it chooses"),
       make("model.expert_ffn", m, &T::expert_ffn, positive(), e,
            "width of an expert; where not set, the preset's, or model.ffn"),

@@ -36,6 +36,8 @@ std::vector<arch::Architecture> models() {
     all.push_back(small(preset));
     all.back().experts->count = 5, all.back().experts->per_token = 2, all.back().experts->ffn = 20;
   }
+  all.push_back(all.back());
+  all.back().experts->dense_layers = 1;
   return all;
 }
 

@@ -16,7 +16,9 @@ std::vector<arch::Architecture> sparse_models() {
   auto plain = mixtral();
   plain.activation = arch::Activation::kGeluTanh, plain.norm = arch::Norm::kLayer;
   plain.position = arch::Position::kLearned;
-  return {mixtral(), shared, plain};
+  auto mixed = mixtral();
+  mixed.experts->dense_layers = 1;
+  return {mixtral(), shared, plain, mixed};
 }
 
 program::Program sound(const arch::Architecture& a, const program::Setting& s) {

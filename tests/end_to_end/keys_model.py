@@ -84,6 +84,19 @@ def experts(case):
     case.refused("train", "tiny.toml", {"model.z_loss": 0.1}, says=["model.z_loss", "model.experts"])
 
 
+@row("model.dense_layers")
+def dense_layers(case):
+    sparse = dict(experts=4, experts_per_token=2, expert_ffn=20, qk_norm="head")
+    ran = beside_model(case, dict(dense_layers=1, **sparse))
+    there = shapes(ran)
+    equal("the MLP of the first layer", there["model.layers.0.mlp.gate_proj.weight"], (40, 24))
+    equal("an expert of the second", there["model.layers.1.mlp.experts.3.gate_proj.weight"], (20, 24))
+    assert "model.layers.0.mlp.gate.weight" not in there and "model.layers.1.mlp.gate_proj.weight" not in there, sorted(there)
+    exported(case, ran, model_type="qwen3_moe", mlp_only_layers=[0], intermediate_size=40, moe_intermediate_size=20)
+    case.refused("train", "tiny.toml", {f"model.{k}": v for k, v in sparse.items()} | {"model.dense_layers": 2}, says="model.dense_layers")
+    case.refused("train", "tiny.toml", {"model.dense_layers": 1}, says=["model.dense_layers", "model.experts"])
+
+
 @row("model.layers", "model.hidden", "model.ffn", "model.heads", "model.kv_heads", "model.head_dim", "model.vocabulary", "model.max_sequence")
 def sizes(case):
     ran = beside_model(case, dict(layers=3, hidden=32, ffn=56, heads=6, kv_heads=3, head_dim=10, vocabulary=333, max_sequence=20))

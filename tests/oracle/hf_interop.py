@@ -80,6 +80,7 @@ MODELS = {
     "olmoe-norm-topk": (olmoe, dict(norm_topk_prob=True, num_experts_per_tok=3)),
     "qwen3-moe": (qwen3_moe, {}),
     "qwen3-moe-norm-topk": (qwen3_moe, dict(norm_topk_prob=True)),
+    "qwen3-moe-dense": (qwen3_moe, dict(mlp_only_layers=[0])),
     "gpt2": (gpt2, {}),
     "gpt2-inner": (gpt2, dict(n_inner=44)),
     "gpt2-sharded": (gpt2, {}),

@@ -12,7 +12,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 
-DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
+DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, dense_layers=0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
 FAMILIES = {
     "llama": dict(norm="rms", position="rope", activation="swiglu", biases=False),
     "gpt": dict(norm="layer", position="learned", activation="gelu_tanh", biases=True),
@@ -141,7 +141,7 @@ class Model:
         weights = torch.zeros_like(scores).scatter(-1, chosen, weights)
         share = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(1) * a["experts"] / a["experts_per_token"]
         balance, z = (share * scores.mean(1)).sum(-1).mean(), router.logsumexp(-1).square().mean()
-        self.router_losses = self.router_losses + (a["balance_loss"] * balance + a["z_loss"] * z) / a["layers"]
+        self.router_losses = self.router_losses + (a["balance_loss"] * balance + a["z_loss"] * z) / (a["layers"] - a["dense_layers"])
         return sum(weights[..., e : e + 1] * self.mlp(f"{p}.experts.{e}", h) for e in range(a["experts"]))
 
     def logits(self, ids, end_of_text=None):
@@ -159,7 +159,7 @@ class Model:
             p = f"model.layers.{i}"
             x = x + self.attention(p + ".self_attn", self.norm(p + ".input_layernorm", x), mask)
             h = self.norm(p + ".post_attention_layernorm", x)
-            x = x + (self.experts if a["experts"] else self.mlp)(p + ".mlp", h)
+            x = x + (self.experts if a["experts"] and i >= a["dense_layers"] else self.mlp)(p + ".mlp", h)
         head = self.w["model.embed_tokens.weight" if a["tied"] else "lm_head.weight"]
         return F.linear(self.norm("model.norm", x), head)
 

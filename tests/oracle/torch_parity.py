@@ -90,6 +90,7 @@ CASES = {
     "Llama, norms of queries and keys over all heads": ({"model.qk_norm": "all"}, 1, None),
     "experts, as Mixtral": (SPARSE, 1, None),
     "experts, as OLMoE": ({**SPARSE, "model.norm_topk": False, "model.qk_norm": "all"}, 1, None),
+    "experts behind a dense layer, Muon": ({**SPARSE, **MUON, "model.dense_layers": 1, "model.layers": 3}, 1, None),
     "experts, Muon, tied, documents": ({**SPARSE, **SHORT, **MUON, "model.tied": True}, 1, None),
     "experts, Adafactor": ({**SPARSE, **ADAFACTOR, "model.qk_norm": "all"}, 1, None),
     "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),

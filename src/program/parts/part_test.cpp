@@ -113,6 +113,9 @@ void expect_forward_reads_what_is_made(const arch::Architecture& a) {
 TEST(Parts, ReadWhatEarlierPartsLeft) {
   for (const char* name : {"llama-tiny", "gpt2", "poro-34b", "qwen3-0.6b", "mixtral-8x7b", "olmoe-1b-7b"})
     expect_forward_reads_what_is_made(arch::preset(name));
+  arch::Architecture mixed = arch::preset("mixtral-8x7b");
+  mixed.experts->dense_layers = 2;
+  expect_forward_reads_what_is_made(mixed);
   arch::Architecture normed = arch::preset("gpt2");
   normed.qk_norm = arch::QkNorm::kAll;
   expect_forward_reads_what_is_made(normed);
