@@ -80,6 +80,11 @@ void check_experts(const Architecture& a) {
   if (e.dense_layers < 0 || e.dense_layers >= a.layers)
     throw UsageError("model.dense_layers: {} of {} layers; at least one layer has the experts", e.dense_layers,
                      a.layers);
+  if (e.shared < 0 || e.shared > kMaxExperts)
+    throw UsageError("model.shared_experts: must be from 0 to {}, is {}", kMaxExperts, e.shared);
+  if (a.shared_ffn() > kMaxWidth)
+    throw UsageError("model.shared_experts: {} of width {} are together wider than the largest size, {}", e.shared,
+                     e.ffn, kMaxWidth);
   const std::int64_t layers = a.sparse_layers();
   if (layers * e.count > kMaxExpertsOfAllLayers)
     throw UsageError(

@@ -27,8 +27,8 @@ struct RopeScaling {
 };
 
 // The experts of a sparse layer, which stand in the place of its MLP: a router chooses `per_token` of `count` small
-// MLPs for each token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060). The first `dense_layers` layers have no
-// experts (DeepSeek-V2, arXiv 2405.04434).
+// MLPs for each token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060). DeepSeek-V2 (arXiv 2405.04434) has dense
+// layers before the sparse ones, and experts that every token meets.
 struct Experts {
   std::int64_t count = 0;      // E
   std::int64_t per_token = 0;  // t
@@ -38,6 +38,7 @@ struct Experts {
   // loss (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20) and the z-loss (ST-MoE, arXiv 2202.08906, equation 5).
   double balance_loss = 0.01, z_loss = 0.0;
   std::int64_t dense_layers = 0;  // the first layers keep an MLP of the model's own width
+  std::int64_t shared = 0;        // experts that every token meets, computed as one MLP of their summed width
   bool operator==(const Experts&) const = default;
 };
 
@@ -80,6 +81,9 @@ struct Architecture {
   std::int64_t sparse_layers() const { return experts ? layers - experts->dense_layers : 0; }
   // The columns of one expert's up projection, gate included.
   std::int64_t expert_up_size() const { return experts ? (gated() ? 2 : 1) * experts->ffn : 0; }
+  bool shares_experts() const { return experts && experts->shared > 0; }
+  std::int64_t shared_ffn() const { return experts ? experts->shared * experts->ffn : 0; }
+  std::int64_t shared_up_size() const { return (gated() ? 2 : 1) * shared_ffn(); }
 };
 
 // The names that the configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "none", "head",

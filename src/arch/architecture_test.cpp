@@ -114,6 +114,9 @@ TEST(Validate, NamesTheKeyThatCannotBe) {
       {"dense_layers", [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .dense_layers = -1}; }},
       {"dense_layers",
        [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .dense_layers = a.layers}; }},
+      {"shared_experts", [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .shared = -1}; }},
+      {"shared_experts",
+       [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 1 << 10, .shared = 1025}; }},
       {"balance_loss",
        [](auto& a) {
          a.experts = Experts{4, 2, 8, true, -0.5};

@@ -44,6 +44,7 @@ Json experts_to_json(const Experts& e) {
   Json json{{"experts", e.count},       {"experts_per_token", e.per_token}, {"expert_ffn", e.ffn},
             {"norm_topk", e.norm_topk}, {"balance_loss", e.balance_loss},   {"z_loss", e.z_loss}};
   if (e.dense_layers != 0) json["dense_layers"] = e.dense_layers;
+  if (e.shared != 0) json["shared_experts"] = e.shared;
   return json;
 }
 
@@ -51,6 +52,7 @@ Experts experts_from_json(const JsonFields& f) {
   Experts e{f.integer("experts"),   f.integer("experts_per_token"), f.integer("expert_ffn"),
             f.boolean("norm_topk"), f.number("balance_loss"),       f.number("z_loss")};
   e.dense_layers = f.integer("dense_layers", 0);
+  e.shared = f.integer("shared_experts", 0);
   return e;
 }
 
@@ -100,7 +102,7 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
                                               "experts",      "experts_per_token",
                                               "expert_ffn",   "norm_topk",
                                               "balance_loss", "z_loss",
-                                              "dense_layers"};
+                                              "dense_layers", "shared_experts"};
   const JsonFields f(json, std::string(origin));
   f.require_known(known);
   Architecture a;
@@ -121,7 +123,8 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
   a.norm = choice(f, "norm", kNorms);
   if (f.find("qk_norm")) a.qk_norm = choice(f, "qk_norm", kQkNorms);
   if (f.find("experts")) a.experts = experts_from_json(f);
-  for (const char* key : {"experts_per_token", "expert_ffn", "norm_topk", "balance_loss", "z_loss", "dense_layers"})
+  for (const char* key :
+       {"experts_per_token", "expert_ffn", "norm_topk", "balance_loss", "z_loss", "dense_layers", "shared_experts"})
     if (f.find(key) && !a.experts)
       throw UsageError("{}: {}: there are no experts without a number of them", origin, key);
   a.position = choice(f, "position", kPositions);

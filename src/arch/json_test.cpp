@@ -35,7 +35,7 @@ void refuses_each(const Json& whole, Change change) {
 Json scaled() {
   Architecture a = preset("llama-tiny");
   a.rope_scaling = RopeScaling{};
-  a.experts = Experts{.count = 4, .per_token = 2, .ffn = 88, .dense_layers = 1};
+  a.experts = Experts{.count = 4, .per_token = 2, .ffn = 88, .dense_layers = 1, .shared = 1};
   return to_json(a);
 }
 
@@ -59,7 +59,7 @@ TEST(ArchitectureJson, KeepsItsBytesAndReadsNumbers) {
 
 TEST(ArchitectureJson, RefusesAMissingKey) {
   refuses_each(scaled(), [](Json& object, const std::string& key) {
-    for (const char* optional : {"rope_scaling", "experts", "dense_layers"})  // may be left out
+    for (const char* optional : {"rope_scaling", "experts", "dense_layers", "shared_experts"})  // may be left out
       if (key == optional) return false;
     object.erase(key);
     return true;

@@ -62,8 +62,8 @@ class Builder {
     bias(mlp + "down_proj.bias", Role::kDownBias, arch_.hidden, ShardDim::kNone);
   }
 
-  // As in Qwen3-MoE and OLMoE. Gate|up of all experts are one matrix, and so are their down projections, because
-  // grouped products read them so (math/experts.h).
+  // As in Qwen3-MoE, OLMoE and DeepSeek-V2. Gate|up of all experts are one matrix, and so are their down projections,
+  // because grouped products read them so (math/experts.h).
   void experts(const std::string& mlp) {
     const Experts& e = *arch_.experts;
     matrix(mlp + "gate.weight", Role::kRouter, e.count, arch_.hidden, ShardDim::kNone);
@@ -79,6 +79,13 @@ class Builder {
       list_.back().init_std = residual_std_;
     }
     expert_ = -1;
+    if (e.shared == 0) return;
+    const std::string shared = mlp + "shared_experts.";
+    const std::int64_t width = arch_.shared_ffn();
+    if (arch_.gated()) matrix(shared + "gate_proj.weight", Role::kSharedGate, width, arch_.hidden, ShardDim::kRows);
+    matrix(shared + "up_proj.weight", Role::kSharedUp, width, arch_.hidden, ShardDim::kRows);
+    matrix(shared + "down_proj.weight", Role::kSharedDown, arch_.hidden, width, ShardDim::kColumns);
+    list_.back().init_std = residual_std_;
   }
 
   void matrix(std::string name, Role role, std::int64_t rows, std::int64_t columns, ShardDim shard) {

@@ -41,6 +41,9 @@ enum class Role {
   kExpertGate,
   kExpertUp,
   kExpertDown,
+  kSharedGate,  // of the experts that every token meets, as one MLP
+  kSharedUp,
+  kSharedDown,
   kFinalNorm,
   kFinalNormBias,
   kHead,
@@ -69,9 +72,9 @@ struct Parameter {
 };
 
 // Returns the parameters in storage order: embedding, [positions], each layer (norm, q, k, v, [norms of q and k], o,
-// norm, gate, up, down; a sparse layer: norm, router, gate and up of each expert, down of each; the biases of a group
-// come after all its weights, so that q|k|v and gate|up are contiguous matrices and vectors), final norm, head (absent
-// when tied).
+// norm, gate, up, down; a sparse layer: norm, router, gate and up of each expert, down of each, gate, up and down of
+// the shared experts; the biases of a group come after all its weights, so that q|k|v and gate|up are contiguous
+// matrices and vectors), final norm, head (absent when tied).
 std::vector<Parameter> parameters(const Architecture& arch);
 std::int64_t num_parameters(const Architecture& arch);
 // Counts the parameters that take part in the computation of one token: it meets only the experts that it chooses.

@@ -143,6 +143,32 @@ TEST(Parameters, SparseStorageOrder) {
   for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kExpertGate);
 }
 
+// Shared experts are one MLP, behind the others; every token meets them.
+TEST(Parameters, SharedExpertsAreOneMlp) {
+  Architecture a = preset("llama-60m");
+  a.experts = Experts{.count = 2, .per_token = 1, .ffn = 77};
+  const std::int64_t routed = num_parameters(a), active = num_active_parameters(a);
+  a.experts->shared = 3;
+  const std::string l = "model.layers.7.mlp.", s = l + "shared_experts.";
+  const auto names = layer_names(a, 7);
+  EXPECT_EQ(std::vector<std::string>(names.end() - 4, names.end()),
+            (std::vector<std::string>{l + "experts.1.down_proj.weight", s + "gate_proj.weight", s + "up_proj.weight",
+                                      s + "down_proj.weight"}));
+  EXPECT_EQ(num_parameters(a) - routed, 8 * 3 * 512 * 3 * 77);
+  EXPECT_EQ(num_active_parameters(a) - active, 8 * 3 * 512 * 3 * 77);
+  for (const Parameter& p : parameters(a)) {
+    if (p.role == Role::kSharedGate || p.role == Role::kSharedUp) {
+      EXPECT_EQ(p.shape, (std::vector<std::int64_t>{3 * 77, 512}));
+    }
+    if (p.role == Role::kSharedDown) {
+      EXPECT_EQ(p.shape, (std::vector<std::int64_t>{512, 3 * 77}));
+      EXPECT_LT(p.init_std, a.init_std);
+    }
+  }
+  a.activation = Activation::kGeluTanh;
+  for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kSharedGate);
+}
+
 // Layers before the first sparse one are those of a model without experts.
 TEST(Parameters, DenseLayersStandBeforeSparseOnes) {
   const Architecture dense = preset("llama-60m");

@@ -51,6 +51,9 @@ TEST(Parts, OfALayerFollowFromItsNumber) {
   }
   // Two experts cost what the MLP does, and each of five layers has a router.
   EXPECT_EQ(model_flops(a, 2048, 512, FlopsConvention::kCausal).value - whole, 6.0 * 2048 * 5 * 16 * 512);
+  a.experts->shared = 2;  // which cost what the MLP does once more
+  EXPECT_EQ(model_flops(a, 2048, 512, FlopsConvention::kCausal).value - whole, 6.0 * 2048 * 5 * (16 + 3 * 1408) * 512);
+  EXPECT_EQ(parts_of_layer(a, 2).size(), of_dense.size());
   const std::vector<Part> all = parts_in_order(a);
   for (const Part part : kAllParts) {
     const bool of_others = part == Part::kQkNorm || part == Part::kHeadLogits || part == Part::kHeadLoss;

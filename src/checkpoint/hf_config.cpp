@@ -374,6 +374,10 @@ Json gpt2_config(const Architecture& a) {
 bool is_like_llama(const Architecture& a) {
   return a.norm == arch::Norm::kRms && a.position == arch::Position::kRope && a.gated() && !a.biases;
 }
+// Experts of the kind that Mixtral, OLMoE and Qwen3-MoE have.
+bool only_routed(const Architecture& a) {
+  return a.sparse() && !a.shares_experts();
+}
 bool is_llama(const Architecture& a) {
   return is_like_llama(a) && !a.norms_qk() && !a.sparse();
 }
@@ -381,10 +385,11 @@ bool is_qwen3(const Architecture& a) {
   return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && !a.sparse();
 }
 bool is_olmoe(const Architecture& a) {
-  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kAll && a.sparse() && !a.dense() && a.query_size() == a.hidden;
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kAll && only_routed(a) && !a.dense() &&
+         a.query_size() == a.hidden;
 }
 bool is_qwen3_moe(const Architecture& a) {
-  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && a.sparse();
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && only_routed(a);
 }
 
 bool is_gpt2(const Architecture& a) {
@@ -409,7 +414,7 @@ constexpr std::array kForms{Form{"llama", parse_llama, is_llama, llama_config},
 }  // namespace
 
 bool is_mixtral(const Architecture& a) {
-  return is_like_llama(a) && !a.norms_qk() && a.sparse() && !a.dense() && a.experts->norm_topk;
+  return is_like_llama(a) && !a.norms_qk() && only_routed(a) && !a.dense() && a.experts->norm_topk;
 }
 
 void refuse_code(const Json& json, const std::string& origin) {
@@ -453,6 +458,15 @@ HfConfig parse_hf_config(const Json& json, const std::string& origin) {
   return config;
 }
 
+namespace {
+
+std::string kind_of_experts(const Architecture& a) {
+  if (!a.sparse()) return "";
+  return fmt::format(", {}experts{}", a.shares_experts() ? "shared " : "", a.dense() ? " behind dense layers" : "");
+}
+
+}  // namespace
+
 Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
   const auto form = std::find_if(kForms.begin(), kForms.end(), [&](const Form& known) { return known.is(a); });
   if (form == kForms.end()) {
@@ -464,9 +478,7 @@ Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
         "learned, gelu_tanh, biases, as many KV heads as heads)",
         a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),
         a.biases ? ", biases" : "", a.norms_qk() ? fmt::format(", qk_norm {}", arch::name_of(a.qk_norm)) : "",
-        !a.sparse() ? ""
-        : a.dense() ? ", experts behind dense layers"
-                    : ", experts");
+        kind_of_experts(a));
   }
   Json json = form->config(a);
   // Always written: the defaults of missing fields are ids of other models.

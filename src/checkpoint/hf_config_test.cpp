@@ -213,6 +213,9 @@ TEST(HfConfig, DenseLayersOfAQwen3MoeAreTheFirst) {
     Architecture other = a;
     other.qk_norm = norm;
     EXPECT_THROW(hf_config(other, {}, DType::kF32), UsageError) << "no other form has dense layers";
+    other = parse_hf_config(json, "config.json").arch;
+    other.experts->shared = 2, other.experts->dense_layers = 0, other.qk_norm = norm;
+    EXPECT_THROW(hf_config(other, {}, DType::kF32), UsageError) << "these forms have no shared experts";
   }
 }
 

@@ -61,6 +61,9 @@ Gpt2Name gpt2_name(Role role) {
     case Role::kExpertGate:
     case Role::kExpertUp:
     case Role::kExpertDown:
+    case Role::kSharedGate:
+    case Role::kSharedUp:
+    case Role::kSharedDown:
     case Role::kHead:
       break;
   }

@@ -36,7 +36,7 @@ struct ModelTable {
   std::optional<RopeScaling> rope_scaling;
   std::optional<bool> tied, biases;
   std::optional<double> norm_eps;
-  std::optional<std::int64_t> experts, experts_per_token, expert_ffn, dense_layers;
+  std::optional<std::int64_t> experts, experts_per_token, expert_ffn, dense_layers, shared_experts;
   std::optional<bool> norm_topk;
   std::optional<double> balance_loss, z_loss;
   std::optional<std::string> norm, qk_norm, position, activation;

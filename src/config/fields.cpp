@@ -42,6 +42,9 @@ std::vector<Field> model_fields() {
       make("model.activation", m, &T::activation, choice({"swiglu", "gelu_tanh"}), e, "the MLP's activation"),
       make("model.experts", m, &T::experts, positive(), e,
            "small MLPs in the place of each layer's, of which a router chooses some for each token"),
+      make("model.shared_experts", m, &T::shared_experts, natural(), e,
+           "further experts of the same width that every token meets, as one MLP of their summed width; where not set, "
+           "the preset's, or 0"),
       make("model.dense_layers", m, &T::dense_layers, natural(), e,
            "the first layers, which keep an MLP of width model.ffn; where not set, the preset's, or 0"),
       make("model.experts_per_token", m, &T::experts_per_token, positive(), e, "how many it chooses"),

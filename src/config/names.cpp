@@ -69,6 +69,7 @@ std::string_view known_elsewhere_as(std::string_view name) {
       {"num_experts_per_tok", "model.experts_per_token"},
       {"moe_router_topk", "model.experts_per_token"},
       {"moe_intermediate_size", "model.expert_ffn"},
+      {"n_shared_experts", "model.shared_experts"},
       {"first_k_dense_replace", "model.dense_layers"},
       {"moe_ffn_hidden_size", "model.expert_ffn"},
       {"norm_topk_prob", "model.norm_topk"},

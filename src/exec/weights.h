@@ -38,6 +38,10 @@ class UnitWeights {
   at::Tensor expert_up() const {
     return of_experts(arch_.gated() ? arch::Role::kExpertGate : arch::Role::kExpertUp, arch_.expert_up_size());
   }
+  model::Linear shared_up() const {
+    return {weight(arch_.gated() ? arch::Role::kSharedGate : arch::Role::kSharedUp, arch_.shared_up_size()), {}};
+  }
+  model::Linear shared_down() const { return {weight(arch::Role::kSharedDown), {}}; }
   at::Tensor expert_down() const { return of_experts(arch::Role::kExpertDown, arch_.hidden); }
   model::NormWeights final_norm() const { return norm(arch::Role::kFinalNorm, arch::Role::kFinalNormBias); }
 

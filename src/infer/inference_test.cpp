@@ -38,6 +38,8 @@ std::vector<arch::Architecture> models() {
   }
   all.push_back(all.back());
   all.back().experts->dense_layers = 1;
+  all.push_back(all.back());
+  all.back().experts->shared = 2;
   return all;
 }
 

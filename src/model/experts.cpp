@@ -5,6 +5,7 @@
 #include "math/reference_experts.h"
 #include "model/experts_aten.h"
 #include "model/kernels.h"
+#include "model/parts_aten.h"
 #include "model/routing.h"
 
 namespace molen::model {
@@ -148,6 +149,30 @@ void experts_backward(const Context& c, const at::Tensor& d_y, const at::Tensor&
                          pointer<T>(d_x), pointer<T>(d_weight));
       },
       [&] { aten::experts_backward(c, d_y, x, offsets, weight, d_x, d_weight); });
+}
+
+void shared_up_forward(const Context& c, const at::Tensor& rows, const Linear& up, at::Tensor& y) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        linear_forward(k, pointer<T>(rows), at::Tensor(), up, 0, rows.size(0), y);
+      },
+      [&] { aten::linear_forward(c, rows, at::Tensor(), up, y); });
+}
+
+void shared_up_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& rows, const Linear& up,
+                        at::Tensor& d_rows, Linear& d_up) {
+  check_whole(c, arch::Part::kSharedUp);
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        const i64 n = rows.size(0), d = rows.size(1), columns = d_y.size(1);
+        k.matmul_nn(n, d, columns, pointer<T>(d_y), pointer<T>(up.weight_OI), true, pointer<T>(d_rows));
+        linear_weight_gradient(k, c.accumulate, d_y, pointer<T>(rows), 0, n, d_up);
+      },
+      [&] { aten::shared_up_backward(c, d_y, rows, up, d_rows, d_up); });
 }
 
 void combine_forward(const Context& c, const at::Tensor& expert_rows, const at::Tensor& places,

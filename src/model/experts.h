@@ -40,6 +40,12 @@ void experts_backward(const Context&, const at::Tensor& d_y_MO, const at::Tensor
                       const at::Tensor& weight_EOI, at::Tensor& d_x_MI, at::Tensor& d_weight_EOI);
 // The activation between the products is that of the MLP (activation_forward, on M rows).
 
+// The up projection of the shared experts reads the router's rows, to whose gradient its backward adds. Their other
+// parts are those of the MLP.
+void shared_up_forward(const Context&, const at::Tensor& rows_Nd, const Linear& up, at::Tensor& up_NX);
+void shared_up_backward(const Context&, const at::Tensor& d_up_NX, const at::Tensor& rows_Nd, const Linear& up,
+                        at::Tensor& d_rows_Nd, Linear& d_linear);
+
 // y = mid + the weighted sum of each token's rows
 void combine_forward(const Context&, const at::Tensor& expert_Md, const at::Tensor& places_Nt,
                      const at::Tensor& weights_Nt, const at::Tensor& mid_Nd, at::Tensor& y_Nd);

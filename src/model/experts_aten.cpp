@@ -81,6 +81,16 @@ void experts_backward(const Context& c, const at::Tensor& d_y, const at::Tensor&
   math::grouped_tn(groups, bits(d_y), bits(x), c.accumulate, floats(d_weight), space);
 }
 
+void shared_up_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& rows, const Linear& up,
+                        at::Tensor& d_rows, Linear& d_up) {
+  check_narrow(rows);
+  linear_forward(c, d_y, d_rows, {up.weight_OI.t(), {}}, d_rows);
+  Context of_weights = c;
+  of_weights.half = Half::kWeights;
+  at::Tensor none;
+  linear_backward(of_weights, d_y, rows, up, none, d_up);
+}
+
 void combine_forward(const Context& c, const at::Tensor& expert_rows, const at::Tensor& places,
                      const at::Tensor& weights, const at::Tensor& mid, at::Tensor& y) {
   check_narrow(y);

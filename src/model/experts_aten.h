@@ -18,6 +18,9 @@ void experts_forward(const Context&, const at::Tensor& x, const at::Tensor& offs
                      at::Tensor& y);
 void experts_backward(const Context&, const at::Tensor& d_y, const at::Tensor& x, const at::Tensor& offsets,
                       const at::Tensor& weight, at::Tensor& d_x, at::Tensor& d_weight);
+void shared_up_backward(const Context&, const at::Tensor& d_y, const at::Tensor& rows, const Linear& up,
+                        at::Tensor& d_rows, Linear& d_up);
+
 void combine_forward(const Context&, const at::Tensor& expert_rows, const at::Tensor& places, const at::Tensor& weights,
                      const at::Tensor& mid, at::Tensor& y);
 void combine_backward(const Context&, const at::Tensor& d_y, const at::Tensor& expert_rows, const at::Tensor& places,

@@ -256,6 +256,9 @@ inline std::vector<Output> run_part(const Context& c, Part part, Pass pass, cons
     case Part::kHeadLoss:
       break;  // SharedVocabulary
     case Part::kRoute:
+    case Part::kSharedUp:
+    case Part::kSharedActivation:
+    case Part::kSharedDown:
     case Part::kDispatch:
     case Part::kExpertUp:
     case Part::kExpertActivation:

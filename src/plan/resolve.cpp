@@ -61,10 +61,13 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
                        config.where("model.experts"));
     a.experts = arch::Experts{.ffn = a.ffn};
   }
-  const std::pair<const char*, bool> of_experts[] = {
-      {"model.experts_per_token", m.experts_per_token.has_value()}, {"model.expert_ffn", m.expert_ffn.has_value()},
-      {"model.dense_layers", m.dense_layers.has_value()},           {"model.norm_topk", m.norm_topk.has_value()},
-      {"model.balance_loss", m.balance_loss.has_value()},           {"model.z_loss", m.z_loss.has_value()}};
+  const std::pair<const char*, bool> of_experts[] = {{"model.experts_per_token", m.experts_per_token.has_value()},
+                                                     {"model.expert_ffn", m.expert_ffn.has_value()},
+                                                     {"model.shared_experts", m.shared_experts.has_value()},
+                                                     {"model.dense_layers", m.dense_layers.has_value()},
+                                                     {"model.norm_topk", m.norm_topk.has_value()},
+                                                     {"model.balance_loss", m.balance_loss.has_value()},
+                                                     {"model.z_loss", m.z_loss.has_value()}};
   for (const auto& [key, given] : of_experts)
     if (given && !a.experts)
       throw UsageError("{}: this model has no experts; model.experts says how many", config.where(key));
@@ -76,6 +79,7 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
   override_with(m.experts, a.experts->count);
   override_with(m.experts_per_token, a.experts->per_token);
   override_with(m.expert_ffn, a.experts->ffn);
+  override_with(m.shared_experts, a.experts->shared);
   override_with(m.norm_topk, a.experts->norm_topk);
   override_with(m.balance_loss, a.experts->balance_loss);
   override_with(m.z_loss, a.experts->z_loss);

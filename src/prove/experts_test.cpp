@@ -18,7 +18,11 @@ std::vector<arch::Architecture> sparse_models() {
   plain.position = arch::Position::kLearned;
   auto mixed = mixtral();
   mixed.experts->dense_layers = 1;
-  return {mixtral(), shared, plain, mixed};
+  auto deep = mixed;
+  deep.layers = 3, deep.experts->shared = 2, deep.experts->norm_topk = false;
+  auto ungated = plain;
+  ungated.experts->shared = 1;
+  return {mixtral(), shared, plain, mixed, deep, ungated};
 }
 
 program::Program sound(const arch::Architecture& a, const program::Setting& s) {

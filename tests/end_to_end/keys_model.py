@@ -97,6 +97,18 @@ def dense_layers(case):
     case.refused("train", "tiny.toml", {"model.dense_layers": 1}, says=["model.dense_layers", "model.experts"])
 
 
+@row("model.shared_experts")
+def shared_experts(case):
+    sparse = dict(experts=4, experts_per_token=2, expert_ffn=20)
+    ran = beside_model(case, dict(shared_experts=2, **sparse), ["shared_experts"])
+    there = shapes(ran)
+    equal("one MLP of both", [there[f"model.layers.1.mlp.shared_experts.{n}_proj.weight"] for n in ("gate", "up", "down")], [(40, 24), (40, 24), (24, 40)])
+    equal("routed ones", there["model.layers.1.mlp.experts.3.gate_proj.weight"], (20, 24))
+    assert not any("shared" in n for n in shapes(beside_model(case, dict(shared_experts=0, **sparse)))), "there are shared experts that are not asked for"
+    case.refused("checkpoint", "export", ran.path, "shared-hf", says=["no Hugging Face form", "shared experts"])
+    case.refused("train", "tiny.toml", {"model.shared_experts": 1}, says=["model.shared_experts", "model.experts"])
+
+
 @row("model.layers", "model.hidden", "model.ffn", "model.heads", "model.kv_heads", "model.head_dim", "model.vocabulary", "model.max_sequence")
 def sizes(case):
     ran = beside_model(case, dict(layers=3, hidden=32, ffn=56, heads=6, kv_heads=3, head_dim=10, vocabulary=333, max_sequence=20))

@@ -12,7 +12,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 
-DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, dense_layers=0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
+DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, dense_layers=0, shared_experts=0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
 FAMILIES = {
     "llama": dict(norm="rms", position="rope", activation="swiglu", biases=False),
     "gpt": dict(norm="layer", position="learned", activation="gelu_tanh", biases=True),
@@ -142,7 +142,8 @@ class Model:
         share = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(1) * a["experts"] / a["experts_per_token"]
         balance, z = (share * scores.mean(1)).sum(-1).mean(), router.logsumexp(-1).square().mean()
         self.router_losses = self.router_losses + (a["balance_loss"] * balance + a["z_loss"] * z) / (a["layers"] - a["dense_layers"])
-        return sum(weights[..., e : e + 1] * self.mlp(f"{p}.experts.{e}", h) for e in range(a["experts"]))
+        routed = sum(weights[..., e : e + 1] * self.mlp(f"{p}.experts.{e}", h) for e in range(a["experts"]))
+        return routed + self.mlp(p + ".shared_experts", h) if a["shared_experts"] else routed
 
     def logits(self, ids, end_of_text=None):
         """Attention within documents where `end_of_text`, the last token of each, is given; positions count on."""

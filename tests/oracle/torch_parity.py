@@ -91,6 +91,7 @@ CASES = {
     "experts, as Mixtral": (SPARSE, 1, None),
     "experts, as OLMoE": ({**SPARSE, "model.norm_topk": False, "model.qk_norm": "all"}, 1, None),
     "experts behind a dense layer, Muon": ({**SPARSE, **MUON, "model.dense_layers": 1, "model.layers": 3}, 1, None),
+    "shared experts behind a dense layer, as DeepSeek-V2": ({**SPARSE, "model.dense_layers": 1, "model.layers": 3, "model.shared_experts": 2, "model.norm_topk": False}, 1, None),
     "experts, Muon, tied, documents": ({**SPARSE, **SHORT, **MUON, "model.tied": True}, 1, None),
     "experts, Adafactor": ({**SPARSE, **ADAFACTOR, "model.qk_norm": "all"}, 1, None),
     "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),

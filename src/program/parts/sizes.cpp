@@ -30,6 +30,8 @@ Sizes::Sizes(const arch::Architecture& arch, const arch::PartShape& shape)
       W(arch.expert_up_size()),
       w(arch.experts ? arch.experts->ffn : 0),
       M(N * t),
+      X(arch.shared_up_size()),
+      x(arch.shared_ffn()),
       norm_vectors(arch.norm == arch::Norm::kRms     ? 1
                    : arch.norm == arch::Norm::kLayer ? 2
                                                      : 0),
