@@ -93,9 +93,16 @@ void check_experts(const Architecture& a) {
   if (layers * e.count * e.ffn > kMaxLayers * kMaxWidth)
     throw UsageError("model.expert_ffn: {} experts of {} in each of {} layers are together wider than the limit, {}",
                      e.count, e.ffn, layers, kMaxLayers * kMaxWidth);
-  for (const auto& [key, factor] : {std::pair{"balance_loss", e.balance_loss}, std::pair{"z_loss", e.z_loss}})
+  for (const auto& [key, factor] :
+       {std::pair{"balance_loss", e.balance_loss}, {"z_loss", e.z_loss}, {"router_bias_rate", e.bias_rate}})
     if (!(std::isfinite(factor) && factor >= 0.0))
       throw UsageError("model.{}: must be finite and not negative, is {}", key, factor);
+  check_positive("router_scale", e.scale);
+  if (e.z_loss > 0.0 && e.scores == RouterScores::kSigmoid)
+    throw UsageError(
+        "model.z_loss: is {}; it is a loss of logits, which the backward of sigmoid scores (model.router_scores) does "
+        "not keep; with them it must be 0",
+        e.z_loss);
   if (a.biases) throw UsageError("model.biases: experts have none here; with model.experts, biases are false");
 }
 
@@ -155,6 +162,16 @@ std::string_view name_of(Position position) {
       return "learned";
     case Position::kAlibi:
       return "alibi";
+  }
+  return "?";
+}
+
+std::string_view name_of(RouterScores scores) {
+  switch (scores) {
+    case RouterScores::kSoftmax:
+      return "softmax";
+    case RouterScores::kSigmoid:
+      return "sigmoid";
   }
   return "?";
 }

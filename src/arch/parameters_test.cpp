@@ -169,6 +169,28 @@ TEST(Parameters, SharedExpertsAreOneMlp) {
   for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kSharedGate);
 }
 
+// It is stored beside the parameters, and is none.
+TEST(Parameters, ABiasOfARouterIsNotCounted) {
+  Architecture a = preset("llama-60m");
+  a.experts = Experts{.count = 6, .per_token = 1, .ffn = 77, .dense_layers = 2};
+  const std::vector<Parameter> without = parameters(a);
+  const std::int64_t all = num_parameters(a), active = num_active_parameters(a);
+  a.experts->bias_rate = 0.001;
+  EXPECT_EQ(num_parameters(a), all);
+  EXPECT_EQ(num_active_parameters(a), active);
+  std::vector<Parameter> rest = parameters(a), biases;
+  std::erase_if(rest, [&](const Parameter& p) {
+    if (moved_by_load(p.role)) biases.push_back(p);
+    return moved_by_load(p.role);
+  });
+  EXPECT_EQ(rest, without);
+  ASSERT_EQ(biases.size(), 6u);
+  EXPECT_EQ(biases.back().name, "model.layers.7.mlp.gate.e_score_correction_bias");
+  EXPECT_EQ(biases.back().shape, (std::vector<std::int64_t>{6}));
+  EXPECT_EQ(biases.back().init, Init::kZeros);
+  EXPECT_FALSE(biases.back().decay);
+}
+
 // Layers before the first sparse one are those of a model without experts.
 TEST(Parameters, DenseLayersStandBeforeSparseOnes) {
   const Architecture dense = preset("llama-60m");

@@ -58,6 +58,7 @@ Gpt2Name gpt2_name(Role role) {
     case Role::kKeyNorm:
     case Role::kGate:
     case Role::kRouter:
+    case Role::kRouterBias:
     case Role::kExpertGate:
     case Role::kExpertUp:
     case Role::kExpertDown:

@@ -61,36 +61,38 @@ void grouped_backward(const Fused& k, const Context& c, const Groups& g, const f
 }  // namespace
 
 void route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
-                   const at::Tensor& router, NormSaved& saved, at::Tensor& rows, Routed& routed, RouterLossSums& sums) {
+                   const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed,
+                   RouterLossSums& sums) {
   run(
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        const i64 n = mid.size(0), d = mid.size(1), experts = router.size(0);
+        const i64 n = mid.size(0), d = mid.size(1), experts = router.weight_Ed.size(0);
         k.norm_forward(n, d, c.arch.norm_eps, pointer<T>(mid), pointers<T>(norm, saved), pointer<T>(rows));
         T* logits = c.scratch.template take<T>(n * experts);
-        k.matmul_nt(n, experts, d, pointer<T>(rows), pointer<T>(router), false, logits);
-        choose_experts(c, logits, labels, routed, sums);
+        k.matmul_nt(n, experts, d, pointer<T>(rows), pointer<T>(router.weight_Ed), false, logits);
+        choose_experts<T>(c, logits, pointer<T>(router.bias_E), labels, routed, sums);
       },
       [&] { aten::route_forward(c, mid, labels, norm, router, saved, rows, routed, sums); });
 }
 
 void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_weights, const at::Tensor& mid,
                     const at::Tensor& labels, const NormSaved& saved, const Routed& routed, const NormWeights& norm,
-                    const at::Tensor& router, double grad_scale, at::Tensor& d_x, NormWeights& d_norm,
-                    at::Tensor& d_router) {
+                    const RouterWeights& router, double grad_scale, at::Tensor& d_x, NormWeights& d_norm,
+                    RouterWeights& d_router) {
   check_whole(c, arch::Part::kRoute);
   run(
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        const i64 n = mid.size(0), d = mid.size(1), experts = router.size(0);
+        const i64 n = mid.size(0), d = mid.size(1), experts = router.weight_Ed.size(0);
         const auto p = pointers<T>(norm, saved);
         T *d_logits = c.scratch.template take<T>(n * experts), *normed = c.scratch.template take<T>(n * d);
         choose_backward(c, d_weights, labels, routed, grad_scale, d_logits);
         k.norm_apply(n, d, pointer<T>(mid), p, normed);
-        k.matmul_tn(experts, d, n, d_logits, normed, c.accumulate, pointer<T>(d_router));
-        k.matmul_nn(n, d, experts, d_logits, pointer<T>(router), true, pointer<T>(d_rows));
+        k.matmul_tn(experts, d, n, d_logits, normed, c.accumulate, pointer<T>(d_router.weight_Ed));
+        if (d_router.bias_E.defined()) count_tokens(c, labels, routed, pointer<T>(d_router.bias_E));
+        k.matmul_nn(n, d, experts, d_logits, pointer<T>(router.weight_Ed), true, pointer<T>(d_rows));
         norm_backward_rows(k, c, pointer<T>(d_rows), mid, p, d_x, d_norm);
       },
       [&] {

@@ -12,6 +12,11 @@ struct Routed {
   at::Tensor scores_NE, lse_N, choice_Nt, weights_Nt;  // choice: int32; the others fp32, fp64 in fp64
   at::Tensor load_B2E;  // of each sequence: tokens of each expert, and the sums of their scores
 };
+// The router's matrix [E, d], and the bias [E] that only its choice sees (undefined: none). Of gradients: the bias has
+// the tokens of each expert (arch::moved_by_load).
+struct RouterWeights {
+  at::Tensor weight_Ed, bias_E = {};
+};
 // The losses of the router, summed over the tokens that count: each is its mean over tokens, times their number.
 struct RouterLossSums {
   double balance = 0.0, z = 0.0;
@@ -19,13 +24,13 @@ struct RouterLossSums {
 
 // labels_N: int32; tokens whose label is below 0 take no part in the losses. Undefined: all count.
 void route_forward(const Context&, const at::Tensor& mid_Nd, const at::Tensor& labels_N, const NormWeights&,
-                   const at::Tensor& router_Ed, NormSaved&, at::Tensor& rows_Nd, Routed&, RouterLossSums&);
+                   const RouterWeights&, NormSaved&, at::Tensor& rows_Nd, Routed&, RouterLossSums&);
 // Gradients of grad_scale * (sum of the tokens' losses + the router's losses with the factors of arch::Experts).
 // d_rows_Nd, the gradient of the rows from the experts, is used up.
 void route_backward(const Context&, at::Tensor& d_rows_Nd, const at::Tensor& d_weights_Nt, const at::Tensor& mid_Nd,
                     const at::Tensor& labels_N, const NormSaved&, const Routed&, const NormWeights&,
-                    const at::Tensor& router_Ed, double grad_scale, at::Tensor& d_x_Nd, NormWeights& d_norm,
-                    at::Tensor& d_router_Ed);
+                    const RouterWeights&, double grad_scale, at::Tensor& d_x_Nd, NormWeights& d_norm,
+                    RouterWeights& d_router);
 
 // places_Nt, offsets (E + 1): int32.
 void dispatch_forward(const Context&, const at::Tensor& rows_Nd, const at::Tensor& choice_Nt, at::Tensor& expert_Md,

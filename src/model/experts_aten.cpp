@@ -20,19 +20,21 @@ void check_narrow(const at::Tensor& rows) {
 
 // The logits are rounded, as those of every product, and the scores are made of them in fp32: so are transformers'.
 void route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
-                   const at::Tensor& router, NormSaved& saved, at::Tensor& rows, Routed& routed, RouterLossSums& sums) {
+                   const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed,
+                   RouterLossSums& sums) {
   check_narrow(mid);
   norm_forward(c, mid, norm, saved, rows);
   const Rewind rewind(c.scratch);
   at::Tensor rounded = temporary(c, mid, at::kBFloat16, routed.scores_NE.sizes());
-  linear_forward(c, rows, at::Tensor(), {router, {}}, rounded);
-  choose_experts(c, floats(widened(c, rounded)), labels, routed, sums);
+  linear_forward(c, rows, at::Tensor(), {router.weight_Ed, {}}, rounded);
+  const float* bias = router.bias_E.defined() ? floats(widened(c, router.bias_E)) : nullptr;
+  choose_experts<float>(c, floats(widened(c, rounded)), bias, labels, routed, sums);
 }
 
 void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_weights, const at::Tensor& mid,
                     const at::Tensor& labels, const NormSaved& saved, const Routed& routed, const NormWeights& norm,
-                    const at::Tensor& router, double grad_scale, at::Tensor& d_x, NormWeights& d_norm,
-                    at::Tensor& d_router) {
+                    const RouterWeights& router, double grad_scale, at::Tensor& d_x, NormWeights& d_norm,
+                    RouterWeights& d_router) {
   check_narrow(mid);
   const Rewind rewind(c.scratch);
   const at::Tensor d_logits = temporary(c, mid, at::kFloat, routed.scores_NE.sizes()),
@@ -46,11 +48,12 @@ void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_we
                                 floats(saved.mean_N), bits(norm.weight_d), bits(norm.bias_d), bits(normed));
     Context of_weights = c;
     of_weights.half = Half::kWeights;
-    Linear d_linear{d_router, {}};
+    Linear d_linear{d_router.weight_Ed, {}};
     at::Tensor none;
-    linear_backward(of_weights, rounded, normed, {router, {}}, none, d_linear);
+    linear_backward(of_weights, rounded, normed, {router.weight_Ed, {}}, none, d_linear);
   }
-  linear_forward(c, rounded, d_rows, {router.t(), {}}, d_rows);
+  linear_forward(c, rounded, d_rows, {router.weight_Ed.t(), {}}, d_rows);
+  if (d_router.bias_E.defined()) count_tokens(c, labels, routed, floats(d_router.bias_E));
   norm_backward(c, d_rows, mid, saved, norm, true, d_x, d_norm);
 }
 

@@ -7,11 +7,11 @@
 namespace molen::model::aten {
 
 void route_forward(const Context&, const at::Tensor& mid, const at::Tensor& labels, const NormWeights&,
-                   const at::Tensor& router, NormSaved&, at::Tensor& rows, Routed&, RouterLossSums&);
+                   const RouterWeights& router, NormSaved&, at::Tensor& rows, Routed&, RouterLossSums&);
 void route_backward(const Context&, at::Tensor& d_rows, const at::Tensor& d_weights, const at::Tensor& mid,
                     const at::Tensor& labels, const NormSaved&, const Routed&, const NormWeights&,
-                    const at::Tensor& router, double grad_scale, at::Tensor& d_x, NormWeights& d_norm,
-                    at::Tensor& d_router);
+                    const RouterWeights& router, double grad_scale, at::Tensor& d_x, NormWeights& d_norm,
+                    RouterWeights& d_router);
 void dispatch_forward(const Context&, const at::Tensor& rows, const at::Tensor& places, at::Tensor& expert_rows);
 void dispatch_backward(const Context&, const at::Tensor& d_expert_rows, const at::Tensor& places, at::Tensor& d_rows);
 void experts_forward(const Context&, const at::Tensor& x, const at::Tensor& offsets, const at::Tensor& weight,

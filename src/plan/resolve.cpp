@@ -66,6 +66,9 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
                                                      {"model.shared_experts", m.shared_experts.has_value()},
                                                      {"model.dense_layers", m.dense_layers.has_value()},
                                                      {"model.norm_topk", m.norm_topk.has_value()},
+                                                     {"model.router_scores", m.router_scores.has_value()},
+                                                     {"model.router_scale", m.router_scale.has_value()},
+                                                     {"model.router_bias_rate", m.router_bias_rate.has_value()},
                                                      {"model.balance_loss", m.balance_loss.has_value()},
                                                      {"model.z_loss", m.z_loss.has_value()}};
   for (const auto& [key, given] : of_experts)
@@ -83,6 +86,12 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
   override_with(m.norm_topk, a.experts->norm_topk);
   override_with(m.balance_loss, a.experts->balance_loss);
   override_with(m.z_loss, a.experts->z_loss);
+  override_with(m.router_scale, a.experts->scale);
+  override_with(m.router_bias_rate, a.experts->bias_rate);
+  if (m.router_scores)
+    a.experts->scores = choice<arch::RouterScores>(
+        config, "model.router_scores", *m.router_scores,
+        {{"softmax", arch::RouterScores::kSoftmax}, {"sigmoid", arch::RouterScores::kSigmoid}});
 }
 
 void not_built(const Config& config, bool wanted, const std::string& key, const std::string& built) {

@@ -67,6 +67,9 @@ TEST(Architecture, EachKeySetsItsMember) {
       {"expert_ffn", {"99", 99}},
       {"dense_layers", {"2", 2}},
       {"shared_experts", {"3", 3}},
+      {"router_scores", {"sigmoid", "sigmoid"}},
+      {"router_scale", {"2.5", 2.5}},
+      {"router_bias_rate", {"0.001", 0.001}},
       {"norm_topk", {"false", false}},
       {"balance_loss", {"0.5", 0.5}},
       {"z_loss", {"0.25", 0.25}},
@@ -80,8 +83,9 @@ TEST(Architecture, EachKeySetsItsMember) {
     sets.insert(sets.end(), more.begin(), more.end());
     return arch::to_json(resolve_architecture(with(sets)));
   };
-  const std::set<std::string> of_experts{"experts",        "experts_per_token", "expert_ffn",   "dense_layers",
-                                         "shared_experts", "norm_topk",         "balance_loss", "z_loss"};
+  const std::set<std::string> of_experts{"experts",        "experts_per_token", "expert_ffn",      "dense_layers",
+                                         "shared_experts", "norm_topk",         "balance_loss",    "z_loss",
+                                         "router_scores",  "router_scale",      "router_bias_rate"};
   const std::vector<std::string> sparse{"model.experts=4", "model.experts_per_token=2"};
   for (const config::Field& field : config::fields()) {
     if (!field.key.starts_with("model.") || field.key == "model.preset" || field.key == "model.family") continue;

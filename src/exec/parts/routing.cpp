@@ -24,7 +24,8 @@ model::Routed routed_of(const PartCall& call) {
 
 Kernel bind_route(const PartCall& call) {
   const Operands& o = call.operands;
-  const auto mid = o.rows(Arg::kX), labels = o.view(Arg::kLabels, {o.tokens()}), router = o.param().router();
+  const auto mid = o.rows(Arg::kX), labels = o.view(Arg::kLabels, {o.tokens()});
+  const auto router = o.param().router();
   const auto norm = o.param().mlp_norm();
   auto stats = o.stats();
   auto routed = routed_of(call);
@@ -36,7 +37,8 @@ Kernel bind_route(const PartCall& call) {
       scalars.data_ptr<double>()[program::kBalanceLoss] += sums.balance;
       scalars.data_ptr<double>()[program::kZLoss] += sums.z;
     };
-  auto d_rows = o.rows(Arg::kDY), d_x = o.rows(Arg::kDX), d_router = o.grad().router();
+  auto d_rows = o.rows(Arg::kDY), d_x = o.rows(Arg::kDX);
+  auto d_router = o.grad().router();
   const auto d_weights = o.rows(Arg::kDWeights), before = o.residual_gradient_beside();
   auto d_norm = o.grad().mlp_norm();
   const double grad_scale = 1.0 / static_cast<double>(call.step.attributes.positions);

@@ -38,6 +38,7 @@ Blocks block_of(arch::Role role) {
     case Role::kDown:
     case Role::kDownBias:
     case Role::kRouter:
+    case Role::kRouterBias:
     case Role::kExpertGate:
     case Role::kExpertUp:
     case Role::kExpertDown:

@@ -98,8 +98,8 @@ TEST(PartCost, OfEveryPartIsTheGoldenOne) {
     Architecture sparse = small_model("llama-tiny", 3, Position::kRope);
     sparse.experts = arch::Experts{.count = 11, .per_token = 3, .ffn = 44};
     if (run.ranks == 1) text += costs_of("llama with experts", sparse, run);
-    sparse.experts->shared = 2;
-    if (run.ranks == 1) text += costs_of("llama with shared experts", sparse, run);
+    sparse.experts->shared = 2, sparse.experts->bias_rate = 0.001;
+    if (run.ranks == 1) text += costs_of("llama with shared experts and biases of the router", sparse, run);
     text += costs_of("gpt with ALiBi", small_model("gpt2", 6, Position::kAlibi), run);
   }
   const std::filesystem::path golden = "tests/golden/arch/costs.txt";

@@ -10,7 +10,7 @@ namespace {
 
 // Integers of 4 bytes: labels, the choice, places and offsets.
 i64 route_moved(const Sizes& s, Pass pass) {
-  const i64 weights = (s.E + s.norm_vectors) * s.d,
+  const i64 weights = (s.E + s.norm_vectors) * s.d + s.router_bias,
             kept = s.a * (s.N * (s.stats + s.E + 1 + s.t) + 2 * s.B * s.E) + 4 * (s.N + s.M);
   if (!is_backward(pass)) return s.e * (2 * s.N * s.d + weights) + kept;
   return s.e * (4 * s.N * s.d + weights) + kept + 2 * s.g * weights;
@@ -35,7 +35,7 @@ i64 route_fused(const Sizes& s, Pass pass) {
 i64 route_aten(const Sizes& s, Pass pass) {
   const AtenScratch aten{s};
   const i64 rounded = aten.narrow(s.N * s.E);
-  if (!is_backward(pass)) return rounded + route_forward_scratch(s);
+  if (!is_backward(pass)) return rounded + aten.widened(s.router_bias) + route_forward_scratch(s);
   return aten.wide(s.N * s.E) + rounded + aten.narrow(s.N * s.d) +
          std::max(aten.weight_gradient(s.d, s.E, s.N), aten.norm_backward());
 }
@@ -67,7 +67,7 @@ PartDeclaration route() {
   return {
       .part = arch::Part::kRoute,
       .standing = Standing::kMlpBlock,
-      .roles = {Role::kMlpNorm, Role::kMlpNormBias, Role::kRouter},
+      .roles = {Role::kMlpNorm, Role::kMlpNormBias, Role::kRouter, Role::kRouterBias},
       .sums = {kBalanceLoss, kZLoss},
       .again = false,
       .forward = {x, labels, parameters(), writes(Arg::kY, Value::kRouted), writes(Arg::kStats, Value::kStats2),
