@@ -27,7 +27,10 @@ Json describe(const arch::Architecture& a) {
             {"activation", std::string(name_of(a.activation))},
             {"parameters", arch::num_parameters(a)}};
   if (!a.experts) return json;
-  json.erase("ffn");  // the width of a dense MLP, which no layer has
+  if (!a.dense()) json.erase("ffn");  // the width of a dense MLP, which no layer has
+  if (a.dense()) json["dense_layers"] = a.experts->dense_layers;
+  if (a.experts->scores != arch::RouterScores::kSoftmax) json["router_scores"] = name_of(a.experts->scores);
+  if (a.shares_experts()) json["shared_experts"] = a.experts->shared;
   json.update({{"experts", a.experts->count},
                {"experts_per_token", a.experts->per_token},
                {"expert_ffn", a.experts->ffn},

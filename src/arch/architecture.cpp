@@ -77,16 +77,32 @@ void check_experts(const Architecture& a) {
   check_count("expert_ffn", e.ffn, kMaxWidth);
   if (e.per_token > e.count)
     throw UsageError("model.experts_per_token: {} of model.experts = {} cannot be chosen", e.per_token, e.count);
-  if (a.layers * e.count > kMaxExpertsOfAllLayers)
+  if (e.dense_layers < 0 || e.dense_layers >= a.layers)
+    throw UsageError("model.dense_layers: {} of {} layers; at least one layer has the experts", e.dense_layers,
+                     a.layers);
+  if (e.shared < 0 || e.shared > kMaxExperts)
+    throw UsageError("model.shared_experts: must be from 0 to {}, is {}", kMaxExperts, e.shared);
+  if (a.shared_ffn() > kMaxWidth)
+    throw UsageError("model.shared_experts: {} of width {} are together wider than the largest size, {}", e.shared,
+                     e.ffn, kMaxWidth);
+  const std::int64_t layers = a.sparse_layers();
+  if (layers * e.count > kMaxExpertsOfAllLayers)
     throw UsageError(
         "model.experts: {} in each of {} layers are beyond the largest number of experts of all layers, {}", e.count,
-        a.layers, kMaxExpertsOfAllLayers);
-  if (a.layers * e.count * e.ffn > kMaxLayers * kMaxWidth)
+        layers, kMaxExpertsOfAllLayers);
+  if (layers * e.count * e.ffn > kMaxLayers * kMaxWidth)
     throw UsageError("model.expert_ffn: {} experts of {} in each of {} layers are together wider than the limit, {}",
-                     e.count, e.ffn, a.layers, kMaxLayers * kMaxWidth);
-  for (const auto& [key, factor] : {std::pair{"balance_loss", e.balance_loss}, std::pair{"z_loss", e.z_loss}})
+                     e.count, e.ffn, layers, kMaxLayers * kMaxWidth);
+  for (const auto& [key, factor] :
+       {std::pair{"balance_loss", e.balance_loss}, {"z_loss", e.z_loss}, {"router_bias_rate", e.bias_rate}})
     if (!(std::isfinite(factor) && factor >= 0.0))
       throw UsageError("model.{}: must be finite and not negative, is {}", key, factor);
+  check_positive("router_scale", e.scale);
+  if (e.z_loss > 0.0 && e.scores == RouterScores::kSigmoid)
+    throw UsageError(
+        "model.z_loss: is {}; it is a loss of logits, which the backward of sigmoid scores (model.router_scores) does "
+        "not keep; with them it must be 0",
+        e.z_loss);
   if (a.biases) throw UsageError("model.biases: experts have none here; with model.experts, biases are false");
 }
 
@@ -146,6 +162,16 @@ std::string_view name_of(Position position) {
       return "learned";
     case Position::kAlibi:
       return "alibi";
+  }
+  return "?";
+}
+
+std::string_view name_of(RouterScores scores) {
+  switch (scores) {
+    case RouterScores::kSoftmax:
+      return "softmax";
+    case RouterScores::kSigmoid:
+      return "sigmoid";
   }
   return "?";
 }

@@ -19,6 +19,10 @@ enum class QkNorm { kNone, kHead, kAll };
 enum class Position { kRope, kLearned, kAlibi };
 enum class Activation { kSwiGlu, kGeluTanh };  // kGeluTanh: Hugging Face's "gelu_new"
 
+// The scores that a router makes of the logits of a token: a softmax over the experts (Mixtral, OLMoE, Qwen3), or the
+// sigmoid of each (DeepSeek-V3, arXiv 2412.19437, equation 15).
+enum class RouterScores { kSoftmax, kSigmoid };
+
 // Llama 3.1's change of the RoPE frequencies (reference: transformers, modeling_rope_utils, "llama3").
 struct RopeScaling {
   double factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
@@ -27,7 +31,8 @@ struct RopeScaling {
 };
 
 // The experts of a sparse layer, which stand in the place of its MLP: a router chooses `per_token` of `count` small
-// MLPs for each token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060).
+// MLPs for each token (Mixtral, arXiv 2401.04088; OLMoE, arXiv 2409.02060). DeepSeek-V2 (arXiv 2405.04434) has dense
+// layers before the sparse ones, and experts that every token meets.
 struct Experts {
   std::int64_t count = 0;      // E
   std::int64_t per_token = 0;  // t
@@ -36,6 +41,13 @@ struct Experts {
   // Factors in the objective of the two losses of the router, each a mean over tokens and sparse layers: the balance
   // loss (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20) and the z-loss (ST-MoE, arXiv 2202.08906, equation 5).
   double balance_loss = 0.01, z_loss = 0.0;
+  std::int64_t dense_layers = 0;  // the first layers keep an MLP of the model's own width
+  std::int64_t shared = 0;        // experts that every token meets, computed as one MLP of their summed width
+  RouterScores scores = RouterScores::kSoftmax;
+  double scale = 1.0;  // factor of the weights of a token's experts
+  // Above 0, each expert has a bias that only the choice of experts sees. It has no gradient: every step moves it by
+  // bias_rate towards equal loads (arXiv 2408.15664).
+  double bias_rate = 0.0;
   bool operator==(const Experts&) const = default;
 };
 
@@ -60,7 +72,7 @@ struct Architecture {
   Position position = Position::kRope;
   Activation activation = Activation::kSwiGlu;
   double init_std = 0.02;
-  std::optional<Experts> experts;  // of every layer; empty: all layers are dense
+  std::optional<Experts> experts;  // of the sparse layers; empty: all layers are dense
   bool operator==(const Architecture&) const = default;
 
   std::int64_t query_size() const { return heads * head_dim; }
@@ -72,19 +84,25 @@ struct Architecture {
   std::int64_t key_norm_size() const { return qk_norm == QkNorm::kAll ? kv_size() : head_dim; }
   bool gated() const { return activation == Activation::kSwiGlu; }
   std::int64_t up_size() const { return gated() ? 2 * ffn : ffn; }  // columns of the fused gate|up product
-  bool sparse(std::int64_t /*layer*/) const { return experts.has_value(); }
-  bool sparse() const { return experts.has_value(); }  // whether any layer is
-  std::int64_t sparse_layers() const { return experts ? layers : 0; }
+  bool sparse(std::int64_t layer) const { return experts && layer >= experts->dense_layers; }
+  bool sparse() const { return experts.has_value(); }      // whether any layer is
+  bool dense() const { return sparse_layers() < layers; }  // whether any layer has an MLP instead
+  std::int64_t sparse_layers() const { return experts ? layers - experts->dense_layers : 0; }
   // The columns of one expert's up projection, gate included.
   std::int64_t expert_up_size() const { return experts ? (gated() ? 2 : 1) * experts->ffn : 0; }
+  bool biases_router() const { return experts && experts->bias_rate > 0.0; }
+  bool shares_experts() const { return experts && experts->shared > 0; }
+  std::int64_t shared_ffn() const { return experts ? experts->shared * experts->ffn : 0; }
+  std::int64_t shared_up_size() const { return (gated() ? 2 : 1) * shared_ffn(); }
 };
 
 // The names that the configuration and tables use: "llama", "gpt"; "rms", "layer", "layer_plain"; "none", "head",
-// "all"; "rope", "learned", "alibi"; "swiglu", "gelu_tanh".
+// "all"; "rope", "learned", "alibi"; "softmax", "sigmoid"; "swiglu", "gelu_tanh".
 std::string_view name_of(Family family);
 std::string_view name_of(Norm norm);
 std::string_view name_of(QkNorm norm);
 std::string_view name_of(Position position);
+std::string_view name_of(RouterScores scores);
 std::string_view name_of(Activation activation);
 
 // Throws UsageError naming the invalid [model] key (not positive, heads % kv_heads != 0, odd head_dim under RoPE, ...).

@@ -111,6 +111,19 @@ TEST(Validate, NamesTheKeyThatCannotBe) {
        [](auto& a) {
          a.experts = Experts{4, 2, 0};
        }},
+      {"dense_layers", [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .dense_layers = -1}; }},
+      {"dense_layers",
+       [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .dense_layers = a.layers}; }},
+      {"shared_experts", [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .shared = -1}; }},
+      {"shared_experts",
+       [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 1 << 10, .shared = 1025}; }},
+      {"router_scale", [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .scale = 0.0}; }},
+      {"router_bias_rate",
+       [](auto& a) { a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .bias_rate = -1e-3}; }},
+      {"z_loss",
+       [](auto& a) {
+         a.experts = Experts{.count = 4, .per_token = 2, .ffn = 8, .z_loss = 1e-3, .scores = RouterScores::kSigmoid};
+       }},
       {"balance_loss",
        [](auto& a) {
          a.experts = Experts{4, 2, 8, true, -0.5};

@@ -13,6 +13,7 @@ constexpr std::array kFamilies{Family::kLlama, Family::kGpt};
 constexpr std::array kNorms{Norm::kRms, Norm::kLayer, Norm::kLayerPlain};
 constexpr std::array kQkNorms{QkNorm::kNone, QkNorm::kHead, QkNorm::kAll};
 constexpr std::array kPositions{Position::kRope, Position::kLearned, Position::kAlibi};
+constexpr std::array kRouterScores{RouterScores::kSoftmax, RouterScores::kSigmoid};
 constexpr std::array kActivations{Activation::kSwiGlu, Activation::kGeluTanh};
 
 template <class Enum, std::size_t N>
@@ -39,14 +40,27 @@ RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) 
 }
 
 // The members have the names of the keys of [model].
+// Later ones are written where they are not those of earlier versions.
 Json experts_to_json(const Experts& e) {
-  return {{"experts", e.count},       {"experts_per_token", e.per_token}, {"expert_ffn", e.ffn},
-          {"norm_topk", e.norm_topk}, {"balance_loss", e.balance_loss},   {"z_loss", e.z_loss}};
+  Json json{{"experts", e.count},       {"experts_per_token", e.per_token}, {"expert_ffn", e.ffn},
+            {"norm_topk", e.norm_topk}, {"balance_loss", e.balance_loss},   {"z_loss", e.z_loss}};
+  if (e.dense_layers != 0) json["dense_layers"] = e.dense_layers;
+  if (e.shared != 0) json["shared_experts"] = e.shared;
+  if (e.scores != RouterScores::kSoftmax) json["router_scores"] = std::string(name_of(e.scores));
+  if (e.scale != 1.0) json["router_scale"] = e.scale;
+  if (e.bias_rate != 0.0) json["router_bias_rate"] = e.bias_rate;
+  return json;
 }
 
 Experts experts_from_json(const JsonFields& f) {
-  return {f.integer("experts"),   f.integer("experts_per_token"), f.integer("expert_ffn"),
-          f.boolean("norm_topk"), f.number("balance_loss"),       f.number("z_loss")};
+  Experts e{f.integer("experts"),   f.integer("experts_per_token"), f.integer("expert_ffn"),
+            f.boolean("norm_topk"), f.number("balance_loss"),       f.number("z_loss")};
+  e.dense_layers = f.integer("dense_layers", 0);
+  e.shared = f.integer("shared_experts", 0);
+  if (f.find("router_scores")) e.scores = choice(f, "router_scores", kRouterScores);
+  e.scale = f.number("router_scale", 1.0);
+  e.bias_rate = f.number("router_bias_rate", 0.0);
+  return e;
 }
 
 }  // namespace
@@ -82,19 +96,37 @@ Json to_json(const Architecture& a) {
 }
 
 Architecture architecture_from_json(const Json& json, std::string_view origin) {
-  static const std::vector<std::string> known{"name",         "family",
-                                              "layers",       "hidden",
-                                              "ffn",          "heads",
-                                              "kv_heads",     "head_dim",
-                                              "vocabulary",   "max_sequence",
-                                              "rope_theta",   "tied",
-                                              "biases",       "norm_eps",
-                                              "norm",         "position",
-                                              "activation",   "init_std",
-                                              "rope_scaling", "qk_norm",
-                                              "experts",      "experts_per_token",
-                                              "expert_ffn",   "norm_topk",
-                                              "balance_loss", "z_loss"};
+  static const std::vector<std::string> known{"name",
+                                              "family",
+                                              "layers",
+                                              "hidden",
+                                              "ffn",
+                                              "heads",
+                                              "kv_heads",
+                                              "head_dim",
+                                              "vocabulary",
+                                              "max_sequence",
+                                              "rope_theta",
+                                              "tied",
+                                              "biases",
+                                              "norm_eps",
+                                              "norm",
+                                              "position",
+                                              "activation",
+                                              "init_std",
+                                              "rope_scaling",
+                                              "qk_norm",
+                                              "experts",
+                                              "experts_per_token",
+                                              "expert_ffn",
+                                              "norm_topk",
+                                              "balance_loss",
+                                              "z_loss",
+                                              "dense_layers",
+                                              "shared_experts",
+                                              "router_scores",
+                                              "router_scale",
+                                              "router_bias_rate"};
   const JsonFields f(json, std::string(origin));
   f.require_known(known);
   Architecture a;
@@ -115,7 +147,8 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
   a.norm = choice(f, "norm", kNorms);
   if (f.find("qk_norm")) a.qk_norm = choice(f, "qk_norm", kQkNorms);
   if (f.find("experts")) a.experts = experts_from_json(f);
-  for (const char* key : {"experts_per_token", "expert_ffn", "norm_topk", "balance_loss", "z_loss"})
+  for (const char* key : {"experts_per_token", "expert_ffn", "norm_topk", "balance_loss", "z_loss", "dense_layers",
+                          "shared_experts", "router_scores", "router_scale", "router_bias_rate"})
     if (f.find(key) && !a.experts)
       throw UsageError("{}: {}: there are no experts without a number of them", origin, key);
   a.position = choice(f, "position", kPositions);

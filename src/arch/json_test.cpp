@@ -35,7 +35,14 @@ void refuses_each(const Json& whole, Change change) {
 Json scaled() {
   Architecture a = preset("llama-tiny");
   a.rope_scaling = RopeScaling{};
-  a.experts = Experts{.count = 4, .per_token = 2, .ffn = 88};
+  a.experts = Experts{.count = 4,
+                      .per_token = 2,
+                      .ffn = 88,
+                      .dense_layers = 1,
+                      .shared = 1,
+                      .scores = RouterScores::kSigmoid,
+                      .scale = 2.5,
+                      .bias_rate = 0.5};
   return to_json(a);
 }
 
@@ -59,7 +66,9 @@ TEST(ArchitectureJson, KeepsItsBytesAndReadsNumbers) {
 
 TEST(ArchitectureJson, RefusesAMissingKey) {
   refuses_each(scaled(), [](Json& object, const std::string& key) {
-    if (key == "rope_scaling" || key == "experts") return false;  // may be left out
+    for (const char* optional : {"rope_scaling", "experts", "dense_layers", "shared_experts", "router_scores",
+                                 "router_scale", "router_bias_rate"})  // may be left out
+      if (key == optional) return false;
     object.erase(key);
     return true;
   });

@@ -62,11 +62,13 @@ class Builder {
     bias(mlp + "down_proj.bias", Role::kDownBias, arch_.hidden, ShardDim::kNone);
   }
 
-  // As in Qwen3-MoE and OLMoE. Gate|up of all experts are one matrix, and so are their down projections, because
-  // grouped products read them so (math/experts.h).
+  // As in Qwen3-MoE, OLMoE, DeepSeek-V2 and -V3. Gate|up of all experts are one matrix, and so are their down
+  // projections, because grouped products read them so (math/experts.h).
   void experts(const std::string& mlp) {
     const Experts& e = *arch_.experts;
     matrix(mlp + "gate.weight", Role::kRouter, e.count, arch_.hidden, ShardDim::kNone);
+    if (arch_.biases_router())
+      vector(mlp + "gate.e_score_correction_bias", Role::kRouterBias, e.count, Init::kZeros, ShardDim::kNone);
     const auto name = [&](const char* which) {
       return fmt::format("{}experts.{}.{}_proj.weight", mlp, expert_, which);
     };
@@ -79,6 +81,13 @@ class Builder {
       list_.back().init_std = residual_std_;
     }
     expert_ = -1;
+    if (e.shared == 0) return;
+    const std::string shared = mlp + "shared_experts.";
+    const std::int64_t width = arch_.shared_ffn();
+    if (arch_.gated()) matrix(shared + "gate_proj.weight", Role::kSharedGate, width, arch_.hidden, ShardDim::kRows);
+    matrix(shared + "up_proj.weight", Role::kSharedUp, width, arch_.hidden, ShardDim::kRows);
+    matrix(shared + "down_proj.weight", Role::kSharedDown, arch_.hidden, width, ShardDim::kColumns);
+    list_.back().init_std = residual_std_;
   }
 
   void matrix(std::string name, Role role, std::int64_t rows, std::int64_t columns, ShardDim shard) {
@@ -135,14 +144,16 @@ std::vector<Parameter> parameters(const Architecture& arch) {
 
 std::int64_t num_parameters(const Architecture& arch) {
   std::int64_t total = 0;
-  for (const Parameter& parameter : parameters(arch)) total += parameter.elements();
+  for (const Parameter& parameter : parameters(arch))
+    if (!moved_by_load(parameter.role)) total += parameter.elements();
   return total;
 }
 
 std::int64_t num_active_parameters(const Architecture& arch) {
   std::int64_t total = 0;
   for (const Parameter& parameter : parameters(arch))
-    if (parameter.expert < 0 || parameter.expert < arch.experts->per_token) total += parameter.elements();
+    if (!moved_by_load(parameter.role) && (parameter.expert < 0 || parameter.expert < arch.experts->per_token))
+      total += parameter.elements();
   return total;
 }
 

@@ -38,9 +38,13 @@ enum class Role {
   kDown,
   kDownBias,
   kRouter,  // of a sparse layer, and the matrices of each of its experts
+  kRouterBias,
   kExpertGate,
   kExpertUp,
   kExpertDown,
+  kSharedGate,  // of the experts that every token meets, as one MLP
+  kSharedUp,
+  kSharedDown,
   kFinalNorm,
   kFinalNormBias,
   kHead,
@@ -50,6 +54,12 @@ enum class Role {
 constexpr bool of_norm(Role role) {
   return role == Role::kAttentionNorm || role == Role::kAttentionNormBias || role == Role::kMlpNorm ||
          role == Role::kMlpNormBias || role == Role::kFinalNorm || role == Role::kFinalNormBias;
+}
+
+// A bias of a router is listed, stored and sent as a parameter is, but it is none: in the place of a gradient it has
+// the number of tokens of each expert, and steps move it by the sign of their error (Experts::bias_rate).
+constexpr bool moved_by_load(Role role) {
+  return role == Role::kRouterBias;
 }
 
 struct Parameter {
@@ -69,10 +79,11 @@ struct Parameter {
 };
 
 // Returns the parameters in storage order: embedding, [positions], each layer (norm, q, k, v, [norms of q and k], o,
-// norm, gate, up, down; a sparse layer: norm, router, gate and up of each expert, down of each; the biases of a group
-// come after all its weights, so that q|k|v and gate|up are contiguous matrices and vectors), final norm, head (absent
-// when tied).
+// norm, gate, up, down; a sparse layer: norm, router, [bias of the router], gate and up of each expert, down of each,
+// gate, up and down of the shared experts; the biases of a group come after all its weights, so that q|k|v and gate|up
+// are contiguous matrices and vectors), final norm, head (absent when tied).
 std::vector<Parameter> parameters(const Architecture& arch);
+// Both leave out the biases of routers.
 std::int64_t num_parameters(const Architecture& arch);
 // Counts the parameters that take part in the computation of one token: it meets only the experts that it chooses.
 std::int64_t num_active_parameters(const Architecture& arch);

@@ -143,6 +143,72 @@ TEST(Parameters, SparseStorageOrder) {
   for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kExpertGate);
 }
 
+// Shared experts are one MLP, behind the others; every token meets them.
+TEST(Parameters, SharedExpertsAreOneMlp) {
+  Architecture a = preset("llama-60m");
+  a.experts = Experts{.count = 2, .per_token = 1, .ffn = 77};
+  const std::int64_t routed = num_parameters(a), active = num_active_parameters(a);
+  a.experts->shared = 3;
+  const std::string l = "model.layers.7.mlp.", s = l + "shared_experts.";
+  const auto names = layer_names(a, 7);
+  EXPECT_EQ(std::vector<std::string>(names.end() - 4, names.end()),
+            (std::vector<std::string>{l + "experts.1.down_proj.weight", s + "gate_proj.weight", s + "up_proj.weight",
+                                      s + "down_proj.weight"}));
+  EXPECT_EQ(num_parameters(a) - routed, 8 * 3 * 512 * 3 * 77);
+  EXPECT_EQ(num_active_parameters(a) - active, 8 * 3 * 512 * 3 * 77);
+  for (const Parameter& p : parameters(a)) {
+    if (p.role == Role::kSharedGate || p.role == Role::kSharedUp) {
+      EXPECT_EQ(p.shape, (std::vector<std::int64_t>{3 * 77, 512}));
+    }
+    if (p.role == Role::kSharedDown) {
+      EXPECT_EQ(p.shape, (std::vector<std::int64_t>{512, 3 * 77}));
+      EXPECT_LT(p.init_std, a.init_std);
+    }
+  }
+  a.activation = Activation::kGeluTanh;
+  for (const Parameter& p : parameters(a)) EXPECT_NE(p.role, Role::kSharedGate);
+}
+
+// It is stored beside the parameters, and is none.
+TEST(Parameters, ABiasOfARouterIsNotCounted) {
+  Architecture a = preset("llama-60m");
+  a.experts = Experts{.count = 6, .per_token = 1, .ffn = 77, .dense_layers = 2};
+  const std::vector<Parameter> without = parameters(a);
+  const std::int64_t all = num_parameters(a), active = num_active_parameters(a);
+  a.experts->bias_rate = 0.001;
+  EXPECT_EQ(num_parameters(a), all);
+  EXPECT_EQ(num_active_parameters(a), active);
+  std::vector<Parameter> rest = parameters(a), biases;
+  std::erase_if(rest, [&](const Parameter& p) {
+    if (moved_by_load(p.role)) biases.push_back(p);
+    return moved_by_load(p.role);
+  });
+  EXPECT_EQ(rest, without);
+  ASSERT_EQ(biases.size(), 6u);
+  EXPECT_EQ(biases.back().name, "model.layers.7.mlp.gate.e_score_correction_bias");
+  EXPECT_EQ(biases.back().shape, (std::vector<std::int64_t>{6}));
+  EXPECT_EQ(biases.back().init, Init::kZeros);
+  EXPECT_FALSE(biases.back().decay);
+}
+
+// Layers before the first sparse one are those of a model without experts.
+TEST(Parameters, DenseLayersStandBeforeSparseOnes) {
+  const Architecture dense = preset("llama-60m");
+  Architecture mixed = dense, sparse = dense;
+  sparse.experts = Experts{.count = 5, .per_token = 2, .ffn = 77};
+  mixed.experts = sparse.experts, mixed.experts->dense_layers = 3;
+  for (const std::int64_t l : {0, 2, 3, 7}) {
+    EXPECT_EQ(layer_names(mixed, l), layer_names(l < 3 ? dense : sparse, l)) << l;
+    EXPECT_EQ(mixed.sparse(l), l >= 3);
+  }
+  // 3 of 8 layers have gate, up and down of 1408; the others a router and five times three matrices of 77.
+  EXPECT_EQ(num_parameters(mixed) - num_parameters(dense), 5 * 512 * (5 + 5 * 3 * 77 - 3 * 1408));
+  EXPECT_EQ(num_parameters(mixed) - num_active_parameters(mixed), 5 * 512 * 3 * 3 * 77);
+  EXPECT_TRUE(mixed.dense());
+  EXPECT_FALSE(sparse.dense());
+  EXPECT_TRUE(dense.dense());
+}
+
 TEST(Parameters, GptStorageOrder) {
   const Architecture& a = preset("gpt2");
   const std::string l = "model.layers.0.";

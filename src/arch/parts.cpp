@@ -64,7 +64,7 @@ namespace {
 std::int64_t mlp_columns(const Architecture& arch, std::int64_t layer) {
   if (!arch.sparse(layer)) return arch.up_size() + arch.ffn;
   const Experts& e = *arch.experts;
-  return e.count + e.per_token * (arch.expert_up_size() + e.ffn);
+  return e.count + e.per_token * (arch.expert_up_size() + e.ffn) + arch.shared_up_size() + arch.shared_ffn();
 }
 
 }  // namespace

@@ -19,16 +19,19 @@
 //   kRoute         mid_Nd, labels_N            y_Nd = norm(mid), scores   mid_Nd, rstd_N [mean_N], scores, lse, choice,
 //                                              of experts, choice, weight  sums of each sequence
 //   kBalance       sums of each sequence       adds the balance loss      -
+//   kSharedUp      y_Nd                        shared_up_N(2u|u)          y_Nd         (u: width of the shared experts,
+//   kSharedActivation shared_up                shared_a_Nu                shared_up     in models that have them)
+//   kSharedDown    shared_a_Nu, mid_Nd         s_Nd = mid + a Ws^T        shared_a_Nu
 //   kDispatch      y_Nd, choice_Nt             y in expert order: in_Md   place_Nt
 //   kExpertUp      in_Md                       up_M(2w|w)                 in_Md, offsets_E+1
 //   kExpertActivation up                       a_Mw                       up
 //   kExpertDown    a_Mw                        out_Md                     a, offsets
-//   kCombine       out_Md, weight_Nt, mid_Nd   y_Nd = mid + sum weight out out_Md, weight, place
-//   kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N]
-//   kHead          y_Cd, labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk
-//   kHeadLogits, kHeadLoss: the head in two where tensor ranks share the vocabulary, v rows of it on this one:
-//   kHeadLogits    y_Cd, labels_C              logits_Cv, sums_C2         logits_Cv
-//   kHeadLoss      sums of all ranks, labels   loss sum, d_y_Cd, d_W +=   nothing
+//   kCombine       out_Md, weight_Nt, mid_Nd   y_Nd = mid + sum weight out out_Md, weight, place   (or s instead of
+//   mid) kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N] kHead y_Cd,
+//   labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk kHeadLogits,
+//   kHeadLoss: the head in two where tensor ranks share the vocabulary, v rows of it on this one: kHeadLogits    y_Cd,
+//   labels_C              logits_Cv, sums_C2         logits_Cv kHeadLoss      sums of all ranks, labels   loss sum,
+//   d_y_Cd, d_W +=   nothing
 //
 // Backward runs the parts in reverse on one residual gradient d_x_Nd, which each part reads and adds to in place:
 //   kDown          d_x, a          -> d_a ; d_Wd
@@ -39,6 +42,9 @@
 //   kExpertActivation d_a, up      -> d_up
 //   kExpertUp      d_up, in        -> d_in ; d_W
 //   kDispatch      d_in            -> d_y
+//   kSharedDown    d_x, shared_a   -> d_shared_a ; d_Ws
+//   kSharedActivation d_shared_a, shared_up -> d_shared_up
+//   kSharedUp      d_shared_up, y  -> d_y += ; d_W
 //   kRoute         d_y, d_weight, mid, rstd, ... -> d_x += ; d_router, d_norm      (with the losses of the router)
 //   kOutProjection d_x, o          -> d_o ; d_Wo
 //   kAttention     d_o, qkv, o, lse-> d_qkv
@@ -82,6 +88,9 @@ enum class Part {
   kDown,
   kRoute,
   kBalance,
+  kSharedUp,
+  kSharedActivation,
+  kSharedDown,
   kDispatch,
   kExpertUp,
   kExpertActivation,
@@ -108,6 +117,9 @@ inline constexpr std::array kPartNames{
     PartName{Part::kDown, "down"},
     PartName{Part::kRoute, "route"},
     PartName{Part::kBalance, "balance"},
+    PartName{Part::kSharedUp, "shared_up"},
+    PartName{Part::kSharedActivation, "shared_act"},
+    PartName{Part::kSharedDown, "shared_down"},
     PartName{Part::kDispatch, "dispatch"},
     PartName{Part::kExpertUp, "expert_up"},
     PartName{Part::kExpertActivation, "expert_activation"},
@@ -149,6 +161,9 @@ inline constexpr std::array kMlpBlock{Part::kNormUp, Part::kActivation, Part::kD
 inline constexpr std::array kExpertsBlock{Part::kRoute,    Part::kBalance,          Part::kDispatch,
                                           Part::kExpertUp, Part::kExpertActivation, Part::kExpertDown,
                                           Part::kCombine};
+inline constexpr std::array kSharingBlock{Part::kRoute,      Part::kBalance,  Part::kSharedUp, Part::kSharedActivation,
+                                          Part::kSharedDown, Part::kDispatch, Part::kExpertUp, Part::kExpertActivation,
+                                          Part::kExpertDown, Part::kCombine};
 inline constexpr std::array kAttentionBlock{Part::kNormQkv, Part::kAttention, Part::kOutProjection};
 inline constexpr std::array kRotatedBlock{Part::kNormQkv, Part::kRotate, Part::kAttention, Part::kOutProjection};
 inline constexpr std::array kNormedBlock{Part::kNormQkv, Part::kQkNorm, Part::kAttention, Part::kOutProjection};
@@ -158,6 +173,8 @@ template <const auto& block>
 inline constexpr auto kDenseLayer = joined(block, kMlpBlock);
 template <const auto& block>
 inline constexpr auto kSparseLayer = joined(block, kExpertsBlock);
+template <const auto& block>
+inline constexpr auto kSharingLayer = joined(block, kSharingBlock);
 inline constexpr std::array kAfter{Part::kFinalNorm};
 inline constexpr std::array kOfHead{Part::kHead};
 inline constexpr std::array kOfSharedHead{Part::kHeadLogits, Part::kHeadLoss};
@@ -165,13 +182,15 @@ inline Parts parts_before(const Architecture&) {
   return kBefore;
 }
 template <const auto& block>
-Parts layer_with(bool sparse) {
-  return sparse ? Parts(kSparseLayer<block>) : Parts(kDenseLayer<block>);
+Parts layer_with(const Architecture& arch, std::int64_t layer) {
+  if (!arch.sparse(layer)) return kDenseLayer<block>;
+  return arch.shares_experts() ? Parts(kSharingLayer<block>) : Parts(kSparseLayer<block>);
 }
 inline Parts parts_of_layer(const Architecture& arch, std::int64_t layer) {
-  const bool rotated = arch.position == Position::kRope, sparse = arch.sparse(layer);
-  if (arch.norms_qk()) return rotated ? layer_with<kNormedRotatedBlock>(sparse) : layer_with<kNormedBlock>(sparse);
-  return rotated ? layer_with<kRotatedBlock>(sparse) : layer_with<kAttentionBlock>(sparse);
+  const bool rotated = arch.position == Position::kRope;
+  if (arch.norms_qk())
+    return rotated ? layer_with<kNormedRotatedBlock>(arch, layer) : layer_with<kNormedBlock>(arch, layer);
+  return rotated ? layer_with<kRotatedBlock>(arch, layer) : layer_with<kAttentionBlock>(arch, layer);
 }
 inline Parts parts_after(const Architecture&) {
   return kAfter;

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/test_golden.h"
 
@@ -35,6 +37,28 @@ TEST(PartCost, SparseLayersCostWhatATokenMeets) {
   const double palm = model_flops(a, 1, 512, FlopsConvention::kPalm).value;
   a.experts->count = 17;
   EXPECT_EQ(model_flops(a, 1, 512, FlopsConvention::kPalm).value - palm, 6.0 * 8 * 512);
+}
+
+TEST(Parts, OfALayerFollowFromItsNumber) {
+  Architecture a = bench_llama();
+  const Parts dense = parts_of_layer(a, 0);
+  const std::vector<Part> of_dense(dense.begin(), dense.end());
+  const double whole = model_flops(a, 2048, 512, FlopsConvention::kCausal).value;
+  a.experts = Experts{.count = 16, .per_token = 2, .ffn = 704, .dense_layers = 3};
+  for (const std::int64_t l : {0, 2, 3, 7}) {
+    const Parts parts = parts_of_layer(a, l);
+    EXPECT_EQ(std::vector<Part>(parts.begin(), parts.end()) == of_dense, l < 3) << l;
+  }
+  // Two experts cost what the MLP does, and each of five layers has a router.
+  EXPECT_EQ(model_flops(a, 2048, 512, FlopsConvention::kCausal).value - whole, 6.0 * 2048 * 5 * 16 * 512);
+  a.experts->shared = 2;  // which cost what the MLP does once more
+  EXPECT_EQ(model_flops(a, 2048, 512, FlopsConvention::kCausal).value - whole, 6.0 * 2048 * 5 * (16 + 3 * 1408) * 512);
+  EXPECT_EQ(parts_of_layer(a, 2).size(), of_dense.size());
+  const std::vector<Part> all = parts_in_order(a);
+  for (const Part part : kAllParts) {
+    const bool of_others = part == Part::kQkNorm || part == Part::kHeadLogits || part == Part::kHeadLoss;
+    EXPECT_EQ(std::count(all.begin(), all.end(), part), of_others ? 0 : 1) << name_of(part);
+  }
 }
 
 TEST(PartCost, FlopsConventionsHaveNames) {

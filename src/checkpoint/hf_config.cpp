@@ -1,5 +1,5 @@
 // Converts config.json to Architecture and back. Keys and defaults follow transformers, configuration_llama.py and
-// those of qwen3, mixtral, olmoe, qwen3_moe and gpt2.
+// those of qwen3, mixtral, olmoe, qwen3_moe, dots1 and gpt2.
 #include <algorithm>
 #include <array>
 #include <set>
@@ -78,6 +78,14 @@ Architecture parse_llama(const JsonFields& f) {
   return a;
 }
 
+void require_full_attention(const JsonFields& f) {
+  const Json* kinds = f.find("layer_types");
+  if (!kinds) return;
+  const auto full = [](const Json& kind) { return kind == Json("full_attention"); };
+  require(kinds->is_array() && std::all_of(kinds->begin(), kinds->end(), full), f, "layer_types",
+          "only \"full_attention\" is implemented");
+}
+
 // Norms of queries and keys over each head.
 Architecture parse_qwen3_sizes(const JsonFields& f) {
   // Their defaults are those of one model of the family, and would be taken for the sizes of any other.
@@ -89,11 +97,7 @@ Architecture parse_qwen3_sizes(const JsonFields& f) {
   // Without use_sliding_window, the size of the window has no effect.
   require(!f.boolean("use_sliding_window", false), f, "use_sliding_window",
           "attention over a window is not implemented");
-  if (const Json* kinds = f.find("layer_types")) {
-    const auto full = [](const Json& kind) { return kind == Json("full_attention"); };
-    require(kinds->is_array() && std::all_of(kinds->begin(), kinds->end(), full), f, "layer_types",
-            "only \"full_attention\" is implemented");
-  }
+  require_full_attention(f);
   return a;
 }
 
@@ -158,15 +162,54 @@ Architecture parse_olmoe(const JsonFields& f) {
   return a;
 }
 
+// [0, 1, ..., count - 1]
+Json first_layers(std::int64_t count) {
+  Json layers = Json::array();
+  for (std::int64_t l = 0; l < count; ++l) layers.push_back(l);
+  return layers;
+}
+
 Architecture parse_qwen3_moe(const JsonFields& f) {
   check_class(f, "Qwen3MoeForCausalLM");
   Architecture a = parse_qwen3_sizes(f);
   a.experts = parse_experts(f, kQwen3MoeKeys);
   require(f.integer("decoder_sparse_step", 1) == 1, f, "decoder_sparse_step",
-          "models with dense layers among the sparse ones are not implemented");
-  const Json* dense = f.find("mlp_only_layers");
-  require(!dense || (dense->is_array() && dense->empty()), f, "mlp_only_layers",
-          "models with dense layers among the sparse ones are not implemented");
+          "only 1 is implemented: dense layers between sparse ones are not");
+  if (const Json* dense = f.find("mlp_only_layers")) {
+    require(dense->is_array(), f, "mlp_only_layers", "is no list of layers");
+    a.experts->dense_layers = static_cast<std::int64_t>(dense->size());
+    require(*dense == first_layers(a.experts->dense_layers), f, "mlp_only_layers",
+            "only the first layers, in their order, are implemented as dense ones");
+  }
+  return a;
+}
+
+// dots.llm1 (arXiv 2506.05767): attention as in Qwen3, experts as in DeepSeek-V3. config.json says neither at what rate
+// the biases of routers move, which is DeepSeek-V3's here, nor a balance loss.
+Architecture parse_dots1(const JsonFields& f) {
+  check_class(f, "Dots1ForCausalLM");
+  for (const char* key : {"num_key_value_heads", "max_position_embeddings"}) require(f.find(key), f, key, "is missing");
+  Architecture a = parse_llama_sizes(f);
+  a.qk_norm = arch::QkNorm::kHead;
+  require(!f.boolean("attention_bias", false), f, "attention_bias", "biases in a dots1 are not implemented");
+  if (f.find("layer_types"))
+    require_full_attention(f);
+  else
+    require(!f.find("sliding_window") || f.integer("max_window_layers", 62) >= a.layers, f, "sliding_window",
+            "attention over a window is not implemented");
+  for (const char* key : {"n_group", "topk_group"})
+    require(f.integer(key, 1) == 1, f, key, "only 1 is implemented: the choice is among all experts");
+  arch::Experts& e = a.experts.emplace();
+  e.count = f.integer("n_routed_experts");
+  e.per_token = f.integer("num_experts_per_tok");
+  e.ffn = f.integer("moe_intermediate_size");
+  e.shared = f.integer("n_shared_experts");
+  require(e.shared >= 1, f, "n_shared_experts", "must be positive");
+  e.dense_layers = f.integer("first_k_dense_replace", 0);
+  e.norm_topk = f.boolean("norm_topk_prob", false);
+  e.scale = f.number("routed_scaling_factor", 1.0);
+  e.scores = arch::RouterScores::kSigmoid;
+  e.balance_loss = 0.0, e.bias_rate = 0.001;
   return a;
 }
 
@@ -223,6 +266,7 @@ const std::set<std::string_view>& known_keys() {
       "n_positions", "layer_norm_epsilon", "activation_function", "scale_attn_weights",
       "scale_attn_by_inverse_layer_idx", "add_cross_attention", "num_local_experts", "num_experts",
       "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
+      "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor", "n_group", "topk_group",
       "router_aux_loss_coef", "router_jitter_noise", "clip_qkv", "bos_token_id", "eos_token_id", "pad_token_id",
       // without effect on the result: rounding, dropout (pre-training uses none), caching, records of the file's writer
       "max_window_layers", "output_router_logits", "torch_dtype", "dtype", "use_cache", "transformers_version",
@@ -336,8 +380,25 @@ Json qwen3_moe_config(const Architecture& a) {
   json["architectures"] = Json::array({"Qwen3MoeForCausalLM"});
   json["model_type"] = "qwen3_moe";
   json["decoder_sparse_step"] = 1;
-  json["mlp_only_layers"] = Json::array();
+  json["mlp_only_layers"] = first_layers(a.experts->dense_layers);
   add_experts(*a.experts, kQwen3MoeKeys, json);
+  return json;
+}
+
+Json dots1_config(const Architecture& a) {
+  const arch::Experts& e = *a.experts;
+  Json json = qwen3_config(a);
+  json["architectures"] = Json::array({"Dots1ForCausalLM"});
+  json["model_type"] = "dots1";
+  json["moe_intermediate_size"] = e.ffn;
+  json["n_routed_experts"] = e.count;
+  json["n_shared_experts"] = e.shared;
+  json["num_experts_per_tok"] = e.per_token;
+  json["first_k_dense_replace"] = e.dense_layers;
+  json["norm_topk_prob"] = e.norm_topk;
+  json["routed_scaling_factor"] = e.scale;
+  json["n_group"] = json["topk_group"] = 1;
+  json.erase("use_sliding_window");
   return json;
 }
 
@@ -367,6 +428,11 @@ Json gpt2_config(const Architecture& a) {
 bool is_like_llama(const Architecture& a) {
   return a.norm == arch::Norm::kRms && a.position == arch::Position::kRope && a.gated() && !a.biases;
 }
+// Experts of the kind that Mixtral, OLMoE and Qwen3-MoE have.
+bool only_routed(const Architecture& a) {
+  return a.sparse() && !a.shares_experts() && a.experts->scores == arch::RouterScores::kSoftmax &&
+         a.experts->scale == 1.0 && !a.biases_router();
+}
 bool is_llama(const Architecture& a) {
   return is_like_llama(a) && !a.norms_qk() && !a.sparse();
 }
@@ -374,10 +440,16 @@ bool is_qwen3(const Architecture& a) {
   return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && !a.sparse();
 }
 bool is_olmoe(const Architecture& a) {
-  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kAll && a.sparse() && a.query_size() == a.hidden;
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kAll && only_routed(a) && !a.dense() &&
+         a.query_size() == a.hidden;
 }
 bool is_qwen3_moe(const Architecture& a) {
-  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && a.sparse();
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && only_routed(a);
+}
+
+bool is_dots1(const Architecture& a) {
+  return is_like_llama(a) && a.qk_norm == arch::QkNorm::kHead && a.shares_experts() && a.biases_router() &&
+         a.experts->scores == arch::RouterScores::kSigmoid;
 }
 
 bool is_gpt2(const Architecture& a) {
@@ -397,12 +469,13 @@ constexpr std::array kForms{Form{"llama", parse_llama, is_llama, llama_config},
                             Form{"mixtral", parse_mixtral, is_mixtral, mixtral_config},
                             Form{"olmoe", parse_olmoe, is_olmoe, olmoe_config},
                             Form{"qwen3_moe", parse_qwen3_moe, is_qwen3_moe, qwen3_moe_config},
+                            Form{"dots1", parse_dots1, is_dots1, dots1_config},
                             Form{"gpt2", parse_gpt2, is_gpt2, gpt2_config}};
 
 }  // namespace
 
 bool is_mixtral(const Architecture& a) {
-  return is_like_llama(a) && !a.norms_qk() && a.sparse() && a.experts->norm_topk;
+  return is_like_llama(a) && !a.norms_qk() && only_routed(a) && !a.dense() && a.experts->norm_topk;
 }
 
 void refuse_code(const Json& json, const std::string& origin) {
@@ -429,9 +502,9 @@ HfConfig parse_hf_config(const Json& json, const std::string& origin) {
   require(!f.find("quantization_config"), f, "quantization_config", "quantised weights are not implemented");
   const std::string type = f.text("model_type");
   const auto form = std::find_if(kForms.begin(), kForms.end(), [&](const Form& known) { return known.type == type; });
-  require(
-      form != kForms.end(), f, "model_type",
-      fmt::format("'{}' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, gpt2", type.substr(0, 40)));
+  require(form != kForms.end(), f, "model_type",
+          fmt::format("'{}' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, dots1, gpt2",
+                      type.substr(0, 40)));
   HfConfig config;
   config.arch = form->parse(f);
   config.arch.name = "custom";
@@ -446,6 +519,17 @@ HfConfig parse_hf_config(const Json& json, const std::string& origin) {
   return config;
 }
 
+namespace {
+
+std::string kind_of_experts(const Architecture& a) {
+  if (!a.sparse()) return "";
+  return fmt::format(", {}experts{}{}{}", a.shares_experts() ? "shared " : "", a.dense() ? " behind dense layers" : "",
+                     a.experts->scores == arch::RouterScores::kSigmoid ? ", sigmoid scores" : "",
+                     a.biases_router() ? ", biases of the router" : "");
+}
+
+}  // namespace
+
 Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
   const auto form = std::find_if(kForms.begin(), kForms.end(), [&](const Form& known) { return known.is(a); });
   if (form == kForms.end()) {
@@ -453,11 +537,13 @@ Json hf_config(const Architecture& a, const TokenIds& tokens, DType dtype) {
         "model '{}' ({} norm, {} positions, {}{}{}{}) has no Hugging Face form that molen writes; known: Llama (rms, "
         "rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\"), Mixtral (a Llama with experts and "
         "norm_topk), "
-        "OLMoE (with qk_norm = \"all\" and experts), Qwen3-MoE (with qk_norm = \"head\" and experts) and GPT-2 (layer, "
+        "OLMoE (with qk_norm = \"all\" and experts), Qwen3-MoE (with qk_norm = \"head\" and experts), "
+        "dots.llm1 (with qk_norm = \"head\", sigmoid scores, biases of the router and shared experts) and GPT-2 "
+        "(layer, "
         "learned, gelu_tanh, biases, as many KV heads as heads)",
         a.name, arch::name_of(a.norm), arch::name_of(a.position), arch::name_of(a.activation),
         a.biases ? ", biases" : "", a.norms_qk() ? fmt::format(", qk_norm {}", arch::name_of(a.qk_norm)) : "",
-        a.sparse() ? ", experts" : "");
+        kind_of_experts(a));
   }
   Json json = form->config(a);
   // Always written: the defaults of missing fields are ids of other models.

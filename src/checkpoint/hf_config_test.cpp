@@ -187,9 +187,86 @@ TEST(HfConfig, EveryKeyOfSparseModels) {
   EXPECT_EQ(with(mixtral, "router_jitter_noise", 0.1), "config.json: 'router_jitter_noise': only 0 is implemented");
   EXPECT_EQ(with(olmoe, "clip_qkv", 8.0),
             "config.json: 'clip_qkv': clipped queries, keys and values are not implemented");
-  const std::string dense = ": models with dense layers among the sparse ones are not implemented";
-  EXPECT_EQ(with(qwen, "decoder_sparse_step", 2), "config.json: 'decoder_sparse_step'" + dense);
-  EXPECT_EQ(with(qwen, "mlp_only_layers", {0}), "config.json: 'mlp_only_layers'" + dense);
+  EXPECT_EQ(with(qwen, "decoder_sparse_step", 2),
+            "config.json: 'decoder_sparse_step': only 1 is implemented: dense layers between sparse ones are not");
+}
+
+TEST(HfConfig, DenseLayersOfAQwen3MoeAreTheFirst) {
+  Json json = qwen3();
+  json.update({{"architectures", Json::array({"Qwen3MoeForCausalLM"})},
+               {"model_type", "qwen3_moe"},
+               {"moe_intermediate_size", 12},
+               {"num_experts", 8},
+               {"num_experts_per_tok", 2},
+               {"mlp_only_layers", {0, 1}}});
+  const Architecture a = parse_hf_config(json, "config.json").arch;
+  EXPECT_EQ(a.experts->dense_layers, 2);
+  EXPECT_EQ(hf_config(a, {}, DType::kF32).at("mlp_only_layers"), Json({0, 1}));
+  const std::string first = "only the first layers, in their order, are implemented as dense ones";
+  for (const Json& other :
+       {Json::array({1}), Json::array({1, 0}), Json::array({0, 0}), Json::array({0, 2}), Json::array({"0"})})
+    EXPECT_EQ(with(json, "mlp_only_layers", other), "config.json: 'mlp_only_layers': " + first);
+  EXPECT_EQ(with(json, "mlp_only_layers", 1), "config.json: 'mlp_only_layers': is no list of layers");
+  EXPECT_EQ(with(json, "mlp_only_layers", {0, 1, 2}),
+            "config.json: model.dense_layers: 3 of 3 layers; at least one layer has the experts");
+  for (const auto norm : {arch::QkNorm::kNone, arch::QkNorm::kAll}) {
+    Architecture other = a;
+    other.qk_norm = norm;
+    EXPECT_THROW(hf_config(other, {}, DType::kF32), UsageError) << "no other form has dense layers";
+    other = parse_hf_config(json, "config.json").arch;
+    other.experts->shared = 2, other.experts->dense_layers = 0, other.qk_norm = norm;
+    EXPECT_THROW(hf_config(other, {}, DType::kF32), UsageError) << "these forms have no shared experts";
+  }
+}
+
+TEST(HfConfig, EveryKeyOfADots1) {
+  Json json = qwen3();
+  json.erase("use_sliding_window");
+  json.update({{"architectures", Json::array({"Dots1ForCausalLM"})},
+               {"model_type", "dots1"},
+               {"moe_intermediate_size", 12},
+               {"n_routed_experts", 8},
+               {"n_shared_experts", 2},
+               {"num_experts_per_tok", 3},
+               {"first_k_dense_replace", 1},
+               {"norm_topk_prob", true},
+               {"routed_scaling_factor", 2.5},
+               {"n_group", 1},
+               {"topk_group", 1}});
+  const HfConfig config = parse_hf_config(json, "config.json");
+  Architecture like = parse_hf_config(qwen3(), "config.json").arch;
+  like.experts = arch::Experts{.count = 8, .per_token = 3, .ffn = 12, .balance_loss = 0.0};
+  like.experts->dense_layers = 1, like.experts->shared = 2, like.experts->scale = 2.5;
+  like.experts->scores = arch::RouterScores::kSigmoid, like.experts->bias_rate = 0.001;
+  EXPECT_EQ(config.arch, like);
+  EXPECT_TRUE(config.ignored.empty());
+  EXPECT_EQ(nlohmann::json(hf_config(config.arch, config.tokens, DType::kF32)), nlohmann::json(json));
+  EXPECT_EQ(without(json, {"first_k_dense_replace"}).experts->dense_layers, 0);
+  EXPECT_EQ(without(json, {"routed_scaling_factor"}).experts->scale, 1.0);
+  EXPECT_FALSE(without(json, {"norm_topk_prob"}).experts->norm_topk);
+  for (const char* key : {"n_group", "topk_group"})
+    EXPECT_EQ(with(json, key, 2), fmt::format("config.json: '{}': only 1 is implemented: the choice is among all "
+                                              "experts",
+                                              key));
+  EXPECT_EQ(with(json, "n_shared_experts", 0), "config.json: 'n_shared_experts': must be positive");
+  EXPECT_EQ(with(json, "attention_bias", true), "config.json: 'attention_bias': biases in a dots1 are not implemented");
+  // Without layer_types, the window is that of the layers from max_window_layers on.
+  Json window = json;
+  window.erase("layer_types");
+  window["sliding_window"] = 8;
+  window["max_window_layers"] = like.layers;
+  EXPECT_EQ(parse_hf_config(window, "config.json").arch, like);
+  EXPECT_EQ(with(window, "max_window_layers", like.layers - 1),
+            "config.json: 'sliding_window': attention over a window is not implemented");
+  // No form has only some of it.
+  for (const auto& change : std::initializer_list<void (*)(Architecture&)>{
+           [](Architecture& a) { a.experts->scores = arch::RouterScores::kSoftmax; },
+           [](Architecture& a) { a.experts->bias_rate = 0.0; }, [](Architecture& a) { a.experts->shared = 0; },
+           [](Architecture& a) { a.qk_norm = arch::QkNorm::kNone; }}) {
+    Architecture other = like;
+    change(other);
+    EXPECT_THROW(hf_config(other, {}, DType::kF32), UsageError);
+  }
 }
 
 TEST(HfConfig, EveryKeyOfAGpt2) {
@@ -245,12 +322,12 @@ TEST(HfConfig, RefusesALlamaInTheseWords) {
             "config.json: 'architectures': only [\"LlamaForCausalLM\"] is known for this model_type");
   for (const Json& bad : {Json::array(), Json("LlamaForCausalLM"), Json::array({"LlamaForCausalLM", "x"})})
     EXPECT_NE(with(llama(), "architectures", bad), "accepted") << bad;
-  EXPECT_EQ(
-      with(llama(), "model_type", "mistral"),
-      "config.json: 'model_type': 'mistral' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, gpt2");
+  EXPECT_EQ(with(llama(), "model_type", "mistral"),
+            "config.json: 'model_type': 'mistral' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, "
+            "dots1, gpt2");
   EXPECT_EQ(with(llama(), "model_type", std::string(50, 'x')),
             "config.json: 'model_type': '" + std::string(40, 'x') +
-                "' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, gpt2");
+                "' is not implemented; known: llama, qwen3, mixtral, olmoe, qwen3_moe, dots1, gpt2");
   EXPECT_EQ(with(llama(), "quantization_config", Json::object()),
             "config.json: 'quantization_config': quantised weights are not implemented");
   EXPECT_EQ(with(llama(), "num_attention_heads", 0), "config.json: 'num_attention_heads': must divide hidden_size");
@@ -350,7 +427,8 @@ TEST(HfConfig, WhatHasNoFormThere) {
       "model 'custom' (layer norm, rope positions, gelu_tanh, biases) has no Hugging Face form that molen writes; "
       "known: Llama (rms, rope, swiglu, no biases), Qwen3 (a Llama with qk_norm = \"head\"), Mixtral (a Llama with "
       "experts and norm_topk), OLMoE (with qk_norm = \"all\" and experts), Qwen3-MoE (with qk_norm = \"head\" and "
-      "experts) and GPT-2 (layer, learned, "
+      "experts), dots.llm1 (with qk_norm = \"head\", sigmoid scores, biases of the router and shared experts) and "
+      "GPT-2 (layer, learned, "
       "gelu_tanh, biases, as many KV heads "
       "as heads)");
   EXPECT_NE(text([](Architecture& a) { a.norm = arch::Norm::kRms; }), "accepted");

@@ -58,9 +58,13 @@ Gpt2Name gpt2_name(Role role) {
     case Role::kKeyNorm:
     case Role::kGate:
     case Role::kRouter:
+    case Role::kRouterBias:
     case Role::kExpertGate:
     case Role::kExpertUp:
     case Role::kExpertDown:
+    case Role::kSharedGate:
+    case Role::kSharedUp:
+    case Role::kSharedDown:
     case Role::kHead:
       break;
   }

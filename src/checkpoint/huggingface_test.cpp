@@ -50,6 +50,14 @@ Architecture tiny_sparse(arch::QkNorm qk_norm, bool norm_topk) {
   return a;
 }
 
+Architecture tiny_dots1() {
+  Architecture a = tiny_sparse(arch::QkNorm::kHead, true);
+  a.experts->dense_layers = 1, a.experts->shared = 2, a.experts->scale = 2.5;
+  a.experts->scores = arch::RouterScores::kSigmoid;
+  a.experts->balance_loss = 0.0, a.experts->bias_rate = 0.001;  // what no config.json says
+  return a;
+}
+
 Architecture tiny_gpt2() {
   Architecture a;
   a.name = "tiny";
@@ -103,7 +111,7 @@ std::string refusal(const std::function<void()>& action) {
 TEST(HuggingFace, OutAndInAgainKeepsEveryBit) {
   for (const Architecture& arch :
        {tiny_llama(false), tiny_llama(true), tiny_qwen3(), tiny_gpt2(), tiny_sparse(arch::QkNorm::kNone, true),
-        tiny_sparse(arch::QkNorm::kAll, false), tiny_sparse(arch::QkNorm::kHead, true)}) {
+        tiny_sparse(arch::QkNorm::kAll, false), tiny_sparse(arch::QkNorm::kHead, true), tiny_dots1()}) {
     for (const std::int64_t shard : {std::int64_t{1} << 40, std::int64_t{3000}}) {
       const TestFolder folder;
       HfExport options;

@@ -36,10 +36,10 @@ struct ModelTable {
   std::optional<RopeScaling> rope_scaling;
   std::optional<bool> tied, biases;
   std::optional<double> norm_eps;
-  std::optional<std::int64_t> experts, experts_per_token, expert_ffn;
+  std::optional<std::int64_t> experts, experts_per_token, expert_ffn, dense_layers, shared_experts;
   std::optional<bool> norm_topk;
-  std::optional<double> balance_loss, z_loss;
-  std::optional<std::string> norm, qk_norm, position, activation;
+  std::optional<double> balance_loss, z_loss, router_scale, router_bias_rate;
+  std::optional<std::string> norm, qk_norm, position, activation, router_scores;
   std::optional<double> init_std;
 };
 

@@ -42,11 +42,24 @@ std::vector<Field> model_fields() {
       make("model.activation", m, &T::activation, choice({"swiglu", "gelu_tanh"}), e, "the MLP's activation"),
       make("model.experts", m, &T::experts, positive(), e,
            "small MLPs in the place of each layer's, of which a router chooses some for each token"),
+      make("model.shared_experts", m, &T::shared_experts, natural(), e,
+           "further experts of the same width that every token meets, as one MLP of their summed width; where not set, "
+           "the preset's, or 0"),
+      make("model.dense_layers", m, &T::dense_layers, natural(), e,
+           "the first layers, which keep an MLP of width model.ffn; where not set, the preset's, or 0"),
       make("model.experts_per_token", m, &T::experts_per_token, positive(), e, "how many it chooses"),
       make("model.expert_ffn", m, &T::expert_ffn, positive(), e,
            "width of an expert; where not set, the preset's, or model.ffn"),
       make("model.norm_topk", m, &T::norm_topk, boolean(), e,
            "the weights of a token's experts are divided by their sum; where not set, the preset's, or true"),
+      make("model.router_scores", m, &T::router_scores, choice({"softmax", "sigmoid"}), e,
+           "what the router makes of logits; where not set, the preset's, or softmax"),
+      make("model.router_scale", m, &T::router_scale, positive_number(), e,
+           "factor of the weights of a token's experts; where not set, the preset's, or 1"),
+      make("model.router_bias_rate", m, &T::router_bias_rate, natural_number(), e,
+           "each step moves a bias, which only the choice of experts sees, by so much towards equal loads "
+           "(DeepSeek-V3's "
+           "balance without a loss); 0: no bias; where not set, the preset's, or 0"),
       make("model.balance_loss", m, &T::balance_loss, natural_number(), e,
            "factor of the router's balance loss, the mean over layers of DeepSeek-V3's loss of a sequence, which is 1 "
            "where all experts have the same load; where not set, the preset's, or 0.01"),

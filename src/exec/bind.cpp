@@ -13,6 +13,7 @@
 #include "exec/bind_compute.h"
 #include "exec/bind_context.h"
 #include "exec/groups.h"
+#include "optim/balance.h"
 #include "optim/sum_squares.h"
 #include "optim/update.h"
 #include "program/values/optimizer.h"
@@ -61,6 +62,23 @@ Kernel bind_load(const BindContext& c, const Step& step) {
   };
 }
 
+// Returns the parts of a range of a unit that are gradients: what moves the biases of routers is none.
+std::vector<Bounds> of_gradients(const BindContext& c, const program::Unit& unit, Bounds range) {
+  std::vector<Bounds> parts;
+  std::int64_t from = range.first;
+  for (const auto& entry : unit.entries) {
+    const auto& parameter = c.program.parameters[static_cast<std::size_t>(entry.parameter)];
+    if (!arch::moved_by_load(parameter.role)) continue;
+    const std::int64_t begin = std::clamp(entry.offset, from, range.second),
+                       end = std::clamp(entry.offset + parameter.elements(), from, range.second);
+    if (begin == end) continue;
+    if (from < begin) parts.emplace_back(from, begin);
+    from = end;
+  }
+  if (from < range.second || parts.empty()) parts.emplace_back(from, range.second);
+  return parts;
+}
+
 Kernel bind_sum_squares(const BindContext& c, const Step& step) {
   // Elements that tensor ranks hold alike are counted only by the first of these ranks.
   const program::Use& of = step.operand(Arg::kGrad);
@@ -68,20 +86,25 @@ Kernel bind_sum_squares(const BindContext& c, const Step& step) {
   const auto [first, last] = range_of(c.program, of, c.coordinates);
   const auto& unit = c.program.units[static_cast<std::size_t>(c.program.unit_of_buffer(of.buffer))];
   const auto [from, to] = program::counted_once(c.coordinates, unit, first, last);
-  auto grad = c.flat(of.buffer).narrow(0, from - held, to - from), scalars = c.flat(step.operand(Arg::kScalars).buffer);
+  std::vector<at::Tensor> grads;
+  for (const auto& [begin, end] : of_gradients(c, unit, {from, to}))
+    grads.push_back(c.flat(of.buffer).narrow(0, begin - held, end - begin));
+  auto scalars = c.flat(step.operand(Arg::kScalars).buffer);
   const int threads = step.attributes.threads;
   return [=](RunState&, math::Scratch&) mutable {
-    if (!grad.device().is_cpu()) {
-      scalars.select(0, program::kSumSquares).add_(grad.to(at::kDouble).square().sum());
-      return;
+    for (const at::Tensor& grad : grads) {
+      if (!grad.device().is_cpu()) {
+        scalars.select(0, program::kSumSquares).add_(grad.to(at::kDouble).square().sum());
+        continue;
+      }
+      const double sum = grad.scalar_type() == at::kDouble
+                             ? optim::sum_squares(grad.data_ptr<double>(), grad.numel(), threads)
+                             : optim::sum_squares(grad.data_ptr<float>(), grad.numel(), threads);
+      if (scalars.device().is_cpu())
+        scalars.data_ptr<double>()[program::kSumSquares] += sum;
+      else
+        scalars.select(0, program::kSumSquares).add_(sum);
     }
-    const double sum = grad.scalar_type() == at::kDouble
-                           ? optim::sum_squares(grad.data_ptr<double>(), grad.numel(), threads)
-                           : optim::sum_squares(grad.data_ptr<float>(), grad.numel(), threads);
-    if (scalars.device().is_cpu())
-      scalars.data_ptr<double>()[program::kSumSquares] += sum;
-    else
-      scalars.select(0, program::kSumSquares).add_(sum);
   };
 }
 
@@ -120,6 +143,7 @@ Kernel bind_agree(const BindContext& c, const Step& step) {
 struct Run {
   optim::Piece piece;
   at::Tensor rounded;
+  bool by_load = false;  // a router's bias, which no optimizer updates
 };
 
 // Returns the parts of a parameter's direction that tensor ranks have made. `all` has their directions, one rank's
@@ -167,6 +191,7 @@ std::vector<Run> runs_of(const BindContext& c, const Step& step) {
     };
     Run run;
     run.piece.decay = parameter.decay;
+    run.by_load = arch::moved_by_load(parameter.role);
     run.piece.grad = part(step.operand(Arg::kGrad));
     if (const program::Use* param = step.find(Arg::kParam)) run.piece.param = part(*param);
     if (master) run.rounded = std::exchange(run.piece.param, part(*master));
@@ -202,6 +227,7 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
   const int threads = step.attributes.threads;
   const auto& [kind, stage] = std::get<program::OptimizerStep>(step.op);
   const optim::Rule rule = optim::rule_named(kind);
+  const double bias_rate = c.program.arch.biases_router() ? c.program.arch.experts->bias_rate : 0.0;
   const std::int64_t bytes = step.scratch.value;
   // Elements that belong to no matrix have no direction. They are gathered with the others, so they hold zeros.
   at::Tensor directions;
@@ -214,8 +240,11 @@ Kernel bind_optimizer(const BindContext& c, const Step& step) {
     const optim::Update update{state.input->optimizer, state.input->step, scale.to(runs.front().piece.grad.device()),
                                threads, &room};
     for (const Run& run : runs) {
-      if (directions.defined() && run.piece.rows == 0) continue;
-      rule(update, run.piece);
+      if (directions.defined() && (run.piece.rows == 0 || run.by_load)) continue;
+      if (run.by_load)
+        optim::balance(bias_rate, run.piece.grad, run.piece.param);
+      else
+        rule(update, run.piece);
       if (run.rounded.defined()) run.rounded.copy_(run.piece.param);
     }
   };

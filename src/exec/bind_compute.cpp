@@ -29,7 +29,7 @@ Kernel bind_compute(const BindContext& context, const program::Step& step, const
     common.shape.sequence = operands.tokens();
   }
   if (program::of_head(op.part)) common.shape.chunk = std::min(a.tile, a.rows.count() - op.chunk * a.tile);
-  if (op.pass == program::ComputePass::kInput) common.half = model::Half::kInput;
+  if (op.pass == program::ComputePass::kInput && program::has_halves(op.part)) common.half = model::Half::kInput;
   if (op.pass == program::ComputePass::kWeights) common.half = model::Half::kWeights;
   if (operands.has(Arg::kDocuments)) common.documents = operands.flat(Arg::kDocuments);
   if (operands.has(Arg::kSlopes)) common.slopes = operands.flat(Arg::kSlopes);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "arch/parameters.h"
+#include "model/experts.h"
 #include "model/parts.h"
 #include "program/ir/layout.h"
 
@@ -33,11 +34,15 @@ class UnitWeights {
   model::NormWeights attention_norm() const { return norm(arch::Role::kAttentionNorm, arch::Role::kAttentionNormBias); }
   model::QkNormWeights qk_norm() const { return {weight(arch::Role::kQueryNorm), weight(arch::Role::kKeyNorm)}; }
   model::NormWeights mlp_norm() const { return norm(arch::Role::kMlpNorm, arch::Role::kMlpNormBias); }
-  at::Tensor router() const { return weight(arch::Role::kRouter); }
+  model::RouterWeights router() const { return {weight(arch::Role::kRouter), weight(arch::Role::kRouterBias)}; }
   // The matrices of all experts of a layer, which lie one after another: [E, out, in].
   at::Tensor expert_up() const {
     return of_experts(arch_.gated() ? arch::Role::kExpertGate : arch::Role::kExpertUp, arch_.expert_up_size());
   }
+  model::Linear shared_up() const {
+    return {weight(arch_.gated() ? arch::Role::kSharedGate : arch::Role::kSharedUp, arch_.shared_up_size()), {}};
+  }
+  model::Linear shared_down() const { return {weight(arch::Role::kSharedDown), {}}; }
   at::Tensor expert_down() const { return of_experts(arch::Role::kExpertDown, arch_.hidden); }
   model::NormWeights final_norm() const { return norm(arch::Role::kFinalNorm, arch::Role::kFinalNormBias); }
 

@@ -170,7 +170,7 @@ class Inference::Impl {
     at::Tensor x, qkv, attention, mid, up, activation, y;
     // Only sparse layers have these. Their up and activation have the rows of all slots.
     model::Routed routed = {};
-    at::Tensor routed_rows = {}, places = {}, offsets = {}, expert_rows = {};
+    at::Tensor routed_rows = {}, shared = {}, places = {}, offsets = {}, expert_rows = {};
     std::int64_t rows() const { return x.size(0); }
   };
   void norm_qkv(LayerRun& r) {
@@ -231,6 +231,22 @@ class Inference::Impl {
     });
   }
   void balance(LayerRun&) {}  // nothing that is generated depends on the loss
+  void shared_up(LayerRun& r) {
+    r.up = empty(r.rows(), arch().shared_up_size());
+    with(arch::Part::kSharedUp, r.shape,
+         [&](const model::Context& c) { model::shared_up_forward(c, r.routed_rows, r.weights.shared_up(), r.up); });
+  }
+  void shared_activation(LayerRun& r) {
+    r.activation = empty(r.rows(), arch().shared_ffn());
+    with(arch::Part::kSharedActivation, r.shape,
+         [&](const model::Context& c) { model::activation_forward(c, r.up, r.activation); });
+  }
+  void shared_down(LayerRun& r) {
+    r.shared = empty(r.rows(), arch().hidden);
+    with(arch::Part::kSharedDown, r.shape, [&](const model::Context& c) {
+      model::down_forward(c, r.activation, r.mid, r.weights.shared_down(), r.shared);
+    });
+  }
   void dispatch(LayerRun& r) {
     r.expert_rows = empty(slots(r), arch().hidden);
     r.places = at::empty_like(r.routed.choice_Nt);
@@ -258,7 +274,8 @@ class Inference::Impl {
   void combine(LayerRun& r) {
     r.y = empty(r.rows(), arch().hidden);
     with(arch::Part::kCombine, r.shape, [&](const model::Context& c) {
-      model::combine_forward(c, r.expert_rows, r.places, r.routed.weights_Nt, r.mid, r.y);
+      model::combine_forward(c, r.expert_rows, r.places, r.routed.weights_Nt, r.shared.defined() ? r.shared : r.mid,
+                             r.y);
     });
   }
 
@@ -278,6 +295,9 @@ class Inference::Impl {
         {arch::Part::kDown, &Impl::down},
         {arch::Part::kRoute, &Impl::route},
         {arch::Part::kBalance, &Impl::balance},
+        {arch::Part::kSharedUp, &Impl::shared_up},
+        {arch::Part::kSharedActivation, &Impl::shared_activation},
+        {arch::Part::kSharedDown, &Impl::shared_down},
         {arch::Part::kDispatch, &Impl::dispatch},
         {arch::Part::kExpertUp, &Impl::expert_up},
         {arch::Part::kExpertActivation, &Impl::expert_activation},

@@ -36,6 +36,13 @@ std::vector<arch::Architecture> models() {
     all.push_back(small(preset));
     all.back().experts->count = 5, all.back().experts->per_token = 2, all.back().experts->ffn = 20;
   }
+  all.push_back(all.back());
+  all.back().experts->dense_layers = 1;
+  all.push_back(all.back());
+  all.back().experts->shared = 2;
+  all.push_back(all.back());
+  all.back().experts->scores = arch::RouterScores::kSigmoid, all.back().experts->scale = 2.5;
+  all.back().experts->z_loss = 0.0, all.back().experts->bias_rate = 0.001;
   return all;
 }
 

@@ -27,20 +27,20 @@ namespace {
 
 struct Shape {
   std::int64_t hidden, ffn, heads, kv_heads, head_dim, vocabulary, batch, sequence, layers;
-  std::int64_t experts = 0, per_token = 0;  // of a model whose layers are sparse; ffn is then the width of an expert
+  std::int64_t experts = 0, per_token = 0, shared = 0;  // of sparse layers; ffn is then the width of an expert
 };
 
 // Shapes spread over the sizes that a CPU machine trains. They differ pairwise, so that no two exponents of the fit are
 // coupled.
 constexpr Shape kShapes[] = {
-    {128, 352, 4, 2, 32, 2048, 2, 128, 2},        {128, 512, 2, 1, 64, 8192, 8, 128, 2},
-    {128, 256, 4, 2, 32, 3072, 4, 128, 2, 4, 2},  {192, 512, 6, 2, 32, 4096, 4, 256, 2},
-    {256, 704, 4, 2, 64, 16384, 4, 256, 2},       {256, 1024, 8, 8, 32, 4096, 1, 512, 2},
-    {256, 640, 4, 4, 64, 12000, 8, 256, 1},       {256, 320, 4, 4, 32, 4096, 3, 256, 2, 8, 2},
-    {320, 896, 5, 5, 64, 6000, 2, 384, 2},        {384, 1024, 6, 2, 64, 16384, 2, 512, 2},
-    {384, 448, 6, 2, 64, 8192, 2, 384, 2, 16, 4}, {384, 1536, 12, 4, 32, 24000, 8, 128, 1},
-    {512, 1408, 8, 4, 64, 32000, 4, 256, 2},      {512, 1408, 8, 4, 64, 16384, 4, 512, 3},
-    {512, 2048, 8, 8, 64, 8192, 1, 768, 2},       {640, 1728, 10, 5, 64, 20000, 2, 512, 1},
+    {128, 352, 4, 2, 32, 2048, 2, 128, 2},          {128, 512, 2, 1, 64, 8192, 8, 128, 2},
+    {128, 256, 4, 2, 32, 3072, 4, 128, 2, 4, 2, 1}, {192, 512, 6, 2, 32, 4096, 4, 256, 2},
+    {256, 704, 4, 2, 64, 16384, 4, 256, 2},         {256, 1024, 8, 8, 32, 4096, 1, 512, 2},
+    {256, 640, 4, 4, 64, 12000, 8, 256, 1},         {256, 320, 4, 4, 32, 4096, 3, 256, 2, 8, 2, 2},
+    {320, 896, 5, 5, 64, 6000, 2, 384, 2},          {384, 1024, 6, 2, 64, 16384, 2, 512, 2},
+    {384, 448, 6, 2, 64, 8192, 2, 384, 2, 16, 4},   {384, 1536, 12, 4, 32, 24000, 8, 128, 1},
+    {512, 1408, 8, 4, 64, 32000, 4, 256, 2},        {512, 1408, 8, 4, 64, 16384, 4, 512, 3},
+    {512, 2048, 8, 8, 64, 8192, 1, 768, 2},         {640, 1728, 10, 5, 64, 20000, 2, 512, 1},
     {768, 3072, 12, 12, 64, 8192, 1, 1024, 1},
 };
 
@@ -55,7 +55,8 @@ arch::Architecture architecture(const Shape& s) {
   a.vocabulary = s.vocabulary;
   a.layers = s.layers;
   a.max_sequence = 2048;
-  if (s.experts > 0) a.experts = arch::Experts{.count = s.experts, .per_token = s.per_token, .ffn = s.ffn};
+  if (s.experts > 0)
+    a.experts = arch::Experts{.count = s.experts, .per_token = s.per_token, .ffn = s.ffn, .shared = s.shared};
   if (s.batch >= 4) a.qk_norm = arch::QkNorm::kHead;  // the kinds of ops that models with these norms have
   a.tied = s.batch == 2 || s.batch == 8;              // tied models clear their table's gradient, untied ones do not
   return a;

@@ -5,6 +5,7 @@
 #include "math/reference_experts.h"
 #include "model/experts_aten.h"
 #include "model/kernels.h"
+#include "model/parts_aten.h"
 #include "model/routing.h"
 
 namespace molen::model {
@@ -60,17 +61,17 @@ void grouped_backward(const Fused& k, const Context& c, const Groups& g, const f
 }  // namespace
 
 double route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
-                     const at::Tensor& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
+                     const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
   double z = 0.0;
   run(
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        const i64 n = mid.size(0), d = mid.size(1), experts = router.size(0);
+        const i64 n = mid.size(0), d = mid.size(1), experts = router.weight_Ed.size(0);
         k.norm_forward(n, d, c.arch.norm_eps, pointer<T>(mid), pointers<T>(norm, saved), pointer<T>(rows));
         T* logits = c.scratch.template take<T>(n * experts);
-        k.matmul_nt(n, experts, d, pointer<T>(rows), pointer<T>(router), false, logits);
-        z = choose_experts(c, logits, labels, routed);
+        k.matmul_nt(n, experts, d, pointer<T>(rows), pointer<T>(router.weight_Ed), false, logits);
+        z = choose_experts<T>(c, logits, pointer<T>(router.bias_E), labels, routed);
       },
       [&] { z = aten::route_forward(c, mid, labels, norm, router, saved, rows, routed); });
   return z;
@@ -83,20 +84,21 @@ double balance_loss(const Context& c, const at::Tensor& load, std::int64_t seque
 
 void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_weights, const at::Tensor& mid,
                     const at::Tensor& labels, const NormSaved& saved, const Routed& routed, const NormWeights& norm,
-                    const at::Tensor& router, std::int64_t sequence, double grad_scale, at::Tensor& d_x,
-                    NormWeights& d_norm, at::Tensor& d_router) {
+                    const RouterWeights& router, std::int64_t sequence, double grad_scale, at::Tensor& d_x,
+                    NormWeights& d_norm, RouterWeights& d_router) {
   check_whole(c, arch::Part::kRoute);
   run(
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        const i64 n = mid.size(0), d = mid.size(1), experts = router.size(0);
+        const i64 n = mid.size(0), d = mid.size(1), experts = router.weight_Ed.size(0);
         const auto p = pointers<T>(norm, saved);
         T *d_logits = c.scratch.template take<T>(n * experts), *normed = c.scratch.template take<T>(n * d);
         choose_backward(c, d_weights, labels, routed, sequence, grad_scale, d_logits);
         k.norm_apply(n, d, pointer<T>(mid), p, normed);
-        k.matmul_tn(experts, d, n, d_logits, normed, c.accumulate, pointer<T>(d_router));
-        k.matmul_nn(n, d, experts, d_logits, pointer<T>(router), true, pointer<T>(d_rows));
+        k.matmul_tn(experts, d, n, d_logits, normed, c.accumulate, pointer<T>(d_router.weight_Ed));
+        if (d_router.bias_E.defined()) count_tokens(c, labels, routed, pointer<T>(d_router.bias_E));
+        k.matmul_nn(n, d, experts, d_logits, pointer<T>(router.weight_Ed), true, pointer<T>(d_rows));
         norm_backward_rows(k, c, pointer<T>(d_rows), mid, p, d_x, d_norm);
       },
       [&] {
@@ -157,13 +159,37 @@ void experts_backward(const Context& c, const at::Tensor& d_y, const at::Tensor&
       [&] { aten::experts_backward(c, d_y, x, offsets, weight, d_x, d_weight); });
 }
 
+void shared_up_forward(const Context& c, const at::Tensor& rows, const Linear& up, at::Tensor& y) {
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        linear_forward(k, pointer<T>(rows), at::Tensor(), up, 0, rows.size(0), y);
+      },
+      [&] { aten::linear_forward(c, rows, at::Tensor(), up, y); });
+}
+
+void shared_up_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& rows, const Linear& up,
+                        at::Tensor& d_rows, Linear& d_up) {
+  check_whole(c, arch::Part::kSharedUp);
+  run(
+      c,
+      [&](const auto& k) {
+        using T = RealOf<std::decay_t<decltype(k)>>;
+        const i64 n = rows.size(0), d = rows.size(1), columns = d_y.size(1);
+        k.matmul_nn(n, d, columns, pointer<T>(d_y), pointer<T>(up.weight_OI), true, pointer<T>(d_rows));
+        linear_weight_gradient(k, c.accumulate, d_y, pointer<T>(rows), 0, n, d_up);
+      },
+      [&] { aten::shared_up_backward(c, d_y, rows, up, d_rows, d_up); });
+}
+
 void combine_forward(const Context& c, const at::Tensor& expert_rows, const at::Tensor& places,
                      const at::Tensor& weights, const at::Tensor& mid, at::Tensor& y) {
   run(
       c,
       [&](const auto& k) {
         using T = RealOf<std::decay_t<decltype(k)>>;
-        const i64 d = y.size(1), first = c.share.first_row, own = c.share.count_rows(y.size(0));
+        const i64 d = y.size(1), own = mid.size(0), first = own == y.size(0) ? 0 : c.share.first_row;
         T* out = pointer<T>(y);
         std::fill(out, out + first * d, T(0));
         k.fill_rows(own, d, pointer<T>(mid), static_cast<const T*>(nullptr), out + first * d);

@@ -12,22 +12,27 @@ struct Routed {
   at::Tensor scores_NE, lse_N, choice_Nt, weights_Nt;  // choice: int32; the others fp32, fp64 in fp64
   at::Tensor load_B2E;  // of each sequence: tokens of each expert, and the sums of their scores
 };
+// The router's matrix [E, d], and the bias [E] that only its choice sees (undefined: none). Of gradients: the bias has
+// the tokens of each expert (arch::moved_by_load).
+struct RouterWeights {
+  at::Tensor weight_Ed, bias_E = {};
+};
 
 // labels_N: int32; tokens whose label is below 0 take no part in the losses. Undefined: all count. Returns the z-loss,
 // summed over the tokens that count.
 double route_forward(const Context&, const at::Tensor& mid_Nd, const at::Tensor& labels_N, const NormWeights&,
-                     const at::Tensor& router_Ed, NormSaved&, at::Tensor& rows_Nd, Routed&);
+                     const RouterWeights&, NormSaved&, at::Tensor& rows_Nd, Routed&);
 // Returns the balance loss, summed over the tokens that count. load_B2E: of whole sequences of `sequence` tokens, on
 // all ranks that share them.
 double balance_loss(const Context&, const at::Tensor& load_B2E, std::int64_t sequence);
 // Gradients of grad_scale * (sum of the tokens' losses + the router's losses with the factors of arch::Experts). Ranks
-// that share the part sum the gradients; the first of them alone adds those of the router's losses. `sequence` and the
-// load as for balance_loss.
+// that share the part sum the gradients; the first of them alone adds those of the router's losses, and counts the
+// tokens of each expert. `sequence` and the load as for balance_loss.
 // d_rows_Nd, the gradient of the rows from the experts, is used up.
 void route_backward(const Context&, at::Tensor& d_rows_Nd, const at::Tensor& d_weights_Nt, const at::Tensor& mid_Nd,
                     const at::Tensor& labels_N, const NormSaved&, const Routed&, const NormWeights&,
-                    const at::Tensor& router_Ed, std::int64_t sequence, double grad_scale, at::Tensor& d_x_Nd,
-                    NormWeights& d_norm, at::Tensor& d_router_Ed);
+                    const RouterWeights&, std::int64_t sequence, double grad_scale, at::Tensor& d_x_Nd,
+                    NormWeights& d_norm, RouterWeights& d_router);
 
 // places_Nt, offsets (E + 1): int32.
 void dispatch_forward(const Context&, const at::Tensor& rows_Nd, const at::Tensor& choice_Nt, at::Tensor& expert_Md,
@@ -42,8 +47,14 @@ void experts_backward(const Context&, const at::Tensor& d_y_MO, const at::Tensor
                       const at::Tensor& weight_EOI, at::Tensor& d_x_MI, at::Tensor& d_weight_EOI);
 // The activation between the products is that of the MLP (activation_forward, on M rows).
 
-// y = mid + the weighted sum of each token's rows. Of ranks that share the part, each adds its own rows of mid, which
-// has no others (Share::first_row).
+// The up projection of the shared experts reads the router's rows, to whose gradient its backward adds. Their other
+// parts are those of the MLP.
+void shared_up_forward(const Context&, const at::Tensor& rows_Nd, const Linear& up, at::Tensor& up_NX);
+void shared_up_backward(const Context&, const at::Tensor& d_up_NX, const at::Tensor& rows_Nd, const Linear& up,
+                        at::Tensor& d_rows_Nd, Linear& d_linear);
+
+// y = residual + the weighted sum of each token's rows. The residual has all rows, or of ranks that share the part the
+// rank's own (Share::first_row).
 void combine_forward(const Context&, const at::Tensor& expert_Md, const at::Tensor& places_Nt,
                      const at::Tensor& weights_Nt, const at::Tensor& mid_Nd, at::Tensor& y_Nd);
 void combine_backward(const Context&, const at::Tensor& d_y_Nd, const at::Tensor& expert_Md,

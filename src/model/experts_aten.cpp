@@ -20,19 +20,20 @@ void check_narrow(const at::Tensor& rows) {
 
 // The logits are rounded, as those of every product, and the scores are made of them in fp32: so are transformers'.
 double route_forward(const Context& c, const at::Tensor& mid, const at::Tensor& labels, const NormWeights& norm,
-                     const at::Tensor& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
+                     const RouterWeights& router, NormSaved& saved, at::Tensor& rows, Routed& routed) {
   check_narrow(mid);
   norm_forward(c, mid, norm, saved, rows);
   const Rewind rewind(c.scratch);
   at::Tensor rounded = temporary(c, mid, at::kBFloat16, routed.scores_NE.sizes());
-  linear_forward(c, rows, at::Tensor(), {router, {}}, rounded);
-  return choose_experts(c, floats(widened(c, rounded)), labels, routed);
+  linear_forward(c, rows, at::Tensor(), {router.weight_Ed, {}}, rounded);
+  const float* bias = router.bias_E.defined() ? floats(widened(c, router.bias_E)) : nullptr;
+  return choose_experts<float>(c, floats(widened(c, rounded)), bias, labels, routed);
 }
 
 void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_weights, const at::Tensor& mid,
                     const at::Tensor& labels, const NormSaved& saved, const Routed& routed, const NormWeights& norm,
-                    const at::Tensor& router, std::int64_t sequence, double grad_scale, at::Tensor& d_x,
-                    NormWeights& d_norm, at::Tensor& d_router) {
+                    const RouterWeights& router, std::int64_t sequence, double grad_scale, at::Tensor& d_x,
+                    NormWeights& d_norm, RouterWeights& d_router) {
   check_narrow(mid);
   const Rewind rewind(c.scratch);
   const at::Tensor d_logits = temporary(c, mid, at::kFloat, routed.scores_NE.sizes()),
@@ -46,13 +47,14 @@ void route_backward(const Context& c, at::Tensor& d_rows, const at::Tensor& d_we
                                 floats(saved.mean_N), bits(norm.weight_d), bits(norm.bias_d), bits(normed));
     Context of_weights = c;
     of_weights.half = Half::kWeights;
-    Linear d_linear{d_router, {}};
+    Linear d_linear{d_router.weight_Ed, {}};
     at::Tensor none;
-    linear_backward(of_weights, rounded, normed, {router, {}}, none, d_linear);
+    linear_backward(of_weights, rounded, normed, {router.weight_Ed, {}}, none, d_linear);
   }
   Context of_rows = c;
   of_rows.share = {};  // d_rows takes the product in all rows: it is a term of a sum already
-  linear_forward(of_rows, rounded, d_rows, {router.t(), {}}, d_rows);
+  linear_forward(of_rows, rounded, d_rows, {router.weight_Ed.t(), {}}, d_rows);
+  if (d_router.bias_E.defined()) count_tokens(c, labels, routed, floats(d_router.bias_E));
   norm_backward(c, d_rows, mid, saved, norm, true, d_x, d_norm);
 }
 
@@ -83,11 +85,24 @@ void experts_backward(const Context& c, const at::Tensor& d_y, const at::Tensor&
   math::grouped_tn(groups, bits(d_y), bits(x), c.accumulate, floats(d_weight), space);
 }
 
+void shared_up_backward(const Context& c, const at::Tensor& d_y, const at::Tensor& rows, const Linear& up,
+                        at::Tensor& d_rows, Linear& d_up) {
+  check_narrow(rows);
+  Context of_rows = c;
+  of_rows.share = {};  // as in route_backward
+  linear_forward(of_rows, d_y, d_rows, {up.weight_OI.t(), {}}, d_rows);
+  Context of_weights = c;
+  of_weights.half = Half::kWeights;
+  at::Tensor none;
+  linear_backward(of_weights, d_y, rows, up, none, d_up);
+}
+
 void combine_forward(const Context& c, const at::Tensor& expert_rows, const at::Tensor& places,
                      const at::Tensor& weights, const at::Tensor& mid, at::Tensor& y) {
   check_narrow(y);
-  y.zero_();
-  y.narrow(0, c.share.first_row, c.share.count_rows(y.size(0))).copy_(mid);
+  const bool all = mid.size(0) == y.size(0);
+  if (!all) y.zero_();
+  y.narrow(0, all ? 0 : c.share.first_row, mid.size(0)).copy_(mid);
   math::combine(threads_of(c), slots_of(places, y), floats(weights), bits(expert_rows), true, bits(y));
 }
 

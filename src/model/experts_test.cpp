@@ -23,34 +23,52 @@ struct SparseCase {
   arch::Norm norm;
   arch::Activation activation;
   double balance, z;
+  std::int64_t shared = 0;
+  bool sigmoid = false;
+  double scale = 1.0;
+  bool biased = false;
 };
 const SparseCase kSparse[] = {
     {"as Mixtral", 5, 2, 23, true, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.3},
     {"as OLMoE", 7, 3, 300, false, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.0},
     {"one of a token", 4, 1, 19, false, arch::Norm::kLayer, arch::Activation::kGeluTanh, 0.0, 0.3},
+    {"as DeepSeek-V2", 6, 3, 21, false, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.0, 2},
+    {"a shared one without gates", 5, 2, 19, true, arch::Norm::kLayer, arch::Activation::kGeluTanh, 0.0, 0.0, 1},
+    {"as DeepSeek-V3", 6, 3, 21, true, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.0, 1, true, 2.5, true},
+    {"sigmoids of one", 5, 1, 19, false, arch::Norm::kRms, arch::Activation::kSwiGlu, 0.7, 0.0, 0, true, 0.5, false},
+    {"a biased softmax", 5, 2, 19, true, arch::Norm::kLayer, arch::Activation::kSwiGlu, 0.7, 0.3, 0, false, 1.5, true},
     {"all of a token", 3, 3, 17, true, arch::Norm::kLayerPlain, arch::Activation::kSwiGlu, 0.0, 0.0}};
 
 arch::Architecture architecture_of(const SparseCase& c) {
   arch::Architecture a = small(c.name, 37, 53, 6, 2, 10);
   a.norm = c.norm, a.activation = c.activation;
   a.experts = arch::Experts{c.experts, c.per_token, c.ffn, c.norm_topk, c.balance, c.z};
+  a.experts->shared = c.shared, a.experts->scale = c.scale, a.experts->bias_rate = c.biased ? 0.01 : 0.0;
+  if (c.sigmoid) a.experts->scores = arch::RouterScores::kSigmoid;
   return a;
 }
 
 // The weights of a layer, or their gradients.
 struct SparseWeights {
   NormWeights norm;
-  at::Tensor router, up, down;
+  at::Tensor router, up, down, shared_up = {}, shared_down = {}, router_bias = {};
   std::vector<std::pair<const char*, at::Tensor>> named() const {
     std::vector<std::pair<const char*, at::Tensor>> all{{"router", router}, {"up", up}, {"down", down}};
     if (norm.weight_d.defined()) all.emplace_back("norm", norm.weight_d);
     if (norm.bias_d.defined()) all.emplace_back("norm's bias", norm.bias_d);
+    if (shared_up.defined()) all.insert(all.end(), {{"shared up", shared_up}, {"shared down", shared_down}});
     return all;
   }
   template <class F>
   SparseWeights each(F&& f) const {
     const auto of = [&](const at::Tensor& t) { return t.defined() ? f(t) : t; };
-    return {{of(norm.weight_d), of(norm.bias_d)}, of(router), of(up), of(down)};
+    return {{of(norm.weight_d), of(norm.bias_d)},
+            of(router),
+            of(up),
+            of(down),
+            of(shared_up),
+            of(shared_down),
+            of(router_bias)};
   }
 };
 
@@ -62,6 +80,11 @@ SparseWeights make_sparse_weights(const arch::Architecture& a) {
                   random_normal({e.count, a.hidden, e.ffn}, "experts' down", 0.2)};
   if (a.norm != arch::Norm::kLayerPlain) w.norm.weight_d = random_normal({a.hidden}, "norm", 0.2).add_(1.0);
   if (a.norm == arch::Norm::kLayer) w.norm.bias_d = random_normal({a.hidden}, "norm's bias", 0.2);
+  // In the order of the experts, so that many choices are other ones.
+  if (a.biases_router()) w.router_bias = at::arange(e.count, at::kDouble).mul_(0.125);
+  if (!a.shares_experts()) return w;
+  w.shared_up = random_normal({a.shared_up_size(), a.hidden}, "shared up", 0.2);
+  w.shared_down = random_normal({a.hidden, a.shared_ffn()}, "shared down", 0.2);
   return w;
 }
 
@@ -77,17 +100,18 @@ at::Tensor oracle_normed(const arch::Architecture& a, const at::Tensor& x, const
   return w.weight_d.defined() ? y * w.weight_d + w.bias_d : y;
 }
 
-// The output of one expert for all tokens.
-at::Tensor oracle_expert(const arch::Architecture& a, const at::Tensor& rows, const SparseWeights& w, std::int64_t e) {
-  const at::Tensor up = at::matmul(rows, w.up[e].t());
-  const at::Tensor act = a.gated()
-                             ? at::silu(up.narrow(1, 0, a.experts->ffn)) * up.narrow(1, a.experts->ffn, a.experts->ffn)
-                             : at::gelu(up, "tanh");
-  return at::matmul(act, w.down[e].t());
+// The output of an expert for all tokens.
+at::Tensor oracle_expert(const arch::Architecture& a, const at::Tensor& rows, const at::Tensor& w_up,
+                         const at::Tensor& w_down) {
+  const at::Tensor up = at::matmul(rows, w_up.t());
+  const std::int64_t width = w_down.size(1);
+  const at::Tensor act =
+      a.gated() ? at::silu(up.narrow(1, 0, width)) * up.narrow(1, width, width) : at::gelu(up, "tanh");
+  return at::matmul(act, w_down.t());
 }
 
 struct Oracle {
-  at::Tensor y, choice, balance, z;
+  at::Tensor y, choice, balance, z, load;
 };
 // With `choice`, the experts are these: near-equal scores of rounded numbers may be in another order.
 Oracle oracle_layer(const arch::Architecture& a, const at::Tensor& mid, const at::Tensor& labels,
@@ -95,17 +119,26 @@ Oracle oracle_layer(const arch::Architecture& a, const at::Tensor& mid, const at
   const arch::Experts& e = *a.experts;
   const std::int64_t N = mid.size(0), S = N / B;
   const at::Tensor rows = oracle_normed(a, mid, w.norm), logits = at::matmul(rows, w.router.t()),
-                   scores = at::softmax(logits, -1), counts = labels.ge(0).to(at::kDouble).view({B, S, 1});
+                   scores = e.scores == arch::RouterScores::kSigmoid ? at::sigmoid(logits) : at::softmax(logits, -1),
+                   counts = labels.ge(0).to(at::kDouble).view({B, S, 1});
   Oracle o;
-  o.choice = std::get<1>(at::topk(logits, e.per_token, -1));
+  const at::Tensor unbiased = std::get<1>(at::topk(logits, e.per_token, -1));
+  o.choice = w.router_bias.defined() ? std::get<1>(at::topk(scores + w.router_bias, e.per_token, -1)) : unbiased;
   const at::Tensor chosen = choice.defined() ? choice.to(at::kLong) : o.choice;
   at::Tensor weights = scores.gather(1, chosen);
   if (e.norm_topk) weights = weights / weights.sum(-1, true);
-  const at::Tensor dense = at::zeros({N, e.count}, at::kDouble).scatter(1, chosen, weights);
+  const at::Tensor dense = at::zeros({N, e.count}, at::kDouble).scatter(1, chosen, weights * e.scale);
   o.y = mid;
-  for (std::int64_t k = 0; k < e.count; ++k) o.y = o.y + dense.narrow(1, k, 1) * oracle_expert(a, rows, w, k);
-  const at::Tensor mask = at::zeros({N, e.count}, at::kDouble).scatter(1, chosen, 1.0).view({B, S, e.count}) * counts;
-  const at::Tensor of_scores = (scores.view({B, S, e.count}) * counts).sum(1), tokens = counts.sum(1);
+  for (std::int64_t k = 0; k < e.count; ++k)
+    o.y = o.y + dense.narrow(1, k, 1) * oracle_expert(a, rows, w.up[k], w.down[k]);
+  if (e.shared > 0) o.y = o.y + oracle_expert(a, rows, w.shared_up, w.shared_down);
+  const auto share = [&](const at::Tensor& of) {
+    return at::zeros({N, e.count}, at::kDouble).scatter(1, of, 1.0).view({B, S, e.count}) * counts;
+  };
+  // The balance loss leaves the bias out, and takes scores that add up to 1.
+  const at::Tensor mask = share(w.router_bias.defined() ? unbiased : chosen), parts = scores / scores.sum(-1, true),
+                   of_scores = (parts.view({B, S, e.count}) * counts).sum(1), tokens = counts.sum(1);
+  o.load = share(chosen).sum(at::IntArrayRef{0, 1});
   // Each sequence's loss E / t sum_e f_e P_e, with the shares f and P of its tokens that count, times their number.
   o.balance = ((mask.sum(1) / tokens) * (of_scores / tokens)).sum(-1).mul(tokens.view({-1})).sum() *
               (static_cast<double>(e.count) / static_cast<double>(e.per_token));
@@ -136,17 +169,18 @@ class SparseLayer {
     stats_ = {wide({n}), a_.norm == arch::Norm::kRms ? at::Tensor() : wide({n})};
     routed = {wide({n, e.count}), wide({n}), at::full({n, e.per_token}, -7, at::kInt), wide({n, e.per_token}),
               wide({shape_.batch, 2, e.count})};
-    at::Tensor rows = narrow({n, a_.hidden});
+    rows_ = narrow({n, a_.hidden});
     with(Part::kRoute, Pass::kForward, [&](const Context& c) {
-      sums.z += route_forward(c, batch.mid, batch.labels, w_.norm, w_.router, stats_, rows, routed);
+      sums.z += route_forward(c, batch.mid, batch.labels, w_.norm, {w_.router, w_.router_bias}, stats_, rows_, routed);
     });
     with(Part::kBalance, Pass::kForward,
          [&](const Context& c) { sums.balance += balance_loss(c, routed.load_B2E, shape_.sequence); });
+    const at::Tensor residual = a_.shares_experts() ? shared_forward(batch.mid) : batch.mid;
     const std::int64_t m = n * e.per_token;
     in_ = narrow({m, a_.hidden}), places_ = at::full({n, e.per_token}, -7, at::kInt);
     offsets_ = at::full({e.count + 1}, -7, at::kInt);
     with(Part::kDispatch, Pass::kForward,
-         [&](const Context& c) { dispatch_forward(c, rows, routed.choice_Nt, in_, places_, offsets_); });
+         [&](const Context& c) { dispatch_forward(c, rows_, routed.choice_Nt, in_, places_, offsets_); });
     up_ = narrow({m, a_.expert_up_size()}), act_ = narrow({m, e.ffn}), out_ = narrow({m, a_.hidden});
     with(Part::kExpertUp, Pass::kForward, [&](const Context& c) { experts_forward(c, in_, offsets_, w_.up, up_); });
     with(Part::kExpertActivation, Pass::kForward, [&](const Context& c) { activation_forward(c, up_, act_); });
@@ -154,7 +188,7 @@ class SparseLayer {
          [&](const Context& c) { experts_forward(c, act_, offsets_, w_.down, out_); });
     y = narrow({n, a_.hidden});
     with(Part::kCombine, Pass::kForward,
-         [&](const Context& c) { combine_forward(c, out_, places_, routed.weights_Nt, batch.mid, y); });
+         [&](const Context& c) { combine_forward(c, out_, places_, routed.weights_Nt, residual, y); });
   }
 
   void backward(const SparseBatch& batch, bool accumulate, SparseWeights& grads) {
@@ -170,13 +204,42 @@ class SparseLayer {
     with(Part::kExpertUp, Pass::kBackward,
          [&](const Context& c) { experts_backward(c, d_up, in_, offsets_, w_.up, d_in, grads.up); });
     with(Part::kDispatch, Pass::kBackward, [&](const Context& c) { dispatch_backward(c, d_in, places_, d_rows); });
+    if (a_.shares_experts()) shared_backward(d_rows, grads);
+    RouterWeights d_router{grads.router, grads.router_bias};
     with(Part::kRoute, Pass::kBackward, [&](const Context& c) {
-      route_backward(c, d_rows, d_weights, batch.mid, batch.labels, stats_, routed, w_.norm, w_.router, shape_.sequence,
-                     kGradScale, d_x, grads.norm, grads.router);
+      route_backward(c, d_rows, d_weights, batch.mid, batch.labels, stats_, routed, w_.norm,
+                     {w_.router, w_.router_bias}, shape_.sequence, kGradScale, d_x, grads.norm, d_router);
     });
   }
 
  private:
+  // Returns the middle of the layer and what the shared experts add to it.
+  at::Tensor shared_forward(const at::Tensor& mid) {
+    const std::int64_t n = mid.size(0);
+    shared_up_ = narrow({n, a_.shared_up_size()}), shared_act_ = narrow({n, a_.shared_ffn()});
+    at::Tensor out = narrow({n, a_.hidden});
+    with(Part::kSharedUp, Pass::kForward, [&](const Context& c) {
+      shared_up_forward(c, rows_, {w_.shared_up, {}}, shared_up_);
+    });
+    with(Part::kSharedActivation, Pass::kForward,
+         [&](const Context& c) { activation_forward(c, shared_up_, shared_act_); });
+    with(Part::kSharedDown, Pass::kForward, [&](const Context& c) {
+      down_forward(c, shared_act_, mid, {w_.shared_down, {}}, out);
+    });
+    return out;
+  }
+  void shared_backward(at::Tensor& d_rows, SparseWeights& grads) {
+    at::Tensor d_act = narrow(shared_act_.sizes()), d_up = narrow(shared_up_.sizes());
+    Linear g_up{grads.shared_up, {}}, g_down{grads.shared_down, {}};
+    with(Part::kSharedDown, Pass::kBackward, [&](const Context& c) {
+      down_backward(c, d_x, shared_act_, {w_.shared_down, {}}, d_act, g_down);
+    });
+    with(Part::kSharedActivation, Pass::kBackward,
+         [&](const Context& c) { activation_backward(c, d_act, shared_up_, d_up); });
+    with(Part::kSharedUp, Pass::kBackward, [&](const Context& c) {
+      shared_up_backward(c, d_up, rows_, {w_.shared_up, {}}, d_rows, g_up);
+    });
+  }
   // Each part takes exactly the scratch that it declares, and allocates nothing.
   template <class F>
   void with(Part part, Pass pass, F&& call) {
@@ -194,7 +257,7 @@ class SparseLayer {
   at::ScalarType compute_, wide_;
   bool accumulate_ = false;
   NormSaved stats_;
-  at::Tensor in_, places_, offsets_, up_, act_, out_;
+  at::Tensor rows_, shared_up_, shared_act_, in_, places_, offsets_, up_, act_, out_;
 };
 
 // c u sqrt(n depth) of the largest element, as in model_test.cpp: the parts in between round in turn.
@@ -220,6 +283,7 @@ void check_layer(const SparseCase& of, const Path& path) {
       weights.each([](const at::Tensor& t) { return t.to(at::kDouble, false, true).requires_grad_(true); });
   SparseWeights grads = weights.each([&](const at::Tensor& t) { return at::full(t.sizes(), NAN, wide); });
   const double allowed = sparse_bound(a, path.compute, 2 * B * S);
+  at::Tensor load = at::zeros({a.experts->count}, at::kDouble);
   EXPECT_LT(allowed, 0.3) << "a bound that proves nothing";
   for (const std::string key : {"first", "second"}) {
     const SparseBatch batch{random_normal({B * S, a.hidden}, key, 1.0).to(compute),
@@ -233,6 +297,7 @@ void check_layer(const SparseCase& of, const Path& path) {
     }
     const at::Tensor mid = batch.mid.to(at::kDouble, false, true).requires_grad_(true);
     const Oracle want = oracle_layer(a, mid, batch.labels, leaves, B, layer.routed.choice_Nt);
+    load += want.load;
     if (path.compute != DType::kBF16) {
       EXPECT_TRUE(at::equal(layer.routed.choice_Nt.to(at::kLong), want.choice));
     }
@@ -243,6 +308,10 @@ void check_layer(const SparseCase& of, const Path& path) {
     expect_within(layer.d_x, mid.grad(), allowed, "d_x");
     EXPECT_NEAR(layer.sums.balance / want.balance.item<double>(), 1.0, allowed);
     EXPECT_NEAR(layer.sums.z / want.z.item<double>(), 1.0, allowed);
+  }
+  // In the place of a gradient, the bias has the tokens of both micro-batches that count.
+  if (of.biased) {
+    EXPECT_TRUE(at::equal(grads.router_bias.to(at::kDouble), load));
   }
   const auto named = grads.named(), wanted = leaves.named();
   for (std::size_t i = 0; i < named.size(); ++i)

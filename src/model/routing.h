@@ -15,7 +15,9 @@ namespace molen::model {
 inline math::reference::Router router_of(const Context& c, std::int64_t rows, const at::Tensor& labels) {
   const arch::Experts& e = *c.arch.experts;
   math::reference::Router router{rows, e.count, e.per_token};
+  if (e.scores == arch::RouterScores::kSigmoid) router.score = math::reference::RouterScore::kSigmoid;
   router.renormalise = e.norm_topk;
+  router.scale = e.scale;
   if (labels.defined()) router.labels_N = labels.data_ptr<std::int32_t>();
   return router;
 }
@@ -26,15 +28,16 @@ inline math::Groups groups_of(const at::Tensor& offsets, const at::Tensor& weigh
   return {weight.size(0), weight.size(1), weight.size(2), offsets.data_ptr<std::int32_t>()};
 }
 
-// Returns the sum of the z-losses.
+// `bias`: of each expert; null: none. Returns the sum of the z-losses.
 template <class T>
-double choose_experts(const Context& c, const T* logits, const at::Tensor& labels, Routed& to) {
+double choose_experts(const Context& c, const T* logits, const T* bias, const at::Tensor& labels, Routed& to) {
   const int threads = std::max(c.shape.threads, 1);
   const auto router = router_of(c, to.lse_N.numel(), labels);
   auto* choice = to.choice_Nt.data_ptr<std::int32_t>();
   T *scores = to.scores_NE.data_ptr<T>(), *lse = to.lse_N.data_ptr<T>(), *load = to.load_B2E.data_ptr<T>();
-  math::reference::route<T>(threads, router, logits, nullptr, choice, to.weights_Nt.data_ptr<T>(), scores, lse);
-  math::reference::balance_sums<T>(threads, router, c.shape.batch, false, logits, choice, scores, load, c.scratch);
+  math::reference::route<T>(threads, router, logits, bias, choice, to.weights_Nt.data_ptr<T>(), scores, lse);
+  math::reference::balance_sums<T>(threads, router, c.shape.batch, bias != nullptr, logits, choice, scores, load,
+                                   c.scratch);
   return static_cast<double>(math::reference::z_loss_sum<T>(router, lse));
 }
 
@@ -48,7 +51,7 @@ double balance_sum(const Context& c, const at::Tensor& load, std::int64_t sequen
   return sum;
 }
 
-// A softmax's backward needs the scores and not the logits.
+// The backward needs the scores and not the logits: a z-loss is one of softmax scores (arch::validate).
 template <class T>
 void choose_backward(const Context& c, const at::Tensor& d_weights, const at::Tensor& labels, const Routed& of,
                      std::int64_t sequence, double grad_scale, T* d_logits) {
@@ -60,6 +63,18 @@ void choose_backward(const Context& c, const at::Tensor& d_weights, const at::Te
   math::reference::route_backward<T>(std::max(c.shape.threads, 1), router_of(c, of.lse_N.numel(), labels), losses,
                                      scores, scores, of.lse_N.data_ptr<T>(), of.choice_Nt.data_ptr<std::int32_t>(),
                                      d_weights.data_ptr<T>(), of.load_B2E.data_ptr<T>(), d_logits);
+}
+
+// The tokens of each expert, of those that have a label: what moves a router's bias. T counts them exactly below 2^24.
+// Of ranks that share the part, the first counts.
+template <class T>
+void count_tokens(const Context& c, const at::Tensor& labels, const Routed& of, T* counts) {
+  const auto router = router_of(c, of.lse_N.numel(), labels);
+  const auto* choice = of.choice_Nt.data_ptr<std::int32_t>();
+  if (!c.accumulate) std::fill(counts, counts + router.E, T(0));
+  if (c.share.rank > 0) return;
+  for (std::int64_t n = 0; n < router.N; ++n)
+    for (std::int64_t j = 0; router.counts(n) && j < router.k; ++j) counts[choice[n * router.k + j]] += T(1);
 }
 
 }  // namespace molen::model

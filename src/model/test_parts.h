@@ -257,6 +257,9 @@ inline std::vector<Output> run_part(const Context& c, Part part, Pass pass, cons
       break;  // SharedVocabulary
     case Part::kRoute:
     case Part::kBalance:
+    case Part::kSharedUp:
+    case Part::kSharedActivation:
+    case Part::kSharedDown:
     case Part::kDispatch:
     case Part::kExpertUp:
     case Part::kExpertActivation:

@@ -63,22 +63,35 @@ void resolve_experts(const Config& config, arch::Architecture& a) {
   }
   const std::pair<const char*, bool> of_experts[] = {{"model.experts_per_token", m.experts_per_token.has_value()},
                                                      {"model.expert_ffn", m.expert_ffn.has_value()},
+                                                     {"model.shared_experts", m.shared_experts.has_value()},
+                                                     {"model.dense_layers", m.dense_layers.has_value()},
                                                      {"model.norm_topk", m.norm_topk.has_value()},
+                                                     {"model.router_scores", m.router_scores.has_value()},
+                                                     {"model.router_scale", m.router_scale.has_value()},
+                                                     {"model.router_bias_rate", m.router_bias_rate.has_value()},
                                                      {"model.balance_loss", m.balance_loss.has_value()},
                                                      {"model.z_loss", m.z_loss.has_value()}};
   for (const auto& [key, given] : of_experts)
     if (given && !a.experts)
       throw UsageError("{}: this model has no experts; model.experts says how many", config.where(key));
   if (!a.experts) return;
-  if (m.ffn && sparse_preset)
+  override_with(m.dense_layers, a.experts->dense_layers);
+  if (m.ffn && sparse_preset && a.experts->dense_layers == 0)
     throw UsageError("{}: every layer of this preset has experts, whose width is model.expert_ffn",
                      config.where("model.ffn"));
   override_with(m.experts, a.experts->count);
   override_with(m.experts_per_token, a.experts->per_token);
   override_with(m.expert_ffn, a.experts->ffn);
+  override_with(m.shared_experts, a.experts->shared);
   override_with(m.norm_topk, a.experts->norm_topk);
   override_with(m.balance_loss, a.experts->balance_loss);
   override_with(m.z_loss, a.experts->z_loss);
+  override_with(m.router_scale, a.experts->scale);
+  override_with(m.router_bias_rate, a.experts->bias_rate);
+  if (m.router_scores)
+    a.experts->scores = choice<arch::RouterScores>(
+        config, "model.router_scores", *m.router_scores,
+        {{"softmax", arch::RouterScores::kSoftmax}, {"sigmoid", arch::RouterScores::kSigmoid}});
 }
 
 void not_built(const Config& config, bool wanted, const std::string& key, const std::string& built) {
@@ -109,8 +122,7 @@ void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setti
     if (wanted.mode == Mode::kFull) s.recompute = program::Recompute::full(wanted.every);
     for (const std::string& part : wanted.parts) {
       program::add_part(s.recompute, part);
-      const arch::Parts layer = arch::parts_of_layer(arch, 0);
-      if (std::none_of(layer.begin(), layer.end(), [&](arch::Part has) { return arch::name_of(has) == part; }))
+      if (std::ranges::none_of(arch::parts_in_order(arch), [&](arch::Part has) { return arch::name_of(has) == part; }))
         throw UsageError("'{}' is no part of this model's layers", part);
     }
     if (wanted.mode == Mode::kParts) s.recompute.every = wanted.every;

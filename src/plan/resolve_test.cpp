@@ -65,6 +65,11 @@ TEST(Architecture, EachKeySetsItsMember) {
       {"experts", {"6", 6}},
       {"experts_per_token", {"3", 3}},
       {"expert_ffn", {"99", 99}},
+      {"dense_layers", {"2", 2}},
+      {"shared_experts", {"3", 3}},
+      {"router_scores", {"sigmoid", "sigmoid"}},
+      {"router_scale", {"2.5", 2.5}},
+      {"router_bias_rate", {"0.001", 0.001}},
       {"norm_topk", {"false", false}},
       {"balance_loss", {"0.5", 0.5}},
       {"z_loss", {"0.25", 0.25}},
@@ -78,8 +83,9 @@ TEST(Architecture, EachKeySetsItsMember) {
     sets.insert(sets.end(), more.begin(), more.end());
     return arch::to_json(resolve_architecture(with(sets)));
   };
-  const std::set<std::string> of_experts{"experts",   "experts_per_token", "expert_ffn",
-                                         "norm_topk", "balance_loss",      "z_loss"};
+  const std::set<std::string> of_experts{"experts",        "experts_per_token", "expert_ffn",      "dense_layers",
+                                         "shared_experts", "norm_topk",         "balance_loss",    "z_loss",
+                                         "router_scores",  "router_scale",      "router_bias_rate"};
   const std::vector<std::string> sparse{"model.experts=4", "model.experts_per_token=2"};
   for (const config::Field& field : config::fields()) {
     if (!field.key.starts_with("model.") || field.key == "model.preset" || field.key == "model.family") continue;
@@ -117,6 +123,11 @@ TEST(Architecture, Experts) {
             "model.experts_per_token: 9 of model.experts = 8 cannot be chosen");
   const std::string width = "--set model.ffn: every layer of this preset has experts, whose width is model.expert_ffn";
   EXPECT_EQ(refused({"model.preset=olmoe-1b-7b", "model.ffn=96"}), width);
+  EXPECT_EQ(refused({"model.preset=olmoe-1b-7b", "model.ffn=96", "model.dense_layers=1"}), "accepted");
+  EXPECT_EQ(refused({"model.dense_layers=1"}),
+            "--set model.dense_layers: this model has no experts; model.experts says how many");
+  EXPECT_EQ(refused({"model.preset=olmoe-1b-7b", "model.dense_layers=16"}),
+            "model.dense_layers: 16 of 16 layers; at least one layer has the experts");
   EXPECT_EQ(refused({"model.experts=8", "model.experts_per_token=2", "model.ffn=96"}), "accepted");
 }
 

@@ -294,13 +294,17 @@ TEST(Access, OpsTouchWhatTheyName) {
       {"PP 2 in halves", over_stages(2, true)},
   };
   for (const Case& c : cases)
-    for (const std::string model : {"Llama", "GPT", "Qwen3", "Mixtral"}) {
+    for (const std::string model : {"Llama", "GPT", "Qwen3", "Mixtral", "dots.llm1"}) {
       const bool gpt = model == "GPT";
       auto setting = suite::setting_of(c.layout, c.compute);
       setting.kernels = c.kernels;
       auto arch = gpt ? suite::gpt() : model == "Qwen3" ? suite::qwen() : suite::llama(true);
-      if (model == "Mixtral") {  // on ATen's kernels in bf16 alone
+      if (model == "Mixtral" || model == "dots.llm1") {  // on ATen's kernels in bf16 alone
         arch = suite::mixtral();
+        if (model == "dots.llm1") {  // a dense layer, shared experts and biases of routers
+          arch.experts->dense_layers = 1, arch.experts->shared = 2, arch.experts->scores = arch::RouterScores::kSigmoid;
+          arch.experts->z_loss = 0.0, arch.experts->bias_rate = 0.001;
+        }
         if (program::chunks_refused(arch, setting) || (c.kernels == arch::Kernels::kAten && c.compute != DType::kBF16))
           continue;
       }

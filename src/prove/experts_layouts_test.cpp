@@ -17,11 +17,12 @@ arch::Architecture sparse_over_ranks() {
   return a;
 }
 
-// Biases, LayerNorm and one table at both ends.
-arch::Architecture tied_over_ranks() {
+// A dense layer, shared experts, sigmoid scores, biases of routers, and one table at both ends.
+arch::Architecture sharing_over_ranks() {
   auto a = sparse_over_ranks();
-  a.tied = true, a.norm = arch::Norm::kLayer, a.qk_norm = arch::QkNorm::kNone;
-  a.experts->norm_topk = false, a.experts->per_token = 3;
+  a.tied = true, a.norm = arch::Norm::kLayer, a.qk_norm = arch::QkNorm::kNone, a.ffn = 36;
+  a.experts->dense_layers = 1, a.experts->shared = 2, a.experts->scores = arch::RouterScores::kSigmoid;
+  a.experts->z_loss = 0.0, a.experts->bias_rate = 0.001, a.experts->per_token = 3;
   return a;
 }
 
@@ -62,7 +63,7 @@ std::vector<program::Program> sparse_programs(const arch::Architecture& a, const
 
 class SparseOverRanks : public ::testing::TestWithParam<Layout> {
  protected:
-  static std::vector<arch::Architecture> models() { return {sparse_over_ranks(), tied_over_ranks()}; }
+  static std::vector<arch::Architecture> models() { return {sparse_over_ranks(), sharing_over_ranks()}; }
 };
 
 TEST_P(SparseOverRanks, SameModelInDouble) {

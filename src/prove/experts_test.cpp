@@ -16,7 +16,16 @@ std::vector<arch::Architecture> sparse_models() {
   auto plain = mixtral();
   plain.activation = arch::Activation::kGeluTanh, plain.norm = arch::Norm::kLayer;
   plain.position = arch::Position::kLearned;
-  return {mixtral(), shared, plain};
+  auto mixed = mixtral();
+  mixed.experts->dense_layers = 1;
+  auto deep = mixed;
+  deep.layers = 3, deep.experts->shared = 2, deep.experts->norm_topk = false;
+  auto ungated = plain;
+  ungated.experts->shared = 1;
+  auto biased = deep;
+  biased.qk_norm = arch::QkNorm::kHead, biased.experts->norm_topk = true, biased.experts->z_loss = 0.0;
+  biased.experts->scores = arch::RouterScores::kSigmoid, biased.experts->scale = 2.5, biased.experts->bias_rate = 0.001;
+  return {mixtral(), shared, plain, mixed, deep, ungated, biased};
 }
 
 program::Program sound(const arch::Architecture& a, const program::Setting& s) {
@@ -24,6 +33,19 @@ program::Program sound(const arch::Architecture& a, const program::Setting& s) {
   program::require_sound(p, "test");
   EXPECT_EQ(program::parse(program::print(p), "text"), p);
   return p;
+}
+
+// Of the first layer's router.
+std::vector<float> biases(exec::Executor& executor) {
+  const program::Program& p = executor.program();
+  for (std::size_t u = 0; u < p.units.size(); ++u)
+    for (const auto& entry : p.units[u].entries) {
+      const auto& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
+      if (parameter.role != arch::Role::kRouterBias || parameter.layer != 0) continue;
+      const float* first = executor.state("param", static_cast<int>(u)).data_ptr<float>() + entry.offset;
+      return {first, first + parameter.elements()};
+    }
+  return {};
 }
 
 // The balance loss is taken per sequence, so it does not depend on how a batch is cut into micro-batches.
@@ -90,6 +112,40 @@ TEST(SparseLayouts, TheStepSaysTheLossesOfTheRouter) {
     EXPECT_NEAR(result.balance_loss, 1.0, 1e-6);
     EXPECT_NEAR(result.z_loss, std::log(5.0) * std::log(5.0), 1e-6);
   });
+}
+
+// A step moves the bias of each expert by the rate, towards the load that it had in the step, whatever the optimizer
+// and however the step is cut. It takes no part in the gradient's norm.
+TEST(SparseLayouts, StepsMoveTheBiasOfARouterByTheSignOfItsLoad) {
+  auto a = mixtral();
+  a.experts->z_loss = 0.0, a.experts->scores = arch::RouterScores::kSigmoid, a.experts->bias_rate = 0.25;
+  for (const char* optimizer : {"adamw", "lion", "muon", "adafactor"})
+    for (const std::int64_t micro : {3, 12}) {
+      SCOPED_TRACE(optimizer);
+      auto s = setting_of(1, 0, false, DType::kF32, micro);
+      s.optimizer = optimizer;
+      const program::Program p = sound(a, s);
+      on_ranks(1, [&](comm::Communicator& world) {
+        exec::Executor executor(p, 0, &world, {});
+        for (int u = 0; u < static_cast<int>(p.units.size()); ++u)
+          for (const char* state : {"param", "master", "m", "v", "v_rows", "v_columns"})
+            if (executor.has_state(state)) executor.state(state, u).zero_();
+        const ReadSamples read = synthetic_samples(p.setting, p.arch.vocabulary);
+        std::int64_t sample = 0;
+        const auto step = [&](std::int64_t number) {
+          exec::StepInput input;
+          input.step = number;
+          input.load = [&](const exec::MicroBatch& to) { return read(micro * sample++, micro, to); };
+          return executor.run(input);
+        };
+        // All scores are equal, so every token chooses the first two experts; then the three others, whose bias rises,
+        // two at a time.
+        EXPECT_EQ(step(1).grad_norm, 0.0) << "the counts are in the norm";
+        EXPECT_EQ(biases(executor), (std::vector<float>{-0.25F, -0.25F, 0.25F, 0.25F, 0.25F}));
+        step(2);
+        EXPECT_EQ(biases(executor), (std::vector<float>{0.0F, 0.0F, 0.0F, 0.0F, 0.5F}));
+      });
+    }
 }
 
 TEST(SparseLayouts, WhatIsNotBuiltIsRefusedByItsKey) {

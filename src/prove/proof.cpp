@@ -117,9 +117,13 @@ Chain chain_of(const program::Program& p) {
   const std::int64_t sequence = p.setting.sequence, queries_of_key = sequence * (a.heads / a.kv_heads);
   const std::int64_t norm = a.norm == arch::Norm::kRms ? a.hidden : 2 * a.hidden;  // a variance sums as many as a mean
   const std::int64_t norm_qk = a.norms_qk() ? a.query_norm_size() : 0;
-  // A sparse layer adds the router's logits, softmax and weights, and the sum over the experts of a token.
-  const std::int64_t routing = a.experts ? a.hidden + a.experts->count + 2 * a.experts->per_token : 0,
-                     ffn = a.experts ? a.experts->ffn : a.ffn, up = a.experts ? a.expert_up_size() : a.up_size();
+  // A sparse layer adds the router's logits, softmax and weights, and the sum over the experts of a token, shared ones
+  // included.
+  const std::int64_t routing = a.experts ? a.hidden + a.experts->count + 2 * a.experts->per_token +
+                                               (a.shares_experts() ? 1 : 0)
+                                         : 0,
+                     ffn = std::max({a.experts ? a.experts->ffn : 0, a.shared_ffn(), a.dense() ? a.ffn : 0}),
+                     up = std::max({a.expert_up_size(), a.shared_up_size(), a.dense() ? a.up_size() : 0});
   // Norm, QKV, [norms of queries and keys], scores, their softmax, values, projection; norm, [routing], up, down. Then
   // the head's norm, product and logsumexp.
   const std::int64_t layer =

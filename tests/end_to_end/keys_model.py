@@ -1,12 +1,13 @@
 """Rows of [model]: from TOML to the loss, beside PyTorch; to the tensors; and to the config.json of an export."""
 import json
 import math
+import shutil
 
 import numpy
 
 import torch_model
-from beside_torch import beside, peer
-from effects import close, equal, row
+from beside_torch import beside, peer, weights_agree
+from effects import all_close, close, equal, row
 from harness import work
 
 
@@ -77,11 +78,68 @@ def experts(case):
     ran = beside_model(case, dict(experts=3, experts_per_token=3))
     assert all(abs(balance - 1) < 1e-5 for balance in ran.column("balance_loss")), ran.column("balance_loss")
     assert all(abs(z - math.log(3) ** 2) < 0.1 for z in ran.column("z_loss")), ran.column("z_loss")
-    for key, value in (("parallel.tensor", 2), ("parallel.recompute", "full"), ("precision.compute", "fp16")):
-        case.refused("train", "tiny.toml", {f"model.{k}": v for k, v in sparse.items()} | {key: value}, says=key)
+    experts = {f"model.{k}": v for k, v in sparse.items()} | {"model.z_loss": 0.1}
+    case.refused("train", "tiny.toml", experts, {"precision.compute": "fp16"}, says="precision.compute")
+    case.refused("train", "tiny.toml", experts, {"parallel.tensor": 2, "parallel.sequence": True, "parallel.tensor_chunks": 2}, "--ranks", 2, says="parallel.tensor_chunks")
+    whole = case.train(experts)
+    for more in ({"parallel.zero": 3}, {"parallel.tensor": 2, "parallel.recompute": "full"}, {"parallel.context": 2}, {"parallel.pipeline": 2}):
+        ran = case.train(experts, more, "--ranks", 2)
+        for column in ("loss", "balance_loss", "z_loss"):
+            all_close(f"{column} on two ranks with {more}", ran.column(column), whole.column(column), 1e-9)
     case.refused("train", "tiny.toml", {"model.experts": 4}, says="model.experts_per_token")
     case.refused("train", "tiny.toml", {"model.experts": 4, "model.experts_per_token": 5}, says="model.experts_per_token")
     case.refused("train", "tiny.toml", {"model.z_loss": 0.1}, says=["model.z_loss", "model.experts"])
+
+
+@row("model.dense_layers")
+def dense_layers(case):
+    sparse = dict(experts=4, experts_per_token=2, expert_ffn=20, qk_norm="head")
+    ran = beside_model(case, dict(dense_layers=1, **sparse))
+    there = shapes(ran)
+    equal("the MLP of the first layer", there["model.layers.0.mlp.gate_proj.weight"], (40, 24))
+    equal("an expert of the second", there["model.layers.1.mlp.experts.3.gate_proj.weight"], (20, 24))
+    assert "model.layers.0.mlp.gate.weight" not in there and "model.layers.1.mlp.gate_proj.weight" not in there, sorted(there)
+    exported(case, ran, model_type="qwen3_moe", mlp_only_layers=[0], intermediate_size=40, moe_intermediate_size=20)
+    case.refused("train", "tiny.toml", {f"model.{k}": v for k, v in sparse.items()} | {"model.dense_layers": 2}, says="model.dense_layers")
+    case.refused("train", "tiny.toml", {"model.dense_layers": 1}, says=["model.dense_layers", "model.experts"])
+
+
+@row("model.shared_experts")
+def shared_experts(case):
+    sparse = dict(experts=4, experts_per_token=2, expert_ffn=20)
+    ran = beside_model(case, dict(shared_experts=2, **sparse), ["shared_experts"])
+    there = shapes(ran)
+    equal("one MLP of both", [there[f"model.layers.1.mlp.shared_experts.{n}_proj.weight"] for n in ("gate", "up", "down")], [(40, 24), (40, 24), (24, 40)])
+    equal("routed ones", there["model.layers.1.mlp.experts.3.gate_proj.weight"], (20, 24))
+    assert not any("shared" in n for n in shapes(beside_model(case, dict(shared_experts=0, **sparse)))), "there are shared experts that are not asked for"
+    case.refused("checkpoint", "export", ran.path, "shared-hf", says=["no Hugging Face form", "shared experts"])
+    case.refused("train", "tiny.toml", {"model.shared_experts": 1}, says=["model.shared_experts", "model.experts"])
+
+
+@row("model.router_scores", "model.router_scale", "model.router_bias_rate")
+def routers(case):
+    sparse = dict(experts=4, experts_per_token=2, expert_ffn=20, qk_norm="head", router_scores="sigmoid")
+    beside_model(case, sparse, ["router_scores"])
+    beside_model(case, dict(router_scale=1.5, **sparse), ["router_scale"])
+    keys = dict(router_scale=2.5, router_bias_rate=0.125, shared_experts=1, **sparse)
+    ran, model, _ = beside(case, {f"model.{k}": v for k, v in keys.items()}, 3, counts=["model.router_bias_rate"], more={"checkpoint.every": "1 steps", "checkpoint.keep": 0})
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    for step in range(4):
+        bias = torch_model.read_safetensors(ran.checkpoint(step) / "rank-00000.safetensors")[0][name]
+        equal("an expert has a bias", bias.shape, (4,))
+        assert (numpy.abs(bias) <= 0.125 * step).all() and (bias % 0.125 == 0).all() and (step % 2 == 0 or bias.any()), (step, bias)
+    weights_agree(ran, model, 3)
+    last = ran.checkpoint(3) / "rank-00000.safetensors"
+    before = last.read_bytes()
+    shutil.rmtree(last.parent)
+    resumed = {f"model.{k}": v for k, v in keys.items()} | {"train.until": "3 steps", "checkpoint.every": "1 steps", "checkpoint.keep": 0, "checkpoint.dir": str(ran.path / "checkpoints")}
+    case.train(resumed, "--resume", 2)
+    equal("resumed, bit by bit", last.read_bytes() == before, True)
+    exported(case, ran, model_type="dots1", n_shared_experts=1, routed_scaling_factor=2.5, first_k_dense_replace=0)
+    for wrong, says in ((dict(router_scores="tanh"), "tanh"), (dict(router_scale=0.0), "model.router_scale"), (dict(z_loss=0.1), ["model.z_loss", "model.router_scores"]),
+                        (dict(router_bias_rate=-1.0), "model.router_bias_rate")):
+        case.refused("train", "tiny.toml", {f"model.{k}": v for k, v in {**sparse, **wrong}.items()}, says=says)
+    case.refused("train", "tiny.toml", {"model.router_bias_rate": 0.1}, says=["model.router_bias_rate", "model.experts"])
 
 
 @row("model.layers", "model.hidden", "model.ffn", "model.heads", "model.kv_heads", "model.head_dim", "model.vocabulary", "model.max_sequence")

@@ -23,7 +23,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Dots1Config, Dots1ForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 LOGIT_TOLERANCE = 1e-5  # of the largest logit
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
@@ -60,6 +60,15 @@ def qwen3_moe(**changes):
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**(SPARSE | sizes | changes)))
 
 
+def dots1(**changes):
+    sizes = dict(n_routed_experts=7, n_shared_experts=2, moe_intermediate_size=28, head_dim=10, num_key_value_heads=2, first_k_dense_replace=1,
+                 norm_topk_prob=True, routed_scaling_factor=2.5, sliding_window=None)
+    model = Dots1ForCausalLM(Dots1Config(**(SPARSE | sizes | changes)))
+    for layer in model.model.layers[model.config.first_k_dense_replace:]:  # a buffer, which training moves
+        layer.mlp.gate.e_score_correction_bias.normal_(0.0, 0.5)
+    return model
+
+
 def gpt2(**changes):
     sizes = dict(vocab_size=97, n_embd=30, n_layer=3, n_head=5, n_positions=48, bos_token_id=0, eos_token_id=0,
                  initializer_range=0.2)
@@ -80,6 +89,9 @@ MODELS = {
     "olmoe-norm-topk": (olmoe, dict(norm_topk_prob=True, num_experts_per_tok=3)),
     "qwen3-moe": (qwen3_moe, {}),
     "qwen3-moe-norm-topk": (qwen3_moe, dict(norm_topk_prob=True)),
+    "qwen3-moe-dense": (qwen3_moe, dict(mlp_only_layers=[0])),
+    "dots1": (dots1, {}),
+    "dots1-no-norm-topk": (dots1, dict(norm_topk_prob=False, first_k_dense_replace=0, n_shared_experts=1, num_experts_per_tok=3)),
     "gpt2": (gpt2, {}),
     "gpt2-inner": (gpt2, dict(n_inner=44)),
     "gpt2-sharded": (gpt2, {}),

@@ -12,7 +12,7 @@ import numpy
 import torch
 import torch.nn.functional as F
 
-DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
+DEFAULTS = dict(rope_theta=10000.0, rope_scaling=None, tied=False, norm_eps=1e-5, qk_norm="none", experts=0, dense_layers=0, shared_experts=0, router_scores="softmax", router_scale=1.0, router_bias_rate=0.0, norm_topk=True, balance_loss=0.01, z_loss=0.0)
 FAMILIES = {
     "llama": dict(norm="rms", position="rope", activation="swiglu", biases=False),
     "gpt": dict(norm="layer", position="learned", activation="gelu_tanh", biases=True),
@@ -93,7 +93,8 @@ def slopes(heads):
 
 class Model:
     def __init__(self, keys, weights):
-        self.a, self.w, self.router_losses = architecture(keys), weights, 0.0
+        self.a, self.w, self.router_losses, self.loads = architecture(keys), weights, 0.0, {}
+        self.biases = [n for n in weights if n.endswith(".e_score_correction_bias")]  # no parameters
 
     def linear(self, name, x):
         return F.linear(x, self.w[name + ".weight"], self.w.get(name + ".bias"))
@@ -134,15 +135,21 @@ class Model:
         20), and of each token (ST-MoE, equation 5)."""
         a = self.a
         router = self.linear(p + ".gate", h)
-        scores, chosen = router.softmax(-1), router.topk(a["experts_per_token"], -1).indices
+        scores = router.softmax(-1) if a["router_scores"] == "softmax" else router.sigmoid()
+        unbiased = chosen = router.topk(a["experts_per_token"], -1).indices
+        if p + ".gate.e_score_correction_bias" in self.w:
+            chosen = (scores + self.w[p + ".gate.e_score_correction_bias"]).topk(a["experts_per_token"], -1).indices
+            self.loads[p + ".gate.e_score_correction_bias"] = chosen.flatten().bincount(minlength=a["experts"])
         weights = scores.gather(-1, chosen)
         if a["norm_topk"]:
             weights = weights / weights.sum(-1, keepdim=True)
-        weights = torch.zeros_like(scores).scatter(-1, chosen, weights)
-        share = torch.zeros_like(scores).scatter(-1, chosen, 1.0).mean(1) * a["experts"] / a["experts_per_token"]
+        weights = torch.zeros_like(scores).scatter(-1, chosen, weights * a["router_scale"])
+        share = torch.zeros_like(scores).scatter(-1, unbiased, 1.0).mean(1) * a["experts"] / a["experts_per_token"]
+        scores = scores / scores.sum(-1, keepdim=True)
         balance, z = (share * scores.mean(1)).sum(-1).mean(), router.logsumexp(-1).square().mean()
-        self.router_losses = self.router_losses + (a["balance_loss"] * balance + a["z_loss"] * z) / a["layers"]
-        return sum(weights[..., e : e + 1] * self.mlp(f"{p}.experts.{e}", h) for e in range(a["experts"]))
+        self.router_losses = self.router_losses + (a["balance_loss"] * balance + a["z_loss"] * z) / (a["layers"] - a["dense_layers"])
+        routed = sum(weights[..., e : e + 1] * self.mlp(f"{p}.experts.{e}", h) for e in range(a["experts"]))
+        return routed + self.mlp(p + ".shared_experts", h) if a["shared_experts"] else routed
 
     def logits(self, ids, end_of_text=None):
         """Attention within documents where `end_of_text`, the last token of each, is given; positions count on."""
@@ -159,7 +166,7 @@ class Model:
             p = f"model.layers.{i}"
             x = x + self.attention(p + ".self_attn", self.norm(p + ".input_layernorm", x), mask)
             h = self.norm(p + ".post_attention_layernorm", x)
-            x = x + (self.experts if a["experts"] else self.mlp)(p + ".mlp", h)
+            x = x + (self.experts if a["experts"] and i >= a["dense_layers"] else self.mlp)(p + ".mlp", h)
         head = self.w["model.embed_tokens.weight" if a["tied"] else "lm_head.weight"]
         return F.linear(self.norm("model.norm", x), head)
 
@@ -265,15 +272,20 @@ def optimizer_of(kind, w, matrices, others, beta1, beta2, eps, weight_decay, mom
 
 def train(model, batches, lr_of, kind="adamw", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, end_of_text=None, loss=None, **only_of_kind):
     """With clipping, a step for each of `batches`; yields (loss, norm before clipping, learning rate)."""
-    matrices = [w for n, w in model.w.items() if w.dim() >= 2 and "embed_positions" not in n]
-    others = [w for n, w in model.w.items() if w.dim() < 2 or "embed_positions" in n]
-    optimizer = optimizer_of(kind, model.w, matrices, others, beta1, beta2, eps, weight_decay, **only_of_kind)
+    trained = {n: w for n, w in model.w.items() if n not in model.biases}
+    matrices = [w for n, w in trained.items() if w.dim() >= 2 and "embed_positions" not in n]
+    others = [w for n, w in trained.items() if w.dim() < 2 or "embed_positions" in n]
+    optimizer = optimizer_of(kind, trained, matrices, others, beta1, beta2, eps, weight_decay, **only_of_kind)
     for step, rows in enumerate(batches, 1):
         optimizer.zero_grad()
         value = loss(rows) if loss else model.loss(rows, end_of_text)
         (value + model.router_losses).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.w.values(), clip if clip > 0 else math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(trained.values(), clip if clip > 0 else math.inf)
         for group in optimizer.param_groups:
             group["lr"] = lr_of(step)
         optimizer.step()
+        with torch.no_grad():  # DeepSeek's balance without a loss (arXiv 2408.15664, algorithm 1)
+            for name in model.biases:
+                load = model.loads[name].double()
+                model.w[name] += model.a["router_bias_rate"] * (load.mean() - load).sign()
         yield value.item(), norm.item(), lr_of(step)

@@ -76,6 +76,7 @@ beside_torch.GIVEN.update({"model.family": "llama", "model.layers": 2, "model.hi
 GPT = {"model.family": "gpt", "model.kv_heads": 6}
 QWEN = {"model.qk_norm": "head", "model.head_dim": 14}
 SPARSE = {"model.experts": 5, "model.experts_per_token": 2, "model.expert_ffn": 28, "model.balance_loss": 0.2, "model.z_loss": 0.02}
+V3 = {**SPARSE, "model.z_loss": 0.0, "model.layers": 3, "model.dense_layers": 1, "model.shared_experts": 1, "model.router_scores": "sigmoid", "model.router_scale": 2.5, "model.router_bias_rate": 0.01}
 ALIBI = {"model.position": "alibi", "model.activation": "gelu_tanh", "model.norm": "layer"}
 SHORT = {"data.train": [{"path": "short/train"}], "data.document_mask": True}
 LION = {"optimizer.kind": "lion", "optimizer.lr": 1e-3, "optimizer.beta2": 0.99, "optimizer.weight_decay": 0.3}
@@ -90,6 +91,10 @@ CASES = {
     "Llama, norms of queries and keys over all heads": ({"model.qk_norm": "all"}, 1, None),
     "experts, as Mixtral": (SPARSE, 1, None),
     "experts, as OLMoE": ({**SPARSE, "model.norm_topk": False, "model.qk_norm": "all"}, 1, None),
+    "experts behind a dense layer, Muon": ({**SPARSE, **MUON, "model.dense_layers": 1, "model.layers": 3}, 1, None),
+    "shared experts behind a dense layer, as DeepSeek-V2": ({**SPARSE, "model.dense_layers": 1, "model.layers": 3, "model.shared_experts": 2, "model.norm_topk": False}, 1, None),
+    **{f"experts as in DeepSeek-V3, {o['optimizer.kind']}": ({**V3, **o}, 1, None) for o in ({"optimizer.kind": "adamw"}, LION, MUON, ADAFACTOR)},
+    "a biased softmax, clipped": ({**SPARSE, "model.router_bias_rate": 0.01, "model.router_scale": 1.5, "optimizer.clip": 0.2}, 1, 0.2),
     "experts, Muon, tied, documents": ({**SPARSE, **SHORT, **MUON, "model.tied": True}, 1, None),
     "experts, Adafactor": ({**SPARSE, **ADAFACTOR, "model.qk_norm": "all"}, 1, None),
     "GPT, warm-up, stable, decay": ({**GPT, "schedule.kind": "wsd", "schedule.decay": "15 steps"}, 1, None),
@@ -126,6 +131,46 @@ def exact():
         assert theirs[-1][0] < 0.98 * theirs[0][0], f"{name}: nothing was learnt"
         worst = max(abs(a / b[0] - 1) for a, b in zip(ran.column("loss"), theirs))
         print(f"ok  fp64, {STEPS} steps, {name}: losses within {worst:.1e}, norms {min(t[1] for t in theirs):.2f} to {max(t[1] for t in theirs):.2f}", flush=True)
+
+
+def modules():
+    """torch_model.py's experts, with which molen agrees above, beside transformers' modules: the layer of a DeepSeek-V2-Lite, whose attention
+    molen does not have, and those of DeepSeek-V3, dots.llm1 and Qwen3-MoE. Their routers compute in fp32 whatever the type, which is the bound."""
+    import transformers
+    from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+    from transformers.models.dots1.modeling_dots1 import Dots1MoE
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    sizes = dict(hidden_size=48, moe_intermediate_size=28, num_experts_per_tok=3, num_attention_heads=6, num_key_value_heads=6)
+    deepseek = dict(n_routed_experts=8, n_shared_experts=2, n_group=1, topk_group=1, routed_scaling_factor=2.5, **sizes)
+    v3 = dict(shared_experts=2, router_scores="sigmoid", router_scale=2.5, router_bias_rate=0.01)
+    kinds = {
+        "DeepSeek-V2": (DeepseekV2Moe, transformers.DeepseekV2Config(topk_method="greedy", norm_topk_prob=False, **deepseek), dict(shared_experts=2, router_scale=2.5, norm_topk=False)),
+        "DeepSeek-V3": (DeepseekV3MoE, transformers.DeepseekV3Config(norm_topk_prob=True, **deepseek), v3),
+        "dots.llm1": (Dots1MoE, transformers.Dots1Config(norm_topk_prob=False, **deepseek), {**v3, "norm_topk": False}),
+        "Qwen3-MoE": (Qwen3MoeSparseMoeBlock, transformers.Qwen3MoeConfig(num_experts=8, norm_topk_prob=True, **sizes), {}),
+    }
+    for name, (kind, config, keys) in kinds.items():
+        torch.manual_seed(len(name))
+        config._experts_implementation = "eager"
+        module = kind(config).double().eval()
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.normal_(0.0, 0.3)
+        weights = {"mlp." + n: t.detach() for n, t in (*module.named_parameters(), *module.named_buffers())}
+        both, down = weights.pop("mlp.experts.gate_up_proj"), weights.pop("mlp.experts.down_proj")
+        for e in range(8):
+            gate, up = both[e].chunk(2)
+            weights |= {f"mlp.experts.{e}.{n}_proj.weight": t for n, t in (("gate", gate), ("up", up), ("down", down[e]))}
+        model = torch_model.Model(dict(family="llama", layers=1, hidden=48, heads=6, experts=8, experts_per_token=3, expert_ffn=28, **keys), weights)
+        x = torch.randn(3, 11, 48, dtype=torch.float64)
+        with torch.no_grad():
+            theirs, ours = module(x), model.experts("mlp", x)
+        theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+        off = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+        print(f"ok  the experts of {name}: within {off:.1e} of transformers' module")
+        assert off < 64 * 2**-24, f"{name}: {off} from transformers' module"
 
 
 def long(steps=500):
@@ -183,6 +228,7 @@ def narrow():
 
 
 assert MOLEN
+modules()
 exact()
 long()
 narrow()

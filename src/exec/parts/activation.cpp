@@ -17,7 +17,7 @@ Kernel bind_activation(const PartCall& call) {
 }  // namespace
 
 std::vector<PartBinding> activation_bindings() {
-  return {{arch::Part::kActivation, bind_activation}};
+  return {{arch::Part::kActivation, bind_activation}, {arch::Part::kSharedActivation, bind_activation}};
 }
 
 }  // namespace molen::exec

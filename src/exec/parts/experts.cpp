@@ -44,12 +44,26 @@ Kernel bind_expert_activation(const PartCall& call) {
              RunState&, math::Scratch& s) mutable { model::activation_backward(common.context(s), d_a, up, d_up); };
 }
 
+Kernel bind_shared_up(const PartCall& call) {
+  const Operands& o = call.operands;
+  const auto x = o.rows(Arg::kX);
+  const auto up = o.param().shared_up();
+  if (!call.backward())
+    return [=, common = call.common, y = o.rows(Arg::kY)](RunState&, math::Scratch& s) mutable {
+      model::shared_up_forward(common.context(s), x, up, y);
+    };
+  return
+      [=, common = call.common, d_y = o.rows(Arg::kDY), d_x = o.rows(Arg::kDX), d_up = o.grad().shared_up()](
+          RunState&, math::Scratch& s) mutable { model::shared_up_backward(common.context(s), d_y, x, up, d_x, d_up); };
+}
+
 }  // namespace
 
 std::vector<PartBinding> expert_bindings() {
   return {{arch::Part::kExpertUp, bind_expert_up},
           {arch::Part::kExpertActivation, bind_expert_activation},
-          {arch::Part::kExpertDown, bind_expert_down}};
+          {arch::Part::kExpertDown, bind_expert_down},
+          {arch::Part::kSharedUp, bind_shared_up}};
 }
 
 }  // namespace molen::exec

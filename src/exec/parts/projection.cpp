@@ -47,10 +47,16 @@ Kernel bind_down(const PartCall& call) {
   return bind_projection(call, {&UnitWeights::down, &model::down_forward, &model::down_backward});
 }
 
+Kernel bind_shared_down(const PartCall& call) {
+  return bind_projection(call, {&UnitWeights::shared_down, &model::down_forward, &model::down_backward});
+}
+
 }  // namespace
 
 std::vector<PartBinding> projection_bindings() {
-  return {{arch::Part::kOutProjection, bind_out_projection}, {arch::Part::kDown, bind_down}};
+  return {{arch::Part::kOutProjection, bind_out_projection},
+          {arch::Part::kDown, bind_down},
+          {arch::Part::kSharedDown, bind_shared_down}};
 }
 
 }  // namespace molen::exec

@@ -29,7 +29,8 @@ model::Routed routed_of(const PartCall& call) {
 
 Kernel bind_route(const PartCall& call) {
   const Operands& o = call.operands;
-  const auto mid = o.rows(Arg::kX), labels = o.view(Arg::kLabels, {o.tokens()}), router = o.param().router();
+  const auto mid = o.rows(Arg::kX), labels = o.view(Arg::kLabels, {o.tokens()});
+  const auto router = o.param().router();
   const auto norm = o.param().mlp_norm();
   auto stats = o.stats();
   auto routed = routed_of(call);
@@ -39,7 +40,8 @@ Kernel bind_route(const PartCall& call) {
       scalars.data_ptr<double>()[program::kZLoss] +=
           model::route_forward(common.context(s), mid, labels, norm, router, stats, rows, routed);
     };
-  auto d_rows = o.rows(Arg::kDY), d_x = o.rows(Arg::kDX), d_router = o.grad().router();
+  auto d_rows = o.rows(Arg::kDY), d_x = o.rows(Arg::kDX);
+  auto d_router = o.grad().router();
   const auto d_weights = o.rows(Arg::kDWeights), before = o.residual_gradient_beside();
   auto d_norm = o.grad().mlp_norm();
   const double grad_scale = 1.0 / static_cast<double>(call.step.attributes.positions);
@@ -76,13 +78,19 @@ Kernel bind_dispatch(const PartCall& call) {
              RunState&, math::Scratch& s) mutable { model::dispatch_backward(common.context(s), d_rows, places, d_x); };
 }
 
+// Shared experts have added the rank's own rows of the middle, and leave a term of a sum in all rows.
+at::Tensor residual_of(const PartCall& call) {
+  return call.common.arch.shares_experts() ? call.operands.rows(Arg::kResidual) : call.operands.residual();
+}
+
 Kernel bind_combine(const PartCall& call) {
   const Operands& o = call.operands;
   const std::int64_t slots = o.tokens() * per_token(call);
   const auto rows = o.view(Arg::kX, {slots, -1}), places = o.rows(Arg::kPlaces), weights = o.rows(Arg::kWeights);
   if (!call.backward())
-    return [=, common = call.common, mid = o.residual(), y = o.rows(Arg::kY)](RunState&, math::Scratch& s) mutable {
-      model::combine_forward(common.context(s), rows, places, weights, mid, y);
+    return [=, common = call.common, residual = residual_of(call), y = o.rows(Arg::kY)](RunState&,
+                                                                                        math::Scratch& s) mutable {
+      model::combine_forward(common.context(s), rows, places, weights, residual, y);
     };
   const auto d_y = o.rows(Arg::kDY);
   auto d_rows = o.view(Arg::kDX, {slots, -1}), d_weights = o.rows(Arg::kDWeights);

@@ -184,6 +184,8 @@ Value stands_for(const Program& p, Value v) {
       return p.arch.norms_qk() ? v : Value::kQkv;
     case Value::kNormedQkv:
       return Value::kQkv;
+    case Value::kDDispatched:
+      return Value::kDRouted;
     case Value::kDQuery:
     case Value::kDNormedQkv:
     case Value::kDProjected:

@@ -120,7 +120,7 @@ Body without_zero_fill(Body body) {
 // Rewrites forward and backward of one micro-batch, in which every value has a buffer for each layer.
 class Recomputer {
  public:
-  explicit Recomputer(Program& p) : p_(p), makers_(p) {}
+  explicit Recomputer(Program& p) : p_(p) {}
 
   void run(Body& body) {
     for (Step& step : body.steps) {
@@ -134,8 +134,10 @@ class Recomputer {
   }
 
  private:
-  std::optional<arch::Part> dropped(const Operand& o) const {
-    const std::optional<Maker>& maker = makers_.of(o.value);
+  std::optional<arch::Part> dropped(const Operand& o) {
+    if (o.layer < 0 || o.layer >= p_.arch.layers) return std::nullopt;
+    const Makers& makers = makers_.try_emplace(p_.arch.sparse(o.layer), p_, o.layer).first->second;
+    const std::optional<Maker>& maker = makers.of(o.value);
     if (!maker || !p_.setting.recompute.in(maker->chosen, o.layer)) return std::nullopt;
     return maker->part;
   }
@@ -161,7 +163,7 @@ class Recomputer {
   }
 
   Program& p_;
-  Makers makers_;
+  std::map<bool, Makers> makers_;  // of dense and of sparse layers
   std::set<std::pair<arch::Part, std::int64_t>> again_;
   std::vector<Step> steps_;
 };

@@ -34,9 +34,9 @@ Recompute Recompute::full(std::int64_t every) {
   return r;
 }
 
-Makers::Makers(const Program& p) {
+Makers::Makers(const Program& p, std::int64_t layer) {
   const auto slot = [&](Value v) -> std::optional<Maker>& { return of_.at(static_cast<std::size_t>(v)); };
-  for (const arch::Part part : arch::parts_of_layer(p.arch, 0)) {
+  for (const arch::Part part : arch::parts_of_layer(p.arch, layer)) {
     const PartDeclaration& d = declaration_of(part);
     for (const PartOperand& o : d.forward) {
       if (!writes(o.access) || !holds(p, o.when)) continue;
@@ -71,8 +71,9 @@ void add_part(Recompute& recompute, std::string_view name) {
     if (name == arch::name_of(part)) {
       if (!d.computed_again())
         throw UsageError("'{}' is not chosen for recomputation: {}", name,
-                         d.makes_values() ? "what it makes is the next layer's input, which is kept"
-                                          : "it runs again with the part whose result it turns");
+                         !d.again           ? "what it makes is always kept"
+                         : d.makes_values() ? "what it makes is the next layer's input, which is kept"
+                                            : "it runs again with the part whose result it turns");
       recompute.add(part);
       return;
     }

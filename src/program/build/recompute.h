@@ -18,11 +18,11 @@ namespace molen::program {
 struct Maker {
   arch::Part part{}, chosen{};
 };
-// Returns the makers of a model's values. There are none for values that layers hand to each other, which are always
-// kept, and for those that no forward makes.
+// Returns the makers of the values of a layer; dense and sparse layers have different ones. There are none for values
+// that layers hand to each other, which are always kept, and for those that no forward makes.
 class Makers {
  public:
-  explicit Makers(const Program& program);
+  Makers(const Program& program, std::int64_t layer);
   const std::optional<Maker>& of(Value value) const { return of_.at(static_cast<std::size_t>(value)); }
 
  private:

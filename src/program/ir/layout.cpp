@@ -23,7 +23,8 @@ bool continues(const arch::Parameter& placed, const arch::Parameter& next) {
   return (before == Role::kQuery && role == Role::kKey) || (before == Role::kKey && role == Role::kValue) ||
          (before == Role::kQueryBias && role == Role::kKeyBias) ||
          (before == Role::kKeyBias && role == Role::kValueBias) || (before == Role::kGate && role == Role::kUp) ||
-         (gate_or_up(before) && gate_or_up(role)) || (before == Role::kExpertDown && role == Role::kExpertDown);
+         (before == Role::kSharedGate && role == Role::kSharedUp) || (gate_or_up(before) && gate_or_up(role)) ||
+         (before == Role::kExpertDown && role == Role::kExpertDown);
 }
 
 Blocks block_of(arch::Role role) {
@@ -37,9 +38,13 @@ Blocks block_of(arch::Role role) {
     case Role::kDown:
     case Role::kDownBias:
     case Role::kRouter:
+    case Role::kRouterBias:
     case Role::kExpertGate:
     case Role::kExpertUp:
     case Role::kExpertDown:
+    case Role::kSharedGate:
+    case Role::kSharedUp:
+    case Role::kSharedDown:
       return Blocks::kMlp;
     default:
       return Blocks::kAttention;

@@ -34,9 +34,11 @@ Grid grid_of(const Setting& setting);
 struct UnitEntry {
   int parameter = -1;       // index in arch::parameters
   std::int64_t offset = 0;  // elements from the unit's start
-  // The elements of a parameter that the optimizer updates as a whole, so that no rank owns a part of it; 0 of others.
+  // The elements of a parameter that the optimizer updates as a whole, or of a router's bias, so that no rank owns a
+  // part of it; 0 of others.
   std::int64_t whole = 0;
-  std::int64_t rows = 0, columns = 0;  // of such a parameter, over all tensor ranks; a vector has no columns
+  // Of such a parameter, over all tensor ranks; a vector has no columns. 0 of a bias beside an optimizer of elements.
+  std::int64_t rows = 0, columns = 0;
   bool operator==(const UnitEntry&) const = default;
 };
 

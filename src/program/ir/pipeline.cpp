@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
@@ -36,9 +37,13 @@ int stage_of(Placement placement, int stages, int global_stage) {
 
 std::vector<std::int64_t> balanced_layers(const arch::Architecture& arch, const Setting& setting, int global_stages) {
   const arch::Architecture local = arch::tensor_local(arch, setting.tensor_ranks());
+  // Dense and sparse layers count alike, as their mean.
   double layer = 0.0;
-  for (const arch::Part part : arch::parts_of_layer(arch, 0)) layer += flops_of(local, setting, part);
-  // Loads are in units of layers, which cost alike. An embedding has no products: its cost, for copies and the update
+  for (const auto& [l, count] :
+       {std::pair{std::int64_t{0}, arch.layers - arch.sparse_layers()}, {arch.layers - 1, arch.sparse_layers()}})
+    for (const arch::Part part : arch::parts_of_layer(arch, l))
+      layer += flops_of(local, setting, part) * (static_cast<double>(count) / static_cast<double>(arch.layers));
+  // Loads are in units of layers. An embedding has no products: its cost, for copies and the update
   // of its table, decides only between stages that are otherwise equal (as in Llama 3, whose first and last stages have
   // a layer less; Grattafiori et al. 2024).
   double head = 0.0;

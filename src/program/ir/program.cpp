@@ -91,15 +91,16 @@ void check_pieces(const Setting& s) {
         s.tokens(), s.tensor_chunks, s.tensor_ranks());
 }
 
-// Notes which parameters the optimizer updates as a whole, and their shapes over all tensor ranks.
+// Notes which parameters are updated as a whole, and their shapes over all tensor ranks.
 void mark_whole(Program& p) {
   const std::vector<arch::Parameter> all = arch::parameters(p.arch);
   for (Unit& unit : p.units)
     for (UnitEntry& entry : unit.entries) {
       const auto index = static_cast<std::size_t>(entry.parameter);
-      if (!p.optimizer->updates_whole(all[index])) continue;
+      const bool by_load = arch::moved_by_load(all[index].role), whole = p.optimizer->updates_whole(all[index]);
+      if (by_load || whole) entry.whole = p.parameters[index].elements();
+      if (!whole) continue;
       const std::vector<std::int64_t>& shape = all[index].shape;
-      entry.whole = p.parameters[index].elements();
       entry.rows = shape.at(0);
       entry.columns = shape.size() > 1 ? shape[1] : 0;
     }
@@ -119,7 +120,7 @@ Program describe(const arch::Architecture& arch, const Setting& setting) {
   p.units = make_units(p.chunks, p.parameters, setting.tensor_ranks(), setting.unit_layers);
   std::erase_if(p.units, [&](const Unit& unit) { return !needs(p, unit); });
   p.optimizer = &optimizer_named(setting.optimizer);
-  if (p.optimizer->has_whole()) mark_whole(p);
+  if (p.optimizer->has_whole() || arch.biases_router()) mark_whole(p);
   p.grid = grid_of(setting);
   return p;
 }

@@ -44,10 +44,10 @@ std::string row(std::string_view what, const PartCost& c) {
   return fmt::format(" {} {:.0f}/{}/{}", what, c.flops.value, c.moved.value, c.scratch.value);
 }
 
-// Parts of an MLP that this model does not have: experts, or a dense MLP.
+// Parts of an MLP that this model does not have: experts, shared ones, or a dense MLP.
 bool left_out(const Architecture& a, Part part) {
   const auto has = [&](arch::Parts parts) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
-  return (has(arch::kMlpBlock) || has(arch::kExpertsBlock)) && !has(arch::parts_of_layer(a, 0));
+  return (has(arch::kMlpBlock) || has(arch::kSharingBlock)) && !has(arch::parts_of_layer(a, 0));
 }
 
 std::string costs_of(const char* name, const Architecture& whole, const Variant& run) {
@@ -98,6 +98,8 @@ TEST(PartCost, OfEveryPartIsTheGoldenOne) {
     Architecture sparse = small_model("llama-tiny", 3, Position::kRope);
     sparse.experts = arch::Experts{.count = 11, .per_token = 3, .ffn = 44};
     if (run.ranks == 1) text += costs_of("llama with experts", sparse, run);
+    sparse.experts->shared = 2, sparse.experts->bias_rate = 0.001;
+    if (run.ranks == 1) text += costs_of("llama with shared experts and biases of the router", sparse, run);
     text += costs_of("gpt with ALiBi", small_model("gpt2", 6, Position::kAlibi), run);
   }
   const std::filesystem::path golden = "tests/golden/arch/costs.txt";

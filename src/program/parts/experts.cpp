@@ -86,10 +86,34 @@ PartDeclaration expert_down() {
   };
 }
 
+// The shared experts read the rows of the router, to whose gradient they add. Their other parts are those of the MLP
+// (activation.cpp, projection.cpp).
+PartDeclaration shared_up() {
+  const PartOperand x = reads(Arg::kX, Value::kRouted);
+  return {
+      .part = arch::Part::kSharedUp,
+      .standing = Standing::kMlpBlock,
+      .roles = {arch::Role::kSharedGate, arch::Role::kSharedUp},
+      .again = false,
+      .forward = {x, parameters(), writes(Arg::kY, Value::kSharedUp)},
+      .backward = {reads(Arg::kDY, Value::kDSharedUp), x, parameters(),
+                   turns(Arg::kDX, Value::kDDispatched, Value::kDRouted), gradient()},
+      .forward_types = {takes(Arg::kX, {kReplicated}), leaves(Arg::kY, kOfFfn)},
+      .backward_types = {takes(Arg::kDY, {kOfFfn}), takes(Arg::kX, {kReplicated}),
+                         retypes(Arg::kDX, kPartial, kPartial)},
+      .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.X, s.d)); },
+      .moved = [](const Sizes& s,
+                  Pass pass) { return linear_moved(s, s.d, s.X, pass) + (is_backward(pass) ? residual_bytes(s) : 0); },
+      .scratch = {.aten = [](const Sizes& s,
+                             Pass pass) { return is_backward(pass) ? AtenScratch{s}.linear_gradient(s.d, s.X) : 0; }},
+      .refused = experts_refused,
+  };
+}
+
 }  // namespace
 
 std::vector<PartDeclaration> experts() {
-  return {expert_up(), expert_activation(), expert_down()};
+  return {expert_up(), expert_activation(), expert_down(), shared_up()};
 }
 
 }  // namespace molen::program::parts

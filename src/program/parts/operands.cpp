@@ -33,6 +33,10 @@ bool holds(const Program& p, When when) {
       return p.setting.context() && !p.setting.ring();
     case When::kKeysHere:
       return !p.setting.context() || p.setting.ring();
+    case When::kShares:
+      return p.arch.shares_experts();
+    case When::kOnlyRouted:
+      return !p.arch.shares_experts();
   }
   throw Error("no such condition");
 }

@@ -40,6 +40,8 @@ enum class When {
   kAlibi,         // positions are ALiBi's
   kKeysGathered,  // context ranks gather the keys of all
   kKeysHere,      // there is one context rank, or keys go around in a ring
+  kShares,        // experts are shared by all tokens
+  kOnlyRouted,    // none is
 };
 
 bool holds(const Program& program, When when);

@@ -113,17 +113,26 @@ void expect_forward_reads_what_is_made(const arch::Architecture& a) {
 TEST(Parts, ReadWhatEarlierPartsLeft) {
   for (const char* name : {"llama-tiny", "gpt2", "poro-34b", "qwen3-0.6b", "mixtral-8x7b", "olmoe-1b-7b"})
     expect_forward_reads_what_is_made(arch::preset(name));
+  arch::Architecture mixed = arch::preset("mixtral-8x7b");
+  mixed.experts->dense_layers = 2;
+  expect_forward_reads_what_is_made(mixed);
+  mixed.experts->shared = 2;
+  expect_forward_reads_what_is_made(mixed);
   arch::Architecture normed = arch::preset("gpt2");
   normed.qk_norm = arch::QkNorm::kAll;
   expect_forward_reads_what_is_made(normed);
 }
 
 TEST(Parts, EachParameterIsReadByOnePart) {
-  for (const char* name : {"llama-tiny", "gpt2", "olmo-7b", "poro-34b", "qwen3-0.6b", "mixtral-8x7b"}) {
-    const arch::Architecture& a = arch::preset(name);
+  for (const char* name : {"llama-tiny", "gpt2", "olmo-7b", "poro-34b", "qwen3-0.6b", "mixtral-8x7b", "olmoe-1b-7b"}) {
+    arch::Architecture a = arch::preset(name);
+    if (name == std::string_view("olmoe-1b-7b"))
+      a.experts->shared = 2, a.experts->dense_layers = 1, a.experts->bias_rate = 0.001;
     for (const arch::Parameter& parameter : arch::parameters(a)) {
       int readers = 0;
-      for (const Part part : arch::parts_in_order(a)) {
+      const std::vector<Part> all = arch::parts_in_order(a);
+      const arch::Parts parts = parameter.layer < 0 ? arch::Parts(all) : arch::parts_of_layer(a, parameter.layer);
+      for (const Part part : parts) {
         const PartDeclaration& d = declaration_of(part);
         if (!d.reads_role(parameter.role, a.tied)) continue;
         ++readers;
@@ -150,7 +159,7 @@ TEST(Parts, ValuesHaveTheirMakers) {
   const auto makers = [](const char* preset) {
     Program p;
     p.arch = arch::preset(preset);
-    return Makers(p);
+    return Makers(p, 0);
   };
   const Makers rope = makers("llama-tiny"), learned = makers("gpt2"), normed = makers("qwen3-0.6b");
   const auto expect = [](const std::optional<Maker>& maker, Part part, Part chosen) {

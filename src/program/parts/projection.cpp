@@ -59,10 +59,27 @@ PartDeclaration down() {
   };
 }
 
+// The same product of the shared experts, which joins the middle of the layer before the routed experts do.
+PartDeclaration shared_down() {
+  PartDeclaration d = down();
+  const PartOperand d_y = reads_rows(Arg::kDY, Value::kDResidual, 1), x = reads(Arg::kX, Value::kSharedActivation);
+  d.part = arch::Part::kSharedDown;
+  d.halves = d.again = false;
+  d.roles = {arch::Role::kSharedDown};
+  d.forward = {x, reads(Arg::kResidual, Value::kMid), parameters(), writes(Arg::kY, Value::kSharedOut)};
+  d.backward = {d_y, x, parameters(), writes(Arg::kDX, Value::kDSharedActivation), gradient()};
+  d.input = d.weights = {};
+  d.flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.d, s.x)); };
+  d.moved = [](const Sizes& s, Pass pass) { return projection_moved(s, s.x, pass); };
+  d.scratch = {.aten = [](const Sizes& s, Pass pass) { return projection_aten(s, s.x, pass); }};
+  d.refused = experts_refused;
+  return d;
+}
+
 }  // namespace
 
 std::vector<PartDeclaration> projections() {
-  return {out_projection(), down()};
+  return {out_projection(), down(), shared_down()};
 }
 
 }  // namespace molen::program::parts

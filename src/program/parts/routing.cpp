@@ -11,7 +11,7 @@ namespace {
 
 // Integers of 4 bytes: labels, the choice, places and offsets.
 i64 route_moved(const Sizes& s, Pass pass) {
-  const i64 weights = (s.E + s.norm_vectors) * s.d,
+  const i64 weights = (s.E + s.norm_vectors) * s.d + s.router_bias,
             kept = s.a * (s.N * (s.stats + s.E + 1 + s.t) + 2 * s.B * s.E) + 4 * (s.N + s.M);
   if (!is_backward(pass)) return s.e * (2 * s.N * s.d + weights) + kept;
   return s.e * (4 * s.N * s.d + weights) + kept + 2 * s.g * weights;
@@ -41,7 +41,7 @@ i64 route_fused(const Sizes& s, Pass pass) {
 i64 route_aten(const Sizes& s, Pass pass) {
   const AtenScratch aten{s};
   const i64 rounded = aten.narrow(s.N * s.E);
-  if (!is_backward(pass)) return rounded + route_forward_scratch(s);
+  if (!is_backward(pass)) return rounded + aten.widened(s.router_bias) + route_forward_scratch(s);
   return aten.wide(s.N * s.E) + rounded + aten.narrow(s.N * s.d) +
          std::max(aten.weight_gradient(s.d, s.E, s.N), aten.norm_backward());
 }
@@ -83,7 +83,7 @@ PartDeclaration route() {
   return {
       .part = arch::Part::kRoute,
       .standing = Standing::kMlpBlock,
-      .roles = {Role::kMlpNorm, Role::kMlpNormBias, Role::kRouter},
+      .roles = {Role::kMlpNorm, Role::kMlpNormBias, Role::kRouter, Role::kRouterBias},
       .sums = {kZLoss},
       .again = false,
       .forward = {x, labels, parameters(), writes(Arg::kY, Value::kRouted), writes(Arg::kStats, Value::kStats2),
@@ -130,7 +130,8 @@ PartDeclaration dispatch() {
                   writes(Arg::kY, Value::kExpertRows), writes(Arg::kPlaces, Value::kPlaces),
                   writes(Arg::kOffsets, Value::kOffsets)},
       .backward = {reads(Arg::kDY, Value::kDExpertRows), reads(Arg::kPlaces, Value::kPlaces),
-                   writes(Arg::kDX, Value::kDRouted)},
+                   only(When::kOnlyRouted, writes(Arg::kDX, Value::kDRouted)),
+                   only(When::kShares, writes(Arg::kDX, Value::kDDispatched))},
       .forward_types = {takes(Arg::kX, {kReplicated}), takes(Arg::kChoice, {kReplicated}), leaves(Arg::kY, kReplicated),
                         leaves(Arg::kPlaces, kReplicated), leaves(Arg::kOffsets, kReplicated)},
       .backward_types = {takes(Arg::kDY, {kPartial}), takes(Arg::kPlaces, {kReplicated}), leaves(Arg::kDX, kPartial)},
@@ -149,10 +150,11 @@ PartDeclaration combine() {
       .part = arch::Part::kCombine,
       .standing = Standing::kMlpBlock,
       .again = false,
-      .forward = {x, places, weights, reads(Arg::kResidual, Value::kMid), sums(Arg::kY, Value::kResidual, 1)},
+      .forward = {x, places, weights, only(When::kOnlyRouted, reads(Arg::kResidual, Value::kMid)),
+                  only(When::kShares, reads(Arg::kResidual, Value::kSharedOut)), sums(Arg::kY, Value::kResidual, 1)},
       .backward = {reads_rows(Arg::kDY, Value::kDResidual, 1), x, places, weights, writes(Arg::kDX, Value::kDExpertOut),
                    writes(Arg::kDWeights, Value::kDRouterWeights)},
-      .forward_types = {rows, of_places, of_weights, takes(Arg::kResidual, {kReplicated, kOfRows}),
+      .forward_types = {rows, of_places, of_weights, takes(Arg::kResidual, {kReplicated, kOfRows, kPartial}),
                         leaves(Arg::kY, kPartial)},
       .backward_types = {takes(Arg::kDY, {kInvariant}), rows, of_places, of_weights, leaves(Arg::kDX, kReplicated),
                          leaves(Arg::kDWeights, kPartial)},

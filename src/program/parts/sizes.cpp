@@ -30,6 +30,9 @@ Sizes::Sizes(const arch::Architecture& arch, const arch::PartShape& shape)
       W(arch.expert_up_size()),
       w(arch.experts ? arch.experts->ffn : 0),
       M(N * t),
+      router_bias(arch.biases_router() ? arch.experts->count : 0),
+      X(arch.shared_up_size()),
+      x(arch.shared_ffn()),
       norm_vectors(arch.norm == arch::Norm::kRms     ? 1
                    : arch.norm == arch::Norm::kLayer ? 2
                                                      : 0),

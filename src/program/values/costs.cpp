@@ -100,7 +100,7 @@ void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read,
   const Unit& unit = p.units.at(static_cast<std::size_t>(of));
   const auto [first, last] = unit_range(p.grid, {}, unit, Range::kOwn);
   for (const UnitEntry& entry : unit.entries) {
-    if (entry.whole == 0) continue;
+    if (entry.whole == 0 || entry.rows == 0) continue;
     const MatrixCost cost = optimizer.whole_matrices(entry.rows, entry.columns);
     step.scratch = std::max(step.scratch, Bytes(cost.scratch * size_of(dtype_of(p, Value::kMoment1))));
     if (first <= entry.offset && entry.offset < last) step.hardware_flops += cost.flops;

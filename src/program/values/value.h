@@ -23,16 +23,19 @@ enum class Value {
   kStats2,
   kUp,
   kActivation,
-  // Only sparse layers have the values up to kExpertOut. From kExpertRows on, a value has a row for each slot (a token
-  // with one of its experts), in the order of experts.
+  // Only sparse layers have the values up to kExpertOut, and kSharedOut only those with shared experts. From
+  // kExpertRows on, a value has a row for each slot (a token with one of its experts), in the order of experts.
   kRouted,         // normalised middle of the layer
   kRouterScores,   // of each token for each expert
   kRouterLse,      // log sum exp of a token's logits
   kChoice,         // the experts of each token
   kRouterWeights,  // and their weights
   kLoad,           // of each sequence: tokens of each expert, then the sums of their scores
-  kPlaces,         // the row that each slot has in expert order
-  kOffsets,        // the first row of each expert, and the end
+  kSharedUp,       // of the shared experts
+  kSharedActivation,
+  kSharedOut,  // the middle of the layer, and what the shared experts add to it
+  kPlaces,     // the row that each slot has in expert order
+  kOffsets,    // the first row of each expert, and the end
   kExpertRows,
   kExpertUp,
   kExpertActivation,
@@ -50,7 +53,10 @@ enum class Value {
   kDExpertActivation,
   kDExpertUp,
   kDExpertRows,
+  kDDispatched,  // gradient of kRouted by way of the chosen experts
   kDRouted,
+  kDSharedActivation,
+  kDSharedUp,
   kDAttention,
   kDQkv,
   kDNormedQkv,
@@ -136,8 +142,8 @@ enum class Keeping {
 // Q columns of q|k|v, q of queries, K of keys and values, U of gate|up, s the numbers that a norm keeps for a row, C
 // tokens of a chunk of the head. R: the rows of the residual stream that this rank keeps; P: the rows of one piece; T
 // tensor ranks; c context ranks. Of a sparse layer: E experts, O one more, t of a token, W columns of an expert's
-// gate|up, w its width, B sequences of a micro-batch. Digits stand for themselves. A value of a unit has the sizes of
-// its parameters, and no letters.
+// gate|up, w its width, X and x the same of the shared experts, B sequences of a micro-batch. Digits stand for
+// themselves. A value of a unit has the sizes of its parameters, and no letters.
 struct ValueInfo {
   Value value;
   std::string_view name;  // in the text form and in messages
@@ -167,6 +173,9 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kChoice, "choice", ValueClass::kLayer, "Nt", ValueType::kInteger},
     ValueInfo{Value::kRouterWeights, "weights", ValueClass::kLayer, "Nt", ValueType::kAccurate},
     ValueInfo{Value::kLoad, "load", ValueClass::kLayer, "B2E", ValueType::kAccurate},
+    ValueInfo{Value::kSharedUp, "shared_up", ValueClass::kLayer, "NX"},
+    ValueInfo{Value::kSharedActivation, "shared_act", ValueClass::kLayer, "Nx"},
+    ValueInfo{Value::kSharedOut, "shared_out", ValueClass::kLayer, "Nd"},
     ValueInfo{Value::kPlaces, "places", ValueClass::kLayer, "Nt", ValueType::kInteger},
     ValueInfo{Value::kOffsets, "offsets", ValueClass::kLayer, "O", ValueType::kInteger},
     ValueInfo{Value::kExpertRows, "expert_rows", ValueClass::kLayer, "Ntd"},
@@ -187,7 +196,11 @@ inline constexpr std::array kValues{
               Keeping::kInTurn},
     ValueInfo{Value::kDExpertUp, "d_expert_up", ValueClass::kLayer, "NtW", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDExpertRows, "d_expert_rows", ValueClass::kLayer, "Ntd", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDDispatched, "d_dispatched", ValueClass::kLayer, "Nd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDRouted, "d_routed", ValueClass::kLayer, "Nd", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDSharedActivation, "d_shared_act", ValueClass::kLayer, "Nx", ValueType::kCompute,
+              Keeping::kInTurn},
+    ValueInfo{Value::kDSharedUp, "d_shared_up", ValueClass::kLayer, "NX", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDAttention, "d_attn", ValueClass::kLayer, "Nq", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDQkv, "d_qkv", ValueClass::kLayer, "NQ", ValueType::kCompute, Keeping::kInTurnOfWhole},
     ValueInfo{Value::kDNormedQkv, "d_normed_qkv", ValueClass::kLayer, "NQ"},

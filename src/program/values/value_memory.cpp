@@ -112,6 +112,10 @@ std::int64_t size_of_letter(const Program& program, char letter, std::int64_t ro
       return a.experts->per_token;
     case 'W':
       return a.expert_up_size();
+    case 'X':
+      return a.shared_up_size();
+    case 'x':
+      return a.shared_ffn();
     case 'w':
       return a.experts->ffn;
     case '2':

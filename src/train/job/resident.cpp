@@ -50,7 +50,8 @@ void run_products(const Job& job) {
   const bool by_shape = aten || math::gemm_library() == math::GemmLibrary::kOneDnn;
   std::vector<Shape> shapes = {{job.setting.head_chunk, a.vocabulary, a.hidden}};
   std::vector<std::pair<std::int64_t, std::int64_t>> layer{{a.qkv_size(), a.hidden}, {a.hidden, a.query_size()}};
-  if (!a.sparse()) layer.insert(layer.end(), {{a.up_size(), a.hidden}, {a.hidden, a.ffn}});
+  if (a.dense()) layer.insert(layer.end(), {{a.up_size(), a.hidden}, {a.hidden, a.ffn}});
+  if (a.shares_experts()) layer.insert(layer.end(), {{a.shared_up_size(), a.hidden}, {a.hidden, a.shared_ffn()}});
   if (by_shape)
     for (const auto& [n, k] : layer)
       for (const std::int64_t rows : heights) shapes.push_back({std::min<std::int64_t>(rows, 4096), n, k});
