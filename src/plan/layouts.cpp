@@ -224,8 +224,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
   if (base.tensor_chunks > 1 &&
       std::none_of(layouts.begin(), layouts.end(), [](const Layout& l) { return l.setting.chunked_rows(); }))
     throw UsageError("parallel.tensor_chunks: no layout of {} ranks has rows for {} pieces", ranks, base.tensor_chunks);
-  if (layouts.empty() && wanted.empty())
-    throw UsageError("{} has no layout of {} ranks", arch.name, ranks);
+  if (layouts.empty() && wanted.empty()) throw UsageError("{} has no layout of {} ranks", arch.name, ranks);
   if (layouts.empty()) throw UsageError("--layouts: none of these is a layout of {} ranks", ranks);
   return layouts;
 }

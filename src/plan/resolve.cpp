@@ -141,17 +141,19 @@ void resolve_recompute(Config& c, const arch::Architecture& arch, program::Setti
 }
 
 // Refuses what is not built for models with sparse layers.
-void refuse_experts(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting s) {
+void refuse_experts(const Config& c, const arch::Architecture& arch, const Machine& machine,
+                    const program::Setting& s) {
   if (!arch.sparse()) return;
   if (machine.cuda)
     throw UsageError("{}: experts (model.experts) are computed on the host's cores alone yet", c.where("device.kind"));
   for (const arch::Part part : arch::parts_in_order(arch))
     if (const auto why = program::kernels_refused(s.kernels, part, s.compute, arch.head_dim, s.document_mask))
       throw UsageError("{}: {}", c.where("precision.compute"), *why);
-  // Whatever the configuration asks for: a budget is refused too.
-  if (c.parallel.recompute.mode != config::Recompute::Mode::kNone) s.recompute = program::Recompute::full(1);
   if (const auto why = program::chunks_refused(arch, s))
     throw UsageError("{}: {}", c.where("parallel.tensor_chunks"), *why);
+  if (arch.biases_router() && size_of(s.reduce) < 4)
+    throw UsageError("{}: messages of {} would round the numbers of tokens that move the biases of routers; set fp32",
+                     c.where("precision.reduce"), name_of(s.reduce));
 }
 
 DType resolve_precision(Config& c, const Machine& machine, int threads) {

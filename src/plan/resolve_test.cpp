@@ -442,6 +442,10 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
   EXPECT_EQ(refused_experts({"precision.compute=fp16"}),
             "--set precision.compute: ATen's kernels of experts compute in bf16, not in fp16");
   EXPECT_EQ(refused_experts({"precision.compute=bf16"}), "accepted");
+  EXPECT_EQ(refused_experts({"precision.compute=bf16", "precision.reduce=bf16"}), "accepted");
+  EXPECT_EQ(refused_experts({"precision.compute=bf16", "precision.reduce=bf16", "model.router_bias_rate=0.001"}),
+            "--set precision.reduce: messages of bf16 would round the numbers of tokens that move the biases of "
+            "routers; set fp32");
   EXPECT_EQ(refused({"data.document_mask=true", "model.head_dim=264", "precision.compute=fp32"}),
             "--set data.document_mask: heads of 264 are more than the 256 of attention within documents; math.kernels "
             "\"reference\" has no such limit");
