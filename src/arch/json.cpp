@@ -40,7 +40,7 @@ RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) 
 }
 
 // The members have the names of the keys of [model].
-// Later ones are written where they are not those of earlier versions.
+// Keys that came later are left out where they have their default, so that older texts keep their bytes.
 Json experts_to_json(const Experts& e) {
   Json json{{"experts", e.count},       {"experts_per_token", e.per_token}, {"expert_ffn", e.ffn},
             {"norm_topk", e.norm_topk}, {"balance_loss", e.balance_loss},   {"z_loss", e.z_loss}};

@@ -26,12 +26,13 @@
 //   kExpertUp      in_Md                       up_M(2w|w)                 in_Md, offsets_E+1
 //   kExpertActivation up                       a_Mw                       up
 //   kExpertDown    a_Mw                        out_Md                     a, offsets
-//   kCombine       out_Md, weight_Nt, mid_Nd   y_Nd = mid + sum weight out out_Md, weight, place   (or s instead of
-//   mid) kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N] kHead y_Cd,
-//   labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk kHeadLogits,
-//   kHeadLoss: the head in two where tensor ranks share the vocabulary, v rows of it on this one: kHeadLogits    y_Cd,
-//   labels_C              logits_Cv, sums_C2         logits_Cv kHeadLoss      sums of all ranks, labels   loss sum,
-//   d_y_Cd, d_W +=   nothing
+//   kCombine       out_Md, weight_Nt, mid_Nd   y_Nd = mid + sum weight out out_Md, weight, place
+//                  with shared experts, s instead of mid
+//   kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N]
+//   kHead          y_Cd, labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk
+//   kHeadLogits, kHeadLoss: the head in two where tensor ranks share the vocabulary, v rows of it on this one:
+//   kHeadLogits    y_Cd, labels_C              logits_Cv, sums_C2         logits_Cv
+//   kHeadLoss      sums of all ranks, labels   loss sum, d_y_Cd, d_W +=   nothing
 //
 // Backward runs the parts in reverse on one residual gradient d_x_Nd, which each part reads and adds to in place:
 //   kDown          d_x, a          -> d_a ; d_Wd

@@ -41,7 +41,8 @@ std::vector<Field> model_fields() {
       make("model.position", m, &T::position, choice({"rope", "learned", "alibi"}), e, "how positions enter"),
       make("model.activation", m, &T::activation, choice({"swiglu", "gelu_tanh"}), e, "the MLP's activation"),
       make("model.experts", m, &T::experts, positive(), e,
-           "small MLPs in the place of each layer's, of which a router chooses some for each token"),
+           "small MLPs of which a router chooses some for each token, in the place of the MLP of each layer behind the "
+           "model.dense_layers first ones"),
       make("model.shared_experts", m, &T::shared_experts, natural(), e,
            "further experts of the same width that every token meets, as one MLP of their summed width; where not set, "
            "the preset's, or 0"),
@@ -57,9 +58,8 @@ std::vector<Field> model_fields() {
       make("model.router_scale", m, &T::router_scale, positive_number(), e,
            "factor of the weights of a token's experts; where not set, the preset's, or 1"),
       make("model.router_bias_rate", m, &T::router_bias_rate, natural_number(), e,
-           "each step moves a bias, which only the choice of experts sees, by so much towards equal loads "
-           "(DeepSeek-V3's "
-           "balance without a loss); 0: no bias; where not set, the preset's, or 0"),
+           "each step moves a bias, which only the choice of experts sees, by so much towards equal loads (the balance "
+           "without a loss of DeepSeek-V3); 0: no bias; where not set, the preset's, or 0"),
       make("model.balance_loss", m, &T::balance_loss, natural_number(), e,
            "factor of the router's balance loss, the mean over layers of DeepSeek-V3's loss of a sequence, which is 1 "
            "where all experts have the same load; where not set, the preset's, or 0.01"),
@@ -145,7 +145,8 @@ std::vector<Field> parallel_fields() {
           "activations, what layers keep for backward"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
            "activations computed again in backward, by part of a layer: norm_qkv, qk_norm, attention, "
-           "out_projection, norm_up, activation; a size is what the memory plan of a rank may come to"),
+           "out_projection, norm_up, activation, dispatch, expert_up, expert_activation; a size is what the memory "
+           "plan of a rank may come to"),
   };
 }
 

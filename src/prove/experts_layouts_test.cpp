@@ -115,5 +115,14 @@ INSTANTIATE_TEST_SUITE_P(
         sparse_stages(sparse(1, {2, 1, true, 1}), program::ScheduleKind::kInterleaved, 2),
         sparse_stages(sparse(2, {1, 0, false, 1}, true), program::ScheduleKind::kZbV, 2)));
 
+// A router's bias is updated as a whole, but it is no matrix whose directions tensor ranks would gather.
+TEST(SparseLayouts, ABiasGathersNoDirections) {
+  for (const program::Program& p : sparse_programs(sharing_over_ranks(), setting_of(sparse(2), DType::kF32)))
+    for (const program::Buffer& b : p.buffers) {
+      EXPECT_NE(b.role, program::Value::kDirection);
+      EXPECT_NE(b.role, program::Value::kDirectionAll);
+    }
+}
+
 }  // namespace
 }  // namespace molen::prove

@@ -319,7 +319,10 @@ Signature signature(const Program& program, const Op& op, int unit) {
 }
 
 bool shares_whole_matrices(const Program& program, int unit) {
-  return program.grid.sizes[mesh::Axis::kTp] > 1 && program.units.at(static_cast<std::size_t>(unit)).has_whole();
+  const Unit& of = program.units.at(static_cast<std::size_t>(unit));
+  return program.grid.sizes[mesh::Axis::kTp] > 1 && std::ranges::any_of(of.entries, [](const UnitEntry& entry) {
+           return entry.rows > 0;  // a router's bias is whole, and no matrix
+         });
 }
 
 bool by_chunks(const Setting& setting, arch::Part part) {
