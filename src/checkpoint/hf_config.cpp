@@ -113,7 +113,7 @@ std::int64_t parse_expert_count(const JsonFields& f) {
   return f.integer(other ? "num_local_experts" : "num_experts");
 }
 
-// What differs between the types of sparse models in the keys of their experts. `count` is the key that we write.
+// The keys of experts that differ between the types of sparse models. `count` is the key that an export writes.
 // Without `norm_topk` the type has no such key: it always divides the weights of a token's experts by their sum.
 // `balance` is the default of the factor of the balance loss.
 struct ExpertKeys {

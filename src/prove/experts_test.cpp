@@ -35,7 +35,7 @@ program::Program sound(const arch::Architecture& a, const program::Setting& s) {
   return p;
 }
 
-// Of the first layer's router.
+// Returns the bias of the first layer's router.
 std::vector<float> biases(exec::Executor& executor) {
   const program::Program& p = executor.program();
   for (std::size_t u = 0; u < p.units.size(); ++u)

@@ -102,7 +102,7 @@ double worst_of(const std::vector<double>& a, const std::vector<double>& b) {
   return worst;
 }
 
-// Of all losses that a step reports.
+// Returns the largest relative difference of all losses that a step reports: the model's and those of routers.
 double worst_loss(const Outcome& a, const Outcome& b) {
   return std::max({worst_of(a.losses, b.losses), worst_of(a.balance, b.balance), worst_of(a.z, b.z)});
 }

@@ -74,8 +74,8 @@ PartDeclaration route() {
                                       takes(Arg::kChoice, {kReplicated}),
                                       whole_load(),
                                       takes(Arg::kLabels, {kInvariant})};
-  // What comes back from the experts is a term of a sum over tensor ranks, and the backward is linear in it. The first
-  // rank alone adds the gradients of the losses.
+  // The gradients that the experts return are terms of a sum over tensor ranks, and the backward is linear in them. The
+  // first rank alone adds the gradients of the losses.
   std::vector<OperandRule> backward{takes(Arg::kX, {kReplicated}), takes(Arg::kDY, {kPartial}),
                                     takes(Arg::kDWeights, {kPartial}), takes(Arg::kDResidual, {kInvariant}),
                                     retypes(Arg::kDX, kInvariant, kPartial)};
