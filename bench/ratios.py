@@ -33,16 +33,16 @@ VOCABULARY, SEQUENCE, BATCH = 32000, 512, 4
 NEAR = {"fp32": 1e-4, "bf16": 5e-3}
 
 
-def write_data(folder, tokens):
+def write_data(folder, tokens, vocabulary=VOCABULARY):
     """One shard of random tokens."""
     startup.make(folder, 1, tokens)
     manifest = json.loads((folder / "manifest.json").read_text())
-    drawn = numpy.random.default_rng(0).integers(1, VOCABULARY, tokens, dtype=numpy.uint16)
+    drawn = numpy.random.default_rng(0).integers(1, vocabulary, tokens, dtype=numpy.uint16)
     documents = tokens // startup.DOCUMENT
     drawn[startup.DOCUMENT - 1 :: startup.DOCUMENT] = 0
     (folder / "shard-000000.bin").write_bytes(drawn.tobytes())
     assert struct.calcsize("H") * tokens == (folder / "shard-000000.bin").stat().st_size and documents * startup.DOCUMENT == tokens
-    manifest["tokenizer"]["vocabulary"] = VOCABULARY
+    manifest["tokenizer"]["vocabulary"] = vocabulary
     manifest["shards"][0]["bin"]["sha256"] = hashlib.sha256(drawn.tobytes()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
@@ -61,10 +61,10 @@ def run(command, folder, env=None):
     return done.stdout
 
 
-def of_molen(molen, kind, steps, env):
+def of_molen(molen, kind, steps, env, words=molen_words):
     def measure(folder, turn):
         name = f"{kind}-{turn}-{len(list((folder / 'runs').iterdir())) if (folder / 'runs').exists() else 0}"
-        run([molen, "train", *molen_words(kind, steps, name)], folder, env)
+        run([molen, "train", *words(kind, steps, name)], folder, env)
         lines = [json.loads(x) for x in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
         return [m["step_s"] for m in lines], [m["loss"] for m in lines]
 
@@ -124,15 +124,20 @@ def rows_of(molen, kind, steps, folder):
     return rows, missing
 
 
+def same_losses(kind, steps, losses, reference):
+    """Ends the program where one of the rows has other losses than the row `reference`."""
+    expected = losses[reference][0]
+    for name, courses in losses.items():
+        for course in courses:
+            far = max(abs(a / b - 1) for a, b in zip(course, expected))
+            if len(course) != steps or not far <= NEAR[kind]:
+                sys.exit(f"{name} computes something else in {kind}: losses {course} beside {expected}")
+
+
 def table(kind, steps, timed, losses, rates):
     warm = 3  # of which compilation takes the first
     medians = {name: [statistics.median(t[warm:]) for t in turns] for name, turns in timed.items()}
-    reference = losses["PyTorch"][0]
-    for name, courses in losses.items():
-        for course in courses:
-            far = max(abs(a / b - 1) for a, b in zip(course, reference))
-            if len(course) != steps or not far <= NEAR[kind]:
-                sys.exit(f"{name} computes something else in {kind}: losses {course} beside {reference}")
+    same_losses(kind, steps, losses, "PyTorch")
     peers = {name: statistics.median(m) for name, m in medians.items() if name.startswith("PyTorch")}
     best = min(peers, key=peers.get)
     gflop = 517.0  # docs/formats/metrics.md: 6 N of the matrices and causal attention, 2048 tokens
@@ -147,6 +152,25 @@ def table(kind, steps, timed, losses, rates):
     return [(f"ratios/{kind}", statistics.median(per_round), [min(per_round), max(per_round)]), (f"ratios/{kind}/gemm_share", share, None)]
 
 
+def write_inputs(molen, folder, words, steps, vocabulary):
+    """Data for molen, and for PyTorch the same initial weights (`model`) and batches (`batches.bin`)."""
+    write_data(folder / "data", (steps + 2) * BATCH * SEQUENCE + startup.DOCUMENT * 16, vocabulary)
+    run([molen, "train", *words, "--set", "train.stop_after=1 steps", "--save-initial"], folder)
+    run([molen, "checkpoint", "export", "runs/weights/checkpoints/step-000000000", "model"], folder)
+    run([molen, "data", "batches", *words, "--steps", steps, "--output", "batches.bin"], folder)
+
+
+def in_turns(rows, rounds, folder):
+    """Seconds and losses of the steps of each row: {name: [of each round]}."""
+    timed, losses = {name: [] for name in rows}, {name: [] for name in rows}
+    for turn in range(rounds):
+        for name, measure in rows.items():
+            seconds, course = measure(folder, turn)
+            timed[name].append(seconds)
+            losses[name].append(course)
+    return timed, losses
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("molen")
@@ -159,20 +183,11 @@ def main():
     measured = []
     with tempfile.TemporaryDirectory(prefix="molen_ratios_") as scratch:
         folder = pathlib.Path(scratch)
-        write_data(folder / "data", (a.steps + 2) * BATCH * SEQUENCE + startup.DOCUMENT * 16)
-        words = molen_words("fp32", a.steps, "weights")
-        run([molen, "train", *words, "--set", "train.stop_after=1 steps", "--save-initial"], folder)
-        run([molen, "checkpoint", "export", "runs/weights/checkpoints/step-000000000", "model"], folder)
-        run([molen, "data", "batches", *words, "--steps", a.steps, "--output", "batches.bin"], folder)
+        write_inputs(molen, folder, molen_words("fp32", a.steps, "weights"), a.steps, VOCABULARY)
         rates = json.loads(run([molen, "doctor", "--format", "json"], folder))["gemm_gflops"]
         for kind in a.types.split(","):
             rows, missing = rows_of(molen, kind, a.steps, folder)
-            timed, losses = {name: [] for name in rows}, {name: [] for name in rows}
-            for turn in range(a.rounds):
-                for name, measure in rows.items():
-                    seconds, course = measure(folder, turn)
-                    timed[name].append(seconds)
-                    losses[name].append(course)
+            timed, losses = in_turns(rows, a.rounds, folder)
             measured += table(kind, a.steps, timed, losses, rates)
             print(f"not here: {', '.join(missing)}" if missing else "every row is here")
     command = "bench/ratios.py build/molen" + (f" --rounds {a.rounds}" if a.rounds != 3 else "") + (f" --types {a.types}" if a.types != "fp32,bf16" else "")

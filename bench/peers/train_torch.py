@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+import experts_torch
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size, eps):
@@ -72,27 +74,32 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, make_mlp):
         super().__init__()
         self.input_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
         self.self_attn = Attention(c)
         self.post_attention_layernorm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
-        self.mlp = Mlp(c)
+        self.mlp_name, mlp = make_mlp()
+        self.add_module(self.mlp_name, mlp)
 
     def forward(self, x, cos, sin):
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x + getattr(self, self.mlp_name)(self.post_attention_layernorm(x))
 
 
 class Llama(nn.Module):
-    """Names as in Hugging Face's LlamaForCausalLM, so that its safetensors load as they are."""
+    """Names as in Hugging Face's LlamaForCausalLM or, with experts, MixtralForCausalLM, so that their safetensors load as they are."""
 
-    def __init__(self, c):
+    def __init__(self, c, experts="loop", balance=0.0):
         super().__init__()
-        self.c = c
+        self.c, self.balance, self.balance_losses = c, balance, []
+
+        def make_mlp():
+            return ("block_sparse_moe", experts_torch.FORMS[experts](c, self.balance_losses)) if "num_local_experts" in c else ("mlp", Mlp(c))
+
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
-        self.model.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
+        self.model.layers = nn.ModuleList(Layer(c, make_mlp) for _ in range(c["num_hidden_layers"]))
         self.model.norm = RMSNorm(c["hidden_size"], c["rms_norm_eps"])
         self.lm_head = nn.Linear(c["hidden_size"], c["vocab_size"], bias=False)
         if c.get("tie_word_embeddings"):
@@ -110,7 +117,12 @@ class Llama(nn.Module):
         for layer in self.model.layers:
             x = layer(x, cos, sin)
         logits = self.lm_head(self.model.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        if not self.balance_losses:
+            return loss, loss
+        balance = torch.stack(self.balance_losses).mean()
+        self.balance_losses.clear()
+        return loss, loss + self.balance * balance
 
 
 def distributed(net, strategy):
@@ -207,6 +219,8 @@ def main():
     p.add_argument("--compile", action="store_true")
     p.add_argument("--autocast", action="store_true", help="bf16 by torch.autocast over weights of --dtype")
     p.add_argument("--onednn", action="store_true", help="products of linear layers by oneDNN")
+    p.add_argument("--experts", choices=list(experts_torch.FORMS), default="loop", help="form of sparse layers (experts_torch.py)")
+    p.add_argument("--balance", type=float, default=0.0, help="factor of the balance loss of sparse layers")
     p.add_argument("--strategy", choices=["ddp", "zero1", "fsdp2_grad_op", "fsdp2_full"], default="ddp", help="what several ranks share (torchrun)")
     p.add_argument("--warmup-steps", type=int, default=2, help="left out of the median")
     p.add_argument("--device", default="cpu")
@@ -223,7 +237,7 @@ def main():
         c = json.load(f)
     c.setdefault("head_dim", c["hidden_size"] // c["num_attention_heads"])
     dtype = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[a.dtype]
-    net = Llama(c).to(dtype=dtype)   # before loading: fp64 weights must not pass through fp32
+    net = Llama(c, a.experts, a.balance).to(dtype=dtype)   # before loading: fp64 weights must not pass through fp32
     missing, unexpected = net.load_state_dict(load_file(os.path.join(a.model, "model.safetensors")), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     net.to(device=a.device)
@@ -250,9 +264,9 @@ def main():
             part = batch[first : first + a.micro]
             with only_last_reduces(run, m == rounds - 1):
                 with torch.autocast(torch.device(a.device).type, dtype=torch.bfloat16, enabled=a.autocast):
-                    loss = run(part[:, :-1], part[:, 1:].contiguous()) / rounds
-                loss.backward()
-            total += loss.item()
+                    loss, objective = run(part[:, :-1], part[:, 1:].contiguous())
+                (objective / rounds).backward()
+            total += loss.item() / rounds
         norm = nn.utils.clip_grad_norm_(net.parameters(), a.clip)
         if hasattr(norm, "full_tensor"):  # a DTensor, of FSDP2's shards
             norm = norm.full_tensor()
