@@ -2,6 +2,7 @@
 // the configuration table [model] and Hugging Face's config.json.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -50,6 +51,12 @@ struct Experts {
   double bias_rate = 0.0;
   bool operator==(const Experts&) const = default;
 };
+
+// The most rows that the experts of one of `ranks` expert ranks may get, where each rank has `tokens`: all tokens of
+// all ranks, each as often as it can choose experts of the rank.
+inline std::int64_t most_rows_of_experts(const Experts& experts, std::int64_t tokens, int ranks) {
+  return ranks * tokens * std::min(experts.per_token, experts.count / ranks);
+}
 
 struct Architecture {
   std::string name;  // preset's name, or "custom"

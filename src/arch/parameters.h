@@ -50,6 +50,10 @@ enum class Role {
   kHead,
 };
 
+// One of the experts of which each token chooses some.
+constexpr bool of_expert(Role role) {
+  return role == Role::kExpertGate || role == Role::kExpertUp || role == Role::kExpertDown;
+}
 // Norms of the residual stream; those of queries and keys have no product of their own behind them.
 constexpr bool of_norm(Role role) {
   return role == Role::kAttentionNorm || role == Role::kAttentionNormBias || role == Role::kMlpNorm ||

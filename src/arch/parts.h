@@ -224,6 +224,7 @@ struct PartShape {
   int tensor_ranks = 1;    // the architecture holds the local sizes of one of these ranks (arch/tensor_parallel.h)
   bool kv_copied = false;  // key and value weights are assembled for each use
   bool documents = false;  // attention stays within documents, which has its own kernels
+  int expert_ranks = 1;    // share the experts of each layer
   std::int64_t tokens() const { return batch * sequence; }
 };
 

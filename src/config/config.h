@@ -71,6 +71,7 @@ struct ParallelTable {
   std::string schedule = "1f1b";
   std::int64_t context = 1;
   std::string context_form = "gather";
+  std::int64_t expert = 1;
   std::int64_t data_replicate = 1;
   std::optional<std::int64_t> data_shard;  // nullopt: "auto", all ranks that the other axes leave
   std::optional<std::string> sharding;

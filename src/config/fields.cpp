@@ -120,6 +120,10 @@ std::vector<Field> parallel_fields() {
       make("parallel.context", m, &T::context, positive(kRanks), e, "ranks that share each sequence"),
       make("parallel.context_form", m, &T::context_form, choice({"gather", "ring"}), e,
            "keys and values of a layer: all gathered for its attention, or passed on from rank to rank beside it"),
+      make("parallel.expert", m, &T::expert, positive(kRanks), e,
+           "ranks that share the experts of each sparse layer; they have different samples, and send each other the "
+           "rows "
+           "of their tokens"),
       make("parallel.data_replicate", m, &T::data_replicate, positive(kRanks), e,
            "groups that hold whole copies of the state"),
       make("parallel.data_shard", m, &T::data_shard, positive_or_auto(), e,

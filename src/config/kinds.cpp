@@ -413,11 +413,15 @@ Kind<std::vector<std::string>> names(std::vector<std::string> choices) {
 }
 
 Kind<std::vector<std::string>> axis_order() {
+  // "ep" may be left out: it is then right within "dp-shard".
   const std::vector<std::string> axes = ParallelTable{}.order;
-  Kind<std::vector<std::string>> kind = names(axes);
+  std::vector<std::string> known = axes;
+  known.insert(std::find(known.begin(), known.end(), "dp-shard") + 1, "ep");
+  Kind<std::vector<std::string>> kind = names(known);
   kind.read = [read = kind.read, axes](const Json& value) {
     std::vector<std::string> order = read(value);
-    if (order.size() != axes.size()) reject("each of " + joined(axes, ", ") + " once", value);
+    const bool without = std::find(order.begin(), order.end(), "ep") == order.end();
+    if (order.size() != axes.size() + (without ? 0 : 1)) reject("each of " + joined(axes, ", ") + " once", value);
     return order;
   };
   return kind;

@@ -12,6 +12,7 @@
 #include "base/match.h"
 #include "exec/bind_compute.h"
 #include "exec/bind_context.h"
+#include "exec/bind_experts.h"
 #include "exec/groups.h"
 #include "optim/balance.h"
 #include "optim/sum_squares.h"
@@ -80,12 +81,11 @@ std::vector<Bounds> of_gradients(const BindContext& c, const program::Unit& unit
 }
 
 Kernel bind_sum_squares(const BindContext& c, const Step& step) {
-  // Elements that tensor ranks hold alike are counted only by the first of these ranks.
   const program::Use& of = step.operand(Arg::kGrad);
   const auto [held, held_end] = held_of(c.program, of.buffer, c.coordinates);
   const auto [first, last] = range_of(c.program, of, c.coordinates);
   const auto& unit = c.program.units[static_cast<std::size_t>(c.program.unit_of_buffer(of.buffer))];
-  const auto [from, to] = program::counted_once(c.coordinates, unit, first, last);
+  const auto [from, to] = program::squares_once(c.program.grid, c.coordinates, unit, first, last);
   std::vector<at::Tensor> grads;
   for (const auto& [begin, end] : of_gradients(c, unit, {from, to}))
     grads.push_back(c.flat(of.buffer).narrow(0, begin - held, end - begin));
@@ -316,12 +316,12 @@ Kernel bind_scatter_rows(const BindContext& c, const Step& step, comm::Communica
   };
 }
 
-// Gathers the rows of all ranks, or the sums of the head, in rank order.
+// Gathers the rows of all ranks, the sums of the head or the offsets of experts, in rank order.
 Kernel bind_gather_rows(const BindContext& c, const Step& step, comm::Communicator* group) {
   auto part = c.flat(step.operand(Arg::kFrom).buffer), all = c.flat(step.operand(Arg::kTo).buffer);
   const auto& op = std::get<program::AllGather>(step.op);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(group->size()), part.numel());
-  if (op.moves != program::Moves::kHead) {
+  if (op.moves != program::Moves::kHead && op.moves != program::Moves::kOffsets) {
     const RowPiece piece = row_piece(c, step, Arg::kTo, op.chunk);
     counts = piece.counts;
     part = part.narrow(0, piece.kept, counts[static_cast<std::size_t>(group->rank())]);
@@ -465,6 +465,7 @@ Kernel bind(const BindContext& c, const Step& step) {
           [&](const program::AllReduce& o) { return bind_all_reduce(c, step, group_of(c, o.axis)); },
           [&](const program::ReduceScatter& o) { return bind_reduce_scatter(c, step, group_of(c, o.axis)); },
           [&](const program::AllGather& o) { return bind_all_gather(c, step, group_of(c, o.axis)); },
+          [&](const program::AllToAll& o) { return bind_all_to_all(c, step, group_of(c, o.axis)); },
           [&](const program::Send& o) { return bind_send(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::Receive& o) { return bind_receive(c, step, o.peer, group_of(c, program::Axis::kPp)); },
           [&](const program::Shift& o) { return bind_shift(c, step, group_of(c, o.axis)); },

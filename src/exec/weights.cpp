@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 namespace molen::exec {
 
 at::Tensor UnitWeights::weight(arch::Role role, std::int64_t rows) const {
@@ -18,7 +20,11 @@ at::Tensor UnitWeights::weight(arch::Role role, std::int64_t rows) const {
 }
 
 at::Tensor UnitWeights::of_experts(arch::Role role, std::int64_t out) const {
-  const std::int64_t experts = arch_.experts->count;
+  // Of several expert ranks, each has its own in the unit.
+  const std::int64_t experts = std::ranges::count_if(unit_.entries, [&](const program::UnitEntry& entry) {
+    const auto& parameter = parameters_[static_cast<std::size_t>(entry.parameter)];
+    return parameter.role == role && parameter.layer == layer_;
+  });
   return weight(role, experts * out).view({experts, out, -1});
 }
 

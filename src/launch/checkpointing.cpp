@@ -56,9 +56,15 @@ at::Tensor held_part(const exec::Executor& executor, const std::string& storage,
   return executor.state(storage, unit).narrow(0, place(first) - place(held_first), place(last) - place(first));
 }
 
-const program::UnitEntry& entry_of(const program::Unit& unit, int parameter) {
-  const auto found = std::find_if(unit.entries.begin(), unit.entries.end(),
-                                  [&](const program::UnitEntry& entry) { return entry.parameter == parameter; });
+int parameter_at(const program::Program& p, const mesh::PerAxis& at, const program::UnitEntry& entry) {
+  return static_cast<int>(program::parameter_at(p.grid, at, p.parameters, entry));
+}
+
+const program::UnitEntry& entry_of(const program::Program& p, const mesh::PerAxis& at, const program::Unit& unit,
+                                   int parameter) {
+  const auto found = std::find_if(unit.entries.begin(), unit.entries.end(), [&](const program::UnitEntry& entry) {
+    return parameter_at(p, at, entry) == parameter;
+  });
   MOLEN_CHECK(found != unit.entries.end(), "unit {} has no parameter {}", unit.name, parameter);
   return *found;
 }
@@ -73,12 +79,12 @@ std::vector<SavedBox> boxes_of(const program::Program& p, const mesh::PerAxis& a
       const std::int64_t end = entry.offset + entry.whole;
       const std::vector<std::int64_t> shape = family.state->shape(entry.rows, entry.columns);
       if (first <= entry.offset && end <= last && !shape.empty())
-        boxes.push_back({u, {entry.parameter, entry.offset, whole_box(shape)}, end});
+        boxes.push_back({u, {parameter_at(p, at, entry), entry.offset, whole_box(shape)}, end});
     }
     return boxes;
   }
   for (auto& box : program::global_boxes(p, at, u, first, last)) {
-    if (family.of() == program::StateOf::kRest && entry_of(unit, box.parameter).whole > 0) continue;
+    if (family.of() == program::StateOf::kRest && entry_of(p, at, unit, box.parameter).whole > 0) continue;
     const std::int64_t end = box.unit_first + box.box.elements();
     boxes.push_back({u, std::move(box), end});
   }
@@ -204,11 +210,12 @@ void exchange_tiles(exec::Executor& executor, const std::string& storage, int un
 }
 
 // Fills what this rank holds beyond its tile with the tiles of the ranks that hold the same elements: all data-parallel
-// ranks when each holds the whole unit, or else the ranks that hold the same shard. `replicas` and `copies` are these
-// two groups. Collective.
-void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& replicas,
-                 comm::Communicator& copies) {
+// ranks when each holds the whole unit (of experts, those that hold the same experts), or else the ranks that hold the
+// same shard. `all`, `of_experts` and `copies` are these three groups. Collective.
+void share_tiles(exec::Executor& executor, const std::string& storage, comm::Communicator& all,
+                 comm::Communicator& of_experts, comm::Communicator& copies) {
   for (int u = 0; u < static_cast<int>(executor.program().units.size()); ++u) {
+    comm::Communicator& replicas = executor.program().units[static_cast<std::size_t>(u)].experts ? of_experts : all;
     const auto tile = tile_of(executor, u), held = executor.state_range(storage, u);
     const std::int64_t elements = executor.program().units[static_cast<std::size_t>(u)].elements;
     // All ranks must decide alike: one rank's tile may happen to be everything that it holds.
@@ -287,11 +294,12 @@ void load_state(const checkpoint::Checkpoint& from, exec::Executor& executor, co
       read_tiles(from, executor, families, of, weights, *stage);
   });
   const auto replicas = along(executor, world, mesh::kReplicas);
+  const auto of_experts = along(executor, world, mesh::kReplicas.without(mesh::Axis::kEp));
   const auto copies = along(executor, world, mesh::Axes{mesh::Axis::kDpReplicate});
   std::vector<std::string> all = weights;
   for (std::size_t i = 1; i < families.size(); ++i) all.push_back(families[i].storage);
   share_between_ends(executor, all, world);
-  for (const std::string& storage : all) share_tiles(executor, storage, *replicas, *copies);
+  for (const std::string& storage : all) share_tiles(executor, storage, *replicas, *of_experts, *copies);
 }
 
 std::string state_hash(const exec::Executor& executor, comm::Communicator& world) {

@@ -34,11 +34,11 @@ struct Shape {
 // coupled.
 constexpr Shape kShapes[] = {
     {128, 352, 4, 2, 32, 2048, 2, 128, 2},          {128, 512, 2, 1, 64, 8192, 8, 128, 2},
-    {128, 256, 4, 2, 32, 3072, 4, 128, 2, 4, 2, 1}, {192, 512, 6, 2, 32, 4096, 4, 256, 2},
+    {128, 256, 4, 2, 32, 3072, 4, 128, 2, 6, 2, 1}, {192, 512, 6, 2, 32, 4096, 4, 256, 2},
     {256, 704, 4, 2, 64, 16384, 4, 256, 2},         {256, 1024, 8, 8, 32, 4096, 1, 512, 2},
     {256, 640, 4, 4, 64, 12000, 8, 256, 1},         {256, 320, 4, 4, 32, 4096, 3, 256, 2, 8, 2, 2},
     {320, 896, 5, 5, 64, 6000, 2, 384, 2},          {384, 1024, 6, 2, 64, 16384, 2, 512, 2},
-    {384, 448, 6, 2, 64, 8192, 2, 384, 2, 16, 4},   {384, 1536, 12, 4, 32, 24000, 8, 128, 1},
+    {384, 448, 6, 2, 64, 8192, 2, 384, 2, 12, 4},   {384, 1536, 12, 4, 32, 24000, 8, 128, 1},
     {512, 1408, 8, 4, 64, 32000, 4, 256, 2},        {512, 1408, 8, 4, 64, 16384, 4, 512, 3},
     {512, 2048, 8, 8, 64, 8192, 1, 768, 2},         {640, 1728, 10, 5, 64, 20000, 2, 512, 1},
     {768, 3072, 12, 12, 64, 8192, 1, 1024, 1},
@@ -177,14 +177,19 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
   for (const Shape& shape : kShapes) {
     if (o.widest > 0 && shape.hidden > o.widest) continue;
     const arch::Architecture arch = architecture(shape);
-    for (const int zero : {0, 1}) {
-      // One micro-batch, or two: an accumulating backward adds where the first one overwrites.
+    // One micro-batch, or two: an accumulating backward adds where the first one overwrites. And one of expert ranks.
+    struct Kind {
+      int zero;
+      bool apart;
+    };
+    for (const auto& [zero, apart] : {Kind{0, false}, Kind{1, false}, Kind{0, true}}) {
       if (zero == 1 && (ranks == 1 || shape.layers > 2)) continue;
+      if (apart && (ranks == 1 || shape.experts == 0 || shape.experts % ranks != 0)) continue;
       program::Setting setting;
-      setting.mesh[mesh::Axis::kDpShard] = ranks;
+      setting.mesh[apart ? mesh::Axis::kEp : mesh::Axis::kDpShard] = ranks;
       setting.zero = zero;
       setting.micro_batch = shape.batch;
-      setting.global_batch = shape.batch * ranks * (zero == 0 ? 2 : 1);
+      setting.global_batch = shape.batch * ranks * (zero == 0 && !apart ? 2 : 1);
       setting.sequence = shape.sequence;
       setting.compute = o.compute;
       setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -194,9 +199,9 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
       setting.head_chunk = arch::head_chunk(shape.vocabulary);
       if (!computed(arch, setting)) continue;
       trials.push_back({program::build(arch, setting),
-                        fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}", shape.hidden,
+                        fmt::format("d {} {}ffn {} vocabulary {} batch {} x {}{}", shape.hidden,
                                     shape.experts > 0 ? fmt::format("{} experts of ", shape.experts) : "", shape.ffn,
-                                    shape.vocabulary, shape.batch, shape.sequence),
+                                    shape.vocabulary, shape.batch, shape.sequence, apart ? " on expert ranks" : ""),
                         {}});
       program::require_sound(trials.back().program, "calibration");
     }

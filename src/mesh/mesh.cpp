@@ -11,7 +11,7 @@
 namespace molen::mesh {
 namespace {
 
-constexpr std::array<std::string_view, kAxes> kNames{"pp", "dp_replicate", "dp_shard", "cp", "tp"};
+constexpr std::array<std::string_view, kAxes> kNames{"pp", "dp_replicate", "dp_shard", "ep", "cp", "tp"};
 
 std::string trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t"), last = text.find_last_not_of(" \t");
@@ -52,10 +52,13 @@ std::array<Axis, kAxes> parse_order(std::string_view text) {
     axes.push_back(axis_from_name(trimmed(text.substr(at, comma - at))));
     at = comma + 1;
   }
+  if (axes.size() == kAxes - 1 && std::count(axes.begin(), axes.end(), Axis::kEp) == 0)
+    if (const auto shard = std::find(axes.begin(), axes.end(), Axis::kDpShard); shard != axes.end())
+      axes.insert(shard + 1, Axis::kEp);
   if (axes.size() != kAxes)
     throw UsageError(
         fmt::format("order of mesh axes: '{}' names {} of {}; write all, outermost first, as in "
-                    "'pp,dp_replicate,dp_shard,cp,tp'",
+                    "'pp,dp_replicate,dp_shard,ep,cp,tp'",
                     text, axes.size(), kAxes));
   std::array<Axis, kAxes> order;
   std::copy(axes.begin(), axes.end(), order.begin());
@@ -65,7 +68,10 @@ std::array<Axis, kAxes> parse_order(std::string_view text) {
 
 std::string text_of(const std::array<Axis, kAxes>& order) {
   std::string text;
-  for (const Axis axis : order) text += fmt::format("{}{}", text.empty() ? "" : ",", name_of(axis));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (order[i] == Axis::kEp && i > 0 && order[i - 1] == Axis::kDpShard) continue;  // as parse_order has it
+    text += fmt::format("{}{}", text.empty() ? "" : ",", name_of(order[i]));
+  }
   return text;
 }
 

@@ -14,16 +14,18 @@
 
 namespace molen::mesh {
 
-enum class Axis { kPp, kDpReplicate, kDpShard, kCp, kTp };
-inline constexpr int kAxes = 5;
-inline constexpr std::array<Axis, kAxes> kDefaultOrder{Axis::kPp, Axis::kDpReplicate, Axis::kDpShard, Axis::kCp,
-                                                       Axis::kTp};
+enum class Axis { kPp, kDpReplicate, kDpShard, kEp, kCp, kTp };
+inline constexpr int kAxes = 6;
+inline constexpr std::array<Axis, kAxes> kDefaultOrder{Axis::kPp, Axis::kDpReplicate, Axis::kDpShard,
+                                                       Axis::kEp, Axis::kCp,          Axis::kTp};
 
-std::string_view name_of(Axis axis);         // "pp", "dp_replicate", "dp_shard", "cp", "tp"
+std::string_view name_of(Axis axis);         // "pp", "dp_replicate", "dp_shard", "ep", "cp", "tp"
 Axis axis_from_name(std::string_view name);  // throws UsageError with the nearest name
-// Reads "pp,dp_replicate,dp_shard,cp,tp", outermost first, every axis once. Throws UsageError for anything else.
+// Reads "pp,dp_replicate,dp_shard,ep,cp,tp", outermost first, every axis once. A text without ep, from before there
+// were expert ranks, has it right within dp_shard. Throws UsageError for anything else.
 std::array<Axis, kAxes> parse_order(std::string_view text);
-std::string text_of(const std::array<Axis, kAxes>& order);  // in the form that parse_order reads
+// In the form that parse_order reads; ep is left out right within dp_shard.
+std::string text_of(const std::array<Axis, kAxes>& order);
 
 // A set of axes: the ranks along {Axis::kDpReplicate, Axis::kDpShard} see different data.
 class Axes {
@@ -51,11 +53,13 @@ class Axes {
   unsigned bits_ = 0;
 };
 
-inline constexpr Axes kDataParallel{Axis::kDpReplicate, Axis::kDpShard};
+// Expert ranks have different data, and hold all parameters but those of the experts alike.
+inline constexpr Axes kDataParallel{Axis::kDpReplicate, Axis::kDpShard, Axis::kEp};
 // kReplicas: the axes of ranks with the same parameters, whose gradients are summed; ranks that share a sequence are
-// among them. kShards: the axes over which one copy of a unit's state may be sharded.
-inline constexpr Axes kReplicas{Axis::kDpReplicate, Axis::kDpShard, Axis::kCp};
-inline constexpr Axes kShards{Axis::kDpShard, Axis::kCp};
+// among them. kShards: the axes over which one copy of a unit's state may be sharded. For the experts of a layer, both
+// are without kEp.
+inline constexpr Axes kReplicas{Axis::kDpReplicate, Axis::kDpShard, Axis::kEp, Axis::kCp};
+inline constexpr Axes kShards{Axis::kDpShard, Axis::kEp, Axis::kCp};
 
 // One number per axis: sizes of a mesh, or coordinates of a rank.
 struct PerAxis {
@@ -64,7 +68,7 @@ struct PerAxis {
   int operator[](Axis axis) const { return values[static_cast<std::size_t>(axis)]; }
   bool operator==(const PerAxis&) const = default;
 };
-inline constexpr PerAxis kOne{{1, 1, 1, 1, 1}};
+inline constexpr PerAxis kOne{{1, 1, 1, 1, 1, 1}};
 
 class Mesh {
  public:

@@ -52,12 +52,14 @@ struct Grid {
   int context = 1;
   program::ContextForm form = program::ContextForm::kGather;
   std::int64_t chunks = 1;  // pieces of the rows
-  std::string text() const { return layer_text() + context_text(); }
+  int experts = 1;          // expert ranks
+  std::string text() const { return layer_text() + context_text() + experts_text(); }
   std::string layer_text() const {
     if (tensor == 1) return "";
     return fmt::format(", tp {}{}{}", tensor, rows ? " with sequence parallelism" : "",
                        chunks > 1 ? fmt::format(" in {} pieces", chunks) : "");
   }
+  std::string experts_text() const { return experts == 1 ? "" : fmt::format(", ep {}", experts); }
   std::string context_text() const { return context == 1 ? "" : fmt::format(", cp {} {}", context, name_of(form)); }
 };
 
@@ -73,6 +75,13 @@ std::vector<Grid> grids_of(const arch::Architecture& arch, const program::Settin
         if (tensor > 1) grids.push_back({tensor, true, context, form});
         if (tensor > 1 && base.tensor_chunks > 1) grids.push_back({tensor, true, context, form, base.tensor_chunks});
       }
+    }
+  const std::size_t without = grids.size();
+  for (int experts = 2; arch.sparse() && experts <= ranks; ++experts)
+    for (std::size_t i = 0; i < without && arch.experts->count % experts == 0; ++i) {
+      if (ranks % (grids[i].tensor * grids[i].context * experts) != 0) continue;
+      grids.push_back(grids[i]);
+      grids.back().experts = experts;
     }
   return grids;
 }
@@ -165,6 +174,7 @@ std::vector<std::string> choices_of(const program::Setting& s) {
   return {sharding_of(s).choice(),
           Grid{s.tensor_ranks(), s.sequence_parallel, 1, {}, s.tensor_chunks}.layer_text(),
           Grid{1, false, s.context_ranks(), s.context_form}.context_text(),
+          s.shares_experts() ? fmt::format("ep {}", s.expert_ranks()) : "",
           Stages{s.pipeline, s.stages()}.text(),
           text(s.recompute),
           text(s.offload),
@@ -173,7 +183,8 @@ std::vector<std::string> choices_of(const program::Setting& s) {
 
 Layout layout_of(const program::Setting& s) {
   const Sharding sharding = sharding_of(s);
-  const Grid grid{s.tensor_ranks(), s.sequence_parallel, s.context_ranks(), s.context_form, s.tensor_chunks};
+  const Grid grid{s.tensor_ranks(), s.sequence_parallel, s.context_ranks(),
+                  s.context_form,   s.tensor_chunks,     s.expert_ranks()};
   return {fmt::format("{}{}{}{}{}{}{}", sharding.text(), grid.text(), Stages{s.pipeline, s.stages()}.text(),
                       text(s.recompute), text(s.offload), text(s.order),
                       s.micro_batches() > 1 ? fmt::format(", {} micro-batches", s.micro_batches()) : ""),
@@ -190,7 +201,8 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
     for (const program::Offload& offload : offloads(base)) variants.emplace_back(recompute, offload);
   std::vector<Layout> layouts;
   const auto add = [&](const Stages& stages, const Grid& grid, const Sharding& sharding) {
-    if (sharding.shards % grid.context != 0) return;  // each sharding group has whole sequences
+    // Each sharding group has whole sequences, and all experts.
+    if (sharding.shards % (grid.context * grid.experts) != 0) return;
     program::Setting s = base;
     s.mesh[mesh::Axis::kPp] = stages.count;
     s.pipeline = stages.pipeline;
@@ -199,7 +211,8 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
     s.tensor_chunks = grid.chunks;
     s.mesh[mesh::Axis::kCp] = grid.context;
     s.context_form = grid.form;
-    s.mesh[mesh::Axis::kDpShard] = sharding.shards / grid.context;
+    s.mesh[mesh::Axis::kEp] = grid.experts;
+    s.mesh[mesh::Axis::kDpShard] = sharding.shards / (grid.context * grid.experts);
     s.mesh[mesh::Axis::kDpReplicate] = sharding.replicas;
     s.zero = sharding.zero;
     s.own_over_dp = sharding.own_over_dp;

@@ -104,6 +104,24 @@ void resolve_context(const Config& c, const Machine& machine, program::Setting& 
   s.context_form = ring ? program::ContextForm::kRing : program::ContextForm::kGather;
 }
 
+void resolve_experts(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
+  const auto& p = c.parallel;
+  const std::int64_t n = p.expert;
+  if (n == 1) return;
+  if (!arch.sparse())
+    throw UsageError("{}: {} ranks share the experts of sparse layers, which this model does not have (model.experts)",
+                     c.where("parallel.expert"), n);
+  const std::int64_t left = machine.ranks / (p.tensor * p.pipeline * p.context);
+  const auto fits = [&](std::int64_t m) { return arch.experts->count % m == 0; };
+  if (left % n != 0)
+    throw UsageError("{}: {} expert ranks do not divide the {} rank{} that the other axes leave of {}{}",
+                     c.where("parallel.expert"), n, left, left == 1 ? "" : "s", machine.ranks, fitting(left, fits));
+  if (!fits(n))
+    throw UsageError("{}: {} ranks cannot share {} experts evenly{}", c.where("parallel.expert"), n,
+                     arch.experts->count, fitting(left, fits));
+  s.mesh[mesh::Axis::kEp] = static_cast<int>(n);
+}
+
 void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
   const auto stages = static_cast<int>(p.pipeline);
@@ -166,7 +184,7 @@ void resolve_pipeline(const Config& c, const arch::Architecture& arch, const Mac
 // Sets the data-parallel axes of the rank grid.
 void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
-  const std::int64_t ranks = machine.ranks / (p.tensor * p.pipeline * p.context),
+  const std::int64_t ranks = machine.ranks / (p.tensor * p.pipeline * p.context * p.expert),
                      replicate = p.data_replicate;  // data-parallel ranks
   const auto any = [](std::int64_t) { return true; };
   if (ranks % replicate != 0)
@@ -174,23 +192,25 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
                      ranks, ranks == 1 ? "" : "s", fitting(ranks, any));
   // A group is the node unless the configuration gives another.
   const bool by_node = is_hybrid(c) && replicate == 1 && !p.data_shard;
-  const std::int64_t of_node = machine.local_ranks / (p.tensor * p.context);
-  if (by_node && machine.local_ranks % (p.tensor * p.context) != 0)
+  const std::int64_t of_node = machine.local_ranks / (p.tensor * p.context * p.expert);
+  if (by_node && machine.local_ranks % (p.tensor * p.context * p.expert) != 0)
     throw UsageError(
-        "{}: {} shards within a node of {} ranks, which {} tensor x {} context ranks do not divide; "
+        "{}: {} shards within a node of {} ranks, which {} tensor x {} context{} ranks do not divide; "
         "parallel.data_shard says other groups",
-        c.where("parallel.sharding"), *p.sharding, machine.local_ranks, p.tensor, p.context);
+        c.where("parallel.sharding"), *p.sharding, machine.local_ranks, p.tensor, p.context,
+        p.expert > 1 ? fmt::format(" x {} expert", p.expert) : "");
   const std::int64_t group = by_node ? std::min(of_node, ranks) : ranks / replicate;
   const std::int64_t shard = p.data_shard.value_or(group);
   const bool any_groups = is_hybrid(c) && replicate == 1;  // as many as there are ranks for
   const std::int64_t copies = any_groups ? ranks / std::max<std::int64_t>(1, shard) : replicate;
   const auto shards_fit = [&](std::int64_t n) {
-    return any_groups ? ranks == 1 || n * p.context > 1 : n * replicate == ranks;
+    return any_groups ? ranks == 1 || n * p.context * p.expert > 1 : n * replicate == ranks;
   };
   if (shard * copies != ranks)
     throw UsageError("{}: data_replicate {} x data_shard {}{} is not the world of {} ranks{}",
                      c.where(p.data_shard ? "parallel.data_shard" : "parallel.data_replicate"), copies, shard,
-                     (p.context > 1 ? fmt::format(" x context {}", p.context) : "") +
+                     (p.expert > 1 ? fmt::format(" x expert {}", p.expert) : "") +
+                         (p.context > 1 ? fmt::format(" x context {}", p.context) : "") +
                          (p.tensor > 1 ? fmt::format(" x tensor {}", p.tensor) : "") +
                          (p.pipeline > 1 ? fmt::format(" x pipeline {}", p.pipeline) : ""),
                      machine.ranks,
@@ -199,7 +219,7 @@ void resolve_mesh(const Config& c, const Machine& machine, program::Setting& s) 
     throw UsageError("{}: {} shards over all data-parallel ranks; with copies (data_replicate {}) it is {}",
                      c.where("parallel.sharding"), *p.sharding, copies,
                      *p.sharding == "FULL_SHARD" ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2");
-  if (is_hybrid(c) && ranks > 1 && shard * p.context == 1)
+  if (is_hybrid(c) && ranks > 1 && shard * p.context * p.expert == 1)
     throw UsageError("{}: {} needs groups of more than one rank; set parallel.data_shard, or NO_SHARD",
                      c.where("parallel.sharding"), *p.sharding);
   s.mesh[mesh::Axis::kDpShard] = static_cast<int>(shard);
@@ -223,6 +243,7 @@ void resolve_parallel(const Config& c, const arch::Architecture& arch, const Mac
   resolve_tensor(c, arch, machine, s);
   resolve_pipeline(c, arch, machine, s);
   resolve_context(c, machine, s);
+  resolve_experts(c, arch, machine, s);
   resolve_mesh(c, machine, s);
   s.prefetch = static_cast<int>(c.parallel.prefetch);
   s.zero = zero_stage(c);

@@ -94,7 +94,8 @@ struct Layout {
   bool documents = false;
   program::Offload offload{};
   std::int64_t unit_layers = 1;
-  int ranks() const { return shards * replicas * tensor * stages * context; }
+  int experts = 1;  // expert ranks
+  int ranks() const { return shards * replicas * tensor * stages * context * experts; }
   Layout units(std::int64_t layers) const {
     Layout l = *this;
     l.unit_layers = layers;
@@ -137,6 +138,7 @@ inline program::Setting setting_of(const Layout& l, DType compute) {
   s.mesh[mesh::Axis::kDpReplicate] = l.replicas;
   s.mesh[mesh::Axis::kTp] = l.tensor;
   s.mesh[mesh::Axis::kCp] = l.context;
+  s.mesh[mesh::Axis::kEp] = l.experts;
   s.sequence = l.sequence;
   s.context_form = l.form;
   s.sequence_parallel = l.rows;

@@ -22,7 +22,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the file is little-endian, as every host we know of");
 
 constexpr char kMagic[8] = {'M', 'O', 'L', 'E', 'N', 'F', 'L', 'T'};
-constexpr std::uint32_t kFlightVersion = 3;
+constexpr std::uint32_t kFlightVersion = 4;
 constexpr std::size_t kHeadBytes = 4096;
 constexpr std::uint32_t kMostRecords = 1 << 14;
 constexpr std::int32_t kMostRanks = 1 << 24;
@@ -89,7 +89,7 @@ struct FlightWriter::Head {
   std::uint32_t end;
   std::int32_t saw_dead;
   StreamHead stream[kFlightStreams];
-  char unused[3616];
+  char unused[3600];
 
   Slot* ring(int s) {
     return reinterpret_cast<Slot*>(reinterpret_cast<char*>(this) + kHeadBytes) +

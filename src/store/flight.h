@@ -14,14 +14,14 @@
 
 namespace molen::store {
 
-// Streams: compute; communication over data-parallel, tensor and context ranks and between stages; copies to the host
-// and to the device; the host's cores. One thread writes each. A file has the first n of them, as many as its program
-// uses.
-inline constexpr int kFlightStreams = 8;
-inline constexpr int kFirstCommStream = 1, kLastCommStream = 4;
+// Streams: compute; communication over data-parallel, tensor, context and expert ranks and between stages; copies to
+// the host and to the device; the host's cores. One thread writes each. A file has the first n of them, as many as its
+// program uses.
+inline constexpr int kFlightStreams = 9;
+inline constexpr int kFirstCommStream = 1, kLastCommStream = 5;
 // As in the program's text.
 inline constexpr std::array<std::string_view, kFlightStreams> kFlightStreamNames{
-    "compute", "dp_comm", "tp_comm", "cp_comm", "pp_comm", "copy.out", "copy.in", "host"};
+    "compute", "dp_comm", "tp_comm", "cp_comm", "ep_comm", "pp_comm", "copy.out", "copy.in", "host"};
 
 // The phase of the training loop; ops are only expected to advance in kTrain.
 enum class FlightPhase : std::uint32_t { kStart, kTrain, kValidate, kCheckpoint, kFinish };

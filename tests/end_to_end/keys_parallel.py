@@ -101,6 +101,24 @@ def context(case):
     same_training(case, 2, "cp", {"send", "recv"}, context=2, context_form="ring")
 
 
+@row("parallel.expert")
+def expert_ranks(case):
+    sparse = dict(model__experts=4, model__experts_per_token=2, model__expert_ffn=20)
+    here, apart = at(case, 2, **sparse), at(case, 2, expert=2, **sparse)
+    matrices = filled(4 * 3 * 20 * 24)
+    equal("half of the experts on a rank", apart.buffers["param.layer.1.experts"][1], matrices // 2)
+    equal("all else whole", apart.buffers["param.layer.1"][1] + matrices, here.buffers["param.layer.1"][1])
+    # On each of two layers: there and home, forward and backward.
+    equal("exchanges", [apart.count("all_to_all", axis="ep", moves=m) for m in ("expert_rows", "expert_out", "d_expert_out", "d_expert_rows")], [2] * 4)
+    equal("bytes of an exchange", apart.moved("all_to_all", axis="ep", moves="expert_rows"), 2 * TOKENS * 2 * 24 * 8)
+    equal("without expert ranks", here.count("all_to_all", axis="ep"), 0)
+    same_training(case, 2, "ep", {"all_to_all", "all_gather"}, expert=2, **sparse)
+    same_training(case, 4, "expert_shard", {"reduce_scatter", "all_gather"}, expert=2, zero=3, batch__micro=1, **sparse)
+    case.refused("program", "tiny.toml", set_of(dict(expert=2)), "--ranks", 2, says=["parallel.expert", "model.experts"])
+    case.refused("program", "tiny.toml", set_of(dict(expert=2, **sparse)), "--ranks", 3, says="parallel.expert")
+    case.refused("program", "tiny.toml", set_of(dict(expert=3, **sparse)), "--ranks", 3, says=["parallel.expert", "4 experts"])
+
+
 @row("parallel.zero", "parallel.sharding", "parallel.data_replicate", "parallel.data_shard")
 def sharding(case):
     whole = bytes_of(case, 4, zero=0)
@@ -136,6 +154,8 @@ def order(case):
     equal("stages outermost, the default", (stages(order=axes), stages()), (["0", "0", "1", "1"],) * 2)
     equal("stages inside data ranks", stages(order=turned), ["0", "1", "0", "1"])
     same_training(case, 4, "pp", {"send"}, pipeline=2, order=turned, batch__micro=1)
+    sparse = dict(model__experts=4, model__experts_per_token=2, expert=2)
+    equal("expert ranks, outermost", at(case, 4, order=["ep", *axes], **sparse).setting["order"], "ep,pp,dp_replicate,dp_shard,cp,tp")
     case.refused("program", "tiny.toml", {"parallel.order": axes[1:]}, says="parallel.order")
 
 

@@ -5,20 +5,26 @@
 namespace molen::exec {
 namespace {
 
-std::int64_t slots_of(const PartCall& call) {
-  return call.operands.tokens() * call.common.arch.experts->per_token;
+// The rows that the experts of this rank may have.
+std::int64_t rows_of(const PartCall& call) {
+  return arch::most_rows_of_experts(*call.common.arch.experts, call.operands.tokens(), call.ranks(mesh::Axis::kEp));
+}
+
+// The rows that they have: with several expert ranks, routers decide.
+std::int64_t present(const at::Tensor& offsets, std::int64_t all) {
+  return offsets.defined() ? offsets.data_ptr<std::int32_t>()[offsets.numel() - 1] : all;
 }
 
 Kernel bind_products(const PartCall& call, at::Tensor (UnitWeights::*weights)() const) {
   const Operands& o = call.operands;
-  const std::int64_t slots = slots_of(call);
-  const auto x = o.view(Arg::kX, {slots, -1}), offsets = o.flat(Arg::kOffsets), weight = (o.param().*weights)();
+  const std::int64_t rows = rows_of(call);
+  const auto x = o.view(Arg::kX, {rows, -1}), offsets = o.flat(Arg::kOffsets), weight = (o.param().*weights)();
   if (!call.backward())
-    return [=, common = call.common, y = o.view(Arg::kY, {slots, -1})](RunState&, math::Scratch& s) mutable {
+    return [=, common = call.common, y = o.view(Arg::kY, {rows, -1})](RunState&, math::Scratch& s) mutable {
       model::experts_forward(common.context(s), x, offsets, weight, y);
     };
-  const auto d_y = o.view(Arg::kDY, {slots, -1});
-  auto d_x = o.view(Arg::kDX, {slots, -1}), d_weight = (o.grad().*weights)();
+  const auto d_y = o.view(Arg::kDY, {rows, -1});
+  auto d_x = o.view(Arg::kDX, {rows, -1}), d_weight = (o.grad().*weights)();
   return [=, common = call.common](RunState&, math::Scratch& s) mutable {
     model::experts_backward(common.context(s), d_y, x, offsets, weight, d_x, d_weight);
   };
@@ -34,14 +40,22 @@ Kernel bind_expert_down(const PartCall& call) {
 
 Kernel bind_expert_activation(const PartCall& call) {
   const Operands& o = call.operands;
-  const std::int64_t slots = slots_of(call);
-  const auto up = o.view(Arg::kX, {slots, -1});
+  const std::int64_t rows = rows_of(call);
+  const auto up = o.view(Arg::kX, {rows, -1});
+  at::Tensor offsets;
+  if (o.has(Arg::kOffsets)) offsets = o.flat(Arg::kOffsets);
   if (!call.backward())
-    return [=, common = call.common, a = o.view(Arg::kY, {slots, -1})](RunState&, math::Scratch& s) mutable {
-      model::activation_forward(common.context(s), up, a);
+    return [=, common = call.common, a = o.view(Arg::kY, {rows, -1})](RunState&, math::Scratch& s) mutable {
+      const std::int64_t n = present(offsets, rows);
+      auto made = a.narrow(0, 0, n);
+      model::activation_forward(common.context(s), up.narrow(0, 0, n), made);
     };
-  return [=, common = call.common, d_a = o.view(Arg::kDY, {slots, -1}), d_up = o.view(Arg::kDX, {slots, -1})](
-             RunState&, math::Scratch& s) mutable { model::activation_backward(common.context(s), d_a, up, d_up); };
+  return [=, common = call.common, d_a = o.view(Arg::kDY, {rows, -1}), d_up = o.view(Arg::kDX, {rows, -1})](
+             RunState&, math::Scratch& s) mutable {
+    const std::int64_t n = present(offsets, rows);
+    auto made = d_up.narrow(0, 0, n);
+    model::activation_backward(common.context(s), d_a.narrow(0, 0, n), up.narrow(0, 0, n), made);
+  };
 }
 
 Kernel bind_shared_up(const PartCall& call) {

@@ -54,6 +54,7 @@ void check_setting(const Setting& s) {
   if (s.global_batch < 1) throw UsageError("batch.global: must be at least 1, is {}", s.global_batch);
   if (s.micro_batch < 1) throw UsageError("batch.micro: must be at least 1, is {}", s.micro_batch);
   if (s.sequence < 1) throw UsageError("data.sequence_length: must be at least 1, is {}", s.sequence);
+  if (s.expert_ranks() < 1) throw UsageError("parallel.expert: {} ranks", s.expert_ranks());
   if (s.shards() < 1 || s.replicas() < 1)
     throw UsageError("parallel.data_shard x parallel.data_replicate: {} x {} is no number of ranks", s.shards(),
                      s.replicas());
@@ -139,7 +140,7 @@ Program build_with(const arch::Architecture& arch, const Setting& setting, const
   if (const auto why = offload_refused(arch, setting)) throw UsageError("parallel.offload: {}", *why);
   if (const auto why = optimizer_refused(setting)) throw UsageError("optimizer.kind: {}", *why);
   const bool train = setting.purpose == Purpose::kTrain;
-  Program p = pass::micro_batch(arch, setting);
+  Program p = pass::exchange_experts(pass::micro_batch(arch, setting));
   if (setting.recompute.any() && train) p = pass::recompute(std::move(p));
   p = pass::exchange_tensors(pass::exchange_context(std::move(p)));
   if (setting.pipelined())

@@ -38,6 +38,9 @@ Program recompute(Program program);
 // Adds the communication of tensor ranks between the parts, in forward, backward and recomputation: the sums of partial
 // results, and the gathering of rows.
 Program exchange_tensors(Program program);
+// Adds the communication of expert ranks: each has the offsets of all of them, rows go to the ranks of their experts,
+// and what the experts make of them comes home; likewise their gradients.
+Program exchange_experts(Program program);
 // Adds the communication of context ranks. Either they all-gather the keys and values of a layer before each attention
 // and reduce-scatter the gradients, or they pass keys and values on in a ring, followed by the gradients.
 Program exchange_context(Program program);

@@ -19,8 +19,8 @@ Step compute_step(Program& p, arch::Part part, ComputePass pass, std::int64_t la
 // Returns the buffer itself for copy 0, otherwise its copy "NAME/1", "NAME/2" ..., which is made if the program has
 // none.
 int copy_of(Program& p, int buffer, int copy);
-// The axes over which updated parameters are gathered, in order.
-std::vector<Axis> gathered_over(const Setting& setting);
+// The axes over which updated parameters of a unit are gathered, in order.
+std::vector<Axis> gathered_over(const Program& program, int unit);
 // Makes the backward ops of a body add to gradients; when `first` is set, the first writer of each gradient overwrites
 // it.
 void set_gradient_access(Program& p, Body& body, bool first);

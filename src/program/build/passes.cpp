@@ -127,7 +127,8 @@ class Recomputer {
       const Compute* c = compute_of(step);
       const bool backward = c && is_backward(c->pass);
       if (backward) make_again(step.op);
-      if (c) rename(step, backward ? "re" : "fwd");
+      // Of what ranks exchange by then, only values of the forward can be dropped.
+      if (c || is_communication(step.op)) rename(step, backward ? "re" : "fwd");
       steps_.push_back(std::move(step));
     }
     body.steps = std::move(steps_);

@@ -33,7 +33,8 @@ Program by_its_schedule(Program p) {
 
 // In the order of build().
 const std::vector<NamedPass>& all_passes() {
-  static const std::vector<NamedPass> all{{"recompute", pass::recompute},
+  static const std::vector<NamedPass> all{{"exchange_experts", pass::exchange_experts},
+                                          {"recompute", pass::recompute},
                                           {"exchange_context", pass::exchange_context},
                                           {"exchange_tensors", pass::exchange_tensors},
                                           {"pipeline", by_its_schedule},
@@ -54,6 +55,7 @@ Setting setting_for(const std::string& name) {
                          name.starts_with("pipeline") ? 4 : 2);
   s.micro_batch = 1;
   s.sequence = 12;
+  if (name == "exchange_experts") s.mesh[mesh::Axis::kEp] = 2;
   if (name == "recompute") s.recompute = recompute_from_text("attention,activation");
   if (name == "exchange_context") s.mesh[mesh::Axis::kCp] = 2;
   if (name == "exchange_tensors") s.mesh[mesh::Axis::kTp] = 2, s.sequence_parallel = true;
@@ -121,6 +123,7 @@ TEST_P(EachPass, TurnsTheGoldenTextIntoTheGoldenText) {
   auto arch = tiny();
   arch.layers = setting.pipelined() ? 2 : 1;
   if (setting.offload.activations) arch.layers = 2;
+  if (setting.shares_experts()) arch.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 20};
   Program before = pass::micro_batch(arch, setting);
   for (auto earlier = all_passes().begin(); earlier != pass; ++earlier)
     if (takes_part(earlier->name, setting)) before = earlier->pass(std::move(before));

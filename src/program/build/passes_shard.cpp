@@ -23,12 +23,14 @@ int copy_of(Program& p, int buffer, int copy) {
   return static_cast<int>(p.buffers.size()) - 1;
 }
 
-std::vector<Axis> gathered_over(const Setting& s) {
+std::vector<Axis> gathered_over(const Program& p, int unit) {
+  const Setting& s = p.setting;
+  const Unit& of = p.units[static_cast<std::size_t>(unit)];
   std::vector<Axis> axes;
   if (!s.owns_part()) return axes;
-  if (!s.sharded_gradients()) return {Axis::kDp};
+  if (!s.sharded_gradients()) return {axis_for(of, Axis::kDp)};
   if (s.own_over_dp) axes.push_back(Axis::kReplicate);
-  if (!s.sharded_parameters()) axes.push_back(Axis::kShard);
+  if (!s.sharded_parameters()) axes.push_back(axis_for(of, Axis::kShard));
   return axes;
 }
 
@@ -102,7 +104,7 @@ std::vector<Step> bring(Program& p, int unit, int copy, int whole, std::optional
   }
   if (s.sharded_parameters()) {
     const int shard = steps.empty() ? -1 : steps.back().operand(Arg::kTo).buffer;
-    Step& gather = add(AllGather{Axis::kShard});
+    Step& gather = add(AllGather{axis_for(p.units[static_cast<std::size_t>(unit)], Axis::kShard)});
     if (shard >= 0) gather.operand(Arg::kFrom).buffer = shard;
     gather.operand(Arg::kTo).buffer = whole;
   }
@@ -164,8 +166,8 @@ void add_reduction(const Setting& s, O op, std::vector<Reduction>& ops, bool add
 
 // Adds the reduction that completes the sum: of whole gradients over dp, or of shards over the replicas. For a unit
 // that both ends of a pipeline hold, it runs after the sum of the ends.
-void add_sums_over_data(const Setting& s, std::vector<Reduction>& ops) {
-  const Axis axis = s.sharded_gradients() ? Axis::kReplicate : Axis::kDp;
+void add_sums_over_data(const Setting& s, const Unit& unit, std::vector<Reduction>& ops) {
+  const Axis axis = axis_for(unit, s.sharded_gradients() ? Axis::kReplicate : Axis::kDp);
   if ((s.sharded_gradients() ? s.replicas() : s.holders()) == 1) return;
   if (s.sharded_gradients() ? s.own_over_dp : s.owns_part())
     add_reduction(s, ReduceScatter{axis}, ops);
@@ -178,12 +180,14 @@ std::vector<Reduction> reductions(const Program& p, int u, bool first, bool last
   const Setting& s = p.setting;
   // When gradients stay, the whole gradient first sums all micro-batches.
   if (!s.gradients_leave() && !last) return {};
+  const Unit& unit = p.units[static_cast<std::size_t>(u)];
   std::vector<Reduction> ops;
   // Each tensor rank has only its share of the gradient of elements that all of them hold.
-  if (p.units[static_cast<std::size_t>(u)].replicated > 0) ops.push_back({AllReduce{Axis::kTp}});
-  if (s.sharded_gradients()) add_reduction(s, ReduceScatter{Axis::kShard}, ops, !first && !s.offload.gradients);
+  if (unit.replicated > 0) ops.push_back({AllReduce{Axis::kTp}});
+  if (s.sharded_gradients())
+    add_reduction(s, ReduceScatter{axis_for(unit, Axis::kShard)}, ops, !first && !s.offload.gradients);
   // The host adds up only gradients that are summed over all ranks, because ranks do not communicate there.
-  if ((last || s.offload.gradients) && !p.shared_by_ends(u)) add_sums_over_data(s, ops);
+  if ((last || s.offload.gradients) && !p.shared_by_ends(u)) add_sums_over_data(s, unit, ops);
   if (s.offload.gradients) ops.push_back({CopyToHost{}, !first});
   return ops;
 }
@@ -247,7 +251,7 @@ Program update(Program p) {
   for (int u = 0; u < units; ++u) {
     if (!p.shared_by_ends(u)) continue;
     std::vector<Reduction> ops{{AllReduce{Axis::kEnds}}};
-    add_sums_over_data(s, ops);
+    add_sums_over_data(s, p.units[static_cast<std::size_t>(u)], ops);
     for (const Reduction& reduction : ops) add(reduction.op, u, Phase::kGradientReduce);
   }
   // Backward order: the gradients that were reduced first are read first.
@@ -260,6 +264,8 @@ Program update(Program p) {
     const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
     add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip);
     if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip);
+    // Of the experts, each expert rank has others; the first alone counts all else.
+    if (s.shares_experts() && !squares) add(ReduceScalars{Axis::kEp, kSumSquares, 1}, -1, Phase::kClip);
   }
   if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip);
   if (s.pipelined()) add(ReduceScalars{Axis::kPp, kLossSum, 3}, -1, Phase::kClip);
@@ -279,7 +285,7 @@ Program update(Program p) {
     }
     if (s.offload.optimizer && !s.offload.parameters)
       add(CopyToDevice{}, u, Phase::kParameterGather).unless = Flag::kNonFinite;
-    for (const Axis axis : detail::gathered_over(s))
+    for (const Axis axis : detail::gathered_over(p, u))
       add(AllGather{axis}, u, Phase::kParameterGather).unless = Flag::kNonFinite;
   }
   p.bodies.push_back(std::move(body));

@@ -52,6 +52,7 @@ enum class Arg {
   kPlaces,     // the row that each choice has in expert order
   kOffsets,    // the first row of each expert, and the end
   kDWeights,
+  kExpertOffsets,  // the first row of each expert of this rank, and the end
 };
 
 struct ArgInfo {
@@ -101,11 +102,12 @@ inline constexpr std::array kArgs{
     ArgInfo{Arg::kPlaces, "places"},
     ArgInfo{Arg::kOffsets, "offsets"},
     ArgInfo{Arg::kDWeights, "d_weights"},
+    ArgInfo{Arg::kExpertOffsets, "expert_offsets"},
 };
 static_assert([] {
   for (std::size_t i = 0; i < kArgs.size(); ++i)
     if (kArgs[i].arg != static_cast<Arg>(i)) return false;
-  return kArgs.back().arg == Arg::kDWeights;
+  return kArgs.back().arg == Arg::kExpertOffsets;
 }());
 
 constexpr std::string_view name_of(Arg arg) {

@@ -51,8 +51,8 @@ Blocks block_of(arch::Role role) {
   }
 }
 
-// Appends the units of a chunk's layers.
-void add_layers(const Chunk& chunk, std::int64_t unit_layers, std::vector<Unit>& units) {
+// Appends the units of a chunk's layers. `apart`: each layer's experts are a unit.
+void add_layers(const Chunk& chunk, std::int64_t unit_layers, bool apart, std::vector<Unit>& units) {
   const auto add = [&](std::string name, std::int64_t first, std::int64_t end, Blocks blocks) {
     Unit unit;
     unit.name = std::move(name);
@@ -60,6 +60,12 @@ void add_layers(const Chunk& chunk, std::int64_t unit_layers, std::vector<Unit>&
     unit.end = end;
     unit.blocks = blocks;
     units.push_back(std::move(unit));
+  };
+  const auto add_experts = [&](std::int64_t first, std::int64_t end) {
+    for (std::int64_t l = first; l < end && apart; ++l) {
+      add(fmt::format("layer.{}.experts", l), l, l + 1, Blocks::kMlp);
+      units.back().experts = true;
+    }
   };
   for (std::int64_t l = chunk.first; l < chunk.end; l += std::max<std::int64_t>(1, unit_layers)) {
     const std::int64_t end = std::min(l + std::max<std::int64_t>(1, unit_layers), chunk.end);
@@ -70,6 +76,7 @@ void add_layers(const Chunk& chunk, std::int64_t unit_layers, std::vector<Unit>&
     } else {
       add(end == l + 1 ? layer : fmt::format("layers.{}-{}", l, end - 1), l, end, Blocks::kBoth);
     }
+    add_experts(l, end);
   }
 }
 
@@ -80,22 +87,25 @@ std::int64_t align(std::int64_t n) {
 }  // namespace
 
 std::vector<Unit> make_units(const std::vector<Chunk>& chunks, const std::vector<arch::Parameter>& parameters,
-                             int tensor_ranks, std::int64_t unit_layers) {
+                             int tensor_ranks, std::int64_t unit_layers, int expert_ranks) {
   std::vector<Unit> units(1);
   units.front().name = "embed";
-  for (const Chunk& chunk : chunks) add_layers(chunk, unit_layers, units);
+  const bool apart = expert_ranks > 1;
+  for (const Chunk& chunk : chunks) add_layers(chunk, unit_layers, apart, units);
+  const std::int64_t experts = 1 + std::ranges::max(parameters, {}, &arch::Parameter::expert).expert;
   units.emplace_back().name = "final";
   const auto unit_of = [&](const arch::Parameter& p) -> Unit* {
     if (p.layer < 0)
       return p.role == arch::Role::kEmbedding || p.role == arch::Role::kPositions ? &units.front() : &units.back();
-    const auto found =
-        std::find_if(units.begin(), units.end(), [&](const Unit& unit) { return unit.has(p.layer, block_of(p.role)); });
+    const auto found = std::find_if(units.begin(), units.end(), [&](const Unit& unit) {
+      return unit.has(p.layer, block_of(p.role)) && unit.experts == (apart && p.expert >= 0);
+    });
     return found == units.end() ? nullptr : &*found;  // nullptr: on another stage
   };
   const auto place = [&](std::size_t i) {
     const arch::Parameter& p = parameters[i];
     Unit* unit = unit_of(p);
-    if (!unit) return;
+    if (!unit || p.expert >= std::max<std::int64_t>(1, experts / expert_ranks)) return;  // nowhere, or on another rank
     const bool fused =
         !unit->entries.empty() && continues(parameters[static_cast<std::size_t>(unit->entries.back().parameter)], p);
     if (!fused) unit->elements = align(unit->elements);
@@ -167,6 +177,7 @@ std::vector<Bounds> parts_of(const Unit& unit, Bounds range, int ranks) {
 
 // Returns the part of a unit's range that the rank has when the range is cut over the ranks along `axes`.
 Bounds cut(const Grid& grid, const mesh::PerAxis& at, mesh::Axes axes, const Unit& unit, Bounds range) {
+  if (unit.experts) axes = axes.without(mesh::Axis::kEp);
   const int rank = position(grid, at, axes), ranks = grid.along(axes);
   if (unit.has_whole()) return parts_of(unit, range, ranks).at(static_cast<std::size_t>(rank));
   const auto [first, last] = owned_range(range.second - range.first, rank, ranks);
@@ -210,11 +221,13 @@ Bounds unit_range(const Grid& grid, const mesh::PerAxis& at, const Unit& unit, R
 std::vector<Bounds> unit_ranges(const Grid& grid, const Unit& unit, Range range) {
   if (!unit.has_whole() || range == Range::kAll || range == Range::kReplicated)
     return {unit_range(grid, {}, unit, range)};
-  std::vector<Bounds> shards = parts_of(unit, {0, unit.elements}, grid.along(grid.shard));
+  const mesh::Axes apart = unit.experts ? mesh::Axes{mesh::Axis::kEp} : mesh::Axes{};
+  std::vector<Bounds> shards = parts_of(unit, {0, unit.elements}, grid.along(grid.shard.without(apart)));
   if (range == Range::kShard) return shards;
   std::vector<Bounds> owned;
   for (const Bounds& shard : shards)
-    for (const Bounds& part : parts_of(unit, shard, grid.along(grid.own.without(grid.shard)))) owned.push_back(part);
+    for (const Bounds& part : parts_of(unit, shard, grid.along(grid.own.without(grid.shard).without(apart))))
+      owned.push_back(part);
   return owned;
 }
 
@@ -241,6 +254,12 @@ mesh::Axes axes_of(Axis axis) {
       return mesh::Axis::kPp;
     case Axis::kCp:
       return mesh::Axis::kCp;
+    case Axis::kEp:
+      return mesh::Axis::kEp;
+    case Axis::kExpertDp:
+      return mesh::kReplicas.without(mesh::Axis::kEp);
+    case Axis::kExpertShard:
+      return mesh::kShards.without(mesh::Axis::kEp);
   }
   throw Error("unknown axis {}", static_cast<int>(axis));
 }
@@ -293,13 +312,34 @@ Bounds counted_once(const mesh::PerAxis& at, const Unit& unit, std::int64_t from
   return {std::clamp(unit.replicated, from, to), to};
 }
 
+Bounds squares_once(const Grid& grid, const mesh::PerAxis& at, const Unit& unit, std::int64_t from, std::int64_t to) {
+  const bool whole = !unit.experts && !grid.own.contains(mesh::Axis::kEp);
+  return whole && at[mesh::Axis::kEp] > 0 ? Bounds{to, to} : counted_once(at, unit, from, to);
+}
+
+Axis axis_for(const Unit& unit, Axis axis) {
+  if (!unit.experts) return axis;
+  return axis == Axis::kDp ? Axis::kExpertDp : axis == Axis::kShard ? Axis::kExpertShard : axis;
+}
+
+std::size_t parameter_at(const Grid& grid, const mesh::PerAxis& at, const std::vector<arch::Parameter>& parameters,
+                         const UnitEntry& entry) {
+  auto index = static_cast<std::size_t>(entry.parameter);
+  const arch::Parameter& first = parameters.at(index);
+  if (first.expert < 0 || at[mesh::Axis::kEp] == 0) return index;
+  const std::int64_t experts = 1 + std::ranges::max(parameters, {}, &arch::Parameter::expert).expert,
+                     expert = first.expert + at[mesh::Axis::kEp] * (experts / grid.sizes[mesh::Axis::kEp]);
+  while (parameters.at(index).expert != expert || parameters[index].role != first.role) ++index;
+  return index;
+}
+
 std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, int unit, std::int64_t from,
                                    std::int64_t to) {
   const int ranks = p.grid.sizes[mesh::Axis::kTp], rank = at[mesh::Axis::kTp];
   const std::vector<arch::Parameter> whole = arch::parameters(p.arch);
   std::vector<GlobalRun> runs;
   for (const UnitEntry& entry : p.units.at(static_cast<std::size_t>(unit)).entries) {
-    const auto index = static_cast<std::size_t>(entry.parameter);
+    const std::size_t index = parameter_at(p.grid, at, whole, entry);
     const arch::Block b = arch::block_of(whole[index], p.parameters[index], rank, ranks);
     // Whole rows are consecutive in the unit and in the whole parameter; other blocks go row by row.
     const bool flat = b.columns == b.all_columns;
@@ -308,8 +348,8 @@ std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, in
       const std::int64_t begin = entry.offset + r * length;
       const std::int64_t first = std::max(from, begin), last = std::min(to, begin + length);
       if (first < last)
-        runs.push_back({entry.parameter, first, (b.first_row + r) * b.all_columns + b.first_column + (first - begin),
-                        last - first});
+        runs.push_back({static_cast<int>(index), first,
+                        (b.first_row + r) * b.all_columns + b.first_column + (first - begin), last - first});
     }
   }
   return runs;
@@ -321,7 +361,7 @@ std::vector<GlobalBox> global_boxes(const Program& p, const mesh::PerAxis& at, i
   const std::vector<arch::Parameter> whole = arch::parameters(p.arch);
   std::vector<GlobalBox> boxes;
   for (const UnitEntry& entry : p.units.at(static_cast<std::size_t>(unit)).entries) {
-    const auto index = static_cast<std::size_t>(entry.parameter);
+    const std::size_t index = parameter_at(p.grid, at, whole, entry);
     const arch::Block b = arch::block_of(whole[index], p.parameters[index], rank, ranks);
     Box held{{b.first_row, b.first_column}, {b.rows, b.columns}};
     held.offsets.resize(whole[index].shape.size());
@@ -331,7 +371,7 @@ std::vector<GlobalBox> global_boxes(const Program& p, const mesh::PerAxis& at, i
     std::int64_t place = first;
     for (Box& box : boxes_of_run(held, first - entry.offset, last - first)) {
       const std::int64_t count = box.elements();
-      boxes.push_back({entry.parameter, place, std::move(box)});
+      boxes.push_back({static_cast<int>(index), place, std::move(box)});
       place += count;
     }
   }

@@ -46,9 +46,13 @@ struct UnitEntry {
 enum class Blocks { kBoth, kAttention, kMlp };
 
 struct Unit {
-  std::string name;                   // "embed", "layer.3", "layers.4-6", "layer.3.attention", "layer.3.mlp", "final"
+  std::string name;                   // "embed", "layer.3", "layers.4-6", "layer.3.attention", "layer.3.mlp",
+                                      // "layer.3.experts", "final"
   std::int64_t first = -1, end = -1;  // its layers are [first, end), for a unit of layers
   Blocks blocks = Blocks::kBoth;
+  // Whether the unit has the matrices of a layer's experts, and no other parameters. With several expert ranks they are
+  // a unit of their own, because each of these ranks has other experts.
+  bool experts = false;
   std::int64_t elements = 0;    // with the padding that aligns its matrices; padding is always zero
   std::int64_t replicated = 0;  // elements at its start that every tensor rank holds in full
   std::vector<UnitEntry> entries;
@@ -67,9 +71,19 @@ inline constexpr std::int64_t kHalfLayer = 0;
 // Returns the units in execution order: embed, the units of each chunk's layers, `unit_layers` layers to a unit (the
 // last unit of a chunk may have fewer), final. `parameters` are those of one of `tensor_ranks` ranks
 // (arch/tensor_parallel.h). With several tensor ranks, each unit begins with the parameters that all of them hold in
-// full.
+// full. With several expert ranks, the experts of each layer are a unit behind that of the layer, with the experts of
+// the first of these ranks; the units of the others have the same sizes.
 std::vector<Unit> make_units(const std::vector<Chunk>& chunks, const std::vector<arch::Parameter>& parameters,
-                             int tensor_ranks = 1, std::int64_t unit_layers = 1);
+                             int tensor_ranks = 1, std::int64_t unit_layers = 1, int expert_ranks = 1);
+
+// Returns the axis of the group of ranks that hold a unit, where `axis` is the group for units of all ranks: kDp or
+// kShard; of another axis, the axis itself.
+Axis axis_for(const Unit& unit, Axis axis);
+
+// Returns the index of the parameter that an entry of a unit is on the rank at `coordinates`: expert ranks have other
+// experts than the first.
+std::size_t parameter_at(const Grid& grid, const mesh::PerAxis& coordinates,
+                         const std::vector<arch::Parameter>& parameters, const UnitEntry& entry);
 
 // Returns the element range [first, second) of a unit that rank `rank` of `ranks` owns when the unit's state is
 // sharded and may be cut anywhere. Ranges are aligned to 16 elements and tile the unit; rank 0 has the largest.
@@ -124,6 +138,10 @@ std::int64_t kept_rows(const Rows& rows, const Grid& grid, const mesh::PerAxis& 
 // Returns the part of [from, to) of a unit that counts once over all tensor ranks: all of it on the first rank, the
 // elements that are not replicated on the others.
 std::pair<std::int64_t, std::int64_t> counted_once(const mesh::PerAxis& coordinates, const Unit& unit,
+                                                   std::int64_t from, std::int64_t to);
+// The same for the squares of gradients, which expert ranks add up. Where each of these ranks has whole gradients,
+// experts count on every rank, and the other units on the first.
+std::pair<std::int64_t, std::int64_t> squares_once(const Grid& grid, const mesh::PerAxis& coordinates, const Unit& unit,
                                                    std::int64_t from, std::int64_t to);
 
 // A run of consecutive elements of a unit, as a run of one whole parameter.

@@ -111,12 +111,72 @@ TEST(Layout, RangesFollowTheOrderOfTheGrid) {
   Unit unit;
   unit.elements = 192;
   Setting s = hybrid_setting(1, false);
-  s.order = {mesh::Axis::kPp, mesh::Axis::kDpShard, mesh::Axis::kDpReplicate, mesh::Axis::kCp, mesh::Axis::kTp};
+  s.order = {mesh::Axis::kPp,          mesh::Axis::kDpShard, mesh::Axis::kEp,
+             mesh::Axis::kDpReplicate, mesh::Axis::kCp,      mesh::Axis::kTp};
   for (int replicate = 0; replicate < 2; ++replicate)
     for (int shard = 0; shard < 3; ++shard) {
       const std::int64_t first = 32 * (2 * shard + replicate);
       EXPECT_EQ(unit_tile(grid_of(s), at(replicate, shard), unit), Bounds(first, first + 32));
     }
+}
+
+arch::Architecture with_experts() {
+  auto a = tiny();
+  a.experts = arch::Experts{.count = 6, .per_token = 2, .ffn = 20};
+  return a;
+}
+
+Setting on_expert_ranks(int zero) {
+  Setting s;
+  s.mesh[mesh::Axis::kDpShard] = 2;
+  s.mesh[mesh::Axis::kEp] = 3;
+  s.zero = zero;
+  return s;
+}
+
+// Expert ranks hold different experts, which are a unit of their own; the ranks that hold the same ones share that
+// unit.
+TEST(Layout, ExpertsAreAUnitOfTheirRanks) {
+  const Program whole = describe(with_experts(), Setting{}), p = describe(with_experts(), on_expert_ranks(2));
+  EXPECT_EQ(whole.find_unit("layer.1.experts"), -1);
+  const int of_layer = p.find_unit("layer.1"), of_experts = p.find_unit("layer.1.experts");
+  ASSERT_TRUE(of_layer >= 0 && of_experts == of_layer + 1);
+  const Unit &layer = p.units[static_cast<std::size_t>(of_layer)],
+             &experts = p.units[static_cast<std::size_t>(of_experts)];
+  EXPECT_EQ(experts.elements, 2 * 3 * 20 * 24) << "two of six experts, three matrices each";
+  EXPECT_EQ(axis_for(layer, Axis::kDp), Axis::kDp);
+  EXPECT_EQ(axis_for(experts, Axis::kDp), Axis::kExpertDp);
+  EXPECT_EQ(axis_for(experts, Axis::kShard), Axis::kExpertShard);
+  EXPECT_EQ(axis_for(experts, Axis::kReplicate), Axis::kReplicate);
+  EXPECT_EQ(group_size(p.grid, Axis::kDp), 6);
+  EXPECT_EQ(group_size(p.grid, Axis::kExpertDp), 2);
+  const auto parameters = arch::parameters(p.arch);
+  for (int shard = 0; shard < 2; ++shard)
+    for (int rank = 0; rank < 3; ++rank) {
+      mesh::PerAxis c = at(0, shard);
+      c[mesh::Axis::kEp] = rank;
+      EXPECT_EQ(unit_range(p.grid, c, experts, Range::kShard), owned_range(experts.elements, shard, 2));
+      EXPECT_EQ(unit_range(p.grid, c, layer, Range::kShard), owned_range(layer.elements, 3 * shard + rank, 6));
+      for (std::size_t i = 0; i < experts.entries.size(); ++i) {
+        const auto& parameter = parameters[parameter_at(p.grid, c, p.parameters, experts.entries[i])];
+        EXPECT_EQ(parameter.expert, 2 * rank + static_cast<int>(i < 4 ? i / 2 : i - 4)) << parameter.name;
+        EXPECT_EQ(parameter.layer, 1);
+      }
+    }
+}
+
+// Where each expert rank has whole gradients, the first counts those of other units for all.
+TEST(Layout, SquaresOfExpertRanksCountOnce) {
+  for (const int zero : {0, 1}) {
+    const Program p = describe(with_experts(), on_expert_ranks(zero));
+    for (const Unit& unit : p.units)
+      for (int rank = 0; rank < 3; ++rank) {
+        mesh::PerAxis c{};
+        c[mesh::Axis::kEp] = rank;
+        const bool counts = zero == 1 || unit.experts || rank == 0;
+        EXPECT_EQ(squares_once(p.grid, c, unit, 0, 64), (counts ? Bounds(0, 64) : Bounds(64, 64))) << unit.name;
+      }
+  }
 }
 
 // The boxes of any range of a unit hold its elements in order, without padding.

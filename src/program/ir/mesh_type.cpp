@@ -57,6 +57,8 @@ std::string_view name_of(Dimension along) {
       return "heads";
     case Dimension::kFfn:
       return "ffn";
+    case Dimension::kExperts:
+      return "experts";
     case Dimension::kVocabulary:
       return "vocabulary";
     case Dimension::kOut:

@@ -30,15 +30,17 @@ enum class Dimension : std::uint8_t {
   kRows,        // rows of the residual stream (sequence parallelism)
   kHeads,       // attention heads
   kFfn,         // columns of the MLP
+  kExperts,     // experts of a layer, or rows in their order
   kVocabulary,  // columns of the logits
   kOut,         // rows of a parameter (arch::ShardDim::kRows)
   kIn,          // columns of a parameter (arch::ShardDim::kColumns)
   kUnit,        // elements of a unit (ZeRO)
   kEach,        // several parameters: each along its own dimension, or not sharded
 };
-inline constexpr std::array kAllDimensions{
-    Dimension::kNone,       Dimension::kBatch, Dimension::kTokens, Dimension::kRows, Dimension::kHeads, Dimension::kFfn,
-    Dimension::kVocabulary, Dimension::kOut,   Dimension::kIn,     Dimension::kUnit, Dimension::kEach};
+inline constexpr std::array kAllDimensions{Dimension::kNone,    Dimension::kBatch,      Dimension::kTokens,
+                                           Dimension::kRows,    Dimension::kHeads,      Dimension::kFfn,
+                                           Dimension::kExperts, Dimension::kVocabulary, Dimension::kOut,
+                                           Dimension::kIn,      Dimension::kUnit,       Dimension::kEach};
 
 struct AxisType {
   Spread spread = Spread::kReplicated;
@@ -58,8 +60,7 @@ struct MeshType {
   const AxisType& operator[](mesh::Axis axis) const { return axes[static_cast<std::size_t>(axis)]; }
   bool operator==(const MeshType&) const = default;
 };
-inline constexpr std::array kMeshAxes{mesh::Axis::kPp, mesh::Axis::kDpReplicate, mesh::Axis::kDpShard, mesh::Axis::kCp,
-                                      mesh::Axis::kTp};
+inline constexpr std::array kMeshAxes = mesh::kDefaultOrder;
 
 // The type that a text need not state: varying over the stages of a pipeline, each of which has values of its own, and
 // replicated over all other axes.

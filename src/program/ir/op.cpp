@@ -58,8 +58,8 @@ std::string_view name_of(Phase phase) {
 }
 
 std::string_view name_of(Stream stream) {
-  static constexpr std::array<std::string_view, kNumStreams> kNames{"compute", "dp_comm",  "tp_comm", "cp_comm",
-                                                                    "pp_comm", "copy.out", "copy.in", "host"};
+  static constexpr std::array<std::string_view, kNumStreams> kNames{
+      "compute", "dp_comm", "tp_comm", "cp_comm", "ep_comm", "pp_comm", "copy.out", "copy.in", "host"};
   return kNames.at(static_cast<std::size_t>(stream));
 }
 std::string_view name_of(Axis axis) {
@@ -80,6 +80,12 @@ std::string_view name_of(Axis axis) {
       return "pp_ends";
     case Axis::kCp:
       return "cp";
+    case Axis::kEp:
+      return "ep";
+    case Axis::kExpertDp:
+      return "expert_dp";
+    case Axis::kExpertShard:
+      return "expert_shard";
   }
   throw Error("unknown axis {}", static_cast<int>(axis));
 }
@@ -93,7 +99,8 @@ std::string_view name_of(Range range) {
 }
 std::string_view name_of(Moves moves) {
   static constexpr std::array<std::string_view, kAllMoves.size()> kNames{
-      "unit", "x", "mid", "d_x", "d_mid", "head", "keys", "d_keys", "qkv", "attn", "up", "act", "load"};
+      "unit", "x",  "mid", "d_x",  "d_mid",   "head",        "keys",       "d_keys",       "qkv",
+      "attn", "up", "act", "load", "offsets", "expert_rows", "expert_out", "d_expert_out", "d_expert_rows"};
   return kNames.at(static_cast<std::size_t>(moves));
 }
 std::string_view name_of(UpdateStage stage) {
@@ -139,6 +146,7 @@ std::string kind_of(const Op& op) {
                         [](const AllReduce&) { return std::string("all_reduce"); },
                         [](const ReduceScatter&) { return std::string("reduce_scatter"); },
                         [](const AllGather&) { return std::string("all_gather"); },
+                        [](const AllToAll&) { return std::string("all_to_all"); },
                         [](const Send&) { return std::string("send"); },
                         [](const Receive&) { return std::string("receive"); },
                         [](const Shift&) { return std::string("shift"); },
@@ -153,8 +161,8 @@ std::string kind_of(const Op& op) {
 
 bool is_communication(const Op& op) {
   return std::holds_alternative<AllReduce>(op) || std::holds_alternative<ReduceScatter>(op) ||
-         std::holds_alternative<AllGather>(op) || std::holds_alternative<Send>(op) ||
-         std::holds_alternative<Receive>(op) || std::holds_alternative<Shift>(op) ||
+         std::holds_alternative<AllGather>(op) || std::holds_alternative<AllToAll>(op) ||
+         std::holds_alternative<Send>(op) || std::holds_alternative<Receive>(op) || std::holds_alternative<Shift>(op) ||
          std::holds_alternative<ReduceScalars>(op);
 }
 

@@ -21,21 +21,29 @@
 namespace molen::program {
 
 // Named groups of ranks along the mesh's axes. kDp joins kReplicate and kShard: all ranks that hold the same
-// parameters. Context ranks belong to that group, and kShard consists of dp_shard and cp. kEnds are the first and the
-// last stage of a pipeline, which share a tied embedding.
-enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds, kCp };
-inline constexpr std::array kAllAxes{Axis::kDp,    Axis::kShard, Axis::kReplicate, Axis::kTp,
-                                     Axis::kWorld, Axis::kPp,    Axis::kEnds,      Axis::kCp};
+// parameters. Context ranks and expert ranks belong to that group, and kShard consists of dp_shard, ep and cp.
+// kExpertDp and kExpertShard are the same two groups for the experts of a layer: expert ranks hold different experts,
+// so these groups leave ep out. kEnds are the first and the last stage of a pipeline, which share a tied embedding.
+enum class Axis { kDp, kShard, kReplicate, kTp, kWorld, kPp, kEnds, kCp, kEp, kExpertDp, kExpertShard };
+inline constexpr std::array kAllAxes{Axis::kDp,    Axis::kShard,    Axis::kReplicate,  Axis::kTp,
+                                     Axis::kWorld, Axis::kPp,       Axis::kEnds,       Axis::kCp,
+                                     Axis::kEp,    Axis::kExpertDp, Axis::kExpertShard};
+// Returns the group of all ranks that stands for a group of the ranks of a layer's experts, or the axis itself.
+constexpr Axis without_experts(Axis axis) {
+  return axis == Axis::kExpertDp ? Axis::kDp : axis == Axis::kExpertShard ? Axis::kShard : axis;
+}
 
 // The queue that an op runs on. Ops of one stream run in list order; streams run concurrently. Communication has a
 // stream for each kind of axis, so that an exchange that compute waits for does not stand behind a reduction over
 // data-parallel ranks. Copies from and to the device have separate streams, because each direction has its own wires.
 // kHost is work of the host's cores on host memory.
-enum class Stream { kCompute, kDpComm, kTpComm, kCpComm, kPpComm, kToHost, kToDevice, kHost };
-inline constexpr std::array kAllStreams{Stream::kCompute, Stream::kDpComm, Stream::kTpComm,   Stream::kCpComm,
-                                        Stream::kPpComm,  Stream::kToHost, Stream::kToDevice, Stream::kHost};
+enum class Stream { kCompute, kDpComm, kTpComm, kCpComm, kEpComm, kPpComm, kToHost, kToDevice, kHost };
+inline constexpr std::array kAllStreams{Stream::kCompute, Stream::kDpComm,   Stream::kTpComm,
+                                        Stream::kCpComm,  Stream::kEpComm,   Stream::kPpComm,
+                                        Stream::kToHost,  Stream::kToDevice, Stream::kHost};
 inline constexpr int kNumStreams = kAllStreams.size();
-inline constexpr std::array kCommStreams{Stream::kDpComm, Stream::kTpComm, Stream::kCpComm, Stream::kPpComm};
+inline constexpr std::array kCommStreams{Stream::kDpComm, Stream::kTpComm, Stream::kCpComm, Stream::kEpComm,
+                                         Stream::kPpComm};
 constexpr bool communicates(Stream stream) {
   return Stream::kDpComm <= stream && stream <= Stream::kPpComm;
 }
@@ -46,6 +54,8 @@ constexpr Stream stream_of(Axis axis) {
       return Stream::kTpComm;
     case Axis::kCp:
       return Stream::kCpComm;
+    case Axis::kEp:
+      return Stream::kEpComm;
     case Axis::kPp:
     case Axis::kEnds:
       return Stream::kPpComm;
@@ -164,8 +174,9 @@ struct OptimizerStep {
 // The values that a collective, message or copy moves. kUnit: parameters or gradients of a unit. Otherwise a value of
 // one layer (signature.h). Between tensor ranks: the input of a layer, its middle, their gradients, the sums of a chunk
 // of the head. Between context ranks: the keys and values of a layer, and their gradients; the sums that the router of
-// a layer makes for each sequence. Copies move the values that a layer keeps for backward: its input, its middle, and
-// from kQkv on the results of its parts.
+// a layer makes for each sequence. Between expert ranks: where the rows of each expert begin in the order of experts;
+// the rows on their way to the experts and home, and their gradients. Copies move the values that a layer keeps for
+// backward: its input, its middle, and from kQkv on the results of its parts.
 enum class Moves {
   kUnit,
   kResidual,
@@ -179,12 +190,17 @@ enum class Moves {
   kAttention,
   kUp,
   kActivation,
-  kLoad
+  kLoad,
+  kOffsets,
+  kExpertRows,
+  kExpertOut,
+  kDExpertOut,
+  kDExpertRows
 };
-inline constexpr std::array kAllMoves{Moves::kUnit, Moves::kResidual,  Moves::kMid,  Moves::kDResidual,
-                                      Moves::kDMid, Moves::kHead,      Moves::kKeys, Moves::kDKeys,
-                                      Moves::kQkv,  Moves::kAttention, Moves::kUp,   Moves::kActivation,
-                                      Moves::kLoad};
+inline constexpr std::array kAllMoves{
+    Moves::kUnit, Moves::kResidual, Moves::kMid,        Moves::kDResidual, Moves::kDMid,       Moves::kHead,
+    Moves::kKeys, Moves::kDKeys,    Moves::kQkv,        Moves::kAttention, Moves::kUp,         Moves::kActivation,
+    Moves::kLoad, Moves::kOffsets,  Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows};
 // Values that a layer keeps for backward and that may be offloaded to the host until then
 // (Setting::offload.activations).
 inline constexpr std::array kKeptForBackward{Moves::kResidual,  Moves::kMid, Moves::kQkv,
@@ -210,6 +226,16 @@ struct AllGather {
   std::int64_t layer = -1;
   std::int64_t chunk = -1;  // as in ReduceScatter
   bool operator==(const AllGather&) const = default;
+};
+// Sends rows between expert ranks. To the experts (kExpertRows, kDExpertOut): from the order of experts on this rank,
+// to the ranks that hold these experts, where the rows of each expert stand together, rank after rank. Home
+// (kExpertOut, kDExpertRows): the way back. How many rows go is data, the offsets of all ranks.
+struct AllToAll {
+  Axis axis{};
+  Moves moves = Moves::kExpertRows;
+  std::int64_t layer = -1;
+  bool home() const { return moves == Moves::kExpertOut || moves == Moves::kDExpertRows; }
+  bool operator==(const AllToAll&) const = default;
 };
 // Send to and receive from the pipeline stage `peer`, at the same place along all other axes: a layer's input
 // (kResidual) of one micro-batch, or its gradient (kDResidual).
@@ -268,8 +294,9 @@ struct Agree {
   bool operator==(const Agree&) const = default;
 };
 
-using Op = std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
-                        AllGather, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
+using Op =
+    std::variant<Compute, LoadBatch, ZeroFill, SumSquares, ClipScale, OptimizerStep, AllReduce, ReduceScatter,
+                 AllGather, AllToAll, Send, Receive, Shift, CopyToHost, CopyToDevice, Cast, ReduceScalars, Agree>;
 
 // Places in the `scalars` buffer (fp64). The first three are sums over ranks once ReduceScalars has run, and so are the
 // last two, which only models with sparse layers have: sums over valid tokens and sparse layers.

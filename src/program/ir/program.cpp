@@ -50,10 +50,12 @@ std::string_view name_of(ContextForm form) {
 std::string sharding_text(const Setting& s) {
   std::string text = fmt::format("ZeRO-{}", s.zero);
   if (s.replicas() > 1 && s.sharded_gradients())
-    text += fmt::format(" over dp_replicate {} x dp_shard {}{}", s.replicas(), s.mesh[mesh::Axis::kDpShard],
+    text += fmt::format(" over dp_replicate {} x dp_shard {}{}{}", s.replicas(), s.mesh[mesh::Axis::kDpShard],
+                        s.shares_experts() ? fmt::format(" x ep {}", s.expert_ranks()) : "",
                         s.context() ? fmt::format(" x cp {}", s.context_ranks()) : "");
   text += s.own_over_dp ? ", optimizer states over all" : "";
   if (s.offload.any()) text += fmt::format(", {} on the host", text_of(s.offload));
+  if (s.shares_experts()) text += fmt::format(", {} expert ranks", s.expert_ranks());
   if (s.context()) text += fmt::format(", {} context ranks{}", s.context_ranks(), s.ring() ? " in a ring" : "");
   if (s.tensor())
     text += fmt::format(", {} tensor ranks{}", s.tensor_ranks(), s.sequence_parallel ? ", sequence parallel" : "");
@@ -91,6 +93,13 @@ void check_pieces(const Setting& s) {
         s.tokens(), s.tensor_chunks, s.tensor_ranks());
 }
 
+void check_expert_ranks(const arch::Architecture& arch, const Setting& s) {
+  if (!s.shares_experts()) return;
+  if (!arch.sparse()) throw UsageError("parallel.expert: {} ranks have no experts to share", s.expert_ranks());
+  if (arch.experts->count % s.expert_ranks() != 0)
+    throw UsageError("parallel.expert: {} ranks cannot share {} experts evenly", s.expert_ranks(), arch.experts->count);
+}
+
 // Notes which parameters are updated as a whole, and their shapes over all tensor ranks.
 void mark_whole(Program& p) {
   const std::vector<arch::Parameter> all = arch::parameters(p.arch);
@@ -114,10 +123,11 @@ Program describe(const arch::Architecture& arch, const Setting& setting) {
   p.arch = arch;
   p.setting = setting;
   arch::validate_tensor_parallel(arch, setting.tensor_ranks());
+  check_expert_ranks(arch, setting);
   p.local = arch::tensor_local(arch, setting.tensor_ranks());
   p.parameters = arch::tensor_local_parameters(arch, setting.tensor_ranks());
   p.chunks = chunks_of(arch, setting);
-  p.units = make_units(p.chunks, p.parameters, setting.tensor_ranks(), setting.unit_layers);
+  p.units = make_units(p.chunks, p.parameters, setting.tensor_ranks(), setting.unit_layers, setting.expert_ranks());
   std::erase_if(p.units, [&](const Unit& unit) { return !needs(p, unit); });
   p.optimizer = &optimizer_named(setting.optimizer);
   if (p.optimizer->has_whole() || arch.biases_router()) mark_whole(p);

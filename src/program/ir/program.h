@@ -146,11 +146,14 @@ struct Setting {
   std::int64_t head_chunk = 256;  // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;
   // Among the ranks that hold the same parameters: the ranks over which a unit is sharded, the copies of that, and all.
-  int shards() const { return mesh[mesh::Axis::kDpShard] * context_ranks(); }
+  // Of the experts of a layer, expert ranks hold different ones, so that shards and holders are fewer by that factor.
+  int shards() const { return mesh[mesh::Axis::kDpShard] * expert_ranks() * context_ranks(); }
   int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
   int holders() const { return shards() * replicas(); }
-  int data_ranks() const { return mesh[mesh::Axis::kDpShard] * replicas(); }  // see different samples
-  int context_ranks() const { return mesh[mesh::Axis::kCp]; }                 // share each sequence
+  int data_ranks() const { return mesh[mesh::Axis::kDpShard] * expert_ranks() * replicas(); }  // see different samples
+  int expert_ranks() const { return mesh[mesh::Axis::kEp]; }  // share the experts of a layer
+  bool shares_experts() const { return expert_ranks() > 1; }
+  int context_ranks() const { return mesh[mesh::Axis::kCp]; }  // share each sequence
   bool context() const { return context_ranks() > 1; }
   bool ring() const { return context() && context_form == ContextForm::kRing; }
   int stages() const { return mesh[mesh::Axis::kPp]; }
@@ -165,7 +168,8 @@ struct Setting {
   // Whether messages over an axis have a narrower type than the kept gradients; each reduction is then between two
   // casts.
   bool narrow_over(Axis axis) const {
-    return size_of(reduce) < 4 && (axis == Axis::kDp || axis == Axis::kShard || axis == Axis::kReplicate);
+    const Axis of = without_experts(axis);
+    return size_of(reduce) < 4 && (of == Axis::kDp || of == Axis::kShard || of == Axis::kReplicate);
   }
   int ranks() const {
     int product = 1;

@@ -108,7 +108,7 @@ PhaseSeconds phase_seconds(const Setting& setting, const std::vector<Expanded>& 
       book(step, s);
   };
   // Messages of a pipeline come last: a stage waits for its next one beside everything else.
-  for (const Stream comm : {Stream::kTpComm, Stream::kCpComm, Stream::kDpComm, Stream::kPpComm})
+  for (const Stream comm : {Stream::kTpComm, Stream::kCpComm, Stream::kEpComm, Stream::kDpComm, Stream::kPpComm})
     idle = without(idle, ops, timeline, comm, communication);
   for (const Stream copies : {Stream::kToDevice, Stream::kToHost}) idle = without(idle, ops, timeline, copies, book);
   for (const Gap& gap : idle) result.idle_s += gap.end_s - gap.begin_s;

@@ -9,7 +9,7 @@ namespace {
 
 // Bytes of the products in -> out of all experts, as those of a linear layer (sizes.h), with the offsets.
 i64 grouped_moved(const Sizes& s, i64 in, i64 out, Pass pass) {
-  const i64 weights = s.E * in * out, offsets = 4 * (s.E + 1);
+  const i64 weights = s.L * in * out, offsets = 4 * (s.L + 1);
   if (!is_backward(pass)) return s.e * (s.M * (in + out) + weights) + offsets;
   return s.e * (s.M * (out + 2 * in) + weights) + 2 * s.g * weights + offsets;
 }
@@ -21,27 +21,43 @@ i64 grouped_fused(const Sizes& s, i64 out, Pass pass) {
 }
 
 i64 grouped_aten(const Sizes& s, i64 in, i64 out, Pass pass) {
-  return is_backward(pass) ? AtenScratch{s}.weight_gradient(in, out, s.M) : 0;
+  return is_backward(pass) ? AtenScratch{s}.weight_gradient(in, out, s.G) : 0;
 }
 
 // Tensor ranks cut each expert as they cut the MLP of a dense layer: a product has the types `in` before it and `out`
 // behind it, its backward `d_out` and `d_in`.
 std::vector<OperandRule> forward_types(AxisType in, AxisType out) {
-  return {takes(Arg::kX, {in}), takes(Arg::kOffsets, {kReplicated}), leaves(Arg::kY, out)};
+  return {by_experts(takes(Arg::kX, {in})), by_experts(takes(Arg::kOffsets, {kReplicated})),
+          by_experts(leaves(Arg::kY, out))};
 }
 std::vector<OperandRule> backward_types(AxisType d_out, AxisType in, AxisType d_in) {
-  return {takes(Arg::kDY, {d_out}), takes(Arg::kX, {in}), takes(Arg::kOffsets, {kReplicated}), leaves(Arg::kDX, d_in)};
+  return {by_experts(takes(Arg::kDY, {d_out})), by_experts(takes(Arg::kX, {in})),
+          by_experts(takes(Arg::kOffsets, {kReplicated})), by_experts(leaves(Arg::kDX, d_in))};
+}
+
+// An operand in the order of experts: with several expert ranks, what this rank has for its experts.
+struct ByExperts {
+  PartOperand here, apart;
+  ByExperts(PartOperand operand, Value of_rank)
+      : here(only(When::kExpertsHere, operand)), apart(only(When::kExpertsApart, operand)) {
+    apart.value = of_rank;
+  }
+};
+const ByExperts& offsets() {
+  static const ByExperts all(reads(Arg::kOffsets, Value::kOffsets), Value::kExpertOffsets);
+  return all;
 }
 
 PartDeclaration expert_up() {
-  const PartOperand x = reads(Arg::kX, Value::kExpertRows), offsets = reads(Arg::kOffsets, Value::kOffsets);
+  const ByExperts x(reads(Arg::kX, Value::kExpertRows), Value::kRankRows),
+      d_x(writes(Arg::kDX, Value::kDExpertRows), Value::kDRankRows);
   return {
       .part = arch::Part::kExpertUp,
       .standing = Standing::kMlpBlock,
       .roles = {arch::Role::kExpertGate, arch::Role::kExpertUp},
-      .forward = {x, offsets, parameters(), writes(Arg::kY, Value::kExpertUp)},
-      .backward = {reads(Arg::kDY, Value::kDExpertUp), x, offsets, parameters(), writes(Arg::kDX, Value::kDExpertRows),
-                   gradient()},
+      .forward = {x.here, x.apart, offsets().here, offsets().apart, parameters(), writes(Arg::kY, Value::kExpertUp)},
+      .backward = {reads(Arg::kDY, Value::kDExpertUp), x.here, x.apart, offsets().here, offsets().apart, parameters(),
+                   d_x.here, d_x.apart, gradient()},
       .forward_types = forward_types(kReplicated, kOfFfn),
       .backward_types = backward_types(kOfFfn, kReplicated, kPartial),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.W, s.d)); },
@@ -57,24 +73,28 @@ PartDeclaration expert_activation() {
   return {
       .part = arch::Part::kExpertActivation,
       .standing = Standing::kMlpBlock,
-      .forward = {x, writes(Arg::kY, Value::kExpertActivation)},
-      .backward = {reads(Arg::kDY, Value::kDExpertActivation), x, writes(Arg::kDX, Value::kDExpertUp)},
-      .forward_types = {takes(Arg::kX, {kOfFfn}), leaves(Arg::kY, kOfFfn)},
-      .backward_types = {takes(Arg::kDY, {kOfFfn}), takes(Arg::kX, {kOfFfn}), leaves(Arg::kDX, kOfFfn)},
+      .forward = {x, offsets().apart, writes(Arg::kY, Value::kExpertActivation)},
+      .backward = {reads(Arg::kDY, Value::kDExpertActivation), x, offsets().apart, writes(Arg::kDX, Value::kDExpertUp)},
+      .forward_types = {by_experts(takes(Arg::kX, {kOfFfn})), by_experts(takes(Arg::kOffsets, {kReplicated})),
+                        by_experts(leaves(Arg::kY, kOfFfn))},
+      .backward_types = {by_experts(takes(Arg::kDY, {kOfFfn})), by_experts(takes(Arg::kX, {kOfFfn})),
+                         by_experts(takes(Arg::kOffsets, {kReplicated})), by_experts(leaves(Arg::kDX, kOfFfn))},
       .moved = [](const Sizes& s, Pass pass) { return s.e * s.M * (is_backward(pass) ? 2 * s.W + s.w : s.W + s.w); },
       .refused = experts_refused,
   };
 }
 
 PartDeclaration expert_down() {
-  const PartOperand x = reads(Arg::kX, Value::kExpertActivation), offsets = reads(Arg::kOffsets, Value::kOffsets);
+  const PartOperand x = reads(Arg::kX, Value::kExpertActivation);
+  const ByExperts y(writes(Arg::kY, Value::kExpertOut), Value::kRankOut),
+      d_y(reads(Arg::kDY, Value::kDExpertOut), Value::kDRankOut);
   return {
       .part = arch::Part::kExpertDown,
       .standing = Standing::kMlpBlock,
       .roles = {arch::Role::kExpertDown},
       .again = false,
-      .forward = {x, offsets, parameters(), writes(Arg::kY, Value::kExpertOut)},
-      .backward = {reads(Arg::kDY, Value::kDExpertOut), x, offsets, parameters(),
+      .forward = {x, offsets().here, offsets().apart, parameters(), y.here, y.apart},
+      .backward = {d_y.here, d_y.apart, x, offsets().here, offsets().apart, parameters(),
                    writes(Arg::kDX, Value::kDExpertActivation), gradient()},
       .forward_types = forward_types(kOfFfn, kPartial),
       .backward_types = backward_types(kReplicated, kOfFfn, kOfFfn),

@@ -37,6 +37,10 @@ bool holds(const Program& p, When when) {
       return p.arch.shares_experts();
     case When::kOnlyRouted:
       return !p.arch.shares_experts();
+    case When::kExpertsApart:
+      return p.setting.shares_experts();
+    case When::kExpertsHere:
+      return !p.setting.shares_experts();
   }
   throw Error("no such condition");
 }

@@ -42,6 +42,8 @@ enum class When {
   kKeysHere,      // there is one context rank, or keys go around in a ring
   kShares,        // experts are shared by all tokens
   kOnlyRouted,    // none is
+  kExpertsApart,  // expert ranks each hold some of a layer's experts
+  kExpertsHere,   // the rank holds all of them
 };
 
 bool holds(const Program& program, When when);

@@ -30,6 +30,8 @@ Sizes::Sizes(const arch::Architecture& arch, const arch::PartShape& shape)
       W(arch.expert_up_size()),
       w(arch.experts ? arch.experts->ffn : 0),
       M(N * t),
+      L(E / shape.expert_ranks),
+      G(arch.experts ? most_rows_of_experts(*arch.experts, N, shape.expert_ranks) : 0),
       router_bias(arch.biases_router() ? arch.experts->count : 0),
       X(arch.shared_up_size()),
       x(arch.shared_ffn()),

@@ -13,8 +13,8 @@
 
 namespace molen::program {
 
-// One operand of a part over tensor ranks and over context ranks. Over data-parallel ranks and stages every activation
-// has one type (own_rows in type_checker.cpp).
+// One operand of a part over tensor ranks, context ranks and expert ranks. Over data-parallel ranks and stages every
+// activation has one type (own_rows in type_checker.cpp).
 struct OperandRule {
   Arg arg{};
   std::vector<AxisType> found;                          // over tp, where the part reads it: one of these
@@ -22,13 +22,14 @@ struct OperandRule {
   std::optional<Arg> follows = {};                      // left as this operand is found: the part is linear in it
   AxisType context = sharded(Dimension::kTokens);       // over cp, where the part reads it
   AxisType left_context = sharded(Dimension::kTokens);  // over cp, where the part writes it
+  AxisType experts = sharded(Dimension::kBatch);        // over ep, in both cases
 };
 
 namespace parts {
 
 inline constexpr AxisType kOfRows = sharded(Dimension::kRows), kOfHeads = sharded(Dimension::kHeads),
                           kOfFfn = sharded(Dimension::kFfn), kOfVocabulary = sharded(Dimension::kVocabulary),
-                          kOfTokens = sharded(Dimension::kTokens);
+                          kOfTokens = sharded(Dimension::kTokens), kOfExperts = sharded(Dimension::kExperts);
 
 inline OperandRule takes(Arg arg, std::vector<AxisType> found) {
   return {arg, std::move(found), {}};
@@ -42,6 +43,11 @@ inline OperandRule retypes(Arg arg, AxisType found, AxisType left) {
 inline OperandRule over_context(OperandRule rule, AxisType found, AxisType left) {
   rule.context = found;
   rule.left_context = left;
+  return rule;
+}
+// Of rows that are on the rank of their experts.
+inline OperandRule by_experts(OperandRule rule) {
+  rule.experts = kOfExperts;
   return rule;
 }
 

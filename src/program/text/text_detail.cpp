@@ -43,6 +43,7 @@ std::string setting_to_text(const Setting& s) {
              s.sequence, s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master), name_of(s.reduce),
              arch::name_of(s.kernels), s.threads, s.head_chunk,
              s.context() ? fmt::format(" context_form={}", name_of(s.context_form)) : "") +
+         (s.shares_experts() ? fmt::format(" ep={}", s.expert_ranks()) : "") +
          (s.optimizer == Setting{}.optimizer ? "" : " optimizer=" + s.optimizer) +
          (s.tensor_chunks > 1 ? fmt::format(" tensor_chunks={}", s.tensor_chunks) : "") +
          (s.unit_layers == 1            ? ""
@@ -110,6 +111,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.mesh[mesh::Axis::kDpReplicate] = static_cast<int>(integer("dp_replicate", 1, 1 << 20));
   s.mesh[mesh::Axis::kDpShard] = static_cast<int>(integer("dp_shard", 1, 1 << 20));
   s.mesh[mesh::Axis::kCp] = static_cast<int>(integer("cp", 1, 1 << 16));
+  if (values.count("ep")) s.mesh[mesh::Axis::kEp] = static_cast<int>(integer("ep", 1, 1 << 16));
   s.mesh[mesh::Axis::kTp] = static_cast<int>(integer("tp", 1, 1 << 16));
   s.mesh[mesh::Axis::kPp] = static_cast<int>(integer("pp", 1, 1 << 16));
   std::int64_t ranks = 1;

@@ -349,7 +349,16 @@ class Parser {
     if (name == "all_gather") {
       AllGather o{axis(v)};
       moved(v, o);
-      if (o.moves >= Moves::kDKeys) fail(fmt::format("{} are not gathered", name_of(o.moves)));
+      if (o.moves >= Moves::kDKeys && o.moves != Moves::kOffsets)
+        fail(fmt::format("{} are not gathered", name_of(o.moves)));
+      return o;
+    }
+    if (name == "all_to_all") {
+      AllToAll o{axis(v)};
+      moved(v, o);
+      if (!one_of(o.moves, {Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows}))
+        fail(fmt::format("expert ranks send each other no {}", name_of(o.moves)));
+      if (!program_.arch.sparse()) fail("the model has no experts");
       return o;
     }
     if (name == "send") return message<Send>(v);
@@ -365,7 +374,7 @@ class Parser {
     if (name == "copy_to_host") return copied(v, CopyToHost{});
     if (name == "copy_to_device") return copied(v, CopyToDevice{});
     if (name == "cast") {
-      constexpr std::array kOver{Axis::kDp, Axis::kShard, Axis::kReplicate};
+      constexpr std::array kOver{Axis::kDp, Axis::kShard, Axis::kReplicate, Axis::kExpertDp, Axis::kExpertShard};
       const auto over = choice<Axis>(take(v, "over", ""), kOver, "axis that gradients travel over");
       return Cast{over, flag(v, "back")};
     }

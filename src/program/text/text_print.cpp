@@ -127,6 +127,7 @@ std::string print_op(const Op& op) {
             return fmt::format("reduce_scatter axis={}{}", name_of(o.axis), moves_text(o));
           },
           [](const AllGather& o) { return fmt::format("all_gather axis={}{}", name_of(o.axis), moves_text(o)); },
+          [](const AllToAll& o) { return fmt::format("all_to_all axis={}{}", name_of(o.axis), moves_text(o)); },
           [](const Send& o) { return fmt::format("send peer={}{}", o.peer, moves_text(o)); },
           [](const Receive& o) { return fmt::format("receive peer={}{}", o.peer, moves_text(o)); },
           [](const CopyToHost& o) { return fmt::format("copy_to_host{}", moves_text(o)); },

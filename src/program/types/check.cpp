@@ -291,10 +291,11 @@ std::vector<mesh::Axis> TypeChecker::axes(Axis group) const {
   return along;
 }
 
-MeshType TypeChecker::own_rows(AxisType tensor, AxisType context) const {
+MeshType TypeChecker::own_rows(AxisType tensor, AxisType context, AxisType experts) const {
   MeshType type;
   type[mesh::Axis::kPp] = kVarying;
   type[mesh::Axis::kDpReplicate] = type[mesh::Axis::kDpShard] = sharded(Dimension::kBatch);
+  type[mesh::Axis::kEp] = experts;
   type[mesh::Axis::kCp] = context;
   type[mesh::Axis::kTp] = tensor;
   return on_single_axes(type);
@@ -302,7 +303,8 @@ MeshType TypeChecker::own_rows(AxisType tensor, AxisType context) const {
 
 MeshType TypeChecker::sum_over_rows() const {
   MeshType type = own_rows(kInvariant, kPartial);
-  type[mesh::Axis::kPp] = type[mesh::Axis::kDpReplicate] = type[mesh::Axis::kDpShard] = kPartial;
+  type[mesh::Axis::kPp] = type[mesh::Axis::kDpReplicate] = type[mesh::Axis::kDpShard] = type[mesh::Axis::kEp] =
+      kPartial;
   return on_single_axes(type);
 }
 

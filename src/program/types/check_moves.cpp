@@ -9,7 +9,8 @@ namespace molen::program {
 namespace {
 
 constexpr AxisType kPartOfUnit = sharded(Dimension::kUnit), kOwnRows = sharded(Dimension::kRows),
-                   kOwnTokens = sharded(Dimension::kTokens);
+                   kOwnTokens = sharded(Dimension::kTokens), kOwnSamples = sharded(Dimension::kBatch),
+                   kOwnExperts = sharded(Dimension::kExperts);
 
 bool is_gradient(Moves moves) {
   return moves == Moves::kDResidual || moves == Moves::kDMid || moves == Moves::kDKeys;
@@ -100,10 +101,11 @@ void TypeChecker::rule(const AllGather& o) {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo);
   if (!from || !to) return;
   if (o.moves == Moves::kUnit && of_directions(buffer_of(*from))) return gather_directions(o, *from, *to);
-  const AxisType part = o.moves == Moves::kUnit   ? kPartOfUnit
-                        : o.moves == Moves::kHead ? kVarying
-                        : o.moves == Moves::kKeys ? kOwnTokens
-                                                  : kOwnRows;
+  const AxisType part = o.moves == Moves::kUnit      ? kPartOfUnit
+                        : o.moves == Moves::kHead    ? kVarying
+                        : o.moves == Moves::kKeys    ? kOwnTokens
+                        : o.moves == Moves::kOffsets ? kOwnSamples
+                                                     : kOwnRows;
   move(*from, *to, o.axis, part, whole_of(o.moves));
 }
 
@@ -120,6 +122,16 @@ void TypeChecker::gather_directions(const AllGather& o, const Use& from, const U
     }
     leave(to, segment, type);
   }
+}
+
+// From the rank of a row's token to that of its expert, or back. Every rank has the offsets of all.
+void TypeChecker::rule(const AllToAll& o) {
+  const Use *from = find(Arg::kFrom), *to = find(Arg::kTo), *offsets = find(Arg::kOffsets);
+  if (!from || !to || !offsets) return;
+  move(*from, *to, o.axis, o.home() ? kOwnExperts : kOwnSamples, o.home() ? kOwnSamples : kOwnExperts);
+  const MeshType type = found(*offsets), wanted = own_rows(kReplicated, kOwnTokens, kReplicated);
+  for (const mesh::Axis axis : kMeshAxes) expect(*offsets, first_of(*offsets), type, axis, {wanted[axis]});
+  if (const Use* begin = find(Arg::kExpertOffsets)) leave(*begin, own_rows(kReplicated, kOwnTokens, kOwnExperts));
 }
 
 // Stages send each other a layer's input or its gradient: all rows of the rank's tokens, or under sequence parallelism

@@ -26,7 +26,7 @@ void TypeChecker::rule(const Compute& c) {
       continue;
     }
     if (use.reads()) {
-      const MeshType type = found(use), wanted = own_rows(kReplicated, rule->context);
+      const MeshType type = found(use), wanted = own_rows(kReplicated, rule->context, rule->experts);
       const std::size_t first = first_of(use);
       for (const mesh::Axis axis : kMeshAxes)
         expect(use, first, type, axis, axis == mesh::Axis::kTp ? rule->found : std::vector{wanted[axis]});
@@ -34,7 +34,7 @@ void TypeChecker::rule(const Compute& c) {
     if (!use.writes()) continue;
     const Use* source = rule->follows ? find(*rule->follows) : nullptr;
     const AxisType tensor = source ? found(*source)[mesh::Axis::kTp] : rule->left.value_or(kPartial);
-    written.emplace_back(&use, own_rows(tensor, rule->left_context));
+    written.emplace_back(&use, own_rows(tensor, rule->left_context, rule->experts));
   }
   if (const Use* grad = find(Arg::kGrad)) add_gradients(rules, *grad);
   if (const Use* scalars = sums())
@@ -101,7 +101,8 @@ void TypeChecker::rule(const ZeroFill& o) {
 }
 
 // The squares of a gradient that all ranks hold alike are the same on all ranks; those of a shard are terms of a sum.
-// Over tensor ranks, the first counts the parameters that all hold; over the ends of a pipeline, the first stage does.
+// Over tensor ranks, the first counts the parameters that all hold; over the ends of a pipeline, the first stage does;
+// over expert ranks that have whole gradients, the first counts all units but the experts.
 AxisType TypeChecker::square_of(const Use& use, std::size_t segment, const MeshType& type, mesh::Axis axis) {
   if (mesh_[axis] == 1) return {};
   const AxisType& has = type[axis];
@@ -114,6 +115,11 @@ AxisType TypeChecker::square_of(const Use& use, std::size_t segment, const MeshT
   if (axis == mesh::Axis::kTp) {
     const MeshType whole = parameter_type(p_, buffer_of(use).unit, parameter_of(use.buffer, segment));
     expect(use, segment, type, axis, {whole[axis] == kReplicated ? kInvariant : whole[axis]});
+    return kPartial;
+  }
+  const AxisType experts = sharded(Dimension::kExperts);
+  if (axis == mesh::Axis::kEp && (unit_of(use).experts || !p_.grid.own.contains(axis))) {
+    expect(use, segment, type, axis, {unit_of(use).experts ? experts : kInvariant});
     return kPartial;
   }
   expect(use, segment, type, axis, {kInvariant, sharded(Dimension::kUnit)});

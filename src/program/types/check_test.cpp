@@ -32,9 +32,15 @@ Setting of_mesh(mesh::PerAxis mesh, int zero = 0, bool sequence_parallel = false
   return s;
 }
 
-// Sizes along pp, dp_replicate, dp_shard, cp and tp.
-mesh::PerAxis ranks_along(int pp, int replicate, int shard, int cp, int tp) {
-  return mesh::PerAxis{{pp, replicate, shard, cp, tp}};
+// Sizes along pp, dp_replicate, dp_shard, cp, tp and ep.
+mesh::PerAxis ranks_along(int pp, int replicate, int shard, int cp, int tp, int ep = 1) {
+  return mesh::PerAxis{{pp, replicate, shard, ep, cp, tp}};
+}
+
+arch::Architecture sparse() {
+  arch::Architecture a = tiny();
+  a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 20};
+  return a;
 }
 
 // With learned positions and biases, which all tensor ranks hold.
@@ -262,6 +268,44 @@ std::vector<Broken> of_stages_and_rings() {
   };
 }
 
+std::vector<Broken> of_expert_ranks() {
+  const Setting whole = of_mesh(ranks_along(1, 1, 1, 1, 1, 2)), shared = of_mesh(ranks_along(1, 1, 2, 1, 1, 2));
+  return {
+      {"experts on the rows of the rank's own tokens", sparse(), whole,
+       [](Program& p) {
+         for (Body& body : p.bodies)
+           for (Step& step : body.steps)
+             if (text_with({"forward part=expert_up"})(p, step))
+               step.operand(Arg::kX).buffer = p.buffer(fmt::format("expert_rows.{}", std::get<Compute>(step.op).layer));
+       },
+       "forward expert_up", "x", "ep", "is sharded along batch"},
+      {"what the experts make does not come home", sparse(), whole,
+       [](Program& p) {
+         for (Body& body : p.bodies)
+           for (Step& step : body.steps)
+             if (text_with({"forward part=combine"})(p, step)) step.operand(Arg::kX).buffer = p.buffer("rank_out");
+       },
+       "forward combine", "x", "ep", "is sharded along experts"},
+      {"the offsets of this rank stand for those of all", sparse(), whole,
+       [](Program& p) {
+         for (Body& body : p.bodies)
+           for (Step& step : body.steps)
+             if (const auto* o = std::get_if<AllToAll>(&step.op))
+               step.operand(Arg::kOffsets).buffer = p.buffer(fmt::format("offsets.{}", o->layer));
+       },
+       "all_to_all", "offsets", "ep", "is sharded along batch"},
+      {"the gradients of different experts are summed", sparse(), shared,
+       changed<AllReduce>({"all_reduce axis=expert_dp", "grad.layer.1.experts"},
+                          [](AllReduce& o) { o.axis = Axis::kDp; }),
+       "all_reduce", "to", "ep", "is sharded along experts"},
+      {"the gradient of a router is not summed over expert ranks", sparse(), shared,
+       changed<AllReduce>({"all_reduce axis=dp", "to:grad.layer.1{"}, [](AllReduce& o) { o.axis = Axis::kExpertDp; }),
+       "sum_squares", "grad", "ep", "is partial"},
+      {"the norm has the squares of one rank's experts", sparse(), whole, dropped({"reduce_scalars axis=ep"}),
+       "clip_scale", "scalars", "ep", "sum_squares) is partial"},
+  };
+}
+
 bool names(const std::string& error, const Broken& b) {
   return error.find(b.op) != std::string::npos && error.find("operand " + b.operand + " (") != std::string::npos &&
          error.find(" over " + b.axis) != std::string::npos && error.find(b.why) != std::string::npos;
@@ -270,6 +314,7 @@ bool names(const std::string& error, const Broken& b) {
 TEST(Types, EachRowOfTheCatalogueIsRefusedByOpOperandAndAxis) {
   std::vector<Broken> all_broken = catalogue();
   for (Broken& b : of_stages_and_rings()) all_broken.push_back(std::move(b));
+  for (Broken& b : of_expert_ranks()) all_broken.push_back(std::move(b));
   for (const Broken& b : all_broken) {
     SCOPED_TRACE(b.row);
     Program p = build(b.arch, b.setting);

@@ -30,6 +30,8 @@ MeshType parameter_type(const Program& p, int unit, const arch::Parameter& param
   if (mesh[mesh::Axis::kPp] > 1 && p.shared_by_ends(unit)) type[mesh::Axis::kPp] = kReplicated;
   if (mesh[mesh::Axis::kTp] > 1 && parameter.shard != arch::ShardDim::kNone)
     type[mesh::Axis::kTp] = sharded(parameter.shard == arch::ShardDim::kRows ? Dimension::kOut : Dimension::kIn);
+  if (mesh[mesh::Axis::kEp] > 1 && p.units[static_cast<std::size_t>(unit)].experts)
+    type[mesh::Axis::kEp] = sharded(Dimension::kExperts);
   return type;
 }
 
@@ -62,6 +64,7 @@ std::optional<MeshType> kept_type(const Program& p, const Buffer& b, const arch:
   MeshType type = parameter_type(p, b.unit, parameter);
   for (const mesh::Axis axis : kMeshAxes) {
     if (p.grid.sizes[axis] == 1) continue;
+    if (type[axis] == parts::kOfExperts) continue;  // each rank's own, over which nothing is cut
     if (cut.contains(axis))
       type[axis] = sharded(Dimension::kUnit);
     else if (state && (type[axis] == kReplicated || (axis == mesh::Axis::kTp && p.optimizer->whole_parameters)))

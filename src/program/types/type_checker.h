@@ -77,7 +77,8 @@ class TypeChecker {
   std::vector<mesh::Axis> axes(Axis group) const;
 
   // Types that rules share.
-  MeshType own_rows(AxisType tensor, AxisType context = sharded(Dimension::kTokens)) const;
+  MeshType own_rows(AxisType tensor, AxisType context = sharded(Dimension::kTokens),
+                    AxisType experts = sharded(Dimension::kBatch)) const;
   MeshType sum_over_rows() const;  // of a term for each of the rank's own rows, the same on all tensor ranks
   MeshType on_single_axes(MeshType type) const;
 
@@ -101,6 +102,7 @@ class TypeChecker {
   void rule(const AllReduce& o);
   void rule(const ReduceScatter& o);
   void rule(const AllGather& o);
+  void rule(const AllToAll& o);
   void rule(const Send& o);
   void rule(const Receive& o);
   void rule(const Shift& o);

@@ -58,6 +58,7 @@ Attributes attributes_of(const Setting& s, const Op& op) {
                         [&](const AllReduce&) { return none; },
                         [&](const ReduceScatter& o) { return of_move(s, o.moves); },
                         [&](const AllGather& o) { return of_move(s, o.moves); },
+                        [&](const AllToAll& o) { return of_move(s, o.moves); },
                         [&](const Send& o) { return of_move(s, o.moves); },
                         [&](const Receive& o) { return of_move(s, o.moves); },
                         [&](const Shift& o) { return of_move(s, o.moves); },

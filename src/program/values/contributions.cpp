@@ -1,5 +1,7 @@
 #include "program/values/contributions.h"
 
+#include <algorithm>
+
 #include "program/parts/part.h"
 #include "program/values/signature.h"
 
@@ -49,7 +51,9 @@ std::size_t expected_contributions(const Program& p, int unit) {
     for (const arch::Part part : arch::parts_of_layer(p.arch, l)) {
       const PartDeclaration& d = declaration_of(part);
       const Blocks block = d.standing == Standing::kAttentionBlock ? Blocks::kAttention : Blocks::kMlp;
-      if (u.has(l, block) && d.has_parameters(p.arch)) parts += by_chunks(p.setting, part) ? pieces : 1;
+      const bool experts = p.setting.shares_experts() && std::ranges::any_of(d.roles, arch::of_expert);
+      if (u.has(l, block) && u.experts == experts && d.has_parameters(p.arch))
+        parts += by_chunks(p.setting, part) ? pieces : 1;
     }
   return 2 * parts * static_cast<std::size_t>(p.setting.micro_batches());
 }

@@ -37,6 +37,7 @@ arch::PartShape shape_of(const Attributes& a, const Grid& grid) {
   shape.threads = std::max(a.threads, 1);
   shape.kernels = a.kernel.value_or(arch::Kernels::kReference);
   shape.tensor_ranks = grid.sizes[mesh::Axis::kTp];
+  shape.expert_ranks = grid.sizes[mesh::Axis::kEp];
   return shape;
 }
 
@@ -107,6 +108,13 @@ void cost_optimizer(const Program& p, const OptimizerStep& o, std::int64_t read,
   }
 }
 
+// The scratch holds the rows in the order in which ranks send them: those of a rank side by side.
+void cost_exchange(const Program& p, const AllToAll& o, Step& step) {
+  step.moved = payload_of(p, step, {});
+  if (const Use* there = step.find(o.home() ? Arg::kFrom : Arg::kTo))
+    step.scratch = Bytes(arch::aligned(used_bytes(p, *there, {})));
+}
+
 }  // namespace
 
 void set_costs(const Program& p, Step& step) {
@@ -126,6 +134,7 @@ void set_costs(const Program& p, Step& step) {
                  [&](const AllReduce& o) { communicated(o); },
                  [&](const ReduceScatter& o) { communicated(o); },
                  [&](const AllGather& o) { communicated(o); },
+                 [&](const AllToAll& o) { cost_exchange(p, o, step); },
                  [&](const Send& o) { communicated(o); },
                  [&](const Receive& o) { communicated(o); },
                  [&](const Shift& o) { communicated(o); },

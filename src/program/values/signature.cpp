@@ -16,9 +16,11 @@
 namespace molen::program {
 namespace {
 
-int unit_with(const Program& program, std::int64_t layer, Blocks block) {
+// `experts`: the unit of the layer's experts, where they have one.
+int unit_with(const Program& program, std::int64_t layer, Blocks block, bool experts = false) {
+  experts = experts && program.setting.shares_experts();
   for (std::size_t u = 0; u < program.units.size(); ++u)
-    if (program.units[u].has(layer, block)) return static_cast<int>(u);
+    if (program.units[u].has(layer, block) && program.units[u].experts == experts) return static_cast<int>(u);
   return -1;
 }
 
@@ -62,10 +64,11 @@ Operand owned(const Program& p, bool gradient, int unit) {
 // it. Steps 0 and 1 are message and sums over the ranks that share a unit, 2 and 3 over the replicas.
 Operand message(const Program& p, Axis over, bool summed, int unit) {
   const Setting& s = p.setting;
-  const bool replicas = over == Axis::kReplicate;
+  const Axis of = without_experts(over);
+  const bool replicas = of == Axis::kReplicate;
   Range range = replicas ? Range::kShard : Range::kAll;
-  if (summed && over == Axis::kShard) range = Range::kShard;
-  if (summed && (replicas ? s.own_over_dp : over == Axis::kDp && s.owns_part())) range = Range::kOwn;
+  if (summed && of == Axis::kShard) range = Range::kShard;
+  if (summed && (replicas ? s.own_over_dp : of == Axis::kDp && s.owns_part())) range = Range::kOwn;
   return {Value::kGradMessage, unit, range, (replicas ? 2 : 0) + (summed ? 1 : 0)};
 }
 
@@ -96,7 +99,8 @@ Signature cast(const Program& p, const Cast& o, int unit) {
     const bool leaves = s.sharded_gradients() && !replicas;  // the whole gradient of a micro-batch
     return {{leaves ? consumes(kFrom, sum) : reads(kFrom, sum), writes(kTo, message(p, o.over, false, unit))}};
   }
-  const bool shard = replicas || o.over == Axis::kShard, own = replicas ? s.own_over_dp : !shard && s.owns_part();
+  const bool shard = replicas || without_experts(o.over) == Axis::kShard,
+             own = replicas ? s.own_over_dp : !shard && s.owns_part();
   const Operand sum{shard ? Value::kGradShard : Value::kGrad, unit, own ? Range::kOwn : Range::kAll};
   return {{consumes(kFrom, message(p, o.over, true, unit)), adds(kTo, sum)}};
 }
@@ -154,6 +158,7 @@ Signature all_reduce(const Program& p, const AllReduce& o, int unit) {
 Signature all_gather(const Program& p, const AllGather& o, int unit) {
   if (o.moves == Moves::kHead) return moved({Value::kHeadSums, o.layer}, {Value::kHeadSumsAll, o.layer});
   if (o.moves == Moves::kKeys) return moved({Value::kQkv, o.layer}, {Value::kKeysAll, o.layer});
+  if (o.moves == Moves::kOffsets) return moved({Value::kOffsets, o.layer}, {Value::kOffsetsAll, o.layer});
   if (o.moves != Moves::kUnit) {
     const Exchanged e = exchanged(o.moves);
     return piece_of(moved({e.kept, o.layer}, {e.rows, o.layer}), o.chunk);
@@ -168,6 +173,16 @@ Signature all_gather(const Program& p, const AllGather& o, int unit) {
   if (o.axis == Axis::kReplicate)
     return gathered({Value::kParam, unit, Range::kOwn}, {Value::kParam, unit, Range::kShard});
   return gathered({Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
+}
+
+// What a rank has for its experts lies in their order on this rank, and the first exchange leaves where each begins.
+Signature all_to_all(const AllToAll& o) {
+  const auto [here, there] = rows_of_experts(o.moves);
+  const Operand offsets{Value::kOffsetsAll, o.layer};
+  Signature s{{reads(kFrom, {o.home() ? there : here, o.layer}), reads(kOffsets, offsets),
+               writes(kTo, {o.home() ? here : there, o.layer})}};
+  if (o.moves == Moves::kExpertRows) s.operands.push_back(writes(kExpertOffsets, {Value::kExpertOffsets, o.layer}));
+  return s;
 }
 
 // The parameters that an update leaves in the compute type.
@@ -228,7 +243,7 @@ int unit_of_part(const Program& program, arch::Part part, std::int64_t layer) {
     case Standing::kAttentionBlock:
       return unit_with(program, layer, Blocks::kAttention);
     case Standing::kMlpBlock:
-      return unit_with(program, layer, Blocks::kMlp);
+      return unit_with(program, layer, Blocks::kMlp, std::ranges::any_of(d.roles, arch::of_expert));
     case Standing::kAfter:
       return program.find_unit("final");
     case Standing::kHead:
@@ -302,6 +317,7 @@ Signature signature(const Program& program, const Op& op, int unit) {
           [&](const AllReduce& o) { return all_reduce(program, o, unit); },
           [&](const ReduceScatter& o) { return reduce_scatter(program, o, unit); },
           [&](const AllGather& o) { return all_gather(program, o, unit); },
+          [&](const AllToAll& o) { return all_to_all(o); },
           [&](const Send& o) {
             return Signature{{reads(kFrom, {exchanged(o.moves).kept, o.layer})}};
           },
@@ -316,6 +332,21 @@ Signature signature(const Program& program, const Op& op, int unit) {
           [&](const Agree&) { return Signature{{reads(kScalars, scalars)}}; },
       },
       op);
+}
+
+RowsOfExperts rows_of_experts(Moves moves) {
+  switch (moves) {
+    case Moves::kExpertRows:
+      return {Value::kExpertRows, Value::kRankRows};
+    case Moves::kExpertOut:
+      return {Value::kExpertOut, Value::kRankOut};
+    case Moves::kDExpertOut:
+      return {Value::kDExpertOut, Value::kDRankOut};
+    case Moves::kDExpertRows:
+      return {Value::kDExpertRows, Value::kDRankRows};
+    default:
+      throw Error("expert ranks send each other no {}", name_of(moves));
+  }
 }
 
 bool shares_whole_matrices(const Program& program, int unit) {

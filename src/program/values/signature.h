@@ -63,6 +63,13 @@ bool shares_whole_matrices(const Program& program, int unit);
 // The stream that an op runs on.
 Stream stream_of(const Program& program, const Op& op);
 
+// The values between which an exchange of expert ranks moves rows: in the order of experts on the rank of their tokens,
+// and on the rank of their experts. Throws Error for what these ranks do not send each other.
+struct RowsOfExperts {
+  Value here{}, there{};
+};
+RowsOfExperts rows_of_experts(Moves moves);
+
 // Returns the kept value (kKeptForBackward) that a copy moves.
 Value kept_value(Moves moves);
 

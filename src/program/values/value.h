@@ -40,6 +40,12 @@ enum class Value {
   kExpertUp,
   kExpertActivation,
   kExpertOut,
+  // With several expert ranks, the experts of a rank have rows of all of these ranks' tokens, those of one rank after
+  // those of another.
+  kOffsetsAll,     // kOffsets of each of these ranks
+  kExpertOffsets,  // the first row of each expert of this rank, and the end
+  kRankRows,       // kExpertRows of these experts
+  kRankOut,        // likewise kExpertOut
   kStatsFinal,
   kNormed,
   kDNormed,    // complete once every chunk of the head has written its part; with tensor ranks, a partial sum
@@ -53,6 +59,8 @@ enum class Value {
   kDExpertActivation,
   kDExpertUp,
   kDExpertRows,
+  kDRankOut,
+  kDRankRows,
   kDDispatched,  // gradient of kRouted by way of the chosen experts
   kDRouted,
   kDSharedActivation,
@@ -142,8 +150,9 @@ enum class Keeping {
 // Q columns of q|k|v, q of queries, K of keys and values, U of gate|up, s the numbers that a norm keeps for a row, C
 // tokens of a chunk of the head. R: the rows of the residual stream that this rank keeps; P: the rows of one piece; T
 // tensor ranks; c context ranks. Of a sparse layer: E experts, O one more, t of a token, W columns of an expert's
-// gate|up, w its width, X and x the same of the shared experts, B sequences of a micro-batch. Digits stand for
-// themselves. A value of a unit has the sizes of its parameters, and no letters.
+// gate|up, w its width, X and x the same of the shared experts, B sequences of a micro-batch; p expert ranks, o one
+// more than the experts of such a rank, G the most rows that these experts may have. Digits stand for themselves. A
+// value of a unit has the sizes of its parameters, and no letters.
 struct ValueInfo {
   Value value;
   std::string_view name;  // in the text form and in messages
@@ -179,9 +188,13 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kPlaces, "places", ValueClass::kLayer, "Nt", ValueType::kInteger},
     ValueInfo{Value::kOffsets, "offsets", ValueClass::kLayer, "O", ValueType::kInteger},
     ValueInfo{Value::kExpertRows, "expert_rows", ValueClass::kLayer, "Ntd"},
-    ValueInfo{Value::kExpertUp, "expert_up", ValueClass::kLayer, "NtW"},
-    ValueInfo{Value::kExpertActivation, "expert_act", ValueClass::kLayer, "Ntw"},
+    ValueInfo{Value::kExpertUp, "expert_up", ValueClass::kLayer, "GW"},
+    ValueInfo{Value::kExpertActivation, "expert_act", ValueClass::kLayer, "Gw"},
     ValueInfo{Value::kExpertOut, "expert_out", ValueClass::kLayer, "Ntd"},
+    ValueInfo{Value::kOffsetsAll, "offsets_all", ValueClass::kLayer, "pO", ValueType::kInteger},
+    ValueInfo{Value::kExpertOffsets, "expert_offsets", ValueClass::kLayer, "o", ValueType::kInteger},
+    ValueInfo{Value::kRankRows, "rank_rows", ValueClass::kLayer, "Gd"},
+    ValueInfo{Value::kRankOut, "rank_out", ValueClass::kLayer, "Gd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kStatsFinal, "stats_final", ValueClass::kBatch, "Ns", ValueType::kAccurate},
     ValueInfo{Value::kNormed, "normed", ValueClass::kBatch, "Nd"},
     ValueInfo{Value::kDNormed, "d_normed", ValueClass::kBatch, "Nd"},
@@ -192,10 +205,12 @@ inline constexpr std::array kValues{
     ValueInfo{Value::kDUp, "d_up", ValueClass::kLayer, "NU", ValueType::kCompute, Keeping::kInTurnOfWhole},
     ValueInfo{Value::kDExpertOut, "d_expert_out", ValueClass::kLayer, "Ntd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDRouterWeights, "d_weights", ValueClass::kLayer, "Nt", ValueType::kAccurate, Keeping::kInTurn},
-    ValueInfo{Value::kDExpertActivation, "d_expert_act", ValueClass::kLayer, "Ntw", ValueType::kCompute,
+    ValueInfo{Value::kDExpertActivation, "d_expert_act", ValueClass::kLayer, "Gw", ValueType::kCompute,
               Keeping::kInTurn},
-    ValueInfo{Value::kDExpertUp, "d_expert_up", ValueClass::kLayer, "NtW", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDExpertUp, "d_expert_up", ValueClass::kLayer, "GW", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDExpertRows, "d_expert_rows", ValueClass::kLayer, "Ntd", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDRankOut, "d_rank_out", ValueClass::kLayer, "Gd", ValueType::kCompute, Keeping::kInTurn},
+    ValueInfo{Value::kDRankRows, "d_rank_rows", ValueClass::kLayer, "Gd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDDispatched, "d_dispatched", ValueClass::kLayer, "Nd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDRouted, "d_routed", ValueClass::kLayer, "Nd", ValueType::kCompute, Keeping::kInTurn},
     ValueInfo{Value::kDSharedActivation, "d_shared_act", ValueClass::kLayer, "Nx", ValueType::kCompute,
@@ -257,7 +272,8 @@ constexpr ValueClass class_of(Value value) {
 }
 // Returns whether a value has a row for each slot (a token with one of its experts), in the order of experts.
 constexpr bool in_expert_order(Value value) {
-  return info_of(value).shape.starts_with("Nt") && info_of(value).shape.size() == 3;
+  const std::string_view shape = info_of(value).shape;
+  return shape.starts_with('G') || (shape.starts_with("Nt") && shape.size() == 3);
 }
 
 constexpr std::string_view name_of(Value value) {

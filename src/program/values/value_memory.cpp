@@ -108,6 +108,12 @@ std::int64_t size_of_letter(const Program& program, char letter, std::int64_t ro
       return a.experts->count;
     case 'O':
       return a.experts->count + 1;
+    case 'o':
+      return a.experts->count / s.expert_ranks() + 1;
+    case 'p':
+      return s.expert_ranks();
+    case 'G':
+      return most_rows_of_experts(*a.experts, s.tokens(), s.expert_ranks());
     case 't':
       return a.experts->per_token;
     case 'W':

@@ -311,7 +311,8 @@ class Verifier {
   // stay where they are, and ends with gradients that are home: these need no reader.
   bool brought(const Operand& o) const {
     return o.value == Value::kParam || o.value == Value::kParamShard || o.value == Value::kKeysAll ||
-           (o.value == Value::kKeys && o.step > 0) ||
+           (o.value == Value::kKeys && o.step > 0) || o.value == Value::kRankRows || o.value == Value::kDRankOut ||
+           (p_.setting.shares_experts() && (o.value == Value::kExpertOut || o.value == Value::kDExpertRows)) ||
            (o.value == Value::kDKeysIn && o.step < p_.setting.context_ranks());
   }
 
@@ -356,11 +357,14 @@ class Verifier {
             [&](const AllGather& o) {
               if (o.moves == Moves::kKeys)
                 exchange_keys(e, o.axis, false);
+              else if (o.moves == Moves::kOffsets)
+                exchange_experts(e, o.axis);
               else if (o.moves != Moves::kUnit)
                 exchange(e, o.axis, o.moves == Moves::kHead || p_.setting.sharded_rows());
               else
                 units_.gather(e, o.axis);
             },
+            [&](const AllToAll& o) { exchange_experts(e, o.axis); },
             [&](const Send& o) { message(e, 0, o.moves, o.layer); },
             [&](const Receive& o) { message(e, 1, o.moves, o.layer); },
             [&](const Shift& o) { exchange_keys(e, o.axis, true); },
@@ -428,6 +432,10 @@ class Verifier {
   void sum_load(const Expanded& e, Axis axis) {
     if (!p_.setting.context()) report(e, "there are no context ranks that share a sequence");
     if (axis != Axis::kCp) report(e, "the sums of a router are summed over the axis cp");
+  }
+  void exchange_experts(const Expanded& e, Axis axis) {
+    if (!p_.setting.shares_experts()) report(e, "there are no expert ranks to exchange with");
+    if (axis != Axis::kEp) report(e, "rows of experts are exchanged over the axis ep");
   }
   void exchange_keys(const Expanded& e, Axis axis, bool ring) {
     if (!p_.setting.context()) report(e, "there are no context ranks to exchange with");

@@ -52,6 +52,8 @@ std::vector<Axis> axes_of_sum(const Setting& s, std::int64_t scalar) {
       axes.push_back(Axis::kDp);
     else if (s.owns_part())
       axes.push_back(s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp ? Axis::kShard : Axis::kDp);
+    else if (s.shares_experts())
+      axes.push_back(Axis::kEp);
   }
   if (s.tensor() && scalar == kSumSquares) axes.push_back(Axis::kTp);
   if (s.pipelined()) axes.push_back(Axis::kPp);

@@ -80,9 +80,8 @@ void UnitLedger::totals() {
     if (s.updated != 1) report_all("unit {} is updated {} times", name, s.updated);
     const bool comes = p_.setting.offload.optimizer && !p_.setting.offload.parameters;
     if (s.came != (comes ? 1 : 0)) report_all("unit {} comes from the host {} times after its update", name, s.came);
-    if (s.gathered.size() != detail::gathered_over(p_.setting).size())
-      report_all("unit {} is gathered over {} of {} axes after its update", name, s.gathered.size(),
-                 detail::gathered_over(p_.setting).size());
+    if (const std::size_t axes = detail::gathered_over(p_, static_cast<int>(u)).size(); s.gathered.size() != axes)
+      report_all("unit {} is gathered over {} of {} axes after its update", name, s.gathered.size(), axes);
   }
 }
 
@@ -149,7 +148,7 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
     join_ends(e, u, state, scatter);
     return;
   }
-  over_data_ranks(e, axis);
+  over_data_ranks(e, u, axis);
   const bool wanted = axis == Axis::kReplicate ? s.own_over_dp : s.owns_part();
   if (scatter != wanted) report(e, "this layout (ZeRO-{}) wants {}", s.zero, wanted ? "reduce_scatter" : "all_reduce");
   if (s.narrow_over(axis)) return;
@@ -160,7 +159,7 @@ void UnitLedger::reduce(const Expanded& e, Axis axis, bool scatter, bool adds) {
 void UnitLedger::cast(const Expanded& e, const Cast& o) {
   State& state = unit(e);
   if (!p_.setting.narrow_over(o.over)) report(e, "gradients travel in the type in which they are kept");
-  over_data_ranks(e, o.over);
+  over_data_ranks(e, unit_of_step(p_, *e.step), o.over);
   if (!o.back) {
     depart(e, o.over, unit_of_step(p_, *e.step), state);
     return;
@@ -168,10 +167,10 @@ void UnitLedger::cast(const Expanded& e, const Cast& o) {
   arrive(e, o.over, state, e.step->updates(Arg::kTo));
 }
 
-void UnitLedger::over_data_ranks(const Expanded& e, Axis axis) {
+void UnitLedger::over_data_ranks(const Expanded& e, int u, Axis axis) {
   const Setting& s = p_.setting;
   if (s.holders() == 1) report(e, "there is nobody to reduce with");
-  const Axis want = s.sharded_gradients() ? Axis::kShard : Axis::kDp;
+  const Axis want = axis_for(p_.units[static_cast<std::size_t>(u)], s.sharded_gradients() ? Axis::kShard : Axis::kDp);
   if (axis == Axis::kReplicate) {
     if (!s.sharded_gradients() || s.replicas() == 1) report(e, "there are no replicas to sum over");
   } else if (axis != want) {
@@ -327,11 +326,13 @@ void UnitLedger::gather(const Expanded& e, Axis axis) {
     if (!e.step->unless) report(e, "unless=non_finite is missing");
     return;
   }
-  if (s.sharded_parameters() && axis == Axis::kShard) {  // for use, not for keeping
+  const int u = unit_of_step(p_, *e.step);
+  if (s.sharded_parameters() &&
+      axis == axis_for(p_.units[static_cast<std::size_t>(u)], Axis::kShard)) {  // for use, not for keeping
     if (state.updated > 0) report(e, "gathers parameters that no op of this step reads any more");
     return;
   }
-  const std::vector<Axis> axes = detail::gathered_over(s);
+  const std::vector<Axis> axes = detail::gathered_over(p_, u);
   if (state.gathered.size() >= axes.size())
     report(e, "parameters are whole by then; there is nothing to gather");
   else if (axes[state.gathered.size()] != axis)

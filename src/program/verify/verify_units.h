@@ -85,7 +85,7 @@ class UnitLedger {
   // Sums the elements that all tensor ranks hold, once per reduction.
   void exchange_gradient(const Expanded& e, int u, State& state);
   // Checks the ranks over which a layout sums gradients.
-  void over_data_ranks(const Expanded& e, Axis axis);
+  void over_data_ranks(const Expanded& e, int unit, Axis axis);
   // This rank's share of a sum is complete and is given away: by the reduction or, for a message, by the cast that
   // makes it.
   void depart(const Expanded& e, Axis axis, int u, State& state);

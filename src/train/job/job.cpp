@@ -166,10 +166,11 @@ program::Program Job::evaluation() const {
   program::Setting s = setting;
   s.purpose = program::Purpose::kEvaluate;
   s.global_batch = s.micro_batch;
-  if (!s.sharded_parameters()) {  // every rank, or every group of stages and tensor ranks, has the whole model
+  if (!s.sharded_parameters()) {  // every rank, or every group of stages, tensor ranks and expert ranks, has the whole
+                                  // model
     s.zero = 0;
     s.own_over_dp = false;
-    if (!s.tensor() && !s.pipelined() && !s.context()) s.mesh = mesh::kOne;
+    if (!s.tensor() && !s.pipelined() && !s.context() && !s.shares_experts()) s.mesh = mesh::kOne;
   }
   return program::build(arch, s);
 }

@@ -1,0 +1,105 @@
+#include "exec/bind_experts.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace molen::exec {
+namespace {
+
+using program::Arg;
+
+// How many rows go between this rank and the others. Row numbers are int32, as in math/expert_order.h.
+class RowCounts {
+ public:
+  // `offsets`: those of each rank, one after another, each with the end behind its experts.
+  RowCounts(const std::int32_t* offsets, int ranks, int rank, std::int64_t experts)
+      : offsets_(offsets), ranks_(ranks), rank_(rank), experts_(experts), each_(experts / ranks) {}
+
+  // Rows that this rank has for the experts of `other`, and those that `other` has for this rank's.
+  std::int64_t to(int other) const { return rows(rank_, other * each_, (other + 1) * each_); }
+  std::int64_t from(int other) const { return rows(other, rank_ * each_, (rank_ + 1) * each_); }
+  std::int64_t from_all() const {
+    std::int64_t all = 0;
+    for (int other = 0; other < ranks_; ++other) all += from(other);
+    return all;
+  }
+
+  // Calls visit(row by rank, row by expert, count) for each run of rows that have one sender and one expert of this
+  // rank: side by side for each sender, and side by side for each expert.
+  template <class Visit>
+  void runs(Visit visit) const {
+    std::int64_t by_expert = 0;
+    for (std::int64_t e = rank_ * each_; e < (rank_ + 1) * each_; ++e) {
+      std::int64_t sender = 0;
+      for (int other = 0; other < ranks_; ++other) {
+        const std::int64_t count = rows(other, e, e + 1);
+        if (count > 0) visit(sender + rows(other, rank_ * each_, e), by_expert, count);
+        by_expert += count;
+        sender += from(other);
+      }
+    }
+  }
+
+  // Writes the first row of each expert of this rank, and the end.
+  void write_offsets(std::int32_t* begin) const {
+    begin[0] = 0;
+    for (std::int64_t j = 0; j < each_; ++j) {
+      const std::int64_t e = rank_ * each_ + j;
+      begin[j + 1] = begin[j];
+      for (int other = 0; other < ranks_; ++other) begin[j + 1] += static_cast<std::int32_t>(rows(other, e, e + 1));
+    }
+  }
+
+ private:
+  std::int64_t rows(int rank, std::int64_t first, std::int64_t end) const {
+    const std::int32_t* of = offsets_ + rank * (experts_ + 1);
+    return of[end] - of[first];
+  }
+
+  const std::int32_t* offsets_;
+  int ranks_, rank_;
+  std::int64_t experts_, each_;
+};
+
+}  // namespace
+
+Kernel bind_all_to_all(const BindContext& c, const program::Step& step, comm::Communicator* group) {
+  const bool home = std::get<program::AllToAll>(step.op).home();
+  const auto from = c.flat(step.operand(Arg::kFrom).buffer);
+  auto to = c.flat(step.operand(Arg::kTo).buffer);
+  const auto offsets = c.flat(step.operand(Arg::kOffsets).buffer);
+  at::Tensor begin;
+  if (const program::Use* use = step.find(Arg::kExpertOffsets)) begin = c.flat(use->buffer);
+  MOLEN_CHECK(from.device().is_cpu(), "expert ranks exchange rows in the memory of the host alone");
+  const std::int64_t width = c.program.arch.hidden, bytes = width * from.element_size(),
+                     most = (home ? from : to).numel() / width, experts = c.program.arch.experts->count;
+  const DType dtype = dtype_of(c, step.operand(Arg::kTo));
+  return [=](RunState&, math::Scratch& scratch) mutable {
+    const int ranks = group->size();
+    const RowCounts rows(offsets.data_ptr<std::int32_t>(), ranks, group->rank(), experts);
+    MOLEN_CHECK(rows.from_all() <= most, "{} rows for the experts of a rank that has room for {}", rows.from_all(),
+                most);
+    if (begin.defined()) rows.write_offsets(begin.data_ptr<std::int32_t>());
+    std::vector<std::int64_t> sent, received;
+    for (int other = 0; other < ranks; ++other) {
+      sent.push_back((home ? rows.from(other) : rows.to(other)) * width);
+      received.push_back((home ? rows.to(other) : rows.from(other)) * width);
+    }
+    auto* by_rank = static_cast<std::byte*>(scratch.take_bytes(most * bytes));
+    auto *source = static_cast<std::byte*>(from.data_ptr()), *target = static_cast<std::byte*>(to.data_ptr());
+    if (home)
+      rows.runs([&](std::int64_t at_rank, std::int64_t at_expert, std::int64_t count) {
+        std::memcpy(by_rank + at_rank * bytes, source + at_expert * bytes, static_cast<std::size_t>(count * bytes));
+      });
+    group->all_to_all(home ? by_rank : source, sent, home ? target : by_rank, received, dtype);
+    if (!home)
+      rows.runs([&](std::int64_t at_rank, std::int64_t at_expert, std::int64_t count) {
+        std::memcpy(target + at_expert * bytes, by_rank + at_rank * bytes, static_cast<std::size_t>(count * bytes));
+      });
+  };
+}
+
+}  // namespace molen::exec

@@ -1,0 +1,229 @@
+// Tests expert ranks: each layout is the same model as one rank, whichever ranks its tokens' experts are on.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "program/test_edit.h"
+#include "prove/layouts_suite.h"
+
+namespace molen::prove {
+namespace {
+
+using namespace suite;
+
+arch::Architecture apart() {
+  auto a = mixtral();
+  a.layers = 2;
+  a.experts->count = 8;
+  return a;
+}
+
+Layout experts(int ranks, Layout l = {1, 0, false, 1}) {
+  l.experts = ranks, l.sequence = 24;
+  return l;
+}
+
+program::Setting apart_alone(DType compute) {
+  auto s = setting_of(1, 0, false, compute, 3);
+  s.sequence = 24;
+  return s;
+}
+
+std::vector<program::Program> apart_programs(const arch::Architecture& a, const program::Setting& s) {
+  auto stages = program::build_stages(a, s);
+  for (const program::Program& p : stages) {
+    program::require_sound(p, "test");
+    EXPECT_EQ(program::parse(program::print(p), "text"), p);
+  }
+  return stages;
+}
+
+// A dense layer, shared experts, sigmoid scores, biases of routers, one table at both ends; 2 x 3 choices of 6 experts.
+arch::Architecture apart_and_shared() {
+  auto a = apart();
+  a.layers = 4, a.tied = true, a.ffn = 36;
+  a.experts->count = 6, a.experts->per_token = 3, a.experts->dense_layers = 1, a.experts->shared = 2;
+  a.experts->scores = arch::RouterScores::kSigmoid, a.experts->z_loss = 0.0, a.experts->bias_rate = 0.001;
+  return a;
+}
+
+// The layouts that both models can have: their expert ranks divide 8 and 6 experts.
+class ExpertRanks : public ::testing::TestWithParam<Layout> {
+ protected:
+  static std::vector<arch::Architecture> models() {
+    std::vector<arch::Architecture> models{apart()};
+    if (GetParam().experts <= 3) models.push_back(apart_and_shared());
+    if (GetParam().experts == 3) models.erase(models.begin());
+    return models;
+  }
+};
+
+TEST_P(ExpertRanks, SameModelInDouble) {
+  for (const auto& a : models()) {
+    const Outcome& one = train_alone(program::build(a, apart_alone(DType::kF64)), 10);
+    const Outcome many = train_threads(apart_programs(a, setting_of(GetParam(), DType::kF64)), 10);
+    expect_same_model(one, many);
+  }
+}
+
+TEST_P(ExpertRanks, OneStepInFloatWithinTheBound) {
+  for (const auto& a : models()) {
+    const auto stages = apart_programs(a, setting_of(GetParam(), DType::kF32));
+    const Difference d =
+        difference(train_alone(program::build(a, apart_alone(DType::kF32)), 1), train_threads(stages, 1));
+    const Bounds bounds = bounds_of(stages[0]);
+    EXPECT_LE(d.loss, bounds.loss);
+    EXPECT_LE(d.norm, bounds.norm);
+    EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+  }
+}
+
+TEST_P(ExpertRanks, TwiceTheSameAndTheDeadAreDead) {
+  auto narrow = setting_of(GetParam(), DType::kBF16);
+  narrow.kernels = arch::Kernels::kAten;
+  for (const auto& a : models())
+    for (const auto& setting : {setting_of(GetParam(), DType::kF32), narrow}) {
+      const auto stages = apart_programs(a, setting);
+      EXPECT_EQ(train_threads(stages, 3).hash, train_threads(stages, 3, {at::kCPU, true}).hash);
+    }
+}
+
+Layout with_tensor(int tensor, bool rows, Layout l) {
+  l.tensor = tensor, l.rows = rows;
+  return l;
+}
+Layout with_context(int ranks, program::ContextForm form, Layout l) {
+  l.context = ranks, l.form = form;
+  return l;
+}
+Layout in_stages(program::ScheduleKind kind, int chunks, Layout l) {
+  l.stages = 2;
+  l.pipeline = program::pipeline_of(kind, chunks);
+  return l;
+}
+Layout hybrid(int replicas, bool own_over_dp, Layout l) {
+  l.replicas = replicas, l.own_over_dp = own_over_dp;
+  return l;
+}
+Layout in_order(std::string order, Layout l) {
+  l.order = std::move(order);
+  return l;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Matrix, ExpertRanks,
+    ::testing::Values(
+        experts(2), experts(3), experts(8), experts(2, {2, 0, false, 1}), experts(2, {2, 1, false, 1}),
+        experts(2, {2, 2, false, 1}), experts(2, {2, 3, false, 2}), experts(4, {1, 1, false, 2}),
+        experts(2, {1, 2, false, 1}), experts(4, {1, 3, false, 1}), experts(2, hybrid(2, false, {1, 3, false, 1})),
+        experts(2, hybrid(2, true, {2, 2, false, 1})), experts(2, hybrid(2, false, {1, 0, false, 1})),
+        experts(2, {2, 3, false, 1}).units(program::kHalfLayer), experts(2, {2, 3, false, 1}).units(2),
+        experts(2, {1, 0, true, 2}), experts(2, {2, 3, false, 1}).recomputing("dispatch,expert_up/2"),
+        experts(2, on_host(kEverything, {2, 3, false, 1})), experts(2, on_host(kOptimizer, {1, 1, false, 1})),
+        in_order("ep,pp,dp_replicate,dp_shard,cp,tp", experts(2, {2, 3, false, 1})), with_tensor(2, false, experts(2)),
+        with_tensor(2, true, experts(2, {2, 3, true, 1})), with_context(2, kGather, experts(2, {1, 1, false, 1})),
+        with_context(2, kRing, experts(2, {1, 3, false, 1})),
+        with_context(2, kGather, with_tensor(2, true, experts(2))),
+        in_stages(program::ScheduleKind::k1f1b, 1, experts(2)),
+        in_stages(program::ScheduleKind::kZbH1, 1, experts(2, {1, 2, false, 1})),
+        in_stages(program::ScheduleKind::kInterleaved, 1, with_tensor(2, true, experts(2, {1, 3, false, 1})))));
+
+struct Mutant {
+  std::string name;
+  std::vector<std::string> where;  // words of the line that is edited
+  std::string from, to;            // `from` empty: the op is dropped; `to` empty: it runs twice
+};
+
+// Ops of expert ranks that are left out, done twice, over other ranks, of another layer or of another value.
+TEST(ExpertMutants, AreRefused) {
+  const auto stages = apart_programs(apart(), setting_of(experts(2, {2, 1, false, 2}), DType::kF64));
+  const program::Program& p = stages.front();
+  const std::string text = program::print(p);
+  const std::vector<Mutant> mutants{
+      {"rows are not sent", {"all_to_all axis=ep moves=expert_rows layer=0"}, "", ""},
+      {"rows are sent twice", {"all_to_all axis=ep moves=expert_rows layer=0"}, "all_to_all", ""},
+      {"what the experts make stays there", {"all_to_all axis=ep moves=expert_out layer=1"}, "", ""},
+      {"it comes home twice", {"all_to_all axis=ep moves=expert_out layer=1"}, "all_to_all", ""},
+      {"gradients are not sent", {"all_to_all axis=ep moves=d_expert_out layer=1"}, "", ""},
+      {"gradients are sent twice", {"all_to_all axis=ep moves=d_expert_out layer=1"}, "all_to_all", ""},
+      {"gradients stay there", {"all_to_all axis=ep moves=d_expert_rows layer=0"}, "", ""},
+      {"tokens are routed twice", {"forward part=route layer=1"}, "forward", ""},
+      {"offsets are not gathered", {"all_gather axis=ep moves=offsets layer=1"}, "", ""},
+      {"offsets of another layer", {"all_to_all axis=ep moves=expert_out layer=1"}, "offsets_all.1", "offsets_all.0"},
+      {"rows of another layer", {"all_to_all axis=ep moves=expert_rows layer=1"}, "layer=1", "layer=0"},
+      {"rows over other ranks", {"all_to_all axis=ep moves=expert_rows layer=1"}, "axis=ep", "axis=dp_shard"},
+      {"on another stream than the first", {"all_to_all axis=ep moves=expert_rows layer=1"}, "ep_comm", "compute"},
+      {"experts are summed over all ranks", {"reduce_scatter axis=expert_dp", "layer.0.experts"}, "expert_dp", "dp"},
+      {"a router is summed over some ranks", {"reduce_scatter axis=dp", "grad.layer.0"}, "axis=dp", "axis=expert_dp"},
+      {"experts are gathered from all ranks", {"all_gather axis=expert_dp", "layer.0.experts"}, "expert_dp", "dp"}};
+  for (const Mutant& m : mutants) {
+    SCOPED_TRACE(m.name);
+    program::Program q = p;
+    bool edited = false;
+    for (std::size_t b = 0; b < q.bodies.size() && !edited; ++b)
+      for (std::size_t k = 0; k < q.bodies[b].steps.size() && !edited; ++k) {
+        const std::string line = program::print_step(p, p.bodies[b].steps[k]);
+        edited = std::ranges::all_of(m.where, [&](const std::string& word) { return line.find(word) != line.npos; });
+        if (!edited || !(m.from.empty() || m.to.empty())) continue;
+        if (m.from.empty()) {
+          q = program::without(p, b, k);
+        } else {
+          auto& steps = q.bodies[b].steps;
+          const program::Step twice = steps[k];
+          steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(k), twice);
+          for (auto& body : q.bodies)
+            for (auto& step : body.steps) step.after.clear();
+          q = program::pass::order_streams(q);
+        }
+      }
+    if (!m.from.empty() && !m.to.empty()) {
+      q = program::parse(program::rewrite(text, m.where, m.from, m.to), m.name);
+      edited = true;
+    }
+    ASSERT_TRUE(edited);
+    EXPECT_FALSE(program::verify(q).empty());
+  }
+}
+
+// What some expert ranks save, others load: the states are the same, whoever holds which experts.
+TEST(ExpertRanksCheckpoint, LoadsOnOtherRanks) {
+  const auto a = apart_and_shared();
+  const std::vector<Layout> layouts{experts(1, {2, 1, false, 1}), experts(2), experts(3, {1, 3, false, 1}),
+                                    experts(2, hybrid(2, false, {2, 2, false, 1})),
+                                    with_tensor(2, true, experts(2, {1, 2, false, 1}))};
+  for (const std::string optimizer : {"adamw", "muon", "adafactor"}) {
+    std::string first;
+    const fs::path dir = fs::temp_directory_path() / fmt::format("molen_expert_ranks_{}", ::getpid());
+    fs::remove_all(dir);
+    for (const Layout& l : layouts) {
+      SCOPED_TRACE(optimizer);
+      auto s = setting_of(l, DType::kF32);
+      s.optimizer = optimizer;
+      const auto stages = apart_programs(a, s);
+      const std::string hash = hash_of_checkpoint(stages, dir, first.empty());
+      if (first.empty()) first = hash;
+      EXPECT_EQ(hash, first);
+    }
+    fs::remove_all(dir);
+  }
+}
+
+TEST(ExpertRanksSetting, WhatCannotBeSharedIsRefused) {
+  const auto refused = [](const arch::Architecture& a, const Layout& l) -> std::string {
+    try {
+      (void)program::build(a, setting_of(l, DType::kF64));
+      return "";
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_EQ(refused(apart(), experts(3)), "parallel.expert: 3 ranks cannot share 8 experts evenly");
+  EXPECT_EQ(refused(llama(false), experts(2)), "parallel.expert: 2 ranks have no experts to share");
+  EXPECT_EQ(refused(apart(), experts(0)), "parallel.expert: 0 ranks");
+}
+
+}  // namespace
+}  // namespace molen::prove
