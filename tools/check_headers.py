@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Each header compiles alone, with the flags of a source of its folder (compile_commands.json of the release build).
 
-ATen takes seconds to read. A header that brings some of it gets exactly what it and the headers that it includes bring of it
-precompiled, and nothing else, so that no missing include is hidden.
+ATen takes seconds to read, and JSON, fmt and <filesystem> half a second each and more. A header that brings some of them gets exactly
+what it and the headers that it includes bring of them precompiled, and nothing else, so that no missing include is hidden.
 A header that was checked and has not changed since, nor anything it includes, is not compiled again (build/headers). Nor is one that a source without
 precompiled headers includes before all else, for then the build has shown it."""
+import collections
 import concurrent.futures
+import functools
 import hashlib
 import os
 import pathlib
@@ -20,8 +22,8 @@ import compile_database
 ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 BUILD = ROOT / "build" / "release"
 STAMPS = ROOT / "build" / "headers"
-MAKING = threading.Lock()
-ATEN = re.compile(r'^#include <(?:ATen|c10)/[^>]+>', re.M)
+MAKING = collections.defaultdict(threading.Lock)  # of each precompiled header
+SLOW = re.compile(r'^#include <(?:(?:ATen|c10|nlohmann|fmt)/[^>]+|filesystem)>', re.M)
 
 
 def flags_by_folder():
@@ -60,37 +62,54 @@ def shown_by_the_build():
 
 
 def precompiled(headers, flags):
-    """A precompiled header that includes these of ATen's, made where it is not there."""
+    """A precompiled header that includes these of SLOW, made where it is not there.
+
+    One serves folders whose macros or optimisation differ: where that matters to it, the compiler reads the text beside it instead."""
     text = "".join(f"{line}\n" for line in sorted(headers))
     torch = [pathlib.Path(f.removeprefix("-idirafter")).parent / "version.py" for f in flags if f.startswith("-idirafter")]
-    key = text + " ".join(flags) + "".join(f.read_text() for f in torch if f.is_file())
-    file = STAMPS / f"aten-{hashlib.sha256(key.encode()).hexdigest()[:16]}.h"
-    if not file.with_suffix(".h.gch").is_file():
-        file.write_text(text)
-        made = subprocess.run([*flags, "-x", "c++-header", str(file), "-o", f"{file}.part"], text=True, capture_output=True, cwd=BUILD)
-        if made.returncode:
-            sys.exit(f"check_headers: {sorted(headers)} cannot be precompiled:\n{made.stderr[:1500]}")
-        pathlib.Path(f"{file}.part").replace(file.with_suffix(".h.gch"))
+    alike = [f for f in flags if not re.match("-D|-O|-W|-isystem|/", f)]
+    key = text + " ".join(alike) + "".join(f.read_text() for f in torch if f.is_file())
+    file = STAMPS / f"slow-{hashlib.sha256(key.encode()).hexdigest()[:16]}.h"
+    with MAKING[file]:
+        if not file.with_suffix(".h.gch").is_file():
+            file.write_text(text)
+            made = subprocess.run([*flags, "-x", "c++-header", str(file), "-o", f"{file}.part"], text=True, capture_output=True, cwd=BUILD)
+            if made.returncode:
+                sys.exit(f"check_headers: {sorted(headers)} cannot be precompiled:\n{made.stderr[:1500]}")
+            pathlib.Path(f"{file}.part").replace(file.with_suffix(".h.gch"))
     return file
+
+
+@functools.cache
+def includes(file):
+    """What a file of ours includes of ours, its lines of SLOW, and a digest of its text."""
+    text = file.read_text()
+    named = re.findall(r'^[ \t]*#[ \t]*include "([^"]+)"', text, re.M)
+    places = [[p for p in (file.parent / name, ROOT / "src" / name, ROOT / name) if p.is_file()] for name in named]
+    return {p[0].resolve() for p in places if p}, set(SLOW.findall(text)), hashlib.sha256(text.encode()).hexdigest()
+
+
+def closure(header):
+    """A header and all headers of ours that it brings."""
+    found, left = set(), [header]
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            left += includes(file)[0]
+    return sorted(found)
 
 
 def check(header, flags):
     name = header.relative_to(ROOT / "src")
     stamp = STAMPS / str(name).replace("/", "__")
     command = [*flags, "-fsyntax-only", "-x", "c++", "-"]
-    listed = subprocess.run([*flags, "-MM", "-MG", "-x", "c++", "-"], input=f'#include "{name}"\n', text=True,
-                            capture_output=True, cwd=BUILD)
-    files = [f for f in listed.stdout.replace("\\\n", " ").split()[1:] if f != "-"]
-    brought = {line for f in files if (BUILD / f).is_file() for line in ATEN.findall((BUILD / f).read_text())}
-    digest = hashlib.sha256(" ".join(command).encode())
-    for file in sorted(files):
-        path = BUILD / file
-        digest.update(path.read_bytes() if path.is_file() else file.encode())
+    files = closure(header)
+    digest = hashlib.sha256(" ".join([*command, *(f"{file} {includes(file)[2]}" for file in files)]).encode())
     if stamp.is_file() and stamp.read_text() == digest.hexdigest():
         return None
-    if brought:
-        with MAKING:
-            command[1:1] = ["-include", str(precompiled(brought, flags))]
+    if brought := set().union(*(includes(file)[1] for file in files)):
+        command[1:1] = ["-include", str(precompiled(brought, flags))]
     result = subprocess.run(command, input=f'#include "{name}"\n', text=True, capture_output=True, cwd=BUILD)
     if result.returncode:
         return f"{name} does not compile alone:\n{result.stderr[:1500]}"
