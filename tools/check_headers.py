@@ -22,6 +22,7 @@ import compile_database
 ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 BUILD = ROOT / "build" / "release"
 STAMPS = ROOT / "build" / "headers"
+LEAST_USES = 3
 MAKING = collections.defaultdict(threading.Lock)  # of each precompiled header
 SLOW = re.compile(r'^#include <(?:(?:ATen|c10|nlohmann|fmt)/[^>]+|filesystem)>', re.M)
 
@@ -61,14 +62,19 @@ def shown_by_the_build():
     return shown
 
 
-def precompiled(headers, flags):
-    """A precompiled header that includes these of SLOW, made where it is not there.
+def for_libraries(folders):
+    """The flags of each folder that a precompiled header of libraries is made with: without the macros that only some folders have, which
+    the compiler otherwise demands of whoever uses it, and without directories of other libraries."""
+    alike = {folder: tuple(f for f in flags if not re.match("-D|-O|-W|-isystem|/", f)) for folder, flags in folders.items()}
+    shared = {key: set.intersection(*(set(folders[f]) for f in folders if alike[f] == key)) for key in alike.values()}
+    return {folder: [folders[folder][0], *(f for f in folders[folder][1:] if f in shared[alike[folder]] and not re.match("-isystem|/", f))] for folder in folders}
 
-    One serves folders whose macros or optimisation differ: where that matters to it, the compiler reads the text beside it instead."""
+
+def precompiled(headers, flags):
+    """A precompiled header that includes these of SLOW, made where it is not there."""
     text = "".join(f"{line}\n" for line in sorted(headers))
     torch = [pathlib.Path(f.removeprefix("-idirafter")).parent / "version.py" for f in flags if f.startswith("-idirafter")]
-    alike = [f for f in flags if not re.match("-D|-O|-W|-isystem|/", f)]
-    key = text + " ".join(alike) + "".join(f.read_text() for f in torch if f.is_file())
+    key = text + " ".join(flags) + "".join(f.read_text() for f in torch if f.is_file())
     file = STAMPS / f"slow-{hashlib.sha256(key.encode()).hexdigest()[:16]}.h"
     with MAKING[file]:
         if not file.with_suffix(".h.gch").is_file():
@@ -100,16 +106,25 @@ def closure(header):
     return sorted(found)
 
 
-def check(header, flags):
+def brought_by(header):
+    """Lines of SLOW that a header and what it includes of ours have."""
+    return frozenset().union(*(includes(file)[1] for file in closure(header)))
+
+
+def weight(headers):
+    return sum(10 if "ATen.h" in line else 3 if "ATen/core" in line or "nlohmann" in line else 1 for line in headers)
+
+
+def check(header, flags, library_flags, ahead):
+    """`ahead`: lines of SLOW that are precompiled for it."""
     name = header.relative_to(ROOT / "src")
     stamp = STAMPS / str(name).replace("/", "__")
     command = [*flags, "-fsyntax-only", "-x", "c++", "-"]
-    files = closure(header)
-    digest = hashlib.sha256(" ".join([*command, *(f"{file} {includes(file)[2]}" for file in files)]).encode())
+    digest = hashlib.sha256(" ".join([*command, *(f"{file} {includes(file)[2]}" for file in closure(header))]).encode())
     if stamp.is_file() and stamp.read_text() == digest.hexdigest():
         return None
-    if brought := set().union(*(includes(file)[1] for file in files)):
-        command[1:1] = ["-include", str(precompiled(brought, flags))]
+    if ahead:
+        command[1:1] = ["-include", str(precompiled(ahead, library_flags))]
     result = subprocess.run(command, input=f'#include "{name}"\n', text=True, capture_output=True, cwd=BUILD)
     if result.returncode:
         return f"{name} does not compile alone:\n{result.stderr[:1500]}"
@@ -122,6 +137,7 @@ def main():
         sys.exit("check_headers: build first (make build)")
     STAMPS.mkdir(parents=True, exist_ok=True)
     folders, shown = flags_by_folder(), shown_by_the_build()
+    library_flags = for_libraries(folders)
     work = []
     for header in sorted((ROOT / "src").rglob("*.h")):
         folder = header.parent
@@ -130,9 +146,17 @@ def main():
         if folder == ROOT:
             sys.exit(f"check_headers: no source near {header.relative_to(ROOT)} gives its flags")
         if header not in shown and not header.name.endswith("_inl.h"):  # bodies for one instruction set each, included once
-            work.append((header, folders[folder]))
+            work.append((header, folder))
+    # Making one costs as much as two to three headers that read the text; what too few headers bring is left to a smaller one.
+    uses = collections.Counter((brought_by(header), tuple(library_flags[folder])) for header, folder in work)
+    made = [key for key, count in uses.items() if key[0] and count >= LEAST_USES]
+
+    def ahead(header, folder):
+        fit = [lines for lines, flags in made if flags == tuple(library_flags[folder]) and lines <= brought_by(header)]
+        return max(fit, key=weight, default=None)
+
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        failures = [f for f in pool.map(lambda w: check(*w), work) if f]
+        failures = [f for f in pool.map(lambda w: check(w[0], folders[w[1]], library_flags[w[1]], ahead(*w)), work) if f]
     for failure in failures:
         print(failure, file=sys.stderr)
     print(f"headers: {len(work) + len(shown)} compile alone" if not failures else f"headers: {len(failures)} of {len(work)} failed")
