@@ -1,4 +1,4 @@
-# molen_module(NAME [TORCH] [LONG_TESTS] [REPEATS_NAMES] [TIMED pattern...] [DEPENDS module...] [LIBS library...])
+# molen_module(NAME [TORCH] [LONG_TESTS] [REPEATS_NAMES] [COST seconds] [TIMED pattern...] [DEPENDS module...] [LIBS library...])
 #
 # One static library molen_<name> from the *.cpp beside the CMakeLists.txt (and of its subfolders), one test program
 # <name>_test from the *_test.cpp, registered with ctest as <name>. TORCH modules are left out where there is no libtorch.
@@ -7,13 +7,14 @@
 # of ctest. LONG_TESTS: a sanitized build leaves out some cases (base/test_sanitized.h), so release runs these tests too; and
 # it optimises the module, whose tests then take half the time.
 # TIMED: tests that compare times, as patterns of --gtest_filter. They run alone, as <name>_timed; the others run beside
-# other suites. A TORCH module without it runs alone.
+# other suites.
+# COST: about the seconds of the tests that run beside others; ctest begins with those that take longest.
 #
 # All presets but dev compile up to six files of a module as one (CMAKE_UNITY_BUILD), which takes half the time, so
 # only one of a module's files may use a name in an anonymous namespace (tools/check_helpers.py).
 # REPEATS_NAMES: the module's files share names, so each file is compiled alone.
 function(molen_module name)
-  cmake_parse_arguments(M "TORCH;LONG_TESTS;REPEATS_NAMES" "" "TIMED;DEPENDS;LIBS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(M "TORCH;LONG_TESTS;REPEATS_NAMES" "COST" "TIMED;DEPENDS;LIBS;EXCLUDE" ${ARGN})
   if(M_TORCH AND NOT TARGET molen_torch)
     return()
   endif()
@@ -64,9 +65,12 @@ function(molen_module name)
       set_tests_properties(${name}_timed PROPERTIES RUN_SERIAL ON)
     else()
       add_test(NAME ${name} COMMAND ${name}_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-      if(M_TORCH)  # some compare speeds, and all have threads of their own
-        set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
-      endif()
+    endif()
+    if(M_TORCH AND TEST ${name})  # threads that wait leave their core to the suites beside them
+      set_tests_properties(${name} PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+    endif()
+    if(M_COST AND TEST ${name})
+      set_tests_properties(${name} PROPERTIES COST ${M_COST})
     endif()
   endif()
 endfunction()
