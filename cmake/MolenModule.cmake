@@ -1,11 +1,12 @@
-# molen_module(NAME [TORCH] [LONG_TESTS] [REPEATS_NAMES] [COST seconds] [TIMED pattern...] [DEPENDS module...] [LIBS library...])
+# molen_module(NAME [TORCH] [LONG_TESTS] [OPTIMISED] [REPEATS_NAMES] [COST seconds] [TIMED pattern...] [DEPENDS module...] [LIBS library...])
 #
 # One static library molen_<name> from the *.cpp beside the CMakeLists.txt (and of its subfolders), one test program
 # <name>_test from the *_test.cpp, registered with ctest as <name>. TORCH modules are left out where there is no libtorch.
 #
 # Tests free of ATen run under AddressSanitizer (preset asan), so the preset release leaves them out of its default target and
-# of ctest. LONG_TESTS: a sanitized build leaves out some cases (base/test_sanitized.h), so release runs these tests too; and
-# it optimises the module, whose tests then take half the time.
+# of ctest. LONG_TESTS: a sanitized build leaves out some cases (base/test_sanitized.h), so release runs these tests too.
+# OPTIMISED, which LONG_TESTS implies: a sanitized build optimises the module, whose tests, or those of modules above it, then
+# save more time than the compiler takes.
 # TIMED: tests that compare times, as patterns of --gtest_filter. They run alone, as <name>_timed; the others run beside
 # other suites.
 # COST: about the seconds of the tests that run beside others; ctest begins with those that take longest.
@@ -14,7 +15,7 @@
 # only one of a module's files may use a name in an anonymous namespace (tools/check_helpers.py).
 # REPEATS_NAMES: the module's files share names, so each file is compiled alone.
 function(molen_module name)
-  cmake_parse_arguments(M "TORCH;LONG_TESTS;REPEATS_NAMES" "COST" "TIMED;DEPENDS;LIBS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(M "TORCH;LONG_TESTS;OPTIMISED;REPEATS_NAMES" "COST" "TIMED;DEPENDS;LIBS;EXCLUDE" ${ARGN})
   if(M_TORCH AND NOT TARGET molen_torch)
     return()
   endif()
@@ -33,7 +34,7 @@ function(molen_module name)
       target_link_libraries(molen_${name} PUBLIC molen_${dep})
     endif()
   endforeach()
-  if(M_LONG_TESTS AND MOLEN_SANITIZE MATCHES address)
+  if((M_OPTIMISED OR M_LONG_TESTS) AND MOLEN_SANITIZE MATCHES address)
     target_compile_options(molen_${name} PRIVATE -O1)
   endif()
   if(M_REPEATS_NAMES)
