@@ -52,15 +52,22 @@ def peer(ran, sets, steps, dtype=torch.float64):
     return list(torch_model.train(model, samples_of(s, steps), rates, end_of_text=ends, **options)), model
 
 
+COURSES = {}
+
+
 def beside(case, sets=None, steps=4, ranks=1, words=(), bound=1e-10, counts=(), more=None):
     """`counts`: settings without which PyTorch's course must be another (those that change a tensor's shape show in the shapes).
     `more`: settings that must not change the course."""
     sets = sets or {}
     until = {} if "train.until" in sets else {"train.until": f"{steps} steps"}
     ran = case.train({**until, **sets, **(more or {})}, "--save-initial", "--ranks", ranks, *words)
-    # Several ranks share the writing of a checkpoint; every layout starts from the same bits.
-    first = ran if ranks == 1 else case.train({**until, **sets, "train.stop_after": "1 steps"}, "--save-initial")
-    theirs, model = peer(first, sets, steps)
+    # Every layout starts from the same bits, so that one course of PyTorch's serves all layouts of the same settings.
+    key = json.dumps([GIVEN, sets, steps, words], sort_keys=True)
+    if key not in COURSES:
+        # Several ranks share the writing of a checkpoint.
+        first = ran if ranks == 1 else case.train({**until, **sets, "train.stop_after": "1 steps"}, "--save-initial")
+        COURSES[key] = first, *peer(first, sets, steps)
+    first, theirs, model = COURSES[key]
     for i, column in enumerate(("loss", "grad_norm", "lr")):
         all_close(f"{sets}: {column}", ran.column(column), [t[i] for t in theirs], bound)
     for key in counts:
