@@ -11,6 +11,7 @@
 #include "arch/tensor_parallel.h"
 #include "base/error.h"
 #include "base/suggest.h"
+#include "plan/recompute.h"
 #include "program/build/build.h"
 #include "program/build/recompute.h"
 #include "program/schedule/schedule.h"
@@ -115,9 +116,15 @@ std::vector<Stages> stages_of(const arch::Architecture& arch, int ranks) {
 }
 
 // Nothing, everything, and some parts of every second layer: a mix of layers that keep their values and layers that do
-// not.
-std::vector<program::Recompute> recomputes() {
-  return {{}, program::Recompute::full(), program::recompute_from_text("attention,norm_up,activation/2")};
+// not. The parts are attention, and the MLP's or the experts'.
+std::vector<program::Recompute> recomputes(const arch::Architecture& arch) {
+  program::Recompute some;
+  some.every = 2;
+  for (const auto block : {program::Standing::kAttentionBlock, program::Standing::kMlpBlock})
+    for (const auto& run : again_in(arch, block))
+      for (const arch::Part part : run)
+        if (block == program::Standing::kMlpBlock || program::declaration_of(part).mixes_positions()) some.add(part);
+  return {{}, program::Recompute::full(), some};
 }
 
 // No offload, and the configuration's.
@@ -197,7 +204,7 @@ std::vector<Layout> layouts_of(const arch::Architecture& arch, const program::Se
     if (std::find(strategies().begin(), strategies().end(), name) == strategies().end())
       throw UsageError("--layouts: unknown layout '{}'{}", name, did_you_mean(name, strategies()));
   std::vector<std::pair<program::Recompute, program::Offload>> variants;
-  for (const program::Recompute& recompute : recomputes())
+  for (const program::Recompute& recompute : recomputes(arch))
     for (const program::Offload& offload : offloads(base)) variants.emplace_back(recompute, offload);
   std::vector<Layout> layouts;
   const auto add = [&](const Stages& stages, const Grid& grid, const Sharding& sharding) {

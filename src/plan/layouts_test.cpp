@@ -52,6 +52,19 @@ TEST(Layouts, OfASparseModelCanBeBuilt) {
   }
 }
 
+// The layouts that compute some parts again name those that the model has.
+TEST(Layouts, SomePartsComputedAgainAreOfTheModel) {
+  const auto names = [](const arch::Architecture& a) {
+    std::set<std::string> found;
+    for (const Layout& l : layouts_of(a, batch_of(3), 1, {})) found.insert(program::text_of(l.setting.recompute));
+    return found;
+  };
+  arch::Architecture a = model();
+  EXPECT_EQ(names(a), (std::set<std::string>{"none", "full", "attention,norm_up,activation/2"}));
+  a.experts = arch::Experts{.count = 4, .per_token = 2, .ffn = 24};
+  EXPECT_EQ(names(a), (std::set<std::string>{"none", "full", "attention,dispatch,expert_up,expert_activation/2"}));
+}
+
 TEST(Layouts, EachUsesAllRanksAndIsSound) {
   const arch::Architecture a = model();
   std::size_t turn = 0;

@@ -1,6 +1,7 @@
 #include "plan/recompute.h"
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "base/error.h"
@@ -10,18 +11,44 @@
 namespace molen::plan {
 namespace {
 
+using Parts = std::vector<arch::Part>;
+
+// Returns the subsets of `parts`, the empty one first.
+std::vector<Parts> subsets(const Parts& parts) {
+  std::vector<Parts> all{{}};
+  for (const arch::Part part : parts)
+    for (std::size_t i = 0, before = all.size(); i < before; ++i) {
+      all.push_back(all[i]);
+      all.back().push_back(part);
+    }
+  return all;
+}
+
+// Returns the last `depth` parts of each run.
+Parts ends_of(const std::vector<Parts>& runs, std::size_t depth) {
+  Parts ends;
+  for (const Parts& run : runs)
+    ends.insert(ends.end(), run.end() - std::ptrdiff_t(std::min(depth, run.size())), run.end());
+  return ends;
+}
+
+// Makers of the values that the last part of the attention block reads, each with and without the others, and the ends
+// of what the MLP and the experts run in a row: the activation first, since it alone needs no product.
 std::vector<program::Recompute> candidates(const arch::Architecture& arch) {
-  std::vector<program::Recompute> all{{}};
-  for (const char* parts :
-       {"activation", "attention", "attention,activation", "norm_up,activation", "attention,norm_up,activation",
-        "norm_qkv,norm_up,activation", "norm_qkv,attention,norm_up,activation"})
-    all.push_back(program::recompute_from_text(parts));
-  // With norms of queries and keys, what attention reads is made by these norms, from what norm_qkv leaves.
-  if (arch.norms_qk())
-    for (const char* parts :
-         {"qk_norm", "qk_norm,activation", "qk_norm,attention,norm_up,activation", "norm_qkv,qk_norm,activation",
-          "norm_qkv,qk_norm,norm_up,activation", "norm_qkv,qk_norm,attention,norm_up,activation"})
-      all.push_back(program::recompute_from_text(parts));
+  std::vector<program::Recompute> all;
+  Parts attention;
+  for (const Parts& run : again_in(arch, program::Standing::kAttentionBlock))
+    attention.insert(attention.end(), run.begin(), run.end());
+  if (!attention.empty()) attention.pop_back();
+  const auto runs = again_in(arch, program::Standing::kMlpBlock);
+  std::size_t deepest = 0;
+  for (const Parts& run : runs) deepest = std::max(deepest, run.size());
+  for (const Parts& before : subsets(attention))
+    for (std::size_t depth = 0; depth <= deepest; ++depth) {
+      program::Recompute& r = all.emplace_back();
+      for (const arch::Part part : before) r.add(part);
+      for (const arch::Part part : ends_of(runs, depth)) r.add(part);
+    }
   std::int64_t layers = 0;  // that the last choice recomputes
   for (std::int64_t every = arch.layers; every >= 1; --every) {
     const std::int64_t now = (arch.layers + every - 1) / every;
@@ -38,6 +65,23 @@ std::vector<program::Program> built(const arch::Architecture& arch, program::Set
 }
 
 }  // namespace
+
+std::vector<std::vector<arch::Part>> again_in(const arch::Architecture& arch, program::Standing block) {
+  std::vector<Parts> runs;
+  std::set<arch::Part> seen;
+  for (std::int64_t layer = 0; layer < arch.layers; ++layer) {
+    bool follows = false;  // the part before is of this run
+    for (const arch::Part part : arch::parts_of_layer(arch, layer)) {
+      const program::PartDeclaration& d = program::declaration_of(part);
+      if (d.standing != block || !d.makes_values()) continue;
+      const bool listed = d.computed_again() && seen.insert(part).second;
+      if (listed && !follows) runs.emplace_back();
+      if (listed) runs.back().push_back(part);
+      follows = listed;
+    }
+  }
+  return runs;
+}
 
 std::vector<RecomputeChoice> recompute_ladder(const arch::Architecture& arch, const program::Setting& setting,
                                               const program::Schedule* file) {

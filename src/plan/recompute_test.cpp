@@ -71,7 +71,6 @@ TEST(Recompute, TheLadderIsSortedByWhatItCosts) {
     fmt::print("recompute {:<38} {:>6.1f} MFLOP again\n", program::text_of(rung.recompute), rung.again.value / 1e6);
 }
 
-// Each budget gets the cheapest rung that fits, and one byte less than the smallest plan gets none.
 TEST(Recompute, NormsOfQueriesAndKeysAreOnTheLadderOfModelsThatHaveThem) {
   auto with = twelve_layers();
   with.qk_norm = arch::QkNorm::kHead;
@@ -82,6 +81,7 @@ TEST(Recompute, NormsOfQueriesAndKeysAreOnTheLadderOfModelsThatHaveThem) {
   EXPECT_TRUE(std::ranges::none_of(recompute_ladder(twelve_layers(), base()), has_norms));
 }
 
+// Each budget gets the cheapest rung that fits, and one byte less than the smallest plan gets none.
 TEST(Recompute, ABudgetGetsTheCheapestThatFits) {
   const arch::Architecture a = twelve_layers();
   auto ladder = recompute_ladder(a, base());
@@ -118,6 +118,40 @@ TEST(Recompute, ABudgetGetsTheCheapestThatFits) {
 config::Config recomputing(const std::string& recompute) {
   return config::load(std::nullopt, {"schedule.warmup=\"0 steps\"", "model.preset=llama-tiny", "precision.compute=fp32",
                                      "math.threads=1", "parallel.recompute=" + recompute});
+}
+
+// Whatever rung a budget may write into the configuration, the next run reads: it names parts that the model has alone.
+TEST(Recompute, EveryRungOfASparseModelIsOneOfItsConfiguration) {
+  using Keys = std::vector<std::string>;
+  const Keys sparse{"model.experts=4", "model.experts_per_token=2", "model.expert_ffn=32"};
+  for (const auto& [more, parts] : {std::pair{Keys{},
+                                              "expert_activation|expert_up,expert_activation|"
+                                              "dispatch,expert_up,expert_activation"},
+                                    {Keys{"model.dense_layers=1"},
+                                     "activation,expert_activation|norm_up,activation,expert_up,expert_activation|"
+                                     "norm_up,activation,dispatch,expert_up,expert_activation"}}) {
+    Keys sets{"schedule.warmup=\"0 steps\"", "model.preset=llama-tiny", "precision.compute=fp32", "math.threads=1"};
+    sets.insert(sets.end(), sparse.begin(), sparse.end());
+    sets.insert(sets.end(), more.begin(), more.end());
+    auto plain = config::load(std::nullopt, sets);
+    const auto a = resolve_architecture(plain);
+    std::set<std::string> rungs;
+    for (const RecomputeChoice& rung : recompute_ladder(a, resolve_setting(plain, a, {}))) {
+      const std::string text = program::text_of(rung.recompute);
+      EXPECT_TRUE(rungs.insert(text).second) << text << " stands twice";
+      auto again = sets;
+      again.push_back("parallel.recompute=" + text);
+      auto c = config::load(std::nullopt, again);
+      EXPECT_EQ(resolve_setting(c, a, {}).recompute, rung.recompute);
+      if (rung.recompute.any()) EXPECT_GT(rung.moved, Bytes(0)) << text << " computes nothing again";
+    }
+    for (std::size_t begin = 0; begin != std::string::npos;) {
+      const std::string all = parts;
+      const std::size_t end = all.find('|', begin);
+      EXPECT_TRUE(rungs.contains(all.substr(begin, end - begin))) << all.substr(begin, end - begin);
+      begin = end == std::string::npos ? end : end + 1;
+    }
+  }
 }
 
 program::Recompute resolved(const std::string& recompute) {
