@@ -31,6 +31,14 @@ inline arch::Architecture tiny(bool tied = false) {
   return a;
 }
 
+// The same with a dense layer, and then two with experts, shared ones beside them.
+inline arch::Architecture tiny_sparse() {
+  arch::Architecture a = tiny();
+  a.experts = arch::Experts{.count = 5, .per_token = 2, .ffn = 14, .balance_loss = 0.1, .z_loss = 0.01};
+  a.experts->dense_layers = 1, a.experts->shared = 2;
+  return a;
+}
+
 // Data-parallel ranks with micro-batches of 300 tokens, which are two chunks of the head.
 inline Setting setting_of(int ranks, int zero, bool recompute, std::int64_t global) {
   Setting s;

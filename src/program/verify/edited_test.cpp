@@ -10,6 +10,7 @@
 #include "base/test_sanitized.h"
 #include "program/build/build.h"
 #include "program/build/recompute.h"
+#include "program/parts/part.h"
 #include "program/test_edit.h"
 #include "program/text/text.h"
 #include "program/verify/verify.h"
@@ -29,6 +30,12 @@ struct EditedLayout {
   Offload offload{};
   DType reduce = DType::kF32;
   std::int64_t unit_layers = 1;
+  bool experts = false;
+  EditedLayout sparse() const {
+    EditedLayout l = *this;
+    l.experts = true;
+    return l;
+  }
   EditedLayout units(std::int64_t layers) const {
     EditedLayout l = *this;
     l.unit_layers = layers;
@@ -55,7 +62,7 @@ class Edited : public ::testing::TestWithParam<EditedLayout> {
     if (*l.recomputed) s.recompute = recompute_from_text(l.recomputed);
     s.reduce = l.reduce;
     s.unit_layers = l.unit_layers;
-    return build(tiny(l.tied), s);
+    return build(l.experts ? tiny_sparse() : tiny(l.tied), s);
   }
 };
 
@@ -67,6 +74,11 @@ TEST_P(Edited, EveryDeletionIsRefused) {
           << p.bodies[b].name << " %" << k << " " << kind_of(p.bodies[b].steps[k].op);
 }
 
+bool adds_to_sums(const Op& op) {
+  const auto* c = std::get_if<Compute>(&op);
+  return c && c->pass == ComputePass::kForward && !declaration_of(c->part).sums.empty();
+}
+
 TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
   const Program p = program();
   for (std::size_t b = 0; b < p.bodies.size(); ++b)
@@ -74,7 +86,7 @@ TEST_P(Edited, EveryDuplicateOfAnUpdateOrCollectiveIsRefused) {
       const Step& step = p.bodies[b].steps[k];
       const bool once = is_communication(step.op) || is_copy(step.op) ||
                         std::holds_alternative<OptimizerStep>(step.op) || std::holds_alternative<SumSquares>(step.op) ||
-                        std::holds_alternative<ClipScale>(step.op);
+                        std::holds_alternative<ClipScale>(step.op) || adds_to_sums(step.op);
       if (!once) continue;
       Program q = p;
       q.bodies[b].steps.push_back(step);  // at the end: nothing refers past it
@@ -206,6 +218,8 @@ std::vector<EditedLayout> layouts() {
       EditedLayout{1, 0, false, true, 1, false, "", 1, ContextForm::kGather, {false, false, false, true}},
       EditedLayout{
           2, 3, false, false, 1, false, "attention,activation", 1, ContextForm::kGather, {true, true, true, true}},
+      EditedLayout{1, 0, false, false}.sparse(),
+      EditedLayout{1, 1, false, false, 1, false, "dispatch,expert_activation", 2}.sparse(),
       EditedLayout{2, 0, false, true}.in(DType::kBF16),
       EditedLayout{3, 1, false, false}.in(DType::kF16),
       EditedLayout{2, 2, false, true}.in(DType::kBF16),

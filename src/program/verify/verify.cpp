@@ -391,6 +391,8 @@ class Verifier {
     if (part.makes_losses() && !chunks_.insert(c.chunk).second) report(e, "chunk {} of the head runs twice", c.chunk);
     if (part.ring_step && (c.chunk >= 0) != p_.setting.ring())
       report(e, "attention is made {}", p_.setting.ring() ? "step by step of a ring" : "at once");
+    if (detail::adds_losses(c) && !losses_.add(c, e.micro_batch))
+      report(e, "runs a second time, and adds its losses again");
     if (!is_backward(c.pass)) return;
     if ((c.pass != ComputePass::kBackward) && !p_.setting.pipeline.halves)
       report(e, "is half of a backward, which this setting runs whole");
@@ -500,6 +502,7 @@ class Verifier {
         report_all("the head leaves out chunks");
       return;
     }
+    for (const std::string& what : losses_.missing(p_)) report_all("{}", what);
     units_.totals();
   }
 
@@ -526,6 +529,7 @@ class Verifier {
   std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>
       inputs_;  // halves of backwards that have run: part, layer, chunk, micro-batch
   std::set<std::int64_t> chunks_, loaded_;
+  detail::LossesOfLayers losses_;
   std::map<int, std::string> unread_;      // buffers brought from other ranks and not read yet, and by which op
   std::map<int, std::int64_t> chunks_in_;  // chunks of the head's gradient that a buffer holds
   std::array<std::vector<Axis>, kNumScalars> summed_over_;

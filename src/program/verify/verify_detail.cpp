@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <functional>
 
-#include "program/values/signature.h"
-
 #include "program/parts/part.h"
+#include "program/values/signature.h"
 
 namespace molen::program::detail {
 
@@ -68,6 +67,23 @@ std::optional<std::string> stream_refused(const Program& p, const Step& step) {
     for (const Stream other : kCommStreams)
       if (other != usual) streams += fmt::format(" (or {})", name_of(other));
   return fmt::format("belongs on the stream {}, not on {}", streams, name_of(step.stream));
+}
+
+bool adds_losses(const Compute& op) {
+  const PartDeclaration& part = declaration_of(op.part);
+  return !is_backward(op.pass) && part.in_layer() && !part.sums.empty();
+}
+
+std::vector<std::string> LossesOfLayers::missing(const Program& p) const {
+  std::vector<std::string> all;
+  for (const Chunk& chunk : p.chunks)
+    for (std::int64_t layer = chunk.first; layer < chunk.end; ++layer)
+      for (const arch::Part part : arch::parts_of_layer(p.arch, layer))
+        for (std::int64_t m = 0; m < p.setting.micro_batches(); ++m)
+          if (adds_losses({part, ComputePass::kForward, layer, -1}) && !ran_.contains({part, layer, m}))
+            all.push_back(fmt::format("forward {}, layer {}, micro-batch {}: is left out, and with it a loss",
+                                      arch::name_of(part), layer, m));
+  return all;
 }
 
 }  // namespace molen::program::detail

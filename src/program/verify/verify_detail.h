@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "program/ir/program.h"
@@ -21,5 +23,22 @@ std::vector<Axis> axes_of_sum(const Setting& setting, std::int64_t scalar);
 // Returns why an op cannot run on the stream that it names, or nothing when it can. Communication, and the casts around
 // it, may run on any stream of communication: ops over one axis then need edges that keep them in list order.
 std::optional<std::string> stream_refused(const Program& program, const Step& step);
+
+// The parts of layers whose forwards add to the step's sums: each runs once for each micro-batch. No value that another
+// op reads would show that one is left out or runs twice.
+class LossesOfLayers {
+ public:
+  // Returns false when the part has run before.
+  bool add(const Compute& forward, std::int64_t micro_batch) {
+    return ran_.insert({forward.part, forward.layer, micro_batch}).second;
+  }
+  // Returns what has not run on this stage, of all micro-batches.
+  std::vector<std::string> missing(const Program& program) const;
+
+ private:
+  std::set<std::tuple<arch::Part, std::int64_t, std::int64_t>> ran_;
+};
+// Whether the op is such a forward.
+bool adds_losses(const Compute& op);
 
 }  // namespace molen::program::detail

@@ -1,0 +1,100 @@
+// Programs with experts as a wrong pass would have made them. The verifier refuses each, and names the op.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "program/build/build.h"
+#include "program/test_edit.h"
+#include "program/text/text.h"
+#include "program/verify/verify.h"
+
+namespace molen::program {
+namespace {
+
+// Context ranks, which sum loads; tensor ranks, whose axis is the wrong one for that; and two micro-batches.
+Program over_ranks() {
+  Setting s = setting_of(1, 0, false, 4);
+  s.sequence = 24;
+  s.mesh[mesh::Axis::kCp] = s.mesh[mesh::Axis::kTp] = 2;
+  return build(tiny_sparse(), s);
+}
+
+using Steps = std::vector<Step>;
+using StepEdit = std::function<void(Steps&, Steps::iterator)>;
+
+// Edits the first step whose text begins with `text`, in the last body that has one. All edges and costs are made
+// anew, so nothing else gives the edit away.
+Program mutant_of(Program p, const std::string& text, const StepEdit& edit) {
+  for (auto body = p.bodies.rbegin(); body != p.bodies.rend(); ++body)
+    for (auto step = body->steps.begin(); step != body->steps.end(); ++step) {
+      if (!print_step(p, *step).starts_with(text)) continue;
+      edit(body->steps, step);
+      for (Body& b : p.bodies)
+        for (Step& s : b.steps) s.after.clear();
+      return pass::order_streams(pass::costs(std::move(p)));
+    }
+  throw Error("no step begins with {}", text);
+}
+
+void removed_op(Steps& steps, Steps::iterator step) {
+  steps.erase(step);
+}
+void doubled_op(Steps& steps, Steps::iterator step) {
+  const Step copy = *step;
+  steps.insert(step, copy);
+}
+void over_tensor_ranks(Steps&, Steps::iterator step) {
+  std::get<AllReduce>(step->op).axis = Axis::kTp;
+}
+void of_another_layer(Steps&, Steps::iterator step) {
+  if (auto* sum = std::get_if<AllReduce>(&step->op))
+    sum->layer = 1;
+  else
+    std::get<Compute>(step->op).layer = 1;
+}
+
+TEST(ExpertsMutants, AreRefusedEveryOne) {
+  const std::string load = "all_reduce axis=cp moves=load layer=2", balance = "forward part=balance layer=2",
+                    route = "forward part=route layer=2", dispatch = "forward part=dispatch layer=2",
+                    combine = "forward part=combine layer=2", losses = "reduce_scalars axis=dp first=5 count=2";
+  const Program sound = over_ranks();
+  ASSERT_TRUE(verify(sound).empty());
+  struct Mutant {
+    std::string step;
+    StepEdit edit;
+    std::string says;  // with the op
+  };
+  const std::vector<Mutant> mutants{
+      {load, removed_op, "balance"},
+      {load, doubled_op, "all_reduce"},
+      {load, over_tensor_ranks, "the sums of a router are summed over the axis cp"},
+      {load, of_another_layer, "all_reduce"},
+      {losses, removed_op, "uses the sum 5, which is not reduced over the ranks"},
+      {losses, doubled_op, "reduces the sum 5 a second time"},
+      {balance, removed_op, "forward balance, layer 2, micro-batch 1: is left out, and with it a loss"},
+      {balance, doubled_op, "(forward balance, layer 2, micro-batch 1): runs a second time, and adds its losses again"},
+      {balance, of_another_layer, "balance"},
+      {route, removed_op, "forward route, layer 2, micro-batch 1: is left out, and with it a loss"},
+      {route, doubled_op, "(forward route, layer 2, micro-batch 1): runs a second time, and adds its losses again"},
+      {route, of_another_layer, "route"},
+      {dispatch, removed_op, "expert_up"},
+      {dispatch, of_another_layer, "dispatch"},
+      {combine, removed_op, "holds"},
+      {combine, of_another_layer, "combine"},
+  };
+  for (const Mutant& m : mutants) {
+    const Program broken = mutant_of(sound, m.step, m.edit);
+    ASSERT_FALSE(broken == sound) << m.step;
+    std::string all;
+    for (const Finding& f : verify(broken)) all += f.text + "\n";
+    EXPECT_NE(all.find(m.says), std::string::npos) << m.step << ": " << (all.empty() ? "accepted" : all);
+    fmt::print("{:<44} {}\n", m.step, all.substr(0, all.find('\n')));
+  }
+}
+
+}  // namespace
+}  // namespace molen::program
