@@ -36,11 +36,6 @@ Layout sparse_context(int ranks, program::ContextForm form, Layout l) {
   l.context = ranks, l.form = form;
   return l;
 }
-Layout sparse_stages(Layout l, program::ScheduleKind kind, int chunks = 1) {
-  l.stages = 2;
-  l.pipeline = program::pipeline_of(kind, chunks);
-  return l;
-}
 Layout copies(int replicas, bool own_over_dp, Layout l) {
   l.replicas = replicas, l.own_over_dp = own_over_dp;
   return l;
@@ -99,21 +94,90 @@ TEST_P(SparseOverRanks, TwiceTheSameAndTheDeadAreDead) {
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix, SparseOverRanks,
-    ::testing::Values(
-        sparse(1, {2, 0, false, 2}), sparse(1, {3, 1, false, 2}), sparse(1, {2, 2, false, 1}),
-        sparse(1, {2, 3, false, 2}), sparse(1, {3, 3, false, 1}).units(program::kHalfLayer),
-        sparse(1, copies(2, false, {2, 3, false, 1})), sparse(1, copies(2, true, {2, 2, false, 1})),
-        sparse(1, {1, 0, true, 2}), sparse(1, {2, 3, false, 2}).recomputing("dispatch,expert_up/2"),
-        sparse(1, {1, 0, false, 2}).recomputing("expert_activation"), sparse(1, on_host(kEverything, {2, 3, false, 2})),
-        sparse(1, on_host(kActivations, {1, 0, true, 3})), sparse(2), sparse(3),
-        sparse(6, {1, 0, true, 3}), sparse(2, {2, 2, false, 1}, true), sparse(3, {1, 0, true, 3}, true),
-        sparse_context(2, kGather, sparse(1)), sparse_context(3, kRing, sparse(1, {1, 0, true, 2})),
-        sparse_context(2, kRing, sparse(2, {2, 3, false, 1}, true)),
-        sparse_stages(sparse_context(2, kGather, sparse(1, {1, 1, false, 1})), program::ScheduleKind::kZbH1),
-        sparse(2, on_host(kEverything, {2, 3, false, 1}), true), sparse_stages(sparse(1), program::ScheduleKind::k1f1b),
-        sparse_stages(sparse(1), program::ScheduleKind::kZbH1),
-        sparse_stages(sparse(1, {2, 1, true, 1}), program::ScheduleKind::kInterleaved, 2),
-        sparse_stages(sparse(2, {1, 0, false, 1}, true), program::ScheduleKind::kZbV, 2)));
+    ::testing::Values(sparse(1, {2, 0, false, 2}), sparse(1, {3, 1, false, 2}), sparse(1, {2, 2, false, 1}),
+                      sparse(1, {2, 3, false, 2}), sparse(1, {3, 3, false, 1}).units(program::kHalfLayer),
+                      sparse(1, copies(2, false, {2, 3, false, 1})), sparse(1, copies(2, true, {2, 2, false, 1})),
+                      sparse(1, {1, 0, true, 2}), sparse(1, {2, 3, false, 2}).recomputing("dispatch,expert_up/2"),
+                      sparse(1, {1, 0, false, 2}).recomputing("expert_activation"),
+                      sparse(1, on_host(kEverything, {2, 3, false, 2})),
+                      sparse(1, on_host(kActivations, {1, 0, true, 3})), sparse(2), sparse(3),
+                      sparse(6, {1, 0, true, 3}), sparse(2, {2, 2, false, 1}, true), sparse(3, {1, 0, true, 3}, true),
+                      sparse_context(2, kGather, sparse(1)), sparse_context(3, kRing, sparse(1, {1, 0, true, 2})),
+                      sparse_context(2, kRing, sparse(2, {2, 3, false, 1}, true)),
+                      over_two_stages(sparse_context(2, kGather, sparse(1, {1, 1, false, 1})),
+                                      program::ScheduleKind::kZbH1),
+                      sparse(2, on_host(kEverything, {2, 3, false, 1}), true),
+                      over_two_stages(sparse(1), program::ScheduleKind::k1f1b),
+                      over_two_stages(sparse(1), program::ScheduleKind::kZbH1),
+                      over_two_stages(sparse(1, {2, 1, true, 1}), program::ScheduleKind::kInterleaved, 2),
+                      over_two_stages(sparse(2, {1, 0, false, 1}, true), program::ScheduleKind::kZbV, 2)));
+
+// Each token meets every expert, so no rounding changes a choice, which is no small difference. The bound is that of
+// rounding: the distance of one rank in bf16 from one in fp64.
+TEST(SparseLayouts, TensorRanksInBf16AreWithinTheBound) {
+  const auto narrow = [](program::Setting s) {
+    s.compute = DType::kBF16, s.master = s.reduce = DType::kF32, s.kernels = arch::Kernels::kAten;
+    return s;
+  };
+  for (auto a : {sparse_over_ranks(), sharing_over_ranks()}) {
+    a.experts->per_token = a.experts->count;
+    const Outcome& exact = train_alone(program::build(a, sparse_alone(DType::kF64)), 1);
+    const Outcome& rounded = train_alone(program::build(a, narrow(sparse_alone(DType::kF32))), 1);
+    const Bounds bounds = bounds_beside(exact, rounded);
+    ASSERT_LT(bounds.gradients, 0.25);  // a gradient that is lost, or a term that is counted twice, is off by about 1
+    for (const Layout& l : {sparse(2), sparse(3, {1, 0, true, 3}, true), sparse(2, {2, 3, false, 1}, true)}) {
+      SCOPED_TRACE(fmt::format("{} tensor ranks, {} shards", l.tensor, l.shards));
+      const Difference d =
+          difference(rounded, train_threads(sparse_programs(a, narrow(setting_of(l, DType::kF32))), 1));
+      EXPECT_GT(d.gradients, 0) << "nothing is rounded";
+      EXPECT_LE(d.loss, bounds.loss);
+      EXPECT_LE(d.norm, bounds.norm);
+      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    }
+  }
+}
+
+program::Setting under_muon(program::Setting s) {
+  s.optimizer = "muon";
+  return s;
+}
+
+// Muon deals matrices to ranks whole. A bias goes with none of them, and moves by the load all the same.
+TEST(SparseLayouts, BiasesMoveAlikeUnderMuon) {
+  const auto a = sharing_over_ranks();
+  const std::string bias = "model.layers.2.mlp.gate.e_score_correction_bias";
+  constexpr int kSteps = 4;
+  const Outcome& one = train_alone(program::build(a, under_muon(sparse_alone(DType::kF64))), kSteps);
+  const double moved = one.tensors.at(bias).abs().max().item<double>(), rate = a.experts->bias_rate;
+  EXPECT_GE(moved, rate * 0.999);
+  EXPECT_LE(moved, rate * kSteps * 1.001);
+  for (const Layout& l : {sparse(1, {3, 1, false, 2}), sparse(2, {2, 2, false, 1}, true),
+                          over_two_stages(sparse(1, {2, 1, true, 1}), program::ScheduleKind::k1f1b)}) {
+    SCOPED_TRACE(fmt::format("{} shards, {} tensor and {} context ranks, {} stages, ZeRO-{}", l.shards, l.tensor,
+                             l.context, l.stages, l.zero));
+    expect_same_model(one, train_threads(sparse_programs(a, under_muon(setting_of(l, DType::kF64))), kSteps));
+  }
+}
+
+TEST(SparseLayouts, BiasesAreSavedInOneLayoutAndLoadedInAnother) {
+  const auto a = sharing_over_ranks();
+  const std::filesystem::path dir = std::filesystem::temp_directory_path() / fmt::format("molen_biases_{}", ::getpid());
+  std::filesystem::remove_all(dir);
+  const Layout tensor = sparse(2, {2, 3, false, 1}, true),
+               staged = over_two_stages(sparse(1, {2, 1, false, 1}), program::ScheduleKind::k1f1b);
+  for (const auto& [from, muon] : {std::pair{sparse(1, {3, 1, false, 2}), false}, {staged, false}, {tensor, true}}) {
+    const auto programs = [&, with_muon = muon](const Layout& l) {
+      const auto s = setting_of(l, DType::kF32);
+      return sparse_programs(a, with_muon ? under_muon(s) : s);
+    };
+    const std::string saved = hash_of_checkpoint(programs(from), dir, true);
+    for (const Layout& to : {sparse(1), sparse(1, {2, 2, false, 1}), tensor, staged}) {
+      SCOPED_TRACE(fmt::format("{} shards, {} tensor ranks, {} stages", to.shards, to.tensor, to.stages));
+      EXPECT_EQ(saved, hash_of_checkpoint(programs(to), dir, false)) << (muon ? "muon" : "adamw");
+    }
+    std::filesystem::remove_all(dir);
+  }
+}
 
 // A router's bias is updated as a whole, but it is no matrix whose directions tensor ranks would gather.
 TEST(SparseLayouts, ABiasGathersNoDirections) {

@@ -118,6 +118,12 @@ inline Layout on_host(program::Offload offload, Layout l) {
   return l;
 }
 
+inline Layout over_two_stages(Layout l, program::ScheduleKind kind, int chunks = 1) {
+  l.stages = 2;
+  l.pipeline = program::pipeline_of(kind, chunks);
+  return l;
+}
+
 inline program::Setting setting_of(int ranks, int zero, bool recompute, DType compute, std::int64_t micro = 2) {
   program::Setting s;
   s.mesh[mesh::Axis::kDpShard] = ranks;
@@ -228,6 +234,22 @@ inline const Outcome& train_alone(const program::Program& p, int steps) {
   return found->second;
 }
 
+// Fills the biases of routers by their position. They begin as zeros, which nobody would miss.
+inline void fill_biases(const exec::Executor& executor) {
+  const program::Program& p = executor.program();
+  for (std::size_t u = 0; u < p.units.size(); ++u)
+    for (const program::UnitEntry& entry : p.units[u].entries) {
+      const arch::Parameter& parameter = p.parameters[static_cast<std::size_t>(entry.parameter)];
+      if (!arch::moved_by_load(parameter.role)) continue;
+      at::Tensor t = executor.state("param", static_cast<int>(u));
+      const std::int64_t first = executor.state_range("param", static_cast<int>(u)).first - entry.offset;
+      for (std::int64_t i = 0; i < t.numel(); ++i)
+        if (first + i >= 0 && first + i < parameter.elements())
+          t.data_ptr<float>()[i] =
+              static_cast<float>(uniform_at(stream_key(9, parameter.name), static_cast<std::uint64_t>(first + i)));
+    }
+}
+
 // Returns the hash of all ranks' states. With `save`, the states are filled by position alone and saved to `dir`;
 // otherwise they are read from `dir`. Each rank has the program of its stage.
 inline std::string hash_of_checkpoint(const std::vector<program::Program>& stages, const std::filesystem::path& dir,
@@ -240,6 +262,7 @@ inline std::string hash_of_checkpoint(const std::vector<program::Program>& stage
     exec::Executor executor(p, world.rank(), &world, {});
     if (save) {
       launch::initialize_parameters(executor, 9, 1);
+      fill_biases(executor);
       for (const program::OptimizerState& state : program::optimizer_named(p.setting.optimizer).states)
         for (std::size_t u = 0; u < p.units.size(); ++u) {
           const std::string family(name_of(state.value));

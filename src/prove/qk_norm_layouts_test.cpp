@@ -40,11 +40,6 @@ Layout normed_ring(Layout l) {
   l.form = kRing;
   return l;
 }
-Layout over_two_stages(Layout l, program::ScheduleKind kind, int chunks = 1) {
-  l.stages = 2;
-  l.pipeline = program::pipeline_of(kind, chunks);
-  return l;
-}
 
 program::Setting alone_with_norms(DType compute) {
   auto s = setting_of(1, 0, false, compute, 3);
