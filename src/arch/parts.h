@@ -18,7 +18,6 @@
 //   Instead of the last three, a sparse layer (E experts, t of them for each token, w the width of one, M = N*t slots):
 //   kRoute         mid_Nd, labels_N            y_Nd = norm(mid), scores   mid_Nd, rstd_N [mean_N], scores, lse, choice,
 //                                              of experts, choice, weight  sums of each sequence
-//   kBalance       sums of each sequence       adds the balance loss      -
 //   kSharedUp      y_Nd                        shared_up_N(2u|u)          y_Nd         (u: width of the shared experts,
 //   kSharedActivation shared_up                shared_a_Nu                shared_up     in models that have them)
 //   kSharedDown    shared_a_Nu, mid_Nd         s_Nd = mid + a Ws^T        shared_a_Nu
@@ -28,6 +27,7 @@
 //   kExpertDown    a_Mw                        out_Md                     a, offsets
 //   kCombine       out_Md, weight_Nt, mid_Nd   y_Nd = mid + sum weight out out_Md, weight, place
 //                  with shared experts, s instead of mid
+//   kBalance       sums of each sequence       adds the balance loss      -                (in training alone)
 //   kFinalNorm     x_Nd                        y_Nd                       x_Nd, rstd_N [mean_N]
 //   kHead          y_Cd, labels_C              loss sum, d_y_Cd, d_W +=   nothing: loss and gradient in one op a chunk
 //   kHeadLogits, kHeadLoss: the head in two where tensor ranks share the vocabulary, v rows of it on this one:
@@ -159,12 +159,12 @@ constexpr std::array<Part, N + M> joined(const std::array<Part, N>& block, const
   return all;
 }
 inline constexpr std::array kMlpBlock{Part::kNormUp, Part::kActivation, Part::kDown};
-inline constexpr std::array kExpertsBlock{Part::kRoute,    Part::kBalance,          Part::kDispatch,
-                                          Part::kExpertUp, Part::kExpertActivation, Part::kExpertDown,
-                                          Part::kCombine};
-inline constexpr std::array kSharingBlock{Part::kRoute,      Part::kBalance,  Part::kSharedUp, Part::kSharedActivation,
-                                          Part::kSharedDown, Part::kDispatch, Part::kExpertUp, Part::kExpertActivation,
-                                          Part::kExpertDown, Part::kCombine};
+// The balance loss stands last: the sum over context ranks that it waits for runs beside the experts.
+inline constexpr std::array kExpertsBlock{Part::kRoute,      Part::kDispatch, Part::kExpertUp, Part::kExpertActivation,
+                                          Part::kExpertDown, Part::kCombine,  Part::kBalance};
+inline constexpr std::array kSharingBlock{Part::kRoute,    Part::kSharedUp, Part::kSharedActivation, Part::kSharedDown,
+                                          Part::kDispatch, Part::kExpertUp, Part::kExpertActivation, Part::kExpertDown,
+                                          Part::kCombine,  Part::kBalance};
 inline constexpr std::array kAttentionBlock{Part::kNormQkv, Part::kAttention, Part::kOutProjection};
 inline constexpr std::array kRotatedBlock{Part::kNormQkv, Part::kRotate, Part::kAttention, Part::kOutProjection};
 inline constexpr std::array kNormedBlock{Part::kNormQkv, Part::kQkNorm, Part::kAttention, Part::kOutProjection};

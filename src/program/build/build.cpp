@@ -359,7 +359,8 @@ class MicroBatch {
     if (chunk.embed)
       for (const arch::Part part : arch::parts_before(p_.arch)) add(part, ComputePass::kForward, -1);
     for (std::int64_t l = chunk.first; l < chunk.end; ++l)
-      for (const arch::Part part : arch::parts_of_layer(p_.arch, l)) add(part, ComputePass::kForward, l);
+      for (const arch::Part part : arch::parts_of_layer(p_.arch, l))
+        if (train_ || !declaration_of(part).only_trains()) add(part, ComputePass::kForward, l);
   }
 
   void head() {

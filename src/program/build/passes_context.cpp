@@ -17,7 +17,8 @@ class ContextExchanger {
     held_ = -1;
     for (Step& step : body.steps) {
       const auto* c = std::get_if<Compute>(&step.op);
-      if (c && c->part == arch::Part::kRoute && c->pass == ComputePass::kForward)
+      const bool counts = c && c->part == arch::Part::kRoute && c->pass == ComputePass::kForward;
+      if (counts && p_.setting.purpose == Purpose::kTrain)
         routed(*c, step);
       else if (!c || !declaration_of(c->part).mixes_positions())
         steps_.push_back(std::move(step));

@@ -62,6 +62,12 @@ bool PartDeclaration::makes_values() const {
                      [](const PartOperand& o) { return writes(o.access) && !o.turned; });
 }
 
+bool PartDeclaration::only_trains() const {
+  return in_layer() && !sums.empty() && std::none_of(forward.begin(), forward.end(), [](const PartOperand& o) {
+           return writes(o.access) && o.value != Value::kScalars;
+         });
+}
+
 bool PartDeclaration::computed_again() const {
   return in_layer() && again && sums.empty() && makes_values() &&
          std::none_of(forward.begin(), forward.end(),

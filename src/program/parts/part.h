@@ -88,6 +88,8 @@ struct PartDeclaration {
   // Whether it can run a second time before its backward: what it leaves for the next layer is always kept. A part that
   // only turns a value in place runs again with the part that makes the value.
   bool computed_again() const;
+  // Whether it does nothing but add a router's loss to the step's sums, which evaluations do not report.
+  bool only_trains() const;
   bool in_layer() const { return standing == Standing::kAttentionBlock || standing == Standing::kMlpBlock; }
 };
 

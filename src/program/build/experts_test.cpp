@@ -1,0 +1,78 @@
+// Tests the programs of sparse layers: where the balance loss stands.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "program/build/build.h"
+#include "program/test_edit.h"
+#include "program/verify/verify.h"
+
+namespace molen::program {
+namespace {
+
+using arch::Part;
+
+Setting along(mesh::Axis axis, int ranks) {
+  Setting s = setting_of(1, 0, false, 4);
+  s.sequence = 24;
+  s.mesh[axis] = ranks;
+  return s;
+}
+
+bool sums_load(const Op& op) {
+  const auto* sum = std::get_if<AllReduce>(&op);
+  return sum && sum->moves == Moves::kLoad;
+}
+
+// Nothing between the sum of a load and the balance loss waits for the sum, and the experts stand there.
+TEST(SparseProgram, TheLoadIsSummedBesideTheExperts) {
+  const Program p = build(tiny_sparse(), along(mesh::Axis::kCp, 2));
+  int sums = 0;
+  for (const Body& body : p.bodies)
+    for (std::size_t k = 0; k < body.steps.size(); ++k) {
+      if (!sums_load(body.steps[k].op)) continue;
+      ++sums;
+      std::set<Part> beside;
+      std::size_t next = k + 1;
+      for (; next < body.steps.size(); ++next) {
+        const auto* c = std::get_if<Compute>(&body.steps[next].op);
+        if (c && c->part == Part::kBalance) break;
+        if (c) beside.insert(c->part);
+        for (const OpRef& ref : body.steps[next].after)
+          EXPECT_FALSE(ref.body < 0 && ref.op == static_cast<int>(k)) << print_step(p, body.steps[next]);
+      }
+      ASSERT_LT(next, body.steps.size());
+      EXPECT_TRUE(beside.contains(Part::kExpertUp) && beside.contains(Part::kSharedUp) &&
+                  beside.contains(Part::kCombine));
+    }
+  EXPECT_EQ(sums, 4);  // two sparse layers in two bodies
+}
+
+// No loss of a router is reported of an evaluation, so none of its ops is there for the balance loss.
+TEST(SparseProgram, EvaluationsLeaveOutTheBalanceLoss) {
+  for (const mesh::Axis axis : {mesh::Axis::kDpShard, mesh::Axis::kTp, mesh::Axis::kCp, mesh::Axis::kPp})
+    for (const Purpose purpose : {Purpose::kTrain, Purpose::kEvaluate}) {
+      Setting s = along(axis, 2);
+      s.purpose = purpose;
+      int losses = 0, sums = 0, routed = 0;
+      for (const Program& p : build_stages(tiny_sparse(), s)) {
+        EXPECT_TRUE(verify(p).empty());
+        for (const Body& body : p.bodies)
+          for (const Step& step : body.steps) {
+            const auto* c = std::get_if<Compute>(&step.op);
+            losses += c && c->part == Part::kBalance;
+            routed += c && c->part == Part::kRoute && c->pass == ComputePass::kForward;
+            sums += sums_load(step.op);
+          }
+      }
+      EXPECT_GT(routed, 0);
+      EXPECT_EQ(losses, purpose == Purpose::kTrain ? routed : 0);
+      EXPECT_EQ(sums, purpose == Purpose::kTrain && axis == mesh::Axis::kCp ? routed : 0);
+    }
+}
+
+}  // namespace
+}  // namespace molen::program
