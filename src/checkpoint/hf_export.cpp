@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include "arch/parameters.h"
 #include "base/error.h"
@@ -18,13 +19,18 @@ class Exporter {
  public:
   Exporter(const arch::Architecture& arch, const TensorSource& source, fs::path folder, const HfExport& options)
       : arch_(arch), source_(source), folder_(std::move(folder)), options_(options), tensors_(hf_tensors(arch)) {
-    for (const arch::Parameter& p : arch::parameters(arch)) elements_[p.name] = p.elements();
+    for (const arch::Parameter& p : arch::parameters(arch)) {
+      elements_[p.name] = p.elements();
+      if (arch::moved_by_load(p.role)) biases_.insert(p.name);
+    }
   }
 
+  // Biases of routers are fp32 in the checkpoints of DeepSeek-V3, and are no narrower here: a step moves them by less
+  // than 16 bits tell apart.
   DType dtype_of(const HfTensor& tensor) const {
-    const DType dtype = options_.dtype ? *options_.dtype : source_.dtype(tensor.parts.front());
+    const DType stored = source_.dtype(tensor.parts.front()), dtype = options_.dtype ? *options_.dtype : stored;
     if (!is_floating(dtype)) throw UsageError("weights of type {} cannot be exported", name_of(dtype));
-    return dtype;
+    return size_of(dtype) < 4 && biases_.contains(tensor.parts.front()) ? DType::kF32 : dtype;
   }
 
   // Tensors in their order; a new file begins whenever the next tensor would exceed the limit.
@@ -107,6 +113,7 @@ class Exporter {
   const HfExport& options_;
   std::vector<HfTensor> tensors_;
   std::map<std::string, std::int64_t> elements_;
+  std::set<std::string> biases_;  // of routers
   std::vector<char> raw_, converted_;
 };
 

@@ -108,7 +108,7 @@ class HfModel {
 };
 
 struct HfExport {
-  std::optional<DType> dtype;  // absent: the types of the source
+  std::optional<DType> dtype;  // absent: the types of the source; biases of routers are fp32 instead of 16 bits
   std::int64_t max_shard_bytes = 5'000'000'000;
   std::optional<std::string> tokenizer;  // content of tokenizer.json
   TokenIds tokens;                       // empty ids are looked up in the tokenizer's special tokens

@@ -206,6 +206,27 @@ TEST(HuggingFace, ConvertsTheTypeOnExport) {
   EXPECT_EQ(read_json(folder / "hf/config.json")["torch_dtype"], "bfloat16");
 }
 
+// As in the checkpoints of DeepSeek-V3. Types of 16 bits would round what a step moves a bias by.
+TEST(HuggingFace, BiasesOfRoutersStayInFp32) {
+  const Architecture arch = tiny_dots1();
+  const std::string gate = "model.layers.1.mlp.gate.";
+  for (const auto& [wanted, biases] :
+       {std::pair{DType::kBF16, DType::kF32}, {DType::kF16, DType::kF32}, {DType::kF64, DType::kF64}}) {
+    const TestFolder folder;
+    HfExport options;
+    options.dtype = wanted;
+    export_hf(arch, synthetic(), folder / "hf", options);
+    const HfModel model(folder / "hf");
+    EXPECT_EQ(model.dtype(gate + "weight"), wanted);
+    ASSERT_EQ(model.dtype(gate + "e_score_correction_bias"), biases);
+    if (biases != DType::kF32) continue;
+    std::vector<float> got(3);
+    model.read(gate + "e_score_correction_bias", 0, 3, got.data());
+    for (std::int64_t i = 0; i < 3; ++i)
+      EXPECT_EQ(got[static_cast<std::size_t>(i)], weight(gate + "e_score_correction_bias", i));
+  }
+}
+
 TEST(HuggingFace, FindsSpecialTokensOfTheTokenizer) {
   const TestFolder folder;
   HfExport options;

@@ -151,9 +151,7 @@ void refuse_experts(const Config& c, const arch::Architecture& arch, const Machi
       throw UsageError("{}: {}", c.where("precision.compute"), *why);
   if (const auto why = program::chunks_refused(arch, s))
     throw UsageError("{}: {}", c.where("parallel.tensor_chunks"), *why);
-  if (arch.biases_router() && size_of(s.reduce) < 4)
-    throw UsageError("{}: messages of {} would round the numbers of tokens that move the biases of routers; set fp32",
-                     c.where("precision.reduce"), name_of(s.reduce));
+  if (const auto why = program::reduce_refused(arch, s)) throw UsageError("{}: {}", c.where("precision.reduce"), *why);
 }
 
 DType resolve_precision(Config& c, const Machine& machine, int threads) {

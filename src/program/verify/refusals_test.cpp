@@ -123,6 +123,14 @@ TEST(Refusals, OfSettings) {
   EXPECT_NOTED(build(one, s), UsageError);
   one.layers = 1, s = plain(), s.offload.activations = true;
   EXPECT_NOTED(build(one, s), UsageError);
+  // Numbers of tokens move biases, and 16 bits would round them.
+  for (const DType reduce : {DType::kBF16, DType::kF16}) {
+    arch::Architecture sparse = tiny_sparse();
+    s = plain(), s.reduce = reduce;
+    build(sparse, s);
+    sparse.experts->bias_rate = 0.001;
+    EXPECT_NOTED(build(sparse, s), UsageError);
+  }
   Schedule other = make_schedule(ScheduleKind::k1f1b, 3, 1, 5);
   s = plain(), s.mesh[mesh::Axis::kPp] = 2, s.pipeline.schedule = ScheduleKind::kFile;
   EXPECT_NOTED(build(two_layers(), s, &other), UsageError);
