@@ -266,7 +266,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
   for (const Trial& trial : trials) add_samples(trial, samples);
   sim::CostModel costs = sim::CostModel::fit(samples);
   const sim::Cores cores = cores_of(world);
-  const sim::Costs as_fitted(costs, {cores.logical, world.size(), o.threads}, communicator);
+  const sim::Costs as_fitted(costs, sim::Sharing{cores.logical, world.size(), o.threads}, communicator);
   std::vector<double> paces;
   for (const Trial& trial : trials) paces.push_back(pace_of(trial, as_fitted));
   costs.set_pace(median(paces));

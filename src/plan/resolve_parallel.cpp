@@ -104,7 +104,7 @@ void resolve_context(const Config& c, const Machine& machine, program::Setting& 
   s.context_form = ring ? program::ContextForm::kRing : program::ContextForm::kGather;
 }
 
-void resolve_experts(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
+void resolve_expert_ranks(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
   const auto& p = c.parallel;
   const std::int64_t n = p.expert;
   if (n == 1) return;
@@ -243,7 +243,7 @@ void resolve_parallel(const Config& c, const arch::Architecture& arch, const Mac
   resolve_tensor(c, arch, machine, s);
   resolve_pipeline(c, arch, machine, s);
   resolve_context(c, machine, s);
-  resolve_experts(c, arch, machine, s);
+  resolve_expert_ranks(c, arch, machine, s);
   resolve_mesh(c, machine, s);
   s.prefetch = static_cast<int>(c.parallel.prefetch);
   s.zero = zero_stage(c);

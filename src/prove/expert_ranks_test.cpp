@@ -91,24 +91,24 @@ TEST_P(ExpertRanks, TwiceTheSameAndTheDeadAreDead) {
     }
 }
 
-Layout with_tensor(int tensor, bool rows, Layout l) {
+Layout of_tensor(int tensor, bool rows, Layout l) {
   l.tensor = tensor, l.rows = rows;
   return l;
 }
-Layout with_context(int ranks, program::ContextForm form, Layout l) {
+Layout of_context(int ranks, program::ContextForm form, Layout l) {
   l.context = ranks, l.form = form;
   return l;
 }
-Layout in_stages(program::ScheduleKind kind, int chunks, Layout l) {
+Layout in_two_stages(program::ScheduleKind kind, int chunks, Layout l) {
   l.stages = 2;
   l.pipeline = program::pipeline_of(kind, chunks);
   return l;
 }
-Layout hybrid(int replicas, bool own_over_dp, Layout l) {
+Layout in_copies(int replicas, bool own_over_dp, Layout l) {
   l.replicas = replicas, l.own_over_dp = own_over_dp;
   return l;
 }
-Layout in_order(std::string order, Layout l) {
+Layout in_axis_order(std::string order, Layout l) {
   l.order = std::move(order);
   return l;
 }
@@ -118,20 +118,20 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         experts(2), experts(3), experts(8), experts(2, {2, 0, false, 1}), experts(2, {2, 1, false, 1}),
         experts(2, {2, 2, false, 1}), experts(2, {2, 3, false, 2}), experts(4, {1, 1, false, 2}),
-        experts(2, {1, 2, false, 1}), experts(4, {1, 3, false, 1}), experts(2, hybrid(2, false, {1, 3, false, 1})),
-        experts(2, hybrid(2, true, {2, 2, false, 1})), experts(2, hybrid(2, false, {1, 0, false, 1})),
+        experts(2, {1, 2, false, 1}), experts(4, {1, 3, false, 1}), experts(2, in_copies(2, false, {1, 3, false, 1})),
+        experts(2, in_copies(2, true, {2, 2, false, 1})), experts(2, in_copies(2, false, {1, 0, false, 1})),
         experts(2, {2, 3, false, 1}).units(program::kHalfLayer), experts(2, {2, 3, false, 1}).units(2),
         experts(2, {1, 0, true, 2}), experts(2, {2, 3, false, 1}).recomputing("dispatch,expert_up/2"),
         experts(2, on_host(kEverything, {2, 3, false, 1})), experts(2, on_host(kOptimizer, {1, 1, false, 1})),
-        in_order("ep,pp,dp_replicate,dp_shard,cp,tp", experts(2, {2, 3, false, 1})), with_tensor(2, false, experts(2)),
-        with_tensor(2, true, experts(2, {2, 3, true, 1})), with_context(2, kGather, experts(2, {1, 1, false, 1})),
-        with_context(2, kRing, experts(2, {1, 3, false, 1})),
-        with_context(2, kGather, with_tensor(2, true, experts(2))),
-        in_stages(program::ScheduleKind::k1f1b, 1, experts(2)),
-        in_stages(program::ScheduleKind::kZbH1, 1, experts(2, {1, 2, false, 1})),
-        in_stages(program::ScheduleKind::kInterleaved, 1, with_tensor(2, true, experts(2, {1, 3, false, 1})))));
+        in_axis_order("ep,pp,dp_replicate,dp_shard,cp,tp", experts(2, {2, 3, false, 1})),
+        of_tensor(2, false, experts(2)), of_tensor(2, true, experts(2, {2, 3, true, 1})),
+        of_context(2, kGather, experts(2, {1, 1, false, 1})), of_context(2, kRing, experts(2, {1, 3, false, 1})),
+        of_context(2, kGather, of_tensor(2, true, experts(2))),
+        in_two_stages(program::ScheduleKind::k1f1b, 1, experts(2)),
+        in_two_stages(program::ScheduleKind::kZbH1, 1, experts(2, {1, 2, false, 1})),
+        in_two_stages(program::ScheduleKind::kInterleaved, 1, of_tensor(2, true, experts(2, {1, 3, false, 1})))));
 
-struct Mutant {
+struct ExpertMutant {
   std::string name;
   std::vector<std::string> where;  // words of the line that is edited
   std::string from, to;            // `from` empty: the op is dropped; `to` empty: it runs twice
@@ -142,7 +142,7 @@ TEST(ExpertMutants, AreRefused) {
   const auto stages = apart_programs(apart(), setting_of(experts(2, {2, 1, false, 2}), DType::kF64));
   const program::Program& p = stages.front();
   const std::string text = program::print(p);
-  const std::vector<Mutant> mutants{
+  const std::vector<ExpertMutant> mutants{
       {"rows are not sent", {"all_to_all axis=ep moves=expert_rows layer=0"}, "", ""},
       {"rows are sent twice", {"all_to_all axis=ep moves=expert_rows layer=0"}, "all_to_all", ""},
       {"what the experts make stays there", {"all_to_all axis=ep moves=expert_out layer=1"}, "", ""},
@@ -159,7 +159,7 @@ TEST(ExpertMutants, AreRefused) {
       {"experts are summed over all ranks", {"reduce_scatter axis=expert_dp", "layer.0.experts"}, "expert_dp", "dp"},
       {"a router is summed over some ranks", {"reduce_scatter axis=dp", "grad.layer.0"}, "axis=dp", "axis=expert_dp"},
       {"experts are gathered from all ranks", {"all_gather axis=expert_dp", "layer.0.experts"}, "expert_dp", "dp"}};
-  for (const Mutant& m : mutants) {
+  for (const ExpertMutant& m : mutants) {
     SCOPED_TRACE(m.name);
     program::Program q = p;
     bool edited = false;
@@ -192,8 +192,8 @@ TEST(ExpertMutants, AreRefused) {
 TEST(ExpertRanksCheckpoint, LoadsOnOtherRanks) {
   const auto a = apart_and_shared();
   const std::vector<Layout> layouts{experts(1, {2, 1, false, 1}), experts(2), experts(3, {1, 3, false, 1}),
-                                    experts(2, hybrid(2, false, {2, 2, false, 1})),
-                                    with_tensor(2, true, experts(2, {1, 2, false, 1}))};
+                                    experts(2, in_copies(2, false, {2, 2, false, 1})),
+                                    of_tensor(2, true, experts(2, {1, 2, false, 1}))};
   for (const std::string optimizer : {"adamw", "muon", "adafactor"}) {
     std::string first;
     const fs::path dir = fs::temp_directory_path() / fmt::format("molen_expert_ranks_{}", ::getpid());
