@@ -235,6 +235,14 @@ double pace_of(const Trial& trial, const sim::Costs& costs) {
   return waiting * median(computed) / sim::simulate(trial.program, ops, costs).total_s;
 }
 
+double median_pace(const std::vector<Trial>& trials, const sim::CostModel& costs, sim::Sharing sharing,
+                   const std::string& communicator) {
+  const sim::Costs as_fitted(costs, sharing, communicator);
+  std::vector<double> paces;
+  for (const Trial& trial : trials) paces.push_back(pace_of(trial, as_fitted));
+  return median(paces);
+}
+
 }  // namespace
 
 std::int64_t calibrated_width(std::int64_t hidden) {
@@ -266,10 +274,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
   for (const Trial& trial : trials) add_samples(trial, samples);
   sim::CostModel costs = sim::CostModel::fit(samples);
   const sim::Cores cores = cores_of(world);
-  const sim::Costs as_fitted(costs, sim::Sharing{cores.logical, world.size(), o.threads}, communicator);
-  std::vector<double> paces;
-  for (const Trial& trial : trials) paces.push_back(pace_of(trial, as_fitted));
-  costs.set_pace(median(paces));
+  costs.set_pace(median_pace(trials, costs, {cores.logical, world.size(), o.threads}, communicator));
   return {sim::conditions_of(trials.back().program.setting, communicator), cores, costs};
 }
 
