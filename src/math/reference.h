@@ -50,17 +50,28 @@ inline int thread_index() {
 // --- products: the three that a linear layer y = x W^T needs, W [out, in]
 // -------------------------------------------------
 
+namespace detail {
+// C_1n (+)= A_1k B_nk^T: n sums that do not wait for one another, each in the order of its terms.
+template <std::int64_t n, class T>
+void dot_rows(std::int64_t k, const T* a, const T* b, bool accumulate, T* c) {
+  Accum<T> sum[n];
+  for (std::int64_t j = 0; j < n; ++j) sum[j] = accumulate ? Accum<T>(c[j]) : Accum<T>(0);
+  for (std::int64_t l = 0; l < k; ++l)
+    for (std::int64_t j = 0; j < n; ++j) sum[j] += Accum<T>(a[l]) * Accum<T>(b[j * k + l]);
+  for (std::int64_t j = 0; j < n; ++j) c[j] = T(sum[j]);
+}
+}  // namespace detail
+
 // C_mn (+)= A_mk B_nk^T
 template <class T>
 void matmul_nt(int threads, std::int64_t m, std::int64_t n, std::int64_t k, const T* a, const T* b, bool accumulate,
                T* c) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (std::int64_t i = 0; i < m; ++i)
-    for (std::int64_t j = 0; j < n; ++j) {
-      Accum<T> sum = accumulate ? Accum<T>(c[i * n + j]) : Accum<T>(0);
-      for (std::int64_t l = 0; l < k; ++l) sum += Accum<T>(a[i * k + l]) * Accum<T>(b[j * k + l]);
-      c[i * n + j] = T(sum);
-    }
+  for (std::int64_t i = 0; i < m; ++i) {
+    std::int64_t j = 0;
+    for (; j + 4 <= n; j += 4) detail::dot_rows<4>(k, a + i * k, b + j * k, accumulate, c + i * n + j);
+    for (; j < n; ++j) detail::dot_rows<1>(k, a + i * k, b + j * k, accumulate, c + i * n + j);
+  }
 }
 
 namespace detail {
