@@ -235,9 +235,7 @@ double pace_of(const Trial& trial, const sim::Costs& costs) {
   return waiting * median(computed) / sim::simulate(trial.program, ops, costs).total_s;
 }
 
-double median_pace(const std::vector<Trial>& trials, const sim::CostModel& costs, sim::Sharing sharing,
-                   const std::string& communicator) {
-  const sim::Costs as_fitted(costs, sharing, communicator);
+double median_pace(const std::vector<Trial>& trials, const sim::Costs& as_fitted) {
   std::vector<double> paces;
   for (const Trial& trial : trials) paces.push_back(pace_of(trial, as_fitted));
   return median(paces);
@@ -274,7 +272,7 @@ sim::Calibration::Entry calibrate(const CalibrateOptions& o, const std::string& 
   for (const Trial& trial : trials) add_samples(trial, samples);
   sim::CostModel costs = sim::CostModel::fit(samples);
   const sim::Cores cores = cores_of(world);
-  costs.set_pace(median_pace(trials, costs, {cores.logical, world.size(), o.threads}, communicator));
+  costs.set_pace(median_pace(trials, sim::Costs(costs, {cores.logical, world.size(), o.threads}, communicator)));
   return {sim::conditions_of(trials.back().program.setting, communicator), cores, costs};
 }
 

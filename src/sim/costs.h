@@ -31,8 +31,8 @@ double collective_traffic(const std::string& kind, double bytes, int ranks, cons
 class Costs {
  public:
   // Costs as measured, with collectives among all ranks over `communicator`.
-  Costs(CostModel model, Sharing sharing, std::string communicator)
-      : compute_(std::move(model)), sharing_(sharing), communicator_(std::move(communicator)) {
+  Costs(CostModel model, Sharing sharing, const std::string& communicator)
+      : compute_(std::move(model)), sharing_(sharing), communicator_(communicator) {
     sharing_.one_at_a_time = communicator_ == "nccl";
   }
 
