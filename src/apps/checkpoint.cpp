@@ -43,7 +43,8 @@ void add_checkpoint_verb(CLI::App& app, Chosen& chosen) {
     CLI::App* out = verb->add_subcommand("export", "writes a Hugging Face directory");
     out->add_option("RUN_OR_CHECKPOINT", o->source, "what to export")->required();
     out->add_option("DIR", o->destination, "new or empty directory")->required();
-    out->add_option("--dtype", o->dtype, "fp32, bf16, fp16 or fp64 (default: as stored)");
+    out->add_option("--dtype", o->dtype,
+                    "fp32, bf16, fp16 or fp64 (default: as stored); biases of routers are fp32 at least");
     out->add_option("--max-shard-size", o->max_shard_bytes, "bytes of the largest safetensors file");
     out->add_option("--tokenizer", *tokenizer, "tokenizer.json (default: the checkpoint's)");
     auto format = add_format_option(*out);
