@@ -30,6 +30,8 @@ Json describe(const arch::Architecture& a) {
   if (!a.dense()) json.erase("ffn");  // the width of a dense MLP, which no layer has
   if (a.dense()) json["dense_layers"] = a.experts->dense_layers;
   if (a.experts->scores != arch::RouterScores::kSoftmax) json["router_scores"] = name_of(a.experts->scores);
+  if (a.experts->scale != 1.0) json["router_scale"] = a.experts->scale;
+  if (a.biases_router()) json["router_bias_rate"] = a.experts->bias_rate;
   if (a.shares_experts()) json["shared_experts"] = a.experts->shared;
   json.update({{"experts", a.experts->count},
                {"experts_per_token", a.experts->per_token},

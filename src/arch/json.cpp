@@ -39,6 +39,23 @@ RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) 
           f.integer("original_max_sequence")};
 }
 
+// What only models with experts have.
+constexpr std::array kOfExperts{
+    "experts_per_token", "expert_ffn",     "norm_topk",     "balance_loss", "z_loss",
+    "dense_layers",      "shared_experts", "router_scores", "router_scale", "router_bias_rate"};
+
+const std::vector<std::string>& known_keys() {
+  static const std::vector<std::string> all = [] {
+    std::vector<std::string> keys{"name",         "family",   "layers",     "hidden",       "ffn",        "heads",
+                                  "kv_heads",     "head_dim", "vocabulary", "max_sequence", "rope_theta", "tied",
+                                  "biases",       "norm_eps", "norm",       "position",     "activation", "init_std",
+                                  "rope_scaling", "qk_norm",  "experts"};
+    keys.insert(keys.end(), kOfExperts.begin(), kOfExperts.end());
+    return keys;
+  }();
+  return all;
+}
+
 // The members have the names of the keys of [model].
 // Keys that came later are left out where they have their default, so that older texts keep their bytes.
 Json experts_to_json(const Experts& e) {
@@ -96,39 +113,8 @@ Json to_json(const Architecture& a) {
 }
 
 Architecture architecture_from_json(const Json& json, std::string_view origin) {
-  static const std::vector<std::string> known{"name",
-                                              "family",
-                                              "layers",
-                                              "hidden",
-                                              "ffn",
-                                              "heads",
-                                              "kv_heads",
-                                              "head_dim",
-                                              "vocabulary",
-                                              "max_sequence",
-                                              "rope_theta",
-                                              "tied",
-                                              "biases",
-                                              "norm_eps",
-                                              "norm",
-                                              "position",
-                                              "activation",
-                                              "init_std",
-                                              "rope_scaling",
-                                              "qk_norm",
-                                              "experts",
-                                              "experts_per_token",
-                                              "expert_ffn",
-                                              "norm_topk",
-                                              "balance_loss",
-                                              "z_loss",
-                                              "dense_layers",
-                                              "shared_experts",
-                                              "router_scores",
-                                              "router_scale",
-                                              "router_bias_rate"};
   const JsonFields f(json, std::string(origin));
-  f.require_known(known);
+  f.require_known(known_keys());
   Architecture a;
   a.name = f.text("name");
   a.family = choice(f, "family", kFamilies);
@@ -147,8 +133,7 @@ Architecture architecture_from_json(const Json& json, std::string_view origin) {
   a.norm = choice(f, "norm", kNorms);
   if (f.find("qk_norm")) a.qk_norm = choice(f, "qk_norm", kQkNorms);
   if (f.find("experts")) a.experts = experts_from_json(f);
-  for (const char* key : {"experts_per_token", "expert_ffn", "norm_topk", "balance_loss", "z_loss", "dense_layers",
-                          "shared_experts", "router_scores", "router_scale", "router_bias_rate"})
+  for (const char* key : kOfExperts)
     if (f.find(key) && !a.experts)
       throw UsageError("{}: {}: there are no experts without a number of them", origin, key);
   a.position = choice(f, "position", kPositions);

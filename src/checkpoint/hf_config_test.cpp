@@ -125,27 +125,35 @@ TEST(HfConfig, RefusesAQwen3InTheseWords) {
   }
 }
 
-// The balance loss of transformers is the larger by experts per token.
-TEST(HfConfig, EveryKeyOfSparseModels) {
-  Json mixtral = llama();
-  for (const char* key : {"attention_bias", "mlp_bias", "pretraining_tp"}) mixtral.erase(key);
-  mixtral.update({{"architectures", Json::array({"MixtralForCausalLM"})},
-                  {"model_type", "mixtral"},
-                  {"sliding_window", nullptr},
-                  {"num_local_experts", 8},
-                  {"num_experts_per_tok", 2},
-                  {"router_aux_loss_coef", 0.25},
-                  {"router_jitter_noise", 0.0},
-                  {"output_router_logits", false}});
-  Json olmoe = mixtral, qwen = qwen3();
-  for (const char* key : {"sliding_window", "num_local_experts", "router_jitter_noise", "head_dim"}) olmoe.erase(key);
-  olmoe.update({{"architectures", Json::array({"OlmoeForCausalLM"})},
-                {"model_type", "olmoe"},
-                {"num_experts", 8},
-                {"norm_topk_prob", false},
-                {"clip_qkv", nullptr},
-                {"attention_bias", false}});
-  qwen.update({{"architectures", Json::array({"Qwen3MoeForCausalLM"})},
+Json mixtral() {
+  Json json = llama();
+  for (const char* key : {"attention_bias", "mlp_bias", "pretraining_tp"}) json.erase(key);
+  json.update({{"architectures", Json::array({"MixtralForCausalLM"})},
+               {"model_type", "mixtral"},
+               {"sliding_window", nullptr},
+               {"num_local_experts", 8},
+               {"num_experts_per_tok", 2},
+               {"router_aux_loss_coef", 0.25},
+               {"router_jitter_noise", 0.0},
+               {"output_router_logits", false}});
+  return json;
+}
+
+Json olmoe() {
+  Json json = mixtral();
+  for (const char* key : {"sliding_window", "num_local_experts", "router_jitter_noise", "head_dim"}) json.erase(key);
+  json.update({{"architectures", Json::array({"OlmoeForCausalLM"})},
+               {"model_type", "olmoe"},
+               {"num_experts", 8},
+               {"norm_topk_prob", false},
+               {"clip_qkv", nullptr},
+               {"attention_bias", false}});
+  return json;
+}
+
+Json qwen3_moe() {
+  Json json = qwen3();
+  json.update({{"architectures", Json::array({"Qwen3MoeForCausalLM"})},
                {"model_type", "qwen3_moe"},
                {"moe_intermediate_size", 12},
                {"num_experts", 8},
@@ -155,6 +163,11 @@ TEST(HfConfig, EveryKeyOfSparseModels) {
                {"mlp_only_layers", Json::array()},
                {"router_aux_loss_coef", 0.25},
                {"output_router_logits", false}});
+  return json;
+}
+
+// The balance loss of transformers is the larger by experts per token.
+TEST(HfConfig, EveryKeyOfSparseModels) {
   Architecture like = parse_hf_config(llama(), "config.json").arch;
   like.experts = arch::Experts{.count = 8, .per_token = 2, .ffn = 40, .balance_loss = 0.5};
   const auto sorted = [](const Json& json) { return nlohmann::json(json); };
@@ -164,14 +177,17 @@ TEST(HfConfig, EveryKeyOfSparseModels) {
     EXPECT_TRUE(config.ignored.empty());
     EXPECT_EQ(sorted(hf_config(config.arch, config.tokens, DType::kF32)), sorted(json));
   };
-  check(mixtral);
+  check(mixtral());
   like.qk_norm = arch::QkNorm::kHead, like.experts->ffn = 12;
-  check(qwen);
+  check(qwen3_moe());
   like.qk_norm = arch::QkNorm::kAll, like.experts->ffn = 40, like.experts->norm_topk = false;
   like.head_dim = like.hidden / like.heads;
-  check(olmoe);
-  // Releases of transformers differ in the key, and types in the default of the balance loss.
-  for (Json json : {mixtral, olmoe, qwen}) {
+  check(olmoe());
+}
+
+// Releases of transformers differ in the key, and types in the default of the balance loss.
+TEST(HfConfig, NamesAndDefaultsOfSparseModels) {
+  for (Json json : {mixtral(), olmoe(), qwen3_moe()}) {
     const Architecture one = parse_hf_config(json, "config.json").arch;
     const bool local = json.contains("num_local_experts");
     const char *key = local ? "num_local_experts" : "num_experts", *other = local ? "num_experts" : "num_local_experts";
@@ -184,10 +200,10 @@ TEST(HfConfig, EveryKeyOfSparseModels) {
     const double factor = json.at("model_type") == "olmoe" ? 0.01 : 0.001;
     EXPECT_EQ(without(json, {"router_aux_loss_coef"}).experts->balance_loss, 2 * factor);
   }
-  EXPECT_EQ(with(mixtral, "router_jitter_noise", 0.1), "config.json: 'router_jitter_noise': only 0 is implemented");
-  EXPECT_EQ(with(olmoe, "clip_qkv", 8.0),
+  EXPECT_EQ(with(mixtral(), "router_jitter_noise", 0.1), "config.json: 'router_jitter_noise': only 0 is implemented");
+  EXPECT_EQ(with(olmoe(), "clip_qkv", 8.0),
             "config.json: 'clip_qkv': clipped queries, keys and values are not implemented");
-  EXPECT_EQ(with(qwen, "decoder_sparse_step", 2),
+  EXPECT_EQ(with(qwen3_moe(), "decoder_sparse_step", 2),
             "config.json: 'decoder_sparse_step': only 1 is implemented: dense layers between sparse ones are not");
 }
 

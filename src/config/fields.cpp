@@ -8,11 +8,45 @@ namespace {
 using namespace kinds;
 using C = Config;
 
-std::vector<Field> model_fields() {
+std::vector<Field> experts_fields() {
   using T = ModelTable;
   constexpr auto e = Effect::kNumbers;
   const auto m = &C::model;
   return {
+      make("model.experts", m, &T::experts, positive(), e,
+           "small MLPs of which a router chooses some for each token, in the place of the MLP of each layer behind the "
+           "model.dense_layers first ones"),
+      make("model.shared_experts", m, &T::shared_experts, natural(), e,
+           "further experts of the same width that every token meets, as one MLP of their summed width; where not set, "
+           "the preset's, or 0"),
+      make("model.dense_layers", m, &T::dense_layers, natural(), e,
+           "the first layers, which keep an MLP of width model.ffn; where not set, the preset's, or 0"),
+      make("model.experts_per_token", m, &T::experts_per_token, positive(), e, "how many it chooses"),
+      make("model.expert_ffn", m, &T::expert_ffn, positive(), e,
+           "width of an expert; where not set, the preset's, or model.ffn"),
+      make("model.norm_topk", m, &T::norm_topk, boolean(), e,
+           "the weights of a token's experts are divided by their sum; where not set, the preset's, or true"),
+      make("model.router_scores", m, &T::router_scores, choice({"softmax", "sigmoid"}), e,
+           "what the router makes of logits; where not set, the preset's, or softmax"),
+      make("model.router_scale", m, &T::router_scale, positive_number(), e,
+           "factor of the weights of a token's experts; where not set, the preset's, or 1"),
+      make("model.router_bias_rate", m, &T::router_bias_rate, natural_number(), e,
+           "each step moves a bias, which only the choice of experts sees, by so much towards equal loads (the balance "
+           "without a loss of DeepSeek-V3); 0: no bias; where not set, the preset's, or 0"),
+      make("model.balance_loss", m, &T::balance_loss, natural_number(), e,
+           "factor of the router's balance loss, the mean over layers of DeepSeek-V3's loss of a sequence, which is 1 "
+           "where all experts have the same load; where not set, the preset's, or 0.01"),
+      make("model.z_loss", m, &T::z_loss, natural_number(), e,
+           "factor of the router's z-loss, the mean over layers and tokens of (log sum exp of the logits)^2; where not "
+           "set, the preset's, or 0"),
+  };
+}
+
+std::vector<Field> model_fields() {
+  using T = ModelTable;
+  constexpr auto e = Effect::kNumbers;
+  const auto m = &C::model;
+  std::vector<Field> list{
       make("model.preset", m, &T::preset, text(), e,
            "named architecture (`molen model list`); the keys below override it"),
       make("model.family", m, &T::family, choice({"llama", "gpt"}), e,
@@ -40,35 +74,11 @@ std::vector<Field> model_fields() {
            "RMSNorm of queries and keys before RoPE: over each head (Qwen3), or over all heads together (OLMo 2)"),
       make("model.position", m, &T::position, choice({"rope", "learned", "alibi"}), e, "how positions enter"),
       make("model.activation", m, &T::activation, choice({"swiglu", "gelu_tanh"}), e, "the MLP's activation"),
-      make("model.experts", m, &T::experts, positive(), e,
-           "small MLPs of which a router chooses some for each token, in the place of the MLP of each layer behind the "
-           "model.dense_layers first ones"),
-      make("model.shared_experts", m, &T::shared_experts, natural(), e,
-           "further experts of the same width that every token meets, as one MLP of their summed width; where not set, "
-           "the preset's, or 0"),
-      make("model.dense_layers", m, &T::dense_layers, natural(), e,
-           "the first layers, which keep an MLP of width model.ffn; where not set, the preset's, or 0"),
-      make("model.experts_per_token", m, &T::experts_per_token, positive(), e, "how many it chooses"),
-      make("model.expert_ffn", m, &T::expert_ffn, positive(), e,
-           "width of an expert; where not set, the preset's, or model.ffn"),
-      make("model.norm_topk", m, &T::norm_topk, boolean(), e,
-           "the weights of a token's experts are divided by their sum; where not set, the preset's, or true"),
-      make("model.router_scores", m, &T::router_scores, choice({"softmax", "sigmoid"}), e,
-           "what the router makes of logits; where not set, the preset's, or softmax"),
-      make("model.router_scale", m, &T::router_scale, positive_number(), e,
-           "factor of the weights of a token's experts; where not set, the preset's, or 1"),
-      make("model.router_bias_rate", m, &T::router_bias_rate, natural_number(), e,
-           "each step moves a bias, which only the choice of experts sees, by so much towards equal loads (the balance "
-           "without a loss of DeepSeek-V3); 0: no bias; where not set, the preset's, or 0"),
-      make("model.balance_loss", m, &T::balance_loss, natural_number(), e,
-           "factor of the router's balance loss, the mean over layers of DeepSeek-V3's loss of a sequence, which is 1 "
-           "where all experts have the same load; where not set, the preset's, or 0.01"),
-      make("model.z_loss", m, &T::z_loss, natural_number(), e,
-           "factor of the router's z-loss, the mean over layers and tokens of (log sum exp of the logits)^2; where not "
-           "set, the preset's, or 0"),
-      make("model.init_std", m, &T::init_std, positive_number(), e,
-           "standard deviation of initial matrices; output projections have 1/sqrt(2 layers) of it"),
   };
+  for (Field& f : experts_fields()) list.push_back(std::move(f));
+  list.push_back(make("model.init_std", m, &T::init_std, positive_number(), e,
+                      "standard deviation of initial matrices; output projections have 1/sqrt(2 layers) of it"));
+  return list;
 }
 
 std::vector<Field> data_fields() {
@@ -149,7 +159,8 @@ std::vector<Field> parallel_fields() {
           "activations, what layers keep for backward"),
       make("parallel.recompute", m, &T::recompute, recompute(), e,
            "activations computed again in backward, by part of a layer: norm_qkv, qk_norm, attention, "
-           "out_projection, norm_up, activation, dispatch, expert_up, expert_activation; a size is what the memory "
+           "out_projection, norm_up, activation, shared_up, shared_act, dispatch, expert_up, expert_activation; a size "
+           "is what the memory "
            "plan of a rank may come to"),
   };
 }

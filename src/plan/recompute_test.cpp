@@ -129,7 +129,10 @@ TEST(Recompute, EveryRungOfASparseModelIsOneOfItsConfiguration) {
                                               "dispatch,expert_up,expert_activation"},
                                     {Keys{"model.dense_layers=1"},
                                      "activation,expert_activation|norm_up,activation,expert_up,expert_activation|"
-                                     "norm_up,activation,dispatch,expert_up,expert_activation"}}) {
+                                     "norm_up,activation,dispatch,expert_up,expert_activation"},
+                                    {Keys{"model.shared_experts=1"},
+                                     "shared_act,expert_activation|shared_up,shared_act,expert_up,expert_activation|"
+                                     "shared_up,shared_act,dispatch,expert_up,expert_activation"}}) {
     Keys sets{"schedule.warmup=\"0 steps\"", "model.preset=llama-tiny", "precision.compute=fp32", "math.threads=1"};
     sets.insert(sets.end(), sparse.begin(), sparse.end());
     sets.insert(sets.end(), more.begin(), more.end());

@@ -99,6 +99,7 @@ INSTANTIATE_TEST_SUITE_P(
                       sparse(1, copies(2, false, {2, 3, false, 1})), sparse(1, copies(2, true, {2, 2, false, 1})),
                       sparse(1, {1, 0, true, 2}), sparse(1, {2, 3, false, 2}).recomputing("dispatch,expert_up/2"),
                       sparse(1, {1, 0, false, 2}).recomputing("expert_activation"),
+                      sparse(2, {1, 0, false, 3}, true).recomputing("shared_up,shared_act/2"),
                       sparse(1, on_host(kEverything, {2, 3, false, 2})),
                       sparse(1, on_host(kActivations, {1, 0, true, 3})), sparse(2), sparse(3),
                       sparse(6, {1, 0, true, 3}), sparse(2, {2, 2, false, 1}, true), sparse(3, {1, 0, true, 3}, true),

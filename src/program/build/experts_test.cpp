@@ -1,4 +1,4 @@
-// Tests the programs of sparse layers: where the balance loss stands.
+// Tests the programs of sparse layers: where the balance loss stands, and what runs again.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "program/build/build.h"
+#include "program/build/recompute.h"
 #include "program/test_edit.h"
 #include "program/verify/verify.h"
 
@@ -72,6 +73,30 @@ TEST(SparseProgram, EvaluationsLeaveOutTheBalanceLoss) {
       EXPECT_EQ(losses, purpose == Purpose::kTrain ? routed : 0);
       EXPECT_EQ(sums, purpose == Purpose::kTrain && axis == mesh::Axis::kCp ? routed : 0);
     }
+}
+
+// The shared experts run again as the MLP does, so all layers share a buffer for what their parts leave.
+TEST(SparseProgram, SharedExpertsRunAgain) {
+  for (const char* choice : {"shared_up", "shared_act", "shared_up,shared_act/2", "full"}) {
+    Setting s = along(mesh::Axis::kTp, 2);
+    s.recompute = recompute_from_text(choice);
+    const Program p = build(tiny_sparse(), s);
+    EXPECT_TRUE(verify(p).empty()) << choice;
+    for (const Part part : {Part::kSharedUp, Part::kSharedActivation}) {
+      std::set<std::int64_t> again, chosen;
+      for (std::int64_t layer = 1; layer < 3; ++layer)
+        if (s.recompute.in(part, layer)) chosen.insert(layer);
+      for (const Step& step : p.bodies.front().steps)
+        if (const auto* c = std::get_if<Compute>(&step.op); c && c->part == part && c->pass == ComputePass::kRecompute)
+          again.insert(c->layer);
+      EXPECT_EQ(again, chosen) << choice << ": " << arch::name_of(part);
+    }
+    for (const Buffer& b : p.buffers) {
+      const bool kept = b.layer >= 0 && (b.role == Value::kSharedUp || b.role == Value::kSharedActivation);
+      const Part maker = b.role == Value::kSharedUp ? Part::kSharedUp : Part::kSharedActivation;
+      EXPECT_FALSE(kept && s.recompute.in(maker, b.layer)) << choice << ": " << b.name;
+    }
+  }
 }
 
 }  // namespace

@@ -21,7 +21,6 @@ PartDeclaration activation() {
 PartDeclaration shared_activation() {
   PartDeclaration d = activation();
   d.part = arch::Part::kSharedActivation;
-  d.again = false;
   d.forward = {reads(Arg::kX, Value::kSharedUp), writes(Arg::kY, Value::kSharedActivation)};
   d.backward = {reads(Arg::kDY, Value::kDSharedActivation), reads(Arg::kX, Value::kSharedUp),
                 writes(Arg::kDX, Value::kDSharedUp)};

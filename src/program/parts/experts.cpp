@@ -114,7 +114,6 @@ PartDeclaration shared_up() {
       .part = arch::Part::kSharedUp,
       .standing = Standing::kMlpBlock,
       .roles = {arch::Role::kSharedGate, arch::Role::kSharedUp},
-      .again = false,
       .forward = {x, parameters(), writes(Arg::kY, Value::kSharedUp)},
       .backward = {reads(Arg::kDY, Value::kDSharedUp), x, parameters(),
                    turns(Arg::kDX, Value::kDDispatched, Value::kDRouted), gradient()},

@@ -150,7 +150,8 @@ TEST(Parts, AreComputedAgainUnlessTheyLeaveTheNextLayersInput) {
   for (const Part part : arch::kAllParts)
     if (declaration_of(part).computed_again()) again += std::string(arch::name_of(part)) + " ";
   EXPECT_EQ(again,
-            "norm_qkv qk_norm attention out_projection norm_up activation dispatch expert_up expert_activation ");
+            "norm_qkv qk_norm attention out_projection norm_up activation shared_up shared_act dispatch expert_up "
+            "expert_activation ");
 }
 
 // RoPE turns q|k|v in place, so it runs again where the part before it does: norm_qkv, or the norms of queries and
