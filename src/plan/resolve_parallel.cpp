@@ -104,7 +104,8 @@ void resolve_context(const Config& c, const Machine& machine, program::Setting& 
   s.context_form = ring ? program::ContextForm::kRing : program::ContextForm::kGather;
 }
 
-void resolve_expert_ranks(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
+void resolve_expert_ranks(const Config& c, const arch::Architecture& arch, const Machine& machine,
+                          program::Setting& s) {
   const auto& p = c.parallel;
   const std::int64_t n = p.expert;
   if (n == 1) return;
