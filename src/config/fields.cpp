@@ -144,7 +144,8 @@ std::vector<Field> parallel_fields() {
       make("parallel.zero", m, &T::zero, natural(3), e,
            "the same by ZeRO stage: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters; 1 beside a hybrid "
            "name: the optimizer state over all ranks"),
-      make("parallel.order", m, &T::order, axis_order(), e, "axes of the rank grid, outermost first"),
+      make("parallel.order", m, &T::order, axis_order(), e,
+           "axes of the rank grid, outermost first; ep, which may be left out, is then right within dp-shard"),
       make("parallel.unit_layers", m, &T::unit_layers, half_or_positive(), e,
            "layers whose parameters are gathered, reduced and updated as one unit; half: a layer's attention and MLP "
            "are two"),

@@ -56,14 +56,14 @@ at::Tensor held_part(const exec::Executor& executor, const std::string& storage,
   return executor.state(storage, unit).narrow(0, place(first) - place(held_first), place(last) - place(first));
 }
 
-int parameter_at(const program::Program& p, const mesh::PerAxis& at, const program::UnitEntry& entry) {
-  return static_cast<int>(program::parameter_at(p.grid, at, p.parameters, entry));
+int index_of(const program::Program& p, const mesh::PerAxis& at, const program::UnitEntry& entry) {
+  return static_cast<int>(program::parameter_at(p, at, entry));
 }
 
 const program::UnitEntry& entry_of(const program::Program& p, const mesh::PerAxis& at, const program::Unit& unit,
                                    int parameter) {
   const auto found = std::find_if(unit.entries.begin(), unit.entries.end(), [&](const program::UnitEntry& entry) {
-    return parameter_at(p, at, entry) == parameter;
+    return index_of(p, at, entry) == parameter;
   });
   MOLEN_CHECK(found != unit.entries.end(), "unit {} has no parameter {}", unit.name, parameter);
   return *found;
@@ -79,7 +79,7 @@ std::vector<SavedBox> boxes_of(const program::Program& p, const mesh::PerAxis& a
       const std::int64_t end = entry.offset + entry.whole;
       const std::vector<std::int64_t> shape = family.state->shape(entry.rows, entry.columns);
       if (first <= entry.offset && end <= last && !shape.empty())
-        boxes.push_back({u, {parameter_at(p, at, entry), entry.offset, whole_box(shape)}, end});
+        boxes.push_back({u, {index_of(p, at, entry), entry.offset, whole_box(shape)}, end});
     }
     return boxes;
   }

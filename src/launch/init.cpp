@@ -57,8 +57,7 @@ at::Tensor parameter_view(const exec::Executor& executor, int parameter) {
   for (const std::int64_t n : shape) elements *= n;
   for (std::size_t u = 0; u < p.units.size(); ++u)
     for (const auto& entry : p.units[u].entries)
-      if (program::parameter_at(p.grid, executor.coordinates(), p.parameters, entry) ==
-          static_cast<std::size_t>(parameter))
+      if (program::parameter_at(p, executor.coordinates(), entry) == static_cast<std::size_t>(parameter))
         return executor.state("param", static_cast<int>(u)).narrow(0, entry.offset, elements).view(shape);
   MOLEN_CHECK(false, "parameter {} has no unit", parameter);
 }

@@ -27,7 +27,7 @@ std::array<Axis, kAxes> parse_order(std::string_view text);
 // In the form that parse_order reads; ep is left out right within dp_shard.
 std::string text_of(const std::array<Axis, kAxes>& order);
 
-// A set of axes: the ranks along {Axis::kDpReplicate, Axis::kDpShard} see different data.
+// A set of axes: the ranks along {Axis::kDpReplicate, Axis::kDpShard, Axis::kEp} see different data.
 class Axes {
  public:
   constexpr Axes() = default;

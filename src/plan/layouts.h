@@ -22,6 +22,8 @@ const std::vector<std::string>& strategies();
 // all combinations of:
 //   - each strategy; for the hybrid ones, every division into groups of more than one rank
 //   - the tensor degrees that fit the model, with and without sequence parallelism
+//   - the numbers of context ranks that divide the sequences, with keys gathered and in a ring
+//   - the numbers of expert ranks that divide the experts of a sparse model
 //   - the numbers of pipeline stages that the model has layers for, with every schedule that is built
 //   - no recompute, full recompute, and some parts recomputed in every second layer
 //   - everything on the device, and base.offload if it can be honoured

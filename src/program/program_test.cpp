@@ -344,6 +344,12 @@ TEST(Text, ErrorsNameTheLine) {
   fails_with("schedule first", "schedule fist", "unknown body");
   fails_with("after=%", "after=%9", "not there");
   fails_with("buffer ids i32", "buffer ids i33", "i33");
+  fails_with("forward part=down", "forward part=combine", "the model has no experts, and so no part combine");
+  const std::string sum = "all_reduce axis=dp";
+  fails_with(sum, "all_reduce axis=cp moves=load layer=0", "the model has no experts, and so no load");
+  fails_with(sum, "all_gather axis=ep moves=offsets layer=0", "the model has no experts, and so no offsets");
+  fails_with(sum, "all_to_all axis=ep moves=expert_rows layer=0", "the model has no experts, and so no expert_rows");
+  fails_with(sum, "all_to_all axis=ep moves=keys layer=0", "expert ranks send each other no keys");
 }
 
 // The memory for a parsed program is bounded by the size of its text, whatever the text says.

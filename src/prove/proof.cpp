@@ -294,8 +294,14 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
     const double scale = reference.tensors.at(prefix + scale_name(name)).abs().max().item<double>();
     return !(relative(reference.tensors.at(prefix + name) - outcome.tensors.at(prefix + name), scale) <= bound);
   };
-  const auto name_of = [&](const program::UnitEntry& entry) {
-    return parameters[static_cast<std::size_t>(entry.parameter)].name;
+  // The name of the first parameter that differs of those that an entry of a unit is on any expert rank.
+  const auto differing = [&](const program::Program& p, const program::UnitEntry& entry, const std::string& prefix,
+                             double bound) -> std::optional<std::string> {
+    for (mesh::PerAxis at{}; at[mesh::Axis::kEp] < p.setting.expert_ranks(); ++at[mesh::Axis::kEp]) {
+      const auto& name = parameters[program::parameter_at(p, at, entry)].name;
+      if (differs(prefix, name, bound)) return name;
+    }
+    return std::nullopt;
   };
   const auto in_pipeline = [&](const program::Program& p) {
     return p.setting.pipelined() ? fmt::format("stage {}, ", p.setting.pipeline.stage) : "";
@@ -303,8 +309,8 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
   for (auto p = stages.rbegin(); p != stages.rend(); ++p)
     for (auto unit = p->units.rbegin(); unit != p->units.rend(); ++unit)
       for (auto entry = unit->entries.rbegin(); entry != unit->entries.rend(); ++entry)
-        if (differs(kGradient, name_of(*entry), bounds.gradients))
-          return fmt::format("the gradient of {}, last written by {}{}", name_of(*entry), in_pipeline(*p),
+        if (const auto name = differing(*p, *entry, kGradient, bounds.gradients))
+          return fmt::format("the gradient of {}, last written by {}{}", *name, in_pipeline(*p),
                              last_writer(*p, unit->name, {program::Value::kGrad, program::Value::kGradShard}));
   for (const auto& [name, off, bound] :
        {std::tuple{"loss", worst_loss(reference, outcome), bounds.loss},
@@ -313,8 +319,8 @@ std::string first_difference(const std::vector<program::Program>& stages, const 
   for (const auto& p : stages)
     for (const auto& unit : p.units)
       for (const auto& entry : unit.entries)
-        if (differs("", name_of(entry), bounds.parameters))
-          return fmt::format("{}, last written by {}{}", name_of(entry), in_pipeline(p),
+        if (const auto name = differing(p, entry, "", bounds.parameters))
+          return fmt::format("{}, last written by {}{}", *name, in_pipeline(p),
                              last_writer(p, unit.name, {program::Value::kParam, program::Value::kParamShard}));
   return "nothing in its first step";
 }

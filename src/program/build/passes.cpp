@@ -127,7 +127,7 @@ class Recomputer {
       const Compute* c = compute_of(step);
       const bool backward = c && is_backward(c->pass);
       if (backward) make_again(step.op);
-      // Of what ranks exchange by then, only values of the forward can be dropped.
+      // Only values of the forward can be dropped among those that ranks exchange by then.
       if (c || is_communication(step.op)) rename(step, backward ? "re" : "fwd");
       steps_.push_back(std::move(step));
     }
@@ -140,6 +140,8 @@ class Recomputer {
     const Makers& makers = makers_.try_emplace(p_.arch.sparse(o.layer), p_, o.layer).first->second;
     const std::optional<Maker>& maker = makers.of(o.value);
     if (!maker || !p_.setting.recompute.in(maker->chosen, o.layer)) return std::nullopt;
+    // The rows that have come from other ranks are kept; to place the rank's own again would save a few integers.
+    if (maker->part == arch::Part::kDispatch && p_.setting.shares_experts()) return std::nullopt;
     return maker->part;
   }
 

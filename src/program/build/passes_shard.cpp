@@ -264,7 +264,7 @@ Program update(Program p) {
     const bool squares = s.owns_part(), apart = s.sharded_gradients() && s.replicas() > 1 && !s.own_over_dp;
     add(ReduceScalars{Axis::kDp, kLossSum, squares && !apart ? 3 : 2}, -1, Phase::kClip);
     if (apart) add(ReduceScalars{Axis::kShard, kSumSquares, 1}, -1, Phase::kClip);
-    // Of the experts, each expert rank has others; the first alone counts all else.
+    // Expert ranks have different experts; the first of them counts all other units.
     if (s.shares_experts() && !squares) add(ReduceScalars{Axis::kEp, kSumSquares, 1}, -1, Phase::kClip);
   }
   if (s.tensor()) add(ReduceScalars{Axis::kTp, kSumSquares, 1}, -1, Phase::kClip);

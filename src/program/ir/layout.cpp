@@ -322,15 +322,14 @@ Axis axis_for(const Unit& unit, Axis axis) {
   return axis == Axis::kDp ? Axis::kExpertDp : axis == Axis::kShard ? Axis::kExpertShard : axis;
 }
 
-std::size_t parameter_at(const Grid& grid, const mesh::PerAxis& at, const std::vector<arch::Parameter>& parameters,
-                         const UnitEntry& entry) {
-  auto index = static_cast<std::size_t>(entry.parameter);
-  const arch::Parameter& first = parameters.at(index);
-  if (first.expert < 0 || at[mesh::Axis::kEp] == 0) return index;
-  const std::int64_t experts = 1 + std::ranges::max(parameters, {}, &arch::Parameter::expert).expert,
-                     expert = first.expert + at[mesh::Axis::kEp] * (experts / grid.sizes[mesh::Axis::kEp]);
-  while (parameters.at(index).expert != expert || parameters[index].role != first.role) ++index;
-  return index;
+std::size_t parameter_at(const Program& p, const mesh::PerAxis& at, const UnitEntry& entry) {
+  const auto index = static_cast<std::size_t>(entry.parameter);
+  const arch::Parameter& first = p.parameters.at(index);
+  const auto rank = static_cast<std::size_t>(at[mesh::Axis::kEp]);
+  if (first.expert < 0 || rank == 0) return index;
+  // The matrices of a role stand expert after expert: gate and up in turns, or one role alone.
+  const std::size_t distance = p.parameters.at(index + 1).role == first.role ? 1 : 2;
+  return index + distance * rank * static_cast<std::size_t>(p.arch.experts->count / p.grid.sizes[mesh::Axis::kEp]);
 }
 
 std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, int unit, std::int64_t from,
@@ -339,7 +338,7 @@ std::vector<GlobalRun> global_runs(const Program& p, const mesh::PerAxis& at, in
   const std::vector<arch::Parameter> whole = arch::parameters(p.arch);
   std::vector<GlobalRun> runs;
   for (const UnitEntry& entry : p.units.at(static_cast<std::size_t>(unit)).entries) {
-    const std::size_t index = parameter_at(p.grid, at, whole, entry);
+    const std::size_t index = parameter_at(p, at, entry);
     const arch::Block b = arch::block_of(whole[index], p.parameters[index], rank, ranks);
     // Whole rows are consecutive in the unit and in the whole parameter; other blocks go row by row.
     const bool flat = b.columns == b.all_columns;
@@ -361,7 +360,7 @@ std::vector<GlobalBox> global_boxes(const Program& p, const mesh::PerAxis& at, i
   const std::vector<arch::Parameter> whole = arch::parameters(p.arch);
   std::vector<GlobalBox> boxes;
   for (const UnitEntry& entry : p.units.at(static_cast<std::size_t>(unit)).entries) {
-    const std::size_t index = parameter_at(p.grid, at, whole, entry);
+    const std::size_t index = parameter_at(p, at, entry);
     const arch::Block b = arch::block_of(whole[index], p.parameters[index], rank, ranks);
     Box held{{b.first_row, b.first_column}, {b.rows, b.columns}};
     held.offsets.resize(whole[index].shape.size());

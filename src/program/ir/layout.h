@@ -82,8 +82,7 @@ Axis axis_for(const Unit& unit, Axis axis);
 
 // Returns the index of the parameter that an entry of a unit is on the rank at `coordinates`: expert ranks have other
 // experts than the first.
-std::size_t parameter_at(const Grid& grid, const mesh::PerAxis& coordinates,
-                         const std::vector<arch::Parameter>& parameters, const UnitEntry& entry);
+std::size_t parameter_at(const Program& program, const mesh::PerAxis& coordinates, const UnitEntry& entry);
 
 // Returns the element range [first, second) of a unit that rank `rank` of `ranks` owns when the unit's state is
 // sharded and may be cut anywhere. Ranges are aligned to 16 elements and tile the unit; rank 0 has the largest.

@@ -158,7 +158,7 @@ TEST(Layout, ExpertsAreAUnitOfTheirRanks) {
       EXPECT_EQ(unit_range(p.grid, c, experts, Range::kShard), owned_range(experts.elements, shard, 2));
       EXPECT_EQ(unit_range(p.grid, c, layer, Range::kShard), owned_range(layer.elements, 3 * shard + rank, 6));
       for (std::size_t i = 0; i < experts.entries.size(); ++i) {
-        const auto& parameter = parameters[parameter_at(p.grid, c, p.parameters, experts.entries[i])];
+        const auto& parameter = parameters[parameter_at(p, c, experts.entries[i])];
         EXPECT_EQ(parameter.expert, 2 * rank + static_cast<int>(i < 4 ? i / 2 : i - 4)) << parameter.name;
         EXPECT_EQ(parameter.layer, 1);
       }

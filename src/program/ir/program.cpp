@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "arch/tensor_parallel.h"
@@ -98,6 +99,14 @@ void check_expert_ranks(const arch::Architecture& arch, const Setting& s) {
   if (!arch.sparse()) throw UsageError("parallel.expert: {} ranks have no experts to share", s.expert_ranks());
   if (arch.experts->count % s.expert_ranks() != 0)
     throw UsageError("parallel.expert: {} ranks cannot share {} experts evenly", s.expert_ranks(), arch.experts->count);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (const auto rows = arch::most_rows_of_experts(*arch.experts, s.tokens(), s.expert_ranks()); rows > kMost)
+    throw UsageError("parallel.expert: the experts of a rank may get {} rows, and row numbers end at {}", rows, kMost);
+  if (s.unit_layers > 1 && s.parameters_come())
+    throw UsageError(
+        "parallel.unit_layers: with expert ranks, the experts of each layer stand between the uses of a unit of {} "
+        "layers, which would be gathered again for each of them; set 1, or keep parameters whole (parallel.zero = 2)",
+        s.unit_layers);
 }
 
 // Notes which parameters are updated as a whole, and their shapes over all tensor ranks.

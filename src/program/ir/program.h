@@ -146,7 +146,7 @@ struct Setting {
   std::int64_t head_chunk = 256;  // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;
   // Among the ranks that hold the same parameters: the ranks over which a unit is sharded, the copies of that, and all.
-  // Of the experts of a layer, expert ranks hold different ones, so that shards and holders are fewer by that factor.
+  // Expert ranks hold different experts of a layer, so a unit of experts has fewer shards and holders, by their number.
   int shards() const { return mesh[mesh::Axis::kDpShard] * expert_ranks() * context_ranks(); }
   int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
   int holders() const { return shards() * replicas(); }

@@ -45,7 +45,7 @@ inline OperandRule over_context(OperandRule rule, AxisType found, AxisType left)
   rule.left_context = left;
   return rule;
 }
-// Of rows that are on the rank of their experts.
+// The rule of rows that are on the rank of their experts.
 inline OperandRule by_experts(OperandRule rule) {
   rule.experts = kOfExperts;
   return rule;

@@ -248,6 +248,8 @@ class Parser {
   template <class O>
   void moved(std::map<std::string, std::string>& v, O& o) const {
     o.moves = choice<Moves>(take(v, "moves", "unit"), kAllMoves, "value to move");
+    if (o.moves >= Moves::kLoad && !program_.arch.sparse())
+      fail(fmt::format("the model has no experts, and so no {}", name_of(o.moves)));
     if (o.moves != Moves::kUnit)
       o.layer = number<std::int64_t>(
           take(v, "layer", ""), 0,
@@ -292,6 +294,8 @@ class Parser {
         known = true;
       }
     if (!known) fail("unknown part '" + part + "'");
+    if (!program_.arch.sparse() && std::ranges::count(arch::kSharingBlock, c.part) > 0)
+      fail("the model has no experts, and so no part " + part);
     const PartDeclaration& d = declaration_of(c.part);
     if (d.in_layer()) c.layer = number<std::int64_t>(take(v, "layer", ""), 0, program_.arch.layers - 1);
     if ((pass == ComputePass::kBackward || pass == ComputePass::kInput) && !d.has_backward())
@@ -358,7 +362,6 @@ class Parser {
       moved(v, o);
       if (!one_of(o.moves, {Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows}))
         fail(fmt::format("expert ranks send each other no {}", name_of(o.moves)));
-      if (!program_.arch.sparse()) fail("the model has no experts");
       return o;
     }
     if (name == "send") return message<Send>(v);

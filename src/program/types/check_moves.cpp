@@ -124,7 +124,7 @@ void TypeChecker::gather_directions(const AllGather& o, const Use& from, const U
   }
 }
 
-// From the rank of a row's token to that of its expert, or back. Every rank has the offsets of all.
+// Rows go from the rank of their token to that of their expert, or back. Every rank has the offsets of all.
 void TypeChecker::rule(const AllToAll& o) {
   const Use *from = find(Arg::kFrom), *to = find(Arg::kTo), *offsets = find(Arg::kOffsets);
   if (!from || !to || !offsets) return;

@@ -175,7 +175,8 @@ Signature all_gather(const Program& p, const AllGather& o, int unit) {
   return gathered({Value::kParam, unit, s.own_over_dp ? Range::kShard : Range::kOwn}, {Value::kParam, unit});
 }
 
-// What a rank has for its experts lies in their order on this rank, and the first exchange leaves where each begins.
+// The rows that a rank has for its experts lie in the order of these experts, and the first exchange leaves where each
+// expert begins.
 Signature all_to_all(const AllToAll& o) {
   const auto [here, there] = rows_of_experts(o.moves);
   const Operand offsets{Value::kOffsetsAll, o.layer};
