@@ -62,9 +62,8 @@ int index_of(const program::Program& p, const mesh::PerAxis& at, const program::
 
 const program::UnitEntry& entry_of(const program::Program& p, const mesh::PerAxis& at, const program::Unit& unit,
                                    int parameter) {
-  const auto found = std::find_if(unit.entries.begin(), unit.entries.end(), [&](const program::UnitEntry& entry) {
-    return index_of(p, at, entry) == parameter;
-  });
+  const auto found = std::find_if(unit.entries.begin(), unit.entries.end(),
+                                  [&](const program::UnitEntry& entry) { return index_of(p, at, entry) == parameter; });
   MOLEN_CHECK(found != unit.entries.end(), "unit {} has no parameter {}", unit.name, parameter);
   return *found;
 }
