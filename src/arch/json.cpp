@@ -39,7 +39,7 @@ RopeScaling rope_scaling_from_json(const Json& json, const std::string& origin) 
           f.integer("original_max_sequence")};
 }
 
-// What only models with experts have.
+// The members that only models with experts have.
 constexpr std::array kOfExperts{
     "experts_per_token", "expert_ffn",     "norm_topk",     "balance_loss", "z_loss",
     "dense_layers",      "shared_experts", "router_scores", "router_scale", "router_bias_rate"};
