@@ -177,7 +177,8 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
   for (const Shape& shape : kShapes) {
     if (o.widest > 0 && shape.hidden > o.widest) continue;
     const arch::Architecture arch = architecture(shape);
-    // One micro-batch, or two: an accumulating backward adds where the first one overwrites. And one of expert ranks.
+    // One micro-batch, or two: an accumulating backward adds where the first one overwrites. A third
+    // trial has expert ranks.
     struct Kind {
       int zero;
       bool apart;

@@ -236,7 +236,9 @@ TEST(ExpertRanksMessages, In16BitsAreNearThoseIn32) {
     const Outcome narrow = train_threads(stages, 1);
     const Difference d = difference(train_alone(program::build(apart(), apart_alone(DType::kF32)), 1), narrow);
     EXPECT_GT(d.gradients, 0.0);
-    EXPECT_LT(d.gradients, 0.02) << "8 bits of mantissa, in two reductions at most: " << d.worst_gradient;
+    // Two reductions at most, each of which rounds terms and sum to 2^-9, of terms that may be twice as large as their
+    // sum.
+    EXPECT_LT(d.gradients, 2 * 2 * 2 / 512.0) << d.worst_gradient;
   }
 }
 

@@ -166,8 +166,8 @@ program::Program Job::evaluation() const {
   program::Setting s = setting;
   s.purpose = program::Purpose::kEvaluate;
   s.global_batch = s.micro_batch;
-  if (!s.sharded_parameters()) {  // every rank, or every group of stages, tensor ranks and expert ranks, has the whole
-                                  // model
+  // Every rank, or every group of stages, tensor ranks and expert ranks, has the whole model.
+  if (!s.sharded_parameters()) {
     s.zero = 0;
     s.own_over_dp = false;
     if (!s.tensor() && !s.pipelined() && !s.context() && !s.shares_experts()) s.mesh = mesh::kOne;
