@@ -326,6 +326,14 @@ class Parser {
     return o;
   }
 
+  Op all_to_all(std::map<std::string, std::string>& v) const {
+    AllToAll o{axis(v)};
+    moved(v, o);
+    if (!one_of(o.moves, {Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows}))
+      fail(fmt::format("expert ranks send each other no {}", name_of(o.moves)));
+    return o;
+  }
+
   Op op(const std::string& name, std::map<std::string, std::string>& v) const {
     for (const ComputePass pass : kAllComputePasses)
       if (name_of(pass) == name) return compute(pass, v);
@@ -357,13 +365,7 @@ class Parser {
         fail(fmt::format("{} are not gathered", name_of(o.moves)));
       return o;
     }
-    if (name == "all_to_all") {
-      AllToAll o{axis(v)};
-      moved(v, o);
-      if (!one_of(o.moves, {Moves::kExpertRows, Moves::kExpertOut, Moves::kDExpertOut, Moves::kDExpertRows}))
-        fail(fmt::format("expert ranks send each other no {}", name_of(o.moves)));
-      return o;
-    }
+    if (name == "all_to_all") return all_to_all(v);
     if (name == "send") return message<Send>(v);
     if (name == "receive") return message<Receive>(v);
     if (name == "shift") {
