@@ -19,6 +19,7 @@
 #include "plan/resolve.h"
 #include "program/build/build.h"
 #include "program/memory/memory.h"
+#include "program/parts/part.h"
 #include "program/verify/verify.h"
 #include "sim/calibration.h"
 #ifdef MOLEN_HAS_TORCH
@@ -78,18 +79,20 @@ sim::Calibration calibration_to_extend(const std::string& output, const std::str
 
 // Takes from a configuration the conditions of its run, threads and type, and its width, beyond which nothing needs
 // measuring.
-void take_conditions(const ConfigOptions& options, measure::CalibrateOptions& o, std::string& compute) {
+void take_conditions(const ConfigOptions& options, measure::CalibrateOptions& o, std::string& compute, bool& flash) {
   if (!options.file && !options.model && options.sets.empty()) return;
   const config::Config c = load_config(options);
   if (o.threads == 0) o.threads = static_cast<int>(c.math.threads);
   if (compute == "auto") compute = c.precision.compute;
+  flash = c.math.flash_attention;
   if (o.widest == 0 && (c.model.preset || c.model.family))
     o.widest = measure::calibrated_width(plan::resolve_architecture(c).hidden);
 }
 
 int run_calibrate(const ConfigOptions& options, const std::string& output, measure::CalibrateOptions o,
                   std::string compute, const std::string& format) {
-  take_conditions(options, o, compute);
+  bool flash = true;
+  take_conditions(options, o, compute, flash);
   const auto launch = launch::resolve_launch({}, options.ranks);
   if (o.threads == 0) o.threads = plan::auto_threads(launch.machine.local_ranks);
   // Read the input before any measurement, so that errors are found at once.
@@ -105,6 +108,7 @@ int run_calibrate(const ConfigOptions& options, const std::string& output, measu
       of.kernels = precision == DType::kF32   ? arch::Kernels::kFused
                    : precision == DType::kF64 ? arch::Kernels::kReference
                                               : arch::Kernels::kAten;
+      if (!flash) of.other_kernels = program::without_flash(of.kernels, {.compute = precision}).value();
       std::set<std::string> measured;
       std::string last;
       auto entry = measure::calibrate(of, launch.communicator, world, [&](double share, const std::string& what) {

@@ -7,18 +7,6 @@
 
 namespace molen::arch {
 
-std::string_view name_of(Kernels kernels) {
-  switch (kernels) {
-    case Kernels::kReference:
-      return "reference";
-    case Kernels::kFused:
-      return "fused";
-    case Kernels::kAten:
-      return "aten";
-  }
-  throw Error("unknown kernels {}", static_cast<int>(kernels));
-}
-
 std::vector<Part> parts_in_order(const Architecture& arch, bool shared_head) {
   std::vector<Part> all;
   const auto add = [&](Parts parts) {

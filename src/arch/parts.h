@@ -205,13 +205,29 @@ std::vector<Part> parts_in_order(const Architecture& arch, bool shared_head = fa
 
 enum class Pass { kForward, kBackward, kBackwardInput, kBackwardWeights };
 
-// The implementation that runs a part: its scratch differs, its result does not (within rounding).
-//   kReference  plain templates over the element type, no ATen
-//   kFused      this CPU's fast path
-//   kAten       device-generic ATen operators: CUDA, and 16-bit types on the CPU
-enum class Kernels { kReference, kFused, kAten };
+// The name of an implementation of a part. Each part lists the implementations that it has (program/parts/part.h);
+// their scratch differs, their results do not (within rounding).
+class Kernels {
+ public:
+  constexpr explicit Kernels(std::string_view literal) : name_(literal) {}
+  constexpr std::string_view name() const { return name_; }
+  friend constexpr bool operator==(Kernels, Kernels) = default;
+
+  static const Kernels kReference;  // plain templates over the element type, no ATen
+  static const Kernels kFused;      // this CPU's fast path
+  static const Kernels kAten;       // device-generic ATen operators: CUDA, and 16-bit types on the CPU
+
+ private:
+  std::string_view name_;
+};
+constexpr std::string_view name_of(Kernels kernels) {
+  return kernels.name();
+}
+inline constexpr Kernels Kernels::kReference{"reference"};
+inline constexpr Kernels Kernels::kFused{"fused"};
+inline constexpr Kernels Kernels::kAten{"aten"};
+// Those that every part has, so that a model can be asked to run on them.
 inline constexpr std::array kAllKernels{Kernels::kReference, Kernels::kFused, Kernels::kAten};
-std::string_view name_of(Kernels kernels);  // "reference", "fused", "aten"
 
 // The sizes of one op of a part.
 struct PartShape {

@@ -23,6 +23,7 @@
 #include "exec/launches.h"
 #include "exec/workers.h"
 #include "math/allocation.h"
+#include "program/parts/part.h"
 #include "program/values/value_memory.h"
 
 namespace molen::exec {
@@ -377,8 +378,8 @@ class Executor::Impl {
     void* base = offset >= 0 ? arena_->at(base_ + offset) : nullptr;
     math::Scratch scratch(base, e.step->scratch.value);
     if (e.step->stream == program::Stream::kCompute && options_.device.is_cpu()) {
-      // ATen may allocate only when the op's kernels are ATen's; otherwise scratch belongs to molen's own kernels.
-      const bool serve = e.step->attributes.kernel == arch::Kernels::kAten && e.step->scratch.value > 0;
+      // ATen may allocate only when the op's kernels call it; otherwise scratch belongs to molen's own kernels.
+      const bool serve = program::calls_aten(*e.step) && e.step->scratch.value > 0;
       const math::AllocationGuard guard(serve ? &scratch : nullptr);
       kernel(state, scratch);
     } else {

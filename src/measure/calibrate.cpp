@@ -65,7 +65,7 @@ arch::Architecture architecture(const Shape& s) {
 // Returns whether the ops of a model are built for a setting: sparse layers are not in all types.
 bool computed(const arch::Architecture& a, const program::Setting& s) {
   return std::ranges::none_of(arch::parts_in_order(a), [&](arch::Part part) {
-    return program::kernels_refused(s.kernels, part, s.compute, a.head_dim, s.document_mask).has_value();
+    return program::kernels_refused(s.kernels, part, {.compute = s.compute, .head_dim = a.head_dim}).has_value();
   });
 }
 
@@ -196,6 +196,7 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
       setting.master = o.compute == DType::kF64 ? DType::kF64 : DType::kF32;
       setting.reduce = setting.master;
       setting.kernels = o.kernels;
+      setting.other_kernels = o.other_kernels;
       setting.threads = o.threads;
       setting.head_chunk = arch::head_chunk(shape.vocabulary);
       if (!computed(arch, setting)) continue;
@@ -216,7 +217,7 @@ void add_samples(const Trial& trial, std::vector<sim::Sample>& samples) {
     std::vector<double> seconds;
     for (const auto& t : trial.timelines) seconds.push_back(t.ops[i].cpu_s);
     samples.push_back(
-        {program::kind_of(ops[i].step->op), sim::features_of(trial.program, *ops[i].step), median(seconds)});
+        {sim::sample_of(trial.program, *ops[i].step), sim::features_of(trial.program, *ops[i].step), median(seconds)});
   }
 }
 

@@ -243,17 +243,15 @@ NormPointers<T> pointers(const NormWeights& w, const NormSaved& saved) {
 template <class With, class Aten>
 void run(const Context& c, const With& with, const Aten& aten) {
   const int threads = std::max(c.shape.threads, 1);
-  switch (c.shape.kernels) {
-    case Kernels::kReference:
-      if (c.shape.compute == DType::kF64) return with(Reference<double>{threads});
-      if (c.shape.compute == DType::kF32) return with(Reference<float>{threads});
-      throw Error("the reference kernels compute in fp64 or fp32, not in {}", name_of(c.shape.compute));
-    case Kernels::kFused:
-      if (c.shape.compute == DType::kF32) return with(Fused{threads});
-      throw Error("the fused kernels compute in fp32, not in {}", name_of(c.shape.compute));
-    case Kernels::kAten:
-      return aten();
+  if (c.shape.kernels == Kernels::kAten) return aten();
+  if (c.shape.kernels == Kernels::kFused) {
+    if (c.shape.compute == DType::kF32) return with(Fused{threads});
+    throw Error("the fused kernels compute in fp32, not in {}", name_of(c.shape.compute));
   }
+  if (c.shape.kernels != Kernels::kReference) throw Error("the part has no kernels \"{}\"", name_of(c.shape.kernels));
+  if (c.shape.compute == DType::kF64) return with(Reference<double>{threads});
+  if (c.shape.compute == DType::kF32) return with(Reference<float>{threads});
+  throw Error("the reference kernels compute in fp64 or fp32, not in {}", name_of(c.shape.compute));
 }
 
 template <class K>

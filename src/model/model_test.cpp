@@ -387,8 +387,7 @@ TEST(Model, HalvesGiveTheGradientsOfTheWhole) {
     for (const auto& [kernels, compute] :
          {std::pair{Kernels::kReference, DType::kF64}, std::pair{Kernels::kFused, DType::kF32},
           std::pair{Kernels::kAten, DType::kF64}, std::pair{Kernels::kAten, DType::kBF16}}) {
-      SCOPED_TRACE(
-          fmt::format("{}{} {} {}", a.name, a.tied ? ", tied" : "", static_cast<int>(kernels), name_of(compute)));
+      SCOPED_TRACE(fmt::format("{}{} {} {}", a.name, a.tied ? ", tied" : "", name_of(kernels), name_of(compute)));
       Weights weights = make_weights(a), whole, halves;
       for (auto& [name, tensor] : weights) {
         tensor = tensor.to(scalar_type(compute));

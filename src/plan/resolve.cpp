@@ -102,7 +102,6 @@ void refuse_unbuilt(const Config& c) {
   not_built(c, c.energy.policy != "none", "energy.policy", "\"none\"");
   not_built(c, c.energy.slowdown > 0, "energy.slowdown", "0");
   not_built(c, c.energy.power_budget.has_value(), "energy.power_budget", "no budget");
-  not_built(c, !c.math.flash_attention, "math.flash_attention", "true");
   not_built(c, !c.train.deterministic, "train.deterministic", "true");
 }
 
@@ -147,7 +146,7 @@ void refuse_experts(const Config& c, const arch::Architecture& arch, const Machi
   if (machine.cuda)
     throw UsageError("{}: experts (model.experts) are computed on the host's cores alone yet", c.where("device.kind"));
   for (const arch::Part part : arch::parts_in_order(arch))
-    if (const auto why = program::kernels_refused(s.kernels, part, s.compute, arch.head_dim, s.document_mask))
+    if (const auto why = program::kernels_refused(s.kernels, part, {.compute = s.compute}))
       throw UsageError("{}: {}", c.where("precision.compute"), *why);
   if (const auto why = program::chunks_refused(arch, s))
     throw UsageError("{}: {}", c.where("parallel.tensor_chunks"), *why);
@@ -253,6 +252,22 @@ arch::Kernels resolve_kernels(const Config& c, bool cuda, DType compute) {
   return arch::Kernels::kReference;
 }
 
+void resolve_attention(const Config& c, const arch::Architecture& arch, const Machine& machine, program::Setting& s) {
+  const program::KernelRequest request{.compute = s.compute,
+                                       .head_dim = arch.head_dim,
+                                       .documents = s.document_mask,
+                                       .context_ranks = s.context_ranks(),
+                                       .cuda = machine.cuda};
+  if (!c.math.flash_attention) {
+    const auto others = program::without_flash(s.kernels, request);
+    if (!others) throw UsageError("{}: {}", c.where("math.flash_attention"), others.reason());
+    s.other_kernels = others.value();
+  }
+  constexpr auto kPart = arch::Part::kAttention;
+  if (const auto why = program::kernels_refused(s.kernels_of(kPart), kPart, request))
+    throw UsageError("{}: {}", c.where("data.document_mask"), *why);
+}
+
 program::Setting resolve_setting(Config& c, const arch::Architecture& arch, const Machine& machine) {
   refuse_unbuilt(c);
   program::Setting s;
@@ -275,12 +290,7 @@ program::Setting resolve_setting(Config& c, const arch::Architecture& arch, cons
   }
   s.compute = resolve_precision(c, machine, s.threads);
   s.kernels = resolve_kernels(c, machine.cuda, s.compute);
-  if (s.document_mask && !machine.cuda && s.kernels != arch::Kernels::kReference &&
-      arch.head_dim > arch::kOwnAttentionMaxHead)
-    throw UsageError(
-        "{}: heads of {} are more than the {} of attention within documents; math.kernels \"reference\" has no such "
-        "limit",
-        c.where("data.document_mask"), arch.head_dim, arch::kOwnAttentionMaxHead);
+  resolve_attention(c, arch, machine, s);
   s.master = s.compute == DType::kF64 ? DType::kF64 : DType::kF32;
   const auto typed = [&](const std::string& text, const char* key, std::vector<DType> built) {
     if (text == "auto") return built.front();

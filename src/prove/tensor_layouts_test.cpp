@@ -85,8 +85,8 @@ TEST_P(Tensor, SameModelInDouble) {
 TEST_P(Tensor, OneStepInFloatWithinTheBound) {
   for (const auto kernels : {arch::Kernels::kFused, arch::Kernels::kAten})
     for (const auto& a : models()) {
-      SCOPED_TRACE(fmt::format("{} heads {} kv {} kernels {}", arch::name_of(a.family), a.heads, a.kv_heads,
-                               static_cast<int>(kernels)));
+      SCOPED_TRACE(
+          fmt::format("{} heads {} kv {} kernels {}", arch::name_of(a.family), a.heads, a.kv_heads, name_of(kernels)));
       auto alone = setting_of(1, 0, false, DType::kF32, 3), setting = setting_of(GetParam(), DType::kF32);
       alone.kernels = setting.kernels = kernels;
       const program::Program p = program_of(a, setting);

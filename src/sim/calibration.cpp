@@ -20,7 +20,10 @@ std::string Conditions::text() const {
 }
 
 Conditions conditions_of(const program::Setting& s, const std::string& communicator) {
-  return {s.ranks(), s.threads, std::string(name_of(s.compute)), std::string(arch::name_of(s.kernels)), communicator};
+  std::string kernels(name_of(s.kernels));
+  for (const auto& [part, other] : s.other_kernels)
+    kernels += fmt::format(", {} {}", arch::name_of(part), name_of(other));
+  return {s.ranks(), s.threads, std::string(name_of(s.compute)), kernels, communicator};
 }
 
 Result<Costs> Calibration::find(const Conditions& wanted) const {

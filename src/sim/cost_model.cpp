@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include "base/error.h"
 #include "base/json_fields.h"
 
@@ -72,6 +74,15 @@ std::vector<double> features_of(const program::Program& p, const program::Step& 
   return {1.0, log1(static_cast<double>(step.moved.value))};
 }
 
+std::string sample_of(const program::Program& p, const program::Step& step) {
+  std::string kind = program::kind_of(step.op);
+  const auto* compute = std::get_if<program::Compute>(&step.op);
+  const auto kernel = step.attributes.kernel;
+  if (compute && kernel && *kernel != p.setting.kernels_of(compute->part))
+    kind += fmt::format(" by {}", name_of(*kernel));
+  return kind;
+}
+
 CostModel CostModel::fit(const std::vector<Sample>& samples) {
   std::map<std::string, std::vector<const Sample*>> by_kind;
   for (const Sample& s : samples) by_kind[s.kind].push_back(&s);
@@ -81,7 +92,7 @@ CostModel CostModel::fit(const std::vector<Sample>& samples) {
 }
 
 double CostModel::seconds(const program::Program& p, const program::Step& step) const {
-  return seconds(program::kind_of(step.op), features_of(p, step));
+  return seconds(sample_of(p, step), features_of(p, step));
 }
 
 double CostModel::seconds(const std::string& kind, const std::vector<double>& features) const {

@@ -23,6 +23,9 @@ struct Sample {
 };
 
 // Returns the features of a step in the order above.
+// The kind under which the time of an op is fitted: that of the op, and its kernels where the text names others than
+// the setting.
+std::string sample_of(const program::Program& program, const program::Step& step);
 std::vector<double> features_of(const program::Program& program, const program::Step& step);
 
 struct Fit {

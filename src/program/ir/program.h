@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -141,15 +142,20 @@ struct Setting {
   DType master = DType::kF32;       // weights that the optimizer updates; differs from compute in bf16 and fp16
   DType reduce = DType::kF32;       // type of gradients in messages between data-parallel ranks
   std::string optimizer = "adamw";  // one of optimizers() (values/optimizer.h)
-  arch::Kernels kernels = arch::Kernels::kFused;
-  int threads = 1;                // per rank
-  std::int64_t head_chunk = 256;  // tokens of one chunk of the head (arch::head_chunk)
+  arch::Kernels kernels = arch::Kernels::kFused;      // of parts
+  std::map<arch::Part, arch::Kernels> other_kernels;  // of parts that do not run on these
+  int threads = 1;                                    // per rank
+  std::int64_t head_chunk = 256;                      // tokens of one chunk of the head (arch::head_chunk)
   bool operator==(const Setting&) const = default;
   // Among the ranks that hold the same parameters: the ranks over which a unit is sharded, the copies of that, and all.
   // Expert ranks hold different experts of a layer, so a unit of experts has fewer shards and holders, by their number.
   int shards() const { return mesh[mesh::Axis::kDpShard] * expert_ranks() * context_ranks(); }
   int replicas() const { return mesh[mesh::Axis::kDpReplicate]; }
   int holders() const { return shards() * replicas(); }
+  arch::Kernels kernels_of(arch::Part part) const {
+    const auto other = other_kernels.find(part);
+    return other == other_kernels.end() ? kernels : other->second;
+  }
   int data_ranks() const { return mesh[mesh::Axis::kDpShard] * expert_ranks() * replicas(); }  // see different samples
   int expert_ranks() const { return mesh[mesh::Axis::kEp]; }  // share the experts of a layer
   bool shares_experts() const { return expert_ranks() > 1; }

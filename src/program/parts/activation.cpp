@@ -25,7 +25,7 @@ PartDeclaration shared_activation() {
   d.backward = {reads(Arg::kDY, Value::kDSharedActivation), reads(Arg::kX, Value::kSharedUp),
                 writes(Arg::kDX, Value::kDSharedUp)};
   d.moved = [](const Sizes& s, Pass pass) { return s.e * s.N * (is_backward(pass) ? 2 * s.X + s.x : s.X + s.x); };
-  d.refused = experts_refused;
+  d.kernels = kernels_of_experts();
   return d;
 }
 

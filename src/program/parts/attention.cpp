@@ -65,10 +65,18 @@ arch::PartCost attention_of_context(const arch::Architecture& arch, Pass pass, c
   return gathered_attention_cost(arch, whole, shape, share.sequence, share.ranks);
 }
 
-std::optional<std::string> attention_refused(arch::Kernels kernels, DType, i64 head_dim, bool documents) {
-  if (kernels == arch::Kernels::kReference || !documents || head_dim <= arch::kOwnAttentionMaxHead) return std::nullopt;
-  return fmt::format("heads of {} are more than the {} of attention within documents; \"reference\" has no such limit",
-                     head_dim, arch::kOwnAttentionMaxHead);
+std::optional<std::string> wide_heads_refused(const KernelRequest& r) {
+  if (!r.documents || r.cuda || r.head_dim <= arch::kOwnAttentionMaxHead) return std::nullopt;
+  return fmt::format(
+      "heads of {} are more than the {} of attention in tiles within documents; math.flash_attention = false has no "
+      "such "
+      "limit",
+      r.head_dim, arch::kOwnAttentionMaxHead);
+}
+
+Implementation in_tiles(Implementation of) {
+  of.flash = true;
+  return of;
 }
 
 Operand in_step(const Compute& c, Value value, i64 step) {
@@ -158,9 +166,9 @@ std::vector<PartDeclaration> attention() {
       .context_types = attention_types,
       .flops = attention_flops,
       .moved = attention_moved,
-      .scratch = {.reference = attention_reference, .fused = attention_fused, .aten = attention_aten},
+      .kernels = {in_tiles(fused(attention_fused, wide_heads_refused)),
+                  in_tiles(aten(attention_aten, wide_heads_refused)), reference(attention_reference)},
       .context_cost = attention_of_context,
-      .refused = attention_refused,
   }};
 }
 

@@ -33,7 +33,8 @@ std::vector<PartDeclaration> embedding() {
       .forward_types = {takes(Arg::kIds, {kInvariant}), leaves(Arg::kY, kPartial)},
       .backward_types = {takes(Arg::kIds, {kInvariant}), takes(Arg::kDY, {kInvariant})},
       .moved = embedding_moved,
-      .scratch = {.aten = embedding_aten, .shared = embedding_shared},
+      .kernels = {fused(), aten(embedding_aten), reference()},
+      .shared_scratch = embedding_shared,
   }};
 }
 

@@ -62,9 +62,8 @@ PartDeclaration expert_up() {
       .backward_types = backward_types(kOfFfn, kReplicated, kPartial),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.W, s.d)); },
       .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.d, s.W, pass); },
-      .scratch = {.fused = [](const Sizes& s, Pass pass) { return grouped_fused(s, s.W, pass); },
-                  .aten = [](const Sizes& s, Pass pass) { return grouped_aten(s, s.d, s.W, pass); }},
-      .refused = experts_refused,
+      .kernels = kernels_of_experts([](const Sizes& s, Pass pass) { return grouped_fused(s, s.W, pass); },
+                                    [](const Sizes& s, Pass pass) { return grouped_aten(s, s.d, s.W, pass); }),
   };
 }
 
@@ -80,7 +79,7 @@ PartDeclaration expert_activation() {
       .backward_types = {by_experts(takes(Arg::kDY, {kOfFfn})), by_experts(takes(Arg::kX, {kOfFfn})),
                          by_experts(takes(Arg::kOffsets, {kReplicated})), by_experts(leaves(Arg::kDX, kOfFfn))},
       .moved = [](const Sizes& s, Pass pass) { return s.e * s.M * (is_backward(pass) ? 2 * s.W + s.w : s.W + s.w); },
-      .refused = experts_refused,
+      .kernels = kernels_of_experts(),
   };
 }
 
@@ -100,9 +99,8 @@ PartDeclaration expert_down() {
       .backward_types = backward_types(kReplicated, kOfFfn, kOfFfn),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.M, s.d, s.w)); },
       .moved = [](const Sizes& s, Pass pass) { return grouped_moved(s, s.w, s.d, pass); },
-      .scratch = {.fused = [](const Sizes& s, Pass pass) { return grouped_fused(s, s.d, pass); },
-                  .aten = [](const Sizes& s, Pass pass) { return grouped_aten(s, s.w, s.d, pass); }},
-      .refused = experts_refused,
+      .kernels = kernels_of_experts([](const Sizes& s, Pass pass) { return grouped_fused(s, s.d, pass); },
+                                    [](const Sizes& s, Pass pass) { return grouped_aten(s, s.w, s.d, pass); }),
   };
 }
 
@@ -123,9 +121,9 @@ PartDeclaration shared_up() {
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.X, s.d)); },
       .moved = [](const Sizes& s,
                   Pass pass) { return linear_moved(s, s.d, s.X, pass) + (is_backward(pass) ? residual_bytes(s) : 0); },
-      .scratch = {.aten = [](const Sizes& s,
-                             Pass pass) { return is_backward(pass) ? AtenScratch{s}.linear_gradient(s.d, s.X) : 0; }},
-      .refused = experts_refused,
+      .kernels = kernels_of_experts(
+          nullptr,
+          [](const Sizes& s, Pass pass) { return is_backward(pass) ? AtenScratch{s}.linear_gradient(s.d, s.X) : 0; }),
   };
 }
 

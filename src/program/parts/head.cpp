@@ -74,9 +74,8 @@ PartDeclaration whole_head() {
       .whole_parameters = true,
       .flops = head_flops,
       .moved = head_moved,
-      .scratch = {.reference = [](const Sizes& s, Pass) { return aligned(s.e * s.C * s.V); },
-                  .fused = [](const Sizes& s, Pass) { return aligned(4 * s.C * s.V); },
-                  .aten = head_aten},
+      .kernels = {fused([](const Sizes& s, Pass) { return aligned(4 * s.C * s.V); }), aten(head_aten),
+                  reference([](const Sizes& s, Pass) { return aligned(s.e * s.C * s.V); })},
   };
 }
 
@@ -94,7 +93,7 @@ PartDeclaration head_logits() {
                         leaves(Arg::kLogits, kOfVocabulary), leaves(Arg::kSums, kVarying)},
       .flops = [](const Sizes& s, Pass) { return Flops(product(s.C, s.V, s.d)); },
       .moved = head_logits_moved,
-      .scratch = {.aten = [](const Sizes& s, Pass) { return rounded_logits(s); }},
+      .kernels = {fused(), aten([](const Sizes& s, Pass) { return rounded_logits(s); }), reference()},
   };
 }
 
@@ -117,7 +116,8 @@ PartDeclaration head_loss() {
                          leaves(Arg::kLosses, kInvariant), leaves(Arg::kDX, kPartial)},
       .flops = [](const Sizes& s, Pass pass) { return Flops(is_backward(pass) ? 2.0 * product(s.C, s.V, s.d) : 0.0); },
       .moved = head_loss_moved,
-      .scratch = {.aten = head_loss_aten, .shared = head_loss_shared},
+      .kernels = {fused(), aten(head_loss_aten), reference()},
+      .shared_scratch = head_loss_shared,
   };
 }
 

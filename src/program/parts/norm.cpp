@@ -35,7 +35,7 @@ std::vector<PartDeclaration> norms() {
       .backward_types = {takes(Arg::kDY, {kPartial, kInvariant}), takes(Arg::kX, {kReplicated}),
                          takes(Arg::kStats, {kReplicated}), d_x},
       .moved = norm_moved,
-      .scratch = {.fused = norm_partials, .aten = norm_aten},
+      .kernels = {fused(norm_partials), aten(norm_aten), reference()},
   }};
 }
 

@@ -69,10 +69,10 @@ PartDeclaration norm_qkv() {
       .backward_types = norm_product_types(kOfHeads),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.Q, s.d)); },
       .moved = [](const Sizes& s, Pass pass) { return norm_product_moved(s, s.Q, pass); },
-      .scratch = {.reference = norm_product_reference,
-                  .fused = norm_product_fused,
-                  .aten = [](const Sizes& s, Pass pass) { return norm_product_aten(s, s.Q, pass); },
-                  .shared = qkv_shared},
+      .kernels = {fused(norm_product_fused),
+                  aten([](const Sizes& s, Pass pass) { return norm_product_aten(s, s.Q, pass); }),
+                  reference(norm_product_reference)},
+      .shared_scratch = qkv_shared,
   };
 }
 
@@ -93,9 +93,9 @@ PartDeclaration norm_up() {
       .backward_types = norm_product_types(kOfFfn),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.U, s.d)); },
       .moved = [](const Sizes& s, Pass pass) { return norm_product_moved(s, s.U, pass); },
-      .scratch = {.reference = norm_product_reference,
-                  .fused = norm_product_fused,
-                  .aten = [](const Sizes& s, Pass pass) { return norm_product_aten(s, s.U, pass); }},
+      .kernels = {fused(norm_product_fused),
+                  aten([](const Sizes& s, Pass pass) { return norm_product_aten(s, s.U, pass); }),
+                  reference(norm_product_reference)},
   };
 }
 

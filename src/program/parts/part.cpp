@@ -28,21 +28,57 @@ Declarations all_declarations() {
   return all;
 }
 
-std::int64_t scratch_of(const PartScratch& scratch, arch::Kernels kernels, const parts::Sizes& s, arch::Pass pass) {
+std::int64_t scratch_of(const PartDeclaration& d, arch::Kernels kernels, const parts::Sizes& s, arch::Pass pass) {
   const auto bytes = [&](BytesOf of) { return of ? of(s, pass) : 0; };
-  const std::int64_t shared = s.ranks > 1 ? bytes(scratch.shared) : 0;
-  switch (kernels) {
-    case arch::Kernels::kReference:
-      return bytes(scratch.reference) + shared;
-    case arch::Kernels::kFused:
-      return bytes(scratch.fused) + shared;
-    case arch::Kernels::kAten:
-      return arch::kAtenScalars + bytes(scratch.aten) + shared;
-  }
-  throw Error("no such kernels");
+  const Implementation* of = d.find_kernels(kernels);
+  if (!of) throw Error("{}", *kernels_refused(kernels, d.part, {}));
+  return (of->aten ? arch::kAtenScalars : 0) + bytes(of->scratch) + (s.ranks > 1 ? bytes(d.shared_scratch) : 0);
+}
+
+std::optional<std::string> reference_refuses(const KernelRequest& r) {
+  if (r.cuda) return "the reference kernels compute in the host's memory, not on cuda";
+  if (size_of(r.compute) >= 4) return std::nullopt;
+  return fmt::format("the reference kernels compute in fp64 or fp32, not in {}", name_of(r.compute));
+}
+
+std::optional<std::string> fused_refuses(const KernelRequest& r) {
+  if (r.cuda) return "the fused kernels compute in the host's memory, not on cuda";
+  if (r.compute == DType::kF32) return std::nullopt;
+  return fmt::format("the fused kernels compute in fp32, not in {}", name_of(r.compute));
 }
 
 }  // namespace
+
+namespace parts {
+
+Implementation reference(BytesOf scratch, Refusal in_this_part) {
+  return {.name = arch::Kernels::kReference,
+          .scratch = scratch,
+          .in_any_part = reference_refuses,
+          .in_this_part = in_this_part};
+}
+
+Implementation fused(BytesOf scratch, Refusal in_this_part) {
+  return {
+      .name = arch::Kernels::kFused, .scratch = scratch, .in_any_part = fused_refuses, .in_this_part = in_this_part};
+}
+
+Implementation aten(BytesOf scratch, Refusal in_this_part) {
+  return {.name = arch::Kernels::kAten, .scratch = scratch, .in_this_part = in_this_part, .aten = true};
+}
+
+}  // namespace parts
+
+std::optional<std::string> Implementation::refuses(const KernelRequest& request) const {
+  for (const Refusal why : {in_any_part, in_this_part})
+    if (auto refused = why ? why(request) : std::nullopt) return refused;
+  return std::nullopt;
+}
+
+const Implementation* PartDeclaration::find_kernels(arch::Kernels name) const {
+  const auto found = std::find_if(kernels.begin(), kernels.end(), [&](const auto& k) { return k.name == name; });
+  return found == kernels.end() ? nullptr : &*found;
+}
 
 bool PartDeclaration::has_parameters(const arch::Architecture& arch) const {
   const auto there = [&](arch::Role role) { return !arch::of_norm(role) || arch.norm != arch::Norm::kLayerPlain; };
@@ -102,18 +138,53 @@ arch::PartCost part_cost(const arch::Architecture& arch, arch::Part part, arch::
     if (pass == arch::Pass::kBackwardInput) pass = arch::Pass::kBackward;
   }
   const parts::Sizes s(arch, shape);
-  return {d.flops ? d.flops(s, pass) : Flops(0), Bytes(d.moved(s, pass)),
-          Bytes(scratch_of(d.scratch, shape.kernels, s, pass))};
+  return {d.flops ? d.flops(s, pass) : Flops(0), Bytes(d.moved(s, pass)), Bytes(scratch_of(d, shape.kernels, s, pass))};
 }
 
-std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part part, DType compute, std::int64_t head_dim,
-                                           bool documents) {
-  if (kernels == arch::Kernels::kReference && size_of(compute) < 4)
-    return fmt::format("the reference kernels compute in fp64 or fp32, not in {}", name_of(compute));
-  if (kernels == arch::Kernels::kFused && compute != DType::kF32)
-    return fmt::format("the fused kernels compute in fp32, not in {}", name_of(compute));
-  const auto refused = declaration_of(part).refused;
-  return refused ? refused(kernels, compute, head_dim, documents) : std::nullopt;
+std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part part, const KernelRequest& request) {
+  const PartDeclaration& d = declaration_of(part);
+  if (const Implementation* of = d.find_kernels(kernels)) return of->refuses(request);
+  std::string names;
+  for (const Implementation& k : d.kernels) names += fmt::format("{}{}", names.empty() ? "" : ", ", name_of(k.name));
+  return fmt::format("{} has the kernels {}, and none named {}", arch::name_of(part), names, name_of(kernels));
+}
+
+bool calls_aten(const Step& step) {
+  const auto* compute = std::get_if<Compute>(&step.op);
+  if (!compute || !step.attributes.kernel) return false;
+  const Implementation* of = declaration_of(compute->part).find_kernels(*step.attributes.kernel);
+  return of && of->aten;
+}
+
+Result<std::map<arch::Part, arch::Kernels>> without_flash(arch::Kernels kernels, const KernelRequest& request) {
+  std::map<arch::Part, arch::Kernels> others;
+  for (const arch::Part part : arch::kAllParts) {
+    const PartDeclaration& d = declaration_of(part);
+    const Implementation* of = d.find_kernels(kernels);
+    if (!of || !of->flash) continue;
+    std::string reasons;
+    for (const Implementation& k : d.kernels) {
+      if (k.flash || others.count(part) > 0) continue;
+      const auto why = k.refuses(request);
+      if (why)
+        reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", *why);
+      else
+        others.emplace(part, k.name);
+    }
+    if (others.count(part) == 0) return Failure{reasons};
+  }
+  return others;
+}
+
+const std::vector<arch::Kernels>& all_kernels() {
+  static const std::vector<arch::Kernels> all = [] {
+    std::vector<arch::Kernels> names;
+    for (const arch::Part part : arch::kAllParts)
+      for (const Implementation& k : declaration_of(part).kernels)
+        if (std::find(names.begin(), names.end(), k.name) == names.end()) names.push_back(k.name);
+    return names;
+  }();
+  return all;
 }
 
 }  // namespace molen::program

@@ -5,12 +5,14 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "arch/parameters.h"
 #include "arch/parts.h"
+#include "base/result.h"
 #include "program/parts/operands.h"
 #include "program/parts/sizes.h"
 #include "program/parts/type_rules.h"
@@ -24,13 +26,34 @@ enum class Standing { kBefore, kAttentionBlock, kMlpBlock, kAfter, kHead };
 // Bytes or scratch as a function of the sizes of one op. A pass is kForward or kBackward for a part without halves.
 using BytesOf = std::int64_t (*)(const parts::Sizes& sizes, arch::Pass pass);
 
-// The kernels of a part. Null: no scratch.
-struct PartScratch {
-  BytesOf reference = nullptr;  // math/reference.h
-  BytesOf fused = nullptr;      // math/vector_kernels.h, math/attention.h
-  BytesOf aten = nullptr;       // model/parts_aten.cpp, besides arch::kAtenScalars
-  BytesOf shared = nullptr;     // in addition, where several tensor ranks share the part
+// What an implementation of a part is asked to compute.
+struct KernelRequest {
+  DType compute = DType::kF32;
+  std::int64_t head_dim = 0;
+  bool documents = false;  // attention stays within documents
+  int context_ranks = 1;   // share each sequence
+  bool cuda = false;       // on a GPU
 };
+// Returns why it cannot be computed; nothing when it can.
+using Refusal = std::optional<std::string> (*)(const KernelRequest& request);
+
+// One implementation of a part.
+struct Implementation {
+  arch::Kernels name;
+  BytesOf scratch = nullptr;      // null: none
+  Refusal in_any_part = nullptr;  // what implementations of this name compute in no part
+  Refusal in_this_part = nullptr;
+  bool flash = false;  // attention that computes softmax over tiles of keys, without the matrix of scores
+  bool aten = false;   // calls operators of ATen, which allocate: from the op's scratch
+  std::optional<std::string> refuses(const KernelRequest& request) const;
+};
+
+namespace parts {
+// The three implementations that every part has.
+Implementation fused(BytesOf scratch = nullptr, Refusal in_this_part = nullptr);  // math/vector_kernels.h, attention.h
+Implementation aten(BytesOf scratch = nullptr, Refusal in_this_part = nullptr);   // model/parts_aten.cpp
+Implementation reference(BytesOf scratch = nullptr, Refusal in_this_part = nullptr);  // math/reference.h
+}  // namespace parts
 
 // An op of one context rank, of `ranks` that share sequences of `sequence` tokens: with the keys of all ranks gathered,
 // or, in a ring, one step of it (-1: all steps).
@@ -66,16 +89,16 @@ struct PartDeclaration {
 
   Flops (*flops)(const parts::Sizes& sizes, arch::Pass pass) = nullptr;  // null: no matrix product
   BytesOf moved = nullptr;  // bytes read and written if every operand crosses memory once
-  PartScratch scratch = {};
+  // Its implementations, in the order in which they are preferred.
+  std::vector<Implementation> kernels = {parts::fused(), parts::aten(), parts::reference()};
+  BytesOf shared_scratch = nullptr;  // in addition, where several tensor ranks share the part
   // The cost where context ranks share each sequence. Null: each row of the part is computed from the same row of what
   // it reads, so its cost is that of the rank's rows.
   arch::PartCost (*context_cost)(const arch::Architecture& arch, arch::Pass pass, const arch::PartShape& shape,
                                  const ContextShare& share) = nullptr;
-  // Why kernels cannot compute the part, besides the types that a kind of kernels computes in; null: they always can.
-  std::optional<std::string> (*refused)(arch::Kernels kernels, DType compute, std::int64_t head_dim,
-                                        bool documents) = nullptr;
 
   bool has_backward() const { return !backward.empty(); }
+  const Implementation* find_kernels(arch::Kernels name) const;  // null if the part has none of this name
   // Whether it has parameters in a model of this architecture: norms may have none.
   bool has_parameters(const arch::Architecture& arch) const;
   bool reads_role(arch::Role role, bool is_tied) const;
@@ -103,10 +126,15 @@ bool of_head(arch::Part part);  // runs once for each chunk of the tokens
 arch::PartCost part_cost(const arch::Architecture& arch, arch::Part part, arch::Pass pass,
                          const arch::PartShape& shape);
 
-// Returns why the kernels cannot compute a part in this type; nothing when they can. `documents`: attention stays
-// within documents.
-std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part part, DType compute, std::int64_t head_dim,
-                                           bool documents);
+// Returns why the kernels cannot compute a part; nothing when they can.
+std::optional<std::string> kernels_refused(arch::Kernels kernels, arch::Part part, const KernelRequest& request);
+// Returns whether the kernels of an op of a part call operators of ATen.
+bool calls_aten(const Step& step);
+// Returns the kernels of attention that hold the matrix of scores, where `kernels` compute it in tiles: the first that
+// can; empty where they do not. On failure, the reason.
+Result<std::map<arch::Part, arch::Kernels>> without_flash(arch::Kernels kernels, const KernelRequest& request);
+// Returns the implementations that any part has, each name once.
+const std::vector<arch::Kernels>& all_kernels();
 
 // The families.
 namespace parts {
@@ -121,8 +149,9 @@ std::vector<PartDeclaration> routing();
 std::vector<PartDeclaration> experts();
 std::vector<PartDeclaration> norms();
 std::vector<PartDeclaration> heads();
-// Why kernels cannot compute the parts of a sparse layer (PartDeclaration::refused).
-std::optional<std::string> experts_refused(arch::Kernels kernels, DType compute, i64 head_dim, bool documents);
+// The implementations of parts of a sparse layer.
+std::vector<Implementation> kernels_of_experts(BytesOf fused_scratch = nullptr, BytesOf aten_scratch = nullptr,
+                                               BytesOf reference_scratch = nullptr);
 }  // namespace parts
 
 }  // namespace molen::program

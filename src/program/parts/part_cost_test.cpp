@@ -190,8 +190,8 @@ TEST(PartCost, OfASparseLayer) {
             2 * (18 * (16 + 2 * 24) + 4 * 16 * 24) + 2 * 4 * 4 * 16 * 24 + 4 * 5);
   EXPECT_EQ(forward(Part::kCombine).moved.value, 2 * (18 + 12) * 16 + 8 * 18);
   for (const DType wrong : {DType::kF32, DType::kF16})
-    EXPECT_TRUE(kernels_refused(Kernels::kAten, Part::kExpertUp, wrong, a.head_dim, false)) << name_of(wrong);
-  EXPECT_FALSE(kernels_refused(Kernels::kAten, Part::kExpertUp, DType::kBF16, a.head_dim, false));
+    EXPECT_TRUE(kernels_refused(Kernels::kAten, Part::kExpertUp, {.compute = wrong})) << name_of(wrong);
+  EXPECT_FALSE(kernels_refused(Kernels::kAten, Part::kExpertUp, {.compute = DType::kBF16}));
 }
 
 TEST(PartCost, LargeModelsDoNotOverflow) {

@@ -35,7 +35,7 @@ PartDeclaration out_projection() {
       .backward_types = {takes(Arg::kDY, {kInvariant}), takes(Arg::kX, {kOfHeads}), leaves(Arg::kDX, kOfHeads)},
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.d, s.q)); },
       .moved = [](const Sizes& s, Pass pass) { return projection_moved(s, s.q, pass); },
-      .scratch = {.aten = [](const Sizes& s, Pass pass) { return projection_aten(s, s.q, pass); }},
+      .kernels = {fused(), aten([](const Sizes& s, Pass pass) { return projection_aten(s, s.q, pass); }), reference()},
   };
 }
 
@@ -55,7 +55,7 @@ PartDeclaration down() {
       .backward_types = {takes(Arg::kDY, {kInvariant}), takes(Arg::kX, {kOfFfn}), leaves(Arg::kDX, kOfFfn)},
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.d, s.f)); },
       .moved = [](const Sizes& s, Pass pass) { return projection_moved(s, s.f, pass); },
-      .scratch = {.aten = [](const Sizes& s, Pass pass) { return projection_aten(s, s.f, pass); }},
+      .kernels = {fused(), aten([](const Sizes& s, Pass pass) { return projection_aten(s, s.f, pass); }), reference()},
   };
 }
 
@@ -71,8 +71,7 @@ PartDeclaration shared_down() {
   d.input = d.weights = {};
   d.flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.d, s.x)); };
   d.moved = [](const Sizes& s, Pass pass) { return projection_moved(s, s.x, pass); };
-  d.scratch = {.aten = [](const Sizes& s, Pass pass) { return projection_aten(s, s.x, pass); }};
-  d.refused = experts_refused;
+  d.kernels = kernels_of_experts(nullptr, [](const Sizes& s, Pass pass) { return projection_aten(s, s.x, pass); });
   return d;
 }
 

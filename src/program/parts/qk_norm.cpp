@@ -53,7 +53,7 @@ std::vector<PartDeclaration> qk_norms() {
       .forward_types = {takes(Arg::kX, {kOfHeads}), leaves(Arg::kY, kOfHeads)},
       .backward_types = {takes(Arg::kX, {kOfHeads}), retypes(Arg::kDQkv, kOfHeads, kOfHeads)},
       .moved = qk_norm_moved,
-      .scratch = {.reference = qk_norm_reference, .fused = qk_norm_partials, .aten = qk_norm_aten},
+      .kernels = {fused(qk_norm_partials), aten(qk_norm_aten), reference(qk_norm_reference)},
   }};
 }
 

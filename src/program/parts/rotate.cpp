@@ -16,8 +16,9 @@ std::vector<PartDeclaration> rotations() {
       .backward_types = {retypes(Arg::kDQkv, kOfHeads, kOfHeads)},
       .moved = [](const Sizes& s, Pass) { return 2 * s.e * s.N * qk_columns(s) + s.a * s.S * s.D; },
       // The halves of the heads, and one turned half.
-      .scratch = {.aten = [](const Sizes& s,
-                             Pass) { return s.bf16 ? 0 : 3 * aligned(s.a * (s.N * qk_columns(s) / 2)); }},
+      .kernels = {fused(),
+                  aten([](const Sizes& s, Pass) { return s.bf16 ? 0 : 3 * aligned(s.a * (s.N * qk_columns(s) / 2)); }),
+                  reference()},
   }};
 }
 

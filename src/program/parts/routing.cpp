@@ -103,8 +103,7 @@ PartDeclaration route() {
       .backward_types = std::move(backward),
       .flops = [](const Sizes& s, Pass pass) { return Flops(products_of(pass) * product(s.N, s.E, s.d)); },
       .moved = route_moved,
-      .scratch = {.reference = route_reference, .fused = route_fused, .aten = route_aten},
-      .refused = experts_refused,
+      .kernels = kernels_of_experts(route_fused, route_aten, route_reference),
   };
 }
 
@@ -117,8 +116,7 @@ PartDeclaration balance() {
       .forward = {reads(Arg::kLoad, Value::kLoad), step_sums()},
       .forward_types = {whole_load()},
       .moved = [](const Sizes& s, Pass) { return 2 * s.a * s.B * s.E; },
-      .scratch = {.reference = balance_scratch, .fused = balance_scratch, .aten = balance_scratch},
-      .refused = experts_refused,
+      .kernels = kernels_of_experts(balance_scratch, balance_scratch, balance_scratch),
   };
 }
 
@@ -136,8 +134,7 @@ PartDeclaration dispatch() {
                         leaves(Arg::kPlaces, kReplicated), leaves(Arg::kOffsets, kReplicated)},
       .backward_types = {takes(Arg::kDY, {kPartial}), takes(Arg::kPlaces, {kReplicated}), leaves(Arg::kDX, kPartial)},
       .moved = dispatch_moved,
-      .scratch = {.reference = dispatch_scratch, .fused = dispatch_scratch, .aten = dispatch_scratch},
-      .refused = experts_refused,
+      .kernels = kernels_of_experts(dispatch_scratch, dispatch_scratch, dispatch_scratch),
   };
 }
 
@@ -159,15 +156,19 @@ PartDeclaration combine() {
       .backward_types = {takes(Arg::kDY, {kInvariant}), rows, of_places, of_weights, leaves(Arg::kDX, kReplicated),
                          leaves(Arg::kDWeights, kPartial)},
       .moved = combine_moved,
-      .refused = experts_refused,
+      .kernels = kernels_of_experts(),
   };
 }
 
 }  // namespace
 
-std::optional<std::string> experts_refused(arch::Kernels kernels, DType compute, i64, bool) {
-  if (kernels != arch::Kernels::kAten || compute == DType::kBF16) return std::nullopt;
-  return "ATen's kernels of experts compute in bf16, not in " + std::string(name_of(compute));
+std::vector<Implementation> kernels_of_experts(BytesOf fused_scratch, BytesOf aten_scratch, BytesOf reference_scratch) {
+  const Refusal refuses = [](const KernelRequest& r) -> std::optional<std::string> {
+    if (r.cuda) return "experts are computed on the host's cores alone yet, not on cuda";
+    if (r.compute == DType::kBF16) return std::nullopt;
+    return "ATen's kernels of experts compute in bf16, not in " + std::string(name_of(r.compute));
+  };
+  return {fused(fused_scratch), aten(aten_scratch, refuses), reference(reference_scratch)};
 }
 
 std::vector<PartDeclaration> routing() {

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <map>
 #include <sstream>
 #include <utility>
 
 #include "base/error.h"
 #include "program/build/recompute.h"
+#include "program/parts/part.h"
 #include "program/values/optimizer.h"
 
 namespace molen::program::detail {
@@ -24,6 +26,14 @@ std::string pipeline_text(const Setting& s) {
   text += fmt::format(" schedule={} placement={} chunks={} halves={} stage={}", name_of(p.schedule),
                       name_of(p.placement), p.chunks, p.halves ? 1 : 0, p.stage);
   if (!p.layers.empty()) text += fmt::format(" layers={}", fmt::join(p.layers, ","));
+  return text;
+}
+
+// " other_kernels=attention:unfused", or nothing.
+std::string kernels_text(const Setting& s) {
+  std::string text;
+  for (const auto& [part, kernels] : s.other_kernels)
+    text += fmt::format("{}{}:{}", text.empty() ? " other_kernels=" : ",", arch::name_of(part), name_of(kernels));
   return text;
 }
 
@@ -43,7 +53,7 @@ std::string setting_to_text(const Setting& s) {
              s.sequence, s.document_mask ? 1 : 0, name_of(s.compute), name_of(s.master), name_of(s.reduce),
              arch::name_of(s.kernels), s.threads, s.head_chunk,
              s.context() ? fmt::format(" context_form={}", name_of(s.context_form)) : "") +
-         (s.shares_experts() ? fmt::format(" ep={}", s.expert_ranks()) : "") +
+         (s.shares_experts() ? fmt::format(" ep={}", s.expert_ranks()) : "") + kernels_text(s) +
          (s.optimizer == Setting{}.optimizer ? "" : " optimizer=" + s.optimizer) +
          (s.tensor_chunks > 1 ? fmt::format(" tensor_chunks={}", s.tensor_chunks) : "") +
          (s.unit_layers == 1            ? ""
@@ -74,6 +84,23 @@ std::vector<std::int64_t> layers_from_text(const std::string& text, const std::s
     if (next == end) return layers;
     at = next;
   }
+}
+
+std::map<arch::Part, arch::Kernels> other_kernels_from_text(const std::string& text, const std::string& where) {
+  std::map<arch::Part, arch::Kernels> others;
+  std::istringstream in(text + (text.empty() ? "," : ""));
+  for (std::string word; std::getline(in, word, ',');) {
+    const auto colon = std::min(word.find(':'), word.size());
+    const auto part = std::find_if(arch::kAllParts.begin(), arch::kAllParts.end(),
+                                   [&](arch::Part p) { return arch::name_of(p) == word.substr(0, colon); });
+    const auto& all = all_kernels();
+    const auto kernels = std::find_if(
+        all.begin(), all.end(), [&](arch::Kernels k) { return ":" + std::string(name_of(k)) == word.substr(colon); });
+    if (part == arch::kAllParts.end() || kernels == all.end() || !others.emplace(*part, *kernels).second)
+      throw UsageError("{}: setting other_kernels={} must be a list of parts and their kernels, such as {}", where,
+                       text, "attention:unfused");
+  }
+  return others;
 }
 
 Offload offload_from_text(const std::string& text, const std::string& where) {
@@ -163,6 +190,7 @@ Setting setting_from_text(const std::map<std::string, std::string>& values, cons
   s.master = dtype_from_name(text("master"));
   s.reduce = dtype_from_name(text("reduce"));
   s.kernels = named<arch::Kernels>(text("kernels"), arch::kAllKernels, where, "kernels");
+  if (values.count("other_kernels")) s.other_kernels = other_kernels_from_text(text("other_kernels"), where);
   s.threads = static_cast<int>(integer("threads", 1, 1 << 16));
   s.head_chunk = integer("head_chunk", 1, std::int64_t{1} << 30);
   return s;

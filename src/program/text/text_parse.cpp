@@ -414,7 +414,7 @@ class Parser {
     s.phase = choice<Phase>(take(values, "phase", ""), phases, "phase");
     if (const std::string t = take(values, "unless", ""); !t.empty())
       s.unless = choice<Flag>(t, std::array{Flag::kNonFinite}, "flag");
-    attributes(values, s.attributes);
+    attributes(values, s.op, s.attributes);
     constexpr std::array kCosts{"scratch", "model_flops", "hardware_flops", "moved"};
     if (std::none_of(kCosts.begin(), kCosts.end(), [&](const char* key) { return values.count(key) > 0; }))
       uncosted_.emplace_back(program_.bodies.size() - 1, body.steps.size());
@@ -428,7 +428,7 @@ class Parser {
   }
 
   // Attributes that a line leaves out keep their values for "none". The verifier says which an op must have.
-  void attributes(std::map<std::string, std::string>& v, Attributes& a) const {
+  void attributes(std::map<std::string, std::string>& v, const Op& op, Attributes& a) const {
     if (const std::string t = take(v, "rows", ""); !t.empty()) {
       const auto cross = t.find('x');
       if (cross == std::string::npos) fail("rows=" + t + " must be SEQUENCES x LENGTH, such as 4x512");
@@ -441,8 +441,12 @@ class Parser {
     a.positions = number<std::int64_t>(take(v, "positions", "0"), 0, std::int64_t{1} << 60);
     a.scaled = flag(v, "scaled");
     if (const std::string t = take(v, "compute", ""); !t.empty()) a.compute = dtype(t);
-    if (const std::string t = take(v, "kernel", ""); !t.empty())
-      a.kernel = choice<arch::Kernels>(t, arch::kAllKernels, "kernel");
+    if (const std::string t = take(v, "kernel", ""); !t.empty()) {
+      a.kernel = choice<arch::Kernels>(t, all_kernels(), "kernel");
+      const auto* compute = std::get_if<Compute>(&op);
+      if (compute && !declaration_of(compute->part).find_kernels(*a.kernel))
+        fail(*kernels_refused(*a.kernel, compute->part, {}));
+    }
     a.threads = number<int>(take(v, "threads", "0"), 0, 1 << 16);
   }
 

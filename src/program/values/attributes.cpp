@@ -12,7 +12,7 @@ Attributes of_part(const Setting& s, const Compute& c) {
   Attributes a;
   a.rows = s.rows();
   a.compute = s.compute;
-  a.kernel = s.kernels;
+  a.kernel = s.kernels_of(c.part);
   a.threads = s.threads;
   // Losses are means over the positions of the batch.
   if (is_backward(c.pass) && !declaration_of(c.part).sums.empty()) a.positions = s.positions();
@@ -76,8 +76,11 @@ std::optional<std::string> attributes_refused(const Program& p, const Step& step
   if (!(has == want)) return fmt::format("has the attributes [{}] where it needs [{}]", text_of(has), text_of(want));
   const auto* part = std::get_if<Compute>(&step.op);
   if (!part) return std::nullopt;
-  const bool documents = step.find(Arg::kDocuments) != nullptr;
-  if (const auto why = kernels_refused(*has.kernel, part->part, *has.compute, p.arch.head_dim, documents))
+  const KernelRequest request{.compute = *has.compute,
+                              .head_dim = p.arch.head_dim,
+                              .documents = step.find(Arg::kDocuments) != nullptr,
+                              .context_ranks = p.grid.sizes[mesh::Axis::kCp]};
+  if (const auto why = kernels_refused(*has.kernel, part->part, request))
     return fmt::format("kernel={} cannot compute it: {}", arch::name_of(*has.kernel), *why);
   return std::nullopt;
 }
