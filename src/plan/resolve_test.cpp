@@ -191,12 +191,34 @@ TEST(Architecture, FamiliesFillWhatIsNotSaid) {
   EXPECT_NOTED(resolve_architecture(with({"model.family=gpt", "model.layers=2"})), UsageError);
 }
 
+// Without tiles, attention has the first other kernels that can compute it; fp64 has none in tiles.
+TEST(Setting, AttentionWithoutTiles) {
+  const GoldenMessages golden;
+  const auto of = [](const char* compute, std::vector<std::string> sets = {}, int ranks = 1) {
+    Machine machine;
+    machine.ranks = machine.local_ranks = ranks;
+    for (const char* set : {"model.preset=llama-tiny", "math.flash_attention=false"}) sets.emplace_back(set);
+    sets.push_back(std::string("precision.compute=") + compute);
+    return setting(sets, machine);
+  };
+  using arch::Kernels;
+  for (const char* compute : {"fp32", "bf16", "fp16"}) {
+    const auto s = of(compute);
+    EXPECT_EQ(s.kernels_of(arch::Part::kAttention), Kernels("unfused")) << compute;
+    EXPECT_EQ(s.kernels_of(arch::Part::kNormQkv), s.kernels) << compute;
+  }
+  EXPECT_TRUE(of("fp64").other_kernels.empty());
+  EXPECT_TRUE(of("fp32", {"math.kernels=reference"}).other_kernels.empty());
+  EXPECT_EQ(of("fp32", {"parallel.context=2"}, 2).kernels_of(arch::Part::kAttention), Kernels::kReference);
+  EXPECT_NOTED(of("bf16", {"parallel.context=2"}, 2), UsageError);
+}
+
 // A request that is not built is refused and never runs as something else.
 TEST(Setting, RefusesWhatIsNotBuilt) {
   const GoldenMessages golden;
   for (const char* set : {"parallel.context_form=ring", "parallel.virtual_stages=2", "parallel.schedule=gpipe",
                           "parallel.schedule=interleaved", "train.deterministic=false", "energy.slowdown=\"5 %\"",
-                          "precision.reduce=fp64", "energy.power_budget=\"300 W\"", "math.flash_attention=false"}) {
+                          "precision.reduce=fp64", "energy.power_budget=\"300 W\""}) {
     SCOPED_TRACE(set);
     Machine two;
     two.ranks = two.local_ranks = 2;
@@ -413,7 +435,9 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
   };
   EXPECT_EQ(refused({"energy.slowdown=\"5 %\""}), "--set energy.slowdown: only 0 is built yet");
   EXPECT_EQ(refused({"energy.power_budget=\"300 W\""}), "--set energy.power_budget: only no budget is built yet");
-  EXPECT_EQ(refused({"math.flash_attention=false"}), "--set math.flash_attention: only true is built yet");
+  EXPECT_EQ(refused({"math.flash_attention=false", "precision.compute=fp32"}, true),
+            "--set math.flash_attention: unfused attention computes on the host's cores, not on cuda; the reference "
+            "kernels compute in the host's memory, not on cuda");
   EXPECT_EQ(refused({"train.deterministic=false"}), "--set train.deterministic: only true is built yet");
   EXPECT_EQ(refused({"precision.compute=fp32", "precision.reduce=fp64"}),
             "--set precision.reduce: only fp32, bf16, fp16 with this compute precision is built yet");
@@ -447,8 +471,11 @@ TEST(Setting, RefusalsSayWhatWouldDo) {
             "--set precision.reduce: messages of bf16 would round the numbers of tokens that move the biases of "
             "routers; set fp32");
   EXPECT_EQ(refused({"data.document_mask=true", "model.head_dim=264", "precision.compute=fp32"}),
-            "--set data.document_mask: heads of 264 are more than the 256 of attention within documents; math.kernels "
-            "\"reference\" has no such limit");
+            "--set data.document_mask: heads of 264 are more than the 256 of attention in tiles within documents; "
+            "math.flash_attention = false has no such limit");
+  EXPECT_EQ(refused({"data.document_mask=true", "model.head_dim=264", "precision.compute=fp32",
+                     "math.flash_attention=false"}),
+            "accepted");
   EXPECT_EQ(refused({"data.document_mask=true", "model.head_dim=256", "precision.compute=fp32"}), "accepted");
   EXPECT_EQ(
       refused({"data.document_mask=true", "model.head_dim=264", "precision.compute=fp32", "math.kernels=reference"}),

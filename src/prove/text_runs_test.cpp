@@ -271,6 +271,43 @@ TEST(Kernels, OfATextAreThoseThatRun) {
   EXPECT_NE(hash(edited), hash(fused)) << "the two kernels round differently";
 }
 
+// Attention that holds the matrix of scores, by the setting and by a text: the same op, and within rounding the same
+// model, alone and on ranks; whole and in documents.
+TEST(Kernels, UnfusedAttentionIsTheSameModel) {
+  for (const DType compute : {DType::kF64, DType::kF32, DType::kBF16})
+    for (const bool documents : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} {}", name_of(compute), documents));
+      auto s = setting_of(2, 1, true, compute);
+      s.document_mask = documents;
+      if (compute == DType::kBF16) s.kernels = arch::Kernels::kAten;
+      const Program tiles = program::build(llama(false), s);
+      s.other_kernels = {{arch::Part::kAttention, arch::Kernels("unfused")}};
+      const Program unfused = program::build(llama(false), s);
+      EXPECT_EQ(program::parse(program::print(unfused), "text"), unfused);
+      const std::string kernel = fmt::format("kernel={}", name_of(s.kernels));
+      const Program edited = program::parse(
+          rewrite(program::without_costs(program::print(tiles)), {" part=attention"}, kernel, "kernel=unfused"),
+          "edited");
+      EXPECT_TRUE(program::verify(edited).empty());
+      EXPECT_EQ(edited.bodies, unfused.bodies);
+      const auto hash = [](const Program& p) { return train_threads(p, 2).hash; };
+      EXPECT_EQ(hash(edited), hash(unfused));
+      EXPECT_NE(hash(unfused), hash(tiles)) << "the two kernels round differently";
+      if (compute == DType::kBF16) continue;  // its rounded gradients are compared in model/
+      const auto one = train_threads(tiles, compute == DType::kF64 ? 10 : 1),
+                 other = train_threads(unfused, compute == DType::kF64 ? 10 : 1);
+      if (compute == DType::kF64) {
+        expect_same_model(one, other);
+        continue;
+      }
+      const Difference d = difference(one, other);
+      const Bounds bounds = bounds_of(unfused);
+      EXPECT_LE(d.loss, bounds.loss);
+      EXPECT_LE(d.norm, bounds.norm);
+      EXPECT_LE(d.gradients, bounds.gradients) << d.worst_gradient;
+    }
+}
+
 // Attention, activation and the final norm are made to read what the layer before made. Attention and activation have
 // no weights, so the weights before them in their own layer no longer matter.
 TEST(Weightless, ForwardReadsTheValueItNames) {

@@ -114,6 +114,24 @@ TEST(CostModel, TypicalSecondsAreTheMedianInAnyOrder) {
   EXPECT_EQ(CostModel::fit(samples).fits().at("op").typical_s, 3.0);
 }
 
+// An op whose text names other kernels than the setting is measured as a kind of its own.
+TEST(CostModel, OtherKernelsAreAnotherKind) {
+  program::Setting s;
+  s.sequence = 16;
+  program::Program p = program::build(arch::preset("llama-tiny"), s);
+  const auto attention = [&]() -> program::Step& {
+    for (program::Step& step : p.bodies[0].steps)
+      if (program::kind_of(step.op) == "forward attention") return step;
+    throw Error("no attention");
+  };
+  EXPECT_EQ(sample_of(p, attention()), "forward attention");
+  attention().attributes.kernel = arch::Kernels("unfused");
+  EXPECT_EQ(sample_of(p, attention()), "forward attention by unfused");
+  p.setting.other_kernels = {{arch::Part::kAttention, arch::Kernels("unfused")}};
+  EXPECT_EQ(sample_of(p, attention()), "forward attention");
+  EXPECT_EQ(conditions_of(p.setting, "self").kernels, "fused, attention unfused");
+}
+
 // A recomputed kind without samples costs what its forward does; any other kind without samples is refused by name.
 TEST(CostModel, RecomputationCostsTheForward) {
   const CostModel model = CostModel::fit({{"forward attention", {1.0}, 2e-3}, {"all_reduce", {1.0}, 1e-3}});

@@ -71,8 +71,13 @@ def kernels(case):
     equal("in the program", (fused[0].setting["kernels"], plain[0].setting["kernels"]), ("fused", "reference"))
     all_close("losses", fused[1].column("loss"), plain[1].column("loss"), 1e-4)
     assert fused[1].column("grad_norm") != plain[1].column("grad_norm"), "the very same bits: another kernel did not run"
-    equal("flash attention is what there is", case.train(FP32, {"math.flash_attention": True}).column("loss"), fused[1].column("loss"))
-    case.refused("train", "tiny.toml", {"math.flash_attention": False}, says="math.flash_attention")
+    equal("attention in tiles is the default", case.train(FP32, {"math.flash_attention": True}).column("loss"), fused[1].column("loss"))
+    whole = {**FP32, "math.flash_attention": False}
+    equal("attention alone has other kernels", case.program(whole).setting["other_kernels"], "attention:unfused")
+    scores = case.train(whole)
+    all_close("losses without tiles", scores.column("loss"), fused[1].column("loss"), 1e-4)
+    assert scores.column("grad_norm") != fused[1].column("grad_norm"), "the very same bits: attention ran in tiles"
+    case.refused("program", "tiny.toml", {**whole, "precision.compute": "bf16", "parallel.context": 2}, "--ranks", 2, says=["math.flash_attention", "whole sequences"])
     case.refused("train", "tiny.toml", {"math.kernels": "fused"}, says=["math.kernels", "fp64"])
 
 

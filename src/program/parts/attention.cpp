@@ -44,6 +44,13 @@ i64 attention_narrow(const Sizes& s, Pass pass) {
                  (finely ? 0 : std::min(s.threads, pieces) * 4 * (s.h / s.k) * s.S * w));
 }
 
+// model/attention.cpp: heads of q, k, v, and the result; in backward also their gradients; and matrices of scores.
+i64 attention_unfused(const Sizes& s, Pass pass) {
+  const AtenScratch aten{s};
+  const bool backward = is_backward(pass);
+  return (backward ? 8 : 4) * aten.wide(s.S * s.D) + (backward ? 2 : 1) * aten.wide(s.S * s.S);
+}
+
 i64 attention_aten(const Sizes& s, Pass pass) {
   const AtenScratch aten{s};
   const bool backward = is_backward(pass);
@@ -72,6 +79,18 @@ std::optional<std::string> wide_heads_refused(const KernelRequest& r) {
       "such "
       "limit",
       r.head_dim, arch::kOwnAttentionMaxHead);
+}
+
+// With the scores of a head as a matrix.
+Implementation unfused() {
+  return {.name = arch::Kernels("unfused"),
+          .scratch = attention_unfused,
+          .in_this_part = [](const KernelRequest& r) -> std::optional<std::string> {
+            if (r.cuda) return "unfused attention computes on the host's cores, not on cuda";
+            if (r.context_ranks == 1) return std::nullopt;
+            return "unfused attention needs whole sequences, which context ranks do not have";
+          },
+          .aten = true};
 }
 
 Implementation in_tiles(Implementation of) {
@@ -167,7 +186,7 @@ std::vector<PartDeclaration> attention() {
       .flops = attention_flops,
       .moved = attention_moved,
       .kernels = {in_tiles(fused(attention_fused, wide_heads_refused)),
-                  in_tiles(aten(attention_aten, wide_heads_refused)), reference(attention_reference)},
+                  in_tiles(aten(attention_aten, wide_heads_refused)), unfused(), reference(attention_reference)},
       .context_cost = attention_of_context,
   }};
 }

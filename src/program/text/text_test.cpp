@@ -302,8 +302,36 @@ TEST(Kernels, ThatCannotComputeAnOpAreRefused) {
   EXPECT_NE(with("kernel=reference").find("the reference kernels compute in fp64 or fp32, not in bf16"),
             std::string::npos);
   EXPECT_NE(with("kernel=fast").find("unknown kernel 'fast'"), std::string::npos) << with("kernel=fast");
+  EXPECT_NE(with("kernel=unfused").find("down has the kernels fused, aten, reference, and none named unfused"),
+            std::string::npos)
+      << with("kernel=unfused");
   EXPECT_NE(with("").find("needs [rows=2x16 compute=bf16 kernel=aten threads=1]"), std::string::npos) << with("");
   EXPECT_NE(with("kernel=aten threads=2").find("'threads' stands twice"), std::string::npos);
+}
+
+// Unfused attention needs whole sequences.
+TEST(Kernels, OfContextRanksAreInTiles) {
+  Setting s;
+  s.sequence = 16;
+  s.mesh[mesh::Axis::kCp] = 2;
+  const std::string text = without_costs(print(build(tiny(), s)));
+  EXPECT_NE(program::refusal(rewrite(text, {" forward part=attention layer=0"}, "kernel=fused", "kernel=unfused"))
+                .find("kernel=unfused cannot compute it: unfused attention needs whole sequences"),
+            std::string::npos);
+}
+
+// Kernels that a setting gives to single parts are read and written, and refused where they are none.
+TEST(Kernels, OfPartsAreInTheSetting) {
+  Setting s;
+  s.sequence = 16;
+  s.other_kernels = {{arch::Part::kAttention, arch::Kernels("unfused")},
+                     {arch::Part::kDown, arch::Kernels::kReference}};
+  const std::string text = print(build(tiny(), s));
+  EXPECT_EQ(parse(text, "p").setting, s);
+  const std::string given = "other_kernels=attention:unfused,down:reference";
+  for (const char* wrong : {"other_kernels=attention", "other_kernels=attention:fast",
+                            "other_kernels=down:reference,down:fused", "other_kernels=mlp:fused", "other_kernels="})
+    EXPECT_NE(program::refusal(rewrite(text, {given}, given, wrong)), "") << wrong;
 }
 
 }  // namespace
