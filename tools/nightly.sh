@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The long checks. What they measure is added to docs/results/records.jsonl, with machine, commit and command, and shown in docs/RESULTS.md; findings are listed at
 # the end, and there being one is exit status 1.
-# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|verify|hang|load|mutate|edits|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
+# `nightly.sh [fuzz|tsan|ubsan|optimised|tidy|verify|hang|load|mutate|exhaustive|predict|bench ...]`: those parts only; all by default. FUZZ_SECONDS (60) is the time of each target.
 # VERIFY_RANKS ("2 3 4 6 8") and VERIFY_FAMILIES ("llama gpt") are what `verify` runs; variants beside them belong to 4 and 8 ranks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify hang load mutate edits predict bench)
+[ ${#parts[@]} -gt 0 ] || parts=(fuzz tsan ubsan optimised tidy verify hang load mutate exhaustive predict bench)
 seconds=${FUZZ_SECONDS:-60}
 log=build/nightly
 findings=()
@@ -172,14 +172,19 @@ mutate() {
   fi
 }
 
-# Every edit of a program that the verifier must refuse; `make test` makes every seventh.
-edits() {
-  cmake --build --preset release -j "$(nproc)" --target program_test >"$log/edits-build.txt" 2>&1
-  if MOLEN_EXHAUSTIVE=1 build/release/src/program/program_test --gtest_filter='*Edited.*:Figures.*' >"$log/edits.txt" 2>&1; then
-    record edits "$(sed -nE 's/^\[=+\] ([0-9]+) tests? from .* ran\..*/\1/p' "$log/edits.txt")" "tools/nightly.sh edits"
-  else
-    finding "an edit of a program that is not refused: see $log/edits.txt"
-  fi
+# All cases of the tests that `make test` samples: edits of programs that the verifier must refuse, types of layouts, and ten steps of each layout beside one rank.
+exhaustive() {
+  cmake --build --preset release -j "$(nproc)" --target program_test plan_test prove_test >"$log/exhaustive-build.txt" 2>&1
+  local ran=0 suite
+  for suite in "program *Edited.*:Figures.*" "plan Types.*" "prove Matrix/*:All/Optimizers.*"; do
+    if MOLEN_EXHAUSTIVE=1 "build/release/src/${suite%% *}/${suite%% *}_test" --gtest_filter="${suite#* }" >"$log/exhaustive-${suite%% *}.txt" 2>&1; then
+      ran=$((ran + $(sed -nE 's/^\[=+\] ([0-9]+) tests? from .* ran\..*/\1/p' "$log/exhaustive-${suite%% *}.txt")))
+    else
+      finding "a test of all cases fails: see $log/exhaustive-${suite%% *}.txt"
+      return
+    fi
+  done
+  record exhaustive "$ran" "tools/nightly.sh exhaustive"
 }
 
 # These judge and record by themselves.
@@ -193,8 +198,8 @@ bench() {
 
 for part in "${parts[@]}"; do
   case $part in
-    fuzz | tsan | ubsan | optimised | tidy | verify | hang | load | mutate | edits | predict | bench) "$part" ;;
-    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, hang, load, mutate, edits, predict, bench)" >&2; exit 2 ;;
+    fuzz | tsan | ubsan | optimised | tidy | verify | hang | load | mutate | exhaustive | predict | bench) "$part" ;;
+    *) echo "nightly: no part $part (fuzz, tsan, ubsan, optimised, tidy, verify, hang, load, mutate, exhaustive, predict, bench)" >&2; exit 2 ;;
   esac
 done
 tools/results.py page

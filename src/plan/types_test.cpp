@@ -51,7 +51,7 @@ TEST(Types, OfLayoutsOnUpToSixteenRanks) {
           base.reduce = reduce;
           base.offload = {true, ranks % 4 == 0, ranks % 3 == 0, true};
           for (const Layout& l : covering_pairs(layouts_of(a, base, ranks, {}))) {
-            if (turn++ % kStride != 0) continue;
+            if (turn++ % long_stride() != 0) continue;
             SCOPED_TRACE(fmt::format("{} on {} ranks: {}", a.name, ranks, l.name));
             for (const program::Program& p : program::build_stages(a, l.setting)) {
               const auto errors = program::type_errors(p);
@@ -68,7 +68,7 @@ TEST(Types, OfLayoutsOnUpToSixteenRanks) {
       check(a, ranks);
   }
   fmt::print("{} layouts type-check\n", layouts);
-  EXPECT_GT(layouts * kStride, kSanitized ? 100u : 1000u);
+  EXPECT_GT(layouts * long_stride(), kSanitized ? 100u : 1000u);
 }
 
 TEST(Types, OfTenThousandRanksInSeconds) {

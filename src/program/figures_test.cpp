@@ -431,7 +431,7 @@ TEST(Figures, EveryCollectiveOverOtherRanksIsRefused) {
         const auto axis = axis_of(p.bodies[b].steps[k].op);
         if (!axis) continue;
         for (const Axis other : kAllAxes) {
-          if (other == *axis || turn++ % kStride != 0) continue;
+          if (other == *axis || turn++ % long_stride() != 0) continue;
           Program q = p;
           const bool changed = std::visit(
               [&](auto& op) {
@@ -449,7 +449,7 @@ TEST(Figures, EveryCollectiveOverOtherRanksIsRefused) {
         }
       }
   }
-  EXPECT_GT(tried * kStride, 500u);
+  EXPECT_GT(tried * long_stride(), 500u);
 }
 
 // A half of a backward that runs again would add its gradient twice.

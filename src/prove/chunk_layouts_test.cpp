@@ -74,8 +74,8 @@ TEST_P(Pieces, SameModelInDouble) {
     auto alone = setting_of(1, 0, false, DType::kF64, 3);
     alone.sequence = GetParam().sequence;
     alone.document_mask = GetParam().documents;
-    const Outcome& one = train_alone(program::build(a, alone), 10);
-    expect_same_model(one, train_threads(sound_stages(a, setting_of(GetParam(), DType::kF64)), 10));
+    const Outcome& one = train_alone(program::build(a, alone), proof_steps());
+    expect_same_model(one, train_threads(sound_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
   }
 }
 

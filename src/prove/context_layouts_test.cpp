@@ -78,8 +78,8 @@ class ContextLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(ContextLayouts, SameModelInDouble) {
   for (const auto& a : models({llama(true), gpt_of(arch::Position::kLearned), gpt_of(arch::Position::kAlibi)})) {
     SCOPED_TRACE(fmt::format("{}, heads {}, tied {}", arch::name_of(a.family), a.heads, a.tied));
-    const Outcome& one = train_alone(program::build(a, context_alone(DType::kF64)), 10);
-    expect_same_model(one, train_threads(context_stages(a, setting_of(GetParam(), DType::kF64)), 10));
+    const Outcome& one = train_alone(program::build(a, context_alone(DType::kF64)), proof_steps());
+    expect_same_model(one, train_threads(context_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
   }
 }
 

@@ -63,8 +63,8 @@ class ExpertRanks : public ::testing::TestWithParam<Layout> {
 
 TEST_P(ExpertRanks, SameModelInDouble) {
   for (const auto& a : models()) {
-    const Outcome& one = train_alone(program::build(a, apart_alone(DType::kF64)), 10);
-    const Outcome many = train_threads(apart_programs(a, setting_of(GetParam(), DType::kF64)), 10);
+    const Outcome& one = train_alone(program::build(a, apart_alone(DType::kF64)), proof_steps());
+    const Outcome many = train_threads(apart_programs(a, setting_of(GetParam(), DType::kF64)), proof_steps());
     expect_same_model(one, many);
   }
 }

@@ -63,10 +63,10 @@ class SparseOverRanks : public ::testing::TestWithParam<Layout> {
 
 TEST_P(SparseOverRanks, SameModelInDouble) {
   for (const auto& a : models()) {
-    const Outcome& one = train_alone(program::build(a, sparse_alone(DType::kF64)), 10);
-    const Outcome many = train_threads(sparse_programs(a, setting_of(GetParam(), DType::kF64)), 10);
+    const Outcome& one = train_alone(program::build(a, sparse_alone(DType::kF64)), proof_steps());
+    const Outcome many = train_threads(sparse_programs(a, setting_of(GetParam(), DType::kF64)), proof_steps());
     expect_same_model(one, many);
-    ASSERT_EQ(many.balance.size(), 10u);
+    ASSERT_EQ(many.balance.size(), static_cast<std::size_t>(proof_steps()));
     EXPECT_GT(many.balance.front(), 0.5);
   }
 }

@@ -69,8 +69,8 @@ class OffloadLayouts : public ::testing::TestWithParam<Layout> {
 TEST_P(OffloadLayouts, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(arch::name_of(a.family));
-    const Outcome& one = train_alone(program::build(a, offload_alone(GetParam(), DType::kF64)), 10);
-    expect_same_model(one, train_threads(deepened_stages(a, setting_of(GetParam(), DType::kF64)), 10));
+    const Outcome& one = train_alone(program::build(a, offload_alone(GetParam(), DType::kF64)), proof_steps());
+    expect_same_model(one, train_threads(deepened_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
   }
 }
 

@@ -83,19 +83,19 @@ program::Setting in_bf16(program::Setting s) {
 
 class Optimizers : public ::testing::TestWithParam<std::string_view> {};
 
-// Ten steps in fp64 against one rank. A model without biases: the gradient of a key's bias is zero except for rounding,
+// Steps in fp64 against one rank. A model without biases: the gradient of a key's bias is zero except for rounding,
 // and the sign of rounding is a whole step of Lion.
 TEST_P(Optimizers, SameModelInAllLayouts) {
   for (const bool tied : {false, true}) {
     const auto a = llama(tied);
     const Outcome& one =
-        train_alone(program::build(a, updated_by(GetParam(), setting_of(1, 0, false, DType::kF64, 3))), 10);
+        train_alone(program::build(a, updated_by(GetParam(), setting_of(1, 0, false, DType::kF64, 3))), proof_steps());
     for (const Layout& layout : state_layouts()) {
       const auto p = program::build(a, updated_by(GetParam(), setting_of(layout, DType::kF64)));
       program::require_sound(p, "test");
       SCOPED_TRACE(
           fmt::format("{} shards x {} replicas, ZeRO-{}, tied {}", layout.shards, layout.replicas, layout.zero, tied));
-      expect_same_model(one, train_threads(p, 10));
+      expect_same_model(one, train_threads(p, proof_steps()));
     }
   }
 }
@@ -105,12 +105,12 @@ TEST_P(Optimizers, SameModelInPipelines) {
   for (const bool tied : {false, true}) {
     const auto a = of_four_layers(tied);
     const Outcome& one =
-        train_alone(program::build(a, updated_by(GetParam(), setting_of(1, 0, false, DType::kF64, 3))), 10);
+        train_alone(program::build(a, updated_by(GetParam(), setting_of(1, 0, false, DType::kF64, 3))), proof_steps());
     for (const Layout& layout : staged_layouts()) {
       SCOPED_TRACE(fmt::format("{} stages, {}, {} shards, {} tensor ranks, ZeRO-{}, tied {}", layout.stages,
                                name_of(layout.pipeline.schedule), layout.shards, layout.tensor, layout.zero, tied));
       const auto stages = checked_stages(a, updated_by(GetParam(), setting_of(layout, DType::kF64)));
-      expect_same_model(one, train_threads(stages, 10));
+      expect_same_model(one, train_threads(stages, proof_steps()));
     }
   }
 }
@@ -122,7 +122,7 @@ TEST_P(Optimizers, SparseLayersAreTheSameModelInMicroBatches) {
   const auto trained = [&](std::int64_t micro) {
     const auto p = program::build(a, updated_by(GetParam(), setting_of(1, 0, false, DType::kF64, micro)));
     program::require_sound(p, "test");
-    return train_threads(p, 10);
+    return train_threads(p, proof_steps());
   };
   const Outcome one = trained(3);
   for (const std::int64_t micro : {1, 12}) expect_same_model(one, trained(micro));

@@ -45,8 +45,9 @@ class PipelineLayouts : public ::testing::TestWithParam<Layout> {};
 TEST_P(PipelineLayouts, SameModelInDouble) {
   for (const auto& a : {deep_enough(llama(false)), deep_enough(llama(true)), deep_enough(gpt())}) {
     SCOPED_TRACE(fmt::format("{}, tied {}", name_of(a.family), a.tied));
-    const Outcome& one = train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, GetParam().micro)), 10);
-    const auto many = train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), 10);
+    const Outcome& one =
+        train_alone(program::build(a, setting_of(1, 0, false, DType::kF64, GetParam().micro)), proof_steps());
+    const auto many = train_threads(stages_of(a, setting_of(GetParam(), DType::kF64)), proof_steps());
     expect_same_model(one, many);
   }
 }

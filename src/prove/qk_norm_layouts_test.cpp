@@ -68,8 +68,8 @@ class QkNorm : public ::testing::TestWithParam<Layout> {
 TEST_P(QkNorm, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(arch::name_of(a.qk_norm));
-    const Outcome& one = train_alone(program::build(a, alone_with_norms(DType::kF64)), 10);
-    expect_same_model(one, train_threads(normed_stages(a, setting_of(GetParam(), DType::kF64)), 10));
+    const Outcome& one = train_alone(program::build(a, alone_with_norms(DType::kF64)), proof_steps());
+    expect_same_model(one, train_threads(normed_stages(a, setting_of(GetParam(), DType::kF64)), proof_steps()));
   }
 }
 

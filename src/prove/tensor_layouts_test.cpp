@@ -75,8 +75,8 @@ class Tensor : public ::testing::TestWithParam<Layout> {};
 TEST_P(Tensor, SameModelInDouble) {
   for (const auto& a : models()) {
     SCOPED_TRACE(fmt::format("{} heads {} kv {} tied {}", arch::name_of(a.family), a.heads, a.kv_heads, a.tied));
-    const Outcome& one = train_alone(program_of(a, setting_of(1, 0, false, DType::kF64, 3)), 10);
-    const Outcome many = train_threads(program_of(a, setting_of(GetParam(), DType::kF64)), 10);
+    const Outcome& one = train_alone(program_of(a, setting_of(1, 0, false, DType::kF64, 3)), proof_steps());
+    const Outcome many = train_threads(program_of(a, setting_of(GetParam(), DType::kF64)), proof_steps());
     expect_same_model(one, many);
   }
 }
