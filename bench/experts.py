@@ -7,10 +7,7 @@ usage: experts.py MOLEN [--rounds N] [--steps N] [--types fp32,bf16] [--record]
 round, from the same random weights on the same batches, with the balance loss. Losses of every step are compared: a program that computes something else is no
 peer. In bf16, PyTorch runs under autocast over fp32 weights, as molen keeps fp32 master weights. The ratio that counts is beside the best row of each type.
 """
-import argparse
 import pathlib
-import statistics
-import sys
 import tempfile
 
 import ratios
@@ -34,39 +31,17 @@ def rows_of(molen, kind, steps):
     return rows
 
 
-def table(kind, steps, timed, losses):
-    warm = 3
-    medians = {name: [statistics.median(t[warm:]) for t in turns] for name, turns in timed.items()}
-    ratios.same_losses(kind, steps, losses, "PyTorch, loop")
-    peers = {name: statistics.median(m) for name, m in medians.items() if name != "molen"}
-    best = min(peers, key=peers.get)
-    print(f"\n{kind}: 58.8M parameters, 4 of 16 experts, {BATCH} x {SEQUENCE} tokens a step; all losses within {ratios.NEAR[kind]:g}")
-    print(f"{'':<32}{'s/step':>8}{'min':>8}{'max':>8}{'beside molen':>14}")
-    for name, m in medians.items():
-        s = statistics.median(m)
-        print(f"{name:<32}{s:>8.3f}{min(m):>8.3f}{max(m):>8.3f}{s / statistics.median(medians['molen']):>13.2f}x")
-    per_round = [a / b for a, b in zip(medians[best], medians["molen"])]
-    print(f"molen is {statistics.median(per_round):.2f}x the best row of PyTorch in {kind} ({best}; {min(per_round):.2f} to {max(per_round):.2f})")
-    return [(f"experts/{kind}", statistics.median(per_round), [min(per_round), max(per_round)])]
-
-
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("molen")
-    p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--steps", type=int, default=9)
-    p.add_argument("--types", default="fp32,bf16")
-    p.add_argument("--record", action="store_true", help="adds the figures to docs/results/records.jsonl")
-    a = p.parse_args()
-    molen, measured = str(pathlib.Path(a.molen).resolve()), []
+    a, measured = ratios.options(__doc__), []
     with tempfile.TemporaryDirectory(prefix="molen_experts_") as scratch:
         folder = pathlib.Path(scratch)
-        ratios.write_inputs(molen, folder, words_of("fp32", a.steps, "weights"), a.steps, VOCABULARY)
+        ratios.write_inputs(a.molen, folder, words_of("fp32", a.steps, "weights"), a.steps, VOCABULARY)
         for kind in a.types.split(","):
-            timed, losses = ratios.in_turns(rows_of(molen, kind, a.steps), a.rounds, folder)
-            measured += table(kind, a.steps, timed, losses)
-    command = "bench/experts.py build/molen" + (f" --rounds {a.rounds}" if a.rounds != 3 else "") + (f" --types {a.types}" if a.types != "fp32,bf16" else "")
-    sys.exit(0 if ratios.records.report(measured, command, a.record) else 1)
+            timed, losses = ratios.in_turns(rows_of(a.molen, kind, a.steps), a.rounds, folder)
+            ratios.same_losses(kind, a.steps, losses, "PyTorch, loop")
+            print(f"\n{kind}: 58.8M parameters, 4 of 16 experts, {BATCH} x {SEQUENCE} tokens a step; all losses within {ratios.NEAR[kind]:g}")
+            measured.append((f"experts/{kind}", *ratios.beside_best(kind, ratios.medians_of(timed))))
+    ratios.finish("bench/experts.py", a, measured)
 
 
 if __name__ == "__main__":

@@ -134,22 +134,32 @@ def same_losses(kind, steps, losses, reference):
                 sys.exit(f"{name} computes something else in {kind}: losses {course} beside {expected}")
 
 
-def table(kind, steps, timed, losses, rates):
-    warm = 3  # of which compilation takes the first
-    medians = {name: [statistics.median(t[warm:]) for t in turns] for name, turns in timed.items()}
-    same_losses(kind, steps, losses, "PyTorch")
+def medians_of(timed):
+    """{name: [median seconds of a step, of each round]}; compilation takes the first of the steps that are left out."""
+    return {name: [statistics.median(t[3:]) for t in turns] for name, turns in timed.items()}
+
+
+def beside_best(kind, medians, columns=()):
+    """Prints the rows, with more columns (title, function of the seconds of a step); returns the record of molen beside the best row of PyTorch."""
     peers = {name: statistics.median(m) for name, m in medians.items() if name.startswith("PyTorch")}
     best = min(peers, key=peers.get)
-    gflop = 517.0  # docs/formats/metrics.md: 6 N of the matrices and causal attention, 2048 tokens
-    print(f"\n{kind}: 56.4M Llama, {BATCH} x {SEQUENCE} tokens a step; GEMM rate {rates[kind]:.0f} GFLOP/s; all losses within {NEAR[kind]:g}")
-    print(f"{'':<52}{'s/step':>8}{'min':>8}{'max':>8}{'GFLOP/s':>9}{'of GEMM':>9}{'beside molen':>14}")
+    print(f"{'':<52}{'s/step':>8}{'min':>8}{'max':>8}{''.join(f'{title:>9}' for title, _ in columns)}{'beside molen':>14}")
     for name, m in medians.items():
         s = statistics.median(m)
-        print(f"{name:<52}{s:>8.3f}{min(m):>8.3f}{max(m):>8.3f}{gflop / s:>9.0f}{100 * gflop / s / rates[kind]:>8.0f}%{s / statistics.median(medians['molen']):>13.2f}x")
+        print(f"{name:<52}{s:>8.3f}{min(m):>8.3f}{max(m):>8.3f}{''.join(f'{of(s):>9}' for _, of in columns)}{s / statistics.median(medians['molen']):>13.2f}x")
     per_round = [a / b for a, b in zip(medians[best], medians["molen"])]
     print(f"molen is {statistics.median(per_round):.2f}x the best row of PyTorch in {kind} ({best}; {min(per_round):.2f} to {max(per_round):.2f})")
-    share = 100 * gflop / statistics.median(medians["molen"]) / rates[kind]
-    return [(f"ratios/{kind}", statistics.median(per_round), [min(per_round), max(per_round)]), (f"ratios/{kind}/gemm_share", share, None)]
+    return statistics.median(per_round), [min(per_round), max(per_round)]
+
+
+def table(kind, steps, timed, losses, rates):
+    medians = medians_of(timed)
+    same_losses(kind, steps, losses, "PyTorch")
+    gflop = 517.0  # docs/formats/metrics.md: 6 N of the matrices and causal attention, 2048 tokens
+    print(f"\n{kind}: 56.4M Llama, {BATCH} x {SEQUENCE} tokens a step; GEMM rate {rates[kind]:.0f} GFLOP/s; all losses within {NEAR[kind]:g}")
+    columns = [("GFLOP/s", lambda s: f"{gflop / s:.0f}"), ("of GEMM", lambda s: f"{100 * gflop / s / rates[kind]:.0f}%")]
+    ratio = beside_best(kind, medians, columns)
+    return [(f"ratios/{kind}", *ratio), (f"ratios/{kind}/gemm_share", 100 * gflop / statistics.median(medians["molen"]) / rates[kind], None)]
 
 
 def write_inputs(molen, folder, words, steps, vocabulary):
@@ -171,27 +181,36 @@ def in_turns(rows, rounds, folder):
     return timed, losses
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(doc):
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("molen")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=9)
     p.add_argument("--types", default="fp32,bf16")
     p.add_argument("--record", action="store_true", help="adds the figures to docs/results/records.jsonl")
     a = p.parse_args()
-    molen = str(pathlib.Path(a.molen).resolve())
-    measured = []
+    a.molen = str(pathlib.Path(a.molen).resolve())
+    return a
+
+
+def finish(script, a, measured):
+    """Records and judges; ends the program."""
+    command = f"{script} build/molen" + (f" --rounds {a.rounds}" if a.rounds != 3 else "") + (f" --types {a.types}" if a.types != "fp32,bf16" else "")
+    sys.exit(0 if records.report(measured, command, a.record) else 1)
+
+
+def main():
+    a, measured = options(__doc__), []
     with tempfile.TemporaryDirectory(prefix="molen_ratios_") as scratch:
         folder = pathlib.Path(scratch)
-        write_inputs(molen, folder, molen_words("fp32", a.steps, "weights"), a.steps, VOCABULARY)
-        rates = json.loads(run([molen, "doctor", "--format", "json"], folder))["gemm_gflops"]
+        write_inputs(a.molen, folder, molen_words("fp32", a.steps, "weights"), a.steps, VOCABULARY)
+        rates = json.loads(run([a.molen, "doctor", "--format", "json"], folder))["gemm_gflops"]
         for kind in a.types.split(","):
-            rows, missing = rows_of(molen, kind, a.steps, folder)
+            rows, missing = rows_of(a.molen, kind, a.steps, folder)
             timed, losses = in_turns(rows, a.rounds, folder)
             measured += table(kind, a.steps, timed, losses, rates)
             print(f"not here: {', '.join(missing)}" if missing else "every row is here")
-    command = "bench/ratios.py build/molen" + (f" --rounds {a.rounds}" if a.rounds != 3 else "") + (f" --types {a.types}" if a.types != "fp32,bf16" else "")
-    sys.exit(0 if records.report(measured, command, a.record) else 1)
+    finish("bench/ratios.py", a, measured)
 
 
 if __name__ == "__main__":
