@@ -176,7 +176,6 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
     throw UsageError("--widest: {}; the narrowest shape is {} wide", o.widest, narrowest);
   for (const Shape& shape : kShapes) {
     if (o.widest > 0 && shape.hidden > o.widest) continue;
-    const arch::Architecture arch = architecture(shape);
     // One micro-batch, or two: an accumulating backward adds where the first one overwrites. A third
     // trial has expert ranks.
     struct Kind {
@@ -185,7 +184,9 @@ std::vector<Trial> make_trials(const CalibrateOptions& o, int ranks) {
     };
     for (const auto& [zero, apart] : {Kind{0, false}, Kind{1, false}, Kind{0, true}}) {
       if (zero == 1 && (ranks == 1 || shape.layers > 2)) continue;
-      if (apart && (ranks == 1 || shape.experts == 0 || shape.experts % ranks != 0)) continue;
+      if (apart && (ranks == 1 || shape.experts == 0)) continue;
+      arch::Architecture arch = architecture(shape);
+      if (apart) arch.experts->count = (shape.experts + ranks - 1) / ranks * ranks;  // each rank has as many
       program::Setting setting;
       setting.mesh[apart ? mesh::Axis::kEp : mesh::Axis::kDpShard] = ranks;
       setting.zero = zero;

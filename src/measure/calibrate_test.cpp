@@ -49,6 +49,15 @@ TEST(Calibrate, MeasuresWhatThePresetsNeed) {
     }
 }
 
+// Whatever their number, ranks can share the experts of a measured model.
+TEST(Calibrate, MeasuresExpertRanks) {
+  for (const int ranks : {2, 3, 5, 7, 16}) {
+    std::set<std::string> measured;
+    for (const auto& p : calibration_programs({}, ranks)) measured.merge(kinds_of(p));
+    EXPECT_TRUE(measured.count("all_to_all")) << ranks << " ranks";
+  }
+}
+
 TEST(Calibrate, ReportsItsProgressOnRankZeroOnly) {
   CalibrateOptions options;
   options.widest = calibrated_width(1);
