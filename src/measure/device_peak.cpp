@@ -65,6 +65,7 @@ DevicePeak measured_peak(const program::Setting& s, const plan::Machine& machine
                          const std::optional<std::filesystem::path>& environment, comm::Communicator& world) {
   const std::string conditions = gemm_conditions(s, machine);
   DevicePeak peak;
+  peak.conditions = conditions;
   double flops = std::numeric_limits<double>::quiet_NaN();
   const auto source = [&](const Rate& rate) {
     return fmt::format("measured on {}: {:.0f} GFLOP/s {}", rate.measured, rate.flops_per_s * 1e-9, conditions);

@@ -93,6 +93,16 @@ TEST_F(DevicePeakKept, IsMeasuredOnceAMachine) {
   EXPECT_FALSE(stored_rate(gemm_conditions(fp32(), {})));
 }
 
+TEST_F(DevicePeakKept, OneRateIsForgottenAlone) {
+  store_rate("a", 1e9), store_rate("b", 2e9);
+  forget_rate("a");
+  EXPECT_FALSE(stored_rate("a"));
+  ASSERT_TRUE(stored_rate("b"));
+  EXPECT_EQ(stored_rate("b")->flops_per_s, 2e9);
+  forget_rate("never stored");
+  EXPECT_TRUE(stored_rate("b"));
+}
+
 TEST_F(DevicePeakKept, RatesOfProcessesThatStoreAtOnceAreAllKept) {
   std::vector<std::thread> writers;
   for (int w = 0; w < 8; ++w)

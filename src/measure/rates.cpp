@@ -32,6 +32,22 @@ Json stored() {
   return {{"format", kFormat}, {"rates", Json::object()}};
 }
 
+// Two processes that start together would, without the lock, each write the file without the other's rate.
+template <class Change>
+void change_rates(const Change& change) {
+  const fs::path file = rates_file();
+  if (file.empty()) return;
+  try {
+    make_directories(file.parent_path());
+    const File lock = File::append(fs::path(file) += ".lock");
+    ::flock(lock.descriptor(), LOCK_EX);
+    Json j = stored();
+    change(j["rates"]);
+    write_file_atomic(file, j.dump(1) + "\n");
+  } catch (const std::exception&) {
+  }
+}
+
 std::string conditions_of(DType type, int threads) {
   program::Setting s;
   s.compute = type;
@@ -64,19 +80,14 @@ std::optional<Rate> stored_rate(const std::string& conditions) {
 
 Rate store_rate(const std::string& conditions, double flops_per_s) {
   const Rate rate{flops_per_s, utc_timestamp(wall_time()).substr(0, 10)};
-  const fs::path file = rates_file();
-  if (file.empty()) return rate;
-  try {
-    make_directories(file.parent_path());
-    // Two processes that start together would otherwise each write the file without the other's rate.
-    const File lock = File::append(fs::path(file) += ".lock");
-    ::flock(lock.descriptor(), LOCK_EX);
-    Json j = stored();
-    j["rates"][key_of(conditions)] = {{"flops_per_s", rate.flops_per_s}, {"measured", rate.measured}};
-    write_file_atomic(file, j.dump(1) + "\n");
-  } catch (const std::exception&) {
-  }
+  change_rates([&](Json& rates) {
+    rates[key_of(conditions)] = {{"flops_per_s", rate.flops_per_s}, {"measured", rate.measured}};
+  });
   return rate;
+}
+
+void forget_rate(const std::string& conditions) {
+  change_rates([&](Json& rates) { rates.erase(key_of(conditions)); });
 }
 
 void forget_rates() {

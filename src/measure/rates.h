@@ -25,6 +25,7 @@ std::filesystem::path rates_file();
 // because measuring again costs little.
 std::optional<Rate> stored_rate(const std::string& conditions);
 Rate store_rate(const std::string& conditions, double flops_per_s);
+void forget_rate(const std::string& conditions);
 void forget_rates();
 
 // Returns the rates that "auto" decides by: the kept rates of one rank with `threads` threads, or else rates that are

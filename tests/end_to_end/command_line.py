@@ -167,6 +167,14 @@ ok("the peak is measured once a machine", peaks[0] == peaks[2] and (work / "cach
 run("train", "run.toml", "--set", "run.name=again", "--set", 'train.stop_after="2 steps"')
 peaks.append(json.loads((work / "runs/again/environment.json").read_text())["device_peak"])
 ok("a run that goes on keeps its peak", peaks[3]["flops_per_s"] == peaks[2]["flops_per_s"], peaks)
+# A rate that most steps exceed was measured while something slowed the machine.
+run("train", "run.toml", "--set", "run.name=slow", "--set", 'train.stop_after="1 steps"')
+slow = json.loads((work / "cache/molen/rates.json").read_text())
+for rate in slow["rates"].values():
+    rate["flops_per_s"] = 1.0
+(work / "cache/molen/rates.json").write_text(json.dumps(slow))
+said = run("train", "run.toml", "--set", "run.name=fast", "--set", 'train.stop_after="3 steps"').stdout
+ok("a rate that steps exceed is measured again", "faster than the GEMM rate" in said and len(json.loads((work / "cache/molen/rates.json").read_text())["rates"]) < len(slow["rates"]), said)
 out = run("train", "run.toml", "--set", "run.name=narrow", "--set", 'train.stop_after="2 steps"').stdout
 ok("a log's lines fit 120 columns", all(len(line) <= 120 for line in out.splitlines()), out)
 ok("and say nothing of energy that is not there", "J/tok" not in out and " - W" not in out, out)

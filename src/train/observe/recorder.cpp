@@ -10,6 +10,7 @@
 #include "arch/parts.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "measure/rates.h"
 #include "program/text/text.h"
 #include "store/prometheus.h"
 #include "store/run_directory.h"
@@ -104,6 +105,7 @@ class Recorder::Impl {
     if (job_.peak.flops_per_s) {
       m.mfu = *m.model_tflops_per_device * 1e12 / *job_.peak.flops_per_s;
       m.hfu = hardware_flops_ / r.step_s / *job_.peak.flops_per_s;
+      ++(*m.hfu > 1.0 ? above_peak_ : within_peak_);
     }
     m.memory_peak_bytes = r.memory_peak;
     m.memory_planned_bytes = r.memory_planned;
@@ -201,6 +203,14 @@ class Recorder::Impl {
 
   void end(std::int64_t step, std::int64_t tokens, const energy::EnergySoFar& used,
            const launch::Communication& communication, const std::string& reason) {
+    // GEMMs are part of a step, so a step cannot be faster than they are: something slowed the measurement.
+    if (above_peak_ > within_peak_ && !job_.peak.conditions.empty()) {
+      measure::forget_rate(job_.peak.conditions);
+      note(fmt::format(
+          "most steps were faster than the GEMM rate allows ({}): MFU and HFU above are too high; a new run "
+          "measures the rate again",
+          job_.peak.source));
+    }
     const energy::RunTotals all = totals_of(step, tokens, used);
     energy_line("totals", step, energy::to_json(all));
     run_.event("stop", {{"step", step},
@@ -368,7 +378,8 @@ class Recorder::Impl {
   std::vector<store::TraceSpan> spans_;  // of the traced steps, in sequence
   double timeline_end_ = 0.0;
   double tokens_per_step_ = 0, model_flops_ = 0;
-  double hardware_flops_ = 0;  // of one rank's step, on average
+  double hardware_flops_ = 0;                      // of one rank's step, on average
+  std::int64_t above_peak_ = 0, within_peak_ = 0;  // steps by HFU above 1 or not
 };
 
 Recorder::Recorder(const Job& job, const JobEnergy& energy, std::int64_t total_steps, std::int64_t stop_step)
