@@ -191,9 +191,7 @@ std::vector<Field> numeric_fields() {
       make("math.threads", m, &M::threads, natural(4096), Effect::kRun,
            "CPU threads of a rank; 0 divides the machine's cores"),
       make("math.flash_attention", m, &M::flash_attention, boolean(), Effect::kRun,
-           "attention in tiles, which never holds the matrix of scores; false: the kernels \"unfused\", which hold "
-           "that of "
-           "one head (fp64 has none in tiles)"),
+           "attention that never holds the matrix of scores"),
   };
 }
 
