@@ -5,8 +5,8 @@
 #include "base/json.h"
 #include "plan/resolve.h"
 #include "program/build/build.h"
+#include "program/provenance/provenance.h"
 #include "program/text/text.h"
-#include "program/verify/verify.h"
 
 namespace molen::apps {
 namespace {

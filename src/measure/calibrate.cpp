@@ -19,7 +19,7 @@
 #include "measure/rates.h"
 #include "program/build/build.h"
 #include "program/parts/part.h"
-#include "program/verify/verify.h"
+#include "program/provenance/provenance.h"
 #include "sim/simulate.h"
 
 namespace molen::measure {

@@ -23,6 +23,7 @@
 #include "program/build/build.h"
 #include "program/build/recompute.h"
 #include "program/ir/timeline.h"
+#include "program/provenance/provenance.h"
 #include "program/text/text.h"
 #include "program/values/optimizer.h"
 #include "program/verify/verify.h"

@@ -11,7 +11,7 @@
 #include "launch/together.h"
 #include "plan/memory_need.h"
 #include "program/build/build.h"
-#include "program/verify/verify.h"
+#include "program/provenance/provenance.h"
 #include "prove/locate.h"
 
 namespace molen::prove {
@@ -147,7 +147,7 @@ std::vector<VerifyRow> verify_layouts(const arch::Architecture& arch, const prog
     for (const plan::Layout& layout : layouts) {
       const double start = now().value;
       const auto stages = program::build_stages(arch, typed(layout.setting, compute, options), options.schedule);
-      if (const auto findings = program::verify_world(stages); !findings.empty())
+      if (const auto findings = program::check_world(stages); !findings.empty())
         throw UsageError("{}: {}", layout.name, findings.front().text);
       const auto& p =
           stages.at(static_cast<std::size_t>(program::at_rank(layout.setting, world.rank()).pipeline.stage));

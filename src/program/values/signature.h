@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "program/ir/program.h"
+#include "program/ir/traits.h"
 
 namespace molen::program {
 
@@ -18,7 +18,7 @@ struct Operand {
   Range range = Range::kAll;
   std::int64_t step = 0;  // in a ring, or of a message
   bool host = false;      // the copy of a kept value that is offloaded to the host
-  // The piece of its rows that an op uses (Setting::tensor_chunks); -1: all rows.
+  // The piece of its rows that an op uses (Rows::pieces); -1: all rows.
   std::int64_t chunk = -1;
   Arg arg{};
   Access access{};
@@ -44,9 +44,9 @@ struct Signature {
   const Operand& operand(Arg arg) const;  // throws Error when there is none
 };
 
-// Returns the operands of `op` in a program of this architecture and setting. `unit` is the unit that an OptimizerStep,
-// SumSquares or collective works on (it follows from the buffer that the step names).
-Signature signature(const Program& program, const Op& op, int unit);
+// Returns the operands of `op` in a program of this architecture and these traits. `unit` is the unit that an
+// OptimizerStep, SumSquares or collective works on (it follows from the buffer that the step names).
+Signature signature(const Program& program, const Traits& traits, const Op& op, int unit);
 
 // Operands by access, for messages: "reads x, param; writes y", or "nothing".
 std::string text_of(const std::vector<Operand>& operands);
@@ -57,11 +57,11 @@ int unit_of_part(const Program& program, arch::Part part, std::int64_t layer);
 
 // Whether an op of this part runs once for each piece of its rows: true for the products around which tensor ranks
 // exchange rows.
-bool by_chunks(const Setting& setting, arch::Part part);
+bool by_chunks(const Rows& rows, arch::Part part);
 // Whether tensor ranks share matrices of a unit that the optimizer updates whole (UpdateStage).
 bool shares_whole_matrices(const Program& program, int unit);
 // The stream that an op runs on.
-Stream stream_of(const Program& program, const Op& op);
+Stream stream_of(const Offload& offload, const Op& op);
 
 // The values between which an exchange of expert ranks moves rows: in the order of experts on the rank of their tokens,
 // and on the rank of their experts. Throws Error for what these ranks do not send each other.

@@ -15,8 +15,8 @@
 #include "plan/complete.h"
 #include "plan/nearest.h"
 #include "program/build/build.h"
+#include "program/provenance/provenance.h"
 #include "program/text/text.h"
-#include "program/verify/verify.h"
 #include "store/history.h"
 #include "train/trainer.h"
 
@@ -149,7 +149,7 @@ void require_stages(const Job& job, comm::Communicator& world) {
     if (world.rank() != 0) return;
     std::vector<program::Program> stages;
     for (int stage = 0; stage < job.setting.stages(); ++stage) stages.push_back(job.program_of(stage));
-    if (const auto findings = program::verify_world(stages); !findings.empty())
+    if (const auto findings = program::check_world(stages); !findings.empty())
       throw UsageError("the pipeline's programs are refused: {}", findings.front().text);
   });
 }
