@@ -33,6 +33,8 @@ OF_SETTING = "program/values/of_setting"
 SETTING = re.compile(r"\bSetting\b|(\.|->)setting\b")
 # What these folders do not include, so that no function that reads a setting is in sight.
 KNOWS_SETTING = re.compile(r"program/(build|provenance)/|" + OF_SETTING)
+# The builder's table of operands. These two have rules of their own, so that a mistake in it is refused.
+WITHOUT_SIGNATURE = ("program/types", "program/verify")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
@@ -69,6 +71,8 @@ def check(root: pathlib.Path) -> list[str]:
                 wrong.append(f"{where}: {module} (level {LEVEL[module]}) includes {other} (level {LEVEL[other]})")
             if folder_without and KNOWS_SETTING.match(target):
                 wrong.append(f"{where}: {folder_without} includes {target}, which knows the setting")
+            if folder_without in WITHOUT_SIGNATURE and target == "program/values/signature.h":
+                wrong.append(f"{where}: {folder_without} includes {target}, which the builder takes operands from; it has rules of its own")
             if re.match(r"(ATen|c10|torch)/", target) and module not in ATEN_MODULES:
                 wrong.append(f"{where}: ATen belongs to {sorted(ATEN_MODULES)}")
             for pattern, folder in VENDOR.items():

@@ -87,6 +87,10 @@ class Layers(Folder):
                 self.assertIn(f"{file}:1: {folder} includes {header}, which knows the setting", self.layers("")[1])
             self.put(file, "int resetting = 1;  // a setting\n")
             self.assertEqual(self.layers("")[0], 0)
+        for folder, code in (("types", 1), ("verify", 1), ("values", 0)):
+            self.put(f"src/program/{folder}/c.cpp", '#include "program/values/signature.h"\n')
+            self.assertEqual(self.layers("")[0], code, folder)
+            self.put(f"src/program/{folder}/c.cpp", "")
         for file in ("program/values/of_setting.cpp", "program/build/c.cpp", "program/verify/c_test.cpp"):
             self.put(f"src/{file}", '#include "program/values/of_setting.h"\nint f(const Setting& s);\n')
         self.assertEqual(self.layers("")[0], 0)

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "program/parts/part.h"
-#include "program/values/signature.h"
+#include "program/values/of_op.h"
 
 namespace molen::program {
 

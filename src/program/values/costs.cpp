@@ -6,9 +6,9 @@
 #include "base/match.h"
 #include "program/parts/part.h"
 #include "program/values/attributes.h"
+#include "program/values/of_op.h"
 #include "program/values/optimizer.h"
 #include "program/values/payload.h"
-#include "program/values/signature.h"
 #include "program/values/value_memory.h"
 
 namespace molen::program {

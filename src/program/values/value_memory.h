@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "program/values/signature.h"
+#include "program/ir/traits.h"
+#include "program/values/operands.h"
 
 namespace molen::program {
 

@@ -17,9 +17,10 @@
 #include "program/types/check.h"
 #include "program/values/attributes.h"
 #include "program/values/costs.h"
-#include "program/values/signature.h"
+#include "program/values/of_op.h"
 #include "program/values/value_memory.h"
 #include "program/verify/inferred.h"
+#include "program/verify/needs.h"
 #include "program/verify/races.h"
 #include "program/verify/verify_detail.h"
 #include "program/verify/verify_units.h"
@@ -57,6 +58,7 @@ class Verifier {
         slots_(p),
         pieces_(row_chunks(t_.rows).size()),
         held_(slots_.places() * pieces_),
+        needs_(p, t_),
         units_(p, t_, [this](const Expanded* e, const std::string& what) {
           e ? report(*e, "{}", what) : report_all("{}", what);
         }) {}
@@ -124,16 +126,27 @@ class Verifier {
         }
     attributes();
     if (!findings_.empty()) return;  // costs follow from attributes
+    std::vector<std::vector<std::string>> wrong;
+    for (const Body& body : p_.bodies) {
+      wrong.emplace_back();
+      for (const Step& step : body.steps) wrong.back().push_back(costs_and_stream(step));
+    }
     for (const Expanded& e : ops_) {
-      Step want = *e.step;
-      set_costs(p_, want);
-      if (e.step->scratch != want.scratch || e.step->model_flops != want.model_flops ||
-          e.step->hardware_flops != want.hardware_flops || e.step->moved != want.moved)
-        report(e, "its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
-               e.step->scratch.value, want.scratch.value);
-      if (const auto why = detail::stream_refused(t_, *e.step)) report(e, "{}", *why);
+      const std::string& why = wrong[static_cast<std::size_t>(e.body)][static_cast<std::size_t>(e.op)];
+      if (!why.empty()) report(e, "{}", why);
       if (findings_.size() >= kMaxFindings) return;
     }
+  }
+
+  // Returns what is wrong with them, or nothing.
+  std::string costs_and_stream(const Step& step) const {
+    Step want = step;
+    set_costs(p_, want);
+    if (step.scratch != want.scratch || step.model_flops != want.model_flops ||
+        step.hardware_flops != want.hardware_flops || step.moved != want.moved)
+      return fmt::format("its costs are not those of this op (scratch {} instead of {}, or its FLOPs or bytes)",
+                         step.scratch.value, want.scratch.value);
+    return detail::stream_refused(t_, step).value_or("");
   }
 
   // Checks that ops say how large micro-batches and the batch are.
@@ -204,42 +217,34 @@ class Verifier {
       return false;
     }
     if (!piece_fits(e)) return false;
-    const Signature want = signature(p_, t_, e.step->op, unit_of_step(p_, *e.step));
+    const NeedsOfStep& want = needs_.of(e);
+    if (!want.refused.empty()) {
+      report(e, "{}", want.refused);
+      return false;
+    }
     const std::vector<Use>& has = e.step->operands;
-    const auto same = [](const Use& use, const Operand& o) {
-      return use.arg == o.arg && (use.access == o.access || (o.may_add && use.access == Access::kUpdate));
-    };
-    if (!std::ranges::equal(has, want.operands, same)) {
-      report(e, "has the operands [{}] where it needs [{}]", text_of(has), text_of(want.operands));
-      return false;
-    }
-    const auto nameless = [](const Operand& o) { return of_unit(o.value) && o.layer < 0; };
-    if (std::any_of(want.operands.begin(), want.operands.end(), nameless)) {
-      report(e, "names no parameter unit");
-      return false;
-    }
-    aliases(e, want);
+    aliases(e, want.operands);
     std::vector<std::size_t> sound;
     for (std::size_t i = 0; i < has.size(); ++i)
       if (fits(e, has[i], want.operands[i])) sound.push_back(i);
     for (const std::size_t i : sound)
-      if (has[i].reads()) read(e, has[i], want.operands[i].as_found());
+      if (has[i].reads()) read(e, has[i], want.operands[i]);
     for (const std::size_t i : sound)
       if (has[i].access == Access::kConsume)
-        for (Held& piece : held(has[i].buffer, e.micro_batch, want.operands[i])) piece = {};
+        for (Held& piece : held(has[i].buffer, e.micro_batch, want.operands[i].operand)) piece = {};
     for (const std::size_t i : sound)
       if (has[i].writes()) write(e, has[i], want.operands[i]);
     return true;
   }
 
-  // Operands that an op changes have buffers of their own, unless the signature says in whose buffer they lie.
-  void aliases(const Expanded& e, const Signature& want) {
+  // Operands that an op changes have buffers of their own, unless the rule of the op says in whose buffer they lie.
+  void aliases(const Expanded& e, const std::vector<Need>& want) {
     const std::vector<Use>& has = e.step->operands;
     const auto name = [&](const Use& use) { return p_.buffers[static_cast<std::size_t>(use.buffer)].name; };
     for (std::size_t i = 0; i < has.size(); ++i)
       for (std::size_t k = 0; k < i; ++k) {
         const bool shared = has[i].buffer == has[k].buffer;
-        const bool lies_within = want.operands[i].within == has[k].arg || want.operands[k].within == has[i].arg;
+        const bool lies_within = want[i].operand.within == has[k].arg || want[k].operand.within == has[i].arg;
         if (lies_within && !shared) report(e, "must write {} in place", name(has[k]));
         if (lies_within || !shared || (!has[i].changes() && !has[k].changes())) continue;
         if (has[i].writes() && has[k].writes())
@@ -254,21 +259,20 @@ class Verifier {
     return has == wanted || (t_.pipelined() && has == Lifetime::kMicroBatch && wanted == Lifetime::kTransient);
   }
 
-  bool fits(const Expanded& e, const Use& use, const Operand& want) {
+  bool fits(const Expanded& e, const Use& use, const Need& need) {
     const Buffer& b = p_.buffers[static_cast<std::size_t>(use.buffer)];
-    if (b.place != place_of(t_, want)) {
+    const Operand& want = need.operand;
+    if (b.place != need.place) {
       report(e, "operand {} is in the memory of the {}", b.name, name_of(b.place));
       return false;
     }
-    if (b.dtype != dtype_of(t_, want.value) || b.elements != elements_of(p_, t_, want) ||
-        !lives(b.lifetime, lifetime_of(t_, want.value))) {
+    if (b.dtype != need.dtype || b.elements != need.elements || !lives(b.lifetime, need.lifetime)) {
       report(e, "operand {} ({} x {}) cannot hold {} ({} x {})", b.name, b.elements, name_of(b.dtype),
-             name_of(want.value), elements_of(p_, t_, want), name_of(dtype_of(t_, want.value)));
+             name_of(want.value), need.elements, name_of(need.dtype));
       return false;
     }
-    if (of_unit(want.value) && b.extent != extent_of(t_, want.value)) {
-      report(e, "operand {} holds {} of its unit where it needs {}", b.name, name_of(b.extent),
-             name_of(extent_of(t_, want.value)));
+    if (of_unit(want.value) && b.extent != need.extent) {
+      report(e, "operand {} holds {} of its unit where it needs {}", b.name, name_of(b.extent), name_of(need.extent));
       return false;
     }
     if (use.range != want.range) {
@@ -295,7 +299,8 @@ class Verifier {
     return true;
   }
 
-  void read(const Expanded& e, const Use& use, const Operand& want) {
+  void read(const Expanded& e, const Use& use, const Need& need) {
+    const Operand want = need.operand.as_found();
     if (lifetime_of(t_, want.value) != Lifetime::kTransient) return;
     unread_.erase(use.buffer);
     const Held needed = holding(want, e.micro_batch);
@@ -309,8 +314,9 @@ class Verifier {
     }
   }
 
-  void write(const Expanded& e, const Use& use, const Operand& want) {
-    if (lifetime_of(t_, want.value) != Lifetime::kTransient) return;
+  void write(const Expanded& e, const Use& use, const Need& need) {
+    const Operand& want = need.operand;
+    if (need.lifetime != Lifetime::kTransient) return;
     const std::span<Held> now = held(use.buffer, e.micro_batch, want);
     // Each chunk of the head writes its part of one buffer; another value in between starts the count anew.
     if (want.value == Value::kDNormed)
@@ -439,7 +445,7 @@ class Verifier {
     }
   }
 
-  // Checks the exchange of a value between tensor ranks; signature() has checked which value it is.
+  // Checks the exchange of a value between tensor ranks; the operands say which value it is.
   void exchange(const Expanded& e, Axis axis, bool fits_layout) {
     if (!t_.tensor()) report(e, "there are no tensor ranks to exchange with");
     if (axis != Axis::kTp) report(e, "activations are exchanged over the axis tp");
@@ -540,6 +546,7 @@ class Verifier {
   Slots slots_;
   std::size_t pieces_;      // of rows; 1 when rows are whole
   std::vector<Held> held_;  // by place, and piece
+  Needs needs_;
   UnitLedger units_;
   std::set<std::tuple<int, int, std::int64_t, std::int64_t>> messages_;
   std::set<std::tuple<int, std::int64_t, std::int64_t, std::int64_t>>

@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "program/parts/part.h"
-#include "program/values/signature.h"
+#include "program/values/of_op.h"
 #include "program/verify/inferred.h"
 
 namespace molen::program::detail {

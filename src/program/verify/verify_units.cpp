@@ -4,8 +4,8 @@
 
 #include "program/parts/part.h"
 #include "program/values/contributions.h"
+#include "program/values/of_op.h"
 #include "program/values/optimizer.h"
-#include "program/values/signature.h"
 #include "program/verify/verify_detail.h"
 
 namespace molen::program {
