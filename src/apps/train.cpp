@@ -226,7 +226,8 @@ void add_train(CLI::App& app, Chosen& chosen) {
       ->expected(1)
       ->allow_extra_args(false);
   verb->add_option("--program", *program,
-                   "a step program in text form (`molen program`), in the place of the built one");
+                   "a step program in text form (`molen program`), in the place of the built one; of a pipeline, a "
+                   "folder with program.txt and program-stage-1.txt ..., as a run's");
   verb->add_option("--cluster", *cluster,
                    "what `molen calibrate` wrote: the run's report then has predicted beside measured");
   auto mfu = add_mfu_option(*verb);

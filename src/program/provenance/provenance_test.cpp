@@ -17,58 +17,6 @@
 namespace molen::program {
 namespace {
 
-// test_cases(), and what those leave out: experts, optimizers, types, evaluations, a pipeline of three stages.
-std::vector<TestCase> all_kinds() {
-  std::vector<TestCase> all = test_cases();
-  const auto add = [&](std::string name, const Setting& s, const arch::Architecture& a = tiny()) {
-    all.push_back({std::move(name), a, s});
-  };
-  arch::Architecture sparse = tiny_sparse();
-  sparse.experts->count = 6;
-  for (const int zero : {0, 1, 2, 3}) {
-    Setting s = small_setting(2, zero);
-    s.mesh[mesh::Axis::kEp] = 2;
-    add(fmt::format("expert ranks, zero {}", zero), s, sparse);
-    if (zero < 2) continue;
-    s.mesh[mesh::Axis::kDpReplicate] = 2, s.own_over_dp = zero == 3;
-    add(fmt::format("expert ranks, zero {}, two copies", zero), s, sparse);
-  }
-  for (const char* kind : {"lion", "muon", "adafactor"})
-    for (const int tensor : {1, 2}) {
-      Setting s = small_setting(2, tensor);
-      s.mesh[mesh::Axis::kTp] = tensor, s.optimizer = kind;
-      add(fmt::format("{}, tp {}", kind, tensor), s);
-    }
-  for (const DType type : {DType::kF64, DType::kF16, DType::kBF16}) {
-    Setting s = small_setting(2, 2);
-    s.compute = type, s.kernels = type == DType::kF64 ? arch::Kernels::kReference : arch::Kernels::kAten;
-    s.master = type == DType::kF64 ? type : DType::kF32;
-    add(fmt::format("{}", name_of(type)), s);
-    if (type != DType::kF64) s.reduce = type, add(fmt::format("{}, and in messages", name_of(type)), s);
-    s.zero = 3, s.offload = {true, true, true, false};
-    add(fmt::format("{}, on the host", name_of(type)), s);
-    s.purpose = Purpose::kEvaluate;
-    add(fmt::format("{}, an evaluation with parameters on the host", name_of(type)), s);
-  }
-  for (const ScheduleKind kind : kAllScheduleKinds)
-    for (int stage = 0; stage < 3; ++stage) {
-      const bool v = kind == ScheduleKind::kZbV, two = v || kind == ScheduleKind::kInterleaved;
-      Setting s = small_setting(2, 1);
-      s.mesh[mesh::Axis::kPp] = 3;
-      s.pipeline = pipeline_of(kind, two ? 2 : 1);
-      s.pipeline.stage = stage;
-      arch::Architecture six = tiny(true);
-      six.layers = 6;
-      add(fmt::format("{}, stage {} of 3", name_of(kind), stage), s, six);
-      s.purpose = Purpose::kEvaluate;
-      add(fmt::format("{}, stage {} of 3, an evaluation", name_of(kind), stage), s, six);
-    }
-  Setting s = small_setting(2, 3);
-  s.purpose = Purpose::kEvaluate;
-  add("evaluation, zero 3", s);
-  return all;
-}
-
 std::string lines_of(const std::vector<Finding>& findings) {
   std::string text;
   for (const Finding& f : findings) text += f.text + "\n";
@@ -76,7 +24,7 @@ std::string lines_of(const std::vector<Finding>& findings) {
 }
 
 TEST(Alone, EveryKindOfProgramIsSoundWithoutItsSetting) {
-  for (const TestCase& c : all_kinds()) {
+  for (const TestCase& c : all_test_cases()) {
     SCOPED_TRACE(c.name);
     const Program p = build(c.arch, c.setting);
     EXPECT_EQ(lines_of(verify(without_setting(p))), "");
@@ -87,7 +35,7 @@ TEST(Alone, EveryKindOfProgramIsSoundWithoutItsSetting) {
 
 // The traits that a program shows, and those that its setting asks for, agree in all that rules use.
 TEST(Alone, TheTraitsOfAProgramAreThoseOfItsSetting) {
-  for (const TestCase& c : all_kinds()) {
+  for (const TestCase& c : all_test_cases()) {
     SCOPED_TRACE(c.name);
     const Setting& s = c.setting;
     const Traits asked = traits_of(s), has = inferred_traits(build(c.arch, s));
@@ -121,7 +69,7 @@ TEST(Alone, TheTraitsOfAProgramAreThoseOfItsSetting) {
 
 // A program beside each other setting, of as many stages, as if a file had been given to the wrong configuration.
 TEST(Alone, AProgramOfAnotherSettingIsRefusedByItsProvenanceAlone) {
-  const std::vector<TestCase> all = all_kinds();
+  const std::vector<TestCase> all = all_test_cases();
   std::vector<Program> built;
   for (const TestCase& c : all) built.push_back(build(c.arch, c.setting));
   int refused = 0, same = 0;
@@ -156,7 +104,7 @@ TEST(Alone, EditsAreRefusedWithoutTheSetting) {
     EXPECT_TRUE(alone || !beside) << what << "\n" << lines_of(differs_from_setting(q));
     (alone ? refused : accepted) += 1;
   };
-  for (const TestCase& c : all_kinds()) {
+  for (const TestCase& c : all_test_cases()) {
     const Program p = build(c.arch, c.setting);
     for (std::size_t b = 0; b < p.bodies.size(); ++b)
       for (std::size_t k = 0; k < p.bodies[b].steps.size(); ++k) {
